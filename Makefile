@@ -1,0 +1,32 @@
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lab docs bench tiny
+
+demo: $(READY)          ## a small model learns to solve word problems: about a minute of 4-bit QLoRA
+	$(BIN)/sft_nb train --config demo
+
+test: $(READY)          ## generated code equals notebooks, notebooks run, tests pass
+	$(BIN)/python scripts/check_generated.py
+	$(BIN)/nbdev_test --n_workers 2
+	$(BIN)/python -m pytest tests -q
+
+lab: $(READY)           ## the notebooks
+	$(BIN)/jupyter lab nbs
+
+docs: $(READY)          ## the site in _docs (needs Quarto)
+	$(BIN)/python scripts/readme.py
+	$(BIN)/nbdev_docs
+
+bench: $(READY)         ## figures of this machine into benchmarks/results
+	$(BIN)/python benchmarks/demo.py
+
+tiny: $(READY)          ## remake the base that ships as model="tiny"
+	$(BIN)/python scripts/make_tiny.py
+
+$(READY): constraints.txt settings.ini setup.py
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@

@@ -1,0 +1,23 @@
+"""Fail if `nbdev_export`, `nbdev_clean` or the README's generator would change a file: what is committed must be what the notebooks make."""
+import subprocess, sys
+from pathlib import Path
+
+root, tools = Path(__file__).parents[1], Path(sys.executable).parent
+
+
+def files():
+    found = [p for folder in ("nbs", "sft_nb") for p in (root/folder).rglob("*") if p.suffix in (".py", ".ipynb") and ".ipynb_checkpoints" not in p.parts]
+    return {p.relative_to(root): p.read_bytes() for p in [*found, root/"README.md", root/"pyproject.toml"]}
+
+
+def main():
+    before = files()
+    for command in ([tools/"nbdev_export"], [tools/"nbdev_clean"], [sys.executable, root/"scripts/readme.py"]):
+        subprocess.run([str(c) for c in command], check=True, cwd=root)
+    after = files()
+    changed = sorted(str(p) for p in {*before, *after} if before.get(p) != after.get(p))
+    if changed: sys.exit(f"The notebooks make something else than what is there: {', '.join(changed)}.\nFix: make sure the notebooks are what you mean, and commit these files as they are now.")
+    print(f"{len(after)} files are what the notebooks make")
+
+
+if __name__ == "__main__": main()

@@ -1,0 +1,23 @@
+"""README.md from nbs/index.ipynb, through nbconvert: what the docs' first page says is what the repository says."""
+import re
+from pathlib import Path
+
+import nbformat
+from nbconvert import MarkdownExporter
+
+root = Path(__file__).parents[1]
+
+
+def readme()->str:
+    "The index notebook as Markdown: cells marked `#| hide` and directives left out, links to notebooks pointing into nbs/"
+    nb = nbformat.read(root/"nbs/index.ipynb", as_version=4)
+    nb.cells = [c for c in nb.cells if "#| hide" not in c.source]
+    for c in nb.cells: c.source = re.sub(r"^#\|.*\n", "", c.source, flags=re.M)
+    nb.metadata["language_info"] = dict(name="python", pygments_lexer="python")
+    text, _ = MarkdownExporter().from_notebook_node(nb)
+    text = re.sub(r"\]\((?!https?:|#|nbs/|\.\./)([\w/]+\.(?:ipynb|png))\)", r"](nbs/\1)", text)
+    text = text.replace("](../", "](")
+    return "<!-- made from nbs/index.ipynb by scripts/readme.py: edit the notebook -->\n\n" + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+if __name__ == "__main__": (root/"README.md").write_text(readme(), encoding="utf-8")

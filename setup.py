@@ -1,0 +1,37 @@
+"Everything here is read from settings.ini."
+from configparser import ConfigParser
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+here = Path(__file__).parent
+ini = ConfigParser(delimiters=["="])
+ini.read(here / "settings.ini", encoding="utf-8")
+cfg = ini["DEFAULT"]
+extras = {name: cfg[f"{name}_requirements"].split() for name in ("dev", "track", "deepspeed", "flash")}
+extras["all"] = sorted({r for name in ("track", "deepspeed", "flash") for r in extras[name]})
+
+setup(
+    name=cfg["lib_name"],
+    version=cfg["version"],
+    description=cfg["description"],
+    long_description=(here / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    keywords=cfg["keywords"].split(),
+    author=cfg["author"],
+    author_email=cfg["author_email"],
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    url=cfg["git_url"],
+    project_urls={"Documentation": cfg["doc_host"] + cfg["doc_baseurl"]},
+    packages=find_packages(include=["sft_nb", "sft_nb.*"]),
+    package_data={"sft_nb": ["assets/**/*", "configs/*.py"]},
+    python_requires=f">={cfg['min_python']}",
+    install_requires=cfg["requirements"].split(),
+    extras_require=extras,
+    entry_points={"console_scripts": cfg["console_scripts"].split()},
+    classifiers=["Development Status :: 3 - Alpha", "Intended Audience :: Developers", "Natural Language :: English",
+                 "Programming Language :: Python :: 3", "Framework :: Jupyter",
+                 "Topic :: Scientific/Engineering :: Artificial Intelligence"],
+    zip_safe=False,
+)

@@ -1,0 +1,30 @@
+"""Shared fixtures. Nothing here needs a network, a GPU or files beside the repository; tests that can use real rows and tokenizers skip without them."""
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SHARED = Path(os.environ.get("SFT_NB_SHARED", ROOT.parent/"shared"))
+os.environ.setdefault("HF_HUB_OFFLINE", "1")   # nothing here may depend on the hub
+
+
+def shared(path:str)->Path:
+    "A real file for a test, or a skip with the reason"
+    if not (SHARED/path).exists(): pytest.skip(f"{SHARED/path} is not here (set SFT_NB_SHARED to the folder of real rows and tokenizers)")
+    return SHARED/path
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    from sft_nb.config import load_config
+    from sft_nb.data import load_tokenizer
+    return load_tokenizer(load_config())
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    "A short real QLoRA run: 60 steps of the demo"
+    from sft_nb.config import load_config
+    from sft_nb.train import train
+    return train(load_config("demo", runs_dir=str(tmp_path_factory.mktemp("runs")), max_steps=60, eval_samples=20, save_steps=30))

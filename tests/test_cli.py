@@ -1,0 +1,108 @@
+"""The command line as a new user meets it, wrong arguments first."""
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+
+import pytest
+
+SFT_NB = [sys.executable, "-c", "import sys; from sft_nb.cli import main; sys.exit(main())"]
+
+
+def shell(*args, cwd=None): return subprocess.run([*SFT_NB, *map(str, args)], capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path/"good.jsonl").write_text('{"question": "What is 1+1?", "answer": "#### 2"}\n' * 3)
+    (tmp_path/"empty.jsonl").touch()
+    (tmp_path/"broken.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n{"question": \n')
+    (tmp_path/"fields.jsonl").write_text('{"prompt": "1+1?", "response": "2"}\n')
+    (tmp_path/"comma.py").write_text("from sft_nb.configs.default import *\nMAX_SEQ_LENGTH = 262144,\n")
+    return tmp_path
+
+
+WRONG = [  # arguments, exit code, what the message says
+    (["train", "--config", "gms8k"], 2, ["config 'gms8k'", "gsm8k", "Fix: --config gsm8k"]),
+    (["train", "--lerning-rate", "1"], 2, ["--lerning-rate", "--learning-rate"]),
+    (["train", "--config", "comma.py"], 2, ["comma.py:2", "the comma at the end makes it one", "Fix: max_length = 262144"]),
+    (["train", "--method", "qlorra"], 2, ["--method", "qlora"]),
+    (["train", "--max-length", "long"], 2, ["--max-length", "long"]),
+    (["train", "--model", "./nowhere"], 2, ["./nowhere", "cannot be loaded"]),
+    (["train", "--task", "algebra"], 2, ["no such task", "arithmetic, chat, gsm8k"]),
+    (["train", "--device", "cuda"], 2, ["device cuda", "Fix: --device auto"]),
+    (["train", "--train-file", "missing.jsonl"], 1, ["missing.jsonl", "there is no such file"]),
+    (["train", "--train-file", "empty.jsonl"], 1, ["empty.jsonl", "the file is empty"]),
+    (["train", "--train-file", "broken.jsonl"], 1, ["broken.jsonl line 2", "no JSON"]),
+    (["train", "--train-file", "fields.jsonl"], 1, ["fields.jsonl line 1", "question, answer is missing", "the row has prompt, response"]),
+    (["data", "--train-file", "good.jsonl", "--max-length", "4"], 1, ["none is left", "--max-length 8"]),
+    (["data", "--train-file", "good.jsonl", "--max-length", "8", "--on-long", "error"], 1, ["good.jsonl line 1", "max_length is 8"]),
+    (["evaluate", "runs/none"], 2, ["no such directory"]),
+    (["evaluate"], 2, ["run"]),
+    (["train", "--resume", "runs/none"], 2, ["no such directory"]),
+    (["train", "--resume", "runs/none", "--lr", "1"], 2, ["--learning-rate is given too"]),
+    (["train", "--task", "chat"], 1, ["there is no file", "--train-file rows.jsonl"]),
+    (["data", "--task", "chat", "--train-file", "good.jsonl"], 1, ["good.jsonl line 1", "it has the fields question, answer", "messages, or prompt and completion"]),
+    (["train", "--resume", "runs/none", "--config", "demo"], 2, ["--config is given too"]),
+    (["train", "--config", "demo", "--optim", "adamm"], 2, ["adamm", "optim and lr_scheduler_type"]),
+    (["trian"], 2, ["no such command", "Fix: sft_nb train"]),
+    ([], 2, ["usage"]),
+]
+
+
+@pytest.mark.parametrize("args,code,says", WRONG, ids=lambda x: " ".join(x) if isinstance(x, list) else None)
+def test_wrong_uses_are_clear_and_write_nothing(files, args, code, says):
+    done = shell(*args, cwd=files)
+    text = " ".join((done.stdout + done.stderr).replace("│", " ").split())
+    assert done.returncode == code, text
+    assert all(s in text for s in says), text
+    assert "Traceback" not in text and not (files/"runs").exists()
+
+
+def test_a_run_name_that_is_taken(trained):
+    done = shell("train", "--config", "demo", "--runs-dir", trained.path.parent, "--run-name", trained.name)
+    assert done.returncode == 2 and f"--run-name {trained.name.rsplit('-', 1)[0]}-2" in done.stderr and "exists already (finished at step 60)" in done.stderr
+
+
+def test_data_as_json_is_one_object(files):
+    done = shell("data", "--train-file", files/"good.jsonl", "--eval-samples", 5, "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and report["figures"]["train: rows kept"] == 3 and report["status"] == "ok"
+
+
+def test_data_shows_what_is_left_out(files):
+    (files/"long.jsonl").write_text(json.dumps(dict(question="one " * 200, answer="1")) + "\n" + (files/"good.jsonl").read_text())
+    done = shell("data", "--train-file", files/"long.jsonl", "--max-length", 128, "--eval-samples", 0, "--dropped", 3)
+    assert "long.jsonl line 1: longer than max_length 128: " in done.stdout and done.returncode == 0
+
+
+def test_config_prints_values_and_sources(files):
+    done = shell("config", "gsm8k", "--batch-size", 8, "--no-wandb")
+    assert "sft_nb/configs/gsm8k.py:" in done.stdout and "per_device_train_batch_size  8" in done.stdout and "command line" in done.stdout
+    everything = json.loads(shell("config", "--json").stdout)
+    assert everything["sources"]["lora_r"] == "default" and everything["config"]["lora_r"] == 16
+    assert len(shell("config", "gsm8k", "--all").stdout.splitlines()) == len(everything["config"])
+
+
+def test_evaluate_as_json(trained):
+    done = shell("evaluate", trained.path, "--eval-samples", 8, "--json")
+    result = json.loads(done.stdout)
+    assert done.returncode == 0 and result["base"]["n"] == result["tuned"]["n"] == 8 and len(result["tuned"]["answers"]) == 8
+
+
+def test_max_time_stops_and_resume_goes_on(tmp_path):
+    first = shell("train", "--config", "demo", "--runs-dir", tmp_path, "--run-name", "x", "--max-steps", 8, "--max-time", 0, "--eval-samples", 4)
+    assert first.returncode == 0 and f"Go on with: sft_nb train --resume {tmp_path}/x" in first.stdout, first.stdout + first.stderr
+    again = shell("train", "--config", "demo", "--runs-dir", tmp_path, "--run-name", "x")
+    assert again.returncode == 2 and f"sft_nb train --resume {tmp_path}/x" in again.stderr
+    second = shell("train", "--resume", tmp_path/"x", "--examples", 1)
+    assert second.returncode == 0 and "4 held-out rows" in second.stdout, second.stdout + second.stderr
+    assert json.loads((tmp_path/"x/status.json").read_text())["state"] == "finished"
+
+
+def test_ctrl_c_is_written_down(tmp_path):
+    child = subprocess.Popen([*SFT_NB, "train", "--config", "demo", "--runs-dir", str(tmp_path), "--run-name", "x", "--save-steps", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.time() + 120
+    while not list(tmp_path.glob("x/checkpoints/*/trainer_state.json")) and time.time() < deadline: time.sleep(.2)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    status = json.loads((tmp_path/"x/status.json").read_text())
+    assert child.returncode == 130 and status["state"] == "stopped" and "--resume" in status["fix"] and "stopped" in err

@@ -1,0 +1,29 @@
+"""A batch is its rows and padding, and nothing else."""
+import torch
+from hypothesis import HealthCheck, given, settings as how, strategies as st
+
+from sft_nb.collate import DataCollatorForCausalLM
+
+rows = st.lists(st.lists(st.tuples(st.integers(4, 700), st.booleans()), min_size=1, max_size=40), min_size=1, max_size=8).map(
+    lambda batch: [dict(input_ids=[i for i, _ in r], labels=[i if s else -100 for i, s in r]) for r in batch])
+
+
+@given(rows, st.sampled_from([None, 1, 8, 64]))
+@how(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_come_back_whole_and_padding_is_padding(tokenizer, features, multiple):
+    b = DataCollatorForCausalLM(tokenizer, multiple)(features)
+    T = b["input_ids"].shape[1]
+    assert all(t.shape == (len(features), T) and t.dtype == torch.int64 for t in b.values())
+    assert T % (multiple or 1) == 0 and T - max(len(f["input_ids"]) for f in features) < (multiple or 1)
+    for f, ids, labels, mask in zip(features, *(b[k].tolist() for k in ("input_ids", "labels", "attention_mask"))):
+        n = len(f["input_ids"])
+        assert (ids, labels, mask) == (f["input_ids"] + [tokenizer.pad_token_id] * (T - n), f["labels"] + [-100] * (T - n), [1] * n + [0] * (T - n))
+
+
+@given(rows)
+@how(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_equal_to_trls_collator_where_both_can(tokenizer, features):
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+    theirs = DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id, pad_to_multiple_of=8)([dict(f) for f in features])
+    ours = DataCollatorForCausalLM(tokenizer, 8)(features)
+    assert all(torch.equal(ours[k], theirs[k]) for k in ("input_ids", "labels", "attention_mask"))

@@ -1,0 +1,115 @@
+"""Properties of the config: any mixture of names, files and values ends in an equal config or in one clear error."""
+from dataclasses import replace
+from typing import Literal, get_args, get_origin
+
+import pytest
+from hypothesis import given, settings as how, strategies as st
+
+from sft_nb.config import ALIASES, Config, comments, defaults, find_config, load_config, save_config, settings, table, config_names
+from sft_nb.report import ConfigError
+
+
+def values(f):
+    "Values that setting `f` takes"
+    t = f.type
+    if get_origin(t) is Literal: return st.sampled_from(get_args(t))
+    if get_origin(t) is tuple: return st.lists(st.sampled_from(["q_proj", "v_proj", "all-linear"]), min_size=1, max_size=3).map(tuple)
+    if t is bool: return st.booleans()
+    if f.name == "lora_dropout" or f.name in ("learning_rate", "weight_decay"): return st.floats(0, .9)
+    if int in (t, *get_args(t)): return st.integers(2, 10_000)
+    if float in (t, *get_args(t)): return st.floats(0, 1e6) | st.integers(0, 100)
+    return st.text("abc/._-", min_size=1, max_size=8)
+
+
+some = st.dictionaries(st.sampled_from([f.name for f in settings()]), st.none(), max_size=8).flatmap(
+    lambda names: st.fixed_dictionaries({f.name: values(f) for f in settings() if f.name in names}))
+
+
+@given(some)
+@how(max_examples=60, deadline=None)
+def test_saved_and_loaded_is_equal(tmp_path_factory, overrides):
+    cfg = load_config("gsm8k", **overrides)
+    again = load_config(save_config(cfg, tmp_path_factory.mktemp("c")/"config.json"))
+    assert again == cfg
+    assert all(cfg.sources[k] == "override" for k in overrides)
+
+
+@given(some)
+@how(max_examples=40, deadline=None)
+def test_a_python_file_says_the_same_as_overrides(tmp_path_factory, overrides):
+    file = tmp_path_factory.mktemp("c")/"mine.py"
+    file.write_text("from sft_nb.configs.default import *\n" + "".join(f"{k} = {v!r}\n" for k, v in overrides.items()))
+    cfg = load_config(file)
+    assert cfg == load_config(**overrides)
+    assert all(cfg.sources[k] == f"{file}:{i}" for i, k in enumerate(overrides, 2))
+
+
+@given(st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=20))
+@how(max_examples=100, deadline=None)
+def test_a_name_is_a_setting_an_alias_or_refused(name):
+    known = name in defaults() or name in ALIASES
+    try: load_config(**{name: "x"})
+    except ConfigError as e: assert known or f"{name} is not a setting" in str(e)
+    else: assert known
+
+
+OTHER = {bool: True, int: 7, float: .5, str: "some/name", int | None: 7, float | None: 7., str | None: "some/name", tuple[str, ...]: ("q_proj",)}   # a value that is nobody's default
+
+@pytest.mark.parametrize("alias,full", sorted(ALIASES.items()))
+def test_every_alias_works_in_any_spelling(alias, full):
+    value = OTHER[next(f.type for f in settings() if f.name == full)]
+    for spelled in (alias, alias.upper(), alias.replace("_", "-")):
+        assert getattr(load_config(**{spelled: value}), full) == ("name" if alias == "output_dir" else value) != defaults()[full]
+
+
+def test_all_problems_come_in_one_error(tmp_path):
+    file = tmp_path/"mine.py"
+    file.write_text("MAX_SEQ_LENGTH = 262144,\nlerning_rate = 1\nlora_r = 'x'\nseed = -1\n")
+    with pytest.raises(ConfigError) as e: load_config(file, methd="lora")
+    for part in (f"{file}:1", "the comma at the end makes it one", f"{file}:2", "learning_rate", f"{file}:3", "a whole number", f"{file}:4", "at least 0", "methd", "method"):
+        assert part in str(e.value)
+    assert str(e.value).startswith("5 problems")
+
+
+def test_a_config_builds_on_another(tmp_path, monkeypatch):
+    (tmp_path/"base_config_of_mine.py").write_text("from sft_nb.configs.default import *\nbatch_size = 16\nlora_r = 8\n")
+    (tmp_path/"child.py").write_text("from base_config_of_mine import *\nper_device_train_batch_size = 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    cfg = load_config(tmp_path/"child.py")
+    assert (cfg.per_device_train_batch_size, cfg.lora_r) == (2, 8)
+    assert cfg.sources["lora_r"] == f"imported by {tmp_path/'child.py'}"
+    assert cfg.sources["per_device_train_batch_size"] == f"{tmp_path/'child.py'}:2"
+
+
+@pytest.mark.parametrize("text,says", [("not json", "this is not a saved config"), ("[1]", "this is not a saved config"), ('{"config": {"lora_rr": 3}}', "lora_rr is not a setting; the nearest is lora_r"),
+                                       ('{"config": {"lora_r": "x"}}', "lora_r takes a whole number")])
+def test_a_damaged_json_is_named(tmp_path, text, says):
+    (tmp_path/"config.json").write_text(text)
+    with pytest.raises(ConfigError, match=says): load_config(tmp_path/"config.json")
+
+
+def test_find_config(tmp_path):
+    (tmp_path/"notes.txt").touch()
+    with pytest.raises(ConfigError, match="neither a .py nor a .json"): find_config(tmp_path/"notes.txt")
+    with pytest.raises(ConfigError, match="no such name and no such file"): find_config("zzz")
+    save_config(load_config(), tmp_path/"config.json")
+    assert find_config(tmp_path) == tmp_path/"config.json"
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_shipped_configs_load_and_are_listed_with_their_lines(name):
+    cfg = load_config(name)
+    for line in table(cfg).splitlines()[:1 if name == "default" else None]: assert name == "default" or f"sft_nb/configs/{name}.py:" in line
+
+
+def test_every_setting_is_explained_and_used():
+    "A setting that no module reads would be a promise without a deed"
+    from conftest import ROOT
+    code = "\n".join(p.read_text() for p in (ROOT/"sft_nb").rglob("*.py") if p.name not in ("config.py", "_modidx.py") and p.parent.name != "configs")
+    assert [n for n in defaults() if n not in code] == []
+    assert all(len(text) > 10 for text in comments().values())
+
+
+def test_a_frozen_config_is_checked_however_it_is_made():
+    with pytest.raises(ConfigError): replace(load_config(), max_length="long")
+    with pytest.raises(AttributeError): load_config().lora_r = 3

@@ -1,0 +1,160 @@
+"""The loss is the loss that is meant, an evaluation leaves training as it was, and a run tells what happened."""
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sft_nb.collate import DataCollatorForCausalLM
+from sft_nb.config import load_config
+from sft_nb.data import prepare
+from sft_nb.model import guard_4bit, load_base, load_model
+from sft_nb.report import ConfigError, SftError
+from sft_nb.run import Run, create_run
+from sft_nb.train import build_trainer, resume, train
+
+
+def first_step(tmp_path, **overrides):
+    "A config of one step over eight rows, and its data"
+    cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=1, max_samples=8, eval_samples=0, per_device_train_batch_size=8, **overrides)
+    return cfg, prepare(cfg)
+
+
+def by_hand(model, batch)->float:
+    "Mean of -log p over the supervised tokens, in float64, from the logits"
+    with torch.no_grad(): logits = model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.double().numpy()
+    labels, total, n = batch["labels"].numpy(), 0., 0
+    import numpy as np
+    for b in range(labels.shape[0]):
+        for t in range(1, labels.shape[1]):
+            if labels[b, t] == -100: continue
+            z = logits[b, t - 1]
+            total += z.max() + np.log(np.exp(z - z.max()).sum()) - z[labels[b, t]]
+            n += 1
+    return total / n
+
+
+@pytest.mark.parametrize("method", ["qlora", "lora", "full"])
+def test_the_first_loss_is_the_one_calculated_by_hand(tmp_path, method):
+    cfg, data = first_step(tmp_path, method=method)
+    batch = DataCollatorForCausalLM(data.tokenizer, 8)(list(data.train.tokens))
+    assert train(cfg, data=data).metrics()[0]["loss"] == pytest.approx(by_hand(load_model(cfg, data.tokenizer), batch), rel=1e-5)
+
+
+def test_the_first_loss_is_the_one_that_the_plain_trainer_reports(tmp_path):
+    from transformers import Trainer, TrainingArguments
+    cfg, data = first_step(tmp_path)
+    args = TrainingArguments(str(tmp_path/"plain"), per_device_train_batch_size=8, max_steps=1, logging_steps=1, report_to=[], use_cpu=True, remove_unused_columns=False,
+                             label_names=["labels"], disable_tqdm=True, save_strategy="no")
+    plain = Trainer(load_model(cfg, data.tokenizer), args, train_dataset=data.train.tokens, data_collator=DataCollatorForCausalLM(data.tokenizer, 8))
+    plain.train()
+    theirs = next(l["loss"] for l in plain.state.log_history if "loss" in l)
+    assert train(cfg, data=data).metrics()[0]["loss"] == pytest.approx(theirs, rel=1e-5)
+
+
+def test_the_loss_does_not_depend_on_the_split_into_micro_batches(tmp_path):
+    cfg, data = first_step(tmp_path)
+    losses = [train(replace(cfg, per_device_train_batch_size=b, gradient_accumulation_steps=8 // b), data=data).metrics()[0] for b in (8, 4, 2, 1)]
+    assert all(l["loss"] == pytest.approx(losses[0]["loss"], rel=1e-5) for l in losses)
+    assert all(l["grad_norm"] == pytest.approx(losses[0]["grad_norm"], rel=1e-3) for l in losses)
+
+
+def has_avx512bf16()->bool:
+    from bitsandbytes.nn.modules import has_avx512bf16
+    return has_avx512bf16()
+
+
+def losses_with_a_look_in_between(tmp_path, monkeypatch, *, guarded:bool, look:bool)->list[float]:
+    "Losses of 30 steps, evaluated at step 10 or not, with the guard or without"
+    if not guarded: monkeypatch.setattr("sft_nb.model.guard_4bit", lambda model: 0)
+    cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=30, logging_steps=1, max_samples=480, eval_samples=16, eval_steps=10 if look else None)
+    run = train(cfg)
+    monkeypatch.undo()
+    return [m["loss"] for m in run.metrics() if "loss" in m]
+
+
+def test_an_evaluation_in_the_middle_changes_nothing(tmp_path, monkeypatch):
+    "bitsandbytes repacks 4-bit weights in place on CPUs with AVX512-BF16; the guard keeps the losses equal to the last bit"
+    undisturbed = losses_with_a_look_in_between(tmp_path, monkeypatch, guarded=True, look=False)
+    assert losses_with_a_look_in_between(tmp_path, monkeypatch, guarded=True, look=True) == undisturbed
+
+
+def test_without_the_guard_an_evaluation_ruins_the_training(tmp_path, monkeypatch):
+    if not has_avx512bf16(): pytest.skip("this CPU has no AVX512-BF16, so bitsandbytes does not repack its weights")
+    good = losses_with_a_look_in_between(tmp_path, monkeypatch, guarded=True, look=True)
+    bad = losses_with_a_look_in_between(tmp_path, monkeypatch, guarded=False, look=True)
+    assert bad[:10] == pytest.approx(good[:10]) and sum(bad[-5:]) > 1.05 * sum(good[-5:])
+
+
+def test_the_guard_is_on_every_layer_of_every_quantised_base(tokenizer):
+    from bitsandbytes.nn import Linear4bit
+    base = load_base(load_config(), tokenizer)
+    layers = [m for m in base.modules() if isinstance(m, Linear4bit)]
+    assert len(layers) == guard_4bit(base) == 28 and not any(m.support_avx512bf16_for_cpu for m in layers)
+
+
+def test_a_run_directory_holds_what_it_promises(trained):
+    names = {p.name for p in trained.path.iterdir()}
+    assert {"config.json", "environment.json", "data.json", "metrics.jsonl", "status.json", "loss.png", "checkpoints", "adapter"} <= names
+    assert trained.status["state"] == "finished" and trained.status["step"] == 60
+    assert [p.name for p in trained.checkpoints()] == ["checkpoint-30", "checkpoint-60"]
+    steps = [json.loads(l)["step"] for l in (trained.path/"metrics.jsonl").read_text().splitlines() if "loss" in json.loads(l)]
+    assert steps == [1, 10, 20, 30, 40, 50, 60]
+
+
+def test_a_run_can_be_repeated_from_its_config(trained, tmp_path):
+    again = load_config(trained.path/"config.json", runs_dir=str(tmp_path), max_steps=1)
+    assert train(again).metrics()[0]["loss"] == trained.metrics()[0]["loss"]
+
+
+def test_no_secret_gets_into_a_run(tmp_path, monkeypatch):
+    for name in ("HF_TOKEN", "WANDB_API_KEY"): monkeypatch.setenv(name, "hf_very_secret_word")
+    run = train(load_config("demo", runs_dir=str(tmp_path), max_steps=1, max_samples=16, eval_samples=0))
+    for file in run.path.rglob("*"):
+        if file.is_file(): assert b"hf_very_secret_word" not in file.read_bytes(), file
+
+
+def test_resuming_goes_on_without_a_gap_or_a_double_line(tmp_path):
+    cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=12, max_samples=200, eval_samples=0, logging_steps=1, save_steps=5)
+    whole = train(cfg)
+    part = create_run(replace(cfg, run_name="part"))
+    trainer = build_trainer(part.config, part, load_model(cfg, prepare(cfg).tokenizer), prepare(cfg))
+    trainer.args.max_steps = 12
+    class Crash(Exception): pass
+    from transformers import TrainerCallback
+    class At(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 8: raise Crash
+    trainer.add_callback(At())
+    with pytest.raises(Crash): trainer.train()
+    part.set_status("failed", reason="crash", step=8)
+    resume(part.path)
+    curve = lambda r: [(m["step"], m["loss"]) for m in r.metrics() if "loss" in m]
+    assert curve(part) == curve(whole)
+    a, b = ((r.adapter/"adapter_model.safetensors").read_bytes() for r in (part, whole))
+    assert a == b
+
+
+def test_bad_data_leaves_no_run_behind(tmp_path):
+    (tmp_path/"empty.jsonl").touch()
+    with pytest.raises(SftError, match="the file is empty"): train(load_config("demo", runs_dir=str(tmp_path/"runs"), train_file=str(tmp_path/"empty.jsonl")))
+    assert not (tmp_path/"runs").exists()
+
+
+def test_an_optimiser_that_is_not_there_is_named_before_anything_is_written(tmp_path):
+    with pytest.raises(ConfigError, match="optim"): train(load_config("demo", runs_dir=str(tmp_path/"runs"), optim="adam_but_better", max_samples=16, eval_samples=0))
+    assert not (tmp_path/"runs").exists()
+
+
+def test_a_random_model_of_another_shape_trains_with_a_real_tokenizer(tmp_path):
+    from conftest import shared
+    from transformers import Qwen3Config
+    Qwen3Config(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True).save_pretrained(tmp_path/"shape")
+    cfg = load_config("gsm8k", model=str(tmp_path/"shape"), init="random", tokenizer=str(shared("tokenizers/qwen3")), train_file=str(shared("data/gsm8k/train.jsonl")),
+                      eval_file=str(shared("data/gsm8k/test.jsonl")), runs_dir=str(tmp_path), max_samples=32, eval_samples=8, max_steps=4, batch_size=4, gradient_accumulation_steps=1, max_new_tokens=8, learning_rate=1e-2, logging_steps=1)
+    run = train(cfg)
+    from sft_nb.evaluate import evaluate
+    e = evaluate(run, progress=False)
+    losses = [m["loss"] for m in run.metrics() if "loss" in m]
+    assert losses[0] == pytest.approx(11.9, abs=.3) and losses[-1] < losses[0]   # ln 151,669 = 11.93
+    assert e.base.n == 8 and Run(run.path).status["state"] == "finished"
