@@ -27,6 +27,5 @@ tiny: $(READY)          ## remake the base that ships as model="tiny"
 
 $(READY): constraints.txt settings.ini setup.py
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $@

@@ -38,7 +38,7 @@ WRONG = [  # arguments, exit code, what the message says
     (["evaluate", "runs/none"], 2, ["no such directory"]),
     (["evaluate"], 2, ["run"]),
     (["train", "--resume", "runs/none"], 2, ["no such directory"]),
-    (["train", "--resume", "runs/none", "--lr", "1"], 2, ["--learning-rate is given too"]),
+    (["train", "--resume", "runs/none", "--lr", "1e-3"], 2, ["--learning-rate is given too"]),
     (["train", "--task", "chat"], 1, ["there is no file", "--train-file rows.jsonl"]),
     (["data", "--task", "chat", "--train-file", "good.jsonl"], 1, ["good.jsonl line 1", "it has the fields question, answer", "messages, or prompt and completion"]),
     (["train", "--resume", "runs/none", "--config", "demo"], 2, ["--config is given too"]),
