@@ -119,7 +119,7 @@ def _evaluate(args:list[str])->int:
     run = Run(options.run)   # a wrong name is said before torch is loaded
     from sft_nb.evaluate import evaluate
     e = evaluate(run, checkpoint=options.checkpoint, eval_samples=options.eval_samples, eval_file=options.eval_file, progress=not options.json)
-    if options.json: _say(json.dumps(dict(run=e.run, checkpoint=e.checkpoint, base=e.base.to_dict(), tuned=e.tuned.to_dict())))
+    if options.json: _say(json.dumps(e.to_dict()))
     else: _score(e, options.examples)
     return 0
 
@@ -138,7 +138,8 @@ def _data(args:list[str])->int:
 def _config(args:list[str])->int:
     "Print settings, their values and where each came from"
     if args and not args[0].startswith("-"): args = ["--config", *args]
-    own = dict(config=(str|None, None, f"{', '.join(config_names())}, a .py file or a run"), all=(bool, False, "also the settings that are at their default"),
+    own = dict(config=(str|None, None, f"{', '.join(config_names())}, a .py file or a run"),
+               all=(bool, False, "also the settings that are at their default"),
                json=(bool, False, "print one JSON object and nothing else"))
     options, cfg = _parse("config", args, own, summary=_config.__doc__)
     if options.json: _say(json.dumps(dict(config={f.name: getattr(cfg, f.name) for f in settings()}, sources=cfg.sources)))
@@ -166,7 +167,8 @@ def main(
     try:
         if args[0] not in COMMANDS:
             near = difflib.get_close_matches(args[0], COMMANDS, 1, .5)
-            raise ConfigError(f"sft_nb {args[0]}", "there is no such command", f"one of {', '.join(COMMANDS)}", f"sft_nb {near[0] if near else '--help'}")
+            raise ConfigError(f"sft_nb {args[0]}", "there is no such command", f"one of {', '.join(COMMANDS)}",
+                              f"sft_nb {near[0] if near else '--help'}")
         return COMMANDS[args[0]](args[1:])
     except SftError as e:
         print(f"sft_nb: {e}", file=sys.stderr)

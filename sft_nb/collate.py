@@ -35,13 +35,21 @@ class DataCollatorForCausalLM:
 
     def _check(self, features)->int:
         "The pad token's id, if the batch can be collated"
-        if not features: raise SftError("collate", "the batch is empty", "at least one row", "check the sampler, or the length of the dataset")
+        if not features:
+            raise SftError("collate", "the batch is empty", "at least one row",
+                           "check the sampler, or the length of the dataset")
         for i, f in enumerate(features):
             if missing := {"input_ids", "labels"} - set(f):
-                raise SftError(f"collate, row {i}", f"{' and '.join(sorted(missing))} missing; the row has {', '.join(f) or 'nothing'}", "rows from sft_nb.data.prepare", "remove_unused_columns=False, or prepare(cfg)")
+                raise SftError(f"collate, row {i}",
+                               f"{' and '.join(sorted(missing))} missing; the row has {', '.join(f) or 'nothing'}",
+                               "rows from sft_nb.data.prepare", "remove_unused_columns=False, or prepare(cfg)")
             if len(f["input_ids"]) != len(f["labels"]):
-                raise SftError(f"collate, row {i}", f"{len(f['input_ids'])} ids and {len(f['labels'])} labels", "one label for each id", "build labels with sft_nb.data.encode")
-            if not f["input_ids"]: raise SftError(f"collate, row {i}", "the row has no tokens", "at least one token", "leave it out, as sft_nb.data.prepare does")
+                raise SftError(f"collate, row {i}", f"{len(f['input_ids'])} ids and {len(f['labels'])} labels",
+                               "one label for each id", "build labels with sft_nb.data.encode")
+            if not f["input_ids"]:
+                raise SftError(f"collate, row {i}", "the row has no tokens", "at least one token",
+                               "leave it out, as sft_nb.data.prepare does")
         if self.tokenizer.pad_token_id is None:
-            raise SftError("collate", "the tokenizer has no pad token", "one that is not the end token", "sft_nb.data.choose_pad(tokenizer)")
+            raise SftError("collate", "the tokenizer has no pad token", "one that is not the end token",
+                           "sft_nb.data.choose_pad(tokenizer)")
         return self.tokenizer.pad_token_id

@@ -122,7 +122,8 @@ def _problems(name, v, t, where)->list[ConfigError]:
         if isinstance(v, tuple) and len(v) == 1 and _fits(v[0], t):
             return [ConfigError(where, f"{name} = {v[0]!r}, is a tuple: the comma at the end makes it one",
                                 f"{name} takes {_expects(t)}", f"{name} = {v[0]!r}")]
-        return [ConfigError(where, f"{name} = {v!r} is {_a(v)}", f"{name} takes {_expects(t)}", f"{name} = {_suggest(name, v, t)!r}")]
+        return [ConfigError(where, f"{name} = {v!r} is {_a(v)}", f"{name} takes {_expects(t)}",
+                            f"{name} = {_suggest(name, v, t)!r}")]
     low, high = _AT_LEAST.get(name), _BELOW.get(name)
     if v is not None and low is not None and v < low:
         return [ConfigError(where, f"{name} = {v!r}", f"{name} is at least {low}", f"{name} = {defaults()[name]!r}")]
@@ -189,7 +190,8 @@ def _run_file(path:Path)->dict[str,Any]:
     except Exception as e:
         here = [f.lineno for f in inspect.getinnerframes(e.__traceback__) if f.filename == str(path)]
         line = e.lineno if isinstance(e, SyntaxError) else here[-1] if here else 1
-        raise ConfigError(f"{path}:{line}", f"{type(e).__name__}: {e}", "a config file is Python that runs", f"python {path}") from e
+        raise ConfigError(f"{path}:{line}", f"{type(e).__name__}: {e}", "a config file is Python that runs",
+                          f"python {path}") from e
     skip = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
     return {k: v for k, v in names.items() if not k.startswith("_") and not isinstance(v, skip)}
 
@@ -208,7 +210,8 @@ def _read_python(path:Path)->tuple[dict,dict,list]:
             rank = 2 if name in lines else 1 if v != defaults()[full] else 0   # assigned here, imported, or as it was
             source = (f"{called}:{lines[name]}" if name in lines else f"imported by {called}") if rank else "default"
             if full in best and best[full][0] == rank and best[full][1] != v:
-                problems.append(ConfigError(source, f"{full} is set twice, to {best[full][1]!r} and as {name} to {v!r}", "", "keep one of them"))
+                problems.append(ConfigError(source,
+                                            f"{full} is set twice, to {best[full][1]!r} and as {name} to {v!r}", "", "keep one of them"))
             if full not in best or rank > best[full][0]: best[full] = (rank, v, source)
     return {k: b[1] for k, b in best.items()}, {k: b[2] for k, b in best.items()}, problems
 
@@ -227,15 +230,20 @@ def find_config(
     if (CONFIGS/f"{name}.py").exists(): return CONFIGS/f"{name}.py"
     near = difflib.get_close_matches(p.stem, config_names(), 3, .4)
     where = f"config {str(name)!r}"
-    if p.exists(): raise ConfigError(where, "this is neither a .py nor a .json file", "a config file or the directory of a run", "--config default")
-    raise ConfigError(where, "there is no such name and no such file", f"near it is {' or '.join(near)}" if near else f"the names are {', '.join(config_names())}", f"--config {near[0] if near else 'default'}")
+    if p.exists():
+        raise ConfigError(where, "this is neither a .py nor a .json file", "a config file or the directory of a run",
+                          "--config default")
+    raise ConfigError(where, "there is no such name and no such file",
+                      f"near it is {' or '.join(near)}" if near else f"the names are {', '.join(config_names())}",
+                      f"--config {near[0] if near else 'default'}")
 
 # %% ../nbs/01_config.ipynb #3320805a
 def _read_json(path:Path)->tuple[dict,dict,list]:
     "Settings and sources of a saved config; unknown names are problems"
     try: saved = json.loads(path.read_text(encoding="utf-8"))["config"]
     except (ValueError, KeyError, TypeError) as e:
-        raise ConfigError(str(path), "this is not a saved config", 'a JSON object with the key "config"', "--config default") from e
+        raise ConfigError(str(path), "this is not a saved config", 'a JSON object with the key "config"',
+                          "--config default") from e
     problems = [_unknown(k, str(path)) for k in saved if _full_name(k) not in defaults()]
     values = {f: v for k, v in saved.items() if _full_name(k) in defaults() for f, v in _tidy(k, v).items()}
     return values, {k: "default" if v == defaults()[k] else str(path) for k, v in values.items()}, problems

@@ -50,12 +50,15 @@ def load_tokenizer(
     "Load the tokenizer; ConfigError if it is not there or has no end token"
     from transformers import AutoTokenizer
     name = cfg.tokenizer or cfg.model
-    try: tokenizer = AutoTokenizer.from_pretrained(model_path(name), revision=None if cfg.tokenizer else cfg.revision, trust_remote_code=cfg.trust_remote_code)
+    try: tokenizer = AutoTokenizer.from_pretrained(model_path(name), revision=None if cfg.tokenizer else cfg.revision,
+                                                   trust_remote_code=cfg.trust_remote_code)
     except (OSError, ValueError) as e:
-        raise ConfigError(f"tokenizer {name!r}", f"it cannot be loaded ({str(e).splitlines()[0][:150]})", "tiny, a folder, or a hub id that can be reached",
+        raise ConfigError(f"tokenizer {name!r}", f"it cannot be loaded ({str(e).splitlines()[0][:150]})",
+                          "tiny, a folder, or a hub id that can be reached",
                           "--model tiny") from e
     if tokenizer.eos_token_id is None:
-        raise ConfigError(f"tokenizer {name!r}", "it has no end token", "a model can only learn to stop with one", "tokenizer.eos_token = ... and save_pretrained into a folder")
+        raise ConfigError(f"tokenizer {name!r}", "it has no end token", "a model can only learn to stop with one",
+                          "tokenizer.eos_token = ... and save_pretrained into a folder")
     choose_pad(tokenizer)
     return tokenizer
 
@@ -78,14 +81,18 @@ def read_jsonl(
 def _decoded(lines, path):
     try: yield from lines
     except UnicodeDecodeError as e:
-        raise SftError(str(path), f"it is not UTF-8 text ({e.reason} at byte {e.start})", "JSON lines in UTF-8", f"iconv -t utf-8 {path}") from e
+        raise SftError(str(path), f"it is not UTF-8 text ({e.reason} at byte {e.start})", "JSON lines in UTF-8",
+                       f"iconv -t utf-8 {path}") from e
 
 def _object(line:str, where:str)->dict:
     "The JSON object on a line"
     try: row = json.loads(line)
     except ValueError as e:
-        raise SftError(where, f"this is no JSON ({e}): {line.strip()[:60]}", "one JSON object on each line", f"sed -n '{where.split()[-1]}p' {where.rsplit(' line ', 1)[0]}") from e
-    if not isinstance(row, dict): raise SftError(where, f"this is a {type(row).__name__}", "a JSON object with named fields", '{"question": ..., "answer": ...}')
+        raise SftError(where, f"this is no JSON ({e}): {line.strip()[:60]}", "one JSON object on each line",
+                       f"sed -n '{where.split()[-1]}p' {where.rsplit(' line ', 1)[0]}") from e
+    if not isinstance(row, dict):
+        raise SftError(where, f"this is a {type(row).__name__}", "a JSON object with named fields",
+                       '{"question": ..., "answer": ...}')
     return row
 
 # %% ../nbs/03_data.ipynb #ac79a983
@@ -97,14 +104,17 @@ def conversation(
     "The messages of a row; `SftError` if it lacks a field or does not end with an answer"
     missing = [f for f in task.fields if f not in row]
     if missing:
-        raise SftError(where, f"field {', '.join(missing)} is missing; the row has {', '.join(row) or 'none'}", f"task {task.name} needs {', '.join(task.fields)}",
+        raise SftError(where, f"field {', '.join(missing)} is missing; the row has {', '.join(row) or 'none'}",
+                       f"task {task.name} needs {', '.join(task.fields)}",
                        "rename the fields, or --task another")
     wrong = [f for f in task.fields if not isinstance(row[f], str)]
     if wrong: raise SftError(where, f"{wrong[0]} is {row[wrong[0]]!r}", "a text", f'"{wrong[0]}": "..."')
     try: messages = task.messages(row)
-    except SftError as e: raise type(e)(where, e.found, e.expected, e.fix) from e   # a task does not know where its row stands
+    except SftError as e:
+        raise type(e)(where, e.found, e.expected, e.fix) from e   # a task does not know where its row stands
     if not messages or messages[-1]["role"] != "assistant":
-        raise SftError(where, f"task {task.name} made a conversation that does not end with the assistant", "an answer to learn", f"mend {task.name}.messages")
+        raise SftError(where, f"task {task.name} made a conversation that does not end with the assistant",
+                       "an answer to learn", f"mend {task.name}.messages")
     return messages
 
 # %% ../nbs/03_data.ipynb #7ff1d2dd
@@ -117,14 +127,16 @@ def render(
     "The text of a conversation, by the tokenizer's chat template; `SftError` if the template refuses it"
     try: return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
     except Exception as e:   # a template raises what it likes
-        raise SftError(where, f"the chat template refuses this conversation ({type(e).__name__}: {e})", f"roles {' '.join(m['role'] for m in messages)} in an order that it takes",
+        raise SftError(where, f"the chat template refuses this conversation ({type(e).__name__}: {e})",
+                       f"roles {' '.join(m['role'] for m in messages)} in an order that it takes",
                        "mend the row, or set another tokenizer.chat_template") from e
 
 def _end_of_turn(turn:str, answer:str, tokenizer, where:str)->int|None:
     "Where a turn ends in `turn`: after the first special token behind `answer`; None if there is none"
     at = turn.find(answer.strip())
     if at < 0:
-        raise SftError(where, f"the chat template changes the answer: {answer.strip()[:40]!r} became {turn[:60]!r}", "an answer that is rendered as it is",
+        raise SftError(where, f"the chat template changes the answer: {answer.strip()[:40]!r} became {turn[:60]!r}",
+                       "an answer that is rendered as it is",
                        "a chat template that keeps it")
     at += len(answer.strip())
     ends = [(turn.find(s, at), len(s)) for s in tokenizer.all_special_tokens]
@@ -142,7 +154,8 @@ def segments(
         if m["role"] != "assistant": continue
         before, after = render(tokenizer, messages[:i], prompt=True, where=where), render(tokenizer, messages[:i + 1], where=where)
         if not (before.startswith(done) and after.startswith(before)):
-            raise SftError(where, f"at message {i + 1} the chat template changes what it wrote before", "text that only grows, so that training sees what inference sees",
+            raise SftError(where, f"at message {i + 1} the chat template changes what it wrote before",
+                           "text that only grows, so that training sees what inference sees",
                            "train on one answer a row")
         turn = after[len(before):]
         end = _end_of_turn(turn, m["content"], tokenizer, where)
@@ -177,7 +190,9 @@ def encode_prompts(
     tokenizer,
 )->list[list[int]]:                  # token ids that generation is given
     "Prompts as token ids; `SftError` for one without a message"
-    if [] in conversations: raise SftError(f"prompt {conversations.index([]) + 1}", "there is no message in it", "at least one message of the user", "leave it out")
+    if [] in conversations:
+        raise SftError(f"prompt {conversations.index([]) + 1}", "there is no message in it",
+                       "at least one message of the user", "leave it out")
     text = (lambda m: render(tokenizer, m, prompt=True)) if tokenizer.chat_template else plain_prompt
     return _ids(tokenizer, [text(m) for m in conversations], first=True)
 
@@ -215,14 +230,15 @@ def _text(tokenizer, token:int)->str:
     text = tokenizer.decode([token])
     return tokenizer.convert_ids_to_tokens(token) if "\ufffd" in text else text
 
-_STYLE = dict(supervised="background:#aceebb", context="background:#eaeef2", padding="background:repeating-linear-gradient(45deg,#fff 0 4px,#d0d7de 4px 6px);color:#8c959f")
+_STYLE = dict(supervised="background:#aceebb", context="background:#eaeef2",
+              padding="background:repeating-linear-gradient(45deg,#fff 0 4px,#d0d7de 4px 6px);color:#8c959f")
 
 def spans_html(tokens:list[tuple[str,str]])->str:
     "Coloured tokens; what a token says is escaped"
     show = lambda s: escape(s).replace(" ", "·").replace("\n", "⏎")
-    return ("<div style='font-family:monospace;line-height:1.9;color:#1f2328;white-space:normal'>" + "".join(
-        f"<span class='sft-{k}' style='{_STYLE[k]};padding:1px 2px;margin:1px;border-radius:3px'>{show(s)}</span>" + ("<br>" if "\n" in s else "<wbr>")
-        for s, k in tokens) + "</div>")
+    token = lambda s, k: f"<span class='sft-{k}' style='{_STYLE[k]};padding:1px 2px;margin:1px;border-radius:3px'>{show(s)}</span>"
+    inside = "".join(token(s, k) + ("<br>" if "\n" in s else "<wbr>") for s, k in tokens)
+    return f"<div style='font-family:monospace;line-height:1.9;color:#1f2328;white-space:normal'>{inside}</div>"
 
 # %% ../nbs/03_data.ipynb #bbbfe2ed
 def _fit(ids, labels, cfg:Config, where:str)->tuple[list[int],list[int],str]:
@@ -231,7 +247,8 @@ def _fit(ids, labels, cfg:Config, where:str)->tuple[list[int],list[int],str]:
     n, most = len(ids), cfg.max_length
     if n <= most: return ids, labels, "kept"
     if cfg.on_long == "error":
-        raise SftError(where, f"the row is {n} tokens and max_length is {most}", "a row that fits", f"--max-length {n}, or --on-long drop")
+        raise SftError(where, f"the row is {n} tokens and max_length is {most}", "a row that fits",
+                       f"--max-length {n}, or --on-long drop")
     if cfg.on_long == "drop": return ids, labels, f"longer than max_length {most}"
     if all(l == -100 for l in labels[:most]): return ids, labels, f"prompt longer than max_length {most}"
     return ids[:most], labels[:most], "cut"
@@ -287,7 +304,8 @@ def make_split(
         else: dropped.append(dict(where=where, reason=what, row=rows[where]))
         if what == "cut": cut.append(where)
     if not kept:
-        raise SftError(f"{len(rows)} rows", "none is left: " + _reasons(dropped), "rows to learn from", _fix_for(cfg, dropped))
+        raise SftError(f"{len(rows)} rows", "none is left: " + _reasons(dropped), "rows to learn from",
+                       _fix_for(cfg, dropped))
     tokens = datasets.Dataset.from_dict(dict(input_ids=[i for i, _ in kept.values()], labels=[l for _, l in kept.values()]))
     return Split([rows[w] for w in kept], tokens, dropped, cut, len(rows))
 
@@ -295,22 +313,24 @@ def _reasons(dropped)->str: return ", ".join(f"{n:,} {r}" for r, n in Counter(d[
 def _fix_for(cfg, dropped)->str:
     return f"--max-length {2 * cfg.max_length}" if any("max_length" in d["reason"] for d in dropped) else "look at data.dropped"
 
-# %% ../nbs/03_data.ipynb #5208eda4
-def _figures(s:Split)->dict:
+# %% ../nbs/03_data.ipynb #833fda15
+def _figures(s:Split, name:str)->dict:
     lengths = np.array([len(x) for x in s.tokens["input_ids"]])
     supervised = sum(sum(l != -100 for l in x) for x in s.tokens["labels"])
     p50, p95 = np.percentile(lengths, [50, 95])
-    return {"rows read": s.n_read, "rows kept": len(s.rows), "rows dropped": len(s.dropped), "rows cut": len(s.cut), "tokens": int(lengths.sum()),
-            "supervised tokens": supervised, "share supervised": supervised / int(lengths.sum()),
-            "row length, tokens": f"{p50:.0f} median, {p95:.0f} at 95%, {lengths.max()} longest"}
+    figures = {"rows read": s.n_read, "rows kept": len(s.rows), "rows dropped": len(s.dropped), "rows cut": len(s.cut),
+               "tokens": int(lengths.sum()), "supervised tokens": supervised, "share supervised": supervised / int(lengths.sum()),
+               "row length, tokens": f"{p50:.0f} median, {p95:.0f} at 95%, {lengths.max()} longest"}
+    return {f"{name}: {k}": v for k, v in figures.items()}
 
 def _findings(cfg:Config, s:Split, name:str)->list[Finding]:
     open_ended = sum(x[-1] == -100 for x in s.tokens["labels"]) + len(s.cut)
-    return [
-        Finding(f"{name}_dropped", "warn", f"{_reasons(s.dropped)}, the first is {s.dropped[0]['where']}", _fix_for(cfg, s.dropped)) if s.dropped
-        else Finding(f"{name}_dropped", "ok", f"all {s.n_read:,} rows are kept"),
-        Finding(f"{name}_ends", "warn", f"{open_ended:,} of {len(s.rows):,} answers do not end with a supervised end token", f"--max-length {2 * cfg.max_length}") if open_ended
-        else Finding(f"{name}_ends", "ok", "every answer ends with a supervised end token")]
+    dropped = (Finding(f"{name}_dropped", "warn", f"{_reasons(s.dropped)}, the first is {s.dropped[0]['where']}", _fix_for(cfg, s.dropped))
+               if s.dropped else Finding(f"{name}_dropped", "ok", f"all {s.n_read:,} rows are kept"))
+    ends = (Finding(f"{name}_ends", "warn", f"{open_ended:,} of {len(s.rows):,} answers do not end with a supervised end token",
+                    f"--max-length {2 * cfg.max_length}")
+            if open_ended else Finding(f"{name}_ends", "ok", "every answer ends with a supervised end token"))
+    return [dropped, ends]
 
 def _overlap(train:Split, held_out:Split, task:Task)->Finding:
     prompt = lambda r: json.dumps(task.messages(r)[:-1], sort_keys=True)
@@ -330,7 +350,7 @@ def prepare(
     held_out = make_split(cfg, task, tokenizer, read_split(cfg, task, "eval")) if cfg.eval_samples else None
     figures = {"prompt format": "chat template" if tokenizer.chat_template else "plain text (the tokenizer has no chat template)",
                "pad token": tokenizer.pad_token, "end token": tokenizer.eos_token,
-               **{f"train: {k}": v for k, v in _figures(train).items()}, **({f"eval: {k}": v for k, v in _figures(held_out).items()} if held_out else {})}
+               **_figures(train, "train"), **(_figures(held_out, "eval") if held_out else {})}
     findings = _findings(cfg, train, "train")
     if held_out: findings += _findings(cfg, held_out, "eval") + [_overlap(train, held_out, task)]
     return Data(train, held_out, Report(f"data of task {task.name}", figures, findings), tokenizer, task)

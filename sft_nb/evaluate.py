@@ -56,11 +56,12 @@ class Accuracy:
     ended = property(lambda self: sum(a.ended for a in self.answers) / self.n)
     def __str__(self):
         low, high = self.interval
-        return f"{self.model:<6} {self.accuracy:6.1%}  ({self.correct} of {self.n}; 95% interval {low:.1%} to {high:.1%})   answered {self.answered:.0%}, ended {self.ended:.0%}"
+        return (f"{self.model:<6} {self.accuracy:6.1%}  ({self.correct} of {self.n}; 95% interval {low:.1%} to {high:.1%})   "
+                f"answered {self.answered:.0%}, ended {self.ended:.0%}")
 
     def to_dict(self)->dict:
-        return dict(model=self.model, accuracy=self.accuracy, interval=self.interval, correct=self.correct, n=self.n, answered=self.answered, ended=self.ended,
-                    answers=[asdict(a) for a in self.answers])
+        figures = {k: getattr(self, k) for k in "model accuracy interval correct n answered ended".split()}
+        return figures | dict(answers=[asdict(a) for a in self.answers])
     @classmethod
     def from_dict(cls, d:dict)->"Accuracy": return cls(d["model"], [Answer(**a) for a in d["answers"]])
 
@@ -76,7 +77,8 @@ def answer_rows(
     "Let `model` answer every row and score what it wrote"
     task = get_task(cfg.task)
     prompts = [conversation(task, r, w)[:-1] for w, r in rows.items()]
-    texts = generate(model, tokenizer, prompts, max_new_tokens=cfg.max_new_tokens, batch_size=cfg.per_device_eval_batch_size, progress=f"{name} answers" if progress else "")
+    texts = generate(model, tokenizer, prompts, max_new_tokens=cfg.max_new_tokens, batch_size=cfg.per_device_eval_batch_size,
+                     progress=f"{name} answers" if progress else "")
     return Accuracy(name, [_answer(w, p, g, task.score(g.text, r)) for (w, r), p, g in zip(rows.items(), prompts, texts)])
 
 def _answer(where:str, prompt:list[dict], g:Generation, s:Score)->Answer:
@@ -97,14 +99,18 @@ class Evaluation:
         short = lambda a: ("✓ " if a.correct else "✗ ") + a.text.strip().replace("\n", " | ")[:110]
         return "\n\n".join(f"{b.prompt}\n  base   {short(b)}\n  tuned  {short(t)}" for b, t in list(zip(self.base.answers, self.tuned.answers))[:n])
     def _repr_html_(self):
-        bar = lambda a: (f"<tr><td>{a.model}</td><td style='width:220px'><div style='background:#54aeff;width:{200 * a.accuracy:.0f}px;height:12px'></div></td><td>{a.accuracy:.1%}</td>"
-                         f"<td>{a.interval[0]:.1%} to {a.interval[1]:.1%}</td><td>{a.ended:.0%}</td></tr>")
-        return (f"<b>{escape(self.run)}, {escape(self.checkpoint)}</b>: {self.base.n} held-out rows<table><tr><th></th><th></th><th>accuracy</th><th>95% interval</th><th>ended</th></tr>"
-                f"{bar(self.base)}{bar(self.tuned)}</table>")
+        bar = lambda a: f"<div style='background:#54aeff;width:{200 * a.accuracy:.0f}px;height:12px'></div>"
+        row = lambda *cells: "<tr>" + "".join(f"<td style='text-align:left;min-width:60px'>{c}</td>" for c in cells) + "</tr>"
+        line = lambda a: row(a.model, bar(a), f"{a.accuracy:.1%}", f"{a.interval[0]:.1%} to {a.interval[1]:.1%}", f"{a.ended:.0%}")
+        head = row("", "<div style='width:200px'></div>", "accuracy", "95% interval", "ended")
+        return (f"<b>{escape(self.run)}, {escape(self.checkpoint)}</b>: {self.base.n} held-out rows"
+                f"<table>{head}{line(self.base)}{line(self.tuned)}</table>")
 
+    def to_dict(self)->dict:
+        return dict(run=self.run, checkpoint=self.checkpoint, base=self.base.to_dict(), tuned=self.tuned.to_dict())
     def save(self, path:Path)->Path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(dict(run=self.run, checkpoint=self.checkpoint, base=self.base.to_dict(), tuned=self.tuned.to_dict()), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return path
     @classmethod
     def load(cls, path:Path)->"Evaluation":
@@ -123,7 +129,8 @@ def evaluate(
     run = run if isinstance(run, Run) else Run(run)
     asked = {k: v for k, v in dict(eval_samples=eval_samples, eval_file=eval_file).items() if v is not None}
     cfg = replace(run.config, **asked)
-    if cfg.eval_samples == 0: raise ConfigError(f"evaluate {run.name}", "eval_samples is 0", "at least one held-out row", "--eval-samples 200")
+    if cfg.eval_samples == 0:
+        raise ConfigError(f"evaluate {run.name}", "eval_samples is 0", "at least one held-out row", "--eval-samples 200")
     rows = read_split(cfg, get_task(cfg.task), "eval")
     folder = run.adapter if checkpoint == "adapter" else run.path/"checkpoints"/checkpoint
     tokenizer = load_tokenizer(cfg)

@@ -63,7 +63,8 @@ def fit_vocabulary(model, tokenizer, cfg:Config)->None:
     "Give an added pad token its row, and tell the model and its generation config which tokens pad and end"
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows + 1:
-        raise ConfigError(f"tokenizer {cfg.tokenizer or cfg.model!r}", f"it has {len(tokenizer):,} tokens and model {cfg.model!r} has rows for {rows:,}",
+        raise ConfigError(f"tokenizer {cfg.tokenizer or cfg.model!r}",
+                          f"it has {len(tokenizer):,} tokens and model {cfg.model!r} has rows for {rows:,}",
                           "the tokenizer that the model was trained with", "leave --tokenizer out, or --init random")
     if len(tokenizer) > rows: model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -82,12 +83,15 @@ def load_base(
     with quiet(), tempfile.TemporaryDirectory() as folder:
         try:
             path = random_weights(cfg, tokenizer, folder) if cfg.init == "random" else model_path(cfg.model)
-            model = AutoModelForCausalLM.from_pretrained(path, revision=cfg.revision if cfg.init == "pretrained" else None, trust_remote_code=cfg.trust_remote_code, use_safetensors=True,
-                dtype=torch.float32 if cfg.method == "full" else dtype, quantization_config=quantization(cfg, dtype),
-                device_map={"": device}, **({} if cfg.attn_implementation is None else dict(attn_implementation=cfg.attn_implementation)))
+            model = AutoModelForCausalLM.from_pretrained(
+                path, revision=cfg.revision if cfg.init == "pretrained" else None, trust_remote_code=cfg.trust_remote_code,
+                use_safetensors=True, dtype=torch.float32 if cfg.method == "full" else dtype,
+                quantization_config=quantization(cfg, dtype), device_map={"": device},
+                **({} if cfg.attn_implementation is None else dict(attn_implementation=cfg.attn_implementation)))
         except (OSError, ValueError, ImportError) as e:
             raise ConfigError(f"model {cfg.model!r}", f"it cannot be loaded ({str(e).splitlines()[0][:200]})",
-                              "tiny, a folder with config.json and safetensors, or a hub id that can be reached", "--model tiny") from e
+                              "tiny, a folder with config.json and safetensors, or a hub id that can be reached",
+                              "--model tiny") from e
     guard_4bit(model)
     fit_vocabulary(model, tokenizer, cfg)
     return model
@@ -100,7 +104,8 @@ def target_modules(model, wanted:tuple[str,...])->str|list[str]:
     for w in wanted:
         if w not in names:
             near = difflib.get_close_matches(w, names, 1, .4)
-            raise ConfigError("lora_target_modules", f"the model has no linear layer {w!r}", f"some of {', '.join(sorted(names))}, or all-linear",
+            raise ConfigError("lora_target_modules", f"the model has no linear layer {w!r}",
+                              f"some of {', '.join(sorted(names))}, or all-linear",
                               f"--lora-target-modules {near[0] if near else 'all-linear'}")
     return list(wanted)
 
@@ -140,7 +145,8 @@ def load_adapter(
     path = Path(path)
     weights = path/("model.safetensors" if cfg.method == "full" else "adapter_model.safetensors")
     if not weights.exists() and not (path/(weights.name + ".index.json")).exists():
-        raise ConfigError(str(path), f"there is no {weights.name}", "a trained adapter", "let the training finish, or name a checkpoint")
+        raise ConfigError(str(path), f"there is no {weights.name}", "a trained adapter",
+                          "let the training finish, or name a checkpoint")
     if cfg.method == "full":
         return load_base(replace(cfg, model=str(path), init="pretrained", revision=None), tokenizer)
     from peft import PeftModel

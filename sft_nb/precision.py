@@ -20,7 +20,8 @@ def choose_device(
         found = next(d for d, ok in there.items() if ok)
         return found, "auto: " + ("no GPU is visible" if found == "cpu" else f"{found} is available")
     if not there[wanted]:
-        raise ConfigError(f"device {wanted}", "it is not available to this torch" + (f" ({torch.__version__} is a CPU build)" if wanted == "cuda" and torch.version.cuda is None else ""),
+        raise ConfigError(f"device {wanted}",
+                          f"torch {torch.__version__} does not see one",
                           f"one of {', '.join(d for d, ok in there.items() if ok)}", "--device auto")
     return wanted, "asked for"
 

@@ -56,7 +56,8 @@ class Finding:
 
     def __post_init__(self):
         if self.status not in STATUSES:
-            raise SftError(f"Finding {self.check}", f"status {self.status!r}", f"one of {', '.join(STATUSES)}", "status='warn'")
+            raise SftError(f"Finding {self.check}", f"status {self.status!r}", f"one of {', '.join(STATUSES)}",
+                           "status='warn'")
 
     def __str__(self): return f"{_MARK[self.status]} {self.check}: {self.says}" + (f"  Fix: {self.fix}" if self.fix else "")
 

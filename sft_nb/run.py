@@ -36,7 +36,8 @@ class Run:
         self.path = Path(path)
         if not (self.path/"config.json").is_file():
             near = sorted(p.parent.name for p in self.path.parent.glob("*/config.json"))[-5:]
-            raise ConfigError(f"run {str(path)!r}", "there is no config.json in it" if self.path.is_dir() else "there is no such directory",
+            raise ConfigError(f"run {str(path)!r}",
+                              "there is no config.json in it" if self.path.is_dir() else "there is no such directory",
                               f"the newest here are {', '.join(near)}" if near else "the directory of a run", "ls runs")
 
     name = property(lambda self: self.path.name)
@@ -52,7 +53,8 @@ class Run:
         except FileNotFoundError: return {}
     def set_status(self, state:str, *, reason:str="", fix:str="", step:int|None=None)->None:
         "Replace status.json in one piece: a reader sees the old one or the new one"
-        now = dict(state=state, reason=reason, fix=fix, step=self.status.get("step", 0) if step is None else step, time=time.strftime("%Y-%m-%dT%H:%M:%S%z"), pid=os.getpid())
+        now = dict(state=state, reason=reason, fix=fix, step=self.status.get("step", 0) if step is None else step,
+                   time=time.strftime("%Y-%m-%dT%H:%M:%S%z"), pid=os.getpid())
         aside = self.path/"status.json.new"
         aside.write_text(json.dumps(now, indent=1) + "\n")
         aside.replace(self.path/"status.json")
@@ -81,7 +83,8 @@ def _taken(run:Run)->ConfigError:
     "The error for a name that is in use, with what can be done"
     state, step = run.status.get("state", "new"), run.status.get("step", 0)
     resume = f"sft_nb train --resume {run.path}, or " if state in ("stopped", "failed", "running") and run.checkpoints() else ""
-    return ConfigError(f"run {run.name!r}", f"{run.path} exists already ({state} at step {step})", "a name that is free", f"{resume}--run-name {_free(run.path)}")
+    return ConfigError(f"run {run.name!r}", f"{run.path} exists already ({state} at step {step})",
+                       "a name that is free", f"{resume}--run-name {_free(run.path)}")
 
 def _free(path:Path)->str:
     "A name near `path`'s that nobody has"
@@ -93,7 +96,9 @@ def check_free(cfg:Config)->None:
     "ConfigError if `cfg.run_name` is in use"
     path = Path(cfg.runs_dir)/(cfg.run_name or "")
     if cfg.run_name and (path/"config.json").exists(): raise _taken(Run(path))
-    if cfg.run_name and path.exists(): raise ConfigError(f"run {cfg.run_name!r}", f"{path} exists and is not a run", "a name that is free", f"--run-name {_free(path)}")
+    if cfg.run_name and path.exists():
+        raise ConfigError(f"run {cfg.run_name!r}", f"{path} exists and is not a run", "a name that is free",
+                          f"--run-name {_free(path)}")
 
 def create_run(
     cfg:Config,
@@ -113,7 +118,8 @@ def create_run(
                 k += 1
         save_config(cfg, path/"config.json")
     except OSError as e:
-        raise SftError(f"run directory {root}", f"it cannot be written ({e.strerror})", "a folder of yours with space", "--runs-dir another/folder") from e
+        raise SftError(f"run directory {root}", f"it cannot be written ({e.strerror})",
+                       "a folder of yours with space", "--runs-dir another/folder") from e
     (path/"environment.json").write_text(json.dumps(environment(device), indent=1) + "\n")
     run = Run(path)
     run.set_status("running", step=0)

@@ -33,21 +33,25 @@ def training_arguments(
 )->SFTConfig:
     "`cfg` in the trainer's own words; ConfigError for what the trainer or this machine does not know"
     if cfg.wandb and find_spec("wandb") is None:
-        raise ConfigError("wandb", "it is not installed", "the package wandb, for --wandb", "pip install 'sft_nb[track]', or --no-wandb")
+        raise ConfigError("wandb", "it is not installed", "the package wandb, for --wandb",
+                          "pip install 'sft_nb[track]', or --no-wandb")
     device, _ = choose_device(cfg.device)
     dtype, _ = choose_dtype(cfg.dtype, device)
     if cfg.wandb: os.environ.setdefault("WANDB_PROJECT", cfg.wandb_project)
-    same = ("learning_rate num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps optim lr_scheduler_type warmup_steps weight_decay max_grad_norm "
-            "seed eval_steps per_device_eval_batch_size logging_steps save_steps save_total_limit").split()
-    name = "activation_checkpointing" if "activation_checkpointing" in {f.name for f in fields(SFTConfig)} else "gradient_checkpointing"   # renamed between transformers 5.17 and 5.23
+    same = ("learning_rate num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps optim "
+            "lr_scheduler_type warmup_steps weight_decay max_grad_norm seed eval_steps per_device_eval_batch_size "
+            "logging_steps save_steps save_total_limit").split()
+    known = {f.name for f in fields(SFTConfig)}   # the first name came after transformers 5.17, which knows the second
+    name = next(n for n in ("activation_checkpointing", "gradient_checkpointing") if n in known)
     checkpointing = {name: cfg.gradient_checkpointing, f"{name}_kwargs": dict(use_reentrant=False)}
     try: return SFTConfig(output_dir=str(path/"checkpoints"), run_name=path.name, **{k: getattr(cfg, k) for k in same}, **checkpointing,
         eval_strategy="steps" if cfg.eval_steps else "no", save_strategy="steps", logging_first_step=True, logging_nan_inf_filter=False,
-        bf16=dtype == torch.bfloat16 and device != "cpu", fp16=dtype == torch.float16, use_cpu=device == "cpu", dataloader_pin_memory=device == "cuda",
-        label_names=["labels"], remove_unused_columns=False, prediction_loss_only=True,
+        bf16=dtype == torch.bfloat16 and device != "cpu", fp16=dtype == torch.float16, use_cpu=device == "cpu",
+        dataloader_pin_memory=device == "cuda", label_names=["labels"], remove_unused_columns=False, prediction_loss_only=True,
         max_length=None, dataset_kwargs=dict(skip_prepare_dataset=True), report_to=["wandb"] if cfg.wandb else [], disable_tqdm=True)
     except (ImportError, ValueError) as e:
-        raise ConfigError("training arguments", str(e).splitlines()[0], "what transformers.TrainingArguments takes", "sft_nb config --all, and look at optim and lr_scheduler_type") from e
+        raise ConfigError("training arguments", str(e).splitlines()[0], "what transformers.TrainingArguments takes",
+                          "sft_nb config --all, and look at optim and lr_scheduler_type") from e
 
 # %% ../nbs/11_train.ipynb #bd6f2ec9
 class RecordRun(TrainerCallback):
@@ -81,8 +85,9 @@ def build_trainer(
     "TRL's trainer on our rows, our collator and our logs, with the adapter in float32"
     _logging.set_verbosity_error()
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True   # trl reports each trainer to its makers; the variable of this name is read too early
-    trainer = SFTTrainer(model=model, args=training_arguments(cfg, run.path), train_dataset=data.train.tokens, eval_dataset=data.eval.tokens if cfg.eval_steps and data.eval else None,
-                         processing_class=data.tokenizer, data_collator=DataCollatorForCausalLM(data.tokenizer, pad_to_multiple_of=8), callbacks=[RecordRun(run, cfg.max_time)])
+    trainer = SFTTrainer(model=model, args=training_arguments(cfg, run.path), processing_class=data.tokenizer,
+                         train_dataset=data.train.tokens, eval_dataset=data.eval.tokens if cfg.eval_steps and data.eval else None,
+                         data_collator=DataCollatorForCausalLM(data.tokenizer, pad_to_multiple_of=8), callbacks=[RecordRun(run, cfg.max_time)])
     for callback in (PrinterCallback, ProgressCallback): trainer.remove_callback(callback)
     if cfg.method != "full": adapters_to_float32(model)   # trl made them bfloat16 if the base is quantised
     return trainer
@@ -106,8 +111,12 @@ def resume(
 )->Run:
     "Continue a run at its last checkpoint; ConfigError if it has none or is finished"
     run = run if isinstance(run, Run) else Run(run)
-    if run.status.get("state") == "finished": raise ConfigError(f"run {run.name!r}", "it is finished", "a run that was stopped or failed", f"sft_nb evaluate {run.path}")
-    if not run.checkpoints(): raise ConfigError(f"run {run.name!r}", "it has no checkpoint", "a checkpoint to resume from", f"sft_nb train --config {run.path}/config.json --run-name another --save-steps 50")
+    if run.status.get("state") == "finished":
+        raise ConfigError(f"run {run.name!r}", "it is finished", "a run that was stopped or failed",
+                          f"sft_nb evaluate {run.path}")
+    if not run.checkpoints():
+        raise ConfigError(f"run {run.name!r}", "it has no checkpoint", "a checkpoint to resume from",
+                          f"sft_nb train --config {run.path}/config.json --run-name another --save-steps 50")
     cfg = replace(run.config, max_time=max_time)
     return _run_training(cfg, run, prepare(cfg), checkpoint=run.checkpoints()[-1])
 
@@ -143,7 +152,8 @@ def _finish(run:Run, trainer)->None:
     "Write status and picture of a training that came to its end, or to the end of its time"
     recorder, step = _recorder(trainer), trainer.state.global_step
     recorder.close()
-    if recorder.timed_out: run.set_status("stopped", reason=f"max_time of {recorder.max_time:g} s reached", fix=f"sft_nb train --resume {run.path}", step=step)
+    if recorder.timed_out:
+        run.set_status("stopped", reason=f"max_time of {recorder.max_time:g} s reached", fix=f"sft_nb train --resume {run.path}", step=step)
     else: run.set_status("finished", step=step)
     plot(run).savefig(run.path/"loss.png", dpi=120)
 

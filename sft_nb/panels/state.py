@@ -36,9 +36,10 @@ class BatchState:
     def n_batches(self)->int: return math.ceil(len(self.tokens) / self.batch_size)
 
     def move(self, *, index:int|None=None, split:str|None=None, batch_size:int|None=None)->"BatchState":
-        "Go to another batch; an index beyond the data stops at its end, another split starts at its beginning. ConfigError for a split that is not there"
+        "Go to another batch, inside the data; another split starts at its beginning. ConfigError for a split that is not there"
         if split is not None and split not in self.splits:
-            raise ConfigError("BatchPanel", f"there is no split {split!r}", f"one of {', '.join(self.splits)}", "prepare(cfg) with eval_samples above 0")
+            raise ConfigError("BatchPanel", f"there is no split {split!r}", f"one of {', '.join(self.splits)}",
+                              "prepare(cfg) with eval_samples above 0")
         if split is not None and split != self.split: self.split, self.index = split, 0
         if batch_size is not None: self.index, self.batch_size = self.index * self.batch_size // max(1, batch_size), max(1, batch_size)
         self.index = min(max(0, self.index if index is None else index), self.n_batches - 1)
@@ -52,14 +53,16 @@ class BatchState:
     def rows(self)->list[list[tuple[str,str]]]:
         "For each row: the text of each token, and supervised, context or padding"
         b = self.batch()
-        return [spans(*(b[k][i].tolist() for k in ("input_ids", "labels")), self.data.tokenizer, mask=b["attention_mask"][i].tolist()) for i in range(len(b["input_ids"]))]
+        rows = zip(*(b[k].tolist() for k in ("input_ids", "labels", "attention_mask")))
+        return [spans(ids, labels, self.data.tokenizer, mask=mask) for ids, labels, mask in rows]
     def counts(self)->dict[str,int]:
         "How many tokens of each kind"
         kinds = [k for row in self.rows() for _, k in row]
         return {k: kinds.count(k) for k in ("supervised", "context", "padding")}
     def caption(self)->str:
         n, shape = self.counts(), tuple(self.batch()["input_ids"].shape)
-        return f"{self.split} batch {self.index + 1} of {self.n_batches:,}, shape {shape}: " + ", ".join(f"{v:,} {k} ({v / sum(n.values()):.0%})" for k, v in n.items())
+        shares = ", ".join(f"{v:,} {k} ({v / sum(n.values()):.0%})" for k, v in n.items())
+        return f"{self.split} batch {self.index + 1} of {self.n_batches:,}, shape {shape}: {shares}"
     def html(self)->str: return "".join(f"<div style='border-top:1px solid #d0d7de;padding:4px 0'>{spans_html(r)}</div>" for r in self.rows())
 
 # %% ../../nbs/panels/00_state.ipynb #a424998f
@@ -79,7 +82,9 @@ class GenerationState:
     _loaded:tuple|None=None
 
     def __post_init__(self):
-        if self.run.config.method == "full": raise ConfigError("GenerationPanel", "the run trained all weights, so there is no adapter to switch off", "a LoRA or QLoRA run", "sft_nb evaluate " + str(self.run.path))
+        if self.run.config.method == "full":
+            raise ConfigError("GenerationPanel", "the run trained all weights, so there is no adapter to switch off",
+                              "a LoRA or QLoRA run", "sft_nb evaluate " + str(self.run.path))
     def model(self):
         "Model and tokenizer, loaded once"
         if self._loaded is None:
@@ -97,9 +102,11 @@ class GenerationState:
         return found
     def ask(self, prompt:str, *, max_new_tokens:int|None=None, temperature:float=0.)->Pair:
         "Both answers to `prompt`; ConfigError if it is empty"
-        if not prompt.strip(): raise ConfigError("GenerationPanel", "the prompt is empty", "a question", "write one, or choose an example")
+        if not prompt.strip():
+            raise ConfigError("GenerationPanel", "the prompt is empty", "a question", "write one, or choose an example")
         model, tokenizer = self.model()
-        talk, how = [[dict(role="user", content=prompt)]], dict(max_new_tokens=max_new_tokens or self.run.config.max_new_tokens, temperature=temperature)
+        talk, how = [[dict(role="user",
+                           content=prompt)]], dict(max_new_tokens=max_new_tokens or self.run.config.max_new_tokens, temperature=temperature)
         tuned, = generate(model, tokenizer, talk, **how)
         with model.disable_adapter(): base, = generate(model, tokenizer, talk, **how)
         self.history.append(Pair(prompt, base, tuned, self.examples(1000).get(prompt)))

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import ipywidgets as W
 
-from ..data import Data
+from ..data import Data, spans_html
 from .state import BatchState, GenerationState, pair_html
 from ..report import SftError
 from ..run import Run
 
-# %% ../../nbs/panels/01_views.ipynb #341c3e67
-_LEGEND = "<span style='background:#aceebb;padding:1px 6px'>supervised</span> <span style='background:#eaeef2;padding:1px 6px'>context</span> <span style='background:repeating-linear-gradient(45deg,#fff 0 4px,#d0d7de 4px 6px);padding:1px 6px'>padding</span>"
+# %% ../../nbs/panels/01_views.ipynb #261d0a92
+_LEGEND = spans_html([(kind, kind) for kind in ("supervised", "context", "padding")])
 
 class BatchPanel(W.VBox):
     "The collated batches of `data`, token by token, coloured by what the loss sees"
@@ -54,7 +54,8 @@ class GenerationPanel(W.VBox):
         self.example = W.Dropdown(options=[("held-out rows ...", "")] + [(f"{e[:90]}", e) for e in examples], layout=W.Layout(width="98%"))
         self.prompt = W.Textarea(value=examples[0] if examples else "", placeholder="Ask something", layout=W.Layout(width="98%", height="70px"))
         self.ask = W.Button(description="Generate", button_style="primary")
-        self.temperature = W.FloatSlider(value=0., min=0., max=1.5, step=.1, description="temperature", readout_format=".1f", style=dict(description_width="85px"))
+        self.temperature = W.FloatSlider(value=0., min=0., max=1.5, step=.1, description="temperature", readout_format=".1f",
+                                         style=dict(description_width="85px"))
         self.status, self.answers = W.HTML(), W.HTML()
         super().__init__([self.example, self.prompt, W.HBox([self.ask, self.temperature, self.status]), self.answers])
         self.example.observe(lambda c: c["new"] and setattr(self.prompt, "value", c["new"]), "value")

@@ -68,7 +68,8 @@ class Arithmetic:
 
     def rows(self, split, *, n=None, seed=42):
         "Training rows depend on `seed`; the held-out rows are always the same"
-        return make_rows(3000 if n is None else n, seed=seed, evaluation=False) if split == "train" else make_rows(300 if n is None else n, seed=0, evaluation=True)
+        if split == "train": return make_rows(3000 if n is None else n, seed=seed, evaluation=False)
+        return make_rows(300 if n is None else n, seed=0, evaluation=True)
 
     def messages(self, row):
         return [dict(role="user", content=row["question"]), dict(role="assistant", content=row["answer"])]

@@ -16,7 +16,9 @@ def _checked(messages)->list[dict]:
     "`messages`, if each has a role that is known and a text"
     for i, m in enumerate(messages if isinstance(messages, list) else [None], 1):
         if not isinstance(m, dict) or m.get("role") not in ROLES or not isinstance(m.get("content"), str):
-            raise SftError("row", f"message {i} is {str(m)[:80]}", f"an object with role ({', '.join(ROLES)}) and content, a text", '{"role": "user", "content": "..."}')
+            raise SftError("row", f"message {i} is {str(m)[:80]}",
+                           f"an object with role ({', '.join(ROLES)}) and content, a text",
+                           '{"role": "user", "content": "..."}')
     return messages
 
 class Chat:
@@ -24,13 +26,15 @@ class Chat:
     name, fields = "chat", ()   # which fields, `messages` decides for each row
 
     def rows(self, split, *, n=None, seed=42):
-        raise SftError(f"task chat, {split} rows", "there is no file", "this task brings no rows of its own", f"--{split}-file rows.jsonl" + (", or --eval-samples 0" if split == "eval" else ""))
+        raise SftError(f"task chat, {split} rows", "there is no file", "this task brings no rows of its own",
+                       f"--{split}-file rows.jsonl" + (", or --eval-samples 0" if split == "eval" else ""))
 
     def messages(self, row):
         "The conversation; `SftError` for a row of another form"
         if "messages" in row: return _checked(row["messages"])
         if {"prompt", "completion"} <= set(row): return _checked([dict(role="user", content=row["prompt"]), dict(role="assistant", content=row["completion"])])
-        raise SftError("row", f"it has the fields {', '.join(row) or 'none'}", "messages, or prompt and completion", "rename the fields, or --task another")
+        raise SftError("row", f"it has the fields {', '.join(row) or 'none'}", "messages, or prompt and completion",
+                       "rename the fields, or --task another")
 
     def score(self, text, row):
         expected = self.messages(row)[-1]["content"].strip()

@@ -61,10 +61,12 @@ def get_task(
 )->Task:
     "The task called `name`; ConfigError with the names that exist"
     if ":" not in name and name not in task_names():
-        raise ConfigError(f"task {name!r}", "there is no such task", f"the tasks are {', '.join(task_names())}, or module:Class of your own",
+        raise ConfigError(f"task {name!r}", "there is no such task",
+                          f"the tasks are {', '.join(task_names())}, or module:Class of your own",
                           f"--task {task_names()[0]}")
     module, attribute = name.split(":", 1) if ":" in name else (f"sft_nb.tasks.{name}", "TASK")
     try: task = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as e:
-        raise ConfigError(f"task {name!r}", str(e), "a module that can be imported and a name in it", f'python -c "from {module} import {attribute}"') from e
+        raise ConfigError(f"task {name!r}", str(e), "a module that can be imported and a name in it",
+                          f'python -c "from {module} import {attribute}"') from e
     return task() if isinstance(task, type) else task

@@ -19,7 +19,8 @@ class GSM8K:
         from datasets import load_dataset
         try: rows = load_dataset(self.hub_id, "main", split="train" if split == "train" else "test")
         except Exception as e:
-            raise SftError(f"task gsm8k, {split} rows", f"{self.hub_id} cannot be loaded from the hub ({type(e).__name__}: {str(e).splitlines()[0][:120]})",
+            raise SftError(f"task gsm8k, {split} rows",
+                           f"{self.hub_id} cannot be loaded from the hub ({type(e).__name__}: {str(e).splitlines()[0][:120]})",
                            "a connection, or a file", f"--{split}-file path/to/{split}.jsonl") from e
         return list(rows.select(range(min(n, len(rows)))) if n is not None else rows)
 
