@@ -276,7 +276,7 @@ def table(
 )->str:                        # lines of: setting, value, source
     "What a config says and where each value came from"
     rows = [(f.name, repr(getattr(cfg, f.name)), cfg.sources.get(f.name, "Config")) for f in settings()]
-    if not everything: rows = [r for r in rows if r[2] != "default" and getattr(cfg, r[0]) != defaults()[r[0]]]
+    if not everything: rows = [r for r in rows if r[2] not in ("default", "Config") or getattr(cfg, r[0]) != defaults()[r[0]]]
     if not rows: return "every setting is at its default"
     a, b = max(len(r[0]) for r in rows), max(len(r[1]) for r in rows)
     return "\n".join(f"{n:<{a}}  {v:<{b}}  {s}" for n, v, s in rows)
