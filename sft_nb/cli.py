@@ -10,7 +10,7 @@ import difflib, json, sys
 from dataclasses import field, make_dataclass
 from typing import Annotated, Any
 
-from .config import ALIASES, Config, ConfigError, _full_name, comments, config_names, defaults, load_config, settings, table
+from .config import ALIASES, Config, ConfigError, _full_name, comments, config_names, defaults, find_config, load_config, settings, table
 from .report import SftError
 
 # %% ../nbs/16_cli.ipynb #11ab33f5
@@ -31,12 +31,17 @@ def _options(
         fields_.append(spec("output_dir", str|None, None, "the folder of this run: sets runs_dir and run_name"))
     return make_dataclass(command, fields_)
 
-# %% ../nbs/16_cli.ipynb #39ea21bc
-def _given(args:list[str])->set[str]:
-    "The settings that a command line names, under their full names"
-    names = {a[2:].split("=")[0].replace("-", "_").lower() for a in args if a.startswith("--")}
-    names |= {n[3:] for n in names if n.startswith("no_")}
-    return {n if n == "output_dir" else _full_name(n) for n in names} & {*defaults(), "output_dir"}
+# %% ../nbs/16_cli.ipynb #eb4b5667
+def _given(args:list[str])->dict[str,str]:
+    "Full name of each setting that a command line names -> the name it used; ConfigError where two names mean the same setting"
+    given = {}
+    for name in dict.fromkeys(a[2:].split("=")[0].replace("-", "_").lower().removeprefix("no_") for a in args if a.startswith("--")):
+        for full in ("run_name", "runs_dir") if name == "output_dir" else (_full_name(name),):
+            if full not in defaults(): continue
+            if full in given:
+                raise ConfigError("command line", f"--{given[full].replace('_', '-')} and --{name.replace('_', '-')} set the same", "one of them", f"leave out --{given[full].replace('_', '-')}")
+            given[full] = name
+    return given
 
 def _config_name(args:list[str])->str|None:
     "What `--config` names"
@@ -51,7 +56,9 @@ def _parse(command:str, args:list[str], own:dict[str,tuple], *, summary:str, wit
     base = load_config(_config_name(args)) if with_settings else None
     options = tyro.cli(_options(command, own, base), args=args, prog=f"sft_nb {command}", description=summary)
     if base is None: return options, None
-    overrides = {n: getattr(options, n) for n in _given(args)}
+    given = _given(args)
+    overrides = {n: getattr(options, n) for n in dict.fromkeys("output_dir" if v == "output_dir" else k for k, v in given.items())}
+    if base.run_name and "run_name" not in given and find_config(_config_name(args)).suffix == ".json": overrides["run_name"] = None   # to repeat a run is to make another
     return options, load_config(_config_name(args), source="command line", **overrides)
 
 # %% ../nbs/16_cli.ipynb #7a5bee7d
@@ -63,7 +70,7 @@ def _train(args:list[str])->int:
                resume=(str|None, None, "continue this run at its last checkpoint (with --max-time, for so long; other settings are the run's own)"),
                examples=(int, 5, "generations to print"))
     options, cfg = _parse("train", args, own, summary=_train.__doc__)
-    extra = sorted(_given(args) - {"max_time"}) + ["config"] * (options.config is not None)
+    extra = sorted(set(_given(args)) - {"max_time"}) + ["config"] * (options.config is not None)
     if options.resume is not None and extra:
         raise ConfigError("--resume", f"--{extra[0].replace('_', '-')} is given too", "a resumed run keeps its settings",
                           f"leave it out, or begin a new run with sft_nb train --config {options.resume}/config.json")
@@ -93,9 +100,9 @@ def _new_run(cfg:Config):
 # %% ../nbs/16_cli.ipynb #c5a50320
 def _tell(run, n_examples:int)->int:
     "What came out of a training, and the scores of a finished one"
-    losses = [m["loss"] for m in run.metrics() if "loss" in m]
+    losses = [(m["step"], m["loss"]) for m in run.metrics() if "loss" in m]
     status = run.status
-    _say(f"loss {losses[0]:.3f} at the first step, {losses[-1]:.3f} at step {status['step']}" if losses else "no step was taken")
+    _say(", ".join(f"loss {v:.3f} at step {s}" for s, v in dict.fromkeys((losses[0], losses[-1]))) if losses else "no step was taken")
     if status["state"] != "finished":
         _say(f"{status['state']}: {status['reason']}. Go on with: {status['fix']}")
     elif run.config.eval_samples:
@@ -123,9 +130,9 @@ def _evaluate(args:list[str])->int:
     else: _score(e, options.examples)
     return 0
 
-# %% ../nbs/16_cli.ipynb #0021ac08
+# %% ../nbs/16_cli.ipynb #e014381c
 def _data(args:list[str])->int:
-    "Prepare the rows and print the report; exits with 1 if something in it fails"
+    "Prepare the rows and print the report; exits with 1 if a row cannot be read or none is left"
     own = dict(config=(str|None, None, f"{', '.join(config_names())} or a .py file"), json=(bool, False, "print one JSON object and nothing else"),
                dropped=(int, 0, "also print so many of the rows that are left out"))
     options, cfg = _parse("data", args, own, summary=_data.__doc__)
@@ -162,7 +169,7 @@ def main(
     "The console script"
     args = sys.argv[1:] if args is None else args
     if not args or args[0] in ("-h", "--help", "--version"):
-        _say(_help())
+        _say(_help() if args != ["--version"] else _help().split(":")[0])
         return 0 if args else 2
     try:
         if args[0] not in COMMANDS:

@@ -6,8 +6,9 @@
 __all__ = ['ALIASES', 'CONFIGS', 'Config', 'settings', 'defaults', 'comments', 'config_names', 'find_config', 'load_config',
            'table', 'save_config']
 
-# %% ../nbs/01_config.ipynb #3ece3ec5
-import ast, difflib, inspect, json, linecache, re, runpy, types
+# %% ../nbs/01_config.ipynb #a7bd86d9
+import __future__
+import ast, difflib, inspect, json, linecache, math, re, runpy, types
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -19,9 +20,9 @@ from .report import ConfigError
 class Config:
     "All settings of a run"
     # task and rows
-    task:str="arithmetic"                   # arithmetic, gsm8k, or your_module:YourTask
+    task:str="arithmetic"                   # arithmetic, chat, gsm8k, or your_module:YourTask
     train_file:str|None=None                # JSON lines to learn from; None: the rows that the task brings
-    eval_file:str|None=None                 # JSON lines held out; None: the rows that the task brings
+    eval_file:str|None=None                 # JSON lines held out, of which eval_samples are read; None: the rows that the task brings
     max_samples:int|None=None               # learn from the first so many rows; None: all
     eval_samples:int=200                    # held-out rows that base and tuned model answer; 0: none
     max_length:int=512                      # tokens a row may have, prompt and answer together
@@ -106,7 +107,7 @@ def _fits(v, t)->bool:
     if get_origin(t) is Literal: return v in get_args(t)
     if get_origin(t) is tuple: return isinstance(v, tuple) and len(v) > 0 and all(isinstance(x, str) for x in v)
     if isinstance(t, types.UnionType): return any(_fits(v, a) for a in get_args(t))
-    if t is float: return isinstance(v, (int, float)) and not isinstance(v, bool) and v == v
+    if t is float: return isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
     if t is int: return isinstance(v, int) and not isinstance(v, bool)
     return isinstance(v, t)
 
@@ -114,7 +115,7 @@ def _fits(v, t)->bool:
 _AT_LEAST = dict(max_samples=1, eval_samples=0, max_length=2, lora_r=1, lora_alpha=1, lora_dropout=0, learning_rate=0, num_train_epochs=0,
     max_steps=-1, max_time=0, per_device_train_batch_size=1, gradient_accumulation_steps=1, warmup_steps=0, weight_decay=0, max_grad_norm=0,
     seed=0, eval_steps=1, per_device_eval_batch_size=1, max_new_tokens=1, logging_steps=1, save_steps=1, save_total_limit=1)
-_BELOW = dict(lora_dropout=1, learning_rate=1, weight_decay=1)
+_BELOW = dict(lora_dropout=1, learning_rate=1, weight_decay=1, seed=2**32)   # numpy takes no larger seed
 
 def _problems(name, v, t, where)->list[ConfigError]:
     "What is wrong with value `v` of setting `name`: at most one problem"
@@ -124,6 +125,8 @@ def _problems(name, v, t, where)->list[ConfigError]:
                                 f"{name} takes {_expects(t)}", f"{name} = {v[0]!r}")]
         return [ConfigError(where, f"{name} = {v!r} is {_a(v)}", f"{name} takes {_expects(t)}",
                             f"{name} = {_suggest(name, v, t)!r}")]
+    if name == "max_steps" and v == 0:
+        return [ConfigError(where, "max_steps = 0", "a number of steps, or -1 for no limit", "max_steps = 1")]
     low, high = _AT_LEAST.get(name), _BELOW.get(name)
     if v is not None and low is not None and v < low:
         return [ConfigError(where, f"{name} = {v!r}", f"{name} is at least {low}", f"{name} = {defaults()[name]!r}")]
@@ -179,8 +182,8 @@ def _tidy(name:str, v:Any)->dict[str,Any]:
         return dict(runs_dir=str(Path(v).parent), run_name=Path(v).name)
     return {full: v}
 
-# %% ../nbs/01_config.ipynb #bc8da10a
-def _assigned(source:str)->dict[str,int]:
+# %% ../nbs/01_config.ipynb #cd5a65d9
+def _assigned(source:bytes)->dict[str,int]:
     "Names that a Python text assigns -> the last line that does"
     return {n.id: n.lineno for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
@@ -192,7 +195,7 @@ def _run_file(path:Path)->dict[str,Any]:
         line = e.lineno if isinstance(e, SyntaxError) else here[-1] if here else 1
         raise ConfigError(f"{path}:{line}", f"{type(e).__name__}: {e}", "a config file is Python that runs",
                           f"python {path}") from e
-    skip = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+    skip = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, __future__._Feature)
     return {k: v for k, v in names.items() if not k.startswith("_") and not isinstance(v, skip)}
 
 # %% ../nbs/01_config.ipynb #8b7fdd60
@@ -201,7 +204,7 @@ CONFIGS = Path(__file__).parent/"configs" if "__file__" in globals() else Path("
 def _read_python(path:Path)->tuple[dict,dict,list]:
     "The settings of a config file, their sources and what is wrong with their names"
     names, best, problems = _run_file(path), {}, []
-    lines, called = _assigned(path.read_text(encoding="utf-8")), f"sft_nb/configs/{path.name}" if path.parent == CONFIGS else str(path)
+    lines, called = _assigned(path.read_bytes()), f"sft_nb/configs/{path.name}" if path.parent == CONFIGS else str(path)
     for name, v in names.items():
         if _full_name(name) not in defaults():
             problems.append(_unknown(name, f"{called}:{lines[name]}" if name in lines else called))
@@ -240,8 +243,8 @@ def find_config(
 # %% ../nbs/01_config.ipynb #3320805a
 def _read_json(path:Path)->tuple[dict,dict,list]:
     "Settings and sources of a saved config; unknown names are problems"
-    try: saved = json.loads(path.read_text(encoding="utf-8"))["config"]
-    except (ValueError, KeyError, TypeError) as e:
+    try: saved = dict(json.loads(path.read_text(encoding="utf-8"))["config"].items())
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ConfigError(str(path), "this is not a saved config", 'a JSON object with the key "config"',
                           "--config default") from e
     problems = [_unknown(k, str(path)) for k in saved if _full_name(k) not in defaults()]

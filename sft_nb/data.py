@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['ASSETS', 'model_path', 'choose_pad', 'load_tokenizer', 'read_jsonl', 'conversation', 'render', 'segments',
-           'plain_segments', 'plain_prompt', 'encode_prompts', 'encode', 'spans', 'spans_html', 'Split', 'Data',
-           'read_split', 'make_split', 'prepare']
+           'plain_segments', 'plain_prompt', 'encode_prompts', 'encode', 'end_ids', 'spans', 'spans_html', 'Split',
+           'Data', 'read_split', 'make_split', 'prepare']
 
-# %% ../nbs/03_data.ipynb #8bf8f3b6
-import json
+# %% ../nbs/03_data.ipynb #72cd6fa9
+import hashlib, json
 from collections import Counter
 from dataclasses import dataclass, field
 from html import escape
@@ -52,7 +52,7 @@ def load_tokenizer(
     name = cfg.tokenizer or cfg.model
     try: tokenizer = AutoTokenizer.from_pretrained(model_path(name), revision=None if cfg.tokenizer else cfg.revision,
                                                    trust_remote_code=cfg.trust_remote_code)
-    except (OSError, ValueError) as e:
+    except Exception as e:   # a broken file can raise anything
         raise ConfigError(f"tokenizer {name!r}", f"it cannot be loaded ({str(e).splitlines()[0][:150]})",
                           "tiny, a folder, or a hub id that can be reached",
                           "--model tiny") from e
@@ -82,7 +82,7 @@ def _decoded(lines, path):
     try: yield from lines
     except UnicodeDecodeError as e:
         raise SftError(str(path), f"it is not UTF-8 text ({e.reason} at byte {e.start})", "JSON lines in UTF-8",
-                       f"iconv -t utf-8 {path}") from e
+                       f"iconv -f latin1 -t utf-8 {path} > {path}.utf8") from e
 
 def _object(line:str, where:str)->dict:
     "The JSON object on a line"
@@ -139,7 +139,8 @@ def _end_of_turn(turn:str, answer:str, tokenizer, where:str)->int|None:
                        "an answer that is rendered as it is",
                        "a chat template that keeps it")
     at += len(answer.strip())
-    ends = [(turn.find(s, at), len(s)) for s in tokenizer.all_special_tokens]
+    special = {*tokenizer.all_special_tokens, *(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)}
+    ends = [(turn.find(s, at), len(s)) for s in special]
     return min((i + n for i, n in ends if i >= 0), default=None)
 
 # %% ../nbs/03_data.ipynb #3459641a
@@ -156,7 +157,7 @@ def segments(
         if not (before.startswith(done) and after.startswith(before)):
             raise SftError(where, f"at message {i + 1} the chat template changes what it wrote before",
                            "text that only grows, so that training sees what inference sees",
-                           "train on one answer a row")
+                           "make a row of each answer, with what stands before it")
         turn = after[len(before):]
         end = _end_of_turn(turn, m["content"], tokenizer, where)
         if end is None:   # the template writes no end: the answer is all there is, and the last one gets the tokenizer's own
@@ -213,6 +214,12 @@ def encode(
             labels += new if supervised else [-100] * len(new)
         rows.append((ids, labels))
     return rows
+
+# %% ../nbs/03_data.ipynb #154bdee8
+def end_ids(tokenizer)->list[int]:
+    "Tokens that generation stops at: the tokenizer's eos, and the one that ends a turn in its chat template"
+    (_, labels), = encode({"probe": [dict(role="user", content="Hi"), dict(role="assistant", content="Hello")]}, tokenizer)
+    return list(dict.fromkeys([labels[-1], tokenizer.eos_token_id]))
 
 # %% ../nbs/03_data.ipynb #bb0de4cf
 def spans(
@@ -282,7 +289,7 @@ def read_split(cfg:Config, task:Task, split:str)->dict[str,dict]:
     "Place -> row of one split, from its file or from the task"
     file, n = (cfg.train_file, cfg.max_samples) if split == "train" else (cfg.eval_file, cfg.eval_samples)
     if file is not None: return read_jsonl(file, n=n)
-    rows = task.rows("train" if split == "train" else "eval", n=n, seed=cfg.seed)
+    rows = task.rows("train" if split == "train" else "eval", n=n, seed=cfg.seed)[:n]
     return {f"{task.name} {split} row {i}": r for i, r in enumerate(rows, 1)}
 
 def make_split(
@@ -295,23 +302,25 @@ def make_split(
     import datasets
     talks = {w: conversation(task, r, w) for w, r in rows.items()}
     empty = {w for w, m in talks.items() if not m[-1]["content"].strip()}
-    dropped = [dict(where=w, reason="empty answer", row=rows[w]) for w in rows if w in empty]
+    dropped = [dict(where=w, reason="empty answer", row=rows[w], tokens=0) for w in rows if w in empty]
     talks = {w: m for w, m in talks.items() if w not in empty}
     kept, cut = {}, []
     for where, (ids, labels) in zip(talks, encode(talks, tokenizer)):
         ids, labels, what = _fit(ids, labels, cfg, where)
         if what in ("kept", "cut"): kept[where] = (ids, labels)
-        else: dropped.append(dict(where=where, reason=what, row=rows[where]))
+        else: dropped.append(dict(where=where, reason=what, row=rows[where], tokens=len(ids)))
         if what == "cut": cut.append(where)
     if not kept:
         raise SftError(f"{len(rows)} rows", "none is left: " + _reasons(dropped), "rows to learn from",
                        _fix_for(cfg, dropped))
+    dropped.sort(key=lambda d: list(rows).index(d["where"])) if len(dropped) < 1000 else None
     tokens = datasets.Dataset.from_dict(dict(input_ids=[i for i, _ in kept.values()], labels=[l for _, l in kept.values()]))
     return Split([rows[w] for w in kept], tokens, dropped, cut, len(rows))
 
 def _reasons(dropped)->str: return ", ".join(f"{n:,} {r}" for r, n in Counter(d["reason"] for d in dropped).most_common())
 def _fix_for(cfg, dropped)->str:
-    return f"--max-length {2 * cfg.max_length}" if any("max_length" in d["reason"] for d in dropped) else "look at data.dropped"
+    longest = max((d["tokens"] for d in dropped if "max_length" in d["reason"]), default=0)
+    return f"--max-length {longest}" if longest else "look at data.dropped"
 
 # %% ../nbs/03_data.ipynb #833fda15
 def _figures(s:Split, name:str)->dict:
@@ -321,14 +330,21 @@ def _figures(s:Split, name:str)->dict:
     figures = {"rows read": s.n_read, "rows kept": len(s.rows), "rows dropped": len(s.dropped), "rows cut": len(s.cut),
                "tokens": int(lengths.sum()), "supervised tokens": supervised, "share supervised": supervised / int(lengths.sum()),
                "row length, tokens": f"{p50:.0f} median, {p95:.0f} at 95%, {lengths.max()} longest"}
-    return {f"{name}: {k}": v for k, v in figures.items()}
+    return {f"{name}: {k}": v for k, v in figures.items()} | {f"{name}: fingerprint": _fingerprint(s)}
 
-def _findings(cfg:Config, s:Split, name:str)->list[Finding]:
-    open_ended = sum(x[-1] == -100 for x in s.tokens["labels"]) + len(s.cut)
+def _fingerprint(s:Split)->str:
+    "A checksum of every id and label, in order: two splits with the same one train the same"
+    h = hashlib.sha256()
+    for column in ("input_ids", "labels"):
+        for x in s.tokens[column]: h.update(np.array([len(x), *x], dtype=np.int64).tobytes())
+    return h.hexdigest()[:16]
+
+def _findings(cfg:Config, s:Split, ends:list[int], name:str)->list[Finding]:
+    open_ended = sum(x[-1] not in ends for x in s.tokens["labels"])
     dropped = (Finding(f"{name}_dropped", "warn", f"{_reasons(s.dropped)}, the first is {s.dropped[0]['where']}", _fix_for(cfg, s.dropped))
                if s.dropped else Finding(f"{name}_dropped", "ok", f"all {s.n_read:,} rows are kept"))
     ends = (Finding(f"{name}_ends", "warn", f"{open_ended:,} of {len(s.rows):,} answers do not end with a supervised end token",
-                    f"--max-length {2 * cfg.max_length}")
+                    "--on-long drop, or a larger --max-length")
             if open_ended else Finding(f"{name}_ends", "ok", "every answer ends with a supervised end token"))
     return [dropped, ends]
 
@@ -349,8 +365,8 @@ def prepare(
     train = make_split(cfg, task, tokenizer, read_split(cfg, task, "train"))
     held_out = make_split(cfg, task, tokenizer, read_split(cfg, task, "eval")) if cfg.eval_samples else None
     figures = {"prompt format": "chat template" if tokenizer.chat_template else "plain text (the tokenizer has no chat template)",
-               "pad token": tokenizer.pad_token, "end token": tokenizer.eos_token,
+               "pad token": tokenizer.pad_token, "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer))),
                **_figures(train, "train"), **(_figures(held_out, "eval") if held_out else {})}
-    findings = _findings(cfg, train, "train")
-    if held_out: findings += _findings(cfg, held_out, "eval") + [_overlap(train, held_out, task)]
+    findings = _findings(cfg, train, end_ids(tokenizer), "train")
+    if held_out: findings += _findings(cfg, held_out, end_ids(tokenizer), "eval") + [_overlap(train, held_out, task)]
     return Data(train, held_out, Report(f"data of task {task.name}", figures, findings), tokenizer, task)

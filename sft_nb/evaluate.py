@@ -140,5 +140,5 @@ def evaluate(
     else:
         with model.disable_adapter(): base = answer_rows(model, tokenizer, rows, cfg, name="base", progress=progress)
     evaluation = Evaluation(run.name, checkpoint, base, tuned)
-    evaluation.save(run.path/"eval"/f"{checkpoint}.json")
+    evaluation.save(run.path/"eval"/(checkpoint + (f"-{Path(eval_file).stem}" if eval_file else "") + ".json"))
     return evaluation

@@ -17,17 +17,23 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, s
 from transformers.utils import logging as _logging
 
 from .config import Config, ConfigError
-from .data import load_tokenizer, model_path
+from .data import end_ids, load_tokenizer, model_path
 from .precision import choose_device, choose_dtype
 
 # %% ../nbs/07_model.ipynb #5858a93b
 @contextmanager
 def quiet():
     "Without the libraries' deprecation warnings and progress bars of their own"
+    bars, level = _logging.is_progress_bar_enabled(), _logging.get_verbosity()
     _logging.disable_progress_bar()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft|trl|torch")
-        yield
+    _logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft|trl|torch")
+            yield
+    finally:
+        _logging.set_verbosity(level)
+        if bars: _logging.enable_progress_bar()
 
 # %% ../nbs/07_model.ipynb #58587c49
 def quantization(cfg:Config, dtype:torch.dtype)->BitsAndBytesConfig|None:
@@ -70,7 +76,7 @@ def fit_vocabulary(model, tokenizer, cfg:Config)->None:
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     ends = model.generation_config.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
-    model.generation_config.eos_token_id = list(dict.fromkeys([tokenizer.eos_token_id, *ends]))
+    model.generation_config.eos_token_id = list(dict.fromkeys([*end_ids(tokenizer), *ends]))
 
 # %% ../nbs/07_model.ipynb #eac59c5e
 def load_base(
@@ -88,10 +94,10 @@ def load_base(
                 use_safetensors=True, dtype=torch.float32 if cfg.method == "full" else dtype,
                 quantization_config=quantization(cfg, dtype), device_map={"": device},
                 **({} if cfg.attn_implementation is None else dict(attn_implementation=cfg.attn_implementation)))
-        except (OSError, ValueError, ImportError) as e:
-            raise ConfigError(f"model {cfg.model!r}", f"it cannot be loaded ({str(e).splitlines()[0][:200]})",
+        except Exception as e:   # a truncated file, a missing package, a hub out of reach
+            raise ConfigError(f"model {cfg.model!r}", f"it cannot be loaded ({type(e).__name__}: {str(e).splitlines()[0][:200]})",
                               "tiny, a folder with config.json and safetensors, or a hub id that can be reached",
-                              "--model tiny") from e
+                              "another --model" + (" or --attn-implementation" if cfg.attn_implementation else "")) from e
     guard_4bit(model)
     fit_vocabulary(model, tokenizer, cfg)
     return model

@@ -35,7 +35,7 @@ class Run:
     ):
         self.path = Path(path)
         if not (self.path/"config.json").is_file():
-            near = sorted(p.parent.name for p in self.path.parent.glob("*/config.json"))[-5:]
+            near = [p.parent.name for p in sorted(self.path.parent.glob("*/config.json"), key=lambda p: p.stat().st_mtime)][-5:]
             raise ConfigError(f"run {str(path)!r}",
                               "there is no config.json in it" if self.path.is_dir() else "there is no such directory",
                               f"the newest here are {', '.join(near)}" if near else "the directory of a run", "ls runs")
@@ -66,6 +66,7 @@ class Run:
         "The logged lines; text stands for a number that was not finite"
         file = self.path/"metrics.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
+        if lines and not lines[-1].endswith("}"): lines.pop()   # the machine went down in the middle of a line
         return [{k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in json.loads(l).items()} for l in lines]
     def rewind(self, step:int)->None:
         "Forget the lines after `step`: training starts there again"
@@ -73,6 +74,14 @@ class Run:
         (self.path/"metrics.jsonl").write_text("")
         for l in kept: self.log(l)
 
+    def owner(self)->int|None:
+        "The process that is training this run now, on this machine; None if there is none"
+        pid = self.status.get("pid") if self.status.get("state") == "running" else None
+        if pid is None or pid == os.getpid(): return None
+        try: os.kill(pid, 0)
+        except ProcessLookupError: return None
+        except PermissionError: pass
+        return pid
     def checkpoints(self)->list[Path]:
         "checkpoint-N folders, oldest first"
         found = [(int(m[1]), p) for p in self.path.glob("checkpoints/checkpoint-*") if (m := re.fullmatch(r"checkpoint-(\d+)", p.name))]

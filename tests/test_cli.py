@@ -16,6 +16,7 @@ def files(tmp_path):
     (tmp_path/"empty.jsonl").touch()
     (tmp_path/"broken.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n{"question": \n')
     (tmp_path/"fields.jsonl").write_text('{"prompt": "1+1?", "response": "2"}\n')
+    (tmp_path/"mine.py").write_text("class Broken(:\n")
     (tmp_path/"comma.py").write_text("from sft_nb.configs.default import *\nMAX_SEQ_LENGTH = 262144,\n")
     return tmp_path
 
@@ -33,7 +34,7 @@ WRONG = [  # arguments, exit code, what the message says
     (["train", "--train-file", "empty.jsonl"], 1, ["empty.jsonl", "the file is empty"]),
     (["train", "--train-file", "broken.jsonl"], 1, ["broken.jsonl line 2", "no JSON"]),
     (["train", "--train-file", "fields.jsonl"], 1, ["fields.jsonl line 1", "question, answer is missing", "the row has prompt, response"]),
-    (["data", "--train-file", "good.jsonl", "--max-length", "4"], 1, ["none is left", "--max-length 8"]),
+    (["data", "--train-file", "good.jsonl", "--max-length", "4"], 1, ["none is left", "--max-length "]),
     (["data", "--train-file", "good.jsonl", "--max-length", "8", "--on-long", "error"], 1, ["good.jsonl line 1", "max_length is 8"]),
     (["evaluate", "runs/none"], 2, ["no such directory"]),
     (["evaluate"], 2, ["run"]),
@@ -43,6 +44,11 @@ WRONG = [  # arguments, exit code, what the message says
     (["data", "--task", "chat", "--train-file", "good.jsonl"], 1, ["good.jsonl line 1", "it has the fields question, answer", "messages, or prompt and completion"]),
     (["train", "--resume", "runs/none", "--config", "demo"], 2, ["--config is given too"]),
     (["train", "--config", "demo", "--optim", "adamm"], 2, ["adamm", "optim and lr_scheduler_type"]),
+    (["train", "--task", "mine:Broken"], 2, ["mine:Broken", "SyntaxError"]),
+    (["train", "--config", "demo", "--eval-steps", "1", "--eval-samples", "0"], 2, ["eval_steps is 1 and eval_samples is 0"]),
+    (["train", "--num-train-epochs", "inf"], 2, ["num_train_epochs", "a number"]),
+    (["train", "--max-steps", "0"], 2, ["max_steps = 0"]),
+    (["train", "--batch-size", "4", "--per-device-train-batch-size", "8"], 2, ["set the same"]),
     (["trian"], 2, ["no such command", "Fix: sft_nb train"]),
     ([], 2, ["usage"]),
 ]
@@ -96,6 +102,25 @@ def test_max_time_stops_and_resume_goes_on(tmp_path):
     second = shell("train", "--resume", tmp_path/"x", "--examples", 1)
     assert second.returncode == 0 and "4 held-out rows" in second.stdout, second.stdout + second.stderr
     assert json.loads((tmp_path/"x/status.json").read_text())["state"] == "finished"
+
+
+def test_a_task_of_ones_own_lies_where_the_command_is_given(files):
+    (files/"capitals.py").write_text("""from sft_nb.tasks.core import Score
+class Capitals:
+    name, fields = "capitals", ("country", "capital")
+    def rows(self, split, *, n=None, seed=42): return [dict(country="Peru", capital="Lima")] * 5
+    def messages(self, row): return [dict(role="user", content=row["country"]), dict(role="assistant", content=row["capital"])]
+    def score(self, text, row): return Score(text == row["capital"], text, row["capital"])
+""")
+    done = shell("data", "--task", "capitals:Capitals", "--max-samples", 3, "--json", cwd=files)
+    assert done.returncode == 0 and json.loads(done.stdout)["figures"]["train: rows read"] == 3, done.stderr
+
+
+def test_a_run_is_repeated_from_its_config_under_another_name(trained, files):
+    done = shell("train", "--config", trained.path/"config.json", "--max-steps", 1, "--eval-samples", 0, "--runs-dir", files/"again", "--run-name", "x")
+    assert done.returncode == 0 and (files/"again/x/adapter").exists(), done.stderr
+    done = shell("train", "--config", files/"again/x/config.json")
+    assert done.returncode == 0 and (files/"again/arithmetic-tiny-1/adapter").exists(), done.stderr
 
 
 def test_ctrl_c_is_written_down(tmp_path):

@@ -56,3 +56,24 @@ def test_wilson_holds_its_promise():
     r = np.random.default_rng(0)
     hits = [lo <= p <= hi for p in (.02, .3, .5, .95) for k in r.binomial(200, p, 1000) for lo, hi in [wilson(int(k), 200)]]
     assert .93 < np.mean(hits) < .97
+
+
+def test_generation_stops_at_the_templates_end_of_turn_when_eos_is_another(trained, tmp_path):
+    "A base model's eos is often not what ends a turn in its chat template; training ends answers with the latter, so generation stops there too"
+    import shutil
+    from transformers import AutoTokenizer
+    from sft_nb.data import end_ids, encode, load_tokenizer, model_path
+    shutil.copytree(model_path("tiny"), tmp_path/"base")
+    tok = AutoTokenizer.from_pretrained(tmp_path/"base")
+    tok.eos_token = "<|endoftext|>"
+    tok.save_pretrained(tmp_path/"base")
+    config = json.loads((tmp_path/"base/generation_config.json").read_text()) | dict(eos_token_id=tok.eos_token_id)
+    (tmp_path/"base/generation_config.json").write_text(json.dumps(config))
+    cfg = load_config(model=str(tmp_path/"base"))
+    tok = load_tokenizer(cfg)
+    im_end = tok.convert_tokens_to_ids("<|im_end|>")
+    assert end_ids(tok) == [im_end, tok.eos_token_id]
+    (_, labels), = encode({"row": ask("Hi")[0] + [dict(role="assistant", content="Hello")]}, tok)
+    assert labels[-1] == im_end
+    answer, = generate(load_base(cfg, tok), tok, ask("What colour is the sky?"), max_new_tokens=30)
+    assert answer.ended and "<" not in answer.text and answer.n_tokens < 12

@@ -118,6 +118,7 @@ def test_resuming_goes_on_without_a_gap_or_a_double_line(tmp_path):
     cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=12, max_samples=200, eval_samples=0, logging_steps=1, save_steps=5)
     whole = train(cfg)
     part = create_run(replace(cfg, run_name="part"))
+    prepare(cfg).report.save(part.path/"data.json")
     trainer = build_trainer(part.config, part, load_model(cfg, prepare(cfg).tokenizer), prepare(cfg))
     trainer.args.max_steps = 12
     class Crash(Exception): pass
@@ -158,3 +159,25 @@ def test_a_random_model_of_another_shape_trains_with_a_real_tokenizer(tmp_path):
     losses = [m["loss"] for m in run.metrics() if "loss" in m]
     assert losses[0] == pytest.approx(11.9, abs=.3) and losses[-1] < losses[0]   # ln 151,669 = 11.93
     assert e.base.n == 8 and Run(run.path).status["state"] == "finished"
+
+
+def test_the_held_out_loss_is_a_mean_over_tokens_whatever_the_batches(tmp_path):
+    "Rows of very different lengths, a learning rate of 0: the same number for every batch size, and the one by hand"
+    rows = [dict(question=f"{i} " * (1 + 7 * (i % 3)), answer="word " * (1 + 12 * (i % 4))) for i in range(10)]
+    (tmp_path/"rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    base = load_config(train_file=str(tmp_path/"rows.jsonl"), eval_file=str(tmp_path/"rows.jsonl"), runs_dir=str(tmp_path), max_steps=1, eval_steps=1, learning_rate=0., max_length=1024)
+    data = prepare(base)
+    losses = [next(m["eval_loss"] for m in train(replace(base, per_device_eval_batch_size=b), data=data).metrics() if "eval_loss" in m) for b in (1, 4, 10)]
+    expected = by_hand(load_model(base, data.tokenizer), DataCollatorForCausalLM(data.tokenizer, 8)(list(data.eval.tokens)))
+    assert losses == pytest.approx([expected] * 3, rel=1e-5)
+
+
+def test_other_rows_under_the_same_name_are_not_resumed(tmp_path):
+    file = tmp_path/"rows.jsonl"
+    lines = [json.dumps(dict(question=f"{i}?", answer=f"{i}")) for i in range(12)]
+    file.write_text("\n".join(lines))
+    run = train(load_config(train_file=str(file), runs_dir=str(tmp_path/"runs"), max_steps=5, max_time=0., eval_samples=0))
+    file.write_text("\n".join(lines[:9]))
+    with pytest.raises(ConfigError, match="not those it began with"): resume(run)
+    file.write_text("\n".join(lines))
+    assert resume(run).status["state"] == "finished"

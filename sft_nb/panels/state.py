@@ -92,24 +92,27 @@ class GenerationState:
             tokenizer = load_tokenizer(cfg)
             self._loaded = load_adapter(cfg, tokenizer, self.run.adapter), tokenizer
         return self._loaded
-    def examples(self, n:int=20)->dict[str,str]:
-        "Held-out prompts of the run's task -> their answers"
+    def examples(self, n:int=20)->dict[str,list[dict]]:
+        "Places of the first `n` held-out rows -> their conversations, answer included; none for a run without held-out rows"
         cfg = self.run.config
-        task, found = get_task(cfg.task), {}
-        for where, row in list(read_split(cfg, task, "eval").items())[:n]:
-            messages = conversation(task, row, where)
-            found[messages[-2]["content"]] = messages[-1]["content"]
-        return found
-    def ask(self, prompt:str, *, max_new_tokens:int|None=None, temperature:float=0.)->Pair:
+        if not cfg.eval_samples: return {}
+        task = get_task(cfg.task)
+        return {w: conversation(task, r, w) for w, r in list(read_split(cfg, task, "eval").items())[:n]}
+    def ask(self,
+        prompt:str,
+        *, example:list[dict]|None=None,  # a conversation of `examples`: if it ends with `prompt`, all that stands before goes with it
+        max_new_tokens:int|None=None, temperature:float=0.,
+    )->Pair:
         "Both answers to `prompt`; ConfigError if it is empty"
         if not prompt.strip():
             raise ConfigError("GenerationPanel", "the prompt is empty", "a question", "write one, or choose an example")
         model, tokenizer = self.model()
-        talk, how = [[dict(role="user",
-                           content=prompt)]], dict(max_new_tokens=max_new_tokens or self.run.config.max_new_tokens, temperature=temperature)
+        same = example is not None and example[-2]["content"] == prompt
+        talk = [example[:-1] if same else [dict(role="user", content=prompt)]]
+        how = dict(max_new_tokens=max_new_tokens or self.run.config.max_new_tokens, temperature=temperature)
         tuned, = generate(model, tokenizer, talk, **how)
         with model.disable_adapter(): base, = generate(model, tokenizer, talk, **how)
-        self.history.append(Pair(prompt, base, tuned, self.examples(1000).get(prompt)))
+        self.history.append(Pair(prompt, base, tuned, example[-1]["content"] if same else None))
         return self.history[-1]
 
 # %% ../../nbs/panels/00_state.ipynb #35ce0b13

@@ -50,22 +50,26 @@ class GenerationPanel(W.VBox):
         run:Run|str|Path,   # a finished run
     ):
         self.state = GenerationState(run if isinstance(run, Run) else Run(run))
-        examples = list(self.state.examples())
-        self.example = W.Dropdown(options=[("held-out rows ...", "")] + [(f"{e[:90]}", e) for e in examples], layout=W.Layout(width="98%"))
-        self.prompt = W.Textarea(value=examples[0] if examples else "", placeholder="Ask something", layout=W.Layout(width="98%", height="70px"))
+        self.examples = self.state.examples()
+        self.example = W.Dropdown(options=["none", *self.examples], value=next(iter(self.examples), "none"), description="held out", layout=W.Layout(width="98%"))
+        self.prompt = W.Textarea(value=self._last_user(self.example.value), placeholder="Ask something", layout=W.Layout(width="98%", height="70px"))
         self.ask = W.Button(description="Generate", button_style="primary")
         self.temperature = W.FloatSlider(value=0., min=0., max=1.5, step=.1, description="temperature", readout_format=".1f",
                                          style=dict(description_width="85px"))
         self.status, self.answers = W.HTML(), W.HTML()
         super().__init__([self.example, self.prompt, W.HBox([self.ask, self.temperature, self.status]), self.answers])
-        self.example.observe(lambda c: c["new"] and setattr(self.prompt, "value", c["new"]), "value")
+        self.example.observe(lambda c: setattr(self.prompt, "value", self._last_user(c["new"])), "value")
         self.ask.on_click(lambda _: self.answer())
+
+    def _last_user(self, example:str)->str:
+        "What the user said last in an example"
+        return self.examples[example][-2]["content"] if example in self.examples else ""
 
     def answer(self):
         "Ask the state and draw its answers, the newest first"
         self.ask.disabled, self.status.value = True, "thinking ..."
         try:
-            self.state.ask(self.prompt.value, temperature=self.temperature.value)
+            self.state.ask(self.prompt.value, example=self.examples.get(self.example.value), temperature=self.temperature.value)
             self.answers.value, self.status.value = "".join(pair_html(p) for p in reversed(self.state.history)), ""
         except SftError as e: self.status.value = f"<span style='color:#cf222e'>{escape(str(e))}</span>"
         finally: self.ask.disabled = False

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Score', 'Task', 'final_number', 'task_names', 'get_task']
 
-# %% ../../nbs/tasks/00_core.ipynb #f4370cd6
-import importlib, pkgutil, re
+# %% ../../nbs/tasks/00_core.ipynb #3ddfe4ca
+import importlib, os, pkgutil, re, sys
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Protocol
@@ -65,8 +65,13 @@ def get_task(
                           f"the tasks are {', '.join(task_names())}, or module:Class of your own",
                           f"--task {task_names()[0]}")
     module, attribute = name.split(":", 1) if ":" in name else (f"sft_nb.tasks.{name}", "TASK")
-    try: task = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as e:
-        raise ConfigError(f"task {name!r}", str(e), "a module that can be imported and a name in it",
+    if os.getcwd() not in sys.path: sys.path.append(os.getcwd())   # a console script does not look where it is called
+    try:
+        task = getattr(importlib.import_module(module), attribute)
+        task = task() if isinstance(task, type) else task
+    except Exception as e:   # whatever a module of yours raises
+        raise ConfigError(f"task {name!r}", f"{type(e).__name__}: {e}", "a module that can be imported and a name in it",
                           f'python -c "from {module} import {attribute}"') from e
-    return task() if isinstance(task, type) else task
+    missing = [m for m in ("name", "fields", "rows", "messages", "score") if not hasattr(task, m)]
+    if missing: raise ConfigError(f"task {name!r}", f"it has no {', '.join(missing)}", "name, fields, rows, messages and score", f"add {missing[0]} to {attribute}")
+    return task
