@@ -181,5 +181,5 @@ def main(
         print(f"sft_nb: {e}", file=sys.stderr)
         return e.exit_code
     except KeyboardInterrupt:
-        print("sft_nb: stopped", file=sys.stderr)
+        print("sft_nb: stopped; how to go on stands in the run's status.json", file=sys.stderr)
         return 130

@@ -117,21 +117,25 @@ _AT_LEAST = dict(max_samples=1, eval_samples=0, max_length=2, lora_r=1, lora_alp
     seed=0, eval_steps=1, per_device_eval_batch_size=1, max_new_tokens=1, logging_steps=1, save_steps=1, save_total_limit=1)
 _BELOW = dict(lora_dropout=1, learning_rate=1, weight_decay=1, seed=2**32)   # numpy takes no larger seed
 
+def _edit(where:str, name:str, v)->str:
+    "The fix that sets `name` to `v`, as it is written in that place"
+    return f"--{name.replace('_', '-')} {v}" if where == "command line" else f"{name} = {v!r}"
+
 def _problems(name, v, t, where)->list[ConfigError]:
     "What is wrong with value `v` of setting `name`: at most one problem"
     if not _fits(v, t):
         if isinstance(v, tuple) and len(v) == 1 and _fits(v[0], t):
             return [ConfigError(where, f"{name} = {v[0]!r}, is a tuple: the comma at the end makes it one",
-                                f"{name} takes {_expects(t)}", f"{name} = {v[0]!r}")]
+                                f"{name} takes {_expects(t)}", _edit(where, name, v[0]))]
         return [ConfigError(where, f"{name} = {v!r} is {_a(v)}", f"{name} takes {_expects(t)}",
-                            f"{name} = {_suggest(name, v, t)!r}")]
+                            _edit(where, name, _suggest(name, v, t)))]
     if name == "max_steps" and v == 0:
-        return [ConfigError(where, "max_steps = 0", "a number of steps, or -1 for no limit", "max_steps = 1")]
+        return [ConfigError(where, "max_steps = 0", "a number of steps, or -1 for no limit", _edit(where, name, 1))]
     low, high = _AT_LEAST.get(name), _BELOW.get(name)
     if v is not None and low is not None and v < low:
-        return [ConfigError(where, f"{name} = {v!r}", f"{name} is at least {low}", f"{name} = {defaults()[name]!r}")]
+        return [ConfigError(where, f"{name} = {v!r}", f"{name} is at least {low}", _edit(where, name, defaults()[name]))]
     if v is not None and high is not None and v >= high:
-        return [ConfigError(where, f"{name} = {v!r}", f"{name} is below {high}", f"{name} = {defaults()[name]!r}")]
+        return [ConfigError(where, f"{name} = {v!r}", f"{name} is below {high}", _edit(where, name, defaults()[name]))]
     return []
 
 # %% ../nbs/01_config.ipynb #019b171c

@@ -47,7 +47,7 @@ WRONG = [  # arguments, exit code, what the message says
     (["train", "--task", "mine:Broken"], 2, ["mine:Broken", "SyntaxError"]),
     (["train", "--config", "demo", "--eval-steps", "1", "--eval-samples", "0"], 2, ["eval_steps is 1 and eval_samples is 0"]),
     (["train", "--num-train-epochs", "inf"], 2, ["num_train_epochs", "a number"]),
-    (["train", "--max-steps", "0"], 2, ["max_steps = 0"]),
+    (["train", "--max-steps", "0"], 2, ["max_steps = 0", "Fix: --max-steps 1"]),
     (["train", "--batch-size", "4", "--per-device-train-batch-size", "8"], 2, ["set the same"]),
     (["trian"], 2, ["no such command", "Fix: sft_nb train"]),
     ([], 2, ["usage"]),
