@@ -46,6 +46,21 @@ def _wait_for(url, server, log, seconds=90):
     raise AssertionError(log.read_text())
 
 
+def _run_all(page, address, text, attempts=3):
+    "Open the notebook, wait for its kernel, run all cells and wait for `text`; JupyterLab sometimes loses the first click while it starts"
+    from playwright.sync_api import Error, expect
+    for attempt in range(attempts):
+        try:
+            page.goto(address)
+            page.locator(".jp-NotebookPanel .jp-Cell").first.wait_for()
+            expect(page.get_by_text("| Idle")).to_be_visible(timeout=60_000)
+            page.get_by_role("menubar").get_by_text("Run", exact=True).click()
+            page.get_by_text("Run All Cells", exact=True).click()
+            return expect(page.get_by_text(text)).to_be_visible(timeout=60_000)
+        except (AssertionError, Error):
+            if attempt == attempts - 1: raise
+
+
 def test_both_panels_are_used(lab, tmp_path):
     from playwright.sync_api import expect, sync_playwright
     with sync_playwright() as p:
@@ -53,12 +68,7 @@ def test_both_panels_are_used(lab, tmp_path):
         page = browser.new_page(viewport=dict(width=1280, height=1150))
         page.set_default_timeout(120_000)
         expect.set_options(timeout=120_000)
-        page.goto(lab)
-        page.locator(".jp-NotebookPanel .jp-Cell").first.wait_for()
-        page.get_by_role("menubar").get_by_text("Run", exact=True).click()
-        page.get_by_text("Run All Cells", exact=True).click()
-
-        expect(page.get_by_text("train batch 1 of 14")).to_be_visible()
+        _run_all(page, lab, "train batch 1 of 14")
         first = page.locator(".sft-supervised").all_inner_texts()
         page.get_by_role("button", name="next ▶").click()
         expect(page.get_by_text("train batch 2 of 14")).to_be_visible()
