@@ -313,7 +313,8 @@ def make_split(
     if not kept:
         raise SftError(f"{len(rows)} rows", "none is left: " + _reasons(dropped), "rows to learn from",
                        _fix_for(cfg, dropped))
-    dropped.sort(key=lambda d: list(rows).index(d["where"])) if len(dropped) < 1000 else None
+    place = {w: i for i, w in enumerate(rows)}
+    dropped.sort(key=lambda d: place[d["where"]])
     tokens = datasets.Dataset.from_dict(dict(input_ids=[i for i, _ in kept.values()], labels=[l for _, l in kept.values()]))
     return Split([rows[w] for w in kept], tokens, dropped, cut, len(rows))
 
