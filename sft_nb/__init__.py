@@ -8,8 +8,11 @@ from types import ModuleType as _Module
 _NAMES = {
     "report": "SftError ConfigError Finding Report",
     "config": "Config load_config save_config config_names table",
+    "formats": "detect to_messages",
     "tasks.core": "Task Score get_task task_names final_number",
-    "data": "Data prepare load_tokenizer choose_pad encode encode_prompts spans spans_html",
+    "rows": "open_rows read_rows",
+    "labels": "Template load_tokenizer choose_pad layout encode encode_prompts end_ids spans spans_html",
+    "data": "Data Split prepare conversation",
     "collate": "DataCollatorForCausalLM",
     "precision": "choose_device choose_dtype",
     "model": "load_model load_base load_adapter add_adapter guard_4bit count_parameters",

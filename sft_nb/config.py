@@ -15,18 +15,31 @@ from typing import Any, Literal, get_args, get_origin
 
 from .report import ConfigError
 
-# %% ../nbs/01_config.ipynb #cbf55106
+# %% ../nbs/01_config.ipynb #5ca8cff5
 @dataclass(frozen=True)
 class Config:
     "All settings of a run"
     # task and rows
-    task:str="arithmetic"                   # arithmetic, chat, gsm8k, or your_module:YourTask
-    train_file:str|None=None                # JSON lines to learn from; None: the rows that the task brings
-    eval_file:str|None=None                 # JSON lines held out, of which eval_samples are read; None: the rows that the task brings
+    task:str="auto"                         # arithmetic, chat, gsm8k, or your_module:YourTask; auto: chat for a train_file, else arithmetic
+    train_file:tuple[str,...]|None=None     # what to learn from: JSON, JSON lines, CSV, TSV, Parquet, a folder of them, or a hub dataset (name:split); None: the rows that the task brings
+    train_weights:tuple[float,...]|None=None  # how often the rows of each train_file are used: 2 twice, 0.5 a half of them; None: once
+    eval_file:tuple[str,...]|None=None      # held-out rows, of which eval_samples are read; None: eval_fraction, or the rows that the task brings
+    eval_fraction:float|None=None           # share of train_file that is held out instead, chosen by what a row says; None: none
+    data_format:Literal["auto","messages","sharegpt","alpaca","prompt_completion","question_answer","text","tokens"]="auto"  # auto: by the fields of each row
+    response_template:str|None=None         # rows of plain text: learn only what follows this; None: all of it
+    chat_template:str|None=None             # a file with a Jinja template, or none for plain text; None: the tokenizer's own
+    prompt_separator:str="\n"               # plain text without a chat template: what stands after each message
+    train_on_turns:Literal["all","last"]="all"  # learn every answer of a conversation, or the last one
+    train_on_prompt:bool=False              # True: learn the prompts too
     max_samples:int|None=None               # learn from the first so many rows; None: all
     eval_samples:int=200                    # held-out rows that base and tuned model answer; 0: none
+    min_length:int=0                        # a shorter row, in tokens, is left out
     max_length:int=512                      # tokens a row may have, prompt and answer together
-    on_long:Literal["drop","cut","error"]="drop"  # a longer row is left out, loses the end of its answer, or stops the preparation
+    on_long:Literal["drop","cut","split","error"]="drop"  # a longer row is left out, loses a part, becomes several examples, or stops the preparation
+    cut_side:Literal["end","start"]="end"   # on_long cut: lose the end of the answer, or the oldest context
+    drop_duplicates:bool=False              # True: of rows with the same tokens only the first is kept
+    on_bad_row:Literal["error","drop"]="error"  # a row that cannot be read stops the preparation, or is left out and counted
+    cache_dir:str|None=None                 # where prepared rows are kept; None: SFT_NB_CACHE, else ~/.cache/sft_nb
     # model
     model:str="tiny"                        # tiny (ships with sft_nb), a hub id or a folder
     tokenizer:str|None=None                 # hub id or folder; None: the model's own
@@ -50,6 +63,8 @@ class Config:
     max_steps:int=-1                        # stop after so many optimiser steps, whatever num_train_epochs says; -1: no limit
     max_time:float|None=None                # stop at the first step boundary after so many seconds; None: no limit
     per_device_train_batch_size:int=4       # rows in one forward pass; larger is faster and takes more memory
+    max_tokens_per_batch:int|None=None      # pack rows into one long row of at most so many tokens; replaces per_device_train_batch_size. None: pad
+    group_by_length:bool=False              # True: padded batches of rows of about the same length, for less padding
     gradient_accumulation_steps:int=4       # forward passes in one optimiser step
     optim:str="adamw_torch"                 # any optimiser that TrainingArguments knows: paged_adamw_8bit saves memory on a GPU
     lr_scheduler_type:str="cosine"          # cosine, linear, constant, constant_with_warmup ...
@@ -92,30 +107,30 @@ def comments()->dict[str,str]:
     found = dict(re.findall(r"^    (\w+):\S.*?=.*?  # (.*)$", source, re.M))
     return {name: found[name] for name in defaults()}
 
-# %% ../nbs/01_config.ipynb #a2fd7eb6
+# %% ../nbs/01_config.ipynb #f591302f
 _WORDS = {int:"a whole number", float:"a number", str:"a text", bool:"True or False", type(None):"None"}
 
 def _expects(t)->str:
     "The rule of annotation `t` in words"
     if get_origin(t) is Literal: return "one of " + ", ".join(map(repr, get_args(t)))
-    if get_origin(t) is tuple: return "a list of texts"
+    if get_origin(t) is tuple: return "a list of texts" if get_args(t)[0] is str else "a list of numbers"
     if isinstance(t, types.UnionType): return " or ".join(map(_expects, get_args(t)))
     return _WORDS[t]
 
 def _fits(v, t)->bool:
     "Does `v` fit annotation `t`? A whole number is a number; True is neither"
     if get_origin(t) is Literal: return v in get_args(t)
-    if get_origin(t) is tuple: return isinstance(v, tuple) and len(v) > 0 and all(isinstance(x, str) for x in v)
+    if get_origin(t) is tuple: return isinstance(v, tuple) and len(v) > 0 and all(_fits(x, get_args(t)[0]) for x in v)
     if isinstance(t, types.UnionType): return any(_fits(v, a) for a in get_args(t))
     if t is float: return isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
     if t is int: return isinstance(v, int) and not isinstance(v, bool)
     return isinstance(v, t)
 
-# %% ../nbs/01_config.ipynb #956bf135
-_AT_LEAST = dict(max_samples=1, eval_samples=0, max_length=2, lora_r=1, lora_alpha=1, lora_dropout=0, learning_rate=0, num_train_epochs=0,
+# %% ../nbs/01_config.ipynb #36446cb3
+_AT_LEAST = dict(max_samples=1, eval_samples=0, eval_fraction=0, min_length=0, max_length=2, max_tokens_per_batch=2, lora_r=1, lora_alpha=1, lora_dropout=0, learning_rate=0, num_train_epochs=0,
     max_steps=-1, max_time=0, per_device_train_batch_size=1, gradient_accumulation_steps=1, warmup_steps=0, weight_decay=0, max_grad_norm=0,
     seed=0, eval_steps=1, per_device_eval_batch_size=1, max_new_tokens=1, logging_steps=1, save_steps=1, save_total_limit=1)
-_BELOW = dict(lora_dropout=1, learning_rate=1, weight_decay=1, seed=2**32)   # numpy takes no larger seed
+_BELOW = dict(eval_fraction=1, lora_dropout=1, learning_rate=1, weight_decay=1, seed=2**32)   # numpy takes no larger seed
 
 def _edit(where:str, name:str, v)->str:
     "The fix that sets `name` to `v`, as it is written in that place"
@@ -154,12 +169,12 @@ def _suggest(name, v, t):
             if _fits(near, t): return near
     return defaults()[name]
 
-# %% ../nbs/01_config.ipynb #be4dbf81
+# %% ../nbs/01_config.ipynb #378bfe90
 ALIASES = dict(
     batch_size="per_device_train_batch_size", micro_batch_size="per_device_train_batch_size", eval_batch_size="per_device_eval_batch_size",
     grad_accumulation_steps="gradient_accumulation_steps", num_epochs="num_train_epochs", epochs="num_train_epochs", lr="learning_rate",
     max_seq_length="max_length", max_seq_len="max_length", model_id="model", model_name="model", model_name_or_path="model",
-    train_data="train_file", eval_data="eval_file", use_wandb="wandb", wandb_name="run_name", target_modules="lora_target_modules",
+    train_data="train_file", eval_data="eval_file", dataset="train_file", data_path="train_file", train_on_inputs="train_on_prompt", val_size="eval_fraction", use_wandb="wandb", wandb_name="run_name", target_modules="lora_target_modules",
     lora_rank="lora_r", lr_scheduler="lr_scheduler_type", warmup_ratio="warmup_steps", optimizer="optim",
     use_gradient_checkpointing="gradient_checkpointing", num_samples="eval_samples", output_dir="run_name")
 
@@ -175,13 +190,14 @@ def _unknown(name:str, where:str)->ConfigError:
     return ConfigError(where, f"{name} is not a setting", f"the nearest is {near[0]}" if near else "",
                        f"write {near[0]}" if near else "leave it out, or begin its name with _ if it is a helper of the file; sft_nb config lists all settings")
 
-# %% ../nbs/01_config.ipynb #33d17c4c
+# %% ../nbs/01_config.ipynb #5f931ec5
 def _tidy(name:str, v:Any)->dict[str,Any]:
     "Setting `name` with value `v` as `Config` keeps it; `name` may be an alias"
     full = _full_name(name)
-    if full == "lora_target_modules":
-        if isinstance(v, str): v = tuple(v.replace(",", " ").split())
-        if isinstance(v, list): v = tuple(v)
+    if full == "lora_target_modules" and isinstance(v, str): v = tuple(v.replace(",", " ").split())
+    if full in ("train_file", "eval_file") and isinstance(v, (str, Path)): v = (str(v),)
+    if full == "train_weights" and isinstance(v, (int, float)) and not isinstance(v, bool): v = (v,)
+    if isinstance(v, list): v = tuple(v)
     if name.lower().replace("-", "_") == "output_dir" and isinstance(v, str) and Path(v).name:
         return dict(runs_dir=str(Path(v).parent), run_name=Path(v).name)
     return {full: v}

@@ -5,18 +5,20 @@
 # %% auto #0
 __all__ = ['wilson', 'Answer', 'Accuracy', 'answer_rows', 'Evaluation', 'evaluate']
 
-# %% ../nbs/14_evaluate.ipynb #b007ed1d
+# %% ../nbs/14_evaluate.ipynb #52c01f7c
 import json, math
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 
 from .config import Config, ConfigError
-from .data import conversation, load_tokenizer, read_split
+from .data import conversation, read_split
 from .generate import Generation, generate
+from .labels import load_tokenizer
 from .model import load_adapter, load_base
+from .report import SftError
 from .run import Run
-from .tasks.core import Score, get_task
+from .tasks.core import Score, task_of
 
 # %% ../nbs/14_evaluate.ipynb #d51bf79d
 def wilson(
@@ -65,7 +67,7 @@ class Accuracy:
     @classmethod
     def from_dict(cls, d:dict)->"Accuracy": return cls(d["model"], [Answer(**a) for a in d["answers"]])
 
-# %% ../nbs/14_evaluate.ipynb #ed85d0ac
+# %% ../nbs/14_evaluate.ipynb #2435c9ad
 def answer_rows(
     model,
     tokenizer,
@@ -75,11 +77,16 @@ def answer_rows(
     progress:bool=True,
 )->Accuracy:
     "Let `model` answer every row and score what it wrote"
-    task = get_task(cfg.task)
-    prompts = [conversation(task, r, w)[:-1] for w, r in rows.items()]
+    task = task_of(cfg)
+    talks = {w: conversation(task, r, w, cfg) for w, r in rows.items()}
+    if where := next((w for w, m in talks.items() if len(m) < 2), None):
+        raise SftError(where, "it has no prompt, so there is nothing to ask", "a question and an answer", "--eval-samples 0, or --response-template for rows of text")
+    prompts = [m[:-1] for m in talks.values()]
     texts = generate(model, tokenizer, prompts, max_new_tokens=cfg.max_new_tokens, batch_size=cfg.per_device_eval_batch_size,
                      progress=f"{name} answers" if progress else "")
-    return Accuracy(name, [_answer(w, p, g, task.score(g.text, r)) for (w, r), p, g in zip(rows.items(), prompts, texts)])
+    return Accuracy(name, [_answer(w, p, g, task.score(g.text, _asked(task, r, talks[w]))) for (w, r), p, g in zip(rows.items(), prompts, texts)])
+
+def _asked(task, row, talk)->dict: return dict(messages=talk) if task.name == "chat" and talk[0]["role"] != "text" else dict(question=talk[0]["content"], answer=talk[-1]["content"]) if task.name == "chat" else row
 
 def _answer(where:str, prompt:list[dict], g:Generation, s:Score)->Answer:
     return Answer(where, prompt[-1]["content"], g.text, s.correct, s.got, s.expected, g.n_tokens, g.ended)
@@ -117,7 +124,7 @@ class Evaluation:
         d = json.loads(Path(path).read_text(encoding="utf-8"))
         return cls(d["run"], d["checkpoint"], Accuracy.from_dict(d["base"]), Accuracy.from_dict(d["tuned"]))
 
-# %% ../nbs/14_evaluate.ipynb #1223272b
+# %% ../nbs/14_evaluate.ipynb #5022c9dd
 def evaluate(
     run:Run|str|Path,
     *, checkpoint:str="adapter",    # adapter: the result; or checkpoint-N
@@ -131,7 +138,8 @@ def evaluate(
     cfg = replace(run.config, **asked)
     if cfg.eval_samples == 0:
         raise ConfigError(f"evaluate {run.name}", "eval_samples is 0", "at least one held-out row", "--eval-samples 200")
-    rows = read_split(cfg, get_task(cfg.task), "eval")
+    rows = read_split(cfg, task_of(cfg), "eval")
+    if not rows: raise ConfigError(f"evaluate {run.name}", "no rows are held out", "at least one", "--eval-file rows.jsonl")
     folder = run.adapter if checkpoint == "adapter" else run.path/"checkpoints"/checkpoint
     tokenizer = load_tokenizer(cfg)
     model = load_adapter(cfg, tokenizer, folder)

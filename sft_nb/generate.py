@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Generation', 'left_pad', 'eval_mode', 'generate']
 
-# %% ../nbs/13_generate.ipynb #a79e1362
+# %% ../nbs/13_generate.ipynb #40018dea
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig
 
-from .data import encode_prompts
+from .labels import encode_prompts
 from .report import SftError
 
 # %% ../nbs/13_generate.ipynb #cd01fa1a

@@ -6,7 +6,7 @@
 __all__ = ['quiet', 'quantization', 'random_weights', 'guard_4bit', 'fit_vocabulary', 'load_base', 'target_modules',
            'add_adapter', 'load_model', 'count_parameters', 'load_adapter']
 
-# %% ../nbs/07_model.ipynb #21f6f29d
+# %% ../nbs/07_model.ipynb #819ef820
 import difflib, tempfile, warnings
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, s
 from transformers.utils import logging as _logging
 
 from .config import Config, ConfigError
-from .data import end_ids, load_tokenizer, model_path
+from .labels import end_ids, load_tokenizer, model_path
 from .precision import choose_device, choose_dtype
 
 # %% ../nbs/07_model.ipynb #5858a93b

@@ -97,10 +97,16 @@ class Report:
         return (f"<b>{escape(self.title)}</b><table>{rows}</table>" +
                 (f"<ul style='list-style:none;padding-left:0'>{says}</ul>" if says else ""))
 
-# %% ../nbs/00_report.ipynb #0a42614c
+# %% ../nbs/00_report.ipynb #a97e5c67
 def _short(v)->str:
     "A figure as a person writes it: 7,473 or 0.0003 or a text as it is"
     if isinstance(v, bool) or v is None: return str(v)
     if isinstance(v, int): return f"{v:,}"
     if isinstance(v, float): return f"{v:,.4g}"
+    if isinstance(v, dict) and "counts" in v: return _bars(v["counts"]) + f" {v['edges'][0]:g} to {v['edges'][-1]:g}"
     return str(v)
+
+def _bars(counts:list[int])->str:
+    "A histogram on one line; whatever is not zero can be seen"
+    top = max(counts, default=0)
+    return "".join(" ▁▂▃▄▅▆▇█"[-(-8 * n // top)] if top else " " for n in counts)

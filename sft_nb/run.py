@@ -87,7 +87,7 @@ class Run:
         found = [(int(m[1]), p) for p in self.path.glob("checkpoints/checkpoint-*") if (m := re.fullmatch(r"checkpoint-(\d+)", p.name))]
         return [p for _, p in sorted(found) if (p/"trainer_state.json").exists()]
 
-# %% ../nbs/10_run.ipynb #115a6ac9
+# %% ../nbs/10_run.ipynb #34e4d7a1
 def _taken(run:Run)->ConfigError:
     "The error for a name that is in use, with what can be done"
     state, step = run.status.get("state", "new"), run.status.get("step", 0)
@@ -116,7 +116,8 @@ def create_run(
     "Make the directory of a new run; ConfigError if its name is in use, `SftError` if it cannot be written"
     check_free(cfg)
     root, k = Path(cfg.runs_dir), 1
-    stem = f"{cfg.task.replace(':', '.')}-{Path(cfg.model).name}"
+    task = cfg.task if cfg.task != "auto" else "arithmetic" if cfg.train_file is None else Path(cfg.train_file[0].split(":")[0]).stem
+    stem = f"{task.replace(':', '.')}-{Path(cfg.model).name}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         while True:

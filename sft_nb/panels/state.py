@@ -5,18 +5,19 @@
 # %% auto #0
 __all__ = ['BatchState', 'Pair', 'GenerationState', 'pair_html']
 
-# %% ../../nbs/panels/00_state.ipynb #d5a04b7e
+# %% ../../nbs/panels/00_state.ipynb #76a83e6c
 import math
 from dataclasses import dataclass, field
 from html import escape
 
 from ..collate import DataCollatorForCausalLM
 from ..config import ConfigError
-from ..data import Data, conversation, load_tokenizer, read_split, spans, spans_html
+from ..data import Data, conversation, read_split
+from ..labels import load_tokenizer, spans, spans_html
 from ..generate import Generation, generate
 from ..model import load_adapter
 from ..run import Run
-from ..tasks.core import Task, get_task
+from ..tasks.core import Task, task_of
 
 # %% ../../nbs/panels/00_state.ipynb #a93ea777
 @dataclass
@@ -65,7 +66,7 @@ class BatchState:
         return f"{self.split} batch {self.index + 1} of {self.n_batches:,}, shape {shape}: {shares}"
     def html(self)->str: return "".join(f"<div style='border-top:1px solid #d0d7de;padding:4px 0'>{spans_html(r)}</div>" for r in self.rows())
 
-# %% ../../nbs/panels/00_state.ipynb #a424998f
+# %% ../../nbs/panels/00_state.ipynb #0f9f228e
 @dataclass(frozen=True)
 class Pair:
     "One prompt and two answers"
@@ -96,8 +97,8 @@ class GenerationState:
         "Places of the first `n` held-out rows -> their conversations, answer included; none for a run without held-out rows"
         cfg = self.run.config
         if not cfg.eval_samples: return {}
-        task = get_task(cfg.task)
-        return {w: conversation(task, r, w) for w, r in list(read_split(cfg, task, "eval").items())[:n]}
+        task = task_of(cfg)
+        return {w: conversation(task, r, w, cfg) for w, r in list(read_split(cfg, task, "eval").items())[:n]}
     def ask(self,
         prompt:str,
         *, example:list[dict]|None=None,  # a conversation of `examples`: if it ends with `prompt`, all that stands before goes with it

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['BatchPanel', 'GenerationPanel']
 
-# %% ../../nbs/panels/01_views.ipynb #3bf03e0f
+# %% ../../nbs/panels/01_views.ipynb #01edd3cb
 from html import escape
 from pathlib import Path
 
 import ipywidgets as W
 
-from ..data import Data, spans_html
+from ..data import Data
+from ..labels import spans_html
 from .state import BatchState, GenerationState, pair_html
 from ..report import SftError
 from ..run import Run
