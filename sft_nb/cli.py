@@ -97,7 +97,7 @@ def _new_run(cfg:Config):
     from sft_nb.train import train
     return train(cfg, data=data)
 
-# %% ../nbs/16_cli.ipynb #c5a50320
+# %% ../nbs/16_cli.ipynb #4fadfbb9
 def _tell(run, n_examples:int)->int:
     "What came out of a training, and the scores of a finished one"
     losses = [(m["step"], m["loss"]) for m in run.metrics() if "loss" in m]
@@ -105,11 +105,18 @@ def _tell(run, n_examples:int)->int:
     _say(", ".join(f"loss {v:.3f} at step {s}" for s, v in dict.fromkeys((losses[0], losses[-1]))) if losses else "no step was taken")
     if status["state"] != "finished":
         _say(f"{status['state']}: {status['reason']}. Go on with: {status['fix']}")
-    elif run.config.eval_samples:
-        from sft_nb.evaluate import evaluate
-        _score(evaluate(run), n_examples)
+    elif run.config.eval_samples: _score_or_say(run, n_examples)
     _say(f"\nrun directory: {run.path}")
     return 0
+
+def _score_or_say(run, n_examples:int)->None:
+    "Scores of a finished run, if it has rows to score"
+    from sft_nb.data import source_of
+    from sft_nb.tasks.core import task_of
+    if source_of(run.config, task_of(run.config), "eval") is None:
+        return _say("no rows are held out, so nothing is scored. Next time: --eval-file rows.jsonl, or --eval-fraction 0.05")
+    from sft_nb.evaluate import evaluate
+    _score(evaluate(run), n_examples)
 
 def _score(evaluation, n_examples:int)->None:
     _say(f"\n{evaluation}")

@@ -6,7 +6,7 @@
 __all__ = ['conversation', 'source_of', 'read_split', 'fit', 'Split', 'Data', 'cache_folder', 'cache_key', 'make_split',
            'prepare']
 
-# %% ../nbs/03c_data.ipynb #2c0728f8
+# %% ../nbs/03c_data.ipynb #6eb51d62
 import hashlib, inspect, json, os, shutil, tempfile, weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ from .formats import detect, to_messages
 from .labels import Chunk, Encoded, Encoder, Layouts, Mistrust, Template, end_ids, layout, learned, load_tokenizer, spans, spans_html
 from .report import Finding, Report, SftError
 from .rows import Mixture, Source, _listed, open_rows
-from .tasks.core import Task, task_of
+from .tasks.core import Task, get_task, task_of
 
 # %% ../nbs/03c_data.ipynb #a86bd542
 def conversation(
@@ -201,7 +201,7 @@ def _ready(m:dict, t:Template, where:str)->list[Chunk]:
     edges = [0, *(k for k in range(1, len(ids)) if (labels[k] == -100) != (labels[k - 1] == -100)), len(ids)]
     return [Chunk("", "", labels[a] != -100, b == len(ids), ids=tuple(ids[a:b])) for a, b in zip(edges, edges[1:])]
 
-# %% ../nbs/03c_data.ipynb #23e0faf3
+# %% ../nbs/03c_data.ipynb #c8ddab38
 class _Account:
     "Writes examples to `folder` and counts"
     def __init__(self, folder:Path, cfg:Config, bos:int):
@@ -271,14 +271,15 @@ class _Account:
         offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
         column = lambda x: self.pa.ListArray.from_arrays(self.pa.array(offsets), self.pa.array(x))
         self.out.write_batch(self.pa.record_batch([column(ids), column(labels)], schema=self.schema))
-        for x in (lengths.astype(np.int64), ids, labels): self.hash.update(np.ascontiguousarray(x))
         mask = np.r_[labels != -100, True]
         where, sums = np.flatnonzero(mask), np.r_[0, np.cumsum(mask[:-1])]
         begin = where[np.searchsorted(where, offsets[:-1])]
         sums_ = sums[offsets[1:]] - sums[offsets[:-1]]
-        check = lambda a, z: np.frombuffer(b"".join(hashlib.blake2b(ids[i:j], digest_size=8).digest() for i, j in zip(a.tolist(), z.tolist())), dtype=np.int64)
+        check = lambda of, a, z: np.frombuffer(b"".join([hashlib.blake2b(of[i:j], digest_size=8).digest() for i, j in zip(a.tolist(), z.tolist())]), dtype=np.int64)
+        whole = check(np.stack([ids, labels], 1), offsets[:-1], offsets[1:])
+        self.hash.update(whole.tobytes())
         self.stats.append(dict(length=lengths.astype(np.int32), learn=sums_.astype(np.int32), row=np.asarray(of, dtype=np.int64), last=labels[offsets[1:] - 1],
-                               whole=check(offsets[:-1], offsets[1:]), prompt=check(offsets[:-1], begin)))
+                               whole=whole, prompt=check(ids, offsets[:-1], begin)))
 
     def close(self, seen:Counter)->dict:
         "Write what was counted"
@@ -468,7 +469,7 @@ def _overlap(train:Split, held_out:Split|None)->Finding:
 
 def _formats(s:Split)->str: return ", ".join(f"{k.removeprefix('format ')} ({n:,} rows)" for k, n in s.meta["seen"].items() if k.startswith("format "))
 
-# %% ../nbs/03c_data.ipynb #f71dd1b2
+# %% ../nbs/03c_data.ipynb #01af67ec
 def prepare(
     cfg:Config,
     tokenizer=None,        # None: the one that `cfg` names
@@ -476,7 +477,8 @@ def prepare(
     train=None, eval=None, # rows instead of the files: a list, a Dataset, anything iterable
 )->Data:
     "Rows -> tokens and labels, with a report of every row kept, cut or dropped; `SftError` if nothing is left"
-    task, tokenizer = task or task_of(cfg), tokenizer or load_tokenizer(cfg)
+    if task is None: task = get_task("chat") if train is not None and cfg.task == "auto" else task_of(cfg)
+    tokenizer = tokenizer or load_tokenizer(cfg)
     sides = {}
     for name, given in (("train", train), ("eval", eval)):
         rows = source_of(cfg, task, name, given)

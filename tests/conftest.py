@@ -1,5 +1,5 @@
 """Shared fixtures. Nothing here needs a network, a GPU or files beside the repository; tests that can use real rows and tokenizers skip without them."""
-import os
+import atexit, os, shutil, tempfile
 from pathlib import Path
 
 import pytest
@@ -7,6 +7,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("SFT_NB_SHARED", ROOT.parent/"shared"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")   # nothing here may depend on the hub
+if "SFT_NB_CACHE" not in os.environ:           # prepared rows of these tests, and of the processes that they start
+    os.environ["SFT_NB_CACHE"] = tempfile.mkdtemp(prefix="sft_nb-test-")
+    atexit.register(shutil.rmtree, os.environ["SFT_NB_CACHE"], ignore_errors=True)
 
 
 def shared(path:str)->Path:

@@ -15,7 +15,7 @@ def files(tmp_path):
     (tmp_path/"good.jsonl").write_text('{"question": "What is 1+1?", "answer": "#### 2"}\n' * 3)
     (tmp_path/"empty.jsonl").touch()
     (tmp_path/"broken.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n{"question": \n')
-    (tmp_path/"fields.jsonl").write_text('{"prompt": "1+1?", "response": "2"}\n')
+    (tmp_path/"fields.jsonl").write_text('{"utterance": "1+1?", "reply": "2"}\n')
     (tmp_path/"mine.py").write_text("class Broken(:\n")
     (tmp_path/"comma.py").write_text("from sft_nb.configs.default import *\nMAX_SEQ_LENGTH = 262144,\n")
     return tmp_path
@@ -31,9 +31,9 @@ WRONG = [  # arguments, exit code, what the message says
     (["train", "--task", "algebra"], 2, ["no such task", "arithmetic, chat, gsm8k"]),
     (["train", "--device", "cuda"], 2, ["device cuda", "Fix: --device auto"]),
     (["train", "--train-file", "missing.jsonl"], 1, ["missing.jsonl", "there is no such file"]),
-    (["train", "--train-file", "empty.jsonl"], 1, ["empty.jsonl", "the file is empty"]),
+    (["train", "--train-file", "empty.jsonl"], 1, ["empty.jsonl", "there is no row in it"]),
     (["train", "--train-file", "broken.jsonl"], 1, ["broken.jsonl line 2", "no JSON"]),
-    (["train", "--train-file", "fields.jsonl"], 1, ["fields.jsonl line 1", "question, answer is missing", "the row has prompt, response"]),
+    (["train", "--train-file", "fields.jsonl"], 1, ["fields.jsonl line 1", "it has the fields utterance, reply", "messages; or conversations"]),
     (["data", "--train-file", "good.jsonl", "--max-length", "4"], 1, ["none is left", "--max-length "]),
     (["data", "--train-file", "good.jsonl", "--max-length", "8", "--on-long", "error"], 1, ["good.jsonl line 1", "max_length is 8"]),
     (["evaluate", "runs/none"], 2, ["no such directory"]),
@@ -41,7 +41,15 @@ WRONG = [  # arguments, exit code, what the message says
     (["train", "--resume", "runs/none"], 2, ["no such directory"]),
     (["train", "--resume", "runs/none", "--lr", "1e-3"], 2, ["--learning-rate is given too"]),
     (["train", "--task", "chat"], 1, ["there is no file", "--train-file rows.jsonl"]),
-    (["data", "--task", "chat", "--train-file", "good.jsonl"], 1, ["good.jsonl line 1", "it has the fields question, answer", "messages, or prompt and completion"]),
+    (["data", "--task", "gsm8k", "--train-file", "fields.jsonl"], 1, ["fields.jsonl line 1", "question, answer is missing", "the row has utterance, reply"]),
+    (["data", "--train-file", "good.jsonl", "--data-format", "alpaca"], 1, ["good.jsonl line 1", "field instruction, output is missing", "--data-format auto"]),
+    (["data", "--train-file", "good.jsonl", "--train-weights", "1", "2"], 2, ["2 weights for 1 files", "Fix: --train-weights 1"]),
+    (["data", "--train-file", "good.jsonl", "--train-weights", "-1"], 2, ["a weight is -1"]),
+    (["data", "--train-file", "good.jsonl", "--eval-fraction", "1.5"], 2, ["eval_fraction is below 1"]),
+    (["data", "--train-file", "good.jsonl", "--chat-template", "no.jinja"], 2, ["chat_template 'no.jinja'", "there is no such file"]),
+    (["data", "--train-file", "good.jsonl", "--cache-dir", "good.jsonl"], 2, ["cache_dir", "cannot be written", "Fix: --cache-dir another"]),
+    (["data", "--train-file", "."], 1, ["broken.jsonl line 2", "no JSON"]),
+    (["data", "--train-file", "nobody/nothing:train"], 1, ["dataset 'nobody/nothing:train'", "cannot be loaded from the hub"]),
     (["train", "--resume", "runs/none", "--config", "demo"], 2, ["--config is given too"]),
     (["train", "--config", "demo", "--optim", "adamm"], 2, ["adamm", "optim and lr_scheduler_type"]),
     (["train", "--task", "mine:Broken"], 2, ["mine:Broken", "SyntaxError"]),
@@ -71,7 +79,7 @@ def test_a_run_name_that_is_taken(trained):
 def test_data_as_json_is_one_object(files):
     done = shell("data", "--train-file", files/"good.jsonl", "--eval-samples", 5, "--json")
     report = json.loads(done.stdout)
-    assert done.returncode == 0 and report["figures"]["train: rows kept"] == 3 and report["status"] == "ok"
+    assert done.returncode == 0 and report["figures"]["train: rows kept"] == 3 and {f["check"]: f["status"] for f in report["findings"]} == {"train_dropped": "ok", "train_ends": "ok", "train_duplicates": "warn", "held_out": "skipped"}
 
 
 def test_data_shows_what_is_left_out(files):

@@ -2,7 +2,7 @@
 import torch
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 
-from sft_nb.collate import DataCollatorForCausalLM
+from sft_nb.collate import DataCollatorFlattening, DataCollatorForCausalLM
 
 rows = st.lists(st.lists(st.tuples(st.integers(4, 700), st.booleans()), min_size=1, max_size=40), min_size=1, max_size=8).map(
     lambda batch: [dict(input_ids=[i for i, _ in r], labels=[i if s else -100 for i, s in r]) for r in batch])
@@ -27,3 +27,33 @@ def test_equal_to_trls_collator_where_both_can(tokenizer, features):
     theirs = DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id, pad_to_multiple_of=8)([dict(f) for f in features])
     ours = DataCollatorForCausalLM(tokenizer, 8)(features)
     assert all(torch.equal(ours[k], theirs[k]) for k in ("input_ids", "labels", "attention_mask"))
+
+
+@given(rows)
+@how(max_examples=100, deadline=None)
+def test_flattened_rows_are_the_rows(features):
+    b = DataCollatorFlattening()(features)
+    cu = b["cu_seq_lens_q"].tolist()
+    assert len(cu) == len(features) + 1 and cu[0] == 0 and cu[-1] == b["input_ids"].shape[1] and b["max_length_q"] == max(len(f["input_ids"]) for f in features)
+    for f, i, j in zip(features, cu, cu[1:]):
+        assert b["input_ids"][0, i:j].tolist() == f["input_ids"] and b["labels"][0, i:j].tolist() == [-100, *f["labels"][1:]] and b["position_ids"][0, i:j].tolist() == list(range(j - i))
+
+
+@given(rows)
+@how(max_examples=50, deadline=None)
+def test_flattened_equals_transformers(features):
+    from transformers import DataCollatorWithFlattening
+    theirs = DataCollatorWithFlattening(return_flash_attn_kwargs=True)([dict(f) for f in features])
+    ours = DataCollatorFlattening()(features)
+    for k in ours: assert torch.equal(torch.as_tensor(ours[k]), torch.as_tensor(theirs[k])), k
+
+
+@given(rows)
+@how(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_lists_arrays_and_tensors_give_the_same_batch(tokenizer, features):
+    import numpy as np
+    for collate in (DataCollatorForCausalLM(tokenizer, 8), DataCollatorFlattening()):
+        want = collate(features)
+        for kind in (lambda x: np.array(x, dtype=np.int32), torch.tensor):
+            got = collate([{k: kind(v) for k, v in f.items()} for f in features])
+            assert all(torch.equal(torch.as_tensor(want[k]), torch.as_tensor(got[k])) for k in want)

@@ -13,9 +13,10 @@ def values(f):
     "Values that setting `f` takes"
     t = f.type
     if get_origin(t) is Literal: return st.sampled_from(get_args(t))
-    if get_origin(t) is tuple: return st.lists(st.sampled_from(["q_proj", "v_proj", "all-linear"]), min_size=1, max_size=3).map(tuple)
+    if tuple[float, ...] in (t, *get_args(t)): return st.lists(st.floats(.1, 10), min_size=1, max_size=3).map(tuple)
+    if tuple[str, ...] in (t, *get_args(t)): return st.lists(st.sampled_from(["q_proj", "v_proj", "all-linear"]), min_size=1, max_size=3).map(tuple)
     if t is bool: return st.booleans()
-    if f.name == "lora_dropout" or f.name in ("learning_rate", "weight_decay"): return st.floats(0, .9)
+    if f.name in ("lora_dropout", "learning_rate", "weight_decay", "eval_fraction"): return st.floats(0, .9)
     if int in (t, *get_args(t)): return st.integers(2, 10_000)
     if float in (t, *get_args(t)): return st.floats(0, 1e6) | st.integers(0, 100)
     return st.text("abc/._-", min_size=1, max_size=8)
@@ -53,11 +54,11 @@ def test_a_name_is_a_setting_an_alias_or_refused(name):
     else: assert known
 
 
-OTHER = {bool: True, int: 7, float: .5, str: "some/name", int | None: 7, float | None: 7., str | None: "some/name", tuple[str, ...]: ("q_proj",)}   # a value that is nobody's default
+OTHER = {bool: True, int: 7, float: .5, str: "some/name", int | None: 7, float | None: 7., str | None: "some/name", tuple[str, ...]: ("q_proj",), tuple[str, ...] | None: ("some/name",)}   # a value that is nobody's default
 
 @pytest.mark.parametrize("alias,full", sorted(ALIASES.items()))
 def test_every_alias_works_in_any_spelling(alias, full):
-    value = OTHER[next(f.type for f in settings() if f.name == full)]
+    value = .5 if full == "eval_fraction" else OTHER[next(f.type for f in settings() if f.name == full)]
     for spelled in (alias, alias.upper(), alias.replace("_", "-")):
         assert getattr(load_config(**{spelled: value}), full) == ("name" if alias == "output_dir" else value) != defaults()[full]
 

@@ -15,7 +15,7 @@ def ask(*questions): return [[dict(role="user", content=q)] for q in questions]
 
 def test_greedy_equals_transformers_on_a_single_prompt(tokenizer):
     import torch
-    from sft_nb.data import encode_prompts
+    from sft_nb.labels import encode_prompts
     base, talk = load_base(load_config(), tokenizer), ask("What is the opposite of big?")
     ids = torch.tensor(encode_prompts(talk, tokenizer))
     theirs = base.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)[0, ids.shape[1]:]
@@ -62,7 +62,7 @@ def test_generation_stops_at_the_templates_end_of_turn_when_eos_is_another(train
     "A base model's eos is often not what ends a turn in its chat template; training ends answers with the latter, so generation stops there too"
     import shutil
     from transformers import AutoTokenizer
-    from sft_nb.data import end_ids, encode, load_tokenizer, model_path
+    from sft_nb.labels import end_ids, encode, load_tokenizer, model_path
     shutil.copytree(model_path("tiny"), tmp_path/"base")
     tok = AutoTokenizer.from_pretrained(tmp_path/"base")
     tok.eos_token = "<|endoftext|>"

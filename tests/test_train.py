@@ -1,5 +1,5 @@
 """The loss is the loss that is meant, an evaluation leaves training as it was, and a run tells what happened."""
-import json
+import json, shutil
 from dataclasses import replace
 
 import pytest
@@ -136,9 +136,36 @@ def test_resuming_goes_on_without_a_gap_or_a_double_line(tmp_path):
     assert a == b
 
 
+def test_packed_padded_and_grouped_batches_have_the_same_first_loss(tmp_path):
+    "The mean over the tokens of a step, however its rows are laid out; against the float64 calculation"
+    cfg, data = first_step(tmp_path)
+    batch = DataCollatorForCausalLM(data.tokenizer, 8)(list(data.train.tokens))
+    reference = by_hand(load_model(cfg, data.tokenizer), batch)
+    for how in (dict(max_tokens_per_batch=4096, gradient_accumulation_steps=1), dict(max_tokens_per_batch=100, gradient_accumulation_steps=8), dict(group_by_length=True)):
+        run = train(replace(cfg, **how), data=data)
+        assert run.metrics()[0]["loss"] == pytest.approx(reference, rel=1e-5), how
+
+
+@pytest.mark.parametrize("how", [dict(max_tokens_per_batch=256), dict(group_by_length=True)], ids=["packed", "grouped"])
+def test_a_run_that_is_stopped_in_the_middle_of_an_epoch_sees_the_same_batches(tmp_path, how):
+    "Loss after loss and byte after byte, in the second epoch"
+    cfg = load_config("demo", runs_dir=str(tmp_path), max_samples=96, num_train_epochs=2, per_device_train_batch_size=8, gradient_accumulation_steps=2, logging_steps=1, save_steps=1, eval_samples=0, save_total_limit=100, **how)
+    whole = train(cfg)
+    stop = int(.75 * whole.status["step"])
+    part = train(replace(cfg, run_name="part"))
+    for c in part.checkpoints():
+        if int(c.name.split("-")[1]) > stop: shutil.rmtree(c)
+    shutil.rmtree(part.adapter)
+    part.set_status("failed", reason="killed", step=stop)
+    resume(part.path)
+    curve = lambda r: [(m["step"], m["loss"]) for m in r.metrics() if "loss" in m]
+    assert curve(part) == curve(whole)
+    assert (part.adapter/"adapter_model.safetensors").read_bytes() == (whole.adapter/"adapter_model.safetensors").read_bytes()
+
+
 def test_bad_data_leaves_no_run_behind(tmp_path):
     (tmp_path/"empty.jsonl").touch()
-    with pytest.raises(SftError, match="the file is empty"): train(load_config("demo", runs_dir=str(tmp_path/"runs"), train_file=str(tmp_path/"empty.jsonl")))
+    with pytest.raises(SftError, match="there is no row in it"): train(load_config("demo", runs_dir=str(tmp_path/"runs"), train_file=str(tmp_path/"empty.jsonl")))
     assert not (tmp_path/"runs").exists()
 
 
