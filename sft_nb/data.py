@@ -6,10 +6,11 @@
 __all__ = ['conversation', 'source_of', 'read_split', 'fit', 'Split', 'Data', 'cache_folder', 'cache_key', 'make_split',
            'prepare']
 
-# %% ../nbs/03c_data.ipynb #6eb51d62
-import hashlib, inspect, json, os, shutil, tempfile, weakref
+# %% ../nbs/03c_data.ipynb #eab6f762
+import gc, hashlib, inspect, json, os, shutil, tempfile, weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -109,8 +110,8 @@ def fit(
     if not (cut[1] != -100).any(): return [], f"prompt longer than max_length {most}" if cfg.cut_side == "end" else f"no answer within max_length {most}", n
     return [cut], "cut", n - most
 
-# %% ../nbs/03c_data.ipynb #8775d3e2
-_BATCH = 1000
+# %% ../nbs/03c_data.ipynb #6a406259
+_BATCH = 512   # rows; small enough that a small file is read and encoded at the same time
 
 @dataclass
 class _Batch:
@@ -129,7 +130,8 @@ class _Prepare:
         self.how = dict(turns=cfg.train_on_turns, prompt_too=cfg.train_on_prompt)
         self.layouts = Layouts(t, **self.how)
         self.layouts.trust = trust
-        self.seen = Counter()   # formats, and what is worth a finding
+        self.named = cfg.data_format if cfg.data_format != "auto" else None if task.name == "chat" else task.name   # None: each row says
+        self.seen = Counter()   # formats, and how many rows became several examples
 
     def batches(self, rows):
         "Rows -> batches with their layouts"
@@ -150,7 +152,7 @@ class _Prepare:
         except SftError as e:
             if self.cfg.on_bad_row == "error": raise
             reason = f"{e.found[:60]}" + ("…" if len(e.found) > 60 else "")
-        self.seen[f"format {self.task.name if self.task.name != 'chat' and self.cfg.data_format == 'auto' else detect(row) or self.cfg.data_format}"] += 1
+        self.seen[self.named or detect(row) or "unknown"] += 1
         batch.places.append(place), batch.rows.append(row), batch.talks.append(talk), batch.layouts.append(examples)
         if reason: batch.gone[i] = reason
 
@@ -165,7 +167,7 @@ class _Prepare:
     def lay(self, talk, place)->list[list[Chunk]]:
         if talk[0]["role"] == "tokens": return [_ready(talk[0], self.t, place)]
         examples = self.layouts(talk, place)
-        self.seen["rows apart"] += len(examples) > 1
+        if len(examples) > 1: self.seen["rows apart"] += 1
         return examples
 
     def encode(self, batch)->Encoded:
@@ -348,7 +350,7 @@ class Data:
         ax.legend()
         return fig
 
-# %% ../nbs/03c_data.ipynb #295cf36d
+# %% ../nbs/03c_data.ipynb #e30a30bf
 _SETTINGS = ("data_format response_template train_on_turns train_on_prompt prompt_separator min_length max_length on_long cut_side drop_duplicates on_bad_row").split()
 
 def cache_folder(cfg:Config)->Path:
@@ -360,11 +362,20 @@ def cache_key(cfg:Config, task:Task, tokenizer, rows:Mixture)->str|None:
     digest = rows.digest()
     if digest is None: return None
     code = [Path(m.__file__).read_bytes() for m in map(inspect.getmodule, (Encoder, to_messages, _listed, type(task))) if getattr(m, "__file__", None)]
-    backend = tokenizer.backend_tokenizer.to_str() if hasattr(tokenizer, "backend_tokenizer") else repr(sorted(tokenizer.get_vocab().items()))
-    words = [digest, sft_nb.__version__, task.name, backend, str(tokenizer.chat_template), repr(sorted(tokenizer.special_tokens_map.items())), *(repr(getattr(cfg, s)) for s in _SETTINGS)]
+    words = [digest, sft_nb.__version__, task.name, _tokenizer_digest(tokenizer), str(tokenizer.chat_template), repr(sorted(tokenizer.special_tokens_map.items())), *(repr(getattr(cfg, s)) for s in _SETTINGS)]
     h = hashlib.blake2b(digest_size=16)
     for w in [*(w.encode("utf-8", "surrogatepass") for w in words), *code, _source_of_this()]: h.update(len(w).to_bytes(8, "big") + w)
     return h.hexdigest()
+
+def _tokenizer_digest(tokenizer)->str:
+    "Of vocabulary, merges, normaliser and all; the large part of it only once for each tokenizer"
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None: return repr(sorted(tokenizer.get_vocab().items()))
+    parts = [getattr(getattr(backend, p), "__getstate__", lambda: b"")() for p in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
+    small = repr((parts, sorted(tokenizer.added_tokens_decoder.items(), key=lambda x: x[0]), len(tokenizer)))
+    if getattr(tokenizer, "_sft_nb_digest", (None,))[0] is not backend:
+        tokenizer._sft_nb_digest = backend, hashlib.blake2b(backend.to_str().encode("utf-8", "surrogatepass")).hexdigest()
+    return small + tokenizer._sft_nb_digest[1]
 
 def _source_of_this()->bytes: return Path(__file__).read_bytes() if "__file__" in globals() else b"notebook"
 
@@ -373,7 +384,7 @@ def _load(folder:Path, rows:Mixture)->Split:
     with np.load(folder/"stats.npz") as stats: stats = dict(stats)
     return Split(datasets.Dataset.from_file(str(folder/"tokens.arrow")), stats, json.loads((folder/"meta.json").read_text(encoding="utf-8")), rows, folder)
 
-# %% ../nbs/03c_data.ipynb #0d621235
+# %% ../nbs/03c_data.ipynb #d54ae2f7
 def make_split(
     cfg:Config,
     task:Task,
@@ -412,10 +423,19 @@ def _workplace(home:Path, key)->Path:
         return Path(tempfile.mkdtemp(prefix=f"{key}.", dir=home))
     except OSError as e: raise ConfigError("cache_dir", f"{home} cannot be written ({e.strerror})", "a folder for prepared rows", "--cache-dir another") from e
 
+@contextmanager
+def _collector_off():
+    "Python's collector looks at every object of every library again and again; rows have no cycles for it to find"
+    was = gc.isenabled()
+    gc.disable()
+    try: yield
+    finally:
+        if was: gc.enable()
+
 def _run(cfg, task, tokenizer, rows, name, folder, trust)->tuple[_Account,Counter]:
     work = _Prepare(cfg, task, Template(tokenizer), trust=trust)
     account = _Account(folder, cfg, len(work.encoder.bos))
-    with tqdm(total=rows.total, desc=f"{name} rows", unit="row", delay=2, leave=False) as bar:
+    with _collector_off(), tqdm(total=rows.total, desc=f"{name} rows", unit="row", delay=2, leave=False) as bar:
         for batch, encoded in work(rows):
             account.add(batch, encoded)
             bar.update(len(batch.rows))
@@ -429,7 +449,7 @@ def _nothing_left(cfg, account, rows)->SftError:
 def _reasons(reasons)->str: return ", ".join(f"{n:,} {r}" for r, n in reasons.items())
 def _fix_for(count)->str: return f"--max-length {count['longest dropped']}" if count.get("longest dropped") else "look at data.dropped"
 
-# %% ../nbs/03c_data.ipynb #54ff7119
+# %% ../nbs/03c_data.ipynb #f985bfc9
 def _figures(s:Split, name:str)->dict:
     lengths, learn, count = s.stats["length"], int(s.stats["learn"].sum()), s.meta["count"]
     total, (p50, p95) = int(lengths.sum()), np.percentile(lengths, [50, 95])
@@ -467,7 +487,7 @@ def _overlap(train:Split, held_out:Split|None)->Finding:
     if both: return Finding("held_out", "warn", f"{both:,} held-out prompts are training prompts too", "take them out of one of the files")
     return Finding("held_out", "ok", "no held-out prompt is a training prompt")
 
-def _formats(s:Split)->str: return ", ".join(f"{k.removeprefix('format ')} ({n:,} rows)" for k, n in s.meta["seen"].items() if k.startswith("format "))
+def _formats(s:Split)->str: return ", ".join(f"{k} ({n:,} rows)" for k, n in s.meta["seen"].items() if k != "rows apart")
 
 # %% ../nbs/03c_data.ipynb #01af67ec
 def prepare(

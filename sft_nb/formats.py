@@ -73,13 +73,20 @@ def _with_tools(messages:list[dict], tools)->list[dict]:
     if not all(isinstance(t["function"], dict) for t in found): raise SftError("row", f"tools are {str(tools)[:60]!r}", "a list of objects", "mend the row")
     return [messages[0] | dict(tools=found), *messages[1:]] if found else messages
 
-# %% ../nbs/02_formats.ipynb #e599fee6
-def _messages(row)->list[dict]: return _with_tools([message(m, f"message {i}") for i, m in enumerate(_list(row["messages"], "messages"), 1)] or _empty(row), row.get("tools"))
+# %% ../nbs/02_formats.ipynb #c9ef74a3
+def _messages(row)->list[dict]: return _with_tools(_all(_list(row["messages"], "messages"), "message") or _empty(row), row.get("tools"))
+
+_CLEAN = {"system", "developer", "user", "assistant", "tool"}
+
+def _all(found:list, what:str)->list[dict]:
+    "Every message in the usual words; those that are so already stay as they are"
+    clean = [type(m) is dict and len(m) == 2 and m.get("role") in _CLEAN and type(m.get("content")) is str for m in found if not isinstance(m, dict) or type(m.get("role")) is str]
+    return found if len(clean) == len(found) and all(clean) else [message(m, f"{what} {i}") for i, m in enumerate(found, 1)]
 
 def _empty(row): raise SftError("row", f"it has no message; its fields are {', '.join(row)}", "a question and an answer", "leave it out")
 
 def _sharegpt(row)->list[dict]:
-    found = [message(m, f"turn {i}") for i, m in enumerate(_list(row["conversations"], "conversations"), 1)] or _empty(row)
+    found = _all(_list(row["conversations"], "conversations"), "turn") or _empty(row)
     return _with_tools(_system(row) + found, row.get("tools"))
 
 def _system(row)->list[dict]: return [dict(role="system", content=row["system"])] if isinstance(row.get("system"), str) and row["system"].strip() else []
@@ -95,7 +102,7 @@ def _pair(question, answer)->list[dict]:
 def _prompt_completion(row)->list[dict]:
     prompt, answer = row["prompt"], next(row[k] for k in _ANSWER if k in row)
     turns = lambda x, role: [dict(role=role, content=x)] if isinstance(x, str) else _list(x, "prompt" if role == "user" else "completion")
-    found = [message(m, f"message {i}") for i, m in enumerate([*turns(prompt, "user"), *turns(answer, "assistant")], 1)]
+    found = _all([*turns(prompt, "user"), *turns(answer, "assistant")], "message")
     return _with_tools(_system(row) + (found or _empty(row)), row.get("tools"))
 
 # %% ../nbs/02_formats.ipynb #48aae7db

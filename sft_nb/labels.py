@@ -7,10 +7,12 @@ __all__ = ['ASSETS', 'model_path', 'choose_pad', 'load_tokenizer', 'Template', '
            'layout', 'learned', 'Skeleton', 'Layouts', 'Mistrust', 'Encoded', 'Encoder', 'encode', 'encode_prompts',
            'prompt_text', 'end_ids', 'spans', 'spans_html']
 
-# %% ../nbs/03b_labels.ipynb #2fd99ee8
+# %% ../nbs/03b_labels.ipynb #b7cb84d4
 import json, re
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 from html import escape
 from pathlib import Path
 
@@ -200,9 +202,8 @@ def _end(says:str, content:str, m:dict, t:Template)->int|None:
     found = t.special.search(says, max(at, 0))
     return found.end() if found else None
 
-# %% ../nbs/03b_labels.ipynb #fb43e6de
-@dataclass(frozen=True)
-class Chunk:
+# %% ../nbs/03b_labels.ipynb #d1db57cd
+class Chunk(NamedTuple):
     "A piece of an example"
     anchor:str   # the text before it since the last added token, encoded with it and taken away again
     text:str
@@ -302,7 +303,7 @@ def _conditions(log)->tuple[set[str],set[str]]|None:
         else: return None
     return inside, equal
 
-# %% ../nbs/03b_labels.ipynb #90614421
+# %% ../nbs/03b_labels.ipynb #8bcee65e
 @dataclass(frozen=True)
 class Skeleton:
     "What a template writes for conversations of one shape"
@@ -312,8 +313,7 @@ class Skeleton:
 
     def fill(self, contents:list[str])->list[list[Chunk]]|None:
         "The layout of a conversation; None if a content needs the template itself"
-        for c in contents:
-            if not c or c[0].isspace() or c[-1].isspace() or c in self.equal or self.inside.search(c): return None
+        if not all(contents) or [c.strip() for c in contents] != contents or not self.equal.isdisjoint(contents) or self.inside.search("\0".join(contents)): return None
         return [[Chunk(anchor, pattern % tuple([contents[i] for i in holes]), learn, last) for anchor, pattern, holes, learn, last in e] for e in self.examples]
 
 def _skeleton(messages:list[dict], t:Template, how:dict)->Skeleton|None:
@@ -339,25 +339,34 @@ class _Watching(Template):
         run = _compile_jinja_template(self.tokenizer.get_chat_template()).render
         return run(messages=self.parted([m | dict(content=_Watched(m["content"], self.log)) for m in messages]), tools=None, documents=None, add_generation_prompt=prompt, **self.tokenizer.special_tokens_map)
 
-# %% ../nbs/03b_labels.ipynb #545dae58
+# %% ../nbs/03b_labels.ipynb #48688780
 _PLAIN = {"role", "content", "train"}
 
 class Layouts:
     "Lays conversations out, by skeletons where they hold"
     def __init__(self, t:Template, **how):
-        self.t, self.how, self.n, self.trust = t, how, 0, True
+        self.t, self.how, self.n, self.trust, self.seen, self.used = t, how, 0, True, Counter(), Counter()
 
     def __call__(self, messages:list[dict], where:str="row")->list[list[Chunk]]:
         "As `layout`; `Mistrust` if a skeleton is found to be wrong"
-        key = tuple([(m["role"], m.get("train", True)) for m in messages]) if self.trust and all([m.keys() <= _PLAIN for m in messages]) and len(messages) <= 64 else None
-        if key is None or messages[0]["role"] == "text": return layout(messages, self.t, where=where, **self.how)
-        if key not in self.t.shapes and len(self.t.shapes) < 512: self.t.shapes[key] = [_try(messages, self.t, self.how), 0]
-        skeleton, seen = self.t.shapes.get(key, (None, 0))
+        key = self.shape(messages)
+        if key is None: return layout(messages, self.t, where=where, **self.how)
+        self.n += 1
+        if key not in self.t.shapes:   # a skeleton pays from the third time on
+            self.seen[key] += 1
+            if self.seen[key] > 2 and len(self.t.shapes) < 512: self.t.shapes[key] = _try(messages, self.t, self.how)
+        skeleton = self.t.shapes.get(key)
         filled = skeleton and skeleton.fill([m["content"] for m in messages])
         if not filled: return layout(messages, self.t, where=where, **self.how)
-        self.t.shapes[key][1] += 1
-        if (seen < 4 or seen % 64 == 0) and filled != layout(messages, self.t, where=where, **self.how): raise Mistrust
+        self.used[key] += 1
+        if (self.used[key] <= 2 or self.n % 64 == 0) and filled != layout(messages, self.t, where=where, **self.how): raise Mistrust
         return filled
+
+    def shape(self, messages)->tuple|None:
+        "Roles, and what is trained; None for conversations that are more than that"
+        if not self.trust or len(messages) > 64 or messages[0]["role"] == "text": return None
+        if all([len(m) == 2 for m in messages]): return tuple([m["role"] for m in messages])
+        return tuple([(m["role"], m.get("train", True)) for m in messages]) if all([m.keys() <= _PLAIN for m in messages]) else None
 
 class Mistrust(Exception): "A skeleton was wrong: do it again without"
 
@@ -366,7 +375,7 @@ def _try(messages, t, how)->Skeleton|None:
     try: return _skeleton(messages, t, how) if t.chat else None
     except (ImportError, AttributeError, TypeError): return None
 
-# %% ../nbs/03b_labels.ipynb #6dbf82cf
+# %% ../nbs/03b_labels.ipynb #751362b5
 @dataclass
 class Encoded:
     "Examples as flat arrays: example `k` has `lengths[k]` tokens"
@@ -410,16 +419,16 @@ class Encoder:
 
     def chunks(self, chunks:list[Chunk])->list[list[int]|None]:
         "Ids of each chunk; None for one that does not fit behind its anchor"
-        new = list({c.anchor for c in chunks} - self.known.keys() - {""})
-        encoded = self.ids([*new, *(c.anchor + c.text for c in chunks)])
-        anchors = self.known | dict(zip(new, encoded)) | {"": []}
+        new = [a for a in dict.fromkeys([c.anchor for c in chunks]) if a and a not in self.known]
+        encoded = self.ids([*new, *[c.anchor + c.text for c in chunks]])
+        anchors = {**self.known, **dict(zip(new, encoded)), "": []}
         self.known |= {a: anchors[a] for a in new if len(a) <= 64 and len(self.known) < 4096}
-        return [self._behind(c, anchors[c.anchor], ids) for c, ids in zip(chunks, encoded[len(new):])]
+        return [self._behind(c, anchors[c.anchor], ids) if c.anchor or c.begins or c.ids else ids for c, ids in zip(chunks, encoded[len(new):])]
 
     def _behind(self, c:Chunk, anchor:list[int], ids:list[int])->list[int]|None:
         n = len(anchor)
         if c.ids: return list(c.ids)
-        if ids[:n] == anchor: return self.begin(ids) if c.begins else ids[n:] if n else ids
+        if ids[:n] == anchor: return self.begin(ids) if c.begins else ids[n:]
         return self.alone(c.text) if c.last else None
 
     def __call__(self,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['training_arguments', 'RecordRun', 'TokenMeanTrainer', 'batches', 'build_trainer', 'train', 'resume']
 
-# %% ../nbs/11_train.ipynb #20a259da
+# %% ../nbs/11_train.ipynb #ba9ccb41
 import json, math, os, time
 from dataclasses import fields, replace
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from .collate import DataCollatorFlattening, DataCollatorForCausalLM
 from .config import Config, ConfigError
 from .data import Data, prepare
 from .model import load_model, quiet
-from .pack import Batches
+from .pack import Batches, Rows
 from .precision import adapters_to_float32, choose_device, choose_dtype
 from .run import Run, check_free, create_run, plot
 
@@ -78,7 +78,7 @@ class RecordRun(TrainerCallback):
     def close(self):
         if self.bar is not None: self.bar.close()
 
-# %% ../nbs/11_train.ipynb #b2417d2a
+# %% ../nbs/11_train.ipynb #e4025e30
 class _Loader(DataLoader):
     "A `DataLoader` whose batches change with the epoch"
     def set_epoch(self, epoch): self.batch_sampler.set_epoch(epoch)
@@ -89,7 +89,7 @@ class TokenMeanTrainer(SFTTrainer):
     def get_train_dataloader(self):
         if self.batches is None: return super().get_train_dataloader()
         sampler = self.batches(self.args.process_index, self.args.world_size)
-        return _Loader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator, num_workers=self.args.dataloader_num_workers, pin_memory=self.args.dataloader_pin_memory)
+        return _Loader(Rows(self.train_dataset), batch_sampler=sampler, collate_fn=self.data_collator, num_workers=self.args.dataloader_num_workers, pin_memory=self.args.dataloader_pin_memory)
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         loss, *rest = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         n = (inputs["labels"][:, 1:] != -100).sum().to(loss.device)
