@@ -21,6 +21,9 @@ docs: $(READY)          ## the site in _docs (needs Quarto)
 
 bench: $(READY)         ## figures of this machine into benchmarks/results
 	$(BIN)/python benchmarks/demo.py
+	$(BIN)/python benchmarks/prepare.py --growth
+	$(BIN)/python benchmarks/collate.py
+	$(BIN)/python benchmarks/reports.py
 
 tiny: $(READY)          ## remake the base that ships as model="tiny"
 	$(BIN)/python scripts/make_tiny.py

@@ -4,17 +4,11 @@
 
 Writes benchmarks/results/demo.json with date, processor and versions.
 """
-import argparse, json, platform, sys, tempfile, time
+import argparse, json, sys, tempfile, time
 from contextlib import redirect_stderr
 from io import StringIO
-from pathlib import Path
 
-
-def processor()->str:
-    "The CPU's name where Linux tells it"
-    info = Path("/proc/cpuinfo")
-    names = [l.split(":", 1)[1].strip() for l in info.read_text().splitlines() if l.startswith("model name")] if info.exists() else []
-    return names[0] if names else platform.processor()
+from common import save
 
 
 def measure(seed:int, folder:str)->dict:
@@ -26,7 +20,8 @@ def measure(seed:int, folder:str)->dict:
     began = time.perf_counter()
     cfg = load_config("demo", seed=seed, runs_dir=folder)
     data = prepare(cfg)
-    assert not {tuple(r["problem"]) for r in data.train.rows} & {tuple(r["problem"]) for r in data.eval.rows}, "a held-out problem is trained on"
+    problems = lambda split: {tuple(r["problem"]) for _, r in split.source}
+    assert not problems(data.train) & problems(data.eval), "a held-out problem is trained on"
     run = train(cfg, data=data)
     trained = time.perf_counter()
     e = evaluate(run, progress=False)
@@ -38,12 +33,8 @@ def main():
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     p.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     a = p.parse_args()
-    from sft_nb.run import environment
     with tempfile.TemporaryDirectory() as folder, redirect_stderr(StringIO() if a.json else sys.stderr): rows = [measure(s, folder) for s in a.seeds]
-    result = dict(benchmark="demo", date=time.strftime("%Y-%m-%d"), processor=processor(), **{k: v for k, v in environment("cpu").items() if k in ("python", "cpus", "packages")}, rows=rows)
-    out = Path(__file__).parent/"results"/"demo.json"
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    result = save("demo", rows=rows)
     if a.json: return print(json.dumps(result))
     print("seed    base   tuned   train s   evaluate s")
     for r in rows: print(f"{r['seed']:>4}  {r['base']:6.1%}  {r['tuned']:6.1%}  {r['train_seconds']:>8}  {r['evaluate_seconds']:>11}")

@@ -6,7 +6,7 @@
 __all__ = ['conversation', 'source_of', 'read_split', 'fit', 'Split', 'Data', 'cache_folder', 'cache_key', 'make_split',
            'prepare']
 
-# %% ../nbs/03c_data.ipynb #eab6f762
+# %% ../nbs/03c_data.ipynb #de18b7f2
 import gc, hashlib, inspect, json, os, shutil, tempfile, weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ from tqdm import tqdm
 import sft_nb
 from .config import Config, ConfigError, load_config
 from .formats import detect, to_messages
-from .labels import Chunk, Encoded, Encoder, Layouts, Mistrust, Template, end_ids, layout, learned, load_tokenizer, spans, spans_html
+from .labels import Chunk, Encoded, Encoder, Layouts, Mistrust, Template, end_ids, layout, learned, load_tokenizer, spans, spans_html, turn
 from .report import Finding, Report, SftError
 from .rows import Mixture, Source, _listed, open_rows
 from .tasks.core import Task, get_task, task_of
@@ -110,7 +110,7 @@ def fit(
     if not (cut[1] != -100).any(): return [], f"prompt longer than max_length {most}" if cfg.cut_side == "end" else f"no answer within max_length {most}", n
     return [cut], "cut", n - most
 
-# %% ../nbs/03c_data.ipynb #6a406259
+# %% ../nbs/03c_data.ipynb #f203107a
 _BATCH = 512   # rows; small enough that a small file is read and encoded at the same time
 
 @dataclass
@@ -168,6 +168,7 @@ class _Prepare:
         if talk[0]["role"] == "tokens": return [_ready(talk[0], self.t, place)]
         examples = self.layouts(talk, place)
         if len(examples) > 1: self.seen["rows apart"] += 1
+        if talk[0]["role"] != "text" and any(self.t.special.search(m["content"]) for m in talk): self.seen["rows with special tokens"] += 1
         return examples
 
     def encode(self, batch)->Encoded:
@@ -449,7 +450,7 @@ def _nothing_left(cfg, account, rows)->SftError:
 def _reasons(reasons)->str: return ", ".join(f"{n:,} {r}" for r, n in reasons.items())
 def _fix_for(count)->str: return f"--max-length {count['longest dropped']}" if count.get("longest dropped") else "look at data.dropped"
 
-# %% ../nbs/03c_data.ipynb #f985bfc9
+# %% ../nbs/03c_data.ipynb #07878e92
 def _figures(s:Split, name:str)->dict:
     lengths, learn, count = s.stats["length"], int(s.stats["learn"].sum()), s.meta["count"]
     total, (p50, p95) = int(lengths.sum()), np.percentile(lengths, [50, 95])
@@ -471,6 +472,8 @@ def _findings(cfg:Config, s:Split, ends:list[int], name:str)->list[Finding]:
         out.append(Finding(f"{name}_cut", "warn", f"{cut:,} rows are longer than max_length {cfg.max_length} and lost a part of themselves", "a larger --max-length; data.train.cut lists them"))
     if apart := seen.get("rows apart", 0):
         out.append(Finding(f"{name}_turns", "ok", f"{apart:,} conversations became one example a turn: the chat template shows earlier turns otherwise than they were written"))
+    if marked := seen.get("rows with special tokens", 0):
+        out.append(Finding(f"{name}_special", "warn", f"{marked:,} rows have special tokens in their text, and the tokenizer takes them for its own: one may end a turn that goes on", "look at them, or take the tokens out"))
     if twice := s.duplicates(): out.append(Finding(f"{name}_duplicates", "warn", f"{twice:,} of {n:,} examples are equal to an earlier one", "--drop-duplicates"))
     return out
 
@@ -487,9 +490,9 @@ def _overlap(train:Split, held_out:Split|None)->Finding:
     if both: return Finding("held_out", "warn", f"{both:,} held-out prompts are training prompts too", "take them out of one of the files")
     return Finding("held_out", "ok", "no held-out prompt is a training prompt")
 
-def _formats(s:Split)->str: return ", ".join(f"{k} ({n:,} rows)" for k, n in s.meta["seen"].items() if k != "rows apart")
+def _formats(s:Split)->str: return ", ".join(f"{k} ({n:,} rows)" for k, n in s.meta["seen"].items() if not k.startswith("rows "))
 
-# %% ../nbs/03c_data.ipynb #01af67ec
+# %% ../nbs/03c_data.ipynb #edae4e08
 def prepare(
     cfg:Config,
     tokenizer=None,        # None: the one that `cfg` names
@@ -505,9 +508,17 @@ def prepare(
         sides[name] = None if rows is None else make_split(cfg, task, tokenizer, rows, name=name, key=cache_key(cfg, task, tokenizer, rows))
     return Data(sides["train"], sides["eval"], _report(cfg, task, tokenizer, **sides), tokenizer, task)
 
+def _prompt_finding(t:Template)->list[Finding]:
+    "Does the template write in front of an answer what generation is given? A warning if not"
+    try: probe = turn([dict(role="user", content="Hi"), dict(role="assistant", content="Hello")], t)
+    except SftError: return []
+    if probe.fits: return []
+    return [Finding("template_prompt", "warn", f"the chat template ends a prompt with {probe.before[-30:]!r}, but does not write that in front of an answer; answers are learned right behind it", "a chat template that writes both alike: --chat-template FILE")]
+
 def _report(cfg, task, tokenizer, train:Split, eval:Split|None)->Report:
     ends, t = end_ids(tokenizer), Template(tokenizer)
     figures = {"rows are": _formats(train), "prompt format": "chat template" if t.chat else "plain text (the tokenizer has no chat template)",
                "pad token": tokenizer.pad_token, "end tokens": " ".join(tokenizer.convert_ids_to_tokens(ends)), **_figures(train, "train"), **(_figures(eval, "eval") if eval else {})}
     findings = _findings(cfg, train, ends, "train") + (_findings(cfg, eval, ends, "eval") if eval else []) + [_overlap(train, eval)]
+    findings += _prompt_finding(t)
     return Report(f"data of task {task.name}", figures, findings)

@@ -124,7 +124,7 @@ class Evaluation:
         d = json.loads(Path(path).read_text(encoding="utf-8"))
         return cls(d["run"], d["checkpoint"], Accuracy.from_dict(d["base"]), Accuracy.from_dict(d["tuned"]))
 
-# %% ../nbs/14_evaluate.ipynb #5022c9dd
+# %% ../nbs/14_evaluate.ipynb #22aea0d6
 def evaluate(
     run:Run|str|Path,
     *, checkpoint:str="adapter",    # adapter: the result; or checkpoint-N
@@ -134,7 +134,7 @@ def evaluate(
 )->Evaluation:
     "Score base and tuned model on held-out rows and keep every generation in the run; ConfigError if there is no such checkpoint or no row to score"
     run = run if isinstance(run, Run) else Run(run)
-    asked = {k: v for k, v in dict(eval_samples=eval_samples, eval_file=eval_file).items() if v is not None}
+    asked = {k: v for k, v in dict(eval_samples=eval_samples, eval_file=eval_file and (str(eval_file),)).items() if v is not None}
     cfg = replace(run.config, **asked)
     if cfg.eval_samples == 0:
         raise ConfigError(f"evaluate {run.name}", "eval_samples is 0", "at least one held-out row", "--eval-samples 200")

@@ -125,7 +125,7 @@ def build_trainer(
     if cfg.method != "full": adapters_to_float32(model)   # trl made them bfloat16 if the base is quantised
     return trainer
 
-# %% ../nbs/11_train.ipynb #ccb929fb
+# %% ../nbs/11_train.ipynb #0c5761d4
 def train(
     cfg:Config,
     *, data:Data|None=None,  # rows that are prepared already; None: prepare them
@@ -134,6 +134,7 @@ def train(
     check_free(cfg)
     training_arguments(cfg, Path(cfg.runs_dir)/"x")   # what is wrong with them is said before anything is written
     data = data or prepare(cfg)
+    batches(cfg, data.train.lengths)   # a row that no batch can hold is said now
     device, _ = choose_device(cfg.device)
     run = create_run(cfg, device=torch.cuda.get_device_name() if device == "cuda" else device)
     return _run_training(cfg, run, data)

@@ -208,3 +208,34 @@ def test_other_rows_under_the_same_name_are_not_resumed(tmp_path):
     with pytest.raises(ConfigError, match="not those it began with"): resume(run)
     file.write_text("\n".join(lines))
     assert resume(run).status["state"] == "finished"
+
+
+def test_a_row_that_no_batch_can_hold_is_said_before_anything_is_written(tmp_path):
+    with pytest.raises(SftError, match="a batch holds 20.*--max-tokens-per-batch"): train(load_config("demo", runs_dir=str(tmp_path/"runs"), max_samples=50, max_tokens_per_batch=20))
+    assert not (tmp_path/"runs").exists()
+
+
+def test_a_run_on_rows_of_ones_own_without_held_out_rows(tmp_path):
+    "Trains, says that nothing is held out, and an evaluation asks for rows"
+    from sft_nb.cli import main
+    from sft_nb.evaluate import evaluate
+    rows = tmp_path/"mine.jsonl"
+    rows.write_text("".join(json.dumps(dict(prompt=f"{k}+1?", completion=str(k + 1))) + "\n" for k in range(40)))
+    assert main(["train", "--train-file", str(rows), "--max-steps", "2", "--runs-dir", str(tmp_path/"runs"), "--max-tokens-per-batch", "256"]) == 0
+    run = tmp_path/"runs"/"mine-tiny-1"
+    assert json.loads((run/"status.json").read_text())["state"] == "finished"
+    with pytest.raises(ConfigError, match="no rows are held out.*--eval-file"): evaluate(run, progress=False)
+    e = evaluate(run, eval_file=str(rows), eval_samples=4, progress=False)
+    assert e.base.n == e.tuned.n == 4 and e.base.answers[0].expected == "1"
+
+
+def test_plain_text_cannot_be_asked_unless_it_says_where_the_answer_begins(tmp_path):
+    from sft_nb.evaluate import answer_rows
+    from sft_nb.labels import load_tokenizer
+    from sft_nb.model import load_base
+    cfg = load_config(task="chat", max_new_tokens=3)
+    tok, rows = load_tokenizer(cfg), {"row 1": dict(text="Q: 1+1? A: 2")}
+    model = load_base(cfg, tok)
+    with pytest.raises(SftError, match="row 1: it has no prompt"): answer_rows(model, tok, rows, cfg, progress=False)
+    answer, = answer_rows(model, tok, rows, replace(cfg, response_template="A:"), progress=False).answers
+    assert (answer.prompt, answer.expected) == ("Q: 1+1? A:", "2")
