@@ -6,7 +6,7 @@
 __all__ = ['conversation', 'source_of', 'read_split', 'fit', 'Split', 'Data', 'cache_folder', 'cache_key', 'make_split',
            'prepare']
 
-# %% ../nbs/03c_data.ipynb #de18b7f2
+# %% ../nbs/03c_data.ipynb #6b4b0e56
 import gc, hashlib, inspect, json, os, shutil, tempfile, weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ import sft_nb
 from .config import Config, ConfigError, load_config
 from .formats import detect, to_messages
 from .labels import Chunk, Encoded, Encoder, Layouts, Mistrust, Template, end_ids, layout, learned, load_tokenizer, spans, spans_html, turn
-from .report import Finding, Report, SftError
+from .report import Finding, Report, SftError, shown
 from .rows import Mixture, Source, _listed, open_rows
 from .tasks.core import Task, get_task, task_of
 
@@ -293,7 +293,7 @@ class _Account:
         meta = dict(fingerprint=self.hash.hexdigest()[:16], reasons=dict(self.reasons.most_common()), first=self.first, count=dict(self.count), seen=dict(seen))
         (self.folder/"meta.json").write_text(json.dumps(meta, ensure_ascii=False), encoding="utf-8")
 
-# %% ../nbs/03c_data.ipynb #4b514974
+# %% ../nbs/03c_data.ipynb #76d1c382
 @dataclass
 class Split:
     "One side of the data: its examples, and the account of its rows"
@@ -349,7 +349,7 @@ class Data:
         ax.hist([self.train.lengths, self.train.stats["learn"]], bins=40, color=["#54aeff", "#1a7f37"], label=["all tokens", "learned"], histtype="stepfilled", alpha=.6)
         ax.set(xlabel="tokens in an example", ylabel="examples", title=f"{len(self.train.lengths):,} examples, {self.train.lengths.sum():,} tokens")
         ax.legend()
-        return fig
+        return shown(fig)
 
 # %% ../nbs/03c_data.ipynb #e30a30bf
 _SETTINGS = ("data_format response_template train_on_turns train_on_prompt prompt_separator min_length max_length on_long cut_side drop_duplicates on_bad_row").split()

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['environment', 'Run', 'check_free', 'create_run', 'plot']
 
-# %% ../nbs/10_run.ipynb #23bd8766
+# %% ../nbs/10_run.ipynb #18fd62de
 import json, math, os, platform, re, shutil, subprocess, time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from .config import Config, ConfigError, load_config, save_config
-from .report import Report, SftError
+from .report import Report, SftError, shown
 
 # %% ../nbs/10_run.ipynb #c545461a
 _PACKAGES = "sft_nb torch transformers trl peft bitsandbytes accelerate datasets tokenizers numpy".split()
@@ -135,7 +135,7 @@ def create_run(
     run.set_status("running", step=0)
     return run
 
-# %% ../nbs/10_run.ipynb #cf0b7237
+# %% ../nbs/10_run.ipynb #b646066f
 def plot(run:Run):
     "The loss curve as a matplotlib `Figure`"
     from matplotlib.figure import Figure
@@ -148,4 +148,4 @@ def plot(run:Run):
     ax.set(xlabel="optimiser step", ylabel="loss, nats per supervised token", title=run.name, ylim=(0, None))
     if ax.get_legend_handles_labels()[0]: ax.legend(frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
-    return fig
+    return shown(fig)
