@@ -303,7 +303,31 @@ def _conditions(log)->tuple[set[str],set[str]]|None:
         else: return None
     return inside, equal
 
-# %% ../nbs/03b_labels.ipynb #8bcee65e
+# %% ../nbs/03b_labels.ipynb #6ae00e4a
+_MEASURES = {"length", "count", "first", "last", "truncate", "wordcount", "list", "reverse", "sort", "upper", "lower", "title", "capitalize", "format", "hash"}
+
+def _read(template)->tuple[set[str],set[str]]|None:
+    "What a compiled template may ask of texts that cannot be watched: literals inside and equal; None if it may ask anything else"
+    from jinja2 import nodes as n
+    tree = template.environment.parse(template.sft_nb_source)
+    every = lambda kind: list(tree.find_all(kind))
+    if not any(map(every, (n.Macro, n.Concat, n.CallBlock, n.FilterBlock, n.AssignBlock))): return set(), set()
+    many = lambda x: isinstance(x, n.Name) and x.name in ("messages", "loop_messages", "tools", "documents")
+    for f in every(n.Filter):
+        if f.name in _MEASURES and not many(f.node): return None
+    for g in every(n.Getitem):
+        if not (isinstance(g.arg, n.Const) and isinstance(g.arg.value, str)) and not many(g.node) and not isinstance(g.node, n.Call): return None
+    text = lambda x: {x.value} if isinstance(x, n.Const) and isinstance(x.value, str) else {v for i in x.items for v in text(i)} if isinstance(x, (n.List, n.Tuple)) else set()
+    inside, equal = set(), set()
+    for c in every(n.Compare):
+        for o in c.ops:
+            if o.op in ("in", "notin"): inside |= text(c.expr)
+            equal |= text(c.expr) | text(o.expr)
+    for c in [c for c in every(n.Call) if isinstance(c.node, n.Getattr) and not c.node.attr.endswith("strip")] + every(n.Filter):
+        for a in c.args: inside |= text(a)
+    return {w for w in inside if w}, equal
+
+# %% ../nbs/03b_labels.ipynb #348cd1bf
 @dataclass(frozen=True)
 class Skeleton:
     "What a template writes for conversations of one shape"
@@ -322,22 +346,27 @@ def _skeleton(messages:list[dict], t:Template, how:dict)->Skeleton|None:
     watched = _Watching(t, log)
     try: examples = layout([m | dict(content=n) for m, n in zip(messages, names)], watched, **how)
     except SftError: return None
-    conditions = _conditions(log)
-    if conditions is None or any("\u2603" in c.anchor for e in examples for c in e): return None
+    conditions, read = _conditions(log), _read(watched.program)
+    if conditions is None or read is None or any("\u2603" in c.anchor for e in examples for c in e): return None
     cut = re.compile("(" + "|".join(map(re.escape, names)) + ")")
     pattern = lambda text: ("".join("%s" if p in names else p.replace("%", "%%") for p in cut.split(text)), [names.index(p) for p in cut.split(text) if p in names])
     if any("w" * 40 in p.lower() for e in examples for c in e for p in cut.split(c.text) if p not in names): return None   # a content that was changed
-    inside = _any_of(conditions[0])
-    both = re.compile(f"{inside.pattern}|{t.added.pattern}") if conditions[0] else t.added
-    return Skeleton([[(c.anchor, *pattern(c.text), c.learn, c.last) for c in e] for e in examples], both, frozenset(conditions[1]))
+    inside = _any_of(conditions[0] | read[0])
+    both = re.compile(f"{inside.pattern}|{t.added.pattern}") if conditions[0] | read[0] else t.added
+    return Skeleton([[(c.anchor, *pattern(c.text), c.learn, c.last) for c in e] for e in examples], both, frozenset(conditions[1] | read[1]))
 
 class _Watching(Template):
     "A template that is run on watched contents"
     def __init__(self, t, log): self.__dict__.update(t.__dict__, log=log, closer=t.closer, knows_tools=t.knows_tools, wants_parts=t.wants_parts)
-    def _render(self, messages, tools, prompt):
+    @cached_property
+    def program(self):
         from transformers.utils.chat_template_utils import _compile_jinja_template
-        run = _compile_jinja_template(self.tokenizer.get_chat_template()).render
-        return run(messages=self.parted([m | dict(content=_Watched(m["content"], self.log)) for m in messages]), tools=None, documents=None, add_generation_prompt=prompt, **self.tokenizer.special_tokens_map)
+        source = self.tokenizer.get_chat_template()
+        program = _compile_jinja_template(source)
+        program.sft_nb_source = source   # a compiled template forgets its text
+        return program
+    def _render(self, messages, tools, prompt):
+        return self.program.render(messages=self.parted([m | dict(content=_Watched(m["content"], self.log)) for m in messages]), tools=None, documents=None, add_generation_prompt=prompt, **self.tokenizer.special_tokens_map)
 
 # %% ../nbs/03b_labels.ipynb #48688780
 _PLAIN = {"role", "content", "train"}

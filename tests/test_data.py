@@ -273,10 +273,11 @@ def test_a_preparation_that_fails_leaves_nothing_behind(tmp_path, tokenizer):
     assert list((tmp_path/"cache").rglob("*.arrow")) == []
 
 
-def test_a_wrong_skeleton_is_noticed_and_everything_done_again(tokenizer):
+def test_a_wrong_skeleton_is_noticed_and_everything_done_again(tokenizer, monkeypatch):
+    monkeypatch.setattr("sft_nb.labels._read", lambda template: (set(), set()))   # blind, so that only the rows that are done both ways can tell
     tok = load_tokenizer(load_config())
     tok.chat_template = ("{% for m in messages %}{% set x = '' ~ m.content %}<|im_start|>{{ m.role }}{% if x | length < 12 %} short{% endif %}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}")
-    rows = [dict(question="a question that is long", answer="an answer that is long"), *[dict(question="q", answer="a")] * 2, *pairs(300)]
+    rows = [dict(question="a question that is long", answer="an answer that is long"), *[dict(question="q", answer="a")] * 5, *pairs(300)]
     for x, r in zip(prepare(no_eval(task="chat"), tok, train=rows).train.tokens, rows):
         assert tok.decode(x["input_ids"]) == tok.apply_chat_template([dict(role="user", content=r["question"]), dict(role="assistant", content=r["answer"])], tokenize=False).rstrip("\n")
 
