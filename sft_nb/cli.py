@@ -137,7 +137,7 @@ def _evaluate(args:list[str])->int:
     else: _score(e, options.examples)
     return 0
 
-# %% ../nbs/16_cli.ipynb #e014381c
+# %% ../nbs/16_cli.ipynb #27e8251e
 def _data(args:list[str])->int:
     "Prepare the rows and print the report; exits with 1 if a row cannot be read or none is left"
     own = dict(config=(str|None, None, f"{', '.join(config_names())} or a .py file"), json=(bool, False, "print one JSON object and nothing else"),
@@ -145,8 +145,12 @@ def _data(args:list[str])->int:
     options, cfg = _parse("data", args, own, summary=_data.__doc__)
     from sft_nb.data import prepare
     data = prepare(cfg)
-    _say(json.dumps(data.report.to_dict(), ensure_ascii=False) if options.json else data.report)
-    for d in data.dropped[:options.dropped]: _say(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
+    dropped = data.dropped[:options.dropped] if options.dropped else []
+    if options.json:
+        _say(json.dumps(data.report.to_dict() | (dict(dropped=dropped) if options.dropped else {}), ensure_ascii=False))
+        return data.report.exit_code
+    _say(data.report)
+    for d in dropped: _say(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
     return data.report.exit_code
 
 def _config(args:list[str])->int:

@@ -26,7 +26,7 @@ from .report import Finding, Report, SftError, shown
 from .rows import Mixture, Source, _listed, open_rows
 from .tasks.core import Task, get_task, task_of
 
-# %% ../nbs/03c_data.ipynb #a86bd542
+# %% ../nbs/03c_data.ipynb #ee89c7e1
 def conversation(
     task:Task,
     row:dict,
@@ -34,19 +34,19 @@ def conversation(
     cfg:Config|None=None,     # `data_format` and `response_template`
 )->list[dict]:                # messages; the last one is the assistant's, or text
     "The messages of a row; `SftError` if it lacks a field or has no answer"
-    messages = _talk(task, row, where, cfg)
+    messages, _ = _talk(task, row, where, cfg)
     if not messages: raise SftError(where, "there is no answer in it", "a message of the assistant", "mend the row, or leave it out")
     return messages
 
-def _talk(task, row, where, cfg)->list[dict]:
-    "As `conversation`, up to the last answer; empty if there is none"
+def _talk(task, row, where, cfg)->tuple[list[dict],bool]:
+    "As `conversation`, up to the last answer, and whether something stood after it; empty if there is none"
     format, response_template = (cfg.data_format, cfg.response_template) if cfg else ("auto", None)
     try:
         if task.name == "chat" or format != "auto": messages = to_messages(row, format=format, response_template=response_template)
         else: messages = task.messages(_checked(task, row))
     except SftError as e: raise type(e)(where, e.found, e.expected, e.fix) from e   # neither task nor format knows where the row stands
     n = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] in ("assistant", "text", "tokens")), 0)
-    return messages[:n]
+    return messages[:n], n < len(messages)
 
 def _checked(task, row)->dict:
     "`row`, if it has the fields of its task"
@@ -56,7 +56,7 @@ def _checked(task, row)->dict:
     if wrong: raise SftError("", f"{wrong[0]} is {str(row[wrong[0]])[:60]}", "a text", f'"{wrong[0]}": "..."')
     return row
 
-# %% ../nbs/03c_data.ipynb #095b572f
+# %% ../nbs/03c_data.ipynb #c5bdabc8
 def source_of(
     cfg:Config,
     task:Task,
@@ -68,7 +68,8 @@ def source_of(
     n, own = (cfg.max_samples if train else cfg.eval_samples), cfg.train_file if train else cfg.eval_file
     if not train and not cfg.eval_samples: return None
     if rows is not None: return Mixture(open_rows(rows, name=f"{split} rows"), n=n)
-    if own is not None: return Mixture([s for f in own for s in open_rows(f)], _weights(cfg, own) if train else None, cfg.seed, (cfg.eval_fraction or 0.) if train and cfg.eval_file is None else 0., False, n)
+    if cfg.eval_file is not None and cfg.eval_fraction: raise ConfigError("eval_fraction", "eval_file is set too", "one of them", "leave out --eval-fraction")
+    if own is not None: return Mixture([s for f in own for s in open_rows(f)], _weights(cfg, own) if train else None, cfg.seed, (cfg.eval_fraction or 0.) if train else 0., False, n)
     if not train and cfg.eval_fraction and cfg.train_file: return Mixture([s for f in cfg.train_file for s in open_rows(f)], None, cfg.seed, cfg.eval_fraction, True, n)
     if not train and task.name == "chat": return None
     return Mixture([_listed(task.rows(split, n=n, seed=cfg.seed), f"{task.name} {split}")], n=n)
@@ -86,7 +87,7 @@ def read_split(cfg:Config, task:Task, split:str)->dict[str,dict]:
     found = source_of(cfg, task, split)
     return dict(found) if found is not None else {}
 
-# %% ../nbs/03c_data.ipynb #e7e5cb8b
+# %% ../nbs/03c_data.ipynb #e5140f33
 def fit(
     ids:np.ndarray,     # of an example that is longer than `max_length`
     labels:np.ndarray,
@@ -100,17 +101,40 @@ def fit(
         raise SftError(where, f"the row is {n} tokens and max_length is {most}", "a row that fits",
                        f"--max-length {n}, or --on-long drop")
     if cfg.on_long == "drop": return [], f"longer than max_length {most}", n
-    if cfg.on_long == "split":
-        parts = [(ids[i:i + most], labels[i:i + most].copy()) for i in range(0, n, most)]
-        for _, l in parts: l[0] = -100   # nothing predicts a first token
-        kept = [p for p in parts if (p[1] != -100).any()]
-        return kept, "split" if kept else f"no answer within max_length {most}", n - sum(len(i) for i, _ in kept)
-    keep = np.arange(most) if cfg.cut_side == "end" else np.r_[:bos, n - most + bos:n]
-    cut = ids[keep], np.r_[np.int32(-100), labels[keep][1:]]
-    if not (cut[1] != -100).any(): return [], f"prompt longer than max_length {most}" if cfg.cut_side == "end" else f"no answer within max_length {most}", n
-    return [cut], "cut", n - most
+    if cfg.on_long == "split": return _split(ids, labels, most)
+    if cfg.cut_side == "end":
+        if not (labels[1:most] != -100).any(): return [], f"prompt longer than max_length {most}", n
+        return [(ids[:most], labels[:most])], "cut", n - most
+    return _cut_start(ids, labels, most, bos)
 
-# %% ../nbs/03c_data.ipynb #f203107a
+def _starts(labels)->np.ndarray:
+    "Where an answer begins, and where a context does that follows one"
+    return np.flatnonzero(np.diff(labels != -100, prepend=False))
+
+def _split(ids, labels, most:int):
+    "Pieces of at most `most` tokens, cut behind an answer where one ends in time"
+    ends = [i for i in _starts(labels).tolist() if labels[i] == -100]
+    parts, at = [], 0
+    while at < len(ids):
+        stop = len(ids) if len(ids) - at <= most else max([e for e in ends if at < e <= at + most], default=at + most)
+        parts.append((ids[at:stop], labels[at:stop].copy()))
+        at = stop
+    hidden = sum(int(l[0] != -100) for _, l in parts)
+    for _, l in parts: l[0] = -100   # nothing predicts a first token
+    kept = [p for p in parts if (p[1] != -100).any()]
+    return kept, "split" if kept else f"no answer within max_length {most}", len(ids) - sum(len(i) for i, _ in kept) + hidden
+
+def _cut_start(ids, labels, most:int, bos:int):
+    "The end of a row; an answer that lost its beginning is not learned, and a row whose last answer would is left out"
+    at, n, labels = len(ids) - most + bos, len(ids), labels.copy()
+    begins = [i for i in _starts(labels).tolist() if labels[i] != -100]
+    if not begins or begins[-1] < at: return [], f"answer longer than max_length {most}", n
+    whole = next(i for i in begins if i >= at)
+    labels[at:whole] = -100
+    keep = np.r_[:bos, at:n]
+    return [(ids[keep], np.r_[np.int32(-100), labels[keep][1:]])], "cut", n - most
+
+# %% ../nbs/03c_data.ipynb #69e423c0
 _BATCH = 512   # rows; small enough that a small file is read and encoded at the same time
 
 @dataclass
@@ -146,13 +170,16 @@ class _Prepare:
     def add(self, batch, place, row):
         i, reason, talk, examples = len(batch.rows), "", [], []
         try:
-            talk = _talk(self.task, row, place, self.cfg)
+            if isinstance(row, SftError): raise row
+            talk, more = _talk(self.task, row, place, self.cfg)
+            if more and talk: self.seen["rows with more"] += 1
             reason = self.lacks(talk)
             if not reason: examples = self.lay(talk, place)
         except SftError as e:
             if self.cfg.on_bad_row == "error": raise
             reason = f"{e.found[:60]}" + ("…" if len(e.found) > 60 else "")
-        self.seen[self.named or detect(row) or "unknown"] += 1
+        self.seen["unknown" if isinstance(row, SftError) else self.named or detect(row) or "unknown"] += 1
+        if isinstance(row, SftError): row = dict(error=str(row))
         batch.places.append(place), batch.rows.append(row), batch.talks.append(talk), batch.layouts.append(examples)
         if reason: batch.gone[i] = reason
 
@@ -204,7 +231,7 @@ def _ready(m:dict, t:Template, where:str)->list[Chunk]:
     edges = [0, *(k for k in range(1, len(ids)) if (labels[k] == -100) != (labels[k - 1] == -100)), len(ids)]
     return [Chunk("", "", labels[a] != -100, b == len(ids), ids=tuple(ids[a:b])) for a, b in zip(edges, edges[1:])]
 
-# %% ../nbs/03c_data.ipynb #c8ddab38
+# %% ../nbs/03c_data.ipynb #0e1b20bf
 class _Account:
     "Writes examples to `folder` and counts"
     def __init__(self, folder:Path, cfg:Config, bos:int):
@@ -220,7 +247,7 @@ class _Account:
 
     def drop(self, place, reason, row, tokens):
         self.reasons[reason] += 1
-        self.first.setdefault(reason, place)
+        self.first.setdefault("any", place)
         self.count["tokens lost"] += tokens
         self.count["longest dropped"] = max(self.count["longest dropped"], tokens if "max_length" in reason else 0)
         self.lost.write(json.dumps(dict(where=place, reason=reason, row=row, tokens=tokens), ensure_ascii=False, default=str) + "\n")
@@ -247,10 +274,13 @@ class _Account:
                 ids, labels = e.ids[starts[k]:ends[k]], e.labels[starts[k]:ends[k]]
                 some, why, n = ([(ids, labels)], "", 0) if plain[k] else self.fit(ids, labels, learn[k], place)
                 if some and self.cfg.drop_duplicates: some, why, n = self.once(some, why, n)
-                examples, lost, reason = examples + some, lost + n, reason if some else why
-                if some and n and why in ("cut", "split"): self.cut(place, why, n)
-            if not examples: self.drop(place, reason, row, lost)
+                if not some and len(mine[i]) > 1: self.drop(place, f"a turn {why}", row, n)   # the others may stay
+                else: lost, reason = lost + n, reason if some else why
+                examples += some
+                if some and why in ("cut", "split"): self.cut(place, why, n)
+            if not examples and len(mine[i]) < 2: self.drop(place, reason, row, lost)
             elif lost: self.count["tokens lost"] += lost
+            self.count["rows dropped"] += not examples
             kept += [(i, *x) for x in examples]
         if kept: self.write(np.concatenate([x for _, x, _ in kept]), np.concatenate([x for _, _, x in kept]), np.array([len(x) for _, x, _ in kept]), np.array([i + b.first for i, _, _ in kept]), b)
 
@@ -293,7 +323,7 @@ class _Account:
         meta = dict(fingerprint=self.hash.hexdigest()[:16], reasons=dict(self.reasons.most_common()), first=self.first, count=dict(self.count), seen=dict(seen))
         (self.folder/"meta.json").write_text(json.dumps(meta, ensure_ascii=False), encoding="utf-8")
 
-# %% ../nbs/03c_data.ipynb #76d1c382
+# %% ../nbs/03c_data.ipynb #71bdae1c
 @dataclass
 class Split:
     "One side of the data: its examples, and the account of its rows"
@@ -325,7 +355,7 @@ class Split:
         "Examples that are equal to an earlier one"
         return len(self.stats["whole"]) - len(np.unique(self.stats["whole"]))
 
-@dataclass
+@dataclass(repr=False)
 class Data:
     "What a run learns from and what it is measured on"
     train:Split
@@ -340,6 +370,7 @@ class Data:
         return self.train.dropped + (self.eval.dropped if self.eval else [])
     def _repr_html_(self)->str: return self.report._repr_html_()
     def __str__(self): return str(self.report)
+    __repr__ = __str__
 
     def plot(self):
         "How long the examples are: a matplotlib figure"
@@ -385,7 +416,7 @@ def _load(folder:Path, rows:Mixture)->Split:
     with np.load(folder/"stats.npz") as stats: stats = dict(stats)
     return Split(datasets.Dataset.from_file(str(folder/"tokens.arrow")), stats, json.loads((folder/"meta.json").read_text(encoding="utf-8")), rows, folder)
 
-# %% ../nbs/03c_data.ipynb #d54ae2f7
+# %% ../nbs/03c_data.ipynb #2969a0e0
 def make_split(
     cfg:Config,
     task:Task,
@@ -397,7 +428,7 @@ def make_split(
     "Encode `rows`, leave out what cannot be learned from, and keep account; `SftError` if nothing is left"
     home = cache_folder(cfg)
     if key and (home/key/"meta.json").exists(): return _load(home/key, rows)
-    folder = _workplace(home, key)
+    folder, rows.keep_bad = _workplace(home, key), cfg.on_bad_row == "drop"
     try:
         for trust in (True, False):
             try: account, seen = _run(cfg, task, tokenizer, rows, name, folder, trust)
@@ -444,34 +475,37 @@ def _run(cfg, task, tokenizer, rows, name, folder, trust)->tuple[_Account,Counte
 
 def _nothing_left(cfg, account, rows)->SftError:
     n = account.count["rows read"]
+    if not n and rows.held_out: return SftError("eval_fraction", f"none of the rows falls into a held-out share of {rows.share:g}", "a larger share, or more rows", "--eval-fraction 0.25, or --eval-file rows.jsonl")
     if not n: return SftError(", ".join(s.name for s in rows.sources), "there is no row in it", "rows to learn from", "check the step that wrote it")
-    return SftError(f"{n} rows", "none is left: " + _reasons(account.reasons), "rows to learn from", _fix_for(account.count))
+    return SftError(f"{n} rows", "none is left: " + _reasons(account.reasons) + f"; the first is {account.first['any']}", "rows to learn from", _fix_for(account.count))
 
 def _reasons(reasons)->str: return ", ".join(f"{n:,} {r}" for r, n in reasons.items())
 def _fix_for(count)->str: return f"--max-length {count['longest dropped']}" if count.get("longest dropped") else "look at data.dropped"
 
-# %% ../nbs/03c_data.ipynb #07878e92
+# %% ../nbs/03c_data.ipynb #09934b56
 def _figures(s:Split, name:str)->dict:
     lengths, learn, count = s.stats["length"], int(s.stats["learn"].sum()), s.meta["count"]
     total, (p50, p95) = int(lengths.sum()), np.percentile(lengths, [50, 95])
     counts, edges = np.histogram(lengths, bins=24, range=(0, int(lengths.max())))
-    figures = {"rows read": s.n_read, "rows kept": s.n_kept, "rows dropped": sum(s.meta["reasons"].values()), "rows cut": count.get("rows cut", 0) + count.get("rows split", 0)}
+    figures = {"rows read": s.n_read, "rows kept": s.n_kept, "rows dropped": count.get("rows dropped", 0), "rows cut": count.get("rows cut", 0) + count.get("rows split", 0)}
     if len(lengths) != s.n_kept: figures["examples"] = len(lengths)
     return {f"{name}: {k}": v for k, v in (figures | {
         "tokens": total, "tokens lost": count.get("tokens lost", 0), "supervised tokens": learn, "share supervised": learn / total,
         "row length, tokens": f"{p50:.0f} median, {p95:.0f} at 95%, {lengths.max()} longest",
         "lengths": dict(edges=[round(float(e), 1) for e in edges], counts=counts.tolist()), "fingerprint": s.fingerprint}).items()}
 
-def _findings(cfg:Config, s:Split, ends:list[int], name:str)->list[Finding]:
+def _findings(cfg:Config, s:Split, ends:list[int], name:str, chat:bool)->list[Finding]:
     reasons, seen, n = s.meta["reasons"], s.meta["seen"], len(s.lengths)
-    first = s.meta["first"].get(next(iter(reasons), None))
+    first = s.meta["first"].get("any")
     gone = sum(reasons.values())
     out = [Finding(f"{name}_dropped", "warn", f"{_reasons(reasons)}, the first is {first}", _fix_for(s.meta["count"])) if gone else Finding(f"{name}_dropped", "ok", f"all {s.n_read:,} rows are kept")]
     out.append(_ends(s, ends, name, n))
     if cut := s.meta["count"].get("rows cut", 0) + s.meta["count"].get("rows split", 0):
         out.append(Finding(f"{name}_cut", "warn", f"{cut:,} rows are longer than max_length {cfg.max_length} and lost a part of themselves", "a larger --max-length; data.train.cut lists them"))
     if apart := seen.get("rows apart", 0):
-        out.append(Finding(f"{name}_turns", "ok", f"{apart:,} conversations became one example a turn: the chat template shows earlier turns otherwise than they were written"))
+        out.append(Finding(f"{name}_turns", "ok" if chat else "warn", f"{apart:,} conversations became one example a turn: " + ("the chat template shows an earlier turn otherwise than it was learned, or ends it without an end token" if chat
+                           else "plain text has neither roles nor ends of turns"), "" if chat else "--chat-template FILE"))
+    if after := seen.get("rows with more", 0): out.append(Finding(f"{name}_more", "warn", f"{after:,} rows have messages after the last answer, which are not used", "look at them"))
     if marked := seen.get("rows with special tokens", 0):
         out.append(Finding(f"{name}_special", "warn", f"{marked:,} rows have special tokens in their text, and the tokenizer takes them for its own: one may end a turn that goes on", "look at them, or take the tokens out"))
     if twice := s.duplicates(): out.append(Finding(f"{name}_duplicates", "warn", f"{twice:,} of {n:,} examples are equal to an earlier one", "--drop-duplicates"))
@@ -480,7 +514,7 @@ def _findings(cfg:Config, s:Split, ends:list[int], name:str)->list[Finding]:
 def _ends(s, ends, name, n)->Finding:
     open_ended = int((~np.isin(s.stats["last"], ends)).sum())
     if not open_ended: return Finding(f"{name}_ends", "ok", "every answer ends with a supervised end token")
-    return Finding(f"{name}_ends", "warn", f"{open_ended:,} of {n:,} answers do not end with a supervised end token", "--on-long drop, or a larger --max-length")
+    return Finding(f"{name}_ends", "warn", f"{open_ended:,} of {n:,} answers do not end with a supervised end token", "--on-long drop, or a larger --max-length" if s.meta["count"].get("rows cut") or s.meta["count"].get("rows split") else "rows of tokens or text end as they do: look at them")
 
 def _overlap(train:Split, held_out:Split|None)->Finding:
     "Are held-out prompts trained on? Checked on their tokens"
@@ -492,7 +526,7 @@ def _overlap(train:Split, held_out:Split|None)->Finding:
 
 def _formats(s:Split)->str: return ", ".join(f"{k} ({n:,} rows)" for k, n in s.meta["seen"].items() if not k.startswith("rows "))
 
-# %% ../nbs/03c_data.ipynb #edae4e08
+# %% ../nbs/03c_data.ipynb #48c5e73a
 def prepare(
     cfg:Config,
     tokenizer=None,        # None: the one that `cfg` names
@@ -510,6 +544,8 @@ def prepare(
 
 def _prompt_finding(t:Template)->list[Finding]:
     "Does the template write in front of an answer what generation is given? A warning if not"
+    if t.chat and t.closer.strip() and not t.special.search(t.closer):
+        return [Finding("template_end", "warn", f"the chat template ends an answer with {t.closer.strip()[:30]!r}, which is no special token of this tokenizer; {t.tokenizer.eos_token} is learned behind it", "a chat template of this model: --chat-template FILE")]
     try: probe = turn([dict(role="user", content="Hi"), dict(role="assistant", content="Hello")], t)
     except SftError: return []
     if probe.fits: return []
@@ -517,8 +553,8 @@ def _prompt_finding(t:Template)->list[Finding]:
 
 def _report(cfg, task, tokenizer, train:Split, eval:Split|None)->Report:
     ends, t = end_ids(tokenizer), Template(tokenizer)
-    figures = {"rows are": _formats(train), "prompt format": "chat template" if t.chat else "plain text (the tokenizer has no chat template)",
+    figures = {"rows are": _formats(train), "prompt format": "chat template" if t.chat else "plain text (no chat template)",
                "pad token": tokenizer.pad_token, "end tokens": " ".join(tokenizer.convert_ids_to_tokens(ends)), **_figures(train, "train"), **(_figures(eval, "eval") if eval else {})}
-    findings = _findings(cfg, train, ends, "train") + (_findings(cfg, eval, ends, "eval") if eval else []) + [_overlap(train, eval)]
+    findings = _findings(cfg, train, ends, "train", t.chat) + (_findings(cfg, eval, ends, "eval", t.chat) if eval else []) + [_overlap(train, eval)]
     findings += _prompt_finding(t)
     return Report(f"data of task {task.name}", figures, findings)

@@ -105,7 +105,7 @@ def _prompt_completion(row)->list[dict]:
     found = _all([*turns(prompt, "user"), *turns(answer, "assistant")], "message")
     return _with_tools(_system(row) + (found or _empty(row)), row.get("tools"))
 
-# %% ../nbs/02_formats.ipynb #48aae7db
+# %% ../nbs/02_formats.ipynb #3be72392
 def _text(row, response_template:str|None=None)->list[dict]:
     text = _text_of(row["text"], "text")
     if response_template is None: return [dict(role="text", content=text)]
@@ -124,12 +124,12 @@ def _tokens(row)->list[dict]:
     return [dict(role="tokens", content="", input_ids=ids, labels=labels)]
 
 def _whole(x, what:str)->list[int]:
-    x = list(x) if isinstance(x, (list, tuple)) or hasattr(x, "tolist") else None
-    if x is None or not x or not all(isinstance(i, int) and not isinstance(i, bool) or hasattr(i, "__index__") and not isinstance(i, bool) for i in x) or not all(-2**31 <= i < 2**31 for i in x):
-        raise SftError("row", f"{what} is {str(x)[:60]}", "a list of whole numbers", "mend the row")
+    was, x = x, list(x) if isinstance(x, (list, tuple)) or hasattr(x, "tolist") else None
+    if not x or not all(isinstance(i, int) and not isinstance(i, bool) or hasattr(i, "__index__") and not isinstance(i, bool) for i in x) or not all(-2**31 <= i < 2**31 for i in x):
+        raise SftError("row", f"{what} is {str(was)[:60]!r}", "a list of whole numbers", "mend the row")
     return [int(i) for i in x]
 
-# %% ../nbs/02_formats.ipynb #2aa5e61d
+# %% ../nbs/02_formats.ipynb #2c16447c
 def detect(
     row:dict,
 )->str|None:   # one of `FORMATS`; None if its fields are of none
@@ -150,7 +150,7 @@ def to_messages(
     "The conversation of a row; `SftError` if it is of another form"
     name = detect(row) if format == "auto" else format
     if name is None:
-        raise SftError("row", f"it has the fields {', '.join(map(str, row)) or 'none'}", "; or ".join(", ".join(f) for f in FORMATS.values()), "rename the fields, or write a task of your own")
+        raise SftError("row", f"it has the fields {', '.join(map(str, row))[:100] or 'none'}", "one of these: " + "; ".join(" and ".join(f) for f in FORMATS.values()), "rename the fields, or write a task of your own")
     missing = [f for f in FORMATS[name] if f not in row and not (f == "completion" and any(k in row for k in _ANSWER))]
     if missing: raise SftError("row", f"field {', '.join(missing)} is missing; the row has {', '.join(map(str, row)) or 'none'}", f"format {name} has {', '.join(FORMATS[name])}", "--data-format auto, or rename the fields")
     return _text(row, response_template) if name == "text" else _READERS[name](row)

@@ -157,7 +157,7 @@ def as_text(messages:list[dict])->list[dict]:
         else: out.insert(0, dict(role="system", content=says))
     return out
 
-# %% ../nbs/03b_labels.ipynb #bcdb824f
+# %% ../nbs/03b_labels.ipynb #d86e61b2
 @dataclass
 class Turn:
     "One answer that is learned"
@@ -189,7 +189,8 @@ def _contains(says:str, content:str, m:dict)->bool:
     "Is the answer in what the template wrote? Spaces may differ"
     squeeze = lambda s: "".join(s.split())
     names = [c["function"]["name"] for c in m.get("tool_calls") or []]
-    return (content in says or squeeze(content) in squeeze(says)) and all(n in says for n in names)
+    thought = m.get("reasoning_content") or ""
+    return (content in says or squeeze(content) in squeeze(says)) and squeeze(thought) in squeeze(says) and all(n in says for n in names)
 
 def _changed(where, content, wrote): return SftError(where, f"the chat template changes the answer: {content.strip()[:40]!r} became {wrote[-60:]!r}",
                                                      "an answer that is written as it is", "a chat template that keeps it, such as trl's *_training.jinja: --chat-template FILE")
@@ -231,7 +232,7 @@ def _chunks(turns:list[Turn], t:Template, prompt_too:bool)->list[Chunk]:
         done += turn.says
     return out
 
-# %% ../nbs/03b_labels.ipynb #788badf1
+# %% ../nbs/03b_labels.ipynb #32f7d64b
 def layout(
     messages:list[dict],    # at least one answer among them
     t:Template,
@@ -245,6 +246,7 @@ def layout(
     if not t.knows_tools and any(m.get("tool_calls") or m.get("tools") or m["role"] == "tool" for m in messages): messages = as_text(messages)
     answers = learned(messages, turns)
     if not answers: raise SftError(where, "there is no answer to learn in it", "a message of the assistant", "mend the row, or leave it out")
+    if answers[0] == 0: raise SftError(where, "it begins with an answer", "a question before the first answer", "mend the row, or --on-bad-row drop")
     found = [turn(messages[:i + 1], t, where) for i in answers]
     if not apart and all(a.ended and a.fits and b.fits and b.before.startswith(a.before + a.says) for a, b in zip(found, found[1:])): return [_chunks(found, t, prompt_too)]
     return [_chunks([one], t, prompt_too) for one in found]
@@ -519,7 +521,7 @@ def end_ids(tokenizer)->list[int]:
     (_, labels), = encode({"probe": [dict(role="user", content="Hi"), dict(role="assistant", content="Hello")]}, tokenizer)
     return list(dict.fromkeys([labels[-1], tokenizer.eos_token_id]))
 
-# %% ../nbs/03b_labels.ipynb #ec5d28ba
+# %% ../nbs/03b_labels.ipynb #965b3635
 def spans(
     ids:list[int],
     labels:list[int],
@@ -528,12 +530,20 @@ def spans(
 )->list[tuple[str,str]]:          # text of each token, and supervised, context or padding
     "What each token says and what the loss does to it"
     kind = lambda i: "padding" if mask is not None and not mask[i] else "context" if labels[i] == -100 else "supervised"
-    return [(_text(tokenizer, t), kind(i)) for i, t in enumerate(ids)]
+    return [(text, kind(i)) for i, text in enumerate(_texts(tokenizer, ids))]
 
-def _text(tokenizer, token:int)->str:
-    "A token as text; the vocabulary's own spelling where it is only a part of a character"
-    text = tokenizer.decode([token])
-    return tokenizer.convert_ids_to_tokens(token) if "\ufffd" in text else text
+def _texts(tokenizer, ids:list[int])->list[str]:
+    "What each token adds to the text; a character of several tokens is written by the last of them, the others by `⋯`"
+    read = lambda x: tokenizer.decode(x, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    out, start, before = [], 0, ""
+    for k in range(len(ids)):
+        now = read(ids[start:k + 1])
+        if now.endswith("\ufffd") and k - start < 24 and k + 1 < len(ids):
+            out.append("⋯")
+            continue
+        out.append(now[len(before):] if now.startswith(before) else read(ids[k:k + 1]))
+        start, before = (start, now) if k - start < 12 else (k, read(ids[k:k + 1]))
+    return out
 
 _STYLE = dict(supervised="background:#aceebb", context="background:#eaeef2",
               padding="background:repeating-linear-gradient(45deg,#fff 0 4px,#d0d7de 4px 6px);color:#8c959f")

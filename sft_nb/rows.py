@@ -13,20 +13,23 @@ from pathlib import Path
 
 from .report import SftError
 
-# %% ../nbs/03_rows.ipynb #defd7c2d
+# %% ../nbs/03_rows.ipynb #251f19b8
 @dataclass
 class Source:
     "Rows that can be read again and again"
     name:str                                       # train.jsonl
     unit:str                                       # line or row: what the numbers count
-    read:Callable[[], Iterator[tuple[int,dict]]]   # -> number and row
+    read:Callable[[], Iterator[tuple[int,dict]]]   # -> number and row, or the error for one that cannot be read
     digest:Callable[[], str]|None=None             # changes when a row does; None: nobody can tell
     total:int|None=None                            # how many rows, where that is known
 
-    def __iter__(self): return self.read()
+    def __iter__(self):
+        for n, row in self.read():
+            if isinstance(row, SftError): raise row
+            yield n, row
     def place(self, n:int)->str: return f"{self.name} {self.unit} {n}"
 
-# %% ../nbs/03_rows.ipynb #a9b652b6
+# %% ../nbs/03_rows.ipynb #ed1a41a6
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 
 def _suffix(path:Path)->str:
@@ -47,17 +50,19 @@ def _guarded(path:Path, lines:Iterator)->Iterator:
     except csv.Error as e: raise SftError(str(path), f"it is no table ({e})", "CSV with a line of names", "check the step that wrote it") from e
 
 def _object(text:str, path:Path, i:int)->dict:
-    "The JSON object on line `i`"
+    "The JSON object on line `i`, or what is wrong with it"
     try: row = json.loads(text)
     except (ValueError, RecursionError) as e:
-        raise SftError(f"{path} line {i}", f"this is no JSON ({str(e)[:80]}): {text.strip()[:60]}", "one JSON object on each line", f"sed -n {i}p {path}") from e
+        return SftError(f"{path} line {i}", f"this is no JSON ({str(e)[:80]}): {text.strip()[:60]}", "one JSON object on each line", f"sed -n {i}p {path}")
     return row if isinstance(row, dict) else _row(row, f"{path} line {i}")
+
+def _a(x)->str: return f"a{'n' if type(x).__name__[0] in 'aeiou' else ''} {type(x).__name__}"
 
 def _row(row, where:str)->dict:
     if isinstance(row, dict): return row
-    raise SftError(where, f"this is a {type(row).__name__}", "a JSON object with named fields", '{"question": ..., "answer": ...}')
+    return SftError(where, f"this is {_a(row)}", "a JSON object with named fields", '{"question": ..., "answer": ...}')
 
-# %% ../nbs/03_rows.ipynb #5695a2e5
+# %% ../nbs/03_rows.ipynb #c1c56615
 def _jsonl(path:Path)->Iterator[tuple[int,dict]]:
     with _open(path) as f:
         for i, line in enumerate(f, 1):
@@ -73,7 +78,7 @@ def _json(path:Path)->Iterator[tuple[int,dict]]:
         yield from _jsonl(path)
         return
     if isinstance(whole, dict): whole = next((whole[k] for k in ("data", "train", "rows") if isinstance(whole.get(k), list)), [whole])
-    if not isinstance(whole, list): raise SftError(str(path), f"this is a {type(whole).__name__}", "a list of JSON objects", "check the step that wrote it")
+    if not isinstance(whole, list): raise SftError(str(path), f"this is {_a(whole)}", "a list of JSON objects", "check the step that wrote it")
     yield from ((i, _row(r, f"{path} row {i}")) for i, r in enumerate(whole, 1))
 
 def _table(path:Path)->Iterator[tuple[int,dict]]:
@@ -85,8 +90,8 @@ def _table(path:Path)->Iterator[tuple[int,dict]]:
         if len(set(names)) < len(names): raise SftError(f"{path} line 1", f"two columns have the same name: {', '.join(names)[:80]}", "names that differ", "mend the first line")
         for cells in reader:
             if len(cells) > len(names) or cells and len(cells) < len(names):
-                raise SftError(f"{path} line {reader.line_num}", f"{len(cells)} cells, and the first line names {len(names)}", ", ".join(names)[:80], "quote the cells that hold a separator")
-            if cells: yield reader.line_num, dict(zip(names, cells))
+                yield reader.line_num, SftError(f"{path} line {reader.line_num}", f"{len(cells)} cells, and the first line names {len(names)}", ", ".join(names)[:80], "quote the cells that hold a separator")
+            elif cells: yield reader.line_num, dict(zip(names, cells))
 
 def _parquet(path:Path)->Iterator[tuple[int,dict]]:
     import pyarrow, pyarrow.parquet
@@ -111,7 +116,7 @@ def file_source(path:str|Path)->Source:
     if _suffix(path) not in _READERS: raise SftError(str(path), f"{path.suffix or 'no suffix'} is not a kind of file that is read", ", ".join(SUFFIXES), f"mv {path} {path}.jsonl, if that is what it is")
     return Source(path.name, "line" if _suffix(path) not in (".json", ".parquet") else "row", lambda: _guarded(path, _READERS[_suffix(path)](path)), lambda: _file_digest(path))
 
-# %% ../nbs/03_rows.ipynb #cd625d58
+# %% ../nbs/03_rows.ipynb #0c45f940
 def _folder(path:Path)->list[Source]:
     files = sorted(p for p in path.rglob("*") if p.is_file() and _suffix(p) in _READERS and not any(part.startswith(".") for part in p.relative_to(path).parts))
     if not files: raise SftError(str(path), "there is no file with rows in this folder", ", ".join(SUFFIXES), f"ls {path}")
@@ -141,10 +146,10 @@ def _listed(rows, name:str)->Source:
 def _spooled(rows, name:str)->Source:
     "What can be read only once, kept in a temporary file"
     file = tempfile.NamedTemporaryFile("w+", suffix=".jsonl", encoding="utf-8")
-    for i, r in enumerate(rows, 1): file.write(json.dumps(_row(r, f"{name} row {i}"), default=str) + "\n")
+    for i, r in enumerate(rows, 1): file.write(json.dumps(r, default=str) + "\n")
     file.flush()
     def read(file=file):   # the file lives as long as its source
-        with open(file.name, encoding="utf-8") as lines: yield from ((i, json.loads(l)) for i, l in enumerate(lines, 1))
+        with open(file.name, encoding="utf-8") as lines: yield from ((i, _row(json.loads(l), f"{name} row {i}")) for i, l in enumerate(lines, 1))
     return Source(name, "row", read)
 
 def open_rows(
@@ -159,11 +164,12 @@ def open_rows(
         if _HUB.fullmatch(str(what)) and _suffix(path) not in _READERS: return [_hub(str(what))]
         raise SftError(str(path), "there is no such file", "a file or folder with rows, or a dataset of the hub", f"ls {path.parent}")
     if type(what).__module__.startswith("datasets."): return [_dataset(what, name)]
+    if hasattr(what, "to_dict") and hasattr(what, "columns"): what = what.to_dict("records")   # a pandas DataFrame
     if hasattr(what, "__next__"): return [_spooled(what, name)]
     if isinstance(what, Iterable) and not isinstance(what, (dict, bytes)): return [_listed(what, name)]
-    raise SftError(name, f"this is a {type(what).__name__}", "a file, a folder, a dataset of the hub, or rows", "open_rows('train.jsonl')")
+    raise SftError(name, f"this is {_a(what)}", "a file, a folder, a dataset of the hub, or rows", "open_rows('train.jsonl')")
 
-# %% ../nbs/03_rows.ipynb #a32a7bf3
+# %% ../nbs/03_rows.ipynb #b00f578d
 @dataclass
 class Mixture:
     "Rows of several sources, each as often as its weight says, less those that another split has"
@@ -173,14 +179,15 @@ class Mixture:
     share:float=0.       # the part of the rows that is held out
     held_out:bool=False  # give the held-out rows; False: the others
     n:int|None=None      # at most so many
+    keep_bad:bool=False  # give the error for a row that cannot be read, instead of raising it
 
     def __iter__(self)->Iterator[tuple[str,dict]]:
         "Place and row"
         count = 0
         for k, s in enumerate(self.sources):
             chance, weight = random.Random(f"{self.seed}-{k}"), self.weights[k] if self.weights else 1.
-            for i, row in s:
-                if self.share and (_draw(row, self.seed) < self.share) != self.held_out: continue
+            for i, row in s.read() if self.keep_bad else s:
+                if self.share and not isinstance(row, SftError) and (_draw(row, self.seed) < self.share) != self.held_out: continue
                 for _ in range(int(weight) + (weight % 1 > 0 and chance.random() < weight % 1)):
                     if count == self.n: return
                     count += 1

@@ -27,7 +27,7 @@ from .pack import Batches, Rows
 from .precision import adapters_to_float32, choose_device, choose_dtype
 from .run import Run, check_free, create_run, plot
 
-# %% ../nbs/11_train.ipynb #e414e507
+# %% ../nbs/11_train.ipynb #1d94b0d4
 def training_arguments(
     cfg:Config,
     path:Path,   # runs/NAME
@@ -38,6 +38,7 @@ def training_arguments(
                           "pip install 'sft_nb[track]', or --no-wandb")
     if cfg.eval_steps and not cfg.eval_samples:
         raise ConfigError("eval_steps", f"eval_steps is {cfg.eval_steps} and eval_samples is 0", "held-out rows to evaluate on", "--eval-samples 200")
+    if cfg.max_tokens_per_batch and cfg.group_by_length: raise ConfigError("group_by_length", "max_tokens_per_batch is set too", "packed batches have no padding to save", "--no-group-by-length")
     device, _ = choose_device(cfg.device)
     dtype, _ = choose_dtype(cfg.dtype, device)
     if cfg.wandb: os.environ.setdefault("WANDB_PROJECT", cfg.wandb_project)
