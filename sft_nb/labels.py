@@ -7,8 +7,8 @@ __all__ = ['ASSETS', 'model_path', 'choose_pad', 'load_tokenizer', 'Template', '
            'layout', 'learned', 'Skeleton', 'Layouts', 'Mistrust', 'Encoded', 'Encoder', 'encode', 'encode_prompts',
            'prompt_text', 'end_ids', 'spans', 'spans_html']
 
-# %% ../nbs/03b_labels.ipynb #b7cb84d4
-import json, re
+# %% ../nbs/03b_labels.ipynb #48ba2d0b
+import json, os, re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -157,7 +157,7 @@ def as_text(messages:list[dict])->list[dict]:
         else: out.insert(0, dict(role="system", content=says))
     return out
 
-# %% ../nbs/03b_labels.ipynb #d86e61b2
+# %% ../nbs/03b_labels.ipynb #f88a008f
 @dataclass
 class Turn:
     "One answer that is learned"
@@ -176,7 +176,7 @@ def turn(
     m, content = messages[-1], messages[-1]["content"] or ""
     fits = after.startswith(before)
     if fits: says = after[len(before):]
-    else: says = next((c + t.closer for c in (content, content.strip()) if after.endswith(c + t.closer)), None)
+    else: says = _behind_another_prompt(before, after, content, t)
     opened = before[-64:] if fits else ""   # a prompt may end with <think>
     if says is None or not _contains(opened + says, content, m): raise _changed(where, content or str(m.get("tool_calls")), after[len(before):] if fits else after)
     end = _end(says, content, m, t)
@@ -184,6 +184,13 @@ def turn(
     eos = t.tokenizer.eos_token
     says = says.removesuffix(t.closer) if t.closer else says
     return Turn(before, says if says.endswith(eos) else says + eos, False, fits)
+
+def _behind_another_prompt(before:str, after:str, content:str, t:Template)->str|None:
+    "What is left to say behind a prompt that the template does not write in front of an answer: what follows their common text, if that reaches into the end of the prompt; else the answer"
+    n = len(os.path.commonprefix([before, after]))
+    if after.rfind("<", 0, n) > after.rfind(">", 0, n): n = after.rfind("<", 0, n)   # not in the middle of a tag
+    if len(before) - n <= 40: return after[n:]
+    return next((c + t.closer for c in (content, content.strip()) if after.endswith(c + t.closer)), None)
 
 def _contains(says:str, content:str, m:dict)->bool:
     "Is the answer in what the template wrote? Spaces may differ"
@@ -198,7 +205,9 @@ def _changed(where, content, wrote): return SftError(where, f"the chat template 
 def _end(says:str, content:str, m:dict, t:Template)->int|None:
     "Where a turn ends: after the first special token behind the answer; None if there is none"
     if t.closer and says.endswith(t.closer): at = len(says) - len(t.closer)
-    elif m.get("tool_calls"): return max((f.end() for f in t.special.finditer(says)), default=None)
+    elif m.get("tool_calls"):   # calls may hold special tokens; the end has nothing behind it
+        at = max((f.end() for f in t.special.finditer(says)), default=None)
+        return at if at is not None and not says[at:].strip() else None
     else: at = says.rfind(content.strip()) + len(content.strip()) if content.strip() else 0
     found = t.special.search(says, max(at, 0))
     return found.end() if found else None

@@ -141,3 +141,26 @@ def test_every_template_of_trl(name, own):
             except AssertionError as e: raise AssertionError(f"{file.name}: {e}\n{talk}\n{[[tok.decode(i), [tok.decode(x) for x in supervised_turns(l)]] for i, l in rows]}") from e
     print(name, own, counts, changed)
     assert counts["together"] > 200 and counts["apart"] > 50 and counts["refused"] + counts["changed"] < .15 * 8 * len(TEMPLATES), counts
+
+
+def test_tool_turns_in_every_template_that_knows_them():
+    "A call, its result and the answer after it: both answers are learned, each behind what generation is given; the call has its name and argument"
+    from sft_nb.labels import _CALL
+    tok, known = real("qwen3", special=sorted({m for f in TEMPLATES for m in markers(f.read_text())})), []
+    for file in TEMPLATES:
+        tok.chat_template = file.read_text()
+        t = Template(tok)
+        if not t.knows_tools: continue
+        for before, result, answer in (("", "42", "It is 42."), ("Let me see.", '{"a": [1, 2]}', "caf\u00e9\n\n"), ("", "<|im_end|>", "x" * 60)):
+            talk = [dict(role="user", content="Ask it."), dict(role="assistant", content=before, tool_calls=[_CALL]), dict(role="tool", name="probe_fn", tool_call_id="probe0001", content=result), dict(role="assistant", content=answer)]
+            try: lay = layout(talk, t)
+            except SftError as e:   # llama 3 writes a call or words, not both
+                assert before and "changes the answer: 'Let me see.'" in str(e), (file.name, e)
+                continue
+            examples = Encoder(t)([lay], lambda _: layout(talk, t, apart=True)).rows()
+            try: check(tok, talk, examples, own=False)
+            except AssertionError as e: raise AssertionError(f"{file.name}: {e}") from e
+            call = next(tok.decode(turn) for ids, labels in examples for turn in supervised_turns(labels))
+            assert "probe_fn" in call and "probe_value" in call, (file.name, call)
+        known.append(file.name)
+    assert len(known) > 20, known
