@@ -5,7 +5,7 @@
 Same rows, same tokenizer and template (Qwen3), one process, no cache, in turns. `ratio` is sft_nb / TRL and `floor` is sft_nb / encode_batch, in rows per second.
 --growth prepares 10,000, 100,000 and 1,000,000 generated rows, each in a process of its own, and reports seconds and peak memory. Writes benchmarks/results/prepare.json.
 """
-import argparse, json, os, resource, subprocess, sys, tempfile, time
+import argparse, json, resource, subprocess, sys, tempfile, time
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path

@@ -4,7 +4,7 @@
 
 Qwen3 and SmolLM2 with a chat template, Mistral as plain text. Sets whose fields are of no format are turned into messages here, as a task of one's own would. Writes benchmarks/results/reports.json.
 """
-import argparse, json, tempfile
+import argparse, json
 
 from common import save, shared, template
 

@@ -6,7 +6,7 @@
 __all__ = ['conversation', 'source_of', 'read_split', 'fit', 'Split', 'Data', 'cache_folder', 'cache_key', 'make_split',
            'prepare']
 
-# %% ../nbs/03c_data.ipynb #6b4b0e56
+# %% ../nbs/03c_data.ipynb #0ddc27c7
 import gc, hashlib, inspect, json, os, shutil, tempfile, weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +19,11 @@ import numpy as np
 from tqdm import tqdm
 
 import sft_nb
-from .config import Config, ConfigError, load_config
+from .config import Config, ConfigError
 from .formats import detect, to_messages
-from .labels import Chunk, Encoded, Encoder, Layouts, Mistrust, Template, end_ids, layout, learned, load_tokenizer, spans, spans_html, turn
+from .labels import Chunk, Encoded, Encoder, Layouts, Mistrust, Template, end_ids, layout, learned, load_tokenizer, turn
 from .report import Finding, Report, SftError, shown
-from .rows import Mixture, Source, _listed, open_rows
+from .rows import Mixture, _listed, open_rows
 from .tasks.core import Task, get_task, task_of
 
 # %% ../nbs/03c_data.ipynb #ee89c7e1
@@ -87,7 +87,7 @@ def read_split(cfg:Config, task:Task, split:str)->dict[str,dict]:
     found = source_of(cfg, task, split)
     return dict(found) if found is not None else {}
 
-# %% ../nbs/03c_data.ipynb #e5140f33
+# %% ../nbs/03c_data.ipynb #f4f57042
 def fit(
     ids:np.ndarray,     # of an example that is longer than `max_length`
     labels:np.ndarray,
@@ -128,6 +128,7 @@ def _cut_start(ids, labels, most:int, bos:int):
     "The end of a row; an answer that lost its beginning is not learned, and a row whose last answer would is left out"
     at, n, labels = len(ids) - most + bos, len(ids), labels.copy()
     begins = [i for i in _starts(labels).tolist() if labels[i] != -100]
+    if (labels[1:] != -100).all(): begins = [at]   # all of it is learned, from wherever it begins
     if not begins or begins[-1] < at: return [], f"answer longer than max_length {most}", n
     whole = next(i for i in begins if i >= at)
     labels[at:whole] = -100
@@ -416,7 +417,7 @@ def _load(folder:Path, rows:Mixture)->Split:
     with np.load(folder/"stats.npz") as stats: stats = dict(stats)
     return Split(datasets.Dataset.from_file(str(folder/"tokens.arrow")), stats, json.loads((folder/"meta.json").read_text(encoding="utf-8")), rows, folder)
 
-# %% ../nbs/03c_data.ipynb #2969a0e0
+# %% ../nbs/03c_data.ipynb #09e9ceff
 def make_split(
     cfg:Config,
     task:Task,
@@ -426,9 +427,9 @@ def make_split(
     key:str|None=None,    # where it may be found; None: nowhere
 )->Split:
     "Encode `rows`, leave out what cannot be learned from, and keep account; `SftError` if nothing is left"
-    home = cache_folder(cfg)
+    home, rows.keep_bad = cache_folder(cfg), cfg.on_bad_row == "drop"
     if key and (home/key/"meta.json").exists(): return _load(home/key, rows)
-    folder, rows.keep_bad = _workplace(home, key), cfg.on_bad_row == "drop"
+    folder = _workplace(home, key)
     try:
         for trust in (True, False):
             try: account, seen = _run(cfg, task, tokenizer, rows, name, folder, trust)

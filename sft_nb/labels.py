@@ -7,10 +7,10 @@ __all__ = ['ASSETS', 'model_path', 'choose_pad', 'load_tokenizer', 'Template', '
            'layout', 'learned', 'Skeleton', 'Layouts', 'Mistrust', 'Encoded', 'Encoder', 'encode', 'encode_prompts',
            'prompt_text', 'end_ids', 'spans', 'spans_html']
 
-# %% ../nbs/03b_labels.ipynb #48ba2d0b
+# %% ../nbs/03b_labels.ipynb #3e5e6f3e
 import json, os, re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 from html import escape
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .config import Config, ConfigError, load_config
+from .config import Config, ConfigError
 from .report import SftError
 
 # %% ../nbs/03b_labels.ipynb #2e15c7bc

@@ -6,8 +6,8 @@ from conftest import shared
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 
 from sft_nb.config import load_config
-from sft_nb.data import prepare, source_of, task_of
-from sft_nb.formats import FORMATS, to_messages
+from sft_nb.data import prepare, task_of
+from sft_nb.formats import FORMATS
 from sft_nb.labels import encode_prompts, load_tokenizer
 from sft_nb.report import ConfigError, SftError
 from sft_nb.rows import SUFFIXES, file_source, open_rows, read_rows
@@ -218,7 +218,8 @@ def test_lines_that_cannot_be_read_are_left_out_when_asked(tmp_path, tokenizer):
     for name, bad in (("a.jsonl", ["a.jsonl line 2", "a.jsonl line 3"]), ("b.csv", ["b.csv line 3"])):
         with pytest.raises(SftError, match=bad[0]): prepare(no_eval(train_file=str(tmp_path/name)), tokenizer)
         data = prepare(no_eval(train_file=str(tmp_path/name), on_bad_row="drop"), tokenizer)
-        assert data.train.n_kept == 1 and [d["where"] for d in data.dropped] == bad
+        again = prepare(no_eval(train_file=str(tmp_path/name), on_bad_row="drop"), tokenizer)   # found again
+        assert data.train.n_kept == 1 and [d["where"] for d in data.dropped] == bad and again.train.row(0) == data.train.row(0)
 
 
 def test_what_a_small_file_or_two_settings_at_once_say(tmp_path, tokenizer):
@@ -341,8 +342,6 @@ slow = how(max_examples=600, deadline=None, suppress_health_check=list(HealthChe
 @slow
 def test_malformed_rows_are_errors_of_ours(tokenizer, rows):
     "600 times 20 rows"
-    from sft_nb.data import _Prepare
-    from sft_nb.labels import Template
     work = _work(tokenizer)
     for k, row in enumerate(rows):
         try: batch = next(work.batches([(f"row {k}", row)]))

@@ -1,14 +1,13 @@
 """Labels: exactly the answer and its end are learned, and what stands before is what generation is given. For any chat template and tokenizer."""
-import json, random
+import random
 from pathlib import Path
 
 import pytest
-from conftest import SHARED, shared
+from conftest import shared
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 
 from sft_nb.config import load_config
-from sft_nb.data import prepare
-from sft_nb.labels import Encoder, Layouts, Mistrust, Template, as_text, choose_pad, encode, encode_prompts, layout, load_tokenizer
+from sft_nb.labels import Encoder, Layouts, Template, choose_pad, encode, encode_prompts, layout, load_tokenizer
 from sft_nb.report import ConfigError, SftError
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=30).filter(lambda s: s.strip() == s)
@@ -164,3 +163,18 @@ def test_tool_turns_in_every_template_that_knows_them():
             assert "probe_fn" in call and "probe_value" in call, (file.name, call)
         known.append(file.name)
     assert len(known) > 20, known
+
+
+def test_pad_is_never_the_end_and_is_explained():
+    expected = {"qwen3": "own", "smollm2": "reserved", "mistral-v3-hf": "reserved|unknown", "phi-3-hf": "reserved|unknown|placeholder", "gpt2": "added", "oasst-tiny": "own"}
+    from transformers import AutoTokenizer
+    for name, why in expected.items():
+        tok = AutoTokenizer.from_pretrained(shared(f"tokenizers/{name}"))
+        pad, reason = choose_pad(tok)
+        assert tok.pad_token_id not in (None, tok.eos_token_id) and any(w in reason for w in why.split("|")), (name, pad, reason)
+
+
+def test_a_tokenizer_without_an_end_is_refused(tmp_path, tokenizer):
+    from transformers import PreTrainedTokenizerFast
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="no end token"): load_tokenizer(load_config(tokenizer=str(tmp_path)))
