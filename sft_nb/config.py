@@ -6,16 +6,16 @@
 __all__ = ['ALIASES', 'CONFIGS', 'Config', 'settings', 'defaults', 'comments', 'config_names', 'find_config', 'load_config',
            'table', 'save_config']
 
-# %% ../nbs/01_config.ipynb #a7bd86d9
+# %% ../nbs/01_config.ipynb #9d00c246
 import __future__
 import ast, difflib, inspect, json, linecache, math, re, runpy, types
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from .report import ConfigError
 
-# %% ../nbs/01_config.ipynb #5ca8cff5
+# %% ../nbs/01_config.ipynb #08fd11be
 @dataclass(frozen=True)
 class Config:
     "All settings of a run"
@@ -48,30 +48,40 @@ class Config:
     trust_remote_code:bool=False            # run Python code that the model's author put beside the weights
     device:Literal["auto","cpu","mps","cuda"]="auto"  # auto: cuda, else mps, else cpu
     dtype:Literal["auto","bfloat16","float16","float32"]="auto"  # auto: bfloat16 where the hardware computes in it, else float32
-    attn_implementation:str|None=None       # sdpa, eager, flash_attention_2; None: what transformers chooses
+    attn_implementation:str="auto"          # auto: flash-attn where it is installed, else varlen (each row by itself, on stock PyTorch); or varlen, sdpa, eager, flash_attention_2 ...
+    device_map:str|None=None                # auto: spread the model over all GPUs, for evaluation; None: all of it on one
+    train_tokens:tuple[str,...]|None=None   # tokens whose embeddings are trained beside the adapter, added if the vocabulary lacks them: what a base has never seen, such as <|im_end|>
     # adapter
-    method:Literal["qlora","lora","full"]="qlora"  # 4-bit base with an adapter, 16- or 32-bit base with an adapter, or all weights
+    method:Literal["qlora","lora","full","auto"]="qlora"  # 4-bit base with an adapter, 16- or 32-bit base with an adapter, or all weights; auto: lora where it fits, else qlora
     lora_r:int=16                           # rank: higher learns more and takes more memory
     lora_alpha:int=32                       # the adapter's output is scaled by lora_alpha / lora_r
     lora_dropout:float=0.05                 # share of the adapter's inputs that is dropped in training
-    lora_target_modules:tuple[str,...]=("all-linear",)  # all-linear, or names: q_proj k_proj v_proj o_proj
+    lora_target_modules:tuple[str,...]=("all-linear",)  # all-linear, attention, mlp, or names: q_proj k_proj v_proj o_proj
+    use_rslora:bool=False                   # scale by lora_alpha / sqrt(lora_r): for high ranks
+    use_dora:bool=False                     # learn the length of each weight's rows apart: better at low ranks, slower
+    init_lora_weights:str="default"         # default (the adapter changes nothing at first), gaussian, orthogonal, olora, pissa, pissa_niter_16 ... (peft's names)
+    modules_to_save:tuple[str,...]|None=None  # modules that are trained in full beside the adapter: lm_head
     bnb_4bit_quant_type:Literal["nf4","fp4"]="nf4"  # nf4 suits weights that are normally distributed
     bnb_4bit_use_double_quant:bool=True     # quantise the quantisation constants too: 0.4 bits a weight less
+    load_in_8bit:bool=False                 # method qlora: 8 bits a weight instead of 4
     # optimisation
     learning_rate:float=2e-4                # at the peak, after the warm-up
     num_train_epochs:float=3.0              # passes over the rows
     max_steps:int=-1                        # stop after so many optimiser steps, whatever num_train_epochs says; -1: no limit
     max_time:float|None=None                # stop at the first step boundary after so many seconds; None: no limit
     per_device_train_batch_size:int=4       # rows in one forward pass; larger is faster and takes more memory
-    max_tokens_per_batch:int|None=None      # pack rows into one long row of at most so many tokens; replaces per_device_train_batch_size. None: pad
+    max_tokens_per_batch:int|Literal["auto"]|None=None  # pack rows into batches of at most so many tokens; replaces per_device_train_batch_size. auto: what is fastest and fits
+    padding_free:bool|Literal["auto"]="auto"  # True: the rows of a batch end to end, without padding; auto: where the attention keeps them apart
     group_by_length:bool=False              # True: padded batches of rows of about the same length, for less padding
     gradient_accumulation_steps:int=4       # forward passes in one optimiser step
+    effective_batch_size:int|None=None      # rows in one optimiser step, over all passes and processes: sets gradient_accumulation_steps. None: what the others multiply to
     optim:str="adamw_torch"                 # any optimiser that TrainingArguments knows: paged_adamw_8bit saves memory on a GPU
     lr_scheduler_type:str="cosine"          # cosine, linear, constant, constant_with_warmup ...
     warmup_steps:float=0.03                 # steps until the peak; below 1: a share of all steps
     weight_decay:float=0.01                 # pull of the trained weights towards zero
     max_grad_norm:float=1.0                 # gradients are scaled down to this norm
-    gradient_checkpointing:bool=False       # True: less memory, about a third slower
+    gradient_checkpointing:bool|Literal["auto"]="auto"  # True: less memory, about a third slower; auto: only where it would not fit otherwise
+    max_logits_mib:int=1024                 # memory that the loss may take for scores of the vocabulary; less is slower
     seed:int=42                             # of the weights, the order of the rows and the dropout
     # evaluation
     eval_steps:int|None=None                # loss on held-out rows every so many steps; None: never
@@ -107,27 +117,29 @@ def comments()->dict[str,str]:
     found = dict(re.findall(r"^    (\w+):\S.*?=.*?  # (.*)$", source, re.M))
     return {name: found[name] for name in defaults()}
 
-# %% ../nbs/01_config.ipynb #f591302f
+# %% ../nbs/01_config.ipynb #51b9a5f2
 _WORDS = {int:"a whole number", float:"a number", str:"a text", bool:"True or False", type(None):"None"}
 
 def _expects(t)->str:
     "The rule of annotation `t` in words"
-    if get_origin(t) is Literal: return "one of " + ", ".join(map(repr, get_args(t)))
+    if get_origin(t) is Literal: return ("one of " if len(get_args(t)) > 1 else "") + ", ".join(map(repr, get_args(t)))
     if get_origin(t) is tuple: return "a list of texts" if get_args(t)[0] is str else "a list of numbers"
-    if isinstance(t, types.UnionType): return " or ".join(map(_expects, get_args(t)))
+    if _is_union(t): return " or ".join(map(_expects, get_args(t)))
     return _WORDS[t]
+
+def _is_union(t)->bool: return get_origin(t) in (Union, types.UnionType)
 
 def _fits(v, t)->bool:
     "Does `v` fit annotation `t`? A whole number is a number; True is neither"
     if get_origin(t) is Literal: return v in get_args(t)
     if get_origin(t) is tuple: return isinstance(v, tuple) and len(v) > 0 and all(_fits(x, get_args(t)[0]) for x in v)
-    if isinstance(t, types.UnionType): return any(_fits(v, a) for a in get_args(t))
+    if _is_union(t): return any(_fits(v, a) for a in get_args(t))
     if t is float: return isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
     if t is int: return isinstance(v, int) and not isinstance(v, bool)
     return isinstance(v, t)
 
-# %% ../nbs/01_config.ipynb #36446cb3
-_AT_LEAST = dict(max_samples=1, eval_samples=0, eval_fraction=0, min_length=0, max_length=2, max_tokens_per_batch=2, lora_r=1, lora_alpha=1, lora_dropout=0, learning_rate=0, num_train_epochs=0,
+# %% ../nbs/01_config.ipynb #95383a5c
+_AT_LEAST = dict(max_samples=1, eval_samples=0, eval_fraction=0, min_length=0, max_length=2, max_tokens_per_batch=2, lora_r=1, lora_alpha=1, effective_batch_size=1, max_logits_mib=1, lora_dropout=0, learning_rate=0, num_train_epochs=0,
     max_steps=-1, max_time=0, per_device_train_batch_size=1, gradient_accumulation_steps=1, warmup_steps=0, weight_decay=0, max_grad_norm=0,
     seed=0, eval_steps=1, per_device_eval_batch_size=1, max_new_tokens=1, logging_steps=1, save_steps=1, save_total_limit=1)
 _BELOW = dict(eval_fraction=1, lora_dropout=1, learning_rate=1, weight_decay=1, seed=2**32)   # numpy takes no larger seed
@@ -147,9 +159,10 @@ def _problems(name, v, t, where)->list[ConfigError]:
     if name == "max_steps" and v == 0:
         return [ConfigError(where, "max_steps = 0", "a number of steps, or -1 for no limit", _edit(where, name, 1))]
     low, high = _AT_LEAST.get(name), _BELOW.get(name)
-    if v is not None and low is not None and v < low:
+    number = isinstance(v, (int, float))   # not None, not auto
+    if number and low is not None and v < low:
         return [ConfigError(where, f"{name} = {v!r}", f"{name} is at least {low}", _edit(where, name, defaults()[name]))]
-    if v is not None and high is not None and v >= high:
+    if number and high is not None and v >= high:
         return [ConfigError(where, f"{name} = {v!r}", f"{name} is below {high}", _edit(where, name, defaults()[name]))]
     return []
 
@@ -169,13 +182,13 @@ def _suggest(name, v, t):
             if _fits(near, t): return near
     return defaults()[name]
 
-# %% ../nbs/01_config.ipynb #378bfe90
+# %% ../nbs/01_config.ipynb #ca6793e8
 ALIASES = dict(
     batch_size="per_device_train_batch_size", micro_batch_size="per_device_train_batch_size", eval_batch_size="per_device_eval_batch_size",
     grad_accumulation_steps="gradient_accumulation_steps", num_epochs="num_train_epochs", epochs="num_train_epochs", lr="learning_rate",
     max_seq_length="max_length", max_seq_len="max_length", model_id="model", model_name="model", model_name_or_path="model",
     train_data="train_file", eval_data="eval_file", dataset="train_file", data_path="train_file", train_on_inputs="train_on_prompt", val_size="eval_fraction", use_wandb="wandb", wandb_name="run_name", target_modules="lora_target_modules",
-    lora_rank="lora_r", lr_scheduler="lr_scheduler_type", warmup_ratio="warmup_steps", optimizer="optim",
+    lora_rank="lora_r", load_8bit="load_in_8bit", lr_scheduler="lr_scheduler_type", warmup_ratio="warmup_steps", optimizer="optim",
     use_gradient_checkpointing="gradient_checkpointing", num_samples="eval_samples", output_dir="run_name")
 
 def _full_name(name:str)->str:
@@ -190,12 +203,12 @@ def _unknown(name:str, where:str)->ConfigError:
     return ConfigError(where, f"{name} is not a setting", f"the nearest is {near[0]}" if near else "",
                        f"write {near[0]}" if near else "leave it out, or begin its name with _ if it is a helper of the file; sft_nb config lists all settings")
 
-# %% ../nbs/01_config.ipynb #5f931ec5
+# %% ../nbs/01_config.ipynb #a7310496
 def _tidy(name:str, v:Any)->dict[str,Any]:
     "Setting `name` with value `v` as `Config` keeps it; `name` may be an alias"
     full = _full_name(name)
-    if full == "lora_target_modules" and isinstance(v, str): v = tuple(v.replace(",", " ").split())
-    if full in ("train_file", "eval_file") and isinstance(v, (str, Path)): v = (str(v),)
+    if full in ("lora_target_modules", "modules_to_save") and isinstance(v, str): v = tuple(v.replace(",", " ").split())
+    if full in ("train_file", "eval_file", "train_tokens") and isinstance(v, (str, Path)): v = (str(v),)
     if full == "train_weights" and isinstance(v, (int, float)) and not isinstance(v, bool): v = (v,)
     if isinstance(v, list): v = tuple(v)
     if name.lower().replace("-", "_") == "output_dir" and isinstance(v, str) and Path(v).name:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['training_arguments', 'RecordRun', 'TokenMeanTrainer', 'batches', 'build_trainer', 'train', 'resume']
 
-# %% ../nbs/11_train.ipynb #ba9ccb41
+# %% ../nbs/11_train.ipynb #99e7017a
 import json, math, os, time
 from dataclasses import fields, replace
 from importlib.util import find_spec
@@ -22,12 +22,14 @@ from trl import SFTConfig, SFTTrainer
 from .collate import DataCollatorFlattening, DataCollatorForCausalLM
 from .config import Config, ConfigError
 from .data import Data, prepare
+from .loss import add_supervised_loss
+from .memory import Plan, end_to_end, resolve
 from .model import load_model, quiet
 from .pack import Batches, Rows
 from .precision import adapters_to_float32, choose_device, choose_dtype
 from .run import Run, check_free, create_run, plot
 
-# %% ../nbs/11_train.ipynb #1d94b0d4
+# %% ../nbs/11_train.ipynb #50f48353
 def training_arguments(
     cfg:Config,
     path:Path,   # runs/NAME
@@ -47,7 +49,7 @@ def training_arguments(
             "logging_steps save_steps save_total_limit").split()
     known = {f.name for f in fields(SFTConfig)}   # the first name came after transformers 5.17, which knows the second
     name = next(n for n in ("activation_checkpointing", "gradient_checkpointing") if n in known)
-    checkpointing = {name: cfg.gradient_checkpointing, f"{name}_kwargs": dict(use_reentrant=False)}
+    checkpointing = {name: cfg.gradient_checkpointing is True, f"{name}_kwargs": dict(use_reentrant=False)}
     try: return SFTConfig(output_dir=str(path/"checkpoints"), run_name=path.name, **{k: getattr(cfg, k) for k in same}, **checkpointing,
         eval_strategy="steps" if cfg.eval_steps else "no", save_strategy="steps", logging_first_step=True, logging_nan_inf_filter=False,
         bf16=dtype == torch.bfloat16, fp16=dtype == torch.float16, use_cpu=device == "cpu",
@@ -79,23 +81,40 @@ class RecordRun(TrainerCallback):
     def close(self):
         if self.bar is not None: self.bar.close()
 
-# %% ../nbs/11_train.ipynb #e4025e30
+# %% ../nbs/11_train.ipynb #f2c72728
 class _Loader(DataLoader):
     "A `DataLoader` whose batches change with the epoch"
     def set_epoch(self, epoch): self.batch_sampler.set_epoch(epoch)
 
 class TokenMeanTrainer(SFTTrainer):
     "`SFTTrainer` with our batches, whose held-out loss is a mean over supervised tokens, whatever the batches"
-    batches=None   # (rank, world size) -> the batches of a process
+    batches=None       # (rank, world size) -> the batches of a process
+    supervised=False   # the model knows `supervised=True`
     def get_train_dataloader(self):
         if self.batches is None: return super().get_train_dataloader()
         sampler = self.batches(self.args.process_index, self.args.world_size)
         return _Loader(Rows(self.train_dataset), batch_sampler=sampler, collate_fn=self.data_collator, num_workers=self.args.dataloader_num_workers, pin_memory=self.args.dataloader_pin_memory)
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if not self.supervised or return_outputs: return super().compute_loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+        out = model(**inputs | dict(use_cache=False), supervised=True)
+        n = out.n_tokens if num_items_in_batch is None else torch.as_tensor(num_items_in_batch, device=out.loss.device)
+        everywhere = self.accelerator.num_processes if self.args.average_tokens_across_devices and num_items_in_batch is not None else 1   # gradients are averaged over processes
+        self._count(out, inputs)
+        return out.loss / n.clamp(min=1) * everywhere
+    def _count(self, out, inputs):
+        "Accuracy of the tokens, for TRL's log"
+        tokens = inputs["attention_mask"].sum() if "attention_mask" in inputs else torch.tensor(inputs["input_ids"].numel(), device=out.loss.device)
+        right, n, tokens = self.accelerator.reduce(torch.stack([out.n_correct, out.n_tokens, tokens]), reduction="sum").tolist()
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["mean_token_accuracy"].append(right / max(n, 1))
+        if mode == "train": self._total_train_tokens += tokens
+        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        loss, *rest = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        n = (inputs["labels"][:, 1:] != -100).sum().to(loss.device)
-        self._seen = self._seen.to(loss.device) + torch.stack([loss.detach().float() * n, n.float()])
-        return loss, *rest
+        inputs = self._prepare_inputs(inputs)
+        n = (inputs["labels"][:, 1:] != -100).sum()
+        with torch.no_grad(), self.compute_loss_context_manager(): loss = self.compute_loss(model, inputs).detach().float()
+        self._seen = self._seen.to(loss.device) + torch.stack([loss * n, n.float()])
+        return loss, None, None
     def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
         self._seen = torch.zeros(2)
         out = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -103,7 +122,7 @@ class TokenMeanTrainer(SFTTrainer):
         out.metrics[f"{metric_key_prefix}_loss"] = total / max(n, 1)
         return out
 
-# %% ../nbs/11_train.ipynb #2722f6b6
+# %% ../nbs/11_train.ipynb #249ef537
 def batches(cfg:Config, lengths, *, rank:int=0, world_size:int=1)->Batches:
     "The batches that `cfg` asks for: packed, grouped by length or as they come"
     return Batches(lengths, batch_size=cfg.per_device_train_batch_size, max_tokens=cfg.max_tokens_per_batch, group_by_length=cfg.group_by_length, seed=cfg.seed,
@@ -117,27 +136,33 @@ def build_trainer(
 )->SFTTrainer:
     "TRL's trainer on our rows, our collator and our logs, with the adapter in float32"
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True   # trl reports each trainer to its makers; the variable of this name is read too early
-    collator = DataCollatorFlattening(return_seq_lens=False) if cfg.max_tokens_per_batch else DataCollatorForCausalLM(data.tokenizer, pad_to_multiple_of=8)
+    supervised, attention = add_supervised_loss(model, max_logits_mib=cfg.max_logits_mib), model.config._attn_implementation
+    flat, _ = end_to_end(cfg, attention, model.config)
+    collator = DataCollatorFlattening(return_seq_lens=attention.startswith("flash")) if flat else DataCollatorForCausalLM(data.tokenizer, pad_to_multiple_of=8)
     trainer = TokenMeanTrainer(model=model, args=training_arguments(cfg, run.path), processing_class=data.tokenizer,
                          train_dataset=data.train.tokens, eval_dataset=data.eval.tokens if cfg.eval_steps and data.eval else None,
                          data_collator=collator, callbacks=[RecordRun(run, cfg.max_time)])
+    trainer.supervised = supervised
     trainer.batches = lambda rank, world_size: batches(cfg, data.train.lengths, rank=rank, world_size=world_size)
     for callback in (PrinterCallback, ProgressCallback): trainer.remove_callback(callback)
     if cfg.method != "full": adapters_to_float32(model)   # trl made them bfloat16 if the base is quantised
     return trainer
 
-# %% ../nbs/11_train.ipynb #0c5761d4
+# %% ../nbs/11_train.ipynb #65819f7c
 def train(
     cfg:Config,
     *, data:Data|None=None,  # rows that are prepared already; None: prepare them
+    plan:Plan|None=None,     # that `cfg` was resolved with; None: make one
 )->Run:                      # finished, or stopped by `max_time`
-    "Train as `cfg` says; raises what stopped it, after writing it into the run"
+    "Train as `cfg` says, with what it leaves open from `resolve`; raises what stopped it, after writing it into the run"
     check_free(cfg)
     training_arguments(cfg, Path(cfg.runs_dir)/"x")   # what is wrong with them is said before anything is written
     data = data or prepare(cfg)
+    if plan is None: cfg, plan = resolve(cfg, data, world_size=int(os.environ.get("WORLD_SIZE", 1)))
     batches(cfg, data.train.lengths)   # a row that no batch can hold is said now
     device, _ = choose_device(cfg.device)
     run = create_run(cfg, device=torch.cuda.get_device_name() if device == "cuda" else device)
+    if plan is not None: plan.save(run.path/"plan.json")
     return _run_training(cfg, run, data)
 
 def resume(
@@ -183,12 +208,12 @@ def _run_training(cfg:Config, run:Run, data:Data, *, checkpoint:Path|None=None)-
     _finish(run, trainer)
     return run
 
-# %% ../nbs/11_train.ipynb #6fcf37ac
+# %% ../nbs/11_train.ipynb #49d22710
 def _save(trainer, cfg:Config, run:Run)->None:
-    "Keep the result; the adapter names its base as the config does, not by a path on this machine"
+    "Keep the result; the adapter names its base as the config does, not by a path on this machine, and may be trained on"
     trainer.save_model(str(run.adapter))
     file = run.adapter/"adapter_config.json"
-    if file.exists(): file.write_text(json.dumps(json.loads(file.read_text()) | dict(base_model_name_or_path=cfg.model), indent=2) + "\n")
+    if file.exists(): file.write_text(json.dumps(json.loads(file.read_text()) | dict(base_model_name_or_path=cfg.model, inference_mode=False), indent=2) + "\n")
 
 def _recorder(trainer)->RecordRun: return next(c for c in trainer.callback_handler.callbacks if isinstance(c, RecordRun))
 
