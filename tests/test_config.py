@@ -16,6 +16,8 @@ def values(f):
     if tuple[float, ...] in (t, *get_args(t)): return st.lists(st.floats(.1, 10), min_size=1, max_size=3).map(tuple)
     if tuple[str, ...] in (t, *get_args(t)): return st.lists(st.sampled_from(["q_proj", "v_proj", "all-linear"]), min_size=1, max_size=3).map(tuple)
     if t is bool: return st.booleans()
+    if any(get_origin(a) is Literal for a in get_args(t)):   # a value of its own kind, or auto
+        return st.just("auto") | (st.booleans() if bool in get_args(t) else st.integers(2, 10_000))
     if f.name in ("lora_dropout", "learning_rate", "weight_decay", "eval_fraction"): return st.floats(0, .9)
     if int in (t, *get_args(t)): return st.integers(2, 10_000)
     if float in (t, *get_args(t)): return st.floats(0, 1e6) | st.integers(0, 100)
