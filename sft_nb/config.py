@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from .report import ConfigError
 
-# %% ../nbs/01_config.ipynb #08fd11be
+# %% ../nbs/01_config.ipynb #e55c4124
 @dataclass(frozen=True)
 class Config:
     "All settings of a run"
@@ -81,7 +81,7 @@ class Config:
     weight_decay:float=0.01                 # pull of the trained weights towards zero
     max_grad_norm:float=1.0                 # gradients are scaled down to this norm
     gradient_checkpointing:bool|Literal["auto"]="auto"  # True: less memory, about a third slower; auto: only where it would not fit otherwise
-    max_logits_mib:int=1024                 # memory that the loss may take for scores of the vocabulary; less is slower
+    max_logits_mib:int=512                  # memory that the loss may take for scores of the vocabulary; less is slower
     seed:int=42                             # of the weights, the order of the rows and the dropout
     # evaluation
     eval_steps:int|None=None                # loss on held-out rows every so many steps; None: never

@@ -6,7 +6,7 @@
 __all__ = ['DEVICES', 'Device', 'find_device', 'this_device', 'skeleton', 'static_bytes', 'optimizer_bytes', 'Alive', 'Batch',
            'Step', 'simulate', 'footprint', 'pass_seconds', 'Plan', 'worst_batch', 'end_to_end', 'plan', 'resolve']
 
-# %% ../nbs/08_memory.ipynb #bca78820
+# %% ../nbs/08_memory.ipynb #2f9d36ff
 import json, math, os, time
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +23,7 @@ from .attention import assume_documents, choose_attention, only_attention
 from .config import Config, ConfigError
 from .data import Data, prepare
 from .labels import load_tokenizer
-from .loss import causal_lm, chunk_size, chunked_cross_entropy, presumed_head
+from .loss import Head, causal_lm, chunk_size
 from .model import load_shape, lora_config, quantization, quiet, spare_casts
 from .precision import choose_device, choose_dtype
 from .report import Finding, Report, SftError, shown
@@ -191,7 +191,7 @@ def _fake(model, dtype:torch.dtype)->None:
                     new[p] = torch.nn.Parameter(t, requires_grad=p.requires_grad) if store is module._parameters else t
                 store[name] = new[p]
 
-# %% ../nbs/08_memory.ipynb #7a36dc58
+# %% ../nbs/08_memory.ipynb #b912f829
 @dataclass(frozen=True)
 class Batch:
     "The rows of one forward pass, for what they weigh"
@@ -226,7 +226,7 @@ def simulate(
     dtype:torch.dtype=torch.bfloat16,
     checkpointing:bool=False,
     accumulating:bool=False,# gradients of an earlier pass are there
-    max_logits_mib:int=1024,
+    max_logits_mib:int=512,
     train:bool=True,        # False: the forward pass of an evaluation
 )->Step:
     "Run a training step on fake tensors"
@@ -267,7 +267,8 @@ def _checkpoint(model)->None:
 
 def _supervised(inner, batch:Batch, dtype, max_logits_mib:int)->tuple[int,int]:
     "Supervised positions, and how many of them make a chunk of the loss"
-    return max(1, int(sum(batch.lengths) * batch.share)), chunk_size(presumed_head(inner).vocabulary, max_logits_mib, itemsize=dtype.itemsize)
+    head = Head(inner)
+    return max(1, int(sum(batch.lengths) * batch.share)), chunk_size(head.layer.weight.shape[0], max_logits_mib, itemsize=dtype.itemsize, linear=head.linear)
 
 def _left_out(inner, batch:Batch, dtype, max_logits_mib:int, train:bool)->int:
     "Two chunks of the loss are run; bytes of what the others would add: their hidden vectors, and the gradients of these"
@@ -281,7 +282,7 @@ def _forward(inner, batch:Batch, attention:str, dtype:torch.dtype, max_logits_mi
         hidden = inner.base_model(ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
         n, chunk = _supervised(inner, batch, dtype, max_logits_mib)
         targets = torch.zeros(min(n, 2 * chunk), dtype=torch.long)
-        return chunked_cross_entropy(hidden[targets], targets, presumed_head(inner), chunk=chunk, learns=[p for p in inner.get_output_embeddings().parameters() if p.requires_grad])[0]
+        return Head(inner).loss(hidden[targets], targets, max_logits_mib=max_logits_mib, learns=[p for p in inner.get_output_embeddings().parameters() if p.requires_grad])[0]
 
 # %% ../nbs/08_memory.ipynb #2e61bfc7
 def _alike(model)->bool:
