@@ -23,6 +23,7 @@ bench: $(READY)         ## figures of this machine into benchmarks/results
 	$(BIN)/python benchmarks/demo.py
 	$(BIN)/python benchmarks/prepare.py --growth
 	$(BIN)/python benchmarks/collate.py
+	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/reports.py
 
 tiny: $(READY)          ## remake the base that ships as model="tiny"

@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from .report import ConfigError
 
-# %% ../nbs/01_config.ipynb #e55c4124
+# %% ../nbs/01_config.ipynb #eea1dc0e
 @dataclass(frozen=True)
 class Config:
     "All settings of a run"
@@ -81,6 +81,7 @@ class Config:
     weight_decay:float=0.01                 # pull of the trained weights towards zero
     max_grad_norm:float=1.0                 # gradients are scaled down to this norm
     gradient_checkpointing:bool|Literal["auto"]="auto"  # True: less memory, about a third slower; auto: only where it would not fit otherwise
+    activation_offloading:bool|Literal["auto"]="auto"  # True: with checkpointing on a GPU, what it keeps waits in the computer's memory; auto: only where it would not fit otherwise
     max_logits_mib:int=512                  # memory that the loss may take for scores of the vocabulary; less is slower
     seed:int=42                             # of the weights, the order of the rows and the dropout
     # evaluation

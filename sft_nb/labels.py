@@ -44,7 +44,7 @@ def choose_pad(
         why = f"added as token {tokenizer.pad_token_id}; {was}"
     return tokenizer.pad_token, why
 
-# %% ../nbs/03b_labels.ipynb #a6372fe4
+# %% ../nbs/03b_labels.ipynb #14eaf729
 def load_tokenizer(
     cfg:Config,  # `tokenizer`, else `model`; `revision`, `trust_remote_code`, `chat_template`
 ):               # a tokenizer with a pad token that is not eos
@@ -60,6 +60,8 @@ def load_tokenizer(
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"tokenizer {name!r}", "it has no end token", "a model can only learn to stop with one",
                           "tokenizer.eos_token = ... and save_pretrained into a folder")
+    tokenizer.new_tokens = [t for t in cfg.train_tokens or () if t not in tokenizer.get_vocab()]
+    tokenizer.add_tokens(tokenizer.new_tokens, special_tokens=True)
     choose_pad(tokenizer)
     tokenizer.prompt_separator = cfg.prompt_separator   # travels with it, to wherever prompts are made
     if cfg.chat_template is not None: tokenizer.chat_template = _read_template(cfg.chat_template)

@@ -28,7 +28,7 @@ from .model import load_shape, lora_config, quantization, quiet, spare_casts
 from .precision import choose_device, choose_dtype
 from .report import Finding, Report, SftError, shown
 
-# %% ../nbs/08_memory.ipynb #ca067330
+# %% ../nbs/08_memory.ipynb #63354524
 @dataclass(frozen=True)
 class Device:
     "What a plan has to know about a device"
@@ -68,9 +68,9 @@ def this_device(kind:str, dtype:torch.dtype)->Device:
     name = str(dtype).removeprefix("torch.")
     if kind != "cuda": return Device(kind, _free_gib(), _measured_tflops(kind, dtype), 20, kind, name)
     gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-    words = torch.cuda.get_device_name().lower().replace("nvidia", "").replace("geforce", "").split()
-    known = next((d for d in DEVICES.values() if any(d.name.split("-")[0] in (w, "".join(words[:2])) for w in words) and abs(d.gib / gib - 1) < .15), None)
-    return replace(known, gib=gib, dtype=name) if known else Device(" ".join(words), gib, _measured_tflops(kind, dtype), 600, dtype=name)
+    said = torch.cuda.get_device_name().lower().replace("nvidia", "").replace("geforce", "").replace(" ", "")
+    known = next((d for d in DEVICES.values() if d.name.split("-")[0] in said and abs(d.gib / gib - 1) < .15), None)
+    return replace(known, gib=gib, dtype=name) if known else Device(said, gib, _measured_tflops(kind, dtype), 600, dtype=name)
 
 def _free_gib()->float:
     "Memory of the machine that is free now"
@@ -191,7 +191,7 @@ def _fake(model, dtype:torch.dtype)->None:
                     new[p] = torch.nn.Parameter(t, requires_grad=p.requires_grad) if store is module._parameters else t
                 store[name] = new[p]
 
-# %% ../nbs/08_memory.ipynb #b912f829
+# %% ../nbs/08_memory.ipynb #73c69296
 @dataclass(frozen=True)
 class Batch:
     "The rows of one forward pass, for what they weigh"
@@ -225,6 +225,7 @@ def simulate(
     kind:str="cuda",        # whose kernels: cuda or cpu
     dtype:torch.dtype=torch.bfloat16,
     checkpointing:bool=False,
+    offloading:bool=False,  # what autograd saves waits in the computer's memory (TRL's `activation_offloading`)
     accumulating:bool=False,# gradients of an earlier pass are there
     max_logits_mib:int=512,
     train:bool=True,        # False: the forward pass of an evaluation
@@ -241,12 +242,19 @@ def simulate(
         begin, at_layer = alive.now, []
         for layer in _stack(inner)[1:3]: layer.register_forward_pre_hook(lambda *_: at_layer.append(alive.now))
         with alive, documents, _autocast_flag(kind, dtype), torch.set_grad_enabled(train):
-            loss = _forward(inner, batch, attention, dtype, max_logits_mib)
+            with _offloaded(model) if offloading and train else nullcontext(): loss = _forward(inner, batch, attention, dtype, max_logits_mib)
             kept, forward, alive.peak = alive.now - begin, alive.peak - begin, alive.now
             if train: loss.backward()
     grads = 0 if accumulating else sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    left = _left_out(inner, batch, dtype, max_logits_mib, train)
+    left = _left_out(inner, batch, dtype, max_logits_mib, train) + (5 * batch.tokens * inner.config.get_text_config().hidden_size * dtype.itemsize if offloading else 0)   # TRL lets five tensors wait for their transport
     return Step(kept + left, forward + left, max(0, alive.peak - begin - (grads if train else 0)) + left, at_layer[1] - at_layer[0] if len(at_layer) > 1 else 0)
+
+def _offloaded(model):
+    "What autograd saves is forgotten, and made anew when it is asked for"
+    own = {p.untyped_storage()._cdata for p in model.parameters()}
+    def pack(t): return t if t.untyped_storage()._cdata in own or t.numel() * t.element_size() < 1024 else (t.shape, t.dtype)
+    def unpack(kept): return kept if isinstance(kept, torch.Tensor) else torch.empty(kept[0], dtype=kept[1])
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 @contextmanager
 def _autocast_flag(kind:str, dtype:torch.dtype):
@@ -415,7 +423,7 @@ def end_to_end(
     if attention == "varlen" or str(attention).startswith("flash_attention"): return True, f"auto: {attention} keeps rows apart"
     return False, f"auto: {attention or 'the default attention'} would compute all pairs of tokens"
 
-# %% ../nbs/08_memory.ipynb #8787f453
+# %% ../nbs/08_memory.ipynb #2e02bc99
 def _attention(cfg:Config, device:Device, dtype, shape)->tuple[str|None,str]:
     "As `choose_attention`, also for a card that is not in this machine"
     if device.kind != "cuda" or torch.cuda.is_available(): return choose_attention(cfg.attn_implementation, device.kind, dtype, shape)
@@ -437,11 +445,11 @@ class _Planner:
         if method not in self.kept: self.kept[method] = skeleton(replace(self.cfg, method=method), self.tokenizer, dtype=self.dtype)
         return self.kept[method]
 
-    def step(self, method:str, checkpointing:bool, batch:Batch, *, train:bool=True)->Step:
+    def step(self, method:str, checkpointing:bool, batch:Batch, *, offloading:bool=False, train:bool=True)->Step:
         "What a pass over `batch` takes beside what lies there all the time"
         name = self.attention or "sdpa"
         name = "varlen" if batch.flat and (name == "varlen" or name.startswith("flash")) else "sdpa" if name == "varlen" or name.startswith("flash") else name
-        return footprint(replace(self.cfg, method=method), self.tokenizer, batch, whole=self.whole(method), attention=name, kind=self.device.kind, dtype=self.dtype, checkpointing=checkpointing,
+        return footprint(replace(self.cfg, method=method), self.tokenizer, batch, whole=self.whole(method), attention=name, kind=self.device.kind, dtype=self.dtype, checkpointing=checkpointing, offloading=offloading,
                          accumulating=self.cfg.gradient_accumulation_steps > 1, max_logits_mib=self.cfg.max_logits_mib, train=train)
 
     def parts(self, method:str, step:Step)->dict[str,int]:
@@ -459,36 +467,39 @@ class _Planner:
         batch = Batch(tuple(rows) if self.flat else (rows[0],) * len(rows), self.flat, self.share)
         return sum(v for k, v in fixed.items() if k != "gradients") + self.step(method, False, batch, train=False).peak + 2**29
 
-# %% ../nbs/08_memory.ipynb #8cb5ef6a
+# %% ../nbs/08_memory.ipynb #c83f8fad
 @dataclass(frozen=True)
 class _Candidate:
     method:str
     checkpointing:bool
+    offloading:bool
     budget:int|None     # tokens in a batch; None: rows as the config says
     batch:Batch
     parts:dict
     rate:float          # tokens of rows a second
 
-def _rate(planner:_Planner, method:str, checkpointing:bool, batch:Batch, step:Step)->float:
-    seconds = pass_seconds(_facts(planner.whole(method)), batch, planner.device, activations=step.activations, checkpointing=checkpointing)
+def _rate(planner:_Planner, method:str, checkpointing:bool, offloading:bool, batch:Batch, step:Step)->float:
+    facts = _facts(planner.whole(method))
+    seconds = pass_seconds(facts, batch, planner.device, activations=step.activations, checkpointing=checkpointing)
+    if offloading: seconds *= 1.1   # the transport overlaps with the products, but not all of it
     return sum(batch.lengths if batch.flat else planner.lengths[:len(batch.lengths)]) / seconds
 
-def _candidate(planner:_Planner, method:str, checkpointing:bool, budget:int|None)->_Candidate:
+def _candidate(planner:_Planner, method:str, checkpointing:bool, offloading:bool, budget:int|None)->_Candidate:
     batch = worst_batch(replace(planner.cfg, max_tokens_per_batch=budget), planner.lengths, flat=planner.flat or budget is not None, share=planner.share)
-    step = planner.step(method, checkpointing, batch)
-    return _Candidate(method, checkpointing, budget, batch, planner.parts(method, step), _rate(planner, method, checkpointing, batch, step))
+    step = planner.step(method, checkpointing, batch, offloading=offloading)
+    return _Candidate(method, checkpointing, offloading, budget, batch, planner.parts(method, step), _rate(planner, method, checkpointing, offloading, batch, step))
 
-def _largest_budget(planner:_Planner, method:str, checkpointing:bool, limit:int)->_Candidate:
+def _largest_budget(planner:_Planner, method:str, checkpointing:bool, offloading:bool, limit:int)->_Candidate:
     "The candidate with the largest budget up to `limit` that fits; the smallest possible one if none does"
     low, room = planner.lengths[0], .95 * planner.device.gib * 2**30
-    small = _candidate(planner, method, checkpointing, low)
+    small = _candidate(planner, method, checkpointing, offloading, low)
     used = lambda c: sum(c.parts.values())
     if used(small) > room or limit <= low: return small
-    large = _candidate(planner, method, checkpointing, min(limit, 4 * low))
+    large = _candidate(planner, method, checkpointing, offloading, min(limit, 4 * low))
     slope = (used(large) - used(small)) / max(1, large.budget - low)
     budget = int(min(limit, (low + (room - used(small)) / max(slope, 1)) // 64 * 64))
     while budget > low:
-        last = large if budget == large.budget else _candidate(planner, method, checkpointing, budget)
+        last = large if budget == large.budget else _candidate(planner, method, checkpointing, offloading, budget)
         if used(last) <= room: return last
         budget = max(low, int(.9 * budget))
     return small
@@ -500,11 +511,18 @@ def _candidates(planner:_Planner, world_size:int):
     rows = (cfg.effective_batch_size or cfg.per_device_train_batch_size * cfg.gradient_accumulation_steps * world_size) / world_size
     limit = int(max(planner.lengths[0], rows * sum(planner.lengths) / len(planner.lengths)))
     for method in methods:
-        for checkpointing in (False, True) if cfg.gradient_checkpointing == "auto" else (cfg.gradient_checkpointing,):
+        for how in _ways(cfg, planner.device):
             if cfg.max_tokens_per_batch == "auto":
-                yield (c := _largest_budget(planner, method, checkpointing, limit))
+                yield (c := _largest_budget(planner, method, *how, limit))
                 if c.budget >= limit and not c.checkpointing and sum(c.parts.values()) <= .95 * planner.device.gib * 2**30: return   # nothing can be faster
-            else: yield _candidate(planner, method, checkpointing, cfg.max_tokens_per_batch)
+            else: yield _candidate(planner, method, *how, cfg.max_tokens_per_batch)
+
+def _ways(cfg:Config, device:Device)->list[tuple[bool,bool]]:
+    "Checkpointing and offloading, from fast to small"
+    open_to = lambda v: (False, True) if v == "auto" else (v,)
+    ways = [(c, o) for c in open_to(cfg.gradient_checkpointing) for o in open_to(cfg.activation_offloading) if not o or device.kind == "cuda" and (c or cfg.activation_offloading is True)]
+    if not ways: raise ConfigError("activation_offloading", f"there is no memory to offload to on {device.kind}", "a GPU", "--activation-offloading False")
+    return ways
 
 def _choose(planner:_Planner, world_size:int)->_Candidate:
     "The best that fits; what takes least if none does"
@@ -515,7 +533,7 @@ def _choose(planner:_Planner, world_size:int)->_Candidate:
     fitting = [c for c in seen if sum(c.parts.values()) <= room]
     return max(fitting, key=lambda c: c.rate) if fitting else min(seen, key=lambda c: sum(c.parts.values()))
 
-# %% ../nbs/08_memory.ipynb #8b9b2909
+# %% ../nbs/08_memory.ipynb #80dad261
 def _accumulation(cfg:Config, c:_Candidate, planner:_Planner, world_size:int)->int:
     "Passes in an optimiser step for the wanted number of rows"
     if cfg.effective_batch_size is None and cfg.max_tokens_per_batch != "auto": return cfg.gradient_accumulation_steps
@@ -528,9 +546,10 @@ def _settle(cfg:Config, c:_Candidate, planner:_Planner, world_size:int)->tuple[d
     fits = sum(c.parts.values()) <= .95 * planner.device.gib * 2**30
     open_ = lambda name: getattr(cfg, name) == "auto"
     steps = _accumulation(cfg, c, planner, world_size)
-    settings = dict(method=c.method, attn_implementation=planner.attention or "sdpa", padding_free=c.batch.flat, gradient_checkpointing=c.checkpointing, max_tokens_per_batch=c.budget, gradient_accumulation_steps=steps)
+    settings = dict(method=c.method, attn_implementation=planner.attention or "sdpa", padding_free=c.batch.flat, gradient_checkpointing=c.checkpointing, activation_offloading=c.offloading, max_tokens_per_batch=c.budget, gradient_accumulation_steps=steps)
     reasons = dict(method=("auto: 16 bits fit" if c.method == "lora" else "auto: fastest that fits") if open_("method") else "asked for", attn_implementation=planner.why_attention, padding_free=planner.why_flat,
                    gradient_checkpointing=("auto: fits only with it" if c.checkpointing else "auto: fits without") if open_("gradient_checkpointing") and fits else "auto: takes the least" if open_("gradient_checkpointing") else "asked for",
+                   activation_offloading=("auto: fits only with it" if c.offloading else "auto: not needed" if fits else "auto: does not help") if open_("activation_offloading") else "asked for",
                    max_tokens_per_batch="auto: the fastest that fits" if open_("max_tokens_per_batch") else "asked for",
                    gradient_accumulation_steps="asked for" if steps == cfg.gradient_accumulation_steps and not cfg.effective_batch_size else f"for about {cfg.effective_batch_size or 'as many'} rows in a step")
     return settings, reasons
@@ -540,7 +559,7 @@ def _findings(plan:Plan, cfg:Config)->list[Finding]:
     training = sum(plan.parts.values()) / 2**30
     if plan.fits: return [Finding("memory", "ok", f"{gib:.1f} of {free:.1f} GiB, {100 * gib / free:.0f}%")]
     if training <= .95 * free: return [Finding("memory_evaluation", "fail", f"an evaluation takes {gib:.1f} GiB, {plan.device.name} has {free:.1f}", f"--per-device-eval-batch-size {max(1, cfg.per_device_eval_batch_size // 2)}")]
-    fix = "--gradient-checkpointing True" if not plan.settings["gradient_checkpointing"] else "--method qlora" if plan.settings["method"] != "qlora" else f"--max-length {cfg.max_length // 2}" if (plan.settings["max_tokens_per_batch"] or cfg.per_device_train_batch_size == 1) else "--per-device-train-batch-size 1"
+    fix = "--gradient-checkpointing auto --activation-offloading auto" if not plan.settings["gradient_checkpointing"] else "--method qlora" if plan.settings["method"] != "qlora" else f"--max-length {cfg.max_length // 2}" if (plan.settings["max_tokens_per_batch"] or cfg.per_device_train_batch_size == 1) else "--per-device-train-batch-size 1"
     return [Finding("memory", "fail", f"training takes {training:.1f} GiB, {plan.device.name} has {free:.1f}, of which 95% can be planned with", fix)]
 
 # %% ../nbs/08_memory.ipynb #e4ac799e
@@ -568,8 +587,8 @@ def plan(
     made = Plan(card, settings, reasons, chosen.parts, evaluation, chosen.rate)
     return replace(made, findings=_findings(made, cfg))
 
-# %% ../nbs/08_memory.ipynb #13f6974f
-_OPEN = ("method", "gradient_checkpointing", "padding_free", "max_tokens_per_batch", "attn_implementation")
+# %% ../nbs/08_memory.ipynb #b59a4b87
+_OPEN = ("method", "gradient_checkpointing", "activation_offloading", "padding_free", "max_tokens_per_batch", "attn_implementation")
 
 def resolve(
     cfg:Config,
@@ -588,6 +607,6 @@ def _safe(cfg:Config, data:Data, why:str)->Config:
     "Without a plan: padded, with checkpointing on a GPU, as transformers would attend"
     kind, _ = choose_device(cfg.device)
     longest = int(data.train.lengths.max())
-    values = dict(method="qlora", gradient_checkpointing=kind == "cuda", padding_free=False, max_tokens_per_batch=longest if only_attention(load_shape(cfg, data.tokenizer)) else None, attn_implementation="sdpa")
+    values = dict(method="qlora", gradient_checkpointing=kind == "cuda", activation_offloading=False, padding_free=False, max_tokens_per_batch=longest if only_attention(load_shape(cfg, data.tokenizer)) else None, attn_implementation="sdpa")
     new = {k: values[k] for k in _OPEN if getattr(cfg, k) == "auto"}
     return replace(cfg, **new, sources=cfg.sources | {k: f"plan ({why})" for k in new})

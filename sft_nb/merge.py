@@ -22,7 +22,7 @@ from .report import Finding, Report, SftError
 from .run import Run
 from .tasks.core import task_of
 
-# %% ../nbs/13b_merge.ipynb #11235ea8
+# %% ../nbs/13b_merge.ipynb #f97cf014
 @dataclass(frozen=True)
 class Probe:
     "What a model says to some prompts"
@@ -49,7 +49,7 @@ def probe(
 def parity(
     a:Probe,
     b:Probe,             # with `like=a`
-    *, tolerance:float,  # largest difference, as a share of the largest logit of `a`: 1e-4 for float32, 5e-2 for 16 bits
+    *, tolerance:float,  # largest difference, as a share of the largest logit of `a`, and 8 times the mean: 1e-4 for float32, 4e-2 for 16 bits
     names:tuple[str,str]=("adapter", "merged"),
 )->Report:
     "Differences of the logits, and whether the greedy answers are equal"
@@ -57,10 +57,12 @@ def parity(
     scale = max(x.abs().max().item() for x in a.logits)
     worst, mean = max(d.max().item() for d in apart), sum(d.sum().item() for d in apart) / sum(d.numel() for d in apart)
     same = sum(x == y for x, y in zip(a.texts, b.texts))
-    ok = same == len(a.texts) and worst <= tolerance * scale   # False for NaN
-    says = f"logits of {names[0]} and {names[1]} differ by at most {worst:.2g} of {scale:.3g}; {same} of {len(a.texts)} greedy answers are equal"
+    near = worst <= tolerance * scale and mean <= tolerance / 8 * scale   # False for NaN
+    says = f"logits of {names[0]} and {names[1]} differ by at most {worst:.2g} of {scale:.3g}, {mean:.2g} on average; {same} of {len(a.texts)} greedy answers are equal"
+    if near and same < len(a.texts): says += ": where they part, the two best tokens are closer than 16 bits can tell"
+    status = "fail" if not near or (same < len(a.texts) and tolerance < 1e-3) else "ok" if same == len(a.texts) else "warn"
     return Report(f"parity of {names[0]} and {names[1]}", dict(prompts=len(a.texts), largest_difference=worst, mean_difference=mean, largest_logit=scale, equal_answers=same),
-                  [Finding("parity", "ok" if ok else "fail", says, "" if ok else "--dtype float32")])
+                  [Finding("parity", status, says, "" if status == "ok" else "--dtype float32")])
 
 # %% ../nbs/13b_merge.ipynb #06b58eae
 def unpack(model, dtype:torch.dtype):
@@ -105,7 +107,7 @@ def _merge_layer(layer, dtype:torch.dtype)->None:
     layer.merge(safe_merge=True)   # an error for a sum that is not finite
     weight.data = weight.data.to(dtype)
 
-# %% ../nbs/13b_merge.ipynb #2b628ed0
+# %% ../nbs/13b_merge.ipynb #502022c3
 def _prompts(cfg:Config, n:int)->list[list[dict]]:
     "Held-out prompts of a run, or prompts that it was trained on if none are held out"
     task = task_of(cfg)
@@ -113,6 +115,11 @@ def _prompts(cfg:Config, n:int)->list[list[dict]]:
     talks = [conversation(task, row, where, cfg) for where, row in list(rows.items())[:n]]
     talks = [t[:-1] for t in talks if len(t) > 1]
     return talks or [[dict(role="user", content="Hello")]]
+
+def _trained(cfg:Config, tokenizer, source:Path):
+    "The model that was trained. Layers in 8 bits also round their inputs, which no merged model does: of these, what the 8 bits stand for"
+    model = load_adapter(cfg, tokenizer, source)
+    return unpack(model, choose_dtype(cfg.dtype, choose_device(cfg.device)[0])[0]) if cfg.method == "qlora" and cfg.load_in_8bit else model
 
 def merge(
     run:Run|str|Path,
@@ -129,12 +136,12 @@ def merge(
     cfg = run.config
     tokenizer = load_tokenizer(cfg)
     talks, aside = _prompts(cfg, prompts), out.with_name(out.name + ".new")
-    trained = probe(load_adapter(cfg, tokenizer, source), tokenizer, talks)
+    trained = probe(_trained(cfg, tokenizer, source), tokenizer, talks)
     gc.collect()
     try:
         _write(merged_model(cfg, tokenizer, source, wanted), tokenizer, aside)
         again = load_base(replace(cfg, model=str(aside), tokenizer=None, method="lora", init="pretrained", revision=None, dtype=dtype, train_tokens=None), load_tokenizer(replace(cfg, tokenizer=str(aside), chat_template=None)))
-        report = parity(trained, probe(again, tokenizer, talks, like=trained), tolerance=1e-4 if dtype == "float32" else 5e-2)
+        report = parity(trained, probe(again, tokenizer, talks, like=trained), tolerance=1e-4 if dtype == "float32" else 4e-2)
         if report.status == "fail":
             raise SftError(f"merge {run.name}", report.findings[0].says, "the model that was trained", f"sft_nb merge {run.path} --dtype float32, or serve the adapter beside its base")
         report.save(aside/"parity.json")

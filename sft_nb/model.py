@@ -74,7 +74,7 @@ def guard_4bit(model:torch.nn.Module)->int:
     for m in layers: m.support_avx512bf16_for_cpu = False
     return len(layers)
 
-# %% ../nbs/07_model.ipynb #18382220
+# %% ../nbs/07_model.ipynb #3b85a0f0
 def fit_vocabulary(model, tokenizer, cfg:Config)->None:
     "Give an added pad token its row, and tell the model and its generation config which tokens pad and end"
     rows = model.get_input_embeddings().weight.shape[0]
@@ -85,17 +85,20 @@ def fit_vocabulary(model, tokenizer, cfg:Config)->None:
         raise ConfigError(f"tokenizer {cfg.tokenizer or cfg.model!r}",
                           f"it has {len(tokenizer):,} tokens and model {cfg.model!r} has rows for {rows:,}",
                           "the tokenizer that the model was trained with", "leave --tokenizer out, or --init random")
-    if len(tokenizer) > rows: _add_rows(model, len(tokenizer), rows)
+    if len(tokenizer) > rows: model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    _begin(model, [*range(rows, len(tokenizer)), *(i for i in map(tokenizer.convert_tokens_to_ids, getattr(tokenizer, "new_tokens", ())) if i < rows)])
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     ends = model.generation_config.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     model.generation_config.eos_token_id = list(dict.fromkeys([*end_ids(tokenizer), *ends]))
 
-def _add_rows(model, n:int, rows:int)->None:
-    "Embedding and head get `n` rows; those after `rows` are the mean of the others"
-    model.resize_token_embeddings(n, mean_resizing=False)
-    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-        with torch.no_grad(): layer.weight[rows:] = layer.weight[:rows].float().mean(0).to(layer.weight.dtype)
+@torch.no_grad()
+def _begin(model, new:list[int])->None:
+    "Rows of embedding and head that mean nothing yet become the mean of the others"
+    for layer in {id(l): l for l in (model.get_input_embeddings(), model.get_output_embeddings()) if new}.values():
+        old = torch.ones(len(layer.weight), dtype=torch.bool, device=layer.weight.device)
+        old[new] = False
+        layer.weight[new] = layer.weight[old].float().mean(0).to(layer.weight.dtype)
 
 # %% ../nbs/07_model.ipynb #8b6377d5
 def load_base(
@@ -150,7 +153,7 @@ def _saved_modules(model, wanted:tuple[str,...]|None)->list[str]|None:
             raise ConfigError("modules_to_save", f"the model has no module {w!r}", f"near it is {near[0]}" if near else "", f"--modules-to-save {near[0] if near else 'lm_head'}")
     return list(wanted) if wanted else None
 
-# %% ../nbs/07_model.ipynb #6b341c0f
+# %% ../nbs/07_model.ipynb #adc687cb
 def spare_casts(
     model,   # a PeftModel
 ):           # the same
@@ -168,13 +171,23 @@ def _token_rows(model, tokenizer, cfg:Config)->dict[str,list[int]]|None:
     layers = [model.get_input_embeddings()] + ([] if model.config.get_text_config().tie_word_embeddings else [model.get_output_embeddings()])
     return {n.rpartition(".")[2]: ids for n, m in model.named_modules() if any(m is l for l in layers)}
 
+_BEGINNINGS = ("default", "gaussian", "orthogonal", "olora", "mica", "pissa", "pissa_niter_16")   # peft knows more that need rows or settings of their own
+
+def _beginning(cfg:Config)->str|bool:
+    "`init_lora_weights` for peft; ConfigError for what it does not know or cannot do in 4 bits"
+    name, known = cfg.init_lora_weights, [b for b in _BEGINNINGS if cfg.method != "qlora" or not b.startswith("pissa")]
+    if name in known or (name.startswith("pissa_niter_") and name[12:].isdigit() and "pissa" in known): return True if name == "default" else name
+    why = "it takes the base apart, which cannot be done in 4 or 8 bits" if name.startswith("pissa") else "it needs rows or settings of its own" if name in ("eva", "corda", "loftq", "lora_ga") else "there is no such way to begin"
+    near = difflib.get_close_matches(name, known, 1, .5)
+    raise ConfigError(f"init_lora_weights {name!r}", why, f"one of {', '.join(known)}", "--method lora, or --init-lora-weights default" if name.startswith("pissa") else f"--init-lora-weights {near[0] if near else 'default'}")
+
 def lora_config(model, tokenizer, cfg:Config):
-    "peft's `LoraConfig`, as `cfg` says it; ConfigError for names that the model does not have"
+    "peft's `LoraConfig`, as `cfg` says it; ConfigError for names that the model or peft does not have"
     from peft import LoraConfig
     return LoraConfig(r=cfg.lora_r, lora_alpha=cfg.lora_alpha, lora_dropout=cfg.lora_dropout, bias="none", task_type="CAUSAL_LM",
                       target_modules=target_modules(model, cfg.lora_target_modules), modules_to_save=_saved_modules(model, cfg.modules_to_save),
                       trainable_token_indices=_token_rows(model, tokenizer, cfg), use_rslora=cfg.use_rslora, use_dora=cfg.use_dora,
-                      init_lora_weights=True if cfg.init_lora_weights == "default" else cfg.init_lora_weights)
+                      init_lora_weights=_beginning(cfg))
 
 def add_adapter(
     model,       # a base from `load_base`
@@ -188,7 +201,7 @@ def add_adapter(
     wanted = lora_config(model, tokenizer, cfg)
     model.requires_grad_(False)
     try: model = spare_casts(get_peft_model(model, wanted))
-    except (TypeError, ValueError, NotImplementedError, ImportError) as e:
+    except (TypeError, ValueError, RuntimeError, ImportError) as e:   # NotImplementedError is a RuntimeError
         raise ConfigError("adapter", str(e).splitlines()[0][:200], f"what peft can do with a base of method {cfg.method}", "--init-lora-weights default --no-use-dora, or --method lora") from e
     if cfg.gradient_checkpointing is True: model.enable_input_require_grads()
     return model.train()

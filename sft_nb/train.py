@@ -29,7 +29,7 @@ from .pack import Batches, Rows
 from .precision import adapters_to_float32, choose_device, choose_dtype
 from .run import Run, check_free, create_run, plot
 
-# %% ../nbs/11_train.ipynb #50f48353
+# %% ../nbs/11_train.ipynb #00eda66d
 def training_arguments(
     cfg:Config,
     path:Path,   # runs/NAME
@@ -41,6 +41,7 @@ def training_arguments(
     if cfg.eval_steps and not cfg.eval_samples:
         raise ConfigError("eval_steps", f"eval_steps is {cfg.eval_steps} and eval_samples is 0", "held-out rows to evaluate on", "--eval-samples 200")
     if cfg.max_tokens_per_batch and cfg.group_by_length: raise ConfigError("group_by_length", "max_tokens_per_batch is set too", "packed batches have no padding to save", "--no-group-by-length")
+    if cfg.device_map: raise ConfigError("device_map", f"it is {cfg.device_map!r}, which spreads a model over several devices", "training has a whole model on each device", "leave --device-map out; it is for evaluation")
     device, _ = choose_device(cfg.device)
     dtype, _ = choose_dtype(cfg.dtype, device)
     if cfg.wandb: os.environ.setdefault("WANDB_PROJECT", cfg.wandb_project)
@@ -54,7 +55,7 @@ def training_arguments(
         eval_strategy="steps" if cfg.eval_steps else "no", save_strategy="steps", logging_first_step=True, logging_nan_inf_filter=False,
         bf16=dtype == torch.bfloat16, fp16=dtype == torch.float16, use_cpu=device == "cpu",
         dataloader_pin_memory=device == "cuda", label_names=["labels"], remove_unused_columns=False, prediction_loss_only=True,
-        max_length=None, dataset_kwargs=dict(skip_prepare_dataset=True), report_to=["wandb"] if cfg.wandb else [], disable_tqdm=True)
+        max_length=None, activation_offloading=cfg.activation_offloading is True, dataset_kwargs=dict(skip_prepare_dataset=True), report_to=["wandb"] if cfg.wandb else [], disable_tqdm=True)
     except (ImportError, ValueError) as e:
         raise ConfigError("training arguments", str(e).splitlines()[0], "what transformers.TrainingArguments takes",
                           "sft_nb config --all, and look at optim and lr_scheduler_type") from e
