@@ -95,8 +95,14 @@ def one(a)->None:
     import torch
     cfg, data = prepared(a, a.folder)
     contender(a.one, cfg, data, a.folder)()
-    peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps(dict(peak_mib=round(peak))))
+    print(json.dumps(dict(peak_mib=round(torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else resident_mib()))))
+
+
+def resident_mib()->float:
+    "Most memory that this process held; on Linux not what getrusage says, which begins with the parent's"
+    status = Path("/proc/self/status")
+    if status.exists(): return next(int(l.split()[1]) for l in status.read_text().splitlines() if l.startswith("VmHWM")) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def compare(a, folder:str)->dict:
