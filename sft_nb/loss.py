@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['chunked_cross_entropy', 'chunk_size', 'causal_lm', 'Head', 'head_of', 'SupervisedLoss', 'add_supervised_loss']
 
-# %% ../nbs/05b_loss.ipynb #c2c34dd8
-import functools, math, types
+# %% ../nbs/05b_loss.ipynb #7f46dc39
+import functools, types
 from dataclasses import dataclass
 from typing import Callable
 

@@ -6,7 +6,7 @@
 __all__ = ['DEVICES', 'Device', 'find_device', 'this_device', 'skeleton', 'static_bytes', 'optimizer_bytes', 'Alive', 'Batch',
            'Step', 'simulate', 'footprint', 'pass_seconds', 'Plan', 'worst_batch', 'end_to_end', 'plan', 'resolve']
 
-# %% ../nbs/08_memory.ipynb #2f9d36ff
+# %% ../nbs/08_memory.ipynb #0ff1d21f
 import json, math, os, time
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from .attention import assume_documents, choose_attention, only_attention
 from .config import Config, ConfigError
@@ -423,7 +423,7 @@ def end_to_end(
     if attention == "varlen" or str(attention).startswith("flash_attention"): return True, f"auto: {attention} keeps rows apart"
     return False, f"auto: {attention or 'the default attention'} would compute all pairs of tokens"
 
-# %% ../nbs/08_memory.ipynb #2e02bc99
+# %% ../nbs/08_memory.ipynb #bbade3e3
 def _attention(cfg:Config, device:Device, dtype, shape)->tuple[str|None,str]:
     "As `choose_attention`, also for a card that is not in this machine"
     if device.kind != "cuda" or torch.cuda.is_available(): return choose_attention(cfg.attn_implementation, device.kind, dtype, shape)
@@ -448,7 +448,7 @@ class _Planner:
     def step(self, method:str, checkpointing:bool, batch:Batch, *, offloading:bool=False, train:bool=True)->Step:
         "What a pass over `batch` takes beside what lies there all the time"
         name = self.attention or "sdpa"
-        name = "varlen" if batch.flat and (name == "varlen" or name.startswith("flash")) else "sdpa" if name == "varlen" or name.startswith("flash") else name
+        name = "varlen" if name.startswith("flash") else name   # the same memory
         return footprint(replace(self.cfg, method=method), self.tokenizer, batch, whole=self.whole(method), attention=name, kind=self.device.kind, dtype=self.dtype, checkpointing=checkpointing, offloading=offloading,
                          accumulating=self.cfg.gradient_accumulation_steps > 1, max_logits_mib=self.cfg.max_logits_mib, train=train)
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Probe', 'probe', 'parity', 'unpack', 'merged_model', 'merge']
 
-# %% ../nbs/13b_merge.ipynb #f5b4a0de
-import gc, json, shutil
+# %% ../nbs/13b_merge.ipynb #43012e10
+import gc, shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from .config import Config, ConfigError
 from .data import conversation, read_split
 from .generate import eval_mode, generate
 from .labels import encode_prompts, load_tokenizer
-from .model import guard_4bit, load_adapter, load_base, quiet
+from .model import load_adapter, load_base, quiet
 from .precision import choose_device, choose_dtype
 from .report import Finding, Report, SftError
 from .run import Run

@@ -123,7 +123,7 @@ class TokenMeanTrainer(SFTTrainer):
         out.metrics[f"{metric_key_prefix}_loss"] = total / max(n, 1)
         return out
 
-# %% ../nbs/11_train.ipynb #249ef537
+# %% ../nbs/11_train.ipynb #fc242129
 def batches(cfg:Config, lengths, *, rank:int=0, world_size:int=1)->Batches:
     "The batches that `cfg` asks for: packed, grouped by length or as they come"
     return Batches(lengths, batch_size=cfg.per_device_train_batch_size, max_tokens=cfg.max_tokens_per_batch, group_by_length=cfg.group_by_length, seed=cfg.seed,
@@ -137,13 +137,13 @@ def build_trainer(
 )->SFTTrainer:
     "TRL's trainer on our rows, our collator and our logs, with the adapter in float32"
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True   # trl reports each trainer to its makers; the variable of this name is read too early
-    supervised, attention = add_supervised_loss(model, max_logits_mib=cfg.max_logits_mib), model.config._attn_implementation
+    attention = model.config._attn_implementation
     flat, _ = end_to_end(cfg, attention, model.config)
     collator = DataCollatorFlattening(return_seq_lens=attention.startswith("flash")) if flat else DataCollatorForCausalLM(data.tokenizer, pad_to_multiple_of=8)
     trainer = TokenMeanTrainer(model=model, args=training_arguments(cfg, run.path), processing_class=data.tokenizer,
                          train_dataset=data.train.tokens, eval_dataset=data.eval.tokens if cfg.eval_steps and data.eval else None,
                          data_collator=collator, callbacks=[RecordRun(run, cfg.max_time)])
-    trainer.supervised = supervised
+    trainer.supervised = add_supervised_loss(model, max_logits_mib=cfg.max_logits_mib)   # after TRL, which has put its own head there
     trainer.batches = lambda rank, world_size: batches(cfg, data.train.lengths, rank=rank, world_size=world_size)
     for callback in (PrinterCallback, ProgressCallback): trainer.remove_callback(callback)
     if cfg.method != "full": adapters_to_float32(model)   # trl made them bfloat16 if the base is quantised

@@ -1,5 +1,4 @@
 """One number, however it is computed."""
-from dataclasses import replace
 
 import pytest
 import torch

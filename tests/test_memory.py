@@ -30,7 +30,10 @@ def loaded_bytes(model, optim:str)->dict[str, int]:
     kind, kwargs = Trainer.get_optimizer_cls_and_kwargs(TrainingArguments("/tmp", optim=optim, use_cpu=True))
     optimizer = kind(trained, **kwargs)
     for p in trained: p.grad = torch.ones_like(p)
-    optimizer.step()
+    try: optimizer.step()
+    except (RuntimeError, AttributeError) as e:   # bitsandbytes before 0.50
+        if "bit" in optim: pytest.skip(f"this bitsandbytes has no {optim} on a CPU ({e})")
+        raise
     extra = sum(state(p.quant_state) for p in frozen if hasattr(p, "quant_state")) + sum(size(p.SCB) for p in frozen if getattr(p, "SCB", None) is not None)
     return dict(weights=sum(map(size, frozen)) + extra + sum(map(size, model.buffers())), adapter=sum(map(size, trained)) if peft else 0, gradients=sum(size(p.grad) for p in trained),
                 optimiser=sum(size(t) for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)))
@@ -73,7 +76,7 @@ def tracked(model, batch, attention, *, checkpointing=False)->tuple[int, int, in
 
 
 @pytest.mark.parametrize("kind", EIGHT)
-@pytest.mark.parametrize("batch, attention", [(Batch((60, 40, 100), True), "varlen"), (Batch((60, 40, 100), False), "sdpa"), (Batch((60, 40, 100), False), "eager")], ids=["varlen", "sdpa", "eager"])
+@pytest.mark.parametrize("batch, attention", [(Batch((60, 40, 100), True), "varlen"), (Batch((60, 40, 100), False), "sdpa"), (Batch((60, 40, 100), False), "eager"), (Batch((60, 40, 100), False), "varlen")], ids=["varlen", "sdpa", "eager", "varlen-padded"])
 def test_activations_are_what_autograd_holds(tmp_path, tokenizer, kind, batch, attention):
     if kind == "gemma2" and attention == "sdpa": pytest.skip("gemma2 has a soft cap, which sdpa cannot compute")
     cfg = load_config(model=folder(tmp_path, kind, num_hidden_layers=6) if kind != "gpt2" else folder(tmp_path, kind, n_layer=6), tokenizer="tiny", init="random", method="lora")
