@@ -18,7 +18,7 @@ _NAMES = {
     "loss": "add_supervised_loss chunked_cross_entropy",
     "precision": "choose_device choose_dtype audit cast_head norms_to_float32 adapters_to_float32 autocast_forward",
     "model": "load_model load_base load_adapter add_adapter guard_4bit count_parameters",
-    "memory": "Plan plan resolve",
+    "memory": "Plan plan resolve DEVICES find_device",
     "run": "Run plot",
     "train": "train resume build_trainer",
     "generate": "Generation generate",

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Documents', 'find_documents', 'assume_documents', 'varlen_mask', 'varlen_attention', 'only_attention',
-           'choose_attention']
+           'rows_stay_apart', 'choose_attention']
 
 # %% ../nbs/05_attention.ipynb #d50a6dfd
 import inspect
@@ -153,7 +153,7 @@ def varlen_attention(
 AttentionInterface.register("varlen", varlen_attention)
 AttentionMaskInterface.register("varlen", varlen_mask)
 
-# %% ../nbs/05_attention.ipynb #7e6c3547
+# %% ../nbs/05_attention.ipynb #041a40fe
 def _layers(shape)->set[str]:
     "The kinds of layers that a model's config names"
     return set(getattr(shape.get_text_config(), "layer_types", None) or ["full_attention"])
@@ -163,7 +163,24 @@ def only_attention(
 )->bool:          # False: a state runs through the row (Mamba, linear attention)
     "May rows lie end to end? Only where nothing but attention looks back"
     kind = AutoModelForCausalLM._model_mapping.get(type(shape), None)
+    if kind is not None and "position_ids" not in inspect.signature(kind.forward).parameters: return False   # it counts positions by itself
     return _layers(shape) <= {"full_attention", "sliding_attention", "chunked_attention"} and not getattr(kind, "_is_stateful", False)
+
+@torch.no_grad()
+def rows_stay_apart(
+    model,       # loaded, with its attention
+)->bool:
+    "Does the model itself say the same about two rows alone and end to end? (OPT counts positions from a mask; ALiBi takes distances across the border)"
+    ids = torch.arange(3, 10, device=model.get_input_embeddings().weight.device)[None] % model.config.get_text_config().vocab_size
+    positions, was = torch.tensor([[0, 1, 2, 0, 1, 2, 3]], device=ids.device), model.training
+    model.eval()
+    try:
+        with torch.autocast(model.device.type, dtype=model.dtype, enabled=model.dtype in (torch.bfloat16, torch.float16)):
+            alone = torch.cat([model(r, use_cache=False).logits for r in ids.split([3, 4], 1)], 1).float()
+            flat = model(ids, position_ids=positions, use_cache=False).logits.float()
+    except (TypeError, ValueError, RuntimeError): return False   # it takes no position ids
+    finally: model.train(was)
+    return torch.allclose(alone, flat, rtol=0, atol=(1e-3 if model.dtype == torch.float32 else 5e-2) * float(alone.abs().max()))
 
 def _flash(device:str, dtype:torch.dtype, kind)->str|None:
     "The flash-attn that is installed and that the card and the model can use"

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'main']
 
-# %% ../nbs/16_cli.ipynb #bc142340
+# %% ../nbs/16_cli.ipynb #ad16f34c
 import difflib, json, sys
+from pathlib import Path
 from dataclasses import field, make_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -181,13 +182,13 @@ def _config(args:list[str])->int:
     else: _say(table(cfg, everything=options.all or (options.config is None and not _given(args))))
     return 0
 
-# %% ../nbs/16_cli.ipynb #80f5679e
+# %% ../nbs/16_cli.ipynb #f6fe580c
 def _plan(args:list[str])->int:
     "What a training takes of a card's memory, and the fastest settings that fit; exits with 1 if nothing fits"
     cards = ("auto", "cpu", "mps", "cuda")
     args = ["--card" if a == "--device" and b not in cards else a.replace("--device=", "--card=", 1) if a.startswith("--device=") and a[9:] not in cards else a for a, b in zip(args, [*args[1:], "auto"])]
     own = dict(config=(str|None, None, f"{', '.join(config_names())}, a .py file or a run"), card=(str|None, None, "a card that need not be here: h200-141gb, rtx4090-24gb ...; --device CARD says the same"),
-               lengths=(tuple[int,...]|None, None, "tokens of the rows, instead of preparing them"), json=(bool, False, "print one JSON object and nothing else"))
+               lengths=(tuple[int,...]|None, None, "tokens of some rows that stand for all, instead of preparing them"), json=(bool, False, "print one JSON object and nothing else"))
     options, cfg = _parse("plan", args, own, summary=_plan.__doc__)
     from sft_nb.memory import plan
     made = plan(cfg, device=options.card, lengths=options.lengths)
@@ -203,6 +204,8 @@ def _merge(args:list[str])->int:
     options, _ = _parse("merge", args, own, summary=_merge.__doc__, with_settings=False)
     from sft_nb.run import Run
     run = Run(options.run)   # a wrong name is said before torch is loaded
+    if (found := Path(options.out or run.path/("merged" if options.checkpoint == "adapter" else f"merged-{options.checkpoint}"))).exists():   # said before torch is loaded
+        raise ConfigError(f"merge {run.name}", f"{found} exists already", "a folder that is not there", f"--out {found}-2")
     from sft_nb.merge import merge
     out = merge(run, out=options.out, checkpoint=options.checkpoint, dtype=options.dtype, prompts=options.prompts)
     _say(f"{json.loads((out/'parity.json').read_text())['findings'][0]['says']}\n{out}")

@@ -6,14 +6,14 @@
 __all__ = ['DEVICES', 'Device', 'find_device', 'this_device', 'skeleton', 'static_bytes', 'optimizer_bytes', 'Alive', 'Batch',
            'Step', 'simulate', 'footprint', 'pass_seconds', 'Plan', 'worst_batch', 'end_to_end', 'plan', 'resolve']
 
-# %% ../nbs/08_memory.ipynb #0ff1d21f
-import json, math, os, time
+# %% ../nbs/08_memory.ipynb #3f79dbd9
+import difflib, json, math, time
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 import weakref
 
-import torch
+import psutil, torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -28,7 +28,7 @@ from .model import load_shape, lora_config, quantization, quiet, spare_casts
 from .precision import choose_device, choose_dtype
 from .report import Finding, Report, SftError, shown
 
-# %% ../nbs/08_memory.ipynb #63354524
+# %% ../nbs/08_memory.ipynb #173187cc
 @dataclass(frozen=True)
 class Device:
     "What a plan has to know about a device"
@@ -49,8 +49,9 @@ def find_device(
     name:str,        # h200-141gb, rtx4090-24gb ...
 )->Device:
     "A card by its name; ConfigError with the names that there are"
-    if name in DEVICES: return DEVICES[name]
-    raise ConfigError(f"device {name!r}", "it is not in the list", f"one of {', '.join(DEVICES)}", "--device h100-80gb")
+    if name.lower() in DEVICES: return DEVICES[name.lower()]
+    near = difflib.get_close_matches(name.lower(), DEVICES, 1, .4)
+    raise ConfigError(f"device {name!r}", "it is not in the list", f"one of {', '.join(DEVICES)}", f"--device {near[0] if near else 'h100-80gb'}")
 
 @lru_cache
 def _measured_tflops(kind:str, dtype:torch.dtype)->float:
@@ -73,9 +74,8 @@ def this_device(kind:str, dtype:torch.dtype)->Device:
     return replace(known, gib=gib, dtype=name) if known else Device(said, gib, _measured_tflops(kind, dtype), 600, dtype=name)
 
 def _free_gib()->float:
-    "Memory of the machine that is free now"
-    try: return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    except (ValueError, OSError): return 8.
+    "Memory of the machine that a program can have now, the cache of files included"
+    return psutil.virtual_memory().available / 2**30
 
 # %% ../nbs/08_memory.ipynb #9ee2131d
 def skeleton(
@@ -349,7 +349,7 @@ def pass_seconds(
     unpack = facts.quantised * 4.5 * (2 + again) / (device.gb_per_second * 1e9 * (.7 if device.kind == "cuda" else .1))
     return max(compute + 4 * activations / (device.gb_per_second * 1e9) + unpack, facts.layers * (3 + again) * 1e-3)
 
-# %% ../nbs/08_memory.ipynb #722d894c
+# %% ../nbs/08_memory.ipynb #d9514386
 _LABELS = dict(weights="weights", adapter="adapter", gradients="gradients", optimiser="optimiser state", activations="activations", working="working memory", outside="driver and gaps")
 _COLOURS = dict(weights="#57606a", adapter="#0969da", gradients="#54aeff", optimiser="#b6e3ff", activations="#1a7f37", working="#aceebb", outside="#d0d7de")
 
@@ -373,7 +373,7 @@ class Plan:
         gib = {_LABELS[k]: f"{n / 2**30:8.2f} GiB" for k, n in self.parts.items()}
         sums = {"together": f"{sum(self.parts.values()) / 2**30:8.2f} GiB of {self.device.gib:.1f}"} | ({"an evaluation": f"{self.evaluation / 2**30:8.2f} GiB"} if self.evaluation else {})
         chosen = {k: f"{v}  ({self.reasons[k]})" for k, v in self.settings.items()}
-        return Report(f"plan for {self.device.name}", gib | sums | {"speed, estimated": f"{self.tokens_per_second:,.0f} tokens/s"} | chosen, self.findings)
+        return Report(f"plan for {self.device.name}", gib | sums | {"speed, a rough estimate": f"{self.tokens_per_second:,.0f} tokens/s"} | chosen, self.findings)
     def __str__(self): return str(self.report)
     def _repr_html_(self): return self.report._repr_html_()
     def to_dict(self)->dict: return asdict(self) | dict(findings=[asdict(f) for f in self.findings], allocated=self.allocated, total=self.total, fits=self.fits)
@@ -381,30 +381,33 @@ class Plan:
     def plot(self):
         "The parts as one bar under the size of the card"
         from matplotlib.figure import Figure
-        fig, at = Figure(figsize=(7, 1.6), layout="constrained"), 0
+        fig, at = Figure(figsize=(7, 1.9), layout="constrained"), 0
         ax = fig.add_subplot()
         for k, n in self.parts.items():
             ax.barh(0, n / 2**30, left=at, color=_COLOURS[k], label=f"{_LABELS[k]} {n / 2**30:.2f}")
             at += n / 2**30
         ax.axvline(self.device.gib, color="#cf222e")
-        ax.set(yticks=[], xlabel="GiB", title=f"{self.device.name}: {at:.1f} of {self.device.gib:.1f} GiB", xlim=(0, 1.05 * max(at, min(self.device.gib, 4 * at))))
-        ax.legend(frameon=False, fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(.5, -.35))
+        ax.set(yticks=[], title=f"{self.device.name}: {at:.1f} of {self.device.gib:.1f} GiB", xlim=(0, 1.05 * max(at, min(self.device.gib, 4 * at))))
+        fig.legend(frameon=False, fontsize=7, ncols=4, loc="outside lower center")
         ax.spines[["top", "right", "left"]].set_visible(False)
         return shown(fig)
 
-# %% ../nbs/08_memory.ipynb #2a320ac8
+# %% ../nbs/08_memory.ipynb #2b0476fe
 def worst_batch(
     cfg:Config,
     lengths,          # tokens of every row
     *, flat:bool,     # rows end to end
     share:float=.5,
+    all_rows:bool=True, # False: `lengths` is a sample, and there are more
 )->Batch:
     "The largest batch that `cfg` can make of these rows"
     longest = sorted(map(int, lengths), reverse=True)
-    if not cfg.max_tokens_per_batch: return Batch(tuple(longest[:cfg.per_device_train_batch_size]) if flat else (-(-longest[0] // 8) * 8,) * min(len(longest), cfg.per_device_train_batch_size), flat, share)
+    if not cfg.max_tokens_per_batch: 
+        n = min(len(longest), cfg.per_device_train_batch_size) if all_rows else cfg.per_device_train_batch_size
+        return Batch(tuple(longest[k % len(longest)] for k in range(n)) if flat else (-(-longest[0] // 8) * 8,) * n, flat, share)
     if longest[0] > cfg.max_tokens_per_batch:
         raise SftError("max_tokens_per_batch", f"the longest row is {longest[0]:,} tokens and a batch holds {cfg.max_tokens_per_batch:,}", "a batch that holds the longest row", f"--max-tokens-per-batch {longest[0]}, or --max-length {cfg.max_tokens_per_batch}")
-    rows, left = [], min(cfg.max_tokens_per_batch, sum(longest))
+    rows, left = [], min(cfg.max_tokens_per_batch, sum(longest)) if all_rows else cfg.max_tokens_per_batch
     while left: rows.append(min(longest[len(rows) % len(longest)], left)); left -= rows[-1]
     return Batch(tuple(rows), True, share)
 
@@ -416,14 +419,15 @@ def end_to_end(
     "Do the rows of a batch lie end to end, and why? ConfigError where they must not"
     alone, asked = only_attention(shape), cfg.padding_free is True or cfg.max_tokens_per_batch is not None
     if asked and not alone:
-        raise ConfigError("max_tokens_per_batch" if cfg.max_tokens_per_batch else "padding_free", f"{shape.model_type} has layers that carry a state from row to row", "padded batches", "--padding-free False, and no --max-tokens-per-batch")
+        raise ConfigError("max_tokens_per_batch" if cfg.max_tokens_per_batch else "padding_free", f"{shape.model_type} has layers or positions that reach from row to row", "padded batches", "--padding-free False, and no --max-tokens-per-batch")
+    if cfg.padding_free is False and cfg.max_tokens_per_batch: raise ConfigError("padding_free", "it is False and max_tokens_per_batch is set", "packed rows lie end to end", "--padding-free auto, or no --max-tokens-per-batch")
     if asked: return True, "asked for" if cfg.padding_free is True else "rows are packed"
     if cfg.padding_free is False: return False, "asked for"
-    if not alone: return False, f"auto: {shape.model_type} has layers that carry a state from row to row"
+    if not alone: return False, f"auto: {shape.model_type} has layers or positions that reach from row to row"
     if attention == "varlen" or str(attention).startswith("flash_attention"): return True, f"auto: {attention} keeps rows apart"
     return False, f"auto: {attention or 'the default attention'} would compute all pairs of tokens"
 
-# %% ../nbs/08_memory.ipynb #bbade3e3
+# %% ../nbs/08_memory.ipynb #582098c1
 def _attention(cfg:Config, device:Device, dtype, shape)->tuple[str|None,str]:
     "As `choose_attention`, also for a card that is not in this machine"
     if device.kind != "cuda" or torch.cuda.is_available(): return choose_attention(cfg.attn_implementation, device.kind, dtype, shape)
@@ -431,8 +435,8 @@ def _attention(cfg:Config, device:Device, dtype, shape)->tuple[str|None,str]:
 
 class _Planner:
     "One config on one device"
-    def __init__(self, cfg:Config, device:Device, tokenizer, lengths, share:float, eval_lengths=()):
-        self.cfg, self.device, self.tokenizer, self.share = cfg, device, tokenizer, share
+    def __init__(self, cfg:Config, device:Device, tokenizer, lengths, share:float, eval_lengths=(), *, all_rows:bool=True):
+        self.cfg, self.device, self.tokenizer, self.share, self.all_rows = cfg, device, tokenizer, share, all_rows
         self.lengths, self.eval_lengths = sorted(map(int, lengths), reverse=True), sorted(map(int, eval_lengths), reverse=True)
         self.dtype = getattr(torch, device.dtype if cfg.dtype == "auto" else cfg.dtype)
         self.shape = load_shape(cfg, tokenizer)
@@ -447,8 +451,9 @@ class _Planner:
 
     def step(self, method:str, checkpointing:bool, batch:Batch, *, offloading:bool=False, train:bool=True)->Step:
         "What a pass over `batch` takes beside what lies there all the time"
-        name = self.attention or "sdpa"
-        name = "varlen" if name.startswith("flash") else name   # the same memory
+        kind = AutoModelForCausalLM._model_mapping.get(type(self.shape), None)
+        name = self.attention or ("sdpa" if getattr(kind, "_supports_sdpa", False) else "eager")
+        name = "varlen" if name.startswith("flash") else name   # flash-attn takes the same memory
         return footprint(replace(self.cfg, method=method), self.tokenizer, batch, whole=self.whole(method), attention=name, kind=self.device.kind, dtype=self.dtype, checkpointing=checkpointing, offloading=offloading,
                          accumulating=self.cfg.gradient_accumulation_steps > 1, max_logits_mib=self.cfg.max_logits_mib, train=train)
 
@@ -467,7 +472,7 @@ class _Planner:
         batch = Batch(tuple(rows) if self.flat else (rows[0],) * len(rows), self.flat, self.share)
         return sum(v for k, v in fixed.items() if k != "gradients") + self.step(method, False, batch, train=False).peak + 2**29
 
-# %% ../nbs/08_memory.ipynb #c83f8fad
+# %% ../nbs/08_memory.ipynb #7809ca40
 @dataclass(frozen=True)
 class _Candidate:
     method:str
@@ -485,7 +490,7 @@ def _rate(planner:_Planner, method:str, checkpointing:bool, offloading:bool, bat
     return sum(batch.lengths if batch.flat else planner.lengths[:len(batch.lengths)]) / seconds
 
 def _candidate(planner:_Planner, method:str, checkpointing:bool, offloading:bool, budget:int|None)->_Candidate:
-    batch = worst_batch(replace(planner.cfg, max_tokens_per_batch=budget), planner.lengths, flat=planner.flat or budget is not None, share=planner.share)
+    batch = worst_batch(replace(planner.cfg, max_tokens_per_batch=budget), planner.lengths, flat=planner.flat or budget is not None, share=planner.share, all_rows=planner.all_rows)
     step = planner.step(method, checkpointing, batch, offloading=offloading)
     return _Candidate(method, checkpointing, offloading, budget, batch, planner.parts(method, step), _rate(planner, method, checkpointing, offloading, batch, step))
 
@@ -533,10 +538,13 @@ def _choose(planner:_Planner, world_size:int)->_Candidate:
     fitting = [c for c in seen if sum(c.parts.values()) <= room]
     return max(fitting, key=lambda c: c.rate) if fitting else min(seen, key=lambda c: sum(c.parts.values()))
 
-# %% ../nbs/08_memory.ipynb #80dad261
+# %% ../nbs/08_memory.ipynb #161a1070
 def _accumulation(cfg:Config, c:_Candidate, planner:_Planner, world_size:int)->int:
     "Passes in an optimiser step for the wanted number of rows"
     if cfg.effective_batch_size is None and cfg.max_tokens_per_batch != "auto": return cfg.gradient_accumulation_steps
+    each = cfg.per_device_train_batch_size * world_size
+    if c.budget is None and cfg.effective_batch_size % each:
+        raise ConfigError("effective_batch_size", f"it is {cfg.effective_batch_size}, and a pass takes {each} rows" + (f" on {world_size} processes" if world_size > 1 else ""), "a multiple of that", f"--per-device-train-batch-size {math.gcd(cfg.effective_batch_size, cfg.per_device_train_batch_size)}")
     wanted = cfg.effective_batch_size or cfg.per_device_train_batch_size * cfg.gradient_accumulation_steps * world_size
     rows = cfg.per_device_train_batch_size if c.budget is None else c.budget / (sum(planner.lengths) / len(planner.lengths))
     return max(1, round(wanted / rows / world_size))
@@ -546,12 +554,13 @@ def _settle(cfg:Config, c:_Candidate, planner:_Planner, world_size:int)->tuple[d
     fits = sum(c.parts.values()) <= .95 * planner.device.gib * 2**30
     open_ = lambda name: getattr(cfg, name) == "auto"
     steps = _accumulation(cfg, c, planner, world_size)
-    settings = dict(method=c.method, attn_implementation=planner.attention or "sdpa", padding_free=c.batch.flat, gradient_checkpointing=c.checkpointing, activation_offloading=c.offloading, max_tokens_per_batch=c.budget, gradient_accumulation_steps=steps)
-    reasons = dict(method=("auto: 16 bits fit" if c.method == "lora" else "auto: fastest that fits") if open_("method") else "asked for", attn_implementation=planner.why_attention, padding_free=planner.why_flat,
-                   gradient_checkpointing=("auto: fits only with it" if c.checkpointing else "auto: fits without") if open_("gradient_checkpointing") and fits else "auto: takes the least" if open_("gradient_checkpointing") else "asked for",
-                   activation_offloading=("auto: fits only with it" if c.offloading else "auto: not needed" if fits else "auto: does not help") if open_("activation_offloading") else "asked for",
-                   max_tokens_per_batch="auto: the fastest that fits" if open_("max_tokens_per_batch") else "asked for",
-                   gradient_accumulation_steps="asked for" if steps == cfg.gradient_accumulation_steps and not cfg.effective_batch_size else f"for about {cfg.effective_batch_size or 'as many'} rows in a step")
+    settings = dict(method=c.method, attn_implementation=planner.attention or "auto", padding_free=c.batch.flat, gradient_checkpointing=c.checkpointing, activation_offloading=c.offloading, max_tokens_per_batch=c.budget, gradient_accumulation_steps=steps)
+    said, name = "as configured", str(planner.dtype).removeprefix("torch.")
+    reasons = dict(method=((f"auto: weights in {name} fit" if fits else "auto: takes the least") if c.method == "lora" else "auto: fastest that fits" if fits else "auto: takes the least") if open_("method") else said, attn_implementation=planner.why_attention, padding_free=planner.why_flat,
+                   gradient_checkpointing=("auto: fits only with it" if c.checkpointing else "auto: fits without") if open_("gradient_checkpointing") and fits else "auto: takes the least" if open_("gradient_checkpointing") else said,
+                   activation_offloading=("auto: takes the least" if not fits else "auto: fits only with it" if c.offloading else "auto: not needed") if open_("activation_offloading") else said,
+                   max_tokens_per_batch="auto: the fastest that fits" if open_("max_tokens_per_batch") else said if c.budget else f"batches of {cfg.per_device_train_batch_size} rows",
+                   gradient_accumulation_steps=said if steps == cfg.gradient_accumulation_steps and not cfg.effective_batch_size else f"for about {cfg.effective_batch_size or cfg.per_device_train_batch_size * cfg.gradient_accumulation_steps * world_size} rows in a step")
     return settings, reasons
 
 def _findings(plan:Plan, cfg:Config)->list[Finding]:
@@ -562,32 +571,35 @@ def _findings(plan:Plan, cfg:Config)->list[Finding]:
     fix = "--gradient-checkpointing auto --activation-offloading auto" if not plan.settings["gradient_checkpointing"] else "--method qlora" if plan.settings["method"] != "qlora" else f"--max-length {cfg.max_length // 2}" if (plan.settings["max_tokens_per_batch"] or cfg.per_device_train_batch_size == 1) else "--per-device-train-batch-size 1"
     return [Finding("memory", "fail", f"training takes {training:.1f} GiB, {plan.device.name} has {free:.1f}, of which 95% can be planned with", fix)]
 
-# %% ../nbs/08_memory.ipynb #e4ac799e
+# %% ../nbs/08_memory.ipynb #f50edd85
 def plan(
     cfg:Config,
     data:Data|None=None,         # from `prepare`; None: prepare the rows
     *, device:str|None=None,     # h200-141gb, rtx4090-24gb ...: a card that need not be here; None: the one that `cfg` means
-    lengths:list[int]|None=None, # tokens of the rows, instead of data
+    lengths:list[int]|None=None, # tokens of some rows that stand for all, instead of data
     world_size:int=1,            # processes
 )->Plan:
     "GiB by part before a weight is loaded, and the fastest settings that fit; ConfigError for what cannot be meant, `SftError` for a model that cannot be simulated"
     if lengths is None: data = data or prepare(cfg)
+    elif not lengths or min(lengths) < 1 or max(lengths) > cfg.max_length:
+        raise ConfigError("lengths", f"they are {min(lengths, default='none')} to {max(lengths, default='none')}", f"whole numbers from 1 to max_length, which is {cfg.max_length}", f"--max-length {max(lengths, default=1)}")
+    if cfg.load_in_8bit and cfg.method in ("lora", "full"): raise ConfigError("load_in_8bit", f"method is {cfg.method}", "qlora, which is the method with a quantised base", "--method qlora")
     kind, _ = choose_device(cfg.device) if device is None else (None, None)
     card = find_device(device) if device is not None else this_device(kind, choose_dtype(cfg.dtype, kind)[0])
     share, rows, held_out = (.5, lengths, lengths) if lengths is not None else (float(data.train.stats["learn"].sum() / data.train.lengths.sum()), data.train.lengths, data.eval.lengths if data.eval else ())
     tokenizer = data.tokenizer if data is not None else load_tokenizer(cfg)
     try:
-        planner = _Planner(cfg, card, tokenizer, rows, share, held_out)
+        planner = _Planner(cfg, card, tokenizer, rows, share, held_out, all_rows=lengths is None)
         chosen = _choose(planner, world_size)
         evaluation = planner.evaluation(chosen.method)
     except SftError: raise
     except Exception as e:   # a model that branches on its numbers, an operation without a fake
-        raise SftError(f"plan for {cfg.model!r}", f"its training step cannot be simulated ({type(e).__name__}: {str(e).splitlines()[0][:150]})", "a model without branches on values", "set --method, --gradient-checkpointing and the batch by hand") from e
+        raise SftError(f"plan for {cfg.model!r}", f"its training step cannot be simulated ({type(e).__name__}: {str(e).splitlines()[0][:150]})", "a model and an adapter that run on tensors without numbers", "set --method, --gradient-checkpointing and the batch by hand") from e
     settings, reasons = _settle(cfg, chosen, planner, world_size)
     made = Plan(card, settings, reasons, chosen.parts, evaluation, chosen.rate)
     return replace(made, findings=_findings(made, cfg))
 
-# %% ../nbs/08_memory.ipynb #b59a4b87
+# %% ../nbs/08_memory.ipynb #b23df4f0
 _OPEN = ("method", "gradient_checkpointing", "activation_offloading", "padding_free", "max_tokens_per_batch", "attn_implementation")
 
 def resolve(
@@ -604,9 +616,9 @@ def resolve(
     return replace(cfg, **new, sources=cfg.sources | {k: f"plan ({made.reasons[k]})" for k in new}), made
 
 def _safe(cfg:Config, data:Data, why:str)->Config:
-    "Without a plan: padded, with checkpointing on a GPU, as transformers would attend"
+    "Without a plan: padded, with checkpointing on a GPU"
     kind, _ = choose_device(cfg.device)
     longest = int(data.train.lengths.max())
-    values = dict(method="qlora", gradient_checkpointing=kind == "cuda", activation_offloading=False, padding_free=False, max_tokens_per_batch=longest if only_attention(load_shape(cfg, data.tokenizer)) else None, attn_implementation="sdpa")
+    values = dict(method="qlora", gradient_checkpointing=kind == "cuda", activation_offloading=False, padding_free=bool(cfg.max_tokens_per_batch), max_tokens_per_batch=longest if only_attention(load_shape(cfg, data.tokenizer)) else None, attn_implementation="auto")
     new = {k: values[k] for k in _OPEN if getattr(cfg, k) == "auto"}
     return replace(cfg, **new, sources=cfg.sources | {k: f"plan ({why})" for k in new})

@@ -43,7 +43,7 @@ def choose_dtype(
         return torch.float32, f"{torch.cuda.get_device_name()} only emulates bfloat16, and float16 needs a scaled loss: ask for it with --dtype float16"
     return torch.float32, f"bfloat16 is slower than float32 on most {'CPUs' if device == 'cpu' else 'Apple GPUs'}"
 
-# %% ../nbs/06_precision.ipynb #d8c2f82a
+# %% ../nbs/06_precision.ipynb #c9931a5f
 class Repair:
     "What was changed in a model; `undo()`, or the end of a `with`, puts it back"
     def __init__(self, what:str, n:int, undo:Callable[[],None]): self.what, self.n, self._undo = what, n, undo
@@ -61,14 +61,15 @@ def _recast(parameters, dtype:torch.dtype, what:str)->Repair:
     before = [(p, p.dtype, p.data if torch.finfo(p.dtype).bits > torch.finfo(dtype).bits else None) for p in others]
     for p in others: p.data = p.data.to(dtype)
     def undo():
-        for p, was, numbers in before: p.data = p.data.to(was) if numbers is None else numbers
+        for p, was, numbers in before:   # what was learned meanwhile stays learned
+            p.data = numbers if numbers is not None and torch.equal(p.data, numbers.to(p.dtype)) else p.data.to(was)
     return Repair(f"{what}: {len(others)} in {str(dtype).removeprefix('torch.')}", len(others), undo)
 
 def adapters_to_float32(model:torch.nn.Module)->Repair:
     "Cast the trainable parameters to float32, in place; `.n` is how many were in another format"
     return _recast([p for p in model.parameters() if p.requires_grad], torch.float32, "trainable parameters")
 
-# %% ../nbs/06_precision.ipynb #c78d4343
+# %% ../nbs/06_precision.ipynb #44844bc6
 def cast_head(model, dtype:torch.dtype)->Repair:
     "Cast the output head, and an embedding that is tied to it, to the format that the model computes in"
     return _recast(model.get_output_embeddings().parameters(), dtype, "head")
@@ -83,15 +84,17 @@ def autocast_forward(model, dtype:torch.dtype)->Repair:
     "Run `model.forward` under `torch.autocast`: products in `dtype`, sums that need it in float32"
     plain, own = model.forward, "forward" in vars(model)
     def forward(*args, **kwargs):
-        with torch.autocast(next(model.parameters()).device.type, dtype=dtype): return plain(*args, **kwargs)
+        with torch.autocast(next(model.parameters()).device.type, dtype=dtype, enabled=forward.autocast_dtype is not None): return plain(*args, **kwargs)
     forward.autocast_dtype = dtype
     model.forward = forward
     def undo():
+        forward.autocast_dtype = None   # enough, if another wrapper lies on top of this one
+        if model.forward is not forward: return
         if own: model.forward = plain
         else: del model.forward
     return Repair(f"forward under autocast in {str(dtype).removeprefix('torch.')}", 1, undo)
 
-# %% ../nbs/06_precision.ipynb #9d9dc91b
+# %% ../nbs/06_precision.ipynb #7061fc5e
 def _group(name:str, module:torch.nn.Module, head:torch.nn.Module|None)->str:
     "The part of a model that a parameter belongs to"
     if "lora_" in name or "modules_to_save" in name or "trainable_tokens" in name: return "adapter"
@@ -121,11 +124,12 @@ def audit(
     "Formats by part, and a finding for each that will not go well"
     found = formats(model)
     figures = {f"{part}, {name}{', trained' if trained else ''}": n for (part, name, trained), n in sorted(found.items())}
-    cast = hasattr(model.forward, "autocast_dtype") if autocast is None else autocast
-    findings = [f for check in (_audit_head, _audit_norms, _audit_adapters, _audit_quantised) if (f := check(model, found, str(dtype).removeprefix("torch."), cast))]
+    cast = getattr(model.forward, "autocast_dtype", None) is not None if autocast is None else autocast
+    checks = (_audit_whole,) if _whole(found, dtype) else (_audit_head, _audit_norms, _audit_linear)
+    findings = [f for check in (*checks, _audit_trained, _audit_quantised) if (f := check(model, found, str(dtype).removeprefix("torch."), cast))]
     return Report("number formats", figures, findings or [Finding("formats", "ok", f"every part fits a model that computes in {str(dtype).removeprefix('torch.')}")])
 
-# %% ../nbs/06_precision.ipynb #e5455742
+# %% ../nbs/06_precision.ipynb #6f3a1e79
 def _is_in(found:Counter, part:str)->set[str]: return {name for p, name, _ in found if p == part}
 
 def _audit_head(model, found, dtype:str, cast:bool)->Finding|None:
@@ -137,11 +141,26 @@ def _audit_norms(model, found, dtype:str, cast:bool)->Finding|None:
     if not cast and (others := _is_in(found, "norms") - {dtype}):
         return Finding("norm_format", "fail", f"the norms are {others.pop()} and hand it on to layers in {dtype}", f"autocast_forward(model, torch.{dtype})")
 
-def _audit_adapters(model, found, dtype:str, cast:bool)->Finding|None:
-    names = _is_in(found, "adapter")
-    if len(names) > 1: return Finding("adapter_format", "fail", f"the adapter is partly {' and partly '.join(sorted(names))}", "adapters_to_float32(model)")
-    if names == {"float16"}: return Finding("adapter_format", "fail", "the adapter is float16: its gradients vanish or overflow, and the loss is NaN", "adapters_to_float32(model)")
-    if names == {"bfloat16"}: return Finding("adapter_format", "warn", "the adapter is bfloat16: steps of AdamW round away", "adapters_to_float32(model)")
+def _whole(found:Counter, dtype:torch.dtype)->bool:
+    "Is everything in one format, and in another than it should compute in?"
+    names = {n for p, n, _ in found if p not in ("buffers", "adapter", "quantised")}
+    return len(names) == 1 and names != {str(dtype).removeprefix("torch.")}
+
+def _audit_whole(model, found, dtype:str, cast:bool)->Finding|None:
+    name = next(n for p, n, _ in found if p not in ("buffers", "adapter", "quantised"))
+    if not cast: return Finding("model_format", "warn", f"the whole model is {name}, and so it computes in that and not in {dtype}", f"autocast_forward(model, torch.{dtype})")
+
+def _audit_linear(model, found, dtype:str, cast:bool)->Finding|None:
+    for part in ("linear", "embedding"):
+        if not cast and (others := _is_in(found, part) - {dtype}):
+            return Finding(f"{part}_format", "fail", f"{'some linear layers are' if part == 'linear' else 'the embedding is'} {others.pop()} and the model computes in {dtype}: expected mat1 and mat2 to have the same dtype", f"autocast_forward(model, torch.{dtype})")
+
+def _audit_trained(model, found, dtype:str, cast:bool)->Finding|None:
+    names = {n for _, n, trained in found if trained}
+    what = "adapter" if _is_in(found, "adapter") else "trained part"
+    if "float16" in names: return Finding(f"{what.split()[0]}_format", "fail", f"the {what} is float16: its gradients vanish or overflow, and the loss is NaN", "adapters_to_float32(model)")
+    if len(names) > 1: return Finding(f"{what.split()[0]}_format", "fail", f"the {what} is partly {' and partly '.join(sorted(names))}", "adapters_to_float32(model)")
+    if "bfloat16" in names: return Finding(f"{what.split()[0]}_format", "warn", f"the {what} is bfloat16: steps of AdamW round away", "adapters_to_float32(model)")
 
 def _audit_quantised(model, found, dtype:str, cast:bool)->Finding|None:
     computes = {str(m.compute_dtype).removeprefix("torch.") for m in model.modules() if hasattr(m, "quant_state") and getattr(m, "compute_dtype", None) is not None} - {dtype}

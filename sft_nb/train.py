@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['training_arguments', 'RecordRun', 'TokenMeanTrainer', 'batches', 'build_trainer', 'train', 'resume']
 
-# %% ../nbs/11_train.ipynb #99e7017a
+# %% ../nbs/11_train.ipynb #c8c5d481
 import json, math, os, time
 from dataclasses import fields, replace
 from importlib.util import find_spec
@@ -20,7 +20,8 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import SFTConfig, SFTTrainer
 
 from .collate import DataCollatorFlattening, DataCollatorForCausalLM
-from .config import Config, ConfigError
+from .attention import rows_stay_apart
+from .config import Config, ConfigError, save_config
 from .data import Data, prepare
 from .loss import add_supervised_loss
 from .memory import Plan, end_to_end, resolve
@@ -123,11 +124,20 @@ class TokenMeanTrainer(SFTTrainer):
         out.metrics[f"{metric_key_prefix}_loss"] = total / max(n, 1)
         return out
 
-# %% ../nbs/11_train.ipynb #fc242129
+# %% ../nbs/11_train.ipynb #e1cfb810
 def batches(cfg:Config, lengths, *, rank:int=0, world_size:int=1)->Batches:
     "The batches that `cfg` asks for: packed, grouped by length or as they come"
     return Batches(lengths, batch_size=cfg.per_device_train_batch_size, max_tokens=cfg.max_tokens_per_batch, group_by_length=cfg.group_by_length, seed=cfg.seed,
                    epochs=math.ceil(cfg.num_train_epochs), rank=rank, world_size=world_size)
+
+def _flat(cfg:Config, run:Run, model)->bool:
+    "Do rows lie end to end? Only if the model itself says the same about them then; ConfigError if it does not and the rows are packed"
+    flat, _ = end_to_end(cfg, model.config._attn_implementation, model.config)
+    if not flat or rows_stay_apart(model): return flat
+    if cfg.max_tokens_per_batch or not cfg.sources.get("padding_free", "").startswith("plan"):
+        raise ConfigError("padding_free", f"in a batch without padding the rows read each other: {model.config.model_type} has positions or layers that reach from row to row", "padded batches", "--padding-free False, and no --max-tokens-per-batch")
+    save_config(replace(cfg, padding_free=False, sources=cfg.sources | dict(padding_free="plan (the rows would read each other)")), run.path/"config.json")
+    return False
 
 def build_trainer(
     cfg:Config,
@@ -137,8 +147,8 @@ def build_trainer(
 )->SFTTrainer:
     "TRL's trainer on our rows, our collator and our logs, with the adapter in float32"
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True   # trl reports each trainer to its makers; the variable of this name is read too early
-    attention = model.config._attn_implementation
-    flat, _ = end_to_end(cfg, attention, model.config)
+    attention = model.config._attn_implementation or ""
+    flat = _flat(cfg, run, model)
     collator = DataCollatorFlattening(return_seq_lens=attention.startswith("flash")) if flat else DataCollatorForCausalLM(data.tokenizer, pad_to_multiple_of=8)
     trainer = TokenMeanTrainer(model=model, args=training_arguments(cfg, run.path), processing_class=data.tokenizer,
                          train_dataset=data.train.tokens, eval_dataset=data.eval.tokens if cfg.eval_steps and data.eval else None,

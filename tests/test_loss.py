@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from shapes import SHAPES, model
+from shapes import ODD, SHAPES, folder, model
 
 from sft_nb.config import load_config
 from sft_nb.data import prepare
 from sft_nb.loss import add_supervised_loss, head_of
+from sft_nb.report import ConfigError
 from sft_nb.train import train
 
 
@@ -81,3 +82,17 @@ def test_without_a_known_head_trls_loss_runs_and_says_the_same(tmp_path, monkeyp
     monkeypatch.setattr("sft_nb.loss.head_of", lambda model: None)
     got, other = step(tmp_path/"b")
     assert got == pytest.approx(want, rel=1e-4) and other == pytest.approx(norm, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", list(ODD))
+@pytest.mark.filterwarnings("ignore")
+def test_models_whose_rows_would_read_each_other_are_padded(tmp_path, kind):
+    "OPT takes positions from a mask, ALiBi distances across the border, Mamba carries a state: padded by themselves, refused where packed"
+    # wide weights, so that a difference would show
+    how = dict(model=folder(tmp_path, kind, **({"init_std": .3} if kind == "opt" else {"initializer_range": .3})), tokenizer="tiny", init="random", method="lora", runs_dir=str(tmp_path/"runs"), max_steps=1, max_samples=8, eval_samples=0, per_device_train_batch_size=8,
+               **(dict(lora_target_modules=("in_proj", "x_proj")) if kind == "mamba" else {}))
+    alone = train(load_config("demo", **how | dict(per_device_train_batch_size=1, gradient_accumulation_steps=8)))
+    run = train(load_config("demo", **how))
+    assert run.config.padding_free is False and run.metrics()[0]["loss"] == pytest.approx(alone.metrics()[0]["loss"], rel=1e-4)
+    with pytest.raises(ConfigError, match="reach from row to row"): train(load_config("demo", **how | dict(max_tokens_per_batch=512)))
+    with pytest.raises(ConfigError, match="reach from row to row"): train(load_config("demo", **how | dict(padding_free=True)))

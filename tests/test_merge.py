@@ -60,6 +60,20 @@ def test_a_new_row_begins_as_the_mean_of_the_others():
     assert new.get_output_embeddings().weight is w
 
 
+def test_the_turned_weights_of_gpt2_are_turned_back(tmp_path):
+    from shapes import folder
+    run = short(tmp_path, model=folder(tmp_path, "gpt2"), tokenizer="tiny", init="random")
+    assert json.loads((merge(run, dtype="float32", prompts=2)/"parity.json").read_text())["status"] == "ok"
+
+
+def test_nothing_of_the_users_is_touched(tmp_path):
+    (tmp_path/"precious.new").mkdir()
+    (tmp_path/"precious.new"/"thesis.txt").write_text("x")
+    out = merge(short(tmp_path), out=tmp_path/"precious", prompts=1)
+    assert (tmp_path/"precious.new"/"thesis.txt").exists() and not (out/"thesis.txt").exists() and not list(tmp_path.glob(".precious*"))
+    assert json.loads((out/"parity.json").read_text())["figures"]["step"] == 6
+
+
 def test_16_bits_and_a_checkpoint_and_another_folder(tmp_path):
     run = short(tmp_path, save_steps=3)
     out = merge(run, out=tmp_path/"there", checkpoint="checkpoint-3", prompts=2)
@@ -67,7 +81,9 @@ def test_16_bits_and_a_checkpoint_and_another_folder(tmp_path):
     assert {w.dtype for w in load_file(out/"model.safetensors").values()} == {torch.bfloat16}
     config = json.loads((out/"config.json").read_text())
     assert "quantization_config" not in config and "varlen" not in json.dumps(config)
+    assert merge(run, checkpoint="checkpoint-3", prompts=1, dtype="float16").name == "merged-checkpoint-3"
     with pytest.raises(ConfigError, match="exists already"): merge(run, out=tmp_path/"there")
+    with pytest.raises(ConfigError, match="prompts is 0"): merge(run, prompts=0)
     with pytest.raises(ConfigError, match="there is no adapter_model.safetensors"): merge(run, checkpoint="checkpoint-7")
 
 
@@ -78,7 +94,7 @@ def test_a_merge_that_lost_something_is_an_error_and_leaves_nothing(tmp_path, mo
     def forgetful(cfg, tokenizer, path, dtype): return module.unpack(load_base(cfg, tokenizer), dtype)
     monkeypatch.setattr(module, "merged_model", forgetful)
     with pytest.raises(SftError, match="logits of adapter and merged differ"): merge(run)
-    assert not list(run.path.glob("merged*")) and (run.adapter/"adapter_model.safetensors").exists()
+    assert not [*run.path.glob("merged*"), *run.path.glob(".merged*")] and (run.adapter/"adapter_model.safetensors").exists()
 
 
 @pytest.mark.parametrize("how, says", [(dict(init_lora_weights="pissa"), "takes the base apart"), (dict(init_lora_weights="nonsense", method="lora"), "no such way to begin"), (dict(use_dora=True, lora_target_modules=("attention",), modules_to_save=("q_proj",)), "adapter"), (dict(modules_to_save=("lmhead",)), "no module 'lmhead'"),
