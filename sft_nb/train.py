@@ -124,7 +124,7 @@ class TokenMeanTrainer(SFTTrainer):
         out.metrics[f"{metric_key_prefix}_loss"] = total / max(n, 1)
         return out
 
-# %% ../nbs/11_train.ipynb #e1cfb810
+# %% ../nbs/11_train.ipynb #673d0f79
 def batches(cfg:Config, lengths, *, rank:int=0, world_size:int=1)->Batches:
     "The batches that `cfg` asks for: packed, grouped by length or as they come"
     return Batches(lengths, batch_size=cfg.per_device_train_batch_size, max_tokens=cfg.max_tokens_per_batch, group_by_length=cfg.group_by_length, seed=cfg.seed,
@@ -155,6 +155,8 @@ def build_trainer(
                          data_collator=collator, callbacks=[RecordRun(run, cfg.max_time)])
     trainer.supervised = add_supervised_loss(model, max_logits_mib=cfg.max_logits_mib)   # after TRL, which has put its own head there
     trainer.batches = lambda rank, world_size: batches(cfg, data.train.lengths, rank=rank, world_size=world_size)
+    runs = dict(attention=attention, rows="end to end" if flat else "padded", loss="sft_nb" if trainer.supervised else "trl")
+    (run.path/"trainer.json").write_text(json.dumps(runs, indent=1) + "\n")
     for callback in (PrinterCallback, ProgressCallback): trainer.remove_callback(callback)
     if cfg.method != "full": adapters_to_float32(model)   # trl made them bfloat16 if the base is quantised
     return trainer

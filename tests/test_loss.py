@@ -1,4 +1,5 @@
 """One number, however it is computed."""
+import json
 
 import pytest
 import torch
@@ -81,6 +82,7 @@ def test_without_a_known_head_trls_loss_runs_and_says_the_same(tmp_path, monkeyp
     want, norm = step(tmp_path/"a")
     monkeypatch.setattr("sft_nb.loss.head_of", lambda model: None)
     got, other = step(tmp_path/"b")
+    assert [json.loads(f.read_text())["loss"] for f in sorted(tmp_path.rglob("trainer.json"))] == ["sft_nb", "trl"]
     assert got == pytest.approx(want, rel=1e-4) and other == pytest.approx(norm, rel=1e-3)
 
 
@@ -93,6 +95,6 @@ def test_models_whose_rows_would_read_each_other_are_padded(tmp_path, kind):
                **(dict(lora_target_modules=("in_proj", "x_proj")) if kind == "mamba" else {}))
     alone = train(load_config("demo", **how | dict(per_device_train_batch_size=1, gradient_accumulation_steps=8)))
     run = train(load_config("demo", **how))
-    assert run.config.padding_free is False and run.metrics()[0]["loss"] == pytest.approx(alone.metrics()[0]["loss"], rel=1e-4)
+    assert run.config.padding_free is False and json.loads((run.path/"trainer.json").read_text())["rows"] == "padded" and run.metrics()[0]["loss"] == pytest.approx(alone.metrics()[0]["loss"], rel=1e-4)
     with pytest.raises(ConfigError, match="reach from row to row"): train(load_config("demo", **how | dict(max_tokens_per_batch=512)))
     with pytest.raises(ConfigError, match="reach from row to row"): train(load_config("demo", **how | dict(padding_free=True)))
