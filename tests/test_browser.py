@@ -61,6 +61,14 @@ def _run_all(page, address, text, attempts=3):
             if attempt == attempts - 1: raise
 
 
+def _soon(page, holds, seconds=20):
+    "Each message of the kernel is drawn by itself: the title may be there before the tokens"
+    for _ in range(10 * seconds):
+        if holds(): return
+        page.wait_for_timeout(100)
+    assert holds()
+
+
 def test_both_panels_are_used(lab, tmp_path):
     from playwright.sync_api import expect, sync_playwright
     with sync_playwright() as p:
@@ -72,7 +80,7 @@ def test_both_panels_are_used(lab, tmp_path):
         first = page.locator(".sft-supervised").all_inner_texts()
         page.get_by_role("button", name="next ▶").click()
         expect(page.get_by_text("train batch 2 of 14")).to_be_visible()
-        assert page.locator(".sft-supervised").all_inner_texts() != first and page.locator(".sft-padding").count() > 0
+        _soon(page, lambda: page.locator(".sft-supervised").all_inner_texts() != first and page.locator(".sft-padding").count() > 0)
         page.get_by_role("button", name="eval").click()
         expect(page.get_by_text("eval batch 1 of 3")).to_be_visible()
 
@@ -82,6 +90,6 @@ def test_both_panels_are_used(lab, tmp_path):
         page.get_by_placeholder("Ask something").fill("Ada has 14 apples. Ben gives Ada 23 more. How many apples does Ada have now?")
         page.get_by_role("button", name="Generate").click()
         expect(page.locator(".sft-tuned")).to_have_count(2)
-        assert "<b>sky</b>" in page.locator(".jp-OutputArea").last.inner_text()   # shown, not obeyed
+        _soon(page, lambda: "<b>sky</b>" in page.locator(".jp-OutputArea").last.inner_text())   # shown, not obeyed
         page.locator(".jp-NotebookPanel").screenshot(path=os.environ.get("SFT_NB_SCREENSHOT", str(tmp_path/"panels.png")))
         browser.close()
