@@ -201,7 +201,7 @@ def add_adapter(
     wanted = lora_config(model, tokenizer, cfg)
     model.requires_grad_(False)
     try: model = spare_casts(get_peft_model(model, wanted))
-    except (TypeError, ValueError, RuntimeError, ImportError) as e:   # NotImplementedError is a RuntimeError
+    except (TypeError, ValueError, RuntimeError, ImportError) as e:
         raise ConfigError("adapter", str(e).splitlines()[0][:200], f"what peft can do with a base of method {cfg.method}", "--init-lora-weights default --no-use-dora, or --method lora") from e
     if cfg.gradient_checkpointing is True: model.enable_input_require_grads()
     return model.train()
