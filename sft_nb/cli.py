@@ -7,7 +7,6 @@ __all__ = ['COMMANDS', 'main']
 
 # %% ../nbs/16_cli.ipynb #ad16f34c
 import difflib, json, sys
-from pathlib import Path
 from dataclasses import field, make_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -202,10 +201,9 @@ def _merge(args:list[str])->int:
                checkpoint=(str, "adapter", "adapter: the result; or checkpoint-N"), dtype=(Literal["bfloat16","float16","float32"], "bfloat16", "format of the weights"),
                prompts=(int, 8, "rows on which adapter and merged model are compared"))
     options, _ = _parse("merge", args, own, summary=_merge.__doc__, with_settings=False)
-    from sft_nb.run import Run
+    from sft_nb.run import Run, merge_target
     run = Run(options.run)   # a wrong name is said before torch is loaded
-    if (found := Path(options.out or run.path/("merged" if options.checkpoint == "adapter" else f"merged-{options.checkpoint}"))).exists():   # said before torch is loaded
-        raise ConfigError(f"merge {run.name}", f"{found} exists already", "a folder that is not there", f"--out {found}-2")
+    merge_target(run, options.out, options.checkpoint)   # what is wrong with it is said before torch is loaded
     from sft_nb.merge import merge
     out = merge(run, out=options.out, checkpoint=options.checkpoint, dtype=options.dtype, prompts=options.prompts)
     _say(f"{json.loads((out/'parity.json').read_text())['findings'][0]['says']}\n{out}")
