@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 
 PACKAGE = ROOT/"sft_nb"
-ORDER = "report config formats tasks rows labels data collate pack attention loss precision model memory preflight run train launch generate merge evaluate panels cli".split()
+ORDER = "report config formats tasks rows labels data collate pack attention loss precision model generate memory preflight run train launch merge evaluate panels cli".split()
 NO_TORCH = {"report", "config", "formats", "tasks", "rows", "labels", "data", "run", "cli"}   # at import
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent.name != "configs" and p.name not in ("__init__.py", "_modidx.py"))
 
