@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from .report import ConfigError
 
-# %% ../nbs/01_config.ipynb #eea1dc0e
+# %% ../nbs/01_config.ipynb #a1c65c17
 @dataclass(frozen=True)
 class Config:
     "All settings of a run"
@@ -86,16 +86,26 @@ class Config:
     seed:int=42                             # of the weights, the order of the rows and the dropout
     # evaluation
     eval_steps:int|None=None                # loss on held-out rows every so many steps; None: never
+    load_best_model_at_end:bool=False       # True: the result is the checkpoint with the lowest held-out loss; it is kept beside the newest
+    early_stopping_patience:int|None=None   # stop after so many evaluations without a lower held-out loss, and take the best; None: never
     per_device_eval_batch_size:int=32       # rows that are scored or answered together
     max_new_tokens:int=256                  # an answer ends here if the model does not end it
+    # checks and guards
+    preflight:bool=True                     # check rows, model and one real step before training, and refuse what cannot work
+    force:bool=False                        # True: train although preflight refuses; what it said is written into the run
+    on_nan:Literal["stop","skip"]="stop"    # a loss or gradient that is not finite: stop at that step, or leave its rows out and count them
+    on_collapse:Literal["warn","stop"]="warn"  # answers that repeat a token or never end, weights that do not move: a line in guards.json, or also the end
+    sample_steps:int|None=None              # decode a few prompts every so many steps, to see a collapse; None: with each checkpoint
     # what is written, and where
     logging_steps:int=10                    # a line in metrics.jsonl every so many steps
     save_steps:int=200                      # a checkpoint every so many steps
     save_total_limit:int=2                  # checkpoints kept; the oldest goes first
     runs_dir:str="runs"                     # the folder of all runs
     run_name:str|None=None                  # the folder of this run in it; None: task-model-1, -2, ...
-    wandb:bool=False                        # log to Weights & Biases too (pip install 'sft_nb[track]')
-    wandb_project:str="sft_nb"              # its project there
+    report_to:tuple[str,...]|None=None      # log there too: wandb, tensorboard, trackio (pip install 'sft_nb[track]'); metrics.jsonl is always written
+    wandb:bool=False                        # the same as report_to wandb
+    wandb_project:str="sft_nb"              # the project there
+    num_processes:int=1                     # processes that train together, one for each GPU
 
     sources:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # setting -> where its value came from
 
@@ -139,10 +149,10 @@ def _fits(v, t)->bool:
     if t is int: return isinstance(v, int) and not isinstance(v, bool)
     return isinstance(v, t)
 
-# %% ../nbs/01_config.ipynb #95383a5c
+# %% ../nbs/01_config.ipynb #bef8e07d
 _AT_LEAST = dict(max_samples=1, eval_samples=0, eval_fraction=0, min_length=0, max_length=2, max_tokens_per_batch=2, lora_r=1, lora_alpha=1, effective_batch_size=1, max_logits_mib=1, lora_dropout=0, learning_rate=0, num_train_epochs=0,
     max_steps=-1, max_time=0, per_device_train_batch_size=1, gradient_accumulation_steps=1, warmup_steps=0, weight_decay=0, max_grad_norm=0,
-    seed=0, eval_steps=1, per_device_eval_batch_size=1, max_new_tokens=1, logging_steps=1, save_steps=1, save_total_limit=1)
+    seed=0, eval_steps=1, early_stopping_patience=1, sample_steps=1, num_processes=1, per_device_eval_batch_size=1, max_new_tokens=1, logging_steps=1, save_steps=1, save_total_limit=1)
 _BELOW = dict(eval_fraction=1, lora_dropout=1, learning_rate=1, weight_decay=1, seed=2**32)   # numpy takes no larger seed
 
 def _edit(where:str, name:str, v)->str:

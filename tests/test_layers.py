@@ -6,8 +6,8 @@ import pytest
 from conftest import ROOT
 
 PACKAGE = ROOT/"sft_nb"
-ORDER = "report config formats tasks rows labels data collate pack attention loss precision model generate memory preflight run train launch merge evaluate panels cli".split()
-NO_TORCH = {"report", "config", "formats", "tasks", "rows", "labels", "data", "run", "cli"}   # at import
+ORDER = "report config formats tasks rows labels data collate pack attention loss precision model generate memory preflight checkpoint run guards train launch merge evaluate panels cli".split()
+NO_TORCH = {"report", "config", "formats", "tasks", "rows", "labels", "data", "checkpoint", "run", "launch", "cli"}   # at import
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent.name != "configs" and p.name not in ("__init__.py", "_modidx.py"))
 
 

@@ -1,6 +1,7 @@
 """The loss is the loss that is meant, an evaluation leaves training as it was, and a run tells what happened."""
 import json, shutil
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -67,8 +68,9 @@ def has_avx512bf16()->bool:
 def losses_with_a_look_in_between(tmp_path, monkeypatch, *, guarded:bool, look:bool)->list[float]:
     "Losses of 30 steps, evaluated at step 10 or not, with the guard or without"
     if not guarded: monkeypatch.setattr("sft_nb.model.guard_4bit", lambda model: 0)
-    monkeypatch.setattr("sft_nb.loss.head_of", lambda model: None)   # it looks at the model in eval mode too, as padding_free does
-    cfg = load_config("demo", padding_free=False, runs_dir=str(tmp_path), max_steps=30, logging_steps=1, max_samples=480, eval_samples=16, eval_steps=10 if look else None)
+    monkeypatch.setattr("sft_nb.loss.head_of", lambda model: None)   # it looks at the model in eval mode too, as padding_free, the receipt and preflight do
+    monkeypatch.setattr(import_module("sft_nb.train").Guards, "_receipt", lambda self: None)
+    cfg = load_config("demo", padding_free=False, preflight=False, runs_dir=str(tmp_path), max_steps=30, logging_steps=1, max_samples=480, eval_samples=16, eval_steps=10 if look else None)
     run = train(cfg)
     monkeypatch.undo()
     return [m["loss"] for m in run.metrics() if "loss" in m]
