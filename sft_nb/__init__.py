@@ -19,6 +19,7 @@ _NAMES = {
     "precision": "choose_device choose_dtype audit cast_head norms_to_float32 adapters_to_float32 autocast_forward",
     "model": "load_model load_base load_adapter add_adapter guard_4bit count_parameters",
     "memory": "Plan plan resolve DEVICES find_device",
+    "preflight": "preflight collator_for",
     "run": "Run plot",
     "train": "train resume build_trainer",
     "generate": "Generation generate",
