@@ -460,7 +460,7 @@ def training_loss(
         out = model(**batch, use_cache=False, supervised=True)
     return out.loss / out.n_tokens.clamp(min=1)
 
-# %% ../nbs/09_preflight.ipynb #e713bd27
+# %% ../nbs/09_preflight.ipynb #00d63662
 @dataclass(frozen=True)
 class FirstStep:
     "A forward and a backward pass"
@@ -482,7 +482,7 @@ def take_step(
     if cuda: torch.cuda.reset_peak_memory_stats()
     model.zero_grad(set_to_none=True)
     value = loss(batch)
-    (value * scale).backward()
+    if value.requires_grad: (value * scale).backward()
     norms = {n: 0. if p.grad is None else float(p.grad.float().norm()) / scale for n, p in model.named_parameters() if p.requires_grad}
     model.zero_grad(set_to_none=True)
     return FirstStep(float(value.detach()), norms, batch["input_ids"].numel(), time.monotonic() - began, torch.cuda.max_memory_allocated() if cuda else None)
@@ -498,11 +498,12 @@ def check_loss(first_step:FirstStep, vocabulary:int, asked:Config)->Finding:
     if asked.init == "pretrained" and loss > chance - .5: return Finding("loss", "warn", says + ": the base knows nothing of this text", "a base that was pretrained, and its own tokenizer")
     return Finding("loss", "ok", says)
 
-# %% ../nbs/09_preflight.ipynb #4c4e22a5
+# %% ../nbs/09_preflight.ipynb #70c9a401
 @check("step")
 def check_gradient(first_step:FirstStep)->Finding:
     "the gradient is finite and reaches everything that is trained"
     norms, parts = first_step.norms, Counter()
+    if not norms: return Finding("gradient", "fail", "nothing has a gradient", "load_model(cfg, tokenizer)")
     bad = [n for n, g in norms.items() if not math.isfinite(g)]
     if bad: return Finding("gradient", "fail", f"the gradient of {len(bad)} tensors is not finite, the first is {bad[0]}", "--dtype float32")
     for n, g in norms.items(): parts[n.split(".lora_")[0]] += g
@@ -549,7 +550,7 @@ def check_evaluation(evaluated:Evaluated)->Finding|None:
     if not _apart(evaluated.before, evaluated.after) <= 1e-6: return Finding("evaluation", "fail", f"the training loss was {evaluated.before:.6f} before an evaluation and is {evaluated.after:.6f} after it", "sft_nb.model.guard_4bit(model), or --method lora")
     return Finding("evaluation", "ok", f"held-out loss {evaluated.loss:.3f}, the training loss is the same before and after")
 
-# %% ../nbs/09_preflight.ipynb #60c4c138
+# %% ../nbs/09_preflight.ipynb #0a561096
 @dataclass(frozen=True)
 class Slope:
     "The derivative of the loss along the gradient of some tensors, found in two ways"
@@ -593,7 +594,7 @@ def slopes(
     "Derivatives of the loss, part by part; the model is as before afterwards"
     model.zero_grad(set_to_none=True)
     with no_dropout(model): value = loss(batch)
-    value.backward()
+    if value.requires_grad: value.backward()
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.grad is not None and bool(p.grad.any())]
     cuts = [round(k * len(trained) / parts) for k in range(parts + 1)]
     name = lambda some: re.sub(r"^base_model\.model\.|\.lora_.*|\.weight$", "", some[0][0])
@@ -614,7 +615,7 @@ def check_derivative(slopes:list[Slope], slack:float, coarse:bool)->Finding:
     if unclear: return Finding("derivative", "skipped", f"number formats are too coarse to tell: {tell(unclear[0])}, give or take {unclear[0].doubt:.2g}")
     return Finding("derivative", "ok", f"losses on both sides agree with the gradient to {max(map(off, slopes)):.1%}")
 
-# %% ../nbs/09_preflight.ipynb #df4f0af1
+# %% ../nbs/09_preflight.ipynb #a96fc530
 @dataclass(frozen=True)
 class Learned:
     "Some steps on a few rows"
@@ -642,8 +643,9 @@ def learn_some(
     *, steps:int=10,
     scale:float=1,   # as for `take_step`
 )->Learned:
-    "Train on one batch; the model is another one afterwards"
+    "Train on one batch; the model is another one afterwards; `SftError` if nothing is trained"
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not trained: raise SftError("ten steps", "no parameter is trained", "an adapter or weights with a gradient", "load_model(cfg, tokenizer)")
     sums = lambda: {n: (float(p.detach().sum(dtype=torch.float64)), float(p.detach().square().sum(dtype=torch.float64))) for n, p in trained.items()}
     optimizer, before, was = _optimizer(cfg, list(trained.values()), model.device.type), score(batch), sums()
     for _ in range(steps):
