@@ -460,7 +460,7 @@ def training_loss(
         out = model(**batch, use_cache=False, supervised=True)
     return out.loss / out.n_tokens.clamp(min=1)
 
-# %% ../nbs/09_preflight.ipynb #00d63662
+# %% ../nbs/09_preflight.ipynb #05ced9b6
 @dataclass(frozen=True)
 class FirstStep:
     "A forward and a backward pass"
@@ -494,7 +494,7 @@ def check_loss(first_step:FirstStep, vocabulary:int, asked:Config)->Finding:
     says = f"the first loss is {loss:.3f}, guessing among {vocabulary:,} tokens has {chance:.3f}"
     if not math.isfinite(loss): return Finding("loss", "fail", f"the first loss is {loss}", "--dtype float32, and look for broken weights")
     if loss == 0: return Finding("loss", "fail", "the first loss is exactly 0: nothing is supervised", "look at the labels: BatchPanel(data)")
-    if loss > chance + 1: return Finding("loss", "warn" if asked.init == "random" else "fail", says + ": worse than guessing", "the tokenizer and the weights that belong together; lower weights if they are your own")
+    if loss > chance + 1: return Finding("loss", "fail" if asked.init == "pretrained" and loss > 2 * chance else "warn", says + ": worse than guessing", "the tokenizer and the weights that belong together, or a base that has met such text")
     if asked.init == "pretrained" and loss > chance - .5: return Finding("loss", "warn", says + ": the base knows nothing of this text", "a base that was pretrained, and its own tokenizer")
     return Finding("loss", "ok", says)
 
@@ -778,7 +778,7 @@ def _largest(cfg:Config, lengths)->list[int]:
         if lengths[r] <= left: rows.append(r); left -= int(lengths[r])
     return rows
 
-# %% ../nbs/09_preflight.ipynb #f19e1d2a
+# %% ../nbs/09_preflight.ipynb #47b43714
 @contextmanager
 def same_dice():
     "Random numbers afterwards are as if nothing had happened"
@@ -831,7 +831,7 @@ def preflight(
 )->Report:                   # its `status` is fail if training should not begin
     "Check machine, rows, model, batch, one step and ten more; every failure is a finding, nothing is raised"
     began, findings = time.monotonic(), []
-    with same_dice(), same_model(model), quiet():
+    with quiet(), same_dice(), same_model(model):
         bench = Bench(cfg, data=data, plan=plan, model=model)
         for name, f in tqdm(CHECKS.items(), desc="preflight", leave=False, disable=not progress):
             known = len(bench.failed)
