@@ -558,12 +558,12 @@ def test_planted_defects_are_caught(name, tokenizer, dead, base):
 
 
 CLEAN = dict(
-    qlora=dict(bnb_4bit_quant_type="fp4", lora_target_modules="attention", gradient_accumulation_steps=4), eight_bits=dict(load_in_8bit=True), lora=dict(method="lora"), full=dict(method="full", learning_rate=1e-3),
+    qlora=dict(bnb_4bit_quant_type="fp4", lora_target_modules="attention", gradient_accumulation_steps=4), eight_bits=dict(load_in_8bit=True), lora=dict(method="lora", learning_rate=1e-5), full=dict(method="full", learning_rate=1e-3),
     bf16_lora=dict(method="lora", dtype="bfloat16"), bf16_qlora=dict(dtype="bfloat16"), bf16_full=dict(method="full", dtype="bfloat16", learning_rate=1e-3),
-    padded=dict(padding_free=False), packed=dict(max_tokens_per_batch=256), grouped=dict(group_by_length=True, padding_free=False), checkpointing=dict(gradient_checkpointing=True), rslora=dict(use_rslora=True), dora=dict(use_dora=True),
+    padded=dict(padding_free=False, use_rslora=True), packed=dict(max_tokens_per_batch=256), grouped=dict(group_by_length=True, attn_implementation="sdpa"), checkpointing=dict(gradient_checkpointing=True), dora=dict(use_dora=True),
     pissa=dict(method="lora", init_lora_weights="pissa"), train_tokens=dict(train_tokens="<|im_end|>"),
-    new_token=dict(train_tokens="<think>"), modules_to_save=dict(method="lora", modules_to_save="lm_head"), sdpa=dict(attn_implementation="sdpa"), eager=dict(attn_implementation="eager"), no_evaluation=dict(eval_samples=0),
-    dropout=dict(lora_dropout=.2), plain_text=dict(chat_template="none"), prompts_too=dict(train_on_prompt=True), slow=dict(learning_rate=1e-5))
+    new_token=dict(train_tokens="<think>"), modules_to_save=dict(method="lora", modules_to_save="lm_head"), eager=dict(attn_implementation="eager", lora_dropout=.2),
+    plain_text=dict(chat_template="none", eval_samples=0), prompts_too=dict(train_on_prompt=True))
 
 
 def quiet_about(report, but:tuple=()):
