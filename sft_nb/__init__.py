@@ -20,6 +20,7 @@ _NAMES = {
     "model": "load_model load_base load_adapter add_adapter guard_4bit count_parameters",
     "generate": "Generation generate",
     "memory": "Plan plan resolve DEVICES find_device",
+    "preflight": "preflight collator_for",
     "run": "Run plot runs",
     "train": "train resume build_trainer",
     "launch": "launch",
