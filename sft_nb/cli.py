@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'main']
 
-# %% ../nbs/16_cli.ipynb #5d236823
+# %% ../nbs/16_cli.ipynb #2d2667ba
 import difflib, json, sys, time
 from dataclasses import field, make_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from .config import ALIASES, Config, ConfigError, _full_name, comments, config_names, defaults, find_config, load_config, settings, table
-from .report import SftError
+from .report import STATUSES, SftError
 
 # %% ../nbs/16_cli.ipynb #11ab33f5
 def _options(
@@ -74,7 +74,7 @@ def _parse(command:str, args:list[str], own:dict[str,tuple], *, summary:str, wit
     if base.run_name and "run_name" not in given and find_config(_config_name(args)).suffix == ".json": overrides["run_name"] = None   # to repeat a run is to make another
     return options, load_config(_config_name(args), source="command line", **overrides)
 
-# %% ../nbs/16_cli.ipynb #52f845f0
+# %% ../nbs/16_cli.ipynb #e1da16e5
 def _say(*parts): print(*parts, flush=True)
 
 def _train(args:list[str])->int:
@@ -134,8 +134,11 @@ def _new_run(cfg:Config):
     _say(f"\n{cfg.method} on {device} ({why_device}) in {str(dtype).removeprefix('torch.')} ({why_dtype})")
     if made is None: _say(f"no plan could be made: {cfg.sources.get('attn_implementation', '')}")
     else: _say(f"attention {cfg.attn_implementation} ({made.reasons['attn_implementation']})\n{made.findings[0]}")
+    from sft_nb.preflight import preflight
+    checked = preflight(cfg, data=data, plan=made, progress=True) if cfg.preflight else None
+    if checked: _say("\npreflight: " + ", ".join(f"{n} {s}" for s in STATUSES if (n := sum(f.status == s for f in checked.findings))) + f" ({checked.figures.get('seconds', 0):.1f} s)")
     from sft_nb.train import train
-    return train(cfg, data=data, plan=made)
+    return train(cfg, data=data, plan=made, checked=checked)
 
 # %% ../nbs/16_cli.ipynb #3d0e53ff
 def _tell(run, n_examples:int)->int:

@@ -6,7 +6,7 @@
 __all__ = ['trackers', 'training_arguments', 'tracked', 'Wish', 'RecordRun', 'Guards', 'TokenMeanTrainer', 'CarefulTrainer',
            'WholeTrainer', 'build_trainer', 'check_world', 'train', 'resume', 'train_run']
 
-# %% ../nbs/11_train.ipynb #f1f92184
+# %% ../nbs/11_train.ipynb #7fc20f4e
 import gc, json, math, os, shutil, signal, sys, threading, time
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -23,15 +23,15 @@ from trl import SFTConfig, SFTTrainer
 
 from .checkpoint import MANIFEST, cannot_write, newest_whole, prune, step_of, sweep, written_aside
 from .collate import DataCollatorFlattening, DataCollatorForCausalLM
-from .attention import rows_stay_apart
 from .config import Config, ConfigError, save_config
 from .data import Data, prepare
 from .guards import Look, all_finite, flat, guilty, in_parts, is_out_of_memory, norms, receipt, unmoved
 from .labels import end_ids
 from .loss import add_supervised_loss
-from .memory import Plan, end_to_end, resolve
+from .memory import Plan, resolve
 from .model import load_model, quiet
 from .pack import Rows, batches
+from .preflight import collator_for, preflight
 from .precision import adapters_to_float32, choose_device, choose_dtype
 from .report import Finding, Report, SftError
 from .run import Run, can_resume, check_free, create_run, go_on, load_env, plot, redact
@@ -419,16 +419,7 @@ class _Watch(TrainerCallback):
         if better and (self.cfg.load_best_model_at_end or self.cfg.early_stopping_patience): control.should_save = True   # or there would be no checkpoint to go back to
         return control
 
-# %% ../nbs/11_train.ipynb #32488ca9
-def _flat(cfg:Config, run:Run, model)->bool:
-    "Do rows lie end to end? Only if the model itself says the same about them then; ConfigError if it does not and the rows are packed"
-    flat, _ = end_to_end(cfg, model.config._attn_implementation, model.config)
-    if not flat or rows_stay_apart(model): return flat
-    if cfg.max_tokens_per_batch or not cfg.sources.get("padding_free", "").startswith("plan"):
-        raise ConfigError("padding_free", f"in a batch without padding the rows read each other: {model.config.model_type} has positions or layers that reach from row to row", "padded batches", "--padding-free False, and no --max-tokens-per-batch")
-    save_config(replace(cfg, padding_free=False, sources=cfg.sources | dict(padding_free="plan (the rows would read each other)")), run.path/"config.json")
-    return False
-
+# %% ../nbs/11_train.ipynb #94aff19d
 def build_trainer(
     cfg:Config,
     run:Run,
@@ -440,8 +431,8 @@ def build_trainer(
     "TRL's trainer on our rows, our collator, our guards and our logs, with the adapter in float32"
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True   # trl reports each trainer to its makers; the variable of this name is read too early
     attention = model.config._attn_implementation or ""
-    flat = _flat(cfg, run, model)
-    collator = DataCollatorFlattening(return_seq_lens=attention.startswith("flash")) if flat else DataCollatorForCausalLM(data.tokenizer, pad_to_multiple_of=8)
+    collator, flat = collator_for(cfg, model, data.tokenizer)
+    if _main() and cfg.padding_free is True and not flat: save_config(replace(cfg, padding_free=False, sources=cfg.sources | dict(padding_free="plan (the rows would read each other)")), run.path/"config.json")
     recorder, watch = RecordRun(run, cfg.max_time, wish), _Watch(cfg)
     guards = Guards(cfg, recorder, data)
     patience = [EarlyStoppingCallback(cfg.early_stopping_patience)] if cfg.early_stopping_patience else []
@@ -471,7 +462,7 @@ def check_world(trainer, cfg:Config)->None:
     rows = [r for batch in seen for r in batch if r >= 0]
     if len(rows) != len(set(rows)): raise SftError("processes", f"they begin with the same rows: {seen}", "other rows for each", "report this with trainer.json")
 
-# %% ../nbs/11_train.ipynb #53fdb476
+# %% ../nbs/11_train.ipynb #a45b8f29
 @contextmanager
 def _main_first(cfg:Config):
     "The first process does it alone, then the others; they find its files"
@@ -484,26 +475,43 @@ def _device_name(cfg:Config)->str:
     device, _ = choose_device(cfg.device)
     return torch.cuda.get_device_name() if device == "cuda" else device
 
-def _ready(cfg:Config, data:Data|None, plan:Plan|None)->tuple[Config,Data,Plan|None]:
-    "Rows and plan; raises what is wrong before anything is written"
+def _ready(cfg:Config, data:Data|None, plan:Plan|None, checked:Report|None)->tuple[Config,Data,Plan|None,Report]:
+    "Rows, plan and preflight; raises what is wrong before anything is written"
     training_arguments(cfg, Path(cfg.runs_dir)/"x")
     data = data or prepare(cfg)
     if plan is None: cfg, plan = resolve(cfg, data, world_size=cfg.num_processes)
     batches(cfg, data.train.lengths)   # a row that no batch can hold is said now
-    return cfg, data, plan
+    return cfg, data, plan, _approve(cfg, checked if checked is not None else preflight(cfg, data=data, plan=plan) if cfg.preflight else _UNCHECKED)
+
+_UNCHECKED = Report("preflight", {}, [Finding("preflight", "skipped", "it was turned off", "--preflight")])
+
+def _approve(cfg:Config, checked:Report)->Report:
+    "The report of a preflight that lets the training begin; `SftError` if it does not"
+    failed = [f for f in checked.findings if f.status == "fail"]
+    if failed and cfg.force: checked.figures["forced"] = f"in spite of {', '.join(f.check for f in failed)}"
+    elif failed: raise SftError("preflight", "; ".join(f"{f.check}: {f.says}" for f in failed), "a training that can work", failed[0].fix or "sft_nb check says more; --force trains all the same")
+    for f in checked.findings:
+        if f.status in ("warn", "fail"): tqdm.write(f"sft_nb: {f}", file=sys.stderr)
+    return checked
+
+def _keep(run:Run, plan:Plan|None, checked:Report)->None:
+    "The reports that were made before the run began"
+    if plan is not None: plan.save(run.path/"plan.json")
+    checked.save(run.path/"preflight.json")
 
 def train(
     cfg:Config,
     *, data:Data|None=None,  # rows that are prepared already; None: prepare them
     plan:Plan|None=None,     # that `cfg` was resolved with; None: make one
+    checked:Report|None=None,# from `preflight`; None: check now, if `cfg.preflight`
 )->Run:                      # finished, or stopped by `max_time`, SIGTERM or Ctrl-C
     "Train as `cfg` says, with what it leaves open from `resolve`; raises what stopped it, after writing it into the run"
     load_env()
     check_free(cfg)
     if cfg.num_processes > 1: raise ConfigError("num_processes", f"{cfg.num_processes} processes are asked for, and this is one", "a launcher that starts them", "launch(cfg), or sft_nb train --num-processes from a shell")
-    cfg, data, plan = _ready(cfg, data, plan)
+    cfg, data, plan, checked = _ready(cfg, data, plan, checked)
     run = create_run(cfg, device=_device_name(cfg))
-    if plan is not None: plan.save(run.path/"plan.json")
+    _keep(run, plan, checked)
     return _run_training(cfg, run, data)
 
 def resume(
@@ -526,9 +534,9 @@ def train_run(
     try:
         with _main_first(cfg):
             if _main():
-                cfg, data, plan = _ready(cfg, None, None)
+                cfg, data, plan, checked = _ready(cfg, None, None, None)
                 save_config(cfg, run.path/"config.json")
-                if plan is not None: plan.save(run.path/"plan.json")
+                _keep(run, plan, checked)
             else: cfg, data = run.config, prepare(cfg)
     except Exception as e:
         _leave(run, None, e)
