@@ -9,8 +9,8 @@ demo: $(READY)          ## a small model learns to solve word problems: about a 
 
 test: $(READY)          ## generated code equals notebooks, notebooks run, tests pass
 	$(BIN)/python scripts/check_generated.py
-	$(BIN)/nbdev_test --n_workers 2
-	$(BIN)/python -m pytest tests -q
+	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -q -n 2 --dist worksteal
 
 lab: $(READY)           ## the notebooks
 	$(BIN)/jupyter lab nbs

@@ -268,7 +268,7 @@ def _stop(args:list[str])->int:
     _say(f"{run.name}: {state} at step {run.status.get('step', 0)}")
     return 0
 
-# %% ../nbs/16_cli.ipynb #2e4275a3
+# %% ../nbs/16_cli.ipynb #dc854160
 COMMANDS = dict(train=_train, evaluate=_evaluate, merge=_merge, check=_check, plan=_plan, data=_data, config=_config, runs=_runs, stop=_stop)
 
 def _help()->str:
@@ -295,7 +295,7 @@ def main(
         load_env()
         return COMMANDS[args[0]](args[1:])
     except SftError as e:
-        print(f"sft_nb: {e}", file=sys.stderr)
+        print(f"sft_nb: {e}", *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
         return e.exit_code
     except KeyboardInterrupt:
         print("sft_nb: stopped; how to go on stands in the run's status.json", file=sys.stderr)

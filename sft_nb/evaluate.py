@@ -124,7 +124,7 @@ class Evaluation:
         d = json.loads(Path(path).read_text(encoding="utf-8"))
         return cls(d["run"], d["checkpoint"], Accuracy.from_dict(d["base"]), Accuracy.from_dict(d["tuned"]))
 
-# %% ../nbs/14_evaluate.ipynb #22aea0d6
+# %% ../nbs/14_evaluate.ipynb #e03c4b05
 def evaluate(
     run:Run|str|Path,
     *, checkpoint:str="adapter",    # adapter: the result; or checkpoint-N
@@ -140,7 +140,7 @@ def evaluate(
         raise ConfigError(f"evaluate {run.name}", "eval_samples is 0", "at least one held-out row", "--eval-samples 200")
     rows = read_split(cfg, task_of(cfg), "eval")
     if not rows: raise ConfigError(f"evaluate {run.name}", "no rows are held out", "at least one", "--eval-file rows.jsonl")
-    folder = run.adapter if checkpoint == "adapter" else run.path/"checkpoints"/checkpoint
+    folder = run.weights(checkpoint)
     tokenizer = load_tokenizer(cfg)
     model = load_adapter(cfg, tokenizer, folder)
     tuned = answer_rows(model, tokenizer, rows, cfg, name="tuned", progress=progress)

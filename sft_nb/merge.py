@@ -118,7 +118,7 @@ def _merge_layer(layer, dtype:torch.dtype)->None:
     layer.merge(safe_merge=True)   # an error for a sum that is not finite
     weight.data = weight.data.to(dtype)
 
-# %% ../nbs/13b_merge.ipynb #b5c678bd
+# %% ../nbs/13b_merge.ipynb #06612fd7
 def _prompts(cfg:Config, n:int)->list[list[dict]]:
     "Held-out prompts of a run, or prompts that it was trained on if none are held out"
     task = task_of(cfg)
@@ -147,7 +147,7 @@ def merge(
 )->Path:
     "Merge, save with the tokenizer, load again and compare; `SftError` if what is exported is not what was trained"
     run = run if isinstance(run, Run) else Run(run)
-    source = run.adapter if checkpoint == "adapter" else run.path/"checkpoints"/checkpoint
+    source = run.weights(checkpoint)
     out = merge_target(run, out, checkpoint)
     if prompts < 1: raise ConfigError(f"merge {run.name}", f"prompts is {prompts}", "at least one prompt to compare the models on", "--prompts 8")
     cfg, wanted = run.config, getattr(torch, dtype)

@@ -44,13 +44,18 @@ def quantization(cfg:Config, dtype:torch.dtype)->BitsAndBytesConfig|None:
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=cfg.bnb_4bit_quant_type,
                               bnb_4bit_use_double_quant=cfg.bnb_4bit_use_double_quant, bnb_4bit_compute_dtype=dtype)
 
-# %% ../nbs/07_model.ipynb #a776b28f
+# %% ../nbs/07_model.ipynb #9ef92ebb
+def _unreadable(cfg:Config, e:Exception)->ConfigError:
+    return ConfigError(f"model {cfg.model!r}", f"it cannot be loaded ({type(e).__name__}: {str(e).splitlines()[0][:200]})", "tiny, a folder with config.json and safetensors, or a hub id that can be reached",
+                       "another --model" + (" or --attn-implementation" if cfg.attn_implementation != "auto" else ""))
+
 def load_shape(
     cfg:Config,     # `model`, `revision`, `trust_remote_code`, `init`
     tokenizer,      # the vocabulary of `init="random"` grows to it
 ):                  # transformers' config of the model
-    "What the model is made of, without its weights"
-    shape = AutoConfig.from_pretrained(model_path(cfg.model), revision=cfg.revision, trust_remote_code=cfg.trust_remote_code)
+    "What the model is made of, without its weights; ConfigError if it cannot be read"
+    try: shape = AutoConfig.from_pretrained(model_path(cfg.model), revision=cfg.revision, trust_remote_code=cfg.trust_remote_code)
+    except Exception as e: raise _unreadable(cfg, e) from e
     if cfg.init == "random":
         shape.vocab_size = max(shape.vocab_size, len(tokenizer))
         shape.bos_token_id, shape.eos_token_id, shape.pad_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -100,7 +105,7 @@ def _begin(model, new:list[int])->None:
         old[new] = False
         layer.weight[new] = layer.weight[old].float().mean(0).to(layer.weight.dtype)
 
-# %% ../nbs/07_model.ipynb #8b6377d5
+# %% ../nbs/07_model.ipynb #5f0f48fd
 def load_base(
     cfg:Config,
     tokenizer,
@@ -119,10 +124,7 @@ def load_base(
                 quantization_config=quantization(cfg, dtype), device_map=cfg.device_map or {"": device},
                 **({} if attention is None else dict(attn_implementation=attention)))
         except ConfigError: raise
-        except Exception as e:   # a truncated file, a missing package, a hub out of reach
-            raise ConfigError(f"model {cfg.model!r}", f"it cannot be loaded ({type(e).__name__}: {str(e).splitlines()[0][:200]})",
-                              "tiny, a folder with config.json and safetensors, or a hub id that can be reached",
-                              "another --model" + (" or --attn-implementation" if cfg.attn_implementation != "auto" else "")) from e
+        except Exception as e: raise _unreadable(cfg, e) from e   # a truncated file, a missing package, a hub out of reach
     guard_4bit(model)
     fit_vocabulary(model, tokenizer, cfg)
     return model

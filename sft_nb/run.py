@@ -46,7 +46,7 @@ def redact(text:str)->str:
         if len(value) >= 8 and _SECRET.search(name): text = text.replace(value, f"<{name}>")
     return text
 
-# %% ../nbs/10_run.ipynb #9a44b119
+# %% ../nbs/10_run.ipynb #02253f41
 def _replace(file:Path, text:str)->None:
     "Write a file in one piece"
     aside = file.with_name(file.name + ".new")
@@ -83,6 +83,10 @@ class _Directory:
         now = dict(state=state, reason=reason, fix=fix, step=self.status.get("step", 0) if step is None else step,
                    time=time.strftime("%Y-%m-%dT%H:%M:%S%z"), pid=os.getpid(), host=socket.gethostname())
         _replace(self.path/"status.json", json.dumps(now, indent=1) + "\n")
+    @property
+    def step(self)->int:
+        "The last step that is known of"
+        return max([self.status.get("step", 0), *(m["step"] for m in self.metrics()[-1:])])
     def record(self, metrics:dict)->None:
         "Append a line to metrics.jsonl and flush it"
         with (self.path/"metrics.jsonl").open("a") as f: f.write(_line(metrics))
@@ -104,11 +108,18 @@ class _Directory:
     def checkpoints(self)->list[Path]:
         "checkpoint-N folders that are whole, oldest first"
         return whole_checkpoints(self.path/"checkpoints")
+    def weights(self, checkpoint:str="adapter")->Path:
+        "The folder of the result, or of checkpoint-N; ConfigError if there is no such thing, with what there is"
+        folder = self.adapter if checkpoint == "adapter" else self.path/"checkpoints"/checkpoint
+        if folder.exists(): return folder
+        there = [*(["adapter"] if self.adapter.exists() else []), *(p.name for p in self.checkpoints())]
+        raise ConfigError(f"run {self.name!r}", f"there is no {checkpoint} in it ({self.state} at step {self.step})", f"one of {', '.join(there)}" if there else "something that was saved; nothing was yet",
+                          f"--checkpoint {there[-1]}" if there else go_on(self))
     def plot(self):
         "The loss curve as a matplotlib `Figure`"
         return plot(self)
 
-# %% ../nbs/10_run.ipynb #0bde8402
+# %% ../nbs/10_run.ipynb #fdaf3209
 _CHILDREN = {}   # pid -> Popen, of this process
 
 class _Process:
@@ -169,8 +180,10 @@ class _Process:
     def failure(self)->SftError:
         "Why it failed, with the last lines of its log"
         status, last = self.status, self.log(12)
-        reason = status.get("reason") if self.state == "failed" else f"its process ended without a word at step {status.get('step', 0)} (killed, or out of memory)"
-        return SftError(f"run {self.name!r}", f"{reason}" + (f"\n{last}\n" if last else ""), "", status.get("fix") or go_on(self))
+        reason = status.get("reason") if self.state == "failed" else f"its process ended without a word at step {self.step} (killed, or out of memory)"
+        error = SftError(f"run {self.name!r}", reason, "", status.get("fix") or go_on(self))
+        if last: error.add_note(f"the last lines of {self.path}/log.txt:\n{last}")
+        return error
     def stop(self,
         timeout:float=120,   # seconds for the step and its checkpoint; then the process is killed
     )->str:                  # how it ended
@@ -196,12 +209,12 @@ def _family(pids:set[int])->list:
         except psutil.NoSuchProcess: pass
     return list(dict.fromkeys(found))
 
-def go_on(run)->str:
+def go_on(run, *, anew:bool=False)->str:
     "The command that continues a run, or begins it again"
-    if run.checkpoints(): return f"sft_nb train --resume {run.path}"
+    if run.checkpoints() and not anew: return f"sft_nb train --resume {run.path}"
     return f"sft_nb train --config {run.path}/config.json --run-name {_free(run.path).name}"
 
-# %% ../nbs/10_run.ipynb #419db474
+# %% ../nbs/10_run.ipynb #05e1ffdf
 class Run(_Directory, _Process):
     "A run's directory and its process; ConfigError if there is no run in it"
     @classmethod
@@ -218,7 +231,7 @@ class Run(_Directory, _Process):
     def _repr_html_(self):
         from html import escape
         s = self.status
-        return (f"<b>{escape(self.name)}</b>: {self.state} at step {s.get('step', 0)}" + (f", {escape(s['reason'])}" if s.get("reason") else "")
+        return (f"<b>{escape(self.name)}</b>: {self.state} at step {self.step}" + (f", {escape(s['reason'])}" if s.get("reason") else "")
                 + (f"<br><code>{escape(s['fix'])}</code>" if s.get("fix") else ""))
 
 def can_resume(run:Run)->None:
@@ -229,7 +242,7 @@ def can_resume(run:Run)->None:
         who = run.owner() or run.launched()
         raise ConfigError(f"run {run.name!r}", f"process {who} is training it now", "a run that was stopped or failed", f"kill -INT {who}, and wait until it is gone")
     if not run.checkpoints():
-        raise ConfigError(f"run {run.name!r}", f"it has no checkpoint ({state} at step {run.status.get('step', 0)})", "a checkpoint to resume from", f"{go_on(run)} --save-steps 50")
+        raise ConfigError(f"run {run.name!r}", f"it has no checkpoint ({state} at step {run.step})", "a checkpoint to resume from", f"{go_on(run)} --save-steps 50")
 
 def start_process(run:Run, *options:str)->Run:
     "Train a run in a process, or several, of its own session; what it prints goes to log.txt"
@@ -244,10 +257,10 @@ def start_process(run:Run, *options:str)->Run:
     _replace(run.path/"process.json", json.dumps(dict(pid=child.pid, host=socket.gethostname(), began=psutil.Process(child.pid).create_time(), command=command), indent=1) + "\n")
     return run
 
-# %% ../nbs/10_run.ipynb #d28c36c6
+# %% ../nbs/10_run.ipynb #332e7988
 def _taken(run:Run)->ConfigError:
     "The error for a name that is in use, with what can be done"
-    state, step = run.state, run.status.get("step", 0)
+    state, step = run.state, run.step
     resume = f"sft_nb train --resume {run.path}, or " if state in ("stopped", "failed", "killed") and run.checkpoints() else ""
     return ConfigError(f"run {run.name!r}", f"{run.path} exists already ({state} at step {step})",
                        "a name that is free", f"{resume}--run-name {_free(run.path).name}")
@@ -314,7 +327,7 @@ def plot(run:Run):
     ax.spines[["top", "right"]].set_visible(False)
     return shown(fig)
 
-# %% ../nbs/10_run.ipynb #24cdbfd9
+# %% ../nbs/10_run.ipynb #372226d0
 def _summary(run:Run)->dict:
     "A run in one line"
     lines, status, cfg = run.metrics(), run.status, run.config
@@ -324,7 +337,7 @@ def _summary(run:Run)->dict:
         e = json.loads((run.path/"eval/adapter.json").read_text(encoding="utf-8"))
         scores = dict(base=e["base"]["accuracy"], tuned=e["tuned"]["accuracy"])
     held_out = [l["eval_loss"] for l in lines if "eval_loss" in l]
-    return dict(run=run.name, state=run.state, step=status.get("step", 0), loss=last("loss"), best_eval_loss=min(held_out, default=None), **dict(dict(base=None, tuned=None), **scores),
+    return dict(run=run.name, state=run.state, step=run.step, loss=last("loss"), best_eval_loss=min(held_out, default=None), **dict(dict(base=None, tuned=None), **scores),
                 seconds=last("seconds"), model=cfg.model, method=cfg.method, time=status.get("time", ""))
 
 def runs(

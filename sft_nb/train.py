@@ -79,7 +79,7 @@ def training_arguments(
         raise ConfigError("training arguments", str(e).splitlines()[0], "what transformers.TrainingArguments takes",
                           "sft_nb config --all, and look at optim and lr_scheduler_type") from e
 
-# %% ../nbs/11_train.ipynb #2d573812
+# %% ../nbs/11_train.ipynb #675c2017
 @contextmanager
 def tracked(cfg:Config, run:Run):
     "Tell the trackers, by their variables, where this run is; and leave no variable and no open wandb run behind"
@@ -93,7 +93,7 @@ def tracked(cfg:Config, run:Run):
     open_before = getattr(sys.modules.get("wandb"), "run", None) is not None
     try: yield
     finally:
-        if "wandb" in names and not open_before and (w := sys.modules.get("wandb")) and w.run is not None: w.finish(quiet=True)
+        if "wandb" in names and not open_before and (w := sys.modules.get("wandb")) and w.run is not None: w.finish()
         for k in ours: os.environ.pop(k, None)
 
 # %% ../nbs/11_train.ipynb #c53ad51d
@@ -462,7 +462,7 @@ def check_world(trainer, cfg:Config)->None:
     rows = [r for batch in seen for r in batch if r >= 0]
     if len(rows) != len(set(rows)): raise SftError("processes", f"they begin with the same rows: {seen}", "other rows for each", "report this with trainer.json")
 
-# %% ../nbs/11_train.ipynb #a45b8f29
+# %% ../nbs/11_train.ipynb #23ec37b5
 @contextmanager
 def _main_first(cfg:Config):
     "The first process does it alone, then the others; they find its files"
@@ -556,7 +556,7 @@ def _continue(run:Run, max_time:float|None)->Run:
     checkpoint, damaged = newest_whole(run.path/"checkpoints")
     for name, why in damaged.items(): tqdm.write(f"sft_nb: {name} is not used: {why}", file=sys.stderr)
     if checkpoint is None:
-        raise ConfigError(f"run {run.name!r}", "it has no whole checkpoint: " + "; ".join(f"{k}: {v}" for k, v in damaged.items()), "one to resume from", go_on(run))
+        raise ConfigError(f"run {run.name!r}", "it has no whole checkpoint: " + "; ".join(f"{k}: {v}" for k, v in damaged.items()), "one to resume from", go_on(run, anew=True))
     return _run_training(cfg, run, data, checkpoint=checkpoint)
 
 # %% ../nbs/11_train.ipynb #4314a9f9

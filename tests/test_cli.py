@@ -68,6 +68,12 @@ WRONG = [  # arguments, exit code, what the message says
     (["train", "--config", "demo", "--gradient-checkpointing", "maybe"], 2, ["--gradient-checkpointing", "maybe"]),
     (["train", "--config", "demo", "--init-lora-weights", "pissa", "--max-steps", "1"], 2, ["init_lora_weights 'pissa'", "Fix: --method lora"]),
     (["merge", "runs/none"], 2, ["no such directory"]),
+    (["stop", "runs/none"], 2, ["no such directory", "sft_nb runs"]),
+    (["runs", "--root", "nowhere"], 2, ["there is none", "sft_nb train --config demo"]),
+    (["train", "--config", "demo", "--report-to", "mlflow"], 2, ["'mlflow' is not known", "wandb, tensorboard, trackio"]),
+    (["train", "--config", "demo", "--early-stopping-patience", "2"], 2, ["there is no held-out loss", "Fix: --eval-steps 100"]),
+    (["train", "--config", "demo", "--learning-rate", "0", "--max-samples", "40", "--eval-samples", "0"], 1, ["preflight: learning.learns", "learning_rate is 0"]),
+    (["check", "--config", "demo", "--learning-rate", "0", "--max-samples", "40", "--eval-samples", "0"], 1, ["learning_rate is 0"]),
     (["train", "--batch-size", "4", "--per-device-train-batch-size", "8"], 2, ["set the same"]),
     (["trian"], 2, ["no such command", "Fix: sft_nb train"]),
     ([], 2, ["usage"]),
@@ -144,10 +150,11 @@ def test_a_run_is_repeated_from_its_config_under_another_name(trained, files):
 
 
 def test_ctrl_c_is_written_down(tmp_path):
-    child = subprocess.Popen([*SFT_NB, "train", "--config", "demo", "--runs-dir", str(tmp_path), "--run-name", "x", "--save-steps", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen([*SFT_NB, "train", "--config", "demo", "--runs-dir", str(tmp_path), "--run-name", "x", "--save-steps", "1", "--no-preflight"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     deadline = time.time() + 120
-    while not list(tmp_path.glob("x/checkpoints/*/trainer_state.json")) and time.time() < deadline: time.sleep(.2)
+    while not list(tmp_path.glob("x/checkpoints/*/checkpoint.json")) and time.time() < deadline: time.sleep(.2)
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=60)
+    out, _ = child.communicate(timeout=60)
     status = json.loads((tmp_path/"x/status.json").read_text())
-    assert child.returncode == 130 and status["state"] == "stopped" and "--resume" in status["fix"] and "stopped" in err
+    assert child.returncode == 130 and status["state"] == "stopped" and status["reason"] == "Ctrl-C" and f"--resume {tmp_path}/x" in out
+    assert (tmp_path/f"x/checkpoints/checkpoint-{status['step']}").exists()

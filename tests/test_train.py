@@ -195,7 +195,7 @@ def test_the_held_out_loss_is_a_mean_over_tokens_whatever_the_batches(tmp_path):
     "Rows of very different lengths, a learning rate of 0: the same number for every batch size, and the one by hand"
     rows = [dict(question=f"{i} " * (1 + 7 * (i % 3)), answer="word " * (1 + 12 * (i % 4))) for i in range(10)]
     (tmp_path/"rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    base = load_config(train_file=str(tmp_path/"rows.jsonl"), eval_file=str(tmp_path/"rows.jsonl"), runs_dir=str(tmp_path), max_steps=1, eval_steps=1, learning_rate=0., max_length=1024)
+    base = load_config(train_file=str(tmp_path/"rows.jsonl"), eval_file=str(tmp_path/"rows.jsonl"), runs_dir=str(tmp_path), max_steps=1, eval_steps=1, learning_rate=0., max_length=1024, preflight=False)
     data = prepare(base)
     losses = [next(m["eval_loss"] for m in train(replace(base, per_device_eval_batch_size=b), data=data).metrics() if "eval_loss" in m) for b in (1, 4, 10)]
     expected = by_hand(load_model(base, data.tokenizer), DataCollatorForCausalLM(data.tokenizer, 8)(list(data.eval.tokens)))
