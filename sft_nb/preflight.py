@@ -674,7 +674,7 @@ def check_moves(learned:Learned)->Finding|None:
     if learned.still and learned.learning_rate: return Finding("moves", "fail" if len(learned.still) == learned.of else "warn", f"{len(learned.still)} of {learned.of} trained tensors did not move in {learned.steps} steps, the first is {learned.still[0]}",
                                      "--learning-rate 2e-4" if learned.learning_rate < 1e-6 else "adapters_to_float32(model): in 16 bits, small steps round away")
 
-# %% ../nbs/09_preflight.ipynb #31598e4f
+# %% ../nbs/09_preflight.ipynb #bb17438a
 class Bench:
     "What the checks look at, made when it is first asked for; `Missing` for what cannot be made"
     def __init__(self,
@@ -706,7 +706,7 @@ class Bench:
     def make_tokenizer(self): return self.data.tokenizer
     def make_survey(self): return survey(self.data.train.tokens, ends=end_ids(self.tokenizer), bos=self.tokenizer.bos_token_id, vocabulary=len(self.tokenizer))
     def make_resolved(self):
-        if (plan := self.given["plan"]) is None: return resolve(self.asked, self.data, world_size=int(os.environ.get("WORLD_SIZE", 1)))
+        if (plan := self.given["plan"]) is None: return resolve(self.asked, self.data, world_size=self.asked.num_processes)
         new = {k: v for k, v in plan.settings.items() if getattr(self.asked, k) == "auto"}
         return replace(self.asked, **new, sources=self.asked.sources | {k: f"plan ({plan.reasons[k]})" for k in new}), plan
     def make_cfg(self): return self.resolved[0]

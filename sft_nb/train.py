@@ -6,7 +6,7 @@
 __all__ = ['trackers', 'training_arguments', 'tracked', 'Wish', 'RecordRun', 'Guards', 'TokenMeanTrainer', 'CarefulTrainer',
            'WholeTrainer', 'build_trainer', 'check_world', 'train', 'resume', 'train_run']
 
-# %% ../nbs/11_train.ipynb #7fc20f4e
+# %% ../nbs/11_train.ipynb #043ae114
 import gc, json, math, os, shutil, signal, sys, threading, time
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -30,7 +30,7 @@ from .labels import end_ids
 from .loss import add_supervised_loss
 from .memory import Plan, resolve
 from .model import load_model, quiet
-from .pack import Rows, batches
+from .pack import Batches, Rows, batches
 from .preflight import collator_for, preflight
 from .precision import adapters_to_float32, choose_device, choose_dtype
 from .report import Finding, Report, SftError
@@ -227,7 +227,7 @@ class Guards(TrainerCallback):
 
 def _main()->bool: return os.environ.get("RANK", "0") == "0"
 
-# %% ../nbs/11_train.ipynb #e7eceaef
+# %% ../nbs/11_train.ipynb #5815d36d
 class TokenMeanTrainer(SFTTrainer):
     "`SFTTrainer` whose training and held-out loss are means over supervised tokens, whatever the batches"
     supervised=False   # the model knows `supervised=True`
@@ -250,7 +250,7 @@ class TokenMeanTrainer(SFTTrainer):
         inputs = self._prepare_inputs(inputs)
         n = (inputs["labels"][:, 1:] != -100).sum()
         with torch.no_grad(), self.compute_loss_context_manager(): loss = self.compute_loss(model, inputs).detach().float()
-        self._seen = self._seen.to(loss.device) + torch.stack([loss * n, n.float()])
+        self._seen = self._seen.to(loss.device) + torch.stack([torch.where(n > 0, loss * n, 0.), n.float()])
         return loss, None, None
     def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
         self._seen = torch.zeros(2)
@@ -259,7 +259,7 @@ class TokenMeanTrainer(SFTTrainer):
         out.metrics[f"{metric_key_prefix}_loss"] = total / max(n, 1)
         return out
 
-# %% ../nbs/11_train.ipynb #49b84d35
+# %% ../nbs/11_train.ipynb #08459f2c
 class _Loader(DataLoader):
     "A `DataLoader` whose batches change with the epoch"
     def set_epoch(self, epoch): self.batch_sampler.set_epoch(epoch)
@@ -285,6 +285,12 @@ class CarefulTrainer(TokenMeanTrainer):
         self._rows, self._losses, self._at = [b.pop("rows") for b in samples], [], -1
         self._counted = self._total_train_tokens, len(self._metrics["train"]["mean_token_accuracy"])
         return samples, n
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        "Each row once, whatever the number of processes"
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        each = Batches([1] * len(rows), batch_size=self.args.per_device_eval_batch_size, shuffle=False, rank=self.args.process_index, world_size=self.args.world_size)
+        return DataLoader(Rows(rows), batch_sampler=each, collate_fn=self.data_collator, pin_memory=self.args.dataloader_pin_memory)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         "Forward and backward of a micro-batch; of all of the step so far, in smaller parts, if memory runs out"

@@ -46,7 +46,7 @@ def test_the_adapter_off_is_the_base(trained, tokenizer):
 
 
 def test_a_checkpoint_that_is_not_there(trained):
-    with pytest.raises(ConfigError, match="there is no adapter_model.safetensors"): evaluate(trained, checkpoint="checkpoint-7")
+    with pytest.raises(ConfigError, match="there is no checkpoint-7 in it .finished at step 60.; one of adapter, checkpoint-30, checkpoint-60. Fix: --checkpoint checkpoint-60"): evaluate(trained, checkpoint="checkpoint-7")
     with pytest.raises(ConfigError, match="eval_samples is 0"): evaluate(trained, eval_samples=0)
 
 

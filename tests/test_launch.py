@@ -1,5 +1,5 @@
 """A training in processes of its own: two are one, a crash says why, and who is asked to stop does."""
-import json, os, signal, time
+import json, os, signal, subprocess, sys, time
 from dataclasses import replace
 
 import pytest
@@ -17,7 +17,7 @@ def one_thread_each(monkeypatch): monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 def small(folder, **how):
     return load_config("demo", **dict(dict(runs_dir=str(folder), max_samples=75, max_steps=6, num_train_epochs=2, per_device_train_batch_size=4, gradient_accumulation_steps=2, logging_steps=1, save_steps=3,
-                                           eval_samples=10, eval_steps=3, lora_dropout=0., preflight=False), **how))
+                                           eval_samples=9, eval_steps=3, lora_dropout=0., preflight=False), **how))
 
 
 def curve(run): return [m["loss"] for m in run.metrics() if "loss" in m]
@@ -38,7 +38,7 @@ def test_two_processes_are_one_with_twice_the_batch(tmp_path):
     assert json.loads((two.path/"trainer.json").read_text())["processes"] == 2 and len(curve(two)) == len(curve(one)) == 10
     assert curve(two) == pytest.approx(curve(one), rel=1e-5) and curve(more) == pytest.approx(curve(one), rel=1e-5)
     held_out = lambda r: [m["eval_loss"] for m in r.metrics() if "eval_loss" in m]
-    assert held_out(two) == pytest.approx(held_out(one), rel=1e-4)
+    assert held_out(two) == pytest.approx(held_out(one), rel=1e-5)
     tokens = lambda r: [m["num_tokens"] for m in r.metrics() if "num_tokens" in m]
     assert tokens(two)[:4] == tokens(one)[:4]
     assert {p.name for p in two.checkpoints()[-1].glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
@@ -58,7 +58,7 @@ def test_two_processes_stop_together_and_go_on(tmp_path):
 
 def test_a_crash_says_why_in_the_parent(tmp_path):
     run = launch(small(tmp_path, run_name="shot", max_steps=5000, num_train_epochs=900))
-    until(lambda: len(run.metrics()) > 3)
+    until(run.checkpoints)
     os.kill(run.owner(), signal.SIGKILL)
     with pytest.raises(SftError, match=r"run 'shot': its process ended without a word at step [1-9].*sft_nb train --resume") as said: run.wait(timeout=60)
     assert "step 3 of 5000: loss" in said.value.__notes__[0]
@@ -78,8 +78,9 @@ def test_a_process_that_does_not_listen_is_killed(tmp_path):
 def test_the_command_line_detaches_lists_compares_and_stops(tmp_path, capsys):
     from sft_nb.cli import main
     root = tmp_path/"runs"
-    assert main(["train", "--config", "demo", "--runs-dir", str(root), "--run-name", "a", "--detach", "--max-steps", "3000", "--num-train-epochs", "600", "--logging-steps", "1", "--no-preflight", "--eval-samples", "0"]) == 0
-    assert "a trains in process" in capsys.readouterr().out
+    line = f"train --config demo --runs-dir {root} --run-name a --detach --max-steps 3000 --num-train-epochs 600 --logging-steps 1 --no-preflight --eval-samples 0"
+    done = subprocess.run([sys.executable, "-c", "import sys; from sft_nb.cli import main; sys.exit(main())", *line.split()], capture_output=True, text=True)
+    assert done.returncode == 0 and "a trains in process" in done.stdout   # and its parent is gone
     until(lambda: len(Run(root/"a").metrics()) > 1)
     assert main(["train", "--resume", str(root/"a")]) == 2 and "is training it now" in capsys.readouterr().err
     assert main(["stop", str(root/"a")]) == 0 and "a: stopped at step" in capsys.readouterr().out

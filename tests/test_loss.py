@@ -8,7 +8,7 @@ from shapes import ODD, SHAPES, folder, model
 from sft_nb.config import load_config
 from sft_nb.data import prepare
 from sft_nb.loss import add_supervised_loss, head_of
-from sft_nb.report import ConfigError
+from sft_nb.report import SftError
 from sft_nb.train import train
 
 
@@ -96,5 +96,5 @@ def test_models_whose_rows_would_read_each_other_are_padded(tmp_path, kind):
     alone = train(load_config("demo", **how | dict(per_device_train_batch_size=1, gradient_accumulation_steps=8)))
     run = train(load_config("demo", **how))
     assert run.config.padding_free is False and json.loads((run.path/"trainer.json").read_text())["rows"] == "padded" and run.metrics()[0]["loss"] == pytest.approx(alone.metrics()[0]["loss"], rel=1e-4)
-    with pytest.raises(ConfigError, match="reach from row to row"): train(load_config("demo", **how | dict(max_tokens_per_batch=512)))
-    with pytest.raises(ConfigError, match="reach from row to row"): train(load_config("demo", **how | dict(padding_free=True)))
+    with pytest.raises(SftError, match="reach from row to row"): train(load_config("demo", **how | dict(max_tokens_per_batch=512)))
+    with pytest.raises(SftError, match="reach from row to row"): train(load_config("demo", **how | dict(padding_free=True)))
