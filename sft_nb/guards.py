@@ -103,11 +103,11 @@ class Look:
         if not self.prompts: return []
         return judge(continue_tokens(model, self.tokenizer, self.prompts, max_new_tokens=self.max_new_tokens), must_end=self.must_end)
 
-# %% ../nbs/10b_guards.ipynb #443ad191
+# %% ../nbs/10b_guards.ipynb #d20cd472
 @torch.no_grad()
 def norms(model)->torch.Tensor:   # float64, one for each trained tensor
     "The norms of what is trained"
-    return torch.stack([p.detach().float().norm().double().cpu() for p in model.parameters() if p.requires_grad])
+    return torch.stack([torch.zeros((), dtype=torch.float64), *(p.detach().float().norm().double().cpu() for p in model.parameters() if p.requires_grad)])[1:]
 
 def unmoved(
     before:torch.Tensor,  # `norms` at the start

@@ -152,7 +152,7 @@ class RecordRun(TrainerCallback):
     def close(self):
         if self.bar is not None: self.bar.close()
 
-# %% ../nbs/11_train.ipynb #c49ff42a
+# %% ../nbs/11_train.ipynb #3cf2e6cb
 class Guards(TrainerCallback):
     "Looks at the model now and then; what it sees stands in guards.json and receipt.json"
     def __init__(self, cfg:Config, recorder:RecordRun, data:Data):
@@ -200,7 +200,11 @@ class Guards(TrainerCallback):
         "Decode a few prompts; two bad looks in a row may stop the run"
         if not _main(): return
         began = time.monotonic()
-        found = self.look(self.trainer.model)
+        try: found = self.look(self.trainer.model)
+        except Exception as e:
+            if not is_out_of_memory(e): raise
+            found, self.look.prompts = [], []   # no more looks; the training goes on
+            self.note(Finding("look_out_of_memory", "warn", "memory ran out while a few prompts were answered, so the answers are not looked at any more", "a smaller --max-new-tokens"), step)
         self.spent += time.monotonic() - began
         self.bad = self.bad + 1 if found else 0
         over = {"collapse", "never_ends"} & set(self.notes) - {f.check for f in found}
@@ -259,7 +263,7 @@ class TokenMeanTrainer(SFTTrainer):
         out.metrics[f"{metric_key_prefix}_loss"] = total / max(n, 1)
         return out
 
-# %% ../nbs/11_train.ipynb #08459f2c
+# %% ../nbs/11_train.ipynb #3fd81308
 class _Loader(DataLoader):
     "A `DataLoader` whose batches change with the epoch"
     def set_epoch(self, epoch): self.batch_sampler.set_epoch(epoch)
@@ -359,9 +363,10 @@ class CarefulTrainer(TokenMeanTrainer):
         "A step that was left out counts neither in the mean nor for nothing"
         if "loss" in logs and self._since:
             steps = self.state.global_step - self._last_logged
-            logs["loss"] = logs["loss"] * steps / max(steps - self._since, 1)
-        if "loss" in logs: self._since, self._last_logged = 0, self.state.global_step
-        if "loss" in logs and self.skipped: logs["skipped_steps"] = self.skipped
+            if steps > self._since: logs["loss"] = logs["loss"] * steps / (steps - self._since)
+            else: logs = {k: v for k, v in logs.items() if k not in ("grad_norm", "loss")}   # of no step there is nothing to say
+        if "learning_rate" in logs: self._since, self._last_logged = 0, self.state.global_step
+        if "learning_rate" in logs and self.skipped: logs["skipped_steps"] = self.skipped
         return super().log(logs, *args, **kwargs)
     _last_logged=0
 

@@ -264,7 +264,8 @@ def test_the_guilty_row_is_named(tmp_path):
 def test_steps_that_are_left_out_move_nothing_and_ten_in_a_row_end_it(tmp_path):
     cfg = small(tmp_path, on_nan="skip", max_steps=14, save_steps=1, num_train_epochs=9)
     with not_finite(3): run = train(replace(cfg, run_name="one"))
-    assert [m.get("skipped_steps") for m in run.metrics() if "loss" in m] == [None, None] + [1] * 12
+    lines = [m for m in run.metrics() if "learning_rate" in m]
+    assert [m.get("skipped_steps") for m in lines] == [None, None] + [1] * 12 and [m["step"] for m in lines if "loss" not in m] == [3]
     a, b = ((run.path/f"checkpoints/checkpoint-{n}/adapter_model.safetensors").read_bytes() for n in (8, 9))
     assert a != b and notes(run)["skipped_steps"].says.startswith("step 3: the loss is not finite")
     before, after = (torch.load(run.path/f"checkpoints/checkpoint-{n}/optimizer.pt") for n in (8, 9))
@@ -323,6 +324,12 @@ def test_a_collapse_is_seen_and_can_end_the_run(tmp_path):
     looks = iter(["!" * 80, "fine"] * 9)
     with patch("sft_nb.guards.continue_tokens", lambda *a, **k: [Generation(t := next(looks), 3, t == "fine")] * 4): run = train(small(tmp_path, sample_steps=5))
     assert "collapse" not in notes(run)   # it was over at the last look
+
+
+def test_a_look_that_runs_out_of_memory_is_the_last_one(tmp_path, whole):
+    with patch("sft_nb.guards.continue_tokens", side_effect=torch.OutOfMemoryError("CUDA out of memory")) as looks: run = train(small(tmp_path, sample_steps=2))
+    assert weights(run) == weights(whole) and looks.call_count == 1 and notes(run)["look_out_of_memory"].status == "warn"
+    with patch("sft_nb.guards.continue_tokens", side_effect=ValueError("something else")), pytest.raises(ValueError): train(small(tmp_path, sample_steps=2))
 
 
 def test_weights_that_do_not_move(tmp_path):
