@@ -207,7 +207,7 @@ def _config(args:list[str])->int:
     else: _say(table(cfg, everything=options.all or (options.config is None and not _given(args))))
     return 0
 
-# %% ../nbs/16_cli.ipynb #f6fe580c
+# %% ../nbs/16_cli.ipynb #2b58f067
 def _plan(args:list[str])->int:
     "What a training takes of a card's memory, and the fastest settings that fit; exits with 1 if nothing fits"
     cards = ("auto", "cpu", "mps", "cuda")
@@ -230,6 +230,7 @@ def _merge(args:list[str])->int:
     from sft_nb.run import Run, merge_target
     run = Run(options.run)   # a wrong name is said before torch is loaded
     merge_target(run, options.out, options.checkpoint)   # what is wrong with it is said before torch is loaded
+    if run.state != "finished": _say(f"{run.name} is not finished ({run.state} at step {run.step})")
     from sft_nb.merge import merge
     out = merge(run, out=options.out, checkpoint=options.checkpoint, dtype=options.dtype, prompts=options.prompts)
     _say(f"{json.loads((out/'parity.json').read_text())['findings'][0]['says']}\n{out}")

@@ -46,7 +46,7 @@ def redact(text:str)->str:
         if len(value) >= 8 and _SECRET.search(name): text = text.replace(value, f"<{name}>")
     return text
 
-# %% ../nbs/10_run.ipynb #02253f41
+# %% ../nbs/10_run.ipynb #430afb7c
 def _replace(file:Path, text:str)->None:
     "Write a file in one piece"
     aside = file.with_name(file.name + ".new")
@@ -87,6 +87,10 @@ class _Directory:
     def step(self)->int:
         "The last step that is known of"
         return max([self.status.get("step", 0), *(m["step"] for m in self.metrics()[-1:])])
+    def set_device(self, name:str)->None:
+        "Note the device, which who made the directory may not have known"
+        file = self.path/"environment.json"
+        _replace(file, json.dumps(json.loads(file.read_text()) | dict(device=name), indent=1) + "\n")
     def record(self, metrics:dict)->None:
         "Append a line to metrics.jsonl and flush it"
         with (self.path/"metrics.jsonl").open("a") as f: f.write(_line(metrics))

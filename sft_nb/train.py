@@ -473,7 +473,7 @@ def check_world(trainer, cfg:Config)->None:
     rows = [r for batch in seen for r in batch if r >= 0]
     if len(rows) != len(set(rows)): raise SftError("processes", f"they begin with the same rows: {seen}", "other rows for each", "report this with trainer.json")
 
-# %% ../nbs/11_train.ipynb #23ec37b5
+# %% ../nbs/11_train.ipynb #d2228134
 @contextmanager
 def _main_first(cfg:Config):
     "The first process does it alone, then the others; they find its files"
@@ -540,18 +540,21 @@ def train_run(
     *, max_time:float|None=None,
 )->Run:
     "Begin a launched run, or go on with it"
-    if run.checkpoints(): return _continue(run, max_time)
-    cfg = run.config
-    try:
-        with _main_first(cfg):
-            if _main():
-                cfg, data, plan, checked = _ready(cfg, None, None, None)
-                save_config(cfg, run.path/"config.json")
-                _keep(run, plan, checked)
-            else: cfg, data = run.config, prepare(cfg)
+    try: return _continue(run, max_time) if run.checkpoints() else _begin(run)
     except Exception as e:
-        _leave(run, None, e)
+        if run.status.get("state") == "starting": _leave(run, None, e)   # it did not come as far as a trainer
         raise
+
+def _begin(run:Run)->Run:
+    "The first part of a launched run"
+    cfg = run.config
+    with _main_first(cfg):
+        if _main():
+            cfg, data, plan, checked = _ready(cfg, None, None, None)
+            save_config(cfg, run.path/"config.json")
+            run.set_device(_device_name(cfg))
+            _keep(run, plan, checked)
+        else: cfg, data = run.config, prepare(cfg)
     return _run_training(cfg, run, data)
 
 def _continue(run:Run, max_time:float|None)->Run:
@@ -597,7 +600,7 @@ def _open(run:Run, data:Data, done:int)->None:
     run.rewind(done)
     run.set_status("running", step=done)
 
-# %% ../nbs/11_train.ipynb #837ff8b4
+# %% ../nbs/11_train.ipynb #22ffe4cb
 _STATE = ("optimizer.pt", "scheduler.pt", "scaler.pt", "trainer_state.json", "training_args.bin", MANIFEST)   # of a checkpoint, beside the weights
 
 def _save(trainer, cfg:Config, run:Run)->None:
@@ -628,5 +631,5 @@ def _leave(run:Run, trainer, error:BaseException)->None:
     stopped = isinstance(error, KeyboardInterrupt)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and (stopped and not _main() or run.status.get("state") == "failed"): return   # the first reason is the reason; the others fail because of it
     try: run.set_status("stopped" if stopped else "failed", reason=(str(error) or "Ctrl-C") if stopped else str(error) if isinstance(error, SftError) else f"{type(error).__name__}: {error}",
-                   fix=getattr(error, "fix", "") or go_on(run), step=trainer.state.global_step if trainer is not None else 0)
+                   fix=getattr(error, "fix", "") or go_on(run), step=trainer.state.global_step if trainer is not None else None)
     except OSError as e: print(f"sft_nb: status.json cannot be written either ({e.strerror})", file=sys.stderr)

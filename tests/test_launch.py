@@ -66,6 +66,9 @@ def test_a_crash_says_why_in_the_parent(tmp_path):
     refused = launch(small(tmp_path, run_name="refused", learning_rate=0., preflight=True))
     with pytest.raises(SftError, match="preflight: .*learning"): refused.wait(timeout=240)
     assert refused.status["state"] == "failed"
+    (run.path/"data.json").write_text('{"figures": {"train: fingerprint": "another"}}')
+    with pytest.raises(SftError, match="the training rows are not those it began with"): run.resume().wait(timeout=120)
+    assert run.status["state"] == "failed" and run.status["step"] > 0 and json.loads((run.path/"environment.json").read_text())["device"] == "cpu"
 
 
 def test_a_process_that_does_not_listen_is_killed(tmp_path):
