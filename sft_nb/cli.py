@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'main']
 
-# %% ../nbs/16_cli.ipynb #2d2667ba
-import difflib, json, sys, time
+# %% ../nbs/16_cli.ipynb #3caf1edc
+import difflib, json, os, sys, time
 from dataclasses import field, make_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from .config import ALIASES, Config, ConfigError, _full_name, comments, config_names, defaults, find_config, load_config, settings, table
-from .report import STATUSES, SftError
+from .report import STATUSES, Report, SftError
 
 # %% ../nbs/16_cli.ipynb #11ab33f5
 def _options(
@@ -74,7 +75,7 @@ def _parse(command:str, args:list[str], own:dict[str,tuple], *, summary:str, wit
     if base.run_name and "run_name" not in given and find_config(_config_name(args)).suffix == ".json": overrides["run_name"] = None   # to repeat a run is to make another
     return options, load_config(_config_name(args), source="command line", **overrides)
 
-# %% ../nbs/16_cli.ipynb #e1da16e5
+# %% ../nbs/16_cli.ipynb #1e2636e2
 def _say(*parts): print(*parts, flush=True)
 
 def _train(args:list[str])->int:
@@ -89,7 +90,7 @@ def _train(args:list[str])->int:
         raise ConfigError("--resume", f"--{extra[0].replace('_', '-')} is given too", "a resumed run keeps its settings",
                           f"leave it out, or begin a new run with sft_nb train --config {options.resume}/config.json")
     run = _resume(options.resume, cfg.max_time, options.detach) if options.resume is not None else _launched(cfg) if options.detach or cfg.num_processes > 1 else _new_run(cfg)
-    if options.detach: return _say(f"{run.name} trains in process {run.launched()}\n  sft_nb runs --root {run.path.parent}\n  tail -f {run.path}/log.txt\n  sft_nb stop {run.path}") or 0
+    if options.detach: return _say(f"{run.name} trains in process {run.launched()}\n  sft_nb runs --root {run.path.parent}\n  tail -f {run.path}/log.txt\n  sft_nb stop {run.path}\n  sft_nb evaluate {run.path}   when it has finished") or 0
     return _tell(_follow(run), options.examples)
 
 def _resume(run:str, max_time:float|None, detach:bool):
@@ -125,6 +126,8 @@ def _new_run(cfg:Config):
     from sft_nb.run import check_free
     _say(table(cfg), "\n")
     check_free(cfg)
+    from sft_nb.train import training_arguments
+    training_arguments(cfg, Path(cfg.runs_dir)/"x")   # what does not go together is said before the rows are read
     device, why_device = choose_device(cfg.device)
     dtype, why_dtype = choose_dtype(cfg.dtype, device)
     data = prepare(cfg)
@@ -140,17 +143,19 @@ def _new_run(cfg:Config):
     from sft_nb.train import train
     return train(cfg, data=data, plan=made, checked=checked)
 
-# %% ../nbs/16_cli.ipynb #3d0e53ff
+# %% ../nbs/16_cli.ipynb #0e5c8e22
 def _tell(run, n_examples:int)->int:
     "What came out of a training, and the scores of a finished one"
     losses = [(m["step"], m["loss"]) for m in run.metrics() if "loss" in m]
     status = run.status
     _say(", ".join(f"loss {v:.3f} at step {s}" for s, v in dict.fromkeys((losses[0], losses[-1]))) if losses else "no step was taken")
-    if status["state"] != "finished":
-        _say(f"{status['state']}: {status['reason']}. Go on with: {status['fix']}")
+    if status["reason"]: _say(f"{status['state']}: {status['reason']}" + (f". {'Go on with' if status['fix'].startswith('sft_nb') else 'Fix'}: {status['fix']}" if status["fix"] else ""))
+    if (run.path/"guards.json").exists():
+        for f in Report.from_dict(json.loads((run.path/"guards.json").read_text())).findings: _say(f"noticed: {f}")
+    if status["state"] != "finished": pass
     elif run.config.eval_samples: _score_or_say(run, n_examples)
     _say(f"\nrun directory: {run.path}")
-    return {"Ctrl-C": 130, "SIGTERM": 143}.get(status["reason"], 0) if status["state"] == "stopped" else 0
+    return {"Ctrl-C": 130, "SIGTERM": 143}.get(status["reason"], 0 if status["reason"].startswith("max_time") else 1) if status["state"] == "stopped" else 0
 
 def _score_or_say(run, n_examples:int)->None:
     "Scores of a finished run, if it has rows to score"
@@ -236,12 +241,14 @@ def _merge(args:list[str])->int:
     _say(f"{json.loads((out/'parity.json').read_text())['findings'][0]['says']}\n{out}")
     return 0
 
-# %% ../nbs/16_cli.ipynb #7b07ae94
+# %% ../nbs/16_cli.ipynb #9d5dad4e
 def _check(args:list[str])->int:
     "Check rows, model and one real step as training would begin; exits with 1 if it would refuse"
     own = dict(config=(str|None, None, f"{', '.join(config_names())}, a .py file or a run"), json=(bool, False, "print one JSON object and nothing else"))
     options, cfg = _parse("check", args, own, summary=_check.__doc__)
     from sft_nb.preflight import preflight
+    from sft_nb.train import training_arguments
+    training_arguments(cfg, Path(cfg.runs_dir)/"x")
     made = preflight(cfg)
     _say(json.dumps(made.to_dict(), ensure_ascii=False) if options.json else made)
     return made.exit_code
@@ -264,12 +271,13 @@ def _stop(args:list[str])->int:
     own = dict(run=(tyro.conf.Positional[str], ..., "directory of the run"), timeout=(float, 120., "seconds until it is killed"))
     options, _ = _parse("stop", args, own, summary=_stop.__doc__, with_settings=False)
     from sft_nb.run import Run
-    run = Run(options.run)
+    named = Path("runs")/options.run
+    run = Run(named if not Path(options.run).exists() and named.exists() else options.run)
     state = run.stop(options.timeout)
-    _say(f"{run.name}: {state} at step {run.status.get('step', 0)}")
+    _say(f"{run.name}: {state} at step {run.step}")
     return 0
 
-# %% ../nbs/16_cli.ipynb #dc854160
+# %% ../nbs/16_cli.ipynb #48e70fde
 COMMANDS = dict(train=_train, evaluate=_evaluate, merge=_merge, check=_check, plan=_plan, data=_data, config=_config, runs=_runs, stop=_stop)
 
 def _help()->str:
@@ -298,6 +306,9 @@ def main(
     except SftError as e:
         print(f"sft_nb: {e}", *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
         return e.exit_code
+    except BrokenPipeError:   # sft_nb ... | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("sft_nb: stopped; how to go on stands in the run's status.json", file=sys.stderr)
         return 130

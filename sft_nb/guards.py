@@ -103,7 +103,7 @@ class Look:
         if not self.prompts: return []
         return judge(continue_tokens(model, self.tokenizer, self.prompts, max_new_tokens=self.max_new_tokens), must_end=self.must_end)
 
-# %% ../nbs/10b_guards.ipynb #d20cd472
+# %% ../nbs/10b_guards.ipynb #8dbf71cb
 @torch.no_grad()
 def norms(model)->torch.Tensor:   # float64, one for each trained tensor
     "The norms of what is trained"
@@ -117,7 +117,7 @@ def unmoved(
     "Did the weights move?"
     still = int((before == after).sum())
     if still == len(before): return [Finding("nothing_moves", "fail", f"after {steps} steps not one of {len(before)} trained tensors has changed", "--learning-rate above 0; look at trainer.json and the labels")]
-    return [Finding("some_do_not_move", "warn", f"after {steps} steps {still} of {len(before)} trained tensors have not changed", "--lora-target-modules all-linear, or fewer modules")] if 4 * still > len(before) else []
+    return [Finding("some_do_not_move", "warn", f"after {steps} steps {still} of {len(before)} trained tensors have not changed", "a higher --learning-rate, or other --lora-target-modules")] if 4 * still > len(before) else []
 
 def flat(
     losses:list[float],   # logged training losses, oldest first

@@ -617,7 +617,7 @@ def check_derivative(slopes:list[Slope], slack:float, coarse:bool)->Finding:
     if unclear: return Finding("derivative", "skipped", f"number formats are too coarse to tell: {tell(unclear[0])}, give or take {unclear[0].doubt:.2g}")
     return Finding("derivative", "ok", f"losses on both sides agree with the gradient to {max(map(off, slopes)):.1%}")
 
-# %% ../nbs/09_preflight.ipynb #a96fc530
+# %% ../nbs/09_preflight.ipynb #a3245eeb
 @dataclass(frozen=True)
 class Learned:
     "Some steps on a few rows"
@@ -627,6 +627,7 @@ class Learned:
     of:int            # trained tensors
     steps:int
     learning_rate:float
+    highest:float=0.  # training loss on the way
 
 def _optimizer(cfg:Config, trained:list, device:str):
     "The optimiser that the trainer would take"
@@ -650,8 +651,11 @@ def learn_some(
     if not trained: raise SftError("ten steps", "no parameter is trained", "an adapter or weights with a gradient", "load_model(cfg, tokenizer)")
     sums = lambda: {n: (float(p.detach().sum(dtype=torch.float64)), float(p.detach().square().sum(dtype=torch.float64))) for n, p in trained.items()}
     optimizer, before, was = _optimizer(cfg, list(trained.values()), model.device.type), score(batch), sums()
+    highest = before
     for _ in range(steps):
-        (loss(batch) * scale).backward()
+        value = loss(batch)
+        (value * scale).backward()
+        highest = max(highest, float(value.detach()))
         for p in trained.values():
             if scale != 1 and p.grad is not None: p.grad /= scale
         if cfg.max_grad_norm: torch.nn.utils.clip_grad_norm_(trained.values(), cfg.max_grad_norm)
@@ -659,7 +663,7 @@ def learn_some(
         optimizer.zero_grad(set_to_none=True)
     now = sums()
     still = [n for n in trained if now[n] == was[n] and "expert" not in n and "trainable_tokens" not in n]
-    return Learned(before, score(batch), still, len(trained), steps, cfg.learning_rate)
+    return Learned(before, score(batch), still, len(trained), steps, cfg.learning_rate, highest)
 
 @check("learning")
 def check_learns(learned:Learned)->Finding:
@@ -667,6 +671,8 @@ def check_learns(learned:Learned)->Finding:
     says = f"after {learned.steps} steps on the same rows the loss is {learned.after:.4f}, it was {learned.before:.4f}"
     if learned.learning_rate == 0: return Finding("learns", "fail", "learning_rate is 0: nothing is learned", "--learning-rate 2e-4")
     if not math.isfinite(learned.after) or learned.after > 1.1 * learned.before: return Finding("learns", "fail", says, f"--learning-rate {learned.learning_rate / 10:g}")
+    if learned.highest > 2 * learned.before + 1: return Finding("learns", "fail", f"{says}, but {learned.highest:.4f} on the way: the steps are too large", f"--learning-rate {learned.learning_rate / 10:g}")
+    if 0 < learned.before - learned.after < 5e-4 * learned.before: return Finding("learns", "warn", says + ": it hardly moves", f"--learning-rate {min(learned.learning_rate * 100, 2e-4):g}")
     if learned.after >= learned.before: return Finding("learns", "warn", says + ": it did not go down", f"--learning-rate {learned.learning_rate * (10 if learned.still else .1):g}")
     return Finding("learns", "ok", says)
 

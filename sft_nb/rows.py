@@ -29,7 +29,7 @@ class Source:
             yield n, row
     def place(self, n:int)->str: return f"{self.name} {self.unit} {n}"
 
-# %% ../nbs/03_rows.ipynb #ed1a41a6
+# %% ../nbs/03_rows.ipynb #152dc465
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 
 def _suffix(path:Path)->str:
@@ -45,7 +45,7 @@ def _guarded(path:Path, lines:Iterator)->Iterator:
     try: yield from lines
     except UnicodeDecodeError as e:
         raise SftError(str(path), f"it is not UTF-8 text ({e.reason} at byte {e.start})", "text in UTF-8",
-                       f"iconv -f latin1 -t utf-8 {path} > {path}.utf8") from e
+                       f"iconv -f latin1 -t utf-8 {path} > {path.with_suffix('.utf8' + path.suffix)}") from e
     except (OSError, EOFError) as e: raise SftError(str(path), f"it cannot be read ({e})", "a whole file", f"ls -l {path}") from e
     except csv.Error as e: raise SftError(str(path), f"it is no table ({e})", "CSV with a line of names", "check the step that wrote it") from e
 

@@ -6,7 +6,7 @@
 __all__ = ['installed', 'environment', 'load_env', 'redact', 'go_on', 'Run', 'can_resume', 'start_process', 'check_free',
            'merge_target', 'create_run', 'plot', 'runs']
 
-# %% ../nbs/10_run.ipynb #bcb5ab8f
+# %% ../nbs/10_run.ipynb #202c9bc9
 import json, math, os, platform, re, shutil, signal, socket, subprocess, sys, time, uuid
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from .checkpoint import whole_checkpoints
+from .checkpoint import newest_whole, whole_checkpoints
 from .config import Config, ConfigError, load_config, save_config, settings
 from .report import Report, SftError, shown
 
@@ -46,7 +46,7 @@ def redact(text:str)->str:
         if len(value) >= 8 and _SECRET.search(name): text = text.replace(value, f"<{name}>")
     return text
 
-# %% ../nbs/10_run.ipynb #430afb7c
+# %% ../nbs/10_run.ipynb #020124ed
 def _replace(file:Path, text:str)->None:
     "Write a file in one piece"
     aside = file.with_name(file.name + ".new")
@@ -78,6 +78,7 @@ class _Directory:
         "state, reason, fix, step, time and process, as last written"
         try: return json.loads((self.path/"status.json").read_text())
         except FileNotFoundError: return {}
+        except ValueError: return dict(state="failed", reason="status.json cannot be read")
     def set_status(self, state:str, *, reason:str="", fix:str="", step:int|None=None)->None:
         "Replace status.json"
         now = dict(state=state, reason=reason, fix=fix, step=self.status.get("step", 0) if step is None else step,
@@ -116,14 +117,14 @@ class _Directory:
         "The folder of the result, or of checkpoint-N; ConfigError if there is no such thing, with what there is"
         folder = self.adapter if checkpoint == "adapter" else self.path/"checkpoints"/checkpoint
         if folder.exists(): return folder
-        there = [*(["adapter"] if self.adapter.exists() else []), *(p.name for p in self.checkpoints())]
+        there = [*(["adapter"] if self.adapter.exists() else []), *(p.name for p in self.checkpoints())] or [p.name for p in sorted((self.path/"checkpoints").glob("checkpoint-*"))]
         raise ConfigError(f"run {self.name!r}", f"there is no {checkpoint} in it ({self.state} at step {self.step})", f"one of {', '.join(there)}" if there else "something that was saved; nothing was yet",
-                          f"--checkpoint {there[-1]}" if there else go_on(self))
+                          f"--checkpoint {there[-1]}" if there else f"sft_nb stop {self.path}" if self.state in ("starting", "running") else go_on(self))
     def plot(self):
         "The loss curve as a matplotlib `Figure`"
         return plot(self)
 
-# %% ../nbs/10_run.ipynb #fdaf3209
+# %% ../nbs/10_run.ipynb #b73f4cdc
 _CHILDREN = {}   # pid -> Popen, of this process
 
 class _Process:
@@ -135,7 +136,7 @@ class _Process:
         try: lock.acquire(timeout=2)
         except Timeout as e:
             who = self.status.get("pid")
-            raise ConfigError(f"run {self.name!r}", f"process {who} is training it now", "a run that nobody trains", f"kill -INT {who}, and wait until it is gone") from e
+            raise ConfigError(f"run {self.name!r}", f"process {who} is training it now", "a run that nobody trains", f"sft_nb stop {self.path}") from e
         try: yield self
         finally: lock.release()
     def held(self)->bool:
@@ -218,7 +219,7 @@ def go_on(run, *, anew:bool=False)->str:
     if run.checkpoints() and not anew: return f"sft_nb train --resume {run.path}"
     return f"sft_nb train --config {run.path}/config.json --run-name {_free(run.path).name}"
 
-# %% ../nbs/10_run.ipynb #05e1ffdf
+# %% ../nbs/10_run.ipynb #c4a20852
 class Run(_Directory, _Process):
     "A run's directory and its process; ConfigError if there is no run in it"
     @classmethod
@@ -244,9 +245,11 @@ def can_resume(run:Run)->None:
     if state == "finished": raise ConfigError(f"run {run.name!r}", "it is finished", "a run that was stopped or failed", f"sft_nb evaluate {run.path}")
     if state in ("starting", "running"):
         who = run.owner() or run.launched()
-        raise ConfigError(f"run {run.name!r}", f"process {who} is training it now", "a run that was stopped or failed", f"kill -INT {who}, and wait until it is gone")
+        raise ConfigError(f"run {run.name!r}", f"process {who} is training it now", "a run that nobody trains", f"sft_nb stop {run.path}")
     if not run.checkpoints():
-        raise ConfigError(f"run {run.name!r}", f"it has no checkpoint ({state} at step {run.step})", "a checkpoint to resume from", f"{go_on(run)} --save-steps 50")
+        _, damaged = newest_whole(run.path/"checkpoints")
+        why = f"it has no whole checkpoint: {'; '.join(f'{k}: {v}' for k, v in damaged.items())}" if damaged else f"it has no checkpoint ({state} at step {run.step})"
+        raise ConfigError(f"run {run.name!r}", why, "a checkpoint to resume from", f"{go_on(run)} --save-steps {max(1, min(50, run.config.save_steps // 2))}")
 
 def start_process(run:Run, *options:str)->Run:
     "Train a run in a process, or several, of its own session; what it prints goes to log.txt"
@@ -331,7 +334,7 @@ def plot(run:Run):
     ax.spines[["top", "right"]].set_visible(False)
     return shown(fig)
 
-# %% ../nbs/10_run.ipynb #372226d0
+# %% ../nbs/10_run.ipynb #ca691438
 def _summary(run:Run)->dict:
     "A run in one line"
     lines, status, cfg = run.metrics(), run.status, run.config
@@ -341,8 +344,9 @@ def _summary(run:Run)->dict:
         e = json.loads((run.path/"eval/adapter.json").read_text(encoding="utf-8"))
         scores = dict(base=e["base"]["accuracy"], tuned=e["tuned"]["accuracy"])
     held_out = [l["eval_loss"] for l in lines if "eval_loss" in l]
+    notes = [f["check"] for f in json.loads((run.path/"guards.json").read_text())["findings"]] if (run.path/"guards.json").exists() else []
     return dict(run=run.name, state=run.state, step=run.step, loss=last("loss"), best_eval_loss=min(held_out, default=None), **dict(dict(base=None, tuned=None), **scores),
-                seconds=last("seconds"), model=cfg.model, method=cfg.method, time=status.get("time", ""))
+                seconds=last("seconds"), guards=", ".join(notes), reason=status.get("reason", "").replace("\n", " ")[:60], model=cfg.model, method=cfg.method, time=status.get("time", ""))
 
 def runs(
     root:str|Path="runs",

@@ -118,7 +118,7 @@ def _anywhere(word:str)->str:
     torch.distributed.all_gather_object(said, word)
     return next(filter(None, said), "")
 
-# %% ../nbs/11_train.ipynb #ae15b0c8
+# %% ../nbs/11_train.ipynb #7ee16056
 class RecordRun(TrainerCallback):
     "Logs into the run directory, a progress bar, and the ways to stop at a step boundary"
     def __init__(self,
@@ -127,7 +127,7 @@ class RecordRun(TrainerCallback):
         wish:Wish|None=None,
     ):
         self.run, self.max_time, self.wish, self.bar = run, max_time, wish or Wish(), None
-        self.stopped, self.before, self.began = "", 0., time.monotonic()   # why it stopped; seconds of earlier parts
+        self.stopped, self.fix, self.before, self.began = "", "", 0., time.monotonic()   # why it stopped, what to do; seconds of earlier parts
 
     seconds = property(lambda self: round(self.before + time.monotonic() - self.began, 2))
     def on_train_begin(self, args, state, control, **kwargs):
@@ -152,24 +152,25 @@ class RecordRun(TrainerCallback):
     def close(self):
         if self.bar is not None: self.bar.close()
 
-# %% ../nbs/11_train.ipynb #3cf2e6cb
+# %% ../nbs/11_train.ipynb #c4827555
 class Guards(TrainerCallback):
     "Looks at the model now and then; what it sees stands in guards.json and receipt.json"
     def __init__(self, cfg:Config, recorder:RecordRun, data:Data):
         self.cfg, self.recorder, self.run, self.notes, self.bad, self.spent = cfg, recorder, recorder.run, {}, 0, 0.
         self.look = Look(data.tokenizer, data.train.tokens, end_ids(data.tokenizer), max_new_tokens=cfg.max_new_tokens)
-        self.data, self.trainer, self.losses = data, None, []
+        self.data, self.trainer, self.losses, self.looked = data, None, [], -1
 
     def note(self, finding:Finding, step:int)->None:
         "Write a finding down, once for each kind, and say it"
         if not _main(): return
         if finding.check not in self.notes: tqdm.write(f"sft_nb: step {step}: {finding}", file=sys.stderr)
-        self.notes[finding.check] = replace(finding, says=f"step {step}: {finding.says}")
+        first = self.notes[finding.check].says.split()[1].rstrip(":") if finding.check in self.notes else str(step)
+        self.notes[finding.check] = replace(finding, says=f"step {first}{'' if first == str(step) else f' to {step}'}: {finding.says}")
         self._save()
     def _save(self)->None: Report("guards", {}, [*self.notes.values()]).save(self.run.path/"guards.json")
     def _act(self, found:list[Finding], step:int)->None:
         for f in found: self.note(f, step)
-        if found and self.cfg.on_collapse == "stop": self.recorder.stopped = found[0].says
+        if found and self.cfg.on_collapse == "stop": self.recorder.stopped, self.recorder.fix = found[0].says, found[0].fix
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.began, self.first, self.before = state.global_step, norms(self.trainer.model), None
@@ -198,8 +199,8 @@ class Guards(TrainerCallback):
         if not self.cfg.sample_steps and self.spent <= .05 * (time.monotonic() - self.recorder.began): self.look_now(state.global_step)
     def look_now(self, step:int)->None:
         "Decode a few prompts; two bad looks in a row may stop the run"
-        if not _main(): return
-        began = time.monotonic()
+        if not _main() or step == self.looked: return
+        began, self.looked = time.monotonic(), step
         try: found = self.look(self.trainer.model)
         except Exception as e:
             if not is_out_of_memory(e): raise
@@ -222,7 +223,8 @@ class Guards(TrainerCallback):
         file.write_text("".join(json.dumps(line(n), ensure_ascii=False) + "\n" for n in numbers[:64]), encoding="utf-8")
         return file.name
     def finish(self, steps:int)->None:
-        "The end of the receipt"
+        "A last look, and the end of the receipt"
+        self.look_now(steps)
         file = self.run.path/"receipt.json"
         if not file.exists() or not _main(): return
         made = Report.from_dict(json.loads(file.read_text()))
@@ -263,7 +265,7 @@ class TokenMeanTrainer(SFTTrainer):
         out.metrics[f"{metric_key_prefix}_loss"] = total / max(n, 1)
         return out
 
-# %% ../nbs/11_train.ipynb #3fd81308
+# %% ../nbs/11_train.ipynb #260ff85a
 class _Loader(DataLoader):
     "A `DataLoader` whose batches change with the epoch"
     def set_epoch(self, epoch): self.batch_sampler.set_epoch(epoch)
@@ -357,8 +359,9 @@ class CarefulTrainer(TokenMeanTrainer):
         what = "loss" if not torch.stack(self._losses).isfinite().all() else "gradient"
         file = self.guards.keep(step, bad or numbers) if self.guards else "nowhere"
         who = f"alone it comes from row {', '.join(map(str, bad[:8]))}" if bad else f"no row alone does it; the step's rows are {', '.join(map(str, numbers[:8]))}{' ...' if len(numbers) > 8 else ''}"
-        return SftError(f"step {step}", f"the {what} is not finite; {who} (in {file})", "finite numbers; the weights are as they were before the step",
-                        "look at these rows, then a lower --learning-rate, --dtype bfloat16 or float32, or --on-nan skip" if not bad else "mend or drop these rows, or --on-nan skip")
+        many = f" for the {self._in_a_row + 1}th time in a row" if self._in_a_row >= 9 else ""
+        return SftError(f"step {step}", f"the {what} is not finite{many}; {who} (in {file})", "finite numbers; the weights are as they were before the step",
+                        ("mend or drop these rows" if bad else "a lower --learning-rate, --dtype bfloat16 or float32, and look at these rows") + (", or --on-nan skip" if self.on_nan == "stop" else ""))
     def log(self, logs, *args, **kwargs):
         "A step that was left out counts neither in the mean nor for nothing"
         if "loss" in logs and self._since:
@@ -381,12 +384,13 @@ class CarefulTrainer(TokenMeanTrainer):
             if torch.cuda.is_available(): torch.cuda.empty_cache()
             if self.guards: self.guards.note(Finding("evaluation_out_of_memory", "warn", f"memory ran out in an evaluation; {self.args.per_device_eval_batch_size} rows together from now on", f"--eval-batch-size {self.args.per_device_eval_batch_size}"), self.state.global_step)
 
-# %% ../nbs/11_train.ipynb #3edd9de2
+# %% ../nbs/11_train.ipynb #78caf781
 class WholeTrainer(CarefulTrainer):
     "Checkpoints that are all there or not there, and hold what the next line of the log needs"
     keep=2             # checkpoints
     recorder=None      # `RecordRun`
     _output=None
+    def create_model_card(self, *args, **kwargs): pass   # a card full of blanks, which somebody would publish
     def _get_output_dir(self, trial): return str(self._output) if self._output else super()._get_output_dir(trial)
     def _save_checkpoint(self, model, trial):
         target = Path(self.args.output_dir)/f"checkpoint-{self.state.global_step}"
@@ -473,7 +477,7 @@ def check_world(trainer, cfg:Config)->None:
     rows = [r for batch in seen for r in batch if r >= 0]
     if len(rows) != len(set(rows)): raise SftError("processes", f"they begin with the same rows: {seen}", "other rows for each", "report this with trainer.json")
 
-# %% ../nbs/11_train.ipynb #d2228134
+# %% ../nbs/11_train.ipynb #11bf4898
 @contextmanager
 def _main_first(cfg:Config):
     "The first process does it alone, then the others; they find its files"
@@ -486,13 +490,15 @@ def _device_name(cfg:Config)->str:
     device, _ = choose_device(cfg.device)
     return torch.cuda.get_device_name() if device == "cuda" else device
 
-def _ready(cfg:Config, data:Data|None, plan:Plan|None, checked:Report|None)->tuple[Config,Data,Plan|None,Report]:
+def _ready(cfg:Config, data:Data|None, plan:Plan|None, checked:Report|None, run:Run|None=None)->tuple[Config,Data,Plan|None,Report]:
     "Rows, plan and preflight; raises what is wrong before anything is written"
     training_arguments(cfg, Path(cfg.runs_dir)/"x")
     data = data or prepare(cfg)
     if plan is None: cfg, plan = resolve(cfg, data, world_size=cfg.num_processes)
     batches(cfg, data.train.lengths)   # a row that no batch can hold is said now
-    return cfg, data, plan, _approve(cfg, checked if checked is not None else preflight(cfg, data=data, plan=plan) if cfg.preflight else _UNCHECKED)
+    if checked is None: checked = preflight(cfg, data=data, plan=plan) if cfg.preflight else _UNCHECKED
+    if run is not None: checked.save(run.path/"preflight.json")   # a launched run has its directory already
+    return cfg, data, plan, _approve(cfg, checked)
 
 _UNCHECKED = Report("preflight", {}, [Finding("preflight", "skipped", "it was turned off", "--preflight")])
 
@@ -550,7 +556,7 @@ def _begin(run:Run)->Run:
     cfg = run.config
     with _main_first(cfg):
         if _main():
-            cfg, data, plan, checked = _ready(cfg, None, None, None)
+            cfg, data, plan, checked = _ready(cfg, None, None, None, run)
             save_config(cfg, run.path/"config.json")
             run.set_device(_device_name(cfg))
             _keep(run, plan, checked)
@@ -569,6 +575,7 @@ def _continue(run:Run, max_time:float|None)->Run:
                           f"put them back, or begin a new run with sft_nb train --config {run.path}/config.json")
     checkpoint, damaged = newest_whole(run.path/"checkpoints")
     for name, why in damaged.items(): tqdm.write(f"sft_nb: {name} is not used: {why}", file=sys.stderr)
+    if checkpoint and _main(): tqdm.write(f"sft_nb: {run.name} goes on at {checkpoint.name}" + (", without the time limit that it had" if run.config.max_time is not None and max_time is None else ""), file=sys.stderr)
     if checkpoint is None:
         raise ConfigError(f"run {run.name!r}", "it has no whole checkpoint: " + "; ".join(f"{k}: {v}" for k, v in damaged.items()), "one to resume from", go_on(run, anew=True))
     return _run_training(cfg, run, data, checkpoint=checkpoint)
@@ -600,7 +607,7 @@ def _open(run:Run, data:Data, done:int)->None:
     run.rewind(done)
     run.set_status("running", step=done)
 
-# %% ../nbs/11_train.ipynb #22ffe4cb
+# %% ../nbs/11_train.ipynb #2c74b273
 _STATE = ("optimizer.pt", "scheduler.pt", "scaler.pt", "trainer_state.json", "training_args.bin", MANIFEST)   # of a checkpoint, beside the weights
 
 def _save(trainer, cfg:Config, run:Run)->None:
@@ -611,6 +618,7 @@ def _save(trainer, cfg:Config, run:Run)->None:
         with written_aside(run.adapter) as aside:
             if best and folder.exists() and best != trainer.state.global_step: shutil.copytree(folder, aside, dirs_exist_ok=True, ignore=lambda _, names: [n for n in names if n in _STATE or n.startswith(("rng_state", "meters"))])
             else: trainer.save_model(str(aside))
+            (aside/"README.md").unlink(missing_ok=True)   # peft's, full of blanks
             file = aside/"adapter_config.json"
             if file.exists(): file.write_text(json.dumps(json.loads(file.read_text()) | dict(base_model_name_or_path=cfg.model, inference_mode=False), indent=2) + "\n")
     except Exception as e: raise cannot_write(run.adapter, e, f"free some space, then {go_on(run)}") from e
@@ -621,7 +629,7 @@ def _finish(run:Run, trainer)->None:
     recorder.close()
     trainer.guards.finish(state.global_step)
     plot(run).savefig(run.path/"loss.png", dpi=120)
-    if recorder.stopped: run.set_status("stopped", reason=recorder.stopped, fix=f"sft_nb train --resume {run.path}", step=state.global_step)
+    if recorder.stopped: run.set_status("stopped", reason=recorder.stopped, fix=recorder.fix or f"sft_nb train --resume {run.path}", step=state.global_step)
     elif state.global_step < state.max_steps: run.set_status("finished", reason=f"no lower held-out loss in {trainer.guards.cfg.early_stopping_patience} evaluations; the best was at step {state.best_global_step}", step=state.global_step)
     else: run.set_status("finished", step=state.global_step)
 
@@ -630,6 +638,6 @@ def _leave(run:Run, trainer, error:BaseException)->None:
     if trainer is not None: trainer.recorder.close()
     stopped = isinstance(error, KeyboardInterrupt)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and (stopped and not _main() or run.status.get("state") == "failed"): return   # the first reason is the reason; the others fail because of it
-    try: run.set_status("stopped" if stopped else "failed", reason=(str(error) or "Ctrl-C") if stopped else str(error) if isinstance(error, SftError) else f"{type(error).__name__}: {error}",
+    try: run.set_status("stopped" if stopped else "failed", reason=(str(error) or "Ctrl-C") if stopped else str(error).split(" Fix: ")[0] if isinstance(error, SftError) else f"{type(error).__name__}: {error}",
                    fix=getattr(error, "fix", "") or go_on(run), step=trainer.state.global_step if trainer is not None else None)
     except OSError as e: print(f"sft_nb: status.json cannot be written either ({e.strerror})", file=sys.stderr)

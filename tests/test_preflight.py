@@ -421,6 +421,10 @@ def test_the_bitsandbytes_bug(data, plan, monkeypatch):
 def test_learns():
     look = lambda before, after, rate=1e-3: check_learns(Learned(before, after, [], 2, 10, rate)).status
     assert [look(2., x) for x in (1., 2., 2.1, 2.3, float("nan"))] == ["ok", "warn", "warn", "fail", "fail"] and look(2., 1., 0.) == "fail"
+    assert look(2., 1.9999) == "warn" and look(2., 1.99) == "ok"   # it hardly moves
+    told = check_learns(Learned(8., 2.4, [], 2, 10, .5, 40.))
+    assert told.status == "fail" and "40.0000 on the way" in told.says and told.fix == "--learning-rate 0.05"
+    assert check_learns(Learned(8., 2.4, [], 2, 10, .5, 9.)).status == "ok"
 
 
 def test_moves():

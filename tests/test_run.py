@@ -128,6 +128,13 @@ def test_no_checkpoint_is_whole(tmp_path, whole):
     with pytest.raises(ConfigError, match="no whole checkpoint: checkpoint-6: optimizer.pt has other bytes.*checkpoint-3: .*--run-name damaged-2"): resume(run)
 
 
+def test_checkpoints_with_a_file_less_are_named_not_forgotten(tmp_path, whole):
+    run = stopped_at_six(tmp_path, whole)
+    for n in (3, 6): (run.path/f"checkpoints/checkpoint-{n}/optimizer.pt").unlink()
+    with pytest.raises(ConfigError, match="no whole checkpoint: checkpoint-6: optimizer.pt is missing; checkpoint-3: optimizer.pt is missing.*--save-steps 1"): resume(run)
+    with pytest.raises(ConfigError, match="there is no adapter in it.*one of checkpoint-3, checkpoint-6"): run.weights()
+
+
 @contextmanager
 def nobody():
     "Not root, who may read everything"
@@ -316,7 +323,7 @@ def test_an_evaluation_that_does_not_fit_shrinks_itself_only(tmp_path):
 def test_a_collapse_is_seen_and_can_end_the_run(tmp_path):
     answers = lambda text: patch("sft_nb.guards.continue_tokens", lambda model, tokenizer, prompts, **how: [Generation(text, 80, False)] * len(prompts))
     with answers("!" * 80): run = train(small(tmp_path, sample_steps=2))
-    assert run.status["state"] == "finished" and notes(run)["collapse"].status == "fail" and "'!!!'" in notes(run)["collapse"].says
+    assert run.status["state"] == "finished" and notes(run)["collapse"].status == "fail" and "'!!!'" in notes(run)["collapse"].says and notes(run)["collapse"].says.startswith("step 2 to 10: ")
     with answers("!" * 80): run = train(small(tmp_path, sample_steps=2, on_collapse="stop"))
     assert (run.status["state"], run.status["step"]) == ("stopped", 4) and "'!!!'" in run.status["reason"] and run.checkpoints()[-1].name == "checkpoint-4"
     with answers("on and off it goes, and never the same"): run = train(small(tmp_path, sample_steps=2))
@@ -334,7 +341,7 @@ def test_a_look_that_runs_out_of_memory_is_the_last_one(tmp_path, whole):
 
 def test_weights_that_do_not_move(tmp_path):
     run = train(small(tmp_path, learning_rate=0., max_steps=24, num_train_epochs=9, on_collapse="stop"))
-    assert (run.status["state"], run.status["step"]) == ("stopped", 20) and notes(run)["nothing_moves"].status == "fail"
+    assert (run.status["state"], run.status["step"]) == ("stopped", 20) and notes(run)["nothing_moves"].status == "fail" and run.status["fix"].startswith("--learning-rate above 0")
 
 
 def test_a_curve_that_stays_flat(tmp_path):
@@ -348,6 +355,14 @@ def test_the_guards_are_silent_in_a_good_run(trained):
     assert receipt["status"] == "ok" and receipt["figures"]["steps"] == 60 and receipt["figures"]["version of torch"] == environment()["packages"]["torch"]
     data = json.loads((trained.path/"data.json").read_text())
     assert receipt["figures"]["labels (fingerprint)"] == data["figures"]["train: fingerprint"]
+
+
+def test_a_status_that_cannot_be_read_hides_no_other_run(tmp_path, whole):
+    from sft_nb.run import runs
+    for name in ("good", "bad"): shutil.copytree(whole.path, tmp_path/name)
+    (tmp_path/"bad/status.json").write_text('{"state": "runn')
+    table = runs(tmp_path).set_index("run")
+    assert dict(table.state) == dict(good="finished", bad="failed") and table.reason["bad"] == "status.json cannot be read"
 
 
 def test_a_look_changes_nothing(tmp_path, whole): assert weights(train(small(tmp_path, sample_steps=1))) == weights(whole)
