@@ -24,7 +24,7 @@ def launch(
     check_free(cfg)
     return start_process(create_run(cfg, state="starting"))
 
-# %% ../nbs/12_launch.ipynb #e0b0c307
+# %% ../nbs/12_launch.ipynb #4b8eb046
 class _Redacted:
     "A stream whose text goes through `redact`"
     def __init__(self, stream): self.stream = stream
@@ -50,4 +50,4 @@ def main(args:list[str]|None=None)->int:   # 0 finished or stopped, 1 failed
     except Exception: traceback.print_exc()
     return 1
 
-if __name__ == "__main__" and "ipykernel" not in sys.modules: sys.exit(main())   # not in the notebook that makes this file
+if __name__ == "__main__" and globals().get("__spec__"): sys.exit(main())   # python -m; not in the notebook that makes this file
