@@ -14,7 +14,6 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 
 from .labels import encode_prompts
-from .report import SftError
 
 # %% ../nbs/07b_generate.ipynb #cd01fa1a
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ __all__ = ['all_finite', 'row_loss', 'guilty', 'is_out_of_memory', 'in_parts', '
 import torch
 
 from .generate import Generation, continue_tokens, eval_mode
-from .report import Finding, Report, SftError
+from .report import Finding, Report
 
 # %% ../nbs/10b_guards.ipynb #513e6998
 def all_finite(

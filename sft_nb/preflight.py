@@ -16,7 +16,7 @@ __all__ = ['CHECKS', 'check', 'Missing', 'run_check', 'check_versions', 'check_d
 # %% ../nbs/09_preflight.ipynb #54f573a2
 import gc, math, os, random, re, shutil, tempfile, time
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
@@ -40,7 +40,7 @@ from .memory import Plan, end_to_end, resolve
 from .model import count_parameters, load_model, quiet
 from .pack import Rows, batches
 from .precision import adapters_to_float32, audit, choose_device, choose_dtype
-from .report import Finding, Report, SftError, STATUSES, shown
+from .report import Finding, Report, SftError, STATUSES
 
 # %% ../nbs/09_preflight.ipynb #2535a564
 CHECKS:dict[str,Callable] = {}   # group.name -> the check

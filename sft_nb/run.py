@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from .checkpoint import newest_whole, whole_checkpoints
 from .config import Config, ConfigError, load_config, save_config, settings
-from .report import Report, SftError, shown
+from .report import SftError, shown
 
 # %% ../nbs/10_run.ipynb #89322335
 _PACKAGES = "sft_nb torch transformers trl peft bitsandbytes accelerate datasets tokenizers numpy".split()

@@ -7,7 +7,7 @@ __all__ = ['trackers', 'training_arguments', 'tracked', 'Wish', 'RecordRun', 'Gu
            'WholeTrainer', 'build_trainer', 'check_world', 'train', 'resume', 'train_run']
 
 # %% ../nbs/11_train.ipynb #043ae114
-import gc, json, math, os, shutil, signal, sys, threading, time
+import gc, json, os, shutil, signal, sys, threading, time
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields, replace
 from importlib.util import find_spec
@@ -34,7 +34,7 @@ from .pack import Batches, Rows, batches
 from .preflight import collator_for, preflight
 from .precision import adapters_to_float32, choose_device, choose_dtype
 from .report import Finding, Report, SftError
-from .run import Run, can_resume, check_free, create_run, go_on, load_env, plot, redact
+from .run import Run, can_resume, check_free, create_run, go_on, load_env, plot
 
 # %% ../nbs/11_train.ipynb #fb3d840c
 def trackers(cfg:Config)->list[str]:

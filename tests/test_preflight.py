@@ -14,7 +14,6 @@ import sft_nb.preflight   # the function has the name of the module
 from sft_nb.collate import DataCollatorFlattening, DataCollatorForCausalLM
 from sft_nb.config import load_config
 from sft_nb.data import prepare
-from sft_nb.labels import end_ids
 from sft_nb.memory import resolve
 from sft_nb.model import load_base, load_model
 from sft_nb.preflight import (CHECKS, Bench, Evaluated, FirstStep, Learned, Slope, Survey, check_bos, check_derivative, check_device, check_disk, check_ends, check_evaluation, check_formats, check_gpu, check_gradient, check_hub, check_ids,
