@@ -524,19 +524,20 @@ def check_measured(plan:Plan|None, first_step:FirstStep)->Finding:
 # %% ../nbs/09_preflight.ipynb #fce7cf09
 def _apart(a:float, b:float)->float: return abs(a - b) / max(abs(a), abs(b), 1e-12)
 
+def _same_loss(name:str, a:float, b:float, tolerance:float, says:str, fix:str)->Finding|None:
+    "A finding if `a`, the loss of some rows, is not finite, or is not `b`, that of the same rows laid out otherwise"
+    if not math.isfinite(a): return Finding(name, "fail", f"the loss of the first rows is {a}", "--dtype float32, and look at these rows and at the weights")
+    if not _apart(a, b) <= tolerance: return Finding(name, "fail", f"the loss of the same rows is {a:.6f}{says.format(b)}", fix)
+
 @check("step")
 def check_order(score:Callable, some_batch:dict, reversed_batch:dict, tolerance:float)->Finding|None:
     "the loss does not depend on the order of the rows"
-    a, b = score(some_batch), score(reversed_batch)
-    if not math.isfinite(a): return Finding("order", "fail", f"the loss of the first rows is {a}", "--dtype float32, and look at these rows and at the weights")
-    if not _apart(a, b) <= tolerance: return Finding("order", "fail", f"the loss of the same rows is {a:.6f} in one order and {b:.6f} in another: rows read each other", "use_cache=False in training, --padding-free False, or another --attn-implementation")
+    return _same_loss("order", score(some_batch), score(reversed_batch), tolerance, " in one order and {:.6f} in another: rows read each other", "use_cache=False in training, --padding-free False, or another --attn-implementation")
 
 @check("step")
 def check_width(score:Callable, some_batch:dict, wide_batch:dict, tolerance:float)->Finding|None:
     "the loss does not depend on padding"
-    a, b = score(some_batch), score(wide_batch)
-    if not math.isfinite(a): return Finding("width", "fail", f"the loss of the first rows is {a}", "--dtype float32, and look at these rows and at the weights")
-    if not _apart(a, b) <= tolerance: return Finding("width", "fail", f"the loss of the same rows is {a:.6f}, and {b:.6f} with more padding", "--attn-implementation sdpa; or --padding-free False if rows lie end to end")
+    return _same_loss("width", score(some_batch), score(wide_batch), tolerance, ", and {:.6f} with more padding", "--attn-implementation sdpa; or --padding-free False if rows lie end to end")
 
 @dataclass(frozen=True)
 class Evaluated:

@@ -363,6 +363,7 @@ def test_gradient():
 def test_order_and_width(data, padding_free):
     bench = Bench(small(method="lora", padding_free=padding_free), data=data)
     assert check_order(bench.score, bench.some_batch, bench.reversed_batch, 1e-4) is None and check_width(bench.score, bench.some_batch, bench.wide_batch, 1e-4) is None
+    for look in (check_order, check_width): assert (nan := look(lambda batch: float("nan"), {}, {}, 1e-4)).status == "fail" and "the loss of the first rows is nan" in nan.says
     wide = bench.wide_batch
     assert check_width(bench.score, bench.some_batch, wide | dict(labels=wide["labels"].masked_fill(wide["attention_mask"] == 0, 5)), 1e-4).status == "fail"
 
