@@ -2,12 +2,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lab docs bench tiny
+.PHONY: demo test lab docs bench measure tiny
 
 demo: $(READY)          ## a small model learns to solve word problems: about a minute of 4-bit QLoRA
 	$(BIN)/sft_nb train --config demo
 
-test: $(READY)          ## generated code equals notebooks, notebooks run, tests pass
+test: $(READY)          ## ruff is clean, generated code equals notebooks, notebooks run, tests pass
+	$(BIN)/ruff check
 	$(BIN)/python scripts/check_generated.py
 	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -q -n 2 --dist worksteal
@@ -25,6 +26,9 @@ bench: $(READY)         ## figures of this machine into benchmarks/results
 	$(BIN)/python benchmarks/collate.py
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/reports.py
+
+measure: $(READY)       ## how the code reads, in figures
+	$(BIN)/python scripts/measure.py
 
 tiny: $(READY)          ## remake the base that ships as model="tiny"
 	$(BIN)/python scripts/make_tiny.py

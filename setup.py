@@ -29,9 +29,17 @@ setup(
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require=extras,
-    entry_points={"console_scripts": cfg["console_scripts"].split()},
-    classifiers=["Development Status :: 3 - Alpha", "Intended Audience :: Developers", "Natural Language :: English",
-                 "Programming Language :: Python :: 3", "Framework :: Jupyter",
-                 "Topic :: Scientific/Engineering :: Artificial Intelligence"],
+    entry_points={
+        "console_scripts": cfg["console_scripts"].split(),
+        "nbdev": [f"{cfg['lib_name']}={cfg['lib_path']}._modidx:d"],   # names in the docs become links to their source
+    },
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Framework :: Jupyter",
+        "Intended Audience :: Developers",
+        "Natural Language :: English",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
     zip_safe=False,
 )

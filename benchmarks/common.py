@@ -9,13 +9,16 @@ SHARED = Path(os.environ.get("SFT_NB_SHARED", HERE.parent.parent/"shared"))
 def processor()->str:
     "The CPU's name where Linux tells it"
     info = Path("/proc/cpuinfo")
-    names = [l.split(":", 1)[1].strip() for l in info.read_text().splitlines() if l.startswith("model name")] if info.exists() else []
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
 
 
 def shared(path:str)->Path:
     "A real file, or the end with the reason"
-    if not (SHARED/path).exists(): raise SystemExit(f"{SHARED/path} is not here. Fix: set SFT_NB_SHARED to the folder of real rows and tokenizers.")
+    if not (SHARED/path).exists():
+        fix = "set SFT_NB_SHARED to the folder of real rows and tokenizers"
+        raise SystemExit(f"{SHARED/path} is not here. Fix: {fix}.")
     return SHARED/path
 
 
@@ -42,7 +45,7 @@ def median_rate(n:int, seconds:list[float])->float: return n / statistics.median
 
 def save(name:str, device:str="cpu", **result)->dict:
     "Write benchmarks/results/NAME.json with date, processor and versions"
-    from sft_nb.run import environment
+    from sft_nb.run.environment import environment
     facts = {k: v for k, v in environment(device).items() if k in ("python", "cpus", "packages")}
     result = dict(benchmark=name, date=time.strftime("%Y-%m-%d"), processor=processor(), **facts, **result)
     (HERE/"results").mkdir(exist_ok=True)

@@ -1,53 +1,98 @@
-"""How fast is a training step, and what does it take? TRL's defaults, the plain Trainer, and sft_nb padded and end to end.
+"""How fast is a training step, and what does it take? TRL's defaults, the plain Trainer, sft_nb padded and flattened.
 
     python benchmarks/train_step.py [--json] [--times 3] [--shape 50m] [--rows 8]
 
-LoRA (r 16, all linear layers, no dropout) on a Qwen3 shape with random weights and the Qwen3 vocabulary, on real GSM8K rows, the same rows in each step. The contenders take turns; of each turn the second step counts; medians. Peak memory comes from a process of its own for each.
-`ratio` is sft_nb end to end / TRL's defaults, `ratio_plain` the same / the plain Trainer, in non-padding tokens per second. On a GPU `mfu` is the share of the card's dense bfloat16 peak. Writes benchmarks/results/train_step.json (train_step_SHAPE.json for other shapes than 50m).
+LoRA (r 16, all linear layers, no dropout) on a Qwen3 shape with random weights and the Qwen3 vocabulary, on real GSM8K
+rows, the same rows in each step. The contenders take turns; of each turn the second step counts; medians. Peak memory
+comes from a process of its own for each.
+`ratio` is sft_nb flattened / TRL's defaults, `ratio_plain` the same / the plain Trainer, in non-padding tokens per
+second. On a GPU `mfu` is the share of the card's dense bfloat16 peak. Writes benchmarks/results/train_step.json
+(train_step_SHAPE.json for other shapes than 50m).
 """
-import argparse, json, resource, statistics, subprocess, sys, tempfile, time
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 from common import save, shared, template
 
-SHAPES = {"50m": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=10, num_attention_heads=8, num_key_value_heads=4, head_dim=32),
-          "0.5b": dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128),
-          "4b": dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8, head_dim=128),
-          "7b": dict(hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4, head_dim=128)}
-NAMES = {"trl": "TRL's defaults", "trl_best": "TRL without checkpointing", "plain": "plain Trainer", "padded": "sft_nb padded", "flat": "sft_nb end to end"}
+VOCABULARY = 151_936
+SHAPES = {
+    "50m": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=10, num_attention_heads=8,
+                num_key_value_heads=4, head_dim=32),
+    "0.5b": dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+                 num_key_value_heads=8, head_dim=128),
+    "4b": dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
+               num_key_value_heads=8, head_dim=128),
+    "7b": dict(hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
+               num_key_value_heads=4, head_dim=128)}
+NAMES = {"trl": "TRL's defaults", "trl_best": "TRL without checkpointing", "plain": "plain Trainer",
+         "padded": "sft_nb padded", "flat": "sft_nb flattened"}
+LIBRARIES = ("trl", "trl_best", "plain")
 
 
 def settings(a, folder:str)->dict:
-    return dict(model=folder + "/model", tokenizer=str(shared("tokenizers/qwen3")), chat_template=str(template("qwen3_training.jinja")), task="gsm8k", train_file=str(shared("data/gsm8k/train.jsonl")),
-                max_samples=a.rows, eval_samples=0, max_length=4096, method="lora", lora_dropout=0., runs_dir=folder + "/runs", cache_dir=folder + "/cache", gradient_checkpointing=False,
-                per_device_train_batch_size=a.rows, gradient_accumulation_steps=1, max_steps=2, logging_steps=1, save_steps=1000, warmup_steps=0, learning_rate=1e-4)
+    return dict(
+        model=folder + "/model", tokenizer=str(shared("tokenizers/qwen3")),
+        chat_template=str(template("qwen3_training.jinja")), task="gsm8k",
+        train_file=str(shared("data/gsm8k/train.jsonl")), max_samples=a.rows, eval_samples=0, max_length=4096,
+        method="lora", lora_dropout=0., runs_dir=folder + "/runs", cache_dir=folder + "/cache",
+        gradient_checkpointing=False, per_device_train_batch_size=a.rows, gradient_accumulation_steps=1, max_steps=2,
+        logging_steps=1, save_steps=1000, warmup_steps=0, learning_rate=1e-4)
 
 
 def library_trainer(name:str, cfg, data, folder:str):
     "TRL's or transformers' own trainer on the same tokens and labels"
     import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, DataCollatorForSeq2Seq, Trainer, TrainingArguments, set_seed
-    from trl import SFTConfig, SFTTrainer
+    from transformers import AutoModelForCausalLM, set_seed
     gpu = torch.cuda.is_available()
-    model = AutoModelForCausalLM.from_pretrained(cfg.model, dtype=torch.bfloat16 if gpu else torch.float32, device_map={"": "cuda" if gpu else "cpu"})
-    lora = LoraConfig(r=cfg.lora_r, lora_alpha=cfg.lora_alpha, lora_dropout=0., target_modules="all-linear", task_type="CAUSAL_LM")
-    same = dict(output_dir=folder + "/out", per_device_train_batch_size=cfg.per_device_train_batch_size, max_steps=2, learning_rate=cfg.learning_rate, logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True, bf16=gpu, use_cpu=not gpu)
+    dtype, device = (torch.bfloat16, "cuda") if gpu else (torch.float32, "cpu")
+    model = AutoModelForCausalLM.from_pretrained(cfg.model, dtype=dtype, device_map={"": device})
+    same = dict(
+        output_dir=folder + "/out", per_device_train_batch_size=cfg.per_device_train_batch_size, max_steps=2,
+        learning_rate=cfg.learning_rate, logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
+        bf16=gpu, use_cpu=not gpu)
     set_seed(cfg.seed)
-    if name == "plain": return Trainer(model=get_peft_model(model, lora), args=TrainingArguments(**same, remove_unused_columns=False, label_names=["labels"]), train_dataset=data.train.tokens, data_collator=DataCollatorForSeq2Seq(data.tokenizer))
-    more = dict(gradient_checkpointing=False) if name == "trl_best" else {}
-    return SFTTrainer(model=model, args=SFTConfig(**same, **more, max_length=None, dataset_kwargs=dict(skip_prepare_dataset=True)), train_dataset=data.train.tokens, processing_class=data.tokenizer, peft_config=lora)
+    if name == "plain": return plain_trainer(model, cfg, data, same)
+    if name == "trl_best": same["gradient_checkpointing"] = False
+    return trl_trainer(model, cfg, data, same)
+
+
+def lora(cfg):
+    from peft import LoraConfig
+    return LoraConfig(r=cfg.lora_r, lora_alpha=cfg.lora_alpha, lora_dropout=0., target_modules="all-linear",
+                      task_type="CAUSAL_LM")
+
+
+def plain_trainer(model, cfg, data, same:dict):
+    from peft import get_peft_model
+    from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
+    args = TrainingArguments(**same, remove_unused_columns=False, label_names=["labels"])
+    return Trainer(model=get_peft_model(model, lora(cfg)), args=args, train_dataset=data.train.tokens,
+                   data_collator=DataCollatorForSeq2Seq(data.tokenizer))
+
+
+def trl_trainer(model, cfg, data, same:dict):
+    from trl import SFTConfig, SFTTrainer
+    args = SFTConfig(**same, max_length=None, dataset_kwargs=dict(skip_prepare_dataset=True))
+    return SFTTrainer(model=model, args=args, train_dataset=data.train.tokens, processing_class=data.tokenizer,
+                      peft_config=lora(cfg))
 
 
 def our_trainer(name:str, cfg, data):
-    from dataclasses import replace
-    from sft_nb.model import load_model
-    from sft_nb.run import create_run
-    from sft_nb.train import build_trainer
+    from sft_nb.run.directory import create_run
+    from sft_nb.training.train import build_trainer
+    from sft_nb.workbench import Workbench
     cfg = replace(cfg, padding_free=name == "flat")
-    return build_trainer(cfg, create_run(cfg), load_model(cfg, data.tokenizer), data)
+    return build_trainer(Workbench(cfg, settled=True, data=data), create_run(cfg))
 
 
 def timed(trainer):
@@ -64,29 +109,38 @@ def timed(trainer):
     def job():
         at.clear()
         trainer.train()
-        return at[3] - at[2], next(l["loss"] for l in trainer.state.log_history if "loss" in l)
+        return at[3] - at[2], next(line["loss"] for line in trainer.state.log_history if "loss" in line)
     return job
 
 
 def prepared(a, folder:str):
-    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
-    import torch
+    "The config and its rows; the model is made if it is not there"
     from sft_nb.config import load_config
-    from sft_nb.data import prepare
+    from sft_nb.tokens.prepare import prepare
     cfg = load_config(**settings(a, folder))
-    if not Path(cfg.model).exists():
-        set_seed(0)
-        shape = AutoConfig.for_model("qwen3", **SHAPES[a.shape], vocab_size=151_936, tie_word_embeddings=a.shape != "7b", max_position_embeddings=262_144, attention_dropout=0.)
-        AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32).save_pretrained(cfg.model)
+    if not Path(cfg.model).exists(): make_model(a.shape, cfg.model)
     return cfg, prepare(cfg)
 
 
-def contender(name:str, cfg, data, folder:str): return timed(library_trainer(name, cfg, data, folder) if name in ("trl", "trl_best", "plain") else our_trainer(name, cfg, data))
+def make_model(shape:str, folder:str)->None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+    set_seed(0)
+    config = AutoConfig.for_model("qwen3", **SHAPES[shape], vocab_size=VOCABULARY, tie_word_embeddings=shape != "7b",
+                                  max_position_embeddings=262_144, attention_dropout=0.)
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+
+
+def contender(name:str, cfg, data, folder:str):
+    if name in LIBRARIES: return timed(library_trainer(name, cfg, data, folder))
+    return timed(our_trainer(name, cfg, data))
 
 
 def peak_mib(name:str, a, folder:str)->int:
     "Peak of a process that trains two steps: of the card's memory, or of the process"
-    done = subprocess.run([sys.executable, __file__, "--one", name, "--shape", a.shape, "--rows", str(a.rows), "--folder", folder], capture_output=True, text=True)
+    line = [sys.executable, __file__, "--one", name, "--shape", a.shape, "--rows", str(a.rows), "--folder", folder]
+    done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode: raise SystemExit(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])["peak_mib"]
 
@@ -95,45 +149,55 @@ def one(a)->None:
     import torch
     cfg, data = prepared(a, a.folder)
     contender(a.one, cfg, data, a.folder)()
-    print(json.dumps(dict(peak_mib=round(torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else resident_mib()))))
+    peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else resident_mib()
+    print(json.dumps(dict(peak_mib=round(peak))))
 
 
 def resident_mib()->float:
     "Most memory that this process held; on Linux not what getrusage says, which begins with the parent's"
     status = Path("/proc/self/status")
-    if status.exists(): return next(int(l.split()[1]) for l in status.read_text().splitlines() if l.startswith("VmHWM")) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if not status.exists(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    high = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(high.split()[1]) / 1024
 
 
 def compare(a, folder:str)->dict:
     cfg, data = prepared(a, folder)
-    jobs, seconds, losses = {n: contender(n, cfg, data, folder) for n in NAMES}, {n: [] for n in NAMES}, {}
+    jobs = {n: contender(n, cfg, data, folder) for n in NAMES}
+    seconds, losses = {n: [] for n in NAMES}, {}
     for _ in range(a.times):
         for n, job in jobs.items():
             took, loss = job()
             seconds[n].append(took)
             losses.setdefault(n, loss)
+    del jobs
     tokens = int(data.train.lengths.sum())
     rate = {n: tokens / statistics.median(s) for n, s in seconds.items()}
-    spread = max(losses.values()) - min(losses.values())
-    del jobs
-    return dict(ratio=round(rate["flat"] / rate["trl"], 2), ratio_plain=round(rate["flat"] / rate["plain"], 2), ratio_trl_best=round(rate["flat"] / rate["trl_best"], 2), tokens_per_second={n: round(r, 1) for n, r in rate.items()},
-                seconds={n: [round(x, 3) for x in s] for n, s in seconds.items()}, first_loss=losses, largest_loss_difference=spread, tokens=tokens, rows=a.rows, supervised=int(data.train.stats["learn"].sum()), shape=a.shape, **_mfu(a, rate["flat"], data))
+    def ratio(other): return round(rate["flat"] / rate[other], 2)
+    return dict(
+        ratio=ratio("trl"), ratio_plain=ratio("plain"), ratio_trl_best=ratio("trl_best"),
+        tokens_per_second={n: round(r, 1) for n, r in rate.items()},
+        seconds={n: [round(x, 3) for x in s] for n, s in seconds.items()}, first_loss=losses,
+        largest_loss_difference=max(losses.values()) - min(losses.values()), tokens=tokens, rows=a.rows,
+        supervised=int(data.train.stats["supervised"].sum()), shape=a.shape, **_mfu(a, rate["flat"], data))
 
 
 def _mfu(a, rate:float, data)->dict:
-    "Share of the card's peak; products of LoRA training: 4 operations a weight and token, attention by the squares of the rows, the head for supervised tokens"
+    """Share of the card's peak; products of LoRA training: 4 operations a weight and token, attention by the squares of
+    the rows, the head for supervised tokens"""
     import torch
     if not torch.cuda.is_available(): return {}
-    from sft_nb.memory import this_device
+    from sft_nb.model.hardware import this_device
     s, n = SHAPES[a.shape], data.train.lengths.astype(float)
-    linear = s["num_hidden_layers"] * s["hidden_size"] * (s["head_dim"] * (2 * s["num_attention_heads"] + 2 * s["num_key_value_heads"]) + 3 * s["intermediate_size"])
-    head = 4 * 151_936 * s["hidden_size"] * data.train.stats["learn"].sum() / n.sum()
+    heads = s["head_dim"] * (2 * s["num_attention_heads"] + 2 * s["num_key_value_heads"])
+    linear = s["num_hidden_layers"] * s["hidden_size"] * (heads + 3 * s["intermediate_size"])
+    head = 4 * VOCABULARY * s["hidden_size"] * data.train.stats["supervised"].sum() / n.sum()
     attention = 7 * s["num_hidden_layers"] * s["num_attention_heads"] * s["head_dim"] * (n**2).sum() / n.sum()
-    return dict(mfu=round(rate * (4 * linear + head + attention) / (this_device("cuda", torch.bfloat16).tflops * 1e12), 3))
+    peak = this_device("cuda", torch.bfloat16).tflops * 1e12
+    return dict(mfu=round(rate * (4 * linear + head + attention) / peak, 3))
 
 
-def main():
+def options():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--times", type=int, default=3)
     p.add_argument("--shape", choices=list(SHAPES), default="50m")
@@ -142,17 +206,29 @@ def main():
     p.add_argument("--no-memory", action="store_true", help="do not start a process for each contender's peak")
     p.add_argument("--one", help=argparse.SUPPRESS)
     p.add_argument("--folder", help=argparse.SUPPRESS)
-    a = p.parse_args()
+    return p.parse_args()
+
+
+def show(result:dict)->None:
+    for n, said in NAMES.items():
+        peak = f"   peak {result['peak_mib'][n]:>7,} MiB" if "peak_mib" in result else ""
+        print(f"{said:<26} {result['tokens_per_second'][n]:>9,.0f} tokens/s{peak}")
+    print(f"flattened / TRL's defaults: {result['ratio']:.1f}x, / plain Trainer: {result['ratio_plain']:.1f}x; "
+          f"first losses differ by at most {result['largest_loss_difference']:.1e}")
+
+
+def main():
+    a = options()
     if a.one: return one(a)
     import torch
     with tempfile.TemporaryDirectory() as folder:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()): result = compare(a, folder)
         if not a.no_memory: result["peak_mib"] = {n: peak_mib(n, a, folder) for n in NAMES}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    result = save("train_step" if a.shape == "50m" else f"train_step_{a.shape}", device, **result)
-    if a.json: return print(json.dumps(result))
-    for n, said in NAMES.items(): print(f"{said:<26} {result['tokens_per_second'][n]:>9,.0f} tokens/s" + (f"   peak {result['peak_mib'][n]:>7,} MiB" if "peak_mib" in result else ""))
-    print(f"end to end / TRL's defaults: {result['ratio']:.1f}x, / plain Trainer: {result['ratio_plain']:.1f}x; first losses differ by at most {result['largest_loss_difference']:.1e}")
+    name = "train_step" if a.shape == "50m" else f"train_step_{a.shape}"
+    result = save(name, device, **result)
+    if a.json: print(json.dumps(result))
+    else: show(result)
 
 
 if __name__ == "__main__": main()

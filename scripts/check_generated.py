@@ -1,4 +1,4 @@
-"""Fail if `nbdev_export`, `nbdev_clean` or the README's generator would change a file: what is committed must be what the notebooks make."""
+"""Fail if `nbdev_export`, `nbdev_clean` or the README's generator would change a file that is committed."""
 import subprocess, sys
 from pathlib import Path
 
@@ -6,7 +6,9 @@ root, tools = Path(__file__).parents[1], Path(sys.executable).parent
 
 
 def files():
-    found = [p for folder in ("nbs", "sft_nb") for p in (root/folder).rglob("*") if p.suffix in (".py", ".ipynb") and ".ipynb_checkpoints" not in p.parts]
+    "Path -> bytes of everything that is made"
+    found = [p for folder in ("nbs", "sft_nb") for p in (root/folder).rglob("*") if p.suffix in (".py", ".ipynb")]
+    found = [p for p in found if ".ipynb_checkpoints" not in p.parts]
     return {p.relative_to(root): p.read_bytes() for p in [*found, root/"README.md", root/"pyproject.toml"]}
 
 
@@ -16,7 +18,9 @@ def main():
         subprocess.run([str(c) for c in command], check=True, cwd=root)
     after = files()
     changed = sorted(str(p) for p in {*before, *after} if before.get(p) != after.get(p))
-    if changed: sys.exit(f"The notebooks make something else than what is there: {', '.join(changed)}.\nFix: make sure the notebooks are what you mean, and commit these files as they are now.")
+    if changed:
+        fix = "make sure the notebooks are what you mean, and commit these files as they are now"
+        sys.exit(f"The notebooks make something other than what is there: {', '.join(changed)}.\nFix: {fix}.")
     print(f"{len(after)} files are what the notebooks make")
 
 

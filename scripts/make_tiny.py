@@ -45,9 +45,11 @@ def story(r):
     thing, place, n = r.choice(THINGS), r.choice(PLACES), r.randrange(2, 100)
     boxes = r.randrange(2, 13)
     lines = [f"{who} has {n} {thing}.", f"{who} goes to {place} with {friend}.", f"{friend} gives {who} some {thing}.",
-             f"{who} gives some {thing} away.", f"{who} puts the {thing} in {boxes} boxes.", f"{who} buys more {thing} at {place}.",
-             f"There are {n} {thing} in each box.", f"{who} loses some {thing} at {place}.", f"{who} finds {n} {thing} there.",
-             f"Now {who} has a lot of {thing}.", f"{friend} asks how the {thing} are.", f"They have {n} {thing} in all."]
+             f"{who} gives some {thing} away.", f"{who} puts the {thing} in {boxes} boxes.",
+             f"{who} buys more {thing} at {place}.", f"There are {n} {thing} in each box.",
+             f"{who} loses some {thing} at {place}.", f"{who} finds {n} {thing} there.",
+             f"Now {who} has a lot of {thing}.", f"{friend} asks how the {thing} are.",
+             f"They have {n} {thing} in all."]
     return " ".join(r.sample(lines, r.randrange(3, 6)))
 
 
@@ -131,7 +133,8 @@ def make_tokenizer(out, seed):
                                                  pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tok.decoder = decoders.ByteLevel()
     tok.train_from_iterator(text, trainers.BpeTrainer(
-        vocab_size=768, special_tokens=SPECIALS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+        vocab_size=768, special_tokens=SPECIALS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False))
     fast = PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="<|im_end|>", pad_token="<|pad|>",
                                    extra_special_tokens=["<|im_start|>", "<|endoftext|>"], model_max_length=2048,
                                    clean_up_tokenization_spaces=False)
@@ -156,7 +159,8 @@ def batches(tokenizer, seed, *, batch, length):
     docs, end, ids = documents(seed), tokenizer.convert_tokens_to_ids("<|endoftext|>"), []
     while True:
         while len(ids) < batch * length:
-            for doc in tokenizer([next(docs) for _ in range(200)], add_special_tokens=False)["input_ids"]: ids += [end, *doc]
+            more = tokenizer([next(docs) for _ in range(200)], add_special_tokens=False)["input_ids"]
+            for doc in more: ids += [end, *doc]
         yield torch.tensor(ids[:batch * length]).view(batch, length)
         ids = ids[batch * length:]
 
@@ -173,9 +177,11 @@ def pretrain(model, blocks, *, steps, peak_lr, log_every=50):
         loss = model(input_ids=x, labels=x, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
-        optimizer.step(); optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         if step == 1 or step % log_every == 0:
-            log.append(dict(step=step, loss=round(loss.item(), 4), learning_rate=rate, seconds=round(time.perf_counter() - began, 1)))
+            seconds = round(time.perf_counter() - began, 1)
+            log.append(dict(step=step, loss=round(loss.item(), 4), learning_rate=rate, seconds=seconds))
             print(log[-1], flush=True)
     return log
 
@@ -194,10 +200,12 @@ def main():
     model = make_model(tokenizer, a.seed).train()
     n = sum(p.numel() for p in model.parameters())
     print(f"{n:,} parameters, {len(tokenizer)} tokens in the vocabulary")
-    log = pretrain(model, batches(tokenizer, a.seed + 1, batch=a.batch, length=a.length), steps=a.steps, peak_lr=a.peak_lr)
+    blocks = batches(tokenizer, a.seed + 1, batch=a.batch, length=a.length)
+    log = pretrain(model, blocks, steps=a.steps, peak_lr=a.peak_lr)
     model.to(torch.bfloat16).save_pretrained(a.out)
     weights = a.out / "model.safetensors"
-    record = dict(command=f"python scripts/make_tiny.py --seed {a.seed} --steps {a.steps} --batch {a.batch} --length {a.length} --peak-lr {a.peak_lr}",
+    options = "--seed {seed} --steps {steps} --batch {batch} --length {length} --peak-lr {peak_lr}".format(**vars(a))
+    record = dict(command=f"python scripts/make_tiny.py {options}",
                   seed=a.seed, parameters=n, tokens=a.steps * a.batch * a.length, torch=torch.__version__,
                   transformers=transformers.__version__, bytes=weights.stat().st_size,
                   sha256=hashlib.sha256(weights.read_bytes()).hexdigest(), log=log)

@@ -9,7 +9,7 @@ root = Path(__file__).parents[1]
 
 
 def readme()->str:
-    "The index notebook as Markdown: cells marked `#| hide` and directives left out, links to notebooks pointing into nbs/"
+    "The index notebook as Markdown: without hidden cells and directives, links to notebooks pointing into nbs/"
     nb = nbformat.read(root/"nbs/index.ipynb", as_version=4)
     nb.cells = [c for c in nb.cells if "#| hide" not in c.source]
     for c in nb.cells: c.source = re.sub(r"^#\|.*\n", "", c.source, flags=re.M)
@@ -17,7 +17,8 @@ def readme()->str:
     text, _ = MarkdownExporter().from_notebook_node(nb)
     text = re.sub(r"\]\((?!https?:|#|nbs/|\.\./)([\w/]+\.(?:ipynb|png))\)", r"](nbs/\1)", text)
     text = text.replace("](../", "](")
-    return "<!-- made from nbs/index.ipynb by scripts/readme.py: edit the notebook -->\n\n" + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    made = "<!-- made from nbs/index.ipynb by scripts/readme.py: edit the notebook -->"
+    return made + "\n\n" + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 if __name__ == "__main__": (root/"README.md").write_text(readme(), encoding="utf-8")

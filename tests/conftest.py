@@ -1,5 +1,9 @@
-"""Shared fixtures. Nothing here needs a network, a GPU or files beside the repository; tests that can use real rows and tokenizers skip without them."""
-import atexit, os, shutil, tempfile
+"""Shared fixtures. Nothing here needs a network, a GPU or files beside the repository; tests that can use real rows and
+tokenizers skip without them."""
+import atexit
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,14 +18,16 @@ if "SFT_NB_CACHE" not in os.environ:           # prepared rows of these tests, a
 
 def shared(path:str)->Path:
     "A real file for a test, or a skip with the reason"
-    if not (SHARED/path).exists(): pytest.skip(f"{SHARED/path} is not here (set SFT_NB_SHARED to the folder of real rows and tokenizers)")
-    return SHARED/path
+    file = SHARED/path
+    if not file.exists():
+        pytest.skip(f"{file} is not here (set SFT_NB_SHARED to the folder of real rows and tokenizers)")
+    return file
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
     from sft_nb.config import load_config
-    from sft_nb.data import load_tokenizer
+    from sft_nb.tokens.tokenizer import load_tokenizer
     return load_tokenizer(load_config())
 
 
@@ -29,5 +35,22 @@ def tokenizer():
 def trained(tmp_path_factory):
     "A short real QLoRA run: 60 steps of the demo"
     from sft_nb.config import load_config
-    from sft_nb.train import train
-    return train(load_config("demo", runs_dir=str(tmp_path_factory.mktemp("runs")), max_steps=60, eval_samples=20, save_steps=30))
+    from sft_nb.training.train import train
+    runs = tmp_path_factory.mktemp("runs")
+    return train(load_config("demo", runs_dir=str(runs), max_steps=60, eval_samples=20, save_steps=30))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    "Ten steps of the synthetic learner to which nothing happens"
+    from learner import small
+    from sft_nb.training.train import train
+    return train(small(tmp_path_factory.mktemp("undisturbed")))
+
+
+@pytest.fixture(scope="session")
+def undisturbed_qlora(tmp_path_factory):
+    "Ten steps of the demo's 4-bit model to which nothing happens"
+    from learner import small_qlora
+    from sft_nb.training.train import train
+    return train(small_qlora(tmp_path_factory.mktemp("undisturbed")))

@@ -2,15 +2,34 @@
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-SMALL = dict(vocab_size=768, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-SHAPES = {"qwen3": dict(tie_word_embeddings=True), "llama": {}, "mistral": dict(sliding_window=7), "gemma2": dict(sliding_window=7, query_pre_attn_scalar=16, final_logit_softcapping=3.), "gemma3_text": dict(sliding_window=7, query_pre_attn_scalar=16),
-          "phi3": {}, "granite": dict(logits_scaling=3.), "cohere": dict(logit_scale=.3), "smollm3": dict(no_rope_layer_interval=2), "qwen2": {}, "gpt2": dict(n_embd=64, n_layer=4, n_head=4, n_positions=512)}
-ODD = {"opt": dict(vocab_size=768, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64, max_position_embeddings=512, dropout=0.), "bloom": dict(vocab_size=768, hidden_size=64, n_layer=2, n_head=4),
-       "mamba": dict(vocab_size=768, hidden_size=64, num_hidden_layers=2, state_size=8), "falcon": dict(vocab_size=768, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, alibi=True)}   # rows end to end would read each other
+TOKENS = dict(vocab_size=768, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+SMALL = TOKENS | dict(
+    hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=16, max_position_embeddings=512)
+SHAPES = dict(
+    qwen3=dict(tie_word_embeddings=True),
+    llama={},
+    mistral=dict(sliding_window=7),
+    gemma2=dict(sliding_window=7, query_pre_attn_scalar=16, final_logit_softcapping=3.),
+    gemma3_text=dict(sliding_window=7, query_pre_attn_scalar=16),
+    phi3={},
+    granite=dict(logits_scaling=3.),
+    cohere=dict(logit_scale=.3),
+    smollm3=dict(no_rope_layer_interval=2),
+    qwen2={},
+    gpt2=dict(n_embd=64, n_layer=4, n_head=4, n_positions=512),
+)
+ODD = dict(   # flattened rows would read each other
+    opt=dict(hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64,
+             max_position_embeddings=512, dropout=0.),
+    bloom=dict(hidden_size=64, n_layer=2, n_head=4),
+    mamba=dict(hidden_size=64, num_hidden_layers=2, state_size=8),
+    falcon=dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, alibi=True),
+)
 
 
 def shape(kind:str, **more):
-    small = dict(vocab_size=768, pad_token_id=0, bos_token_id=1, eos_token_id=2) if kind == "gpt2" or kind in ODD else SMALL
+    small = TOKENS if kind == "gpt2" or kind in ODD else SMALL
     return AutoConfig.for_model(kind, **small | (SHAPES | ODD)[kind] | more)
 
 

@@ -1,57 +1,134 @@
-"""Imports point down the table of the design, and what must stay light stays light."""
-import ast, subprocess, sys
+"""Imports point down the list of parts, and what must stay light stays light."""
+import ast
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
+PARTS = ("report schema config rows tasks tokens batches model planning workbench checks run training results panels "
+         "cli").split()
+LIGHT = "report schema config rows tasks tokens run cli training.launch".split()   # no torch at import
+HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
+LISTED = {("tasks.core", "tasks")}   # the files of a folder are listed, nothing in it is imported
 PACKAGE = ROOT/"sft_nb"
-ORDER = "report config formats tasks rows labels data collate pack attention loss precision model generate memory preflight checkpoint run guards train launch merge evaluate panels cli".split()
-NO_TORCH = {"report", "config", "formats", "tasks", "rows", "labels", "data", "checkpoint", "run", "launch", "cli"}   # at import
-MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent.name != "configs" and p.name not in ("__init__.py", "_modidx.py"))
 
 
-def parts(path:Path)->tuple[str, ...]: return path.relative_to(PACKAGE).with_suffix("").parts
+def dotted(path:Path, package:Path=PACKAGE)->str: return ".".join(path.relative_to(package).with_suffix("").parts)
 
 
-def imports(path:Path):
-    "Every sft_nb module that a file imports, also inside its functions"
+def chapters()->list[str]:
+    "Modules in the order of their notebooks: parts, then numbers in a part"
+    found = []
+    for part in PARTS:
+        top = [p for p in (ROOT/"nbs").iterdir() if re.fullmatch(rf"\d\d_{part}(\.ipynb)?", p.name)]
+        for p in top:
+            inside = sorted(p.glob("[0-9]*.ipynb"))
+            found += [f"{part}.{q.stem.split('_', 1)[1]}" for q in inside] if p.is_dir() else [part]
+    return found
+
+
+CHAPTERS = chapters()
+MODULES = sorted(p for p in PACKAGE.rglob("*.py")
+                 if p.parent.name != "configs" and p.name not in ("__init__.py", "_modidx.py"))
+
+
+def place(module:str)->tuple[int, int]:
+    "Where `tokens.encode` stands: its part, its number in the part; a part itself ends with its last module"
+    part, _, name = module.partition(".")
+    inside = [m for m in CHAPTERS if m.split(".")[0] == part]
+    return PARTS.index(part), inside.index(module) if module in inside else len(inside)
+
+
+def imports(path:Path, package:Path=PACKAGE):
+    "Every module of ours that a file imports, also relatively and inside functions: `tokens.encode`"
+    here = ["sft_nb", *dotted(path, package).split(".")]
     for node in ast.walk(ast.parse(path.read_text())):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        yield from (n for n in names if n == "sft_nb" or n.startswith("sft_nb."))
+        names = []
+        if isinstance(node, ast.Import): names = [a.name for a in node.names]
+        if isinstance(node, ast.ImportFrom):
+            base = here[:len(here) - node.level] if node.level else []
+            full = ".".join([*base, *filter(None, [node.module])])
+            names = [f"{full}.{a.name}" for a in node.names]
+        yield from (ours(name) for name in names if name.split(".")[0] == "sft_nb")
 
 
-def rank(dotted:tuple[str, ...], names_in_folder:list[str])->tuple[int, int]:
-    return ORDER.index(dotted[0]), names_in_folder.index(dotted[1]) if len(dotted) > 1 and dotted[1] in names_in_folder else -1
+def ours(name:str)->str:
+    "The module in which `sft_nb.tokens.encode.end_ids`, or the public `sft_nb.prepare`, stands; the package itself: ''"
+    import sft_nb
+    parts = name.split(".")[1:]
+    if len(parts) == 1 and parts[0] in sft_nb.__all__: return sft_nb._HOME[parts[0]]
+    for n in (2, 1):
+        module = ".".join(parts[:n])
+        if module in CHAPTERS or module in PARTS: return module
+    return ""
 
 
-def inside(folder:str)->list[str]:
-    "Modules of a folder in the order of their notebooks"
-    order = {}
-    for nb in sorted((ROOT/"nbs"/folder).glob("[0-9]*.ipynb")):
-        name = nb.stem.split("_", 1)[1]
-        order[name] = nb.stem
-    return [p.stem for p in sorted((PACKAGE/folder).glob("*.py"), key=lambda p: order.get(p.stem, ""))]
+def pointing_up(path:Path, package:Path=PACKAGE)->list[str]:
+    "Imports of a module that does not stand before it"
+    me = dotted(path, package)
+    above = [name for name in imports(path, package) if name and place(name) >= place(me)]
+    return [f"{me} imports {name}" for name in above if (me, name) not in LISTED]
 
 
-def test_every_module_has_its_place_in_the_table():
-    assert {parts(m)[0] for m in MODULES} <= set(ORDER)
+def test_every_module_is_a_chapter_and_every_part_is_in_the_list():
+    assert sorted(map(dotted, MODULES)) == sorted(CHAPTERS)
+    numbered = sorted(p.name.removesuffix(".ipynb") for p in (ROOT/"nbs").iterdir() if p.name[0].isdigit())
+    assert [name.split("_", 1)[1] for name in numbered] == PARTS
+    assert {int(name.split("_")[0]) for name in numbered} == {*range(15)}   # report and schema share the first
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: ".".join(parts(p)))
-def test_imports_point_down(path):
-    me = parts(path)
-    for name in imports(path):
-        target = tuple(name.split(".")[1:])
-        if not target or target[0] == "tasks" and len(target) == 1: continue   # the package itself: version and task folder
-        names = inside(me[0]) if len(me) > 1 and target[0] == me[0] else []
-        assert rank(target, names) < rank(me, names), f"{'.'.join(me)} imports {name}, which stands above it"
+def test_numbers_in_a_part_have_no_gap():
+    for folder in (p for p in (ROOT/"nbs").iterdir() if p.is_dir() and p.name[0].isdigit()):
+        numbers = [int(p.stem.split("_")[0]) for p in sorted(folder.glob("[0-9]*.ipynb"))]
+        assert numbers == [*range(len(numbers))], folder.name
 
 
-def test_the_arrow_test_can_fail(tmp_path):
-    wrong = tmp_path/"x.py"
-    wrong.write_text("def f():\n    from sft_nb.train import train\n")
-    assert list(imports(wrong)) == ["sft_nb.train"] and rank(("train",), []) > rank(("data",), [])
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_imports_point_down(path): assert pointing_up(path) == []
+
+
+UP = {   # in tokens/encode.py
+    "relative, another part": "from ..training.train import train",
+    "relative, a module of another part": "from ..training import train",
+    "relative, the folder": "from .prepare import prepare",
+    "relative, a module of the folder": "from . import prepare",
+    "absolute, another part": "from sft_nb.training.train import train",
+    "absolute, a module of another part": "from sft_nb.training import train",
+    "absolute, the folder": "from sft_nb.tokens.prepare import prepare",
+    "a plain import": "import sft_nb.training.train",
+    "a public name": "from sft_nb import train",
+    "a whole part": "import sft_nb.training",
+    "itself": "from .encode import encode",
+    "its own part": "from .. import tokens",
+}
+
+
+@pytest.mark.parametrize("line", UP.values(), ids=UP)
+@pytest.mark.parametrize("text", ["{}\n", "def f():\n    {}\n"], ids=["module", "function"])
+def test_an_arrow_that_points_up_is_seen(tmp_path, text, line):
+    wrong = tmp_path/"tokens/encode.py"
+    wrong.parent.mkdir()
+    wrong.write_text(text.format(line))
+    assert len(pointing_up(wrong, tmp_path)) == 1
+
+
+@pytest.mark.parametrize("line", [
+    "from ..report import SftError",
+    "from .turns import layout",
+    "from sft_nb import SftError",
+    "from sft_nb.tokens import turns",
+    "from .. import report",
+    "import numpy, os.path",
+    "from sft_nb import __version__",
+])
+def test_an_arrow_that_points_down_is_none_of_them(tmp_path, line):
+    right = tmp_path/"tokens/encode.py"
+    right.parent.mkdir()
+    right.write_text(line)
+    assert pointing_up(right, tmp_path) == []
 
 
 def python(code:str)->str:
@@ -60,23 +137,68 @@ def python(code:str)->str:
     return done.stdout
 
 
-@pytest.mark.parametrize("code", ["import sft_nb", "import sft_nb; dir(sft_nb); sft_nb.__all__", "import sft_nb.config, sft_nb.report, sft_nb.run, sft_nb.tasks.gsm8k, sft_nb.tasks.arithmetic",
-                                  "import sft_nb.data", "from sft_nb.cli import main; main(['--help'])", "from sft_nb.cli import main; main(['config', 'gsm8k'])",
-                                  "from sft_nb.cli import main; main(['train', '--config', 'gms8k'])", "from sft_nb.cli import main; main(['evaluate', 'runs/nothing'])"])
-def test_light_things_load_no_torch(code):
-    out = python(code + "\nimport sys; print('heavy:', sorted({'torch', 'transformers', 'trl', 'peft', 'bitsandbytes'} & set(sys.modules)))")
-    assert "heavy: []" in out
+SEEN = f"\nimport sys\nprint('heavy:', sorted({HEAVY} & set(sys.modules)))"
 
 
-def test_tyro_help_of_a_command_loads_no_torch():
-    python("import sys\nfrom sft_nb.cli import main\ntry: main(['train', '--help'])\nexcept SystemExit as e: assert e.code == 0\nassert 'torch' not in sys.modules")
+@pytest.mark.parametrize("part", LIGHT)
+def test_light_parts_load_no_torch(part):
+    modules = [m for m in CHAPTERS if m == part or m.startswith(f"{part}.")]
+    assert modules and "heavy: []" in python("\n".join(f"import sft_nb.{m}" for m in modules) + SEEN)
 
 
-def test_every_public_name_is_there_and_a_function_wins_over_its_module():
-    python("import sft_nb.train, sft_nb.generate\nfrom sft_nb import *\nimport sft_nb\n"
-           "assert callable(train) and callable(generate) and callable(evaluate)\nassert all(getattr(sft_nb, n) is not None for n in sft_nb.__all__)")
+@pytest.mark.parametrize("code", [
+    "import sft_nb; dir(sft_nb); sft_nb.__all__",
+    "from sft_nb.cli import main; main(['--help'])",
+    "from sft_nb.cli import main; main(['config', 'gsm8k'])",
+    "from sft_nb.cli import main; main(['train', '--config', 'gms8k'])",
+    "from sft_nb.cli import main; main(['evaluate', 'runs/nothing'])",
+    "from sft_nb.cli import main\ntry: main(['train', '--help'])\nexcept SystemExit as e: assert e.code == 0",
+])
+def test_light_commands_load_no_torch(code): assert "heavy: []" in python(code + SEEN)
+
+
+def test_every_public_name_is_there():
+    python("from sft_nb import *\nimport sft_nb\n"
+           "assert all(getattr(sft_nb, name) is globals()[name] is not None for name in sft_nb.__all__)")
+
+
+def bound(init:Path)->set[str]:
+    "Names that the `__init__` of a folder gives to it"
+    tree = ast.parse(init.read_text())
+    taken = [a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names]
+    return {*taken, *(t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets)}
+
+
+def test_no_public_name_hides_a_module_or_a_folder():
+    import sft_nb
+    assert {p.stem for p in PACKAGE.iterdir()}.isdisjoint(sft_nb.__all__)
+    for init in PACKAGE.glob("*/__init__.py"):
+        assert {p.stem for p in init.parent.iterdir()}.isdisjoint(bound(init)), init
+
+
+def reads_modules(tree)->int:
+    "How often `sys.modules` is asked whether wandb or torch is loaded"
+    def is_it(node)->bool: return isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.modules"
+    def named(node)->bool: return isinstance(node, ast.Constant) and node.value in ("wandb", "torch")
+    gets = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "sys.modules.get"]
+    asks = [n for n in ast.walk(tree) if isinstance(n, ast.Compare) and is_it(n.comparators[0])]
+    return sum(named(n.args[0]) for n in gets) + sum(named(n.left) for n in asks)
+
+
+def test_nothing_replaces_a_module():
+    for path in (p for folder in ("sft_nb", "tests", "scripts", "benchmarks") for p in (ROOT/folder).rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        used = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n) == "sys.modules"]
+        assert len(used) == reads_modules(tree), f"{path.relative_to(ROOT)} does more with sys.modules than look"
+
+
+@pytest.mark.parametrize("code, seen", [
+    ("'torch' in sys.modules", 1), ("sys.modules.get('wandb')", 1), ("sys.modules['torch']", 0),
+    ("sys.modules.pop('torch')", 0), ("sys.modules[__name__].__class__ = 1", 0), ("'numpy' in sys.modules", 0),
+])
+def test_only_looking_is_allowed(code, seen): assert reads_modules(ast.parse(code)) == seen
 
 
 def test_an_unknown_name_is_an_attribute_error():
     import sft_nb
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"): sft_nb.nothing
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"): _ = sft_nb.nothing

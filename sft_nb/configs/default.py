@@ -1,4 +1,4 @@
-"""The defaults, as names to import and override. They are written down once, in `sft_nb.config.Config`; see them with `sft_nb config`."""
+"""The defaults, as names to import and override. They stand in `sft_nb/schema.py`; `sft_nb config` shows them."""
 from sft_nb.config import defaults as _defaults
 
 globals().update(_defaults())

@@ -1,5 +1,9 @@
-"""On a graphics card: PyTorch's variable-length kernel, the loss in bfloat16, and the plan against the allocator. `pytest tests/gpu` on a machine that has one."""
+"""On a graphics card: PyTorch's variable-length kernel, the loss in bfloat16, and the plan against the allocator.
+
+    pytest tests/gpu     # on a machine that has one
+"""
 import gc
+import inspect
 
 import pytest
 import torch
@@ -8,29 +12,37 @@ if not torch.cuda.is_available(): pytest.skip("there is no CUDA device here", al
 
 from shapes import folder, model
 
-from sft_nb.attention import varlen_attention
 from sft_nb.config import load_config
-from sft_nb.loss import add_supervised_loss
-from sft_nb.memory import plan
-from sft_nb.model import load_model
-from sft_nb.precision import adapters_to_float32
+from sft_nb.model.adapter import load_model
+from sft_nb.model.attention import Documents, varlen_attention
+from sft_nb.model.loss import add_supervised_loss
+from sft_nb.model.precision import adapters_to_float32
+from sft_nb.planning.plan import plan
+from sft_nb.tokens.tokenizer import load_tokenizer
 
 LENGTHS = [5, 230, 1, 128]
 
 
 def rows(): return torch.randint(3, 768, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(1)).cuda()
-def positions(): return torch.cat([torch.arange(n) for n in LENGTHS])[None].cuda()
+def positions(lengths=LENGTHS): return torch.cat([torch.arange(n) for n in lengths])[None].cuda()
+
+
+def logits_of(m, ids, attention:str):
+    "Each row alone for eager, all of them flattened for varlen"
+    if attention == "varlen": return m(ids, position_ids=positions(), use_cache=False).logits
+    return torch.cat([m(r, use_cache=False).logits for r in ids.split(LENGTHS, 1)], 1)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3"])
 @pytest.mark.parametrize("dtype, close", [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)], ids=["float32", "bfloat16"])
 def test_varlen_equals_eager_on_each_row_alone(kind, dtype, close):
     torch.backends.cuda.matmul.allow_tf32 = False
-    m, ids, out = model(kind, dtype=dtype).cuda(), rows(), []
+    m = model(kind, dtype=dtype).cuda()
+    out = []
     for attention in ("eager", "varlen"):
         m.set_attn_implementation(attention)
         m.zero_grad()
-        logits = torch.cat([m(r, use_cache=False).logits for r in ids.split(LENGTHS, 1)], 1) if attention == "eager" else m(ids, position_ids=positions(), use_cache=False).logits
+        logits = logits_of(m, rows(), attention)
         (logits.float() * torch.linspace(-1, 1, logits.numel(), device="cuda").view_as(logits)).sum().backward()
         out.append((logits.float(), [p.grad.float().clone() for p in m.parameters()]))
     (want, want_grads), (got, grads) = out
@@ -42,7 +54,6 @@ def test_the_kernel_is_used(monkeypatch):
     import torch.nn.attention.varlen as v
     called, real = [], v.varlen_attn
     monkeypatch.setattr(v, "varlen_attn", lambda *a, **k: called.append(1) or real(*a, **k))
-    import inspect
     monkeypatch.setattr(inspect, "signature", lambda f, s=inspect.signature: s(real) if f is v.varlen_attn else s(f))
     m = model("qwen3", dtype=torch.bfloat16, attention="varlen").cuda()
     m(rows(), position_ids=positions(), use_cache=False)
@@ -57,22 +68,39 @@ def test_the_loss_in_bfloat16():
 
 
 QWEN = dict(vocab_size=151_936, tie_word_embeddings=True, max_position_embeddings=262_144)
-BIG = {"0.5b": QWEN | dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128),
-       "4b": QWEN | dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8, head_dim=128),
-       "7b": QWEN | dict(hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4, head_dim=128, tie_word_embeddings=False)}
-COMBINATIONS = [(s, m, n, c) for s, m, n, c in (("0.5b", "lora", 4096, False), ("0.5b", "lora", 16384, True), ("0.5b", "qlora", 4096, False), ("0.5b", "full", 4096, False), ("0.5b", "full", 8192, True),
-                                                ("4b", "lora", 4096, False), ("4b", "lora", 32768, True), ("4b", "qlora", 4096, False), ("4b", "qlora", 16384, True),
-                                                ("7b", "lora", 4096, False), ("7b", "lora", 16384, True), ("7b", "qlora", 4096, False), ("7b", "qlora", 8192, True))]
+BIG = {
+    "0.5b": QWEN | dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+                        num_key_value_heads=8, head_dim=128),
+    "4b": QWEN | dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
+                      num_key_value_heads=8, head_dim=128),
+    "7b": QWEN | dict(hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
+                      num_key_value_heads=4, head_dim=128, tie_word_embeddings=False),
+}
+COMBINATIONS = [
+    ("0.5b", "lora", 4096, False), ("0.5b", "lora", 16384, True), ("0.5b", "qlora", 4096, False),
+    ("0.5b", "full", 4096, False), ("0.5b", "full", 8192, True),
+    ("4b", "lora", 4096, False), ("4b", "lora", 32768, True), ("4b", "qlora", 4096, False),
+    ("4b", "qlora", 16384, True),
+    ("7b", "lora", 4096, False), ("7b", "lora", 16384, True), ("7b", "qlora", 4096, False), ("7b", "qlora", 8192, True),
+]
+
+
+def fresh_peak():
+    "Begin to measure anew"
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
 
 
 @pytest.mark.parametrize("size, method, tokens, checkpointing", COMBINATIONS, ids=str)
 def test_predicted_peak_within_a_tenth_of_the_allocators(tmp_path, size, method, tokens, checkpointing):
     "Two micro-batches and an optimiser step, as the trainer takes them"
-    from sft_nb.labels import load_tokenizer
-    cfg = load_config(model=folder(tmp_path, "qwen3", **BIG[size]), tokenizer="tiny", init="random", method=method, lora_dropout=0., gradient_checkpointing=checkpointing, max_tokens_per_batch=tokens, max_length=tokens, gradient_accumulation_steps=2)
+    cfg = load_config(model=folder(tmp_path, "qwen3", **BIG[size]), tokenizer="tiny", init="random", method=method,
+                      lora_dropout=0., gradient_checkpointing=checkpointing, max_tokens_per_batch=tokens,
+                      max_length=tokens, gradient_accumulation_steps=2)
     lengths = [tokens // 4] * 4
     predicted = plan(cfg, lengths=lengths).allocated
-    gc.collect(); torch.cuda.empty_cache(); torch.cuda.reset_peak_memory_stats()
+    fresh_peak()
     m = load_model(cfg, load_tokenizer(cfg))
     if method != "full": adapters_to_float32(m)
     if checkpointing: m.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
@@ -83,17 +111,18 @@ def test_predicted_peak_within_a_tenth_of_the_allocators(tmp_path, size, method,
     labels = torch.where(torch.arange(tokens, device="cuda") % 2 == 0, ids, -100)
     for _ in range(2):
         for _ in range(2):
-            with torch.autocast("cuda", torch.bfloat16): loss = m(ids, position_ids=torch.cat([torch.arange(n) for n in lengths])[None].cuda(), labels=labels, supervised=True).loss / tokens
-            loss.backward()
+            with torch.autocast("cuda", torch.bfloat16):
+                out = m(ids, position_ids=positions(lengths), labels=labels, supervised=True)
+            (out.loss / tokens).backward()
         optimizer.step()
         optimizer.zero_grad()
     peak = torch.cuda.max_memory_allocated()
-    print(f"{size} {method} {tokens} {checkpointing}: predicted {predicted / 2**30:.2f} GiB, allocated {peak / 2**30:.2f} GiB, ratio {predicted / peak:.3f}")
+    print(f"{size} {method} {tokens} {checkpointing}: predicted {predicted / 2**30:.2f} GiB,",
+          f"allocated {peak / 2**30:.2f} GiB, ratio {predicted / peak:.3f}")
     assert predicted == pytest.approx(peak, rel=.1)
 
 
 def test_dropout_falls_back_to_each_document():
     q = torch.randn(1, 2, 8, 16, device="cuda", dtype=torch.bfloat16)
-    from sft_nb.attention import Documents
     docs = Documents(torch.tensor([0, 8], device="cuda", dtype=torch.int32), (8,), None)
     assert varlen_attention(None, q, q, q, docs, dropout=.5)[0].shape == (1, 8, 2, 16)

@@ -1,0 +1,65 @@
+"""Padded or flattened: one answer, its reason, and the collator that goes with it."""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings as how, strategies as st
+from shapes import ODD, model, shape
+
+from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
+from sft_nb.batches.layout import choose_layout, collator_for, end_to_end, largest_rows, worst_batch
+from sft_nb.config import load_config
+from sft_nb.report import ConfigError
+
+lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize("how, attention, name, reason", [
+    (dict(), "varlen", "flattened", "auto: varlen keeps rows apart"),
+    (dict(), "flash_attention_2", "flattened", "auto: flash_attention_2 keeps rows apart"),
+    (dict(), "sdpa", "padded", "auto: sdpa would compute all pairs of tokens"),
+    (dict(), None, "padded", "auto: the default attention would compute all pairs of tokens"),
+    (dict(padding_free=True), "sdpa", "flattened", "asked for"),
+    (dict(padding_free=False), "varlen", "padded", "asked for"),
+    (dict(max_tokens_per_batch=99), "sdpa", "flattened", "rows are packed"),
+], ids=str)
+def test_the_layout_and_its_reason(tokenizer, how, attention, name, reason):
+    layout = choose_layout(load_config(**how), attention, shape("qwen3"), tokenizer)
+    assert (layout.name, layout.reason) == (name, reason)
+    assert isinstance(layout.collate, DataCollatorFlattening if layout.flat else DataCollatorForCausalLM)
+    if layout.flat: assert layout.collate.return_seq_lens == attention.startswith("flash")
+    else: assert layout.collate.pad_to_multiple_of == 8
+
+
+@pytest.mark.parametrize("kind", list(ODD))
+def test_a_model_whose_rows_would_read_each_other(tokenizer, kind):
+    "What the plan chose gives way; what was asked for is refused, by the config where that says it, else by the model"
+    m = model(kind, **{"init_std" if kind == "opt" else "initializer_range": .3})
+    asked = load_config(padding_free=True)
+    with pytest.raises(ConfigError, match="reach from row to row.*Fix: padding_free=False"):
+        collator_for(asked, m, tokenizer)
+    with pytest.raises(ConfigError, match="reach from row to row"):
+        collator_for(load_config(max_tokens_per_batch=99), m, tokenizer)
+    auto = choose_layout(load_config(), "sdpa", m.config, tokenizer, model=m)
+    assert not auto.flat
+    if kind in ("bloom", "mamba"): return   # known by the config: no plan chooses it
+    planned = replace(asked, planned=frozenset({"padding_free"}))
+    assert end_to_end(planned, "varlen", m.config) == (True, "chosen by the plan")
+    layout = choose_layout(planned, "varlen", m.config, tokenizer, model=m)
+    assert layout.name == "padded" and "would read each other" in layout.reason
+    with pytest.raises(ConfigError, match="read each other"):
+        choose_layout(replace(planned, max_tokens_per_batch=99), "varlen", m.config, tokenizer, model=m)
+
+
+@given(lengths, st.one_of(st.none(), st.integers(60, 300)), st.integers(1, 9))
+@how(max_examples=100, deadline=None)
+def test_the_rows_of_the_largest_batch_are_not_larger_than_its_bound(n, budget, size):
+    "What a plan takes for the largest batch bounds what can be made of the rows, and holds the longest"
+    cfg = load_config(max_tokens_per_batch=budget, per_device_train_batch_size=size)
+    rows = largest_rows(cfg, n)
+    bound = worst_batch(cfg, n, flat=True)
+    assert len(set(rows)) == len(rows) and n[rows[0]] == max(n) == bound.lengths[0]
+    assert sum(n[r] for r in rows) <= bound.tokens
+    if budget is None: assert [n[r] for r in rows] == list(bound.lengths) == sorted(n, reverse=True)[:size]
+    else: assert bound.tokens == min(budget, sum(n))
+    assert worst_batch(cfg, np.array(n), flat=True) == bound

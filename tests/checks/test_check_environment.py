@@ -1,0 +1,107 @@
+"Checks of the machine and the plan: each fires on a planted defect and is quiet without it"
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import huggingface_hub.constants as constants
+import pytest
+import torch
+from planted import bad, small
+
+from sft_nb.checks import environment
+from sft_nb.checks.core import run_check
+from sft_nb.checks.environment import (check_device, check_disk, check_gpu, check_hub, check_memory, check_tracking,
+                                       check_versions, check_writable)
+from sft_nb.checks.preflight import preflight
+from sft_nb.checks.step import FirstStep, check_measured
+from sft_nb.planning.plan import plan as make_plan
+from sft_nb.tokens.prepare import prepare
+
+
+@pytest.fixture(scope="module")
+def data(): return prepare(small())
+
+
+@pytest.fixture(scope="module")
+def plan(data): return make_plan(small(), data)
+
+
+def test_versions():
+    assert check_versions(["torch>=1", "numpy>=2.0", "nothing-of-this-name ; extra == 'track'"]) is None
+    old = check_versions(["torch>=99", "nothing-of-this-name>=1"])
+    assert old.status == "fail" and "nothing-of-this-name is not installed" in old.says
+    assert "'torch>=99'" in str(old.fix)
+    assert check_versions(None).status == "skipped"
+
+
+def test_device(monkeypatch):
+    assert check_device(small()).status == "ok"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found, = run_check("environment.device", check_device, SimpleNamespace(asked=small(device="cuda")))
+    assert found.status == "fail"
+
+
+def test_a_card_that_torch_does_not_see(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(environment, "nvidia_cards", lambda: 2)
+    assert check_gpu(small()).status == "warn" and "2 NVIDIA cards are here" in check_gpu(small()).says
+    assert check_gpu(small(device="cpu")) is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert check_gpu(small()) is None
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(environment, "nvidia_cards", lambda: 0)
+    assert check_gpu(small()) is None
+
+
+def test_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=400))
+    cfg = small(runs_dir=str(tmp_path/"not/yet/there"))   # save_total_limit 2: four of them
+    assert [check_disk(cfg, n).status for n in (101, 100, 51, 50)] == ["fail", "warn", "warn", "ok"]
+
+
+def test_writable(tmp_path):
+    assert check_writable(small(runs_dir=str(tmp_path/"a/b"))) is None and not list(tmp_path.iterdir())
+    (tmp_path/"file").write_text("")
+    assert check_writable(small(runs_dir=str(tmp_path/"file/runs"))).status == "fail"
+
+
+def test_tracking(tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_MODE"): monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path/"netrc"))
+    assert check_tracking(small()) is None
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    assert "not installed" in check_tracking(small(wandb=True)).says
+    monkeypatch.setattr(environment, "find_spec", lambda name: True)
+    assert "ask for one" in check_tracking(small(wandb=True)).says
+    (tmp_path/"netrc").write_text("machine api.wandb.ai login user password x\n")
+    assert check_tracking(small(wandb=True)) is None
+    (tmp_path/"netrc").unlink()
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_API_KEY", "x")):
+        monkeypatch.setenv(name, value)
+        assert check_tracking(small(wandb=True)) is None
+        monkeypatch.delenv(name)
+
+
+def test_hub(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert check_hub(small()) is None and check_hub(small(model=str(tmp_path))) is None
+    assert check_hub(small(model="nobody/nothing")).status == "fail"
+    assert "nobody/other" in check_hub(small(tokenizer="nobody/other")).says
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert check_hub(small(model="nobody/nothing")) is None
+
+
+def test_memory(data, plan):
+    tight = replace(plan, device=replace(plan.device, gib=.1), findings=[])
+    assert check_memory(plan, "")[0].status == "ok"
+    assert check_memory(tight, "").status == "fail"
+    assert check_memory(None, "it was odd").says == "it was odd" and check_memory(None, "").status == "skipped"
+    assert bad(preflight(small(), data=data, plan=tight))["plan.memory"].status == "fail"
+
+
+def test_measured(plan):
+    step = FirstStep(1., {}, 1, 1., int(plan.allocated - plan.parts["optimiser"]))
+    assert check_measured(plan, step).status == "ok"
+    assert check_measured(plan, replace(step, peak_bytes=2 * step.peak_bytes)).status == "warn"
+    assert check_measured(plan, replace(step, peak_bytes=None)).status == check_measured(None, step).status == "skipped"

@@ -1,0 +1,60 @@
+"Checks of ten steps: each fires on a planted defect and is quiet without it"
+import pytest
+import torch
+from planted import small
+
+from sft_nb.checks import learning
+from sft_nb.checks.evidence import Evidence
+from sft_nb.checks.gradient import slopes
+from sft_nb.checks.learning import Learned, check_learns, check_moves, learn_some
+from sft_nb.checks.step import take_step
+from sft_nb.report import SftError
+from sft_nb.workbench import Workbench
+
+
+@pytest.fixture
+def seen(): return Evidence(Workbench(small()))
+
+
+def test_learns():
+    def look(before, after, rate=1e-3): return check_learns(Learned(before, after, [], 2, 10, rate)).status
+    assert [look(2., x) for x in (1., 2., 2.1, 2.3, float("nan"))] == ["ok", "warn", "warn", "fail", "fail"]
+    assert look(2., 1., 0.) == "fail"
+    assert look(2., 1.9999) == "warn" and look(2., 1.99) == "ok"   # it hardly moves
+
+
+def test_steps_that_are_too_large_on_the_way():
+    told = check_learns(Learned(8., 2.4, [], 2, 10, .5, 40.))
+    assert told.status == "fail" and "40.0000 on the way" in told.says and str(told.fix) == "learning_rate=0.05"
+    assert check_learns(Learned(8., 2.4, [], 2, 10, .5, 9.)).status == "ok"
+
+
+def test_moves():
+    def look(*still, rate=1e-3): return check_moves(Learned(2., 1., list(still), 2, 10, rate))
+    assert look() is None and look("a").status == "warn" and look("a", "b").status == "fail"
+    assert look("a", "b", rate=0.) is None   # `check_learns` says that
+
+
+def test_steps_that_round_away(monkeypatch):
+    "adapters in bfloat16 at a small learning rate: the loss is computed, the gradient is there, and nothing moves"
+    seen = Evidence(Workbench(small(learning_rate=1e-9)))
+    for p in seen.model.parameters():
+        if p.requires_grad: p.data = (torch.ones_like(p) + p.data).bfloat16().float()
+
+    class Rounded(torch.optim.SGD):
+        def step(self, *args):
+            super().step(*args)
+            for group in self.param_groups:
+                for p in group["params"]: p.data = p.data.bfloat16().float()
+
+    monkeypatch.setattr(learning, "_optimizer", lambda cfg, trained, device: Rounded(trained, lr=1e-9))
+    done = learn_some(seen.model, seen.loss, seen.score, seen.some_batch, seen.cfg, steps=2)
+    assert check_moves(done).status == "fail" and check_learns(done).status == "warn"
+
+
+def test_nothing_to_train(seen):
+    seen.model.requires_grad_(False)
+    assert take_step(seen.model, seen.loss, seen.some_batch).norms == {}
+    assert slopes(seen.model, seen.loss, seen.score, seen.some_batch) == []
+    with pytest.raises(SftError, match="no parameter is trained"):
+        learn_some(seen.model, seen.loss, seen.score, seen.some_batch, small())

@@ -1,0 +1,111 @@
+"Checks of the rows: each fires on a planted defect and is quiet without it"
+import copy
+from dataclasses import replace
+from types import SimpleNamespace
+
+import datasets
+import pytest
+from planted import END, bad, small, status
+
+from sft_nb.checks.preflight import preflight
+from sft_nb.checks.rows import (Survey, check_bos, check_ends, check_ids, check_kept, check_masked, check_pad,
+                                check_prepared, check_prompts, survey)
+from sft_nb.tokens.ledger import Counts
+from sft_nb.tokens.prepare import prepare
+from sft_nb.tokens.stream import Seen
+
+
+@pytest.fixture(scope="module")
+def data(): return prepare(small())
+
+
+def tokens(ids, labels): return datasets.Dataset.from_dict(dict(input_ids=ids, labels=labels))
+def surveyed(ids, labels): return survey(tokens(ids, labels), ends=[END], bos=1, vocabulary=768)
+
+
+def test_survey_reads_every_defect_and_nothing_else():
+    assert surveyed([[1, 5, END], [4]], [[-100, 5, END], [-100]]) == Survey(2, [1], 1, [], [])
+    ids, labels = [[1, 1, 5], [5, 800], [-1, 5], [5, 6]], [[-100, -100, 5], [-100, -100], [-100, 5], [-100, 7]]
+    assert surveyed(ids, labels) == Survey(4, [1], 0, [0], [1, 2, 3])
+    some = tokens([[1, 1], [5, END]], [[-100, 1], [-100, END]]).select([1])
+    assert survey(some, ends=[END], bos=1, vocabulary=9) == Survey(1, [], 1, [], [])
+
+
+def test_survey_of_several_pieces():
+    one, two = tokens([[1, 5, END]], [[-100, 5, END]]), tokens([[4], [1, 1, 5]], [[-100], [-100, -100, 7]])
+    both = datasets.concatenate_datasets([one, two, one])
+    assert survey(both, ends=[END], bos=1, vocabulary=768) == Survey(4, [1], 2, [2], [2])
+
+
+@pytest.mark.parametrize("check, wrong", [(check_masked, Survey(9, [3], 9, [], [])),
+                                          (check_bos, Survey(9, [], 9, [3], [])),
+                                          (check_ids, Survey(9, [], 9, [], [3]))])
+def test_rows(check, wrong):
+    assert check(Survey(9, [], 9, [], [])) is None
+    assert check(wrong).status == "fail" and "number 3" in check(wrong).says
+
+
+def test_ends():
+    def split(seen, **counts): return SimpleNamespace(train=SimpleNamespace(seen=seen, counts=Counts(**counts)))
+    chat, text = split(Seen(dict(messages=9))), split(Seen(dict(text=9), with_more=1))
+    found = [status(check_ends(Survey(100, [], n, [], []), chat)) for n in (0, 89, 90, 100)]
+    assert found == ["fail", "warn", "ok", "ok"]
+    assert check_ends(Survey(100, [], 0, [], []), text).status == "warn"
+    cut = split(Seen(dict(messages=9)), cut=100)
+    assert "max_length" in str(check_ends(Survey(100, [], 0, [], []), cut).fix)
+
+
+def test_truncation_that_takes_every_end(tokenizer):
+    "seed 003: no row kept its end token, and nobody said so"
+    cfg = small(task="chat", max_length=12, on_long="cut")
+    row = dict(question="Who?", answer="one two three four five six seven eight nine ten " * 2)
+    made = prepare(cfg, tokenizer, train=[row] * 3)
+    assert bad(preflight(cfg, data=made))["data.ends"].status == "fail"
+
+
+def test_kept():
+    def made(**counts): return SimpleNamespace(train=SimpleNamespace(n_read=100, counts=Counts(**counts)))
+    half = made(dropped=50, longest_dropped=99)
+    assert check_kept(made(dropped=10)) is None
+    assert [check_kept(d).status for d in (made(dropped=6, cut=5), half)] == ["warn", "fail"]
+    assert str(check_kept(half).fix) == "max_length=99"
+
+
+def test_pad(tokenizer):
+    seen = Survey(9, [], 9, [], [])
+    assert check_pad(tokenizer, seen) is None
+    other = copy.deepcopy(tokenizer)
+    other.pad_token = other.eos_token
+    assert check_pad(other, seen).status == "warn" and check_pad(other, replace(seen, ended=0)).status == "fail"
+    other.pad_token = None
+    assert check_pad(other, seen).status == "fail"
+
+
+def test_prompts(data, tokenizer):
+    other = copy.deepcopy(tokenizer)
+    assert check_prompts(data, small()).status == "ok"
+    other.chat_template = other.chat_template.replace("assistant\\n", "assistant: ")
+    assert check_prompts(replace(data, tokenizer=other), small()).status == "fail"
+    assert check_prompts(data, small(train_on_prompt=True)).status == "skipped"
+    text = small(task="chat")
+    assert check_prompts(prepare(text, tokenizer, train=[dict(text="Only text.")]), text).status == "skipped"
+
+
+def test_prompts_of_several_turns(tokenizer):
+    cfg = small(task="chat")
+    def talk(k):
+        turns = (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+        return [dict(role=role, content=f"{text} {k}") for role, text in turns]
+    made = prepare(cfg, tokenizer, train=[dict(messages=talk(k)) for k in range(3)])
+    assert "6 answers" in check_prompts(made, cfg).says
+    ids = [i[:-8] + [7] + i[-7:] for i in made.train.tokens["input_ids"]]   # in front of the second answer
+    broken = tokens(ids, list(made.train.tokens["labels"]))
+    assert check_prompts(replace(made, train=replace(made.train, tokens=broken)), cfg).says.startswith(
+        "3 of the first rows")
+
+
+def test_the_data_report_is_taken_over(data):
+    names = {f.check for f in check_prepared(data)}
+    assert {"data.train_dropped", "data.held_out"} <= names and "data.train_ends" not in names
+    twice = prepare(small(drop_duplicates=False, task="chat"), train=[dict(question="a", answer="b")] * 4)
+    assert bad(preflight(small(task="chat"), data=twice))["data.train_duplicates"].status == "warn"

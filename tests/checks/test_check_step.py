@@ -1,0 +1,115 @@
+"Checks of the first step and of the gradient: each fires on a planted defect and is quiet without it"
+import pytest
+import torch
+from planted import bad, small
+
+from sft_nb.checks.evidence import Evidence
+from sft_nb.checks.gradient import Slope, check_derivative, slopes
+from sft_nb.checks.preflight import preflight
+from sft_nb.checks.step import (Evaluated, FirstStep, check_evaluation, check_gradient, check_loss, check_order,
+                                check_width, take_step)
+from sft_nb.tokens.prepare import prepare
+from sft_nb.workbench import Workbench
+
+
+@pytest.fixture(scope="module")
+def data(): return prepare(small())
+
+
+@pytest.fixture
+def seen(data): return Evidence(Workbench(small(), data=data))
+
+
+def test_loss():
+    def look(loss, **more): return check_loss(FirstStep(loss, {}, 1, 1.), 768, small(**more)).status   # ln(768) is 6.64
+    found = [look(x) for x in (2., 6.3, 7.7, 13.4, 0., float("nan"), float("inf"))]
+    assert found == ["ok", "warn", "warn", "fail", "fail", "fail", "fail"]
+    assert [look(x, init="random") for x in (6.7, 7.7, 13.4, 0.)] == ["ok", "warn", "warn", "fail"]
+
+
+def test_gradient():
+    def look(norms): return check_gradient(FirstStep(1., norms, 1, 1.))
+    assert look({"a.lora_A.w": 0., "a.lora_B.w": 1.}).status == "ok"
+    dry = {"a.lora_A.w": 0., "a.lora_B.w": 1., "b.lora_A.w": 0., "b.lora_B.w": 0.}
+    assert look(dry).says.startswith("1 of 2") and look(dry).status == "fail"
+    assert look({"a.lora_B.w": 1., "b.experts.3.lora_B.w": 0., "embed.trainable_tokens_delta": 0.}).status == "ok"
+    assert look({"a.weight": 1., "b.weight": 0.}).status == "warn"
+    assert [look(n).status for n in ({"a.weight": float("nan")}, {"a.weight": 0.}, {})] == ["fail"] * 3
+
+
+@pytest.mark.parametrize("padding_free", [True, False])
+def test_order_and_width(data, padding_free):
+    seen = Evidence(Workbench(small(method="lora", padding_free=padding_free), data=data))
+    assert check_order(seen.score, seen.some_batch, seen.reversed_batch, 1e-4) is None
+    assert check_width(seen.score, seen.some_batch, seen.wide_batch, 1e-4) is None
+    wide = seen.wide_batch
+    labels = wide["labels"].masked_fill(wide["attention_mask"] == 0, 5)
+    assert check_width(seen.score, seen.some_batch, wide | dict(labels=labels), 1e-4).status == "fail"
+
+
+@pytest.mark.parametrize("check", [check_order, check_width])
+def test_a_loss_that_is_not_finite(check):
+    nan = check(lambda batch: float("nan"), {}, {}, 1e-4)
+    assert nan.status == "fail" and "the loss of the first rows is nan" in nan.says
+
+
+def test_rows_that_read_each_other(data):
+    "field note: with the cache on, or positions that run on, a flattened batch reads across its rows"
+    seen = Evidence(Workbench(small(method="lora"), data=data))
+    assert "position_ids" in seen.some_batch
+    def runs_on(batch): return batch | dict(position_ids=torch.arange(batch["input_ids"].shape[1])[None])
+    some, reversed_ = runs_on(seen.some_batch), runs_on(seen.reversed_batch)
+    assert check_order(seen.score, some, reversed_, 1e-4).status == "fail"
+    assert check_width(seen.score, some, seen.wide_batch, 1e-4).status == "fail"
+
+
+def test_evaluation():
+    nan = float("nan")
+    assert check_evaluation(Evaluated(2., 3., 3.)).status == "ok"
+    for wrong in (Evaluated(2., 3., 3.001), Evaluated(nan, 3., 3.), Evaluated(2., 3., nan)):
+        assert check_evaluation(wrong).status == "fail"
+
+
+def test_derivative():
+    def look(*found, slack=.02, coarse=False):
+        return check_derivative([Slope("x", 1., *one) for one in found], slack, coarse).status
+    assert look((1., .001)) == look((1.01, .015)) == "ok"
+    assert look((1., 0.), (1.1, .001)) == look((.9, 0.)) == look((0., 0.)) == look((float("nan"), 0.)) == "fail"
+    assert look((1.1, .5)) == look((1., 0.), (1.03, .001)) == "skipped"
+    rounded = [look((x, .01), slack=.3, coarse=True) for x in (.8, .2, 1.2, 1.4, 1.7)]
+    assert rounded == ["ok", "skipped", "ok", "skipped", "fail"]   # rounding only takes away
+    assert check_derivative([], .02, False).status == "fail"
+
+
+def test_slopes_leave_the_model_as_it_was(seen):
+    before = {n: p.detach().clone() for n, p in seen.model.named_parameters()}
+    assert len(slopes(seen.model, seen.loss, seen.score, seen.some_batch)) == 4
+    assert all(torch.equal(p, before[n]) and p.grad is None for n, p in seen.model.named_parameters())
+
+
+def test_a_gradient_that_is_cut(seen):
+    third = seen.model.get_base_model().model.layers[2].mlp
+    third.register_forward_pre_hook(lambda module, args: (args[0].detach(),))
+    assert check_gradient(seen.first_step).status == "ok"
+    assert check_derivative(seen.slopes, seen.slack, seen.coarse).status == "fail"
+
+
+def test_a_backward_pass_that_is_too_large(seen):
+    for p in seen.model.parameters():
+        if p.requires_grad: p.register_hook(lambda g: 2 * g)
+    assert check_derivative(seen.slopes, seen.slack, seen.coarse).status == "fail"
+
+
+def test_the_bitsandbytes_bug(data, monkeypatch):
+    "Without the guard, a 4-bit base on a CPU with AVX512-BF16 loses its gradient at the first evaluation"
+    from bitsandbytes.nn.modules import has_avx512bf16
+    if not has_avx512bf16(): pytest.skip("this CPU has no AVX512-BF16, so bitsandbytes does not repack its weights")
+    monkeypatch.setattr("sft_nb.model.load.guard_4bit", lambda model: 0)
+    found = bad(preflight(small(), data=data))
+    assert found["step.derivative"].status == "fail" and "guard_4bit" in str(found["step.derivative"].fix)
+
+
+def test_a_scaled_loss_has_the_same_gradient(seen):
+    plain = take_step(seen.model, seen.loss, seen.batch)
+    scaled = take_step(seen.model, seen.loss, seen.batch, scale=1024.)
+    assert scaled.norm == pytest.approx(plain.norm, rel=1e-5) and scaled.loss == plain.loss

@@ -1,0 +1,96 @@
+"""The synthetic learner: two layers, 32 wide, new weights, the tokenizer of `tiny`. What is no matter of size, nor of
+4-bit weights, is tested on it in a fraction of the time; and what the tests of training ask a run."""
+import atexit
+import json
+import shutil
+import tempfile
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+from transformers import Qwen3Config, TrainerCallback
+
+from sft_nb.config import load_config
+from sft_nb.report import Report
+from sft_nb.run.directory import Run
+from sft_nb.training import train as training   # the module
+
+TEN_STEPS = dict(
+    max_samples=64, max_steps=10, num_train_epochs=4, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+    logging_steps=1, save_steps=3, save_total_limit=9, eval_samples=0, preflight=False)
+
+
+@cache
+def shape()->str:
+    "A folder with the model's config alone"
+    folder = Path(tempfile.mkdtemp(prefix="sft_nb-learner-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    config = Qwen3Config(
+        vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)
+    config.save_pretrained(folder/"learner")
+    return str(folder/"learner")
+
+
+def learner()->dict:
+    "Settings that put the synthetic learner into the place of the demo's model"
+    return dict(model=shape(), tokenizer="tiny", init="random", method="lora", max_new_tokens=8)
+
+
+def small(folder, **how):
+    "Ten steps of the learner on 64 rows"
+    return load_config("demo", **dict(runs_dir=str(folder)) | TEN_STEPS | learner() | how)
+
+
+def small_qlora(folder, **how):
+    "The same ten steps of the demo's model: pretrained, in 4 bits"
+    return load_config("demo", **dict(runs_dir=str(folder)) | TEN_STEPS | how)
+
+
+def values(run:Run, name:str)->list: return [m[name] for m in run.metrics() if name in m]
+def weights(run:Run)->bytes: return (run.adapter/"adapter_model.safetensors").read_bytes()
+def names(checkpoints)->list[str]: return [p.name for p in checkpoints]
+
+
+def curve(run:Run, *more:str)->list[tuple]:
+    "Step, loss, norm of the gradient, and what else is asked for, of each line with a loss"
+    return [tuple(m[k] for k in ("step", "loss", "grad_norm", *more)) for m in run.metrics() if "loss" in m]
+
+
+def notes(run:Run)->dict:
+    "What the guards noted: check -> finding"
+    file = run.path/"guards.json"
+    if not file.exists(): return {}
+    return {f.check: f for f in Report.from_dict(json.loads(file.read_text())).findings}
+
+
+def assert_same(run:Run, undisturbed:Run)->None:
+    "It ended where an undisturbed run ends, to the last bit"
+    assert run.status.state == "finished"
+    assert curve(run) == curve(undisturbed)
+    assert weights(run) == weights(undisturbed)
+
+
+@contextmanager
+def at_step(n:int, act):
+    "Call `act()` when optimiser step `n` begins"
+    class At(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == n - 1: act()
+    build = training.build_trainer
+    def built(*args, **kwargs):
+        trainer = build(*args, **kwargs)
+        trainer.add_callback(At())
+        return trainer
+    with patch.object(training, "build_trainer", built): yield
+
+
+def killed_at_eight(folder:Path, undisturbed:Run)->Run:
+    "A copy of a run with checkpoints 3 and 6, which was killed after the second"
+    shutil.copytree(undisturbed.path, folder/"damaged")
+    run = Run(folder/"damaged")
+    for n in (9, 10): shutil.rmtree(run.path/f"checkpoints/checkpoint-{n}")
+    shutil.rmtree(run.adapter)
+    run.set_status("running", step=8)
+    return run

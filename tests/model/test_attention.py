@@ -1,0 +1,154 @@
+"""Flattened rows are read as if each were alone; everything else is what it was."""
+import pytest
+import torch
+from hypothesis import given, settings as how, strategies as st
+from shapes import SHAPES, model
+from transformers import masking_utils as masks
+
+from sft_nb.model.attention import choose_attention, find_documents, varlen_attention
+from sft_nb.report import SftError
+
+KINDS = [k for k in SHAPES]
+
+
+def rows(lengths, seed=1):
+    return torch.randint(3, 768, (1, sum(lengths)), generator=torch.Generator().manual_seed(seed))
+def positions(lengths): return torch.cat([torch.arange(n) for n in lengths])[None]
+def alone(m, ids, lengths): return torch.cat([m(r, use_cache=False).logits for r in ids.split(lengths, 1)], 1)
+
+
+def both(kind, lengths, dtype=torch.float32):
+    "Logits and gradients: eager on each row alone, varlen on all of them flattened"
+    ids, m, out = rows(lengths), model(kind, dtype=dtype), []
+    def flattened(): return m(ids, position_ids=positions(lengths), use_cache=False).logits
+    for attention, forward in (("eager", lambda: alone(m, ids, lengths)), ("varlen", flattened)):
+        m.set_attn_implementation(attention)
+        m.zero_grad()
+        logits = forward().float()
+        (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum().backward()
+        grads = {n: p.grad.float().clone() for n, p in m.named_parameters() if p.grad is not None}
+        out.append((logits.detach(), grads))
+    return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_to_eager_on_each_row_alone(kind):
+    (want, want_grads), (got, grads) = both(kind, [5, 23, 1, 12])
+    assert (want - got).abs().max() < 1e-5 and grads.keys() == want_grads.keys()
+    assert all((grads[n] - g).abs().max() <= 1e-5 * max(1, g.abs().max()) for n, g in want_grads.items())
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2", "gemma3_text", "phi3"])
+def test_in_bfloat16_as_near_to_float32_as_eager_is(kind):
+    "2e-2, or what eager itself is off by: gradients of gemma3's small queries and keys are 3e-2 off either way"
+    (exact, exact_grads), _ = both(kind, [5, 23, 1, 12])
+    (eager, eager_grads), (got, grads) = both(kind, [5, 23, 1, 12], torch.bfloat16)
+    assert (got - eager).norm() < 2e-2 * eager.norm()
+    off = lambda a, b: ((a - b).norm() / b.norm().clamp(min=1e-3)).item()
+    for n, g in exact_grads.items(): assert off(grads[n], g) < max(2e-2, 1.3 * off(eager_grads[n], g)), n
+
+
+MISTRAL = model("mistral", attention="varlen")
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
+@how(max_examples=40, deadline=None)
+def test_any_lengths(lengths):
+    ids = rows(lengths)
+    with torch.no_grad():
+        got = MISTRAL(ids, position_ids=positions(lengths), use_cache=False).logits
+        want = alone(MISTRAL, ids, lengths)
+    assert (got - want).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt2"])
+@pytest.mark.parametrize("training", [False, True])
+def test_no_gradient_crosses_a_border(kind, training):
+    "What the second row says does not depend on the first, with dropout in the attention too"
+    lengths, dropout = [6, 9, 4], dict(attention_dropout=.3)
+    if kind == "gpt2": dropout = dict(attn_pdrop=.3, resid_pdrop=0., embd_pdrop=0.)
+    m = model(kind, attention="varlen", **dropout).train(training)
+    x = m.get_input_embeddings()(rows(lengths)).detach().requires_grad_()
+    m(inputs_embeds=x, position_ids=positions(lengths), use_cache=False).logits[:, 6:15].sum().backward()
+    before, inside, after = (x.grad[:, a:b].abs() for a, b in ((0, 6), (6, 15), (15, 19)))
+    assert before.max() == 0 == after.max() and inside.min() >= 0 and inside.max() > 0
+
+
+def test_dropout_of_the_attention_is_there_in_training_and_only_there():
+    m, ids = model("qwen3", attention="varlen", attention_dropout=.5), rows([6, 9])
+    say = lambda: m(ids, position_ids=positions([6, 9]), use_cache=False).logits
+    with torch.no_grad():
+        assert torch.equal(say(), say())
+        m.train()
+        assert not torch.equal(say(), say())
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2"])
+def test_padded_batches_on_either_side(kind):
+    m, ids = model(kind), rows([12, 12])
+    batch, mask = torch.zeros(4, 12, dtype=torch.long), torch.zeros(4, 12, dtype=torch.long)
+    for b, (row, n, left) in enumerate(((0, 12, 0), (0, 7, 5), (1, 7, 0), (1, 1, 3))):
+        batch[b, left:left + n], mask[b, left:left + n] = ids[0, 12 * row:12 * row + n], 1
+    out = []
+    for attention in ("eager", "varlen"):
+        m.set_attn_implementation(attention)
+        at = (mask.cumsum(1) - 1).clamp(0)
+        with torch.no_grad(): out.append(m(batch, attention_mask=mask, position_ids=at).logits[mask.bool()])
+    assert (out[0] - out[1]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2", "gemma3_text", "gpt2"])
+def test_generation_with_a_cache(kind):
+    from transformers import GenerationConfig
+    m, ids = model(kind), rows([9, 9])
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0
+    how = GenerationConfig(max_new_tokens=25, do_sample=False, pad_token_id=0, eos_token_id=2, use_cache=True)
+    told = dict(input_ids=ids.view(2, 9) * mask, attention_mask=mask, generation_config=how)
+    out = []
+    for attention in ("eager", "varlen"):
+        m.set_attn_implementation(attention)
+        out.append(m.generate(**told).tolist())
+    assert out[0] == out[1]
+
+
+def test_gradient_checkpointing_changes_nothing():
+    ids, lengths, grads = rows([8, 5]), [8, 5], []
+    for checkpointing in (False, True):
+        m = model("qwen3", attention="varlen").train()
+        if checkpointing: m.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
+        m(ids, position_ids=positions(lengths), use_cache=False).logits.square().sum().backward()
+        grads.append([p.grad.clone() for p in m.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads))
+
+
+def test_what_it_cannot_compute_is_refused():
+    q = torch.zeros(1, 2, 4, 8)
+    for name in ("s_aux", "position_bias"):
+        with pytest.raises(SftError, match=f"wants {name}"):
+            varlen_attention(None, q, q, q, None, **{name: torch.zeros(1)})
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.one_of(st.none(), st.integers(1, 12)))
+@how(max_examples=80, deadline=None)
+def test_documents_and_window_are_read_off_the_mask(lengths, window):
+    which = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None]
+    causal = masks.causal_mask_function if window is None else masks.sliding_window_causal_mask_function(window)
+    found = find_documents(masks.and_masks(masks.packed_sequence_mask_function(which), causal), sum(lengths))
+    if window == 1: return   # each token a document of its own: the same attention, said differently
+    assert found.lengths == tuple(lengths) and found.window == (window if window and window < max(lengths) else None)
+
+
+def test_flash_attention_is_taken_where_it_is(monkeypatch):
+    from transformers import AutoConfig
+    shape = AutoConfig.for_model("qwen3")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda *a: (9, 0))
+    there = set()
+    monkeypatch.setattr("sft_nb.model.attention.find_spec", lambda name: name in there or None)
+    for package, want in ((None, "varlen"), ("flash_attn", "flash_attention_2"),
+                          ("flash_attn_interface", "flash_attention_3")):
+        there.add(package)
+        assert choose_attention("auto", "cuda", torch.bfloat16, shape)[0] == want
+    assert choose_attention("auto", "cuda", torch.float32, shape)[0] == "varlen"
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda *a: (7, 5))
+    assert choose_attention("auto", "cuda", torch.float16, shape)[0] == "varlen"

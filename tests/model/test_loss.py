@@ -1,0 +1,143 @@
+"""One number, however it is computed."""
+import json
+
+import pytest
+import torch
+from shapes import ODD, SHAPES, folder, model
+
+from sft_nb.config import load_config
+from sft_nb.tokens.prepare import prepare
+from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
+from sft_nb.model.loss import add_supervised_loss, batch_loss, head_of
+from sft_nb.report import SftError
+from sft_nb.training.train import train
+
+
+@pytest.mark.parametrize("kind", list(SHAPES))
+@pytest.mark.parametrize("mib", [512, 0])
+def test_loss_and_gradients_are_the_models_own(kind, mib):
+    ids = torch.randint(3, 768, (2, 20), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[0, :9], labels[1, 15:] = -100, -100
+    n = int((labels[:, 1:] != -100).sum())
+    plain, ours = model(kind), model(kind)
+    assert add_supervised_loss(ours, max_logits_mib=mib)
+    want, got = plain(ids, labels=labels).loss, ours(ids, labels=labels, supervised=True)
+    want.backward()
+    (got.loss / n).backward()
+    assert got.n_tokens == n and got.loss.item() / n == pytest.approx(want.item(), rel=1e-5)
+    for (name, p), q in zip(plain.named_parameters(), ours.parameters()):
+        assert (p.grad - q.grad).abs().max() <= 1e-5 * max(1, p.grad.abs().max()), name
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_under_autocast(kind):
+    ids = torch.randint(3, 768, (1, 20), generator=torch.Generator().manual_seed(0))
+    ours = model(kind, dtype=torch.bfloat16)
+    add_supervised_loss(ours)
+    exact = model(kind)(ids, labels=ids).loss.item()
+    with torch.autocast("cpu", torch.bfloat16): loss = ours(ids, labels=ids, supervised=True).loss.item()
+    assert loss / 19 == pytest.approx(exact, rel=2e-2)
+    total, n = batch_loss(ours, dict(input_ids=ids, labels=ids), dtype=torch.bfloat16, supervised=True)
+    assert (total.item(), n) == (loss, 19)
+
+
+def test_no_supervised_token_is_no_gradient_and_no_nan():
+    m = model("qwen3")
+    add_supervised_loss(m)
+    ids = torch.arange(9)[None]
+    out = m(ids, labels=torch.full_like(ids, -100), supervised=True)
+    out.loss.backward()
+    assert out.loss.item() == 0 == out.n_tokens
+    assert all(p.grad is None or p.grad.abs().max() == 0 for p in m.parameters())
+
+
+def test_a_head_that_scales_in_secret_is_found_out():
+    m = model("llama")
+    plain = m.forward
+    def secret(*args, **kwargs):
+        out = plain(*args, **kwargs)
+        out.logits = out.logits * 1.1
+        return out
+    m.forward = secret
+    assert head_of(m) is None and not add_supervised_loss(m)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_the_loss_of_a_batch_is_the_same_in_every_layout_and_either_way(kind, tokenizer):
+    "The model's own mean times its tokens, ours as a sum; flattened, padded, and row by row; the mode is left alone"
+    draw = torch.Generator().manual_seed(0)
+    rows = [dict(input_ids=(ids := torch.randint(3, 768, (n,), generator=draw).tolist()), labels=[-100] * 3 + ids[3:])
+            for n in (9, 17, 5)]
+    m = model(kind, attention="varlen").train()
+    assert add_supervised_loss(m)
+    pad, flatten = DataCollatorForCausalLM(tokenizer, 8), DataCollatorFlattening(False)
+    alone = [batch_loss(m, flatten([r]), supervised=True) for r in rows]
+    total, n = (sum(x).item() for x in zip(*alone))
+    assert n == 6 + 14 + 2 and m.training
+    for batch in (pad(rows), flatten(rows)):
+        for supervised in (True, False):
+            got, many = batch_loss(m, batch, supervised=supervised)
+            assert got.requires_grad and many == n and got.item() == pytest.approx(total, rel=1e-5)
+
+
+def step(tmp_path, **how):
+    "Losses of two steps and of an evaluation, and the first norm of the gradient"
+    small = dict(max_steps=2, logging_steps=1, max_samples=16, eval_samples=8, eval_steps=1)
+    small |= dict(per_device_train_batch_size=8)
+    cfg = load_config("demo", **small | dict(runs_dir=str(tmp_path)) | how)
+    lines = train(cfg, data=prepare(cfg)).metrics()
+    found = {name: [line[name] for line in lines if name in line] for name in ("loss", "eval_loss", "grad_norm")}
+    return found["loss"] + found["eval_loss"], found["grad_norm"][0]
+
+
+WAYS = [
+    dict(padding_free=False),
+    dict(attn_implementation="sdpa"),
+    dict(attn_implementation="eager", padding_free=True),
+    dict(max_logits_mib=1),
+    dict(per_device_train_batch_size=4, gradient_accumulation_steps=2),
+    dict(effective_batch_size=8, per_device_train_batch_size=2),
+    dict(gradient_checkpointing=True),
+    dict(method="auto", max_tokens_per_batch=4096, max_samples=8),
+]
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_every_way_through_a_step_has_the_same_loss(tmp_path, how):
+    same = dict(method="lora", max_samples=8) if how.get("method") == "auto" else {}
+    (want, norm), (got, other) = step(tmp_path/"a", **same), step(tmp_path/"b", **how)
+    assert got[:1] + got[2:3] == pytest.approx(want[:1] + want[2:3], rel=1e-5)
+    assert other == pytest.approx(norm, rel=1e-3)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_prompts_that_are_learned_too(tmp_path, flat):
+    "The first token of a row is predicted by nothing and counts nowhere"
+    a, b = (step(tmp_path/str(p), train_on_prompt=True, padding_free=p)[0] for p in (flat, not flat))
+    assert a[:1] == pytest.approx(b[:1], rel=1e-5)
+
+
+def test_without_a_known_head_trls_loss_runs_and_says_the_same(tmp_path, monkeypatch):
+    want, norm = step(tmp_path/"a")
+    monkeypatch.setattr("sft_nb.model.loss.head_of", lambda model: None)
+    got, other = step(tmp_path/"b")
+    assert [json.loads(f.read_text())["loss"] for f in sorted(tmp_path.rglob("trainer.json"))] == ["sft_nb", "trl"]
+    assert got == pytest.approx(want, rel=1e-4) and other == pytest.approx(norm, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", list(ODD))
+@pytest.mark.filterwarnings("ignore")
+def test_models_whose_rows_would_read_each_other_are_padded(tmp_path, kind):
+    "OPT takes positions from a mask, ALiBi distances across the border, Mamba carries a state: padded, or refused"
+    wide = {"init_std" if kind == "opt" else "initializer_range": .3}   # weights with which a difference would show
+    how = dict(
+        model=folder(tmp_path, kind, **wide), tokenizer="tiny", init="random", method="lora", max_steps=1,
+        runs_dir=str(tmp_path/"runs"), max_samples=8, eval_samples=0, per_device_train_batch_size=8)
+    if kind == "mamba": how["lora_target_modules"] = ("in_proj", "x_proj")
+    alone = train(load_config("demo", **how | dict(per_device_train_batch_size=1, gradient_accumulation_steps=8)))
+    run = train(load_config("demo", **how))
+    assert run.config.padding_free is False
+    assert json.loads((run.path/"trainer.json").read_text())["rows"] == "padded"
+    assert run.metrics()[0]["loss"] == pytest.approx(alone.metrics()[0]["loss"], rel=1e-4)
+    for asked in (dict(max_tokens_per_batch=512), dict(padding_free=True)):
+        with pytest.raises(SftError, match="reach from row to row"): train(load_config("demo", **how | asked))

@@ -1,0 +1,110 @@
+"""Both panels in a real JupyterLab, in a real browser, used as a person uses them."""
+import json, os, shutil, signal, socket, subprocess, sys, time, urllib.request
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]
+SETTINGS = {"notebook-extension/tracker": dict(windowingMode="none"),
+            "apputils-extension/notification": dict(fetchNews="false", checkForUpdates=False)}
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory, trained):
+    "A JupyterLab server with one notebook that opens both panels; yields its address"
+    root, home = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("home")
+    cells = ["from sft_nb import *\n"
+             "cfg = load_config('demo', max_samples=40, eval_samples=8, num_train_epochs=1, padding_free=False)\n"
+             "BatchPanel(prepare(cfg), batch_size=3)",
+             f"GenerationPanel({str(trained.path)!r})"]
+    kernel = dict(display_name="python3", language="python", name="python3")
+    nb = new_notebook(cells=[new_code_cell(c) for c in cells], metadata=dict(kernelspec=kernel))
+    nbformat.write(nb, root/"panels.ipynb")
+    for name, value in SETTINGS.items():
+        file = home/"settings"/"@jupyterlab"/f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(value))
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    folders = dict(JUPYTERLAB_SETTINGS_DIR="settings", JUPYTERLAB_WORKSPACES_DIR="workspaces",
+                   JUPYTER_RUNTIME_DIR="runtime", IPYTHONDIR="ipython")
+    env = os.environ | {name: str(home/folder) for name, folder in folders.items()}
+    log = (home/"lab.log").open("w")
+    options = ["--no-browser", "--allow-root", f"--port={port}", "--ip=127.0.0.1", "--IdentityProvider.token=",
+               "--ServerApp.password=", "--ServerApp.open_browser=False", f"--ServerApp.root_dir={root}"]
+    server = subprocess.Popen([sys.executable, "-m", "jupyterlab", *options], env=env, stdout=log, stderr=log,
+                              start_new_session=True)
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/api/status", server, home/"lab.log")
+        yield f"http://127.0.0.1:{port}/lab/tree/panels.ipynb"
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+
+
+def _wait_for(url, server, log, seconds=90):
+    end = time.time() + seconds
+    while time.time() < end:
+        assert server.poll() is None, log.read_text()
+        try: return urllib.request.urlopen(url, timeout=5)
+        except OSError: time.sleep(.5)
+    raise AssertionError(log.read_text())
+
+
+def _run_all(page, address, text, attempts=3):
+    "Run all cells and wait for `text`; JupyterLab sometimes loses the first click while it starts"
+    from playwright.sync_api import Error, expect
+    for attempt in range(attempts):
+        try:
+            page.goto(address)
+            page.locator(".jp-NotebookPanel .jp-Cell").first.wait_for()
+            expect(page.get_by_text("| Idle")).to_be_visible(timeout=60_000)
+            page.get_by_role("menubar").get_by_text("Run", exact=True).click()
+            page.get_by_text("Run All Cells", exact=True).click()
+            return expect(page.get_by_text(text)).to_be_visible(timeout=60_000)
+        except (AssertionError, Error):
+            if attempt == attempts - 1: raise
+
+
+def _soon(page, holds, seconds=20):
+    "Each message of the kernel is drawn by itself: the title may be there before the tokens"
+    for _ in range(10 * seconds):
+        if holds(): return
+        page.wait_for_timeout(100)
+    assert holds()
+
+
+def test_both_panels_are_used(lab, tmp_path):
+    from playwright.sync_api import expect, sync_playwright
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(viewport=dict(width=1280, height=1150))
+        page.set_default_timeout(120_000)
+        expect.set_options(timeout=120_000)
+        _run_all(page, lab, "train batch 1 of 14")
+        first = page.locator(".sft-supervised").all_inner_texts()
+        page.get_by_role("button", name="next ▶").click()
+        expect(page.get_by_text("train batch 2 of 14")).to_be_visible()
+        _soon(page, lambda: page.locator(".sft-supervised").all_inner_texts() != first
+              and page.locator(".sft-padding").count() > 0)
+        expect(page.locator(".sft-document")).to_have_count(3)
+        expect(page.get_by_text("3 rows padded")).to_be_visible()
+        page.get_by_role("button", name="eval").click()
+        expect(page.get_by_text("eval batch 1 of 3")).to_be_visible()
+
+        page.get_by_placeholder("Ask something").fill("What colour is the <b>sky</b>?")
+        page.get_by_role("button", name="Generate").click()
+        expect(page.locator(".sft-tuned")).to_have_count(1)
+        question = "Ada has 14 apples. Ben gives Ada 23 more. How many apples does Ada have now?"
+        page.get_by_placeholder("Ask something").fill(question)
+        page.get_by_role("button", name="Generate").click()
+        expect(page.locator(".sft-tuned")).to_have_count(2)
+        _soon(page, lambda: "<b>sky</b>" in page.locator(".jp-OutputArea").last.inner_text())   # shown, not obeyed
+        picture = os.environ.get("SFT_NB_SCREENSHOT", str(tmp_path/"panels.png"))
+        page.locator(".jp-NotebookPanel").screenshot(path=picture)
+        browser.close()

@@ -1,0 +1,123 @@
+"""What a plan chooses, what it says where nothing fits, and what a run does with it."""
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from shapes import folder
+
+from sft_nb.batches.layout import worst_batch
+from sft_nb.config import load_config
+from sft_nb.model.hardware import DEVICES, find_device, this_device
+from sft_nb.planning.plan import plan, resolve
+from sft_nb.report import ConfigError, SftError, edit
+from sft_nb.tokens.prepare import prepare
+from sft_nb.training.train import train
+
+QWEN3_4B = dict(vocab_size=151_936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, head_dim=128,
+                num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=262_144)
+
+
+def four_b(tmp_path, **more):
+    model = folder(tmp_path, "qwen3", **QWEN3_4B)
+    return load_config(model=model, tokenizer="tiny", init="random", max_length=262_144, **more)
+
+
+def test_a_200_000_token_step_of_a_4b_model_fits_59_gib(tmp_path):
+    "The seed's figure was about 59 GB on each of four cards; r 64, a row a pass, checkpointing and offloading"
+    cfg = four_b(tmp_path, method="lora", lora_r=64, lora_dropout=0., per_device_train_batch_size=1)
+    saving = replace(cfg, gradient_checkpointing=True, activation_offloading=True)
+    made = plan(saving, device="h200-141gb", lengths=[200_000])
+    assert made.fits and made.allocated < 59 * 2**30
+    without = plan(cfg, device="h200-141gb", lengths=[200_000])
+    assert without.fits and without.settings["gradient_checkpointing"] and not without.settings["activation_offloading"]
+    assert without.allocated > made.allocated + 25 * 2**30
+    assert plan(cfg, device="a100-80gb", lengths=[200_000]).settings["activation_offloading"]
+    with pytest.raises(ConfigError, match="no memory to offload to on cpu"):
+        plan(load_config("demo", activation_offloading=True), lengths=[60])
+
+
+def test_a_choice_is_the_fastest_that_fits(tmp_path):
+    rows = [512, 1024, 2048, 4096] * 100
+    cfg = four_b(tmp_path, method="auto", max_tokens_per_batch="auto", effective_batch_size=16)
+    wide, narrow = (plan(cfg, device=d, lengths=rows) for d in ("h200-141gb", "l4-24gb"))
+    assert wide.fits and wide.settings["method"] == "lora" and not wide.settings["gradient_checkpointing"]
+    assert narrow.fits and narrow.settings["gradient_checkpointing"]
+    assert wide.tokens_per_second > narrow.tokens_per_second and wide.settings["max_tokens_per_batch"] >= 4096
+    assert all(set(p.reasons) == set(p.settings) and all(p.reasons.values()) for p in (wide, narrow))
+    rows_a_pass = wide.settings["max_tokens_per_batch"] / 1920
+    assert 8 <= rows_a_pass * wide.settings["gradient_accumulation_steps"] <= 24
+
+
+def test_what_does_not_fit_is_a_failure_with_a_way_out(tmp_path):
+    plain = four_b(tmp_path, method="lora", per_device_train_batch_size=4, gradient_checkpointing=False)
+    tight = plan(plain, device="rtx4090-24gb", lengths=[4096] * 8)
+    assert not tight.fits and tight.report.exit_code == 1
+    assert tight.findings[0].fix.says("shell") == "--gradient-checkpointing auto --activation-offloading auto"
+    saving = replace(plain, gradient_checkpointing=True)
+    for changed, longest, fix in (
+        (dict(method="full"), 4096, edit(method="qlora")),
+        (dict(method="qlora", per_device_train_batch_size=64), 4096, edit(per_device_train_batch_size=1)),
+        (dict(method="qlora", max_tokens_per_batch=262_144), 262_144, edit(max_length=131_072)),
+    ):
+        made = plan(replace(saving, **changed), device="rtx4090-24gb", lengths=[longest] * 64)
+        assert not made.fits and made.findings[0].fix == fix, changed
+
+
+def test_an_evaluation_is_counted(tmp_path):
+    cfg = four_b(tmp_path, method="lora", gradient_checkpointing=True, per_device_train_batch_size=1, eval_steps=10,
+                 per_device_eval_batch_size=64, padding_free=False, attn_implementation="eager")
+    made = plan(cfg, device="rtx4090-24gb", lengths=[2048] * 64)
+    assert made.evaluation > sum(made.parts.values()) and not made.fits
+    assert made.findings[0].check == "memory_evaluation"
+    assert made.findings[0].fix == edit(per_device_eval_batch_size=32)
+
+
+def test_every_card_has_a_plan_and_a_wrong_one_an_error(tmp_path):
+    cfg = load_config("demo", max_samples=20, eval_samples=5)
+    data = prepare(cfg)
+    for name in DEVICES: assert plan(cfg, data, device=name).fits, name
+    with pytest.raises(ConfigError, match="not in the list"): find_device("voodoo2")
+    with pytest.raises(ConfigError, match="no such attention"): plan(replace(cfg, attn_implementation="sdpaa"), data)
+    narrow = replace(cfg, max_tokens_per_batch=10)
+    with pytest.raises(SftError, match="the longest row is"): worst_batch(narrow, data.train.lengths, flat=True)
+
+
+CARDS = (("NVIDIA H200", 139.8, "h200-141gb"), ("NVIDIA GeForce RTX 4090", 23.6, "rtx4090-24gb"),
+         ("NVIDIA A100-SXM4-80GB", 79.2, "a100-80gb"), ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
+         ("Tesla T4", 14.6, "t4-16gb"), ("NVIDIA Whatever", 10., "whatever"))
+
+
+@pytest.mark.parametrize("name, gib, want", CARDS)
+def test_a_card_is_known_by_its_name(monkeypatch, name, gib, want):
+    monkeypatch.setattr("sft_nb.model.hardware._measured_tflops", lambda kind, dtype: 42.)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda *a: name)
+    properties = SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda *a: properties)
+    d = this_device("cuda", torch.bfloat16)
+    assert d.name == want and d.gib == pytest.approx(gib)
+
+
+def test_the_plan_is_in_the_run_and_the_run_can_be_repeated(tmp_path):
+    cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=1, max_samples=16, eval_samples=0, method="auto",
+                      max_tokens_per_batch="auto", effective_batch_size=8)
+    run = train(cfg)
+    saved = json.loads((run.path/"plan.json").read_text())
+    assert saved["fits"] and saved["settings"]["method"] == "lora" == run.config.method
+    assert run.config.gradient_checkpointing is False and isinstance(run.config.max_tokens_per_batch, int)
+    again = load_config(run.path/"config.json", runs_dir=str(tmp_path/"again"))
+    assert "auto" not in (again.method, again.gradient_checkpointing, again.padding_free, again.max_tokens_per_batch,
+                          again.attn_implementation)
+    assert train(again).metrics()[0]["loss"] == run.metrics()[0]["loss"]
+
+
+def test_a_model_that_cannot_be_simulated_is_trained_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("sft_nb.planning.simulate.simulate", lambda *a, **k: 1 / 0)
+    cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=1, max_samples=16, eval_samples=0)
+    with pytest.raises(SftError, match="cannot be simulated .ZeroDivisionError"): plan(cfg)
+    run = train(cfg)
+    assert run.status.state == "finished" and not (run.path/"plan.json").exists()
+    settled, none = resolve(cfg, prepare(cfg))
+    assert none is None and "cannot be simulated" in settled.sources["padding_free"]
+    assert "padding_free" in settled.planned

@@ -1,0 +1,20 @@
+"""However a conversation is spelled, it is the same messages and the same tokens."""
+from sft_nb.config import load_config
+from sft_nb.tokens.prepare import prepare
+
+
+def test_all_spellings_of_a_conversation_are_the_same_tokens(tokenizer):
+    talk = [dict(role="user", content="1+1?"), dict(role="assistant", content="2")]
+    rows = [
+        dict(messages=talk),
+        dict(conversations=[{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]),
+        dict(instruction="1+1?", input="", output="2"),
+        dict(prompt="1+1?", completion="2"),
+        dict(prompt=talk[:1], completion=talk[1:]),
+        dict(prompt="1+1?", response="2"),
+        dict(question="1+1?", answer="2")]
+    ids = prepare(load_config(eval_samples=0), tokenizer, train=[rows[0]]).train.tokens[0]
+    tokens = dict(input_ids=ids["input_ids"], labels=ids["labels"])
+    data = prepare(load_config(task="chat", eval_samples=0), tokenizer, train=[*rows, tokens])
+    assert all(x == ids for x in data.train.tokens) and len(data.train.tokens) == 8
+    assert tokenizer.decode([i for i in ids["labels"] if i != -100]) == "2<|im_end|>"

@@ -1,0 +1,58 @@
+"""Answers are read as the people who wrote the data meant them."""
+import json
+
+import pytest
+from conftest import shared
+from hypothesis import given, strategies as st
+
+from sft_nb.report import ConfigError, SftError
+from sft_nb.tasks.arithmetic import held_out, make_rows, solve
+from sft_nb.tasks.core import final_number, get_task, task_names
+from sft_nb.tasks.gsm8k import GSM8K
+
+
+@given(st.integers(-10**9, 10**9))
+def test_a_number_is_read_in_every_dress(n):
+    for text in (f"#### {n}", f"so <<1+1={n}>>{n} in all", f"It is {n}.", f"#### {n:,}", f"1 and 2\n#### {n}.0"):
+        assert final_number(text) == str(n)
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_reader(text): assert final_number(text) is None or float(final_number(text)) is not None
+
+
+@pytest.mark.parametrize("split,n", [("train", 7473), ("test", 1319)])
+def test_gsm8k_answers_are_read_and_worth_a_point(split, n):
+    rows = [json.loads(line) for line in shared(f"data/gsm8k/{split}.jsonl").open()]
+    assert len(rows) == n
+    for r in rows:
+        assert final_number(r["answer"]) == final_number(r["answer"].split("####")[1])
+        assert GSM8K().score(r["answer"], r).correct
+
+
+def test_gsm8k_without_a_hub_says_which_file_to_give():
+    with pytest.raises(SftError) as e: GSM8K().rows("train")
+    assert e.value.fix.says("shell") == "--train-file path/to/train.jsonl"
+
+
+def test_the_split_is_by_problem():
+    train = make_rows(4000, seed=7, evaluation=False)
+    test = make_rows(4000, seed=0, evaluation=True)
+    assert not {r["problem"] for r in train} & {r["problem"] for r in test}
+    assert all(held_out(r["problem"]) for r in test)
+    assert not any(held_out(r["problem"]) for r in train)
+
+
+@given(st.integers(0, 10**6))
+def test_generated_answers_are_right(seed):
+    for r in make_rows(3, seed=seed, evaluation=False):
+        line = r["answer"].split("\n")[-2]
+        left, right = line.split(" = ")
+        assert eval(left) == int(right) == int(final_number(r["answer"])) == solve(*r["problem"])[1] >= 0
+
+
+def test_tasks_are_found_by_name_and_by_path():
+    assert task_names() == ["arithmetic", "chat", "gsm8k"]
+    assert get_task("sft_nb.tasks.gsm8k:GSM8K").name == "gsm8k"
+    for wrong in ("algebra", "no_such_module:X", "sft_nb.tasks.gsm8k:Nothing"):
+        with pytest.raises(ConfigError): get_task(wrong)

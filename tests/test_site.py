@@ -1,0 +1,128 @@
+"""The pages of the documentation: nbdev makes them from the notebooks, and no text is lost on the way."""
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT/"scripts"))
+from measure import DEFINITIONS, Cell, Notebook, notebooks   # noqa: E402
+
+BOOKS = notebooks(ROOT)
+IMPORTS = (ast.Import, ast.ImportFrom)
+MAKE = "from nbdev.serve import proc_nbs\nif __name__ == '__main__': proc_nbs(n_workers=2)\n"
+
+
+def page(book:Notebook)->str: return str(book.path.relative_to(ROOT/"nbs"))
+
+
+def mixed(cell:Cell)->bool:
+    "Would nbdev, which executes every cell that imports, execute more than imports and definitions?"
+    statements = cell.tree.body
+    if any(isinstance(s, IMPORTS) for s in statements): return not all(isinstance(s, IMPORTS) for s in statements)
+    inside = not cell.exported and any(isinstance(n, IMPORTS) for n in ast.walk(cell.tree))
+    return inside and not all(isinstance(s, DEFINITIONS) for s in statements)
+
+
+@pytest.mark.parametrize("source, wrong", [
+    ("import torch\nfrom sft_nb import prepare", False),
+    ("#| export\nimport torch", False),
+    ("import torch\ntorch.manual_seed(0)", True),
+    ("#| export\nimport torch\ndef f(): return 1", True),
+    ("def f():\n    import torch\n    return torch", False),
+    ("def f():\n    import torch\n    return torch\nf()", True),
+    ("#| export\ndef f():\n    import torch\nNAMES = 1", False),
+    ("x = 1", False),
+])
+def test_what_a_mixed_cell_is(source, wrong): assert mixed(Cell("code", source)) is wrong
+
+
+@pytest.mark.parametrize("book", BOOKS, ids=page)
+def test_imports_stand_in_cells_of_their_own(book):
+    assert [c.source for c in book.code if mixed(c)] == []
+
+
+@pytest.mark.parametrize("book", BOOKS, ids=page)
+def test_the_first_cell_holds_only_title_and_quote(book):
+    "nbdev makes front matter of it and drops what else stands there"
+    first = book.cells[0]
+    assert first.kind == "markdown" and re.fullmatch(r"# \S[^\n]*\n\n> \S[^\n]*", first.source.strip()), first.source
+
+
+def leads_somewhere(folder, target:str)->bool:
+    "A file here, or a page of the site, whose name has lost its number: `../07_planning/plan.html`"
+    place = folder/target
+    if place.suffix != ".html": return place.exists()
+    return any(re.fullmatch(rf"(\d+_)?{place.stem}", p.stem) for p in place.parent.glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("book", BOOKS, ids=page)
+def test_links_to_other_pages_lead_somewhere(book):
+    text = "\n".join(c.source for c in book.cells if c.kind == "markdown")
+    targets = re.findall(r"\]\(((?!https?:|#)[^)\s#]+)[^)]*\)", re.sub(r"```.*?```", "", text, flags=re.S))
+    assert [t for t in targets if not leads_somewhere(book.path.parent, t)] == []
+
+
+def processed(tree)->subprocess.CompletedProcess:
+    "Let nbdev make the pages of a tree, in `_proc`"
+    (tree/"make.py").write_text(MAKE)
+    env = os.environ | dict(PYTHONPATH=str(tree), OMP_NUM_THREADS="1")
+    return subprocess.run([sys.executable, "make.py"], cwd=tree, env=env, capture_output=True, text=True)
+
+
+def bare(text:str)->str:
+    "Text without links, backticks and spaces: nbdev turns names into links"
+    text = re.sub(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)\s]*\)", r"\1", text)
+    return re.sub(r"[`\s]+", "", text)
+
+
+def words_of(path)->str:
+    "All text of a processed page, front matter included"
+    text = ""
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown": text += source + "\n"
+        if cell["cell_type"] == "raw" and source.startswith("---"):
+            front = yaml.safe_load(source.strip().strip("-"))
+            text += f"# {front.get('title', '')}\n> {front.get('description', '')}\n"
+    return bare(text)
+
+
+def lost(tree)->dict[str,list[str]]:
+    "Page -> the paragraphs of its notebook that the processed page does not have"
+    missing = {}
+    for book in notebooks(tree):
+        name = book.path.relative_to(tree/"nbs")
+        there = words_of(tree/"_proc"/name)
+        blocks = [b for c in book.cells if c.kind == "markdown" for b in c.source.split("\n\n")]
+        missing[str(name)] = [b for b in blocks if bare(b) not in there]
+    return {name: blocks for name, blocks in missing.items() if blocks}
+
+
+def test_every_page_is_made_and_loses_no_text(tmp_path):
+    "In a copy: nothing is written into this tree"
+    left_out = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "runs")
+    for folder in ("nbs", "sft_nb"): shutil.copytree(ROOT/folder, tmp_path/folder, ignore=left_out)
+    for file in ("settings.ini", "setup.py", "pyproject.toml", "_quarto.yml"): shutil.copy(ROOT/file, tmp_path)
+    done = processed(tmp_path)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert lost(tmp_path) == {}
+
+
+@pytest.mark.parametrize("cells, says", [
+    ([("markdown", "# a\n\n> b c\n\nAnd what else stands here.")], "And what else stands here."),
+    ([("markdown", "# a\n\n> b c"), ("markdown", "Nothing is lost.")], ""),
+])
+def test_a_page_that_loses_text_is_seen(tmp_path, cells, says):
+    (tmp_path/"nbs").mkdir()
+    shutil.copy(ROOT/"settings.ini", tmp_path)
+    made = [dict(cell_type=kind, id=str(i), metadata={}, source=[text]) for i, (kind, text) in enumerate(cells)]
+    (tmp_path/"nbs/x.ipynb").write_text(json.dumps(dict(cells=made, metadata={}, nbformat=4, nbformat_minor=5)))
+    assert processed(tmp_path).returncode == 0
+    assert lost(tmp_path) == ({"x.ipynb": [says]} if says else {})

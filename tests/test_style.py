@@ -1,0 +1,121 @@
+"""How the code reads: what a reader must hold at once stays small. `scripts/measure.py` counts, this file asserts."""
+import ast
+import re
+import sys
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT/"scripts"))
+from measure import Cell, Notebook, Source, measure, modules, nested_choices, notebooks, sizes   # noqa: E402
+
+FUNCTION = 900       # characters, indentation not counted
+NINE_OF_TEN = 660    # nine of ten functions; the goal is 600
+MODULE = 380         # lines
+CELL = 40            # lines of a cell that defines
+ALONE = 4 / 5        # of the defining cells hold one definition
+FLAG = re.compile(r"(^|\s)--[a-z]")
+MODULES = modules(ROOT)
+BOOKS = [b for b in notebooks(ROOT) if b.module]
+
+
+def name(source:Source)->str: return str(source.path.relative_to(ROOT))
+def chapter(book:Notebook)->str: return str(book.path.relative_to(ROOT/"nbs"))
+
+
+@pytest.mark.parametrize("source", MODULES, ids=name)
+def test_a_module_is_held_at_once(source):
+    assert source.too_wide == []
+    assert {what: n for what, n in sizes(source).items() if n > FUNCTION} == {}
+    assert nested_choices(source) == []
+    assert len(source.lines) <= MODULE
+
+
+@pytest.mark.parametrize("book", BOOKS, ids=chapter)
+def test_a_chapter_defines_one_thing_at_a_time_and_shows_it(book):
+    assert [(c.definitions[0].name, len(c.lines)) for c in book.defining if len(c.lines) > CELL] == []
+    assert sorted(book.never_shown) == []
+
+
+def test_four_of_five_defining_cells_hold_one_definition():
+    cells = [c for b in BOOKS for c in b.defining]
+    assert sum(len(c.definitions) == 1 for c in cells) >= ALONE * len(cells)
+
+
+def test_functions_are_small():
+    functions = sorted(n for s in MODULES for n in sizes(s).values())
+    assert functions[int(.9 * (len(functions) - 1))] <= NINE_OF_TEN
+
+
+def given_as_fix(call:ast.Call)->list:
+    "The arguments of a call that are a fix"
+    called = getattr(call.func, "id", getattr(call.func, "attr", ""))
+    place = dict(SftError=3, ConfigError=3, Finding=3, warn=1, fail=1, skipped=1).get(called)
+    if place is None: return []
+    return [*call.args[place:place + 1], *(k.value for k in call.keywords if k.arg == "fix")]
+
+
+def flags(tree)->list[str]:
+    "Strings given as a fix that spell an option; what `command` is given is a shell's own"
+    found = []
+    for fix in (f for call in ast.walk(tree) if isinstance(call, ast.Call) for f in given_as_fix(call)):
+        commands = [n for n in ast.walk(fix) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "command"]
+        shell = {id(n) for c in commands for n in ast.walk(c)}
+        texts = [n for n in ast.walk(fix) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        found += [t.value for t in texts if id(t) not in shell and FLAG.search(t.value)]
+    return found
+
+
+@pytest.mark.parametrize("code, seen", [
+    ("SftError('a', 'b', 'c', '--max-length 3')", ["--max-length 3"]),
+    ("fail('a', fix=f'--max-length {n}')", ["--max-length "]),
+    ("warn('a', 'leave out --max-length')", ["leave out --max-length"]),
+    ("fail('--max-length is 3', edit(max_length=4))", []),
+    ("fail('a', command('sft_nb train --resume x', 'resume(x)'))", []),
+])
+def test_what_a_flag_in_a_fix_is(code, seen): assert flags(ast.parse(code)) == seen
+
+
+@pytest.mark.parametrize("source", MODULES, ids=name)
+def test_no_fix_spells_an_option_itself(source): assert flags(source.tree) == []
+
+
+@pytest.fixture(scope="module")
+def options()->set[str]:
+    "Every name that a command or `load_config` takes"
+    import contextlib
+    import io
+
+    from sft_nb.cli import COMMANDS, main
+    from sft_nb.config import ALIASES, defaults
+    said = io.StringIO()
+    for command in COMMANDS:
+        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit): main([command, "--help"])
+    own = re.findall(r"--([a-z][\w-]+)", said.getvalue())
+    return {*defaults(), *ALIASES, *(o.replace("-", "_") for o in own)}
+
+
+@pytest.mark.parametrize("source", MODULES, ids=name)
+def test_a_fix_edits_what_exists(source, options):
+    edits = [c for c in source.nodes(ast.Call) if getattr(c.func, "id", "") == "edit"]
+    named = {k.arg for c in edits for k in c.keywords if k.arg}
+    assert sorted(named - options) == []
+
+
+def test_a_cell_is_read_as_nbdev_reads_it():
+    cell = Cell("code", "#| export\n%matplotlib inline\ndef f(): return 1\n@patch\ndef g(self:f): return 2")
+    assert cell.exported and [d.name for d in cell.definitions] == ["f", "g"]
+    assert not Cell("code", "#| exporti_not\nx = 1").exported and not Cell("markdown", "#| export").exported
+
+
+def test_what_is_never_shown_is_seen(tmp_path):
+    import json
+    code = ["#| default_exp x", "#| export\ndef shown(): ...", "#| export\ndef hidden(): ...", "shown()"]
+    made = [dict(cell_type="code", source=c) for c in code]
+    (tmp_path/"x.ipynb").write_text(json.dumps(dict(cells=made)))
+    assert Notebook(tmp_path/"x.ipynb").never_shown == {"hidden"}
+
+
+def test_the_table_of_figures_can_be_made():
+    figures = measure(ROOT)
+    assert figures["conditional expressions inside another"].isdigit() and "longest module" in figures

@@ -1,0 +1,87 @@
+"""A workbench makes each part once, remembers what failed, and forgets both when it is closed."""
+from unittest.mock import patch
+
+import pytest
+from learner import small
+
+from sft_nb import workbench
+from sft_nb.report import ConfigError, SftError
+from sft_nb.tokens.prepare import prepare
+from sft_nb.workbench import Workbench, made_once, workbench_for
+
+MAKERS = dict(hardware="find_hardware", tokenizer="load_tokenizer", data="prepare", plan="make_plan", cfg="settle",
+              shape="load_shape", model="load_model", supervised="add_supervised_loss", layout="choose_layout",
+              batches="batches")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory): return prepare(small(tmp_path_factory.mktemp("data")))
+
+
+def counted(name:str): return patch.object(workbench, MAKERS[name], side_effect=getattr(workbench, MAKERS[name]))
+
+
+def test_the_parts_are_these():
+    kinds = reversed(Workbench.__mro__)
+    assert [name for kind in kinds for name, part in vars(kind).items() if isinstance(part, made_once)] == list(MAKERS)
+
+
+def test_nothing_is_made_before_it_is_asked_for(tmp_path, data):
+    bench = Workbench(small(tmp_path), data=data)
+    assert not set(MAKERS) & set(vars(bench))
+    assert len(bench.batches[0]) == 4   # needs no model
+    assert not {"model", "supervised", "layout"} & set(vars(bench))
+
+
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "layout"])
+def test_a_part_is_made_once(tmp_path, name):
+    bench = Workbench(small(tmp_path))
+    with counted(name) as maker: first, again = getattr(bench, name), getattr(bench, name)
+    assert first is again and maker.call_count == 1
+
+
+def test_the_layout_is_asked_again_once_the_model_is_there(tmp_path, data):
+    "A config alone cannot tell all of it"
+    bench = Workbench(small(tmp_path), data=data)
+    with counted("layout") as maker:
+        assert bench.layout is bench.layout and maker.call_args.kwargs["model"] is None
+        model = bench.model
+        assert bench.layout is bench.layout and maker.call_args.kwargs["model"] is model
+    assert maker.call_count == 2
+
+
+def test_what_is_given_is_not_made(tmp_path, data):
+    plan, model = object(), object()
+    bench = Workbench(small(tmp_path), data=data, plan=plan, model=model)
+    assert (bench.data, bench.tokenizer, bench.plan, bench.model) == (data, data.tokenizer, plan, model)
+
+
+def test_a_settled_config_is_taken_as_it_is(tmp_path, data):
+    bench = Workbench(small(tmp_path), data=data, settled=True)
+    assert bench.cfg is bench.asked and bench.plan is None and "a run's own" in bench.no_plan
+
+
+def test_a_failure_is_remembered_where_it_began(tmp_path, data):
+    bench = Workbench(small(tmp_path), data=data)
+    cannot = ConfigError("model", "it cannot be loaded")
+    with patch.object(workbench, "load_model", side_effect=cannot) as load:
+        for part in ("model", "supervised", "model"):
+            with pytest.raises(ConfigError, match="it cannot be loaded"): getattr(bench, part)
+    assert load.call_count == 1 and bench.failures == dict(model=cannot)
+
+
+def test_close_forgets_the_model_and_every_failure(tmp_path, data):
+    bench = Workbench(small(tmp_path), data=data)
+    with bench:
+        first, batches = bench.make("model", "supervised", "layout").model, bench.batches
+        bench.failures["plan"] = SftError("plan", "it was a bad day")
+    assert not {"model", "supervised", "layout"} & set(vars(bench)) and bench.failures == {}
+    assert bench.batches is batches and bench.data is data   # they stay
+    assert bench.model is not first
+
+
+def test_a_workbench_is_its_own_workbench(tmp_path, data):
+    bench = Workbench(small(tmp_path), data=data)
+    assert workbench_for(bench) is bench
+    made = workbench_for(bench.asked, data=data)
+    assert made.asked is bench.asked and made.data is data

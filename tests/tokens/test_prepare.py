@@ -1,0 +1,138 @@
+"""Real rows through real tokenizers, mixtures and splits: from `prepare` to the tokens."""
+import json, random
+
+import pytest
+from conftest import shared
+from samples import finding, no_eval, pairs, supervised, trl_template, write
+
+from sft_nb.config import load_config
+from sft_nb.report import SftError
+from sft_nb.tokens.encode import encode_prompts
+from sft_nb.tokens.prepare import prepare
+from sft_nb.tokens.tokenizer import load_tokenizer
+
+
+def gsm8k(n): return [json.loads(l) for l in shared("data/gsm8k/train.jsonl").open()][:n]
+
+
+# figures of real rows
+
+def test_gsm8k_in_qwen_tokens_has_its_known_figures():
+    "77.4% of the training rows are longer than 128 tokens of question and answer; 2 rows than 512"
+    cfg = load_config("gsm8k", tokenizer=str(shared("tokenizers/qwen3")), eval_samples=0,
+                      train_file=str(shared("data/gsm8k/train.jsonl")))
+    data = prepare(cfg)
+    assert (data.train.n_read, data.train.n_kept) == (7473, 7471)
+    assert [d["reason"] for d in data.dropped] == ["longer than max_length 512"] * 2
+    assert abs(sum(n > 128 for n in data.train.lengths) / 7473 - .774) < .01
+
+
+REAL = [("qwen3", "qwen3_training.jinja"), ("qwen3", "qwen2_5.jinja"), ("smollm2", None), ("gpt2", None),
+        ("mistral-v3-hf", None), ("phi-3-hf", None), ("oasst-tiny", None)]
+
+@pytest.mark.parametrize("name,template", REAL)
+def test_real_rows_through_real_tokenizers(name, template):
+    "GSM8K with a chat template that trl ships and without one: prompts are those of inference, one end, one BOS"
+    rows = gsm8k(300)
+    cfg = no_eval(tokenizer=str(shared(f"tokenizers/{name}")), max_length=2000,
+                  chat_template=trl_template(template) if template else None)
+    tok = load_tokenizer(cfg)
+    data = prepare(cfg, tok, train=rows)
+    assert len(data.train.tokens) == 300 and data.train.duplicates() == 0
+    for x, row in zip(data.train.tokens, rows):
+        ids, labels = x["input_ids"], x["labels"]
+        n = next(i for i, l in enumerate(labels) if l != -100)
+        assert encode_prompts([[dict(role="user", content=row["question"])]], tok)[0] == ids[:n]
+        assert tok.decode(labels[n:]).endswith(row["answer"] + tok.eos_token)
+        assert labels[-1] == tok.eos_token_id and labels.count(tok.eos_token_id) == 1
+        if tok.bos_token_id in (None, tok.eos_token_id): continue
+        assert ids.count(tok.bos_token_id) == (ids[0] == tok.bos_token_id)
+
+
+def test_the_prompt_is_a_prefix_where_the_tokenizer_alone_would_not_make_it_one():
+    """Without a separator the tokens of the question are no prefix of those of question + answer in 75 of the first
+    2000 rows; here they always are"""
+    rows = gsm8k(2000)
+    cfg = no_eval(tokenizer=str(shared("tokenizers/qwen3")), prompt_separator="", max_length=2000)
+    tok = load_tokenizer(cfg)
+    together = tok([r["question"] + r["answer"] for r in rows])["input_ids"]
+    alone = tok([r["question"] for r in rows])["input_ids"]
+    assert sum(t[:len(a)] != a for t, a in zip(together, alone)) == 75
+    for x, a, r in zip(prepare(cfg, tok, train=rows).train.tokens, alone, rows):
+        n = len(a)
+        assert x["input_ids"][:n] == a and x["labels"][:n] == [-100] * n
+        assert tok.decode(x["labels"][n:]) == r["answer"] + tok.eos_token
+
+
+def test_a_text_that_carries_its_own_bos_gets_no_second_one():
+    """The 100 rows of this sample begin with a literal <s> and end with </s>; the plain tokenizer makes [1, 1, ...] of
+    all of them"""
+    file, name = shared("data/mistral_nli_sample/sample_ft.jsonl"), str(shared("tokenizers/mistral-v3-hf"))
+    tok = load_tokenizer(load_config(tokenizer=name))
+    assert sum(tok(json.loads(l)["text"])["input_ids"][:2] == [1, 1] for l in file.open()) == 100
+    how = dict(tokenizer=name, train_file=str(file), max_length=1000)
+    eos, space = tok.eos_token_id, tok.convert_tokens_to_ids("\u2581")
+    for x in prepare(no_eval(**how), tok).train.tokens:
+        ids, labels = x["input_ids"], x["labels"]
+        assert ids.count(1) == 1 and ids[0] == 1 and labels[0] == -100
+        assert ids.count(eos) == 1 and labels[-1] in (eos, space)
+    answers = prepare(no_eval(**how, response_template="[/INST]"), tok)
+    assert supervised(tok, answers)[0].strip().startswith("{")
+
+
+ALL = dict(gsm8k="gsm8k/train.jsonl", nli="mistral_nli_sample/sample_ft.jsonl",
+           units="unit_conversion_deepmind/train.jsonl", chats="fastchat_chat/dummy_conversation.json",
+           tools="glaive_toolcall/glaive_toolcall_en_demo.json")
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("tokenizer,template", [("qwen3", "qwen3.jinja"), ("smollm2", None), ("mistral-v3-hf", None)])
+def test_every_real_set_of_a_known_format_goes_in(name, tokenizer, template):
+    cfg = no_eval(tokenizer=str(shared(f"tokenizers/{tokenizer}")), train_file=str(shared("data/" + ALL[name])),
+                  max_length=4096, chat_template=trl_template(template) if template else None, max_samples=300)
+    data = prepare(cfg)
+    s = data.train
+    assert s.n_read == s.n_kept + s.counts.dropped and s.n_kept > .9 * s.n_read
+    assert finding(data, "train_ends").status == "ok" or name == "nli"
+
+
+def test_tool_calls_are_learned_also_where_the_template_has_no_place_for_them(tokenizer):
+    rows = json.loads(shared("data/glaive_toolcall/glaive_toolcall_en_demo.json").read_text())
+    calls = [(r, m) for r in rows for m in r["conversations"] if m["from"] == "function_call"]
+    row, call = calls[0]
+    name = json.loads(call["value"])["name"]
+    data = prepare(no_eval(max_length=10_000), tokenizer, train=[row])
+    assert any(f'"name": "{name}"' in says for says in supervised(tokenizer, data))
+    assert name in tokenizer.decode(data.train.tokens[0]["input_ids"])
+
+
+def test_which_answers_are_supervised(tokenizer):
+    talk = [m for k in range(3) for m in (dict(role="user", content=f"q{k}"), dict(role="assistant", content=f"a{k}"))]
+    def said(talk=talk, **how): return supervised(tokenizer, prepare(no_eval(task="chat", **how), tokenizer,
+                                                                     train=[dict(messages=talk)]))
+    def marked(which, **mark): return [m | (mark if m["content"] in which else {}) for m in talk]
+    assert said() == ["a0<|im_end|>a1<|im_end|>a2<|im_end|>"] and said(train_on_turns="last") == ["a2<|im_end|>"]
+    assert said(marked(["a1"], train=False)) == ["a0<|im_end|>a2<|im_end|>"]
+    assert said(marked(["a2"], weight=0), train_on_turns="all") == ["a0<|im_end|>a1<|im_end|>"]
+    whole, = said(train_on_prompt=True)
+    assert "q0" in whole and "a2" in whole
+    with pytest.raises(SftError, match="none is left: 1 no answer that is trained"):
+        said(marked(["a0", "a1", "a2"], train=False))
+
+
+# mixtures and splits
+
+def test_files_are_mixed_by_weight(tmp_path, tokenizer):
+    files = write(tmp_path/"a.jsonl", pairs(100)), write(tmp_path/"b.jsonl", pairs(400, seed=1))
+    def count(**kw): return prepare(no_eval(train_file=files, **kw), tokenizer).train.n_read
+    assert count() == 500 and count(train_weights=(3., 1.)) == 700 and 150 < count(train_weights=(1., .25)) < 250
+    assert count(train_weights=(1., .25)) == count(train_weights=(1., .25))
+
+
+def test_a_cut_share_is_no_training_row_and_duplicates_stay_together(tmp_path, tokenizer):
+    rows = pairs(300)
+    random.Random(3).shuffle(twice := rows + rows)
+    file = write(tmp_path/"a.jsonl", twice)
+    data = prepare(load_config(train_file=file, eval_fraction=.2, eval_samples=1000), tokenizer)
+    assert data.train.n_read + data.eval.n_read == 600 and 60 < data.eval.n_read < 180 and data.eval.n_read % 2 == 0
+    assert finding(data, "held_out").status == "ok"
+    assert data.train.duplicates() == data.train.n_read // 2

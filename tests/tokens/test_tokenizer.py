@@ -1,0 +1,23 @@
+"""An end token, and a pad token that is another one."""
+import pytest
+from conftest import shared
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from sft_nb.config import load_config
+from sft_nb.report import ConfigError
+from sft_nb.tokens.tokenizer import choose_pad, load_tokenizer
+
+
+def test_pad_is_never_the_end_and_is_explained():
+    expected = {"qwen3": "own", "smollm2": "reserved", "mistral-v3-hf": "reserved|unknown",
+                "phi-3-hf": "reserved|unknown|placeholder", "gpt2": "added", "oasst-tiny": "own"}
+    for name, why in expected.items():
+        tok = AutoTokenizer.from_pretrained(shared(f"tokenizers/{name}"))
+        pad, reason = choose_pad(tok)
+        assert tok.pad_token_id not in (None, tok.eos_token_id), (name, pad, reason)
+        assert any(w in reason for w in why.split("|")), (name, pad, reason)
+
+
+def test_a_tokenizer_without_an_end_is_refused(tmp_path, tokenizer):
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="no end token"): load_tokenizer(load_config(tokenizer=str(tmp_path)))

@@ -1,0 +1,145 @@
+"""Full disks and damaged checkpoints: what was saved is kept, and what continues ends where an undisturbed run ends."""
+import json
+import resource
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from learner import assert_same, killed_at_eight, names, small, weights
+
+from sft_nb.report import ConfigError, SftError
+from sft_nb.results.evaluate import evaluate
+from sft_nb.run.checkpoint import damage
+from sft_nb.run.directory import Run
+from sft_nb.training.train import resume, train
+from sft_nb.training.trainer import SupervisedTrainer
+
+NO_SPACE = OSError(28, "No space left on device")
+
+
+# --- disks
+
+@contextmanager
+def disk_of(n:int):
+    "No file may grow beyond `n` bytes: what a full disk does, without one"
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n, before[1]))
+    try: yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_disk_that_fills_up_inside_a_checkpoint(tmp_path, undisturbed):
+    "The adapter (69 kB) fits, the optimiser's state (155 kB) does not"
+    save = SupervisedTrainer._save_checkpoint
+    def on_a_small_disk(self, *args, **kwargs):
+        if self.state.global_step != 6: return save(self, *args, **kwargs)
+        with disk_of(100_000): return save(self, *args, **kwargs)
+    says = r"checkpoint-6: it could not be written .*MiB are free.*what was saved before is as it was.*Fix: resume\("
+    with patch.object(SupervisedTrainer, "_save_checkpoint", on_a_small_disk), pytest.raises(SftError, match=says):
+        train(small(tmp_path, run_name="full"))
+    run = Run(tmp_path/"full")
+    assert names(run.checkpoints()) == ["checkpoint-3"] == names((run.path/"checkpoints").glob("checkpoint*"))
+    assert damage(run.path/"checkpoints/checkpoint-3") == ""
+    assert run.status.state == "failed" and "could not be written" in run.status.reason
+    assert_same(resume(run), undisturbed)
+
+
+def test_a_disk_that_is_full_when_a_line_is_written(tmp_path):
+    says = r"metrics.jsonl: it cannot be written .No space left on device.*Fix: train\(load_config"
+    with patch.object(Run, "record", side_effect=NO_SPACE), pytest.raises(SftError, match=says):
+        train(small(tmp_path, run_name="line"))
+
+
+def test_a_disk_that_is_full_when_the_result_is_written(tmp_path):
+    cannot_save = patch.object(SupervisedTrainer, "save_model", side_effect=NO_SPACE)
+    says = "adapter: it could not be written"
+    with cannot_save, patch.object(SupervisedTrainer, "_save_checkpoint"), pytest.raises(SftError, match=says):
+        train(small(tmp_path, run_name="result"))
+    assert not (tmp_path/"result/adapter").exists() and not (tmp_path/"result/adapter.aside").exists()
+
+
+def test_a_disk_on_which_not_even_the_status_fits(tmp_path):
+    "What is raised is what came first"
+    full = patch.object(Run, "set_status", side_effect=[None, None, NO_SPACE])
+    with patch.object(Run, "record", side_effect=NO_SPACE), full, pytest.raises(SftError, match="metrics.jsonl"):
+        train(small(tmp_path, run_name="nothing-fits"))
+
+
+# --- damaged checkpoints
+
+def cut(file:Path)->None: file.write_bytes(file.read_bytes()[:-100])
+
+
+def flip(file:Path)->None:
+    "One bit in the middle"
+    b = bytearray(file.read_bytes())
+    b[len(b) // 2] ^= 1
+    file.write_bytes(bytes(b))
+
+
+def assert_the_one_before_is_used(run:Run, undisturbed:Run, says:str, capfd)->None:
+    assert_same(resume(run), undisturbed)
+    err = capfd.readouterr().err
+    assert "checkpoint-6 is not used" in err and says in err
+    assert damage(run.path/"checkpoints/checkpoint-6") == ""   # written again, whole
+
+
+@pytest.mark.parametrize("file,spoil,says", [
+    ("adapter_model.safetensors", cut, "bytes, not"),
+    ("rng_state.pth", Path.unlink, "is missing"),
+    ("checkpoint.json", Path.unlink, "never finished"),
+])
+def test_a_damaged_checkpoint_is_seen_and_the_one_before_it_is_used(tmp_path, undisturbed, capfd, file, spoil, says):
+    run = killed_at_eight(tmp_path, undisturbed)
+    spoil(run.path/"checkpoints/checkpoint-6"/file)
+    assert_the_one_before_is_used(run, undisturbed, says, capfd)
+
+
+def test_a_damaged_checkpoint_of_a_quantised_model(tmp_path, undisturbed_qlora, capfd):
+    run = killed_at_eight(tmp_path, undisturbed_qlora)
+    flip(run.path/"checkpoints/checkpoint-6/optimizer.pt")
+    assert_the_one_before_is_used(run, undisturbed_qlora, "has other bytes than were written", capfd)
+
+
+def test_no_checkpoint_is_whole(tmp_path, undisturbed):
+    run = killed_at_eight(tmp_path, undisturbed)
+    for n in (3, 6): flip(run.path/f"checkpoints/checkpoint-{n}/optimizer.pt")
+    says = "no whole checkpoint: checkpoint-6: optimizer.pt has other bytes.*checkpoint-3: .*run_name=.damaged-2"
+    with pytest.raises(ConfigError, match=says): resume(run)
+
+
+def test_checkpoints_with_a_file_less_are_named_not_forgotten(tmp_path, undisturbed):
+    run = killed_at_eight(tmp_path, undisturbed)
+    for n in (3, 6): (run.path/f"checkpoints/checkpoint-{n}/optimizer.pt").unlink()
+    missing = "checkpoint-6: optimizer.pt is missing; checkpoint-3: optimizer.pt is missing"
+    with pytest.raises(ConfigError, match=f"no whole checkpoint: {missing}.*save_steps=1"): resume(run)
+    with pytest.raises(ConfigError, match="there is no adapter in it.*one of checkpoint-3, checkpoint-6"): run.weights()
+
+
+# --- what is kept
+
+def held_out_losses(*losses:float):
+    "Evaluations that find these"
+    left, loop = iter(losses), SupervisedTrainer.evaluation_loop
+    def told(self, *args, **kwargs):
+        out = loop(self, *args, **kwargs)
+        out.metrics["eval_loss"] = next(left)
+        return out
+    return patch.object(SupervisedTrainer, "evaluation_loop", told)
+
+
+def test_what_is_kept(tmp_path):
+    "The best checkpoint and the newest, whatever save_total_limit says; the best becomes the result"
+    cfg = small(tmp_path, eval_steps=1, eval_samples=4, save_steps=100, save_total_limit=1, early_stopping_patience=3)
+    with held_out_losses(1., .5, .7, .8, .9, .95): run = train(cfg)
+    assert run.status.state == "finished" and run.status.step == 5 and "the best was at step 2" in run.status.reason
+    assert "checkpoint-2" in names(run.checkpoints())
+    assert weights(run) == (run.path/"checkpoints/checkpoint-2/adapter_model.safetensors").read_bytes()
+    assert json.loads((run.adapter/"adapter_config.json").read_text())["inference_mode"] is False
+    assert not (run.adapter/"optimizer.pt").exists() and damage(run.adapter) == ""
+    with pytest.raises(ConfigError, match="checkpoint-2"):
+        evaluate(run, checkpoint="checkpoint-77", eval_samples=2, progress=False)

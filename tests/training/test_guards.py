@@ -1,0 +1,83 @@
+"""What the guards see while a model trains: answers that collapse, weights that do not move, a loss that stays flat."""
+import json
+from unittest.mock import patch
+
+import pytest
+import torch
+from learner import notes, small, small_qlora, weights
+
+from sft_nb.model.generate import Generation
+from sft_nb.run.environment import environment
+from sft_nb.training.train import train
+
+DECODING = "sft_nb.training.guards.continue_tokens"
+
+
+def answers(text:str, *, ended:bool=False):
+    "A model that answers this, whatever it is asked"
+    def answer(model, tokenizer, prompts, **how): return [Generation(text, 80, ended)] * len(prompts)
+    return patch(DECODING, answer)
+
+
+def test_a_collapse_is_seen(tmp_path):
+    with answers("!" * 80): run = train(small(tmp_path, sample_steps=2))
+    note = notes(run)["collapse"]
+    assert run.status.state == "finished" and note.status == "fail" and "'!!!'" in note.says
+    assert (note.step, note.until) == (2, 10) and str(note).startswith("✗ collapse: step 2 to 10: ")
+
+
+def test_a_collapse_can_end_the_run(tmp_path):
+    with answers("!" * 80): run = train(small(tmp_path, sample_steps=2, on_collapse="stop"))
+    assert (run.status.state, run.status.step, run.status.stopped_by) == ("stopped", 4, "guard")
+    assert "'!!!'" in run.status.reason and run.checkpoints()[-1].name == "checkpoint-4"
+
+
+def test_answers_that_never_end(tmp_path):
+    with answers("on and off it goes, and never the same"): run = train(small(tmp_path, sample_steps=2))
+    assert notes(run)["never_ends"].status == "warn"
+
+
+def test_a_collapse_that_is_over_is_no_longer_noted(tmp_path):
+    samples = iter(["!" * 80, "fine"] * 9)
+    def answer(*args, **how):
+        text = next(samples)
+        return [Generation(text, 3, text == "fine")] * 4
+    with patch(DECODING, answer): run = train(small(tmp_path, sample_steps=5))
+    assert "collapse" not in notes(run)   # the last sample was fine
+
+
+def test_a_sample_that_runs_out_of_memory_is_the_last_one(tmp_path, undisturbed):
+    no_room = patch(DECODING, side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+    with no_room as decoding: run = train(small(tmp_path, sample_steps=2))
+    assert weights(run) == weights(undisturbed) and decoding.call_count == 1
+    assert notes(run)["sample_out_of_memory"].status == "warn"
+    other = patch(DECODING, side_effect=ValueError("something else"))
+    with other, pytest.raises(ValueError): train(small(tmp_path, sample_steps=2))
+
+
+def test_weights_that_do_not_move(tmp_path):
+    cfg = small(tmp_path, learning_rate=0., max_steps=24, num_train_epochs=9, on_collapse="stop")
+    with answers("fine", ended=True): run = train(cfg)
+    assert (run.status.state, run.status.step) == ("stopped", 20) and notes(run)["nothing_moves"].status == "fail"
+    assert run.status.fix.says("shell").startswith("--learning-rate above 0")
+    assert str(run.status.fix).startswith("learning_rate above 0")
+
+
+def test_a_curve_that_stays_flat(tmp_path):
+    run = train(small(tmp_path, learning_rate=1e-8, max_steps=51, num_train_epochs=20, save_steps=100))
+    assert notes(run)["flat_loss"].step == 50
+
+
+def test_the_guards_are_silent_in_a_good_run(trained):
+    assert notes(trained) == {}
+    receipt = json.loads((trained.path/"receipt.json").read_text())
+    figures = receipt["figures"]
+    assert receipt["status"] == "ok" and figures["steps"] == 60
+    assert figures["version of torch"] == environment()["packages"]["torch"]
+    data = json.loads((trained.path/"data.json").read_text())
+    assert figures["labels (fingerprint)"] == data["figures"]["train: fingerprint"]
+
+
+def test_a_sample_changes_nothing(tmp_path, undisturbed_qlora):
+    "In 4 bits, where bitsandbytes likes to rearrange its weights between training and generation"
+    assert weights(train(small_qlora(tmp_path, sample_steps=1))) == weights(undisturbed_qlora)

@@ -1,0 +1,49 @@
+"""Twelve SIGKILLs, ten of them inside a checkpoint: each run ends bit for bit where an undisturbed one ends.
+`scripts/soak.py` does a hundred."""
+import random
+import shutil
+import sys
+
+import pytest
+from conftest import ROOT
+
+from sft_nb.run.directory import Run
+
+sys.path.insert(0, str(ROOT/"scripts"))
+import soak   # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    cfg = soak.setup(tmp_path_factory.mktemp("kills"))
+    return cfg, *soak.undisturbed(cfg)
+
+
+def test_twelve_kills_and_not_a_bit_is_lost(whole):
+    cfg, reference, seconds = whole
+    assert [m["step"] for m in reference.metrics() if "loss" in m] == [1, *range(2, 25, 2)]
+    assert reference.status.step == 24
+    rng, places, k = random.Random(5), [*soak.PLACES] * 2, 0
+    rng.shuffle(places)
+    while places:
+        k += 1
+        run = soak.disturbed(cfg, f"run-{k}", places, rng, seconds)
+        assert soak.differences(run, reference) == [], run.path
+        assert k < 20
+
+
+def other_bytes(run): (run.adapter/"adapter_model.safetensors").write_bytes(b"other")
+def a_gap(run): run.rewind(20)
+def a_double_line(run): run.record(run.metrics()[3])
+def a_folder_left_behind(run): (run.path/"checkpoints/checkpoint-9.aside").mkdir()
+
+
+@pytest.mark.parametrize("spoil", [other_bytes, a_gap, a_double_line, a_folder_left_behind])
+def test_a_difference_would_be_seen(whole, tmp_path, spoil):
+    "The comparison itself"
+    _, reference, _ = whole
+    shutil.copytree(reference.path, tmp_path/"spoilt")
+    run = Run(tmp_path/"spoilt")
+    assert soak.differences(run, reference) == []
+    spoil(run)
+    assert len(soak.differences(run, reference)) == 1

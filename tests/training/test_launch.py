@@ -1,0 +1,122 @@
+"""A training in processes of its own: two are one, a crash says why, and who is asked to stop does."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from learner import learner, values, weights
+
+from sft_nb.cli import main
+from sft_nb.config import load_config
+from sft_nb.report import Report, SftError
+from sft_nb.run.directory import Run
+from sft_nb.training.launch import launch
+from sft_nb.training.train import train
+
+
+@pytest.fixture(autouse=True)
+def one_thread_each(monkeypatch): monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def six_steps(folder, **how):
+    "Of the demo's 4-bit model, with evaluations and without dropout"
+    settings = dict(
+        runs_dir=str(folder), max_samples=75, max_steps=6, num_train_epochs=2, per_device_train_batch_size=4,
+        gradient_accumulation_steps=2, logging_steps=1, save_steps=3, eval_samples=9, eval_steps=3, lora_dropout=0.,
+        preflight=False)
+    return load_config("demo", **settings | how)
+
+
+def small(folder, **how):
+    "The same of the synthetic learner"
+    return six_steps(folder, **learner() | how)
+
+
+def until(true, seconds=120):
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end: time.sleep(.1)
+    assert true()
+
+
+def test_two_processes_are_one_with_twice_the_batch(tmp_path):
+    "75 rows do not divide by 16: the last batches are cut, one rank gets rows without labels, the means are the same"
+    two = launch(six_steps(tmp_path, run_name="two", max_steps=-1), num_processes=2)
+    one = train(six_steps(tmp_path, run_name="one", max_steps=-1, per_device_train_batch_size=8))
+    more = train(six_steps(tmp_path, run_name="more", max_steps=-1, gradient_accumulation_steps=4))
+    assert two.wait(timeout=240) == "finished", two.log()
+    assert json.loads((two.path/"trainer.json").read_text())["processes"] == 2
+    assert len(values(two, "loss")) == len(values(one, "loss")) == 10
+    assert values(two, "loss") == pytest.approx(values(one, "loss"), rel=1e-5)
+    assert values(more, "loss") == pytest.approx(values(one, "loss"), rel=1e-5)
+    assert values(two, "eval_loss") == pytest.approx(values(one, "eval_loss"), rel=1e-5)
+    assert values(two, "num_tokens")[:4] == values(one, "num_tokens")[:4]
+    states = {p.name for p in two.checkpoints()[-1].glob("rng_state*")}
+    assert states == {"rng_state_0.pth", "rng_state_1.pth"}
+
+
+def test_two_processes_stop_together_and_continue(tmp_path):
+    long = dict(max_steps=24, num_train_epochs=20, eval_steps=None)
+    whole = launch(six_steps(tmp_path, run_name="whole", **long), num_processes=2)
+    assert whole.wait(timeout=240) == "finished"
+    run = launch(six_steps(tmp_path, run_name="parts", **long), num_processes=2)
+    until(lambda: len(run.metrics()) > 2 or run.state not in ("starting", "running"))
+    assert run.stop() == "stopped" and run.launched() is None, run.log()
+    assert 2 < run.status.step < 24 and run.checkpoints()[-1].name == f"checkpoint-{run.status.step}"
+    assert run.resume().wait(timeout=240) == "finished", run.log()
+    assert values(run, "loss") == values(whole, "loss")
+    assert weights(run) == weights(whole)
+
+
+def test_a_crash_says_why_in_the_parent(tmp_path):
+    run = launch(six_steps(tmp_path, run_name="shot", max_steps=5000, num_train_epochs=900))
+    until(run.checkpoints)
+    os.kill(run.owner(), signal.SIGKILL)
+    says = r"run 'shot': its process ended without a word at step [1-9].*Fix: resume\("
+    with pytest.raises(SftError, match=says) as said: run.wait(timeout=60)
+    assert "step 3 of 5000: loss" in said.value.__notes__[0]
+    assert run.state == "killed"
+    assert Run.attach(run.path).resume(max_time=0.).wait(timeout=120) == "stopped"
+    report = Report.load(run.path/"data.json")
+    report.figures["train: fingerprint"] = "another"
+    report.save(run.path/"data.json")
+    with pytest.raises(SftError, match="the training rows are not those it began with"): run.resume().wait(timeout=120)
+    assert run.status.state == "failed" and run.status.step > 0
+    assert json.loads((run.path/"environment.json").read_text())["device"] == "cpu"
+
+
+def test_a_preflight_that_fails_says_so_in_the_parent(tmp_path):
+    refused = launch(small(tmp_path, run_name="refused", learning_rate=0., preflight=True))
+    with pytest.raises(SftError, match="preflight: .*learning"): refused.wait(timeout=240)
+    assert refused.status.state == "failed"
+
+
+def test_a_process_that_does_not_listen_is_killed(tmp_path):
+    run = launch(small(tmp_path, run_name="deaf", max_steps=5000, num_train_epochs=900))
+    until(lambda: len(run.metrics()) > 1)
+    os.kill(run.owner(), signal.SIGSTOP)
+    assert run.stop(timeout=1.) == "killed" and run.launched() is None
+
+
+COMMAND = [sys.executable, "-c", "import sys; from sft_nb.cli import main; sys.exit(main())"]
+
+def test_the_command_line_detaches_lists_compares_and_stops(tmp_path, capsys):
+    root = tmp_path/"runs"
+    line = (f"train --config demo --runs-dir {root} --run-name a --detach --max-steps 3000 --num-train-epochs 600 "
+            "--logging-steps 1 --no-preflight --eval-samples 0")
+    done = subprocess.run([*COMMAND, *line.split()], capture_output=True, text=True)
+    assert done.returncode == 0 and "a trains in process" in done.stdout   # and its parent is gone
+    until(lambda: len(Run(root/"a").metrics()) > 1)
+    assert main(["train", "--resume", str(root/"a")]) == 2 and "is training it now" in capsys.readouterr().err
+    assert main(["stop", str(root/"a")]) == 0 and "a: stopped at step" in capsys.readouterr().out
+    train(replace(Run(root/"a").config, run_name="b", learning_rate=1e-3, max_steps=2))
+    assert main(["runs", "--root", str(root)]) == 0
+    out = capsys.readouterr().out
+    assert "stopped" in out and "finished" in out
+    assert main(["runs", "a", f"{root}/b", "--root", str(root)]) == 0
+    assert "learning_rate" in capsys.readouterr().out
+    assert main(["runs", "a", "--root", str(root), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["state"] == "stopped"

@@ -1,0 +1,90 @@
+"""A loss or a gradient that is not finite: the step is not taken, its rows are named, and `on_nan` decides."""
+import json
+from unittest.mock import patch
+
+import pytest
+import torch
+from learner import assert_same, curve, notes, small
+
+from sft_nb.report import SftError
+from sft_nb.run.directory import Run
+from sft_nb.tokens.prepare import prepare
+from sft_nb.training import guards
+from sft_nb.training.train import resume, train
+from sft_nb.training.trainer import SupervisedTrainer
+
+NAN = float("nan")
+
+
+class InfiniteGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, g): return g * float("inf")
+
+
+def not_finite(at:int, what:str="loss"):
+    "A loss that is NaN at optimiser step `at`, or finite with a gradient that is not"
+    honest = SupervisedTrainer.compute_loss
+    def compute_loss(self, *args, **kwargs):
+        loss = honest(self, *args, **kwargs)
+        if not self.model.training or self.state.global_step + 1 != at: return loss
+        if what == "loss": return loss * NAN
+        return InfiniteGradient.apply(loss)
+    return patch.object(SupervisedTrainer, "compute_loss", compute_loss)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_nan_at_step_seven(tmp_path, undisturbed, what):
+    says = (f"step 7: the {what} is not finite; no row alone does it; the step's rows are "
+            ".*weights are as they were.*on_nan='skip'")
+    with not_finite(7, what), pytest.raises(SftError, match=says): train(small(tmp_path, run_name="nan"))
+    run = Run(tmp_path/"nan")
+    assert (run.status.state, run.checkpoints()[-1].name) == ("failed", "checkpoint-6")
+    assert curve(run) == curve(undisturbed)[:6]
+    rows = [json.loads(line) for line in (run.path/"rows-step-7.jsonl").read_text().splitlines()]
+    assert len(rows) == 8 and all(r["where"].startswith("arithmetic train") and r["text"] for r in rows)
+    assert all(r["tokens"] > r["supervised"] > 0 for r in rows)
+    assert_same(resume(run), undisturbed)
+
+
+def test_the_row_that_does_it_is_named(tmp_path):
+    "One row of the data in whose presence the model's loss is NaN, also without gradient"
+    bad = list(prepare(small(tmp_path)).train.tokens[41]["input_ids"])
+    def factor(batch):
+        ids = batch["input_ids"].flatten().tolist()
+        return NAN if any(bad == ids[k:k + len(bad)] for k in range(len(ids))) else 1
+    honest, plain = SupervisedTrainer.compute_loss, guards.row_loss
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        return honest(self, model, inputs, *args, **kwargs) * factor(inputs)
+    def row_loss(model, batch, **how):
+        total, n = plain(model, batch, **how)
+        return total * factor(batch), n
+    says = "alone it comes from row 41 .in rows-step-.*correct or drop row 41"
+    with (patch.object(SupervisedTrainer, "compute_loss", compute_loss), patch.object(guards, "row_loss", row_loss),
+          pytest.raises(SftError, match=says)): train(small(tmp_path, run_name="row"))
+
+
+def leaves_steps_out(folder, **how):
+    return small(folder, on_nan="skip", max_steps=14, save_steps=1, num_train_epochs=9, save_total_limit=20, **how)
+
+
+def test_a_step_that_is_left_out_moves_nothing(tmp_path):
+    with not_finite(3): run = train(leaves_steps_out(tmp_path))
+    lines = [m for m in run.metrics() if "learning_rate" in m]
+    assert [m.get("skipped_steps") for m in lines] == [None, None] + [1] * 12
+    assert [m["step"] for m in lines if "loss" not in m] == [3]
+    note = notes(run)["skipped_steps"]
+    assert note.step == 3 and note.says.startswith("the loss is not finite")
+    def at(n, file): return run.path/f"checkpoints/checkpoint-{n}"/file
+    def adapter(n): return at(n, "adapter_model.safetensors").read_bytes()
+    assert adapter(2) == adapter(3) and adapter(8) != adapter(9)
+    before, after = (torch.load(at(n, "optimizer.pt"))["state"][0]["step"] for n in (8, 9))
+    assert before + 1 == after == 8   # nine steps, one of them left out
+
+
+def test_ten_steps_in_a_row_end_it(tmp_path):
+    honest = SupervisedTrainer.compute_loss
+    def compute_loss(self, *args, **kwargs): return honest(self, *args, **kwargs) * NAN
+    patched = patch.object(SupervisedTrainer, "compute_loss", compute_loss)
+    with patched, pytest.raises(SftError, match="step 10: the loss is not finite"): train(leaves_steps_out(tmp_path))

@@ -1,0 +1,108 @@
+"""A stop request is granted after the step in hand, and what continues ends where an undisturbed run ends."""
+import os
+import shutil
+import signal
+from dataclasses import replace
+
+import pytest
+from learner import assert_same, at_step, killed_at_eight, names, small
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from sft_nb.report import ConfigError
+from sft_nb.run.directory import Run
+from sft_nb.tokens.prepare import prepare
+from sft_nb.training.recorder import Interrupted, Stop, StopRequest
+from sft_nb.training.train import resume, run_training, train
+from sft_nb.workbench import Workbench
+
+
+def send(number:int): os.kill(os.getpid(), number)
+
+
+# --- the request itself
+
+@pytest.fixture
+def moment(tmp_path):
+    "What a callback is told: arguments, the state after step 3 of 10, and a control"
+    return TrainingArguments(str(tmp_path), use_cpu=True), TrainerState(global_step=3, max_steps=10), TrainerControl()
+
+
+def test_the_first_request_wins(moment):
+    stop = StopRequest(max_time=0.)
+    stop.ask(Stop("guard", "the weights do not move"))
+    stop.ask(Stop("SIGTERM", "SIGTERM"))
+    control = stop.on_step_end(*moment)   # the time is over too
+    assert stop.asked == stop.granted == Stop("guard", "the weights do not move")
+    assert control.should_training_stop and control.should_save
+
+
+def test_nobody_asks(moment):
+    stop = StopRequest(max_time=1000.)
+    control = stop.on_step_end(*moment)
+    assert stop.granted is None and not control.should_training_stop
+
+
+def test_a_second_signal_is_now(moment):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with StopRequest() as stop:
+        stop.on_train_begin(*moment)
+        send(signal.SIGTERM)
+        assert stop.asked == Stop("SIGTERM", "SIGTERM")
+        with pytest.raises(Interrupted) as now: send(signal.SIGINT)
+        assert now.value.by == "Ctrl-C" and stop.asked.by == "SIGTERM"
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_signal_before_the_training_is_now():
+    with StopRequest() as stop, pytest.raises(Interrupted): send(signal.SIGTERM)
+    assert stop.asked is None
+
+
+# --- in a training
+
+def test_sigterm_at_step_nine(tmp_path, undisturbed):
+    with at_step(9, lambda: send(signal.SIGTERM)): run = train(small(tmp_path))
+    assert (run.status.state, run.status.reason, run.status.step) == ("stopped", "SIGTERM", 9)
+    assert run.status.stopped_by == "SIGTERM" and str(run.status.fix) == f'resume("{run.path}")'
+    assert "--resume" in run.status.fix.says("shell")
+    assert run.checkpoints()[-1].name == "checkpoint-9"
+    assert_same(resume(run), undisturbed)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_ctrl_c_twice_is_now(tmp_path, undisturbed):
+    with at_step(5, lambda: send(signal.SIGINT)): run = train(small(tmp_path))
+    assert (run.status.reason, run.status.stopped_by, run.status.step) == ("Ctrl-C", "Ctrl-C", 5)
+    def twice():
+        for _ in range(2): send(signal.SIGINT)
+    with at_step(5, twice), pytest.raises(KeyboardInterrupt): train(small(tmp_path, run_name="now"))
+    run = Run(tmp_path/"now")
+    assert (run.status.state, run.status.step, names(run.checkpoints())) == ("stopped", 4, ["checkpoint-3"])
+    assert_same(resume(run), undisturbed)
+
+
+def test_a_request_at_the_last_step_is_granted_by_the_end(tmp_path, undisturbed):
+    with at_step(10, lambda: send(signal.SIGTERM)): assert_same(train(small(tmp_path)), undisturbed)
+
+
+def test_two_processes_on_one_run(tmp_path, undisturbed):
+    run = killed_at_eight(tmp_path, undisturbed)
+    bench = Workbench(run.config, settled=True, data=prepare(run.config))
+    with run.locked():
+        with pytest.raises(ConfigError, match="is training it now"): resume(run.path)
+        with pytest.raises(ConfigError, match="is training it now"): run_training(bench, Run(run.path))
+    assert len(run.metrics()) == len(undisturbed.metrics())   # nothing was touched
+
+
+def test_the_log_continues_between_two_of_its_lines(tmp_path):
+    "A line every four steps, checkpoints every three: what was summed up before the checkpoint is in the next line"
+    cfg = small(tmp_path, logging_steps=4, max_steps=9)
+    whole = train(cfg)
+    part = train(replace(cfg, run_name="part"))
+    for n in (6, 9): shutil.rmtree(part.path/f"checkpoints/checkpoint-{n}")
+    part.set_status("running", step=5)
+    resume(part)
+    keys = ("step", "loss", "grad_norm", "num_tokens", "mean_token_accuracy")
+    def lines(run): return [[m[k] for k in keys] for m in run.metrics() if "loss" in m]
+    assert lines(part) == lines(whole) and [line[0] for line in lines(part)] == [1, 4, 8]
+    assert len([m for run in (whole, part) for m in run.metrics() if "train_runtime" in m]) == 2
