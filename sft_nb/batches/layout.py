@@ -212,5 +212,3 @@ def largest_rows(
         rows.append(r)
         left -= int(lengths[r])
     return rows
-
-_largest = largest_rows
