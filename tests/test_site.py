@@ -69,6 +69,13 @@ def test_links_to_other_pages_lead_somewhere(book):
     assert [t for t in targets if not leads_somewhere(book.path.parent, t)] == []
 
 
+@pytest.mark.parametrize("book", BOOKS, ids=page)
+def test_no_link_is_put_into_a_link(book):
+    "nbdev makes a link of every name in backticks that it knows, also of one that stands inside a link already"
+    text = re.sub(r"```.*?```", "", "\n".join(c.source for c in book.cells if c.kind == "markdown"), flags=re.S)
+    assert re.findall(r"\[[^\[\]]*`[A-Za-z_.]+(?:\(\))?`[^\[\]]*\]\([^)]*\)", text) == []
+
+
 def processed(tree)->subprocess.CompletedProcess:
     "Let nbdev make the pages of a tree, in `_proc`"
     (tree/"make.py").write_text(MAKE)
