@@ -26,7 +26,7 @@ def pair(question, answer):
 
 def med_nli():
     "Premise and hypothesis -> label"
-    from sft_nb.rows.sources import file_source
+    from sft_nb.rows.files import file_source
     for _, r in file_source(shared("data/med_nli/MED.tsv")):
         yield pair(f"Premise: {r['sentence1']}\nHypothesis: {r['sentence2']}", r["gold_label"])
 

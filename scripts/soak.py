@@ -1,16 +1,22 @@
-"""Kill a training at random moments, some of them inside a checkpoint, and see that it ends as an undisturbed one ends.
+"""Kill at random moments of everything that writes into a run, and see that nothing is lost: a training that
+continues ends as an undisturbed one ends, what cannot continue says so in one line, and no run hides another.
 
-    python scripts/soak.py --kills 100 --seed 1
+    python scripts/soak.py --kills 200 --seed 1                  # create, preparation, preflight, training, resume ...
+    python scripts/soak.py --kills 100 --moments training        # trainings alone, most of them inside a checkpoint
 
-Exits with 1 at the first run whose adapter differs in a byte or whose metrics.jsonl has a gap or a double line.
-`tests/training/test_kill.py` does twelve of them."""
+Exits with 1 at the first run whose adapter differs in a byte, whose metrics.jsonl has a gap or a double line, that
+cannot be listed, or that neither continues nor says why not. `tests/training/test_kill.py` does a dozen."""
 import argparse
+import importlib
+import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,14 +24,18 @@ from pathlib import Path
 from unittest.mock import patch
 
 from sft_nb.config import Config, load_config
-from sft_nb.run.directory import Run, create_run
+from sft_nb.report import SftError
+from sft_nb.run.directory import Run, can_resume, check_free, create_run
+from sft_nb.run.process import announce
+from sft_nb.run.table import list_runs
 
 PLACES = ("anywhere", "while weights are written", "before the list of files", "before the rename",
           "after the rename", "while old checkpoints go")
 os.environ.setdefault("OMP_NUM_THREADS", "1")   # a model of this size is not faster with more
 # forked from a process that has loaded torch and done nothing with it, so that a start takes no ten seconds
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["sft_nb.training.train", "bitsandbytes", "sft_nb.planning.plan"])
+PROCESSES.set_forkserver_preload(["sft_nb.training.train", "bitsandbytes", "sft_nb.planning.plan",
+                                  "sft_nb.results.evaluate", "sft_nb.results.merge"])
 
 
 def setup(folder:Path)->Config:
@@ -118,7 +128,7 @@ def differences(run:Run, whole:Run)->list[str]:
     if a != b:
         first = next(((x, y) for x, y in zip(a, b) if x != y), (len(a), len(b)))
         found.append(f"metrics.jsonl differs: {first}")
-    left = [p.name for p in run.path.rglob("*") if p.suffix in (".aside", ".gone")]
+    left = [p.name for p in run.path.rglob("*") if p.suffix in (".aside", ".gone", ".new")]
     if left: found.append(f"left behind: {left}")
     return found
 
@@ -130,24 +140,178 @@ def undisturbed(cfg:Config)->tuple[Run,float]:
     return run, time.monotonic() - began
 
 
+# --- the other moments
+
+MOMENTS = dict(   # moment -> where it begins
+    create=("sft_nb.run.directory", "_made"), preparation=("sft_nb.workbench", "prepare"),
+    preflight=("sft_nb.training.train", "preflight"), training=("sft_nb.training.train", "_train_in"),
+    resume=("sft_nb.training.train", "_continue"), evaluate=("sft_nb.results.evaluate", "_both"),
+    merge=("sft_nb.results.merge", "_write_and_compare"))
+
+
+def act(moment:str, path:Path, cfg:Config)->None:
+    "The work in which the moment comes"
+    if moment == "create": create_run(replace(cfg, run_name=path.name))
+    elif moment == "evaluate": importlib.import_module("sft_nb.results.evaluate").evaluate(Run(path), progress=False)
+    elif moment == "merge": importlib.import_module("sft_nb.results.merge").merge(Run(path), prompts=2)
+    else: importlib.import_module("sft_nb.training.train").train_run(Run(path))
+
+
+@contextmanager
+def dying(moment:str, after:float, writes:int):
+    "From the beginning of a moment on: SIGKILL after some seconds, or at a file that is about to be on the disk"
+    module, name = MOMENTS[moment]
+    module, sync = importlib.import_module(module), os.fsync
+    begin, left = getattr(module, name), None
+    def counted(handle):
+        nonlocal left
+        if left is not None:
+            left -= 1
+            if left < 0: die()
+        return sync(handle)
+    def begun(*args, **kwargs):
+        nonlocal left
+        if writes: left = writes - 1
+        else: threading.Timer(after, die).start()
+        return begin(*args, **kwargs)
+    with patch.object(module, name, begun), patch.object(os, "fsync", counted): yield
+
+
+def doomed(moment:str, path:Path, cfg:Config, after:float, writes:int)->None:
+    "What a process does"
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    if path.exists(): announce(path)   # as `launch` says which process it is
+    with dying(moment, after, writes): act(moment, path, cfg)
+    os._exit(0)   # a timer may still be waiting
+
+
+def in_a_process(target, *args)->int:
+    p = PROCESSES.Process(target=target, args=args)
+    p.start()
+    p.join(600)
+    return p.exitcode
+
+
+def whole_again(path:Path, cfg:Config)->None:
+    "Continue it to its end, in a process that nothing happens to"
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    announce(path)
+    act("training", path, cfg)
+
+
+def one_line(error:SftError)->str:
+    "What is wrong with what it says; empty if nothing is"
+    says = str(error)
+    return "" if "\n" not in says and len(says) < 600 and error.fix else f"no line with a way out: {says}"
+
+
+def going_on(run:Run, whole:Run, cfg:Config)->list[str]:
+    "What is wrong with a run that was killed: it continues, or says in one line what to do, and that can be done"
+    try: can_resume(run)
+    except SftError as e:
+        if wrong := one_line(e): return [wrong]
+        anew = create_run(replace(load_config(run.path), run_name=f"{run.name}-anew"), state="starting")
+        return going_on_at(anew, whole, cfg)
+    return going_on_at(run, whole, cfg)
+
+
+def going_on_at(run:Run, whole:Run, cfg:Config)->list[str]:
+    code = in_a_process(whole_again, run.path, cfg)
+    if code or run.state != "finished": return [f"it ended with {code}: {run.status}"]
+    return differences(run, whole)
+
+
+def made_or_not(path:Path, cfg:Config)->list[str]:
+    "A run that was killed while it was made is there with all that it begins with, or its name is free"
+    if path.exists():
+        first = {"config.json", "environment.json", "status.json"}
+        missing = first - {p.name for p in path.iterdir()}
+        return [f"it is half made, without {missing}"] if missing else []
+    check_free(replace(cfg, run_name=path.name))
+    create_run(replace(cfg, run_name=path.name))
+    return [f"left behind: {p.name}" for p in path.parent.glob(".*.new")]
+
+
+def results_again(moment:str, run:Run, cfg:Config)->list[str]:
+    "After a killed evaluation or merge the same is done again, and nothing is left of the first"
+    code = in_a_process(act, moment, run.path, cfg)
+    if code: return [f"{moment} ended with {code} when it was done again"]
+    if moment == "evaluate": json.loads((run.path/"eval/adapter.json").read_text())
+    shutil.rmtree(run.path/"merged", ignore_errors=True)
+    return [f"left behind: {p}" for p in run.path.rglob("*") if p.suffix == ".new"]
+
+
+def subject(moment:str, whole:Run, cfg:Config, name:str)->tuple[Path, Config]:
+    "The run to which it happens"
+    path = whole.path.parent/name
+    if moment == "create": return path, cfg
+    if moment in ("evaluate", "merge", "resume"): shutil.copytree(whole.path, path)
+    if moment == "resume":   # stopped at the checkpoint before the last
+        shutil.rmtree(path/"adapter")
+        shutil.rmtree(Run(path).checkpoints()[-1])
+        Run(path).set_status("running", step=22)
+    if moment in ("evaluate", "merge", "resume"): return path, cfg
+    cfg = replace(cfg, run_name=name, preflight=moment == "preflight", cache_dir=f"{path}-cache")
+    return create_run(cfg, state="starting").path, cfg
+
+
+LONGEST = dict.fromkeys(MOMENTS, 5.)   # seconds, until one has been seen that was not killed
+
+def one_kill(moment:str, whole:Run, cfg:Config, name:str, rng:random.Random)->tuple[bool, list[str]]:
+    "Whether it was killed, and what is wrong then"
+    path, cfg = subject(moment, whole, cfg, name)
+    after, writes = rng.uniform(0, LONGEST[moment]), rng.choice((0, 0, 1, 2, 3, 5, 8))
+    if moment == "create": writes = rng.randrange(1, 16)
+    began = time.monotonic()
+    code = in_a_process(doomed, moment, path, cfg, after, writes)
+    if code not in (0, -signal.SIGKILL): return False, [f"it ended with {code}"]
+    if code == 0 and not writes: LONGEST[moment] = min(LONGEST[moment], time.monotonic() - began)
+    listed = set(list_runs(whole.path.parent).run)
+    hidden = {p.parent.name for p in whole.path.parent.glob("[!.]*/config.json")} - listed
+    if hidden: return bool(code), [f"not listed: {hidden}"]
+    if moment == "create": return bool(code), made_or_not(path, cfg)
+    if moment in ("evaluate", "merge"): return bool(code), results_again(moment, Run(path), cfg)
+    if code == 0: return False, differences(Run(path), whole)
+    return True, going_on(Run(path), whole, cfg)
+
+
+def all_moments(whole:Run, cfg:Config, kills:int, moments:list[str], rng:random.Random, say=print)->list[str]:
+    "Kill at each moment in turn; what is wrong with the first run that is not as it should be"
+    done = k = 0
+    while done < kills:
+        k += 1
+        moment = moments[k % len(moments)]
+        hit, wrong = one_kill(moment, whole, cfg, f"run-{k}", rng)
+        done += hit
+        say(f"{k}: {moment}: {'killed' if hit else 'ended'}; {'; '.join(wrong) or 'sound'}; {done} kills", flush=True)
+        if wrong: return [f"run-{k}", moment, *wrong]
+        for p in whole.path.parent.glob(f"run-{k}*"): shutil.rmtree(p, ignore_errors=True)
+    return []
+
+
+def trainings(whole:Run, cfg:Config, seconds:float, kills:int, rng:random.Random)->list[str]:
+    "Trainings alone, most of them killed inside a checkpoint, up to four times each"
+    places, k = [rng.choice(PLACES) for _ in range(kills)], 0
+    while places:
+        k += 1
+        run = disturbed(cfg, f"run-{k}", places, rng, seconds, say=print)
+        if wrong := differences(run, whole): return [str(run.path), *wrong]
+        print(f"run {k}: the same; {kills - len(places)} kills so far", flush=True)
+    return []
+
+
 def main()->int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--moments", nargs="+", choices=MOMENTS, default=list(MOMENTS))
     options = parser.parse_args()
-    rng, k = random.Random(options.seed), 0
-    cfg = setup(Path(tempfile.mkdtemp(prefix="sft_nb-soak-")))
+    rng, cfg = random.Random(options.seed), setup(Path(tempfile.mkdtemp(prefix="sft_nb-soak-")))
     whole, seconds = undisturbed(cfg)
-    places = [rng.choice(PLACES) for _ in range(options.kills)]
-    while places:
-        k += 1
-        run = disturbed(cfg, f"run-{k}", places, rng, seconds, say=print)
-        wrong = differences(run, whole)
-        if wrong:
-            print(f"run {k}: {'; '.join(wrong)}\n{run.path}")
-            return 1
-        print(f"run {k}: the same; {options.kills - len(places)} kills so far", flush=True)
-    return 0
+    if options.moments == ["training"]: wrong = trainings(whole, cfg, seconds, options.kills, rng)
+    else: wrong = all_moments(whole, cfg, options.kills, options.moments, rng)
+    if wrong: print("; ".join(wrong), cfg.runs_dir, sep="\n")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__": sys.exit(main())

@@ -16,7 +16,7 @@ _NAMES = {
     "tokens.conversations": "conversation",
     "tokens.account": "Data Split",
     "tokens.prepare": "prepare",
-    "tokens.show": "spans spans_html",
+    "tokens.show": "spans spans_html spans_text",
     "batches.collate": "DataCollatorForCausalLM DataCollatorFlattening",
     "batches.layout": "collator_for",
     "model.hardware": "choose_device choose_dtype DEVICES find_device",

@@ -15,7 +15,8 @@ from .report import as_fix, ConfigError, edit, Fix
 
 # %% ../nbs/00_schema.ipynb #c0nf0003
 _Auto = Literal["auto"]
-_Format = Literal["auto","messages","sharegpt","alpaca","prompt_completion","question_answer","text","tokens"]
+_Format = Literal["auto","messages","sharegpt","alpaca","preference","prompt_completion","question_answer","text",
+                  "tokens"]
 
 @dataclass(frozen=True)
 class RowSettings:
@@ -28,13 +29,18 @@ class RowSettings:
     train_weights:tuple[float,...]|None=None  # how often each train_file is used: 2 twice, 0.5 half of it; None: once
     # held-out rows, of which eval_samples are read; None: eval_fraction, or the rows that the task brings
     eval_file:tuple[str,...]|None=None
-    eval_fraction:float|None=None     # share of train_file to hold out instead, chosen by what a row says; None: none
+    eval_fraction:float|None=None     # share of train_file to hold out instead, chosen by what a row asks; None: none
     data_format:_Format="auto"        # auto: recognised by the fields of each row
+    # columns to pass over; every other one that nobody reads is obeyed, refused or named in the report
+    ignore_columns:tuple[str,...]|None=None
     response_template:str|None=None   # rows of plain text: only what follows this is supervised; None: all of it
     chat_template:str|None=None       # a file with a Jinja template, or none for plain text; None: the tokenizer's own
     prompt_separator:str="\n"         # plain text without a chat template: what stands after each message
     train_on_turns:Literal["all","last"]="all"  # supervise every answer of a conversation, or only the last one
     train_on_prompt:bool=False        # True: supervise the prompts too
+    # reasoning of an answer: native, where the template has a place for it, else the row is refused (auto is native);
+    # inline, as <think> in front of the answer; drop, left out
+    reasoning:Literal["auto","native","inline","drop"]="auto"
     max_samples:int|None=None         # train on the first rows, this many; None: all
     eval_samples:int=200              # held-out rows that the base and the tuned model answer; 0: none
     min_length:int=0                  # a row with fewer tokens is left out
@@ -167,6 +173,7 @@ class Config(OutputSettings, GuardSettings, EvaluationSettings, TrainingSettings
     "All settings of a run"
     sources:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # setting -> where its value came from
     planned:frozenset=field(default=frozenset(), compare=False, repr=False)        # settings that the plan chose
+    untrusted:frozenset=field(default=frozenset(), compare=False, repr=False)      # that run code, as only a file says
 
     def __post_init__(self):
         found = [_problem(f, getattr(self, f.name), self.sources.get(f.name, "Config")) for f in settings()]
@@ -176,7 +183,7 @@ class Config(OutputSettings, GuardSettings, EvaluationSettings, TrainingSettings
 # %% ../nbs/00_schema.ipynb #2b4ac12e
 def settings()->list:
     "The fields of `Config` that are settings, in reading order"
-    return [f for f in fields(Config) if f.name not in ("sources", "planned")]
+    return [f for f in fields(Config) if f.name not in ("sources", "planned", "untrusted")]
 
 # %% ../nbs/00_schema.ipynb #fec0c2b3
 def defaults()->dict[str,Any]:
@@ -267,6 +274,9 @@ def _outside(f, v)->str:
 def _problem(f, v, where:str)->ConfigError|None:
     "What is wrong with value `v` of setting `f`, if anything is"
     if not _fits(v, f.type): return _misfit(f, v, where)
+    if isinstance(v, tuple) and "" in v:
+        fix = _spelled(where, f"leave {{{f.name}}} out, or write what is meant")
+        return ConfigError(where, f"a name in {f.name} is empty", "names", fix)
     limit = _outside(f, v) if isinstance(v, (int, float)) else ""   # not None, not auto
     if not limit: return None
     instead = 1 if f.name == "max_steps" else f.default

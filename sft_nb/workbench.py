@@ -90,6 +90,16 @@ class _Planned(_Asked):
         if self.plan is None: return cautious(self.asked, self.data, self.no_plan)
         return settle(self.asked, self.plan)
 
+    @property
+    def coarse(self)->bool:
+        "Are sums in another order seen in the result? So it is in 16 bits, and where layers round their inputs to 8"
+        return self.hardware.dtype != torch.float32 or (self.cfg.method == "qlora" and self.cfg.load_in_8bit)
+
+    @property
+    def tolerance(self)->float:
+        "How far two losses of the same rows may be apart, as a share"
+        return 2e-2 if self.coarse else 1e-4
+
     @made_once
     def shape(self):
         "transformers' config of the model; ConfigError if it cannot be read"
@@ -144,6 +154,16 @@ def rows(self:Workbench,
 )->list[dict]:           # input_ids and labels
     "Training examples by their numbers"
     return Rows(self.data.train.tokens).__getitems__([int(n) for n in numbers])
+
+# %% ../nbs/08_workbench.ipynb #wb000050
+@patch
+def rows_held_out(self:Workbench,
+    n:int,          # at most
+)->list[dict]:      # input_ids and labels
+    "The first held-out examples; none if no row is held out"
+    if self.data.eval is None: return []
+    some = self.data.eval.tokens[:min(n, len(self.data.eval.tokens))]
+    return [dict(input_ids=ids, labels=labels) for ids, labels in zip(some["input_ids"], some["labels"])]
 
 # %% ../nbs/08_workbench.ipynb #wb000017
 @patch

@@ -61,7 +61,7 @@ WRONG = [  # arguments, exit code, what the message says
     (["data", "--train-file", "nobody/nothing:train"], 1,
      ["dataset 'nobody/nothing:train'", "cannot be loaded from the hub"]),
     (["train", "--resume", "runs/none", "--config", "demo"], 2, ["--config is given too"]),
-    (["train", "--config", "demo", "--optim", "adamm"], 2, ["adamm", "look at --optim and --lr-scheduler-type"]),
+    (["train", "--config", "demo", "--optim", "adamm"], 2, ["optim: 'adamm' is not known", "Fix: --optim "]),
     (["train", "--task", "mine:Broken"], 2, ["mine:Broken", "SyntaxError"]),
     (["train", "--config", "demo", "--eval-steps", "1", "--eval-samples", "0"], 2,
      ["eval_steps is 1 and eval_samples is 0"]),
@@ -129,6 +129,15 @@ def test_data_shows_what_is_left_out(files):
     (files/"long.jsonl").write_text(long + "\n" + (files/"good.jsonl").read_text())
     done = shell("data", "--train-file", files/"long.jsonl", "--max-length", 128, "--eval-samples", 0, "--dropped", 3)
     assert "long.jsonl line 1: longer than max_length 128: " in done.stdout and done.returncode == 0
+
+
+def test_data_shows_the_mask_in_brackets_in_a_pipe_too(files):
+    shown = ("--train-file", files/"good.jsonl", "--eval-samples", 0, "--show", 2)
+    done = shell("data", *shown)
+    assert done.stdout.count("[[") == 2 and "<|im_end|>]]" in done.stdout and "\x1b" not in done.stdout
+    first, _ = json.loads(shell("data", *shown, "--json").stdout)["shown"]
+    assert first["text"] in done.stdout
+    assert f"{first['where']}: {first['supervised']} of {first['tokens']} tokens are supervised" in done.stdout
 
 
 def test_config_prints_values_and_sources(files):

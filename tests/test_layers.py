@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PARTS = ("report schema config rows tasks tokens batches model planning workbench checks run training results panels "
-         "cli").split()
-LIGHT = "report schema config rows tasks tokens run cli training.launch".split()   # no torch at import
+PARTS = ("escape keys on_disk report schema config rows tasks tokens batches model planning workbench checks run "
+         "training results panels cli").split()
+LIGHT = "escape keys on_disk report schema config rows tasks tokens run cli training.launch".split()   # no torch
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks")}   # the files of a folder are listed, nothing in it is imported
 PACKAGE = ROOT/"sft_nb"
@@ -77,7 +77,7 @@ def test_every_module_is_a_chapter_and_every_part_is_in_the_list():
     assert sorted(map(dotted, MODULES)) == sorted(CHAPTERS)
     numbered = sorted(p.name.removesuffix(".ipynb") for p in (ROOT/"nbs").iterdir() if p.name[0].isdigit())
     assert [name.split("_", 1)[1] for name in numbered] == PARTS
-    assert {int(name.split("_")[0]) for name in numbered} == {*range(15)}   # report and schema share the first
+    assert {int(name.split("_")[0]) for name in numbered} == {*range(15)}   # those before config share the first
 
 
 def test_numbers_in_a_part_have_no_gap():

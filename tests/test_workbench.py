@@ -5,6 +5,7 @@ import pytest
 from learner import small
 
 from sft_nb import workbench
+from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
 from sft_nb.tokens.prepare import prepare
 from sft_nb.workbench import Workbench, made_once, workbench_for
@@ -85,3 +86,11 @@ def test_a_workbench_is_its_own_workbench(tmp_path, data):
     assert workbench_for(bench) is bench
     made = workbench_for(bench.asked, data=data)
     assert made.asked is bench.asked and made.data is data
+
+
+@pytest.mark.parametrize("how, tolerance", [
+    (dict(method="lora"), 1e-4), (dict(method="lora", dtype="bfloat16"), 2e-2),
+    (dict(method="lora", load_in_8bit=True), 1e-4),
+    (dict(method="qlora", load_in_8bit=True), 2e-2)])
+def test_layers_in_8_bits_round_their_inputs_on_every_device(how, tolerance):
+    assert Workbench(load_config("demo", device="cpu", **how), settled=True).tolerance == tolerance

@@ -7,21 +7,23 @@ __all__ = ['config_command', 'data_command', 'plan_command', 'check_command', 't
            'merge_command', 'runs_command', 'stop_command']
 
 # %% ../../nbs/14_cli/01_commands.ipynb #cm0imp01
-import json, time
+import json, os, sys, time
 from pathlib import Path
 from typing import Literal
 
-from ..report import as_fix, command, ConfigError, edit, Finding, Report, STATUSES
-from ..config import Config, config_names, settings, table
+from ..escape import visible
+from ..report import as_fix, command, ConfigError, edit, Finding, quoted, Report, STATUSES
+from ..config import allow, Config, config_names, settings, table
 from .options import flag, given, Option, parse, parse_own
 
 # %% ../../nbs/14_cli/01_commands.ipynb #e3ea05e8
-def _say(*parts)->None: print(*parts, flush=True)
+def _say(*parts)->None: print(*(visible(str(part)) for part in parts), flush=True)
 
 # %% ../../nbs/14_cli/01_commands.ipynb #76d4e57c
 _JSON = Option(bool, False, "print one JSON object and nothing else")
 _RUN = Option(str, ..., "directory of the run", first=True)
 _CHECKPOINT = Option(str, "adapter", "adapter: the result; or checkpoint-N")
+_TRUST = Option(bool, False, "run Python code that the run's config names: a task of its own, code beside the weights")
 
 def _config_option(more:str)->Option:
     "What `--config` takes"
@@ -44,21 +46,31 @@ def config_command(args:list[str])->int:
 
 # %% ../../nbs/14_cli/01_commands.ipynb #a83aa13c
 _DATA = dict(config=_config_option(""), json=_JSON,
-             dropped=Option(int, 0, "also print this many of the rows that are left out"))
+             dropped=Option(int, 0, "also print this many of the rows that are left out"),
+             show=Option(int, 0, "also print this many examples; what is supervised stands in [[double brackets]]"))
 
 def data_command(args:list[str])->int:
     "Prepare the rows and print the report; exits with 1 if a row cannot be read or none is left"
     options, cfg = parse("data", args, _DATA, summary=data_command.__doc__)
+    allow(cfg)
     from sft_nb.tokens.prepare import prepare
+    from sft_nb.tokens.show import examples
     data = prepare(cfg)
-    dropped = data.dropped[:options.dropped] if options.dropped else []
-    if options.json:
-        more = dict(dropped=dropped) if options.dropped else {}
-        _say(json.dumps(data.report.to_dict() | more, ensure_ascii=False))
-        return data.report.exit_code
-    _say(data.report)
-    for d in dropped: _say(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
+    more = dict(dropped=data.dropped[:options.dropped]) if options.dropped else {}
+    if options.show: more["shown"] = examples(data, options.show, colour=not options.json and _in_colour())
+    if options.json: _say(json.dumps(data.report.to_dict() | more, ensure_ascii=False))
+    else: _say_data(data.report, **more)
     return data.report.exit_code
+
+def _in_colour()->bool:
+    "Does a person look on? NO_COLOR says that they want none"
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+def _say_data(report:Report, *, dropped:list[dict]=(), shown:list[dict]=())->None:
+    "The report, rows that are left out, and examples with their mask"
+    _say(report)
+    for d in dropped: _say(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
+    for x in shown: _say(f"\n{x['where']}: {x['supervised']} of {x['tokens']} tokens are supervised\n{x['text']}")
 
 # %% ../../nbs/14_cli/01_commands.ipynb #afbefb52
 def _card_as_device(args:list[str])->list[str]:
@@ -80,6 +92,7 @@ _PLAN = dict(config=_config_option(" or a run"), card=Option(str|None, None, _CA
 def plan_command(args:list[str])->int:
     "What a training takes of a card's memory, and the fastest settings that fit; exits with 1 if nothing fits"
     options, cfg = parse("plan", _card_as_device(args), _PLAN, summary=plan_command.__doc__)
+    allow(cfg)
     from sft_nb.planning.plan import plan
     made = plan(cfg, device=options.card, lengths=options.lengths)
     _say(json.dumps(made.to_dict()) if options.json else made)
@@ -91,6 +104,7 @@ _CHECK = dict(config=_config_option(" or a run"), json=_JSON)
 def check_command(args:list[str])->int:
     "Check rows, model and one real step as training would begin; exits with 1 if it would refuse"
     options, cfg = parse("check", args, _CHECK, summary=check_command.__doc__)
+    allow(cfg)
     _agree(cfg)
     from sft_nb.checks.preflight import preflight
     made = preflight(cfg)
@@ -146,10 +160,10 @@ def _launched(cfg:Config):
     return launch(cfg)
 
 # %% ../../nbs/14_cli/01_commands.ipynb #27586de9
-def _resume(run:str, max_time:float|None, detach:bool):
+def _resume(run:str, max_time:float|None, detach:bool, trust_remote_code:bool):
     "An old run, here or in a process of its own"
-    from sft_nb.run.directory import can_resume, Run
-    run = Run(run)
+    from sft_nb.run.directory import can_resume, open_run
+    run = open_run(run, trust_remote_code=trust_remote_code)
     can_resume(run)   # what is wrong with it is said before torch is loaded
     if detach or run.config.num_processes > 1: return run.resume(max_time=max_time)
     from sft_nb.training.train import resume
@@ -158,16 +172,18 @@ def _resume(run:str, max_time:float|None, detach:bool):
 # %% ../../nbs/14_cli/01_commands.ipynb #57d9a51c
 def _follow(run):
     "Print what a launched run writes until it has ended; Ctrl-C stops it"
-    if not run.launched(): return run
     try:
-        with (run.path/"log.txt").open(errors="replace") as log:
-            while run.launched():
-                if text := log.read(): print(text, end="", flush=True)
-                time.sleep(.2)
-            _say(log.read())
+        if run.launched(): _read_along(run)
     except KeyboardInterrupt: run.stop()
-    run.wait()
+    run.wait()   # raises what ended it, also if that was before anybody could look
     return run
+
+def _read_along(run)->None:
+    with (run.path/"log.txt").open(errors="replace") as log:
+        while run.launched():
+            if text := log.read(): print(visible(text), end="", flush=True)
+            time.sleep(.2)
+        _say(log.read())
 
 # %% ../../nbs/14_cli/01_commands.ipynb #b9b5654a
 def _detached(run)->None:
@@ -191,11 +207,13 @@ def _tell(run, n_examples:int)->int:
 
 # %% ../../nbs/14_cli/01_commands.ipynb #91464fd1
 def _losses(run)->str:
-    "The first loss and the last"
+    "The first loss and the last; if steps came after it, how many there were"
     losses = [(m["step"], m["loss"]) for m in run.metrics() if "loss" in m]
     if not losses: return "no step was taken"
     first_and_last = dict.fromkeys((losses[0], losses[-1]))
-    return ", ".join(f"loss {loss:.3f} at step {step}" for step, loss in first_and_last)
+    says = ", ".join(f"loss {loss:.3f} at step {step}" for step, loss in first_and_last)
+    last, taken = losses[-1][0], run.status.step
+    return says if last >= taken else f"{says}, the last that was logged of {taken} steps"
 
 # %% ../../nbs/14_cli/01_commands.ipynb #f7fd115f
 def _why(status)->str:
@@ -228,7 +246,8 @@ def _score(evaluation, n_examples:int)->None:
     if n_examples: _say(f"\n{evaluation.examples(n_examples)}")
 
 # %% ../../nbs/14_cli/01_commands.ipynb #253ef7c7
-_RESUME = "continue this run at its last checkpoint, with its own settings; only max_time may be given too"
+_RESUME = ("continue this run at its last checkpoint, with its own settings; "
+           "only max_time and trust_remote_code may be given too")
 _DETACH = "train in a process of its own and return at once: sft_nb runs shows it, sft_nb stop ends it"
 _EXAMPLES = Option(int, 5, "generations to print")
 _TRAIN = dict(config=_config_option(", or a run to repeat"), resume=Option(str|None, None, _RESUME),
@@ -237,9 +256,12 @@ _TRAIN = dict(config=_config_option(", or a run to repeat"), resume=Option(str|N
 def train_command(args:list[str])->int:
     "Train, then score base and tuned model on held-out rows"
     options, cfg = parse("train", args, _TRAIN, summary=train_command.__doc__)
-    run = _begun(options, cfg, args)
-    if not options.detach: return _tell(_follow(run), options.examples)
-    _detached(run)
+    from sft_nb.run.output import lasting
+    allow(cfg)
+    with lasting():   # | head
+        run = _begun(options, cfg, args)
+        if not options.detach: return _tell(_follow(run), options.examples)
+        _detached(run)
     return 0
 
 # %% ../../nbs/14_cli/01_commands.ipynb #0c5089d5
@@ -247,30 +269,31 @@ def _begun(options, cfg:Config, args:list[str]):
     "A run: resumed, launched, or trained here"
     if options.resume is not None:
         _nothing_else(options, args)
-        return _resume(options.resume, cfg.max_time, options.detach)
+        return _resume(options.resume, cfg.max_time, options.detach, cfg.trust_remote_code)
     if options.detach or cfg.num_processes > 1: return _launched(cfg)
     return _new_run(cfg)
 
 # %% ../../nbs/14_cli/01_commands.ipynb #8453fa7a
 def _nothing_else(options, args:list[str])->None:
     "ConfigError for a setting beside `--resume`"
-    extra = sorted(set(given(args)) - {"max_time"})
+    extra = sorted(set(given(args)) - {"max_time", "trust_remote_code"})
     if options.config is not None: extra.append("config")
     if not extra: return
-    anew = command(f"sft_nb train --config {options.resume}/config.json")
+    anew = command(f"sft_nb train --config {quoted(options.resume)}/config.json")
     raise ConfigError("--resume", f"{flag(extra[0])} is given too", "a resumed run keeps its settings",
                       as_fix("leave it out") | anew)
 
 # %% ../../nbs/14_cli/01_commands.ipynb #c7641e12
 _EVALUATE = dict(run=_RUN, checkpoint=_CHECKPOINT, json=_JSON, examples=_EXAMPLES,
                  eval_samples=Option(int|None, None, "held-out rows; None: as in training"),
-                 eval_file=Option(str|None, None, "other rows than the run's"))
+                 eval_file=Option(str|None, None, "other rows than the run's"), trust_remote_code=_TRUST)
 
 def evaluate_command(args:list[str])->int:
     "Score base and tuned model of a run on held-out rows"
     options = parse_own("evaluate", args, _EVALUATE, summary=evaluate_command.__doc__)
-    from sft_nb.run.directory import Run
-    run = Run(options.run)   # a wrong name is said before torch is loaded
+    from sft_nb.run.directory import open_run
+    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # said before torch is loaded
+    run.weights(options.checkpoint)
     from sft_nb.results.evaluate import evaluate
     e = evaluate(run, checkpoint=options.checkpoint, eval_samples=options.eval_samples, eval_file=options.eval_file,
                  progress=not options.json)
@@ -282,13 +305,15 @@ def evaluate_command(args:list[str])->int:
 _MERGE = dict(run=_RUN, checkpoint=_CHECKPOINT,
               out=Option(str|None, None, "a folder that is not there; None: merged, in the run"),
               dtype=Option(Literal["bfloat16","float16","float32"], "bfloat16", "format of the weights"),
-              prompts=Option(int, 8, "rows on which adapter and merged model are compared"))
+              prompts=Option(int, 8, "rows on which adapter and merged model are compared"), trust_remote_code=_TRUST)
 
 def merge_command(args:list[str])->int:
     "Merge a run's adapter into its base, and prove that nothing was lost"
     options = parse_own("merge", args, _MERGE, summary=merge_command.__doc__)
-    from sft_nb.run.directory import merge_target, Run
-    run = Run(options.run)   # a wrong name or target is said before torch is loaded
+    from sft_nb.run.refusals import merge_target
+    from sft_nb.run.directory import open_run
+    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # said before torch is loaded
+    run.weights(options.checkpoint)
     merge_target(run, options.out, options.checkpoint)
     if run.state != "finished": _say(f"{run.name} is not finished ({run.state} at step {run.step})")
     from sft_nb.results.merge import merge
@@ -326,7 +351,7 @@ def stop_command(args:list[str])->int:
     options = parse_own("stop", args, _STOP, summary=stop_command.__doc__)
     from sft_nb.run.directory import Run
     in_runs = Path("runs")/options.run
-    bare_name = not Path(options.run).exists() and in_runs.exists()
+    bare_name = not os.path.exists(options.run) and os.path.exists(in_runs)
     run = Run(in_runs if bare_name else options.run)
     state = run.stop(options.timeout)
     _say(f"{run.name}: {state} at step {run.step}")

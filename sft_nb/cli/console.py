@@ -6,8 +6,11 @@
 __all__ = ['COMMANDS', 'main']
 
 # %% ../../nbs/14_cli/02_console.ipynb #cn0imp01
-import difflib, os, sys
+import difflib, os, sys, traceback
+from contextlib import redirect_stderr, redirect_stdout
 
+from ..escape import readable, visible
+from ..keys import load_env, Redacted
 from ..report import command, ConfigError, SftError, speaking
 from .commands import (
     _say, check_command, config_command, data_command, evaluate_command, merge_command, plan_command, runs_command,
@@ -35,28 +38,47 @@ def _help()->str:
 def _command(name:str):
     "The function of a command; ConfigError with the nearest name if there is none"
     if name in COMMANDS: return COMMANDS[name]
-    near = difflib.get_close_matches(name, COMMANDS, 1, .5) or ["--help"]
+    near = difflib.get_close_matches(name[:100], COMMANDS, 1, .5) or ["--help"]
     raise ConfigError(f"sft_nb {name}", "there is no such command", f"one of {', '.join(COMMANDS)}",
                       command(f"sft_nb {near[0]}"))
 
+# %% ../../nbs/14_cli/02_console.ipynb #cn0unf01
+def _unforeseen(e:Exception)->int:
+    "Say what went wrong and where; the whole traceback where SFT_NB_TRACEBACK is set"
+    if os.environ.get("SFT_NB_TRACEBACK"): traceback.print_exc()
+    last = traceback.extract_tb(e.__traceback__)[-1]
+    found = visible(f"{type(e).__name__}: {e}").strip()[:300]
+    print(f"sft_nb: {found} ({last.filename} line {last.lineno}). This was not foreseen. "
+          "Fix: set SFT_NB_TRACEBACK=1 and call it again to see the whole path, and report it.",
+          *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
+    return 1
+
 # %% ../../nbs/14_cli/02_console.ipynb #ad3859e1
+_EXIT_CODES = {"SIGTERM": 143, "SIGHUP": 129}
+
 def main(
     args:list[str]|None=None,  # None: the command line
 )->int:                        # 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM
     "The console script"
     args = sys.argv[1:] if args is None else args
     if not args or args[0] in ("-h", "--help", "--version"): return _greet(args)
-    with speaking("shell"):
+    with speaking("shell"), redirect_stdout(_printable(sys.stdout)), redirect_stderr(_printable(sys.stderr)):
         try: return _run_command(args)
         except SftError as e:
-            print(f"sft_nb: {e}", *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
+            print(readable(f"sft_nb: {e}"), *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
             return e.exit_code
         except BrokenPipeError:   # sft_nb ... | head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as e:
             print("sft_nb: stopped; the run's status.json says how to continue", file=sys.stderr)
-            return 130
+            return _EXIT_CODES.get(getattr(e, "by", ""), 130)
+        except Exception as e: return _unforeseen(e)
+
+def _printable(stream)->Redacted:
+    "A stream that any character can be written to, without secrets"
+    if hasattr(stream, "reconfigure"): stream.reconfigure(errors="backslashreplace")
+    return Redacted(stream)
 
 # %% ../../nbs/14_cli/02_console.ipynb #f6a180d3
 def _greet(args:list[str])->int:
@@ -68,6 +90,5 @@ def _greet(args:list[str])->int:
 def _run_command(args:list[str])->int:
     "Do what the first argument says"
     f = _command(args[0])
-    from sft_nb.run.environment import load_env
     load_env()
     return f(args[1:])

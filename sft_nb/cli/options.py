@@ -81,11 +81,11 @@ def _twice(one:str, other:str)->ConfigError:
 
 # %% ../../nbs/14_cli/00_options.ipynb #422d62aa
 def config_name(args:list[str])->str|None:
-    "What `--config` names"
-    for arg, following in zip(args, [*args[1:], None]):
-        if arg.startswith("--config="): return arg.split("=", 1)[1]
-        if arg == "--config": return following
-    return None
+    "What `--config` names; ConfigError if it is given twice"
+    names = [arg.split("=", 1)[1] for arg in args if arg.startswith("--config=")]
+    names += [following for arg, following in zip(args, [*args[1:], None]) if arg == "--config"]
+    if len(names) > 1: raise ConfigError("command line", "--config is given twice", "one config", "leave one out")
+    return names[0] if names else None
 
 # %% ../../nbs/14_cli/00_options.ipynb #28e0d7c5
 def _three_way_names()->dict[str,str]:

@@ -59,16 +59,38 @@ def _saved_modules(model, wanted:tuple[str,...]|None)->list[str]|None:
         expected = f"near it is {near[0]}" if near else ""
         fix = edit(modules_to_save=(near[0] if near else "lm_head",))
         raise ConfigError("modules_to_save", f"the model has no module {w!r}", expected, fix)
+    _refuse_quantised(model, wanted or ())
     return list(wanted) if wanted else None
 
+def _refuse_quantised(model, wanted:tuple[str,...])->None:
+    "ConfigError for a module that is stored in 4 or 8 bits: its numbers cannot be trained"
+    for name, module in model.named_modules():
+        whole = name.rpartition(".")[2] in wanted
+        if not whole or all(p.is_floating_point() for p in module.parameters()): continue
+        found = f"{name} is stored in 4 or 8 bits, and such numbers cannot be trained"
+        raise ConfigError("modules_to_save", found, "modules in 16 or 32 bits: lm_head, embed_tokens",
+                          edit(method="lora") | edit(modules_to_save=None))
+
 # %% ../../nbs/06_model/05_adapter.ipynb #3d1fe97b
+def _named(model, *layers)->list[str]:
+    "What a model calls these layers"
+    return [next(n.rpartition(".")[2] for n, m in model.named_modules() if m is layer) for layer in layers]
+
 def _token_rows(model, tokenizer, cfg:Config)->dict[str,list[int]]|None:
     "The rows of the embedding (and of a head that is not tied to it) that are trained beside the adapter"
     if not cfg.train_tokens: return None
+    names = _named(model, model.get_input_embeddings(), model.get_output_embeddings())
+    whole = [n for n in names if n in (cfg.modules_to_save or ())]
+    if model.config.get_text_config().tie_word_embeddings:
+        if whole: raise _refuse_tied(whole[0])
+        names = names[:1]
     ids = [tokenizer.convert_tokens_to_ids(t) for t in cfg.train_tokens]
-    layers = [model.get_input_embeddings()]
-    if not model.config.get_text_config().tie_word_embeddings: layers.append(model.get_output_embeddings())
-    return {n.rpartition(".")[2]: ids for n, m in model.named_modules() if any(m is layer for layer in layers)}
+    return {n: ids for n in names if n not in whole} or None   # a layer that is trained in full needs no rows
+
+def _refuse_tied(name:str)->ConfigError:
+    "The error for a layer that is trained in full, and of which a few rows are trained too"
+    found = f"modules_to_save has {name}, which is tied to the rows that train_tokens trains"
+    return ConfigError("train_tokens", found, "one of the two", edit(modules_to_save=None) | edit(train_tokens=None))
 
 # %% ../../nbs/06_model/05_adapter.ipynb #743c0080
 _BEGINNINGS = ("default", "gaussian", "orthogonal", "olora", "mica", "pissa", "pissa_niter_16")
@@ -92,6 +114,13 @@ def _beginning(cfg:Config)->str|bool:
     if name.startswith("pissa"): fix = edit(method="lora") | edit(init_lora_weights="default")
     raise ConfigError(f"init_lora_weights {name!r}", _why_not(name), f"one of {', '.join(known)}", fix)
 
+# %% ../../nbs/06_model/05_adapter.ipynb #adap0011
+def _refuse_dora_in_8_bits(model, cfg:Config)->None:
+    "ConfigError for what peft cannot do on a CPU"
+    if not cfg.use_dora or not cfg.load_in_8bit or cfg.method != "qlora" or model.device.type != "cpu": return
+    found = "with 8 bits on a CPU, peft loses the scales of the base"
+    raise ConfigError("use_dora", found, "4 bits, or a GPU", edit(load_in_8bit=False) | edit(use_dora=False))
+
 # %% ../../nbs/06_model/05_adapter.ipynb #23e40b40
 def lora_config(
     model,       # a base from `load_base`
@@ -100,6 +129,7 @@ def lora_config(
 ):               # peft's `LoraConfig`
     "What peft is told; ConfigError for names that the model or peft does not have"
     from peft import LoraConfig
+    _refuse_dora_in_8_bits(model, cfg)
     return LoraConfig(
         r=cfg.lora_r, lora_alpha=cfg.lora_alpha, lora_dropout=cfg.lora_dropout, bias="none", task_type="CAUSAL_LM",
         target_modules=target_modules(model, cfg.lora_target_modules),

@@ -6,7 +6,7 @@
 __all__ = ['Generation', 'left_pad', 'eval_mode', 'continue_tokens', 'generate']
 
 # %% ../../nbs/06_model/06_generate.ipynb #dbe27a16
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 
 from ..tokens.encode import encode_prompts
+from ..batches.layout import as_trained
 
 # %% ../../nbs/06_model/06_generate.ipynb #969bfe50
 @dataclass(frozen=True)
@@ -42,12 +43,19 @@ def left_pad(
             torch.tensor([[0] * (T - len(p)) + [1] * len(p) for p in prompts]))
 
 # %% ../../nbs/06_model/06_generate.ipynb #02cc964a
+def _is_mixed(model)->bool:
+    "Is a module that is trained in full beside an adapter in another format than the base?"
+    saved = [p for name, p in model.named_parameters() if "modules_to_save" in name and p.is_floating_point()]
+    return any(p.dtype != model.dtype for p in saved)
+
+# %% ../../nbs/06_model/06_generate.ipynb #02cc964b
 @contextmanager
 def eval_mode(model):
-    "The model in eval mode, and as it was afterwards"
+    "The model in eval mode, under autocast if its formats are mixed, and as it was afterwards"
     was = model.training
     model.eval()
-    try: yield model
+    try:
+        with as_trained(model) if _is_mixed(model) else nullcontext(): yield model
     finally: model.train(was)
 
 # %% ../../nbs/06_model/06_generate.ipynb #c9c28085

@@ -8,13 +8,13 @@ __all__ = ['Schedule', 'schedule_of', 'bench_of', 'resized', 'BatchState', 'Pair
 # %% ../../nbs/13_panels/00_state.ipynb #53946185
 import math
 from dataclasses import dataclass, field, replace
-from html import escape
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..report import command, ConfigError, edit
+from ..escape import to_html
+from ..report import command, ConfigError, edit, quoted
 from ..config import Config
 from ..tasks.core import task_of
 from ..tokens.conversations import conversation, read_split
@@ -256,7 +256,7 @@ def html(self:BatchState)->str:
     line = _BORDER[self.workbench.layout.name]
     document = (f"<div class='sft-document' style='border-top:{line};padding:4px 0'>"
                 "<span class='sft-name' style='color:#6e7781;font-size:85%'>{}</span>{}</div>")
-    return "".join(document.format(escape(name), spans_html(row)) for name, row in zip(self.names(), self.rows()))
+    return "".join(document.format(to_html(name), spans_html(row)) for name, row in zip(self.names(), self.rows()))
 
 # %% ../../nbs/13_panels/00_state.ipynb #29e94b38
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ class GenerationState:
 
 # %% ../../nbs/13_panels/00_state.ipynb #1c88c532
 def _no_adapter(run:Run)->ConfigError:
-    scores = command(f"sft_nb evaluate {run.path}", f'evaluate("{run.path}")')
+    scores = command(f"sft_nb evaluate {quoted(run.path)}", f'evaluate("{run.path}")')
     found = "the run trained all weights, so there is no adapter to switch off"
     return ConfigError("GenerationPanel", found, "a LoRA or QLoRA run", scores)
 
@@ -338,14 +338,14 @@ def _cell(name:str, g:Generation)->str:
     "One answer"
     end = "ended by itself" if g.ended else "cut off: it did not end"
     return (f"<td style='{_CELL}'><b>{name}</b> <span style='color:#6e7781'>{g.n_tokens} tokens, {end}</span>"
-            f"<pre class='sft-{name}' style='white-space:pre-wrap;margin:4px 0'>{escape(g.text)}</pre></td>")
+            f"<pre class='sft-{name}' style='white-space:pre-wrap;margin:4px 0'>{to_html(g.text)}</pre></td>")
 
 # %% ../../nbs/13_panels/00_state.ipynb #44b7d699
 def pair_html(pair:Pair)->str:
     "A prompt and its two answers as a table; everything that a model wrote is escaped"
     expected = ""
     if pair.expected:
-        expected = escape(pair.expected).replace("\n", " | ")
+        expected = to_html(pair.expected).replace("\n", " | ")
         expected = f"<div style='color:#6e7781'>expected: {expected}</div>"
     answers = _cell("base", pair.base) + _cell("tuned", pair.tuned)
-    return f"<div><b>{escape(pair.prompt)}</b>{expected}<table style='width:100%'><tr>{answers}</tr></table></div>"
+    return f"<div><b>{to_html(pair.prompt)}</b>{expected}<table style='width:100%'><tr>{answers}</tr></table></div>"

@@ -6,12 +6,12 @@
 __all__ = ['BatchPanel', 'GenerationPanel']
 
 # %% ../../nbs/13_panels/01_views.ipynb #8386e781
-from html import escape
 from pathlib import Path
 
 import ipywidgets as W
 from fastcore.basics import patch
 
+from ..escape import to_html
 from ..report import SftError
 from ..config import Config
 from ..tokens.account import Data
@@ -62,7 +62,7 @@ def _resize(self:BatchPanel, change)->None:
 def show(self:BatchPanel, **where)->None:
     "Move the state and draw it"
     state = self.state.move(**where)
-    self.caption.value = escape(state.caption())
+    self.caption.value = to_html(state.caption())
     self.tokens.value = state.html()
     self.size.value = state.batch_size
     self.size.disabled = state.packed   # a packed batch has as many rows as fit
@@ -116,5 +116,5 @@ def answer(self:GenerationPanel)->None:
         self.state.ask(self.prompt.value, example=example, temperature=self.temperature.value)
         self.answers.value = "".join(pair_html(p) for p in reversed(self.state.history))
         self.status.value = ""
-    except SftError as e: self.status.value = f"<span style='color:#cf222e'>{escape(str(e))}</span>"
+    except SftError as e: self.status.value = f"<span style='color:#cf222e'>{to_html(e)}</span>"
     finally: self.ask.disabled = False

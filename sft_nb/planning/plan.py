@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
+from ..on_disk import write_whole
 from ..report import ConfigError, edit, fail, Finding, Fix, ok, Report, SftError, shown
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
@@ -79,7 +80,7 @@ def save(self:Plan,
     path:Path,   # plan.json
 )->None:
     "Write it as JSON"
-    path.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+    write_whole(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
 # %% ../../nbs/07_planning/04_plan.ipynb #3f1db7ce
 _COLOURS = dict(weights="#57606a", adapter="#0969da", gradients="#54aeff", optimiser="#b6e3ff", activations="#1a7f37",

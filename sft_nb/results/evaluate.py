@@ -9,16 +9,18 @@ __all__ = ['wilson', 'Answer', 'Accuracy', 'answer_rows', 'base_of', 'Evaluation
 import json, math
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from html import escape
 from pathlib import Path
 
+from ..escape import to_html, visible
+from ..keys import redact_all
+from ..on_disk import read_json, write_whole
 from ..report import ConfigError, edit, SftError
 from ..config import Config
 from ..tasks.core import Score, task_of
 from ..tokens.conversations import conversation, read_split
 from ..model.generate import generate, Generation
 from ..workbench import Workbench
-from ..run.directory import Run
+from ..run.directory import open_run, Run
 
 # %% ../../nbs/12_results/00_evaluate.ipynb #7dc967ec
 def wilson(
@@ -137,26 +139,31 @@ class Evaluation:
     tuned:Accuracy
 
     def __str__(self):
-        return f"{self.run}, {self.checkpoint}: {self.base.n} held-out rows\n  {self.base}\n  {self.tuned}"
+        return visible(f"{self.run}, {self.checkpoint}: {self.base.n} held-out rows\n  {self.base}\n  {self.tuned}")
     __repr__ = __str__
 
     def examples(self, n:int=5)->str:
         "The first `n` rows: prompt, what the base says, what the tuned model says"
         pairs = list(zip(self.base.answers, self.tuned.answers))[:n]
-        return "\n\n".join(f"{b.prompt}\n  base   {_short(b)}\n  tuned  {_short(t)}" for b, t in pairs)
+        return visible("\n\n".join(f"{b.prompt}\n  base   {_short(b)}\n  tuned  {_short(t)}" for b, t in pairs))
 
     def _repr_html_(self): return _as_html(self)
 
     def to_dict(self)->dict:
         return dict(run=self.run, checkpoint=self.checkpoint, base=self.base.to_dict(), tuned=self.tuned.to_dict())
     def save(self, path:Path)->Path:
-        "Write everything as JSON"
+        "Write everything as JSON, in one piece and without secrets"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        return path
+        return write_whole(path, json.dumps(redact_all(self.to_dict()), indent=1, ensure_ascii=False) + "\n")
     @classmethod
     def load(cls, path:Path)->"Evaluation":
-        d = json.loads(Path(path).read_text(encoding="utf-8"))
+        "What `save` wrote; `SftError` if it is damaged"
+        try: return cls._from_dict(read_json(Path(path)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            raise SftError(str(path), f"it cannot be read ({type(e).__name__})", "scores that sft_nb wrote",
+                           f"remove {path}, and evaluate again") from e
+    @classmethod
+    def _from_dict(cls, d:dict)->"Evaluation":
         return cls(d["run"], d["checkpoint"], Accuracy.from_dict(d["base"]), Accuracy.from_dict(d["tuned"]))
 
 # %% ../../nbs/12_results/00_evaluate.ipynb #ev0ev002
@@ -175,12 +182,12 @@ def _line(a:Accuracy)->str:
     "One model in the table"
     bar = f"<div style='background:#54aeff;width:{200 * a.accuracy:.0f}px;height:12px'></div>"
     low, high = a.interval
-    return _cells(a.model, bar, f"{a.accuracy:.1%}", f"{low:.1%} to {high:.1%}", f"{a.ended:.0%}")
+    return _cells(to_html(a.model), bar, f"{a.accuracy:.1%}", f"{low:.1%} to {high:.1%}", f"{a.ended:.0%}")
 
 # %% ../../nbs/12_results/00_evaluate.ipynb #7bffe2c9
 def _as_html(e:Evaluation)->str:
     "Both models as bars"
-    title = f"<b>{escape(e.run)}, {escape(e.checkpoint)}</b>: {e.base.n} held-out rows"
+    title = f"<b>{to_html(e.run)}, {to_html(e.checkpoint)}</b>: {e.base.n} held-out rows"
     head = _cells("", "<div style='width:200px'></div>", "accuracy", "95% interval", "ended")
     return f"{title}<table>{head}{_line(e.base)}{_line(e.tuned)}</table>"
 
@@ -190,10 +197,11 @@ def evaluate(
     *, checkpoint:str="adapter",    # adapter: the result; or checkpoint-N
     eval_samples:int|None=None,     # held-out rows; None: as the run's config says
     eval_file:str|None=None,        # other rows than the run's
+    trust_remote_code:bool=False,   # True: code that the run's config names may run
     progress:bool=True,
 )->Evaluation:
     "Score base and tuned model on held-out rows, all kept in the run; ConfigError for no such checkpoint, or no row"
-    run = run if isinstance(run, Run) else Run(run)
+    run = open_run(run, trust_remote_code=trust_remote_code)
     cfg = _to_score(run, eval_samples, eval_file)
     rows = _held_out(run, cfg)
     base, tuned = _both(Workbench(cfg, settled=True), run.weights(checkpoint), rows, progress)

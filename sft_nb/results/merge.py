@@ -6,8 +6,7 @@
 __all__ = ['Probe', 'probe', 'Gap', 'gap', 'parity', 'unpack', 'merged_model', 'merge']
 
 # %% ../../nbs/12_results/01_merge.ipynb #2ac84427
-import gc, shutil, tempfile, warnings
-from contextlib import contextmanager
+import gc, warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from ..report import command, ConfigError, edit, fail, Finding, ok, Report, SftError, warn
+from ..on_disk import new_folder
+from ..report import command, ConfigError, edit, fail, Finding, ok, quoted, Report, SftError, warn
 from ..config import Config
 from ..tasks.core import task_of
 from ..tokens.encode import encode_prompts
@@ -23,7 +23,8 @@ from ..tokens.conversations import conversation, read_split
 from ..model.load import quiet
 from ..model.generate import eval_mode, generate
 from ..workbench import Workbench
-from ..run.directory import merge_target, Run
+from ..run.refusals import merge_target
+from ..run.directory import open_run, Run
 
 # %% ../../nbs/12_results/01_merge.ipynb #647cc359
 @dataclass(frozen=True)
@@ -227,18 +228,6 @@ def _before(workbench:Workbench, source:Path, talks)->tuple[Probe,Probe|None]:
     if not hasattr(model, "disable_adapter"): return trained, None
     with model.disable_adapter(): return trained, probe(model, tokenizer, talks, like=trained, max_new_tokens=1)
 
-# %% ../../nbs/12_results/01_merge.ipynb #mg0asi01
-@contextmanager
-def _aside(out:Path):
-    "A new folder beside `out` that becomes `out` at the end, or is removed"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        yield aside
-        aside.chmod(0o755)
-        aside.rename(out)
-    finally: shutil.rmtree(aside, ignore_errors=True)
-
 # %% ../../nbs/12_results/01_merge.ipynb #74dd579f
 def _write(model, tokenizer, folder:Path)->None:
     "safetensors, tokenizer with its template, generation config"
@@ -264,20 +253,21 @@ def _write_and_compare(bench:Workbench, source:Path, folder:Path, dtype:str, tal
 # %% ../../nbs/12_results/01_merge.ipynb #7ca0a030
 def merge(
     run:Run|str|Path,
-    *, out:str|Path|None=None,  # a folder that is not there; None: `merged` in the run
-    checkpoint:str="adapter",   # adapter: the result; or checkpoint-N
-    dtype:str="bfloat16",       # of the weights: bfloat16, float16 or float32
-    prompts:int=8,              # on which the models are compared
+    *, out:str|Path|None=None,  # new; None: `merged` in the run
+    checkpoint:str="adapter",   # the result; or checkpoint-N
+    dtype:str="bfloat16",       # bfloat16, float16 or float32
+    prompts:int=8,              # to compare the models on
+    trust_remote_code:bool=False,   # for code that its config names
 )->Path:
-    "Merge, save with the tokenizer, load again and compare; `SftError` if what is exported is not what was trained"
-    run = run if isinstance(run, Run) else Run(run)
+    "Merge, save with the tokenizer, load again and compare; `SftError` if it is not what was trained"
+    run = open_run(run, trust_remote_code=trust_remote_code)
     source, out = run.weights(checkpoint), merge_target(run, out, checkpoint)
     if prompts < 1: raise _no_prompts(run, prompts)
-    bench, talks = Workbench(run.config, settled=True), _prompts(run.config, prompts)
-    with _aside(out) as folder:
-        report = _write_and_compare(bench, source, folder, dtype, talks)
+    with new_folder(out) as aside:
+        bench = Workbench(run.config, settled=True)
+        report = _write_and_compare(bench, source, aside, dtype, _prompts(run.config, prompts))
         if report.failed: raise _not_the_same(run, report)
-        _signed(report, run, checkpoint, dtype).save(folder/"parity.json")
+        _signed(report, run, checkpoint, dtype).save(aside/"parity.json")
     return out
 
 # %% ../../nbs/12_results/01_merge.ipynb #mg0sig01
@@ -293,6 +283,6 @@ def _no_prompts(run:Run, prompts:int)->ConfigError:
 
 # %% ../../nbs/12_results/01_merge.ipynb #b80379a3
 def _not_the_same(run:Run, report:Report)->SftError:
-    again = command(f"sft_nb merge {run.path} --dtype float32", f'merge("{run.path}", dtype="float32")')
+    again = command(f"sft_nb merge {quoted(run.path)} --dtype float32", f'merge("{run.path}", dtype="float32")')
     return SftError(f"merge {run.name}", report.findings[0].says, "the model that was trained",
                     again | "serve the adapter beside its base")

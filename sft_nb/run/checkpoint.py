@@ -7,20 +7,15 @@ __all__ = ['MANIFEST', 'seal', 'damage', 'place', 'written_aside', 'cannot_write
            'remove_leftovers', 'prune']
 
 # %% ../../nbs/10_run/01_checkpoint.ipynb #ed523bf5
-import hashlib, json, os, re, shutil
+import errno, hashlib, json, re, shutil
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..on_disk import read_json, sync
 from ..report import Fix, SftError
 
 # %% ../../nbs/10_run/01_checkpoint.ipynb #4effbeb1
 MANIFEST = "checkpoint.json"   # file -> bytes and SHA-256
-
-def _sync(path:Path)->None:
-    "Wait until a file, or the names in a folder, are on the disk"
-    handle = os.open(path, os.O_RDONLY)
-    try: os.fsync(handle)
-    finally: os.close(handle)
 
 def _sha256(path:Path)->str:
     with path.open("rb") as f: return hashlib.file_digest(f, "sha256").hexdigest()
@@ -30,10 +25,10 @@ def seal(
 )->Path:           # the same
     "Flush every file and note its size and SHA-256"
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    for p in files: _sync(p)
+    for p in files: sync(p)
     noted = {str(p.relative_to(folder)): dict(bytes=p.stat().st_size, sha256=_sha256(p)) for p in files}
     (folder/MANIFEST).write_text(json.dumps(noted, indent=1) + "\n")
-    _sync(folder/MANIFEST)
+    sync(folder/MANIFEST)
     return folder
 
 # %% ../../nbs/10_run/01_checkpoint.ipynb #013a77a0
@@ -53,9 +48,10 @@ def damage(
     "Compare a checkpoint with what it said of itself when it was written"
     try:
         if not (folder/MANIFEST).exists(): return f"there is no {MANIFEST} in it, so it was never finished"
-        for name, was in json.loads((folder/MANIFEST).read_text()).items():
+        for name, was in read_json(folder/MANIFEST).items():
             if harm := _harm(folder/name, was, deep): return f"{name} {harm}"
     except (OSError, ValueError) as e: return f"it cannot be read ({getattr(e, 'strerror', None) or e})"
+    except (AttributeError, KeyError, TypeError): return f"its {MANIFEST} is no list of files"
     return ""
 
 # %% ../../nbs/10_run/01_checkpoint.ipynb #60830201
@@ -68,7 +64,7 @@ def place(
     shutil.rmtree(gone, ignore_errors=True)
     if target.exists(): target.rename(gone)
     aside.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
     shutil.rmtree(gone, ignore_errors=True)
     return target
 
@@ -89,17 +85,28 @@ def written_aside(
         raise
 
 # %% ../../nbs/10_run/01_checkpoint.ipynb #cf6a21b9
+_FULL, _MAY_NOT = (errno.ENOSPC, errno.EDQUOT), (errno.EACCES, errno.EPERM, errno.EROFS)
+_IN_WORDS = ("no space left", "quota exceeded", "os error 28",   # all that libraries in Rust and C++ say
+             "unexpected pos ")                                  # torch, whose file ends before it should
+
+def _wanted(error:Exception, free:int)->str:
+    "What would have been needed, by what went wrong and the bytes that are left"
+    number, said = getattr(error, "errno", None), str(error).lower()
+    full = number in _FULL or free < 2**20 or any(words in said for words in _IN_WORDS)
+    if full: return f"a disk with room for it ({free / 2**20:,.0f} MiB are free)"
+    return "a folder that you may write" if number in _MAY_NOT else "nothing that stands in its way"
+
 def cannot_write(
     target:Path,      # checkpoint-N, or the adapter
     error:Exception,  # what went wrong
     fix:Fix|str,      # how to go on, when there is room
 )->SftError:
-    "The error for a checkpoint that could not be written, with what the disk has left"
+    "The error for a checkpoint that could not be written; of a full disk it is said that it is one, and of no other"
     disk = next(p for p in (target, *target.parents) if p.exists())
-    mib = shutil.disk_usage(disk).free / 2**20
-    why = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    found = f"it could not be written ({why}); {mib:,.0f} MiB are free"
-    return SftError(target.name, found, "a disk with room for it; what was saved before is as it was", fix)
+    wanted = _wanted(error, shutil.disk_usage(disk).free)
+    why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
+    found, expected = f"it could not be written ({why})", f"{wanted}; what was saved before is as it was"
+    return SftError(target.name, found, expected, fix)
 
 # %% ../../nbs/10_run/01_checkpoint.ipynb #b737e87f
 def step_of(

@@ -6,17 +6,18 @@
 __all__ = ['ACTIVE', 'STOPPED_BY', 'Status', 'read_status', 'stamped']
 
 # %% ../../nbs/10_run/02_status.ipynb #d1fc046d
-import json, os, socket, time
+import os, socket, time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from fastcore.basics import patch
 
+from ..on_disk import read_json
 from ..report import as_fix, Fix
 
 # %% ../../nbs/10_run/02_status.ipynb #34c2ecc3
 ACTIVE = ("starting", "running")   # states of a run that a process trains
-STOPPED_BY = ("", "Ctrl-C", "SIGTERM", "max_time", "guard")   # who asked for the end of a run that is stopped
+STOPPED_BY = ("", "Ctrl-C", "SIGTERM", "SIGHUP", "max_time", "guard")   # who asked for the end of a run that is stopped
 
 @dataclass(frozen=True)
 class Status:
@@ -52,7 +53,7 @@ def to_dict(self:Status)->dict:
     return said
 
 # %% ../../nbs/10_run/02_status.ipynb #1b68b7bd
-_EXIT_CODES = {"Ctrl-C": 130, "SIGTERM": 143, "max_time": 0}
+_EXIT_CODES = {"Ctrl-C": 130, "SIGTERM": 143, "SIGHUP": 129, "max_time": 0}
 
 @patch(as_prop=True)
 def exit_code(self:Status)->int:
@@ -66,9 +67,10 @@ def read_status(
     file:Path,  # status.json
 )->Status:
     "The status in a file; `new` if there is none, `failed` if it cannot be read"
-    try: return Status.from_dict(json.loads(file.read_text()))
+    try: return Status.from_dict(read_json(file))
     except FileNotFoundError: return Status()
-    except (ValueError, AttributeError, TypeError): return Status("failed", f"{file.name} cannot be read")
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
+        return Status("failed", f"{file.name} cannot be read")
 
 # %% ../../nbs/10_run/02_status.ipynb #57dc68d9
 def stamped(

@@ -6,39 +6,73 @@
 __all__ = ['summary', 'list_runs']
 
 # %% ../../nbs/10_run/07_table.ipynb #e86c02b8
-import json
+import re
 from pathlib import Path
 
+from ..escape import visible
+from ..on_disk import from_json
 from ..report import command, ConfigError
 from ..config import settings
+from .status import ACTIVE
+from .refusals import run_folders
 from .directory import Run
 
-# %% ../../nbs/10_run/07_table.ipynb #55e28fe9
-def _last(lines:list[dict], key:str):
-    "The newest value of a figure; None if it was never logged"
-    return next((l[key] for l in reversed(lines) if key in l), None)
+# %% ../../nbs/10_run/07_table.ipynb #tab00001
+_STEP, _LOSS, _HELD_OUT, _SECONDS = (
+    re.compile(rb'"%s": "?([^,"}]+)' % key) for key in (b"step", b"loss", b"eval_loss", b"seconds"))
 
-# %% ../../nbs/10_run/07_table.ipynb #fc923fdf
-def _read(file:Path)->dict:
-    "JSON of a file that may not be there"
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+def _last(lines:bytes, key:re.Pattern)->float|None:
+    "The newest value of a figure; None if it was never logged"
+    begins = key.pattern.split(b'"?')[0]
+    found = key.match(lines, lines.rfind(begins)) if begins in lines else None
+    return None if found is None else float(found[1])
+
+def _figures(file:Path)->dict:
+    "What a table shows of metrics.jsonl"
+    lines = _bytes(file)
+    lines = lines[:lines.rfind(b"\n") + 1]   # what does not end was cut
+    held_out = [float(v) for v in _HELD_OUT.findall(lines)]
+    best = min((v for v in held_out if v == v), default=None)
+    step = int(_last(lines, _STEP) or 0)
+    return dict(step=step, loss=_last(lines, _LOSS), best_eval_loss=best, seconds=_last(lines, _SECONDS))
+
+# %% ../../nbs/10_run/07_table.ipynb #tab00002
+def _bytes(file:Path)->bytes:
+    "A file that may not be there, or may not be read"
+    try: return file.read_bytes()
+    except OSError: return b""
+
+def _json(file:Path)->dict:
+    "JSON of a file that may not be there, or may be damaged"
+    try: said = from_json(_bytes(file) or b"{}")
+    except ValueError: return {}
+    return said if isinstance(said, dict) else {}
 
 # %% ../../nbs/10_run/07_table.ipynb #50cf76f0
+_ACCURACY = re.compile(rb'"model": "(base|tuned)",\s*"accuracy": ([\d.eE+-]+)')   # no answer holds bare quotes
+
 def _accuracy(run:Run)->dict:
     "Scores of base and tuned model; None where it was not evaluated"
-    scores = _read(run.path/"eval/adapter.json")
-    return {k: scores[k]["accuracy"] if k in scores else None for k in ("base", "tuned")}
+    found = {who.decode(): float(share) for who, share in _ACCURACY.findall(_bytes(run.path/"eval/adapter.json"))}
+    return {k: found.get(k) for k in ("base", "tuned")}
 
 # %% ../../nbs/10_run/07_table.ipynb #786f3835
 def summary(run:Run)->dict:
-    "A run in one line"
-    cfg, status, lines = run.config, run.status, run.metrics()
-    noticed = [f["check"] for f in _read(run.path/"guards.json").get("findings", [])]
-    best = min((l["eval_loss"] for l in lines if "eval_loss" in l), default=None)
-    reason = status.reason.replace("\n", " ")[:60]
-    said = dict(run=run.name, state=run.state, step=run.step, loss=_last(lines, "loss"), best_eval_loss=best)
-    cost = dict(seconds=_last(lines, "seconds"), guards=", ".join(noticed), reason=reason)
-    return said | _accuracy(run) | cost | dict(model=cfg.model, method=cfg.method, time=status.time)
+    "A run in one line; what cannot be read is empty, and the reason says so"
+    cfg, status = _json(run.path/"config.json").get("config"), run.status
+    if not isinstance(cfg, dict): cfg = {}
+    reason = status.reason.replace("\n", " ")[:60] if cfg else "config.json cannot be read"
+    noticed = [f["check"] for f in _json(run.path/"guards.json").get("findings") or [] if "check" in f]
+    figures = _figures(run.path/"metrics.jsonl")
+    seconds, step = figures.pop("seconds"), max(status.step, figures.pop("step"))
+    state = run.state if status.state in ACTIVE else status.state
+    said = dict(run=run.name, state=state, step=step) | figures | _accuracy(run)
+    said |= dict(seconds=seconds, guards=", ".join(noticed), reason=reason)
+    return _shown(said | dict(model=cfg.get("model"), method=cfg.get("method"), time=status.time))
+
+def _shown(line:dict)->dict:
+    "The same, as a table may show it"
+    return {k: visible(v) if isinstance(v, str) else v for k, v in line.items()}
 
 # %% ../../nbs/10_run/07_table.ipynb #1f675fd3
 def _differing(runs:list[Run])->list[dict]:
@@ -50,8 +84,7 @@ def _differing(runs:list[Run])->list[dict]:
 # %% ../../nbs/10_run/07_table.ipynb #ce96497d
 def _all(root:Path)->list[Run]:
     "The runs in a folder, oldest first; ConfigError if there is none"
-    configs = sorted(root.glob("*/config.json"), key=lambda p: p.stat().st_mtime)
-    if configs: return [Run(p.parent) for p in configs]
+    if found := run_folders(root): return [Run(path) for path in found]
     begin = command("sft_nb train --config demo", 'train(load_config("demo"))')
     raise ConfigError(f"runs in {root}", "there is none", "a folder with runs", begin)
 

@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from ..report import command, ConfigError, edit
+from ..config import allow
 
 # %% ../../nbs/03_tasks/00_core.ipynb #0831a30b
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def get_task(
 
 # %% ../../nbs/03_tasks/00_core.ipynb #11127f47
 def task_of(cfg)->Task:
-    "The task that a config means"
+    "The task that a config means; ConfigError for code that only a saved config asks for"
+    allow(cfg, "task")
     if cfg.task != "auto": return get_task(cfg.task)
     return get_task("arithmetic") if cfg.train_file is None else get_task("chat")

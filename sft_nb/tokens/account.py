@@ -16,6 +16,7 @@ from fastcore.basics import patch
 
 from ..report import edit, Finding, Fix, ok, Report, SftError, shown, skipped, warn
 from ..config import Config
+from ..rows.columns import _listed, harmless
 from ..rows.sources import Mixture
 from ..tasks.core import Task
 from .template import Template
@@ -123,18 +124,22 @@ def plot(self:Data):
     return shown(fig)
 
 # %% ../../nbs/04_tokens/09_account.ipynb #fdbdc9eb
+def _histogram(lengths:np.ndarray)->dict[str,list]:
+    counts, edges = np.histogram(lengths, bins=24, range=(0, int(lengths.max())))
+    return dict(edges=[round(float(e), 1) for e in edges], counts=counts.tolist())
+
 def _figures(s:Split, name:str)->dict:
     "What there is to count on one side"
     lengths, total, supervised = s.lengths, int(s.lengths.sum()), int(s.stats["supervised"].sum())
     p50, p95 = np.percentile(lengths, [50, 95])
-    counts, edges = np.histogram(lengths, bins=24, range=(0, int(lengths.max())))
     figures = {"rows read": s.n_read, "rows kept": s.n_kept, "rows dropped": s.counts.dropped,
                "rows cut": s.counts.shortened}
     if len(lengths) != s.n_kept: figures["examples"] = len(lengths)
+    if s.seen.reasoning: figures["reasoning"] = _reasoning(s.seen.reasoning)
     figures |= {"tokens": total, "tokens lost": s.counts.tokens_lost, "supervised tokens": supervised,
                 "share supervised": supervised / total,
                 "row length, tokens": f"{p50:.0f} median, {p95:.0f} at 95%, {lengths.max()} longest",
-                "lengths": dict(edges=[round(float(e), 1) for e in edges], counts=counts.tolist()),
+                "lengths": _histogram(lengths),
                 "fingerprint": s.fingerprint}
     return {f"{name}: {k}": v for k, v in figures.items()}
 
@@ -177,7 +182,7 @@ def _find_in_rows(cfg:Config, s:Split, name:str, chat:bool)->list[Finding]:
         says = f"{cut:,} rows are longer than max_length {cfg.max_length} and lost a part of themselves"
         out.append(warn(says, f"a larger {{max_length}}; data.{name}.cut lists them", check=f"{name}_cut"))
     if s.seen.apart: out.append(_find_apart(s, name, chat))
-    out += _find_odd(s, name)
+    out += [*_find_odd(s, name), *_find_in_answers(s, name), *_find_columns(cfg, s, name)]
     if twice := s.duplicates():
         says = f"{twice:,} of {len(s.lengths):,} examples are equal to an earlier one"
         out.append(warn(says, edit(drop_duplicates=True), check=f"{name}_duplicates"))
@@ -196,9 +201,55 @@ def _find_odd(s:Split, name:str)->list[Finding]:
         out.append(warn(says, "take the special tokens out of the content of these rows", check=f"{name}_special"))
     return out
 
+# %% ../../nbs/04_tokens/09_account.ipynb #acc00017
+def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:
+    "Columns that are not used, and answers that are"
+    out, names = [], [*s.seen.unread]
+    if n := s.seen.formats.get("preference"):
+        says = f"{n:,} preference rows: SFT on the chosen answer, and nothing is learned from the rejected one"
+        fix = "a trainer for preferences (TRL's DPOTrainer) if both are to count"
+        out.append(warn(says, fix, check=f"{name}_pairs"))
+    if not names or all(source.own for source in s.source.sources): return out
+    says = f"{_listed(names)} {'is' if len(names) == 1 else 'are'} not used: no conversation is made of it"
+    if harmless(names): return [*out, ok(says, check=f"{name}_columns")]
+    fix = edit(ignore_columns=(*(cfg.ignore_columns or ()), *names[:6])) | "a task that reads them"
+    return [*out, warn(says, fix, check=f"{name}_columns")]
+
+# %% ../../nbs/04_tokens/09_account.ipynb #acc00021
+def _find_in_answers(s:Split, name:str)->list[Finding]:
+    "Empty answers, tools as text, and answers in front of which the template writes no prompt, or another one"
+    out, seen = [], s.seen
+    if n := seen.empty_answers:
+        says = f"{n:,} answers are empty and not supervised: they would teach to end the turn at once"
+        out.append(warn(says, "leave them out, or write the answers", check=f"{name}_empty"))
+    if n := seen.tools_as_text:
+        says = f"the tools of {n:,} rows are written as JSON text: the chat template does not write all of them"
+        out.append(warn(says, "set {chat_template} to one that knows tools", check=f"{name}_tools"))
+    return [*out, *_find_in_prompts(seen, name)]
+
+def _find_in_prompts(seen:Seen, name:str)->list[Finding]:
+    "Answers in front of which the template writes no prompt, or another one"
+    out = []
+    if place := seen.notes.get("header"):
+        says = (f"the chat template leaves the header of an answer out of the prompt, or repeats it (first at "
+                f"{place}); answers are supervised right behind the prompt, without it")
+        out.append(warn(says, "set {chat_template} to one that obeys add_generation_prompt", check=f"{name}_header"))
+    if place := seen.notes.get("parted"):
+        says = f"the chat template writes a prompt otherwise once its answer follows (first at {place})"
+        out.append(ok(f"{says}; only the answer's own words are supervised", check=f"{name}_parted"))
+    return out
+
+def _reasoning(counts:dict[str,int])->str:
+    "What became of the reasoning, in words"
+    words = dict(kept="kept in {:,} turns", removed="removed by the template from {:,}", empty="empty in {:,}",
+                 dropped="dropped from {:,}")
+    return ", ".join(says.format(counts[name]) for name, says in words.items() if name in counts)
+
 # %% ../../nbs/04_tokens/09_account.ipynb #2f4506cd
-def _find_overlap(train:Split, held_out:Split|None)->Finding:
+def _find_overlap(cfg:Config, train:Split, held_out:Split|None)->Finding:
     "Are held-out prompts trained on?"
+    if held_out is None and not cfg.eval_samples:
+        return skipped("no rows are held out", edit(eval_samples=200), check="held_out")
     if held_out is None:
         fix = edit(eval_file="rows.jsonl") | edit(eval_fraction=0.05)
         return skipped("no rows are held out", fix, check="held_out")
@@ -210,19 +261,28 @@ def _find_overlap(train:Split, held_out:Split|None)->Finding:
                 check="held_out")
 
 # %% ../../nbs/04_tokens/09_account.ipynb #bb59e100
-def _find_in_template(t:Template)->list[Finding]:
-    "A warning for a template that ends answers with plain text, or that begins them differently from a prompt"
-    closer = t.closer.strip()
+def _find_end(t:Template, ended:bool)->list[Finding]:
+    "A warning for a template that ends answers with plain text, or not at all"
+    closer, eos = t.closer.strip(), t.tokenizer.eos_token
     if t.chat and closer and not t.special.search(closer):
         says = (f"the chat template ends an answer with {closer[:30]!r}, which is no special token of this tokenizer; "
-                f"{t.tokenizer.eos_token} is supervised behind it")
+                f"{eos} is supervised behind it")
         return [warn(says, "set {chat_template} to a chat template of this model", check="template_end")]
+    if ended or not t.chat: return []
+    says = (f"the chat template writes no end token behind an answer; {eos} is appended and supervised, which no "
+            "earlier answer of a conversation ends with")
+    return [warn(says, "set {chat_template} to one that ends each answer", check="template_end")]
+
+# %% ../../nbs/04_tokens/09_account.ipynb #acc00018
+def _find_in_template(t:Template)->list[Finding]:
+    "A warning for a template that does not end answers with a token, or begins them otherwise than it ends a prompt"
     try: probe = turn([dict(role="user", content="Hi"), dict(role="assistant", content="Hello")], t)
-    except SftError: return []
-    if probe.fits: return []
+    except SftError: return _find_end(t, ended=True)
+    out = _find_end(t, probe.ended)
+    if probe.fits: return out
     says = (f"the chat template ends a prompt with {probe.before[-30:]!r}, but does not write that in front of an "
             "answer; answers are supervised right behind it")
-    return [warn(says, "set {chat_template} to one that writes both alike", check="template_prompt")]
+    return [*out, warn(says, "set {chat_template} to one that writes both alike", check="template_prompt")]
 
 # %% ../../nbs/04_tokens/09_account.ipynb #acc00014
 def find_all(
@@ -239,7 +299,7 @@ def find_all(
         out.append(_find_dropped(side, name))
         if train_ends or name == "eval": out.append(_find_ends(side, name, ends))
         out += _find_in_rows(cfg, side, name, t.chat)
-    return [*out, _find_overlap(train, eval), *_find_in_template(t)]
+    return [*out, _find_overlap(cfg, train, eval), *_find_in_template(t)]
 
 # %% ../../nbs/04_tokens/09_account.ipynb #6c48837a
 def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)->Report:
@@ -250,4 +310,13 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
                "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))}
     figures |= _figures(train, "train")
     if eval: figures |= _figures(eval, "eval")
-    return Report(f"data of task {task.name}", figures, find_all(cfg, tokenizer, train, eval))
+    return Report(f"data of task {task.name}{_lost(train)}", figures, find_all(cfg, tokenizer, train, eval))
+
+def _lost(s:Split)->str:
+    "What is left of rows, tokens and answers; empty if nothing is lost"
+    counts, tokens = s.counts, int(s.lengths.sum())
+    if tokens >= counts.tokens: return ""
+    says = (f": {s.n_kept:,} of {s.n_read:,} rows, {tokens / counts.tokens:.0%} of their tokens and "
+            f"{counts.answers_kept:,} of {counts.answers:,} answers are kept")
+    if not (counts.longest_dropped or counts.shortened): return says
+    return f"{says}; max_length {counts.length_of_most:,} would keep 99% of the tokens"

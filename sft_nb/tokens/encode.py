@@ -12,7 +12,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..report import SftError
-from .template import Template
+from .template import _ASKS, _TOOL, Template
 from .turns import Chunk, layout
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #6e325fae
@@ -140,7 +140,7 @@ def begin(self:Encoder, ids:list[int])->list[int]:
 def encode(
     conversations:dict[str,list[dict]],  # place -> messages
     tokenizer,
-    **how,                               # as for `layout`: turns, prompt_too, apart
+    **how,                               # as for `layout`
 )->list[tuple[list[int],list[int]]]:     # ids and labels of each example, the same length; context is -100
     "Conversations as ids and labels: one example each, or one for each answer where a sequence cannot hold them all"
     t, places = Template(tokenizer), list(conversations)
@@ -152,7 +152,7 @@ def encode(
 def prompt_text(messages:list[dict], t:Template)->str:
     "What generation is given, as text"
     if messages[0]["role"] == "text": return "".join(m["content"] for m in messages)
-    return t.render(t.fitting(messages), prompt=True, where="prompt")
+    return t.render(t.fitting(messages, "prompt"), prompt=True, where="prompt")
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #80d4e6d7
 def encode_prompts(
@@ -172,6 +172,14 @@ def encode_prompts(
 # %% ../../nbs/04_tokens/04_encode.ipynb #764f83ce
 def end_ids(tokenizer)->list[int]:
     "Tokens that generation stops at: the one that ends a turn in its chat template, and the tokenizer's end token"
-    probe = [dict(role="user", content="Hi"), dict(role="assistant", content="Hello")]
-    (_, labels), = encode({"probe": probe}, tokenizer)
-    return list(dict.fromkeys([labels[-1], tokenizer.eos_token_id]))
+    return list(dict.fromkeys([*_ends_of_probes(tokenizer), tokenizer.eos_token_id]))
+
+def _ends_of_probes(tokenizer)->list[int]:
+    "The last label of a plain answer, and of one behind tools; `SftError` if the template refuses both"
+    found, refused = [], None
+    for tools in ({}, dict(tools=[_TOOL])):
+        try: (_, labels), = encode({"probe": [_ASKS | tools, dict(role="assistant", content="Hello")]}, tokenizer)
+        except SftError as e: refused = e
+        else: found.append(labels[-1])
+    if not found: raise refused
+    return found

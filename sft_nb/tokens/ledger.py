@@ -29,6 +29,10 @@ class Counts:
     split:int=0             # examples that became several
     tokens_lost:int=0
     longest_dropped:int=0   # tokens of the longest that `max_length` left out; 0: none
+    tokens:int=0            # of all that was read
+    answers:int=0           # runs of supervised tokens, of all that was read
+    answers_kept:int=0
+    length_of_most:int=0    # examples no longer than this hold 99% of the tokens
 
     @property
     def shortened(self)->int:
@@ -61,25 +65,29 @@ class Ledger:
     def __init__(self,
         folder:Path,  # empty
         cfg:Config,   # `min_length`, `max_length`, `on_long`, `cut_side`, `drop_duplicates`
-        bos:int,      # tokens at the start of an example that stay when its start is cut
+        bos:int,      # first tokens that stay when a start is cut
     ):
         import pyarrow as pa
         self.folder, self.cfg, self.bos, self.pa = folder, cfg, bos, pa
-        self.schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
+        ints = pa.list_(pa.int32())
+        self.schema = pa.schema([("input_ids", ints), ("labels", ints)])
         self.file = pa.OSFile(str(folder/"tokens.arrow"), "wb")
         self.out = pa.ipc.new_stream(self.file, self.schema)
         self.dropped = (folder/"dropped.jsonl").open("w", encoding="utf-8", errors="surrogatepass")
         self.shortened = (folder/"cut.jsonl").open("w", encoding="utf-8")
         self.counts, self.reasons, self.first_dropped = Counts(), Counter(), ""
-        self.stats = []              # a few numbers for each example
+        self.stats = []              # of each example that is kept
+        self.lengths = []            # of all examples
         self.hash = hashlib.sha256()
-        self.known = set()           # checksums of examples, where duplicates are dropped
+        self.known = set()           # checksums, to drop duplicates
 
     def add(self, batch:Batch, e:Encoded):
         "Keep, cut or drop the examples of a batch"
         ends = np.cumsum(e.lengths)
         starts = ends - e.lengths
         e.labels[starts[e.lengths > 0]] = -100   # nothing predicts a first token
+        self.lengths.append(np.asarray(e.lengths, dtype=np.int32))
+        self.counts.answers += _answers(e.labels, starts)
         sums = np.r_[0, np.cumsum(e.labels != -100)]
         supervised = sums[ends] - sums[starts]
         fits = (e.lengths <= self.cfg.max_length) & (e.lengths >= self.cfg.min_length)
@@ -165,10 +173,26 @@ def write(self:Ledger, ids:np.ndarray, labels:np.ndarray, lengths:np.ndarray, ro
     columns = [self.pa.ListArray.from_arrays(self.pa.array(offsets), self.pa.array(x)) for x in (ids, labels)]
     self.out.write_batch(self.pa.record_batch(columns, schema=self.schema))
     counted = dict(length=lengths.astype(np.int32), row=np.asarray(rows, dtype=np.int64))
+    self.counts.answers_kept += _answers(labels, starts)
     self.stats.append(counted | _statistics(ids, labels, starts, ends))
     self.hash.update(self.stats[-1]["whole"].tobytes())
 
 # %% ../../nbs/04_tokens/08_ledger.ipynb #1ed60018
+def _answers(labels:np.ndarray, starts:np.ndarray)->int:
+    "Runs of supervised tokens; none goes on from one example into the next"
+    begins = labels != -100
+    begins[1:] &= labels[:-1] == -100
+    inner = starts[starts < len(labels)]
+    begins[inner] = labels[inner] != -100
+    return int(begins.sum())
+
+def _length_of_most(lengths:np.ndarray, share:float=.99)->int:
+    "Examples no longer than this hold that share of the tokens"
+    if not len(lengths): return 0
+    ordered = np.sort(lengths)
+    tokens = np.cumsum(ordered, dtype=np.int64)
+    return int(ordered[np.searchsorted(tokens, share * tokens[-1])])
+
 def _statistics(ids:np.ndarray, labels:np.ndarray, starts:np.ndarray, ends:np.ndarray)->dict[str,np.ndarray]:
     "A few numbers for each example, from its tokens"
     supervised = labels != -100
@@ -194,5 +218,7 @@ def close(self:Ledger, seen:Seen):
     none = np.zeros(0, np.int64)
     stats = {k: np.concatenate([s[k] for s in self.stats]) if self.stats else none for k in _STATS}
     np.savez(self.folder/"stats.npz", **stats)
+    lengths = np.concatenate([np.zeros(0, np.int32), *self.lengths])
+    self.counts.tokens, self.counts.length_of_most = int(lengths.sum()), _length_of_most(lengths)
     reasons = dict(self.reasons.most_common())
     Totals(self.counts, seen, reasons, self.first_dropped, self.hash.hexdigest()[:16]).save(self.folder)

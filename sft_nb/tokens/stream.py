@@ -7,6 +7,7 @@ __all__ = ['Row', 'Batch', 'Seen', 'Reader']
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #57r00003
 import json
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -16,11 +17,11 @@ from ..report import edit, SftError
 from ..config import Config
 from ..rows.formats import detect
 from ..tasks.core import Task
-from .template import Template
-from .turns import Chunk, layout, supervised_messages
+from .template import Template, thought_of
+from .turns import Chunk, layout, says_something, supervised_messages
 from .skeleton import Layouts
 from .encode import Encoded, Encoder
-from .conversations import _talk
+from .conversations import _talk, Talk
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #57r00006
 @dataclass
@@ -49,6 +50,11 @@ class Seen:
     apart:int=0                 # conversations that became one example for each turn
     with_more:int=0             # rows with messages after the last answer
     with_special_tokens:int=0   # rows with special tokens in their text
+    unread:dict[str,int]=field(default_factory=dict)    # column that nobody reads -> rows in which it holds something
+    empty_answers:int=0         # answers without a word, in rows that have others
+    tools_as_text:int=0         # rows whose tools the template would not write
+    reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
+    notes:dict[str,str]=field(default_factory=dict)       # what is odd about prompts -> the first place; see `turn`
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #57r00010
 class Reader:
@@ -63,7 +69,7 @@ class Reader:
         self.encoder = Encoder(t)
         self.how = dict(turns=cfg.train_on_turns, prompt_too=cfg.train_on_prompt)
         self.layouts = Layouts(t, skeletons=skeletons, **self.how)
-        self.seen = Seen()
+        self.seen = Seen(notes=t.notes)
 
     def __call__(self, rows):
         "Batches with their tokens; the next batch is read while one is encoded"
@@ -92,9 +98,10 @@ def read(self:Reader, place:str, row:dict)->Row:
     talk, examples = [], []
     try:
         if isinstance(row, SftError): raise row   # a line that could not be read
-        talk, more = _talk(self.task, row, place, self.cfg)
-        if more and talk: self.seen.with_more += 1
-        gone = self.lacks(talk)
+        said = _talk(self.task, row, place, self.cfg)
+        talk = said.messages
+        self.count(said)
+        gone = said.gone or self.lacks(talk)
         if not gone: examples = self.lay(talk, place)
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise
@@ -103,6 +110,16 @@ def read(self:Reader, place:str, row:dict)->Row:
     self.seen.formats[name] = self.seen.formats.get(name, 0) + 1
     if isinstance(row, SftError): row = dict(error=str(row))
     return Row(place, row, talk, examples, gone)
+
+# %% ../../nbs/04_tokens/06_stream.ipynb #57r00021
+@patch
+def count(self:Reader, said:Talk)->None:
+    "Note what was in a row that is not learned"
+    if said.more and said.messages: self.seen.with_more += 1
+    names = said.unread
+    if not self.t.chat and said.messages and "chat_template_kwargs" in said.messages[0]:
+        names = [*names, "chat_template_kwargs"]   # for a template that is not there
+    for name in names: self.seen.unread[str(name)] = self.seen.unread.get(str(name), 0) + 1
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #57r00013
 @patch
@@ -118,24 +135,26 @@ def format_of(self:Reader, row:dict)->str:
 def lacks(self:Reader, talk:list[dict])->str:
     "Why there is nothing to learn in it; empty if there is"
     if not talk: return "no answer"
-    if talk[0]["role"] in ("text", "tokens"): answers = talk[-1:]
-    else: answers = [talk[i] for i in supervised_messages(talk, self.cfg.train_on_turns)]
-    if not answers: return "no answer that is trained"
-    return "" if any(map(_says_something, answers)) else "empty answer"
-
-def _says_something(m:dict)->bool:
-    return m["role"] == "tokens" or bool(m.get("tool_calls") or m["content"].strip())
+    if talk[0]["role"] == "tokens": return ""
+    if talk[0]["role"] == "text": return "" if talk[-1]["content"].strip() else "empty answer"
+    if not any(m["role"] == "assistant" and m.get("train", True) for m in talk): return "no answer that is trained"
+    return "" if supervised_messages(talk, self.cfg.train_on_turns) else "empty answer"
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #57r00015
 @patch
 def lay(self:Reader, talk:list[dict], place:str)->list[list[Chunk]]:
     "The layout of a conversation; what is remarkable about it is counted"
-    if talk[0]["role"] == "tokens": return [_token_chunks(talk[0], self.t, place)]
+    if talk[0]["role"] == "tokens": return [_token_chunks(m, self.t, place) for m in talk]
     examples = self.layouts(talk, place)
     if len(examples) > 1: self.seen.apart += 1
     if talk[0]["role"] == "text": return examples
     if any(self.t.special.search(m["content"]) for m in talk): self.seen.with_special_tokens += 1
+    if not all([m["content"] for m in talk]): self.seen.empty_answers += _empty_answers(talk)
+    if any([len(m) > 2 for m in talk]): self.count_more(talk, examples)
     return examples
+
+def _empty_answers(talk:list[dict])->int:
+    return sum(m["role"] == "assistant" and not says_something(m) for m in talk)
 
 def _token_chunks(m:dict, t:Template, where:str)->list[Chunk]:
     "Tokens that came as tokens, in runs of supervised ones and context"
@@ -146,6 +165,23 @@ def _token_chunks(m:dict, t:Template, where:str)->list[Chunk]:
                        "ids of this tokenizer", "set {tokenizer} to the one that made them")
     edges = [0, *(k for k in range(1, len(ids)) if supervised[k] != supervised[k - 1]), len(ids)]
     return [Chunk("", "", supervised[a], b == len(ids), ids=tuple(ids[a:b])) for a, b in zip(edges, edges[1:])]
+
+# %% ../../nbs/04_tokens/06_stream.ipynb #57r00031
+@patch
+def count_more(self:Reader, talk:list[dict], examples:list[list[Chunk]]):
+    "Count what becomes of reasoning and of tools"
+    self.seen.tools_as_text += bool(self.t.lacking(talk))
+    answers = [m for m in talk if m["role"] == "assistant"]
+    thoughts = [thought_of(m) for m in answers]
+    if not any(thoughts): return
+    count = Counter(self.seen.reasoning)
+    supervised = [thought_of(talk[i]) for i in supervised_messages(talk, self.cfg.train_on_turns)]
+    kept = "dropped" if self.cfg.reasoning == "drop" else "kept"
+    count[kept] += sum(map(bool, supervised))
+    count["empty"] += len(supervised) - sum(map(bool, supervised))
+    last = "".join("".join(c.text for c in examples[-1]).split())
+    if kept == "kept": count["removed"] += sum("".join(t.split()) not in last for t in thoughts[:-1])
+    self.seen.reasoning = {name: n for name, n in count.items() if n}
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #57r00019
 @patch

@@ -6,13 +6,15 @@
 __all__ = ['trackers', 'refuse', 'training_arguments', 'tracked']
 
 # %% ../../nbs/11_training/00_arguments.ipynb #cda1652a
-import json, os, sys
+import difflib, json, os, sys
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from transformers.trainer_utils import SchedulerType
+from transformers.training_args import OptimizerNames
 from trl import SFTConfig
 
 from ..report import ConfigError, command, edit
@@ -36,19 +38,39 @@ def trackers(cfg:Config)->list[str]:
                 command("pip install 'sft_nb[track]'") | edit(report_to=None))
     return list(dict.fromkeys(names))
 
+# %% ../../nbs/11_training/00_arguments.ipynb #argu0010
+def _refuse_names(cfg:Config)->None:
+    "ConfigError for an optimiser or a schedule of a name that transformers does not know"
+    for setting, names in dict(optim=OptimizerNames, lr_scheduler_type=SchedulerType).items():
+        value, known = getattr(cfg, setting), [str(name.value) for name in names]
+        if value in known: continue
+        near = difflib.get_close_matches(value, known, 1, .4) or [getattr(Config, setting)]
+        expected = "a name that TrainingArguments knows"
+        raise ConfigError(setting, f"{value!r} is not known", expected, edit(**{setting: near[0]}))
+
 # %% ../../nbs/11_training/00_arguments.ipynb #4e7a29b5
 def _refuse_evaluation(cfg:Config)->None:
     if cfg.eval_steps and not cfg.eval_samples:
         found = f"eval_steps is {cfg.eval_steps} and eval_samples is 0"
         raise ConfigError("eval_steps", found, "held-out rows to evaluate on", edit(eval_samples=200))
+    if cfg.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy") and not cfg.eval_steps:
+        found = f"{cfg.lr_scheduler_type} lowers the rate by the held-out loss, and eval_steps is not set"
+        fix = edit(eval_steps=100) | edit(lr_scheduler_type="cosine")
+        raise ConfigError("lr_scheduler_type", found, "evaluations", fix)
     for name in ("load_best_model_at_end", "early_stopping_patience"):
         if getattr(cfg, name) and not cfg.eval_steps:
             found = "eval_steps is not set, so there is no held-out loss"
             raise ConfigError(name, found, "evaluations to choose by", edit(eval_steps=100))
 
+# %% ../../nbs/11_training/00_arguments.ipynb #argu0012
 def refuse(cfg:Config)->None:
     "ConfigError for settings that do not go together"
+    _refuse_names(cfg)
     _refuse_evaluation(cfg)
+    if cfg.num_train_epochs == 0 and cfg.max_steps == -1:
+        found = "it is 0 and max_steps is not set: there is no step to train"
+        fix = edit(num_train_epochs=1) | edit(max_steps=100)
+        raise ConfigError("num_train_epochs", found, "a part of an epoch, or steps", fix)
     if cfg.max_tokens_per_batch and cfg.group_by_length:
         expected = "packed batches have no padding to save"
         raise ConfigError("group_by_length", "max_tokens_per_batch is set too", expected, edit(group_by_length=False))

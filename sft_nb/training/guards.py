@@ -7,7 +7,7 @@ __all__ = ['all_finite', 'row_loss', 'non_finite_rows', 'is_out_of_memory', 'in_
            'SampleProbe', 'norms', 'unmoved', 'flat', 'step_loss', 'receipt', 'Guards']
 
 # %% ../../nbs/11_training/02_guards.ipynb #6649ce65
-import json, sys, time
+import json, math, sys, time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +16,8 @@ from fastcore.basics import patch
 from tqdm import tqdm
 from transformers import TrainerCallback
 
+from ..keys import redact
+from ..on_disk import write_whole
 from ..report import Finding, Report, edit, fail, ok, warn
 from ..tokens.encode import end_ids
 from ..batches.collate import DataCollatorForCausalLM
@@ -183,6 +185,7 @@ def receipt(
     micro_batches:list[list[dict]],   # rows of the first step
     layouts:dict[str,Callable],       # name -> collator; the first is the run's own
     *, supervised:bool,
+    tolerance:float=1e-4,             # share by which they may differ: rounding
 )->Report:
     "The first loss in several layouts; a warning if they differ"
     alone = [[row] for rows in micro_batches for row in rows]
@@ -190,14 +193,14 @@ def receipt(
     losses = {f"loss, {own}": step_loss(model, micro_batches, collate, supervised=supervised),
               "loss, row by row": step_loss(model, alone, collate, supervised=supervised)}
     losses |= {f"loss, {name}": step_loss(model, micro_batches, c, supervised=supervised) for name, c in others}
-    return Report("receipt", {"rows in the first step": len(alone)} | losses, [_apart(list(losses.values()), model)])
+    finding = _apart(list(losses.values()), tolerance)
+    return Report("receipt", {"rows in the first step": len(alone)} | losses, [finding])
 
-def _apart(losses:list[float], model)->Finding:
-    "How far the layouts are apart: 1e-4 is rounding in float32, 2e-2 in 16 bits"
+def _apart(losses:list[float], tolerance:float)->Finding:
+    "How far the layouts are apart"
     apart = (max(losses) - min(losses)) / max(abs(min(losses)), 1e-9)
-    exact = next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled()
     says = f"the first loss in {len(losses)} layouts differs by {apart:.1g}"
-    if apart > (1e-4 if exact else 2e-2): return warn(says, edit(padding_free=False), check="first_loss")
+    if apart > tolerance: return warn(says, edit(padding_free=False), check="first_loss")
     return ok(says, check="first_loss")
 
 # %% ../../nbs/11_training/02_guards.ipynb #a463f939
@@ -213,9 +216,10 @@ class Guards(TrainerCallback):
         self.probe = SampleProbe(tokenizer, rows, end_ids(tokenizer), max_new_tokens=bench.cfg.max_new_tokens)
         self.notes:dict[str,Finding] = {}   # the last word on each check
         self.losses:list[float] = []        # as they were logged
-        self.bad = 0                        # samples in a row that looked bad
+        self.bad = 0                        # samples in a row, bad
         self.sampled = -1                   # the last step at which samples were decoded
         self.spent = 0.                     # seconds spent on samples
+        self.held_out:list[float] = []      # of evaluations
         self.began, self.started = 0, time.monotonic()   # the step and the moment at which this part began
         self.first:torch.Tensor|None = None              # norms of what is trained, then
 
@@ -265,6 +269,20 @@ def on_save(self:Guards, args, state, control, model=None, **kwargs):
     if self.cfg.sample_steps: return
     if self.spent <= .05 * (time.monotonic() - self.started): self.sample(model, state.global_step)
 
+# %% ../../nbs/11_training/02_guards.ipynb #gu000031
+@patch
+def on_evaluate(self:Guards, args, state, control, model=None, metrics=None, **kwargs):
+    "Is the held-out loss finite?"
+    self.held_out.append(metrics.get("eval_loss", 0.))
+    if math.isfinite(self.held_out[-1]) or not is_main_process(): return
+    wrong = [loss for loss in self.held_out if not math.isfinite(loss)]
+    says = f"the held-out loss is {wrong[-1]} at {len(wrong)} of {len(self.held_out)} evaluations"
+    rows = dict(enumerate(self.bench.rows_held_out(256)))
+    bad = non_finite_rows(model, rows, self.bench.layout.collate, supervised=self.bench.supervised)
+    fix = edit(dtype="float32") | "look at these rows, and lower the {learning_rate}"
+    if bad: says += f"; alone it comes from held-out row {', '.join(map(str, bad[:8]))}"
+    self.note(fail(says, fix, check="held_out_loss"), state.global_step)
+
 # %% ../../nbs/11_training/02_guards.ipynb #gu000014
 @patch
 def sample(self:Guards, model, step:int)->None:
@@ -306,7 +324,7 @@ def keep(self:Guards,
     "Write rows down, as the model saw them"
     file = self.run.path/f"rows-step-{step}.jsonl"
     lines = [json.dumps(self._as_seen(n), ensure_ascii=False) + "\n" for n in numbers[:64]]
-    file.write_text("".join(lines), encoding="utf-8")
+    write_whole(file, "".join(lines))
     return file.name
 
 @patch
@@ -315,7 +333,8 @@ def _as_seen(self:Guards, n:int)->dict:
     ids, labels = train.tokens[n]["input_ids"], train.tokens[n]["labels"]
     where, _ = train.row(n)
     supervised = sum(label != -100 for label in labels)
-    return dict(row=n, where=where, tokens=len(ids), supervised=supervised, text=self.bench.tokenizer.decode(ids))
+    text = redact(self.bench.tokenizer.decode(ids))
+    return dict(row=n, where=where, tokens=len(ids), supervised=supervised, text=text)
 
 # %% ../../nbs/11_training/02_guards.ipynb #gu000020
 @patch
@@ -326,7 +345,7 @@ def _write_receipt(self:Guards)->None:
     padded = dict(padded=DataCollatorForCausalLM(bench.tokenizer, pad_to_multiple_of=8))
     step = bench.batches.micro_batches(1, self.cfg.gradient_accumulation_steps)
     first = [bench.rows(bench.batches[k]) for k in step]
-    made = receipt(bench.model, first, own | padded, supervised=bench.supervised)
+    made = receipt(bench.model, first, own | padded, supervised=bench.supervised, tolerance=bench.tolerance)
     for finding in made.findings:
         if finding.status != "ok": self.note(finding, 0)
     made.figures["labels (fingerprint)"] = bench.data.train.fingerprint

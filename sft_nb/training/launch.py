@@ -9,10 +9,11 @@ __all__ = ['launch', 'main']
 import argparse, os, sys, traceback
 from dataclasses import replace
 
+from ..keys import Redacted, load_env
 from ..report import SftError, speaking
-from ..config import Config
-from ..run.environment import load_env, redact
-from ..run.directory import Run, check_free, create_run, start_process
+from ..config import allow, Config
+from ..run.process import Ears
+from ..run.directory import Run, check_free, create_run, go_on, open_run, start_process
 
 # %% ../../nbs/11_training/06_launch.ipynb #fae8843c
 def launch(
@@ -21,16 +22,10 @@ def launch(
 )->Run:                              # it has begun; `wait()` until it has ended
     "Train in a process of its own, or in several; ConfigError if the run's name is in use"
     load_env()
+    allow(cfg)
     if num_processes is not None: cfg = replace(cfg, num_processes=num_processes)
     check_free(cfg)
     return start_process(create_run(cfg, state="starting"))
-
-# %% ../../nbs/11_training/06_launch.ipynb #fedb6760
-class _Redacted:
-    "A stream whose text goes through `redact`"
-    def __init__(self, stream): self.stream = stream
-    def write(self, text:str)->int: return self.stream.write(redact(text))
-    def __getattr__(self, name): return getattr(self.stream, name)
 
 # %% ../../nbs/11_training/06_launch.ipynb #l6000002
 def main(args:list[str]|None=None)->int:   # 0 finished or stopped, 1 failed
@@ -38,22 +33,31 @@ def main(args:list[str]|None=None)->int:   # 0 finished or stopped, 1 failed
     parser = argparse.ArgumentParser(prog="python -m sft_nb.training.launch", description=main.__doc__)
     parser.add_argument("run")
     parser.add_argument("--max-time", type=float)
+    parser.add_argument("--trust-remote-code", action="store_true")
     options = parser.parse_args(args)
-    sys.stdout, sys.stderr = _Redacted(sys.stdout), _Redacted(sys.stderr)
+    sys.stdout, sys.stderr = Redacted(sys.stdout), Redacted(sys.stderr)
     load_env()
-    with speaking("shell"): return _train(options.run, options.max_time)
+    with speaking("shell"), Ears() as ears:
+        return _train(options.run, options.max_time, options.trust_remote_code, ears)
 
-def _train(path:str, max_time:float|None)->int:
+def _train(path:str, max_time:float|None, trust_remote_code:bool, ears:Ears)->int:
     "Train, and say in one line why it did not go well"
-    try:
-        run = Run(path)
-        from sft_nb.training.train import train_run
-        train_run(run, max_time=max_time)
-        if os.environ.get("RANK", "0") == "0": print(f"{run.status.state} at step {run.status.step}", flush=True)
-        return 0
+    try: return _trained(open_run(path, trust_remote_code=trust_remote_code), max_time, ears)
     except SftError as e: print(f"sft_nb: {e}", file=sys.stderr, flush=True)
-    except KeyboardInterrupt: print("stopped before the training began", flush=True)
     except Exception: traceback.print_exc()
     return 1
+
+def _trained(run:Run, max_time:float|None, ears:Ears)->int:
+    "A signal that comes while the libraries are loaded is a stop, too"
+    main = os.environ.get("RANK", "0") == "0"
+    try:
+        from sft_nb.training.train import train_run
+        train_run(run, max_time=max_time)
+    except KeyboardInterrupt as e:
+        ears.deaf, by = True, getattr(e, "by", "Ctrl-C")
+        if main and run.status.state == "starting":
+            run.set_status("stopped", reason=by, fix=go_on(run), stopped_by=by)
+    if main: print(f"{run.status.state} at step {run.status.step}", flush=True)
+    return 1 if run.status.state == "failed" else 0
 
 if __name__ == "__main__" and globals().get("__spec__"): sys.exit(main())   # python -m, not the notebook

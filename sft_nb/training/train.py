@@ -6,25 +6,30 @@
 __all__ = ['approve', 'check_before', 'build_trainer', 'check_world', 'train', 'run_training', 'resume', 'train_run']
 
 # %% ../../nbs/11_training/05_train.ipynb #2bfb3f70
-import json, os, shutil, sys
-from contextlib import ExitStack, contextmanager
+import json, os, shutil, sys, traceback
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from ..report import ConfigError, Fix, Report, SftError, command, edit, skipped
-from ..config import Config, save_config
+from ..on_disk import sweep, write_whole
+from ..keys import load_env
+from ..report import command, ConfigError, edit, Fix, quoted, Report, SftError, skipped
+from ..config import Config
 from ..tokens.account import Data
 from ..model.hardware import choose_device
 from ..model.load import quiet
 from ..planning.plan import Plan
 from ..workbench import Workbench, workbench_for
 from ..checks.preflight import preflight
-from ..run.environment import load_env
+from ..run.environment import write_json, write_text
 from ..run.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, written_aside
-from ..run.directory import Run, can_resume, check_free, create_run, go_on, plot
+from ..run.directory import Run, can_resume, check_free, create_run, go_on, open_run, plot
+from ..run.origin import check_origin, keep_origin
+from ..run.output import lasting
 from .arguments import tracked, training_arguments
 from .guards import Guards
 from .recorder import Recorder, StopRequest, is_main_process
@@ -79,13 +84,13 @@ def _write_what_runs(trainer:SupervisedTrainer)->None:
     bench = trainer.bench
     runs = dict(attention=bench.model.config._attn_implementation or "", rows=bench.layout.name,
                 loss="sft_nb" if trainer.supervised else "trl", processes=trainer.accelerator.num_processes)
-    (trainer.run.path/"trainer.json").write_text(json.dumps(runs, indent=1) + "\n")
+    write_json(trainer.run.path/"trainer.json", runs)
 
 def _write_padding(bench:Workbench, run:Run)->None:
     "If the model itself needs padding that its config did not show, the run's config says so"
     if bench.cfg.padding_free is not True or bench.layout.flat: return
     sources = bench.cfg.sources | dict(padding_free="plan (the rows would read each other)")
-    save_config(replace(bench.cfg, padding_free=False, sources=sources), run.path/"config.json")
+    run.keep(replace(bench.cfg, padding_free=False, sources=sources))
 
 # %% ../../nbs/11_training/05_train.ipynb #49564f58
 def _count_processes(trainer:SupervisedTrainer)->int:
@@ -145,28 +150,38 @@ def run_training(
     *, checkpoint:Path|None=None,   # to continue from
 )->Run:
     "Build, train, save; every way out leaves a status"
-    trainer, done = None, step_of(checkpoint) if checkpoint else 0
     stop = StopRequest(bench.cfg.max_time)
     with ExitStack() as stack:
         if is_main_process(): stack.enter_context(run.locked())
+        stack.enter_context(lasting(run.path/"log.txt"))
         for context in (tracked(bench.cfg, run), quiet(), stop): stack.enter_context(context)
-        try:
-            if is_main_process(): _open(run, bench.data, done)
-            trainer = build_trainer(bench, run, stop=stop, checkpoint=checkpoint)
-            check_world(trainer)
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            if is_main_process(): _save(trainer)
-        except BaseException as e:
-            _leave(run, trainer, e)
-            raise
-        if is_main_process(): _finish(trainer, stop)
+        _train_in(bench, run, stop, checkpoint)
     return run
+
+def _train_in(bench:Workbench, run:Run, stop:StopRequest, checkpoint:Path|None)->None:
+    "The work itself, in a run that is held"
+    trainer, done = None, step_of(checkpoint) if checkpoint else 0
+    try:
+        if is_main_process(): _open(run, bench.data, done)
+        trainer = build_trainer(bench, run, stop=stop, checkpoint=checkpoint)
+        check_world(trainer)
+        if is_main_process(): keep_origin(run)   # the weights are here, and the config is as it will stay
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        if is_main_process():
+            _save(trainer)
+            _finish(trainer, stop)
+    except BaseException as e:
+        stop.ears.deaf = True   # a second signal must not cut short what is written now
+        _leave(run, trainer, e)
+        raise
 
 # %% ../../nbs/11_training/05_train.ipynb #aec33e10
 def _open(run:Run, data:Data, done:int)->None:
     "A directory that is ready for the steps after `done`"
     data.report.save(run.path/"data.json")
-    for folder in (run.path/"checkpoints", run.path): remove_leftovers(folder)
+    for folder in (run.path/"checkpoints", run.path):
+        remove_leftovers(folder)
+        sweep(folder)
     run.rewind(done)
     run.set_status("running", step=done)
 
@@ -204,17 +219,27 @@ def _finish(trainer:SupervisedTrainer, stop:StopRequest)->None:
     run, state = trainer.run, trainer.state
     trainer.recorder.close()
     trainer.guards.finish(trainer.model, state.global_step)
-    plot(run).savefig(run.path/"loss.png", dpi=120)
+    _draw(run)
+    sweep(run.path)
+    stop.ears.deaf = True   # it has ended
     if stop.granted is None: run.set_status("finished", reason=_early(trainer), step=state.global_step)
     else:
         why = stop.granted
         fix = why.fix or go_on(run)
         run.set_status("stopped", reason=why.reason, fix=fix, step=state.global_step, stopped_by=why.by)
 
+def _draw(run:Run)->None:
+    "loss.png; a training does not fail because of a picture"
+    drawn = BytesIO()
+    plot(run).savefig(drawn, format="png", dpi=120)
+    try: write_whole(run.path/"loss.png", drawn.getvalue())
+    except OSError as e: tqdm.write(f"sft_nb: loss.png cannot be written ({e.strerror})", file=sys.stderr)
+
 def _early(trainer:SupervisedTrainer)->str:
     "Why it is finished before its last step; empty if it is not"
     state, patience = trainer.state, trainer.bench.cfg.early_stopping_patience
     if state.global_step >= state.max_steps: return ""
+    if not state.best_global_step: return "the held-out loss was never finite"
     return f"no lower held-out loss in {patience} evaluations; the best was at step {state.best_global_step}"
 
 # %% ../../nbs/11_training/05_train.ipynb #7c999dc4
@@ -230,8 +255,16 @@ def _leave(run:Run, trainer:SupervisedTrainer|None, error:BaseException)->None:
     fix = getattr(error, "fix", Fix()) or go_on(run)
     by = getattr(error, "by", "Ctrl-C") if interrupted else ""
     state = "stopped" if interrupted else "failed"
-    try: run.set_status(state, reason=_reason(error), fix=fix, step=step, stopped_by=by)
+    try:
+        run.set_status(state, reason=_reason(error), fix=fix, step=step, stopped_by=by)
+        if not isinstance(error, (SftError, KeyboardInterrupt)): _keep_traceback(run, error)
     except OSError as e: print(f"sft_nb: status.json cannot be written either ({e.strerror})", file=sys.stderr)
+
+def _keep_traceback(run:Run, error:BaseException)->None:
+    "Write down where an error came from that nobody foresaw"
+    file = run.path/"traceback.txt"
+    write_text(file, "".join(traceback.format_exception(error)))
+    error.add_note(f"the whole traceback is in {file}")
 
 def _reason(error:BaseException)->str:
     if isinstance(error, SftError): return error.reason
@@ -241,13 +274,14 @@ def _reason(error:BaseException)->str:
 # %% ../../nbs/11_training/05_train.ipynb #72286f1c
 def resume(
     run:Run|str|Path,           # a run that was stopped, killed or failed
-    *, max_time:float|None=None,# seconds for this part; None: until it is finished
+    *, max_time:float|None=None,     # seconds for this part; None: until it is finished
+    trust_remote_code:bool=False,    # True: code that the run's config names may run
 )->Run:
     "Continue a run at its newest whole checkpoint; ConfigError if it has none, is finished or is being trained"
-    run = run if isinstance(run, Run) else Run(run)
+    run = open_run(run, trust_remote_code=trust_remote_code)
     load_env()
     can_resume(run)
-    return _continue(run, max_time)
+    with run.locked(): return _continue(run, max_time)
 
 # %% ../../nbs/11_training/05_train.ipynb #703180d3
 @contextmanager
@@ -262,6 +296,8 @@ def _main_first(cfg:Config):
 # %% ../../nbs/11_training/05_train.ipynb #de68c42d
 def _continue(run:Run, max_time:float|None)->Run:
     "Continue at the newest checkpoint that is whole"
+    for line in check_origin(run) if is_main_process() else ():
+        tqdm.write(f"sft_nb: {run.name}: {line}", file=sys.stderr)
     bench = Workbench(replace(run.config, max_time=max_time), settled=True)
     with _main_first(bench.asked): bench.make("data")
     _same_rows(run, bench.data)
@@ -284,12 +320,12 @@ def _same_rows(run:Run, data:Data)->None:
     "ConfigError if the rows are not those that the run began with"
     saved = run.path/"data.json"
     if not saved.exists(): return
-    before = json.loads(saved.read_text())["figures"]
+    before = Report.load(saved).figures
     was, now = (figures.get("train: fingerprint") for figures in (before, data.report.figures))
     if was == now: return
     config = run.path/"config.json"
     found = f"the training rows are not those it began with (fingerprint {now}, was {was})"
-    fix = command(f"sft_nb train --config {config}", f'train(load_config("{config}", run_name=None))')
+    fix = command(f"sft_nb train --config {quoted(config)}", f'train(load_config("{config}", run_name=None))')
     raise ConfigError(f"run {run.name!r}", found, "the same rows in the same order", fix | "put the rows back")
 
 # %% ../../nbs/11_training/05_train.ipynb #194732a3
@@ -300,7 +336,7 @@ def _begin(run:Run)->Run:
         else:
             bench = Workbench(run.config)
             checked = check_before(bench, run=run)
-            save_config(bench.cfg, run.path/"config.json")
+            run.keep(bench.cfg)
             run.set_device(bench.hardware.name)
             _keep(run, bench.plan, checked)
         bench.make("data")
@@ -312,7 +348,9 @@ def train_run(
     *, max_time:float|None=None,
 )->Run:
     "Begin a launched run, or continue it"
-    try: return _continue(run, max_time) if run.checkpoints() else _begin(run)
-    except Exception as e:
+    try:
+        with run.locked() if is_main_process() else nullcontext():   # from the first row on
+            return _continue(run, max_time) if run.checkpoints() else _begin(run)
+    except BaseException as e:
         if run.status.state == "starting": _leave(run, None, e)   # it did not come as far as a trainer
         raise

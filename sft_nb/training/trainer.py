@@ -21,7 +21,7 @@ from trl import SFTTrainer
 from ..report import SftError, edit, warn
 from ..config import Config
 from ..batches.pack import Batches, Rows
-from ..model.precision import adapters_to_float32
+from ..model.precision import adapters_to_float32, kept_exact
 from ..workbench import Workbench
 from ..run.checkpoint import cannot_write, prune, written_aside
 from ..run.directory import Run, go_on
@@ -72,10 +72,10 @@ class SupervisedTrainer(SFTTrainer):
         self.seen = torch.zeros(2)    # loss and tokens
         self.aside:Path|None = None   # a checkpoint being written
         callbacks = [guards, recorder, stop, _Moments(self, checkpoint), *_patience(bench.cfg)]
-        super().__init__(**_for_the_parent(bench, run), callbacks=callbacks)
+        with kept_exact(bench.model): super().__init__(**_for_the_parent(bench, run), callbacks=callbacks)
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
-        self.supervised = bench.supervised   # after TRL, which has put its own head there
-        if bench.cfg.method != "full": adapters_to_float32(bench.model)   # TRL made them bfloat16 on a quantised base
+        if bench.cfg.method != "full": adapters_to_float32(bench.model)   # TRL made them bfloat16
+        self.supervised = bench.supervised   # after TRL, which changes the head
 
     @property
     def wants_best(self)->bool:

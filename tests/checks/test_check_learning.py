@@ -3,7 +3,6 @@ import pytest
 import torch
 from planted import small
 
-from sft_nb.checks import learning
 from sft_nb.checks.evidence import Evidence
 from sft_nb.checks.gradient import slopes
 from sft_nb.checks.learning import Learned, check_learns, check_moves, learn_some
@@ -35,7 +34,7 @@ def test_moves():
     assert look("a", "b", rate=0.) is None   # `check_learns` says that
 
 
-def test_steps_that_round_away(monkeypatch):
+def test_steps_that_round_away():
     "adapters in bfloat16 at a small learning rate: the loss is computed, the gradient is there, and nothing moves"
     seen = Evidence(Workbench(small(learning_rate=1e-9)))
     for p in seen.model.parameters():
@@ -47,8 +46,8 @@ def test_steps_that_round_away(monkeypatch):
             for group in self.param_groups:
                 for p in group["params"]: p.data = p.data.bfloat16().float()
 
-    monkeypatch.setattr(learning, "_optimizer", lambda cfg, trained, device: Rounded(trained, lr=1e-9))
-    done = learn_some(seen.model, seen.loss, seen.score, seen.some_batch, seen.cfg, steps=2)
+    optimizer = Rounded([p for p in seen.model.parameters() if p.requires_grad], lr=1e-9)
+    done = learn_some(seen.model, seen.loss, seen.score, seen.some_batch, seen.cfg, optimizer=optimizer, steps=2)
     assert check_moves(done).status == "fail" and check_learns(done).status == "warn"
 
 

@@ -29,7 +29,8 @@ def test_trainable(tokenizer):
     cfg, full_cfg = small(), small(method="full")
     def fresh(**more): return load_model(small(method="lora", **more), tokenizer)
     assert check_trainable(fresh(), cfg).status == "ok"
-    assert check_trainable(fresh(modules_to_save="lm_head", train_tokens="<|im_end|>"), cfg).status == "ok"
+    for more in (dict(modules_to_save="lm_head"), dict(train_tokens="<|im_end|>")):
+        assert check_trainable(fresh(**more), cfg).status == "ok"
     def says(model, cfg=cfg):
         found = check_trainable(model, cfg)
         assert found.status == "fail"

@@ -87,6 +87,12 @@ def test_slopes_leave_the_model_as_it_was(seen):
     assert all(torch.equal(p, before[n]) and p.grad is None for n, p in seen.model.named_parameters())
 
 
+def test_checkpointing_and_dropout(data):
+    "the backward pass of a checkpointed layer runs it again: nothing may be dropped then either"
+    seen = Evidence(Workbench(small(gradient_checkpointing=True, lora_dropout=.5), data=data))
+    assert check_derivative(seen.slopes, seen.slack, seen.coarse).status == "ok"
+
+
 def test_a_gradient_that_is_cut(seen):
     third = seen.model.get_base_model().model.layers[2].mlp
     third.register_forward_pre_hook(lambda module, args: (args[0].detach(),))

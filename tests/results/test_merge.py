@@ -117,7 +117,7 @@ def test_a_merge_that_lost_something_is_an_error_and_leaves_nothing(tmp_path, mo
 @pytest.mark.parametrize("how, says", [
     (dict(init_lora_weights="pissa"), "takes the base apart"),
     (dict(init_lora_weights="nonsense", method="lora"), "no such way to begin"),
-    (dict(use_dora=True, lora_target_modules=("attention",), modules_to_save=("q_proj",)), "adapter"),
+    (dict(use_dora=True, lora_target_modules=("attention",), modules_to_save=("q_proj",)), "stored in 4 or 8 bits"),
     (dict(modules_to_save=("lmhead",)), "no module 'lmhead'"),
     (dict(lora_target_modules=("q_projj",)), "no linear layer"),
     (dict(tokenizer="small"), "rows for 768"),

@@ -1,13 +1,14 @@
 """The same rows are the same data whatever holds them, and a broken file is an error of ours."""
-import csv, gzip, json, random
+import csv, gzip, itertools, json, pathlib, random
 
 import datasets, pandas, pyarrow, pyarrow.parquet, pytest
 from conftest import shared
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 
 from sft_nb.config import load_config
-from sft_nb.report import SftError
-from sft_nb.rows.sources import SUFFIXES, file_source, open_rows, read_rows
+from sft_nb.report import ConfigError, SftError
+from sft_nb.rows.files import SUFFIXES, file_source
+from sft_nb.rows.sources import open_rows, read_rows
 from sft_nb.tokens.prepare import prepare
 
 
@@ -48,6 +49,100 @@ def test_all_files_of_the_same_rows_are_the_same_data(tmp_path, tokenizer):
 
 def test_a_data_frame_is_rows(tokenizer):
     assert fingerprint(tokenizer, pandas.DataFrame(pairs(5))) == fingerprint(tokenizer, pairs(5))
+
+
+def test_an_endless_generator_ends_where_no_more_rows_are_wanted(tokenizer):
+    asked = []
+    def endless():
+        for k in itertools.count():
+            asked.append(k)
+            yield dict(question=f"{k}?", answer=str(k))
+    data = prepare(load_config(eval_samples=0, max_samples=100), tokenizer, train=endless())
+    assert data.train.n_read == 100 and len(asked) == 100 and data.train.row(99)[1]["answer"] == "99"
+    both = prepare(load_config(eval_samples=5, eval_fraction=.2, max_samples=30), tokenizer, train=endless())
+    assert (both.train.n_read, both.eval.n_read) == (30, 5)
+
+
+def test_a_disk_that_takes_no_more_rows_is_an_error_of_ours(monkeypatch):
+    source = open_rows((r for r in pairs(3)), name="stream")[0]
+    kept = source.read.__closure__[0].cell_contents
+    monkeypatch.setattr(kept.file, "flush", lambda: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(SftError, match="it takes no more .No space left on device"): list(source)
+
+
+def saved(folder):
+    datasets.Dataset.from_list(pairs(3)).save_to_disk(folder/"saved")
+    datasets.DatasetDict(train=datasets.Dataset.from_list(pairs(3))).save_to_disk(folder/"both")
+    return folder
+
+
+def test_what_save_to_disk_wrote_is_read(tmp_path, tokenizer):
+    file = str(saved(tmp_path)/"saved")
+    assert fingerprint(tokenizer, train_file=file) == fingerprint(tokenizer, pairs(3))
+    assert fingerprint(tokenizer, train_file=str(tmp_path/"both/train")) == fingerprint(tokenizer, pairs(3))
+    (tmp_path/"saved/dataset_info.json").write_text("{")
+    with pytest.raises(SftError, match="written by save_to_disk and cannot be loaded"): open_rows(file)
+
+
+def refused(*a, **k): raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize("name, content, says", [
+    ("u.jsonl", '{"question": "1?", "answer": "2"}'.encode("utf-16"), "it is UTF-16 text.*iconv -f utf-16 .* -t utf-8"),
+    ("u.csv", "question,answer\n1,2".encode("utf-16le"), "it is UTF-16LE text"),
+    ("u.jsonl.gz", gzip.compress("[]".encode("utf-16"), mtime=0), "it is UTF-16 text.*zcat .* > u.utf8.jsonl"),
+    ("a.jsonl.zst", b"(\xb5/\xfd", "zst files are not unpacked here.*zstd -d"),
+    ("a.zip", b"PK", "zip files are not unpacked here.*unzip"),
+    ("a.xlsx", b"PK", "xlsx is not a kind of file"),
+    ("deep/a.jsonl.zst", b"", "zst files are not unpacked here"),
+    ("both", None, "a DatasetDict with the splits train; one split.*both/train"),
+    ("", None, "the name of the file is empty"),
+])
+def test_each_file_that_is_not_read_has_its_sentence(tmp_path, name, content, says):
+    file = saved(tmp_path)/name if name else ""
+    if content is not None:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
+    if name.startswith("deep"): file = file.parent
+    with pytest.raises(SftError, match=says) as e: read_rows(file)
+    assert "Fix:" in str(e.value) and len(str(e.value).replace(str(tmp_path), "/data")) <= 300
+
+
+@pytest.mark.parametrize("method", ["open", "is_dir"])
+def test_a_file_that_may_not_be_read_has_its_sentence(tmp_path, monkeypatch, method):
+    (tmp_path/"a.jsonl").write_text("{}")
+    monkeypatch.setattr(pathlib.Path, method, refused)
+    monkeypatch.setattr("sft_nb.rows.files.open", refused, raising=False)
+    def look(): return [s.digest() for s in open_rows(tmp_path/"a.jsonl")]
+    for ask in (look, lambda: read_rows(tmp_path/"a.jsonl")):
+        with pytest.raises(SftError, match="a.jsonl: it may not be read .permission denied"): ask()
+
+
+@pytest.mark.parametrize("rows, says", [
+    ([dict(question="1?", answer="2"), None], "rows row 2: this is a NoneType"),
+    ([3], "rows row 1: this is an int"),
+    (iter([3.5]), "rows row 1: this is a float"),
+    (datasets.DatasetDict(train=None, test=None), "a DatasetDict with the splits train, test; one split"),
+    (dict(question="1?"), "this is a dict"),
+    (3, "this is an int"),
+])
+def test_what_is_no_list_of_rows_has_its_sentence(rows, says):
+    with pytest.raises(SftError, match=says) as e: read_rows(rows)
+    assert len(str(e.value)) <= 300
+
+
+@pytest.mark.parametrize("setting", ["train_file", "eval_file", "ignore_columns"])
+def test_an_empty_name_is_refused(setting):
+    with pytest.raises(ConfigError, match=f"a name in {setting} is empty"): load_config(**{setting: ""})
+
+
+def test_arrow_invents_no_key(tmp_path):
+    calls = [dict(name="f", arguments=dict(a=1)), dict(name="f", arguments=dict(unit="m"))]
+    rows = [dict(messages=[dict(role="assistant", calls=[c])]) for c in calls]
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, tmp_path/"f.parquet")
+    assert table.to_pylist() != rows
+    for held in (tmp_path/"f.parquet", datasets.Dataset(table)): assert [*read_rows(held).values()] == rows
 
 
 def test_med_nli_is_read_without_quoting():

@@ -1,4 +1,6 @@
 """The report finds what nobody would look for, and each example knows its row."""
+import copy, re
+
 import pytest
 from samples import finding, no_eval, pairs, write
 
@@ -32,6 +34,17 @@ def test_what_a_foreign_template_and_a_last_word_say():
     assert {"template_end", "train_more"} <= warned and "<|eot_id|>" in str(data.report)
 
 
+@pytest.mark.parametrize("behind, ends", [("", False), ("\n", False), ("<|im_end|>\n", True)])
+def test_an_end_token_that_the_template_does_not_write_is_a_finding(behind, ends):
+    bare = load_tokenizer(load_config())
+    bare.chat_template = ("{% for m in messages %}{{ m.role }}: {{ m.content }}BEHIND{% endfor %}"
+                          "{% if add_generation_prompt %}assistant: {% endif %}").replace("BEHIND", behind)
+    data = prepare(no_eval(), bare, train=pairs(3))
+    assert all(x["labels"][-1] == bare.eos_token_id for x in data.train.tokens)
+    found = [f for f in data.report.findings if f.check == "template_end"]
+    assert len(found) == (not ends) and all(f"{bare.eos_token} is appended" in f.says for f in found)
+
+
 def test_the_row_behind_an_example(tokenizer):
     rows = pairs(30)
     rows[3] = dict(question="?", answer="")
@@ -43,3 +56,46 @@ def test_every_finding_but_the_ends_of_training_rows(tokenizer):
     data = prepare(load_config("demo", max_length=60, on_long="cut"), tokenizer)
     rest = [f for f in data.report.findings if f.check != "train_ends"]
     assert data.findings_but_ends == rest and len(rest) == len(data.report.findings) - 1
+
+
+# what a template did to answers
+
+def found_in(tokenizer, template, *rows, **settings):
+    "Findings of the training rows by their check, and the figure of reasoning"
+    tok = copy.deepcopy(tokenizer)
+    tok.chat_template, tok.reasoning = template or tok.chat_template, settings.get("reasoning", "auto")
+    report = prepare(no_eval(task="chat", **settings), tok, train=[dict(messages=m) for m in rows]).report
+    return {f.check: f for f in report.findings}, report.figures.get("train: reasoning")
+
+
+def asked(*answers): return [m for a in answers for m in (dict(role="user", content="1?"), dict(role="assistant", **a))]
+
+
+CALL = dict(content="", tool_calls=[dict(function=dict(name="f", arguments={}))])
+NO_HEADER = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+OTHERWISE = "{% for m in messages %}{{ loop.length }} {{ m.content }}<|im_end|>{% endfor %}"
+THINKING = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.reasoning_content %}<think>"
+            "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+@pytest.mark.parametrize("template, answers, check, status, says", [
+    (None, [dict(content=""), dict(content="2")], "train_empty", "warn", "1 answers are empty and not supervised"),
+    (None, [CALL], "train_tools", "warn", "the tools of 1 rows are written as JSON text"),
+    (NO_HEADER, [dict(content="2")], "train_header", "warn", r"leaves the header .* \(first at train rows row 1\)"),
+    (OTHERWISE, [dict(content="2")], "train_parted", "ok", "only the answer's own words are supervised"),
+])
+def test_what_a_template_does_to_answers_is_said(tokenizer, template, answers, check, status, says):
+    found, _ = found_in(tokenizer, template, asked(*answers))
+    assert found[check].status == status and re.search(says, found[check].says), found[check]
+    plain, _ = found_in(tokenizer, None, asked(dict(content="2")))
+    assert check not in plain
+
+
+def test_what_became_of_the_reasoning_is_said(tokenizer):
+    thoughts = [dict(content="2", reasoning_content=hm) for hm in ("1 and 1", "so")]
+    rows = [asked(thoughts[0], dict(content="3"), thoughts[1]), asked(dict(content="2"))]
+    assert found_in(tokenizer, THINKING, *rows)[1] == "kept in 2 turns, removed by the template from 1, empty in 1"
+    assert found_in(tokenizer, None, *rows, reasoning="inline")[1] == "kept in 2 turns, empty in 1"
+    assert found_in(tokenizer, None, *rows, reasoning="drop")[1] == "empty in 1, dropped from 2"
+    assert found_in(tokenizer, None, rows[1])[1] is None

@@ -13,7 +13,7 @@ from sft_nb.tokens.encode import Encoder, encode, encode_prompts
 from sft_nb.tokens.skeleton import Layouts
 from sft_nb.tokens.template import _CALL, Template
 from sft_nb.tokens.tokenizer import load_tokenizer
-from sft_nb.tokens.turns import layout
+from sft_nb.tokens.turns import layout, says_something
 
 
 def talk_of(turns):
@@ -72,6 +72,7 @@ def conversations(seed:int, n:int):
     for _ in range(n):
         turns = [dict(role=role, content=r.choice(CONTENTS))
                  for _ in range(r.choice([1, 1, 2, 3, 6])) for role in ("user", "assistant")]
+        if not any(map(says_something, turns[1::2])): turns[-1]["content"] = "Hi"   # else there is nothing to learn
         yield [dict(role="system", content=r.choice(CONTENTS[:3] + CONTENTS[6:]))] * r.choice([0, 0, 1]) + turns
 
 
@@ -105,8 +106,8 @@ def check(tok, talk, examples, *, own=True):
     def write(m, **kw): return tok.apply_chat_template(parted(m), tokenize=False, **kw)
     def ids_of(m): return tok.apply_chat_template(parted(m), add_generation_prompt=True)["input_ids"]
     found = spans_of(examples)
-    answers = [i for i, m in enumerate(talk) if m["role"] == "assistant"]
-    assert len(found) == len(answers), "one span for each answer, and nothing of another role"
+    answers = [i for i, m in enumerate(talk) if m["role"] == "assistant" and says_something(m)]
+    assert len(found) == len(answers), "one span for each answer that says something, and nothing of another role"
     special = {i for i, t in tok.added_tokens_decoder.items() if t.special}
     pieces = tok.convert_tokens_to_ids("\u2581the") != tok.unk_token_id
     same = spaceless if pieces else str   # sentencepiece puts a space behind each special token, in generation too
@@ -120,7 +121,11 @@ def check(tok, talk, examples, *, own=True):
         assert says in spaceless(text), "content"
         assert not own or spaceless(text).endswith(says + spaceless(end)), "content and end token"
         if not after.startswith(before): continue
-        written, text = same(after[len(before):]), same(text)
+        asks = [dict(role="user", content="Hi")]
+        header = write(asks, add_generation_prompt=True).removeprefix(write(asks))
+        written = after[len(before):]
+        if not before.endswith(header): written = written.removeprefix(header)   # this prompt lacks it: nobody says it
+        written, text = same(written), same(text)
         unended = text.endswith(tok.eos_token) and written.startswith(text.removesuffix(tok.eos_token))
         assert written.startswith(text) or unended, "what the template wrote, or that and the tokenizer's end"
 
@@ -157,7 +162,7 @@ def test_every_template_of_trl(name, own):
         tok.chat_template = file.read_text()
         t = Template(tok)
         lay, encoder = Layouts(t), Encoder(t)
-        for talk in conversations(k, 8):
+        for talk in conversations(k, 4):
             try: examples = [lay(talk) for _ in range(3)][-1]   # the third time by a skeleton, if it has one
             except SftError as e:
                 if "refuses" in str(e):
@@ -175,8 +180,8 @@ def test_every_template_of_trl(name, own):
                 shown = [[tok.decode(i), [tok.decode(x) for x in supervised_turns(l)]] for i, l in rows]
                 raise AssertionError(f"{file.name}: {e}\n{talk}\n{shown}") from e
     print(name, own, counts, changed)
-    assert counts["together"] > 200 and counts["apart"] > 50, counts
-    assert counts["refused"] + counts["changed"] < .15 * 8 * len(TEMPLATES), counts
+    assert counts["together"] > 100 and counts["apart"] > 25, counts
+    assert counts["refused"] + counts["changed"] < .15 * 4 * len(TEMPLATES), counts
 
 
 def test_tool_turns_in_every_template_that_knows_them():
@@ -187,7 +192,7 @@ def test_tool_turns_in_every_template_that_knows_them():
     for file in TEMPLATES:
         tok.chat_template = file.read_text()
         t = Template(tok)
-        if not t.knows_tools: continue
+        if len(t.calls.written) < 3: continue
         for before, result, answer in said:
             talk = [dict(role="user", content="Ask it."), dict(role="assistant", content=before, tool_calls=[_CALL]),
                     dict(role="tool", name="probe_fn", tool_call_id="probe0001", content=result),

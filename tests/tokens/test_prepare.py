@@ -7,6 +7,7 @@ from samples import finding, no_eval, pairs, supervised, trl_template, write
 
 from sft_nb.config import load_config
 from sft_nb.report import SftError
+from sft_nb.rows.sources import read_rows
 from sft_nb.tokens.encode import encode_prompts
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
@@ -136,3 +137,18 @@ def test_a_cut_share_is_no_training_row_and_duplicates_stay_together(tmp_path, t
     assert data.train.n_read + data.eval.n_read == 600 and 60 < data.eval.n_read < 180 and data.eval.n_read % 2 == 0
     assert finding(data, "held_out").status == "ok"
     assert data.train.duplicates() == data.train.n_read // 2
+
+
+SPELLED = dict(
+    messages=lambda q, a: dict(messages=[dict(role="user", content=q), dict(role="assistant", content=a)]),
+    system=lambda q, a: dict(system="Be brief.", prompt=q + " " * int(a), completion=a),
+    text=lambda q, a: dict(text=f"{q} [/INST] {a}"))
+
+@pytest.mark.parametrize("spell", SPELLED.values(), ids=SPELLED)
+def test_rows_that_ask_the_same_are_on_one_side(tmp_path, tokenizer, spell):
+    "40 questions with 10 answers each; by rows, every held-out question would be trained on"
+    file = write(tmp_path/"a.jsonl", [spell(f"What about {k}?", str(j)) for j in range(10) for k in range(40)])
+    cfg = load_config(task="chat", train_file=file, eval_fraction=.3, eval_samples=1000, response_template="[/INST]")
+    for data in (prepare(cfg, tokenizer), prepare(cfg, tokenizer, train=[row for _, row in read_rows(file).items()])):
+        assert finding(data, "held_out").status == "ok" and data.train.n_read + data.eval.n_read == 400
+        assert data.eval.n_read % 10 == 0 and 0 < data.eval.n_read < 250

@@ -4,11 +4,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from learner import assert_same, small, small_qlora
+import torch
+from learner import assert_same, notes, small, small_qlora
+from safetensors.torch import load_file
 
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
 from sft_nb.training.train import check_world, train
+
+SHORT = dict(preflight=True, max_samples=16, max_steps=2, save_steps=2)
 
 
 def test_a_refusal_writes_nothing_and_a_force_is_written_down(tmp_path):
@@ -40,6 +44,34 @@ def test_an_optimiser_that_is_not_there_is_named_before_anything_is_written(tmp_
     cfg = load_config("demo", runs_dir=str(runs), optim="adam_but_better", max_samples=16, eval_samples=0)
     with pytest.raises(ConfigError, match="optim"): train(cfg)
     assert not runs.exists()
+
+
+@pytest.mark.parametrize("how, says", [
+    (dict(lr_scheduler_type="warmup_stable_decay"), "lr_scheduler_type: 'warmup_stable_decay' cannot run"),
+    (dict(lr_scheduler_type="cosine_with_min_lr"), "lr_scheduler_type: 'cosine_with_min_lr' cannot run"),
+    (dict(lr_scheduler_type="polynomial", learning_rate=1e-8), "'polynomial' cannot run at 1e-08"),
+    (dict(optim="lomo"), "optim: 'lomo' cannot be made: .*optim='adamw_torch'"),
+    (dict(num_train_epochs=0, max_steps=-1), "num_train_epochs: .*there is no step to train"),
+    (dict(method="qlora", modules_to_save=("q_proj",)), "q_proj is stored in 4 or 8 bits.*method='lora'")])
+def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path, how, says):
+    with pytest.raises(SftError, match=says): train(small(tmp_path/"runs", **SHORT | how))
+    assert not (tmp_path/"runs").exists()
+
+
+@pytest.mark.parametrize("how", [
+    dict(method="qlora", modules_to_save=("lm_head",)),
+    dict(method="lora", modules_to_save=("norm",), dtype="bfloat16", preflight=False)], ids=str)
+def test_settings_that_met_badly_train_now(tmp_path, how):
+    "TRL rounds what is trained beside 4 bits; an answer has no autocast"
+    run = train(small(tmp_path, **SHORT | how))
+    assert run.status.state == "finished" and "first_loss" not in notes(run)
+
+
+def test_a_head_that_is_trained_begins_as_the_bases_own_numbers(tmp_path):
+    run = train(small(tmp_path, **SHORT | dict(method="qlora", modules_to_save=("lm_head",), learning_rate=1e-9,
+                                               preflight=False)))
+    head = load_file(run.adapter/"adapter_model.safetensors")["base_model.model.lm_head.weight"]
+    assert not torch.equal(head, head.bfloat16().float())
 
 
 def test_a_row_that_no_batch_can_hold_is_said_before_anything_is_written(tmp_path):

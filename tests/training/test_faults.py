@@ -64,7 +64,7 @@ def test_a_disk_that_is_full_when_the_result_is_written(tmp_path):
 
 def test_a_disk_on_which_not_even_the_status_fits(tmp_path):
     "What is raised is what came first"
-    full = patch.object(Run, "set_status", side_effect=[None, None, NO_SPACE])
+    full = patch.object(Run, "set_status", side_effect=[None, NO_SPACE])
     with patch.object(Run, "record", side_effect=NO_SPACE), full, pytest.raises(SftError, match="metrics.jsonl"):
         train(small(tmp_path, run_name="nothing-fits"))
 

@@ -88,3 +88,22 @@ def test_ten_steps_in_a_row_end_it(tmp_path):
     def compute_loss(self, *args, **kwargs): return honest(self, *args, **kwargs) * NAN
     patched = patch.object(SupervisedTrainer, "compute_loss", compute_loss)
     with patched, pytest.raises(SftError, match="step 10: the loss is not finite"): train(leaves_steps_out(tmp_path))
+
+
+def test_a_held_out_loss_that_is_nan_at_every_evaluation(tmp_path, monkeypatch):
+    "it is said, with its row; early stopping does not say that no loss was lower"
+    cfg = small(tmp_path, eval_samples=4, eval_steps=1, early_stopping_patience=2, save_steps=9)
+    bad = list(prepare(cfg).eval.tokens[2]["input_ids"])
+    def is_there(batch): return str(bad)[1:-1] in str(batch["input_ids"].flatten().tolist())
+    honest, plain = SupervisedTrainer.compute_loss, guards.row_loss
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        return honest(self, model, inputs, *args, **kwargs) * (NAN if is_there(inputs) else 1)
+    def row_loss(model, batch, **how):
+        total, n = plain(model, batch, **how)
+        return total * (NAN if is_there(batch) else 1), n
+    monkeypatch.setattr(SupervisedTrainer, "compute_loss", compute_loss)
+    monkeypatch.setattr(guards, "row_loss", row_loss)
+    run = train(cfg)
+    said = notes(run)["held_out_loss"]
+    assert said.status == "fail" and "nan at 3 of 3 evaluations; alone it comes from held-out row 2" in said.says
+    assert (run.status.state, run.status.reason) == ("finished", "the held-out loss was never finite")

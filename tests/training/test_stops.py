@@ -2,6 +2,7 @@
 import os
 import shutil
 import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from sft_nb.report import ConfigError
 from sft_nb.run.directory import Run
+from sft_nb.run.process import MOMENT, SIGNALS
 from sft_nb.tokens.prepare import prepare
 from sft_nb.training.recorder import Interrupted, Stop, StopRequest
 from sft_nb.training.train import resume, run_training, train
@@ -43,14 +45,35 @@ def test_nobody_asks(moment):
 
 
 def test_a_second_signal_is_now(moment):
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    before = [*map(signal.getsignal, SIGNALS)]
     with StopRequest() as stop:
         stop.on_train_begin(*moment)
         send(signal.SIGTERM)
         assert stop.asked == Stop("SIGTERM", "SIGTERM")
+        time.sleep(MOMENT)
         with pytest.raises(Interrupted) as now: send(signal.SIGINT)
         assert now.value.by == "Ctrl-C" and stop.asked.by == "SIGTERM"
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert [*map(signal.getsignal, SIGNALS)] == before
+
+
+@pytest.mark.parametrize("first", SIGNALS, ids=SIGNALS.get)
+def test_two_signals_of_one_moment_are_one(moment, first, monkeypatch):
+    "A shell and its terminal both say it"
+    monkeypatch.setattr("sft_nb.run.process.MOMENT", 60.)   # this machine may be slow
+    with StopRequest() as stop:
+        stop.on_train_begin(*moment)
+        send(first)
+        send(signal.SIGTERM)
+        stop.on_step_end(*moment)
+    assert stop.granted.by == SIGNALS[first]
+
+
+def test_who_was_started_with_nohup_hears_no_hangup(moment):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop: send(signal.SIGHUP)
+        assert stop.asked is None
+    finally: signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_before_the_training_is_now():
@@ -74,7 +97,9 @@ def test_ctrl_c_twice_is_now(tmp_path, undisturbed):
     with at_step(5, lambda: send(signal.SIGINT)): run = train(small(tmp_path))
     assert (run.status.reason, run.status.stopped_by, run.status.step) == ("Ctrl-C", "Ctrl-C", 5)
     def twice():
-        for _ in range(2): send(signal.SIGINT)
+        for _ in range(2):
+            send(signal.SIGINT)
+            time.sleep(MOMENT)
     with at_step(5, twice), pytest.raises(KeyboardInterrupt): train(small(tmp_path, run_name="now"))
     run = Run(tmp_path/"now")
     assert (run.status.state, run.status.step, names(run.checkpoints())) == ("stopped", 4, ["checkpoint-3"])
@@ -104,5 +129,5 @@ def test_the_log_continues_between_two_of_its_lines(tmp_path):
     resume(part)
     keys = ("step", "loss", "grad_norm", "num_tokens", "mean_token_accuracy")
     def lines(run): return [[m[k] for k in keys] for m in run.metrics() if "loss" in m]
-    assert lines(part) == lines(whole) and [line[0] for line in lines(part)] == [1, 4, 8]
+    assert lines(part) == lines(whole) and [line[0] for line in lines(part)] == [1, 4, 8, 9]
     assert len([m for run in (whole, part) for m in run.metrics() if "train_runtime" in m]) == 2

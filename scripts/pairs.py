@@ -1,0 +1,222 @@
+"""Every two values of 18 settings meet in a training of three steps, which is killed, resumed, evaluated and merged.
+
+    python scripts/pairs.py                 # half an hour on two cores; writes benchmarks/results/pairs.json
+    python scripts/pairs.py --rows 3 7      # some rows of the array, printed and not written
+
+A row ends as *trained*: byte for byte where the killed and resumed one ends, it answers held-out rows, and its merged
+model is proved to be the adapter's. What cannot work is tried alone and ends as *refused*, by the config or
+by preflight, with a sentence. Anything else is *failed*, and the script ends with 1.
+`tests/training/test_pairs.py` does a handful, and proves that the array holds every pair."""
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from itertools import combinations, product
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TQDM_DISABLE", "1")
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT/"tests"))
+RESULTS = ROOT/"benchmarks/results/pairs.json"
+
+FACTORS = {   # factor -> value as the table says it -> settings; the first value is the default
+    "method": {"lora": dict(method="lora"), "qlora": dict(method="qlora"),
+               "qlora, 8 bits": dict(method="qlora", load_in_8bit=True), "full": dict(method="full")},
+    "dtype": {"float32": dict(dtype="float32"), "bfloat16": dict(dtype="bfloat16")},
+    "checkpointing": {"no": dict(gradient_checkpointing=False), "yes": dict(gradient_checkpointing=True)},
+    "dropout": {"0": dict(lora_dropout=0.), "0.3": dict(lora_dropout=.3)},
+    "attention": {"varlen": dict(attn_implementation="varlen"), "sdpa": dict(attn_implementation="sdpa"),
+                  "eager": dict(attn_implementation="eager")},
+    "layout": {"padded": dict(padding_free=False), "flattened": dict(padding_free=True),
+               "packed": dict(max_tokens_per_batch=160),
+               "grouped": dict(padding_free=False, group_by_length=True)},
+    "accumulation": {"1": dict(gradient_accumulation_steps=1), "3": dict(gradient_accumulation_steps=3)},
+    "DoRA": {"no": {}, "yes": dict(use_dora=True)},
+    "rsLoRA": {"no": {}, "yes": dict(use_rslora=True)},
+    "modules_to_save": {"none": {}, "lm_head": dict(modules_to_save=("lm_head",)),
+                        "embed_tokens": dict(modules_to_save=("embed_tokens",)),
+                        "norm": dict(modules_to_save=("norm",))},
+    "train_tokens": {"none": {}, "<|im_end|>": dict(train_tokens=("<|im_end|>",))},
+    "optimiser": {name: dict(optim=name) for name in ("adamw_torch", "adafactor", "paged_adamw_8bit")},
+    "schedule": {name: dict(lr_scheduler_type=name)
+                 for name in ("cosine", "constant_with_warmup", "polynomial", "reduce_lr_on_plateau")},
+    "evaluation": {"each step": dict(eval_steps=1, eval_samples=4), "never": dict(eval_samples=4)},
+    "choice": {"last": {}, "best": dict(load_best_model_at_end=True),
+               "early stopping": dict(early_stopping_patience=1)},
+    "saving": {"each step": dict(save_steps=1), "each second": dict(save_steps=2)},
+    "max_time": {"none": {}, "one step": dict(max_time=.001)},
+    "processes": {"1": dict(num_processes=1), "2": dict(num_processes=2)},
+}
+
+FORBIDDEN = {   # pairs that are refused, each tried alone
+    (("method", "qlora, 8 bits"), ("DoRA", "yes")),   # on a CPU
+    (("modules_to_save", "embed_tokens"), ("train_tokens", "<|im_end|>")),
+    (("modules_to_save", "lm_head"), ("train_tokens", "<|im_end|>")),
+    (("evaluation", "never"), ("choice", "best")), (("evaluation", "never"), ("choice", "early stopping")),
+    (("schedule", "reduce_lr_on_plateau"), ("evaluation", "never")),
+}
+ALONE = [   # what cannot run here, beside the defaults
+    dict(optim="lomo"), dict(optim="galore_adamw"), dict(lr_scheduler_type="warmup_stable_decay"),
+    dict(lr_scheduler_type="cosine_with_min_lr"), dict(lr_scheduler_type="polynomial", learning_rate=1e-8),
+    dict(method="qlora", modules_to_save=("q_proj",)), dict(method="qlora", init_lora_weights="pissa"),
+    dict(max_tokens_per_batch=160, group_by_length=True), dict(num_train_epochs=0, max_steps=-1),
+    dict(padding_free=False, max_tokens_per_batch=160), dict(dtype="float16"),
+]
+THREE_STEPS = dict(
+    max_samples=24, max_steps=3, num_train_epochs=4, per_device_train_batch_size=2, logging_steps=1, save_total_limit=9,
+    preflight=True, learning_rate=5e-3, max_new_tokens=4)
+
+
+def pairs_of(row:dict)->set:
+    "The pairs of values that meet in a row: factor -> value"
+    return set(combinations(row.items(), 2))
+
+
+def wanted()->set:
+    "All pairs of values of two factors, but for those that are refused"
+    each = [[(factor, value) for value in values] for factor, values in FACTORS.items()]
+    return {(a, b) for one, two in combinations(each, 2) for a in one for b in two} - FORBIDDEN
+
+
+def array()->list[dict]:
+    "Rows in which every wanted pair meets"
+    from allpairspy import AllPairs
+    def is_allowed(values)->bool: return not pairs_of(dict(zip(FACTORS, values))) & FORBIDDEN
+    rows = [dict(zip(FACTORS, values)) for values in AllPairs([[*v] for v in FACTORS.values()], filter_func=is_allowed)]
+    return cheaper(rows + completed(wanted() - met(rows)))
+
+
+def met(rows:list[dict])->set:
+    "The pairs of all rows"
+    return set().union(*map(pairs_of, rows))
+
+
+def cheaper(rows:list[dict])->list[dict]:
+    "The same pairs, with a second process or a second training only where a pair needs it"
+    rows = list(rows)
+    for k, factor in product(range(len(rows)), ("processes", "max_time")):
+        less = rows[k] | {factor: next(iter(FACTORS[factor]))}
+        if wanted() <= met([*rows[:k], less, *rows[k + 1:]]): rows[k] = less
+    return rows
+
+
+def completed(missing:set)->list[dict]:
+    "Rows of defaults for the pairs that a greedy array has left out"
+    defaults = {factor: next(iter(values)) for factor, values in FACTORS.items()}
+    return [defaults | dict(pair) for pair in sorted(missing)]
+
+
+def settings_of(row:dict)->dict:
+    "What a row means to `load_config`"
+    return {name: value for factor, chosen in row.items() for name, value in FACTORS[factor][chosen].items()}
+
+
+def config(folder:Path, settings:dict):
+    from learner import small
+    return small(folder, **THREE_STEPS | settings)
+
+
+def trained(cfg):
+    "A run of the config, in as many processes as it asks for"
+    from sft_nb.training.launch import launch
+    from sft_nb.training.train import train
+    if cfg.num_processes == 1: return train(cfg)
+    return ended(launch(cfg))
+
+
+def ended(run):
+    "A launched run when it has ended; `SftError` with its reason if it failed"
+    from sft_nb.report import SftError
+    run.wait()
+    if run.status.state != "failed": return run
+    raise SftError(run.name, run.status.reason, "a run that ends", run.status.fix)
+
+
+def continued(run):
+    "The same run, resumed"
+    from sft_nb.run.directory import start_process
+    from sft_nb.training.train import resume
+    return resume(run) if run.config.num_processes == 1 else ended(start_process(run))
+
+
+def killed(run, folder:Path):
+    "A copy of a run as it was when it was killed after its first checkpoint"
+    from sft_nb.run.directory import Run
+    shutil.copytree(run.path, folder/"killed")
+    copy = Run(folder/"killed")
+    first, *later = copy.checkpoints()
+    for checkpoint in later: shutil.rmtree(checkpoint)
+    shutil.rmtree(copy.adapter)
+    copy.set_status("running", step=int(first.name.split("-")[1]))
+    return copy
+
+
+def weights(run)->dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(run.adapter.glob("*.safetensors"))}
+
+
+def look(folder:Path, settings:dict)->str:
+    "Train, kill, resume, compare, evaluate, merge; what is not as it should be, empty if nothing"
+    from sft_nb.results.evaluate import evaluate
+    from sft_nb.results.merge import merge
+    limit = settings.get("max_time")
+    run = trained(config(folder, settings | dict(max_time=None)))
+    if limit: again = continued(trained(config(folder, settings | dict(run_name="stopped"))))
+    else: again = continued(killed(run, folder))
+    if [run.status.state, again.status.state] != ["finished"] * 2: return f"{run.status}, {again.status}"
+    if weights(run) != weights(again): return "what was resumed ends with other bytes"
+    evaluate(run, eval_samples=2, progress=False)
+    merge(run, dtype=settings.get("dtype", "float32"), prompts=2)
+    return ""
+
+
+def attempt(settings:dict)->dict:
+    "How it ends: trained, refused before a run was begun, or failed; with the sentence, and by whom it was said"
+    from sft_nb.report import SftError
+    began, by = time.monotonic(), ""
+    with tempfile.TemporaryDirectory(prefix="sft_nb-pairs-") as folder:
+        runs = Path(folder)/"runs"
+        try: says = look(runs, settings)
+        except SftError as e: says = str(e)
+        except Exception as e:
+            says = f"{type(e).__name__}: {e}"
+            traceback.print_exc()
+        if "preflight: " in says: by = "preflight"
+        elif says and not runs.exists(): by = "config"
+    outcome = "refused" if by else "failed" if says else "trained"
+    return dict(outcome=outcome, by=by, says=says.split("\n")[0][:400], seconds=round(time.monotonic() - began, 1))
+
+
+def tried(rows:list[dict], alone:list[dict])->list[dict]:
+    "The table: each row as it was asked for, and how it ended"
+    named = [(row, settings_of(row)) for row in rows]
+    named += [({name: str(value) for name, value in settings.items()}, settings) for settings in alone]
+    table = []
+    for k, (row, settings) in enumerate(named):
+        table.append(dict(row=row) | attempt(settings))
+        print(f"{k + 1:>3} of {len(named)}: {table[-1]['outcome']:<8} {table[-1]['seconds']:>6} s  {settings}  "
+              f"{table[-1]['says']}", flush=True)
+    return table
+
+
+def main()->int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="*", help="numbers of rows of the array, counted from 1; all without")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    rows = array()
+    if options.rows: table = tried([rows[k - 1] for k in options.rows], [])
+    else:
+        table = tried([*rows, *map(dict, sorted(FORBIDDEN))], ALONE)
+        made = dict(pairs=len(wanted()), rows=len(rows), table=table)
+        options.out.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return int(any(line["outcome"] == "failed" for line in table))
+
+
+if __name__ == "__main__": sys.exit(main())

@@ -1,0 +1,92 @@
+"""What a resumed run is compared with, and a reader that goes away while it is trained."""
+import json
+import os
+import sys
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import pytest
+from learner import TEN_STEPS, killed_at_eight, learner, small
+
+from sft_nb.cli import main
+from sft_nb.cli.commands import _follow
+from sft_nb.report import ConfigError, SftError
+from sft_nb.run.directory import Run, create_run
+from sft_nb.run.environment import write_json
+from sft_nb.run.origin import check_origin
+from sft_nb.training.train import resume, train
+
+
+def edit(run:Run, **settings):
+    saved = json.loads((run.path/"config.json").read_text())
+    saved["config"] |= settings
+    write_json(run.path/"config.json", saved)
+
+
+def test_settings_that_a_checkpoint_was_made_with_cannot_be_edited(tmp_path, undisturbed):
+    run = killed_at_eight(tmp_path, undisturbed)
+    assert check_origin(run) == []
+    edit(run, learning_rate=1e-3, save_steps=4)
+    says = "edited since it began: learning_rate was 0.005, is 0.001; .*Fix: train.load_config.*put them back"
+    with pytest.raises(ConfigError, match=says): resume(run)
+    assert run.status.step == 8 and run.status.state == "running"   # nothing was touched
+
+
+def test_what_may_be_edited_is_taken_and_said(tmp_path, undisturbed):
+    run = killed_at_eight(tmp_path, undisturbed)
+    edit(run, save_steps=4, logging_steps=2)
+    assert check_origin(run) == [
+        "config.json was edited, and that is taken: logging_steps was 1, is 2, save_steps was 3, is 4"]
+
+
+def test_other_versions_are_said(tmp_path, undisturbed):
+    run = killed_at_eight(tmp_path, undisturbed)
+    was = json.loads((run.path/"environment.json").read_text())
+    was["packages"]["torch"] = "1.0"
+    write_json(run.path/"environment.json", was)
+    assert "byte for byte as it would have: torch was 1.0, is " in check_origin(run)[0]
+
+
+def test_a_run_without_an_origin_is_resumed_as_before(tmp_path, undisturbed):
+    run = killed_at_eight(tmp_path, undisturbed)
+    (run.path/"origin.json").unlink()
+    edit(run, learning_rate=1e-3)
+    assert check_origin(run) == []
+
+
+# --- readers
+
+@contextmanager
+def nobody_reads():
+    "Standard output and error are pipes whose reader has gone"
+    with ExitStack() as stack:
+        for name in ("stdout", "stderr"):
+            ours, theirs = os.pipe()
+            os.close(ours)
+            stack.enter_context(patch.object(sys, name, open(theirs, "w")))
+        yield
+
+
+def test_a_reader_that_goes_away_ends_no_training(tmp_path):
+    with nobody_reads(): run = train(small(tmp_path, max_steps=2))
+    assert run.state == "finished" and "2/2" in (run.path/"log.txt").read_text()
+
+
+def test_nor_that_of_the_command_line(tmp_path):
+    settings = TEN_STEPS | learner() | dict(max_steps=2, runs_dir=tmp_path, run_name="a")
+    del settings["preflight"]
+    words = [w for k, v in settings.items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    with nobody_reads(): assert main(["train", "--config", "demo", "--no-preflight", *words]) == 0
+    assert Run(tmp_path/"a").state == "finished" and "run directory: " in (tmp_path/"a/log.txt").read_text()
+
+
+def test_a_failure_that_nobody_reads_is_still_a_failure(tmp_path):
+    words = ["--runs-dir", str(tmp_path), "--train-file", "nowhere.jsonl", "--no-preflight"]
+    with nobody_reads(), patch.object(sys, "stderr", open(os.devnull, "w")):
+        assert main(["train", "--config", "demo", *words]) in (1, 2)
+
+
+def test_a_run_that_was_killed_while_it_was_followed_is_no_success(tmp_path):
+    "It was over before anybody could look"
+    run = create_run(small(tmp_path))   # running, says its status, and nobody is
+    with pytest.raises(SftError, match="its process ended without a word"): _follow(run)
