@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from shlex import quote
 
 from ..report import command, Fix, quoted, SftError
 
@@ -164,12 +163,12 @@ def _converted(path:Path, encoding:str)->Fix:
     new = path.name.removesuffix(".gz").removesuffix(_suffix(path)) + ".utf8" + _suffix(path)
     read = f"iconv -f {encoding} {quoted(path)}"
     if path.suffix == ".gz": read = f"zcat {quoted(path)} | iconv -f {encoding}"
-    return command(f"{read} -t utf-8 > {quote(new)}")
+    return command(f"{read} -t utf-8 > {quoted(new)}")
 
 # %% ../../nbs/02_rows/02_files.ipynb #7beb75f9
 def _unreadable(path:Path, e:Exception)->SftError:
     "What exception `e` says about the file at `path`"
-    where, looked = _called(path), command(f"ls -l {quote(str(path))}")
+    where, looked = _called(path), command(f"ls -l {quoted(path)}")
     if isinstance(e, UnicodeDecodeError):
         found = f"it is not UTF-8 text ({e.reason} at byte {e.start})"
         return SftError(where, found, "text in UTF-8", _converted(path, "latin1"))
