@@ -67,9 +67,11 @@ def nobody_reads():
         yield
 
 
-def test_a_reader_that_goes_away_ends_no_training(tmp_path):
+@pytest.mark.parametrize("hidden", ["", "1"], ids=["with a bar", "TQDM_DISABLE"])
+def test_a_reader_that_goes_away_ends_no_training(tmp_path, monkeypatch, hidden):
+    monkeypatch.setenv("TQDM_DISABLE", hidden)
     with nobody_reads(): run = train(small(tmp_path, max_steps=2))
-    assert run.state == "finished" and "2/2" in (run.path/"log.txt").read_text()
+    assert run.state == "finished" and ("step 2 of 2" if hidden else "2/2") in (run.path/"log.txt").read_text()
 
 
 def test_nor_that_of_the_command_line(tmp_path):
