@@ -7,7 +7,7 @@ __all__ = ['Score', 'Task', 'final_number', 'task_names', 'get_task', 'task_of']
 
 # %% ../../nbs/03_tasks/00_core.ipynb #cd7e2746
 import importlib, os, pkgutil, re, sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ class Score:
     correct:bool
     got:str|None       # what was read from the model's text; None: nothing could be read
     expected:str       # what the row says
+    figures:dict[str,float]=field(default_factory=dict)   # other numbers of this answer: rouge1, f1
 
 # %% ../../nbs/03_tasks/00_core.ipynb #0b5dc672
 class Task(Protocol):
@@ -57,7 +58,7 @@ def final_number(
 def task_names()->list[str]:
     "The tasks that ship with sft_nb"
     import sft_nb.tasks
-    return sorted(m.name for m in pkgutil.iter_modules(sft_nb.tasks.__path__) if m.name != "core")
+    return sorted(m.name for m in pkgutil.iter_modules(sft_nb.tasks.__path__) if m.name not in ("core", "measure"))
 
 # %% ../../nbs/03_tasks/00_core.ipynb #t4sk0005
 def _imported(name:str, module:str, attribute:str)->Any:
