@@ -12,7 +12,7 @@ from itertools import islice
 
 import numpy as np
 
-from ..report import Finding, Fix, edit, fail, ok, skipped, warn
+from ..report import command, Finding, Fix, edit, fail, ok, skipped, warn
 from ..config import Config
 from ..tokens.turns import supervised_messages
 from ..tokens.encode import encode_prompts, end_ids
@@ -86,7 +86,8 @@ def check_kept(data:Data)->Finding|None:
     counts, n = data.train.counts, max(1, data.train.n_read)
     gone, cut, longest = counts.dropped, counts.shortened, counts.longest_dropped
     if gone + cut <= .1 * n: return None
-    fix = edit(max_length=longest) if longest else "data.train.dropped and data.train.cut list them, with their reasons"
+    look = command(f"sft_nb data --dropped {min(gone, 5)}", "data.train.dropped")
+    fix = edit(max_length=longest) if longest else look
     says = f"{gone:,} of {n:,} rows are left out and {cut:,} cut"
     return fail(says, fix) if gone + cut >= .5 * n else warn(says, fix)
 
