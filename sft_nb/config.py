@@ -137,6 +137,10 @@ def _found(v:Any, folder:Path)->Any:
 
 def _may_be_path(v:Any)->bool: return isinstance(v, str) and 0 < len(v) < 1000 and "\0" not in v
 
+def _is_name(setting:str, v:Any)->bool:
+    "Does it mean what ships with sft_nb, whatever files lie around?"
+    return setting == "model" and v == "tiny" or setting == "chat_template" and isinstance(v, str) and v.isalnum()
+
 # %% ../nbs/01_config.ipynb #6c9ecd60
 _READERS = {".json": _read_json} | dict.fromkeys(_YAML, _read_yaml)
 
@@ -180,7 +184,7 @@ def load_config(
 
 def _placed(full:str, entry:_Entry, folder:Path|None)->Any:
     "A path of a file is looked for beside it, too"
-    ours = folder is not None and full in _PLACES and entry.rank < OVERRIDE
+    ours = folder is not None and full in _PLACES and entry.rank < OVERRIDE and not _is_name(full, entry.value)
     return _found(entry.value, folder) if ours else entry.value
 
 # %% ../nbs/01_config.ipynb #b456a676
@@ -214,9 +218,7 @@ def at_home(
 )->Config:
     "The same config from every folder: paths of files and folders that are there are absolute"
     values = {k: getattr(cfg, k) for k in _PLACES}
-    if cfg.model == "tiny": del values["model"]   # ships with sft_nb, whatever lies around
-    if not os.path.isfile(cfg.chat_template or ""): del values["chat_template"]   # a template by its name
-    return replace(cfg, **{k: _full(v) for k, v in values.items()})
+    return replace(cfg, **{k: _full(v) for k, v in values.items() if not _is_name(k, v)})
 
 def _full(v:Any)->Any:
     if isinstance(v, tuple): return tuple(map(_full, v))

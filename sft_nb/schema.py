@@ -35,7 +35,9 @@ class RowSettings:
     # columns to pass over; every other one that nobody reads is obeyed, refused or named in the report
     ignore_columns:tuple[str,...]|None=None
     response_template:str|None=None   # rows of plain text: only what follows this is supervised; None: all of it
-    chat_template:str|None=None       # a file with a Jinja template, or none for plain text; None: the tokenizer's own
+    # a file with a Jinja template, chatml, gemma, llama3, mistral or zephyr, or none for plain text;
+    # None: the tokenizer's own
+    chat_template:str|None=None
     prompt_separator:str="\n"         # plain text without a chat template: what stands after each message
     train_on_turns:Literal["all","last"]="all"  # supervise every answer of a conversation, or only the last one
     train_on_prompt:bool=False        # True: supervise the prompts too
