@@ -170,17 +170,21 @@ def load_config(
 )->Config:
     "default < file < overrides; one `ConfigError` with every problem in it"
     entries, problems, folder = _read(name)
-    problems += [_unknown(k, source) for k in overrides if not _is_known(k)]
-    entries += [_Entry(k, v, source, OVERRIDE) for k, v in overrides.items() if _is_known(k)]
-    settled = _settle(entries, problems)
+    settled = _settle(*_with(overrides, source, entries, problems))
     values = {full: _placed(full, entry, folder) for full, entry in settled.best.items()}
-    sources = {full: entry.source for full, entry in settled.best.items()}
-    wrong = [_problem(f, values[f.name], sources[f.name]) for f in settings() if f.name in values]
-    problems = [*settled.problems, *filter(None, wrong)]
-    if problems: raise ConfigError.all(problems)
+    sources = dict.fromkeys(defaults(), "default") | {full: entry.source for full, entry in settled.best.items()}
+    if problems := settled.problems + _misfits(values, sources): raise ConfigError.all(problems)
     untrusted = _untrusted(name, values, overrides)
-    sources = dict.fromkeys(defaults(), "default") | sources
     return Config(**values, sources=sources, untrusted=untrusted, accepted=settled.accepted)
+
+def _with(overrides:dict, source:str, entries:list, problems:list)->tuple[list,list]:
+    "What was read, and what is said on top of it"
+    said = [_Entry(k, v, source, OVERRIDE) for k, v in overrides.items() if _is_known(k)]
+    return entries + said, problems + [_unknown(k, source) for k in overrides if not _is_known(k)]
+
+def _misfits(values:dict, sources:dict)->list[ConfigError]:
+    "What is wrong with values"
+    return [p for f in settings() if f.name in values and (p := _problem(f, values[f.name], sources[f.name]))]
 
 def _placed(full:str, entry:_Entry, folder:Path|None)->Any:
     "A path of a file is looked for beside it, too"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, Literal
 
-from ..report import command as as_command, ConfigError, edit
+from ..report import command, ConfigError, edit
 from ..schema import _expects, _is_union, _misfit, Config, defaults, settings
 from ..translate import _full_name, _plain, ALIASES, FOREIGN
 from ..written import _near
@@ -193,10 +193,13 @@ def _kinds(own:dict[str,Option], base:Config|None)->dict[str,SimpleNamespace]:
 # %% ../../nbs/14_cli/00_options.ipynb #op0chk02
 _LINE = "command line"
 
+def _help_of(name:str): return command(f"sft_nb {name} --help")
+def _with_a_run(name:str): return command(f"sft_nb {name} runs/NAME")
+
 def _no_option(command:str, name:str, known)->ConfigError:
     "The error for what is no option, with the nearest one"
     near = _near(_bare(name)[:100], [*known, *FOREIGN])
-    if not near: return ConfigError(_LINE, f"{name[:100]} is not an option", "", as_command(f"sft_nb {command} --help"))
+    if not near: return ConfigError(_LINE, f"{name[:100]} is not an option", "", _help_of(command))
     return ConfigError(_LINE, f"{name} is not an option", f"the nearest is {flag(near[0])}", f"write {{{near[0]}}}")
 
 def _no_value(kind, typed:str, texts:list[str])->ConfigError:
@@ -230,9 +233,10 @@ def check_line(
 )->None:
     "ConfigError for what is no option, and for a value that is missing or of another kind"
     known = _kinds(own, base)
+    if "--help" in args: return
     for name, texts in words(args)[1:]:
         bare = _bare(name)
-        if bare in ("help", ""): continue
+        if not bare: continue
         switch = known.get(bare.removeprefix("no_"))
         if bare not in known and (switch is None or bool not in (switch.type, *get_args(switch.type))):
             raise _no_option(command, name, known)
@@ -250,13 +254,13 @@ def _check_first(command:str, texts:list[str], own:dict[str,Option])->None:
     needed = [name for name, option in places.items() if option.default is ...]
     if len(texts) < len(needed):
         raise ConfigError(f"sft_nb {command}", f"{needed[len(texts)]} is missing", places[needed[len(texts)]].help,
-                          as_command(f"sft_nb {command} runs/NAME"))
+                          _with_a_run(command))
     if len(texts) > len(places): raise _one_too_many(command, texts[len(places)])
 
 def _one_too_many(command:str, text:str)->ConfigError:
     "The error for a word that nothing takes"
     is_config = text in config_names() or os.path.isfile(text) and text.endswith((".py", ".yaml", ".yml", ".json"))
-    fix = edit(config=text) if is_config else as_command(f"sft_nb {command} --help")
+    fix = edit(config=text) if is_config else _help_of(command)
     return ConfigError(_LINE, f"nothing takes {text[:100]!r}", "options, each with its value", fix)
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0swi02

@@ -259,8 +259,8 @@ def test_004_ablations(name, wanted):
 def test_004_the_default_is_nli_cot(project):
     theirs, ours = load_config(project/"train/configs/default.py"), load_config("nli_cot")
     same = dict.fromkeys("""model method lora_r lora_alpha lora_dropout lora_target_modules max_length learning_rate
-        optim num_train_epochs per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing warmup_steps
-        weight_decay eval_steps save_steps save_total_limit early_stopping_patience""".split())
+        optim num_train_epochs per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing
+        warmup_steps weight_decay eval_steps save_steps save_total_limit early_stopping_patience""".split())
     assert said(theirs, **same) == said(ours, **same)
 
 
