@@ -18,7 +18,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import SFTTrainer
 
-from ..report import SftError, edit, warn
+from ..report import SftError, counted, edit, warn
 from ..config import Config
 from ..batches.pack import Batches, Rows
 from ..model.precision import adapters_to_float32, kept_exact
@@ -259,7 +259,7 @@ def evaluate(self:SupervisedTrainer, *args, **kwargs):
         self.args.per_device_eval_batch_size //= 2
         _free_memory()
         rows = self.args.per_device_eval_batch_size
-        says = f"memory ran out in an evaluation; {rows} rows together from now on"
+        says = f"memory ran out in an evaluation; {counted(rows, 'row')} together from now on"
         fix = edit(per_device_eval_batch_size=rows)
         self.guards.note(warn(says, fix, check="evaluation_out_of_memory"), self.state.global_step)
 
