@@ -7,7 +7,8 @@ from hypothesis import given, strategies as st
 
 from sft_nb.report import ConfigError, SftError
 from sft_nb.tasks.arithmetic import held_out, make_rows, solve
-from sft_nb.tasks.core import final_number, get_task, task_names
+from sft_nb.tasks.core import get_task, task_names
+from sft_nb.tasks.numbers import final_number
 from sft_nb.tasks.gsm8k import GSM8K
 
 
