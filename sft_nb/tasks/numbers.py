@@ -120,7 +120,7 @@ def numbers_in(
 _HEADING = re.compile(r"\W*(?:(?:step|part|phase|case|section|method|option|question|problem|example|solution|exercise)"
                       r"\s*#?\d+\b|\d+[.)]\s+[A-Za-z])", re.IGNORECASE)
 _GROUPED = re.compile(r"(?<!\d)\d{1,3}(?: \d{3})+(?![\d/])")
-_ANOTHER = re.compile(r"\s*(?:[,;:+*/×·–—&-]|\b(?:or|and|to|through|plus|minus|times)\b)[\s$€£-]*(?=[\d.])",
+_ANOTHER = re.compile(r"\s+(?=\d)|\s*(?:[,;:+*/×·–—&-]|\b(?:or|and|to|through|plus|minus|times)\b)[\s$€£-]*(?=[\d.])",
                       re.IGNORECASE)
 _MISSING = Number(None, 0, 0)   # nothing is said there
 
@@ -128,7 +128,7 @@ def _stated(text:str)->Number:
     "The number that a short text gives as the answer: the first behind its last `=`"
     if _HEADING.match(text): return _MISSING
     text = _GROUPED.sub(lambda m: m[0].replace(" ", ""), text)
-    parts = [p for p in re.split("[=≈]", text) if numbers_in(p)]
+    parts = [re.sub(r"^\s*-\s+(?=\d)", "-", p) for p in re.split("[=≈]", text) if numbers_in(p)]
     if not parts: return _MISSING
     first, *more = numbers_in(parts[-1])
     several = more and _ANOTHER.match(parts[-1], first.end)
@@ -139,7 +139,7 @@ def _closing(text:str)->Number:
     "What follows the first `####` that is no heading"
     for rest in re.split(r"(?<!#)####(?!#)", text)[1:]:
         line = next(filter(str.strip, rest.split("\n")), "")
-        found = _stated(line.strip())
+        found = _stated(_plain(line).strip())
         if found != _MISSING: return found
     return _MISSING
 
@@ -148,7 +148,7 @@ def _boxed(text:str)->Number:
     inside = [_in_braces(text[m.end():]) for m in re.finditer(r"\\f?boxed\s*(?=\{)", text)]
     inside = [x for x in inside if x.strip()]
     if not inside: return _MISSING
-    found = _stated(inside[-1])
+    found = _stated(_plain(inside[-1]))
     return found if found != _MISSING else Number(None, 0, 1)
 
 def _in_braces(text:str)->str:
@@ -163,15 +163,19 @@ def _in_braces(text:str)->str:
 def _noted(text:str)->Number:
     "The result in the last calculator's note"
     results = re.findall(r"<<[^<>]*=([^<>=]*)>>", text)
-    return _stated(results[-1]) if results else _MISSING
+    return _stated(_plain(results[-1])) if results else _MISSING
+
+def _last(text:str)->Number:
+    "The last number of the last line that has one"
+    for line in reversed(text.splitlines()):
+        if found := numbers_in(_plain(line)): return found[-1]
+    return _MISSING
 
 def final_number(
     text:str,     # an answer, by a person or a model
 )->str|None:      # the number without commas, currency or needless zeros; None if there is none
     "The number that an answer gives: after `####`, in the last box, in the last `<<...=x>>`, else the last one"
-    text = _plain(text)
-    found = next((n for n in (read(text) for read in (_closing, _boxed, _noted)) if n != _MISSING), None)
-    if found is None: found = next(iter(numbers_in(text)[::-1]), _MISSING)
+    found = next((n for n in (read(text) for read in (_closing, _boxed, _noted, _last)) if n != _MISSING), _MISSING)
     return None if found.value is None else f"{_EXACT.add(_EXACT.normalize(found.value), 0):f}"
 
 # %% ../../nbs/03_tasks/02_numbers.ipynb #numb0024

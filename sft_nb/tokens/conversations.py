@@ -119,9 +119,10 @@ def _before(ids:list[int], labels:list[int])->list[int]:
 def _hooks(cfg:Config, task:Task)->dict:
     "What a mixture does to each row as it is read: its columns get the names of the task, a record becomes its rows"
     chat = task.name == "chat" or cfg.data_format != "auto"
-    wanted = () if chat else tuple(task.fields)
-    given = columns(cfg.fields, FIELDS if chat else wanted)
-    return dict(renamed=renaming(wanted, given, getattr(task, "also", {})), parts=getattr(task, "parts", None))
+    also = getattr(task, "also", {})
+    wanted = () if chat else tuple(dict.fromkeys([*task.fields, *also]))
+    given = columns(cfg.fields, wanted or FIELDS)
+    return dict(renamed=renaming(wanted, given, also), parts=getattr(task, "parts", None))
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #49238edc
 def source_of(
