@@ -23,7 +23,7 @@ def stranger(request, tmp_path, monkeypatch):
     (folder/"code/config.json").write_text(json.dumps(dict(
         model_type="theirs", auto_map=dict(AutoConfig="theirs.Config", AutoTokenizer=["theirs.Tokenizer", None]))))
     (folder/"code/theirs.py").write_text(PROOF)
-    config = dict(model=str(folder/"code"), eval_samples=4) | {request.param: CODE[request.param]}
+    config = dict(model=str(folder/"code"), task="arithmetic", eval_samples=4) | {request.param: CODE[request.param]}
     save_config(load_config(**config), folder/"config.json")
     (folder/"status.json").write_text(json.dumps(dict(state="stopped", step=3)))
     return tmp_path
