@@ -317,63 +317,57 @@ def answers(self:Decoder,
         for row in over or (): yield row, self.answer(self.written.pop(row))
 
 # %% ../../nbs/06_model/06_generate.ipynb #gen0alt1
-def _as_a_batch(
-    model, tokenizer, prompts:list[list[int]], how:Sampling,
-)->list[Generation]:
-    "The answers to one batch of prompts, by transformers' own loop"
-    ids, mask = (t.to(model.device) for t in left_pad(prompts, tokenizer.pad_token_id))
-    if how.seed is not None: torch.manual_seed(how.seed)
-    config = GenerationConfig(
+def _as_theirs(decoder:Decoder)->GenerationConfig:
+    "The same settings in transformers' words; of the model's own only the end tokens are kept"
+    how = decoder.how
+    return GenerationConfig(
         do_sample=how.temperature > 0, temperature=how.temperature or None, top_p=how.top_p, use_cache=True,
-        max_new_tokens=how.max_new_tokens, stop_strings=list(how.stop) or None, pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=model.generation_config.eos_token_id)
-    out = model.generate(input_ids=ids, attention_mask=mask, generation_config=config, tokenizer=tokenizer)
-    read = Decoder(model, tokenizer, how)
-    return [read.answer(new) for new in out[:, ids.shape[1]:].tolist()]
+        max_new_tokens=how.max_new_tokens, stop_strings=list(how.stop) or None, eos_token_id=sorted(decoder.ends),
+        pad_token_id=decoder.tokenizer.pad_token_id)
+
+def _as_a_batch(decoder:Decoder, prompts:list[list[int]])->list[Generation]:
+    "The answers to one batch of prompts, by transformers' own loop"
+    tokenizer, model = decoder.tokenizer, decoder.model
+    ids, mask = (t.to(model.device) for t in left_pad(prompts, tokenizer.pad_token_id))
+    if decoder.how.seed is not None: torch.manual_seed(decoder.how.seed)
+    out = model.generate(input_ids=ids, attention_mask=mask, generation_config=_as_theirs(decoder), tokenizer=tokenizer)
+    return [decoder.answer(new) for new in out[:, ids.shape[1]:].tolist()]
 
 # %% ../../nbs/06_model/06_generate.ipynb #gen0alt2
-def _batch_after_batch(model, tokenizer, prompts:list[list[int]], how:Sampling, batch_size:int):
-    "Yields what `Decoder.answers` yields, for a model whose cache rows cannot leave"
+@patch
+def answers_in_batches(self:Decoder, prompts:list[list[int]]):
+    "As `answers`, for a model whose cache no row can leave"
     order = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
     while order:
-        some, found = [order.popleft() for _ in range(min(batch_size, len(order)))], None
-        try: found = _as_a_batch(model, tokenizer, [prompts[i] for i in some], how)
+        some, found = [order.popleft() for _ in range(min(self.most, len(order)))], None
+        try: found = _as_a_batch(self, [prompts[i] for i in some])
         except Exception as e:
             if len(some) == 1 or not is_out_of_memory(e): raise
-        if found is not None: yield from zip(some, found)
-        else:
+        if found is None:
             free_memory()
-            batch_size = len(some) // 2
+            self.most = len(some) // 2
             order.extendleft(reversed(some))
+        else: yield from zip(some, found)
 
 # %% ../../nbs/06_model/06_generate.ipynb #316ecad2
+_OF_THE_DECODER = ("batch_size", "batch_tokens", "adapters")
+
 def continue_tokens(
     model,
     tokenizer,
-    prompts:list[list[int]],       # token ids, none empty
-    *, max_new_tokens:int=256,
-    batch_size:int=32,             # prompts that are answered together, at most
-    batch_tokens:int=65536,        # tokens that are in memory together, at most
-    temperature:float=0.,          # 0: greedy
-    top_p:float=1.,                # draw from the likeliest tokens that have this share together
-    stop:tuple[str,...]=(),        # texts that end an answer
-    seed:int|None=None,            # of what is drawn; None: another one each time
-    adapters:list[str]|None=None,  # for each prompt, the name of its adapter; None: the active one answers all
-    on_answer:Callable|None=None,  # called with the number of a prompt and its answer, as they end
-    progress:str="",               # label of a progress bar; none without
-)->list[Generation]:               # in the order of `prompts`
+    prompts:list[list[int]],          # token ids, none empty
+    *, on_answer:Callable|None=None,  # called with the number of a prompt and its answer, when it ends
+    progress:str="",                  # label of a progress bar; none without
+    **how,                            # as for `Sampling` (max_new_tokens, temperature ...) and `Decoder` (batch_size ...)
+)->list[Generation]:                  # in the order of `prompts`
     "What follows each prompt"
-    how = Sampling(max_new_tokens, temperature, top_p, tuple(stop), seed)
-    answers, decoder = {}, Decoder(model, tokenizer, how, batch_size=batch_size, batch_tokens=batch_tokens,
-                                   adapters=adapters)
-    alone = decoding_of(model)[0] == "transformers"
+    together = {name: how.pop(name) for name in _OF_THE_DECODER if name in how}
+    decoder, answers = Decoder(model, tokenizer, Sampling(**how), **together), {}
+    write = decoder.answers if decoding_of(model)[0] == "sft_nb" else decoder.answers_in_batches
     bar = tqdm(total=len(prompts), desc=progress, disable=not progress, mininterval=1, leave=False)
     with torch.no_grad(), eval_mode(model), bar:
-        found = decoder.answers(prompts)
-        if alone: found = _batch_after_batch(model, tokenizer, prompts, how, batch_size)
-        for row, answer in found:
-            answers[row] = answer
-            if on_answer is not None: on_answer(row, answer)
+        for row, answers[row] in write(prompts):
+            if on_answer is not None: on_answer(row, answers[row])
             bar.update()
     return [answers[i] for i in range(len(prompts))]
 
