@@ -350,24 +350,26 @@ def answers_in_batches(self:Decoder, prompts:list[list[int]]):
         else: yield from zip(some, found)
 
 # %% ../../nbs/06_model/06_generate.ipynb #316ecad2
-_OF_THE_DECODER = ("batch_size", "batch_tokens", "adapters")
+def _decoder(model, tokenizer, batch_size:int=32, batch_tokens:int=65536, adapters=None, **how)->Decoder:
+    "A decoder from settings that belong to it and to how it samples"
+    return Decoder(model, tokenizer, Sampling(**how), batch_size=batch_size, batch_tokens=batch_tokens, adapters=adapters)
 
 def continue_tokens(
     model,
     tokenizer,
     prompts:list[list[int]],          # token ids, none empty
-    *, on_answer:Callable|None=None,  # called with the number of a prompt and its answer, when it ends
+    *, on_answer:Callable|None=None,  # called with the number of a prompt and its answer
     progress:str="",                  # label of a progress bar; none without
-    **how,                            # as for `Sampling` (max_new_tokens, temperature ...) and `Decoder` (batch_size ...)
+    **how,                            # as for `Sampling` and `Decoder`
 )->list[Generation]:                  # in the order of `prompts`
     "What follows each prompt"
-    together = {name: how.pop(name) for name in _OF_THE_DECODER if name in how}
-    decoder, answers = Decoder(model, tokenizer, Sampling(**how), **together), {}
+    decoder, answers = _decoder(model, tokenizer, **how), {}
     write = decoder.answers if decoding_of(model)[0] == "sft_nb" else decoder.answers_in_batches
     bar = tqdm(total=len(prompts), desc=progress, disable=not progress, mininterval=1, leave=False)
     with torch.no_grad(), eval_mode(model), bar:
-        for row, answers[row] in write(prompts):
-            if on_answer is not None: on_answer(row, answers[row])
+        for row, answer in write(prompts):
+            answers[row] = answer
+            if on_answer is not None: on_answer(row, answer)
             bar.update()
     return [answers[i] for i in range(len(prompts))]
 
