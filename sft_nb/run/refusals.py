@@ -33,15 +33,22 @@ def check_name(
     raise ConfigError("run_name", found, expected, edit(run_name=_allowed(name)))
 
 # %% ../../nbs/10_run/05_refusals.ipynb #ref00004
+_SIDES = ("train", "training", "data", "dataset", "rows", "messages")   # what files are called beside their subject
+
+def _about(cfg:Config)->str:
+    "What a run is about: its task; where that is any chat, its rows"
+    if cfg.task not in ("auto", "chat") or cfg.train_file is None:
+        return "arithmetic" if cfg.task == "auto" else cfg.task.replace(":", ".")
+    path = Path(cfg.train_file[0].split(":")[0])
+    said = path.stem.partition(".")[0]
+    return path.absolute().parent.name if said.lower() in _SIDES else said
+
 def free_name(
     cfg:Config,
     root:Path,   # the folder of all runs
 )->str:          # arithmetic-tiny-3
     "A name for a new run"
-    task = cfg.task
-    if task == "auto" and cfg.train_file is None: task = "arithmetic"
-    elif task == "auto": task = Path(cfg.train_file[0].split(":")[0]).stem
-    stem = _allowed(f"{task.replace(':', '.')}-{Path(cfg.model).name}")
+    stem = _allowed(f"{_about(cfg)}-{Path(cfg.model).name}")
     k = 1
     while (root/f"{stem}-{k}").exists(): k += 1
     return f"{stem}-{k}"
@@ -163,7 +170,8 @@ def no_checkpoint(run)->ConfigError:
     _, damaged = newest_whole(run.path/"checkpoints")
     found = f"it has no checkpoint ({run.state} at step {run.step})"
     if damaged: found = "it has no whole checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
-    earlier = max(1, min(50, run.config.save_steps // 2))
+    every = run.config.save_steps
+    earlier = 50 if every == "epoch" else max(1, min(50, every // 2))
     return ConfigError(f"run {run.name!r}", found, "a checkpoint to resume from", go_on(run, save_steps=earlier))
 
 # %% ../../nbs/10_run/05_refusals.ipynb #a8fcdba6

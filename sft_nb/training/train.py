@@ -24,6 +24,7 @@ from ..model.hardware import choose_device
 from ..model.load import quiet
 from ..planning.plan import Plan
 from ..workbench import Workbench, workbench_for
+from ..checks.rows import check_held_out
 from ..checks.preflight import preflight
 from ..run.environment import write_json, write_text
 from ..run.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, written_aside
@@ -59,6 +60,8 @@ def check_before(
     "Settings, rows, plan and preflight; raises what is wrong before anything is written"
     training_arguments(bench.asked, Path(bench.asked.runs_dir)/"x")
     bench.make("cfg", "batches")   # rows and plan; a row that no batch can hold
+    if none := check_held_out(bench.data, bench.asked):
+        raise ConfigError("eval_steps", none.says, "rows to evaluate on", none.fix)
     if checked is None: checked = preflight(bench) if bench.asked.preflight else _UNCHECKED
     if run is not None: checked.save(run.path/"preflight.json")
     return approve(bench.cfg, checked)
