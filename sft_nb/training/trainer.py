@@ -26,6 +26,7 @@ from ..model.precision import adapters_to_float32, kept_exact
 from ..workbench import Workbench
 from ..run.checkpoint import cannot_write, prune, written_aside
 from ..run.directory import Run, go_on
+from ..run.best import best_steps
 from .arguments import training_arguments
 from .guards import Guards, all_finite, in_parts, non_finite_rows
 from .recorder import Recorder, StopRequest
@@ -330,8 +331,9 @@ def _save_checkpoint(self:SupervisedTrainer, model, trial)->None:
     try: self.write_checkpoint(target, model, trial)
     except SftError: raise
     except Exception as e: raise cannot_write(target, e, go_on(self.run)) from e
-    best = self.state.best_global_step
-    if self.args.should_save: prune(target.parent, self.bench.cfg.save_total_limit, best=best)
+    if not self.args.should_save: return
+    best = {self.state.best_global_step} | best_steps(target.parent)
+    prune(target.parent, self.bench.cfg.save_total_limit, best=best)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000044
 @patch
