@@ -16,7 +16,7 @@ from transformers import GenerationConfig, StoppingCriteria
 
 from common import alternating, median_rate, save
 from sft_nb.config import load_config
-from sft_nb.model.generate import Decoder, Sampling, eval_mode, left_pad
+from sft_nb.model.generate import Decoder, eval_mode, left_pad
 from sft_nb.model.load import load_base
 from sft_nb.tasks.core import task_of
 from sft_nb.tokens.conversations import conversation, read_split
@@ -49,7 +49,7 @@ def workload(n:int):
 
 
 def ours(model, tokenizer, prompts, lengths)->list[list[int]]:
-    decoder = Fixed(model, tokenizer, Sampling(max_new_tokens=LONGEST), batch_size=BATCH)
+    decoder = Fixed(model, tokenizer, max_new_tokens=LONGEST, batch_size=BATCH)
     decoder.lengths, kept = lengths, {}
     decoder.answer = list   # the ids themselves
     with torch.no_grad(), eval_mode(model): kept = dict(decoder.answers(prompts))

@@ -199,12 +199,12 @@ class Decoder:
     def __init__(self,
         model,
         tokenizer,
-        how:Sampling,
         *, batch_size:int=32,           # rows that are answered together, at most
         batch_tokens:int=65536,         # tokens of these rows, answers included, at most
         adapters:list[str]|None=None,   # for each prompt, the name of its adapter; None: the active one answers all
+        **how,                          # as for `Sampling`
     ):
-        self.model, self.tokenizer, self.how = model, tokenizer, how
+        self.model, self.tokenizer, self.how = model, tokenizer, Sampling(**how)
         self.most, self.batch_tokens, self.adapters = batch_size, batch_tokens, adapters
         ends = model.generation_config.eos_token_id
         self.ends = {ends} if isinstance(ends, int) else set(ends or ())
@@ -350,10 +350,6 @@ def answers_in_batches(self:Decoder, prompts:list[list[int]]):
         else: yield from zip(some, found)
 
 # %% ../../nbs/06_model/06_generate.ipynb #316ecad2
-def _decoder(model, tokenizer, batch_size:int=32, batch_tokens:int=65536, adapters=None, **how)->Decoder:
-    "A decoder from settings that belong to it and to how it samples"
-    return Decoder(model, tokenizer, Sampling(**how), batch_size=batch_size, batch_tokens=batch_tokens, adapters=adapters)
-
 def continue_tokens(
     model,
     tokenizer,
@@ -363,7 +359,7 @@ def continue_tokens(
     **how,                            # as for `Sampling` and `Decoder`
 )->list[Generation]:                  # in the order of `prompts`
     "What follows each prompt"
-    decoder, answers = _decoder(model, tokenizer, **how), {}
+    decoder, answers = Decoder(model, tokenizer, **how), {}
     write = decoder.answers if decoding_of(model)[0] == "sft_nb" else decoder.answers_in_batches
     bar = tqdm(total=len(prompts), desc=progress, disable=not progress, mininterval=1, leave=False)
     with torch.no_grad(), eval_mode(model), bar:

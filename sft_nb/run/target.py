@@ -13,7 +13,8 @@ from ..on_disk import read_json
 from ..report import ConfigError
 from ..config import allow, Config, load_config, trusting
 from ..tokens.tokenizer import model_path
-from .directory import named_run, open_run, Run
+from .refusals import named_run
+from .directory import open_run, Run
 
 # %% ../../nbs/10_run/11_target.ipynb #ta0tar01
 @dataclass(frozen=True)
@@ -77,10 +78,10 @@ def find_target(
     "What `what` means; ConfigError if it means nothing, or its code may not run"
     settings = {name: value for name, value in settings.items() if value is not None}
     path = what.path if isinstance(what, Run) else named_run(what)
-    if (around := _run_around(path.absolute())) is not None: checkpoint, what, path = path.name, around, around
-    if isinstance(what, Run) or _is_run(path):
-        run = open_run(what, trust_remote_code=trust_remote_code)
-        return _of_run(run, checkpoint, settings)
+    around = _run_around(path.absolute())
+    if around is not None: checkpoint, what = path.name, around
+    if isinstance(what, Run) or around or _is_run(path):
+        return _of_run(open_run(what, trust_remote_code=trust_remote_code), checkpoint, settings)
     target = _alone(str(what), path, settings)
     if trust_remote_code: target = replace(target, config=trusting(target.config))
     allow(target.config)
