@@ -40,6 +40,7 @@ _NAMES = {
     "results.likelihood": "Forgetting",
     "results.evaluate": "Evaluation evaluate",
     "results.sweep": "Sweep sweep",
+    "results.verdict": "Verdict verdict compare",
     "results.merge": "merge probe parity",
     "panels.state": "BatchState GenerationState",
     "panels.views": "BatchPanel GenerationPanel",

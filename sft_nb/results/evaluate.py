@@ -29,7 +29,7 @@ from ..run.target import find_target, Target
 from .statistics import detectable, difference, Difference
 from .likelihood import Forgetting, forgetting, general_examples
 from sft_nb.results.answers import (
-    Answer, answer_prompts, answer_rows, generation_keys, judged, Kept, losses_of, questions, Questions, Scores,
+    Answer, answer_prompts, generation_keys, judged, Kept, losses_of, questions, Questions, Scores,
     weights_key)
 
 # %% ../../nbs/12_results/03_evaluate.ipynb #ev0lea01

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..report import ConfigError
 from ..rows.formats import to_messages
 from ..rows.sources import read_rows
 from ..tokens.encode import encode

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['wilson', 'grouped', 'bootstrap', 'interval', 'mcnemar', 'sign_test', 'Difference', 'spread', 'difference', 'largest',
-           'Pick', 'pick', 'one_standard_error', 'rows_needed', 'detectable']
+           'Pick', 'pick', 'one_standard_error', 'rows_needed', 'detectable', 'power']
 
 # %% ../../nbs/12_results/00_statistics.ipynb #st0imp01
 import math
@@ -223,3 +223,15 @@ def detectable(
         if rows_needed(middle, differing, **how) > n: low = middle
         else: high = middle
     return high
+
+# %% ../../nbs/12_results/00_statistics.ipynb #st0pow06
+def power(
+    n:int,                    # rows
+    gain:float=.05,           # that is there; or a loss
+    differing:float=.2,       # share of the rows on which the models differ
+    *, z:float=1.96,          # of the test
+)->float:
+    "How often so many rows find a difference, by the exact test"
+    differing = max(differing, abs(gain))
+    reach = math.sqrt(n) * abs(gain) - z * math.sqrt(differing) - 1 / math.sqrt(n)   # the exact test loses a row
+    return float(stats.norm.cdf(reach / math.sqrt(max(differing - gain * gain, 1e-9))))

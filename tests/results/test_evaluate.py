@@ -6,7 +6,8 @@ import pytest
 from sft_nb.config import load_config
 from sft_nb.model.load import load_base
 from sft_nb.report import ConfigError
-from sft_nb.results.evaluate import answer_rows, Evaluation, evaluate
+from sft_nb.results.answers import answer_rows
+from sft_nb.results.evaluate import Evaluation, evaluate
 from sft_nb.tasks.core import task_of
 from sft_nb.tokens.conversations import read_split
 from sft_nb.training.train import train
