@@ -353,7 +353,8 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
         finally: self.aside = None
 
 def _lift(folder:Path)->None:
-    "The parent made one folder more than is wanted"
+    "The parent made one folder more than is wanted, and peft a card that is full of blanks"
+    (folder/"README.md").unlink(missing_ok=True)
     for p in folder.iterdir(): p.rename(folder.parent/p.name)
     folder.rmdir()
 
