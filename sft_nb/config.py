@@ -137,6 +137,10 @@ def _found(v:Any, folder:Path)->Any:
 
 def _may_be_path(v:Any)->bool: return isinstance(v, str) and 0 < len(v) < 1000 and "\0" not in v
 
+def _is_name(setting:str, v:Any)->bool:
+    "Does it mean what ships with sft_nb, whatever files lie around?"
+    return setting == "model" and v == "tiny" or setting == "chat_template" and isinstance(v, str) and v.isalnum()
+
 # %% ../nbs/01_config.ipynb #6c9ecd60
 _READERS = {".json": _read_json} | dict.fromkeys(_YAML, _read_yaml)
 
@@ -166,21 +170,25 @@ def load_config(
 )->Config:
     "default < file < overrides; one `ConfigError` with every problem in it"
     entries, problems, folder = _read(name)
-    problems += [_unknown(k, source) for k in overrides if not _is_known(k)]
-    entries += [_Entry(k, v, source, OVERRIDE) for k, v in overrides.items() if _is_known(k)]
-    settled = _settle(entries, problems)
+    settled = _settle(*_with(overrides, source, entries, problems))
     values = {full: _placed(full, entry, folder) for full, entry in settled.best.items()}
-    sources = {full: entry.source for full, entry in settled.best.items()}
-    wrong = [_problem(f, values[f.name], sources[f.name]) for f in settings() if f.name in values]
-    problems = [*settled.problems, *filter(None, wrong)]
-    if problems: raise ConfigError.all(problems)
+    sources = dict.fromkeys(defaults(), "default") | {full: entry.source for full, entry in settled.best.items()}
+    if problems := settled.problems + _misfits(values, sources): raise ConfigError.all(problems)
     untrusted = _untrusted(name, values, overrides)
-    sources = dict.fromkeys(defaults(), "default") | sources
     return Config(**values, sources=sources, untrusted=untrusted, accepted=settled.accepted)
+
+def _with(overrides:dict, source:str, entries:list, problems:list)->tuple[list,list]:
+    "What was read, and what is said on top of it"
+    said = [_Entry(k, v, source, OVERRIDE) for k, v in overrides.items() if _is_known(k)]
+    return entries + said, problems + [_unknown(k, source) for k in overrides if not _is_known(k)]
+
+def _misfits(values:dict, sources:dict)->list[ConfigError]:
+    "What is wrong with values"
+    return [p for f in settings() if f.name in values and (p := _problem(f, values[f.name], sources[f.name]))]
 
 def _placed(full:str, entry:_Entry, folder:Path|None)->Any:
     "A path of a file is looked for beside it, too"
-    ours = folder is not None and full in _PLACES and entry.rank < OVERRIDE
+    ours = folder is not None and full in _PLACES and entry.rank < OVERRIDE and not _is_name(full, entry.value)
     return _found(entry.value, folder) if ours else entry.value
 
 # %% ../nbs/01_config.ipynb #b456a676
@@ -214,9 +222,7 @@ def at_home(
 )->Config:
     "The same config from every folder: paths of files and folders that are there are absolute"
     values = {k: getattr(cfg, k) for k in _PLACES}
-    if cfg.model == "tiny": del values["model"]   # ships with sft_nb, whatever lies around
-    if not os.path.isfile(cfg.chat_template or ""): del values["chat_template"]   # a template by its name
-    return replace(cfg, **{k: _full(v) for k, v in values.items()})
+    return replace(cfg, **{k: _full(v) for k, v in values.items() if not _is_name(k, v)})
 
 def _full(v:Any)->Any:
     if isinstance(v, tuple): return tuple(map(_full, v))

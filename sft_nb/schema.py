@@ -13,12 +13,13 @@ from typing import Any, get_args, get_origin, Literal, Union
 
 from .report import as_fix, ConfigError, edit, Fix
 
-# %% ../nbs/00_schema.ipynb #c0nf0003
+# %% ../nbs/00_schema.ipynb #schalias
 _Auto = Literal["auto"]
 _Epoch = Literal["epoch"]
 _Format = Literal["auto","messages","sharegpt","alpaca","preference","prompt_completion","question_answer","text",
                   "tokens"]
 
+# %% ../nbs/00_schema.ipynb #c0nf0003
 @dataclass(frozen=True)
 class RowSettings:
     "Task and rows, and what in them is supervised"
@@ -35,7 +36,9 @@ class RowSettings:
     # columns to pass over; every other one that nobody reads is obeyed, refused or named in the report
     ignore_columns:tuple[str,...]|None=None
     response_template:str|None=None   # rows of plain text: only what follows this is supervised; None: all of it
-    chat_template:str|None=None       # a file with a Jinja template, or none for plain text; None: the tokenizer's own
+    # chatml, gemma, llama3, mistral, zephyr, a file with a Jinja template, or none for plain text;
+    # None: the tokenizer's own
+    chat_template:str|None=None
     prompt_separator:str="\n"         # plain text without a chat template: what stands after each message
     train_on_turns:Literal["all","last"]="all"  # supervise every answer of a conversation, or only the last one
     train_on_prompt:bool=False        # True: supervise the prompts too

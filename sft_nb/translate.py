@@ -137,6 +137,7 @@ def _test_split(v, said:dict)->Meant:
     if len(files) != 1 or not v: return _done("eval_file and eval_fraction say which rows are held out")
     return _unless_set(f"the split {v} of {files[0]}", eval_file=(f"{files[0].split(':')[0]}:{v}",))
 
+# %% ../nbs/00_translate.ipynb #trrows02
 ROWS = dict(
     packing=_PACKING, sample_packing=_PACKING,
     packing_strategy=_only("bfd", "ffd", says="rows stay whole"), multipack_sampler=_either("rows stay whole"),
@@ -181,6 +182,7 @@ def _card(v, said:dict)->Meant:
     fix = command(f"sft_nb train --gpu {v}", f"import os; os.environ['CUDA_VISIBLE_DEVICES'] = '{v}'   # before torch")
     return _refused("a card is chosen when the program starts", fix)
 
+# %% ../nbs/00_translate.ipynb #trmach02
 MACHINE = dict(
     bias=_only("none", says=_NONE), lora_bias=_only("none", False, says=_NONE),
     task_type=_only("CAUSAL_LM", says="models are causal"), lora_task_type=_only("CAUSAL_LM", says="models are causal"),

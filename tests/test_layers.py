@@ -32,7 +32,7 @@ def chapters()->list[str]:
 
 CHAPTERS = chapters()
 MODULES = sorted(p for p in PACKAGE.rglob("*.py")
-                 if p.parent.name != "configs" and p.name not in ("__init__.py", "_modidx.py"))
+                 if p.parent.name != "configs" and p.name not in ("__init__.py", "__main__.py", "_modidx.py"))
 
 
 def place(module:str)->tuple[int, int]:

@@ -187,10 +187,11 @@ def _read_along(run)->None:
 def _detached(run)->None:
     "How to look at a run that trains by itself"
     _say(f"{run.name} trains in process {run.launched()}")
-    _say(f"  sft_nb runs --root {run.path.parent}")
-    _say(f"  tail -f {run.path}/log.txt")
-    _say(f"  sft_nb stop {run.path}")
-    _say(f"  sft_nb evaluate {run.path}   when it has finished")
+    path = quoted(run.path)
+    _say(f"  sft_nb runs --root {quoted(run.path.parent)}")
+    _say(f"  tail -f {quoted(run.path/'log.txt')}")
+    _say(f"  sft_nb stop {path}")
+    _say(f"  sft_nb evaluate {path}   when it has finished")
 
 # %% ../../nbs/14_cli/01_commands.ipynb #20519e14
 def _tell(run, n_examples:int)->int:

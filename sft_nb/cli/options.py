@@ -7,14 +7,15 @@ __all__ = ['EXAMPLES', 'Option', 'flag', 'aliases', 'options_class', 'given', 'c
            'check_line', 'switches', 'described', 'parse_own', 'parse']
 
 # %% ../../nbs/14_cli/00_options.ipynb #f64dd1f2
-import ast, difflib, os
-from dataclasses import dataclass, field, fields, make_dataclass
+import ast, os
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, Literal
 
-from ..report import command as as_command, ConfigError, edit
+from ..report import command, ConfigError, edit
 from ..schema import _expects, _is_union, _misfit, Config, defaults, settings
 from ..translate import _full_name, _plain, ALIASES, FOREIGN
+from ..written import _near
 from ..config import comments, config_names, find_config, load_config
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0opt01
@@ -37,11 +38,12 @@ def aliases(setting:str)->list[str]:
     return [name for name, full in ALIASES.items() if full == setting and name != "output_dir"]
 
 # %% ../../nbs/14_cli/00_options.ipynb #ecc684bc
-def _spec(name:str, option:Option, names:list[str])->tuple:
+def _spec(name:str, option:Option)->tuple:
     "A field as `make_dataclass` takes it"
     import tyro
     kind = tyro.conf.Positional[option.kind] if option.first else option.kind
-    arg = tyro.conf.arg(help=option.help, aliases=[flag(n) for n in names] or None)
+    also = ", ".join(map(flag, aliases(name)))
+    arg = tyro.conf.arg(help=f"{option.help}; also {also}" if also else option.help)
     default = field() if option.default is ... else field(default=option.default)
     return name, Annotated[kind, arg], default
 
@@ -50,15 +52,17 @@ def _groups()->list[type]:
     "The groups of settings, in reading order"
     return [*reversed(Config.__mro__[1:-1])]
 
+_TITLES = dict(row="rows", adapter="adapters", guard="guards", output="outputs")
+
 def _group(kind:type, cfg:Config)->tuple:
     "A group of settings as tyro shows it: under its name, its options without one"
     import tyro
     known = [f for f in fields(kind) if f.name in defaults()]
     made = make_dataclass(kind.__name__, [
-        _spec(f.name, Option(f.type, getattr(cfg, f.name), comments()[f.name]), aliases(f.name)) for f in known])
+        _spec(f.name, Option(f.type, getattr(cfg, f.name), comments()[f.name])) for f in known])
     made.__doc__ = kind.__doc__
     name = kind.__name__.removesuffix("Settings").lower()
-    return f"{name}_", Annotated[made, tyro.conf.OmitArgPrefixes], field(default_factory=made)
+    return _TITLES.get(name, name), Annotated[made, tyro.conf.OmitArgPrefixes], field(default_factory=made)
 
 def options_class(
     command:str,
@@ -66,10 +70,10 @@ def options_class(
     cfg:Config|None=None,  # with settings, and these as their defaults; None: no settings
 )->type:
     "The dataclass of a command's options"
-    specs = [_spec(name, option, []) for name, option in own.items()]
+    specs = [_spec(name, option) for name, option in own.items()]
     if cfg is None: return make_dataclass(command, specs)
     folder = Option(str|None, None, "the folder of this run: sets runs_dir and run_name")
-    return make_dataclass(command, [*specs, _spec("output_dir", folder, []), *(_group(k, cfg) for k in _groups())])
+    return make_dataclass(command, [*specs, _spec("output_dir", folder), *(_group(k, cfg) for k in _groups())])
 
 # %% ../../nbs/14_cli/00_options.ipynb #eaa918be
 def given(
@@ -189,10 +193,13 @@ def _kinds(own:dict[str,Option], base:Config|None)->dict[str,SimpleNamespace]:
 # %% ../../nbs/14_cli/00_options.ipynb #op0chk02
 _LINE = "command line"
 
+def _help_of(name:str): return command(f"sft_nb {name} --help")
+def _with_a_run(name:str): return command(f"sft_nb {name} runs/NAME")
+
 def _no_option(command:str, name:str, known)->ConfigError:
     "The error for what is no option, with the nearest one"
-    near = difflib.get_close_matches(_bare(name)[:100], [*known, *FOREIGN], 1, .75)
-    if not near: return ConfigError(_LINE, f"{name[:100]} is not an option", "", as_command(f"sft_nb {command} --help"))
+    near = _near(_bare(name)[:100], [*known, *FOREIGN])
+    if not near: return ConfigError(_LINE, f"{name[:100]} is not an option", "", _help_of(command))
     return ConfigError(_LINE, f"{name} is not an option", f"the nearest is {flag(near[0])}", f"write {{{near[0]}}}")
 
 def _no_value(kind, typed:str, texts:list[str])->ConfigError:
@@ -226,9 +233,10 @@ def check_line(
 )->None:
     "ConfigError for what is no option, and for a value that is missing or of another kind"
     known = _kinds(own, base)
+    if "--help" in args: return
     for name, texts in words(args)[1:]:
         bare = _bare(name)
-        if bare in ("help", ""): continue
+        if not bare: continue
         switch = known.get(bare.removeprefix("no_"))
         if bare not in known and (switch is None or bool not in (switch.type, *get_args(switch.type))):
             raise _no_option(command, name, known)
@@ -246,24 +254,33 @@ def _check_first(command:str, texts:list[str], own:dict[str,Option])->None:
     needed = [name for name, option in places.items() if option.default is ...]
     if len(texts) < len(needed):
         raise ConfigError(f"sft_nb {command}", f"{needed[len(texts)]} is missing", places[needed[len(texts)]].help,
-                          as_command(f"sft_nb {command} runs/NAME"))
+                          _with_a_run(command))
     if len(texts) > len(places): raise _one_too_many(command, texts[len(places)])
 
 def _one_too_many(command:str, text:str)->ConfigError:
     "The error for a word that nothing takes"
     is_config = text in config_names() or os.path.isfile(text) and text.endswith((".py", ".yaml", ".yml", ".json"))
-    fix = edit(config=text) if is_config else as_command(f"sft_nb {command} --help")
+    fix = edit(config=text) if is_config else _help_of(command)
     return ConfigError(_LINE, f"nothing takes {text[:100]!r}", "options, each with its value", fix)
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0swi02
+def _in_full(name:str)->str:
+    "An option under its full name"
+    bare = _bare(name)
+    no = bare.startswith("no_") and bare not in ALIASES
+    bare = bare.removeprefix("no_") if no else bare
+    if bare not in ALIASES or bare == "output_dir": return name
+    return flag(f"no_{ALIASES[bare]}" if no else ALIASES[bare])
+
 def switches(
     args:list[str],
     base:Config|None=None,   # with settings
 )->list[str]:
-    "A command line whose switches are on or off: `--wandb False` -> `--no-wandb`"
-    plain = {name for f in settings() if f.type is bool for name in (f.name, *aliases(f.name))} if base else set()
-    out = []
+    "A command line in full names, whose switches are on or off: `--use_wandb False` -> `--no-wandb`"
+    if base is None: return args
+    plain, out = {f.name for f in settings() if f.type is bool}, []
     for name, texts in words(args):
+        name = _in_full(name)
         written = _bare(name) in plain and len(texts) == 1 and texts[0].lower() in ("true", "false")
         if written and texts[0].lower() == "false": name = f"--no-{name.removeprefix('--')}"
         out += [*filter(None, [name]), *(() if written else texts)]
@@ -286,7 +303,7 @@ def described(command:str, summary:str)->str:
 def _flat(made)->SimpleNamespace:
     "The values of the options, without the groups"
     values = vars(made).copy()
-    groups = [name for name in values if name.endswith("_")]
+    groups = [name for name, value in values.items() if is_dataclass(value)]
     for name in groups: values |= vars(values.pop(name))
     return SimpleNamespace(**values)
 

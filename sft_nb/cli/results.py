@@ -48,5 +48,5 @@ def merge_command(args:list[str])->int:
     if run.state != "finished": _say(f"{run.name} is not finished ({run.state} at step {run.step})")
     from sft_nb.results.merge import merge
     out = merge(run, out=options.out, checkpoint=options.checkpoint, dtype=options.dtype, prompts=options.prompts)
-    _say(f"{Report.load(out/'parity.json').findings[0].says}\n{out}")
+    _say(f"{Report.load(out/'parity.json').findings[0]}\n{out}")
     return 0

@@ -11,7 +11,7 @@ import errno, hashlib, json, re, shutil
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..on_disk import read_json, sync
+from ..on_disk import read_json, share, sync
 from ..report import Fix, SftError
 
 # %% ../../nbs/10_run/01_checkpoint.ipynb #4effbeb1
@@ -25,6 +25,7 @@ def seal(
 )->Path:           # the same
     "Flush every file and note its size and SHA-256"
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    share(folder)
     for p in files: sync(p)
     noted = {str(p.relative_to(folder)): dict(bytes=p.stat().st_size, sha256=_sha256(p)) for p in files}
     (folder/MANIFEST).write_text(json.dumps(noted, indent=1) + "\n")

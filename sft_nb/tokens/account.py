@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 
-from ..report import command, edit, Finding, Fix, ok, Report, SftError, shown, skipped, warn
+from ..report import command, counted, edit, Finding, Fix, ok, Report, SftError, shown, skipped, warn
 from ..config import Config
 from ..rows.columns import _listed, harmless
 from ..rows.sources import Mixture
@@ -308,7 +308,7 @@ def find_all(
 # %% ../../nbs/04_tokens/09_account.ipynb #6c48837a
 def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)->Report:
     "Figures and findings of both sides"
-    figures = {"rows are": ", ".join(f"{name} ({n:,} rows)" for name, n in train.seen.formats.items()),
+    figures = {"rows are": ", ".join(f"{name} ({counted(n, 'row')})" for name, n in train.seen.formats.items()),
                "prompt format": "plain text (no chat template)" if tokenizer.chat_template is None else "chat template",
                "pad token": tokenizer.pad_token,
                "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..report import Fix, edit
+from ..report import Fix, counted, edit
 
 # %% ../../nbs/11_training/03_step.ipynb #t4000007
 @dataclass
@@ -50,7 +50,7 @@ def describe(
 )->str:
     "A micro-batch in words"
     lengths = [len(row["input_ids"]) for row in rows]
-    return f"a micro-batch of {len(lengths)} rows with {sum(lengths):,} tokens, the longest {max(lengths):,}"
+    return f"a micro-batch of {counted(len(lengths), 'row')} with {sum(lengths):,} tokens, the longest {max(lengths):,}"
 
 # %% ../../nbs/11_training/03_step.ipynb #s7000010
 def who(

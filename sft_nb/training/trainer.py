@@ -18,7 +18,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import SFTTrainer
 
-from ..report import SftError, edit, warn
+from ..report import SftError, counted, edit, warn
 from ..config import Config
 from ..batches.pack import Batches, Rows
 from ..model.hardware import free_memory, is_out_of_memory
@@ -257,7 +257,7 @@ def evaluate(self:SupervisedTrainer, *args, **kwargs):
         self.args.per_device_eval_batch_size //= 2
         free_memory()
         rows = self.args.per_device_eval_batch_size
-        says = f"memory ran out in an evaluation; {rows} rows together from now on"
+        says = f"memory ran out in an evaluation; {counted(rows, 'row')} together from now on"
         fix = edit(per_device_eval_batch_size=rows)
         self.guards.note(warn(says, fix, check="evaluation_out_of_memory"), self.state.global_step)
 
@@ -352,7 +352,8 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
         finally: self.aside = None
 
 def _lift(folder:Path)->None:
-    "The parent made one folder more than is wanted"
+    "The parent made one folder more than is wanted, and peft a card that is full of blanks"
+    (folder/"README.md").unlink(missing_ok=True)
     for p in folder.iterdir(): p.rename(folder.parent/p.name)
     folder.rmdir()
 

@@ -266,3 +266,11 @@ def test_plain_text_cannot_be_asked_unless_it_says_where_the_answer_begins(tmp_p
     told = replace(cfg, response_template="A:")
     answer, = answer_rows(model, tok, rows, told, progress=False).answers
     assert (answer.prompt, answer.expected) == ("Q: 1+1? A:", "2")
+
+
+def test_whoever_may_read_a_run_may_read_its_weights(trained):
+    "safetensors writes files that their owner alone may read"
+    files = [p for p in trained.path.rglob("*") if p.is_file() and p.suffix in (".safetensors", ".json", ".pt")]
+    assert any(p.name == "adapter_model.safetensors" for p in files)
+    for p in files: assert p.stat().st_mode & 0o444 == p.parent.stat().st_mode & 0o444, p
+    assert not [*trained.path.rglob("README.md")]   # peft's card, full of blanks
