@@ -36,8 +36,8 @@ _NAMES = {
     "training.launch": "launch",
     "results.evaluate": "Evaluation evaluate wilson",
     "results.merge": "merge probe parity",
-    "panels.state": "BatchState GenerationState",
-    "panels.views": "BatchPanel GenerationPanel",
+    "panels.batches": "BatchState BatchPanel",
+    "panels.generation": "GenerationState GenerationPanel",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_HOME]
