@@ -37,6 +37,9 @@ _NAMES = {
     "results.evaluate": "Evaluation evaluate wilson",
     "results.merge": "merge probe parity",
     "panels.batches": "BatchState BatchPanel",
+    "panels.rows": "DataState DataPanel",
+    "panels.losses": "LossState LossPanel",
+    "panels.live": "RunState RunPanel",
     "panels.generation": "GenerationState GenerationPanel",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
