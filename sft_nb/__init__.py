@@ -43,8 +43,11 @@ _NAMES = {
     "results.sweep": "Sweep sweep",
     "results.verdict": "Verdict verdict compare",
     "results.merge": "merge probe parity",
-    "panels.state": "BatchState GenerationState",
-    "panels.views": "BatchPanel GenerationPanel",
+    "panels.batches": "BatchState BatchPanel",
+    "panels.rows": "DataState DataPanel",
+    "panels.losses": "LossState LossPanel",
+    "panels.live": "RunState RunPanel",
+    "panels.generation": "GenerationState GenerationPanel",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_HOME]
