@@ -36,6 +36,8 @@ _NAMES = {
     "training.launch": "launch",
     "results.evaluate": "Evaluation evaluate wilson",
     "results.merge": "merge probe parity",
+    "results.stages": "Proof",
+    "results.prove": "prove",
     "panels.state": "BatchState GenerationState",
     "panels.views": "BatchPanel GenerationPanel",
 }

@@ -1,0 +1,67 @@
+"""One run whose tokenizer has a BOS and whose template can think, its merged folder and its models: trained once."""
+import json
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sft_nb.config import load_config
+from sft_nb.results import prove as proving   # the module
+from sft_nb.results.merge import merge
+from sft_nb.run.directory import Run
+from sft_nb.tokens.tokenizer import ASSETS
+from sft_nb.training.train import train
+
+TEMPLATE = ("{{ bos_token }}{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' + message['content']"
+            " + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+            "{%- if enable_thinking is defined and enable_thinking %}{{- '<think>\\n' }}{%- endif %}{%- endif %}")
+OTHER = "{%- for m in messages %}{{- m['role'] + ': ' + m['content'] + '\\n' }}{%- endfor %}{{- 'assistant: ' }}"
+FEW = dict(prompts=4, max_new_tokens=24)
+
+
+def with_bos(folder: Path) -> str:
+    "The tokenizer of `tiny` with a BOS, which its template writes"
+    shutil.copytree(ASSETS/"tiny", folder, ignore=shutil.ignore_patterns("model.safetensors"))
+    file = folder/"tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | dict(bos_token="<|endoftext|>")))
+    (folder/"chat_template.jinja").write_text(TEMPLATE)
+    return str(folder)
+
+
+@dataclass
+class Served:
+    folder: Path      # for whatever the tests write
+    run: Run
+    merged: Path      # float32
+
+    @cached_property
+    def tokenizer(self): return AutoTokenizer.from_pretrained(self.merged)
+    @cached_property
+    def tuned(self): return AutoModelForCausalLM.from_pretrained(self.merged, dtype=torch.float32).eval()
+    @cached_property
+    def base(self): return AutoModelForCausalLM.from_pretrained(ASSETS/"tiny", dtype=torch.float32).eval()
+
+    def copy(self, name: str, of: Path | None = None) -> Path:
+        "A copy of the merged folder, to break something in"
+        shutil.rmtree(self.folder/name, ignore_errors=True)
+        return Path(shutil.copytree(of or self.merged, self.folder/name))
+
+    def prove(self, **how): return proving.prove(self.run, **FEW | how)
+
+
+def trained(folder: Path, **how) -> Served:
+    "A short run that answers otherwise than its base"
+    own = dict(method="lora", max_steps=30, max_samples=240, eval_samples=6, save_steps=100, learning_rate=1e-2,
+               per_device_train_batch_size=8, preflight=False, max_new_tokens=24)
+    cfg = load_config("demo", runs_dir=str(folder/"runs"), tokenizer=with_bos(folder/"tokenizer"), **own | how)
+    run = train(cfg)
+    return Served(folder, run, merge(run, out=folder/"merged", dtype="float32", prompts=2))
+
+
+def edited(file: Path, **settings) -> None:
+    "Other settings in a JSON file; None: without it"
+    said = json.loads(file.read_text()) | settings
+    file.write_text(json.dumps({k: v for k, v in said.items() if v is not None}))

@@ -1,0 +1,211 @@
+"""Served is trained: each planted fault is named as the first broken stage, and clean chains raise no alarm."""
+import copy
+import json
+from functools import cache
+
+import pytest
+import torch
+from served import edited, OTHER, trained
+from stub import listening, Stub
+
+from sft_nb.report import ConfigError, SftError
+from sft_nb.results import prove as proving   # the module
+
+APIS = ("vLLM", "llama.cpp", "plain")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    "A run, and what it says: asked once"
+    found = trained(tmp_path_factory.mktemp("served"))
+    original = proving.what_was_trained
+    once = cache(lambda path, more: original(proving.Workbench(found.run.config, settled=True), found.run, path, **dict(more)))
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(proving, "what_was_trained", lambda bench, run, path, **more: once(path, tuple(more.items())))
+        yield found
+
+
+def by(served, stub=None, **how):
+    "The proof of a server"
+    stub = stub or Stub(served.tuned, served.tokenizer)
+    with listening(stub) as url: return served.prove(server=url, **how)
+
+
+def stub(served, model=None, **how): return Stub(model or served.tuned, served.tokenizer, **how)
+
+
+def assert_named(proof, name, *, link="server"):
+    "It is the first that is broken, and there is something to do about it"
+    assert not proof.same and proof.broken.name == f"{link} {name}", str(proof)
+    assert proof.fix and proof.stages[-1] is proof.broken and proof.exit_code == 1
+    assert len(proof.broken.finding.says) <= 300
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_right_server_is_all_the_same(served, api):
+    proof = by(served, stub(served, api=api, logprobs=api != "plain"))
+    assert proof.same, str(proof)
+    assert {s.finding.status for s in proof.stages} <= {"ok", "skipped"}
+    assert api == "plain" or [s.finding.check for s in proof.stages if s.finding.status == "skipped"] == []
+
+
+PROMPT_FAULTS = dict(
+    template=dict(template=OTHER), bos=dict(bos_twice=True), system=dict(system="You are a pirate. Be a pirate."),
+    thinking=dict(thinks=True), cut=dict(cut=40))
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("name", PROMPT_FAULTS)
+def test_what_is_wrong_with_a_prompt_is_named(served, api, name):
+    assert_named(by(served, stub(served, api=api, **PROMPT_FAULTS[name])), name)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_another_tokenizer_is_named(served, api):
+    other = copy.deepcopy(served.tokenizer)
+    from tokenizers import models, Tokenizer
+    state = json.loads(other.backend_tokenizer.to_str())
+    state["model"]["merges"] = state["model"]["merges"][:200]
+    other._tokenizer = Tokenizer.from_str(json.dumps(state))
+    assert models and other("there are many figs")["input_ids"] != served.tokenizer("there are many figs")["input_ids"]
+    assert_named(by(served, Stub(served.tuned, other, api=api)), "tokenizer")
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["told", "found out"])
+def test_a_short_context_is_named(served, tells):
+    proof = by(served, stub(served, context=80, tells_context=tells), max_new_tokens=12)
+    assert_named(proof, "context")
+
+
+@pytest.mark.parametrize("logprobs", [True, False], ids=["logprobs", "texts"])
+def test_an_adapter_that_is_ignored_is_named(served, logprobs):
+    assert_named(by(served, stub(served, served.base, logprobs=logprobs)), "adapter")
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_missing_stop_token_is_named(served, api):
+    proof = by(served, stub(served, api=api, ends=[]))
+    assert_named(proof, "stop")
+    assert ("gguf-set-metadata" in str(proof.fix)) == (api == "llama.cpp")
+
+
+def test_a_temperature_from_generation_config_is_named(served):
+    folder = served.copy("hot")
+    edited(folder/"generation_config.json", temperature=1.5)
+    proof = by(served, stub(served, temperature=1.5, root=str(folder)))
+    assert_named(proof, "sampling")
+    assert "temperature is 1.5" in proof.broken.finding.says and "generation_config.json" in str(proof.fix)
+    assert by(served, stub(served, temperature=1.5), sends=dict(temperature=0)).same
+
+
+def test_what_llama_cpp_says_of_itself_is_no_fault(served):
+    proof = by(served, stub(served, api="llama.cpp", temperature=1.5))
+    assert proof.same and proof.stages[-1].finding.status == "warn"
+    assert_named(by(served, stub(served, temperature=1.5)), "sampling")   # and elsewhere it is
+
+
+def rounded(model, step):
+    "A copy whose weights are rounded to a grid"
+    other = copy.deepcopy(model)
+    for w in other.parameters():
+        if w.dim() == 2: w.data = (w.data / step).round() * step
+    return other
+
+
+def test_a_wrong_dtype_is_named(served):
+    served_in_8_bits = rounded(served.tuned, .02)
+    proof = by(served, stub(served, served_in_8_bits), folder=served.merged)
+    assert_named(proof, "dtype")
+    assert proof.broken.saw["weights"] == "float32"
+
+
+def test_weights_that_lost_what_was_learned_are_named(served):
+    proof = by(served, stub(served, rounded(served.tuned, .3)))
+    assert_named(proof, proof.broken.finding.check)
+    assert proof.broken.finding.check in ("quantisation", "adapter", "texts")
+
+
+def test_texts_alone_are_compared_without_log_probabilities(served):
+    assert_named(by(served, stub(served, rounded(served.tuned, .12), logprobs=False)), "texts")
+
+
+FOLDER_FAULTS = {
+    "stop": lambda f: edited(f/"generation_config.json", eos_token_id=[0]),
+    "sampling": lambda f: edited(f/"generation_config.json", temperature=.7, top_p=.8),
+    "context": lambda f: edited(f/"config.json", max_position_embeddings=32),
+    "template": lambda f: (f/"chat_template.jinja").write_text(OTHER),
+    "dtype": lambda f: edited(f/"config.json", dtype="float16"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDER_FAULTS)
+def test_what_is_wrong_with_a_folder_is_named(served, name):
+    folder = served.copy("broken")
+    FOLDER_FAULTS[name](folder)
+    assert_named(served.prove(folder=folder), name, link="folder")
+
+
+def test_another_tokenizer_in_a_folder_is_named(served):
+    folder = served.copy("broken")
+    said = json.loads((folder/"tokenizer.json").read_text())
+    said["model"]["merges"] = said["model"]["merges"][:200]
+    (folder/"tokenizer.json").write_text(json.dumps(said))
+    assert_named(served.prove(folder=folder), "tokenizer", link="folder")
+
+
+def weights_of(folder, change):
+    from safetensors.torch import load_file, save_file
+    file = folder/"model.safetensors"
+    save_file(change(load_file(file)), file, metadata=dict(format="pt"))
+
+
+def test_an_overwritten_head_is_named(served):
+    folder = served.copy("broken")
+    head = dict(weights_of="lm_head.weight")["weights_of"]
+    weights_of(folder, lambda w: w | {head: w["model.embed_tokens.weight"] * 1.5})
+    assert_named(served.prove(folder=folder), "tied", link="folder")
+
+
+def test_a_folder_without_the_adapter_is_named(served):
+    folder = served.copy("broken")
+    served.base.save_pretrained(folder)
+    edited(folder/"generation_config.json", eos_token_id=[2])
+    edited(folder/"config.json", dtype="float32")
+    assert_named(served.prove(folder=folder), "adapter", link="folder")
+
+
+def test_weights_that_are_not_finite_are_named(served):
+    folder = served.copy("broken")
+    def overflow(w): return w | {"model.norm.weight": torch.full_like(w["model.norm.weight"], float("inf"))}
+    weights_of(folder, overflow)
+    assert_named(served.prove(folder=folder), "dtype", link="folder")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_clean_folder_is_all_the_same(served, dtype):
+    from sft_nb.results.merge import merge
+    out = served.merged if dtype == "float32" else merge(served.run, out=served.folder/dtype, dtype=dtype, prompts=2)
+    proof = served.prove(folder=out)
+    assert proof.same and {s.finding.status for s in proof.stages} == {"ok"}, str(proof)
+
+
+def test_a_proof_is_kept_and_can_be_read(served):
+    proof = by(served, stub(served, system="<script>alert(1)</script>"))
+    said = json.loads((served.run.path/"eval/proof-adapter.json").read_text())
+    assert (said["same"], said["broken"]) == (False, "server system") and said["stages"][-1]["fix"]
+    assert "<script>" not in proof._repr_html_() and "&lt;script&gt;" in proof._repr_html_()
+
+
+def test_a_key_is_sent_and_never_shown(served, monkeypatch):
+    locked = stub(served, key="sesame-open-1234")
+    with pytest.raises(SftError, match="Invalid key.*SFT_NB_SERVER_KEY"): by(served, locked)
+    monkeypatch.setenv("SFT_NB_SERVER_KEY", "sesame-open-1234")
+    proof = by(served, locked)
+    assert proof.same and "sesame" not in json.dumps(proof.to_dict())
+
+
+def test_a_server_is_asked_before_a_model_is_loaded(served, monkeypatch):
+    monkeypatch.setattr(proving, "what_was_trained", None)
+    with pytest.raises(SftError, match="nobody answers there"): served.prove(server="http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="it is no address"): served.prove(server="localhost")
+    with pytest.raises(ConfigError, match="no such folder"): served.prove(folder="nowhere")
