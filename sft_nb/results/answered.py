@@ -134,7 +134,7 @@ def _brought(folder:Path)->dict:
     except (OSError, ValueError): return {}
 
 # %% ../../nbs/12_results/14_answered.ipynb #an4tex02
-_TIE = .5   # nats
+_TIES = dict(float32=.02, float16=.05, bfloat16=.25, q8_0=.25) | {"": .25}   # nats; another format: half a nat
 
 def _ahead(x:Serving, s:Said, r:Reply)->float:
     "How far our token is ahead of theirs, in nats, where the answers part"
@@ -158,7 +158,7 @@ def same_texts(x:Serving, replies:list[Reply])->Stage:
     saw["nats ahead"] = f"{worst:.2g}"
     s, r = other[0]
     says = f"{len(other)} of {len(replies)} greedy answers differ: {r.text[:40]!r} and not {s.text[:40]!r}"
-    if worst <= _TIE: return Stage("server", warn(says + ", where two tokens nearly tie", check="texts"), saw)
+    if worst <= _TIES.get(_format(x), .5): return Stage("server", warn(says + ", where two tokens nearly tie", check="texts"), saw)
     found = sources(x)
     fix = as_fix(f"take {found[0][0]} out of {found[0][2]}") if found else as_fix('send "temperature": 0 with each request')
     return Stage("server", fail(says, fix, check="sampling" if found else "texts"), saw)

@@ -137,7 +137,8 @@ def _tokenizer(c:Case)->str:
     if c.ids and all(r.text is not None for r in c.seen): return said if all(a == b for a, b in c.texts) else ""
     if c.ids: return ""
     more = {b - a for a, b in c.counts}
-    return f"{said}: {min(more):+} to {max(more):+} in a prompt" if len(more) > 1 else ""
+    grows = max(more) - min(more) > 2
+    return f"{said}: {min(more):+} to {max(more):+} in a prompt" if grows else ""
 
 def _template(c:Case)->str:
     for a, b in c.texts:

@@ -1,10 +1,12 @@
 """One run whose tokenizer has a BOS and whose template can think, its merged folder and its models: trained once."""
 import json
 import shutil
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -19,7 +21,7 @@ TEMPLATE = ("{{ bos_token }}{%- for message in messages %}{{- '<|im_start|>' + m
             " + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
             "{%- if enable_thinking is defined and enable_thinking %}{{- '<think>\\n' }}{%- endif %}{%- endif %}")
 OTHER = "{%- for m in messages %}{{- m['role'] + ': ' + m['content'] + '\\n' }}{%- endfor %}{{- 'assistant: ' }}"
-FEW = dict(prompts=4, max_new_tokens=24)
+FEW = dict(prompts=3, max_new_tokens=20)
 
 
 def with_bos(folder: Path) -> str:
@@ -54,7 +56,7 @@ class Served:
 
 def trained(folder: Path, **how) -> Served:
     "A short run that answers otherwise than its base"
-    own = dict(method="lora", max_steps=30, max_samples=240, eval_samples=6, save_steps=100, learning_rate=1e-2,
+    own = dict(method="lora", max_steps=20, max_samples=160, eval_samples=6, save_steps=100, learning_rate=1e-2,
                per_device_train_batch_size=8, preflight=False, max_new_tokens=24)
     cfg = load_config("demo", runs_dir=str(folder/"runs"), tokenizer=with_bos(folder/"tokenizer"), **own | how)
     run = train(cfg)
@@ -65,3 +67,31 @@ def edited(file: Path, **settings) -> None:
     "Other settings in a JSON file; None: without it"
     said = json.loads(file.read_text()) | settings
     file.write_text(json.dumps({k: v for k, v in said.items() if v is not None}))
+
+
+def base_weights() -> Path: return ASSETS/"tiny"
+
+
+def assert_named(proof, name: str, *, link: str = "server") -> None:
+    "It is the first that is broken, and there is something to do about it"
+    assert not proof.same and proof.broken.name == f"{link} {name}", str(proof)
+    assert proof.fix and proof.stages[-1] is proof.broken and proof.exit_code == 1
+    assert len(proof.broken.finding.says) <= 300
+
+
+@contextmanager
+def proofs_of(served: Served):
+    "Inside, what the run says is asked once, and its weights are merged once"
+    told, expected = proving.what_was_trained, proving.Expected
+    bench = proving.Workbench(served.run.config, settled=True)
+    once = cache(lambda source, more: told(bench, served.run, source, **dict(more)))
+    made = cache(lambda source, more: expected(bench, source, served.run.path, once(source, more)))
+    known = []
+
+    def asked(_, run, source, **more):
+        known[:] = [tuple(more.items())]
+        return once(source, known[0])
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(proving, "what_was_trained", asked)
+        m.setattr(proving, "Expected", lambda bench, source, run, reference: made(source, known[0]))
+        yield served

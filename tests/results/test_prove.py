@@ -1,28 +1,17 @@
 """Served is trained: each planted fault is named as the first broken stage, and clean chains raise no alarm."""
 import copy
 import json
-from functools import cache
 
 import pytest
 import torch
-from served import edited, OTHER, trained
+from served import assert_named, edited, OTHER
 from stub import listening, Stub
+from transformers import AutoTokenizer
 
 from sft_nb.report import ConfigError, SftError
 from sft_nb.results import prove as proving   # the module
 
 APIS = ("vLLM", "llama.cpp", "plain")
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    "A run, and what it says: asked once"
-    found = trained(tmp_path_factory.mktemp("served"))
-    original = proving.what_was_trained
-    once = cache(lambda path, more: original(proving.Workbench(found.run.config, settled=True), found.run, path, **dict(more)))
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(proving, "what_was_trained", lambda bench, run, path, **more: once(path, tuple(more.items())))
-        yield found
 
 
 def by(served, stub=None, **how):
@@ -32,13 +21,6 @@ def by(served, stub=None, **how):
 
 
 def stub(served, model=None, **how): return Stub(model or served.tuned, served.tokenizer, **how)
-
-
-def assert_named(proof, name, *, link="server"):
-    "It is the first that is broken, and there is something to do about it"
-    assert not proof.same and proof.broken.name == f"{link} {name}", str(proof)
-    assert proof.fix and proof.stages[-1] is proof.broken and proof.exit_code == 1
-    assert len(proof.broken.finding.says) <= 300
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -60,20 +42,25 @@ def test_what_is_wrong_with_a_prompt_is_named(served, api, name):
     assert_named(by(served, stub(served, api=api, **PROMPT_FAULTS[name])), name)
 
 
+def fewer_merges(folder):
+    "Another tokenizer in a folder"
+    said = json.loads((folder/"tokenizer.json").read_text())
+    said["model"]["merges"] = said["model"]["merges"][:200]
+    (folder/"tokenizer.json").write_text(json.dumps(said))
+    return folder
+
+
+def other_tokenizer(served): return AutoTokenizer.from_pretrained(fewer_merges(served.copy("fewer")))
+
+
 @pytest.mark.parametrize("api", APIS)
 def test_another_tokenizer_is_named(served, api):
-    other = copy.deepcopy(served.tokenizer)
-    from tokenizers import models, Tokenizer
-    state = json.loads(other.backend_tokenizer.to_str())
-    state["model"]["merges"] = state["model"]["merges"][:200]
-    other._tokenizer = Tokenizer.from_str(json.dumps(state))
-    assert models and other("there are many figs")["input_ids"] != served.tokenizer("there are many figs")["input_ids"]
-    assert_named(by(served, Stub(served.tuned, other, api=api)), "tokenizer")
+    assert_named(by(served, Stub(served.tuned, other_tokenizer(served), api=api)), "tokenizer")
 
 
 @pytest.mark.parametrize("tells", [True, False], ids=["told", "found out"])
 def test_a_short_context_is_named(served, tells):
-    proof = by(served, stub(served, context=80, tells_context=tells), max_new_tokens=12)
+    proof = by(served, stub(served, context=72, tells_context=tells))
     assert_named(proof, "context")
 
 
@@ -146,11 +133,7 @@ def test_what_is_wrong_with_a_folder_is_named(served, name):
 
 
 def test_another_tokenizer_in_a_folder_is_named(served):
-    folder = served.copy("broken")
-    said = json.loads((folder/"tokenizer.json").read_text())
-    said["model"]["merges"] = said["model"]["merges"][:200]
-    (folder/"tokenizer.json").write_text(json.dumps(said))
-    assert_named(served.prove(folder=folder), "tokenizer", link="folder")
+    assert_named(served.prove(folder=fewer_merges(served.copy("broken"))), "tokenizer", link="folder")
 
 
 def weights_of(folder, change):
@@ -161,8 +144,7 @@ def weights_of(folder, change):
 
 def test_an_overwritten_head_is_named(served):
     folder = served.copy("broken")
-    head = dict(weights_of="lm_head.weight")["weights_of"]
-    weights_of(folder, lambda w: w | {head: w["model.embed_tokens.weight"] * 1.5})
+    weights_of(folder, lambda w: w | {"lm_head.weight": w["model.embed_tokens.weight"] * 1.5})
     assert_named(served.prove(folder=folder), "tied", link="folder")
 
 
