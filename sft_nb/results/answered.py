@@ -92,13 +92,14 @@ def _finer(x:Serving, floating:bool)->Fix:
     "How to serve with better numbers"
     outtype = "f32" if floating else "q8_0"
     convert = command(f"python convert_hf_to_gguf.py {x.model} --outfile {x.file} --outtype {outtype}")
-    return convert if x.server.kind == "llama.cpp" else x.start("", "--dtype float32")
+    if x.server.kind == "llama.cpp": return convert
+    return x.start("", "--dtype float32", "serve the weights in float32, or in the format that they are stored in")
 
 # %% ../../nbs/12_results/14_answered.ipynb #an4end02
 def same_end(x:Serving, replies:list[Reply])->Stage:
     "Do the answers end where they ended in training?"
     ended = [(s, r) for s, r in zip(x.reference.tuned, replies) if s.ended]
-    on = sum(r.finish == "length" or _goes_on(s.text, r.text) for s, r in ended)
+    on = sum(_goes_on(s.text, r.text) or r.finish == "length" and s.text.strip() == r.text.strip() for s, r in ended)
     early = sum(r.finish != "length" and _goes_on(r.text, s.text) for s, r in zip(x.reference.tuned, replies))
     saw = {"ended in training": len(ended), "go on": on, "stop early": early}
     end = x.tokenizer.decode([x.reference.ends[0]])

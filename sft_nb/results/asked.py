@@ -41,10 +41,11 @@ class Serving:
     @property
     def template(self)->str: return quoted(self.adapter/"chat_template.jinja")
 
-    def start(self, llama_cpp:str, vllm:str)->Fix:
-        "The command that starts the server with other options; of vLLM's also for a server that is not known"
+    def start(self, llama_cpp:str, vllm:str, otherwise:str)->Fix:
+        "The command that starts the server with other options; advice for a server that is not known"
         if self.server.kind == "llama.cpp": return command(f"llama-server -m {self.file} {llama_cpp}")
-        return command(f"vllm serve {self.model} {vllm}")
+        if self.server.kind == "vLLM": return command(f"vllm serve {self.model} {vllm}")
+        return as_fix(otherwise)
 
 # %% ../../nbs/12_results/13_asked.ipynb #as3tok02
 def same_tokens(x:Serving)->Stage:
@@ -64,14 +65,15 @@ def mend(
     name:str,   # one of `CAUSES`, or context
 )->Fix:
     "What to do about it, as the server wants it"
-    needs, own = x.reference.needs, x.start(f"--jinja --chat-template-file {x.template}", f"--chat-template {x.template}")
-    room = x.start(f"-c {needs}", f"--max-model-len {needs}")
-    llama_cpp = x.server.kind == "llama.cpp"
-    no_bos = x.start("--override-kv tokenizer.ggml.add_bos_token=bool:false", "") if llama_cpp else as_fix(
-        'send "add_special_tokens": false with each request')
+    needs, beside = x.reference.needs, f"--chat-template {x.template}"
+    own = x.start(f"--jinja --chat-template-file {x.template}", beside, f"give it the chat template in {x.template}")
+    room = x.start(f"-c {needs}", f"--max-model-len {needs}", f"give it a context of {needs} tokens")
+    once = x.start("--override-kv tokenizer.ggml.add_bos_token=bool:false", beside,
+                   f'set "add_bos_token": false in tokenizer_config.json of {x.model}')
     again = command(f"python convert_hf_to_gguf.py {x.model} --outfile {x.file}")
-    tokens = again if llama_cpp else x.start("", f"--tokenizer {quoted(x.adapter)}")
-    ways = dict(bos=no_bos, cut=room, context=room, tokenizer=tokens, template=own,
+    tokens = x.start("", f"--tokenizer {quoted(x.adapter)}", f"give it the tokenizer in {quoted(x.adapter)}")
+    if x.server.kind == "llama.cpp": tokens = again
+    ways = dict(bos=once, cut=room, context=room, tokenizer=tokens, template=own,
                 system=as_fix("take the system prompt out of the server's settings") | own,
                 thinking=as_fix('send "chat_template_kwargs": {"enable_thinking": false} with each request') | own)
     return ways[name]

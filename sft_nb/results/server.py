@@ -145,7 +145,11 @@ def models(self:Server)->list[dict]:
 
 def _the_model(s:Server)->dict:
     "The one that is asked; ConfigError if it cannot be told which"
-    listed = s.models
+    known = s.wanted or s.fallback
+    try: listed = s.models
+    except Refused as e:   # transformers, where the cache of the hub is not there
+        if not known or e.code < 500: raise
+        return dict(id=known)
     if s.wanted: return next((m for m in listed if m["id"] == s.wanted), dict(id=s.wanted))
     adapters = [m for m in listed if m.get("parent")]
     for some in (listed, adapters):

@@ -88,10 +88,14 @@ def proofs_of(served: Served):
     made = cache(lambda source, more: expected(bench, source, served.run.path, once(source, more)))
     known = []
 
-    def asked(_, run, source, **more):
+    def asked(bench, run, source, **more):
+        if run.path != served.run.path: return told(bench, run, source, **more)
         known[:] = [tuple(more.items())]
         return once(source, known[0])
+
+    def weights(bench, source, run, reference):
+        return made(source, known[0]) if run == served.run.path else expected(bench, source, run, reference)
     with pytest.MonkeyPatch.context() as m:
         m.setattr(proving, "what_was_trained", asked)
-        m.setattr(proving, "Expected", lambda bench, source, run, reference: made(source, known[0]))
+        m.setattr(proving, "Expected", weights)
         yield served

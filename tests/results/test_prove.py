@@ -191,3 +191,23 @@ def test_a_server_is_asked_before_a_model_is_loaded(served, monkeypatch):
     with pytest.raises(SftError, match="nobody answers there"): served.prove(server="http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="it is no address"): served.prove(server="localhost")
     with pytest.raises(ConfigError, match="no such folder"): served.prove(folder="nowhere")
+
+
+def test_a_qlora_run_is_all_the_same(undisturbed_qlora, tmp_path):
+    from sft_nb.results.merge import merge
+    out = merge(undisturbed_qlora, out=tmp_path/"merged", prompts=2)
+    proof = proving.prove(undisturbed_qlora, folder=out, prompts=2, max_new_tokens=12)
+    assert proof.same and proof.stages[-1].name == "folder answers", str(proof)
+
+
+def test_a_run_on_plain_text_is_asked_as_text(tmp_path):
+    from learner import small
+    from sft_nb.training.train import train
+    from sft_nb.workbench import Workbench
+    run = train(small(tmp_path, method="full", chat_template="none", learning_rate=1e-2))
+    model, tokenizer = Workbench(run.config, settled=True).trained(run.adapter), AutoTokenizer.from_pretrained(run.adapter)
+    for how in (dict(), dict(bos_twice=True)):
+        if how: tokenizer.bos_token = "<|endoftext|>"
+        with listening(Stub(model, tokenizer, **how)) as url:
+            proof = proving.prove(run, server=url, prompts=2, max_new_tokens=8)
+        assert proof.same == (not how), str(proof)
