@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..report import as_fix, command, fail, Fix, ok, quoted, skipped
+from ..report import as_fix, command, Fix, ok, quoted, skipped
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
-from .stages import Stage
+from .stages import judged, Stage
 from .spoken import Reference, Said
 from .folder import TEXTS
 from .rendered import Case, cause, CAUSES, Rendered
-from .server import _or_none, Refused, Server
+from .server import Refused, Server
 
 # %% ../../nbs/12_results/13_asked.ipynb #as3ser01
 @dataclass
@@ -54,10 +54,9 @@ def same_tokens(x:Serving)->Stage:
     theirs = [x.server.tokens(text) for text in TEXTS]
     if None in theirs: return Stage("server", skipped("it does not tell its tokens", check="tokenizer"))
     other = [text for text, a, b in zip(TEXTS, ours, theirs) if a != b]
+    wrong = f"{len(other)} of {len(TEXTS)} texts become other tokens, the first is {other[0]!r}" if other else ""
     saw = dict(texts=len(TEXTS), other=len(other))
-    if not other: return Stage("server", ok("texts become the same tokens", check="tokenizer"), saw)
-    says = f"{len(other)} of {len(TEXTS)} texts become other tokens, the first is {other[0]!r}"
-    return Stage("server", fail(says, mend(x, "tokenizer"), check="tokenizer"), saw)
+    return judged("server", "tokenizer", wrong, mend(x, "tokenizer"), "texts become the same tokens", saw)
 
 # %% ../../nbs/12_results/13_asked.ipynb #as3men02
 def mend(
@@ -65,18 +64,27 @@ def mend(
     name:str,   # one of `CAUSES`, or context
 )->Fix:
     "What to do about it, as the server wants it"
-    needs, beside = x.reference.needs, f"--chat-template {x.template}"
-    own = x.start(f"--jinja --chat-template-file {x.template}", beside, f"give it the chat template in {x.template}")
-    room = x.start(f"-c {needs}", f"--max-model-len {needs}", f"give it a context of {needs} tokens")
-    once = x.start("--override-kv tokenizer.ggml.add_bos_token=bool:false", beside,
-                   f'set "add_bos_token": false in tokenizer_config.json of {x.model}')
-    again = command(f"python convert_hf_to_gguf.py {x.model} --outfile {x.file}")
-    tokens = x.start("", f"--tokenizer {quoted(x.adapter)}", f"give it the tokenizer in {quoted(x.adapter)}")
-    if x.server.kind == "llama.cpp": tokens = again
-    ways = dict(bos=once, cut=room, context=room, tokenizer=tokens, template=own,
-                system=as_fix("take the system prompt out of the server's settings") | own,
-                thinking=as_fix('send "chat_template_kwargs": {"enable_thinking": false} with each request') | own)
-    return ways[name]
+    off = as_fix('send "chat_template_kwargs": {"enable_thinking": false} with each request')
+    if name == "thinking": return off | _template(x)
+    if name == "system": return as_fix("take the system prompt out of the server's settings") | _template(x)
+    return dict(bos=_one_bos, cut=_room, context=_room, tokenizer=_own_tokens, template=_template)[name](x)
+
+def _template(x:Serving)->Fix:
+    own = f"--chat-template {x.template}"
+    return x.start(f"--jinja --chat-template-file {x.template}", own, f"give it the chat template in {x.template}")
+
+def _room(x:Serving)->Fix:
+    n = x.reference.needs
+    return x.start(f"-c {n}", f"--max-model-len {n}", f"give it a context of {n} tokens")
+
+def _one_bos(x:Serving)->Fix:
+    otherwise = f'set "add_bos_token": false in tokenizer_config.json of {x.model}'
+    return x.start("--override-kv tokenizer.ggml.add_bos_token=bool:false", f"--chat-template {x.template}", otherwise)
+
+def _own_tokens(x:Serving)->Fix:
+    if x.server.kind == "llama.cpp": return command(f"python convert_hf_to_gguf.py {x.model} --outfile {x.file}")
+    own = quoted(x.adapter)
+    return x.start("", f"--tokenizer {own}", f"give it the tokenizer in {own}")
 
 # %% ../../nbs/12_results/13_asked.ipynb #as3pro02
 def same_prompt(x:Serving)->Stage:
@@ -86,10 +94,9 @@ def same_prompt(x:Serving)->Stage:
     saw = {"prompts": len(said), "our tokens": _range(len(s.prompt) for s in said)}
     if c.counts: saw["their tokens"] = _range(n for _, n in c.counts)
     if not c.counts: return Stage("server", skipped("it does not count the tokens of a prompt", check="prompt"), saw)
-    found = cause(c)
-    if found: return Stage("server", fail(found[1], mend(x, found[0]), check=found[0]), saw)
+    check, wrong = cause(c) or ("prompt", "")
     says = "prompts are the same tokens" if c.ids else "prompts have as many tokens"
-    return Stage("server", ok(says, check="prompt"), saw)
+    return judged("server", check, wrong, mend(x, check) if wrong else "", says, saw)
 
 def _range(numbers)->str:
     numbers = [*numbers]
@@ -114,19 +121,19 @@ def whole_context(x:Serving)->Stage:
     "Is there room for the longest row of the training?"
     needs, tells = x.reference.needs, x.server.context
     saw = dict(needed=needs) | (dict(told=tells) if tells else {})
-    if tells and tells < needs: return _no_room(x, f"it holds {tells} tokens, and training had {needs}", saw)
-    s = long_prompt(x)
-    try: seen = x.server.rendered(s.asked)
+    if tells and tells < needs:
+        return judged("server", "context", f"it holds {tells} tokens, and training had {needs}", _room(x), "", saw)
+    return _sent_whole(x, long_prompt(x), saw)
+
+def _sent_whole(x:Serving, s:Said, saw:dict)->Stage:
+    "Is a long prompt taken, and whole?"
+    n, check, wrong = len(s.prompt), "context", ""
+    try: seen = x.server.rendered(s.asked).n
     except Refused as e:
         if e.code in (401, 403, 404) or e.code >= 500: raise
-        return _no_room(x, f"a prompt of {len(s.prompt)} tokens is refused ({e.body[:100]})", saw)
-    if seen.n is None or seen.n >= len(s.prompt):
-        return Stage("server", ok(f"a prompt of {len(s.prompt)} tokens is taken", check="context"), saw)
-    says = f"a prompt of {len(s.prompt)} tokens was cut to {seen.n}"
-    return Stage("server", fail(says, mend(x, "cut"), check="cut"), saw)
-
-def _no_room(x:Serving, says:str, saw:dict)->Stage:
-    return Stage("server", fail(says, mend(x, "context"), check="context"), saw)
+        seen, wrong = None, f"a prompt of {n} tokens is refused ({e.body[:100]})"
+    if seen is not None and seen < n: check, wrong = "cut", f"a prompt of {n} tokens was cut to {seen}"
+    return judged("server", check, wrong, _room(x), f"a prompt of {n} tokens is taken", saw)
 
 # %% ../../nbs/12_results/13_asked.ipynb #as3all02
 def asked_stages(

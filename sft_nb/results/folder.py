@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TEXTS', 'NEUTRAL', 'ROUNDS', 'Folder', 'tokenizer_of', 'Expected', 'folder_tokenizer', 'prompts_by',
            'sampling_settings', 'folder_stop', 'folder_sampling', 'folder_context', 'stored_as', 'folder_dtype',
-           'folder_tied', 'off', 'compare_tensors', 'folder_weights', 'folder_answers', 'folder_stages']
+           'folder_tied', 'off', 'not_as_trained', 'folder_weights', 'folder_answers', 'folder_stages']
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0imp01
 import gc, json
@@ -18,13 +18,13 @@ import torch
 from safetensors import safe_open
 
 from ..on_disk import read_json
-from ..report import command, ConfigError, edit, fail, Fix, ok, quoted, skipped, SftError, warn
+from ..report import command, ConfigError, Fix, ok, quoted, skipped, SftError, warn
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..tokens.tokenizer import model_path
 from ..workbench import Workbench
 from .merge import _read_again, merged_model, unpack
-from .stages import Stage
+from .stages import judged, Stage
 from .spoken import apart, EXPLAINS, mean, Reference, Said, say
 from .rendered import Case, cause, Rendered
 
@@ -51,7 +51,8 @@ class Folder:
     def tensors(self)->dict[str,tuple[str,Path]]:
         "Name -> number format (BF16) and file"
         files = sorted(self.path.glob("*.safetensors"))
-        return {name: (about["dtype"], f) for f in files for name, about in _header(f).items() if name != "__metadata__"}
+        found = [(name, about, f) for f in files for name, about in _header(f).items() if name != "__metadata__"]
+        return {name: (about["dtype"], f) for name, about, f in found}
     def tensor(self, name:str)->torch.Tensor:
         with safe_open(self.tensors[name][1], "pt") as f: return f.get_tensor(name).float()
 
@@ -78,7 +79,8 @@ def tokenizer_of(
     from transformers import AutoTokenizer
     try: found = AutoTokenizer.from_pretrained(folder.path)
     except Exception as e:   # a broken file can raise anything
-        raise SftError(f"tokenizer in {folder.path}", f"it cannot be loaded ({type(e).__name__})", "the run's", "merge again") from e
+        found = f"it cannot be loaded ({type(e).__name__})"
+        raise SftError(f"tokenizer in {folder.path}", found, "the run's", "merge again") from e
     for name in ("prompt_separator", "reasoning"): setattr(found, name, getattr(like, name))
     return found
 
@@ -107,24 +109,24 @@ class Expected:
 def _state(model)->dict[str,torch.Tensor]: return {n: w.detach().float().cpu() for n, w in model.state_dict().items()}
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0pre02
-TEXTS = ("Hello world", "The year 2026, 3.14159 and 1,000,000", "  two  spaces\n\tand\ttabs\n\n", "naïve café, übergrößt",
-         "مرحبا بالعالم", "你好，世界", "def f(x):\n    return x ** 2", "<b>&amp;</b> {\"a\": [1, 2]}", "🙂🙃")
+TEXTS = ("Hello world", "The year 2026, 3.14159 and 1,000,000", "  two  spaces\n\tand\ttabs\n\n",
+         "naïve café, übergrößt", "مرحبا بالعالم", "你好，世界", "def f(x):\n    return x ** 2",
+         "<b>&amp;</b> {\"a\": [1, 2]}", "🙂🙃")
 
 def folder_tokenizer(x:Expected, f:Folder)->Stage:
     "Do texts become the same tokens?"
     ours, theirs = x.bench.tokenizer, tokenizer_of(f, x.bench.tokenizer)
     other = [t for t in TEXTS if ours(t)["input_ids"] != theirs(t)["input_ids"]]
     saw = dict(texts=len(TEXTS), other=len(other))
-    if not other: return Stage("folder", ok("texts become the same tokens", check="tokenizer"), saw)
-    says = f"{len(other)} of {len(TEXTS)} texts become other tokens, the first is {other[0]!r}"
-    return Stage("folder", fail(says, x.again(f.path), check="tokenizer"), saw)
+    wrong = f"{len(other)} of {len(TEXTS)} texts become other tokens, the first is {other[0]!r}" if other else ""
+    return judged("folder", "tokenizer", wrong, x.again(f.path), "texts become the same tokens", saw)
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0pre03
 def prompts_by(
     x:Expected,
     tokenizer,             # whose template it is
     link:str,              # folder or gguf
-    file:Path,             # for the fix
+    fix:Fix,
     begin=lambda ids: ids, # what is done with the ids behind it
 )->Stage:
     "Are prompts rendered as in training?"
@@ -133,11 +135,10 @@ def prompts_by(
         ids = begin(encode_prompts([talk], tokenizer)[0])
         return Rendered(len(ids), ids)
     try: seen = [render(s.asked) for s in said]
-    except SftError as e: return Stage(link, fail(f"its template refuses a prompt: {e.found}", x.again(file), check="template"))
-    found = cause(Case(Template(x.bench.tokenizer), said, seen, render))
+    except SftError as e: return judged(link, "template", f"its template refuses a prompt: {e.found}", fix, "")
+    check, wrong = cause(Case(Template(x.bench.tokenizer), said, seen, render)) or ("prompt", "")
     saw = {"prompts": len(said), "our tokens": len(said[0].prompt), "their tokens": seen[0].n}
-    if not found: return Stage(link, ok("prompts are the same tokens", check="prompt"), saw)
-    return Stage(link, fail(found[1], x.again(file), check=found[0]), saw)
+    return judged(link, check, wrong, fix, "prompts are the same tokens", saw)
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0set02
 NEUTRAL = dict(temperature=(None, 0, 1), top_p=(None, 1), top_k=(None, 0, -1, 50), min_p=(None, 0),
@@ -151,40 +152,40 @@ def sampling_settings(
 
 def folder_stop(x:Expected, f:Folder)->Stage:
     "Does generation end where an answer of training ends?"
-    ends = f.generation.get("eos_token_id", f.config.get("eos_token_id"))
-    ends, wanted = [ends] if isinstance(ends, int) else ends or [], x.reference.ends[0]
-    saw = {"ends in training": x.reference.ends, "ends here": ends}
-    if wanted in ends: return Stage("folder", ok("it ends at the token that ends a turn", check="stop"), saw)
-    says = f"generation_config.json does not end at {x.bench.tokenizer.decode([wanted])}"
-    fix = f'set "eos_token_id": {json.dumps([*x.reference.ends])} in {f.path}/generation_config.json'
-    return Stage("folder", fail(says, fix, check="stop"), saw)
+    ends, wanted = f.generation.get("eos_token_id", f.config.get("eos_token_id")), x.reference.ends
+    ends = [ends] if isinstance(ends, int) else ends or []
+    end = x.bench.tokenizer.decode(wanted[:1])
+    wrong = "" if wanted[0] in ends else f"generation_config.json does not end at {end}"
+    fix = f'set "eos_token_id": {json.dumps(wanted)} in {f.path}/generation_config.json'
+    saw = {"ends in training": wanted, "ends here": ends}
+    return judged("folder", "stop", wrong, fix, "it ends at the token that ends a turn", saw)
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0set03
 def folder_sampling(x:Expected, f:Folder)->Stage:
     "Would a server that reads its settings sample?"
-    found = sampling_settings(f.generation)
+    found, file = sampling_settings(f.generation), f.path/"generation_config.json"
     if not found: return Stage("folder", ok("it brings no settings of sampling along", check="sampling"))
-    own = sampling_settings(_base_generation(x.bench))
-    file, first = f.path/"generation_config.json", next(iter(found))
-    says = f"a server that reads generation_config.json samples: {first} is {found[first]}"
-    fix = f"take {', '.join(found)} out of {file}, or send " + '"temperature": 0 with each request'
-    finding = warn(says + ", as for the base", fix, check="sampling") if found == own else fail(says, fix, check="sampling")
-    return Stage("folder", finding, found)
+    name, value = next(iter(found.items()))
+    says = f"a server that reads generation_config.json samples: {name} is {value}"
+    fix = f'take {", ".join(found)} out of {file}, or send "temperature": 0 with each request'
+    if found != sampling_settings(_base_generation(x.bench)): return judged("folder", "sampling", says, fix, "", found)
+    return Stage("folder", warn(says + ", as for the base", fix, check="sampling"), found)
 
 def _base_generation(bench:Workbench)->dict:
     "The base's settings of generation; empty if it has none"
     from transformers import GenerationConfig
-    try: return GenerationConfig.from_pretrained(model_path(bench.asked.model), revision=bench.asked.revision).to_diff_dict()
+    path, revision = model_path(bench.asked.model), bench.asked.revision
+    try: return GenerationConfig.from_pretrained(path, revision=revision).to_diff_dict()
     except Exception: return {}   # no such file, no network
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0set04
 def folder_context(x:Expected, f:Folder)->Stage:
     "Is there room for the longest row of the training?"
     needs, has = x.reference.needs, f.config.get("max_position_embeddings")
-    saw = dict(needed=needs, told=has)
-    if not isinstance(has, int) or has >= needs: return Stage("folder", ok("the longest row fits", check="context"), saw)
+    short = isinstance(has, int) and has < needs
+    wrong = f"it holds {has} tokens, and training had {needs}" if short else ""
     fix = f'set "max_position_embeddings": {x.bench.shape.max_position_embeddings} in {f.path}/config.json'
-    return Stage("folder", fail(f"it holds {has} tokens, and training had {needs}", fix, check="context"), saw)
+    return judged("folder", "context", wrong, fix, "the longest row fits", dict(needed=needs, told=has))
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0num02
 _NAMES = dict(F32="float32", F16="float16", BF16="bfloat16", F64="float64")
@@ -200,10 +201,10 @@ def folder_dtype(x:Expected, f:Folder)->Stage:
     said, stored = f.config.get("dtype", f.config.get("torch_dtype")), stored_as(f)
     saw = dict(config=said, stored=stored)
     if not stored: return Stage("folder", skipped("there are no safetensors in it", check="dtype"), saw)
-    if said in (None, stored) or "quantization_config" in f.config:
-        return Stage("folder", ok("weights are stored as its config says", check="dtype"), saw)
-    says = f"weights are stored as {stored} and loaded as {said}"
-    return Stage("folder", fail(says, f'set "dtype": "{stored}" in {f.path}/config.json', check="dtype"), saw)
+    as_said = said in (None, stored) or "quantization_config" in f.config
+    wrong = "" if as_said else f"weights are stored as {stored} and loaded as {said}"
+    fix = f'set "dtype": "{stored}" in {f.path}/config.json'
+    return judged("folder", "dtype", wrong, fix, "weights are stored as its config says", saw)
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0num03
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -213,15 +214,18 @@ def folder_tied(x:Expected, f:Folder)->Stage:
     if _EMBEDDING not in f.tensors or not {_EMBEDDING, _HEAD} <= {*x.merged}:
         return Stage("folder", skipped("embedding and head have other names", check="tied"))
     was, ties = torch.equal(x.merged[_EMBEDDING], x.merged[_HEAD]), bool(f.config.get("tie_word_embeddings"))
-    apart_here = _HEAD in f.tensors and not torch.equal(f.tensor(_HEAD), f.tensor(_EMBEDDING))
-    saw = {"one in training": was, "config ties them": ties, "file has a head": _HEAD in f.tensors}
-    says = ""
-    if ties and (apart_here or not was): says = "the head was trained apart, and loading overwrites it with the embedding"
-    if ties and was and apart_here: says = "the file has a head of its own, which loading overwrites with the embedding"
-    if not ties and _HEAD not in f.tensors: says = "the file has no head, and loading makes a random one"
-    if not ties and was and apart_here: says = "the head was the embedding in training, and is another one here"
-    if says: return Stage("folder", fail(says, x.again(f.path), check="tied"), saw)
-    return Stage("folder", ok("embedding and head are as they were in training", check="tied"), saw)
+    has = _HEAD in f.tensors
+    other = has and not torch.equal(f.tensor(_HEAD), f.tensor(_EMBEDDING))
+    saw = {"one in training": was, "config ties them": ties, "file has a head": has}
+    wrong = _untied(was, ties, has, other)
+    return judged("folder", "tied", wrong, x.again(f.path), "embedding and head are as in training", saw)
+
+def _untied(was:bool, ties:bool, has:bool, other:bool)->str:
+    "What is wrong with a head; empty: nothing"
+    if ties and not was: return "the head was trained apart, and loading overwrites it with the embedding"
+    if ties and other: return "the file has a head of its own, which loading overwrites with the embedding"
+    if not ties and not has: return "the file has no head, and loading makes a random one"
+    return "the head was the embedding in training, and is another one here" if was and other else ""
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0wei02
 ROUNDS = dict(float32=1e-4, bfloat16=4e-3, float16=2e-3)   # of the norm of a tensor
@@ -231,50 +235,54 @@ def off(a:torch.Tensor, b:torch.Tensor)->float:
     if a.shape != b.shape or not bool(a.isfinite().all()): return float("inf")
     return ((a - b).norm() / b.norm().clamp(min=1e-12)).item()
 
-def compare_tensors(
-    x:Expected,
-    names:dict[str,str],   # name in the model -> name here
-    read,                  # name here -> tensor, float32
-    rounds:float,          # share of the norm that the format explains
-)->tuple[list[str],list[str]]:
-    "Tensors that are another one than was trained, and those of them that are the base's"
-    other = [name for name, here in names.items() if not off(read(here), x.merged[name]) <= rounds]
-    if not other or x.bench.asked.method == "full" and len(other) < len(names): return other, []
-    return other, [name for name in other if off(read(names[name]), x.base[name]) <= rounds]
+# %% ../../nbs/12_results/10_folder.ipynb #fo0wei05
+def not_as_trained(x:Expected, f:Folder, names:list[str])->list[str]:
+    "Tensors that are off by more than their format rounds"
+    limit = ROUNDS.get(stored_as(f), 1e-4)
+    return [name for name in names if not off(f.tensor(name), x.merged[name]) <= limit]
+
+def _why_other(x:Expected, f:Folder, other:list[str])->tuple[str,str]:
+    "The fault that explains tensors which are not as trained: its name, and what was seen; empty: none does"
+    broken = [n for n in other if not bool(f.tensor(n).isfinite().all())]
+    if broken: return "dtype", f"{broken[0]} is not finite"
+    limit = ROUNDS.get(stored_as(f), 1e-4)
+    of_base = all(n in x.base and off(f.tensor(n), x.base[n]) <= limit for n in other)
+    return ("adapter", f"{len(other)} tensors are the base's: the adapter is not in it") if of_base else ("weights", "")
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0wei03
 def folder_weights(x:Expected, f:Folder)->Stage:
     "Are the tensors those of the run?"
-    names = {n: n for n in f.tensors if n in x.merged and f.tensors[n][0] in _NAMES}
-    saw = {"tensors": len(f.tensors), "compared": len(names)}
-    if not names: return Stage("folder", skipped("its tensors have other names or formats", check="weights"), saw)
-    other, of_base = compare_tensors(x, names, f.tensor, ROUNDS.get(stored_as(f), 1e-4))
-    saw["other"] = len(other)
-    if not other: return Stage("folder", ok("tensors are those of the run", check="weights"), saw)
-    fix = x.again(f.path)
-    if of_base == other and len(of_base) > 0:
-        return Stage("folder", fail(f"{len(other)} tensors are the base's: the adapter is not in it", fix, check="adapter"), saw)
-    broken = [n for n in other if not bool(f.tensor(n).isfinite().all())]
-    if broken: return Stage("folder", fail(f"{broken[0]} is not finite", fix, check="dtype"), saw)
-    return Stage("folder", warn(f"{len(other)} tensors are not what was trained, the first is {other[0]}", fix, check="weights"), saw)
+    names = [n for n in f.tensors if n in x.merged and f.tensors[n][0] in _NAMES]
+    if not names: return Stage("folder", skipped("its tensors have other names or formats", check="weights"))
+    other, fix = not_as_trained(x, f, names), x.again(f.path)
+    saw = {"compared": len(names), "other": len(other)}
+    check, wrong = _why_other(x, f, other) if other else ("weights", "")
+    if not other or wrong: return judged("folder", check, wrong, fix, "tensors are those of the run", saw)
+    says = f"{len(other)} tensors are not what was trained, the first is {other[0]}"
+    return Stage("folder", warn(says, fix, check=check), saw)
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0ans02
 def folder_answers(x:Expected, f:Folder)->Stage:
     "Does the loaded folder say what the run's model says?"
-    model = _read_again(f.path, "auto", x.bench.hardware.device)
-    r = x.reference
-    said = say(model, x.bench.tokenizer, [s.asked for s in r.tuned], max_new_tokens=r.max_new_tokens, along=r.tuned)
+    r, model = x.reference, _read_again(f.path, "auto", x.bench.hardware.device)
+    asked = [s.asked for s in r.tuned]
+    said = say(model, x.bench.tokenizer, asked, max_new_tokens=r.max_new_tokens, along=r.tuned)
     del model
     gc.collect()
-    near = mean([d for a, b in zip(r.tuned, said) for d in apart(a.top, b.top)])
-    far = mean([d for a, b in zip(r.base, said) for d in apart(a.top, b.top)])
-    limit = EXPLAINS.get(stored_as(f), max(r.effect / 2, .1))
-    same = sum(a.text == b.text for a, b in zip(r.tuned, said))
-    saw = {"nats": f"{near:.2g}", "allowed": f"{limit:.2g}", "nats to base": f"{far:.2g}", "equal answers": f"{same} of {len(said)}"}
-    if near <= limit: return Stage("folder", ok("it says what the adapter says on its base", check="answers"), saw)
-    name, says = "answers", f"its log-probabilities are {near:.2g} nats off, and its format explains {limit:.2g}"
-    if far < near / 2: name, says = "adapter", "it says what the base says: the adapter is not in it"
-    return Stage("folder", fail(says, x.again(f.path), check=name), saw)
+    near, far, limit = _nats(r.tuned, said), _nats(r.base, said), EXPLAINS.get(stored_as(f), max(r.effect / 2, .1))
+    equal = sum(a.text == b.text for a, b in zip(r.tuned, said))
+    saw = {"nats": f"{near:.2g}", "nats to base": f"{far:.2g}", "equal answers": f"{equal} of {len(said)}"}
+    check, wrong = _why_off(near, far, limit)
+    return judged("folder", check, wrong, x.again(f.path), "it says what the adapter says on its base", saw)
+
+def _why_off(near:float, far:float, limit:float)->tuple[str,str]:
+    "The fault, and what was seen; empty: there is none"
+    if near <= limit: return "answers", ""
+    if far < near / 2: return "adapter", "it says what the base says: the adapter is not in it"
+    return "answers", f"its log-probabilities are {near:.2g} nats off, and its format explains {limit:.2g}"
+
+def _nats(ours:list[Said], theirs:list[Said])->float:
+    return mean([d for a, b in zip(ours, theirs) for d in apart(a.top, b.top)])
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0ans03
 def folder_stages(
@@ -283,6 +291,6 @@ def folder_stages(
 )->Iterator[Stage]:
     "Files, tensors, answers"
     yield folder_tokenizer(x, f)
-    yield prompts_by(x, tokenizer_of(f, x.bench.tokenizer), "folder", f.path)
+    yield prompts_by(x, tokenizer_of(f, x.bench.tokenizer), "folder", x.again(f.path))
     looks = (folder_stop, folder_sampling, folder_context, folder_dtype, folder_tied, folder_weights, folder_answers)
     for look in looks: yield look(x, f)

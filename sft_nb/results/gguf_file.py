@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Gguf', 'convert_again', 'gguf_tokenizer', 'gguf_prompt', 'gguf_stop', 'gguf_sampling', 'gguf_context', 'gguf_shape',
-           'rounds', 'gguf_dtype', 'gguf_tied', 'gguf_weights', 'gguf_stages']
+           'explained', 'gguf_dtype', 'gguf_tied', 'gguf_weights', 'gguf_stages']
 
 # %% ../../nbs/12_results/11_gguf_file.ipynb #gg1imp01
 import copy, json, re
@@ -14,10 +14,11 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from fastcore.basics import patch
 
-from ..report import command, ConfigError, fail, Fix, ok, quoted, skipped, warn
-from .stages import Stage
-from .folder import compare_tensors, Expected, prompts_by
+from ..report import as_fix, command, ConfigError, Fix, ok, quoted, skipped
+from .stages import judged, Stage
+from .folder import Expected, prompts_by
 
 # %% ../../nbs/12_results/11_gguf_file.ipynb #gg1fil01
 class Gguf:
@@ -75,16 +76,21 @@ def gguf_tokenizer(x:Expected, f:Gguf)->Stage:
     tok, theirs = x.bench.tokenizer, f.get("tokenizer.ggml.tokens", [])
     ours = tok.convert_ids_to_tokens(range(len(tok)))
     other = [k for k, token in enumerate(ours) if k >= len(theirs) or theirs[k] != token]
-    types = f.get("tokenizer.ggml.token_type", [])
-    plain = [t for i, t in tok.added_tokens_decoder.items() if t.special and i < len(types) and types[i] not in _SPECIAL]
-    merges, own = f.get("tokenizer.ggml.merges"), _merges(tok)
+    wrong = f"{len(other)} tokens are other ones, the first is number {other[0]}" if other else _other_rules(tok, f)
     saw = {"our tokens": len(ours), "their tokens": len(theirs), "other": len(other)}
-    says = ""
-    if plain: says = f"{plain[0].content} is no special token in it"
-    if merges and own and merges != own: says = "it has other merges"
-    if other: says = f"{len(other)} tokens are other ones, the first is number {other[0]}"
-    if says: return Stage("gguf", fail(says, convert_again(x, f), check="tokenizer"), saw)
-    return Stage("gguf", ok("it has the vocabulary of the run", check="tokenizer"), saw)
+    return judged("gguf", "tokenizer", wrong, convert_again(x, f), "it has the vocabulary of the run", saw)
+
+def _other_rules(tokenizer, f:Gguf)->str:
+    "Which rule is another one, with the same tokens; empty: none"
+    merges, own, plain = f.get("tokenizer.ggml.merges"), _merges(tokenizer), _plain(tokenizer, f)
+    if merges and own and merges != own: return "it has other merges"
+    return f"{plain} is no special token in it" if plain else ""
+
+def _plain(tokenizer, f:Gguf)->str:
+    "The first special token that the file has as a plain one; empty: none"
+    types, added = f.get("tokenizer.ggml.token_type", []), tokenizer.added_tokens_decoder.items()
+    found = (t.content for i, t in added if t.special and i < len(types) and types[i] not in _SPECIAL)
+    return next(found, "")
 
 def _merges(tokenizer)->list[str]:
     "Of a BPE, as GGUF writes them; empty for another kind"
@@ -94,25 +100,37 @@ def _merges(tokenizer)->list[str]:
 
 # %% ../../nbs/12_results/11_gguf_file.ipynb #gg1tok03
 def gguf_prompt(x:Expected, f:Gguf)->Stage:
-    "Are prompts rendered as in training? llama.cpp takes away a BOS that the template wrote before it adds its own"
-    template, ours = f.get("tokenizer.chat_template"), x.bench.tokenizer
-    if template is None and ours.chat_template is not None:
-        says = "it has no chat template, and a server takes one of its own"
-        return Stage("gguf", fail(says, convert_again(x, f), check="template"))
-    theirs, adds, bos = copy.copy(ours), bool(f.get("tokenizer.ggml.add_bos_token")), f.get("tokenizer.ggml.bos_token_id")
-    theirs.chat_template = template if ours.chat_template is not None else None
-    begins = {s.prompt[:1] == [bos] for s in x.reference.tuned}
-    def begin(ids): return [bos, *ids] if adds and bos is not None and ids[:1] != [bos] else ids
-    if ours.chat_template is None and begins == {True} and not adds:
-        says = "add_bos_token is false, and training began with a BOS"
-        return Stage("gguf", fail(says, _set(f, "tokenizer.ggml.add_bos_token", "true"), check="bos"))
-    stage = prompts_by(x, theirs, "gguf", f.path, begin)
-    if stage.finding.check == "bos" and adds: return _other_fix(stage, _set(f, "tokenizer.ggml.add_bos_token", "false"))
-    return _other_fix(stage, convert_again(x, f)) if stage.is_broken else stage
+    "Are prompts rendered as in training?"
+    ours, template = x.bench.tokenizer, f.get("tokenizer.chat_template")
+    none = "it has no chat template, and a server takes one of its own"
+    if ours.chat_template is None: return _plain_prompt(x, f)
+    if template is None: return judged("gguf", "template", none, convert_again(x, f), "")
+    theirs, adds, bos = copy.copy(ours), _adds_bos(f), f.get("tokenizer.ggml.bos_token_id")
+    theirs.chat_template = template
+    def begin(ids): return [bos, *ids] if adds and ids[:1] != [bos] else ids
+    stage = prompts_by(x, theirs, "gguf", convert_again(x, f), begin)
+    return _without_bos(f, stage) if stage.finding.check == "bos" and adds else stage
+
+def _without_bos(f:Gguf, stage:Stage)->Stage:
+    "The same, with a setting as its fix"
+    fix = _set(f, "tokenizer.ggml.add_bos_token", "false")
+    return judged("gguf", "bos", stage.finding.says, fix, "", stage.saw)
+
+def _plain_prompt(x:Expected, f:Gguf)->Stage:
+    "For a run on plain text: does it begin as training did?"
+    adds, bos = _adds_bos(f), f.get("tokenizer.ggml.bos_token_id")
+    begins = all(s.prompt[:1] == [bos] for s in x.reference.tuned)
+    wrong = "" if adds == begins else f"add_bos_token is {str(adds).lower()}, and was not in training"
+    fix = _set(f, "tokenizer.ggml.add_bos_token", str(begins).lower())
+    return judged("gguf", "bos", wrong, fix, "prompts begin as in training")
+
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1tok05
+def _adds_bos(f:Gguf)->bool:
+    "Does a server put a BOS in front? Without the setting it does for a vocabulary of sentencepiece"
+    if f.get("tokenizer.ggml.bos_token_id") is None: return False
+    return bool(f.get("tokenizer.ggml.add_bos_token", f.get("tokenizer.ggml.model") == "llama"))
 
 def _set(f:Gguf, key:str, value)->Fix: return command(f"gguf-set-metadata {quoted(f.path)} {key} {value}")
-
-def _other_fix(s:Stage, fix:Fix)->Stage: return Stage(s.link, fail(s.finding.says, fix, check=s.finding.check), s.saw)
 
 # %% ../../nbs/12_results/11_gguf_file.ipynb #gg1met02
 _ENDS = ("eos", "eot", "eom")
@@ -120,11 +138,11 @@ _ENDS = ("eos", "eot", "eom")
 def gguf_stop(x:Expected, f:Gguf)->Stage:
     "Does it end at the token that ends a turn?"
     ends = [f.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS]
-    wanted, ends = x.reference.ends[0], [e for e in ends if e is not None]
-    saw = {"ends in training": x.reference.ends, "ends here": ends}
-    if wanted in ends: return Stage("gguf", ok("it ends at the token that ends a turn", check="stop"), saw)
-    says = f"it does not end at {x.bench.tokenizer.decode([wanted])}"
-    return Stage("gguf", fail(says, _set(f, "tokenizer.ggml.eos_token_id", wanted), check="stop"), saw)
+    wanted, ends = x.reference.ends, [e for e in ends if e is not None]
+    wrong = "" if wanted[0] in ends else f"it does not end at {x.bench.tokenizer.decode(wanted[:1])}"
+    fix = _set(f, "tokenizer.ggml.eos_token_id", wanted[0])
+    saw = {"ends in training": wanted, "ends here": ends}
+    return judged("gguf", "stop", wrong, fix, "it ends at the token that ends a turn", saw)
 
 _NEUTRAL = dict(temp=(0, 1), top_k=(0, -1, 40), top_p=(1,), min_p=(0,), penalty_repeat=(1,))
 
@@ -134,22 +152,21 @@ def gguf_sampling(x:Expected, f:Gguf)->Stage:
     found = {name: v for name, v in said.items() if v is not None and v not in _NEUTRAL[name]}
     if not found: return Stage("gguf", ok("it brings no settings of sampling along", check="sampling"))
     name, value = next(iter(found.items()))
-    says = f"a server that reads it samples: general.sampling.{name} is {value:.3g}"
-    fix = _set(f, f"general.sampling.{name}", _NEUTRAL[name][0]) | 'send "temperature": 0 with each request'
-    return Stage("gguf", fail(says, fix, check="sampling"), found)
+    wrong = f"a server that reads it samples: general.sampling.{name} is {value:.3g}"
+    fix = _set(f, f"general.sampling.{name}", _NEUTRAL[name][0]) | as_fix('send "temperature": 0 with each request')
+    return judged("gguf", "sampling", wrong, fix, "", found)
 
 # %% ../../nbs/12_results/11_gguf_file.ipynb #gg1met03
 def gguf_context(x:Expected, f:Gguf)->Stage:
     "Is there room for the longest row of the training?"
     needs, has = x.reference.needs, f.of_arch("context_length")
-    saw = dict(needed=needs, told=has)
-    if has is None or has >= needs: return Stage("gguf", ok("the longest row fits", check="context"), saw)
-    own = getattr(x.bench.shape, "max_position_embeddings", needs)
-    fix = _set(f, f"{f.arch}.context_length", own)
-    return Stage("gguf", fail(f"it holds {has} tokens, and training had {needs}", fix, check="context"), saw)
+    short = has is not None and has < needs
+    wrong = f"it holds {has} tokens, and training had {needs}" if short else ""
+    fix = _set(f, f"{f.arch}.context_length", getattr(x.bench.shape, "max_position_embeddings", needs))
+    return judged("gguf", "context", wrong, fix, "the longest row fits", dict(needed=needs, told=has))
 
-_SHAPE = {"block_count": "num_hidden_layers", "embedding_length": "hidden_size", "attention.head_count": "num_attention_heads",
-          "attention.head_count_kv": "num_key_value_heads"}
+_SHAPE = {"block_count": "num_hidden_layers", "embedding_length": "hidden_size",
+          "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads"}
 
 def gguf_shape(x:Expected, f:Gguf)->Stage:
     "Is it a model of this shape, with the same positions?"
@@ -158,19 +175,24 @@ def gguf_shape(x:Expected, f:Gguf)->Stage:
     theta = (getattr(ours, "rope_parameters", None) or {}).get("rope_theta")
     base = f.of_arch("rope.freq_base")
     if theta and base and abs(base / theta - 1) > 1e-3: other["rope.freq_base"] = base
-    if not other: return Stage("gguf", ok("it has the shape of the run's model", check="shape"))
-    key, value = next(iter(other.items()))
-    return Stage("gguf", fail(f"{f.arch}.{key} is {value}, not the run's", convert_again(x, f), check="shape"), other)
+    key, value = next(iter(other.items()), ("", ""))
+    wrong = f"{f.arch}.{key} is {value}, not the run's" if other else ""
+    return judged("gguf", "shape", wrong, convert_again(x, f), "it has the shape of the run's model", other)
 
 # %% ../../nbs/12_results/11_gguf_file.ipynb #gg1ten02
 _ROUNDS = {"F32": 1e-4, "F16": 2e-3, "BF16": 5e-3, "8": .02, "6": .05, "5": .09, "4": .16, "3": .3, "2": .5, "1": .9}
 
-def rounds(
+def explained(
     kind:str,   # a type of GGUF: Q4_K
 )->float:
     "The share of its norm by which a matrix of this type may be off"
     bits = re.search(r"\d", kind)
     return _ROUNDS.get(kind, _ROUNDS.get(bits[0] if bits else "", .5))
+
+@patch
+def rounds(self:Gguf, name:str)->float:
+    "The same for a matrix of the file"
+    return explained(self.tensors[name].tensor_type.name)
 
 def _says(f:Gguf)->str:
     "The type that the file says of itself: Q8_0; empty if it does not"
@@ -183,9 +205,9 @@ def gguf_dtype(x:Expected, f:Gguf)->Stage:
     said, mostly = _says(f), f.mostly
     saw = {"file says": said or "nothing", "matrices": ", ".join(f"{n} {kind}" for kind, n in f.types.most_common(4))}
     same = said == mostly or said[:2] == mostly[:2] and said[:1] in "QIT"
-    if not said or not mostly or said == "GUESSED" or same:
-        return Stage("gguf", ok("its matrices are of the type that it says", check="dtype"), saw)
-    return Stage("gguf", fail(f"it says {said}, and its matrices are {mostly}", convert_again(x, f), check="dtype"), saw)
+    unknown = not said or not mostly or said == "GUESSED"
+    wrong = "" if same or unknown else f"it says {said}, and its matrices are {mostly}"
+    return judged("gguf", "dtype", wrong, convert_again(x, f), "its matrices are of the type that it says", saw)
 
 # %% ../../nbs/12_results/11_gguf_file.ipynb #gg1ten04
 _TURNED = {"llama": ("attn_q.", "attn_k.")}   # matrices whose rows the converter puts into another order
@@ -200,18 +222,19 @@ def _names(x:Expected, f:Gguf)->dict[str,str]:
     turned = _TURNED.get(f.arch, ())
     return {name: here for name, here in found.items() if here in f.tensors and not any(t in here for t in turned)}
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1tie01
+_HEAD = "output.weight"
+
 def gguf_tied(x:Expected, f:Gguf)->Stage:
     "Is the head the embedding where it was in training, and only there?"
     embedding, head = (x.merged.get(f"{name}.weight") for name in ("model.embed_tokens", "lm_head"))
     if embedding is None or head is None or "token_embd.weight" not in f.tensors:
         return Stage("gguf", skipped("embedding and head have other names", check="tied"))
-    was, has = torch.equal(embedding, head), "output.weight" in f.tensors
-    saw, says = {"one in training": was, "file has a head": has}, ""
-    if not was and not has: says = "the head was trained apart, and the file has none: the embedding takes its place"
-    limit = rounds(f.tensors["output.weight"].tensor_type.name) if has else 1
-    if has and not _off(f.tensor("output.weight"), head) <= limit: says = "the head in the file is not the run's"
-    if says: return Stage("gguf", fail(says, convert_again(x, f), check="tied"), saw)
-    return Stage("gguf", ok("embedding and head are as they were in training", check="tied"), saw)
+    was, has, wrong = torch.equal(embedding, head), _HEAD in f.tensors, ""
+    if not was and not has: wrong = "the head was trained apart, and the file has none: the embedding takes its place"
+    if has and not _off(f.tensor(_HEAD), head) <= f.rounds(_HEAD): wrong = "the head in the file is not the run's"
+    saw = {"one in training": was, "file has a head": has}
+    return judged("gguf", "tied", wrong, convert_again(x, f), "embedding and head are as in training", saw)
 
 def _off(a:torch.Tensor, b:torch.Tensor)->float:
     "As a share of `b`; a vocabulary may be filled up with rows"
@@ -224,17 +247,18 @@ def gguf_weights(x:Expected, f:Gguf)->Stage:
     "Are the matrices those of the run, as far as their types allow?"
     names = _names(x, f)
     if not names: return Stage("gguf", skipped(f"matrices of {f.arch} have names that are not known", check="weights"))
-    far = {n: _off(f.tensor(h), x.merged[n]) / rounds(f.tensors[h].tensor_type.name) for n, h in names.items()}
-    other = [n for n, times in far.items() if not times <= 1]
+    far = {here: _off(f.tensor(here), x.merged[n]) / f.rounds(here) for n, here in names.items()}
     worst = max(far, key=far.get)
-    saw = {"matrices": len(far), "other": len(other), "worst, of what its type explains": f"{far[worst]:.2g}"}
-    if _is_base(x, f, names): return _broken(x, f, "matrices are the base's: the adapter is not in it", "adapter", saw)
-    if not other: return Stage("gguf", ok("matrices are those of the run", check="weights"), saw)
-    if far[worst] == float("inf"): return _broken(x, f, f"{names[worst]} is not finite, or of another size", "dtype", saw)
-    return _broken(x, f, f"{len(other)} matrices are not the run's, the first is {names[other[0]]}", "weights", saw)
+    check, wrong = _why_far({here: times for here, times in far.items() if not times <= 1})
+    if _is_base(x, f, names): check, wrong = "adapter", "matrices are the base's: the adapter is not in it"
+    saw = {"matrices": len(far), "worst, of what its type explains": f"{far[worst]:.2g}"}
+    return judged("gguf", check, wrong, convert_again(x, f), "matrices are those of the run", saw)
 
-def _broken(x:Expected, f:Gguf, says:str, name:str, saw:dict)->Stage:
-    return Stage("gguf", fail(says, convert_again(x, f), check=name), saw)
+def _why_far(far:dict[str,float])->tuple[str,str]:
+    "The fault in matrices that are further away than their type explains, and what was seen; empty: there is none"
+    broken = [here for here, times in far.items() if times == float("inf")]
+    if broken: return "dtype", f"{broken[0]} is not finite, or of another size"
+    return "weights", f"{len(far)} matrices are not the run's, the first is {next(iter(far))}" if far else ""
 
 def _is_base(x:Expected, f:Gguf, names:dict[str,str])->bool:
     "Is each matrix that was changed by training nearer to the base's?"

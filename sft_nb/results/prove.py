@@ -6,7 +6,6 @@
 __all__ = ['what_was_trained', 'adapter_stages', 'prove']
 
 # %% ../../nbs/12_results/15_prove.ipynb #pr5imp01
-import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,30 +54,29 @@ def what_was_trained(
     max_new_tokens:int=48,
 )->Reference:
     "What the adapter says on its base, and what the base says without it"
-    tokenizer = bench.tokenizer
+    tokenizer, how = bench.tokenizer, dict(max_new_tokens=max_new_tokens)
     model, asked = _trained(bench, source), _asked(bench, prompts)
-    tuned = say(model, tokenizer, asked, max_new_tokens=max_new_tokens)
-    free = say(model, tokenizer, _open(Template(tokenizer)), max_new_tokens=max_new_tokens)
-    with base_of(bench, model) as before:
-        base = say(before, tokenizer, asked, max_new_tokens=max_new_tokens, along=tuned)
-    del model
-    gc.collect()
+    tuned = say(model, tokenizer, asked, **how)
+    free = say(model, tokenizer, _open(Template(tokenizer)), **how)
+    with base_of(bench, model) as before: base = say(before, tokenizer, asked, along=tuned, **how)
     needs = max(_longest(run), *(len(s.prompt) + len(s.tokens) for s in (*tuned, *free)))
     return Reference(tuned, base, free, end_ids(tokenizer), needs, max_new_tokens)
 
 # %% ../../nbs/12_results/15_prove.ipynb #pr5ada02
 def adapter_stages(
-    reference:Reference,
+    r:Reference,
 )->Iterator[Stage]:
     "Has the training changed what is said, and do the answers end?"
-    effect, told, n = reference.effect, len(reference.told_apart), len(reference.tuned)
-    saw = {"prompts": n, "nats between base and tuned": f"{effect:.2g}", "other answers": told}
-    if effect == effect and (effect > .01 or told): yield Stage("adapter", ok("it changes what the base says", check="effect"), saw)
-    else: yield Stage("adapter", warn("base and tuned model say the same", edit(learning_rate=1e-3), check="effect"), saw)
-    ended = sum(s.ended for s in reference.tuned)
-    if ended: yield Stage("adapter", ok("its answers end", check="stop"), dict(ended=f"{ended} of {n}"))
-    else: yield Stage("adapter", warn("no answer ends by itself, so no stop can be compared",
-                                      edit(max_new_tokens=4 * reference.max_new_tokens), check="stop"), dict(ended=f"0 of {n}"))
+    n = len(r.tuned)
+    saw = {"prompts": n, "nats between base and tuned": f"{r.effect:.2g}", "other answers": len(r.told_apart)}
+    finding = ok("it changes what the base says", check="effect")
+    if not r.told_apart and not r.effect > .01:
+        finding = warn("base and tuned model say the same", edit(learning_rate=1e-3), check="effect")
+    yield Stage("adapter", finding, saw)
+    ended, finding = sum(s.ended for s in r.tuned), ok("its answers end", check="stop")
+    longer = edit(max_new_tokens=4 * r.max_new_tokens)
+    if not ended: finding = warn("no answer ends by itself, so no stop can be compared", longer, check="stop")
+    yield Stage("adapter", finding, dict(ended=f"{ended} of {n}"))
 
 # %% ../../nbs/12_results/15_prove.ipynb #pr5pro02
 @dataclass
@@ -90,7 +88,7 @@ class _Way:
     named:bool            # it was named, and not found in the run
     gguf:Gguf|None
     server:Server|None
-    sends:dict
+    sends:dict            # with each request of a client
 
     @property
     def source(self)->Path: return self.run.weights(self.checkpoint)
@@ -102,11 +100,13 @@ def _folder(run:Run, folder:str|Path|None, checkpoint:str)->Folder|None:
     return Folder(own) if own.is_dir() else None
 
 # %% ../../nbs/12_results/15_prove.ipynb #pr5pro03
+_FORMATS = dict(F32="float32", F16="float16", BF16="bfloat16")
+
 def _serving(way:_Way, reference:Reference)->Serving:
     "What is asked of the server"
     weights = ""
     if way.named: weights = stored_as(way.folder)
-    if way.gguf: weights = dict(F32="float32", F16="float16", BF16="bfloat16").get(way.gguf.mostly, way.gguf.mostly.lower())
+    if way.gguf: weights = _FORMATS.get(way.gguf.mostly, way.gguf.mostly.lower())
     return Serving(
         way.server, reference, way.run.path, way.source, folder=way.folder.path if way.folder else None,
         gguf=way.gguf.path if way.gguf else None, weights=weights, sends=way.sends)
@@ -137,24 +137,30 @@ def _way(run:Run, checkpoint:str, server:str|None, gguf, folder, model:str|None,
 # %% ../../nbs/12_results/15_prove.ipynb #pr5pro06
 def prove(
     run:Run|str|Path,
-    *, server:str|None=None,       # http://localhost:8000: a server that speaks OpenAI's API
-    gguf:str|Path|None=None,       # a file for llama.cpp
-    folder:str|Path|None=None,     # merged weights; None: `merged` in the run, if it is there
-    checkpoint:str="adapter",      # the result; or checkpoint-N
-    model:str|None=None,           # of the server; None: the only one that it lists
-    sends:dict|None=None,          # what your client sends with each request: dict(temperature=0)
-    prompts:int=8,                 # of the run, to compare
-    max_new_tokens:int=48,         # of an answer
-    timeout:float=120,             # seconds for an answer of the server
-    trust_remote_code:bool=False,  # True: code that the run's config names may run
+    *, server:str|None=None,      # http://localhost:8000: a server that speaks OpenAI's API
+    gguf:str|Path|None=None,      # a file for llama.cpp
+    folder:str|Path|None=None,    # merged weights; None: `merged` in the run
+    checkpoint:str="adapter",     # the result; or checkpoint-N
+    model:str|None=None,          # of the server; None: the only one
+    sends:dict|None=None,         # with each request of your client
+    prompts:int=8,
+    max_new_tokens:int=48,        # of an answer
+    timeout:float=120,            # seconds for an answer
+    trust_remote_code:bool=False, # for code that its config names
 )->Proof:
-    "Compare stage by stage, up to the first that is broken; `SftError` for what cannot be asked or read"
+    "Compare stage by stage, up to the first broken one; `SftError` for what cannot be asked or read"
     run = open_run(run, trust_remote_code=trust_remote_code)
-    if prompts < 1: raise ConfigError(f"prove {run.name}", f"prompts is {prompts}", "at least one", edit(prompts=8))
     way = _way(run, checkpoint, server, gguf, folder, model, sends, timeout)
+    return _walk(way, prompts, max_new_tokens)
+
+# %% ../../nbs/12_results/15_prove.ipynb #pr5pro06a
+def _walk(way:_Way, prompts:int, max_new_tokens:int)->Proof:
+    "All links, up to the first broken stage; kept in the run"
+    run = way.run
+    if prompts < 1: raise ConfigError(f"prove {run.name}", f"prompts is {prompts}", "at least one", edit(prompts=8))
     bench = Workbench(run.config, settled=True)
     reference = what_was_trained(bench, run, way.source, prompts=prompts, max_new_tokens=max_new_tokens)
     x = Expected(bench, way.source, run.path, reference)
-    proof = Proof(run.name, checkpoint, until_broken(*_links(way, x)))
-    proof.save(run.path/"eval"/f"proof-{checkpoint}.json")
+    proof = Proof(run.name, way.checkpoint, until_broken(*_links(way, x)))
+    proof.save(run.path/"eval"/f"proof-{way.checkpoint}.json")
     return proof

@@ -1,5 +1,5 @@
-"""A folder of the tiny model's shape (Qwen3) as a GGUF file: enough of llama.cpp's converter for our tests. `pre` is the
-pre-tokenizer that splits digits, as ours does (llama.cpp calls it smollm)."""
+"""A folder of the tiny model's shape (Qwen3) as a GGUF file: enough of llama.cpp's converter for tests. Its name for
+a pre-tokenizer that splits digits, as ours does, is smollm."""
 import json
 from pathlib import Path
 

@@ -17,8 +17,8 @@ from sft_nb.run.directory import Run
 from sft_nb.tokens.tokenizer import ASSETS
 from sft_nb.training.train import train
 
-TEMPLATE = ("{{ bos_token }}{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' + message['content']"
-            " + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+TEMPLATE = ("{{ bos_token }}{%- for m in messages %}{{- '<|im_start|>' + m['role'] + '\\n' + m['content'] }}"
+            "{{- '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
             "{%- if enable_thinking is defined and enable_thinking %}{{- '<think>\\n' }}{%- endif %}{%- endif %}")
 OTHER = "{%- for m in messages %}{{- m['role'] + ': ' + m['content'] + '\\n' }}{%- endfor %}{{- 'assistant: ' }}"
 FEW = dict(prompts=3, max_new_tokens=20)

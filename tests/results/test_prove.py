@@ -205,7 +205,8 @@ def test_a_run_on_plain_text_is_asked_as_text(tmp_path):
     from sft_nb.training.train import train
     from sft_nb.workbench import Workbench
     run = train(small(tmp_path, method="full", chat_template="none", learning_rate=1e-2))
-    model, tokenizer = Workbench(run.config, settled=True).trained(run.adapter), AutoTokenizer.from_pretrained(run.adapter)
+    model = Workbench(run.config, settled=True).trained(run.adapter)
+    tokenizer = AutoTokenizer.from_pretrained(run.adapter)
     for how in (dict(), dict(bos_twice=True)):
         if how: tokenizer.bos_token = "<|endoftext|>"
         with listening(Stub(model, tokenizer, **how)) as url:

@@ -32,8 +32,8 @@ def wait_for(url: str, process, seconds: float = 120) -> None:
 def transformers_serve():
     "Its address; the process is gone afterwards"
     port = free_port()
-    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", "--port", str(port), "--host", "127.0.0.1",
-               "--device", "cpu"]
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", "--port", str(port),
+               "--host", "127.0.0.1", "--device", "cpu"]
     quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     process = subprocess.Popen(command, env=os.environ | dict(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1"), **quiet)
     try:
