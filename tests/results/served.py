@@ -21,7 +21,7 @@ TEMPLATE = ("{{ bos_token }}{%- for m in messages %}{{- '<|im_start|>' + m['role
             "{{- '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
             "{%- if enable_thinking is defined and enable_thinking %}{{- '<think>\\n' }}{%- endif %}{%- endif %}")
 OTHER = "{%- for m in messages %}{{- m['role'] + ': ' + m['content'] + '\\n' }}{%- endfor %}{{- 'assistant: ' }}"
-FEW = dict(prompts=3, max_new_tokens=20)
+FEW = dict(prompts=2, max_new_tokens=18)
 
 
 def with_bos(folder: Path) -> str:
@@ -56,7 +56,7 @@ class Served:
 
 def trained(folder: Path, **how) -> Served:
     "A short run that answers otherwise than its base"
-    own = dict(method="lora", max_steps=20, max_samples=160, eval_samples=6, save_steps=100, learning_rate=1e-2,
+    own = dict(method="lora", max_steps=14, max_samples=112, eval_samples=6, save_steps=100, learning_rate=1e-2,
                per_device_train_batch_size=8, preflight=False, max_new_tokens=24)
     cfg = load_config("demo", runs_dir=str(folder/"runs"), tokenizer=with_bos(folder/"tokenizer"), **own | how)
     run = train(cfg)
