@@ -14,7 +14,7 @@ from pathlib import Path
 from ..report import as_fix, command, Fix, quoted, skipped, warn
 from .stages import judged, Stage
 from .folder import sampling_settings
-from .spoken import apart, EXPLAINS, mean, Said
+from .spoken import apart, mean, Said
 from .asked import mend, Serving
 from .server import is_here, Reply
 
@@ -80,11 +80,11 @@ def _format(x:Serving)->str:
 
 def same_numbers(x:Serving, replies:list[Reply])->Stage:
     "Are the log-probabilities as near as the format of the weights allows?"
-    near, effect, stored = distance(x.reference.tuned, x.reference.tuned, replies), x.reference.effect, _format(x)
+    near, stored = distance(x.reference.tuned, x.reference.tuned, replies), _format(x)
     floating = stored.startswith(("float", "bfloat"))
     name = "dtype" if floating else "quantisation"
     if near != near: return Stage("server", skipped("it shows no log-probabilities", check=name))
-    limit, stored = EXPLAINS.get(stored, max(effect / 2, .1)), stored or "unknown"
+    limit, stored = x.reference.allows(stored), stored or "unknown format"
     off = f"log-probabilities are {near:.2g} nats off, and weights in {stored} explain {limit:.2g}"
     saw, wrong = dict(nats=f"{near:.2g}", allowed=f"{limit:.2g}", weights=stored), "" if near <= limit else off
     return judged("server", name, wrong, _finer(x, floating), "log-probabilities are those of training", saw)

@@ -25,7 +25,7 @@ from ..tokens.tokenizer import model_path
 from ..workbench import Workbench
 from .merge import _read_again, merged_model, unpack
 from .stages import judged, Stage
-from .spoken import apart, EXPLAINS, mean, Reference, Said, say
+from .spoken import apart, mean, Reference, Said, say
 from .rendered import Case, cause, Rendered
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0fol01
@@ -269,7 +269,7 @@ def folder_answers(x:Expected, f:Folder)->Stage:
     said = say(model, x.bench.tokenizer, asked, max_new_tokens=r.max_new_tokens, along=r.tuned)
     del model
     gc.collect()
-    near, far, limit = _nats(r.tuned, said), _nats(r.base, said), EXPLAINS.get(stored_as(f), max(r.effect / 2, .1))
+    near, far, limit = _nats(r.tuned, said), _nats(r.base, said), r.allows(stored_as(f))
     equal = sum(a.text == b.text for a, b in zip(r.tuned, said))
     saw = {"nats": f"{near:.2g}", "nats to base": f"{far:.2g}", "equal answers": f"{equal} of {len(said)}"}
     check, wrong = _why_off(near, far, limit)

@@ -60,7 +60,7 @@ def what_was_trained(
     free = say(model, tokenizer, _open(Template(tokenizer)), **how)
     with base_of(bench, model) as before: base = say(before, tokenizer, asked, along=tuned, **how)
     needs = max(_longest(run), *(len(s.prompt) + len(s.tokens) for s in (*tuned, *free)))
-    return Reference(tuned, base, free, end_ids(tokenizer), needs, max_new_tokens)
+    return Reference(tuned, base, free, end_ids(tokenizer), needs, max_new_tokens, bench.hardware.dtype_name)
 
 # %% ../../nbs/12_results/15_prove.ipynb #pr5ada02
 def adapter_stages(

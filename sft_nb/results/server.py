@@ -41,6 +41,9 @@ def _root(url:str)->str:
     url = url.strip().rstrip("/")
     try: parts = urlsplit(url)
     except ValueError: parts = urlsplit("")
+    if parts.username or parts.password:
+        raise ConfigError("server", "a name or a password stands in its address", f"a key in the variable {KEY}",
+                          command(f"export {KEY}=..."))
     if parts.scheme in ("http", "https") and parts.hostname: return url.removesuffix("/v1")
     raise ConfigError(f"server {url[:100]!r}", "it is no address", "http:// or https://, a host and a port",
                       edit(server="http://localhost:8000"))

@@ -107,6 +107,7 @@ class Reference:
     ends:list[int]         # tokens that end an answer; the first ends a turn in the chat template
     needs:int              # tokens that a context must hold
     max_new_tokens:int
+    dtype:str="float32"    # in which it was computed here
 
     @property
     def effect(self)->float:
@@ -116,3 +117,8 @@ class Reference:
     def told_apart(self)->list[int]:
         "Prompts to which base and tuned model answer differently"
         return [k for k, (t, b) in enumerate(zip(self.tuned, self.base)) if t.text != b.text]
+
+    def allows(self, stored:str)->float:
+        "Nats by which weights in this format may be off; for a format that is not known, half the effect"
+        if stored not in EXPLAINS: return max(self.effect / 2, EXPLAINS["bfloat16"])
+        return max(EXPLAINS[stored], EXPLAINS.get(self.dtype, 0))

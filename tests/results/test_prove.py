@@ -1,6 +1,12 @@
-"""Served is trained: each planted fault is named as the first broken stage, and clean chains raise no alarm."""
+"""Served is trained: each planted fault is named as the first broken stage, and clean chains raise no alarm. The twelve:
+template, bos, stop, adapter, tied, dtype, sampling, context, tokenizer, thinking, system, cut."""
+import builtins
 import copy
 import json
+import shutil
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -10,6 +16,10 @@ from transformers import AutoTokenizer
 
 from sft_nb.report import ConfigError, SftError
 from sft_nb.results import prove as proving   # the module
+from sft_nb.results.folder import Folder, tokenizer_of
+from sft_nb.results.gguf_file import Gguf
+from sft_nb.results.server import Server
+from sft_nb.tokens.tokenizer import ASSETS
 
 APIS = ("vLLM", "llama.cpp", "plain")
 
@@ -165,8 +175,9 @@ def test_weights_that_are_not_finite_are_named(served):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_clean_folder_is_all_the_same(served, dtype):
-    from sft_nb.results.merge import merge
-    out = served.merged if dtype == "float32" else merge(served.run, out=served.folder/dtype, dtype=dtype, prompts=2)
+    out = served.copy(dtype)
+    weights_of(out, lambda w: {name: v.to(getattr(torch, dtype)) for name, v in w.items()})
+    edited(out/"config.json", dtype=dtype)
     proof = served.prove(folder=out)
     assert proof.same and {s.finding.status for s in proof.stages} == {"ok"}, str(proof)
 
@@ -204,7 +215,7 @@ def test_a_run_on_plain_text_is_asked_as_text(tmp_path):
     from learner import small
     from sft_nb.training.train import train
     from sft_nb.workbench import Workbench
-    run = train(small(tmp_path, method="full", chat_template="none", learning_rate=1e-2))
+    run = train(small(tmp_path, method="full", chat_template="none", learning_rate=3e-2, max_steps=3))
     model = Workbench(run.config, settled=True).trained(run.adapter)
     tokenizer = AutoTokenizer.from_pretrained(run.adapter)
     for how in (dict(), dict(bos_twice=True)):
@@ -212,3 +223,77 @@ def test_a_run_on_plain_text_is_asked_as_text(tmp_path):
         with listening(Stub(model, tokenizer, **how)) as url:
             proof = proving.prove(run, server=url, prompts=2, max_new_tokens=8)
         assert proof.same == (not how), str(proof)
+
+
+class Odd(BaseHTTPRequestHandler):
+    "Answers the same to everything"
+    code, said, headers_sent, waits, raw = 200, "", {}, 0, False
+
+    def do_GET(self):
+        time.sleep(self.waits)
+        if self.raw: return self.wfile.write(self.said.encode() + b"\r\n\r\n")
+        self.send_response(self.code)
+        for name, value in self.headers_sent.items(): self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(self.said.encode())
+
+    def log_message(self, *args): ...
+
+
+@pytest.fixture
+def odd():
+    "Starts a server that is no model's"
+    running = []
+
+    def start(**how):
+        running.append(ThreadingHTTPServer(("127.0.0.1", 0), type("Odder", (Odd,), how)))
+        threading.Thread(target=running[-1].serve_forever, args=(.02,), daemon=True).start()
+        return f"http://127.0.0.1:{running[-1].server_address[1]}"
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("how, says", [
+    (dict(said="<html>Welcome to nginx</html>"), "does not answer with JSON but with '<html>"),
+    (dict(said="[1, 2]"), "does not answer with JSON"),
+    (dict(said='{"object": "list"}'), "its list of models has no data"),
+    (dict(said='{"data": []}'), "it lists 0 models"),
+    (dict(said="<h1>no</h1>", code=404), r"error \(404\); a server that speaks OpenAI's API"),
+    (dict(said='{"detail": "overloaded"}', code=503), r"error \(503: overloaded\).*log of the server"),
+    (dict(code=302, headers_sent=dict(Location="http://127.0.0.1:1/")), "no redirection"),
+    (dict(said='{"data": [', headers_sent={"Content-Length": "90"}), "does not answer with JSON"),
+    (dict(said="SSH-2.0-OpenSSH", raw=True), "nobody answers there"),
+    (dict(waits=.6), "there is no answer in 0.2 seconds.*timeout"),
+])
+def test_what_is_no_server_of_openais_api_says_so(tokenizer, odd, how, says):
+    with pytest.raises(SftError, match=says): print(Server(odd(**how), tokenizer, timeout=.2).name)
+
+
+@pytest.mark.parametrize("file, text, says", [
+    ("config.json", "{", "config.json: it cannot be read"),
+    ("model.safetensors", "x", "model.safetensors: it is damaged"),
+    ("tokenizer.json", "{", "tokenizer in .*: it cannot be loaded"),
+])
+def test_a_damaged_folder_says_which_file(tmp_path, tokenizer, file, text, says):
+    folder = shutil.copytree(ASSETS/"tiny", tmp_path/"folder")
+    (folder/file).write_text(text)
+    with pytest.raises(SftError, match=says):
+        f = Folder(folder)
+        print(f.config, f.tensors, tokenizer_of(f, tokenizer))
+
+
+def test_an_adapter_is_no_merged_folder(tmp_path):
+    (tmp_path/"adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="it holds an adapter and no model"): Folder(tmp_path)
+
+
+def test_files_cannot_be_read_without_their_package(tmp_path, monkeypatch):
+    def without(name, *more):
+        if name == "gguf": raise ImportError(name)
+        return found(name, *more)
+    found = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", without)
+    (tmp_path/"model.gguf").write_text("GGUF")
+    with pytest.raises(ConfigError, match="the package gguf is not installed"): Gguf(tmp_path/"model.gguf")
