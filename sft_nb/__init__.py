@@ -8,7 +8,8 @@ _NAMES = {
     "config": "Config load_config save_config config_names table",
     "rows.formats": "detect to_messages",
     "rows.sources": "open_rows read_rows",
-    "tasks.core": "Task Score get_task task_names final_number",
+    "tasks.core": "Task Score get_task task task_names",
+    "tasks.numbers": "final_number",
     "tokens.tokenizer": "load_tokenizer choose_pad",
     "tokens.template": "Template",
     "tokens.turns": "layout",
@@ -42,8 +43,11 @@ _NAMES = {
     "results.sweep": "Sweep sweep",
     "results.verdict": "Verdict verdict compare",
     "results.merge": "merge probe parity",
-    "panels.state": "BatchState GenerationState",
-    "panels.views": "BatchPanel GenerationPanel",
+    "panels.batches": "BatchState BatchPanel",
+    "panels.rows": "DataState DataPanel",
+    "panels.losses": "LossState LossPanel",
+    "panels.live": "RunState RunPanel",
+    "panels.generation": "GenerationState GenerationPanel",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_HOME]
