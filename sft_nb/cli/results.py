@@ -58,7 +58,8 @@ def evaluate_command(args:list[str])->int:
     return 0
 
 # %% ../../nbs/14_cli/02_results.ipynb #cr0swe01
-_SWEEP = dict(run=_RUN, checkpoints=Option(tuple[str,...]|None, None, "checkpoint-N ...; None: all"), **_ASKS, **_GENERAL)
+_SWEEP = dict(run=_RUN, checkpoints=Option(tuple[str,...]|None, None, "checkpoint-N ...; None: all"),
+              **_ASKS, **_GENERAL)
 
 def sweep_command(args:list[str])->int:
     "Score every checkpoint of a run against the base, and say which is the best"
@@ -106,8 +107,8 @@ _SAYS = dict(
     top_p=Option(float, 1., "draw from the likeliest tokens that have this share together"),
     stop=Option(tuple[str,...], (), "texts that end an answer"), seed=Option(int|None, None, "of what is drawn"),
     trust_remote_code=_TRUST)
-_GENERATE = dict(
-    run=_WHAT, prompt=Option(tuple[str,...], ..., "what the user says; several are answered one by one")) | _SAYS | dict(
+_PROMPT = Option(tuple[str,...], ..., "what the user says; several are answered one by one")
+_GENERATE = dict(run=_WHAT, prompt=_PROMPT) | _SAYS | dict(
     base=Option(bool, False, "also what the model said before training"), json=_JSON)
 
 def _talker(options):

@@ -207,7 +207,7 @@ def _as_html(e:Evaluation)->str:
 
 # %% ../../nbs/12_results/03_evaluate.ipynb #ev0set01
 _ALSO = dict(batch_size="per_device_eval_batch_size", data="eval_file")
-_SETTINGS = ("task", "eval_file", "eval_samples", "max_new_tokens", "per_device_eval_batch_size", "device", "dtype",
+_SETTINGS = ("task", "fields", "system_prompt", "eval_file", "eval_samples", "max_new_tokens", "per_device_eval_batch_size", "device", "dtype",
              "device_map", "attn_implementation", "data_format", "response_template", "chat_template")
 
 def evaluation_settings(
@@ -239,15 +239,15 @@ def held_out(
 
 # %% ../../nbs/12_results/03_evaluate.ipynb #ev0exa02
 def examiner_of(
-    what:Run|str|Path,             # as for `evaluate`
+    what:Run|str|Path,        # as for `evaluate`
     *, checkpoint:str="adapter",
     trust_remote_code:bool=False,
-    cluster:str|None=None,         # column that says which rows belong together
-    reuse:bool=True,               # False: ask again what is known
+    cluster:str|None=None,    # column that says which rows belong together
+    reuse:bool=True,          # False: ask again what is known
     progress:bool=True,
-    **settings,                    # from `evaluation_settings`
+    **settings,               # from `evaluation_settings`
 )->Examiner:
-    "Who asks a target its rows; raises what is wrong with them before a model is loaded"
+    "Who asks it its rows; raises what is wrong with them before a model is loaded"
     settings = evaluation_settings(settings)
     target = find_target(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **settings)
     rows, bench = held_out(target), Workbench(target.config, settled=True)
@@ -271,7 +271,7 @@ def _forgotten(pair:Pair, general:bool|str|Path)->Forgetting|None:
 
 # %% ../../nbs/12_results/03_evaluate.ipynb #b03a0084
 def evaluate(
-    what:Run|str|Path,              # run, its name, a checkpoint, an adapter, a folder with a model, a hub id
+    what:Run|str|Path,              # run, its name, a checkpoint, an adapter, a model
     *, checkpoint:str="adapter",    # of a run: adapter, the result; or checkpoint-N
     general:bool|str|Path=False,    # True, or a file: also read general texts
     trust_remote_code:bool=False,   # True: code that the config names may run

@@ -248,10 +248,10 @@ def sweep(
     run:Run|str|Path,
     *, checkpoints:tuple[str,...]|None=None,   # names; None: all
     general:bool|str|Path=True,     # also read general texts: those that ship, or a file
-    trust_remote_code:bool=False,   # True: code that the run's config names may run
-    **how,                          # as for `evaluate`: cluster, reuse, progress, task, eval_file, max_new_tokens ...
+    trust_remote_code:bool=False,   # True: code that its config names may run
+    **how,                          # as for `evaluate`
 )->Sweep:
-    "Ask every checkpoint of a run what the base is asked; ConfigError for a run without checkpoints, or rows"
+    "Ask every checkpoint what the base is asked; ConfigError for a run without checkpoints, or rows"
     folders = checkpoints_of(open_run(run, trust_remote_code=trust_remote_code), checkpoints)
     examiner = examiner_of(run, checkpoint=folders[-1].name, trust_remote_code=trust_remote_code, **how)
     swapped = Swapped(examiner.bench, folders[0])

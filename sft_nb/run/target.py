@@ -70,7 +70,7 @@ def _unknown(what:str, path:Path)->ConfigError:
 
 # %% ../../nbs/10_run/11_target.ipynb #ta0tar04
 def find_target(
-    what:Run|str|Path,             # runs/demo-1, demo-1, a checkpoint, an adapter, a folder with a model, a hub id
+    what:Run|str|Path,             # a run, its name, a checkpoint, an adapter, a model
     *, checkpoint:str="adapter",   # of a run
     trust_remote_code:bool=False,  # True: code that its config names may run
     **settings,                    # other ones than the run's; what is None stays

@@ -110,8 +110,9 @@ def test_the_best_is_never_deleted(tmp_path):
 def test_the_best_by_loss_need_not_be_the_best_by_score(swept):
     from dataclasses import replace
     worst = min(swept.checkpoints, key=lambda name: swept.checkpoints[name].accuracy)
-    right = replace(swept, checkpoints={name: replace(s, answers=[replace(a, correct=name != worst) for a in s.answers])
-                                        for name, s in swept.checkpoints.items()}, lowest_loss=worst)
+    def marked(name, scores): return replace(scores, answers=[replace(a, correct=name != worst) for a in scores.answers])
+    all_but_one = {name: marked(name, scores) for name, scores in swept.checkpoints.items()}
+    right = replace(swept, checkpoints=all_but_one, lowest_loss=worst)
     found = by_choice(right)
     assert found.status == "warn" and worst in found.says and right.best != worst
     assert by_choice(replace(right, lowest_loss=right.best)).status == "ok"
@@ -133,7 +134,7 @@ def test_an_adapter_that_took_the_base_apart_is_compared_with_the_true_base(tmp_
 
 # --- the verdict
 
-def test_equal_models_are_called_better_or_worse_in_at_most_one_of_twenty_and_a_loss_is_found_as_often_as_is_said():
+def test_equal_models_are_told_apart_in_at_most_one_of_twenty_and_a_loss_is_found_as_often_as_is_said():
     "400 experiments: a true 5% shows more than 7.8% once in a hundred times; the limit is 5%. The power within 6 points"
     r, n = np.random.default_rng(11), 400
     def says(won, lost): return decide(difference(np.zeros(n), np.repeat([1, -1, 0], [won, lost, n - won - lost]))).says
@@ -158,9 +159,9 @@ def test_a_verdict_takes_the_pick_of_the_sweep_and_a_comparison_the_same_rows(ru
     assert (alone.checkpoint, alone.of, alone.forgotten.texts) == ("checkpoint-10", 1, 64)
     same = compare(run.path/"checkpoints/checkpoint-10", run, **FEW)
     assert same.difference.gain == 0 and "cannot tell" in str(same)
-    with pytest.raises(ConfigError, match="which are not the same"):
-        with patch("sft_nb.results.verdict.evaluate", side_effect=[same.a, evaluate(run, eval_samples=5, progress=False)]):
-            compare("a", "b")
+    other = [same.a, evaluate(run, eval_samples=5, progress=False)]
+    with patch("sft_nb.results.verdict.evaluate", side_effect=other):
+        with pytest.raises(ConfigError, match="which are not the same"): compare("a", "b")
 
 
 def test_a_figure_of_the_whole_set_has_an_interval_and_a_comparison(run):
