@@ -38,6 +38,7 @@ def _asked(options)->dict:
     if hasattr(options, "general"): how["general"] = options.general_file or options.general
     return how
 
+# %% ../../nbs/14_cli/02_results.ipynb #0b26ea86
 def _there(what:str, options, checkpoint:str="adapter")->None:
     "ConfigError if there is nothing to ask, before torch is loaded"
     from sft_nb.run.target import find_target
@@ -125,6 +126,7 @@ def _talker(options):
         with (pair.before if base else pair.after)() as model: return generate(model, bench.tokenizer, talks, **how)
     return ask
 
+# %% ../../nbs/14_cli/02_results.ipynb #279e1710
 _SAMPLING = ("temperature", "top_p", "stop", "seed")
 
 def _begun(options)->list[dict]:
@@ -144,9 +146,11 @@ def generate_command(args:list[str])->int:
         for k, prompt in enumerate(options.prompt): _say(_as_lines(said, k, prompt, len(options.prompt) > 1))
     return 0
 
+# %% ../../nbs/14_cli/02_results.ipynb #be5e8387
 def _as_json(said:dict, k:int, prompt:str)->dict:
     return dict(prompt=prompt) | {name: vars(answers[k]) for name, answers in said.items()}
 
+# %% ../../nbs/14_cli/02_results.ipynb #f3d6c9f6
 def _as_lines(said:dict, k:int, prompt:str, many:bool)->str:
     "One answer alone is its text; of several, each has a name"
     if len(said) == 1 and not many: return said["tuned"][0].text

@@ -92,8 +92,10 @@ class Scores:
 # %% ../../nbs/12_results/02_answers.ipynb #an0val01
 def _no_figure(scores:Scores, figure:str)->ConfigError:
     known = ["accuracy", "answered", "ended", *(scores.answers[0].figures if scores.answers else ())]
-    return ConfigError("figure", f"the answers have no {figure!r}", f"one of {', '.join(known)}", edit(figure=known[0]))
+    fix = edit(metric_for_best_model=known[0])
+    return ConfigError("figure", f"the answers have no {figure!r}", f"one of {', '.join(known)}", fix)
 
+# %% ../../nbs/12_results/02_answers.ipynb #118cf094
 @patch
 def values(self:Scores,
     figure:str,      # accuracy, answered, ended, or what the task knows
@@ -102,6 +104,7 @@ def values(self:Scores,
     try: return np.array([a.value(figure) for a in self.answers])
     except KeyError as e: raise _no_figure(self, figure) from e
 
+# %% ../../nbs/12_results/02_answers.ipynb #133ef80f
 @patch
 def worth(self:Scores, figure:str)->np.ndarray:
     "`values`, of which more is better: those of a loss with their sign changed"
@@ -127,6 +130,7 @@ def _without(task:Task, texts:list, scores:list[Score], rows:list[dict], name:st
         return task.corpus(*([them[k] for k in numbers] for them in (texts, scores, rows)))[name]
     return figure
 
+# %% ../../nbs/12_results/02_answers.ipynb #db7fb2cb
 def scored(
     name:str,                   # of the model
     task:Task,
@@ -162,6 +166,7 @@ def weights_key(
         if config.exists(): about["adapter"] = config.read_text(encoding="utf-8")
     return digest(about)
 
+# %% ../../nbs/12_results/02_answers.ipynb #e546f85e
 def digest(said)->str:
     "Stands for whatever JSON can hold"
     return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -207,14 +212,14 @@ def answer_prompts(
     model,                     # None where all answers are known
     tokenizer,
     prompts:list[list[int]],   # token ids
-    weights:list[str],         # for each prompt, the `weights_key` of what answers it
+    weights:list[str],         # for each prompt, a `weights_key`
     kept:Kept,
     *, max_new_tokens:int=256,
     **how,                     # as for `continue_tokens`
 )->list[Generation]:           # in the order of `prompts`
-    "Greedy answers: those that are known are read, the others are written and kept one by one"
+    "Greedy answers: what is known is read, the others are kept one by one"
     keys = generation_keys(prompts, weights, max_new_tokens)
-    new = {key: k for k, key in enumerate(keys) if key not in kept.known}   # what comes twice is asked once
+    new = {key: k for k, key in enumerate(keys) if key not in kept.known}   # each once
     names = [*new]
     def keep(number:int, g:Generation)->None: kept.add(names[number], g)
     if "adapters" in how: how["adapters"] = [how["adapters"][k] for k in new.values()]
@@ -294,6 +299,7 @@ def losses_of(
     for (k, _), x, n in zip(flat, nats, counts): sums[:, k] += x, n
     return [dict(loss=x / max(n, 1), supervised=n) for x, n in sums.T.tolist()]
 
+# %% ../../nbs/12_results/02_answers.ipynb #af89ce99
 def _with_loss(scores:Scores)->Scores:
     "With loss and perplexity of all supervised tokens"
     if "supervised" not in scores.answers[0].figures: return scores
@@ -316,6 +322,7 @@ def judged(
     parts = zip(asked.rows, asked.talks, written, found, losses, asked.clusters)
     return _with_loss(scored(name, task, [_answer(*part) for part in parts], found, rows, by=asked.by))
 
+# %% ../../nbs/12_results/02_answers.ipynb #26a37a27
 def _answer(where:str, talk:list[dict], g:Generation, s:Score, loss:dict, cluster:str)->Answer:
     prompt = talk[-2]["content"] if len(talk) > 1 else ""
     return Answer(where, prompt, g.text, s.correct, s.got, s.expected, g.n_tokens, g.ended,

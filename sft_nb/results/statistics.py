@@ -73,6 +73,7 @@ def _signs(n:int, resamples:int, seed:int)->np.ndarray:
     "(resamples, n) of -1 and 1"
     return np.random.default_rng(seed).integers(0, 2, (resamples, n), dtype=np.int8).astype(np.float32) * 2 - 1
 
+# %% ../../nbs/12_results/00_statistics.ipynb #e2760ff2
 def _scaled(differences:np.ndarray)->np.ndarray:
     "(K, G) differences, each model's divided by the root of their sum of squares; zeros stay"
     norm = np.sqrt((differences ** 2).sum(-1, keepdims=True))
@@ -167,6 +168,7 @@ class Pick:
     difference:Difference   # from the base; interval and p are corrected for the choice
     simplest:int          # the first checkpoint that is as good, by one standard error
 
+# %% ../../nbs/12_results/00_statistics.ipynb #c28f86cc
 def pick(
     base,                        # (n,)
     candidates,                  # (K, n), in the order of their steps
@@ -210,6 +212,7 @@ def rows_needed(
     root = z * math.sqrt(differing) + found * math.sqrt(max(differing - gain * gain, 0))
     return math.ceil((root / gain) ** 2)
 
+# %% ../../nbs/12_results/00_statistics.ipynb #2d14f27f
 def detectable(
     n:int,                    # rows
     differing:float=.2,

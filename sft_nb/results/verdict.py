@@ -38,7 +38,7 @@ class Verdict:
     def __str__(self):
         d = self.difference
         lines = [f"{self.says}: {self.reason}", f"  {d}", f"  {_could(d)}"]
-        if self.of > 1: lines.append(f"  {self.checkpoint} is the best of {self.of}; the interval is corrected for that")
+        if self.of > 1: lines.append(f"  {self.checkpoint} is the best of {self.of}: the interval is corrected")
         if self.forgotten is not None: lines.append(f"  {self.forgotten}")
         return visible("\n".join(lines))
     __repr__ = __str__
@@ -46,6 +46,7 @@ class Verdict:
         cost = self.forgotten and self.forgotten.to_dict()
         return vars(self) | dict(difference=vars(self.difference), forgotten=cost, exit_code=self.exit_code)
 
+# %% ../../nbs/12_results/05_verdict.ipynb #b012f0d4
 def _could(d:Difference)->str:
     "What so many rows find"
     found = power(d.n, .05, (d.won + d.lost) / d.n)
@@ -58,6 +59,7 @@ def _of_forgetting(f:Forgetting|None, limit:float|None)->tuple[str,str]|None:
     said = f"general text {-f.rise:+.1%} (95% interval {-f.high:+.1%} to {-f.low:+.1%}), and {limit:.1%} may be lost"
     return ("worse" if f.low > limit else "cannot tell"), said
 
+# %% ../../nbs/12_results/05_verdict.ipynb #26ad8cad
 def _of_gain(d:Difference, min_gain:float)->tuple[str,str]:
     "What the difference says"
     seen = f"{points(d.gain)} (95% interval {100 * d.low:+.1f} to {100 * d.high:+.1f})"
@@ -67,6 +69,7 @@ def _of_gain(d:Difference, min_gain:float)->tuple[str,str]:
     if d.high < min_gain: return "not enough", seen + asked
     return "cannot tell", f"{seen}{asked}; {_would_tell(d, min_gain)}"
 
+# %% ../../nbs/12_results/05_verdict.ipynb #58b820e6
 def _would_tell(d:Difference, min_gain:float)->str:
     "How many rows would"
     apart = abs(d.gain - min_gain)
@@ -104,6 +107,7 @@ def verdict(
     write_whole(run.path/"eval"/"verdict.json", json.dumps(made.to_dict(), indent=1) + "\n")
     return made
 
+# %% ../../nbs/12_results/05_verdict.ipynb #23b60a91
 def _judged(run:Run, checkpoint:str|None, how:dict)->tuple[Difference,str,int,Forgetting|None]:
     "What is judged: the pick of the last sweep, if nothing else is asked for, or an evaluation"
     file, asked = run.path/"eval"/"sweep.json", {k for k, v in how.items() if v not in (None, True, False)}
@@ -111,6 +115,7 @@ def _judged(run:Run, checkpoint:str|None, how:dict)->tuple[Difference,str,int,Fo
     e = evaluate(run, checkpoint=checkpoint or "adapter", **dict(general=True) | how)
     return e.difference, e.checkpoint, 1, e.forgotten
 
+# %% ../../nbs/12_results/05_verdict.ipynb #a5a36939
 def _picked(e:Sweep)->tuple[Difference,str,int,Forgetting|None]:
     return e.pick.difference, e.best, len(e.checkpoints), e.forgotten.get(e.best)
 

@@ -1,5 +1,5 @@
 """What the statistics promise, shown by simulation. Errors of n simulated experiments are binomial: with a true rate of
-5%, 1,000 of them show more than 6.7% once in a hundred times. The promise is at most 5%, so the limit is 50 of 1,000."""
+5%, 1,000 of them show more than 6.7% once in a hundred times. The promise is 5% at most, so the limit is 50."""
 import numpy as np
 import pytest
 from scipy import stats

@@ -110,7 +110,8 @@ def test_the_best_is_never_deleted(tmp_path):
 def test_the_best_by_loss_need_not_be_the_best_by_score(swept):
     from dataclasses import replace
     worst = min(swept.checkpoints, key=lambda name: swept.checkpoints[name].accuracy)
-    def marked(name, scores): return replace(scores, answers=[replace(a, correct=name != worst) for a in scores.answers])
+    def marked(name, scores):
+        return replace(scores, answers=[replace(a, correct=name != worst) for a in scores.answers])
     all_but_one = {name: marked(name, scores) for name, scores in swept.checkpoints.items()}
     right = replace(swept, checkpoints=all_but_one, lowest_loss=worst)
     found = by_choice(right)
@@ -135,7 +136,7 @@ def test_an_adapter_that_took_the_base_apart_is_compared_with_the_true_base(tmp_
 # --- the verdict
 
 def test_equal_models_are_told_apart_in_at_most_one_of_twenty_and_a_loss_is_found_as_often_as_is_said():
-    "400 experiments: a true 5% shows more than 7.8% once in a hundred times; the limit is 5%. The power within 6 points"
+    "400 experiments: a true 5% shows more than 7.8% once in a hundred times; the limit is 5%. Power within 6 points"
     r, n = np.random.default_rng(11), 400
     def says(won, lost): return decide(difference(np.zeros(n), np.repeat([1, -1, 0], [won, lost, n - won - lost]))).says
     equal = [says(a, b) for a, b, _ in r.multinomial(n, [.1, .1, .8], 400)]
