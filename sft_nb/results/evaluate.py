@@ -131,6 +131,7 @@ def points(share:float)->str:
     "A difference of two shares"
     return f"{100 * share:+.1f} points"
 
+# %% ../../nbs/12_results/03_evaluate.ipynb #26d82fb5
 def _in_words(e:Evaluation)->str:
     "What the difference says, and what it could have said"
     d = e.difference
@@ -150,6 +151,7 @@ def examples(self:Evaluation, n:int=5)->str:
             for k, a in enumerate(self.tuned.answers[:n])]
     return visible("\n\n".join(rows))
 
+# %% ../../nbs/12_results/03_evaluate.ipynb #c76dc7ee
 def _short(a:Answer)->str:
     "An answer in one line, right or wrong"
     mark = "✓ " if a.correct else "✗ "
@@ -164,12 +166,14 @@ def to_dict(self:Evaluation)->dict:
     return said | dict(difference=self.difference and vars(self.difference),
                        forgotten=self.forgotten and self.forgotten.to_dict())
 
+# %% ../../nbs/12_results/03_evaluate.ipynb #596cc8ae
 @patch
 def save(self:Evaluation, path:Path)->Path:
     "Write everything as JSON, in one piece and without secrets"
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_whole(path, json.dumps(redact_all(self.to_dict()), indent=1, ensure_ascii=False) + "\n")
 
+# %% ../../nbs/12_results/03_evaluate.ipynb #8f8e566d
 @patch(cls_method=True)
 def load(cls:Evaluation, path:Path)->Evaluation:
     "What `save` wrote, also in an earlier version; `SftError` if it is damaged"
@@ -178,6 +182,7 @@ def load(cls:Evaluation, path:Path)->Evaluation:
         raise SftError(str(path), f"it cannot be read ({type(e).__name__})", "scores that sft_nb wrote",
                        f"remove {path}, and evaluate again") from e
 
+# %% ../../nbs/12_results/03_evaluate.ipynb #aa0fdf4b
 def _from_dict(d:dict)->Evaluation:
     base, tuned = (d[name] and Scores.from_dict(d[name]) for name in ("base", "tuned"))
     cost = d.get("forgotten") and Forgetting(**d["forgotten"])
@@ -207,7 +212,8 @@ def _as_html(e:Evaluation)->str:
 
 # %% ../../nbs/12_results/03_evaluate.ipynb #ev0set01
 _ALSO = dict(batch_size="per_device_eval_batch_size", data="eval_file")
-_SETTINGS = ("task", "eval_file", "eval_samples", "max_new_tokens", "per_device_eval_batch_size", "device", "dtype",
+_SETTINGS = ("task", "fields", "system_prompt", "eval_file",
+             "eval_samples", "max_new_tokens", "per_device_eval_batch_size", "device", "dtype",
              "device_map", "attn_implementation", "data_format", "response_template", "chat_template")
 
 def evaluation_settings(
@@ -224,6 +230,7 @@ def evaluation_settings(
     if "eval_file" in found: found["eval_file"] = _names(found["eval_file"])
     return found
 
+# %% ../../nbs/12_results/03_evaluate.ipynb #60139af4
 def _names(files)->tuple[str,...]: return (str(files),) if isinstance(files, (str, Path)) else tuple(map(str, files))
 
 # %% ../../nbs/12_results/03_evaluate.ipynb #7df4a2dc
@@ -239,15 +246,15 @@ def held_out(
 
 # %% ../../nbs/12_results/03_evaluate.ipynb #ev0exa02
 def examiner_of(
-    what:Run|str|Path,             # as for `evaluate`
+    what:Run|str|Path,        # as for `evaluate`
     *, checkpoint:str="adapter",
     trust_remote_code:bool=False,
-    cluster:str|None=None,         # column that says which rows belong together
-    reuse:bool=True,               # False: ask again what is known
+    cluster:str|None=None,    # column that says which rows belong together
+    reuse:bool=True,          # False: ask again what is known
     progress:bool=True,
-    **settings,                    # from `evaluation_settings`
+    **settings,               # from `evaluation_settings`
 )->Examiner:
-    "Who asks a target its rows; raises what is wrong with them before a model is loaded"
+    "Who asks it its rows; raises what is wrong with them before a model is loaded"
     settings = evaluation_settings(settings)
     target = find_target(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **settings)
     rows, bench = held_out(target), Workbench(target.config, settled=True)
@@ -263,6 +270,7 @@ def _both(examiner:Examiner, pair:Pair)->tuple[Scores|None,Scores]:
     tuned = examiner.ask("tuned", pair.weights, pair.after)
     return examiner.ask("base", None, pair.before), tuned
 
+# %% ../../nbs/12_results/03_evaluate.ipynb #9f7c0608
 def _forgotten(pair:Pair, general:bool|str|Path)->Forgetting|None:
     "What general texts say, if they are asked for, and if something was trained"
     if not general or pair.weights is None: return None
@@ -271,7 +279,7 @@ def _forgotten(pair:Pair, general:bool|str|Path)->Forgetting|None:
 
 # %% ../../nbs/12_results/03_evaluate.ipynb #b03a0084
 def evaluate(
-    what:Run|str|Path,              # run, its name, a checkpoint, an adapter, a folder with a model, a hub id
+    what:Run|str|Path,              # run, its name, a checkpoint, an adapter, a model
     *, checkpoint:str="adapter",    # of a run: adapter, the result; or checkpoint-N
     general:bool|str|Path=False,    # True, or a file: also read general texts
     trust_remote_code:bool=False,   # True: code that the config names may run
