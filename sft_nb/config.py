@@ -127,7 +127,8 @@ def find_config(
     raise _not_found(p)
 
 # %% ../nbs/01_config.ipynb #cfg00001
-_PLACES = {"train_file", "eval_file", "chat_template", "model", "tokenizer"}   # may be files or folders
+# may be files or folders
+_PLACES = {"train_file", "eval_file", "chat_template", "model", "tokenizer", "adapter_name_or_path"}
 
 def _found(v:Any, folder:Path)->Any:
     "A path that is not there from here and is there from `folder`; anything else as it is"

@@ -269,9 +269,11 @@ _FROM_CONFIG = _any("the model's own config.json says it")
 
 AXOLOTL = dict(
     datasets={...: _datasets("datasets")}, test_datasets={...: _datasets("test_datasets")},
-    adapter={"qlora": _sets(method="qlora"), "lora": _adapter, "": _sets(method="full"), None: _sets(method="full")},
+    adapter={"qlora": _sets(method="qlora"), "lora": _adapter, "": _sets(method="full"), None: _sets(method="full"),
+             ...: lambda v, said: _sets(adapter_name_or_path=v)},
     lora_target_linear={True: _sets(lora_target_modules=("all-linear",))} | _only(False, says=""),
-    lora_model_dir=_only("", says="a new adapter"), peft_use_dora={True: _sets(use_dora=True)} | _only(False, says=""),
+    lora_model_dir=_only("", says="a new adapter") | {...: lambda v, said: _sets(adapter_name_or_path=v)},
+    peft_use_dora={True: _sets(use_dora=True)} | _only(False, says=""),
     peft_use_rslora={True: _sets(use_rslora=True)} | _only(False, says=""),
     special_tokens={...: _special}, tokens={...: lambda v, said: _sets(train_tokens=tuple(v)) if v else _done("")},
     model_type=_FROM_CONFIG, tokenizer_type=_FROM_CONFIG, base_model_config=_FROM_CONFIG,

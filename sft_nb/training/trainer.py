@@ -367,9 +367,18 @@ def meters(self:SupervisedTrainer)->dict:
                 tokens=self._total_train_tokens, metrics=dict(self._metrics["train"]), seconds=self.recorder.seconds,
                 parts=self.parts, skipped=out.total, since=out.since_line, last=out.last_line)
 
+def _follow_schedule(scheduler)->None:
+    "The rate of the step at hand: that of the checkpoint, but for a training that was made longer"
+    inner = getattr(scheduler, "scheduler", scheduler)
+    if not isinstance(inner, torch.optim.lr_scheduler.LambdaLR): return
+    rates = [base * f(inner.last_epoch) for base, f in zip(inner.base_lrs, inner.lr_lambdas)]
+    inner._last_lr = rates
+    for group, rate in zip(inner.optimizer.param_groups, rates): group["lr"] = rate
+
 @patch
 def restore(self:SupervisedTrainer, checkpoint:Path)->None:
     "Put the meters back; called when training begins"
+    _follow_schedule(self.lr_scheduler)
     file = checkpoint/f"meters-{self.args.process_index}.json"
     if not file.exists(): return   # of another number of processes
     saved = json.loads(file.read_text())
