@@ -18,8 +18,9 @@ from .schema import _spelled, defaults
 ALIASES = dict(
     model_id="model", model_name="model", model_name_or_path="model", base_model="model", model_revision="revision",
     tokenizer_name="tokenizer", tokenizer_name_or_path="tokenizer", tokenizer_config="tokenizer",
-    train_data="train_file", dataset="train_file", data_path="train_file", data_files="train_file",
-    dataset_name="train_file", eval_data="eval_file", validation_file="eval_file", val_size="eval_fraction",
+    train_data="train_file", dataset="train_file", data_path="train_file", data_dir="train_file",
+    data_files="train_file", dataset_name="train_file", eval_data="eval_file", validation_file="eval_file",
+    val_size="eval_fraction",
     val_set_size="eval_fraction", num_samples="eval_samples", chat_template_path="chat_template",
     train_on_inputs="train_on_prompt", max_seq_length="max_length", max_seq_len="max_length",
     sequence_len="max_length", model_max_length="max_length", r="lora_r", lora_rank="lora_r",

@@ -153,10 +153,10 @@ def remove_leftovers(
 def prune(
     folder:Path,            # runs/NAME/checkpoints
     keep:int,               # of the newest
-    *, best:int|None=None,  # step of one that stays as well
+    *, best:set[int|None]=frozenset(),  # steps of those that stay as well
 )->list[str]:               # names of those that went
     "Remove old checkpoints, never the newest and never the best"
-    old = [p for p in whole_checkpoints(folder)[:-max(keep, 1)] if step_of(p) != best]
+    old = [p for p in whole_checkpoints(folder)[:-max(keep, 1)] if step_of(p) not in best]
     for p in old:
         gone = p.rename(p.with_name(p.name + ".gone"))
         shutil.rmtree(gone, ignore_errors=True)

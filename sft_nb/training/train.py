@@ -20,6 +20,7 @@ from ..keys import load_env
 from ..report import command, ConfigError, edit, Fix, quoted, Report, SftError, skipped
 from ..config import Config
 from ..tokens.account import Data
+from ..tokens.prepare import keep_rows
 from ..model.hardware import choose_device
 from ..model.load import quiet
 from ..planning.plan import Plan
@@ -131,6 +132,7 @@ def train(
     _alone(bench.asked)
     checked = check_before(bench, checked)
     run = create_run(bench.cfg, device=bench.hardware.name)
+    _keep_rows(run, bench)
     _keep(run, bench.plan, checked)
     return run_training(bench, run)
 
@@ -140,6 +142,14 @@ def _alone(cfg:Config)->None:
     fix = command("sft_nb train --num-processes", "launch(cfg)")
     found = f"{cfg.num_processes} processes are asked for, and this is one"
     raise ConfigError("num_processes", found, "a launcher that starts them", fix)
+
+def _keep_rows(run:Run, bench:Workbench)->None:
+    "Rows, and a task, that were handed over: the run's config names them, so that they are found again"
+    given = dict(task=bench.data.cfg.task) | keep_rows(bench.data, run.path)
+    kept = replace(bench.cfg, **given)
+    if kept == bench.cfg: return
+    bench.cfg = kept
+    run.keep(kept)
 
 def _keep(run:Run, plan:Plan|None, checked:Report)->None:
     "The reports that were made before the run began"

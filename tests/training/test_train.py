@@ -16,7 +16,8 @@ from sft_nb.config import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.load import guard_4bit, load_base
 from sft_nb.report import ConfigError, SftError
-from sft_nb.results.evaluate import answer_rows, evaluate
+from sft_nb.results.answers import answer_rows
+from sft_nb.results.evaluate import evaluate
 from sft_nb.run.checkpoint import step_of
 from sft_nb.run.directory import Run, create_run
 from sft_nb.tokens.prepare import prepare
