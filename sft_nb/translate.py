@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .report import as_fix, command, ConfigError, edit, Fix
-from .schema import _spelled, defaults
+from .schema import _spelled
 
 # %% ../nbs/00_translate.ipynb #5932fc20
 ALIASES = dict(
@@ -128,9 +128,8 @@ _NO_LOADER = _any("rows are prepared once and read from memory: nothing waits fo
 _PADDING = _any("padding is masked and never supervised: it changes no loss")
 
 def _text_field(v, said:dict)->Meant:
-    "Another column than text, where tasks read columns by other names"
-    if "fields" in defaults(): return _sets(fields=(f"text={v}",))
-    return _refused("plain text is read from the column text", f"rename the column {v} to text")
+    "Another column than text"
+    return _sets(fields=(f"text={v}",))
 
 def _test_split(v, said:dict)->Meant:
     "The held-out rows of a hub dataset; TRL reads them only if it evaluates"
