@@ -128,7 +128,8 @@ def find_config(
     raise _not_found(p)
 
 # %% ../nbs/01_config.ipynb #cfg00001
-_PLACES = {"train_file", "eval_file", "chat_template", "model", "tokenizer", "task"}   # may be files or folders
+# may be files or folders
+_PLACES = {"train_file", "eval_file", "chat_template", "model", "tokenizer", "adapter_name_or_path", "task"}
 
 def _found(v:Any, folder:Path)->Any:
     "A path that is not there from here and is there from `folder`; anything else as it is"

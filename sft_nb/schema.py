@@ -97,6 +97,8 @@ class AdapterSettings:
     # 4-bit base with an adapter, 16- or 32-bit base with an adapter, or all weights;
     # auto: lora where it fits, else qlora
     method:Literal["qlora","lora","full","auto"]="qlora"
+    # begin with the weights of this adapter: a run, or a folder; None: with a new one
+    adapter_name_or_path:str|None=None
     lora_r:int=16               # rank: a higher one learns more and takes more memory
     lora_alpha:int=32           # the adapter's output is scaled by lora_alpha / lora_r
     lora_dropout:float=0.05     # share of the adapter's inputs that is dropped in training

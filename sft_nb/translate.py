@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .report import as_fix, command, ConfigError, edit, Fix
-from .schema import _spelled, defaults
+from .schema import _spelled
 
 # %% ../nbs/00_translate.ipynb #5932fc20
 ALIASES = dict(
@@ -128,9 +128,8 @@ _NO_LOADER = _any("rows are prepared once and read from memory: nothing waits fo
 _PADDING = _any("padding is masked and never supervised: it changes no loss")
 
 def _text_field(v, said:dict)->Meant:
-    "Another column than text, where tasks read columns by other names"
-    if "fields" in defaults(): return _sets(fields=(f"text={v}",))
-    return _refused("plain text is read from the column text", f"rename the column {v} to text")
+    "Another column than text"
+    return _sets(fields=(f"text={v}",))
 
 def _test_split(v, said:dict)->Meant:
     "The held-out rows of a hub dataset; TRL reads them only if it evaluates"
@@ -270,9 +269,11 @@ _FROM_CONFIG = _any("the model's own config.json says it")
 
 AXOLOTL = dict(
     datasets={...: _datasets("datasets")}, test_datasets={...: _datasets("test_datasets")},
-    adapter={"qlora": _sets(method="qlora"), "lora": _adapter, "": _sets(method="full"), None: _sets(method="full")},
+    adapter={"qlora": _sets(method="qlora"), "lora": _adapter, "": _sets(method="full"), None: _sets(method="full"),
+             ...: lambda v, said: _sets(adapter_name_or_path=v)},
     lora_target_linear={True: _sets(lora_target_modules=("all-linear",))} | _only(False, says=""),
-    lora_model_dir=_only("", says="a new adapter"), peft_use_dora={True: _sets(use_dora=True)} | _only(False, says=""),
+    lora_model_dir=_only("", says="a new adapter") | {...: lambda v, said: _sets(adapter_name_or_path=v)},
+    peft_use_dora={True: _sets(use_dora=True)} | _only(False, says=""),
     peft_use_rslora={True: _sets(use_rslora=True)} | _only(False, says=""),
     special_tokens={...: _special}, tokens={...: lambda v, said: _sets(train_tokens=tuple(v)) if v else _done("")},
     model_type=_FROM_CONFIG, tokenizer_type=_FROM_CONFIG, base_model_config=_FROM_CONFIG,

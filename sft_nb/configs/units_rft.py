@@ -4,6 +4,7 @@
 """
 from sft_nb.configs.units import *
 
+task = "units_rft"
 lora_r = 16  # a chain of thought is more to learn than a number
 lora_alpha = 32
 max_length = 256  # the reasoning stands before the answer

@@ -30,7 +30,7 @@ from ..run.best import best_steps
 from .arguments import training_arguments
 from .guards import Guards, all_finite, in_parts, non_finite_rows
 from .recorder import Recorder, StopRequest
-from .step import LeftOut, StepInProgress, describe, how_to_be_finite, who
+from .step import LeftOut, StepInProgress, describe, follow_schedule, how_to_be_finite, who
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000004
 PARENTS_NAMES = dict(
@@ -78,7 +78,6 @@ class SupervisedTrainer(SFTTrainer):
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
         if bench.cfg.method != "full": adapters_to_float32(bench.model)   # TRL made them bfloat16
         self.supervised = bench.supervised   # after TRL, which changes the head
-
     @property
     def wants_best(self)->bool:
         "Is the result the checkpoint with the lowest held-out loss?"
@@ -369,6 +368,7 @@ def meters(self:SupervisedTrainer)->dict:
 @patch
 def restore(self:SupervisedTrainer, checkpoint:Path)->None:
     "Put the meters back; called when training begins"
+    follow_schedule(self.lr_scheduler)
     file = checkpoint/f"meters-{self.args.process_index}.json"
     if not file.exists(): return   # of another number of processes
     saved = json.loads(file.read_text())

@@ -43,8 +43,9 @@ def said(cfg, **wanted): return {name: getattr(cfg, name) for name in wanted}
 def test_000_command(train, tmp_path):
     (tmp_path/"data/prepared").mkdir(parents=True)
     for side in ("train", "val", "test"): (tmp_path/f"data/prepared/technology_{side}.jsonl").write_text("{}\n")
-    cfg = train("--domain technology --data_dir data/prepared")
-    assert cfg.domain == "technology"
+    for config in ("", "--config translate "):
+        cfg = train(config + "--domain technology --data_dir data/prepared")
+        assert (cfg.domain, cfg.train_file) == ("technology", ("data/prepared",))
 
 
 THEIRS_000 = """
@@ -105,6 +106,20 @@ def test_001_the_collator_is_called_as_theirs(tokenizer):
     rows = [dict(input_ids=[1] * n, labels=[1] * n) for n in (80, 103)]   # seed 000: "expected sequence of length 80"
     assert collator(rows)["labels"].shape == (2, 104)
     with pytest.raises(SftError, match="return_tensors is 'np'"): DataCollatorForCausalLM(tokenizer, None, "np")
+
+
+@needs("units_rft")
+def test_001_each_config_has_its_task():
+    assert [load_config(name).task for name in ("units", "units_rft")] == ["units", "units_rft"]
+
+
+@pytest.mark.parametrize("config", ["units", "units_rft", "nli_cot", "nli_minimal"])
+def test_the_tasks_rows_fit_their_config(tmp_path, config):
+    "With the tokenizer that ships: nothing is cut or left out"
+    from sft_nb.tokens.prepare import prepare
+    how = dict(model="tiny", max_samples=20, eval_samples=10, cache_dir=str(tmp_path))
+    data = prepare(load_config(config, **how))
+    assert (len(data.train.tokens), len(data.eval.tokens)) == (20, 10)
 
 
 # 002: GSM8K
