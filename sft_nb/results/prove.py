@@ -7,6 +7,7 @@ __all__ = ['what_was_trained', 'adapter_stages', 'prove']
 
 # %% ../../nbs/12_results/15_prove.ipynb #pr5imp01
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from ..tokens.template import Template
 from ..tokens.tokenizer import load_tokenizer
 from ..workbench import Workbench
 from ..run.directory import open_run, Run
-from .evaluate import base_of
 from .merge import _prompts, _trained
 from .stages import Proof, Stage, until_broken
 from .spoken import Reference, say
@@ -46,6 +46,13 @@ def _longest(run:Run)->int:
     except (OSError, ValueError, LookupError, TypeError): return 0
 
 # %% ../../nbs/12_results/15_prove.ipynb #pr5ref02
+@contextmanager
+def _before(bench:Workbench, tuned):
+    "Inside, the model as it was before training"
+    if not hasattr(tuned, "disable_adapter"): yield bench.base()
+    else:
+        with tuned.disable_adapter(): yield tuned
+
 def what_was_trained(
     bench:Workbench,       # of the run
     run:Run,
@@ -58,7 +65,7 @@ def what_was_trained(
     model, asked = _trained(bench, source), _asked(bench, prompts)
     tuned = say(model, tokenizer, asked, **how)
     free = say(model, tokenizer, _open(Template(tokenizer)), **how)
-    with base_of(bench, model) as before: base = say(before, tokenizer, asked, along=tuned, **how)
+    with _before(bench, model) as before: base = say(before, tokenizer, asked, along=tuned, **how)
     needs = max(_longest(run), *(len(s.prompt) + len(s.tokens) for s in (*tuned, *free)))
     return Reference(tuned, base, free, end_ids(tokenizer), needs, max_new_tokens, bench.hardware.dtype_name)
 

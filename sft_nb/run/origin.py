@@ -133,6 +133,13 @@ def _not_longer(run:Run, name:str, was, now)->ConfigError:
     found = f"{name} is {now:g}, and it was trained with {was:g}"
     return ConfigError(f"run {run.name!r}", found, "more than before", edit(**{name: was + max(1, was)}))
 
+def _only_longer(run:Run, more:dict)->None:
+    cfg = run.config
+    for name, value in more.items():
+        was = run.step if name == "max_steps" else getattr(cfg, name)
+        if value <= was: raise _not_longer(run, name, was, value)
+    if cfg.max_steps > 0 and "max_steps" not in more: raise _not_longer(run, "max_steps", run.step, cfg.max_steps)
+
 def lengthen(
     run:Run,
     *, num_train_epochs:float|None=None,   # passes over the rows, with those that it had
@@ -144,10 +151,7 @@ def lengthen(
     if run.state != "finished":
         raise ConfigError(f"run {run.name!r}", f"it is {run.state}", "a finished run, to make it longer", go_on(run))
     if not run.checkpoints(): raise no_checkpoint(run)
-    for name, value in more.items():
-        was = run.step if name == "max_steps" else getattr(cfg, name)
-        if value <= was: raise _not_longer(run, name, was, value)
-    if cfg.max_steps > 0 and "max_steps" not in more: raise _not_longer(run, "max_steps", run.step, cfg.max_steps)
+    _only_longer(run, more)
     run.keep(replace(cfg, **more))
     run.set_status("stopped", reason="it is to go on for longer", fix=go_on(run))
     return f"{run.name} goes on after step {run.step}; its learning rate goes back up, to the longer schedule"
