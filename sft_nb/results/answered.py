@@ -102,8 +102,8 @@ def same_end(x:Serving, replies:list[Reply])->Stage:
     pairs, end = list(zip(x.reference.tuned, replies)), x.tokenizer.decode(x.reference.ends[:1])
     ended = [(s, r) for s, r in pairs if s.ended]
     on, early = sum(_is_endless(s, r) for s, r in ended), sum(_is_cut_short(s, r) for s, r in pairs)
-    saw = {"ended in training": len(ended), "go on": on, "stop early": early}
-    wrong, fix = "", as_fix("take the stop strings out of the server's settings")
+    saw = {"ended": len(ended), "go on": on, "stop early": early}
+    wrong, fix = "", "take the stop strings out of the server's settings"
     if early: wrong = f"{early} of {len(replies)} answers stop early"
     if on: wrong, fix = f"{on} of {len(ended)} answers go on behind {end}", _stop(x, end)
     return judged("server", "stop", wrong, fix, "answers end where they ended", saw)

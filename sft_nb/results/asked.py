@@ -91,9 +91,9 @@ def same_prompt(x:Serving)->Stage:
     "Is what the model is given what it was trained on?"
     said = [*x.reference.tuned, *x.reference.open]
     c = Case(Template(x.tokenizer), said, [x.server.rendered(s.asked) for s in said], again=x.server.rendered)
-    saw = {"prompts": len(said), "our tokens": _range(len(s.prompt) for s in said)}
+    saw = {"our tokens": _range(len(s.prompt) for s in said)}
     if c.counts: saw["their tokens"] = _range(n for _, n in c.counts)
-    if not c.counts: return Stage("server", skipped("it does not count the tokens of a prompt", check="prompt"), saw)
+    if not c.counts: return Stage("server", skipped("it counts no tokens", check="prompt"), saw)
     check, wrong = cause(c) or ("prompt", "")
     says = "prompts are the same tokens" if c.ids else "prompts have as many tokens"
     return judged("server", check, wrong, mend(x, check) if wrong else "", says, saw)

@@ -127,7 +127,7 @@ def prompts_by(
     tokenizer,             # whose template it is
     link:str,              # folder or gguf
     fix:Fix,
-    begin=lambda ids: ids, # what is done with the ids behind it
+    begin=lambda ids: ids, # what a server does with them
 )->Stage:
     "Are prompts rendered as in training?"
     said = x.reference.tuned + x.reference.open
@@ -166,8 +166,8 @@ def folder_sampling(x:Expected, f:Folder)->Stage:
     found, file = sampling_settings(f.generation), f.path/"generation_config.json"
     if not found: return Stage("folder", ok("it brings no settings of sampling along", check="sampling"))
     name, value = next(iter(found.items()))
-    says = f"a server that reads generation_config.json samples: {name} is {value}"
-    fix = f'take {", ".join(found)} out of {file}, or send "temperature": 0 with each request'
+    says = f"a server that reads it samples: {name} is {value}"
+    fix = f'take {", ".join(found)} out of {file}, or send "temperature": 0 each time'
     if found != sampling_settings(_base_generation(x.bench)): return judged("folder", "sampling", says, fix, "", found)
     return Stage("folder", warn(says + ", as for the base", fix, check="sampling"), found)
 
@@ -212,11 +212,11 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 def folder_tied(x:Expected, f:Folder)->Stage:
     "Is the head the embedding where it was in training, and only there?"
     if _EMBEDDING not in f.tensors or not {_EMBEDDING, _HEAD} <= {*x.merged}:
-        return Stage("folder", skipped("embedding and head have other names", check="tied"))
+        return Stage("folder", skipped("their names are not known", check="tied"))
     was, ties = torch.equal(x.merged[_EMBEDDING], x.merged[_HEAD]), bool(f.config.get("tie_word_embeddings"))
     has = _HEAD in f.tensors
     other = has and not torch.equal(f.tensor(_HEAD), f.tensor(_EMBEDDING))
-    saw = {"one in training": was, "config ties them": ties, "file has a head": has}
+    saw = {"in training": was, "config ties them": ties, "file has a head": has}
     wrong = _untied(was, ties, has, other)
     return judged("folder", "tied", wrong, x.again(f.path), "embedding and head are as in training", saw)
 
@@ -253,12 +253,12 @@ def _why_other(x:Expected, f:Folder, other:list[str])->tuple[str,str]:
 def folder_weights(x:Expected, f:Folder)->Stage:
     "Are the tensors those of the run?"
     names = [n for n in f.tensors if n in x.merged and f.tensors[n][0] in _NAMES]
-    if not names: return Stage("folder", skipped("its tensors have other names or formats", check="weights"))
+    if not names: return Stage("folder", skipped("its tensors are not known", check="weights"))
     other, fix = not_as_trained(x, f, names), x.again(f.path)
     saw = {"compared": len(names), "other": len(other)}
     check, wrong = _why_other(x, f, other) if other else ("weights", "")
     if not other or wrong: return judged("folder", check, wrong, fix, "tensors are those of the run", saw)
-    says = f"{len(other)} tensors are not what was trained, the first is {other[0]}"
+    says = f"{len(other)} tensors are other ones, the first is {other[0]}"
     return Stage("folder", warn(says, fix, check=check), saw)
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0ans02

@@ -102,7 +102,7 @@ def _merges(tokenizer)->list[str]:
 def gguf_prompt(x:Expected, f:Gguf)->Stage:
     "Are prompts rendered as in training?"
     ours, template = x.bench.tokenizer, f.get("tokenizer.chat_template")
-    none = "it has no chat template, and a server takes one of its own"
+    none = "it has no chat template"
     if ours.chat_template is None: return _plain_prompt(x, f)
     if template is None: return judged("gguf", "template", none, convert_again(x, f), "")
     theirs, adds, bos = copy.copy(ours), _adds_bos(f), f.get("tokenizer.ggml.bos_token_id")
@@ -169,7 +169,7 @@ _SHAPE = {"block_count": "num_hidden_layers", "embedding_length": "hidden_size",
           "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads"}
 
 def gguf_shape(x:Expected, f:Gguf)->Stage:
-    "Is it a model of this shape, with the same positions?"
+    "Is it a model of this shape?"
     ours, theirs = x.bench.shape, {key: f.of_arch(key) for key in _SHAPE}
     other = {key: v for key, v in theirs.items() if v is not None and v != getattr(ours, _SHAPE[key], v)}
     theta = (getattr(ours, "rope_parameters", None) or {}).get("rope_theta")
@@ -177,7 +177,7 @@ def gguf_shape(x:Expected, f:Gguf)->Stage:
     if theta and base and abs(base / theta - 1) > 1e-3: other["rope.freq_base"] = base
     key, value = next(iter(other.items()), ("", ""))
     wrong = f"{f.arch}.{key} is {value}, not the run's" if other else ""
-    return judged("gguf", "shape", wrong, convert_again(x, f), "it has the shape of the run's model", other)
+    return judged("gguf", "shape", wrong, convert_again(x, f), "it has the run's shape", other)
 
 # %% ../../nbs/12_results/11_gguf_file.ipynb #gg1ten02
 _ROUNDS = {"F32": 1e-4, "F16": 2e-3, "BF16": 5e-3, "8": .02, "6": .05, "5": .09, "4": .16, "3": .3, "2": .5, "1": .9}

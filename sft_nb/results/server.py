@@ -210,7 +210,7 @@ def context(self:Server)->int|None:
 
 # %% ../../nbs/12_results/12_server.ipynb #sv2bod02
 def as_body(
-    asked:list[dict],   # messages; or one whose role is text
+    asked:list[dict],
     t:Template,
 )->tuple[str,dict]:     # the path, and what is sent
     "A prompt as OpenAI's API wants it"
@@ -219,7 +219,8 @@ def as_body(
     first, messages = asked[0], t.fitting(asked, "prompt")
     body = dict(messages=[{k: v for k, v in m.items() if k not in _OURS} for m in messages])
     if first.get("tools") and messages[0].get("tools"): body["tools"] = first["tools"]
-    if first.get("chat_template_kwargs"): body["chat_template_kwargs"] = first["chat_template_kwargs"]
+    how = first.get("chat_template_kwargs")
+    if how: body["chat_template_kwargs"] = how
     return "/v1/chat/completions", body
 
 # %% ../../nbs/12_results/12_server.ipynb #sv2ans02

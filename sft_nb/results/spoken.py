@@ -57,9 +57,9 @@ def _top(model, prompt:list[int], tokens:list[int])->list[dict[int,float]]:
 def say(
     model,
     tokenizer,
-    asked:list[list[dict]],        # conversations; each ends with a message of the user
+    asked:list[list[dict]],        # conversations
     *, max_new_tokens:int=48,
-    along:list[Said]|None=None,    # look at the places of these answers; None: of its own
+    along:list[Said]|None=None,    # whose places to look at; None: its own
 )->list[Said]:
     "Ask a model, one prompt at a time, so that no padding differs"
     found = []
