@@ -314,7 +314,7 @@ class BatchPanel(Panel):
         self.split = W.ToggleButtons(options=state.splits, style=dict(button_width="70px"))
         self.previous = W.Button(description="◀ previous", layout=_NARROW)
         self.next = W.Button(description="next ▶", layout=_NARROW)
-        self.longest = W.Button(description="longest row", layout=_NARROW, tooltip="the batch of the longest row")
+        self.longest = W.Button(description="longest row", layout=dict(width="110px"))
         self.number = _number("batch")
         self.row = _number("row")
         self.size = _number("rows", value=state.batch_size, max=1024)

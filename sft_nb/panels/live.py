@@ -77,9 +77,16 @@ def curve_svg(
     named = zip(_COLOURS * len(series), series.items())
     lines = "".join(_polyline(points, place, colour, name) for colour, (name, points) in named)
     text = "<text x='4' y='{}' font-size='11' fill='currentColor'>{}</text>"
-    texts = text.format(12, to_html(f"{title}: {high:.4g}"))
+    texts = text.format(12, to_html(f"{title}: {high:.4g}") + _names(series))
     texts += text.format(height - 4, f"{low:.4g} · step {left:,} to {right:,}")
-    return f"<svg viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img'>{texts}{lines}</svg>"
+    drawn = f"<svg viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img'>{texts}{lines}</svg>"
+    return f"<span style='display:inline-block;margin-right:12px'>{drawn}</span>"
+
+def _names(series:dict)->str:
+    "Which line is which, where there are several"
+    if len(series) < 2: return ""
+    named = zip(_COLOURS * len(series), series)
+    return "".join(f"<tspan fill='{colour}'> ● </tspan>{to_html(name)}" for colour, name in named)
 
 # %% ../../nbs/13_panels/04_live.ipynb #liv0sta2
 CURVES = dict(loss=("loss", "eval_loss"), grad_norm=("grad_norm",), learning_rate=("learning_rate",))

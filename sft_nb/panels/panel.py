@@ -15,8 +15,8 @@ from ..report import SftError
 
 # %% ../../nbs/13_panels/00_panel.ipynb #pan0cls1
 # JupyterLab says "model not found" where controls were; it is not said right above their picture
-_HIDE = ("<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .sft-picture) .jupyter-widgets:not(:has(*))"
-         "{display:none}</style>")
+_HIDE = ("<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .sft-picture) "
+         ".jp-OutputArea-output.jupyter-widgets:not(:has(*)){display:none}</style>")
 
 class Panel(W.VBox):
     "Controls that move a state, and its picture"
@@ -76,5 +76,6 @@ def _table_line(cells:list, tag:str, style:str)->str:
 def _figure(cell)->str:
     "A number as people read it"
     if cell is None: return ""
-    if isinstance(cell, float): return f"{cell:.4g}"
+    if isinstance(cell, float) and not cell.is_integer(): return f"{cell:.4g}"
+    if isinstance(cell, float): return f"{cell:,.0f}"
     return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
