@@ -51,6 +51,7 @@ def _clash(full:str, a:_Entry, b:_Entry)->ConfigError|None:
     found = f"{full} is set twice, to {a.value!r} and as {b.name} to {b.value!r}"
     return ConfigError(b.source, found, "", f"keep {a.name} or {b.name}, and delete the other")
 
+# %% ../nbs/01_config.ipynb #4bd07cdc
 class _Settled:
     "Setting -> the entry that counts, and what was wrong on the way"
     def __init__(self): self.best, self.accepted, self.problems = {}, {}, []
@@ -141,8 +142,10 @@ def _found(v:Any, folder:Path)->Any:
     there = next((p for p in places if p.exists()), None)
     return str(there.absolute()) + more if there else v
 
+# %% ../nbs/01_config.ipynb #e20d54f7
 def _may_be_path(v:Any)->bool: return isinstance(v, str) and 0 < len(v) < 1000 and "\0" not in v
 
+# %% ../nbs/01_config.ipynb #70f01f84
 def task_file(
     v:Any,             # task.py:NLI
 )->tuple[Any,str]:     # task.py and :NLI; anything else and nothing
@@ -172,6 +175,7 @@ def _is_code(task:str)->bool:
     "Would this task be imported or run? What a notebook has defined is here already"
     return not task.startswith("memory:") and (":" in task or task.endswith(".py"))
 
+# %% ../nbs/01_config.ipynb #52daa0ef
 _RUNS_CODE = dict(   # setting -> does this value of it, as a text, run code?
     task=_is_code, trust_remote_code=lambda v: v == "True", attn_implementation=lambda v: "/" in v)
 
@@ -197,15 +201,18 @@ def load_config(
     untrusted = _untrusted(name, values, overrides)
     return Config(**values, sources=sources, untrusted=untrusted, accepted=settled.accepted)
 
+# %% ../nbs/01_config.ipynb #f1d667c7
 def _with(overrides:dict, source:str, entries:list, problems:list)->tuple[list,list]:
     "What was read, and what is said on top of it"
     said = [_Entry(k, v, source, OVERRIDE) for k, v in overrides.items() if _is_known(k)]
     return entries + said, problems + [_unknown(k, source) for k in overrides if not _is_known(k)]
 
+# %% ../nbs/01_config.ipynb #2793c6ae
 def _misfits(values:dict, sources:dict)->list[ConfigError]:
     "What is wrong with values"
     return [p for f in settings() if f.name in values and (p := _problem(f, values[f.name], sources[f.name]))]
 
+# %% ../nbs/01_config.ipynb #e9eca51e
 def _placed(full:str, entry:_Entry, folder:Path|None)->Any:
     "A path of a file is looked for beside it, too"
     ours = folder is not None and full in _PLACES and entry.rank < OVERRIDE and not _is_name(full, entry.value)
@@ -244,6 +251,7 @@ def at_home(
     values = {k: getattr(cfg, k) for k in _PLACES}
     return replace(cfg, **{k: _full(v) for k, v in values.items() if not _is_name(k, v)})
 
+# %% ../nbs/01_config.ipynb #0640f5ce
 def _full(v:Any)->Any:
     if isinstance(v, tuple): return tuple(map(_full, v))
     path, more = task_file(v)
@@ -254,6 +262,7 @@ def trusting(cfg:Config)->Config:
     "The same config, whose code may run"
     return replace(cfg, untrusted=frozenset())
 
+# %% ../nbs/01_config.ipynb #4816bbae
 def allow(
     cfg:Config,
     *names:str,   # of settings that are about to run code; none: any

@@ -152,7 +152,7 @@ class EvaluationSettings:
     eval_steps:int|_Epoch|None=None      # loss on held-out rows every this many steps, or after each epoch; None: never
     # True: the result is the checkpoint with the lowest held-out loss; it is kept beside the newest
     load_best_model_at_end:bool=False
-    # what load_best_model_at_end and early stopping go by: loss, or a figure of the task's scores, such as accuracy
+    # what makes a checkpoint the best: loss on held-out rows, or a figure of its scored answers, such as accuracy
     metric_for_best_model:str="loss"
     # stop after this many evaluations without a lower held-out loss, and take the best; None: never
     early_stopping_patience:int|None=None
@@ -218,6 +218,7 @@ _WORDS = {int:"an integer", float:"a number", str:"a string", bool:"True or Fals
 
 def _is_union(t)->bool: return get_origin(t) in (Union, types.UnionType)
 
+# %% ../nbs/00_schema.ipynb #cd746e88
 def _expects(t)->str:
     "The rule of annotation `t` in words"
     options = get_args(t)
@@ -304,6 +305,7 @@ def _problem(f, v, where:str)->ConfigError|None:
     if not limit: return None
     return ConfigError(where, f"{f.name} = {v!r}", limit, _spelled(where, edit(**{f.name: _inside(f, v)})))
 
+# %% ../nbs/00_schema.ipynb #aa8b9332
 def _inside(f, v):
     "A value within the limits of setting `f`, for one that is not: 5 was meant as 5 percent"
     if f.name == "max_steps": return 1

@@ -35,6 +35,7 @@ ALIASES = dict(
 
 def _plain(name:str)->str: return name.lower().replace("-", "_")
 
+# %% ../nbs/00_translate.ipynb #7007bd88
 def _full_name(name:str)->str:
     "The setting that `name` means: `MAX_SEQ_LENGTH` -> `max_length`; an unknown name comes back in small letters"
     return ALIASES.get(_plain(name), _plain(name))
@@ -48,9 +49,16 @@ class Meant:
     weak:bool=False                         # True: only if nothing else sets them
     fix:Fix|None=None                       # it is not done here: what to write instead
 
+# %% ../nbs/00_translate.ipynb #9ca5e582
 def _done(says:str)->Meant: return Meant(says)
+
+# %% ../nbs/00_translate.ipynb #92f3e75c
 def _sets(says:str="", **settings)->Meant: return Meant(says, settings)
+
+# %% ../nbs/00_translate.ipynb #b1887377
 def _unless_set(says:str, **settings)->Meant: return Meant(says, settings, weak=True)
+
+# %% ../nbs/00_translate.ipynb #1d62b283
 def _refused(says:str, fix:Fix|str)->Meant: return Meant(says, fix=as_fix(fix))
 
 # %% ../nbs/00_translate.ipynb #b71e94f6
@@ -58,7 +66,11 @@ _Entry = dict[Any, Meant | Callable]
 _YES_OR_NO = (True, False, None)
 
 def _any(says:str)->_Entry: return {...: _done(says)}
+
+# %% ../nbs/00_translate.ipynb #d14cc520
 def _only(*values, says:str)->_Entry: return dict.fromkeys((*values, None), _done(says))
+
+# %% ../nbs/00_translate.ipynb #df7756fd
 def _either(says:str)->_Entry: return dict.fromkeys(_YES_OR_NO, _done(says))
 
 # %% ../nbs/00_translate.ipynb #6efe3153
@@ -88,6 +100,7 @@ def _by_steps(v, said:dict)->Meant:
     if isinstance(said["eval_steps"], int): return _done("every eval_steps")
     return _unless_set("eval_steps is not given", eval_steps=100)
 
+# %% ../nbs/00_translate.ipynb #6955ce67
 _EVALUATE = {"steps": _by_steps, "epoch": _sets(eval_steps="epoch"), "no": _sets(eval_steps=None),
              False: _sets(eval_steps=None)}
 _ONE_SAVE = "a run that is stopped goes on from a checkpoint"
@@ -123,6 +136,7 @@ def _packed(v, said:dict)->Meant:
     tokens = said["per_device_train_batch_size"] * said["max_length"]
     return _unless_set("per_device_train_batch_size rows of max_length tokens", max_tokens_per_batch=tokens)
 
+# %% ../nbs/00_translate.ipynb #4a7bc332
 _PACKING = {True: _packed, False: _sets(max_tokens_per_batch=None), None: _done("rows are not packed")}
 _NO_LOADER = _any("rows are prepared once and read from memory: nothing waits for a loader")
 _PADDING = _any("padding is masked and never supervised: it changes no loss")
@@ -131,6 +145,7 @@ def _text_field(v, said:dict)->Meant:
     "Another column than text"
     return _sets(fields=(f"text={v}",))
 
+# %% ../nbs/00_translate.ipynb #f39eb245
 def _test_split(v, said:dict)->Meant:
     "The held-out rows of a hub dataset; TRL reads them only if it evaluates"
     files = said["train_file"] or ()
@@ -171,13 +186,16 @@ def _reentrant(v, said:dict)->Meant:
     if not (v or {}).get("use_reentrant"): return _done("checkpointing is never reentrant")
     return _refused("checkpointing is never reentrant", "write use_reentrant=False")
 
+# %% ../nbs/00_translate.ipynb #e147d6bf
 def _wants_adapter(v, said:dict)->Meant:
     return _sets(method="lora") if said["method"] == "full" else _done("method says how it is trained")
 
+# %% ../nbs/00_translate.ipynb #f1a834a3
 def _several(v, said:dict)->Meant:
     if said["num_processes"] > 1: return _done("num_processes train together")
     return _refused("num_processes says how many", edit(num_processes=2))
 
+# %% ../nbs/00_translate.ipynb #5ea1155b
 def _card(v, said:dict)->Meant:
     fix = command(f"sft_nb train --gpu {v}", f"import os; os.environ['CUDA_VISIBLE_DEVICES'] = '{v}'   # before torch")
     return _refused("a card is chosen when the program starts", fix)
@@ -233,6 +251,7 @@ def _strange(one:dict)->str:
     if one.get("field_messages", "messages") not in ("messages", "conversations"): odd.append("field_messages")
     return ", ".join(odd)
 
+# %% ../nbs/00_translate.ipynb #e23a6278
 def _place(one:dict)->str:
     "A file, or a dataset of the hub with its split"
     path = str(one.get("data_files") or one["path"])
@@ -259,6 +278,7 @@ def _adapter(v, said:dict)->Meant:
     "lora in 8 bits is called qlora here"
     return _sets(method="qlora" if said["load_in_8bit"] else "lora")
 
+# %% ../nbs/00_translate.ipynb #1e31fd7c
 def _special(v, said:dict)->Meant:
     more = set(v or {}) - {"pad_token"}
     if not more: return _done("the pad token is one that ends nothing")
@@ -294,10 +314,12 @@ def _looked_up(entry:_Entry, v:Any)->Meant|Callable|None:
     try: return entry.get(v, entry.get(...))
     except TypeError: return entry.get(...)   # a dict or a list of dicts
 
+# %% ../nbs/00_translate.ipynb #e7f5b669
 def _values(entry:_Entry)->str:
     "The values that an entry takes, in words"
     return ", ".join(repr(v) for v, m in entry.items() if v is not ... and not (isinstance(m, Meant) and m.fix))
 
+# %% ../nbs/00_translate.ipynb #18f0de31
 def meaning(
     name:str,    # one of `FOREIGN`, in any spelling
     value:Any,

@@ -23,6 +23,7 @@ def _near(name:str, known)->list[str]:
     alike = [one for one in known if re.findall(r"\d+", one) == digits]
     return difflib.get_close_matches(name.lower(), alike, 1, .75)
 
+# %% ../nbs/00_written.ipynb #456cb702
 _HELPER = "leave {name} out, or begin its name with _ if it is a helper of the file; sft_nb config lists all settings"
 
 def _unknown(name:str, where:str)->ConfigError:
@@ -47,6 +48,7 @@ def _as_tuple(full:str, v:Any)->Any:
     if full == "train_weights" and isinstance(v, (int, float)) and not isinstance(v, bool): return (v,)
     return v
 
+# %% ../nbs/00_written.ipynb #22c031ef
 def _names(one:Any)->list: return one.replace(",", " ").split() or [one] if isinstance(one, str) else [one]
 
 # %% ../nbs/00_written.ipynb #cfgtask2
@@ -66,6 +68,7 @@ def hold_task(
     _HELD[name] = task
     return name
 
+# %% ../nbs/00_written.ipynb #e18a0f7a
 def held_task(
     name:str,   # memory:NAME
 ):
@@ -117,6 +120,7 @@ def _importing(path:Path):
         return module
     return imported
 
+# %% ../nbs/00_written.ipynb #881d9f24
 def _executed(path:Path)->dict[str,Any]:
     "The names that a config file leaves"
     own = vars(builtins) | dict(__import__=_importing(path))
@@ -161,6 +165,7 @@ def _entry(name:str, v:Any, called:str, line:int|None)->_Entry:
     if v != defaults().get(_full_name(name), ...): return _Entry(name, v, f"imported by {called}", IMPORTED)
     return _Entry(name, v, "default", DEFAULT)
 
+# %% ../nbs/00_written.ipynb #9c270fba
 def _is_known(name:str)->bool: return _full_name(name) in defaults() or _plain(name) in FOREIGN
 
 # %% ../nbs/00_written.ipynb #aec7af52
@@ -179,6 +184,7 @@ def _number(v:Any)->Any:
     is_number = isinstance(v, str) and re.fullmatch(r"[-+]?[\d.]+[eE][-+]?\d+", v)
     return float(v) if is_number else v
 
+# %% ../nbs/00_written.ipynb #209ebb0b
 def _read_yaml(path:Path)->tuple[list[_Entry],list]:
     "What a YAML file says, and what is wrong with its names; ConfigError if it is none"
     import yaml
@@ -204,6 +210,7 @@ def _read_json(path:Path)->tuple[list[_Entry],list]:
     problems = [_unknown(name, str(path)) for name in saved if not _is_known(name)]
     return [_saved_entry(name, v, str(path)) for name, v in saved.items() if _is_known(name)], problems
 
+# %% ../nbs/00_written.ipynb #d960e0a3
 def _saved_entry(name:str, v:Any, path:str)->_Entry:
     kept = _tidy(name, v).get(_full_name(name), v)
     if kept == defaults().get(_full_name(name), ...): return _Entry(name, v, "default", DEFAULT)

@@ -52,6 +52,7 @@ def _groups()->list[type]:
     "The groups of settings, in reading order"
     return [*reversed(Config.__mro__[1:-1])]
 
+# %% ../../nbs/14_cli/00_options.ipynb #d88215bd
 _TITLES = dict(row="rows", adapter="adapters", guard="guards", output="outputs")
 
 def _group(kind:type, cfg:Config)->tuple:
@@ -64,6 +65,7 @@ def _group(kind:type, cfg:Config)->tuple:
     name = kind.__name__.removesuffix("Settings").lower()
     return _TITLES.get(name, name), Annotated[made, tyro.conf.OmitArgPrefixes], field(default_factory=made)
 
+# %% ../../nbs/14_cli/00_options.ipynb #eb8e3aa3
 def options_class(
     command:str,
     own:dict[str,Option],  # the command's own options
@@ -144,6 +146,7 @@ def words(
 # %% ../../nbs/14_cli/00_options.ipynb #op0wrd05
 def _bare(name:str)->str: return _plain(name.removeprefix("--"))
 
+# %% ../../nbs/14_cli/00_options.ipynb #9699599d
 def _value_of(texts:list[str], default:Any)->Any:
     "Python's value of what was typed: True, 8, wandb"
     if not texts: return default
@@ -151,6 +154,7 @@ def _value_of(texts:list[str], default:Any)->Any:
     try: return ast.literal_eval(texts[0].capitalize() if texts[0] in ("true", "false", "none") else texts[0])
     except (ValueError, SyntaxError, RecursionError, MemoryError): return texts[0]
 
+# %% ../../nbs/14_cli/00_options.ipynb #a531b89c
 def set_apart(
     args:list[str],
 )->tuple[list[str],dict[str,Any]]:   # the line without them, and their values
@@ -177,6 +181,7 @@ def _reads(text:str, t)->bool:
     except (ValueError, OverflowError): return False
     return True
 
+# %% ../../nbs/14_cli/00_options.ipynb #25ac3f73
 def _takes_many(t)->bool: return get_origin(t) is tuple or any(get_origin(a) is tuple for a in get_args(t))
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0chk01
@@ -194,19 +199,24 @@ def _kinds(own:dict[str,Option], base:Config|None)->dict[str,SimpleNamespace]:
 _LINE = "command line"
 
 def _help_of(name:str): return command(f"sft_nb {name} --help")
+
+# %% ../../nbs/14_cli/00_options.ipynb #3623e083
 def _with_a_run(name:str): return command(f"sft_nb {name} runs/NAME")
 
+# %% ../../nbs/14_cli/00_options.ipynb #a66788ce
 def _no_option(command:str, name:str, known)->ConfigError:
     "The error for what is no option, with the nearest one"
     near = _near(_bare(name)[:100], [*known, *FOREIGN])
     if not near: return ConfigError(_LINE, f"{name[:100]} is not an option", "", _help_of(command))
     return ConfigError(_LINE, f"{name} is not an option", f"the nearest is {flag(near[0])}", f"write {{{near[0]}}}")
 
+# %% ../../nbs/14_cli/00_options.ipynb #66973be6
 def _no_value(kind, typed:str, texts:list[str])->ConfigError:
     "The error for an option with too few values, or too many"
     found = f"{typed} has no value" if not texts else f"{typed} has {len(texts)} values: {' '.join(texts)[:100]}"
     return ConfigError(_LINE, found, f"{kind.name} takes {_expects(kind.type)}", _example(kind, texts))
 
+# %% ../../nbs/14_cli/00_options.ipynb #3a165165
 def _example(kind, texts:list[str]):
     "A line that would do"
     if texts and _reads(texts[0], kind.type): return edit(**{kind.name: texts[0]})
@@ -225,6 +235,7 @@ def _fault(kind, typed:str, texts:list[str])->ConfigError|None:
     negative = kind.name not in defaults() and kind.type is int and int(texts[0]) < 0
     if negative: return ConfigError(_LINE, f"{typed} is {texts[0]}", "0 or more", edit(**{kind.name: kind.default}))
 
+# %% ../../nbs/14_cli/00_options.ipynb #01ba2a03
 def check_line(
     command:str,
     args:list[str],
@@ -257,6 +268,7 @@ def _check_first(command:str, texts:list[str], own:dict[str,Option])->None:
                           _with_a_run(command))
     if len(texts) > len(places): raise _one_too_many(command, texts[len(places)])
 
+# %% ../../nbs/14_cli/00_options.ipynb #c8ed64b6
 def _one_too_many(command:str, text:str)->ConfigError:
     "The error for a word that nothing takes"
     is_config = text in config_names() or os.path.isfile(text) and text.endswith((".py", ".yaml", ".yml", ".json"))
@@ -272,6 +284,7 @@ def _in_full(name:str)->str:
     if bare not in ALIASES or bare == "output_dir": return name
     return flag(f"no_{ALIASES[bare]}" if no else ALIASES[bare])
 
+# %% ../../nbs/14_cli/00_options.ipynb #94c19f85
 def switches(
     args:list[str],
     base:Config|None=None,   # with settings
@@ -307,6 +320,7 @@ def _flat(made)->SimpleNamespace:
     for name in groups: values |= vars(values.pop(name))
     return SimpleNamespace(**values)
 
+# %% ../../nbs/14_cli/00_options.ipynb #9e9dfc0b
 def parse_own(
     command:str,
     args:list[str],

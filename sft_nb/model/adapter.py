@@ -63,6 +63,7 @@ def _saved_modules(model, wanted:tuple[str,...]|None)->list[str]|None:
     _refuse_quantised(model, wanted or ())
     return list(wanted) if wanted else None
 
+# %% ../../nbs/06_model/05_adapter.ipynb #b02a4468
 def _refuse_quantised(model, wanted:tuple[str,...])->None:
     "ConfigError for a module that is stored in 4 or 8 bits: its numbers cannot be trained"
     for name, module in model.named_modules():
@@ -77,6 +78,7 @@ def _named(model, *layers)->list[str]:
     "What a model calls these layers"
     return [next(n.rpartition(".")[2] for n, m in model.named_modules() if m is layer) for layer in layers]
 
+# %% ../../nbs/06_model/05_adapter.ipynb #4b07383e
 def _token_rows(model, tokenizer, cfg:Config)->dict[str,list[int]]|None:
     "The rows of the embedding (and of a head that is not tied to it) that are trained beside the adapter"
     if not cfg.train_tokens: return None
@@ -88,6 +90,7 @@ def _token_rows(model, tokenizer, cfg:Config)->dict[str,list[int]]|None:
     ids = [tokenizer.convert_tokens_to_ids(t) for t in cfg.train_tokens]
     return {n: ids for n in names if n not in whole} or None   # a layer that is trained in full needs no rows
 
+# %% ../../nbs/06_model/05_adapter.ipynb #75d478d0
 def _refuse_tied(name:str)->ConfigError:
     "The error for a layer that is trained in full, and of which a few rows are trained too"
     found = f"modules_to_save has {name}, which is tied to the rows that train_tokens trains"
@@ -188,6 +191,7 @@ def _folder_of(cfg:Config)->Path:
     raise ConfigError(f"adapter {str(given)!r}", "there is no adapter_config.json in it", "a run, or a folder",
                       edit(adapter_name_or_path="runs/NAME") | edit(adapter_name_or_path=None))
 
+# %% ../../nbs/06_model/05_adapter.ipynb #14f485ac
 def _earlier(cfg:Config)->Path|None:
     "The folder of the adapter to begin with, if it fits the settings; ConfigError with what differs"
     if cfg.adapter_name_or_path is None: return None

@@ -31,6 +31,7 @@ def _digest(file:Path)->str:
             found.update(f.read(_BLOCK))
     return found.hexdigest()
 
+# %% ../../nbs/10_run/08_origin.ipynb #2a03c696
 def weights_of(
     folder:Path|None,         # None: there are none
 )->dict[str,dict]:
@@ -56,6 +57,7 @@ def _settings(run:Run)->dict:
     "As they stand in its config.json"
     return json.loads((run.path/"config.json").read_text(encoding="utf-8"))["config"]
 
+# %% ../../nbs/10_run/08_origin.ipynb #79703ef6
 def keep_origin(
     run:Run,
 )->None:
@@ -80,6 +82,7 @@ class Changes:
     taken:dict=field(default_factory=dict)     # other settings
     versions:dict=field(default_factory=dict)  # of packages, Python and code
 
+# %% ../../nbs/10_run/08_origin.ipynb #14cefc6d
 def _differing(was:dict, now:dict)->dict:
     "Name -> (was, is), for those that both know"
     return {k: (was[k], now[k]) for k in was if k in now and was[k] != now[k]}
@@ -91,6 +94,7 @@ def _versions(run:Run)->dict:
     now, flat = environment(), lambda e: e.get("packages", {}) | dict(python=e.get("python"), git=e.get("git"))
     return {k: v for k, v in _differing(flat(was), flat(now)).items() if None not in v}
 
+# %% ../../nbs/10_run/08_origin.ipynb #c6bdccc9
 def changes(
     run:Run,
 )->Changes:
@@ -107,12 +111,14 @@ def changes(
 # %% ../../nbs/10_run/08_origin.ipynb #org00017
 def _in_words(changed:dict)->str: return ", ".join(f"{k} was {was}, is {now}" for k, (was, now) in changed.items())
 
+# %% ../../nbs/10_run/08_origin.ipynb #cb0f1b16
 def _refusal(run:Run, found:str, expected:str, otherwise:str)->ConfigError:
     config = run.path/"config.json"
     fix = command(f"sft_nb train --config {quoted(config)} --run-name ANOTHER",
                   f'train(load_config("{config}", run_name=...))')
     return ConfigError(f"run {run.name!r}", found, expected, fix | otherwise)
 
+# %% ../../nbs/10_run/08_origin.ipynb #925d93a3
 def check_origin(
     run:Run,
 )->list[str]:   # lines for the one who resumes it
@@ -133,25 +139,28 @@ def _not_longer(run:Run, name:str, was, now)->ConfigError:
     found = f"{name} is {now:g}, and it was trained with {was:g}"
     return ConfigError(f"run {run.name!r}", found, "more than before", edit(**{name: was + max(1, was)}))
 
-def _only_longer(run:Run, more:dict)->None:
+# %% ../../nbs/10_run/08_origin.ipynb #31dc843a
+def _check_longer(run:Run, more:dict)->None:
+    "ConfigError if it is not finished, has no checkpoint, or would not be longer"
     cfg = run.config
+    if run.state != "finished":
+        raise ConfigError(f"run {run.name!r}", f"it is {run.state}", "a finished run, to make it longer", go_on(run))
+    if not run.checkpoints(): raise no_checkpoint(run)
     for name, value in more.items():
         was = run.step if name == "max_steps" else getattr(cfg, name)
         if value <= was: raise _not_longer(run, name, was, value)
     if cfg.max_steps > 0 and "max_steps" not in more: raise _not_longer(run, "max_steps", run.step, cfg.max_steps)
 
+# %% ../../nbs/10_run/08_origin.ipynb #2229172f
 def lengthen(
     run:Run,
     *, num_train_epochs:float|None=None,   # passes over the rows, with those that it had
     max_steps:int|None=None,               # or steps
 )->str:                                    # what that means
     "Let a finished run go on; ConfigError if it is not finished, or would not be longer"
-    cfg, more = run.config, dict(num_train_epochs=num_train_epochs, max_steps=max_steps)
-    more = {name: value for name, value in more.items() if value is not None}
-    if run.state != "finished":
-        raise ConfigError(f"run {run.name!r}", f"it is {run.state}", "a finished run, to make it longer", go_on(run))
-    if not run.checkpoints(): raise no_checkpoint(run)
-    _only_longer(run, more)
-    run.keep(replace(cfg, **more))
+    asked = dict(num_train_epochs=num_train_epochs, max_steps=max_steps)
+    more = {name: value for name, value in asked.items() if value is not None}
+    _check_longer(run, more)
+    run.keep(replace(run.config, **more))
     run.set_status("stopped", reason="it is to go on for longer", fix=go_on(run))
     return f"{run.name} goes on after step {run.step}; its learning rate goes back up, to the longer schedule"

@@ -23,6 +23,7 @@ def _allowed(name:str)->str:
     "The name nearest to `name` that a run may have"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:90] or "run"
 
+# %% ../../nbs/10_run/05_refusals.ipynb #80a7e3e5
 def check_name(
     name:str,
 )->None:
@@ -43,6 +44,7 @@ def _about(cfg:Config)->str:
     said = path.stem.partition(".")[0]
     return path.absolute().parent.name if said.lower() in _SIDES else said
 
+# %% ../../nbs/10_run/05_refusals.ipynb #7b9d1658
 def free_name(
     cfg:Config,
     root:Path,   # the folder of all runs
@@ -120,6 +122,7 @@ def no_folder(
     found = f"it cannot be written ({error.strerror})"
     return SftError(f"run directory {root}", found, "a folder of yours with space", edit(runs_dir="another/folder"))
 
+# %% ../../nbs/10_run/05_refusals.ipynb #e3d0206d
 def no_locks(
     root:Path,     # runs, or one of them
     why:str,       # what the system says
@@ -149,6 +152,7 @@ def being_trained(
     found = f"{who or 'another process'} is training it now"
     return ConfigError(f"run {run.name!r}", found, "a run that nobody trains", _stop(run))
 
+# %% ../../nbs/10_run/05_refusals.ipynb #4fa0fab5
 def out_of_reach(
     run,
     who:Process|None,  # None: that is not known

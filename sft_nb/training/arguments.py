@@ -48,6 +48,7 @@ def _refuse_names(cfg:Config)->None:
         near = _nearest(value, known, getattr(Config, setting))
         raise ConfigError(setting, f"{value!r} is not known", expected, edit(**{setting: near}))
 
+# %% ../../nbs/11_training/00_arguments.ipynb #99d31bbe
 def _nearest(value:str, known:list[str], default:str)->str:
     "The known name that was meant: it begins with what it is (adamw_torch), and the default is the first of its kind"
     begins = {name.split("_")[0]: name for name in reversed(known)}
@@ -100,6 +101,7 @@ def _checkpointing(cfg:Config)->dict:
     return {name: cfg.gradient_checkpointing is True, f"{name}_kwargs": dict(use_reentrant=False),
             "activation_offloading": cfg.activation_offloading is True}
 
+# %% ../../nbs/11_training/00_arguments.ipynb #d5977105
 def _precision(cfg:Config)->dict:
     "Device and number format"
     device, _ = choose_device(cfg.device)
@@ -107,11 +109,13 @@ def _precision(cfg:Config)->dict:
     return dict(bf16=dtype == torch.bfloat16, fp16=dtype == torch.float16, use_cpu=device == "cpu",
                 dataloader_pin_memory=device == "cuda")
 
+# %% ../../nbs/11_training/00_arguments.ipynb #ed1ffacc
 def _every(what:str, steps:int|str)->dict:
     "eval or save: every this many steps, or after each epoch"
     if steps == "epoch": return {f"{what}_strategy": "epoch"}
     return {f"{what}_strategy": "steps", f"{what}_steps": steps}
 
+# %% ../../nbs/11_training/00_arguments.ipynb #230ed547
 def _evaluation(cfg:Config)->dict:
     "When the held-out loss is computed"
     if not cfg.eval_steps: return dict(eval_strategy="no")
@@ -143,10 +147,12 @@ def _variables(cfg:Config, run:Run)->dict[str,str]:
     if "trackio" in names: ours["TRACKIO_DIR"] = str(run.path/"trackio")
     return {k: v for k, v in ours.items() if k not in os.environ}
 
+# %% ../../nbs/11_training/00_arguments.ipynb #f7152f7f
 def _open_wandb_run():
     "The run that wandb has open in this process; None if there is none, or wandb was never imported"
     return getattr(sys.modules.get("wandb"), "run", None)
 
+# %% ../../nbs/11_training/00_arguments.ipynb #36c18422
 @contextmanager
 def tracked(cfg:Config, run:Run):
     "Tell the trackers, by their variables, where this run is; and leave no variable and no open wandb run behind"

@@ -149,6 +149,7 @@ def _figures(self:Recorder, logs:dict)->dict:
     found = dict(tokens_per_second=self.pace.now(logs.get("num_tokens")), peak_memory_gib=peak_memory_gib())
     return {name: float(f"{value:.5g}") for name, value in found.items() if value is not None}
 
+# %% ../../nbs/11_training/01_recorder.ipynb #abf775bb
 @patch
 def _record(self:Recorder, line:dict)->None:
     try: self.run.record(line)
@@ -156,6 +157,7 @@ def _record(self:Recorder, line:dict)->None:
         raise SftError(f"{self.run.path}/metrics.jsonl", f"it cannot be written ({e.strerror})",
             "a file that may grow; what was saved is as it was", go_on(self.run)) from e
 
+# %% ../../nbs/11_training/01_recorder.ipynb #f73149bf
 @patch
 def close(self:Recorder)->None:
     "Take the bar away"
