@@ -96,6 +96,7 @@ def _as_messages(row:dict)->dict:
 class NLI:
     "Entailment with a thought, in JSON"
     name, fields, free = "nli", ("premise", "hypothesis", "label"), ("label",)
+    own_rows = "alone"
     also = dict(premise=("sentence1", "text1"), hypothesis=("sentence2", "text2"),
                 label=("gold_label", "predicted_label"), thought_process=("thought", "reasoning", "explanation"))
 
