@@ -102,22 +102,20 @@ def test_a_function_is_a_task():
 
 def test_tasks_of_a_notebook_are_found_in_their_process_alone(tokenizer):
     names = {"__name__": "__main__", "task": task}
-    code = "@task('q', 'a')\ndef twins(text, row): return True\n@task('q', 'a', prompt='{q}!')\ndef others(text, row): ..."
-    exec(code, names)
+    exec("@task('q', 'a')\ndef twins(text, row): return True\n", names)
+    exec("@task('q', 'a', prompt='{q}!')\ndef others(text, row): return True\n", names)
     cfg = load_config(task=names["twins"])
     assert cfg.task == "memory:twins" and task_of(cfg) is names["twins"]
     with pytest.raises(ConfigError, match="it was an object of another process"): get_task("memory:nobody")
     rows = [dict(q="1", a="2")]
     assert prepare(cfg, tokenizer, train=rows).task is names["twins"]
-    prints = [prepare(load_config(), tokenizer, task=names[n], train=rows).train.fingerprint for n in ("twins", "others")]
-    assert len({*prints}) == 2   # nothing of the one is found for the other
+    both = [prepare(load_config(), tokenizer, task=names[n], train=rows) for n in ("twins", "others")]
+    assert len({data.train.fingerprint for data in both}) == 2   # nothing of the one is found for the other
 
 
 def test_rows_from_memory_are_what_is_scored_later(tmp_path):
     rows = [dict(question=f"{k}?", answer=str(k)) for k in range(12)]
-    cfg = small(tmp_path/"runs", max_steps=2, save_steps=1, eval_samples=3, task="auto", train_file=None)
-    cfg = load_config("demo", **{k: getattr(cfg, k) for k in ("model", "tokenizer", "init", "method", "runs_dir")},
-                      task="auto", max_steps=2, save_steps=1, preflight=False, max_new_tokens=4, eval_samples=3)
+    cfg = small(tmp_path/"runs", max_steps=2, save_steps=1, eval_samples=3, task="auto")
     run = train(cfg, data=prepare(cfg, train=rows[:8], eval=rows[8:]))
     kept = [json.loads(line) for line in (run.path/"rows/eval.jsonl").read_text().splitlines()]
     assert kept == rows[8:11]
