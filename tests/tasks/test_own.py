@@ -10,6 +10,7 @@ from sft_nb.results.evaluate import evaluate
 from sft_nb.run.directory import Run
 from sft_nb.tasks.core import get_task, Score, task, task_of
 from sft_nb.tokens.prepare import prepare
+from sft_nb.training.launch import launch
 from sft_nb.training.train import resume, train
 
 MINE = '''
@@ -106,6 +107,7 @@ def test_tasks_of_a_notebook_are_found_in_their_process_alone(tokenizer):
     exec("@task('q', 'a', prompt='{q}!')\ndef others(text, row): return True\n", names)
     cfg = load_config(task=names["twins"])
     assert cfg.task == "memory:twins" and task_of(cfg) is names["twins"]
+    with pytest.raises(ConfigError, match="a process of its own would not find it"): launch(cfg)
     with pytest.raises(ConfigError, match="it was an object of another process"): get_task("memory:nobody")
     rows = [dict(q="1", a="2")]
     assert prepare(cfg, tokenizer, train=rows).task is names["twins"]
