@@ -42,45 +42,43 @@ def read_answer(
     return label_of(found.value["predicted_label"]), thought if isinstance(thought, str) else None, found.strict
 
 # %% ../../nbs/03_tasks/08_nli.ipynb #nli00012
-_KINDS = {   # kind -> hypothesis and label
-    "same": ("{who} has {a} {thing}.", 1),
-    "number": ("{who} has {c} {thing}.", 0), "thing": ("{who} has {a} {other}.", 0),
-    "more": ("{who} has more than {c} {thing}.", 1), "not more": ("{who} has more than {c} {thing}.", 0)}
+_KINDS = dict(same=("{who} has {c} {thing}.", 1), number=("{who} has {c} {thing}.", 0),   # kind -> hypothesis, label
+              more=("{who} has more than {c} {thing}.", 1), less=("{who} has more than {c} {thing}.", 0))
 
-def _problem(r:random.Random)->tuple[str,int,int,int]:
-    "Kind, the number asked about, the other person's, and the number in the hypothesis"
-    kind = r.choice(("same", "same", "more", "number", "thing", "not more"))
-    a, b = r.randint(10, 89), r.randint(10, 99)
-    if kind == "more": return kind, a, b, r.randint(2, a - 1)
-    if kind == "not more": return kind, a, b, r.randint(a + 1, 99)
-    return kind, a, b, r.choice([n for n in range(10, 100) if n != a])
+def _problem(r:random.Random)->tuple[str,int,int]:
+    "Kind, the number in the premise, the number in the hypothesis"
+    kind, a = r.choice(("same", "same", "more", "number", "number", "less")), r.randint(10, 89)
+    if kind == "same": return kind, a, a
+    if kind == "more": return kind, a, r.randint(2, a - 1)
+    if kind == "less": return kind, a, r.randint(a + 1, 99)
+    return kind, a, r.choice([n for n in range(10, 100) if n != a])
 
 # %% ../../nbs/03_tasks/08_nli.ipynb #nli00013
-def _row(problem:tuple[str,int,int,int], r:random.Random)->dict:
+def _row(problem:tuple[str,int,int], r:random.Random)->dict:
     "The problem in words, its label, and the thought that leads to it"
-    kind, a, b, c = problem
-    (who, friend), (thing, other) = r.sample(NAMES, 2), r.sample(THINGS, 2)
+    kind, a, c = problem
+    who, thing = r.choice(NAMES), r.choice(THINGS)
     hypothesis, label = _KINDS[kind]
-    facts = [f"{who} has {a} {thing}.", f"{friend} has {b} {other}."]
-    thought = facts[0] + (f" {max(a, c)} is larger." if "more" in kind else "")
-    if r.random() < .5: facts.reverse()
-    said_of = hypothesis.format(who=who, a=a, c=c, thing=thing, other=other)
-    row = dict(premise=" ".join(facts), hypothesis=said_of, label=label, thought_process=thought)
-    return row | dict(instruction="Answer in JSON.")   # the base is too small for the long one
+    thought = f"{a}, {c}." + (f" {max(a, c)} is larger." if kind in ("more", "less") else "")
+    row = dict(premise=f"{who} has {a} {thing}.", hypothesis=hypothesis.format(who=who, c=c, thing=thing), label=label)
+    return row | dict(thought_process=thought, instruction="Answer in JSON.")   # the long one is too much for the base
 
 def make_rows(
     n:int,            # how many
     *, seed:int,      # same seed, same rows
-    evaluation:bool,  # held-out problems, each once; False: the others
+    evaluation:bool,  # held-out problems, each wording once; False: the others
 )->list[dict]:        # premise, hypothesis, label, thought_process, instruction
     "Generate rows of one side of the split"
     r = random.Random(f"nli-{seed}-{evaluation}")
     rows, seen = [], set()
     while len(rows) < n:
         problem = _problem(r)
-        if held_out(problem) != evaluation or evaluation and problem in seen: continue
-        seen.add(problem)
-        rows.append(_row(problem, r))
+        row = _row(problem, r)
+        says = row["premise"], row["hypothesis"]
+        if row["label"] == len(rows) % 2 or held_out(problem) != evaluation: continue   # one follows, one does not
+        if evaluation and says in seen: continue
+        seen.add(says)
+        rows.append(row)
     return rows
 
 # %% ../../nbs/03_tasks/08_nli.ipynb #nli00016
