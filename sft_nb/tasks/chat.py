@@ -33,7 +33,7 @@ def overlap(
 # %% ../../nbs/03_tasks/12_chat.ipynb #3845c5be
 class Chat:
     "Rows in any format"
-    name, fields = "chat", ()   # which fields, the format decides for each row
+    name, fields, own_rows = "chat", (), False   # which fields, the format decides for each row
 
     def rows(self, split:str, *, n:int|None=None, seed:int=42)->list[dict]:
         "It has none; `SftError` with the file to give"

@@ -68,6 +68,8 @@ def no_rows(name:str, split:str)->SftError:
 # %% ../../nbs/03_tasks/00_core.ipynb #c0re0006
 class Judged:
     "The task that `task` makes of a function"
+    own_rows = False
+
     def __init__(self, function, fields:tuple[str,...], prompt:str|None, system:str|None):
         self.judge, self.fields, self.free, self.system = function, fields, fields, system
         self.name, self.__module__, self.__doc__ = function.__name__, function.__module__, function.__doc__

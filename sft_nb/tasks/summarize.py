@@ -78,7 +78,7 @@ class Summarize:
     also = dict(document=("documents", "original_text", "article", "transcript", "meeting_transcripts", "dialogue",
                           "report", "source"),
                 summary=("reference_summary", "highlights", "abstract", "summaries", "target"), query=())
-    prompt = "Summarize the following text."
+    prompt, own_rows = "Summarize the following text.", False
 
     def rows(self, split:str, *, n:int|None=None, seed:int=42)->list[dict]: raise no_rows(self.name, split)
 

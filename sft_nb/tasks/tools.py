@@ -109,7 +109,7 @@ def _calls_of(m:dict)->list[dict]:
 
 class Tools:
     "Conversations with functions to call"
-    name, fields = "tools", ()
+    name, fields, own_rows = "tools", (), False
 
     def rows(self, split:str, *, n:int|None=None, seed:int=42)->list[dict]: raise no_rows(self.name, split)
 

@@ -18,7 +18,7 @@ from .core import no_rows, said, Score
 class Translate:
     "A text and its translation"
     name, fields, headline = "translate", ("source", "target"), "bleu"
-    domain, languages = "", ("", "")
+    domain, languages, own_rows = "", ("", ""), False
 
     def rows(self, split:str, *, n:int|None=None, seed:int=42)->list[dict]: raise no_rows(self.name, split)
 

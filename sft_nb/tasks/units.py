@@ -62,6 +62,7 @@ def make_rows(
 class Units:
     "Conversions, without a word of reasoning"
     name, fields, free, reasons = "units", ("question", "answer"), ("answer",), False
+    own_rows = "alone"
     also = dict(question=("problem", "prompt", "input"), answer=("value", "target", "output"))
 
     def rows(self, split:str, *, n:int|None=None, seed:int=42)->list[dict]:

@@ -137,9 +137,15 @@ def source_of(
     if rows is not None: return Mixture(_opened((rows,), cfg, split, f"{split} rows"), n=n, given=True, **hooks)
     found = _train_files(cfg, task) if split == "train" else _eval_files(cfg, task)
     if found is not None: return found
-    if split == "eval" and task.name in ("chat", "text"): return None
+    if split == "eval" and not _brings(task, alone=cfg.train_file is None): return None
     brought = _listed(task.rows(split, n=n, seed=cfg.seed), f"{task.name} {split}")
     return Mixture([replace(brought, own=True)], n=n, **hooks)
+
+# %% ../../nbs/04_tokens/05_conversations.ipynb #c0n50016
+def _brings(task:Task, *, alone:bool)->bool:
+    "Has the task held-out rows of its own? `alone`: the training rows are its own, too"
+    own = getattr(task, "own_rows", True)
+    return alone if own == "alone" else own
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #e4245d74
 def _opened(files:tuple, cfg:Config, side:str, name:str="rows")->list[Source]:

@@ -22,7 +22,7 @@ from ..tasks.core import Task, task_of
 from .tokenizer import load_tokenizer
 from .template import Template
 from .skeleton import SkeletonMismatch
-from .conversations import sides_of, source_of
+from .conversations import _brings, sides_of, source_of
 from .stream import Reader
 from .ledger import Ledger
 from .account import _longer, _reasons, Data, data_report, load_split, Split
@@ -150,6 +150,7 @@ def _both(cfg:Config, task:Task, train, eval):
         yield from zip(("train", "eval"), sides_of(cfg, task, open_rows(train, name="train rows"), given=True))
         return
     yield "train", source_of(cfg, task, "train", train)
+    if train is not None and eval is None and cfg.eval_file is None and not _brings(task, alone=False): return
     yield "eval", source_of(cfg, task, "eval", eval)   # not before the training rows are found to be sound
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0013

@@ -12,6 +12,7 @@ from dataclasses import replace
 from ..keys import Redacted, load_env
 from ..report import SftError, speaking
 from ..config import allow, Config
+from ..written import check_portable
 from ..run.process import Ears
 from ..run.directory import Run, check_free, create_run, go_on, open_run, start_process
 
@@ -23,6 +24,7 @@ def launch(
     "Train in a process of its own, or in several; ConfigError if the run's name is in use"
     load_env()
     allow(cfg)
+    check_portable(cfg)
     if num_processes is not None: cfg = replace(cfg, num_processes=num_processes)
     check_free(cfg)
     return start_process(create_run(cfg, state="starting"))
