@@ -23,7 +23,7 @@ def stranger(request, tmp_path, monkeypatch):
     (folder/"code/config.json").write_text(json.dumps(dict(
         model_type="theirs", auto_map=dict(AutoConfig="theirs.Config", AutoTokenizer=["theirs.Tokenizer", None]))))
     (folder/"code/theirs.py").write_text(PROOF)
-    config = dict(model=str(folder/"code"), eval_samples=4) | {request.param: CODE[request.param]}
+    config = dict(model=str(folder/"code"), task="arithmetic", eval_samples=4) | {request.param: CODE[request.param]}
     save_config(load_config(**config), folder/"config.json")
     (folder/"status.json").write_text(json.dumps(dict(state="stopped", step=3)))
     return tmp_path
@@ -44,7 +44,7 @@ def test_no_command_runs_it_without_the_flag(stranger, line, capsys):
 
 
 def test_nor_does_python(stranger):
-    from sft_nb.panels.state import bench_of
+    from sft_nb.panels.batches import bench_of
     from sft_nb.results.evaluate import evaluate
     from sft_nb.results.merge import merge
     from sft_nb.tokens.prepare import prepare

@@ -10,9 +10,11 @@ import csv, gzip, hashlib, json, sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
 from ..report import command, Fix, quoted, SftError
+from .formats import detect
 
 # %% ../../nbs/02_rows/02_files.ipynb #76dfe340
 @dataclass
@@ -80,9 +82,15 @@ def _jsonl(path:Path)->Iterator[tuple[int,dict]]:
             if line.strip(): yield i, _object(line, path, i)
 
 # %% ../../nbs/02_rows/02_files.ipynb #7b5c06d4
+def _is_of_records(whole:dict)->bool:
+    "Are its values rows, under their ids? They are objects with a field in common, and it is no row itself"
+    if len(whole) < 2 or detect(whole) or not all(isinstance(v, dict) for v in whole.values()): return False
+    return bool(set.intersection(*map(set, whole.values())))
+
 def _listed_in(whole):
     "The list of rows in what a JSON file holds"
     if not isinstance(whole, dict): return whole
+    if _is_of_records(whole): return list(whole.values())
     return next((whole[k] for k in ("data", "train", "rows") if isinstance(whole.get(k), list)), [whole])
 
 # %% ../../nbs/02_rows/02_files.ipynb #428033b4
@@ -103,11 +111,29 @@ def _json(path:Path)->Iterator[tuple[int,dict]]:
     yield from ((i, _row(r, f"{path} row {i}")) for i, r in enumerate(rows, 1))
 
 # %% ../../nbs/02_rows/02_files.ipynb #aaa77910
+def _even(lines:list[str], separator:str)->tuple[float,int]:
+    "The share of lines that have as many cells as the first, and how many those are"
+    table = [cells for cells in csv.reader(lines, delimiter=separator) if cells]
+    names = len(table[0]) if table else 0
+    if len(lines) == _LOOKED_AT: table = table[:-1]   # the last may go on behind what was read
+    same = sum(len(cells) == names for cells in table)
+    return (same / len(table), names) if names > 1 and table else (0., names)
+
+_SEPARATORS, _LOOKED_AT = ",;|\t", 200
+
+def _separator(
+    lines:list[str],   # the first of a table
+)->str:
+    "What separates its cells"
+    found = {c: _even(lines, c) for c in _SEPARATORS}
+    return "," if found[","][0] == 1 else max(_SEPARATORS, key=found.get)   # of equals, the first
+
 def _cells(f, suffix:str):
     "A reader of the lines of a table"
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    if suffix == ".csv": return csv.reader(f)
-    return csv.reader(f, delimiter="\t", quoting=csv.QUOTE_NONE)
+    if suffix != ".csv": return csv.reader(f, delimiter="\t", quoting=csv.QUOTE_NONE)
+    lines = list(islice(f, _LOOKED_AT))
+    return csv.reader(chain(lines, f), delimiter=_separator(lines))
 
 # %% ../../nbs/02_rows/02_files.ipynb #16d08937
 def _uneven(cells:list[str], names:list[str], where:str)->SftError:

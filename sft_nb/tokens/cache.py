@@ -6,7 +6,7 @@
 __all__ = ['cache_folder', 'cache_key', 'seal', 'fingerprint_of', 'damage', 'put', 'throw_out', 'sweep']
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00003
-import hashlib, inspect, json, os, re, shutil, tempfile, time, uuid
+import hashlib, inspect, json, marshal, os, re, shutil, tempfile, time, uuid
 from pathlib import Path
 
 import numpy as np
@@ -61,8 +61,20 @@ def _tokenizer_digest(tokenizer)->str:
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00008
 _SETTINGS = (   # those that tokens depend on
-    "data_format", "ignore_columns", "response_template", "train_on_turns", "train_on_prompt", "prompt_separator",
+    "data_format", "fields", "domain", "system_prompt", "ignore_columns", "response_template", "train_on_turns",
+    "train_on_prompt", "prompt_separator",
     "reasoning", "min_length", "max_length", "on_long", "cut_side", "drop_duplicates", "on_bad_row")
+
+def _bare(code):
+    "Compiled code without the file and the line where it stands"
+    inner = tuple(_bare(c) if hasattr(c, "co_code") else c for c in code.co_consts)
+    return code.replace(co_filename="", co_firstlineno=1, co_consts=inner)
+
+def _own_code(task:Task)->list[bytes]:
+    "What a task is made of that no module holds: its values, and what a notebook or a file by its path has defined"
+    values = {k: v for k, v in vars(task).items() if isinstance(v, (str, int, float, tuple, type(None)))}
+    functions = [f for f in (*vars(type(task)).values(), *vars(task).values()) if hasattr(f, "__code__")]
+    return [repr(sorted(values.items())).encode(), *(marshal.dumps(_bare(f.__code__), 2) for f in functions)]
 
 def _code(task:Task)->list[bytes]:
     "The source of what makes tokens of rows: of the parts rows and tokens, and of the task"
@@ -70,7 +82,7 @@ def _code(task:Task)->list[bytes]:
     files = [file for part in ("rows", "tokens") for file in sorted((home/part).glob("*.py"))]
     written = getattr(inspect.getmodule(type(task)), "__file__", None)   # a task from a notebook has none
     if written: files.append(Path(written))
-    return [file.read_bytes() for file in files]
+    return [file.read_bytes() for file in files] + _own_code(task)
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #f2d61559
 def cache_key(

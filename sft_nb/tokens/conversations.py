@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from ..report import ConfigError, edit, SftError
 from ..config import Config
-from ..rows.formats import to_messages
+from ..rows.formats import detect, to_messages
 from ..rows.columns import inside, left_out, obeyed, unread, Watched
 from ..rows.files import Source
-from ..rows.sources import _listed, Mixture, open_rows
+from ..rows.sources import _listed, held_out_in, Mixture, open_rows
+from ..rows.fields import columns, FIELDS, renaming
 from ..tasks.core import Task
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #c0n50005
@@ -45,8 +46,25 @@ def _talk(task:Task, row:dict, where:str, cfg:Config|None)->Talk:
 def _messages(task:Task, row:dict, cfg:Config|None)->list[dict]:
     "All messages of a row, by its task or its format"
     format, marker = (cfg.data_format, cfg.response_template) if cfg else ("auto", None)
-    if task.name == "chat" or format != "auto": return to_messages(row, format=format, response_template=marker)
-    return task.messages(_checked(task, row))
+    if task.name == "chat" or format != "auto": found = to_messages(row, format=format, response_template=marker)
+    elif _is_conversation(task, row): found = to_messages(row)
+    else: found = task.messages(_checked(task, row))
+    return found if cfg is None or cfg.system_prompt is None else _under(found, cfg.system_prompt, row)
+
+def _is_conversation(task:Task, row:dict)->bool:
+    "Is the row a conversation already, and without the fields of its task?"
+    return detect(row) in ("messages", "sharegpt") and not all(f in row for f in task.fields)
+
+def _under(messages:list[dict], system:str, row:dict)->list[dict]:
+    "The conversation under another system text than its task's; what a row says itself, and plain text, stay"
+    if not messages or messages[0]["role"] in ("text", "tokens"): return messages
+    has = messages[0]["role"] == "system"
+    if has and (detect(row) in ("messages", "sharegpt") or "system" in row): return messages
+    rest = messages[1:] if has else messages
+    if not system: return rest
+    more = {k: v for k, v in messages[0].items() if k in ("tools", "chat_template_kwargs")}
+    rest = [{k: v for k, v in rest[0].items() if k not in more}, *rest[1:]]
+    return [dict(role="system", content=system) | more, *rest]
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #e00e0e2c
 def _checked(task:Task, row:dict)->dict:
@@ -58,7 +76,7 @@ def _checked(task:Task, row:dict)->dict:
         raise SftError("", f"field {missing} is missing; the row has {has}", f"task {task.name} needs {needs}",
                        edit(task="chat") | f"rename the fields of the row to {needs}")
     for name in task.fields:
-        if not isinstance(row[name], str):
+        if not isinstance(row[name], str) and name not in getattr(task, "free", ()):
             raise SftError("", f"{name} is {str(row[name])[:60]}", "a string", f'"{name}": "..."')
     return row
 
@@ -97,6 +115,15 @@ def _before(ids:list[int], labels:list[int])->list[int]:
     "The tokens before the first that is supervised; all of them if there are none"
     return ids[:next((k for k, label in enumerate(labels) if label != -100 and k), len(ids))]
 
+# %% ../../nbs/04_tokens/05_conversations.ipynb #c0n50013
+def _hooks(cfg:Config, task:Task)->dict:
+    "What a mixture does to each row as it is read: its columns get the names of the task, a record becomes its rows"
+    chat = task.name == "chat" or cfg.data_format != "auto"
+    also = getattr(task, "also", {})
+    wanted = () if chat else tuple(dict.fromkeys([*task.fields, *also]))
+    given = columns(cfg.fields, wanted or FIELDS)
+    return dict(renamed=renaming(wanted, given, also), parts=getattr(task, "parts", None))
+
 # %% ../../nbs/04_tokens/05_conversations.ipynb #49238edc
 def source_of(
     cfg:Config,
@@ -106,44 +133,56 @@ def source_of(
 )->Mixture|None:    # None: there are no held-out rows
     "The rows of one side; `SftError` if a file is not there"
     if split == "eval" and not cfg.eval_samples: return None
-    n = cfg.max_samples if split == "train" else cfg.eval_samples
-    if rows is not None: return Mixture(open_rows(rows, name=f"{split} rows"), n=n)
+    n, hooks = cfg.max_samples if split == "train" else cfg.eval_samples, _hooks(cfg, task)
+    if rows is not None: return Mixture(_opened((rows,), cfg, split, f"{split} rows"), n=n, given=True, **hooks)
     found = _train_files(cfg, task) if split == "train" else _eval_files(cfg, task)
     if found is not None: return found
-    if split == "eval" and task.name == "chat": return None
+    if split == "eval" and task.name in ("chat", "text"): return None
     brought = _listed(task.rows(split, n=n, seed=cfg.seed), f"{task.name} {split}")
-    return Mixture([replace(brought, own=True)], n=n)
+    return Mixture([replace(brought, own=True)], n=n, **hooks)
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #e4245d74
-def _opened(files:tuple[str,...])->list:
-    "The sources behind some files"
-    return [source for file in files for source in open_rows(file)]
+def _opened(files:tuple, cfg:Config, side:str, name:str="rows")->list[Source]:
+    "The sources behind some files, folders, data sets or rows in memory"
+    return [source for file in files for source in open_rows(file, name=name, side=side, domain=cfg.domain)]
 
 def sides_of(
     cfg:Config,
     task:Task,
     sources:list[Source],
     weights:tuple[float,...]|None=None,   # of the training side
+    *, given:bool=False,                  # handed over in memory
 )->tuple[Mixture,Mixture]:                # training and held-out rows, that ask nothing alike
     "Rows that are cut in two by `eval_fraction`"
     _one_way_to_hold_out(cfg)
-    how = dict(seed=cfg.seed, share=cfg.eval_fraction or 0., asked=partial(asked, task, cfg))
+    how = dict(seed=cfg.seed, share=cfg.eval_fraction or 0., asked=partial(asked, task, cfg), given=given)
+    how |= _hooks(cfg, task)
     return (Mixture(sources, weights, n=cfg.max_samples, **how),
             Mixture(sources, held_out=True, n=cfg.eval_samples, **how))
 
+# %% ../../nbs/04_tokens/05_conversations.ipynb #c0n50015
 def _train_files(cfg:Config, task:Task)->Mixture|None:
     "The rows of the training files, without the share that is held out; None: no file is named"
-    return None if cfg.train_file is None else sides_of(cfg, task, _opened(cfg.train_file), _weights(cfg))[0]
+    if cfg.train_file is None: return None
+    return sides_of(cfg, task, _opened(cfg.train_file, cfg, "train"), _weights(cfg))[0]
 
 def _eval_files(cfg:Config, task:Task)->Mixture|None:
     "The held-out rows of files: of their own, or a share of the training rows; None: no file is named"
-    if cfg.eval_file is not None: return Mixture(_opened(cfg.eval_file), seed=cfg.seed, n=cfg.eval_samples)
+    named = _opened(cfg.eval_file, cfg, "eval") if cfg.eval_file is not None else _beside(cfg)
+    if named: return Mixture(named, seed=cfg.seed, n=cfg.eval_samples, **_hooks(cfg, task))
     if not cfg.eval_fraction or not cfg.train_file: return None
-    return sides_of(cfg, task, _opened(cfg.train_file))[1]
+    return sides_of(cfg, task, _opened(cfg.train_file, cfg, "train"))[1]
+
+def _beside(cfg:Config)->list[Source]:
+    "The validation files in the folders that the training rows come from"
+    return [source for file in cfg.train_file or () for source in held_out_in(file, cfg.domain)]
 
 def _one_way_to_hold_out(cfg:Config):
-    if cfg.eval_file is not None and cfg.eval_fraction:
-        raise ConfigError("eval_fraction", "eval_file is set too", "one of them", "leave {eval_fraction} out")
+    if not cfg.eval_fraction: return
+    beside = _beside(cfg)
+    found = f"there is a validation file: {beside[0].name}" if beside else "eval_file is set too"
+    if beside or cfg.eval_file is not None:
+        raise ConfigError("eval_fraction", found, "one of them", "leave {eval_fraction} out")
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #c0n50004
 def _weights(cfg:Config)->tuple[float,...]|None:
@@ -156,7 +195,7 @@ def _weights(cfg:Config)->tuple[float,...]|None:
     if len(weights) != len(files):
         raise ConfigError("train_weights", f"{len(weights)} weights for {len(files)} files", "one for each train_file",
                           edit(train_weights=(1.,) * len(files)))
-    return tuple(w for file, w in zip(files, weights) for _ in open_rows(file))
+    return tuple(w for file, w in zip(files, weights) for _ in _opened((file,), cfg, "train"))
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #4d6bd525
 def read_split(cfg:Config, task:Task, split:str)->dict[str,dict]:

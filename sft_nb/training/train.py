@@ -20,15 +20,17 @@ from ..keys import load_env
 from ..report import command, ConfigError, edit, Fix, quoted, Report, SftError, skipped
 from ..config import Config
 from ..tokens.account import Data
+from ..tokens.prepare import keep_rows
 from ..model.hardware import choose_device
 from ..model.load import quiet
 from ..planning.plan import Plan
 from ..workbench import Workbench, workbench_for
+from ..checks.rows import check_held_out
 from ..checks.preflight import preflight
 from ..run.environment import write_json, write_text
 from ..run.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, written_aside
 from ..run.directory import Run, can_resume, check_free, create_run, go_on, open_run, plot
-from ..run.origin import check_origin, keep_origin
+from ..run.origin import check_origin, keep_origin, lengthen
 from ..run.output import lasting
 from .arguments import tracked, training_arguments
 from .guards import Guards
@@ -59,6 +61,8 @@ def check_before(
     "Settings, rows, plan and preflight; raises what is wrong before anything is written"
     training_arguments(bench.asked, Path(bench.asked.runs_dir)/"x")
     bench.make("cfg", "batches")   # rows and plan; a row that no batch can hold
+    if none := check_held_out(bench.data, bench.asked):
+        raise ConfigError("eval_steps", none.says, "rows to evaluate on", none.fix)
     if checked is None: checked = preflight(bench) if bench.asked.preflight else _UNCHECKED
     if run is not None: checked.save(run.path/"preflight.json")
     return approve(bench.cfg, checked)
@@ -128,6 +132,7 @@ def train(
     _alone(bench.asked)
     checked = check_before(bench, checked)
     run = create_run(bench.cfg, device=bench.hardware.name)
+    _keep_rows(run, bench)
     _keep(run, bench.plan, checked)
     return run_training(bench, run)
 
@@ -137,6 +142,14 @@ def _alone(cfg:Config)->None:
     fix = command("sft_nb train --num-processes", "launch(cfg)")
     found = f"{cfg.num_processes} processes are asked for, and this is one"
     raise ConfigError("num_processes", found, "a launcher that starts them", fix)
+
+def _keep_rows(run:Run, bench:Workbench)->None:
+    "Rows, and a task, that were handed over: the run's config names them, so that they are found again"
+    given = dict(task=bench.data.cfg.task) | keep_rows(bench.data, run.path)
+    kept = replace(bench.cfg, **given)
+    if kept == bench.cfg: return
+    bench.cfg = kept
+    run.keep(kept)
 
 def _keep(run:Run, plan:Plan|None, checked:Report)->None:
     "The reports that were made before the run began"
@@ -276,10 +289,12 @@ def resume(
     run:Run|str|Path,           # a run that was stopped, killed or failed
     *, max_time:float|None=None,     # seconds for this part; None: until it is finished
     trust_remote_code:bool=False,    # True: code that the run's config names may run
+    **longer,                        # num_train_epochs or max_steps: more of them, for a run that is finished
 )->Run:
     "Continue a run at its newest whole checkpoint; ConfigError if it has none, is finished or is being trained"
     run = open_run(run, trust_remote_code=trust_remote_code)
     load_env()
+    if longer: tqdm.write(f"sft_nb: {lengthen(run, **longer)}", file=sys.stderr)
     can_resume(run)
     with run.locked(): return _continue(run, max_time)
 
