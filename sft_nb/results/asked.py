@@ -7,7 +7,7 @@ __all__ = ['Serving', 'same_tokens', 'mend', 'same_prompt', 'long_prompt', 'whol
 
 # %% ../../nbs/12_results/13_asked.ipynb #as3imp01
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..report import as_fix, command, Fix, ok, quoted, skipped
@@ -16,7 +16,7 @@ from ..tokens.template import Template
 from .stages import judged, Stage
 from .spoken import Reference, Said
 from .folder import TEXTS
-from .rendered import Case, cause, CAUSES, Rendered
+from .rendered import Case, cause
 from .server import Refused, Server
 
 # %% ../../nbs/12_results/13_asked.ipynb #as3ser01

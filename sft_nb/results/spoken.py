@@ -7,7 +7,7 @@ __all__ = ['EXPLAINS', 'Said', 'say', 'apart', 'mean', 'Reference']
 
 # %% ../../nbs/12_results/08_spoken.ipynb #sp8imp01
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from transformers import GenerationConfig

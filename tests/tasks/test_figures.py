@@ -12,7 +12,8 @@ from sft_nb.tasks.summarize import rouge
 from sft_nb.tasks.translate import corpus_figures, sentence_figures
 from sft_nb.tokens.conversations import conversation
 
-WORDS = "the network memory program reads writes files, a user's data is fast; slow – cars run running 12 3.5 الشبكة سريعة"
+WORDS = ("the network memory program reads writes files, a user's data is fast; slow – cars run running 12 3.5 "
+         "الشبكة سريعة")
 
 
 def sentences(n:int, seed:int=0)->list[str]:

@@ -1,4 +1,4 @@
-"""Tasks of one's own: a file, a module, an object, a function; and none of them runs because a stranger's run names it."""
+"""Tasks of one's own: a file, a module, an object, a function; and none runs because a stranger's run names it."""
 import json
 
 import pytest
