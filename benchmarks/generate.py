@@ -2,11 +2,11 @@
 
     python benchmarks/generate.py [--json] [--times 3] [--rows 64]
 
-The shipped base in float32 continues the demo's questions, greedily. Each answer has a length of its own, drawn once from a
-log-normal distribution with the spread of GSM8K's worked answers (in words: median 49, sigma 0.53, at most 173), so that no
-loop can be lucky with an end token. `ratio` is sft_nb / transformers' `generate` for one prompt after the other, in answers a
-second; `ratio_plain` / `generate` for batches of 16 in the order of the file. All three must write the same tokens. Medians,
-in turns. Writes benchmarks/results/generate.json.
+The shipped base in float32 continues the demo's questions, greedily. Each answer has a length of its own, drawn once
+from a log-normal distribution with the spread of GSM8K's worked answers (in words: median 49, sigma 0.53, at most
+173), so that no loop is lucky with an end token. `ratio` is sft_nb / transformers' `generate` for one prompt after
+the other, in answers a second; `ratio_plain` / `generate` for batches of 16 in the order of the file. All three must
+write the same tokens. Medians, in turns. Writes benchmarks/results/generate.json.
 """
 import argparse, json
 

@@ -43,6 +43,8 @@ _NAMES = {
     "results.sweep": "Sweep sweep",
     "results.verdict": "Verdict verdict compare",
     "results.merge": "merge probe parity",
+    "results.stages": "Proof",
+    "results.prove": "prove",
     "panels.batches": "BatchState BatchPanel",
     "panels.rows": "DataState DataPanel",
     "panels.losses": "LossState LossPanel",

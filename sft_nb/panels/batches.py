@@ -211,6 +211,7 @@ def rows(self:BatchState)->list[list[Token]]:
     if self.drawn is None or self.drawn[0] != here: self.drawn = here, self._read_rows()
     return self.drawn[1]
 
+# %% ../../nbs/13_panels/01_batches.ipynb #b61d1859
 @patch
 def _read_rows(self:BatchState)->list[list[Token]]:
     batch, tokenizer = self.batch(), self.workbench.data.tokenizer
@@ -267,6 +268,7 @@ def html(self:BatchState)->str:
     drawn = (document.format(to_html(name), spans_html(row)) for name, row in zip(self.names(), self.rows()))
     return f"<div>{to_html(self.caption())}</div>" + "".join(drawn)
 
+# %% ../../nbs/13_panels/01_batches.ipynb #92a5dca1
 @patch
 def to_dict(self:BatchState)->dict:
     "What is seen, without its colours"
@@ -286,11 +288,13 @@ def find(self:BatchState,
     found = f"row {row} is in none of the {self.n_batches:,} batches"
     raise ConfigError("BatchPanel", found, "a row that is kept, and that the training reaches", edit(max_steps=-1))
 
+# %% ../../nbs/13_panels/01_batches.ipynb #a7a2b55c
 @patch
 def longest(self:BatchState)->int:
     "The number of the batch that holds the longest example"
     return self.find(int(self.side.stats["row"][self.side.lengths.argmax()]) + 1)
 
+# %% ../../nbs/13_panels/01_batches.ipynb #917b9e2b
 @patch
 def at_step(self:BatchState,
     step:int,         # of the optimiser, counted from 1
@@ -326,6 +330,7 @@ class BatchPanel(Panel):
 
     def to_html(self)->str: return self.error + super().to_html()
 
+# %% ../../nbs/13_panels/01_batches.ipynb #3716cc0a
 def _number(name:str, **more)->W.BoundedIntText:
     "A field for a number from 1 on"
     how = dict(value=1, min=1, max=2**31 - 1, continuous_update=False) | more
@@ -350,6 +355,7 @@ def _resize(self:BatchPanel, change)->None:
     "Only what a person typed changes the size; another split brings its own"
     if change["new"] != self.state.batch_size: self.show(batch_size=change["new"])
 
+# %% ../../nbs/13_panels/01_batches.ipynb #f199b04d
 @patch
 def jump(self:BatchPanel, row:int)->None:
     "Show the batch of a row, or say that there is none"

@@ -119,6 +119,7 @@ def html(self:GenerationState)->str:
     "All that was asked, the newest first"
     return "".join(pair_html(pair) for pair in reversed(self.history))
 
+# %% ../../nbs/13_panels/05_generation.ipynb #02742b2e
 @patch
 def to_dict(self:GenerationState)->dict:
     "All that was asked"

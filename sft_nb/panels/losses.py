@@ -31,6 +31,7 @@ class Cost(NamedTuple):
     loss:np.ndarray   # nats: -log p(label)
     sure:np.ndarray   # the largest probability of any token there
 
+# %% ../../nbs/13_panels/03_losses.ipynb #a2b4861a
 @torch.no_grad()
 def token_costs(
     model,
@@ -62,6 +63,7 @@ class RowCost(NamedTuple):
     @property
     def gain(self)->float: return self.base - self.tuned
 
+# %% ../../nbs/13_panels/03_losses.ipynb #bb221f6b
 class LossState:
     "What rows cost the model before and after its training; ConfigError for a split that is not there"
     def __init__(self,
@@ -83,6 +85,7 @@ class LossState:
     @property
     def side(self)->Split|None: return getattr(self.workbench.data, self.split, None)
 
+# %% ../../nbs/13_panels/03_losses.ipynb #b887634f
 def _no_rows(split:str)->ConfigError:
     expected = "train, or eval where rows are held out"
     return ConfigError("LossPanel", f"there are no {split} rows", expected, 'split="train"')
@@ -97,11 +100,13 @@ def measure(self:LossState)->None:
         with model.disable_adapter(): self.costs["base"] = self._all(model)
     else: self.costs["base"] = self._all(self.workbench.base())
 
+# %% ../../nbs/13_panels/03_losses.ipynb #e60f17b7
 @patch
 def _all(self:LossState, model)->list[Cost]:
     rows = self.side.tokens[:self.n]
     return [token_costs(model, ids, labels) for ids, labels in zip(rows["input_ids"], rows["labels"])]
 
+# %% ../../nbs/13_panels/03_losses.ipynb #84fa1cc4
 @patch
 def _row(self:LossState, k:int)->RowCost:
     base, tuned = self.costs["base"][k], self.costs["tuned"][k]
@@ -119,6 +124,7 @@ def ranked(self:LossState)->list[RowCost]:
         raise ConfigError("LossPanel", f"there is no rank {self.rank!r}", f"one of {', '.join(RANKS)}", 'rank="loss"')
     return sorted(map(self._row, range(self.n)), key=keys[self.rank])
 
+# %% ../../nbs/13_panels/03_losses.ipynb #19af09f1
 @patch
 def move(self:LossState, **where)->LossState:
     "Set rank, chosen, or shows (tuned, base or gain)"
@@ -127,6 +133,7 @@ def move(self:LossState, **where)->LossState:
     self.chosen = min(max(0, self.chosen), self.n - 1)
     return self
 
+# %% ../../nbs/13_panels/03_losses.ipynb #4c767600
 @patch
 def export(self:LossState, file:str|Path)->Path:
     "Write the ranking as JSON lines: place, base, tuned, gain, doubt"
@@ -142,11 +149,13 @@ def _shade(value:float)->str:
     depth = min(.75, abs(value) / 3 * .75)
     return f"rgba(207,34,46,{depth:.2f})" if value > 0 else f"rgba(46,160,67,{depth:.2f})"
 
+# %% ../../nbs/13_panels/03_losses.ipynb #b853b89d
 def _costly(token:Token, value:float, tells:str)->str:
     "One supervised token as HTML"
     end = "<br>" if "\n" in token.text else ""
     return f"<bdi title='{to_html(tells)}' style='background:{_shade(value)}'>{_seen(token.text)}</bdi>{end}"
 
+# %% ../../nbs/13_panels/03_losses.ipynb #06c7b04f
 @patch
 def _tokens(self:LossState, r:RowCost)->str:
     "The tokens of a row, coloured by what they cost"
@@ -163,6 +172,7 @@ def _tokens(self:LossState, r:RowCost)->str:
         parts.append(_line_of([_costly(t, shown[k], tells.format(base[k], tuned[k])) for k, t in run]))
     return "".join(parts)
 
+# %% ../../nbs/13_panels/03_losses.ipynb #4e855cbf
 def _line_of(tokens:list[str])->str:
     style = "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.75;white-space:pre-wrap"
     return f"<div dir='ltr' style='{style}'>{''.join(tokens)}</div>"
@@ -179,6 +189,7 @@ def html(self:LossState)->str:
     caption = f"<div>{to_html(what)}</div>"
     return caption + table_html(page, head=head, marked=self.chosen - first) + self._tokens(ranked[self.chosen])
 
+# %% ../../nbs/13_panels/03_losses.ipynb #639d6457
 @patch
 def to_dict(self:LossState)->dict:
     "What is seen"

@@ -64,12 +64,14 @@ def _examples(self:DataState, numbers:np.ndarray)->list[Entry]:
     row, length, supervised = (stats[k][numbers].tolist() for k in ("row", "length", "supervised"))
     return [Entry(r + 1, "", "", n, s, example=e) for r, n, s, e in zip(row, length, supervised, numbers.tolist())]
 
+# %% ../../nbs/13_panels/02_rows.ipynb #d0905533
 @patch
 def _gone(self:DataState)->list[Entry]:
     "Entries of rows that were left out"
     return [Entry(None, d["where"], d["reason"], d.get("tokens") or 0, 0, gone=k)
             for k, d in enumerate(self.side.dropped)]
 
+# %% ../../nbs/13_panels/02_rows.ipynb #53aabf9a
 @patch
 def _cut(self:DataState)->list[Entry]:
     return [Entry(None, c["where"], f"{c['what']}, {c['tokens']:,} tokens lost", 0, 0) for c in self.side.cut]
@@ -87,6 +89,7 @@ def _numbers(self:DataState, facet:str)->np.ndarray:
         return np.setdiff1d(np.arange(len(stats["whole"])), first)
     return np.arange(len(stats["length"]))
 
+# %% ../../nbs/13_panels/02_rows.ipynb #beb487b8
 @patch
 def entries(self:DataState, facet:str)->list[Entry]:
     "The list of a facet; made once"
@@ -98,6 +101,7 @@ def entries(self:DataState, facet:str)->list[Entry]:
         self.kept[self.split, facet] = made
     return made
 
+# %% ../../nbs/13_panels/02_rows.ipynb #3a71da4d
 def _no_facet(facet:str)->ConfigError:
     return ConfigError("DataPanel", f"there is no list {facet!r}", f"one of {', '.join(FACETS)}", 'facet="kept"')
 
@@ -114,6 +118,7 @@ def search(self:DataState, text:str)->DataState:
     self.found = set(hits)
     return self
 
+# %% ../../nbs/13_panels/02_rows.ipynb #b903246a
 def _plain(row)->str: return json.dumps(row, ensure_ascii=False, default=str)
 
 # %% ../../nbs/13_panels/02_rows.ipynb #row0sea3
@@ -123,10 +128,12 @@ def listed(self:DataState)->list[Entry]:
     low, high = self.within or (0, 2**62)
     return [e for e in self.entries(self.facet) if low <= e.tokens <= high and self._is_found(e)]
 
+# %% ../../nbs/13_panels/02_rows.ipynb #05e253d0
 @patch
 def _is_found(self:DataState, e:Entry)->bool:
     return self.found is None or (e.row or e.place) in self.found
 
+# %% ../../nbs/13_panels/02_rows.ipynb #f0d1985a
 @patch
 def move(self:DataState, **where)->DataState:
     "Set split, facet, at, chosen, within or face; a new list begins at its beginning"
@@ -137,6 +144,7 @@ def move(self:DataState, **where)->DataState:
     self.chosen = min(self.chosen, max(0, len(self.on_page()) - 1))
     return self
 
+# %% ../../nbs/13_panels/02_rows.ipynb #4a801f37
 @patch
 def on_page(self:DataState)->list[Entry]:
     "The entries of the page"
@@ -151,6 +159,7 @@ def entry(self:DataState)->Entry|None:
     page = self.on_page()
     return page[self.chosen] if page else None
 
+# %% ../../nbs/13_panels/02_rows.ipynb #ad8b70ea
 @patch
 def source(self:DataState)->tuple[str,dict|None]:
     "Place and row of the entry in view, as it came; None for a row that only its place is known of"
@@ -170,6 +179,7 @@ def look(self:DataState)->str:
     x = self.side.tokens[e.example]
     return spans_text(spans(x["input_ids"], x["labels"], self.data.tokenizer))
 
+# %% ../../nbs/13_panels/02_rows.ipynb #0bc8e598
 @patch
 def _messages(self:DataState, place:str, row:dict)->str:
     "The conversation of a row, or why there is none"
@@ -185,6 +195,7 @@ def mark(self:DataState)->None:
     if place in self.marked: self.marked.remove(place)
     else: self.marked.append(place)
 
+# %% ../../nbs/13_panels/02_rows.ipynb #e8389f7f
 @patch
 def as_test(self:DataState)->str:
     "Python that asserts of the row in view what is supervised today"
@@ -202,6 +213,7 @@ def histogram(self:DataState)->tuple[list[int],list[int]]:
     counts, edges = np.histogram(self.side.lengths, bins=min(30, int(self.side.lengths.max())))
     return [round(e) for e in edges.tolist()], counts.tolist()
 
+# %% ../../nbs/13_panels/02_rows.ipynb #4812018d
 def _bars(edges:list[int], counts:list[int], within:tuple[int,int]|None)->str:
     "The histogram as bars; those outside of the range recede"
     low, high, most, bars = *(within or (0, 2**62)), max(counts), ""
@@ -222,6 +234,7 @@ def _table(self:DataState)->str:
         lines.append([e.row or e.place, e.tokens or None, share, e.says or self._begins(e)])
     return table_html(lines, head=["row", "tokens", "supervised", ""], marked=self.chosen)
 
+# %% ../../nbs/13_panels/02_rows.ipynb #ec40fab4
 @patch
 def _begins(self:DataState, e:Entry)->str:
     "How an example begins"
@@ -239,6 +252,7 @@ def html(self:DataState)->str:
     head = f"<div>{to_html(self.facet)}: {n:,} rows, {shown}</div>"
     return _bars(edges, counts, self.within) + head + self._table() + self._face()
 
+# %% ../../nbs/13_panels/02_rows.ipynb #43e6029c
 @patch
 def _face(self:DataState)->str:
     "The row in view"
@@ -249,6 +263,7 @@ def _face(self:DataState)->str:
     x = self.side.tokens[e.example]
     return title + spans_html(tokens_of(x["input_ids"], x["labels"], self.data.tokenizer))
 
+# %% ../../nbs/13_panels/02_rows.ipynb #e2f44e9b
 @patch
 def to_dict(self:DataState)->dict:
     "What is seen"
@@ -296,6 +311,7 @@ def _bind(self:DataPanel)->None:
     for name in ("facet", "face"): self._follow(name)
     self.split.observe(lambda change: self._switch(change["new"]), "value")
 
+# %% ../../nbs/13_panels/02_rows.ipynb #b3b21a12
 @patch
 def _follow(self:DataPanel, name:str)->None:
     getattr(self, name).observe(lambda change: self.show(**{name: change["new"]}), "value")
@@ -307,16 +323,19 @@ def show(self:DataPanel, **where)->None:
     self.state.move(**where)
     self.draw()
 
+# %% ../../nbs/13_panels/02_rows.ipynb #ea44c1f1
 @patch
 def _mark(self:DataPanel)->None:
     if self.state.entry() is not None: self.state.mark()
     self.draw()
 
+# %% ../../nbs/13_panels/02_rows.ipynb #c27e4aab
 @patch
 def _search(self:DataPanel, text:str)->None:
     self.state.search(text)
     self.show()
 
+# %% ../../nbs/13_panels/02_rows.ipynb #71dec3e7
 @patch
 def _switch(self:DataPanel, split:str)->None:
     "The other side has other numbers"

@@ -92,8 +92,10 @@ class Scores:
 # %% ../../nbs/12_results/02_answers.ipynb #an0val01
 def _no_figure(scores:Scores, figure:str)->ConfigError:
     known = ["accuracy", "answered", "ended", *(scores.answers[0].figures if scores.answers else ())]
-    return ConfigError("figure", f"the answers have no {figure!r}", f"one of {', '.join(known)}", edit(figure=known[0]))
+    fix = edit(metric_for_best_model=known[0])
+    return ConfigError("figure", f"the answers have no {figure!r}", f"one of {', '.join(known)}", fix)
 
+# %% ../../nbs/12_results/02_answers.ipynb #118cf094
 @patch
 def values(self:Scores,
     figure:str,      # accuracy, answered, ended, or what the task knows
@@ -102,6 +104,7 @@ def values(self:Scores,
     try: return np.array([a.value(figure) for a in self.answers])
     except KeyError as e: raise _no_figure(self, figure) from e
 
+# %% ../../nbs/12_results/02_answers.ipynb #133ef80f
 @patch
 def worth(self:Scores, figure:str)->np.ndarray:
     "`values`, of which more is better: those of a loss with their sign changed"
@@ -127,6 +130,7 @@ def _without(task:Task, texts:list, scores:list[Score], rows:list[dict], name:st
         return task.corpus(*([them[k] for k in numbers] for them in (texts, scores, rows)))[name]
     return figure
 
+# %% ../../nbs/12_results/02_answers.ipynb #db7fb2cb
 def scored(
     name:str,                   # of the model
     task:Task,
@@ -162,6 +166,7 @@ def weights_key(
         if config.exists(): about["adapter"] = config.read_text(encoding="utf-8")
     return digest(about)
 
+# %% ../../nbs/12_results/02_answers.ipynb #e546f85e
 def digest(said)->str:
     "Stands for whatever JSON can hold"
     return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -207,19 +212,19 @@ def answer_prompts(
     model,                     # None where all answers are known
     tokenizer,
     prompts:list[list[int]],   # token ids
-    weights:list[str],         # for each prompt, the `weights_key` of what answers it
+    weights:list[str],         # for each prompt, a `weights_key`
     kept:Kept,
-    *, adapters:list[str]|None=None,   # for each prompt, its adapter; None: the active one
-    max_new_tokens:int=256,
+    *, max_new_tokens:int=256,
     **how,                     # as for `continue_tokens`
 )->list[Generation]:           # in the order of `prompts`
-    "Greedy answers: those that are known are read, the others are written and kept one by one"
+    "Greedy answers: what is known is read, the others are kept one by one"
     keys = generation_keys(prompts, weights, max_new_tokens)
-    new = {key: k for k, key in enumerate(keys) if key not in kept.known}   # what comes twice is asked once
-    names, asked = [*new], [prompts[k] for k in new.values()]
+    new = {key: k for k, key in enumerate(keys) if key not in kept.known}   # each once
+    names = [*new]
     def keep(number:int, g:Generation)->None: kept.add(names[number], g)
-    if adapters is not None: how["adapters"] = [adapters[k] for k in new.values()]
-    if new: continue_tokens(model, tokenizer, asked, on_answer=keep, max_new_tokens=max_new_tokens, **how)
+    if "adapters" in how: how["adapters"] = [how["adapters"][k] for k in new.values()]
+    asked = [prompts[k] for k in new.values()]
+    if asked: continue_tokens(model, tokenizer, asked, on_answer=keep, max_new_tokens=max_new_tokens, **how)
     return [kept.known[key] for key in keys]
 
 # %% ../../nbs/12_results/02_answers.ipynb #ev0que01
@@ -229,7 +234,7 @@ class Questions:
     cfg:Config                     # task, max_new_tokens, per_device_eval_batch_size
     rows:dict[str,dict]            # place -> row, as the task scores it
     talks:list[list[dict]]         # their conversations
-    prompts:list[list[int]]        # token ids
+    prompts:list[list[int]]        # token ids; empty if there is nothing to answer, but texts to read
     examples:list[list]|None       # of each row, ids and labels; None: the loss is no figure of the task
     clusters:list[str]             # what each row belongs to
 
@@ -239,26 +244,29 @@ class Questions:
     def by(self)->str:
         "The figure by which models are compared"
         figure = self.cfg.metric_for_best_model   # loss is what the training goes by; answers have better figures
+        if not self.prompts: return "loss"
         if figure == "loss": figure = headline(self.task)
         return "loss" if figure == "perplexity" else figure
     @cached_property
     def key(self)->str:
         "Stands for what is asked"
-        return digest([self.prompts, self.cfg.max_new_tokens])
+        return digest([self.prompts or [ids for e in self.examples for ids, _ in e], self.cfg.max_new_tokens])
 
 # %% ../../nbs/12_results/02_answers.ipynb #9b641d7a
-def _with_prompt(talk:list[dict], where:str)->list[dict]:
+def _with_prompt(talk:list[dict], where:str, task)->list[dict]:
     "The same conversation; `SftError` if nothing stands before its last message"
-    if len(talk) > 1: return talk
+    if len(talk) > 1 or task.name == "text": return talk   # of a plain text, only the loss is looked at
     raise SftError(where, "it has no prompt, so there is nothing to ask", "a question and an answer",
                    edit(eval_samples=0) | "{response_template} for rows of text")
 
 # %% ../../nbs/12_results/02_answers.ipynb #0dcb4901
 def _row_to_score(task, row:dict, talk:list[dict])->dict:
     "What `task.score` is given; the chat task takes rows of any format, so it is shown the conversation"
-    if task.name != "chat": return row
-    if talk[0]["role"] != "text": return dict(messages=talk)
-    return dict(question=talk[0]["content"], answer=talk[-1]["content"])
+    if task.name == "chat" and talk[0]["role"] != "text": return dict(messages=talk)
+    if task.name == "chat": return dict(question=talk[0]["content"], answer=talk[-1]["content"])
+    missing = [field for field in task.fields if field not in row]
+    if not missing or len(task.fields) != 2: return row
+    return row | dict(zip(task.fields, (talk[-2]["content"], talk[-1]["content"])))   # it came as a conversation
 
 # %% ../../nbs/12_results/02_answers.ipynb #ev0que02
 _LIKELIHOOD = ("chat", "text")   # tasks of which the loss is a figure
@@ -271,12 +279,13 @@ def questions(
 )->Questions:
     "Rows as they are asked; `SftError` for a row without a prompt"
     task = task_of(cfg)
-    talks = [_with_prompt(conversation(task, row, where, cfg), where) for where, row in rows.items()]
+    talks = [_with_prompt(conversation(task, row, where, cfg), where, task) for where, row in rows.items()]
     examples = None
     if task.name in _LIKELIHOOD: examples = [encode({where: talk}, tokenizer) for where, talk in zip(rows, talks)]
     clusters = [str(row.get(cluster, "")) if cluster else "" for row in rows.values()]
     asked = {where: _row_to_score(task, row, talk) for (where, row), talk in zip(rows.items(), talks)}
-    return Questions(cfg, asked, talks, encode_prompts([t[:-1] for t in talks], tokenizer), examples, clusters)
+    prompts = encode_prompts([talk[:-1] for talk in talks], tokenizer) if all(len(t) > 1 for t in talks) else []
+    return Questions(cfg, asked, talks, prompts, examples, clusters)
 
 # %% ../../nbs/12_results/02_answers.ipynb #ev0sco01
 def losses_of(
@@ -290,6 +299,7 @@ def losses_of(
     for (k, _), x, n in zip(flat, nats, counts): sums[:, k] += x, n
     return [dict(loss=x / max(n, 1), supervised=n) for x, n in sums.T.tolist()]
 
+# %% ../../nbs/12_results/02_answers.ipynb #af89ce99
 def _with_loss(scores:Scores)->Scores:
     "With loss and perplexity of all supervised tokens"
     if "supervised" not in scores.answers[0].figures: return scores
@@ -306,13 +316,16 @@ def judged(
 )->Scores:
     "What a model's answers are worth"
     task, rows = asked.task, list(asked.rows.values())
+    written = written or [Generation("", 0, True)] * len(rows)   # plain texts: nothing was asked
     found = [task.score(g.text, row) for g, row in zip(written, rows)]
     losses = losses or [{}] * len(rows)
     parts = zip(asked.rows, asked.talks, written, found, losses, asked.clusters)
     return _with_loss(scored(name, task, [_answer(*part) for part in parts], found, rows, by=asked.by))
 
+# %% ../../nbs/12_results/02_answers.ipynb #26a37a27
 def _answer(where:str, talk:list[dict], g:Generation, s:Score, loss:dict, cluster:str)->Answer:
-    return Answer(where, talk[-2]["content"], g.text, s.correct, s.got, s.expected, g.n_tokens, g.ended,
+    prompt = talk[-2]["content"] if len(talk) > 1 else ""
+    return Answer(where, prompt, g.text, s.correct, s.got, s.expected, g.n_tokens, g.ended,
                   s.figures | loss, cluster)
 
 # %% ../../nbs/12_results/02_answers.ipynb #cb5ba48e
@@ -327,6 +340,6 @@ def answer_rows(
     "Let a model answer every row and score what it wrote; `SftError` for a row without a prompt"
     asked = questions(cfg, tokenizer, rows)
     written = answer_prompts(
-        model, tokenizer, asked.prompts, [""] * len(rows), Kept(None), max_new_tokens=cfg.max_new_tokens,
+        model, tokenizer, asked.prompts, [""] * len(asked.prompts), Kept(None), max_new_tokens=cfg.max_new_tokens,
         batch_size=cfg.per_device_eval_batch_size, progress=f"{name} answers" if progress else "")
     return judged(name, asked, written, asked.examples and losses_of(model, asked))

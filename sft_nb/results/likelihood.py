@@ -30,6 +30,7 @@ def _padded(examples:list[tuple[list[int],list[int]]], device)->dict:
     ids, labels = zip(*examples)
     return dict(input_ids=fill(ids, 0), labels=fill(labels, -100), attention_mask=fill([[1] * len(i) for i in ids], 0))
 
+# %% ../../nbs/12_results/01_likelihood.ipynb #94ed22f9
 def _batches(examples:list, batch_tokens:int)->list[list[int]]:
     "Numbers of examples, longest first, that fit together"
     order, found = sorted(range(len(examples)), key=lambda i: -len(examples[i][0])), []
@@ -44,9 +45,11 @@ def _losses(logits:torch.Tensor, labels:torch.Tensor)->torch.Tensor:
     of = F.cross_entropy(logits[:, :-1].float().transpose(1, 2), labels[:, 1:], ignore_index=-100, reduction="none")
     return of.sum(-1)
 
+# %% ../../nbs/12_results/01_likelihood.ipynb #e5b99369
 def _logits(model, batch:dict)->torch.Tensor:
     return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
 
+# %% ../../nbs/12_results/01_likelihood.ipynb #fa5335e5
 def _counts(examples:list)->np.ndarray: return np.array([sum(l != -100 for l in labels[1:]) for _, labels in examples])
 
 # %% ../../nbs/12_results/01_likelihood.ipynb #li0row05
@@ -107,6 +110,7 @@ def _divergence(before:torch.Tensor, after:torch.Tensor, labels:torch.Tensor)->t
     p, q = (x[:, :-1].float().log_softmax(-1) for x in (before, after))
     return ((p.exp() * (p - q)).sum(-1) * (labels[:, 1:] != -100)).sum(-1)
 
+# %% ../../nbs/12_results/01_likelihood.ipynb #a8566066
 @torch.no_grad()
 def _both(model, base, examples:list, batch_tokens:int)->np.ndarray:
     "(3, n): nats before, nats after, and from the one to the other"

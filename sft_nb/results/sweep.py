@@ -151,17 +151,21 @@ def _says(e:Sweep)->list[str]:
     if (found := by_choice(e)) and found.status != "ok": lines.append(str(found))
     return lines
 
+# %% ../../nbs/12_results/04_sweep.ipynb #e26a06a5
 def _share(d:Difference)->float: return (d.won + d.lost) / d.n
 
+# %% ../../nbs/12_results/04_sweep.ipynb #5e060902
 @patch
 def __str__(self:Sweep):
     shown = self.table().to_string(index=False, float_format="{:.3f}".format, na_rep="")
     head = f"{self.run}: {self.base.n} held-out rows, by {self.by}"
     return visible("\n".join([head, shown, *_says(self)]))
 
+# %% ../../nbs/12_results/04_sweep.ipynb #37d7fbb6
 @patch
 def __repr__(self:Sweep): return str(self)
 
+# %% ../../nbs/12_results/04_sweep.ipynb #26ea2408
 @patch
 def _repr_html_(self:Sweep):
     lines = "<br>".join(map(to_html, _says(self)))
@@ -176,11 +180,13 @@ def to_dict(self:Sweep)->dict:
                 base=self.base.to_dict(), checkpoints={k: s.to_dict() for k, s in self.checkpoints.items()},
                 forgotten={k: f.to_dict() for k, f in self.forgotten.items()}, lowest_loss=self.lowest_loss)
 
+# %% ../../nbs/12_results/04_sweep.ipynb #e1d19902
 @patch
 def save(self:Sweep, path:Path)->Path:
     "Write everything as JSON, in one piece and without secrets"
     return write_whole(path, json.dumps(redact_all(self.to_dict()), indent=1, ensure_ascii=False) + "\n")
 
+# %% ../../nbs/12_results/04_sweep.ipynb #aa85d38c
 @patch(cls_method=True)
 def load(cls:Sweep, path:Path)->Sweep:
     "What a sweep wrote into `eval/sweep.json`; `SftError` if it is damaged"
@@ -189,6 +195,7 @@ def load(cls:Sweep, path:Path)->Sweep:
         raise SftError(str(path), f"it cannot be read ({type(e).__name__})", "scores that sft_nb wrote",
                        f"remove {path}, and sweep again") from e
 
+# %% ../../nbs/12_results/04_sweep.ipynb #ede9ca38
 def _from_dict(d:dict)->Sweep:
     scores = {name: Scores.from_dict(s) for name, s in d["checkpoints"].items()}
     costs = {name: Forgetting(**f) for name, f in d["forgotten"].items()}
@@ -206,6 +213,7 @@ def _ask_all(examiner:Examiner, swapped:Swapped, folders:list[Path])->dict[str,S
     names = ["base", *(f.name for f in folders)]
     return {name: judged(name, examiner.asked, written[k * n:(k + 1) * n]) for k, name in enumerate(names)}
 
+# %% ../../nbs/12_results/04_sweep.ipynb #c4eafc5f
 def _mixed(examiner:Examiner, model, adapters:dict[str,Path|None])->list:
     "What all of them write, one adapter after the other"
     bench, prompts = examiner.bench, examiner.asked.prompts
@@ -222,6 +230,7 @@ def _ask_each(examiner:Examiner, swapped:Swapped, folders:list[Path])->dict[str,
         found[folder.name] = examiner.ask(folder.name, folder, partial(swapped.tuned, folder))
     return found
 
+# %% ../../nbs/12_results/04_sweep.ipynb #098b7efe
 def _costs(swapped:Swapped, folders:list[Path], general:bool|str|Path)->dict[str,Forgetting]:
     "What each checkpoint says of general texts"
     if not general: return {}
@@ -248,10 +257,10 @@ def sweep(
     run:Run|str|Path,
     *, checkpoints:tuple[str,...]|None=None,   # names; None: all
     general:bool|str|Path=True,     # also read general texts: those that ship, or a file
-    trust_remote_code:bool=False,   # True: code that the run's config names may run
-    **how,                          # as for `evaluate`: cluster, reuse, progress, task, eval_file, max_new_tokens ...
+    trust_remote_code:bool=False,   # True: code that its config names may run
+    **how,                          # as for `evaluate`
 )->Sweep:
-    "Ask every checkpoint of a run what the base is asked; ConfigError for a run without checkpoints, or rows"
+    "Ask every checkpoint what the base is asked; ConfigError for a run without checkpoints, or rows"
     folders = checkpoints_of(open_run(run, trust_remote_code=trust_remote_code), checkpoints)
     examiner = examiner_of(run, checkpoint=folders[-1].name, trust_remote_code=trust_remote_code, **how)
     swapped = Swapped(examiner.bench, folders[0])
@@ -268,6 +277,7 @@ def _asked(examiner:Examiner, swapped:Swapped, folders:list[Path])->dict[str,Sco
     mixed = mixed and examiner.asked.examples is None
     return (_ask_all if mixed else _ask_each)(examiner, swapped, folders)
 
+# %% ../../nbs/12_results/04_sweep.ipynb #3a1b5d74
 def _keep(made:Sweep, examiner:Examiner)->None:
     "Each evaluation as `evaluate` would have kept it, and all of them together"
     for name, scores in made.checkpoints.items():

@@ -38,8 +38,10 @@ def _read(folder:Path, name:str)->dict:
     except (OSError, ValueError): return {}
     return said if isinstance(said, dict) else {}
 
+# %% ../../nbs/10_run/11_target.ipynb #51903491
 def _is_run(folder:Path)->bool: return "config" in _read(folder, "config.json")
 
+# %% ../../nbs/10_run/11_target.ipynb #b376812c
 def _run_around(path:Path)->Path|None:
     "The run that a folder of weights belongs to"
     parent = path.parent.parent if path.name.startswith("checkpoint-") else path.parent
@@ -51,6 +53,7 @@ def _of_run(run:Run, checkpoint:str, settings:dict)->Target:
     cfg = replace(run.config, **settings)
     return Target(run.name, checkpoint, cfg, run.weights(checkpoint), run)
 
+# %% ../../nbs/10_run/11_target.ipynb #11dd4d6c
 def _alone(what:str, path:Path, settings:dict)->Target:
     "An adapter or a model that no run is known of"
     base = _read(path, "adapter_config.json").get("base_model_name_or_path")
@@ -62,6 +65,7 @@ def _alone(what:str, path:Path, settings:dict)->Target:
         raise _unknown(what, path)
     return Target(path.name, "model", load_config(**dict(model=what, method="lora") | settings), None)
 
+# %% ../../nbs/10_run/11_target.ipynb #e55427c3
 def _unknown(what:str, path:Path)->ConfigError:
     found = "there is no run and no model in it" if path.is_dir() else "there is no such thing"
     if not path.exists() or _is_run(path): Run(path)   # says which runs are near
@@ -70,12 +74,12 @@ def _unknown(what:str, path:Path)->ConfigError:
 
 # %% ../../nbs/10_run/11_target.ipynb #ta0tar04
 def find_target(
-    what:Run|str|Path,             # runs/demo-1, demo-1, a checkpoint, an adapter, a folder with a model, a hub id
+    what:Run|str|Path,             # a run, its name, a checkpoint, an adapter, a model
     *, checkpoint:str="adapter",   # of a run
     trust_remote_code:bool=False,  # True: code that its config names may run
     **settings,                    # other ones than the run's; what is None stays
 )->Target:
-    "What `what` means; ConfigError if it means nothing, or its code may not run"
+    "ConfigError if it means nothing, or its code may not run"
     settings = {name: value for name, value in settings.items() if value is not None}
     path = what.path if isinstance(what, Run) else named_run(what)
     around = _run_around(path.absolute())

@@ -112,11 +112,11 @@ def test_panels_are_used(lab, tmp_path):
         page.get_by_placeholder("Ask something").fill(question)
         page.get_by_role("button", name="Generate").click()
         expect(page.locator(".sft-tuned")).to_have_count(2)
-        _soon(page, lambda: "<b>sky</b>" in page.locator(".jp-OutputArea").nth(1).inner_text())   # shown, not obeyed
+        _soon(page, lambda: "<b>sky</b>" in page.locator(".jp-CodeCell").nth(1).inner_text())   # shown, not obeyed
         page.get_by_label("batch of step").fill("5")
         page.keyboard.press("Enter")
         expect(page.get_by_text("optimiser step 5 of 60")).to_be_visible()
-        page.keyboard.press("Control+s")
+        page.locator("[data-command='docmanager:save']").first.click()
         _soon(page, lambda: len(pictures(file)) == 3)
         assert "eval batch 1 of 3" in pictures(file)[0] and "&lt;b&gt;sky" in pictures(file)[1]
         assert "optimiser step 5 of 60" in pictures(file)[2]
