@@ -7,6 +7,7 @@ __all__ = ['what_was_trained', 'adapter_stages', 'prove']
 
 # %% ../../nbs/12_results/15_prove.ipynb #pr5imp01
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from ..tokens.template import Template
 from ..tokens.tokenizer import load_tokenizer
 from ..workbench import Workbench
 from ..run.directory import open_run, Run
-from .evaluate import base_of
 from .merge import _prompts, _trained
 from .stages import Proof, Stage, until_broken
 from .spoken import Reference, say
@@ -45,6 +45,15 @@ def _longest(run:Run)->int:
     try: return int(read_json(run.path/"data.json")["figures"]["train: lengths"]["edges"][-1])
     except (OSError, ValueError, LookupError, TypeError): return 0
 
+# %% ../../nbs/12_results/15_prove.ipynb #pr5bas01
+@contextmanager
+def _base_of(bench:Workbench, tuned):
+    "Inside, the model as it was before training"
+    if bench.asked.method == "full":
+        yield bench.base()
+        return
+    with tuned.disable_adapter(): yield tuned
+
 # %% ../../nbs/12_results/15_prove.ipynb #pr5ref02
 def what_was_trained(
     bench:Workbench,       # of the run
@@ -58,7 +67,7 @@ def what_was_trained(
     model, asked = _trained(bench, source), _asked(bench, prompts)
     tuned = say(model, tokenizer, asked, **how)
     free = say(model, tokenizer, _open(Template(tokenizer)), **how)
-    with base_of(bench, model) as before: base = say(before, tokenizer, asked, along=tuned, **how)
+    with _base_of(bench, model) as before: base = say(before, tokenizer, asked, along=tuned, **how)
     needs = max(_longest(run), *(len(s.prompt) + len(s.tokens) for s in (*tuned, *free)))
     return Reference(tuned, base, free, end_ids(tokenizer), needs, max_new_tokens, bench.hardware.dtype_name)
 
