@@ -35,11 +35,13 @@ def _asked(bench:Workbench, n:int)->list[list[dict]]:
     found = [talk for talk in _prompts(bench.asked, n) if talk[0]["role"] != "tokens"]
     return found or [[dict(role="user", content="Hello")]]
 
+# %% ../../nbs/12_results/15_prove.ipynb #pr5ref01b
 def _open(t:Template)->list[list[dict]]:
     "Prompts of another kind, short and long"
     role = "user" if t.chat else "text"
     return [[dict(role=role, content=text)] for text in _OPEN]
 
+# %% ../../nbs/12_results/15_prove.ipynb #pr5ref01c
 def _longest(run:Run)->int:
     "Tokens of the longest training row; 0 if the run does not know"
     try: return int(read_json(run.path/"data.json")["figures"]["train: lengths"]["edges"][-1])
@@ -102,6 +104,7 @@ class _Way:
     @property
     def source(self)->Path: return self.run.weights(self.checkpoint)
 
+# %% ../../nbs/12_results/15_prove.ipynb #pr5pro02b
 def _folder(run:Run, folder:str|Path|None, checkpoint:str)->Folder|None:
     "The folder that is named, or the one that `merge` has written; ConfigError for one that is none"
     if folder is not None: return Folder(Path(folder))
@@ -120,6 +123,7 @@ def _serving(way:_Way, reference:Reference)->Serving:
         way.server, reference, way.run.path, way.source, folder=way.folder.path if way.folder else None,
         gguf=way.gguf.path if way.gguf else None, weights=weights, sends=way.sends)
 
+# %% ../../nbs/12_results/15_prove.ipynb #pr5pro03b
 def _links(way:_Way, x:Expected)->Iterator[Iterator[Stage]]:
     "The links, in the order in which a model goes through them"
     yield adapter_stages(x.reference)
