@@ -26,6 +26,7 @@ def _shared(s:Said, r:Reply)->int:
     same = equal.index(False) if False in equal else len(equal)
     return min(same + 1, len(r.top), len(s.tokens))
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4pla02b
 def distance(
     reference:list[Said],   # of the tuned model, or of its base
     tuned:list[Said],       # whose tokens the places are
@@ -48,15 +49,18 @@ def same_weights(x:Serving, replies:list[Reply])->Stage:
     wrong = "the base answers: the adapter is not applied" if _is_base(near, far, as_tuned, as_base) else ""
     return judged("server", "adapter", wrong, _apply(x), "the tuned model answers", saw)
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4ada01b
 def _alike(said:list[Said], replies:list[Reply], which:list[int])->int:
     "Answers that begin like those of a model"
     return sum(_begins(replies[k].text, said[k].text) for k in which)
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4ada01c
 def _begins(text:str, other:str)->bool:
     "Is one the begin of the other, and not empty?"
     a, b = sorted((text.strip(), other.strip()), key=len)
     return a == b or bool(a) and b.startswith(a)
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4ada01d
 def _is_base(near:float, far:float, as_tuned:int, as_base:int)->bool:
     "By the log-probabilities where they are shown, else by the texts"
     if near == near and max(near, far) > .01: return far < near / 2
@@ -78,6 +82,7 @@ def _format(x:Serving)->str:
     said = str(x.server.told.props.get("model_ftype", "")).lower().removeprefix("all ").removeprefix("mostly ")
     return dict(f32="float32", f16="float16", bf16="bfloat16").get(said, said)
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4num02b
 def same_numbers(x:Serving, replies:list[Reply])->Stage:
     "Are the log-probabilities as near as the format of the weights allows?"
     near, stored = distance(x.reference.tuned, x.reference.tuned, replies), _format(x)
@@ -89,6 +94,7 @@ def same_numbers(x:Serving, replies:list[Reply])->Stage:
     saw, wrong = dict(nats=f"{near:.2g}", allowed=f"{limit:.2g}", weights=stored), "" if near <= limit else off
     return judged("server", name, wrong, _finer(x, floating), "log-probabilities are those of training", saw)
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4num02c
 def _finer(x:Serving, floating:bool)->Fix:
     "How to serve with better numbers"
     outtype = "f32" if floating else "q8_0"
@@ -108,16 +114,20 @@ def same_end(x:Serving, replies:list[Reply])->Stage:
     if on: wrong, fix = f"{on} of {len(ended)} answers go on behind {end}", _stop(x, end)
     return judged("server", "stop", wrong, fix, "answers end where they ended", saw)
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4end02b
 def _is_cut_short(s:Said, r:Reply)->bool: return r.finish != "length" and _goes_on(r.text, s.text)
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4end02c
 def _is_endless(s:Said, r:Reply)->bool:
     "What follows the end may be special tokens, which no server shows"
     return _goes_on(s.text, r.text) or r.finish == "length" and s.text.strip() == r.text.strip()
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4end02d
 def _goes_on(short:str, long:str)->bool:
     short, long = short.strip(), long.strip()
     return bool(short) and len(long) > len(short) and long.startswith(short)
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4end02e
 def _stop(x:Serving, end:str)->Fix:
     "How a server learns of an end token"
     sent = as_fix(f'send "stop": {json.dumps([end])} with each request')
@@ -136,6 +146,7 @@ def sources(x:Serving)->list[tuple[str,object,str]]:
             return [(name, v, str(folder/"generation_config.json")) for name, v in found.items()]
     return []
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4sam02b
 def _brought(folder:Path)->dict:
     try: return sampling_settings(json.loads((folder/"generation_config.json").read_text()))
     except (OSError, ValueError): return {}
@@ -143,6 +154,7 @@ def _brought(folder:Path)->dict:
 # %% ../../nbs/12_results/14_answered.ipynb #an4tex02
 def _out_of(name:str, file:str)->Fix: return as_fix(f"take {name} out of {file}")
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4tex02b
 _SEND = as_fix('send "temperature": 0 with each request')
 _TIES = dict(float32=.02, float16=.05, bfloat16=.25, q8_0=.25) | {"": .25}   # nats; another format: half a nat
 
@@ -160,6 +172,7 @@ def _same(s:Said, r:Reply)->bool:
     ours = s.text.rpartition("</think>")[2] if r.reasoning else s.text
     return ours.strip() == r.text.strip()
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4tex04b
 def same_texts(x:Serving, replies:list[Reply])->Stage:
     "Are the greedy answers equal, up to ties?"
     other = [(s, r) for s, r in zip(x.reference.tuned, replies) if not _same(s, r)]
@@ -181,6 +194,7 @@ def same_thought(x:Serving, replies:list[Reply])->Stage:
     saw = {"thought": thinks[0].reasoning[:60] or thinks[0].text[:60]} if thinks else {}
     return judged("server", "thinking", wrong, mend(x, "thinking"), "no thoughts that training had not", saw)
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4thi02b
 def _thinks(r:Reply)->bool: return bool(r.reasoning.strip()) or "<think>" in r.text
 
 # %% ../../nbs/12_results/14_answered.ipynb #an4sam05
@@ -200,6 +214,7 @@ def same_rule(x:Serving)->Stage:
     if chance <= .01: return judged("server", "sampling", "", "", "without a temperature it is greedy too", saw)
     return Stage("server", skipped("its answers are too certain to tell a sample", check="sampling"), saw)
 
+# %% ../../nbs/12_results/14_answered.ipynb #an4sam05b
 def _ask(x:Serving, s:Said, **sends)->str:
     return x.server.chat(s.asked, max_tokens=x.reference.max_new_tokens, **sends).text
 

@@ -69,18 +69,22 @@ def mend(
     if name == "system": return as_fix("take the system prompt out of the server's settings") | _template(x)
     return dict(bos=_one_bos, cut=_room, context=_room, tokenizer=_own_tokens, template=_template)[name](x)
 
+# %% ../../nbs/12_results/13_asked.ipynb #as3men02b
 def _template(x:Serving)->Fix:
     own = f"--chat-template {x.template}"
     return x.start(f"--jinja --chat-template-file {x.template}", own, f"give it the chat template in {x.template}")
 
+# %% ../../nbs/12_results/13_asked.ipynb #as3men02c
 def _room(x:Serving)->Fix:
     n = x.reference.needs
     return x.start(f"-c {n}", f"--max-model-len {n}", f"give it a context of {n} tokens")
 
+# %% ../../nbs/12_results/13_asked.ipynb #as3men02d
 def _one_bos(x:Serving)->Fix:
     otherwise = f'set "add_bos_token": false in tokenizer_config.json of {x.model}'
     return x.start("--override-kv tokenizer.ggml.add_bos_token=bool:false", f"--chat-template {x.template}", otherwise)
 
+# %% ../../nbs/12_results/13_asked.ipynb #as3men02e
 def _own_tokens(x:Serving)->Fix:
     if x.server.kind == "llama.cpp": return command(f"python convert_hf_to_gguf.py {x.model} --outfile {x.file}")
     own = quoted(x.adapter)
@@ -98,6 +102,7 @@ def same_prompt(x:Serving)->Stage:
     says = "prompts are the same tokens" if c.ids else "prompts have as many tokens"
     return judged("server", check, wrong, mend(x, check) if wrong else "", says, saw)
 
+# %% ../../nbs/12_results/13_asked.ipynb #as3pro02b
 def _range(numbers)->str:
     numbers = [*numbers]
     return f"{min(numbers)} to {max(numbers)}"
@@ -125,6 +130,7 @@ def whole_context(x:Serving)->Stage:
         return judged("server", "context", f"it holds {tells} tokens, and training had {needs}", _room(x), "", saw)
     return _sent_whole(x, long_prompt(x), saw)
 
+# %% ../../nbs/12_results/13_asked.ipynb #as3con03b
 def _sent_whole(x:Serving, s:Said, saw:dict)->Stage:
     "Is a long prompt taken, and whole?"
     n, check, wrong = len(s.prompt), "context", ""

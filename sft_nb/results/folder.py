@@ -64,6 +64,7 @@ def _header(file:Path)->dict:
     except (OSError, ValueError, MemoryError, OverflowError) as e:
         raise SftError(str(file), f"it is damaged ({type(e).__name__})", "safetensors", "merge again") from e
 
+# %% ../../nbs/12_results/10_folder.ipynb #fo0fol02b
 def _no_model(path:Path)->ConfigError:
     found = "there is no config.json in it" if path.is_dir() else "there is no such folder"
     if (path/"adapter_config.json").exists(): found = "it holds an adapter and no model"
@@ -106,6 +107,7 @@ class Expected:
         out = what.with_name(f"{what.stem}-again")
         return command(f"sft_nb merge {quoted(self.run)} --out {quoted(out)}", f'merge("{self.run}", out="{out}")')
 
+# %% ../../nbs/12_results/10_folder.ipynb #fo0way02b
 def _state(model)->dict[str,torch.Tensor]: return {n: w.detach().float().cpu() for n, w in model.state_dict().items()}
 
 # %% ../../nbs/12_results/10_folder.ipynb #fo0pre02
@@ -150,6 +152,7 @@ def sampling_settings(
     "What of it would change a greedy answer"
     return {k: said[k] for k, neutral in NEUTRAL.items() if k in said and said[k] not in neutral}
 
+# %% ../../nbs/12_results/10_folder.ipynb #fo0set02b
 def folder_stop(x:Expected, f:Folder)->Stage:
     "Does generation end where an answer of training ends?"
     ends, wanted = f.generation.get("eos_token_id", f.config.get("eos_token_id")), x.reference.ends
@@ -171,6 +174,7 @@ def folder_sampling(x:Expected, f:Folder)->Stage:
     if found != sampling_settings(_base_generation(x.bench)): return judged("folder", "sampling", says, fix, "", found)
     return Stage("folder", warn(says + ", as for the base", fix, check="sampling"), found)
 
+# %% ../../nbs/12_results/10_folder.ipynb #fo0set03b
 def _base_generation(bench:Workbench)->dict:
     "The base's settings of generation; empty if it has none"
     from transformers import GenerationConfig
@@ -196,6 +200,7 @@ def stored_as(f:Folder)->str:
     most = max({*formats}, key=formats.count, default="")
     return _NAMES.get(most, most.lower())
 
+# %% ../../nbs/12_results/10_folder.ipynb #fo0num02b
 def folder_dtype(x:Expected, f:Folder)->Stage:
     "Are the weights stored as the config says?"
     said, stored = f.config.get("dtype", f.config.get("torch_dtype")), stored_as(f)
@@ -220,6 +225,7 @@ def folder_tied(x:Expected, f:Folder)->Stage:
     wrong = _untied(was, ties, has, other)
     return judged("folder", "tied", wrong, x.again(f.path), "embedding and head are as in training", saw)
 
+# %% ../../nbs/12_results/10_folder.ipynb #fo0num03b
 def _untied(was:bool, ties:bool, has:bool, other:bool)->str:
     "What is wrong with a head; empty: nothing"
     if ties and not was: return "the head was trained apart, and loading overwrites it with the embedding"
@@ -241,6 +247,7 @@ def not_as_trained(x:Expected, f:Folder, names:list[str])->list[str]:
     limit = ROUNDS.get(stored_as(f), 1e-4)
     return [name for name in names if not off(f.tensor(name), x.merged[name]) <= limit]
 
+# %% ../../nbs/12_results/10_folder.ipynb #fo0wei05b
 def _why_other(x:Expected, f:Folder, other:list[str])->tuple[str,str]:
     "The fault that explains tensors which are not as trained: its name, and what was seen; empty: none does"
     broken = [n for n in other if not bool(f.tensor(n).isfinite().all())]
@@ -275,12 +282,14 @@ def folder_answers(x:Expected, f:Folder)->Stage:
     check, wrong = _why_off(near, far, limit)
     return judged("folder", check, wrong, x.again(f.path), "it says what the adapter says on its base", saw)
 
+# %% ../../nbs/12_results/10_folder.ipynb #fo0ans02b
 def _why_off(near:float, far:float, limit:float)->tuple[str,str]:
     "The fault, and what was seen; empty: there is none"
     if near <= limit: return "answers", ""
     if far < near / 2: return "adapter", "it says what the base says: the adapter is not in it"
     return "answers", f"its log-probabilities are {near:.2g} nats off, and its format explains {limit:.2g}"
 
+# %% ../../nbs/12_results/10_folder.ipynb #fo0ans02c
 def _nats(ours:list[Said], theirs:list[Said])->float:
     return mean([d for a, b in zip(ours, theirs) for d in apart(a.top, b.top)])
 

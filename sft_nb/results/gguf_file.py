@@ -57,10 +57,12 @@ def _unreadable(path:Path, found:str)->ConfigError:
     convert = command(f"python convert_hf_to_gguf.py MERGED --outfile {quoted(path)}")
     return ConfigError(f"GGUF file {str(path)!r}", found, "a file that llama.cpp's converter wrote", convert)
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1fil02b
 def _no_package()->ConfigError:
     return ConfigError("GGUF files", "the package gguf is not installed", "it reads them",
                        command("pip install 'sft_nb[prove]'"))
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1fil02c
 def convert_again(
     x:Expected,
     f:Gguf,
@@ -80,18 +82,21 @@ def gguf_tokenizer(x:Expected, f:Gguf)->Stage:
     saw = {"our tokens": len(ours), "their tokens": len(theirs), "other": len(other)}
     return judged("gguf", "tokenizer", wrong, convert_again(x, f), "it has the vocabulary of the run", saw)
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1tok02b
 def _other_rules(tokenizer, f:Gguf)->str:
     "Which rule is another one, with the same tokens; empty: none"
     merges, own, plain = f.get("tokenizer.ggml.merges"), _merges(tokenizer), _plain(tokenizer, f)
     if merges and own and merges != own: return "it has other merges"
     return f"{plain} is no special token in it" if plain else ""
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1tok02c
 def _plain(tokenizer, f:Gguf)->str:
     "The first special token that the file has as a plain one; empty: none"
     types, added = f.get("tokenizer.ggml.token_type", []), tokenizer.added_tokens_decoder.items()
     found = (t.content for i, t in added if t.special and i < len(types) and types[i] not in _SPECIAL)
     return next(found, "")
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1tok02d
 def _merges(tokenizer)->list[str]:
     "Of a BPE, as GGUF writes them; empty for another kind"
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -111,11 +116,13 @@ def gguf_prompt(x:Expected, f:Gguf)->Stage:
     stage = prompts_by(x, theirs, "gguf", convert_again(x, f), begin)
     return _without_bos(f, stage) if stage.finding.check == "bos" and adds else stage
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1tok03b
 def _without_bos(f:Gguf, stage:Stage)->Stage:
     "The same, with a setting as its fix"
     fix = _set(f, "tokenizer.ggml.add_bos_token", "false")
     return judged("gguf", "bos", stage.finding.says, fix, "", stage.saw)
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1tok03c
 def _plain_prompt(x:Expected, f:Gguf)->Stage:
     "For a run on plain text: does it begin as training did?"
     adds, bos = _adds_bos(f), f.get("tokenizer.ggml.bos_token_id")
@@ -130,6 +137,7 @@ def _adds_bos(f:Gguf)->bool:
     if f.get("tokenizer.ggml.bos_token_id") is None: return False
     return bool(f.get("tokenizer.ggml.add_bos_token", f.get("tokenizer.ggml.model") == "llama"))
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1tok05b
 def _set(f:Gguf, key:str, value)->Fix: return command(f"gguf-set-metadata {quoted(f.path)} {key} {value}")
 
 # %% ../../nbs/12_results/11_gguf_file.ipynb #gg1met02
@@ -144,6 +152,7 @@ def gguf_stop(x:Expected, f:Gguf)->Stage:
     saw = {"ends in training": wanted, "ends here": ends}
     return judged("gguf", "stop", wrong, fix, "it ends at the token that ends a turn", saw)
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1met02b
 _NEUTRAL = dict(temp=(0, 1), top_k=(0, -1, 40), top_p=(1,), min_p=(0,), penalty_repeat=(1,))
 
 def gguf_sampling(x:Expected, f:Gguf)->Stage:
@@ -165,6 +174,7 @@ def gguf_context(x:Expected, f:Gguf)->Stage:
     fix = _set(f, f"{f.arch}.context_length", getattr(x.bench.shape, "max_position_embeddings", needs))
     return judged("gguf", "context", wrong, fix, "the longest row fits", dict(needed=needs, told=has))
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1met03b
 _SHAPE = {"block_count": "num_hidden_layers", "embedding_length": "hidden_size",
           "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads"}
 
@@ -189,17 +199,20 @@ def explained(
     bits = re.search(r"\d", kind)
     return _ROUNDS.get(kind, _ROUNDS.get(bits[0] if bits else "", .5))
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1ten02b
 @patch
 def rounds(self:Gguf, name:str)->float:
     "The same for a matrix of the file"
     return explained(self.tensors[name].tensor_type.name)
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1ten02c
 def _says(f:Gguf)->str:
     "The type that the file says of itself: Q8_0; empty if it does not"
     import gguf
     try: return gguf.LlamaFileType(f.get("general.file_type", 1024)).name.partition("_")[2]
     except ValueError: return ""
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1ten02d
 def gguf_dtype(x:Expected, f:Gguf)->Stage:
     "Are the matrices of the type that the file says?"
     said, mostly = _says(f), f.mostly
@@ -236,6 +249,7 @@ def gguf_tied(x:Expected, f:Gguf)->Stage:
     saw = {"one in training": was, "file has a head": has}
     return judged("gguf", "tied", wrong, convert_again(x, f), "embedding and head are as in training", saw)
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1tie01b
 def _off(a:torch.Tensor, b:torch.Tensor)->float:
     "As a share of `b`; a vocabulary may be filled up with rows"
     n = min(len(a), len(b))
@@ -254,12 +268,14 @@ def gguf_weights(x:Expected, f:Gguf)->Stage:
     saw = {"matrices": len(far), "worst, of what its type explains": f"{far[worst]:.2g}"}
     return judged("gguf", check, wrong, convert_again(x, f), "matrices are those of the run", saw)
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1wei01b
 def _why_far(far:dict[str,float])->tuple[str,str]:
     "The fault in matrices that are further away than their type explains, and what was seen; empty: there is none"
     broken = [here for here, times in far.items() if times == float("inf")]
     if broken: return "dtype", f"{broken[0]} is not finite, or of another size"
     return "weights", f"{len(far)} matrices are not the run's, the first is {next(iter(far))}" if far else ""
 
+# %% ../../nbs/12_results/11_gguf_file.ipynb #gg1wei01c
 def _is_base(x:Expected, f:Gguf, names:dict[str,str])->bool:
     "Is each matrix that was changed by training nearer to the base's?"
     both = [n for n in names if n in x.base and x.base[n].shape == x.merged[n].shape]

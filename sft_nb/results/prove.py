@@ -35,24 +35,28 @@ def _asked(bench:Workbench, n:int)->list[list[dict]]:
     found = [talk for talk in _prompts(bench.asked, n) if talk[0]["role"] != "tokens"]
     return found or [[dict(role="user", content="Hello")]]
 
+# %% ../../nbs/12_results/15_prove.ipynb #pr5ref01b
 def _open(t:Template)->list[list[dict]]:
     "Prompts of another kind, short and long"
     role = "user" if t.chat else "text"
     return [[dict(role=role, content=text)] for text in _OPEN]
 
+# %% ../../nbs/12_results/15_prove.ipynb #pr5ref01c
 def _longest(run:Run)->int:
     "Tokens of the longest training row; 0 if the run does not know"
     try: return int(read_json(run.path/"data.json")["figures"]["train: lengths"]["edges"][-1])
     except (OSError, ValueError, LookupError, TypeError): return 0
 
-# %% ../../nbs/12_results/15_prove.ipynb #pr5ref02
+# %% ../../nbs/12_results/15_prove.ipynb #pr5bas01
 @contextmanager
-def _before(bench:Workbench, tuned):
+def _base_of(bench:Workbench, tuned):
     "Inside, the model as it was before training"
-    if not hasattr(tuned, "disable_adapter"): yield bench.base()
-    else:
-        with tuned.disable_adapter(): yield tuned
+    if bench.asked.method == "full":
+        yield bench.base()
+        return
+    with tuned.disable_adapter(): yield tuned
 
+# %% ../../nbs/12_results/15_prove.ipynb #pr5ref02
 def what_was_trained(
     bench:Workbench,       # of the run
     run:Run,
@@ -65,7 +69,7 @@ def what_was_trained(
     model, asked = _trained(bench, source), _asked(bench, prompts)
     tuned = say(model, tokenizer, asked, **how)
     free = say(model, tokenizer, _open(Template(tokenizer)), **how)
-    with _before(bench, model) as before: base = say(before, tokenizer, asked, along=tuned, **how)
+    with _base_of(bench, model) as before: base = say(before, tokenizer, asked, along=tuned, **how)
     needs = max(_longest(run), *(len(s.prompt) + len(s.tokens) for s in (*tuned, *free)))
     return Reference(tuned, base, free, end_ids(tokenizer), needs, max_new_tokens, bench.hardware.dtype_name)
 
@@ -100,6 +104,7 @@ class _Way:
     @property
     def source(self)->Path: return self.run.weights(self.checkpoint)
 
+# %% ../../nbs/12_results/15_prove.ipynb #pr5pro02b
 def _folder(run:Run, folder:str|Path|None, checkpoint:str)->Folder|None:
     "The folder that is named, or the one that `merge` has written; ConfigError for one that is none"
     if folder is not None: return Folder(Path(folder))
@@ -118,6 +123,7 @@ def _serving(way:_Way, reference:Reference)->Serving:
         way.server, reference, way.run.path, way.source, folder=way.folder.path if way.folder else None,
         gguf=way.gguf.path if way.gguf else None, weights=weights, sends=way.sends)
 
+# %% ../../nbs/12_results/15_prove.ipynb #pr5pro03b
 def _links(way:_Way, x:Expected)->Iterator[Iterator[Stage]]:
     "The links, in the order in which a model goes through them"
     yield adapter_stages(x.reference)
@@ -134,11 +140,11 @@ def _way(run:Run, checkpoint:str, server:str|None, gguf, folder, model:str|None,
     merged = _folder(run, folder, checkpoint)
     file = None if gguf is None else Gguf(Path(gguf))
     way = _Way(run, checkpoint, merged, folder is not None, file, None, sends or {})
-    _ = way.source   # raises what is wrong with it
+    way.source
     if server is None: return way
     name = None if merged is None else str(merged.path)
     way.server = Server(server, load_tokenizer(run.config), model, timeout, fallback=name)
-    _ = way.server.name
+    way.server.name
     return way
 
 # %% ../../nbs/12_results/15_prove.ipynb #pr5pro06

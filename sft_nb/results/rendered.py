@@ -50,8 +50,10 @@ class Case:
         return [(self.t.tokenizer.decode(s.prompt), theirs) for s, r in zip(self.said, self.seen)
                 if (theirs := _text(self.t, r)) is not None]
 
+# %% ../../nbs/12_results/09_rendered.ipynb #re9cas02b
 def _count(r:Rendered)->int|None: return r.n if r.n is not None or r.ids is None else len(r.ids)
 
+# %% ../../nbs/12_results/09_rendered.ipynb #re9cas02c
 def _text(t:Template, r:Rendered)->str|None:
     if r.text is not None or r.ids is None: return r.text
     return t.tokenizer.decode(r.ids)
@@ -78,6 +80,7 @@ def _cut(c:Case)->str:
     if c.ids and not all(_is_part(a, b) for a, b in c.ids): return ""
     return f"{len(shorter)} of {len(c.counts)} prompts were cut to {longest} tokens"
 
+# %% ../../nbs/12_results/09_rendered.ipynb #re9cut02b
 def _is_part(whole:list[int], part:list[int])->bool:
     "Is it what is left when one stretch is taken out?"
     head = len(os.path.commonprefix([whole, part]))
@@ -98,6 +101,7 @@ def _system(c:Case)->str:
     gone = _count(c.again(own)) == len(encode_prompts([own], c.t.tokenizer)[0])
     return f"a system prompt of about {min(more)} tokens was added" if gone else ""
 
+# %% ../../nbs/12_results/09_rendered.ipynb #re9sys02b
 def _added(t:Template, asked:list[dict], theirs:str)->str:
     "The system prompt in `theirs`; empty if there is none that `asked` has not"
     if asked[0]["role"] in ("system", "text"): return ""
@@ -118,6 +122,7 @@ def _thinking(c:Case)->str:
         if made == theirs or not c.ids and [*map(len, made)] == theirs: return name
     return ""
 
+# %% ../../nbs/12_results/09_rendered.ipynb #re9thi02b
 def _ways(t:Template)->dict[str,Callable]:
     "What a server may do about thinking: what it is called -> a prompt as token ids"
     def switched(on): return lambda s: encode_prompts([_with(s.asked, enable_thinking=on)], t.tokenizer)[0]
@@ -126,6 +131,7 @@ def _ways(t:Template)->dict[str,Callable]:
     return {"thinking is on, and was off in training": switched(True),
             "thinking is off, and was on in training": switched(False)} | ways
 
+# %% ../../nbs/12_results/09_rendered.ipynb #re9thi02c
 def _with(asked:list[dict], **arguments)->list[dict]:
     "A conversation with arguments for its template"
     first = asked[0]
@@ -140,6 +146,7 @@ def _tokenizer(c:Case)->str:
     grows = max(more) - min(more) > 2
     return f"{said}: {min(more):+} to {max(more):+} in a prompt" if grows else ""
 
+# %% ../../nbs/12_results/09_rendered.ipynb #re9tok02b
 def _template(c:Case)->str:
     for a, b in c.texts:
         if a == b: continue

@@ -48,6 +48,7 @@ def _root(url:str)->str:
     raise ConfigError(f"server {url[:100]!r}", "it is no address", "http:// or https://, a host and a port",
                       edit(server="http://localhost:8000"))
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2add02b
 def is_here(
     url:str,
 )->bool:
@@ -61,6 +62,7 @@ class Refused(SftError):
     code = 0     # of HTTP
     body = ""    # what it says, at most a few hundred characters
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2err02b
 def _refused(url:str, code:int, body:str)->Refused:
     "The error for an answer with an error in it"
     says = redact(" ".join(_message(body).split()))[:160]
@@ -69,6 +71,7 @@ def _refused(url:str, code:int, body:str)->Refused:
     error.code, error.body = code, body[:500]
     return error
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2err02c
 def _message(body:str)->str:
     "The sentence in an error of OpenAI's form; empty for a page"
     try: said = json.loads(body)
@@ -89,6 +92,7 @@ def as_advice(code:int, url:str)->tuple[Fix|str,str]:
 class _NoRedirection(HTTPRedirectHandler):
     def redirect_request(self, *args, **kwargs): return None   # the answer 302 is then an error
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2ask02b
 @dataclass
 class Server:
     "A server that speaks OpenAI's API; ConfigError if `url` is no address"
@@ -120,6 +124,7 @@ def _too_slow(s:Server)->SftError:
     found = f"there is no answer in {s.timeout:g} seconds"
     return SftError(f"server {s.url}", found, "one that answers", edit(timeout=s.timeout * 5))
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2ask03b
 def _nobody(s:Server, e:Exception)->SftError:
     "The error for a connection that is not made, or broken"
     reason = getattr(e, "reason", e)
@@ -128,6 +133,7 @@ def _nobody(s:Server, e:Exception)->SftError:
     start = command("transformers serve MODEL_FOLDER") | "name another {server}"
     return SftError(f"server {s.url}", found, "a server that runs", start)
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2ask03c
 def _as_json(url:str, said:bytes)->dict:
     "What was answered; `SftError` if it is not one object of JSON"
     try: found = json.loads(said)
@@ -146,6 +152,7 @@ def models(self:Server)->list[dict]:
     raise SftError(f"server {self.url}", "its list of models has no data", "a server that speaks OpenAI's API",
                    edit(server="http://localhost:8000"))
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2mod02b
 def _the_model(s:Server)->dict:
     "The one that is asked; ConfigError if it cannot be told which"
     known = s.wanted or s.fallback
@@ -182,6 +189,7 @@ class _Told:
         said = _or_none(lambda: self.s.ask("/tokenize", body)) or {}
         return "vLLM" if isinstance(said.get("tokens"), list) else ""
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2mod03b
 def _or_none(f):
     "What `f()` gives; None if the server refuses it"
     try: return f()
@@ -193,14 +201,17 @@ def told(self:Server)->_Told:
     "What it tells of itself"
     return self.__dict__.setdefault("_told", _Told(self))
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2mod04b
 @patch(as_prop=True)
 def name(self:Server)->str:
     "Of the model that is asked"
     return self.told.model["id"]
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2mod04c
 @patch(as_prop=True)
 def kind(self:Server)->str: return self.told.kind
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2mod04d
 @patch(as_prop=True)
 def context(self:Server)->int|None:
     "Tokens that it holds, if it tells"
@@ -229,6 +240,7 @@ def _places(s:Server, choice:dict)->list[dict]:
     content = (choice.get("logprobs") or {}).get("content")
     return content if isinstance(content, list) else []
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2ans02b
 def _token(s:Server, at:dict)->int|None:
     "The id of a token as the server shows it"
     if isinstance(at.get("id"), int): return at["id"]
@@ -236,6 +248,7 @@ def _token(s:Server, at:dict)->int|None:
     if said.startswith("token_id:"): return int(said[9:])
     return s.by_text.get(said)
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2ans02c
 def _at(s:Server, place:dict)->dict[int,float]:
     shown = [place, *(place.get("top_logprobs") or [])]
     found = {_token(s, at): at.get("logprob") for at in shown}
@@ -294,6 +307,7 @@ def tokens(self:Server, text:str)->list[int]|None:
     else: return None
     return (_or_none(lambda: self.ask("/tokenize", body)) or {}).get("tokens")
 
+# %% ../../nbs/12_results/12_server.ipynb #sv2ren02b
 @patch
 def rendered(self:Server,
     asked:list[dict],     # a conversation

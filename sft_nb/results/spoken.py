@@ -71,6 +71,7 @@ def say(
             found.append(Said(talk, prompt, tokens, text, ended, _top(model, prompt, places)))
     return found
 
+# %% ../../nbs/12_results/08_spoken.ipynb #sp8say01b
 def _read(tokens:list[int], tokenizer, ends)->tuple[str,bool]:
     ends = [ends] if isinstance(ends, int) else ends or []
     return tokenizer.decode(tokens, skip_special_tokens=True), tokens[-1] in ends
@@ -85,6 +86,7 @@ def apart(
     "Mean difference of the log-probabilities that matter, in nats"
     return [_at_one_place(a, b) for a, b in zip(top, seen) if b]
 
+# %% ../../nbs/12_results/08_spoken.ipynb #sp8apa02b
 def _at_one_place(a:dict[int,float], b:dict[int,float])->float:
     matter = [t for t in b if max(b[t], a.get(t, -math.inf)) >= _MATTERS] or [max(b, key=b.get)]
     least = min(a.values())
@@ -98,6 +100,7 @@ def mean(numbers:list[float])->float:
     "NaN for none"
     return sum(numbers) / len(numbers) if numbers else math.nan
 
+# %% ../../nbs/12_results/08_spoken.ipynb #sp8ref02b
 @dataclass(frozen=True)
 class Reference:
     "What was trained, as far as it can be told from outside"

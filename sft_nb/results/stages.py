@@ -106,6 +106,7 @@ def _row(s:Stage)->str:
     cells = (to_html(s.link), check, to_html(f.says) + fix, saw)
     return "<tr>" + "".join(f"<td style='text-align:left'>{c}</td>" for c in cells) + "</tr>"
 
+# %% ../../nbs/12_results/07_stages.ipynb #st7htm02b
 @patch
 def _repr_html_(self:Proof)->str:
     return f"<b>{to_html(_headline(self))}</b><table>{''.join(map(_row, self.stages))}</table>"
@@ -119,6 +120,7 @@ def to_dict(self:Proof)->dict:
     return dict(run=self.run, checkpoint=self.checkpoint, same=self.same, broken=broken, fix=self.fix.says("shell"),
                 stages=stages)
 
+# %% ../../nbs/12_results/07_stages.ipynb #st7jso02b
 @patch
 def save(self:Proof, path:Path)->Path:
     "Write it as JSON, in one piece and without secrets"

@@ -1,5 +1,5 @@
-"""Served is trained: each planted fault is named as the first broken stage, and clean chains raise no alarm.
-The twelve: template, bos, stop, adapter, tied, dtype, sampling, context, tokenizer, thinking, system, cut."""
+"""Served is trained: each planted fault is named as the first broken stage, and clean chains raise none. The twelve:
+template, bos, stop, adapter, tied, dtype, sampling, context, tokenizer, thinking, system, cut."""
 import builtins
 import copy
 import json
