@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from fastcore.basics import patch
+from peft import load_peft_weights, set_peft_model_state_dict
 
 from ..escape import to_html, visible
 from ..keys import redact_all
@@ -50,7 +51,7 @@ def together(
 
 # %% ../../nbs/12_results/04_sweep.ipynb #sw0swa01
 class Swapped:
-    "One base on which checkpoints are put and taken off"
+    "One base on which one checkpoint takes the place of another"
     def __init__(self,
         bench:Workbench,
         first:Path,      # a checkpoint: the base is loaded with it
@@ -67,13 +68,9 @@ class Swapped:
             yield self.bench.trained(folder)
             free_memory()
             return
-        model = self.model
-        with quiet(): model.load_adapter(str(folder), adapter_name=folder.name)
-        model.set_adapter(folder.name)
-        try: yield model.eval()
-        finally:
-            model.set_adapter("default")
-            model.delete_adapter(folder.name)
+        weights = load_peft_weights(str(folder), device="cpu")
+        set_peft_model_state_dict(self.model, weights, adapter_name="default")
+        yield self.model
 
     @contextmanager
     def base(self):
