@@ -8,8 +8,8 @@ here = Path(__file__).parent
 ini = ConfigParser(delimiters=["="])
 ini.read(here / "settings.ini", encoding="utf-8")
 cfg = ini["DEFAULT"]
-extras = {name: cfg[f"{name}_requirements"].split() for name in ("dev", "track", "deepspeed", "flash")}
-extras["all"] = sorted({r for name in ("track", "deepspeed", "flash") for r in extras[name]})
+extras = {name: cfg[f"{name}_requirements"].split() for name in ("dev", "track", "deepspeed", "flash", "prove")}
+extras["all"] = sorted({r for name in ("track", "deepspeed", "flash", "prove") for r in extras[name]})
 
 setup(
     name=cfg["lib_name"],

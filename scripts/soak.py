@@ -270,7 +270,8 @@ def one_kill(moment:str, whole:Run, cfg:Config, name:str, rng:random.Random)->tu
     hidden = {p.parent.name for p in whole.path.parent.glob("[!.]*/config.json")} - listed
     if hidden: return bool(code), [f"not listed: {hidden}"]
     if moment == "create": return bool(code), made_or_not(path, cfg)
-    if moment in ("evaluate", "merge"): return bool(code), results_again(moment, Run(path), cfg)
+    if moment in ("evaluate", "merge") and not code: return False, []   # it was done before it could be killed
+    if moment in ("evaluate", "merge"): return True, results_again(moment, Run(path), cfg)
     if code == 0: return False, differences(Run(path), whole)
     return True, going_on(Run(path), whole, cfg)
 

@@ -13,11 +13,13 @@ from typing import Any, get_args, get_origin, Literal, Union
 
 from .report import as_fix, ConfigError, edit, Fix
 
-# %% ../nbs/00_schema.ipynb #c0nf0003
+# %% ../nbs/00_schema.ipynb #schalias
 _Auto = Literal["auto"]
+_Epoch = Literal["epoch"]
 _Format = Literal["auto","messages","sharegpt","alpaca","preference","prompt_completion","question_answer","text",
                   "tokens"]
 
+# %% ../nbs/00_schema.ipynb #c0nf0003
 @dataclass(frozen=True)
 class RowSettings:
     "Task and rows, and what in them is supervised"
@@ -42,7 +44,9 @@ class RowSettings:
     # columns to pass over; every other one that nobody reads is obeyed, refused or named in the report
     ignore_columns:tuple[str,...]|None=None
     response_template:str|None=None   # rows of plain text: only what follows this is supervised; None: all of it
-    chat_template:str|None=None       # a file with a Jinja template, or none for plain text; None: the tokenizer's own
+    # chatml, gemma, llama3, mistral, zephyr, a file with a Jinja template, or none for plain text;
+    # None: the tokenizer's own
+    chat_template:str|None=None
     prompt_separator:str="\n"         # plain text without a chat template: what stands after each message
     train_on_turns:Literal["all","last"]="all"  # supervise every answer of a conversation, or only the last one
     train_on_prompt:bool=False        # True: supervise the prompts too
@@ -93,6 +97,8 @@ class AdapterSettings:
     # 4-bit base with an adapter, 16- or 32-bit base with an adapter, or all weights;
     # auto: lora where it fits, else qlora
     method:Literal["qlora","lora","full","auto"]="qlora"
+    # begin with the weights of this adapter: a run, or a folder; None: with a new one
+    adapter_name_or_path:str|None=None
     lora_r:int=16               # rank: a higher one learns more and takes more memory
     lora_alpha:int=32           # the adapter's output is scaled by lora_alpha / lora_r
     lora_dropout:float=0.05     # share of the adapter's inputs that is dropped in training
@@ -143,9 +149,11 @@ class TrainingSettings:
 @dataclass(frozen=True)
 class EvaluationSettings:
     "Held-out loss and answers"
-    eval_steps:int|None=None             # loss on held-out rows every this many steps; None: never
+    eval_steps:int|_Epoch|None=None      # loss on held-out rows every this many steps, or after each epoch; None: never
     # True: the result is the checkpoint with the lowest held-out loss; it is kept beside the newest
     load_best_model_at_end:bool=False
+    # what load_best_model_at_end and early stopping go by: loss, or a figure of the task's scores, such as accuracy
+    metric_for_best_model:str="loss"
     # stop after this many evaluations without a lower held-out loss, and take the best; None: never
     early_stopping_patience:int|None=None
     per_device_eval_batch_size:int=32    # rows that are scored or answered together
@@ -169,7 +177,7 @@ class GuardSettings:
 class OutputSettings:
     "What is written, where, and by how many processes"
     logging_steps:int=10         # a line in metrics.jsonl every this many steps
-    save_steps:int=200           # a checkpoint every this many steps
+    save_steps:int|_Epoch=200    # a checkpoint every this many steps, or after each epoch
     save_total_limit:int=2       # checkpoints kept; the oldest goes first
     runs_dir:str="runs"          # the folder of all runs
     run_name:str|None=None       # the folder of this run in it; None: task-model-1, -2, ...
@@ -177,6 +185,7 @@ class OutputSettings:
     report_to:tuple[str,...]|None=None
     wandb:bool=False             # True: the same as report_to wandb
     wandb_project:str="sft_nb"   # the project there
+    wandb_name:str|None=None     # what the run is called there; None: as its folder
     num_processes:int=1          # processes that train together, one for each GPU
 
 # %% ../nbs/00_schema.ipynb #c0nf0025
@@ -187,6 +196,7 @@ class Config(OutputSettings, GuardSettings, EvaluationSettings, TrainingSettings
     sources:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # setting -> where its value came from
     planned:frozenset=field(default=frozenset(), compare=False, repr=False)        # settings that the plan chose
     untrusted:frozenset=field(default=frozenset(), compare=False, repr=False)      # that run code, as only a file says
+    accepted:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # somebody else's -> what it is here
 
     def __post_init__(self):
         found = [_problem(f, getattr(self, f.name), self.sources.get(f.name, "Config")) for f in settings()]
@@ -196,7 +206,7 @@ class Config(OutputSettings, GuardSettings, EvaluationSettings, TrainingSettings
 # %% ../nbs/00_schema.ipynb #2b4ac12e
 def settings()->list:
     "The fields of `Config` that are settings, in reading order"
-    return [f for f in fields(Config) if f.name not in ("sources", "planned", "untrusted")]
+    return [f for f in fields(Config) if f.name not in ("sources", "planned", "untrusted", "accepted")]
 
 # %% ../nbs/00_schema.ipynb #fec0c2b3
 def defaults()->dict[str,Any]:
@@ -234,8 +244,8 @@ def _suggest(f, v):
     "A value near `v` that setting `f` would take, or its default"
     for a in (f.type, *get_args(f.type)):
         if get_origin(a) is Literal:
-            near = difflib.get_close_matches(str(v), get_args(a), 1, .5)
-            return near[0] if near else f.default
+            near = difflib.get_close_matches(str(v), map(str, get_args(a)), 1, .5)
+            if near: return near[0]
     if not isinstance(v, (str, int, float)): return f.default
     for kind in (int, float, str):
         try: near = kind(v)
@@ -292,5 +302,9 @@ def _problem(f, v, where:str)->ConfigError|None:
         return ConfigError(where, f"a name in {f.name} is empty", "names", fix)
     limit = _outside(f, v) if isinstance(v, (int, float)) else ""   # not None, not auto
     if not limit: return None
-    instead = 1 if f.name == "max_steps" else f.default
-    return ConfigError(where, f"{f.name} = {v!r}", limit, _spelled(where, edit(**{f.name: instead})))
+    return ConfigError(where, f"{f.name} = {v!r}", limit, _spelled(where, edit(**{f.name: _inside(f, v)})))
+
+def _inside(f, v):
+    "A value within the limits of setting `f`, for one that is not: 5 was meant as 5 percent"
+    if f.name == "max_steps": return 1
+    return v / 100 if f.name in ("eval_fraction", "lora_dropout", "weight_decay") and 1 < v < 100 else f.default

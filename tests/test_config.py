@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings as how, strategies as st
 
 from conftest import ROOT
-from sft_nb.config import ALIASES, comments, config_names, find_config, load_config, save_config, table
+from sft_nb.config import comments, config_names, find_config, load_config, save_config, table
 from sft_nb.report import ConfigError
 from sft_nb.schema import defaults, settings
+from sft_nb.translate import ALIASES, FOREIGN
 
 
 def values(f):
@@ -19,9 +20,9 @@ def values(f):
     if tuple[str, ...] in (t, *get_args(t)):
         return st.lists(st.sampled_from(["q_proj", "v_proj", "all-linear"]), min_size=1, max_size=3).map(tuple)
     if t is bool: return st.booleans()
-    if any(get_origin(a) is Literal for a in get_args(t)):   # a value of its own kind, or auto
+    if words := [w for a in get_args(t) if get_origin(a) is Literal for w in get_args(a)]:   # or a value of its own
         own = st.booleans() if bool in get_args(t) else st.integers(2, 10_000)
-        return st.just("auto") | own
+        return st.sampled_from(words) | own
     if f.name in ("lora_dropout", "learning_rate", "weight_decay", "eval_fraction"): return st.floats(0, .9)
     if int in (t, *get_args(t)): return st.integers(2, 10_000)
     if float in (t, *get_args(t)): return st.floats(0, 1e6) | st.integers(0, 100)
@@ -57,7 +58,7 @@ names = names.filter(lambda n: n not in ("name", "source"))   # the two paramete
 @given(names)
 @how(max_examples=100, deadline=None)
 def test_a_name_is_a_setting_an_alias_or_refused(name):
-    known = name in defaults() or name in ALIASES
+    known = name in defaults() or name in ALIASES or name in FOREIGN
     try: load_config(**{name: "x"})
     except ConfigError as e: assert known or f"{name} is not a setting" in str(e)
     else: assert known
@@ -123,7 +124,7 @@ def test_a_damaged_json_is_named(tmp_path, text, says):
 
 def test_find_config(tmp_path):
     (tmp_path/"notes.txt").touch()
-    with pytest.raises(ConfigError, match="neither a .py nor a .json"): find_config(tmp_path/"notes.txt")
+    with pytest.raises(ConfigError, match="neither a .py nor a .yaml nor a .json"): find_config(tmp_path/"notes.txt")
     with pytest.raises(ConfigError, match="no such name and no such file"): find_config("zzz")
     save_config(load_config(), tmp_path/"config.json")
     assert find_config(tmp_path) == tmp_path/"config.json"
@@ -132,12 +133,12 @@ def test_find_config(tmp_path):
 @pytest.mark.parametrize("name", config_names())
 def test_shipped_configs_load_and_are_listed_with_their_lines(name):
     lines = table(load_config(name)).splitlines()
-    assert name == "default" or all(f"sft_nb/configs/{name}.py:" in line for line in lines)
+    assert name == "default" or all(f"sft_nb/configs/{name}.py" in line for line in lines)
 
 
 def test_every_setting_is_explained_and_used():
     "A setting that no module reads would be a promise without a deed"
-    own = ("schema.py", "config.py", "_modidx.py")
+    own = ("schema.py", "translate.py", "written.py", "config.py", "_modidx.py")
     files = [p for p in (ROOT/"sft_nb").rglob("*.py") if p.name not in own and p.parent.name != "configs"]
     code = "\n".join(p.read_text() for p in files)
     assert [n for n in defaults() if n not in code] == []

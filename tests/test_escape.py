@@ -68,7 +68,7 @@ def test_the_table_of_a_strangers_runs(hostile, capsys):
 
 def test_panels():
     from sft_nb.model.generate import Generation
-    from sft_nb.panels.state import Pair, pair_html
+    from sft_nb.panels.generation import Pair, pair_html
     from sft_nb.tokens.show import spans_html
     answer = Generation(EVIL, 3, True)
     assert harmless(pair_html(Pair(EVIL, answer, answer, EVIL)), spans_html([(EVIL, "context")]))

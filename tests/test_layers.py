@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PARTS = ("escape keys on_disk report schema config rows tasks tokens batches model planning workbench checks run "
-         "training results panels cli").split()
-LIGHT = "escape keys on_disk report schema config rows tasks tokens run cli training.launch".split()   # no torch
+PARTS = ("escape keys on_disk report schema translate written config rows tasks tokens batches model planning "
+         "workbench checks run training results panels cli").split()
+LIGHT = "escape keys on_disk report schema translate written config rows tasks tokens run cli training.launch".split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks")}   # the files of a folder are listed, nothing in it is imported
 PACKAGE = ROOT/"sft_nb"
@@ -32,7 +32,7 @@ def chapters()->list[str]:
 
 CHAPTERS = chapters()
 MODULES = sorted(p for p in PACKAGE.rglob("*.py")
-                 if p.parent.name != "configs" and p.name not in ("__init__.py", "_modidx.py"))
+                 if p.parent.name != "configs" and p.name not in ("__init__.py", "__main__.py", "_modidx.py"))
 
 
 def place(module:str)->tuple[int, int]:

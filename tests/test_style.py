@@ -87,12 +87,13 @@ def options()->set[str]:
     import io
 
     from sft_nb.cli import COMMANDS, main
-    from sft_nb.config import ALIASES, defaults
+    from sft_nb.schema import defaults
+    from sft_nb.translate import ALIASES, FOREIGN
     said = io.StringIO()
     for command in COMMANDS:
         with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit): main([command, "--help"])
     own = re.findall(r"--([a-z][\w-]+)", said.getvalue())
-    return {*defaults(), *ALIASES, *(o.replace("-", "_") for o in own)}
+    return {*defaults(), *ALIASES, *FOREIGN, *(o.replace("-", "_") for o in own)}
 
 
 @pytest.mark.parametrize("source", MODULES, ids=name)

@@ -44,7 +44,7 @@ def test_no_command_runs_it_without_the_flag(stranger, line, capsys):
 
 
 def test_nor_does_python(stranger):
-    from sft_nb.panels.state import bench_of
+    from sft_nb.panels.batches import bench_of
     from sft_nb.results.evaluate import evaluate
     from sft_nb.results.merge import merge
     from sft_nb.tokens.prepare import prepare

@@ -8,6 +8,7 @@ __all__ = ['DataCollatorForCausalLM', 'DataCollatorFlattening']
 # %% ../../nbs/05_batches/00_collate.ipynb #4f7e33a0
 from dataclasses import dataclass
 from itertools import chain
+from typing import Literal
 
 import numpy as np
 import torch
@@ -63,6 +64,11 @@ class DataCollatorForCausalLM:
     "Rows -> int64 tensors `input_ids`, `labels`, `attention_mask` of one shape (B, T), padded on the right"
     tokenizer:object                   # its pad token fills `input_ids`
     pad_to_multiple_of:int|None=None   # T is rounded up to a multiple of this
+    return_tensors:Literal["pt"]="pt"  # as other collators are asked; there is no other kind
+
+    def __post_init__(self):
+        if self.return_tensors == "pt": return
+        raise SftError("collate", f"return_tensors is {self.return_tensors!r}", "torch tensors", 'return_tensors="pt"')
 
     def __call__(self,
         features:list[dict],           # B rows with `input_ids` and `labels`: lists, arrays or tensors of integers

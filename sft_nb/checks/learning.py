@@ -190,7 +190,9 @@ def check_schedule(schedule:Schedule, asked:Config)->Finding:
     if not steps:
         return fail("the training has no step: num_train_epochs is 0", edit(num_train_epochs=1) | edit(max_steps=100))
     says = f"{steps:,} optimiser steps, {warm_up:,} of them to warm up"
-    if schedule.highest >= .999 * asked.learning_rate or steps == 1: return ok(says)
+    if not schedule.highest and asked.learning_rate:
+        return warn(f"{says}: the learning rate is 0 in every step, and nothing is learned", edit(warmup_steps=0))
+    if schedule.highest >= .999 * asked.learning_rate: return ok(says)
     says += f": the learning rate gets to {schedule.highest:.3g}, and never to {asked.learning_rate:g}"
     return warn(says, edit(warmup_steps=.03) | "more {num_train_epochs}")
 

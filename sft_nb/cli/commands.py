@@ -12,7 +12,7 @@ from pathlib import Path
 from ..escape import visible
 from ..report import as_fix, command, ConfigError, edit, Finding, quoted, Report, STATUSES
 from ..config import allow, Config, config_names, settings, table
-from .options import flag, given, Option, parse, parse_own
+from .options import flag, given, Option, parse, parse_own, set_apart
 
 # %% ../../nbs/14_cli/01_commands.ipynb #e3ea05e8
 def _say(*parts)->None: print(*(visible(str(part)) for part in parts), flush=True)
@@ -158,12 +158,16 @@ def _launched(cfg:Config):
     return launch(cfg)
 
 # %% ../../nbs/14_cli/01_commands.ipynb #27586de9
-def _resume(run:str, max_time:float|None, detach:bool, trust_remote_code:bool):
+_LONGER = ("num_train_epochs", "max_steps")   # what a finished run may have more of
+
+def _resume(options, cfg:Config, longer:dict):
     "An old run, here or in a process of its own"
     from sft_nb.run.directory import can_resume, open_run
-    run = open_run(run, trust_remote_code=trust_remote_code)
+    from sft_nb.run.origin import lengthen
+    run, max_time = open_run(options.resume, trust_remote_code=cfg.trust_remote_code), cfg.max_time
+    if longer: _say(lengthen(run, **longer))
     can_resume(run)   # what is wrong with it is said before torch is loaded
-    if detach or run.config.num_processes > 1: return run.resume(max_time=max_time)
+    if options.detach or run.config.num_processes > 1: return run.resume(max_time=max_time)
     from sft_nb.training.train import resume
     return resume(run, max_time=max_time)
 
@@ -187,10 +191,11 @@ def _read_along(run)->None:
 def _detached(run)->None:
     "How to look at a run that trains by itself"
     _say(f"{run.name} trains in process {run.launched()}")
-    _say(f"  sft_nb runs --root {run.path.parent}")
-    _say(f"  tail -f {run.path}/log.txt")
-    _say(f"  sft_nb stop {run.path}")
-    _say(f"  sft_nb evaluate {run.path}   when it has finished")
+    path = quoted(run.path)
+    _say(f"  sft_nb runs --root {quoted(run.path.parent)}")
+    _say(f"  tail -f {quoted(run.path/'log.txt')}")
+    _say(f"  sft_nb stop {path}")
+    _say(f"  sft_nb evaluate {path}   when it has finished")
 
 # %% ../../nbs/14_cli/01_commands.ipynb #20519e14
 def _tell(run, n_examples:int)->int:
@@ -245,7 +250,7 @@ def _score(evaluation, n_examples:int)->None:
 
 # %% ../../nbs/14_cli/01_commands.ipynb #253ef7c7
 _RESUME = ("continue this run at its last checkpoint, with its own settings; "
-           "only max_time and trust_remote_code may be given too")
+           "max_time and trust_remote_code may be given too, and more num_train_epochs or max_steps if it is finished")
 _DETACH = "train in a process of its own and return at once: sft_nb runs shows it, sft_nb stop ends it"
 _EXAMPLES = Option(int, 5, "generations to print")
 _TRAIN = dict(config=_config_option(", or a run to repeat"), resume=Option(str|None, None, _RESUME),
@@ -267,14 +272,14 @@ def _begun(options, cfg:Config, args:list[str]):
     "A run: resumed, launched, or trained here"
     if options.resume is not None:
         _nothing_else(options, args)
-        return _resume(options.resume, cfg.max_time, options.detach, cfg.trust_remote_code)
+        return _resume(options, cfg, {name: getattr(cfg, name) for name in _LONGER if name in given(args)})
     if options.detach or cfg.num_processes > 1: return _launched(cfg)
     return _new_run(cfg)
 
 # %% ../../nbs/14_cli/01_commands.ipynb #8453fa7a
 def _nothing_else(options, args:list[str])->None:
     "ConfigError for a setting beside `--resume`"
-    extra = sorted(set(given(args)) - {"max_time", "trust_remote_code"})
+    extra = sorted({*given(args), *set_apart(args)[1]} - {"max_time", "trust_remote_code", *_LONGER})
     if options.config is not None: extra.append("config")
     if not extra: return
     anew = command(f"sft_nb train --config {quoted(options.resume)}/config.json")

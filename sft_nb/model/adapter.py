@@ -6,7 +6,7 @@
 __all__ = ['target_modules', 'lora_config', 'spare_casts', 'add_adapter', 'load_model', 'load_adapter']
 
 # %% ../../nbs/06_model/05_adapter.ipynb #5445e818
-import difflib
+import difflib, json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from transformers import set_seed
 
 from ..report import ConfigError, edit
 from ..config import Config
+from ..tokens.tokenizer import model_path
 from .load import load_base, quiet
 
 # %% ../../nbs/06_model/05_adapter.ipynb #f09a7ca0
@@ -176,13 +177,54 @@ def add_adapter(
     if cfg.gradient_checkpointing is True: model.enable_input_require_grads()
     return model.train()
 
+# %% ../../nbs/06_model/05_adapter.ipynb #adap0021
+_SHAPE = dict(lora_r="r", lora_alpha="lora_alpha", use_rslora="use_rslora", use_dora="use_dora")   # ours -> peft's
+
+def _folder_of(cfg:Config)->Path:
+    "Where the earlier adapter lies; ConfigError if there is none"
+    given = Path(cfg.adapter_name_or_path)
+    for folder in (given/"adapter", given, Path(cfg.runs_dir)/given/"adapter"):
+        if (folder/"adapter_config.json").is_file(): return folder
+    raise ConfigError(f"adapter {str(given)!r}", "there is no adapter_config.json in it", "a run, or a folder",
+                      edit(adapter_name_or_path="runs/NAME") | edit(adapter_name_or_path=None))
+
+def _earlier(cfg:Config)->Path|None:
+    "The folder of the adapter to begin with, if it fits the settings; ConfigError with what differs"
+    if cfg.adapter_name_or_path is None: return None
+    if cfg.method == "full":
+        raise ConfigError("adapter_name_or_path", "method full has no adapter", "lora or qlora", edit(method="lora"))
+    folder = _folder_of(cfg)
+    said = json.loads((folder/"adapter_config.json").read_text())
+    base = said.get("base_model_name_or_path", cfg.model)
+    other = {ours: said[peft] for ours, peft in _SHAPE.items() if peft in said and said[peft] != getattr(cfg, ours)}
+    if base not in (cfg.model, model_path(cfg.model), str(Path(cfg.model).absolute())): other["model"] = base
+    if not other: return folder
+    found = f"it was made with another {', '.join(other)}"
+    raise ConfigError(f"adapter {str(folder)!r}", found, "the same shape and base", edit(**other))
+
+# %% ../../nbs/06_model/05_adapter.ipynb #adap0022
+def _take_over(model, folder:Path)->None:
+    "Put the weights of an earlier adapter into the new one; ConfigError if its layers are others"
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+    from peft.utils import load_peft_weights
+    saved, mine = load_peft_weights(str(folder), device="cpu"), get_peft_model_state_dict(model)
+    if odd := sorted({*saved} ^ {*mine}):
+        found = f"{len(odd)} of its tensors are not those of this adapter, the first is {odd[0]}"
+        raise ConfigError(f"adapter {str(folder)!r}", found, "the same layers",
+                          "set {lora_target_modules} and {modules_to_save} as in its run")
+    set_peft_model_state_dict(model, saved)
+
 # %% ../../nbs/06_model/05_adapter.ipynb #d8dee1b8
 def load_model(
     cfg:Config,
     tokenizer,
 ):               # ready to train
-    "Base and new adapter (or all weights, for `full`)"
-    with quiet(): return add_adapter(load_base(cfg, tokenizer), tokenizer, cfg)
+    "Base and adapter (or all weights, for `full`); the adapter is new, or as `adapter_name_or_path` has it"
+    folder = _earlier(cfg)   # said before anything is loaded
+    with quiet():
+        model = add_adapter(load_base(cfg, tokenizer), tokenizer, cfg)
+        if folder is not None: _take_over(model, folder)
+    return model
 
 # %% ../../nbs/06_model/05_adapter.ipynb #d3107355
 def _check_weights(path:Path, cfg:Config)->None:

@@ -11,7 +11,7 @@ import errno, hashlib, json, re, shutil
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..on_disk import read_json, sync
+from ..on_disk import read_json, share, sync
 from ..report import Fix, SftError
 
 # %% ../../nbs/10_run/01_checkpoint.ipynb #4effbeb1
@@ -25,6 +25,7 @@ def seal(
 )->Path:           # the same
     "Flush every file and note its size and SHA-256"
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    share(folder)
     for p in files: sync(p)
     noted = {str(p.relative_to(folder)): dict(bytes=p.stat().st_size, sha256=_sha256(p)) for p in files}
     (folder/MANIFEST).write_text(json.dumps(noted, indent=1) + "\n")
@@ -152,10 +153,10 @@ def remove_leftovers(
 def prune(
     folder:Path,            # runs/NAME/checkpoints
     keep:int,               # of the newest
-    *, best:int|None=None,  # step of one that stays as well
+    *, best:set[int|None]=frozenset(),  # steps of those that stay as well
 )->list[str]:               # names of those that went
     "Remove old checkpoints, never the newest and never the best"
-    old = [p for p in whole_checkpoints(folder)[:-max(keep, 1)] if step_of(p) != best]
+    old = [p for p in whole_checkpoints(folder)[:-max(keep, 1)] if step_of(p) not in best]
     for p in old:
         gone = p.rename(p.with_name(p.name + ".gone"))
         shutil.rmtree(gone, ignore_errors=True)

@@ -24,7 +24,7 @@ from sft_nb.run.process import (
     announce, end, is_locked, is_trained, let_go, Process, read_process, start, started_process, take_lock, who_to_stop,
     why_no_locks)
 from .refusals import (
-    being_trained, check_name, free_name, free_path, go_on, name_taken, no_checkpoint, no_folder,
+    being_trained, check_name, free_name, free_path, go_on, name_taken, named_run, no_checkpoint, no_folder,
     no_locks, no_run, no_weights, out_of_reach)
 
 # %% ../../nbs/10_run/06_directory.ipynb #d8d2a9cf
@@ -65,7 +65,7 @@ def open_run(
     *, trust_remote_code:bool=False,   # True: code that its config names may run
 )->Run:
     "The run, whose code may run; ConfigError if nobody said so"
-    run = run if isinstance(run, Run) else Run(run)
+    run = run if isinstance(run, Run) else Run(named_run(run))
     run.trusts = run.trusts or trust_remote_code
     allow(run.config)
     return run

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..report import command, ConfigError, edit, quoted, SftError
-from ..config import allow, held_task, task_file
+from ..config import allow, task_file
+from ..written import held_task
 from ..rows.formats import to_messages
 
 # %% ../../nbs/03_tasks/00_core.ipynb #0831a30b

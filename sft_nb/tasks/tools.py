@@ -9,7 +9,6 @@ __all__ = ['TASK', 'read_calls', 'compare_calls', 'Tools']
 import ast, json, re
 from collections import Counter
 
-from ..report import SftError
 from ..rows.formats import to_messages
 from .core import no_rows, Score
 from .objects import objects_in

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 
-from ..report import edit, Finding, Fix, ok, Report, SftError, shown, skipped, warn
+from ..report import command, counted, edit, Finding, Fix, ok, Report, SftError, shown, skipped, warn
 from ..config import Config
 from ..rows.columns import _listed, harmless
 from ..rows.sources import Mixture
@@ -146,15 +146,19 @@ def _figures(s:Split, name:str)->dict:
 # %% ../../nbs/04_tokens/09_account.ipynb #b192193b
 def _reasons(reasons:dict[str,int])->str: return ", ".join(f"{n:,} {reason}" for reason, n in reasons.items())
 
-def _longer(counts:Counts, otherwise:str)->Fix|str:
+def _longer(counts:Counts, otherwise:Fix|str)->Fix|str:
     "A `max_length` that leaves nothing out; `otherwise`, if that is not what left rows out"
     return edit(max_length=counts.longest_dropped) if counts.longest_dropped else otherwise
+
+def _look(s:Split, name:str)->Fix:
+    "Where, reason and row of what is left out"
+    return command(f"sft_nb data --dropped {min(s.counts.dropped, 5)}", f"data.{name}.dropped")
 
 def _find_dropped(s:Split, name:str)->Finding:
     check = f"{name}_dropped"
     if not s.reasons: return ok(f"all {s.n_read:,} rows are kept", check=check)
     says = f"{_reasons(s.reasons)}, the first is {s.totals.first_dropped}"
-    return warn(says, _longer(s.counts, f"look at data.{name}.dropped: where, reason and row of each"), check=check)
+    return warn(says, _longer(s.counts, _look(s, name)), check=check)
 
 # %% ../../nbs/04_tokens/09_account.ipynb #839a97ca
 def _find_ends(s:Split, name:str, ends:list[int])->Finding:
@@ -304,7 +308,7 @@ def find_all(
 # %% ../../nbs/04_tokens/09_account.ipynb #6c48837a
 def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)->Report:
     "Figures and findings of both sides"
-    figures = {"rows are": ", ".join(f"{name} ({n:,} rows)" for name, n in train.seen.formats.items()),
+    figures = {"rows are": ", ".join(f"{name} ({counted(n, 'row')})" for name, n in train.seen.formats.items()),
                "prompt format": "plain text (no chat template)" if tokenizer.chat_template is None else "chat template",
                "pad token": tokenizer.pad_token,
                "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))}

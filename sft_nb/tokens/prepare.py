@@ -15,9 +15,10 @@ from tqdm import tqdm
 
 from ..on_disk import new_folder
 from ..report import ConfigError, edit, SftError
-from ..config import Config, hold_task
+from ..config import Config
+from ..written import hold_task
 from ..rows.sources import Mixture, no_room, open_rows
-from ..tasks.core import get_task, Task, task_of
+from ..tasks.core import Task, task_of
 from .tokenizer import load_tokenizer
 from .template import Template
 from .skeleton import SkeletonMismatch

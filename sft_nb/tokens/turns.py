@@ -63,6 +63,7 @@ def _contains(says:str, answer:dict)->bool:
 def _changed(where:str, answer:dict, wrote:str)->SftError:
     content = answer["content"] or str(answer.get("tool_calls"))
     found = f"the chat template changes the answer: {content.strip()[:40]!r} became {wrote[-60:]!r}"
+    if answer.get("tool_calls") and (answer["content"] or "").strip(): found += " (it has words and calls)"
     return SftError(where, found, "an answer that is written as it is",
                     "set {chat_template} to a template that keeps it, such as trl's *_training.jinja")
 

@@ -44,9 +44,16 @@ def _refuse_names(cfg:Config)->None:
     for setting, names in dict(optim=OptimizerNames, lr_scheduler_type=SchedulerType).items():
         value, known = getattr(cfg, setting), [str(name.value) for name in names]
         if value in known: continue
-        near = difflib.get_close_matches(value, known, 1, .4) or [getattr(Config, setting)]
         expected = "a name that TrainingArguments knows"
-        raise ConfigError(setting, f"{value!r} is not known", expected, edit(**{setting: near[0]}))
+        near = _nearest(value, known, getattr(Config, setting))
+        raise ConfigError(setting, f"{value!r} is not known", expected, edit(**{setting: near}))
+
+def _nearest(value:str, known:list[str], default:str)->str:
+    "The known name that was meant: it begins with what it is (adamw_torch), and the default is the first of its kind"
+    begins = {name.split("_")[0]: name for name in reversed(known)}
+    begins[default.split("_")[0]] = default
+    near = difflib.get_close_matches(value, known, 1, .75) or difflib.get_close_matches(value, begins, 1, .5)
+    return begins.get(near[0], near[0]) if near else default
 
 # %% ../../nbs/11_training/00_arguments.ipynb #4e7a29b5
 def _refuse_evaluation(cfg:Config)->None:
@@ -80,10 +87,9 @@ def refuse(cfg:Config)->None:
 
 # %% ../../nbs/11_training/00_arguments.ipynb #a1tr0005
 _SAME = """learning_rate num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps optim
-    lr_scheduler_type warmup_steps weight_decay max_grad_norm seed eval_steps per_device_eval_batch_size logging_steps
-    save_steps""".split()
+    lr_scheduler_type warmup_steps weight_decay max_grad_norm seed per_device_eval_batch_size logging_steps""".split()
 
-_ALWAYS = dict(disable_tqdm=True, save_strategy="steps", logging_first_step=True, logging_nan_inf_filter=False,
+_ALWAYS = dict(disable_tqdm=True, logging_first_step=True, logging_nan_inf_filter=False,
     label_names=["labels"], remove_unused_columns=False, prediction_loss_only=True, ddp_find_unused_parameters=False,
     max_length=None, dataset_kwargs=dict(skip_prepare_dataset=True))
 
@@ -101,10 +107,15 @@ def _precision(cfg:Config)->dict:
     return dict(bf16=dtype == torch.bfloat16, fp16=dtype == torch.float16, use_cpu=device == "cpu",
                 dataloader_pin_memory=device == "cuda")
 
+def _every(what:str, steps:int|str)->dict:
+    "eval or save: every this many steps, or after each epoch"
+    if steps == "epoch": return {f"{what}_strategy": "epoch"}
+    return {f"{what}_strategy": "steps", f"{what}_steps": steps}
+
 def _evaluation(cfg:Config)->dict:
     "When the held-out loss is computed"
     if not cfg.eval_steps: return dict(eval_strategy="no")
-    return dict(eval_strategy="steps", metric_for_best_model="loss", greater_is_better=False)
+    return _every("eval", cfg.eval_steps) | dict(metric_for_best_model="loss", greater_is_better=False)
 
 # %% ../../nbs/11_training/00_arguments.ipynb #1271179a
 def training_arguments(
@@ -113,7 +124,8 @@ def training_arguments(
 )->SFTConfig:
     "`cfg` in the trainer's own words; ConfigError for what the trainer or this machine does not know"
     refuse(cfg)
-    ours = dict(output_dir=str(path/"checkpoints"), run_name=path.name, report_to=trackers(cfg))
+    ours = dict(output_dir=str(path/"checkpoints"), run_name=cfg.wandb_name or path.name, report_to=trackers(cfg))
+    ours |= _every("save", cfg.save_steps)
     same = {name: getattr(cfg, name) for name in _SAME}
     try: return SFTConfig(**same, **ours, **_ALWAYS, **_checkpointing(cfg), **_precision(cfg), **_evaluation(cfg))
     except (ImportError, ValueError) as e:

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from ..keys import Redacted, load_env
 from ..report import SftError, speaking
-from ..config import allow, check_portable, Config
+from ..written import check_portable
+from ..config import allow, Config
 from ..run.process import Ears
 from ..run.directory import Run, check_free, create_run, go_on, open_run, start_process
 
@@ -23,7 +24,7 @@ def launch(
     "Train in a process of its own, or in several; ConfigError if the run's name is in use"
     load_env()
     allow(cfg)
-    check_portable(cfg)
+    check_portable(cfg.task)
     if num_processes is not None: cfg = replace(cfg, num_processes=num_processes)
     check_free(cfg)
     return start_process(create_run(cfg, state="starting"))

@@ -25,11 +25,12 @@ from ..model.hardware import choose_device
 from ..model.load import quiet
 from ..planning.plan import Plan
 from ..workbench import Workbench, workbench_for
+from ..checks.rows import check_held_out
 from ..checks.preflight import preflight
 from ..run.environment import write_json, write_text
 from ..run.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, written_aside
 from ..run.directory import Run, can_resume, check_free, create_run, go_on, open_run, plot
-from ..run.origin import check_origin, keep_origin
+from ..run.origin import check_origin, keep_origin, lengthen
 from ..run.output import lasting
 from .arguments import tracked, training_arguments
 from .guards import Guards
@@ -60,6 +61,8 @@ def check_before(
     "Settings, rows, plan and preflight; raises what is wrong before anything is written"
     training_arguments(bench.asked, Path(bench.asked.runs_dir)/"x")
     bench.make("cfg", "batches")   # rows and plan; a row that no batch can hold
+    if none := check_held_out(bench.data, bench.asked):
+        raise ConfigError("eval_steps", none.says, "rows to evaluate on", none.fix)
     if checked is None: checked = preflight(bench) if bench.asked.preflight else _UNCHECKED
     if run is not None: checked.save(run.path/"preflight.json")
     return approve(bench.cfg, checked)
@@ -286,10 +289,12 @@ def resume(
     run:Run|str|Path,           # a run that was stopped, killed or failed
     *, max_time:float|None=None,     # seconds for this part; None: until it is finished
     trust_remote_code:bool=False,    # True: code that the run's config names may run
+    **longer,                        # num_train_epochs or max_steps: more of them, for a run that is finished
 )->Run:
     "Continue a run at its newest whole checkpoint; ConfigError if it has none, is finished or is being trained"
     run = open_run(run, trust_remote_code=trust_remote_code)
     load_env()
+    if longer: tqdm.write(f"sft_nb: {lengthen(run, **longer)}", file=sys.stderr)
     can_resume(run)
     with run.locked(): return _continue(run, max_time)
 

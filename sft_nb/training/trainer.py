@@ -6,7 +6,7 @@
 __all__ = ['PARENTS_NAMES', 'SupervisedTrainer']
 
 # %% ../../nbs/11_training/04_trainer.ipynb #4626fce8
-import gc, json
+import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -18,17 +18,19 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import SFTTrainer
 
-from ..report import SftError, edit, warn
+from ..report import SftError, counted, edit, warn
 from ..config import Config
 from ..batches.pack import Batches, Rows
+from ..model.hardware import free_memory, is_out_of_memory
 from ..model.precision import adapters_to_float32, kept_exact
 from ..workbench import Workbench
 from ..run.checkpoint import cannot_write, prune, written_aside
 from ..run.directory import Run, go_on
+from ..run.best import best_steps
 from .arguments import training_arguments
-from .guards import Guards, all_finite, in_parts, is_out_of_memory, non_finite_rows
+from .guards import Guards, all_finite, in_parts, non_finite_rows
 from .recorder import Recorder, StopRequest
-from .step import LeftOut, StepInProgress, describe, how_to_be_finite, who
+from .step import LeftOut, StepInProgress, describe, follow_schedule, how_to_be_finite, who
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000004
 PARENTS_NAMES = dict(
@@ -76,7 +78,6 @@ class SupervisedTrainer(SFTTrainer):
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
         if bench.cfg.method != "full": adapters_to_float32(bench.model)   # TRL made them bfloat16
         self.supervised = bench.supervised   # after TRL, which changes the head
-
     @property
     def wants_best(self)->bool:
         "Is the result the checkpoint with the lowest held-out loss?"
@@ -222,16 +223,12 @@ def halve(self:SupervisedTrainer)->None:
     self.model.zero_grad(set_to_none=True)
     self._total_train_tokens = step.tokens_before
     del self._metrics["train"]["mean_token_accuracy"][step.lines_before:]
-    _free_memory()
+    free_memory()
     says = (f"memory ran out at {self.in_words(step.micro_batch)}; "
             f"micro-batches are computed in {self.parts} parts from now on, with the same loss")
     fix = edit(per_device_train_batch_size=-(-len(largest) // self.parts),
                gradient_accumulation_steps=self.args.gradient_accumulation_steps * self.parts)
     self.guards.note(warn(says, fix, check="out_of_memory"), self.state.global_step + 1)
-
-def _free_memory()->None:
-    gc.collect()
-    if torch.cuda.is_available(): torch.cuda.empty_cache()
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000030
 @patch
@@ -257,9 +254,9 @@ def evaluate(self:SupervisedTrainer, *args, **kwargs):
             last = self.args.per_device_eval_batch_size == 1 or self.accelerator.num_processes > 1
             if last or not is_out_of_memory(e): raise
         self.args.per_device_eval_batch_size //= 2
-        _free_memory()
+        free_memory()
         rows = self.args.per_device_eval_batch_size
-        says = f"memory ran out in an evaluation; {rows} rows together from now on"
+        says = f"memory ran out in an evaluation; {counted(rows, 'row')} together from now on"
         fix = edit(per_device_eval_batch_size=rows)
         self.guards.note(warn(says, fix, check="evaluation_out_of_memory"), self.state.global_step)
 
@@ -333,8 +330,9 @@ def _save_checkpoint(self:SupervisedTrainer, model, trial)->None:
     try: self.write_checkpoint(target, model, trial)
     except SftError: raise
     except Exception as e: raise cannot_write(target, e, go_on(self.run)) from e
-    best = self.state.best_global_step
-    if self.args.should_save: prune(target.parent, self.bench.cfg.save_total_limit, best=best)
+    if not self.args.should_save: return
+    best = {self.state.best_global_step} | best_steps(target.parent)
+    prune(target.parent, self.bench.cfg.save_total_limit, best=best)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000044
 @patch
@@ -353,7 +351,8 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
         finally: self.aside = None
 
 def _lift(folder:Path)->None:
-    "The parent made one folder more than is wanted"
+    "The parent made one folder more than is wanted, and peft a card that is full of blanks"
+    (folder/"README.md").unlink(missing_ok=True)
     for p in folder.iterdir(): p.rename(folder.parent/p.name)
     folder.rmdir()
 
@@ -369,6 +368,7 @@ def meters(self:SupervisedTrainer)->dict:
 @patch
 def restore(self:SupervisedTrainer, checkpoint:Path)->None:
     "Put the meters back; called when training begins"
+    follow_schedule(self.lr_scheduler)
     file = checkpoint/f"meters-{self.args.process_index}.json"
     if not file.exists(): return   # of another number of processes
     saved = json.loads(file.read_text())

@@ -1,14 +1,16 @@
 """Batched decoding."""
 import json
 import shutil
+from unittest.mock import patch
 
+import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GPT2Config, MambaConfig, MistralConfig, Qwen3Config
 
 from sft_nb.config import load_config
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
-from sft_nb.model.generate import generate
+from sft_nb.model.generate import continue_tokens, Decoder, decoding_of, generate
 from sft_nb.model.load import load_base
 from sft_nb.model.adapter import load_adapter
 
@@ -55,3 +57,93 @@ def test_generation_stops_at_the_templates_end_of_turn_when_eos_is_another(train
     assert labels[-1] == im_end
     answer, = generate(load_base(cfg, tok), tok, ask("What colour is the sky?"), max_new_tokens=30)
     assert answer.ended and "<" not in answer.text and answer.n_tokens < 12
+
+
+def small_model(**shape):
+    "Two layers with new weights, in float32"
+    from transformers import AutoModelForCausalLM
+    torch.manual_seed(0)
+    kind = shape.pop("kind")
+    size = dict(vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                num_key_value_heads=2, head_dim=16)
+    model = AutoModelForCausalLM.from_config(kind(**size | shape), dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = 7
+    return model
+
+
+PROMPTS = [[k % 500 + 8 for k in range(a, a + n)] for a, n in ((0, 3), (40, 9), (90, 1), (130, 30), (7, 12), (200, 5))]
+
+
+def alone(model, tokenizer, prompts, **how):
+    return [continue_tokens(model, tokenizer, [p], **how)[0] for p in prompts]
+
+
+@pytest.mark.parametrize("shape", [
+    dict(kind=Qwen3Config),
+    dict(kind=MistralConfig, sliding_window=8),
+    dict(kind=GPT2Config, n_embd=32, n_layer=2, n_head=2),
+], ids=["plain", "sliding window", "learned positions"])
+def test_answers_do_not_depend_on_who_else_is_answered(shape, tokenizer):
+    model = small_model(**shape)
+    how = dict(max_new_tokens=24)
+    theirs = []
+    for p in PROMPTS:
+        ids = torch.tensor([p])
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, **how)
+        theirs.append(tokenizer.decode(out[0, len(p):], skip_special_tokens=True))
+    assert decoding_of(model)[0] == "sft_nb"
+    for more in (dict(), dict(batch_size=2), dict(batch_tokens=60), dict(batch_size=3)):
+        assert [g.text for g in continue_tokens(model, tokenizer, PROMPTS, **how, **more)] == theirs, more
+
+
+def test_what_is_drawn_does_not_depend_on_the_batch(tokenizer):
+    model = small_model(kind=Qwen3Config)
+    how = dict(max_new_tokens=12, temperature=1., top_p=.9, seed=5)
+    together = continue_tokens(model, tokenizer, PROMPTS, **how)
+    assert together == continue_tokens(model, tokenizer, PROMPTS, batch_size=2, **how)
+    assert together != continue_tokens(model, tokenizer, PROMPTS, **how | dict(seed=6))
+    assert len({g.text for g in together}) > 1
+
+
+def test_a_recurrent_model_is_answered_by_transformers_loop(tokenizer):
+    model = small_model(kind=MambaConfig, state_size=4)
+    assert decoding_of(model)[0] == "transformers"
+    answers = continue_tokens(model, tokenizer, PROMPTS[:2] * 2, max_new_tokens=4, batch_size=2)
+    assert answers[:2] == answers[2:] and answers[0].n_tokens <= 4
+
+
+def test_a_stop_text_ends_an_answer_and_is_no_part_of_it(tokenizer):
+    base = load_base(load_config(), tokenizer)
+    whole, = generate(base, tokenizer, ask("What colour is the sky?"), max_new_tokens=20)
+    word = whole.text.split()[-1]
+    cut, = generate(base, tokenizer, ask("What colour is the sky?"), max_new_tokens=20, stop=(word,))
+    assert cut.text == whole.text[:whole.text.index(word)] and cut.ended and cut.n_tokens < whole.n_tokens
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_out_of_memory_shrinks_the_batch_and_repeats_nothing_that_had_ended(at, tokenizer):
+    model, read, calls, seen = small_model(kind=Qwen3Config), Decoder.read, [], []
+    def full(self, running):
+        calls.append(len(running.rows))
+        if len(calls) >= at and len(running.rows) > 2: raise torch.OutOfMemoryError("CUDA out of memory")
+        return read(self, running)
+    right = alone(model, tokenizer, PROMPTS, max_new_tokens=9)
+    with patch.object(Decoder, "read", full):
+        found = continue_tokens(model, tokenizer, PROMPTS, max_new_tokens=9, on_answer=lambda i, g: seen.append(i))
+    assert found == right and sorted(seen) == [*range(len(PROMPTS))]
+    with patch.object(Decoder, "read", side_effect=torch.OutOfMemoryError("CUDA out of memory")):
+        with pytest.raises(torch.OutOfMemoryError): continue_tokens(model, tokenizer, PROMPTS)
+
+
+def test_each_prompt_is_answered_by_its_adapter(tokenizer):
+    from peft import LoraConfig, get_peft_model
+    model = get_peft_model(small_model(kind=Qwen3Config), LoraConfig(r=4, target_modules=["q_proj", "up_proj"]), "one")
+    model.add_adapter("two", LoraConfig(r=4, target_modules=["q_proj", "up_proj"]))
+    for name, p in model.named_parameters():
+        if "lora_B" in name: torch.nn.init.normal_(p, std=1.)
+    names = ["one", "two", "__base__"] * 2
+    mixed = continue_tokens(model, tokenizer, PROMPTS, max_new_tokens=8, adapters=names, batch_size=4)
+    model.set_adapter("two")
+    two = alone(model, tokenizer, PROMPTS, max_new_tokens=8)
+    with model.disable_adapter(): base = alone(model, tokenizer, PROMPTS, max_new_tokens=8)
+    assert mixed[1::3] == two[1::3] and mixed[2::3] == base[2::3] and two != base

@@ -1,4 +1,4 @@
-"""Both panels in a real JupyterLab, in a real browser, used as a person uses them."""
+"""Panels in a real JupyterLab, in a real browser, used as a person uses them."""
 import json, os, shutil, signal, socket, subprocess, sys, time, urllib.request
 
 import nbformat
@@ -15,12 +15,13 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this ma
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory, trained):
-    "A JupyterLab server with one notebook that opens both panels; yields its address"
+    "A JupyterLab server with one notebook that opens panels; yields its address and its file"
     root, home = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("home")
     cells = ["from sft_nb import *\n"
              "cfg = load_config('demo', max_samples=40, eval_samples=8, num_train_epochs=1, padding_free=False)\n"
              "BatchPanel(prepare(cfg), batch_size=3)",
-             f"GenerationPanel({str(trained.path)!r})"]
+             f"GenerationPanel({str(trained.path)!r})",
+             f"RunPanel({str(trained.path)!r})"]
     kernel = dict(display_name="python3", language="python", name="python3")
     nb = new_notebook(cells=[new_code_cell(c) for c in cells], metadata=dict(kernelspec=kernel))
     nbformat.write(nb, root/"panels.ipynb")
@@ -41,7 +42,7 @@ def lab(tmp_path_factory, trained):
                               start_new_session=True)
     try:
         _wait_for(f"http://127.0.0.1:{port}/api/status", server, home/"lab.log")
-        yield f"http://127.0.0.1:{port}/lab/tree/panels.ipynb"
+        yield f"http://127.0.0.1:{port}/lab/tree/panels.ipynb", root/"panels.ipynb"
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(30)
@@ -79,14 +80,21 @@ def _soon(page, holds, seconds=20):
     assert holds()
 
 
-def test_both_panels_are_used(lab, tmp_path):
+def pictures(file)->list[str]:
+    "What a page without a kernel has of the notebook: the HTML that was saved"
+    outputs = [o for cell in nbformat.read(file, 4).cells for o in cell.outputs]
+    return [o.data["text/html"] for o in outputs if "sft-picture" in o.get("data", {}).get("text/html", "")]
+
+
+def test_panels_are_used(lab, tmp_path):
+    address, file = lab
     from playwright.sync_api import expect, sync_playwright
     with sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport=dict(width=1280, height=1150))
         page.set_default_timeout(120_000)
         expect.set_options(timeout=120_000)
-        _run_all(page, lab, "train batch 1 of 14")
+        _run_all(page, address, "train batch 1 of 14")
         first = page.locator(".sft-supervised").all_inner_texts()
         page.get_by_role("button", name="next ▶").click()
         expect(page.get_by_text("train batch 2 of 14")).to_be_visible()
@@ -104,7 +112,14 @@ def test_both_panels_are_used(lab, tmp_path):
         page.get_by_placeholder("Ask something").fill(question)
         page.get_by_role("button", name="Generate").click()
         expect(page.locator(".sft-tuned")).to_have_count(2)
-        _soon(page, lambda: "<b>sky</b>" in page.locator(".jp-OutputArea").last.inner_text())   # shown, not obeyed
+        _soon(page, lambda: "<b>sky</b>" in page.locator(".jp-CodeCell").nth(1).inner_text())   # shown, not obeyed
+        page.get_by_label("batch of step").fill("5")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("optimiser step 5 of 60")).to_be_visible()
+        page.locator("[data-command='docmanager:save']").first.click()
+        _soon(page, lambda: len(pictures(file)) == 3)
+        assert "eval batch 1 of 3" in pictures(file)[0] and "&lt;b&gt;sky" in pictures(file)[1]
+        assert "optimiser step 5 of 60" in pictures(file)[2]
         picture = os.environ.get("SFT_NB_SCREENSHOT", str(tmp_path/"panels.png"))
         page.locator(".jp-NotebookPanel").screenshot(path=picture)
         browser.close()

@@ -4,7 +4,7 @@ from itertools import accumulate
 import pytest
 
 from sft_nb.config import load_config
-from sft_nb.panels.state import BatchState
+from sft_nb.panels.batches import BatchState
 from sft_nb.report import ConfigError
 from sft_nb.tokens.prepare import prepare
 from sft_nb.training.train import train

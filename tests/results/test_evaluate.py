@@ -6,7 +6,8 @@ import pytest
 from sft_nb.config import load_config
 from sft_nb.model.load import load_base
 from sft_nb.report import ConfigError
-from sft_nb.results.evaluate import answer_rows, Evaluation, evaluate, wilson
+from sft_nb.results.answers import answer_rows
+from sft_nb.results.evaluate import Evaluation, evaluate
 from sft_nb.tasks.core import task_of
 from sft_nb.tokens.conversations import read_split
 from sft_nb.training.train import train
@@ -35,14 +36,3 @@ def test_a_run_of_all_weights_is_compared_with_the_base_that_it_began_with(tmp_p
     base = load_base(run.config, tokenizer)
     rows = read_split(run.config, task_of(run.config), "eval")
     assert e.base == answer_rows(base, tokenizer, rows, run.config, name="base", progress=False)
-
-
-def test_wilson_holds_its_promise():
-    "About 95% of the intervals of simulated experiments hold the true share"
-    import numpy as np
-    r = np.random.default_rng(0)
-    hits = []
-    for p in (.02, .3, .5, .95):
-        intervals = [wilson(int(k), 200) for k in r.binomial(200, p, 1000)]
-        hits += [low <= p <= high for low, high in intervals]
-    assert .93 < np.mean(hits) < .97

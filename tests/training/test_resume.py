@@ -14,6 +14,7 @@ from sft_nb.report import ConfigError, SftError
 from sft_nb.run.directory import Run, create_run
 from sft_nb.run.environment import write_json
 from sft_nb.run.origin import check_origin
+from sft_nb.training import recorder
 from sft_nb.training.train import resume, train
 
 
@@ -67,9 +68,9 @@ def nobody_reads():
         yield
 
 
-@pytest.mark.parametrize("hidden", ["", "1"], ids=["with a bar", "TQDM_DISABLE"])
+@pytest.mark.parametrize("hidden", ["", "1"], ids=["with a bar", "in lines"])
 def test_a_reader_that_goes_away_ends_no_training(tmp_path, monkeypatch, hidden):
-    monkeypatch.setenv("TQDM_DISABLE", hidden)
+    monkeypatch.setattr(recorder, "shows_bars", lambda: not hidden)
     with nobody_reads(): run = train(small(tmp_path, max_steps=2))
     assert run.state == "finished" and ("step 2 of 2" if hidden else "2/2") in (run.path/"log.txt").read_text()
 

@@ -16,7 +16,8 @@ from sft_nb.config import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.load import guard_4bit, load_base
 from sft_nb.report import ConfigError, SftError
-from sft_nb.results.evaluate import answer_rows, evaluate
+from sft_nb.results.answers import answer_rows
+from sft_nb.results.evaluate import evaluate
 from sft_nb.run.checkpoint import step_of
 from sft_nb.run.directory import Run, create_run
 from sft_nb.tokens.prepare import prepare
@@ -265,3 +266,11 @@ def test_plain_text_cannot_be_asked_unless_it_says_where_the_answer_begins(tmp_p
     told = replace(cfg, response_template="A:")
     answer, = answer_rows(model, tok, rows, told, progress=False).answers
     assert (answer.prompt, answer.expected) == ("Q: 1+1? A:", "2")
+
+
+def test_whoever_may_read_a_run_may_read_its_weights(trained):
+    "safetensors writes files that their owner alone may read"
+    files = [p for p in trained.path.rglob("*") if p.is_file() and p.suffix in (".safetensors", ".json", ".pt")]
+    assert any(p.name == "adapter_model.safetensors" for p in files)
+    for p in files: assert p.stat().st_mode & 0o444 == p.parent.stat().st_mode & 0o444, p
+    assert not [*trained.path.rglob("README.md")]   # peft's card, full of blanks

@@ -1,0 +1,299 @@
+"""Served is trained: each planted fault is named as the first broken stage, and clean chains raise no alarm. The twelve:
+template, bos, stop, adapter, tied, dtype, sampling, context, tokenizer, thinking, system, cut."""
+import builtins
+import copy
+import json
+import shutil
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from served import assert_named, edited, OTHER
+from stub import listening, Stub
+from transformers import AutoTokenizer
+
+from sft_nb.report import ConfigError, SftError
+from sft_nb.results import prove as proving   # the module
+from sft_nb.results.folder import Folder, tokenizer_of
+from sft_nb.results.gguf_file import Gguf
+from sft_nb.results.server import Server
+from sft_nb.tokens.tokenizer import ASSETS
+
+APIS = ("vLLM", "llama.cpp", "plain")
+
+
+def by(served, stub=None, **how):
+    "The proof of a server"
+    stub = stub or Stub(served.tuned, served.tokenizer)
+    with listening(stub) as url: return served.prove(server=url, **how)
+
+
+def stub(served, model=None, **how): return Stub(model or served.tuned, served.tokenizer, **how)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_right_server_is_all_the_same(served, api):
+    proof = by(served, stub(served, api=api, logprobs=api != "plain"))
+    assert proof.same, str(proof)
+    assert {s.finding.status for s in proof.stages} <= {"ok", "skipped"}
+    assert api == "plain" or [s.finding.check for s in proof.stages if s.finding.status == "skipped"] == []
+
+
+PROMPT_FAULTS = dict(
+    template=dict(template=OTHER), bos=dict(bos_twice=True), system=dict(system="You are a pirate. Be a pirate."),
+    thinking=dict(thinks=True), cut=dict(cut=40))
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("name", PROMPT_FAULTS)
+def test_what_is_wrong_with_a_prompt_is_named(served, api, name):
+    assert_named(by(served, stub(served, api=api, **PROMPT_FAULTS[name])), name)
+
+
+def fewer_merges(folder):
+    "Another tokenizer in a folder"
+    said = json.loads((folder/"tokenizer.json").read_text())
+    said["model"]["merges"] = said["model"]["merges"][:200]
+    (folder/"tokenizer.json").write_text(json.dumps(said))
+    return folder
+
+
+def other_tokenizer(served): return AutoTokenizer.from_pretrained(fewer_merges(served.copy("fewer")))
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_another_tokenizer_is_named(served, api):
+    assert_named(by(served, Stub(served.tuned, other_tokenizer(served), api=api)), "tokenizer")
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["told", "found out"])
+def test_a_short_context_is_named(served, tells):
+    proof = by(served, stub(served, context=72, tells_context=tells))
+    assert_named(proof, "context")
+
+
+@pytest.mark.parametrize("logprobs", [True, False], ids=["logprobs", "texts"])
+def test_an_adapter_that_is_ignored_is_named(served, logprobs):
+    assert_named(by(served, stub(served, served.base, logprobs=logprobs)), "adapter")
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_missing_stop_token_is_named(served, api):
+    proof = by(served, stub(served, api=api, ends=[]))
+    assert_named(proof, "stop")
+    assert ("gguf-set-metadata" in str(proof.fix)) == (api == "llama.cpp")
+
+
+def test_a_temperature_from_generation_config_is_named(served):
+    folder = served.copy("hot")
+    edited(folder/"generation_config.json", temperature=1.5)
+    proof = by(served, stub(served, temperature=1.5, root=str(folder)))
+    assert_named(proof, "sampling")
+    assert "temperature is 1.5" in proof.broken.finding.says and "generation_config.json" in str(proof.fix)
+    assert by(served, stub(served, temperature=1.5), sends=dict(temperature=0)).same
+
+
+def test_what_llama_cpp_says_of_itself_is_no_fault(served):
+    proof = by(served, stub(served, api="llama.cpp", temperature=1.5))
+    assert proof.same and proof.stages[-1].finding.status == "warn"
+    assert_named(by(served, stub(served, temperature=1.5)), "sampling")   # and elsewhere it is
+
+
+def rounded(model, step):
+    "A copy whose weights are rounded to a grid"
+    other = copy.deepcopy(model)
+    for w in other.parameters():
+        if w.dim() == 2: w.data = (w.data / step).round() * step
+    return other
+
+
+def test_a_wrong_dtype_is_named(served):
+    served_in_8_bits = rounded(served.tuned, .02)
+    proof = by(served, stub(served, served_in_8_bits), folder=served.merged)
+    assert_named(proof, "dtype")
+    assert proof.broken.saw["weights"] == "float32"
+
+
+def test_weights_that_lost_what_was_learned_are_named(served):
+    proof = by(served, stub(served, rounded(served.tuned, .3)))
+    assert_named(proof, proof.broken.finding.check)
+    assert proof.broken.finding.check in ("quantisation", "adapter", "texts")
+
+
+def test_texts_alone_are_compared_without_log_probabilities(served):
+    assert_named(by(served, stub(served, rounded(served.tuned, .12), logprobs=False)), "texts")
+
+
+FOLDER_FAULTS = {
+    "stop": lambda f: edited(f/"generation_config.json", eos_token_id=[0]),
+    "sampling": lambda f: edited(f/"generation_config.json", temperature=.7, top_p=.8),
+    "context": lambda f: edited(f/"config.json", max_position_embeddings=32),
+    "template": lambda f: (f/"chat_template.jinja").write_text(OTHER),
+    "dtype": lambda f: edited(f/"config.json", dtype="float16"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDER_FAULTS)
+def test_what_is_wrong_with_a_folder_is_named(served, name):
+    folder = served.copy("broken")
+    FOLDER_FAULTS[name](folder)
+    assert_named(served.prove(folder=folder), name, link="folder")
+
+
+def test_another_tokenizer_in_a_folder_is_named(served):
+    assert_named(served.prove(folder=fewer_merges(served.copy("broken"))), "tokenizer", link="folder")
+
+
+def weights_of(folder, change):
+    from safetensors.torch import load_file, save_file
+    file = folder/"model.safetensors"
+    save_file(change(load_file(file)), file, metadata=dict(format="pt"))
+
+
+def test_an_overwritten_head_is_named(served):
+    folder = served.copy("broken")
+    weights_of(folder, lambda w: w | {"lm_head.weight": w["model.embed_tokens.weight"] * 1.5})
+    assert_named(served.prove(folder=folder), "tied", link="folder")
+
+
+def test_a_folder_without_the_adapter_is_named(served):
+    folder = served.copy("broken")
+    served.base.save_pretrained(folder)
+    edited(folder/"generation_config.json", eos_token_id=[2])
+    edited(folder/"config.json", dtype="float32")
+    assert_named(served.prove(folder=folder), "adapter", link="folder")
+
+
+def test_weights_that_are_not_finite_are_named(served):
+    folder = served.copy("broken")
+    def overflow(w): return w | {"model.norm.weight": torch.full_like(w["model.norm.weight"], float("inf"))}
+    weights_of(folder, overflow)
+    assert_named(served.prove(folder=folder), "dtype", link="folder")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_clean_folder_is_all_the_same(served, dtype):
+    out = served.copy(dtype)
+    weights_of(out, lambda w: {name: v.to(getattr(torch, dtype)) for name, v in w.items()})
+    edited(out/"config.json", dtype=dtype)
+    proof = served.prove(folder=out)
+    assert proof.same and {s.finding.status for s in proof.stages} == {"ok"}, str(proof)
+
+
+def test_a_proof_is_kept_and_can_be_read(served):
+    proof = by(served, stub(served, system="<script>alert(1)</script>"))
+    said = json.loads((served.run.path/"eval/proof-adapter.json").read_text())
+    assert (said["same"], said["broken"]) == (False, "server system") and said["stages"][-1]["fix"]
+    assert "<script>" not in proof._repr_html_() and "&lt;script&gt;" in proof._repr_html_()
+
+
+def test_a_key_is_sent_and_never_shown(served, monkeypatch):
+    locked = stub(served, key="sesame-open-1234")
+    with pytest.raises(SftError, match="Invalid key.*SFT_NB_SERVER_KEY"): by(served, locked)
+    monkeypatch.setenv("SFT_NB_SERVER_KEY", "sesame-open-1234")
+    proof = by(served, locked)
+    assert proof.same and "sesame" not in json.dumps(proof.to_dict())
+
+
+def test_a_server_is_asked_before_a_model_is_loaded(served, monkeypatch):
+    monkeypatch.setattr(proving, "what_was_trained", None)
+    with pytest.raises(SftError, match="nobody answers there"): served.prove(server="http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="it is no address"): served.prove(server="localhost")
+    with pytest.raises(ConfigError, match="no such folder"): served.prove(folder="nowhere")
+
+
+def test_a_qlora_run_is_all_the_same(undisturbed_qlora, tmp_path):
+    from sft_nb.results.merge import merge
+    out = merge(undisturbed_qlora, out=tmp_path/"merged", prompts=2)
+    proof = proving.prove(undisturbed_qlora, folder=out, prompts=2, max_new_tokens=12)
+    assert proof.same and proof.stages[-1].name == "folder answers", str(proof)
+
+
+def test_a_run_on_plain_text_is_asked_as_text(tmp_path):
+    from learner import small
+    from sft_nb.training.train import train
+    from sft_nb.workbench import Workbench
+    run = train(small(tmp_path, method="full", chat_template="none", learning_rate=3e-2, max_steps=3))
+    model = Workbench(run.config, settled=True).trained(run.adapter)
+    tokenizer = AutoTokenizer.from_pretrained(run.adapter)
+    for how in (dict(), dict(bos_twice=True)):
+        if how: tokenizer.bos_token = "<|endoftext|>"
+        with listening(Stub(model, tokenizer, **how)) as url:
+            proof = proving.prove(run, server=url, prompts=2, max_new_tokens=8)
+        assert proof.same == (not how), str(proof)
+
+
+class Odd(BaseHTTPRequestHandler):
+    "Answers the same to everything"
+    code, said, headers_sent, waits, raw = 200, "", {}, 0, False
+
+    def do_GET(self):
+        time.sleep(self.waits)
+        if self.raw: return self.wfile.write(self.said.encode() + b"\r\n\r\n")
+        self.send_response(self.code)
+        for name, value in self.headers_sent.items(): self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(self.said.encode())
+
+    def log_message(self, *args): ...
+
+
+@pytest.fixture
+def odd():
+    "Starts a server that is no model's"
+    running = []
+
+    def start(**how):
+        running.append(ThreadingHTTPServer(("127.0.0.1", 0), type("Odder", (Odd,), how)))
+        threading.Thread(target=running[-1].serve_forever, args=(.02,), daemon=True).start()
+        return f"http://127.0.0.1:{running[-1].server_address[1]}"
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("how, says", [
+    (dict(said="<html>Welcome to nginx</html>"), "does not answer with JSON but with '<html>"),
+    (dict(said="[1, 2]"), "does not answer with JSON"),
+    (dict(said='{"object": "list"}'), "its list of models has no data"),
+    (dict(said='{"data": []}'), "it lists 0 models"),
+    (dict(said="<h1>no</h1>", code=404), r"error \(404\); a server that speaks OpenAI's API"),
+    (dict(said='{"detail": "overloaded"}', code=503), r"error \(503: overloaded\).*log of the server"),
+    (dict(code=302, headers_sent=dict(Location="http://127.0.0.1:1/")), "no redirection"),
+    (dict(said='{"data": [', headers_sent={"Content-Length": "90"}), "does not answer with JSON"),
+    (dict(said="SSH-2.0-OpenSSH", raw=True), "nobody answers there"),
+    (dict(waits=.6), "there is no answer in 0.2 seconds.*timeout"),
+])
+def test_what_is_no_server_of_openais_api_says_so(tokenizer, odd, how, says):
+    with pytest.raises(SftError, match=says): print(Server(odd(**how), tokenizer, timeout=.2).name)
+
+
+@pytest.mark.parametrize("file, text, says", [
+    ("config.json", "{", "config.json: it cannot be read"),
+    ("model.safetensors", "x", "model.safetensors: it is damaged"),
+    ("tokenizer.json", "{", "tokenizer in .*: it cannot be loaded"),
+])
+def test_a_damaged_folder_says_which_file(tmp_path, tokenizer, file, text, says):
+    folder = shutil.copytree(ASSETS/"tiny", tmp_path/"folder")
+    (folder/file).write_text(text)
+    with pytest.raises(SftError, match=says):
+        f = Folder(folder)
+        print(f.config, f.tensors, tokenizer_of(f, tokenizer))
+
+
+def test_an_adapter_is_no_merged_folder(tmp_path):
+    (tmp_path/"adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="it holds an adapter and no model"): Folder(tmp_path)
+
+
+def test_files_cannot_be_read_without_their_package(tmp_path, monkeypatch):
+    def without(name, *more):
+        if name == "gguf": raise ImportError(name)
+        return found(name, *more)
+    found = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", without)
+    (tmp_path/"model.gguf").write_text("GGUF")
+    with pytest.raises(ConfigError, match="the package gguf is not installed"): Gguf(tmp_path/"model.gguf")

@@ -1,0 +1,86 @@
+"""GGUF files and llama.cpp itself: clean files are all the same, planted faults are named."""
+import pytest
+from as_gguf import convert
+from served import assert_named, base_weights, OTHER
+
+pytest.importorskip("gguf")
+
+
+@pytest.fixture(scope="module")
+def llama_cpp():
+    "Starts llama.cpp's server with a file; all of them are gone with the last test"
+    x = pytest.importorskip("xllamacpp")
+    running = []
+
+    def start(file, temperature=None):
+        p = x.CommonParams()
+        p.model.path, p.n_ctx, p.n_parallel, p.port, p.warmup = str(file), 512, 1, 0, False
+        p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 1
+        if temperature is not None: p.sampling.temp = temperature
+        running.append(x.Server(p))
+        return running[-1].listening_address
+    yield start
+    running.clear()
+
+
+def file_of(served, name="model", kind="F32", **how):
+    return convert(served.merged, served.folder/f"{name}.gguf", kind, **how)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0"])
+def test_a_clean_file_that_llama_cpp_serves_is_all_the_same(served, llama_cpp, kind):
+    file = file_of(served, kind, kind)
+    proof = served.prove(gguf=file, server=llama_cpp(file, temperature=0))
+    assert proof.same, str(proof)
+    checks = {s.name: s.finding.status for s in proof.stages}
+    assert set(checks.values()) == {"ok"}, str(proof)
+    assert {"gguf weights", "gguf tied", "server prompt", "server texts", "server sampling"} <= {*checks}
+
+
+def test_its_own_temperature_is_told_and_no_fault(served, llama_cpp):
+    proof = served.prove(server=llama_cpp(file_of(served)))
+    assert proof.same and proof.stages[-1].finding.says == "without a temperature it samples at 0.8"
+
+
+def test_a_coarse_file_is_a_coarse_one_and_still_the_run(served, llama_cpp):
+    file = file_of(served, "coarse", "Q4_0")
+    proof = served.prove(gguf=file, server=llama_cpp(file, temperature=0))
+    names = [s.name for s in proof.stages]
+    assert "gguf weights" in names and "server adapter" in names
+    assert proof.same or proof.broken.name in ("server quantisation", "server texts"), str(proof)
+
+
+FAULTS = dict(
+    template=dict(template=OTHER), stop=dict(ends=0), context=dict(context=32), sampling=dict(temperature=.7),
+    tied=dict(head=1.5), dtype=dict(says=7))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_wrong_with_a_file_is_named(served, name):
+    proof = served.prove(gguf=file_of(served, "broken", **FAULTS[name]))
+    assert_named(proof, name, link="gguf")
+
+
+def test_a_second_bos_is_named(served):
+    from served import TEMPLATE
+    proof = served.prove(gguf=file_of(served, "broken", template="{{ bos_token }}" + TEMPLATE))
+    assert_named(proof, "bos", link="gguf")
+    without = TEMPLATE.replace("{{ bos_token }}", "")
+    assert served.prove(gguf=file_of(served, "right", template=without, add_bos=True)).same
+    assert_named(served.prove(gguf=file_of(served, "broken", template=without)), "bos", link="gguf")
+
+
+def test_a_file_of_the_base_is_named(served):
+    proof = served.prove(gguf=file_of(served, "broken", weights=base_weights()))
+    assert_named(proof, "adapter", link="gguf")
+
+
+def test_llama_cpp_with_a_short_context_or_the_base_is_named(served, llama_cpp):
+    served_base = llama_cpp(file_of(served, "of_base", weights=base_weights()), temperature=0)
+    assert_named(served.prove(server=served_base), "adapter")
+
+
+def test_what_is_no_gguf_file_is_said(served):
+    from sft_nb.report import ConfigError
+    with pytest.raises(ConfigError, match="there is no such file"): served.prove(gguf="nothing.gguf")
+    with pytest.raises(ConfigError, match="no GGUF file"): served.prove(gguf=served.merged/"config.json")

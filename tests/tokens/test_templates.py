@@ -1,0 +1,45 @@
+"""The chat templates that ship write what their formats say; TRL's copies of the published ones are the reference."""
+import pytest
+from samples import trl_template
+from transformers import AutoTokenizer
+
+from sft_nb.config import load_config
+from sft_nb.tokens.tokenizer import _read_template, load_tokenizer, template_names
+
+SYSTEM = [dict(role="system", content="Be brief.")]
+TALK = [dict(role="user", content="1+1?"), dict(role="assistant", content="2"),
+        dict(role="user", content="2+2?"), dict(role="assistant", content="4")]
+WRITTEN = dict(   # as the formats' own pages write them
+    chatml="<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n",
+    zephyr="<|user|>\n1+1?</s>\n<|assistant|>\n2</s>\n",
+    mistral="<s>[INST] 1+1? [/INST] 2</s>",
+    gemma="<s><start_of_turn>user\n1+1?<end_of_turn>\n<start_of_turn>model\n2<end_of_turn>\n",
+    llama3="<s><|start_header_id|>user<|end_header_id|>\n\n1+1?<|eot_id|>"
+           "<|start_header_id|>assistant<|end_header_id|>\n\n2<|eot_id|>")
+
+
+@pytest.fixture(scope="module")
+def rendered():
+    tokenizer = AutoTokenizer.from_pretrained(load_tokenizer(load_config()).name_or_path)
+    tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"
+    def render(template, messages, **how):
+        return tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **how)
+    return render
+
+
+@pytest.mark.parametrize("name", template_names())
+def test_it_writes_its_format(rendered, name):
+    text = _read_template(name)
+    assert rendered(text, TALK[:2]) == WRITTEN[name]
+    prompt = rendered(text, TALK[:1], add_generation_prompt=True)
+    assert rendered(text, TALK).startswith(rendered(text, TALK[:2]).removesuffix("\n"))
+    assert WRITTEN[name].startswith(prompt) and "Be brief." in rendered(text, SYSTEM + TALK)
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma"])
+def test_it_is_the_published_one(rendered, name):
+    reference = open(trl_template(f"{name}.jinja")).read()
+    for messages in (TALK, TALK[:1]):
+        for prompt in (True, False):
+            how = dict(add_generation_prompt=prompt)
+            assert rendered(_read_template(name), messages, **how) == rendered(reference, messages, **how)

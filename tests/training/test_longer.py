@@ -1,0 +1,44 @@
+"""A finished run that goes on for longer, and an adapter that goes on learning on other rows."""
+import shutil
+
+import pytest
+import torch
+from learner import names, small, values
+
+from sft_nb.report import ConfigError
+from sft_nb.run.directory import Run
+from sft_nb.training.train import resume, train
+from sft_nb.workbench import Workbench
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    "One epoch of four steps"
+    how = dict(max_samples=32, max_steps=-1, num_train_epochs=1)
+    return train(small(tmp_path_factory.mktemp("first"), run_name="first", **how))
+
+
+def test_a_finished_run_goes_on_for_more_epochs(first, tmp_path):
+    shutil.copytree(first.path, tmp_path/"longer")
+    run = resume(tmp_path/"longer", num_train_epochs=2)
+    assert run.state == "finished" and run.step == 8 and names(run.checkpoints())[-1] == "checkpoint-8"
+    rates = values(run, "learning_rate")
+    assert rates[4] > rates[3]   # the longer schedule is higher at that step
+    with pytest.raises(ConfigError, match="num_train_epochs is 2, and it was trained with 2"):
+        resume(run, num_train_epochs=2)
+
+
+def test_an_unfinished_run_is_no_longer_one(first, tmp_path):
+    shutil.copytree(first.path, tmp_path/"stopped")
+    Run(tmp_path/"stopped").set_status("stopped")
+    with pytest.raises(ConfigError, match="a finished run, to make it longer"): resume(tmp_path/"stopped", max_steps=9)
+
+
+def test_an_adapter_goes_on_with_its_own_weights(first, tmp_path):
+    cfg = small(tmp_path, adapter_name_or_path=str(first.path), max_samples=16)
+    mine, theirs = Workbench(cfg), Workbench(first.config, settled=True)
+    begun, trained = mine.model.state_dict(), theirs.trained(first.adapter).state_dict()
+    learned = [name for name in begun if "lora_B" in name]
+    assert learned and all(torch.equal(begun[name], trained[name]) for name in learned)
+    assert any(begun[name].any() for name in learned)
+    assert small(tmp_path, adapter=str(first.path)).adapter_name_or_path == str(first.path)
