@@ -140,11 +140,11 @@ def _way(run:Run, checkpoint:str, server:str|None, gguf, folder, model:str|None,
     merged = _folder(run, folder, checkpoint)
     file = None if gguf is None else Gguf(Path(gguf))
     way = _Way(run, checkpoint, merged, folder is not None, file, None, sends or {})
-    way.source
+    _ = way.source   # raises what is wrong with it
     if server is None: return way
     name = None if merged is None else str(merged.path)
     way.server = Server(server, load_tokenizer(run.config), model, timeout, fallback=name)
-    way.server.name
+    _ = way.server.name
     return way
 
 # %% ../../nbs/12_results/15_prove.ipynb #pr5pro06
