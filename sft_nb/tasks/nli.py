@@ -9,6 +9,8 @@ __all__ = ['INSTRUCTION', 'PROMPT', 'TASK', 'label_of', 'read_answer', 'make_row
 import json, random, re
 from collections import Counter
 
+from fastcore.basics import patch
+
 from ..report import SftError
 from .core import fill, said, Score
 from .objects import objects_in
@@ -155,8 +157,6 @@ def class_figures(scores:list[Score])->dict[str,float]:
     return found | {f"confusion_{a}_{b}": pairs[a, b] for a in classes for b in given}
 
 # %% ../../nbs/03_tasks/08_nli.ipynb #nli00021
-from fastcore.basics import patch
-
 @patch
 def corpus(self:NLI, texts:list[str], scores:list[Score], rows:list[dict])->dict[str,float]:
     "Figures of all answers together"

@@ -11,6 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from fastcore.basics import patch
+
 from ..rows.fields import columns
 from .core import no_rows, said, Score
 
@@ -72,8 +74,6 @@ def corpus_figures(
     return {name: m._compute_score_from_stats(s).score for name, m, s in zip(("bleu", "chrf"), (bleu, chrf), sums)}
 
 # %% ../../nbs/03_tasks/10_translate.ipynb #tra00010
-from fastcore.basics import patch
-
 @patch
 def corpus(self:Translate, texts:list[str], scores:list[Score], rows:list[dict])->dict[str,float]:
     "BLEU and chrF of all answers together"
