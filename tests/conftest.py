@@ -54,3 +54,10 @@ def undisturbed_qlora(tmp_path_factory):
     from learner import small_qlora
     from sft_nb.training.train import train
     return train(small_qlora(tmp_path_factory.mktemp("undisturbed")))
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory):
+    "The run whose serving is proved: trained once for all files that ask for it"
+    from served import proofs_of, trained
+    with proofs_of(trained(tmp_path_factory.mktemp("served"))) as found: yield found
