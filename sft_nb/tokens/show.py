@@ -6,10 +6,10 @@
 __all__ = ['spans', 'Token', 'tokens_of', 'spans_html', 'spans_text', 'examples']
 
 # %% ../../nbs/04_tokens/12_show.ipynb #b90e057b
-from html import escape
 from itertools import groupby
 from typing import NamedTuple
 
+from ..escape import to_html
 from .account import Data
 
 # %% ../../nbs/04_tokens/12_show.ipynb #a40eb606
@@ -49,8 +49,8 @@ def _sign(c:str)->str:
 
 def _seen(text:str)->str:
     "HTML in which every character is seen"
-    if text.isprintable(): return escape(text)
-    return "".join(escape(c) if c.isprintable() else f"<i>{_sign(c)}</i>" for c in text)
+    if text.isprintable(): return to_html(text)
+    return "".join(to_html(c) if c.isprintable() else f"<i>{_sign(c)}</i>" for c in text)
 
 # %% ../../nbs/04_tokens/12_show.ipynb #5h0w0023
 class Token(NamedTuple):
