@@ -25,6 +25,8 @@ _ASKS = dict(
     device=Option(Literal["auto","cpu","mps","cuda"]|None, None, "None: as in training"),
     dtype=Option(Literal["auto","bfloat16","float16","float32"]|None, None, "None: as in training"),
     device_map=Option(str|None, None, "auto: spread the model over all GPUs"),
+    server=Option(str|None, None, "http://host:port of one that answers (OpenAI's API); None: the weights are loaded"),
+    served=Option(str|None, None, "the name of the model there; None: the only one"),
     cluster=Option(str|None, None, "a column: rows with the same value belong together, which widens the intervals"),
     reuse=Option(bool, True, "False: ask again what is known"), trust_remote_code=_TRUST, json=_JSON)
 _GENERAL = dict(
