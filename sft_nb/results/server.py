@@ -256,10 +256,12 @@ def _calls(message:dict)->tuple[dict,...]:
     made = [call["function"] for call in message.get("tool_calls") or ()]
     return tuple(dict(name=f["name"], arguments=_object(f.get("arguments"))) for f in made)
 
+# %% ../../nbs/12_results/04_server.ipynb #c1907885
 def _object(said):
     try: return json.loads(said)
     except (ValueError, TypeError): return said
 
+# %% ../../nbs/12_results/04_server.ipynb #bab3b7f0
 def _at(s:Server, place:dict)->dict[int,float]:
     shown = [place, *(place.get("top_logprobs") or [])]
     found = {_token(s, at): at.get("logprob") for at in shown}
