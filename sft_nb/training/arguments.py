@@ -66,7 +66,10 @@ def _refuse_evaluation(cfg:Config)->None:
         fix = edit(eval_steps=100) | edit(lr_scheduler_type="cosine")
         raise ConfigError("lr_scheduler_type", found, "evaluations", fix)
     for name in ("load_best_model_at_end", "early_stopping_patience"):
-        if getattr(cfg, name) and not cfg.eval_steps:
+        if getattr(cfg, name) and cfg.metric_for_best_model != "loss" and not cfg.eval_samples:
+            found = f"eval_samples is 0, so there is no {cfg.metric_for_best_model}"
+            raise ConfigError(name, found, "held-out rows to choose by", edit(eval_samples=200))
+        if getattr(cfg, name) and not cfg.eval_steps and cfg.metric_for_best_model == "loss":
             found = "eval_steps is not set, so there is no held-out loss"
             raise ConfigError(name, found, "evaluations to choose by", edit(eval_steps=100))
 
