@@ -31,7 +31,7 @@ _NAMES = {
     "workbench": "Workbench",
     "checks.preflight": "preflight",
     "run.directory": "plot",
-    "run.best": "Run",   # with its best checkpoint
+    "run.follow": "Run",   # with all that later chapters add to it
     "run.table": "list_runs",
     "training.trainer": "SupervisedTrainer",
     "training.train": "train resume build_trainer",

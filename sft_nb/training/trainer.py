@@ -18,6 +18,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import SFTTrainer
 
+from ..progress import Phase
 from ..report import SftError, counted, edit, warn
 from ..config import Config
 from ..batches.pack import Batches, Rows
@@ -277,7 +278,6 @@ def is_finite(self:SupervisedTrainer)->bool:
     if self.accelerator.num_processes == 1: return bool(fine)
     return bool(self.accelerator.reduce(fine.float(), reduction="mean").item() == 1)
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000037
 @patch
 def leave_out(self:SupervisedTrainer)->None:
     "No optimiser step: parameters without a gradient are passed over"
@@ -340,7 +340,7 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
     "All processes write into the folder aside, and the first one makes it a checkpoint"
     aside = nullcontext(target.with_name(target.name + ".aside"))
     if self.args.should_save: aside = written_aside(target)
-    with aside as self.aside:
+    with Phase("saving"), aside as self.aside:
         try:
             self.accelerator.wait_for_everyone()   # the folder is there
             super(SupervisedTrainer, self)._save_checkpoint(model, trial)
