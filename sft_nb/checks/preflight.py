@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from ..progress import Phase, shown
+from ..progress import Phase, watched
 from ..report import Finding, Report
 from ..config import Config
 from ..tokens.account import Data
@@ -105,9 +105,11 @@ def run_checks(
 # %% ../../nbs/09_checks/09_preflight.ipynb #eb9ddd3f
 def _look(bench:Workbench)->tuple[dict,list[Finding]]:
     "Figures and findings; the evidence is gone when it returns"
-    evidence = Evidence(bench)
-    findings = run_checks(evidence)
-    return _model_figures(evidence) | _step_figures(evidence), findings
+    loaded = vars(bench).get("model", bench.given["model"])
+    with quiet(), same_rng_state(), same_model(loaded), bench:
+        evidence = Evidence(bench)
+        findings = run_checks(evidence)
+        return _model_figures(evidence) | _step_figures(evidence), findings
 
 # %% ../../nbs/09_checks/09_preflight.ipynb #638761d0
 def preflight(
@@ -120,8 +122,6 @@ def preflight(
     "Check machine, rows, model, batch, one step and ten more; every failure is a finding"
     began = time.monotonic()
     bench = workbench_for(cfg, data=data, plan=plan, model=model)
-    loaded = vars(bench).get("model", bench.given["model"])
-    with shown(delay=2. * (not progress)), quiet(), same_rng_state(), same_model(loaded), bench:
-        figures, findings = _look(bench)
+    with watched(delay=0. if progress else 2.): figures, findings = _look(bench)
     seconds = dict(seconds=round(time.monotonic() - began, 1))
     return Report(f"preflight: {bench.asked.task} with {bench.asked.model}", seconds | figures, findings)

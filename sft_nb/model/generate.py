@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
-from ..progress import Phase, shown
+from ..progress import Phase, watched
 from ..tokens.encode import encode_prompts
 from ..batches.layout import as_trained
 from .hardware import free_memory, is_out_of_memory
@@ -337,7 +337,7 @@ def continue_tokens(
     "What follows each prompt"
     decoder, answers = Decoder(model, tokenizer, **how), {}
     write = decoder.answers if decoding_of(model)[0] == "sft_nb" else decoder.answers_in_batches
-    seen, phase = shown() if progress else nullcontext(), Phase("generating", len(prompts), what=progress)
+    seen, phase = watched() if progress else nullcontext(), Phase("generating", len(prompts), what=progress)
     with torch.no_grad(), eval_mode(model), seen, phase:
         for row, answer in write(prompts):
             answers[row] = answer

@@ -14,7 +14,7 @@ from pathlib import Path
 from fastcore.basics import patch
 
 from ..on_disk import write_whole
-from ..progress import Phase, shown
+from ..progress import Phase, watched
 from ..report import ConfigError, edit, fail, Finding, Fix, ok, Report, SftError, shown
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
@@ -275,7 +275,7 @@ def plan(
     _check_method(cfg)
     card = _card(cfg, device)
     tokenizer = data.tokenizer if data is not None else load_tokenizer(cfg)
-    with _explained(cfg), shown(delay=2), Phase("planning"):
+    with _explained(cfg), watched(delay=2), Phase("planning"):
         planner = Planner(cfg, card, tokenizer, _rows(data, lengths), world_size=world_size)
         chosen = choose(planner)
         evaluation = planner.evaluation(chosen.way.method)

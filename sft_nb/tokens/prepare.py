@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..on_disk import new_folder
-from ..progress import Phase, shown
+from ..progress import Phase, watched
 from ..report import ConfigError, edit, SftError
 from ..config import Config
 from ..written import hold_task
@@ -42,7 +42,7 @@ def _run(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder:Path, 
     "Write one side into `folder`; `SftError` if nothing is left"
     reader = Reader(cfg, task, Template(tokenizer), skeletons=skeletons)
     ledger = Ledger(folder, cfg, len(reader.encoder.bos))
-    with _collector_off(), shown(delay=2), Phase("reading", rows.total, what=name) as phase:
+    with _collector_off(), watched(delay=2), Phase("reading", rows.total, what=name) as phase:
         for batch, encoded in reader(rows):
             ledger.add(batch, encoded)
             phase.at(phase.done + len(batch.rows))

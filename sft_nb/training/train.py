@@ -16,7 +16,7 @@ import torch
 
 from ..on_disk import sweep, write_whole
 from ..keys import load_env
-from ..progress import Phase, say, shown
+from ..progress import Phase, say, watched
 from ..report import command, ConfigError, edit, Fix, quoted, Report, SftError, skipped
 from ..config import Config
 from ..tokens.account import Data
@@ -119,7 +119,7 @@ def check_world(trainer:SupervisedTrainer)->None:
             "report this with trainer.json")
 
 # %% ../../nbs/11_training/05_train.ipynb #15e04547
-@shown()
+@watched()
 def train(
     cfg:Config|Workbench,
     *, data:Data|None=None,    # rows that are prepared already; None: prepare them
@@ -286,7 +286,7 @@ def _reason(error:BaseException)->str:
     return f"{type(error).__name__}: {error}"
 
 # %% ../../nbs/11_training/05_train.ipynb #72286f1c
-@shown()
+@watched()
 def resume(
     run:Run|str|Path,           # a run that was stopped, killed or failed
     *, max_time:float|None=None,     # seconds for this part; None: until it is finished
