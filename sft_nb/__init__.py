@@ -50,6 +50,7 @@ _NAMES = {
     "panels.losses": "LossState LossPanel",
     "panels.live": "RunState RunPanel",
     "panels.generation": "GenerationState GenerationPanel",
+    "panels.plan": "PlanState PlanPanel",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_HOME]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..on_disk import hold, read_json
 from .environment import write_json
+from .status import CHECKPOINT_ASKED
 
 # %% ../../nbs/10_run/04_process.ipynb #prc00001
 def _said(file:str)->str:
@@ -234,7 +235,7 @@ _SOON = 60   # seconds in which a process is there that was announced, or begins
 
 def announce(folder:Path)->None:
     "Say that this process is about to start one for the run; what an earlier one was doing is over"
-    (folder/"progress.json").unlink(missing_ok=True)
+    for name in ("progress.json", CHECKPOINT_ASKED): (folder/name).unlink(missing_ok=True)
     write_json(folder/"process.json", asdict(process_of()))
 
 def is_starting(
