@@ -42,7 +42,7 @@ def checkpoint(self:Run,
         time.sleep(.1)
 
 # %% ../../nbs/10_run/12_follow.ipynb #fol00012
-_LIVE = "sft_nb.panels.live"
+_LIVE = "sft_nb.panels.run"
 
 @patch
 def _ipython_display_(self:Run)->None:

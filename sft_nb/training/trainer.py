@@ -368,7 +368,7 @@ def meters(self:SupervisedTrainer)->dict:
 @patch
 def restore(self:SupervisedTrainer, checkpoint:Path)->None:
     "Put the meters back; called when training begins"
-    follow_schedule(self.lr_scheduler)
+    follow_schedule(self.lr_scheduler, learning_rate=self.args.learning_rate, weight_decay=self.args.weight_decay)
     file = checkpoint/f"meters-{self.args.process_index}.json"
     if not file.exists(): return   # of another number of processes
     saved = json.loads(file.read_text())

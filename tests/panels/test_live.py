@@ -5,7 +5,8 @@ import time
 import pytest
 from learner import small
 
-from sft_nb.panels.live import RunPanel, RunState
+from sft_nb.panels.live import RunState
+from sft_nb.panels.run import RunPanel
 from sft_nb.progress import Phase, Progress, heard_by
 from sft_nb.report import Report, warn
 from sft_nb.run.directory import create_run

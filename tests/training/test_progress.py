@@ -89,7 +89,8 @@ def test_a_notebook_has_one_place_and_nothing_red(monkeypatch, capsys):
     monkeypatch.setattr(progress, "looker", lambda: "notebook")
     monkeypatch.setattr(IPython.display, "display", display)
     with watched(), Phase("training", 2) as steps:
-        progress._BAR.get().every = 0.
+        bar = progress._BAR.get()
+        bar.every = bar._next = 0.
         for k in (1, 2): steps.at(k)
         say("sft_nb: a sentence")
     assert ["0 of 2" in drawn[0], "2 of 2" in drawn[-2], drawn[-1]] == [True, True, ""]
