@@ -31,7 +31,7 @@ _NAMES = {
     "workbench": "Workbench",
     "checks.preflight": "preflight",
     "run.directory": "plot",
-    "run.best": "Run",   # with its best checkpoint
+    "run.branch": "Run",   # with all that later chapters add to it
     "run.table": "list_runs",
     "training.trainer": "SupervisedTrainer",
     "training.train": "train resume build_trainer",
@@ -48,8 +48,10 @@ _NAMES = {
     "panels.batches": "BatchState BatchPanel",
     "panels.rows": "DataState DataPanel",
     "panels.losses": "LossState LossPanel",
-    "panels.live": "RunState RunPanel",
+    "panels.live": "RunState",
     "panels.generation": "GenerationState GenerationPanel",
+    "panels.plan": "PlanState PlanPanel",
+    "panels.run": "RunPanel",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_HOME]
