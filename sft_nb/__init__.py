@@ -49,7 +49,8 @@ _NAMES = {
     "panels.rows": "DataState DataPanel",
     "panels.losses": "LossState LossPanel",
     "panels.live": "RunState RunPanel",
-    "panels.generation": "GenerationState GenerationPanel",
+    "panels.conversation": "GenerationState",
+    "panels.generation": "GenerationPanel",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_HOME]
