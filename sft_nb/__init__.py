@@ -51,6 +51,7 @@ _NAMES = {
     "panels.live": "RunState RunPanel",
     "panels.conversation": "GenerationState",
     "panels.generation": "GenerationPanel",
+    "panels.evaluation": "EvalState EvalPanel",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_HOME]

@@ -296,7 +296,7 @@ def turn_html(
         expected = f"<div style='opacity:.8'>expected ({to_html(turn.where)}): {says}</div>"
     replies = [*turn.replies.values()]
     cells = "".join(_cell(r, at, 1 / len(replies)) for r, at in zip(replies, _differences(replies)))
-    head = f"<div style='opacity:.8'>turn {number} · {to_html(how)}</div>{told}"
+    head = f"<div style='opacity:.8'>turn {number} · {to_html(how)}</div>{told}" if how else told
     return (f"<div class='sft-turn' style='margin:8px 0'>{head}"
             f"<b style='white-space:pre-wrap'>{to_html(turn.prompt)}</b>{expected}"
             f"<table style='width:100%;table-layout:fixed'><tr>{cells}</tr></table></div>")

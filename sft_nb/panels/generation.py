@@ -82,7 +82,7 @@ class Controls:
     "The controls of a `GenerationPanel`, as they lie below each other"
     def __init__(self, state:GenerationState, there:list[str]):
         self.row = _whole("held-out row", 0, tooltip="0: no row", continuous_update=False)
-        self.models = W.SelectMultiple(options=there, value=state.names, rows=min(4, len(there)), description="models")
+        self.models = W.SelectMultiple(options=there, value=state.names, rows=min(6, len(there)), description="models")
         self.prompt = PromptBox(placeholder="Ask something; Ctrl+Enter sends it").add_class("sft-prompt-box")
         later = "counts from the next conversation on"
         self.system = W.Textarea(placeholder=later, description="system", rows=1, layout=_WIDE)
@@ -219,9 +219,9 @@ def _offer_thumbs(self:GenerationPanel)->None:
     "Two thumbs for each speaker of the newest turn"
     buttons, file = [], self.state.run.path/"preferences.jsonl"
     for name in self.state.turns[-1].replies if self.state.turns else ():
-        for sign, rating in (("👍", "good"), ("👎", "bad")):
-            tells = f"{rating}; kept in {file}"
-            button = W.Button(description=f"{sign} {name}", tooltip=tells, layout=dict(width="auto"))
+        for icon, rating in (("thumbs-up", "good"), ("thumbs-down", "bad")):
+            tells, says = f"kept in {file}; once more takes it back", f"{rating}: {name}"
+            button = W.Button(description=says, icon=icon, tooltip=tells, layout=dict(width="auto"))
             button.on_click(lambda _, name=name, rating=rating: self._try(lambda: self.state.rate(name, rating)))
             buttons.append(button)
     self.controls.thumbs.children = buttons

@@ -13,6 +13,7 @@ import torch
 from fastcore.basics import patch
 
 from ..escape import to_html
+from ..report import counted
 from ..tasks.core import Score
 from ..model.generate import begun, Decoder, decoding_of, eval_mode
 from ..model.sampling import chosen
@@ -25,7 +26,7 @@ class Reply:
     state:str="waiting"     # waiting, speaking, ended, cut (at max_new_tokens), stopped or failed
     ids:list[int]=field(default_factory=list)         # without the token that ended it
     pieces:list[str]=field(default_factory=list)      # what each of them adds to the text
-    shares:list[float]=field(default_factory=list)    # the probability that the model gave each, before the temperature
+    shares:list[float|None]=field(default_factory=list)   # how probable each was, before the temperature; None: unknown
     instead:list[str]=field(default_factory=list)     # what else was likely, in words
     text:str=""             # all of it, without special tokens
     error:str=""            # why it failed
@@ -125,15 +126,20 @@ def first_difference(
         if reached > same: return k
 
 # %% ../../nbs/13_panels/05_replies.ipynb #rep0htm2
-_DIFFERS = "outline:2px solid currentColor;outline-offset:1px;font-weight:bold"
+_DIFFERS = "border:2px solid;border-radius:3px;margin:0 2px;font-weight:bold"
 
-def _token(piece:str, share:float, others:str, differs:bool)->str:
+def _tells(share:float|None, others:str)->str:
+    "The title of a token"
+    if share is None: return ""
+    tells = f"{share:.1%}; then {others}" if others else f"{share:.1%}"
+    return f" title='{to_html(tells)}'"
+
+def _token(piece:str, share:float|None, others:str, differs:bool)->str:
     "One token as HTML"
-    tells = f"{share:.1%}" + (f"; then {others}" if others else "")
-    style = "text-decoration:underline dotted" if share < .5 else ""
-    if not differs: return f"<span title='{to_html(tells)}' style='{style}'>{to_html(piece)}</span>"
+    style = "text-decoration:underline dotted" if share is not None and share < .5 else ""
+    if not differs: return f"<span{_tells(share, others)} style='{style}'>{to_html(piece)}</span>"
     sign, style = "<b aria-label='the first difference'>≠</b>", f"{style};{_DIFFERS}"
-    return f"{sign}<span class='sft-differs' title='{to_html(tells)}' style='{style}'>{to_html(piece)}</span>"
+    return f"{sign}<span class='sft-differs'{_tells(share, others)} style='{style}'>{to_html(piece)}</span>"
 
 # %% ../../nbs/13_panels/05_replies.ipynb #rep0htm3
 def pieces_html(
@@ -163,10 +169,11 @@ def verdict(self:Reply)->str:
 @patch
 def caption(self:Reply)->str:
     "How long it is, how it ended, what it was worth, and what a person thought of it"
-    mean = f", {sum(self.shares) / len(self.shares):.0%} sure" if self.shares else ""
-    said = [f"{self.n_tokens} tokens{mean}", _STATES[self.state]]
+    known = [share for share in self.shares if share is not None]
+    mean = f", {sum(known) / len(known):.0%} sure" if known else ""
+    said = [counted(self.n_tokens, "token") + mean, _STATES[self.state]]
     if verdict := self.verdict(): said.append(verdict)
-    if self.rating: said.append("👍 rated good" if self.rating == "good" else "👎 rated bad")
+    if self.rating: said.append(f"rated {self.rating}")
     return " · ".join(said)
 
 # %% ../../nbs/13_panels/05_replies.ipynb #rep0dic1

@@ -174,16 +174,16 @@ def test_nothing_that_is_said_is_obeyed():
     assert "≠" in pieces_html(reply, 0) and "title='40.0%" in pieces_html(reply)
 
 
-@pytest.mark.parametrize("thread", [False, True])
-def test_the_panel_answers_with_and_without_a_thread(learned, thread):
-    panel = GenerationPanel(learned, thread=thread)
+def test_the_panel_answers_in_a_thread(learned):
+    panel = GenerationPanel(learned)
     c = panel.controls
     assert c.row.value == 1 and c.system.value == "Count." and c.tokens.value == 8
     c.prompt._handle_custom_msg(dict(kind="send"), [])   # Ctrl+Enter
-    if thread: panel.worker.join(60)
+    panel.worker.join(60)
     assert not panel.busy and not c.ask.disabled and c.stop.disabled
     assert panel.to_html().count("class='sft-tuned'") == 1 and ("✓ right" in panel.to_html() or "✗ wrong" in panel.to_html())
-    assert [b.description for b in c.thumbs.children] == ["👍 base", "👎 base", "👍 adapter", "👎 adapter"]
+    assert [b.description for b in c.thumbs.children] == [
+        "good: base", "bad: base", "good: adapter", "bad: adapter"]
     c.models.value = ("checkpoint-1",)
     assert panel.state.names == ["checkpoint-1"] and "nothing has been asked yet" in panel.to_html()
     c.row.value = 99
@@ -199,3 +199,29 @@ def test_a_run_without_held_out_rows_can_be_asked(learned, tmp_path):
     panel.controls.prompt.value = "Hello"
     panel.controls.ask.click()
     assert panel.state.turns[0].replies["base"].over
+
+
+def test_a_row_of_the_sweep_is_handed_over(learned):
+    from sft_nb.panels.evaluation import EvalPanel
+    from sft_nb.results.answers import Answer, Scores
+    from sft_nb.results.sweep import Sweep
+    places = [*GenerationState(learned).rows()][:2] + ["another row"]
+    scores = [Scores(name, [Answer(p, f"Prompt of {p}", name, False, None, "1", 1, True) for p in places])
+              for name in ("base", "checkpoint-1", "checkpoint-2")]
+    (learned.path/"eval").mkdir(exist_ok=True)
+    made = Sweep("one", "accuracy", scores[0], {s.model: s for s in scores[1:]})
+    made.save(learned.path/"eval/sweep.json")
+    panel = EvalPanel(learned, thread=False)
+    panel.list.value = 1
+    panel.buttons["try it"].click()
+    trial = panel.trial
+    assert (trial.state.names, trial.controls.row.value) == (["base", "checkpoint-1"], 2)
+    assert trial.state.stage.swapped == {}   # no model before it is asked
+    trial.controls.ask.click()
+    assert f"expected ({places[1]})" in trial.to_html() and trial.to_html() in panel.to_html()
+    panel.checkpoint.value = "checkpoint-2"
+    panel.list.value = 2
+    panel.buttons["try it"].click()
+    assert panel.trial is trial and trial.state.names == ["base", "checkpoint-2"]
+    assert (trial.controls.row.value, trial.controls.prompt.value) == (0, "Prompt of another row")
+    panel.close()
