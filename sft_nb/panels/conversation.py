@@ -21,7 +21,7 @@ from ..report import ConfigError, SftError
 from ..tasks.core import task_of
 from ..tokens.conversations import conversation, read_split
 from ..tokens.encode import encode_prompts
-from ..model.hardware import free_memory, is_out_of_memory
+from ..model.hardware import is_out_of_memory
 from ..run.directory import open_run, Run
 from ..results.answers import _row_to_score
 from .replies import first_difference, pieces_html, Reply, speak
@@ -132,9 +132,7 @@ def begin(self:GenerationState,
     **how,                      # as for `Sampling`
 )->Turn:
     "A turn in which nobody has spoken yet; ConfigError for an empty prompt"
-    if not prompt.strip():
-        fix = "write a prompt, or choose a held-out row"
-        raise ConfigError("GenerationPanel", "the prompt is empty", "a question", fix)
+    if not prompt.strip(): raise _empty()
     place, talk = self._of_row(prompt, row)
     if talk: self.new()
     before = [] if self.turns else under(talk[:-1] or [dict(role="user", content=prompt)], system)[:-1]
@@ -146,6 +144,10 @@ def begin(self:GenerationState,
     return turn
 
 # %% ../../nbs/13_panels/07_conversation.ipynb #gen0ask3
+def _empty()->ConfigError:
+    fix = "write a prompt, or choose a held-out row"
+    return ConfigError("GenerationPanel", "the prompt is empty", "a question", fix)
+
 @patch
 def _of_row(self:GenerationState, prompt:str, row:int|str|None)->tuple[str,list[dict]]:
     "Place and messages of a row whose prompt this is; else nothing"
@@ -282,11 +284,8 @@ def _differences(replies:list[Reply])->list[int|None]:
     return [min((k for k in where if k is not None), default=None), *(first_difference(first, r) for r in others)]
 
 # %% ../../nbs/13_panels/07_conversation.ipynb #gen0htm4
-def turn_html(
-    turn:Turn,
-    number:int=1,
-)->str:
-    "A prompt and its answers as a table; everything that anybody wrote is escaped"
+def _head(turn:Turn, number:int)->str:
+    "What stands above the answers"
     hot = {k: v for k, v in turn.how.items() if turn.how.get("temperature") or k == "max_new_tokens"}
     how = ", ".join(f"{k} {v:g}" for k, v in hot.items() if v is not None)
     told = "".join(f"<div style='opacity:.8'>{to_html(m['role'])}: {to_html(m['content'])}</div>" for m in turn.before)
@@ -294,12 +293,18 @@ def turn_html(
     if turn.expected:
         says = to_html(turn.expected).replace("\n", " | ")
         expected = f"<div style='opacity:.8'>expected ({to_html(turn.where)}): {says}</div>"
+    if how: told = f"<div style='opacity:.8'>turn {number} · {to_html(how)}</div>{told}"
+    return f"{told}<b style='white-space:pre-wrap'>{to_html(turn.prompt)}</b>{expected}"
+
+def turn_html(
+    turn:Turn,
+    number:int=1,
+)->str:
+    "A prompt and its answers as a table; everything that anybody wrote is escaped"
     replies = [*turn.replies.values()]
     cells = "".join(_cell(r, at, 1 / len(replies)) for r, at in zip(replies, _differences(replies)))
-    head = f"<div style='opacity:.8'>turn {number} · {to_html(how)}</div>{told}" if how else told
-    return (f"<div class='sft-turn' style='margin:8px 0'>{head}"
-            f"<b style='white-space:pre-wrap'>{to_html(turn.prompt)}</b>{expected}"
-            f"<table style='width:100%;table-layout:fixed'><tr>{cells}</tr></table></div>")
+    table = f"<table style='width:100%;table-layout:fixed'><tr>{cells}</tr></table>"
+    return f"<div class='sft-turn' style='margin:8px 0'>{_head(turn, number)}{table}</div>"
 
 # %% ../../nbs/13_panels/07_conversation.ipynb #gen0htm5
 _LEGEND = ("<div style='opacity:.8;font-size:85%'>≠ and a frame: where answers part · dotted: less than 50% sure · "

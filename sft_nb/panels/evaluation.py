@@ -214,7 +214,7 @@ def html(self:EvalState)->str:
     head = f"{self.checkpoint} and base, {self.filter}{class_}: {n:,} of {self.base.n:,} rows{page}"
     if "says" not in self.kept: self.kept["says"] = "".join(f"<div>{to_html(line)}</div>" for line in _says(self.sweep))
     top = f"{self._chart()}{self.kept['says']}<div style='margin-top:6px'><b>{to_html(head)}</b></div>"
-    return top + (self._table() + self._pair_html() if n else "")
+    return top + (self._pair_html() + self._table() if n else "")
 
 # %% ../../nbs/13_panels/10_evaluation.ipynb #evl0htm6
 @patch
@@ -229,6 +229,9 @@ def to_dict(self:EvalState)->dict:
         pair=pair and dict(where=pair[0].where, base=pair[0].text, tuned=pair[1].text, outcome=outcome(*pair)))
 
 # %% ../../nbs/13_panels/10_evaluation.ipynb #evl0pan2
+_BUTTONS = ("◀ page", "page ▶", "export ids", "try it", "reload")
+_WRAP = dict(flex_flow="row wrap")
+
 class EvalPanel(Panel):
     "The sweep of a run, and every row behind it"
     def __init__(self,
@@ -241,16 +244,15 @@ class EvalPanel(Panel):
         self.filter, self.klass = W.Dropdown(description="rows"), W.Dropdown(description="expected")
         self.text = W.Text(placeholder="search, then Enter", continuous_update=False)
         self.list = W.Select(rows=6, layout=dict(width="98%"), description="row", style=dict(description_width="40px"))
-        names = ("◀ page", "page ▶", "export ids", "try it", "reload")
-        self.buttons = {name: W.Button(description=name, layout=dict(width="auto")) for name in names}
-        first = W.HBox([self.checkpoint, self.filter, self.klass, self.text], layout=dict(flex_flow="row wrap"))
+        self.buttons = {name: W.Button(description=name, layout=dict(width="auto")) for name in _BUTTONS}
+        first = W.HBox([self.checkpoint, self.filter, self.klass, self.text], layout=_WRAP)
         super().__init__(state, [first, W.HBox([*self.buttons.values()]), self.list])
         self._bind()
         self.fill()
 
     def to_html(self)->str:
-        below = self.trial.to_html() if self.trial is not None else ""
-        return f"{self.said}{super().to_html()}{below}"
+        tried = self.trial.to_html() if self.trial is not None else ""
+        return f"{self.said}{tried}{super().to_html()}"
 
 # %% ../../nbs/13_panels/10_evaluation.ipynb #evl0pan3
 @patch

@@ -15,7 +15,6 @@ import ipywidgets as W
 import traitlets
 from fastcore.basics import patch
 
-from ..report import SftError
 from ..run.directory import Run
 from .panel import error_html, Panel
 from .replies import Reply
@@ -80,7 +79,8 @@ def _whole(name:str, value:int, least:int=0, **more)->W.BoundedIntText:
 
 class Controls:
     "The controls of a `GenerationPanel`, as they lie below each other"
-    def __init__(self, state:GenerationState, there:list[str]):
+    def __init__(self, state:GenerationState):
+        there = [*dict.fromkeys([*names_in(state.run), *state.names])]
         self.row = _whole("held-out row", 0, tooltip="0: no row", continuous_update=False)
         self.models = W.SelectMultiple(options=there, value=state.names, rows=min(6, len(there)), description="models")
         self.prompt = PromptBox(placeholder="Ask something; Ctrl+Enter sends it").add_class("sft-prompt-box")
@@ -90,9 +90,11 @@ class Controls:
         self.stop = W.Button(description="stop", disabled=True, tooltip="after this token")
         self.new = W.Button(description="new", tooltip="begin a conversation")
         self.thumbs = W.HBox()
-        self.tokens = _whole("max tokens", state.run.config.max_new_tokens, 1)
+        self._settings(state.run.config.max_new_tokens)
+
+    def _settings(self, most:int):
+        self.tokens, self.seed = _whole("max tokens", most, 1), _whole("seed", 0)
         self.temperature, self.top_p = _slider("temperature", 0., 0., 2.), _slider("top-p", 1., .05, 1.)
-        self.seed = _whole("seed", 0)
 
     def lines(self)->list:
         "One below the other"
@@ -103,18 +105,21 @@ class Controls:
 # %% ../../nbs/13_panels/08_generation.ipynb #vew0pan2
 class GenerationPanel(Panel):
     "A prompt, and what models answer to it, side by side"
+    error = ""       # a line above the picture
+    worker = None    # the thread that writes
+    last = 0.        # when the last picture was drawn
+
     def __init__(self,
         run:Run|str|Path,
         checkpoint:str|Path|Run|tuple|None=None,   # beside the base; a tuple: just these. None: the newest
-        *, row:int|str|None=None,  # the held-out row to begin with: number or place. None: the first, if there is one
+        *, row:int|str|None=None,  # held-out row to begin with: number or place. None: the first
         thread:bool=True,          # False: a press returns when all is said
-        drawn:Callable|None=None,  # called instead of drawing, by a panel around this one
+        drawn:Callable|None=None,  # called instead of drawing
     ):
         state = GenerationState(run, checkpoint)
-        self.there = [*dict.fromkeys([*names_in(state.run), *state.names])]
         self.given = {s.name: s for s in state.speakers}   # those of other runs, too
-        self.controls = Controls(state, self.there)
-        self.thread, self.drawn, self.error, self.worker, self.last = thread, drawn, "", None, 0.
+        self.controls = Controls(state)
+        self.thread, self.drawn = thread, drawn
         super().__init__(state, self.controls.lines())
         self._bind()
         self._try(lambda: self.choose_row(row or min(1, len(state.rows()))))

@@ -16,6 +16,13 @@ def _bounds(points:list[tuple], base:tuple)->tuple:
 
 def _path(points:list[tuple], place)->str: return " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
 
+def _band(points:list[tuple], place)->str:
+    "The line, and the room between its bounds"
+    band = _path([(s, h) for s, _, _, h in points] + [(s, l) for s, _, l, _ in reversed(points)], place)
+    line = _path([(s, v) for s, v, *_ in points], place)
+    return (f"<polygon points='{band}' fill='currentColor' fill-opacity='.15' stroke='none'/>"
+            f"<polyline points='{line}' fill='none' stroke='currentColor' stroke-width='2'/>")
+
 # %% ../../nbs/13_panels/09_intervals.ipynb #evl0svg2
 def intervals_svg(
     points:list[tuple],          # (step, value, low, high), in order
@@ -23,20 +30,19 @@ def intervals_svg(
     names:dict[int,str],         # step -> what is said of it: best, lowest loss
     *, title:str="", width:int=560, height:int=190,
 )->str:
-    "Values over steps with a band around them, and the base as a dashed line; told by form, not by colour"
+    "Values over steps in a band, the base as a dashed line; told by form, not by colour"
     left, right, low, high = _bounds(points, base)
     def place(step, v):
         x = 30 + (width - 60) * (step - left) / ((right - left) or 1)
         return x, height - 24 - (height - 56) * (v - low) / ((high - low) or 1)
-    band = _path([(s, h) for s, _, _, h in points] + [(s, l) for s, _, l, _ in reversed(points)], place)
-    line = _path([(s, v) for s, v, *_ in points], place)
-    drawn = f"<polygon points='{band}' fill='currentColor' fill-opacity='.15' stroke='none'/>"
-    drawn += f"<polyline points='{line}' fill='none' stroke='currentColor' stroke-width='2'/>"
-    drawn += _base_line(base, place, (left, right)) + "".join(_dot(p, place, names.get(p[0], "")) for p in points)
-    texts = _text(4, 12, f"{title}: {high:.4g}") + _text(4, height - 6, f"{low:.4g} · step {left:,} to {right:,}")
-    says = to_html(f"{title} over steps; base {base[0]:.4g}")
+    dots = "".join(_dot(point, place, names.get(point[0], "")) for point in points)
+    drawn = _band(points, place) + _base_line(base, place, (left, right)) + dots
+    drawn += _text(4, 12, f"{title}: {high:.4g}") + _text(4, height - 6, f"{low:.4g} · step {left:,} to {right:,}")
+    return _framed(drawn, f"{title} over steps; base {base[0]:.4g}", width, height)
+
+def _framed(drawn:str, says:str, width:int, height:int)->str:
     box = f"viewBox='0 0 {width} {height}' width='{width}' height='{height}' style='max-width:100%'"
-    return f"<svg {box} role='img' aria-label='{says}'>{drawn}{texts}</svg>"
+    return f"<svg {box} role='img' aria-label='{to_html(says)}'>{drawn}</svg>"
 
 # %% ../../nbs/13_panels/09_intervals.ipynb #evl0svg3
 def _text(x:float, y:float, says:str, anchor:str="start")->str:

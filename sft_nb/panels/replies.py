@@ -73,6 +73,31 @@ def _next(decoder:Decoder, running, ids:list[int])->torch.Tensor:
     model = decoder.model
     return model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[:, -1]
 
+# %% ../../nbs/13_panels/05_replies.ipynb #rep0gro1
+def _grow(reply:Reply, logits:torch.Tensor, token:int, tokenizer)->None:
+    "One token more"
+    share, others = likely(logits, token, tokenizer)
+    reply.ids.append(token)
+    reply.pieces.append(piece_of(reply, tokenizer))
+    reply.shares.append(share)
+    reply.instead.append(others)
+
+# %% ../../nbs/13_panels/05_replies.ipynb #rep0ste1
+def _steps(reply:Reply, decoder:Decoder, prompt:list[int], on_token:Callable):
+    "Grow by a token at a time; yields how it is over, or nothing as long as it is not"
+    running, draws = None, decoder.how.draws(1)
+    if decoding_of(decoder.model)[0] == "sft_nb":
+        running = begun(decoder.model, [0], [prompt], decoder.tokenizer.pad_token_id)
+    for k in range(decoder.how.max_new_tokens):
+        logits = _next(decoder, running, prompt + reply.ids)
+        token = chosen(logits, decoder.how, None if draws is None else draws[:, k])
+        if token.item() in decoder.ends:
+            yield "ended"
+            return
+        _grow(reply, logits, token.item(), decoder.tokenizer)
+        if running is not None: running.advance(token.to(running.mask.device))
+        yield "stopped" if on_token(reply) else ""
+
 # %% ../../nbs/13_panels/05_replies.ipynb #rep0say2
 def speak(
     reply:Reply,            # to be filled
@@ -83,30 +108,10 @@ def speak(
     **how,                  # as for `Sampling`
 )->Reply:                   # the same
     "Answer a prompt token by token"
-    decoder, running = Decoder(model, tokenizer, **how), None
-    if decoding_of(model)[0] == "sft_nb": running = begun(model, [0], [prompt], tokenizer.pad_token_id)
-    draws = decoder.how.draws(1)
+    decoder = Decoder(model, tokenizer, **how)
     reply.state = "speaking"
     with torch.no_grad(), eval_mode(model):
-        for k in range(decoder.how.max_new_tokens):
-            logits = _next(decoder, running, prompt + reply.ids)
-            token = chosen(logits, decoder.how, None if draws is None else draws[:, k])
-            if token.item() in decoder.ends: return _over(reply, "ended", tokenizer)
-            _grow(reply, logits, token.item(), tokenizer)
-            if running is not None: running.advance(token.to(running.mask.device))
-            if on_token(reply): return _over(reply, "stopped", tokenizer)
-    return _over(reply, "cut", tokenizer)
-
-# %% ../../nbs/13_panels/05_replies.ipynb #rep0gro1
-def _grow(reply:Reply, logits:torch.Tensor, token:int, tokenizer)->None:
-    "One token more"
-    share, others = likely(logits, token, tokenizer)
-    reply.ids.append(token)
-    reply.pieces.append(piece_of(reply, tokenizer))
-    reply.shares.append(share)
-    reply.instead.append(others)
-
-def _over(reply:Reply, state:str, tokenizer)->Reply:
+        state = next((state for state in _steps(reply, decoder, prompt, on_token) if state), "cut")
     reply.state, reply.text = state, tokenizer.decode(reply.ids, skip_special_tokens=True)
     return reply
 

@@ -17,7 +17,7 @@ from ..report import ConfigError
 from ..config import Config
 from ..model.hardware import free_memory
 from ..workbench import Workbench
-from ..run.directory import open_run, Run
+from ..run.directory import Run
 from ..run.target import find_target
 from ..results.answers import digest, weights_key
 from ..results.evaluate import leaves_base

@@ -43,7 +43,8 @@ def test_a_streamed_answer_is_the_one_of_generate(tokenizer):
     talk, model = [dict(role="user", content="Zoë has 14 🙂. What is 14 + 23?")], bench.base()
     prompt, = encode_prompts([talk], tokenizer)
     for how in (dict(max_new_tokens=24), dict(max_new_tokens=24, temperature=.9, top_p=.8, seed=5)):
-        found, (whole,) = speak(Reply("base"), model, tokenizer, prompt, **how), generate(model, tokenizer, [talk], **how)
+        whole, = generate(model, tokenizer, [talk], **how)
+        found = speak(Reply("base"), model, tokenizer, prompt, **how)
         assert Generation(found.text, found.n_tokens, found.state == "ended") == whole
         assert "".join(found.pieces) == tokenizer.decode(found.ids)
         assert all(0 < share <= 1 for share in found.shares) and len(found.shares) == len(found.ids)
@@ -59,7 +60,8 @@ def test_a_cache_of_another_kind_gives_the_same_answer(tokenizer, monkeypatch):
 
 
 @pytest.mark.parametrize("a, b, at", [
-    ("14 + 23|=|37", "14| + 23|=|36", 3), ("a|b", "a", 1), ("a", "a|b", 1), ("a|b", "ab", None), ("", "x", 0), ("", "", None),
+    ("14 + 23|=|37", "14| + 23|=|36", 3), ("a|b", "a", 1), ("a", "a|b", 1), ("a|b", "ab", None), ("", "x", 0),
+    ("", "", None),
 ])
 def test_where_two_answers_part(a, b, at):
     assert first_difference(said(*a.split("|")), said(*b.split("|"))) == at
@@ -168,7 +170,7 @@ def test_answers_that_follow_different_words_are_no_pair(asked):
 
 
 def test_nothing_that_is_said_is_obeyed():
-    reply = replace(said(EVIL, "\u202e", speaker=EVIL), error=EVIL, score=Score(False, EVIL, EVIL), instead=[EVIL, EVIL])
+    reply = replace(said(EVIL, "\u202e", speaker=EVIL), error=EVIL, score=Score(False, EVIL, EVIL), instead=[EVIL] * 2)
     html = turn_html(Turn(EVIL, [dict(role="system", content=EVIL)], {EVIL: reply, "b": said("x")}, {}, EVIL, EVIL))
     assert not any(bad in html for bad in ("<script", "<img", "</pre><img", "\x1b", "\u202e"))
     assert "≠" in pieces_html(reply, 0) and "title='40.0%" in pieces_html(reply)
@@ -181,7 +183,8 @@ def test_the_panel_answers_in_a_thread(learned):
     c.prompt._handle_custom_msg(dict(kind="send"), [])   # Ctrl+Enter
     panel.worker.join(60)
     assert not panel.busy and not c.ask.disabled and c.stop.disabled
-    assert panel.to_html().count("class='sft-tuned'") == 1 and ("✓ right" in panel.to_html() or "✗ wrong" in panel.to_html())
+    assert panel.to_html().count("class='sft-tuned'") == 1
+    assert "✓ right" in panel.to_html() or "✗ wrong" in panel.to_html()
     assert [b.description for b in c.thumbs.children] == [
         "good: base", "bad: base", "good: adapter", "bad: adapter"]
     c.models.value = ("checkpoint-1",)
