@@ -31,7 +31,7 @@ from sft_nb.workbench import Workbench
 
 def first_step(tmp_path, **overrides):
     "A config of one step over eight rows, and its data"
-    cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=1, max_samples=8, eval_samples=0,
+    cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=1, max_samples=8, eval_samples=0, preflight=False,
                       per_device_train_batch_size=8, **overrides)
     return cfg, prepare(cfg)
 
@@ -238,7 +238,7 @@ def test_a_random_model_of_another_shape_trains_with_a_real_tokenizer(tmp_path):
     run = train(load_config(
         "gsm8k", model=str(tmp_path/"shape"), init="random", **files, runs_dir=str(tmp_path), max_samples=32,
         eval_samples=8, max_steps=4, batch_size=4, gradient_accumulation_steps=1, max_new_tokens=8, learning_rate=1e-2,
-        logging_steps=1))
+        logging_steps=1, preflight=False))
     e = evaluate(run, progress=False)
     losses = values(run, "loss")
     assert losses[0] == pytest.approx(11.9, abs=.3) and losses[-1] < losses[0]   # ln 151,669 = 11.93
