@@ -31,7 +31,7 @@ _NAMES = {
     "workbench": "Workbench",
     "checks.preflight": "preflight",
     "run.directory": "plot",
-    "run.best": "Run",   # with its best checkpoint
+    "run.branch": "Run",   # with all that later chapters add to it
     "run.table": "list_runs",
     "training.trainer": "SupervisedTrainer",
     "training.train": "train resume build_trainer",
@@ -48,7 +48,9 @@ _NAMES = {
     "panels.batches": "BatchState BatchPanel",
     "panels.rows": "DataState DataPanel",
     "panels.losses": "LossState LossPanel",
-    "panels.live": "RunState RunPanel",
+    "panels.live": "RunState",
+    "panels.run": "RunPanel",
+    "panels.plan": "PlanState PlanPanel",
     "panels.conversation": "GenerationState",
     "panels.generation": "GenerationPanel",
     "panels.evaluation": "EvalState EvalPanel",
