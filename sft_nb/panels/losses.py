@@ -138,7 +138,7 @@ def ranked(self:LossState)->list[RowCost]:
 # %% ../../nbs/13_panels/03_losses.ipynb #19af09f1
 @patch
 def move(self:LossState, **where)->LossState:
-    "Set rank, chosen, shows (tuned, base or gain) or checkpoint; of another checkpoint the same row is in view"
+    "Set rank, chosen, shows (tuned, base or gain) or checkpoint, of which the same row is in view"
     if "checkpoint" in where:
         example = self.ranked()[self.chosen].example
         self.measure(where.pop("checkpoint"))
@@ -169,7 +169,8 @@ def _shade(value:float)->str:
 # %% ../../nbs/13_panels/03_losses.ipynb #b853b89d
 def _line_under(value:float)->str:
     "Of a gain: wavy where the loss has risen, straight where it has fallen"
-    return ";text-decoration:underline " + ("wavy" if value > 0 else "solid") if abs(value) > .1 else ""
+    if abs(value) <= .1: return ""
+    return ";text-decoration:underline " + ("wavy" if value > 0 else "solid")
 
 def _costly(token:Token, value:float, tells:str, gain:bool=False)->str:
     "One supervised token as HTML"
