@@ -14,7 +14,8 @@ from pathlib import Path
 from fastcore.basics import patch
 
 from ..on_disk import write_whole
-from ..report import ConfigError, edit, fail, Finding, Fix, ok, Report, SftError, shown
+from ..faces import shown
+from ..report import ConfigError, edit, fail, Finding, Fix, ok, Report, SftError
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.account import Data

@@ -10,7 +10,7 @@ import json, math
 from pathlib import Path
 
 from ..on_disk import from_json
-from ..report import shown
+from ..faces import shown
 from .environment import write_text
 
 # %% ../../nbs/10_run/03_metrics.ipynb #11a3fca7

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 
-from ..report import command, counted, edit, Finding, Fix, ok, Report, SftError, shown, skipped, warn
+from ..faces import shown
+from ..report import command, counted, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import Config
 from ..rows.columns import _listed, harmless
 from ..rows.sources import Mixture

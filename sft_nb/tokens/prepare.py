@@ -64,7 +64,7 @@ def _nothing_left(ledger:Ledger, rows:Mixture)->SftError:
     if n:
         says = f"none is left: {_reasons(ledger.reasons)}; the first is {ledger.first_dropped}"
         fix = _longer(ledger.counts, f"look at {ledger.first_dropped}")
-        return SftError(f"{n} rows", says, "rows to learn from", fix)
+        return SftError(f"{n} rows", says, "rows to learn from", fix, "nothing_to_learn")
     if rows.held_out:
         says = f"none of the rows falls into a held-out share of {rows.share:g}"
         return SftError("eval_fraction", says, "a larger share, or more rows",

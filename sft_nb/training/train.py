@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from ..on_disk import sweep, write_whole
 from ..keys import load_env
+from ..faces import page_of
 from ..report import command, ConfigError, edit, Fix, quoted, Report, SftError, skipped
 from ..config import Config
 from ..tokens.account import Data
@@ -46,7 +47,8 @@ def approve(cfg:Config, checked:Report)->Report:
     if failed and not cfg.force:
         found = "; ".join(f"{f.check}: {f.says}" for f in failed)
         otherwise = command("sft_nb check", "preflight(cfg)") | edit(force=True)
-        raise SftError("preflight", found, "a training that can work", failed[0].fix or otherwise)
+        raise SftError("preflight", found, "a training that can work", failed[0].fix or otherwise,
+                       page_of(failed[0].check))
     if failed: checked.figures["forced"] = f"in spite of {', '.join(f.check for f in failed)}"
     for finding in checked.findings:
         if finding.status in ("warn", "fail"): tqdm.write(f"sft_nb: {finding}", file=sys.stderr)
@@ -105,7 +107,7 @@ def _count_processes(trainer:SupervisedTrainer)->int:
     fix = command("sft_nb train --num-processes, not accelerate launch", "launch(cfg, num_processes=...)")
     if started == n: fix = edit(num_processes=started)
     found = f"{asked} were asked for, {started} were started, and {n} train together"
-    raise SftError("processes", found, "one number", fix)
+    raise SftError("processes", found, "one number", fix, "one_process_instead_of_two")
 
 def check_world(trainer:SupervisedTrainer)->None:
     "`SftError` if there are not as many processes as were asked for, or two of them begin with the same rows"
@@ -116,7 +118,7 @@ def check_world(trainer:SupervisedTrainer)->None:
     rows = [r for batch in everyone for r in batch if r >= 0]
     if len(rows) != len(set(rows)):
         raise SftError("processes", f"they begin with the same rows: {everyone}", "other rows for each",
-            "report this with trainer.json")
+            "report this with trainer.json", "one_process_instead_of_two")
 
 # %% ../../nbs/11_training/05_train.ipynb #15e04547
 def train(
@@ -141,7 +143,8 @@ def _alone(cfg:Config)->None:
     if cfg.num_processes == 1: return
     fix = command("sft_nb train --num-processes", "launch(cfg)")
     found = f"{cfg.num_processes} processes are asked for, and this is one"
-    raise ConfigError("num_processes", found, "a launcher that starts them", fix)
+    raise ConfigError("num_processes", found, "a launcher that starts them", fix,
+                      "one_process_instead_of_two")
 
 def _keep_rows(run:Run, bench:Workbench)->None:
     "Rows, and a task, that were handed over: the run's config names them, so that they are found again"
