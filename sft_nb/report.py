@@ -211,13 +211,6 @@ class Finding:
             expected = f"one of {', '.join(STATUSES)}"
             raise SftError(f"Finding {self.check}", f"status {self.status!r}", expected, "status='warn'")
 
-    @property
-    def sentence(self)->str:
-        "What was seen, and when"
-        when = "" if self.step is None else f"step {self.step}: "
-        if self.until not in (None, self.step): when = f"step {self.step} to {self.until}: "
-        return f"{when}{self.says}"
-
     def __str__(self):
         fix = f"  Fix: {self.fix}" if self.fix else ""
         return visible(f"{MARKS[self.status]} {self.check}: {self.sentence}{fix}")
@@ -233,6 +226,14 @@ class Finding:
     def from_dict(cls, d:dict)->"Finding":
         fix = Fix.from_dict(d["fix_parts"]) if "fix_parts" in d else as_fix(d.get("fix", ""))
         return cls(d["check"], d["status"], d["says"], fix, d.get("step"), d.get("until"))
+
+# %% ../nbs/00_report.ipynb #f1nds001
+@patch(as_prop=True)
+def sentence(self:Finding)->str:
+    "What was seen, and when"
+    when = "" if self.step is None else f"step {self.step}: "
+    if self.until not in (None, self.step): when = f"step {self.step} to {self.until}: "
+    return f"{when}{self.says}"
 
 # %% ../nbs/00_report.ipynb #f1nd0002
 def ok(says:str, *, check:str="")->Finding:
@@ -271,10 +272,11 @@ class Report:
     @property
     def verdict(self)->str:
         "All of it in words: `ready, 1 warning`; empty if nothing was looked at"
+        if not self.findings: return ""
         n = {status: sum(f.status == status for f in self.findings) for status in STATUSES}
-        said = [counted(n[status], word) for status, word in _COUNTED.items() if n[status]]
-        if n["skipped"]: said.append(f"{n['skipped']} skipped")
-        return ", ".join([f"not {self.good}" if self.failed else self.good, *said]) if self.findings else ""
+        said = [f"not {self.good}" if n["fail"] else self.good]
+        said += [counted(n[status], word) for status, word in _COUNTED.items() if n[status]]
+        return ", ".join([*said, f"{n['skipped']} skipped"] if n["skipped"] else said)
 
 _COUNTED = dict(fail="failure", warn="warning")   # what needs an eye
 
@@ -306,10 +308,11 @@ def _row(f:Finding)->list:
 
 @patch
 def _repr_html_(self:Report)->str:
-    bad, fine = ([f for f in self.by_weight() if (f.status in _COUNTED) is told] for told in (True, False))
+    rows = [(f.status in _COUNTED, _row(f)) for f in self.by_weight()]
+    bad, fine = ([row for told, row in rows if told is wanted] for wanted in (True, False))
     verdict = badge(self._seen_as(), self.verdict) if self.verdict else ""
-    more = folded(f"{counted(len(fine), 'finding')} without a fault", table_html(map(_row, fine))) if fine else ""
-    found = table_html(map(_row, bad)) if bad else ""
+    more = folded(f"{counted(len(fine), 'finding')} without a fault", table_html(fine)) if fine else ""
+    found = table_html(bad) if bad else ""
     return f"<div><b>{as_html(self.title)}</b> {verdict}{found}{figures_html(self.figures)}{more}</div>"
 
 # %% ../nbs/00_report.ipynb #f17a5401
