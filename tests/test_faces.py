@@ -1,6 +1,7 @@
 """How objects and errors look: in plain Python, in IPython, in a notebook."""
 import ast
 import io
+import json
 import pickle
 import re
 import subprocess
@@ -144,3 +145,34 @@ def test_what_is_html_is_taken_as_it_is(): assert as_html(Html("<b>")) == "<b>" 
 def test_a_page_can_do_nothing():
     page = page_html("a", dict(b="<p>c</p>"))
     assert "default-src 'none'" in page and not re.search(r"<script|<link|<iframe|@import|url\(|\ssrc=", page)
+
+
+@pytest.fixture(scope="module")
+def data():
+    from sft_nb.config import load_config
+    from sft_nb.tokens.prepare import prepare
+    talk = [dict(role="user", content=HOSTILE), dict(role="assistant", content=HOSTILE)]
+    rows = [dict(messages=talk), dict(messages=[*talk, *talk, *talk, *talk])]
+    return prepare(load_config(task="chat", max_length=300, on_long="drop"), train=rows)
+
+
+def test_an_example_shows_its_tokens_and_its_row(data):
+    first, html, text = data.train[0], data.train[0]._repr_html_(), str(data.train[0])
+    assert first.where in html and "[[" in text and f"{first.supervised} of {len(first.ids)} tokens" in text
+    assert "<script" not in html and "\x1b" not in html + text and "\u202e" not in html + text
+    assert json.loads(json.dumps(first.to_dict()))["row"]["messages"][0]["content"] == HOSTILE
+    assert "1 example of 2 rows" in repr(data.train) and len(data.train) == len(data.train[:9]) == 1
+
+
+@pytest.mark.parametrize("number", [1, -2])
+def test_there_are_as_many_examples_as_there_are(data, number):
+    with pytest.raises(IndexError, match="of 1"): data.train[number]
+    assert [x.number for x in data.train] == [0]
+
+
+def test_what_was_left_out_shows_itself(data):
+    assert "1 row left out" in repr(data.dropped) and "longer than max_length 300" in repr(data.dropped)
+    html = data.dropped._repr_html_()
+    assert "longer than max_length 300" in html and "<script" not in html and "\u202e" not in html + repr(data.dropped)
+    assert data.dropped == [*data.train.dropped] and data.dropped.to_dict()["lines"][0]["tokens"] > 300
+    assert data.to_dict() == data.report.to_dict()
