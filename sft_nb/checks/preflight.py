@@ -122,4 +122,4 @@ def preflight(
     loaded = vars(bench).get("model", bench.given["model"])
     with quiet(), same_rng_state(), same_model(loaded), bench: figures, findings = _look(bench, progress)
     seconds = dict(seconds=round(time.monotonic() - began, 1))
-    return Report(f"preflight: {bench.asked.task} with {bench.asked.model}", seconds | figures, findings)
+    return Report(f"preflight: {bench.asked.task} with {bench.asked.model}", seconds | figures, findings, good="ready")

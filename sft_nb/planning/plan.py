@@ -14,7 +14,7 @@ from pathlib import Path
 from fastcore.basics import patch
 
 from ..on_disk import write_whole
-from ..faces import shown
+from ..faces import as_html, badge, bar_html, code_html, Html, shown, size_text, table_html
 from ..report import ConfigError, edit, fail, Finding, Fix, ok, Report, SftError
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
@@ -26,7 +26,7 @@ from ..model.load import load_shape
 from .choose import Candidate, choose, Planner, RowLengths
 
 # %% ../../nbs/07_planning/04_plan.ipynb #212342dc
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     "What a training will take, on which device, with which settings"
     device:Device
@@ -49,24 +49,40 @@ class Plan:
     def fits(self)->bool: return self.total <= .95 * self.device.gib * 2**30
 
     def __str__(self): return str(self.report)
-    def _repr_html_(self): return self.report._repr_html_()
+    __repr__ = __str__
 
 # %% ../../nbs/07_planning/04_plan.ipynb #fecb49c1
 _LABELS = dict(weights="weights", adapter="adapter", gradients="gradients", optimiser="optimiser state",
                activations="activations", working="working memory", outside="driver and gaps")
 
-def _gib(n:int)->str: return f"{n / 2**30:8.2f} GiB"
-
 # %% ../../nbs/07_planning/04_plan.ipynb #afaa94d4
 @patch(as_prop=True)
 def report(self:Plan)->Report:
     "The parts, the speed and the settings, for people"
-    figures = {_LABELS[part]: _gib(n) for part, n in self.parts.items()}
-    figures["together"] = f"{_gib(self.training)} of {self.device.gib:.1f}"
-    if self.evaluation: figures["an evaluation"] = _gib(self.evaluation)
+    figures = {_LABELS[part]: size_text(n) for part, n in self.parts.items()}
+    figures["together"] = f"{size_text(self.training)} of {self.device.gib:.1f} GiB"
+    if self.evaluation: figures["an evaluation"] = size_text(self.evaluation)
     figures["speed, a rough estimate"] = f"{self.tokens_per_second:,.0f} tokens/s"
     figures |= {name: f"{value}  ({self.reasons[name]})" for name, value in self.settings.items()}
     return Report(f"plan for {self.device.name}", figures, self.findings)
+
+# %% ../../nbs/07_planning/04_plan.ipynb #planface2
+@patch
+def _repr_html_(self:Plan)->str:
+    verdict = badge("ok", "it fits") if self.fits else badge("fail", "it does not fit")
+    says = [f"<div>{as_html(f.sentence)} Fix: {code_html(str(f.fix))}</div>" for f in self.findings if f.fix]
+    settings = [[name, str(value), self.reasons[name]] for name, value in self.settings.items()]
+    chosen = table_html(settings, head=["setting", "value", "why"])
+    return f"<div><b>plan for {as_html(self.device.name)}</b> {verdict}{''.join(says)}{self._memory()}{chosen}</div>"
+
+@patch
+def _memory(self:Plan)->Html:
+    "A bar for each part, and the sums"
+    rows = [[_LABELS[part], bar_html(n / max(self.total, 1), tone=k), size_text(n)]
+            for k, (part, n) in enumerate(self.parts.items())]
+    rows.append(["together", "", f"{size_text(self.training)} of {self.device.gib:.1f} GiB"])
+    if self.evaluation: rows.append(["an evaluation", "", size_text(self.evaluation)])
+    return table_html([*rows, ["speed, a rough estimate", "", f"{self.tokens_per_second:,.0f} tokens/s"]])
 
 # %% ../../nbs/07_planning/04_plan.ipynb #ef7e0028
 @patch
@@ -92,7 +108,7 @@ def _draw_parts(ax, parts:dict)->float:
     at = 0
     for part, n in parts.items():
         gib = n / 2**30
-        ax.barh(0, gib, left=at, color=_COLOURS[part], label=f"{_LABELS[part]} {gib:.2f}")
+        ax.barh(0, gib, left=at, color=_COLOURS[part], label=f"{_LABELS[part]} {size_text(n)}")
         at += gib
     return at
 
@@ -105,7 +121,8 @@ def plot(self:Plan):   # a matplotlib `Figure`
     at, size = _draw_parts(ax, self.parts), self.device.gib
     ax.axvline(size, color="#cf222e")
     right = max(at, min(size, 4 * at))   # a card that is nearly empty is not drawn to its end
-    ax.set(yticks=[], title=f"{self.device.name}: {at:.1f} of {size:.1f} GiB", xlim=(0, 1.05 * right))
+    title = f"{self.device.name}: {size_text(self.training)} of {size:.1f} GiB"
+    ax.set(yticks=[], title=title, xlim=(0, 1.05 * right))
     fig.legend(frameon=False, fontsize=7, ncols=4, loc="outside lower center")
     ax.spines[["top", "right", "left"]].set_visible(False)
     return shown(fig)
@@ -206,7 +223,7 @@ def findings(
     gib, free = plan.total / 2**30, plan.device.gib
     training = plan.training / 2**30
     card = f"{plan.device.name} has {free:.1f}"
-    if plan.fits: return [ok(f"{gib:.1f} of {free:.1f} GiB, {100 * gib / free:.0f}%", check="memory")]
+    if plan.fits: return [ok(f"{size_text(plan.total)} of {free:.1f} GiB, {100 * gib / free:.0f}%", check="memory")]
     if training <= .95 * free:
         fix = edit(per_device_eval_batch_size=max(1, cfg.per_device_eval_batch_size // 2))
         return [fail(f"an evaluation takes {gib:.1f} GiB, {card}", fix, check="memory_evaluation")]

@@ -10,17 +10,19 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..escape import visible
+from ..escape import to_html, visible
+from ..faces import badge
 from ..on_disk import write_whole
 from ..report import ConfigError, edit
 from ..run.directory import open_run, Run
 from .statistics import difference, Difference, power, rows_needed
 from .likelihood import Forgetting
-from .evaluate import evaluate, Evaluation, points
+from .evaluate import evaluate, Evaluation, points, scores_html
 from .sweep import Sweep
 
 # %% ../../nbs/12_results/05_verdict.ipynb #ve0ver01
 EXIT_CODES = {"better": 0, "worse": 1, "not enough": 1, "cannot tell": 3}
+_SEEN = {"better": "ok", "worse": "fail", "not enough": "warn", "cannot tell": "skipped"}   # the badge of each
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
@@ -42,6 +44,10 @@ class Verdict:
         if self.forgotten is not None: lines.append(f"  {self.forgotten}")
         return visible("\n".join(lines))
     __repr__ = __str__
+    def _repr_html_(self)->str:
+        head, *lines = str(self).splitlines()
+        seen = badge(_SEEN[self.says], self.says)
+        return f"<div>{seen} {to_html(self.reason)}<br>{'<br>'.join(map(to_html, lines))}</div>"
     def to_dict(self)->dict:
         cost = self.forgotten and self.forgotten.to_dict()
         return vars(self) | dict(difference=vars(self.difference), forgotten=cost, exit_code=self.exit_code)
@@ -132,6 +138,11 @@ class Comparison:
         said = decide(self.difference)
         return visible(f"A  {a}\n   {self.a.tuned}\nB  {b}\n   {self.b.tuned}\nB is {said.says}: {said.reason}")
     __repr__ = __str__
+    def _repr_html_(self)->str:
+        both, said = dict(A=self.a, B=self.b), decide(self.difference)
+        named = [replace(e.tuned, model=f"{name}: {e.run}, {e.checkpoint}") for name, e in both.items()]
+        seen = f"B is {badge(_SEEN[said.says], said.says)} {to_html(said.reason)}"
+        return f"<div>{scores_html(named, by=self.a.by)}{seen}</div>"
     def to_dict(self)->dict:
         return dict(a=self.a.to_dict(), b=self.b.to_dict(), difference=vars(self.difference),
                     says=decide(self.difference).says)
