@@ -7,14 +7,16 @@ __all__ = ['evaluate_command', 'sweep_command', 'verdict_command', 'compare_comm
            'merge_command']
 
 # %% ../../nbs/14_cli/02_results.ipynb #cr0imp01
-import json, sys
+import json, os, sys
+from types import SimpleNamespace
 from typing import Literal
 
-from ..report import Report
+from ..report import command, ConfigError, Report
 from .options import Option, parse_own
 from .commands import _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _say, _score, _TRUST
 
 # %% ../../nbs/14_cli/02_results.ipynb #cr0opt01
+_WHAT_OR_PATH = Option(str, "", "a run, a checkpoint, an adapter, a folder with a model, or a hub id", first=True)
 _WHAT = Option(str, ..., "a run, a checkpoint, an adapter, a folder with a model, or a hub id", first=True)
 _ASKS = dict(
     task=Option(str|None, None, "a task; None: the run's"),
@@ -25,6 +27,8 @@ _ASKS = dict(
     device=Option(Literal["auto","cpu","mps","cuda"]|None, None, "None: as in training"),
     dtype=Option(Literal["auto","bfloat16","float16","float32"]|None, None, "None: as in training"),
     device_map=Option(str|None, None, "auto: spread the model over all GPUs"),
+    server=Option(str|None, None, "http://host:port of one that answers (OpenAI's API); None: the weights are loaded"),
+    served=Option(str|None, None, "the name of the model there; None: the only one"),
     cluster=Option(str|None, None, "a column: rows with the same value belong together, which widens the intervals"),
     reuse=Option(bool, True, "False: ask again what is known"), trust_remote_code=_TRUST, json=_JSON)
 _GENERAL = dict(
@@ -44,13 +48,23 @@ def _there(what:str, options, checkpoint:str="adapter")->None:
     from sft_nb.run.target import find_target
     find_target(what, checkpoint=checkpoint, trust_remote_code=options.trust_remote_code)
 
+# %% ../../nbs/14_cli/02_results.ipynb #cr0poi02
+def _pointed(command_name:str, options:SimpleNamespace)->SimpleNamespace:
+    "The same options, in which what is asked has its place; ConfigError if nothing is named"
+    path = options.checkpoint
+    if not options.run and ("/" in path or os.path.isdir(path)):
+        return SimpleNamespace(**vars(options) | dict(run=path, checkpoint="adapter"))
+    if options.run: return options
+    raise ConfigError(f"sft_nb {command_name}", "no run is named", "a run, a checkpoint, an adapter or a model",
+                      command("sft_nb runs"))
+
 # %% ../../nbs/14_cli/02_results.ipynb #c7641e12
-_EVALUATE = dict(run=_WHAT, checkpoint=_CHECKPOINT, examples=_EXAMPLES, **_ASKS) | _GENERAL | dict(
+_EVALUATE = dict(run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, examples=_EXAMPLES, **_ASKS) | _GENERAL | dict(
     general=Option(bool, False, "also read general texts, for what was forgotten"))
 
 def evaluate_command(args:list[str])->int:
     "Score base and tuned model of a run on held-out rows"
-    options = parse_own("evaluate", args, _EVALUATE, summary=evaluate_command.__doc__)
+    options = _pointed("evaluate", parse_own("evaluate", args, _EVALUATE, summary=evaluate_command.__doc__))
     _there(options.run, options, options.checkpoint)
     from sft_nb.results.evaluate import evaluate
     e = evaluate(options.run, checkpoint=options.checkpoint, **_asked(options))
@@ -102,14 +116,14 @@ def compare_command(args:list[str])->int:
 
 # %% ../../nbs/14_cli/02_results.ipynb #cr0gen02
 _SAYS = dict(
-    run=_WHAT, checkpoint=_CHECKPOINT, system=Option(str|None, None, "a system message in front"),
+    run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, system=Option(str|None, None, "a system message in front"),
     max_new_tokens=Option(int|None, None, "an answer ends here if the model does not end it; None: as in training"),
     temperature=Option(float, 0., "0: the likeliest tokens; above: drawn"),
     top_p=Option(float, 1., "draw from the likeliest tokens that have this share together"),
     stop=Option(tuple[str,...], (), "texts that end an answer"), seed=Option(int|None, None, "of what is drawn"),
     trust_remote_code=_TRUST)
 _PROMPT = Option(tuple[str,...], ..., "what the user says; several are answered one by one")
-_GENERATE = dict(run=_WHAT, prompt=_PROMPT) | _SAYS | dict(
+_GENERATE = dict(prompt=_PROMPT) | _SAYS | dict(
     base=Option(bool, False, "also what the model said before training"), json=_JSON)
 
 def _talker(options):
@@ -136,7 +150,7 @@ def _begun(options)->list[dict]:
 # %% ../../nbs/14_cli/02_results.ipynb #cr0gen03
 def generate_command(args:list[str])->int:
     "What a model answers to a prompt, beside what its base answers if that is asked for"
-    options = parse_own("generate", args, _GENERATE, summary=generate_command.__doc__)
+    options = _pointed("generate", parse_own("generate", args, _GENERATE, summary=generate_command.__doc__))
     ask = _talker(options)
     talks = [[*_begun(options), dict(role="user", content=prompt)] for prompt in options.prompt]
     said = dict(tuned=ask(talks))
@@ -160,7 +174,7 @@ def _as_lines(said:dict, k:int, prompt:str, many:bool)->str:
 # %% ../../nbs/14_cli/02_results.ipynb #cr0cha01
 def chat_command(args:list[str])->int:
     "Talk with a model: a line is a message; an empty line or the end of the input ends it"
-    options = parse_own("chat", args, _SAYS, summary=chat_command.__doc__)
+    options = _pointed("chat", parse_own("chat", args, _SAYS, summary=chat_command.__doc__))
     ask, talk = _talker(options), _begun(options)
     if sys.stdin.isatty(): _say(f"{options.run}: an empty line ends it")
     for line in sys.stdin:

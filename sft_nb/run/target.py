@@ -6,6 +6,7 @@
 __all__ = ['Target', 'find_target']
 
 # %% ../../nbs/10_run/11_target.ipynb #ta0imp01
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,14 +62,14 @@ def _alone(what:str, path:Path, settings:dict)->Target:
         cfg = load_config(**dict(model=base, method="lora") | settings)
         return Target(path.name, "adapter", cfg, path)
     known = "model_type" in _read(Path(model_path(what)), "config.json")   # tiny lies in the package
-    if not known and (path.exists() or what.count("/") != 1 or what.startswith((".", "/", "runs/"))):
+    if not known and (os.path.exists(path) or what.count("/") != 1 or what.startswith((".", "/", "runs/"))):
         raise _unknown(what, path)
     return Target(path.name, "model", load_config(**dict(model=what, method="lora") | settings), None)
 
 # %% ../../nbs/10_run/11_target.ipynb #e55427c3
 def _unknown(what:str, path:Path)->ConfigError:
-    found = "there is no run and no model in it" if path.is_dir() else "there is no such thing"
-    if not path.exists() or _is_run(path): Run(path)   # says which runs are near
+    found = "there is no run and no model in it" if os.path.isdir(path) else "there is no such thing"
+    if not os.path.exists(path) or _is_run(path): Run(path)   # says which runs are near
     return ConfigError(what, found, "a run, a checkpoint, an adapter, a folder with a model, or a hub id",
                        "a path in which config.json or adapter_config.json is")
 

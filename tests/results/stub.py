@@ -28,6 +28,7 @@ class Stub:
     temperature: float = 0.          # where none is sent
     logprobs: bool = True
     name: str = "tiny"
+    adapters: dict = field(default_factory=dict)   # name -> model: served beside `model`, which is their base
     root: str = ""                   # the folder that it says it serves
     key: str = ""                    # the key that it wants
     requests: int = 0
@@ -56,7 +57,8 @@ class Stub:
         how = GenerationConfig(do_sample=hot > 0, temperature=hot or None, max_new_tokens=n, pad_token_id=3,
                                eos_token_id=self.ends or [9999], repetition_penalty=1.)
         given = torch.tensor([ids])
-        out = self.model.generate(input_ids=given, attention_mask=torch.ones_like(given), generation_config=how)[0]
+        model = self.adapters.get(body["model"], self.model)
+        out = model.generate(input_ids=given, attention_mask=torch.ones_like(given), generation_config=how)[0]
         new = out[len(ids):].tolist()
         ended = new[-1] in self.ends
         choice = dict(index=0, finish_reason="stop" if ended else "length")
@@ -83,7 +85,8 @@ class Stub:
         model = dict(id=self.name, object="model")
         if self.root: model["root"] = self.root
         if self.api == "vLLM" and self.tells_context: model["max_model_len"] = self.context
-        if path == "/v1/models": return dict(object="list", data=[model])
+        beside = [dict(id=name, object="model", parent=self.name) for name in self.adapters]
+        if path == "/v1/models": return dict(object="list", data=[model, *beside])
         if path == "/props" and self.api == "llama.cpp":
             settings = dict(params=dict(temperature=self.temperature))
             if self.tells_context: settings["n_ctx"] = self.context
