@@ -31,7 +31,7 @@ _NAMES = {
     "workbench": "Workbench",
     "checks.preflight": "preflight",
     "run.directory": "plot",
-    "run.best": "Run",   # with its best checkpoint
+    "run.face": "Run",   # with its best checkpoint, and its faces
     "run.table": "list_runs",
     "training.trainer": "SupervisedTrainer",
     "training.train": "train resume build_trainer",
@@ -50,6 +50,7 @@ _NAMES = {
     "panels.losses": "LossState LossPanel",
     "panels.live": "RunState RunPanel",
     "panels.generation": "GenerationState GenerationPanel",
+    "panels.page": "run_page",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_HOME]

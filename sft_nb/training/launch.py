@@ -14,7 +14,8 @@ from ..report import SftError, speaking
 from ..config import allow, Config
 from ..written import check_portable
 from ..run.process import Ears
-from ..run.directory import Run, check_free, create_run, go_on, open_run, start_process
+from ..run.directory import check_free, create_run, go_on, open_run, start_process
+from ..run.face import Run
 
 # %% ../../nbs/11_training/06_launch.ipynb #fae8843c
 def launch(

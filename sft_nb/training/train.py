@@ -30,7 +30,8 @@ from ..checks.rows import check_held_out
 from ..checks.preflight import preflight
 from ..run.environment import write_json, write_text
 from ..run.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, written_aside
-from ..run.directory import Run, can_resume, check_free, create_run, go_on, open_run, plot
+from ..run.directory import can_resume, check_free, create_run, go_on, open_run, plot
+from ..run.face import Run
 from ..run.origin import check_origin, keep_origin, lengthen
 from ..run.output import lasting
 from .arguments import tracked, training_arguments
