@@ -123,7 +123,7 @@ def folded(
     return Html(f"<details{now}><summary style='cursor:pointer'>{as_html(says)}</summary>{inside}</details>")
 
 # %% ../nbs/00_faces.ipynb #fac0bar1
-_TONES = ("#57606a", "#0969da", "#54aeff", "#8250df", "#1a7f37", "#bf8700", "#cf222e")
+_TONES = ("#57606a", "#0969da", "#54aeff", "#8250df", "#1a7f37", "#bf8700", "#8c959f")   # none that warns
 
 def bar_html(
     share:float,       # 0 to 1
