@@ -97,3 +97,44 @@ def test_from_a_shell(run, tmp_path, capsys):
     from sft_nb.cli import main
     assert main(["report", str(run.path), "--out", str(tmp_path/"b.html"), "--rows", "1"]) == 0
     assert "1 row, token by token" in (tmp_path/"b.html").read_text() and "b.html" in capsys.readouterr().out
+
+
+def test_a_run_shows_itself(run):
+    html, text, said = run._repr_html_(), str(run), run.to_dict()
+    assert "✗ failed" in html and "→" in html and "<script" not in html and "\x1b" not in html + text
+    assert "x: failed at step 30" in text and json.loads(json.dumps(said))["best_eval_loss"] == .5
+
+
+def test_the_table_of_runs_has_no_hole(run):
+    from sft_nb.run.table import list_runs
+    html = list_runs(run.path.parent)._repr_html_()
+    assert "✗ failed" in html and "nan" not in html.lower() and "None" not in html and "<script" not in html
+
+
+def test_a_plan_speaks_of_what_can_be_read():
+    from sft_nb.model.hardware import Device
+    from sft_nb.planning.plan import Plan
+    made = Plan(Device(HOSTILE, 4., 10., 100.), dict(method="lora"), dict(method=HOSTILE),
+                dict(weights=2**20, outside=0), 2**21, 10.)
+    html = made._repr_html_()
+    assert "1.0 MiB" in str(made) and "0.00 GiB" not in str(made) + html and "✓ it fits" in html
+    assert "<script" not in html and "\u202e" not in html + repr(made) and json.dumps(made.to_dict())
+
+
+@pytest.fixture(scope="module")
+def evaluation(run):
+    from sft_nb.results.evaluate import Evaluation
+    return Evaluation.load(run.path/"eval/adapter.json")
+
+
+def test_scores_show_bars_and_words(evaluation):
+    html = evaluation._repr_html_()
+    assert "75.0%" in html and "95% interval" in html and "<script" not in html and json.dumps(evaluation.to_dict())
+
+
+def test_a_verdict_is_a_badge(evaluation):
+    from sft_nb.results.verdict import Comparison, decide
+    said = decide(evaluation.difference)
+    both = Comparison(evaluation, evaluation, evaluation.difference)
+    assert f"– {said.says}" in said._repr_html_() and "find a loss" in said._repr_html_()
+    assert "A: x, adapter" in both._repr_html_() and "<script" not in both._repr_html_()
