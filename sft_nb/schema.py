@@ -150,11 +150,12 @@ class TrainingSettings:
 class EvaluationSettings:
     "Held-out loss and answers"
     eval_steps:int|_Epoch|None=None      # loss on held-out rows every this many steps, or after each epoch; None: never
-    # True: the result is the checkpoint with the lowest held-out loss; it is kept beside the newest
+    # True: the result is the best checkpoint, which is kept beside the newest
     load_best_model_at_end:bool=False
-    # what makes a checkpoint the best: loss on held-out rows, or a figure of its scored answers, such as accuracy
+    # what makes a checkpoint the best: loss on held-out rows; or a figure of answers, such as accuracy, which
+    # `sft_nb sweep RUN --follow` finds out beside the training
     metric_for_best_model:str="loss"
-    # stop after this many evaluations without a lower held-out loss, and take the best; None: never
+    # stop after this many evaluations without a better one, and take the best; None: never
     early_stopping_patience:int|None=None
     per_device_eval_batch_size:int=32    # rows that are scored or answered together
     max_new_tokens:int=256               # an answer ends here if the model does not end it

@@ -74,14 +74,15 @@ def evaluate_command(args:list[str])->int:
 
 # %% ../../nbs/14_cli/02_results.ipynb #cr0swe01
 _SWEEP = dict(run=_RUN, checkpoints=Option(tuple[str,...]|None, None, "checkpoint-N ...; None: all"),
+              follow=Option(bool, False, "True: of a training that goes on, score each checkpoint as it comes"),
               **_ASKS, **_GENERAL)
 
 def sweep_command(args:list[str])->int:
     "Score every checkpoint of a run against the base, and say which is the best"
     options = parse_own("sweep", args, _SWEEP, summary=sweep_command.__doc__)
     _there(options.run, options, (options.checkpoints or ["adapter"])[0])
-    from sft_nb.results.sweep import sweep
-    made = sweep(options.run, checkpoints=options.checkpoints, **_asked(options))
+    from sft_nb.results.follow import follow, sweep
+    made = (follow if options.follow else sweep)(options.run, checkpoints=options.checkpoints, **_asked(options))
     _say(json.dumps(made.to_dict()) if options.json else made)
     return 0
 

@@ -26,7 +26,9 @@ from ..tokens.conversations import read_split
 from ..workbench import Workbench
 from ..run.directory import Run
 from ..run.best import keep_score
+from ..run.checkpoint import step_of
 from ..run.target import find_target, Target
+from ..training.arguments import Scored, tell_trackers
 from .statistics import detectable, difference, Difference
 from .likelihood import Forgetting, forgetting, general_examples
 from .server import Server
@@ -346,6 +348,18 @@ def evaluate(
     keep_evaluation(e, examiner)
     return e
 
+# %% ../../nbs/12_results/07_evaluate.ipynb #ev0trk01
+_SAMPLES = 20   # answers in a tracker's table
+
+def _for_trackers(e:Evaluation, run:Run)->Scored:
+    "Figures of both models, and the first answers"
+    step = step_of(Path(e.checkpoint)) if e.checkpoint.startswith("checkpoint-") else run.step
+    figures = dict(accuracy=e.tuned.accuracy, answered=e.tuned.answered, ended=e.tuned.ended) | e.tuned.figures
+    before = e.base.answers if e.base is not None else [None] * e.tuned.n
+    if e.base is not None: figures |= dict(base_accuracy=e.base.accuracy)
+    rows = [[a.prompt, a.expected, b and b.text, a.text, a.correct] for a, b in zip(e.tuned.answers[:_SAMPLES], before)]
+    return Scored(step, figures, ("prompt", "expected", "base", "tuned", "correct"), redact_all(rows))
+
 # %% ../../nbs/12_results/07_evaluate.ipynb #ev0kee01
 def keep_evaluation(
     e:Evaluation,
@@ -359,4 +373,6 @@ def keep_evaluation(
     e.save(run.path/"eval"/f"{e.checkpoint}{other}.json")
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, examiner.asked.by
     value = figures.get(by, e.tuned.values(by).mean())
-    if not other: keep_score(run, e.checkpoint, by, float(value), examiner.asked.key)
+    if other: return
+    keep_score(run, e.checkpoint, by, float(value), examiner.asked.key)
+    tell_trackers(run, _for_trackers(e, run))

@@ -36,7 +36,7 @@ from ..run.origin import check_origin, keep_origin, lengthen
 from ..run.output import lasting
 from .arguments import tracked, training_arguments
 from .guards import Guards
-from .recorder import Recorder, StopRequest, is_main_process
+from .recorder import best_step, ByScore, is_main_process, Recorder, StopRequest
 from .trainer import SupervisedTrainer
 
 # %% ../../nbs/11_training/05_train.ipynb #e3bcde72
@@ -212,7 +212,7 @@ def _is_state(folder, names)->list[str]:
 def _save(trainer:SupervisedTrainer)->None:
     "Keep the result; `SftError` if it cannot be written"
     run, state = trainer.run, trainer.state
-    best = state.best_global_step if trainer.wants_best else None
+    best = best_step(run, state)
     folder = run.path/"checkpoints"/f"checkpoint-{best}"
     try:
         with written_aside(run.adapter) as aside:
@@ -256,6 +256,7 @@ def _early(trainer:SupervisedTrainer)->str:
     "Why it is finished before its last step; empty if it is not"
     state, patience = trainer.state, trainer.bench.cfg.early_stopping_patience
     if state.global_step >= state.max_steps: return ""
+    if found := next((end.reason for end in trainer.ends if isinstance(end, ByScore) and end.reason), ""): return found
     if not state.best_global_step: return "the held-out loss was never finite"
     return f"no lower held-out loss in {patience} evaluations; the best was at step {state.best_global_step}"
 

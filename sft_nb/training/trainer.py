@@ -14,22 +14,21 @@ import huggingface_hub.constants
 import torch
 from fastcore.basics import patch
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import SFTTrainer
 
 from ..report import SftError, counted, edit, warn
-from ..config import Config
 from ..batches.pack import Batches, Rows
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.precision import adapters_to_float32, kept_exact
 from ..workbench import Workbench
 from ..run.checkpoint import cannot_write, prune, written_aside
 from ..run.directory import Run, go_on
-from ..run.best import best_steps
+from ..run.best import best_steps, unscored_steps
 from .arguments import training_arguments
 from .guards import Guards, all_finite, in_parts, non_finite_rows
-from .recorder import Recorder, StopRequest
+from .recorder import early_stopping, Recorder, saves_better_loss, StopRequest
 from .step import LeftOut, StepInProgress, describe, follow_schedule, how_to_be_finite, who
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000004
@@ -54,7 +53,7 @@ class _Moments(TrainerCallback):
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         "A new best loss is saved, or there would be no checkpoint to go back to"
         better = state.best_metric is None or metrics["eval_loss"] < state.best_metric
-        if better and self.trainer.wants_best: control.should_save = True
+        if better and saves_better_loss(self.trainer.bench.cfg): control.should_save = True
         return control
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000013
@@ -73,15 +72,12 @@ class SupervisedTrainer(SFTTrainer):
         self.parts = 1                # in which a micro-batch is computed
         self.seen = torch.zeros(2)    # loss and tokens
         self.aside:Path|None = None   # a checkpoint being written
-        callbacks = [guards, recorder, stop, _Moments(self, checkpoint), *_patience(bench.cfg)]
+        self.ends = early_stopping(run)
+        callbacks = [guards, recorder, stop, _Moments(self, checkpoint), *self.ends]
         with kept_exact(bench.model): super().__init__(**_for_the_parent(bench, run), callbacks=callbacks)
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
         if bench.cfg.method != "full": adapters_to_float32(bench.model)   # TRL made them bfloat16
         self.supervised = bench.supervised   # after TRL, which changes the head
-    @property
-    def wants_best(self)->bool:
-        "Is the result the checkpoint with the lowest held-out loss?"
-        return bool(self.bench.cfg.load_best_model_at_end or self.bench.cfg.early_stopping_patience)
     def create_model_card(self, *args, **kwargs): pass   # a card full of blanks, which somebody would publish
 
 def _for_the_parent(bench:Workbench, run:Run)->dict:
@@ -90,11 +86,6 @@ def _for_the_parent(bench:Workbench, run:Run)->dict:
     held_out = bench.data.eval.tokens if bench.cfg.eval_steps and bench.data.eval else None
     return dict(model=bench.model, args=training_arguments(bench.cfg, run.path), processing_class=bench.tokenizer,
                 train_dataset=bench.data.train.tokens, eval_dataset=held_out, data_collator=bench.layout.collate)
-
-def _patience(cfg:Config)->list[TrainerCallback]:
-    "Early stopping, if it is asked for"
-    if not cfg.early_stopping_patience: return []
-    return [EarlyStoppingCallback(cfg.early_stopping_patience)]
 
 # %% ../../nbs/11_training/04_trainer.ipynb #69054432
 @patch
@@ -331,7 +322,7 @@ def _save_checkpoint(self:SupervisedTrainer, model, trial)->None:
     except SftError: raise
     except Exception as e: raise cannot_write(target, e, go_on(self.run)) from e
     if not self.args.should_save: return
-    best = {self.state.best_global_step} | best_steps(target.parent)
+    best = {self.state.best_global_step} | best_steps(target.parent) | unscored_steps(target.parent)
     prune(target.parent, self.bench.cfg.save_total_limit, best=best)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000044

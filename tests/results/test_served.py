@@ -1,4 +1,4 @@
-"""Held-out rows that a server answers: the same scores as from the weights, and every way in which it cannot be asked."""
+"""Held-out rows that a server answers: the scores that its weights give, and every way in which it cannot be asked."""
 import shutil
 
 import pytest
@@ -34,7 +34,8 @@ def stub(run):
 
 def test_a_server_gives_the_scores_that_the_weights_give(run, stub):
     at_home = evaluate(run, checkpoint="checkpoint-10", **FEW)
-    with listening(stub) as url: e = evaluate(run, checkpoint="checkpoint-10", server=url, served="checkpoint-10", **FEW)
+    there = dict(checkpoint="checkpoint-10", served="checkpoint-10", **FEW)
+    with listening(stub) as url: e = evaluate(run, server=url, **there)
     assert [a.text for a in e.tuned.answers] == [a.text for a in at_home.tuned.answers]
     assert (e.tuned.answers, e.base.answers) == (at_home.tuned.answers, at_home.base.answers)
     assert (e.server, e.longer) == (url, 0) and f"asked: {url}" in str(e) and url in e._repr_html_()
@@ -48,7 +49,7 @@ def test_a_sweep_asks_a_server_for_every_checkpoint(run, stub):
     assert [*made.checkpoints] == NAMES and not made.forgotten
     for name in NAMES: assert made.checkpoints[name].answers == here.checkpoints[name].answers
     assert made.base.answers == here.base.answers and (run.path/"eval/sweep-served.json").exists()
-    with listening(stub) as url, pytest.raises(ConfigError, match="does not serve checkpoint-6, checkpoint-9; it lists"):
+    with listening(stub) as url, pytest.raises(ConfigError, match="does not serve checkpoint-6, checkpoint-9;"):
         sweep(run, server=url, **FEW)
 
 

@@ -1,12 +1,15 @@
 """The trackers have the lines of metrics.jsonl, and no file has a secret."""
 import json
 import os
+import shutil
 import struct
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 from learner import small
 
+from sft_nb.results.evaluate import evaluate, Evaluation
 from sft_nb.run.directory import Run
 from sft_nb.training.train import train
 from sft_nb.training.trainer import SupervisedTrainer
@@ -33,7 +36,8 @@ def lines_of_wandb(folder)->list[dict]:
     "The history in an offline wandb file"
     from wandb.proto import wandb_internal_pb2
     found = []
-    for data in records(next(folder.rglob("*.wandb")).read_bytes()):
+    newest = max(folder.rglob("*.wandb"), key=lambda file: file.stat().st_mtime_ns)
+    for data in records(newest.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         if record.WhichOneof("record_type") != "history": continue
@@ -76,6 +80,22 @@ def test_trackers_have_the_lines_of_metrics_and_no_file_has_a_secret(tmp_path, m
         assert [(line["train/global_step"], line[scalar]) for line in history if scalar in line] == ours
     assert wandb.run is None and "WANDB_RUN_ID" not in os.environ and "TENSORBOARD_LOGGING_DIR" not in os.environ
     assert_no_secret(tmp_path/"runs")
+    e = evaluate(run, eval_samples=4, progress=False)
+    events, told = events_of_tensorboard(run.path/"tensorboard"), lines_of_wandb(run.path/"wandb")[-1]
+    assert [(s.step, s.value) for s in events.Scalars("eval/accuracy")] == [(run.step, pytest.approx(e.tuned.accuracy))]
+    assert (told["train/global_step"], told["eval/accuracy"]) == (run.step, e.tuned.accuracy)
+    table, = (run.path/"wandb").rglob("*.table.json")
+    rows = json.loads(table.read_text())["data"]
+    assert [row[3] for row in rows] == [a.text for a in e.tuned.answers] and wandb.run is None
+
+
+def test_a_tracker_that_fails_costs_a_line_and_no_score(undisturbed, tmp_path, capfd):
+    run = Run(shutil.copytree(undisturbed.path, tmp_path/"learner-1"))
+    run.keep(replace(run.config, report_to=("tensorboard",)))
+    (run.path/"tensorboard").write_text("a file where a folder should be")
+    e = evaluate(run, eval_samples=4, progress=False)
+    assert "tensorboard was not told the scores" in capfd.readouterr().err
+    assert Evaluation.load(run.path/"eval/adapter.json") == e
 
 
 def test_an_error_with_a_secret_is_written_without_it(tmp_path, secrets):
