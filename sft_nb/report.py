@@ -259,7 +259,7 @@ class Report:
     title:str
     figures:dict=field(default_factory=dict)     # name -> number or short text, in reading order
     findings:list[Finding]=field(default_factory=list)
-    good:str="fine"                              # what it is if nothing failed: fine, ready
+    good:str=""                                  # what it is for, if nothing failed: ready
 
     @property
     def status(self)->str:
@@ -274,8 +274,9 @@ class Report:
         "All of it in words: `ready, 1 warning`; empty if nothing was looked at"
         if not self.findings: return ""
         n = {status: sum(f.status == status for f in self.findings) for status in STATUSES}
-        said = [f"not {self.good}" if n["fail"] else self.good]
-        said += [counted(n[status], word) for status, word in _COUNTED.items() if n[status]]
+        said = [counted(n[status], word) for status, word in _COUNTED.items() if n[status]]
+        if self.good: said.insert(0, f"not {self.good}" if n["fail"] else self.good)
+        said = said or ["fine"]
         return ", ".join([*said, f"{n['skipped']} skipped"] if n["skipped"] else said)
 
 _COUNTED = dict(fail="failure", warn="warning")   # what needs an eye
@@ -326,7 +327,7 @@ def to_dict(self:Report)->dict:
 @patch(cls_method=True)
 def from_dict(cls:Report, d:dict)->"Report":
     findings = [Finding.from_dict(f) for f in d["findings"]]
-    return cls(d["title"], d["figures"], findings, d.get("good", "fine"))
+    return cls(d["title"], d["figures"], findings, d.get("good", ""))
 
 # %% ../nbs/00_report.ipynb #f17a5402
 @patch

@@ -1,4 +1,4 @@
-"""The notebooks for those who use it: three, in order, without a definition of ours, found by `make lab` and each other."""
+"""The notebooks for those who use it: three, in order, that define nothing, found by `make lab`, and one by the other."""
 import re
 import sys
 
