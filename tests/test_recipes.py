@@ -1,4 +1,4 @@
-"""The notebooks for those who use it: three, in order, that define nothing, found by `make lab`, and one by the other."""
+"""The notebooks for those who use it: three, in order, that define nothing; `make lab` opens the first."""
 import re
 import sys
 

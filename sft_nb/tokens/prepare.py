@@ -138,7 +138,7 @@ def make_split(
     if found: return found
     folder = _filled(_workplace(cfg, home, key), (cfg, task, tokenizer), rows, name, digest)
     if key is None or folder.parent != home: return _temporary(folder, rows, tokenizer)
-    if not put(folder, home/key):   # another process was faster, or what is there cannot be taken away
+    if not put(folder, home/key):   # another process was faster, or it cannot go
         if damage(home/key): return _temporary(folder, rows, tokenizer)
         shutil.rmtree(folder, ignore_errors=True)
     return load_split(home/key, rows, tokenizer)
