@@ -193,7 +193,7 @@ def card_text(
 # %% ../nbs/00_faces.ipynb #facpg002
 _SITE = "https://sft-nb.github.io/sft_nb/failures"
 PAGES = dict(   # page -> the checks that find what it tells of
-    nothing_to_learn="masked loss train_dropped eval_dropped",
+    nothing_to_learn="masked loss",
     masked_rows_are_packed="supervised",
     never_stops="pad ends train_ends eval_ends never_ends",
     exclamation_marks="labels collapse",

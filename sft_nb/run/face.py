@@ -56,6 +56,9 @@ def _repr_html_(self:Run)->str:
     return f"<div>{head}{reason}{fix}{table_html([[k, v] for k, v in self._figures().items()])}</div>"
 
 @patch
+def __repr__(self:Run)->str: return visible(f"Run({short_path(self.path)!r}: {self.state})")
+
+@patch
 def __str__(self:Run)->str:
     status, figures = self.status, self._figures()
     lines = [f"{self.name}: {self.state} at step {self.step:,}", *filter(None, [status.reason])]
