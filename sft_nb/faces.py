@@ -44,7 +44,7 @@ def badge(
     return Html(f"<span style='{style}'>{MARKS[status]} {as_html(says)}</span>")
 
 # %% ../nbs/00_faces.ipynb #fac0tab2
-_CELL = "text-align:left;vertical-align:top;padding:2px 10px 2px 0;white-space:pre-wrap;overflow-wrap:anywhere"
+_CELL = "text-align:left;vertical-align:top;padding:2px 10px 2px 0;white-space:pre-wrap;overflow-wrap:"
 
 def table_html(
     rows:list[list],         # texts, numbers, `Html`
@@ -59,8 +59,12 @@ def table_html(
     return Html(f"<table style='font-size:13px;margin:0'>{''.join(lines)}</table>")
 
 def _table_line(cells:list, tag:str, style:str)->str:
-    inside = "".join(f"<{tag} style='{_CELL}'>{as_html(cell)}</{tag}>" for cell in cells)
+    inside = "".join(f"<{tag} style='{_CELL}{_wraps(cell)}'>{as_html(cell)}</{tag}>" for cell in cells)
     return f"<tr style='{style}'>{inside}</tr>"
+
+def _wraps(cell)->str:
+    "Only a word that no column is wide enough for is broken: a narrow column keeps its words whole"
+    return "anywhere" if max(map(len, number(cell).split()), default=0) > 30 else "break-word"
 
 # %% ../nbs/00_faces.ipynb #fac0ttx2
 def table_text(
