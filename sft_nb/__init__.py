@@ -31,7 +31,7 @@ _NAMES = {
     "workbench": "Workbench",
     "checks.preflight": "preflight",
     "run.directory": "plot",
-    "run.face": "Run",   # with its best checkpoint, and its faces
+    "run.face": "Run",   # with all that the chapters before it add
     "run.table": "list_runs",
     "training.trainer": "SupervisedTrainer",
     "training.train": "train resume build_trainer",
@@ -48,8 +48,12 @@ _NAMES = {
     "panels.batches": "BatchState BatchPanel",
     "panels.rows": "DataState DataPanel",
     "panels.losses": "LossState LossPanel",
-    "panels.live": "RunState RunPanel",
-    "panels.generation": "GenerationState GenerationPanel",
+    "panels.live": "RunState",
+    "panels.run": "RunPanel",
+    "panels.plan": "PlanState PlanPanel",
+    "panels.conversation": "GenerationState",
+    "panels.generation": "GenerationPanel",
+    "panels.evaluation": "EvalState EvalPanel",
     "panels.page": "run_page",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -29,6 +29,7 @@ def _mark(handle:int)->None:
 def write_whole(
     file:Path,        # its folder exists
     said:str|bytes,   # text in UTF-8; half of a character as JSON writes it
+    *, lasting:bool=True,   # False: quick; after a power cut it may be lost
 )->Path:              # the same
     "Replace a file in one piece; nothing is left beside it if that fails"
     aside = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.new")
@@ -37,12 +38,12 @@ def write_whole(
             _mark(f.fileno())
             f.write(said.encode("utf-8", "backslashreplace") if isinstance(said, str) else said)
             f.flush()
-            os.fsync(f.fileno())
+            if lasting: os.fsync(f.fileno())
             aside.replace(file)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    sync(file.parent)
+    if lasting: sync(file.parent)
     return file
 
 # %% ../nbs/00_on_disk.ipynb #dsk00021

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
+from ..progress import Phase, watched
 from ..report import Finding, Report
 from ..config import Config
 from ..tokens.account import Data
@@ -89,24 +89,27 @@ def _step_figures(evidence:Evidence)->dict:
 # %% ../../nbs/09_checks/09_preflight.ipynb #eb9ddd3a
 def run_checks(
     evidence:Evidence,
-    *, progress:bool=False,   # show a bar
 )->list[Finding]:
     "What all checks find, and what could not be made"
     told, findings = set(), []
-    for name, f in tqdm(all_checks(), desc="preflight", leave=False, disable=not progress):
-        found = run_check(name, f, evidence)
-        new = {part: e for part, e in evidence.failures.items() if part not in told}
-        findings += [error_finding(word_for(part), e, "it could not be made") for part, e in new.items()]
-        findings += found
-        told |= set(new)
+    with Phase("preflight", len(all_checks()), whole=True) as phase:
+        for name, f in all_checks():
+            found = run_check(name, f, evidence)
+            new = {part: e for part, e in evidence.failures.items() if part not in told}
+            findings += [error_finding(word_for(part), e, "it could not be made") for part, e in new.items()]
+            findings += found
+            told |= set(new)
+            phase.at(phase.done + 1)
     return findings
 
 # %% ../../nbs/09_checks/09_preflight.ipynb #eb9ddd3f
-def _look(bench:Workbench, progress:bool)->tuple[dict,list[Finding]]:
+def _look(bench:Workbench)->tuple[dict,list[Finding]]:
     "Figures and findings; the evidence is gone when it returns"
-    evidence = Evidence(bench)
-    findings = run_checks(evidence, progress=progress)
-    return _model_figures(evidence) | _step_figures(evidence), findings
+    loaded = vars(bench).get("model", bench.given["model"])
+    with quiet(), same_rng_state(), same_model(loaded), bench:
+        evidence = Evidence(bench)
+        findings = run_checks(evidence)
+        return _model_figures(evidence) | _step_figures(evidence), findings
 
 # %% ../../nbs/09_checks/09_preflight.ipynb #638761d0
 def preflight(
@@ -114,12 +117,11 @@ def preflight(
     *, data:Data|None=None,  # None: prepare the rows
     plan:Plan|None=None,     # None: make one
     model=None,              # as before afterwards; None: load one and throw it away
-    progress:bool=False,     # show a bar
+    progress:bool=False,     # show at once how far it has come; False: if it takes longer than two seconds
 )->Report:                   # its `status` is fail if training should not begin
     "Check machine, rows, model, batch, one step and ten more; every failure is a finding"
     began = time.monotonic()
     bench = workbench_for(cfg, data=data, plan=plan, model=model)
-    loaded = vars(bench).get("model", bench.given["model"])
-    with quiet(), same_rng_state(), same_model(loaded), bench: figures, findings = _look(bench, progress)
+    with watched(delay=0. if progress else 2.): figures, findings = _look(bench)
     seconds = dict(seconds=round(time.monotonic() - began, 1))
     return Report(f"preflight: {bench.asked.task} with {bench.asked.model}", seconds | figures, findings, good="ready")

@@ -14,7 +14,8 @@ from ..keys import load_env, Redacted
 from ..report import command, ConfigError, edit, SftError, speaking
 from .options import words
 from .commands import (
-    _say, check_command, config_command, data_command, plan_command, runs_command, stop_command, train_command)
+    _say, branch_command, check_command, checkpoint_command, config_command, data_command, plan_command, runs_command,
+    stop_command, train_command)
 from sft_nb.cli.results import (
     chat_command, compare_command, evaluate_command, generate_command, merge_command, report_command, sweep_command,
     verdict_command)
@@ -26,7 +27,8 @@ COMMANDS = dict(
     compare=compare_command, generate=generate_command, chat=chat_command, merge=merge_command, prove=prove_command,
     report=report_command,
     check=check_command, plan=plan_command,
-    data=data_command, config=config_command, runs=runs_command, stop=stop_command)
+    data=data_command, config=config_command, runs=runs_command, stop=stop_command, checkpoint=checkpoint_command,
+    branch=branch_command)
 
 def _version()->str:
     import sft_nb
@@ -37,7 +39,7 @@ def _help()->str:
     "What `sft_nb --help` prints"
     lines = [f"{_version()}: supervised fine-tuning that you can see and trust", ""]
     lines += ["usage: sft_nb COMMAND [options]", ""]
-    lines += [f"  {name:<9} {f.__doc__}" for name, f in COMMANDS.items()]
+    lines += [f"  {name:<10} {f.__doc__}" for name, f in COMMANDS.items()]
     begin = "sft_nb COMMAND --help lists a command's options. Begin with: sft_nb train --config demo"
     return "\n".join([*lines, "", begin])
 

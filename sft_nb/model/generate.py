@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
-from tqdm import tqdm
 from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
+from ..progress import Phase, watched
 from ..tokens.encode import encode_prompts
 from ..batches.layout import as_trained
 from .hardware import free_memory, is_out_of_memory
@@ -337,12 +337,12 @@ def continue_tokens(
     "What follows each prompt"
     decoder, answers = Decoder(model, tokenizer, **how), {}
     write = decoder.answers if decoding_of(model)[0] == "sft_nb" else decoder.answers_in_batches
-    bar = tqdm(total=len(prompts), desc=progress, disable=not progress, mininterval=1, leave=False)
-    with torch.no_grad(), eval_mode(model), bar:
+    seen, phase = watched() if progress else nullcontext(), Phase("generating", len(prompts), what=progress)
+    with torch.no_grad(), eval_mode(model), seen, phase:
         for row, answer in write(prompts):
             answers[row] = answer
             if on_answer is not None: on_answer(row, answer)
-            bar.update()
+            phase.at(len(answers))
     return [answers[i] for i in range(len(prompts))]
 
 # %% ../../nbs/06_model/07_generate.ipynb #8aa0ca45

@@ -15,6 +15,7 @@ from fastcore.basics import patch
 
 from ..on_disk import write_whole
 from ..faces import as_html, badge, bar_html, code_html, Html, shown, size_text, table_html
+from ..progress import Phase, watched
 from ..report import ConfigError, edit, fail, Finding, Fix, ok, Report, SftError
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
@@ -258,8 +259,9 @@ def _check_method(cfg:Config)->None:
         raise ConfigError("load_in_8bit", f"method is {cfg.method}", expected, edit(method="qlora"))
 
 # %% ../../nbs/07_planning/04_plan.ipynb #280ac9f5
-def _card(cfg:Config, device:str|None)->Device:
+def _card(cfg:Config, device:str|Device|None)->Device:
     "The card that is meant"
+    if isinstance(device, Device): return device
     if device is not None: return find_device(device)
     kind, _ = choose_device(cfg.device)
     dtype, _ = choose_dtype(cfg.dtype, kind)
@@ -282,7 +284,7 @@ def _plan_of(planner:Planner, chosen:Candidate, evaluation:int)->Plan:
 def plan(
     cfg:Config,
     data:Data|None=None,         # from `prepare`; None: prepare the rows
-    *, device:str|None=None,     # h200-141gb ...: a card that need not be here; None: the one that `cfg` means
+    *, device:str|Device|None=None,  # h200-141gb ...: a card that need not be here; None: the one that `cfg` means
     lengths:list[int]|None=None, # tokens of some rows that stand for all, instead of data
     world_size:int=1,            # processes
 )->Plan:
@@ -292,7 +294,7 @@ def plan(
     _check_method(cfg)
     card = _card(cfg, device)
     tokenizer = data.tokenizer if data is not None else load_tokenizer(cfg)
-    with _explained(cfg):
+    with _explained(cfg), watched(delay=2), Phase("planning"):
         planner = Planner(cfg, card, tokenizer, _rows(data, lengths), world_size=world_size)
         chosen = choose(planner)
         evaluation = planner.evaluation(chosen.way.method)

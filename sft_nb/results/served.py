@@ -8,11 +8,12 @@ __all__ = ['as_generation', 'again', 'ask_server', 'base_behind', 'all_served', 
 # %% ../../nbs/12_results/06_served.ipynb #srv5imp1
 import json, time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 
 from fastcore.basics import patch
-from tqdm import tqdm
 
+from ..progress import Phase, watched
 from ..report import ConfigError, edit, SftError
 from ..model.generate import Generation
 from .server import Refused, Reply, Server
@@ -58,18 +59,17 @@ def ask_server(
     sends = dict(max_tokens=max_new_tokens, temperature=0.)
     plain = replace(server, wanted=server.name)   # the name is looked up once, before there are threads
     plain.shows_logprobs = False
-    bar = tqdm(total=len(asked), desc=progress, disable=not progress, mininterval=1, leave=False)
     pool = ThreadPoolExecutor(at_once)
-    try: return [*_counted(bar, pool.map(lambda talk: again(lambda: plain.chat(talk, **sends)), asked))]
-    finally:
-        pool.shutdown(cancel_futures=True)
-        bar.close()
+    try:
+        with watched() if progress else nullcontext(), Phase("generating", len(asked), what=progress) as phase:
+            return [*_counted(phase, pool.map(lambda talk: again(lambda: plain.chat(talk, **sends)), asked))]
+    finally: pool.shutdown(cancel_futures=True)
 
 # %% ../../nbs/12_results/06_served.ipynb #srv5ask3
-def _counted(bar, replies):
-    "Each reply, when it is there, and a step of the bar"
+def _counted(phase:Phase, replies):
+    "Each reply, when it is there, and told"
     for reply in replies:
-        bar.update()
+        phase.at(phase.done + 1)
         yield reply
 
 # %% ../../nbs/12_results/06_served.ipynb #srv5bas2

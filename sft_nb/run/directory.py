@@ -14,11 +14,12 @@ from fastcore.basics import patch
 
 from ..escape import visible
 from ..on_disk import new_folder, read_json, sweep
+from ..progress import Bar
 from ..report import command, ConfigError, edit, Fix, quoted, SftError
 from ..config import allow, at_home, Config, load_config, save_config, trusting
 from .environment import environment, write_json
 from .checkpoint import whole_checkpoints
-from .status import ACTIVE, read_status, stamped, Status
+from .status import ACTIVE, read_progress, read_status, stamped, Status
 from .metrics import append_line, curve, cut_lines, last_line, read_lines
 from sft_nb.run.process import (
     announce, end, is_locked, is_trained, let_go, Process, read_process, start, started_process, take_lock, who_to_stop,
@@ -144,7 +145,6 @@ def keep(self:Run,
     "Replace config.json"
     save_config(at_home(cfg), self.path/"config.json")
 
-# %% ../../nbs/10_run/06_directory.ipynb #9bb95584
 @patch
 def set_device(self:Run,
     name:str,   # one H200
@@ -161,7 +161,6 @@ def record(self:Run,
     "Append a line to metrics.jsonl and flush it"
     append_line(self.path/"metrics.jsonl", metrics)
 
-# %% ../../nbs/10_run/06_directory.ipynb #4db350a2
 @patch
 def metrics(self:Run)->list[dict]:
     "The logged lines, in the order in which they were written"
@@ -179,7 +178,6 @@ def history(self:Run):
     lines = pd.DataFrame(self.metrics())
     return lines.groupby("step", as_index=False).last() if len(lines) else lines
 
-# %% ../../nbs/10_run/06_directory.ipynb #95a20143
 @patch
 def rewind(self:Run,
     step:int,   # of the checkpoint at which training starts again
@@ -318,7 +316,6 @@ def log(self:Run,
     if not file.exists(): return ""
     return "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
 
-# %% ../../nbs/10_run/06_directory.ipynb #bfa43e4e
 @patch
 def failure(self:Run)->SftError:
     "Why it failed, with the last lines of its log"
@@ -342,17 +339,19 @@ def wait(self:Run,
 )->str:                       # finished or stopped; running if the time is over
     "Wait until it has ended; `SftError` with the reason and the last lines if it failed"
     began = time.monotonic()
-    while not _is_over(self, state := self.state):
-        if timeout is not None and time.monotonic() - began > timeout: return state
-        time.sleep(every)
+    with Bar() as bar:
+        while not _is_over(self, state := self.state):
+            if timeout is not None and time.monotonic() - began > timeout: return state
+            bar.show(read_progress(self.path/"progress.json"))
+            time.sleep(every)
     if state in ("failed", "killed"): raise self.failure()
     return state
 
 # %% ../../nbs/10_run/06_directory.ipynb #15eb6a49
 @patch
 def stop(self:Run,
-    timeout:float=120,   # seconds for the step and its checkpoint; then the process is killed
-)->str:                  # how it ended
+    timeout:float|None=120,   # seconds for the step and its checkpoint; then it is killed. None: it is only asked
+)->str:                       # how it ended
     "Ask for an end after this step, with a checkpoint; kill what does not end in time. ConfigError if it is elsewhere"
     who, within_reach = who_to_stop(self.path, self.status.state)
     if not within_reach: raise out_of_reach(self, who)

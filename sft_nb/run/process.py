@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..on_disk import hold, read_json
 from .environment import write_json
+from .status import CHECKPOINT_ASKED
 
 # %% ../../nbs/10_run/04_process.ipynb #prc00001
 def _said(file:str)->str:
@@ -233,7 +234,8 @@ def started_process(
 _SOON = 60   # seconds in which a process is there that was announced, or begins to train where it cannot be seen
 
 def announce(folder:Path)->None:
-    "Say that this process is about to start one for the run"
+    "Say that this process is about to start one for the run; what an earlier one was doing is over"
+    for name in ("progress.json", CHECKPOINT_ASKED): (folder/name).unlink(missing_ok=True)
     write_json(folder/"process.json", asdict(process_of()))
 
 def is_starting(
@@ -310,8 +312,8 @@ def _kill(processes:list)->None:
 def end(
     who:Process,          # who trains
     *also:int|None,       # who started it
-    timeout:float=120,    # seconds for the step and its checkpoint
-)->bool:                  # True: it did not end in time, and was killed
+    timeout:float|None=120,   # seconds for the step and its checkpoint; None: it is only asked
+)->bool:                      # True: it did not end in time, and was killed
     "Ask a process for an end, then kill it with all that belongs to it. Never this one, never another of its number"
     import psutil
     own = os.getpid()
@@ -321,6 +323,7 @@ def end(
     try: asked[0].send_signal(signal.SIGTERM)
     except psutil.NoSuchProcess: pass
     except psutil.AccessDenied as e: raise PermissionError(1, "it belongs to another user") from e
+    if timeout is None: return False
     _, alive = psutil.wait_procs(family, timeout=timeout)
     _kill(alive)
     return bool(alive)

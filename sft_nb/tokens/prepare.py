@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tqdm import tqdm
-
 from ..on_disk import new_folder
+from ..progress import Phase, watched
 from ..report import ConfigError, edit, SftError
 from ..config import Config
 from ..written import hold_task
@@ -43,10 +42,10 @@ def _run(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder:Path, 
     "Write one side into `folder`; `SftError` if nothing is left"
     reader = Reader(cfg, task, Template(tokenizer), skeletons=skeletons)
     ledger = Ledger(folder, cfg, len(reader.encoder.bos))
-    with _collector_off(), tqdm(total=rows.total, desc=f"{name} rows", unit="row", delay=2, leave=False) as bar:
+    with _collector_off(), watched(delay=2), Phase("reading", rows.total, what=name) as phase:
         for batch, encoded in reader(rows):
             ledger.add(batch, encoded)
-            bar.update(len(batch.rows))
+            phase.at(phase.done + len(batch.rows))
     ledger.close(reader.seen)
     if not ledger.stats: raise _nothing_left(ledger, rows)
 

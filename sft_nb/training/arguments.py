@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 from trl import SFTConfig
 
 from ..keys import redact
+from ..progress import say
 from ..report import ConfigError, command, edit, SftError
 from ..config import Config
 from ..model.hardware import choose_device, choose_dtype
@@ -221,10 +221,10 @@ def tell_trackers(
 )->None:
     "Figures and answers of a checkpoint, where its run is logged; what fails is said, and harms nothing"
     try: names = trackers(run.config)
-    except SftError as e: return tqdm.write(f"sft_nb: {e}", file=sys.stderr)
+    except SftError as e: return say(f"sft_nb: {e}")
     for name in names:
         if name == "wandb" and run.state in ACTIVE: continue
         try:
             with tracked(run.config, run): _TELL[name](run, told)
         except Exception as e:
-            tqdm.write(f"sft_nb: {name} was not told the scores ({redact(str(e))[:160]})", file=sys.stderr)
+            say(f"sft_nb: {name} was not told the scores ({redact(str(e))[:160]})")

@@ -7,16 +7,16 @@ __all__ = ['all_finite', 'row_loss', 'non_finite_rows', 'in_parts', 'repetition'
            'unmoved', 'flat', 'step_loss', 'receipt', 'Guards']
 
 # %% ../../nbs/11_training/02_guards.ipynb #6649ce65
-import json, math, sys, time
+import json, math, time
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from fastcore.basics import patch
-from tqdm import tqdm
 from transformers import TrainerCallback
 
 from ..keys import redact
+from ..progress import Phase, say
 from ..on_disk import write_whole
 from ..report import Finding, Report, edit, fail, ok, warn
 from ..tokens.encode import end_ids
@@ -25,6 +25,7 @@ from ..model.hardware import is_out_of_memory
 from ..model.loss import batch_loss
 from ..model.generate import Generation, continue_tokens, eval_mode
 from ..workbench import Workbench
+from ..run.metrics import append_line, cut_lines
 from ..run.directory import Run
 from .recorder import Stop, StopRequest, is_main_process
 
@@ -118,11 +119,12 @@ class SampleProbe:
         self.prompts = [list(r["input_ids"][:at[0]]) for r, at in zip(rows, supervised) if at and at[0] > 0][:n]
         self.must_end = any(at and r["input_ids"][at[-1]] in ends for r, at in zip(rows, supervised))
         self.max_new_tokens = min(max_new_tokens, max(32, 2 * max(map(len, supervised), default=0)))
+        self.answers:list[Generation] = []   # the last ones
 
     def __call__(self, model)->list[Finding]:
         if not self.prompts: return []
-        answers = continue_tokens(model, self.tokenizer, self.prompts, max_new_tokens=self.max_new_tokens)
-        return check_answers(answers, must_end=self.must_end)
+        self.answers = continue_tokens(model, self.tokenizer, self.prompts, max_new_tokens=self.max_new_tokens)
+        return check_answers(self.answers, must_end=self.must_end)
 
 # %% ../../nbs/11_training/02_guards.ipynb #f206b4ec
 @torch.no_grad()
@@ -222,7 +224,7 @@ def note(self:Guards, finding:Finding, step:int)->None:
     "Write a finding down, once for each kind, and say it"
     if not is_main_process(): return
     known = self.notes.get(finding.check)
-    if known is None: tqdm.write(f"sft_nb: {replace(finding, step=step, until=step)}", file=sys.stderr)
+    if known is None: say(f"sft_nb: {replace(finding, step=step, until=step)}")
     self.notes[finding.check] = replace(finding, step=known.step if known else step, until=step)
     self._save_notes()
 
@@ -241,6 +243,7 @@ def act(self:Guards, found:list[Finding], step:int)->None:
 def on_train_begin(self:Guards, args, state, control, model=None, **kwargs):
     self.began, self.started, self.first = state.global_step, time.monotonic(), norms(model)
     if not is_main_process(): return
+    if (self.run.path/"samples.jsonl").exists(): cut_lines(self.run.path/"samples.jsonl", state.global_step)
     if state.global_step == 0: self._write_receipt()
     elif (self.run.path/"guards.json").exists():
         self.notes = {f.check: f for f in Report.load(self.run.path/"guards.json").findings}
@@ -282,7 +285,8 @@ def sample(self:Guards, model, step:int)->None:
     "Decode a few prompts; two bad samples in a row may stop the run"
     if not is_main_process() or step == self.sampled: return
     began, self.sampled = time.monotonic(), step
-    found = self._decode(model, step)
+    with Phase("sampling", whole=True): found = self._decode(model, step)
+    self._keep_answers(step)
     self.spent += time.monotonic() - began
     self.bad = self.bad + 1 if found else 0
     self._forget({"collapse", "never_ends"} - {f.check for f in found})
@@ -300,6 +304,13 @@ def _decode(self:Guards, model, step:int)->list[Finding]:
     says = "memory ran out while a few prompts were answered, so no more samples are decoded"
     self.note(warn(says, "a smaller {max_new_tokens}", check="sample_out_of_memory"), step)
     return []
+
+@patch
+def _keep_answers(self:Guards, step:int)->None:
+    "Add a line to samples.jsonl: what is asked and what is answered"
+    asked = [redact(self.probe.tokenizer.decode(prompt)) for prompt in self.probe.prompts]
+    said = [dict(asked=q, text=redact(a.text), ended=a.ended) for q, a in zip(asked, self.probe.answers)]
+    if said: append_line(self.run.path/"samples.jsonl", dict(step=step, answers=said))
 
 @patch
 def _forget(self:Guards, checks:set[str])->None:

@@ -4,19 +4,22 @@
 
 # %% auto #0
 __all__ = ['is_main_process', 'Stop', 'agree', 'StopRequest', 'best_step', 'saves_better_loss', 'ByScore', 'early_stopping',
-           'peak_memory_gib', 'Pace', 'shows_bars', 'Recorder']
+           'peak_memory_gib', 'Pace', 'shows_bars', 'Recorder', 'told_to']
 
 # %% ../../nbs/11_training/01_recorder.ipynb #455f79b0
-import builtins, math, os, sys, time
+import math, os, sys, time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from fastcore.basics import patch
-from tqdm import tqdm
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
+from ..progress import heard_by, looker, Phase, say
 from ..report import counted, Fix, quoted, SftError
 from ..config import Config
+from ..run.status import CHECKPOINT_ASKED, ProgressFile
 from ..run.process import Ears, Interrupted, MOMENT
 from ..run.directory import Run, go_on
 from ..run.best import scored_steps
@@ -35,7 +38,7 @@ class Stop:
     fix:Fix=field(default_factory=Fix)   # what to change; empty: resume it as it is
 
 # %% ../../nbs/11_training/01_recorder.ipynb #8ed83e6a
-def agree(mine:Stop|None)->Stop|None:
+def agree(mine:Stop|str|None)->Stop|str|None:
     "The first request that any process has; all processes call it together"
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1: return mine
     everyone = [None] * torch.distributed.get_world_size()
@@ -47,8 +50,9 @@ class StopRequest(TrainerCallback):
     "A signal, a time limit or a guard: ends a training after the step in hand, with a checkpoint"
     def __init__(self,
         max_time:float|None=None,   # seconds; None: no limit
+        folder:Path|None=None,      # of the run, in which a checkpoint may be asked for
     ):
-        self.max_time, self.began = max_time, time.monotonic()
+        self.max_time, self.folder, self.began = max_time, folder, time.monotonic()
         self.asked:Stop|None = None     # somebody wants it to end
         self.granted:Stop|None = None   # it ends because of this
         self.training = False
@@ -69,13 +73,21 @@ class StopRequest(TrainerCallback):
         self.ask(Stop(name, name))
         time.sleep(MOMENT / 2)   # a signal of the same moment comes in now, and not after a step of ten seconds
 
+    def _checkpoint_asked(self)->str|None:
+        "Does somebody want a checkpoint? A wish is granted once"
+        if self.folder is None or not is_main_process(): return None
+        try: (self.folder/CHECKPOINT_ASKED).unlink()
+        except OSError: return None
+        return CHECKPOINT_ASKED
+
     def on_train_begin(self, args, state, control, **kwargs): self.began, self.training = time.monotonic(), True
     def on_train_end(self, args, state, control, **kwargs): self.training = False
     def on_step_end(self, args, state, control, **kwargs):
         "A request at the last step is granted by the end"
         late = self.max_time is not None and time.monotonic() - self.began >= self.max_time
         if late: self.ask(Stop("max_time", f"max_time of {self.max_time:g} s reached"))
-        found = agree(self.asked)
+        found = agree(self.asked or self._checkpoint_asked())
+        if found == CHECKPOINT_ASKED: control.should_save, found = True, None
         if found is None or state.global_step >= state.max_steps: return control
         self.granted, control.should_training_stop, control.should_save = found, True, True
         return control
@@ -112,8 +124,7 @@ class ByScore(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if not self.asked or not state.is_world_process_zero: return
         line = f"sft_nb sweep {quoted(self.run.path)} --follow"
-        tqdm.write(f"sft_nb: the best is chosen by {self.figure}; `{line}` scores each checkpoint as it comes",
-                   file=sys.stderr)
+        say(f"sft_nb: the best is chosen by {self.figure}; `{line}` scores each checkpoint as it comes")
     def on_save(self, args, state, control, **kwargs): return self.look(control)
     def on_log(self, args, state, control, **kwargs): return self.look(control)
 
@@ -172,16 +183,15 @@ class Pace:
 # %% ../../nbs/11_training/01_recorder.ipynb #recfig06
 def shows_bars()->bool:
     "Does a person look on, at a terminal or in a notebook? A log has a line for each line of the metrics instead"
-    if os.environ.get("TQDM_DISABLE"): return False
-    return sys.stderr.isatty() or hasattr(builtins, "get_ipython")
+    return bool(looker())
 
 # %% ../../nbs/11_training/01_recorder.ipynb #296bbc7a
 class Recorder(TrainerCallback):
-    "Writes the trainer's log into the run directory, and shows a progress bar"
+    "Writes the trainer's log into the run directory, and tells how far it has come"
     def __init__(self,
         run:Run,
     ):
-        self.run, self.bar = run, None
+        self.run, self.phase, self.evaluating = run, None, None
         self.began = time.monotonic()
         self.before = 0.   # seconds of earlier parts of a resumed run
         self.pace = Pace()
@@ -191,20 +201,34 @@ class Recorder(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         self.began = time.monotonic()
         self.pace.begin(None if state.global_step else 0)
-        hidden = not state.is_world_process_zero or not shows_bars()
-        self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc=f"training {self.run.name}", unit="step",
-                        mininterval=1, disable=hidden)
+        self.phase = Phase("training", state.max_steps, done=state.global_step).__enter__()
     def on_step_end(self, args, state, control, **kwargs):
         "The last step is logged, whatever logging_steps says"
-        self.bar.update(state.global_step - self.bar.n)
+        self.phase.at(state.global_step)
         if state.global_step >= state.max_steps: control.should_log = True
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero: return
         self._record(dict(step=state.global_step, **logs, **self._figures(logs), seconds=self.seconds))
-        if "loss" in logs: self.bar.set_postfix(loss=f"{logs['loss']:.3f}")
+        if "loss" in logs and self.phase: self.phase.at(state.global_step, loss=logs["loss"])
         said = ", ".join(f"{k} {v:.4g}" for k, v in logs.items() if k in ("loss", "eval_loss", "grad_norm"))
-        if said and self.bar.disable: print(f"step {state.global_step} of {state.max_steps}: {said}", flush=True)
+        if said and not shows_bars(): print(f"step {state.global_step} of {state.max_steps}: {said}", flush=True)
+
+# %% ../../nbs/11_training/01_recorder.ipynb #r3c00022
+@patch
+def on_prediction_step(self:Recorder, args, state, control, eval_dataloader=None, **kwargs):
+    "A batch of an evaluation is done"
+    if self.evaluating is None: self.evaluating = Phase("evaluating", len(eval_dataloader or ())).__enter__()
+    self.evaluating.at(self.evaluating.done + 1)
+
+@patch
+def on_evaluate(self:Recorder, args, state, control, **kwargs):
+    "An evaluation is over"
+    self.evaluating = _left(self.evaluating)
+
+def _left(phase:Phase|None)->None:
+    "A phase is over, if there is one"
+    if phase is not None: phase.__exit__()
 
 # %% ../../nbs/11_training/01_recorder.ipynb #recfig08
 @patch
@@ -228,5 +252,11 @@ def _record(self:Recorder, line:dict)->None:
 # %% ../../nbs/11_training/01_recorder.ipynb #f73149bf
 @patch
 def close(self:Recorder)->None:
-    "Take the bar away"
-    if self.bar is not None: self.bar.close()
+    "It trains no more"
+    self.evaluating = _left(self.evaluating)
+    self.phase = _left(self.phase)
+
+# %% ../../nbs/11_training/01_recorder.ipynb #r3c00024
+def told_to(run:Run):   # a context
+    "Inside, the run's progress.json says what is being done; the first of several processes writes it"
+    return heard_by(ProgressFile(run.path/"progress.json")) if is_main_process() else nullcontext()

@@ -77,10 +77,14 @@ def how_to_be_finite(
 # %% ../../nbs/11_training/03_step.ipynb #stepfol2
 def follow_schedule(
     scheduler,   # of a training that goes on
+    *, learning_rate:float|None=None,   # of its config; None: that of the checkpoint
+    weight_decay:float|None=None,
 )->None:
-    "The rate of the step at hand: that of the checkpoint, but for a training that was made longer"
+    "The rate of the step at hand: that of the checkpoint, but for a training that was made longer, or a branch"
     inner = getattr(scheduler, "scheduler", scheduler)
     if not isinstance(inner, torch.optim.lr_scheduler.LambdaLR): return
+    if learning_rate is not None: inner.base_lrs = [learning_rate] * len(inner.base_lrs)
+    if weight_decay is not None: inner.optimizer.param_groups[0]["weight_decay"] = weight_decay
     rates = [base * f(inner.last_epoch) for base, f in zip(inner.base_lrs, inner.lr_lambdas)]
     inner._last_lr = rates
     for group, rate in zip(inner.optimizer.param_groups, rates): group["lr"] = rate

@@ -13,11 +13,11 @@ from io import BytesIO
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from ..on_disk import sweep, write_whole
 from ..keys import load_env
 from ..faces import page_of
+from ..progress import Phase, say, watched
 from ..report import command, ConfigError, edit, Fix, quoted, Report, SftError, skipped
 from ..config import Config
 from ..tokens.account import Data
@@ -36,7 +36,7 @@ from ..run.origin import check_origin, keep_origin, lengthen
 from ..run.output import lasting
 from .arguments import tracked, training_arguments
 from .guards import Guards
-from .recorder import best_step, ByScore, is_main_process, Recorder, StopRequest
+from .recorder import best_step, ByScore, is_main_process, Recorder, StopRequest, told_to
 from .trainer import SupervisedTrainer
 
 # %% ../../nbs/11_training/05_train.ipynb #e3bcde72
@@ -52,7 +52,7 @@ def approve(cfg:Config, checked:Report)->Report:
                        page_of(failed[0].check))
     if failed: checked.figures["forced"] = f"in spite of {', '.join(f.check for f in failed)}"
     for finding in checked.findings:
-        if finding.status in ("warn", "fail"): tqdm.write(f"sft_nb: {finding}", file=sys.stderr)
+        if finding.status in ("warn", "fail"): say(f"sft_nb: {finding}")
     return checked
 
 # %% ../../nbs/11_training/05_train.ipynb #b36bb734
@@ -79,7 +79,7 @@ def build_trainer(
 )->SupervisedTrainer:
     "The trainer with its recorder and its guards; what it runs on is written into trainer.json"
     stop = stop or StopRequest(bench.cfg.max_time)
-    bench.make("model", "layout")   # the model itself is asked how its rows may lie
+    with Phase("loading"): bench.make("model", "layout")   # the model itself is asked how its rows may lie
     if is_main_process(): _write_padding(bench, run)
     guards, recorder = Guards(bench, run, stop), Recorder(run)
     trainer = SupervisedTrainer(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
@@ -122,6 +122,7 @@ def check_world(trainer:SupervisedTrainer)->None:
             "report this with trainer.json", "one_process_instead_of_two")
 
 # %% ../../nbs/11_training/05_train.ipynb #15e04547
+@watched()
 def train(
     cfg:Config|Workbench,
     *, data:Data|None=None,    # rows that are prepared already; None: prepare them
@@ -167,11 +168,11 @@ def run_training(
     *, checkpoint:Path|None=None,   # to continue from
 )->Run:
     "Build, train, save; every way out leaves a status"
-    stop = StopRequest(bench.cfg.max_time)
+    stop = StopRequest(bench.cfg.max_time, run.path)
     with ExitStack() as stack:
         if is_main_process(): stack.enter_context(run.locked())
         stack.enter_context(lasting(run.path/"log.txt"))
-        for context in (tracked(bench.cfg, run), quiet(), stop): stack.enter_context(context)
+        for context in (told_to(run), tracked(bench.cfg, run), quiet(), stop): stack.enter_context(context)
         _train_in(bench, run, stop, checkpoint)
     return run
 
@@ -185,7 +186,7 @@ def _train_in(bench:Workbench, run:Run, stop:StopRequest, checkpoint:Path|None)-
         if is_main_process(): keep_origin(run)   # the weights are here, and the config is as it will stay
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         if is_main_process():
-            _save(trainer)
+            with Phase("saving"): _save(trainer)
             _finish(trainer, stop)
     except BaseException as e:
         stop.ears.deaf = True   # a second signal must not cut short what is written now
@@ -250,7 +251,7 @@ def _draw(run:Run)->None:
     drawn = BytesIO()
     plot(run).savefig(drawn, format="png", dpi=120)
     try: write_whole(run.path/"loss.png", drawn.getvalue())
-    except OSError as e: tqdm.write(f"sft_nb: loss.png cannot be written ({e.strerror})", file=sys.stderr)
+    except OSError as e: say(f"sft_nb: loss.png cannot be written ({e.strerror})")
 
 def _early(trainer:SupervisedTrainer)->str:
     "Why it is finished before its last step; empty if it is not"
@@ -290,6 +291,7 @@ def _reason(error:BaseException)->str:
     return f"{type(error).__name__}: {error}"
 
 # %% ../../nbs/11_training/05_train.ipynb #72286f1c
+@watched()
 def resume(
     run:Run|str|Path,           # a run that was stopped, killed or failed
     *, max_time:float|None=None,     # seconds for this part; None: until it is finished
@@ -299,7 +301,7 @@ def resume(
     "Continue a run at its newest whole checkpoint; ConfigError if it has none, is finished or is being trained"
     run = open_run(run, trust_remote_code=trust_remote_code)
     load_env()
-    if longer: tqdm.write(f"sft_nb: {lengthen(run, **longer)}", file=sys.stderr)
+    if longer: say(f"sft_nb: {lengthen(run, **longer)}")
     can_resume(run)
     with run.locked(): return _continue(run, max_time)
 
@@ -317,12 +319,12 @@ def _main_first(cfg:Config):
 def _continue(run:Run, max_time:float|None)->Run:
     "Continue at the newest checkpoint that is whole"
     for line in check_origin(run) if is_main_process() else ():
-        tqdm.write(f"sft_nb: {run.name}: {line}", file=sys.stderr)
+        say(f"sft_nb: {run.name}: {line}")
     bench = Workbench(replace(run.config, max_time=max_time), settled=True)
     with _main_first(bench.asked): bench.make("data")
     _same_rows(run, bench.data)
     checkpoint, damaged = newest_whole(run.path/"checkpoints")
-    for name, why in damaged.items(): tqdm.write(f"sft_nb: {name} is not used: {why}", file=sys.stderr)
+    for name, why in damaged.items(): say(f"sft_nb: {name} is not used: {why}")
     if checkpoint is None:
         why = "; ".join(f"{name}: {why}" for name, why in damaged.items())
         found = f"it has no whole checkpoint: {why}"
@@ -333,7 +335,7 @@ def _continue(run:Run, max_time:float|None)->Run:
 def _say_where(run:Run, checkpoint:Path, max_time:float|None)->None:
     without = ""
     if run.config.max_time is not None and max_time is None: without = ", without the time limit that it had"
-    tqdm.write(f"sft_nb: {run.name} continues at {checkpoint.name}{without}", file=sys.stderr)
+    say(f"sft_nb: {run.name} continues at {checkpoint.name}{without}")
 
 # %% ../../nbs/11_training/05_train.ipynb #t5000005
 def _same_rows(run:Run, data:Data)->None:
@@ -369,7 +371,7 @@ def train_run(
 )->Run:
     "Begin a launched run, or continue it"
     try:
-        with run.locked() if is_main_process() else nullcontext():   # from the first row on
+        with told_to(run), run.locked() if is_main_process() else nullcontext():   # from the first row on
             return _continue(run, max_time) if run.checkpoints() else _begin(run)
     except BaseException as e:
         if run.status.state == "starting": _leave(run, None, e)   # it did not come as far as a trainer

@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import SFTTrainer
 
+from ..progress import Phase
 from ..report import SftError, counted, edit, warn
 from ..batches.pack import Batches, Rows
 from ..model.hardware import free_memory, is_out_of_memory
@@ -268,7 +269,6 @@ def is_finite(self:SupervisedTrainer)->bool:
     if self.accelerator.num_processes == 1: return bool(fine)
     return bool(self.accelerator.reduce(fine.float(), reduction="mean").item() == 1)
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000037
 @patch
 def leave_out(self:SupervisedTrainer)->None:
     "No optimiser step: parameters without a gradient are passed over"
@@ -331,7 +331,7 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
     "All processes write into the folder aside, and the first one makes it a checkpoint"
     aside = nullcontext(target.with_name(target.name + ".aside"))
     if self.args.should_save: aside = written_aside(target)
-    with aside as self.aside:
+    with Phase("saving"), aside as self.aside:
         try:
             self.accelerator.wait_for_everyone()   # the folder is there
             super(SupervisedTrainer, self)._save_checkpoint(model, trial)
@@ -359,7 +359,7 @@ def meters(self:SupervisedTrainer)->dict:
 @patch
 def restore(self:SupervisedTrainer, checkpoint:Path)->None:
     "Put the meters back; called when training begins"
-    follow_schedule(self.lr_scheduler)
+    follow_schedule(self.lr_scheduler, learning_rate=self.args.learning_rate, weight_decay=self.args.weight_decay)
     file = checkpoint/f"meters-{self.args.process_index}.json"
     if not file.exists(): return   # of another number of processes
     saved = json.loads(file.read_text())

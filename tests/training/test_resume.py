@@ -3,11 +3,13 @@ import json
 import os
 import sys
 from contextlib import ExitStack, contextmanager
+from functools import partialmethod
 from unittest.mock import patch
 
 import pytest
 from learner import TEN_STEPS, killed_at_eight, learner, small
 
+from sft_nb import progress
 from sft_nb.cli import main
 from sft_nb.cli.commands import _follow
 from sft_nb.report import ConfigError, SftError
@@ -70,9 +72,18 @@ def nobody_reads():
 
 @pytest.mark.parametrize("hidden", ["", "1"], ids=["with a bar", "in lines"])
 def test_a_reader_that_goes_away_ends_no_training(tmp_path, monkeypatch, hidden):
-    monkeypatch.setattr(recorder, "shows_bars", lambda: not hidden)
+    seen = "" if hidden else "terminal"
+    for room in (progress, recorder): monkeypatch.setattr(room, "looker", lambda: seen)
+    monkeypatch.setattr(progress.Bar, "show", partialmethod(_at_once, progress.Bar.show))
     with nobody_reads(): run = train(small(tmp_path, max_steps=2))
-    assert run.state == "finished" and ("step 2 of 2" if hidden else "2/2") in (run.path/"log.txt").read_text()
+    said = (run.path/"log.txt").read_text()
+    assert run.state == "finished" and ("step 2 of 2" if hidden else "training 2 of 2 steps") in said
+
+
+def _at_once(self, show, told):
+    "Without the pause between two pictures"
+    self._next = 0.
+    show(self, told)
 
 
 def test_nor_that_of_the_command_line(tmp_path):
