@@ -13,8 +13,8 @@ test: $(READY)          ## ruff is clean, generated code equals notebooks, noteb
 	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -q -n 2 --dist worksteal
 
-lab: $(READY)           ## the notebooks
-	$(BIN)/jupyter lab nbs
+lab: $(READY)           ## the notebooks, beginning with the quickstart
+	$(BIN)/jupyter lab nbs --LabApp.default_url=/lab/tree/recipes/01_quickstart.ipynb
 
 docs: $(READY)          ## the site in _docs (needs Quarto)
 	$(BIN)/python scripts/readme.py

@@ -31,7 +31,7 @@ _NAMES = {
     "workbench": "Workbench",
     "checks.preflight": "preflight",
     "run.directory": "plot",
-    "run.branch": "Run",   # with all that later chapters add to it
+    "run.face": "Run",   # with all that the chapters before it add
     "run.table": "list_runs",
     "training.trainer": "SupervisedTrainer",
     "training.train": "train resume build_trainer",
@@ -54,6 +54,7 @@ _NAMES = {
     "panels.conversation": "GenerationState",
     "panels.generation": "GenerationPanel",
     "panels.evaluation": "EvalState EvalPanel",
+    "panels.page": "run_page",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_HOME]

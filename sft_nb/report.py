@@ -4,20 +4,22 @@
 
 # %% auto #0
 __all__ = ['LANGUAGES', 'STATUSES', 'speaking', 'Fix', 'edit', 'command', 'as_fix', 'counted', 'quoted', 'SftError',
-           'ConfigError', 'Finding', 'ok', 'skipped', 'warn', 'fail', 'Report', 'shown']
+           'ConfigError', 'Finding', 'ok', 'skipped', 'warn', 'fail', 'Report']
 
 # %% ../nbs/00_report.ipynb #caa7fd3a
-import json, re, shlex
+import json, os, re, shlex
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from fastcore.basics import patch
 
-from .escape import to_html, visible
+from .escape import readable, visible
+from .faces import (
+    address, as_html, badge, card_html, card_text, code_html, figure_text, figures_html, folded, Html, link_html, MARKS,
+    page_of, table_html, your_line)
 from .keys import redact_all
 from .on_disk import read_json, write_whole
 
@@ -134,11 +136,12 @@ class SftError(Exception):
         found:str,        # what is there: `the prompt is 2061 tokens and max_length is 2048`
         expected:str="",  # what should be there
         fix:Fix|str="",   # one edit or one command
+        page:str="",      # of the failures, that tells more: `truncated_answers`
     ):
-        self.where, self.found, self.expected, self.fix = where, found, expected, as_fix(fix)
+        self.where, self.found, self.expected, self.fix, self.page = where, found, expected, as_fix(fix), page
         super().__init__(str(self))
 
-    def __reduce__(self): return type(self), (self.where, self.found, self.expected, self.fix)
+    def __reduce__(self): return type(self), (self.where, self.found, self.expected, self.fix, self.page)
 
     @property
     def reason(self)->str:
@@ -163,10 +166,34 @@ class ConfigError(SftError):
     "A setting, a name or a command that cannot be meant"
     exit_code = 2
 
+# %% ../nbs/00_report.ipynb #r0car003
+@patch
+def card(self:SftError)->dict:
+    "What a card says: title, says, lines"
+    says = self.found.strip("\n") + (f"; {self.expected}" if self.expected else "")
+    says = "\n".join([says, *map(readable, getattr(self, "__notes__", ()))])
+    lines = dict(Fix=str(self.fix), Page=address(self.page), Asked=your_line(self.__traceback__))
+    return redact_all(dict(title=f"{type(self).__name__}: {self.where}", says=says, lines=lines))
+
+@patch
+def _repr_html_(self:SftError)->str: return card_html(**self.card())
+
+# %% ../nbs/00_report.ipynb #r0car004
+@patch
+def _render_traceback_(self:SftError)->list[str]:
+    "What IPython shows: the card; for the same `raise` again, the whole path"
+    from IPython import get_ipython
+    shell, at = get_ipython(), self.__traceback__
+    again = at is not None and vars(self).get("_shown_at") is at
+    self._shown_at = at
+    tracer = getattr(shell, "InteractiveTB", None)
+    if tracer and (again or tracer.mode == "Verbose" or os.environ.get("SFT_NB_TRACEBACK")):
+        return tracer.structured_traceback(type(self), self, at)
+    colour = str(getattr(shell, "colors", "nocolor")).lower() != "nocolor"
+    return [*card_text(**self.card(), colour=colour).split("\n"), "", "%tb shows the whole path"]
+
 # %% ../nbs/00_report.ipynb #30f00831
 STATUSES = ("ok", "skipped", "warn", "fail")   # from best to worst
-_MARK = dict(ok="✓", skipped="–", warn="!", fail="✗")
-_COLOUR = dict(ok="#1a7f37", skipped="#6e7781", warn="#9a6700", fail="#cf222e")
 
 @dataclass(frozen=True)
 class Finding:
@@ -185,10 +212,8 @@ class Finding:
             raise SftError(f"Finding {self.check}", f"status {self.status!r}", expected, "status='warn'")
 
     def __str__(self):
-        when = "" if self.step is None else f"step {self.step}: "
-        if self.until not in (None, self.step): when = f"step {self.step} to {self.until}: "
         fix = f"  Fix: {self.fix}" if self.fix else ""
-        return visible(f"{_MARK[self.status]} {self.check}: {when}{self.says}{fix}")
+        return visible(f"{MARKS[self.status]} {self.check}: {self.sentence}{fix}")
 
     def to_dict(self)->dict:
         "Ready for JSON: `fix` as a shell reads it, and its parts"
@@ -201,6 +226,14 @@ class Finding:
     def from_dict(cls, d:dict)->"Finding":
         fix = Fix.from_dict(d["fix_parts"]) if "fix_parts" in d else as_fix(d.get("fix", ""))
         return cls(d["check"], d["status"], d["says"], fix, d.get("step"), d.get("until"))
+
+# %% ../nbs/00_report.ipynb #f1nds001
+@patch(as_prop=True)
+def sentence(self:Finding)->str:
+    "What was seen, and when"
+    when = "" if self.step is None else f"step {self.step}: "
+    if self.until not in (None, self.step): when = f"step {self.step} to {self.until}: "
+    return f"{when}{self.says}"
 
 # %% ../nbs/00_report.ipynb #f1nd0002
 def ok(says:str, *, check:str="")->Finding:
@@ -226,6 +259,7 @@ class Report:
     title:str
     figures:dict=field(default_factory=dict)     # name -> number or short text, in reading order
     findings:list[Finding]=field(default_factory=list)
+    good:str=""                                  # what it is for, if nothing failed: ready
 
     @property
     def status(self)->str:
@@ -235,30 +269,65 @@ class Report:
     def exit_code(self)->int: return 1 if self.status == "fail" else 0
     @property
     def failed(self)->list[Finding]: return [f for f in self.findings if f.status == "fail"]
+    @property
+    def verdict(self)->str:
+        "All of it in words: `ready, 1 warning`; empty if nothing was looked at"
+        if not self.findings: return ""
+        n = {status: sum(f.status == status for f in self.findings) for status in STATUSES}
+        said = [counted(n[status], word) for status, word in _COUNTED.items() if n[status]]
+        if self.good: said.insert(0, f"not {self.good}" if n["fail"] else self.good)
+        said = said or ["fine"]
+        return ", ".join([*said, f"{n['skipped']} skipped"] if n["skipped"] else said)
 
-    def __str__(self):
-        width = max(map(len, self.figures), default=0)
-        figures = [f"  {k:<{width}}  {_short(v)}" for k, v in self.figures.items()]
-        return visible("\n".join([self.title, *figures, *(f"  {f}" for f in self.findings)]))
+_COUNTED = dict(fail="failure", warn="warning")   # what needs an eye
 
-    def _repr_html_(self)->str:
-        row = "<tr><td>{}</td><td style='text-align:right'>{}</td></tr>"
-        rows = "".join(row.format(to_html(k), to_html(_short(v))) for k, v in self.figures.items())
-        says = "".join(f"<li style='color:{_COLOUR[f.status]}'>{to_html(f)}</li>" for f in self.findings)
-        if says: says = f"<ul style='list-style:none;padding-left:0'>{says}</ul>"
-        return f"<b>{to_html(self.title)}</b><table>{rows}</table>{says}"
+# %% ../nbs/00_report.ipynb #f17a5304
+@patch
+def by_weight(self:Report)->list[Finding]:
+    "The findings, the worst first"
+    return sorted(self.findings, key=lambda f: -STATUSES.index(f.status))
+
+@patch
+def __str__(self:Report):
+    width = max(map(len, self.figures), default=0)
+    verdict = [f"  {MARKS[self._seen_as()]} {self.verdict}"] if self.verdict else []
+    figures = [f"  {k:<{width}}  {figure_text(v)}" for k, v in self.figures.items()]
+    return visible("\n".join([self.title, *verdict, *figures, *(f"  {f}" for f in self.by_weight())]))
+
+# %% ../nbs/00_report.ipynb #f17a5307
+@patch
+def _seen_as(self:Report)->str:
+    "The status that its badge has: what was skipped alone spoils nothing"
+    return self.status if self.status in _COUNTED else "ok"
+
+# %% ../nbs/00_report.ipynb #f17a5306
+def _row(f:Finding)->list:
+    "A finding in a table: its name on a badge, what it says, the way out"
+    fix = [Html(f"Fix: {code_html(str(f.fix))}")] if f.fix else []
+    page = [link_html(address(page_of(f.check)), "more")] if f.status in _COUNTED and page_of(f.check) else []
+    return [badge(f.status, f.check), Html("<br>".join([as_html(f.sentence), *fix, *page]))]
+
+@patch
+def _repr_html_(self:Report)->str:
+    rows = [(f.status in _COUNTED, _row(f)) for f in self.by_weight()]
+    bad, fine = ([row for told, row in rows if told is wanted] for wanted in (True, False))
+    verdict = badge(self._seen_as(), self.verdict) if self.verdict else ""
+    more = folded(f"{counted(len(fine), 'finding')} without a fault", table_html(fine)) if fine else ""
+    found = table_html(bad) if bad else ""
+    return f"<div><b>{as_html(self.title)}</b> {verdict}{found}{figures_html(self.figures)}{more}</div>"
 
 # %% ../nbs/00_report.ipynb #f17a5401
 @patch
 def to_dict(self:Report)->dict:
     "Ready for JSON"
     findings = [f.to_dict() for f in self.findings]
-    return dict(title=self.title, figures=self.figures, findings=findings, status=self.status)
+    return dict(title=self.title, figures=self.figures, findings=findings, status=self.status, good=self.good,
+                verdict=self.verdict)
 
 @patch(cls_method=True)
 def from_dict(cls:Report, d:dict)->"Report":
     findings = [Finding.from_dict(f) for f in d["findings"]]
-    return cls(d["title"], d["figures"], findings)
+    return cls(d["title"], d["figures"], findings, d.get("good", ""))
 
 # %% ../nbs/00_report.ipynb #f17a5402
 @patch
@@ -273,31 +342,3 @@ def load(cls:Report, path:Path)->"Report":
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise SftError(str(path), f"it cannot be read ({type(e).__name__})", "a report that sft_nb wrote",
                        command(f"rm {quoted(path)}")) from e
-
-# %% ../nbs/00_report.ipynb #4ab2f64c
-def _short(v)->str:
-    "A figure as a person writes it: 7,473 or 0.0003 or a text as it is"
-    if isinstance(v, bool) or v is None: return str(v)
-    if isinstance(v, int): return f"{v:,}"
-    if isinstance(v, float): return f"{v:,.4g}"
-    if isinstance(v, dict) and "counts" in v: return _bars(v["counts"]) + f" {v['edges'][0]:g} to {v['edges'][-1]:g}"
-    return str(v)
-
-# %% ../nbs/00_report.ipynb #ebeabe82
-def _bars(counts:list[int])->str:
-    "A histogram on one line; whatever is not zero can be seen"
-    top = max(counts, default=0)
-    if not top: return " " * len(counts)
-    return "".join(" ▁▂▃▄▅▆▇█"[-(-8 * n // top)] for n in counts)
-
-# %% ../nbs/00_report.ipynb #0f7fdcb2
-def shown(
-    fig,   # a matplotlib.figure.Figure
-):         # the same
-    "A figure that every notebook draws"
-    def png()->bytes:
-        buffer = BytesIO()
-        fig.savefig(buffer, format="png", dpi=90)
-        return buffer.getvalue()
-    fig._repr_png_ = png
-    return fig

@@ -276,7 +276,9 @@ def _misfit(f, v, where:str)->ConfigError:
     if isinstance(v, tuple) and len(v) == 1 and _fits(v[0], f.type):
         found = f"{f.name} = {v[0]!r}, is a tuple: the comma at the end makes it one"
         instead = v[0]
-    return ConfigError(where, found, f"{f.name} takes {_expects(f.type)}", _spelled(where, edit(**{f.name: instead})))
+    page = "a_comma_and_a_typo" if isinstance(v, tuple) else ""
+    fix = _spelled(where, edit(**{f.name: instead}))
+    return ConfigError(where, found, f"{f.name} takes {_expects(f.type)}", fix, page)
 
 # %% ../nbs/00_schema.ipynb #818d4f7d
 _AT_LEAST = dict(

@@ -31,7 +31,7 @@ def _unknown(name:str, where:str)->ConfigError:
     near = _near(name, [*defaults(), *ALIASES, *FOREIGN])
     if not near: return ConfigError(where, f"{name} is not a setting", "", _HELPER.format(name=name))
     fix = _spelled(where, f"write {{{near[0]}}}")
-    return ConfigError(where, f"{name} is not a setting", f"the nearest is {near[0]}", fix)
+    return ConfigError(where, f"{name} is not a setting", f"the nearest is {near[0]}", fix, "a_comma_and_a_typo")
 
 # %% ../nbs/00_written.ipynb #e4dd3bb5
 _NAMES = ("lora_target_modules", "modules_to_save", "report_to")   # "q_proj, v_proj" is two

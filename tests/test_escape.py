@@ -35,6 +35,7 @@ def test_errors_findings_and_reports():
 @pytest.fixture
 def hostile(tmp_path):
     "A run whose every file was written by somebody who means harm"
+    import sft_nb.run.face   # noqa: F401   with it a run shows itself
     from sft_nb.run.directory import create_run
     run = create_run(load_config(runs_dir=str(tmp_path), run_name="x", wandb_project=EVIL))
     status = dict(state=EVIL, reason=EVIL, fix=EVIL, step=3, time=EVIL, host=EVIL, stopped_by=EVIL)
@@ -48,7 +49,7 @@ def hostile(tmp_path):
 
 
 def test_a_run_of_a_stranger(hostile):
-    assert harmless(hostile._repr_html_()) and cannot_move(repr(hostile))
+    assert harmless(hostile._repr_html_()) and cannot_move(repr(hostile), str(hostile))
 
 
 def test_an_evaluation_of_a_stranger(hostile):

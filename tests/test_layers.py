@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PARTS = ("escape keys on_disk progress report schema translate written config rows tasks tokens batches model "
+PARTS = ("escape faces keys on_disk progress report schema translate written config rows tasks tokens batches model "
          "planning workbench checks run training results panels cli").split()
-LIGHT = ("escape keys on_disk progress report schema translate written config rows tasks tokens run cli "
+LIGHT = ("escape faces keys on_disk progress report schema translate written config rows tasks tokens run cli "
          "training.launch").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks")}   # the files of a folder are listed, nothing in it is imported

@@ -124,4 +124,4 @@ def preflight(
     bench = workbench_for(cfg, data=data, plan=plan, model=model)
     with watched(delay=0. if progress else 2.): figures, findings = _look(bench)
     seconds = dict(seconds=round(time.monotonic() - began, 1))
-    return Report(f"preflight: {bench.asked.task} with {bench.asked.model}", seconds | figures, findings)
+    return Report(f"preflight: {bench.asked.task} with {bench.asked.model}", seconds | figures, findings, good="ready")

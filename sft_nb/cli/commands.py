@@ -53,7 +53,7 @@ def data_command(args:list[str])->int:
     options, cfg = parse("data", args, _DATA, summary=data_command.__doc__)
     allow(cfg)
     from sft_nb.tokens.prepare import prepare
-    from sft_nb.tokens.show import examples
+    from sft_nb.tokens.account import examples
     data = prepare(cfg)
     more = dict(dropped=data.dropped[:options.dropped]) if options.dropped else {}
     if options.show: more["shown"] = examples(data, options.show, colour=not options.json and _in_colour())

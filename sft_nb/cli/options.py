@@ -305,6 +305,7 @@ EXAMPLES = dict(
            "--config gsm8k --max-samples 500 --wandb"),
     data=("--train-file rows.jsonl --show 2",), plan=("--config auto --device rtx4090-24gb",),
     check=("--config gsm8k",), config=("gsm8k",), evaluate=("runs/NAME",), merge=("runs/NAME --out merged",),
+    report=("runs/NAME", "runs/NAME --out report.html"),
     runs=("", "NAME-1 NAME-2"), stop=("runs/NAME",))
 
 def described(command:str, summary:str)->str:

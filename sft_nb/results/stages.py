@@ -14,7 +14,8 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..escape import to_html, visible
+from ..escape import visible
+from ..faces import as_html, badge, code_html, Html, table_html
 from ..keys import redact_all
 from ..on_disk import write_whole
 from ..report import fail, Finding, Fix, ok
@@ -95,21 +96,17 @@ def _headline(p:Proof)->str:
     return f"{who}: all the same in {len(p.stages)} stages ({links}){more}"
 
 # %% ../../nbs/12_results/12_stages.ipynb #st7htm02
-_COLOUR = dict(ok="#1a7f37", skipped="#6e7781", warn="#9a6700", fail="#cf222e")
-
-def _row(s:Stage)->str:
+def _row(s:Stage)->list:
     "A stage in the table"
     f = s.finding
-    fix = f"<br>Fix: <code>{to_html(f.fix)}</code>" if f.fix else ""
-    saw = "<br>".join(f"{to_html(k)}: {to_html(v)}" for k, v in s.saw.items())
-    check = f"<b style='color:{_COLOUR[f.status]}'>{to_html(f.check)}</b>"
-    cells = (to_html(s.link), check, to_html(f.says) + fix, saw)
-    return "<tr>" + "".join(f"<td style='text-align:left'>{c}</td>" for c in cells) + "</tr>"
+    fix = [Html(f"Fix: {code_html(str(f.fix))}")] if f.fix else []
+    saw = [as_html(f"{name}: {value}") for name, value in s.saw.items()]
+    return [s.link, badge(f.status, f.check), Html("<br>".join([as_html(f.sentence), *fix])), Html("<br>".join(saw))]
 
-# %% ../../nbs/12_results/12_stages.ipynb #st7htm02b
 @patch
 def _repr_html_(self:Proof)->str:
-    return f"<b>{to_html(_headline(self))}</b><table>{''.join(map(_row, self.stages))}</table>"
+    seen = badge("ok" if self.same else "fail", "the same" if self.same else "broken")
+    return f"<div>{seen} <b>{as_html(_headline(self))}</b>{table_html(map(_row, self.stages))}</div>"
 
 # %% ../../nbs/12_results/12_stages.ipynb #st7jso02
 @patch

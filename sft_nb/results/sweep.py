@@ -17,6 +17,7 @@ from fastcore.basics import patch
 from peft import load_peft_weights, set_peft_model_state_dict
 
 from ..escape import to_html, visible
+from ..faces import table_html
 from ..keys import redact_all
 from ..on_disk import read_json, write_whole
 from ..report import command, ConfigError, Finding, ok, quoted, SftError, warn
@@ -167,8 +168,10 @@ def __repr__(self:Sweep): return str(self)
 @patch
 def _repr_html_(self:Sweep):
     lines = "<br>".join(map(to_html, _says(self)))
-    shown = self.table().to_html(index=False, float_format="{:.3f}".format, na_rep="", border=0)
-    return f"<b>{to_html(self.run)}</b>: {self.base.n} held-out rows, by {to_html(self.by)}{shown}{lines}"
+    shown, best = self.table(), [*self.checkpoints].index(self.best)
+    rows = [[None if v != v else v for v in row] for row in shown.values.tolist()]
+    table = table_html(rows, head=[*shown.columns], marked=1 + best)
+    return f"<div><b>{to_html(self.run)}</b>: {self.base.n} held-out rows, by {to_html(self.by)}{table}{lines}</div>"
 
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0res06
 @patch

@@ -318,7 +318,8 @@ def _check_labels(ids:list[int], labels:list[int]):
         if label in (-100, i): continue
         found = f"token {k} is {i} and its label {label}"
         fix = f"make label {k} {i} or -100"
-        raise SftError("row", found, "-100, or the token itself (labels are not shifted)", fix)
+        raise SftError("row", found, "-100, or the token itself (labels are not shifted)", fix,
+                       "exclamation_marks")
 
 # %% ../../nbs/02_rows/00_formats.ipynb #f0rm1034
 def _borders(row, mask:list[int])->list[int]:

@@ -270,7 +270,7 @@ def read_as(self:Mixture,
     if not self.parts: return [row]
     try: return self.parts(row)
     except SftError as e:
-        found = type(e)(place, e.found, e.expected, e.fix)
+        found = type(e)(place, e.found, e.expected, e.fix, e.page)
         if self.keep_bad: return [found]
         raise found from e
 

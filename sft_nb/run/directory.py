@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..escape import to_html, visible
+from ..escape import visible
 from ..on_disk import new_folder, read_json, sweep
 from ..progress import Bar
 from ..report import command, ConfigError, edit, Fix, quoted, SftError
@@ -368,12 +368,3 @@ def plot(
 ):   # a matplotlib `Figure`
     "The loss curve"
     return curve(run.metrics(), run.name)
-
-# %% ../../nbs/10_run/06_directory.ipynb #b60a8e6f
-@patch
-def _repr_html_(self:Run)->str:
-    status = self.status
-    html = f"<b>{to_html(self.name)}</b>: {to_html(self.state)} at step {to_html(self.step)}"
-    if status.reason: html += f", {to_html(status.reason)}"
-    if status.fix: html += f"<br><code>{to_html(status.fix)}</code>"
-    return html

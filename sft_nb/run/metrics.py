@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..escape import to_html
 from ..on_disk import from_json
-from ..report import shown
+from ..faces import shown
 from .environment import write_text
 
 # %% ../../nbs/10_run/03_metrics.ipynb #11a3fca7

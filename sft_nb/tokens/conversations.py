@@ -39,7 +39,7 @@ def _talk(task:Task, row:dict, where:str, cfg:Config|None)->Talk:
         names = unread(watched) + [name for name in inside(row) if task.name == "chat" and name not in ignored]
         gone = left_out(row, names)
     except SftError as e:   # neither task nor format knows where the row stands
-        raise type(e)(where, e.found, e.expected, e.fix) from e
+        raise type(e)(where, e.found, e.expected, e.fix, e.page) from e
     n = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] in _ENDS), 0)
     return Talk(messages[:n], n < len(messages), [k for k in names if not obeyed(k, row.get(k))], gone)
 

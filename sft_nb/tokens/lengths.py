@@ -33,7 +33,7 @@ def fit(
     n, most = len(ids), cfg.max_length
     if cfg.on_long == "error":
         raise SftError(where, f"the row is {n} tokens and max_length is {most}", "a row that fits",
-                       edit(max_length=n) | edit(on_long="drop"))
+                       edit(max_length=n) | edit(on_long="drop"), "truncated_answers")
     if cfg.on_long == "drop": return Fitted([], "too_long", n, f"longer than max_length {most}")
     if cfg.on_long == "split": return _split(ids, labels, most)
     if cfg.cut_side == "start": return _cut_start(ids, labels, most, bos)

@@ -15,7 +15,7 @@ from ..config import allow, Config
 from ..written import check_portable
 from ..run.process import Ears
 from ..run.directory import check_free, create_run, go_on, open_run, start_process
-from ..run.branch import Run   # which shows itself live, and can be branched
+from ..run.face import Run   # which shows itself, live too, and can be branched
 
 # %% ../../nbs/11_training/06_launch.ipynb #fae8843c
 def launch(

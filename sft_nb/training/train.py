@@ -16,6 +16,7 @@ import torch
 
 from ..on_disk import sweep, write_whole
 from ..keys import load_env
+from ..faces import page_of
 from ..progress import Phase, say, watched
 from ..report import command, ConfigError, edit, Fix, quoted, Report, SftError, skipped
 from ..config import Config
@@ -29,7 +30,8 @@ from ..checks.rows import check_held_out
 from ..checks.preflight import preflight
 from ..run.environment import write_json, write_text
 from ..run.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, written_aside
-from ..run.directory import Run, can_resume, check_free, create_run, go_on, open_run, plot
+from ..run.directory import can_resume, check_free, create_run, go_on, open_run, plot
+from ..run.face import Run
 from ..run.origin import check_origin, keep_origin, lengthen
 from ..run.output import lasting
 from .arguments import tracked, training_arguments
@@ -46,7 +48,8 @@ def approve(cfg:Config, checked:Report)->Report:
     if failed and not cfg.force:
         found = "; ".join(f"{f.check}: {f.says}" for f in failed)
         otherwise = command("sft_nb check", "preflight(cfg)") | edit(force=True)
-        raise SftError("preflight", found, "a training that can work", failed[0].fix or otherwise)
+        raise SftError("preflight", found, "a training that can work", failed[0].fix or otherwise,
+                       page_of(failed[0].check))
     if failed: checked.figures["forced"] = f"in spite of {', '.join(f.check for f in failed)}"
     for finding in checked.findings:
         if finding.status in ("warn", "fail"): say(f"sft_nb: {finding}")
@@ -105,7 +108,7 @@ def _count_processes(trainer:SupervisedTrainer)->int:
     fix = command("sft_nb train --num-processes, not accelerate launch", "launch(cfg, num_processes=...)")
     if started == n: fix = edit(num_processes=started)
     found = f"{asked} were asked for, {started} were started, and {n} train together"
-    raise SftError("processes", found, "one number", fix)
+    raise SftError("processes", found, "one number", fix, "one_process_instead_of_two")
 
 def check_world(trainer:SupervisedTrainer)->None:
     "`SftError` if there are not as many processes as were asked for, or two of them begin with the same rows"
@@ -116,7 +119,7 @@ def check_world(trainer:SupervisedTrainer)->None:
     rows = [r for batch in everyone for r in batch if r >= 0]
     if len(rows) != len(set(rows)):
         raise SftError("processes", f"they begin with the same rows: {everyone}", "other rows for each",
-            "report this with trainer.json")
+            "report this with trainer.json", "one_process_instead_of_two")
 
 # %% ../../nbs/11_training/05_train.ipynb #15e04547
 @watched()
@@ -142,7 +145,8 @@ def _alone(cfg:Config)->None:
     if cfg.num_processes == 1: return
     fix = command("sft_nb train --num-processes", "launch(cfg)")
     found = f"{cfg.num_processes} processes are asked for, and this is one"
-    raise ConfigError("num_processes", found, "a launcher that starts them", fix)
+    raise ConfigError("num_processes", found, "a launcher that starts them", fix,
+                      "one_process_instead_of_two")
 
 def _keep_rows(run:Run, bench:Workbench)->None:
     "Rows, and a task, that were handed over: the run's config names them, so that they are found again"

@@ -292,7 +292,7 @@ def not_finite(self:SupervisedTrainer)->SftError:
     file = self.guards.keep(step, bad or numbers)
     found = f"the {what} is not finite{many}; {who(bad, numbers)} (in {file})"
     fix = how_to_be_finite(bad, self.bench.cfg.on_nan)
-    return SftError(f"step {step}", found, "finite numbers; the weights are as they were before the step", fix)
+    return SftError(f"step {step}", found, "finite numbers; the weights are as before the step", fix, "nan_in_the_log")
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000042
 @patch
