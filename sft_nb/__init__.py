@@ -49,9 +49,11 @@ _NAMES = {
     "panels.rows": "DataState DataPanel",
     "panels.losses": "LossState LossPanel",
     "panels.live": "RunState",
-    "panels.generation": "GenerationState GenerationPanel",
-    "panels.plan": "PlanState PlanPanel",
     "panels.run": "RunPanel",
+    "panels.plan": "PlanState PlanPanel",
+    "panels.conversation": "GenerationState",
+    "panels.generation": "GenerationPanel",
+    "panels.evaluation": "EvalState EvalPanel",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_HOME]

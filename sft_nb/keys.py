@@ -9,6 +9,7 @@ __all__ = ['OWN', 'KEYS', 'is_secret', 'redact_shapes', 'redact', 'redact_all', 
 # %% ../nbs/00_keys.ipynb #key00003
 import base64, json, os, re, stat, sys
 from collections.abc import Iterator
+from functools import lru_cache
 from html import escape
 from io import StringIO
 from pathlib import Path
@@ -48,6 +49,7 @@ def redact_shapes(text:str)->str:
     return text
 
 # %% ../nbs/00_keys.ipynb #key00012
+@lru_cache(256)
 def _forms(value:str)->set[str]:
     "A value as it may stand in a text"
     raw = value.encode("utf-8", "surrogatepass")
@@ -67,13 +69,23 @@ def _known()->Iterator[tuple[str,str]]:
         if is_secret(name): yield value.strip(), name
         if "://" in value: yield from ((found, name) for found in _PASSWORD.findall(value))
 
+# %% ../nbs/00_keys.ipynb #a7f4e336
+def _marks()->list[tuple[str,str]]:
+    "What must not be written at this moment, the longest first, and what stands there instead"
+    forms = {form: f"<{name}>" for value, name in _known() if len(value) >= _LEAST for form in _forms(value)}
+    return sorted(forms.items(), key=lambda item: -len(item[0]))
+
+# %% ../nbs/00_keys.ipynb #daf7bc6f
+def _without(text:str, marks:list[tuple[str,str]])->str:
+    for form, mark in marks: text = text.replace(form, mark)
+    return redact_shapes(text)
+
+# %% ../nbs/00_keys.ipynb #b5c6a8d2
 def redact(
     text:str,   # free text: an error, a line of a log, an answer
 )->str:
     "`text` without secrets: values of variables that are one by name or shape, in any form, and what looks like one"
-    forms = {form: name for value, name in _known() if len(value) >= _LEAST for form in _forms(value)}
-    for form in sorted(forms, key=len, reverse=True): text = text.replace(form, f"<{forms[form]}>")
-    return redact_shapes(text)
+    return _without(text, _marks())
 
 # %% ../nbs/00_keys.ipynb #key00017
 OWN = frozenset("state status check stopped_by time host model checkpoint dtype".split())   # fields that hold our words
@@ -82,12 +94,15 @@ def redact_all(
     said,   # whatever JSON can hold
 ):          # the same, its texts without secrets
     "`redact` every text in it, but those in `OWN` fields"
-    if isinstance(said, str): return redact(said)
-    if isinstance(said, dict): return {name: _field(name, v) for name, v in said.items()}
-    if isinstance(said, (list, tuple)): return [redact_all(v) for v in said]
-    return said
+    return _redacted(said, _marks())   # looking through the environment takes longer than reading a text
 
-def _field(name:str, value): return value if name in OWN and isinstance(value, str) else redact_all(value)
+# %% ../nbs/00_keys.ipynb #ea8bcde1
+def _redacted(said, marks:list[tuple[str,str]]):
+    if isinstance(said, str): return _without(said, marks)
+    if isinstance(said, dict):
+        ours = {name: v for name, v in said.items() if name in OWN and isinstance(v, str)}
+        return {name: ours[name] if name in ours else _redacted(v, marks) for name, v in said.items()}
+    return [_redacted(v, marks) for v in said] if isinstance(said, (list, tuple)) else said
 
 # %% ../nbs/00_keys.ipynb #key00021
 class Redacted:
@@ -117,6 +132,7 @@ def _distrust(found:os.stat_result)->str:
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH): return "others may write it"
     return ""
 
+# %% ../nbs/00_keys.ipynb #4bc7a72c
 def read_own(
     file:Path,          # a `.env` file
 )->tuple[str,str]:      # its text, and why it is not read; both empty if there is no such file
@@ -143,6 +159,7 @@ def say_once(
     _SAID.add(line)
     print(f"sft_nb: {visible(line)}", file=sys.stderr)
 
+# %% ../nbs/00_keys.ipynb #6174fd56
 def _take(file:Path, said:dict[str,str|None])->None:
     "Set the keys among the variables of a file, and say which they were"
     given = {name: value for name, value in said.items() if value}

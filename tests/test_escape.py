@@ -67,11 +67,11 @@ def test_the_table_of_a_strangers_runs(hostile, capsys):
 
 
 def test_panels():
-    from sft_nb.model.generate import Generation
-    from sft_nb.panels.generation import Pair, pair_html
+    from sft_nb.panels.conversation import Turn, turn_html
+    from sft_nb.panels.replies import Reply
     from sft_nb.tokens.show import spans_html
-    answer = Generation(EVIL, 3, True)
-    assert harmless(pair_html(Pair(EVIL, answer, answer, EVIL)), spans_html([(EVIL, "context")]))
+    answer = Reply(EVIL, "failed", [1], [EVIL], [.5], [EVIL], EVIL, error=EVIL)
+    assert harmless(turn_html(Turn(EVIL, [], {EVIL: answer}, {}, EVIL, EVIL)), spans_html([(EVIL, "context")]))
 
 
 def test_rows_that_are_printed(tmp_path, capsys):

@@ -17,12 +17,14 @@ import torch
 from fastcore.basics import patch
 
 from ..escape import to_html
+from ..on_disk import write_whole
 from ..report import ConfigError
 from ..tokens.account import Split
 from ..tokens.show import _seen, spans_html, Token, tokens_of
 from ..model.generate import eval_mode
-from ..run.directory import Run
-from .panel import Panel, table_html
+from ..run.directory import open_run, Run
+from ..results.sweep import Swapped
+from .panel import error_html, Panel, table_html
 from .batches import bench_of
 
 # %% ../../nbs/13_panels/03_losses.ipynb #los0tok1
@@ -72,18 +74,22 @@ class LossState:
         checkpoint:str="adapter",       # the result; or checkpoint-N
         n:int=100,                      # of the first rows
     ):
-        self.run = run if isinstance(run, Run) else Run(run)
-        self.split, self.checkpoint = split, checkpoint
+        self.run, self.split = open_run(run), split
         self.workbench = bench_of(self.run)
         side = self.side
         if side is None: raise _no_rows(split)
         self.n = min(n, len(side.tokens))
         self.rank, self.chosen, self.shows = RANKS[0], 0, "tuned"
-        self.costs = {}     # base and tuned -> costs of each row
-        self.measure()
+        self.costs = {}     # base, adapter, checkpoint-N -> costs of each row
+        self.measure(checkpoint)
 
     @property
     def side(self)->Split|None: return getattr(self.workbench.data, self.split, None)
+    @property
+    def names(self)->list[str]:
+        "What can be measured beside the base"
+        own = ["adapter"] if self.run.adapter.is_dir() else []
+        return [*(path.name for path in self.run.checkpoints()), *own]
 
 # %% ../../nbs/13_panels/03_losses.ipynb #b887634f
 def _no_rows(split:str)->ConfigError:
@@ -92,13 +98,18 @@ def _no_rows(split:str)->ConfigError:
 
 # %% ../../nbs/13_panels/03_losses.ipynb #los0sta3
 @patch
-def measure(self:LossState)->None:
-    "Costs of all rows, with the adapter and without; a run of all weights is compared with its base"
-    model = self.workbench.trained(self.run.weights(self.checkpoint))
-    self.costs["tuned"] = self._all(model)
-    if hasattr(model, "disable_adapter"):
-        with model.disable_adapter(): self.costs["base"] = self._all(model)
-    else: self.costs["base"] = self._all(self.workbench.base())
+def measure(self:LossState,
+    checkpoint:str="adapter",   # the result; or checkpoint-N
+)->None:
+    "Costs of all rows for a checkpoint and for the base; what is known is not measured again"
+    if {"base", checkpoint} - self.costs.keys():
+        folder = self.run.weights(checkpoint)
+        swapped = Swapped(self.workbench, folder)
+        for name, using in (("base", swapped.base()), (checkpoint, swapped.tuned(folder))):
+            if name in self.costs: continue
+            with using as model: self.costs[name] = self._all(model)
+    self.checkpoint = checkpoint
+    self.rows = [self._row(k) for k in range(self.n)]
 
 # %% ../../nbs/13_panels/03_losses.ipynb #e60f17b7
 @patch
@@ -109,11 +120,11 @@ def _all(self:LossState, model)->list[Cost]:
 # %% ../../nbs/13_panels/03_losses.ipynb #84fa1cc4
 @patch
 def _row(self:LossState, k:int)->RowCost:
-    base, tuned = self.costs["base"][k], self.costs["tuned"][k]
+    base, tuned = self.costs["base"][k], self.costs[self.checkpoint][k]
     other = np.where(np.exp(-tuned.loss) < tuned.sure - 1e-6, tuned.sure, 0)   # it would say something else there
     doubt = float(np.nan_to_num(tuned.loss * other).max())
-    row, means = int(self.side.stats["row"][k]) + 1, [float(np.nanmean(cost.loss)) for cost in (base, tuned)]
-    return RowCost(k, row, *means, doubt)
+    row, n = int(self.side.stats["row"][k]) + 1, max(1, (~np.isnan(tuned.loss)).sum())
+    return RowCost(k, row, *(float(np.nansum(cost.loss) / n) for cost in (base, tuned)), doubt)
 
 # %% ../../nbs/13_panels/03_losses.ipynb #los0sta4
 @patch
@@ -122,12 +133,16 @@ def ranked(self:LossState)->list[RowCost]:
     keys = {"wrong labels?": lambda r: -r.doubt, "loss": lambda r: -r.tuned, "gain": lambda r: -r.gain}
     if self.rank not in keys:
         raise ConfigError("LossPanel", f"there is no rank {self.rank!r}", f"one of {', '.join(RANKS)}", 'rank="loss"')
-    return sorted(map(self._row, range(self.n)), key=keys[self.rank])
+    return sorted(self.rows, key=keys[self.rank])
 
 # %% ../../nbs/13_panels/03_losses.ipynb #19af09f1
 @patch
 def move(self:LossState, **where)->LossState:
-    "Set rank, chosen, or shows (tuned, base or gain)"
+    "Set rank, chosen, shows (tuned, base or gain) or checkpoint; of another checkpoint the same row is in view"
+    if "checkpoint" in where:
+        example = self.ranked()[self.chosen].example
+        self.measure(where.pop("checkpoint"))
+        self.chosen = [r.example for r in self.ranked()].index(example)
     for name, value in where.items(): setattr(self, name, value)
     if "rank" in where: self.chosen = 0
     self.chosen = min(max(0, self.chosen), self.n - 1)
@@ -135,25 +150,32 @@ def move(self:LossState, **where)->LossState:
 
 # %% ../../nbs/13_panels/03_losses.ipynb #4c767600
 @patch
-def export(self:LossState, file:str|Path)->Path:
+def export(self:LossState,
+    file:str|Path|None=None,   # None: eval/losses-CHECKPOINT.jsonl in the run
+)->Path:
     "Write the ranking as JSON lines: place, base, tuned, gain, doubt"
-    file = Path(file)
+    file = Path(file) if file else self.run.path/"eval"/f"losses-{self.checkpoint}.jsonl"
+    file.parent.mkdir(exist_ok=True)
     lines = [dict(where=self.side.row(r.example)[0], base=r.base, tuned=r.tuned, gain=r.gain, doubt=r.doubt)
              for r in self.ranked()]
-    file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    return file
+    return write_whole(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 # %% ../../nbs/13_panels/03_losses.ipynb #los0htm2
 def _shade(value:float)->str:
     "Red for a loss of `value` nats, green below 0"
-    depth = min(.75, abs(value) / 3 * .75)
+    depth = min(.6, abs(value) / 3 * .6)   # words stay readable on the deepest, in light and dark
     return f"rgba(207,34,46,{depth:.2f})" if value > 0 else f"rgba(46,160,67,{depth:.2f})"
 
 # %% ../../nbs/13_panels/03_losses.ipynb #b853b89d
-def _costly(token:Token, value:float, tells:str)->str:
+def _line_under(value:float)->str:
+    "Of a gain: wavy where the loss has risen, straight where it has fallen"
+    return ";text-decoration:underline " + ("wavy" if value > 0 else "solid") if abs(value) > .1 else ""
+
+def _costly(token:Token, value:float, tells:str, gain:bool=False)->str:
     "One supervised token as HTML"
-    end = "<br>" if "\n" in token.text else ""
-    return f"<bdi title='{to_html(tells)}' style='background:{_shade(value)}'>{_seen(token.text)}</bdi>{end}"
+    end, style = "<br>" * ("\n" in token.text), f"background:{_shade(value)}"
+    if gain: style += _line_under(value)
+    return f"<bdi title='{to_html(tells)}' style='{style}'>{_seen(token.text)}</bdi>{end}"
 
 # %% ../../nbs/13_panels/03_losses.ipynb #06c7b04f
 @patch
@@ -161,15 +183,15 @@ def _tokens(self:LossState, r:RowCost)->str:
     "The tokens of a row, coloured by what they cost"
     x = self.side.tokens[r.example]
     tokens = tokens_of(x["input_ids"], x["labels"], self.workbench.data.tokenizer)
-    base, tuned = self.costs["base"][r.example].loss, self.costs["tuned"][r.example].loss
+    base, tuned = (self.costs[name][r.example].loss for name in ("base", self.checkpoint))
     shown = dict(base=base, tuned=tuned, gain=tuned - base)[self.shows]
     parts = []
     for supervised, run in groupby(enumerate(tokens), key=lambda t: not np.isnan(shown[t[0]])):
         if not supervised:
             parts.append(spans_html([t for _, t in run], fold=120))
             continue
-        tells = "base {:.2f}, tuned {:.2f}"
-        parts.append(_line_of([_costly(t, shown[k], tells.format(base[k], tuned[k])) for k, t in run]))
+        tells, gain = "base {:.2f}, tuned {:.2f}", self.shows == "gain"
+        parts.append(_line_of([_costly(t, shown[k], tells.format(base[k], tuned[k]), gain) for k, t in run]))
     return "".join(parts)
 
 # %% ../../nbs/13_panels/03_losses.ipynb #4e855cbf
@@ -186,8 +208,10 @@ def html(self:LossState)->str:
     page = [[f"row {r.row}", r.base, r.tuned, r.gain, r.doubt] for r in ranked[first:first + 10]]
     head = ["", "base", "tuned", "gain", "doubt"]
     what = f"{self.checkpoint}: {self.n:,} {self.split} rows, nats per supervised token, by {self.rank}"
-    caption = f"<div>{to_html(what)}</div>"
-    return caption + table_html(page, head=head, marked=self.chosen - first) + self._tokens(ranked[self.chosen])
+    where = self.side.row(ranked[self.chosen].example)[0]
+    title = f"<div style='margin-top:6px'><b>{to_html(where)}</b>, the loss of each token: {self.shows}</div>"
+    table = table_html(page, head=head, marked=self.chosen - first)
+    return f"<div>{to_html(what)}</div>{table}{title}{self._tokens(ranked[self.chosen])}"
 
 # %% ../../nbs/13_panels/03_losses.ipynb #639d6457
 @patch
@@ -208,14 +232,36 @@ class LossPanel(Panel):
         state = LossState(run, **how)
         self.rank = W.ToggleButtons(options=RANKS, style=dict(button_width="110px"))
         self.shows = W.ToggleButtons(options=("tuned", "base", "gain"), style=dict(button_width="70px"))
-        self.up, self.down = (W.Button(description=says, layout=dict(width="80px")) for says in ("▲ row", "row ▼"))
-        super().__init__(state, [W.HBox([self.rank, self.shows]), W.HBox([self.up, self.down])])
-        self.rank.observe(lambda change: self.show(rank=change["new"]), "value")
-        self.shows.observe(lambda change: self.show(shows=change["new"]), "value")
-        self.up.on_click(lambda _: self.show(chosen=state.chosen - 1))
-        self.down.on_click(lambda _: self.show(chosen=state.chosen + 1))
+        self.checkpoint = W.Dropdown(options=state.names, value=state.checkpoint, description="checkpoint")
+        names = ("▲ row", "row ▼", "export")
+        self.buttons = {name: W.Button(description=name, layout=dict(width="80px")) for name in names}
+        self.said = ""
+        super().__init__(state, [W.HBox([self.rank, self.shows]), W.HBox([*self.buttons.values(), self.checkpoint])])
+        self._bind()
 
-    def show(self, **where):
-        "Move the state and draw it"
-        self.state.move(**where)
-        self.draw()
+    def to_html(self)->str: return self.said + super().to_html()
+
+# %% ../../nbs/13_panels/03_losses.ipynb #los0pan4
+@patch
+def _bind(self:LossPanel)->None:
+    "A press moves the state"
+    state = self.state
+    self.rank.observe(lambda change: self.show(rank=change["new"]), "value")
+    self.shows.observe(lambda change: self.show(shows=change["new"]), "value")
+    self.checkpoint.observe(lambda change: self.show(checkpoint=change["new"]), "value")
+    self.buttons["▲ row"].on_click(lambda _: self.show(chosen=state.chosen - 1))
+    self.buttons["row ▼"].on_click(lambda _: self.show(chosen=state.chosen + 1))
+    self.buttons["export"].on_click(lambda _: self._export())
+
+@patch
+def show(self:LossPanel, **where)->None:
+    "Move the state and draw it, or say what went wrong"
+    self.said = ""
+    try: self.state.move(**where)
+    except Exception as e: self.said = error_html(e)   # a checkpoint may be gone
+    self.draw()
+
+@patch
+def _export(self:LossPanel)->None:
+    self.said = f"<div>the ranking is in {to_html(self.state.export())}</div>"
+    self.draw()

@@ -1,0 +1,230 @@
+"""Models side by side: what they are given, what a stop leaves, and what is written into the run."""
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from learner import small
+
+from sft_nb.config import load_config
+from sft_nb.model.generate import Generation, generate
+from sft_nb.panels.conversation import GenerationState, Turn, question_of, turn_html, under
+from sft_nb.panels.generation import GenerationPanel
+from sft_nb.panels.replies import Reply, first_difference, pieces_html, speak
+from sft_nb.panels.speakers import names_in
+from sft_nb.report import ConfigError
+from sft_nb.run.directory import Run
+from sft_nb.tasks.core import Score
+from sft_nb.tokens.encode import encode_prompts
+from sft_nb.training.train import train
+from sft_nb.workbench import Workbench
+
+EVIL = "<script>1</script></pre><img src=x onerror=alert(1)>\x1b[2J\u202e**bold** [a](javascript:1)"
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    "Two steps of the synthetic learner, with four held-out rows and a system prompt"
+    folder = tmp_path_factory.mktemp("runs")
+    return train(small(folder, run_name="one", max_steps=2, save_steps=1, eval_samples=4, system_prompt="Count."))
+
+
+@pytest.fixture(scope="module")
+def asked(learned): return GenerationState(learned)
+
+
+def said(*pieces, state="ended", speaker="base")->Reply:
+    n = len(pieces)
+    return Reply(speaker, state, [*range(n)], [*pieces], [.4] * n, [""] * n, "".join(pieces))
+
+
+def test_a_streamed_answer_is_the_one_of_generate(tokenizer):
+    bench = Workbench(load_config("demo"))
+    talk, model = [dict(role="user", content="Zoë has 14 🙂. What is 14 + 23?")], bench.base()
+    prompt, = encode_prompts([talk], tokenizer)
+    for how in (dict(max_new_tokens=24), dict(max_new_tokens=24, temperature=.9, top_p=.8, seed=5)):
+        whole, = generate(model, tokenizer, [talk], **how)
+        found = speak(Reply("base"), model, tokenizer, prompt, **how)
+        assert Generation(found.text, found.n_tokens, found.state == "ended") == whole
+        assert "".join(found.pieces) == tokenizer.decode(found.ids)
+        assert all(0 < share <= 1 for share in found.shares) and len(found.shares) == len(found.ids)
+
+
+def test_a_cache_of_another_kind_gives_the_same_answer(tokenizer, monkeypatch):
+    bench = Workbench(load_config("demo"))
+    prompt, = encode_prompts([[dict(role="user", content="What is 14 + 23?")]], tokenizer)
+    model, how = bench.base(), dict(max_new_tokens=8)
+    cached = speak(Reply("base"), model, tokenizer, prompt, **how)
+    monkeypatch.setattr("sft_nb.panels.replies.decoding_of", lambda model: ("transformers", "it is another"))
+    assert speak(Reply("base"), model, tokenizer, prompt, **how).ids == cached.ids
+
+
+@pytest.mark.parametrize("a, b, at", [
+    ("14 + 23|=|37", "14| + 23|=|36", 3), ("a|b", "a", 1), ("a", "a|b", 1), ("a|b", "ab", None), ("", "x", 0),
+    ("", "", None),
+])
+def test_where_two_answers_part(a, b, at):
+    assert first_difference(said(*a.split("|")), said(*b.split("|"))) == at
+
+
+@pytest.mark.parametrize("state", ["waiting", "speaking"])
+def test_what_is_being_written_may_still_agree(state):
+    assert first_difference(said("a", "b"), said("a", state=state)) is None
+    assert first_difference(said("a", state=state), said("a", "b")) is None
+    assert first_difference(said("a", "b"), said("x", state=state)) == 0
+
+
+def test_a_row_brings_its_system_prompt_its_answer_and_its_score(asked):
+    place, talk = asked.talk_of(2)
+    turn = asked.ask(question_of(talk), row=2)
+    assert [m["content"] for m in turn.before] == ["Count."] and turn.where == place
+    assert [m["role"] for m in asked.talk_with("base", turn)] == ["system", "user"]
+    assert {r.score.expected for r in turn.replies.values()} == {r.score.expected for r in asked.ask(
+        question_of(talk), row=place).replies.values()}
+    assert asked.ask("Something else", row=2).expected is None   # the words of the row were changed
+
+
+def test_a_system_prompt_can_be_replaced_and_left_out(asked):
+    asked.new()
+    assert asked.begin("Hello", system="Be brief.").before == [dict(role="system", content="Be brief.")]
+    asked.new()
+    assert asked.begin("Hello", system="").before == []
+    tools = [dict(role="system", content="x", tools=[1]), dict(role="user", content="y")]
+    assert under(tools, "") == [dict(role="system", content="", tools=[1]), tools[1]]
+    asked.new()
+
+
+def test_a_failed_turn_is_left_out_of_what_follows(asked):
+    asked.new()
+    first, second = asked.begin("First", system="S"), asked.begin("Second")
+    first.replies["base"].text = "Yes"
+    first.replies["adapter"].state = "failed"
+    roles = {name: [m["role"] for m in asked.talk_with(name, second)] for name in asked.names}
+    assert roles == dict(base=["system", "user", "assistant", "user"], adapter=["system", "user"])
+    asked.new()
+
+
+def test_a_stop_is_heard_after_the_present_token(asked):
+    turn = asked.ask("Hello", max_new_tokens=200, temperature=2., seed=1,
+                     on_token=lambda reply: asked.stop() if len(reply.ids) == 3 else None)
+    assert [(r.state, len(r.ids)) for r in turn.replies.values()] == [("stopped", 3), ("stopped", 0)]
+    assert asked.ask("Hello", max_new_tokens=2).replies["adapter"].over   # the next question is asked again
+    asked.new()
+
+
+def test_what_fails_is_a_line_and_the_others_go_on(learned, monkeypatch):
+    state = GenerationState(learned, ("base", "checkpoint-1", "adapter"))
+    state.speakers[1] = replace(state.speakers[1], weights=learned.path/"gone")
+    speaks = "sft_nb.panels.conversation.speak"
+
+    def without_memory(reply, model, *args, **how):
+        if reply.speaker == "adapter": raise RuntimeError("CUDA out of memory")
+        return speak(reply, model, *args, **how)
+    monkeypatch.setattr(speaks, without_memory)
+    turn = state.ask("Hello", max_new_tokens=2)
+    assert [r.state for r in turn.replies.values()][1:] == ["failed", "failed"]
+    assert turn.replies["base"].over and turn.replies["base"].ids
+    assert "gone is gone" in turn.replies["checkpoint-1"].error
+    assert "memory ran out" in turn.replies["adapter"].error and state.stage.swapped == {}
+    assert state.html().count("role='alert'") == 2
+
+
+def test_checkpoints_and_other_runs_share_one_base(learned, tmp_path):
+    other = Run(shutil.copytree(learned.path, tmp_path/"two"))
+    state = GenerationState(learned, ("base", *names_in(learned)[1:], other))
+    state.ask("Hello", max_new_tokens=2)
+    assert state.names == ["base", "checkpoint-1", "checkpoint-2", "adapter", "two adapter"]
+    assert len(state.stage.swapped) == 1
+    assert state.turns[-1].replies["adapter"].shares == state.turns[-1].replies["two adapter"].shares
+    assert state.turns[-1].replies["adapter"].shares != state.turns[-1].replies["base"].shares
+
+
+def test_thumbs_are_lines_that_preference_trainers_read(learned, asked):
+    file = learned.path/"preferences.jsonl"
+    file.write_text("not ours\n")
+    turn = asked.ask("Hello", max_new_tokens=3)
+    for name, text in (("base", "no"), ("adapter", "yes")): turn.replies[name].text = text
+    asked.rate("adapter", "good")
+    asked.rate("base", "bad")
+    first, line = file.read_text().splitlines()
+    pair = json.loads(line)
+    assert first == "not ours" and pair["chosen"][0]["content"] == "yes" and pair["rejected"][0]["content"] == "no"
+    assert {"prompt", "chosen_model", "rejected_model", "time", "id", "sampling"} <= {*pair}
+    asked.rate("base", "good")   # two good ones are no pair
+    assert [json.loads(x)["label"] for x in file.read_text().splitlines()[1:]] == [True, True]
+    asked.rate("base", "good")
+    asked.rate("adapter", "good")
+    assert file.read_text() == "not ours\n"
+    with pytest.raises(ConfigError, match="nobody has said nothing"): asked.rate("nobody", "good")
+    file.unlink()
+    asked.new()
+
+
+def test_answers_that_follow_different_words_are_no_pair(asked):
+    asked.new()
+    first, second = asked.begin("First"), asked.begin("Second")
+    for reply, text in zip(first.replies.values(), ("a", "b")): reply.text = text
+    for reply, rating in zip(second.replies.values(), ("good", "bad")): reply.text, reply.rating = "c", rating
+    assert [sorted({"label", "chosen"} & {*line}) for line in asked.preferences(second)] == [["label"], ["label"]]
+    asked.new()
+
+
+def test_nothing_that_is_said_is_obeyed():
+    reply = replace(said(EVIL, "\u202e", speaker=EVIL), error=EVIL, score=Score(False, EVIL, EVIL), instead=[EVIL] * 2)
+    html = turn_html(Turn(EVIL, [dict(role="system", content=EVIL)], {EVIL: reply, "b": said("x")}, {}, EVIL, EVIL))
+    assert not any(bad in html for bad in ("<script", "<img", "</pre><img", "\x1b", "\u202e"))
+    assert "≠" in pieces_html(reply, 0) and "title='40.0%" in pieces_html(reply)
+
+
+def test_the_panel_answers_in_a_thread(learned):
+    panel = GenerationPanel(learned)
+    c = panel.controls
+    assert c.row.value == 1 and c.system.value == "Count." and c.tokens.value == 8
+    c.prompt._handle_custom_msg(dict(kind="send"), [])   # Ctrl+Enter
+    panel.worker.join(60)
+    assert not panel.busy and not c.ask.disabled and c.stop.disabled
+    assert panel.to_html().count("class='sft-tuned'") == 1
+    assert "✓ right" in panel.to_html() or "✗ wrong" in panel.to_html()
+    assert [b.description for b in c.thumbs.children] == [
+        "good: base", "bad: base", "good: adapter", "bad: adapter"]
+    c.models.value = ("checkpoint-1",)
+    assert panel.state.names == ["checkpoint-1"] and "nothing has been asked yet" in panel.to_html()
+    c.row.value = 99
+    assert "there is no row 99; one of 4 held-out rows" in panel.to_html()
+    panel.close()
+
+
+def test_a_run_without_held_out_rows_can_be_asked(learned, tmp_path):
+    run = Run(shutil.copytree(learned.path, tmp_path/"none"))
+    run.keep(replace(run.config, eval_samples=0))
+    panel = GenerationPanel(run, "base", thread=False)
+    assert panel.error == "" and panel.controls.row.value == 0
+    panel.controls.prompt.value = "Hello"
+    panel.controls.ask.click()
+    assert panel.state.turns[0].replies["base"].over
+
+
+def test_a_row_of_the_sweep_is_handed_over(learned):
+    from sft_nb.panels.evaluation import EvalPanel
+    from sft_nb.results.answers import Answer, Scores
+    from sft_nb.results.sweep import Sweep
+    places = [*GenerationState(learned).rows()][:2] + ["another row"]
+    scores = [Scores(name, [Answer(p, f"Prompt of {p}", name, False, None, "1", 1, True) for p in places])
+              for name in ("base", "checkpoint-1", "checkpoint-2")]
+    (learned.path/"eval").mkdir(exist_ok=True)
+    made = Sweep("one", "accuracy", scores[0], {s.model: s for s in scores[1:]})
+    made.save(learned.path/"eval/sweep.json")
+    panel = EvalPanel(learned, thread=False)
+    panel.list.value = 1
+    panel.buttons["try it"].click()
+    trial = panel.trial
+    assert (trial.state.names, trial.controls.row.value) == (["base", "checkpoint-1"], 2)
+    assert trial.state.stage.swapped == {}   # no model before it is asked
+    trial.controls.ask.click()
+    assert f"expected ({places[1]})" in trial.to_html() and trial.to_html() in panel.to_html()
+    panel.checkpoint.value = "checkpoint-2"
+    panel.list.value = 2
+    panel.buttons["try it"].click()
+    assert panel.trial is trial and trial.state.names == ["base", "checkpoint-2"]
+    assert (trial.controls.row.value, trial.controls.prompt.value) == (0, "Prompt of another row")
+    panel.close()
