@@ -170,19 +170,25 @@ class PlanPanel(Panel):
         lengths:list[int]|None=None,   # tokens of some rows that stand for all
     ):
         state = PlanState(source, device=device, lengths=lengths)
-        cfg, here = state.cfg, state.plan.device
-        self.controls = dict(
-            method=_choice("method", cfg.method, ["auto", "lora", "qlora", "full"]),
-            gradient_checkpointing=_choice("checkpointing", cfg.gradient_checkpointing, ["auto", True, False]),
-            lora_r=_number("lora_r", cfg.lora_r or 0, 1024),
-            max_length=_number("max_length", cfg.max_length, 2**20),
-            per_device_train_batch_size=_number("batch, rows", cfg.per_device_train_batch_size, 4096),
-            max_tokens_per_batch=_choice("batch, tokens", cfg.max_tokens_per_batch, _BUDGETS),
-            device=_choice("card", here.name, [*DEVICES]),
-            gib=W.BoundedFloatText(value=round(here.gib, 1), min=.1, max=10_000, description="GiB there", **_LOOK))
+        self.controls = _settings(state.cfg) | _card(state.plan.device)
         rows = [*self.controls.values()]
         super().__init__(state, [W.HBox(rows[k:k + 2]) for k in range(0, len(rows), 2)])
         for name, control in self.controls.items(): control.observe(self._changed(name), "value")
+
+def _settings(cfg:Config)->dict[str,W.Widget]:
+    "A control for each setting that may be moved"
+    return dict(
+        method=_choice("method", cfg.method, ["auto", "lora", "qlora", "full"]),
+        gradient_checkpointing=_choice("checkpointing", cfg.gradient_checkpointing, ["auto", True, False]),
+        lora_r=_number("lora_r", cfg.lora_r or 0, 1024),
+        max_length=_number("max_length", cfg.max_length, 2**20),
+        per_device_train_batch_size=_number("batch, rows", cfg.per_device_train_batch_size, 4096),
+        max_tokens_per_batch=_choice("batch, tokens", cfg.max_tokens_per_batch, _BUDGETS))
+
+def _card(here:Device)->dict[str,W.Widget]:
+    "A control for the card, and one for its memory"
+    gib = W.BoundedFloatText(value=round(here.gib, 1), min=.1, max=10_000, description="GiB there", **_LOOK)
+    return dict(device=_choice("card", here.name, [*DEVICES]), gib=gib)
 
 _BUDGETS = [None, "auto", *(2**k for k in range(10, 18))]   # None: rows; tokens: 1,024 to 131,072
 

@@ -128,13 +128,17 @@ def make_branch(
     if run.trusts: cfg = trusting(cfg)
     changed = _differing(run, cfg)
     _check_end(run, step_of(checkpoint), cfg, changed)
-    made = create_run(cfg, state="stopped")
-    try: _fill(made, run, checkpoint, changed)
+    return _made(cfg, run, checkpoint, changed)
+
+def _made(cfg:Config, run:Run, checkpoint:Path, changed:dict)->Run:
+    "The directory, with all of it or not there"
+    made, step = create_run(cfg, state="stopped"), step_of(checkpoint)
+    try:
+        _fill(made, run, checkpoint, changed)
+        made.set_status("stopped", reason=f"it branches off {run.name} at step {step}", fix=go_on(made), step=step)
     except BaseException:
         shutil.rmtree(made.path, ignore_errors=True)
         raise
-    reason = f"it branches off {run.name} at step {step_of(checkpoint)}"
-    made.set_status("stopped", reason=reason, fix=go_on(made), step=step_of(checkpoint))
     return made
 
 # %% ../../nbs/10_run/13_branch.ipynb #brn00016

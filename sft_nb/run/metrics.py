@@ -175,8 +175,7 @@ class Tail:
     def _begin(self, first:bytes)->None:
         "Nothing of a file with this first line is known"
         self.first, self.read_to, self.n = first, 0, 0
-        self.columns:dict[str,Column] = {}   # figure -> its values
-        self.newest:dict = {}                # figure -> its last value
+        self.columns, self.newest = {}, {}   # figure -> its `Column`; its last value
         self.recent = deque(maxlen=40)       # lines
 
     def look(self)->bool:
@@ -245,20 +244,26 @@ def curve_svg(
 )->str:
     "Lines over steps; the range of both axes is written beside them"
     series = {name: thinned(points) for name, points in series.items()}
-    finite = [(s, v) for points in series.values() for s, v in points if math.isfinite(v)]
-    if not finite: return ""
-    steps, values = zip(*finite)
-    left, right, low, high = min(steps), max(steps), min(values), max(values)
-    lines = _lines(series, (left, right, low, high), width, height)
-    text = "<text x='4' y='{}' font-size='11' fill='currentColor'>{}</text>"
-    texts = text.format(12, to_html(f"{title}: {high:.4g}"))
-    texts += text.format(height - 4, f"{low:.4g} · step {left:,} to {right:,}")
+    limits = _limits(series)
+    if not limits: return ""
+    left, right, low, high = limits
+    lines = _lines(series, limits, width, height)
+    texts = _text(12, f"{title}: {high:.4g}") + _text(height - 4, f"{low:.4g} · step {left:,} to {right:,}")
     size = f"viewBox='0 0 {width} {height}' width='{width}' height='{height}'"
     drawn = f"<svg {size} role='img' aria-label='{to_html(title)}'>{texts}{lines}</svg>"
-    room = f"display:inline-block;vertical-align:top;margin-right:12px;max-width:{width}px"
-    return f"<div style='{room}'>{drawn}{_legend([*series])}</div>"
+    return f"<div style='{_ROOM}{width}px'>{drawn}{_legend([*series])}</div>"
+
+_ROOM = "display:inline-block;vertical-align:top;margin-right:12px;max-width:"
 
 # %% ../../nbs/10_run/03_metrics.ipynb #met00019
+def _limits(series:dict)->tuple:
+    "First and last step, lowest and highest value; empty if nothing is finite"
+    finite = [(s, v) for points in series.values() for s, v in points if math.isfinite(v)]
+    steps, values = zip(*finite) if finite else ((), ())
+    return finite and (min(steps), max(steps), min(values), max(values))
+
+def _text(y:int, says:str)->str: return f"<text x='4' y='{y}' font-size='11' fill='currentColor'>{to_html(says)}</text>"
+
 def _lines(series:dict, limits:tuple, width:int, height:int)->str:
     "All series, in the room between the texts"
     left, right, low, high = limits

@@ -73,13 +73,6 @@ class StopRequest(TrainerCallback):
         self.ask(Stop(name, name))
         time.sleep(MOMENT / 2)   # a signal of the same moment comes in now, and not after a step of ten seconds
 
-    def _checkpoint_asked(self)->str|None:
-        "Does somebody want a checkpoint? A wish is granted once"
-        if self.folder is None or not is_main_process(): return None
-        try: (self.folder/CHECKPOINT_ASKED).unlink()
-        except OSError: return None
-        return CHECKPOINT_ASKED
-
     def on_train_begin(self, args, state, control, **kwargs): self.began, self.training = time.monotonic(), True
     def on_train_end(self, args, state, control, **kwargs): self.training = False
     def on_step_end(self, args, state, control, **kwargs):
@@ -91,6 +84,15 @@ class StopRequest(TrainerCallback):
         if found is None or state.global_step >= state.max_steps: return control
         self.granted, control.should_training_stop, control.should_save = found, True, True
         return control
+
+# %% ../../nbs/11_training/01_recorder.ipynb #r3c00019
+@patch
+def _checkpoint_asked(self:StopRequest)->str|None:
+    "Does somebody want a checkpoint? A wish is granted once"
+    if self.folder is None or not is_main_process(): return None
+    try: (self.folder/CHECKPOINT_ASKED).unlink()
+    except OSError: return None
+    return CHECKPOINT_ASKED
 
 # %% ../../nbs/11_training/01_recorder.ipynb #rec0sco2
 def best_step(
