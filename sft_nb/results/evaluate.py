@@ -32,7 +32,7 @@ from ..training.arguments import Scored, tell_trackers
 from .statistics import detectable, difference, Difference
 from .likelihood import Forgetting, forgetting, general_examples
 from .server import Server
-from .served import AtServer, base_behind
+from .served import AtServer, no_general
 from sft_nb.results.answers import (
     Answer, answer_prompts, generation_keys, judged, Kept, losses_of, questions, Questions, Scores,
     weights_key)
@@ -229,6 +229,7 @@ def scores_html(
     marked = [f"{name} (it counts)" if name == by else name for name in ("accuracy", *more)]
     return table_html(lines, head=["", "", marked[0], "95% interval", "answered", "ended", *marked[1:]])
 
+# %% ../../nbs/12_results/07_evaluate.ipynb #ebab723f
 def _line(s:Scores, more:list[str])->list:
     "One model in the table"
     low, high = s.interval
@@ -294,33 +295,26 @@ def examiner_of(
     "Who asks it its rows; raises what is wrong with them before a model is loaded"
     settings = evaluation_settings(settings)
     target = find_target(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **settings)
+    how = dict(files=settings.get("eval_file", ()), progress=progress)
+    return _examiner(target, cluster, reuse, server and (server, served), **how)
+
+# %% ../../nbs/12_results/07_evaluate.ipynb #c085051e
+def _examiner(target:Target, cluster:str|None, reuse:bool, server:tuple|None, **how)->Examiner:
     rows, bench = held_out(target), Workbench(target.config, settled=True)
     asked = questions(bench.cfg, bench.tokenizer, rows, cluster=cluster)
     kept = Kept(target.folder and target.folder/"answers.jsonl")
     if not reuse: kept.known.clear()
-    there = server and AtServer(Server(server, bench.tokenizer, served), asked, progress)
-    return Examiner(target, bench, asked, kept, files=settings.get("eval_file", ()), server=there, progress=progress)
+    there = None
+    if server: there = AtServer(Server(server[0], bench.tokenizer, server[1]), asked, how["progress"])
+    return Examiner(target, bench, asked, kept, server=there, **how)
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #b4389eb5
 def _both(examiner:Examiner, pair:Pair)->tuple[Scores|None,Scores]:
     "The answers of the base and of the tuned model"
-    if examiner.server is not None: return _both_served(examiner)
+    if examiner.server is not None: return examiner.server.both()
     if pair.weights is None: return None, examiner.ask("model", None, pair.after)
     tuned = examiner.ask("tuned", pair.weights, pair.after)
     return examiner.ask("base", None, pair.before), tuned
-
-# %% ../../nbs/12_results/07_evaluate.ipynb #ev0srv01
-def _both_served(examiner:Examiner)->tuple[Scores|None,Scores]:
-    "The same of a server; None for a base that it does not serve"
-    there = examiner.server
-    behind = base_behind(there.server)
-    base = there.ask("base", behind) if behind else None
-    return base, there.ask("tuned")
-
-# %% ../../nbs/12_results/07_evaluate.ipynb #ev0srv02
-def _no_general(there:AtServer)->ConfigError:
-    return ConfigError(f"server {there.url}", "it cannot be asked for the loss of general texts", "answers alone",
-                       edit(general=False))
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #9f7c0608
 def _forgotten(pair:Pair, general:bool|str|Path)->Forgetting|None:
@@ -339,14 +333,18 @@ def evaluate(
 )->Evaluation:
     "Score base and tuned model on held-out rows; ConfigError for nothing to evaluate, or no row"
     examiner = examiner_of(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **how)
-    target = examiner.target
-    pair, server = Pair(examiner.bench, target.weights), examiner.server
-    if server is not None and general: raise _no_general(server)
-    base, tuned = _both(examiner, pair)
-    e = Evaluation(target.name, target.checkpoint, base, tuned, examiner.asked.by, _forgotten(pair, general))
-    if server is not None: e = replace(e, server=server.url, longer=server.longer)
+    e = _evaluated(examiner, general)
     keep_evaluation(e, examiner)
     return e
+
+# %% ../../nbs/12_results/07_evaluate.ipynb #7edcaa99
+def _evaluated(examiner:Examiner, general:bool|str|Path)->Evaluation:
+    target, server = examiner.target, examiner.server
+    if server is not None and general: raise no_general(server)
+    pair = Pair(examiner.bench, target.weights)
+    base, tuned = _both(examiner, pair)
+    e = Evaluation(target.name, target.checkpoint, base, tuned, examiner.asked.by, _forgotten(pair, general))
+    return e if server is None else replace(e, server=server.url, longer=server.longer)
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #ev0trk01
 _SAMPLES = 20   # answers in a tracker's table

@@ -7,13 +7,14 @@ __all__ = ['Follower', 'follow']
 
 # %% ../../nbs/12_results/09_follow.ipynb #fol9imp1
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
 from fastcore.basics import patch
-from tqdm import tqdm
 
+from ..progress import say
 from ..run.best import mark_followed
 from ..run.directory import open_run, Run
 from ..run.status import ACTIVE
@@ -57,6 +58,14 @@ def score(self:Follower, folder:Path)->Scores|None:
 
 # %% ../../nbs/12_results/09_follow.ipynb #fol9fol4
 @patch
+def look(self:Follower)->Iterator[str]:
+    "A line for each checkpoint that has come"
+    for folder in self.new():
+        scores = self.score(folder)
+        if scores is not None: yield self.line(scores)
+
+# %% ../../nbs/12_results/09_follow.ipynb #5e7eff8c
+@patch
 def line(self:Follower, scores:Scores)->str:
     "A checkpoint in one line, beside its base"
     by = self.examiner.asked.by
@@ -71,15 +80,14 @@ def follow(
     progress:bool=True,             # a line for each checkpoint
     **how,                          # as for `sweep`
 )->Sweep:
-    "Score the checkpoints of a training as they come; when it has ended, its sweep. Errors are those of `sweep`"
+    "Score the checkpoints of a training as they come; when it has ended, its sweep"
     run = open_run(run, trust_remote_code=trust_remote_code)
     about = {name: value for name, value in how.items() if name not in ("checkpoints", "general")}
     follower = Follower(run, trust_remote_code=trust_remote_code, progress=False, **about)
     while True:
         goes_on = run.state in ACTIVE   # asked first: what is written before the end is seen
-        for folder in follower.new():
-            scores = follower.score(folder)
-            if scores is not None and progress: tqdm.write(follower.line(scores))
+        for line in follower.look():
+            if progress: say(line)
         if not goes_on: return sweep(run, trust_remote_code=trust_remote_code, progress=progress, **how)
         mark_followed(run.path)
         time.sleep(every)

@@ -264,19 +264,24 @@ def checkpoints_of(
 def sweep(
     run:Run|str|Path,
     *, checkpoints:tuple[str,...]|None=None,   # names; None: all
-    general:bool|str|Path=True,     # also read general texts: those that ship, or a file; a server is not asked them
+    general:bool|str|Path=True,     # also read general texts: those that ship, or a file
     trust_remote_code:bool=False,   # True: code that its config names may run
     **how,                          # as for `evaluate`
 )->Sweep:
     "Ask every checkpoint what the base is asked; ConfigError for a run without checkpoints, or rows"
     folders = checkpoints_of(open_run(run, trust_remote_code=trust_remote_code), checkpoints)
     examiner = examiner_of(run, checkpoint=folders[-1].name, trust_remote_code=trust_remote_code, **how)
-    swapped = Swapped(examiner.bench, folders[0]) if examiner.server is None else None
-    scores = _asked(examiner, swapped, folders)
-    by, base, target = examiner.asked.by, scores.pop("base"), examiner.target
-    made = Sweep(target.name, by, base, scores, _costs(swapped, folders, general), lowest_loss(target.run))
+    made = _swept(examiner, folders, general)
     _keep(made, examiner)
     return made
+
+# %% ../../nbs/12_results/08_sweep.ipynb #9b06191d
+def _swept(examiner:Examiner, folders:list[Path], general:bool|str|Path)->Sweep:
+    swapped = None   # a server has all models, and is not asked general texts
+    if examiner.server is None: swapped = Swapped(examiner.bench, folders[0])
+    scores, target = _asked(examiner, swapped, folders), examiner.target
+    base, costs = scores.pop("base"), _costs(swapped, folders, general)
+    return Sweep(target.name, examiner.asked.by, base, scores, costs, lowest_loss(target.run))
 
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0swe03
 def _asked(examiner:Examiner, swapped:Swapped|None, folders:list[Path])->dict[str,Scores]:

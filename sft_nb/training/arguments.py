@@ -68,13 +68,19 @@ def _refuse_evaluation(cfg:Config)->None:
         found = f"{cfg.lr_scheduler_type} lowers the rate by the held-out loss, and eval_steps is not set"
         fix = edit(eval_steps=100) | edit(lr_scheduler_type="cosine")
         raise ConfigError("lr_scheduler_type", found, "evaluations", fix)
-    for name in ("load_best_model_at_end", "early_stopping_patience"):
-        if getattr(cfg, name) and cfg.metric_for_best_model != "loss" and not cfg.eval_samples:
-            found = f"eval_samples is 0, so there is no {cfg.metric_for_best_model}"
-            raise ConfigError(name, found, "held-out rows to choose by", edit(eval_samples=200))
-        if getattr(cfg, name) and not cfg.eval_steps and cfg.metric_for_best_model == "loss":
-            found = "eval_steps is not set, so there is no held-out loss"
-            raise ConfigError(name, found, "evaluations to choose by", edit(eval_steps=100))
+    chosen = [name for name in ("load_best_model_at_end", "early_stopping_patience") if getattr(cfg, name)]
+    if chosen: _refuse_choice(cfg, chosen[0])
+
+# %% ../../nbs/11_training/00_arguments.ipynb #22515f1a
+def _refuse_choice(cfg:Config, name:str)->None:
+    "ConfigError if there is nothing by which the best could be chosen"
+    figure = cfg.metric_for_best_model
+    if figure == "loss" and not cfg.eval_steps:
+        found = "eval_steps is not set, so there is no held-out loss"
+        raise ConfigError(name, found, "evaluations to choose by", edit(eval_steps=100))
+    if figure != "loss" and not cfg.eval_samples:
+        found = f"eval_samples is 0, so there is no {figure}"
+        raise ConfigError(name, found, "held-out rows to choose by", edit(eval_samples=200))
 
 # %% ../../nbs/11_training/00_arguments.ipynb #argu0012
 def refuse(cfg:Config)->None:

@@ -257,7 +257,8 @@ def _early(trainer:SupervisedTrainer)->str:
     "Why it is finished before its last step; empty if it is not"
     state, patience = trainer.state, trainer.bench.cfg.early_stopping_patience
     if state.global_step >= state.max_steps: return ""
-    if found := next((end.reason for end in trainer.ends if isinstance(end, ByScore) and end.reason), ""): return found
+    by_score = [c.reason for c in trainer.callback_handler.callbacks if isinstance(c, ByScore) and c.reason]
+    if by_score: return by_score[0]
     if not state.best_global_step: return "the held-out loss was never finite"
     return f"no lower held-out loss in {patience} evaluations; the best was at step {state.best_global_step}"
 

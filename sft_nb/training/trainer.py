@@ -73,8 +73,7 @@ class SupervisedTrainer(SFTTrainer):
         self.parts = 1                # in which a micro-batch is computed
         self.seen = torch.zeros(2)    # loss and tokens
         self.aside:Path|None = None   # a checkpoint being written
-        self.ends = early_stopping(run)
-        callbacks = [guards, recorder, stop, _Moments(self, checkpoint), *self.ends]
+        callbacks = [guards, recorder, stop, _Moments(self, checkpoint), *early_stopping(run)]
         with kept_exact(bench.model): super().__init__(**_for_the_parent(bench, run), callbacks=callbacks)
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
         if bench.cfg.method != "full": adapters_to_float32(bench.model)   # TRL made them bfloat16
