@@ -22,9 +22,14 @@ def lab(tmp_path_factory, trained):
              "BatchPanel(prepare(cfg), batch_size=3)",
              f"GenerationPanel({str(trained.path)!r})",
              f"RunPanel({str(trained.path)!r})"]
-    kernel = dict(display_name="python3", language="python", name="python3")
-    nb = new_notebook(cells=[new_code_cell(c) for c in cells], metadata=dict(kernelspec=kernel))
-    nbformat.write(nb, root/"panels.ipynb")
+    _notebook(root/"panels.ipynb", cells)
+    run = _swept(trained, tmp_path_factory.mktemp("swept"))
+    _notebook(root/"answers.ipynb", [
+        f"from sft_nb import *\nEvalPanel({run!r})",
+        f"LossPanel({run!r}, n=10)",
+        "PlanPanel(load_config('demo'), device='rtx4090-24gb', lengths=[40, 80, 120])",
+        "prepare(load_config('demo', max_samples=20, eval_samples=0))",
+        "load_config('demo', lerning_rate=1)"])
     for name, value in SETTINGS.items():
         file = home/"settings"/"@jupyterlab"/f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -42,10 +47,23 @@ def lab(tmp_path_factory, trained):
                               start_new_session=True)
     try:
         _wait_for(f"http://127.0.0.1:{port}/api/status", server, home/"lab.log")
-        yield f"http://127.0.0.1:{port}/lab/tree/panels.ipynb", root/"panels.ipynb"
+        yield f"http://127.0.0.1:{port}/lab/tree", root
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(30)
+
+
+def _notebook(file, cells:list[str])->None:
+    kernel = dict(display_name="python3", language="python", name="python3")
+    nbformat.write(new_notebook(cells=[new_code_cell(c) for c in cells], metadata=dict(kernelspec=kernel)), file)
+
+
+def _swept(trained, folder)->str:
+    "A copy of a run whose checkpoints have been asked eight rows"
+    from sft_nb.results.sweep import sweep
+    run = shutil.copytree(trained.path, folder/"swept-1")
+    sweep(run, eval_samples=8, general=False, progress=False)
+    return str(run)
 
 
 def _wait_for(url, server, log, seconds=90):
@@ -87,7 +105,7 @@ def pictures(file)->list[str]:
 
 
 def test_panels_are_used(lab, tmp_path):
-    address, file = lab
+    address, file = f"{lab[0]}/panels.ipynb", lab[1]/"panels.ipynb"
     from playwright.sync_api import expect, sync_playwright
     with sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
@@ -122,4 +140,62 @@ def test_panels_are_used(lab, tmp_path):
         assert "optimiser step 5 of 60" in pictures(file)[2]
         picture = os.environ.get("SFT_NB_SCREENSHOT", str(tmp_path/"panels.png"))
         page.locator(".jp-NotebookPanel").screenshot(path=picture)
+        browser.close()
+
+
+# Text that is hard to read: contrast below 4.5 by WCAG's formula, colours laid over each other as the page does it
+PALE = """() => {
+  const parse = c => { const m = c.match(/[\\d.]+/g).map(Number); return m.length < 4 ? [...m, 1] : m };
+  const over = (a, b) => [0, 1, 2].map(k => a[k] * a[3] + b[k] * (1 - a[3])).concat(1);
+  const ground = e => { const layers = [];
+    for (; e; e = e.parentElement) layers.push(parse(getComputedStyle(e).backgroundColor));
+    return layers.reduceRight((below, layer) => over(layer, below), [255, 255, 255, 1]) };
+  const light = c => { const [r, g, b] = c.map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b };
+  const pale = [];
+  for (const picture of document.querySelectorAll('.sft-picture')) {
+    const walk = document.createTreeWalker(picture, NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) { const e = walk.currentNode.parentElement, text = walk.currentNode.data.trim();
+      if (!text || !e.getClientRects().length || e.closest('title,style')) continue;
+      const back = ground(e), style = getComputedStyle(e), colour = e.closest('svg') ? style.fill : style.color;
+      if (!colour.startsWith('rgb')) continue;
+      const front = over(parse(colour), back), [a, b] = [light(front), light(back)].sort((x, y) => y - x);
+      const ratio = (a + .05) / (b + .05);
+      if (ratio < 4.5) pale.push(`${ratio.toFixed(2)} ${text.slice(0, 30)} ${colour} on ${back.map(Math.round)}`) } }
+  return pale }"""
+
+
+def _go_dark(page)->None:
+    page.get_by_role("menubar").get_by_text("Settings", exact=True).click()
+    page.get_by_text("Theme", exact=True).hover()
+    page.get_by_text("JupyterLab Dark", exact=True).click()
+    page.wait_for_function("document.body.dataset.jpThemeLight === 'false'")
+    page.wait_for_timeout(1000)
+
+
+def test_panels_of_results_are_used_and_can_be_read_in_light_and_dark(lab, tmp_path):
+    from playwright.sync_api import expect, sync_playwright
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(viewport=dict(width=1000, height=1150))
+        page.set_default_timeout(120_000)
+        expect.set_options(timeout=120_000)
+        _run_all(page, f"{lab[0]}/answers.ipynb", "the nearest is learning_rate")
+        cells = page.locator(".jp-NotebookPanel .jp-CodeCell")
+        card = cells.nth(4)
+        assert "config.py" not in card.inner_text() and "%tb" in card.inner_text()   # no frames of ours
+        cells.nth(0).get_by_label("row", exact=True).select_option(index=2)
+        expect(cells.nth(0).get_by_text("expected")).to_be_visible()
+        cells.nth(0).get_by_role("button", name="export ids").click()
+        expect(cells.nth(0).get_by_text("ids are in")).to_be_visible()
+        cells.nth(1).get_by_role("button", name="gain").last.click()
+        expect(cells.nth(1).get_by_text("the loss of each token: gain")).to_be_visible()
+        cells.nth(2).get_by_label("max_length", exact=True).fill("384")
+        page.keyboard.press("Enter")
+        expect(cells.nth(2).get_by_text("max_length = 384")).to_be_visible()
+        folder = os.environ.get("SFT_NB_SCREENSHOTS", str(tmp_path))
+        for theme in ("light", "dark"):
+            if theme == "dark": _go_dark(page)
+            page.locator(".jp-NotebookPanel").screenshot(path=f"{folder}/answers-{theme}.png")
+            assert page.locator(".sft-picture").count() >= 3 and page.evaluate(PALE) == [], theme
         browser.close()
