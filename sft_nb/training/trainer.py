@@ -30,7 +30,8 @@ from ..run.best import best_steps, unscored_steps
 from .arguments import training_arguments
 from .guards import Guards, all_finite, in_parts, non_finite_rows
 from .recorder import early_stopping, Recorder, saves_better_loss, StopRequest
-from .step import LeftOut, StepInProgress, describe, follow_schedule, how_to_be_finite, who
+from .step import (
+    describe, follow_schedule, how_to_be_finite, LeftOut, StepInProgress, who, without_card)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000004
 PARENTS_NAMES = dict(
@@ -340,9 +341,12 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
             if self.args.should_save: _lift(inner)
         finally: self.aside = None
 
+@patch
+def save_model(self:SupervisedTrainer, *args, **kwargs):
+    with without_card(self.model): super(SupervisedTrainer, self).save_model(*args, **kwargs)
+
 def _lift(folder:Path)->None:
-    "The parent made one folder more than is wanted, and peft a card that is full of blanks"
-    (folder/"README.md").unlink(missing_ok=True)
+    "The parent made one folder more than is wanted"
     for p in folder.iterdir(): p.rename(folder.parent/p.name)
     folder.rmdir()
 
