@@ -201,8 +201,7 @@ class Tail:
         for name, value in said.items():
             if type(value) not in (int, float): continue
             if name not in known: known[name] = Column()
-            known[name].steps.append(step)
-            known[name].values.append(value)
+            known[name].add(step, value)
 
 # %% ../../nbs/10_run/03_metrics.ipynb #met00016
 _COLOURS = ("#0969da", "#cf222e", "#8250df", "#bf8700", "#1a7f37", "#57606a")

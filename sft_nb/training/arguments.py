@@ -226,11 +226,12 @@ def tell_trackers(
     told:Scored,   # without secrets
 )->None:
     "Figures and answers of a checkpoint, where its run is logged; what fails is said, and harms nothing"
-    try: names = trackers(run.config)
+    cfg = run.config   # a file is read for it
+    try: names = trackers(cfg)
     except SftError as e: return say(f"sft_nb: {e}")
     for name in names:
         if name == "wandb" and run.state in ACTIVE: continue
         try:
-            with tracked(run.config, run): _TELL[name](run, told)
+            with tracked(cfg, run): _TELL[name](run, told)
         except Exception as e:
             say(f"sft_nb: {name} was not told the scores ({redact(str(e))[:160]})")
