@@ -17,7 +17,7 @@ def files(tmp_path):
     (tmp_path/"empty.jsonl").touch()
     (tmp_path/"broken.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n{"question": \n')
     (tmp_path/"fields.jsonl").write_text('{"utterance": "1+1?", "reply": "2"}\n')
-    (tmp_path/"mine.py").write_text("class Broken(:\n")
+    (tmp_path/"unreadable.py").write_text("class Broken(:\n")
     (tmp_path/"comma.py").write_text("from sft_nb.configs.default import *\nMAX_SEQ_LENGTH = 262144,\n")
     return tmp_path
 
@@ -64,7 +64,7 @@ WRONG = [  # arguments, exit code, what the message says
      ["dataset 'nobody/nothing:train'", "cannot be loaded from the hub"]),
     (["train", "--resume", "runs/none", "--config", "demo"], 2, ["--config is given too"]),
     (["train", "--config", "demo", "--optim", "adamm"], 2, ["optim: 'adamm' is not known", "Fix: --optim "]),
-    (["train", "--task", "mine:Broken"], 2, ["mine:Broken", "SyntaxError"]),
+    (["train", "--task", "unreadable:Broken"], 2, ["unreadable:Broken", "SyntaxError"]),
     (["train", "--config", "demo", "--eval-steps", "1", "--eval-samples", "0"], 2,
      ["eval_steps is 1 and eval_samples is 0"]),
     (["train", "--num-train-epochs", "inf"], 2, ["num_train_epochs", "a number"]),

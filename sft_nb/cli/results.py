@@ -56,7 +56,7 @@ def _pointed(command_name:str, options:SimpleNamespace)->SimpleNamespace:
         return SimpleNamespace(**vars(options) | dict(run=path, checkpoint="adapter"))
     if options.run: return options
     raise ConfigError(f"sft_nb {command_name}", "no run is named", "a run, a checkpoint, an adapter or a model",
-                      command("sft_nb runs"))
+                      command(f"sft_nb {command_name} runs/NAME"))
 
 # %% ../../nbs/14_cli/02_results.ipynb #c7641e12
 _EVALUATE = dict(run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, examples=_EXAMPLES, **_ASKS) | _GENERAL | dict(

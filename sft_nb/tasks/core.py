@@ -59,6 +59,7 @@ def said(row:dict, name:str)->str:
     if name in row: return str(row[name])
     return to_messages(row)[-1]["content"]
 
+# %% ../../nbs/03_tasks/00_core.ipynb #1b955fb1
 def no_rows(name:str, split:str)->SftError:
     "The error of a task that brings no rows"
     fix = edit(**{f"{split}_file": "rows.jsonl"})
@@ -117,10 +118,22 @@ def _failed(name:str, e:BaseException, fix)->ConfigError:
     "The error for a task whose code fails"
     return ConfigError(f"task {name!r}", f"{type(e).__name__}: {e}"[:200], "Python that runs and a name in it", fix)
 
+# %% ../../nbs/03_tasks/00_core.ipynb #eddf9125
+_CALLED_FROM:list[str] = []   # the folder that was added to sys.path last
+
+def _look_here()->None:
+    "Let modules be found in the folder of the call, which a console script does not do, and in no folder of before"
+    for folder in _CALLED_FROM:
+        if folder in sys.path: sys.path.remove(folder)
+    here = os.getcwd()
+    _CALLED_FROM[:] = [] if here in sys.path else [here]
+    sys.path.extend(_CALLED_FROM)
+
+# %% ../../nbs/03_tasks/00_core.ipynb #111d3e7b
 def _imported(name:str)->Any:
     "What `module:attribute` is"
     module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path: sys.path.append(os.getcwd())   # a console script does not look where it is called
+    _look_here()
     try: return getattr(importlib.import_module(module), attribute)
     except Exception as e:   # whatever a module of yours raises
         raise _failed(name, e, command(f'python -c "from {module} import {attribute}"')) from e
@@ -132,6 +145,7 @@ def _run(path:Path, changed:int)->dict[str,Any]:
     if str(path.parent) not in sys.path: sys.path.append(str(path.parent))
     return runpy.run_path(str(path), run_name=path.stem)
 
+# %% ../../nbs/03_tasks/00_core.ipynb #cb7faf4c
 def _names_of(name:str, path:Path)->dict[str,Any]:
     "The names in the file of a task; ConfigError with the command that shows why there are none"
     try: return _run(path.resolve(), path.stat().st_mtime_ns)
@@ -147,6 +161,7 @@ _MEMBERS = ("name", "fields", "rows", "messages", "score")
 
 def _is_task(x)->bool: return all(hasattr(x, m) for m in _MEMBERS)
 
+# %% ../../nbs/03_tasks/00_core.ipynb #7d66ef40
 def _own(names:dict[str,Any], module:str)->dict[str,Any]:
     "The tasks that a file makes, and does not import; an object rather than its class"
     found = {k: v for k, v in names.items() if _is_task(v) and not k.startswith("_")}
@@ -154,6 +169,7 @@ def _own(names:dict[str,Any], module:str)->dict[str,Any]:
     kinds = {type(v) for v in made.values()}
     return {k: v for k, v in made.items() if v not in kinds}
 
+# %% ../../nbs/03_tasks/00_core.ipynb #ead07d6c
 def _in_file(name:str, path:Path, attribute:str)->Any:
     "The task in a file: the one that is named, `TASK`, or the only one"
     names = _names_of(name, path)
@@ -178,6 +194,7 @@ def _found(name:str)->Any:
     near = difflib.get_close_matches(name, task_names(), 1) or task_names()
     raise ConfigError(f"task {name!r}", "there is no such task", expected, edit(task=near[0]))
 
+# %% ../../nbs/03_tasks/00_core.ipynb #9461286d
 def get_task(
     name:str,   # a shipped task, `task.py`, `task.py:attribute` or `module:attribute`
 )->Task:
@@ -200,6 +217,7 @@ def _auto(cfg)->str:
     found = f"there are no rows to train {cfg.model} on"
     raise ConfigError("train_file", found, "rows, or a task that brings them", fix)
 
+# %% ../../nbs/03_tasks/00_core.ipynb #956f57b2
 def task_of(cfg)->Task:
     "The task that a config means; ConfigError for code that only a saved config asks for"
     allow(cfg, "task")

@@ -127,3 +127,14 @@ def test_rows_from_memory_are_what_is_scored_later(tmp_path):
     assert [a.expected for a in evaluate(moved, progress=False).base.answers] == ["8", "9", "10"]
     Run(moved).set_status("stopped", step=1)
     assert resume(moved).state == "finished"
+
+
+def test_a_module_is_looked_for_where_the_call_is_made_and_in_no_folder_of_before(tmp_path, monkeypatch):
+    import sys
+    before = [*sys.path]
+    for folder in ("first", "second"):
+        (tmp_path/folder).mkdir()
+        (tmp_path/folder/f"{folder}_capitals.py").write_text("from sft_nb.tasks.gsm8k import TASK\n")
+        monkeypatch.chdir(tmp_path/folder)
+        assert get_task(f"{folder}_capitals:TASK").name == "gsm8k"
+    assert [p for p in sys.path if p not in before] == [str(tmp_path/"second")]
