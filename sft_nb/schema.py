@@ -101,7 +101,7 @@ class AdapterSettings:
     adapter_name_or_path:str|None=None
     lora_r:int=16               # rank: a higher one learns more and takes more memory
     lora_alpha:int=32           # the adapter's output is scaled by lora_alpha / lora_r
-    lora_dropout:float=0.05     # share of the adapter's inputs that is dropped in training
+    lora_dropout:float=0.0      # share of the adapter's inputs that is dropped in training; costs memory
     # all-linear, attention, mlp, or names: q_proj k_proj v_proj o_proj
     lora_target_modules:tuple[str,...]=("all-linear",)
     use_rslora:bool=False       # True: scale by lora_alpha / sqrt(lora_r), for high ranks

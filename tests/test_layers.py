@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PARTS = ("escape faces keys on_disk progress report schema translate written config rows tasks tokens batches model "
-         "planning workbench checks run training results panels cli").split()
-LIGHT = ("escape faces keys on_disk progress report schema translate written config rows tasks tokens run cli "
-         "training.launch").split()
+PARTS = ("before_torch escape faces keys on_disk progress report schema translate written config rows tasks tokens "
+         "batches model planning workbench checks run training results panels cli").split()
+LIGHT = ("before_torch escape faces keys on_disk progress report schema translate written config rows tasks tokens run "
+         "cli training.launch").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks")}   # the files of a folder are listed, nothing in it is imported
 PACKAGE = ROOT/"sft_nb"
@@ -178,9 +178,9 @@ def test_no_public_name_hides_a_module_or_a_folder():
 
 
 def reads_modules(tree)->int:
-    "How often `sys.modules` is asked whether wandb or torch is loaded"
+    "How often `sys.modules` is asked whether one of three is loaded"
     def is_it(node)->bool: return isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.modules"
-    def named(node)->bool: return isinstance(node, ast.Constant) and node.value in ("wandb", "torch")
+    def named(node)->bool: return isinstance(node, ast.Constant) and node.value in ("wandb", "torch", "bitsandbytes")
     gets = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "sys.modules.get"]
     asks = [n for n in ast.walk(tree) if isinstance(n, ast.Compare) and is_it(n.comparators[0])]
     return sum(named(n.args[0]) for n in gets) + sum(named(n.left) for n in asks)

@@ -135,7 +135,7 @@ def choose_layout(
         if cfg.max_tokens_per_batch or "padding_free" not in cfg.planned: raise _refuse_reading(shape)
         flat, reason = False, f"in a flattened batch the rows of {shape.model_type} would read each other"
     if not flat: return Layout(False, reason, DataCollatorForCausalLM(tokenizer, pad_to_multiple_of=8))
-    return Layout(True, reason, DataCollatorFlattening(return_seq_lens=str(attention).startswith("flash")))
+    return Layout(True, reason, DataCollatorFlattening(return_seq_lens=str(attention).startswith(("flash", "varlen"))))
 
 # %% ../../nbs/05_batches/02_layout.ipynb #0b091e78
 def collator_for(

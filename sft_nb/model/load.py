@@ -7,7 +7,7 @@ __all__ = ['quiet', 'quantization', 'load_shape', 'random_weights', 'guard_4bit'
            'count_parameters']
 
 # %% ../../nbs/06_model/04_load.ipynb #93f783ac
-import tempfile, warnings
+import sys, tempfile, warnings
 from contextlib import contextmanager
 
 import torch
@@ -89,6 +89,7 @@ def random_weights(
 # %% ../../nbs/06_model/04_load.ipynb #4aa79b61
 def guard_4bit(model:torch.nn.Module)->int:
     "Turn off bitsandbytes' in-place repacking on CPUs in every 4-bit layer; returns how many there are"
+    if "bitsandbytes" not in sys.modules: return 0   # no layer can be of a package that was never loaded
     from bitsandbytes.nn import Linear4bit
     layers = [m for m in model.modules() if isinstance(m, Linear4bit)]
     for m in layers: m.support_avx512bf16_for_cpu = False

@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from transformers.utils import ModelOutput
 
 from ..report import SftError
+from ..batches.collate import supervised_positions
 from ..batches.layout import as_trained, probing
+from .attention import told_documents
 
 # %% ../../nbs/06_model/03_loss.ipynb #6afbef65
 def _counts(hidden:torch.Tensor)->tuple[torch.Tensor,torch.Tensor]:
@@ -214,12 +216,13 @@ class SupervisedLoss(ModelOutput):
     n_correct:torch.Tensor|None=None  # of these, how many had the highest score
 
 # %% ../../nbs/06_model/03_loss.ipynb #841940b2
-def _loss_of(hidden, labels, head:Head, max_logits_mib:int, learns:list)->SupervisedLoss:
-    "From hidden vectors (B, T, hidden size) and the labels of the tokens that follow them (B, T)"
-    at = (labels.reshape(-1) != -100).nonzero()[:, 0]
+def _loss_of(hidden, labels, at, *, head:Head, max_logits_mib:int, learns:list)->SupervisedLoss:
+    "From hidden vectors (B, T, hidden size), labels of the tokens that follow them (B, T), and which are supervised"
+    if at is None: at = supervised_positions(labels)
     targets = labels.reshape(-1)[at]
     loss, right = head.loss(hidden.flatten(0, 1)[at], targets, max_logits_mib=max_logits_mib, learns=learns)
-    return SupervisedLoss(loss=loss, n_tokens=torch.tensor(len(targets), device=targets.device), n_correct=right)
+    n_tokens = torch.full((), len(targets), device=targets.device)
+    return SupervisedLoss(loss=loss, n_tokens=n_tokens, n_correct=right)
 
 # %% ../../nbs/06_model/03_loss.ipynb #b9cb3636
 def _learned(head:Head, model)->list:
@@ -237,13 +240,14 @@ def _with_supervised(model, loss:Callable)->Callable:
     "The model's `forward`, and with `supervised=True` the `loss` of its hidden vectors and labels"
     plain = model.forward
     @functools.wraps(type(model).forward)   # `generate` reads the signature
-    def forward(self, *args, supervised:bool=False, labels=None, **kwargs):
+    def forward(self, *args, supervised:bool=False, labels=None, supervised_at=None, **kwargs):
         if not supervised: return plain(*args, **kwargs, **({} if labels is None else dict(labels=labels)))
         if labels is None:
             raise SftError("model(supervised=True)", "there are no labels", "labels of the shape of input_ids",
                            "pass labels=")
-        hidden = self.base_model(*args, **kwargs | dict(use_cache=False)).last_hidden_state[:, :-1]
-        return loss(hidden, labels[:, 1:].to(hidden.device))
+        with told_documents(kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q")):
+            hidden = self.base_model(*args, **kwargs | dict(use_cache=False)).last_hidden_state[:, :-1]
+        return loss(hidden, labels[:, 1:].to(hidden.device), supervised_at)
     return forward
 
 # %% ../../nbs/06_model/03_loss.ipynb #335240d7

@@ -10,6 +10,7 @@ import json, os, platform, shutil, subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ..before_torch import loaded_with
 from ..keys import redact, redact_all
 from ..on_disk import write_whole
 
@@ -37,7 +38,7 @@ def environment(
     "Versions, platform, device and git commit"
     packages = {p: installed(p) for p in _PACKAGES}
     return dict(python=platform.python_version(), platform=platform.platform(), cpus=os.cpu_count(), device=device,
-                git=_commit(), packages=packages)
+                git=_commit(), loaded_with=loaded_with(), packages=packages)
 
 # %% ../../nbs/10_run/00_environment.ipynb #2fcca4ec
 def write_text(

@@ -114,12 +114,17 @@ def _checkpointing(cfg:Config)->dict:
             "activation_offloading": cfg.activation_offloading is True}
 
 # %% ../../nbs/11_training/00_arguments.ipynb #d5977105
+def _fused(optimiser:str, device:str)->str:
+    "AdamW in one kernel where there is one: the same step but for rounding, without a launch for each tensor"
+    return "adamw_torch_fused" if (optimiser, device) == ("adamw_torch", "cuda") else optimiser
+
+# %% ../../nbs/11_training/00_arguments.ipynb #54143e97
 def _precision(cfg:Config)->dict:
     "Device and number format"
     device, _ = choose_device(cfg.device)
     dtype, _ = choose_dtype(cfg.dtype, device)
     return dict(bf16=dtype == torch.bfloat16, fp16=dtype == torch.float16, use_cpu=device == "cpu",
-                dataloader_pin_memory=device == "cuda")
+                dataloader_pin_memory=device == "cuda", optim=_fused(cfg.optim, device))
 
 # %% ../../nbs/11_training/00_arguments.ipynb #ed1ffacc
 def _every(what:str, steps:int|str)->dict:
@@ -142,8 +147,8 @@ def training_arguments(
     refuse(cfg)
     ours = dict(output_dir=str(path/"checkpoints"), run_name=cfg.wandb_name or path.name, report_to=trackers(cfg))
     ours |= _every("save", cfg.save_steps) | dict(project=cfg.wandb_project)
-    same = {name: getattr(cfg, name) for name in _SAME}
-    try: return SFTConfig(**same, **ours, **_ALWAYS, **_checkpointing(cfg), **_precision(cfg), **_evaluation(cfg))
+    same = {name: getattr(cfg, name) for name in _SAME} | _precision(cfg)
+    try: return SFTConfig(**same, **ours, **_ALWAYS, **_checkpointing(cfg), **_evaluation(cfg))
     except (ImportError, ValueError) as e:
         raise ConfigError("training arguments", str(e).splitlines()[0], "what transformers.TrainingArguments takes",
             "look at {optim} and {lr_scheduler_type}") from e

@@ -14,13 +14,13 @@ import huggingface_hub.constants
 import torch
 from fastcore.basics import patch
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 from trl import SFTTrainer
 
 from ..progress import Phase
 from ..report import SftError, counted, edit, warn
-from ..batches.pack import Batches, Rows
+from ..batches.collate import WithPositions
+from ..batches.pack import Batches, EpochLoader, NumberedRows, Rows
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.precision import adapters_to_float32, kept_exact
 from ..workbench import Workbench
@@ -31,7 +31,7 @@ from .arguments import training_arguments
 from .guards import Guards, all_finite, in_parts, non_finite_rows
 from .recorder import early_stopping, Recorder, saves_better_loss, StopRequest
 from .step import (
-    describe, follow_schedule, how_to_be_finite, LeftOut, StepInProgress, who, without_card)
+    describe, follow_schedule, how_to_be_finite, LeftOut, StepInProgress, TokenCounts, who, without_card)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000004
 PARENTS_NAMES = dict(
@@ -70,15 +70,20 @@ class SupervisedTrainer(SFTTrainer):
         checkpoint:Path|None=None,   # that the training will continue from
     ):
         self.bench, self.run, self.guards, self.recorder = bench, run, guards, recorder
-        self.step, self.left_out = StepInProgress(), LeftOut()
+        self.step, self.left_out, self.counted = StepInProgress(), LeftOut(), TokenCounts()
         self.parts = 1                # in which a micro-batch is computed
         self.seen = torch.zeros(2)    # loss and tokens
         self.aside:Path|None = None   # a checkpoint being written
         callbacks = [guards, recorder, stop, _Moments(self, checkpoint), *early_stopping(run)]
         with kept_exact(bench.model): super().__init__(**_for_the_parent(bench, run), callbacks=callbacks)
+        self._correct()
+    def _correct(self)->None:
+        "Where the parent has not the last word"
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
-        if bench.cfg.method != "full": adapters_to_float32(bench.model)   # TRL made them bfloat16
-        self.supervised = bench.supervised   # after TRL, which changes the head
+        if self.bench.cfg.method != "full": adapters_to_float32(self.bench.model)   # TRL made them bfloat16
+        self.supervised = self.bench.supervised   # after TRL, which changes the head
+        if self.supervised: self.data_collator = WithPositions(self.data_collator)
+        self.flops_per_token = super().floating_point_ops(dict(input_ids=torch.zeros(1)))
     def create_model_card(self, *args, **kwargs): pass   # a card full of blanks, which somebody would publish
 
 def _for_the_parent(bench:Workbench, run:Run)->dict:
@@ -105,15 +110,26 @@ def compute_loss(self:SupervisedTrainer, model, inputs, return_outputs=False, nu
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000016
 @patch
 def count_tokens(self:SupervisedTrainer, out, inputs)->None:
-    "Tokens and their accuracy, for TRL's log"
-    tokens = torch.tensor(inputs["input_ids"].numel(), device=out.loss.device)
+    "Tokens and their accuracy, kept on the device"
     if "attention_mask" in inputs: tokens = inputs["attention_mask"].sum()
+    else: tokens = torch.full((), inputs["input_ids"].numel(), device=out.loss.device)
     counts = self.accelerator.reduce(torch.stack([out.n_correct, out.n_tokens, tokens]), reduction="sum")
-    right, n, tokens = counts.tolist()
-    mode = "train" if self.model.training else "eval"
-    if self.model.training: self._total_train_tokens += tokens
-    self._metrics[mode]["mean_token_accuracy"].append(right / max(n, 1))
-    self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+    self.counted.add(self.model.training, counts)
+
+@patch
+def read_counts(self:SupervisedTrainer)->None:
+    "Tell TRL's meters what was counted; this waits for the device"
+    for training, (right, n, tokens) in self.counted.read():
+        meter = self._metrics["train" if training else "eval"]
+        if training: self._total_train_tokens += tokens
+        meter["mean_token_accuracy"].append(right / max(n, 1))
+        meter["num_tokens"] = [self._total_train_tokens]
+
+# %% ../../nbs/11_training/04_trainer.ipynb #d07ce933
+@patch
+def floating_point_ops(self:SupervisedTrainer, inputs)->int:
+    "As the parent counts them"
+    return self.flops_per_token * inputs["input_ids"].numel()
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000018
 @patch
@@ -137,22 +153,12 @@ def evaluation_loop(self:SupervisedTrainer, *args, metric_key_prefix="eval", **k
     out.metrics[f"{metric_key_prefix}_loss"] = total / max(n, 1)
     return out
 
-# %% ../../nbs/11_training/04_trainer.ipynb #c6298673
-class _Loader(DataLoader):
-    "A `DataLoader` whose batches change with the epoch"
-    def set_epoch(self, epoch): self.batch_sampler.set_epoch(epoch)
-
-class _NumberedRows(Rows):
-    "Rows that know their numbers"
-    def __getitems__(self, numbers):
-        return [row | dict(row=n) for n, row in zip(numbers, super().__getitems__(numbers))]
-
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000021
 @patch
 def get_train_dataloader(self:SupervisedTrainer)->DataLoader:
     "The workbench's batches, each with the numbers of its rows"
     def collate(features): return self.data_collator(features) | dict(rows=[f["row"] for f in features])
-    return _Loader(_NumberedRows(self.train_dataset), batch_sampler=self.bench.batches, collate_fn=collate,
+    return EpochLoader(NumberedRows(self.train_dataset), batch_sampler=self.bench.batches, collate_fn=collate,
                    num_workers=self.args.dataloader_num_workers, pin_memory=self.args.dataloader_pin_memory)
 
 @patch
@@ -170,8 +176,7 @@ def get_batch_samples(self:SupervisedTrainer, *args, **kwargs):
     "The micro-batches of the next step; their rows are remembered"
     samples, n = super(SupervisedTrainer, self).get_batch_samples(*args, **kwargs)
     rows = [batch.pop("rows") for batch in samples]
-    lines = len(self._metrics["train"]["mean_token_accuracy"])
-    self.step = StepInProgress(rows, tokens_before=self._total_train_tokens, lines_before=lines)
+    self.step = StepInProgress(rows, counted_before=len(self.counted))
     return samples, n
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000027
@@ -213,8 +218,7 @@ def halve(self:SupervisedTrainer)->None:
     if len(largest) <= self.parts: raise self.too_large(step.micro_batch)
     self.parts *= 2
     self.model.zero_grad(set_to_none=True)
-    self._total_train_tokens = step.tokens_before
-    del self._metrics["train"]["mean_token_accuracy"][step.lines_before:]
+    self.counted.cut(step.counted_before)
     free_memory()
     says = (f"memory ran out at {self.in_words(step.micro_batch)}; "
             f"micro-batches are computed in {self.parts} parts from now on, with the same loss")
@@ -298,6 +302,7 @@ def not_finite(self:SupervisedTrainer)->SftError:
 @patch
 def log(self:SupervisedTrainer, logs, *args, **kwargs):
     "A step that was left out counts neither in the mean nor for nothing"
+    self.read_counts()
     out = self.left_out
     steps = self.state.global_step - out.last_line
     if "loss" in logs and out.since_line:
@@ -354,6 +359,7 @@ def _lift(folder:Path)->None:
 @patch
 def meters(self:SupervisedTrainer)->dict:
     "What the next line of the log needs"
+    self.read_counts()
     out = self.left_out
     return dict(loss=self._tr_loss.item(), total=self._total_loss_scalar, logged=self._globalstep_last_logged,
                 tokens=self._total_train_tokens, metrics=dict(self._metrics["train"]), seconds=self.recorder.seconds,

@@ -63,5 +63,7 @@ def test_the_tensors_are_those_of_the_workbench(trained_and_bench):
     assert bench.layout.flat == ("position_ids" in handed.inputs[0]) and "model" not in vars(bench)
     for k, inputs in enumerate(handed.inputs):
         batch = bench.batch(k)
+        told = inputs.pop("supervised_at")   # of the trainer alone, so that no GPU is asked for it
+        assert torch.equal(told, (batch["labels"][:, 1:].flatten() != -100).nonzero()[:, 0])
         assert inputs.keys() == {name for name, v in batch.items() if isinstance(v, torch.Tensor)}
         assert all(torch.equal(inputs[name], batch[name]) for name in inputs), k
