@@ -142,6 +142,9 @@ class TrainingSettings:
     gradient_checkpointing:bool|_Auto="auto"
     # True: with checkpointing on a GPU, what it keeps waits in host memory; auto: only where it would not fit otherwise
     activation_offloading:bool|_Auto="auto"
+    # auto: base and adapter in one product, where that is the same; compile: also one program for each layer (GPU);
+    # none: every operation by itself, as peft and transformers have it
+    kernels:Literal["auto","compile","none"]="auto"
     max_logits_mib:int=512            # memory that the loss may take for scores of the vocabulary; less is slower
     seed:int=42                       # of the weights, the order of the rows and the dropout
 

@@ -10,7 +10,6 @@ __all__ = ['Documents', 'find_documents', 'window_of', 'told_documents', 'assume
 import inspect
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import Callable, NamedTuple
 
@@ -196,18 +195,20 @@ def _stock_can(q, v, dropout:float, softcap:float|None)->bool:
     return q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 # %% ../../nbs/06_model/02_attention.ipynb #1d38caea
-@lru_cache
 def _knows_groups()->bool:
     "Does this PyTorch's kernel take fewer heads of keys and values than of queries?"
+    if find_spec("torch.nn.attention.varlen") is None: return False
     from torch.nn.attention.varlen import varlen_attn
     return "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+_GROUPS = _knows_groups()
 
 # %% ../../nbs/06_model/02_attention.ipynb #f1b8eefa
 def _stock(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     "All documents in one call of PyTorch's FlashAttention: (1, H, T, D)"
     from torch.nn.attention.varlen import varlen_attn
     more, groups = {}, q.shape[1] // k.shape[1]
-    if _knows_groups(): more = dict(enable_gqa=groups > 1)
+    if _GROUPS: more = dict(enable_gqa=groups > 1)
     else: k, v = repeat_kv(k, groups), repeat_kv(v, groups)   # torch 2.11 promises nothing about groups
     q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
     window = (-1 if docs.window is None else docs.window - 1, 0)

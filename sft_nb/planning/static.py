@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from ..config import Config
 from ..model.load import load_shape, quantization, quiet
+from ..model.kernels import use_kernels
 from ..model.adapter import lora_config, spare_casts
 
 # %% ../../nbs/07_planning/00_static.ipynb #7f18611e
@@ -45,7 +46,9 @@ def _adapted(model, tokenizer, cfg:Config):
     from peft import get_peft_model
     wanted = lora_config(model, tokenizer, cfg)
     wanted.init_lora_weights = True   # other ways to begin need numbers, and take no other room
-    return spare_casts(get_peft_model(model.requires_grad_(False), wanted, low_cpu_mem_usage=True))
+    model = spare_casts(get_peft_model(model.requires_grad_(False), wanted, low_cpu_mem_usage=True))
+    use_kernels(model, "none" if cfg.kernels == "none" else "auto")   # compiled layers keep no more than these
+    return model
 
 # %% ../../nbs/07_planning/00_static.ipynb #e2921b76
 def skeleton(

@@ -1,0 +1,152 @@
+"""Base and adapter in one product: equal to peft wherever it is used, and peft itself wherever it is not."""
+import copy
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from shapes import SHAPES, model
+
+from sft_nb.config import load_config
+from sft_nb.model import kernels
+from sft_nb.model.adapter import load_model, spare_casts
+from sft_nb.model.kernels import fuse_lora
+from sft_nb.model.loss import causal_lm
+
+IDS = torch.randint(3, 768, (2, 19), generator=torch.Generator().manual_seed(1))
+
+
+def adapted(kind="qwen3", dtype=torch.float32, **how):
+    how = dict(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM", bias="none") | how
+    torch.manual_seed(3)
+    return spare_casts(get_peft_model(model(kind, dtype=dtype).requires_grad_(False), LoraConfig(**how))).train()
+
+
+def out(m, autocast=None, ids=IDS):
+    "Logits, and the gradient of what is trained"
+    m.zero_grad()
+    torch.manual_seed(5)
+    with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+        logits = m(ids).logits
+    (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum().backward()
+    return logits.detach(), {n: p.grad.clone() for n, p in m.named_parameters() if p.requires_grad}
+
+
+def off(a, b)->float: return ((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item()
+
+
+def compare(m, autocast=None)->tuple[int,float,float]:
+    "Layers that are fused, and how far logits and gradients are from peft's"
+    want, want_grads = out(m, autocast)
+    fused = fuse_lora(m)
+    got, grads = out(m, autocast)
+    return fused.n, off(got, want), max(off(grads[n], g) for n, g in want_grads.items())
+
+
+def calls(monkeypatch)->list:
+    "Layers that go the short way"
+    seen, product = [], kernels._product
+    monkeypatch.setattr(kernels, "_product", lambda layer, *args: seen.append(layer) or product(layer, *args))
+    return seen
+
+
+@pytest.mark.parametrize("kind", [k for k in SHAPES if k not in ("gpt2", "opt", "bloom")])
+def test_equal_to_peft_to_a_millionth(kind):
+    n, logits, gradients = compare(adapted(kind))
+    assert n and logits < 1e-6 and gradients < 5e-6
+
+
+@pytest.mark.parametrize("how", [
+    dict(use_rslora=True), dict(lora_dropout=.3), dict(use_dora=True), dict(lora_bias=True), dict(r=1),
+    dict(modules_to_save=["lm_head"]), dict(trainable_token_indices=[5, 7]), dict(init_lora_weights="pissa"),
+    dict(target_modules=["q_proj"])], ids=str)
+def test_equal_to_peft_whatever_the_adapter(how):
+    "In 64 bits, so that nothing hides behind rounding"
+    _, logits, gradients = compare(adapted(**how).double())
+    assert logits < 1e-12 and gradients < 1e-11
+
+
+def errors(seed:int)->list[float]:
+    "Of logits and gradients in mixed precision, against 64 bits: peft's two, then ours"
+    ids = torch.randint(3, 768, (2, 19), generator=torch.Generator().manual_seed(seed))
+    m = adapted(dtype=torch.bfloat16)
+    for p in m.parameters():
+        if p.requires_grad: p.data = p.data.float()
+    exact, exact_grads = out(copy.deepcopy(m).double(), ids=ids)
+    found = []
+    for fuse in (False, True):
+        if fuse: assert fuse_lora(m).n
+        logits, grads = out(m, torch.bfloat16, ids=ids)
+        assert all(g.dtype == torch.float32 for g in grads.values())
+        apart = sum((grads[n] - g).norm() for n, g in exact_grads.items()) / sum(g.norm() for g in exact_grads.values())
+        found += [((logits - exact).norm() / exact.norm()).item(), apart.item()]
+    return found
+
+
+def test_in_mixed_precision_as_near_to_the_truth_as_peft():
+    "Over six batches: of one of them, rounding may say anything"
+    logits, gradients, our_logits, our_gradients = (sum(each) for each in zip(*map(errors, range(6))))
+    assert our_logits < 1.4 * logits and our_gradients < 1.4 * gradients
+
+
+def test_which_layers_go_the_short_way(monkeypatch):
+    seen = calls(monkeypatch)
+    m = adapted()
+    n = fuse_lora(m).n
+    out(m)
+    assert len(seen) == n
+    for way in (m.disable_adapter, lambda: merged(m)):
+        seen.clear()
+        with way(): m(IDS)
+        assert not seen
+    seen.clear()
+    dora = adapted(use_dora=True)
+    fuse_lora(dora)
+    out(dora)
+    assert not seen
+    m.add_adapter("second", LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    m.base_model.set_adapter(["default", "second"])
+    m(IDS)
+    assert 0 < len(seen) < n   # not where two are at work
+
+
+class merged:
+    def __init__(self, m): self.m = m
+    def __enter__(self): self.m.merge_adapter()
+    def __exit__(self, *error): self.m.unmerge_adapter()
+
+
+def test_a_hook_is_called(monkeypatch):
+    "Sharded training gathers weights by hooks: a layer that has one is peft's"
+    seen, hooked, m = calls(monkeypatch), [], adapted(target_modules=["q_proj"])
+    n = fuse_lora(m).n
+    first = next(x for x in m.modules() if hasattr(x, "lora_A") and len(x.lora_A))
+    first.lora_A["default"].register_forward_pre_hook(lambda *args: hooked.append(1))
+    out(m)
+    assert len(seen) == n - 1 and hooked
+
+
+def test_with_checkpointing_and_a_frozen_copy():
+    m = adapted()
+    want, want_grads = out(m)
+    fuse_lora(m)
+    m.enable_input_require_grads()
+    causal_lm(m).gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
+    again = copy.deepcopy(m)
+    got, grads = out(again)
+    assert off(got, want) < 1e-6 and max(off(grads[n], g) for n, g in want_grads.items()) < 5e-6
+    assert all(torch.equal(p.grad, want_grads[n]) for n, p in m.named_parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_the_models_that_we_load(tokenizer, method):
+    "Of a real base, in 32 and in 4 bits: the same loss to rounding as peft's own layers"
+    losses = {}
+    for kind in ("auto", "none"):
+        m = load_model(load_config(method=method, kernels=kind, dtype="float32"), tokenizer)
+        with torch.no_grad():
+            for name, p in m.named_parameters():
+                if "lora_B" in name: p.copy_(torch.linspace(-.02, .02, p.numel()).view_as(p))
+        losses[kind], grads = out(m)
+        losses[kind + " gradient"] = torch.stack([g.norm() for g in grads.values()])
+    assert off(losses["auto"], losses["none"]) < 1e-5
+    assert off(losses["auto gradient"], losses["none gradient"]) < 1e-5
