@@ -230,7 +230,7 @@ class Rows:
         found = [self.rows[n if n >= 0 else ~n] for n in numbers]
         return [row if n >= 0 else row | dict(labels=[-100] * len(row["labels"])) for n, row in zip(numbers, found)]
 
-# %% ../../nbs/05_batches/01_pack.ipynb #a4c9d344
+# %% ../../nbs/05_batches/01_pack.ipynb #dfaa1c2e
 class NumberedRows(Rows):
     "Rows that know their numbers: `row`"
     def __getitems__(self, numbers:list[int])->list[dict]:
@@ -238,4 +238,5 @@ class NumberedRows(Rows):
 
 class EpochLoader(DataLoader):
     "A `DataLoader` whose batches change with the epoch"
+    def __init__(self, rows, batches:Batches, **how): super().__init__(rows, batch_sampler=batches, **how)
     def set_epoch(self, epoch:int)->None: self.batch_sampler.set_epoch(epoch)

@@ -203,9 +203,17 @@ def _knows_groups()->bool:
 
 _GROUPS = _knows_groups()
 
+# %% ../../nbs/06_model/02_attention.ipynb #37dfd6d1
+_MOST = 2**31   # numbers that the kernel's backward pass can address
+
+def _heads_in_a_call(tokens:int, documents:int, key_heads:int, groups:int, size:int)->int:
+    "Heads of keys and values that one call may see, at least 1"
+    each = (tokens + 128 * documents) * groups * size
+    return max(1, min(key_heads, (_MOST - 1) // each))
+
 # %% ../../nbs/06_model/02_attention.ipynb #f1b8eefa
-def _stock(q, k, v, docs:Documents, scale:float)->torch.Tensor:
-    "All documents in one call of PyTorch's FlashAttention: (1, H, T, D)"
+def _call(q, k, v, docs:Documents, scale:float)->torch.Tensor:
+    "One call of PyTorch's FlashAttention: (1, H, T, D)"
     from torch.nn.attention.varlen import varlen_attn
     more, groups = {}, q.shape[1] // k.shape[1]
     if _GROUPS: more = dict(enable_gqa=groups > 1)
@@ -214,6 +222,16 @@ def _stock(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     window = (-1 if docs.window is None else docs.window - 1, 0)
     out = varlen_attn(q, k, v, docs.cu, docs.cu, docs.longest, docs.longest, scale=scale, window_size=window, **more)
     return out.transpose(0, 1)[None]
+
+# %% ../../nbs/06_model/02_attention.ipynb #9f0e7548
+def _stock(q, k, v, docs:Documents, scale:float)->torch.Tensor:
+    "All documents by PyTorch's FlashAttention, as many heads in a call as it can address: (1, H, T, D)"
+    size, groups = q.shape[-1], q.shape[1] // k.shape[1]
+    if size % 8: q, k, v = (F.pad(x, (0, -size % 8)) for x in (q, k, v))
+    n = _heads_in_a_call(q.shape[2], len(docs.cu) - 1, k.shape[1], groups, q.shape[-1])
+    pieces = zip(q.split(n * groups, 1), k.split(n, 1), v.split(n, 1))
+    out = [_call(*qkv, docs, scale) for qkv in pieces]
+    return (out[0] if len(out) == 1 else torch.cat(out, 1))[..., :size]
 
 # %% ../../nbs/06_model/02_attention.ipynb #d66c12c6
 def _told(docs:Documents, cu:torch.Tensor|None)->Documents:

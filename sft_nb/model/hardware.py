@@ -156,7 +156,8 @@ def this_device(kind:str, dtype:torch.dtype)->Device:
     return Device(name, gib, _measured_tflops(kind, dtype), 600, dtype=format)
 
 # %% ../../nbs/06_model/00_hardware.ipynb #cc23e47e
-_NO_ROOM = ("out of memory", "can't allocate memory", "cannot allocate memory")   # what PyTorch's allocators say
+_NO_ROOM = ("out of memory", "can't allocate memory", "cannot allocate memory",   # what PyTorch's allocators say
+            "cublas_status_alloc_failed", "cudnn_status_alloc_failed")             # and libraries with their own
 
 def is_out_of_memory(e:BaseException)->bool:
     "Did a device, or the host, run out of memory?"

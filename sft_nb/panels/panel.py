@@ -46,6 +46,14 @@ def draw(self:Panel)->None:
     "Replace the picture, wherever it is shown"
     if self.shown: update_display(HTML(_HIDE + self.to_html()), display_id=self.model_id)
 
+# %% ../../nbs/13_panels/00_panel.ipynb #c1ff6455
+_NO_WIDGETS = "<p style='opacity:.75'>Controls need Jupyter. Here <code>panel.state</code> moves the picture.</p>"
+
+@patch
+def _display_(self:Panel)->HTML:
+    "What marimo shows"
+    return HTML(self.to_html() + _NO_WIDGETS)
+
 # %% ../../nbs/13_panels/00_panel.ipynb #pan0err2
 def error_html(
     error:Exception,

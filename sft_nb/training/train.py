@@ -23,6 +23,7 @@ from ..config import Config
 from ..tokens.account import Data
 from ..tokens.prepare import keep_rows
 from ..model.hardware import choose_device
+from ..model.kernels import in_one_product
 from ..model.load import quiet
 from ..planning.plan import Plan
 from ..workbench import Workbench, workbench_for
@@ -87,10 +88,10 @@ def build_trainer(
     return trainer
 
 def _write_what_runs(trainer:SupervisedTrainer)->None:
-    "trainer.json: attention, layout, whose loss, how many processes"
-    bench = trainer.bench
-    runs = dict(attention=bench.model.config._attn_implementation or "", rows=bench.layout.name,
-                loss="sft_nb" if trainer.supervised else "trl", processes=trainer.accelerator.num_processes)
+    "trainer.json: attention, layout, whose loss, layers in one product, how many processes"
+    bench, n = trainer.bench, trainer.accelerator.num_processes
+    runs = dict(attention=bench.model.config._attn_implementation or "", rows=bench.layout.name, processes=n,
+                loss="sft_nb" if trainer.supervised else "trl", one_product=in_one_product(bench.model))
     write_json(trainer.run.path/"trainer.json", runs)
 
 def _write_padding(bench:Workbench, run:Run)->None:

@@ -158,7 +158,7 @@ def evaluation_loop(self:SupervisedTrainer, *args, metric_key_prefix="eval", **k
 def get_train_dataloader(self:SupervisedTrainer)->DataLoader:
     "The workbench's batches, each with the numbers of its rows"
     def collate(features): return self.data_collator(features) | dict(rows=[f["row"] for f in features])
-    return EpochLoader(NumberedRows(self.train_dataset), batch_sampler=self.bench.batches, collate_fn=collate,
+    return EpochLoader(NumberedRows(self.train_dataset), self.bench.batches, collate_fn=collate,
                    num_workers=self.args.dataloader_num_workers, pin_memory=self.args.dataloader_pin_memory)
 
 @patch

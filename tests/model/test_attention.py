@@ -5,7 +5,9 @@ from hypothesis import given, settings as how, strategies as st
 from shapes import SHAPES, model
 from transformers import masking_utils as masks
 
-from sft_nb.model.attention import choose_attention, find_documents, varlen_attention
+from sft_nb.model import attention as ours
+from sft_nb.model.attention import (
+    choose_attention, Documents, find_documents, told_documents, varlen_attention, window_of)
 from sft_nb.report import SftError
 
 KINDS = [k for k in SHAPES]
@@ -152,3 +154,62 @@ def test_flash_attention_is_taken_where_it_is(monkeypatch):
     assert choose_attention("auto", "cuda", torch.float32, shape)[0] == "varlen"
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *a: (7, 5))
     assert choose_attention("auto", "cuda", torch.float16, shape)[0] == "varlen"
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2", "gemma3_text"])
+def test_what_the_collator_says_is_what_the_mask_says(kind):
+    "Equal logits, and no mask is asked"
+    lengths = [5, 23, 1, 12]
+    ids, m = rows(lengths), model(kind, attention="varlen")
+    cu = torch.tensor([0, *lengths]).cumsum(0).int()
+    asked = []
+    with torch.no_grad():
+        want = m(ids, position_ids=positions(lengths), use_cache=False).logits
+        with pytest.MonkeyPatch.context() as patch, told_documents(cu, 23):
+            patch.setattr(ours, "find_documents", lambda *args: asked.append(1) or find_documents(*args))
+            got = m(ids, position_ids=positions(lengths), use_cache=False).logits
+    assert torch.equal(got, want) and not asked
+
+
+def test_the_window_of_every_mask_that_is_known_is_the_one_that_is_found():
+    at, T = positions([9, 4, 11]), 24
+    packed = masks.find_packed_sequence_indices(at)
+    def made(f): return masks.packed_sequence_compatibility_function(f, at, packed)
+    for f in (masks.causal_mask_function, *(masks.sliding_window_causal_mask_function(w) for w in (2, 7, 10))):
+        assert window_of(made(f)) == find_documents(made(f), T).window
+    chunked = masks.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.long))
+    for f in (chunked, masks.bidirectional_mask_function,
+              masks.or_masks(masks.causal_mask_function, masks.blockwise_overlay(packed)), lambda *at: at[0] >= 0):
+        assert window_of(made(f)) is False
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    "PyTorch's kernel, played by its own definition; what it was called with"
+    import torch.nn.attention.varlen as stock
+    seen = []
+    def played(q, k, v, cu, cu_k, longest, longest_k, *, scale, window_size, **how):
+        assert q.shape[-1] % 8 == 0, "the kernel takes multiples of 8"
+        seen.append(q.shape[1])
+        groups = q.shape[1] // k.shape[1]
+        docs = Documents(cu, longest, None if window_size[0] < 0 else window_size[0] + 1)
+        q, k, v = q.transpose(0, 1)[None], *(x.transpose(0, 1)[None].repeat_interleave(groups, 1) for x in (k, v))
+        return ours._each_document(q, k, v, docs, scale=scale, dropout=0., softcap=None)[0].transpose(0, 1)
+    monkeypatch.setattr(stock, "varlen_attn", played)
+    monkeypatch.setattr(ours, "_stock_can", lambda *args: True)
+    return seen
+
+
+@pytest.mark.parametrize("size, most, calls", [(16, 2**31, [8]), (16, 30_000, [4, 4]), (16, 1, [2] * 4),
+                                              (20, 2**31, [8]), (12, 1, [2] * 4)])
+def test_heads_are_called_in_groups_that_the_kernel_can_address(kernel, monkeypatch, size, most, calls):
+    "8 heads in 4 groups, 40 tokens in 3 documents; equal to one call on each document"
+    monkeypatch.setattr(ours, "_MOST", most)
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, h, 40, size, generator=draw, dtype=torch.float64, requires_grad=True) for h in (8, 4, 4))
+    docs = Documents(torch.tensor([0, 7, 30, 40]).int(), 23, 9)
+    want = ours._each_document(q, k, v, docs, scale=.3, dropout=0., softcap=None)
+    want_grads = torch.autograd.grad(want.square().sum(), (q, k, v))
+    got = ours._stock(q, k, v, docs, .3)
+    assert kernel == calls and torch.allclose(got, want)
+    assert all(map(torch.allclose, torch.autograd.grad(got.square().sum(), (q, k, v)), want_grads))

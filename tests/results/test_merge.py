@@ -31,7 +31,7 @@ ADAPTERS = {
 
 def short(tmp_path, **how):
     "A run of six steps"
-    small = dict(runs_dir=str(tmp_path), max_steps=6, max_samples=96, eval_samples=4, save_steps=100)
+    small = dict(runs_dir=str(tmp_path), max_steps=6, max_samples=96, eval_samples=4, save_steps=100, preflight=False)
     return train(load_config("demo", **small | how))
 
 
