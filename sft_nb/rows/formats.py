@@ -73,8 +73,8 @@ def _loaded(x, what:str):
 
 # %% ../../nbs/02_rows/00_formats.ipynb #4b582121
 def _list(x, what:str)->list:
-    "`x` as a list, read as JSON if it is a string"
-    x = _loaded(x, what)
+    "`x` as a list, read as JSON if it is a string that looks like it"
+    if not isinstance(x, str) or x.lstrip().startswith(("[", "{")): x = _loaded(x, what)
     if isinstance(x, list): return x
     raise SftError("row", f"{what} is {str(x)[:60]!r}", "a list", f"write {what} as a list")
 

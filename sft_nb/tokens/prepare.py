@@ -66,8 +66,12 @@ def _nothing_left(ledger:Ledger, rows:Mixture)->SftError:
         return SftError(f"{n} rows", says, "rows to learn from", fix, "nothing_to_learn")
     if rows.held_out:
         says = f"none of the rows falls into a held-out share of {rows.share:g}"
-        return SftError("eval_fraction", says, "a larger share, or more rows",
-                        edit(eval_fraction=0.25) | edit(eval_file="rows.jsonl"))
+        fix = edit(eval_file="rows.jsonl")
+        if rows.share < .25: fix = edit(eval_fraction=.25) | fix
+        return SftError("eval_fraction", says, "a larger share, or more rows", fix)
+    if rows.share:
+        says = f"every row of {names} falls into a held-out share of {rows.share:g}"
+        return SftError("eval_fraction", says, "rows to learn from", edit(eval_fraction=None) | "more rows")
     return SftError(names, "there is no row in it", "rows to learn from",
                     f"look at {names}, and at the step that wrote it")
 

@@ -1,5 +1,11 @@
 """However a conversation is spelled, it is the same messages and the same tokens."""
+import re
+
+import pytest
+
 from sft_nb.config import load_config
+from sft_nb.report import SftError
+from sft_nb.rows.formats import to_messages
 from sft_nb.tokens.prepare import prepare
 
 
@@ -18,3 +24,11 @@ def test_all_spellings_of_a_conversation_are_the_same_tokens(tokenizer):
     data = prepare(load_config(task="chat", eval_samples=0), tokenizer, train=[*rows, tokens])
     assert all(x == ids for x in data.train.tokens) and len(data.train.tokens) == 8
     assert tokenizer.decode([i for i in ids["labels"] if i != -100]) == "2<|im_end|>"
+
+
+@pytest.mark.parametrize("messages, says", [
+    ("hello", "messages is 'hello'; a list"), ("[{", "messages is not valid JSON"), ("", "messages is ''; a list"),
+    ('{"role": "user"}', "a list")])
+def test_messages_that_are_a_text(messages, says):
+    "A list that is written as JSON is read; any other text is no list"
+    with pytest.raises(SftError, match=re.escape(says)): to_messages(dict(messages=messages))

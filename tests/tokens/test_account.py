@@ -24,6 +24,15 @@ def test_what_a_small_file_or_two_settings_at_once_say(tmp_path, tokenizer):
         prepare(load_config(train_file=a, eval_file=a, eval_fraction=.1), tokenizer)
 
 
+@pytest.mark.parametrize("question, share, says", [
+    ("1+1?", .2, "every row of a.jsonl falls into a held-out share of 0.2; .*Fix: eval_fraction=None, or more rows"),
+    ("1+2?", .5, "none of the rows falls into a held-out share of 0.5; .*Fix: eval_file='rows.jsonl'")])
+def test_one_row_cannot_be_cut_in_two(tmp_path, tokenizer, question, share, says):
+    file = write(tmp_path/"a.jsonl", [dict(question=question, answer="2")])
+    with pytest.raises(SftError, match=says):
+        prepare(load_config(task="chat", train_file=file, eval_fraction=share), tokenizer)
+
+
 def test_what_a_foreign_template_and_a_last_word_say():
     foreign = load_tokenizer(load_config())
     foreign.chat_template = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|eot_id|>{% endfor %}"
