@@ -5,9 +5,9 @@
 LoRA (r 16, all linear layers, no dropout) on a Qwen3 shape with random weights and the Qwen3 vocabulary, on real GSM8K
 rows, the same rows in each step. The contenders take turns; of each turn the second step counts; medians. Peak memory
 comes from a process of its own for each.
-`ratio` is sft_nb flattened / TRL's defaults, `ratio_plain` the same / the plain Trainer, in non-padding tokens per
-second. On a GPU `mfu` is the share of the card's dense bfloat16 peak. Writes benchmarks/results/train_step.json
-(train_step_SHAPE.json for other shapes than 50m).
+`ratio` is sft_nb flattened / TRL's defaults, `ratio_plain` the same / the plain Trainer, `ratio_as_is` the same /
+sft_nb with peft's own layers (`kernels="none"`), in non-padding tokens per second. On a GPU `mfu` is the share of the
+card's dense bfloat16 peak. Writes benchmarks/results/train_step.json (train_step_SHAPE.json for other shapes than 50m).
 """
 import argparse
 import json
@@ -35,7 +35,8 @@ SHAPES = {
     "7b": dict(hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
                num_key_value_heads=4, head_dim=128)}
 NAMES = {"trl": "TRL's defaults", "trl_best": "TRL without checkpointing", "plain": "plain Trainer",
-         "padded": "sft_nb padded", "flat": "sft_nb flattened"}
+         "padded": "sft_nb padded", "as_is": "sft_nb, peft's own layers", "flat": "sft_nb flattened"}
+COMPILED = {"compiled": "sft_nb compiled"}   # on a GPU
 LIBRARIES = ("trl", "trl_best", "plain")
 
 
@@ -91,7 +92,7 @@ def our_trainer(name:str, cfg, data):
     from sft_nb.run.directory import create_run
     from sft_nb.training.train import build_trainer
     from sft_nb.workbench import Workbench
-    cfg = replace(cfg, padding_free=name == "flat")
+    cfg = replace(cfg, padding_free=name != "padded", kernels=dict(as_is="none", compiled="compile").get(name, "auto"))
     return build_trainer(Workbench(cfg, settled=True, data=data), create_run(cfg))
 
 
@@ -132,6 +133,12 @@ def make_model(shape:str, folder:str)->None:
     AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
 
 
+def names()->dict[str,str]:
+    "Who takes part on this machine"
+    import torch
+    return NAMES | (COMPILED if torch.cuda.is_available() else {})
+
+
 def contender(name:str, cfg, data, folder:str):
     if name in LIBRARIES: return timed(library_trainer(name, cfg, data, folder))
     return timed(our_trainer(name, cfg, data))
@@ -163,8 +170,8 @@ def resident_mib()->float:
 
 def compare(a, folder:str)->dict:
     cfg, data = prepared(a, folder)
-    jobs = {n: contender(n, cfg, data, folder) for n in NAMES}
-    seconds, losses = {n: [] for n in NAMES}, {}
+    jobs = {n: contender(n, cfg, data, folder) for n in names()}
+    seconds, losses = {n: [] for n in jobs}, {}
     for _ in range(a.times):
         for n, job in jobs.items():
             took, loss = job()
@@ -175,7 +182,7 @@ def compare(a, folder:str)->dict:
     rate = {n: tokens / statistics.median(s) for n, s in seconds.items()}
     def ratio(other): return round(rate["flat"] / rate[other], 2)
     return dict(
-        ratio=ratio("trl"), ratio_plain=ratio("plain"), ratio_trl_best=ratio("trl_best"),
+        ratio=ratio("trl"), ratio_plain=ratio("plain"), ratio_trl_best=ratio("trl_best"), ratio_as_is=ratio("as_is"),
         tokens_per_second={n: round(r, 1) for n, r in rate.items()},
         seconds={n: [round(x, 3) for x in s] for n, s in seconds.items()}, first_loss=losses,
         largest_loss_difference=max(losses.values()) - min(losses.values()), tokens=tokens, rows=a.rows,
@@ -210,7 +217,7 @@ def options():
 
 
 def show(result:dict)->None:
-    for n, said in NAMES.items():
+    for n, said in names().items():
         peak = f"   peak {result['peak_mib'][n]:>7,} MiB" if "peak_mib" in result else ""
         print(f"{said:<26} {result['tokens_per_second'][n]:>9,.0f} tokens/s{peak}")
     print(f"flattened / TRL's defaults: {result['ratio']:.1f}x, / plain Trainer: {result['ratio_plain']:.1f}x; "
@@ -223,7 +230,7 @@ def main():
     import torch
     with tempfile.TemporaryDirectory() as folder:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()): result = compare(a, folder)
-        if not a.no_memory: result["peak_mib"] = {n: peak_mib(n, a, folder) for n in NAMES}
+        if not a.no_memory: result["peak_mib"] = {n: peak_mib(n, a, folder) for n in names()}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     name = "train_step" if a.shape == "50m" else f"train_step_{a.shape}"
     result = save(name, device, **result)
