@@ -155,7 +155,8 @@ def parts(self:Planner,
 )->dict[str,int]:
     "Bytes by part at the worst moment of training"
     fixed = static_bytes(self.whole(method), self.cfg.optim)
-    roots = fixed["gradients"] if self.cfg.optim == "adamw_torch" else 0   # of all second moments at once
+    whole = self.cfg.optim == "adamw_torch" and self.device.kind != "cuda"   # there, one kernel does it all
+    roots = fixed["gradients"] if whole else 0                              # of all second moments at once
     working = max(step.peak - step.activations, roots - step.activations, 0)
     gaps = int(.05 * (step.peak + fixed["gradients"])) if self.device.kind == "cuda" else 0
     return fixed | dict(activations=step.activations, working=working, outside=2**29 + gaps)

@@ -3,7 +3,6 @@
     pytest tests/gpu     # on a machine that has one
 """
 import gc
-import inspect
 
 import pytest
 import torch
@@ -13,8 +12,11 @@ if not torch.cuda.is_available(): pytest.skip("there is no CUDA device here", al
 from shapes import folder, model
 
 from sft_nb.config import load_config
+from sft_nb.batches.collate import DataCollatorFlattening, WithPositions
+from sft_nb.model import attention as ours
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import Documents, varlen_attention
+from sft_nb.model.kernels import compile_layers, fuse_lora
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.precision import adapters_to_float32
 from sft_nb.planning.plan import plan
@@ -54,7 +56,6 @@ def test_the_kernel_is_used(monkeypatch):
     import torch.nn.attention.varlen as v
     called, real = [], v.varlen_attn
     monkeypatch.setattr(v, "varlen_attn", lambda *a, **k: called.append(1) or real(*a, **k))
-    monkeypatch.setattr(inspect, "signature", lambda f, s=inspect.signature: s(real) if f is v.varlen_attn else s(f))
     m = model("qwen3", dtype=torch.bfloat16, attention="varlen").cuda()
     m(rows(), position_ids=positions(), use_cache=False)
     assert len(called) == 4
@@ -105,7 +106,7 @@ def test_predicted_peak_within_a_tenth_of_the_allocators(tmp_path, size, method,
     if method != "full": adapters_to_float32(m)
     if checkpointing: m.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
     add_supervised_loss(m, max_logits_mib=cfg.max_logits_mib)
-    optimizer = torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=1e-5)
+    optimizer = torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=1e-5, fused=True)
     torch.cuda.reset_peak_memory_stats()
     ids = torch.randint(3, 1000, (1, tokens), device="cuda")
     labels = torch.where(torch.arange(tokens, device="cuda") % 2 == 0, ids, -100)
@@ -124,5 +125,65 @@ def test_predicted_peak_within_a_tenth_of_the_allocators(tmp_path, size, method,
 
 def test_dropout_falls_back_to_each_document():
     q = torch.randn(1, 2, 8, 16, device="cuda", dtype=torch.bfloat16)
-    docs = Documents(torch.tensor([0, 8], device="cuda", dtype=torch.int32), (8,), None)
+    docs = Documents(torch.tensor([0, 8], device="cuda", dtype=torch.int32), 8, None)
     assert varlen_attention(None, q, q, q, docs, dropout=.5)[0].shape == (1, 8, 2, 16)
+
+
+def learner(dtype=torch.bfloat16, **how):
+    from peft import LoraConfig, get_peft_model
+    from sft_nb.model.adapter import spare_casts
+    torch.manual_seed(0)
+    wanted = LoraConfig(r=8, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM", **how)
+    m = get_peft_model(model("qwen3", dtype=dtype, attention="varlen").cuda().requires_grad_(False), wanted)
+    adapters_to_float32(m)
+    add_supervised_loss(spare_casts(m))
+    return m.train()
+
+
+def batch(lengths=LENGTHS):
+    ids = rows()[0, :sum(lengths)].cpu().split(list(lengths))
+    made = WithPositions(DataCollatorFlattening())([dict(input_ids=r.tolist(), labels=r.tolist()) for r in ids])
+    return {name: v.cuda() if torch.is_tensor(v) else v for name, v in made.items()}
+
+
+def step(m, made):
+    "Loss and gradients of a batch, under autocast"
+    m.zero_grad()
+    with torch.autocast("cuda", torch.bfloat16): loss = m(**made, supervised=True, use_cache=False).loss
+    loss.backward()
+    return loss.detach().float(), [p.grad.float().clone() for p in m.parameters() if p.requires_grad]
+
+
+@pytest.mark.parametrize("change", [fuse_lora, compile_layers], ids=["one product", "compiled"])
+def test_kernels_say_what_the_layers_say(change):
+    m, made = learner(), batch()
+    want, want_grads = step(m, made)
+    assert change(m).n
+    got, grads = step(m, made)
+    assert abs(got - want) < 1e-2 * want
+    assert sum((g - w).norm() for g, w in zip(grads, want_grads)) < 3e-2 * sum(w.norm() for w in want_grads)
+
+
+def test_a_batch_waits_for_nothing_but_one_answer(recwarn):
+    "Forward and backward of a flattened batch; transformers asks once whether positions begin again"
+    m, made = learner(), batch()
+    fuse_lora(m)
+    step(m, made)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try: step(m, made)
+    finally: torch.cuda.set_sync_debug_mode("default")
+    waits = [w for w in recwarn if "synchronizing" in str(w.message)]
+    assert len(waits) <= 2, [f"{w.filename}:{w.lineno}" for w in waits]
+
+
+def test_heads_are_called_in_groups_that_the_kernel_can_address(monkeypatch):
+    q, k, v = (torch.randn(1, h, 364, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for h in (8, 4, 4))
+    docs = Documents(torch.tensor([0, 5, 235, 236, 364], device="cuda", dtype=torch.int32), 230, None)
+    def attended():
+        out = ours._stock(q, k, v, docs, .125)
+        return out, torch.autograd.grad(out.float().square().sum(), (q, k, v))
+    want, want_grads = attended()
+    monkeypatch.setattr(ours, "_MOST", 1)
+    got, grads = attended()
+    assert torch.equal(got, want) and all(torch.allclose(a, b, atol=1e-2) for a, b in zip(grads, want_grads))
