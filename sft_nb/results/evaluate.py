@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from ..escape import to_html, visible
 from ..faces import bar_html, Html, table_html
 from ..keys import redact_all
-from ..on_disk import read_json, write_whole
+from ..on_disk import read_json, sweep, write_whole
 from ..report import ConfigError, edit, quoted, SftError
 from ..config import Config
 from ..tasks.core import task_of
@@ -369,6 +369,7 @@ def keep_evaluation(
     other = "".join(f"-{Path(name).stem}" for name in examiner.files)
     if e.server is not None: other += "-served"
     e.save(run.path/"eval"/f"{e.checkpoint}{other}.json")
+    sweep(run.path/"eval")   # what one was writing that was killed
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, examiner.asked.by
     value = figures.get(by, e.tuned.values(by).mean())
     if other: return

@@ -56,6 +56,16 @@ def _fill(folder:Path, cfg:Config, task:Task, tokenizer, rows:Mixture, name:str)
         except SkeletonMismatch: pass
     _run(cfg, task, tokenizer, rows, name, folder, False)
 
+# %% ../../nbs/04_tokens/12_prepare.ipynb #d181eea0
+def _not_cut(rows:Mixture, names:str)->SftError:
+    "The error for rows of which one of the two sides gets none"
+    if not rows.held_out:
+        says = f"every row of {names} falls into a held-out share of {rows.share:g}"
+        return SftError("eval_fraction", says, "rows to learn from", edit(eval_fraction=None) | "more rows")
+    says, fix = f"none of the rows falls into a held-out share of {rows.share:g}", edit(eval_file="rows.jsonl")
+    if rows.share < .25: fix = edit(eval_fraction=.25) | fix
+    return SftError("eval_fraction", says, "a larger share, or more rows", fix)
+
 # %% ../../nbs/04_tokens/12_prepare.ipynb #1967d657
 def _nothing_left(ledger:Ledger, rows:Mixture)->SftError:
     "Why there is no example"
@@ -64,14 +74,7 @@ def _nothing_left(ledger:Ledger, rows:Mixture)->SftError:
         says = f"none is left: {_reasons(ledger.reasons)}; the first is {ledger.first_dropped}"
         fix = _longer(ledger.counts, f"look at {ledger.first_dropped}")
         return SftError(f"{n} rows", says, "rows to learn from", fix, "nothing_to_learn")
-    if rows.held_out:
-        says = f"none of the rows falls into a held-out share of {rows.share:g}"
-        fix = edit(eval_file="rows.jsonl")
-        if rows.share < .25: fix = edit(eval_fraction=.25) | fix
-        return SftError("eval_fraction", says, "a larger share, or more rows", fix)
-    if rows.share:
-        says = f"every row of {names} falls into a held-out share of {rows.share:g}"
-        return SftError("eval_fraction", says, "rows to learn from", edit(eval_fraction=None) | "more rows")
+    if rows.share: return _not_cut(rows, names)
     return SftError(names, "there is no row in it", "rows to learn from",
                     f"look at {names}, and at the step that wrote it")
 

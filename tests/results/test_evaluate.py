@@ -1,5 +1,8 @@
 """Base and tuned model on held-out rows, and how sure their accuracies are."""
+import fcntl
 import json
+import os
+import time
 
 import pytest
 
@@ -20,6 +23,20 @@ def test_an_evaluation_keeps_every_generation(trained):
     assert Evaluation.load(trained.path/"eval/adapter.json") == e
     earlier = evaluate(trained, eval_samples=12, checkpoint="checkpoint-30", progress=False)
     assert e.base.answers == earlier.base.answers   # greedy, the same base
+
+
+def test_what_a_killed_evaluation_left_behind_goes_with_the_next(trained):
+    "Found by kill 61 of scripts/soak.py: it died between writing a file aside and renaming it"
+    left, written = (trained.path/"eval"/f".adapter.json.{name}.new" for name in ("dead", "alive"))
+    evaluate(trained, eval_samples=2, progress=False)
+    for path in (left, written):
+        path.write_text("{")
+        os.utime(path, times=(time.time() - 9,) * 2)
+    with written.open() as held:   # by another evaluation, which lives
+        fcntl.flock(held, fcntl.LOCK_EX)
+        evaluate(trained, eval_samples=2, progress=False)
+        assert (left.exists(), written.exists()) == (False, True)
+    written.unlink()
 
 
 def test_a_checkpoint_that_is_not_there(trained):
