@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..report import ConfigError, edit
 from .precision import Repair
 
-# %% ../../nbs/06_model/05_kernels.ipynb #ac0bfc29
+# %% ../../nbs/06_model/05_kernels.ipynb #7f86882f
 class _Adapted(torch.autograd.Function):
     "`x W^T + bias + scaling (x A^T) B^T` of x (T, in) with a frozen W (out, in); both gradients of x in one tensor"
     @staticmethod
@@ -37,20 +37,20 @@ class _Adapted(torch.autograd.Function):
         d_B = (d_out.t() @ h).mul_(ctx.scaling) if ctx.needs_input_grad[4] else None
         return d_x, None, None, d_A, d_B, None
 
-# %% ../../nbs/06_model/05_kernels.ipynb #546392d9
+# %% ../../nbs/06_model/05_kernels.ipynb #84c677d3
 def _format(x:torch.Tensor)->torch.dtype:
     "What a product with `x` is computed in"
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
-# %% ../../nbs/06_model/05_kernels.ipynb #3b513dc3
+# %% ../../nbs/06_model/05_kernels.ipynb #00d716e4
 def _only(layer)->str|None:
     "The one adapter that is at work; None if there is not exactly one, or it is merged into the base"
     active = [name for name in layer.active_adapters if name in layer.lora_A]
     if layer.disable_adapters or layer.merged or len(active) != 1: return None
     return active[0]
 
-# %% ../../nbs/06_model/05_kernels.ipynb #1dadec20
+# %% ../../nbs/06_model/05_kernels.ipynb #cf4230e1
 def _is_plain(layer, name:str, x:torch.Tensor)->bool:
     "Is it an adapter as in the first paper, with nothing hooked on, in one number format?"
     A, B = layer.lora_A[name], layer.lora_B[name]
@@ -58,20 +58,20 @@ def _is_plain(layer, name:str, x:torch.Tensor)->bool:
     if any(m._forward_hooks or m._forward_pre_hooks for m in (A, B, layer.base_layer)): return False
     return torch.is_autocast_enabled(x.device.type) or A.weight.dtype == B.weight.dtype == x.dtype
 
-# %% ../../nbs/06_model/05_kernels.ipynb #3dd32b39
+# %% ../../nbs/06_model/05_kernels.ipynb #b17db0a4
 def _drops(layer, name:str)->bool:
     "Is dropout at work?"
     dropout = layer.lora_dropout[name]
     return layer.training and getattr(dropout, "p", 0) > 0
 
-# %% ../../nbs/06_model/05_kernels.ipynb #3e90e528
+# %% ../../nbs/06_model/05_kernels.ipynb #e797c1f2
 def _is_frozen_matrix(base, x:torch.Tensor)->bool:
     "Is the base a matrix that is not trained, in the format of the product?"
     if type(base) is not nn.Linear or base.weight.requires_grad: return False
     biased = base.bias is not None and (base.bias.requires_grad or base.bias.dtype != base.weight.dtype)
     return base.weight.dtype == _format(x) and not biased
 
-# %% ../../nbs/06_model/05_kernels.ipynb #fd047b51
+# %% ../../nbs/06_model/05_kernels.ipynb #29d714e4
 def _product(layer, name:str, x:torch.Tensor)->torch.Tensor:
     "Base and adapter on x (..., in)"
     base, dtype, scaling = layer.base_layer, _format(x), layer.scaling[name]
@@ -82,14 +82,14 @@ def _product(layer, name:str, x:torch.Tensor)->torch.Tensor:
     out, h = base(x), F.linear(layer.lora_dropout[name](x), A)
     return torch.addmm(out.flatten(0, -2).to(dtype), h.flatten(0, -2), B.t(), alpha=scaling).unflatten(0, x.shape[:-1])
 
-# %% ../../nbs/06_model/05_kernels.ipynb #1dc2986a
+# %% ../../nbs/06_model/05_kernels.ipynb #296f7a69
 def _forward(layer, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
     "In place of the `forward` of peft's layer"
     name = None if args or kwargs or x.dim() < 2 else _only(layer)
     if name is None or not _is_plain(layer, name, x): return type(layer).forward(layer, x, *args, **kwargs)
     return _product(layer, name, x)
 
-# %% ../../nbs/06_model/05_kernels.ipynb #ad9d42a5
+# %% ../../nbs/06_model/05_kernels.ipynb #3e73359f
 def fuse_lora(
     model,      # a PeftModel
 )->Repair:      # `.n` is how many layers; `undo()` gives them back to peft
@@ -102,31 +102,31 @@ def fuse_lora(
         for layer in layers: vars(layer).pop("forward", None)
     return Repair(f"base and adapter in one product: {len(layers)} layers", len(layers), undo)
 
-# %% ../../nbs/06_model/05_kernels.ipynb #e3b62fd5
+# %% ../../nbs/06_model/05_kernels.ipynb #17f378d0
 def _bnb():
     "peft's layers for bitsandbytes, if they are loaded"
     try: from peft.tuners.lora import bnb
     except ImportError: return None
     return bnb
 
-# %% ../../nbs/06_model/05_kernels.ipynb #73c41c20
+# %% ../../nbs/06_model/05_kernels.ipynb #8eb19b6e
 def in_one_product(model)->int:
     "How many layers of a model compute base and adapter in one product; a run writes it into trainer.json"
     return sum(getattr(vars(m).get("forward"), "__func__", None) is _forward for m in model.modules())
 
-# %% ../../nbs/06_model/05_kernels.ipynb #82b790a5
+# %% ../../nbs/06_model/05_kernels.ipynb #49298c73
 @lru_cache
 def _compiled(kind:type, backend:str):
     "The forward of a kind of layer, compiled when it is first called"
     return torch.compile(kind.forward, backend=backend, dynamic=True)
 
-# %% ../../nbs/06_model/05_kernels.ipynb #cbb331b9
+# %% ../../nbs/06_model/05_kernels.ipynb #9304b4e3
 def _layer_forward(layer, *args, backend:str, **kwargs):
     "In place of the `forward` of a decoder layer"
     learns = layer.training and torch.is_grad_enabled()
     return (_compiled(type(layer), backend) if learns else type(layer).forward)(layer, *args, **kwargs)
 
-# %% ../../nbs/06_model/05_kernels.ipynb #661d351b
+# %% ../../nbs/06_model/05_kernels.ipynb #71534731
 def compile_layers(
     model,                    # a causal language model, with or without an adapter
     *, backend:str="inductor",
@@ -138,7 +138,7 @@ def compile_layers(
         for layer in layers: vars(layer).pop("forward", None)
     return Repair(f"compiled: {len(layers)} layers", len(layers), undo)
 
-# %% ../../nbs/06_model/05_kernels.ipynb #eef819b3
+# %% ../../nbs/06_model/05_kernels.ipynb #c891e6ea
 def use_kernels(
     model,         # in train mode, with its adapter
     kernels:str,   # auto, compile or none
