@@ -26,6 +26,7 @@ def _mark(handle:int)->None:
     try: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError: pass
 
+# %% ../nbs/00_on_disk.ipynb #df8091ed
 def write_whole(
     file:Path,        # its folder exists
     said:str|bytes,   # text in UTF-8; half of a character as JSON writes it
@@ -52,6 +53,7 @@ def from_json(said:str|bytes):
     try: return json.loads(said)
     except RecursionError as e: raise ValueError("it is nested too deeply") from e
 
+# %% ../nbs/00_on_disk.ipynb #6fa47579
 def read_json(
     file:Path,
 ):              # whatever JSON can hold
@@ -89,11 +91,20 @@ def _is_left(path:Path)->bool:
     os.close(held)
     return True
 
+# %% ../nbs/00_on_disk.ipynb #020d1947
+def _wait_a_second(path:Path)->None:
+    "Until it is a second old: whoever writes it has locked it by then"
+    try: time.sleep(min(1, max(0, path.stat().st_mtime + 1 - time.time())))
+    except FileNotFoundError: pass   # it is there, under its own name
+
+# %% ../nbs/00_on_disk.ipynb #11705912
 def sweep(
     folder:Path,
     name:str="",     # of the file or folder that was being written; empty: of any
+    *, patient:bool=False,   # True: wait for what is too young to tell; at most a second for each
 )->list[str]:        # names
     "Remove what was being written in a folder by a process that is dead"
+    for path in folder.glob(f".{name}*.new") if patient else (): _wait_a_second(path)
     left = [path for path in folder.glob(f".{name}*.new") if _is_left(path)]
     for path in left:
         if path.is_dir(): shutil.rmtree(path, ignore_errors=True)
@@ -110,11 +121,13 @@ def share(
         readers = path.parent.stat().st_mode & 0o444
         path.chmod(stat.S_IMODE(path.stat().st_mode) | readers)
 
+# %% ../nbs/00_on_disk.ipynb #148596ec
 def sync_all(folder:Path)->None:
     "Wait until all files of a folder, and their names, are on the disk"
     for path in (*folder.rglob("*"), folder):
         if not path.is_symlink(): sync(path)
 
+# %% ../nbs/00_on_disk.ipynb #cecc4898
 @contextmanager
 def new_folder(
     target:Path,          # must not be there; its parent is made if need be

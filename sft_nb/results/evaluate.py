@@ -369,7 +369,7 @@ def keep_evaluation(
     other = "".join(f"-{Path(name).stem}" for name in examiner.files)
     if e.server is not None: other += "-served"
     e.save(run.path/"eval"/f"{e.checkpoint}{other}.json")
-    sweep(run.path/"eval")   # what one was writing that was killed
+    sweep(run.path/"eval", patient=True)   # what one was writing that was killed
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, examiner.asked.by
     value = figures.get(by, e.tuned.values(by).mean())
     if other: return
