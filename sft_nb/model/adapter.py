@@ -173,14 +173,11 @@ def add_adapter(
     "Freeze the base and put a new adapter on it, as `cfg.method` says; ConfigError for what peft cannot do"
     from peft import get_peft_model
     set_seed(cfg.seed)
-    if cfg.method == "full":
-        use_kernels(model, cfg.kernels)
-        return model.requires_grad_(True).train()
+    if cfg.method == "full": return model.requires_grad_(True).train()
     wanted = lora_config(model, tokenizer, cfg)
     model.requires_grad_(False)
     try: model = spare_casts(get_peft_model(model, wanted))
     except (TypeError, ValueError, RuntimeError, ImportError) as e: raise _refused(cfg, e) from e
-    use_kernels(model, cfg.kernels)
     if cfg.gradient_checkpointing is True: model.enable_input_require_grads()
     return model.train()
 
@@ -232,6 +229,7 @@ def load_model(
     with quiet():
         model = add_adapter(load_base(cfg, tokenizer), tokenizer, cfg)
         if folder is not None: _take_over(model, folder)
+        use_kernels(model, cfg.kernels)
     return model
 
 # %% ../../nbs/06_model/06_adapter.ipynb #d3107355

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['fuse_lora', 'in_one_product', 'compile_layers', 'use_kernels']
 
-# %% ../../nbs/06_model/05_kernels.ipynb #d354b54e
+# %% ../../nbs/06_model/05_kernels.ipynb #46fc8593
 import types
 from functools import lru_cache, partial
 
@@ -16,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..report import ConfigError, edit
 from .precision import Repair
+from .loss import computed_in
 
 # %% ../../nbs/06_model/05_kernels.ipynb #7f86882f
 class _Adapted(torch.autograd.Function):
@@ -37,20 +38,14 @@ class _Adapted(torch.autograd.Function):
         d_B = (d_out.t() @ h).mul_(ctx.scaling) if ctx.needs_input_grad[4] else None
         return d_x, None, None, d_A, d_B, None
 
-# %% ../../nbs/06_model/05_kernels.ipynb #84c677d3
-def _format(x:torch.Tensor)->torch.dtype:
-    "What a product with `x` is computed in"
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-
-# %% ../../nbs/06_model/05_kernels.ipynb #00d716e4
+# %% ../../nbs/06_model/05_kernels.ipynb #3b513dc3
 def _only(layer)->str|None:
     "The one adapter that is at work; None if there is not exactly one, or it is merged into the base"
     active = [name for name in layer.active_adapters if name in layer.lora_A]
     if layer.disable_adapters or layer.merged or len(active) != 1: return None
     return active[0]
 
-# %% ../../nbs/06_model/05_kernels.ipynb #cf4230e1
+# %% ../../nbs/06_model/05_kernels.ipynb #1dadec20
 def _is_plain(layer, name:str, x:torch.Tensor)->bool:
     "Is it an adapter as in the first paper, with nothing hooked on, in one number format?"
     A, B = layer.lora_A[name], layer.lora_B[name]
@@ -58,23 +53,23 @@ def _is_plain(layer, name:str, x:torch.Tensor)->bool:
     if any(m._forward_hooks or m._forward_pre_hooks for m in (A, B, layer.base_layer)): return False
     return torch.is_autocast_enabled(x.device.type) or A.weight.dtype == B.weight.dtype == x.dtype
 
-# %% ../../nbs/06_model/05_kernels.ipynb #b17db0a4
+# %% ../../nbs/06_model/05_kernels.ipynb #3dd32b39
 def _drops(layer, name:str)->bool:
     "Is dropout at work?"
     dropout = layer.lora_dropout[name]
     return layer.training and getattr(dropout, "p", 0) > 0
 
-# %% ../../nbs/06_model/05_kernels.ipynb #e797c1f2
+# %% ../../nbs/06_model/05_kernels.ipynb #d8668131
 def _is_frozen_matrix(base, x:torch.Tensor)->bool:
     "Is the base a matrix that is not trained, in the format of the product?"
     if type(base) is not nn.Linear or base.weight.requires_grad: return False
     biased = base.bias is not None and (base.bias.requires_grad or base.bias.dtype != base.weight.dtype)
-    return base.weight.dtype == _format(x) and not biased
+    return base.weight.dtype == computed_in(x) and not biased
 
-# %% ../../nbs/06_model/05_kernels.ipynb #29d714e4
+# %% ../../nbs/06_model/05_kernels.ipynb #cb590195
 def _product(layer, name:str, x:torch.Tensor)->torch.Tensor:
     "Base and adapter on x (..., in)"
-    base, dtype, scaling = layer.base_layer, _format(x), layer.scaling[name]
+    base, dtype, scaling = layer.base_layer, computed_in(x), layer.scaling[name]
     A, B = layer.lora_A[name].weight.to(dtype), layer.lora_B[name].weight.to(dtype)
     if _is_frozen_matrix(base, x) and not _drops(layer, name):
         flat = x.to(dtype).flatten(0, -2)
@@ -82,14 +77,22 @@ def _product(layer, name:str, x:torch.Tensor)->torch.Tensor:
     out, h = base(x), F.linear(layer.lora_dropout[name](x), A)
     return torch.addmm(out.flatten(0, -2).to(dtype), h.flatten(0, -2), B.t(), alpha=scaling).unflatten(0, x.shape[:-1])
 
-# %% ../../nbs/06_model/05_kernels.ipynb #296f7a69
+# %% ../../nbs/06_model/05_kernels.ipynb #1dc2986a
 def _forward(layer, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
     "In place of the `forward` of peft's layer"
     name = None if args or kwargs or x.dim() < 2 else _only(layer)
     if name is None or not _is_plain(layer, name, x): return type(layer).forward(layer, x, *args, **kwargs)
     return _product(layer, name, x)
 
-# %% ../../nbs/06_model/05_kernels.ipynb #3e73359f
+# %% ../../nbs/06_model/05_kernels.ipynb #df5269e5
+def _swapped(layers:list, forward, what:str)->Repair:
+    "Give layers another `forward`, bound, so that a copy of a layer computes with its own weights"
+    for layer in layers: layer.forward = types.MethodType(forward, layer)
+    def undo():
+        for layer in layers: vars(layer).pop("forward", None)
+    return Repair(f"{what}: {len(layers)} layers", len(layers), undo)
+
+# %% ../../nbs/06_model/05_kernels.ipynb #d271544e
 def fuse_lora(
     model,      # a PeftModel
 )->Repair:      # `.n` is how many layers; `undo()` gives them back to peft
@@ -97,10 +100,7 @@ def fuse_lora(
     from peft.tuners.lora import layer as peft_layers
     kinds = {peft_layers.Linear, getattr(_bnb(), "Linear4bit", None)} - {None}
     layers = [m for m in model.modules() if type(m) in kinds and not getattr(m, "fan_in_fan_out", False)]
-    for layer in layers: layer.forward = types.MethodType(_forward, layer)
-    def undo():
-        for layer in layers: vars(layer).pop("forward", None)
-    return Repair(f"base and adapter in one product: {len(layers)} layers", len(layers), undo)
+    return _swapped(layers, _forward, "base and adapter in one product")
 
 # %% ../../nbs/06_model/05_kernels.ipynb #17f378d0
 def _bnb():
@@ -126,17 +126,14 @@ def _layer_forward(layer, *args, backend:str, **kwargs):
     learns = layer.training and torch.is_grad_enabled()
     return (_compiled(type(layer), backend) if learns else type(layer).forward)(layer, *args, **kwargs)
 
-# %% ../../nbs/06_model/05_kernels.ipynb #71534731
+# %% ../../nbs/06_model/05_kernels.ipynb #3fe687e5
 def compile_layers(
     model,                    # a causal language model, with or without an adapter
     *, backend:str="inductor",
 )->Repair:                    # `.n` is how many layers
     "Compile the decoder layers, for training"
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    for layer in layers: layer.forward = types.MethodType(partial(_layer_forward, backend=backend), layer)
-    def undo():
-        for layer in layers: vars(layer).pop("forward", None)
-    return Repair(f"compiled: {len(layers)} layers", len(layers), undo)
+    return _swapped(layers, partial(_layer_forward, backend=backend), "compiled")
 
 # %% ../../nbs/06_model/05_kernels.ipynb #c891e6ea
 def use_kernels(

@@ -43,8 +43,10 @@ class TokenCounts:
 
     def read(self)->list[tuple[bool,list[int]]]:
         "All since the last time; this waits for the device"
-        kept, self.kept = self.kept, []
-        return [(training, counts.tolist()) for training, counts in kept]
+        if not self.kept: return []
+        modes, counts = zip(*self.kept)
+        self.kept = []
+        return [*zip(modes, torch.stack(counts).tolist())]
 
 # %% ../../nbs/11_training/03_step.ipynb #t4000009
 @dataclass
