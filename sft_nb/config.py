@@ -132,7 +132,8 @@ def find_config(
 
 # %% ../nbs/01_config.ipynb #cfg00001
 # may be files or folders
-_PLACES = {"train_file", "eval_file", "chat_template", "model", "tokenizer", "adapter_name_or_path", "task"}
+_PLACES = {"train_file", "eval_file", "chat_template", "model", "tokenizer", "adapter_name_or_path", "task",
+           "deepspeed"}
 
 def _found(v:Any, folder:Path)->Any:
     "A path that is not there from here and is there from `folder`; anything else as it is"

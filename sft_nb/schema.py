@@ -191,6 +191,9 @@ class OutputSettings:
     wandb_project:str="sft_nb"   # the project there
     wandb_name:str|None=None     # what the run is called there; None: as its folder
     num_processes:int=1          # processes that train together, one for each GPU
+    # what DeepSpeed divides among them: zero2 (gradients, optimiser state), zero3 (weights too), or its own JSON file;
+    # None: each process holds everything (DDP)
+    deepspeed:str|None=None
 
 # %% ../nbs/00_schema.ipynb #c0nf0025
 @dataclass(frozen=True)   # takes the fields of its last base first, so the groups stand here from the last to the first

@@ -177,8 +177,6 @@ ROWS = dict(
 
 # %% ../nbs/00_translate.ipynb #6000b674
 _NONE = "an adapter of its own has no biases; modules_to_save trains more"
-_PARALLEL = "each process holds the model, and gradients are averaged (DDP): what ZeRO splits is small with an adapter"
-_ALONE = "leave {deepspeed} out, and set {num_processes} to the number of GPUs"
 _FLASH = "auto takes flash-attn where it is installed, else varlen"
 _ATTENTION = dict.fromkeys((False, None), _done(_FLASH)) | {True: _unless_set(_FLASH, attn_implementation="auto")}
 
@@ -210,8 +208,8 @@ MACHINE = dict(
     use_lora={True: _wants_adapter, False: _sets(method="full"), None: _done("")},
     gradient_checkpointing_kwargs={...: _reentrant}, distributed_training={False: _done("one process"), True: _several},
     ddp_find_unused_parameters=_only(False, says="every trained weight is used"),
-    deepspeed={None: _done("DDP"), ...: _refused(_PARALLEL, _ALONE)},
-    fsdp=_only("", False, says="DDP"), use_cpu={True: _sets(device="cpu")} | _only(False, says="device chooses"),
+    fsdp=_only("", False, says="DDP, or {deepspeed}"),
+    use_cpu={True: _sets(device="cpu")} | _only(False, says="device chooses"),
     no_cuda={True: _sets(device="cpu")} | _only(False, says="device chooses"),
     gpu={None: _done("the first card"), ...: _card}, neftune_noise_alpha=_only(0, says="no noise is added"),
     adam_beta1=_only(.9, says="the optimiser's own"), adam_beta2=_only(.999, says="the optimiser's own"),

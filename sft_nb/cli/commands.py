@@ -13,6 +13,7 @@ from pathlib import Path
 from ..escape import visible
 from ..report import as_fix, command, ConfigError, edit, Finding, quoted, Report, STATUSES
 from ..config import allow, Config, config_names, settings, table
+from ..run.world import find_world, is_main_process
 from .options import flag, given, Option, parse, parse_own, set_apart
 
 # %% ../../nbs/14_cli/01_commands.ipynb #e3ea05e8
@@ -168,7 +169,8 @@ def _resume(options, cfg:Config, longer:dict):
     run, max_time = open_run(options.resume, trust_remote_code=cfg.trust_remote_code), cfg.max_time
     if longer: _say(lengthen(run, **longer))
     can_resume(run)   # what is wrong with it is said before torch is loaded
-    if options.detach or run.config.num_processes > 1: return run.resume(max_time=max_time)
+    if not _is_launched(options) and (options.detach or run.config.num_processes > 1):
+        return run.resume(max_time=max_time)
     from sft_nb.training.train import resume
     return resume(run, max_time=max_time)
 
@@ -264,6 +266,7 @@ def train_command(args:list[str])->int:
     allow(cfg)
     with lasting():   # | head
         run = _begun(options, cfg, args)
+        if not is_main_process(): return run.status.exit_code
         if not options.detach: return _tell(_follow(run), options.examples)
         _detached(run)
     return 0
@@ -274,8 +277,20 @@ def _begun(options, cfg:Config, args:list[str]):
     if options.resume is not None:
         _nothing_else(options, args)
         return _resume(options, cfg, {name: getattr(cfg, name) for name in _LONGER if name in given(args)})
+    if _is_launched(options):
+        from sft_nb.training.train import train
+        if is_main_process(): _say(table(cfg), "\n")
+        return train(cfg)
     if options.detach or cfg.num_processes > 1: return _launched(cfg)
     return _new_run(cfg)
+
+def _is_launched(options)->bool:
+    "Has torchrun, accelerate or srun started this process beside others?"
+    world = find_world()
+    if world.size > 1 and options.detach:
+        fix = as_fix("leave it out") | command("sft_nb train --num-processes", "launch(cfg, num_processes=...)")
+        raise ConfigError("--detach", f"a launcher started {world.size} processes", "one that starts them itself", fix)
+    return world.size > 1
 
 # %% ../../nbs/14_cli/01_commands.ipynb #8453fa7a
 def _nothing_else(options, args:list[str])->None:

@@ -24,14 +24,15 @@ from ..batches.pack import Batches, EpochLoader, NumberedRows, Rows
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.precision import adapters_to_float32, kept_exact
 from ..workbench import Workbench
-from ..run.checkpoint import cannot_write, prune, written_aside
+from ..run.checkpoint import cannot_write, lift, prune, written_aside
 from ..run.directory import Run, go_on
 from ..run.best import best_steps, unscored_steps
 from .arguments import training_arguments
 from .guards import Guards, all_finite, in_parts, non_finite_rows
 from .recorder import early_stopping, Recorder, saves_better_loss, StopRequest
-from .step import (
-    describe, follow_schedule, how_to_be_finite, LeftOut, StepInProgress, TokenCounts, who, without_card)
+from sft_nb.training.step import (
+    describe, follow_schedule, how_to_be_finite, LeftOut, look_inside_backward, StepInProgress, TokenCounts, who,
+    without_card)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000004
 PARENTS_NAMES = dict(
@@ -41,6 +42,7 @@ PARENTS_NAMES = dict(
     _prepare_inputs="transformers: moves an evaluation's batch to the device",
     _get_output_dir="transformers: where a checkpoint goes; the folder aside while one is written",
     _save_checkpoint="transformers: writes a checkpoint",
+    _save="transformers: writes the weights that a process has",
     _metrics="trl: what the next line of the log says beside the loss",
     _total_train_tokens="trl: the `num_tokens` of the log; saved, or it starts again at 0 after a resume")
 
@@ -50,6 +52,7 @@ class _Moments(TrainerCallback):
     def __init__(self, trainer:"SupervisedTrainer", checkpoint:Path|None):
         self.trainer, self.checkpoint = trainer, checkpoint
     def on_train_begin(self, args, state, control, **kwargs):
+        look_inside_backward(self.trainer)
         if self.checkpoint: self.trainer.restore(self.checkpoint)
     def on_pre_optimizer_step(self, args, state, control, **kwargs): self.trainer.look_at_step()
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
@@ -260,6 +263,7 @@ def evaluate(self:SupervisedTrainer, *args, **kwargs):
 @patch
 def look_at_step(self:SupervisedTrainer)->None:
     "`SftError` for what is not finite, or leave the step out, as `on_nan` says"
+    if self.is_deepspeed_enabled: return   # it was looked at inside of the backward pass
     if self.is_finite(): self.left_out.in_a_row = 0
     elif self.bench.cfg.on_nan == "stop" or self.left_out.in_a_row >= LeftOut.MOST_IN_A_ROW: raise self.not_finite()
     else: self.leave_out()
@@ -289,13 +293,14 @@ def not_finite(self:SupervisedTrainer)->SftError:
     "Names the rows of the step, and keeps them beside the log"
     step, numbers = self.state.global_step + 1, self.step.numbers
     rows = dict(zip(numbers, self.bench.rows(numbers)))
-    bad = non_finite_rows(self.model, rows, self.data_collator, supervised=self.supervised)
+    bad = []
+    if self.guards.alone: bad = non_finite_rows(self.model, rows, self.data_collator, supervised=self.supervised)
     what = "gradient" if torch.stack(self.step.losses).isfinite().all() else "loss"
     many = ""
     if self.left_out.in_a_row >= LeftOut.MOST_IN_A_ROW: many = f" for the {self.left_out.in_a_row + 1}th time in a row"
     file = self.guards.keep(step, bad or numbers)
     found = f"the {what} is not finite{many}; {who(bad, numbers)} (in {file})"
-    fix = how_to_be_finite(bad, self.bench.cfg.on_nan)
+    fix = how_to_be_finite(bad, "skip" if self.is_deepspeed_enabled else self.bench.cfg.on_nan)
     return SftError(f"step {step}", found, "finite numbers; the weights are as before the step", fix, "nan_in_the_log")
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000042
@@ -304,10 +309,7 @@ def log(self:SupervisedTrainer, logs, *args, **kwargs):
     "A step that was left out counts neither in the mean nor for nothing"
     self.read_counts()
     out = self.left_out
-    steps = self.state.global_step - out.last_line
-    if "loss" in logs and out.since_line:
-        if steps > out.since_line: logs["loss"] = logs["loss"] * steps / (steps - out.since_line)
-        else: logs = {k: v for k, v in logs.items() if k not in ("grad_norm", "loss")}
+    logs = out.corrected(logs, self.state.global_step)
     if "learning_rate" in logs:
         out.since_line, out.last_line = 0, self.state.global_step
         if out.total: logs["skipped_steps"] = out.total
@@ -343,17 +345,14 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
             inner = self.aside/target.name
             (inner/f"meters-{self.args.process_index}.json").write_text(json.dumps(self.meters()))
             self.accelerator.wait_for_everyone()   # all processes have written
-            if self.args.should_save: _lift(inner)
+            if self.args.should_save: lift(inner)   # the parent made one folder more than is wanted
         finally: self.aside = None
 
 @patch
-def save_model(self:SupervisedTrainer, *args, **kwargs):
-    with without_card(self.model): super(SupervisedTrainer, self).save_model(*args, **kwargs)
-
-def _lift(folder:Path)->None:
-    "The parent made one folder more than is wanted"
-    for p in folder.iterdir(): p.rename(folder.parent/p.name)
-    folder.rmdir()
+def save_model(self:SupervisedTrainer, output_dir=None, **kwargs):
+    "With DeepSpeed, too, weights that each process has are written as they are: tied ones once"
+    if self.is_deepspeed_enabled and self.guards.alone: return self._save(output_dir)
+    with without_card(self.model): super(SupervisedTrainer, self).save_model(output_dir, **kwargs)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000046
 @patch

@@ -60,7 +60,7 @@ REFUSED = [   # and what the error says
     (dict(padding_side="left"), "training pads on the right"), (dict(bias="all"), "modules_to_save"),
     (dict(label_names=["y"]), "labels are made by sft_nb"), (dict(save_strategy="no"), "goes on from a checkpoint"),
     (dict(gradient_checkpointing_kwargs=dict(use_reentrant=True)), "use_reentrant=False"),
-    (dict(deepspeed="zero3.json"), "set num_processes"), (dict(push_to_hub=True), "hf upload"),
+    (dict(push_to_hub=True), "hf upload"),
     (dict(gpu=1), "--gpu 1"), (dict(bf16=True, fp16=True), "dtype is set twice"),
     (dict(bf16=True, dtype="float32"), "dtype is set twice"), (dict(task_type="SEQ_CLS"), "models are causal"),
     (dict(load_in_4bit=True, method="lora"), "method is set twice"), (dict(resume_from_checkpoint="x"), "--resume"),

@@ -1,0 +1,175 @@
+"""Several processes are one training, whoever starts them and whatever is divided among them."""
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from learner import learner, values, weights
+
+from sft_nb.config import load_config, save_config
+from sft_nb.report import ConfigError
+from sft_nb.run.directory import Run
+from sft_nb.training.arguments import training_arguments
+from sft_nb.training.launch import launch
+from sft_nb.training.train import train
+
+TESTS = Path(__file__).parents[1]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ZERO3 = dict(zero_optimization=dict(stage=3, stage3_param_persistence_threshold=0), bf16=dict(enabled="auto"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread_each(monkeypatch): monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def small(folder, **how):
+    settings = dict(
+        runs_dir=str(folder), max_samples=75, max_steps=6, num_train_epochs=2, per_device_train_batch_size=4,
+        gradient_accumulation_steps=2, logging_steps=1, save_steps=2, eval_samples=9, eval_steps=3, lora_dropout=0.,
+        preflight=False, num_processes=2)
+    return load_config("demo", **settings | learner() | how)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    "The same steps in one process"
+    cfg = small(tmp_path_factory.mktemp("alone"), run_name="one", num_processes=1, per_device_train_batch_size=8)
+    return train(cfg)
+
+
+def same(run, other):
+    for name in ("loss", "eval_loss", "grad_norm"):
+        assert values(run, name) == pytest.approx(values(other, name), rel=1e-5), name
+    assert values(run, "num_tokens") == values(other, "num_tokens")
+
+
+def divided(name, folder):
+    "zero2, or a file in which ZeRO-3 divides small weights, too"
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed: pip install 'sft_nb[deepspeed]'")
+    if name == "zero2": return name
+    (folder/"ds.json").write_text(json.dumps(ZERO3))
+    return str(folder/"ds.json")
+
+
+def until(true, seconds=120):
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end: time.sleep(.05)
+    assert true()
+
+
+def saved(cfg, folder)->str:
+    "A file of the config"
+    save_config(cfg, folder/"config.json")
+    return str(folder/"config.json")
+
+
+def run_all(commands, more=({},)):
+    "Run commands at the same time, each with its environment; until all have ended"
+    how = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    started = [subprocess.Popen(command, env=os.environ | env, **how) for command, env in zip(commands, more)]
+    said = [p.communicate(timeout=240)[0] for p in started]
+    return [subprocess.CompletedProcess(p.args, p.returncode, out) for p, out in zip(started, said)]
+
+
+def killed_and_resumed(cfg)->Run:
+    "A run that was killed after its first checkpoint"
+    run = launch(cfg)
+    until(lambda: run.checkpoints() or run.state not in ("starting", "running"))
+    os.kill(run.owner(), signal.SIGKILL)
+    until(lambda: run.launched() is None)
+    assert run.state in ("killed", "failed") and run.checkpoints(), run.log()   # the other one may say what it lost
+    assert run.resume().wait(timeout=240) == "finished", run.log()
+    return run
+
+
+def test_gradients_that_zero2_divides_are_learned_as_in_one_process(tmp_path, alone):
+    "With a preflight, killed in the middle and resumed"
+    run = killed_and_resumed(small(tmp_path, deepspeed=divided("zero2", tmp_path), preflight=True))
+    same(run, alone)
+    assert json.loads((run.path/"trainer.json").read_text())["processes"] == 2
+
+
+def test_weights_that_zero3_divides_are_learned_as_in_one_process(tmp_path, alone):
+    "And byte for byte the same if it is killed and resumed"
+    cfg = small(tmp_path, deepspeed=divided("zero3", tmp_path))
+    whole = launch(replace(cfg, preflight=True))
+    assert whole.wait(timeout=240) == "finished", whole.log()
+    same(whole, alone)
+    run = killed_and_resumed(cfg)
+    assert values(run, "loss") == values(whole, "loss") and weights(run) == weights(whole)
+
+
+NOT_FINITE = """
+import sys
+from sft_nb.config import load_config
+from sft_nb.training.train import train
+sys.path[:0] = {folders}
+from test_not_finite import not_finite
+with not_finite(3, "gradient"): train(load_config({config!r}))
+"""
+
+def test_a_gradient_that_is_not_finite_stops_before_deepspeed_takes_the_step(tmp_path):
+    cfg = small(tmp_path, deepspeed=divided("zero2", tmp_path), run_name="infinite")
+    script = NOT_FINITE.format(folders=[str(TESTS/"training"), str(TESTS)], config=saved(cfg, tmp_path))
+    (tmp_path/"worker.py").write_text(script)
+    done = run_all([[*TORCHRUN, str(tmp_path/"worker.py")]])
+    run = Run(tmp_path/"infinite")
+    assert done[0].returncode == 1 and run.status.state == "failed", done[0].stdout
+    says = "step 3: the gradient is not finite; no row alone does it; the step's rows are"
+    assert run.status.reason.startswith(says) and "on_nan" not in str(run.status.fix)
+    assert len(values(run, "loss")) == 2 and [p.name for p in run.checkpoints()] == ["checkpoint-2"]
+
+
+def started_by(launcher, command):
+    "Commands, and the environment of each, as a launcher starts two processes"
+    if launcher == "torchrun": return [[*TORCHRUN, *command]], [{}]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    job = dict(SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NODELIST="localhost", MASTER_PORT=str(port))
+    return [[sys.executable, *command]] * 2, [job | dict(SLURM_PROCID=k, SLURM_LOCALID=k) for k in "01"]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_who_starts_two_processes_starts_one_training(launcher, tmp_path, alone):
+    "Stopped after a step; then, by torchrun, resumed"
+    folder = tmp_path/"a b"
+    folder.mkdir()
+    line = ["-m", "sft_nb", "train", "--config", saved(small(folder, num_processes=1), tmp_path), "--run-name", "both"]
+    done = run_all(*started_by(launcher, [*line, "--max-time", "0"]))
+    assert [d.returncode for d in done] == [0] * len(done), [d.stdout for d in done]
+    run = Run(folder/"both")
+    assert [p.name for p in folder.iterdir()] == ["both"] and run.status.state == "stopped"
+    assert run.config.num_processes == 2 and values(run, "loss") == pytest.approx(values(alone, "loss")[:1], rel=1e-5)
+    assert "".join(d.stdout for d in done).count("run directory:") == 1   # one of them tells what came out
+    if launcher == "srun": return
+    done = run_all(*started_by(launcher, ["-m", "sft_nb", "train", "--resume", str(run.path)]))
+    assert done[0].returncode == 0, done[0].stdout
+    same(run, alone)
+
+
+def test_an_error_of_the_first_process_is_that_of_all(tmp_path):
+    "Nobody waits for who is gone"
+    bad = saved(small(tmp_path, learning_rate=0., preflight=True), tmp_path)
+    done = run_all(*started_by("srun", ["-m", "sft_nb", "train", "--config", bad, "--run-name", "bad"]))
+    assert [d.returncode for d in done] == [1, 1], [d.stdout for d in done]
+    assert Run(tmp_path/"bad").status.state == "failed"
+    assert all("learning_rate is 0" in d.stdout for d in done), [d.stdout for d in done]
+
+
+def test_settings_that_cannot_be_divided_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="divides the work of several processes, and this is one"):
+        train(small(tmp_path, num_processes=1, deepspeed="zero2"))
+    def says(**how):
+        with pytest.raises(ConfigError) as said: training_arguments(small(tmp_path, **how), tmp_path)
+        return str(said.value)
+    assert "none can be left out" in says(deepspeed="zero2", on_nan="skip")
+    assert "4 bits of a number" in says(deepspeed="zero3", method="qlora")
+    assert "a compiled layer" in says(deepspeed="zero3", kernels="compile")
+    assert not list(tmp_path.iterdir())
