@@ -7,7 +7,7 @@ __all__ = ['quiet', 'quantization', 'load_shape', 'random_weights', 'guard_4bit'
            'count_parameters']
 
 # %% ../../nbs/06_model/04_load.ipynb #93f783ac
-import sys, tempfile, warnings
+import logging, sys, tempfile, warnings
 from contextlib import contextmanager
 
 import torch
@@ -22,6 +22,10 @@ from .hardware import Hardware, find_hardware
 from .attention import choose_attention
 
 # %% ../../nbs/06_model/04_load.ipynb #84164a02
+def _is_news(record)->bool: return "Setting accelerator to CPU" not in record.getMessage()
+
+logging.getLogger("DeepSpeed").addFilter(_is_news)   # accelerate loads it where it is installed, and it sees no GPU
+
 @contextmanager
 def quiet():
     "Without the libraries' deprecation warnings and progress bars of their own"

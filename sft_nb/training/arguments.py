@@ -23,9 +23,10 @@ from ..progress import say
 from ..report import ConfigError, command, edit, SftError
 from ..config import Config
 from ..model.hardware import choose_device, choose_dtype
+from ..model.divided import deepspeed_config, divides_weights
 from ..run.status import ACTIVE
 from ..run.directory import Run
-from ..run.world import deepspeed_config, divides_weights, find_world
+from ..run.world import find_world
 
 # %% ../../nbs/11_training/00_arguments.ipynb #8681832f
 _TRACKERS = ("wandb", "tensorboard", "trackio")

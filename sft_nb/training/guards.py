@@ -24,10 +24,11 @@ from ..batches.collate import DataCollatorForCausalLM
 from ..model.hardware import is_out_of_memory
 from ..model.loss import batch_loss
 from ..model.generate import Generation, continue_tokens, eval_mode
+from ..model.divided import divides_weights
 from ..workbench import Workbench
 from ..run.metrics import append_line, cut_lines
 from ..run.directory import Run
-from ..run.world import divides_weights, is_main_process
+from ..run.world import is_main_process
 from .recorder import Stop, StopRequest
 
 # %% ../../nbs/11_training/02_guards.ipynb #677e6ec8

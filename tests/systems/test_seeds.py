@@ -9,8 +9,8 @@ from learner import shape
 
 from sft_nb.cli import commands, main
 from sft_nb.config import load_config
+from sft_nb.model.divided import deepspeed_config
 from sft_nb.report import ConfigError
-from sft_nb.run.world import deepspeed_config
 from sft_nb.schema import defaults
 from sft_nb.tasks.core import task_names
 
