@@ -121,7 +121,9 @@ def _agree(cfg:Config)->None:
 def _new_run(cfg:Config):
     "Say what is going to happen, and do it"
     from sft_nb.run.directory import check_free
+    from sft_nb.model.divided import check_several
     _say(table(cfg), "\n")
+    check_several(cfg, 1)
     check_free(cfg)
     _agree(cfg)
     from sft_nb.workbench import Workbench

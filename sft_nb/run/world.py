@@ -44,8 +44,11 @@ def slurm_variables(
     "What torchrun would have set where srun started the processes"
     if int(here.get("SLURM_STEP_NUM_TASKS", 1)) == 1 or "SLURM_PTY_PORT" in here: return {}
     nodes = here.get("SLURM_STEP_NODELIST") or here.get("SLURM_NODELIST", "localhost")
-    return dict(RANK=here["SLURM_PROCID"], WORLD_SIZE=here["SLURM_STEP_NUM_TASKS"], LOCAL_RANK=here["SLURM_LOCALID"],
-                MASTER_ADDR=first_host(nodes), MASTER_PORT=str(20000 + int(here.get("SLURM_JOB_ID", 0)) % 10000))
+    meeting = dict(MASTER_ADDR=first_host(nodes), MASTER_PORT=str(20000 + int(here.get("SLURM_JOB_ID", 0)) % 10000))
+    seen = here.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")   # one: each task sees its own GPU as the first
+    return dict(RANK=here["SLURM_PROCID"], WORLD_SIZE=here["SLURM_STEP_NUM_TASKS"],
+                LOCAL_RANK="0" if len(seen) == 1 else here["SLURM_LOCALID"]) | meeting | {
+                    k: here[k] for k in meeting if k in here}
 
 # %% ../../nbs/10_run/15_world.ipynb #wo000010
 def find_world()->World:
@@ -89,7 +92,7 @@ def _with_deepspeed():
 def join(
     cfg:Config,
 )->World:
-    "Connect the processes that train together; SftError if DeepSpeed is asked for and not installed"
+    "Connect the processes that train together"
     world = find_world()
     if world.size == 1: return world
     from accelerate.state import AcceleratorState, PartialState
@@ -97,17 +100,10 @@ def join(
     cpu = choose_device(cfg.device)[0] == "cpu"
     if cfg.deepspeed is None: PartialState(cpu=cpu, timeout=_PATIENCE)
     else:
-        _needs_deepspeed()
         if cpu: os.environ.update(_CPU_RANKS)
         AcceleratorState._reset_state(reset_partial_state=True)   # a preflight has made another; the group stays
         with _with_deepspeed(): PartialState(backend="gloo" if cpu else None, timeout=_PATIENCE)
     return world
-
-def _needs_deepspeed()->None:
-    from importlib.util import find_spec
-    if find_spec("deepspeed"): return
-    fix = command("pip install 'sft_nb[deepspeed]'") | edit(deepspeed=None)
-    raise SftError("deepspeed", "it is not installed", "the package deepspeed", fix)
 
 # %% ../../nbs/10_run/15_world.ipynb #wo000023
 def by_the_first(

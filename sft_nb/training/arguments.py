@@ -23,7 +23,7 @@ from ..progress import say
 from ..report import ConfigError, command, edit, SftError
 from ..config import Config
 from ..model.hardware import choose_device, choose_dtype
-from ..model.divided import deepspeed_config, divides_weights
+from ..model.divided import check_division, deepspeed_config
 from ..run.status import ACTIVE
 from ..run.directory import Run
 from ..run.world import find_world
@@ -86,20 +86,6 @@ def _refuse_choice(cfg:Config, name:str)->None:
         raise ConfigError(name, found, "held-out rows to choose by", edit(eval_samples=200))
 
 # %% ../../nbs/11_training/00_arguments.ipynb #argu0012
-def _refuse_deepspeed(cfg:Config)->None:
-    "ConfigError for what DeepSpeed cannot do, or cannot do with these settings"
-    if cfg.on_nan == "skip":
-        found = "DeepSpeed takes a step inside of the backward pass, so none can be left out"
-        raise ConfigError("on_nan", found, "stop", edit(on_nan="stop") | edit(deepspeed=None))
-    if not divides_weights(cfg): return
-    if cfg.method == "qlora":
-        found = "ZeRO-3 divides the weights, and 4 bits of a number cannot be divided so"
-        fix = edit(deepspeed="zero2") | edit(method="lora")
-        raise ConfigError("deepspeed", found, "whole weights in each process", fix)
-    if cfg.kernels == "compile":
-        found = "ZeRO-3 fetches the weights of each module as it is called, which a compiled layer does not"
-        raise ConfigError("kernels", found, "kernels as they are", edit(kernels="none") | edit(deepspeed="zero2"))
-
 def refuse(cfg:Config)->None:
     "ConfigError for settings that do not go together"
     _refuse_names(cfg)
@@ -114,7 +100,7 @@ def refuse(cfg:Config)->None:
     if cfg.device_map:
         found = f"it is {cfg.device_map!r}, which spreads a model over several devices"
         raise ConfigError("device_map", found, "training has a whole model on each device", edit(device_map=None))
-    if cfg.deepspeed: _refuse_deepspeed(cfg)
+    check_division(cfg)
 
 # %% ../../nbs/11_training/00_arguments.ipynb #a1tr0005
 _SAME = """learning_rate num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps optim

@@ -13,6 +13,7 @@ from ..keys import Redacted, load_env
 from ..report import SftError, speaking
 from ..config import allow, Config
 from ..written import check_portable
+from ..model.divided import check_several
 from ..run.process import Ears
 from ..run.directory import check_free, create_run, go_on, open_run, start_process
 from ..run.face import Run   # which shows itself, live too, and can be branched
@@ -27,6 +28,7 @@ def launch(
     allow(cfg)
     check_portable(cfg)
     if num_processes is not None: cfg = replace(cfg, num_processes=num_processes)
+    check_several(cfg, cfg.num_processes)
     check_free(cfg)
     return start_process(create_run(cfg, state="starting"))
 

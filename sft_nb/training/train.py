@@ -20,6 +20,7 @@ from ..report import command, ConfigError, edit, Fix, quoted, Report, SftError, 
 from ..config import Config
 from ..tokens.account import Data
 from ..tokens.prepare import keep_rows
+from ..model.divided import check_several
 from ..model.kernels import in_one_product
 from ..model.load import quiet
 from ..planning.plan import Plan
@@ -120,15 +121,14 @@ def train(
 
 def _alone(cfg:Config)->None:
     "ConfigError if more than this process should train"
-    if cfg.deepspeed and cfg.num_processes == 1:
-        found, fix = "it divides the work of several processes, and this is one", edit(deepspeed=None)
-        raise ConfigError("deepspeed", found, "num_processes above 1", edit(num_processes=2) | fix)
+    check_several(cfg, 1)
     if cfg.num_processes == 1: return
     fix = command("sft_nb train --num-processes", "launch(cfg)")
     found = f"{cfg.num_processes} processes are asked for, and this is one"
     raise ConfigError("num_processes", found, "a launcher that starts them", fix,
                       "one_process_instead_of_two")
 
+# %% ../../nbs/11_training/05_train.ipynb #t5keep01
 def _keep_rows(run:Run, bench:Workbench)->None:
     "Rows, and a task, that were handed over: the run's config names them, so that they are found again"
     given = dict(task=bench.data.cfg.task) | keep_rows(bench.data, run.path)
@@ -146,6 +146,7 @@ def _keep(run:Run, plan:Plan|None, checked:Report)->None:
 def _train_together(bench:Workbench)->Run:
     "One training by all processes that a launcher started: the first one makes the run, and all of them train it"
     bench.asked = of_this_world(bench.asked)
+    check_several(bench.asked, bench.asked.num_processes)
     join(bench.asked)
     return train_run(Run(by_the_first(lambda: _made(bench)), trust_remote_code=not bench.asked.untrusted))
 

@@ -20,6 +20,7 @@ from sft_nb.training.launch import launch
 from sft_nb.training.train import train
 
 TESTS = Path(__file__).parents[1]
+SCRIPT = TESTS.parent/"nbs/recipes/train.slurm"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ZERO3 = dict(zero_optimization=dict(stage=3, stage3_param_persistence_threshold=0), bf16=dict(enabled="auto"))
 
@@ -126,41 +127,53 @@ def test_a_gradient_that_is_not_finite_stops_before_deepspeed_takes_the_step(tmp
     assert len(values(run, "loss")) == 2 and [p.name for p in run.checkpoints()] == ["checkpoint-2"]
 
 
-def started_by(launcher, command):
-    "Commands, and the environment of each, as a launcher starts two processes"
-    if launcher == "torchrun": return [[*TORCHRUN, *command]], [{}]
+SRUN = """#!/bin/bash
+shift
+export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=localhost
+for k in 0 1; do SLURM_PROCID=$k SLURM_LOCALID=$k "$@" & tasks+=($!); done
+code=0
+for task in "${tasks[@]}"; do wait "$task" || code=$?; done
+exit $code
+"""
+
+def by_slurm(folder, *options, name="both"):
+    "The recipe's script, in a job of that name with two tasks"
+    (folder/"bin").mkdir(exist_ok=True)
+    (folder/"bin/srun").write_text(SRUN)
+    (folder/"bin/srun").chmod(0o755)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    job = dict(SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NODELIST="localhost", MASTER_PORT=str(port))
-    return [[sys.executable, *command]] * 2, [job | dict(SLURM_PROCID=k, SLURM_LOCALID=k) for k in "01"]
+    path = os.pathsep.join([str(folder/"bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    job = dict(PATH=path, SLURM_JOB_NAME=name, RUNS_DIR=str(folder/"a b"), MASTER_PORT=str(port))
+    return run_all([["bash", str(SCRIPT), *options]], [job])[0]
+
+def by_torchrun(folder, *options, name="both"):
+    run = folder/"a b"/name
+    more = ["--resume", str(run)] if run.exists() else [*options, "--runs-dir", str(run.parent), "--run-name", name]
+    return run_all([[*TORCHRUN, "-m", "sft_nb", "train", *more]])[0]
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
-def test_who_starts_two_processes_starts_one_training(launcher, tmp_path, alone):
-    "Stopped after a step; then, by torchrun, resumed"
-    folder = tmp_path/"a b"
-    folder.mkdir()
-    line = ["-m", "sft_nb", "train", "--config", saved(small(folder, num_processes=1), tmp_path), "--run-name", "both"]
-    done = run_all(*started_by(launcher, [*line, "--max-time", "0"]))
-    assert [d.returncode for d in done] == [0] * len(done), [d.stdout for d in done]
-    run = Run(folder/"both")
-    assert [p.name for p in folder.iterdir()] == ["both"] and run.status.state == "stopped"
-    assert run.config.num_processes == 2 and values(run, "loss") == pytest.approx(values(alone, "loss")[:1], rel=1e-5)
-    assert "".join(d.stdout for d in done).count("run directory:") == 1   # one of them tells what came out
-    if launcher == "srun": return
-    done = run_all(*started_by(launcher, ["-m", "sft_nb", "train", "--resume", str(run.path)]))
-    assert done[0].returncode == 0, done[0].stdout
+@pytest.mark.parametrize("start", [by_torchrun, by_slurm])
+def test_who_starts_two_processes_starts_one_training(start, tmp_path, alone):
+    "Stopped after a step, and started again"
+    line = ["--config", saved(small(tmp_path, num_processes=1), tmp_path)]
+    done = start(tmp_path, *line, "--max-time", "0")
+    run = Run(tmp_path/"a b/both")
+    assert done.returncode == 0 and run.status.state == "stopped", done.stdout
+    assert [p.name for p in run.path.parent.iterdir()] == ["both"] and len(values(run, "loss")) == 1
+    assert run.config.num_processes == 2
+    done = start(tmp_path, *line)
+    assert done.returncode == 0 and done.stdout.count("run directory:") == 1, done.stdout   # one tells what came out
     same(run, alone)
 
 
 def test_an_error_of_the_first_process_is_that_of_all(tmp_path):
     "Nobody waits for who is gone"
     bad = saved(small(tmp_path, learning_rate=0., preflight=True), tmp_path)
-    done = run_all(*started_by("srun", ["-m", "sft_nb", "train", "--config", bad, "--run-name", "bad"]))
-    assert [d.returncode for d in done] == [1, 1], [d.stdout for d in done]
-    assert Run(tmp_path/"bad").status.state == "failed"
-    assert all("learning_rate is 0" in d.stdout for d in done), [d.stdout for d in done]
+    done = by_slurm(tmp_path, "--config", bad, name="bad")
+    assert done.returncode == 1 and done.stdout.count("learning_rate is 0: nothing is learned") == 2, done.stdout
+    assert Run(tmp_path/"a b/bad").status.state == "failed"
 
 
 def test_settings_that_cannot_be_divided_are_refused(tmp_path):
