@@ -25,6 +25,7 @@ from .model.attention import choose_attention
 from .model.loss import add_supervised_loss, batch_loss
 from .model.load import load_base, load_shape
 from .model.adapter import load_adapter, load_model
+from .model.divided import divides_weights
 from .planning.plan import Plan, cautious, plan as make_plan, settle
 
 # %% ../nbs/08_workbench.ipynb #wb000007
@@ -99,6 +100,11 @@ class _Planned(_Asked):
     def tolerance(self)->float:
         "How far two losses of the same rows may be apart, as a share"
         return 2e-2 if self.coarse else 1e-4
+
+    @made_once
+    def alone(self)->bool:
+        "Can a process compute anything by itself? Not where ZeRO-3 divides the weights: then all do, or none"
+        return not divides_weights(self.asked)
 
     @made_once
     def shape(self):

@@ -131,10 +131,17 @@ def _precision(cfg:Config)->dict:
                 dataloader_pin_memory=device == "cuda", optim=_fused(cfg.optim, device))
 
 # %% ../../nbs/11_training/00_arguments.ipynb #a1div002
+_FORMATS = dict(bf16="bfloat16", fp16="float16")
+
 def _divided(cfg:Config)->dict:
     "Who trains together, and what is divided among them; the group is there (`join`), and is not made anew"
     said = deepspeed_config(cfg)
     if said is None or find_world().size == 1: return {}   # or settings are looked at before the training begins
+    for name, formats in _FORMATS.items():
+        enabled = said.get(name, {}).get("enabled", "auto")
+        if enabled == "auto" or enabled == _precision(cfg)[name]: continue
+        fix = edit(dtype=formats if enabled else "auto") | f'write "auto" for {name} there'
+        raise ConfigError(cfg.deepspeed, f"{name} is {enabled}, and the training computes otherwise", "one format", fix)
     return dict(deepspeed=said, accelerator_config=dict(use_configured_state=True), use_cpu=False)
 
 # %% ../../nbs/11_training/00_arguments.ipynb #a1div003

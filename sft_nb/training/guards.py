@@ -24,7 +24,6 @@ from ..batches.collate import DataCollatorForCausalLM
 from ..model.hardware import is_out_of_memory
 from ..model.loss import batch_loss
 from ..model.generate import Generation, continue_tokens, eval_mode
-from ..model.divided import divides_weights
 from ..workbench import Workbench
 from ..run.metrics import append_line, cut_lines
 from ..run.directory import Run
@@ -222,11 +221,6 @@ class Guards(TrainerCallback):
         self.first:torch.Tensor|None = None              # norms of what is trained, then
 
 # %% ../../nbs/11_training/02_guards.ipynb #gu000008
-@patch(as_prop=True)
-def alone(self:Guards)->bool:
-    "Can a process compute anything by itself? Not if the weights are divided; then what one would do is not done"
-    return not divides_weights(self.cfg)
-
 @patch
 def note(self:Guards, finding:Finding, step:int)->None:
     "Write a finding down, once for each kind, and say it"
@@ -252,7 +246,7 @@ def on_train_begin(self:Guards, args, state, control, model=None, **kwargs):
     self.began, self.started, self.first = state.global_step, time.monotonic(), norms(model)
     if not is_main_process(): return
     if (self.run.path/"samples.jsonl").exists(): cut_lines(self.run.path/"samples.jsonl", state.global_step)
-    if state.global_step == 0 and self.alone: self._write_receipt()
+    if state.global_step == 0 and self.bench.alone: self._write_receipt()
     elif (self.run.path/"guards.json").exists():
         self.notes = {f.check: f for f in Report.load(self.run.path/"guards.json").findings}
 
@@ -283,7 +277,7 @@ def on_evaluate(self:Guards, args, state, control, model=None, metrics=None, **k
     says = f"the held-out loss is {wrong[-1]} at {len(wrong)} of {len(self.held_out)} evaluations"
     rows = dict(enumerate(self.bench.rows_held_out(256)))
     bad = []
-    if self.alone: bad = non_finite_rows(model, rows, self.bench.layout.collate, supervised=self.bench.supervised)
+    if self.bench.alone: bad = non_finite_rows(model, rows, self.bench.layout.collate, supervised=self.bench.supervised)
     fix = edit(dtype="float32") | "look at these rows, and lower the {learning_rate}"
     if bad: says += f"; alone it comes from held-out row {', '.join(map(str, bad[:8]))}"
     self.note(fail(says, fix, check="held_out_loss"), state.global_step)
@@ -292,7 +286,7 @@ def on_evaluate(self:Guards, args, state, control, model=None, metrics=None, **k
 @patch
 def sample(self:Guards, model, step:int)->None:
     "Decode a few prompts; two bad samples in a row may stop the run"
-    if not (is_main_process() and self.alone) or step == self.sampled: return
+    if not (is_main_process() and self.bench.alone) or step == self.sampled: return
     began, self.sampled = time.monotonic(), step
     with Phase("sampling", whole=True): found = self._decode(model, step)
     self._keep_answers(step)

@@ -36,7 +36,7 @@ from ..run.output import lasting
 from ..run.world import by_the_first, check_world, find_world, is_main_process, join, main_first, of_this_world
 from .arguments import divided_inside, tracked, training_arguments
 from .guards import Guards
-from .recorder import best_step, ByScore, Recorder, StopRequest, told_to
+from .recorder import best_folder, ByScore, Recorder, StopRequest, told_to
 from .trainer import SupervisedTrainer
 
 # %% ../../nbs/11_training/05_train.ipynb #e3bcde72
@@ -211,13 +211,11 @@ def _is_state(folder, names)->list[str]:
 def _save(trainer:SupervisedTrainer)->None:
     "Keep the result; `SftError` if it cannot be written. All processes come here: weights may be divided among them"
     run, state = trainer.run, trainer.state
-    best = by_the_first(lambda: best_step(run, state))
-    folder = run.path/"checkpoints"/f"checkpoint-{best}"
-    copied = by_the_first(lambda: bool(best and folder.exists() and best != state.global_step))
-    if not is_main_process(): return None if copied else trainer.save_model(str(run.adapter))   # it writes nothing
+    best = by_the_first(lambda: best_folder(run, state))
+    if not is_main_process(): return None if best else trainer.save_model(str(run.adapter))   # it writes nothing
     try:
         with written_aside(run.adapter) as aside:
-            if copied: shutil.copytree(folder, aside, dirs_exist_ok=True, ignore=_is_state)
+            if best: shutil.copytree(best, aside, dirs_exist_ok=True, ignore=_is_state)
             else: trainer.save_model(str(aside))
             _tidy(aside, trainer.bench.cfg)
     except Exception as e: raise cannot_write(run.adapter, e, go_on(run)) from e

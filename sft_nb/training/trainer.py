@@ -294,7 +294,7 @@ def not_finite(self:SupervisedTrainer)->SftError:
     step, numbers = self.state.global_step + 1, self.step.numbers
     rows = dict(zip(numbers, self.bench.rows(numbers)))
     bad = []
-    if self.guards.alone: bad = non_finite_rows(self.model, rows, self.data_collator, supervised=self.supervised)
+    if self.bench.alone: bad = non_finite_rows(self.model, rows, self.data_collator, supervised=self.supervised)
     what = "gradient" if torch.stack(self.step.losses).isfinite().all() else "loss"
     many = ""
     if self.left_out.in_a_row >= LeftOut.MOST_IN_A_ROW: many = f" for the {self.left_out.in_a_row + 1}th time in a row"
@@ -351,8 +351,9 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
 @patch
 def save_model(self:SupervisedTrainer, output_dir=None, **kwargs):
     "With DeepSpeed, too, weights that each process has are written as they are: tied ones once"
-    if self.is_deepspeed_enabled and self.guards.alone: return self._save(output_dir)
-    with without_card(self.model): super(SupervisedTrainer, self).save_model(output_dir, **kwargs)
+    with without_card(self.model):
+        if self.is_deepspeed_enabled and self.bench.alone: self._save(output_dir)
+        else: super(SupervisedTrainer, self).save_model(output_dir, **kwargs)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000046
 @patch

@@ -186,3 +186,11 @@ def test_settings_that_cannot_be_divided_are_refused(tmp_path):
     assert "4 bits of a number" in says(deepspeed="zero3", method="qlora")
     assert "a compiled layer" in says(deepspeed="zero3", kernels="compile")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_number_format_that_deepspeeds_file_and_the_config_do_not_share_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    cfg = small(tmp_path, deepspeed=divided("file", tmp_path), device="cpu")
+    (tmp_path/"ds.json").write_text(json.dumps(ZERO3 | dict(bf16=dict(enabled=True))))
+    with pytest.raises(ConfigError, match="ds.json: bf16 is True, and the training computes otherwise.*bfloat16"):
+        training_arguments(cfg, tmp_path)
