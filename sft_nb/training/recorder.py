@@ -113,7 +113,7 @@ def best_folder(
     folder = run.path/"checkpoints"/f"checkpoint-{best}"
     return folder if best and best != state.global_step and folder.exists() else None
 
-# %% ../../nbs/11_training/01_recorder.ipynb #b2835b7a
+# %% ../../nbs/11_training/01_recorder.ipynb #09cc42d1
 def saves_better_loss(cfg:Config)->bool:
     "Is a checkpoint written wherever the held-out loss is the lowest so far?"
     return chooses_best(cfg) and cfg.metric_for_best_model == "loss"
