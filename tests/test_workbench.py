@@ -11,7 +11,7 @@ from sft_nb.tokens.prepare import prepare
 from sft_nb.workbench import Workbench, made_once, workbench_for
 
 MAKERS = dict(hardware="find_hardware", tokenizer="load_tokenizer", data="prepare", plan="make_plan", cfg="settle",
-              shape="load_shape", model="load_model", supervised="add_supervised_loss", layout="choose_layout",
+              alone="divides_weights", shape="load_shape", model="load_model", supervised="add_supervised_loss", layout="choose_layout",
               batches="batches")
 
 

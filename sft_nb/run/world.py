@@ -82,6 +82,12 @@ def of_this_world(
 _CPU_RANKS = dict(DS_ACCELERATOR="cpu", ACCELERATE_TORCH_DEVICE="cpu")
 _PATIENCE = timedelta(hours=1)   # in which the first process reads rows, plans and checks, while the others wait
 
+def _prepare_cpu_ranks()->None:
+    "DeepSpeed on CPUs, without the kernel that it would compile first, and cannot in a folder whose name has a space"
+    os.environ.update(_CPU_RANKS)
+    import deepspeed
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
 @contextmanager
 def _with_deepspeed():
     "Inside, accelerate makes a group for DeepSpeed"
@@ -100,7 +106,7 @@ def join(
     cpu = choose_device(cfg.device)[0] == "cpu"
     if cfg.deepspeed is None: PartialState(cpu=cpu, timeout=_PATIENCE)
     else:
-        if cpu: os.environ.update(_CPU_RANKS)
+        if cpu: _prepare_cpu_ranks()
         AcceleratorState._reset_state(reset_partial_state=True)   # a preflight has made another; the group stays
         with _with_deepspeed(): PartialState(backend="gloo" if cpu else None, timeout=_PATIENCE)
     return world
