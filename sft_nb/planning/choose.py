@@ -19,7 +19,7 @@ from ..tokens.account import Data
 from ..batches.layout import Batch, end_to_end, worst_batch
 from ..model.hardware import Device
 from ..model.attention import choose_attention
-from ..model.divided import division_of
+from ..model.divided import Division, division_of
 from ..model.load import load_shape
 from .static import divided_bytes, passing_bytes, skeleton
 from .simulate import footprint, Step
@@ -85,6 +85,11 @@ class Planner:
         if self.attention: return self.attention
         kind = AutoModelForCausalLM._model_mapping.get(type(self.shape), None)
         return "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
+
+    @cached_property
+    def division(self)->Division:
+        "What a process holds of it all; a file may be read for it"
+        return division_of(self.cfg)
 
     @property
     def rows_in_a_step(self)->int:
@@ -155,11 +160,11 @@ def parts(self:Planner,
     step:Step,
 )->dict[str,int]:
     "Bytes by part at the worst moment of training"
-    model, division = self.whole(method), division_of(self.cfg)
-    fixed = divided_bytes(model, self.cfg.optim, division)
+    model = self.whole(method)
+    fixed = divided_bytes(model, self.cfg.optim, self.division)
     whole = self.cfg.optim == "adamw_torch" and self.device.kind != "cuda"   # there, one kernel does it all
     roots = fixed["gradients"] if whole else 0                              # of all second moments at once
-    working = max(step.peak - step.activations, roots - step.activations, 0) + passing_bytes(model, division)
+    working = max(step.peak - step.activations, roots - step.activations, 0) + passing_bytes(model, self.division)
     gaps = int(.05 * (step.peak + fixed["gradients"])) if self.device.kind == "cuda" else 0
     return fixed | dict(activations=step.activations, working=working, outside=2**29 + gaps)
 
@@ -173,7 +178,7 @@ def evaluation(self:Planner,
     if not self.cfg.eval_steps or not rows: return 0
     lengths = rows if self.flat else (rows[0],) * len(rows)
     step = self.step(Way(method, False, False), Batch(lengths, self.flat, self.rows.share), train=False)
-    fixed = divided_bytes(self.whole(method), self.cfg.optim, division_of(self.cfg))
+    fixed = divided_bytes(self.whole(method), self.cfg.optim, self.division)
     return sum(n for part, n in fixed.items() if part != "gradients") + step.peak + 2**29
 
 # %% ../../nbs/07_planning/03_choose.ipynb #83610f1d

@@ -6,7 +6,7 @@
 __all__ = ['launch', 'main']
 
 # %% ../../nbs/11_training/06_launch.ipynb #1600839d
-import argparse, os, sys, traceback
+import argparse, sys, traceback
 from dataclasses import replace
 
 from ..keys import Redacted, load_env
@@ -16,6 +16,7 @@ from ..written import check_portable
 from ..model.divided import check_several
 from ..run.process import Ears
 from ..run.directory import check_free, create_run, go_on, open_run, start_process
+from ..run.world import is_main_process
 from ..run.face import Run   # which shows itself, live too, and can be branched
 
 # %% ../../nbs/11_training/06_launch.ipynb #fae8843c
@@ -54,7 +55,7 @@ def _train(path:str, max_time:float|None, trust_remote_code:bool, ears:Ears)->in
 
 def _trained(run:Run, max_time:float|None, ears:Ears)->int:
     "A signal that comes while the libraries are loaded is a stop, too"
-    main = os.environ.get("RANK", "0") == "0"
+    main = is_main_process()
     try:
         from sft_nb.training.train import train_run
         train_run(run, max_time=max_time)
