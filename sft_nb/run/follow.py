@@ -37,8 +37,10 @@ def checkpoint(self:Run,
         raise ConfigError(f"run {self.name!r}", f"it is {self.state}", "a run that is being trained", go_on(self))
     before, until = {*self.checkpoints()}, time.monotonic() + timeout
     (self.path/CHECKPOINT_ASKED).touch()
-    while time.monotonic() < until and self.state in ACTIVE:
+    while True:
+        waits = time.monotonic() < until and self.state in ACTIVE   # asked first: its last checkpoint counts too
         if new := [p for p in self.checkpoints() if p not in before]: return new[-1]
+        if not waits: return None
         time.sleep(.1)
 
 # %% ../../nbs/10_run/12_follow.ipynb #fol00012
