@@ -183,10 +183,13 @@ def look_at(self:RunState, step:int|None)->BatchState|None:
 # %% ../../nbs/13_panels/04_live.ipynb #liv0mem2
 @patch
 def memory(self:RunState)->dict[str,float]:
-    "GiB: most that was taken so far (without a GPU with all libraries), what the plan said, what there is"
+    "GiB: most that was taken so far, what the plan said of the same, what there is"
     found = {}
     if "peak_memory_gib" in self.newest: found["taken"] = float(self.newest["peak_memory_gib"])
-    if self.plan: found |= dict(planned=self.plan["allocated"] / 2**30, there=float(self.plan["device"]["gib"]))
+    if self.plan:
+        device = self.plan["device"]
+        planned = self.plan["allocated" if device["kind"] == "cuda" else "total"]
+        found |= dict(planned=planned / 2**30, there=float(device["gib"]))
     return found
 
 def _memory_html(gib:dict[str,float])->str:

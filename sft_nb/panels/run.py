@@ -74,9 +74,9 @@ def _bind(self:RunPanel)->None:
 def _enable(self:RunPanel)->None:
     "What can be pressed now"
     active = self.state.active
-    self.stop.disabled, self.checkpoint.disabled = not active, not active
-    self.resume.disabled = active or self.state.state == "finished"
     steps = [step_of(Path(name)) for name in self.state.checkpoints]
+    self.stop.disabled, self.checkpoint.disabled = not active, not active
+    self.resume.disabled = active or not steps or self.state.state == "finished"
     if list(self.fork.options) != steps: self.fork.options = steps
     self.branch.disabled = not steps
     if self.spikes == (spikes := self.state.spikes()): return

@@ -78,11 +78,15 @@ def test_what_is_read_is_escaped(run):
 
 
 def test_memory_stands_beside_the_plan(run):
-    (run.path/"plan.json").write_text(json.dumps(dict(allocated=3 * 2**30, device=dict(gib=24.))))
+    plan = dict(allocated=3 * 2**30, total=4 * 2**30, device=dict(gib=24., kind="cuda"))
+    (run.path/"plan.json").write_text(json.dumps(plan))
     append_line(run.path/"metrics.jsonl", dict(step=1, peak_memory_gib=2.5))
     state = RunState(run)
     assert state.memory() == dict(taken=2.5, planned=3., there=24.)
     assert "2.50 GiB at most so far, 3.00 planned (lower bar), 24.0 there" in state.html()
+    plan["device"]["kind"] = "cpu"   # there the process is measured, with its libraries
+    (run.path/"plan.json").write_text(json.dumps(plan))
+    assert RunState(run).memory()["planned"] == 4.
 
 
 def test_several_runs_have_a_legend(run, tmp_path):
