@@ -98,7 +98,7 @@ class Batches:
         group_by_length:bool=False, # rows of about the same length
         shuffle:bool=True,
         seed:int=42,
-        epochs:int=1,               # to come; later ones have the same batches in another order
+        epochs:int=1,               # to come; packed, later ones have the same batches in another order
         rank:int=0,
         world_size:int=1,
     ):
@@ -128,7 +128,8 @@ class Batches:
 @patch
 def _made(self:Batches, epoch:int)->list[list[int]]:
     "The batches of an epoch before they are evened out"
-    rng = np.random.default_rng([self.seed, epoch % self.epochs])
+    drawn = epoch % self.epochs if self.max_tokens else epoch   # packed anew, it might fill more batches than there are
+    rng = np.random.default_rng([self.seed, drawn])
     order = rng.permutation(len(self.lengths)) if self.shuffle else np.arange(len(self.lengths))
     if not self.max_tokens and self.group_by_length: return group(self.lengths, self.batch_size, order, rng)
     if not self.max_tokens: return _cut(order.tolist(), self.batch_size)

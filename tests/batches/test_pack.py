@@ -47,6 +47,15 @@ def test_epochs_differ_and_seeds_differ(n, mode):
     assert list(Batches(n, seed=2, epochs=2, **mode)) != first and list(Batches(n, seed=1, epochs=2, **mode)) == first
 
 
+@pytest.mark.parametrize("mode", [dict(batch_size=4), dict(batch_size=4, group_by_length=True), dict(max_tokens=60)])
+def test_epochs_beyond_those_that_were_asked_for_differ_too(mode):
+    "`max_steps` may go through more epochs than `num_train_epochs`"
+    b = Batches(np.random.default_rng(0).integers(1, 60, 100), epochs=1, **mode)
+    epochs = [b.all(e) for e in range(5)]
+    assert len({str(e) for e in epochs}) == 5 and {len(e) for e in epochs} == {b.n}
+    if "max_tokens" not in mode: assert len({str(sorted(map(sorted, e))) for e in epochs}) == 5   # other neighbours too
+
+
 def test_the_steps_of_two_processes_have_the_rows_of_one():
     "Micro-batches k and k+1 of one process are those of two processes, but for the last"
     n = np.random.default_rng(0).integers(1, 500, 999)
