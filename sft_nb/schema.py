@@ -169,7 +169,7 @@ class GuardSettings:
     "Checks before training and guards during it"
     preflight:bool=True  # True: check rows, model and one real step before training, and refuse what cannot work
     force:bool=False     # True: train although preflight refuses; what it said is written into the run
-    # a loss or gradient that is not finite: stop at that step, or leave its rows out and count them
+    # a loss or gradient that is not finite: stop at that step, or leave the step out and count it
     on_nan:Literal["stop","skip"]="stop"
     # answers that repeat a token or never end, weights that do not move: a line in guards.json, or also the end
     on_collapse:Literal["warn","stop"]="warn"

@@ -3,6 +3,7 @@ tokenizers skip without them."""
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("SFT_NB_SHARED", ROOT.parent/"shared"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")   # nothing here may depend on the hub
+signal.signal(signal.SIGHUP, signal.SIG_DFL)   # nohup ignores it, and processes inherit that
 if "SFT_NB_CACHE" not in os.environ:           # prepared rows of these tests, and of the processes that they start
     os.environ["SFT_NB_CACHE"] = tempfile.mkdtemp(prefix="sft_nb-test-")
     atexit.register(shutil.rmtree, os.environ["SFT_NB_CACHE"], ignore_errors=True)

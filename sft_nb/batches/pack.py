@@ -98,7 +98,7 @@ class Batches:
         group_by_length:bool=False, # rows of about the same length
         shuffle:bool=True,
         seed:int=42,
-        epochs:int=1,               # to come; packed, later ones have the same batches in another order
+        epochs:int=1,               # to come; packed, later ones are these, reordered
         rank:int=0,
         world_size:int=1,
     ):

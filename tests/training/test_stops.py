@@ -1,5 +1,4 @@
 """A stop request is granted after the step in hand, and what continues ends where an undisturbed run ends."""
-import os
 import shutil
 import signal
 import time
@@ -18,7 +17,7 @@ from sft_nb.training.train import resume, run_training, train
 from sft_nb.workbench import Workbench
 
 
-def send(number:int): os.kill(os.getpid(), number)
+def send(number:int): signal.raise_signal(number)   # to this thread: the first of two is heard first
 
 
 # --- the request itself

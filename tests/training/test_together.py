@@ -177,7 +177,7 @@ def test_an_error_of_the_first_process_is_that_of_all(tmp_path):
 
 
 def test_settings_that_cannot_be_divided_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="divides the work of several processes, and this is one"):
+    with pytest.raises(ConfigError, match="divides what several processes hold, and there is only one"):
         train(small(tmp_path, num_processes=1, deepspeed="zero2"))
     def says(**how):
         with pytest.raises(ConfigError) as said: training_arguments(small(tmp_path, **how), tmp_path)
