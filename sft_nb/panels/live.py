@@ -188,7 +188,7 @@ def memory(self:RunState)->dict[str,float]:
     if "peak_memory_gib" in self.newest: found["taken"] = float(self.newest["peak_memory_gib"])
     if self.plan:
         device = self.plan["device"]
-        planned = self.plan["allocated" if device["kind"] == "cuda" else "total"]
+        planned = self.plan["total" if device.get("kind") == "cpu" and "total" in self.plan else "allocated"]
         found |= dict(planned=planned / 2**30, there=float(device["gib"]))
     return found
 

@@ -87,6 +87,8 @@ def test_memory_stands_beside_the_plan(run):
     plan["device"]["kind"] = "cpu"   # there the process is measured, with its libraries
     (run.path/"plan.json").write_text(json.dumps(plan))
     assert RunState(run).memory()["planned"] == 4.
+    (run.path/"plan.json").write_text(json.dumps(dict(allocated=3 * 2**30, device=dict(gib=24.))))   # with less in it
+    assert RunState(run).memory()["planned"] == 3.
 
 
 def test_several_runs_have_a_legend(run, tmp_path):
