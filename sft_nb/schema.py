@@ -140,8 +140,14 @@ class TrainingSettings:
     max_grad_norm:float=1.0           # gradients are scaled down to this norm
     # True: less memory, about a third slower; auto: only where it would not fit otherwise
     gradient_checkpointing:bool|_Auto="auto"
-    # True: with checkpointing on a GPU, what it keeps waits in host memory; auto: only where it would not fit otherwise
+    # True: with checkpointing on a GPU, what it keeps waits in host memory; auto: where it would not fit otherwise, or
+    # where the way there costs less than to compute the attention of long rows again
     activation_offloading:bool|_Auto="auto"
+    # True: where layers are computed again, attention is not: what it gave is kept; auto: where it fits.
+    # Long rows spend most of their time there
+    keep_attention:bool|_Auto="auto"
+    # True: long rows go through MLPs and norms in parts, each computed again; auto: only where they would not fit
+    recompute_parts:bool|_Auto="auto"
     # auto: base and adapter in one product, where that is the same; compile: also one program for each layer (GPU);
     # none: every operation by itself, as peft and transformers have it
     kernels:Literal["auto","compile","none"]="auto"

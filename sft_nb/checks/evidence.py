@@ -20,6 +20,7 @@ from ..batches.layout import Layout, largest_rows
 from ..batches.pack import optimizer_steps
 from ..model.hardware import Hardware
 from ..model.precision import adapters_to_float32
+from ..model.recompute import save_memory
 from ..model.loss import causal_lm
 from ..model.load import count_parameters
 from ..model.generate import Generation, continue_tokens, eval_mode
@@ -61,9 +62,7 @@ def prepare_model(
     cfg:Config,   # nothing is `auto`
 ):                # the same
     "As the trainer prepares it"
-    if cfg.gradient_checkpointing is True:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
-        if hasattr(model, "peft_config"): model.enable_input_require_grads()
+    save_memory(model, cfg)
     if cfg.method != "full": adapters_to_float32(model)
     return model.train()
 

@@ -18,6 +18,7 @@ from ..config import Config
 from ..tokens.account import Data
 from ..model.loss import causal_lm
 from ..model.load import count_parameters, quiet
+from ..model.recompute import parts_of
 from ..planning.plan import Plan
 from ..workbench import Workbench, workbench_for
 from . import batch, environment, gradient, learning, rows, step   # noqa: F401  they enter their checks
@@ -49,14 +50,16 @@ def same_model(
         return
     inner, mode = causal_lm(model), model.training
     kept = {p: (p.detach().cpu().clone(), p.dtype) for p in model.parameters() if p.requires_grad}
-    forward, checkpointing = vars(inner).get("forward"), getattr(inner, "is_gradient_checkpointing", False)
+    forwards = {m: vars(m).get("forward") for m in (inner, *parts_of(inner))}
+    checkpointing = getattr(inner, "is_gradient_checkpointing", False)
     try: yield
     finally:
         for p, (was, dtype) in kept.items():
             p.data = was.to(p.device, dtype)
             p.grad = None
-        if forward is None: vars(inner).pop("forward", None)
-        else: inner.forward = forward
+        for m, forward in forwards.items():
+            if forward is None: vars(m).pop("forward", None)
+            else: m.forward = forward
         now = getattr(inner, "is_gradient_checkpointing", False)
         if now and not checkpointing: model.gradient_checkpointing_disable()
         model.train(mode)

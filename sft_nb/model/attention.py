@@ -204,12 +204,13 @@ def _knows_groups()->bool:
 _GROUPS = _knows_groups()
 
 # %% ../../nbs/06_model/02_attention.ipynb #37dfd6d1
-_MOST = 2**31   # numbers that the kernel's backward pass can address
+_MOST = 2**31      # numbers that the kernel's backward pass can address
+_SUMMED = 2**28    # numbers that it may sum up at a time: 1 GiB
 
 def _heads_in_a_call(tokens:int, documents:int, key_heads:int, groups:int, size:int)->int:
     "Heads of keys and values that one call may see, at least 1"
     each = (tokens + 128 * documents) * groups * size
-    return max(1, min(key_heads, (_MOST - 1) // each))
+    return max(1, min(key_heads, (_MOST - 1) // each, _SUMMED // each))
 
 # %% ../../nbs/06_model/02_attention.ipynb #f1b8eefa
 def _call(q, k, v, docs:Documents, scale:float)->torch.Tensor:

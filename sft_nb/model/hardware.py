@@ -93,22 +93,24 @@ class Device:
     gb_per_second:float  # memory bandwidth
     kind:str="cuda"      # cuda, cpu or mps
     dtype:str="bfloat16" # what `dtype="auto"` computes in
+    attention:float=.6   # share of `tflops` that FlashAttention 2 reaches
+    bus:float=25         # GB a second to host memory and back: what PCIe 4 gives, of 32
 
 # %% ../../nbs/06_model/00_hardware.ipynb #e7e1c8db
 _CARDS = (
-    Device("b200-180gb", 178, 2250, 8000),
-    Device("h200-141gb", 139.8, 989, 4800),
-    Device("h100-80gb", 79.1, 989, 3350),
+    Device("b200-180gb", 178, 2250, 8000, attention=.35, bus=50),
+    Device("h200-141gb", 139.8, 989, 4800, attention=.35, bus=50),
+    Device("h100-80gb", 79.1, 989, 3350, attention=.35, bus=50),
     Device("a100-80gb", 79.1, 312, 2039),
     Device("a100-40gb", 39.4, 312, 1555),
     Device("l40s-48gb", 44.4, 362, 864),
     Device("a6000-48gb", 47.4, 155, 768),
-    Device("rtx5090-32gb", 31.4, 209, 1792),
+    Device("rtx5090-32gb", 31.4, 209, 1792, bus=50),
     Device("rtx4090-24gb", 23.5, 165, 1008),
     Device("rtx3090-24gb", 23.6, 71, 936),
     Device("a10g-24gb", 22.1, 70, 600),
     Device("l4-24gb", 22.0, 121, 300),
-    Device("t4-16gb", 14.6, 8.1, 320, dtype="float32"),
+    Device("t4-16gb", 14.6, 8.1, 320, dtype="float32", bus=12),
 )
 DEVICES = {card.name: card for card in _CARDS}
 

@@ -13,12 +13,19 @@ from fastcore.basics import patch
 from ..escape import to_html
 from ..on_disk import read_json
 from ..progress import bar_html, in_words, Progress
-from ..report import Finding, Report, SftError
+from ..report import command, ConfigError, Finding, Report, SftError
 from ..run.status import ACTIVE, CHECKPOINT_ASKED
 from ..run.metrics import curve_svg, read_lines, Tail
 from ..run.branch import Branch, Run
 from .panel import table_html
 from .batches import BatchState
+
+# %% ../../nbs/13_panels/04_live.ipynb #lv4each01
+def _each(run:Run|str|Path|list, others:tuple)->list:
+    "The runs that are meant; ConfigError if there are none"
+    runs = [*run, *others] if isinstance(run, (list, tuple)) else [run, *others]
+    if runs: return runs
+    raise ConfigError("runs", "the list is empty", "one run, or several", command("sft_nb runs", "list_runs()"))
 
 # %% ../../nbs/13_panels/04_live.ipynb #liv0sta2
 CURVES = dict(loss=("loss", "eval_loss"), learning_rate=("learning_rate",), grad_norm=("grad_norm",),
@@ -28,14 +35,14 @@ _POINTS = 840   # of a curve: two for each dot of its width
 class RunState:
     "What is known of a run at this moment, and of others to compare it with"
     def __init__(self,
-        run:Run|str|Path,
+        run:Run|str|Path|list,  # or a list of all of them
         *others:Run|str|Path,   # drawn into the same curves
     ):
         self.runs, self.tails = [], []
         self.at = None          # the step whose batch is looked at
         self.batches = None     # made when the first batch is looked at
         self.said = None        # what the last look saw
-        for one in (run, *others): self.add(one)
+        for one in _each(run, others): self.add(one)
         self._add_parent()
         self.cfg = self.run.config
         self.refresh()

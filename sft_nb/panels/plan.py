@@ -93,7 +93,8 @@ def lines(self:PlanState)->list[str]:
     decided = self.plan.settings if self.error is None else {}
     now = {name: getattr(self.cfg, name) for name in CHANGEABLE}
     now |= {name: decided[name] for name in decided if now.get(name) == "auto"}
-    if decided.get("activation_offloading"): now["activation_offloading"] = True
+    savings = ("activation_offloading", "keep_attention", "recompute_parts")
+    now |= {name: True for name in savings if decided.get(name)}
     return [f"{name} = {value!r}" for name, value in now.items() if value != getattr(self.asked, name)]
 
 @patch

@@ -21,7 +21,7 @@ from .live import RunState
 class RunPanel(Panel):
     "A run while it is trained: stop it, resume it, keep a checkpoint, look at the batch of a step"
     def __init__(self,
-        run:Run|str|Path,
+        run:Run|str|Path|list,  # or a list of all of them
         *others:Run|str|Path,   # drawn into the same curves
         every:float=1.,         # seconds between two looks
     ):

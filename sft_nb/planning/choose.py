@@ -8,6 +8,7 @@ __all__ = ['RowLengths', 'Planner', 'Way', 'ways', 'Candidate', 'candidates', 'c
 # %% ../../nbs/07_planning/03_choose.ipynb #458a6237
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 import torch
 from fastcore.basics import patch
@@ -20,10 +21,11 @@ from ..batches.layout import Batch, end_to_end, worst_batch
 from ..model.hardware import Device
 from ..model.attention import choose_attention
 from ..model.divided import Division, division_of
+from ..model.recompute import part_length
 from ..model.load import load_shape
 from .static import divided_bytes, passing_bytes, skeleton
 from .simulate import footprint, Step
-from .speed import facts_of, pass_seconds
+from .speed import Again, Facts, facts_of, pass_seconds
 
 # %% ../../nbs/07_planning/03_choose.ipynb #55aa385a
 def _sorted(lengths)->tuple[int,...]: return tuple(sorted(map(int, lengths), reverse=True))
@@ -92,6 +94,11 @@ class Planner:
         return division_of(self.cfg)
 
     @property
+    def keeps(self)->bool:
+        "Can what attention gives be kept? A compiled layer decides for itself, and open scores are no one operation"
+        return self.kernel != "eager" and self.cfg.kernels != "compile"
+
+    @property
     def rows_in_a_step(self)->int:
         "Rows that an optimiser step is meant to see, in all processes together"
         cfg = self.cfg
@@ -108,36 +115,54 @@ def whole(self:Planner,
         self.kept[method] = skeleton(replace(self.cfg, method=method), self.tokenizer, dtype=self.dtype)
     return self.kept[method]
 
+@patch
+def facts(self:Planner, method:str)->Facts:
+    "What its speed depends on"
+    if ("facts", method) not in self.kept: self.kept["facts", method] = facts_of(self.whole(method))
+    return self.kept["facts", method]
+
 # %% ../../nbs/07_planning/03_choose.ipynb #718ac0f3
 @dataclass(frozen=True)
 class Way:
     "A way to train"
-    method:str             # lora, qlora or full
-    checkpointing:bool
-    offloading:bool
+    method:str                # lora, qlora or full
+    checkpointing:bool=False  # layers are computed again
+    keep:bool=False           # but for their attention
+    parts:bool=False          # long rows go through MLPs and norms in parts
+    offloading:bool=False     # what is kept waits in host memory
+
+    @property
+    def again(self)->Again:
+        "What it computes more than once"
+        return Again(self.checkpointing, self.checkpointing and not self.keep, self.parts, self.offloading)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #d789123a
 def _open_to(value)->tuple: return (False, True) if value == "auto" else (value,)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #9a3cff30
-def _useful(cfg:Config, device:Device, checkpointing:bool, offloading:bool)->bool:
-    "Offloading needs a GPU, and is tried after checkpointing unless it is asked for"
-    if not offloading: return True
-    return device.kind == "cuda" and (checkpointing or cfg.activation_offloading is True)
+def _useful(way:Way, cfg:Config, device:Device, keeps:bool)->bool:
+    "Is a way worth a look, or asked for?"
+    can_keep, can_offload = way.checkpointing and keeps, device.kind == "cuda"
+    for_nothing = can_keep and way.offloading and not way.keep   # it could wait there too
+    if cfg.keep_attention == "auto" and (way.keep > can_keep or for_nothing): return False
+    last = way.checkpointing and (way.offloading or not can_offload or cfg.activation_offloading is False)
+    if cfg.recompute_parts == "auto" and way.parts and not last: return False
+    return not way.offloading or can_offload and (way.checkpointing or cfg.activation_offloading is True)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #8da6d090
 def ways(
     cfg:Config,
     device:Device,
+    *, keeps:bool=True,   # what attention gives can be kept
 )->list[Way]:
-    "What `cfg` leaves open, from fast to small; ConfigError if nothing is possible"
+    "What `cfg` leaves open, 16 bits before 4; ConfigError if nothing is possible"
     methods = ("lora", "qlora") if cfg.method == "auto" else (cfg.method,)
-    saving = [(c, o) for c in _open_to(cfg.gradient_checkpointing) for o in _open_to(cfg.activation_offloading)
-              if _useful(cfg, device, c, o)]
-    if not saving:
-        found = f"there is no memory to offload to on {device.kind}"
-        raise ConfigError("activation_offloading", found, "a GPU", edit(activation_offloading=False))
-    return [Way(method, c, o) for method in methods for c, o in saving]
+    settings = methods, *map(_open_to, (cfg.gradient_checkpointing, cfg.keep_attention, cfg.recompute_parts,
+                                        cfg.activation_offloading))
+    found = [way for how in product(*settings) if _useful(way := Way(*how), cfg, device, keeps)]
+    if found: return found
+    says = f"there is no memory to offload to on {device.kind}"
+    raise ConfigError("activation_offloading", says, "a GPU", edit(activation_offloading=False))
 
 # %% ../../nbs/07_planning/03_choose.ipynb #ad283afd
 @patch
@@ -150,8 +175,9 @@ def step(self:Planner,
     cfg = self.cfg
     return footprint(
         replace(cfg, method=way.method), self.tokenizer, batch, whole=self.whole(way.method), attention=self.kernel,
-        kind=self.device.kind, dtype=self.dtype, checkpointing=way.checkpointing, offloading=way.offloading,
-        accumulating=cfg.gradient_accumulation_steps > 1, max_logits_mib=cfg.max_logits_mib, train=train)
+        kind=self.device.kind, dtype=self.dtype, checkpointing=way.checkpointing, keep_attention=way.keep,
+        recompute_parts=way.parts, offloading=way.offloading, accumulating=cfg.gradient_accumulation_steps > 1,
+        max_logits_mib=cfg.max_logits_mib, train=train)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #257bfe0c
 @patch
@@ -177,7 +203,7 @@ def evaluation(self:Planner,
     rows = self.rows.held_out[:self.cfg.per_device_eval_batch_size]
     if not self.cfg.eval_steps or not rows: return 0
     lengths = rows if self.flat else (rows[0],) * len(rows)
-    step = self.step(Way(method, False, False), Batch(lengths, self.flat, self.rows.share), train=False)
+    step = self.step(Way(method), Batch(lengths, self.flat, self.rows.share), train=False)
     fixed = divided_bytes(self.whole(method), self.cfg.optim, self.division)
     return sum(n for part, n in fixed.items() if part != "gradients") + step.peak + 2**29
 
@@ -195,13 +221,28 @@ class Candidate:
     def total(self)->int: return sum(self.parts.values())
 
 # %% ../../nbs/07_planning/03_choose.ipynb #1a701500
-def _rate(planner:Planner, way:Way, batch:Batch, step:Step)->float:
-    "Tokens of rows in a second, padding not counted"
-    seconds = pass_seconds(facts_of(planner.whole(way.method)), batch, planner.device, activations=step.activations,
-                           checkpointing=way.checkpointing)
-    if way.offloading: seconds *= 1.1   # the transport overlaps with the products, but not all of it
-    rows = batch.lengths if batch.flat else planner.rows.train[:len(batch.lengths)]
+@patch
+def rate(self:Planner,
+    way:Way,
+    batch:Batch,
+    *, activations:int=0,   # bytes
+)->float:
+    "Tokens of rows in a second, padding not counted; a rough estimate"
+    card, facts = self.device, self.facts(way.method)
+    if "flash_attention_3" in str(self.attention): card = replace(card, attention=max(.65, card.attention))
+    seconds = pass_seconds(facts, batch, card, activations=activations, again=way.again)
+    rows = batch.lengths if batch.flat else self.rows.train[:len(batch.lengths)]
     return sum(rows) / seconds
+
+# %% ../../nbs/07_planning/03_choose.ipynb #ch3batch1
+@patch
+def batch(self:Planner,
+    budget:int|None,   # tokens in it; None: rows as the config says
+)->Batch:
+    "The largest that there can be"
+    rows = self.rows
+    return worst_batch(replace(self.cfg, max_tokens_per_batch=budget), rows.train,
+                       flat=self.flat or budget is not None, share=rows.share, all_rows=rows.complete)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #39092900
 @patch
@@ -210,11 +251,10 @@ def candidate(self:Planner,
     budget:int|None,   # tokens in a batch; None: rows as the config says
 )->Candidate:
     "What a way takes with a budget"
-    rows = self.rows
-    batch = worst_batch(replace(self.cfg, max_tokens_per_batch=budget), rows.train,
-                        flat=self.flat or budget is not None, share=rows.share, all_rows=rows.complete)
+    batch = self.batch(budget)
     step = self.step(way, batch)
-    return Candidate(way, budget, batch, self.parts(way.method, step), _rate(self, way, batch, step))
+    rate = self.rate(way, batch, activations=step.activations)
+    return Candidate(way, budget, batch, self.parts(way.method, step), rate)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #db288be5
 @patch
@@ -242,21 +282,31 @@ def _limit(planner:Planner)->int:
     rows = planner.rows_in_a_step / planner.world_size
     return int(max(lengths[0], rows * sum(lengths) / len(lengths)))
 
+# %% ../../nbs/07_planning/03_choose.ipynb #ch3first1
+def _fast_first(planner:Planner)->list[Way]:
+    "The ways, 16 bits before 4, and of each the fast ones first"
+    cfg = planner.cfg
+    batch = planner.batch(planner.rows.train[0] if cfg.max_tokens_per_batch == "auto" else cfg.max_tokens_per_batch)
+    found = ways(cfg, planner.device, keeps=planner.keeps)
+    short = max(batch.shape[1], _limit(planner)) <= part_length(1)
+    if short and cfg.recompute_parts == "auto": found = [w for w in found if not w.parts]   # there are none
+    return sorted(found, key=lambda w: (w.method != found[0].method, -round(planner.rate(w, batch), 3)))
+
 # %% ../../nbs/07_planning/03_choose.ipynb #6ee7ca26
 def candidates(
     planner:Planner,
 ):                    # yields each `Candidate`
     "In order of preference, made when asked for"
-    cfg = planner.cfg
-    limit = _limit(planner)
-    for way in ways(cfg, planner.device):
+    cfg, limit, done = planner.cfg, _limit(planner), set()
+    for way in _fast_first(planner):
         if cfg.max_tokens_per_batch != "auto":
             yield planner.candidate(way, cfg.max_tokens_per_batch)
-            continue
-        found = planner.largest_budget(way, limit)
-        yield found
-        unbeaten = found.budget >= limit and not way.checkpointing and found.total <= planner.room
-        if unbeaten: return   # nothing can be faster
+        elif way.method not in done:
+            found = planner.largest_budget(way, limit)
+            yield found
+            if found.budget < limit or found.total > planner.room: continue
+            if not way.checkpointing: return   # nothing can be faster
+            done.add(way.method)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #34316b3e
 def choose(

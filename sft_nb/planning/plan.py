@@ -154,6 +154,24 @@ def _offloading(planner:Planner, c:Candidate)->tuple[bool,str]:
     on = c.way.offloading
     if planner.cfg.activation_offloading != "auto": return on, _GIVEN
     if c.total > planner.room: return on, _LEAST
+    return on, "auto: the fastest that fits" if on else "auto: not needed"
+
+# %% ../../nbs/07_planning/04_plan.ipynb #pl4keep01
+def _keeping(planner:Planner, c:Candidate)->tuple[bool,str]:
+    "Whether what attention gives is kept, and why"
+    on = c.way.keep
+    if planner.cfg.keep_attention != "auto": return on, _GIVEN
+    if not c.way.checkpointing: return on, "auto: nothing is computed again"
+    if not planner.keeps: return on, "auto: this attention cannot be kept"
+    if c.way.offloading: return on, "auto: it waits in host memory"
+    return on, "auto: fits" if on else "auto: would not fit"
+
+# %% ../../nbs/07_planning/04_plan.ipynb #pl4part01
+def _in_parts(planner:Planner, c:Candidate)->tuple[bool,str]:
+    "Whether long rows go through MLPs and norms in parts, and why"
+    on = c.way.parts
+    if planner.cfg.recompute_parts != "auto": return on, _GIVEN
+    if c.total > planner.room: return on, _LEAST
     return on, "auto: fits only with it" if on else "auto: not needed"
 
 # %% ../../nbs/07_planning/04_plan.ipynb #cc9a0d06
@@ -203,6 +221,8 @@ def decisions(
         padding_free=(chosen.batch.flat, planner.why_flat),
         gradient_checkpointing=_checkpointing(planner, chosen),
         activation_offloading=_offloading(planner, chosen),
+        keep_attention=_keeping(planner, chosen),
+        recompute_parts=_in_parts(planner, chosen),
         max_tokens_per_batch=_budget(planner, chosen),
         gradient_accumulation_steps=_accumulation(planner, chosen))
 
@@ -211,6 +231,9 @@ def _smaller(plan:Plan, cfg:Config)->Fix:
     "The first edit that makes a training smaller"
     now = plan.settings
     if not now["gradient_checkpointing"]: return edit(gradient_checkpointing="auto", activation_offloading="auto")
+    larger = dict(keep_attention=True, recompute_parts=False)
+    if plan.device.kind == "cuda": larger["activation_offloading"] = False
+    if asked := {name: "auto" for name, value in larger.items() if getattr(cfg, name) is value}: return edit(**asked)
     if now["method"] != "qlora": return edit(method="qlora")
     if now["max_tokens_per_batch"] or cfg.per_device_train_batch_size == 1: return edit(max_length=cfg.max_length // 2)
     return edit(per_device_train_batch_size=1)
@@ -318,8 +341,8 @@ def settle(
     return _with(cfg, new, made.reasons)
 
 # %% ../../nbs/07_planning/04_plan.ipynb #b3bfcd63
-_OPEN = ("method", "gradient_checkpointing", "activation_offloading", "padding_free", "max_tokens_per_batch",
-         "attn_implementation")
+_OPEN = ("method", "gradient_checkpointing", "activation_offloading", "keep_attention", "recompute_parts",
+         "padding_free", "max_tokens_per_batch", "attn_implementation")
 
 def cautious(
     cfg:Config,
@@ -330,7 +353,8 @@ def cautious(
     kind, _ = choose_device(cfg.device)
     budget = int(data.train.lengths.max()) if only_attention(load_shape(cfg, data.tokenizer)) else None
     safe = dict(method="qlora", gradient_checkpointing=kind == "cuda", activation_offloading=False,
-                padding_free=bool(cfg.max_tokens_per_batch), max_tokens_per_batch=budget, attn_implementation="auto")
+                keep_attention=False, recompute_parts=False, padding_free=bool(cfg.max_tokens_per_batch),
+                max_tokens_per_batch=budget, attn_implementation="auto")
     new = {name: safe[name] for name in _OPEN if getattr(cfg, name) == "auto"}
     return _with(cfg, new, dict.fromkeys(new, why))
 

@@ -20,7 +20,17 @@ from ..batches.layout import Batch
 from ..model.attention import assume_documents
 from ..model.loss import causal_lm, chunk_size, Head
 from ..model.load import quiet
+from ..model.recompute import OnDevice, recompute_layers, recompute_parts
 from .static import skeleton
+
+# %% ../../nbs/07_planning/01_simulate.ipynb #si1scra01
+def _scratch(f, args:tuple)->int:
+    "Bytes that an operation takes for itself while it runs, as far as that is known and large"
+    if f.name().partition(".")[0] != "torch_attn::_varlen_attn_backward": return 0
+    given = dict(zip((a.name for a in f._schema.arguments), args))
+    tokens, heads, size = given["query"].shape
+    documents = len(given["cu_seq_q"]) - 1
+    return 4 * (tokens + 128 * documents) * heads * (size + 1)   # FlashAttention 2 sums up the gradient of q in 32 bits
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #7ef02890
 class MemoryTracker(TorchDispatchMode):
@@ -48,6 +58,7 @@ class MemoryTracker(TorchDispatchMode):
         out = f(*args, **(kwargs or {}))
         for t in tree_iter(out):
             if isinstance(t, torch.Tensor): self.add(t)
+        self.peak = max(self.peak, self.now + _scratch(f, args))
         return out
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #2e7e8dba
@@ -96,6 +107,8 @@ class Pass:
     kind:str="cuda"                    # whose kernels: cuda or cpu
     dtype:torch.dtype=torch.bfloat16   # what it computes in
     checkpointing:bool=False
+    keep_attention:bool=False          # with checkpointing, all but attention is computed again
+    recompute_parts:bool=False         # long rows go through MLPs and norms in parts
     offloading:bool=False              # what autograd saves waits in host memory (TRL's `activation_offloading`)
     accumulating:bool=False            # gradients of an earlier pass are there
     max_logits_mib:int=512
@@ -153,10 +166,17 @@ def _forward(inner, batch:Batch, attention:str, dtype:torch.dtype, max_logits_mi
         return Head(inner).loss(hidden[targets], targets, max_logits_mib=max_logits_mib, learns=learns)[0]
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #f7b36deb
-def _checkpoint(model)->None:
-    "Layers are computed again in the backward pass"
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
-    if hasattr(model, "peft_config"): model.enable_input_require_grads()
+class _Forgotten:
+    "A tensor that waits elsewhere: it is made anew when it is asked for"
+    def __init__(self, t:torch.Tensor): self.how = dict(size=t.shape, stride=t.stride(), dtype=t.dtype)
+    def back(self)->torch.Tensor: return torch.empty_strided(**self.how)
+
+# %% ../../nbs/07_planning/01_simulate.ipynb #si1save1
+def _save_memory(model, how:Pass)->None:
+    "As `sft_nb.model.recompute` does it"
+    waiting = _Forgotten if how.offloading else OnDevice
+    if how.checkpointing: recompute_layers(model, keep_attention=how.keep_attention, waiting=waiting)
+    if how.recompute_parts: recompute_parts(model)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #3e6d7d08
 def _offloaded(model):
@@ -206,7 +226,7 @@ def _watched(inner, alive:MemoryTracker)->list[int]:
 def _ready(model, how:Pass)->MemoryTracker:
     "Make a skeleton fit to run; a tracker that knows what is there before the pass"
     _fake(model, how.dtype)
-    if how.checkpointing and how.train: _checkpoint(model)
+    if how.train: _save_memory(model, how)
     trained = [p for p in model.parameters() if p.requires_grad]
     if how.accumulating:
         for p in trained: p.grad = torch.empty_like(p)
@@ -216,12 +236,10 @@ def _ready(model, how:Pass)->MemoryTracker:
     return alive
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #3053207c
-def _uncounted(model, inner, batch:Batch, how:Pass)->int:
-    "Bytes that a real pass holds besides: chunks that are not run, and tensors that wait for their transport"
-    left = _left_out(inner, batch, how)
-    if not how.offloading: return left
-    width = inner.config.get_text_config().hidden_size
-    return left + 5 * batch.tokens * width * how.dtype.itemsize   # TRL lets five tensors wait
+def _waiting(inner, batch:Batch, how:Pass)->int:
+    "Bytes that wait for their transport in the forward pass"
+    if not how.offloading: return 0   # TRL lets five tensors wait, until the backward pass of the loss
+    return 5 * batch.tokens * inner.config.get_text_config().hidden_size * how.dtype.itemsize
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #47d37e16
 def _run(model, batch:Batch, how:Pass, alive:MemoryTracker)->tuple[int,int,int]:
@@ -249,9 +267,9 @@ def simulate(
         kept, forward, backward = _run(model, batch, how, alive)
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     if how.train and not how.accumulating: backward -= gradients   # they are counted with what lies still
-    more = _uncounted(model, inner, batch, how)
-    layer = at_layer[1] - at_layer[0] if len(at_layer) > 1 else 0
-    return Step(kept + more, forward + more, max(0, backward) + more, layer)
+    more, layer = _left_out(inner, batch, how), 0
+    if len(at_layer) > 1: layer = at_layer[1] - at_layer[0]
+    return Step(kept + more, forward + more + _waiting(inner, batch, how), max(0, backward) + more, layer)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #f345d762
 def _alike(model)->bool:

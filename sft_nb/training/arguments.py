@@ -85,6 +85,15 @@ def _refuse_choice(cfg:Config, name:str)->None:
         found = f"eval_samples is 0, so there is no {figure}"
         raise ConfigError(name, found, "held-out rows to choose by", edit(eval_samples=200))
 
+# %% ../../nbs/11_training/00_arguments.ipynb #ar0comp01
+def _refuse_compiled(cfg:Config)->None:
+    "ConfigError for what cannot be kept, or computed in parts, inside of a compiled layer"
+    if cfg.kernels != "compile": return
+    for name in ("keep_attention", "recompute_parts"):
+        if getattr(cfg, name) is not True: continue
+        expected = "a compiled layer is one program, which keeps what it will"
+        raise ConfigError(name, "kernels is compile", expected, edit(**{name: False}) | edit(kernels="auto"))
+
 # %% ../../nbs/11_training/00_arguments.ipynb #argu0012
 def refuse(cfg:Config)->None:
     "ConfigError for settings that do not go together"
@@ -97,6 +106,7 @@ def refuse(cfg:Config)->None:
     if cfg.max_tokens_per_batch and cfg.group_by_length:
         expected = "packed batches have no padding to save"
         raise ConfigError("group_by_length", "max_tokens_per_batch is set too", expected, edit(group_by_length=False))
+    _refuse_compiled(cfg)
     if cfg.device_map:
         found = f"it is {cfg.device_map!r}, which spreads a model over several devices"
         raise ConfigError("device_map", found, "training has a whole model on each device", edit(device_map=None))

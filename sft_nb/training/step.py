@@ -78,6 +78,13 @@ class LeftOut:
         if taken > since: return logs | dict(loss=logs["loss"] * taken / (taken - since))
         return {k: v for k, v in logs.items() if k not in ("grad_norm", "loss")}
 
+    def in_line(self, logs:dict, steps:int)->dict:
+        "A line of the log, corrected; the next one begins here"
+        logs = self.corrected(logs, steps)
+        if "learning_rate" not in logs: return logs   # it is no line of the training
+        self.since_line, self.last_line = 0, steps
+        return logs | (dict(skipped_steps=self.total) if self.total else {})
+
 # %% ../../nbs/11_training/03_step.ipynb #s7000008
 def describe(
     rows:list[dict],   # of a micro-batch

@@ -23,6 +23,7 @@ from ..batches.collate import WithPositions
 from ..batches.pack import Batches, EpochLoader, NumberedRows, Rows
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.precision import adapters_to_float32, kept_exact
+from ..model.recompute import save_memory
 from ..workbench import Workbench
 from ..run.checkpoint import cannot_write, lift, prune, written_aside
 from ..run.directory import Run, go_on
@@ -52,6 +53,7 @@ class _Moments(TrainerCallback):
     def __init__(self, trainer:"SupervisedTrainer", checkpoint:Path|None):
         self.trainer, self.checkpoint = trainer, checkpoint
     def on_train_begin(self, args, state, control, **kwargs):
+        save_memory(self.trainer.model, self.trainer.bench.cfg)
         look_inside_backward(self.trainer)
         if self.checkpoint: self.trainer.restore(self.checkpoint)
     def on_pre_optimizer_step(self, args, state, control, **kwargs): self.trainer.look_at_step()
@@ -308,12 +310,7 @@ def not_finite(self:SupervisedTrainer)->SftError:
 def log(self:SupervisedTrainer, logs, *args, **kwargs):
     "A step that was left out counts neither in the mean nor for nothing"
     self.read_counts()
-    out = self.left_out
-    logs = out.corrected(logs, self.state.global_step)
-    if "learning_rate" in logs:
-        out.since_line, out.last_line = 0, self.state.global_step
-        if out.total: logs["skipped_steps"] = out.total
-    return super(SupervisedTrainer, self).log(logs, *args, **kwargs)
+    return super(SupervisedTrainer, self).log(self.left_out.in_line(logs, self.state.global_step), *args, **kwargs)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #d81a4cb2
 @patch

@@ -19,9 +19,9 @@ def positions(lengths): return torch.cat([torch.arange(n) for n in lengths])[Non
 def alone(m, ids, lengths): return torch.cat([m(r, use_cache=False).logits for r in ids.split(lengths, 1)], 1)
 
 
-def both(kind, lengths, dtype=torch.float32):
+def both(kind, lengths, dtype=torch.float32, seed=1):
     "Logits and gradients: eager on each row alone, varlen on all of them flattened"
-    ids, m, out = rows(lengths), model(kind, dtype=dtype), []
+    ids, m, out = rows(lengths, seed), model(kind, dtype=dtype), []
     def flattened(): return m(ids, position_ids=positions(lengths), use_cache=False).logits
     for attention, forward in (("eager", lambda: alone(m, ids, lengths)), ("varlen", flattened)):
         m.set_attn_implementation(attention)
@@ -42,12 +42,18 @@ def test_equal_to_eager_on_each_row_alone(kind):
 
 @pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2", "gemma3_text", "phi3"])
 def test_in_bfloat16_as_near_to_float32_as_eager_is(kind):
-    "2e-2, or what eager itself is off by: gradients of gemma3's small queries and keys are 3e-2 off either way"
-    (exact, exact_grads), _ = both(kind, [5, 23, 1, 12])
-    (eager, eager_grads), (got, grads) = both(kind, [5, 23, 1, 12], torch.bfloat16)
-    assert (got - eager).norm() < 2e-2 * eager.norm()
-    off = lambda a, b: ((a - b).norm() / b.norm().clamp(min=1e-3)).item()
-    for n, g in exact_grads.items(): assert off(grads[n], g) < max(2e-2, 1.3 * off(eager_grads[n], g)), n
+    """2e-2, or what eager itself is off by: gradients of gemma3's small queries and keys are 3e-2 off either way. Over
+    four sets of rows, since rounding scatters, and otherwise on each processor"""
+    apart = {}   # parameter -> squares: the gradient, eager's error, ours
+    for seed in range(1, 5):
+        (exact, exact_grads), _ = both(kind, [5, 23, 1, 12], seed=seed)
+        (eager, eager_grads), (got, grads) = both(kind, [5, 23, 1, 12], torch.bfloat16, seed)
+        assert (got - eager).norm() < 2e-2 * eager.norm()
+        for n, g in exact_grads.items():
+            three = torch.stack([x.norm() ** 2 for x in (g, eager_grads[n] - g, grads[n] - g)])
+            apart[n] = apart.get(n, 0) + three
+    for n, (size, eagers, ours_) in apart.items():
+        assert (ours_ / size).sqrt() < max(2e-2, 1.3 * (eagers / size).sqrt()), n
 
 
 MISTRAL = model("mistral", attention="varlen")

@@ -95,6 +95,7 @@ def test_several_runs_have_a_legend(run, tmp_path):
     other = create_run(small(tmp_path, run_name="b"))
     for one in (run, other): append_line(one.path/"metrics.jsonl", dict(step=1, loss=1., eval_loss=2.))
     state = RunState(run, other)
+    assert [r.path for r in RunState([run, other]).runs] == [r.path for r in state.runs]   # a list says the same
     assert [*state.series("loss", "eval_loss")] == ["a loss", "a eval_loss", "b loss", "b eval_loss"]
     assert all(f" {name}</span>" in state.html() for name in ("a loss", "b eval_loss"))
     assert "stroke-dasharray='6 3'" in state.html()   # not by colour alone

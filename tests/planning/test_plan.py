@@ -24,16 +24,48 @@ def four_b(tmp_path, **more):
     return load_config(model=model, tokenizer="tiny", init="random", max_length=262_144, **more)
 
 
+def long_row(tmp_path, **more):
+    cfg = four_b(tmp_path, lora_r=64, lora_dropout=0., per_device_train_batch_size=1, **more)
+    return lambda card, **how: plan(replace(cfg, **how), device=card, lengths=[200_000])
+
+
 def test_a_200_000_token_step_of_a_4b_model_fits_59_gib(tmp_path):
-    "The seed's figure was about 59 GB on each of four cards; r 64, a row a pass, checkpointing and offloading"
-    cfg = four_b(tmp_path, method="lora", lora_r=64, lora_dropout=0., per_device_train_batch_size=1)
-    saving = replace(cfg, gradient_checkpointing=True, activation_offloading=True)
-    made = plan(saving, device="h200-141gb", lengths=[200_000])
-    assert made.fits and made.allocated < 59 * 2**30
-    without = plan(cfg, device="h200-141gb", lengths=[200_000])
-    assert without.fits and without.settings["gradient_checkpointing"] and not without.settings["activation_offloading"]
-    assert without.allocated > made.allocated + 25 * 2**30
-    assert plan(cfg, device="a100-80gb", lengths=[200_000]).settings["activation_offloading"]
+    "The seed's figure was about 59 GB on each of four cards; r 64, a row a pass"
+    planned = long_row(tmp_path, method="lora")
+    again = planned("h200-141gb", gradient_checkpointing=True, activation_offloading=False, keep_attention=False)
+    chosen = planned("h200-141gb")   # attention kept, in host memory: faster than to compute it again
+    assert again.fits and chosen.fits and chosen.allocated < 59 * 2**30 < again.allocated - 20 * 2**30
+    assert [chosen.settings[name] for name in SAVINGS] == [True, True, True, False]
+    assert 1.2 < chosen.tokens_per_second / again.tokens_per_second < 1.3
+    assert chosen.reasons["keep_attention"] == "auto: it waits in host memory"
+
+
+SAVINGS = ("gradient_checkpointing", "activation_offloading", "keep_attention", "recompute_parts")
+
+
+def test_a_200_000_token_step_of_a_4b_model_fits_24_gib(tmp_path):
+    "With a base of 4 bits, and a layer in parts, on a card of a player of games"
+    chosen = long_row(tmp_path, method="qlora")("rtx4090-24gb")
+    assert chosen.fits and chosen.total < 22.5 * 2**30
+    assert all(chosen.settings[name] for name in SAVINGS)
+    assert chosen.reasons["recompute_parts"] == "auto: fits only with it"
+    whole = long_row(tmp_path, method="qlora", recompute_parts=False)("rtx4090-24gb")
+    assert not whole.fits and whole.findings[0].fix == edit(recompute_parts="auto")
+
+
+def test_short_rows_have_no_parts_and_compiled_layers_keep_what_they_will(tmp_path):
+    cfg = four_b(tmp_path, method="lora", per_device_train_batch_size=4, gradient_checkpointing=True)
+    short = plan(cfg, device="h200-141gb", lengths=[900] * 8)
+    assert short.settings["keep_attention"] and not short.settings["recompute_parts"]
+    assert short.reasons["keep_attention"] == "auto: fits"
+    compiled = plan(replace(cfg, kernels="compile"), device="h200-141gb", lengths=[900] * 8)
+    assert not compiled.settings["keep_attention"]
+    assert compiled.reasons["keep_attention"] == "auto: this attention cannot be kept"
+    none = plan(replace(cfg, gradient_checkpointing=False), device="h200-141gb", lengths=[900] * 8)
+    assert none.reasons["keep_attention"] == "auto: nothing is computed again"
+
+
+def test_offloading_needs_a_gpu():
     with pytest.raises(ConfigError, match="no memory to offload to on cpu"):
         plan(load_config("demo", activation_offloading=True), lengths=[60])
 

@@ -12,7 +12,8 @@ from sft_nb.config import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import assume_documents
 from sft_nb.model.loss import causal_lm
-from sft_nb.planning.simulate import MemoryTracker, _checkpoint, _forward, footprint
+from sft_nb.model.recompute import recompute_layers
+from sft_nb.planning.simulate import MemoryTracker, _forward, footprint
 
 EIGHT = ["qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "granite", "gpt2"]
 
@@ -24,7 +25,7 @@ def tracked(model, batch, attention, *, checkpointing=False)->tuple[int, int, in
     "Of a real step: held after the forward pass by autograd's hooks, and the most alive in forward and backward"
     inner, seen, own = causal_lm(model), {}, {p.untyped_storage().data_ptr() for p in model.parameters()}
     inner.set_attn_implementation(attention)
-    if checkpointing: _checkpoint(model)
+    if checkpointing: recompute_layers(model)
     def pack(t):
         s = t.untyped_storage()
         if s.data_ptr() not in own: seen[s.data_ptr()] = (s.nbytes(), weakref.ref(t))
