@@ -94,16 +94,17 @@ class Planner:
         return division_of(self.cfg)
 
     @property
-    def keeps(self)->bool:
-        "Can what attention gives be kept? A compiled layer decides for itself, and open scores are no one operation"
-        return self.kernel != "eager" and self.cfg.kernels != "compile"
-
-    @property
     def rows_in_a_step(self)->int:
         "Rows that an optimiser step is meant to see, in all processes together"
         cfg = self.cfg
         return cfg.effective_batch_size or (
             cfg.per_device_train_batch_size * cfg.gradient_accumulation_steps * self.world_size)
+
+# %% ../../nbs/07_planning/03_choose.ipynb #ch3keeps1
+@patch(as_prop=True)
+def keeps(self:Planner)->bool:
+    "Can what attention gives be kept? A compiled layer decides for itself, and open scores are no one operation"
+    return self.kernel != "eager" and self.cfg.kernels != "compile"
 
 # %% ../../nbs/07_planning/03_choose.ipynb #20aa46ff
 @patch

@@ -164,7 +164,9 @@ def _keeping(planner:Planner, c:Candidate)->tuple[bool,str]:
     if not c.way.checkpointing: return on, "auto: nothing is computed again"
     if not planner.keeps: return on, "auto: this attention cannot be kept"
     if c.way.offloading: return on, "auto: it waits in host memory"
-    return on, "auto: fits" if on else "auto: would not fit"
+    if on: return on, "auto: faster than to compute it again, and fits"
+    kept = planner.rate(replace(c.way, keep=True), c.batch)
+    return on, "auto: would not fit" if kept > planner.rate(c.way, c.batch) else "auto: no faster in so short a batch"
 
 # %% ../../nbs/07_planning/04_plan.ipynb #pl4part01
 def _in_parts(planner:Planner, c:Candidate)->tuple[bool,str]:

@@ -10,15 +10,17 @@ import torch
 if not torch.cuda.is_available(): pytest.skip("there is no CUDA device here", allow_module_level=True)
 
 from shapes import folder, model
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sft_nb.config import load_config
 from sft_nb.batches.collate import DataCollatorFlattening, WithPositions
-from sft_nb.model import attention as ours
+from sft_nb.model import attention as ours, recompute
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import Documents, varlen_attention
 from sft_nb.model.kernels import compile_layers, fuse_lora
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.precision import adapters_to_float32
+from sft_nb.model.recompute import ATTENTION, Aside, OnDevice, OnHost, recompute_layers, recompute_parts
 from sft_nb.planning.plan import plan
 from sft_nb.tokens.tokenizer import load_tokenizer
 
@@ -159,6 +161,39 @@ def test_kernels_say_what_the_layers_say(change):
     m, made = learner(), batch()
     want, want_grads = step(m, made)
     assert change(m).n
+    got, grads = step(m, made)
+    assert abs(got - want) < 1e-2 * want
+    assert sum((g - w).norm() for g, w in zip(grads, want_grads)) < 3e-2 * sum(w.norm() for w in want_grads)
+
+
+class Attentions(TorchDispatchMode):
+    "How often attention runs"
+    n = 0
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        self.n += f.name().partition(".")[0] in ATTENTION
+        return f(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("waiting", [OnDevice, OnHost])
+def test_attention_is_kept_on_the_card_or_in_host_memory(waiting, monkeypatch):
+    "The same loss to the last bit, with attention run once"
+    monkeypatch.setattr(Aside, "_SMALL", 0)
+    m, made = learner(), batch()
+    recompute_layers(m)
+    with Attentions() as twice: want, want_grads = step(m, made)
+    recompute_layers(m, keep_attention=True, waiting=waiting)
+    with Attentions() as once: got, grads = step(m, made)
+    assert once.n * 2 == twice.n and torch.equal(got, want)
+    assert all(torch.allclose(g, w, rtol=1e-2, atol=1e-4 * w.abs().max()) for g, w in zip(grads, want_grads))
+
+
+def test_a_long_row_goes_in_parts_and_takes_less(monkeypatch):
+    "Attention's backward pass adds up in no fixed order, so gradients are near and not equal"
+    monkeypatch.setattr(recompute, "_FEWEST", 64)
+    m, made = learner(), batch()
+    recompute_layers(m, keep_attention=True)
+    want, want_grads = step(m, made)
+    assert recompute_parts(m).n
     got, grads = step(m, made)
     assert abs(got - want) < 1e-2 * want
     assert sum((g - w).norm() for g, w in zip(grads, want_grads)) < 3e-2 * sum(w.norm() for w in want_grads)

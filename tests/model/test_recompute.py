@@ -10,6 +10,7 @@ from sft_nb.checks.preflight import same_model
 from sft_nb.config import load_config
 from sft_nb.model import recompute
 from sft_nb.model.attention import told_documents
+from sft_nb.model.loss import causal_lm
 from sft_nb.model.recompute import ATTENTION, OnDevice, OnHost, parts_of, recompute_layers, recompute_parts, save_memory
 from sft_nb.planning.simulate import MemoryTracker, Pass, simulate
 from sft_nb.planning.static import skeleton
@@ -152,7 +153,7 @@ def peak(m)->int:
     with MemoryTracker() as alive, torch.autocast("cpu", torch.bfloat16):
         for p in m.parameters(): alive.add(p)
         before = alive.now
-        loss = m(IDS.repeat(1, 16), use_cache=False).logits.float().square().mean()
+        loss = causal_lm(m).base_model(IDS.repeat(1, 16), use_cache=False).last_hidden_state.float().square().mean()
         alive.peak = alive.now
         loss.backward()
     return alive.peak - before
@@ -185,7 +186,6 @@ def test_living_bytes_are_as_planned(how, monkeypatch):
 def held(cfg, tok, how:dict)->int:
     "Bytes alive after a real forward pass, beside what was there before"
     from sft_nb.model.adapter import load_model
-    from sft_nb.model.loss import causal_lm
     from sft_nb.planning.simulate import _forward, _runs, _save_memory
     m = load_model(cfg, tok)
     inner = causal_lm(m)

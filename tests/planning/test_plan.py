@@ -53,16 +53,19 @@ def test_a_200_000_token_step_of_a_4b_model_fits_24_gib(tmp_path):
     assert not whole.fits and whole.findings[0].fix == edit(recompute_parts="auto")
 
 
-def test_short_rows_have_no_parts_and_compiled_layers_keep_what_they_will(tmp_path):
+def test_attention_is_kept_where_that_is_faster_and_fits(tmp_path):
     cfg = four_b(tmp_path, method="lora", per_device_train_batch_size=4, gradient_checkpointing=True)
-    short = plan(cfg, device="h200-141gb", lengths=[900] * 8)
-    assert short.settings["keep_attention"] and not short.settings["recompute_parts"]
-    assert short.reasons["keep_attention"] == "auto: fits"
-    compiled = plan(replace(cfg, kernels="compile"), device="h200-141gb", lengths=[900] * 8)
-    assert not compiled.settings["keep_attention"]
-    assert compiled.reasons["keep_attention"] == "auto: this attention cannot be kept"
-    none = plan(replace(cfg, gradient_checkpointing=False), device="h200-141gb", lengths=[900] * 8)
-    assert none.reasons["keep_attention"] == "auto: nothing is computed again"
+    def decided(lengths, card="h200-141gb", **how):
+        made = plan(replace(cfg, **how), device=card, lengths=lengths)
+        assert not made.settings["recompute_parts"]
+        return made.settings["keep_attention"], made.reasons["keep_attention"]
+    assert decided([8192] * 8) == (True, "auto: faster than to compute it again, and fits")
+    assert decided([900] * 8) == (False, "auto: no faster in so short a batch")
+    small = replace(DEVICES["h200-141gb"], gib=plan(cfg, device="h200-141gb", lengths=[8192] * 8).total / 2**30)
+    assert decided([8192] * 8, small, activation_offloading=False) == (False, "auto: would not fit")
+    assert decided([8192] * 8, kernels="compile") == (False, "auto: this attention cannot be kept")
+    assert decided([900] * 8, gradient_checkpointing=False) == (False, "auto: nothing is computed again")
+    assert decided([900] * 8, keep_attention=True) == (True, "as configured")
 
 
 def test_offloading_needs_a_gpu():
