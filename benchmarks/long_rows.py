@@ -41,7 +41,7 @@ def measure(planner)->list[dict]:
             c = planner.candidate(Way(method, True, keep, parts, offloading), None)
             gib = {part: round(n / 2**30, 2) for part, n in c.parts.items()}
             rows.append(dict(method=method, way=name, gib=round(c.total / 2**30, 1), parts=gib,
-                             tokens_per_second=round(c.rate)))
+                             host_gib=round(c.host / 2**30, 1), tokens_per_second=round(c.rate)))
     return [row | dict(time=round(rows[0]["tokens_per_second"] / row["tokens_per_second"], 3)) for row in rows]
 
 
@@ -57,7 +57,8 @@ def main():
     print(f"one row of {a.tokens:,} tokens, Qwen3-4B, LoRA r 64, {a.card}")
     for r in rows:
         speed = f"{r['tokens_per_second']:6,} tokens/s  {r['time']:.2f}"
-        print(f"{r['method']:<6} {r['way']:<36} {r['gib']:6.1f} GiB  {speed}")
+        there = f"{r['host_gib']:6.1f} GiB on the host" if r["host_gib"] else ""
+        print(f"{r['method']:<6} {r['way']:<36} {r['gib']:6.1f} GiB  {speed}  {there}")
 
 
 if __name__ == "__main__": main()

@@ -124,6 +124,13 @@ def _contexts(waiting:Callable)->tuple[_Keeps,_Gives]:
     aside = Aside(waiting)
     return _Keeps(aside), _Gives(aside)
 
+# %% ../../nbs/06_model/10_recompute.ipynb #rc0enable
+def _enable(model, how:dict)->None:
+    "Checkpointing, under the name that the installed transformers has for it"
+    if hasattr(model, "activation_checkpointing_enable"):   # since 5.23
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+    else: model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+
 # %% ../../nbs/06_model/10_recompute.ipynb #4d51e553
 def recompute_layers(
     model,                     # a causal language model, with or without an adapter
@@ -133,7 +140,7 @@ def recompute_layers(
     "Compute layers again in the backward pass, with or without their attention"
     how = dict(use_reentrant=False)
     if keep_attention: how["context_fn"] = partial(_contexts, waiting)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+    _enable(model, how)
     if hasattr(model, "peft_config"): model.enable_input_require_grads()
 
 # %% ../../nbs/06_model/10_recompute.ipynb #07362776

@@ -138,6 +138,7 @@ def html(self:PlanState)->str:
     says = error_html(self.error) if self.error is not None else ""
     verdict = "".join(f"<div><b>{to_html(f)}</b></div>" for f in self.plan.findings)
     speed = f"<div>about {self.plan.tokens_per_second:,.0f} tokens a second, a rough estimate</div>"
+    if self.plan.host: speed += f"<div>{_size(self.plan.host)} wait in host memory</div>"
     cards = ", ".join(f"{'✓' if fits else '✗'} {name}" for name, _, fits in self.cards())
     decided = [[name, str(value), self.plan.reasons[name]] for name, value in self.plan.settings.items()]
     copied = "\n".join(self.lines()) or "# as in the config"

@@ -25,7 +25,7 @@ from ..model.recompute import part_length
 from ..model.load import load_shape
 from .static import divided_bytes, passing_bytes, skeleton
 from .simulate import footprint, Step
-from .speed import Again, Facts, facts_of, pass_seconds
+from .speed import Again, Facts, facts_of, pass_seconds, waiting_bytes
 
 # %% ../../nbs/07_planning/03_choose.ipynb #55aa385a
 def _sorted(lengths)->tuple[int,...]: return tuple(sorted(map(int, lengths), reverse=True))
@@ -217,6 +217,7 @@ class Candidate:
     batch:Batch
     parts:dict          # bytes by part
     rate:float          # tokens of rows a second
+    host:int=0          # bytes that wait in host memory
 
     @property
     def total(self)->int: return sum(self.parts.values())
@@ -255,7 +256,8 @@ def candidate(self:Planner,
     batch = self.batch(budget)
     step = self.step(way, batch)
     rate = self.rate(way, batch, activations=step.activations)
-    return Candidate(way, budget, batch, self.parts(way.method, step), rate)
+    host = waiting_bytes(self.facts(way.method), batch, way.again)
+    return Candidate(way, budget, batch, self.parts(way.method, step), rate, host)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #db288be5
 @patch

@@ -37,6 +37,7 @@ class Plan:
     evaluation:int           # bytes at the worst moment of an evaluation; 0: there is none
     tokens_per_second:float  # estimate, tokens of rows without padding
     findings:list=field(default_factory=list)
+    host:int=0               # bytes that wait in host memory
 
     @property
     def training(self)->int: return sum(self.parts.values())
@@ -63,6 +64,7 @@ def report(self:Plan)->Report:
     figures = {LABELS[part]: size_text(n) for part, n in self.parts.items()}
     figures["together"] = f"{size_text(self.training)} of {self.device.gib:.1f} GiB"
     if self.evaluation: figures["an evaluation"] = size_text(self.evaluation)
+    if self.host: figures["in host memory"] = size_text(self.host)
     figures["speed, a rough estimate"] = f"{self.tokens_per_second:,.0f} tokens/s"
     figures |= {name: f"{value}  ({self.reasons[name]})" for name, value in self.settings.items()}
     return Report(f"plan for {self.device.name}", figures, self.findings)
@@ -83,6 +85,7 @@ def _memory(self:Plan)->Html:
             for k, (part, n) in enumerate(self.parts.items())]
     rows.append(["together", "", f"{size_text(self.training)} of {self.device.gib:.1f} GiB"])
     if self.evaluation: rows.append(["an evaluation", "", size_text(self.evaluation)])
+    if self.host: rows.append(["in host memory", "", size_text(self.host)])
     return table_html([*rows, ["speed, a rough estimate", "", f"{self.tokens_per_second:,.0f} tokens/s"]])
 
 # %% ../../nbs/07_planning/04_plan.ipynb #ef7e0028
@@ -302,7 +305,7 @@ def _plan_of(planner:Planner, chosen:Candidate, evaluation:int)->Plan:
     decided = decisions(planner, chosen)
     settings = {name: value for name, (value, _) in decided.items()}
     reasons = {name: why for name, (_, why) in decided.items()}
-    made = Plan(planner.device, settings, reasons, chosen.parts, evaluation, chosen.rate)
+    made = Plan(planner.device, settings, reasons, chosen.parts, evaluation, chosen.rate, host=chosen.host)
     return replace(made, findings=findings(made, planner.cfg))
 
 # %% ../../nbs/07_planning/04_plan.ipynb #fcf2da55

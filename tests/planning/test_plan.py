@@ -49,6 +49,7 @@ def test_a_200_000_token_step_of_a_4b_model_fits_24_gib(tmp_path):
     assert chosen.fits and chosen.total < 22.5 * 2**30
     assert all(chosen.settings[name] for name in SAVINGS)
     assert chosen.reasons["recompute_parts"] == "auto: fits only with it"
+    assert chosen.host == 200_000 * 36 * 2 * (2560 + 4096) and chosen.report.figures["in host memory"] == "89.26 GiB"
     whole = long_row(tmp_path, method="qlora", recompute_parts=False)("rtx4090-24gb")
     assert not whole.fits and whole.findings[0].fix == edit(recompute_parts="auto")
 
