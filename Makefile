@@ -27,6 +27,7 @@ bench: $(READY)         ## figures of this machine into benchmarks/results
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/generate.py
 	$(BIN)/python benchmarks/reports.py
+	$(BIN)/python benchmarks/long_rows.py
 
 measure: $(READY)       ## how the code reads, in figures
 	$(BIN)/python scripts/measure.py

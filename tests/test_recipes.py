@@ -1,4 +1,4 @@
-"""The notebooks for those who use it: four, in order, that define nothing; `make lab` opens the first."""
+"""The notebooks for those who use it: five, in order, that define nothing; `make lab` opens the first."""
 import re
 import sys
 
@@ -15,8 +15,8 @@ TEN_LINES = "load_config prepare BatchPanel plan preflight launch RunPanel sweep
 def name(book)->str: return book.path.stem
 
 
-def test_there_are_four(): assert [*map(name, RECIPES)] == [
-    "01_quickstart", "02_your_own_rows", "03_a_run_that_went_wrong", "04_many_gpus"]
+def test_there_are_five(): assert [*map(name, RECIPES)] == [
+    "01_quickstart", "02_your_own_rows", "03_a_run_that_went_wrong", "04_many_gpus", "05_very_long_documents"]
 
 
 @pytest.mark.parametrize("book", RECIPES, ids=name)

@@ -50,8 +50,9 @@ def _key(self:PlanState)->tuple:
     "What a plan depends on; where nothing is left open, the card decides nothing"
     cfg, card = self.cfg, self.device
     known = tuple(getattr(cfg, name) for name in CHANGEABLE)
-    offloads = cfg.gradient_checkpointing is True and cfg.activation_offloading == "auto"
-    is_open = offloads or "auto" in (cfg.method, cfg.gradient_checkpointing, cfg.max_tokens_per_batch)
+    saving = (cfg.activation_offloading, cfg.keep_attention, cfg.recompute_parts)
+    chooses = cfg.gradient_checkpointing is True and "auto" in saving
+    is_open = chooses or "auto" in (cfg.method, cfg.gradient_checkpointing, cfg.max_tokens_per_batch)
     return known, card if is_open else card and (card.kind, card.dtype)
 
 @patch

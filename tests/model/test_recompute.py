@@ -1,4 +1,7 @@
 """What is kept and computed again: attention runs once, numbers stay what they were, and bytes are as planned."""
+import gc
+import weakref
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -227,3 +230,14 @@ def test_a_training_keeps_attention_and_ends_in_the_same_weights(tmp_path, monke
     assert weights["plain"] == weights["again"] == weights["kept"]
     assert not counts["plain"] and not counts["again"]
     assert counts["kept"].count("_Keeps") == counts["kept"].count("_Gives") > 0
+
+
+def test_nothing_is_held_after_the_backward_pass(monkeypatch):
+    "What attention gave goes with its layer"
+    asides, made = [], recompute.Aside
+    monkeypatch.setattr(recompute, "Aside", lambda waiting: asides.append(weakref.ref(a := made(waiting))) or a)
+    m = adapted()
+    recompute_layers(m, keep_attention=True)
+    out(m)
+    gc.collect()
+    assert len(asides) == 4 and not any(ref() for ref in asides)
