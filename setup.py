@@ -1,4 +1,5 @@
 "Everything here is read from settings.ini."
+import re
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -8,14 +9,24 @@ here = Path(__file__).parent
 ini = ConfigParser(delimiters=["="])
 ini.read(here / "settings.ini", encoding="utf-8")
 cfg = ini["DEFAULT"]
-extras = {name: cfg[f"{name}_requirements"].split() for name in ("dev", "track", "deepspeed", "flash", "prove")}
-extras["all"] = sorted({r for name in ("track", "deepspeed", "flash", "prove") for r in extras[name]})
+FOR_USERS = ("lab", "eval", "track", "deepspeed", "flash", "prove")
+extras = {name: cfg[f"{name}_requirements"].split() for name in ("dev", *FOR_USERS)}
+extras["all"] = sorted({r for name in FOR_USERS for r in extras[name]})
+
+
+def readme():
+    "The README for a package index, which has no files beside it: links and pictures by their whole address"
+    text = (here / "README.md").read_text(encoding="utf-8")
+    raw = cfg["git_url"].replace("github.com", "raw.githubusercontent.com") + "/" + cfg["branch"]
+    text = re.sub(r"(!\[[^\]]*\]\()(?!https?:)", rf"\1{raw}/", text)
+    return re.sub(r"((?<!!)\[[^\]]*\]\()(?!https?:|#)", rf"\1{cfg['git_url']}/blob/{cfg['branch']}/", text)
+
 
 setup(
     name=cfg["lib_name"],
     version=cfg["version"],
     description=cfg["description"],
-    long_description=(here / "README.md").read_text(encoding="utf-8"),
+    long_description=readme(),
     long_description_content_type="text/markdown",
     keywords=cfg["keywords"].split(),
     author=cfg["author"],

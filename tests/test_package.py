@@ -1,5 +1,6 @@
 """What is published: an sdist, a wheel that is built from it, and what the wheel carries."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import tarfile
 import zipfile
 
 import pytest
+import yaml
 from conftest import ROOT
 
 TOP = "setup.py settings.ini pyproject.toml MANIFEST.in README.md LICENSE constraints.txt".split()
@@ -56,3 +58,48 @@ def test_the_docs_find_the_source_of_a_name(wheel):
     assert "[nbdev]\nsft_nb = sft_nb._modidx:d" in entries
     assert "[console_scripts]\nsft_nb = sft_nb.cli:main" in entries.replace("sft_nb=", "sft_nb = ")
     assert "sft_nb.tokens.encode.encode" in index["d"]["syms"]["sft_nb.tokens.encode"]
+
+
+def test_the_package_index_gets_whole_addresses(wheel):
+    with zipfile.ZipFile(wheel) as z:
+        metadata = z.read(next(n for n in z.namelist() if n.endswith("METADATA"))).decode()
+    links = re.findall(r"\]\(([^)]+)\)", metadata)
+    assert len(links) > 20 and [u for u in links if not u.startswith(("https://", "#"))] == []
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", metadata)
+    assert pictures and all(u.startswith("https://raw.githubusercontent.com/") for u in pictures)
+    extras = set(re.findall(r"^Provides-Extra: (.+)$", metadata, re.M))
+    assert extras == {"lab", "eval", "track", "deepspeed", "flash", "prove", "all", "dev"}
+
+
+WORKFLOWS = {p.stem: yaml.safe_load(p.read_text()) for p in (ROOT/".github/workflows").glob("*.yml")}
+
+
+@pytest.mark.parametrize("name", ["test", "docs", "release"])
+def test_a_workflow_may_read_and_runs_once(name):
+    said = WORKFLOWS[name]
+    assert said["permissions"] == {"contents": "read"} and said["concurrency"]["group"]
+    for job in said["jobs"].values(): assert job["steps"] and job["runs-on"]
+
+
+def test_what_is_published_was_tested():
+    started = WORKFLOWS["docs"][True]   # YAML reads `on` as true
+    assert started["workflow_run"]["workflows"] == [WORKFLOWS["test"]["name"]] and "push" not in started
+    assert WORKFLOWS["docs"]["jobs"]["publish"]["needs"] == "build"
+    steps = WORKFLOWS["test"]["jobs"]["test"]["steps"]
+    assert [s["run"] for s in steps if "run" in s] == [".ci/run"] and (ROOT/".ci/run").is_file()
+    assert "id-token" in WORKFLOWS["release"]["jobs"]["publish"]["permissions"]
+
+
+def test_the_image_is_pinned_and_runs_as_a_user():
+    lines = [x for x in (ROOT/"Dockerfile").read_text().splitlines() if x and not x.startswith("#")]
+    base, = [x for x in lines if x.startswith("FROM ")]
+    assert re.fullmatch(r"FROM nvidia/cuda:\d+\.\d+\.\d+-devel-ubuntu\d+\.\d+", base)
+    assert "USER me" in lines and "USER root" not in lines and lines.index("USER me") < len(lines) - 5
+    assert any(x.startswith("HEALTHCHECK") and '"sft_nb", "check"' in x for x in lines)
+    assert ".env" in (ROOT/".dockerignore").read_text().split()
+
+
+def test_who_reports_a_defect_is_asked_for_the_check():
+    asked = yaml.safe_load((ROOT/".github/ISSUE_TEMPLATE/bug.yml").read_text())
+    assert any("sft_nb check" in field["attributes"]["label"] for field in asked["body"])
+    assert "sft_nb check --json" in (ROOT/".github/PULL_REQUEST_TEMPLATE.md").read_text()
