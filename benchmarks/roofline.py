@@ -1,0 +1,170 @@
+"""Where the time of a training step goes, by the roofline of a card: products, adapter, attention, small work, loss.
+
+    python benchmarks/roofline.py [--json] [--shape 4b] [--card h200-141gb] [--rows 8] [--tokens 1024] [--again]
+
+The real step runs on tensors without numbers, operation by operation (`sft_nb.planning.simulate`). Each takes as long
+as its arithmetic at the speed of the card's products (attention: of its kernel), or as its bytes, read and written
+once, at the speed of the card's memory, whichever is longer. Nothing overlaps, and nothing is fused that PyTorch does
+not fuse. `host` is what Python needs to start the operations, at 8 microseconds each; it counts only where it is more
+than all the rest. `--again`: with checkpointing, attention kept. Writes benchmarks/results/roofline.json.
+"""
+import argparse
+import json
+import math
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+import torch
+from common import save
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+SHAPES = {
+    "0.6b": dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+                 num_key_value_heads=8, head_dim=128),
+    "4b": dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
+               num_key_value_heads=8, head_dim=128),
+    "8b": dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
+               num_key_value_heads=8, head_dim=128)}
+VOCABULARY = 151_936
+KINDS = ("products", "adapter", "attention", "pointwise", "loss")
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm")
+FREE = frozenset(f"aten::{name}" for name in """view _unsafe_view t transpose slice select expand unsqueeze squeeze
+    detach alias split permute as_strided empty empty_like empty_strided unbind reshape _reshape_alias""".split())
+START = 8e-6   # seconds of Python and of the driver for an operation
+
+
+@dataclass
+class Cost:
+    "Of one kind of operation"
+    operations:float = 0
+    flops:float = 0
+    bytes:float = 0
+    seconds:float = 0
+
+    def add(self, other:"Cost", times:float = 1)->None:
+        for name in vars(self): setattr(self, name, getattr(self, name) + times * getattr(other, name))
+
+
+@dataclass
+class Card:
+    flops:float        # a second, of products
+    attention:float    # of attention
+    bandwidth:float    # bytes a second
+    rank:int
+    lengths:tuple
+    costs:dict = field(default_factory=lambda: defaultdict(Cost))
+
+
+def size(t)->int: return t.numel() * t.element_size()
+
+
+class Roofline(TorchDispatchMode):
+    "Adds up what each operation would cost"
+    def __init__(self, card:Card):
+        super().__init__()
+        self.card = card
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        out = f(*args, **(kwargs or {}))
+        name = f.name().partition(".")[0]
+        if name in FREE or name.startswith("prim::"): return out
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        tensors = inputs + [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        if tensors: self.count(name, args, inputs, tensors)
+        return out
+
+    def count(self, name:str, args:tuple, inputs:list, tensors:list)->None:
+        card, kind, flops, speed = self.card, "pointwise", 0., self.card.flops
+        if name in PRODUCTS:
+            a, b = args[1:3] if "add" in name else args[:2]
+            flops = 2 * a.shape[-2] * a.shape[-1] * b.shape[-1] * math.prod(a.shape[:-2])
+            kind = "adapter" if card.rank in (*a.shape, *b.shape) else "products"
+        elif "varlen_attn" in name:
+            q, kind, speed = next(t for t in inputs if t.dim() == 3), "attention", card.attention
+            squares = sum(n * n for n in card.lengths) / 2   # causal
+            flops = (10 if "backward" in name else 4) * squares * q.shape[-2] * q.shape[-1]
+        if any(VOCABULARY in t.shape for t in tensors): kind = "loss"
+        moved = sum(map(size, tensors))
+        card.costs[kind].add(Cost(1, flops, moved, max(flops / speed, moved / card.bandwidth)))
+
+
+def run(cfg, tokenizer, batch, how, card:Card, layers:int)->dict:
+    "Costs of a step of a model with as many layers"
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from sft_nb.model.load import quiet
+    from sft_nb.planning import simulate as s
+    from sft_nb.planning.static import skeleton
+    card = replace(card, costs=defaultdict(Cost))
+    model = skeleton(cfg, tokenizer, layers=layers, attention=how.attention, dtype=how.dtype)
+    with FakeTensorMode(), quiet():
+        alive = s._ready(model, how)
+        with Roofline(card): s._run(model, batch, how, alive)
+    inner = s.causal_lm(model)
+    n, chunk = s._supervised(inner, batch, how.dtype, how.max_logits_mib)
+    once, card.costs["loss"] = card.costs["loss"], Cost()
+    card.costs["loss"].add(once, max(1, n / min(n, 2 * chunk)))   # two of its chunks were run
+    return card.costs
+
+
+def whole(cfg, tokenizer, batch, how, card:Card, layers:int)->dict[str,Cost]:
+    "Costs of a step of the whole model: what the third layer adds, as often as there are layers"
+    two, three = (run(cfg, tokenizer, batch, how, card, n) for n in (2, 3))
+    total = {}
+    for kind in KINDS:
+        total[kind] = Cost()
+        total[kind].add(two[kind], 3 - layers)
+        total[kind].add(three[kind], layers - 2)
+    return total
+
+
+def table(a)->dict:
+    from transformers import AutoConfig
+    from sft_nb.batches.layout import Batch
+    from sft_nb.config import load_config
+    from sft_nb.model.hardware import find_device
+    from sft_nb.planning.simulate import Pass
+    from sft_nb.tokens.tokenizer import load_tokenizer
+    shape, device, lengths = SHAPES[a.shape], find_device(a.card), (a.tokens,) * a.rows
+    with tempfile.TemporaryDirectory() as folder:
+        AutoConfig.for_model("qwen3", vocab_size=VOCABULARY, tie_word_embeddings=True, **shape).save_pretrained(folder)
+        cfg = load_config(model=folder, tokenizer="tiny", init="random", method=a.method, lora_r=a.rank,
+                          max_length=a.tokens)
+        peak = device.tflops * 1e12
+        card = Card(.8 * peak, device.attention * peak, .85e9 * device.gb_per_second, a.rank, lengths)
+        how = Pass(checkpointing=a.again, keep_attention=a.again)
+        costs = whole(cfg, load_tokenizer(cfg), Batch(lengths, True), how, card, shape["num_hidden_layers"])
+    busy = sum(c.seconds for c in costs.values())
+    host = START * sum(c.operations for c in costs.values())
+    flops = sum(c.flops for c in costs.values())
+    rows = {kind: dict(ms=round(1e3 * c.seconds, 1), share=round(c.seconds / busy, 3), operations=round(c.operations),
+                       tflop=round(c.flops / 1e12, 2), gb=round(c.bytes / 1e9, 1)) for kind, c in costs.items()}
+    return dict(rows=rows, ms=round(1e3 * max(busy, host), 1), card_ms=round(1e3 * busy, 1),
+                host_ms=round(1e3 * host, 1), tokens_per_second=round(sum(lengths) / max(busy, host)),
+                mfu=round(flops / max(busy, host) / device.tflops / 1e12, 3))
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--shape", choices=SHAPES, default="4b")
+    p.add_argument("--card", default="h200-141gb")
+    p.add_argument("--rows", type=int, default=8)
+    p.add_argument("--tokens", type=int, default=1024, help="of each row")
+    p.add_argument("--method", choices=("lora", "qlora", "full"), default="lora")
+    p.add_argument("--rank", type=int, default=16)
+    p.add_argument("--again", action="store_true", help="layers are computed again, but for their attention")
+    p.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    a = p.parse_args()
+    asked = {k: v for k, v in vars(a).items() if k != "json"}
+    result = save("roofline", asked=asked, **table(a))
+    if a.json: return print(json.dumps(result))
+    print(f"{a.shape} {a.method}, {a.rows} rows of {a.tokens:,} tokens on {a.card}")
+    for kind, r in result["rows"].items():
+        print(f"{kind:<10} {r['ms']:8.1f} ms {r['share']:6.1%} {r['tflop']:9.2f} TFLOP {r['gb']:8.1f} GB"
+              f" {r['operations']:7,} operations")
+    print(f"{'card':<10} {result['card_ms']:8.1f} ms\n{'host':<10} {result['host_ms']:8.1f} ms")
+    print(f"{result['tokens_per_second']:,} tokens/s, MFU {result['mfu']:.0%}")
+
+
+if __name__ == "__main__": main()

@@ -1,0 +1,34 @@
+"""The table of where time goes counts what a formula counts."""
+import sys
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT/"benchmarks"))
+import roofline   # noqa: E402
+
+H, I, L, HEADS, KV, D = 1024, 3072, 28, 16, 8, 128
+LINEAR = L * (H * D * (2 * HEADS + 2 * KV) + 3 * H * I)   # numbers in the products of Qwen3-0.6B's layers
+TOKENS = 4 * 512
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["once", "again"])
+def made(request):
+    asked = SimpleNamespace(shape="0.6b", card="h200-141gb", rows=4, tokens=512, method="lora", rank=16,
+                            again=request.param)
+    return roofline.table(asked) | dict(again=request.param)
+
+
+def test_products_attention_and_loss_are_what_a_formula_says(made):
+    rows, again = made["rows"], made["again"]
+    assert rows["products"]["tflop"] == pytest.approx(TOKENS * LINEAR * (6 if again else 4) / 1e12, rel=.03)
+    squares = 4 * 512 ** 2 / 2
+    assert rows["attention"]["tflop"] == pytest.approx(L * squares * HEADS * D * 14 / 1e12, rel=.05, abs=.006)   # kept
+    assert rows["loss"]["tflop"] == pytest.approx(TOKENS / 2 * H * 151_936 * 4 / 1e12, rel=.05)
+
+
+def test_shares_are_shares_and_the_step_is_as_long_as_its_longer_side(made):
+    assert sum(r["share"] for r in made["rows"].values()) == pytest.approx(1, abs=.01)
+    assert made["ms"] == max(made["card_ms"], made["host_ms"]) > 0 and 0 < made["mfu"] < 1
+    assert all(r["ms"] > 0 and r["gb"] > 0 and r["operations"] > 0 for r in made["rows"].values())
