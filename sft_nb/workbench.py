@@ -26,7 +26,8 @@ from .model.loss import add_supervised_loss, batch_loss
 from .model.load import load_base, load_shape
 from .model.adapter import load_adapter, load_model
 from .model.divided import divides_weights
-from .planning.plan import Plan, cautious, plan as make_plan, settle
+from .planning.plan import Plan, plan as make_plan
+from .planning.settle import cautious, settle
 
 # %% ../nbs/08_workbench.ipynb #wb000007
 class made_once(cached_property):

@@ -95,6 +95,12 @@ class Device:
     dtype:str="bfloat16" # what `dtype="auto"` computes in
     attention:float=.6   # share of `tflops` that FlashAttention 2 reaches
     bus:float=25         # GB a second to host memory and back: what PCIe 4 gives, of 32
+    host:float|None=None # GiB of host memory for what waits there; None: unknown
+
+    def holds(self, total:int, waiting:int=0)->bool:
+        "Can so many bytes be planned with, and so many in host memory, where they are rounded up to powers of two?"
+        there = self.host is None or waiting <= .6 * self.host * 2**30
+        return total <= .95 * self.gib * 2**30 and there
 
 # %% ../../nbs/06_model/00_hardware.ipynb #e7e1c8db
 _CARDS = (
@@ -153,9 +159,10 @@ def this_device(kind:str, dtype:torch.dtype)->Device:
     format = str(dtype).removeprefix("torch.")
     if kind != "cuda": return Device(kind, _free_gib(), _measured_tflops(kind, dtype), 20, kind, format)
     gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+    host = _free_gib() / max(1, torch.cuda.device_count())   # as much for each card
     name = torch.cuda.get_device_name().lower().replace("nvidia", "").replace("geforce", "").replace(" ", "")
-    if known := _listed(name, gib): return replace(known, gib=gib, dtype=format)
-    return Device(name, gib, _measured_tflops(kind, dtype), 600, dtype=format)
+    if known := _listed(name, gib): return replace(known, gib=gib, dtype=format, host=host)
+    return Device(name, gib, _measured_tflops(kind, dtype), 600, dtype=format, host=host)
 
 # %% ../../nbs/06_model/00_hardware.ipynb #cc23e47e
 _NO_ROOM = ("out of memory", "can't allocate memory", "cannot allocate memory",   # what PyTorch's allocators say

@@ -307,9 +307,15 @@ def candidates(
         elif way.method not in done:
             found = planner.largest_budget(way, limit)
             yield found
-            if found.budget < limit or found.total > planner.room: continue
+            if found.budget < limit or not planner.fits(found): continue
             if not way.checkpointing: return   # nothing can be faster
             done.add(way.method)
+
+# %% ../../nbs/07_planning/03_choose.ipynb #ch3fits01
+@patch
+def fits(self:Planner, c:Candidate)->bool:
+    "Does it fit the device, and its host?"
+    return self.device.holds(c.total, c.host)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #34316b3e
 def choose(
@@ -318,8 +324,8 @@ def choose(
     "The best that fits; what takes least if none does"
     seen = []
     for c in candidates(planner):
-        if planner.cfg.max_tokens_per_batch != "auto" and c.total <= planner.room: return c
+        if planner.cfg.max_tokens_per_batch != "auto" and planner.fits(c): return c
         seen.append(c)
-    fitting = [c for c in seen if c.total <= planner.room]
+    fitting = [c for c in seen if planner.fits(c)]
     if fitting: return max(fitting, key=lambda c: c.rate)
     return min(seen, key=lambda c: c.total)

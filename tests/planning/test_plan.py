@@ -10,7 +10,8 @@ from shapes import folder
 from sft_nb.batches.layout import worst_batch
 from sft_nb.config import load_config
 from sft_nb.model.hardware import DEVICES, find_device, this_device
-from sft_nb.planning.plan import plan, resolve
+from sft_nb.planning.plan import plan
+from sft_nb.planning.settle import resolve
 from sft_nb.report import ConfigError, SftError, edit
 from sft_nb.tokens.prepare import prepare
 from sft_nb.training.train import train
@@ -52,6 +53,17 @@ def test_a_200_000_token_step_of_a_4b_model_fits_24_gib(tmp_path):
     assert chosen.host == 200_000 * 36 * 2 * (2560 + 4096) and chosen.report.figures["in host memory"] == "89.26 GiB"
     whole = long_row(tmp_path, method="qlora", recompute_parts=False)("rtx4090-24gb")
     assert not whole.fits and whole.findings[0].fix == edit(recompute_parts="auto")
+
+
+def test_what_waits_in_host_memory_must_fit_there(tmp_path):
+    "A host of 64 GiB has no room for 89: layers are computed again with their attention"
+    small = replace(DEVICES["a100-80gb"], gib=100., host=64.)
+    chosen = long_row(tmp_path, method="lora")(small)
+    assert chosen.fits and chosen.host == 0 and not chosen.settings["activation_offloading"]
+    asked = long_row(tmp_path, method="lora", activation_offloading=True)(small)
+    assert not asked.fits and asked.findings[0].check == "memory_host"
+    assert "which has 64.0 GiB" in asked.findings[0].sentence
+    assert asked.findings[0].fix == edit(activation_offloading=False) | edit(keep_attention=False)
 
 
 def test_attention_is_kept_where_that_is_faster_and_fits(tmp_path):
@@ -132,7 +144,7 @@ def test_a_card_is_known_by_its_name(monkeypatch, name, gib, want):
     properties = SimpleNamespace(total_memory=gib * 2**30)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda *a: properties)
     d = this_device("cuda", torch.bfloat16)
-    assert d.name == want and d.gib == pytest.approx(gib)
+    assert d.name == want and d.gib == pytest.approx(gib) and d.host > 0
 
 
 def test_the_plan_is_in_the_run_and_the_run_can_be_repeated(tmp_path):
