@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from configparser import ConfigParser
 
 import pytest
 import yaml
@@ -88,6 +89,14 @@ def test_what_is_published_was_tested():
     steps = WORKFLOWS["test"]["jobs"]["test"]["steps"]
     assert [s["run"] for s in steps if "run" in s] == [".ci/run"] and (ROOT/".ci/run").is_file()
     assert "id-token" in WORKFLOWS["release"]["jobs"]["publish"]["permissions"]
+
+
+def test_each_extra_is_resolved_with_the_newest_and_with_the_oldest_versions():
+    ini = ConfigParser(delimiters=["="])
+    ini.read(ROOT/"settings.ini")
+    named = {k.removesuffix("_requirements") for k in ini["DEFAULT"] if k.endswith("_requirements")}
+    matrix = WORKFLOWS["test"]["jobs"]["resolve"]["strategy"]["matrix"]
+    assert {*matrix["extra"]} == named - {"dev"} | {"all"} and {*matrix["resolution"]} == {"highest", "lowest-direct"}
 
 
 def test_the_image_is_pinned_and_runs_as_a_user():

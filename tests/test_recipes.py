@@ -1,4 +1,5 @@
-"""The notebooks for those who use it: five, in order, that define nothing; `make lab` opens the first."""
+"""The notebooks for those who use it, in order, that define nothing; `make lab` opens the first."""
+import json
 import re
 import sys
 
@@ -9,14 +10,28 @@ sys.path.insert(0, str(ROOT/"scripts"))
 from measure import Notebook   # noqa: E402
 
 RECIPES = [Notebook(p) for p in sorted((ROOT/"nbs/recipes").glob("*.ipynb"))]
+REPORTS = "01_quickstart", "03_a_run_that_went_wrong"   # they end in a report to send
 TEN_LINES = "load_config prepare BatchPanel plan preflight launch RunPanel sweep prove".split()
 
 
 def name(book)->str: return book.path.stem
 
 
-def test_there_are_five(): assert [*map(name, RECIPES)] == [
-    "01_quickstart", "02_your_own_rows", "03_a_run_that_went_wrong", "04_many_gpus", "05_very_long_documents"]
+def test_they_are_all_there(): assert [*map(name, RECIPES)] == [
+    "01_quickstart", "02_your_own_rows", "03_a_run_that_went_wrong", "04_word_problems", "05_unit_conversion",
+    "06_translation_by_domain", "07_inference_with_reasoning", "08_very_long_documents", "09_tool_calls",
+    "10_reasoning_data", "11_continue_an_adapter", "12_from_here_to_preferences", "13_serve_and_prove", "14_many_gpus"]
+
+
+@pytest.mark.parametrize("book", RECIPES, ids=name)
+def test_a_recipe_is_short_has_a_command_for_a_shell_and_ends_in_a_figure(book):
+    shown = [c for c in book.code if "#| hide" not in c.source]
+    assert len(shown) <= 15
+    text = "\n".join(c.source for c in book.cells if c.kind == "markdown")
+    assert "sft_nb " in text or name(book) in REPORTS
+    last = json.loads(book.path.read_text())["cells"]
+    outputs = [o for c in last for o in c.get("outputs", [])]
+    assert {"text/html", "image/png"} & {*outputs[-1].get("data", {})} or name(book) in REPORTS
 
 
 @pytest.mark.parametrize("book", RECIPES, ids=name)
@@ -24,7 +39,7 @@ def test_a_recipe_defines_nothing_and_was_run(book):
     assert not book.module and not any(c.exported for c in book.code)
     assert not [c for c in book.code if re.search(r"^(def|class) ", c.source, re.M)]
     text = book.path.read_text()
-    assert '"output_type": "error"' not in text and "text/html" in text
+    assert '"output_type": "error"' not in text and ("text/html" in text or "image/png" in text)
     assert not re.search(r"/tmp/|/work/|/home/", text)
 
 

@@ -76,6 +76,23 @@ def test_no_link_is_put_into_a_link(book):
     assert re.findall(r"\[[^\[\]]*`[A-Za-z_.]+(?:\(\))?`[^\[\]]*\]\([^)]*\)", text) == []
 
 
+def entries(contents:list)->list[dict]:
+    "All pages of a sidebar, whatever section they stand in"
+    found = []
+    for x in contents: found += entries(x["contents"]) if "contents" in x else [x]
+    return found
+
+
+def test_every_notebook_stands_once_in_the_sidebar_under_a_title_for_people():
+    bar = yaml.safe_load((ROOT/"nbs/sidebar.yml").read_text())["website"]["sidebar"]["contents"]
+    pages = entries(bar)
+    assert sorted(p["href"] for p in pages) == sorted(map(page, BOOKS))
+    titles = [p["text"] for p in pages]
+    assert len({*titles}) == len(titles) and not [t for t in titles if "_" in t.replace("sft_nb", "")]
+    assert [x.get("section") for x in bar[1:]] == [
+        "Get started", "Recipes", "Panels", "Failures", "The book", "Reference"]
+
+
 def processed(tree)->subprocess.CompletedProcess:
     "Let nbdev make the pages of a tree, in `_proc`"
     (tree/"make.py").write_text(MAKE)

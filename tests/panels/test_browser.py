@@ -100,7 +100,9 @@ def _soon(page, holds, seconds=20):
 
 def pictures(file)->list[str]:
     "What a page without a kernel has of the notebook: the HTML that was saved"
-    outputs = [o for cell in nbformat.read(file, 4).cells for o in cell.outputs]
+    try: cells = nbformat.read(file, 4).cells
+    except nbformat.reader.NotJSONError: return []   # JupyterLab is just writing it
+    outputs = [o for cell in cells for o in cell.outputs]
     return [o.data["text/html"] for o in outputs if "sft-picture" in o.get("data", {}).get("text/html", "")]
 
 
