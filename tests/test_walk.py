@@ -45,7 +45,8 @@ def site(tmp_path_factory):
 
 def looks_whole(page)->list[str]:
     "What is wrong with a page as it is seen"
-    broken = page.evaluate("[...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src)")
+    page.wait_for_function("[...document.images].every(i => i.complete)")
+    broken = page.evaluate("[...document.images].filter(i => !i.naturalWidth).map(i => i.src)")
     text = page.inner_text("body")
     return broken + [w for w in ("Error displaying widget", "Loading widget", "Traceback") if w in text]
 
