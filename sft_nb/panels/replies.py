@@ -123,8 +123,8 @@ def first_difference(
     "Where `b` begins to say something else than `a`"
     ours, theirs = "".join(b.pieces), "".join(a.pieces)
     same = next((k for k, (x, y) in enumerate(zip(ours, theirs)) if x != y), min(len(ours), len(theirs)))
-    if same == len(ours): return len(b.pieces) if b.over and same < len(theirs) else None
-    if same == len(theirs) and not a.over: return None
+    if same == len(ours): return len(b.pieces) if b.state == "ended" and same < len(theirs) else None
+    if same == len(theirs) and a.state != "ended": return None   # stopped or cut: it might have said the same
     reached = 0
     for k, piece in enumerate(b.pieces):
         reached += len(piece)

@@ -67,8 +67,8 @@ def test_where_two_answers_part(a, b, at):
     assert first_difference(said(*a.split("|")), said(*b.split("|"))) == at
 
 
-@pytest.mark.parametrize("state", ["waiting", "speaking"])
-def test_what_is_being_written_may_still_agree(state):
+@pytest.mark.parametrize("state", ["waiting", "speaking", "stopped", "cut", "failed"])
+def test_what_did_not_end_by_itself_may_agree(state):
     assert first_difference(said("a", "b"), said("a", state=state)) is None
     assert first_difference(said("a", state=state), said("a", "b")) is None
     assert first_difference(said("a", "b"), said("x", state=state)) == 0
