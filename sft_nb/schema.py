@@ -200,6 +200,8 @@ class OutputSettings:
     # what DeepSpeed divides among them: zero2 (gradients, optimiser state), zero3 (weights too), or its own JSON file;
     # None: each process holds everything (DDP)
     deepspeed:str|None=None
+    # processes that share the tokens of each row, for rows that are too long for one GPU; it divides num_processes
+    sequence_parallel_size:int=1
 
 # %% ../nbs/00_schema.ipynb #c0nf0025
 @dataclass(frozen=True)   # takes the fields of its last base first, so the groups stand here from the last to the first
@@ -298,7 +300,8 @@ _AT_LEAST = dict(
     learning_rate=0, num_train_epochs=0, max_steps=-1, max_time=0, per_device_train_batch_size=1,
     max_tokens_per_batch=2, gradient_accumulation_steps=1, effective_batch_size=1, warmup_steps=0, weight_decay=0,
     max_grad_norm=0, max_logits_mib=1, seed=0, eval_steps=1, early_stopping_patience=1, per_device_eval_batch_size=1,
-    max_new_tokens=1, sample_steps=1, logging_steps=1, save_steps=1, save_total_limit=1, num_processes=1)
+    max_new_tokens=1, sample_steps=1, logging_steps=1, save_steps=1, save_total_limit=1, num_processes=1,
+    sequence_parallel_size=1)
 _BELOW = dict(eval_fraction=1, lora_dropout=1, learning_rate=1, weight_decay=1, seed=2**32)   # numpy's largest seed
 
 def _outside(f, v)->str:

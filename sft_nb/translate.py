@@ -31,7 +31,9 @@ ALIASES = dict(
     use_gradient_checkpointing="gradient_checkpointing", optimizer="optim", lr_scheduler="lr_scheduler_type",
     warmup_ratio="warmup_steps", gradient_clipping="max_grad_norm", random_state="seed",
     patience="early_stopping_patience", output_dir="run_name", use_wandb="wandb",
-    num_gpus="num_processes", n_gpus="num_processes", nproc_per_node="num_processes")
+    num_gpus="num_processes", n_gpus="num_processes", nproc_per_node="num_processes",
+    sequence_parallel_degree="sequence_parallel_size", context_parallel_size="sequence_parallel_size",
+    sp_size="sequence_parallel_size", cp_size="sequence_parallel_size")
 
 def _plain(name:str)->str: return name.lower().replace("-", "_")
 

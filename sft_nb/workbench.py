@@ -25,7 +25,7 @@ from .model.attention import choose_attention
 from .model.loss import add_supervised_loss, batch_loss
 from .model.load import load_base, load_shape
 from .model.adapter import load_adapter, load_model
-from .model.divided import divides_weights
+from .model.divided import data_processes, divides_weights
 from .planning.plan import Plan, plan as make_plan
 from .planning.settle import cautious, settle
 
@@ -81,7 +81,7 @@ class _Planned(_Asked):
         "What fits; None, with the reason in `no_plan`, if the step cannot be simulated"
         if self.settled or self.given["plan"] is not None: return self.given["plan"]
         data = self.data   # what is wrong with the rows is not said of the plan
-        try: return make_plan(self.asked, data, world_size=self.asked.num_processes)
+        try: return make_plan(self.asked, data, world_size=data_processes(self.asked))
         except ConfigError: raise
         except SftError as e: self.no_plan = e.reason
 
@@ -142,8 +142,8 @@ class Workbench(_Planned):
     @made_once
     def batches(self)->Batches:
         "Which rows make each micro-batch of this process; `SftError` for a row that no batch can hold"
-        rank = int(os.environ.get("RANK", 0))
-        return batches(self.cfg, self.data.train.lengths, rank=rank, world_size=self.cfg.num_processes)
+        rank = int(os.environ.get("RANK", 0)) // self.cfg.sequence_parallel_size
+        return batches(self.cfg, self.data.train.lengths, rank=rank, world_size=data_processes(self.cfg))
 
 # %% ../nbs/08_workbench.ipynb #wb000035
 @patch

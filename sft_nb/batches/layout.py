@@ -9,7 +9,7 @@ __all__ = ['only_attention', 'end_to_end', 'as_trained', 'probing', 'rows_stay_a
 # %% ../../nbs/05_batches/02_layout.ipynb #8b0436f9
 import inspect
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable
 
 import numpy as np
@@ -41,16 +41,22 @@ def _refuse_reaching(cfg:Config, shape)->ConfigError:
     "The error for a model whose rows would read each other"
     name = "max_tokens_per_batch" if cfg.max_tokens_per_batch else "padding_free"
     found = f"{shape.model_type} has layers or positions that reach from row to row"
-    return ConfigError(name, found, "padded batches", edit(padding_free=False, max_tokens_per_batch=None))
+    fix = dict(padding_free=False, max_tokens_per_batch=None)
+    if cfg.sequence_parallel_size > 1: name, fix = "sequence_parallel_size", dict(sequence_parallel_size=1)
+    return ConfigError(name, found, "padded batches", edit(**fix))
 
 # %% ../../nbs/05_batches/02_layout.ipynb #91b28291
-def _refuse_both()->ConfigError:
-    "The error for packed batches that are to be padded"
-    return ConfigError("padding_free", "it is False and max_tokens_per_batch is set", "packed rows are flattened",
-                       edit(padding_free="auto") | edit(max_tokens_per_batch=None))
+def _refuse_both(cfg:Config)->ConfigError:
+    "The error for packed or shared batches that are to be padded"
+    other, rows, instead = "max_tokens_per_batch", "packed", None
+    if not cfg.max_tokens_per_batch: other, rows, instead = "sequence_parallel_size", "shared", 1
+    return ConfigError("padding_free", f"it is False and {other} is set", f"{rows} rows are flattened",
+                       edit(padding_free="auto") | edit(**{other: instead}))
 
 # %% ../../nbs/05_batches/02_layout.ipynb #df3a91eb
-def _wants_flat(cfg:Config)->bool: return cfg.padding_free is True or cfg.max_tokens_per_batch is not None
+def _flat_anyway(cfg:Config)->bool: return cfg.max_tokens_per_batch is not None or cfg.sequence_parallel_size > 1
+
+def _wants_flat(cfg:Config)->bool: return cfg.padding_free is True or _flat_anyway(cfg)
 
 # %% ../../nbs/05_batches/02_layout.ipynb #c3008218
 def _who_asked(cfg:Config)->str: return "chosen by the plan" if "padding_free" in cfg.planned else "asked for"
@@ -64,9 +70,9 @@ def end_to_end(
     "Are the rows of a batch flattened, and why? ConfigError where they must not be"
     can = only_attention(shape)
     if _wants_flat(cfg) and not can: raise _refuse_reaching(cfg, shape)
-    if cfg.padding_free is False and cfg.max_tokens_per_batch: raise _refuse_both()
+    if cfg.padding_free is False and _flat_anyway(cfg): raise _refuse_both(cfg)
     if cfg.padding_free != "auto": return cfg.padding_free, _who_asked(cfg)
-    if _wants_flat(cfg): return True, "rows are packed"
+    if _wants_flat(cfg): return True, "rows are packed" if cfg.max_tokens_per_batch else "rows are shared"
     if not can: return False, f"auto: {shape.model_type} has layers or positions that reach from row to row"
     if attention == "varlen" or str(attention).startswith("flash_attention"):
         return True, f"auto: {attention} keeps rows apart"
@@ -132,7 +138,7 @@ def choose_layout(
     "How the rows of a batch lie; ConfigError if flattened batches are asked for and the rows would read each other"
     flat, reason = end_to_end(cfg, attention, shape)
     if flat and model is not None and not rows_stay_apart(model):
-        if cfg.max_tokens_per_batch or "padding_free" not in cfg.planned: raise _refuse_reading(shape)
+        if _flat_anyway(cfg) or "padding_free" not in cfg.planned: raise _refuse_reading(shape)
         flat, reason = False, f"in a flattened batch the rows of {shape.model_type} would read each other"
     if not flat: return Layout(False, reason, DataCollatorForCausalLM(tokenizer, pad_to_multiple_of=8))
     return Layout(True, reason, DataCollatorFlattening(return_seq_lens=str(attention).startswith(("flash", "varlen"))))
@@ -159,6 +165,12 @@ class Batch:
     def tokens(self)->int:
         "Tokens that are computed"
         return sum(self.lengths) if self.flat else len(self.lengths) * max(self.lengths)
+
+    def among(self,
+        processes:int,   # that share each row
+    )->"Batch":
+        "What one of them holds, for what it weighs"
+        return self if processes == 1 else replace(self, lengths=tuple(-(-n // processes) for n in self.lengths))
 
     @property
     def shape(self)->tuple[int,int]:

@@ -99,6 +99,10 @@ class RowEvidence(FromWorkbench):
         return self.plan.parts["optimiser"] + self.plan.parts[weights]
 
 # %% ../../nbs/09_checks/08_evidence.ipynb #evid0013
+def _end_of(row:dict, size:int)->dict:
+    "The last tokens of a row: one of `size` parts, in which there is most to learn"
+    return row if size == 1 else {name: column[-len(column) // size:] for name, column in row.items()}
+
 class BatchEvidence(RowEvidence):
     "The first batches of the training"
     @property
@@ -117,8 +121,12 @@ class BatchEvidence(RowEvidence):
         "Of each training example"
         return self.data.train.stats["supervised"]
 
+    def rows(self, numbers:list[int])->list[dict]:
+        "Training examples; where several processes share each, as much of it as one of them holds"
+        return [_end_of(row, self.cfg.sequence_parallel_size) for row in self.bench.rows(numbers)]
+
     @made_once
-    def first_rows(self)->list[dict]: return self.bench.rows(self.batches[0])
+    def first_rows(self)->list[dict]: return self.rows(self.batches[0])
 
     @made_once
     def lengths(self)->list[int]: return [len(r["input_ids"]) for r in self.first_rows]
@@ -132,7 +140,7 @@ class LayoutEvidence(BatchEvidence):
     @made_once
     def worst_batch(self)->dict:
         "The largest that the config can make"
-        return self.layout.collate(self.bench.rows(largest_rows(self.cfg, self.data.train.lengths)))
+        return self.layout.collate(self.rows(largest_rows(self.cfg, self.data.train.lengths)))
 
     @made_once
     def some_batch(self)->dict: return self.layout.collate(self.first_rows[:4])
@@ -186,7 +194,8 @@ class StepEvidence(LossEvidence):
     def evaluated(self)->Evaluated:
         "Held-out rows (or training rows, if none are held out), and the training loss before and after"
         n = self.asked.per_device_eval_batch_size
-        rows = self.bench.rows_held_out(n) or self.bench.rows(range(min(n, len(self.data.train.tokens))))
+        rows = [_end_of(row, self.cfg.sequence_parallel_size) for row in self.bench.rows_held_out(n)]
+        rows = rows or self.rows(range(min(n, len(self.data.train.tokens))))
         held_out, before = self.layout.collate(rows), self.score(self.some_batch)
         with eval_mode(self.model), torch.no_grad(): loss = float(self.loss(held_out))
         return Evaluated(loss, before, self.score(self.some_batch))

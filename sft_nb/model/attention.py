@@ -29,6 +29,7 @@ class Documents(NamedTuple):
     cu:torch.Tensor   # where each begins, and the end: int32, D + 1
     longest:int       # tokens of the longest
     window:int|None   # tokens that a token sees, itself included; None: all of its document
+    share:object=None # what this process has of their tokens (see `Share`); None: all of them
 
     @property
     def lengths(self)->tuple[int,...]:
@@ -87,15 +88,16 @@ def window_of(
     return min((w for w in windows if w is not None), default=None)
 
 # %% ../../nbs/06_model/02_attention.ipynb #eea8248d
-_TOLD:ContextVar[tuple[torch.Tensor,int]|None] = ContextVar("told", default=None)
+_TOLD:ContextVar[tuple|None] = ContextVar("told", default=None)
 
 @contextmanager
 def told_documents(
     cu:torch.Tensor|None,   # where each document begins, and the end: int32, D + 1, on the model's device
     longest:int|None,       # tokens of the longest; None: nothing is known
+    share=None,             # see `Documents`
 ):
     "Inside, masks of flattened rows are these documents, without a look at the device"
-    token = _TOLD.set(None if cu is None or longest is None else (cu, longest))
+    token = _TOLD.set(None if cu is None or longest is None else (cu, longest, share))
     try: yield
     finally: _TOLD.reset(token)
 
@@ -119,11 +121,18 @@ def assume_documents(
     finally: _ASSUMED.reset(token)
 
 # %% ../../nbs/06_model/02_attention.ipynb #cbe53c2b
+def _cannot_be_shared(why:str)->SftError:
+    "The error for a model whose rows cannot be divided among processes"
+    return SftError("sequence_parallel_size", f"this model {why}", "attention over documents, varlen",
+                    edit(sequence_parallel_size=1))
+
 def _documents(mask_function:Callable, T:int, device)->Documents|None:
     "As they were told, or as the mask function has them"
     if (told := _TOLD.get()) is not None:
+        cu, longest, share = told
         window = window_of(mask_function)
-        if window is not False: return Documents(*told, window)
+        if window is not False: return Documents(cu, longest, window, share)
+        if share is not None: raise _cannot_be_shared("has a mask of its own")
     return find_documents(mask_function, T, device)
 
 # %% ../../nbs/06_model/02_attention.ipynb #b8ae2c57
@@ -238,7 +247,7 @@ def _stock(q, k, v, docs:Documents, scale:float)->torch.Tensor:
 def _told(docs:Documents, cu:torch.Tensor|None)->Documents:
     "The documents that the collator names, if it names others than the mask"
     if cu is None or len(cu) == len(docs.cu): return docs
-    return Documents(cu.int(), int(cu.diff().max()), docs.window)
+    return docs._replace(cu=cu.int(), longest=int(cu.diff().max()))
 
 # %% ../../nbs/06_model/02_attention.ipynb #b64ba79f
 def _as_autocast(*tensors:torch.Tensor)->tuple[torch.Tensor,...]:
@@ -262,14 +271,16 @@ def _refuse_unknown(asked:dict)->None:
         raise SftError("attention varlen", f"the model wants {name}", "an attention that knows it",
                        edit(attn_implementation="eager"))
 
-# %% ../../nbs/06_model/02_attention.ipynb #7a0906d7
+# %% ../../nbs/06_model/02_attention.ipynb #1f397987
 def _ours(q, k, v, mask:Documents|torch.Tensor|None, cu, *, scaling:float|None, dropout:float, softcap:float|None):
     "Documents, or any mask with a soft cap, which `sdpa` does not know: (B, T, H, D)"
     how = dict(scale=q.shape[-1] ** -.5 if scaling is None else scaling, dropout=dropout, softcap=softcap)
-    if isinstance(mask, Documents): return _over_documents(q, k, v, _told(mask, cu), **how)
-    return _open_scores(q, k, v, mask, **how).transpose(1, 2).contiguous()
+    if not isinstance(mask, Documents): return _open_scores(q, k, v, mask, **how).transpose(1, 2).contiguous()
+    if mask.share is None: return _over_documents(q, k, v, _told(mask, cu), **how)
+    q, k, v = (mask.share.to_heads(x) for x in _as_autocast(q, k, v))   # other processes have the other tokens
+    return mask.share.to_tokens(_over_documents(q, k, v, mask, **how))
 
-# %% ../../nbs/06_model/02_attention.ipynb #c18d2d54
+# %% ../../nbs/06_model/02_attention.ipynb #4968d3b3
 def varlen_attention(
     module,               # the attention layer
     query:torch.Tensor,   # (B, H, T, D)

@@ -20,7 +20,7 @@ from ..tokens.account import Data
 from ..batches.layout import Batch, end_to_end, worst_batch
 from ..model.hardware import Device
 from ..model.attention import choose_attention
-from ..model.divided import Division, division_of
+from ..model.divided import check_heads, Division, division_of
 from ..model.recompute import part_length
 from ..model.load import load_shape
 from .static import divided_bytes, passing_bytes, skeleton
@@ -57,8 +57,9 @@ class RowLengths:
 def _attention(cfg:Config, device:Device, dtype:torch.dtype, shape)->tuple[str|None,str]:
     "As `choose_attention`, also for a card that is not in this machine"
     here = device.kind != "cuda" or torch.cuda.is_available()
+    stock = not here or cfg.sequence_parallel_size > 1   # flash-attn knows nothing of shares
+    if cfg.attn_implementation == "auto" and stock: return choose_attention("auto", "cpu", dtype, shape)
     if here: return choose_attention(cfg.attn_implementation, device.kind, dtype, shape)
-    if cfg.attn_implementation == "auto": return choose_attention("auto", "cpu", dtype, shape)
     return cfg.attn_implementation, "asked for"
 
 # %% ../../nbs/07_planning/03_choose.ipynb #f145d7b8
@@ -76,6 +77,7 @@ class Planner:
         self.dtype = getattr(torch, device.dtype if cfg.dtype == "auto" else cfg.dtype)
         self.shape = load_shape(cfg, tokenizer)
         self.attention, self.why_attention = _attention(cfg, device, self.dtype, self.shape)
+        check_heads(cfg, self.attention, self.shape)
         self.flat, self.why_flat = end_to_end(cfg, self.attention, self.shape)
         self.room = .95 * device.gib * 2**30   # bytes that can be planned with
         self.kept = {}
@@ -174,6 +176,7 @@ def step(self:Planner,
 )->Step:
     "What a pass over `batch` takes beside what lies there all the time"
     cfg = self.cfg
+    batch = batch.among(cfg.sequence_parallel_size)
     return footprint(
         replace(cfg, method=way.method), self.tokenizer, batch, whole=self.whole(way.method), attention=self.kernel,
         kind=self.device.kind, dtype=self.dtype, checkpointing=way.checkpointing, keep_attention=way.keep,
@@ -256,7 +259,7 @@ def candidate(self:Planner,
     batch = self.batch(budget)
     step = self.step(way, batch)
     rate = self.rate(way, batch, activations=step.activations)
-    host = waiting_bytes(self.facts(way.method), batch, way.again)
+    host = waiting_bytes(self.facts(way.method), batch.among(self.cfg.sequence_parallel_size), way.again)
     return Candidate(way, budget, batch, self.parts(way.method, step), rate, host)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #db288be5

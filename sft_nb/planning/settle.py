@@ -44,10 +44,11 @@ def cautious(
 )->Config:
     "`cfg` without a plan: padded, with checkpointing on a GPU"
     kind, _ = choose_device(cfg.device)
+    shared = cfg.sequence_parallel_size > 1
     budget = int(data.train.lengths.max()) if only_attention(load_shape(cfg, data.tokenizer)) else None
     safe = dict(method="qlora", gradient_checkpointing=kind == "cuda", activation_offloading=False,
-                keep_attention=False, recompute_parts=False, padding_free=bool(cfg.max_tokens_per_batch),
-                max_tokens_per_batch=budget, attn_implementation="auto")
+                keep_attention=False, recompute_parts=False, padding_free=bool(cfg.max_tokens_per_batch) or shared,
+                max_tokens_per_batch=budget, attn_implementation="varlen" if shared else "auto")
     new = {name: safe[name] for name in _OPEN if getattr(cfg, name) == "auto"}
     return _with(cfg, new, dict.fromkeys(new, why))
 

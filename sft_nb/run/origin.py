@@ -72,7 +72,8 @@ _IN_A_CHECKPOINT = frozenset(   # settings that a checkpoint was made with: the 
     "method dtype init lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora init_lora_weights "
     "modules_to_save train_tokens bnb_4bit_quant_type bnb_4bit_use_double_quant load_in_8bit learning_rate "
     "per_device_train_batch_size max_tokens_per_batch group_by_length gradient_accumulation_steps "
-    "effective_batch_size optim lr_scheduler_type warmup_steps weight_decay seed num_processes".split())
+    "effective_batch_size optim lr_scheduler_type warmup_steps weight_decay seed num_processes "
+    "sequence_parallel_size".split())
 
 @dataclass(frozen=True)
 class Changes:

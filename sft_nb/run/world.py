@@ -154,14 +154,15 @@ def check_world(
     asked:int,         # processes, by the config
     together:int,      # by the group that was made
     first:list[int],   # rows of the first batch of this process; below 0: filled up
+    sharing:int=1,     # neighbours that share their rows
 )->None:
-    "`SftError` if there are not as many processes as were asked for, or two of them begin with the same rows"
+    "`SftError` if there are not as many processes as were asked for, or two groups begin with the same rows"
     _count_processes(asked, together)
     if together == 1: return
     import torch.distributed as dist
     everyone = [None] * together
     dist.all_gather_object(everyone, first)
-    rows = [r for batch in everyone for r in batch if r >= 0]
+    rows = [r for batch in everyone[::sharing] for r in batch if r >= 0]
     if len(rows) != len(set(rows)):
         raise SftError("processes", f"they begin with the same rows: {everyone}", "different rows for each",
             "report this with trainer.json", "one_process_instead_of_two")

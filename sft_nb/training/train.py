@@ -180,7 +180,7 @@ def _train_in(bench:Workbench, run:Run, stop:StopRequest, checkpoint:Path|None)-
     try:
         if is_main_process(): _open(run, bench.data, done)
         trainer = build_trainer(bench, run, stop=stop, checkpoint=checkpoint)
-        check_world(bench.cfg.num_processes, trainer.accelerator.num_processes, bench.batches[0])
+        check_world(bench.cfg.num_processes, trainer.accelerator.num_processes, bench.batches[0], trainer.sharing)
         if is_main_process(): keep_origin(run)   # the weights are here, and the config is as it will stay
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         with Phase("saving"): _save(trainer)

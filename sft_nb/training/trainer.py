@@ -24,6 +24,7 @@ from ..batches.pack import Batches, EpochLoader, NumberedRows, Rows
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.precision import adapters_to_float32, kept_exact
 from ..model.recompute import save_memory
+from ..model.sequence import in_shares, own_tokens
 from ..workbench import Workbench
 from ..run.checkpoint import cannot_write, lift, prune, written_aside
 from ..run.directory import Run, go_on
@@ -87,6 +88,8 @@ class SupervisedTrainer(SFTTrainer):
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
         if self.bench.cfg.method != "full": adapters_to_float32(self.bench.model)   # TRL made them bfloat16
         self.supervised = self.bench.supervised   # after TRL, which changes the head
+        self.sharing = self.bench.cfg.sequence_parallel_size   # processes that share each row
+        self.data_collator = in_shares(self.data_collator, self.sharing, supervised=self.supervised)
         if self.supervised: self.data_collator = WithPositions(self.data_collator)
         self.flops_per_token = super().floating_point_ops(dict(input_ids=torch.zeros(1)))
     def create_model_card(self, *args, **kwargs): pass   # a card full of blanks, which somebody would publish
@@ -117,7 +120,7 @@ def compute_loss(self:SupervisedTrainer, model, inputs, return_outputs=False, nu
 def count_tokens(self:SupervisedTrainer, out, inputs)->None:
     "Tokens and their accuracy, kept on the device"
     if "attention_mask" in inputs: tokens = inputs["attention_mask"].sum()
-    else: tokens = torch.full((), inputs["input_ids"].numel(), device=out.loss.device)
+    else: tokens = torch.full((), own_tokens(inputs), device=out.loss.device)
     counts = self.accelerator.reduce(torch.stack([out.n_correct, out.n_tokens, tokens]), reduction="sum")
     self.counted.add(self.model.training, counts)
 
@@ -171,7 +174,7 @@ def get_eval_dataloader(self:SupervisedTrainer, eval_dataset=None)->DataLoader:
     "Each held-out row once, whatever the number of processes"
     rows = self.eval_dataset if eval_dataset is None else eval_dataset
     each = Batches([1] * len(rows), batch_size=self.args.per_device_eval_batch_size, shuffle=False,
-                   rank=self.args.process_index, world_size=self.args.world_size)
+                   rank=self.args.process_index // self.sharing, world_size=self.args.world_size // self.sharing)
     return DataLoader(Rows(rows), batch_sampler=each, collate_fn=self.data_collator,
                       pin_memory=self.args.dataloader_pin_memory)
 
@@ -296,7 +299,7 @@ def not_finite(self:SupervisedTrainer)->SftError:
     step, numbers = self.state.global_step + 1, self.step.numbers
     rows = dict(zip(numbers, self.bench.rows(numbers)))
     bad = []
-    if self.bench.alone: bad = non_finite_rows(self.model, rows, self.data_collator, supervised=self.supervised)
+    if self.bench.alone: bad = non_finite_rows(self.model, rows, self.bench.layout.collate, supervised=self.supervised)
     what = "gradient" if torch.stack(self.step.losses).isfinite().all() else "loss"
     many = ""
     if self.left_out.in_a_row >= LeftOut.MOST_IN_A_ROW: many = f" for the {self.left_out.in_a_row + 1}th time in a row"

@@ -106,6 +106,13 @@ def test_weights_that_zero3_divides_are_learned_as_in_one_process(tmp_path, alon
     assert values(run, "loss") == values(whole, "loss") and weights(run) == weights(whole)
 
 
+def test_rows_that_two_processes_share_are_learned_as_in_one_process(tmp_path, alone):
+    "With a preflight, killed in the middle and resumed"
+    run = killed_and_resumed(small(tmp_path, sequence_parallel_size=2, per_device_train_batch_size=8, preflight=True))
+    same(run, alone)
+    assert run.config.padding_free and run.config.attn_implementation == "varlen"
+
+
 NOT_FINITE = """
 import sys
 from sft_nb.config import load_config
