@@ -127,14 +127,15 @@ def test_planted_defects_are_caught(name, tokenizer, broken_bases):
     assert check in bad(report), str(report)
 
 
+SLOW = dict(dtype="bfloat16", per_device_train_batch_size=1, per_device_eval_batch_size=2)   # few CPUs have it
 CLEAN = dict(
     qlora=dict(bnb_4bit_quant_type="fp4", lora_target_modules="attention", gradient_accumulation_steps=4),
     eight_bits=dict(load_in_8bit=True),
     lora=dict(method="lora", learning_rate=1e-5),
     full=dict(method="full", learning_rate=1e-3),
-    bf16_lora=dict(method="lora", dtype="bfloat16"),
-    bf16_qlora=dict(dtype="bfloat16"),
-    bf16_full=dict(method="full", dtype="bfloat16", learning_rate=1e-3),
+    bf16_lora=dict(method="lora", **SLOW),
+    bf16_qlora=SLOW,
+    bf16_full=dict(method="full", learning_rate=1e-3, **SLOW),
     padded=dict(padding_free=False, use_rslora=True),
     packed=dict(max_tokens_per_batch=256),
     grouped=dict(group_by_length=True, attn_implementation="sdpa"),
