@@ -104,8 +104,8 @@ class _Planned(_Asked):
 
     @made_once
     def alone(self)->bool:
-        "Can a process compute anything by itself? Not where ZeRO-3 divides the weights: then all do, or none"
-        return not divides_weights(self.asked)
+        "Can a process compute anything by itself? Not where weights are divided, or rows that may be too long for it"
+        return not divides_weights(self.asked) and self.asked.sequence_parallel_size == 1
 
     @made_once
     def shape(self):

@@ -352,7 +352,7 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
 def save_model(self:SupervisedTrainer, output_dir=None, **kwargs):
     "With DeepSpeed, too, weights that each process has are written as they are: tied ones once"
     with without_card(self.model):
-        if self.is_deepspeed_enabled and self.bench.alone: self._save(output_dir)
+        if self.is_deepspeed_enabled and self.accelerator.state.deepspeed_plugin.zero_stage < 3: self._save(output_dir)
         else: super(SupervisedTrainer, self).save_model(output_dir, **kwargs)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000046
