@@ -121,9 +121,9 @@ def assume_documents(
     finally: _ASSUMED.reset(token)
 
 # %% ../../nbs/06_model/02_attention.ipynb #cbe53c2b
-def _cannot_be_shared(why:str)->SftError:
-    "The error for a model whose rows cannot be divided among processes"
-    return SftError("sequence_parallel_size", f"this model {why}", "attention over documents, varlen",
+def _cannot_be_shared()->SftError:
+    "The error for a model whose mask cannot be read off a part of a row"
+    return SftError("sequence_parallel_size", "this model has a mask of its own", "attention over documents, varlen",
                     edit(sequence_parallel_size=1))
 
 def _documents(mask_function:Callable, T:int, device)->Documents|None:
@@ -132,7 +132,7 @@ def _documents(mask_function:Callable, T:int, device)->Documents|None:
         cu, longest, share = told
         window = window_of(mask_function)
         if window is not False: return Documents(cu, longest, window, share)
-        if share is not None: raise _cannot_be_shared("has a mask of its own")
+        if share is not None: raise _cannot_be_shared()
     return find_documents(mask_function, T, device)
 
 # %% ../../nbs/06_model/02_attention.ipynb #b8ae2c57

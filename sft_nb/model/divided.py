@@ -116,8 +116,9 @@ def check_several(
 )->None:
     "ConfigError if there is only one process, or too few to share rows; and as `check_division`"
     check_division(cfg)
-    _check_sharing(cfg, max(cfg.num_processes, processes))
-    if cfg.deepspeed is None or max(cfg.num_processes, processes) > 1: return
+    processes = max(cfg.num_processes, processes)
+    _check_sharing(cfg, processes)
+    if cfg.deepspeed is None or processes > 1: return
     found, fix = "it divides what several processes hold, and there is only one", edit(num_processes=2)
     raise ConfigError("deepspeed", found, "num_processes above 1", fix | edit(deepspeed=None))
 

@@ -71,8 +71,6 @@ class Share:
         return found.transpose(0, 1).reshape(1, T // self.size, self.size * h, D)
 
 # %% ../../nbs/06_model/11_sequence.ipynb #b829d7b5
-def _grown(labels:torch.Tensor, by:int, value:int)->torch.Tensor: return F.pad(labels, (0, by), value=value)
-
 def share_of(
     batch:dict,   # from `DataCollatorFlattening`, with the borders of its documents
     rank:int,     # of this process among those that share it
@@ -82,9 +80,9 @@ def share_of(
     T = batch["input_ids"].shape[1]
     t = -(-T // size)
     more, here = size * t - T, slice(rank * t, rank * t + t)
-    labels = _grown(batch["labels"], more + 1, -100)[:, here.start:here.stop + 1].clone()
+    labels = F.pad(batch["labels"], (0, more + 1), value=-100)[:, here.start:here.stop + 1].clone()
     labels[:, 0] = -100   # the process before has it
-    out = {k: _grown(batch[k], more, 0)[:, here] for k in ("input_ids", "position_ids")}
+    out = {k: F.pad(batch[k], (0, more))[:, here] for k in ("input_ids", "position_ids")}
     share = Share(size, rank, max(0, min(T - here.start, t)))
     return batch | out | dict(labels=labels, share=share) | (_with_document(batch, more) if more else {})
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
-from shapes import SHAPES, model
+from shapes import SHAPES, folder, model
 from torch.multiprocessing.spawn import start_processes
 
 from sft_nb.batches.collate import DataCollatorFlattening, WithPositions
@@ -15,6 +15,7 @@ from sft_nb.model.attention import choose_attention
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.recompute import recompute_layers
 from sft_nb.model.sequence import in_shares, own_tokens
+from sft_nb.planning import choose
 from sft_nb.planning.plan import plan
 from sft_nb.report import ConfigError
 
@@ -50,22 +51,22 @@ def computed(collate, kind:str, again=None, **more)->list:
     return found
 
 
-def one_of_two(rank:int, folder:str):
+def one_of_two(rank:int, place:str):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2,
+    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2,
                             timeout=timedelta(minutes=5))
     collate = in_shares(DataCollatorFlattening(), 2, supervised=True)
     found = {name: computed(collate, **dict(kind=name) | how) for name, how in CASES.items()}
-    if rank == 0: torch.save(found, f"{folder}/found.pt")
+    if rank == 0: torch.save(found, f"{place}/found.pt")
     dist.barrier()
     os._exit(0)   # the fork of a test is not to clean up after it
 
 
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two")
-    start_processes(one_of_two, (str(folder),), nprocs=2, start_method="fork")
-    return torch.load(folder/"found.pt")
+    place = tmp_path_factory.mktemp("two")
+    start_processes(one_of_two, (str(place),), nprocs=2, start_method="fork")
+    return torch.load(place/"found.pt")
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -93,13 +94,12 @@ def test_what_cannot_be_shared_is_refused(how, says): assert says in refusal(**h
 
 
 def test_a_model_that_reaches_from_row_to_row_is_refused(tmp_path):
-    from shapes import folder
     said = refusal(model=folder(tmp_path, "mamba"), tokenizer="tiny", init="random", method="full")
     assert said.startswith("sequence_parallel_size: ") and "sequence_parallel_size=1" in said
 
 
 def test_the_plan_is_of_a_share():
-    "What lies on a card: the activations of a third of a row, and attention over all of it"
+    "What lies on a card: all weights, and the activations of a third of a row"
     how = dict(model="tiny", method="lora", gradient_checkpointing=False, max_length=8192, device="cpu")
     configs = [load_config(**how, num_processes=n, sequence_parallel_size=n) for n in (1, 3)]
     alone, shared = (plan(cfg, lengths=[8192], device="h100-80gb") for cfg in configs)
@@ -110,7 +110,6 @@ def test_the_plan_is_of_a_share():
 
 
 def test_flash_attention_gives_way(monkeypatch):
-    from sft_nb.planning import choose
     monkeypatch.setattr(choose.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(choose, "choose_attention", lambda wanted, device, *how: (
         ("flash_attention_2", "it is installed") if device == "cuda" else choose_attention(wanted, device, *how)))
