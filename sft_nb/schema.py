@@ -200,6 +200,8 @@ class OutputSettings:
     # what DeepSpeed divides among them: zero2 (gradients, optimiser state), zero3 (weights too), or its own JSON file;
     # None: each process holds everything (DDP)
     deepspeed:str|None=None
+    # divide weights, gradients and optimiser state among them by PyTorch's own FSDP2, as zero3 does by DeepSpeed
+    fsdp:bool=False
     # processes that share the tokens of each row, for rows that are too long for one GPU; it divides num_processes
     sequence_parallel_size:int=1
 

@@ -196,6 +196,24 @@ def _several(v, said:dict)->Meant:
     return _refused("num_processes says how many", edit(num_processes=2))
 
 # %% ../nbs/00_translate.ipynb #5ea1155b
+_FSDP = dict(
+    version=(2,), reshard_after_forward=(True, "true"), state_dict_type=("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
+    auto_wrap_policy=("TRANSFORMER_BASED_WRAP",), offload_params=(False, "false"), cpu_offload=(False, "false"),
+    activation_checkpointing=(False, "false"))
+_NO_FSDP = ("min_num_params", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt")   # 0 or False, as transformers writes them
+_FOUND = ("transformer_layer_cls_to_wrap", "cpu_ram_efficient_loading", "sync_module_states", "use_orig_params")
+
+def _fsdp_config(v, said:dict)->Meant:
+    "FSDP's own options: those that can be had"
+    if not isinstance(v, dict): return _refused("a file of its own is not read", edit(fsdp=True))
+    options = {k.removeprefix("fsdp_"): wanted for k, wanted in v.items()}
+    asked = {k: wanted for k, wanted in options.items() if k not in _NO_FSDP or wanted}
+    for name, wanted in asked.items():
+        if name in _FOUND or wanted in _FSDP.get(name, ()): continue
+        expected = f"{name} is {_FSDP[name][0]}" if name in _FSDP else f"it knows {', '.join(_FSDP)}"
+        return _refused(f"{name} is {wanted!r}; {expected}", edit(fsdp=True))
+    return _sets(fsdp=True) if asked else _done("nothing is asked for")
+
 def _card(v, said:dict)->Meant:
     fix = command(f"sft_nb train --gpu {v}", f"import os; os.environ['CUDA_VISIBLE_DEVICES'] = '{v}'   # before torch")
     return _refused("a card is chosen when the program starts", fix)
@@ -210,7 +228,8 @@ MACHINE = dict(
     use_lora={True: _wants_adapter, False: _sets(method="full"), None: _done("")},
     gradient_checkpointing_kwargs={...: _reentrant}, distributed_training={False: _done("one process"), True: _several},
     ddp_find_unused_parameters=_only(False, says="every trained weight is used"),
-    fsdp=_only("", False, says="DDP, or {deepspeed}"),
+    fsdp_version={2: _done("it is FSDP2"), ...: _refused("FSDP1 is no more", edit(fsdp=True))},
+    fsdp_config={None: _done(""), ...: _fsdp_config},
     use_cpu={True: _sets(device="cpu")} | _only(False, says="device chooses"),
     no_cuda={True: _sets(device="cpu")} | _only(False, says="device chooses"),
     gpu={None: _done("the first card"), ...: _card}, neftune_noise_alpha=_only(0, says="no noise is added"),

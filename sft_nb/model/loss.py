@@ -220,20 +220,22 @@ def _loss_of(hidden, labels, at, *, head:Head, max_logits_mib:int, learns:list)-
     "From hidden vectors (B, T, hidden size), labels of the tokens that follow them (B, T), and which are supervised"
     if at is None: at = supervised_positions(labels)
     targets = labels.reshape(-1)[at]
-    loss, right = head.loss(hidden.flatten(0, 1)[at], targets, max_logits_mib=max_logits_mib, learns=learns)
+    now = [getattr(module, name) for module, name in learns]   # sharding puts others in their place
+    loss, right = head.loss(hidden.flatten(0, 1)[at], targets, max_logits_mib=max_logits_mib, learns=now)
     n_tokens = torch.full((), len(targets), device=targets.device)
     return SupervisedLoss(loss=loss, n_tokens=n_tokens, n_correct=right)
 
 # %% ../../nbs/06_model/03_loss.ipynb #b9cb3636
 def _learned(head:Head, model)->list:
-    "The trainable parameters that the head depends on, wherever they are kept: its own, a tied embedding, an adapter"
+    "Module and name of the trained parameters that the head depends on: its own, a tied embedding, an adapter's"
     dtype, device = model.get_input_embeddings().weight.dtype, model.get_output_embeddings().weight.device
     trained = [p for p in model.parameters() if p.requires_grad]
     size = model.config.get_text_config().hidden_size
     with torch.enable_grad(), as_trained(model): scores = head(torch.ones(1, size, device=device, dtype=dtype))
     if not scores.requires_grad: return []
     gradients = torch.autograd.grad(scores.float().sum(), trained, allow_unused=True)
-    return [p for p, g in zip(trained, gradients) if g is not None]
+    places = {p: (module, name) for module in model.modules() for name, p in module._parameters.items()}
+    return [places[p] for p, g in zip(trained, gradients) if g is not None]
 
 # %% ../../nbs/06_model/03_loss.ipynb #545ab03a
 def _with_supervised(model, loss:Callable)->Callable:

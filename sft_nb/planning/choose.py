@@ -23,7 +23,7 @@ from ..model.attention import choose_attention
 from ..model.divided import check_heads, Division, division_of
 from ..model.recompute import part_length
 from ..model.load import load_shape
-from .static import divided_bytes, passing_bytes, skeleton
+from .static import divided_bytes, loaded_bytes, passing_bytes, skeleton
 from .simulate import footprint, Step
 from .speed import Again, Facts, facts_of, pass_seconds, waiting_bytes
 
@@ -195,6 +195,7 @@ def parts(self:Planner,
     whole = self.cfg.optim == "adamw_torch" and self.device.kind != "cuda"   # there, one kernel does it all
     roots = fixed["gradients"] if whole else 0                              # of all second moments at once
     working = max(step.peak - step.activations, roots - step.activations, 0) + passing_bytes(model, self.division)
+    if self.division.stage == 3: working = max(working, loaded_bytes(model) - sum(fixed.values()) - step.activations)
     gaps = int(.05 * (step.peak + fixed["gradients"])) if self.device.kind == "cuda" else 0
     return fixed | dict(activations=step.activations, working=working, outside=2**29 + gaps)
 

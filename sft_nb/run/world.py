@@ -68,6 +68,8 @@ def _told_by_accelerate()->str|None:
     if here.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true": return None
     return here.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") or f"zero{here.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', 2)}"
 
+_USE_FSDP = "ACCELERATE_USE_FSDP"   # what `accelerate launch --use_fsdp` says
+
 def of_this_world(
     cfg:Config,
 )->Config:
@@ -76,7 +78,8 @@ def of_this_world(
     if cfg.num_processes not in (1, n):
         found = f"{cfg.num_processes} were asked for, but the launcher started {n}"
         raise ConfigError("num_processes", found, "one number", edit(num_processes=n), "one_process_instead_of_two")
-    return replace(cfg, num_processes=n, deepspeed=cfg.deepspeed or _told_by_accelerate())
+    fsdp = cfg.fsdp or os.environ.get(_USE_FSDP, "false").lower() == "true"
+    return replace(cfg, num_processes=n, deepspeed=cfg.deepspeed or _told_by_accelerate(), fsdp=fsdp)
 
 # %% ../../nbs/10_run/15_world.ipynb #wo000020
 _CPU_RANKS = dict(DS_ACCELERATOR="cpu", ACCELERATE_TORCH_DEVICE="cpu")
@@ -100,6 +103,7 @@ def join(
 )->World:
     "Connect the processes that train together"
     world = find_world()
+    os.environ.pop(_USE_FSDP, None)   # accelerate is not to divide once more
     if world.size == 1: return world
     from accelerate.state import AcceleratorState, PartialState
     from sft_nb.model.hardware import choose_device

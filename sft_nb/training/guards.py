@@ -23,6 +23,7 @@ from ..tokens.encode import end_ids
 from ..batches.collate import DataCollatorForCausalLM
 from ..model.hardware import is_out_of_memory
 from ..model.loss import batch_loss
+from ..model.sharding import own_part
 from ..model.generate import Generation, continue_tokens, eval_mode
 from ..workbench import Workbench
 from ..run.metrics import append_line, cut_lines
@@ -36,7 +37,7 @@ def all_finite(
     model,                      # with its gradients
 )->tuple[torch.Tensor,torch.Tensor]:  # is everything finite (bool), and the norm of the gradient
     "Are losses and gradient of a step finite? Nothing is moved off the device"
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    grads = [own_part(p.grad) for p in model.parameters() if p.grad is not None]
     norm = torch.zeros((), device=losses[0].device)
     if grads: norm = torch.nn.utils.get_total_norm(grads)
     return torch.stack(losses).isfinite().all() & norm.isfinite(), norm
@@ -131,7 +132,7 @@ class SampleProbe:
 @torch.no_grad()
 def norms(model)->torch.Tensor:   # float64, one for each trained tensor
     "The norms of what is trained; of the part of it that this process has"
-    trained = [getattr(p, "ds_tensor", p) for p in model.parameters() if p.requires_grad]   # ZeRO-3 divides each
+    trained = [own_part(p) for p in model.parameters() if p.requires_grad]
     each = [p.detach().float().norm().double().cpu() for p in trained]
     return torch.stack([torch.zeros((), dtype=torch.float64), *each])[1:]
 

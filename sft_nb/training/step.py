@@ -4,17 +4,19 @@
 
 # %% auto #0
 __all__ = ['StepInProgress', 'TokenCounts', 'LeftOut', 'describe', 'who', 'how_to_be_finite', 'LooksBeforeStep',
-           'look_inside_backward', 'follow_schedule', 'without_card']
+           'look_inside_backward', 'DividesWeights', 'follow_schedule', 'without_card']
 
 # %% ../../nbs/11_training/03_step.ipynb #s7000003
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from accelerate.utils import DeepSpeedEngineWrapper
 
 from ..report import Fix, counted, edit
+from ..model.sharding import shard, whole_weights, whole_when_saved
 
 # %% ../../nbs/11_training/03_step.ipynb #t4000007
 @dataclass
@@ -140,6 +142,38 @@ def look_inside_backward(trainer)->None:
         trainer.step.losses.append(loss)
         raise trainer.not_finite()
     trainer.accelerator.deepspeed_engine_wrapped = LooksBeforeStep(trainer.deepspeed, look)
+
+# %% ../../nbs/11_training/03_step.ipynb #stepfs02
+class DividesWeights:
+    "What a `Trainer` does otherwise where FSDP2 divides its weights; stands before the trainer among the base classes"
+    @property
+    def divides(self)->bool: return self.bench.cfg.fsdp
+
+    def create_optimizer(self, model=None)->torch.optim.Optimizer:
+        "Weights are divided first"
+        if not self.divides: return super().create_optimizer(model)
+        shard(self.model, self.args.device.type)
+        self.is_distributed_loading_by_transformers = True   # it owns its weights, and accelerate wraps nothing
+        super().create_optimizer(model)
+        whole_when_saved(self.optimizer)
+        return self.optimizer
+
+    def save_model(self, output_dir=None, **kwargs)->None:
+        if not self.divides: return super().save_model(output_dir, **kwargs)
+        weights = whole_weights(self.model)
+        if self.args.should_save: self._save(output_dir, state_dict=weights)
+
+    def _save_optimizer_and_scheduler(self, output_dir)->None:
+        if self.divides and not self.args.should_save: self.optimizer.state_dict()   # takes part, and writes nothing
+        super()._save_optimizer_and_scheduler(output_dir)
+
+    def _defer_fsdp_gradient_reduction(self): return nullcontext()   # whole gradients would not have room
+
+    def _load_optimizer_and_scheduler(self, checkpoint)->None:
+        "From the host's memory, where a state that is whole has room"
+        if not self.divides or checkpoint is None: return super()._load_optimizer_and_scheduler(checkpoint)
+        for name, what in (("optimizer", self.optimizer), ("scheduler", self.lr_scheduler)):
+            what.load_state_dict(torch.load(Path(checkpoint)/f"{name}.pt", map_location="cpu", weights_only=True))
 
 # %% ../../nbs/11_training/03_step.ipynb #stepfol2
 def follow_schedule(

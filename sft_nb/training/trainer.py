@@ -32,9 +32,9 @@ from ..run.best import best_steps, unscored_steps
 from .arguments import training_arguments
 from .guards import Guards, all_finite, in_parts, non_finite_rows
 from .recorder import early_stopping, Recorder, saves_better_loss, StopRequest
-from sft_nb.training.step import (
-    describe, follow_schedule, how_to_be_finite, LeftOut, look_inside_backward, StepInProgress, TokenCounts, who,
-    without_card)
+from .step import (
+    describe, DividesWeights, follow_schedule, how_to_be_finite, LeftOut, look_inside_backward, StepInProgress,
+    TokenCounts, who, without_card)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000004
 PARENTS_NAMES = dict(
@@ -65,7 +65,7 @@ class _Moments(TrainerCallback):
         return control
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000013
-class SupervisedTrainer(SFTTrainer):
+class SupervisedTrainer(DividesWeights, SFTTrainer):
     "TRL's trainer on a workbench: our loss, our batches, a look at each step, and checkpoints that are whole"
     def __init__(self,
         bench:Workbench,

@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from learner import learner, values, weights
+from safetensors.torch import load_file
 
 from sft_nb.config import load_config, save_config
 from sft_nb.report import ConfigError
@@ -106,6 +108,27 @@ def test_weights_that_zero3_divides_are_learned_as_in_one_process(tmp_path, alon
     assert values(run, "loss") == values(whole, "loss") and weights(run) == weights(whole)
 
 
+def test_weights_that_fsdp_divides_are_learned_as_in_one_process(tmp_path, alone):
+    "With a preflight, killed in the middle and resumed; its checkpoint is one that a process alone goes on from"
+    run = killed_and_resumed(small(tmp_path, fsdp=True, preflight=True))
+    same(run, alone)
+    state = torch.load(run.checkpoints()[-1]/"optimizer.pt", weights_only=True)["state"]
+    theirs = torch.load(alone.checkpoints()[-1]/"optimizer.pt", weights_only=True)["state"]
+    for k, of_one in theirs.items():
+        for name, t in of_one.items(): assert torch.allclose(t, state[k][name], rtol=1e-3, atol=1e-7), (k, name)
+
+
+def test_full_training_whose_rows_are_shared_too(tmp_path):
+    "Weights and tokens are divided at once; a tied head is saved once"
+    how = dict(method="full", per_device_train_batch_size=8)
+    whole = train(small(tmp_path, run_name="one", num_processes=1, **how))
+    run = launch(small(tmp_path, run_name="two", fsdp=True, sequence_parallel_size=2, **how))
+    assert run.wait(timeout=240) == "finished", run.log()
+    same(run, whole)
+    mine, theirs = (load_file(r.path/"adapter/model.safetensors") for r in (run, whole))
+    assert mine.keys() == theirs.keys() and all(torch.allclose(mine[n], theirs[n], atol=1e-5) for n in mine)
+
+
 def test_rows_that_two_processes_share_are_learned_as_in_one_process(tmp_path, alone):
     "With a preflight, killed in the middle and resumed"
     run = killed_and_resumed(small(tmp_path, sequence_parallel_size=2, per_device_train_batch_size=8, preflight=True))
@@ -122,15 +145,17 @@ from test_not_finite import not_finite
 with not_finite(3, "gradient"): train(load_config({config!r}))
 """
 
-def test_a_gradient_that_is_not_finite_stops_before_deepspeed_takes_the_step(tmp_path):
-    cfg = small(tmp_path, deepspeed=divided("zero2", tmp_path), run_name="infinite")
+@pytest.mark.parametrize("by", ["zero2", "fsdp"])
+def test_a_gradient_that_is_not_finite_stops_before_the_step_is_taken(tmp_path, by):
+    how = dict(fsdp=True) if by == "fsdp" else dict(deepspeed=divided(by, tmp_path))
+    cfg = small(tmp_path, **how, run_name="infinite")
     script = NOT_FINITE.format(folders=[str(TESTS/"training"), str(TESTS)], config=saved(cfg, tmp_path))
     (tmp_path/"worker.py").write_text(script)
     done = run_all([[*TORCHRUN, str(tmp_path/"worker.py")]])
     run = Run(tmp_path/"infinite")
     assert done[0].returncode == 1 and run.status.state == "failed", done[0].stdout
     says = "step 3: the gradient is not finite; no row alone does it; the step's rows are"
-    assert run.status.reason.startswith(says) and "on_nan" not in str(run.status.fix)
+    assert run.status.reason.startswith(says) and ("on_nan" in str(run.status.fix)) == (by == "fsdp")
     assert len(values(run, "loss")) == 2 and [p.name for p in run.checkpoints()] == ["checkpoint-2"]
 
 
@@ -184,13 +209,17 @@ def test_an_error_of_the_first_process_is_that_of_all(tmp_path):
 
 
 def test_settings_that_cannot_be_divided_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="divides what several processes hold, and there is only one"):
-        train(small(tmp_path, num_processes=1, deepspeed="zero2"))
+    for how in (dict(deepspeed="zero2"), dict(fsdp=True)):
+        with pytest.raises(ConfigError, match="divides what several processes hold, and there is only one"):
+            train(small(tmp_path, num_processes=1, **how))
     def says(**how):
         with pytest.raises(ConfigError) as said: training_arguments(small(tmp_path, **how), tmp_path)
         return str(said.value)
     assert "it cannot be skipped" in says(deepspeed="zero2", on_nan="skip")
     assert "packed 4-bit weights cannot be divided" in says(deepspeed="zero3", method="qlora")
+    assert "4-bit and 8-bit weights cannot be divided" in says(fsdp=True, method="qlora")
+    assert "both divide the same" in says(fsdp=True, deepspeed="zero2")
+    assert "the state of paged_adamw_8bit has not the shape" in says(fsdp=True, optim="paged_adamw_8bit")
     assert "a compiled layer" in says(deepspeed="zero3", kernels="compile")
     assert not list(tmp_path.iterdir())
 
