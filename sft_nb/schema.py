@@ -258,12 +258,15 @@ def _fits(v, t)->bool:
     return isinstance(v, t)
 
 # %% ../nbs/00_schema.ipynb #1b15abb7
+_NOTHING = ("0", "false", "n", "no", "none", "off")
+
 def _suggest(f, v):
     "A value near `v` that setting `f` would take, or its default"
     for a in (f.type, *get_args(f.type)):
         if get_origin(a) is Literal:
             near = difflib.get_close_matches(str(v), map(str, get_args(a)), 1, .5)
             if near: return near[0]
+    if f.type is bool: return bool(v) and str(v).lower() not in _NOTHING   # "full_shard" of FSDP, a list of its words
     if not isinstance(v, (str, int, float)): return f.default
     for kind in (int, float, str):
         try: near = kind(v)

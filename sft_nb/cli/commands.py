@@ -164,13 +164,15 @@ def _launched(cfg:Config):
 # %% ../../nbs/14_cli/01_commands.ipynb #27586de9
 _LONGER = ("num_train_epochs", "max_steps")   # what a finished run may have more of
 
-def _resume(options, cfg:Config, longer:dict):
-    "An old run, here or in a process of its own"
+def _resume(options, cfg:Config, longer:dict, several:int|None):
+    "An old run, here or in a process of its own, or in so many"
     from sft_nb.run.directory import can_resume, open_run
-    from sft_nb.run.origin import lengthen
+    from sft_nb.run.origin import lengthen, spread, spread_settings
     run, max_time = open_run(options.resume, trust_remote_code=cfg.trust_remote_code), cfg.max_time
+    if several is not None: spread_settings(run, several)   # or the run would be longer, and not go on
     if longer: _say(lengthen(run, **longer))
     can_resume(run)   # what is wrong with it is said before torch is loaded
+    if several is not None and (says := spread(run, several)): _say(says)
     if not _is_launched(options) and (options.detach or run.config.num_processes > 1):
         return run.resume(max_time=max_time)
     from sft_nb.training.train import resume
@@ -278,7 +280,8 @@ def _begun(options, cfg:Config, args:list[str]):
     "A run: resumed, launched, or trained here"
     if options.resume is not None:
         _nothing_else(options, args)
-        return _resume(options, cfg, {name: getattr(cfg, name) for name in _LONGER if name in given(args)})
+        several = cfg.num_processes if "num_processes" in given(args) else None
+        return _resume(options, cfg, {name: getattr(cfg, name) for name in _LONGER if name in given(args)}, several)
     if _is_launched(options):
         from sft_nb.training.train import train
         if is_main_process(): _say(table(cfg), "\n")
@@ -297,7 +300,7 @@ def _is_launched(options)->bool:
 # %% ../../nbs/14_cli/01_commands.ipynb #8453fa7a
 def _nothing_else(options, args:list[str])->None:
     "ConfigError for a setting beside `--resume`"
-    extra = sorted({*given(args), *set_apart(args)[1]} - {"max_time", "trust_remote_code", *_LONGER})
+    extra = sorted({*given(args), *set_apart(args)[1]} - {"max_time", "trust_remote_code", "num_processes", *_LONGER})
     if options.config is not None: extra.append("config")
     if not extra: return
     anew = command(f"sft_nb train --config {quoted(options.resume)}/config.json")

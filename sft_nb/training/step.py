@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['StepInProgress', 'TokenCounts', 'LeftOut', 'describe', 'who', 'how_to_be_finite', 'LooksBeforeStep',
-           'look_inside_backward', 'DividesWeights', 'follow_schedule', 'without_card']
+           'look_inside_backward', 'DividesWeights', 'meters_of', 'follow_schedule', 'without_card']
 
 # %% ../../nbs/11_training/03_step.ipynb #s7000003
+import json
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -176,6 +177,17 @@ class DividesWeights:
             what.load_state_dict(torch.load(Path(checkpoint)/f"{name}.pt", map_location="cpu", weights_only=True))
 
 # %% ../../nbs/11_training/03_step.ipynb #stepfol2
+def meters_of(
+    checkpoint:Path,
+    rank:int,
+    processes:int,   # that go on from it
+)->dict|None:
+    "The meters of a process; where other processes go on, their mean. None: there are none"
+    files = [checkpoint/f"meters-{k}.json" for k in range(len([*checkpoint.glob("meters-*.json")]))]
+    saved = [json.loads(file.read_text()) for file in files]
+    if len(saved) == processes: return saved[rank]
+    return saved[0] | dict(loss=sum(s["loss"] for s in saved) / len(saved)) if saved else None
+
 def follow_schedule(
     scheduler,   # of a training that goes on
     *, learning_rate:float|None=None,   # of its config; None: that of the checkpoint

@@ -31,7 +31,7 @@ from ..run.environment import write_json, write_text
 from ..run.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, written_aside
 from ..run.directory import can_resume, check_free, create_run, go_on, open_run, plot
 from ..run.face import Run
-from ..run.origin import check_origin, keep_origin, lengthen
+from ..run.origin import check_origin, keep_origin, lengthen, spread
 from ..run.output import lasting
 from ..run.world import by_the_first, check_world, find_world, is_main_process, join, main_first, of_this_world
 from .arguments import divided_inside, tracked, training_arguments
@@ -294,6 +294,7 @@ def resume(
     run:Run|str|Path,           # a run that was stopped, killed or failed
     *, max_time:float|None=None,     # seconds for this part; None: until it is finished
     trust_remote_code:bool=False,    # True: code that the run's config names may run
+    num_processes:int|None=None,     # that go on with it; None: as many as it had, or as a launcher started
     **longer,                        # num_train_epochs or max_steps: more of them, for a run that is finished
 )->Run:
     "Continue a run at its newest whole checkpoint; ConfigError if it has none, is finished or is being trained"
@@ -302,13 +303,22 @@ def resume(
     if longer: say(f"sft_nb: {lengthen(run, **longer)}")
     if find_world().size > 1: return _resume_together(run, max_time)
     can_resume(run)
+    _spread(run, num_processes)
     with run.locked(): return _continue(run, max_time)
 
 def _resume_together(run:Run, max_time:float|None)->Run:
     "All processes that a launcher started continue it"
     join(run.config)
-    by_the_first(lambda: can_resume(run))
+    def prepare():
+        can_resume(run)
+        _spread(run, find_world().size)
+    by_the_first(prepare)
     return train_run(run, max_time=max_time)
+
+def _spread(run:Run, num_processes:int|None)->None:
+    "Say what other processes mean for it, if they are others"
+    says = spread(run, num_processes or run.config.num_processes)
+    if says: say(f"sft_nb: {says}")
 
 # %% ../../nbs/11_training/05_train.ipynb #de68c42d
 def _continue(run:Run, max_time:float|None)->Run:

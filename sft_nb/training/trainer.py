@@ -33,8 +33,8 @@ from .arguments import training_arguments
 from .guards import Guards, all_finite, in_parts, non_finite_rows
 from .recorder import early_stopping, Recorder, saves_better_loss, StopRequest
 from .step import (
-    describe, DividesWeights, follow_schedule, how_to_be_finite, LeftOut, look_inside_backward, StepInProgress,
-    TokenCounts, who, without_card)
+    describe, DividesWeights, follow_schedule, how_to_be_finite, LeftOut, look_inside_backward, meters_of,
+    StepInProgress, TokenCounts, who, without_card)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000004
 PARENTS_NAMES = dict(
@@ -369,9 +369,8 @@ def meters(self:SupervisedTrainer)->dict:
 def restore(self:SupervisedTrainer, checkpoint:Path)->None:
     "Put the meters back; called when training begins"
     follow_schedule(self.lr_scheduler, learning_rate=self.args.learning_rate, weight_decay=self.args.weight_decay)
-    file = checkpoint/f"meters-{self.args.process_index}.json"
-    if not file.exists(): return   # of another number of processes
-    saved = json.loads(file.read_text())
+    saved = meters_of(checkpoint, self.args.process_index, self.args.world_size)
+    if saved is None: return
     self._tr_loss.fill_(saved["loss"])
     self._total_loss_scalar, self._globalstep_last_logged = saved["total"], saved["logged"]
     self._total_train_tokens = saved["tokens"]

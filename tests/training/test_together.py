@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from sft_nb.config import load_config, save_config
 from sft_nb.report import ConfigError
 from sft_nb.run.directory import Run
+from sft_nb.run.origin import spread
 from sft_nb.training.arguments import training_arguments
 from sft_nb.training.launch import launch
-from sft_nb.training.train import train
+from sft_nb.training.train import resume, train
 
 TESTS = Path(__file__).parents[1]
 SCRIPT = TESTS.parent/"nbs/recipes/train.slurm"
@@ -134,6 +135,22 @@ def test_rows_that_two_processes_share_are_learned_as_in_one_process(tmp_path, a
     run = killed_and_resumed(small(tmp_path, sequence_parallel_size=2, per_device_train_batch_size=8, preflight=True))
     same(run, alone)
     assert run.config.padding_free and run.config.attn_implementation == "varlen"
+
+
+def test_one_process_goes_on_with_what_two_began(tmp_path):
+    "And two with what one began: the steps keep their rows, and the curve is that of one process"
+    rows = dict(max_samples=73, logging_steps=2)   # 64 of them are trained
+    whole = train(small(tmp_path, run_name="one", num_processes=1, per_device_train_batch_size=8, **rows))
+    run = launch(small(tmp_path, run_name="two", fsdp=True, max_time=0., **rows))
+    assert run.wait(timeout=240) == "stopped" and run.step == 1, run.log()
+    resume(run, num_processes=1)
+    assert (run.state, run.config.gradient_accumulation_steps, run.config.fsdp) == ("finished", 4, False)
+    same(run, whole)
+    more = small(tmp_path, run_name="more", num_processes=1, gradient_accumulation_steps=4, max_time=0., **rows)
+    run = train(more)
+    assert run.state == "stopped" and "num_processes was 1, is 2" in spread(run, 2)
+    assert run.resume().wait(timeout=240) == "finished", run.log()
+    same(run, whole)
 
 
 NOT_FINITE = """
