@@ -1,6 +1,7 @@
 """Shared fixtures. Nothing here needs a network, a GPU or files beside the repository; tests that can use real rows and
 tokenizers skip without them."""
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -24,6 +25,13 @@ def shared(path:str)->Path:
     if not file.exists():
         pytest.skip(f"{file} is not here (set SFT_NB_SHARED to the folder of real rows and tokenizers)")
     return file
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries_are_not_looked_at_again():
+    "What a file of tests begins with stays: half a million objects of torch, through which Python's collector would go"
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

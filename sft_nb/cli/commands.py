@@ -256,8 +256,8 @@ def _score(evaluation, n_examples:int)->None:
     if n_examples: _say(f"\n{evaluation.examples(n_examples)}")
 
 # %% ../../nbs/14_cli/01_commands.ipynb #253ef7c7
-_RESUME = ("continue this run at its last checkpoint, with its own settings; "
-           "max_time and trust_remote_code may be given too, and more num_train_epochs or max_steps if it is finished")
+_RESUME = ("continue this run at its last checkpoint, with its own settings; max_time, trust_remote_code and another "
+           "num_processes may be given too, and more num_train_epochs or max_steps if it is finished")
 _DETACH = "train in a process of its own and return at once: sft_nb runs shows it, sft_nb stop ends it"
 _EXAMPLES = Option(int, 5, "generations to print")
 _TRAIN = dict(config=_config_option(", or a run to repeat"), resume=Option(str|None, None, _RESUME),

@@ -43,8 +43,10 @@ def own_part(
 
 # %% ../../nbs/06_model/12_sharding.ipynb #829d39c2
 def _gathered(t):
-    "A tensor as one process would have it, in host memory; every process must call this"
-    return t.full_tensor().to("cpu", copy=True) if isinstance(t, DTensor) else t
+    "In the first process, a tensor as if nothing were divided, in host memory; every process must call this"
+    if not isinstance(t, DTensor): return t
+    whole = t.full_tensor()
+    return whole.to("cpu", copy=True) if dist.get_rank() == 0 else t
 
 def whole_weights(
     model,                   # divided by `shard`
@@ -55,10 +57,8 @@ def whole_weights(
     adapted, found = hasattr(model, "peft_config"), {}
     tensors = model.state_dict(keep_vars=True)
     wanted = {name: t for name, t in tensors.items() if t.requires_grad or not adapted}
-    for t in dict.fromkeys(wanted.values()):   # a tied weight is one, and stays one
-        whole = _gathered(t.detach())
-        if dist.get_rank() == 0: found[t] = whole
-    return {name: found[t] for name, t in wanted.items() if t in found}
+    for t in dict.fromkeys(wanted.values()): found[t] = _gathered(t.detach())   # a tied weight is one, and stays one
+    return {name: found[t] for name, t in wanted.items()} if dist.get_rank() == 0 else {}
 
 # %% ../../nbs/06_model/12_sharding.ipynb #7adaf0ba
 def _whole_state(optimizer, state:dict)->dict:
@@ -81,6 +81,6 @@ def _own_state(optimizer, state:dict)->dict:
 def whole_when_saved(
     optimizer:torch.optim.Optimizer,   # of weights that `shard` divided
 )->None:
-    "Its state is saved as that of one process, and divided when it is loaded; every process must ask for it"
+    "What the first process saves is the state of one process, and it is divided when it is loaded; each must call this"
     optimizer.register_state_dict_post_hook(_whole_state)
     optimizer.register_load_state_dict_pre_hook(_own_state)

@@ -171,10 +171,11 @@ class DividesWeights:
     def _defer_fsdp_gradient_reduction(self): return nullcontext()   # whole gradients would not have room
 
     def _load_optimizer_and_scheduler(self, checkpoint)->None:
-        "From the host's memory, where a state that is whole has room"
+        "A state that is whole has no room on a card, and in a host's memory only once: the file is mapped"
         if not self.divides or checkpoint is None: return super()._load_optimizer_and_scheduler(checkpoint)
         for name, what in (("optimizer", self.optimizer), ("scheduler", self.lr_scheduler)):
-            what.load_state_dict(torch.load(Path(checkpoint)/f"{name}.pt", map_location="cpu", weights_only=True))
+            saved = torch.load(Path(checkpoint)/f"{name}.pt", map_location="cpu", mmap=True, weights_only=True)
+            what.load_state_dict(saved)
 
 # %% ../../nbs/11_training/03_step.ipynb #stepfol2
 def meters_of(

@@ -294,7 +294,7 @@ def resume(
     run:Run|str|Path,           # a run that was stopped, killed or failed
     *, max_time:float|None=None,     # seconds for this part; None: until it is finished
     trust_remote_code:bool=False,    # True: code that the run's config names may run
-    num_processes:int|None=None,     # that go on with it; None: as many as it had, or as a launcher started
+    num_processes:int|None=None,     # None: as many as it had, or as a launcher started
     **longer,                        # num_train_epochs or max_steps: more of them, for a run that is finished
 )->Run:
     "Continue a run at its newest whole checkpoint; ConfigError if it has none, is finished or is being trained"
@@ -303,22 +303,15 @@ def resume(
     if longer: say(f"sft_nb: {lengthen(run, **longer)}")
     if find_world().size > 1: return _resume_together(run, max_time)
     can_resume(run)
-    _spread(run, num_processes)
+    if says := spread(run, num_processes or run.config.num_processes): say(f"sft_nb: {says}")
     with run.locked(): return _continue(run, max_time)
 
 def _resume_together(run:Run, max_time:float|None)->Run:
     "All processes that a launcher started continue it"
     join(run.config)
-    def prepare():
-        can_resume(run)
-        _spread(run, find_world().size)
-    by_the_first(prepare)
+    says = by_the_first(lambda: can_resume(run) or spread(run, find_world().size))
+    if says and is_main_process(): say(f"sft_nb: {says}")
     return train_run(run, max_time=max_time)
-
-def _spread(run:Run, num_processes:int|None)->None:
-    "Say what other processes mean for it, if they are others"
-    says = spread(run, num_processes or run.config.num_processes)
-    if says: say(f"sft_nb: {says}")
 
 # %% ../../nbs/11_training/05_train.ipynb #de68c42d
 def _continue(run:Run, max_time:float|None)->Run:
@@ -331,8 +324,7 @@ def _continue(run:Run, max_time:float|None)->Run:
     checkpoint, damaged = newest_whole(run.path/"checkpoints")
     for name, why in damaged.items(): say(f"sft_nb: {name} is not used: {why}")
     if checkpoint is None:
-        why = "; ".join(f"{name}: {why}" for name, why in damaged.items())
-        found = f"it has no whole checkpoint: {why}"
+        found = "it has no whole checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
         raise ConfigError(f"run {run.name!r}", found, "one to resume from", go_on(run, anew=True))
     if is_main_process(): _say_where(run, checkpoint, max_time)
     return run_training(bench, run, checkpoint=checkpoint)

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+import torch.distributed as dist
 
 if not torch.cuda.is_available(): pytest.skip("there is no CUDA device here", allow_module_level=True)
 
@@ -21,6 +22,7 @@ from sft_nb.model.kernels import compile_layers, fuse_lora
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.precision import adapters_to_float32
 from sft_nb.model.recompute import ATTENTION, Aside, OnDevice, OnHost, recompute_layers, recompute_parts
+from sft_nb.model.sharding import own_part, shard, whole_weights
 from sft_nb.planning.plan import plan
 from sft_nb.tokens.tokenizer import load_tokenizer
 
@@ -164,6 +166,26 @@ def test_kernels_say_what_the_layers_say(change):
     got, grads = step(m, made)
     assert abs(got - want) < 1e-2 * want
     assert sum((g - w).norm() for g, w in zip(grads, want_grads)) < 3e-2 * sum(w.norm() for w in want_grads)
+
+
+def test_weights_that_are_gathered_say_what_whole_ones_say():
+    "FSDP2 in a group of one, through NCCL: the same loss and gradients, and what is saved"
+    m, made = learner(), batch()
+    want, want_grads = step(m, made)
+    trained = [p.detach().cpu().clone() for p in m.parameters() if p.requires_grad]
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        shard(m, "cuda")
+        m.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16): got = m(**made, supervised=True, use_cache=False).loss
+        got.backward()
+        grads = [own_part(p.grad).float() for p in m.parameters() if p.requires_grad]
+        saved = [*whole_weights(m).values()]
+    finally: dist.destroy_process_group()
+    assert abs(got.detach().float() - want) < 1e-2 * want
+    apart = sum((g - w).norm() for g, w in zip(grads, want_grads, strict=True))
+    assert apart < 3e-2 * sum(w.norm() for w in want_grads)
+    assert all(torch.equal(a, b) for a, b in zip(saved, trained, strict=True))
 
 
 class Attentions(TorchDispatchMode):
