@@ -21,8 +21,8 @@ def units(
     return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
 
 def _cannot_be_divided(model)->set:
-    "Frozen weights that stay whole in each process: packed integers, and single numbers"
-    return {p for p in model.parameters() if not p.requires_grad and (not p.is_floating_point() or p.ndim == 0)}
+    "Frozen numbers without a dimension stay whole in each process"
+    return {p for p in model.parameters() if p.ndim == 0 and not p.requires_grad}
 
 def shard(
     model,        # with or without an adapter; on every process the same

@@ -277,14 +277,6 @@ def _alike(model)->bool:
     return len({sum(p.numel() for p in layer.parameters()) for layer in _stack(model)}) == 1
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #963dd4a0
-_KNOWN:dict[tuple,Step] = {}   # what was simulated: the next plan asks for most of it again
-
-def _key(cfg:Config, whole, batch:Batch, how:Pass)->tuple:
-    "All that a step depends on: every module and weight, and how it is run"
-    weights = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in whole.named_parameters())
-    modules = tuple(type(m) for m in whole.modules())
-    return modules, weights, whole.config.to_json_string(), cfg.lora_dropout, cfg.kernels, batch, how
-
 def footprint(
     cfg:Config,
     tokenizer,
@@ -297,9 +289,6 @@ def footprint(
     whole = causal_lm(whole or skeleton(cfg, tokenizer))
     n = whole.config.get_text_config().num_hidden_layers
     few = None if n < 4 or not _alike(whole) else 3
-    key = _key(cfg, whole, batch, how)
-    if key not in _KNOWN:
-        model = skeleton(cfg, tokenizer, layers=few, attention=how.attention, dtype=how.dtype)
-        _KNOWN[key] = simulate(model, batch, how)
-    step = _KNOWN[key]
+    model = skeleton(cfg, tokenizer, layers=few, attention=how.attention, dtype=how.dtype)
+    step = simulate(model, batch, how)
     return step if few is None else step.with_layers(n - few)

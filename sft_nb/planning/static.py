@@ -172,13 +172,12 @@ _FETCHED = 10**9   # numbers
 
 def _by_layer(model)->int:
     "What FSDP2 has whole: three layers (in use, on its way, being laid out), all that is no layer, and their gradients"
-    layers, every = units(model), list(model.parameters())
-    def largest(wanted): return max((sum(_bytes(p) for p in m.parameters() if wanted(p)) for m in layers), default=0)
-    def rest(wanted): return sum(map(_bytes, filter(wanted, every))) - sum(
-        _bytes(p) for m in layers for p in m.parameters() if wanted(p))
-    def learns(p): return p.requires_grad
-    def any_of_them(p): return True
-    return 3 * largest(any_of_them) + largest(learns) + rest(any_of_them) + rest(learns)
+    layers = [list(m.parameters()) for m in units(model)]
+    inside = {p for layer in layers for p in layer}
+    rest = [p for p in model.parameters() if p not in inside]
+    def whole(weights): return sum(map(_bytes, weights))
+    def learned(weights): return sum(_bytes(p) for p in weights if p.requires_grad)
+    return 3 * max(map(whole, layers), default=0) + max(map(learned, layers), default=0) + whole(rest) + learned(rest)
 
 def passing_bytes(
     model,          # from `skeleton`

@@ -294,18 +294,6 @@ def start_process(
         raise SftError(f"run {run.name!r}", f"no process could be started ({e.strerror})", "", go_on(run)) from e
     return run
 
-# %% ../../nbs/10_run/06_directory.ipynb #26c9f3ed
-@patch
-def resume(self:Run,
-    *, max_time:float|None=None,     # seconds for this part; None: until it is finished
-    trust_remote_code:bool=False,    # True: code that its config names may run
-)->Run:
-    "Continue it in a process of its own; ConfigError if that cannot be done"
-    open_run(self, trust_remote_code=trust_remote_code)
-    can_resume(self)
-    options = [] if max_time is None else ["--max-time", str(max_time)]
-    return start_process(self, *options)
-
 # %% ../../nbs/10_run/06_directory.ipynb #f8c9d667
 @patch
 def log(self:Run,

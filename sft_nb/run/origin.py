@@ -11,13 +11,16 @@ import hashlib, json, math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fastcore.basics import patch
+
+from ..progress import say
 from ..report import command, ConfigError, edit, quoted
 from ..config import Config
 from ..tokens.tokenizer import model_path
 from ..model.divided import data_processes
 from .environment import environment, write_json
 from .refusals import go_on, no_checkpoint
-from .directory import Run
+from .directory import can_resume, open_run, Run, start_process
 
 # %% ../../nbs/10_run/08_origin.ipynb #org00006
 _SAMPLES, _BLOCK = 64, 4096   # of each file, bytes
@@ -204,3 +207,17 @@ def spread(
     run.keep(now)
     changed = {k: (getattr(cfg, k), getattr(now, k)) for k in _IN_A_STEP}
     return f"{run.name} goes on with the same rows in each step: {_in_words(changed)}"
+
+# %% ../../nbs/10_run/08_origin.ipynb #orgsp004
+@patch
+def resume(self:Run,
+    *, max_time:float|None=None,     # seconds for this part; None: until it is finished
+    num_processes:int|None=None,     # that go on with it; None: as many as it had
+    trust_remote_code:bool=False,    # True: code that its config names may run
+)->Run:
+    "Continue it in a process of its own, or in several; ConfigError if that cannot be done"
+    open_run(self, trust_remote_code=trust_remote_code)
+    can_resume(self)
+    if says := spread(self, num_processes or self.config.num_processes): say(f"sft_nb: {says}")
+    options = [] if max_time is None else ["--max-time", str(max_time)]
+    return start_process(self, *options)
