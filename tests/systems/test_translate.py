@@ -226,7 +226,7 @@ LINES = [   # and what the answer ends in
     ("train demo", "Fix: --config demo."), ("evaluate", "Fix: sft_nb evaluate runs/NAME."),
     ("data --show -1", "Fix: --show 0."), ("train --load-in-3bit", "Fix: sft_nb train --help."),
     ("train --gpu first", "Fix: --gpu 0."), ("train --padding_side left", "Fix: leave --padding-side out."),
-    ("train --config demo --optim adamm", "Fix: --optim adamw_torch."), ("train --wandb maybe", "Fix: --no-wandb.")]
+    ("train --config demo --optim adamm", "Fix: --optim adamw_torch."), ("train --wandb maybe", "Fix: --wandb.")]
 
 
 @pytest.mark.parametrize("line, ends", LINES, ids=[line for line, _ in LINES])
