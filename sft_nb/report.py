@@ -99,7 +99,8 @@ def to_dict(self:Fix)->dict:
 def from_dict(cls:Fix, d:dict)->"Fix":
     "What `to_dict` gave"
     others = tuple(map(cls.from_dict, d.get("otherwise", ())))
-    return cls(**d | dict(otherwise=others))
+    settings = {name: tuple(v) if isinstance(v, list) else v for name, v in d.get("settings", {}).items()}
+    return cls(**d | dict(settings=settings, otherwise=others))
 
 # %% ../nbs/00_report.ipynb #f1x00007
 def edit(**settings)->Fix:

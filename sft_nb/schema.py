@@ -68,6 +68,7 @@ class SizeSettings:
     drop_duplicates:bool=False        # True: of rows with the same tokens, only the first is kept
     template_skeletons:bool=True      # False: run the chat template for every row; slower, the same tokens
     on_bad_row:Literal["error","drop"]="error"  # a row that cannot be read: stop, or drop and count it
+    num_workers:int|_Auto="auto"      # processes that prepare rows; auto: one for each core, for 8,192 rows and more
     cache_dir:str|None=None           # where prepared rows are kept; None: SFT_NB_CACHE, else ~/.cache/sft_nb
 
 # %% ../nbs/00_schema.ipynb #c0nf0007
@@ -306,7 +307,7 @@ _AT_LEAST = dict(
     max_tokens_per_batch=2, gradient_accumulation_steps=1, effective_batch_size=1, warmup_steps=0, weight_decay=0,
     max_grad_norm=0, max_logits_mib=1, seed=0, eval_steps=1, early_stopping_patience=1, per_device_eval_batch_size=1,
     max_new_tokens=1, sample_steps=1, logging_steps=1, save_steps=1, save_total_limit=1, num_processes=1,
-    sequence_parallel_size=1)
+    sequence_parallel_size=1, num_workers=1)
 _BELOW = dict(eval_fraction=1, lora_dropout=1, learning_rate=1, weight_decay=1, seed=2**32)   # numpy's largest seed
 
 def _outside(f, v)->str:

@@ -31,7 +31,8 @@ ALIASES = dict(
     use_gradient_checkpointing="gradient_checkpointing", optimizer="optim", lr_scheduler="lr_scheduler_type",
     warmup_ratio="warmup_steps", gradient_clipping="max_grad_norm", random_state="seed",
     patience="early_stopping_patience", output_dir="run_name", use_wandb="wandb",
-    num_gpus="num_processes", n_gpus="num_processes", nproc_per_node="num_processes",
+    dataset_num_proc="num_workers", preprocessing_num_workers="num_workers", dataset_processes="num_workers",
+    num_proc="num_workers", num_gpus="num_processes", n_gpus="num_processes", nproc_per_node="num_processes",
     sequence_parallel_degree="sequence_parallel_size", context_parallel_size="sequence_parallel_size",
     sp_size="sequence_parallel_size", cp_size="sequence_parallel_size")
 
@@ -169,7 +170,7 @@ ROWS = dict(
     dataset_streaming=_only(False, says="rows are read once"),
     dataset_kwargs={...: _done("rows are prepared by sft_nb, and its report says how")},
     dataset_prepared_path=_any("prepared rows are kept in cache_dir"),
-    dataset_num_proc=_NO_LOADER, preprocessing_num_workers=_NO_LOADER, dataloader_num_workers=_NO_LOADER,
+    dataloader_num_workers=_NO_LOADER,
     dataloader_pin_memory=_NO_LOADER, dataloader_prefetch_factor=_NO_LOADER, dataloader_persistent_workers=_NO_LOADER,
     dataloader_drop_last=_only(False, says="every row is trained on in every epoch"),
     remove_unused_columns=_either("batches hold ids and labels alone, and every column is accounted for"),

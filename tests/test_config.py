@@ -72,6 +72,7 @@ def another(full):
     "A value of setting `full` that is not its default"
     if full == "eval_fraction": return .5
     if full == "gradient_checkpointing": return True
+    if full == "num_workers": return 3
     return OTHER[next(f.type for f in settings() if f.name == full)]
 
 

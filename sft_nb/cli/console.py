@@ -14,11 +14,11 @@ from ..keys import load_env, Redacted
 from ..report import command, ConfigError, edit, SftError, speaking
 from .options import words
 from .commands import (
-    _say, branch_command, check_command, checkpoint_command, config_command, data_command, plan_command, runs_command,
+    _say, branch_command, check_command, checkpoint_command, config_command, data_command, plan_command,
     stop_command, train_command)
-from sft_nb.cli.results import (
-    chat_command, compare_command, evaluate_command, generate_command, merge_command, report_command, sweep_command,
-    verdict_command)
+from .results import (
+    chat_command, compare_command, evaluate_command, generate_command, merge_command, report_command, runs_command,
+    sweep_command, verdict_command)
 from .serving import prove_command
 
 # %% ../../nbs/14_cli/04_console.ipynb #ac0075f1

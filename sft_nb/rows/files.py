@@ -27,6 +27,7 @@ class Source:
     total:int|None=None                            # how many rows, where that is known
     own:bool=False                                 # a task brings these rows, and knows their columns
     steady:bool=True                               # nobody else can change the rows while they are read
+    prepared:Path|None=None                        # the folder in which they are tokens already
 
     def __iter__(self)->Iterator[tuple[int,dict]]:
         "Number and row; raises the error for a row that cannot be read"

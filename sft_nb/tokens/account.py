@@ -71,7 +71,9 @@ def _lines(file:Path)->list[dict]:
 def row(self:Split,
     example:int,        # its number on this side
 )->tuple[str,dict]:     # place and row
-    "Where an example came from; the source is read again up to its row"
+    "Where an example came from; the source is read again up to its row. Of what came as tokens, these"
+    if len(self.source.sources) == 1 and self.source.sources[0].prepared:
+        return self.source.sources[0].place(example + 1), dict(self.tokens[example])
     return next(islice(iter(self.source), int(self.stats["row"][example]), None))
 
 # %% ../../nbs/04_tokens/10_account.ipynb #acc0get1

@@ -1,4 +1,12 @@
 """What is wrong with a row stops the preparation with its place, or is counted; it is never another error than ours."""
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 from samples import no_eval, pairs
@@ -6,6 +14,7 @@ from samples import no_eval, pairs
 from sft_nb.config import load_config
 from sft_nb.report import SftError
 from sft_nb.rows.formats import FORMATS
+from sft_nb.tasks.chat import Chat
 from sft_nb.tasks.core import task_of
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.stream import Reader
@@ -71,3 +80,129 @@ def test_malformed_rows_are_errors_of_ours(reader, rows):
             continue
         try: reader.encode(batch)
         except SftError as e: assert f"row {k}" in str(e)
+
+
+# several processes
+
+HALF = (dict(question="\ud800", answer="2"), dict(a=1), dict(question="?", answer=""))
+
+
+def mixed_rows(n=300):
+    "Rows of many lengths, some of which are dropped, cut or there twice"
+    rows = pairs(n)
+    for k in range(0, n, 37): rows[k] = HALF[k % 3]
+    rows[n - 5] = rows[11]
+    return rows
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr("sft_nb.tokens.stream._BATCH", 16)
+    monkeypatch.setattr("sft_nb.tokens.stream._FEW", 2)
+
+
+def entry(data): return {p.name: p.read_bytes() for p in data.train.folder.iterdir() if p.name != "stats.npz"}
+
+
+def many(tokenizer, workers, rows=None, **more):
+    how = dict(task="chat", max_length=70, on_long="cut", on_bad_row="drop", drop_duplicates=True)
+    rows = mixed_rows() if rows is None else rows
+    return prepare(no_eval(**how | more, num_workers=workers), tokenizer, train=(r for r in rows))
+
+
+def test_any_number_of_processes_writes_the_same_bytes(tokenizer, small_blocks):
+    one, two, five = (many(tokenizer, n) for n in (1, 2, 5))
+    assert one.train.counts.dropped > 10 < one.train.counts.cut and len(one.train.reasons) > 4
+    assert entry(one) == entry(two) == entry(five) and str(one) == str(two) == str(five)
+    for name, column in one.train.stats.items(): assert (column == five.train.stats[name]).all()
+
+
+def test_a_task_of_a_notebook_works_in_other_processes(tokenizer, small_blocks):
+    where = set()
+
+    class Shout(Chat):
+        name = "shout"
+        def messages(self, row):
+            where.add(os.getpid())   # of a worker: its own copy
+            return [dict(role="user", content=row["q"]), dict(role="assistant", content=row["a"].upper())]
+    rows = [dict(q=f"{k}?", a=f"yes {k}") for k in range(200)]
+    data = prepare(no_eval(num_workers=3), tokenizer, task=Shout(), train=rows)
+    assert where == {os.getpid()} and data.train.n_kept == 200
+    text = tokenizer.decode([t for t in data.train.tokens[150]["input_ids"]])
+    assert "YES 150" in text
+
+
+@pytest.mark.parametrize("bad, says", [(dict(a=1), "has the fields a"), (HALF[0], "half a character"),
+                                       (dict(input_ids=[10**6], labels=[10**6]), "not in the vocabulary")])
+def test_a_bad_row_is_the_same_error_wherever_it_is_found(tokenizer, small_blocks, bad, says):
+    rows, said = pairs(200), set()
+    rows[150] = bad
+    for workers in (1, 3):
+        with pytest.raises(SftError, match=f"row 151: .*{says}") as caught:
+            many(tokenizer, workers, rows, on_bad_row="error")
+        said.add(str(caught.value))
+    assert len(said) == 1 and multiprocessing.active_children() == []
+
+
+class Fragile(Chat):
+    "Its process dies, or fails, unless it is the one in which the rows are read"
+    name, home, signal = "fragile", os.getpid(), 0
+
+    def messages(self, row):
+        if os.getpid() != self.home:
+            if self.signal: os.kill(os.getpid(), self.signal)
+            raise RuntimeError("I will not")
+        return [dict(role="user", content=row["question"]), dict(role="assistant", content=row["answer"])]
+
+
+@pytest.mark.parametrize("how", [0, signal.SIGKILL, signal.SIGTERM])
+def test_what_a_worker_cannot_do_is_done_here(tokenizer, small_blocks, how):
+    task = Fragile()
+    task.signal, task.home = how, os.getpid()
+    data = prepare(no_eval(num_workers=2), tokenizer, task=task, train=pairs(200))
+    assert data.train.n_kept == 200 and multiprocessing.active_children() == []
+
+
+def test_rows_that_no_other_process_can_be_handed(tokenizer, small_blocks):
+    rows = [row | dict(note=lambda: 0) for row in pairs(100)]
+    data = prepare(no_eval(task="chat", num_workers=2, ignore_columns=("note",)), tokenizer, train=rows)
+    assert data.train.n_kept == 100
+
+
+def test_no_more_processes_may_be_made(tokenizer, small_blocks, monkeypatch):
+    def refused(*args): raise BlockingIOError("no more processes")
+    monkeypatch.setattr("os.fork", refused)
+    assert many(tokenizer, 3).train.fingerprint == many(tokenizer, 1).train.fingerprint
+
+
+def test_workers_go_with_the_process_that_made_them(tmp_path):
+    script = tmp_path/"prepares.py"
+    script.write_text("""if True:
+        import sft_nb.tokens.stream as stream, itertools, time, sys
+        from sft_nb.config import load_config
+        from sft_nb.tasks.core import get_task
+        from sft_nb.tokens.template import Template
+        from sft_nb.tokens.tokenizer import load_tokenizer
+        stream._BATCH = stream._FEW = 2
+        cfg = load_config(task="chat", num_workers=3)
+        rows = (("row", dict(question="1?", answer="2")) for k in itertools.count())
+        for n, _ in enumerate(stream.Reader(cfg, get_task("chat"), Template(load_tokenizer(cfg)))(rows)):
+            if n == 20:
+                import multiprocessing
+                print(*[p.pid for p in multiprocessing.active_children()], flush=True)
+                time.sleep(60)
+        """)
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    workers = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(workers) == 3
+    parent.kill()
+    parent.wait()
+    for _ in range(100):
+        if not any(_alive(pid) for pid in workers): return
+        time.sleep(.1)
+    raise AssertionError("a worker lives on")
+
+
+def _alive(pid)->bool:
+    try: return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError: return False
