@@ -79,7 +79,7 @@ def prepare_shard(
     out:str,          # a folder or an address: the shard is put there
     tokenizer=None,   # None: the one that `cfg` names
 )->Report:
-    "Prepare a part of the rows; `SftError` for another shard of that name"
+    "Prepare a part of the rows; `SftError` for another of that name"
     (k, n), task, (fs, root) = part_of(part), task_of(cfg), _place(out)
     _check_duplicates(cfg)
     tokenizer, rows, to = tokenizer or load_tokenizer(cfg), source_of(cfg, task, "train"), f"{root}/{_name(k, n)}"

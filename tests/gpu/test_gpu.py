@@ -19,7 +19,7 @@ from sft_nb.model import attention as ours, recompute
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import Documents, varlen_attention
 from sft_nb.model.kernels import compile_layers, fuse_lora
-from sft_nb.model.loss import add_supervised_loss
+from sft_nb.model.loss import add_product, add_supervised_loss, adds_to_float32
 from sft_nb.model.precision import adapters_to_float32
 from sft_nb.model.recompute import ATTENTION, Aside, OnDevice, OnHost, recompute_layers, recompute_parts
 from sft_nb.model.sharding import own_part, shard, whole_weights
@@ -95,6 +95,16 @@ def fresh_peak():
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+
+
+def test_a_heads_gradient_is_added_in_float32():
+    "As PyTorch's own in float64 says; the card has the product that adds 16-bit factors to it"
+    assert adds_to_float32(torch.device("cuda", 0), torch.bfloat16)
+    chance = torch.Generator().manual_seed(0)
+    g, h = (torch.randn(512, n, generator=chance).cuda().bfloat16() for n in (4096, 256))
+    total = torch.ones(4096, 256, device="cuda")
+    add_product(total, g, h)
+    torch.testing.assert_close(total.double(), 1 + g.double().T @ h.double(), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("size, method, tokens, checkpointing", COMBINATIONS, ids=str)

@@ -3,11 +3,13 @@ import json
 
 import pytest
 import torch
+import torch.nn.functional as F
 from shapes import ODD, SHAPES, folder, model
 
 from sft_nb.config import load_config
 from sft_nb.tokens.prepare import prepare
 from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
+from sft_nb.model import loss as loss_module
 from sft_nb.model.loss import add_supervised_loss, batch_loss, head_of
 from sft_nb.report import SftError
 from sft_nb.training.train import train
@@ -144,3 +146,69 @@ def test_models_whose_rows_would_read_each_other_are_padded(tmp_path, kind):
     assert run.metrics()[0]["loss"] == pytest.approx(alone.metrics()[0]["loss"], rel=1e-4)
     for asked in (dict(max_tokens_per_batch=512), dict(padding_free=True)):
         with pytest.raises(SftError, match="reach from row to row"): train(load_config("demo", **how | asked))
+
+
+# 16 bits
+
+def in_16_bits(sure, dtype, factor):
+    "Hidden vectors that are nearly their targets' rows, a head, targets"
+    chance = torch.Generator().manual_seed(0)
+    weight = torch.randn(300, 48, generator=chance)
+    targets = torch.randint(0, 300, (80,), generator=chance)
+    hidden = sure * weight[targets] / factor + .05 * torch.randn(80, 48, generator=chance)
+    return hidden.to(dtype), weight.to(dtype), targets
+
+
+def gradients(loss_of, *leaves):
+    leaves = [x.detach().clone().requires_grad_() for x in leaves]
+    return torch.autograd.grad(loss_of(*leaves), leaves)
+
+
+def far(got, exact): return ((got.double() - exact).norm() / exact.norm()).item()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("factor", [1, .25])
+@pytest.mark.parametrize("sure", [0, .1, .2, .4])
+def test_what_is_nearly_sure_is_learned_as_exactly_as_by_pytorch(sure, factor, dtype):
+    "At a probability of 0.9999 the gradient is small, and not lost"
+    hidden, weight, targets = in_16_bits(sure, dtype, factor)
+    def plain(h, w): return F.cross_entropy((factor * h @ w.T).float(), targets, reduction="sum")
+    def ours(h, w): return loss_module._ChunkedLinear.apply(h, w, targets, factor, 13)[0]
+    exact = gradients(plain, hidden.double(), weight.double())
+    for a, b, want in zip(gradients(ours, hidden, weight), gradients(plain, hidden, weight), exact):
+        assert far(a, want) <= 1.2 * far(b, want) + 2e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_weights_gradient_from_factors_in_16_bits(dtype, monkeypatch):
+    "As a card adds it: products of 16-bit factors, in float32"
+    hidden, weight, targets = in_16_bits(.1, dtype, 1)
+    def ours(h, w): return loss_module._ChunkedLinear.apply(h, w, targets, 1, 13)[0]
+    want, addmm, calls = gradients(ours, hidden, weight)[1], torch.addmm, []
+
+    def on_a_card(total, a, b, *, out_dtype, out):
+        calls.append(a.dtype)
+        return addmm(total, a.float(), b.float(), out=out)
+    monkeypatch.setattr(torch, "addmm", on_a_card)
+    monkeypatch.setattr(loss_module, "adds_to_float32", lambda *_: True)
+    got = gradients(ours, hidden, weight)[1]
+    assert calls == [dtype] * 7 and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("wrong", [RuntimeError, TypeError, "zero", "rounded", None])
+def test_a_product_that_is_wrong_is_not_used(wrong, monkeypatch):
+    "Also where it only forgets what was there, or rounds it to 16 bits"
+    addmm = torch.addmm
+
+    def on_a_card(total, a, b, *, out_dtype=None, out=None):
+        if out_dtype is None: return addmm(total, a, b)
+        if isinstance(wrong, type): raise wrong("no such product")
+        start = dict(zero=0 * total, rounded=total.to(a.dtype).float()).get(wrong, total)
+        return out.copy_(addmm(start, a.float(), b.float()))
+    monkeypatch.setattr(torch, "addmm", on_a_card)
+    arange, full = torch.arange, torch.full
+    monkeypatch.setattr(torch, "arange", lambda *a, device: arange(*a))
+    monkeypatch.setattr(torch, "full", lambda *a, device: full(*a))
+    found = loss_module.adds_to_float32.__wrapped__(torch.device("cuda"), torch.bfloat16)
+    assert found is (wrong is None)
