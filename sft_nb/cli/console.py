@@ -17,13 +17,13 @@ from .commands import (
     _say, branch_command, check_command, checkpoint_command, config_command, data_command, plan_command,
     stop_command, train_command)
 from .results import (
-    chat_command, compare_command, evaluate_command, generate_command, merge_command, report_command, runs_command,
-    sweep_command, verdict_command)
+    chat_command, compare_command, evaluate_command, generate_command, merge_command, race_command, report_command,
+    runs_command, sweep_command, verdict_command)
 from .serving import prove_command
 
 # %% ../../nbs/14_cli/04_console.ipynb #ac0075f1
 COMMANDS = dict(
-    train=train_command, evaluate=evaluate_command, sweep=sweep_command, verdict=verdict_command,
+    train=train_command, race=race_command, evaluate=evaluate_command, sweep=sweep_command, verdict=verdict_command,
     compare=compare_command, generate=generate_command, chat=chat_command, merge=merge_command, prove=prove_command,
     report=report_command,
     check=check_command, plan=plan_command,

@@ -1,0 +1,130 @@
+"""Several configs on one base: each run is what it is alone, to the last bit."""
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sft_nb.config import load_config
+from sft_nb.model import load
+from sft_nb.model.load import load_base, one_base, twin
+from sft_nb.report import ConfigError, SftError
+from sft_nb.tokens.tokenizer import load_tokenizer
+from sft_nb.training import race as race_module
+from sft_nb.training.race import race
+from sft_nb.training.train import train
+
+
+def small(tmp_path, **more):
+    how = dict(max_steps=4, eval_samples=4, eval_steps=2, logging_steps=1, preflight=False, max_samples=60,
+               runs_dir=str(tmp_path/"runs"), cache_dir=str(tmp_path/"cache"))
+    return load_config("demo", **how | more)
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    "How often a base is read from its files"
+    from transformers import AutoModelForCausalLM
+    times, real = [], AutoModelForCausalLM.from_pretrained
+
+    def counting(*args, **how):
+        times.append(args)
+        return real(*args, **how)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", counting)
+    return times
+
+
+def said(run):
+    "Loss, gradient norm and held-out loss of each step"
+    return [{k: v for k, v in m.items() if "loss" in k or "norm" in k} for m in run.metrics()]
+
+
+def weights(run): return (run.adapter/"adapter_model.safetensors").read_bytes()
+
+
+DORA, TRAINED_HEAD = dict(lora_r=4, use_dora=True), dict(modules_to_save=("lm_head",))
+DROPS = dict(learning_rate=3e-3, lora_dropout=.2, gradient_checkpointing=True)
+OTHERWISE = dict(kernels="none", per_device_train_batch_size=2, lora_target_modules=("attention",), seed=7)
+
+
+@pytest.mark.parametrize("how, others", [
+    (dict(method="lora"), [TRAINED_HEAD, DROPS, OTHERWISE]), (dict(method="qlora"), [DORA, DROPS]),
+    (dict(method="lora", dtype="bfloat16", max_steps=2), [OTHERWISE]),
+    (dict(method="lora", init="random"), [dict(init_lora_weights="gaussian")])])
+def test_each_run_is_what_it_is_alone(tmp_path, loaded, how, others):
+    cfgs = [small(tmp_path, **how | other) for other in [{}, *others]]
+    together = race(cfgs)
+    assert len(loaded) == 1
+    for run, cfg in list(zip(together, cfgs))[-2:]:
+        alone = train(cfg)
+        assert said(run) == said(alone) and weights(run) == weights(alone)
+
+
+def test_with_a_preflight_and_a_new_token(tmp_path, loaded):
+    cfgs = [small(tmp_path, method="lora", preflight=True, train_tokens=("<|new|>",), seed=seed) for seed in (1, 2)]
+    together = race(cfgs)
+    assert len(loaded) == 1
+    alone = train(cfgs[1])
+    assert said(together[1]) == said(alone) and weights(together[1]) == weights(alone)
+
+
+def test_a_training_that_changes_the_base_has_one_of_its_own(tmp_path, loaded):
+    "And those before and after it share theirs"
+    lora = dict(method="lora", max_steps=2)
+    ways = (lora, dict(method="full", max_steps=2), lora | dict(init_lora_weights="pissa"), lora | dict(seed=2))
+    cfgs = [small(tmp_path, **how) for how in ways]
+    together = race(cfgs)
+    assert len(loaded) == 3
+    for cfg, run in list(zip(cfgs, together))[2:]: assert said(run) == said(train(cfg))
+    tok = load_tokenizer(load_config())
+    assert load._key(load_config(method="qlora", load_in_8bit=True), tok) is None
+
+
+def test_there_is_memory_for_one(tmp_path, loaded):
+    tok = load_tokenizer(load_config())
+    with one_base():
+        a, b = (load_base(load_config(method="lora"), tok) for _ in range(2))
+        assert len(loaded) == 1 and len(load._KEPT.get()) == 1
+        assert all(p is q for p, q in zip(a.parameters(), b.parameters()))
+        assert not {id(m) for m in a.modules()} & {id(m) for m in b.modules()}
+        load_base(load_config(method="qlora"), tok)
+        assert len(loaded) == 2 and len(load._KEPT.get()) == 1
+    assert load._KEPT.get() is None
+
+
+def test_a_twins_hooks_are_its_own():
+    model = load_base(load_config(method="lora"), load_tokenizer(load_config()))
+    other, seen = twin(model), []
+    other.model.norm.register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        ids = torch.tensor([[5, 6, 7]])
+        assert torch.equal(model(ids).logits, twin(model)(ids).logits) and not seen
+        other(ids)
+    assert seen == [1]
+
+
+def test_a_run_that_fails_stops_no_other(tmp_path):
+    cfgs = [small(tmp_path, run_name="a"), small(tmp_path, run_name="b", max_length=2), small(tmp_path, run_name="c")]
+    with pytest.raises(SftError, match="config 2, .*none is left"): race(cfgs)
+    states = {p.name: json.loads((p/"status.json").read_text())["state"] for p in (tmp_path/"runs").iterdir()}
+    assert states == dict(a="finished", c="finished")
+
+
+def test_who_is_told_to_stop_begins_no_other(tmp_path, monkeypatch):
+    begun = []
+
+    def stopped(cfg):
+        begun.append(cfg.run_name)
+        run = train(cfg)
+        run.set_status("stopped", stopped_by="Ctrl-C" if cfg.run_name == "b" else "max_time")
+        return run
+    monkeypatch.setattr(race_module, "train", stopped)
+    assert [run.name for run in race(small(tmp_path, run_name=name) for name in "abc")] == ["a", "b"] == begun
+
+
+def test_what_is_wrong_is_said_before_the_first_begins(tmp_path):
+    good = small(tmp_path)
+    for cfgs, says in (([], "race: there is no config"), ([good, replace(good, num_processes=2)], "num_processes: 2"),
+                       ([replace(good, run_name="a"), replace(good, run_name="a")], "two of them are called a")):
+        with pytest.raises(ConfigError, match=says): race(cfgs)
+    assert not (tmp_path/"runs").exists() or not list((tmp_path/"runs").iterdir())
