@@ -5,9 +5,12 @@
 LoRA (r 16, all linear layers, no dropout) on a Qwen3 shape with random weights and the Qwen3 vocabulary, on real GSM8K
 rows, the same rows in each step. The contenders take turns; of each turn the second step counts; medians. Peak memory
 comes from a process of its own for each.
-`ratio` is sft_nb flattened / TRL's defaults, `ratio_plain` the same / the plain Trainer, `ratio_as_is` the same /
-sft_nb with peft's own layers (`kernels="none"`), in non-padding tokens per second. On a GPU `mfu` is the share of the
-card's dense bfloat16 peak. Writes benchmarks/results/train_step.json (train_step_SHAPE.json for other shapes than 50m).
+TRL at its best has no checkpointing, and on a GPU Liger's kernels and rows without padding, where `liger-kernel` and
+`flash-attn` are installed; there sft_nb is measured compiled and with Liger's kernels too.
+`ratio` is sft_nb flattened / TRL's defaults, `ratio_trl_best` the same / TRL at its best, `ratio_plain` the same / the
+plain Trainer, `ratio_as_is` the same / sft_nb with peft's own layers (`kernels="none"`), in non-padding tokens per
+second. On a GPU `mfu` is the share of the card's dense bfloat16 peak. Writes benchmarks/results/train_step.json
+(train_step_SHAPE.json for other shapes than 50m).
 """
 import argparse
 import json
@@ -19,6 +22,7 @@ import tempfile
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
@@ -34,9 +38,10 @@ SHAPES = {
                num_key_value_heads=8, head_dim=128),
     "7b": dict(hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
                num_key_value_heads=4, head_dim=128)}
-NAMES = {"trl": "TRL's defaults", "trl_best": "TRL without checkpointing", "plain": "plain Trainer",
+NAMES = {"trl": "TRL's defaults", "trl_best": "TRL at its best here", "plain": "plain Trainer",
          "padded": "sft_nb padded", "as_is": "sft_nb, peft's own layers", "flat": "sft_nb flattened"}
-COMPILED = {"compiled": "sft_nb compiled"}   # on a GPU
+COMPILED, LIGER = {"compiled": "sft_nb compiled"}, {"liger": "sft_nb with Liger's kernels"}   # on a GPU
+KERNELS = dict(as_is="none", compiled="compile", liger="liger")
 LIBRARIES = ("trl", "trl_best", "plain")
 
 
@@ -56,15 +61,27 @@ def library_trainer(name:str, cfg, data, folder:str):
     from transformers import AutoModelForCausalLM, set_seed
     gpu = torch.cuda.is_available()
     dtype, device = (torch.bfloat16, "cuda") if gpu else (torch.float32, "cpu")
-    model = AutoModelForCausalLM.from_pretrained(cfg.model, dtype=dtype, device_map={"": device})
+    attention = "flash_attention_2" if name == "trl_best" and at_its_best().get("padding_free") else None
+    model = AutoModelForCausalLM.from_pretrained(cfg.model, dtype=dtype, device_map={"": device},
+                                                 attn_implementation=attention)
     same = dict(
         output_dir=folder + "/out", per_device_train_batch_size=cfg.per_device_train_batch_size, max_steps=2,
         learning_rate=cfg.learning_rate, logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
         bf16=gpu, use_cpu=not gpu)
     set_seed(cfg.seed)
     if name == "plain": return plain_trainer(model, cfg, data, same)
-    if name == "trl_best": same["gradient_checkpointing"] = False
+    if name == "trl_best": same |= at_its_best()
     return trl_trainer(model, cfg, data, same)
+
+
+def at_its_best()->dict:
+    "TRL's settings for speed, of what this machine has"
+    import torch
+    best = dict(gradient_checkpointing=False)
+    if not torch.cuda.is_available(): return best
+    if find_spec("liger_kernel"): best["use_liger_kernel"] = True
+    if find_spec("flash_attn"): best["padding_free"] = True
+    return best
 
 
 def lora(cfg):
@@ -92,7 +109,7 @@ def our_trainer(name:str, cfg, data):
     from sft_nb.run.directory import create_run
     from sft_nb.training.train import build_trainer
     from sft_nb.workbench import Workbench
-    cfg = replace(cfg, padding_free=name != "padded", kernels=dict(as_is="none", compiled="compile").get(name, "auto"))
+    cfg = replace(cfg, padding_free=name != "padded", kernels=KERNELS.get(name, "auto"))
     return build_trainer(Workbench(cfg, settled=True, data=data), create_run(cfg))
 
 
@@ -136,7 +153,8 @@ def make_model(shape:str, folder:str)->None:
 def names()->dict[str,str]:
     "Who takes part on this machine"
     import torch
-    return NAMES | (COMPILED if torch.cuda.is_available() else {})
+    if not torch.cuda.is_available(): return NAMES
+    return NAMES | COMPILED | (LIGER if find_spec("liger_kernel") else {})
 
 
 def contender(name:str, cfg, data, folder:str):

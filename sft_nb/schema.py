@@ -150,8 +150,9 @@ class TrainingSettings:
     # True: long rows go through MLPs and norms in parts, each computed again; auto: only where they would not fit
     recompute_parts:bool|_Auto="auto"
     # auto: base and adapter in one product, where that is the same; compile: also one program for each layer (GPU);
+    # liger: also its norms, rotary positions and MLPs (GPU, pip install 'sft_nb[fast]');
     # none: every operation by itself, as peft and transformers have it
-    kernels:Literal["auto","compile","none"]="auto"
+    kernels:Literal["auto","compile","liger","none"]="auto"
     max_logits_mib:int=512            # memory that the loss may take for scores of the vocabulary; less is slower
     seed:int=42                       # of the weights, the order of the rows and the dropout
 

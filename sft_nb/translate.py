@@ -236,7 +236,7 @@ MACHINE = dict(
     gpu={None: _done("the first card"), ...: _card}, neftune_noise_alpha=_only(0, says="no noise is added"),
     adam_beta1=_only(.9, says="the optimiser's own"), adam_beta2=_only(.999, says="the optimiser's own"),
     adam_epsilon=_only(1e-8, says="the optimiser's own"), label_smoothing_factor=_only(0, says="none"),
-    use_liger_kernel=_either("the loss is computed in chunks, of supervised positions alone"),
+    use_liger_kernel=_either("the loss is computed in chunks, of supervised positions; kernels: liger has its layers"),
     flash_attention=_ATTENTION, use_flash_attention_2=_ATTENTION, use_flash_attn=_ATTENTION,
     sdp_attention={True: _sets(attn_implementation="sdpa")} | _only(False, says=_FLASH),
     xformers_attention=_only(False, says=_FLASH))

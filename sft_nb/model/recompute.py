@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..config import Config
-from .kernels import swap_forward
+from .kernels import forward_of, swap_forward
 from .precision import Repair
 
 # %% ../../nbs/06_model/10_recompute.ipynb #3399833e
@@ -153,9 +153,9 @@ def part_length(
     return max(_FEWEST, -(-tokens // _MOST_PARTS))
 
 # %% ../../nbs/06_model/10_recompute.ipynb #21cac809
-def _in_parts(module, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
-    "In place of the `forward` of a module that computes each vector, the last dimension of `x`, by itself"
-    whole = partial(type(module).forward, module)
+def _in_parts(forward, module, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
+    "In place of this `forward` of a module, which computes each vector, the last dimension of `x`, by itself"
+    whole = partial(forward, module)
     tokens = max(x.shape[:-1], default=0)
     n, learns = part_length(tokens), module.training and torch.is_grad_enabled()
     if args or kwargs or not learns or n >= tokens: return whole(x, *args, **kwargs)
@@ -175,7 +175,11 @@ def recompute_parts(
     model,       # a causal language model, with or without an adapter
 )->Repair:       # `.n` is how many modules
     "Let long rows go through MLPs and norms in parts"
-    return swap_forward(parts_of(model), _in_parts, "in parts")
+    parts = parts_of(model)
+    repairs = [swap_forward([m], partial(_in_parts, forward_of(m)), "in parts") for m in parts]
+    def undo():
+        for repair in repairs: repair.undo()
+    return Repair(f"in parts: {len(parts)} modules", len(parts), undo)
 
 # %% ../../nbs/06_model/10_recompute.ipynb #0ca0b61e
 def save_memory(

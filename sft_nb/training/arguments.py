@@ -24,6 +24,7 @@ from ..report import ConfigError, command, edit, SftError
 from ..config import Config
 from ..model.hardware import choose_device, choose_dtype
 from ..model.divided import check_division, deepspeed_config
+from ..model.kernels import check_kernels
 from ..run.status import ACTIVE
 from ..run.directory import Run
 from ..run.world import find_world
@@ -111,6 +112,7 @@ def refuse(cfg:Config)->None:
         found = f"it is {cfg.device_map!r}, which spreads a model over several devices"
         raise ConfigError("device_map", found, "training has a whole model on each device", edit(device_map=None))
     check_division(cfg)
+    check_kernels(cfg.kernels)
 
 # %% ../../nbs/11_training/00_arguments.ipynb #a1tr0005
 _SAME = """learning_rate num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps optim

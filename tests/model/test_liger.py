@@ -1,0 +1,134 @@
+"""Liger's kernels: put into one model and nothing else, and the numbers of the layers that they stand for."""
+import copy
+import inspect
+import json
+import os
+import subprocess
+import sys
+import types
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from interpreted import IDS, KINDS, off, out
+from shapes import model
+from torch import nn
+
+from sft_nb.config import load_config
+from sft_nb.model import kernels
+from sft_nb.model.adapter import load_model
+from sft_nb.model.kernels import check_kernels, use_liger
+from sft_nb.model.recompute import recompute_parts
+from sft_nb.report import ConfigError
+from sft_nb.training.arguments import refuse
+
+def equal(a, b)->bool: return torch.equal(a[0], b[0]) and all(torch.equal(a[1][n], g) for n, g in b[1].items())
+
+
+class Stand:
+    "In place of the package: it gives new names to classes and functions as Liger does, and counts its calls"
+    def __init__(self): self.norms = self.rotations = 0
+
+    def forward(self, norm, x):
+        self.norms += 1
+        return type(norm).forward(norm, x)
+
+    def __call__(self, model, **kwargs):
+        self.kwargs = kwargs
+        if model.config.model_type != "qwen3": return
+        module = inspect.getmodule(type(model))
+        rotate = module.apply_rotary_pos_emb
+        def counted(*args, **kwargs):
+            self.rotations += 1
+            return rotate(*args, **kwargs)
+        module.apply_rotary_pos_emb, module.Qwen3RMSNorm, module.Qwen3New = counted, nn.LayerNorm, nn.LayerNorm
+        for m in model.modules():
+            if type(m).__name__ != "Qwen3RMSNorm": continue
+            m.forward, m.row_mode, m.offset = types.MethodType(lambda norm, x: self.forward(norm, x), m), None, 0.
+
+
+@pytest.fixture
+def stand(monkeypatch):
+    stand = Stand()
+    monkeypatch.setattr(kernels, "_liger", lambda: stand)
+    return stand
+
+
+def test_one_model_and_no_other_and_undone(stand):
+    m, other = model("qwen3").train(), model("qwen3").train()
+    want, (names, inside) = out(m), (dict(vars(inspect.getmodule(type(m)))), [dict(vars(x)) for x in m.modules()])
+    used = use_liger(m)
+    assert vars(inspect.getmodule(type(m))) == names   # what the next model of this kind is made of
+    assert equal(out(m), want) and (stand.norms, stand.rotations) == (4 * 4 + 1, 4)
+    assert used.n == 4 * 5 + 1 and stand.kwargs["fused_linear_cross_entropy"] is False is stand.kwargs["cross_entropy"]
+    out(other)
+    out(model("qwen3").train())
+    assert (stand.norms, stand.rotations) == (17, 4)
+    used.undo()
+    assert [dict(vars(x)) for x in m.modules()] == inside
+    assert equal(out(m), want) and (stand.norms, stand.rotations) == (17, 4)
+
+
+def test_a_copy_computes_with_its_own_weights(stand):
+    m = model("qwen3").train()
+    use_liger(m)
+    again = copy.deepcopy(m)
+    for p in again.parameters(): p.data.zero_()
+    assert not again(IDS).logits.any() and m(IDS).logits.any()
+
+
+def test_in_parts_it_stays_what_it_was(stand, monkeypatch):
+    "Long rows go through Liger's norms, and not through those of the class"
+    from sft_nb.model import recompute
+    monkeypatch.setattr(recompute, "_FEWEST", 4)
+    m = model("qwen3").train()
+    want = out(m)
+    use_liger(m)
+    parts = recompute_parts(m)
+    got = out(m)
+    assert off(got[0], want[0]) < 1e-6 and max(off(got[1][n], g) for n, g in want[1].items()) < 1e-5
+    assert stand.norms > 2 * 17   # in parts, and again on the way back
+    parts.undo()
+    stand.norms = 0
+    assert equal(out(m), want) and stand.norms == 17
+
+
+def test_a_kind_that_liger_does_not_know(stand):
+    with pytest.raises(ConfigError, match="for models of the kind llama.*Fix: kernels='auto', or kernels='compile'"):
+        use_liger(model("llama"))
+
+
+def test_where_it_cannot_run(stand, monkeypatch, tokenizer):
+    with pytest.raises(ConfigError, match="kernels liger: the model is on cpu.*for a GPU.*Fix: kernels='auto'"):
+        load_model(load_config(kernels="liger", device="cpu"), tokenizer)
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    says = r"kernels liger: they are not installed.*sft_nb\[fast\]"
+    with pytest.raises(ConfigError, match=says): check_kernels("liger")
+    with pytest.raises(ConfigError, match=says): refuse(load_config(kernels="liger"))
+    assert all(check_kernels(other) is None for other in ("auto", "compile", "none"))
+
+
+@pytest.fixture(scope="module")
+def found():
+    "What `interpreted.py` found, in a process of its own: Triton has to know from the start that it interprets"
+    if not find_spec("liger_kernel"): pytest.skip("Liger is not installed: pip install 'sft_nb[fast]'")
+    script = Path(__file__).with_name("interpreted.py")
+    path = os.pathsep.join([str(script.parent), *sys.path])
+    env = os.environ | dict(TRITON_INTERPRET="1", PYTHONPATH=path)
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_liger_computes_what_the_layers_do(found, kind):
+    "In 32 bits; undone, not a bit differs"
+    assert found[kind]["logits"] < 2e-6 and found[kind]["gradients"] < 5e-6
+    assert found[kind]["modules"] >= 4 and found[kind]["undone"]
+
+
+def test_as_a_run_has_it(found):
+    "The tiny model with an adapter, its layers computed again: Liger, and one product, and the same numbers"
+    assert found["a run"]["logits"] < 1e-5 and found["a run"]["gradients"] < 1e-4
+    assert found["a run"]["modules"] == ["base and adapter in one product", "Liger's kernels"]
