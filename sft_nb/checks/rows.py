@@ -17,7 +17,7 @@ from ..config import Config
 from ..tokens.turns import supervised_messages
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.conversations import conversation
-from ..tokens.account import Data
+from ..tokens.account import _ANEW, Data
 from ..tokens.ledger import Counts
 from ..tokens.stream import Seen
 from .core import check
@@ -88,6 +88,7 @@ def check_kept(data:Data)->Finding|None:
     if gone + cut <= .1 * n: return None
     look = command(f"sft_nb data --dropped {min(gone, 5)}", "data.train.dropped")
     fix = edit(max_length=longest) if longest else look
+    if data.train.came_prepared: fix = _ANEW
     says = f"{gone:,} of {n:,} rows are left out and {cut:,} cut"
     return fail(says, fix) if gone + cut >= .5 * n else warn(says, fix)
 

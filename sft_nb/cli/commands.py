@@ -70,17 +70,21 @@ def data_command(args:list[str])->int:
 def _sharded(options, cfg:Config)->int:
     "Prepare a shard, or merge all of them, and say what comes next"
     part, shards, out = options.shard, options.merge, options.out
+    _check_places(part, shards, out)
+    from sft_nb.tokens.shards import check_lasting, merge_shards, prepare_shard
+    check_lasting(shards or out)
+    report = prepare_shard(cfg, part, out) if part else merge_shards(cfg, shards, out)
+    _say(json.dumps(report.to_dict(), ensure_ascii=False) if options.json else f"{report}\n{_what_next(part, out)}")
+    return report.exit_code
+
+def _check_places(part:str|None, shards:str|None, out:str|None)->None:
+    "ConfigError for too many of them, or too few"
     if bool(part) == bool(shards):
         found = "--shard and --merge are given too" if part else "neither --shard nor --merge is given"
         raise ConfigError("--out", found, "one of them", command("sft_nb data --shard 1/64 --out shards"))
     if not out:
         where = f"--shard {part} --out shards" if part else f"--merge {quoted(shards)} --out rows"
         raise ConfigError(where.split()[0], "--out is not given", "a place", command(f"sft_nb data {where}"))
-    from sft_nb.tokens.shards import merge_shards, prepare_shard
-    report = prepare_shard(cfg, part, out) if part else merge_shards(cfg, shards, out)
-    if options.json: _say(json.dumps(report.to_dict(), ensure_ascii=False))
-    else: _say(f"{report}\n{_what_next(part, out)}")
-    return report.exit_code
 
 def _what_next(part:str|None, out:str)->str:
     if part: return f"When all shards are there, with the same settings: sft_nb data --merge {quoted(out)} --out rows"
@@ -224,10 +228,8 @@ def _detached(run)->None:
     "How to look at a run that trains by itself"
     _say(f"{run.name} trains in process {run.launched()}")
     path = quoted(run.path)
-    _say(f"  sft_nb runs --root {quoted(run.path.parent)}")
-    _say(f"  tail -f {quoted(run.path/'log.txt')}")
-    _say(f"  sft_nb stop {path}")
-    _say(f"  sft_nb evaluate {path}   when it has finished")
+    _say(f"  sft_nb runs --root {quoted(run.path.parent)}\n  tail -f {quoted(run.path/'log.txt')}")
+    _say(f"  sft_nb stop {path}\n  sft_nb evaluate {path}   when it has finished")
 
 # %% ../../nbs/14_cli/01_commands.ipynb #20519e14
 def _tell(run, n_examples:int)->int:
@@ -367,7 +369,8 @@ def branch_command(args:list[str])->int:
     options, cfg = parse("branch", args, _BRANCH, summary=branch_command.__doc__)
     from sft_nb.run.branch import make_branch
     from sft_nb.run.directory import open_run
-    changes = {name: getattr(cfg, name) for name in given(args) if name != "trust_remote_code"}
+    meant = {f.name for f in settings() if set_apart(args)[1] and getattr(cfg, f.name) != f.default}
+    changes = {name: getattr(cfg, name) for name in {*given(args)} | meant if name != "trust_remote_code"}
     made = make_branch(open_run(options.run, trust_remote_code=cfg.trust_remote_code), options.step, **changes)
     _say(f"{made.name}: {made.status.reason}")
     if options.detach or made.config.num_processes > 1:

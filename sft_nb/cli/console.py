@@ -65,6 +65,12 @@ def _unforeseen(e:Exception)->int:
 # %% ../../nbs/14_cli/04_console.ipynb #ad3859e1
 _EXIT_CODES = {"SIGTERM": 143, "SIGHUP": 129}
 
+def _stopped(name:str, e:KeyboardInterrupt)->int:
+    "Say that a command was stopped, and where to look if that may have been in a run"
+    more = "; if a run had begun, its status.json says how to continue" if name in ("train", "race") else ""
+    print(f"sft_nb: stopped{more}", file=sys.stderr)
+    return _EXIT_CODES.get(getattr(e, "by", ""), 130)
+
 def main(
     args:list[str]|None=None,  # None: the command line
 )->int:                        # 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM
@@ -79,9 +85,7 @@ def main(
         except BrokenPipeError:   # sft_nb ... | head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        except KeyboardInterrupt as e:
-            print("sft_nb: stopped; the run's status.json says how to continue", file=sys.stderr)
-            return _EXIT_CODES.get(getattr(e, "by", ""), 130)
+        except KeyboardInterrupt as e: return _stopped(args[0], e)
         except Exception as e: return _unforeseen(e)
 
 def _printable(stream)->Redacted:

@@ -344,13 +344,12 @@ def parse(
     own:dict[str,Option],
     *, summary:str,
 )->tuple[Any,Config]:
-    "A command's own options, and the config with the sources of its values"
+    "A command's own options, with all that was `said` of settings, and the config with the sources of its values"
     args, foreign = set_apart(three_way(args))
     name = config_name(args)
     base = load_config(name)
     options = parse_own(command, args, own, summary=summary, base=base)
-    names = given(args)
-    values = {n: getattr(options, n) for n in names} | foreign
-    repeats = base.run_name and not {"run_name", "output_dir"} & set(names) and find_config(name).suffix == ".json"
-    if repeats: values["run_name"] = None   # to repeat a run is to make another
+    options.said = values = {n: getattr(options, n) for n in given(args)} | foreign
+    repeats = base.run_name and not {"run_name", "output_dir"} & {*values} and find_config(name).suffix == ".json"
+    if repeats: values = values | dict(run_name=None)   # to repeat a run is to make another
     return options, load_config(name, source="command line", **values)

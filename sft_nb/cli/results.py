@@ -6,16 +6,17 @@
 __all__ = ['runs_command', 'race_command', 'evaluate_command', 'sweep_command', 'verdict_command', 'compare_command',
            'generate_command', 'chat_command', 'merge_command', 'report_command']
 
-# %% ../../nbs/14_cli/02_results.ipynb #cr0imp01
+# %% ../../nbs/14_cli/02_results.ipynb #c959bcc0
 import json, os, sys
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Literal
 
-from ..report import command, ConfigError, Report
+from ..report import command, ConfigError, Report, SftError
 from ..config import allow, find_config, load_config
-from .options import given, Option, parse, parse_own
-from .commands import _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _say, _score, _score_or_say, _TRUST
+from .options import Option, parse, parse_own
+from .commands import _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _say, _score, _score_or_say, _TRUST, _why
 
 # %% ../../nbs/14_cli/02_results.ipynb #8de837ac
 _NAMES = Option(tuple[str,...], (), "runs of that folder, to compare: with the settings that differ", first=True)
@@ -39,36 +40,70 @@ def _as_text(table, named:int)->str:
     if named > 1: table = table.set_index("run").T
     return table.to_string(index=named > 1, na_rep="", float_format=short)
 
-# %% ../../nbs/14_cli/02_results.ipynb #cr0race2
+# %% ../../nbs/14_cli/02_results.ipynb #76bfa07d
 _CONFIGS = Option(tuple[str,...], (), "names of configs, files, or runs to repeat", first=True)
 _RACE = dict(configs=_CONFIGS, seeds=Option(tuple[int,...]|None, None, "train each config with every one of these"))
 
 def race_command(args:list[str])->int:
     "Train several configs one after the other, on a base that is loaded once; score and compare them"
-    options, cfg = parse("race", args, _RACE, summary=race_command.__doc__)
-    allow(cfg)
-    said = {name: getattr(cfg, name) for name in given(args)}
-    cfgs = [_anew(name, **said) for name in options.configs or ("default",)]
-    if options.seeds: cfgs = [_seeded(cfg, seed) for cfg in cfgs for seed in options.seeds]
-    from sft_nb.training.race import race
+    options, _ = parse("race", args, _RACE, summary=race_command.__doc__)
+    cfgs = _racing(options.configs or ("default",), _seeds(options), options.said)
+    for cfg in cfgs: allow(cfg)
     from sft_nb.model.load import one_base
-    from sft_nb.run.table import list_runs
     with one_base():
-        runs = race(cfgs)
-        for run in runs:
-            if run.status.state == "finished" and run.config.eval_samples: _score_or_say(run, 0)
-    found = list_runs(runs[0].path.parent, only=tuple(run.name for run in runs))
-    _say(_as_text(found, len(runs)))
+        runs, failed = _raced(cfgs)
+        for run in runs: _say_scores(run)
+    for folder in dict.fromkeys(run.path.parent for run in runs): _say_table(folder, runs)
+    for run in runs:
+        if run.status.reason: _say(f"{run.name}: {_why(run.status)}")
+    if failed: raise failed
     return max(run.status.exit_code for run in runs)
 
-def _anew(name:str, **said):
-    "A config as it is named; that of a run is for another run"
-    if find_config(name).suffix == ".json": said = dict(run_name=None) | said
-    return load_config(name, source="command line", **said)
+def _raced(cfgs)->tuple[list,SftError|None]:
+    "The runs that were trained, and what became of the others"
+    from sft_nb.training.race import race
+    try: return race(cfgs), None
+    except SftError as e: return getattr(e, "runs", []), e
 
-def _seeded(cfg, seed:int):
-    "With a name that says so, if it has one"
-    return replace(cfg, seed=seed, run_name=cfg.run_name and f"{cfg.run_name}-seed-{seed}")
+def _say_scores(run)->None:
+    "Of a finished run; one that cannot be scored keeps no other from it"
+    if run.status.state != "finished" or not run.config.eval_samples: return
+    try: _score_or_say(run, 0)
+    except SftError as e: _say(f"{run.name}: {e}")
+
+def _say_table(folder, runs)->None:
+    "Those of one folder, side by side"
+    from sft_nb.run.table import list_runs
+    names = tuple(run.name for run in runs if run.path.parent == folder)
+    _say(_as_text(list_runs(folder, only=names), len(names)))
+
+# %% ../../nbs/14_cli/02_results.ipynb #9ca133f4
+def _seeds(options)->tuple:
+    "What `--seeds` says; ConfigError for what is said twice"
+    seeds = options.seeds or (None,)
+    if options.seeds and "seed" in options.said:
+        raise ConfigError("--seeds", "a single seed is given too", "one of them", "leave {seed} out")
+    if len({*seeds}) == len(seeds): return seeds
+    fix = command(f"--seeds {' '.join(map(str, dict.fromkeys(seeds)))}")
+    raise ConfigError("--seeds", "a seed is there twice", "seeds that differ", fix)
+
+def _racing(names:tuple[str,...], seeds:tuple, said:dict)->list:
+    "The configs as they are named, each with every seed; that of a run is for another run"
+    cfgs = []
+    for name, seed in product(names, seeds):
+        more = dict(run_name=None) if _file_of(name).suffix == ".json" else {}
+        more |= said if seed is None else said | dict(seed=seed)
+        cfg = load_config(name, source="command line", **more)
+        if seed is not None and cfg.run_name: cfg = replace(cfg, run_name=f"{cfg.run_name}-seed-{seed}")
+        cfgs.append(cfg)
+    return cfgs
+
+def _file_of(name:str):
+    "The file of a config; ConfigError with the near names as they are said here"
+    try: return find_config(name)
+    except ConfigError as e:
+        near = e.fix.settings.get("config", "default")
+        raise ConfigError(e.where, e.found, e.expected, command(f"sft_nb race {near}", f'race(["{near}"])')) from e
 
 # %% ../../nbs/14_cli/02_results.ipynb #cr0opt01
 _WHAT_OR_PATH = Option(str, "", "a run, a checkpoint, an adapter, a folder with a model, or a hub id", first=True)

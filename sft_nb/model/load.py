@@ -205,10 +205,10 @@ def load_base(
 )->torch.nn.Module:  # a causal language model, in eval mode, on its device
     "The base as `cfg.method` wants it; ConfigError if it cannot be loaded, is broken, or has another tokenizer"
     kept, key = _KEPT.get(), _key(cfg, tokenizer)
-    if kept is None or key is None: return _loaded(cfg, tokenizer)
-    if key not in kept:
-        kept.clear()   # there is memory for one
-        kept[key] = _loaded(cfg, tokenizer)
+    if kept is None: return _loaded(cfg, tokenizer)
+    if key not in kept: kept.clear()   # there is memory for one
+    if key is None: return _loaded(cfg, tokenizer)
+    if key not in kept: kept[key] = _loaded(cfg, tokenizer)
     return twin(kept[key])
 
 _KEPT = ContextVar("_KEPT", default=None)   # inside `one_base`: what a base depends on -> the base

@@ -47,6 +47,8 @@ class Split:
     @property
     def fingerprint(self)->str: return self.totals.fingerprint
     @property
+    def came_prepared(self)->bool: return len(self.source.sources) == 1 and bool(self.source.sources[0].prepared)
+    @property
     def n_read(self)->int: return self.counts.read
     @property
     def n_kept(self)->int: return int(len(np.unique(self.stats["row"])))
@@ -72,7 +74,7 @@ def row(self:Split,
     example:int,        # its number on this side
 )->tuple[str,dict]:     # place and row
     "Where an example came from; the source is read again up to its row. Of what came as tokens, these"
-    if len(self.source.sources) == 1 and self.source.sources[0].prepared:
+    if self.came_prepared:
         return self.source.sources[0].place(example + 1), dict(self.tokens[example])
     return next(islice(iter(self.source), int(self.stats["row"][example]), None))
 
@@ -193,11 +195,14 @@ def _look(s:Split, name:str)->Fix:
     "Where, reason and row of what is left out"
     return command(f"sft_nb data --dropped {min(s.counts.dropped, 5)}", f"data.{name}.dropped")
 
+_ANEW = "prepare the shards again, with a larger {max_length} or other rows"   # what came prepared stays as it is
+
 def _find_dropped(s:Split, name:str)->Finding:
     check = f"{name}_dropped"
     if not s.reasons: return ok(f"all {s.n_read:,} rows are kept", check=check)
     says = f"{_reasons(s.reasons)}, the first is {s.totals.first_dropped}"
-    return warn(says, _longer(s.counts, _look(s, name)), check=check)
+    fix = _ANEW if s.came_prepared else _longer(s.counts, _look(s, name))
+    return warn(says, fix, check=check)
 
 # %% ../../nbs/04_tokens/10_account.ipynb #839a97ca
 def _find_ends(s:Split, name:str, ends:list[int])->Finding:

@@ -103,6 +103,10 @@ def made_with(
     digests = {name: _digest_of([said.encode("utf-8", "surrogatepass")]) for name, said in large.items()}
     return dict(task=task.name) | digests | {name: repr(getattr(cfg, name)) for name in _SETTINGS}
 
+def _code_digest(task:Task)->str:
+    "Of the code that makes tokens of rows: of this version, and of a task of one's own"
+    return _digest_of([sft_nb.__version__.encode(), *_code(task)])
+
 # %% ../../nbs/04_tokens/11_cache.ipynb #f2d61559
 def cache_key(
     cfg:Config,

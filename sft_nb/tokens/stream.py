@@ -259,7 +259,7 @@ def _workers(cfg:Config)->int:
     "Processes that lay rows out: those that are set, or one for each core; 1 where a process cannot be forked safely"
     if sys.platform == "darwin" or "fork" not in multiprocessing.get_all_start_methods(): return 1
     if multiprocessing.current_process().daemon: return 1   # may have no children
-    if cfg.num_workers != "auto": return cfg.num_workers
+    if cfg.num_workers != "auto": return min(cfg.num_workers, max(_MOST, _cores()))
     return min(_MOST, _cores()) if _cores() > 2 else 1   # the tokenizer's threads keep a second core busy
 
 def _cores()->int:
@@ -293,12 +293,23 @@ def _work(first:int, rows:list)->tuple[list[str],Seen,Encoded]:
 def _crew(reader:Reader, n:int)->Iterator[ProcessPoolExecutor]:
     "Workers, forked while the tokenizer may not use its threads: those do not live on in a fork"
     with ProcessPoolExecutor(n, multiprocessing.get_context("fork"), _begin, (reader, os.getpid())) as pool:
-        with _no_threads(), warnings.catch_warnings():
+        with _no_threads(), _uninterrupted(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)   # of forks beside threads: none of them is needed
             try: pool.submit(os.getpid)   # the first that is asked for starts them all
             except OSError: pass          # no more processes may be made: nobody is asked, then
         try: yield pool
         finally: pool.shutdown(cancel_futures=True)
+
+@contextmanager
+def _uninterrupted():
+    "Ctrl-C waits until the end: in the middle of a fork it would be lost, or leave workers without anybody to end them"
+    before, waiting = signal.getsignal(signal.SIGINT), []
+    mine = before is not None and threading.current_thread() is threading.main_thread()
+    if mine: signal.signal(signal.SIGINT, lambda *_: waiting.append(1))
+    try: yield
+    finally:
+        if mine: signal.signal(signal.SIGINT, before)
+        if waiting: signal.raise_signal(signal.SIGINT)
 
 @contextmanager
 def _no_threads():

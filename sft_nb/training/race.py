@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['check_race', 'race']
 
-# %% ../../nbs/11_training/07_race.ipynb #2d314b39
-import gc
+# %% ../../nbs/11_training/07_race.ipynb #e300cd16
+import gc, os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,49 +14,89 @@ from pathlib import Path
 import torch
 
 from ..report import ConfigError, edit, SftError
-from ..config import Config
+from ..config import Config, load_config
 from ..progress import say
-from ..model.load import one_base
+from ..tasks.core import task_of
+from ..tokens.tokenizer import load_tokenizer
+from ..tokens.conversations import source_of
+from ..model.load import load_shape, one_base
 from ..run.directory import check_free
 from ..run.face import Run
 from .arguments import training_arguments
 from .train import _alone, train
 
-# %% ../../nbs/11_training/07_race.ipynb #d5b017d4
+# %% ../../nbs/11_training/07_race.ipynb #aef7a52d
 def check_race(
     cfgs:list[Config],
 )->None:
-    "ConfigError for what is wrong with one of them, before any of them begins"
+    "ConfigError or `SftError` with all that is wrong with one of them, before any of them begins"
     if not cfgs: raise ConfigError("race", "there is no config", "one or more", 'race([load_config("demo")])')
-    names = Counter(cfg.run_name for cfg in cfgs if cfg.run_name)
-    if twice := next((name for name, n in names.items() if n > 1), None):
-        fix = edit(run_name=None) | edit(run_name=f"{twice}-2")
+    names = Counter((os.path.abspath(cfg.runs_dir), cfg.run_name) for cfg in cfgs if cfg.run_name)
+    if twice := next((name for (_, name), n in names.items() if n > 1), None):
+        fix = "give each its own {run_name}, in its config"
         raise ConfigError("run_name", f"two of them are called {twice}", "a name for each, or none", fix)
-    for cfg in cfgs:
-        _alone(cfg)
-        check_free(cfg)
-        training_arguments(cfg, Path(cfg.runs_dir)/"x")
+    problems = []
+    for k, cfg in enumerate(cfgs, 1):
+        try: _look_at(cfg)
+        except SftError as e: problems.append(_of_config(k, e) if len(cfgs) > 1 else e)
+    if problems: raise SftError.all(problems)
 
-# %% ../../nbs/11_training/07_race.ipynb #f9fe0b8f
+# %% ../../nbs/11_training/07_race.ipynb #5f5aeaa6
+def _look_at(cfg:Config)->None:
+    "What can be known without its rows and weights"
+    if cfg.num_processes > 1:
+        found = f"{cfg.num_processes} processes are asked for, and a race is one"
+        raise ConfigError("num_processes", found, "one process", edit(num_processes=1))
+    _alone(cfg)
+    check_free(cfg)
+    training_arguments(cfg, Path(cfg.runs_dir)/"x")
+    tokenizer, task = load_tokenizer(cfg), task_of(cfg)
+    load_shape(cfg, tokenizer)
+    if cfg.train_file: source_of(cfg, task, "train")
+
+# %% ../../nbs/11_training/07_race.ipynb #2c085a78
+def _of_config(k:int, e:Exception)->SftError:
+    "What was wrong with one of them, or stopped it"
+    if isinstance(e, SftError): return type(e)(f"config {k}, {e.where}", e.found, e.expected, e.fix, e.page)
+    notes = "; ".join(getattr(e, "__notes__", ())) or "a run that ends"
+    found = f"{type(e).__name__}: {e}"[:300]
+    return SftError(f"config {k}", found, notes, "train that config alone, which says more")
+
+# %% ../../nbs/11_training/07_race.ipynb #295faaff
 def race(
-    cfgs:Iterable[Config],
-)->list[Run]:   # of those that were trained, in their order; less than all if one was told to stop
-    "Train one after the other on one base; `SftError` with all that failed, when the others have been trained"
-    cfgs, runs, failed = list(cfgs), [], []
+    cfgs:Iterable[Config|str],   # or their names
+)->list[Run]:                    # of those that were trained, in their order; less than all if one was told to stop
+    "Train one after the other on one base; then `SftError` with all that failed, whose `runs` are the others"
+    cfgs = [cfgs] if isinstance(cfgs, (Config, str)) else cfgs
+    cfgs = [load_config(cfg) if isinstance(cfg, str) else cfg for cfg in cfgs]
     check_race(cfgs)
-    with one_base():
-        for k, cfg in enumerate(cfgs, 1):
-            say(f"sft_nb: {k} of {len(cfgs)}{', ' + cfg.run_name if cfg.run_name else ''}")
-            try: runs.append(train(cfg))
-            except SftError as e: failed.append(type(e)(f"config {k}, {e.where}", e.found, e.expected, e.fix, e.page))
-            _let_go()
-            if runs and runs[-1].status.stopped_by in _BY_SOMEBODY: break
-    if failed: raise SftError.all(failed)
+    runs, failed = [], []
+    with one_base(): begun = _one_after_the_other(cfgs, runs, failed)
+    if begun < len(cfgs): say(f"sft_nb: {len(cfgs) - begun} of {len(cfgs)} were not begun")
+    if failed: raise _with_runs(SftError.all(failed), runs)
     return runs
 
+# %% ../../nbs/11_training/07_race.ipynb #7fe9a764
 _BY_SOMEBODY = ("Ctrl-C", "SIGTERM", "SIGHUP")   # and not by its own time limit
+
+def _one_after_the_other(cfgs:list[Config], runs:list[Run], failed:list[SftError])->int:
+    "How many were begun before somebody said that it shall end"
+    for k, cfg in enumerate(cfgs, 1):
+        say(f"sft_nb: {k} of {len(cfgs)}{', ' + cfg.run_name if cfg.run_name else ''}")
+        try: runs.append(train(cfg))
+        except KeyboardInterrupt:   # before it had a run to write that into
+            if not runs: raise
+            return k - 1
+        except Exception as e: failed.append(_of_config(k, e))
+        _let_go()
+        if runs and runs[-1].status.stopped_by in _BY_SOMEBODY: return k
+    return len(cfgs)
 
 def _let_go()->None:
     "What a run has held, before the next one asks for memory"
     gc.collect()
     if torch.cuda.is_available(): torch.cuda.empty_cache()
+
+def _with_runs(e:SftError, runs:list[Run])->SftError:
+    e.runs = runs
+    return e

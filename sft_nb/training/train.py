@@ -123,7 +123,7 @@ def _alone(cfg:Config)->None:
     "ConfigError if more than this process should train"
     check_several(cfg, 1)
     if cfg.num_processes == 1: return
-    fix = command("sft_nb train --num-processes", "launch(cfg)")
+    fix = command(f"sft_nb train --num-processes {cfg.num_processes}", "launch(cfg)")
     found = f"{cfg.num_processes} processes are asked for, and this is one"
     raise ConfigError("num_processes", found, "a launcher that starts them", fix,
                       "one_process_instead_of_two")

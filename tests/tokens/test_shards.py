@@ -10,6 +10,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from samples import no_eval, pairs, write
 
+from sft_nb.checks.rows import check_kept
+from sft_nb.cli.commands import data_command
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
 from sft_nb.tokens import shards
@@ -104,8 +106,10 @@ def test_a_job_that_was_killed_is_started_again(tokenizer, home, small_blocks, m
     assert "Fix: take the duplicates out of the rows" in str(first) and "held_out" not in str(first)
     monkeypatch.setattr(shards, "_fill", None)   # is not called
     assert str(prepare_shard(cfg, "1/2", str(out), tokenizer)) == str(first)
-    with pytest.raises(SftError, match="shard 2 of 2 is not there; all of them. Fix: sft_nb data --shard 2/2"):
+    with pytest.raises(SftError, match="shard 2 of 2 is not there; all of them. Fix: prepare shard 2 of 2 with"):
         merge_shards(cfg, str(out), home/"whole", tokenizer)
+    with pytest.raises(SftError, match="nowhere: there is no shard in it; .*Fix: name the folder that"):
+        merge_shards(cfg, str(home/"nowhere"), home/"whole", tokenizer)
     assert not (home/"whole").exists()
 
 
@@ -114,8 +118,13 @@ def test_shards_of_other_rows_or_settings(tokenizer, home, small_blocks):
     prepare_shard(cfg, "1/2", out, tokenizer)
     with pytest.raises(SftError, match="shard-1-of-2: it was made with another train on prompt than this one"):
         prepare_shard(replace(cfg, train_on_prompt=True), "1/2", out, tokenizer)
+    with pytest.raises(SftError, match="shard-1-of-2: it is one of 2, and this one is one of 3; .*a shard of 2"):
+        prepare_shard(cfg, "3/3", out, tokenizer)
     write(home/"rows.jsonl", odd_rows()[1:])
-    prepare_shard(cfg, "2/2", out, tokenizer)
+    with pytest.raises(SftError, match="shard-1-of-2: it was made with another rows than this one.*away, if it is the"):
+        prepare_shard(cfg, "2/2", out, tokenizer)   # before an hour is spent on it
+    prepare_shard(cfg, "2/2", str(home/"elsewhere"), tokenizer)
+    shutil.move(home/"elsewhere"/"shard-2-of-2", out)
     with pytest.raises(SftError, match="shard-2-of-2: it was made with another rows than shard-1-of-2"):
         merge_shards(cfg, out, home/"whole", tokenizer)
 
@@ -134,6 +143,57 @@ def test_a_shard_without_a_page_is_noticed(tokenizer, home, small_blocks):
     shards.seal(shard)
     with pytest.raises(SftError, match="shard-1-of-2: its next row is 96, and 64 rows came before"):
         merge_shards(cfg, str(out), home/"whole", tokenizer)
+
+
+def test_a_task_that_was_changed_in_between(home, small_blocks):
+    "Code is part of what a shard was made with, as it is of what the cache keeps"
+    def task(end):
+        (home/"mine.py").write_text(
+            "from sft_nb.tasks.chat import Chat\nclass Mine(Chat):\n    name = 'mine'\n    def messages(self, row):\n"
+            f"        return [*super().messages(row)[:-1], dict(role='assistant', content='{end}')]\n")
+        return config(home, task=str(home/"mine.py"), trust_remote_code=True)
+    prepare_shard(task("!"), "1/2", str(home/"shards"))
+    for part in ("1/2", "2/2"):
+        with pytest.raises(SftError, match="shard-1-of-2: it was made with another version of the code than this one"):
+            prepare_shard(task("?"), part, str(home/"shards"))
+
+
+def test_who_scores_nothing_holds_out_the_same(tokenizer, home, small_blocks):
+    cfg = replace(config(home), eval_fraction=.2)
+    for part, n in (("1/3", 0), ("2/3", 5), ("3/3", 200)):
+        prepare_shard(replace(cfg, eval_samples=n), part, str(home/"s"), tokenizer)
+    merge_shards(cfg, str(home/"s"), home/"whole", tokenizer)
+    held_out = (home/"whole"/"eval.jsonl").read_text().splitlines()
+    assert len(held_out) == prepare(replace(cfg, eval_samples=200), tokenizer).eval.n_read > 20
+    data = prepare(replace(cfg, train_file=(str(home/"whole"),), eval_fraction=None, eval_samples=40), tokenizer)
+    assert data.eval.fingerprint == prepare(replace(cfg, eval_samples=40), tokenizer).eval.fingerprint
+
+
+@pytest.mark.parametrize("rows, says", [
+    (odd_rows(), "none of 250 rows is left: .*longer.*prepare the shards again"),
+    ([], "there is no row in any of them")])
+def test_nothing_is_left(tokenizer, home, small_blocks, rows, says):
+    cfg = config(home, max_length=3, on_long="drop", train_file=write(home/"these.jsonl", rows))
+    sharded(cfg, tokenizer, 2, str(home/"shards"))
+    with pytest.raises(SftError, match=says): merge_shards(cfg, str(home/"shards"), home/"whole", tokenizer)
+    assert not (home/"whole").exists()
+
+
+def test_a_fix_for_what_came_prepared(tokenizer, home, small_blocks):
+    "A larger max_length would be refused"
+    cfg = config(home, max_length=45, on_long="drop")
+    sharded(cfg, tokenizer, 2, str(home/"shards"))
+    merge_shards(cfg, str(home/"shards"), home/"whole", tokenizer)
+    data = prepare(replace(cfg, train_file=(str(home/"whole"),)), tokenizer)
+    assert "prepare the shards again, with a larger max_length" in str(check_kept(data).fix)
+    assert "prepare the shards again" in str(data.report) and "max_length=" not in str(data.report)
+    assert "max_length=" in str(check_kept(prepare(cfg, tokenizer)).fix)
+
+
+def test_an_address_of_this_process_alone(home):
+    for line in ("--shard 1/2 --out memory://x", "--merge memory://x --out y"):
+        with pytest.raises(ConfigError, match="memory:// is a place of this process alone.*Fix: --out shards"):
+            data_command(line.split())
 
 
 @pytest.fixture
@@ -188,6 +248,8 @@ def test_places_that_cannot_be_reached(tokenizer, home, small_blocks, monkeypatc
     for out in (home, "s3://bucket/whole"):
         with pytest.raises(ConfigError, match="--out: it is .*a new folder of this machine. Fix: --out"):
             merge_shards(cfg, str(home), out, tokenizer)
+    with pytest.raises(ConfigError, match=f"Fix: --out '{home}/new'"):
+        merge_shards(cfg, str(home), f"file://{home}/new", tokenizer)
     assert not (home/"s3:").exists()
 
 

@@ -16,6 +16,7 @@ from sft_nb.report import SftError
 from sft_nb.rows.formats import FORMATS
 from sft_nb.tasks.chat import Chat
 from sft_nb.tasks.core import task_of
+from sft_nb.tokens import stream
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.stream import Reader
 from sft_nb.tokens.template import Template
@@ -173,6 +174,27 @@ def test_no_more_processes_may_be_made(tokenizer, small_blocks, monkeypatch):
     def refused(*args): raise BlockingIOError("no more processes")
     monkeypatch.setattr("os.fork", refused)
     assert many(tokenizer, 3).train.fingerprint == many(tokenizer, 1).train.fingerprint
+
+
+def test_ctrl_c_in_the_middle_of_a_fork_waits(tokenizer, small_blocks, monkeypatch):
+    "There it would be lost, or leave workers that nobody ends"
+    fork, begun, there = os.fork, [], []
+    def interrupted():
+        begun.append(1)
+        if len(begun) == 2: signal.raise_signal(signal.SIGINT)
+        there.append(len(begun))
+        return fork()
+    monkeypatch.setattr("os.fork", interrupted)
+    with pytest.raises(KeyboardInterrupt): many(tokenizer, 4)
+    assert there == [1, 2, 3, 4] and multiprocessing.active_children() == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_there_is_an_end_to_what_is_asked_for(monkeypatch):
+    monkeypatch.setattr(stream, "_cores", lambda: 48)
+    assert stream._workers(no_eval(num_workers=10**6)) == 48 and stream._workers(no_eval(num_workers=40)) == 40
+    monkeypatch.setattr(stream, "_cores", lambda: 2)
+    assert stream._workers(no_eval(num_workers=300)) == stream._MOST
 
 
 def test_workers_go_with_the_process_that_made_them(tmp_path):

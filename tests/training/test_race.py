@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sft_nb.cli.results import race_command
 from sft_nb.config import load_config
 from sft_nb.model import load
 from sft_nb.model.load import load_base, one_base, twin
@@ -69,12 +70,12 @@ def test_with_a_preflight_and_a_new_token(tmp_path, loaded):
 
 
 def test_a_training_that_changes_the_base_has_one_of_its_own(tmp_path, loaded):
-    "And those before and after it share theirs"
+    "And nobody else's is in memory beside it"
     lora = dict(method="lora", max_steps=2)
     ways = (lora, dict(method="full", max_steps=2), lora | dict(init_lora_weights="pissa"), lora | dict(seed=2))
     cfgs = [small(tmp_path, **how) for how in ways]
     together = race(cfgs)
-    assert len(loaded) == 3
+    assert len(loaded) == 4
     for cfg, run in list(zip(cfgs, together))[2:]: assert said(run) == said(train(cfg))
     tok = load_tokenizer(load_config())
     assert load._key(load_config(method="qlora", load_in_8bit=True), tok) is None
@@ -89,6 +90,8 @@ def test_there_is_memory_for_one(tmp_path, loaded):
         assert not {id(m) for m in a.modules()} & {id(m) for m in b.modules()}
         load_base(load_config(method="qlora"), tok)
         assert len(loaded) == 2 and len(load._KEPT.get()) == 1
+        load_base(load_config(method="full"), tok)
+        assert not load._KEPT.get()   # also for one that is nobody else's
     assert load._KEPT.get() is None
 
 
@@ -105,9 +108,35 @@ def test_a_twins_hooks_are_its_own():
 
 def test_a_run_that_fails_stops_no_other(tmp_path):
     cfgs = [small(tmp_path, run_name="a"), small(tmp_path, run_name="b", max_length=2), small(tmp_path, run_name="c")]
-    with pytest.raises(SftError, match="config 2, .*none is left"): race(cfgs)
+    with pytest.raises(SftError, match="config 2, .*none is left") as caught: race(cfgs)
+    assert [run.name for run in caught.value.runs] == ["a", "c"]
     states = {p.name: json.loads((p/"status.json").read_text())["state"] for p in (tmp_path/"runs").iterdir()}
     assert states == dict(a="finished", c="finished")
+
+
+def test_an_error_that_nobody_foresaw_stops_no_other(tmp_path, monkeypatch):
+    def breaks(cfg):
+        if cfg.run_name == "b": raise RuntimeError("boom")
+        return train(cfg)
+    monkeypatch.setattr(race_module, "train", breaks)
+    with pytest.raises(SftError, match="config 2: RuntimeError: boom; .*train that config alone") as caught:
+        race(small(tmp_path, run_name=name, max_steps=1) for name in "abc")
+    assert [run.name for run in caught.value.runs] == ["a", "c"]
+
+
+@pytest.mark.parametrize("stopped, done", [("a", None), ("b", ["a"])])
+def test_ctrl_c_before_a_run_has_begun(tmp_path, monkeypatch, capsys, stopped, done):
+    "What was trained is not lost"
+    def interrupted(cfg):
+        if cfg.run_name == stopped: raise KeyboardInterrupt
+        return train(cfg)
+    monkeypatch.setattr(race_module, "train", interrupted)
+    cfgs = [small(tmp_path, run_name=name, max_steps=1) for name in "abc"]
+    if done is None:
+        with pytest.raises(KeyboardInterrupt): race(cfgs)
+    else:
+        assert [run.name for run in race(cfgs)] == done
+        assert "2 of 3 were not begun" in "".join(capsys.readouterr())
 
 
 def test_who_is_told_to_stop_begins_no_other(tmp_path, monkeypatch):
@@ -124,7 +153,51 @@ def test_who_is_told_to_stop_begins_no_other(tmp_path, monkeypatch):
 
 def test_what_is_wrong_is_said_before_the_first_begins(tmp_path):
     good = small(tmp_path)
-    for cfgs, says in (([], "race: there is no config"), ([good, replace(good, num_processes=2)], "num_processes: 2"),
+    for cfgs, says in (([], "race: there is no config"),
+                       ([good, replace(good, num_processes=2)], "config 2, num_processes: 2.*Fix: num_processes=1"),
+                       ([good, replace(good, model=str(tmp_path/"no"), tokenizer="tiny")], "config 2, model .*no"),
                        ([replace(good, run_name="a"), replace(good, run_name="a")], "two of them are called a")):
         with pytest.raises(ConfigError, match=says): race(cfgs)
+    with pytest.raises(SftError, match="2 problems: (?s:.*)config 1, .*no.jsonl(?s:.*)config 3, tokenizer"):
+        race([replace(good, task="chat", train_file=(str(tmp_path/"no.jsonl"),)), good, replace(good, model="./no")])
     assert not (tmp_path/"runs").exists() or not list((tmp_path/"runs").iterdir())
+
+
+def test_one_config_and_names(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(race_module, "check_race", lambda cfgs: seen.extend(cfgs) or exit())
+    for cfgs in (small(tmp_path), "demo", ["demo"]):
+        with pytest.raises(SystemExit): race(cfgs)
+    assert [cfg.task for cfg in seen] == ["arithmetic"] * 3
+
+
+def test_the_same_name_in_another_folder(tmp_path):
+    a, b = small(tmp_path, run_name="a"), small(tmp_path, run_name="a", runs_dir=str(tmp_path/"others"))
+    race_module.check_race([a, b])
+    with pytest.raises(ConfigError, match="two of them are called a"):
+        race_module.check_race([a, replace(b, runs_dir=str(tmp_path/"others/../runs"))])
+
+
+def test_the_command_scores_and_lists_what_was_trained(tmp_path, capsys):
+    "Settings of other programs count; a config that fails takes nothing from the others"
+    for name, more in (("one", ""), ("bad", "max_length: 2\n"), ("two", f"runs_dir: {tmp_path}/others\n")):
+        (tmp_path/f"{name}.yaml").write_text(
+            f"task: arithmetic\nmax_steps: 2\neval_samples: 4\nmax_new_tokens: 8\nmax_samples: 40\npreflight: false\n"
+            f"run_name: {name}\n" + (more if "runs_dir" in more else f"runs_dir: {tmp_path}/runs\n{more}"))
+    names = [str(tmp_path/f"{name}.yaml") for name in ("one", "bad", "two")]
+    with pytest.raises(SftError, match="config 2, .*none is left"): race_command([*names, "--use-peft", "False"])
+    out = capsys.readouterr().out
+    assert out.count("held-out rows") == 2 and "one" in out and "two" in out
+    for folder, name in (("runs", "one"), ("others", "two")):
+        assert json.loads((tmp_path/folder/name/"config.json").read_text())["config"]["method"] == "full"
+
+
+def test_the_command_with_an_output_dir_and_a_run_that_was_stopped(tmp_path, monkeypatch, capsys):
+    def stopped(cfgs):
+        runs = [train(replace(cfg, max_time=.001)) for cfg in cfgs]
+        return runs
+    monkeypatch.setattr(race_module, "race", stopped)
+    line = f"demo --output-dir {tmp_path}/x/y --max-steps 3 --no-preflight --max-samples 40 --eval-samples 4"
+    assert race_command(line.split()) == 0
+    out = capsys.readouterr().out
+    assert (tmp_path/"x/y/config.json").exists() and f'Go on with: resume("{tmp_path}/x/y")' in out
