@@ -110,3 +110,14 @@ def test_the_command(parent, capsys):
     assert main(["branch", str(parent.path), "--lora-r", "3"]) == 2
     assert main(["checkpoint", str(parent.path)]) == 2
     assert "a run that is being trained" in capsys.readouterr().err
+
+
+def test_settings_that_other_programs_call_otherwise_are_changed_too(parent, monkeypatch):
+    asked = []
+    def noted(run, step, **changes):
+        asked.append(changes)
+        raise ConfigError("branch", "seen", "", "")
+    monkeypatch.setattr("sft_nb.run.branch.make_branch", noted)
+    for line in (["--bf16", "True"], ["--learning-rate", "1e-4", "--save-strategy", "epoch"], ["--seed", "3"]):
+        assert main(["branch", str(parent.path), *line]) == 2
+    assert asked == [dict(dtype="bfloat16"), dict(learning_rate=1e-4, save_steps="epoch"), dict(seed=3)]
