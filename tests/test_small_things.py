@@ -1,5 +1,6 @@
 """Small things that misled: the last loss, the headline of a report, a misspelt model, a home that is not there."""
 import json
+import logging
 import socket
 import time
 
@@ -95,3 +96,12 @@ def test_only_a_full_disk_is_told_as_one(tmp_path, error, says):
     told = cannot_write(tmp_path/"checkpoint-3", error, command("sft_nb train --resume x"))
     assert says in told.expected and ("disk with room" in told.expected) == ("disk" in says)
     assert type(error).__name__ in told.found
+
+
+def test_8_bits_do_not_speak_at_each_product(caplog):
+    import sft_nb   # noqa: F401
+    log = logging.getLogger("bitsandbytes.autograd._functions")
+    with caplog.at_level("WARNING"):
+        log.warning("MatMul8bitLt: inputs will be cast from %s to float16 during quantization", "float32")
+        log.warning("something else")
+    assert [line.getMessage() for line in caplog.records] == ["something else"]
