@@ -60,15 +60,16 @@ def test_a_visitor_walks_from_home_to_the_reference(site):
         page.set_default_timeout(60_000)
         page.goto((site/"index.html").as_uri(), wait_until="domcontentloaded")
         for name, link in WALK:
-            assert page.url.endswith(f"{name}.html") and page.locator("h1").first.is_visible()
+            page.wait_for_url(f"**/{name}.html", wait_until="domcontentloaded")   # there is an address before a text
+            page.locator("h1").first.wait_for()
             assert looks_whole(page) == []
             page.screenshot(path=str(site/f"{name.replace('/', '-')}.png"))
             if link: page.get_by_role("link", name=link, exact=True).first.click()
         page.goto((site/"failures/00_index.html").as_uri(), wait_until="domcontentloaded")
         page.get_by_role("link", name="settings", exact=True).first.click()
-        assert page.url.endswith("reference/01_settings.html")
+        page.wait_for_url("**/reference/01_settings.html", wait_until="domcontentloaded")
         for name, says in SAID.items():
             page.goto((site/f"reference/{name}.html").as_uri(), wait_until="domcontentloaded")
-            assert page.locator("td code", has_text=says).first.is_visible()
+            page.locator("td code", has_text=says).first.wait_for()
             page.screenshot(path=str(site/f"reference-{name}.png"), full_page=False)
         browser.close()

@@ -64,11 +64,13 @@ def test_truncation_that_takes_every_end(tokenizer):
 
 
 def test_kept():
-    def made(**counts): return SimpleNamespace(train=SimpleNamespace(n_read=100, counts=Counts(**counts)))
+    def made(came_prepared=False, **counts):
+        return SimpleNamespace(train=SimpleNamespace(n_read=100, counts=Counts(**counts), came_prepared=came_prepared))
     half = made(dropped=50, longest_dropped=99)
     assert check_kept(made(dropped=10)) is None
     assert [check_kept(d).status for d in (made(dropped=6, cut=5), half)] == ["warn", "fail"]
     assert str(check_kept(half).fix) == "max_length=99"
+    assert "prepare the shards again" in str(check_kept(made(True, dropped=50, longest_dropped=99)).fix)
 
 
 def test_pad(tokenizer):
