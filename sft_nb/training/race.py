@@ -72,7 +72,7 @@ def race(
     check_race(cfgs)
     runs, failed = [], []
     with one_base(): begun = _one_after_the_other(cfgs, runs, failed)
-    if begun < len(cfgs): say(f"sft_nb: {len(cfgs) - begun} of {len(cfgs)} were not begun")
+    if begun < len(cfgs): say(f"sft_nb: not begun: {len(cfgs) - begun} of {len(cfgs)}")
     if failed: raise _with_runs(SftError.all(failed), runs)
     return runs
 

@@ -136,7 +136,7 @@ def test_ctrl_c_before_a_run_has_begun(tmp_path, monkeypatch, capsys, stopped, d
         with pytest.raises(KeyboardInterrupt): race(cfgs)
     else:
         assert [run.name for run in race(cfgs)] == done
-        assert "2 of 3 were not begun" in "".join(capsys.readouterr())
+        assert "not begun: 2 of 3" in "".join(capsys.readouterr())
 
 
 def test_who_is_told_to_stop_begins_no_other(tmp_path, monkeypatch):
