@@ -79,4 +79,5 @@ def __dir__(): return sorted([*globals(), *_HOME])
 # Without the optional package `kernels`, bitsandbytes asks for it at each import on a CPU; nothing here uses it.
 _logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(_logging.ERROR)
 # In 8 bits it says at each product that it computes in float16, which is what 8 bits mean there.
-_logging.getLogger("bitsandbytes.autograd._functions").addFilter(lambda line: "inputs will be cast" not in str(line.msg))
+_logging.getLogger("bitsandbytes.autograd._functions").addFilter(
+    lambda line: "inputs will be cast" not in str(line.msg))

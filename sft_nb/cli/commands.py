@@ -369,8 +369,8 @@ def branch_command(args:list[str])->int:
     options, cfg = parse("branch", args, _BRANCH, summary=branch_command.__doc__)
     from sft_nb.run.branch import make_branch
     from sft_nb.run.directory import open_run
-    meant = {f.name for f in settings() if set_apart(args)[1] and getattr(cfg, f.name) != f.default}
-    changes = {name: getattr(cfg, name) for name in {*given(args)} | meant if name != "trust_remote_code"}
+    said = [name for name, source in cfg.sources.items() if source.startswith("command line")]
+    changes = {name: getattr(cfg, name) for name in said if name != "trust_remote_code"}
     made = make_branch(open_run(options.run, trust_remote_code=cfg.trust_remote_code), options.step, **changes)
     _say(f"{made.name}: {made.status.reason}")
     if options.detach or made.config.num_processes > 1:

@@ -153,17 +153,29 @@ def compile_layers(
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     return swap_forward(layers, partial(_layer_forward, backend=backend), "compiled")
 
+# %% ../../nbs/06_model/05_kernels.ipynb #46bbb4b3
+_ABSENT = object()
+
+def _changes(now:dict, before:dict)->dict:
+    "What those names meant before that mean another thing now"
+    return {name: before.get(name, _ABSENT) for name, new in now.items() if before.get(name, _ABSENT) is not new}
+
+def _restore(now:dict, before:dict)->None:
+    "Let those names mean what they meant"
+    for name, was in before.items():
+        if was is _ABSENT: now.pop(name, None)
+        else: now[name] = was
+
 # %% ../../nbs/06_model/05_kernels.ipynb #90bed939
 @contextmanager
 def _put_back(names:dict):
     "Yields what somebody calls otherwise inside; afterwards everything has the meaning that it had"
     before, given = dict(names), {}
-    try:
-        yield given
-        given |= {name: new for name, new in names.items() if before.get(name) is not new}
+    try: yield given
     finally:
-        for name in names.keys() - before.keys(): del names[name]
-        names.update(before)
+        changed = _changes(names, before)
+        given |= {name: names[name] for name in changed}
+        _restore(names, changed)
 
 # %% ../../nbs/06_model/05_kernels.ipynb #b62ba427
 def knowing(
@@ -184,19 +196,6 @@ def _rotate_with(model, rotate)->None:
     for m in model.modules():
         forward = inspect.unwrap(type(m).forward)
         if _ROTATE in forward.__code__.co_names: m.forward = types.MethodType(knowing(forward, **{_ROTATE: rotate}), m)
-
-# %% ../../nbs/06_model/05_kernels.ipynb #46bbb4b3
-_ABSENT = object()
-
-def _changes(now:dict, before:dict)->dict:
-    "What those names meant before that mean another thing now"
-    return {name: before.get(name, _ABSENT) for name, new in now.items() if before.get(name, _ABSENT) is not new}
-
-def _restore(now:dict, before:dict)->None:
-    "Let those names mean what they meant"
-    for name, was in before.items():
-        if was is _ABSENT: now.pop(name, None)
-        else: now[name] = was
 
 # %% ../../nbs/06_model/05_kernels.ipynb #24a07b76
 def _unknown_to_liger(model)->ConfigError:

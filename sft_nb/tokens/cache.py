@@ -118,8 +118,8 @@ def cache_key(
     "Changes when a token could"
     if digest is None: digest = rows.digest()
     if digest is None: return None
-    words = [digest, sft_nb.__version__, *made_with(cfg, task, tokenizer).values()]
-    return _digest_of([*(w.encode("utf-8", "surrogatepass") for w in words), *_code(task)])
+    words = [digest, _code_digest(task), *made_with(cfg, task, tokenizer).values()]
+    return _digest_of([w.encode("utf-8", "surrogatepass") for w in words])
 
 # %% ../../nbs/04_tokens/11_cache.ipynb #cac00010
 _LIST = "entry.json"

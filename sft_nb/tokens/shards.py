@@ -7,6 +7,7 @@ __all__ = ['part_of', 'check_lasting', 'prepare_shard', 'merge_shards']
 
 # %% ../../nbs/04_tokens/13_shards.ipynb #9835c4f0
 import hashlib, json, re, shutil
+from collections.abc import Iterator
 from contextlib import contextmanager, ExitStack
 from dataclasses import asdict, replace
 from io import BytesIO
@@ -138,7 +139,7 @@ def _same(name:str, made:dict, other:str, wanted:dict)->None:
 # %% ../../nbs/04_tokens/13_shards.ipynb #goeswith
 def _goes_with(fs, root:str, where:str, made:dict, n:int)->None:
     "`SftError` where the shards that are there already are of other rows, settings or numbers"
-    beside = next(iter(_shards_in(fs, root).items()), None)
+    beside = next(_shards_in(fs, root), None)
     if beside is None: return
     (of, _), path = beside
     name = f"{where}/{path.rpartition('/')[2]}"
@@ -146,11 +147,11 @@ def _goes_with(fs, root:str, where:str, made:dict, n:int)->None:
     raise SftError(name, f"it is one of {of}, and this one is one of {n}", "the shards of one corpus",
                    as_fix(f"prepare a shard of {of}") | "another folder")
 
-def _shards_in(fs, root:str)->dict[tuple[int,int],str]:
-    "The whole shards of a folder: how many there are of its kind, and its number -> its path"
-    names = [path.rstrip("/") for path in fs.ls(root, detail=False)] if fs.exists(root) else []
-    shards = {path: SHARD.fullmatch(path.rpartition("/")[2]) for path in names if fs.exists(f"{path}/{_LIST}")}
-    return {(int(m[2]), int(m[1])): path for path, m in shards.items() if m}
+def _shards_in(fs, root:str)->Iterator[tuple[tuple[int,int],str]]:
+    "The whole shards of a folder: how many there are of its kind, and its number; and its path"
+    for path in fs.ls(root, detail=False) if fs.exists(root) else ():
+        m = SHARD.fullmatch(path.rstrip("/").rpartition("/")[2])
+        if m and fs.exists(f"{path.rstrip('/')}/{_LIST}"): yield (int(m[2]), int(m[1])), path.rstrip("/")
 
 # %% ../../nbs/04_tokens/13_shards.ipynb #06152267
 def _written(folder:Path, how:tuple, made:dict, k:int, n:int)->Report:
@@ -299,7 +300,7 @@ def _nothing_in(where:str, ledger:Ledger)->SftError:
 # %% ../../nbs/04_tokens/13_shards.ipynb #4d1d055c
 def _all_there(fs, root:str, where:str)->list[str]:
     "The paths of all shards in their order; `SftError` if one is missing"
-    found = _shards_in(fs, root)
+    found = dict(_shards_in(fs, root))
     sizes = sorted({n for n, _ in found})
     if not sizes:
         fix = f"name the folder that the shards are in, or prepare them into {where}"

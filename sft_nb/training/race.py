@@ -19,11 +19,12 @@ from ..progress import say
 from ..tasks.core import task_of
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.conversations import source_of
+from ..model.divided import check_several
 from ..model.load import load_shape, one_base
 from ..run.directory import check_free
 from ..run.face import Run
 from .arguments import training_arguments
-from .train import _alone, train
+from .train import train
 
 # %% ../../nbs/11_training/07_race.ipynb #aef7a52d
 def check_race(
@@ -47,7 +48,7 @@ def _look_at(cfg:Config)->None:
     if cfg.num_processes > 1:
         found = f"{cfg.num_processes} processes are asked for, and a race is one"
         raise ConfigError("num_processes", found, "one process", edit(num_processes=1))
-    _alone(cfg)
+    check_several(cfg, 1)
     check_free(cfg)
     training_arguments(cfg, Path(cfg.runs_dir)/"x")
     tokenizer, task = load_tokenizer(cfg), task_of(cfg)
@@ -73,8 +74,10 @@ def race(
     runs, failed = [], []
     with one_base(): begun = _one_after_the_other(cfgs, runs, failed)
     if begun < len(cfgs): say(f"sft_nb: not begun: {len(cfgs) - begun} of {len(cfgs)}")
-    if failed: raise _with_runs(SftError.all(failed), runs)
-    return runs
+    if not failed: return runs
+    error = SftError.all(failed)
+    error.runs = runs
+    raise error
 
 # %% ../../nbs/11_training/07_race.ipynb #7fe9a764
 _BY_SOMEBODY = ("Ctrl-C", "SIGTERM", "SIGHUP")   # and not by its own time limit
@@ -97,6 +100,3 @@ def _let_go()->None:
     gc.collect()
     if torch.cuda.is_available(): torch.cuda.empty_cache()
 
-def _with_runs(e:SftError, runs:list[Run])->SftError:
-    e.runs = runs
-    return e

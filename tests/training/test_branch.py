@@ -118,6 +118,8 @@ def test_settings_that_other_programs_call_otherwise_are_changed_too(parent, mon
         asked.append(changes)
         raise ConfigError("branch", "seen", "", "")
     monkeypatch.setattr("sft_nb.run.branch.make_branch", noted)
-    for line in (["--bf16", "True"], ["--learning-rate", "1e-4", "--save-strategy", "epoch"], ["--seed", "3"]):
+    for line in (["--bf16", "True"], ["--learning-rate", "1e-4", "--save-strategy", "epoch"], ["--seed", "3"],
+                 ["--output-dir", "there/it"]):
         assert main(["branch", str(parent.path), *line]) == 2
-    assert asked == [dict(dtype="bfloat16"), dict(learning_rate=1e-4, save_steps="epoch"), dict(seed=3)]
+    assert asked == [dict(dtype="bfloat16"), dict(learning_rate=1e-4, save_steps="epoch"), dict(seed=3),
+                     dict(runs_dir="there", run_name="it")]
