@@ -1,4 +1,4 @@
-"""Every two values of 18 settings meet in a training of three steps, which is killed, resumed, evaluated and merged.
+"""Every two values of 21 settings meet in a training of three steps, which is killed, resumed, evaluated and merged.
 
     python scripts/pairs.py                 # half an hour on two cores; writes benchmarks/results/pairs.json
     python scripts/pairs.py --rows 3 7      # some rows of the array, printed and not written
@@ -25,11 +25,15 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT/"tests"))
 RESULTS = ROOT/"benchmarks/results/pairs.json"
 
+AGAIN, TWO = dict(gradient_checkpointing=True), dict(num_processes=2)
 FACTORS = {   # factor -> value as the table says it -> settings; the first value is the default
     "method": {"lora": dict(method="lora"), "qlora": dict(method="qlora"),
                "qlora, 8 bits": dict(method="qlora", load_in_8bit=True), "full": dict(method="full")},
     "dtype": {"float32": dict(dtype="float32"), "bfloat16": dict(dtype="bfloat16")},
-    "checkpointing": {"no": dict(gradient_checkpointing=False), "yes": dict(gradient_checkpointing=True)},
+    "checkpointing": {"no": dict(gradient_checkpointing=False), "yes": AGAIN | dict(keep_attention=False),
+                      "attention kept": AGAIN | dict(keep_attention=True)},
+    "MLPs": {"whole": dict(recompute_parts=False), "in parts": dict(recompute_parts=True)},
+    "kernels": {"auto": {}, "none": dict(kernels="none")},
     "dropout": {"0": dict(lora_dropout=0.), "0.3": dict(lora_dropout=.3)},
     "attention": {"varlen": dict(attn_implementation="varlen"), "sdpa": dict(attn_implementation="sdpa"),
                   "eager": dict(attn_implementation="eager")},
@@ -51,7 +55,10 @@ FACTORS = {   # factor -> value as the table says it -> settings; the first valu
                "early stopping": dict(early_stopping_patience=1)},
     "saving": {"each step": dict(save_steps=1), "each second": dict(save_steps=2)},
     "max_time": {"none": {}, "one step": dict(max_time=.001)},
-    "processes": {"1": dict(num_processes=1), "2": dict(num_processes=2)},
+    "processes": {"1": dict(num_processes=1), "2": TWO, "2, ZeRO-2": TWO | dict(deepspeed="zero2"),
+                  "2, ZeRO-3": TWO | dict(deepspeed="zero3"), "2, FSDP2": TWO | dict(fsdp=True),
+                  "2, shared rows": TWO | dict(sequence_parallel_size=2)},
+    "preparation": {"alone": dict(num_workers=1), "two workers": dict(num_workers=2)},
 }
 
 FORBIDDEN = {   # pairs that are refused, each tried alone
@@ -60,13 +67,20 @@ FORBIDDEN = {   # pairs that are refused, each tried alone
     (("modules_to_save", "lm_head"), ("train_tokens", "<|im_end|>")),
     (("evaluation", "never"), ("choice", "best")), (("evaluation", "never"), ("choice", "early stopping")),
     (("schedule", "reduce_lr_on_plateau"), ("evaluation", "never")),
+    *product([("method", "qlora"), ("method", "qlora, 8 bits")],
+             [("processes", "2, ZeRO-3"), ("processes", "2, FSDP2")]),
+    *product([("optimiser", "adafactor"), ("optimiser", "paged_adamw_8bit")], [("processes", "2, FSDP2")]),
+    *product([("attention", "sdpa"), ("attention", "eager"), ("layout", "padded"), ("layout", "grouped")],
+             [("processes", "2, shared rows")]),
 }
 ALONE = [   # what cannot run here, beside the defaults
     dict(optim="lomo"), dict(optim="galore_adamw"), dict(lr_scheduler_type="warmup_stable_decay"),
     dict(lr_scheduler_type="cosine_with_min_lr"), dict(lr_scheduler_type="polynomial", learning_rate=1e-8),
     dict(method="qlora", modules_to_save=("q_proj",)), dict(method="qlora", init_lora_weights="pissa"),
     dict(max_tokens_per_batch=160, group_by_length=True), dict(num_train_epochs=0, max_steps=-1),
-    dict(padding_free=False, max_tokens_per_batch=160), dict(dtype="float16"),
+    dict(padding_free=False, max_tokens_per_batch=160), dict(dtype="float16"), dict(kernels="compile"),
+    dict(kernels="liger"), dict(gradient_checkpointing=True, activation_offloading=True), dict(fsdp=True),
+    dict(deepspeed="zero2"), dict(sequence_parallel_size=2),
 ]
 THREE_STEPS = dict(
     max_samples=24, max_steps=3, num_train_epochs=4, per_device_train_batch_size=2, logging_steps=1, save_total_limit=9,
@@ -87,9 +101,14 @@ def wanted()->set:
 def array()->list[dict]:
     "Rows in which every wanted pair meets"
     from allpairspy import AllPairs
-    def is_allowed(values)->bool: return not pairs_of(dict(zip(FACTORS, values))) & FORBIDDEN
-    rows = [dict(zip(FACTORS, values)) for values in AllPairs([[*v] for v in FACTORS.values()], filter_func=is_allowed)]
+    most_first = sorted(FACTORS, key=lambda factor: -len(FACTORS[factor]))
+    def in_order(values)->dict: return {f: v for f in FACTORS for g, v in zip(most_first, values) if f == g}
+    values = AllPairs([[*FACTORS[f]] for f in most_first], filter_func=lambda some: is_allowed(in_order(some)))
+    rows = [in_order(row) for row in values]
     return cheaper(rows + completed(wanted() - met(rows)))
+
+
+def is_allowed(row:dict)->bool: return not pairs_of(row) & FORBIDDEN
 
 
 def met(rows:list[dict])->set:
@@ -107,9 +126,19 @@ def cheaper(rows:list[dict])->list[dict]:
 
 
 def completed(missing:set)->list[dict]:
-    "Rows of defaults for the pairs that a greedy array has left out"
-    defaults = {factor: next(iter(values)) for factor, values in FACTORS.items()}
-    return [defaults | dict(pair) for pair in sorted(missing)]
+    "Rows for the pairs that a greedy array has left out: defaults, and of those pairs as many as go together"
+    rows, left = [], sorted(missing)
+    while left:
+        row = {}
+        for pair in left:
+            more = row | dict(pair)
+            if all(row.get(f, v) == v for f, v in pair) and is_allowed(with_defaults(more)): row = more
+        rows.append(with_defaults(row))
+        left = [pair for pair in left if pair not in pairs_of(rows[-1])]
+    return rows
+
+
+def with_defaults(some:dict)->dict: return {f: some.get(f, next(iter(values))) for f, values in FACTORS.items()}
 
 
 def settings_of(row:dict)->dict:

@@ -162,7 +162,8 @@ def _refused(cfg:Config, e:Exception)->ConfigError:
     "The error for what peft does not put on this base"
     simpler = edit(init_lora_weights="default", use_dora=False)
     expected = f"what peft can do with a base of method {cfg.method}"
-    return ConfigError("adapter", str(e).splitlines()[0][:200], expected, simpler | edit(method="lora"))
+    says = (str(e) or type(e).__name__).splitlines()[0][:200]
+    return ConfigError("adapter", says, expected, simpler | edit(method="lora"))
 
 # %% ../../nbs/06_model/06_adapter.ipynb #bda7fa01
 def add_adapter(

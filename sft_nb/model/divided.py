@@ -9,8 +9,11 @@ __all__ = ['ZERO', 'deepspeed_config', 'zero_stage', 'divides_weights', 'data_pr
 # %% ../../nbs/06_model/09_divided.ipynb #dv000003
 import json
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+
+from packaging.version import Version
 
 from ..report import command, ConfigError, edit
 from ..schema import defaults
@@ -74,6 +77,11 @@ def data_processes(
     return max(1, cfg.num_processes // cfg.sequence_parallel_size)
 
 # %% ../../nbs/06_model/09_divided.ipynb #9ee3eabd
+_CAN_SHARE = dict(kernels=("auto", "none", "liger"), padding_free=("auto", True),
+                  attn_implementation=("auto", "varlen"))
+_WHY = dict(kernels="a compiled layer cannot trade tokens for heads", padding_free="shared rows are flattened",
+            attn_implementation="varlen alone trades tokens for heads")
+
 def _check_sharing(cfg:Config, processes:int)->None:
     "ConfigError for settings with which these processes cannot share rows"
     size = cfg.sequence_parallel_size
@@ -82,9 +90,10 @@ def _check_sharing(cfg:Config, processes:int)->None:
         fix = edit(num_processes=size) | edit(sequence_parallel_size=1)
         found = f"groups of {size} cannot be made of {processes}"
         raise ConfigError("sequence_parallel_size", found, "a divisor of num_processes", fix)
-    if cfg.kernels == "compile":
-        raise ConfigError("kernels", "a compiled layer cannot trade tokens for heads", "kernels as they are",
-                          edit(kernels="auto") | edit(sequence_parallel_size=1))
+    name = next((name for name, can in _CAN_SHARE.items() if getattr(cfg, name) not in can), None)
+    if name is None: return
+    found = f"it is {getattr(cfg, name)!r}, and sequence_parallel_size is {size}"
+    raise ConfigError(name, found, _WHY[name], edit(**{name: "auto"}) | edit(sequence_parallel_size=1))
 
 # %% ../../nbs/06_model/09_divided.ipynb #51a180a2
 def check_division(
@@ -113,10 +122,15 @@ def _check_zero3(cfg:Config)->None:
         found = "ZeRO-3 fetches the weights of each module as it is called, which a compiled layer does not"
         raise ConfigError("kernels", found, "kernels as they are", edit(kernels="none") | edit(deepspeed="zero2"))
 
+_SINCE = Version("5.19")   # transformers' trainer leaves weights alone that are divided already
 _STATE_OF_ITS_SHAPE = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 
 def _check_fsdp(cfg:Config)->None:
-    "ConfigError for what FSDP2 cannot divide"
+    "ConfigError for what FSDP2 cannot divide, and for an installation that cannot"
+    if Version(version("transformers")) < _SINCE:
+        found = f"the trainer of transformers {version('transformers')} wraps what is divided once more"
+        fix = command("pip install -U transformers") | edit(fsdp=False, deepspeed="zero3")
+        raise ConfigError("fsdp", found, f"transformers {_SINCE} or newer", fix)
     if cfg.deepspeed is not None:
         fix = edit(fsdp=False) | edit(deepspeed=None)
         raise ConfigError("fsdp", f"deepspeed is {cfg.deepspeed!r}, and both divide the same", "one of them", fix)

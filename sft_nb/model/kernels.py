@@ -25,12 +25,16 @@ from .precision import Repair
 from .loss import causal_lm, computed_in
 
 # %% ../../nbs/06_model/05_kernels.ipynb #7f86882f
+# older ones compile a Function that writes into its own result to gradients of zero (measured with 2.11)
+_COMPILES_IN_PLACE = torch.__version__ >= (2, 13)
+
 class _Adapted(torch.autograd.Function):
     "`x W^T + bias + scaling (x A^T) B^T` of x (T, in) with a frozen W (out, in); both gradients of x in one tensor"
     @staticmethod
     def forward(ctx, x, W, bias, A, B, scaling):
         h = x @ A.t()
-        out = F.linear(x, W, bias).addmm_(h, B.t(), alpha=scaling)
+        add = torch.Tensor.addmm_ if _COMPILES_IN_PLACE or not torch.compiler.is_compiling() else torch.addmm
+        out = add(F.linear(x, W, bias), h, B.t(), alpha=scaling)
         ctx.save_for_backward(x, h, W, A, B)
         ctx.scaling = scaling
         return out

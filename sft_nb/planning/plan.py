@@ -272,7 +272,7 @@ def _explained(cfg:Config):
     try: yield
     except SftError: raise
     except Exception as e:   # a model that branches on its numbers, an operation without a fake
-        found = f"its training step cannot be simulated ({type(e).__name__}: {str(e).splitlines()[0][:150]})"
+        found = f"its training step cannot be simulated ({f'{type(e).__name__}: {e}'.splitlines()[0][:150]})"
         fix = "set {method}, {gradient_checkpointing} and the batch by hand"
         raise SftError(f"plan for {cfg.model!r}", found, "a model and an adapter that run on tensors without numbers",
                        fix) from e

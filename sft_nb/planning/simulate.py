@@ -21,7 +21,7 @@ from ..model.attention import assume_documents
 from ..model.loss import causal_lm, chunk_size, Head
 from ..model.load import quiet
 from ..model.recompute import OnDevice, recompute_layers, recompute_parts
-from .static import skeleton
+from .static import skeleton, weights_for_dora
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1scra01
 def _scratch(f, args:tuple)->int:
@@ -207,7 +207,8 @@ def _runs(model, batch:Batch, how:Pass):
     cuda = how.kind == "cuda"
     documents = nullcontext()
     if how.attention == "varlen" and batch.flat: documents = assume_documents(*batch.lengths, cuda=cuda)
-    with documents, _autocast_flag(how.kind, how.dtype), torch.set_grad_enabled(how.train): yield
+    format = _autocast_flag(how.kind, how.dtype)
+    with documents, format, weights_for_dora(how.dtype), torch.set_grad_enabled(how.train): yield
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #dae0a533
 def _stack(inner)->list:

@@ -25,7 +25,7 @@ class GSM8K:
         from datasets import load_dataset
         try: rows = load_dataset(self.hub_id, "main", split="train" if split == "train" else "test")
         except Exception as e:
-            why = f"{type(e).__name__}: {str(e).splitlines()[0][:120]}"
+            why = f"{type(e).__name__}: {e}".splitlines()[0][:120]
             found = f"{self.hub_id} cannot be loaded from the hub ({why})"
             fix = edit(**{f"{split}_file": f"path/to/{split}.jsonl"})
             raise SftError(f"task gsm8k, {split} rows", found, "a connection, or a file", fix) from e

@@ -83,6 +83,13 @@ def _put(fs, folder:Path, to:str)->None:
 
 def _json_at(fs, path:str): return from_json(fs.cat_file(path))
 
+def _has(fs, path:str, size:int)->bool: return fs.exists(path) and fs.size(path) == size
+
+def _is_whole(fs, to:str)->bool:
+    "Is the list there, and each file that stands in it? What is not is prepared again"
+    if not fs.exists(f"{to}/{_LIST}"): return False
+    return all(_has(fs, f"{to}/{file}", size) for file, (size, _) in _json_at(fs, f"{to}/{_LIST}").items())
+
 # %% ../../nbs/04_tokens/13_shards.ipynb #c724ec57
 def prepare_shard(
     cfg:Config,
@@ -96,7 +103,7 @@ def prepare_shard(
     tokenizer, rows, to = tokenizer or load_tokenizer(cfg), source_of(cfg, task, "train"), f"{root}/{_name(k, n)}"
     made = _made(cfg, task, tokenizer, rows)
     with _reaching(out):
-        if fs.exists(f"{to}/{_LIST}"): return _there(fs, to, f"{out}/{_name(k, n)}", made)
+        if _is_whole(fs, to): return _there(fs, to, f"{out}/{_name(k, n)}", made)
         _goes_with(fs, root, out, made, n)
     folder = _workplace(cfg, cache_folder(cfg), _digest_of([said.encode() for said in (to, *made.values())]))
     try:
@@ -139,7 +146,7 @@ def _same(name:str, made:dict, other:str, wanted:dict)->None:
 # %% ../../nbs/04_tokens/13_shards.ipynb #goeswith
 def _goes_with(fs, root:str, where:str, made:dict, n:int)->None:
     "`SftError` where the shards that are there already are of other rows, settings or numbers"
-    beside = next(_shards_in(fs, root), None)
+    beside = next((found for found in _shards_in(fs, root) if _is_whole(fs, found[1])), None)
     if beside is None: return
     (of, _), path = beside
     name = f"{where}/{path.rpartition('/')[2]}"
@@ -217,7 +224,7 @@ class _Shard:
     def check(self, fs, path:str)->None:
         "`SftError` for a file that is not as it was written; tokens are looked at when they are copied"
         for file, (size, digest) in _json_at(fs, f"{path}/{_LIST}").items():
-            known = fs.size(f"{path}/{file}") == size
+            known = _has(fs, f"{path}/{file}", size)
             if known and file not in _LONG: known = _digest(fs.cat_file(f"{path}/{file}")) == digest
             if not known: raise SftError(self.name, f"{file} is not as it was written", "the whole shard", _AGAIN)
 

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from transformers import training_args
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
@@ -156,6 +157,16 @@ def _divided(cfg:Config)->dict:
         raise ConfigError(cfg.deepspeed, f"{name} is {enabled}, and the training computes otherwise", "one format", fix)
     return dict(deepspeed=said, accelerator_config=dict(use_configured_state=True), use_cpu=False)
 
+# %% ../../nbs/11_training/00_arguments.ipynb #a1bf0002
+@contextmanager
+def _cpu_has_bfloat16(arguments:dict):
+    "While transformers looks at the arguments of processes that DeepSpeed leads on CPUs"
+    before = training_args.is_torch_bf16_gpu_available
+    here = "deepspeed" in arguments and not torch.cuda.is_available()
+    if here: training_args.is_torch_bf16_gpu_available = lambda: True
+    try: yield
+    finally: training_args.is_torch_bf16_gpu_available = before
+
 # %% ../../nbs/11_training/00_arguments.ipynb #a1div003
 @contextmanager
 def divided_inside():
@@ -185,10 +196,13 @@ def training_arguments(
     ours = dict(output_dir=str(path/"checkpoints"), run_name=cfg.wandb_name or path.name, report_to=trackers(cfg))
     ours |= _every("save", cfg.save_steps) | dict(project=cfg.wandb_project)
     same = {name: getattr(cfg, name) for name in _SAME} | _precision(cfg) | _divided(cfg)
-    try: return SFTConfig(**same, **ours, **_ALWAYS, **_checkpointing(cfg), **_evaluation(cfg))
+    try:
+        with _cpu_has_bfloat16(same):
+            return SFTConfig(**same, **ours, **_ALWAYS, **_checkpointing(cfg), **_evaluation(cfg))
     except (ImportError, ValueError) as e:
-        raise ConfigError("training arguments", str(e).splitlines()[0], "what transformers.TrainingArguments takes",
-            "look at {optim} and {lr_scheduler_type}") from e
+        says = (str(e) or type(e).__name__).splitlines()[0]
+        raise ConfigError("training arguments", says, "what transformers.TrainingArguments takes",
+                          "look at {optim} and {lr_scheduler_type}") from e
 
 # %% ../../nbs/11_training/00_arguments.ipynb #9522c089
 def _variables(cfg:Config, run:Run)->dict[str,str]:

@@ -117,6 +117,7 @@ def found():
     path = os.pathsep.join([str(script.parent), *sys.path])
     env = os.environ | dict(TRITON_INTERPRET="1", PYTHONPATH=path)
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
+    if "only 0-dimensional arrays" in done.stderr: pytest.skip("the interpreter of Triton 3.6 does not know NumPy 2.4")
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

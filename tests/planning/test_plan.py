@@ -9,6 +9,7 @@ from shapes import folder
 
 from sft_nb.batches.layout import worst_batch
 from sft_nb.config import load_config
+from sft_nb.model.attention import _GROUPS
 from sft_nb.model.hardware import DEVICES, find_device, this_device
 from sft_nb.planning.plan import plan
 from sft_nb.planning.settle import resolve
@@ -44,6 +45,7 @@ def test_a_200_000_token_step_of_a_4b_model_fits_59_gib(tmp_path):
 SAVINGS = ("gradient_checkpointing", "activation_offloading", "keep_attention", "recompute_parts")
 
 
+@pytest.mark.skipif(not _GROUPS, reason="this torch's kernel wants keys and values for each head: 2.3 GiB more")
 def test_a_200_000_token_step_of_a_4b_model_fits_24_gib(tmp_path):
     "With a base of 4 bits, and a layer in parts, on a card of a player of games"
     chosen = long_row(tmp_path, method="qlora")("rtx4090-24gb")
@@ -161,9 +163,10 @@ def test_the_plan_is_in_the_run_and_the_run_can_be_repeated(tmp_path):
 
 
 def test_a_model_that_cannot_be_simulated_is_trained_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr("sft_nb.planning.simulate.simulate", lambda *a, **k: 1 / 0)
+    def broken(*args, **kwargs): raise AssertionError   # without a word
+    monkeypatch.setattr("sft_nb.planning.simulate.simulate", broken)
     cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=1, max_samples=16, eval_samples=0)
-    with pytest.raises(SftError, match="cannot be simulated .ZeroDivisionError"): plan(cfg)
+    with pytest.raises(SftError, match="cannot be simulated .AssertionError"): plan(cfg)
     run = train(cfg)
     assert run.status.state == "finished" and not (run.path/"plan.json").exists()
     settled, none = resolve(cfg, prepare(cfg))

@@ -64,7 +64,7 @@ def test_activations_are_what_autograd_holds(tmp_path, tokenizer, kind, batch, a
 
 
 HOW = dict(lora=dict(method="lora"), qlora=dict(), full=dict(method="full"),
-           dora=dict(method="lora", lora_target_modules=("attention",), use_dora=True))
+           dora=dict(method="lora", lora_target_modules=("attention",), use_dora=True), qdora=dict(use_dora=True))
 
 
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)

@@ -145,6 +145,19 @@ def test_a_shard_without_a_page_is_noticed(tokenizer, home, small_blocks):
         merge_shards(cfg, str(out), home/"whole", tokenizer)
 
 
+@pytest.mark.parametrize("file", ["meta.json", "made.json", "tokens.arrow"])
+def test_a_shard_that_lost_something_is_prepared_again(tokenizer, home, small_blocks, file):
+    cfg, out = config(home), str(home/"shards")
+    sharded(cfg, tokenizer, 2, out)
+    shard = home/"shards/shard-1-of-2"
+    if file == "tokens.arrow": (shard/file).write_bytes((shard/file).read_bytes()[:-100])
+    else: (shard/file).unlink()
+    with pytest.raises(SftError, match=f"shard-1-of-2: {file} is not as it was written; .*prepare it again"):
+        merge_shards(cfg, out, home/"whole", tokenizer)
+    prepare_shard(cfg, "1/2", out, tokenizer)
+    merge_shards(cfg, out, home/"whole", tokenizer)
+
+
 def test_a_task_that_was_changed_in_between(home, small_blocks):
     "Code is part of what a shard was made with, as it is of what the cache keeps"
     def task(end):

@@ -7,14 +7,17 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 from learner import learner, values, weights
+from packaging.version import Version
 from safetensors.torch import load_file
 
 from sft_nb.config import load_config, save_config
+from sft_nb.model import divided as division
 from sft_nb.report import ConfigError
 from sft_nb.run.directory import Run
 from sft_nb.training.arguments import training_arguments
@@ -29,6 +32,9 @@ ZERO3 = dict(zero_optimization=dict(stage=3, stage3_param_persistence_threshold=
 
 @pytest.fixture(autouse=True)
 def one_thread_each(monkeypatch): monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+divides = pytest.mark.skipif(Version(version("transformers")) < Version("5.19"), reason="FSDP2 needs transformers 5.19")
 
 
 def small(folder, **how):
@@ -108,6 +114,7 @@ def test_weights_that_zero3_divides_are_learned_as_in_one_process(tmp_path, alon
     assert values(run, "loss") == values(whole, "loss") and weights(run) == weights(whole)
 
 
+@divides
 def test_weights_that_fsdp_divides_are_learned_as_in_one_process(tmp_path, alone):
     "With a preflight, killed in the middle and resumed; its checkpoint is one that a process alone goes on from"
     run = killed_and_resumed(small(tmp_path, fsdp=True, preflight=True))
@@ -118,6 +125,7 @@ def test_weights_that_fsdp_divides_are_learned_as_in_one_process(tmp_path, alone
         for name, t in of_one.items(): assert torch.allclose(t, state[k][name], rtol=1e-3, atol=1e-7), (k, name)
 
 
+@divides
 def test_full_training_whose_rows_are_shared_too(tmp_path):
     "Weights and tokens are divided at once; a tied head is saved once"
     how = dict(method="full", per_device_train_batch_size=8)
@@ -136,6 +144,7 @@ def test_rows_that_two_processes_share_are_learned_as_in_one_process(tmp_path, a
     assert run.config.padding_free and run.config.attn_implementation == "varlen"
 
 
+@divides
 def test_one_process_goes_on_with_what_two_began(tmp_path):
     "And two with what one began: the steps keep their rows, and the curve is that of one process"
     rows = dict(max_samples=73, logging_steps=2)   # 64 of them are trained
@@ -162,7 +171,7 @@ from test_not_finite import not_finite
 with not_finite(3, "gradient"): train(load_config({config!r}))
 """
 
-@pytest.mark.parametrize("by", ["zero2", "fsdp"])
+@pytest.mark.parametrize("by", ["zero2", pytest.param("fsdp", marks=divides)])
 def test_a_gradient_that_is_not_finite_stops_before_the_step_is_taken(tmp_path, by):
     how = dict(fsdp=True) if by == "fsdp" else dict(deepspeed=divided(by, tmp_path))
     cfg = small(tmp_path, **how, run_name="infinite")
@@ -225,7 +234,8 @@ def test_an_error_of_the_first_process_is_that_of_all(tmp_path):
     assert Run(tmp_path/"a b/bad").status.state == "failed"
 
 
-def test_settings_that_cannot_be_divided_are_refused(tmp_path):
+def test_settings_that_cannot_be_divided_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(division, "version", lambda name: "5.19.0")
     for how in (dict(deepspeed="zero2"), dict(fsdp=True)):
         with pytest.raises(ConfigError, match="divides what several processes hold, and there is only one"):
             train(small(tmp_path, num_processes=1, **how))
@@ -237,6 +247,8 @@ def test_settings_that_cannot_be_divided_are_refused(tmp_path):
     assert "4-bit and 8-bit weights cannot be divided" in says(fsdp=True, method="qlora")
     assert "both divide the same" in says(fsdp=True, deepspeed="zero2")
     assert "the state of paged_adamw_8bit has not the shape" in says(fsdp=True, optim="paged_adamw_8bit")
+    monkeypatch.setattr(division, "version", lambda name: "5.18.0")
+    assert "transformers 5.19 or newer. Fix: pip install -U transformers" in says(fsdp=True)
     assert "a compiled layer" in says(deepspeed="zero3", kernels="compile")
     assert not list(tmp_path.iterdir())
 
