@@ -102,7 +102,9 @@ def array()->list[dict]:
     "Rows in which every wanted pair meets"
     from allpairspy import AllPairs
     most_first = sorted(FACTORS, key=lambda factor: -len(FACTORS[factor]))
-    def in_order(values)->dict: return {f: v for f in FACTORS for g, v in zip(most_first, values) if f == g}
+    def in_order(values)->dict:
+        given = dict(zip(most_first, values))
+        return {factor: given[factor] for factor in FACTORS if factor in given}
     values = AllPairs([[*FACTORS[f]] for f in most_first], filter_func=lambda some: is_allowed(in_order(some)))
     rows = [in_order(row) for row in values]
     return cheaper(rows + completed(wanted() - met(rows)))

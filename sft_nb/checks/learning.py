@@ -16,10 +16,10 @@ import torch
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.trainer_utils import SchedulerType
 
-from ..report import ConfigError, Finding, SftError, edit, fail, ok, skipped, warn
+from ..report import ConfigError, Finding, SftError, edit, fail, first_line, ok, skipped, warn
 from ..config import Config
 from ..model.generate import Generation
-from .core import check, first_line
+from .core import check
 
 # %% ../../nbs/09_checks/07_learning.ipynb #61010e5e
 @dataclass(frozen=True)

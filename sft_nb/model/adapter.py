@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
-from ..report import ConfigError, edit
+from ..report import ConfigError, edit, first_line
 from ..config import Config
 from ..tokens.tokenizer import model_path
 from .load import load_base, quiet
@@ -162,8 +162,7 @@ def _refused(cfg:Config, e:Exception)->ConfigError:
     "The error for what peft does not put on this base"
     simpler = edit(init_lora_weights="default", use_dora=False)
     expected = f"what peft can do with a base of method {cfg.method}"
-    says = (str(e) or type(e).__name__).splitlines()[0][:200]
-    return ConfigError("adapter", says, expected, simpler | edit(method="lora"))
+    return ConfigError("adapter", first_line(e), expected, simpler | edit(method="lora"))
 
 # %% ../../nbs/06_model/06_adapter.ipynb #bda7fa01
 def add_adapter(

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, set_seed
 from transformers.utils import logging as _logging
 
-from ..report import ConfigError, as_fix, edit
+from ..report import ConfigError, as_fix, edit, first_line
 from ..config import allow, Config
 from ..tokens.tokenizer import model_path, why_missing
 from ..tokens.encode import end_ids
@@ -57,7 +57,7 @@ def quantization(
 # %% ../../nbs/06_model/04_load.ipynb #b773e19b
 def _unreadable(cfg:Config, e:Exception)->ConfigError:
     "The error for a model that cannot be loaded"
-    found = f"it cannot be loaded ({f'{type(e).__name__}: {e}'.splitlines()[0][:200]})"
+    found = f"it cannot be loaded ({type(e).__name__}: {first_line(e)})"
     expected = "tiny, a folder with config.json and safetensors, or a hub id that can be reached"
     fix = "another {model}"
     if cfg.attn_implementation != "auto": fix += ", or another {attn_implementation}"

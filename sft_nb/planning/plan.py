@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from ..on_disk import write_whole
 from ..faces import as_html, badge, bar_html, code_html, Html, shown, size_text, table_html
 from ..progress import Phase, watched
-from ..report import ConfigError, edit, fail, Finding, Fix, ok, Report, SftError
+from ..report import ConfigError, edit, fail, Finding, first_line, Fix, ok, Report, SftError
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.account import Data
@@ -272,7 +272,7 @@ def _explained(cfg:Config):
     try: yield
     except SftError: raise
     except Exception as e:   # a model that branches on its numbers, an operation without a fake
-        found = f"its training step cannot be simulated ({f'{type(e).__name__}: {e}'.splitlines()[0][:150]})"
+        found = f"its training step cannot be simulated ({type(e).__name__}: {first_line(e)[:150]})"
         fix = "set {method}, {gradient_checkpointing} and the batch by hand"
         raise SftError(f"plan for {cfg.model!r}", found, "a model and an adapter that run on tensors without numbers",
                        fix) from e

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from ..report import command, Fix, quoted, SftError
+from ..report import command, first_line, Fix, quoted, SftError
 from .formats import detect
 
 # %% ../../nbs/02_rows/02_files.ipynb #76dfe340
@@ -177,7 +177,7 @@ def _parquet(path:Path)->Iterator[tuple[int,dict]]:
             rows = (row for batch in file.iter_batches(1000) for row in batch.to_pylist())
             yield from enumerate(map(_from_arrow, rows), 1)
     except (pyarrow.ArrowException, OSError) as e:
-        found = f"it cannot be read ({f'{type(e).__name__}: {e}'.splitlines()[0][:80]})"
+        found = f"it cannot be read ({first_line(e)[:80]})"
         raise SftError(str(path), found, "a Parquet file", f"write {path} again, or download it again") from e
 
 # %% ../../nbs/02_rows/02_files.ipynb #fi1es004

@@ -21,7 +21,7 @@ from trl import SFTConfig
 
 from ..keys import redact
 from ..progress import say
-from ..report import ConfigError, command, edit, SftError
+from ..report import ConfigError, command, edit, first_line, SftError
 from ..config import Config
 from ..model.hardware import choose_device, choose_dtype
 from ..model.divided import check_division, deepspeed_config
@@ -200,8 +200,7 @@ def training_arguments(
         with _cpu_has_bfloat16(same):
             return SFTConfig(**same, **ours, **_ALWAYS, **_checkpointing(cfg), **_evaluation(cfg))
     except (ImportError, ValueError) as e:
-        says = (str(e) or type(e).__name__).splitlines()[0]
-        raise ConfigError("training arguments", says, "what transformers.TrainingArguments takes",
+        raise ConfigError("training arguments", first_line(e), "what transformers.TrainingArguments takes",
                           "look at {optim} and {lr_scheduler_type}") from e
 
 # %% ../../nbs/11_training/00_arguments.ipynb #9522c089

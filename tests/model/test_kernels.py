@@ -83,9 +83,10 @@ def errors(seed:int)->list[float]:
 
 
 def test_in_mixed_precision_as_near_to_the_truth_as_peft():
-    "Over six batches: of one of them, rounding may say anything; gradients are 1.46 times as far with torch 2.11"
+    "Over six batches: of one of them, rounding may say anything"
     logits, gradients, our_logits, our_gradients = (sum(each) for each in zip(*map(errors, range(6))))
-    assert our_logits < 1.4 * logits and our_gradients < 1.6 * gradients
+    most = 1.4 if torch.__version__ >= (2, 13) else 1.6   # products of 16 bits on a CPU round otherwise in torch 2.11
+    assert our_logits < 1.4 * logits and our_gradients < most * gradients
 
 
 def test_which_layers_go_the_short_way(monkeypatch):
