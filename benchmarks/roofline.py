@@ -80,7 +80,8 @@ class Roofline(TorchDispatchMode):
         if name in PRODUCTS:
             a, b = args[1:3] if "add" in name else args[:2]
             flops = 2 * a.shape[-2] * a.shape[-1] * b.shape[-1] * math.prod(a.shape[:-2])
-            kind = "adapter" if card.rank in (*a.shape, *b.shape) else "products"
+            narrow = {card.rank, 2 * card.rank, 3 * card.rank}   # the A of up to three layers are one matrix
+            kind = "adapter" if narrow & {*a.shape, *b.shape} else "products"
         elif "varlen_attn" in name:
             q, kind, speed = next(t for t in inputs if t.dim() == 3), "attention", card.attention
             squares = sum(n * n for n in card.lengths) / 2   # causal

@@ -29,24 +29,40 @@ from .loss import causal_lm, computed_in
 _COMPILES_IN_PLACE = torch.__version__ >= (2, 13)
 
 class _Adapted(torch.autograd.Function):
-    "`x W^T + bias + scaling (x A^T) B^T` of x (T, in) with a frozen W (out, in); both gradients of x in one tensor"
+    """`x W^T + bias + scaling (x A^T) B^T` of x (T, in) for each of some layers with a frozen W (out, in); A (r, in) is
+    that of all of them, one below the other; all gradients of x in one tensor"""
     @staticmethod
-    def forward(ctx, x, W, bias, A, B, scaling):
+    def forward(ctx, x, A, scalings, biases, *matrices):
+        Ws, Bs = matrices[::2], matrices[1::2]
         h = x @ A.t()
         add = torch.Tensor.addmm_ if _COMPILES_IN_PLACE or not torch.compiler.is_compiling() else torch.addmm
-        out = add(F.linear(x, W, bias), h, B.t(), alpha=scaling)
-        ctx.save_for_backward(x, h, W, A, B)
-        ctx.scaling = scaling
-        return out
+        outs = [add(F.linear(x, W, bias), part, B.t(), alpha=scaling)
+                for W, B, bias, scaling, part in zip(Ws, Bs, biases, scalings, _parts(h, Bs))]
+        ctx.save_for_backward(x, h, A, *matrices)
+        ctx.scalings = scalings
+        return tuple(outs)
 
     @staticmethod
-    def backward(ctx, d_out):
-        x, h, W, A, B = ctx.saved_tensors
-        d_h = (d_out @ B).mul_(ctx.scaling)   # (T, r): small
-        d_x = (d_out @ W).addmm_(d_h, A) if ctx.needs_input_grad[0] else None
-        d_A = d_h.t() @ x if ctx.needs_input_grad[3] else None
-        d_B = (d_out.t() @ h).mul_(ctx.scaling) if ctx.needs_input_grad[4] else None
-        return d_x, None, None, d_A, d_B, None
+    def backward(ctx, *d_outs):
+        x, h, A, *matrices = ctx.saved_tensors
+        Ws, Bs, needs = matrices[::2], matrices[1::2], ctx.needs_input_grad
+        d_h = [(d_out @ B).mul_(scaling) for d_out, B, scaling in zip(d_outs, Bs, ctx.scalings)]   # (T, r): small
+        d_h = torch.cat(d_h, 1) if len(d_h) > 1 else d_h[0]
+        d_x = _gradient_of_x(d_outs, Ws).addmm_(d_h, A) if needs[0] else None
+        d_A = d_h.t() @ x if needs[1] else None
+        d_Bs = [(d_out.t() @ part).mul_(scaling) if need else None
+                for d_out, part, scaling, need in zip(d_outs, _parts(h, Bs), ctx.scalings, needs[5::2])]
+        return d_x, d_A, None, None, *(d for d_B in d_Bs for d in (None, d_B))
+
+def _parts(h:torch.Tensor, Bs)->tuple[torch.Tensor,...]:
+    "What belongs to each B (out, r)"
+    return h.split([B.shape[1] for B in Bs], 1)
+
+def _gradient_of_x(d_outs, Ws)->torch.Tensor:
+    "By way of the frozen matrices"
+    d_x = d_outs[0] @ Ws[0]
+    for d_out, W in zip(d_outs[1:], Ws[1:]): d_x.addmm_(d_out, W)
+    return d_x
 
 # %% ../../nbs/06_model/05_kernels.ipynb #3b513dc3
 def _only(layer)->str|None:
@@ -77,22 +93,61 @@ def _is_frozen_matrix(base, x:torch.Tensor)->bool:
     return base.weight.dtype == computed_in(x) and not biased
 
 # %% ../../nbs/06_model/05_kernels.ipynb #cb590195
-def _product(layer, name:str, x:torch.Tensor)->torch.Tensor:
-    "Base and adapter on x (..., in)"
-    base, dtype, scaling = layer.base_layer, computed_in(x), layer.scaling[name]
-    A, B = layer.lora_A[name].weight.to(dtype), layer.lora_B[name].weight.to(dtype)
-    if _is_frozen_matrix(base, x) and not _drops(layer, name):
-        flat = x.to(dtype).flatten(0, -2)
-        return _Adapted.apply(flat, base.weight, base.bias, A, B, scaling).unflatten(0, x.shape[:-1])
-    out, h = base(x), F.linear(layer.lora_dropout[name](x), A)
-    return torch.addmm(out.flatten(0, -2).to(dtype), h.flatten(0, -2), B.t(), alpha=scaling).unflatten(0, x.shape[:-1])
+def _products(layers:list, name:str, x:torch.Tensor)->list[torch.Tensor]:
+    "Base and adapter of each of these layers on x (..., in)"
+    if any(_drops(layer, name) for layer in layers): return [_on_top(layer, name, x) for layer in layers]
+    As = [layer.lora_A[name].weight for layer in layers]
+    A = (torch.cat(As) if len(As) > 1 else As[0]).to(computed_in(x))   # one below the other
+    if all(_is_frozen_matrix(layer.base_layer, x) for layer in layers): return _of_frozen(layers, name, x, A)
+    hs = F.linear(x, A).split([len(one) for one in As], -1)
+    return [_on_top(layer, name, x, h) for layer, h in zip(layers, hs)]
+
+def _of_frozen(layers:list, name:str, x:torch.Tensor, A:torch.Tensor)->list[torch.Tensor]:
+    "Their outputs, where each base is a frozen matrix"
+    bases, Bs = [layer.base_layer for layer in layers], [layer.lora_B[name].weight.to(A.dtype) for layer in layers]
+    matrices = [matrix for base, B in zip(bases, Bs) for matrix in (base.weight, B)]
+    scalings, biases = [layer.scaling[name] for layer in layers], [base.bias for base in bases]
+    outs = _Adapted.apply(x.to(A.dtype).flatten(0, -2), A, scalings, biases, *matrices)
+    return [out.unflatten(0, x.shape[:-1]) for out in outs]
+
+def _on_top(layer, name:str, x:torch.Tensor, h:torch.Tensor|None=None)->torch.Tensor:
+    "The base's own output, and the adapter added to it; h is x A^T, if that is there already"
+    dtype, B = computed_in(x), layer.lora_B[name].weight
+    out = layer.base_layer(x).to(dtype)
+    if h is None: h = F.linear(layer.lora_dropout[name](x), layer.lora_A[name].weight.to(dtype))
+    out = torch.addmm(out.flatten(0, -2), h.flatten(0, -2), B.to(dtype).t(), alpha=layer.scaling[name])
+    return out.unflatten(0, x.shape[:-1])
+
+# %% ../../nbs/06_model/05_kernels.ipynb #kn6tog01
+class _Together:
+    "Layers that may read the same vectors: the first one that is asked computes for all of them"
+    def __init__(self, layers:list):
+        self.layers, self.outs, self.asked, self.proven = layers, {}, None, False
+
+    def take(self, layer, name:str, x:torch.Tensor)->torch.Tensor:
+        "What a layer makes of x (..., in)"
+        mine = layer in self.outs and self.asked[0] is x and self.asked[1:] == (name, torch.is_grad_enabled())
+        if mine: self.proven = True   # without a look at what it was, or a compiled layer would be compiled again
+        else: self.compute(layer, name, x)
+        out = self.outs.pop(layer)
+        if not self.outs: self.asked = None
+        return out
+
+    def compute(self, layer, name:str, x:torch.Tensor)->None:
+        "For this layer, and for the others if they have the same adapter at work"
+        if self.outs and not self.proven: self.layers = []   # they read something else
+        others = [one for one in self.layers if one is not layer and _only(one) == name and _is_plain(one, name, x)]
+        self.asked = (x, name, torch.is_grad_enabled())
+        self.outs = dict(zip([layer, *others], _products([layer, *others], name, x)))
 
 # %% ../../nbs/06_model/05_kernels.ipynb #1dc2986a
 def _forward(layer, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
     "In place of the `forward` of peft's layer"
     name = None if args or kwargs or x.dim() < 2 else _only(layer)
     if name is None or not _is_plain(layer, name, x): return type(layer).forward(layer, x, *args, **kwargs)
-    return _product(layer, name, x)
+    alone = layer.reads_with is None or _drops(layer, name)
+    if alone: return _products([layer], name, x)[0]
+    return layer.reads_with.take(layer, name, x)
 
 # %% ../../nbs/06_model/05_kernels.ipynb #df5269e5
 def forward_of(module):
@@ -115,13 +170,30 @@ def swap_forward(
     return Repair(f"{what}: {len(layers)} layers", len(layers), undo)
 
 # %% ../../nbs/06_model/05_kernels.ipynb #d271544e
+_READ_THE_SAME = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("query", "key", "value")
+
+def _that_read_the_same(model, layers:list)->list[_Together]:
+    "Of these layers, those of one block that are given one tensor, by the names that models have for them"
+    known, found = {*layers}, []
+    for block in model.modules():
+        inside = dict(block.named_children())
+        for names in _READ_THE_SAME:
+            some = [inside[name] for name in names if inside.get(name) in known]
+            if len(some) > 1: found.append(_Together(some))
+    return found
+
+# %% ../../nbs/06_model/05_kernels.ipynb #kn6tog03
 def fuse_lora(
-    model,      # a PeftModel
-)->Repair:      # `.n` is how many layers; `undo()` gives them back to peft
+    model,                  # a PeftModel
+    *, together:bool=True,  # False: also layers that read the same tensor compute each by itself
+)->Repair:                  # `.n` is how many layers; `undo()` gives them back to peft
     "Let adapted layers compute base and adapter in one product"
     from peft.tuners.lora import layer as peft_layers
     kinds = {peft_layers.Linear, getattr(_bnb(), "Linear4bit", None)} - {None}
     layers = [m for m in model.modules() if type(m) in kinds and not getattr(m, "fan_in_fan_out", False)]
+    for layer in layers: layer.reads_with = None
+    for group in _that_read_the_same(model, layers) if together else ():
+        for layer in group.layers: layer.reads_with = group
     return swap_forward(layers, _forward, "base and adapter in one product")
 
 # %% ../../nbs/06_model/05_kernels.ipynb #17f378d0
