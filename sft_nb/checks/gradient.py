@@ -47,14 +47,16 @@ class Slope:
 # %% ../../nbs/09_checks/06_gradient.ipynb #23503c71
 _FINE = (.01, [(1e-2, 2), (1e-3, 2), (1e-4, 2)])   # close enough; how far to walk, as a share of the loss; points
 _COARSE = (.3, [(.2, 6), (.05, 6)])                # in 16 bits
+_TELLS = .1                                        # more doubt than this share of the gradient, and a walk cannot tell
 
 def _walk(slope_at:Callable, enough:float, walks:list)->Slope:
-    "The first walk on which everything agrees; if there is none, the one that speaks least against the gradient"
+    "The first walk on which everything agrees; else, of those that can tell, what speaks least against the gradient"
     found = []
     for walk in walks:
         found.append(slope_at(*walk))
         if max(found[-1].off, found[-1].doubt / found[-1].gradient) < enough: return found[-1]
-    return min(found, key=lambda slope: slope.off - 4 * slope.doubt / slope.gradient)
+    telling = [slope for slope in found if slope.doubt < _TELLS * slope.gradient] or found
+    return min(telling, key=lambda slope: slope.off - 4 * slope.doubt / slope.gradient)
 
 # %% ../../nbs/09_checks/06_gradient.ipynb #grad00a3
 @torch.no_grad()

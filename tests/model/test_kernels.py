@@ -90,7 +90,10 @@ def groups(m)->list:
 
 def test_those_that_read_the_same_vectors_read_them_once(monkeypatch):
     computed, products, m = [], kernels._products, adapted()
-    monkeypatch.setattr(kernels, "_products", lambda layers, *args: computed.append(len(layers)) or products(layers, *args))
+    def compute(layers, *args):
+        computed.append(len(layers))
+        return products(layers, *args)
+    monkeypatch.setattr(kernels, "_products", compute)
     layers = fuse_lora(m).n // 7
     out(m)
     assert sorted(computed) == sorted(layers * [3, 1, 2, 1])   # q k v, o, gate up, down
