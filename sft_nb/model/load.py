@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['quiet', 'quantization', 'load_shape', 'random_weights', 'guard_4bit', 'fit_vocabulary', 'check_weights', 'load_base',
-           'one_base', 'twin', 'count_parameters']
+           'one_base', 'twin', 'beside_base', 'count_parameters']
 
 # %% ../../nbs/06_model/04_load.ipynb #93f783ac
 import logging, sys, tempfile, warnings
@@ -224,19 +224,34 @@ def _key(cfg:Config, tokenizer)->str|None:
     return repr((cfg.model, cfg.init, cfg.seed if cfg.init == "random" else None, sorted(how.items()), vocabulary))
 
 # %% ../../nbs/06_model/04_load.ipynb #10ad0043
+_BESIDE = ContextVar("_BESIDE", default=None)   # inside `one_base`: what a base depends on -> what is known of it
+
 @contextmanager
 def one_base():
     "Inside, a base is loaded once for all that ask for the same one after another"
-    kept = _KEPT.get()
-    token = _KEPT.set({} if kept is None else kept)
+    if _KEPT.get() is not None:   # in another one
+        yield
+        return
+    tokens = [(var, var.set({})) for var in (_KEPT, _BESIDE)]
     try: yield
-    finally: _KEPT.reset(token)
+    finally:
+        for var, token in tokens: var.reset(token)
 
 def twin(model:torch.nn.Module)->torch.nn.Module:
     "Other modules with the same weights, in the same memory"
     weights = list(model.parameters())
     weights += [p.quant_state for p in weights if hasattr(p, "quant_state")]
     return deepcopy(model, {id(x): x for x in weights})
+
+# %% ../../nbs/06_model/04_load.ipynb #10ad0046
+def beside_base(
+    cfg:Config,
+    tokenizer,
+)->dict:   # whoever has the same base is given the same one; outside of `one_base` a new one
+    "What is known of a base, as long as `one_base` lasts"
+    beside = _BESIDE.get()
+    if beside is None or (key := _key(cfg, tokenizer)) is None: return {}
+    return beside.setdefault(key, {})
 
 # %% ../../nbs/06_model/04_load.ipynb #9d0ce867
 def count_parameters(

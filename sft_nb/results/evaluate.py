@@ -34,8 +34,8 @@ from .likelihood import Forgetting, forgetting, general_examples
 from .server import Server
 from .served import AtServer, no_general
 from sft_nb.results.answers import (
-    Answer, answer_prompts, generation_keys, judged, Kept, losses_of, questions, Questions, Scores,
-    weights_key)
+    Answer, answer_prompts, generation_keys, judged, Kept, losses_of, of_one_base, questions, Questions,
+    Scores, weights_key)
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #ev0lea01
 _PLAIN = ("default", "gaussian", "orthogonal")   # ways for an adapter to begin; the others take the base apart
@@ -302,8 +302,8 @@ def examiner_of(
 def _examiner(target:Target, cluster:str|None, reuse:bool, server:tuple|None, **how)->Examiner:
     rows, bench = held_out(target), Workbench(target.config, settled=True)
     asked = questions(bench.cfg, bench.tokenizer, rows, cluster=cluster)
-    kept = Kept(target.folder and target.folder/"answers.jsonl")
-    if not reuse: kept.known.clear()
+    kept = Kept(target.folder and target.folder/"answers.jsonl", others=of_one_base(bench.cfg, bench.tokenizer))
+    if not reuse: kept.forget()
     there = None
     if server: there = AtServer(Server(server[0], bench.tokenizer, server[1]), asked, how["progress"])
     return Examiner(target, bench, asked, kept, server=there, **how)

@@ -78,7 +78,8 @@ def _shown(line:dict)->dict:
 # %% ../../nbs/10_run/07_table.ipynb #1f675fd3
 def _differing(runs:list[Run])->list[dict]:
     "For each run, the settings that are not the same in all"
-    values = [{f.name: getattr(r.config, f.name) for f in settings() if f.name != "run_name"} for r in runs]
+    cfgs = [run.config for run in runs]   # a file is read for each
+    values = [{f.name: getattr(cfg, f.name) for f in settings() if f.name != "run_name"} for cfg in cfgs]
     names = [k for k in values[0] if any(v[k] != values[0][k] for v in values)]
     return [{k: v[k] for k in names} for v in values]
 

@@ -10,6 +10,8 @@ from sft_nb.config import load_config
 from sft_nb.model import load
 from sft_nb.model.load import load_base, one_base, twin
 from sft_nb.report import ConfigError, SftError
+from sft_nb.results import answers
+from sft_nb.results.evaluate import evaluate
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training import race as race_module
 from sft_nb.training.race import race
@@ -201,3 +203,27 @@ def test_the_command_with_an_output_dir_and_a_run_that_was_stopped(tmp_path, mon
     assert race_command(line.split()) == 0
     out = capsys.readouterr().out
     assert (tmp_path/"x/y/config.json").exists() and f'Go on with: resume("{tmp_path}/x/y")' in out
+
+
+def texts(scores)->list[str]: return [a.text for a in scores.answers]
+
+
+def test_the_base_is_asked_once(tmp_path, monkeypatch):
+    "By those whose answers would be the same; each keeps them, and outside nothing is taken over"
+    asked, real = [], answers.continue_tokens
+    def counting(model, tokenizer, prompts, **how):
+        asked.append(how["progress"])
+        return real(model, tokenizer, prompts, **how)
+    monkeypatch.setattr(answers, "continue_tokens", counting)
+    others = [dict(seed=5, learning_rate=1e-3), dict(per_device_eval_batch_size=2), dict(kernels="none"), dict(seed=6)]
+    runs = race(small(tmp_path, method="lora", **how) for how in [{}, *others])
+    with one_base():
+        found = [evaluate(run) for run in runs]
+        assert asked.count("base answers") == 3 and asked.count("tuned answers") == 5
+        evaluate(runs[1], reuse=False)
+        assert asked.count("base answers") == 4
+    assert all(texts(e.base) == texts(found[0].base) for e in found)
+    (runs[4].path/"eval/answers.jsonl").unlink()
+    again = evaluate(runs[4])
+    assert asked.count("base answers") == 5 and texts(again.base) == texts(found[4].base)
+    assert again.tuned.accuracy == evaluate(runs[4]).tuned.accuracy and asked.count("base answers") == 5
