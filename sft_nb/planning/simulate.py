@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter
 from ..config import Config
 from ..batches.layout import Batch
 from ..model.attention import assume_documents
-from ..model.loss import causal_lm, chunk_size, Head
+from ..model.loss import causal_lm, Head
 from ..model.load import quiet
 from ..model.recompute import OnDevice, recompute_layers, recompute_parts
 from .static import skeleton, weights_for_dora
@@ -140,30 +140,29 @@ def _inputs(batch:Batch, attention:str|None, dtype:torch.dtype)->tuple[torch.Ten
     return ids, torch.zeros(B, 1, T, T, dtype=dtype if attention == "eager" else torch.bool)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #3273101a
-def _supervised(inner, batch:Batch, dtype:torch.dtype, max_logits_mib:int)->tuple[int,int]:
+def _supervised(inner, batch:Batch, dtype:torch.dtype, max_logits_mib:int, kind:str)->tuple[int,int]:
     "Supervised positions, and how many of them make a chunk of the loss"
-    head = Head(inner)
     n = max(1, int(sum(batch.lengths) * batch.share))
-    vocabulary = head.layer.weight.shape[0]
-    return n, chunk_size(vocabulary, max_logits_mib, itemsize=dtype.itemsize, linear=head.linear)
+    return n, Head(inner).chunk(dtype, kind, max_logits_mib)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #724b78dd
 def _left_out(inner, batch:Batch, how:Pass)->int:
     "Bytes of what the chunks that are not run would add"
-    n, chunk = _supervised(inner, batch, how.dtype, how.max_logits_mib)
+    n, chunk = _supervised(inner, batch, how.dtype, how.max_logits_mib, how.kind)
     width = inner.config.get_text_config().hidden_size
     return max(0, n - 2 * chunk) * width * how.dtype.itemsize * (1 + how.train)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #96d9ce86
-def _forward(inner, batch:Batch, attention:str, dtype:torch.dtype, max_logits_mib:int)->torch.Tensor:
+def _forward(inner, batch:Batch, attention:str, dtype:torch.dtype, max_logits_mib:int, kind:str="cpu")->torch.Tensor:
     "Backbone and loss, as `sft_nb.model.loss` computes it"
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         ids, mask = _inputs(batch, attention, dtype)
         hidden = inner.base_model(ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
-        n, chunk = _supervised(inner, batch, dtype, max_logits_mib)
+        n, chunk = _supervised(inner, batch, dtype, max_logits_mib, kind)
         targets = torch.zeros(min(n, 2 * chunk), dtype=torch.long)
         learns = [p for p in inner.get_output_embeddings().parameters() if p.requires_grad]
-        return Head(inner).loss(hidden[targets], targets, max_logits_mib=max_logits_mib, learns=learns)[0]
+        how = dict(max_logits_mib=max_logits_mib, learns=learns, kind=kind)
+        return Head(inner).loss(hidden[targets], targets, **how)[0]
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #f7b36deb
 class _Forgotten:
@@ -248,7 +247,8 @@ def _run(model, batch:Batch, how:Pass, alive:MemoryTracker)->tuple[int,int,int]:
     begin = alive.now
     saved = _offloaded(model) if how.offloading and how.train else nullcontext()
     with alive, _runs(model, batch, how):
-        with saved: loss = _forward(causal_lm(model), batch, how.attention, how.dtype, how.max_logits_mib)
+        with saved:
+            loss = _forward(causal_lm(model), batch, how.attention, how.dtype, how.max_logits_mib, how.kind)
         kept, forward = alive.now - begin, alive.peak - begin
         alive.peak = alive.now
         if how.train: loss.backward()

@@ -11,6 +11,7 @@ from sft_nb.tokens.prepare import prepare
 from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
 from sft_nb.model import loss as loss_module
 from sft_nb.model.loss import add_supervised_loss, batch_loss, head_of
+from sft_nb.planning.simulate import MemoryTracker
 from sft_nb.report import SftError
 from sft_nb.training.train import train
 
@@ -212,3 +213,92 @@ def test_a_product_that_is_wrong_is_not_used(wrong, monkeypatch):
     monkeypatch.setattr(torch, "full", lambda *a, device: full(*a))
     found = loss_module.adds_to_float32.__wrapped__(torch.device("cuda"), torch.bfloat16)
     assert found is (wrong is None)
+
+
+# a vocabulary in blocks
+
+def in_float64(hidden, weight, targets, factor=1):
+    "Loss, gradient of the hidden vectors, and how many targets have the highest score"
+    h = hidden.double().requires_grad_()
+    scores = factor * h @ weight.double().T
+    loss = F.cross_entropy(scores, targets, reduction="sum")
+    return loss.item(), torch.autograd.grad(loss, h)[0], int((scores.argmax(-1) == targets).sum())
+
+
+@pytest.mark.parametrize("vocabulary", [5, 512, 513, 1536, 2000])
+@pytest.mark.parametrize("chunk", [1, 7, 2048])
+@pytest.mark.parametrize("factor", [1, -.3])
+def test_blocks_are_the_whole(vocabulary, chunk, factor):
+    draw = torch.Generator().manual_seed(vocabulary)
+    weight, hidden = torch.randn(vocabulary, 24, generator=draw), torch.randn(40, 24, generator=draw)
+    targets = torch.randint(0, vocabulary, (40,), generator=draw)
+    targets[:2] = torch.tensor([0, vocabulary - 1])   # the borders
+    hidden[2:9] = factor * 2 * weight[targets[2:9]]   # some are right
+    want, gradient, n = in_float64(hidden, weight, targets, factor)
+    h = hidden.requires_grad_()
+    loss, right = loss_module._InBlocks.apply(h, weight, targets, factor, chunk)
+    got, = torch.autograd.grad(3 * loss, h)
+    assert loss.item() == pytest.approx(want, rel=1e-6) and right.item() == n > 0
+    assert far(got, 3 * gradient) < 2e-6
+    with torch.no_grad(): assert loss_module._InBlocks.apply(h, weight, targets, factor, chunk)[0] == loss
+
+
+@pytest.mark.parametrize("order", ["rising", "falling"])
+def test_blocks_of_very_different_scores(order):
+    "What was summed up fades to nothing where a later block is far higher, and the other way around"
+    steps = torch.arange(1600.).div(512, rounding_mode="floor")
+    weight = 500 * (steps if order == "rising" else 3 - steps)[:, None].expand(-1, 4).clone()
+    weight += torch.randn(1600, 4, generator=torch.Generator().manual_seed(0))
+    hidden, targets = torch.full((4, 4), .25).requires_grad_(), torch.tensor([3, 600, 1100, 1599])
+    want, gradient, n = in_float64(hidden.detach(), weight, targets)
+    loss, right = loss_module._InBlocks.apply(hidden, weight, targets, 1, 3)
+    assert loss.item() == pytest.approx(want, rel=1e-6) and right.item() == n
+    assert far(torch.autograd.grad(loss, hidden)[0], gradient) < 1e-5
+
+
+def test_blocks_and_numbers_that_are_none():
+    weight, targets = torch.randn(1200, 8), torch.tensor([5, 1100])
+    for wrong in (torch.nan, torch.inf):
+        for row in (0, 700, 1199):
+            bad = weight.clone()
+            bad[row, 0] = wrong
+            loss, _ = loss_module._InBlocks.apply(torch.ones(2, 8), bad, targets, 1, 7)
+            assert not loss.isfinite()
+    none, right = loss_module._InBlocks.apply(torch.ones(0, 8).requires_grad_(), weight, targets[:0], 1, 7)
+    none.backward()
+    assert none == right == 0
+
+
+WIDE = dict(vocab_size=5000)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "granite"])
+@pytest.mark.parametrize("mib", [512, 0])
+def test_a_frozen_head_of_a_large_vocabulary_never_has_all_scores(kind, mib):
+    "Equal to the model's own loss, in a hundredth of the memory of its scores"
+    ids = torch.randint(3, 5000, (2, 300), generator=torch.Generator().manual_seed(0))
+    plain, ours = model(kind, **WIDE), model(kind, **WIDE)
+    for m in (plain, ours): m.get_output_embeddings().requires_grad_(False)
+    head = head_of(ours)
+    assert head.in_blocks(torch.float32, "cpu") and add_supervised_loss(ours, max_logits_mib=mib)
+    want, got = plain(ids, labels=ids).loss, ours(ids, labels=ids, supervised=True)
+    want.backward()
+    (got.loss / 598).backward()
+    assert got.loss.item() / 598 == pytest.approx(want.item(), rel=1e-6)
+    for (name, p), q in zip(plain.named_parameters(), ours.parameters()):
+        if p.requires_grad: assert (p.grad - q.grad).abs().max() <= 1e-5 * max(1, p.grad.abs().max()), name
+    hidden, alive = torch.randn(598, 64, requires_grad=True), MemoryTracker()
+    with alive: head.loss(hidden, ids.reshape(-1)[:598], max_logits_mib=1)
+    assert alive.peak < 598 * 5000 * 4 / 4
+
+
+def test_what_does_not_go_in_blocks():
+    wide = head_of(model("qwen3", **WIDE))
+    assert not wide.in_blocks(torch.float32, "cpu")   # it learns
+    wide.layer.requires_grad_(False)
+    assert wide.in_blocks(torch.float32, "cpu")
+    assert not wide.in_blocks(torch.bfloat16, "cpu") and not wide.in_blocks(torch.float32, "cuda")
+    bent, small = head_of(model("gemma2", **WIDE)), head_of(model("qwen3"))
+    for head in (bent, small):
+        head.layer.requires_grad_(False)
+        assert not head.in_blocks(torch.float32, "cpu")

@@ -63,6 +63,21 @@ def test_activations_are_what_autograd_holds(tmp_path, tokenizer, kind, batch, a
     assert step.backward == pytest.approx(backward, rel=.1)
 
 
+@pytest.mark.parametrize("rows", [ROWS, (1200, 900, 1100)])
+def test_a_vocabulary_in_blocks(tmp_path, tokenizer, rows):
+    "Two of its blocks are run, and stand for all"
+    cfg = load_config(model=folder(tmp_path, "qwen3", num_hidden_layers=6, vocab_size=20_000), tokenizer="tiny",
+                      init="random", method="lora")
+    batch = Batch(rows, True)
+    step = footprint(cfg, tokenizer, batch, attention="varlen", kind="cpu", dtype=torch.float32)
+    saved, forward, backward = tracked(load_model(cfg, tokenizer), batch, "varlen")
+    assert step.activations == pytest.approx(saved, rel=.1)
+    assert step.forward == pytest.approx(forward, rel=.1)
+    assert step.backward == pytest.approx(backward, rel=.1)
+    card = footprint(cfg, tokenizer, batch, attention="varlen", kind="cuda", dtype=torch.float32)
+    assert card.forward > step.forward + sum(rows) * 10_000   # where the scores are in one piece
+
+
 HOW = dict(lora=dict(method="lora"), qlora=dict(), full=dict(method="full"),
            dora=dict(method="lora", lora_target_modules=("attention",), use_dora=True), qdora=dict(use_dora=True))
 
