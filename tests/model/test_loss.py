@@ -10,6 +10,7 @@ from sft_nb.config import load_config
 from sft_nb.tokens.prepare import prepare
 from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
 from sft_nb.model import loss as loss_module
+from sft_nb.model.blocks import blockwise_cross_entropy
 from sft_nb.model.loss import add_supervised_loss, batch_loss, head_of
 from sft_nb.planning.simulate import MemoryTracker
 from sft_nb.report import SftError
@@ -236,11 +237,11 @@ def test_blocks_are_the_whole(vocabulary, chunk, factor):
     hidden[2:9] = factor * 2 * weight[targets[2:9]]   # some are right
     want, gradient, n = in_float64(hidden, weight, targets, factor)
     h = hidden.requires_grad_()
-    loss, right = loss_module._InBlocks.apply(h, weight, targets, factor, chunk)
+    loss, right = blockwise_cross_entropy(h, weight, targets, factor=factor, chunk=chunk)
     got, = torch.autograd.grad(3 * loss, h)
     assert loss.item() == pytest.approx(want, rel=1e-6) and right.item() == n > 0
     assert far(got, 3 * gradient) < 2e-6
-    with torch.no_grad(): assert loss_module._InBlocks.apply(h, weight, targets, factor, chunk)[0] == loss
+    with torch.no_grad(): assert blockwise_cross_entropy(h, weight, targets, factor=factor, chunk=chunk)[0] == loss
 
 
 @pytest.mark.parametrize("order", ["rising", "falling"])
@@ -251,7 +252,7 @@ def test_blocks_of_very_different_scores(order):
     weight += torch.randn(1600, 4, generator=torch.Generator().manual_seed(0))
     hidden, targets = torch.full((4, 4), .25).requires_grad_(), torch.tensor([3, 600, 1100, 1599])
     want, gradient, n = in_float64(hidden.detach(), weight, targets)
-    loss, right = loss_module._InBlocks.apply(hidden, weight, targets, 1, 3)
+    loss, right = blockwise_cross_entropy(hidden, weight, targets, chunk=3)
     assert loss.item() == pytest.approx(want, rel=1e-6) and right.item() == n
     assert far(torch.autograd.grad(loss, hidden)[0], gradient) < 1e-5
 
@@ -262,9 +263,9 @@ def test_blocks_and_numbers_that_are_none():
         for row in (0, 700, 1199):
             bad = weight.clone()
             bad[row, 0] = wrong
-            loss, _ = loss_module._InBlocks.apply(torch.ones(2, 8), bad, targets, 1, 7)
+            loss, _ = blockwise_cross_entropy(torch.ones(2, 8), bad, targets, chunk=7)
             assert not loss.isfinite()
-    none, right = loss_module._InBlocks.apply(torch.ones(0, 8).requires_grad_(), weight, targets[:0], 1, 7)
+    none, right = blockwise_cross_entropy(torch.ones(0, 8).requires_grad_(), weight, targets[:0], chunk=7)
     none.backward()
     assert none == right == 0
 
