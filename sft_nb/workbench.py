@@ -17,7 +17,7 @@ from .report import ConfigError, SftError
 from .config import Config
 from .tokens.tokenizer import load_tokenizer
 from .tokens.account import Data
-from .tokens.prepare import prepare
+from .tokens.prepare import check_rows_are_named, prepare, with_data
 from .batches.pack import Batches, Rows, batches
 from .batches.layout import Layout, choose_layout
 from .model.hardware import Hardware, find_hardware
@@ -51,7 +51,8 @@ class _Asked:
         plan:Plan|None=None,     # a plan that is made already; None: make one
         settled:bool=False,      # True: `cfg` is a run's own, taken as it is, without a plan
     ):
-        self.asked, self.settled = cfg, settled
+        self.asked = cfg if data is None or settled else with_data(cfg, data)
+        self.settled = settled
         self.given = dict(data=data, model=model, plan=plan)
         self.no_plan = "the settings are a run's own" if settled else ""   # why there is no plan
         self.failures:dict[str,Exception] = {}                              # part -> what went wrong
@@ -71,6 +72,7 @@ class _Asked:
     def data(self)->Data:
         "Tokens and labels, and the account of every row; `SftError` if nothing is left"
         if self.given["data"] is not None: return self.given["data"]
+        if not self.settled: check_rows_are_named(self.asked)
         return prepare(self.asked, self.tokenizer)
 
 # %% ../nbs/08_workbench.ipynb #wb000041
@@ -80,8 +82,10 @@ class _Planned(_Asked):
     def plan(self)->Plan|None:
         "What fits; None, with the reason in `no_plan`, if the step cannot be simulated"
         if self.settled or self.given["plan"] is not None: return self.given["plan"]
-        data = self.data   # what is wrong with the rows is not said of the plan
-        try: return make_plan(self.asked, data, world_size=data_processes(self.asked))
+        data, n = self.data, data_processes(self.asked)   # an error of the rows is not reported as one of the plan
+        shown = data.results.get(("plan", self.asked, n))
+        if shown is not None: return shown
+        try: return make_plan(self.asked, data, world_size=n)
         except ConfigError: raise
         except SftError as e: self.no_plan = e.reason
 
@@ -229,8 +233,10 @@ def __repr__(self:Workbench)->str:
 
 # %% ../nbs/08_workbench.ipynb #wb000030
 def workbench_for(
-    cfg:Config|Workbench,
-    **given,               # as for `Workbench`, for a config
+    cfg:Config|Data|Workbench,   # data carries the config that it was prepared with
+    **given,                     # as for `Workbench`, for a config or data
 )->Workbench:
     "`cfg` itself if it is a workbench, else a new one"
-    return cfg if isinstance(cfg, Workbench) else Workbench(cfg, **given)
+    if isinstance(cfg, Workbench): return cfg
+    if isinstance(cfg, Data): cfg, given = cfg.cfg, given | dict(data=cfg)
+    return Workbench(cfg, **given)

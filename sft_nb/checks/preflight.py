@@ -116,9 +116,9 @@ def _look(bench:Workbench)->tuple[dict,list[Finding]]:
 
 # %% ../../nbs/09_checks/09_preflight.ipynb #638761d0
 def preflight(
-    cfg:Config|Workbench,    # a workbench keeps its rows and plan, and forgets its model
-    *, data:Data|None=None,  # None: prepare the rows
-    plan:Plan|None=None,     # None: make one
+    cfg:Config|Data|Workbench,  # data carries its config; a workbench keeps its rows and plan, and forgets its model
+    data:Data|None=None,        # from `prepare`; None: prepare the rows
+    *, plan:Plan|None=None,     # None: make one
     model=None,              # as before afterwards; None: load one and throw it away
     progress:bool=False,     # show at once how far it has come; False: if it takes longer than two seconds
 )->Report:                   # its `status` is fail if training should not begin
@@ -127,4 +127,8 @@ def preflight(
     bench = workbench_for(cfg, data=data, plan=plan, model=model)
     with watched(delay=0. if progress else 2.): figures, findings = _look(bench)
     seconds = dict(seconds=round(time.monotonic() - began, 1))
-    return Report(f"preflight: {bench.asked.task} with {bench.asked.model}", seconds | figures, findings, good="ready")
+    title = f"preflight: {bench.asked.task} with {bench.asked.model}"
+    report = Report(title, seconds | figures, findings, good="ready")
+    if "data" in vars(bench) and "cfg" in vars(bench):
+        bench.data.results["preflight", bench.asked] = (report, bench.cfg)   # for the training of these rows
+    return report

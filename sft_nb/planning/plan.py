@@ -20,7 +20,7 @@ from ..report import ConfigError, edit, fail, Finding, first_line, Fix, ok, Repo
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.account import Data
-from ..tokens.prepare import prepare
+from ..tokens.prepare import check_rows_are_named, prepare, with_data
 from ..model.hardware import choose_device, choose_dtype, Device, find_device, this_device
 from .choose import Candidate, choose, Planner, RowLengths
 
@@ -316,14 +316,18 @@ def _plan_of(planner:Planner, chosen:Candidate, evaluation:int)->Plan:
 
 # %% ../../nbs/07_planning/04_plan.ipynb #fcf2da55
 def plan(
-    cfg:Config,
+    cfg:Config|Data,             # a config; or data, which carries the config it was prepared with
     data:Data|None=None,         # from `prepare`; None: prepare the rows
     *, device:str|Device|None=None,  # h200-141gb ...: a card that need not be here; None: the one that `cfg` means
     lengths:list[int]|None=None, # tokens of some rows that stand for all, instead of data
     world_size:int=1,            # processes
 )->Plan:
     "GiB by part and the fastest settings that fit; `SftError` for a model that cannot be simulated"
-    if lengths is None: data = data or prepare(cfg)
+    if isinstance(cfg, Data): cfg, data = cfg.cfg, cfg
+    if data is not None: cfg = with_data(cfg, data)
+    elif lengths is None:
+        check_rows_are_named(cfg)
+        data = prepare(cfg)
     _check_lengths(cfg, lengths)
     _check_method(cfg)
     card = _card(cfg, device)
@@ -332,4 +336,6 @@ def plan(
         planner = Planner(cfg, card, tokenizer, _rows(data, lengths), world_size=world_size)
         chosen = choose(planner)
         evaluation = planner.evaluation(chosen.way.method)
-    return _plan_of(planner, chosen, evaluation)
+    made = _plan_of(planner, chosen, evaluation)
+    if data is not None and device is None: data.results["plan", cfg, world_size] = made   # what was shown is used
+    return made

@@ -8,6 +8,7 @@ __all__ = ['Run', 'open_run', 'check_free', 'create_run', 'can_resume', 'start_p
 # %% ../../nbs/10_run/06_directory.ipynb #a714caea
 import errno, os, sys, time, uuid
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from fastcore.basics import patch
@@ -17,6 +18,8 @@ from ..on_disk import new_folder, read_json, sweep
 from ..progress import Bar
 from ..report import command, ConfigError, edit, Fix, quoted, SftError
 from ..config import allow, at_home, Config, load_config, save_config, trusting
+from ..tokens.account import Data
+from ..tokens.prepare import cache_kept_rows, keep_rows
 from .environment import environment, write_json
 from .checkpoint import whole_checkpoints
 from .status import ACTIVE, read_progress, read_status, stamped, Status
@@ -91,10 +94,14 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 
 def create_run(
     cfg:Config,
-    *, device:str="",       # name of the device, for environment.json
+    *, data:Data|None=None, # rows that it will train on: those that came from memory are kept in its directory
+    plan=None,              # the `Plan` it was given, for plan.json
+    checked=None,           # the `Report` of its preflight, for preflight.json
+    device:str="",          # name of the device, for environment.json
     state:str="running",    # what status.json says first
 )->Run:
     "Make the directory of a new run; ConfigError if its name is in use, `SftError` if it cannot be written"
+    reports = {"data": data and data.report, "plan": plan, "preflight": checked}
     check_free(cfg)
     root, here = Path(cfg.runs_dir).absolute(), environment(device) | dict(id=uuid.uuid4().hex[:8])
     try:
@@ -102,15 +109,21 @@ def create_run(
         sweep(root)
         while True:
             path = root/(cfg.run_name or free_name(cfg, root))
-            try: return _made(path, cfg, here, state)
+            try:
+                run = _made(path, cfg, here, state, data, {k: v for k, v in reports.items() if v is not None})
+                break
             except OSError as e:
                 if e.errno not in _TAKEN: raise
                 if cfg.run_name: raise name_taken(Run(path)) from e   # in this very instant
     except OSError as e: raise no_folder(root, e) from e
+    if data is not None: cache_kept_rows(data, run.config)
+    return run
 
-def _made(path:Path, cfg:Config, here:dict, state:str)->Run:
+def _made(path:Path, cfg:Config, here:dict, state:str, data:Data|None, reports:dict)->Run:
     "A directory with all that a run begins with; it is there at once or not at all"
     with new_folder(path) as aside:
+        if data is not None: cfg = replace(cfg, **dict(task=data.cfg.task) | keep_rows(data, aside, home=path))
+        for name, report in reports.items(): report.save(aside/f"{name}.json")
         save_config(at_home(cfg), aside/"config.json")
         write_json(aside/"environment.json", here)
         write_json(aside/"status.json", stamped(state, step=0).to_dict())

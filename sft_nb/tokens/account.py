@@ -7,7 +7,7 @@ __all__ = ['Split', 'load_split', 'Data', 'examples', 'find_all', 'data_report']
 
 # %% ../../nbs/04_tokens/10_account.ipynb #fdabcae0
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -122,6 +122,8 @@ class Data:
     tokenizer:object
     task:Task
     cfg:Config      # what it was prepared with
+    # what was found out about a training on it: ("plan" or "preflight", config) -> result, for the training to use
+    results:dict=field(default_factory=dict, compare=False)
 
     @property
     def dropped(self)->Listed:

@@ -13,7 +13,9 @@ from ..keys import Redacted, load_env
 from ..report import SftError, speaking
 from ..config import allow, Config
 from ..written import check_portable
-from ..model.divided import check_several
+from ..tokens.account import Data
+from ..tokens.prepare import check_rows_are_named, with_data
+from ..model.divided import check_several, data_processes
 from ..run.process import Ears
 from ..run.directory import check_free, create_run, go_on, open_run, start_process
 from ..run.world import is_main_process
@@ -21,17 +23,27 @@ from ..run.face import Run   # which shows itself, live too, and can be branched
 
 # %% ../../nbs/11_training/06_launch.ipynb #fae8843c
 def launch(
-    cfg:Config,
+    cfg:Config|Data,                 # data carries the config that it was prepared with
+    data:Data|None=None,             # from `prepare`; None: the new process prepares the rows
     *, num_processes:int|None=None,  # processes that train together, one for each GPU; None: as `cfg` says
 )->Run:                              # it has begun; `wait()` until it has ended
-    "Train in a process of its own, or in several; ConfigError if the run's name is in use"
+    "Train in a process of its own, or in several; ConfigError if the run's name is in use, or for other rows"
     load_env()
+    if isinstance(cfg, Data): cfg, data = cfg.cfg, cfg
+    if data is None: check_rows_are_named(cfg)
+    else: cfg = with_data(cfg, data)
     allow(cfg)
     check_portable(cfg)
     if num_processes is not None: cfg = replace(cfg, num_processes=num_processes)
     check_several(cfg, cfg.num_processes)
     check_free(cfg)
-    return start_process(create_run(cfg, state="starting"))
+    checked, plan = None, None
+    if data is not None:
+        checked, planned_cfg = data.results.get(("preflight", cfg), (None, cfg))
+        if checked is not None and checked.failed: checked = None   # the new process checks again
+        plan = data.results.get(("plan", cfg, data_processes(cfg)))
+        if checked is not None: cfg = planned_cfg
+    return start_process(create_run(cfg, data=data, plan=plan, checked=checked, state="starting"))
 
 # %% ../../nbs/11_training/06_launch.ipynb #l6000002
 def main(args:list[str]|None=None)->int:   # 0 finished or stopped, 1 failed
