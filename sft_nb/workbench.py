@@ -15,7 +15,7 @@ from fastcore.basics import patch
 
 from .report import ConfigError, SftError
 from .config import Config
-from .tokens.tokenizer import load_tokenizer
+from .tokens.tokenizer import configure_tokenizer, load_tokenizer
 from .tokens.account import Data
 from .tokens.prepare import check_rows_are_named, prepare, with_data
 from .batches.pack import Batches, Rows, batches
@@ -25,6 +25,7 @@ from .model.attention import choose_attention
 from .model.loss import add_supervised_loss, batch_loss
 from .model.load import load_base, load_shape
 from .model.adapter import load_adapter, load_model
+from .model.own_model import make_trainable, save_unnamed_base, with_model
 from .model.divided import data_processes, divides_weights
 from .planning.plan import Plan, plan as make_plan
 from .planning.settle import cautious, settle
@@ -47,12 +48,20 @@ class _Asked:
     def __init__(self,
         cfg:Config,
         *, data:Data|None=None,  # rows that are prepared already; None: prepare them
-        model=None,              # a model that is loaded already, with its adapter; None: load it
+        model=None,              # a model that is ready to train, with its adapter; None: load it
         plan:Plan|None=None,     # a plan that is made already; None: make one
+        tokenizer=None,          # of your own, changed in place; None: that of `data`, else the one `cfg` names
+        callbacks=(),            # transformers' `TrainerCallback`s of your own
         settled:bool=False,      # True: `cfg` is a run's own, taken as it is, without a plan
     ):
+        if data is not None and tokenizer not in (None, data.tokenizer):
+            raise ConfigError("tokenizer", "the data was prepared with another one", "one tokenizer",
+                              "leave the tokenizer out, or prepare(cfg, tokenizer)")
+        if tokenizer is not None: configure_tokenizer(tokenizer, cfg)
         self.asked = cfg if data is None or settled else with_data(cfg, data)
-        self.settled = settled
+        self.settled, self.own_tokenizer, self.callbacks = settled, tokenizer, list(callbacks)
+        self.untrained = None       # the model of `use_model`, until it is made ready to train
+        self.unnamed_base = None    # where its base was written, if no other place has it
         self.given = dict(data=data, model=model, plan=plan)
         self.no_plan = "the settings are a run's own" if settled else ""   # why there is no plan
         self.failures:dict[str,Exception] = {}                              # part -> what went wrong
@@ -65,6 +74,7 @@ class _Asked:
     @made_once
     def tokenizer(self):
         "With a pad token and a chat template; ConfigError if it cannot be loaded"
+        if self.own_tokenizer is not None: return self.own_tokenizer
         if self.given["data"] is not None: return self.given["data"].tokenizer
         return load_tokenizer(self.asked)
 
@@ -122,6 +132,9 @@ class Workbench(_Planned):
     @made_once
     def model(self):
         "Base and new adapter, ready to train; ConfigError if it cannot be loaded"
+        if self.untrained is not None:
+            self.given["model"] = make_trainable(self.untrained, self.tokenizer, self.cfg)
+            self.untrained = None
         model = self.given["model"]
         if model is None: model = load_model(self.cfg, self.tokenizer)
         self.__dict__.pop("layout", None)   # the model itself is asked now
@@ -148,6 +161,17 @@ class Workbench(_Planned):
         "Which rows make each micro-batch of this process; `SftError` for a row that no batch can hold"
         rank = int(os.environ.get("RANK", 0)) // self.cfg.sequence_parallel_size
         return batches(self.cfg, self.data.train.lengths, rank=rank, world_size=data_processes(self.cfg))
+
+# %% ../nbs/08_workbench.ipynb #wb000061
+@patch
+def use_model(self:Workbench,
+    model,         # a causal language model, with or without a LoRA adapter
+)->Workbench:      # itself
+    "Train this model object; ConfigError if its adapter cannot be described by settings"
+    self.unnamed_base = save_unnamed_base(model)
+    self.asked = with_model(self.asked, model, self.unnamed_base)
+    self.untrained = model
+    return self
 
 # %% ../nbs/08_workbench.ipynb #wb000035
 @patch

@@ -7,7 +7,7 @@ __all__ = ['same_rng_state', 'same_model', 'run_checks', 'preflight']
 
 # %% ../../nbs/09_checks/09_preflight.ipynb #2ad43d78
 import math, random, time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
@@ -108,6 +108,8 @@ def run_checks(
 # %% ../../nbs/09_checks/09_preflight.ipynb #eb9ddd3f
 def _look(bench:Workbench)->tuple[dict,list[Finding]]:
     "Figures and findings; the evidence is gone when it returns"
+    if bench.untrained is not None:   # a model of the caller: it must be restored, so it must be there before
+        with suppress(Exception): bench.make("model")   # a failure is kept, and found by the first check that needs it
     loaded = vars(bench).get("model", bench.given["model"])
     with quiet(), same_rng_state(), same_model(loaded), bench:
         evidence = Evidence(bench)

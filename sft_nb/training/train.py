@@ -107,9 +107,13 @@ def train(
     data:Data|None=None,       # from `prepare`; None: prepare the rows
     *, plan:Plan|None=None,    # None: the one that was made for these rows, else a new one
     checked:Report|None=None,  # None: the `preflight` that these rows have passed, else check now, if `cfg.preflight`
+    model=None,                # a model object of your own, with or without a LoRA adapter; None: the one `cfg` names
+    tokenizer=None,            # a tokenizer of your own; None: that of `data`, else the one `cfg` names
+    callbacks=(),              # transformers' `TrainerCallback`s of your own
 )->Run:                        # finished, or stopped by `max_time`, SIGTERM or Ctrl-C
     "Train as `cfg` says; raises what stopped it, after writing it into the run"
-    bench = workbench_for(cfg, data=data, plan=plan)
+    bench = workbench_for(cfg, data=data, plan=plan, tokenizer=tokenizer, callbacks=callbacks)
+    if model is not None: bench.use_model(model)
     load_env()
     if find_world().size > 1: return _train_together(bench)
     check_free(bench.asked)
@@ -118,6 +122,7 @@ def train(
     checked = check_before(bench, checked)
     run = create_run(bench.cfg, data=bench.data, plan=bench.plan, checked=checked, device=bench.hardware.name)
     _use_kept_rows(bench, run)
+    _keep_own_objects(bench, run)
     return run_training(bench, run)
 
 def passed_preflight(
@@ -146,14 +151,30 @@ def _use_kept_rows(bench:Workbench, run:Run)->None:
     names = _NAMES_ROWS if (run.path/"rows").exists() else ("task",)
     bench.cfg = replace(bench.cfg, **{name: getattr(kept, name) for name in names})
 
+def _keep_own_objects(bench:Workbench, run:Run)->None:
+    "Write a tokenizer of the caller, and a base that comes from nowhere else, into the run; its config names them"
+    new = {}
+    if bench.own_tokenizer is not None:
+        bench.own_tokenizer.save_pretrained(run.path/"tokenizer")
+        new["tokenizer"] = str(run.path/"tokenizer")
+    if bench.unnamed_base is not None:
+        shutil.move(bench.unnamed_base, run.path/"base")
+        new["model"] = str(run.path/"base")
+    if not new: return
+    bench.cfg = replace(bench.cfg, **new)
+    run.keep(bench.cfg)
+
 # %% ../../nbs/11_training/05_train.ipynb #t5tog002
 def _train_together(bench:Workbench)->Run:
     "One training by all processes that a launcher started: the first one makes the run, and all of them train it"
+    if bench.untrained is not None or bench.own_tokenizer is not None:
+        raise ConfigError("train", "a model or tokenizer object is given to several processes", "one process",
+                          "save_pretrained() them, and name the folder in {model} and {tokenizer}")
     bench.asked = of_this_world(bench.asked)
     check_several(bench.asked, bench.asked.num_processes)
     join(bench.asked)
     path = by_the_first(lambda: create_run(bench.asked, data=bench.given["data"], state="starting").path)
-    return train_run(Run(path, trust_remote_code=not bench.asked.untrusted))
+    return train_run(Run(path, trust_remote_code=not bench.asked.untrusted), callbacks=bench.callbacks)
 
 # %% ../../nbs/11_training/05_train.ipynb #5538618c
 def run_training(
@@ -254,6 +275,7 @@ def _early(trainer:SupervisedTrainer)->str:
     if state.global_step >= state.max_steps: return ""
     by_score = [c.reason for c in trainer.callback_handler.callbacks if isinstance(c, ByScore) and c.reason]
     if by_score: return by_score[0]
+    if patience is None: return f"a callback asked for the end at step {state.global_step}"
     if not state.best_global_step: return "the held-out loss was never finite"
     return f"no lower held-out loss in {patience} evaluations; the best was at step {state.best_global_step}"
 
@@ -293,30 +315,31 @@ def resume(
     *, max_time:float|None=None,     # seconds for this part; None: until it is finished
     trust_remote_code:bool=False,    # True: code that the run's config names may run
     num_processes:int|None=None,     # None: as many as it had, or as a launcher started
+    callbacks=(),                    # transformers' `TrainerCallback`s of your own; a run does not keep them
     **longer,                        # num_train_epochs or max_steps: more of them, for a run that is finished
 )->Run:
     "Continue a run at its newest whole checkpoint; ConfigError if it has none, is finished or is being trained"
     run = open_run(run, trust_remote_code=trust_remote_code)
     load_env()
     if longer: say(f"sft_nb: {lengthen(run, **longer)}")
-    if find_world().size > 1: return _resume_together(run, max_time)
+    if find_world().size > 1: return _resume_together(run, max_time, callbacks)
     can_resume(run)
     if says := spread(run, num_processes or run.config.num_processes): say(f"sft_nb: {says}")
-    with run.locked(): return _continue(run, max_time)
+    with run.locked(): return _continue(run, max_time, callbacks)
 
-def _resume_together(run:Run, max_time:float|None)->Run:
+def _resume_together(run:Run, max_time:float|None, callbacks)->Run:
     "All processes that a launcher started continue it"
     join(run.config)
     says = by_the_first(lambda: can_resume(run) or spread(run, find_world().size))
     if says and is_main_process(): say(f"sft_nb: {says}")
-    return train_run(run, max_time=max_time)
+    return train_run(run, max_time=max_time, callbacks=callbacks)
 
 # %% ../../nbs/11_training/05_train.ipynb #de68c42d
-def _continue(run:Run, max_time:float|None)->Run:
+def _continue(run:Run, max_time:float|None, callbacks)->Run:
     "Continue at the newest checkpoint that is whole"
     for line in check_origin(run) if is_main_process() else ():
         say(f"sft_nb: {run.name}: {line}")
-    bench = Workbench(replace(run.config, max_time=max_time), settled=True)
+    bench = Workbench(replace(run.config, max_time=max_time), callbacks=callbacks, settled=True)
     with main_first(): bench.make("data")
     _same_rows(run, bench.data)
     checkpoint, damaged = newest_whole(run.path/"checkpoints")
@@ -346,13 +369,14 @@ def _same_rows(run:Run, data:Data)->None:
     raise ConfigError(f"run {run.name!r}", found, "the same rows in the same order", fix | "put the rows back")
 
 # %% ../../nbs/11_training/05_train.ipynb #194732a3
-def _begin(run:Run)->Run:
+def _begin(run:Run, callbacks)->Run:
     "The first part of a launched run"
     mine = []
     by_the_first(lambda: mine.append(_settled(run)))
     bench = mine[0] if mine else Workbench(run.config, settled=True)   # as the first process has settled it
     with main_first(): bench.make("data")
     _same_rows(run, bench.data)   # as those of the launcher, if it had prepared them
+    bench.callbacks = list(callbacks)
     return run_training(bench, run)
 
 def _settled(run:Run)->Workbench:
@@ -370,12 +394,13 @@ def _settled(run:Run)->Workbench:
 def train_run(
     run:Run,                    # from `create_run`, in a process of its own, or one of several
     *, max_time:float|None=None,
+    callbacks=(),               # transformers' `TrainerCallback`s of your own
 )->Run:
     "Begin a launched run, or continue it"
     join(run.config)
     try:
         with told_to(run), run.locked() if is_main_process() else nullcontext():   # from the first row on
-            return _continue(run, max_time) if run.checkpoints() else _begin(run)
+            return _continue(run, max_time, callbacks) if run.checkpoints() else _begin(run, callbacks)
     except BaseException as e:
         if run.status.state == "starting": _leave(run, None, e)   # it did not come as far as a trainer
         raise

@@ -80,7 +80,7 @@ class SupervisedTrainer(DividesWeights, SFTTrainer):
         self.parts = 1                # in which a micro-batch is computed
         self.seen = torch.zeros(2)    # loss and tokens
         self.aside:Path|None = None   # a checkpoint being written
-        callbacks = [guards, recorder, stop, _Moments(self, checkpoint), *early_stopping(run)]
+        callbacks = [guards, recorder, stop, _Moments(self, checkpoint), *early_stopping(run), *bench.callbacks]
         with kept_exact(bench.model): super().__init__(**_for_the_parent(bench, run), callbacks=callbacks)
         self._correct()
     def _correct(self)->None:

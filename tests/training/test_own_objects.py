@@ -1,0 +1,121 @@
+"""Callbacks, a model object and a tokenizer of the caller: trained, and found again by whoever scores or resumes the run."""
+import copy
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.trainer_callback import EarlyStoppingCallback, TrainerCallback
+
+from sft_nb import evaluate, load_config, merge, prepare, resume, train
+from sft_nb.report import ConfigError
+from sft_nb.tokens.tokenizer import load_tokenizer, model_path
+
+SUMS = [dict(prompt=f"{a} plus {b}?", completion=str(a + b)) for a in range(8) for b in range(8)]
+
+
+def small(tmp_path, **changes):
+    return load_config(**dict(runs_dir=str(tmp_path/"runs"), cache_dir=str(tmp_path/"cache"), max_steps=4, save_steps=2,
+                              max_length=64, logging_steps=1, max_new_tokens=4, preflight=False) | changes)
+
+
+def data_of(cfg, tokenizer=None): return prepare(cfg, tokenizer, train=SUMS[:60], eval=SUMS[60:])
+
+
+class Stops(TrainerCallback):
+    def __init__(self, step): self.step, self.events = step, []
+    def on_step_end(self, args, state, control, **kwargs):
+        self.events.append(state.global_step)
+        control.should_training_stop = state.global_step >= self.step
+
+
+def test_a_callback_sees_the_steps_and_may_end_the_training(tmp_path):
+    mine = Stops(2)
+    run = train(data_of(small(tmp_path)), callbacks=[mine])
+    assert (mine.events, run.state, run.status.step) == ([1, 2], "finished", 2)
+    assert run.status.reason == "a callback asked for the end at step 2"
+
+
+def test_a_callback_that_fails_fails_the_run(tmp_path):
+    class Fails(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs): raise RuntimeError("the disk of the callback is full")
+    with pytest.raises(RuntimeError, match="the disk of the callback"): train(data_of(small(tmp_path)), callbacks=[Fails()])
+    (status,) = (tmp_path/"runs").glob("*/status.json")
+    status = json.loads(status.read_text())
+    assert status["state"] == "failed" and "the disk of the callback" in status["reason"]
+
+
+def test_early_stopping_of_ones_own(tmp_path):
+    stops = EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=1e9)   # nothing is good enough
+    cfg = small(tmp_path, eval_steps=1, load_best_model_at_end=True, max_steps=6)
+    run = train(data_of(cfg), callbacks=[stops])
+    assert run.state == "finished" and run.status.step < 6 and "callback" in run.status.reason
+
+
+def test_callbacks_are_given_again_when_a_run_is_resumed(tmp_path):
+    run = train(data_of(small(tmp_path, max_time=0.)))
+    assert run.state == "stopped"
+    mine = Stops(100)
+    assert resume(run, callbacks=[mine]).state == "finished"
+    assert mine.events == [2, 3, 4]
+
+
+def test_a_model_from_a_folder_is_trained_as_it_is_and_found_again(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(model_path("tiny"), dtype=torch.float32)
+    with torch.no_grad(): before = model.lm_head.weight.clone()
+    run = train(data_of(small(tmp_path)), model=model)
+    assert run.config.model == model_path("tiny") and run.config.method == "lora"
+    assert torch.equal(model.lm_head.weight, before)
+    assert len(evaluate(run).tuned.answers) == 4
+    assert run.config.dtype == "float32"
+    named = train(data_of(small(tmp_path, model="tiny", method="lora")))
+    assert [m["loss"] for m in named.metrics() if "loss" in m] == [m["loss"] for m in run.metrics() if "loss" in m]
+
+
+@pytest.mark.parametrize("method", ["qlora", "full"])
+def test_a_model_without_a_name_is_kept_with_the_run(method, tmp_path):
+    tokenizer = load_tokenizer(load_config())
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, tie_word_embeddings=False))
+    run = train(data_of(small(tmp_path, method=method, preflight=True, force=True)), model=model)
+    assert run.config.model == str(run.path/"base") and (run.path/"base"/"config.json").exists()
+    assert run.config.method == ("full" if method == "full" else "lora")
+    assert len(evaluate(run).tuned.answers) == 4
+    resumed = resume(run, max_steps=6)
+    assert (resumed.state, resumed.status.step) == ("finished", 6)
+    if method != "full": assert merge(run)
+
+
+def test_an_adapter_that_is_there_already_is_trained_on(tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(model_path("tiny"))
+    model = get_peft_model(base, LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    run = train(data_of(small(tmp_path)), model=model)
+    assert (run.config.lora_r, run.config.lora_target_modules) == (2, ("q_proj",))
+    weights = load_file(run.adapter/"adapter_model.safetensors")
+    assert all("q_proj" in name for name in weights) and any(w.abs().sum() > 0 for n, w in weights.items() if "lora_B" in n)
+    assert len(evaluate(run).tuned.answers) == 4
+
+
+def test_a_tokenizer_of_ones_own_is_kept_with_the_run(tmp_path):
+    cfg = small(tmp_path)
+    tokenizer = copy.deepcopy(load_tokenizer(cfg))
+    tokenizer.chat_template = tokenizer.chat_template.replace("message['role']", "message['role'] + ':'")
+    assert "+ ':'" in tokenizer.chat_template
+    run = train(cfg, data_of(cfg, tokenizer), tokenizer=tokenizer)
+    assert "+ ':'" in load_tokenizer(run.config).chat_template
+    assert len(evaluate(run).tuned.answers) == 4
+    with pytest.raises(ConfigError, match="data was prepared with another one"):
+        train(cfg, data_of(cfg), tokenizer=tokenizer)
+
+
+def test_objects_are_refused_where_a_launcher_started_several_processes(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    model = AutoModelForCausalLM.from_pretrained(model_path("tiny"))
+    with pytest.raises(ConfigError, match="given to several processes"):
+        train(small(tmp_path, num_processes=2), model=model)
