@@ -1,4 +1,4 @@
-"""Callbacks, a model object and a tokenizer of the caller: trained, and found again by whoever scores or resumes the run."""
+"""Callbacks, a model and a tokenizer object of the caller are used, and a later process can score and resume the run."""
 import copy
 import json
 
@@ -41,7 +41,8 @@ def test_a_callback_sees_the_steps_and_may_end_the_training(tmp_path):
 def test_a_callback_that_fails_fails_the_run(tmp_path):
     class Fails(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs): raise RuntimeError("the disk of the callback is full")
-    with pytest.raises(RuntimeError, match="the disk of the callback"): train(data_of(small(tmp_path)), callbacks=[Fails()])
+    with pytest.raises(RuntimeError, match="the disk of the callback"):
+        train(data_of(small(tmp_path)), callbacks=[Fails()])
     (status,) = (tmp_path/"runs").glob("*/status.json")
     status = json.loads(status.read_text())
     assert status["state"] == "failed" and "the disk of the callback" in status["reason"]
@@ -96,7 +97,8 @@ def test_an_adapter_that_is_there_already_is_trained_on(tmp_path):
     run = train(data_of(small(tmp_path)), model=model)
     assert (run.config.lora_r, run.config.lora_target_modules) == (2, ("q_proj",))
     weights = load_file(run.adapter/"adapter_model.safetensors")
-    assert all("q_proj" in name for name in weights) and any(w.abs().sum() > 0 for n, w in weights.items() if "lora_B" in n)
+    assert all("q_proj" in name for name in weights)
+    assert any(w.abs().sum() > 0 for name, w in weights.items() if "lora_B" in name)
     assert len(evaluate(run).tuned.answers) == 4
 
 
