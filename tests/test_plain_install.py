@@ -1,0 +1,103 @@
+"""What an installation without extras can do. Optional packages are hidden: `sys.modules[name] = None` makes both
+`import name` and `find_spec(name)` answer as if it were not installed.
+
+All are hidden at once in one process that imports every module and trains: a module that needs any of them fails there
+as it would with that one missing. Hiding them one at a time would cost an import of torch and TRL for each. What a
+*setting* asks of a package is tested for each package alone. `scripts/plain_install.py` does the same with a real
+installation, in CI."""
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import ROOT
+
+from sft_nb.config import load_config
+from sft_nb.report import ConfigError
+
+sys.path.insert(0, str(ROOT/"scripts"))
+from plain_install import OPTIONAL, ten_lines  # noqa: E402
+
+PROGRAM = """
+import importlib, pathlib, sys
+for name in sys.argv[1].split(): sys.modules[name] = None
+import sft_nb
+root = pathlib.Path(sft_nb.__file__).parent
+for file in sorted(root.rglob("*.py")):
+    if file.name in ("_modidx.py", "__main__.py") or file.parent.name == "configs": continue
+    importlib.import_module(".".join(file.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__"))
+from sft_nb import evaluate, load_config, train
+run = train(load_config("demo", runs_dir=sys.argv[2], max_steps=2, eval_samples=4))
+evaluate(run)
+print(run.state)
+"""
+
+
+def imported_at_the_top(tree:ast.Module)->set[str]:
+    "The packages that a module imports when it is imported itself"
+    found = set()
+    nodes = list(tree.body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)): continue
+        if isinstance(node, ast.Import): found |= {alias.name.split(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and not node.level: found.add(node.module.split(".")[0])
+        nodes += ast.iter_child_nodes(node)
+    return found
+
+
+def test_no_module_needs_an_optional_package_to_be_imported():
+    for file in sorted((ROOT/"sft_nb").rglob("*.py")):
+        assert not imported_at_the_top(ast.parse(file.read_text())) & {*OPTIONAL}, file
+
+
+def test_every_module_imports_and_a_training_runs_without_the_optional_packages(tmp_path):
+    command = [sys.executable, "-c", PROGRAM, " ".join(OPTIONAL), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "finished"
+
+
+def use_deepspeed(folder):
+    from sft_nb.model.divided import check_division
+    check_division(load_config("demo", deepspeed="zero2"))
+
+def use_liger(folder):
+    from sft_nb.model.kernels import check_kernels
+    check_kernels("liger")
+
+def use_trackers(name):
+    def use(folder):
+        from sft_nb.training.arguments import trackers
+        trackers(load_config("demo", report_to=(name,)))
+    return use
+
+def use_gguf(folder):
+    from sft_nb.results.gguf_file import Gguf
+    (folder/"model.gguf").touch()
+    Gguf(folder/"model.gguf")
+
+
+EXTRAS = dict(deepspeed=(use_deepspeed, "deepspeed"), liger_kernel=(use_liger, "fast"), gguf=(use_gguf, "prove"),
+              **{name: (use_trackers(name), "track") for name in ("wandb", "tensorboard", "trackio")})
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_what_needs_a_missing_package_names_the_extra_that_has_it(package, monkeypatch, tmp_path):
+    use, extra = EXTRAS[package]
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=rf"installed.*pip install 'sft_nb\[{extra}\]'"): use(tmp_path)
+
+
+def test_ci_installs_the_wheel_without_extras():
+    assert re.search(r"^\.venv/bin/python scripts/plain_install\.py$", (ROOT/".ci/run").read_text(), re.M)
+    jobs = yaml.safe_load((ROOT/".github/workflows/test.yml").read_text())["jobs"]
+    steps = [step.get("run", "") for step in jobs["plain"]["steps"]]
+    assert "python scripts/plain_install.py" in steps
+
+
+def test_the_ten_lines_are_the_readmes():
+    lines = ten_lines()
+    assert "max_steps=5" in lines and all(f"{name}(" in lines for name in ("prepare", "plan", "preflight", "launch"))
