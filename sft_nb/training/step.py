@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from accelerate.utils import DeepSpeedEngineWrapper
+from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
 from ..report import Fix, counted, edit
 from ..model.sharding import shard, whole_weights, whole_when_saved
