@@ -1,4 +1,4 @@
-"""Callbacks, a model and a tokenizer object of the caller are used, and a later process can score and resume the run."""
+"""Callbacks, a model and a tokenizer object of the caller are used; a later process can score and resume the run."""
 import copy
 import json
 
