@@ -178,12 +178,14 @@ def test_no_public_name_hides_a_module_or_a_folder():
 
 
 def reads_modules(tree)->int:
-    "How often `sys.modules` is asked whether one of three is loaded"
+    "How often `sys.modules` is asked whether one of three is loaded, or a test hides a package from it"
     def is_it(node)->bool: return isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.modules"
     def named(node)->bool: return isinstance(node, ast.Constant) and node.value in ("wandb", "torch", "bitsandbytes")
     gets = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "sys.modules.get"]
     asks = [n for n in ast.walk(tree) if isinstance(n, ast.Compare) and is_it(n.comparators[0])]
-    return sum(named(n.args[0]) for n in gets) + sum(named(n.left) for n in asks)
+    hides = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "monkeypatch.setitem"
+             and is_it(n.args[0]) and ast.unparse(n.args[2]) == "None"]
+    return sum(named(n.args[0]) for n in gets) + sum(named(n.left) for n in asks) + len(hides)
 
 
 def test_nothing_replaces_a_module():
@@ -195,7 +197,8 @@ def test_nothing_replaces_a_module():
 
 @pytest.mark.parametrize("code, seen", [
     ("'torch' in sys.modules", 1), ("sys.modules.get('wandb')", 1), ("sys.modules['torch']", 0),
-    ("sys.modules.pop('torch')", 0), ("sys.modules[__name__].__class__ = 1", 0), ("'numpy' in sys.modules", 0),
+    ("sys.modules.pop('torch')", 0), ("monkeypatch.setitem(sys.modules, 'gguf', None)", 1),
+    ("monkeypatch.setitem(sys.modules, 'gguf', fake)", 0), ("sys.modules[__name__].__class__ = 1", 0), ("'numpy' in sys.modules", 0),
 ])
 def test_only_looking_is_allowed(code, seen): assert reads_modules(ast.parse(code)) == seen
 

@@ -1,5 +1,5 @@
-"""What an installation without extras can do. Optional packages are hidden: `sys.modules[name] = None` makes both
-`import name` and `find_spec(name)` answer as if it were not installed.
+"""What an installation without extras can do. Optional packages are hidden: a `None` in the table of loaded modules
+makes both `import name` and `find_spec(name)` answer as if it were not installed.
 
 All are hidden at once in one process that imports every module and trains: a module that needs any of them fails there
 as it would with that one missing. Hiding them one at a time would cost an import of torch and TRL for each. What a
@@ -87,7 +87,7 @@ EXTRAS = dict(deepspeed=(use_deepspeed, "deepspeed"), liger_kernel=(use_liger, "
 @pytest.mark.parametrize("package", EXTRAS)
 def test_what_needs_a_missing_package_names_the_extra_that_has_it(package, monkeypatch, tmp_path):
     use, extra = EXTRAS[package]
-    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(vars(sys)["modules"], package, None)
     with pytest.raises(ConfigError, match=rf"installed.*pip install 'sft_nb\[{extra}\]'"): use(tmp_path)
 
 
