@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lab docs bench measure tiny
+.PHONY: demo test soak profile lab docs bench measure tiny
 
 demo: $(READY)          ## a small model learns to solve word problems: about a minute of 4-bit QLoRA
 	$(BIN)/sft_nb train --config demo
@@ -12,6 +12,14 @@ test: $(READY)          ## ruff is clean, generated code equals notebooks, noteb
 	$(BIN)/python scripts/check_generated.py
 	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -q -n 2 --dist worksteal
+
+soak: $(READY)          ## what takes hours: every page executed, 200 kills, every two values of 21 settings
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -q -m soak
+	$(BIN)/python scripts/soak.py --kills 200
+	$(BIN)/python scripts/pairs.py
+
+profile: $(READY)       ## CPU seconds of every test and notebook, child processes included
+	$(BIN)/python scripts/profile_tests.py
 
 lab: $(READY)           ## the notebooks, beginning with the quickstart
 	$(BIN)/jupyter lab nbs --LabApp.default_url=/lab/tree/recipes/01_quickstart.ipynb

@@ -43,16 +43,15 @@ def mixed(cell:Cell)->bool:
 def test_what_a_mixed_cell_is(source, wrong): assert mixed(Cell("code", source)) is wrong
 
 
-@pytest.mark.parametrize("book", BOOKS, ids=page)
-def test_imports_stand_in_cells_of_their_own(book):
-    assert [c.source for c in book.code if mixed(c)] == []
+def test_imports_stand_in_cells_of_their_own():
+    assert {page(b): found for b in BOOKS if (found := [c.source for c in b.code if mixed(c)])} == {}
 
 
-@pytest.mark.parametrize("book", BOOKS, ids=page)
-def test_the_first_cell_holds_only_title_and_quote(book):
+def test_the_first_cell_holds_only_title_and_quote():
     "nbdev makes front matter of it and drops what else stands there"
-    first = book.cells[0]
-    assert first.kind == "markdown" and re.fullmatch(r"# \S[^\n]*\n\n> \S[^\n]*", first.source.strip()), first.source
+    def is_title(cell): return re.fullmatch(r"# \S[^\n]*\n\n> \S[^\n]*", cell.source.strip())
+    firsts = {page(book): book.cells[0] for book in BOOKS}
+    assert {name: c.source for name, c in firsts.items() if c.kind != "markdown" or not is_title(c)} == {}
 
 
 def leads_somewhere(folder, target:str)->bool:
@@ -62,18 +61,24 @@ def leads_somewhere(folder, target:str)->bool:
     return any(re.fullmatch(rf"(\d+_)?{place.stem}", p.stem) for p in place.parent.glob("*.ipynb"))
 
 
-@pytest.mark.parametrize("book", BOOKS, ids=page)
-def test_links_to_other_pages_lead_somewhere(book):
+def text_of(book:Notebook)->str:
+    "The text of a notebook without its blocks of code"
     text = "\n".join(c.source for c in book.cells if c.kind == "markdown")
-    targets = re.findall(r"\]\(((?!https?:|#)[^)\s#]+)[^)]*\)", re.sub(r"```.*?```", "", text, flags=re.S))
-    assert [t for t in targets if not leads_somewhere(book.path.parent, t)] == []
+    return re.sub(r"```.*?```", "", text, flags=re.S)
 
 
-@pytest.mark.parametrize("book", BOOKS, ids=page)
-def test_no_link_is_put_into_a_link(book):
+def test_links_to_other_pages_lead_somewhere():
+    broken = {}
+    for book in BOOKS:
+        targets = re.findall(r"\]\(((?!https?:|#)[^)\s#]+)[^)]*\)", text_of(book))
+        broken[page(book)] = [t for t in targets if not leads_somewhere(book.path.parent, t)]
+    assert {name: targets for name, targets in broken.items() if targets} == {}
+
+
+def test_no_link_is_put_into_a_link():
     "nbdev makes a link of every name in backticks that it knows, also of one that stands inside a link already"
-    text = re.sub(r"```.*?```", "", "\n".join(c.source for c in book.cells if c.kind == "markdown"), flags=re.S)
-    assert re.findall(r"\[[^\[\]]*`[A-Za-z_.]+(?:\(\))?`[^\[\]]*\]\([^)]*\)", text) == []
+    pattern = re.compile(r"\[[^\[\]]*`[A-Za-z_.]+(?:\(\))?`[^\[\]]*\]\([^)]*\)")
+    assert {page(book): found for book in BOOKS if (found := pattern.findall(text_of(book)))} == {}
 
 
 def entries(contents:list)->list[dict]:
@@ -129,11 +134,32 @@ def lost(tree)->dict[str,list[str]]:
     return {name: blocks for name, blocks in missing.items() if blocks}
 
 
-def test_every_page_is_made_and_loses_no_text(tmp_path):
-    "In a copy: nothing is written into this tree"
+def copy_project(folder, execute:bool, pages=None)->None:
+    "The notebooks, or some of them, and what nbdev needs, in `folder`: nothing is written into this tree"
     left_out = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "runs")
-    for folder in ("nbs", "sft_nb"): shutil.copytree(ROOT/folder, tmp_path/folder, ignore=left_out)
-    for file in ("settings.ini", "setup.py", "pyproject.toml", "_quarto.yml"): shutil.copy(ROOT/file, tmp_path)
+    for name in ("nbs", "sft_nb"): shutil.copytree(ROOT/name, folder/name, ignore=left_out)
+    for file in ("settings.ini", "setup.py", "pyproject.toml", "_quarto.yml"): shutil.copy(ROOT/file, folder)
+    if not execute:
+        settings = folder/"settings.ini"
+        settings.write_text(re.sub(r"^skip_procs =.*$", "skip_procs = exec_show_docs", settings.read_text(), flags=re.M))
+    for book in notebooks(folder):
+        if pages is not None and str(book.path.relative_to(folder/"nbs")) not in pages: book.path.unlink()
+
+
+def test_no_page_loses_text(tmp_path):
+    "Without executing the cells that import, which takes two minutes for all pages: see the next two tests"
+    copy_project(tmp_path, execute=False)
+    done = processed(tmp_path)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert lost(tmp_path) == {}
+
+
+EXECUTED = ("00_report.ipynb", "05_batches/00_collate.ipynb", "recipes/01_quickstart.ipynb")
+
+@pytest.mark.parametrize("pages", [EXECUTED, pytest.param(None, marks=pytest.mark.soak)], ids=["some", "all"])
+def test_pages_are_made_as_for_the_site(tmp_path, pages):
+    "nbdev executes the cells that import or export, to show signatures and docstrings"
+    copy_project(tmp_path, execute=True, pages=pages)
     done = processed(tmp_path)
     assert done.returncode == 0, done.stderr[-6000:]
     assert lost(tmp_path) == {}

@@ -18,14 +18,13 @@ def name(source:Source)->str: return str(source.path.relative_to(ROOT))
 def chapter(book:Notebook)->str: return str(book.path.relative_to(ROOT/"nbs"))
 
 
-@pytest.mark.parametrize("source", MODULES, ids=name)
-def test_lines_end_by_column_120_and_choices_are_not_nested(source):
-    assert source.too_wide == []
-    assert nested_choices(source) == []
+def test_lines_end_by_column_120_and_choices_are_not_nested():
+    assert {name(s): s.too_wide for s in MODULES if s.too_wide} == {}
+    assert {name(s): found for s in MODULES if (found := nested_choices(s))} == {}
 
 
-@pytest.mark.parametrize("book", BOOKS, ids=chapter)
-def test_every_public_name_is_shown_in_its_chapter(book): assert sorted(book.never_shown) == []
+def test_every_public_name_is_shown_in_its_chapter():
+    assert {chapter(b): sorted(b.never_shown) for b in BOOKS if b.never_shown} == {}
 
 
 def given_as_fix(call:ast.Call)->list:
@@ -57,8 +56,8 @@ def flags(tree)->list[str]:
 def test_what_a_flag_in_a_fix_is(code, seen): assert flags(ast.parse(code)) == seen
 
 
-@pytest.mark.parametrize("source", MODULES, ids=name)
-def test_no_fix_spells_an_option_itself(source): assert flags(source.tree) == []
+def test_no_fix_spells_an_option_itself():
+    assert {name(s): found for s in MODULES if (found := flags(s.tree))} == {}
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +76,12 @@ def options()->set[str]:
     return {*defaults(), *ALIASES, *FOREIGN, *(o.replace("-", "_") for o in own)}
 
 
-@pytest.mark.parametrize("source", MODULES, ids=name)
-def test_a_fix_edits_what_exists(source, options):
-    edits = [c for c in source.nodes(ast.Call) if getattr(c.func, "id", "") == "edit"]
-    named = {k.arg for c in edits for k in c.keywords if k.arg}
-    assert sorted(named - options) == []
+def test_a_fix_edits_what_exists(options):
+    unknown = {}
+    for source in MODULES:
+        edits = [c for c in source.nodes(ast.Call) if getattr(c.func, "id", "") == "edit"]
+        unknown[name(source)] = sorted({k.arg for c in edits for k in c.keywords if k.arg} - options)
+    assert {file: names for file, names in unknown.items() if names} == {}
 
 
 def test_a_cell_is_read_as_nbdev_reads_it():
