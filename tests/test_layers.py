@@ -198,7 +198,8 @@ def test_nothing_replaces_a_module():
 @pytest.mark.parametrize("code, seen", [
     ("'torch' in sys.modules", 1), ("sys.modules.get('wandb')", 1), ("sys.modules['torch']", 0),
     ("sys.modules.pop('torch')", 0), ("monkeypatch.setitem(sys.modules, 'gguf', None)", 1),
-    ("monkeypatch.setitem(sys.modules, 'gguf', fake)", 0), ("sys.modules[__name__].__class__ = 1", 0), ("'numpy' in sys.modules", 0),
+    ("monkeypatch.setitem(sys.modules, 'gguf', fake)", 0),
+    ("sys.modules[__name__].__class__ = 1", 0), ("'numpy' in sys.modules", 0),
 ])
 def test_only_looking_is_allowed(code, seen): assert reads_modules(ast.parse(code)) == seen
 

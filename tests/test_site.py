@@ -141,7 +141,8 @@ def copy_project(folder, execute:bool, pages=None)->None:
     for file in ("settings.ini", "setup.py", "pyproject.toml", "_quarto.yml"): shutil.copy(ROOT/file, folder)
     if not execute:
         settings = folder/"settings.ini"
-        settings.write_text(re.sub(r"^skip_procs =.*$", "skip_procs = exec_show_docs", settings.read_text(), flags=re.M))
+        text = re.sub(r"^skip_procs =.*$", "skip_procs = exec_show_docs", settings.read_text(), flags=re.M)
+        settings.write_text(text)
     for book in notebooks(folder):
         if pages is not None and str(book.path.relative_to(folder/"nbs")) not in pages: book.path.unlink()
 
