@@ -60,13 +60,27 @@ def _why_no_cuda()->str:
     return f"is built for CUDA {torch.version.cuda}, and its driver cannot be used"
 
 # %% ../../nbs/09_checks/01_environment.ipynb #a5537963
+def _idle_gpus(asked:Config)->Finding|None:
+    "GPUs that torch sees and no process of this training uses"
+    visible = torch.cuda.device_count()
+    started = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 0)   # by a launcher
+    used = started or asked.num_processes
+    idle = visible - used
+    if idle < 1: return None
+    first = "the first" if used == 1 else f"{used}"
+    rest = "the other is" if idle == 1 else f"the other {idle} are"
+    fix = as_fix(f"torchrun --nproc-per-node {visible}") if started else edit(num_processes=visible)
+    return warn(f"training uses {first} of {visible} visible GPUs, and {rest} idle",
+                fix | "CUDA_VISIBLE_DEVICES names those to use")
+
 @check("environment")
 def check_gpu(asked:Config)->Finding|None:
     "no GPU is left unused"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if asked.device != "auto" or hidden or torch.cuda.is_available(): return None
+    if hidden or asked.device not in ("auto", "cuda"): return None
+    if torch.cuda.is_available(): return _idle_gpus(asked)
     n = nvidia_cards()
-    if not n: return None
+    if not n or asked.device == "cuda": return None
     cards = "1 NVIDIA card is" if n == 1 else f"{n} NVIDIA cards are"
     says = f"{cards} here, but torch {torch.__version__} {_why_no_cuda()}: training would run on the CPU"
     install = "pip install torch --index-url https://download.pytorch.org/whl/cu128, for the CUDA that nvidia-smi names"

@@ -24,6 +24,7 @@ from ..model.kernels import in_one_product
 from ..model.load import quiet
 from ..planning.plan import Plan
 from ..workbench import Workbench, workbench_for
+from ..checks.environment import check_gpu
 from ..checks.rows import check_held_out
 from ..checks.preflight import preflight
 from ..run.environment import write_json, write_text
@@ -39,8 +40,6 @@ from .recorder import best_folder, ByScore, Recorder, StopRequest, told_to
 from .trainer import SupervisedTrainer
 
 # %% ../../nbs/11_training/05_train.ipynb #e3bcde72
-_UNCHECKED = Report("preflight", {}, [skipped("it was turned off", edit(preflight=True), check="preflight")])
-
 def approve(cfg:Config, checked:Report)->Report:
     "The report of a preflight that lets the training begin; `SftError` if it does not"
     failed = checked.failed
@@ -65,7 +64,10 @@ def check_before(
     bench.make("cfg", "batches")   # rows and plan; a row that no batch can hold
     if none := check_held_out(bench.data, bench.asked):
         raise ConfigError("eval_steps", none.says, "rows to evaluate on", none.fix)
-    if checked is None: checked = preflight(bench) if bench.asked.preflight else _UNCHECKED
+    if checked is None and bench.asked.preflight: checked = preflight(bench)
+    if checked is None:
+        off = skipped("it was turned off", edit(preflight=True), check="preflight")
+        checked = Report("preflight", {}, [off, *filter(None, [check_gpu(bench.asked)])])
     if run is not None:
         run.keep(bench.cfg)   # first: where there is a report, the config is resolved
         checked.save(run.path/"preflight.json")
@@ -240,8 +242,8 @@ def _save(trainer:SupervisedTrainer)->None:
     except Exception as e: raise cannot_write(run.adapter, e, go_on(run)) from e
 
 def _tidy(adapter:Path, cfg:Config)->None:
-    "Without peft's card, which is full of blanks; with the base as the config names it"
-    (adapter/"README.md").unlink(missing_ok=True)
+    "Without peft's card, full of blanks, and the arguments, a pickle of ours; with the base as the config names it"
+    for name in ("README.md", "training_args.bin"): (adapter/name).unlink(missing_ok=True)
     file = adapter/"adapter_config.json"
     if not file.exists(): return
     said = json.loads(file.read_text()) | dict(base_model_name_or_path=cfg.model, inference_mode=False)
@@ -347,7 +349,9 @@ def _continue(run:Run, max_time:float|None, callbacks)->Run:
     if checkpoint is None:
         found = "it has no whole checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
         raise ConfigError(f"run {run.name!r}", found, "one to resume from", go_on(run, anew=True))
-    if is_main_process(): _say_where(run, checkpoint, max_time)
+    if is_main_process():
+        _say_where(run, checkpoint, max_time)
+        if idle := check_gpu(bench.asked): say(f"sft_nb: {idle}")
     return run_training(bench, run, checkpoint=checkpoint)
 
 def _say_where(run:Run, checkpoint:Path, max_time:float|None)->None:

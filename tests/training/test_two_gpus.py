@@ -1,0 +1,64 @@
+"""One process on a machine where transformers and torch see two GPUs. The tensors stay on the CPU: what is patched is
+what the machine says of itself, which is all that `Trainer` looks at when it chooses `nn.DataParallel`."""
+from types import SimpleNamespace
+
+import pytest
+import transformers.training_args
+from learner import assert_same, killed_at_eight, small
+
+from sft_nb.checks import environment
+from sft_nb.checks.environment import check_gpu
+from sft_nb.report import Report
+from sft_nb.training.train import resume, train
+
+IDLE = "training uses the first of 2 visible GPUs, and the other is idle"
+
+
+def see_gpus(monkeypatch, n:int):
+    "What `check_gpu` learns of torch"
+    cuda = SimpleNamespace(is_available=lambda: n > 0, device_count=lambda: n)
+    monkeypatch.setattr(environment, "torch", SimpleNamespace(cuda=cuda))
+    for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_WORLD_SIZE", "WORLD_SIZE"): monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    see_gpus(monkeypatch, 2)
+    monkeypatch.setattr(transformers.training_args.TrainingArguments, "n_gpu", property(lambda self: 2))
+
+
+def test_one_process_trains_as_on_one_gpu_and_reports_the_idle_one(tmp_path, two_gpus, undisturbed, capfd):
+    run = train(small(tmp_path))   # without a preflight
+    assert_same(run, undisturbed)
+    finding, = (f for f in Report.load(run.path/"preflight.json").findings if f.check == "environment.gpu")
+    assert finding.says == IDLE
+    printed = capfd.readouterr()
+    assert f"{IDLE}  Fix: num_processes=2, or CUDA_VISIBLE_DEVICES" in printed.out + printed.err
+    assert not (run.adapter/"training_args.bin").exists()   # a pickle that needs this package to be read
+
+
+def test_a_resumed_run_reports_it_too(tmp_path, two_gpus, undisturbed, capfd):
+    run = resume(killed_at_eight(tmp_path, undisturbed))
+    assert_same(run, undisturbed)
+    printed = capfd.readouterr()
+    assert IDLE in printed.out + printed.err
+
+
+def test_how_many_are_idle(tmp_path, monkeypatch):
+    see_gpus(monkeypatch, 4)
+    assert "the first of 4 visible GPUs, and the other 3 are idle" in check_gpu(small(tmp_path)).says
+    assert check_gpu(small(tmp_path, device="cuda")).fix.settings == dict(num_processes=4)
+    assert "uses 3 of 4 visible GPUs, and the other is idle" in check_gpu(small(tmp_path, num_processes=3)).says
+    assert check_gpu(small(tmp_path, num_processes=4)) is None
+    assert check_gpu(small(tmp_path, device="cpu")) is None
+    see_gpus(monkeypatch, 1)
+    assert check_gpu(small(tmp_path)) is None
+
+
+def test_processes_that_a_launcher_started_use_a_gpu_each(tmp_path, monkeypatch):
+    see_gpus(monkeypatch, 4)
+    monkeypatch.setenv("WORLD_SIZE", "16")         # of several machines
+    assert check_gpu(small(tmp_path, num_processes=16)) is None
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    finding = check_gpu(small(tmp_path, num_processes=16))
+    assert "2 of 4 visible GPUs" in finding.says and "torchrun --nproc-per-node 4" in str(finding.fix)
