@@ -93,8 +93,11 @@ def proofs_of(served: Served):
         known[:] = [tuple(more.items())]
         return once(source, known[0])
 
-    def weights(bench, source, run, reference):
-        return made(source, known[0]) if run == served.run.path else expected(bench, source, run, reference)
+    def weights(bench, source, run, reference, quantised=None):
+        if run != served.run.path: return expected(bench, source, run, reference, quantised)
+        found = made(source, known[0])
+        found.quantised = quantised
+        return found
     with pytest.MonkeyPatch.context() as m:
         m.setattr(proving, "what_was_trained", asked)
         m.setattr(proving, "Expected", weights)

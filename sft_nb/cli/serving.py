@@ -18,6 +18,7 @@ _PROVE = dict(run=_RUN, checkpoint=_CHECKPOINT, json=_JSON,
               folder=Option(str|None, None, "a merged folder; None: merged, in the run, if it is there"),
               model=Option(str|None, None, "of the server; None: the only one that it lists"),
               temperature=Option(float|None, None, "what your client sends with each request; None: nothing"),
+              quantised=Option(str|None, None, "int8, fp8, int4 ...: done to the merged weights on purpose"),
               prompts=Option(int, 8, "of the run, to compare"),
               max_new_tokens=Option(int, 48, "of an answer"),
               timeout=Option(float, 120., "seconds for an answer of the server"), trust_remote_code=_TRUST)
@@ -29,7 +30,7 @@ def prove_command(args:list[str])->int:
     run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # said before torch is loaded
     run.weights(options.checkpoint)
     from sft_nb.results.prove import prove
-    same = "server gguf folder checkpoint model prompts max_new_tokens timeout".split()
+    same = "server gguf folder checkpoint model quantised prompts max_new_tokens timeout".split()
     sends = {} if options.temperature is None else dict(temperature=options.temperature)
     proof = prove(run, sends=sends, **{name: getattr(options, name) for name in same})
     _say(json.dumps(proof.to_dict(), ensure_ascii=False) if options.json else proof)

@@ -18,7 +18,7 @@ from fastcore.basics import patch
 
 from ..report import as_fix, command, ConfigError, Fix, ok, quoted, skipped
 from .stages import judged, Stage
-from .folder import Expected, prompts_by
+from .folder import compare_tensor, describe_differences, differs, Expected, prompts_by
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1fil01
 class Gguf:
@@ -205,6 +205,11 @@ def rounds(self:Gguf, name:str)->float:
     "The same for a matrix of the file"
     return explained(self.tensors[name].tensor_type.name)
 
+@patch
+def is_quantised(self:Gguf, name:str)->bool:
+    "Has a matrix fewer than 16 bits?"
+    return self.tensors[name].tensor_type.name not in ("F32", "F16", "BF16")
+
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1ten02c
 def _says(f:Gguf)->str:
     "The type that the file says of itself: Q8_0; empty if it does not"
@@ -259,21 +264,19 @@ def _off(a:torch.Tensor, b:torch.Tensor)->float:
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1wei01
 def gguf_weights(x:Expected, f:Gguf)->Stage:
     "Are the matrices those of the run, as far as their types allow?"
-    names = _names(x, f)
+    names, fix = _names(x, f), convert_again(x, f)
     if not names: return Stage("gguf", skipped(f"matrices of {f.arch} have names that are not known", check="weights"))
-    far = {here: _off(f.tensor(here), x.merged[n]) / f.rounds(here) for n, here in names.items()}
-    worst = max(far, key=far.get)
-    check, wrong = _why_far({here: times for here, times in far.items() if not times <= 1})
-    if _is_base(x, f, names): check, wrong = "adapter", "matrices are the base's: the adapter is not in it"
-    saw = {"matrices": len(far), "worst, of what its type explains": f"{far[worst]:.2g}"}
-    return judged("gguf", check, wrong, convert_again(x, f), "matrices are those of the run", saw)
+    compared = [compare_tensor(here, f.tensor(here), x.merged[n], x.base.get(n)) for n, here in names.items()]
+    other = [d for d in compared if differs(d, f.rounds(d.name), quantised=f.is_quantised(d.name))]
+    worst = max(d.error / f.rounds(d.name) for d in compared)
+    saw = {"matrices": len(compared), "worst, of what its type explains": f"{worst:.2g}"}
+    if _is_base(x, f, names):
+        return judged("gguf", "adapter", "matrices are the base's: the adapter is not in it", fix, "", saw)
+    broken = [d.name for d in other if d.error == float("inf")]
+    if broken: return judged("gguf", "dtype", f"{broken[0]} is not finite, or of another size", fix, "", saw)
+    wrong = describe_differences(other, compared) if other else ""
+    return judged("gguf", "weights", wrong, fix, "matrices are those of the run", saw)
 
-# %% ../../nbs/12_results/14_gguf_file.ipynb #gg1wei01b
-def _why_far(far:dict[str,float])->tuple[str,str]:
-    "The fault in matrices that are further away than their type explains, and what was seen; empty: there is none"
-    broken = [here for here, times in far.items() if times == float("inf")]
-    if broken: return "dtype", f"{broken[0]} is not finite, or of another size"
-    return "weights", f"{len(far)} matrices are not the run's, the first is {next(iter(far))}" if far else ""
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1wei01c
 def _is_base(x:Expected, f:Gguf, names:dict[str,str])->bool:

@@ -21,7 +21,7 @@ from ..run.directory import open_run, Run
 from .merge import _prompts, _trained
 from .stages import Proof, Stage, until_broken
 from .spoken import Reference, say
-from .folder import Expected, Folder, folder_stages, stored_as
+from .folder import Expected, Folder, folder_stages, QUANTISED, stored_as
 from .gguf_file import Gguf, gguf_stages
 from .server import Server
 from .asked import asked_stages, Serving
@@ -156,6 +156,7 @@ def prove(
     checkpoint:str="adapter",     # the result; or checkpoint-N
     model:str|None=None,          # of the server; None: the only one
     sends:dict|None=None,         # with each request of your client
+    quantised:str|None=None,      # what was done to the merged weights on purpose: int8, fp8, int4 ...
     prompts:int=8,
     max_new_tokens:int=48,        # of an answer
     timeout:float=120,            # seconds for an answer
@@ -163,17 +164,20 @@ def prove(
 )->Proof:
     "Compare stage by stage, up to the first broken one; `SftError` for what cannot be asked or read"
     run = open_run(run, trust_remote_code=trust_remote_code)
+    if quantised not in (None, *QUANTISED):
+        expected = ", ".join(QUANTISED)
+        raise ConfigError("quantised", f"it is {quantised!r}", f"one of {expected}", edit(quantised="int8"))
     way = _way(run, checkpoint, server, gguf, folder, model, sends, timeout)
-    return _walk(way, prompts, max_new_tokens)
+    return _walk(way, prompts, max_new_tokens, quantised)
 
 # %% ../../nbs/12_results/17_prove.ipynb #pr5pro06a
-def _walk(way:_Way, prompts:int, max_new_tokens:int)->Proof:
+def _walk(way:_Way, prompts:int, max_new_tokens:int, quantised:str|None=None)->Proof:
     "All links, up to the first broken stage; kept in the run"
     run = way.run
     if prompts < 1: raise ConfigError(f"prove {run.name}", f"prompts is {prompts}", "at least one", edit(prompts=8))
     bench = Workbench(run.config, settled=True)
     reference = what_was_trained(bench, run, way.source, prompts=prompts, max_new_tokens=max_new_tokens)
-    x = Expected(bench, way.source, run.path, reference)
+    x = Expected(bench, way.source, run.path, reference, quantised)
     proof = Proof(run.name, way.checkpoint, until_broken(*_links(way, x)))
     proof.save(run.path/"eval"/f"proof-{way.checkpoint}.json")
     return proof

@@ -27,6 +27,7 @@ class Stage:
     link:str          # adapter, folder, gguf or server
     finding:Finding   # its `check` names the stage
     saw:dict=field(default_factory=dict)   # what each side has: name -> number or short text
+    stops:bool=True   # False: if it is broken, later stages can still be compared
 
     @property
     def name(self)->str: return f"{self.link} {self.finding.check}"
@@ -49,20 +50,21 @@ def judged(
     fix:Fix|str,        # what mends it
     fine:str,           # what is said if nothing is broken
     saw:dict|None=None,
+    *, stops:bool=True,
 )->Stage:
     "A stage that is broken if `wrong` says so"
     finding = fail(wrong, fix, check=check) if wrong else ok(fine, check=check)
-    return Stage(link, finding, saw or {})
+    return Stage(link, finding, saw or {}, stops)
 
 # %% ../../nbs/12_results/12_stages.ipynb #st7unt02
 def until_broken(
     *links:Iterator[Stage],   # each makes its stages when it is asked for them
 )->list[Stage]:
-    "The stages in order; the first broken one is the last"
+    "The stages in order, up to the first broken one that stops the comparison"
     seen = []
     for stage in chain(*links):
         seen.append(stage)
-        if stage.is_broken: break
+        if stage.is_broken and stage.stops: break
     return seen
 
 # %% ../../nbs/12_results/12_stages.ipynb #st7pro02
@@ -78,6 +80,13 @@ class Proof:
     @property
     def same(self)->bool: return self.broken is None
     @property
+    def verdict(self)->str:
+        "same; close, not equal (other weights that answer alike); or not the same"
+        if self.same: return "same"
+        answers = [s for s in self.stages if s.finding.check == "answers" and s.link == self.broken.link]
+        close = bool(answers) and not any(s.is_broken for s in self.stages if s.stops)
+        return "close, not equal" if close else "not the same"
+    @property
     def exit_code(self)->int: return 0 if self.same else 1
     @property
     def fix(self)->Fix: return Fix() if self.same else self.broken.finding.fix
@@ -89,6 +98,7 @@ class Proof:
 def _headline(p:Proof)->str:
     "The answer in a line"
     who = f"{p.run}, {p.checkpoint}"
+    if p.verdict == "close, not equal": return f"{who}: close, not equal: {p.broken.name} differ, and the answers agree"
     if not p.same: return f"{who}: the first broken stage is {p.broken.name}"
     links = ", ".join(dict.fromkeys(s.link for s in p.stages))
     doubts = sum(s.finding.status == "warn" for s in p.stages)
@@ -105,7 +115,7 @@ def _row(s:Stage)->list:
 
 @patch
 def _repr_html_(self:Proof)->str:
-    seen = badge("ok" if self.same else "fail", "the same" if self.same else "broken")
+    seen = badge("ok" if self.same else "fail", self.verdict)
     return f"<div>{seen} <b>{as_html(_headline(self))}</b>{table_html(map(_row, self.stages))}</div>"
 
 # %% ../../nbs/12_results/12_stages.ipynb #st7jso02
@@ -114,8 +124,8 @@ def to_dict(self:Proof)->dict:
     "Ready for JSON"
     broken = None if self.same else self.broken.name
     stages = [s.to_dict() for s in self.stages]
-    return dict(run=self.run, checkpoint=self.checkpoint, same=self.same, broken=broken, fix=self.fix.says("shell"),
-                stages=stages)
+    return dict(run=self.run, checkpoint=self.checkpoint, same=self.same, verdict=self.verdict, broken=broken,
+                fix=self.fix.says("shell"), stages=stages)
 
 # %% ../../nbs/12_results/12_stages.ipynb #st7jso02b
 @patch

@@ -3,6 +3,7 @@ template, bos, stop, adapter, tied, dtype, sampling, context, tokenizer, thinkin
 import builtins
 import copy
 import json
+import re
 import shutil
 import threading
 import time
@@ -131,6 +132,7 @@ FOLDER_FAULTS = {
     "sampling": lambda f: edited(f/"generation_config.json", temperature=.7, top_p=.8),
     "context": lambda f: edited(f/"config.json", max_position_embeddings=32),
     "template": lambda f: (f/"chat_template.jinja").write_text(OTHER),
+    "shape": lambda f: edited(f/"config.json", num_hidden_layers=2),
     "dtype": lambda f: edited(f/"config.json", dtype="float16"),
 }
 
@@ -164,6 +166,107 @@ def test_a_folder_without_the_adapter_is_named(served):
     edited(folder/"generation_config.json", eos_token_id=[2])
     edited(folder/"config.json", dtype="float32")
     assert_named(served.prove(folder=folder), "adapter", link="folder")
+
+
+def scale_adapter(served, share):
+    base = served.base.state_dict()
+    return lambda w: {n: base[n] + share * (v - base[n]) if n in base else v for n, v in w.items()}
+
+def add_noise(served):
+    torch.manual_seed(0)
+    return lambda w: {n: v * (1 + .01 * torch.randn_like(v)) for n, v in w.items()}
+
+def scale_one(name, factor): return lambda served: lambda w: w | {name: w[name] * factor}
+
+def destroy_row(served):
+    torch.manual_seed(0)
+    def change(w):
+        embedding = w["model.embed_tokens.weight"].clone()
+        embedding[-3] = embedding.std() * torch.randn_like(embedding[-3])
+        return w | {"model.embed_tokens.weight": embedding}
+    return change
+
+def round_to_8_bits(served):
+    def change(v):
+        if v.dim() < 2: return v
+        step = v.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+        return (v / step).round() * step
+    return lambda w: {n: change(v) for n, v in w.items()}
+
+
+WEIGHT_FAULTS = {
+    "adapter x 0.9": (lambda served: scale_adapter(served, .9), "the adapter is in them 0.90 times"),
+    "1% noise": (add_noise, r"differs by [\d.]+%"),
+    "one tensor 2% off": (scale_one("model.layers.1.mlp.up_proj.weight", 1.02), "1 of .*up_proj.weight differs by 2%"),
+    "one tensor 10% off": (scale_one("model.norm.weight", 1.1), "model.norm.weight differs by 10%"),
+    "one row of the embedding": (destroy_row, r"1 of .* row \d+ of model.embed_tokens.weight"),
+    "8 bits": (round_to_8_bits, "tensors are not the run's"),
+}
+
+@pytest.mark.parametrize("fault", WEIGHT_FAULTS)
+def test_weights_that_differ_are_never_the_same(served, fault):
+    change, says = WEIGHT_FAULTS[fault]
+    folder = served.copy("other-weights")
+    weights_of(folder, change(served))
+    proof = served.prove(folder=folder)
+    assert proof.broken.name == "folder weights" and proof.exit_code == 1, str(proof)
+    assert proof.verdict in ("close, not equal", "not the same")
+    assert re.search(says, proof.broken.finding.says), proof.broken.finding.says
+
+
+def test_weights_that_answer_alike_are_close_and_not_equal(served):
+    folder = served.copy("close")
+    weights_of(folder, destroy_row(served))
+    proof = served.prove(folder=folder)
+    assert proof.verdict == "close, not equal" and str(proof).splitlines()[0].endswith("and the answers agree")
+    assert proof.to_dict()["verdict"] == proof.verdict and "close, not equal" in proof._repr_html_()
+
+
+def test_declared_quantisation_is_no_fault(served):
+    folder = served.copy("int8")
+    weights_of(folder, round_to_8_bits(served))
+    proof = served.prove(folder=folder, quantised="int8")
+    assert proof.same and "off by what int8 explains" in str(proof)
+    with pytest.raises(ConfigError, match="one of int8, fp8"): served.prove(folder=folder, quantised="q9")
+
+
+@pytest.mark.parametrize("name, value", dict(
+    no_repeat_ngram_size=3, bad_words_ids=[[5]], suppress_tokens=[7], typical_p=.9, num_beams=4).items())
+def test_settings_that_change_a_greedy_answer_are_named(served, name, value):
+    folder = served.copy("broken")
+    edited(folder/"generation_config.json", **{name: value})
+    proof = served.prove(folder=folder)
+    assert_named(proof, "sampling", link="folder")
+    assert f"{name} is {value}" in proof.broken.finding.says
+
+
+@pytest.mark.parametrize("change, says", [
+    (dict(rope_parameters=dict(rope_theta=123.0, rope_type="default")), "rope_theta is 123.0 and was"),
+    (dict(num_key_value_heads=1), "num_key_value_heads is 1"), (dict(hidden_act="relu"), "hidden_act is 'relu'"),
+    (dict(num_hidden_layers=2), "num_hidden_layers is 2 and was"),   # which its own config class refuses
+    (dict(head_dim="x"), "head_dim is 'x'"), (dict(model_type="no-such-type"), "model_type is 'no-such-type'"),
+])
+def test_another_shape_in_a_config_is_named(served, change, says):
+    folder = served.copy("broken")
+    edited(folder/"config.json", **change)
+    assert says in folder_shape_of(served, folder).finding.says
+
+
+def folder_shape_of(served, folder):
+    from sft_nb.results.folder import folder_shape
+    served.prove(folder=served.merged)   # so that what is expected is known
+    run, source = served.run, served.run.weights("adapter")
+    x = proving.Expected(proving.Workbench(run.config, settled=True), source, run.path, None)
+    return folder_shape(x, Folder(folder))
+
+
+def test_another_text_of_a_template_is_named_even_if_these_prompts_are_the_same(served):
+    folder = served.copy("broken")
+    text = (folder/"chat_template.jinja").read_text()
+    (folder/"chat_template.jinja").write_text(text.replace("m['content']", "m['content'] | trim"))
+    proof = served.prove(folder=folder)
+    assert_named(proof, "template", link="folder")
+    assert "the text of the template differs: line 1" in proof.broken.finding.says
 
 
 def test_weights_that_are_not_finite_are_named(served):
