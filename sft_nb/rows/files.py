@@ -14,7 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from ..report import command, first_line, Fix, quoted, SftError
-from .formats import detect
+from .formats import detect, is_missing
 
 # %% ../../nbs/02_rows/02_files.ipynb #76dfe340
 @dataclass
@@ -40,7 +40,7 @@ class Source:
         return f"{self.name} {self.unit} {n}"
 
 # %% ../../nbs/02_rows/02_files.ipynb #0ff97d79
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
 
 def _suffix(path:Path)->str:
     "`.jsonl` for train.jsonl and for train.jsonl.gz"
@@ -60,9 +60,20 @@ def _a(x)->str:
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 # %% ../../nbs/02_rows/02_files.ipynb #32bf23fa
+_PLAIN_TYPES = {str, int, bool, type(None), list, dict}
+
+def _plain(value):
+    "A value of JSON's types: None for NaN and `NA`, lists for arrays and tuples, numbers for those of numpy"
+    if is_missing(value): return None
+    if isinstance(value, tuple) or getattr(value, "ndim", 0): return [_as_written(_plain(x)) for x in value]
+    if not hasattr(value, "dtype"): return value
+    return float(str(value)) if value.dtype.kind == "f" else value.item()   # of 32 bits, 0.1 stays 0.1
+
 def _row(row, where:str)->dict|SftError:
-    "`row`, or what is wrong with it"
-    if isinstance(row, dict): return row
+    "`row`, its values of JSON's types, or what is wrong with it"
+    if isinstance(row, dict):
+        if _PLAIN_TYPES.issuperset(map(type, row.values())): return row
+        return {name: _plain(value) for name, value in row.items()}
     expected = "a JSON object with named fields"
     return SftError(where, f"this is {_a(row)}", expected, 'write it as {"question": ..., "answer": ...}')
 
@@ -143,6 +154,8 @@ def _uneven(cells:list[str], names:list[str], where:str)->SftError:
     return SftError(where, found, ", ".join(names)[:80], "quote the cells that hold a separator")
 
 # %% ../../nbs/02_rows/02_files.ipynb #75545081
+_MISSING_CELLS = {"NaN", "nan", "NAN", "NULL", "null", "Null", "<NA>", "NaT", "#N/A", "#NA", "\\N"}
+
 def _table(path:Path)->Iterator[tuple[int,dict]]:
     "The rows of a table, by the names in its first line"
     with _open(path) as f:
@@ -153,6 +166,7 @@ def _table(path:Path)->Iterator[tuple[int,dict]]:
             raise SftError(f"{path} line 1", found, "names that differ", "rename one of the two in line 1")
         for cells in reader:
             if not cells: continue
+            if not _MISSING_CELLS.isdisjoint(cells): cells = [None if c in _MISSING_CELLS else c for c in cells]
             row = dict(zip(names, cells))
             if len(cells) != len(names): row = _uneven(cells, names, f"{path} line {reader.line_num}")
             yield reader.line_num, row
@@ -162,7 +176,7 @@ def _as_written(x):
     "`x` without the None that Arrow puts where an object has no such key"
     if isinstance(x, dict): return {k: _as_written(v) for k, v in x.items() if v is not None}
     if isinstance(x, list) and x and isinstance(x[0], (dict, list)): return [_as_written(v) for v in x]
-    return x
+    return x if type(x) in _PLAIN_TYPES else _plain(x)
 
 def _from_arrow(row:dict)->dict:
     "A row whose columns are all there, and hold what was written"
@@ -179,6 +193,19 @@ def _parquet(path:Path)->Iterator[tuple[int,dict]]:
     except (pyarrow.ArrowException, OSError) as e:
         found = f"it cannot be read ({first_line(e)[:80]})"
         raise SftError(str(path), found, "a Parquet file", f"write {path} again, or download it again") from e
+
+# %% ../../nbs/02_rows/02_files.ipynb #s0urtxt2
+def _document(path:Path)->Iterator[tuple[int,dict]]:
+    "The only row of a text file: all that is in it"
+    with _open(path) as f: text = f.read()
+    first = next(filter(str.strip, text.splitlines()), "")
+    try: is_json = first.lstrip().startswith(("{", "[{")) and isinstance(json.loads(first), (dict, list))
+    except (ValueError, RecursionError): is_json = False
+    if is_json:
+        new = path.with_name(path.name.replace(".txt", ".jsonl"))
+        raise SftError(str(path), f"it holds JSON: {first[:60]}", "plain text in a .txt file",
+                       command(f"mv {quoted(path)} {quoted(new)}"))
+    yield 1, dict(text=text)
 
 # %% ../../nbs/02_rows/02_files.ipynb #fi1es004
 def _called(path:Path)->str:
@@ -223,7 +250,8 @@ def _check_narrow(path:Path)->None:
     raise SftError(_called(path), f"it is {encoding.upper()} text", "text in UTF-8", _converted(path, encoding))
 
 # %% ../../nbs/02_rows/02_files.ipynb #1bc41e98
-_READERS = {".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".csv": _table, ".tsv": _table, ".parquet": _parquet}
+_READERS = {".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".csv": _table, ".tsv": _table, ".parquet": _parquet,
+            ".txt": _document}
 
 def _guarded(path:Path)->Iterator[tuple[int,dict]]:
     "The rows of the file at `path`; what a broken file raises is an `SftError`"
@@ -255,7 +283,8 @@ def _no_kind(path:Path)->SftError:
         fix = command(f"{unpack} {quoted(path)}")
         return SftError(_called(path), found, f"{expected}, or one of these with .gz", fix)
     found = f"{path.suffix or 'no suffix'} is not a kind of file that is read"
-    return SftError(_called(path), found, expected, f"rename it to {path.name}.jsonl, if that is what it is")
+    fix = f"rename it to {path.name}.jsonl if its lines are JSON objects, or to {path.name}.txt if it is text"
+    return SftError(_called(path), found, expected, fix)
 
 # %% ../../nbs/02_rows/02_files.ipynb #fi1es009
 def file_source(
@@ -265,5 +294,5 @@ def file_source(
     path = Path(path)
     suffix = _suffix(path)
     if suffix not in _READERS: raise _no_kind(path)
-    unit = "row" if suffix in (".json", ".parquet") else "line"
+    unit = "row" if suffix in (".json", ".parquet", ".txt") else "line"
     return Source(path.name, unit, partial(_guarded, path), partial(_file_digest, path), steady=False)

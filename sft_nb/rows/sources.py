@@ -72,6 +72,7 @@ def _files_of(path:Path, domain:str|None)->list[Path]:
     where, expected = _called(path), ", ".join(SUFFIXES)
     fix = command(f"ls {quoted(path)}")
     if not files: raise SftError(where, "there is no file with rows in this folder", expected, fix)
+    if any(_suffix(p) != ".txt" for p in files): files = [p for p in files if _suffix(p) != ".txt"]   # a licence, say
     files = [p.relative_to(path) for p in files]
     return of_domain(files, domain, where) if domain else files
 
@@ -170,6 +171,7 @@ class _Spool:
         "Keep the next row; False if there is none"
         row = next(self.rows, self)
         if row is self: return False
+        if isinstance(row, dict): row = _row(row, "")   # JSON has no word for pandas' NA
         try:
             self.file.write(json.dumps(row, default=str) + "\n")
             self.file.flush()
@@ -214,12 +216,18 @@ def _named(what:str|Path, side:str, domain:str|None)->list[Source]:
     raise SftError(_called(path), "there is no such file", expected, command(f"ls {quoted(path.parent)}"))
 
 # %% ../../nbs/02_rows/04_sources.ipynb #s0urc033
+def _records(what):
+    "The rows of a table of pandas, polars or pyarrow; anything else as it is"
+    if hasattr(what, "to_dicts"): return what.to_dicts()
+    if hasattr(what, "to_pylist"): return what.to_pylist()
+    return what.to_dict("records") if hasattr(what, "to_dict") and hasattr(what, "columns") else what
+
 def _held(what:Any, name:str)->list[Source]|None:
     "The source behind an object in memory; None if it holds no rows"
     if type(what).__module__.startswith("datasets."):
         if isinstance(what, dict): raise _several(name, what)
         return [_dataset(what, name)]
-    if hasattr(what, "to_dict") and hasattr(what, "columns"): what = what.to_dict("records")   # a pandas DataFrame
+    what = _records(what)
     if isinstance(what, list) and what and all(isinstance(s, Source) for s in what): return what
     if hasattr(what, "__next__"): return [_spooled(what, name)]
     return [_listed(what, name)] if isinstance(what, Iterable) and not isinstance(what, (dict, bytes)) else None

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from ..report import command, ConfigError, edit, quoted, SftError
 from ..config import allow, task_file
 from ..written import held_task
-from ..rows.formats import to_messages
+from ..rows.formats import is_missing, to_messages
 
 # %% ../../nbs/03_tasks/00_core.ipynb #0831a30b
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def fill(
 )->str:
     "A text with the columns of a row in it"
     if not names: return template
-    return re.sub("{(" + "|".join(map(re.escape, names)) + ")}", lambda m: str(row[m[1]]), template)
+    def text(found): return "" if is_missing(row[found[1]]) else str(row[found[1]])
+    return re.sub("{(" + "|".join(map(re.escape, names)) + ")}", text, template)
 
 # %% ../../nbs/03_tasks/00_core.ipynb #c0re0004
 def said(row:dict, name:str)->str:

@@ -255,6 +255,19 @@ def _find_odd(s:Split, name:str)->list[Finding]:
 def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:
     "Columns that are not used, and answers that are"
     out, names = [], [*s.seen.unread]
+    if s.seen.numbers:
+        each = ", ".join(f"{name} in {counted(n, 'row')}" for name, n in s.seen.numbers.items())
+        says = f"numbers are learned as text, by their digits: {each}"
+        whole = s.seen.examples.get("whole_number")
+        if whole is None: out.append(ok(says, check=f"{name}_numbers"))
+        else:
+            says += f"; whole ones are written {whole}, as pandas does where a column has a gap"
+            fix = f"write {whole.removesuffix('.0')} instead of {whole}, as text"
+            out.append(warn(says, fix, check=f"{name}_numbers"))
+    if n := s.seen.label_zero:
+        says = f"{counted(n, 'row')} left out for a label of 0, which calls a completion bad (KTO)"
+        fix = edit(ignore_columns=(*(cfg.ignore_columns or ()), "label")) | "true and false as labels, if that is meant"
+        out.append(warn(says, fix, check=f"{name}_label"))
     if n := s.seen.formats.get("preference"):
         says = f"{n:,} preference rows: SFT on the chosen answer, and nothing is learned from the rejected one"
         fix = "a trainer for preferences (TRL's DPOTrainer) if both are to count"

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ..report import ConfigError, edit, SftError
 from ..config import Config
-from ..rows.formats import detect, to_messages
-from ..rows.columns import inside, left_out, obeyed, unread, Watched
+from ..rows.formats import _text_of, detect, is_missing, to_messages
+from ..rows.columns import inside, left_out, numbers_in, obeyed, TEXT_COLUMNS, unread, Watched
 from ..rows.files import Source
 from ..rows.sources import _listed, held_out_in, Mixture, open_rows
 from ..rows.fields import columns, FIELDS, renaming
@@ -26,6 +26,7 @@ class Talk(NamedTuple):
     more:bool             # something stood behind the last answer
     unread:list[str]      # columns that nobody has read
     gone:str              # why the row says itself that it is not to be learned; empty: it does not
+    numbers:dict={}       # column -> number in it that is learned as text
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #48e07871
 _ENDS = ("assistant", "text", "tokens")   # roles of a message with which a conversation may end
@@ -35,19 +36,36 @@ def _talk(task:Task, row:dict, where:str, cfg:Config|None)->Talk:
     ignored = cfg and cfg.ignore_columns or ()
     watched = Watched({k: v for k, v in row.items() if k not in ignored} if ignored else row)
     try:
+        numbers = numbers_in(watched, _text_columns(task, cfg))
         messages = _messages(task, watched, cfg)
+        if not messages and (empty := _empty_field(task, row)): return Talk([], False, [], empty, numbers)
         names = unread(watched) + [name for name in inside(row) if task.name == "chat" and name not in ignored]
         gone = left_out(row, names)
     except SftError as e:   # neither task nor format knows where the row stands
         raise type(e)(where, e.found, e.expected, e.fix, e.page) from e
     n = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] in _ENDS), 0)
-    return Talk(messages[:n], n < len(messages), [k for k in names if not obeyed(k, row.get(k))], gone)
+    return Talk(messages[:n], n < len(messages), [k for k in names if not obeyed(row, k)], gone, numbers)
+
+def _text_columns(task:Task, cfg:Config|None):
+    "The columns that hold text: those of the formats, or of a task, but for what the task reads as it is"
+    if task.name == "chat" or cfg and cfg.data_format != "auto": return TEXT_COLUMNS
+    return [name for name in task.fields if name not in getattr(task, "free", ())]
+
+def _empty_field(task:Task, row:dict)->str:
+    "Is its last field, which is the answer, empty or missing, or all that is asked? Which one; empty if neither is"
+    def is_empty(name):
+        value = row.get(name, ...)
+        return is_missing(value) or isinstance(value, str) and not value.strip()
+    *asked, answer = task.fields or ("",)
+    if is_empty(answer): return f"empty {answer}"
+    return f"empty {asked[0]}" if asked and all(map(is_empty, asked)) else ""
 
 def _messages(task:Task, row:dict, cfg:Config|None)->list[dict]:
     "All messages of a row, by its task or its format"
     format, marker = (cfg.data_format, cfg.response_template) if cfg else ("auto", None)
     if task.name == "chat" or format != "auto": found = to_messages(row, format=format, response_template=marker)
     elif _is_conversation(task, row): found = to_messages(row)
+    elif _empty_field(task, row): return []
     else: found = task.messages(_checked(task, row))
     return found if cfg is None or cfg.system_prompt is None else _under(found, cfg.system_prompt, row)
 
@@ -68,7 +86,7 @@ def _under(messages:list[dict], system:str, row:dict)->list[dict]:
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #e00e0e2c
 def _checked(task:Task, row:dict)->dict:
-    "`row`, if it has the fields of its task, and each is a string"
+    "`row`, if it has the fields of its task; each is a string, or a number, of which it becomes the digits"
     needs = ", ".join(task.fields)
     missing = ", ".join(f for f in task.fields if f not in row)
     if missing:
@@ -76,8 +94,8 @@ def _checked(task:Task, row:dict)->dict:
         raise SftError("", f"field {missing} is missing; the row has {has}", f"task {task.name} needs {needs}",
                        edit(task="chat") | f"rename the fields of the row to {needs}")
     for name in task.fields:
-        if not isinstance(row[name], str) and name not in getattr(task, "free", ()):
-            raise SftError("", f"{name} is {str(row[name])[:60]}", "a string", f'"{name}": "..."')
+        if isinstance(row[name], str) or name in getattr(task, "free", ()): continue
+        row[name] = _text_of(row[name], name)
     return row
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #ab7193c8

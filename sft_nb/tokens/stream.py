@@ -19,6 +19,7 @@ from fastcore.basics import patch
 from ..report import edit, SftError
 from ..config import Config
 from ..rows.formats import detect
+from ..rows.columns import is_number_verdict
 from ..tasks.core import Task
 from .template import Template, thought_of
 from .turns import Chunk, layout, says_something, supervised_messages
@@ -45,10 +46,13 @@ class Seen:
     with_more:int=0             # rows with messages after the last answer
     with_special_tokens:int=0   # rows with special tokens in their text
     unread:dict[str,int]=field(default_factory=dict)    # column that nobody reads -> rows in which it holds something
+    numbers:dict[str,int]=field(default_factory=dict)   # column -> rows whose number in it is learned as text
     empty_answers:int=0         # answers without a word, in rows that have others
     tools_as_text:int=0         # rows whose tools the template would not write
     reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
     notes:dict[str,str]=field(default_factory=dict)       # what is odd about prompts -> the first place; see `turn`
+    label_zero:int=0            # rows that a `label` of 0 left out
+    examples:dict[str,str]=field(default_factory=dict)    # what is odd about texts -> the first of them
 
     def add(self,
         more:"Seen",   # of rows that came later
@@ -56,7 +60,7 @@ class Seen:
         "What these rows and others were like, together"
         for name in (f.name for f in fields(self)):
             mine, new = getattr(self, name), getattr(more, name)
-            if name == "notes": self.notes = mine | {k: place for k, place in new.items() if k not in mine}
+            if name in ("notes", "examples"): setattr(self, name, new | mine)   # the first stays
             elif isinstance(mine, int): setattr(self, name, mine + new)
             else:
                 for key, n in new.items(): mine[key] = mine.get(key, 0) + n
@@ -125,6 +129,7 @@ def read(self:Reader, place:str, row:dict)->Row:
         talk = said.messages
         self.count(said)
         gone = said.gone or self.lacks(talk)
+        if said.gone and is_number_verdict(row): self.seen.label_zero += 1
         if not gone: examples = self.lay(talk, place)
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise
@@ -142,6 +147,9 @@ def _written(row:dict|SftError)->dict:
 def count(self:Reader, said:Talk)->None:
     "Note what was in a row that is not learned"
     if said.more and said.messages: self.seen.with_more += 1
+    for name, number in said.numbers.items():
+        self.seen.numbers[name] = self.seen.numbers.get(name, 0) + 1
+        if str(number).endswith(".0"): self.seen.examples.setdefault("whole_number", str(number))
     names = said.unread
     if not self.t.chat and said.messages and "chat_template_kwargs" in said.messages[0]:
         names = [*names, "chat_template_kwargs"]   # for a template that is not there
@@ -164,7 +172,9 @@ def lacks(self:Reader, talk:list[dict])->str:
     if talk[0]["role"] == "tokens": return ""
     if talk[0]["role"] == "text": return "" if talk[-1]["content"].strip() else "empty answer"
     if not any(m["role"] == "assistant" and m.get("train", True) for m in talk): return "no answer that is trained"
-    return "" if supervised_messages(talk, self.cfg.train_on_turns) else "empty answer"
+    if not supervised_messages(talk, self.cfg.train_on_turns): return "empty answer"
+    asked = [m["content"] for m in talk if m["role"] == "user"]
+    return "empty question" if asked and not any(map(str.strip, asked)) else ""
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #57r00015
 @patch

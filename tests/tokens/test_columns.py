@@ -64,7 +64,8 @@ def test_what_a_task_of_ones_own_reads_is_used(tokenizer):
 
 
 @pytest.mark.parametrize("column, bad, good", [
-    ("label", False, True), ("label", "false", "True"), ("kto_tag", False, True), ("weight", 0, 1),
+    ("label", False, True), ("label", "false", "True"), ("kto_tag", False, True), ("kto_tag", 0, 1),
+    ("label", 0, 1.), ("weight", 0, 1),
     ("loss_weight", "0.0", 1.)])
 def test_a_row_that_is_called_bad_is_not_learned(tokenizer, plain, column, bad, good):
     data = chat(tokenizer, ASKED | {column: good}, ASKED | dict(completion="3") | {column: bad})
@@ -72,9 +73,19 @@ def test_a_row_that_is_called_bad_is_not_learned(tokenizer, plain, column, bad, 
     assert data.dropped[0]["reason"].startswith(f"{column} is ") and data.train.seen.unread == {}
 
 
+def test_a_label_of_zero_beside_prompt_and_completion_is_a_verdict(tokenizer, plain):
+    "KTO's false, as a table writes it; the report says how to keep the rows if it is a class"
+    rows = [ASKED | dict(label=1), ASKED | dict(completion="3", label=0), ASKED | dict(completion="4", label="0")]
+    data = chat(tokenizer, *rows)
+    found = finding(data, "train_label")
+    assert ids(data) == plain and data.train.seen.label_zero == 2
+    assert found.status == "warn" and found.fix.settings == dict(ignore_columns=("label",))
+    assert chat(tokenizer, *rows, ignore_columns="label").train.n_kept == 3
+
+
 def test_a_class_is_no_verdict(tokenizer):
-    data = chat(tokenizer, ASKED | dict(label=0), ASKED | dict(label=1))
-    assert data.train.n_kept == 2 and "train_columns" in warned(data)
+    data = chat(tokenizer, SUM | dict(label=0), SUM | dict(label=1), ASKED | dict(label=2))
+    assert data.train.n_kept == 3 and "train_columns" in warned(data) and "train_label" not in warned(data)
 
 
 @pytest.mark.parametrize("column", ["images", "image", "audios", "videos"])
