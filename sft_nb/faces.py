@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MARKS', 'GROUNDS', 'PAGES', 'Html', 'as_html', 'number', 'badge', 'table_html', 'table_text', 'Listed', 'folded',
            'bar_html', 'bar_line', 'size_text', 'code_html', 'link_html', 'card_html', 'card_text', 'page_of',
-           'address', 'your_line', 'page_html', 'figure_text', 'figures_html', 'shown']
+           'address', 'your_line', 'page_html', 'figure_text', 'figures_html', 'figures_text', 'shown']
 
 # %% ../nbs/00_faces.ipynb #fac0imp1
 import json, os, traceback
@@ -283,6 +283,25 @@ def figures_html(
     return Html("".join(tables + ([table_html(rows, head=["", *sides])] if rows else [])))
 
 def _parted(name:str)->tuple[str,str,str]: return name.partition(": ")
+
+# %% ../nbs/00_faces.ipynb #fac0fgt2
+def figures_text(
+    figures:dict,   # name -> value; `side: name` makes a column of each side
+)->list[str]:       # aligned lines
+    "Figures as lines of text; figures of several sides stand beside each other"
+    sides = [*dict.fromkeys(side for side, named, _ in map(_parted, figures) if named)]
+    plain = [(name, [figure_text(v)]) for name, v in figures.items() if not _parted(name)[1]]
+    names = dict.fromkeys(name for side, named, name in map(_parted, figures) if named)
+    rows = [(name, [figure_text(figures.get(f"{side}: {name}")) for side in sides]) for name in names]
+    if rows: rows.insert(0, ("", sides))
+    name_width = max((len(name) for name, _ in plain + rows), default=0)
+    widths = [max(len(cells[k]) for _, cells in rows) for k in range(len(sides))]
+    lines = [f"{name:<{name_width}}  {cells[0]}" for name, cells in plain]
+    for name, cells in rows:
+        columns = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths))
+        lines.append(f"{name:<{name_width}}  {columns}")
+    return [line.rstrip() for line in lines]
+
 
 # %% ../nbs/00_faces.ipynb #fac0fig2
 def shown(

@@ -18,8 +18,8 @@ from fastcore.basics import patch
 
 from .escape import readable, visible
 from .faces import (
-    address, as_html, badge, card_html, card_text, code_html, figure_text, figures_html, folded, Html, link_html, MARKS,
-    page_of, table_html, your_line)
+    address, as_html, badge, card_html, card_text, code_html, figures_html, figures_text, folded, Html, link_html,
+    MARKS, page_of, table_html, your_line)
 from .keys import redact_all
 from .on_disk import read_json, write_whole
 
@@ -64,6 +64,9 @@ class Fix:
     language:str=""                            # always spelled so; empty: as the reader wants it
 
     def __bool__(self): return bool(self.settings or self.command or self.advice or self.otherwise)
+    def __repr__(self):
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name)}
+        return f"Fix({', '.join(f'{name}={value!r}' for name, value in given.items())})"
     def __str__(self): return self.says()
 
     def __or__(self, other:"Fix|str")->"Fix":
@@ -288,17 +291,47 @@ class Report:
 _COUNTED = dict(fail="failure", warn="warning")   # what needs an eye
 
 # %% ../nbs/00_report.ipynb #f17a5304
+_LISTED = 2   # so many checks that passed are listed; more are counted
+
 @patch
 def by_weight(self:Report)->list[Finding]:
     "The findings, the worst first"
     return sorted(self.findings, key=lambda f: -STATUSES.index(f.status))
 
+def _joined(findings:list[Finding])->list[Finding]:
+    "Findings that differ in nothing but their names (of train and of eval), as one with all the names"
+    names = {}
+    for f in findings: names.setdefault((f.status, f.sentence, str(f.fix)), []).append(f)
+    return [replace(same[0], check=", ".join(f.check for f in same)) for same in names.values()]
+
 @patch
-def __str__(self:Report):
-    width = max(map(len, self.figures), default=0)
-    verdict = [f"  {MARKS[self._seen_as()]} {self.verdict}"] if self.verdict else []
-    figures = [f"  {k:<{width}}  {figure_text(v)}" for k, v in self.figures.items()]
-    return visible("\n".join([self.title, *verdict, *figures, *(f"  {f}" for f in self.by_weight())]))
+def text(self:Report,
+    *, everything:bool=False,   # list the checks that passed, however many there are
+)->str:
+    "Verdict, warnings and failures, figures, and what is fine"
+    passed = [f for f in self.findings if f.status == "ok"]
+    others = [f for f in self.by_weight() if f.status in ("ok", "skipped")]
+    lines = [f"{MARKS[self._seen_as()]} {self.verdict}"] if self.verdict else []
+    lines += [str(f) for f in _joined(self.by_weight()) if f.status in _COUNTED]
+    lines += figures_text(self.figures)
+    if everything or len(passed) <= _LISTED: lines += [str(f) for f in others]
+    else: lines += [*(str(f) for f in others if f.status == "skipped"), f"{MARKS['ok']} {len(passed)} checks passed"]
+    return visible("\n".join([self.title, *(f"  {line}" for line in lines)]))
+
+@patch
+def __str__(self:Report)->str: return self.text()
+
+@patch
+def __repr__(self:Report)->str: return self.text()
+
+@patch
+def without(self:Report,
+    shown:"Report",   # what a reader has seen before
+)->list[Finding]:
+    "The findings, the worst first, that `shown` does not have; the group in front of a name does not matter"
+    known = {(f.check.rpartition(".")[2], f.says) for f in shown.findings}
+    return [f for f in self.by_weight() if (f.check.rpartition(".")[2], f.says) not in known]
+
 
 # %% ../nbs/00_report.ipynb #f17a5307
 @patch
@@ -315,7 +348,7 @@ def _row(f:Finding)->list:
 
 @patch
 def _repr_html_(self:Report)->str:
-    rows = [(f.status in _COUNTED, _row(f)) for f in self.by_weight()]
+    rows = [(f.status in _COUNTED, _row(f)) for f in _joined(self.by_weight())]
     bad, fine = ([row for told, row in rows if told is wanted] for wanted in (True, False))
     verdict = badge(self._seen_as(), self.verdict) if self.verdict else ""
     more = folded(f"{counted(len(fine), 'finding')} without a fault", table_html(fine)) if fine else ""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .on_disk import read_json
-from .report import command, ConfigError, edit, quoted
-from .schema import _spelled, Config, defaults
+from .report import as_fix, command, ConfigError, edit, Fix, quoted
+from .schema import _spelled, BEYOND_SFT, Config, defaults, preference_recipe, to_seconds
 from .translate import _full_name, _plain, ALIASES, FOREIGN, plain_value
 
 # %% ../nbs/00_written.ipynb #b229c6f7
@@ -24,10 +24,33 @@ def _near(name:str, known)->list[str]:
     return difflib.get_close_matches(name.lower(), alike, 1, .75)
 
 # %% ../nbs/00_written.ipynb #456cb702
+_ROWS = command("--train-file rows.jsonl", "prepare(cfg, train=rows), or train_file='rows.jsonl'")
+_EVAL_ROWS = command("--eval-file rows.jsonl", "prepare(cfg, train=rows, eval=held_out), or eval_file='rows.jsonl'")
+_ADAPTER = "{method}, {lora_r}, {lora_alpha}, {lora_dropout} and {lora_target_modules} say the same"
+_POINTERS = {   # what people write that is neither a setting nor one of another program -> what to write instead
+    "peft_config lora_config": as_fix(_ADAPTER),
+    "lora peft use_lora": edit(method="lora"), "qlora use_qlora": edit(method="qlora"),
+    "full full_finetune full_finetuning fft": edit(method="full"),
+    "data train train_dataset training_data dataset_path train_path file input_file rows csv jsonl": _ROWS,
+    "eval_dataset val_dataset validation valid_file val_file test_file test_dataset": _EVAL_ROWS,
+    "columns column_mapping question_column prompt_column": edit(fields=("question=Problem", "answer=Solution")),
+    "gpus num_devices devices world_size": edit(num_processes=2),
+    "gpu cuda": edit(device="cuda"), "cpu": edit(device="cpu"),
+    "output out save_dir output_path": edit(output_dir="runs/NAME"), "name": edit(run_name="NAME"),
+    "steps num_steps iters max_iters": edit(max_steps=100), "ctx context_length": edit(max_length=2048),
+    "samples limit num_rows n_samples": edit(max_samples=500),
+    **{name: preference_recipe() for name in BEYOND_SFT}}
+_POINTER_OF = {name: fix for names, fix in _POINTERS.items() for name in names.split()}
+
+def _pointer(name:str)->Fix|None:
+    "What to write instead of a name that people expect here; None: nothing is known of it"
+    return _POINTER_OF.get(_plain(name))
+
 _HELPER = "leave {name} out, or begin its name with _ if it is a helper of the file; sft_nb config lists all settings"
 
 def _unknown(name:str, where:str)->ConfigError:
     "The error for a name that is no setting"
+    if pointer := _pointer(name): return ConfigError(where, f"{name} is not a setting", "", _spelled(where, pointer))
     near = _near(name, [*defaults(), *ALIASES, *FOREIGN])
     if not near: return ConfigError(where, f"{name} is not a setting", "", _HELPER.format(name=name))
     fix = _spelled(where, f"write {{{near[0]}}}")
@@ -91,6 +114,7 @@ def _tidy(name:str, v:Any)->dict[str,Any]:
     if folder.name: return dict(runs_dir=str(folder.parent), run_name=folder.name)
     full = _full_name(name)
     if full == "dtype": v = plain_value(v)
+    if full == "max_time": v = to_seconds(v)
     if full == "metric_for_best_model" and isinstance(v, str): v = v.removeprefix("eval_")
     if full == "task" and hasattr(v, "messages"): return dict(task=hold_task(v))
     return {full: _as_tuple(full, v)}

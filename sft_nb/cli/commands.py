@@ -8,10 +8,11 @@ __all__ = ['config_command', 'data_command', 'plan_command', 'check_command', 't
 
 # %% ../../nbs/14_cli/01_commands.ipynb #cm0imp01
 import json, os, sys, time
+from dataclasses import replace
 from pathlib import Path
 
 from ..escape import visible
-from ..report import as_fix, command, ConfigError, edit, Finding, quoted, Report, STATUSES
+from ..report import as_fix, command, ConfigError, edit, Finding, quoted, Report
 from ..config import allow, Config, config_names, settings, table
 from ..run.world import find_world, is_main_process
 from .options import flag, given, Option, parse, parse_own, set_apart
@@ -45,7 +46,8 @@ def config_command(args:list[str])->int:
     return 0
 
 # %% ../../nbs/14_cli/01_commands.ipynb #a83aa13c
-_DATA = dict(config=_config_option(""), json=_JSON,
+_ALL_CHECKS = Option(bool, False, "also list the checks that passed, and not only their number")
+_DATA = dict(config=_config_option(""), json=_JSON, all=_ALL_CHECKS,
              dropped=Option(int, 0, "also print this many of the rows that are left out"),
              show=Option(int, 0, "also print this many examples; what is supervised stands in [[double brackets]]"),
              shard=Option(str|None, None, "3/64: prepare this part of the training rows alone, into a folder of --out"),
@@ -63,7 +65,7 @@ def data_command(args:list[str])->int:
     more = dict(dropped=data.dropped[:options.dropped]) if options.dropped else {}
     if options.show: more["shown"] = examples(data, options.show, colour=not options.json and _in_colour())
     if options.json: _say(json.dumps(data.report.to_dict() | more, ensure_ascii=False))
-    else: _say_data(data.report, **more)
+    else: _say_data(data.report.text(everything=options.all), **more)
     return data.report.exit_code
 
 # %% ../../nbs/14_cli/01_commands.ipynb #cm0shd03
@@ -95,7 +97,7 @@ def _in_colour()->bool:
     "Does a person look on? NO_COLOR says that they want none"
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
-def _say_data(report:Report, *, dropped:list[dict]=(), shown:list[dict]=())->None:
+def _say_data(report:str, *, dropped:list[dict]=(), shown:list[dict]=())->None:
     "The report, rows that are left out, and examples with their mask"
     _say(report)
     for d in dropped: _say(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
@@ -128,7 +130,7 @@ def plan_command(args:list[str])->int:
     return made.report.exit_code
 
 # %% ../../nbs/14_cli/01_commands.ipynb #a6f6298a
-_CHECK = dict(config=_config_option(" or a run"), json=_JSON)
+_CHECK = dict(config=_config_option(" or a run"), json=_JSON, all=_ALL_CHECKS)
 
 def check_command(args:list[str])->int:
     "Check rows, model and one real step as training would begin; exits with 1 if it would refuse"
@@ -137,7 +139,7 @@ def check_command(args:list[str])->int:
     _agree(cfg)
     from sft_nb.checks.preflight import preflight
     made = preflight(cfg)
-    _say(json.dumps(made.to_dict(), ensure_ascii=False) if options.json else made)
+    _say(json.dumps(made.to_dict(), ensure_ascii=False) if options.json else made.text(everything=options.all))
     return made.exit_code
 
 # %% ../../nbs/14_cli/01_commands.ipynb #9f45ade7
@@ -147,6 +149,14 @@ def _agree(cfg:Config)->None:
     training_arguments(cfg, Path(cfg.runs_dir)/"x")
 
 # %% ../../nbs/14_cli/01_commands.ipynb #1467ca11
+_FIRST_FIGURES = ("rows are", "prompt format", "rows read", "rows kept", "rows dropped", "rows cut",
+                  "supervised tokens", "row length, tokens")   # the others: sft_nb data
+
+def _rows_in_short(report:Report)->Report:
+    "The report of the rows with the figures that a training is begun by"
+    figures = {name: v for name, v in report.figures.items() if name.rpartition(": ")[2] in _FIRST_FIGURES}
+    return replace(report, figures=figures)
+
 def _new_run(cfg:Config):
     "Say what is going to happen, and do it"
     from sft_nb.run.directory import check_free
@@ -159,7 +169,7 @@ def _new_run(cfg:Config):
     from sft_nb.training.train import train
     bench = Workbench(cfg)
     hardware = bench.hardware   # a device that is not there is said before the rows are read
-    _say(bench.data.report)
+    _say(_rows_in_short(bench.data.report))
     _say(f"\n{bench.cfg.method} on {hardware.device} ({hardware.device_reason}) "
          f"in {hardware.dtype_name} ({hardware.dtype_reason})")
     _say(_planned(bench))
@@ -174,13 +184,17 @@ def _planned(bench)->str:
 
 # %% ../../nbs/14_cli/01_commands.ipynb #357fed35
 def _checked(bench)->Report|None:
-    "The preflight's report, in short; None if it is turned off"
+    "The preflight's report, in short, with what the report of the rows has not shown; None if it is turned off"
     if not bench.cfg.preflight: return None
     from sft_nb.checks.preflight import preflight
     checked = preflight(bench, progress=True)
-    counts = {status: sum(f.status == status for f in checked.findings) for status in STATUSES}
-    found = ", ".join(f"{n} {status}" for status, n in counts.items() if n)
-    _say(f"\npreflight: {found} ({checked.figures.get('seconds', 0):.1f} s)")
+    new = [f for f in checked.without(bench.data.report) if f.status in ("warn", "fail")]
+    n_bad = sum(f.status in ("warn", "fail") for f in checked.findings)
+    above = f" ({n_bad - len(new)} of them above)" if n_bad > len(new) else ""
+    passed = sum(f.status == "ok" for f in checked.findings)
+    _say(f"\npreflight: {checked.verdict}{above}, {passed} passed ({checked.figures.get('seconds', 0):.1f} s)")
+    if not checked.failed or bench.cfg.force:   # else the error lists them
+        for finding in new: _say(f"  {finding}")
     return checked
 
 # %% ../../nbs/14_cli/01_commands.ipynb #8758f29c
@@ -237,7 +251,8 @@ def _tell(run, n_examples:int)->int:
     status = run.status
     _say(_losses(run))
     if status.reason: _say(_why(status))
-    for finding in _noticed(run): _say(f"noticed: {finding}")
+    if noticed := _noticed(run):   # each was printed at its step
+        _say(f"noticed on the way: {', '.join(f.check for f in noticed)}; guards.json has the details")
     if status.state == "finished" and run.config.eval_samples: _score_or_say(run, n_examples)
     _say(f"\nrun directory: {run.path}")
     return status.exit_code

@@ -13,9 +13,9 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Literal
 
-from ..report import command, ConfigError, Report, SftError
+from ..report import command, ConfigError, quoted, Report, SftError
 from ..config import allow, find_config, load_config
-from .options import Option, parse, parse_own
+from .options import arrange, Option, parse, parse_own, words
 from .commands import _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _say, _score, _score_or_say, _TRUST, _why
 
 # %% ../../nbs/14_cli/02_results.ipynb #8de837ac
@@ -239,8 +239,16 @@ def _begun(options)->list[dict]:
     return [dict(role="system", content=options.system)] if options.system else []
 
 # %% ../../nbs/14_cli/02_results.ipynb #cr0gen03
+def _prompts_named(args:list[str])->list[str]:
+    "The same line, in which the words after the run are values of `--prompt`"
+    (_, first), *options = words(arrange(args, _GENERATE))
+    prompts = [*first[1:], *(text for name, texts in options if name == "--prompt" for text in texts)]
+    others = [word for name, texts in options if name != "--prompt" for word in (name, *texts)]
+    return [*first[:1], *others, *(["--prompt", *prompts] if prompts else [])]
+
 def generate_command(args:list[str])->int:
     "What a model answers to a prompt, beside what its base answers if that is asked for"
+    args = _prompts_named(args)
     options = _pointed("generate", parse_own("generate", args, _GENERATE, summary=generate_command.__doc__))
     ask = _talker(options)
     talks = [[*_begun(options), dict(role="user", content=prompt)] for prompt in options.prompt]
@@ -265,6 +273,11 @@ def _as_lines(said:dict, k:int, prompt:str, many:bool)->str:
 # %% ../../nbs/14_cli/02_results.ipynb #cr0cha01
 def chat_command(args:list[str])->int:
     "Talk with a model: a line is a message; an empty line or the end of the input ends it"
+    texts = words(arrange(args, _SAYS))[0][1]
+    if len(texts) > 1:
+        instead = command(f"sft_nb generate {quoted(texts[0])} {quoted(texts[1])}")
+        raise ConfigError("sft_nb chat", f"it takes no question ({texts[1][:100]!r})",
+                          "what you say is read from the input", instead)
     options = _pointed("chat", parse_own("chat", args, _SAYS, summary=chat_command.__doc__))
     ask, talk = _talker(options), _begun(options)
     if sys.stdin.isatty(): _say(f"{options.run}: an empty line ends it")

@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from ..escape import visible
 from ..on_disk import new_folder, read_json, sweep
 from ..progress import Bar
-from ..report import command, ConfigError, edit, Fix, quoted, SftError
+from ..report import command, ConfigError, counted, edit, Fix, quoted, SftError
 from ..config import allow, at_home, Config, load_config, save_config, trusting
 from ..tokens.account import Data
 from ..tokens.prepare import cache_kept_rows, keep_rows
@@ -271,8 +271,13 @@ def can_resume(
     "ConfigError if there is nothing to resume, or somebody trains it"
     state = run.state
     if state == "finished":
-        fix = command(f"sft_nb evaluate {quoted(run.path)}", f'evaluate("{run.path}")')
-        raise ConfigError(f"run {run.name!r}", "it is finished", "a run that was stopped or failed", fix)
+        more = dict(max_steps=2 * max(1, run.step))
+        if run.config.max_steps < 0: more = dict(num_train_epochs=2 * run.config.num_train_epochs)
+        longer = command(f"sft_nb train --resume {quoted(run.path)} {edit(**more).says('shell')}",
+                         f'resume("{run.path}", {edit(**more).says("python")})')
+        evaluate = command(f"sft_nb evaluate {quoted(run.path)}", f'evaluate("{run.path}")')
+        raise ConfigError(f"run {run.name!r}", f"it is finished ({counted(run.step, 'step')})",
+                          "a run that was stopped or failed, or more epochs or steps for this one", longer | evaluate)
     if state in ACTIVE: raise being_trained(run, run.trainer() or read_process(run.path/"process.json"))
     if not run.checkpoints(): raise no_checkpoint(run)
 

@@ -18,6 +18,7 @@ from ..faces import page_of
 from ..progress import Phase, say, watched
 from ..report import command, ConfigError, edit, Fix, quoted, Report, SftError, skipped
 from ..config import Config
+from ..schema import seconds_of
 from ..tokens.account import Data
 from ..model.divided import check_several
 from ..model.kernels import in_one_product
@@ -31,7 +32,7 @@ from ..run.environment import write_json, write_text
 from ..run.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, written_aside
 from ..run.directory import can_resume, check_free, create_run, go_on, open_run, plot
 from ..run.face import Run
-from ..run.origin import check_origin, keep_origin, lengthen, spread
+from ..run.origin import check_origin, check_resume_settings, keep_origin, lengthen, spread
 from ..run.output import lasting
 from ..run.world import by_the_first, check_world, find_world, is_main_process, join, main_first, of_this_world
 from .arguments import divided_inside, tracked, training_arguments
@@ -49,8 +50,6 @@ def approve(cfg:Config, checked:Report)->Report:
         raise SftError("preflight", found, "a training that can work", failed[0].fix or otherwise,
                        page_of(failed[0].check))
     if failed: checked.figures["forced"] = f"in spite of {', '.join(f.check for f in failed)}"
-    for finding in checked.findings:
-        if finding.status in ("warn", "fail"): say(f"sft_nb: {finding}")
     return checked
 
 # %% ../../nbs/11_training/05_train.ipynb #b36bb734
@@ -64,6 +63,7 @@ def check_before(
     bench.make("cfg", "batches")   # rows and plan; a row that no batch can hold
     if none := check_held_out(bench.data, bench.asked):
         raise ConfigError("eval_steps", none.says, "rows to evaluate on", none.fix)
+    is_new = checked is None
     if checked is None and bench.asked.preflight: checked = preflight(bench)
     if checked is None:
         off = skipped("it was turned off", edit(preflight=True), check="preflight")
@@ -71,7 +71,11 @@ def check_before(
     if run is not None:
         run.keep(bench.cfg)   # first: where there is a report, the config is resolved
         checked.save(run.path/"preflight.json")
-    return approve(bench.cfg, checked)
+    approve(bench.cfg, checked)
+    if is_new:   # a report that the caller has is not printed again
+        for finding in checked.by_weight():
+            if finding.status in ("warn", "fail"): say(f"sft_nb: {finding}")
+    return checked
 
 # %% ../../nbs/11_training/05_train.ipynb #c3ff3405
 def build_trainer(
@@ -314,16 +318,21 @@ def _reason(error:BaseException)->str:
 @watched()
 def resume(
     run:Run|str|Path,           # a run that was stopped, killed or failed
-    *, max_time:float|None=None,     # seconds for this part; None: until it is finished
-    trust_remote_code:bool=False,    # True: code that the run's config names may run
-    num_processes:int|None=None,     # None: as many as it had, or as a launcher started
-    callbacks=(),                    # transformers' `TrainerCallback`s of your own; a run does not keep them
-    **longer,                        # num_train_epochs or max_steps: more of them, for a run that is finished
+    *, max_time:float|str|None=None,    # seconds, or "5h", for this part; None: until it is finished
+    trust_remote_code:bool=False,       # True: code that the run's config names may run
+    num_processes:int|None=None,        # None: as many as it had, or as a launcher started
+    callbacks=(),                       # transformers' `TrainerCallback`s of your own; a run does not keep them
+    num_train_epochs:float|None=None,   # more of them, for a run that is finished
+    max_steps:int|None=None,            # or more steps
+    **settings,                         # refused: the settings of a run stay
 )->Run:
     "Continue a run at its newest whole checkpoint; ConfigError if it has none, is finished or is being trained"
     run = open_run(run, trust_remote_code=trust_remote_code)
+    check_resume_settings(run, settings)
+    max_time = seconds_of(max_time)
     load_env()
-    if longer: say(f"sft_nb: {lengthen(run, **longer)}")
+    if num_train_epochs is not None or max_steps is not None:
+        say(f"sft_nb: {lengthen(run, num_train_epochs=num_train_epochs, max_steps=max_steps)}")
     if find_world().size > 1: return _resume_together(run, max_time, callbacks)
     can_resume(run)
     if says := spread(run, num_processes or run.config.num_processes): say(f"sft_nb: {says}")
