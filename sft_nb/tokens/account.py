@@ -181,7 +181,7 @@ def _figures(s:Split, name:str)->dict:
     if s.seen.reasoning: figures["reasoning"] = _reasoning(s.seen.reasoning)
     figures |= {"tokens": total, "tokens lost": s.counts.tokens_lost, "supervised tokens": supervised,
                 "share supervised": supervised / total,
-                "row length, tokens": f"{p50:.0f} median, {p95:.0f} at 95%, {lengths.max()} longest",
+                "row length, tokens": f"median {p50:.0f}, 95% {p95:.0f}, max {lengths.max()}",
                 "lengths": _histogram(lengths),
                 "fingerprint": s.fingerprint}
     return {f"{name}: {k}": v for k, v in figures.items()}
