@@ -1,5 +1,5 @@
 """The command line as a new user meets it, wrong arguments first."""
-import json, signal, subprocess, sys, time
+import json, shlex, signal, subprocess, sys, time
 
 import pytest
 
@@ -191,6 +191,27 @@ def test_a_run_is_repeated_from_its_config_under_another_name(trained, files):
     assert done.returncode == 0 and (files/"again/x/adapter").exists(), done.stderr
     done = shell("train", "--config", files/"again/x/config.json")
     assert done.returncode == 0 and (files/"again/arithmetic-tiny-1/adapter").exists(), done.stderr
+
+
+PRINTS_AND_ENDS_WITH_3 = """import sys
+from sft_nb.cli import console
+console.COMMANDS["say"] = lambda args: [print("x" * 100_000), print("more"), 3][-1]
+sys.exit(console.main(sys.argv[1:]))"""
+
+@pytest.mark.parametrize("line, code", [("say", 3), ("--help", 0), ("train --help", 0), ("runs --rooot x", 2)])
+@pytest.mark.parametrize("stdout", ["| true", ">&-"])
+def test_a_reader_that_goes_away_does_not_change_the_exit_code(line, code, stdout):
+    "`true` ends without reading; the shell closes the other stream before the command starts"
+    command = f"{shlex.join([sys.executable, '-c', PRINTS_AND_ENDS_WITH_3])} {line} {stdout}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert "Broken" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_a_full_disk_is_not_a_reader_that_goes_away():
+    command = [sys.executable, "-c", PRINTS_AND_ENDS_WITH_3, "say"]
+    with open("/dev/full", "w") as full: done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and "No space left" in done.stderr
 
 
 def test_ctrl_c_is_written_down(tmp_path):

@@ -7,11 +7,12 @@ __all__ = ['COMMANDS', 'main', 'choose_card']
 
 # %% ../../nbs/14_cli/04_console.ipynb #cn0imp01
 import difflib, os, re, sys, traceback
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 
 from ..escape import readable, visible
 from ..keys import load_env, Redacted
 from ..report import command, ConfigError, edit, SftError, speaking
+from ..run.output import lasting
 from .options import words
 from .commands import (
     _say, branch_command, check_command, checkpoint_command, config_command, data_command, plan_command,
@@ -76,20 +77,23 @@ def main(
 )->int:                        # 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM
     "The console script"
     args = sys.argv[1:] if args is None else args
-    if not args or args[0] in ("-h", "--help", "--version"): return _greet(args)
-    with speaking("shell"), redirect_stdout(_printable(sys.stdout)), redirect_stderr(_printable(sys.stderr)):
-        try: return _run_command(args)
+    with lasting(errors=BrokenPipeError), speaking("shell"), \
+            redirect_stdout(_printable(sys.stdout)), redirect_stderr(_printable(sys.stderr)):
+        try:
+            code = _greet(args) if args[:1] in ([], ["-h"], ["--help"], ["--version"]) else _run_command(args)
+            sys.stdout.flush()   # an error of the disk is this command's; a reader that has gone (| head) is none
+            return code
         except SftError as e:
             print(readable(f"sft_nb: {e}"), *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
             return e.exit_code
-        except BrokenPipeError:   # sft_nb ... | head
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         except KeyboardInterrupt as e: return _stopped(args[0], e)
         except Exception as e: return _unforeseen(e)
+        finally:
+            with suppress(OSError): sys.stdout.flush()
 
 def _printable(stream)->Redacted:
     "A stream that any character can be written to, without secrets"
+    if stream is None: stream = open(os.devnull, "w")   # closed by the shell: >&-
     if hasattr(stream, "reconfigure"): stream.reconfigure(errors="backslashreplace")
     return Redacted(stream)
 

@@ -19,13 +19,14 @@ class Lasting:
     def __init__(self,
         stream:io.TextIOWrapper,
         log:Path|None=None,   # None: nowhere
+        errors=(OSError, ValueError),   # that mean that nothing can be written any more; others are raised
     ):
-        self.stream, self.lost = stream, False
+        self.stream, self.lost, self.errors = stream, False, errors
         self._next = [str(p) for p in (log, os.devnull) if p is not None]
 
     def _try(self, act, *args):
         try: return act(*args)
-        except (OSError, ValueError):
+        except self.errors:
             if not self._next: raise
         self.turn()
         self._try(self.stream.flush)   # what was not read and is still in the buffer
@@ -46,21 +47,22 @@ class Lasting:
     def __getattr__(self, name): return getattr(self.stream, name)
 
 # %% ../../nbs/10_run/09_output.ipynb #out00007
-def _lasting(stream, log:Path|None):
+def _lasting(stream, log:Path|None, errors):
     "A stream of the system, made to last; any other (of a notebook, of a test) as it is"
-    if isinstance(stream, Redacted): return Redacted(_lasting(stream.stream, log))
+    if isinstance(stream, Redacted): return Redacted(_lasting(stream.stream, log, errors))
     if isinstance(stream, Lasting):
-        made = Lasting(stream.stream, log)
+        made = Lasting(stream.stream, log, errors)
         if stream.lost: made.turn()
         return made
-    return Lasting(stream, log) if type(stream) is io.TextIOWrapper else stream
+    return Lasting(stream, log, errors) if type(stream) is io.TextIOWrapper else stream
 
 @contextmanager
 def lasting(
     log:Path|None=None,   # where it goes on; None: nowhere, until a run is known
+    errors=(OSError, ValueError),   # after which it goes on there
 )->Iterator[None]:
     "Inside, printing never fails"
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _lasting(sys.stdout, log), _lasting(sys.stderr, log)
+    sys.stdout, sys.stderr = _lasting(sys.stdout, log, errors), _lasting(sys.stderr, log, errors)
     try: yield
     finally: sys.stdout, sys.stderr = before
