@@ -34,6 +34,13 @@ def libraries_are_not_looked_at_again():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def rows_of_other_tests_are_forgotten():
+    "A process that was given rows in memory refuses a config that names none; these tests share a process"
+    from sft_nb.tokens.prepare import _PREPARED_IN_MEMORY
+    _PREPARED_IN_MEMORY.clear()
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     from sft_nb.config import load_config

@@ -110,4 +110,4 @@ def test_the_data_report_is_taken_over(data):
     names = {f.check for f in check_prepared(data)}
     assert {"data.train_dropped", "data.held_out"} <= names and "data.train_ends" not in names
     twice = prepare(small(drop_duplicates=False, task="chat"), train=[dict(question="a", answer="b")] * 4)
-    assert bad(preflight(small(task="chat"), data=twice))["data.train_duplicates"].status == "warn"
+    assert bad(preflight(twice))["data.train_duplicates"].status == "warn"
