@@ -44,7 +44,13 @@ def _in_shell(name:str, value:Any)->str:
     if value is True: return _flag(name)
     if value is False: return "--no-" + name.replace("_", "-")
     words = value if isinstance(value, (tuple, list)) else [value]
-    return " ".join([_flag(name), *(shlex.quote(f"{w:g}" if isinstance(w, float) else str(w)) for w in words)])
+    return " ".join([_flag(name), *(_word(f"{w:g}" if isinstance(w, float) else str(w)) for w in words)])
+
+def _word(text:str)->str:
+    "A word as a shell reads it, on one line"
+    if "\n" not in text: return shlex.quote(text)
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    return f"$'{escaped}'"
 
 def _in_python(name:str, value:Any)->str: return f"{name}={value!r}"
 

@@ -10,7 +10,7 @@ __all__ = ['TEXT_COLUMNS', 'Watched', 'unread', 'inside', 'numbers_in', 'kto_ver
 from decimal import Decimal
 
 from ..report import edit, Fix, SftError
-from .formats import _CONTENT_KEYS, _first_present, _ROLE_KEYS, detect, FORMATS, THOUGHTS
+from .formats import _CONTENT_KEYS, _ROLE_KEYS, detect, FORMATS, THOUGHTS
 
 # %% ../../nbs/02_rows/01_columns.ipynb #co1umn06
 class Watched(dict):
@@ -85,7 +85,7 @@ def numbers_in(
     for column in _OF_MESSAGES:
         messages = dict.get(row, column)
         if not isinstance(messages, list): continue
-        contents = [_first_present(m, _CONTENT_KEYS) for m in messages if isinstance(m, dict)]
+        contents = [m.get("content", m.get("value", m.get("text"))) for m in messages if isinstance(m, dict)]
         if numbers := [c for c in contents if isinstance(c, _NUMBERS)]: found[column] = numbers[0]
     return found
 

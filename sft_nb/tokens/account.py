@@ -9,6 +9,7 @@ __all__ = ['Split', 'load_split', 'Data', 'examples', 'find_all', 'data_report']
 import json
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..report import command, counted, edit, Finding, Fix, ok, Report, SftError,
 from ..config import Config
 from ..rows.columns import _listed, harmless
 from ..rows.sources import Mixture
+from ..rows.texts import is_filler, mostly_unique
 from ..tasks.core import Task
 from .template import Template
 from .turns import turn
@@ -233,6 +235,7 @@ def _find_in_rows(cfg:Config, s:Split, name:str, chat:bool)->list[Finding]:
         out.append(warn(says, f"a larger {{max_length}}; data.{name}.cut lists them", check=f"{name}_cut"))
     if s.seen.apart: out.append(_find_apart(s, name, chat))
     out += [*_find_odd(s, name), *_find_in_answers(s, name), *_find_columns(cfg, s, name)]
+    out += _find_in_texts(s, name, chat)
     if twice := s.duplicates():
         says = f"{twice:,} of {len(s.lengths):,} examples are equal to an earlier one"
         out.append(warn(says, edit(drop_duplicates=True), check=f"{name}_duplicates"))
@@ -250,6 +253,54 @@ def _find_odd(s:Split, name:str)->list[Finding]:
                 "one may end a turn that goes on")
         out.append(warn(says, "take the special tokens out of the content of these rows", check=f"{name}_special"))
     return out
+
+# %% ../../nbs/04_tokens/10_account.ipynb #acctxt02
+_SHARE = .05   # of the rows looked at, from which a flaw of their texts is reported
+
+def _find_in_texts(s:Split, name:str, chat:bool)->list[Finding]:
+    "Chat markers of a template that was applied already, and answers that hold markup, fillers or boilerplate"
+    seen, texts = s.seen, s.seen.texts
+    n = texts.get("looked_at", 0)
+    least = max(_SHARE * n, 1)
+    return [*_find_markers(seen, name, n, least, chat), *_find_flaws(seen, name, n)]
+
+def _find_markers(seen:Seen, name:str, n:int, least:float, chat:bool)->list[Finding]:
+    "Texts that another template has rendered, in whole or in part"
+    out = []
+    marker, rows = max(seen.markers.items(), key=itemgetter(1), default=("", 0))
+    plain = set(seen.formats) <= {"text"}
+    if rows >= least and (plain or chat):
+        says = f"{rows:,} of {counted(n, 'row')} looked at hold {marker.strip()!r}, the chat marker of a template"
+        if plain:
+            says += ": they are conversations, of which the user's words are learned like the answers"
+            fix = edit(response_template=marker) | "rows of messages, which this model's template renders"
+        else:
+            says += ", and this model's own template is written around it"
+            fix = "take the markers out of the rows, and leave the messages"
+        out.append(warn(says, fix, check=f"{name}_markers"))
+    end, rows = max(seen.ends.items(), key=itemgetter(1), default=("", 0))
+    if rows >= least:
+        says = f"{rows:,} of {counted(n, 'answer')} looked at end with {end!r}, which is plain text for this tokenizer"
+        out.append(warn(f"{says}: the model would learn to write it", f"take {end!r} off the end of the rows",
+                        check=f"{name}_end_markers"))
+    return out
+
+def _find_flaws(seen:Seen, name:str, n:int)->list[Finding]:
+    "Markup, fillers and boilerplate in one finding"
+    texts, found = seen.texts, []
+    once, single = texts.get("once", 0), texts.get("single", 0)
+    least = max(_SHARE * n, 3)
+    if (k := texts.get("markup", 0)) >= least: found.append(f"{k:,} hold HTML, as in {seen.examples['markup'][:60]!r}")
+    fillers = texts.get("filler", 0)
+    if fillers >= least and mostly_unique(single, once, fillers):
+        found.append(f"{fillers:,} stand for none, as {seen.examples['filler'].strip()!r}")
+    for answer, k in sorted(seen.repeated.items(), key=itemgetter(1), reverse=True)[:3]:
+        if k < max(_SHARE * single, 3) or not mostly_unique(single, once, k) or is_filler(answer): continue
+        short = answer if len(answer) <= 60 else answer[:60] + "…"
+        found.append(f"{k:,} are {short!r}")
+    if not found: return []
+    says = f"of {counted(n, 'answer')} looked at, {'; '.join(found)}; all of them are learned as they are"
+    return [warn(says, "clean these answers, or leave their rows out", check=f"{name}_texts")]
 
 # %% ../../nbs/04_tokens/10_account.ipynb #acc00017
 def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:

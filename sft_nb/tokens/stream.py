@@ -20,6 +20,7 @@ from ..report import edit, SftError
 from ..config import Config
 from ..rows.formats import detect
 from ..rows.columns import is_number_verdict
+from ..rows.texts import answer_marker, end_marker, has_markup, is_filler, repeated_answers
 from ..tasks.core import Task
 from .template import Template, thought_of
 from .turns import Chunk, layout, says_something, supervised_messages
@@ -52,6 +53,10 @@ class Seen:
     reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
     notes:dict[str,str]=field(default_factory=dict)       # what is odd about prompts -> the first place; see `turn`
     label_zero:int=0            # rows that a `label` of 0 left out
+    texts:dict[str,int]=field(default_factory=dict)       # looked_at, single, once, markup, filler -> answers
+    repeated:dict[str,int]=field(default_factory=dict)    # an answer that came again and again -> how often
+    markers:dict[str,int]=field(default_factory=dict)     # chat marker -> rows in whose text it stands
+    ends:dict[str,int]=field(default_factory=dict)        # end token of another model -> answers that end with it
     examples:dict[str,str]=field(default_factory=dict)    # what is odd about texts -> the first of them
 
     def add(self,
@@ -76,6 +81,7 @@ class Batch:
 # %% ../../nbs/04_tokens/06_stream.ipynb #57r00040
 _BATCH = 512   # rows; small enough that a small file is read and encoded at the same time
 _FEW = 16      # blocks that are laid out before it is worth while to start other processes
+_ALL_OF, _OF_A_BLOCK = 1024, 64   # rows whose texts are looked at: the first ones, and the first of each later block
 
 def _blocks(rows:Iterable)->Iterator[tuple[int,list]]:
     "Number of the first row, and the rows, of one block after another"
@@ -116,7 +122,9 @@ class Reader:
     def batch(self, first:int, rows:list)->Batch:
         "A block of rows -> a batch with its layouts"
         self.seen = Seen()
-        return Batch(first, [self.read(place, row) for place, row in rows], self.seen)
+        found = [self.read(place, row) for place, row in rows]
+        self.look_at_texts(found if first < _ALL_OF else found[:_OF_A_BLOCK])
+        return Batch(first, found, self.seen)
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #a1181a4f
 @patch
@@ -201,6 +209,31 @@ def _token_chunks(m:dict, t:Template, where:str)->list[Chunk]:
                        "ids of this tokenizer", "set {tokenizer} to the one that made them")
     edges = [0, *(k for k in range(1, len(ids)) if supervised[k] != supervised[k - 1]), len(ids)]
     return [Chunk("", "", supervised[a], b == len(ids), ids=tuple(ids[a:b])) for a, b in zip(edges, edges[1:])]
+
+# %% ../../nbs/04_tokens/06_stream.ipynb #57rtxt02
+@patch
+def look_at_texts(self:Reader, rows:list[Row])->None:
+    "Count markup, fillers, repeated answers and another model's chat markers in some rows"
+    talks = [row.talk for row in rows if row.examples and row.talk[0]["role"] != "tokens"]
+    answers = [talk[-1]["content"] for talk in talks]
+    counts, examples = Counter(looked_at=len(talks)), self.seen.examples
+    for talk, answer in zip(talks, answers):
+        if has_markup(answer):
+            counts["markup"] += 1
+            examples.setdefault("markup", answer[:200])
+        if is_filler(answer):
+            counts["filler"] += 1
+            examples.setdefault("filler", answer)
+        is_cut = talk[0]["role"] == "text" and len(talk) > 1   # by a response_template, which is its marker
+        marker = None if is_cut else answer_marker("\n".join([m["content"] for m in talk[:-1]] or [answer]))
+        if marker: self.seen.markers[marker] = self.seen.markers.get(marker, 0) + 1
+        end = end_marker(answer)
+        if end and not self.t.special.search(end): self.seen.ends[end] = self.seen.ends.get(end, 0) + 1
+    single = [talk[-1]["content"] for talk in talks if sum(m["role"] == "assistant" for m in talk) < 2]
+    counts["single"] = len(single)   # a conversation may end with a phrase, such as "You're welcome!"
+    often, counts["once"] = repeated_answers(single)
+    for answer, n in often.items(): self.seen.repeated[answer] = self.seen.repeated.get(answer, 0) + n
+    self.seen.texts = {name: n for name, n in counts.items() if n}
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #57r00031
 @patch
