@@ -1,4 +1,6 @@
 PYTHON ?= python3
+# TORCH=cpu: on Linux, the build of torch without 6 GB of CUDA libraries
+TORCH ?=
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -46,5 +48,8 @@ tiny: $(READY)          ## remake the base that ships as model="tiny"
 
 $(READY): constraints.txt settings.ini setup.py
 	$(PYTHON) -m venv .venv
+ifeq ($(TORCH),cpu)
+	$(BIN)/python -m pip install -q -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu
+endif
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $@

@@ -3,7 +3,9 @@ __version__ = "0.1.0"
 import logging as _logging
 
 from .before_torch import before_torch as _before_torch
+from .installation import check_platform as _check_platform
 
+_check_platform()
 _before_torch()
 
 # Public names are handed out when they are first asked for (PEP 562): `import sft_nb` loads no torch.

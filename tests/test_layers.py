@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PARTS = ("before_torch escape faces keys on_disk progress report schema translate written config rows tasks tokens "
-         "batches model planning workbench checks run training results panels cli").split()
-LIGHT = ("before_torch escape faces keys on_disk progress report schema translate written config rows tasks tokens run "
-         "cli training.launch").split()
+PARTS = ("before_torch escape faces installation keys on_disk progress report schema translate written config rows "
+         "tasks tokens batches model planning workbench checks run training results panels cli").split()
+LIGHT = ("before_torch escape faces installation keys on_disk progress report schema translate written config rows "
+         "tasks tokens run cli training.launch").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks")}   # the files of a folder are listed, nothing in it is imported
 PACKAGE = ROOT/"sft_nb"

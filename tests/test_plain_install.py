@@ -9,12 +9,15 @@ import ast
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import yaml
 from conftest import ROOT
 
 from sft_nb.config import load_config
+from sft_nb.installation import SUPPORTED
 from sft_nb.report import ConfigError
 
 sys.path.insert(0, str(ROOT/"scripts"))
@@ -89,6 +92,34 @@ def test_what_needs_a_missing_package_names_the_extra_that_has_it(package, monke
     use, extra = EXTRAS[package]
     monkeypatch.setitem(vars(sys)["modules"], package, None)
     with pytest.raises(ConfigError, match=rf"installed.*pip install 'sft_nb\[{extra}\]'"): use(tmp_path)
+
+
+def test_a_folder_of_the_right_name_is_not_a_package(monkeypatch, tmp_path):
+    "./wandb stays behind after a run that was logged offline; Python takes it for a package"
+    (tmp_path/"trackio").mkdir()
+    monkeypatch.setitem(vars(sys)["modules"], "trackio", None)
+    monkeypatch.delitem(vars(sys)["modules"], "trackio")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *(p for p in sys.path if not (Path(p)/"trackio").exists())])
+    assert find_spec("trackio") is not None
+    with pytest.raises(ConfigError, match="trackio: it is not installed"): use_trackers("trackio")(tmp_path)
+
+
+SYSTEM = "import sys; sys.platform = sys.argv[1]; sys.modules['fcntl'] = None; import sft_nb; print('imported')"
+
+@pytest.mark.parametrize("system", ["win32", "cygwin", "emscripten"])
+def test_a_system_without_locks_is_refused_by_what_the_readme_says(system):
+    done = subprocess.run([sys.executable, "-c", SYSTEM, system], capture_output=True, text=True)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.splitlines()[-1] == f"ImportError: {SUPPORTED} This Python runs on {system}."
+    assert " ".join(SUPPORTED.split()) in " ".join((ROOT/"README.md").read_text().split())
+
+
+def test_make_can_install_a_torch_without_cuda():
+    def steps(*options):
+        "What make would do"
+        return subprocess.run(["make", "-B", "-n", "demo", *options], cwd=ROOT, capture_output=True, text=True).stdout
+    cpu, other = "pip install -q -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu", steps()
+    assert cpu not in other and steps("TORCH=cpu").index(cpu) < steps("TORCH=cpu").index("-e '.[dev]'")
 
 
 def test_ci_installs_the_wheel_without_extras():

@@ -9,13 +9,13 @@ __all__ = ['check_versions', 'check_device', 'nvidia_cards', 'check_gpu', 'neare
 # %% ../../nbs/09_checks/01_environment.ipynb #f969be02
 import os, shutil, tempfile
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
 from packaging.requirements import Requirement
 
+from ..installation import is_installed
 from ..report import Finding, as_fix, command, edit, fail, ok, skipped, warn
 from ..config import Config
 from ..tokens.tokenizer import model_path
@@ -132,7 +132,7 @@ def _wandb_key()->bool:
 def check_tracking(asked:Config)->Finding|None:
     "what logs the run can start by itself"
     if not asked.wandb and "wandb" not in (asked.report_to or ()): return None
-    if find_spec("wandb") is None:
+    if not is_installed("wandb"):
         return fail("wandb is asked for and not installed", command("pip install 'sft_nb[track]'") | edit(wandb=False))
     if not _wandb_key():
         says = "wandb has no key: the run would stop and ask for one"

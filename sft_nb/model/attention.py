@@ -10,6 +10,7 @@ __all__ = ['Documents', 'find_documents', 'window_of', 'told_documents', 'assume
 import inspect
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Callable, NamedTuple
 
@@ -19,8 +20,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers import masking_utils
 from transformers.masking_utils import and_masks, causal_mask_function, packed_sequence_mask_function, sdpa_mask
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
-from ..report import ConfigError, SftError, edit
+from ..report import ConfigError, SftError, edit, first_line
 from ..batches.layout import only_attention
 
 # %% ../../nbs/06_model/02_attention.ipynb #5e1b42b0
@@ -305,26 +307,47 @@ AttentionInterface.register("varlen", varlen_attention)
 AttentionMaskInterface.register("varlen", varlen_mask)
 
 # %% ../../nbs/06_model/02_attention.ipynb #f752e4e1
-def _flash(device:str, dtype:torch.dtype, kind)->str|None:
-    "The flash-attn that is installed and that the card and the model can use"
-    if device != "cuda" or dtype not in (torch.bfloat16, torch.float16): return None
-    if not getattr(kind, "_supports_flash_attn", False): return None
+class _FlashPackage(NamedTuple):
+    "A flash-attn package and transformers' own test for it: versions 2 and 4 are two packages with one folder"
+    package:str              # as pip knows it
+    module:str
+    is_available:Callable[[],bool]
+
+_FLASH = dict(flash_attention_2=_FlashPackage("flash-attn", "flash_attn", is_flash_attn_2_available),
+              flash_attention_3=_FlashPackage("flash-attn-3", "flash_attn_interface", is_flash_attn_3_available),
+              flash_attention_4=_FlashPackage("flash-attn-4", "flash_attn.cute", is_flash_attn_4_available))
+
+def _why_no_flash(name:str)->str:
+    "Why an attention of flash-attn cannot be used here; empty if it can"
+    flash = _FLASH[name]
+    if not flash.is_available(): return f"it needs the package {flash.package}, which is not here"
+    try: import_module(flash.module)
+    except (ImportError, OSError, RuntimeError) as e:   # built for another torch: an undefined symbol
+        return f"the package {flash.package} cannot be imported ({type(e).__name__}: {first_line(e)})"
+    return ""
+
+def _installed_flash(device:str, dtype:torch.dtype, kind)->tuple[str|None,str]:
+    "The flash-attn that the card and the model can use, or why one that is installed cannot be"
+    if device != "cuda" or dtype not in (torch.bfloat16, torch.float16): return None, ""
+    if not getattr(kind, "_supports_flash_attn", False): return None, ""
     major, _ = torch.cuda.get_device_capability()
-    if find_spec("flash_attn_interface") and major == 9: return "flash_attention_3"
-    return "flash_attention_2" if find_spec("flash_attn") and major >= 8 else None
+    broken = ""
+    for name, fits in (("flash_attention_3", major == 9), ("flash_attention_2", major >= 8)):
+        if not fits or not _FLASH[name].is_available(): continue
+        why = _why_no_flash(name)
+        if not why: return name, ""
+        broken = f"; {why}"
+    return None, broken
 
 # %% ../../nbs/06_model/02_attention.ipynb #69aeab26
-_NEEDS = dict(flash_attention_2="flash_attn", flash_attention_3="flash_attn_interface")
 _INSTEAD = "varlen does the same on stock PyTorch"
 
 def _asked_for(name:str, device:str)->str:
     "`name`, if it can be had here"
     where, fix = f"attn_implementation {name}", edit(attn_implementation="auto")
-    package = _NEEDS.get(name)
-    if package and device != "cuda":
+    if name in _FLASH and device != "cuda":
         raise ConfigError(where, "it needs a CUDA device, which is not here", _INSTEAD, fix)
-    if package and not find_spec(package):
-        raise ConfigError(where, f"it needs the package {package}, which is not here", _INSTEAD, fix)
+    if name in _FLASH and (why := _why_no_flash(name)): raise ConfigError(where, why, _INSTEAD, fix)
     known = ["eager", *AttentionInterface().valid_keys()]
     if name in known or "/" in name: return name
     raise ConfigError(where, "there is no such attention", f"auto, or one of {', '.join(known)}", fix)
@@ -350,10 +373,11 @@ def choose_attention(
 def _automatic(device:str, dtype:torch.dtype, shape)->tuple[str|None,str]:
     "What `auto` means, and why"
     kind, name = AutoModelForCausalLM._model_mapping.get(type(shape), None), shape.model_type
-    if flash := _flash(device, dtype, kind): return flash, f"auto: {flash} is installed"
+    flash, broken = _installed_flash(device, dtype, kind)
+    if flash: return flash, f"auto: {flash} is installed"
     if not getattr(kind, "_supports_attention_backend", False):
         return None, f"auto: {name} does not let its attention be chosen"
     if not only_attention(shape): return None, f"auto: {name} has layers that are no attention"
     if _has_its_own(kind, shape): return None, f"auto: {name} has an attention of its own"
     if device != "cuda": return "varlen", "auto: each row by itself, without padding or masks"
-    return "varlen", "auto: PyTorch's own variable-length kernel; flash-attn is not installed"
+    return "varlen", f"auto: PyTorch's own variable-length kernel{broken}"

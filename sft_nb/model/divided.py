@@ -10,11 +10,11 @@ __all__ = ['ZERO', 'deepspeed_config', 'zero_stage', 'divides_weights', 'data_pr
 import json
 from dataclasses import dataclass
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.version import Version
 
+from ..installation import is_installed
 from ..report import command, ConfigError, edit
 from ..schema import defaults
 from ..config import Config
@@ -103,7 +103,7 @@ def check_division(
     said = deepspeed_config(cfg)
     if cfg.fsdp: _check_fsdp(cfg)
     if said is None: return
-    if not find_spec("deepspeed"):
+    if not is_installed("deepspeed"):
         fix = command("pip install 'sft_nb[deepspeed]'") | edit(deepspeed=None)
         raise ConfigError("deepspeed", "it is not installed", "the package deepspeed", fix)
     if cfg.on_nan == "skip":

@@ -13,13 +13,13 @@ import types
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ..installation import is_installed
 from ..report import ConfigError, command, edit
 from .precision import Repair
 from .loss import causal_lm, computed_in
@@ -313,7 +313,7 @@ def check_kernels(
     kernels:str,   # auto, compile, liger or none
 )->None:
     "ConfigError for kernels that are not installed"
-    if kernels == "liger" and not find_spec("liger_kernel"):
+    if kernels == "liger" and not is_installed("liger_kernel"):
         fix = command("pip install 'sft_nb[fast]'") | edit(kernels="auto")
         raise ConfigError("kernels liger", "they are not installed", "the package liger-kernel", fix)
 

@@ -9,7 +9,6 @@ __all__ = ['trackers', 'refuse', 'divided_inside', 'OneGpuConfig', 'training_arg
 import difflib, json, os, sys
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 from trl import SFTConfig
 
+from ..installation import is_installed
 from ..keys import redact
 from ..progress import say
 from ..report import ConfigError, command, edit, first_line, SftError
@@ -41,7 +41,7 @@ def trackers(cfg:Config)->list[str]:
         if name not in _TRACKERS:
             expected = f"some of {', '.join(_TRACKERS)}"
             raise ConfigError("report_to", f"{name!r} is not known", expected, edit(report_to="tensorboard"))
-        if find_spec(name) is None:
+        if not is_installed(name):
             raise ConfigError(name, "it is not installed", f"the package {name}, which report_to names",
                 command("pip install 'sft_nb[track]'") | edit(report_to=None))
     return list(dict.fromkeys(names))

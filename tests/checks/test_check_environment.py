@@ -70,9 +70,9 @@ def test_tracking(tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"): monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path/"netrc"))
     assert check_tracking(small()) is None
-    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    monkeypatch.setattr(environment, "is_installed", lambda name: False)
     assert "not installed" in check_tracking(small(wandb=True)).says
-    monkeypatch.setattr(environment, "find_spec", lambda name: True)
+    monkeypatch.setattr(environment, "is_installed", lambda name: True)
     assert "ask for one" in check_tracking(small(wandb=True)).says
     (tmp_path/"netrc").write_text("machine api.wandb.ai login user password x\n")
     assert check_tracking(small(wandb=True)) is None

@@ -1,14 +1,18 @@
 """Flattened rows are read as if each were alone; everything else is what it was."""
+import sys
+from importlib.util import find_spec
+
 import pytest
 import torch
 from hypothesis import given, settings as how, strategies as st
 from shapes import SHAPES, model
-from transformers import masking_utils as masks
+from transformers import AutoConfig, masking_utils as masks
+from transformers.utils import import_utils
 
 from sft_nb.model import attention as ours
 from sft_nb.model.attention import (
     choose_attention, Documents, find_documents, told_documents, varlen_attention, window_of)
-from sft_nb.report import SftError
+from sft_nb.report import ConfigError, SftError
 
 KINDS = [k for k in SHAPES]
 
@@ -147,19 +151,67 @@ def test_documents_and_window_are_read_off_the_mask(lengths, window):
     assert found.lengths == tuple(lengths) and found.window == (window if window and window < max(lengths) else None)
 
 
-def test_flash_attention_is_taken_where_it_is(monkeypatch):
-    from transformers import AutoConfig
-    shape = AutoConfig.for_model("qwen3")
+@pytest.fixture
+def hopper(monkeypatch):
+    "An H100, as transformers and `choose_attention` see it; nothing that was found out about packages before counts"
+    if any(map(find_spec, ("flash_attn", "flash_attn_interface"))): pytest.skip("a flash-attn is installed")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *a: (9, 0))
-    there = set()
-    monkeypatch.setattr("sft_nb.model.attention.find_spec", lambda name: name in there or None)
-    for package, want in ((None, "varlen"), ("flash_attn", "flash_attention_2"),
-                          ("flash_attn_interface", "flash_attention_3")):
-        there.add(package)
-        assert choose_attention("auto", "cuda", torch.bfloat16, shape)[0] == want
-    assert choose_attention("auto", "cuda", torch.float32, shape)[0] == "varlen"
+    monkeypatch.setattr(import_utils, "is_torch_cuda_available", lambda: True)
+    probes = [import_utils._package_distribution_mapping, *(flash.is_available for flash in ours._FLASH.values())]
+    for probe in probes: probe.cache_clear()
+    yield
+    for probe in probes: probe.cache_clear()
+    loaded = vars(sys)["modules"]
+    for name in [name for name in loaded if name.startswith("flash_attn")]: del loaded[name]
+
+
+def install(folder, monkeypatch, package:str, module:str, code:str="", version:str="2.8.3"):
+    "A package that pip knows by the name `package`"
+    name = package.replace("-", "_")
+    file = folder/package/module.replace(".", "/")/"__init__.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(code)
+    about = folder/package/f"{name}-{version}.dist-info"
+    about.mkdir()
+    (about/"METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
+    (about/"top_level.txt").write_text(module.split(".")[0] + "\n")
+    monkeypatch.syspath_prepend(str(folder/package))
+
+
+def chosen(wanted="auto", dtype=torch.bfloat16)->tuple[str, str]:
+    return choose_attention(wanted, "cuda", dtype, AutoConfig.for_model("qwen3"))
+
+
+PACKAGES = dict(flash_attention_2=("flash-attn", "flash_attn"),
+                flash_attention_3=("flash-attn-3", "flash_attn_interface"),
+                flash_attention_4=("flash-attn-4", "flash_attn.cute"))
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_flash_attention_is_taken_where_it_is(name, hopper, monkeypatch, tmp_path):
+    assert chosen() == ("varlen", "auto: PyTorch's own variable-length kernel")
+    with pytest.raises(ConfigError, match=f"needs the package {PACKAGES[name][0]}, which is not here"): chosen(name)
+    for probe in ours._FLASH.values(): probe.is_available.cache_clear()
+    import_utils._package_distribution_mapping.cache_clear()
+
+    install(tmp_path, monkeypatch, *PACKAGES[name])
+    assert chosen(name) == (name, "asked for")
+    auto = "varlen" if name == "flash_attention_4" else name   # which is not in the folder that version 4 shares with 2
+    assert chosen()[0] == auto
+    assert chosen(dtype=torch.float32)[0] == "varlen"
+    if name == "flash_attention_4":
+        with pytest.raises(ConfigError, match="needs the package flash-attn, which"): chosen("flash_attention_2")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *a: (7, 5))
-    assert choose_attention("auto", "cuda", torch.float16, shape)[0] == "varlen"
+    assert chosen()[0] == "varlen"
+
+
+def test_flash_attention_that_cannot_be_imported_is_not_taken(hopper, monkeypatch, tmp_path):
+    broken = "raise ImportError('flash_attn_2_cuda.so: undefined symbol: _ZN3c10')"
+    install(tmp_path, monkeypatch, "flash-attn", "flash_attn", broken)
+    name, reason = chosen()
+    assert name == "varlen" and "flash-attn cannot be imported (ImportError: flash_attn_2_cuda.so: undefined" in reason
+    with pytest.raises(ConfigError, match="cannot be imported.*undefined symbol.*Fix: attn_implementation='auto'"):
+        chosen("flash_attention_2")
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2", "gemma3_text"])

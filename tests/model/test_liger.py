@@ -102,7 +102,7 @@ def test_a_kind_that_liger_does_not_know(stand):
 def test_where_it_cannot_run(stand, monkeypatch, tokenizer):
     with pytest.raises(ConfigError, match="kernels liger: the model is on cpu.*for a GPU.*Fix: kernels='auto'"):
         load_model(load_config(kernels="liger", device="cpu"), tokenizer)
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    monkeypatch.setattr(kernels, "is_installed", lambda name: False)
     says = r"kernels liger: they are not installed.*sft_nb\[fast\]"
     with pytest.raises(ConfigError, match=says): check_kernels("liger")
     with pytest.raises(ConfigError, match=says): refuse(load_config(kernels="liger"))
