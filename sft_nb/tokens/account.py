@@ -22,7 +22,7 @@ from ..rows.columns import _listed, harmless
 from ..rows.sources import Mixture
 from ..rows.texts import is_filler, mostly_unique
 from ..tasks.core import Task
-from .template import Template
+from .template import _after_every_answer, Template
 from .turns import turn
 from .encode import end_ids
 from .stream import Seen
@@ -345,8 +345,9 @@ def _find_in_prompts(seen:Seen, name:str)->list[Finding]:
     "Answers in front of which the template writes no prompt, or another one"
     out = []
     if place := seen.notes.get("header"):
-        says = (f"the chat template leaves the header of an answer out of the prompt, or repeats it (first at "
-                f"{place}); answers are supervised right behind the prompt, without it")
+        says = (f"the chat template writes {seen.examples.get('header', '').strip()!r} in front of an answer, and does "
+                f"not end the prompt with it (first at {place}): these tokens are in no label and in no prompt, and "
+                "answers are supervised right behind the prompt")
         out.append(warn(says, "set {chat_template} to one that obeys add_generation_prompt", check=f"{name}_header"))
     if place := seen.notes.get("parted"):
         says = f"the chat template writes a prompt otherwise once its answer follows (first at {place})"
@@ -382,6 +383,12 @@ def _find_end(t:Template, ended:bool)->list[Finding]:
         says = (f"the chat template ends an answer with {closer[:30]!r}, which is no special token of this tokenizer; "
                 f"{eos} is supervised behind it")
         return [warn(says, "set {chat_template} to a chat template of this model", check="template_end")]
+    several = [found[0] for found in t.special.finditer(_after_every_answer(t))] if t.chat else []
+    if len(several) > 1 and eos not in closer:
+        says = (f"the chat template ends every answer with {' '.join(several)}, and the end token of the tokenizer, "
+                f"{eos}, is not among them: answers are supervised up to {several[0]}")
+        fix = f"set eos_token of the tokenizer to {several[-1]}, the one at which generation is to stop"
+        return [warn(says, fix, check="template_end")]
     if ended or not t.chat: return []
     says = (f"the chat template writes no end token behind an answer; {eos} is appended and supervised, which no "
             "earlier answer of a conversation ends with")

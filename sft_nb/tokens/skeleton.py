@@ -157,7 +157,8 @@ class Skeleton:
 class _Watching(Template):
     "A template that is run on watched contents"
     def __init__(self, t:Template, log:list):
-        for known in ("closer", "opening", "needs_no_opening", "wants_parts"): getattr(t, known)   # asked once, of `t`
+        for known in ("closer", "eos_ends_turns", "opening", "needs_no_opening", "wants_parts"):
+            getattr(t, known)   # asked once, of `t`
         self.__dict__.update(t.__dict__, log=log)
     @cached_property
     def source(self)->str: return self.tokenizer.get_chat_template()

@@ -141,7 +141,7 @@ def read(self:Reader, place:str, row:dict)->Row:
         if not gone: examples = self.lay(talk, place)
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise
-        gone = e.found if len(e.found) <= 60 else e.found[:60] + "…"
+        gone = e.found if len(e.found) <= 160 else e.found[:160] + "…"
     name = self.format_of(row)
     self.seen.formats[name] = self.seen.formats.get(name, 0) + 1
     return Row(place, _written(row), talk, examples, gone)
@@ -293,6 +293,7 @@ def done(self:Reader, batch:Batch, encoding:Future)->tuple[Batch,Encoded]:
     encoded, notes = encoding.result(), self.t.notes
     places = {row.place for row in batch.rows} if notes else ()
     batch.seen.notes = {name: place for name, place in notes.items() if place in places}
+    if "header" in batch.seen.notes: batch.seen.examples["header"] = self.t.skipped_header
     return batch, encoded
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #0356474f

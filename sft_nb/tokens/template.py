@@ -31,6 +31,11 @@ class _Probes:
         return _closer(self)
 
     @cached_property
+    def eos_ends_turns(self)->bool:
+        "Is the tokenizer's end token among what follows every answer, also one behind which the user goes on?"
+        return bool(self.chat) and self.tokenizer.eos_token in _after_every_answer(self)
+
+    @cached_property
     def opening(self)->str:
         "What the template ends a prompt with, so that an answer begins: `<|im_start|>assistant` and a newline, say"
         return _opening(self)
@@ -71,6 +76,7 @@ class Template(_Probes):
         self.reasoning = getattr(tokenizer, "reasoning", "auto")
         self.shapes = {}   # shape of a conversation -> its skeleton
         self.notes = {}    # what is odd about its prompts -> the place where that was first seen
+        self.skipped_header = ""   # what stands between a prompt and its answer, and is in no prompt
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0012
 _PROBE = "Hello-probe"
@@ -136,6 +142,11 @@ def _closer(t:Template)->str:
     "What follows an answer; empty if the template refuses the probe or changes it"
     text = _probed(t, _ASKS, _ANSWERS)
     return text.rpartition(_PROBE)[2] if _PROBE in text else ""
+
+def _after_every_answer(t:Template)->str:
+    "What follows an answer in the middle of a conversation and at its end"
+    text = _probed(t, _ASKS, _ANSWERS, _ASKS)
+    return os.path.commonprefix([t.closer, text.rpartition(_PROBE)[2]]) if _PROBE in text else ""
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0032
 def _opening(t:Template)->str:

@@ -6,12 +6,12 @@
 __all__ = ['Turn', 'end_of_answer', 'turn', 'says_something', 'supervised_messages', 'Chunk', 'layout']
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #3668a623
-import os, re
+import json, os, re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..report import edit, SftError
-from .template import _PROBE, Template, thought_of
+from ..report import counted, edit, SftError
+from .template import _PROBE, _stringed, Template, thought_of
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #4b9e4478
 @dataclass
@@ -30,13 +30,15 @@ def end_of_answer(
     t:Template,
     closer:str|None=None,   # what the template writes behind an answer here; None: what it does in general
 )->int|None:      # `says[:end]` ends with the end token; None: the template wrote none
-    "Where an answer ends: behind the first special token that follows it"
+    "Where an answer ends: behind the tokenizer's end token if every turn ends with it, else the first special token"
     content, closer = (answer["content"] or "").strip(), t.closer if closer is None else closer
     if closer and says.endswith(closer): start = len(says) - len(closer)
     elif answer.get("tool_calls"): return _end_of_calls(says, t)
     elif content: start = says.rfind(content) + len(content)
     else: start = 0
-    found = t.special.search(says, max(start, 0))
+    start, eos = max(start, 0), t.tokenizer.eos_token
+    if t.eos_ends_turns and eos in says[start:]: return says.index(eos, start) + len(eos)
+    found = t.special.search(says, start)
     return found.end() if found else None
 
 def _end_of_calls(says:str, t:Template)->int|None:
@@ -53,22 +55,87 @@ def _with_end(says:str, t:Template, closer:str|None=None)->str:
 # %% ../../nbs/04_tokens/02_turns.ipynb #da8594f2
 def _squeezed(s:str)->str: return "".join(s.split())
 
-def _contains(says:str, answer:dict)->bool:
-    "Is the answer, with its thought and its calls, in what the template wrote? Spaces may differ"
-    words = _squeezed(says)
-    names = [c["function"]["name"] for c in answer.get("tool_calls") or []]
-    if _squeezed(answer["content"] or "") not in words: return False
-    return _squeezed(thought_of(answer)) in words and all(n in says for n in names)
+def _check_words(where:str, answer:dict, wrote:str)->None:
+    "`SftError` unless the answer's words and its reasoning are in what the template wrote; spaces may differ"
+    text, content, thought = _squeezed(wrote), answer["content"] or "", thought_of(answer)
+    if _squeezed(content) not in text:
+        beside_calls = answer.get("tool_calls") and _squeezed(wrote)
+        lost = "its words are left out beside its calls" if beside_calls else "its words are not written as they are"
+        missing = content
+    elif _squeezed(thought) not in text:
+        lost, missing = "its reasoning is left out", thought
+    else: return
+    raise SftError(where, f"the chat template changes the answer: {lost}",
+                   f"{missing.strip()[:60]!r}, where the template wrote {wrote.strip()[-60:]!r}",
+                   "set {chat_template} to a template that keeps it, such as trl's *_training.jinja")
 
-def _changed(where:str, answer:dict, wrote:str)->SftError:
-    content = answer["content"] or str(answer.get("tool_calls"))
-    found = f"the chat template changes the answer: {content.strip()[:40]!r} became {wrote[-60:]!r}"
-    if answer.get("tool_calls") and (answer["content"] or "").strip(): found += " (it has words and calls)"
-    return SftError(where, found, "an answer that is written as it is",
-                    "set {chat_template} to a template that keeps it, such as trl's *_training.jinja")
+# %% ../../nbs/04_tokens/02_turns.ipynb #e0e7ae9e
+_ESCAPES = re.compile(r"[\s\\\"']+")
+
+def _spellings(x)->set[str]:
+    "How a key or a value may be written, without spaces, quotes and backslashes"
+    if isinstance(x, str): found = {x, json.dumps(x), json.dumps(x, ensure_ascii=False)}
+    else: found = {json.dumps(x, default=str), str(x)}
+    return {_ESCAPES.sub("", s) for s in found}
+
+def _keys_and_values(x)->list:
+    "The keys and the values of arguments, nested ones too"
+    if isinstance(x, dict): return [leaf for k, v in x.items() for leaf in (str(k), *_keys_and_values(v))]
+    if isinstance(x, (list, tuple)): return [leaf for v in x for leaf in _keys_and_values(v)]
+    return [x]
+
+def _arguments(call:dict):
+    "The arguments of a call, also from a string of JSON"
+    arguments = call["function"].get("arguments")
+    try: return json.loads(arguments) if isinstance(arguments, str) else arguments or {}
+    except ValueError: return arguments
+
+def _missing_calls(wrote:str, calls:list[dict])->list[dict]:
+    "The calls whose name, keys or values are not in a text, one call behind the other"
+    text, end, missing = _ESCAPES.sub("", wrote), 0, []
+    for call in calls:
+        parts = [call["function"]["name"], *_keys_and_values(_arguments(call))]
+        ends = []
+        for spellings in map(_spellings, parts):
+            found = [at + len(s) for s in spellings if (at := text.find(s, end)) >= 0]
+            if not found: break
+            ends.append(min(found))
+        if len(ends) < len(parts): missing.append(call)
+        else: end = max(ends)
+    return missing
+
+def _in_plain_words(x, k:int=0):
+    "Arguments of the same shape and lengths, whose strings and numbers no format escapes"
+    if isinstance(x, dict): return {key: _in_plain_words(v, k + 7 * i) for i, (key, v) in enumerate(x.items())}
+    if isinstance(x, (list, tuple)): return [_in_plain_words(v, k + 3 * i) for i, v in enumerate(x)]
+    if isinstance(x, str): return f"Q{k}q".ljust(len(x), "x")
+    return x if isinstance(x, bool) or x is None else 7000 + k
+
+def _check_calls(where:str, messages:list[dict], wrote:str, t:Template)->None:
+    "`SftError` unless every call of the last message is in what the template wrote, with all its arguments"
+    answer = messages[-1]
+    calls = answer.get("tool_calls") or []
+    missing = _missing_calls(wrote, calls)
+    if not missing: return
+    plain = [c | dict(function=c["function"] | dict(arguments=_in_plain_words(_arguments(c), 100 * k)))
+             for k, c in enumerate(calls, 1)]
+    if t.calls.as_string: plain = [_stringed(c) for c in plain]
+    before, after = t.render(messages[:-1], where=where), t.render([*messages[:-1], answer | dict(tool_calls=plain)])
+    if not _missing_calls(after[len(os.path.commonprefix([before, after])):], plain): return
+    is_or_are = "is" if len(calls) - len(missing) == 1 else "are"
+    raise SftError(
+        where, f"the chat template changes the answer: {len(calls) - len(missing)} of {counted(len(calls), 'call')} "
+               f"{is_or_are} written with name and arguments",
+        f"all of them; {json.dumps(missing[0]['function'], ensure_ascii=False, default=str)[:100]} is missing",
+        edit(on_bad_row="drop") | "one call in a message, with its result behind it"
+        | "set {chat_template} to one that writes every call")
+
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #d837bbe1
 _MARKS = re.compile(r"\s*(</?\w+>\s*)*")   # of a thought, open or closed
+_THOUGHT = r"(?:</?[\w:]*(?:think|thought|reason)\w*>|<\|\w*THINK\w*\|>|\[/?THINK\])"
+_OPENED = re.compile(rf"(?:{_THOUGHT}\s*)+\Z", re.IGNORECASE)   # a thought that a prompt opens, or leaves empty
+_BEGINS_WITH_THOUGHT = re.compile(rf"\s*{_THOUGHT}", re.IGNORECASE)
 
 def _own_words(
     given:str,            # what generation is given
@@ -78,8 +145,12 @@ def _own_words(
 )->str|None:              # None if that cannot be told
     "The words that the model has to produce behind `given`"
     answer = messages[-1]
+    opened = _OPENED.search(given)
+    if opened and after.startswith(given[:opened.start()]):
+        says = after[opened.start():]
+        if not _BEGINS_WITH_THOUGHT.match(says): return says   # written behind the header, without a thought
     front = t.in_front(messages[:-1], None if answer.get("tool_calls") else answer)
-    own = len(os.path.commonprefix([after, front]))
+    own = _common(after, front)
     if not _MARKS.fullmatch(front[own:]): return None
     tail = _tail(given, t)
     parted = _common(given, front)
@@ -130,8 +201,14 @@ def turn(
     fits = after.startswith(before + skip)
     says = after[len(before + skip):] if fits else _own_words(before, after, messages, t)
     opened = before[-64:] if fits else ""   # a prompt may end with <think>
-    if says is None or not _contains(opened + says, messages[-1]):
-        raise _changed(where, messages[-1], wrote=says or after)
+    if says is None:
+        found = "the chat template changes the answer: its beginning is written otherwise than the prompt"
+        raise SftError(where, found,
+                       f"a prompt in front of the answer; the prompt ends with {before[-40:]!r}",
+                       "set {chat_template} to one that writes both alike")
+    _check_words(where, messages[-1], opened + says)
+    _check_calls(where, messages, opened + says, t)
+    if skip: t.skipped_header = t.skipped_header or skip
     if skip or not fits: t.notes.setdefault("header" if skip else "parted", where)   # for the report
     return _turn(before, says, messages, t, fits=fits and not skip)
 
@@ -246,4 +323,8 @@ def layout(
     messages = t.fitting(messages, where)
     answers = _answers(messages, turns, where)
     found = {i: turn(messages[:i + 1], t, where) for i in answers}
+    for i, m in enumerate(messages[:answers[-1]]):   # a call of the context must not be gone either
+        if i and i not in found and m.get("tool_calls"):
+            before, after = t.render(messages[:i], where=where), t.render(messages[:i + 1], where=where)
+            _check_calls(where, messages[:i + 1], after[len(os.path.commonprefix([before, after])):], t)
     return _examples(found, messages[:answers[-1]], t, prompt_too, apart)

@@ -82,6 +82,7 @@ def asked(*answers): return [m for a in answers for m in (dict(role="user", cont
 
 CALL = dict(content="", tool_calls=[dict(function=dict(name="f", arguments={}))])
 NO_HEADER = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+TWO_ENDS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|endoftext|><|pad|>{% endfor %}"
 OTHERWISE = "{% for m in messages %}{{ loop.length }} {{ m.content }}<|im_end|>{% endfor %}"
 THINKING = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.reasoning_content %}<think>"
             "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -91,7 +92,10 @@ THINKING = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last an
 @pytest.mark.parametrize("template, answers, check, status, says", [
     (None, [dict(content=""), dict(content="2")], "train_empty", "warn", "1 answers are empty and not supervised"),
     (None, [CALL], "train_tools", "warn", "the tools of 1 rows are written as JSON text"),
-    (NO_HEADER, [dict(content="2")], "train_header", "warn", r"leaves the header .* \(first at train rows row 1\)"),
+    (NO_HEADER, [dict(content="2")], "train_header", "warn",
+     r"writes '<\|im_start\|>assistant' in front of an answer, and does not end the prompt with it .*train rows row 1"),
+    (TWO_ENDS, [dict(content="2")], "template_end", "warn",
+     r"ends every answer with <\|endoftext\|> <\|pad\|>.*tokenizer, <\|im_end\|>, is not among them"),
     (OTHERWISE, [dict(content="2")], "train_parted", "ok", "only the answer's own words are supervised"),
 ])
 def test_what_a_template_does_to_answers_is_said(tokenizer, template, answers, check, status, says):

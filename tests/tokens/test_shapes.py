@@ -160,6 +160,55 @@ def test_the_header_of_a_second_answer_in_a_row():
     assert said(tok, talk) == ["one<|im_end|>", "two<|im_end|>"]
 
 
+OPENED_THOUGHTS = dict(   # prompts that open a thought, and calls that are written without one
+    nemotron_nano_2="{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}<TOOLCALL>["
+                    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}]</TOOLCALL>"
+                    "{% else %}{{ '<think>\n\n' if m.role == 'assistant' and loop.last }}"
+                    "{{ m.content }}{% endif %}\n<|im_end|>\n\n{% endfor %}{% if add_generation_prompt %}"
+                    "<|im_start|>assistant\n<think>\n\n{% endif %}",
+    cohere="{% for m in messages %}<|im_start|>{{ m.role }}{% if m.tool_calls %}<|START_ACTION|>["
+           "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}]<|END_ACTION|>"
+           "{% else %}{{ '<|START_TEXT|>' if m.role == 'assistant' }}"
+           "{{ m.content }}{{ '<|END_TEXT|>' if m.role == 'assistant' }}{% endif %}<|im_end|>{% endfor %}"
+           "{% if add_generation_prompt %}<|im_start|>assistant<|START_THINKING|>{% endif %}")
+
+
+@pytest.mark.parametrize("shape", OPENED_THOUGHTS)
+@pytest.mark.parametrize("special", [True, False])
+def test_calls_without_the_thought_that_the_prompt_opens(shape, special):
+    tok = tokenizer_of(TOOLS + OPENED_THOUGHTS[shape])
+    names = ["<|START_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|START_TEXT|>", "<|END_TEXT|>"]
+    if special: tok.add_special_tokens(dict(additional_special_tokens=names))
+    talk = [dict(role="user", content="1+2?", tools=[TOOL]),
+            dict(role="assistant", content="", tool_calls=[CALL, CALL]),
+            dict(role="tool", name="add", tool_call_id="abcdef012", content="3"),
+            dict(role="assistant", content="It is 3.")]
+    call, answer = said(tok, talk)
+    assert call.count('{"name": "add", "arguments": {"a": 1}}') == 2 and call.endswith("<|im_end|>"), call
+    assert answer.strip().endswith("<|im_end|>") and "It is 3." in answer
+    (before, _), *_ = spans(encode({"row": talk}, tok))
+    assert before == encode_prompts([talk[:1]], tok)[0]
+
+
+CLOSED_TWICE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+                "{{ '<|END_RESPONSE|>' if m.role == 'assistant' }}END{% endfor %}" + OPEN)
+
+
+def test_an_answer_ends_with_the_end_token_of_the_tokenizer_if_every_turn_does():
+    "As in Cohere's templates, whose inner marker may be special; `train_tokens` itself can make it so"
+    tok = tokenizer_of(CLOSED_TWICE.replace("END{", "<|im_end|>\n{"), train_tokens=("<|END_RESPONSE|>",))
+    assert said(tok, [question(1), dict(role="assistant", content="2")] * 2) == ["2<|END_RESPONSE|><|im_end|>"] * 2
+    assert end_ids(tok) == [tok.eos_token_id]
+
+
+def test_an_end_token_of_the_conversation_is_none_of_the_turn():
+    "As in Phi-4-mini's template, which ends a turn with <|end|> and a conversation with <|endoftext|>"
+    tok = tokenizer_of("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+                       "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}<|im_end|>{% endif %}",
+                       train_tokens=("<|end|>",))
+    assert said(tok, [question(1), dict(role="assistant", content="2")] * 2) == ["2<|end|>"] * 2
+
+
 def test_end_tokens_of_a_template_that_wants_tools():
     tok = tokenizer_of(SHAPES["tools_required"])
     assert end_ids(tok) == [tok.eos_token_id]
