@@ -323,6 +323,15 @@ def _a(v)->str:
     return _WORDS.get(type(v), f"a {type(v).__name__}")
 
 # %% ../nbs/00_schema.ipynb #6762c76f
+_TAKEN_BY = dict(   # setting -> what takes the object itself
+    model="train(cfg, model=model)", tokenizer="prepare(cfg, tokenizer)", train_file="prepare(cfg, train=rows)",
+    eval_file="prepare(cfg, train=rows, eval=held_out)", optim="its name: optim='adamw_torch'")
+
+def _is_object(v)->bool:
+    "Is it, or does it hold, something that no config file could say?"
+    if isinstance(v, (tuple, list)): return any(map(_is_object, v))
+    return not isinstance(v, (str, int, float, bool, bytes, complex, type(None)))
+
 BEYOND_SFT = ("dpo", "orpo", "kto", "ipo", "simpo", "cpo", "ppo", "grpo", "rloo", "rlhf", "reward")   # other trainers
 
 def preference_recipe()->Fix:
@@ -333,6 +342,9 @@ def preference_recipe()->Fix:
 def _misfit(f, v, where:str)->ConfigError:
     "The error for a value that is not what the annotation of setting `f` says"
     found = f"{f.name} = {v!r} is {_a(v)}"
+    if _is_object(v):   # a tokenizer, a table: its repr is long, and the value belongs to a function
+        take = _TAKEN_BY.get(f.name, "a text, a number or True in its place")
+        return ConfigError(where, f"{f.name} is a {type(v).__name__}", f"{f.name} takes {_expects(f.type)}", take)
     instead = _suggest(f, v)
     if isinstance(v, tuple) and len(v) == 1 and _fits(v[0], f.type):
         found = f"{f.name} = {v[0]!r}, is a tuple: the comma at the end makes it one"

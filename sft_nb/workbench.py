@@ -14,10 +14,10 @@ import torch
 from fastcore.basics import patch
 
 from .report import ConfigError, SftError
-from .config import Config
+from .config import as_config, Config
 from .tokens.tokenizer import configure_tokenizer, load_tokenizer
 from .tokens.account import Data
-from .tokens.prepare import check_rows_are_named, prepare, with_data
+from .tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
 from .batches.pack import Batches, Rows, batches
 from .batches.layout import Layout, choose_layout
 from .model.hardware import Hardware, find_hardware
@@ -59,7 +59,12 @@ class _Asked:
                               "leave the tokenizer out, or prepare(cfg, tokenizer)")
         if tokenizer is not None: configure_tokenizer(tokenizer, cfg)
         self.asked = cfg if data is None or settled else with_data(cfg, data)
-        self.settled, self.own_tokenizer, self.callbacks = settled, tokenizer, list(callbacks)
+        cfg = as_config(cfg)
+        callbacks = [*callbacks] if isinstance(callbacks, (list, tuple)) else [callbacks]
+        if other := [c for c in callbacks if not hasattr(c, "on_train_begin")]:
+            raise ConfigError("callbacks", f"one is of type {type(other[0]).__name__}", "transformers' TrainerCallback",
+                              f"class {type(other[0]).__name__}(TrainerCallback)")
+        self.settled, self.own_tokenizer, self.callbacks = settled, tokenizer, callbacks
         self.untrained = None       # the model of `use_model`, until it is made ready to train
         self.unnamed_base = None    # where its base was written, if no other place has it
         self.given = dict(data=data, model=model, plan=plan)
@@ -168,6 +173,9 @@ def use_model(self:Workbench,
     model,         # a causal language model, with or without a LoRA adapter
 )->Workbench:      # itself
     "Train this model object; ConfigError if its adapter cannot be described by settings"
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError("model", f"it is of type {type(model).__name__}", "a model object",
+                          f"load_config(cfg, model={str(model)[:80]!r}), which loads it")
     self.unnamed_base = save_unnamed_base(model)
     self.asked = with_model(self.asked, model, self.unnamed_base)
     self.untrained = model
@@ -262,5 +270,5 @@ def workbench_for(
 )->Workbench:
     "`cfg` itself if it is a workbench, else a new one"
     if isinstance(cfg, Workbench): return cfg
-    if isinstance(cfg, Data): cfg, given = cfg.cfg, given | dict(data=cfg)
-    return Workbench(cfg, **given)
+    cfg, data = config_and_data(cfg, given.pop("data", None))
+    return Workbench(cfg, data=data, **given)

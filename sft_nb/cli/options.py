@@ -339,7 +339,8 @@ def arrange(
     args:list[str],
     own:dict[str,Option],
 )->list[str]:
-    "A command line with durations in seconds, and with what follows a switch of the command where such words belong"
+    "A command line with durations in seconds, and with words that no option takes in front, where a run is named"
+    has_places = any(option.first for option in own.values())
     first, rest = [], []
     for name, texts in words(args):
         option = own.get(_bare(name).removeprefix("no_"))
@@ -348,8 +349,12 @@ def arrange(
         elif is_switch and "=" not in name and texts and texts[0].lower() not in ("true", "false"):
             rest.append(name)
             first += texts
-        elif _bare(name) in _DURATIONS: rest += [name, *(f"{to_seconds(text)}" for text in texts)]
-        else: rest += [name, *texts]
+        else:
+            if has_places and option is not None and not _takes_many(option.kind):
+                first += texts[1:]
+                texts = texts[:1]
+            if _bare(name) in _DURATIONS: texts = [f"{to_seconds(text)}" for text in texts]
+            rest += [name, *texts]
     return [*first, *rest]
 
 

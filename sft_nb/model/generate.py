@@ -19,6 +19,7 @@ from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 from ..progress import Phase, watched
+from ..config import with_parameters_of
 from ..tokens.encode import encode_prompts
 from ..batches.layout import as_trained
 from .hardware import free_memory, is_out_of_memory
@@ -166,6 +167,7 @@ def decoding_of(
 # %% ../../nbs/06_model/09_generate.ipynb #gen0dec4
 class Decoder:
     "Answers prompts with one model"
+    @with_parameters_of(Sampling)
     def __init__(self,
         model,
         tokenizer,
@@ -326,6 +328,7 @@ def answers_in_batches(self:Decoder, prompts:list[list[int]]):
         else: yield from zip(some, found)
 
 # %% ../../nbs/06_model/09_generate.ipynb #316ecad2
+@with_parameters_of(Decoder)
 def continue_tokens(
     model,
     tokenizer,
@@ -346,6 +349,7 @@ def continue_tokens(
     return [answers[i] for i in range(len(prompts))]
 
 # %% ../../nbs/06_model/09_generate.ipynb #8aa0ca45
+@with_parameters_of(continue_tokens)
 def generate(
     model,
     tokenizer,

@@ -234,6 +234,7 @@ def _offer_thumbs(self:GenerationPanel)->None:
 @patch
 def close(self:GenerationPanel)->None:
     "Stop what is being written, and forget the models"
+    if not hasattr(self, "state"): return   # it could not be made
     self.state.stop()
     if self.busy and self.worker is not threading.current_thread(): self.worker.join(30)
     self.state.stage.clear()

@@ -20,7 +20,7 @@ from ..report import ConfigError, edit, fail, Finding, first_line, Fix, ok, Repo
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.account import Data
-from ..tokens.prepare import check_rows_are_named, prepare, with_data
+from ..tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
 from ..model.hardware import choose_device, choose_dtype, Device, find_device, this_device
 from .choose import Candidate, choose, Planner, RowLengths
 
@@ -323,7 +323,7 @@ def plan(
     world_size:int=1,            # processes
 )->Plan:
     "GiB by part and the fastest settings that fit; `SftError` for a model that cannot be simulated"
-    if isinstance(cfg, Data): cfg, data = cfg.cfg, cfg
+    cfg, data = config_and_data(cfg, data)
     if data is not None: cfg = with_data(cfg, data)
     elif lengths is None:
         check_rows_are_named(cfg)

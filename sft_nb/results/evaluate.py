@@ -20,7 +20,7 @@ from ..faces import bar_html, Html, table_html
 from ..keys import redact_all
 from ..on_disk import read_json, sweep, write_whole
 from ..report import ConfigError, edit, quoted, SftError
-from ..config import Config
+from ..config import Config, with_parameters_of, with_settings
 from ..tasks.core import task_of
 from ..tokens.conversations import read_split
 from ..workbench import Workbench
@@ -281,6 +281,7 @@ def held_out(
     raise ConfigError(where, "no rows are held out", "at least one", edit(eval_file="rows.jsonl"))
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #ev0exa02
+@with_settings(*_SETTINGS, "batch_size", default=None)
 def examiner_of(
     what:Run|str|Path,        # as for `evaluate`
     *, checkpoint:str="adapter",
@@ -324,6 +325,7 @@ def _forgotten(pair:Pair, general:bool|str|Path)->Forgetting|None:
     return forgetting(pair.tuned, texts, base=pair.apart)
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #b03a0084
+@with_parameters_of(examiner_of)
 def evaluate(
     what:Run|str|Path,              # run, its name, a checkpoint, an adapter, a model
     *, checkpoint:str="adapter",    # of a run: adapter, the result; or checkpoint-N

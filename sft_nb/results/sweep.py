@@ -21,7 +21,7 @@ from ..faces import table_html
 from ..keys import redact_all
 from ..on_disk import read_json, write_whole
 from ..report import command, ConfigError, Finding, ok, quoted, SftError, warn
-from ..config import Config
+from ..config import Config, with_parameters_of
 from ..model.hardware import free_memory
 from ..model.load import quiet
 from ..workbench import Workbench
@@ -261,6 +261,7 @@ def checkpoints_of(
     raise ConfigError(f"sweep {run.name}", "it has no checkpoint", "at least one", fix)
 
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0swe02
+@with_parameters_of(examiner_of)
 def sweep(
     run:Run|str|Path,
     *, checkpoints:tuple[str,...]|None=None,   # names; None: all

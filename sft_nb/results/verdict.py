@@ -14,6 +14,7 @@ from ..escape import to_html, visible
 from ..faces import badge
 from ..on_disk import write_whole
 from ..report import ConfigError, edit
+from ..config import with_parameters_of
 from ..run.directory import open_run, Run
 from .statistics import difference, Difference, power, rows_needed
 from .likelihood import Forgetting
@@ -97,6 +98,7 @@ def decide(
     return Verdict(says, reason, d, forgotten=forgotten)
 
 # %% ../../nbs/12_results/10_verdict.ipynb #ve0run02
+@with_parameters_of(evaluate)
 def verdict(
     run:Run|str|Path,
     *, min_gain:float=0.,             # the whole interval must lie above: .02 is 2 points
@@ -148,6 +150,7 @@ class Comparison:
                     says=decide(self.difference).says)
 
 # %% ../../nbs/12_results/10_verdict.ipynb #ve0com02
+@with_parameters_of(evaluate)
 def compare(
     a:Run|str|Path,   # as for `evaluate`
     b:Run|str|Path,   # the other one

@@ -6,7 +6,7 @@
 __all__ = ['SHARD', 'is_prepared', 'held_out_in', 'no_room', 'open_rows', 'Mixture', 'read_rows']
 
 # %% ../../nbs/02_rows/04_sources.ipynb #2274274c
-import hashlib, json, os, random, re, tempfile
+import difflib, hashlib, json, os, random, re, tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -213,7 +213,12 @@ def _named(what:str|Path, side:str, domain:str|None)->list[Source]:
     except OSError as e: raise _unreadable(path, e) from e
     if _HUB.fullmatch(str(what)) and _suffix(path) not in _READERS: return [_hub(str(what))]
     expected = "a file or folder with rows, or a dataset of the hub"
-    raise SftError(_called(path), "there is no such file", expected, command(f"ls {quoted(path.parent)}"))
+    where = "" if path.is_absolute() else f" in {Path.cwd()}"
+    try: near = difflib.get_close_matches(path.name[:100], os.listdir(path.parent), 1, .6)
+    except (OSError, ValueError): near = []
+    setting = "eval_file" if side == "eval" else "train_file"
+    fix = edit(**{setting: str(path.parent/near[0])}) if near else command(f"ls {quoted(path.parent)}")
+    raise SftError(_called(path), f"there is no such file{where}", expected, fix)
 
 # %% ../../nbs/02_rows/04_sources.ipynb #s0urc033
 def _records(what):

@@ -14,7 +14,7 @@ from fastcore.basics import patch
 
 from ..on_disk import read_json
 from ..report import command, ConfigError, edit, quoted
-from ..config import Config, load_config, settings, trusting
+from ..config import Config, load_config, settings, trusting, with_settings
 from .environment import write_json
 from .checkpoint import damage, place, step_of
 from .metrics import cut_lines
@@ -116,6 +116,7 @@ def _checkpoint_of(run:Run, step:int|None)->Path:
     if not (harm := damage(found[-1])): return found[-1]
     raise ConfigError(f"branch of {run.name!r}", f"{found[-1].name}: {harm}", "a checkpoint that is whole", go_on(run))
 
+@with_settings(*sorted(MAY_CHANGE - {"run_name"}))
 def make_branch(
     run:Run,
     step:int|None=None,       # of one of its checkpoints; None: the newest
@@ -143,6 +144,7 @@ def _made(cfg:Config, run:Run, checkpoint:Path, changed:dict)->Run:
 
 # %% ../../nbs/10_run/13_branch.ipynb #brn00016
 @patch
+@with_settings(*sorted(MAY_CHANGE - {"run_name"}))
 def branch(self:Run,
     step:int|None=None,         # of one of its checkpoints; None: the newest
     *, run_name:str|None=None,  # of the new run; None: one that is free

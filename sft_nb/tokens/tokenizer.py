@@ -10,8 +10,8 @@ import difflib, os
 from pathlib import Path
 
 import sft_nb
-from ..report import ConfigError, edit
-from ..config import allow, Config
+from ..report import as_fix, ConfigError, edit, Fix
+from ..config import allow, Config, load_config
 
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #a1cfc544
 ASSETS = Path(sft_nb.__file__).parent/"assets"   # what ships with sft_nb
@@ -90,7 +90,22 @@ def _read_template(name:str)->str|None:
 
 def _not_loaded(name:str, why:str)->ConfigError:
     return ConfigError(f"tokenizer {name!r}", f"it cannot be loaded ({why.strip().splitlines()[0][:150]})",
-                       "tiny, a folder, or a hub id that can be reached", edit(model="tiny"))
+                       "tiny, a folder, or a hub id that can be reached", _other_models(name, why))
+
+def _other_models(name:str, why:str)->Fix|str:
+    "What to do about a model that is not there: a near folder, what the cache of the hub holds, how to get it"
+    if "folder" in why:
+        home = Path(name).expanduser().parent
+        there = [p.name for p in home.iterdir() if p.is_dir() and (p/"config.json").is_file()] if home.is_dir() else []
+        near = difflib.get_close_matches(Path(name).name, there, 1, .4) or there[:1]
+        return edit(model=str(home/near[0])) if near else f"look for the folder (the working folder is {Path.cwd()})"
+    if "hub has" in why: return f"look the name up at https://huggingface.co/models?search={Path(name).name}"
+    from huggingface_hub import constants
+    folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*"))
+    cached = [p.name.removeprefix("models--").replace("--", "/") for p in folders]
+    get_it = as_fix(f"`hf download {name} --local-dir {Path(name).name}` where there is a network, and then "
+                    f"{{model}} {Path(name).name}")
+    return get_it if not cached else edit(model=cached[0]) | get_it
 
 def _from_pretrained(cfg:Config):
     "The tokenizer as it is; ConfigError if it cannot be loaded or has no end token"
@@ -110,9 +125,11 @@ def _no_end_token(name:str)->ConfigError:
 
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #6458c4c7
 def load_tokenizer(
-    cfg:Config,  # `tokenizer`, else `model`; `revision`, `trust_remote_code`, `chat_template`, `train_tokens`
-):               # a tokenizer with a pad token that is not the end token
+    cfg:Config|str,  # `tokenizer`, else `model`; `revision`, `trust_remote_code`, `chat_template`, `train_tokens`;
+                     # or the name of a model
+):                   # a tokenizer with a pad token that is not the end token
     "Load the tokenizer; ConfigError if it is not there, has no end token, or `chat_template` is no file"
+    if isinstance(cfg, str): cfg = load_config(model=cfg)
     return configure_tokenizer(_from_pretrained(cfg), cfg)
 
 def configure_tokenizer(

@@ -14,7 +14,7 @@ from ..report import SftError, speaking
 from ..config import allow, Config
 from ..written import check_portable
 from ..tokens.account import Data
-from ..tokens.prepare import check_rows_are_named, with_data
+from ..tokens.prepare import check_rows_are_named, config_and_data, with_data
 from ..model.divided import check_several, data_processes
 from ..run.process import Ears
 from ..run.directory import check_free, create_run, go_on, open_run, start_process
@@ -29,7 +29,7 @@ def launch(
 )->Run:                              # it has begun; `wait()` until it has ended
     "Train in a process of its own, or in several; ConfigError if the run's name is in use, or for other rows"
     load_env()
-    if isinstance(cfg, Data): cfg, data = cfg.cfg, cfg
+    cfg, data = config_and_data(cfg, data)
     if data is None: check_rows_are_named(cfg)
     else: cfg = with_data(cfg, data)
     allow(cfg)
