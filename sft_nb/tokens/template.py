@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fastcore.basics import patch
 
-from ..report import edit, SftError
+from ..report import ConfigError, edit, first_line, SftError
 from ..rows.formats import THOUGHTS
 
 # %% ../../nbs/04_tokens/01_template.ipynb #fac8aae3
@@ -117,6 +117,14 @@ def render(self:Template,
     shown = [{k: v for k, v in m.items() if k not in _OURS} for m in messages]
     try: return self._run(self.parted(shown), tools, prompt, **arguments)
     except Exception as e:   # a template raises what it likes
+        kind = type(e).__name__
+        if kind in ("TemplateSyntaxError", "TemplateAssertionError"):
+            raise ConfigError("chat_template", f"line {e.lineno} is not valid Jinja: {e.message}", "a valid template",
+                              f"mend line {e.lineno} of the template, or set another {{chat_template}}") from e
+        if kind != "TemplateError":   # not a refusal of the template's own
+            raise SftError(where, f"the chat template fails on this conversation ({kind}: {first_line(e)})",
+                           "a template that reads role and content of each message",
+                           "mend the template, or set another {chat_template}") from e
         roles = " ".join(m["role"] for m in messages)
         raise SftError(where, f"the chat template refuses this conversation ({type(e).__name__}: {e})",
                        f"roles {roles} in an order that it takes",
