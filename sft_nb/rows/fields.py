@@ -6,12 +6,12 @@
 __all__ = ['FIELDS', 'columns', 'renaming']
 
 # %% ../../nbs/02_rows/05_fields.ipynb #fld00003
-import re
+import difflib, re
 from collections.abc import Callable
 from functools import lru_cache
 
-from ..report import ConfigError, edit
-from .formats import _ANSWER, _detect, FORMATS
+from ..report import ConfigError, edit, SftError
+from .formats import _ANSWER, _detect, FORMATS, guess_columns
 
 # %% ../../nbs/02_rows/05_fields.ipynb #fld00006
 FIELDS = ({name for needed in FORMATS.values() for name in needed}
@@ -28,8 +28,10 @@ def columns(
             raise ConfigError("fields", f"{name or column!r} is no pair", "field=column",
                               edit(fields=("question=Problem", "answer=Solution")))
         if known and name not in known:
+            near = difflib.get_close_matches(name, known, 1) or sorted(known)
+            right = tuple(f"{near[0] if n == name else n}={c}" for n, c in pairs)
             raise ConfigError("fields", f"nobody reads {name}", f"one of {', '.join(sorted(known))}"[:150],
-                              edit(fields=(f"{sorted(known)[0]}={column}",)))
+                              edit(fields=right))
     return dict(pairs)
 
 # %% ../../nbs/02_rows/05_fields.ipynb #fld00009
@@ -54,17 +56,35 @@ def _plan(there:tuple, wanted:tuple[str,...], given:tuple, also:tuple)->dict[str
     return found
 
 # %% ../../nbs/02_rows/05_fields.ipynb #fld00011
+def _check_given(row:dict, there:tuple, given:dict[str,str], found:dict[str,str], needed:tuple[str,...])->None:
+    "`SftError` for a column of `given` that the row lacks: a typo, or a row that cannot do without it"
+    absent = [f for f, column in given.items() if column not in there and f not in there]
+    if not absent: return
+    readable = all(f in found.values() or f in there for f in needed) if needed else _detect((*there, *found.values()))
+    free = [c for c in there if c not in found]
+    near = {f: difflib.get_close_matches(given[f], list(map(str, free)), 1) for f in absent}
+    if readable and not any(near.values()): return   # a field that not every row has
+    field, column = absent[0], given[absent[0]]
+    guess = guess_columns({c: v for c, v in row.items() if c in free}, tuple(absent))
+    right = {f: (near.get(f) or [guess.get(f, c)])[0] for f, c in given.items()}
+    expected = f"the columns are {', '.join(map(str, there))}"[:120]
+    if near[field]: expected = f"did you mean {near[field][0]}? The columns are {', '.join(map(str, there))}"[:160]
+    fix = edit(fields=tuple(f"{f}={c}" for f, c in right.items()))
+    raise SftError("row", f"there is no column {column} for {field} (fields)", expected, fix)
+
 def renaming(
     wanted:tuple[str,...],            # fields that the task reads; none: those of the formats
     given:dict[str,str],              # field -> column, as `columns` gives it
     also:dict[str,tuple[str,...]],    # field -> other names that it goes by
+    needed:tuple[str,...]=(),         # fields that every row must have; none: those of a format
 )->Callable[[dict],dict]:
-    "A function that gives a row the names of the task; the order and every other column stay"
+    "A function that gives a row the names of the task; `SftError` for a row without a column that it must have"
     how = tuple(given.items()), tuple(also.items())
     def renamed(row:dict)->dict:
         there = tuple(row)
         names = wanted or (() if _detect(there) else tuple(sorted(FIELDS)))
         found = _plan(there, names, *how)
+        if given: _check_given(row, there, given, found, needed)
         if not found: return row
         taken = set(found.values())   # a column that is called like a field, and is not meant
         return {found.get(c, c): v for c, v in row.items() if c in found or c not in taken}

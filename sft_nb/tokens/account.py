@@ -19,7 +19,7 @@ from ..faces import Listed, shown
 from ..report import command, counted, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import Config
 from ..rows.columns import _listed, harmless
-from ..rows.sources import Mixture
+from ..rows.sources import Mixture, unused_test_files
 from ..rows.texts import is_filler, mostly_unique
 from ..tasks.core import Task
 from .template import _after_every_answer, Template
@@ -366,7 +366,8 @@ def _find_overlap(cfg:Config, train:Split, held_out:Split|None)->Finding:
     if held_out is None and not cfg.eval_samples:
         return skipped("no rows are held out", edit(eval_samples=200), check="held_out")
     if held_out is None:
-        fix = edit(eval_file="rows.jsonl") | edit(eval_fraction=0.05)
+        there = [file for what in cfg.train_file or () for file in unused_test_files(what, cfg.domain)]
+        fix = edit(eval_file=[*there, "rows.jsonl"][0]) | edit(eval_fraction=0.05)
         return skipped("no rows are held out", fix, check="held_out")
     has_prompts = (held_out.lengths > held_out.stats["supervised"] + 1).any()   # text has none
     by = "prompt" if has_prompts else "whole"

@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from ..report import ConfigError, edit, SftError
+from ..report import as_fix, ConfigError, edit, SftError
 from ..config import Config
-from ..rows.formats import _text_of, detect, is_missing, to_messages
+from ..rows.formats import _text_of, detect, is_missing, no_format, propose_fields, to_messages
 from ..rows.columns import inside, left_out, numbers_in, obeyed, TEXT_COLUMNS, unread, Watched
 from ..rows.files import Source
-from ..rows.sources import _listed, held_out_in, Mixture, open_rows
+from ..rows.sources import _listed, held_out_in, Mixture, open_rows, unused_test_files
 from ..rows.fields import columns, FIELDS, renaming
 from ..tasks.core import Task
 
@@ -63,10 +63,12 @@ def _empty_field(task:Task, row:dict)->str:
 def _messages(task:Task, row:dict, cfg:Config|None)->list[dict]:
     "All messages of a row, by its task or its format"
     format, marker = (cfg.data_format, cfg.response_template) if cfg else ("auto", None)
-    if task.name == "chat" or format != "auto": found = to_messages(row, format=format, response_template=marker)
+    if task.name == "chat" or format != "auto":
+        if format == "auto" and cfg and cfg.fields and not detect(row): raise no_format(row, _right_pairs(cfg, row))
+        found = to_messages(row, format=format, response_template=marker)
     elif _is_conversation(task, row): found = to_messages(row)
     elif _empty_field(task, row): return []
-    else: found = task.messages(_checked(task, row))
+    else: found = task.messages(_checked(task, row, cfg))
     return found if cfg is None or cfg.system_prompt is None else _under(found, cfg.system_prompt, row)
 
 def _is_conversation(task:Task, row:dict)->bool:
@@ -85,14 +87,21 @@ def _under(messages:list[dict], system:str, row:dict)->list[dict]:
     return [dict(role="system", content=system) | more, *rest]
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #e00e0e2c
-def _checked(task:Task, row:dict)->dict:
+def _right_pairs(cfg:Config|None, row:dict)->tuple[str,...]:
+    "The pairs of `fields` that a row had a column for"
+    return tuple(pair for pair in (cfg and cfg.fields or ()) if pair.partition("=")[0] in row)
+
+def _checked(task:Task, row:dict, cfg:Config|None=None)->dict:
     "`row`, if it has the fields of its task; each is a string, or a number, of which it becomes the digits"
     needs = ", ".join(task.fields)
     missing = ", ".join(f for f in task.fields if f not in row)
     if missing:
         has = ", ".join(map(str, row)) or "none"
-        raise SftError("", f"field {missing} is missing; the row has {has}", f"task {task.name} needs {needs}",
-                       edit(task="chat") | f"rename the fields of the row to {needs}")
+        proposed = propose_fields(row, task.fields, _right_pairs(cfg, row))
+        fixes = [edit(task="chat")] * bool(detect(row)) + [proposed] * bool(proposed) + [f"columns named {needs}"]
+        fix = as_fix(fixes[0])
+        for other in fixes[1:]: fix |= other
+        raise SftError("", f"field {missing} is missing; the row has {has}", f"task {task.name} needs {needs}", fix)
     for name in task.fields:
         if isinstance(row[name], str) or name in getattr(task, "free", ()): continue
         row[name] = _text_of(row[name], name)
@@ -140,7 +149,8 @@ def _hooks(cfg:Config, task:Task)->dict:
     also = getattr(task, "also", {})
     wanted = () if chat else tuple(dict.fromkeys([*task.fields, *also]))
     given = columns(cfg.fields, wanted or FIELDS)
-    return dict(renamed=renaming(wanted, given, also), parts=getattr(task, "parts", None))
+    renamed = renaming(wanted, given, also, () if chat else tuple(task.fields))
+    return dict(renamed=renamed, parts=getattr(task, "parts", None))
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #49238edc
 def source_of(
@@ -156,10 +166,19 @@ def source_of(
     found = _train_files(cfg, task) if split == "train" else _eval_files(cfg, task)
     if found is not None: return found
     if split == "eval" and not _brings(task, alone=cfg.train_file is None): return None
+    if split == "eval": _check_test_files(cfg)
     brought = _listed(task.rows(split, n=n, seed=cfg.seed), f"{task.name} {split}")
     return Mixture([replace(brought, own=True)], n=n, **hooks)
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #c0n50016
+def _check_test_files(cfg:Config)->None:
+    "`ConfigError` for held-out rows of a task in place of the test file beside the training rows"
+    for folder in cfg.train_file or ():
+        files = unused_test_files(folder, cfg.domain)
+        if not files: continue
+        found = f"{folder} has no validation file, and its test file is not evaluated on unless it is named"
+        raise ConfigError("eval_file", found, "rows to evaluate on", edit(eval_file=files[0]) | edit(eval_fraction=.05))
+
 def _brings(task:Task, *, alone:bool)->bool:
     "Has the task held-out rows of its own? `alone`: the training rows are its own, too"
     own = getattr(task, "own_rows", True)

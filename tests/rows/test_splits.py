@@ -87,6 +87,25 @@ def test_a_folder_without_validation_files_cannot_be_evaluated_on(tmp_path):
                                                                   domain="medicine")
 
 
+def test_a_test_file_is_proposed_and_the_hub_is_not_asked_instead(tmp_path, monkeypatch):
+    "A folder with train and test, and a task that would bring held-out rows of its own"
+    import datasets
+    from sft_nb.tokens.prepare import prepare
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("the hub was asked"))
+    folder = fill(tmp_path, "train.jsonl", "test.jsonl")
+    for path in tmp_path.glob("*.jsonl"): path.write_text(json.dumps(dict(question=f"{path.stem}?", answer="#### 2")))
+    cfg = load_config(model="tiny", task="gsm8k", train_file=folder)
+    with pytest.raises(ConfigError, match="has no validation file, and its test file") as e: prepare(cfg)
+    assert e.value.fix.settings == dict(eval_file=f"{folder}/test.jsonl")
+    data = prepare(load_config(model="tiny", task="gsm8k", train_file=folder, eval_file=f"{folder}/test.jsonl"))
+    assert (data.train.n_kept, data.eval.n_kept) == (1, 1)
+    chat = prepare(load_config(model="tiny", task="chat", train_file=folder))   # a task without rows of its own
+    held_out = next(f for f in chat.report.findings if f.check == "held_out")
+    assert held_out.status == "skipped" and held_out.fix.settings == dict(eval_file=f"{folder}/test.jsonl")
+    (tmp_path/"valid.jsonl").write_text((tmp_path/"test.jsonl").read_text())
+    assert prepare(cfg).eval.n_kept == 1
+
+
 def test_there_is_one_way_to_hold_out(tmp_path):
     folder = fill(tmp_path, "train.jsonl", "val.jsonl")
     with pytest.raises(ConfigError, match="there is a validation file: val.jsonl"):
@@ -157,6 +176,44 @@ def test_columns_find_their_fields(tmp_path):
     assert read("train", task=get_task("chat"), train_file=str(file), fields=typed) == [want]
     with pytest.raises(ConfigError, match="nobody reads qestion"):
         read("train", task=get_task("gsm8k"), train_file=str(file), fields="qestion=Problem")
+
+
+@pytest.mark.parametrize("row, task, fields", [
+    ({"Ticket Text": "Slow", "Resolution": "Restart"}, "chat", ("question=Ticket Text", "answer=Resolution")),
+    ({"ID": 3, "CustomerMessage": "Slow", "agent_reply": "Restart", "Created Date": "2024"}, "chat",
+     ("question=CustomerMessage", "answer=agent_reply")),
+    ({"utterance": "Slow", "next": "Restart"}, "chat", ("question=utterance", "answer=next")),
+    ({"prompt": "Slow", "resolution": "Restart"}, "chat", ("completion=resolution",)),
+    ({"input": "Slow", "output": "Restart"}, "chat", ("instruction=input",)),
+    ({"english": "Hi", "arabic": "مرحبا"}, "translate", ("source=english", "target=arabic")),
+    ({"article": "Long", "highlights": "Short"}, "gsm8k", ("question=article", "answer=highlights"))])
+def test_columns_of_other_names_are_guessed_and_the_guess_works(row, task, fields):
+    from sft_nb.tokens.prepare import prepare
+    settings = dict(model="tiny", task=task, eval_samples=0)
+    with pytest.raises(SftError) as e: prepare(load_config(**settings), train=[row])
+    assert e.value.fix.settings == dict(fields=fields)
+    assert prepare(load_config(**settings, fields=fields), train=[row]).train.n_kept == 1
+
+
+def test_a_typo_in_fields_is_named(tmp_path):
+    from sft_nb.tokens.prepare import prepare
+    file = tmp_path/"mail.csv"
+    file.write_text("subject,body,reply,persona\nSlow,It is slow.,Restart it.,Be brief.\n")
+    settings = dict(model="tiny", eval_samples=0, train_file=str(file))
+    for task in ("chat", "gsm8k"):
+        with pytest.raises(SftError, match="line 2: there is no column bodi for question .*did you mean body") as e:
+            prepare(load_config(**settings, task=task, fields=("question=bodi", "answer=reply")))
+        assert e.value.fix.settings == dict(fields=("question=body", "answer=reply"))
+    right = ("question=body", "answer=reply")
+    with pytest.raises(SftError, match="no column persna for system"):   # the row could be read without it
+        prepare(load_config(**settings, task="chat", fields=(*right, "system=persna")))
+    assert prepare(load_config(**settings, task="chat", fields=(*right, "system=mood"))).train.n_kept == 1
+    with pytest.raises(ConfigError, match="nobody reads qestion") as e:
+        prepare(load_config(**settings, task="chat", fields=("qestion=body", "answer=reply")))
+    assert e.value.fix.settings == dict(fields=right)
+    data = prepare(load_config(**settings, task="chat", fields=("question=bodi", "answer=reply"), on_bad_row="drop"),
+                   train=[dict(body="Slow", reply="Restart"), dict(bodi="Slow", reply="Restart")])
+    assert data.train.n_kept == 1 and data.train.counts.dropped == 1
 
 
 def test_translation_by_domain(tmp_path):
