@@ -19,6 +19,11 @@ SHAPES = dict(
     qwen2={},
     gpt2=dict(n_embd=64, n_layer=4, n_head=4, n_positions=512),
 )
+EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+MIXTURES = dict(
+    qwen3_moe=EXPERTS,   # a loss of its routers
+    glm4_moe=EXPERTS | dict(n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1),   # a dense layer
+)
 ODD = dict(   # flattened rows would read each other
     opt=dict(hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64,
              max_position_embeddings=512, dropout=0.),
@@ -30,7 +35,7 @@ ODD = dict(   # flattened rows would read each other
 
 def shape(kind:str, **more):
     small = TOKENS if kind == "gpt2" or kind in ODD else SMALL
-    return AutoConfig.for_model(kind, **small | (SHAPES | ODD)[kind] | more)
+    return AutoConfig.for_model(kind, **small | (SHAPES | MIXTURES | ODD)[kind] | more)
 
 
 def model(kind:str, *, dtype=torch.float32, attention:str="eager", **more):

@@ -224,6 +224,6 @@ def check_saves(saved:Saved|None)->Finding:
 
 # %% ../../nbs/09_checks/07_learning.ipynb #learn025
 @check("learning")
-def check_answers(answer:Generation|None)->Finding|None:
+def check_answers(answers:list[Generation])->Finding|None:
     "the model can be asked while it is trained"
-    if answer is None: return skipped("the first row has no prompt")
+    if not answers: return skipped("the first rows have no prompt")

@@ -15,7 +15,7 @@ from ..config import Config
 from ..tokens.tokenizer import why_missing
 from .hardware import find_hardware
 from .attention import choose_attention
-from .load import check_weights, fit_vocabulary, guard_4bit, quiet
+from .load import check_weights, fit_vocabulary, guard_4bit, quiet, withhold_router_logits
 from .kernels import use_kernels
 from .adapter import add_adapter
 
@@ -84,6 +84,7 @@ def make_trainable(
     with quiet():
         check_weights(model, cfg)
         guard_4bit(model)
+        withhold_router_logits(model)
         if cfg.method == "lora" and not hasattr(model, "peft_config"): model.to(hardware.dtype)
         if cfg.method != "qlora": model.to(hardware.device)
         if not hasattr(model, "peft_config"):

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from ..keys import redact
 from ..progress import Phase, say
 from ..on_disk import write_whole
-from ..report import Finding, Report, edit, fail, ok, warn
+from ..report import Finding, Report, command, edit, fail, first_line, ok, warn
 from ..tokens.encode import end_ids
 from ..batches.collate import DataCollatorForCausalLM
 from ..model.hardware import is_out_of_memory
@@ -300,13 +300,16 @@ def sample(self:Guards, model, step:int)->None:
 
 @patch
 def _decode(self:Guards, model, step:int)->list[Finding]:
-    "What the samples say; the last ones if memory runs out, while the training continues"
+    "What the samples say; if they cannot be decoded, that is noted, and the training continues without them"
     try: return self.probe(model)
     except Exception as e:
-        if not is_out_of_memory(e): raise
+        says = f"a few prompts could not be answered ({type(e).__name__}: {first_line(e)})"
+        finding = fail(says, command("sft_nb check", "preflight(cfg)"), check="sample_failed")
+        if is_out_of_memory(e):
+            says = "memory ran out while a few prompts were answered"
+            finding = warn(says, "a smaller {max_new_tokens}", check="sample_out_of_memory")
     self.probe.prompts = []
-    says = "memory ran out while a few prompts were answered, so no more samples are decoded"
-    self.note(warn(says, "a smaller {max_new_tokens}", check="sample_out_of_memory"), step)
+    self.note(replace(finding, says=f"{finding.says}, so no more samples are decoded"), step)
     return []
 
 @patch

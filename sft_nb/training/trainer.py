@@ -22,9 +22,10 @@ from ..report import SftError, counted, edit, warn
 from ..batches.collate import WithPositions
 from ..batches.pack import Batches, EpochLoader, NumberedRows, Rows
 from ..model.hardware import free_memory, is_out_of_memory
-from ..model.precision import adapters_to_float32, kept_exact
+from ..model.precision import kept_exact
 from ..model.recompute import save_memory
 from ..model.sequence import in_shares, own_tokens
+from ..model.trl_trainer import undo_trl_changes
 from ..workbench import Workbench
 from ..run.checkpoint import cannot_write, lift, prune, written_aside
 from ..run.directory import Run, go_on
@@ -86,7 +87,7 @@ class SupervisedTrainer(DividesWeights, SFTTrainer):
     def _correct(self)->None:
         "Where the parent has not the last word"
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
-        if self.bench.cfg.method != "full": adapters_to_float32(self.bench.model)   # TRL made them bfloat16
+        undo_trl_changes(self.bench.model, self.bench.cfg)
         self.supervised = self.bench.supervised   # after TRL, which changes the head
         self.sharing = self.bench.cfg.sequence_parallel_size   # processes that share each row
         self.data_collator = in_shares(self.data_collator, self.sharing, supervised=self.supervised)

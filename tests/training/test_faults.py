@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 from learner import assert_same, killed_at_eight, names, small, weights
+from transformers import TrainerCallback
 
 from sft_nb.report import ConfigError, SftError
 from sft_nb.results.evaluate import evaluate
@@ -67,6 +68,39 @@ def test_a_disk_on_which_not_even_the_status_fits(tmp_path):
     full = patch.object(Run, "set_status", side_effect=[None, NO_SPACE])
     with patch.object(Run, "record", side_effect=NO_SPACE), full, pytest.raises(SftError, match="metrics.jsonl"):
         train(small(tmp_path, run_name="nothing-fits"))
+
+
+# --- what was learned until an error
+
+class Fails(TrainerCallback):
+    "A callback of the user that fails at step 4"
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 4: raise ValueError("no such metric")
+
+
+def test_what_was_learned_until_an_error_is_kept(tmp_path, undisturbed, capfd):
+    with pytest.raises(ValueError, match="no such metric"): train(small(tmp_path, run_name="kept"), callbacks=[Fails()])
+    run = Run(tmp_path/"kept")
+    assert (run.state, run.status.step) == ("failed", 4) and damage(run.adapter) == ""
+    assert "the weights of step 4 are kept in" in "".join(capfd.readouterr())
+    assert weights(run) != (run.path/"checkpoints/checkpoint-3/adapter_model.safetensors").read_bytes()
+    assert_same(resume(run), undisturbed)   # from checkpoint-3, as if nothing had happened
+
+
+def test_no_step_no_weights(tmp_path):
+    with patch.object(SupervisedTrainer, "training_step", side_effect=ValueError("broken")), pytest.raises(ValueError):
+        train(small(tmp_path, run_name="none"))
+    assert not (tmp_path/"none/adapter").exists()
+
+
+def test_weights_that_are_not_finite_are_not_kept(tmp_path, capfd):
+    class Breaks(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            next(p for p in model.parameters() if p.requires_grad).data.fill_(float("nan"))
+            raise ValueError("broken")
+    with pytest.raises(ValueError, match="broken"): train(small(tmp_path, run_name="nan"), callbacks=[Breaks()])
+    assert not (tmp_path/"nan/adapter").exists()
+    assert "the weights of step 1 are not kept: " in "".join(capfd.readouterr())
 
 
 # --- damaged checkpoints

@@ -2,7 +2,6 @@
 import json
 from unittest.mock import patch
 
-import pytest
 import torch
 from learner import notes, small, small_qlora, weights
 
@@ -51,8 +50,14 @@ def test_a_sample_that_runs_out_of_memory_is_the_last_one(tmp_path, undisturbed)
     with no_room as decoding: run = train(small(tmp_path, sample_steps=2))
     assert weights(run) == weights(undisturbed) and decoding.call_count == 1
     assert notes(run)["sample_out_of_memory"].status == "warn"
-    other = patch(DECODING, side_effect=ValueError("something else"))
-    with other, pytest.raises(ValueError): train(small(tmp_path, sample_steps=2))
+
+
+def test_a_sample_that_fails_is_the_last_one_and_the_training_goes_on(tmp_path, undisturbed):
+    with patch(DECODING, side_effect=ValueError("no such cache")) as decoding:
+        run = train(small(tmp_path, sample_steps=2))
+    assert weights(run) == weights(undisturbed) and decoding.call_count == 1
+    found = notes(run)["sample_failed"]
+    assert found.status == "fail" and "(ValueError: no such cache), so no more samples are decoded" in found.says
 
 
 def test_weights_that_do_not_move(tmp_path):
