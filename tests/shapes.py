@@ -33,6 +33,30 @@ ODD = dict(   # flattened rows would read each other
 )
 
 
+VISION = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, image_size=28,
+              patch_size=14)
+WITH_IMAGES = dict(   # as published: a language model beside a vision tower
+    gemma3=dict(text_config=dict(sliding_window=7, query_pre_attn_scalar=16), vision_config={}, mm_tokens_per_image=4,
+                image_token_index=760, boi_token_index=761, eoi_token_index=762),
+    mistral3=dict(text_config=dict(model_type="mistral"), vision_config=dict(model_type="pixtral", head_dim=16),
+                  image_token_index=760),
+    llama4=dict(   # a whole causal model inside, with a router that is a linear layer
+        text_config=EXPERTS | dict(num_local_experts=4, intermediate_size_mlp=96, interleave_moe_layer_step=2,
+                                   attention_chunk_size=64, no_rope_layers=[1, 0]),
+        vision_config=dict(vision_output_dim=32, projector_input_dim=32, projector_output_dim=32),
+        image_token_index=760, boi_token_index=761, eoi_token_index=762),
+)
+
+
+def with_images(kind:str):
+    "The config of a model of two layers, with the name of its published class"
+    parts = WITH_IMAGES[kind]
+    text = SMALL | dict(num_hidden_layers=2) | parts["text_config"]
+    named = dict(llama4="Llama4", gemma3="Gemma3", mistral3="Mistral3")[kind]
+    config = parts | dict(text_config=text, vision_config=VISION | parts["vision_config"])
+    return AutoConfig.for_model(kind, **config, architectures=[f"{named}ForConditionalGeneration"])
+
+
 def shape(kind:str, **more):
     small = TOKENS if kind == "gpt2" or kind in ODD else SMALL
     return AutoConfig.for_model(kind, **small | (SHAPES | MIXTURES | ODD)[kind] | more)

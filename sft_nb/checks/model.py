@@ -19,16 +19,20 @@ from ..tokens.encode import end_ids
 from ..tokens.account import Data
 from ..model.precision import audit
 from ..model.loss import causal_lm
+from ..model.adapter import text_path
 from ..model.load import count_parameters
 from .core import check
 
 # %% ../../nbs/09_checks/04_model.ipynb #b187e8f5
 def _not_adapted(model)->list[str]:
     "Modules that the adapter's config names and that have no adapter"
-    wanted = model.peft_config["default"].target_modules
+    adapter = model.peft_config["default"]
+    wanted, left_out = adapter.target_modules, adapter.exclude_modules
     wanted = {wanted} if isinstance(wanted, str) else set(wanted or ())
     linear = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) or type(m).__name__ == "Conv1D"]
     bare = [n for n in linear if "lora_" not in n]   # an adapted one is called base_layer
+    if isinstance(left_out, str):
+        bare = [n for n in bare if not re.fullmatch(left_out, n.removeprefix("base_model.model."))]
     return [n for n in bare if n.rpartition(".")[2] in wanted]
 
 # %% ../../nbs/09_checks/04_model.ipynb #model00a
@@ -63,10 +67,13 @@ def check_trainable(model, cfg:Config)->Finding:
     trained = [n for n, p in model.named_parameters() if p.requires_grad]
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     if not trained: return fail("no parameter is trained", _THAW)
-    wrong = _wrong_in_full(frozen) if cfg.method == "full" else _wrong_adapter(model, trained, frozen)
+    inside = text_path(model)   # of a model with a vision tower
+    if cfg.method == "full": wrong = _wrong_in_full([n for n in frozen if not inside or n.startswith(inside + ".")])
+    else: wrong = _wrong_adapter(model, trained, frozen)
     if wrong: return wrong
     n, of = count_parameters(model)
-    return ok(f"{n:,} of {of:,} parameters are trained")
+    says = f"{n:,} of {of:,} parameters are trained"
+    return ok(f"{says}, all of them in {inside}: rows are text, and reach nothing else" if inside else says)
 
 # %% ../../nbs/09_checks/04_model.ipynb #model042
 _UNUSED = dict(   # method -> settings that do nothing then

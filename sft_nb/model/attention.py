@@ -16,14 +16,14 @@ from typing import Callable, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers import masking_utils
 from transformers.masking_utils import and_masks, causal_mask_function, packed_sequence_mask_function, sdpa_mask
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
 from ..report import ConfigError, SftError, edit, first_line
-from ..batches.layout import only_attention
+from ..batches.layout import model_class, only_attention
 
 # %% ../../nbs/06_model/02_attention.ipynb #5e1b42b0
 class Documents(NamedTuple):
@@ -372,7 +372,7 @@ def choose_attention(
 # %% ../../nbs/06_model/02_attention.ipynb #b8e0599c
 def _automatic(device:str, dtype:torch.dtype, shape)->tuple[str|None,str]:
     "What `auto` means, and why"
-    kind, name = AutoModelForCausalLM._model_mapping.get(type(shape), None), shape.model_type
+    kind, name = model_class(shape), shape.model_type
     flash, broken = _installed_flash(device, dtype, kind)
     if flash: return flash, f"auto: {flash} is installed"
     if not getattr(kind, "_supports_attention_backend", False):

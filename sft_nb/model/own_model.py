@@ -17,7 +17,7 @@ from .hardware import find_hardware
 from .attention import choose_attention
 from .load import check_weights, fit_vocabulary, guard_4bit, quiet, withhold_router_logits
 from .kernels import use_kernels
-from .adapter import add_adapter
+from .adapter import add_adapter, excluded_modules
 
 # %% ../../nbs/06_model/14_own_model.ipynb #d4804913
 _COUNTERPARTS = dict(r="lora_r", lora_alpha="lora_alpha", lora_dropout="lora_dropout", use_rslora="use_rslora",
@@ -32,6 +32,7 @@ def read_lora_settings(
     adapter = model.peft_config[model.active_adapter]
     found, expected = "", "a LoRA adapter with one rank and one scale"
     unknown = [name for name in _WITHOUT_COUNTERPART if getattr(adapter, name, None)]
+    if adapter.exclude_modules == excluded_modules(model): unknown = [n for n in unknown if n != "exclude_modules"]
     if adapter.peft_type != "LORA": found = f"its adapter is of type {str(adapter.peft_type.value)}"
     elif unknown: found = f"its adapter sets {', '.join(unknown)}, which no setting describes"
     elif adapter.bias != "none": found = f"its adapter trains biases (bias={adapter.bias!r})"

@@ -12,12 +12,11 @@ from itertools import product
 
 import torch
 from fastcore.basics import patch
-from transformers import AutoModelForCausalLM
 
 from ..report import ConfigError, edit
 from ..config import Config
 from ..tokens.account import Data
-from ..batches.layout import Batch, end_to_end, worst_batch
+from ..batches.layout import Batch, end_to_end, model_class, worst_batch
 from ..model.hardware import Device
 from ..model.attention import choose_attention
 from ..model.divided import check_heads, Division, division_of
@@ -87,7 +86,7 @@ class Planner:
         "Whose memory the attention takes: varlen, sdpa or eager"
         if self.attention and self.attention.startswith("flash"): return "varlen"   # they take the same
         if self.attention: return self.attention
-        kind = AutoModelForCausalLM._model_mapping.get(type(self.shape), None)
+        kind = model_class(self.shape)
         return "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
 
     @cached_property

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter
 from ..config import Config
 from ..batches.layout import Batch
 from ..model.attention import assume_documents
-from ..model.loss import causal_lm, Head
+from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quiet
 from ..model.recompute import OnDevice, recompute_layers, recompute_parts
 from .static import skeleton, weights_for_dora
@@ -157,7 +157,8 @@ def _forward(inner, batch:Batch, attention:str, dtype:torch.dtype, max_logits_mi
     "Backbone and loss, as `sft_nb.model.loss` computes it"
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         ids, mask = _inputs(batch, attention, dtype)
-        hidden = inner.base_model(ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+        reads = backbone(language_model(inner))   # no vision tower
+        hidden = reads(ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
         n, chunk = _supervised(inner, batch, dtype, max_logits_mib, kind)
         targets = torch.zeros(min(n, 2 * chunk), dtype=torch.long)
         learns = [p for p in inner.get_output_embeddings().parameters() if p.requires_grad]
@@ -213,7 +214,8 @@ def _runs(model, batch:Batch, how:Pass):
 def _stack(inner)->list:
     "The layers of a model, from the first to the last"
     n = inner.config.get_text_config().num_hidden_layers
-    return list(next((m for m in inner.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == n), ()))
+    lists = [m for m in language_model(inner).modules() if isinstance(m, torch.nn.ModuleList)]
+    return list(next((layers for layers in lists if len(layers) == n), ()))
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #f82475a4
 def _watched(inner, alive:MemoryTracker)->list[int]:

@@ -10,10 +10,9 @@ import math
 from contextlib import contextmanager
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from ..config import Config
-from ..model.load import load_shape, quantization, quiet
+from ..model.load import auto_class, load_shape, quantization, quiet
 from ..model.kernels import use_kernels
 from ..model.adapter import lora_config, spare_casts
 from ..model.divided import Division
@@ -84,7 +83,7 @@ def skeleton(
     kept = torch.float32 if cfg.method == "full" else dtype
     how = dict(dtype=kept, attn_implementation=attention, trust_remote_code=cfg.trust_remote_code)
     with quiet(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shape, **how)
+        model = auto_class(shape).from_config(shape, **how)
         _make_room(model, len(tokenizer))
         if cfg.method == "full": return model.train()
         bits = quantization(cfg, dtype)

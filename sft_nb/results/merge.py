@@ -6,21 +6,24 @@
 __all__ = ['Probe', 'probe', 'Gap', 'gap', 'parity', 'unpack', 'merged_model', 'merge']
 
 # %% ../../nbs/12_results/11_merge.ipynb #2ac84427
-import gc, warnings
+import gc, shutil, warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import cached_file
 
 from ..on_disk import new_folder
 from ..report import command, ConfigError, edit, fail, Finding, ok, quoted, Report, SftError, warn
 from ..config import Config
 from ..tasks.core import task_of
 from ..tokens.encode import encode_prompts
+from ..tokens.tokenizer import model_path
 from ..tokens.conversations import conversation, read_split
-from ..model.load import count_experts, quiet
+from ..model.adapter import text_path
+from ..model.load import auto_class, count_experts, load_base, quiet
 from ..model.generate import eval_mode, generate
 from ..workbench import Workbench
 from ..run.refusals import merge_target
@@ -180,6 +183,17 @@ def _plain(layer, dtype:torch.dtype)->torch.nn.Module:
     return plain
 
 # %% ../../nbs/12_results/11_merge.ipynb #302f5019
+def _quantised_beside_text(model)->list[str]:
+    "Layers of a vision tower that are stored in 4 or 8 bits, although no adapter was trained beside them"
+    inside = text_path(model)
+    weights = [n for n, p in model.named_parameters() if not p.is_floating_point()]
+    return [n.rpartition(".")[0] for n in weights if inside and not n.startswith(inside + ".")]
+
+def _put_back(model, layers:list[str], workbench:Workbench)->None:
+    "These layers get the numbers that the base was published with: nothing has learned to make up for their rounding"
+    plain = load_base(replace(workbench.asked, method="lora"), workbench.tokenizer)
+    for name in layers: model.get_submodule(name).weight.data = plain.get_submodule(name).weight.data
+
 def merged_model(
     workbench:Workbench,  # of the run
     path:Path,            # of the adapter, or of the whole model for `method="full"`
@@ -190,7 +204,9 @@ def merged_model(
     from peft import PeftModel
     with quiet(), warnings.catch_warnings(action="ignore"):   # peft: tied weights, adapters that are merged already
         base = workbench.base()
+        unused = _quantised_beside_text(base)
         base = unpack(base, workbench.hardware.dtype)   # in training, the base stood for numbers of this format
+        if unused: _put_back(base, unused, workbench)
         model = PeftModel.from_pretrained(base, str(path))
         for layer in model.modules():
             if hasattr(layer, "merge") and hasattr(layer, "get_base_layer"): _merge_layer(layer, dtype)
@@ -237,16 +253,28 @@ def _before(workbench:Workbench, source:Path, talks)->tuple[Probe,Probe|None]:
     with model.disable_adapter(): return trained, probe(model, tokenizer, talks, like=trained, max_new_tokens=1)
 
 # %% ../../nbs/12_results/11_merge.ipynb #74dd579f
+_FOR_IMAGES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+
 def _write(model, tokenizer, folder:Path)->None:
     "safetensors, tokenizer with its template, generation config"
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
+def _copy_image_settings(cfg:Config, folder:Path)->None:
+    "What a server needs for the vision tower of the base, as far as the base has it"
+    there = dict(revision=cfg.revision, _raise_exceptions_for_missing_entries=False,
+                 _raise_exceptions_for_connection_errors=False, _raise_exceptions_for_gated_repo=False)
+    for name in _FOR_IMAGES:
+        file = cached_file(model_path(cfg.model), name, **there)
+        if file is not None: shutil.copyfile(file, folder/name)
+
 # %% ../../nbs/12_results/11_merge.ipynb #2a61990f
 def _read_again(folder:Path, dtype:torch.dtype, device:str):
     "As anyone would load it"
-    with quiet(): return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map={"": device})
+    with quiet():
+        kind = auto_class(AutoConfig.from_pretrained(folder))
+        return kind.from_pretrained(folder, dtype=dtype, device_map={"": device})
 
 # %% ../../nbs/12_results/11_merge.ipynb #mg0cmp01
 def _write_and_compare(bench:Workbench, source:Path, folder:Path, dtype:str, talks)->Report:
@@ -254,7 +282,10 @@ def _write_and_compare(bench:Workbench, source:Path, folder:Path, dtype:str, tal
     wanted, tolerance = getattr(torch, dtype), 1e-4 if dtype == "float32" else 4e-2
     trained, base = _before(bench, source, talks)
     gc.collect()
-    _write(merged_model(bench, source, wanted), bench.tokenizer, folder)
+    merged = merged_model(bench, source, wanted)
+    _write(merged, bench.tokenizer, folder)
+    if text_path(merged): _copy_image_settings(bench.asked, folder)
+    del merged
     again = _read_again(folder, wanted, bench.hardware.device)
     probed = probe(again, bench.tokenizer, talks, like=trained)
     return parity(trained, probed, base=base, tolerance=tolerance, has_experts=count_experts(again.config) > 1)

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..on_disk import read_json
 from ..report import ConfigError
 from ..config import allow, Config, load_config, trusting
-from ..tokens.tokenizer import model_path
+from ..tokens.tokenizer import model_name, model_path
 from .refusals import named_run
 from .directory import open_run, Run
 
@@ -59,7 +59,7 @@ def _alone(what:str, path:Path, settings:dict)->Target:
     "An adapter or a model that no run is known of"
     base = _read(path, "adapter_config.json").get("base_model_name_or_path")
     if base is not None:
-        cfg = load_config(**dict(model=base, method="lora") | settings)
+        cfg = load_config(**dict(model=model_name(base), method="lora") | settings)
         return Target(path.name, "adapter", cfg, path)
     known = "model_type" in _read(Path(model_path(what)), "config.json")   # tiny lies in the package
     if not known and (os.path.exists(path) or what.count("/") != 1 or what.startswith((".", "/", "runs/"))):

@@ -16,10 +16,11 @@ from ..on_disk import sweep, write_whole
 from ..keys import load_env
 from ..faces import page_of
 from ..progress import Phase, say, watched
-from ..report import command, ConfigError, edit, Fix, quoted, Report, SftError, skipped
+from ..report import command, ConfigError, edit, first_line, Fix, quoted, Report, SftError, skipped
 from ..config import Config
 from ..schema import seconds_of
 from ..tokens.account import Data
+from ..model.adapter import name_base, text_path
 from ..model.divided import check_several
 from ..model.kernels import in_one_product
 from ..model.load import quiet
@@ -87,9 +88,16 @@ def build_trainer(
     "The trainer with its recorder and its guards; what it runs on is written into trainer.json"
     stop = stop or StopRequest(bench.cfg.max_time)
     with Phase("loading"): bench.make("model", "layout")   # the model itself is asked how its rows may lie
-    if is_main_process(): _write_padding(bench, run)
+    name_base(bench.model, bench.cfg)
+    if is_main_process():
+        _write_padding(bench, run)
+        inside = text_path(bench.model)
+        if inside: say(f"sft_nb: rows are text, so only {inside} is trained; the rest stays as it is")
     guards, recorder = Guards(bench, run, stop), Recorder(run)
     trainer = SupervisedTrainer(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
+    if is_main_process() and trainer.supervised and trainer.aux_loss_enabled:
+        say(f"sft_nb: the load-balancing loss of the routers (router_aux_loss_coef {trainer.router_aux_loss_coef:g}) "
+            "is not part of the loss")
     if is_main_process(): _write_what_runs(trainer)
     return trainer
 
@@ -212,6 +220,7 @@ def _train_in(bench:Workbench, run:Run, stop:StopRequest, checkpoint:Path|None)-
         if is_main_process(): _finish(trainer, stop)
     except BaseException as e:
         stop.ears.deaf = True   # a second signal must not cut short what is written now
+        if trainer is not None: _keep_weights(trainer, done, e)
         _leave(run, trainer, e)
         raise
 
@@ -238,19 +247,36 @@ def _save(trainer:SupervisedTrainer)->None:
     run, state = trainer.run, trainer.state
     best = by_the_first(lambda: best_folder(run, state))
     if not is_main_process(): return None if best else trainer.save_model(str(run.adapter))   # it writes nothing
+    _write_result(trainer, best)
+
+def _write_result(trainer:SupervisedTrainer, best:Path|None)->None:
+    "The checkpoint `best`, or the weights as they are now, become the result; `SftError` if it cannot be written"
+    run = trainer.run
     try:
         with written_aside(run.adapter) as aside:
             if best: shutil.copytree(best, aside, dirs_exist_ok=True, ignore=_is_state)
             else: trainer.save_model(str(aside))
-            _tidy(aside, trainer.bench.cfg)
+            _tidy(aside)
     except Exception as e: raise cannot_write(run.adapter, e, go_on(run)) from e
 
-def _tidy(adapter:Path, cfg:Config)->None:
-    "Without peft's card, full of blanks, and the arguments, a pickle of ours; with the base as the config names it"
+def _keep_weights(trainer:SupervisedTrainer, done:int, error:BaseException)->None:
+    "After an error, write what the steps after `done` have learned, if one process can do that alone"
+    run, bench, step = trainer.run, trainer.bench, trainer.state.global_step
+    if step <= done or not bench.alone or not is_main_process(): return
+    if isinstance(error, KeyboardInterrupt) and bench.cfg.method == "full": return   # that may take minutes
+    try:
+        broken = [n for n, p in trainer.model.named_parameters() if p.requires_grad and not p.isfinite().all()]
+        if broken: return say(f"sft_nb: the weights of step {step} are not kept: {broken[0]} is not finite")
+        _write_result(trainer, best_folder(run, trainer.state))
+    except Exception as e: return say(f"sft_nb: the weights of step {step} are not kept: {first_line(e)}")
+    say(f"sft_nb: the weights of step {step} are kept in {run.adapter}")
+
+def _tidy(adapter:Path)->None:
+    "Without peft's card, full of blanks, and the arguments, a pickle of ours; ready to be trained on"
     for name in ("README.md", "training_args.bin"): (adapter/name).unlink(missing_ok=True)
     file = adapter/"adapter_config.json"
     if not file.exists(): return
-    said = json.loads(file.read_text()) | dict(base_model_name_or_path=cfg.model, inference_mode=False)
+    said = json.loads(file.read_text()) | dict(inference_mode=False)
     file.write_text(json.dumps(said, indent=2) + "\n")
 
 # %% ../../nbs/11_training/05_train.ipynb #91cc0473

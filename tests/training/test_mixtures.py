@@ -20,11 +20,13 @@ def mixture(tmp_path, kind:str, **how):
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe"])
-def test_a_mixture_trains_is_sampled_evaluated_and_merged(tmp_path, kind):
+def test_a_mixture_trains_is_sampled_evaluated_and_merged(tmp_path, kind, capfd):
     "TRL switches router logits on, and generation with a cache fails; peft keeps all experts in one 3-D parameter"
     run = train(mixture(tmp_path, kind, preflight=True, run_name="run", max_length=256))
     assert run.state == "finished" and [m["step"] for m in run.metrics() if "eval_loss" in m] == [2, 4]
     assert [json.loads(line)["step"] for line in (run.path/"samples.jsonl").open()] == [2, 4]
+    left_out = "the load-balancing loss of the routers (router_aux_loss_coef 0.001) is not part of the loss"
+    assert (left_out in "".join(capfd.readouterr())) == (kind == "qwen3_moe")   # the other has none
     checked = Report.load(run.path/"preflight.json")
     assert {f.check: f.status for f in checked.findings}["learning.answers"] == "ok"
     assert evaluate(run, max_new_tokens=8).tuned.n == 4
