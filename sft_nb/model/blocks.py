@@ -20,15 +20,17 @@ class _Passing:
         self.h, self.targets, self.d, n = h, targets, d, len(h)
         self.top = h.new_full((n,), -torch.inf)   # highest score
         self.own = self.top.clone()               # score of the target
+        self.before = self.top.clone()            # highest score of the tokens before the target
         self.others = h.new_zeros(n)              # sum of exponentials of all but the target
 
     def block(self, w, first:int, buffer)->None:
         "Rows `first`, `first + 1`, … of the head"
         scores = torch.mm(self.h, w.t(), out=buffer[:len(self.h) * len(w)].view(-1, len(w)))
         top = torch.maximum(self.top, scores.amax(-1))
-        fades = (self.top - top).exp_()
         self._take_out_target(scores, first)
-        e = scores.sub_(top[:, None]).exp_()
+        shift = top.masked_fill(top == -torch.inf, 0)   # a vocabulary may begin with scores of -inf
+        fades = (self.top - shift).exp_()
+        e = scores.sub_(shift[:, None]).exp_()
         self.others.mul_(fades).add_(e.sum(-1))
         if self.d is not None: self.d.mul_(fades[:, None]).addmm_(e, w)
         self.top = top
@@ -39,19 +41,24 @@ class _Passing:
         score = scores.gather(1, at)[:, 0]
         self.own = torch.where(here, score, self.own)
         scores.scatter_(1, at, torch.where(here, -torch.inf, score)[:, None])
+        if isinstance(scores, FakeTensor): return
+        rows = here.nonzero()[:, 0]
+        later = torch.arange(scores.shape[1], device=at.device) >= at[rows]
+        before = scores[rows].masked_fill_(later, -torch.inf).amax(-1)
+        self.before[rows] = torch.maximum(before, self.top[rows])
 
     def end(self, weight)->tuple[torch.Tensor,torch.Tensor]:
-        "Sum of losses, and how many targets have the highest score"
+        "Sum of losses, and how many targets are the first with the highest score"
         own = self.own - self.top
         Z = self.others + own.exp()
         if self.d is not None:
             left = (self.others / Z)[:, None] * weight[self.targets].to(self.d.dtype)
             self.d.div_(Z[:, None]).sub_(left)
-        return (Z.log() - own).sum(), (self.own >= self.top).sum()
+        return (Z.log() - own).sum(), ((self.own > self.before) & (self.own >= self.top)).sum()
 
 # %% ../../nbs/06_model/03_blocks.ipynb #b10cks03
 class _InBlocks(torch.autograd.Function):
-    "Sum of cross entropies, and how many targets have the highest score; the gradient is made on the way"
+    "Sum of cross entropies, and how many targets are the first with the highest score; the gradient is made on the way"
     @staticmethod
     def forward(ctx, hidden, weight, targets, factor, chunk):
         h = hidden if factor == 1 else hidden * factor

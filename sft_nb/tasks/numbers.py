@@ -160,22 +160,49 @@ def _in_braces(text:str)->str:
     return text[1:]
 
 # %% ../../nbs/03_tasks/02_numbers.ipynb #numb0021
+_SAYS_ANSWER = re.compile(r"\banswer\W{0,4}(?:(?:is|was|be|equals|would be|comes to)\b(?!\s+not\b)|=|:)|^\W*A\W{0,2}:",
+                          re.IGNORECASE | re.MULTILINE)
+_REASON = re.compile(r"\b(?:because|since|as there)\b", re.IGNORECASE)
+_RANGE = re.compile(r"\bbetween\s+\S*\d\S*\s+and\s+\S*\d|\d\s+or\s+\S*\d", re.IGNORECASE)
+
+def _answered(text:str)->Number:
+    "What follows the last `answer is`, `Answer:` or `A:`, unless a solution begins there"
+    for found in reversed(list(_SAYS_ANSWER.finditer(text))):
+        line, _, rest = text[found.end():].lstrip().partition("\n")
+        begins = not found[0].rstrip().lower().endswith(("is", "was", "be", "equals", "to"))
+        if begins and ("=" in rest or _noted(line) != _MISSING): continue
+        plain = _REASON.split(_plain(line))[0]
+        if re.search(r"\d\s*%?\s+of\s+\S*\d", plain): continue   # 10% of 50 is reckoned yet
+        if (number := _stated(plain.strip())) != _MISSING: return number
+    return _MISSING
+
 def _noted(text:str)->Number:
     "The result in the last calculator's note"
     results = re.findall(r"<<[^<>]*=([^<>=]*)>>", text)
     return _stated(_plain(results[-1])) if results else _MISSING
 
 def _last(text:str)->Number:
-    "The last number of the last line that has one"
+    "In the last line with a number: its calculator's note, or the number behind its `=`, or else the last one"
     for line in reversed(text.splitlines()):
-        if found := numbers_in(_plain(line)): return found[-1]
+        plain = _GROUPED.sub(lambda m: m[0].replace(" ", ""), _plain(line))
+        claim = _REASON.split(plain)[0]   # what follows is no answer
+        if numbers_in(claim): plain = claim
+        numbers = numbers_in(plain)
+        if not numbers: continue
+        if (noted := _noted(line)) != _MISSING: return noted
+        if _RANGE.search(plain): return numbers[-1]._replace(value=None)
+        _, equals, right = plain.rpartition("=")
+        result = next(iter(numbers_in(right)), None) if equals else None
+        if result is None or _ANOTHER.match(right, result.end) or re.search(r"[.;]\s", right[result.end:]):
+            return numbers[-1]
+        return result
     return _MISSING
 
 def final_number(
     text:str,     # an answer, by a person or a model
 )->str|None:      # the number without commas, currency or needless zeros; None if there is none
-    "The number that an answer gives: after `####`, in the last box, in the last `<<...=x>>`, else the last one"
-    found = next((n for n in (read(text) for read in (_closing, _boxed, _noted, _last)) if n != _MISSING), _MISSING)
+    "The number that an answer gives: after `####`, in the last box, after `answer is`, or in the last line with one"
+    found = next((n for n in (read(text) for read in (_closing, _boxed, _answered, _last)) if n != _MISSING), _MISSING)
     return None if found.value is None else f"{_EXACT.add(_EXACT.normalize(found.value), 0):f}"
 
 # %% ../../nbs/03_tasks/02_numbers.ipynb #numb0024

@@ -336,6 +336,9 @@ def _find_in_answers(s:Split, name:str)->list[Finding]:
     if n := seen.empty_answers:
         says = f"{n:,} answers are empty and not supervised: they would teach to end the turn at once"
         out.append(warn(says, "leave them out, or write the answers", check=f"{name}_empty"))
+    if n := int(((s.lengths == 2) & (s.stats["supervised"] == 1)).sum()):   # the first is predicted by nothing
+        says = f"{counted(n, 'row')} of text have one token, so only the end token behind it is learned"
+        out.append(warn(says, "leave them out, or write longer texts", check=f"{name}_one_token"))
     if n := seen.tools_as_text:
         says = f"the tools of {n:,} rows are written as JSON text: the chat template does not write all of them"
         out.append(warn(says, "set {chat_template} to one that knows tools", check=f"{name}_tools"))

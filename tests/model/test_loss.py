@@ -257,6 +257,30 @@ def test_blocks_of_very_different_scores(order):
     assert far(torch.autograd.grad(loss, hidden)[0], gradient) < 1e-5
 
 
+@pytest.mark.parametrize("tied", [(0, 1), (510, 511, 512, 513), (3, 1199), (700, 1100)])
+def test_of_tied_targets_the_first_is_right(tied):
+    "As `argmax` has it, in blocks and in one piece"
+    weight = torch.randn(1200, 8, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
+    weight[list(tied)] = 2.
+    hidden, targets = torch.ones(len(tied), 8), torch.tensor(tied)
+    assert (hidden @ weight.T).argmax(-1).tolist() == [tied[0]] * len(tied)
+    assert blockwise_cross_entropy(hidden, weight, targets)[1] == 1
+    assert loss_module.chunked_cross_entropy(hidden, targets, lambda h: h @ weight.T)[1] == 1
+    assert loss_module._ChunkedLinear.apply(hidden, weight, targets, 1, 2)[1] == 1
+
+
+@pytest.mark.parametrize("target", [600, 1100])
+def test_blocks_of_scores_that_are_minus_infinity(target):
+    "A vocabulary whose first block is masked, or all of it but the target, has a loss and a gradient"
+    for closed in (slice(0, 512), [k for k in range(1200) if k != target]):
+        weight = torch.randn(1200, 8, generator=torch.Generator().manual_seed(0)) / 4
+        weight[closed, 0] = -torch.inf
+        hidden, targets = torch.ones(2, 8).requires_grad_(), torch.tensor([target, target])
+        want = F.cross_entropy(torch.ones(2, 8) @ weight.T, targets, reduction="sum")
+        loss, _ = blockwise_cross_entropy(hidden, weight, targets, chunk=1)
+        assert loss.item() == pytest.approx(want.item(), rel=1e-6, abs=1e-6)
+
+
 def test_blocks_and_numbers_that_are_none():
     weight, targets = torch.randn(1200, 8), torch.tensor([5, 1100])
     for wrong in (torch.nan, torch.inf):

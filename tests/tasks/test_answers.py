@@ -3,7 +3,7 @@ mislead."""
 import json
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, shared
 from hypothesis import given, strategies as st
 
 from sft_nb.tasks.nli import read_answer
@@ -28,3 +28,30 @@ def test_every_answer_is_read_as_a_person_reads_it(name):
 def test_no_text_breaks_a_reader(name, text):
     READERS[name](text)
     READERS[name](f'<answer>{text}</answer> {{"predicted_label": "{text}", "name": "{text}"}}')
+
+
+ENDINGS = ["A: {}", "Answer: {}", "The answer is {}.", "The answer is: {}", "**Answer:** {}", "**Answer: {}**",
+           "Final answer: {}", "So the final answer is ${}.", "Therefore, the answer is {} dollars.", "answer = {}",
+           "ANSWER: {} apples", "The correct answer is **{}**", "Thus the answer is $\\boxed{{{}}}$", "Answer:\n{}",
+           "Hence the answer would be {}.", "The answer is {} because there are 7 days in a week.",
+           "A: She needs {} of them.", "Answer: {} days (1 week)", "Q: How many?\nA: {}.",
+           "The final answer is ${}$. I hope it is correct."]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_solution_is_read_by_what_it_says_is_its_answer(ending):
+    "Worked solutions of GSM8K, whose last calculator's note is often another number"
+    lines = shared("data/gsm8k/train.jsonl").read_text(encoding="utf-8").splitlines()[:7000:50]
+    for answer in (json.loads(line)["answer"] for line in lines):
+        steps, _, number = answer.rpartition("#### ")
+        expected = final_number(answer)
+        assert final_number(steps + ending.format(number)) == expected, (steps[-80:], number)
+        assert final_number(f"{steps}{ending.format(number)}\n#### {number}") == expected
+
+
+def test_a_solution_without_an_ending_is_read_by_its_last_line():
+    "The calculator's note of another line is none: 0.8% are read otherwise than their row says, and 5.4% were"
+    lines = shared("data/gsm8k/test.jsonl").read_text(encoding="utf-8").splitlines()
+    answers = [json.loads(line)["answer"] for line in lines]
+    wrong = sum(final_number(a.rpartition("#### ")[0]) != final_number(a) for a in answers)
+    assert wrong / len(answers) < .012, wrong

@@ -105,6 +105,13 @@ def test_what_a_template_does_to_answers_is_said(tokenizer, template, answers, c
     assert check not in plain
 
 
+def test_texts_of_one_token_teach_only_to_end(tokenizer):
+    rows = [dict(text="a"), dict(text="a"), dict(text="A text of several tokens.")]
+    found = finding(prepare(no_eval(task="chat"), tokenizer, train=rows), "train_one_token")
+    assert found.status == "warn" and found.says.startswith("2 rows of text have one token")
+    assert found_in(tokenizer, None, asked(dict(content="2")))[0].get("train_one_token") is None
+
+
 def test_what_became_of_the_reasoning_is_said(tokenizer):
     thoughts = [dict(content="2", reasoning_content=hm) for hm in ("1 and 1", "so")]
     rows = [asked(thoughts[0], dict(content="3"), thoughts[1]), asked(dict(content="2"))]
