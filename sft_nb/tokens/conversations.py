@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from ..report import as_fix, ConfigError, edit, SftError
 from ..config import Config
-from ..rows.formats import _text_of, detect, is_missing, no_format, propose_fields, to_messages
+from ..rows.formats import (_is_usual, _text_of, detect, is_missing, no_format, propose_fields,
+                                 to_messages)
 from ..rows.columns import inside, left_out, numbers_in, obeyed, TEXT_COLUMNS, unread, Watched
 from ..rows.files import Source
 from ..rows.sources import _listed, held_out_in, Mixture, open_rows, unused_test_files
@@ -33,6 +34,8 @@ _ENDS = ("assistant", "text", "tokens")   # roles of a message with which a conv
 
 def _talk(task:Task, row:dict, where:str, cfg:Config|None)->Talk:
     "As `conversation`, with what else there is to know; no message if there is no answer"
+    plain = _plain_conversation(task, row, cfg)
+    if plain: return Talk(plain, False, [], "")
     ignored = cfg and cfg.ignore_columns or ()
     watched = Watched({k: v for k, v in row.items() if k not in ignored} if ignored else row)
     try:
@@ -45,6 +48,15 @@ def _talk(task:Task, row:dict, where:str, cfg:Config|None)->Talk:
         raise type(e)(where, e.found, e.expected, e.fix, e.page) from e
     n = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] in _ENDS), 0)
     return Talk(messages[:n], n < len(messages), [k for k in names if not obeyed(row, k)], gone, numbers)
+
+def _plain_conversation(task:Task, row:dict, cfg:Config|None)->list[dict]|None:
+    "The messages of a row that holds nothing else, the last one an answer: nothing has to be translated or looked for"
+    if task.name != "chat" or len(row) != 1: return None
+    if cfg and (cfg.ignore_columns or cfg.system_prompt is not None): return None
+    if cfg and cfg.data_format not in ("auto", "messages"): return None
+    messages = row.get("messages")
+    if type(messages) is not list or not messages or not all([_is_usual(m) for m in messages]): return None
+    return messages if messages[-1]["role"] == "assistant" else None
 
 def _text_columns(task:Task, cfg:Config|None):
     "The columns that hold text: those of the formats, or of a task, but for what the task reads as it is"

@@ -179,8 +179,11 @@ def lacks(self:Reader, talk:list[dict])->str:
     if not talk: return "no answer"
     if talk[0]["role"] == "tokens": return ""
     if talk[0]["role"] == "text": return "" if talk[-1]["content"].strip() else "empty answer"
-    if not any(m["role"] == "assistant" and m.get("train", True) for m in talk): return "no answer that is trained"
-    if not supervised_messages(talk, self.cfg.train_on_turns): return "empty answer"
+    last = talk[-1]
+    ends_with_answer = last["role"] == "assistant" and last.get("train", True) and (last["content"] or "").strip()
+    if not ends_with_answer:   # look at all of them, which takes longer
+        if not any(m["role"] == "assistant" and m.get("train", True) for m in talk): return "no answer that is trained"
+        if not supervised_messages(talk, self.cfg.train_on_turns): return "empty answer"
     asked = [m["content"] for m in talk if m["role"] == "user"]
     return "empty question" if asked and not any(map(str.strip, asked)) else ""
 
@@ -192,8 +195,9 @@ def lay(self:Reader, talk:list[dict], place:str)->list[list[Chunk]]:
     examples = self.layouts(talk, place)
     if len(examples) > 1: self.seen.apart += 1
     if talk[0]["role"] == "text": return examples
-    if any(self.t.special.search(m["content"]) for m in talk): self.seen.with_special_tokens += 1
-    if not all([m["content"] for m in talk]): self.seen.empty_answers += _empty_answers(talk)
+    contents = [m["content"] for m in talk]
+    if self.t.special.search("\0".join(contents)): self.seen.with_special_tokens += 1
+    if not all(contents): self.seen.empty_answers += _empty_answers(talk)
     if any([len(m) > 2 for m in talk]): self.count_more(talk, examples)
     return examples
 
@@ -277,15 +281,14 @@ def _half_a_character(talk:list[dict])->bool:
 # %% ../../nbs/04_tokens/06_stream.ipynb #d8928945
 @patch
 def alone(self:Reader, blocks:Iterable[tuple[int,list]])->Iterator[tuple[Batch,Encoded]]:
-    "Batches with their tokens; the next batch is laid out while one is encoded"
+    "Batches with their tokens; the next two batches are laid out while one is encoded, which never has to wait"
     with ThreadPoolExecutor(1) as pool:
-        waiting = None
+        waiting = deque()
         for block in blocks:
             batch = self.batch(*block)
-            coming = batch, pool.submit(self.encode, batch)
-            if waiting: yield self.done(*waiting)
-            waiting = coming
-        if waiting: yield self.done(*waiting)
+            waiting.append((batch, pool.submit(self.encode, batch)))
+            if len(waiting) > 2: yield self.done(*waiting.popleft())
+        while waiting: yield self.done(*waiting.popleft())
 
 @patch
 def done(self:Reader, batch:Batch, encoding:Future)->tuple[Batch,Encoded]:

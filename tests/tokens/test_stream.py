@@ -16,7 +16,7 @@ from sft_nb.report import SftError
 from sft_nb.rows.formats import FORMATS
 from sft_nb.tasks.chat import Chat
 from sft_nb.tasks.core import task_of
-from sft_nb.tokens import stream
+from sft_nb.tokens import conversations, skeleton, stream
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.stream import Reader
 from sft_nb.tokens.template import Template
@@ -31,6 +31,41 @@ def test_a_bad_row_stops_or_is_counted(tokenizer):
     data = prepare(no_eval(task="chat", on_bad_row="drop"), tokenizer, train=rows)
     assert data.train.n_kept == 5
     assert [d["where"] for d in data.dropped] == [f"train rows row {k}" for k in (6, 7, 8, 9)]
+
+
+def chats(n:int)->list[dict]:
+    "Rows that are conversations already"
+    return [dict(messages=[dict(role="user", content=p["question"]), dict(role="assistant", content=p["answer"])])
+            for p in pairs(n)]
+
+
+def test_a_plain_conversation_is_not_translated_and_rarely_rendered(tokenizer, monkeypatch):
+    translated, laid_out = [], []
+    translate, lay_out = conversations.to_messages, skeleton.layout
+    monkeypatch.setattr(conversations, "to_messages", lambda *a, **k: translated.append(1) or translate(*a, **k))
+    monkeypatch.setattr(skeleton, "layout", lambda *a, **k: laid_out.append(1) or lay_out(*a, **k))
+    reader = Reader(no_eval(task="chat"), Chat(), Template(tokenizer))
+    rows = [(f"row {k}", row) for k, row in enumerate(chats(2600))]
+    assert sum(len(batch.rows) for batch in reader.batches(rows)) == 2600
+    assert not translated
+    assert len(laid_out) < 30   # before and by the first skeleton, 16 of the first 1,024 rows, one of each 512 later
+
+
+@pytest.mark.parametrize("settings", [{}, dict(system_prompt="Be brief."), dict(train_on_turns="last"),
+                                      dict(ignore_columns=("messages",), on_bad_row="drop")])
+def test_plain_conversations_are_read_like_all_others(tokenizer, monkeypatch, settings):
+    user, answer = dict(role="user", content="1+1?"), dict(role="assistant", content="2")
+    talks = [[user, answer], [user, answer, user], [user, answer, user, dict(role="assistant", content="")],
+             [user, answer | dict(train=False), user, answer], [user | dict(content=" "), answer],
+             [user | dict(name="x"), answer], [user, dict(role="gpt", content="2")],
+             [user, answer | dict(content="<|im_end|>")], [], [user]]
+    rows = [(f"row {k}", dict(messages=talk)) for k, talk in enumerate(talks)] + [("row x", chats(1)[0] | dict(id=3))]
+    def read():
+        reader = Reader(load_config(task="chat", **dict(on_bad_row="drop") | settings), Chat(), Template(tokenizer))
+        return [(batch.rows, batch.seen) for batch in reader.batches(rows)]
+    fast = read()
+    monkeypatch.setattr(conversations, "_plain_conversation", lambda *_: None)
+    assert fast == read()
 
 
 def test_several_rows_of_a_batch_with_half_a_character(tokenizer):
