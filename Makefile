@@ -3,8 +3,12 @@ PYTHON ?= python3
 TORCH ?=
 BIN := .venv/bin
 READY := .venv/.ready
+CPU_TORCH := https://download.pytorch.org/whl/cpu
+NEWEST := .venv-newest
+NEWEST_TESTS := tests/batches tests/model/test_attention.py tests/model/test_loss.py tests/tokens/test_encode.py \
+    tests/training/test_trainer.py tests/training/test_resume.py tests/results/test_merge.py
 
-.PHONY: demo test soak profile lab docs bench measure tiny
+.PHONY: demo test newest soak profile lab docs bench measure tiny
 
 demo: $(READY)          ## a small model learns to solve word problems: about a minute of 4-bit QLoRA
 	$(BIN)/sft_nb train --config demo
@@ -14,6 +18,17 @@ test: $(READY)          ## ruff is clean, generated code equals notebooks, noteb
 	$(BIN)/python scripts/check_generated.py
 	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -q -n 2 --dist worksteal
+
+newest:                 ## the newest releases of what is required: a plain installation is used, then a few tests
+	$(PYTHON) -m venv --clear $(NEWEST)
+ifeq ($(TORCH),cpu)
+	$(NEWEST)/bin/python -m pip install -q torch --index-url $(CPU_TORCH)
+endif
+	$(PYTHON) scripts/plain_install.py --newest --environment $(NEWEST)
+	$(NEWEST)/bin/python -m pip install -q pytest hypothesis
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -q $(NEWEST_TESTS)
+	$(NEWEST)/bin/sft_nb train --config demo
+	$(NEWEST)/bin/python -m pip freeze --exclude sft_nb
 
 soak: $(READY)          ## what takes hours: every page executed, 200 kills, every two values of 21 settings
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -q -m soak
@@ -49,7 +64,7 @@ tiny: $(READY)          ## remake the base that ships as model="tiny"
 $(READY): constraints.txt settings.ini setup.py
 	$(PYTHON) -m venv .venv
 ifeq ($(TORCH),cpu)
-	$(BIN)/python -m pip install -q -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu
+	$(BIN)/python -m pip install -q -c constraints.txt torch --index-url $(CPU_TORCH)
 endif
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $@

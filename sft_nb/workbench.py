@@ -6,7 +6,7 @@
 __all__ = ['made_once', 'Workbench', 'workbench_for']
 
 # %% ../nbs/08_workbench.ipynb #wb000003
-import gc, os
+import os
 from functools import cached_property
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from .tokens.account import Data
 from .tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
 from .batches.pack import Batches, Rows, batches
 from .batches.layout import Layout, choose_layout
-from .model.hardware import Hardware, find_hardware
+from .model.hardware import find_hardware, free_memory, Hardware
 from .model.attention import choose_attention
 from .model.loss import add_supervised_loss, batch_loss
 from .model.load import load_base, load_shape
@@ -247,8 +247,7 @@ def close(self:Workbench)->None:
     "Forget the model and every failure, and free the memory"
     for part in _OF_THE_MODEL: self.__dict__.pop(part, None)
     self.failures.clear()
-    gc.collect()
-    if torch.cuda.is_available(): torch.cuda.empty_cache()
+    free_memory()
 
 # %% ../nbs/08_workbench.ipynb #wb000027
 @patch

@@ -114,12 +114,23 @@ def test_a_system_without_locks_is_refused_by_what_the_readme_says(system):
     assert " ".join(SUPPORTED.split()) in " ".join((ROOT/"README.md").read_text().split())
 
 
+def steps(*options)->str:
+    "What make would do"
+    return subprocess.run(["make", "-B", "-n", *options], cwd=ROOT, capture_output=True, text=True).stdout
+
+
 def test_make_can_install_a_torch_without_cuda():
-    def steps(*options):
-        "What make would do"
-        return subprocess.run(["make", "-B", "-n", "demo", *options], cwd=ROOT, capture_output=True, text=True).stdout
-    cpu, other = "pip install -q -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu", steps()
-    assert cpu not in other and steps("TORCH=cpu").index(cpu) < steps("TORCH=cpu").index("-e '.[dev]'")
+    cpu = "pip install -q -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu"
+    assert cpu not in steps("demo") and "whl/cpu" not in steps("newest")
+    assert steps("demo", "TORCH=cpu").index(cpu) < steps("demo", "TORCH=cpu").index("-e '.[dev]'")
+    assert steps("newest", "TORCH=cpu").index("whl/cpu") < steps("newest", "TORCH=cpu").index("--newest")
+
+
+def test_the_newest_releases_are_installed_without_bounds_and_tested_by_files_that_exist():
+    done = steps("newest")
+    assert "constraints.txt" not in done and "plain_install.py --newest --environment .venv-newest" in done
+    named = re.findall(r"tests/\S+", done)
+    assert len(named) > 5 and all((ROOT/name).exists() for name in named)
 
 
 def test_ci_installs_the_wheel_without_extras():

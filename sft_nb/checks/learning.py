@@ -55,8 +55,11 @@ def make_optimizer(model, cfg:Config)->torch.optim.Optimizer:
 # %% ../../nbs/09_checks/07_learning.ipynb #35b0797b
 def _sums(trained:dict)->dict[str,tuple]:
     "Two sums of each tensor, which change if anything in it does"
-    def sums(p): return float(p.sum(dtype=torch.float64)), float(p.square().sum(dtype=torch.float64))
-    return {n: sums(p.detach()) for n, p in trained.items()}
+    sums = {}
+    for name, p in trained.items():
+        p = p.detach().cpu() if p.device.type == "mps" else p.detach()   # MPS has no float64
+        sums[name] = float(p.sum(dtype=torch.float64)), float(p.square().sum(dtype=torch.float64))
+    return sums
 
 # %% ../../nbs/09_checks/07_learning.ipynb #35b07977
 def _step(trained:list, value:torch.Tensor, optimizer, cfg:Config, scale:float)->float:

@@ -31,6 +31,7 @@ from .evidence import Evidence
 def same_rng_state():
     "Random numbers afterwards are as if nothing had happened"
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try: yield
     finally:
@@ -38,6 +39,7 @@ def same_rng_state():
         np.random.set_state(numpy)
         torch.set_rng_state(cpu)
         if cuda is not None: torch.cuda.set_rng_state_all(cuda)
+        if mps is not None: torch.mps.set_rng_state(mps)
 
 # %% ../../nbs/09_checks/09_preflight.ipynb #616daed1
 @contextmanager

@@ -150,14 +150,18 @@ def join(self:Running,
         ours.values = torch.cat([_wider(ours.values, width, -2), _wider(theirs.values, width, -2)])
 
 # %% ../../nbs/06_model/09_generate.ipynb #gen0dec2
+def _cache_argument(parameters)->str|None:
+    "What a model's forward calls its cache: `cache` since transformers 5.24; None: it takes none"
+    return next((name for name in ("past_key_values", "cache") if name in parameters), None)
+
 def decoding_of(
     model,   # with or without an adapter
 )->tuple[str,str]:   # `sft_nb` or `transformers`; and why
     "Whose loop writes the answers"
     inner = causal_lm(model)
     takes = inspect.signature(type(inner).forward).parameters
-    missing = [name for name in ("attention_mask", "past_key_values") if name not in takes]
-    if missing: return "transformers", f"{type(inner).__name__} takes no {missing[0]}"
+    if "attention_mask" not in takes: return "transformers", f"{type(inner).__name__} takes no attention_mask"
+    if _cache_argument(takes) is None: return "transformers", f"{type(inner).__name__} takes no past_key_values"
     if not inner._supports_default_dynamic_cache(): return "transformers", "it has a cache of its own kind"
     layers = DynamicCache(config=inner.config).layers
     fixed = [layer for layer in layers if not isinstance(layer, DynamicLayer)]
@@ -182,6 +186,7 @@ class Decoder:
         self.ends = {ends} if isinstance(ends, int) else set(ends or ())
         known = inspect.signature(type(causal_lm(model)).forward).parameters
         self.takes = {"position_ids", "logits_to_keep"} & set(known)
+        self.cache_argument = _cache_argument(known)
         self.running:Running|None = None
         self.written:dict[int,list[int]] = {}   # of rows that have begun and not ended
 
@@ -192,8 +197,8 @@ def read(self:Decoder, running:Running)->torch.Tensor:
     more = dict(position_ids=running.positions, logits_to_keep=1)
     more = {name: value for name, value in more.items() if name in self.takes}
     if self.adapters is not None: more["adapter_names"] = [self.adapters[row] for row in running.rows]
-    out = self.model(input_ids=running.next, attention_mask=running.mask, past_key_values=running.cache,
-                     use_cache=True, **more)
+    more[self.cache_argument] = running.cache
+    out = self.model(input_ids=running.next, attention_mask=running.mask, use_cache=True, **more)
     return out.logits[:, -1]
 
 # %% ../../nbs/06_model/09_generate.ipynb #35c5825d

@@ -159,7 +159,10 @@ def _listed(name:str, gib:float)->Device|None:
 def this_device(kind:str, dtype:torch.dtype)->Device:
     "The device of this machine, computing in `dtype`"
     format = str(dtype).removeprefix("torch.")
-    if kind != "cuda": return Device(kind, _free_gib(), _measured_tflops(kind, dtype), 20, kind, format)
+    if kind != "cuda":
+        gib = _free_gib()
+        if kind == "mps": gib = min(gib, torch.mps.recommended_max_memory() / 2**30)   # a part of the host's memory
+        return Device(kind, gib, _measured_tflops(kind, dtype), 20, kind, format)
     gib = torch.cuda.get_device_properties(0).total_memory / 2**30
     host = _free_gib() / max(1, torch.cuda.device_count())   # as much for each card
     name = torch.cuda.get_device_name().lower().replace("nvidia", "").replace("geforce", "").replace(" ", "")
@@ -180,3 +183,4 @@ def free_memory()->None:
     "Give back what nothing holds any more; call it outside of the `except`, where the error still holds the step"
     gc.collect()
     if torch.cuda.is_available(): torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available(): torch.mps.empty_cache()

@@ -68,7 +68,7 @@ def row_losses(
             try: found = _losses(_logits(model, batch), batch["labels"])
             except Exception as e:
                 if len(some) == 1 or not is_out_of_memory(e): raise
-            if found is not None: nats[some] = found.double().cpu().numpy()
+            if found is not None: nats[some] = found.cpu().double().numpy()
             else:
                 free_memory()
                 waiting = [some[:len(some) // 2], some[len(some) // 2:], *waiting]
@@ -122,7 +122,7 @@ def _both(model, base, examples:list, batch_tokens:int)->np.ndarray:
                 before = _logits(base or model, batch)
             after, labels = _logits(model, batch), batch["labels"]
             three = torch.stack([_losses(before, labels), _losses(after, labels), _divergence(before, after, labels)])
-            found[:, some] = three.double().cpu().numpy()
+            found[:, some] = three.cpu().double().numpy()
     return found
 
 # %% ../../nbs/12_results/01_likelihood.ipynb #li0for04

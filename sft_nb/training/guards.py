@@ -133,7 +133,7 @@ class SampleProbe:
 def norms(model)->torch.Tensor:   # float64, one for each trained tensor
     "The norms of what is trained; of the part of it that this process has"
     trained = [own_part(p) for p in model.parameters() if p.requires_grad]
-    each = [p.detach().float().norm().double().cpu() for p in trained]
+    each = [p.detach().float().norm().cpu().double() for p in trained]   # MPS has no float64
     return torch.stack([torch.zeros((), dtype=torch.float64), *each])[1:]
 
 # %% ../../nbs/11_training/02_guards.ipynb #50763605

@@ -7,7 +7,7 @@ __all__ = ['Stop', 'agree', 'StopRequest', 'chooses_best', 'best_folder', 'saves
            'peak_memory_gib', 'Pace', 'shows_bars', 'Recorder', 'told_to']
 
 # %% ../../nbs/11_training/01_recorder.ipynb #455f79b0
-import math, sys, time
+import math, resource, sys, time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,13 +165,13 @@ def early_stopping(run:Run)->list[TrainerCallback]:
     return [EarlyStoppingCallback(cfg.early_stopping_patience)]
 
 # %% ../../nbs/11_training/01_recorder.ipynb #recfig02
-def peak_memory_gib()->float|None:
-    "The most memory that was taken so far: of the card, else of this process; None where that is not known"
+def peak_memory_gib()->float:
+    "The most memory that was taken so far: of the card, else of this process (on MPS also what Metal holds now)"
     if torch.cuda.is_available() and torch.cuda.is_initialized(): return torch.cuda.max_memory_allocated() / 2**30
-    try: import resource
-    except ImportError: return None   # Windows
     unit = 2**30 if sys.platform == "darwin" else 2**20   # bytes there, KiB here
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    if not torch.backends.mps.is_available(): return process
+    return max(process, torch.mps.driver_allocated_memory() / 2**30)
 
 # %% ../../nbs/11_training/01_recorder.ipynb #recfig04
 class Pace:

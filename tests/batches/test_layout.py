@@ -3,7 +3,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import transformers
 from hypothesis import given, settings as how, strategies as st
+from packaging.version import Version
 from shapes import ODD, model, shape
 
 from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
@@ -34,6 +36,8 @@ def test_the_layout_and_its_reason(tokenizer, how, attention, name, reason):
 @pytest.mark.parametrize("kind", list(ODD))
 def test_a_model_whose_rows_would_read_each_other(tokenizer, kind):
     "What the plan chose gives way; what was asked for is refused, by the config where that says it, else by the model"
+    if kind == "falcon" and Version(transformers.__version__) >= Version("5.24"):
+        pytest.skip("since 5.24 transformers gives Falcon's mask the positions, and its rows stay apart")
     m = model(kind, **{"init_std" if kind == "opt" else "initializer_range": .3})
     asked = load_config(padding_free=True)
     with pytest.raises(ConfigError, match="reach from row to row.*Fix: padding_free=False"):

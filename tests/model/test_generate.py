@@ -147,3 +147,24 @@ def test_each_prompt_is_answered_by_its_adapter(tokenizer):
     two = alone(model, tokenizer, PROMPTS, max_new_tokens=8)
     with model.disable_adapter(): base = alone(model, tokenizer, PROMPTS, max_new_tokens=8)
     assert mixed[1::3] == two[1::3] and mixed[2::3] == base[2::3] and two != base
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_a_model_may_call_its_cache_by_either_name(monkeypatch, tokenizer, name):
+    "transformers 5.24 renamed the argument of every model; a model whose cache is not found answers in whole batches"
+    base, prompts = load_base(load_config(), tokenizer), encode_prompts(ask("Add 14 to 23.", "Hello?"), tokenizer)
+    want = [answer.text for answer in continue_tokens(base, tokenizer, prompts, max_new_tokens=6)]
+    forward, calls, theirs = type(base).forward, [], Decoder(base, tokenizer).cache_argument
+
+    def called(self, attention_mask, value, how):
+        calls.append(value)
+        return forward(self, attention_mask=attention_mask, **how, **{theirs: value})
+    def old(self, attention_mask=None, past_key_values=None, position_ids=None, logits_to_keep=0, **how):
+        return called(self, attention_mask, past_key_values, how | dict(position_ids=position_ids))
+    def new(self, attention_mask=None, cache=None, position_ids=None, logits_to_keep=0, **how):
+        return called(self, attention_mask, cache, how | dict(position_ids=position_ids))
+    monkeypatch.setattr(type(base), "forward", new if name == "cache" else old)
+
+    assert decoding_of(base)[0] == "sft_nb" and Decoder(base, tokenizer).cache_argument == name
+    assert [answer.text for answer in continue_tokens(base, tokenizer, prompts, max_new_tokens=6)] == want
+    assert calls and None not in calls

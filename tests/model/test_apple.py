@@ -1,0 +1,83 @@
+"""What a Mac with an Apple GPU changes, as far as it can be tried without one: the platform is patched, and a tensor
+refuses what MPS refuses, which is float64."""
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sft_nb.checks.learning import _sums
+from sft_nb.checks.preflight import same_rng_state
+from sft_nb.config import load_config
+from sft_nb.model.hardware import choose_device, choose_dtype, find_hardware, free_memory, this_device
+from sft_nb.results import likelihood
+from sft_nb.tokens.stream import _workers
+from sft_nb.training.arguments import training_arguments
+from sft_nb.training.guards import norms
+from sft_nb.training.recorder import peak_memory_gib
+
+
+class OnApple(torch.Tensor):
+    "A tensor on the CPU that says it is on MPS and has no float64"
+    @property
+    def device(self): return torch.device("mps")
+    def cpu(self): return self.as_subclass(torch.Tensor)
+    def double(self): raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+    def sum(self, *args, dtype=None, **kwargs):
+        if dtype == torch.float64: self.double()
+        return super().sum(*args, dtype=dtype, **kwargs)
+
+
+@pytest.fixture
+def mac(monkeypatch):
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    emptied = []
+    state = torch.zeros(16, dtype=torch.uint8)
+    monkeypatch.setattr(torch, "mps", SimpleNamespace(
+        recommended_max_memory=lambda: 2**30, driver_allocated_memory=lambda: 64 * 2**40, get_rng_state=lambda: state,
+        set_rng_state=lambda state: emptied.append("rng"), empty_cache=lambda: emptied.append("cache")))
+    return emptied
+
+
+def test_the_device_and_its_formats(mac, tmp_path):
+    assert choose_device() == ("mps", "auto: mps is available")
+    assert choose_dtype(device="mps")[0] == torch.float32 and choose_dtype("float16", "mps")[0] == torch.float16
+    hardware = find_hardware(load_config())
+    assert (hardware.device, hardware.name, hardware.dtype) == ("mps", "mps", torch.float32)
+    args = training_arguments(load_config("demo", device="cpu"), tmp_path)   # a Mac may train on its CPU
+    assert args.use_cpu and not args.dataloader_pin_memory
+
+
+def test_memory_is_that_of_the_gpu(mac, monkeypatch):
+    monkeypatch.setattr("sft_nb.model.hardware._measured_tflops", lambda *a: 1.)
+    assert this_device("mps", torch.float32).gib <= 1
+    assert peak_memory_gib() == 64 * 2**10
+    free_memory()
+    assert mac == ["cache"]
+
+
+def test_random_numbers_are_put_back(mac):
+    with same_rng_state(): pass
+    assert mac == ["rng"]
+
+
+def test_rows_are_prepared_by_one_process(mac): assert _workers(load_config(num_workers=8)) == 1
+
+
+def test_no_float64_on_the_gpu(monkeypatch):
+    tensor = torch.ones(2, 2).as_subclass(OnApple)
+    with pytest.raises(TypeError, match="float64"): tensor.double()
+    model = SimpleNamespace(parameters=lambda: [tensor.requires_grad_()])
+    assert norms(model).tolist() == [2] and norms(model).dtype == torch.float64
+    assert _sums(dict(weight=tensor)) == dict(weight=(4, 4))
+
+    monkeypatch.setattr(likelihood, "_logits", lambda model, batch: None)
+    monkeypatch.setattr(likelihood, "_losses", lambda *a: torch.ones(2).as_subclass(OnApple))
+    monkeypatch.setattr(likelihood, "_divergence", lambda *a: torch.ones(2).as_subclass(OnApple))
+    model = torch.nn.Linear(1, 1)
+    model.device, rows = torch.device("cpu"), [([1, 2], [1, 2])] * 2
+    assert likelihood.row_losses(model, rows)[0].tolist() == [1, 1]
+    model.disable_adapter = nullcontext
+    assert likelihood._both(model, model, rows, 64).tolist() == [[1, 1]] * 3
