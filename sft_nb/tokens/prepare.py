@@ -81,6 +81,8 @@ def _nothing_left(ledger:Ledger, rows:Mixture)->SftError:
     if n:
         says = f"none is left: {_reasons(books.reasons)}; the first is {books.first_dropped}"
         fix = _longer(books.counts, f"look at {books.first_dropped}")
+        is_text = set(books.seen.formats) <= {"text"}   # which goes on wherever it is cut
+        if is_text and books.counts.longest_dropped: fix = edit(on_long="split") | fix
         return SftError(f"{n} rows", says, "rows to learn from", fix, "nothing_to_learn")
     if rows.share: return _not_cut(rows, names)
     return SftError(names, "there is no row in it", "rows to learn from",

@@ -119,6 +119,10 @@ def test_text_files_are_documents(tmp_path):
     cfg = load_config(model="tiny", task="text", train_file=str(tmp_path), eval_samples=0)
     data = prepare(cfg)
     assert data.train.n_kept == 2 and "red in a.txt.\n" in answers(data)[0]
+    (tmp_path/"book.txt").write_text("Roses are red.\n" * 500)
+    with pytest.raises(SftError, match="none is left") as e:
+        prepare(load_config(**SETTINGS, train_file=str(tmp_path/"book.txt")))
+    assert e.value.fix.settings == dict(on_long="split")
     (tmp_path/"c.jsonl").write_text('{"text": "Violets are blue."}')
     assert [s.name for s in open_rows(tmp_path)] == ["c.jsonl"]   # beside rows, text files are notes
     (tmp_path/"rows.txt").write_text('{"text": "Violets are blue."}\n{"text": "Roses are red."}\n')
