@@ -12,7 +12,8 @@ from sft_nb.report import SftError
 ROW = '{"question": "1+1?", "answer": "2"}\n'
 LINES = [   # a wrong line -> words of its answer
     ("train rows.jsonl", "--train-file rows.jsonl"), ("train Qwen/Qwen3-4B", "--model Qwen/Qwen3-4B"),
-    ("train runs/a", "--resume runs/a"), ("train model", "--model model"), ("train demo", "--config demo"),
+    ("train runs/a", "--resume runs/a"), ("check runs/a", "Fix: --config runs/a."),
+    ("train model", "--model model"), ("train demo", "--config demo"),
     ("train --data rows.jsonl", "--train-file"), ("train --eval-dataset rows.jsonl", "--eval-file"),
     ("train --peft-config x", "--lora-alpha"), ("train --lora", "--method lora"),
     ("train --full-finetune", "--method full"),

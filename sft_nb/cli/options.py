@@ -301,7 +301,9 @@ def _one_too_many(command:str, text:str)->ConfigError:
     is_config = text in config_names() or os.path.isfile(text) and text.endswith((".py", ".yaml", ".yml"))
     fix = _help_of(command)
     if is_config: fix = edit(config=text)
-    elif os.path.isfile(os.path.join(text, "status.json")): fix = edit(resume=text) | edit(config=text)
+    elif os.path.isfile(os.path.join(text, "status.json")):
+        fix = edit(config=text)
+        if command == "train": fix = edit(resume=text) | fix
     elif os.path.isfile(os.path.join(text, "config.json")): fix = edit(model=text)
     elif os.path.exists(text) or text.endswith((".json", ".jsonl", ".csv", ".tsv", ".parquet")):
         fix = edit(train_file=text)
