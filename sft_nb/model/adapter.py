@@ -225,7 +225,8 @@ def name_base(
     model,       # changed in place
     cfg:Config,
 )->None:
-    "Write the name of its base into an adapter, which is saved with it"
+    "Write the name of its base into an adapter, which is saved with it; not of random weights, which lie nowhere"
+    if cfg.init == "random": return   # peft would compare its vocabulary with the config's, and save the embedding
     for adapter in getattr(model, "peft_config", {}).values():
         adapter.base_model_name_or_path, adapter.revision = base_name(cfg), cfg.revision
 

@@ -20,7 +20,7 @@ from ..report import command, ConfigError, edit, first_line, Fix, quoted, Report
 from ..config import Config
 from ..schema import seconds_of
 from ..tokens.account import Data
-from ..model.adapter import name_base, text_path
+from ..model.adapter import base_name, name_base, text_path
 from ..model.divided import check_several
 from ..model.kernels import in_one_product
 from ..model.load import quiet
@@ -256,7 +256,7 @@ def _write_result(trainer:SupervisedTrainer, best:Path|None)->None:
         with written_aside(run.adapter) as aside:
             if best: shutil.copytree(best, aside, dirs_exist_ok=True, ignore=_is_state)
             else: trainer.save_model(str(aside))
-            _tidy(aside)
+            _tidy(aside, trainer.bench.cfg)
     except Exception as e: raise cannot_write(run.adapter, e, go_on(run)) from e
 
 def _keep_weights(trainer:SupervisedTrainer, done:int, error:BaseException)->None:
@@ -271,12 +271,12 @@ def _keep_weights(trainer:SupervisedTrainer, done:int, error:BaseException)->Non
     except Exception as e: return say(f"sft_nb: the weights of step {step} are not kept: {first_line(e)}")
     say(f"sft_nb: the weights of step {step} are kept in {run.adapter}")
 
-def _tidy(adapter:Path)->None:
+def _tidy(adapter:Path, cfg:Config)->None:
     "Without peft's card, full of blanks, and the arguments, a pickle of ours; ready to be trained on"
     for name in ("README.md", "training_args.bin"): (adapter/name).unlink(missing_ok=True)
     file = adapter/"adapter_config.json"
     if not file.exists(): return
-    said = json.loads(file.read_text()) | dict(inference_mode=False)
+    said = json.loads(file.read_text()) | dict(base_model_name_or_path=base_name(cfg), inference_mode=False)
     file.write_text(json.dumps(said, indent=2) + "\n")
 
 # %% ../../nbs/11_training/05_train.ipynb #91cc0473

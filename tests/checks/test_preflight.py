@@ -26,7 +26,7 @@ def data(): return prepare(small())
 def test_the_report_is_text_html_and_json(data):
     report = preflight(small(), data=data, plan=make_plan(small(), data))
     assert json.loads(json.dumps(report.to_dict()))["status"] == report.status
-    assert "step.derivative" in str(report) and "step.derivative" in report._repr_html_()
+    assert "checks passed" in str(report) and "step.derivative" in report._repr_html_()
     expected = {"seconds", "first loss", "loss of guessing, ln(V)", "gradient norm", "trained parameters"}
     assert expected <= set(report.figures)
     # these two speak with others' names
