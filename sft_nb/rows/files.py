@@ -70,10 +70,12 @@ def _plain(value):
     return float(str(value)) if value.dtype.kind == "f" else value.item()   # of 32 bits, 0.1 stays 0.1
 
 def _row(row, where:str)->dict|SftError:
-    "`row`, its values of JSON's types, or what is wrong with it"
+    "`row`, its values of JSON's types, or what is wrong with it; the columns of a list are 0, 1, …"
     if isinstance(row, dict):
         if _PLAIN_TYPES.issuperset(map(type, row.values())): return row
         return {name: _plain(value) for name, value in row.items()}
+    plain = isinstance(row, (list, tuple)) and row and not any(isinstance(x, (dict, list)) for x in row)
+    if plain: return _row({str(k): value for k, value in enumerate(row)}, where)   # --fields question=0 answer=1
     expected = "a JSON object with named fields"
     return SftError(where, f"this is {_a(row)}", expected, 'write it as {"question": ..., "answer": ...}')
 

@@ -8,6 +8,7 @@ __all__ = ['TASK', 'tagged_number', 'make_rows', 'Units']
 # %% ../../nbs/03_tasks/06_units.ipynb #unt00003
 import random, re
 
+from ..report import SftError
 from ..rows.formats import to_messages
 from .core import Score
 from .numbers import _plain, _stated, final_number, same_number
@@ -63,7 +64,8 @@ class Units:
     "Conversions, without a word of reasoning"
     name, fields, free, reasons = "units", ("question", "answer"), ("answer",), False
     own_rows = "alone"
-    also = dict(question=("problem", "prompt", "input"), answer=("value", "target", "output"))
+    also = dict(question=("problem", "prompt", "input"), answer=("value", "target", "output"),
+                reasoning=("explanation", "rationale"))
 
     def rows(self, split:str, *, n:int|None=None, seed:int=42)->list[dict]:
         "Generated rows of one split: 3000 to train on and 300 held out, if `n` is None"
@@ -71,10 +73,18 @@ class Units:
         return make_rows(300 if n is None else n, seed=0, evaluation=True)
 
     def messages(self, row:dict)->list[dict]:
-        "The question and the tagged number"
-        why = row.get("reasoning") or ""   # a column that is read, and here not used
-        answer = f"<answer>{row['answer']}</answer>"
-        if self.reasons and why: answer = f"{why} {answer}"
+        "The question and the tagged number; `SftError` for an answer without a number, or another in the reasoning"
+        why, expected = str(row.get("reasoning") or ""), _expected(row)   # reasoning is a column that may not be used
+        if expected is None:
+            raise SftError("row", "its answer is no number", f"a number instead of {str(row['answer'])[:40]!r}",
+                           "write its answer as a number")
+        answer = str(row["answer"]) if _TAGS.search(str(row["answer"])) else f"<answer>{row['answer']}</answer>"
+        if self.reasons and _TAGS.search(why):   # it has its answer already: a second one would be learned
+            if not same_number(tagged_number(why), expected, within=.05):
+                raise SftError("row", f"its answer is {expected} and its reasoning says {tagged_number(why)}",
+                               "one answer", "leave the row out, or write the same number in both")
+            answer = why
+        elif self.reasons and why: answer = f"{why} {answer}"
         return [dict(role="user", content=row["question"]), dict(role="assistant", content=answer)]
 
     def score(self, text:str, row:dict)->Score:

@@ -19,6 +19,7 @@ from ..rows.files import Source
 from ..rows.sources import _listed, held_out_in, Mixture, open_rows, unused_test_files
 from ..rows.fields import columns, FIELDS, renaming
 from ..tasks.core import Task
+from .turns import says_something
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #c0n50005
 class Talk(NamedTuple):
@@ -254,6 +255,16 @@ def _weights(cfg:Config)->tuple[float,...]|None:
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #4d6bd525
 def read_split(cfg:Config, task:Task, split:str)->dict[str,dict]:
-    "Place -> row of one side, in memory; empty if there is none"
-    found = source_of(cfg, task, split)
-    return {place: row for place, row in found or () if not _talk(task, row, place, cfg).gone}
+    "Place -> row of one side, in memory, without the rows that `prepare` drops and counts; empty if there is none"
+    found = {}
+    for place, row in source_of(cfg, task, split) or ():
+        try: said = _talk(task, row, place, cfg)
+        except SftError:
+            if cfg.on_bad_row == "error": raise
+            continue
+        if not (said.gone or _has_empty_answer(said.messages)): found[place] = row
+    return found
+
+def _has_empty_answer(messages:list[dict])->bool:
+    "Is there no answer to compare with? Whatever a model says would count as wrong"
+    return not messages or messages[-1]["role"] == "assistant" and not says_something(messages[-1])

@@ -58,3 +58,51 @@ def test_tasks_are_found_by_name_and_by_path():
     assert get_task("sft_nb.tasks.gsm8k:GSM8K").name == "gsm8k"
     for wrong in ("algebra", "no_such_module:X", "sft_nb.tasks.gsm8k:Nothing"):
         with pytest.raises(ConfigError): get_task(wrong)
+
+
+# units whose answers are missing, or stand in the reasoning already
+
+def units_of(tmp_path, *rows, task="units", **settings):
+    "What is learned from a file of rows, and why the others are left out"
+    import json
+    from sft_nb.config import load_config
+    from sft_nb.tokens.prepare import prepare
+    from sft_nb.tokens.tokenizer import load_tokenizer
+    file = tmp_path/"rows.json"
+    file.write_text(json.dumps(rows))
+    cfg = load_config(task=task, train_file=str(file), eval_samples=0, on_bad_row="drop", **settings)
+    data = prepare(cfg, load_tokenizer(cfg))
+    ids = [[l for l in x["labels"] if l != -100] for x in data.train.tokens]
+    return data.tokenizer.batch_decode(ids, skip_special_tokens=True), data.train.reasons
+
+
+def test_units_without_a_gold_answer_are_dropped_and_counted(tmp_path):
+    rows = [dict(question="How many?", answer=a) for a in ("3000", "", None, "unknown", "<answer>7</answer>")]
+    said, reasons = units_of(tmp_path, *rows)
+    assert [s.strip() for s in said] == ["<answer>3000</answer>", "<answer>7</answer>"]
+    assert reasons == {"empty answer": 2, "its answer is no number": 1}
+
+
+def test_reasoning_that_ends_in_its_answer_is_not_answered_twice(tmp_path):
+    "Rows that are lists, as [question, 120.0, reasoning]"
+    rows = [["2 hours in minutes?", 120.0, "2 * 60 = 120 <answer>120</answer>"],
+            ["3 weeks in days?", 21.0, "3 * 7 = 21"], ["1 km in m?", 1000.0, "<answer>10</answer>"]]
+    said, reasons = units_of(tmp_path, *rows, task="units_rft", fields=("question=0", "answer=1", "reasoning=2"))
+    assert [s.strip() for s in said] == ["2 * 60 = 120 <answer>120</answer>", "3 * 7 = 21 <answer>21.0</answer>"]
+    assert reasons == {"its answer is 1000 and its reasoning says 10": 1}
+
+
+def test_rows_without_a_gold_answer_are_not_evaluated(tmp_path):
+    import json
+    from sft_nb.config import load_config
+    from sft_nb.tasks.core import task_of
+    from sft_nb.tokens.conversations import read_split
+    for task, good, bad in (("units", dict(question="?", answer="1"), dict(question="?", answer="")),
+                            ("gsm8k", dict(question="?", answer="#### 1"), dict(question="?", answer=None)),
+                            ("chat", dict(prompt="?", completion="1"), dict(prompt="?", completion=" "))):
+        file = tmp_path/f"{task}.jsonl"
+        file.write_text("".join(json.dumps(r) + "\n" for r in (bad, good, bad)))
+        cfg = load_config(task=task, train_file=str(file), eval_file=str(file), eval_samples=9, on_bad_row="drop")
+        assert list(read_split(cfg, task_of(cfg), "eval").values()) == [good], task
+    file.write_text('{"prompt": 3}\n[1, 2]\n{"prompt": "?", "completion": "1"}\n')
+    assert len(read_split(cfg, task_of(cfg), "eval")) == 1
