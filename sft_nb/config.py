@@ -21,7 +21,8 @@ from .keys import redact_shapes
 from .on_disk import write_whole
 from .report import ConfigError, edit
 from .schema import _problem, Config, defaults, settings
-from .translate import _full_name, _plain, FOREIGN, meaning, refusal_of
+from .translate import (
+    _full_name, _plain, completed, entry_of, Given, Meant, meaning, method_refusal, refusal_of, TOOLS, VALUES)
 from sft_nb.written import (
     _Entry, _is_known, _near, _read_json, _read_python, _read_yaml, _tidy, _unknown, ASSIGNED, CONFIGS, DEFAULT,
     OVERRIDE)
@@ -57,7 +58,7 @@ def _clash(full:str, a:_Entry, b:_Entry)->ConfigError|None:
 # %% ../nbs/01_config.ipynb #4bd07cdc
 class _Settled:
     "Setting -> the entry that counts, and what was wrong on the way"
-    def __init__(self): self.best, self.accepted, self.problems = {}, {}, []
+    def __init__(self): self.best, self.accepted, self.problems, self.methods = {}, {}, [], []
 
     def add(self, new:_Entry, full:str)->None:
         "The higher rank counts; two of one rank must say the same"
@@ -71,34 +72,68 @@ class _Settled:
 
 # %% ../nbs/01_config.ipynb #cfgset02
 @patch
-def translate(self:_Settled, entry:_Entry)->None:
-    "Add what somebody else's setting means, or note that it is accepted, or why it is not"
-    meant = meaning(entry.name, entry.value, self.said())
-    if meant.fix:
-        self.problems.append(refusal_of(entry.name, entry.value, meant, entry.source))
-        return
-    source = f"{entry.source} ({entry.name} = {entry.value!r})"
+def translate(self:_Settled, entry:_Entry, meant:Meant)->None:
+    "Add what another program's setting means, or note that it is accepted, or why it is not"
+    shown = f"{entry.name} = {_shortened(entry.value)}"
+    if meant.method: self.methods.append((meant.method, f"{entry.source} {shown}"))
+    elif meant.fix: self.problems.append(refusal_of(entry.name, entry.value, meant, entry.source))
+    if meant.method or meant.fix: return
     for full, v in meant.sets.items():
-        taken = meant.weak and self.best.get(full, entry).rank > DEFAULT and full in self.best
-        if not taken: self.add(replace(entry, value=v, source=source), full)
-    if not meant.sets: self.accepted[f"{entry.name} = {entry.value!r}"] = f"{meant.says} ({entry.source})"
+        old, new = self.best.get(full), replace(entry, value=v, source=f"{entry.source} ({shown})")
+        if meant.weak and old is not None and old.rank > DEFAULT and old.rank >= new.rank: continue
+        if meant.decides and old is not None and new.rank >= old.rank: self.best[full] = new
+        else: self.add(new, full)
+    is_news = not meant.sets or entry.tool and not meant.weak
+    if meant.says and is_news: self.accepted[shown] = f"{meant.says} ({entry.source})"
+
+def _shortened(v:Any)->str:
+    "A value in a few words"
+    text = repr(v)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 # %% ../nbs/01_config.ipynb #cfgset04
+_LATE = """packing sample_packing neat_packing batch_flattening dataset_train_split dataset_config dataset_test_split
+    evals_per_epoch saves_per_epoch eval_strategy evaluation_strategy save_strategy greater_is_better
+    lora_target_linear cosine_min_lr_ratio""".split()   # they look at what the others set, in this order
+
 def _settle(
     entries:list[_Entry],
     problems:list[ConfigError],   # so far
+    folder:Path|None=None,        # of the file
 )->_Settled:
     "One value for each setting, from all that was said"
     settled = _Settled()
     settled.problems += problems
-    folders = {e.rank for e in entries if _plain(e.name) == "output_dir"}
+    highest = {}
+    for e in entries: highest[_plain(e.name)] = max(e.rank, highest.get(_plain(e.name), 0))
+    entries = [e for e in entries if e.rank == highest[_plain(e.name)]]
+    written = {_plain(e.name): e.value for e in entries}
+    tool = next((e.tool for e in entries if e.tool), "")
+    if tool:
+        for full, v in TOOLS[tool].defaults.items():
+            settled.add(_Entry(full, v, f"{TOOLS[tool].title}'s default", DEFAULT), full)
+
+    folders, foreign = {e.rank for e in entries if _plain(e.name) == "output_dir"}, []
     for e in entries:
-        if _plain(e.name) in FOREIGN: continue
+        if entry_of(e.name, tool) is not None or _full_name(e.name) in VALUES:
+            foreign.append(e)
+            continue
         called = e.rank in folders and _plain(e.name) == "run_name" and e.rank
         name = "wandb_name" if called else e.name
         for full, v in _tidy(name, e.value).items(): settled.add(replace(e, value=v), full)
-    for e in entries:
-        if _plain(e.name) in FOREIGN: settled.translate(e)
+
+    def now()->Given: return Given(settled.said(), written, tool, folder)
+    foreign.sort(key=lambda e: _LATE.index(_plain(e.name)) + 1 if _plain(e.name) in _LATE else 0)
+    for e in foreign:
+        meant = meaning(e.name, e.value, now())
+        plain = {} if entry_of(e.name, tool) else _tidy(e.name, e.value)
+        if meant is not None and (meant.sets != plain or not plain): settled.translate(e, meant)
+        else:
+            for full, v in plain.items(): settled.add(replace(e, value=v), full)
+    for full, v in completed(now()).items():
+        if settled.best.get(full) is None or settled.best[full].rank == DEFAULT:
+            settled.best[full] = _Entry(full, v, f"{TOOLS[tool].title}'s default", DEFAULT)
+    if settled.methods: settled.problems = [method_refusal(settled.methods)]
     return settled
 
 # %% ../nbs/01_config.ipynb #dc6a9db5
@@ -141,14 +176,16 @@ def _found(v:Any, folder:Path)->Any:
     "A path that is not there from here and is there from `folder`; anything else as it is"
     if isinstance(v, tuple): return tuple(_found(one, folder) for one in v)
     path, more = task_file(v)
-    if not _may_be_path(path) or Path(path).exists(): return v
+    if not _may_be_path(path) or os.path.exists(path): return v   # False for what no file system can hold
     places = [folder/path]
     if Path(path).is_absolute(): places = [folder.joinpath(*Path(path).parts[-2:])]   # of a run that was moved
-    there = next((p for p in places if p.exists()), None)
+    there = next((p for p in places if os.path.exists(p)), None)
     return str(there.absolute()) + more if there else v
 
 # %% ../nbs/01_config.ipynb #e20d54f7
-def _may_be_path(v:Any)->bool: return isinstance(v, str) and 0 < len(v) < 1000 and "\0" not in v
+def _may_be_path(v:Any)->bool:
+    "Not what no file system can hold, nor the text of a template"
+    return isinstance(v, str) and 0 < len(v) < 1000 and not {*"\0\n"} & {*v} and "{{" not in v and "{%" not in v
 
 # %% ../nbs/01_config.ipynb #70f01f84
 def task_file(
@@ -235,18 +272,21 @@ def load_config(
     "default < file < overrides; one `ConfigError` with every problem in it"
     if isinstance(name, dict): name, overrides = None, name | overrides
     entries, problems, folder = _read(name)
-    settled = _settle(*_with(overrides, source, entries, problems))
+    settled = _settle(*_with(overrides, source, entries, problems), folder)
     values = {full: _placed(full, entry, folder) for full, entry in settled.best.items()}
     sources = dict.fromkeys(defaults(), "default") | {full: entry.source for full, entry in settled.best.items()}
-    if problems := settled.problems + _misfits(values, sources): raise ConfigError.all(problems)
+    misfits = [] if settled.methods else _misfits(values, sources)
+    if problems := settled.problems + misfits: raise ConfigError.all(problems)
     untrusted = _untrusted(name, values, overrides)
     return Config(**values, sources=sources, untrusted=untrusted, accepted=settled.accepted)
 
 # %% ../nbs/01_config.ipynb #f1d667c7
 def _with(overrides:dict, source:str, entries:list, problems:list)->tuple[list,list]:
-    "What was read, and what is said on top of it"
-    said = [_Entry(k, v, source, OVERRIDE) for k, v in overrides.items() if _is_known(k)]
-    return entries + said, problems + [_unknown(k, source) for k in overrides if not _is_known(k)]
+    "What was read, and what is said on top of it; TRL's own command line names a model and a dataset"
+    tool = next((e.tool for e in entries if e.tool), "")
+    if not entries and {"model_name_or_path", "dataset_name"} <= {*map(_plain, overrides)}: tool = "trl"
+    said = [_Entry(k, v, source, OVERRIDE, tool) for k, v in overrides.items() if _is_known(k, tool)]
+    return entries + said, problems + [_unknown(k, source, tool) for k in overrides if not _is_known(k, tool)]
 
 # %% ../nbs/01_config.ipynb #2793c6ae
 def _misfits(values:dict, sources:dict)->list[ConfigError]:
@@ -288,7 +328,7 @@ def table(
     *, everything:bool=False,  # also the settings that are at their default
 )->str:                        # lines of: setting, value, source
     "What a config says, as text"
-    rows = [(name, repr(v), source) for name, v, source in said_settings(cfg, everything=everything)]
+    rows = [(name, _shortened(v), source) for name, v, source in said_settings(cfg, everything=everything)]
     said = [f"{name}: {says}" for name, says in cfg.accepted.items()]
     if not rows: return "\n".join(["every setting is at its default", *said])
     a, b = max(len(r[0]) for r in rows), max(len(r[1]) for r in rows)
@@ -307,7 +347,8 @@ def _repr_html_(self:Config)->str:
     names = {name for name, _, _ in said}
     others = [row for row in said_settings(self, everything=True) if row[0] not in names]
     accepted = [[name, says] for name, says in self.accepted.items()]
-    tables = [table_html([[name, repr(v), source] for name, v, source in said], head=["setting", "value", "source"])]
+    rows = [[name, _shortened(v), source] for name, v, source in said]
+    tables = [table_html(rows, head=["setting", "value", "source"])]
     if accepted: tables.append(table_html(accepted, head=["accepted", "because"]))
     rest = folded(f"{len(others)} at their default", table_html([[name, repr(v)] for name, v, _ in others]))
     return redact_shapes(f"<div><b>{as_html(self._headline())}</b>{''.join(tables)}{rest}</div>")
@@ -354,7 +395,7 @@ def at_home(
 def _full(v:Any)->Any:
     if isinstance(v, tuple): return tuple(map(_full, v))
     path, more = task_file(v)
-    return str(Path(path).absolute()) + more if _may_be_path(path) and Path(path).exists() else v
+    return str(Path(path).absolute()) + more if _may_be_path(path) and os.path.exists(path) else v
 
 # %% ../nbs/01_config.ipynb #trust004
 def trusting(cfg:Config)->Config:

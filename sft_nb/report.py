@@ -171,10 +171,13 @@ class SftError(Exception):
     def all(cls,
         problems:list["SftError"],  # what was found, in reading order
     )->"SftError":                  # the only problem as it is, or one error that lists them
-        "One error from all `problems`; ValueError if there is none"
+        "One error from all `problems`, also those that are several; ValueError if there is none"
         if not problems: raise ValueError("no problem was given")
+        problems = [one for p in problems for one in getattr(p, "problems", [p])]
         if len(problems) == 1: return problems[0]
-        return cls(f"{len(problems)} problems", "".join(f"\n  {i}. {p}" for i, p in enumerate(problems, 1)))
+        error = cls(f"{len(problems)} problems", "".join(f"\n  {i}. {p}" for i, p in enumerate(problems, 1)))
+        error.problems = problems
+        return error
 
 # %% ../nbs/00_report.ipynb #0aa66de3
 class ConfigError(SftError):

@@ -42,12 +42,13 @@ class RowSettings:
     # train_file, or the rows that the task brings
     eval_file:tuple[str,...]|None=None
     eval_fraction:float|None=None     # share of train_file to hold out instead, chosen by what a row asks; None: none
+    eval_rows:int|None=None           # about so many rows of train_file to hold out, instead of a share; None: none
     data_format:_Format="auto"        # auto: recognised by the fields of each row
     # columns to pass over; every other one that nobody reads is obeyed, refused or named in the report
     ignore_columns:tuple[str,...]|None=None
     response_template:str|None=None   # rows of plain text: only what follows this is supervised; None: all of it
-    # chatml, gemma, llama3, mistral, zephyr, a file with a Jinja template, or none for plain text;
-    # None: the tokenizer's own
+    # alpaca, chatml, gemma, llama3, mistral, zephyr, a file with a Jinja template or the template itself, or none for
+    # plain text; None: the tokenizer's own
     chat_template:str|None=None
     prompt_separator:str="\n"         # plain text without a chat template: what stands after each message
     train_on_turns:Literal["all","last"]="all"  # supervise every answer of a conversation, or only the last one
@@ -137,7 +138,11 @@ class TrainingSettings:
     # None: what the others multiply to
     effective_batch_size:int|None=None
     optim:str="adamw_torch"           # any optimiser that TrainingArguments knows: paged_adamw_8bit saves GPU memory
-    lr_scheduler_type:str="cosine"    # cosine, linear, constant, constant_with_warmup ...
+    adam_beta1:float=0.9              # Adam's memory of gradients
+    adam_beta2:float=0.999            # Adam's memory of their squares
+    adam_epsilon:float=1e-8           # what keeps Adam from dividing by zero
+    lr_scheduler_type:str="cosine"    # cosine, linear, constant, constant_with_warmup, cosine_with_min_lr ...
+    lr_scheduler_kwargs:tuple[str,...]|None=None  # arguments of the schedule: min_lr_rate=0.1; None: its own defaults
     warmup_steps:float=0.03           # steps until the peak; below 1: a share of all steps
     weight_decay:float=0.01           # pull of the trained weights towards zero
     max_grad_norm:float=1.0           # gradients are scaled down to this norm
@@ -162,7 +167,9 @@ class TrainingSettings:
 @dataclass(frozen=True)
 class EvaluationSettings:
     "Held-out loss and answers"
-    eval_steps:int|_Epoch|None=None      # loss on held-out rows every this many steps, or after each epoch; None: never
+    # loss on held-out rows every this many steps (below 1: every such share of all steps), or after each epoch;
+    # None: never
+    eval_steps:int|float|_Epoch|None=None
     # True: the result is the best checkpoint, which is kept beside the newest
     load_best_model_at_end:bool=False
     # what makes a checkpoint the best: loss on held-out rows; or a figure of answers, such as accuracy, which
@@ -191,7 +198,8 @@ class GuardSettings:
 class OutputSettings:
     "What is written, where, and by how many processes"
     logging_steps:int=10         # a line in metrics.jsonl every this many steps
-    save_steps:int|_Epoch=200    # a checkpoint every this many steps, or after each epoch
+    # a checkpoint every this many steps (below 1: every such share of all steps), or after each epoch
+    save_steps:int|float|_Epoch=200
     save_total_limit:int=2       # checkpoints kept; the oldest goes first
     runs_dir:str="runs"          # the folder of all runs
     run_name:str|None=None       # the folder of this run in it; None: task-model-1, -2, ...
@@ -365,15 +373,18 @@ _AT_LEAST = dict(
     max_samples=1, eval_samples=0, eval_fraction=0, min_length=0, max_length=2, lora_r=1, lora_alpha=1, lora_dropout=0,
     learning_rate=0, num_train_epochs=0, max_steps=-1, max_time=0, per_device_train_batch_size=1,
     max_tokens_per_batch=2, gradient_accumulation_steps=1, effective_batch_size=1, warmup_steps=0, weight_decay=0,
-    max_grad_norm=0, max_logits_mib=1, seed=0, eval_steps=1, early_stopping_patience=1, per_device_eval_batch_size=1,
-    max_new_tokens=1, sample_steps=1, logging_steps=1, save_steps=1, save_total_limit=1, num_processes=1,
-    sequence_parallel_size=1, num_workers=1)
-_BELOW = dict(eval_fraction=1, lora_dropout=1, learning_rate=1, weight_decay=1, seed=2**32)   # numpy's largest seed
+    max_grad_norm=0, max_logits_mib=1, seed=0, eval_rows=1, early_stopping_patience=1, per_device_eval_batch_size=1,
+    max_new_tokens=1, sample_steps=1, logging_steps=1, save_total_limit=1, num_processes=1,
+    sequence_parallel_size=1, num_workers=1, adam_beta1=0, adam_beta2=0, adam_epsilon=0)
+_BELOW = dict(eval_fraction=1, lora_dropout=1, learning_rate=1, weight_decay=1, adam_beta1=1, adam_beta2=1,
+              seed=2**32)   # numpy's largest seed
 
 def _outside(f, v)->str:
     "The limit of setting `f` that number `v` breaks, in words; empty if it breaks none"
     low, high = _AT_LEAST.get(f.name, -math.inf), _BELOW.get(f.name, math.inf)
     if f.name == "max_steps" and v == 0: return "a number of steps, or -1 for no limit"
+    if f.name in ("eval_steps", "save_steps") and (v <= 0 or v > 1 and v != int(v)):
+        return f"{f.name} is a whole number of steps, or a share of all steps between 0 and 1"
     if v < low: return f"{f.name} is at least {low}"
     if v >= high: return f"{f.name} is below {high}"
     return ""

@@ -6,7 +6,7 @@
 __all__ = ['CONFIGS', 'OVERRIDE', 'ASSIGNED', 'IMPORTED', 'DEFAULT', 'hold_task', 'held_task', 'check_portable']
 
 # %% ../nbs/00_written.ipynb #fa9a7c81
-import __future__, ast, builtins, difflib, importlib, re, sys, traceback, types
+import __future__, ast, builtins, difflib, importlib, json, re, sys, traceback, types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from .on_disk import read_json
 from .report import as_fix, command, ConfigError, edit, Fix, quoted
 from .schema import _spelled, BEYOND_SFT, Config, defaults, preference_recipe, to_seconds
-from .translate import _full_name, _plain, ALIASES, FOREIGN, plain_value
+from .translate import _full_name, _is_off, _plain, ALIASES, entry_of, FOREIGN, plain_value, TOOLS, tool_of
 
 # %% ../nbs/00_written.ipynb #b229c6f7
 def _near(name:str, known)->list[str]:
@@ -48,17 +48,18 @@ def _pointer(name:str)->Fix|None:
 
 _HELPER = "leave {name} out, or begin its name with _ if it is a helper of the file; sft_nb config lists all settings"
 
-def _unknown(name:str, where:str)->ConfigError:
+def _unknown(name:str, where:str, tool:str="")->ConfigError:
     "The error for a name that is no setting"
     if pointer := _pointer(name): return ConfigError(where, f"{name} is not a setting", "", _spelled(where, pointer))
-    near = _near(name, [*defaults(), *ALIASES, *FOREIGN])
+    near = _near(name, [*defaults(), *ALIASES, *FOREIGN, *(TOOLS[tool].own if tool else ())])
     if not near: return ConfigError(where, f"{name} is not a setting", "", _HELPER.format(name=name))
     fix = _spelled(where, f"write {{{near[0]}}}")
     return ConfigError(where, f"{name} is not a setting", f"the nearest is {near[0]}", fix, "a_comma_and_a_typo")
 
 # %% ../nbs/00_written.ipynb #e4dd3bb5
 _NAMES = ("lora_target_modules", "modules_to_save", "report_to")   # "q_proj, v_proj" is two
-_ONE_OR_MORE = ("train_file", "eval_file", "train_tokens", "ignore_columns", "fields")   # "a.jsonl" is one
+_ONE_OR_MORE = ("train_file", "eval_file", "train_tokens", "ignore_columns", "fields",
+                "lr_scheduler_kwargs")   # "a.jsonl" is one
 
 def _as_tuple(full:str, v:Any)->Any:
     "`v` as a tuple, where setting `full` is one"
@@ -67,7 +68,11 @@ def _as_tuple(full:str, v:Any)->Any:
     if isinstance(v, list): v = tuple(v)
     if full in _NAMES and isinstance(v, tuple): return tuple(n for one in v for n in _names(one))
     if full in _ONE_OR_MORE and isinstance(v, (str, Path)): return (str(v),)
-    if full == "fields" and isinstance(v, dict): return tuple(f"{name}={column}" for name, column in v.items())
+    if full == "lr_scheduler_kwargs" and isinstance(v, tuple) and len(v) == 1 and str(v[0]).startswith("{"):
+        try: v = json.loads(v[0])   # as a command line has it
+        except ValueError: return v
+    if full in ("fields", "lr_scheduler_kwargs") and isinstance(v, dict):
+        return tuple(f"{name}={column}" for name, column in v.items())
     if full == "train_weights" and isinstance(v, (int, float)) and not isinstance(v, bool): return (v,)
     return v
 
@@ -181,6 +186,7 @@ class _Entry:
     value:Any
     source:str   # default, or where it was set
     rank:int
+    tool:str=""  # whose file it stands in: one of `TOOLS`
 
 # %% ../nbs/00_written.ipynb #2da637b9
 def _assigned(source:bytes)->dict[str,int]:
@@ -196,7 +202,7 @@ def _entry(name:str, v:Any, called:str, line:int|None)->_Entry:
     return _Entry(name, v, "default", DEFAULT)
 
 # %% ../nbs/00_written.ipynb #9c270fba
-def _is_known(name:str)->bool: return _full_name(name) in defaults() or _plain(name) in FOREIGN
+def _is_known(name:str, tool:str="")->bool: return _full_name(name) in defaults() or entry_of(name, tool) is not None
 
 # %% ../nbs/00_written.ipynb #aec7af52
 def _read_python(path:Path)->tuple[list[_Entry],list]:
@@ -215,20 +221,33 @@ def _number(v:Any)->Any:
     return float(v) if is_number else v
 
 # %% ../nbs/00_written.ipynb #209ebb0b
+def _lines_of(tree)->dict[str,int]:
+    "Name -> the last line that sets it; names that are merged from elsewhere have the line of the merge"
+    lines = {}
+    for key, value in tree.value:
+        if key.value == "<<":
+            parts = value.value if isinstance(value.value, list) and not isinstance(value.value[0], tuple) else [value]
+            merged = (k.value for part in parts for k, _ in part.value)
+            lines |= {name: key.start_mark.line + 1 for name in merged if name not in lines}
+    return lines | {key.value: key.start_mark.line + 1 for key, _ in tree.value}
+
 def _read_yaml(path:Path)->tuple[list[_Entry],list]:
     "What a YAML file says, and what is wrong with its names; ConfigError if it is none"
     import yaml
     try:
         text = path.read_text(encoding="utf-8")
         said, tree = yaml.safe_load(text), yaml.compose(text)
-        lines = {key.value: key.start_mark.line + 1 for key, _ in tree.value}
-        entries = [_Entry(str(k), _number(v), f"{path}:{lines[str(k)]}", ASSIGNED) for k, v in said.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as e:
+        lines = _lines_of(tree)
+        said = {str(k): _number(v) for k, v in said.items()}
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as e:
         raise ConfigError(str(path), f"this is no YAML of settings ({type(e).__name__})", "lines of name: value",
                           edit(config="default")) from e
-    problems = [_unknown(e.name, e.source) for e in entries if not _is_known(e.name)]
-    meant = [e for e in entries if _plain(e.name) in FOREIGN or _is_known(e.name) and e.value is not None]
-    return meant, problems
+    tool = tool_of(said)
+    entries = [_Entry(k, v, f"{path}:{lines.get(k, 1)}", ASSIGNED, tool) for k, v in said.items()
+               if not k.startswith(("_", ".", "x-"))]
+    problems = [_unknown(e.name, e.source, tool) for e in entries if not _is_known(e.name, tool)
+                and not (tool and _is_off(e.value))]
+    return [e for e in entries if _is_known(e.name, tool) and e.value is not None], problems
 
 # %% ../nbs/00_written.ipynb #5971286c
 def _read_json(path:Path)->tuple[list[_Entry],list]:

@@ -23,7 +23,8 @@ def values(f):
     if words := [w for a in get_args(t) if get_origin(a) is Literal for w in get_args(a)]:   # or a value of its own
         own = st.booleans() if bool in get_args(t) else st.integers(2, 10_000)
         return st.sampled_from(words) | own
-    if f.name in ("lora_dropout", "learning_rate", "weight_decay", "eval_fraction"): return st.floats(0, .9)
+    if f.name in ("lora_dropout", "learning_rate", "weight_decay", "eval_fraction", "adam_beta1", "adam_beta2"):
+        return st.floats(0, .9)
     if int in (t, *get_args(t)): return st.integers(2, 10_000)
     if float in (t, *get_args(t)): return st.floats(0, 1e6) | st.integers(0, 100)
     return st.text("abc/._-", min_size=1, max_size=8)
@@ -73,6 +74,8 @@ def another(full):
     if full == "eval_fraction": return .5
     if full == "gradient_checkpointing": return True
     if full == "num_workers": return 3
+    if full == "bnb_4bit_use_double_quant": return False
+    if full == "bnb_4bit_quant_type": return "fp4"
     return OTHER[next(f.type for f in settings() if f.name == full)]
 
 

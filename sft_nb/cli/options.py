@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['FIRST_SETTINGS', 'EXAMPLES', 'Option', 'flag', 'aliases', 'options_class', 'given', 'config_name', 'three_way',
-           'words', 'set_apart', 'check_line', 'switches', 'arrange', 'described', 'parse_own', 'parse']
+           'words', 'set_apart', 'check_line', 'line_problems', 'switches', 'arrange', 'described', 'parse_own',
+           'parse']
 
 # %% ../../nbs/14_cli/00_options.ipynb #f64dd1f2
 import ast, os, re
@@ -14,7 +15,7 @@ from typing import Annotated, Any, get_args, get_origin, Literal
 
 from ..report import command, ConfigError, edit
 from ..schema import _expects, _is_union, _misfit, Config, defaults, settings, to_seconds
-from ..translate import _full_name, _plain, ALIASES, FOREIGN
+from ..translate import _full_name, _plain, ALIASES, FOREIGN, meaning
 from ..written import _near, _pointer
 from ..config import comments, config_names, find_config, load_config
 
@@ -161,30 +162,6 @@ def words(
         else: found.append((name, [value] if is_one else []))
     return found
 
-# %% ../../nbs/14_cli/00_options.ipynb #op0wrd05
-def _bare(name:str)->str: return _plain(name.removeprefix("--"))
-
-# %% ../../nbs/14_cli/00_options.ipynb #9699599d
-def _value_of(texts:list[str], default:Any)->Any:
-    "Python's value of what was typed: True, 8, wandb"
-    if not texts: return default
-    if len(texts) > 1: return texts
-    try: return ast.literal_eval(texts[0].capitalize() if texts[0] in ("true", "false", "none") else texts[0])
-    except (ValueError, SyntaxError, RecursionError, MemoryError): return texts[0]
-
-# %% ../../nbs/14_cli/00_options.ipynb #a531b89c
-def set_apart(
-    args:list[str],
-)->tuple[list[str],dict[str,Any]]:   # the line without them, and their values
-    "Settings of other programs that a command line has"
-    rest, foreign = [], {}
-    for name, texts in words(args):
-        bare = _bare(name)
-        if bare in FOREIGN: foreign[bare] = _value_of(texts, True)
-        elif bare.removeprefix("no_") in FOREIGN and not texts: foreign[bare.removeprefix("no_")] = False
-        else: rest += [*filter(None, [name]), *texts]
-    return rest, foreign
-
 # %% ../../nbs/14_cli/00_options.ipynb #op0wrd08
 def _reads(text:str, t)->bool:
     "Can what was typed be read as annotation `t`?"
@@ -201,6 +178,36 @@ def _reads(text:str, t)->bool:
 
 # %% ../../nbs/14_cli/00_options.ipynb #25ac3f73
 def _takes_many(t)->bool: return get_origin(t) is tuple or any(get_origin(a) is tuple for a in get_args(t))
+
+# %% ../../nbs/14_cli/00_options.ipynb #op0wrd05
+def _bare(name:str)->str: return _plain(name.removeprefix("--"))
+
+# %% ../../nbs/14_cli/00_options.ipynb #9699599d
+def _value_of(texts:list[str], default:Any)->Any:
+    "Python's value of what was typed: True, 8, wandb"
+    if not texts: return default
+    if len(texts) > 1: return texts
+    try: return ast.literal_eval(texts[0].capitalize() if texts[0] in ("true", "false", "none") else texts[0])
+    except (ValueError, SyntaxError, RecursionError, MemoryError): return texts[0]
+
+# %% ../../nbs/14_cli/00_options.ipynb #a531b89c
+def _is_their_value(name:str, texts:list[str], t)->bool:
+    "Is it a value that a setting of ours does not take, and means something in another program?"
+    if t is None or not texts or all(_reads(text, t) for text in texts): return False
+    return meaning(name, texts[0] if len(texts) == 1 else texts, defaults()) is not None
+
+def set_apart(
+    args:list[str],
+)->tuple[list[str],dict[str,Any]]:   # the line without them, and their values
+    "Settings of other programs that a command line has, and values that only they take: `--fsdp full_shard`"
+    rest, foreign, types = [], {}, {f.name: f.type for f in settings()}
+    for name, texts in words(args):
+        bare, full = _bare(name), _full_name(_bare(name))
+        if bare in FOREIGN: foreign[bare] = _value_of(texts, True)
+        elif _is_their_value(bare, texts, types.get(full)): foreign[bare] = texts[0] if len(texts) == 1 else texts
+        elif bare.removeprefix("no_") in FOREIGN and not texts: foreign[bare.removeprefix("no_")] = False
+        else: rest += [*filter(None, [name]), *texts]
+    return rest, foreign
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0chk01
 def _kinds(own:dict[str,Option], base:Config|None)->dict[str,SimpleNamespace]:
@@ -265,21 +272,29 @@ def check_line(
     own:dict[str,Option],
     base:Config|None=None,   # with settings
 )->None:
-    "ConfigError for what is no option, and for a value that is missing or of another kind"
-    known = _kinds(own, base)
+    "ConfigError for what is no option, and for a value that is missing or of another kind: all of them in one error"
     if "--help" in args: return
+    problems = line_problems(command, args, own, base)
+    if problems: raise ConfigError.all(problems)
+
+def line_problems(command:str, args:list[str], own:dict[str,Option], base:Config|None=None)->list[ConfigError]:
+    "Everything that is wrong with a line, in its order"
+    known, problems = _kinds(own, base), []
     for name, texts in words(args)[1:]:
         bare = _bare(name)
         if not bare: continue
         switch = known.get(bare.removeprefix("no_"))
         if bare not in known and (switch is None or bool not in (switch.type, *get_args(switch.type))):
-            raise _no_option(command, name, known)
-        if bare in known and (fault := _fault(known[bare], name, texts)): raise fault
-    _check_first(command, words(args)[0][1], own)
+            problems.append(_no_option(command, name, known))
+        elif bare in known and (fault := _fault(known[bare], name, texts)): problems.append(fault)
+    try: _check_first(command, words(args)[0][1], own)
+    except ConfigError as e: problems.append(e)
     named = {_bare(name) for name, _ in words(args)}
     for name, option in own.items():
         if option.default is ... and not option.first and name not in named and "-h" not in args:
-            raise ConfigError(f"sft_nb {command}", f"{flag(name)} is missing", option.help, _example(known[name], []))
+            problems.append(ConfigError(f"sft_nb {command}", f"{flag(name)} is missing", option.help,
+                                        _example(known[name], [])))
+    return problems
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0chk05
 def _check_first(command:str, texts:list[str], own:dict[str,Option])->None:
@@ -407,10 +422,20 @@ def parse(
 )->tuple[Any,Config]:
     "A command's own options, with all that was `said` of settings, and the config with the sources of its values"
     args, foreign = set_apart(three_way(args))
-    name = config_name(args)
-    base = load_config(name)
+    name, names = config_name(args), given(args)
+    try: base = load_config(name)
+    except ConfigError:   # of the file; what the line says may be wrong, too, or put it right
+        find_config(name)
+        base = load_config()
+    lines = {} if "--help" in args else line_problems(command, switches(args, base), own, base)
+    if lines:
+        theirs = []
+        try: load_config(name, source="command line", **foreign)
+        except ConfigError as e: theirs = [e]
+        raise ConfigError.all([*lines, *theirs])
     options = parse_own(command, args, own, summary=summary, base=base)
-    options.said = values = {n: getattr(options, n) for n in given(args)} | foreign
+    options.said = values = {n: getattr(options, n) for n in names} | foreign
     repeats = base.run_name and not {"run_name", "output_dir"} & {*values} and find_config(name).suffix == ".json"
     if repeats: values = values | dict(run_name=None)   # to repeat a run is to make another
-    return options, load_config(name, source="command line", **values)
+    typed = {names.get(n, n): v for n, v in values.items()}   # as it was typed: TRL's names show whose line it is
+    return options, load_config(name, source="command line", **typed)

@@ -8,7 +8,7 @@ __all__ = ['SHARD', 'is_prepared', 'held_out_in', 'unused_test_files', 'no_room'
 # %% ../../nbs/02_rows/04_sources.ipynb #2274274c
 import difflib, hashlib, json, os, random, re, tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from fastcore.basics import patch
 
-from ..report import command, ConfigError, edit, quoted, SftError
+from ..report import command, ConfigError, edit, first_line, quoted, SftError
 from .files import _a, _called, _file_digest, _from_arrow, _is_packed, _READERS, _row, _suffix, _unreadable
 from .files import file_source, Source, SUFFIXES
 from .splits import has_sides, of_domain, on_side, side_of
@@ -140,20 +140,23 @@ def _several(where:str, splits)->SftError:
     return SftError(where, f"this is a DatasetDict with the splits {shown}", "one split", fix)
 
 # %% ../../nbs/02_rows/04_sources.ipynb #5c0db6de
-_HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.+\[\]%-]+){0,2}")
+_PART = r":(?:[\w.+%-]|\[[\d%:-]*\])+"   # a config, or a split that may be sliced: train[:10%]
+_HUB = re.compile(rf"([\w.-]+/[\w.-]+)(@[\w.-]+)?((?:{_PART}){{0,2}})")
 
-def _hub_parts(name:str)->tuple[str,str|None,str]:
-    "Dataset, config and split"
-    base, *rest = name.split(":")
-    if len(rest) == 2: return base, *rest
-    return base, None, [*rest, "train"][0]
+def _hub_parts(name:str)->tuple[str,str|None,str|None,str]:
+    "Dataset, revision, config and split"
+    base, revision, rest = _HUB.fullmatch(name).groups()
+    parts = [part[1:] for part in re.findall(_PART, rest)]
+    config, split = parts if len(parts) == 2 else (None, [*parts, "train"][0])
+    return base, revision and revision[1:], config, split
 
 # %% ../../nbs/02_rows/04_sources.ipynb #d553a58a
 def _hub(name:str)->Source:
     "A dataset of the hub: name, name:split or name:config:split"
     from datasets import load_dataset
-    base, config, split = _hub_parts(name)
-    try: return _dataset(load_dataset(base, config, split=split), name)
+    base, revision, config, split = _hub_parts(name)
+    at = dict(revision=revision) if revision else {}
+    try: return _dataset(load_dataset(base, config, split=split, **at), name)
     except Exception as e:   # network, names, scripts: anything
         why = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0][:120]}"
         found = f"it cannot be loaded from the hub ({why})"
@@ -212,6 +215,29 @@ def _spooled(rows:Iterator, name:str)->Source:
     return Source(name, "row", lambda: ((i, _row(r, f"{name} row {i}")) for i, r in enumerate(kept, 1)))
 
 # %% ../../nbs/02_rows/04_sources.ipynb #4d5cf66f
+_HUB_FILE = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(@[\w.-]+)?/(.+)")
+_SLICE = re.compile(r"(.+)\[:(\d+)(%?)\]")
+
+def _hub_file(name:str)->Source:
+    "A file of a dataset of the hub: hf://datasets/owner/name/folder/rows.json"
+    from huggingface_hub import hf_hub_download
+    base, revision, path = _HUB_FILE.fullmatch(name).groups()
+    try: file = hf_hub_download(base, path, repo_type="dataset", revision=revision and revision[1:])
+    except Exception as e:   # network, names: anything
+        found = f"it cannot be loaded from the hub ({first_line(e)[:150]})"
+        raise SftError(f"file {name!r}", found, "a connection, and hf://datasets/OWNER/NAME/FILE",
+                       command(f"hf download --repo-type dataset {base} {quoted(path)}")) from e
+    return file_source(file)
+
+def _first_rows(source:Source, n:int, percent:bool)->Source:
+    "The first rows of a source, so many or so many percent"
+    if percent:
+        total = source.total if source.total is not None else sum(1 for _ in source.read())
+        n = total * n // 100
+    digest = (lambda: f"{source.digest()}-{n}") if source.digest else None
+    total = None if source.total is None else min(n, source.total)
+    return replace(source, read=lambda: islice(source.read(), n), digest=digest, total=total)
+
 def _named(what:str|Path, side:str, domain:str|None)->list[Source]:
     "The sources that a name means: a folder, a file or a dataset of the hub"
     path = Path(what)
@@ -222,7 +248,11 @@ def _named(what:str|Path, side:str, domain:str|None)->list[Source]:
         if path.is_dir(): return _folder(path, side, domain)
         if path.is_file(): return [file_source(path)]
     except OSError as e: raise _unreadable(path, e) from e
+    if _HUB_FILE.fullmatch(str(what)) and not _SLICE.fullmatch(str(what)): return [_hub_file(str(what))]
     if _HUB.fullmatch(str(what)) and _suffix(path) not in _READERS: return [_hub(str(what))]
+    if found := _SLICE.fullmatch(str(what)):   # rows.jsonl[:1000]
+        name, n, percent = found.groups()
+        return [_first_rows(source, int(n), bool(percent)) for source in _named(name, side, domain)]
     expected = "a file or folder with rows, or a dataset of the hub"
     where = "" if path.is_absolute() else f" in {Path.cwd()}"
     try: near = difflib.get_close_matches(path.name[:100], os.listdir(path.parent), 1, .6)

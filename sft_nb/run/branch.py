@@ -25,7 +25,8 @@ from .follow import Run
 
 # %% ../../nbs/10_run/13_branch.ipynb #brn00006
 MAY_CHANGE = frozenset(   # at a checkpoint
-    "learning_rate lr_scheduler_type warmup_steps weight_decay max_grad_norm num_train_epochs max_steps "
+    "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay max_grad_norm num_train_epochs "
+    "max_steps "
     "lora_dropout logging_steps eval_steps save_steps sample_steps save_total_limit per_device_eval_batch_size "
     "max_new_tokens early_stopping_patience load_best_model_at_end metric_for_best_model on_nan on_collapse "
     "gradient_checkpointing activation_offloading keep_attention recompute_parts max_logits_mib max_time run_name "

@@ -79,7 +79,8 @@ _IN_A_CHECKPOINT = frozenset(   # settings that a checkpoint was made with: the 
     "method dtype init lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora init_lora_weights "
     "modules_to_save train_tokens bnb_4bit_quant_type bnb_4bit_use_double_quant load_in_8bit learning_rate "
     "per_device_train_batch_size max_tokens_per_batch group_by_length gradient_accumulation_steps "
-    "effective_batch_size optim lr_scheduler_type warmup_steps weight_decay seed num_processes "
+    "effective_batch_size optim adam_beta1 adam_beta2 adam_epsilon lr_scheduler_type lr_scheduler_kwargs warmup_steps "
+    "weight_decay seed num_processes "
     "sequence_parallel_size".split())
 
 _IN_A_STEP = ("num_processes", "gradient_accumulation_steps")   # which may differ if their product does not

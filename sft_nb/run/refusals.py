@@ -184,7 +184,7 @@ def no_checkpoint(run)->ConfigError:
     found = f"it has no checkpoint ({run.state} at step {run.step})"
     if damaged: found = "it has no whole checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
     every = run.config.save_steps
-    earlier = 50 if every == "epoch" else max(1, min(50, every // 2))
+    earlier = 50 if every == "epoch" or every < 1 else max(1, min(50, int(every) // 2))
     return ConfigError(f"run {run.name!r}", found, "a checkpoint to resume from", go_on(run, save_steps=earlier))
 
 # %% ../../nbs/10_run/05_refusals.ipynb #a8fcdba6

@@ -202,6 +202,12 @@ def _opened(files:tuple, cfg:Config, side:str, name:str="rows")->list[Source]:
     "The sources behind some files, folders, data sets or rows in memory"
     return [source for file in files for source in open_rows(file, name=name, side=side, domain=cfg.domain)]
 
+def _share_of_rows(cfg:Config, sources:list[Source])->float:
+    "The share of all rows that `eval_rows` are, at most a half; files are counted by reading them"
+    if not cfg.eval_rows: return 0.
+    rows = sum(source.total if source.total is not None else sum(1 for _ in source.read()) for source in sources)
+    return min(.5, cfg.eval_rows / max(rows, 1))
+
 def sides_of(
     cfg:Config,
     task:Task,
@@ -209,9 +215,10 @@ def sides_of(
     weights:tuple[float,...]|None=None,   # of the training side
     *, given:bool=False,                  # handed over in memory
 )->tuple[Mixture,Mixture]:                # training and held-out rows, that ask nothing alike
-    "Rows that are cut in two by `eval_fraction`"
+    "Rows that are cut in two by `eval_fraction` or `eval_rows`"
     _one_way_to_hold_out(cfg)
-    how = dict(seed=cfg.seed, share=cfg.eval_fraction or 0., asked=partial(asked, task, cfg), given=given)
+    share = cfg.eval_fraction or _share_of_rows(cfg, sources)
+    how = dict(seed=cfg.seed, share=share, asked=partial(asked, task, cfg), given=given)
     how |= _hooks(cfg, task)
     return (Mixture(sources, weights, n=cfg.max_samples, **how),
             Mixture(sources, held_out=True, n=cfg.eval_samples, **how))
@@ -226,7 +233,7 @@ def _eval_files(cfg:Config, task:Task)->Mixture|None:
     "The held-out rows of files: of their own, or a share of the training rows; None: no file is named"
     named = _opened(cfg.eval_file, cfg, "eval") if cfg.eval_file is not None else _beside(cfg)
     if named: return Mixture(named, seed=cfg.seed, n=cfg.eval_samples, **_hooks(cfg, task))
-    if not cfg.eval_fraction or not cfg.train_file: return None
+    if not (cfg.eval_fraction or cfg.eval_rows) or not cfg.train_file: return None
     return sides_of(cfg, task, _opened(cfg.train_file, cfg, "train"))[1]
 
 def _beside(cfg:Config)->list[Source]:
@@ -234,11 +241,13 @@ def _beside(cfg:Config)->list[Source]:
     return [source for file in cfg.train_file or () for source in held_out_in(file, cfg.domain)]
 
 def _one_way_to_hold_out(cfg:Config):
-    if not cfg.eval_fraction: return
+    name = "eval_fraction" if cfg.eval_fraction else "eval_rows"
+    if not getattr(cfg, name): return
     beside = _beside(cfg)
     found = f"there is a validation file: {beside[0].name}" if beside else "eval_file is set too"
-    if beside or cfg.eval_file is not None:
-        raise ConfigError("eval_fraction", found, "one of them", "leave {eval_fraction} out")
+    if name == "eval_fraction" and cfg.eval_rows: found = "eval_rows is set too"
+    if beside or cfg.eval_file is not None or cfg.eval_fraction and cfg.eval_rows:
+        raise ConfigError(name, found, "one of them", f"leave {{{name}}} out")
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #c0n50004
 def _weights(cfg:Config)->tuple[float,...]|None:

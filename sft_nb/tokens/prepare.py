@@ -162,7 +162,7 @@ def make_split(
 # %% ../../nbs/04_tokens/12_prepare.ipynb #prep0009
 def _both(cfg:Config, task:Task, train, eval):
     "Name and rows of each side, one after the other; rows from memory may be cut in two as well"
-    if train is not None and eval is None and cfg.eval_fraction and cfg.eval_samples:
+    if train is not None and eval is None and (cfg.eval_fraction or cfg.eval_rows) and cfg.eval_samples:
         yield from zip(("train", "eval"), sides_of(cfg, task, open_rows(train, name="train rows"), given=True))
         return
     yield "train", source_of(cfg, task, "train", train)
@@ -320,7 +320,7 @@ def keep_rows(
         for name, source in given: _write_rows(aside/f"{name}.jsonl", source)
     rows = (home or folder)/"rows"
     files = {f"{name}_file": (str(rows/f"{name}.jsonl"),) for name, _ in given}
-    return dict(task=data.cfg.task, eval_fraction=None, train_weights=None) | files
+    return dict(task=data.cfg.task, eval_fraction=None, eval_rows=None, train_weights=None) | files
 
 def _write_rows(file:Path, source:Mixture)->None:
     "As JSON lines; a row that cannot be read is none"

@@ -179,7 +179,8 @@ def _written(folder:Path, how:tuple, made:dict, k:int, n:int)->Report:
 
 def _write_held_out(file:Path, cfg:Config, task:Task, k:int, n:int)->None:
     "Number and row of those of this part that `eval_fraction` holds out"
-    held_out = replace(source_of(replace(cfg, eval_samples=1), task, "eval"), n=None) if cfg.eval_fraction else ()
+    cut = cfg.eval_fraction or cfg.eval_rows
+    held_out = replace(source_of(replace(cfg, eval_samples=1), task, "eval"), n=None) if cut else ()
     with file.open("w", encoding="utf-8", errors="backslashreplace") as out:
         for number, (_, row) in enumerate(held_out):
             if number % n != k - 1: continue

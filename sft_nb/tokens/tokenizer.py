@@ -83,13 +83,14 @@ def template_names()->list[str]:
     return sorted(file.stem for file in (ASSETS/"templates").glob("*.jinja"))
 
 def _read_template(name:str)->str|None:
-    "The chat template that the setting means: none, one that ships, or what stands in a file"
+    "The chat template that the setting means: none, one that ships, itself, or what stands in a file"
     if name == "none": return None
     if name in template_names(): return (ASSETS/f"templates/{name}.jinja").read_text(encoding="utf-8")
-    if Path(name).is_file(): return Path(name).read_text(encoding="utf-8")
+    if "{{" in name or "{%" in name: return name
+    if os.path.isfile(name): return Path(name).read_text(encoding="utf-8")
     fix = "leave {chat_template} out for the tokenizer's own"
     near = difflib.get_close_matches(name, template_names(), 1, .6)
-    raise ConfigError(f"chat_template {name!r}", "there is no such file",
+    raise ConfigError(f"chat_template {name[:100]!r}", "there is no such file",
                       f"none, {', '.join(template_names())}, or a file with a Jinja template",
                       edit(chat_template=near[0]) if near else fix)
 

@@ -27,6 +27,7 @@ from ..model.hardware import choose_device, choose_dtype
 from ..model.divided import check_division, deepspeed_config
 from ..model.kernels import check_kernels
 from ..model.trl_trainer import OneGpuConfig
+from ..checks.learning import schedule_arguments
 from ..run.status import ACTIVE
 from ..run.directory import Run
 from ..run.world import find_world
@@ -118,7 +119,8 @@ def refuse(cfg:Config)->None:
 
 # %% ../../nbs/11_training/00_arguments.ipynb #a1tr0005
 _SAME = """learning_rate num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps optim
-    lr_scheduler_type warmup_steps weight_decay max_grad_norm seed per_device_eval_batch_size logging_steps""".split()
+    adam_beta1 adam_beta2 adam_epsilon lr_scheduler_type warmup_steps weight_decay max_grad_norm seed
+    per_device_eval_batch_size logging_steps""".split()
 
 _ALWAYS = dict(disable_tqdm=True, logging_first_step=True, logging_nan_inf_filter=False,
     label_names=["labels"], remove_unused_columns=False, prediction_loss_only=True, ddp_find_unused_parameters=False,
@@ -196,6 +198,7 @@ def training_arguments(
     refuse(cfg)
     ours = dict(output_dir=str(path/"checkpoints"), run_name=cfg.wandb_name or path.name, report_to=trackers(cfg))
     ours |= _every("save", cfg.save_steps) | dict(project=cfg.wandb_project)
+    ours["lr_scheduler_kwargs"] = schedule_arguments(cfg)
     same = {name: getattr(cfg, name) for name in _SAME} | _precision(cfg) | _divided(cfg)
     try:
         with _cpu_has_bfloat16(same):

@@ -190,3 +190,49 @@ def test_malformed_files_are_errors_of_ours(folder, content, suffix):
     try: rows = read_rows(file)
     except SftError as e: assert "rows" in str(e) and "Fix:" in str(e)
     else: assert all(isinstance(r, dict) for r in rows.values())
+
+
+def test_a_revision_and_a_slice_of_a_hub_dataset(monkeypatch):
+    asked = []
+
+    def load(*args, **kw):
+        asked.append((args, kw))
+        return datasets.Dataset.from_list(pairs(3))
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    read_rows("openai/gsm8k@abc:main:train[:20%]")
+    assert asked == [(("openai/gsm8k", "main"), dict(split="train[:20%]", revision="abc"))]
+
+
+def test_the_first_rows_of_a_file(tmp_path):
+    (tmp_path/"a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs(10)))
+    for end, n in (("[:3]", 3), ("[:50%]", 5), ("[:99]", 10)): assert len(read_rows(f"{tmp_path}/a.jsonl{end}")) == n
+    three, four = (open_rows(f"{tmp_path}/a.jsonl[:{n}]")[0].digest() for n in (3, 4))
+    assert three != four
+
+
+def test_a_file_of_a_hub_dataset(tmp_path, monkeypatch):
+    import huggingface_hub
+    (tmp_path/"a.jsonl").write_text(json.dumps(pairs(1)[0]) + "\n")
+    asked = []
+
+    def download(*args, **kw):
+        asked.append((args, kw))
+        if len(asked) > 1: raise OSError("no network")
+        return str(tmp_path/"a.jsonl")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert len(read_rows("hf://datasets/u/x@main/sub/a.jsonl")) == 1
+    assert asked == [(("u/x", "sub/a.jsonl"), dict(repo_type="dataset", revision="main"))]
+    with pytest.raises(SftError, match="cannot be loaded from the hub .no network"):
+        read_rows("hf://datasets/u/x/a.jsonl")
+
+
+def test_so_many_rows_are_held_out(tmp_path):
+    (tmp_path/"a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs(400)))
+    more = dict(train_file=f"{tmp_path}/a.jsonl", model="tiny", task="chat", eval_samples=1000)
+    data = prepare(load_config(eval_rows=100, **more))
+    assert 70 < len(data.eval) < 130 and len(data.train) + len(data.eval) == 400
+    file = f"{tmp_path}/a.jsonl"
+    for settings, name in ((dict(eval_fraction=.1), "eval_fraction"), (dict(eval_file=file), "eval_rows")):
+        with pytest.raises(ConfigError, match=f"{name}: "): prepare(load_config(eval_rows=9, **settings, **more))

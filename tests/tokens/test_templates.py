@@ -4,12 +4,15 @@ from samples import trl_template
 from transformers import AutoTokenizer
 
 from sft_nb.config import load_config
+from sft_nb.report import ConfigError
 from sft_nb.tokens.tokenizer import _read_template, load_tokenizer, template_names
 
 SYSTEM = [dict(role="system", content="Be brief.")]
 TALK = [dict(role="user", content="1+1?"), dict(role="assistant", content="2"),
         dict(role="user", content="2+2?"), dict(role="assistant", content="4")]
 WRITTEN = dict(   # as the formats' own pages write them
+    alpaca="<s>Below is an instruction that describes a task. Write a response that appropriately completes the "
+           "request.\n\n### Instruction:\n1+1?\n\n### Response:\n2</s>",
     chatml="<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n",
     zephyr="<|user|>\n1+1?</s>\n<|assistant|>\n2</s>\n",
     mistral="<s>[INST] 1+1? [/INST] 2</s>",
@@ -43,3 +46,10 @@ def test_it_is_the_published_one(rendered, name):
         for prompt in (True, False):
             how = dict(add_generation_prompt=prompt)
             assert rendered(_read_template(name), messages, **how) == rendered(reference, messages, **how)
+
+
+def test_a_template_may_be_the_setting_itself():
+    template = "{% for m in messages %}{{ m['content'] + eos_token }}{% endfor %}"
+    assert load_tokenizer(load_config(chat_template=template)).chat_template == template
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_tokenizer(load_config(chat_template="x" * 5000))

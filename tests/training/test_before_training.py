@@ -49,6 +49,7 @@ def test_an_optimiser_that_is_not_there_is_named_before_anything_is_written(tmp_
 @pytest.mark.parametrize("how, says", [
     (dict(lr_scheduler_type="warmup_stable_decay"), "lr_scheduler_type: 'warmup_stable_decay' cannot run"),
     (dict(lr_scheduler_type="cosine_with_min_lr"), "lr_scheduler_type: 'cosine_with_min_lr' cannot run"),
+    (dict(lr_scheduler_kwargs=("min_lr_rate",)), "lr_scheduler_kwargs: 'min_lr_rate' is no pair"),
     (dict(lr_scheduler_type="polynomial", learning_rate=1e-8), "'polynomial' cannot run at 1e-08"),
     (dict(optim="lomo"), "optim: 'lomo' cannot be made: .*optim='adamw_torch'"),
     (dict(num_train_epochs=0, max_steps=-1), "num_train_epochs: .*there is no step to train"),

@@ -1,0 +1,419 @@
+"""Files as users of TRL, the handbook, Axolotl and LLaMA-Factory have them: read with their meaning, or refused."""
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from sft_nb.config import load_config, table
+from sft_nb.report import ConfigError
+from sft_nb.schema import defaults
+from sft_nb.translate import ALIASES, FOREIGN, Given, Meant, meaning, TOOLS
+
+PUBLISHED = Path(os.environ.get("SFT_NB_FOREIGN_CONFIGS", "/work/shared/foreign_configs"))
+
+
+def read(path):
+    "The config, or the error that refuses it"
+    try: return load_config(path)
+    except ConfigError as e: return e
+
+
+def print_table(folder=PUBLISHED):
+    "What becomes of each file below a folder: python tests/systems/test_foreign_configs.py FOLDER"
+    for tool in sorted(p for p in Path(folder).iterdir() if p.is_dir()):
+        found = {file: read(file) for file in sorted(tool.glob("*.y*ml"))}
+        for file, cfg in found.items():
+            said = str(cfg).replace(str(file), "") if isinstance(cfg, ConfigError) else "read"
+            print(f"{tool.name:<20} {file.name:<60} {said[:160]}")
+        n = sum(not isinstance(cfg, ConfigError) for cfg in found.values())
+        print(f"{tool.name:<20} {n} of {len(found)} are read\n")
+
+
+READ = {"alignment-handbook": 6, "axolotl": 57, "llama-factory": 8}
+OTHER_METHODS = {"alignment-handbook": 0, "axolotl": 14, "llama-factory": 7}   # no supervised fine-tuning on text
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"the published files are not in {PUBLISHED}")
+@pytest.mark.parametrize("tool", sorted(READ))
+def test_published_files_are_read_or_refused(tool):
+    found = {file.name: read(file) for file in (PUBLISHED/tool).glob("*.y*ml")}   # any other exception fails here
+    refused = {name: e for name, e in found.items() if isinstance(e, ConfigError)}
+    methods = [name for name, e in refused.items() if "only supervised fine-tuning on text is done here" in str(e)]
+    assert (len(found) - len(refused), len(methods)) == (READ[tool], OTHER_METHODS[tool])
+    for name in methods: assert len(str(refused[name]).splitlines()) == 1, name
+    for name, e in refused.items(): assert "Fix: " in str(e) and len(str(e)) < 1200, name
+
+
+def settings_of(cfg): return {k: getattr(cfg, k) for k in defaults() if getattr(cfg, k) != defaults()[k]}
+
+
+def load(tmp_path, text, name="theirs.yaml"):
+    (tmp_path/name).write_text(text)
+    return load_config(tmp_path/name)
+
+
+AXOLOTL = """
+base_model: Qwen/Qwen2.5-7B
+datasets:
+  - {path: u/rows, type: chat_template}
+micro_batch_size: 2
+num_epochs: 2
+learning_rate: 1e-4
+"""
+LLAMA_FACTORY = """
+model_name_or_path: Qwen/Qwen3-4B
+stage: sft
+dataset: u/rows
+"""
+TRL = """
+model_name_or_path: Qwen/Qwen3-0.6B
+dataset_name: trl-lib/Capybara
+torch_dtype: bfloat16
+"""
+HANDBOOK = """
+model_name_or_path: mistralai/Mistral-7B-v0.1
+dataset_mixer:
+  HuggingFaceH4/ultrachat_200k: 1.0
+dataset_splits: [train_sft, test_sft]
+"""
+
+MEANS = [   # a file, what is added to it, and some of its settings
+    # what a file leaves out has the defaults of its tool
+    (AXOLOTL, "", dict(method="full", num_train_epochs=2, gradient_accumulation_steps=1, weight_decay=0,
+                       max_length=512, save_steps="epoch", on_long="drop", lr_scheduler_type="cosine")),
+    (LLAMA_FACTORY, "", dict(method="lora", lora_r=8, lora_alpha=16, max_length=2048, on_long="cut", learning_rate=5e-5,
+                             per_device_train_batch_size=8, lr_scheduler_type="linear", weight_decay=0,
+                             warmup_steps=0, lora_target_modules=("all-linear",), train_on_prompt=False)),
+    (TRL, "", dict(method="full", max_length=1024, learning_rate=2e-5, per_device_train_batch_size=8, on_long="cut",
+                   dtype="bfloat16", gradient_accumulation_steps=1, train_file=("trl-lib/Capybara",))),
+    (HANDBOOK, "", dict(train_file=("HuggingFaceH4/ultrachat_200k:train_sft",), eval_file=None, train_on_prompt=True)),
+    (HANDBOOK, "eval_strategy: epoch", dict(eval_file=("HuggingFaceH4/ultrachat_200k:test_sft",), eval_steps="epoch")),
+    # how it is trained
+    (AXOLOTL, "adapter: lora\nload_in_8bit: true", dict(method="qlora", load_in_8bit=True)),
+    (AXOLOTL, "load_in_4bit: false\nadapter: lora\nload_in_8bit: false", dict(method="lora")),
+    (AXOLOTL, "adapter: lora\nload_in_4bit: true", dict(method="qlora")),
+    (AXOLOTL, "load_in_4bit: false\nload_in_8bit: false\nadapter:", dict(method="full")),
+    (AXOLOTL, "adapter: qlora\nload_in_4bit: true\nlora_r: 16\nlora_target_linear: true\n"
+              "lora_target_modules: [q_proj, v_proj]\npeft_use_dora: true",
+     dict(method="qlora", lora_target_modules=("all-linear",), use_dora=True)),
+    (AXOLOTL, "adapter: lora\nlora_target_modules: 'model.language_model.layers.[\\d]+.(mlp|self_attn).(up|down)_proj'",
+     dict(lora_target_modules=("up_proj", "down_proj"))),
+    (AXOLOTL, "lora_modules_to_save: [embed_tokens, lm_head]\nadapter: lora",
+     dict(modules_to_save=("embed_tokens", "lm_head"))),
+    (LLAMA_FACTORY, "quantization_bit: 4\nlora_rank: 32", dict(method="qlora", lora_r=32, lora_alpha=64)),
+    (LLAMA_FACTORY, "quantization_bit: 8", dict(method="qlora", load_in_8bit=True)),
+    (LLAMA_FACTORY, "finetuning_type: full\npure_bf16: true", dict(method="full", dtype="bfloat16")),
+    (LLAMA_FACTORY, "lora_target: q_proj,v_proj\nadditional_target: embed_tokens,lm_head\nlora_alpha: 10",
+     dict(lora_target_modules=("q_proj", "v_proj"), modules_to_save=("embed_tokens", "lm_head"), lora_alpha=10)),
+    (LLAMA_FACTORY, "pissa_init: true\npissa_iter: 4\npissa_convert: true", dict(init_lora_weights="pissa_niter_4")),
+    (LLAMA_FACTORY, "mask_history: true\nbf16: true", dict(train_on_turns="last", dtype="bfloat16")),
+    (TRL, "use_peft: true\nlora_r: 32\nlora_alpha: 16", dict(method="lora", lora_r=32, lora_alpha=16, lora_dropout=.05,
+                                                             lora_target_modules=("q_proj", "v_proj"))),
+    (TRL, "use_peft: true\nload_in_4bit: true\nlora_target_modules: all-linear",
+     dict(method="qlora", lora_target_modules=("all-linear",), bnb_4bit_use_double_quant=False)),
+    (TRL, "bf16: true\nfp16: false\nassistant_only_loss: true", dict(dtype="bfloat16", train_on_prompt=False)),
+    # how often
+    (AXOLOTL, "val_set_size: 0.1\nevals_per_epoch: 4\nsaves_per_epoch: 2",
+     dict(eval_fraction=.1, eval_steps=.125, save_steps=.25)),
+    (AXOLOTL, "val_set_size: 0.1\nevals_per_epoch: 1\nsaves_per_epoch: 1",
+     dict(eval_steps="epoch", save_steps="epoch")),
+    (AXOLOTL, "val_set_size: 0\nevals_per_epoch: 4", dict(eval_fraction=None, eval_steps=None)),
+    (AXOLOTL, "val_set_size: 0.05", dict(eval_steps="epoch")),
+    (AXOLOTL, "val_set_size: 200", dict(eval_rows=200, eval_fraction=None)),
+    (AXOLOTL, "eval_strategy: 'no'\nval_set_size: 0.05", dict(eval_steps=None)),
+    (LLAMA_FACTORY, "val_size: 0.1\neval_strategy: steps\neval_steps: 500\nper_device_eval_batch_size: 1",
+     dict(eval_fraction=.1, eval_steps=500, per_device_eval_batch_size=1)),
+    (TRL, "eval_strategy: steps\neval_steps: 100", dict(eval_steps=100, eval_file=("trl-lib/Capybara:test",))),
+    (TRL, "eval_strategy: 'no'\neval_steps: 100", dict(eval_steps=None)),
+    (TRL, "save_strategy: epoch\nsave_steps: 100", dict(save_steps="epoch")),
+    (TRL, "save_steps: 0.05\nlogging_steps: 0.1", dict(save_steps=.05, logging_steps=10)),
+    # batches, schedule, optimiser
+    (AXOLOTL, "sample_packing: true\nsequence_len: 4096", dict(max_tokens_per_batch=8192, max_length=4096)),
+    (AXOLOTL.replace("micro_batch_size: 2", "micro_batch_size: 2\nbatch_size: 32"), "",
+     dict(effective_batch_size=32, per_device_train_batch_size=2)),
+    (AXOLOTL, "cosine_min_lr_ratio: 0.1\nlr_scheduler: cosine",
+     dict(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs=("min_lr_rate=0.1",))),
+    (AXOLOTL, "adam_beta2: 0.95\nadam_epsilon: 0.00001\nwarmup_steps: 10", dict(adam_beta2=.95, adam_epsilon=1e-5,
+                                                                               warmup_steps=10)),
+    (TRL, "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.1}\nwarmup_ratio: 0.03",
+     dict(lr_scheduler_kwargs=("min_lr_rate=0.1",), warmup_steps=.03)),
+    (TRL, "warmup_ratio: 0.03\nwarmup_steps: 20", dict(warmup_steps=20)),
+    (TRL, "packing: true\npacking_strategy: bfd_split\nmax_length: 100",
+     dict(on_long="split", max_tokens_per_batch=800)),
+    (AXOLOTL, "excess_length_strategy: truncate\ntrain_on_inputs: true", dict(on_long="cut", train_on_prompt=True)),
+    (AXOLOTL, "gradient_checkpointing: unsloth\nactivation_offloading: legacy",
+     dict(gradient_checkpointing=True, activation_offloading=True)),
+    # processes
+    (AXOLOTL, "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_version: 1, fsdp_offload_params: true}",
+     dict(fsdp=True)),
+    (AXOLOTL, "fsdp_version: 2\nfsdp_config:\n  offload_params: false\n  state_dict_type: FULL_STATE_DICT",
+     dict(fsdp=True)),
+    (AXOLOTL, "deepspeed: deepspeed_configs/zero3_bf16.json", dict(deepspeed="zero3")),
+    (AXOLOTL, "deepspeed: deepspeed_configs/zero1.json", dict(deepspeed="zero2")),
+    (LLAMA_FACTORY, "deepspeed: examples/deepspeed/ds_z3_config.json", dict(deepspeed="zero3")),
+    (LLAMA_FACTORY, "deepspeed: examples/deepspeed/ds_z0_config.json", dict(deepspeed=None)),
+    (AXOLOTL, "context_parallel_size: 2\nattn_implementation: flash_attention_2",
+     dict(sequence_parallel_size=2, attn_implementation="auto")),
+    # templates
+    (AXOLOTL, "chat_template: chatml\nspecial_tokens: {eos_token: <|im_end|>}", dict(chat_template="chatml")),
+    (AXOLOTL, "chat_template: qwen_25", dict(chat_template=None)),
+    (AXOLOTL, "chat_template: tokenizer_default_fallback_chatml", dict(chat_template=None)),
+    (AXOLOTL, "chat_template: jinja\nchat_template_jinja: '{{ messages }}'", dict(chat_template="{{ messages }}")),
+    (AXOLOTL, "default_system_message: Be brief.\nspecial_tokens: {additional_special_tokens: [<a>, <b>]}",
+     dict(system_prompt="Be brief.", train_tokens=("<a>", "<b>"))),
+    (AXOLOTL, "tokens: [<a>]", dict(train_tokens=("<a>",))),
+    (LLAMA_FACTORY, "template: llama3\nadd_tokens: <a>,<b>", dict(chat_template="llama3", train_tokens=("<a>", "<b>"))),
+    (LLAMA_FACTORY, "template: qwen3_nothink", dict(chat_template=None)),
+    (LLAMA_FACTORY, "template: empty", dict(chat_template="none")),
+    (TRL, "chat_template_path: mine.jinja\neos_token: <|im_end|>", dict(chat_template="mine.jinja")),
+    # rows
+    (TRL, "dataset_config: main\ndataset_train_split: train[:1%]",
+     dict(train_file=("trl-lib/Capybara:main:train[:1%]",))),
+    (TRL, "dataset_text_field: body", dict(fields=("text=body",))),
+    (LLAMA_FACTORY, "max_samples: 1000", dict(train_file=("u/rows:train[:1000]",), max_samples=None)),
+    (LLAMA_FACTORY.replace("u/rows", "identity,alpaca_en_demo"), "max_samples: 10\neval_dataset: held",
+     dict(train_file=("data/identity.json[:10]", "data/alpaca_en_demo.json[:10]"), eval_file=("data/held.json",))),
+]
+
+
+@pytest.mark.parametrize("file, more, wanted", MEANS, ids=lambda x: re.sub(r"\W+", " ", str(x))[:50])
+def test_what_a_file_means(tmp_path, file, more, wanted):
+    cfg = load(tmp_path, f"{file}{more}\n")
+    assert {k: getattr(cfg, k) for k in wanted} == wanted
+
+
+ENTRIES = [   # an entry of Axolotl's or TRL's datasets, and what it sets
+    (dict(path="u/x", type="alpaca"), dict(data_format="alpaca", chat_template="alpaca", train_file=("u/x",))),
+    (dict(path="u/x", type="completion", field="body"), dict(data_format="text", on_long="split",
+     fields=("text=body",))),
+    (dict(path="u/x", type="sharegpt", conversation="chatml"), dict(data_format="sharegpt", chat_template="chatml")),
+    (dict(path="u/x", type="chat_template", field_messages="conversations",
+          message_property_mappings=dict(role="from", content="value")), dict(data_format="auto", fields=None)),
+    (dict(path="u/x", type="chat_template", field_messages="talk"), dict(fields=("messages=talk",))),
+    (dict(path="u/x", type="chat_template", roles_to_train=["assistant"], train_on_eos="turn"),
+     dict(train_on_prompt=False)),
+    (dict(path="u/x", type="chat_template", roles_to_train=["human", "gpt"]), dict(train_on_prompt=True)),
+    (dict(path="u/x", type="chat_template", roles_to_train=None, train_on_eos=None), dict(train_on_turns="last")),
+    (dict(path="u/x", type="gpteacher"), dict(data_format="alpaca", fields=("output=response",))),
+    (dict(path="u/x", type="oasst"), dict(fields=("instruction=INSTRUCTION", "output=RESPONSE"))),
+    (dict(path="u/x", type="alpaca_w_system.load_open_orca"), dict(data_format="question_answer")),
+    (dict(path="u/x", type="alpaca_chat.load_qa"), dict(data_format="question_answer")),
+    (dict(path="u/x", name="main", split="test"), dict(train_file=("u/x:main:test",))),
+    (dict(path="u/x", revision="abc", split="train[:20%]"), dict(train_file=("u/x@abc:train[:20%]",))),
+    (dict(path="json", data_files=["a.json", "b.json"]), dict(train_file=("a.json", "b.json"))),
+    (dict(path="u/x", data_files=["sub/a.json"]), dict(train_file=("hf://datasets/u/x/sub/a.json",))),
+    (dict(path="rows.jsonl", ds_type="json", type="chat_template", split="train[:5%]"),
+     dict(train_file=("rows.jsonl[:5%]",))),
+    (dict(path="u/x", type=dict(field_instruction="q", field_output="a", format="[INST] {instruction} [/INST]")),
+     dict(data_format="alpaca", fields=("instruction=q", "output=a")))]
+
+
+@pytest.mark.parametrize("entry, wanted", ENTRIES, ids=lambda x: str(x)[:60])
+def test_what_an_entry_of_datasets_means(tmp_path, entry, wanted):
+    cfg = load(tmp_path, AXOLOTL.replace("{path: u/rows, type: chat_template}", json.dumps(entry)))
+    assert {k: getattr(cfg, k) for k in wanted} == wanted
+
+
+def test_several_datasets(tmp_path):
+    both = AXOLOTL.replace("micro_batch", "  - {path: rows.jsonl, type: alpaca}\nchat_template: chatml\nmicro_batch")
+    cfg = load(tmp_path, both)
+    assert (cfg.train_file, cfg.data_format, cfg.chat_template) == (("u/rows", "rows.jsonl"), "auto", "chatml")
+    cfg = load(tmp_path, HANDBOOK.replace("ultrachat_200k: 1.0", "ultrachat_200k: 0.5\n  u/x: 1.0"))
+    assert (cfg.train_weights, cfg.train_file[1]) == ((.5, 1.), "u/x:train_sft")
+    cfg = load(tmp_path, TRL.replace("dataset_name: trl-lib/Capybara", "datasets:\n  - {path: u/x, name: a, split: b}"))
+    assert cfg.train_file == ("u/x:a:b",)
+
+
+def test_a_template_is_made_of_a_format(tmp_path):
+    jinja2 = pytest.importorskip("jinja2")
+    kind = dict(format='[INST] {instruction} {input}"[/INST]', no_input_format="Q: {instruction}\nA: ",
+                system_prompt="S")
+    cfg = load(tmp_path, AXOLOTL.replace("type: chat_template", f"type: {json.dumps(kind)}"))
+    talk = [dict(role="user", content="hi"), dict(role="assistant", content="yes")]
+    assert jinja2.Template(cfg.chat_template).render(messages=talk, eos_token="</s>") == "SQ: hi\nA: yes</s>"
+
+
+REFUSED = [   # a file, what is added to it, and what the error says
+    (AXOLOTL, "rl: dpo\ndpo_beta: 0.1\nuse_eaft: true", "asks for preference training (DPO)"),
+    (AXOLOTL, "rl: grpo\ntrl: {beta: 0.1}", "asks for reinforcement learning (GRPO)"),
+    (AXOLOTL, "rl: kto\nremove_unused_columns: false", "preference training (KTO)"),
+    (AXOLOTL, "reward_model: true\nnum_labels: 1", "the training of a reward model"),
+    (AXOLOTL, "pretraining_dataset: [{path: allenai/c4}]", "pretraining on raw text"),
+    (AXOLOTL, "processor_type: AutoProcessor\nskip_prepare_dataset: true", "training on images, video or sound"),
+    (LLAMA_FACTORY.replace("sft", "dpo"), "pref_beta: 0.1\npref_loss: sigmoid", "preference training (DPO)"),
+    (LLAMA_FACTORY.replace("sft", "pt"), "", "pretraining on raw text"),
+    (LLAMA_FACTORY.replace("sft", "rm"), "", "the training of a reward model"),
+    (LLAMA_FACTORY.replace("u/rows", "mllm_demo"), "", "training on images"),
+    (LLAMA_FACTORY, "image_max_pixels: 262144\nvideo_max_pixels: 16384", "training on images"),
+    ("model_name_or_path: u/m\ntemplate: qwen3\nexport_dir: out\nexport_size: 5\n", "", "sft_nb merge"),
+    ("model_name_or_path: u/m\ntemplate: qwen3\ninfer_backend: huggingface\n", "", "answering with a model"),
+    (TRL, "beta: 0.1\nmax_prompt_length: 512", "preference training"),
+    (TRL, "num_generations: 8\nmax_completion_length: 100", "reinforcement learning"),
+    (AXOLOTL, "use_eaft: true", "another loss"), (LLAMA_FACTORY, "use_dft_loss: true", "another loss"),
+    (TRL, "loss_type: dft", "it is the loss of the next token"), (AXOLOTL, "neftune_noise_alpha: 5", "adds noise"),
+    (LLAMA_FACTORY, "finetuning_type: freeze", "another way to train"),
+    (AXOLOTL, "optimizer: muon", "an optimiser that"),
+    (LLAMA_FACTORY, "use_galore: true", "its optimiser"), (AXOLOTL, "lr_scheduler: one_cycle", "a schedule that"),
+    (AXOLOTL, "lora_target_parameters: [experts.gate_up_proj]", "another one than LoRA"),
+    (AXOLOTL, "loraplus_lr_ratio: 16", "another rate"), (AXOLOTL, "qat: {weight_dtype: int4}", "number format"),
+    (AXOLOTL, "unfrozen_parameters: [lm_head]", "only a part of the weights"),
+    (AXOLOTL, "plugins: [axolotl.integrations.kd.KDPlugin]", "KDPlugin"),
+    (AXOLOTL, "curriculum_sampling: true", "order"),
+    (AXOLOTL, "adapter: lora\nlora_target_linear: true\nlora_target_modules: [lm_head]", "beside all linear layers"),
+    (AXOLOTL, "adapter: vera", "lora or qlora"), (AXOLOTL, "tokens: {eos: x}", "no special token"),
+    (AXOLOTL, "model_config: {rope_scaling: {factor: 2}}", "rope_scaling would change the model"),
+    (AXOLOTL, "bnb_config_kwargs: {odd: 1}", "odd is not known"),
+    (AXOLOTL, "evals_per_epoch: x\nval_set_size: .1", "times"),
+    (AXOLOTL, "val_set_size: -1", "a share below 1"), (AXOLOTL, "fsdp: [odd]", "odd is not known"),
+    (AXOLOTL, "excess_length_strategy: odd", "drop, truncate or raise"), (TRL, "truncation_mode: x", "keep_start"),
+    (LLAMA_FACTORY, "quantization_bit: 3", "4 or 8 bits"),
+    (TRL, "packing: true\npacking_strategy: wrapped", "rows stay whole"),
+    (LLAMA_FACTORY, "mix_strategy: interleave_over", "train_weights"),
+    (AXOLOTL, "cosine_constant_lr_ratio: 0.8", "held"),
+    (AXOLOTL, "lora_target_modules: 'layers.(1|2).mlp'\nadapter: lora", "not a pattern"),
+    (AXOLOTL, "lerning_rate: 1", "lerning_rate is not a setting; the nearest is learning_rate"),
+    (AXOLOTL, "sequence_len: [1, 2]", "max_length takes an integer"), (AXOLOTL, "datasets: 3", "a list of entries"),
+    (AXOLOTL, "output_dir: {a: b}", "run_name takes a string"), (AXOLOTL, "chat_template: [a]", "chat_template takes"),
+    (LLAMA_FACTORY, "dataset: [1, {a: b}]\nadd_tokens: 3", "not"),
+    (HANDBOOK, "dataset_mixture: {datasets: [3]}", "entries"),
+    (HANDBOOK, "dataset_mixer: 3", "a dataset and its part"), (HANDBOOK, "dataset_splits: [x]", "none for training"),
+    (AXOLOTL, "peft_init_lora_weights: false", "changes nothing at first"),
+    (AXOLOTL, "peft: {backend: torchao}", "quantised"),
+    (AXOLOTL, "chat_template_kwargs: {enable_thinking: false}", "stand in each row"),
+    (TRL, "dataset_config: a\ndatasets: [{path: u/x}, {path: u/y}]", "belongs to one dataset"),
+]
+
+
+@pytest.mark.parametrize("file, more, says", REFUSED, ids=lambda x: re.sub(r"\W+", " ", str(x))[:50])
+def test_what_is_refused_and_why(tmp_path, file, more, says):
+    names = {line.split(":")[0] for line in more.splitlines()}   # a name that is set again replaces what was there
+    kept = [line for line in file.splitlines() if line.split(":")[0] not in names or not line.strip()]
+    replaced = names & {"dataset", "datasets", "dataset_splits", "dataset_mixer"}
+    text = "\n".join([*kept, more]) if replaced else file + more
+    if "datasets" in names:
+        text = text.replace("  - {path: u/rows, type: chat_template}\n", "")
+        text = text.replace("dataset_name: trl-lib/Capybara\n", "packing: false\n")
+    if "dataset_mixer" in names: text = text.replace("  HuggingFaceH4/ultrachat_200k: 1.0\n", "")
+    with pytest.raises(ConfigError) as e: load(tmp_path, text + "\n")
+    assert says in str(e.value), str(e.value)
+    if "only supervised" in str(e.value): assert "problems" not in str(e.value)
+
+
+def test_every_entry_that_cannot_be_read_is_named(tmp_path):
+    odd = [dict(path="a", type="jeopardy"), dict(path="b", type="chat_template", train_on_eos="last"),
+           dict(path="c", type="chat_template", message_property_mappings=dict(role="who", content="text")),
+           dict(path="d", type="chat_template", roles=dict(user=["me"]), roles_to_train=["tool"]),
+           dict(path="e", type=dict(format="no place")), dict(path="f", shards=2, shards_idx=1,
+            drop_system_message=True),
+           dict(path="g", message_field_training="learn", odd=1)]
+    with pytest.raises(ConfigError) as e: load(tmp_path, AXOLOTL.replace("\n  - {path: u/rows, type: chat_template}",
+                                                                         f" {json.dumps(odd)}"))
+    for part in ("type jeopardy", "train_on_eos last", "keys who and text", "the role me of user",
+                 "roles_to_train tool", "a format without {instruction}", "a part of the rows (shards)",
+                 "drop_system_message",
+                 "message_field_training learn", "odd is not known"): assert part in e.value.expected
+    two = [dict(path="a", type="alpaca", system_prompt="x"), dict(path="b", type="alpaca", system_prompt="y")]
+    with pytest.raises(ConfigError, match="system_prompt differs"):
+        load(tmp_path, AXOLOTL.replace("\n  - {path: u/rows, type: chat_template}", f" {json.dumps(two)}"))
+    with pytest.raises(ConfigError, match="orpo.chat_template, which hold no answers"):
+        load(tmp_path, AXOLOTL.replace("chat_template", "orpo.chat_template"))
+
+
+ODD = [3, -1.5, "x", [1], [{}], [[]], {"a": 1}, True, "1e400", {"path": []}, "\0"]
+
+
+@pytest.mark.parametrize("value", ODD, ids=str)
+def test_no_value_of_any_name_ends_in_a_raw_error(tmp_path, value):
+    for tool in ("", *TOOLS):
+        given = Given(defaults() | dict(train_file=("u/x",)), dict(max_samples=value), tool, tmp_path)
+        for name in {*FOREIGN, *ALIASES, *defaults(), *(TOOLS[tool].own if tool else ())}:
+            assert isinstance(meaning(name, value, given), Meant | None), name
+    for base in (AXOLOTL + "sample_packing: true\nval_set_size: 0.1\nevals_per_epoch: 2\n", TRL + "use_peft: true\n"):
+        for name in ("max_length", "sequence_len", "micro_batch_size", "num_epochs", "lora_r", "train_file", "model",
+                     "eval_file", "chat_template", "output_dir", "task", "fields", "dtype", "report_to", "run_name"):
+            (tmp_path/"odd.yaml").write_text(re.sub(rf"(?m)^{name}:.*\n", "", base) + f"{name}: {json.dumps(value)}\n")
+            read(tmp_path/"odd.yaml")
+
+
+def test_all_problems_come_at_once(tmp_path):
+    with pytest.raises(ConfigError) as e:
+        load(tmp_path, AXOLOTL + "use_eaft: true\noptimizer: muon\nnovel_feature: true\nlora_r: x\nnovel_too: false\n")
+    text = str(e.value)
+    assert text.startswith("4 problems")
+    assert all(word in text for word in ("use_eaft", "muon", "novel_feature", "lora_r"))
+
+
+def test_dataset_info(tmp_path):
+    info = dict(
+        mine=dict(file_name="mine.json", columns=dict(prompt="question", query="input", response="answer",
+         system="who")),
+        talk=dict(hf_hub_url="u/talk", formatting="sharegpt", subset="en", split="dev", num_samples=5,
+                  columns=dict(messages="conversations"), tags=dict(role_tag="from", content_tag="value")),
+        pairs=dict(file_name="p.json", ranking=True), seen=dict(file_name="i.json", columns=dict(images="images")),
+        other=dict(file_name="o.json", columns=dict(prompt="ask")), odd=dict(
+            script_url="x", formatting="sharegpt", tags=dict(role_tag="who", content_tag="says")))
+    (tmp_path/"data").mkdir()
+    (tmp_path/"data/dataset_info.json").write_text(json.dumps(info))
+    (tmp_path/"deep/er").mkdir(parents=True)
+    def loaded(names, more=""): return load(tmp_path/"deep/er", LLAMA_FACTORY.replace("u/rows", names) + more)
+    cfg = loaded("mine", "max_samples: 10\n")
+    assert cfg.train_file == (f"{tmp_path}/data/mine.json[:10]",) and cfg.data_format == "alpaca"
+    assert cfg.fields == ("instruction=question", "output=answer", "system=who")
+    cfg = loaded("'mine, talk'")
+    assert (cfg.train_file[1], cfg.data_format) == ("u/talk:en:dev[:5]", "auto")
+    for names, says in (("pairs", "preferences"), ("seen", "images"), ("odd", "loaded by a script"),
+                        ("nobody", "not in"), ("mine,other", "different names")):
+        with pytest.raises(ConfigError, match=says): loaded(names)
+    (tmp_path/"data/dataset_info.json").write_text("[")
+    assert loaded("mine").train_file == ("data/mine.json",)
+
+
+def test_anchors_merges_and_helpers(tmp_path):
+    cfg = load(tmp_path, "x-base: &base\n  micro_batch_size: 2\n  num_epochs: 3\n_lr: &lr 1e-4\nbase_model: u/m\n"
+                         "<<: *base\ndatasets: [{path: u/x}]\nlearning_rate: *lr\n")
+    assert (cfg.per_device_train_batch_size, cfg.num_train_epochs, cfg.learning_rate) == (2, 3, 1e-4)
+    assert cfg.sources["num_train_epochs"].endswith(":6")
+    cfg = load(tmp_path, "a-b: {lora_r: 8}\n".replace("a-b", ".x") + "<<: [{lora_r: 4}, {lora_alpha: 9}]\n")
+    assert (cfg.lora_r, cfg.lora_alpha) == (4, 9)
+
+
+def test_the_command_line_wins_and_puts_right(tmp_path):
+    file = tmp_path/"a.yml"
+    file.write_text(AXOLOTL + "val_set_size: 0.1\nevals_per_epoch: 4\nuse_eaft: true\n")
+    cfg = load_config(file, source="command line", use_eaft=False, num_epochs=1, warmup_ratio=.5)
+    assert (cfg.num_train_epochs, cfg.eval_steps, cfg.warmup_steps) == (1, .25, .5)
+
+
+def test_paths_are_looked_for_beside_the_file(tmp_path):
+    (tmp_path/"rows.jsonl").write_text("{}\n")
+    cfg = load(tmp_path, AXOLOTL.replace("u/rows", "rows.jsonl"))
+    assert cfg.train_file == (str(tmp_path/"rows.jsonl"),)
+
+
+TRL_LINE = """--model_name_or_path Qwen/Qwen2-0.5B --dataset_name trl-lib/Capybara --learning_rate 2.0e-4
+    --num_train_epochs 1 --packing --per_device_train_batch_size 2 --gradient_accumulation_steps 8
+    --eos_token <|im_end|> --eval_strategy steps --eval_steps 100 --use_peft --lora_r 32 --lora_alpha 16
+    --output_dir Qwen2-0.5B-SFT
+    --push_to_hub --lr_scheduler_kwargs {"min_lr_rate":0.1}"""
+
+
+def test_trls_documented_command_line():
+    from sft_nb.cli.options import Option, parse
+    own = dict(config=Option(str | None, None, ""))
+    _, cfg = parse("train", TRL_LINE.split(), own, summary="")
+    assert (cfg.method, cfg.lora_r, cfg.max_length, cfg.max_tokens_per_batch) == ("lora", 32, 1024, 2048)
+    assert (cfg.lr_scheduler_type, cfg.lr_scheduler_kwargs) == ("linear", ("min_lr_rate=0.1",))
+    assert (cfg.eval_file, cfg.run_name) == (("trl-lib/Capybara:test",), "Qwen2-0.5B-SFT")
+    assert "eos_token" in table(cfg) and "hf upload" in table(cfg)
+    line = "--lerning-rate 1 --colour red --use_eaft true --max-length long"
+    with pytest.raises(ConfigError) as e: parse("train", line.split(), own, summary="")
+    assert str(e.value).startswith("4 problems") and "\n  4. " in str(e.value)
+    _, cfg = parse("train", ["--fsdp", "full_shard auto_wrap", "--gradient_checkpointing", "unsloth"], own, summary="")
+    assert (cfg.fsdp, cfg.gradient_checkpointing) == (True, True)
+
+
+if __name__ == "__main__":
+    import sys
+    print_table(*sys.argv[1:2])
