@@ -17,7 +17,7 @@ from ..config import Config
 from ..tokens.turns import supervised_messages
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.conversations import conversation
-from ..tokens.account import _ANEW, Data
+from ..tokens.account import _ANEW, _reasons, Data
 from ..tokens.ledger import Counts
 from ..tokens.stream import Seen
 from .core import check
@@ -82,14 +82,16 @@ def check_prepared(data:Data)->list[Finding]:
 # %% ../../nbs/09_checks/02_rows.ipynb #2a140648
 @check("data")
 def check_kept(data:Data)->Finding|None:
-    "few rows are cut or left out"
-    counts, n = data.train.counts, max(1, data.train.n_read)
-    gone, cut, longest = counts.dropped, counts.shortened, counts.longest_dropped
+    "few rows are cut or left out, except those that a setting asks to leave out"
+    counts, cut = data.train.counts, data.train.counts.shortened
+    gone, n = counts.dropped - counts.requested, max(1, data.train.n_read - counts.requested)
     if gone + cut <= .1 * n: return None
-    look = command(f"sft_nb data --dropped {min(gone, 5)}", "data.train.dropped")
-    fix = edit(max_length=longest) if longest else look
+    fix = command(f"sft_nb data --dropped {min(counts.dropped, 5)}", "data.train.dropped")
+    if counts.longest_dropped and counts.too_long >= .5 * gone: fix = edit(max_length=counts.longest_dropped)
     if data.train.came_prepared: fix = _ANEW
     says = f"{gone:,} of {n:,} rows are left out and {cut:,} cut"
+    if counts.requested: says += f"; {counts.requested:,} more are left out as the settings ask"
+    if reasons := data.train.reasons: says += f" ({_reasons(reasons)})"
     return fail(says, fix) if gone + cut >= .5 * n else warn(says, fix)
 
 @check("data")

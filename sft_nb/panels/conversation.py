@@ -19,7 +19,8 @@ from ..keys import redact_all
 from ..on_disk import from_json, write_whole
 from ..report import ConfigError, SftError
 from ..tasks.core import task_of
-from ..tokens.conversations import conversation, read_split
+from ..tokens.conversations import conversation
+from ..tokens.prepare import read_kept
 from ..tokens.encode import encode_prompts
 from ..model.hardware import is_out_of_memory
 from ..run.directory import open_run, Run
@@ -76,8 +77,7 @@ class GenerationState:
 @patch
 def rows(self:GenerationState)->dict[str,dict]:
     "Place -> held-out row; none if none are held out"
-    cfg = self.run.config
-    if self.read is None: self.read = read_split(cfg, task_of(cfg), "eval") if cfg.eval_samples else {}
+    if self.read is None: self.read, _ = read_kept(self.run.config, "eval")
     return self.read
 
 # %% ../../nbs/13_panels/09_conversation.ipynb #gen0row3

@@ -256,6 +256,7 @@ class Questions:
     prompts:list[list[int]]        # token ids; empty if there is nothing to answer, but texts to read
     examples:list[list]|None       # of each row, ids and labels; None: the loss is no figure of the task
     clusters:list[str]             # what each row belongs to
+    left_out:dict[str,int]=field(default_factory=dict)   # why other held-out rows are not asked -> how many
 
     @cached_property
     def task(self)->Task: return task_of(self.cfg)
@@ -274,7 +275,7 @@ class Questions:
 # %% ../../nbs/12_results/05_answers.ipynb #9b641d7a
 def _with_prompt(talk:list[dict], where:str, task)->list[dict]:
     "The same conversation; `SftError` if nothing stands before its last message"
-    if len(talk) > 1 or task.name == "text": return talk   # of a plain text, only the loss is looked at
+    if len(talk) > 1 or task.name == "text": return talk
     raise SftError(where, "it has no prompt, so there is nothing to ask", "a question and an answer",
                    edit(eval_samples=0) | "{response_template} for rows of text")
 
@@ -298,7 +299,9 @@ def questions(
 )->Questions:
     "Rows as they are asked; `SftError` for a row without a prompt"
     task = task_of(cfg)
-    talks = [_with_prompt(conversation(task, row, where, cfg), where, task) for where, row in rows.items()]
+    talks = [conversation(task, row, where, cfg) for where, row in rows.items()]
+    texts = task.name in _LIKELIHOOD and all(talk[0]["role"] == "text" and len(talk) == 1 for talk in talks)
+    if not texts: talks = [_with_prompt(talk, where, task) for where, talk in zip(rows, talks)]   # texts have a loss
     examples = None
     if task.name in _LIKELIHOOD: examples = [encode({where: talk}, tokenizer) for where, talk in zip(rows, talks)]
     clusters = [str(row.get(cluster, "")) if cluster else "" for row in rows.values()]

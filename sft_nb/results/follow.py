@@ -52,7 +52,9 @@ def score(self:Follower, folder:Path)->Scores|None:
         if folder.exists(): raise
         return None   # the known ones, and the next one, are enough
     self.known[folder.name] = scores
-    made = Evaluation(self.run.name, folder.name, self.base, replace(scores, model="tuned"), self.examiner.asked.by)
+    asked = self.examiner.asked
+    made = Evaluation(self.run.name, folder.name, self.base, replace(scores, model="tuned"), asked.by,
+                      left_out=asked.left_out)
     keep_evaluation(made, self.examiner)
     return scores
 

@@ -65,12 +65,33 @@ def test_truncation_that_takes_every_end(tokenizer):
 
 def test_kept():
     def made(came_prepared=False, **counts):
-        return SimpleNamespace(train=SimpleNamespace(n_read=100, counts=Counts(**counts), came_prepared=came_prepared))
-    half = made(dropped=50, longest_dropped=99)
+        return SimpleNamespace(train=SimpleNamespace(n_read=100, counts=Counts(**counts), came_prepared=came_prepared,
+                                                     reasons=dict(why=counts["dropped"])))
+    half = made(dropped=50, longest_dropped=99, too_long=50)
     assert check_kept(made(dropped=10)) is None
     assert [check_kept(d).status for d in (made(dropped=6, cut=5), half)] == ["warn", "fail"]
     assert str(check_kept(half).fix) == "max_length=99"
     assert "prepare the shards again" in str(check_kept(made(True, dropped=50, longest_dropped=99)).fix)
+    assert "data.train.dropped" in str(check_kept(made(dropped=50, longest_dropped=99, too_long=3)).fix)
+    assert check_kept(made(dropped=90, requested=89)) is None
+    assert "30 of 60 rows are left out and 0 cut; 40 more" in check_kept(made(dropped=70, requested=40)).says
+
+
+def test_each_reason_for_which_rows_are_left_out_has_its_own_fix(tokenizer):
+    "Duplicates that the settings ask to leave out are no failure, and none that a longer max_length would bring back"
+    rows = [dict(question=f"What is {k} + 1?", answer=str(k + 1)) for k in range(60)]
+    rows = rows * 4 + [dict(question="?", answer="")] * 3 + [dict(question="word " * 2000, answer="1")] * 2
+    cfg = small(task="chat", drop_duplicates=True)
+    data = prepare(cfg, tokenizer, train=rows)
+    found = {f.check: f for f in data.report.findings}
+    assert (data.train.counts.dropped, data.train.counts.requested) == (185, 180)
+    assert "180 duplicate" in found["train_left_out"].says and found["train_left_out"].status == "ok"
+    assert found["train_dropped"].says == "3 empty answer" and "max_length" not in str(found["train_dropped"].fix)
+    assert "tokens instead of" in found["train_too_long"].says
+    assert str(found["train_too_long"].fix) == f"on_long='drop', or max_length={data.train.counts.longest_dropped}"
+    assert check_kept(data) is None
+    said = prepare(small(task="chat", drop_duplicates=True, on_long="drop"), tokenizer, train=rows)
+    assert {f.check: f.status for f in said.report.findings}["train_too_long"] == "ok"
 
 
 def test_pad(tokenizer):

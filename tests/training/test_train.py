@@ -262,7 +262,10 @@ def test_plain_text_cannot_be_asked_unless_it_says_where_the_answer_begins(tmp_p
     cfg = load_config(task="chat", max_new_tokens=3)
     tok, rows = load_tokenizer(cfg), {"row 1": dict(text="Q: 1+1? A: 2")}
     model = load_base(cfg, tok)
-    with pytest.raises(SftError, match="row 1: it has no prompt"): answer_rows(model, tok, rows, cfg, progress=False)
+    mixed = rows | {"row 2": dict(question="1+1?", answer="2")}
+    with pytest.raises(SftError, match="row 1: it has no prompt"): answer_rows(model, tok, mixed, cfg, progress=False)
+    scores = answer_rows(model, tok, rows, cfg, progress=False)   # its loss is a figure all the same
+    assert scores.answers[0].text == "" and scores.figures["loss"] > 0
     told = replace(cfg, response_template="A:")
     answer, = answer_rows(model, tok, rows, told, progress=False).answers
     assert (answer.prompt, answer.expected) == ("Q: 1+1? A:", "2")
