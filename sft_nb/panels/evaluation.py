@@ -21,7 +21,6 @@ from ..tasks.core import Score
 from ..run.checkpoint import step_of
 from ..run.directory import open_run, Run
 from ..results.answers import Answer, Scores
-from ..results.statistics import interval
 from ..results.sweep import _says, Sweep
 from .panel import error_html, Panel, table_html
 from .replies import Reply
@@ -169,8 +168,7 @@ def _chart(self:EvalState)->str:
     by, e, points = self.sweep.by, self.sweep, []
     def three(scores:Scores)->tuple:
         if (key := ("three", scores.model)) not in self.kept:
-            values = scores.values(by)
-            self.kept[key] = values.mean(), *interval(values, clusters=scores.clusters)
+            self.kept[key] = scores.level(by), *scores.interval_of(by)
         return self.kept[key]
     for name, scores in e.checkpoints.items(): points.append((step_of(Path(name)), *three(scores)))
     names = {step_of(Path(e.best)): "best"}
@@ -181,8 +179,10 @@ def _chart(self:EvalState)->str:
 def outcome(
     before:Answer,
     after:Answer,
+    by:str="accuracy",   # the figure that counts
 )->str:
-    "What became of a row, in words"
+    "What became of a row: right and wrong, or by another figure"
+    if by != "accuracy": return f"{by} {before.value(by):.2f} → {after.value(by):.2f}"
     words = {True: "right", False: "wrong"}
     return f"{words[before.correct]} → {words[after.correct]}"
 
@@ -193,7 +193,7 @@ def _table(self:EvalState)->str:
     for k in self.on_page():
         a, b = self.base.answers[k], self.tuned.answers[k]
         begins = a.prompt.replace("\n", " ")[:80]
-        lines.append([a.where, begins, outcome(a, b), a.expected[:40], (a.got or "")[:40], (b.got or "")[:40]])
+        lines.append([a.where, begins, outcome(a, b, self.sweep.by), a.expected[:40], (a.got or "")[:40], (b.got or "")[:40]])
     head = ["row", "question", "", "expected", "base", self.checkpoint]
     return table_html(lines, head=head, marked=self.chosen)
 
@@ -226,7 +226,7 @@ def to_dict(self:EvalState)->dict:
     names = dict(best=self.sweep.best, lowest_loss=self.sweep.lowest_loss, by=self.sweep.by)
     here = dict(checkpoint=self.checkpoint, filter=self.filter, search=self.text, at=self.at, chosen=self.chosen)
     return dict(run=self.run.name) | names | here | dict(counts=self.counts(), rows=len(self.numbers()), page=page,
-        pair=pair and dict(where=pair[0].where, base=pair[0].text, tuned=pair[1].text, outcome=outcome(*pair)))
+        pair=pair and dict(where=pair[0].where, base=pair[0].text, tuned=pair[1].text, outcome=outcome(*pair, self.sweep.by)))
 
 # %% ../../nbs/13_panels/12_evaluation.ipynb #evl0pan2
 _BUTTONS = ("◀ page", "page ▶", "export ids", "try it", "reload")
@@ -307,7 +307,7 @@ def _set(widget, options:list, value)->None:
 def _line(self:EvalPanel, k:int)->str:
     "A row in the list"
     a, b = self.state.base.answers[k], self.state.tuned.answers[k]
-    return f"{outcome(a, b)} · {a.where} · " + " ".join(a.prompt.split())[:100]
+    return f"{outcome(a, b, self.state.sweep.by)} · {a.where} · " + " ".join(a.prompt.split())[:100]
 
 # %% ../../nbs/13_panels/12_evaluation.ipynb #evl0pan5
 @patch

@@ -71,7 +71,7 @@ def look(self:Follower)->Iterator[str]:
 def line(self:Follower, scores:Scores)->str:
     "A checkpoint in one line, beside its base"
     by = self.examiner.asked.by
-    tuned, base = (s.values(by).mean() for s in (scores, self.base))
+    tuned, base = (s.level(by) for s in (scores, self.base))
     return f"{scores.model}: {by} {tuned:.3f} (base {base:.3f})"
 
 # %% ../../nbs/12_results/09_follow.ipynb #fol9fun2

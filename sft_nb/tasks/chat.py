@@ -34,6 +34,7 @@ def overlap(
 class Chat:
     "Rows in any format"
     name, fields, own_rows = "chat", (), False   # which fields, the format decides for each row
+    headline = "loss"   # of the answers that the rows have: few free texts are written word for word
 
     def rows(self, split:str, *, n:int|None=None, seed:int=42)->list[dict]:
         "It has none; `SftError` with the file to give"

@@ -19,7 +19,8 @@ def value(
     figure:str,   # accuracy, or a name in `score.figures`
 )->float:
     "What an answer is worth by one figure; KeyError for a figure that it does not have"
-    return float(score.correct) if figure == "accuracy" else score.figures[figure]
+    if figure != "accuracy": return score.figures[figure]
+    return float(score.correct) if score.credit is None else score.credit
 
 # %% ../../nbs/03_tasks/01_measure.ipynb #mea0mea1
 def measure(
@@ -30,7 +31,7 @@ def measure(
 )->dict[str,float]:       # accuracy, answered (could an answer be read?), means, figures of the corpus
     "The figures of a set of answers"
     n = len(scores)
-    found = dict(accuracy=sum(s.correct for s in scores) / n, answered=sum(s.got is not None for s in scores) / n)
+    found = dict(accuracy=sum(value(s, "accuracy") for s in scores) / n, answered=sum(s.got is not None for s in scores) / n)
     for name in scores[0].figures: found[name] = sum(s.figures[name] for s in scores) / n
     if hasattr(task, "corpus"): found |= task.corpus(texts, scores, rows)
     return found

@@ -8,6 +8,7 @@ import pytest
 from planted import END, bad, small, status
 
 from sft_nb.checks.preflight import preflight
+from sft_nb.config import load_config
 from sft_nb.checks.rows import (Survey, check_bos, check_ends, check_ids, check_kept, check_masked, check_pad,
                                 check_prepared, check_prompts, survey)
 from sft_nb.tokens.ledger import Counts
@@ -81,8 +82,7 @@ def test_each_reason_for_which_rows_are_left_out_has_its_own_fix(tokenizer):
     "Duplicates that the settings ask to leave out are no failure, and none that a longer max_length would bring back"
     rows = [dict(question=f"What is {k} + 1?", answer=str(k + 1)) for k in range(60)]
     rows = rows * 4 + [dict(question="?", answer="")] * 3 + [dict(question="word " * 2000, answer="1")] * 2
-    cfg = small(task="chat", drop_duplicates=True)
-    data = prepare(cfg, tokenizer, train=rows)
+    data = prepare(load_config(task="chat", drop_duplicates=True), tokenizer, train=rows)
     found = {f.check: f for f in data.report.findings}
     assert (data.train.counts.dropped, data.train.counts.requested) == (185, 180)
     assert "180 duplicate" in found["train_left_out"].says and found["train_left_out"].status == "ok"
@@ -90,7 +90,7 @@ def test_each_reason_for_which_rows_are_left_out_has_its_own_fix(tokenizer):
     assert "tokens instead of" in found["train_too_long"].says
     assert str(found["train_too_long"].fix) == f"on_long='drop', or max_length={data.train.counts.longest_dropped}"
     assert check_kept(data) is None
-    said = prepare(small(task="chat", drop_duplicates=True, on_long="drop"), tokenizer, train=rows)
+    said = prepare(load_config(task="chat", drop_duplicates=True, on_long="drop"), tokenizer, train=rows)
     assert {f.check: f.status for f in said.report.findings}["train_too_long"] == "ok"
 
 
