@@ -193,7 +193,8 @@ def _table(self:EvalState)->str:
     for k in self.on_page():
         a, b = self.base.answers[k], self.tuned.answers[k]
         begins = a.prompt.replace("\n", " ")[:80]
-        lines.append([a.where, begins, outcome(a, b, self.sweep.by), a.expected[:40], (a.got or "")[:40], (b.got or "")[:40]])
+        became = outcome(a, b, self.sweep.by)
+        lines.append([a.where, begins, became, a.expected[:40], (a.got or "")[:40], (b.got or "")[:40]])
     head = ["row", "question", "", "expected", "base", self.checkpoint]
     return table_html(lines, head=head, marked=self.chosen)
 

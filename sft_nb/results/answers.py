@@ -54,7 +54,7 @@ class Answer:
         return float(self.got is not None) if figure == "answered" else self.figures[figure]
 
 # %% ../../nbs/12_results/05_answers.ipynb #a261bd8b
-LEADING = ("loss", "f1")   # what free text is compared by, wherever it is known: few answers are the row's word for word
+LEADING = ("loss", "f1")   # what free text is compared by: few answers are those of the row word for word
 
 @dataclass(frozen=True)
 class Scores:

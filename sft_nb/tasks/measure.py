@@ -31,7 +31,8 @@ def measure(
 )->dict[str,float]:       # accuracy, answered (could an answer be read?), means, figures of the corpus
     "The figures of a set of answers"
     n = len(scores)
-    found = dict(accuracy=sum(value(s, "accuracy") for s in scores) / n, answered=sum(s.got is not None for s in scores) / n)
+    found = dict(accuracy=sum(value(s, "accuracy") for s in scores) / n,
+                 answered=sum(s.got is not None for s in scores) / n)
     for name in scores[0].figures: found[name] = sum(s.figures[name] for s in scores) / n
     if hasattr(task, "corpus"): found |= task.corpus(texts, scores, rows)
     return found

@@ -136,7 +136,8 @@ def seal(
     folder:Path,   # with all its files
 )->None:
     "Note the length and the checksum of each file, and flush them all"
-    noted = {file.name: [file.stat().st_size, _file_digest(file)] for file in sorted(folder.iterdir()) if file.name != _LIST}
+    files = [file for file in sorted(folder.iterdir()) if file.name != _LIST]   # a copy of an entry has a list already
+    noted = {file.name: [file.stat().st_size, _file_digest(file)] for file in files}
     (folder/_LIST).write_text(json.dumps(noted, indent=1))
     for path in (*folder.iterdir(), folder): _flush(path)
 
