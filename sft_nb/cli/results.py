@@ -120,6 +120,9 @@ _ASKS = dict(
     server=Option(str|None, None, "http://host:port of one that answers (OpenAI's API); None: the weights are loaded"),
     served=Option(str|None, None, "the name of the model there; None: the only one"),
     cluster=Option(str|None, None, "a column: rows with the same value belong together, which widens the intervals"),
+    by=Option(str|None, None, "the figure that counts: loss, f1, accuracy ...; None: that of the task"),
+    on_bad_row=Option(Literal["error","drop"]|None, None, "a held-out row that cannot be read; None: as in training"),
+    max_length=Option(int|None, None, "longer held-out rows are left out; None: as in training"),
     reuse=Option(bool, True, "False: ask again what is known"), trust_remote_code=_TRUST, json=_JSON)
 _GENERAL = dict(
     general=Option(bool, True, "also read general texts, for what was forgotten"),
