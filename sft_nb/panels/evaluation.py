@@ -227,7 +227,8 @@ def to_dict(self:EvalState)->dict:
     names = dict(best=self.sweep.best, lowest_loss=self.sweep.lowest_loss, by=self.sweep.by)
     here = dict(checkpoint=self.checkpoint, filter=self.filter, search=self.text, at=self.at, chosen=self.chosen)
     return dict(run=self.run.name) | names | here | dict(counts=self.counts(), rows=len(self.numbers()), page=page,
-        pair=pair and dict(where=pair[0].where, base=pair[0].text, tuned=pair[1].text, outcome=outcome(*pair, self.sweep.by)))
+        pair=pair and dict(where=pair[0].where, base=pair[0].text, tuned=pair[1].text,
+                           outcome=outcome(*pair, self.sweep.by)))
 
 # %% ../../nbs/13_panels/12_evaluation.ipynb #evl0pan2
 _BUTTONS = ("◀ page", "page ▶", "export ids", "try it", "reload")

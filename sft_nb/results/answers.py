@@ -169,8 +169,8 @@ def in_unit(
     *scores:Scores,   # of the models that were compared
 )->Difference:
     "The same difference, that knows the unit of its figure"
-    values = np.concatenate([s.values(by) for s in scores])
-    is_share = by not in _OWN_UNITS and bool(((values >= 0) & (values <= 1)).all())
+    values = [s.values(by) for s in scores]
+    is_share = by not in _OWN_UNITS and all(((v >= 0) & (v <= 1)).all() for v in values)
     return replace(d, figure=by, is_share=is_share, sign=-1 if by in LOWER_IS_BETTER else 1)
 
 # %% ../../nbs/12_results/05_answers.ipynb #an0jac01
