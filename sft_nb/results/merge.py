@@ -21,7 +21,8 @@ from ..config import Config
 from ..tasks.core import task_of
 from ..tokens.encode import encode_prompts
 from ..tokens.tokenizer import model_path
-from ..tokens.conversations import conversation, read_split
+from ..tokens.conversations import conversation
+from ..tokens.prepare import read_kept
 from ..model.adapter import text_path
 from ..model.load import auto_class, count_experts, load_base, quiet
 from ..model.generate import eval_mode, generate
@@ -225,9 +226,10 @@ def _merge_layer(layer, dtype:torch.dtype)->None:
 # %% ../../nbs/12_results/11_merge.ipynb #8079f2b9
 def _some_rows(cfg:Config, n:int)->dict[str,dict]:
     "Held-out rows of a run, or rows that it was trained on if none are held out"
-    task = task_of(cfg)
-    held_out = read_split(cfg, task, "eval") if cfg.eval_samples else {}
-    return held_out or read_split(replace(cfg, max_samples=n), task, "train")
+    held_out, _ = read_kept(cfg, "eval")
+    if held_out: return held_out
+    try: return read_kept(replace(cfg, max_samples=max(n, 64)), "train")[0]
+    except SftError: return {}   # the first training rows are all left out
 
 # %% ../../nbs/12_results/11_merge.ipynb #eb635d35
 def _prompts(cfg:Config, n:int)->list[list[dict]]:

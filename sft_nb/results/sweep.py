@@ -27,13 +27,14 @@ from ..model.load import quiet
 from ..workbench import Workbench
 from ..run.checkpoint import step_of
 from ..run.directory import open_run, Run
-from ..run.best import lowest_loss
-from .statistics import detectable, difference, Difference, interval, Pick, pick
-from .answers import answer_prompts, Scores, weights_key
+from ..run.best import LOWER_IS_BETTER, lowest_loss
+from .statistics import difference, Pick, pick
+from .answers import answer_prompts, in_unit, LEADING, paired, Scores, weights_key
 from .likelihood import Forgetting, forgetting, general_examples
 from .served import all_served, AtServer, base_behind
-from .evaluate import (
-    Evaluation, Examiner, examiner_of, judged, keep_evaluation, leaves_base, points)
+from sft_nb.results.evaluate import (
+    detectable_in_words, Evaluation, Examiner, examiner_of, gains_in_words, judged, keep_evaluation, leaves_base,
+    rows_asked)
 
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0how01
 def together(
@@ -93,12 +94,14 @@ class Sweep:
     checkpoints:dict[str,Scores]          # in the order of their steps
     forgotten:dict[str,Forgetting]=field(default_factory=dict)
     lowest_loss:str|None=None    # the checkpoint with the lowest held-out loss in training; None: not known
+    left_out:dict[str,int]=field(default_factory=dict)   # why other held-out rows were not asked -> how many
 
     @cached_property
     def pick(self)->Pick:
         "The best checkpoint, corrected for having been picked"
         worth = np.array([scores.worth(self.by) for scores in self.checkpoints.values()])
-        return pick(self.base.worth(self.by), worth, clusters=self.base.clusters)
+        made = pick(self.base.worth(self.by), worth, clusters=self.base.clusters)
+        return replace(made, difference=in_unit(made.difference, self.by, self.base, *self.checkpoints.values()))
 
     @property
     def best(self)->str: return [*self.checkpoints][self.pick.best]
@@ -114,10 +117,10 @@ def table(self:Sweep):   # a pandas `DataFrame`
     import pandas as pd
     lines = []
     for name, scores in dict(base=self.base, **self.checkpoints).items():
-        low, high = interval(scores.values(self.by), clusters=scores.clusters)
-        line = dict(checkpoint=name, **{self.by: scores.values(self.by).mean()}, low=low, high=high)
+        low, high = scores.interval_of(self.by)
+        line = dict(checkpoint=name, **{self.by: scores.level(self.by)}, low=low, high=high)
         if name != "base":
-            gain = difference(self.base.worth(self.by), scores.worth(self.by), clusters=scores.clusters)
+            gain = paired(self.base, scores, self.by)
             line |= dict(gain=gain.gain, won=gain.won, lost=gain.lost, p=gain.p)
         if name in self.forgotten: line |= dict(general=-self.forgotten[name].rise, kl=self.forgotten[name].kl)
         more = {k: v for k, v in scores.figures.items() if k != self.by}
@@ -127,10 +130,11 @@ def table(self:Sweep):   # a pandas `DataFrame`
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0res04
 def by_choice(e:Sweep)->Finding|None:
     "Is the best by the loss another one than the best by the score? None: there was no held-out loss"
-    if e.lowest_loss is None or e.lowest_loss not in e.checkpoints: return None
+    if e.lowest_loss is None or e.lowest_loss not in e.checkpoints or e.by in LOWER_IS_BETTER: return None
     if e.lowest_loss == e.best: return ok(f"{e.best} is the best by loss too", check="best_by_loss")
     best, lowest = (e.checkpoints[name].worth(e.by) for name in (e.best, e.lowest_loss))
     behind = difference(lowest, best, clusters=e.base.clusters)
+    if behind.gain <= 0: return ok(f"{e.lowest_loss}, the best by loss, is as good", check="best_by_loss")
     fix = command(f"sft_nb merge {quoted(e.run)} --checkpoint {e.best}", f'merge("{e.run}", checkpoint="{e.best}")')
     says = (f"the best by held-out loss is {e.lowest_loss}, and by {e.by} {e.best} "
             f"({behind.gain:+.3g}, p {behind.p:.2g})")
@@ -140,24 +144,24 @@ def by_choice(e:Sweep)->Finding|None:
 def _says(e:Sweep)->list[str]:
     "What the table comes to"
     d, K = e.pick.difference, len(e.checkpoints)
-    said = f"best {e.best}: {points(d.gain)} (95% interval {100 * d.low:+.1f} to {100 * d.high:+.1f}"
-    if e.by != "accuracy": said = f"best {e.best}: {e.by} {d.gain:+.3g} (95% interval {d.low:+.3g} to {d.high:+.3g}"
-    said += f"; {d.won} won, {d.lost} lost; p {d.p:.2g}), corrected for the choice among {K}"
+    said = f"best {e.best}: "
+    if e.by != "accuracy": said += f"{e.by} {e.base.level(e.by):.3g} → {e.checkpoints[e.best].level(e.by):.3g}, "
+    said += f"{d.number(d.gain)} (95% interval {d.span}; {d.won} won, {d.lost} lost; p {d.p:.2g}), "
+    said += f"corrected for the choice among {K}"
     lines = [said]
-    if d.p >= .05: lines.append(f"{d.n} rows can show a difference of {100 * detectable(d.n, _share(d)):.0f} points")
+    if d.p >= .05: lines.append(detectable_in_words(d))
+    best = e.checkpoints[e.best]
+    if e.by in LEADING and any(a.n_tokens for a in best.answers): lines += gains_in_words(e.base, best, e.by)[1:]
     if e.simplest != e.best: lines.append(f"{e.simplest} is as good, by one standard error, and earlier")
     if e.best in e.forgotten: lines.append(str(e.forgotten[e.best]))
     if (found := by_choice(e)) and found.status != "ok": lines.append(str(found))
     return lines
 
-# %% ../../nbs/12_results/08_sweep.ipynb #e26a06a5
-def _share(d:Difference)->float: return (d.won + d.lost) / d.n
-
 # %% ../../nbs/12_results/08_sweep.ipynb #5e060902
 @patch
 def __str__(self:Sweep):
     shown = self.table().to_string(index=False, float_format="{:.3f}".format, na_rep="")
-    head = f"{self.run}: {self.base.n} held-out rows, by {self.by}"
+    head = f"{self.run}: {rows_asked(self.base.n, self.left_out)}, by {self.by}"
     return visible("\n".join([head, shown, *_says(self)]))
 
 # %% ../../nbs/12_results/08_sweep.ipynb #37d7fbb6
@@ -171,7 +175,8 @@ def _repr_html_(self:Sweep):
     shown, best = self.table(), [*self.checkpoints].index(self.best)
     rows = [[None if v != v else v for v in row] for row in shown.values.tolist()]
     table = table_html(rows, head=[*shown.columns], marked=1 + best)
-    return f"<div><b>{to_html(self.run)}</b>: {self.base.n} held-out rows, by {to_html(self.by)}{table}{lines}</div>"
+    asked = to_html(rows_asked(self.base.n, self.left_out))
+    return f"<div><b>{to_html(self.run)}</b>: {asked}, by {to_html(self.by)}{table}{lines}</div>"
 
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0res06
 @patch
@@ -179,7 +184,8 @@ def to_dict(self:Sweep)->dict:
     "Ready for JSON"
     return dict(run=self.run, by=self.by, best=self.best, difference=vars(self.pick.difference),
                 base=self.base.to_dict(), checkpoints={k: s.to_dict() for k, s in self.checkpoints.items()},
-                forgotten={k: f.to_dict() for k, f in self.forgotten.items()}, lowest_loss=self.lowest_loss)
+                forgotten={k: f.to_dict() for k, f in self.forgotten.items()}, lowest_loss=self.lowest_loss,
+                left_out=self.left_out)
 
 # %% ../../nbs/12_results/08_sweep.ipynb #e1d19902
 @patch
@@ -200,7 +206,7 @@ def load(cls:Sweep, path:Path)->Sweep:
 def _from_dict(d:dict)->Sweep:
     scores = {name: Scores.from_dict(s) for name, s in d["checkpoints"].items()}
     costs = {name: Forgetting(**f) for name, f in d["forgotten"].items()}
-    return Sweep(d["run"], d["by"], Scores.from_dict(d["base"]), scores, costs, d["lowest_loss"])
+    return Sweep(d["run"], d["by"], Scores.from_dict(d["base"]), scores, costs, d["lowest_loss"], d.get("left_out", {}))
 
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0ask01
 def _ask_all(examiner:Examiner, swapped:Swapped, folders:list[Path])->dict[str,Scores]:
@@ -282,7 +288,8 @@ def _swept(examiner:Examiner, folders:list[Path], general:bool|str|Path)->Sweep:
     if examiner.server is None: swapped = Swapped(examiner.bench, folders[0])
     scores, target = _asked(examiner, swapped, folders), examiner.target
     base, costs = scores.pop("base"), _costs(swapped, folders, general)
-    return Sweep(target.name, examiner.asked.by, base, scores, costs, lowest_loss(target.run))
+    asked = examiner.asked
+    return Sweep(target.name, asked.by, base, scores, costs, lowest_loss(target.run), asked.left_out)
 
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0swe03
 def _asked(examiner:Examiner, swapped:Swapped|None, folders:list[Path])->dict[str,Scores]:
@@ -298,6 +305,7 @@ def _keep(made:Sweep, examiner:Examiner)->None:
     for name, scores in made.checkpoints.items():
         tuned = replace(scores, model="tuned")
         cost, asked = made.forgotten.get(name), examiner.server and examiner.server.url
-        keep_evaluation(Evaluation(made.run, name, made.base, tuned, made.by, cost, asked), examiner)
+        e = Evaluation(made.run, name, made.base, tuned, made.by, cost, asked, left_out=made.left_out)
+        keep_evaluation(e, examiner)
     name = "sweep.json" if examiner.server is None else "sweep-served.json"
     if not examiner.files: made.save(examiner.target.folder/name)

@@ -16,9 +16,10 @@ from ..on_disk import write_whole
 from ..report import ConfigError, edit
 from ..config import with_parameters_of
 from ..run.directory import open_run, Run
-from .statistics import difference, Difference, power, rows_needed
+from .statistics import Difference, power, rows_needed
 from .likelihood import Forgetting
-from .evaluate import evaluate, Evaluation, points, scores_html
+from .answers import paired
+from .evaluate import detectable_in_words, evaluate, Evaluation, scores_html
 from .sweep import Sweep
 
 # %% ../../nbs/12_results/10_verdict.ipynb #ve0ver01
@@ -56,7 +57,8 @@ class Verdict:
 # %% ../../nbs/12_results/10_verdict.ipynb #b012f0d4
 def _could(d:Difference)->str:
     "What so many rows find"
-    found = power(d.n, .05, (d.won + d.lost) / d.n)
+    if not d.is_share: return detectable_in_words(d)
+    found = power(d.n, .05, d.differing, sd=d.sd)
     return f"{d.n} rows find a loss of 5 points in {found:.0%} of all cases"
 
 # %% ../../nbs/12_results/10_verdict.ipynb #ve0for01
@@ -69,8 +71,8 @@ def _of_forgetting(f:Forgetting|None, limit:float|None)->tuple[str,str]|None:
 # %% ../../nbs/12_results/10_verdict.ipynb #26ad8cad
 def _of_gain(d:Difference, min_gain:float)->tuple[str,str]:
     "What the difference says"
-    seen = f"{points(d.gain)} (95% interval {100 * d.low:+.1f} to {100 * d.high:+.1f})"
-    asked = f", and {points(min_gain)} are asked for" if min_gain else ""
+    seen = f"{d.amount(d.gain)} (95% interval {d.span})"
+    asked = f", and {d.amount(min_gain)} are asked for" if min_gain else ""
     if d.high < 0 and d.p < .05: return "worse", seen
     if d.low > 0 and d.low >= min_gain and d.p < .05: return "better", seen
     if d.high < min_gain: return "not enough", seen + asked
@@ -80,14 +82,16 @@ def _of_gain(d:Difference, min_gain:float)->tuple[str,str]:
 def _would_tell(d:Difference, min_gain:float)->str:
     "How many rows would"
     apart = abs(d.gain - min_gain)
-    if apart < .005: return "the difference is too small for any number of rows"
-    n = max(rows_needed(apart, (d.won + d.lost) / d.n), d.n + 1)
+    too_small = "the difference is too small for any number of rows"
+    if apart < (.005 if d.is_share else 1e-9): return too_small
+    n = max(rows_needed(apart, d.differing, sd=d.sd), d.n + 1)
+    if n > 1_000_000: return too_small
     return f"about {n:,} rows would tell, if it is as large as it looks"
 
 # %% ../../nbs/12_results/10_verdict.ipynb #ve0dec01
 def decide(
     d:Difference,                    # tuned less base; of a pick, corrected for it
-    *, min_gain:float=0.,            # as a share: .02 is 2 points
+    *, min_gain:float=0.,            # in the unit of the figure: .02 of a share is 2 points
     max_forgetting:float|None=None,  # rise of the loss on general texts, as a share; None: any
     forgotten:Forgetting|None=None,
 )->Verdict:
@@ -101,7 +105,7 @@ def decide(
 @with_parameters_of(evaluate)
 def verdict(
     run:Run|str|Path,
-    *, min_gain:float=0.,             # the whole interval must lie above: .02 is 2 points
+    *, min_gain:float=0.,             # the whole interval must lie above: .02 is 2 points, or .02 of a loss
     max_forgetting:float|None=None,   # rise of the loss on general texts, as a share; None: any
     checkpoint:str|None=None,         # None: the pick of the sweep in the run, else its adapter
     trust_remote_code:bool=False,
@@ -138,7 +142,8 @@ class Comparison:
     def __str__(self):
         a, b = (f"{e.run}, {e.checkpoint}" for e in (self.a, self.b))
         said = decide(self.difference)
-        return visible(f"A  {a}\n   {self.a.tuned}\nB  {b}\n   {self.b.tuned}\nB is {said.says}: {said.reason}")
+        return visible("\n".join([f"A  {a}", f"   {self.a.tuned.line(self.a.by)}", f"B  {b}",
+                                  f"   {self.b.tuned.line(self.b.by)}", f"B is {said.says}: {said.reason}"]))
     __repr__ = __str__
     def _repr_html_(self)->str:
         both, said = dict(A=self.a, B=self.b), decide(self.difference)
@@ -159,9 +164,34 @@ def compare(
     "Is `b` better than `a` on the same rows? ConfigError if they were asked different ones"
     first, second = (evaluate(what, **how) for what in (a, b))
     asked = [[(x.where, x.prompt, x.expected) for x in e.tuned.answers] for e in (first, second)]
+    common = set(asked[0]) & set(asked[1])
+    if asked[0] != asked[1] and common and (first.left_out or second.left_out):   # what one of them left out
+        first, second = (_only(e, common) for e in (first, second))
+        asked = [[(x.where, x.prompt, x.expected) for x in e.tuned.answers] for e in (first, second)]
     if asked[0] != asked[1]:
         found = f"{len(asked[0])} and {len(asked[1])} held-out rows, which are not the same"
         where = f"compare {first.run} with {second.run}"
         raise ConfigError(where, found, "the same rows", edit(eval_file="rows.jsonl"))
-    by, clusters = first.by, first.tuned.clusters
-    return Comparison(first, second, difference(first.tuned.worth(by), second.tuned.worth(by), clusters=clusters))
+    by = first.by
+    if by == "loss" and any(x.figures.get("supervised") != y.figures.get("supervised")
+                            for x, y in zip(first.tuned.answers, second.tuned.answers)):
+        if "f1" not in first.tuned.figures or not any(x.n_tokens for x in first.tuned.answers):
+            where = f"compare {first.run} with {second.run}"
+            raise ConfigError(where, "their tokenizers differ, and so do their tokens",
+                              "one tokenizer, where texts are compared by the loss of their tokens",
+                              "compare each with its own base: sft_nb evaluate")
+        by = "f1"   # the loss of other tokens is another figure
+        first, second = replace(first, by=by), replace(second, by=by)
+    return Comparison(first, second, paired(first.tuned, second.tuned, by))
+
+def _only(e:Evaluation, common:set)->Evaluation:
+    "The same evaluation of some rows"
+    kept = [(x.where, x.prompt, x.expected) in common for x in e.tuned.answers]
+    def some(scores):
+        if scores is None: return None
+        answers = [x for x, keep in zip(scores.answers, kept) if keep]
+        part = replace(scores, answers=answers, figures={})
+        means = {name: float(part.values(name).mean()) for name in answers[0].figures if name != "supervised"}
+        return replace(part, figures=means | {name: part.level(name) for name in means if name == "loss"})
+    left_out = e.left_out | {"left out by the other": len(kept) - sum(kept)} if not all(kept) else e.left_out
+    return replace(e, base=some(e.base), tuned=some(e.tuned), left_out=left_out)
