@@ -54,6 +54,8 @@ def approve(cfg:Config, checked:Report)->Report:
     return checked
 
 # %% ../../nbs/11_training/05_train.ipynb #b36bb734
+_SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+
 def check_before(
     bench:Workbench,
     checked:Report|None=None,   # from `preflight`; None: check now, if the config wants it
@@ -64,6 +66,9 @@ def check_before(
     bench.make("cfg", "batches")   # rows and plan; a row that no batch can hold
     if none := check_held_out(bench.data, bench.asked):
         raise ConfigError("eval_steps", none.says, "rows to evaluate on", none.fix)
+    if bench.asked.model == "tiny" and not all(source.own for source in bench.data.train.source.sources):
+        say("sft_nb: tiny is a toy that knows arithmetic and a few simple sentences: on other rows it shows that "
+            f"everything works, and not what a model can learn from them; a small real one: {edit(model=_SMALL_MODEL)}")
     is_new = checked is None
     if checked is None and bench.asked.preflight: checked = preflight(bench)
     if checked is None:
