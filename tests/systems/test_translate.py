@@ -238,7 +238,7 @@ def help(): return shell("train --help")[1]
 
 
 def test_the_help_has_the_groups_of_a_config_and_three_examples_first(help):
-    groups = ["rows options", "model options", "adapters options", "training options", "evaluation options"]
+    groups = ["rows options", "base-model options", "adapters options", "training options", "evaluation options"]
     places = [help.index(f" {group} ") for group in groups]
     assert places == sorted(places)
     assert help.count("sft_nb train --", 0, help.index("--help")) == 3
