@@ -3,7 +3,9 @@ import json
 
 import pytest
 import torch
+import transformers
 import torch.nn.functional as F
+from packaging.version import Version
 from shapes import ODD, SHAPES, folder, model
 
 from sft_nb.config import load_config
@@ -136,6 +138,8 @@ def test_without_a_known_head_trls_loss_runs_and_says_the_same(tmp_path, usual, 
 @pytest.mark.filterwarnings("ignore")
 def test_models_whose_rows_would_read_each_other_are_padded(tmp_path, kind):
     "OPT takes positions from a mask, ALiBi distances across the border, Mamba carries a state: padded, or refused"
+    if kind == "falcon" and Version(transformers.__version__) >= Version("5.24"):
+        pytest.skip("since 5.24 transformers gives Falcon's mask the positions, and its rows stay apart")
     wide = {"init_std" if kind == "opt" else "initializer_range": .3}   # weights with which a difference would show
     how = dict(
         model=folder(tmp_path, kind, **wide), tokenizer="tiny", init="random", method="lora", max_steps=1,
