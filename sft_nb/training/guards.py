@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['all_finite', 'row_loss', 'non_finite_rows', 'in_parts', 'repetition', 'check_answers', 'SampleProbe', 'norms',
-           'unmoved', 'flat', 'step_loss', 'receipt', 'Guards']
+           'unmoved', 'flat', 'step_loss', 'receipt', 'some_rows', 'Guards']
 
 # %% ../../nbs/11_training/02_guards.ipynb #6649ce65
 import json, math, time
@@ -123,10 +123,14 @@ class SampleProbe:
         self.max_new_tokens = min(max_new_tokens, max(32, 2 * max(map(len, supervised), default=0)))
         self.answers:list[Generation] = []   # the last ones
 
-    def __call__(self, model)->list[Finding]:
+    def __call__(self, model,
+        at_most:int|None=None,   # tokens of an answer; None: as many as the rows' own answers suggest
+    )->list[Finding]:
+        "Decode the prompts; answers that are cut short are not blamed for having no end"
         if not self.prompts: return []
-        self.answers = continue_tokens(model, self.tokenizer, self.prompts, max_new_tokens=self.max_new_tokens)
-        return check_answers(self.answers, must_end=self.must_end)
+        limit = self.max_new_tokens if at_most is None else min(at_most, self.max_new_tokens)
+        self.answers = continue_tokens(model, self.tokenizer, self.prompts, max_new_tokens=limit)
+        return check_answers(self.answers, must_end=self.must_end and limit == self.max_new_tokens)
 
 # %% ../../nbs/11_training/02_guards.ipynb #f206b4ec
 @torch.no_grad()
@@ -192,7 +196,7 @@ def receipt(
               "loss, row by row": step_loss(model, alone, collate, supervised=supervised)}
     losses |= {f"loss, {name}": step_loss(model, micro_batches, c, supervised=supervised) for name, c in others}
     finding = _apart(list(losses.values()), tolerance)
-    return Report("receipt", {"rows in the first step": len(alone)} | losses, [finding])
+    return Report("receipt", {"rows of the first step": len(alone)} | losses, [finding])
 
 def _apart(losses:list[float], tolerance:float)->Finding:
     "How far the layouts are apart"
@@ -200,6 +204,23 @@ def _apart(losses:list[float], tolerance:float)->Finding:
     says = f"the first loss in {len(losses)} layouts differs by {apart:.1g}"
     if apart > tolerance: return warn(says, edit(padding_free=False), check="first_loss")
     return ok(says, check="first_loss")
+
+# %% ../../nbs/11_training/02_guards.ipynb #recfew01
+def some_rows(
+    micro_batches:list[list[dict]],   # rows with `input_ids`
+    max_tokens:int=1024,              # a micro-batch keeps two rows all the same, so that they could read each other
+)->list[list[dict]]:
+    "The first rows of each micro-batch, and as few micro-batches, as hold `max_tokens` tokens"
+    chosen, n = [], 0
+    for rows in micro_batches:
+        if chosen and n >= max_tokens: break
+        chosen.append([])
+        for row in rows:
+            if len(chosen[-1]) >= 2 and n + len(row["input_ids"]) > max_tokens: break
+            chosen[-1].append(row)
+            n += len(row["input_ids"])
+    return chosen
+
 
 # %% ../../nbs/11_training/02_guards.ipynb #a463f939
 class Guards(TrainerCallback):
@@ -217,6 +238,7 @@ class Guards(TrainerCallback):
         self.bad = 0                        # samples in a row, bad
         self.sampled = -1                   # the last step at which samples were decoded
         self.spent = 0.                     # seconds spent on samples
+        self.token_seconds:float|None = None   # that the last sample took for a token of its longest answer
         self.held_out:list[float] = []      # of evaluations
         self.began, self.started = 0, time.monotonic()   # the step and the moment at which this part began
         self.first:torch.Tensor|None = None              # norms of what is trained, then
@@ -283,15 +305,29 @@ def on_evaluate(self:Guards, args, state, control, model=None, metrics=None, **k
     if bad: says += f"; alone it comes from held-out row {', '.join(map(str, bad[:8]))}"
     self.note(fail(says, fix, check="held_out_loss"), state.global_step)
 
+# %% ../../nbs/11_training/02_guards.ipynb #gu00014a
+_SHORT_SAMPLE = 32   # tokens: enough to see a collapse
+
+@patch
+def tokens_to_sample(self:Guards)->int|None:   # None: whole answers
+    "How long the next sample may be, so that all samples take at most a twentieth of the training's time"
+    if self.cfg.sample_steps: return None   # asked for
+    if self.token_seconds is None: return _SHORT_SAMPLE
+    left = .05 * (time.monotonic() - self.started) - self.spent
+    return max(_SHORT_SAMPLE, int(left / self.token_seconds))
+
+
 # %% ../../nbs/11_training/02_guards.ipynb #gu000014
 @patch
 def sample(self:Guards, model, step:int)->None:
     "Decode a few prompts; two bad samples in a row may stop the run"
     if not (is_main_process() and self.bench.alone) or step == self.sampled: return
     began, self.sampled = time.monotonic(), step
-    with Phase("sampling", whole=True): found = self._decode(model, step)
+    with Phase("sampling", whole=True): found = self._decode(model, step, self.tokens_to_sample())
     self._keep_answers(step)
-    self.spent += time.monotonic() - began
+    seconds, longest = time.monotonic() - began, max((a.n_tokens for a in self.probe.answers), default=0)
+    self.spent += seconds
+    if longest: self.token_seconds = seconds / longest
     self.bad = self.bad + 1 if found else 0
     self._forget({"collapse", "never_ends"} - {f.check for f in found})
     for finding in found:
@@ -299,9 +335,9 @@ def sample(self:Guards, model, step:int)->None:
     if self.bad >= 2: self.act(found, step)
 
 @patch
-def _decode(self:Guards, model, step:int)->list[Finding]:
+def _decode(self:Guards, model, step:int, at_most:int|None)->list[Finding]:
     "What the samples say; if they cannot be decoded, that is noted, and the training continues without them"
-    try: return self.probe(model)
+    try: return self.probe(model, at_most)
     except Exception as e:
         says = f"a few prompts could not be answered ({type(e).__name__}: {first_line(e)})"
         finding = fail(says, command("sft_nb check", "preflight(cfg)"), check="sample_failed")
@@ -355,7 +391,7 @@ def _write_receipt(self:Guards)->None:
     own = {bench.layout.name: bench.layout.collate}
     padded = dict(padded=DataCollatorForCausalLM(bench.tokenizer, pad_to_multiple_of=8))
     step = bench.batches.micro_batches(1, self.cfg.gradient_accumulation_steps)
-    first = [bench.rows(bench.batches[k]) for k in step]
+    first = some_rows([bench.rows(bench.batches[k]) for k in step])
     made = receipt(bench.model, first, own | padded, supervised=bench.supervised, tolerance=bench.tolerance)
     for finding in made.findings:
         if finding.status != "ok": self.note(finding, 0)

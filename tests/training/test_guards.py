@@ -7,6 +7,7 @@ from learner import notes, small, small_qlora, weights
 
 from sft_nb.model.generate import Generation
 from sft_nb.run.environment import environment
+from sft_nb.training.guards import SampleProbe
 from sft_nb.training.train import train
 
 DECODING = "sft_nb.training.guards.continue_tokens"
@@ -58,6 +59,14 @@ def test_a_sample_that_fails_is_the_last_one_and_the_training_goes_on(tmp_path, 
     assert weights(run) == weights(undisturbed) and decoding.call_count == 1
     found = notes(run)["sample_failed"]
     assert found.status == "fail" and "(ValueError: no such cache), so no more samples are decoded" in found.says
+
+
+def test_a_sample_that_is_cut_short_is_not_blamed_for_having_no_end(tokenizer):
+    rows = [dict(input_ids=[5, 6, 2], labels=[-100, 6, 2])]
+    probe = SampleProbe(tokenizer, rows, [2])
+    with answers("fine", ended=False):
+        assert [f.check for f in probe(None)] == ["never_ends"]
+        assert probe(None, at_most=3) == []
 
 
 def test_weights_that_do_not_move(tmp_path):
