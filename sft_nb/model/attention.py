@@ -377,7 +377,7 @@ def _automatic(device:str, dtype:torch.dtype, shape)->tuple[str|None,str]:
     if flash: return flash, f"auto: {flash} is installed"
     if not getattr(kind, "_supports_attention_backend", False):
         return None, f"auto: {name} does not let its attention be chosen"
-    if not only_attention(shape): return None, f"auto: {name} has layers that are no attention"
+    if not only_attention(shape): return None, f"auto: {name} has layers or positions that reach from row to row"
     if _has_its_own(kind, shape): return None, f"auto: {name} has an attention of its own"
     if device != "cuda": return "varlen", "auto: each row by itself, without padding or masks"
     return "varlen", f"auto: PyTorch's own variable-length kernel{broken}"
