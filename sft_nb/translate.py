@@ -898,6 +898,7 @@ def _named_datasets(v, given:Given, setting:str="train_file")->Meant:
             settings.append(wanted)
             odd += wrong
         elif str(given.written.get("dataset_dir", "")).upper() == "ONLINE" or "/" in name: file = name
+        elif Path(name).suffix in _FILES: file = name   # a file, as --dataset takes it
         else:
             if folder is not None and info: odd.append(f"{name} is not in {folder/'dataset_info.json'}")
             file = f"{given.written.get('dataset_dir') or 'data'}/{name}.json"

@@ -14,7 +14,7 @@ LINES = [   # a wrong line -> words of its answer
     ("train rows.jsonl", "--train-file rows.jsonl"), ("train Qwen/Qwen3-4B", "--model Qwen/Qwen3-4B"),
     ("train runs/a", "--resume runs/a"), ("check runs/a", "Fix: --config runs/a."),
     ("train model", "--model model"), ("train demo", "--config demo"),
-    ("train --data rows.jsonl", "--train-file"), ("train --eval-dataset rows.jsonl", "--eval-file"),
+    ("train --data rows.jsonl", "--train-file"),
     ("train --peft-config x", "--lora-alpha"), ("train --lora", "--method lora"),
     ("train --full-finetune", "--method full"),
     ("train --method dpo", "12_from_here_to_preferences"), ("train --grpo", "12_from_here_to_preferences"),

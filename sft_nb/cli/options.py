@@ -427,7 +427,7 @@ def parse(
     except ConfigError:   # of the file; what the line says may be wrong, too, or put it right
         find_config(name)
         base = load_config()
-    lines = {} if "--help" in args else line_problems(command, switches(args, base), own, base)
+    lines = {} if "--help" in args else line_problems(command, switches(arrange(args, own), base), own, base)
     if lines:
         theirs = []
         try: load_config(name, source="command line", **foreign)
