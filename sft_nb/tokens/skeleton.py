@@ -230,7 +230,7 @@ class Layouts:
         filled = None if key is None else self.filled(key, messages)
         if not filled: return layout(messages, self.t, where=where, **self.how)
         self.used[key] += 1
-        both_ways = self.used[key] <= 2 or self.n % (64 if self.n <= 1024 else 512) == 0
+        both_ways = self.used[key] <= 2 or self.n % 64 == 0
         if both_ways and filled != layout(messages, self.t, where=where, **self.how): raise SkeletonMismatch
         return filled
 
