@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['text_path', 'excluded_modules', 'target_modules', 'lora_config', 'spare_casts', 'add_adapter', 'base_name',
-           'name_base', 'load_model', 'load_adapter']
+           'name_base', 'load_model', 'check_trained', 'load_adapter']
 
 # %% ../../nbs/06_model/07_adapter.ipynb #5445e818
 import difflib, json, re
@@ -12,13 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, set_seed
 
-from ..report import ConfigError, edit, first_line
+from ..report import ConfigError, counted, edit, first_line, SftError
 from ..config import Config
 from ..tokens.tokenizer import model_name, model_path
 from .loss import causal_lm, language_model
-from .load import auto_class, load_base, quiet
+from .load import auto_class, broken_weights, load_base, quiet
 from .kernels import use_kernels
 
 # %% ../../nbs/06_model/07_adapter.ipynb #f09a7ca0
@@ -251,7 +253,9 @@ def _earlier(cfg:Config)->Path|None:
     base = model_name(said.get("base_model_name_or_path") or cfg.model)
     other = {ours: said[peft] for ours, peft in _SHAPE.items() if peft in said and said[peft] != getattr(cfg, ours)}
     if base != cfg.model and Path(base).resolve() != Path(base_name(cfg)).resolve(): other["model"] = base
-    if not other: return folder
+    if not other:
+        check_trained(folder, cfg)
+        return folder
     found = f"it was made with another {', '.join(other)}"
     raise ConfigError(f"adapter {str(folder)!r}", found, "the same shape and base", edit(**other))
 
@@ -281,12 +285,25 @@ def load_model(
     return model
 
 # %% ../../nbs/06_model/07_adapter.ipynb #d3107355
-def _check_weights(path:Path, cfg:Config)->None:
-    "ConfigError if the folder holds no weights"
+def check_trained(
+    path:Path,     # the result of a run, or a checkpoint
+    cfg:Config,    # of the run
+)->None:
+    "ConfigError if the folder holds no weights, `SftError` if they cannot be read or are not finite"
     name = "model.safetensors" if cfg.method == "full" else "adapter_model.safetensors"
-    if (path/name).exists() or (path/f"{name}.index.json").exists(): return
-    raise ConfigError(str(path), f"there is no {name}", "a trained adapter",
-                      "let the training finish, or name a checkpoint")
+    if not (path/name).exists() and not (path/f"{name}.index.json").exists():
+        raise ConfigError(str(path), f"there is no {name}", "a trained adapter",
+                          "let the training finish, or name a checkpoint")
+    broken = []
+    for file in sorted(path.glob("*.safetensors")):
+        try: broken += broken_weights(load_file(file))
+        except (SafetensorError, OSError) as e:
+            raise SftError(str(file), f"it cannot be read ({first_line(e)})", "weights that sft_nb wrote",
+                           "name another checkpoint") from e
+    if broken:
+        found = f"it holds NaN or infinity in {counted(len(broken), 'tensor')}, the first is {broken[0]}"
+        raise SftError(str(path), found, "finite weights",
+                       "name an earlier checkpoint, and train again with a lower {learning_rate}", "nan_in_the_log")
 
 # %% ../../nbs/06_model/07_adapter.ipynb #346cd826
 def load_adapter(
@@ -294,9 +311,9 @@ def load_adapter(
     tokenizer,
     path:str|Path,       # folder with adapter_config.json, or with the whole model for `method="full"`
 ):                       # in eval mode; for an adapter, `model.disable_adapter()` is the base
-    "A trained model from its run; ConfigError if the folder holds no weights"
+    "A trained model from its run; ConfigError if the folder holds no weights, `SftError` if they are not finite"
     path = Path(path)
-    _check_weights(path, cfg)
+    check_trained(path, cfg)
     if cfg.method == "full":
         return load_base(replace(cfg, model=str(path), init="pretrained", revision=None), tokenizer)
     from peft import PeftModel

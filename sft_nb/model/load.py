@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['quiet', 'quantization', 'load_shape', 'auto_class', 'random_weights', 'guard_4bit', 'fit_vocabulary', 'count_experts',
-           'withhold_router_logits', 'check_weights', 'load_base', 'one_base', 'twin', 'beside_base',
+           'withhold_router_logits', 'broken_weights', 'check_weights', 'load_base', 'one_base', 'twin', 'beside_base',
            'count_parameters']
 
 # %% ../../nbs/06_model/05_load.ipynb #93f783ac
@@ -199,8 +199,12 @@ def _looked_at(weight)->list[torch.Tensor]:
     numbers = [weight.data, *(s for s in scales if s is not None)]
     return [n for n in numbers if n.is_floating_point() and n.itemsize > 1 and n.numel() and not n.is_meta]
 
-def _is_finite(weight)->bool:
-    return all(bool(end.isfinite()) for numbers in _looked_at(weight) for end in numbers.aminmax())
+def broken_weights(
+    weights:dict[str,torch.Tensor],   # plain, or of bitsandbytes
+)->list[str]:
+    "The names of those that hold NaN or infinity"
+    def is_finite(weight): return all(bool(end.isfinite()) for part in _looked_at(weight) for end in part.aminmax())
+    return [name for name, weight in weights.items() if not is_finite(weight)]
 
 # %% ../../nbs/06_model/05_load.ipynb #load0012
 def check_weights(
@@ -209,7 +213,7 @@ def check_weights(
 )->None:
     "ConfigError if a weight is NaN or infinite"
     weights = dict(model.named_parameters())
-    wrong = [name for name, weight in weights.items() if not _is_finite(weight)]
+    wrong = broken_weights(weights)
     if not wrong: return
     found = f"{len(wrong)} of {len(weights)} tensors hold NaN or infinity, the first is {wrong[0]}"
     fix = as_fix("download it again, or another {model}: its weights are broken")

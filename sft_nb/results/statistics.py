@@ -14,6 +14,8 @@ from functools import lru_cache
 import numpy as np
 from scipy import stats
 
+from ..report import SftError
+
 # %% ../../nbs/12_results/00_statistics.ipynb #7dc967ec
 def wilson(
     k:int,           # successes, 0 <= k <= n
@@ -173,14 +175,22 @@ def paired_sd(
     sd = math.sqrt((rest ** 2).sum() * G / max(G - 1, 1) / n)
     return sd or float(spread(differences, clusters)[1] * math.sqrt(n))   # all are equal: as if two more were not
 
+def _finite(values, name:str)->np.ndarray:
+    "As numbers; `SftError` if one is NaN or infinite: nothing can be said of a mean with it"
+    values = np.asarray(values, float)
+    n = int((~np.isfinite(values)).sum())
+    if not n: return values
+    raise SftError(f"the scores of {name}", f"{n} of {values.size} are NaN or infinite", "a finite number for each row",
+                   "look at its weights and at {dtype}: a model whose scores overflow cannot be compared")
+
 def difference(
     base,                          # (n,), one value for each row
     tuned,                         # in the same order
     *, clusters:list|None=None,
     z:float=1.96,                  # how many standard errors the interval has on each side
 )->Difference:
-    "How far two models are apart"
-    d = np.asarray(tuned, float) - np.asarray(base, float)
+    "How far two models are apart; `SftError` for a value that is not finite"
+    d = _finite(tuned, "the tuned model") - _finite(base, "the base")
     won, lost = int((d > 0).sum()), int((d < 0).sum())
     exact = clusters is None and np.isin(d, (-1, 0, 1)).all()
     p = mcnemar(won, lost) if exact else sign_test(d, clusters=clusters)
@@ -215,8 +225,8 @@ def pick(
     candidates,                  # (K, n), in the order of their steps
     *, clusters:list|None=None,
 )->Pick:
-    "The best of K checkpoints, tested as one that was picked"
-    d = np.asarray(candidates, float) - np.asarray(base, float)
+    "The best of K checkpoints, tested as one that was picked; `SftError` for a value that is not finite"
+    d = _finite(candidates, "the checkpoints") - _finite(base, "the base")
     best = int(d.mean(-1).argmax())
     drawn = largest(d, clusters=clusters)
     sums, _ = grouped(d, clusters)

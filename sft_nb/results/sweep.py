@@ -20,9 +20,11 @@ from ..escape import to_html, visible
 from ..faces import table_html
 from ..keys import redact_all
 from ..on_disk import read_json, write_whole
+from ..progress import say
 from ..report import command, ConfigError, Finding, ok, quoted, SftError, warn
 from ..config import Config, with_parameters_of
 from ..model.hardware import free_memory
+from ..model.adapter import check_trained
 from ..model.load import quiet
 from ..workbench import Workbench
 from ..run.checkpoint import step_of
@@ -260,11 +262,19 @@ def checkpoints_of(
     run:Run,
     wanted:tuple[str,...]|None=None,   # names; None: all that are whole
 )->list[Path]:
-    "The folders of a run's checkpoints, in the order of their steps; ConfigError if there is none"
-    if wanted is not None: return sorted((run.weights(name) for name in wanted if name != "adapter"), key=step_of)
-    if found := run.checkpoints(): return found
+    "The folders of a run's checkpoints, in the order of their steps; ConfigError if there is none with finite weights"
+    if wanted is not None:
+        named = sorted((run.weights(name) for name in wanted if name != "adapter"), key=step_of)
+        for folder in named: check_trained(folder, run.config)
+        return named
+    found = []
+    for folder in run.checkpoints():
+        try: check_trained(folder, run.config)
+        except SftError as e: say(f"sft_nb: {folder.name} is left out: {e.found}")
+        else: found.append(folder)
+    if found: return found
     fix = command(f"sft_nb evaluate {quoted(run.path)}", f'evaluate("{run.path}")')
-    raise ConfigError(f"sweep {run.name}", "it has no checkpoint", "at least one", fix)
+    raise ConfigError(f"sweep {run.name}", "it has no checkpoint with finite weights", "at least one", fix)
 
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0swe02
 @with_parameters_of(examiner_of)

@@ -7,7 +7,7 @@ __all__ = ['LOWER_IS_BETTER', 'keep_score', 'scored_steps', 'scored_best', 'best
            'lowest_loss']
 
 # %% ../../nbs/10_run/10_best.ipynb #bs0imp01
-import json, time
+import json, math, re, time
 from pathlib import Path
 
 from fastcore.basics import patch
@@ -41,7 +41,14 @@ def _lines(path:Path)->list[dict]:
     for line in written:
         try: found.append(from_json(line))
         except ValueError: pass
-    return [l for l in found if isinstance(l, dict) and {"checkpoint", "figure", "value", "rows"} <= set(l)]
+    return [line for line in found if _is_score(line)]
+
+def _is_score(line)->bool:
+    "Is it what `keep_score` writes, with a value that can be compared?"
+    if not isinstance(line, dict): return False
+    texts, value = [line.get(name) for name in ("checkpoint", "figure", "rows")], line.get("value")
+    if not all(isinstance(text, str) for text in texts) or type(value) not in (int, float): return False
+    return bool(re.fullmatch(r"adapter|checkpoint-\d{1,18}", texts[0])) and math.isfinite(value)
 
 # %% ../../nbs/10_run/10_best.ipynb #bs0win01
 LOWER_IS_BETTER = ("loss", "perplexity")
@@ -105,7 +112,7 @@ def lowest_loss(run:Run)->str|None:
     "The checkpoint with the lowest held-out loss of those that are there; None if there is none"
     there = {step_of(p): p.name for p in run.checkpoints()}
     logged = {l["step"]: l["eval_loss"] for l in run.metrics() if "eval_loss" in l and l["step"] in there}
-    finite = {step: loss for step, loss in logged.items() if loss == loss}
+    finite = {step: loss for step, loss in logged.items() if isinstance(loss, (int, float)) and math.isfinite(loss)}
     return there[min(finite, key=finite.get)] if finite else None
 
 # %% ../../nbs/10_run/10_best.ipynb #3bf2d7db

@@ -16,6 +16,7 @@ from ..progress import in_notebook, Progress
 from ..report import ConfigError
 from .status import ACTIVE, CHECKPOINT_ASKED, read_progress
 from .refusals import go_on
+from .directory import check_links
 from .best import Run
 
 # %% ../../nbs/10_run/12_follow.ipynb #fol00006
@@ -35,6 +36,7 @@ def checkpoint(self:Run,
     "Ask for a checkpoint after this step; ConfigError if nobody trains it"
     if self.state not in ACTIVE:
         raise ConfigError(f"run {self.name!r}", f"it is {self.state}", "a run that is being trained", go_on(self))
+    check_links(self.path)
     before, until = {*self.checkpoints()}, time.monotonic() + timeout
     (self.path/CHECKPOINT_ASKED).touch()
     while True:

@@ -86,15 +86,33 @@ def process_of(
     return Process(pid, _began(pid) or 0, user=_user(), **_place())
 
 # %% ../../nbs/10_run/04_process.ipynb #prc00005
+def _identity(folder:Path)->str:
+    "Tells a directory from a copy of it"
+    found = folder.stat()
+    return f"{found.st_dev}:{found.st_ino}"
+
+def _write_process(
+    folder:Path,       # of a run
+    name:str,          # owner.json or process.json
+    process:Process,
+    **more,
+)->None:
+    write_json(folder/name, asdict(process) | dict(folder=_identity(folder)) | more)
+
 def read_process(
     file:Path,        # owner.json or process.json
-)->Process|None:      # None: there is none, or it is damaged
+)->Process|None:      # None: there is none, or it is damaged, or copied from the directory of another run
     "The process that a file names"
     try: said = read_json(file)
     except (OSError, ValueError): return None
-    names = [f.name for f in fields(Process)]
-    try: return Process(**{k: said[k] for k in names if k in said})
-    except TypeError: return None
+    if not isinstance(said, dict): return None
+    known = {f.name: said[f.name] for f in fields(Process) if f.name in said}
+    numbers = [known.pop("pid", None), known.pop("began", 0)]
+    if type(numbers[0]) is not int or type(numbers[1]) not in (int, float): return None
+    if not all(isinstance(text, str) for text in known.values()): return None
+    process = Process(*numbers, **known)
+    is_copy = process.here and said.get("folder", _identity(file.parent)) != _identity(file.parent)
+    return None if is_copy else process
 
 # %% ../../nbs/10_run/04_process.ipynb #19f24d88
 def is_locked(
@@ -128,7 +146,7 @@ def take_lock(
     while (handle := hold(folder/"lock")) is None and time.monotonic() < end: time.sleep(.02)
     if handle is None: return None
     _HANDLES.add(handle)
-    try: write_json(folder/"owner.json", asdict(process_of()))
+    try: _write_process(folder, "owner.json", process_of())
     except BaseException:
         _close(handle)
         raise
@@ -216,7 +234,7 @@ def start(
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                                  start_new_session=True, env=environment)
     _CHILDREN[child.pid] = child
-    write_json(folder/"process.json", asdict(process_of(child.pid)) | dict(command=command))
+    _write_process(folder, "process.json", process_of(child.pid), command=command)
     return child.pid
 
 # %% ../../nbs/10_run/04_process.ipynb #262ddd4c
@@ -236,7 +254,7 @@ _SOON = 60   # seconds in which a process is there that was announced, or begins
 def announce(folder:Path)->None:
     "Say that this process is about to start one for the run; what an earlier one was doing is over"
     for name in ("progress.json", CHECKPOINT_ASKED): (folder/name).unlink(missing_ok=True)
-    write_json(folder/"process.json", asdict(process_of()))
+    _write_process(folder, "process.json", process_of())
 
 def is_starting(
     folder:Path,   # of a run whose status says so

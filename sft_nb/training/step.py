@@ -103,13 +103,14 @@ def who(
 )->str:
     "Which rows it comes from, as far as that can be told"
     def some(rows): return ", ".join(map(str, rows[:8]))
+    if len(bad) == len(numbers) > 1: return f"each of the {len(bad)} rows does it alone, so no row is the cause"
     if bad: return f"alone it comes from row {some(bad)}"
     more = " ..." if len(numbers) > 8 else ""
     return f"no row alone does it; the step's rows are {some(numbers)}{more}"
 
 # %% ../../nbs/11_training/03_step.ipynb #s7000012
 def how_to_be_finite(
-    bad:list[int],      # rows that are not finite alone
+    bad:list[int],      # rows that are not finite alone; empty if all of them are not
     on_nan:str,         # stop or skip
 )->Fix:
     "What would help: other rows, or other settings"

@@ -23,7 +23,7 @@ from ..tokens.account import Data
 from ..model.adapter import base_name, name_base, text_path
 from ..model.divided import check_several
 from ..model.kernels import in_one_product
-from ..model.load import quiet
+from ..model.load import broken_weights, quiet
 from ..planning.plan import Plan
 from ..workbench import Workbench, workbench_for
 from ..checks.environment import check_gpu
@@ -37,7 +37,7 @@ from ..run.origin import check_origin, check_resume_settings, keep_origin, lengt
 from ..run.output import lasting
 from ..run.world import by_the_first, check_world, find_world, is_main_process, join, main_first, of_this_world
 from .arguments import divided_inside, tracked, training_arguments
-from .guards import Guards
+from .guards import Guards, trained_parts
 from .recorder import best_folder, ByScore, Recorder, StopRequest, told_to
 from .trainer import SupervisedTrainer
 
@@ -250,6 +250,7 @@ def _is_state(folder, names)->list[str]:
 def _save(trainer:SupervisedTrainer)->None:
     "Keep the result; `SftError` if it cannot be written. All processes come here: weights may be divided among them"
     run, state = trainer.run, trainer.state
+    trainer.check_weights()
     best = by_the_first(lambda: best_folder(run, state))
     if not is_main_process(): return None if best else trainer.save_model(str(run.adapter))   # it writes nothing
     _write_result(trainer, best)
@@ -270,11 +271,12 @@ def _keep_weights(trainer:SupervisedTrainer, done:int, error:BaseException)->Non
     if step <= done or not bench.alone or not is_main_process(): return
     if isinstance(error, KeyboardInterrupt) and bench.cfg.method == "full": return   # that may take minutes
     try:
-        broken = [n for n, p in trainer.model.named_parameters() if p.requires_grad and not p.isfinite().all()]
-        if broken: return say(f"sft_nb: the weights of step {step} are not kept: {broken[0]} is not finite")
-        _write_result(trainer, best_folder(run, trainer.state))
+        best, broken = best_folder(run, trainer.state), broken_weights(trained_parts(trainer.model))
+        if broken and not best:
+            return say(f"sft_nb: the weights of step {step} are not kept: {broken[0]} is not finite")
+        _write_result(trainer, best)
     except Exception as e: return say(f"sft_nb: the weights of step {step} are not kept: {first_line(e)}")
-    say(f"sft_nb: the weights of step {step} are kept in {run.adapter}")
+    say(f"sft_nb: the weights of {best.name if best else f'step {step}'} are kept in {run.adapter}")
 
 def _tidy(adapter:Path, cfg:Config)->None:
     "Without peft's card, full of blanks, and the arguments, a pickle of ours; ready to be trained on"

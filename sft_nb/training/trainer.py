@@ -22,6 +22,7 @@ from ..report import SftError, counted, edit, warn
 from ..batches.collate import WithPositions
 from ..batches.pack import Batches, EpochLoader, NumberedRows, Rows
 from ..model.hardware import free_memory, is_out_of_memory
+from ..model.load import broken_weights
 from ..model.precision import kept_exact
 from ..model.recompute import save_memory
 from ..model.sequence import in_shares, own_tokens
@@ -31,8 +32,8 @@ from ..run.checkpoint import cannot_write, lift, prune, written_aside
 from ..run.directory import Run, go_on
 from ..run.best import best_steps, unscored_steps
 from .arguments import training_arguments
-from .guards import Guards, all_finite, in_parts, non_finite_rows
-from .recorder import early_stopping, Recorder, saves_better_loss, StopRequest
+from .guards import Guards, all_finite, in_parts, non_finite_rows, trained_parts
+from .recorder import agree, early_stopping, Recorder, saves_better_loss, StopRequest
 from .step import (
     describe, DividesWeights, follow_schedule, how_to_be_finite, LeftOut, look_inside_backward, meters_of,
     StepInProgress, TokenCounts, who, without_card)
@@ -295,8 +296,21 @@ def leave_out(self:SupervisedTrainer)->None:
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000038
 @patch
+def check_weights(self:SupervisedTrainer)->None:
+    "`SftError` if a trained weight is NaN or infinite in any process: nothing that is saved has one"
+    name = agree(next(iter(broken_weights(trained_parts(self.model))), None))
+    if name is None: return
+    good, rate = self.run.checkpoints(), self.bench.cfg.learning_rate / 2
+    expected = f"finite weights, as {good[-1].name} has them" if good else "finite weights"
+    fix = go_on(self.run, learning_rate=rate)
+    if good: fix |= go_on(self.run, anew=True, learning_rate=rate)
+    found = f"an earlier step has made the weights NaN or infinite, the first in {name}"
+    raise SftError(f"step {self.state.global_step}", found, expected, fix, "nan_in_the_log")
+
+@patch
 def not_finite(self:SupervisedTrainer)->SftError:
-    "Names the rows of the step, and keeps them beside the log"
+    "Names the rows of the step, and keeps them beside the log; raises if it comes from the weights"
+    self.check_weights()
     step, numbers = self.state.global_step + 1, self.step.numbers
     rows = dict(zip(numbers, self.bench.rows(numbers)))
     bad = []
@@ -306,7 +320,8 @@ def not_finite(self:SupervisedTrainer)->SftError:
     if self.left_out.in_a_row >= LeftOut.MOST_IN_A_ROW: many = f" for the {self.left_out.in_a_row + 1}th time in a row"
     file = self.guards.keep(step, bad or numbers)
     found = f"the {what} is not finite{many}; {who(bad, numbers)} (in {file})"
-    fix = how_to_be_finite(bad, "skip" if self.is_deepspeed_enabled else self.bench.cfg.on_nan)
+    to_blame = bad if len(bad) < len(numbers) or len(bad) == 1 else []
+    fix = how_to_be_finite(to_blame, "skip" if self.is_deepspeed_enabled else self.bench.cfg.on_nan)
     return SftError(f"step {step}", found, "finite numbers; the weights are as before the step", fix, "nan_in_the_log")
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000042
@@ -325,6 +340,7 @@ def _get_output_dir(self:SupervisedTrainer, trial)->str:
 @patch
 def _save_checkpoint(self:SupervisedTrainer, model, trial)->None:
     "A checkpoint, and no more of the old ones than are wanted; `SftError` if it cannot be written"
+    self.check_weights()
     target = Path(self.args.output_dir)/f"checkpoint-{self.state.global_step}"
     try: self.write_checkpoint(target, model, trial)
     except SftError: raise

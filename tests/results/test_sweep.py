@@ -5,16 +5,19 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from learner import small
+from safetensors.torch import load_file, save_file
 from test_statistics import sweep_of
 
-from sft_nb.report import ConfigError
+from sft_nb.report import ConfigError, SftError
 from sft_nb.results import answers as kept_answers   # the module
 from sft_nb.results.answers import Kept, scored
 from sft_nb.results.evaluate import evaluate, examiner_of, Pair
+from sft_nb.results.merge import merge
 from sft_nb.results.statistics import difference, pick, power
 from sft_nb.results.sweep import _ask_all, by_choice, checkpoints_of, Swapped, sweep
 from sft_nb.results.verdict import compare, decide, verdict
 from sft_nb.run.best import best_steps, keep_score, Run
+from sft_nb.run.checkpoint import seal
 from sft_nb.training.train import train
 from sft_nb.workbench import Workbench
 
@@ -92,6 +95,27 @@ def test_a_swapped_adapter_leaves_nothing_behind(run):
 def test_a_run_without_checkpoints_cannot_be_swept(run, tmp_path):
     shutil.copytree(run.path, tmp_path/"bare", ignore=shutil.ignore_patterns("checkpoints"))
     with pytest.raises(ConfigError, match="it has no checkpoint"): sweep(tmp_path/"bare", **FEW)
+
+
+def test_a_checkpoint_with_nan_takes_no_part(run, tmp_path, capsys):
+    "by name it is refused, in a sweep, a merge and wherever else its weights are needed"
+    shutil.copytree(run.path, tmp_path/"nan")
+    broken = Run(tmp_path/"nan")
+    for folder in broken.checkpoints()[2:]:
+        file = folder/"adapter_model.safetensors"
+        weights = load_file(file)
+        next(iter(weights.values()))[0] = np.nan
+        save_file(weights, file, metadata=dict(format="pt"))
+        seal(folder)
+    assert [p.name for p in checkpoints_of(broken)] == ["checkpoint-3", "checkpoint-6"]
+    assert "checkpoint-9 is left out: it holds NaN or infinity in 1 tensor" in capsys.readouterr().err
+    says = "checkpoint-9: it holds NaN or infinity in 1 tensor, the first is base_model"
+    with pytest.raises(SftError, match=says): sweep(broken, checkpoints=("checkpoint-9",), **FEW)
+    with pytest.raises(SftError, match=says): merge(broken, checkpoint="checkpoint-9")
+    with pytest.raises(SftError, match=says): evaluate(broken, checkpoint="checkpoint-9", **FEW)
+    (broken.path/"checkpoints/checkpoint-3/adapter_model.safetensors").write_bytes(b"{")
+    with pytest.raises(SftError, match="adapter_model.safetensors: it cannot be read"):
+        evaluate(broken, checkpoint="checkpoint-3", **FEW)
 
 
 def test_the_best_is_never_deleted(tmp_path):

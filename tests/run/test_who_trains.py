@@ -14,7 +14,7 @@ from sft_nb.config import load_config
 from sft_nb.on_disk import hold
 from sft_nb.report import ConfigError, SftError
 from sft_nb.run import process
-from sft_nb.run.directory import Run, check_free, create_run
+from sft_nb.run.directory import Run, check_free, check_links, create_run, open_run, start_process
 from sft_nb.run.environment import write_json
 from sft_nb.run.process import announce, process_of, read_process, start, take_lock
 
@@ -132,7 +132,6 @@ def test_a_run_whose_process_could_not_be_started_has_failed(run, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", none)
     run.set_status("stopped")
     with pytest.raises(SftError, match="no process could be started .Resource temporarily unavailable"):
-        from sft_nb.run.directory import start_process
         start_process(run)
     assert run.state == "failed"
 
@@ -152,6 +151,44 @@ def test_a_number_that_another_process_has_now_is_not_signalled(run, bystander):
     write_json(run.path/"process.json", asdict(replace(process_of(bystander.pid), began=1.)))
     run.set_status("running", step=3)
     assert (run.owner(), run.launched(), run.stop()) == (None, None, "killed")
+
+
+def test_stopping_a_copy_leaves_the_original_alone(run, bystander, tmp_path):
+    write_json(run.path/"owner.json", {})
+    run.set_status("running", step=3)
+    process._write_process(run.path, "owner.json", process_of(bystander.pid))
+    process._write_process(run.path, "process.json", process_of(bystander.pid))
+    assert (run.state, run.launched()) == ("running", bystander.pid)
+    copied = Run(shutil.copytree(run.path, tmp_path/"copied"))
+    assert (copied.state, copied.launched(), copied.stop()) == ("killed", None, "killed")
+    (tmp_path/"linked").symlink_to(run.path)
+    assert Run(tmp_path/"linked").launched() == bystander.pid   # the same directory by another name
+
+
+def test_links_out_of_a_run_are_not_followed(run, tmp_path):
+    "for writing or removing; a link to the whole run, or inside of it, is no harm"
+    outside = tmp_path/"outside"
+    outside.mkdir()
+    (outside/"mine").write_text("mine")
+    (tmp_path/"linked").symlink_to(run.path)
+    (run.path/"adapter").symlink_to("kept")
+    with Run(tmp_path/"linked").locked(): pass
+    for name in ("log.txt", "metrics.jsonl", "lock", "samples.jsonl", "checkpoints", "eval", "eval/scores.jsonl",
+                 "checkpoints/checkpoint-3", "status.json"):
+        link = run.path/name
+        link.parent.mkdir(exist_ok=True)
+        before = link.read_bytes() if link.is_file() else None
+        if link.is_dir(): link.rmdir()
+        else: link.unlink(missing_ok=True)
+        link.symlink_to(outside/"mine" if "." in name else outside)
+        with pytest.raises(ConfigError, match=f"{name} is a link to .*outside of the run"):
+            with run.locked(): pass
+        with pytest.raises(ConfigError, match="is a link"): open_run(run.path)
+        with pytest.raises(ConfigError, match="is a link"): start_process(run)
+        with pytest.raises(ConfigError, match="is a link"): check_links(tmp_path/"linked")
+        link.unlink()
+        if before is not None: link.write_bytes(before)
+    assert [p.name for p in outside.iterdir()] == ["mine"] and (outside/"mine").read_text() == "mine"
 
 
 def test_while_somebody_looks_nobody_is_signalled(run, bystander):

@@ -5,6 +5,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from learner import assert_same, curve, notes, small
+from transformers import TrainerCallback
 
 from sft_nb.report import SftError
 from sft_nb.run.directory import Run
@@ -107,3 +108,33 @@ def test_a_held_out_loss_that_is_nan_at_every_evaluation(tmp_path, monkeypatch):
     said = notes(run)["held_out_loss"]
     assert said.status == "fail" and "nan at 3 of 3 evaluations; alone it comes from held-out row 2" in said.says
     assert (run.status.state, run.status.reason) == ("finished", "the held-out loss was never finite")
+
+
+class BreaksWeights(TrainerCallback):
+    "The update of step `at` makes a trained weight NaN"
+    def __init__(self, at:int): self.at = at
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == self.at: next(p for p in model.parameters() if p.requires_grad).data[0] = NAN
+
+
+def test_weights_that_become_nan_are_never_saved(tmp_path):
+    "at the last step, and late with steps that may be skipped: it fails, and blames no row"
+    few = dict(max_steps=4, save_steps=2, eval_samples=4, eval_steps=4)
+    for name, at, how in (("last", 4, {}), ("late", 3, dict(on_nan="skip"))):
+        says = (f"step {at}: an earlier step has made the weights NaN or infinite, the first in .*lora_A.*; "
+                "finite weights, as checkpoint-2 has them. Fix: resume.*learning_rate=")
+        with pytest.raises(SftError, match=says):
+            train(small(tmp_path, run_name=name, **few | how), callbacks=[BreaksWeights(at)])
+        run = Run(tmp_path/name)
+        assert (run.status.state, [p.name for p in run.checkpoints()]) == ("failed", ["checkpoint-2"])
+        assert not run.adapter.exists() and "row" not in run.status.reason
+    said = notes(Run(tmp_path/"last"))["held_out_loss"].says
+    assert "the weights hold NaN or infinity, the first in " in said and "row" not in said
+
+
+def test_the_best_checkpoint_is_kept_when_the_last_step_breaks_the_weights(tmp_path):
+    how = dict(max_steps=4, save_steps=2, eval_samples=4, eval_steps=2, load_best_model_at_end=True)
+    with pytest.raises(SftError, match="an earlier step has made the weights NaN"):
+        train(small(tmp_path, run_name="best", **how), callbacks=[BreaksWeights(4)])
+    result, best = (Run(tmp_path/"best").path/f for f in ("adapter", "checkpoints/checkpoint-2"))
+    assert (result/"adapter_model.safetensors").read_bytes() == (best/"adapter_model.safetensors").read_bytes()
