@@ -156,7 +156,11 @@ def _listed(name:str, gib:float)->Device|None:
     return near[0] if near else None
 
 # %% ../../nbs/06_model/00_hardware.ipynb #5174d802
-def this_device(kind:str, dtype:torch.dtype)->Device:
+def this_device(
+    kind:str,              # cuda, cpu or mps
+    dtype:torch.dtype,
+    *, processes:int=1,    # that train together: those on this machine share its memory
+)->Device:
     "The device of this machine, computing in `dtype`"
     format = str(dtype).removeprefix("torch.")
     if kind != "cuda":
@@ -164,7 +168,7 @@ def this_device(kind:str, dtype:torch.dtype)->Device:
         if kind == "mps": gib = min(gib, torch.mps.recommended_max_memory() / 2**30)   # a part of the host's memory
         return Device(kind, gib, _measured_tflops(kind, dtype), 20, kind, format)
     gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-    host = _free_gib() / max(1, torch.cuda.device_count())   # as much for each card
+    host = _free_gib() / max(1, min(processes, torch.cuda.device_count()))   # as much for each process
     name = torch.cuda.get_device_name().lower().replace("nvidia", "").replace("geforce", "").replace(" ", "")
     if known := _listed(name, gib): return replace(known, gib=gib, dtype=format, host=host)
     return Device(name, gib, _measured_tflops(kind, dtype), 600, dtype=format, host=host)

@@ -6,16 +6,19 @@
 __all__ = ['RowLengths', 'Planner', 'Way', 'ways', 'Candidate', 'candidates', 'choose']
 
 # %% ../../nbs/07_planning/03_choose.ipynb #458a6237
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
+import numpy as np
 import torch
 from fastcore.basics import patch
 
 from ..report import ConfigError, edit
 from ..config import Config
 from ..tokens.account import Data
+from ..batches.pack import batches
 from ..batches.layout import Batch, end_to_end, model_class, worst_batch
 from ..model.hardware import Device
 from ..model.attention import choose_attention
@@ -37,6 +40,7 @@ class RowLengths:
     held_out:tuple[int,...]=()
     share:float=.5          # of the tokens that are supervised
     complete:bool=True      # False: these are a sample, and there are more
+    in_order:tuple[int,...]=()   # as they are packed; empty: as in `train`
 
     @property
     def mean(self)->float: return sum(self.train) / len(self.train)
@@ -45,7 +49,8 @@ class RowLengths:
     def of(cls, data:Data)->"RowLengths":
         "Of prepared rows"
         share = float(data.train.stats["supervised"].sum() / data.train.lengths.sum())
-        return cls(_sorted(data.train.lengths), _sorted(data.eval.lengths if data.eval else ()), share)
+        held_out = data.eval.lengths if data.eval else ()
+        return cls(_sorted(data.train.lengths), _sorted(held_out), share, in_order=tuple(data.train.lengths.tolist()))
 
     @classmethod
     def like(cls, lengths:list[int])->"RowLengths":
@@ -281,6 +286,51 @@ def largest_budget(self:Planner,
         budget = max(low, int(.9 * budget))
     return small
 
+# %% ../../nbs/07_planning/03_choose.ipynb #ba63e741
+@patch
+def rows_per_batch(self:Planner,
+    budget:int,   # tokens in a batch
+)->float:
+    "Rows in a batch on average, counted in batches that were packed; of more than 20,000 rows a sample is packed"
+    if ("rows", budget) in self.kept: return self.kept["rows", budget]
+    lengths = np.array(self.rows.in_order or self.rows.train)
+    if not self.rows.complete: lengths = np.tile(lengths, -(-4096 // len(lengths)))
+    if len(lengths) > 20_000: lengths = np.random.default_rng(0).choice(lengths, 20_000, replace=False)
+    cfg = replace(self.cfg, max_tokens_per_batch=budget, num_train_epochs=min(3., self.cfg.num_train_epochs))
+    packed = batches(cfg, lengths, world_size=self.world_size)
+    self.kept["rows", budget] = len(lengths) / packed.n
+    return self.kept["rows", budget]
+
+@patch
+def rows_per_step(self:Planner,
+    budget:int,   # tokens in a batch
+)->tuple[float,int]:
+    "Rows that an optimiser step sees on average, as near to the wanted number as whole passes come, and these passes"
+    in_a_pass = self.rows_per_batch(budget) * self.world_size
+    passes = max(1, round(self.rows_in_a_step / in_a_pass))
+    return passes * in_a_pass, passes
+
+@patch
+def budget_for_whole_steps(self:Planner,
+    budget:int,   # tokens in a batch
+)->int:           # at most as many, and at least the longest row
+    "Tokens with which whole passes add up to the wanted rows of a step"
+    wanted, in_a_pass = self.rows_in_a_step, self.rows_per_batch(budget) * self.world_size
+    passes = math.ceil(wanted / in_a_pass)
+    return max(self.rows.train[0], min(budget, int(budget * wanted / (passes * in_a_pass))))
+
+@patch
+def with_whole_steps(self:Planner,
+    c:Candidate,
+)->Candidate:
+    "The same way with a smaller budget, if passes over `c.budget` tokens do not add up to the wanted rows"
+    wanted = self.rows_in_a_step
+    rows, budget = self.rows_per_step(c.budget)[0], self.budget_for_whole_steps(c.budget)
+    if abs(rows / wanted - 1) < .05 or budget == c.budget: return c
+    smaller = self.candidate(c.way, budget)
+    nearer = abs(self.rows_per_step(budget)[0] - wanted) < abs(rows - wanted)
+    return smaller if nearer and self.fits(smaller) else c
+
 # %% ../../nbs/07_planning/03_choose.ipynb #fc42bfa4
 def _limit(planner:Planner)->int:
     "Tokens that a batch need not exceed: the rows of one optimiser step"
@@ -330,5 +380,6 @@ def choose(
         if planner.cfg.max_tokens_per_batch != "auto" and planner.fits(c): return c
         seen.append(c)
     fitting = [c for c in seen if planner.fits(c)]
-    if fitting: return max(fitting, key=lambda c: c.rate)
-    return min(seen, key=lambda c: c.total)
+    if not fitting: return min(seen, key=lambda c: c.total)
+    fastest = max(fitting, key=lambda c: c.rate)
+    return fastest if planner.cfg.max_tokens_per_batch != "auto" else planner.with_whole_steps(fastest)

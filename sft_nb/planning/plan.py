@@ -16,11 +16,12 @@ from fastcore.basics import patch
 from ..on_disk import write_whole
 from ..faces import as_html, badge, bar_html, code_html, Html, shown, size_text, table_html
 from ..progress import Phase, watched
-from ..report import ConfigError, edit, fail, Finding, first_line, Fix, ok, Report, SftError
+from ..report import ConfigError, edit, fail, Finding, first_line, Fix, ok, Report, SftError, warn
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.account import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
+from ..model.divided import data_processes
 from ..model.hardware import choose_device, choose_dtype, Device, find_device, this_device
 from .choose import Candidate, choose, Planner, RowLengths
 
@@ -200,17 +201,38 @@ def _passes(planner:Planner, c:Candidate)->int:
     "Passes in an optimiser step for the wanted number of rows"
     cfg = planner.cfg
     if cfg.effective_batch_size is None and cfg.max_tokens_per_batch != "auto": return cfg.gradient_accumulation_steps
-    rows = cfg.per_device_train_batch_size
-    if c.budget is not None: rows = c.budget / planner.rows.mean
-    elif cfg.effective_batch_size % (rows * planner.world_size): raise _refuse_uneven(planner)
-    return max(1, round(planner.rows_in_a_step / rows / planner.world_size))
+    if c.budget is not None: return planner.rows_per_step(c.budget)[1]
+    in_a_pass = cfg.per_device_train_batch_size * planner.world_size
+    if cfg.effective_batch_size % in_a_pass: raise _refuse_uneven(planner)
+    return cfg.effective_batch_size // in_a_pass
 
 # %% ../../nbs/07_planning/04_plan.ipynb #b2193659
 def _accumulation(planner:Planner, c:Candidate)->tuple[int,str]:
     "Passes in an optimiser step, and why"
     cfg, steps = planner.cfg, _passes(planner, c)
     if steps == cfg.gradient_accumulation_steps and not cfg.effective_batch_size: return steps, _GIVEN
-    return steps, f"for about {planner.rows_in_a_step} rows in a step"
+    if c.budget is None: return steps, f"for {planner.rows_in_a_step} rows in a step"
+    rows, wanted = planner.rows_per_step(c.budget)[0], planner.rows_in_a_step
+    if abs(rows / wanted - 1) < .05: return steps, f"for about {wanted} rows in a step"
+    return steps, f"for about {rows:.3g} rows in a step; {wanted} were asked for"
+
+# %% ../../nbs/07_planning/04_plan.ipynb #0eb2ceb2
+def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:
+    "A step whose packed batches cannot hold the rows that were asked for; None: it holds nearly as many"
+    wanted = planner.cfg.effective_batch_size
+    if c.budget is None or wanted is None: return None
+    rows, _ = planner.rows_per_step(c.budget)
+    if abs(rows / wanted - 1) < .1: return None
+    found = f"a step has about {rows:.3g} rows, and effective_batch_size is {wanted}: "
+    found += f"a batch of {c.budget:,} tokens holds {planner.rows_per_batch(c.budget):.3g} rows"
+    if planner.world_size > 1: found += f" on each of {planner.world_size} processes"
+    fix = edit(effective_batch_size=max(1, round(rows)))
+    smaller = planner.budget_for_whole_steps(c.budget)
+    if abs(planner.rows_per_step(smaller)[0] / wanted - 1) < .1: fix = edit(max_tokens_per_batch=smaller) | fix
+    elif wanted % planner.world_size == 0:   # batches of rows in place of tokens
+        rows_in_a_batch = math.gcd(wanted // planner.world_size, planner.cfg.per_device_train_batch_size)
+        fix = edit(max_tokens_per_batch=None, per_device_train_batch_size=rows_in_a_batch) | fix
+    return warn(found, fix, check="rows_in_a_step")
 
 # %% ../../nbs/07_planning/04_plan.ipynb #10adb606
 def decisions(
@@ -299,7 +321,7 @@ def _card(cfg:Config, device:str|Device|None)->Device:
     if device is not None: return find_device(device)
     kind, _ = choose_device(cfg.device)
     dtype, _ = choose_dtype(cfg.dtype, kind)
-    return this_device(kind, dtype)
+    return this_device(kind, dtype, processes=cfg.num_processes)
 
 # %% ../../nbs/07_planning/04_plan.ipynb #a8667f7f
 def _rows(data:Data|None, lengths:list[int]|None)->RowLengths:
@@ -312,7 +334,9 @@ def _plan_of(planner:Planner, chosen:Candidate, evaluation:int)->Plan:
     settings = {name: value for name, (value, _) in decided.items()}
     reasons = {name: why for name, (_, why) in decided.items()}
     made = Plan(planner.device, settings, reasons, chosen.parts, evaluation, chosen.rate, host=chosen.host)
-    return replace(made, findings=findings(made, planner.cfg))
+    found = findings(made, planner.cfg)
+    if uneven := _uneven_steps(planner, chosen): found.append(uneven)
+    return replace(made, findings=found)
 
 # %% ../../nbs/07_planning/04_plan.ipynb #fcf2da55
 def plan(
@@ -320,7 +344,7 @@ def plan(
     data:Data|None=None,         # from `prepare`; None: prepare the rows
     *, device:str|Device|None=None,  # h200-141gb ...: a card that need not be here; None: the one that `cfg` means
     lengths:list[int]|None=None, # tokens of some rows that stand for all, instead of data
-    world_size:int=1,            # processes
+    world_size:int|None=None,    # processes that see different rows; None: as many as `cfg` says
 )->Plan:
     "GiB by part and the fastest settings that fit; `SftError` for a model that cannot be simulated"
     cfg, data = config_and_data(cfg, data)
@@ -331,6 +355,7 @@ def plan(
     _check_lengths(cfg, lengths)
     _check_method(cfg)
     card = _card(cfg, device)
+    if world_size is None: world_size = data_processes(cfg)
     tokenizer = data.tokenizer if data is not None else load_tokenizer(cfg)
     with _explained(cfg), watched(delay=2), Phase("planning"):
         planner = Planner(cfg, card, tokenizer, _rows(data, lengths), world_size=world_size)

@@ -100,6 +100,41 @@ def test_a_choice_is_the_fastest_that_fits(tmp_path):
     assert 8 <= rows_a_pass * wide.settings["gradient_accumulation_steps"] <= 24
 
 
+def test_a_packed_step_has_the_rows_that_were_asked_for():
+    packed = load_config("demo", effective_batch_size=16, max_tokens_per_batch=278, max_length=200)
+    rows = [171 + k % 22 for k in range(64)]   # no two of them in 278 tokens
+    def decided(cfg, lengths, **how):
+        made = plan(cfg, lengths=lengths, **how)
+        return made.settings["gradient_accumulation_steps"], made.reasons["gradient_accumulation_steps"], [
+            f for f in made.findings if f.check == "rows_in_a_step"]
+    assert decided(packed, rows) == (16, "for about 16 rows in a step", [])
+    assert decided(replace(packed, num_processes=4), rows) == (4, "for about 16 rows in a step", [])
+    assert decided(replace(packed, max_tokens_per_batch=None, per_device_train_batch_size=4), rows) == (
+        4, "for 16 rows in a step", [])
+    wide = replace(packed, max_tokens_per_batch=24 * 192)
+    steps, reason, (finding,) = decided(wide, [192])
+    assert (steps, reason) == (1, "for about 24 rows in a step; 16 were asked for")
+    assert "effective_batch_size is 16: a batch of 4,608 tokens holds 24 rows" in finding.sentence
+    assert finding.fix == edit(max_tokens_per_batch=3078) | edit(effective_batch_size=24)
+    few = replace(wide, effective_batch_size=2, num_processes=2, per_device_train_batch_size=8)
+    _, _, (finding,) = decided(few, [192] + [8] * 600)   # the longest row alone makes a batch of too many
+    assert "on each of 2 processes" in finding.sentence
+    assert finding.fix.says("shell").startswith("no --max-tokens-per-batch --per-device-train-batch-size 1, or ")
+    long = replace(packed, max_tokens_per_batch="auto", max_length=262_144, num_processes=4)
+    made = plan(long, lengths=[200_000, 150_000, 60_000, 20_000], device="h200-141gb")
+    assert (made.settings["max_tokens_per_batch"], made.settings["gradient_accumulation_steps"]) == (430_000, 1)
+
+
+def test_whole_steps_need_a_smaller_budget_where_memory_gives_an_odd_one(tmp_path):
+    "Room for 11 rows of 1,000 tokens, and 16 are asked for: twice 8 in place of 11 or 22"
+    cfg = four_b(tmp_path, method="lora", max_tokens_per_batch="auto", effective_batch_size=16,
+                 gradient_checkpointing=False)
+    need = plan(replace(cfg, max_tokens_per_batch=11_500), device="h200-141gb", lengths=[1000]).total
+    made = plan(cfg, device=replace(DEVICES["h200-141gb"], gib=need / 2**30 / .95), lengths=[1000])
+    assert made.fits and made.settings["gradient_accumulation_steps"] == 2
+    assert 8000 <= made.settings["max_tokens_per_batch"] < 9000
+
+
 def test_what_does_not_fit_is_a_failure_with_a_way_out(tmp_path):
     plain = four_b(tmp_path, method="lora", per_device_train_batch_size=4, gradient_checkpointing=False)
     tight = plan(plain, device="rtx4090-24gb", lengths=[4096] * 8)
@@ -147,6 +182,9 @@ def test_a_card_is_known_by_its_name(monkeypatch, name, gib, want):
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda *a: properties)
     d = this_device("cuda", torch.bfloat16)
     assert d.name == want and d.gib == pytest.approx(gib) and d.host > 0
+    monkeypatch.setattr("sft_nb.model.hardware._free_gib", lambda: 64.)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert [this_device("cuda", torch.bfloat16, processes=n).host for n in (1, 2, 8)] == [64, 32, 16]   # 8: two machines
 
 
 def test_the_plan_is_in_the_run_and_the_run_can_be_repeated(tmp_path):
