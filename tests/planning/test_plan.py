@@ -184,7 +184,7 @@ def test_a_card_is_known_by_its_name(monkeypatch, name, gib, want):
     assert d.name == want and d.gib == pytest.approx(gib) and d.host > 0
     monkeypatch.setattr("sft_nb.model.hardware._free_gib", lambda: 64.)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert [this_device("cuda", torch.bfloat16, processes=n).host for n in (1, 2, 8)] == [64, 32, 16]   # 8: two machines
+    assert [this_device("cuda", torch.bfloat16, processes=n).host for n in (1, 2, 8)] == [64, 32, 16]   # 8: 2 hosts
 
 
 def test_the_plan_is_in_the_run_and_the_run_can_be_repeated(tmp_path):
