@@ -25,7 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MODULES = ("tokens", "batches", "model/loss", "training/guards", "run/checkpoint", "run/process", "results/statistics",
            "results/merge", "checks")
-SLOW = ("browser", "kill", "together", "launch", "plain_install", "newcomer", "test_demo", "test_site", "test_walk", "gpu/")
+SLOW = ("browser", "kill", "together", "launch", "plain_install", "newcomer", "test_demo", "test_site",
+        "test_walk", "gpu/")
 OPERATORS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),
              ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"),
              ast.NotIn: ("not in", "in"), ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"),
@@ -122,7 +123,8 @@ class Finder(ast.NodeVisitor):
 
     def visit_Call(self, node):
         if isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
-            self.add("min for max", self.start(node.func), self.end(node.func), dict(min="max", max="min")[node.func.id])
+            new = "max" if node.func.id == "min" else "min"
+            self.add("min for max", self.start(node.func), self.end(node.func), new)
         self.generic_visit(node)
 
     def visit_Expr(self, node):
@@ -269,7 +271,7 @@ def preload():
                        SFT_NB_SHARED=os.environ.get("SFT_NB_SHARED", str(ROOT.parent/"shared")))
     import hypothesis, nbdev.test, peft, pytest, scipy.stats, torch, transformers   # noqa: F401
     from trl import SFTTrainer   # noqa: F401
-    if any(name.split(".")[0] == "sft_nb" for name in sys.modules): sys.exit("sft_nb was imported before it was changed")
+    if any(name.split(".")[0] == "sft_nb" for name in sys.modules): sys.exit("sft_nb is imported before it is changed")
 
 
 class Mutations:
@@ -278,12 +280,11 @@ class Mutations:
         self.seconds, self.clean = seconds, {}
 
     def passes_untouched(self, test:str)->bool:
-        target = test if test.endswith(".ipynb") or ".py" in test else ""
-        if target not in self.clean:
+        if test not in self.clean:
             with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
                 copy_tree(Path(folder))
-                self.clean[target] = run_target(target, Path(folder), self.seconds)[0] == "passed"
-        return self.clean[target]
+                self.clean[test] = run_target(test, Path(folder), self.seconds)[0] == "passed"
+        return self.clean[test]
 
     def run(self, fault:Fault)->dict:
         "The outcome of a fault: caught (by which test), survived, or out of time"
@@ -321,8 +322,8 @@ def main():
     for k, fault in enumerate(chosen, 1):
         results.append(mutations.run(fault))
         r = results[-1]
-        print(f"{k}/{len(chosen)} {r['outcome']}: {r['module']}:{r['line']} {r['kind']}\n    {r['before']}\n    {r['after']}"
-              f"\n    {r['by']} ({r['seconds']} s)", flush=True)
+        print(f"{k}/{len(chosen)} {r['outcome']}: {r['module']}:{r['line']} {r['kind']}")
+        print(f"    {r['before']}\n    {r['after']}\n    {r['by']} ({r['seconds']} s)", flush=True)
         n = {name: sum(r["outcome"] == name for r in results) for name in ("caught", "survived", "out of time")}
         summary = dict(modules=parts, seed=args.seed, date=time.strftime("%Y-%m-%d"), faults=len(results), **n)
         args.out.write_text(json.dumps(summary | dict(results=results), indent=1) + "\n")
