@@ -271,7 +271,6 @@ def preload():
                        SFT_NB_SHARED=os.environ.get("SFT_NB_SHARED", str(ROOT.parent/"shared")))
     import hypothesis, nbdev.test, peft, pytest, scipy.stats, torch, transformers   # noqa: F401
     from trl import SFTTrainer   # noqa: F401
-    if any(name.split(".")[0] == "sft_nb" for name in sys.modules): sys.exit("sft_nb is imported before it is changed")
 
 
 class Mutations:
