@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("SFT_NB_SHARED", ROOT.parent/"shared"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")   # nothing here may depend on the hub
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share the cores, and so do processes that train together
 signal.signal(signal.SIGHUP, signal.SIG_DFL)   # nohup ignores it, and processes inherit that
 if "SFT_NB_CACHE" not in os.environ:           # prepared rows of these tests, and of the processes that they start
     os.environ["SFT_NB_CACHE"] = tempfile.mkdtemp(prefix="sft_nb-test-")
@@ -39,6 +40,23 @@ def rows_of_other_tests_are_forgotten():
     "A process that was given rows in memory refuses a config that names none; these tests share a process"
     from sft_nb.tokens.prepare import _PREPARED_IN_MEMORY
     _PREPARED_IN_MEMORY.clear()
+
+
+@pytest.fixture(scope="session")
+def warm_server():
+    "A process that has imported everything, for `warm_processes`"
+    from warm import Server
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def warm_processes(warm_server, monkeypatch):
+    "What a test starts with `subprocess` is a fork of a process that has imported everything"
+    from warm import WarmPopen
+    monkeypatch.setattr(WarmPopen, "server", warm_server)
+    monkeypatch.setattr("subprocess.Popen", WarmPopen)
 
 
 @pytest.fixture(scope="session")

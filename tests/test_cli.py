@@ -5,6 +5,8 @@ import pytest
 
 from sft_nb.cli import main
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 SFT_NB = [sys.executable, "-c", "import sys; from sft_nb.cli import main; sys.exit(main())"]
 
 

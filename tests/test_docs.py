@@ -15,7 +15,7 @@ def test_the_readme_is_made_from_the_index_notebook():
     assert (ROOT/"README.md").read_text() == readme()
 
 
-def test_the_readmes_python_runs(tmp_path):
+def test_the_readmes_python_runs(tmp_path, warm_processes):
     "The ten lines, with a short training"
     blocks = re.findall(r"```python\n(.*?)```", (ROOT/"README.md").read_text(), re.S)
     code = next(c for c in blocks if "from sft_nb import *" in c)

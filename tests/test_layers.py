@@ -189,7 +189,9 @@ def reads_modules(tree)->int:
 
 
 def test_nothing_replaces_a_module():
+    "But for warm.py, which runs a program as __main__, as the interpreter does"
     for path in (p for folder in ("sft_nb", "tests", "scripts", "benchmarks") for p in (ROOT/folder).rglob("*.py")):
+        if path.name == "warm.py": continue
         tree = ast.parse(path.read_text())
         used = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n) == "sys.modules"]
         assert len(used) == reads_modules(tree), f"{path.relative_to(ROOT)} does more with sys.modules than look"

@@ -18,8 +18,7 @@ from sft_nb.training.launch import launch
 from sft_nb.training.train import train
 
 
-@pytest.fixture(autouse=True)
-def one_thread_each(monkeypatch): monkeypatch.setenv("OMP_NUM_THREADS", "1")
+pytestmark = pytest.mark.usefixtures("warm_processes")
 
 
 def six_steps(folder, **how):

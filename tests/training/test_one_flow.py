@@ -11,6 +11,8 @@ from sft_nb.tokens import prepare as prepare_module
 from sft_nb.tokens.account import Data
 from sft_nb.tokens.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 SUMS = [dict(prompt=f"{a} plus {b}?", completion=str(a + b)) for a in range(8) for b in range(8)]
 
 

@@ -8,6 +8,8 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT/"scripts"))
 import pairs   # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 
 def test_every_pair_of_values_is_in_the_array():
     rows = pairs.array()

@@ -30,8 +30,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 ZERO3 = dict(zero_optimization=dict(stage=3, stage3_param_persistence_threshold=0), bf16=dict(enabled="auto"))
 
 
-@pytest.fixture(autouse=True)
-def one_thread_each(monkeypatch): monkeypatch.setenv("OMP_NUM_THREADS", "1")
+pytestmark = pytest.mark.usefixtures("warm_processes")
 
 
 divides = pytest.mark.skipif(Version(version("transformers")) < Version("5.19"), reason="FSDP2 needs transformers 5.19")
@@ -76,6 +75,12 @@ def saved(cfg, folder)->str:
     "A file of the config"
     save_config(cfg, folder/"config.json")
     return str(folder/"config.json")
+
+
+def free_port()->str:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return str(free.getsockname()[1])
 
 
 def run_all(commands, more=({},)):
@@ -199,11 +204,8 @@ def by_slurm(folder, *options, name="both"):
     (folder/"bin").mkdir(exist_ok=True)
     (folder/"bin/srun").write_text(SRUN)
     (folder/"bin/srun").chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     path = os.pathsep.join([str(folder/"bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
-    job = dict(PATH=path, SLURM_JOB_NAME=name, RUNS_DIR=str(folder/"a b"), MASTER_PORT=str(port))
+    job = dict(PATH=path, SLURM_JOB_NAME=name, RUNS_DIR=str(folder/"a b"), MASTER_PORT=free_port())
     return run_all([["bash", str(SCRIPT), *options]], [job])[0]
 
 def by_torchrun(folder, *options, name="both"):
@@ -229,9 +231,11 @@ def test_who_starts_two_processes_starts_one_training(start, tmp_path, alone):
 def test_an_error_of_the_first_process_is_that_of_all(tmp_path):
     "Nobody waits for who is gone"
     bad = saved(small(tmp_path, learning_rate=0., preflight=True), tmp_path)
-    done = by_slurm(tmp_path, "--config", bad, name="bad")
-    assert done.returncode == 1 and done.stdout.count("learning_rate is 0: nothing is learned") == 2, done.stdout
-    assert Run(tmp_path/"a b/bad").status.state == "failed"
+    line = ["-m", "sft_nb", "train", "--config", bad, "--run-name", "bad"]
+    together = dict(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=free_port())
+    for done in run_all([[sys.executable, *line]] * 2, [together | dict(RANK=k, LOCAL_RANK=k) for k in "01"]):
+        assert done.returncode == 1 and done.stdout.count("learning_rate is 0: nothing is learned") == 1, done.stdout
+    assert Run(tmp_path/"bad").status.state == "failed"
 
 
 def test_settings_that_cannot_be_divided_are_refused(tmp_path, monkeypatch):
