@@ -19,7 +19,7 @@ from ..config import Config
 from ..batches.layout import Batch
 from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
-from ..model.load import quiet
+from ..model.load import quantization, quiet
 from ..model.recompute import OnDevice, recompute_layers, recompute_parts
 from .static import skeleton, weights_for_dora
 
@@ -280,6 +280,13 @@ def _alike(model)->bool:
     return len({sum(p.numel() for p in layer.parameters()) for layer in _stack(model)}) == 1
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #963dd4a0
+_SIMULATED:dict[tuple,Step] = {}   # of this process
+
+def _tell_apart(model, cfg:Config, how:Pass)->tuple:
+    "Two models of which this is equal take the same memory: modules, weights, shape, kernels and quantisation"
+    weights = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters())
+    return repr(model), weights, model.config.to_json_string(), cfg.kernels, str(quantization(cfg, how.dtype)), how
+
 def footprint(
     cfg:Config,
     tokenizer,
@@ -287,11 +294,15 @@ def footprint(
     *, whole=None,          # the skeleton with all layers; None: make it
     **how,                  # see `Pass`
 )->Step:
-    "`simulate` the whole model by way of a small one"
+    "`simulate` the whole model by way of a small one; a step that was simulated before is remembered"
     how = Pass(**how)
     whole = causal_lm(whole or skeleton(cfg, tokenizer))
+    key = batch, *_tell_apart(whole, cfg, how)
+    if key in _SIMULATED: return _SIMULATED[key]
     n = whole.config.get_text_config().num_hidden_layers
     few = None if n < 4 or not _alike(whole) else 3
     model = skeleton(cfg, tokenizer, layers=few, attention=how.attention, dtype=how.dtype)
     step = simulate(model, batch, how)
-    return step if few is None else step.with_layers(n - few)
+    if len(_SIMULATED) == 100: _SIMULATED.clear()
+    _SIMULATED[key] = step if few is None else step.with_layers(n - few)
+    return _SIMULATED[key]

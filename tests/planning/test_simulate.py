@@ -13,7 +13,9 @@ from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import assume_documents
 from sft_nb.model.loss import causal_lm
 from sft_nb.model.recompute import recompute_layers
+from sft_nb.planning import simulate as simulation   # the module
 from sft_nb.planning.simulate import MemoryTracker, _forward, footprint
+from sft_nb.tokens.tokenizer import load_tokenizer
 
 EIGHT = ["qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "granite", "gpt2"]
 
@@ -93,3 +95,23 @@ def test_checkpointing(tmp_path, tokenizer, how):
     _, forward, backward = tracked(model, batch, "varlen", checkpointing=True)
     assert step.forward == pytest.approx(forward, rel=.1) and step.backward == pytest.approx(backward, rel=.15)
     assert step.peak < footprint(cfg, tokenizer, batch, **on_cpu).peak
+
+
+def test_a_step_is_simulated_once_in_a_process(monkeypatch):
+    tok, batch, done = load_tokenizer(load_config()), Batch((33, 22), True), []
+    whole = simulation.simulate
+    def counted(*args):
+        done.append(args)
+        return whole(*args)
+    monkeypatch.setattr(simulation, "simulate", counted)
+    monkeypatch.setattr(simulation, "_SIMULATED", {})
+    first = simulation.footprint(load_config("demo"), tok, batch)
+    assert simulation.footprint(load_config("demo", learning_rate=1e-5, seed=7, run_name="other"), tok, batch) == first
+    assert len(done) == 1
+    for n, how in enumerate((dict(lora_r=7), dict(lora_dropout=.3), dict(kernels="none"), dict(method="lora"),
+                             dict(method="full"), dict(load_in_8bit=True), dict(use_dora=True)), 2):
+        simulation.footprint(load_config("demo", **how), tok, batch)
+        assert len(done) == n, how
+    simulation.footprint(load_config("demo"), tok, batch, checkpointing=True)
+    simulation.footprint(load_config("demo"), tok, Batch((33, 23), True))
+    assert len(done) == n + 2
