@@ -15,24 +15,30 @@ ROWS = 2048    # positions at a time: with such a block, 4 MB
 
 # %% ../../nbs/06_model/03_blocks.ipynb #b10cks20
 class _Passing:
-    "Softmax of scores (n, V) of which a block is there at a time; `d`: gets the gradient of `h`, or None"
+    "Softmax of scores (n, V) of which a block is there at a time; `d`: gets the gradient of `h` in float32, or None"
     def __init__(self, h, targets, d):
         self.h, self.targets, self.d, n = h, targets, d, len(h)
-        self.top = h.new_full((n,), -torch.inf)   # highest score
+        self.top = h.new_full((n,), -torch.inf, dtype=torch.float32)   # highest score
         self.own = self.top.clone()               # score of the target
         self.before = self.top.clone()            # highest score of the tokens before the target
-        self.others = h.new_zeros(n)              # sum of exponentials of all but the target
+        self.others = torch.zeros_like(self.top)  # sum of exponentials of all but the target
 
-    def block(self, w, first:int, buffer)->None:
-        "Rows `first`, `first + 1`, … of the head"
-        scores = torch.mm(self.h, w.t(), out=buffer[:len(self.h) * len(w)].view(-1, len(w)))
+    def block(self, w, first:int, buffer, rounded)->None:
+        "Rows `first`, `first + 1`, … of the head; products of 16 bits are written to `rounded`, else the same memory"
+        size = len(self.h) * len(w)
+        scores, product = (memory[:size].view(-1, len(w)) for memory in (buffer, rounded))
+        torch.mm(self.h, w.t(), out=product)
+        if rounded is not buffer: scores.copy_(product)
         top = torch.maximum(self.top, scores.amax(-1))
         self._take_out_target(scores, first)
         shift = top.masked_fill(top == -torch.inf, 0)   # a vocabulary may begin with scores of -inf
         fades = (self.top - shift).exp_()
         e = scores.sub_(shift[:, None]).exp_()
         self.others.mul_(fades).add_(e.sum(-1))
-        if self.d is not None: self.d.mul_(fades[:, None]).addmm_(e, w)
+        if self.d is not None:
+            self.d.mul_(fades[:, None])
+            if rounded is buffer: self.d.addmm_(e, w)
+            else: self.d.add_(product.copy_(e) @ w)
         self.top = top
 
     def _take_out_target(self, scores, first:int)->None:
@@ -60,39 +66,41 @@ class _Passing:
 class _InBlocks(torch.autograd.Function):
     "Sum of cross entropies, and how many targets are the first with the highest score; the gradient is made on the way"
     @staticmethod
-    def forward(ctx, hidden, weight, targets, factor, chunk):
-        h = hidden if factor == 1 else hidden * factor
-        d_h = torch.zeros_like(hidden) if hidden.requires_grad else None
-        total, right = h.new_zeros(()), torch.zeros((), dtype=torch.long, device=h.device)
-        buffer = h.new_empty(min(chunk, len(h)) * min(BLOCK, len(weight)))
+    def forward(ctx, hidden, weight, targets, factor, chunk, dtype):
+        h = (hidden if factor == 1 else hidden * factor).to(dtype)
+        d_h = torch.zeros_like(hidden, dtype=torch.float32) if hidden.requires_grad else None
+        total, right = h.new_zeros((), dtype=torch.float32), torch.zeros((), dtype=torch.long, device=h.device)
+        buffer = h.new_empty(min(chunk, len(h)) * min(BLOCK, len(weight)), dtype=torch.float32)
+        rounded = buffer if dtype == torch.float32 else torch.empty_like(buffer, dtype=dtype)
         blocks = range(0, len(weight), BLOCK)
         if isinstance(h, FakeTensor): blocks = blocks[:2]   # the others take the same room
         for a in range(0, len(targets), chunk):
             here = slice(a, a + chunk)
             passing = _Passing(h[here], targets[here], None if d_h is None else d_h[here])
-            for first in blocks: passing.block(weight[first:first + BLOCK].to(h.dtype), first, buffer)
+            for first in blocks: passing.block(weight[first:first + BLOCK].to(dtype), first, buffer, rounded)
             loss, n = passing.end(weight)
             total += loss
             right += n
-        ctx.save_for_backward(None if d_h is None else d_h.mul_(factor))
+        ctx.save_for_backward(None if d_h is None else d_h.mul_(factor).to(hidden.dtype))
         ctx.mark_non_differentiable(right)
         return total, right
 
     @staticmethod
     def backward(ctx, d_total, _):
         d_h, = ctx.saved_tensors
-        return d_h * d_total, None, None, None, None
+        return d_h * d_total.to(d_h.dtype), None, None, None, None, None
 
 # %% ../../nbs/06_model/03_blocks.ipynb #b10cks04
 def blockwise_cross_entropy(
-    hidden:torch.Tensor,    # (N, hidden size), float32
+    hidden:torch.Tensor,    # (N, hidden size)
     weight:torch.Tensor,    # (V, hidden size); gets no gradient
     targets:torch.Tensor,   # (N), token ids
     *, factor:float=1,      # the scores are `factor * hidden @ weight.T`
     chunk:int=ROWS,         # positions at a time
+    dtype:torch.dtype=torch.float32,  # of the products: float32 or bfloat16; sums are in float32
 )->tuple[torch.Tensor,torch.Tensor]:  # sum over the positions, and how many have their target as the highest score
     "Cross entropy of which only `chunk` times `BLOCK` scores ever exist"
-    return _InBlocks.apply(hidden, weight, targets, factor, chunk)
+    return _InBlocks.apply(hidden, weight, targets, factor, chunk, dtype)
 
 # %% ../../nbs/06_model/03_blocks.ipynb #b10cks16
 def fits_blocks(
@@ -101,4 +109,5 @@ def fits_blocks(
     kind:str,              # of device
 )->bool:
     "Is the loss of this head computed in blocks?"
-    return kind == "cpu" and dtype == torch.float32 and not weight.requires_grad and len(weight) > 2 * BLOCK
+    of_cpu = kind == "cpu" and dtype in (torch.float32, torch.bfloat16)
+    return of_cpu and not weight.requires_grad and len(weight) > 2 * BLOCK

@@ -237,7 +237,7 @@ class Head:
         chunk, w = self.chunk(dtype, kind, max_logits_mib), self.layer.weight
         if not self.linear: return chunked_cross_entropy(hidden, targets, self, chunk=chunk, learns=learns)
         if not self.in_blocks(dtype, kind): return _ChunkedLinear.apply(hidden, w, targets, self.factor, chunk)
-        return blockwise_cross_entropy(hidden, w, targets, factor=self.factor, chunk=chunk)
+        return blockwise_cross_entropy(hidden, w, targets, factor=self.factor, chunk=chunk, dtype=dtype)
 
 # %% ../../nbs/06_model/04_loss.ipynb #ebf46a3c
 def head_of(

@@ -22,7 +22,7 @@ from ..tokens.tokenizer import load_tokenizer
 from ..tokens.account import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
 from ..model.divided import data_processes
-from ..model.hardware import choose_device, choose_dtype, Device, find_device, this_device
+from ..model.hardware import Device, find_device, find_hardware, this_device
 from .choose import Candidate, choose, Planner, RowLengths
 
 # %% ../../nbs/07_planning/04_plan.ipynb #212342dc
@@ -240,7 +240,10 @@ def decisions(
     chosen:Candidate,
 )->dict[str,tuple]:   # setting -> (value, reason)
     "What the chosen way means for the settings"
-    return dict(
+    measured = {}
+    if planner.device.kind == "cpu" and (hardware := find_hardware(planner.cfg)).gain is not None:
+        measured["dtype"] = (hardware.dtype_name, f"auto: {hardware.dtype_reason}")
+    return measured | dict(
         method=_method(planner, chosen),
         attn_implementation=(planner.attention or "auto", planner.why_attention),
         padding_free=(chosen.batch.flat, planner.why_flat),
@@ -319,9 +322,8 @@ def _card(cfg:Config, device:str|Device|None)->Device:
     "The card that is meant"
     if isinstance(device, Device): return device
     if device is not None: return find_device(device)
-    kind, _ = choose_device(cfg.device)
-    dtype, _ = choose_dtype(cfg.dtype, kind)
-    return this_device(kind, dtype, processes=cfg.num_processes)
+    hardware = find_hardware(cfg)
+    return this_device(hardware.device, hardware.dtype, processes=cfg.num_processes)
 
 # %% ../../nbs/07_planning/04_plan.ipynb #a8667f7f
 def _rows(data:Data|None, lengths:list[int]|None)->RowLengths:

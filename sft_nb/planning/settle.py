@@ -12,7 +12,7 @@ from ..report import ConfigError, SftError
 from ..config import Config
 from ..tokens.account import Data
 from ..batches.layout import only_attention
-from ..model.hardware import choose_device
+from ..model.hardware import find_hardware
 from ..model.load import load_shape
 from .plan import plan, Plan
 
@@ -43,14 +43,16 @@ def cautious(
     why:str,    # there is no plan
 )->Config:
     "`cfg` without a plan: padded, with checkpointing on a GPU"
-    kind, _ = choose_device(cfg.device)
+    hardware = find_hardware(cfg)
     shared = cfg.sequence_parallel_size > 1
     budget = int(data.train.lengths.max()) if only_attention(load_shape(cfg, data.tokenizer)) else None
-    safe = dict(method="qlora", gradient_checkpointing=kind == "cuda", activation_offloading=False,
+    safe = dict(method="qlora", gradient_checkpointing=hardware.device == "cuda", activation_offloading=False,
                 keep_attention=False, recompute_parts=False, padding_free=bool(cfg.max_tokens_per_batch) or shared,
                 max_tokens_per_batch=budget, attn_implementation="varlen" if shared else "auto")
     new = {name: safe[name] for name in _OPEN if getattr(cfg, name) == "auto"}
-    return _with(cfg, new, dict.fromkeys(new, why))
+    reasons = dict.fromkeys(new, why)
+    if hardware.gain is not None: new["dtype"], reasons["dtype"] = hardware.dtype_name, hardware.dtype_reason
+    return _with(cfg, new, reasons)
 
 # %% ../../nbs/07_planning/05_settle.ipynb #2117a4e2
 def resolve(

@@ -23,7 +23,7 @@ from ..keys import redact
 from ..progress import say
 from ..report import ConfigError, command, edit, first_line, SftError
 from ..config import Config
-from ..model.hardware import choose_device, choose_dtype
+from ..model.hardware import find_hardware
 from ..model.divided import check_division, deepspeed_config
 from ..model.kernels import check_kernels
 from ..model.trl_trainer import OneGpuConfig
@@ -141,8 +141,8 @@ def _fused(optimiser:str, device:str)->str:
 # %% ../../nbs/11_training/00_arguments.ipynb #54143e97
 def _precision(cfg:Config)->dict:
     "Device and number format"
-    device, _ = choose_device(cfg.device)
-    dtype, _ = choose_dtype(cfg.dtype, device)
+    hardware = find_hardware(cfg)
+    device, dtype = hardware.device, hardware.dtype
     return dict(bf16=dtype == torch.bfloat16, fp16=dtype == torch.float16, use_cpu=device == "cpu",
                 dataloader_pin_memory=device == "cuda", optim=_fused(cfg.optim, device))
 

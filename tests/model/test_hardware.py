@@ -1,8 +1,12 @@
 """Device and number format, each with its reason."""
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
 from sft_nb.config import load_config
+from sft_nb.model import hardware
 from sft_nb.model.hardware import Hardware, find_hardware
 from sft_nb.report import ConfigError, speaking
 
@@ -30,3 +34,30 @@ def test_what_is_not_there(monkeypatch):
         find_hardware(load_config(device="cpu", dtype="float16"))
     with speaking("shell"), pytest.raises(ConfigError) as e: find_hardware(load_config(device="cuda"))
     with speaking("shell"): assert "Fix: --device auto." in str(e.value)
+
+
+def test_a_processor_decides_by_its_products(monkeypatch, tmp_path):
+    shape = dict(model_type="qwen3", hidden_size=512, intermediate_size=1024, num_hidden_layers=4, vocab_size=32_000)
+    (tmp_path/"config.json").write_text(json.dumps(shape))
+    cfg = load_config(model=str(tmp_path), device="cpu", method="lora")
+    seconds = {torch.float32: 1., torch.bfloat16: .25}   # of each product
+    monkeypatch.setattr(hardware, "_product_seconds", lambda rows, hidden, out, dtype, times: seconds[dtype])
+    monkeypatch.setattr(hardware, "_measured_gain", hardware._measured_gain.__wrapped__)   # without what is remembered
+    found = find_hardware(cfg)
+    assert (found.dtype, found.gain) == (torch.bfloat16, 4.) and "4.0 times as fast" in found.dtype_reason
+    for slow in (.8, 50.):   # no clear gain, and emulated
+        seconds[torch.bfloat16] = slow
+        assert find_hardware(cfg).dtype == torch.float32 and find_hardware(cfg).gain == 1 / slow
+    asked = [replace(cfg, dtype="bfloat16"), replace(cfg, method="full"), replace(cfg, model="tiny"),
+             replace(cfg, model=str(tmp_path/"none"))]   # a choice, a head that learns, a small model, none at all
+    assert [find_hardware(c).gain for c in asked] == [None] * 4
+    (tmp_path/"broken").mkdir()
+    assert find_hardware(replace(cfg, model=str(tmp_path/"broken"))).dtype == torch.float32
+
+
+def test_measuring_leaves_no_trace():
+    torch.manual_seed(0)
+    before, was = torch.get_rng_state(), torch.is_grad_enabled()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        gain = hardware._measured_gain.__wrapped__(256, 512, 2, 2048)
+    assert gain > 0 and torch.equal(torch.get_rng_state(), before) and torch.is_grad_enabled() == was

@@ -326,7 +326,8 @@ def test_what_does_not_go_in_blocks():
     assert not wide.in_blocks(torch.float32, "cpu")   # it learns
     wide.layer.requires_grad_(False)
     assert wide.in_blocks(torch.float32, "cpu")
-    assert not wide.in_blocks(torch.bfloat16, "cpu") and not wide.in_blocks(torch.float32, "cuda")
+    assert wide.in_blocks(torch.bfloat16, "cpu") and not wide.in_blocks(torch.float16, "cpu")
+    assert not wide.in_blocks(torch.float32, "cuda") and not wide.in_blocks(torch.bfloat16, "cuda")
     bent, small = head_of(model("gemma2", **WIDE)), head_of(model("qwen3"))
     for head in (bent, small):
         head.layer.requires_grad_(False)

@@ -12,10 +12,13 @@ from sft_nb.config import load_config
 from sft_nb.model.attention import _GROUPS
 from sft_nb.model.hardware import DEVICES, find_device, this_device
 from sft_nb.planning.plan import plan
-from sft_nb.planning.settle import resolve
+from sft_nb.planning.settle import cautious, resolve
 from sft_nb.report import ConfigError, SftError, edit
+from sft_nb.run.directory import create_run, open_run
 from sft_nb.tokens.prepare import prepare
+from sft_nb.training.arguments import training_arguments
 from sft_nb.training.train import train
+from sft_nb.workbench import Workbench
 
 QWEN3_4B = dict(vocab_size=151_936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, head_dim=128,
                 num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=262_144)
@@ -210,3 +213,24 @@ def test_a_model_that_cannot_be_simulated_is_trained_all_the_same(tmp_path, monk
     settled, none = resolve(cfg, prepare(cfg))
     assert none is None and "cannot be simulated" in settled.sources["padding_free"]
     assert "padding_free" in settled.planned
+
+
+def test_the_format_that_a_processor_was_measured_in_stays(monkeypatch, tmp_path):
+    def measure(gain): monkeypatch.setattr("sft_nb.model.hardware.bfloat16_gain", lambda cfg: gain)
+    cfg = load_config("demo", device="cpu", max_samples=8, eval_samples=0, runs_dir=str(tmp_path))
+    data = prepare(cfg)
+    measure(4.)
+    made = plan(cfg, data)
+    assert made.settings["dtype"] == made.device.dtype == "bfloat16"
+    assert "4.0 times as fast in bfloat16" in made.reasons["dtype"] and "dtype" in str(made)
+    bench = Workbench(cfg, data=data)
+    assert bench.cfg.dtype == cautious(cfg, data, "no plan").dtype == "bfloat16" and bench.hardware.gain == 4
+    assert training_arguments(cfg, tmp_path).bf16 and training_arguments(bench.cfg, tmp_path).bf16
+    run = create_run(bench.cfg, data=data, plan=bench.plan)
+    measure(.5)   # another machine, or a measurement gone wrong
+    kept = Workbench(open_run(run.path).config, settled=True)
+    assert kept.hardware.dtype == torch.bfloat16 and training_arguments(kept.cfg, tmp_path).bf16
+    assert resolve(cfg, data)[0].dtype == "float32"
+    measure(None)
+    assert "dtype" not in plan(cfg, prepare(cfg)).settings
+    assert plan(cfg, lengths=[64], device="h200-141gb").device.dtype == "bfloat16"
