@@ -44,7 +44,7 @@ _NAMES = {
     "training.train": "train resume build_trainer",
     "training.launch": "launch",
     "training.race": "race",
-    "results.statistics": "wilson bootstrap difference rows_needed detectable",
+    "results.statistics": "wilson mean_interval difference rows_needed detectable",
     "results.answers": "Answer Scores",
     "results.likelihood": "Forgetting",
     "results.evaluate": "Evaluation evaluate",

@@ -119,7 +119,7 @@ _ASKS = dict(
     device_map=Option(str|None, None, "auto: spread the model over all GPUs"),
     server=Option(str|None, None, "http://host:port of one that answers (OpenAI's API); None: the weights are loaded"),
     served=Option(str|None, None, "the name of the model there; None: the only one"),
-    cluster=Option(str|None, None, "a column: rows with the same value belong together, which widens the intervals"),
+    cluster=Option(str|None, None, "column of the record that a row is about; row: each by itself; None: it is found"),
     by=Option(str|None, None, "the figure that counts: loss, f1, accuracy ...; None: that of the task"),
     on_bad_row=Option(Literal["error","drop"]|None, None, "a held-out row that cannot be read; None: as in training"),
     max_length=Option(int|None, None, "longer held-out rows are left out; None: as in training"),
@@ -197,14 +197,16 @@ def verdict_command(args:list[str])->int:
     return made.exit_code
 
 # %% ../../nbs/14_cli/02_results.ipynb #cr0com01
-_COMPARE = dict(a=_WHAT, b=Option(str, ..., "the other one", first=True), **_ASKS)
+_COMPARE = dict(
+    a=_WHAT, b=Option(str, ..., "the other one", first=True),
+    among=Option(int|None, None, "models from which the two were chosen; None: all scored on the same rows"), **_ASKS)
 
 def compare_command(args:list[str])->int:
     "Two tuned models on the same rows: is the second better than the first?"
     options = parse_own("compare", args, _COMPARE, summary=compare_command.__doc__)
     for what in (options.a, options.b): _there(what, options)
     from sft_nb.results.verdict import compare
-    made = compare(options.a, options.b, **_asked(options))
+    made = compare(options.a, options.b, among=options.among, **_asked(options))
     _say(json.dumps(made.to_dict()) if options.json else made)
     return 0
 

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['LEADING', 'Answer', 'Scores', 'paired', 'in_unit', 'pseudo_values', 'scored', 'weights_key', 'digest', 'Kept',
-           'generation_keys', 'answer_prompts', 'of_one_base', 'Questions', 'questions', 'losses_of', 'check_metrics',
-           'own_figures', 'judged', 'answer_rows']
+           'generation_keys', 'answer_prompts', 'of_one_base', 'Questions', 'records_of', 'questions', 'losses_of',
+           'check_metrics', 'own_figures', 'judged', 'answer_rows']
 
 # %% ../../nbs/12_results/05_answers.ipynb #an0imp01
-import hashlib, json
+import hashlib, json, os, re
+from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -74,7 +75,8 @@ class Scores:
     @property
     def clusters(self)->list[str]|None:
         "What each row belongs to; None: each stands for itself"
-        return [a.cluster for a in self.answers] if any(a.cluster for a in self.answers) else None
+        if not any(a.cluster for a in self.answers): return None
+        return [a.cluster or f"row {k}" for k, a in enumerate(self.answers)]
     @property
     def answered(self)->float: return sum(a.got is not None for a in self.answers) / self.n
     @property
@@ -355,6 +357,33 @@ def _row_to_score(task, row:dict, talk:list[dict])->dict:
     if not missing or len(task.fields) != 2: return row
     return row | dict(zip(task.fields, (talk[-2]["content"], talk[-1]["content"])))   # it came as a conversation
 
+# %% ../../nbs/12_results/05_answers.ipynb #6b26a5f7
+_RECORD = re.compile(r"(?i)(^|_)(id|uid|doc|document|meeting|article|dialogue?|conversation|passage|record|session|"
+                     r"patient|case|paper|story|book|url)(_|$)")
+_LONG = 100   # characters: what so long a text says is no instruction
+
+def records_of(
+    rows:list[dict],            # held-out
+    talks:list[list[dict]],     # their conversations
+)->list[str]:                   # of each row what stands for its record; empty: rows are independent
+    "Rows that are about the same thing: by a column that names it, or a long text that prompts share"
+    prompts = ["\n".join(m["content"] for m in talk[:-1] if m["role"] != "system") for talk in talks]
+    def is_shared(keys, least)->bool:
+        counts = Counter(keys)
+        together = sum(n for key, n in counts.items() if key and n > 1)
+        return together >= max(2, .1 * len(keys)) and len(counts) >= least
+    for name in rows[0] if rows else ():
+        values = ["" if row.get(name) is None else str(row[name]) for row in rows]
+        if _RECORD.search(name) and is_shared(values, max(2, len(rows) / 20)): return values
+        inside = [v if len(v) >= _LONG and v in prompt else "" for v, prompt in zip(values, prompts)]
+        if is_shared(inside, 2): return [v and f"{name} {digest(v)[:12]}" for v in inside]
+    for order in (1, -1):   # the same beginning, the same end
+        texts = [prompt[::order] for prompt in prompts]
+        common = len(os.path.commonprefix(texts))
+        keys = [t[common:common + _LONG] if len(t) >= common + _LONG else "" for t in texts]
+        if is_shared(keys, 2): return [key[::order] for key in keys]
+    return [""] * len(rows)
+
 # %% ../../nbs/12_results/05_answers.ipynb #ev0que02
 _LIKELIHOOD = ("chat", "text")   # tasks of which the loss is a figure
 
@@ -362,7 +391,7 @@ def questions(
     cfg:Config,
     tokenizer,
     rows:dict[str,dict],       # place -> held-out row
-    *, cluster:str|None=None,  # the column that says what a row belongs to
+    *, cluster:str|None=None,  # column that says what a row belongs to; row: to nothing; None: by record
 )->Questions:
     "Rows as they are asked; `SftError` for a row without a prompt"
     task = task_of(cfg)
@@ -371,7 +400,14 @@ def questions(
     if not texts: talks = [_with_prompt(talk, where, task) for where, talk in zip(rows, talks)]   # texts have a loss
     examples = None
     if task.name in _LIKELIHOOD: examples = [encode({where: talk}, tokenizer) for where, talk in zip(rows, talks)]
-    clusters = [str(row.get(cluster, "")) if cluster else "" for row in rows.values()]
+    if cluster is None: clusters = records_of(list(rows.values()), talks)
+    elif cluster == "row": clusters = [""] * len(rows)
+    else:
+        clusters = [str(row.get(cluster, "")) for row in rows.values()]
+        if not any(clusters):
+            columns = ", ".join(next(iter(rows.values())))
+            raise ConfigError("cluster", f"no held-out row has a column {cluster!r}", f"one of {columns}; or row",
+                              "--cluster row, where rows are independent")
     asked = {where: _row_to_score(task, row, talk) for (where, row), talk in zip(rows.items(), talks)}
     prompts = encode_prompts([talk[:-1] for talk in talks], tokenizer) if all(len(t) > 1 for t in talks) else []
     return Questions(cfg, asked, talks, prompts, examples, clusters, raw=list(rows.values()))

@@ -27,7 +27,7 @@ from ..tokens.conversations import conversation
 from ..tokens.prepare import name_task, read_kept
 from ..workbench import Workbench
 from ..run.directory import Run
-from ..run.best import keep_score
+from ..run.best import keep_score, scored_alike
 from ..run.checkpoint import step_of
 from ..run.target import find_target, Target
 from ..training.arguments import Scored, tell_trackers
@@ -133,6 +133,7 @@ class Evaluation:
     server:str|None=None             # that was asked; None: the models were loaded
     longer:int=0                     # rows whose prompt has another number of tokens there
     left_out:dict[str,int]=field(default_factory=dict)   # why other held-out rows were not asked -> how many
+    scored_alike:int=field(default=1, compare=False)     # models of its folder that have scores of these rows
 
     @cached_property
     def difference(self)->Difference|None:
@@ -141,7 +142,8 @@ class Evaluation:
         return paired(self.base, self.tuned, self.by)
 
     def __str__(self):
-        lines = [f"{self.run}, {self.checkpoint}: {rows_asked(self.tuned.n, self.left_out)}"]
+        asked = rows_asked(self.tuned.n, self.left_out, self.tuned.clusters)
+        lines = [f"{self.run}, {self.checkpoint}: {asked}"]
         lines += [f"  {scores.line(self.by)}" for scores in (self.base, self.tuned) if scores is not None]
         if self.base is not None: lines += [f"  {line}" for line in gains_in_words(self.base, self.tuned, self.by)]
         if self.forgotten is not None: lines.append(f"  {self.forgotten}")
@@ -154,10 +156,13 @@ class Evaluation:
 def rows_asked(
     n:int,
     left_out:dict[str,int],   # reason -> rows
+    clusters:list[str]|None=None,   # the record of each row; None: each row stands for itself
 )->str:
-    "How many held-out rows were asked, and why others were not"
-    if not left_out: return f"{n} held-out rows"
-    return f"{n} held-out rows ({', '.join(f'{k:,} left out: {reason}' for reason, k in left_out.items())})"
+    "How many held-out rows were asked, of how many records, and why others were not"
+    rows = f"{n} held-out rows"
+    if clusters is not None: rows += f" of {len(set(clusters))} records, each of which counts as one"
+    if not left_out: return rows
+    return f"{rows} ({', '.join(f'{k:,} left out: {reason}' for reason, k in left_out.items())})"
 
 def points(share:float)->str:
     "A difference of two shares"
@@ -274,7 +279,8 @@ def _line(s:Scores, more:list[str])->list:
 # %% ../../nbs/12_results/07_evaluate.ipynb #7bffe2c9
 def _as_html(e:Evaluation)->str:
     "Both models as bars, and what the difference says"
-    title = f"<b>{to_html(e.run)}, {to_html(e.checkpoint)}</b>: {to_html(rows_asked(e.tuned.n, e.left_out))}"
+    asked = to_html(rows_asked(e.tuned.n, e.left_out, e.tuned.clusters))
+    title = f"<b>{to_html(e.run)}, {to_html(e.checkpoint)}</b>: {asked}"
     table = scores_html([s for s in (e.base, e.tuned) if s is not None], by=e.by)
     below = "" if e.base is None else "<br>".join(map(to_html, gains_in_words(e.base, e.tuned, e.by)))
     if e.forgotten is not None: below += f"<br>{to_html(str(e.forgotten))}"
@@ -335,7 +341,7 @@ def examiner_of(
     what:Run|str|Path,        # as for `evaluate`
     *, checkpoint:str="adapter",
     trust_remote_code:bool=False,
-    cluster:str|None=None,    # column that says which rows belong together
+    cluster:str|None=None,    # column that says which rows belong together; row: none do; None: by record
     reuse:bool=True,          # False: ask again what is known
     progress:bool=True,
     server:str|None=None,     # address of one that answers; None: models are loaded
@@ -393,7 +399,8 @@ def evaluate(
     examiner = examiner_of(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **how)
     e = _evaluated(examiner, general)
     keep_evaluation(e, examiner)
-    return e
+    if examiner.target.run is None or examiner.files: return e
+    return replace(e, scored_alike=scored_alike(examiner.target.run, e.checkpoint))
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #7edcaa99
 def _evaluated(examiner:Examiner, general:bool|str|Path)->Evaluation:

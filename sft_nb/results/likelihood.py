@@ -20,7 +20,7 @@ from ..tokens.encode import encode
 from ..tokens.tokenizer import ASSETS
 from ..model.generate import eval_mode
 from ..model.hardware import free_memory, is_out_of_memory
-from .statistics import bootstrap
+from .statistics import mean_interval
 
 # %% ../../nbs/12_results/01_likelihood.ipynb #li0row02
 def _padded(examples:list[tuple[list[int],list[int]]], device)->dict:
@@ -136,7 +136,7 @@ def forgetting(
     before, after, between = _both(model, base, examples, batch_tokens)
     n, share = _counts(examples), before.sum() / len(examples)
     rise = (after - before) / share   # of each text; their mean is the rise of the sum
-    low, high = bootstrap(rise)
+    low, high = mean_interval(rise)
     tokens = n.sum()
     return Forgetting(len(examples), before.sum() / tokens, after.sum() / tokens, float(rise.mean()), low, high,
                       between.sum() / tokens)

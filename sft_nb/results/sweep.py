@@ -30,7 +30,7 @@ from ..workbench import Workbench
 from ..run.checkpoint import step_of
 from ..run.directory import open_run, Run
 from ..run.best import LOWER_IS_BETTER, lowest_loss
-from .statistics import difference, Pick, pick
+from .statistics import correct_for_choice, difference, Pick, pick
 from .answers import answer_prompts, in_unit, LEADING, paired, Scores, weights_key
 from .likelihood import Forgetting, forgetting, general_examples
 from .served import all_served, AtServer, base_behind
@@ -135,7 +135,10 @@ def by_choice(e:Sweep)->Finding|None:
     if e.lowest_loss is None or e.lowest_loss not in e.checkpoints or e.by in LOWER_IS_BETTER: return None
     if e.lowest_loss == e.best: return ok(f"{e.best} is the best by loss too", check="best_by_loss")
     best, lowest = (e.checkpoints[name].worth(e.by) for name in (e.best, e.lowest_loss))
-    behind = difference(lowest, best, clusters=e.base.clusters)
+    behind = correct_for_choice(difference(lowest, best, clusters=e.base.clusters), len(e.checkpoints))
+    if behind.gain > 0 and behind.p >= .05:
+        apart = f"{behind.gain:+.3g}, p {behind.p:.2g}"
+        return ok(f"{e.lowest_loss}, the best by loss, cannot be told from {e.best} ({apart})", check="best_by_loss")
     if behind.gain <= 0: return ok(f"{e.lowest_loss}, the best by loss, is as good", check="best_by_loss")
     fix = command(f"sft_nb merge {quoted(e.run)} --checkpoint {e.best}", f'merge("{e.run}", checkpoint="{e.best}")')
     says = (f"the best by held-out loss is {e.lowest_loss}, and by {e.by} {e.best} "
@@ -146,7 +149,9 @@ def by_choice(e:Sweep)->Finding|None:
 def _says(e:Sweep)->list[str]:
     "What the table comes to"
     d, K = e.pick.difference, len(e.checkpoints)
-    said = f"best {e.best}: "
+    worth = {name: scores.worth(e.by).mean() for name, scores in e.checkpoints.items()}
+    tied = sum(value == worth[e.best] for value in worth.values()) - 1
+    said = f"best {e.best}, and {tied} equal to it: " if tied else f"best {e.best}: "
     if e.by != "accuracy": said += f"{e.by} {e.base.level(e.by):.3g} → {e.checkpoints[e.best].level(e.by):.3g}, "
     said += f"{d.number(d.gain)} (95% interval {d.span}; {d.won} won, {d.lost} lost; p {d.p:.2g}), "
     said += f"corrected for the choice among {K}"
@@ -163,7 +168,7 @@ def _says(e:Sweep)->list[str]:
 @patch
 def __str__(self:Sweep):
     shown = self.table().to_string(index=False, float_format="{:.3f}".format, na_rep="")
-    head = f"{self.run}: {rows_asked(self.base.n, self.left_out)}, by {self.by}"
+    head = f"{self.run}: {rows_asked(self.base.n, self.left_out, self.base.clusters)}, by {self.by}"
     return visible("\n".join([head, shown, *_says(self)]))
 
 # %% ../../nbs/12_results/08_sweep.ipynb #37d7fbb6
@@ -177,7 +182,7 @@ def _repr_html_(self:Sweep):
     shown, best = self.table(), [*self.checkpoints].index(self.best)
     rows = [[None if v != v else v for v in row] for row in shown.values.tolist()]
     table = table_html(rows, head=[*shown.columns], marked=1 + best)
-    asked = to_html(rows_asked(self.base.n, self.left_out))
+    asked = to_html(rows_asked(self.base.n, self.left_out, self.base.clusters))
     return f"<div><b>{to_html(self.run)}</b>: {asked}, by {to_html(self.by)}{table}{lines}</div>"
 
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0res06

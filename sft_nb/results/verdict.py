@@ -16,7 +16,7 @@ from ..on_disk import write_whole
 from ..report import ConfigError, edit
 from ..config import with_parameters_of
 from ..run.directory import open_run, Run
-from .statistics import Difference, power, rows_needed
+from .statistics import correct_for_choice, Difference, power, rows_needed
 from .likelihood import Forgetting
 from .answers import paired
 from .evaluate import detectable_in_words, evaluate, Evaluation, scores_html
@@ -137,21 +137,28 @@ class Comparison:
     "Two tuned models on the same rows"
     a:Evaluation
     b:Evaluation
-    difference:Difference   # b less a
+    difference:Difference   # b less a; corrected for the choice
+    of:int=2                # models from which these two may have been chosen
 
     def __str__(self):
         a, b = (f"{e.run}, {e.checkpoint}" for e in (self.a, self.b))
         said = decide(self.difference)
-        return visible("\n".join([f"A  {a}", f"   {self.a.tuned.line(self.a.by)}", f"B  {b}",
-                                  f"   {self.b.tuned.line(self.b.by)}", f"B is {said.says}: {said.reason}"]))
+        lines = [f"A  {a}", f"   {self.a.tuned.line(self.a.by)}", f"B  {b}", f"   {self.b.tuned.line(self.b.by)}",
+                 f"B is {said.says}: {said.reason}", *self._choice]
+        return visible("\n".join(lines))
+    @property
+    def _choice(self)->list[str]:
+        if self.of <= 2: return []
+        return [f"corrected for a choice among the {self.of} models that were scored on these rows; "
+                "--among 2 if these two were chosen before"]
     __repr__ = __str__
     def _repr_html_(self)->str:
         both, said = dict(A=self.a, B=self.b), decide(self.difference)
         named = [replace(e.tuned, model=f"{name}: {e.run}, {e.checkpoint}") for name, e in both.items()]
         seen = f"B is {badge(SEEN[said.says], said.says)} {to_html(said.reason)}"
-        return f"<div>{scores_html(named, by=self.a.by)}{seen}</div>"
+        return f"<div>{scores_html(named, by=self.a.by)}{'<br>'.join([seen, *self._choice])}</div>"
     def to_dict(self)->dict:
-        return dict(a=self.a.to_dict(), b=self.b.to_dict(), difference=vars(self.difference),
+        return dict(a=self.a.to_dict(), b=self.b.to_dict(), difference=vars(self.difference), of=self.of,
                     says=decide(self.difference).says)
 
 # %% ../../nbs/12_results/10_verdict.ipynb #ve0com02
@@ -159,6 +166,7 @@ class Comparison:
 def compare(
     a:Run|str|Path,   # as for `evaluate`
     b:Run|str|Path,   # the other one
+    *, among:int|None=None,   # models from which the two were chosen; None: all in their folder scored on these rows
     **how,            # as for `evaluate`
 )->Comparison:
     "Is `b` better than `a` on the same rows? ConfigError if they were asked different ones"
@@ -182,7 +190,8 @@ def compare(
                               "compare each with its own base: sft_nb evaluate")
         by = "f1"   # the loss of other tokens is another figure
         first, second = replace(first, by=by), replace(second, by=by)
-    return Comparison(first, second, paired(first.tuned, second.tuned, by))
+    of = max(2, among or max(first.scored_alike, second.scored_alike))
+    return Comparison(first, second, correct_for_choice(paired(first.tuned, second.tuned, by), of), of)
 
 def _only(e:Evaluation, common:set)->Evaluation:
     "The same evaluation of some rows"

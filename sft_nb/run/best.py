@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOWER_IS_BETTER', 'keep_score', 'scored_steps', 'scored_best', 'best_steps', 'mark_followed', 'unscored_steps',
-           'lowest_loss']
+           'lowest_loss', 'scored_alike']
 
 # %% ../../nbs/10_run/10_best.ipynb #bs0imp01
 import json, math, re, time
@@ -114,6 +114,20 @@ def lowest_loss(run:Run)->str|None:
     logged = {l["step"]: l["eval_loss"] for l in run.metrics() if "eval_loss" in l and l["step"] in there}
     finite = {step: loss for step, loss in logged.items() if isinstance(loss, (int, float)) and math.isfinite(loss)}
     return there[min(finite, key=finite.get)] if finite else None
+
+# %% ../../nbs/10_run/10_best.ipynb #5db73120
+def scored_alike(
+    run:Run,
+    checkpoint:str="adapter",   # whose newest score counts
+)->int:                         # at least 1
+    "Models of the run's folder that were scored by the same figure on the same rows; checkpoints only beside another"
+    newest = [line for line in _lines(run.path) if line["checkpoint"] == checkpoint]
+    if not newest: return 1
+    asked = {key: newest[-1][key] for key in ("figure", "rows")}
+    alike = {(folder, line["checkpoint"]) for folder in run.path.parent.iterdir() for line in _lines(folder)
+             if asked.items() <= line.items()}
+    if checkpoint == "adapter": alike = {(folder, name) for folder, name in alike if name == "adapter"}
+    return max(1, len(alike))
 
 # %% ../../nbs/10_run/10_best.ipynb #3bf2d7db
 @patch(as_prop=True)

@@ -141,6 +141,13 @@ def test_the_best_by_loss_need_not_be_the_best_by_score(swept):
     found = by_choice(right)
     assert found.status == "warn" and worst in found.says and right.best != worst
     assert by_choice(replace(right, lowest_loss=right.best)).status == "ok"
+    def behind_by_a_row(name, scores):
+        right = [replace(a, correct=True) for a in scores.answers]
+        return replace(scores, answers=[replace(right[0], correct=name != worst), *right[1:]])
+    a_row = replace(right, checkpoints={name: behind_by_a_row(name, s) for name, s in swept.checkpoints.items()})
+    assert by_choice(a_row).status == "ok"
+    assert f"cannot be told from {a_row.best} (+0.0833, p 1)" in by_choice(a_row).says
+    assert f"best {a_row.best}, and 2 equal to it: " in str(a_row)   # three of four checkpoints
 
 
 def test_an_adapter_that_took_the_base_apart_is_compared_with_the_true_base(tmp_path, tokenizer):
@@ -184,6 +191,12 @@ def test_a_verdict_takes_the_pick_of_the_sweep_and_a_comparison_the_same_rows(ru
     assert (alone.checkpoint, alone.of, alone.forgotten.texts) == ("checkpoint-10", 1, 64)
     same = compare(run.path/"checkpoints/checkpoint-10", run, **FEW)
     assert same.difference.gain == 0 and "cannot tell" in str(same)
+    assert same.of >= 4 and f"among the {same.of} models that were scored on these rows" in str(same)   # checkpoints
+    two = compare(run.path/"checkpoints/checkpoint-10", run, among=2, **FEW)
+    assert (two.of, "--among" in str(two)) == (2, False) and two.difference.high < same.difference.high
+    with pytest.raises(ConfigError, match="no held-out row has a column 'meeting'"):
+        examiner_of(run, cluster="meeting", **FEW)
+    assert set(examiner_of(run, cluster="row", **FEW).asked.clusters) == {""}
     other = [same.a, evaluate(run, eval_samples=5, progress=False)]
     with patch("sft_nb.results.verdict.evaluate", side_effect=other):
         with pytest.raises(ConfigError, match="which are not the same"): compare("a", "b")
