@@ -406,8 +406,8 @@ def questions(
         clusters = [str(row.get(cluster, "")) for row in rows.values()]
         if not any(clusters):
             columns = ", ".join(next(iter(rows.values())))
-            raise ConfigError("cluster", f"no held-out row has a column {cluster!r}", f"one of {columns}; or row",
-                              "--cluster row, where rows are independent")
+            raise ConfigError("cluster", f"no held-out row has a column {cluster!r}", f"one of {columns}",
+                              "name one of these for {cluster}, or row where rows are independent")
     asked = {where: _row_to_score(task, row, talk) for (where, row), talk in zip(rows.items(), talks)}
     prompts = encode_prompts([talk[:-1] for talk in talks], tokenizer) if all(len(t) > 1 for t in talks) else []
     return Questions(cfg, asked, talks, prompts, examples, clusters, raw=list(rows.values()))
