@@ -19,7 +19,7 @@ from .report import as_fix, ConfigError, edit, Fix
 _Auto = Literal["auto"]
 _Epoch = Literal["epoch"]
 _Format = Literal["auto","messages","sharegpt","alpaca","preference","prompt_completion","question_answer","text",
-                  "tokens"]
+                  "tokens","alpaca_prompt","alpaca_chat"]
 
 # %% ../nbs/00_schema.ipynb #c0nf0003
 @dataclass(frozen=True)

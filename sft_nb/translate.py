@@ -615,34 +615,54 @@ OUTPUT = dict(
     strict=_either("every name is checked"), debug=_either("sft_nb data --show 2 shows rows with their labels"))
 
 # %% ../nbs/00_translate.ipynb #7df8a824
-_ALPACA = dict(chat_template="alpaca")
-_CHAT = dict(chat_template="{{ bos_token or '' }}{% for m in messages %}{% if m['role'] == 'user' %}USER: "
-             "{{ m['content'] }}\nASSISTANT:{% elif m['role'] == 'assistant' %}{{ m['content'] + eos_token }}{% else %}"
-             "SYSTEM: "
-             "{{ m['content'] }}\n{% endif %}{% endfor %}")
+_ALPACA = dict(data_format="alpaca_prompt", chat_template="alpaca")
+
+def _chat_prompts(opening:str)->str:
+    "The template with USER and ASSISTANT; `opening` is the system text of rows that have none"
+    return ("{{ bos_token or '' }}{% if messages[0]['role'] != 'system' %}{{ " + json.dumps(f"SYSTEM: {opening}\n")
+            + " }}{% endif %}{% for m in messages %}{% if m['role'] == 'user' %}USER: {{ m['content'] }}\nASSISTANT:"
+            "{% elif m['role'] == 'assistant' %}{{ m['content'] + eos_token }}{% else %}SYSTEM: {{ m['content'] }}\n"
+            "{% endif %}{% endfor %}")
+
+_ALPACA_CHAT = dict(data_format="alpaca_chat", chat_template=_chat_prompts(
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request."))
+_ALPACA_QA = dict(data_format="question_answer", chat_template=_chat_prompts(
+    "Below is an instruction from a USER that describes a task. The ASSISTANT writes a response that appropriately "
+    "and concisely completes the request.\n\n"))
+_OPEN_ORCA = dict(data_format="question_answer", fields=("system=system_prompt", "answer=response"), chat_template=(
+    "{{ bos_token or '' }}{% for m in messages %}{% if m['role'] == 'user' %}### Human:\n{{ m['content'] }}\n"
+    "### Assistant:\n{% elif m['role'] == 'assistant' %}{{ m['content'] + eos_token }}{% else %}### System:\n"
+    "{{ m['content'] }}\n{% endif %}{% endfor %}"))
 _TYPES = {   # type -> settings that read such rows as the type reads them
     "chat_template": {}, "chat": {}, "text": dict(data_format="text"),
     "completion": dict(data_format="text", on_long="split"),
-    "sharegpt": dict(data_format="sharegpt"), "alpaca": dict(data_format="alpaca") | _ALPACA,
-    "gpteacher": dict(data_format="alpaca", fields=("output=response",)) | _ALPACA,
-    "oasst": dict(data_format="alpaca", fields=("instruction=INSTRUCTION", "output=RESPONSE")) | _ALPACA,
-    "alpaca_chat": dict(data_format="alpaca") | _CHAT,
-    "alpaca_chat.load_qa": dict(data_format="question_answer") | _CHAT,
-    "alpaca_w_system": dict(data_format="alpaca") | _ALPACA,
-    "alpaca_w_system.load_open_orca": dict(
-        data_format="question_answer", fields=("system=system_prompt", "answer=response")) | _ALPACA,
-    "context_qa.load_v2": dict(data_format="question_answer") | _ALPACA}
+    "sharegpt": dict(data_format="sharegpt"), "alpaca": _ALPACA,
+    "gpteacher": dict(fields=("output=response",)) | _ALPACA,
+    "oasst": dict(fields=("instruction=INSTRUCTION", "output=RESPONSE")) | _ALPACA,
+    "alpaca_chat": _ALPACA_CHAT, "alpaca.chat": _ALPACA_CHAT, "alpaca_chat.load_qa": _ALPACA_QA,
+    "alpaca_w_system": _ALPACA, "alpaca_w_system.load_open_orca": _OPEN_ORCA}
+_PREFIXED = {   # type -> what it writes in front of each answer
+    "jeopardy": "what is", "context_qa.load_v2": "Answer:"}
 _OTHER_METHODS = ("bradley_terry", "stepwise_supervised", "pretrain", "ebft", "orpo", "kto", "dpo", "rwd",
                   "chatml.intel", "chatml.argilla", "llama3.intel", "zephyr.nectar", "user_defined", "passthrough")
 
 def _type_settings(kind:str)->dict|str:
-    "Settings that read rows of a type; its name if nothing here does"
-    name = kind.replace(":", ".")
-    if name in ("alpaca.chat", "alpaca.load_chat"): name = "alpaca_chat"
+    "Settings that read rows of a type, or why nothing here reads them so"
+    name = kind.replace(":", ".").removesuffix(".load")
     if name in _TYPES: return _TYPES[name]
+    if name in _PREFIXED: return f"{name}, which writes {_PREFIXED[name]!r} in front of each answer"
     base = name.split(".")[0]
     if base in ("sharegpt", "chat_template"): return _TYPES[base]
-    return name
+    return f"{name}, whose prompts are not known here"
+
+def _brings_prompts(given:Given)->bool:
+    "Has every dataset of an Axolotl file a type that writes its own prompts, whatever chat_template says?"
+    datasets = given.written.get("datasets")
+    entries = datasets if isinstance(datasets, (list, tuple)) else [datasets]
+    kinds = [one.get("type") for one in entries if isinstance(one, dict)]
+    return given.tool == "axolotl" and bool(kinds) and all(
+        isinstance(kind, str) and "chat_template" in (_TYPES.get(kind.replace(":", ".").removesuffix(".load")) or ())
+        for kind in kinds)
 
 # %% ../nbs/00_translate.ipynb #ac28fcbb
 def _prompt_template(kind:dict)->str|None:
@@ -770,16 +790,19 @@ def _mixed(entries:list, given:Given, file_setting:str="train_file")->Meant:
     odd = [one for _, found in read for one in found]
     settings = [found for found, _ in read]
     names = dict.fromkeys(name for found in settings for name in found)
-    if given.written.get("chat_template"): names.pop("chat_template", None)   # it is for all of them
     sets = {}
     for name in names:
         values = [found.get(name) for found in settings]
+        if name == "chat_template":   # types without prompts of their own have that of the file
+            values = [given.written.get(name) if v is None else v for v in values]
         value = values[0] if all(v == values[0] for v in values) else ...
         if value is ... and name == "data_format": continue   # each row is recognised by its fields
         if value is ... and name == "fields": value = _both_fields(values)
         if value is ...: odd.append(f"{name} differs between the datasets")
         else: sets[name] = value
-    if odd: return _refused("; ".join(dict.fromkeys(odd)), "rename the columns of the rows; sft_nb data shows them")
+    fix = "rename the columns of the rows; sft_nb data shows them"
+    if any(one.startswith("type ") for one in odd): fix = "write the rows with the columns prompt and completion"
+    if odd: return _refused("; ".join(dict.fromkeys(odd)), fix)
     if "data_format" in names and "data_format" not in sets: sets["data_format"] = "auto"
     template = sets.pop("chat_template", None)
     files = [_place(one) for one in entries]
@@ -1014,7 +1037,8 @@ def chat_template_of(
         return _sets(chat_template=v)
     if name == "empty": return _sets(chat_template="none")
     if name in _NAMED_TEMPLATES: return _sets(chat_template=name)
-    if name in ("vicuna", "default") and given.tool == "llama-factory": return _sets(**_CHAT)
+    if name in ("vicuna", "default") and given.tool == "llama-factory":
+        return _refused(f"the text of {name} is not known here", edit(chat_template="template.jinja"))
     if given.tool == "llama-factory" and re.search(r"_vl|vision|llava|video|audio|omni|pixtral|paligemma", name):
         return _method("training on images, video or sound")
     if name == "jinja": return _done("")
@@ -1109,7 +1133,9 @@ def _initial(name, v, given:Given)->Meant|None:
 def _mapped(name, v, given:Given)->Meant|None:
     return _done("a model is loaded whole onto each device") if given.tool else None
 
-def _template(name, v, given:Given)->Meant|None: return chat_template_of(v, given)
+def _template(name, v, given:Given)->Meant|None:
+    if _brings_prompts(given): return _done("the types of the datasets write their own prompts")
+    return chat_template_of(v, given)
 
 def _kept(name, v, given:Given)->Meant|None:
     return _done("the newest are kept") if v in (0, None, -1) and not isinstance(v, bool) else None

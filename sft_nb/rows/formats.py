@@ -8,7 +8,7 @@ __all__ = ['FORMATS', 'THOUGHTS', 'detect', 'is_missing', 'message', 'guess_colu
 
 # %% ../../nbs/02_rows/00_formats.ipynb #97c4be44
 import json, re
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise, takewhile
 from numbers import Number
 
@@ -19,7 +19,7 @@ FORMATS = dict(
     messages=("messages",), sharegpt=("conversations",), alpaca=("instruction", "output"),
     preference=("chosen", "rejected"), prompt_completion=("prompt", "completion"),
     question_answer=("question", "answer"),
-    text=("text",), tokens=("input_ids",))
+    alpaca_prompt=("instruction", "output"), alpaca_chat=("instruction", "output"), text=("text",), tokens=("input_ids",))
 _ANSWER = ("completion", "response", "chosen")   # what an answer to `prompt` may be called
 
 def _has(row, field:str)->bool:
@@ -268,6 +268,16 @@ def _alpaca(row)->list[dict]:
     question = [_text_of(row["instruction"], "instruction"), _text_of(row.get("input"), "input")]
     return talk + _pair(_about(row, "\n".join(filter(str.strip, question))), row["output"])
 
+_WITH_INPUT = ("Below is an instruction that describes a task, paired with an input that provides further context. "
+               "Write a response that appropriately completes the request.")
+
+def _alpaca_prompt(row, before_input:str="\n\n### Input:\n")->list[dict]:
+    "The wording of Alpaca's own prompts: a row with an input has another sentence in front"
+    given = _text_of(row.get("input"), "input")
+    if not given: return _alpaca(row)
+    question = f"{_text_of(row['instruction'], 'instruction')}{before_input}{given}"
+    return _with_system(_pair(question, row["output"]), row.get("system") or _WITH_INPUT)
+
 # %% ../../nbs/02_rows/00_formats.ipynb #6e8d2d03
 def _turns(x, role:str, what:str)->list[dict]:
     "Messages as they are; a string, or a number, is one message by `role`"
@@ -428,7 +438,8 @@ def propose_fields(
 
 # %% ../../nbs/02_rows/00_formats.ipynb #719f0520
 _READERS = dict(messages=_messages, sharegpt=_sharegpt, alpaca=_alpaca, preference=_preference,
-                prompt_completion=_prompt_completion, question_answer=_question_answer, tokens=_tokens)
+                prompt_completion=_prompt_completion, question_answer=_question_answer, tokens=_tokens,
+                alpaca_prompt=_alpaca_prompt, alpaca_chat=partial(_alpaca_prompt, before_input="\n"))
 
 def no_format(
     row:dict,
@@ -436,7 +447,7 @@ def no_format(
 )->SftError:
     "The error for a row that has the fields of no format; it proposes columns for those of one"
     has = ", ".join(map(str, row))[:60] or "none"
-    formats = "; ".join(" and ".join(needed) for needed in FORMATS.values())
+    formats = "; ".join(" and ".join(needed) for needed in dict.fromkeys(FORMATS.values()))
     own = "a task of your own that reads them"
     proposed = propose_fields(row, given=given)
     return SftError("row", f"it has the fields {has}", f"one of these: {formats}", proposed | own if proposed else own)

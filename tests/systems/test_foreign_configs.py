@@ -185,7 +185,7 @@ def test_what_a_file_means(tmp_path, file, more, wanted):
 
 
 ENTRIES = [   # an entry of Axolotl's or TRL's datasets, and what it sets
-    (dict(path="u/x", type="alpaca"), dict(data_format="alpaca", chat_template="alpaca", train_file=("u/x",))),
+    (dict(path="u/x", type="alpaca"), dict(data_format="alpaca_prompt", chat_template="alpaca", train_file=("u/x",))),
     (dict(path="u/x", type="completion", field="body"), dict(data_format="text", on_long="split",
      fields=("text=body",))),
     (dict(path="u/x", type="sharegpt", conversation="chatml"), dict(data_format="sharegpt", chat_template="chatml")),
@@ -196,7 +196,7 @@ ENTRIES = [   # an entry of Axolotl's or TRL's datasets, and what it sets
      dict(train_on_prompt=False)),
     (dict(path="u/x", type="chat_template", roles_to_train=["human", "gpt"]), dict(train_on_prompt=True)),
     (dict(path="u/x", type="chat_template", roles_to_train=None, train_on_eos=None), dict(train_on_turns="last")),
-    (dict(path="u/x", type="gpteacher"), dict(data_format="alpaca", fields=("output=response",))),
+    (dict(path="u/x", type="gpteacher"), dict(data_format="alpaca_prompt", fields=("output=response",))),
     (dict(path="u/x", type="oasst"), dict(fields=("instruction=INSTRUCTION", "output=RESPONSE"))),
     (dict(path="u/x", type="alpaca_w_system.load_open_orca"), dict(data_format="question_answer")),
     (dict(path="u/x", type="alpaca_chat.load_qa"), dict(data_format="question_answer")),
@@ -217,13 +217,47 @@ def test_what_an_entry_of_datasets_means(tmp_path, entry, wanted):
 
 
 def test_several_datasets(tmp_path):
-    both = AXOLOTL.replace("micro_batch", "  - {path: rows.jsonl, type: alpaca}\nchat_template: chatml\nmicro_batch")
+    both = AXOLOTL.replace("micro_batch", "  - {path: rows.jsonl, type: sharegpt}\nchat_template: chatml\nmicro_batch")
     cfg = load(tmp_path, both)
     assert (cfg.train_file, cfg.data_format, cfg.chat_template) == (("u/rows", "rows.jsonl"), "auto", "chatml")
     cfg = load(tmp_path, HANDBOOK.replace("ultrachat_200k: 1.0", "ultrachat_200k: 0.5\n  u/x: 1.0"))
     assert (cfg.train_weights, cfg.train_file[1]) == ((.5, 1.), "u/x:train_sft")
     cfg = load(tmp_path, TRL.replace("dataset_name: trl-lib/Capybara", "datasets:\n  - {path: u/x, name: a, split: b}"))
     assert cfg.train_file == ("u/x:a:b",)
+
+
+def test_axolotls_types_write_their_own_prompts(tmp_path):
+    "The text is that of `axolotl.prompters` and `axolotl.prompt_strategies`"
+    jinja2 = pytest.importorskip("jinja2")
+    from sft_nb.rows.formats import to_messages
+    with_input = ("Below is an instruction that describes a task, paired with an input that provides further context. "
+                  "Write a response that appropriately completes the request.")
+    without = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+    concise = ("Below is an instruction from a USER that describes a task. The ASSISTANT writes a response that "
+               "appropriately and concisely completes the request.\n\n")
+    row, question = dict(instruction="Add.", input="1+1", output="2"), dict(question="1+1?", answer="2")
+    cases = [
+        ("alpaca", row, f"{with_input}\n\n### Instruction:\nAdd.\n\n### Input:\n1+1\n\n### Response:\n2</s>"),
+        ("alpaca", row | dict(input=""), f"{without}\n\n### Instruction:\nAdd.\n\n### Response:\n2</s>"),
+        ("alpaca_w_system.load", row | dict(system="S"),
+         "S\n\n### Instruction:\nAdd.\n\n### Input:\n1+1\n\n### Response:\n2</s>"),
+        ("alpaca:chat", row, f"SYSTEM: {with_input}\nUSER: Add.\n1+1\nASSISTANT:2</s>"),
+        ("alpaca_chat.load", row | dict(input=None), f"SYSTEM: {without}\nUSER: Add.\nASSISTANT:2</s>"),
+        ("alpaca_chat.load_qa", question, f"SYSTEM: {concise}\nUSER: 1+1?\nASSISTANT:2</s>"),
+        ("alpaca_w_system.load_open_orca", question | dict(system="S"),
+         "### System:\nS\n### Human:\n1+1?\n### Assistant:\n2</s>")]
+    shipped = Path(__file__).parents[2]/"sft_nb/assets/templates/alpaca.jinja"
+    for kind, row, wanted in cases:
+        cfg = load(tmp_path, AXOLOTL.replace("type: chat_template", f"type: '{kind}'") + "chat_template: chatml\n")
+        template = shipped.read_text() if cfg.chat_template == "alpaca" else cfg.chat_template
+        text = jinja2.Template(template).render(messages=to_messages(row, format=cfg.data_format), bos_token="",
+                                                eos_token="</s>", raise_exception=None)
+        assert text == wanted, kind
+    for kind, says in (("jeopardy", "writes 'what is' in front of each answer"), ("reflection", "not known here")):
+        with pytest.raises(ConfigError, match=says):
+            load(tmp_path, AXOLOTL.replace("type: chat_template", f"type: {kind}"))
+    both = AXOLOTL.replace("micro_batch", "  - {path: rows.jsonl, type: alpaca}\nchat_template: chatml\nmicro_batch")
+    with pytest.raises(ConfigError, match="chat_template differs between the datasets"): load(tmp_path, both)
 
 
 def test_a_template_is_made_of_a_format(tmp_path):

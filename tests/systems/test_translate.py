@@ -191,7 +191,7 @@ def test_axolotls_yaml(tmp_path):
     assert (cfg.eval_steps, cfg.save_steps, cfg.warmup_steps, cfg.weight_decay) == (.25, "epoch", 10, 0)
     file.write_text(AXOLOTL.replace("evals_per_epoch: 4", "evals_per_epoch: 1"))
     cfg = load_config(file)
-    assert (cfg.train_file, cfg.data_format, cfg.method) == (("teknium/GPT4-LLM-Cleaned",), "alpaca", "qlora")
+    assert (cfg.train_file, cfg.data_format, cfg.method) == (("teknium/GPT4-LLM-Cleaned",), "alpaca_prompt", "qlora")
     assert (cfg.max_tokens_per_batch, cfg.eval_steps, cfg.learning_rate) == (4096, "epoch", 2e-4)
     assert (cfg.optim, cfg.eval_fraction, cfg.sources["eval_fraction"]) == ("adamw_bnb_8bit", .1, f"{file}:10")
 
