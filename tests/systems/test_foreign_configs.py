@@ -232,7 +232,7 @@ def test_axolotls_types_write_their_own_prompts(tmp_path):
     from sft_nb.rows.formats import to_messages
     with_input = ("Below is an instruction that describes a task, paired with an input that provides further context. "
                   "Write a response that appropriately completes the request.")
-    without = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+    without = with_input.replace(", paired with an input that provides further context", "")
     concise = ("Below is an instruction from a USER that describes a task. The ASSISTANT writes a response that "
                "appropriately and concisely completes the request.\n\n")
     row, question = dict(instruction="Add.", input="1+1", output="2"), dict(question="1+1?", answer="2")
