@@ -19,7 +19,8 @@ FORMATS = dict(
     messages=("messages",), sharegpt=("conversations",), alpaca=("instruction", "output"),
     preference=("chosen", "rejected"), prompt_completion=("prompt", "completion"),
     question_answer=("question", "answer"),
-    alpaca_prompt=("instruction", "output"), alpaca_chat=("instruction", "output"), text=("text",), tokens=("input_ids",))
+    alpaca_prompt=("instruction", "output"), alpaca_chat=("instruction", "output"),
+    text=("text",), tokens=("input_ids",))
 _ANSWER = ("completion", "response", "chosen")   # what an answer to `prompt` may be called
 
 def _has(row, field:str)->bool:
