@@ -154,6 +154,9 @@ def test_light_parts_load_no_torch(part):
     "from sft_nb.cli import main; main(['train', '--config', 'gms8k'])",
     "from sft_nb.cli import main; main(['evaluate', 'runs/nothing'])",
     "from sft_nb.cli import main\ntry: main(['train', '--help'])\nexcept SystemExit as e: assert e.code == 0",
+    "from sft_nb.cli import main\nmain(['runs'])\nassert main(['train', '--learning-rat', '1'])",
+    "from sft_nb.cli import main\n"
+    "for name in ('data', 'plan', 'check', 'train'): assert main([name, '--train-file', 'missing.csv'])",
 ])
 def test_light_commands_load_no_torch(code): assert "heavy: []" in python(code + SEEN)
 

@@ -124,6 +124,7 @@ def plan_command(args:list[str])->int:
     "What a training takes of a card's memory, and the fastest settings that fit; exits with 1 if nothing fits"
     options, cfg = parse("plan", _card_as_device(args), _PLAN, summary=plan_command.__doc__)
     allow(cfg)
+    if not options.lengths: _check_files(cfg)
     from sft_nb.planning.plan import plan
     made = plan(cfg, device=options.card, lengths=options.lengths)
     _say(json.dumps(made.to_dict()) if options.json else made)
@@ -143,8 +144,15 @@ def check_command(args:list[str])->int:
     return made.exit_code
 
 # %% ../../nbs/14_cli/01_commands.ipynb #9f45ade7
+def _check_files(cfg:Config)->None:
+    "`SftError` for a file with rows that is not there, before torch is loaded"
+    from sft_nb.rows.sources import open_rows
+    for side, files in (("train", cfg.train_file), ("eval", cfg.eval_file)):
+        for file in files or (): open_rows(file, side=side, domain=cfg.domain)
+
 def _agree(cfg:Config)->None:
-    "ConfigError for settings that do not go together, before the rows are read"
+    "`SftError` for a file that is not there, or settings that do not go together, before the rows are read"
+    _check_files(cfg)
     from sft_nb.training.arguments import training_arguments
     training_arguments(cfg, Path(cfg.runs_dir)/"x")
 
@@ -160,11 +168,11 @@ def _rows_in_short(report:Report)->Report:
 def _new_run(cfg:Config):
     "Say what is going to happen, and do it"
     from sft_nb.run.directory import check_free
-    from sft_nb.model.divided import check_several
     _say(table(cfg), "\n")
-    check_several(cfg, 1)
     check_free(cfg)
     _agree(cfg)
+    from sft_nb.model.divided import check_several
+    check_several(cfg, 1)
     from sft_nb.workbench import Workbench
     from sft_nb.training.train import train
     bench = Workbench(cfg)

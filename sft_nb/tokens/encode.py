@@ -7,6 +7,7 @@ __all__ = ['Encoded', 'Encoder', 'encode', 'prompt_text', 'encode_prompts', 'end
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #8556ecb4
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from fastcore.basics import patch
@@ -35,23 +36,21 @@ class Encoded:
 class _Flat:
     "Examples put one behind the other"
     def __init__(self):
-        self.ids, self.sizes, self.supervised = [], [], []   # tokens; and for each chunk, how many, and of which kind
-        self.lengths, self.of = [], []                       # for each example
+        self.ids, self.of = [], []             # for each example: its tokens, and its conversation
+        self.sizes, self.supervised = [], []   # for each chunk: how many tokens, and of which kind
 
-    def add(self, conversation:int, example:list[Chunk], pieces:list[list[int]]):
-        "One example: its chunks and their ids"
-        for chunk, ids in zip(example, pieces):
-            self.ids += ids
-            self.sizes.append(len(ids))
-            self.supervised.append(chunk.supervised)
-        self.lengths.append(sum(map(len, pieces)))
+    def add(self, conversation:int, example:list[Chunk], ids:np.ndarray, sizes:list[int]):
+        "One example: its chunks, its ids, and how many of them each chunk has"
+        self.ids.append(ids)
         self.of.append(conversation)
+        self.sizes += sizes
+        self.supervised += [chunk.supervised for chunk in example]
 
     def encoded(self)->Encoded:
-        ids = np.array(self.ids, dtype=np.int32)
+        ids = np.concatenate([np.zeros(0, np.int32), *self.ids])
         supervised = np.repeat(np.array(self.supervised, dtype=bool), self.sizes)
         labels = np.where(supervised, ids, np.int32(-100))
-        return Encoded(ids, labels, np.array(self.lengths, dtype=np.int64), self.of)
+        return Encoded(ids, labels, np.array([len(x) for x in self.ids], dtype=np.int64), self.of)
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #89036d6e
 class Encoder:
@@ -60,6 +59,9 @@ class Encoder:
         self.t = t
         self.backend = _backend(t.tokenizer)
         self.known = {}   # short anchor -> its ids
+        added = [*t.tokenizer.added_tokens_decoder]
+        self.is_added = np.zeros(max([len(t.tokenizer), *added]) + 1, dtype=bool)   # for each token id
+        self.is_added[added] = True
         plain, full = self.ids(["a"])[0], t.tokenizer("a")["input_ids"]
         starts = (i for i in range(len(full)) if full[i:i + len(plain)] == plain)
         self.bos = full[:next(starts, 0)]
@@ -76,17 +78,14 @@ class Encoder:
         again,                            # number of a conversation -> its layout with one example for each turn
     )->Encoded:
         "Encode conversations; those whose turns cannot stand in one sequence become one example for each turn"
-        every, at, out = self.chunks([c for examples in layouts for e in examples for c in e]), 0, _Flat()
+        found = iter(self.examples([e for examples in layouts for e in examples]))
+        out = _Flat()
         for k, examples in enumerate(layouts):
-            n = sum(map(len, examples))
-            pieces = every[at:at + n]
-            at += n
-            if None in pieces:
+            encoded = [next(found) for _ in examples]
+            if None in encoded:
                 examples = again(k)
-                pieces = self.chunks([c for e in examples for c in e])
-            for e in examples:
-                out.add(k, e, pieces[:len(e)])
-                pieces = pieces[len(e):]
+                encoded = self.examples(examples)
+            for e, (ids, sizes) in zip(examples, encoded): out.add(k, e, ids, sizes)
         return out.encoded()
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #enc00005
@@ -135,6 +134,53 @@ def begin(self:Encoder, ids:list[int])->list[int]:
     n = len(self.bos)
     while n and ids[:2 * n] == self.bos * 2: ids = ids[n:]
     return ids if ids[:n] == self.bos else self.bos + ids
+
+# %% ../../nbs/04_tokens/04_encode.ipynb #enc00021
+@patch
+def together(self:Encoder, examples:list[list[Chunk]])->list[tuple[np.ndarray,list[int]]|None]:
+    "As `examples`, each encoded as one text; None where its added tokens do not show the borders of its chunks"
+    if not examples: return []
+    encoded = self.ids(["".join([c.text for c in e]) for e in examples])
+    ids = np.fromiter(chain.from_iterable(encoded), dtype=np.int32)
+    ends = np.cumsum([len(x) for x in encoded])
+    starts = np.r_[0, ends[:-1]]
+
+    chunks = [c for e in examples for c in e]
+    opens = np.cumsum([0, *[len(e) for e in examples]])             # number of the first chunk of each example
+    example = np.repeat(np.arange(len(examples)), np.diff(opens))   # of each chunk
+    n_added = np.cumsum([0, *[c.n_added for c in chunks]])          # added tokens in all chunks before each
+    found = np.flatnonzero(self.is_added[ids])                      # where added tokens are
+    first = np.searchsorted(found, starts)                          # number of the first one of each example
+    right = np.searchsorted(found, ends) - first == np.diff(n_added[opens])
+
+    borders = starts[example]   # where each chunk begins: so far, all at the start of their example
+    places = {}
+    for k, c in enumerate(chunks): places.setdefault(c.anchor, []).append(k)
+    places.pop("", None)
+    for anchor, anchor_ids in zip(places, self.ids([*places])):
+        behind = np.array([k for k in places[anchor] if right[example[k]]], dtype=int)
+        of = example[behind]
+        at = found[first[of] + n_added[behind] - n_added[opens[of]] - 1]   # the last added token before the chunk
+        inside = np.minimum(at[:, None] + np.arange(len(anchor_ids)), len(ids) - 1)
+        right[of[(ids[inside] != anchor_ids).any(1)]] = False
+        borders[behind] = at + len(anchor_ids)
+    sizes = np.diff(borders, append=len(ids)).tolist()
+    return [(ids[a:z], sizes[i:j]) if ok else None
+            for a, z, i, j, ok in zip(starts, ends, opens.tolist(), opens[1:].tolist(), right)]
+
+# %% ../../nbs/04_tokens/04_encode.ipynb #enc00022
+@patch
+def examples(self:Encoder, examples:list[list[Chunk]])->list[tuple[np.ndarray,list[int]]|None]:
+    "Ids of each example, and how many of them each chunk has; None for one that knows no border between two of them"
+    counted = [self.backend is not None and all([c.n_added is not None for c in e]) for e in examples]
+    together = iter(self.together([e for e, ok in zip(examples, counted) if ok]))
+    found = [next(together) if ok else None for ok in counted]
+    rest = [k for k, x in enumerate(found) if x is None]
+    pieces = iter(self.chunks([c for k in rest for c in examples[k]]))
+    for k in rest:
+        mine = [next(pieces) for _ in examples[k]]
+        if None not in mine: found[k] = np.array(list(chain(*mine)), dtype=np.int32), [len(ids) for ids in mine]
+    return found
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #cca3d46d
 def encode(

@@ -12,6 +12,7 @@ from ast import literal_eval
 from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -268,9 +269,11 @@ def prepare(
     if train is not None and cfg.task == "auto": cfg = replace(cfg, task="chat")
     if task is None: task = task_of(cfg)
     else: cfg = replace(cfg, task=name_task(task))
+    both = _both(cfg, task, train, eval)
+    first = next(both)   # a file that is not there is reported before the tokenizer's library is loaded
     tokenizer = tokenizer or load_tokenizer(cfg)
     sides = dict(train=None, eval=None)
-    for name, rows in _both(cfg, task, train, eval):
+    for name, rows in chain([first], both):
         if rows is not None: sides[name] = _side(cfg, task, tokenizer, rows, name)
     _PREPARED_IN_MEMORY[_row_key(asked)] = train is not None
     return Data(**sides, report=data_report(cfg, task, tokenizer, **sides), tokenizer=tokenizer, task=task, cfg=cfg)

@@ -134,11 +134,12 @@ class Piece(NamedTuple):
     holes:list[int]    # which contents go in
     supervised:bool
     last:bool
+    n_added:int|None   # added tokens in the pattern; no content holds one
 
 def _filled(pieces:list[Piece], contents:list[str])->list[Chunk]:
     "An example with these contents"
-    return [Chunk(anchor, pattern % tuple([contents[i] for i in holes]), supervised, last)
-            for anchor, pattern, holes, supervised, last in pieces]
+    return [Chunk(anchor, pattern % tuple([contents[i] for i in holes]), supervised, last, n_added=n_added)
+            for anchor, pattern, holes, supervised, last, n_added in pieces]
 
 # %% ../../nbs/04_tokens/03_skeleton.ipynb #5ke10014
 @dataclass(frozen=True)
@@ -204,7 +205,8 @@ def _piece(c:Chunk, names:list[str])->Piece:
     "A chunk with a hole for each content"
     pieces = _cut(c.text, names)
     pattern = "".join("%s" if p in names else p.replace("%", "%%") for p in pieces)
-    return Piece(c.anchor, pattern, [names.index(p) for p in pieces if p in names], c.supervised, c.last)
+    return Piece(c.anchor, pattern, [names.index(p) for p in pieces if p in names], c.supervised, c.last,
+                 c.n_added)
 
 # %% ../../nbs/04_tokens/03_skeleton.ipynb #9664093a
 class SkeletonMismatch(Exception): "A skeleton was wrong: do it again without"

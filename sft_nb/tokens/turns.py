@@ -182,7 +182,8 @@ def _closer_here(says:str, messages:list[dict], t:Template)->str:
     "What the template writes behind an answer in this conversation"
     answer = messages[-1]
     content = answer["content"] or ""
-    usual = says.lstrip() in ((content + t.closer).lstrip(), content.strip() + t.closer)
+    ends = [end for end in (content + t.closer, content.strip() + t.closer) if says.endswith(end)]
+    usual = ends and _MARKS.fullmatch(says.removesuffix(ends[0]))
     if not t.chat or usual and not answer.get("tool_calls"): return t.closer
     try: text = t.render([*messages[:-1], dict(role="assistant", content=_PROBE)])
     except SftError: return t.closer
@@ -242,6 +243,7 @@ class Chunk(NamedTuple):
     last:bool          # the end of its example: nothing has to fit behind it
     begins:bool=False  # no template wrote a BOS: the tokenizer's own goes in front
     ids:tuple=()       # tokens that came as tokens; there is no text then
+    n_added:int|None=None   # added tokens in its text; None: its anchor does not begin with one
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #4015d6cc
 def _anchor(text:str, t:Template, *, last:bool)->str:
@@ -263,7 +265,9 @@ def _chunks(turns:list[Turn], t:Template, prompt_too:bool)->list[Chunk]:
         last = k == len(turns) - 1
         out.append(Chunk(_anchor(done, t, last=last), turn.says, turn.supervised, last))
         done += turn.says
-    return out
+    if not t.chat: return out
+    at_border = [not c.anchor or t.added.match(c.anchor) for c in out]
+    return [c._replace(n_added=len(t.added.findall(c.text))) if ok else c for c, ok in zip(out, at_border)]
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #823dc2f7
 def _text_chunks(messages:list[dict], t:Template, prompt_too:bool)->list[Chunk]:
