@@ -133,6 +133,10 @@ def _settle(
     for full, v in completed(now()).items():
         if settled.best.get(full) is None or settled.best[full].rank == DEFAULT:
             settled.best[full] = _Entry(full, v, f"{TOOLS[tool].title}'s default", DEFAULT)
+    wandb, trackers = settled.best.get("wandb"), settled.best.get("report_to")
+    if wandb and trackers and wandb.value is False and wandb.rank > trackers.rank and isinstance(trackers.value, tuple):
+        others = tuple(name for name in trackers.value if name != "wandb")   # --no-wandb is newer than the file
+        if others != trackers.value: settled.best["report_to"] = replace(wandb, value=others or None)
     if settled.methods: settled.problems = [method_refusal(settled.methods)]
     return settled
 

@@ -27,6 +27,14 @@ def _near(name:str, known)->list[str]:
 _ROWS = command("--train-file rows.jsonl", "prepare(cfg, train=rows), or train_file='rows.jsonl'")
 _EVAL_ROWS = command("--eval-file rows.jsonl", "prepare(cfg, train=rows, eval=held_out), or eval_file='rows.jsonl'")
 _ADAPTER = "{method}, {lora_r}, {lora_alpha}, {lora_dropout} and {lora_target_modules} say the same"
+_HOOKS = {   # functions and objects that a Trainer takes -> what does the same here
+    "compute_metrics preprocess_logits_for_metrics": as_fix('evaluate(run, metrics={"name": function}), afterwards'),
+    "formatting_func formatting_function preprocess_function tokenize_function": edit(task="task.py"),
+    "data_collator collate_fn": as_fix("{per_device_train_batch_size}, {max_tokens_per_batch} and {padding_free}"),
+    "callbacks": as_fix("train(cfg, callbacks=[...])"), "model_init": as_fix("train(cfg, model=model)"),
+    "optimizers": as_fix("{optim} and {lr_scheduler_type} name them"),
+    "compute_loss compute_loss_func": as_fix("train(cfg, callbacks=[...]); supervised tokens have the loss")}
+_HOOK_NAMES = {name for names in _HOOKS for name in names.split()}
 _POINTERS = {   # what people write that is neither a setting nor one of another program -> what to write instead
     "peft_config lora_config": as_fix(_ADAPTER),
     "lora peft use_lora": edit(method="lora"), "qlora use_qlora": edit(method="qlora"),
@@ -39,6 +47,7 @@ _POINTERS = {   # what people write that is neither a setting nor one of another
     "output out save_dir output_path": edit(output_dir="runs/NAME"), "name": edit(run_name="NAME"),
     "steps num_steps iters max_iters": edit(max_steps=100), "ctx context_length": edit(max_length=2048),
     "samples limit num_rows n_samples": edit(max_samples=500),
+    **_HOOKS,
     **{name: preference_recipe() for name in BEYOND_SFT}}
 _POINTER_OF = {name: fix for names, fix in _POINTERS.items() for name in names.split()}
 
@@ -172,7 +181,7 @@ def _run_file(path:Path)->dict[str,Any]:
         fix = command(f"python {quoted(path)}")
         raise ConfigError(f"{path}:{_failed_line(path, e)}", found, "a config file is Python that runs", fix) from e
     skip = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, __future__._Feature)
-    return {k: v for k, v in names.items() if not k.startswith("_") and not isinstance(v, skip)}
+    return {k: v for k, v in names.items() if not k.startswith("_") and (k in _HOOK_NAMES or not isinstance(v, skip))}
 
 # %% ../nbs/00_written.ipynb #c0nf0034
 CONFIGS = Path(__file__).parent/"configs" if "__file__" in globals() else Path("../sft_nb/configs").resolve()
@@ -190,9 +199,11 @@ class _Entry:
 
 # %% ../nbs/00_written.ipynb #2da637b9
 def _assigned(source:bytes)->dict[str,int]:
-    "Names that a Python text assigns -> the last line that does"
-    found = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    return {n.id: n.lineno for n in found}
+    "Names that a Python text assigns or defines -> the last line that does"
+    tree = ast.parse(source)
+    defined = {n.name: n.lineno for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    return defined | {n.id: n.lineno for n in found}
 
 # %% ../nbs/00_written.ipynb #72f5842b
 def _entry(name:str, v:Any, called:str, line:int|None)->_Entry:

@@ -152,3 +152,24 @@ def test_every_setting_is_explained_and_used():
 def test_a_frozen_config_is_checked_however_it_is_made():
     with pytest.raises(ConfigError): replace(load_config(), max_length="long")
     with pytest.raises(AttributeError): load_config().lora_r = 3
+
+
+def test_functions_of_a_trainer_are_refused_with_what_to_write(tmp_path):
+    file = tmp_path/"mine.py"
+    file.write_text("lora_r = 8\ndef helper(): pass\ndef compute_metrics(p): return {}\n"
+                    "def formatting_func(row): return row\nclass Own: pass\ndata_collator = Own()\n")
+    with pytest.raises(ConfigError) as e: load_config(file)
+    text = str(e.value)
+    assert text.startswith("3 problems") and f"{file}:3: compute_metrics is not a setting" in text
+    assert "metrics={" in text and "task = 'task.py'" in text and "max_tokens_per_batch" in text
+    file.write_text("lora_r = 8\ndef helper(): pass\n")
+    assert load_config(file).lora_r == 8
+
+
+def test_no_wandb_wins_over_the_report_to_of_a_file(tmp_path):
+    file = tmp_path/"mine.py"
+    for written, left in (('"wandb"', None), ('["wandb", "tensorboard"]', ("tensorboard",))):
+        file.write_text(f"report_to = {written}\n")
+        assert load_config(file, wandb=False).report_to == left
+        assert "wandb" in load_config(file).report_to
+    assert load_config(file, wandb=False, report_to=("wandb",)).report_to == ("wandb",)

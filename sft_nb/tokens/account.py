@@ -189,7 +189,10 @@ def _figures(s:Split, name:str)->dict:
     return {f"{name}: {k}": v for k, v in figures.items()}
 
 # %% ../../nbs/04_tokens/10_account.ipynb #b192193b
-def _reasons(reasons:dict[str,int])->str: return ", ".join(f"{n:,} {reason}" for reason, n in reasons.items())
+def _reasons(reasons:dict[str,int])->str:
+    "Counts and reasons: 1 empty answer, 3 empty answers"
+    return ", ".join(f"{n:,} {reason}{'s' if n > 1 and reason.startswith('empty ') else ''}"
+                     for reason, n in reasons.items())
 
 def _longer(counts:Counts, otherwise:Fix|str)->Fix|str:
     "A `max_length` that leaves nothing out; `otherwise`, if that is not what left rows out"

@@ -86,7 +86,7 @@ def test_each_reason_for_which_rows_are_left_out_has_its_own_fix(tokenizer):
     found = {f.check: f for f in data.report.findings}
     assert (data.train.counts.dropped, data.train.counts.requested) == (185, 180)
     assert "180 duplicate" in found["train_left_out"].says and found["train_left_out"].status == "ok"
-    assert found["train_dropped"].says == "3 empty answer" and "max_length" not in str(found["train_dropped"].fix)
+    assert found["train_dropped"].says == "3 empty answers" and "max_length" not in str(found["train_dropped"].fix)
     assert "tokens instead of" in found["train_too_long"].says
     assert str(found["train_too_long"].fix) == f"on_long='drop', or max_length={data.train.counts.longest_dropped}"
     assert check_kept(data) is None
