@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['all_finite', 'row_loss', 'non_finite_rows', 'in_parts', 'repetition', 'check_answers', 'SampleProbe', 'trained_parts',
-           'norms', 'unmoved', 'flat', 'step_loss', 'receipt', 'some_rows', 'Guards']
+           'norms', 'unmoved', 'flat', 'worse_than_before', 'step_loss', 'receipt', 'some_rows', 'Guards']
 
 # %% ../../nbs/11_training/02_guards.ipynb #6649ce65
 import json, math, time
@@ -172,6 +172,18 @@ def flat(
     if last < .995 * first: return []
     says = f"the loss was {first:.4g} in the first third of the lines and is {last:.4g} in the last"
     return [warn(says, "a higher or a lower {learning_rate}, and look at the labels: sft_nb data", check="flat_loss")]
+
+def worse_than_before(
+    losses:list[float],   # logged training losses of a whole training, oldest first
+)->list[Finding]:
+    "Does the loss end above its start, by more than its lines differ among themselves?"
+    n = max(1, len(losses) // 4)
+    first, last = losses[:n], losses[-n:]
+    before, after = (sum(some) / n for some in (first, last))
+    spread = math.sqrt(sum((x - m)**2 for some, m in ((first, before), (last, after)) for x in some)) / n
+    if len(losses) < 2 or after <= 1.01 * before + 2 * spread or n == 1 and after < 1.5 * before: return []
+    says = f"the model is worse than before training: the loss began at {before:.4g} and ends at {after:.4g}"
+    return [warn(says, "a lower {learning_rate}, and look at the labels: sft_nb data", check="worse_than_before")]
 
 # %% ../../nbs/11_training/02_guards.ipynb #22065525
 def step_loss(
@@ -410,6 +422,7 @@ def _write_receipt(self:Guards)->None:
 def finish(self:Guards, model, steps:int)->None:
     "The last samples, and the end of the receipt"
     self.sample(model, steps)
+    for finding in worse_than_before(self.losses) if self.began == 0 else (): self.note(finding, steps)
     file = self.run.path/"receipt.json"
     if not file.exists() or not is_main_process(): return
     made = Report.load(file)
