@@ -7,7 +7,7 @@ __all__ = ['OWN', 'KEYS', 'is_secret', 'redact_shapes', 'redact', 'redact_all', 
            'load_env']
 
 # %% ../nbs/00_keys.ipynb #key00003
-import base64, json, os, re, stat, sys
+import atexit, base64, json, os, re, stat, sys
 from collections.abc import Iterator
 from functools import lru_cache
 from html import escape
@@ -36,7 +36,16 @@ _TOKEN = "|".join((
     r"github_pat_\w{20,}", r"glpat-[\w-]{16,}", r"sk-(?=[\w-]*\d)[\w-]{20,}", r"gsk_\w{20,}", r"nvapi-[\w-]{20,}",
     r"A[KS]IA[A-Z0-9]{16}", r"AIza[\w-]{30,}", r"xox[a-z]-[\w-]{10,}", r"npm_[A-Za-z0-9]{30,}", r"pypi-[\w-]{30,}",
     r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+"))
+_PASSWORD_FIELD = r"(?:pwd|password|passwd|accountkey|sharedaccesskey|sharedsecret|accesstoken|apikey)"
+_HOOK = (r"hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/|"
+         r"discord(?:app)?\.com/api/(?:v\d+/)?webhooks/\d+/|"
+         r"[\w-]+\.webhook\.office\.com/webhookb2/|outlook\.office\.com/webhook/|hooks\.zapier\.com/hooks/catch/|"
+         r"api\.telegram\.org/bot(?=\d+:)")
 _SHAPES = (   # what it looks like, and what is left of it
+    (re.compile(rf"(https?://(?:{_HOOK}))(?!<)[^\s'\"<>]+", re.I), r"\1<secret>"),
+    (re.compile(r"(://)(?!<)[0-9a-f]{32}(?::[0-9a-f]{32})?@", re.I), r"\1<key>@"),   # the DSN of Sentry
+    (re.compile(rf"(;\s*{_PASSWORD_FIELD}\s*=\s*)(?!<)[^;\s'\"]+", re.I), r"\1<password>"),   # connection strings
+    (re.compile(rf"(?<![\w-])({_PASSWORD_FIELD}=)(?!<)[^;\s'\"]+(?=;\s*\w[\w ]*=)", re.I), r"\1<password>"),
     (re.compile(rf"(?<![\w-])(?:{_TOKEN})"), "<token>"),
     (re.compile(r"(://[^\s/:@\"'<>]*):(?!<)[^\s/\"'<>]+@"), r"\1:<password>@"),
     (re.compile(r"([?&][\w-]*(?:token|key|secret|password|signature|sig)=)(?!<)[^&\s'\"<>]+", re.I), r"\1<secret>"),
@@ -61,23 +70,33 @@ def _forms(value:str)->set[str]:
 # %% ../nbs/00_keys.ipynb #key00014
 _FROM_FILES:dict[str,str] = {}   # all that stands in the `.env` files that were read
 
-_PASSWORD = re.compile(r"://[^\s/:@]*:([^\s/]+)@")
+_PASSWORD = re.compile(rf"://[^\s/:@]*:([^\s/]+)@|(?:^|;)\s*{_PASSWORD_FIELD}\s*=\s*([^;\s]+)(?=;|$)", re.I)
 
 def _known()->Iterator[tuple[str,str]]:
     "Values that must not be written, and the variables that hold them"
     for name, value in [*os.environ.items(), *_FROM_FILES.items()]:
         if is_secret(name): yield value.strip(), name
-        if "://" in value: yield from ((found, name) for found in _PASSWORD.findall(value))
+        for found in _PASSWORD.finditer(value):
+            if "://" in value or ";" in value: yield found[1] or found[2], name
 
 # %% ../nbs/00_keys.ipynb #a7f4e336
 def _marks()->list[tuple[str,str]]:
     "What must not be written at this moment, the longest first, and what stands there instead"
-    forms = {form: f"<{name}>" for value, name in _known() if len(value) >= _LEAST for form in _forms(value)}
+    forms = {form: f"<{name}>" for value, name in _known() if len(value) >= _LEAST or _is_odd(value)
+             for form in _forms(value) if len(form) >= _LEAST or _is_odd(form)}
     return sorted(forms.items(), key=lambda item: -len(item[0]))
+
+def _is_odd(value:str)->bool:
+    "Is a short value no word and no number, so that it means itself wherever it stands alone?"
+    kinds = [any(map(kind, value)) for kind in (str.islower, str.isupper, str.isdigit)] + [not value.isalnum()]
+    return len(value) >= 4 and sum(kinds) >= 2 and not re.fullmatch(r"[\d.,:_-]+|[A-Z][a-z]+|\W+", value)
 
 # %% ../nbs/00_keys.ipynb #daf7bc6f
 def _without(text:str, marks:list[tuple[str,str]])->str:
-    for form, mark in marks: text = text.replace(form, mark)
+    for form, mark in marks:
+        if form not in text: continue
+        if len(form) >= _LEAST: text = text.replace(form, mark)
+        else: text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", mark.replace("\\", r"\\"), text)
     return redact_shapes(text)
 
 # %% ../nbs/00_keys.ipynb #b5c6a8d2
@@ -105,12 +124,48 @@ def _redacted(said, marks:list[tuple[str,str]]):
     return [_redacted(v, marks) for v in said] if isinstance(said, (list, tuple)) else said
 
 # %% ../nbs/00_keys.ipynb #key00021
+_BEGINNINGS = ("hf_ api_org_ wandb_v1_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- sk- gsk_ nvapi- AKIA ASIA AIza xox "
+               "npm_ pypi- eyJ http:// https://").split()
+
 class Redacted:
-    "A stream whose text goes through `redact`"
-    def __init__(self, stream): self.stream = stream
+    "A stream whose text goes through `redact`, also where a secret comes in several pieces"
+    def __init__(self, stream):
+        self.stream, self.rest = stream, ""   # the beginning of what may become a secret
+        atexit.register(self.write_rest)
+
     def write(self, text:str)->int:
-        self.stream.write(redact(text))
+        whole, self.rest = self.rest + text, ""
+        keep = self._unfinished(whole)
+        if keep: whole, self.rest = whole[:-keep], whole[-keep:]
+        if whole: self.stream.write(redact(whole))
         return len(text)
+
+    def _unfinished(self, text:str)->int:
+        "How many characters at the end may be the first ones of a secret"
+        if text.endswith("\n"): return 0
+        word = re.search(r"\S{0,500}$", text)[0]
+        starts = [k for k in range(len(word)) for first in _BEGINNINGS if first.startswith(word[k:k + len(first)])]
+        begun = [len(word) - min(starts)] if starts else []
+        for form, _ in _marks():
+            longest = min(len(form) - 1, len(text))
+            begun += [n for n in range(longest, 0, -1) if text.endswith(form[:n])][:1]
+        keep = max(begun, default=0)
+        for form, _ in _marks() if keep else ():   # a whole one is not cut
+            at = text.rfind(form)
+            if 0 <= at < len(text) - keep < at + len(form): keep = len(text) - at
+        return keep
+
+    def write_rest(self)->None:
+        "At the end of the process: what did not become a secret"
+        rest, self.rest = self.rest, ""
+        try:
+            if rest: self.stream.write(redact(rest))
+        except (OSError, ValueError): pass   # it is closed
+
+    def close(self)->None:
+        self.write_rest()
+        self.stream.close()
+
     def writelines(self, lines): self.write("".join(lines))
     def __getattr__(self, name): return getattr(self.stream, name)
 

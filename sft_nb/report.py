@@ -106,7 +106,9 @@ def to_dict(self:Fix)->dict:
 
 @patch(cls_method=True)
 def from_dict(cls:Fix, d:dict)->"Fix":
-    "What `to_dict` gave"
+    "What `to_dict` gave; TypeError for anything else"
+    texts = [d.get(name, "") for name in ("command", "call", "advice", "language")]
+    if not all(isinstance(text, str) for text in texts): raise TypeError("a text was expected")
     others = tuple(map(cls.from_dict, d.get("otherwise", ())))
     settings = {name: tuple(v) if isinstance(v, list) else v for name, v in d.get("settings", {}).items()}
     return cls(**d | dict(settings=settings, otherwise=others))
@@ -138,8 +140,10 @@ def quoted(path)->str:
 
 # %% ../nbs/00_report.ipynb #65d98ddb
 def first_line(error:Exception)->str:
-    "What an error says, in one line of at most 200 characters"
-    return (str(error).strip() or "no message").splitlines()[0][:200]
+    "What an error says, in one line of at most 200 characters; never torch's advice to load what may run code"
+    said = str(error).strip() or "no message"
+    if "weights_only" in said: return "it holds something else than tensors, and is not read"
+    return said.splitlines()[0][:200]
 
 # %% ../nbs/00_report.ipynb #fef3bd6e
 class SftError(Exception):
@@ -374,6 +378,7 @@ def to_dict(self:Report)->dict:
 
 @patch(cls_method=True)
 def from_dict(cls:Report, d:dict)->"Report":
+    if not isinstance(d["title"], str) or not isinstance(d["figures"], dict): raise TypeError("no report of ours")
     findings = [Finding.from_dict(f) for f in d["findings"]]
     return cls(d["title"], d["figures"], findings, d.get("good", ""))
 

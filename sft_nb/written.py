@@ -237,18 +237,33 @@ def _lines_of(tree)->dict[str,int]:
     lines = {}
     for key, value in tree.value:
         if key.value == "<<":
-            parts = value.value if isinstance(value.value, list) and not isinstance(value.value[0], tuple) else [value]
+            parts = value.value if value.id == "sequence" else [value]
             merged = (k.value for part in parts for k, _ in part.value)
             lines |= {name: key.start_mark.line + 1 for name in merged if name not in lines}
     return lines | {key.value: key.start_mark.line + 1 for key, _ in tree.value}
+
+_MOST_VALUES = 100_000   # of a YAML file whose aliases are written out: a few lines can stand for billions
+
+def _count_values(node, known:dict)->int:
+    "The values below a node, those of an alias each time; ValueError for an alias inside of what it names"
+    if known.setdefault(id(node), 0) is None: raise ValueError("an alias stands inside of what it names")
+    if known[id(node)]: return known[id(node)]
+    known[id(node)] = None
+    below = node.value if isinstance(node.value, list) else []
+    parts = [part for one in below for part in (one if isinstance(one, tuple) else (one,))]
+    known[id(node)] = 1 + sum(_count_values(part, known) for part in parts)
+    return known[id(node)]
 
 def _read_yaml(path:Path)->tuple[list[_Entry],list]:
     "What a YAML file says, and what is wrong with its names; ConfigError if it is none"
     import yaml
     try:
         text = path.read_text(encoding="utf-8")
-        said, tree = yaml.safe_load(text), yaml.compose(text)
-        lines = _lines_of(tree)
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        if (n := _count_values(tree, {})) > _MOST_VALUES:
+            raise ConfigError(str(path), f"its aliases make {n:.0e} values of it", f"at most {_MOST_VALUES:,}",
+                              "write the values out, without aliases of aliases")
+        said, lines = yaml.safe_load(text), _lines_of(tree)
         said = {str(k): _number(v) for k, v in said.items()}
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as e:
         raise ConfigError(str(path), f"this is no YAML of settings ({type(e).__name__})", "lines of name: value",

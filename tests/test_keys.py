@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from sft_nb import keys
-from sft_nb.keys import load_env, redact, redact_all
+from sft_nb.keys import load_env, redact, redact_all, Redacted
 from sft_nb.report import Report, fail
 
 
@@ -131,16 +132,58 @@ def test_a_token_is_known_by_its_shape(token):
     ("postgres://me:a@b@host", "postgres://me:<password>@host"),
     ("https://h/x?a=1&access_token=abc&n=2", "https://h/x?a=1&access_token=<secret>&n=2"),
     ("Authorization: Bearer abcdefgh12", "Authorization: Bearer <token>"),
+    ("to https://hooks.slack.com/services/T0AB/B0CD/xYz123abc now", "to https://hooks.slack.com/services/<secret> now"),
+    ("https://discord.com/api/webhooks/123456/aBc-d_e", "https://discord.com/api/webhooks/123456/<secret>"),
+    ("https://acme.webhook.office.com/webhookb2/1-2@3/IncomingWebhook/x",
+     "https://acme.webhook.office.com/webhookb2/<secret>"),
+    ("https://api.telegram.org/bot12:AbC/send", "https://api.telegram.org/bot<secret>"),
+    (f"https://{'0a' * 16}@o1.ingest.sentry.io/2", "https://<key>@o1.ingest.sentry.io/2"),
+    ("Server=db;Uid=me;Pwd=hun2;Database=x", "Server=db;Uid=me;Pwd=<password>;Database=x"),
+    ("Password=hun2;Server=db", "Password=<password>;Server=db"),
+    ("AccountName=a;AccountKey=Zm9v/w==;End=x", "AccountName=a;AccountKey=<password>;End=x"),
     ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----!", "<private key>!"),
 ])
-def test_a_password_in_a_url_or_a_header(text, left): assert redact(text) == left
+def test_a_password_in_a_url_or_a_header(text, left, monkeypatch):
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")   # it holds the text
+    assert redact(text) == left
 
 
 @pytest.mark.parametrize("text", [
     "http://localhost:8888/lab?x=1", "1f0e3dad99908345f7439f8ffabdffc4f00dbabe", "runs/sk-demo-1: step 40 of 100",
+    "Password: what you typed", "getpass(password=password); print(1)", "pwd=/home/me", "the pass = 3 of 4", "hf_hub",
+    "step 40; loss = 1.2; lr = 1e-4", "https://hooks.example.com/services/1", "https://slack.com/help",
+    "https://discord.com/api/docs", '{"password": "required", "tokens": 512}', "a key=value; pair", "sk-learn",
     "mail me@example.com", "a ratio of 3:4 @ noon", "https://github.com/me/repo", "<|im_start|>user\nHi<|im_end|>",
 ])
 def test_what_is_no_secret_stays(text): assert redact(text) == text
+
+
+def test_short_values_and_passwords_of_connection_strings(monkeypatch):
+    "a short one stands alone and is no word; an ordinary word or number is too common to be looked for"
+    monkeypatch.setenv("MY_PASSWORD", "aB3!")
+    monkeypatch.setenv("DB", "Server=x;Uid=me;Pwd=open-sesame;")
+    for common in ("SOME_TOKEN=test", "SOME_KEY=1234", "A_SECRET=1.5", "B_SECRET=Yes", "C_SECRET=ab"):
+        monkeypatch.setenv(*common.split("="))
+    assert redact("401 for aB3! and open-sesame") == "401 for <MY_PASSWORD> and <DB>"
+    kept = "a test of 1234 rows, loss 1.5, Yes, ab, xaB3!y"
+    assert redact(kept) == kept
+
+
+def test_a_secret_in_pieces(monkeypatch):
+    monkeypatch.setenv("MY_PASSWORD", "correct-horse")
+    token, log = "hf_" + "aB3" * 8, StringIO()
+    stream = Redacted(log)
+    for text in (f"x {token} y, with correct-horse, the end\n", "no-secret here\n"):
+        for size in (1, 2, 5, 9):
+            for k in range(0, len(text), size):
+                stream.write(text[k:k + size])
+                stream.flush()
+    assert log.getvalue() == ("x <token> y, with <MY_PASSWORD>, the end\n" * 4 + "no-secret here\n" * 4)
+    stream.write("a question? hf_")
+    stream.flush()
+    assert log.getvalue().endswith("a question? ")
+    stream.write_rest()
+    assert log.getvalue().endswith("a question? hf_")
 
 
 def test_a_password_of_a_url_in_the_environment_is_one_also_alone(monkeypatch):

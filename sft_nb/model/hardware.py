@@ -7,7 +7,7 @@ __all__ = ['DEVICES', 'choose_device', 'bfloat16_gain', 'choose_dtype', 'Hardwar
            'this_device', 'is_out_of_memory', 'free_memory']
 
 # %% ../../nbs/06_model/00_hardware.ipynb #403cf7b6
-import difflib, gc, itertools, math, time
+import difflib, gc, itertools, math, os, time
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -200,7 +200,9 @@ def _measured_tflops(kind:str, dtype:torch.dtype)->float:
 # %% ../../nbs/06_model/00_hardware.ipynb #db3a746e
 def _free_gib()->float:
     "Host memory that a program can have now, the file cache included"
-    return psutil.virtual_memory().available / 2**30
+    try: return psutil.virtual_memory().available / 2**30
+    except (OSError, RuntimeError):   # there is no /proc/meminfo
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 # %% ../../nbs/06_model/00_hardware.ipynb #874faac2
 def _listed(name:str, gib:float)->Device|None:

@@ -334,5 +334,5 @@ def try_it(self:EvalPanel)->None:
 @patch
 def close(self:EvalPanel)->None:
     "Close what was tried, too"
-    if self.trial is not None: self.trial.close()
+    if getattr(self, "trial", None) is not None: self.trial.close()   # a panel that could not be made has none
     super(EvalPanel, self).close()

@@ -7,6 +7,7 @@ __all__ = ['Probe', 'probe', 'Gap', 'gap', 'parity', 'unpack', 'merged_model', '
 
 # %% ../../nbs/12_results/11_merge.ipynb #2ac84427
 import gc, shutil, warnings
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -305,7 +306,11 @@ def merge(
     run = open_run(run, trust_remote_code=trust_remote_code)
     source, out = run.weights(checkpoint), merge_target(run, out, checkpoint)
     if prompts < 1: raise _no_prompts(run, prompts)
-    with new_folder(out) as aside:
+    with ExitStack() as stack:
+        try: aside = stack.enter_context(new_folder(out))
+        except OSError as e:
+            found = f"{out} cannot be made ({e.strerror})"
+            raise ConfigError(f"merge {run.name}", found, "a folder of yours", edit(out="another/folder")) from e
         bench = Workbench(run.config, settled=True)
         report = _write_and_compare(bench, source, aside, dtype, _prompts(run.config, prompts))
         if report.failed: raise _not_the_same(run, report)

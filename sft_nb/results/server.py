@@ -6,11 +6,12 @@
 __all__ = ['KEY', 'Reply', 'is_here', 'Refused', 'as_advice', 'Server', 'as_body']
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2imp01
-import json, os
+import json, os, re, time
 from dataclasses import dataclass
 from functools import cached_property
+from queue import Empty, Queue
+from threading import Thread
 from typing import NamedTuple
-from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import build_opener, HTTPRedirectHandler, ProxyHandler, Request
@@ -18,6 +19,7 @@ from urllib.request import build_opener, HTTPRedirectHandler, ProxyHandler, Requ
 from fastcore.basics import patch
 
 from ..keys import redact
+from ..on_disk import from_json
 from ..report import command, ConfigError, edit, Fix, SftError
 from ..tokens.template import _OURS, Template
 from .rendered import Rendered
@@ -76,7 +78,7 @@ def _refused(url:str, code:int, body:str)->Refused:
 # %% ../../nbs/12_results/04_server.ipynb #sv2err02c
 def _message(body:str)->str:
     "The sentence in an error of OpenAI's form; empty for a page"
-    try: said = json.loads(body)
+    try: said = from_json(body)
     except ValueError: return "" if body.lstrip().startswith("<") else body
     error = said.get("error", said) if isinstance(said, dict) else said
     found = error.get("message", error.get("detail", error)) if isinstance(error, dict) else error
@@ -111,15 +113,41 @@ class Server:
 
     def ask(self, path:str, body:dict|None=None)->dict:
         "What it answers; `Refused` for an error, `SftError` if nobody answers in time, or not with JSON"
+        outcome = Queue()   # a thread asks: a server that sends a byte now and then would hold this one for ever
+        Thread(target=lambda: outcome.put(self._fetch(path, body)), daemon=True).start()
+        try: found = outcome.get(timeout=self.timeout)
+        except Empty: raise _too_slow(self) from None
+        if isinstance(found, SftError): raise found
+        return found
+
+    def _fetch(self, path:str, body:dict|None)->dict|SftError:
+        "What it answers, or what is wrong with that; nothing is raised"
+        until = time.monotonic() + self.timeout
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "User-Agent": "sft_nb"}
         if key := os.environ.get(KEY): headers["Authorization"] = f"Bearer {key}"
         try:
-            with self._open.open(Request(self.url + path, data, headers), timeout=self.timeout) as answer:
-                return _as_json(self.url, answer.read(_MOST))
-        except HTTPError as e: raise _refused(self.url, e.code, e.read(10_000).decode(errors="replace")) from e
-        except TimeoutError as e: raise _too_slow(self) from e
-        except (OSError, ValueError, HTTPException) as e: raise _nobody(self, e) from e
+            try: answer, code = self._open.open(Request(self.url + path, data, headers), timeout=self.timeout), 200
+            except HTTPError as e: answer, code = e, e.code
+            with answer: said = _read_until(answer, until, _MOST if code == 200 else 10_000)
+            if code != 200: return _refused(self.url, code, said.decode(errors="replace"))
+            return _as_json(self.url, said)
+        except TimeoutError: return _too_slow(self)
+        except SftError as e: return e
+        except Exception as e: return _nobody(self, e)
+
+def _read_until(
+    answer,        # of urllib
+    until:float,   # by `time.monotonic`
+    most:int,      # bytes; no more are read
+)->bytes:
+    "What comes until then; TimeoutError if that is not all"
+    parts, n = [], 0
+    while n < most and (part := answer.read1(min(65536, most - n))):
+        parts.append(part)
+        n += len(part)
+        if time.monotonic() > until: raise TimeoutError
+    return b"".join(parts)
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ask03
 def _too_slow(s:Server)->SftError:
@@ -138,19 +166,40 @@ def _nobody(s:Server, e:Exception)->SftError:
 # %% ../../nbs/12_results/04_server.ipynb #sv2ask03c
 def _as_json(url:str, said:bytes)->dict:
     "What was answered; `SftError` if it is not one object of JSON"
-    try: found = json.loads(said)
+    try: found = from_json(said)
     except ValueError: found = None
     if isinstance(found, dict): return found
+    if len(said) >= _MOST:
+        found = f"its answer has more than {_MOST / 1e6:.0f} MB"
+        raise SftError(f"server {url}", found, "an answer to a prompt", "another {server}")
     begins = redact(said[:60].decode(errors="replace").strip())
     raise SftError(f"server {url}", f"it does not answer with JSON but with {begins!r}",
                    "a server that speaks OpenAI's API", edit(server="http://localhost:8000"))
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2mod02
+def _text(said)->str:
+    "A text that can be written and made into tokens; empty for anything else"
+    return said.encode("utf-8", "replace").decode() if isinstance(said, str) else ""
+
+def _count(said)->int|None:
+    "A number of tokens; None for anything else"
+    return said if type(said) is int and 0 <= said < 2**40 else None
+
+def _objects(said)->list[dict]:
+    "The objects in a list; none for anything else"
+    return [one for one in said if isinstance(one, dict)] if isinstance(said, list) else []
+
+def _described(m:dict)->dict:
+    "A model of the list: its id, and what else is told of it in the right form"
+    meta = m.get("meta") if isinstance(m.get("meta"), dict) else {}
+    texts = {name: said for name in ("id", "parent", "root") if (said := _text(m.get(name)))}
+    return texts | dict(max_model_len=_count(m.get("max_model_len")), n_ctx=_count(meta.get("n_ctx")))
+
 @patch(as_prop=True)
 def models(self:Server)->list[dict]:
     "What it lists; `SftError` if that is no list of models"
     listed = self.ask("/v1/models").get("data")
-    if isinstance(listed, list): return [m for m in listed if isinstance(m, dict) and isinstance(m.get("id"), str)]
+    if isinstance(listed, list): return [_described(m) for m in listed if isinstance(m, dict) and _text(m.get("id"))]
     raise SftError(f"server {self.url}", "its list of models has no data", "a server that speaks OpenAI's API",
                    edit(server="http://localhost:8000"))
 
@@ -182,7 +231,10 @@ class _Told:
     def props(self)->dict:
         "llama.cpp's settings; empty elsewhere"
         said = _or_none(lambda: self.s.ask("/props")) or {}
-        return said if isinstance(said.get("default_generation_settings"), dict) else {}
+        settings = said.get("default_generation_settings")
+        if not isinstance(settings, dict): return {}
+        if not isinstance(settings.get("params", {}), dict): settings = settings | dict(params={})
+        return said | dict(default_generation_settings=settings)
     @cached_property
     def kind(self)->str:
         "llama.cpp, vLLM, or empty: another"
@@ -217,9 +269,9 @@ def kind(self:Server)->str: return self.told.kind
 @patch(as_prop=True)
 def context(self:Server)->int|None:
     "Tokens that it holds, if it tells"
-    found = [self.told.model.get("max_model_len"), (self.told.model.get("meta") or {}).get("n_ctx"),
-             self.told.props.get("default_generation_settings", {}).get("n_ctx")]
-    return min((n for n in found if isinstance(n, int) and n > 0), default=None)
+    found = [self.told.model.get("max_model_len"), self.told.model.get("n_ctx"),
+             _count(self.told.props.get("default_generation_settings", {}).get("n_ctx"))]
+    return min(filter(None, found), default=None)
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2bod02
 def as_body(
@@ -239,33 +291,39 @@ def as_body(
 # %% ../../nbs/12_results/04_server.ipynb #sv2ans02
 def _places(s:Server, choice:dict)->list[dict]:
     "The tokens of an answer, with their log-probabilities; empty if it shows none"
-    content = (choice.get("logprobs") or {}).get("content")
-    return content if isinstance(content, list) else []
+    shown = choice.get("logprobs")
+    return _objects(shown.get("content")) if isinstance(shown, dict) else []
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ans02b
 def _token(s:Server, at:dict)->int|None:
     "The id of a token as the server shows it"
-    if isinstance(at.get("id"), int): return at["id"]
-    said = at.get("token", "")
-    if said.startswith("token_id:"): return int(said[9:])
+    said = at.get("token")
+    if not isinstance(said, str): said = ""
+    number = at.get("id")
+    if found := re.fullmatch(r"token_id:(\d{1,9})", said): number = int(found[1])
+    if _count(number) is not None: return number if number < len(s.tokenizer) else None
     return s.by_text.get(said)
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ans02c
 def _calls(message:dict)->tuple[dict,...]:
     "Tool calls as OpenAI's API writes them: their arguments are a string of JSON"
-    made = [call["function"] for call in message.get("tool_calls") or ()]
-    return tuple(dict(name=f["name"], arguments=_object(f.get("arguments"))) for f in made)
+    made = _objects([call.get("function") for call in _objects(message.get("tool_calls"))])
+    return tuple(dict(name=_text(f.get("name")), arguments=_object(f.get("arguments"))) for f in made)
 
 # %% ../../nbs/12_results/04_server.ipynb #c1907885
 def _object(said):
-    try: return json.loads(said)
+    try: return from_json(said)
     except (ValueError, TypeError): return said
 
 # %% ../../nbs/12_results/04_server.ipynb #bab3b7f0
 def _at(s:Server, place:dict)->dict[int,float]:
-    shown = [place, *(place.get("top_logprobs") or [])]
+    shown = [place, *_objects(place.get("top_logprobs"))]
     found = {_token(s, at): at.get("logprob") for at in shown}
-    return {t: v for t, v in found.items() if t is not None and isinstance(v, (int, float))}
+    return {t: float(v) for t, v in found.items() if t is not None and _is_logprob(v)}
+
+def _is_logprob(v)->bool:
+    "A number, also that of a token that cannot come; a rounded 0 may lie above 0"
+    return type(v) in (int, float) and -1e9 <= v <= 1e-3
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ans03
 @patch(as_prop=True)
@@ -281,19 +339,22 @@ def by_text(self:Server)->dict[str,int]:
 # %% ../../nbs/12_results/04_server.ipynb #sv2ans04
 def _reply(s:Server, said:dict)->Reply:
     "`SftError` if there is no answer in it"
-    try:
-        choice, usage = said["choices"][0], said.get("usage") or {}
-        message = choice.get("message") or dict(content=choice.get("text"))
-        text = message.get("content") or ""
-        places = _places(s, choice)
-        thought = message.get("reasoning_content") or message.get("reasoning") or ""
-        shown = dict(tokens=[_token(s, at) for at in places], top=[_at(s, at) for at in places])
-        if not places: shown = dict(tokens=None, top=None)
-        more = dict(n_answer=usage.get("completion_tokens"), calls=_calls(message))
-        return Reply(text, choice.get("finish_reason") or "", usage.get("prompt_tokens"), thought, **shown, **more)
-    except (LookupError, TypeError, AttributeError) as e:
-        raise SftError(f"server {s.url}", "there is no answer in what it answers", "choices, with a message",
-                       edit(server="http://localhost:8000")) from e
+    choice = next(iter(_objects(said.get("choices"))), {})
+    usage = said.get("usage") if isinstance(said.get("usage"), dict) else {}
+    message = choice.get("message") or dict(content=choice.get("text", 0))
+    if not isinstance(message, dict) or not isinstance(message.get("content"), (str, type(None))):
+        raise SftError(f"server {s.url}", "there is no answer in what it answers", "choices, with a message of text",
+                       edit(server="http://localhost:8000"))
+    places = _places(s, choice)
+    return Reply(
+        text=_text(message.get("content")),
+        finish=_text(choice.get("finish_reason")),
+        n_prompt=_count(usage.get("prompt_tokens")),
+        reasoning=_text(message.get("reasoning_content")) or _text(message.get("reasoning")),
+        tokens=[_token(s, at) for at in places] if places else None,
+        top=[_at(s, at) for at in places] if places else None,
+        n_answer=_count(usage.get("completion_tokens")),
+        calls=_calls(message))
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2cha01
 @patch
@@ -319,7 +380,12 @@ def tokens(self:Server, text:str)->list[int]|None:
     if self.kind == "llama.cpp": body = dict(content=text, add_special=False, parse_special=True)
     elif self.kind == "vLLM": body = dict(model=self.name, prompt=text, add_special_tokens=False)
     else: return None
-    return (_or_none(lambda: self.ask("/tokenize", body)) or {}).get("tokens")
+    return _ids(_or_none(lambda: self.ask("/tokenize", body)))
+
+def _ids(said:dict|None)->list[int]|None:
+    "The token ids in an answer; None if there are none, or anything else"
+    found = (said or {}).get("tokens")
+    return found if isinstance(found, list) and all(_count(i) is not None for i in found) else None
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ren02b
 @patch
@@ -339,9 +405,9 @@ def _shown(s:Server, path:str, body:dict)->tuple[str|None,list[int]|None]:
     chats = path.endswith("chat/completions")
     if s.kind == "vLLM":
         more = dict(add_generation_prompt=True) if chats else {}
-        return None, (_or_none(lambda: s.ask("/tokenize", dict(model=s.name) | body | more)) or {}).get("tokens")
+        return None, _ids(_or_none(lambda: s.ask("/tokenize", dict(model=s.name) | body | more)))
     if s.kind != "llama.cpp": return None, None
     text = (_or_none(lambda: s.ask("/apply-template", body)) or {}).get("prompt") if chats else body["prompt"]
     if not isinstance(text, str): return None, None
     asks = dict(content=text, add_special=True, parse_special=True)
-    return text, (_or_none(lambda: s.ask("/tokenize", asks)) or {}).get("tokens")
+    return _text(text), _ids(_or_none(lambda: s.ask("/tokenize", asks)))

@@ -211,6 +211,7 @@ def load(cls:Sweep, path:Path)->Sweep:
 
 # %% ../../nbs/12_results/08_sweep.ipynb #ede9ca38
 def _from_dict(d:dict)->Sweep:
+    if not isinstance(d["by"], str) or not isinstance(d["run"], str): raise TypeError("a text was expected")
     scores = {name: Scores.from_dict(s) for name, s in d["checkpoints"].items()}
     costs = {name: Forgetting(**f) for name, f in d["forgotten"].items()}
     return Sweep(d["run"], d["by"], Scores.from_dict(d["base"]), scores, costs, d["lowest_loss"], d.get("left_out", {}))

@@ -14,7 +14,7 @@ from pathlib import Path
 from fastcore.basics import patch
 
 from ..escape import visible
-from ..on_disk import new_folder, read_json, sweep
+from ..on_disk import new_folder, read_object, sweep
 from ..progress import Bar
 from ..report import command, ConfigError, counted, edit, Fix, quoted, SftError
 from ..config import allow, at_home, Config, load_config, save_config, trusting
@@ -180,7 +180,7 @@ def set_device(self:Run,
 )->None:
     "Note the device, which who made the directory may not have known"
     file = self.path/"environment.json"
-    write_json(file, read_json(file) | dict(device=name))
+    write_json(file, read_object(file) | dict(device=name))
 
 # %% ../../nbs/10_run/06_directory.ipynb #4efa375a
 @patch

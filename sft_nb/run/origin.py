@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..on_disk import read_json
+from ..on_disk import read_json, read_object
 from ..progress import say
 from ..report import command, ConfigError, edit, quoted
 from ..config import Config
@@ -105,9 +105,9 @@ def _is_refused(settings:dict)->set[str]:
 
 # %% ../../nbs/10_run/08_origin.ipynb #org00013
 def _versions(run:Run)->dict:
-    try: was = json.loads((run.path/"environment.json").read_text())
-    except (OSError, ValueError): return {}
-    now, flat = environment(), lambda e: e.get("packages", {}) | dict(python=e.get("python"), git=e.get("git"))
+    was, now = read_object(run.path/"environment.json"), environment()
+    if not isinstance(was.get("packages"), dict): return {}
+    def flat(e): return e["packages"] | dict(python=e.get("python"), git=e.get("git"))
     return {k: v for k, v in _differing(flat(was), flat(now)).items() if None not in v}
 
 # %% ../../nbs/10_run/08_origin.ipynb #c6bdccc9
@@ -115,12 +115,14 @@ def changes(
     run:Run,
 )->Changes:
     "Compare a run with what it began with; of a run from before there was an origin.json, only versions"
-    try: origin = json.loads((run.path/"origin.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError): return Changes(versions=_versions(run))
-    settings = _differing(origin["config"], _settings(run))
+    origin = read_object(run.path/"origin.json")
+    base, config = origin.get("base"), origin.get("config")
+    files = base.get("files") if isinstance(base, dict) else None
+    if not isinstance(config, dict) or not isinstance(files, dict): return Changes(versions=_versions(run))
+    settings = _differing(config, _settings(run))
     refused = {k: settings[k] for k in sorted(_is_refused(settings))}
     taken = {k: v for k, v in settings.items() if k not in refused}
-    was, now = origin["base"]["files"], weights_of(base_folder(run.config))
+    was, now = files, weights_of(base_folder(run.config))
     weights = {k: (was.get(k), now.get(k)) for k in (was | now) if now and was.get(k) != now.get(k)}
     return Changes(weights, refused, taken, _versions(run))
 

@@ -173,7 +173,7 @@ def merge_target(
     "Where a merged model goes; ConfigError if something is there"
     name = "merged" if checkpoint == "adapter" else f"merged-{checkpoint}"
     out = Path(out or run.path/name).absolute()
-    if not out.exists(): return out
+    if not os.path.lexists(out): return out
     fix = edit(out=f"{out}-2")
     raise ConfigError(f"merge {run.name}", f"{out} exists already", "a folder that is not there", fix)
 

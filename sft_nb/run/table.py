@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..escape import visible
 from ..faces import badge, table_html
-from ..on_disk import from_json
+from ..on_disk import read_object
 from ..report import command, ConfigError
 from ..config import settings
 from .status import ACTIVE
@@ -43,12 +43,6 @@ def _bytes(file:Path)->bytes:
     try: return file.read_bytes()
     except OSError: return b""
 
-def _json(file:Path)->dict:
-    "JSON of a file that may not be there, or may be damaged"
-    try: said = from_json(_bytes(file) or b"{}")
-    except ValueError: return {}
-    return said if isinstance(said, dict) else {}
-
 # %% ../../nbs/10_run/07_table.ipynb #50cf76f0
 _ACCURACY = re.compile(rb'"model": "(base|tuned)",\s*"accuracy": ([\d.eE+-]+)')   # no answer holds bare quotes
 
@@ -60,16 +54,19 @@ def _accuracy(run:Run)->dict:
 # %% ../../nbs/10_run/07_table.ipynb #786f3835
 def summary(run:Run)->dict:
     "A run in one line; what cannot be read is empty, and the reason says so"
-    cfg, status = _json(run.path/"config.json").get("config"), run.status
+    cfg, status = read_object(run.path/"config.json").get("config"), run.status
     if not isinstance(cfg, dict): cfg = {}
     reason = status.reason.replace("\n", " ")[:60] if cfg else "config.json cannot be read"
-    noticed = [f["check"] for f in _json(run.path/"guards.json").get("findings") or [] if "check" in f]
+    findings = read_object(run.path/"guards.json").get("findings")
+    noticed = [str(f["check"]) for f in findings if "check" in f] if _are_objects(findings) else []
     figures = _figures(run.path/"metrics.jsonl")
     seconds, step = figures.pop("seconds"), max(status.step, figures.pop("step"))
     state = run.state if status.state in ACTIVE else status.state
     said = dict(run=run.name, state=state, step=step) | figures | _accuracy(run)
     said |= dict(seconds=seconds, guards=", ".join(noticed), reason=reason)
     return _shown(said | dict(model=cfg.get("model"), method=cfg.get("method"), time=status.time))
+
+def _are_objects(said)->bool: return isinstance(said, list) and all(isinstance(one, dict) for one in said)
 
 def _shown(line:dict)->dict:
     "The same, as a table may show it"

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..on_disk import read_json
+from ..on_disk import read_object
 from ..report import ConfigError
 from ..config import allow, Config, load_config, trusting
 from ..tokens.tokenizer import model_name, model_path
@@ -32,15 +32,8 @@ class Target:
         "Where scores are kept; None: nowhere"
         return None if self.run is None else self.run.path/"eval"
 
-# %% ../../nbs/10_run/11_target.ipynb #ta0tar02
-def _read(folder:Path, name:str)->dict:
-    "A file of JSON; empty if it is not there, or is none"
-    try: said = read_json(folder/name)
-    except (OSError, ValueError): return {}
-    return said if isinstance(said, dict) else {}
-
 # %% ../../nbs/10_run/11_target.ipynb #51903491
-def _is_run(folder:Path)->bool: return "config" in _read(folder, "config.json")
+def _is_run(folder:Path)->bool: return "config" in read_object(folder/"config.json")
 
 # %% ../../nbs/10_run/11_target.ipynb #b376812c
 def _run_around(path:Path)->Path|None:
@@ -57,11 +50,11 @@ def _of_run(run:Run, checkpoint:str, settings:dict)->Target:
 # %% ../../nbs/10_run/11_target.ipynb #11dd4d6c
 def _alone(what:str, path:Path, settings:dict)->Target:
     "An adapter or a model that no run is known of"
-    base = _read(path, "adapter_config.json").get("base_model_name_or_path")
+    base = read_object(path/"adapter_config.json").get("base_model_name_or_path")
     if base is not None:
         cfg = load_config(**dict(model=model_name(base), method="lora") | settings)
         return Target(path.name, "adapter", cfg, path)
-    known = "model_type" in _read(Path(model_path(what)), "config.json")   # tiny lies in the package
+    known = "model_type" in read_object(Path(model_path(what))/"config.json")   # tiny lies in the package
     if not known and (os.path.exists(path) or what.count("/") != 1 or what.startswith((".", "/", "runs/"))):
         raise _unknown(what, path)
     return Target(path.name, "model", load_config(**dict(model=what, method="lora") | settings), None)

@@ -7,7 +7,7 @@ __all__ = ['cache_folder', 'made_with', 'cache_key', 'seal', 'checksums_of', 'fi
            'sweep']
 
 # %% ../../nbs/04_tokens/11_cache.ipynb #cac00003
-import hashlib, inspect, json, marshal, os, re, shutil, tempfile, time, uuid
+import hashlib, inspect, json, marshal, os, re, shutil, stat, tempfile, time, uuid
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +34,11 @@ def _own_cache()->Path:
     except OSError: pass
     if os.access(home, os.W_OK | os.X_OK): return home
     folder = Path(tempfile.gettempdir())/f"sft_nb-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()   # anybody can have made it
-    if found.st_uid != os.getuid() or found.st_mode & 0o077: folder = Path(tempfile.mkdtemp(prefix="sft_nb-"))
+    try: folder.mkdir(mode=0o700)
+    except OSError: pass
+    found = folder.lstat() if os.path.lexists(folder) else None   # anybody can have made it, or a file of its name
+    is_own = found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not is_own or found.st_mode & 0o077: folder = Path(tempfile.mkdtemp(prefix="sft_nb-"))
     say_once(f"{home} cannot be written, so prepared rows are kept in {folder}. Fix: set cache_dir, or SFT_NB_CACHE")
     return folder
 

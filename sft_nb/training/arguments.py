@@ -6,7 +6,7 @@
 __all__ = ['trackers', 'refuse', 'divided_inside', 'training_arguments', 'tracked', 'Scored', 'tell_trackers']
 
 # %% ../../nbs/11_training/00_arguments.ipynb #cda1652a
-import difflib, json, os, sys
+import difflib, os, sys
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +20,7 @@ from trl import SFTConfig
 
 from ..installation import is_installed
 from ..keys import redact
+from ..on_disk import read_object
 from ..progress import say
 from ..report import ConfigError, command, edit, first_line, SftError
 from ..config import Config
@@ -212,7 +213,7 @@ def _variables(cfg:Config, run:Run)->dict[str,str]:
     "What tells each tracker where this run is"
     names, ours = trackers(cfg), {}
     if "wandb" in names:
-        id = json.loads((run.path/"environment.json").read_text())["id"]
+        id = str(read_object(run.path/"environment.json").get("id", run.name))
         ours |= dict(WANDB_PROJECT=cfg.wandb_project, WANDB_DIR=str(run.path), WANDB_RUN_ID=id, WANDB_RESUME="allow")
     if "tensorboard" in names: ours["TENSORBOARD_LOGGING_DIR"] = str(run.path/"tensorboard")
     if "trackio" in names: ours["TRACKIO_DIR"] = str(run.path/"trackio")

@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 
 from ..keys import redact
 from ..progress import Phase, say
-from ..on_disk import write_whole
-from ..report import Finding, Report, command, edit, fail, first_line, ok, warn
+from ..on_disk import read_object, write_whole
+from ..report import Finding, Report, SftError, command, edit, fail, first_line, ok, warn
 from ..tokens.encode import end_ids
 from ..batches.collate import DataCollatorForCausalLM
 from ..model.hardware import is_out_of_memory
@@ -286,8 +286,12 @@ def on_train_begin(self:Guards, args, state, control, model=None, **kwargs):
     if not is_main_process(): return
     if (self.run.path/"samples.jsonl").exists(): cut_lines(self.run.path/"samples.jsonl", state.global_step)
     if state.global_step == 0 and self.bench.alone: self._write_receipt()
-    elif (self.run.path/"guards.json").exists():
-        self.notes = {f.check: f for f in Report.load(self.run.path/"guards.json").findings}
+    elif noted := _report_there(self.run.path/"guards.json"): self.notes = {f.check: f for f in noted.findings}
+
+def _report_there(file)->Report|None:
+    "None if there is none, or it is damaged: no training fails because of it"
+    try: return Report.load(file)
+    except SftError: return None
 
 @patch
 def on_log(self:Guards, args, state, control, logs=None, **kwargs):
@@ -424,10 +428,9 @@ def finish(self:Guards, model, steps:int)->None:
     self.sample(model, steps)
     for finding in worse_than_before(self.losses) if self.began == 0 else (): self.note(finding, steps)
     file = self.run.path/"receipt.json"
-    if not file.exists() or not is_main_process(): return
-    made = Report.load(file)
-    packages = json.loads((self.run.path/"environment.json").read_text())["packages"]
+    if not is_main_process() or not (made := _report_there(file)): return
+    packages = read_object(self.run.path/"environment.json").get("packages", {})
     made.figures["norm of what is trained, last"] = norms(model).norm().item()
     made.figures["steps"] = steps
-    made.figures.update({f"version of {name}": version for name, version in packages.items()})
+    if isinstance(packages, dict): made.figures.update({f"version of {name}": v for name, v in packages.items()})
     made.save(file)

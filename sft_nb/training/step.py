@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
-from ..report import Fix, counted, edit
+from ..report import ConfigError, Fix, counted, edit
 from ..model.sharding import shard, whole_weights, whole_when_saved
+from ..checks.learning import optimizer_refused
 
 # %% ../../nbs/11_training/03_step.ipynb #t4000007
 @dataclass
@@ -163,8 +164,11 @@ class DividesWeights:
     def divides(self)->bool: return self.bench.cfg.fsdp
 
     def create_optimizer(self, model=None)->torch.optim.Optimizer:
-        "Weights are divided first"
-        if not self.divides: return super().create_optimizer(model)
+        "Weights are divided first; ConfigError for an optimiser that cannot be made"
+        if not self.divides:
+            try: return super().create_optimizer(model)
+            except (ImportError, TypeError, ValueError, RuntimeError) as e:
+                raise optimizer_refused(self.bench.cfg, e) from e
         shard(self.model, self.args.device.type)
         self.is_distributed_loading_by_transformers = True   # it owns its weights, and accelerate wraps nothing
         super().create_optimizer(model)
@@ -175,7 +179,14 @@ class DividesWeights:
         "DeepSpeed's optimiser is not one of torch's; the one inside of it has all that a schedule asks for"
         optimizer = optimizer or self.optimizer
         while self.is_deepspeed_enabled and hasattr(optimizer, "optimizer"): optimizer = optimizer.optimizer
-        return super().create_scheduler(num_training_steps, optimizer)
+        made = super().create_scheduler(num_training_steps, optimizer)
+        try:
+            for rate in getattr(made, "lr_lambdas", ()): rate(num_training_steps)
+        except ZeroDivisionError as e:   # polynomial, where all steps warm up
+            name, steps = self.bench.cfg.lr_scheduler_type, counted(num_training_steps, "step")
+            raise ConfigError("lr_scheduler_type", f"{name!r} cannot run over {steps}, all of them to warm up",
+                              "steps after the warm-up", edit(warmup_steps=0) | edit(lr_scheduler_type="linear")) from e
+        return made
 
     def save_model(self, output_dir=None, **kwargs)->None:
         if not self.divides: return super().save_model(output_dir, **kwargs)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
-from ..on_disk import sweep, write_whole
+from ..on_disk import read_object, sweep, write_whole
 from ..keys import load_env
 from ..faces import page_of
 from ..progress import Phase, say, watched
@@ -22,6 +22,7 @@ from ..schema import seconds_of
 from ..tokens.account import Data
 from ..model.adapter import base_name, name_base, text_path
 from ..model.divided import check_several
+from ..model.hardware import is_out_of_memory
 from ..model.kernels import in_one_product
 from ..model.load import broken_weights, quiet
 from ..planning.plan import Plan
@@ -212,6 +213,19 @@ def run_training(
         _train_in(bench, run, stop, checkpoint)
     return run
 
+def _run_steps(trainer:SupervisedTrainer, checkpoint:Path|None)->None:
+    "All steps that are left; `SftError` for a checkpoint that cannot be loaded"
+    try: trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except Exception as e:
+        began = trainer.step.micro_batch >= 0
+        if checkpoint is None or began or isinstance(e, SftError) or is_out_of_memory(e): raise
+        raise _not_loadable(trainer.run, checkpoint, f"{type(e).__name__}: {first_line(e)}") from e
+
+def _not_loadable(run:Run, checkpoint:Path, why:str)->SftError:
+    fix = command(f"rm -r {quoted(checkpoint)}") | go_on(run, anew=True)
+    return SftError(f"{run.name}/{checkpoint.name}", f"the training cannot go on from it ({why})",
+                    "a checkpoint as sft_nb wrote it", fix)
+
 def _train_in(bench:Workbench, run:Run, stop:StopRequest, checkpoint:Path|None)->None:
     "The work itself, in a run that is held"
     trainer, done = None, step_of(checkpoint) if checkpoint else 0
@@ -220,7 +234,7 @@ def _train_in(bench:Workbench, run:Run, stop:StopRequest, checkpoint:Path|None)-
         trainer = build_trainer(bench, run, stop=stop, checkpoint=checkpoint)
         check_world(bench.cfg.num_processes, trainer.accelerator.num_processes, bench.batches[0], trainer.sharing)
         if is_main_process(): keep_origin(run)   # the weights are here, and the config is as it will stay
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        _run_steps(trainer, checkpoint)
         with Phase("saving"): _save(trainer)
         if is_main_process(): _finish(trainer, stop)
     except BaseException as e:
@@ -304,9 +318,10 @@ def _finish(trainer:SupervisedTrainer, stop:StopRequest)->None:
 def _draw(run:Run)->None:
     "loss.png; a training does not fail because of a picture"
     drawn = BytesIO()
-    plot(run).savefig(drawn, format="png", dpi=120)
-    try: write_whole(run.path/"loss.png", drawn.getvalue())
-    except OSError as e: say(f"sft_nb: loss.png cannot be written ({e.strerror})")
+    try:
+        plot(run).savefig(drawn, format="png", dpi=120)
+        write_whole(run.path/"loss.png", drawn.getvalue())
+    except Exception as e: say(f"sft_nb: loss.png cannot be made ({getattr(e, 'strerror', None) or first_line(e)})")
 
 def _early(trainer:SupervisedTrainer)->str:
     "Why it is finished before its last step; empty if it is not"
@@ -391,6 +406,8 @@ def _continue(run:Run, max_time:float|None, callbacks)->Run:
     if checkpoint is None:
         found = "it has no whole checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
         raise ConfigError(f"run {run.name!r}", found, "one to resume from", go_on(run, anew=True))
+    if read_object(checkpoint/"trainer_state.json").get("global_step") != step_of(checkpoint):
+        raise _not_loadable(run, checkpoint, f"its trainer_state.json is not of step {step_of(checkpoint)}")
     if is_main_process():
         _say_where(run, checkpoint, max_time)
         if idle := check_gpu(bench.asked): say(f"sft_nb: {idle}")

@@ -360,6 +360,7 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
             self.accelerator.wait_for_everyone()   # the folder is there
             super(SupervisedTrainer, self)._save_checkpoint(model, trial)
             inner = self.aside/target.name
+            (inner/"training_args.bin").unlink(missing_ok=True)   # a pickle that nobody reads, with all settings
             (inner/f"meters-{self.args.process_index}.json").write_text(json.dumps(self.meters()))
             self.accelerator.wait_for_everyone()   # all processes have written
             if self.args.should_save: lift(inner)   # the parent made one folder more than is wanted
