@@ -7,7 +7,7 @@ __all__ = ['runs_command', 'race_command', 'evaluate_command', 'sweep_command', 
            'generate_command', 'chat_command', 'merge_command', 'report_command']
 
 # %% ../../nbs/14_cli/02_results.ipynb #c959bcc0
-import json, os, sys
+import json, os, shutil, sys
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from .options import arrange, Option, parse, parse_own, words
 from .commands import _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _say, _score, _score_or_say, _TRUST, _why
 
 # %% ../../nbs/14_cli/02_results.ipynb #8de837ac
-_NAMES = Option(tuple[str,...], (), "runs of that folder, to compare: with the settings that differ", first=True)
+_NAMES = Option(tuple[str,...], (), "runs to compare, with what differs; or the folder of all runs", first=True)
 _RUNS = dict(names=_NAMES, root=Option(str, "runs", "the folder of all runs"), json=_JSON)
 
 def runs_command(args:list[str])->int:
@@ -28,17 +28,33 @@ def runs_command(args:list[str])->int:
     from sft_nb.run.table import list_runs
     root = options.root.rstrip("/")
     only = tuple(n.removeprefix(f"{root}/").rstrip("/") for n in options.names)
-    found = list_runs(options.root, only=only)
+    if len(only) == 1 and os.path.isdir(options.names[0]) and not os.path.exists(f"{root}/{only[0]}"):
+        root, only = options.names[0], ()
+    found = list_runs(root, only=only)
     if options.json: _say(found.to_json(orient="records"))
-    else: _say(_as_text(found, len(only)))
+    else: _say(_as_text(found, named=bool(only)))
     return 0
 
 # %% ../../nbs/14_cli/02_results.ipynb #b32f6d2e
-def _as_text(table, named:int)->str:
-    "A table of runs for a terminal; of two or more that were named, each is a column"
-    def short(number): return f"{number:.4g}"
-    if named > 1: table = table.set_index("run").T
-    return table.to_string(index=named > 1, na_rep="", float_format=short)
+_WHERE_NARROW = "time model method seconds guards best_eval_loss reason by".split()   # the first columns to go
+
+def _as_text(table, *, named:bool)->str:
+    "A table of runs for a terminal, without what is empty; of runs that were named, each is a column"
+    def shown(value):
+        if not is_there(value): return ""
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+    from sft_nb.run.table import is_there
+    width = shutil.get_terminal_size((80, 24)).columns
+    table = table.map(shown)
+    table = table.loc[:, (table != "").any()]
+    if named: return table.set_index("run").T.to_string(line_width=width, header=len(table) > 1)
+    gone = []
+    for name in filter(table.columns.__contains__, _WHERE_NARROW):
+        if table.to_string(index=False).find("\n") <= width: break
+        table = table.drop(columns=name)
+        gone.insert(0, name)
+    text = table.to_string(index=False)
+    return f"{text}\nnot shown: {', '.join(gone)} (sft_nb runs NAME, or --json)" if gone else text
 
 # %% ../../nbs/14_cli/02_results.ipynb #76bfa07d
 _CONFIGS = Option(tuple[str,...], (), "names of configs, files, or runs to repeat", first=True)
@@ -75,7 +91,7 @@ def _say_table(folder, runs)->None:
     "Those of one folder, side by side"
     from sft_nb.run.table import list_runs
     names = tuple(run.name for run in runs if run.path.parent == folder)
-    _say(_as_text(list_runs(folder, only=names), len(names)))
+    _say(_as_text(list_runs(folder, only=names), named=len(names) > 1))
 
 # %% ../../nbs/14_cli/02_results.ipynb #9ca133f4
 def _seeds(options)->tuple:

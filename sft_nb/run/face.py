@@ -36,13 +36,15 @@ def short_path(path:Path)->str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 # %% ../../nbs/10_run/14_face.ipynb #rf0fig01
-_NAMES = dict(best_eval_loss="best held-out loss", base="accuracy of the base", tuned="accuracy", guards="noticed")
-_LEFT_OUT = ("run", "state", "step", "loss", "reason", "time")
+_LEFT_OUT = ("run", "state", "step", "loss", "reason", "time", "by")
 
 @patch
 def _figures(self:Run)->dict:
     "What is worth a line, by name"
-    said = {_NAMES.get(k, k): v for k, v in summary(self).items() if k not in _LEFT_OUT}
+    line = summary(self)
+    by = "held-out loss" if line["by"] == "loss" else line["by"]
+    names = dict(best_eval_loss="best held-out loss", base=f"{by} of the base", tuned=by, guards="noticed")
+    said = {names.get(k, k): v for k, v in line.items() if k not in _LEFT_OUT}
     said = dict(loss=loss_line(self.metrics())) | said | dict(folder=short_path(self.path))
     return {k: v for k, v in said.items() if v not in (None, "") and v == v}
 
