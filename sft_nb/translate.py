@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .report import as_fix, command, ConfigError, edit, Fix
-from .schema import _spelled
+from .schema import _spelled, defaults
 
 # %% ../nbs/00_translate.ipynb #5932fc20
 ALIASES = dict(
@@ -1245,8 +1245,8 @@ def entry_of(
     tool:str="",   # one of `TOOLS`
 )->_Entry|None:    # None: it is in no table
     "The entry of another program's setting"
-    own = TOOLS[tool].own if tool else {}
-    return own.get(_plain(name), FOREIGN.get(_plain(name)))
+    own, plain = TOOLS[tool].own if tool else {}, _plain(name)
+    return own.get(plain, None if plain in defaults() else FOREIGN.get(plain))   # a setting of ours is no foreign one
 
 def _asked(meant:Callable, *args)->Meant|None:
     "What a function of the table answers; a value of another kind than it can be is refused"

@@ -24,6 +24,7 @@ from ..on_disk import read_object
 from ..progress import say
 from ..report import ConfigError, command, edit, first_line, SftError
 from ..config import Config
+from ..schema import settings
 from ..model.hardware import find_hardware
 from ..model.divided import check_division, deepspeed_config
 from ..model.kernels import check_kernels
@@ -119,9 +120,11 @@ def refuse(cfg:Config)->None:
     check_kernels(cfg.kernels)
 
 # %% ../../nbs/11_training/00_arguments.ipynb #a1tr0005
-_SAME = """learning_rate num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps optim
-    adam_beta1 adam_beta2 adam_epsilon lr_scheduler_type warmup_steps weight_decay max_grad_norm seed
-    per_device_eval_batch_size logging_steps""".split()
+_WORKED_OUT = set("""max_length padding_free trust_remote_code lr_scheduler_kwargs gradient_checkpointing deepspeed fsdp
+    activation_offloading eval_steps load_best_model_at_end metric_for_best_model save_steps save_total_limit run_name
+    report_to""".split())   # the trainer is told something else of these, or nothing
+
+_SAME = sorted({f.name for f in settings()} & {f.name for f in fields(SFTConfig)} - _WORKED_OUT)
 
 _ALWAYS = dict(disable_tqdm=True, logging_first_step=True, logging_nan_inf_filter=False,
     label_names=["labels"], remove_unused_columns=False, prediction_loss_only=True, ddp_find_unused_parameters=False,
