@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['comments', 'config_names', 'find_config', 'task_file', 'with_settings', 'with_parameters_of', 'load_config',
-           'as_config', 'said_settings', 'table', 'save_config', 'at_home', 'trusting', 'allow']
+           'as_config', 'said_settings', 'table', 'as_options', 'save_config', 'at_home', 'trusting', 'allow']
 
 # %% ../nbs/01_config.ipynb #6705964c
-import difflib, inspect, json, os
+import difflib, inspect, json, os, re
 from dataclasses import FrozenInstanceError, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from .escape import visible
 from .faces import as_html, folded, table_html
 from .keys import redact_shapes
 from .on_disk import write_whole
-from .report import ConfigError, edit
+from .report import ConfigError, edit, quoted
 from .schema import _problem, Config, defaults, settings
 from .translate import (
     _full_name, _plain, completed, entry_of, Given, Meant, meaning, method_refusal, refusal_of, TOOLS, VALUES)
@@ -362,6 +362,23 @@ def _repr_html_(self:Config)->str:
 def to_dict(self:Config)->dict:
     "Values and sources, ready for JSON"
     return dict(config={f.name: getattr(self, f.name) for f in settings()}, sources=self.sources)
+
+# %% ../nbs/01_config.ipynb #cfgopt02
+_FILE = re.compile(r"(?:imported by )?(.+\.\w+?)(?::\d+)?")   # as the source of a setting that a file sets
+
+def as_options(
+    cfg:Config,
+)->str:   # --config mine.py --eval-samples 0
+    "The options by which a command line gets the same settings; those that a plan chose are left out"
+    said = [(name, v, source) for name, v, source in said_settings(cfg) if not source.startswith("plan (")]
+    files = [found[1] for *_, source in said if (found := _FILE.fullmatch(source))][:1]
+    given = edit(**{name: v for name, v, source in said if v is not None and not _FILE.fullmatch(source)})
+    options = [f"--config {quoted(_shipped(file) or file)}" for file in files]
+    return " ".join(filter(None, [*options, given.says("shell")]))
+
+def _shipped(file:str)->str:
+    "The name of a config that ships; empty for another file"
+    return Path(file).stem if file.startswith("sft_nb/configs/") else ""
 
 # %% ../nbs/01_config.ipynb #cfgfrz02
 def _refuse_assignment(self:Config, name:str, value):

@@ -12,12 +12,12 @@ from itertools import islice
 
 import numpy as np
 
-from ..report import command, Finding, Fix, edit, fail, ok, skipped, warn
+from ..report import Finding, Fix, edit, fail, ok, skipped, warn
 from ..config import Config
 from ..tokens.turns import supervised_messages
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.conversations import conversation
-from ..tokens.account import _ANEW, _reasons, Data
+from ..tokens.account import _ANEW, _reasons, Data, look_at_dropped
 from ..tokens.ledger import Counts
 from ..tokens.stream import Seen
 from .core import check
@@ -86,7 +86,7 @@ def check_kept(data:Data)->Finding|None:
     counts, cut = data.train.counts, data.train.counts.shortened
     gone, n = counts.dropped - counts.requested, max(1, data.train.n_read - counts.requested)
     if gone + cut <= .1 * n: return None
-    fix = command(f"sft_nb data --dropped {min(counts.dropped, 5)}", "data.train.dropped")
+    fix = look_at_dropped(data.cfg, data.train, "train")
     if counts.longest_dropped and counts.too_long >= .5 * gone: fix = edit(max_length=counts.longest_dropped)
     if data.train.came_prepared: fix = _ANEW
     says = f"{gone:,} of {n:,} rows are left out and {cut:,} cut"
