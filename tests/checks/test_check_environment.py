@@ -26,12 +26,14 @@ def data(): return prepare(small())
 def plan(data): return make_plan(small(), data)
 
 
-def test_versions():
+def test_versions(monkeypatch):
     assert check_versions(["torch>=1", "numpy>=2.0", "nothing-of-this-name ; extra == 'track'"]) is None
     old = check_versions(["torch>=99", "nothing-of-this-name>=1"])
     assert old.status == "fail" and "nothing-of-this-name is not installed" in old.says
     assert "'torch>=99'" in str(old.fix)
     assert check_versions(None).status == "skipped"
+    monkeypatch.setattr(environment, "version", lambda name: "2.5.0.dev20261101+cu128")   # a nightly build
+    assert check_versions(["torch>=2.4"]) is None and "torch is 2.5.0.dev" in check_versions(["torch>=2.5"]).says
 
 
 def test_device(monkeypatch):

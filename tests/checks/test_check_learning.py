@@ -1,11 +1,14 @@
 "Checks of ten steps: each fires on a planted defect and is quiet without it"
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from planted import small
 
 from sft_nb.checks.evidence import Evidence
-from sft_nb.checks.gradient import slopes
-from sft_nb.checks.learning import Learned, check_learns, check_moves, learn_some
+from sft_nb.checks.gradient import _derivative, slopes
+from sft_nb.checks.learning import Learned, check_learns, check_moves, learn_some, save_once
 from sft_nb.checks.step import take_step
 from sft_nb.report import SftError
 from sft_nb.workbench import Workbench
@@ -57,3 +60,33 @@ def test_nothing_to_train(seen):
     assert slopes(seen.model, seen.loss, seen.score, seen.some_batch) == []
     with pytest.raises(SftError, match="no parameter is trained"):
         learn_some(seen.model, seen.loss, seen.score, seen.some_batch, small())
+
+
+def test_a_state_that_was_written_is_read_again():
+    read = []
+    model = SimpleNamespace(save_pretrained=lambda folder: (Path(folder)/"model.safetensors").write_bytes(b"1234"))
+    optimizer = SimpleNamespace(state_dict=lambda: dict(moment=torch.arange(3)), load_state_dict=read.append)
+    saved = save_once(model, optimizer)
+    assert [state["moment"].tolist() for state in read] == [[0, 1, 2]]
+    assert saved.files == ("model.safetensors", "optimizer.pt") and saved.mib > 4 / 2**20
+
+
+def test_padding_that_is_added_is_not_attended_to():
+    row = dict(input_ids=[1, 5, 7], labels=[-100, 5, 7])
+    bench = SimpleNamespace(failures={}, tokenizer=SimpleNamespace(pad_token_id=9))
+    seen = Evidence(bench)
+    seen.__dict__["first_rows"] = [row, row]
+    wide = seen.wide_batch
+    assert wide["attention_mask"].sum(1).tolist() == [3, 3] and not wide["attention_mask"][:, -8:].any()
+    assert (wide["labels"][:, -8:] == -100).all() and (wide["input_ids"][:, -8:] == 9).all()
+
+
+def test_a_derivative_is_looked_for_no_farther_than_asked():
+    asked = []
+    def f(x):
+        asked.append(x)
+        return 3 * x + x ** 3
+    for points in (2, 5):
+        asked.clear()
+        assert abs(_derivative(f, .1, points)[0] - 3) < 1e-6
+        assert len(asked) == 2 * points and max(asked) == -min(asked) == .1

@@ -6,7 +6,7 @@ import pytest
 
 from sft_nb.config import load_config
 from sft_nb.report import SftError
-from sft_nb.run.checkpoint import damage, seal
+from sft_nb.run.checkpoint import damage, prune, remove_leftovers, seal
 from sft_nb.run.directory import Run, create_run
 from sft_nb.run.status import Status, read_status
 from sft_nb.run.table import list_runs
@@ -74,3 +74,15 @@ def test_a_status_of_an_earlier_version_is_read(tmp_path):
     "Without the fields that came later, and with one that has gone"
     (tmp_path/"status.json").write_text('{"state": "stopped", "reason": "SIGTERM", "fix": "resume it", "mood": "?"}')
     assert read_status(tmp_path/"status.json") == Status("stopped", "SIGTERM", "resume it")
+
+
+def test_old_checkpoints_and_leftovers_are_removed_from_the_disk(tmp_path):
+    for name in ("checkpoint-5", "checkpoint-10", "checkpoint-15", "checkpoint-20.aside", "checkpoint-2.gone"):
+        (tmp_path/name).mkdir()
+        (tmp_path/name/"weights").write_text("1")
+        if name[-1].isdigit(): seal(tmp_path/name)
+    def left(): return sorted(p.name for p in tmp_path.iterdir())
+    assert sorted(remove_leftovers(tmp_path)) == ["checkpoint-2.gone", "checkpoint-20.aside"]
+    assert left() == ["checkpoint-10", "checkpoint-15", "checkpoint-5"]
+    assert prune(tmp_path, 1, best={5}) == ["checkpoint-10"] and left() == ["checkpoint-15", "checkpoint-5"]
+    assert prune(tmp_path, 0) == ["checkpoint-5"] and left() == ["checkpoint-15"]   # never the newest

@@ -2,6 +2,7 @@
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from sft_nb.report import ConfigError, SftError
 from sft_nb.run import process
 from sft_nb.run.directory import Run, check_free, check_links, create_run, open_run, start_process
 from sft_nb.run.environment import write_json
-from sft_nb.run.process import announce, process_of, read_process, start, take_lock
+from sft_nb.run.process import Ears, SIGNALS, announce, process_of, read_process, start, take_lock
 
 
 @pytest.fixture
@@ -285,3 +286,17 @@ def test_what_is_trained_in_a_container_is_not_stopped_from_outside(run, contain
     deadline = time.monotonic() + 20
     while run.state == "running" and time.monotonic() < deadline: time.sleep(.05)
     assert run.state == "killed"
+
+
+def test_the_handlers_that_were_there_are_there_again():
+    def mine(number, frame): pass
+    before = {s: signal.getsignal(s) for s in SIGNALS}
+    try:
+        signal.signal(signal.SIGTERM, mine)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with Ears():
+            assert signal.getsignal(signal.SIGTERM) != mine and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is mine
+        assert signal.getsignal(signal.SIGINT) is before[signal.SIGINT]
+    finally:
+        for s, handler in before.items(): signal.signal(s, handler)

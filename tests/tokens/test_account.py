@@ -119,3 +119,9 @@ def test_what_became_of_the_reasoning_is_said(tokenizer):
     assert found_in(tokenizer, None, *rows, reasoning="inline")[1] == "kept in 2 turns, empty in 1"
     assert found_in(tokenizer, None, *rows, reasoning="drop")[1] == "empty in 1, dropped from 2"
     assert found_in(tokenizer, None, rows[1])[1] is None
+
+
+def test_the_end_marker_that_most_answers_carry_is_named(tokenizer):
+    rows = [dict(question=f"{k}+1?", answer=f"{k + 1}{'</s>' if k % 3 else '<|eot_id|>'}") for k in range(9)]
+    said = finding(prepare(no_eval(task="chat"), tokenizer, train=rows), "train_end_markers").says
+    assert said.startswith("6 of 9 answers looked at end with '</s>'")

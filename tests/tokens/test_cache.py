@@ -1,5 +1,6 @@
 """What was prepared is found again, and nothing else."""
 import errno
+import json
 import os
 import re
 import resource
@@ -7,11 +8,12 @@ import shutil
 
 import pytest
 from samples import no_eval, pairs, write
+from tokenizers import Tokenizer
 
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
 from sft_nb.tokens import prepare as prepare_module
-from sft_nb.tokens.cache import damage, seal
+from sft_nb.tokens.cache import _tokenizer_digest, damage, seal
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 
@@ -204,3 +206,23 @@ def test_a_cache_that_cannot_be_written(tmp_path, tokenizer, monkeypatch, capsys
     monkeypatch.setenv("HOME", str(tmp_path/"no"))
     data = prepare(no_eval(train_file=file), tokenizer)
     assert data.train.n_kept == 3 and "prepared rows are kept in" in capsys.readouterr().err
+
+
+def test_the_digest_of_a_tokenizer_covers_more_than_its_vocabulary():
+    def digest(change):
+        tok = load_tokenizer(load_config())
+        content = json.loads(tok.backend_tokenizer.to_str())
+        change(content)
+        tok._tokenizer = Tokenizer.from_str(json.dumps(content))
+        return _tokenizer_digest(tok)
+    same = digest(dict)
+    assert digest(dict) == same
+    assert digest(lambda content: content["model"]["merges"].reverse()) != same
+    assert digest(lambda content: content.update(normalizer=dict(type="Lowercase"))) != same
+
+    tok = load_tokenizer(load_config())
+    assert _tokenizer_digest(tok) == _tokenizer_digest(tok) == same   # kept, and the same as one that was made anew
+    content = json.loads(tok.backend_tokenizer.to_str())
+    content["model"]["merges"].reverse()
+    tok._tokenizer = Tokenizer.from_str(json.dumps(content))
+    assert _tokenizer_digest(tok) != same   # what was kept is of the other backend

@@ -6,6 +6,7 @@ import pytest
 from conftest import shared
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 from samples import trl_templates
+from tokenizers.processors import TemplateProcessing
 
 from sft_nb.config import load_config
 from sft_nb.report import SftError
@@ -13,7 +14,7 @@ from sft_nb.tokens.encode import Encoder, encode, encode_prompts
 from sft_nb.tokens.skeleton import Layouts
 from sft_nb.tokens.template import _CALL, Template
 from sft_nb.tokens.tokenizer import load_tokenizer
-from sft_nb.tokens.turns import layout, says_something
+from sft_nb.tokens.turns import end_of_answer, layout, says_something
 
 
 def talk_of(turns):
@@ -235,3 +236,28 @@ def test_parallel_calls_in_every_template_that_knows_tools():
     lost, one = "1 of 2 calls is written", "This model only supports single tool-calls at once"
     assert {name: lost in found or one in found for name, found in refused.items()} == dict.fromkeys(
         ("gptoss.jinja", "gptoss_training.jinja", "llama3_1.jinja", "llama3_2.jinja"), True), refused
+
+
+def test_an_answer_of_nothing_but_its_end_token_ends_there(tokenizer):
+    t = Template(tokenizer)
+    assert end_of_answer("<|im_end|>\n", dict(content=""), t, closer="") == len("<|im_end|>")
+
+
+def test_a_text_gets_a_bos_and_what_a_template_writes_gets_none():
+    tok = load_tokenizer(load_config())
+    mark = "<|im_start|>"
+    bos = tok.convert_tokens_to_ids(mark)
+    tok.backend_tokenizer.post_processor = TemplateProcessing(single=f"{mark} $A", special_tokens=[(mark, bos)])
+    question, text = dict(role="user", content="1+1?"), dict(role="text", content="1+1?")
+    plain = tok("1+1?", add_special_tokens=False)["input_ids"]
+    tok.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    asked, written = encode_prompts([[question], [text]], tok)
+    assert written == [bos, *plain] and asked == [*plain, tok.eos_token_id]
+    (ids, _), = encode({"row": [text]}, tok)
+    assert ids[:2] == [bos, plain[0]]
+    (ids, _), = encode({"row": [question, dict(role="assistant", content="2")]}, tok)
+    assert bos not in ids
+    tok.chat_template = None
+    assert encode_prompts([[question]], tok)[0][0] == bos
+    (ids, _), = encode({"row": [question, dict(role="assistant", content="2")]}, tok)
+    assert ids[0] == bos and ids.count(bos) == 1

@@ -4,6 +4,7 @@ from samples import finding, no_eval, pairs, supervised
 
 from sft_nb.config import load_config
 from sft_nb.report import SftError
+from sft_nb.tokens.ledger import Counts
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 
@@ -68,3 +69,12 @@ def test_what_is_counted_is_counted_by_kind_not_by_words(tokenizer):
     s = prepare(no_eval(task="chat", max_length=60, on_bad_row="drop"), tokenizer, train=rows).train
     assert [d["kind"] for d in s.dropped] == ["unusable", "too_long"]
     assert s.counts.longest_dropped == s.dropped[1]["tokens"] > 300
+
+
+def test_each_row_that_is_left_out_is_written_down_with_its_reason(tokenizer):
+    assert not any(vars(Counts()).values())   # nothing is counted before the first row
+    long = dict(question="Q " * 300, answer="A")
+    s = prepare(no_eval(task="chat", max_length=60), tokenizer, train=[dict(question="1?", answer="2"), long]).train
+    line, = s.dropped
+    assert (line["kind"], line["row"], line["reason"]) == ("too_long", long, "longer than max_length 60")
+    assert line["tokens"] == s.counts.too_long_tokens == s.counts.longest_dropped and s.counts.too_long == 1

@@ -5,6 +5,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError
+from sft_nb.tokens.show import spans
 from sft_nb.tokens.tokenizer import choose_pad, load_tokenizer
 
 
@@ -21,3 +22,10 @@ def test_pad_is_never_the_end_and_is_explained():
 def test_a_tokenizer_without_an_end_is_refused(tmp_path, tokenizer):
     PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="no end token"): load_tokenizer(load_config(tokenizer=str(tmp_path)))
+
+
+def test_a_character_of_several_tokens_is_shown_whole_far_into_a_text(tokenizer):
+    text = "one two three four five six seven eight nine ten eleven twelve caf\u00e9 \U0001f680 go"
+    ids = tokenizer(text)["input_ids"]
+    pieces = [piece for piece, _ in spans(ids, ids, tokenizer)]
+    assert pieces[-6:] == ["⋯", "⋯", "⋯", "\U0001f680", " g", "o"] and "".join(pieces).replace("⋯", "") == text

@@ -34,7 +34,7 @@ def test_a_collapse_can_end_the_run(tmp_path):
 
 def test_answers_that_never_end(tmp_path):
     with answers("on and off it goes, and never the same"): run = train(small(tmp_path, sample_steps=2))
-    assert notes(run)["never_ends"].status == "warn"
+    assert notes(run)["never_ends"].status == "warn" and notes(run)["never_ends"].step == 4   # at the second sample
 
 
 def test_a_collapse_that_is_over_is_no_longer_noted(tmp_path):
