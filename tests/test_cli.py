@@ -167,6 +167,7 @@ def test_max_time_stops_and_resume_goes_on(tmp_path):
     first = shell(*named, "--max-steps", 8, "--max-time", 0, "--eval-samples", 4)
     assert first.returncode == 0, first.stderr
     assert f"Go on with: sft_nb train --resume {tmp_path}/x" in first.stdout, first.stdout
+    assert f"sft_nb evaluate {tmp_path}/x" in first.stdout
     again = shell(*named)
     assert again.returncode == 2 and f"sft_nb train --resume {tmp_path}/x" in again.stderr
     second = shell("train", "--resume", tmp_path/"x", "--examples", 1)

@@ -262,6 +262,8 @@ def _tell(run, n_examples:int)->int:
     if noticed := _noticed(run):   # each was printed at its step
         _say(f"noticed on the way: {', '.join(f.check for f in noticed)}; guards.json has the details")
     if status.state == "finished" and run.config.eval_samples: _score_or_say(run, n_examples)
+    if status.stopped_by == "max_time" and run.checkpoints():
+        _say(f"to score what it has learned so far: sft_nb evaluate {quoted(run.path)}")
     _say(f"\nrun directory: {run.path}")
     return status.exit_code
 

@@ -207,7 +207,10 @@ def _of_the_server(e:Evaluation)->str:
 def examples(self:Evaluation, n:int=5)->str:
     "The first `n` rows: prompt, what the base says, what the tuned model says"
     def said(name, answers, k): return f"\n  {name:<6} {_short(answers.answers[k])}" if answers is not None else ""
-    rows = [f"{a.prompt}{said('base', self.base, k)}{said('tuned', self.tuned, k)}"
+    def asked(prompt):
+        if len(prompt) <= 500: return prompt
+        return f"{prompt[:200]} [{len(prompt) - 400:,} characters] {prompt[-200:]}"
+    rows = [f"{asked(a.prompt)}{said('base', self.base, k)}{said('tuned', self.tuned, k)}"
             for k, a in enumerate(self.tuned.answers[:n])]
     return visible("\n\n".join(rows))
 

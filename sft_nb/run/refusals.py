@@ -50,7 +50,7 @@ def free_name(
     root:Path,   # the folder of all runs
 )->str:          # arithmetic-tiny-3
     "A name for a new run"
-    stem = _allowed(f"{_about(cfg)}-{Path(cfg.model).name}")
+    stem = _allowed("-".join(filter(None, (_about(cfg), cfg.domain, Path(cfg.model).name))))
     k = 1
     while (root/f"{stem}-{k}").exists(): k += 1
     return f"{stem}-{k}"

@@ -38,8 +38,8 @@ def _is_run(folder:Path)->bool: return "config" in read_object(folder/"config.js
 # %% ../../nbs/10_run/11_target.ipynb #b376812c
 def _run_around(path:Path)->Path|None:
     "The run that a folder of weights belongs to"
-    parent = path.parent.parent if path.name.startswith("checkpoint-") else path.parent
-    inside = path.name == "adapter" or path.parent.name == "checkpoints"
+    parent = path.parent.parent if path.parent.name == "checkpoints" else path.parent   # run/checkpoint-2 is enough
+    inside = path.name == "adapter" or path.name.startswith("checkpoint-")
     return parent if inside and _is_run(parent) else None
 
 # %% ../../nbs/10_run/11_target.ipynb #ta0tar03
