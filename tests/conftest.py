@@ -14,6 +14,9 @@ ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("SFT_NB_SHARED", ROOT.parent/"shared"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")   # nothing here may depend on the hub
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share the cores, and so do processes that train together
+if not os.access(Path.home(), os.W_OK):        # pip, datasets, wandb and IPython keep files there
+    os.environ["HOME"] = tempfile.mkdtemp(prefix="sft_nb-home-")
+    atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)   # nohup ignores it, and processes inherit that
 if "SFT_NB_CACHE" not in os.environ:           # prepared rows of these tests, and of the processes that they start
     os.environ["SFT_NB_CACHE"] = tempfile.mkdtemp(prefix="sft_nb-test-")

@@ -69,7 +69,7 @@ def test_rows_are_prepared_by_one_process(mac): assert _workers(load_config(num_
 def test_no_float64_on_the_gpu(monkeypatch):
     tensor = torch.ones(2, 2).as_subclass(OnApple)
     with pytest.raises(TypeError, match="float64"): tensor.double()
-    model = SimpleNamespace(parameters=lambda: [tensor.requires_grad_()])
+    model = SimpleNamespace(named_parameters=lambda: [("w", tensor.requires_grad_())])
     assert norms(model).tolist() == [2] and norms(model).dtype == torch.float64
     assert _sums(dict(weight=tensor)) == dict(weight=(4, 4))
 
