@@ -49,7 +49,7 @@ class RowSettings:
     # held-out rows, of which eval_samples are read; None: eval_fraction, the validation files of a folder in
     # train_file, or the rows that the task brings
     eval_file:tuple[str,...]|None=None
-    # share of train_file to hold out instead, chosen by what a row asks; None: none
+    # about this share of train_file to hold out instead, chosen by what a row asks; None: none
     eval_fraction:float|None=bounded(None, at_least=0, below=1)
     # about so many rows of train_file to hold out, instead of a share; None: none
     eval_rows:int|None=bounded(None, at_least=1)

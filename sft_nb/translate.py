@@ -123,7 +123,7 @@ _IGNORED = {
         trackio_space_id trackio_bucket_id trackio_static_space_id gradio_title gradio_share gradio_server_name
         gradio_server_port gradio_max_new_tokens gradio_temperature wandb_entity wandb_run_id wandb_run_group wandb_tags
         wandb_watch wandb_log_model logging_dir""",
-    "nothing is uploaded; hf upload YOU/NAME runs/NAME/adapter does it": """
+    "nothing is uploaded; hf upload YOU/NAME RUN/adapter does it": """
         push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision hub_model_revision
         push_to_hub_model_id push_to_hub_organization push_to_hub_token push_dataset_to_hub push_to_hub_revision""",
     "the hub is asked with HF_TOKEN": "hf_use_auth_token use_auth_token hf_hub_token ms_hub_token om_hub_token",

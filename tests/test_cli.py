@@ -100,6 +100,9 @@ WRONG = [  # arguments, exit code, what the message says
      ["learning_rate is 0"]),
     (["train", "--batch-size", "4", "--per-device-train-batch-size", "8"], 2, ["set the same"]),
     (["trian"], 2, ["no such command", "Fix: sft_nb train"]),
+    (["sft"], 2, ["no such command", "Fix: sft_nb train"]),
+    (["nosuch"], 2, ["no such command", "Fix: sft_nb --help"]),
+    (["compare", "runs/a"], 2, ["b is missing", "Fix: sft_nb compare runs/NAME runs/OTHER"]),
     ([], 2, ["usage"]),
 ]
 

@@ -48,7 +48,7 @@ def _help()->str:
 def _command(name:str):
     "The function of a command; ConfigError with the nearest name if there is none"
     if name in COMMANDS: return COMMANDS[name]
-    near = difflib.get_close_matches(name[:100], COMMANDS, 1, .5) or ["--help"]
+    near = difflib.get_close_matches(name[:100], COMMANDS, 1, .6) or ["train" if name == "sft" else "--help"]   # as TRL
     raise ConfigError(f"sft_nb {name}", "there is no such command", f"one of {', '.join(COMMANDS)}",
                       command(f"sft_nb {near[0]}"))
 

@@ -226,7 +226,7 @@ _LINE = "command line"
 def _help_of(name:str): return command(f"sft_nb {name} --help")
 
 # %% ../../nbs/14_cli/00_options.ipynb #3623e083
-def _with_a_run(name:str): return command(f"sft_nb {name} runs/NAME")
+def _with_a_run(name:str, other:str=""): return command(f"sft_nb {name} runs/NAME{other}")
 
 # %% ../../nbs/14_cli/00_options.ipynb #a66788ce
 def _no_option(command:str, name:str, known)->ConfigError:
@@ -307,7 +307,7 @@ def _check_first(command:str, texts:list[str], own:dict[str,Option])->None:
     needed = [name for name, option in places.items() if option.default is ...]
     if len(texts) < len(needed):
         raise ConfigError(f"sft_nb {command}", f"{needed[len(texts)]} is missing", places[needed[len(texts)]].help,
-                          _with_a_run(command))
+                          _with_a_run(command, " runs/OTHER" if "b" in needed else ""))
     if len(texts) > len(places): raise _one_too_many(command, texts[len(places)])
 
 # %% ../../nbs/14_cli/00_options.ipynb #c8ed64b6

@@ -227,7 +227,7 @@ def _unreadable(path:Path, e:Exception)->SftError:
     where, looked = _called(path), command(f"ls -l {quoted(path)}")
     if isinstance(e, UnicodeDecodeError):
         found = f"it is not UTF-8 text ({e.reason} at byte {e.start})"
-        return SftError(where, found, "text in UTF-8", _converted(path, "latin1"))
+        return SftError(where, found, "text in UTF-8", _converted(path, "cp1252"))   # and so latin1
     if isinstance(e, csv.Error):
         return SftError(where, f"it is not a table ({e})", "CSV with a line of names", command(f"head {quoted(path)}"))
     if isinstance(e, PermissionError):

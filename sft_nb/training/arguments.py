@@ -24,7 +24,7 @@ from ..on_disk import read_object
 from ..progress import say
 from ..report import ConfigError, command, edit, first_line, SftError
 from ..config import Config
-from ..schema import settings
+from ..schema import _spelled, settings
 from ..model.hardware import find_hardware
 from ..model.divided import check_division, deepspeed_config
 from ..model.kernels import check_kernels
@@ -114,8 +114,10 @@ def refuse(cfg:Config)->None:
         raise ConfigError("group_by_length", "max_tokens_per_batch is set too", expected, edit(group_by_length=False))
     _refuse_compiled(cfg)
     if cfg.device_map:
-        found = f"it is {cfg.device_map!r}, which spreads a model over several devices"
-        raise ConfigError("device_map", found, "training has a whole model on each device", edit(device_map=None))
+        where = cfg.sources.get("device_map", "Config")
+        found = f"device_map = {cfg.device_map!r} spreads a model over several devices"
+        expected, fix = "training has a whole model on each device", _spelled(where, edit(device_map=None))
+        raise ConfigError(where, found, expected, fix)
     check_division(cfg)
     check_kernels(cfg.kernels)
 

@@ -205,6 +205,7 @@ def test_the_plan_is_in_the_run_and_the_run_can_be_repeated(tmp_path):
 
 def test_a_model_that_cannot_be_simulated_is_trained_all_the_same(tmp_path, monkeypatch):
     def broken(*args, **kwargs): raise AssertionError   # without a word
+    monkeypatch.setattr("sft_nb.planning.simulate._SIMULATED", {})
     monkeypatch.setattr("sft_nb.planning.simulate.simulate", broken)
     cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=1, max_samples=16, eval_samples=0)
     with pytest.raises(SftError, match="cannot be simulated .AssertionError"): plan(cfg)
