@@ -3,6 +3,7 @@ import collections
 import traceback
 
 import pytest
+from conftest import ROOT
 from learner import small
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
@@ -13,7 +14,8 @@ from sft_nb.workbench import Workbench
 
 WAIT = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero", "aten::unique_consecutive",
         "aten::masked_select", "aten::_unique2", "aten::unique_dim"}
-OURS = ("sft_nb/", "transformers/", "trl/", "accelerate/", "peft/")
+LIBRARIES = ("transformers", "trl", "accelerate", "peft")
+OURS = (f"{ROOT/'sft_nb'}/", *(f"site-packages/{name}/" for name in LIBRARIES))
 
 
 class Waits(TorchDispatchMode):
