@@ -11,7 +11,7 @@ from sft_nb.report import ConfigError
 from sft_nb.schema import defaults
 from sft_nb.translate import ALIASES, FOREIGN, Given, Meant, meaning, TOOLS
 
-PUBLISHED = Path(os.environ.get("SFT_NB_FOREIGN_CONFIGS", "/work/shared/foreign_configs"))
+PUBLISHED = Path(os.environ.get("SFT_NB_SHARED", Path(__file__).parents[3]/"shared"))/"foreign_configs"
 
 
 def read(path):
