@@ -26,6 +26,7 @@ save_steps = 200
 save_total_limit = 3
 eval_samples = 50
 max_new_tokens = 1024
-# Put right: 262144 without a comma; rows are measured in tokens before anything is cut, so that no row loses its summary;
-# the end of a turn is not padding and is learned; documents are joined as text. ZeRO-2 is left out, since what it divides is
-# the optimiser's state of an adapter, which is small; deepspeed = "zero2", or the path of a file of its own, brings it back.
+# Put right: 262144 without a comma; rows are measured in tokens before anything is cut, so that no row loses its
+# summary; the end of a turn is not padding and is learned; documents are joined as text. ZeRO-2 is left out, since what
+# it divides is the optimiser's state of an adapter, which is small; deepspeed = "zero2", or the path of a file of its
+# own, brings it back.

@@ -21,5 +21,5 @@ eval_steps = 100
 save_steps = 100
 save_total_limit = 2
 load_best_model_at_end = True  # by the held-out loss; sweep says which checkpoint translates best
-# Put right: the prompt is not trained, only the translation; an answer ends at the end of its turn, and is not cut out of
-# a text at the word "assistant".
+# Put right: the prompt is not trained, only the translation; an answer ends at the end of its turn, and is not cut out
+# of a text at the word "assistant".

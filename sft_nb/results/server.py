@@ -177,29 +177,30 @@ def _as_json(url:str, said:bytes)->dict:
                    "a server that speaks OpenAI's API", edit(server="http://localhost:8000"))
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2mod02
-def _text(said)->str:
+def _as_text(said)->str:
     "A text that can be written and made into tokens; empty for anything else"
     return said.encode("utf-8", "replace").decode() if isinstance(said, str) else ""
 
-def _count(said)->int|None:
+def _as_count(said)->int|None:
     "A number of tokens; None for anything else"
     return said if type(said) is int and 0 <= said < 2**40 else None
 
-def _objects(said)->list[dict]:
+def _as_objects(said)->list[dict]:
     "The objects in a list; none for anything else"
     return [one for one in said if isinstance(one, dict)] if isinstance(said, list) else []
 
-def _described(m:dict)->dict:
+def _describe_model(m:dict)->dict:
     "A model of the list: its id, and what else is told of it in the right form"
     meta = m.get("meta") if isinstance(m.get("meta"), dict) else {}
-    texts = {name: said for name in ("id", "parent", "root") if (said := _text(m.get(name)))}
-    return texts | dict(max_model_len=_count(m.get("max_model_len")), n_ctx=_count(meta.get("n_ctx")))
+    texts = {name: said for name in ("id", "parent", "root") if (said := _as_text(m.get(name)))}
+    return texts | dict(max_model_len=_as_count(m.get("max_model_len")), n_ctx=_as_count(meta.get("n_ctx")))
 
 @patch(as_prop=True)
 def models(self:Server)->list[dict]:
     "What it lists; `SftError` if that is no list of models"
     listed = self.ask("/v1/models").get("data")
-    if isinstance(listed, list): return [_described(m) for m in listed if isinstance(m, dict) and _text(m.get("id"))]
+    if isinstance(listed, list):
+        return [_describe_model(m) for m in listed if isinstance(m, dict) and _as_text(m.get("id"))]
     raise SftError(f"server {self.url}", "its list of models has no data", "a server that speaks OpenAI's API",
                    edit(server="http://localhost:8000"))
 
@@ -270,7 +271,7 @@ def kind(self:Server)->str: return self.told.kind
 def context(self:Server)->int|None:
     "Tokens that it holds, if it tells"
     found = [self.told.model.get("max_model_len"), self.told.model.get("n_ctx"),
-             _count(self.told.props.get("default_generation_settings", {}).get("n_ctx"))]
+             _as_count(self.told.props.get("default_generation_settings", {}).get("n_ctx"))]
     return min(filter(None, found), default=None)
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2bod02
@@ -292,7 +293,7 @@ def as_body(
 def _places(s:Server, choice:dict)->list[dict]:
     "The tokens of an answer, with their log-probabilities; empty if it shows none"
     shown = choice.get("logprobs")
-    return _objects(shown.get("content")) if isinstance(shown, dict) else []
+    return _as_objects(shown.get("content")) if isinstance(shown, dict) else []
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ans02b
 def _token(s:Server, at:dict)->int|None:
@@ -301,14 +302,14 @@ def _token(s:Server, at:dict)->int|None:
     if not isinstance(said, str): said = ""
     number = at.get("id")
     if found := re.fullmatch(r"token_id:(\d{1,9})", said): number = int(found[1])
-    if _count(number) is not None: return number if number < len(s.tokenizer) else None
+    if _as_count(number) is not None: return number if number < len(s.tokenizer) else None
     return s.by_text.get(said)
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ans02c
 def _calls(message:dict)->tuple[dict,...]:
     "Tool calls as OpenAI's API writes them: their arguments are a string of JSON"
-    made = _objects([call.get("function") for call in _objects(message.get("tool_calls"))])
-    return tuple(dict(name=_text(f.get("name")), arguments=_object(f.get("arguments"))) for f in made)
+    made = _as_objects([call.get("function") for call in _as_objects(message.get("tool_calls"))])
+    return tuple(dict(name=_as_text(f.get("name")), arguments=_object(f.get("arguments"))) for f in made)
 
 # %% ../../nbs/12_results/04_server.ipynb #c1907885
 def _object(said):
@@ -317,7 +318,7 @@ def _object(said):
 
 # %% ../../nbs/12_results/04_server.ipynb #bab3b7f0
 def _at(s:Server, place:dict)->dict[int,float]:
-    shown = [place, *_objects(place.get("top_logprobs"))]
+    shown = [place, *_as_objects(place.get("top_logprobs"))]
     found = {_token(s, at): at.get("logprob") for at in shown}
     return {t: float(v) for t, v in found.items() if t is not None and _is_logprob(v)}
 
@@ -339,7 +340,7 @@ def by_text(self:Server)->dict[str,int]:
 # %% ../../nbs/12_results/04_server.ipynb #sv2ans04
 def _reply(s:Server, said:dict)->Reply:
     "`SftError` if there is no answer in it"
-    choice = next(iter(_objects(said.get("choices"))), {})
+    choice = next(iter(_as_objects(said.get("choices"))), {})
     usage = said.get("usage") if isinstance(said.get("usage"), dict) else {}
     message = choice.get("message") or dict(content=choice.get("text", 0))
     if not isinstance(message, dict) or not isinstance(message.get("content"), (str, type(None))):
@@ -347,13 +348,13 @@ def _reply(s:Server, said:dict)->Reply:
                        edit(server="http://localhost:8000"))
     places = _places(s, choice)
     return Reply(
-        text=_text(message.get("content")),
-        finish=_text(choice.get("finish_reason")),
-        n_prompt=_count(usage.get("prompt_tokens")),
-        reasoning=_text(message.get("reasoning_content")) or _text(message.get("reasoning")),
+        text=_as_text(message.get("content")),
+        finish=_as_text(choice.get("finish_reason")),
+        n_prompt=_as_count(usage.get("prompt_tokens")),
+        reasoning=_as_text(message.get("reasoning_content")) or _as_text(message.get("reasoning")),
         tokens=[_token(s, at) for at in places] if places else None,
         top=[_at(s, at) for at in places] if places else None,
-        n_answer=_count(usage.get("completion_tokens")),
+        n_answer=_as_count(usage.get("completion_tokens")),
         calls=_calls(message))
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2cha01
@@ -380,12 +381,12 @@ def tokens(self:Server, text:str)->list[int]|None:
     if self.kind == "llama.cpp": body = dict(content=text, add_special=False, parse_special=True)
     elif self.kind == "vLLM": body = dict(model=self.name, prompt=text, add_special_tokens=False)
     else: return None
-    return _ids(_or_none(lambda: self.ask("/tokenize", body)))
+    return _token_ids(_or_none(lambda: self.ask("/tokenize", body)))
 
-def _ids(said:dict|None)->list[int]|None:
+def _token_ids(said:dict|None)->list[int]|None:
     "The token ids in an answer; None if there are none, or anything else"
     found = (said or {}).get("tokens")
-    return found if isinstance(found, list) and all(_count(i) is not None for i in found) else None
+    return found if isinstance(found, list) and all(_as_count(i) is not None for i in found) else None
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ren02b
 @patch
@@ -405,9 +406,9 @@ def _shown(s:Server, path:str, body:dict)->tuple[str|None,list[int]|None]:
     chats = path.endswith("chat/completions")
     if s.kind == "vLLM":
         more = dict(add_generation_prompt=True) if chats else {}
-        return None, _ids(_or_none(lambda: s.ask("/tokenize", dict(model=s.name) | body | more)))
+        return None, _token_ids(_or_none(lambda: s.ask("/tokenize", dict(model=s.name) | body | more)))
     if s.kind != "llama.cpp": return None, None
     text = (_or_none(lambda: s.ask("/apply-template", body)) or {}).get("prompt") if chats else body["prompt"]
     if not isinstance(text, str): return None, None
     asks = dict(content=text, add_special=True, parse_special=True)
-    return _text(text), _ids(_or_none(lambda: s.ask("/tokenize", asks)))
+    return _as_text(text), _token_ids(_or_none(lambda: s.ask("/tokenize", asks)))

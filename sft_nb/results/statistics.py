@@ -189,7 +189,7 @@ def paired_sd(
     sd = math.sqrt((rest ** 2).sum() * G / max(G - 1, 1) / n)
     return sd or float(spread(differences, clusters)[1] * math.sqrt(n))   # all are equal: as if two more were not
 
-def _finite(values, name:str)->np.ndarray:
+def _check_finite(values, name:str)->np.ndarray:
     "As numbers; `SftError` if one is NaN or infinite: nothing can be said of a mean with it"
     values = np.asarray(values, float)
     n = int((~np.isfinite(values)).sum())
@@ -204,7 +204,7 @@ def difference(
     z:float=1.96,                  # how many standard errors the interval has on each side
 )->Difference:
     "How far two models are apart; `SftError` for a value that is not finite"
-    d = _finite(tuned, "the tuned model") - _finite(base, "the base")
+    d = _check_finite(tuned, "the tuned model") - _check_finite(base, "the base")
     won, lost = int((d > 0).sum()), int((d < 0).sum())
     exact = clusters is None and np.isin(d, (-1, 0, 1)).all()
     p = mcnemar(won, lost) if exact else sign_test(d, clusters=clusters)
@@ -259,7 +259,7 @@ def pick(
     *, clusters:list|None=None,
 )->Pick:
     "The best of K checkpoints, tested as one that was picked; `SftError` for a value that is not finite"
-    d = _finite(candidates, "the checkpoints") - _finite(base, "the base")
+    d = _check_finite(candidates, "the checkpoints") - _check_finite(base, "the base")
     best = int(d.mean(-1).argmax())
     drawn = largest(d, clusters=clusters)
     sums, _ = grouped(d, clusters)

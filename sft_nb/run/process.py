@@ -86,7 +86,7 @@ def process_of(
     return Process(pid, _began(pid) or 0, user=_user(), **_place())
 
 # %% ../../nbs/10_run/04_process.ipynb #prc00005
-def _identity(folder:Path)->str:
+def _directory_identity(folder:Path)->str:
     "Tells a directory from a copy of it"
     found = folder.stat()
     return f"{found.st_dev}:{found.st_ino}"
@@ -97,7 +97,7 @@ def _write_process(
     process:Process,
     **more,
 )->None:
-    write_json(folder/name, asdict(process) | dict(folder=_identity(folder)) | more)
+    write_json(folder/name, asdict(process) | dict(folder=_directory_identity(folder)) | more)
 
 def read_process(
     file:Path,        # owner.json or process.json
@@ -111,7 +111,7 @@ def read_process(
     if type(numbers[0]) is not int or type(numbers[1]) not in (int, float): return None
     if not all(isinstance(text, str) for text in known.values()): return None
     process = Process(*numbers, **known)
-    is_copy = process.here and said.get("folder", _identity(file.parent)) != _identity(file.parent)
+    is_copy = process.here and said.get("folder", _directory_identity(file.parent)) != _directory_identity(file.parent)
     return None if is_copy else process
 
 # %% ../../nbs/10_run/04_process.ipynb #19f24d88

@@ -44,7 +44,7 @@ def _bytes(file:Path)->bytes:
     except OSError: return b""
 
 # %% ../../nbs/10_run/07_table.ipynb #50cf76f0
-def _scores(run:Run)->dict:
+def _leading_scores(run:Run)->dict:
     "The figure that counts, of base and tuned model; None where it was not evaluated, or does not have it"
     said = _bytes(run.path/"eval/adapter.json")   # no answer holds bare quotes
     named = re.search(rb'"by": "([^"]+)"', said)
@@ -65,7 +65,7 @@ def summary(run:Run)->dict:
     figures = _figures(run.path/"metrics.jsonl")
     seconds, step = figures.pop("seconds"), max(status.step, figures.pop("step"))
     state = run.state if status.state in ACTIVE else status.state
-    said = dict(run=run.name, state=state, step=step) | figures | _scores(run)
+    said = dict(run=run.name, state=state, step=step) | figures | _leading_scores(run)
     said |= dict(seconds=seconds, guards=", ".join(noticed), reason=reason)
     return _shown(said | dict(model=cfg.get("model"), method=cfg.get("method"), time=status.time))
 
