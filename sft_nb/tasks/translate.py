@@ -13,7 +13,7 @@ import numpy as np
 
 from fastcore.basics import patch
 
-from ..rows.fields import columns
+from ..rows.columns import parse_fields
 from .core import no_rows, said, Score
 
 # %% ../../nbs/03_tasks/10_translate.ipynb #tra00006
@@ -26,7 +26,7 @@ class Translate:
 
     def with_settings(self, cfg)->"Translate":
         "The same for a domain, and for the languages that the columns are called after"
-        named = columns(cfg.fields, self.fields)
+        named = parse_fields(cfg.fields, self.fields)
         found = copy(self)
         found.domain = (cfg.domain or "").replace("_", " ")
         found.languages = tuple(named.get(f, "").replace("_", " ").title() for f in self.fields)

@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from ..faces import Listed, shown
 from ..report import command, counted, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import as_options, Config, said_settings
-from ..rows.columns import _listed, harmless
+from ..rows.unused_columns import are_metadata, join_names
 from ..rows.sources import Mixture, unused_test_files
 from ..rows.texts import is_filler, mostly_unique
 from ..tasks.core import Task
@@ -355,8 +355,8 @@ def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:
         fix = "a trainer for preferences (TRL's DPOTrainer) if both are to count"
         out.append(warn(says, fix, check=f"{name}_pairs"))
     if not names or all(source.own for source in s.source.sources): return out
-    says = f"{_listed(names)} {'is' if len(names) == 1 else 'are'} not used: no conversation is made of it"
-    if harmless(names): return [*out, ok(says, check=f"{name}_columns")]
+    says = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} not used: no conversation is made of it"
+    if are_metadata(names): return [*out, ok(says, check=f"{name}_columns")]
     fix = edit(ignore_columns=(*(cfg.ignore_columns or ()), *names[:6])) | "a task that reads them"
     return [*out, warn(says, fix, check=f"{name}_columns")]
 

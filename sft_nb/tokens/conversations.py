@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from ..report import as_fix, ConfigError, edit, SftError
 from ..config import Config
-from ..rows.formats import (_is_usual, _text_of, detect, is_missing, no_format, propose_fields,
+from ..rows.formats import (content_text, detect, is_normalised, is_missing, no_format_error, propose_fields,
                                  to_messages)
-from ..rows.columns import inside, left_out, numbers_in, obeyed, TEXT_COLUMNS, unread, Watched
+from ..rows.unused_columns import (
+    exclusion_reason, is_honoured, numbers_in_texts, TEXT_COLUMNS, TrackedRow, unread_columns, unread_message_keys)
 from ..rows.files import Source
 from ..rows.sources import _listed, held_out_in, Mixture, open_rows, unused_test_files
-from ..rows.fields import columns, FIELDS, renaming
+from ..rows.columns import column_renamer, FORMAT_FIELDS, parse_fields
 from ..tasks.core import Task
 from .turns import says_something
 
@@ -38,17 +39,18 @@ def _talk(task:Task, row:dict, where:str, cfg:Config|None)->Talk:
     plain = _plain_conversation(task, row, cfg)
     if plain: return Talk(plain, False, [], "")
     ignored = cfg and cfg.ignore_columns or ()
-    watched = Watched({k: v for k, v in row.items() if k not in ignored} if ignored else row)
+    watched = TrackedRow({k: v for k, v in row.items() if k not in ignored} if ignored else row)
     try:
-        numbers = numbers_in(watched, _text_columns(task, cfg))
+        numbers = numbers_in_texts(watched, _text_columns(task, cfg))
         messages = _messages(task, watched, cfg)
         if not messages and (empty := _empty_field(task, row)): return Talk([], False, [], empty, numbers)
-        names = unread(watched) + [name for name in inside(row) if task.name == "chat" and name not in ignored]
-        gone = left_out(row, names)
+        names = unread_columns(watched)
+        if task.name == "chat": names += [name for name in unread_message_keys(row) if name not in ignored]
+        gone = exclusion_reason(row, names)
     except SftError as e:   # neither task nor format knows where the row stands
         raise type(e)(where, e.found, e.expected, e.fix, e.page) from e
     n = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] in _ENDS), 0)
-    return Talk(messages[:n], n < len(messages), [k for k in names if not obeyed(row, k)], gone, numbers)
+    return Talk(messages[:n], n < len(messages), [k for k in names if not is_honoured(row, k)], gone, numbers)
 
 def _plain_conversation(task:Task, row:dict, cfg:Config|None)->list[dict]|None:
     "The messages of a row that holds nothing else, the last one an answer: nothing has to be translated or looked for"
@@ -56,7 +58,7 @@ def _plain_conversation(task:Task, row:dict, cfg:Config|None)->list[dict]|None:
     if cfg and (cfg.ignore_columns or cfg.system_prompt is not None): return None
     if cfg and cfg.data_format not in ("auto", "messages"): return None
     messages = row.get("messages")
-    if type(messages) is not list or not messages or not all([_is_usual(m) for m in messages]): return None
+    if type(messages) is not list or not messages or not all([is_normalised(m) for m in messages]): return None
     return messages if messages[-1]["role"] == "assistant" else None
 
 def _text_columns(task:Task, cfg:Config|None):
@@ -77,7 +79,8 @@ def _messages(task:Task, row:dict, cfg:Config|None)->list[dict]:
     "All messages of a row, by its task or its format"
     format, marker = (cfg.data_format, cfg.response_template) if cfg else ("auto", None)
     if task.name == "chat" or format != "auto":
-        if format == "auto" and cfg and cfg.fields and not detect(row): raise no_format(row, _right_pairs(cfg, row))
+        if format == "auto" and cfg and cfg.fields and not detect(row):
+            raise no_format_error(row, _right_pairs(cfg, row))
         found = to_messages(row, format=format, response_template=marker)
     elif _is_conversation(task, row): found = to_messages(row)
     elif _empty_field(task, row): return []
@@ -117,7 +120,7 @@ def _checked(task:Task, row:dict, cfg:Config|None=None)->dict:
         raise SftError("", f"field {missing} is missing; the row has {has}", f"task {task.name} needs {needs}", fix)
     for name in task.fields:
         if isinstance(row[name], str) or name in getattr(task, "free", ()): continue
-        row[name] = _text_of(row[name], name)
+        row[name] = content_text(row[name], name)
     return row
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #ab7193c8
@@ -161,8 +164,8 @@ def _hooks(cfg:Config, task:Task)->dict:
     chat = task.name == "chat" or cfg.data_format != "auto"
     also = getattr(task, "also", {})
     wanted = () if chat else tuple(dict.fromkeys([*task.fields, *also]))
-    given = columns(cfg.fields, wanted or FIELDS)
-    renamed = renaming(wanted, given, also, () if chat else tuple(task.fields))
+    given = parse_fields(cfg.fields, wanted or FORMAT_FIELDS)
+    renamed = column_renamer(wanted, given, also, () if chat else tuple(task.fields))
     return dict(renamed=renamed, parts=getattr(task, "parts", None))
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #49238edc

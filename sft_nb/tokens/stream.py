@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from ..report import edit, SftError
 from ..config import Config
 from ..rows.formats import detect
-from ..rows.columns import is_number_verdict
+from ..rows.unused_columns import is_numeric_label
 from ..rows.texts import answer_marker, end_marker, has_markup, is_filler, repeated_answers
 from ..tasks.core import Task
 from .template import Template, thought_of
@@ -137,7 +137,7 @@ def read(self:Reader, place:str, row:dict)->Row:
         talk = said.messages
         self.count(said)
         gone = said.gone or self.lacks(talk)
-        if said.gone and is_number_verdict(row): self.seen.label_zero += 1
+        if said.gone and is_numeric_label(row): self.seen.label_zero += 1
         if not gone: examples = self.lay(talk, place)
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fastcore.basics import patch
 
 from ..report import ConfigError, edit, first_line, SftError
-from ..rows.formats import THOUGHTS
+from ..rows.formats import REASONING_KEYS
 
 # %% ../../nbs/04_tokens/01_template.ipynb #fac8aae3
 _OURS = ("train", "tools", "chat_template_kwargs")   # keys of a message that no template is shown
@@ -194,10 +194,10 @@ def _written(t:Template, call:dict)->tuple[str,...]:
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0037
 def thought_of(m:dict)->str:
     "The reasoning of a message; empty if there is none"
-    return next((m[k] for k in THOUGHTS if isinstance(m.get(k), str) and m[k].strip()), "")
+    return next((m[k] for k in REASONING_KEYS if isinstance(m.get(k), str) and m[k].strip()), "")
 
 def _thought_key(t:Template)->str|None:
-    for key in THOUGHTS:
+    for key in REASONING_KEYS:
         if "probe thought" in _probed(t, _ASKS, _ANSWERS | {key: "probe thought"}): return key
     return None
 
@@ -207,7 +207,7 @@ def _message_as_text(m:dict)->dict:
     calls = [_dump(c["function"]) for c in m.get("tool_calls") or []]
     words = [m["content"]] if m["content"] else []
     role = "user" if m["role"] == "tool" else m["role"]
-    kept = {k: m[k] for k in ("train", "chat_template_kwargs", *THOUGHTS) if k in m}
+    kept = {k: m[k] for k in ("train", "chat_template_kwargs", *REASONING_KEYS) if k in m}
     return dict(role=role, content="\n".join(words + calls)) | kept
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0014
@@ -232,12 +232,13 @@ def lacking(self:Template, messages:list[dict])->tuple[str,...]:
 def thinking(self:Template, m:dict, where:str="row")->dict:
     "A message with its reasoning where this template will find it; `SftError` if it has no place for it"
     thought = thought_of(m)
-    plain = {k: v for k, v in m.items() if k not in THOUGHTS}
+    plain = {k: v for k, v in m.items() if k not in REASONING_KEYS}
     if not thought or self.reasoning == "drop": return plain
     if self.reasoning == "inline": return plain | dict(content=f"<think>\n{thought}\n</think>\n\n{m['content']}")
     if self.thought_key: return plain | {self.thought_key: thought}
     raise SftError(where, "an answer has reasoning, and the chat template has no key for it",
-                   f"a template that reads {', '.join(THOUGHTS)}", edit(reasoning="inline") | edit(reasoning="drop"))
+                   f"a template that reads {', '.join(REASONING_KEYS)}",
+                   edit(reasoning="inline") | edit(reasoning="drop"))
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0016
 @patch
@@ -246,7 +247,7 @@ def fitting(self:Template, messages:list[dict], where:str="row")->list[dict]:
     if not any(len(m) > 2 or m["role"] == "tool" for m in messages): return messages
     if self.lacking(messages): messages = as_text(messages)
     elif self.calls.as_string: messages = [_with_string_arguments(m) for m in messages]
-    thoughtful = any(k in m for m in messages for k in THOUGHTS)
+    thoughtful = any(k in m for m in messages for k in REASONING_KEYS)
     return [self.thinking(m, where) for m in messages] if thoughtful else messages
 
 def _with_string_arguments(m:dict)->dict:
@@ -262,7 +263,7 @@ def in_front(self:Template,
 )->str:
     "All that the template writes in front of an answer's own words"
     answer = answer or dict(role="assistant", content="?")
-    keys = [k for k in ("content", *THOUGHTS) if (answer.get(k) or "").strip()]
+    keys = [k for k in ("content", *REASONING_KEYS) if (answer.get(k) or "").strip()]
     def like(word): return {k: word.ljust(len(answer[k]), "x") for k in keys}   # a header may tell of the length
     return os.path.commonprefix([self.render([*messages, answer | like(word)], where=where)
                                  for word in ("Aq1", "Zw2")])

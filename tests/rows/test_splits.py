@@ -174,7 +174,7 @@ def test_columns_find_their_fields(tmp_path):
         else:
             with pytest.raises(SftError, match="field answer is missing"): conversation(task_of(cfg), row, place, cfg)
     assert read("train", task=get_task("chat"), train_file=str(file), fields=typed) == [want]
-    with pytest.raises(ConfigError, match="nobody reads qestion"):
+    with pytest.raises(ConfigError, match="there is no field qestion"):
         read("train", task=get_task("gsm8k"), train_file=str(file), fields="qestion=Problem")
 
 
@@ -208,7 +208,7 @@ def test_a_typo_in_fields_is_named(tmp_path):
     with pytest.raises(SftError, match="no column persna for system"):   # the row could be read without it
         prepare(load_config(**settings, task="chat", fields=(*right, "system=persna")))
     assert prepare(load_config(**settings, task="chat", fields=(*right, "system=mood"))).train.n_kept == 1
-    with pytest.raises(ConfigError, match="nobody reads qestion") as e:
+    with pytest.raises(ConfigError, match="there is no field qestion") as e:
         prepare(load_config(**settings, task="chat", fields=("qestion=body", "answer=reply")))
     assert e.value.fix.settings == dict(fields=right)
     data = prepare(load_config(**settings, task="chat", fields=("question=bodi", "answer=reply"), on_bad_row="drop"),

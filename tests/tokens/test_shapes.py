@@ -9,7 +9,7 @@ from hypothesis import given, HealthCheck, settings as how, strategies as st
 
 from sft_nb.config import load_config
 from sft_nb.report import SftError
-from sft_nb.rows.formats import message, to_messages
+from sft_nb.rows.formats import normalise_message, to_messages
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
 from sft_nb.tokens.template import Template
 from sft_nb.tokens.tokenizer import load_tokenizer
@@ -310,10 +310,11 @@ def test_only_the_completion_of_a_conversational_prompt():
                                              ("0", False), (None, True)])
 def test_what_a_weight_means(weight, trained):
     for name in ("train", "weight"):
-        assert message({"role": "assistant", "content": "x", name: weight}, "message 1").get("train", True) is trained
+        answer = {"role": "assistant", "content": "x", name: weight}
+        assert normalise_message(answer, "message 1").get("train", True) is trained
 
 
 @pytest.mark.parametrize("weight", [0.5, 2, "half", [1], "", float("nan")])
 def test_what_is_no_weight(weight):
     answer = dict(role="assistant", content="x", weight=weight)
-    with pytest.raises(SftError, match="true or false"): message(answer, "it")
+    with pytest.raises(SftError, match="true or false"): normalise_message(answer, "it")
