@@ -1,0 +1,254 @@
+"""Train a tiny random model of each causal type of transformers, and report what works.
+
+    python scripts/families.py                                  # every type
+    python scripts/families.py qwen3_moe gpt_oss                # these
+    python scripts/families.py --out families.json --jobs 2     # results of earlier calls in the file are kept
+    python scripts/families.py --out families.json --table      # print the table of a file, train nothing
+
+Each type has a process of its own, with a time limit. A column holds what was measured, or the reason why it failed.
+"""
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+import transformers
+from tiny_shapes import KINDS, NO_CONFIG, tiny_config
+
+from sft_nb.checks.preflight import preflight
+from sft_nb.config import load_config
+from sft_nb.model.generate import eval_mode, generate
+from sft_nb.model.load import auto_class, load_base, quiet
+from sft_nb.model.loss import causal_lm
+from sft_nb.report import Report, first_line
+from sft_nb.results.merge import merge
+from sft_nb.run.directory import Run
+from sft_nb.tokens.tokenizer import load_tokenizer
+from sft_nb.training.train import resume, train
+from sft_nb.workbench import Workbench
+
+COLUMNS = ("config", "preflight", "plan", "rows", "apart", "lora", "four_bit", "trains", "cache", "resume", "merge")
+
+
+class Family:
+    "A tiny model of one type in a folder, and what is tried with it"
+    def __init__(self, kind:str, folder:Path):
+        self.kind, self.folder, self.results = kind, folder, {}
+        self.run:Run|None = None
+
+    def settings(self, **more):
+        base = dict(
+            model=str(self.folder/"model"), tokenizer="tiny", method="lora", device="cpu", dtype="float32",
+            max_samples=32, max_steps=3, save_steps=1, save_total_limit=9, logging_steps=1, eval_samples=2,
+            per_device_train_batch_size=4, gradient_accumulation_steps=1, max_new_tokens=8, sample_steps=2,
+            learning_rate=1e-3, runs_dir=str(self.folder/"runs"), run_name="run")
+        return load_config("demo", **base | more)
+
+    def config(self)->str:
+        tokenizer = load_tokenizer(load_config(model="tiny"))
+        shape = tiny_config(self.kind, len(tokenizer))
+        torch.manual_seed(0)
+        with quiet():
+            model = auto_class(shape).from_config(shape, dtype=torch.float32)
+            model.save_pretrained(self.folder/"model")
+        return f"{sum(p.numel() for p in model.parameters()):,}"
+
+    def preflight(self)->str:
+        self.bench = Workbench(self.settings())
+        report = preflight(self.bench)
+        found = [f for f in report.findings if f.status in ("fail", "warn")]
+        self.findings = [dict(status=f.status, check=f.check, says=f.says, fix=str(f.fix or "")) for f in found]
+        self.results["findings"] = self.findings
+        failed = [f for f in found if f.status == "fail"]
+        if failed: raise RuntimeError("; ".join(f"{f.check}: {f.says}" for f in failed))
+        return ", ".join(f.check for f in found) or "ready"
+
+    def plan(self)->str:
+        plan = self.bench.plan
+        if plan is None: raise RuntimeError(self.bench.no_plan)
+        return f"{plan.total / 2**20:.0f} MiB"
+
+    def rows(self)->str: return self.bench.layout.name
+
+    def apart(self)->str:
+        "Relative difference of our loss of a batch, and of stock transformers' row by row"
+        bench = self.bench
+        bench.make("model", "layout")
+        rows = bench.rows([0, 1, 2, 3, 4])
+        long = {name: [i for row in bench.rows([5, 6, 7]) for i in row[name]] for name in ("input_ids", "labels")}
+        rows.append(long)   # longer than any window or convolution
+        with eval_mode(bench.model), torch.no_grad(): ours = bench.loss(bench.layout.collate(rows)).item()
+        with quiet(): stock = auto_class(bench.model.config).from_pretrained(self.folder/"model", dtype=torch.float32)
+        total, n = 0., 0
+        for row in rows:
+            with torch.no_grad(): logits = stock.eval()(torch.tensor([row["input_ids"]]), use_cache=False).logits[0]
+            labels = torch.tensor(row["labels"])[1:]
+            total += torch.nn.functional.cross_entropy(logits[:-1].float(), labels, reduction="sum").item()
+            n += int((labels != -100).sum())
+        return f"{abs(ours - total / n) / (total / n):.1e}"
+
+    def lora(self)->str:
+        "Share of the weights beside embeddings and head that an adapter stands beside"
+        inner = causal_lm(self.bench.model)
+        ends = [m for m in (inner.get_input_embeddings(), inner.get_output_embeddings()) if m is not None]
+        outside = {id(p) for m in ends for p in m.parameters()}
+        reached, total = set(), 0
+        for module in inner.modules():
+            if not hasattr(module, "lora_A"): continue
+            own = module.get_param() if hasattr(module, "get_param") else module.get_base_layer().weight
+            reached.add(id(own))
+        for name, p in inner.named_parameters():
+            if "lora_" not in name and id(p) not in outside: total += p.numel()
+        n = sum(p.numel() for p in inner.parameters() if id(p) in reached)
+        return f"{n / total:.1%}"
+
+    def four_bit(self)->str:
+        "Share of the same weights that are stored in 4 bits"
+        model = load_base(self.settings(method="qlora"), self.bench.tokenizer)
+        ends = [m for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]
+        outside = {id(p) for m in ends for p in m.parameters()}
+        sizes = dict(packed=0, total=0)
+        for p in model.parameters():
+            if id(p) in outside: continue
+            n = p.quant_state.shape.numel() if getattr(p, "quant_state", None) is not None else p.numel()
+            packed = getattr(p, "quant_state", None) is not None or p.dtype == torch.uint8
+            if p.dtype == torch.uint8 and getattr(p, "quant_state", None) is None: n *= 2
+            sizes["total"] += n
+            sizes["packed"] += n * packed
+        return f"{sizes['packed'] / sizes['total']:.1%}"
+
+    def trains(self)->str:
+        self.bench.close()
+        self.run = train(self.settings(preflight=False))
+        losses = [m["loss"] for m in self.run.metrics() if "loss" in m]
+        if self.run.state != "finished": raise RuntimeError(self.run.state)
+        return f"{len(losses)} steps"
+
+    def cache(self)->str:
+        "Greedy answers with the cache, and without"
+        model = self.bench.trained(self.run.adapter).eval()
+        talks = [[dict(role="user", content=text)] for text in ("What is 2 + 3?", "Tom has 4 apples and eats 1.")]
+        answers = [a.text for a in generate(model, self.bench.tokenizer, talks, max_new_tokens=8, batch_size=1)]
+        model.config.use_cache = False
+        inner = causal_lm(model)
+        from sft_nb.tokens.encode import encode_prompts
+        for ids, answer in zip(encode_prompts(talks, self.bench.tokenizer), answers):
+            ids = torch.tensor([ids])
+            with torch.no_grad():
+                for _ in range(8):
+                    new = inner(ids, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
+                    ids = torch.cat([ids, new], 1)
+                    if new.item() in set(inner.generation_config.eos_token_id): break
+            plain = self.bench.tokenizer.decode(ids[0, -8:], skip_special_tokens=True)
+            if answer.strip() not in self.bench.tokenizer.decode(ids[0], skip_special_tokens=True):
+                raise RuntimeError(f"with the cache {answer!r}, without it {plain!r}")
+        return "same"
+
+    def resume(self)->str:
+        "A run that was killed after its second checkpoint ends with the same bytes"
+        again = Run(shutil.copytree(self.run.path, self.folder/"runs/again"))
+        shutil.rmtree(again.path/"checkpoints/checkpoint-3")
+        shutil.rmtree(again.adapter)
+        again.set_status("running", step=2)
+        resume(again)
+        name = "adapter_model.safetensors"
+        if (again.adapter/name).read_bytes() != (self.run.adapter/name).read_bytes(): raise RuntimeError("other bytes")
+        return "same bytes"
+
+    def merge(self)->str:
+        parity = Report.load(merge(self.run, dtype="float32", prompts=2)/"parity.json")
+        return f"{parity.figures['largest_difference']:.0e}"
+
+    def try_all(self, report)->None:
+        "Each column, the result written as soon as it is known"
+        for column in COLUMNS:
+            began = time.monotonic()
+            needs = dict(cache="trains", resume="trains", merge="trains").get(column, "config")
+            if column != "config" and "!" in self.results.get(needs, ""): continue
+            try: self.results[column] = getattr(self, column)()
+            except Exception as e:   # a failure is what is looked for
+                self.results[column] = f"! {type(e).__name__}: {first_line(e)[:300]}"
+            self.results.setdefault("seconds", {})[column] = round(time.monotonic() - began, 1)
+            report(self.results)
+
+
+def try_type(kind:str, file:Path)->None:
+    "In a process of its own"
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["SFT_NB_CACHE"] = f"{folder}/cache"
+        os.chdir(folder)
+        with open(file.with_suffix(".log"), "w") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            Family(kind, Path(folder)).try_all(lambda found: file.write_text(json.dumps(found)))
+
+
+def try_types(kinds:list[str], out:Path, jobs:int, limit:int)->None:
+    "Fork a process for each, some at a time; the results are in `out` as soon as they are there"
+    parts = out.with_suffix("")
+    parts.mkdir(parents=True, exist_ok=True)
+    waiting, running = list(kinds), {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            kind = waiting.pop(0)
+            file = parts/f"{kind}.json"
+            file.write_text("{}")
+            pid = os.fork()
+            if pid == 0:
+                try: try_type(kind, file)
+                finally: os._exit(0)
+            running[pid] = (kind, time.monotonic())
+        time.sleep(.2)
+        for pid, (kind, began) in list(running.items()):
+            slow = time.monotonic() - began > limit
+            if slow: os.kill(pid, signal.SIGKILL)
+            if os.waitpid(pid, 0 if slow else os.WNOHANG)[0] == 0: continue
+            del running[pid]
+            found = json.loads((parts/f"{kind}.json").read_text())
+            if slow: found["stopped"] = f"! it took longer than {limit} s"
+            found["total_seconds"] = round(time.monotonic() - began)
+            keep(out, kind, found)
+            print(kind, " | ".join(str(found.get(c, "-")) for c in COLUMNS), flush=True)
+
+
+def keep(out:Path, kind:str, found:dict)->None:
+    "Add the results of a type to the file"
+    known = json.loads(out.read_text()) if out.exists() else {}
+    versions = dict(transformers=transformers.__version__, torch=torch.__version__)
+    known[kind] = dict(date=time.strftime("%Y-%m-%d"), versions=versions) | found
+    out.write_text(json.dumps(known, indent=1))
+
+
+def table(found:dict)->str:
+    "Markdown: a line for each type"
+    def cell(x): return "" if x is None else ("✗" if x.startswith("!") else x).replace("|", "/")
+    head = ["type", *COLUMNS]
+    lines = [head, ["---"] * len(head)]
+    lines += [[kind, *(cell(found[kind].get(c)) for c in COLUMNS)] for kind in KINDS if kind in found]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", help="types of transformers; none: all")
+    parser.add_argument("--out", type=Path, default=Path("families.json"))
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--limit", type=int, default=300, help="seconds for a type")
+    parser.add_argument("--table", action="store_true", help="print the table of the file")
+    args = parser.parse_args()
+    if unknown := {*args.kinds} - {*KINDS}: sys.exit(f"families.py: no causal type of transformers: {sorted(unknown)}")
+    out = args.out.absolute()
+    if not args.table: try_types([k for k in args.kinds or KINDS if k not in NO_CONFIG], out, args.jobs, args.limit)
+    print(table(json.loads(out.read_text())))
+
+
+if __name__ == "__main__": main()
