@@ -19,7 +19,7 @@ from .report import as_fix, ConfigError, edit, Fix
 _Auto = Literal["auto"]
 _Epoch = Literal["epoch"]
 _Format = Literal["auto","messages","sharegpt","alpaca","preference","prompt_completion","question_answer","text",
-                  "tokens","alpaca_prompt","alpaca_chat"]
+                  "tokens","alpaca_prompt","alpaca_chat","jeopardy"]
 
 def bounded(
     default,
@@ -126,6 +126,9 @@ class AdapterSettings:
     # (the names are peft's)
     init_lora_weights:str="default"
     modules_to_save:tuple[str,...]|None=None  # modules that are trained in full beside the adapter: lm_head
+    # with method full: only the parameters whose names match one of these regular expressions, from their start, in
+    # which a period is a period: model.layers.2[0-9]. lm_head; None: all
+    unfrozen_parameters:tuple[str,...]|None=None
     bnb_4bit_quant_type:Literal["nf4","fp4"]="nf4"  # nf4 suits weights that are normally distributed
     bnb_4bit_use_double_quant:bool=True  # True: quantise the quantisation constants too, 0.4 bits less per weight
     load_in_8bit:bool=False     # True: with method qlora, 8 bits per weight instead of 4
@@ -148,6 +151,7 @@ class TrainingSettings:
     # True: flatten the rows of a batch into one, without padding; auto: where the attention keeps them apart
     padding_free:bool|_Auto="auto"
     group_by_length:bool=False        # True: padded batches of rows of about the same length, for less padding
+    shuffle:bool=True                 # False: every epoch has the rows in the order of the files, as a curriculum wants
     gradient_accumulation_steps:int=bounded(4, at_least=1)  # forward passes in one optimiser step
     # rows in one optimiser step, over all passes and processes: sets gradient_accumulation_steps.
     # None: what the others multiply to

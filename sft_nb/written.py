@@ -67,7 +67,7 @@ def _unknown(name:str, where:str, tool:str="")->ConfigError:
 
 # %% ../nbs/00_written.ipynb #e4dd3bb5
 _NAMES = ("lora_target_modules", "modules_to_save", "report_to")   # "q_proj, v_proj" is two
-_ONE_OR_MORE = ("train_file", "eval_file", "train_tokens", "ignore_columns", "fields",
+_ONE_OR_MORE = ("train_file", "eval_file", "train_tokens", "ignore_columns", "fields", "unfrozen_parameters",
                 "lr_scheduler_kwargs")   # "a.jsonl" is one
 
 def _as_tuple(full:str, v:Any)->Any:

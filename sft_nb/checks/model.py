@@ -19,7 +19,7 @@ from ..tokens.encode import end_ids
 from ..tokens.account import Data
 from ..model.precision import audit
 from ..model.loss import causal_lm
-from ..model.adapter import text_path
+from ..model.adapter import full_parameters, text_path
 from ..model.load import count_parameters
 from .core import check
 
@@ -38,6 +38,7 @@ def _not_adapted(model)->list[str]:
 # %% ../../nbs/09_checks/04_model.ipynb #model00a
 _BESIDE = ("lora_", "modules_to_save", "trainable_tokens")   # what peft trains
 _LOAD = as_fix("load_model(cfg, tokenizer)")
+_IN_FULL = as_fix("train_in_full(model, cfg)") | _LOAD
 _THAW = as_fix("PeftModel.from_pretrained(base, folder, is_trainable=True), for a saved adapter") | _LOAD
 
 def _is_adapter(name:str)->bool: return any(part in name for part in _BESIDE)
@@ -55,10 +56,15 @@ def _wrong_adapter(model, trained:list[str], frozen:list[str])->Finding|None:
     if bare: return fail(f"{len(bare)} targeted modules have no adapter, the first is {bare[0]}", _LOAD)
 
 # %% ../../nbs/09_checks/04_model.ipynb #fd50e71a
-def _wrong_in_full(frozen:list[str])->Finding|None:
-    "What is wrong if all weights are to be trained"
-    if not frozen: return None
-    return fail(f"{len(frozen)} parameters are frozen, the first is {frozen[0]}", "model.requires_grad_(True)")
+def _wrong_in_full(model, cfg:Config)->Finding|None:
+    "What is wrong if all weights are to be trained, or those that unfrozen_parameters names"
+    wanted = {id(model.get_parameter(name)) for name in full_parameters(model, cfg)}
+    frozen = [name for name, p in model.named_parameters() if id(p) in wanted and not p.requires_grad]
+    if frozen: return fail(f"{len(frozen)} parameters are frozen, the first is {frozen[0]}", _IN_FULL)
+    others = [name for name, p in model.named_parameters() if id(p) not in wanted and p.requires_grad]
+    if others and cfg.unfrozen_parameters:
+        return fail(f"{len(others)} parameters are trained that unfrozen_parameters does not name, the first is "
+                    f"{others[0]}", _IN_FULL)
 
 # %% ../../nbs/09_checks/04_model.ipynb #fd50e718
 @check("model")
@@ -68,11 +74,12 @@ def check_trainable(model, cfg:Config)->Finding:
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     if not trained: return fail("no parameter is trained", _THAW)
     inside = text_path(model)   # of a model with a vision tower
-    if cfg.method == "full": wrong = _wrong_in_full([n for n in frozen if not inside or n.startswith(inside + ".")])
+    if cfg.method == "full": wrong = _wrong_in_full(model, cfg)
     else: wrong = _wrong_adapter(model, trained, frozen)
     if wrong: return wrong
     n, of = count_parameters(model)
     says = f"{n:,} of {of:,} parameters are trained"
+    if cfg.method == "full" and cfg.unfrozen_parameters: return ok(f"{says}, those that unfrozen_parameters names")
     return ok(f"{says}, all of them in {inside}: rows are text, and reach nothing else" if inside else says)
 
 # %% ../../nbs/09_checks/04_model.ipynb #model042

@@ -8,13 +8,14 @@ __all__ = ['weights_for_dora', 'skeleton', 'optimizer_bytes', 'static_bytes', 'd
 # %% ../../nbs/07_planning/00_static.ipynb #dec63945
 import math
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from ..config import Config
 from ..model.load import auto_class, load_shape, quantization, quiet
 from ..model.kernels import use_kernels
-from ..model.adapter import lora_config, spare_casts
+from ..model.adapter import lora_config, spare_casts, train_in_full
 from ..model.divided import Division
 from ..model.sharding import units
 
@@ -85,7 +86,9 @@ def skeleton(
     with quiet(), torch.device("meta"):
         model = auto_class(shape).from_config(shape, **how)
         _make_room(model, len(tokenizer))
-        if cfg.method == "full": return model.train()
+        if cfg.method == "full":   # of a few layers, all are trained: a pattern may name others
+            train_in_full(model, cfg if layers is None else replace(cfg, unfrozen_parameters=None))
+            return model.train()
         bits = quantization(cfg, dtype)
         if bits is not None: model = _quantised(model, bits)
         return _adapted(model, tokenizer, cfg).train()

@@ -21,6 +21,7 @@ FORMATS = dict(
     preference=("chosen", "rejected"), prompt_completion=("prompt", "completion"),
     question_answer=("question", "answer"),
     alpaca_prompt=("instruction", "output"), alpaca_chat=("instruction", "output"),
+    jeopardy=("question", "category", "answer"),
     text=("text",), tokens=("input_ids",))
 COMPLETION_KEYS = ("completion", "response", "chosen")
 
@@ -237,6 +238,11 @@ def _read_alpaca_prompt(row, before_input:str="\n\n### Input:\n")->list[dict]:
     question = f"{content_text(row['instruction'], 'instruction')}{before_input}{given}"
     return _add_system_message(_question_and_answer(question, row["output"]), row.get("system") or _ALPACA_SYSTEM)
 
+def _read_jeopardy(row)->list[dict]:
+    "A clue with its category, in Alpaca's wording; the answer is a question, as the quiz wants it"
+    answer = f"what is {content_text(row['answer'], 'the answer')}"
+    return _read_alpaca_prompt(dict(instruction=row["question"], input=row["category"], output=answer))
+
 # %% ../../nbs/02_rows/00_formats.ipynb #08afd384
 def _as_messages(x, role:str, name:str)->list[dict]:
     "A list of messages as it is; a string or a number as one message by `role`"
@@ -380,7 +386,7 @@ _READERS = dict(
     sharegpt=partial(_read_conversation, column="conversations", name="turn"),
     alpaca=_read_alpaca, preference=_read_preference, prompt_completion=_read_prompt_completion,
     question_answer=_read_question_answer, tokens=_read_tokens, alpaca_prompt=_read_alpaca_prompt,
-    alpaca_chat=partial(_read_alpaca_prompt, before_input="\n"))
+    alpaca_chat=partial(_read_alpaca_prompt, before_input="\n"), jeopardy=_read_jeopardy)
 
 def no_format_error(
     row:dict,

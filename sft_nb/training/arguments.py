@@ -112,6 +112,12 @@ def refuse(cfg:Config)->None:
     if cfg.max_tokens_per_batch and cfg.group_by_length:
         expected = "packed batches have no padding to save"
         raise ConfigError("group_by_length", "max_tokens_per_batch is set too", expected, edit(group_by_length=False))
+    if cfg.unfrozen_parameters and cfg.method != "full":
+        fix = edit(method="full") | edit(unfrozen_parameters=None)
+        raise ConfigError("unfrozen_parameters", f"method {cfg.method} trains an adapter", "full fine-tuning", fix)
+    if cfg.group_by_length and not cfg.shuffle:
+        expected, fix = "rows in their order, or sorted by length", edit(group_by_length=False) | edit(shuffle=True)
+        raise ConfigError("shuffle", "group_by_length is set too", expected, fix)
     _refuse_compiled(cfg)
     if cfg.device_map:
         where = cfg.sources.get("device_map", "Config")

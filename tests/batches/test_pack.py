@@ -16,9 +16,10 @@ from sft_nb.batches.pack import Batches, Rows, batches, pack
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=120)
 modes = st.sampled_from([dict(batch_size=1), dict(batch_size=7), dict(batch_size=7, group_by_length=True),
                          dict(max_tokens=60), dict(max_tokens=200)])
+in_order = st.sampled_from([dict(batch_size=7, shuffle=False), dict(max_tokens=60, shuffle=False)])
 
 
-@given(lengths, modes, st.integers(0, 3), st.integers(1, 4), st.integers(0, 5))
+@given(lengths, modes | in_order, st.integers(0, 3), st.integers(1, 4), st.integers(0, 5))
 @how(max_examples=300, deadline=None)
 def test_every_row_is_in_one_batch_of_one_process(n, mode, seed, world, epoch):
     if len(n) < world: return
@@ -45,6 +46,12 @@ def test_epochs_differ_and_seeds_differ(n, mode):
     b.set_epoch(1)
     assert list(b) != first and len(list(b)) == len(first)
     assert list(Batches(n, seed=2, epochs=2, **mode)) != first and list(Batches(n, seed=1, epochs=2, **mode)) == first
+
+
+@given(lengths, in_order, st.integers(0, 3))
+@how(max_examples=100, deadline=None)
+def test_rows_that_are_not_shuffled_come_in_the_order_of_the_file(n, mode, epoch):
+    assert [r for b in Batches(n, epochs=2, **mode).all(epoch) for r in b] == list(range(len(n)))
 
 
 @pytest.mark.parametrize("mode", [dict(batch_size=4), dict(batch_size=4, group_by_length=True), dict(max_tokens=60)])
@@ -118,7 +125,8 @@ class _Nothing(torch.nn.Module):
     def forward(self, rows): return dict(loss=self.weight ** 2)
 
 
-MODES = [dict(batch_size=7), dict(max_tokens_per_batch=200), dict(group_by_length=True)]
+MODES = [dict(batch_size=7), dict(max_tokens_per_batch=200), dict(group_by_length=True),
+         dict(max_tokens_per_batch=200, shuffle=False)]
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("accumulation, epochs", [(1, 1), (3, 2), (4, 2.5), (1000, 2)])

@@ -49,6 +49,14 @@ def test_trainable(tokenizer):
     assert check_trainable(full, full_cfg).status == "ok"
     full.get_input_embeddings().requires_grad_(False)
     assert "1 parameters are frozen" in says(full, full_cfg)
+    part_cfg = small(method="full", unfrozen_parameters="model.layers.1.")
+    part = load_model(part_cfg, tokenizer)
+    assert check_trainable(part, part_cfg).says.endswith("those that unfrozen_parameters names")
+    part.get_input_embeddings().requires_grad_(True)
+    assert "1 parameters are trained that unfrozen_parameters does not name" in says(part, part_cfg)
+    part.requires_grad_(False)
+    part.get_input_embeddings().requires_grad_(True)
+    assert "parameters are frozen, the first is model.layers.1." in says(part, part_cfg)
 
 
 def test_formats(tokenizer):
