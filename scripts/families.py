@@ -29,7 +29,7 @@ from sft_nb.config import load_config
 from sft_nb.model.generate import eval_mode, generate
 from sft_nb.model.load import auto_class, load_base, quiet
 from sft_nb.model.loss import causal_lm
-from sft_nb.report import Report, first_line
+from sft_nb.report import Report, error_summary
 from sft_nb.results.merge import merge
 from sft_nb.run.directory import Run
 from sft_nb.tokens.tokenizer import load_tokenizer
@@ -176,7 +176,7 @@ class Family:
             if column != "config" and "!" in self.results.get(needs, ""): continue
             try: self.results[column] = getattr(self, column)()
             except Exception as e:   # a failure is what is looked for
-                self.results[column] = f"! {type(e).__name__}: {first_line(e)[:300]}"
+                self.results[column] = f"! {type(e).__name__}: {error_summary(e)[:300]}"
             self.results.setdefault("seconds", {})[column] = round(time.monotonic() - began, 1)
             report(self.results)
 

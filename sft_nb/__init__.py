@@ -2,11 +2,11 @@ __version__ = "0.1.0"
 
 import logging as _logging
 
-from .before_torch import before_torch as _before_torch
+from .before_torch import set_torch_environment as _set_torch_environment
 from .installation import check_platform as _check_platform
 
 _check_platform()
-_before_torch()
+_set_torch_environment()
 
 # Public names are handed out when they are first asked for (PEP 562): `import sft_nb` loads no torch.
 _NAMES = {

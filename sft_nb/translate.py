@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .report import as_fix, command, ConfigError, edit, Fix
-from .schema import _spelled, defaults
+from .settings import fix_for_source, defaults
 
 # %% ../nbs/00_translate.ipynb #5932fc20
 ALIASES = dict(
@@ -1279,7 +1279,7 @@ def refusal_of(
     where:str,     # where it is set
 )->ConfigError:
     "The error for a setting that is not obeyed here"
-    return ConfigError(where, f"{name} = {value!r}"[:200], meant.says, _spelled(where, meant.fix))
+    return ConfigError(where, f"{name} = {value!r}"[:200], meant.says, fix_for_source(where, meant.fix))
 
 def method_refusal(
     methods:list[tuple[str,str]],   # what the file does, and the setting that says so with its place
@@ -1291,4 +1291,4 @@ def method_refusal(
     if "preference" in what: fix = "fine-tune first, then see the recipe from_here_to_preferences"
     if "sft_nb merge" in what: fix = command("sft_nb merge runs/NAME")
     return ConfigError(where, f"{setting} asks for {what}", "only supervised fine-tuning on text is done here",
-                       _spelled(where, fix))
+                       fix_for_source(where, fix))

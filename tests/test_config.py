@@ -8,7 +8,7 @@ from hypothesis import given, settings as how, strategies as st
 from conftest import ROOT
 from sft_nb.config import comments, config_names, find_config, load_config, save_config, table
 from sft_nb.report import ConfigError
-from sft_nb.schema import defaults, settings
+from sft_nb.settings import defaults, settings
 from sft_nb.translate import ALIASES, FOREIGN
 
 
@@ -142,7 +142,7 @@ def test_shipped_configs_load_and_are_listed_with_their_lines(name):
 
 def test_every_setting_is_explained_and_used():
     "A setting that no module reads would be a promise without a deed"
-    own = ("schema.py", "translate.py", "written.py", "config.py", "_modidx.py")
+    own = ("settings.py", "translate.py", "config_files.py", "config.py", "_modidx.py")
     files = [p for p in (ROOT/"sft_nb").rglob("*.py") if p.name not in own and p.parent.name != "configs"]
     code = "\n".join(p.read_text() for p in files)
     assert [n for n in defaults() if n not in code] == []

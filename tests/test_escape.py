@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 
 from sft_nb.config import load_config, table
-from sft_nb.escape import to_html, visible
+from sft_nb.escape import escape_html, escape_controls
 from sft_nb.report import Report, SftError, fail
 
 EVIL = "<script>alert(1)</script>\x1b[2J\x9b31m\u202egnp\u2066.\u200b"
@@ -23,7 +23,7 @@ def test_every_character_that_is_not_seen_is_written_out():
     for code in [*range(0x20), *range(0x7f, 0xa0), *range(0x2000, 0x2070), 0xfeff, 0xd800, 0xdfff, 0xe0041]:
         char = chr(code)
         hidden = unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")
-        if hidden and char not in "\n\t" + joiners: assert visible(char) == json.dumps(char)[1:-1], hex(code)
+        if hidden and char not in "\n\t" + joiners: assert escape_controls(char) == json.dumps(char)[1:-1], hex(code)
 
 
 def test_errors_findings_and_reports():
@@ -95,4 +95,4 @@ def test_nobody_else_escapes():
         assert "html" not in [n.module for n in froms if not n.level], path
 
 
-def test_html_of_a_number_or_none(): assert (to_html(3), to_html(None)) == ("3", "None")
+def test_html_of_a_number_or_none(): assert (escape_html(3), escape_html(None)) == ("3", "None")

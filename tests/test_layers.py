@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PARTS = ("before_torch escape faces installation keys on_disk progress report schema translate written config rows "
+PARTS = ("before_torch escape display installation credentials files progress report settings translate "
+         "config_files config rows "
          "tasks tokens batches model planning workbench checks run training results panels cli").split()
-LIGHT = ("before_torch escape faces installation keys on_disk progress report schema translate written config rows "
+LIGHT = ("before_torch escape display installation credentials files progress report settings translate "
+         "config_files config rows "
          "tasks tokens run cli training.launch").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks")}   # the files of a folder are listed, nothing in it is imported
@@ -76,9 +78,11 @@ def pointing_up(path:Path, package:Path=PACKAGE)->list[str]:
 
 def test_every_module_is_a_chapter_and_every_part_is_in_the_list():
     assert sorted(map(dotted, MODULES)) == sorted(CHAPTERS)
-    numbered = sorted(p.name.removesuffix(".ipynb") for p in (ROOT/"nbs").iterdir() if p.name[0].isdigit())
-    assert [name.split("_", 1)[1] for name in numbered] == PARTS
-    assert {int(name.split("_")[0]) for name in numbered} == {*range(15)}   # those before config share the first
+    numbered = [p.name.removesuffix(".ipynb").split("_", 1) for p in (ROOT/"nbs").iterdir() if p.name[0].isdigit()]
+    numbers = {part: int(number) for number, part in numbered}
+    assert sorted(numbers) == sorted(PARTS)
+    in_order = [numbers[part] for part in PARTS]
+    assert in_order == sorted(in_order) and {*in_order} == {*range(15)}   # those before config share 0
 
 
 def test_numbers_in_a_part_have_no_gap():

@@ -8,11 +8,12 @@ import typing
 
 from conftest import ROOT
 
-from sft_nb.schema import settings
+from sft_nb.settings import settings
 from sft_nb.training.arguments import _SAME
 
 PACKAGE = ROOT/"sft_nb"
-SAY_WHAT_THERE_IS = {"schema.py", "translate.py", "written.py", "config.py", "options.py"}   # and do nothing with it
+SAY_WHAT_THERE_IS = {"settings.py", "translate.py", "config_files.py",
+                     "config.py", "options.py"}   # and do nothing with it
 
 
 def unread(names:list[str])->list[str]:
@@ -52,7 +53,7 @@ def test_a_new_setting_is_one_line(tmp_path):
     "As CONTRIBUTING says: checked, shown in the help, and given to the trainer"
     shutil.copytree(PACKAGE, tmp_path/"sft_nb", ignore=shutil.ignore_patterns("__pycache__", "assets"))
     (tmp_path/"sft_nb/assets").symlink_to(PACKAGE/"assets")
-    schema, anchor = tmp_path/"sft_nb/schema.py", "    max_grad_norm:float="
+    schema, anchor = tmp_path/"sft_nb/settings.py", "    max_grad_norm:float="
     line = "torch_empty_cache_steps:int|None=bounded(None, at_least=1)"
     assert line in (ROOT/"CONTRIBUTING.md").read_text()
     text = schema.read_text().replace(

@@ -67,7 +67,7 @@ def options()->set[str]:
     import io
 
     from sft_nb.cli import COMMANDS, main
-    from sft_nb.schema import defaults
+    from sft_nb.settings import defaults
     from sft_nb.translate import ALIASES, FOREIGN
     said = io.StringIO()
     for command in COMMANDS:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from inspect import signature
 from typing import Callable
 
-from ..report import Finding, SftError, fail, first_line, ok, skipped
+from ..report import Finding, SftError, fail, error_summary, ok, skipped
 
 # %% ../../nbs/09_checks/00_core.ipynb #1b7a8e67
 GROUPS = ("environment", "data", "plan", "model", "batch", "step", "learning")   # in the order of a report
@@ -50,7 +50,7 @@ def error_finding(
 )->Finding:
     "The failure that an error is"
     if isinstance(error, SftError): return fail(error.reason, error.fix, check=name)
-    return fail(f"{otherwise}: {type(error).__name__}: {first_line(error)}", check=name)
+    return fail(f"{otherwise}: {type(error).__name__}: {error_summary(error)}", check=name)
 
 # %% ../../nbs/09_checks/00_core.ipynb #76a4525c
 _WORDS = dict(cfg="plan", some_batch="batch", worst_batch="largest batch")

@@ -17,7 +17,7 @@ import torch
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.trainer_utils import SchedulerType
 
-from ..report import ConfigError, Finding, SftError, edit, fail, first_line, ok, skipped, warn
+from ..report import ConfigError, Finding, SftError, edit, fail, error_summary, ok, skipped, warn
 from ..config import Config
 from ..model.generate import Generation
 from .core import check
@@ -44,7 +44,7 @@ def _plain_trainer(model, cfg:Config, folder:str)->Trainer:
 
 # %% ../../nbs/09_checks/07_learning.ipynb #35b0797d
 def optimizer_refused(cfg:Config, e:Exception)->ConfigError:
-    found = f"{cfg.optim!r} cannot be made: {first_line(e)}"
+    found = f"{cfg.optim!r} cannot be made: {error_summary(e)}"
     return ConfigError("optim", found, "an optimiser that is installed and runs here", edit(optim="adamw_torch"))
 
 # %% ../../nbs/09_checks/07_learning.ipynb #35b0797e
@@ -76,7 +76,7 @@ def _step(trained:list, value:torch.Tensor, optimizer, cfg:Config, scale:float)-
     return float(value.detach())
 
 def _no_step(cfg:Config, e:Exception)->ConfigError:
-    found = f"{cfg.optim!r} cannot take a step: {first_line(e)}"
+    found = f"{cfg.optim!r} cannot take a step: {error_summary(e)}"
     return ConfigError("optim", found, "an optimiser that runs on this model", edit(optim="adamw_torch"))
 
 # %% ../../nbs/09_checks/07_learning.ipynb #962d539a
@@ -197,7 +197,7 @@ def run_schedule(
     try:
         with warnings.catch_warnings(action="ignore"): rates = _rates(optimizer, cfg, steps, warm_up)
     except Exception as e:
-        found = f"{cfg.lr_scheduler_type!r} cannot run at {cfg.learning_rate:g}: {first_line(e)}"
+        found = f"{cfg.lr_scheduler_type!r} cannot run at {cfg.learning_rate:g}: {error_summary(e)}"
         expected = "a schedule that needs no settings of its own"
         raise ConfigError("lr_scheduler_type", found, expected, edit(lr_scheduler_type="cosine")) from e
     return Schedule(steps, warm_up, max(rates, default=0.))

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import torch
 
-from ..progress import Phase, watched
+from ..progress import Phase, show_progress
 from ..report import Finding, Report
 from ..config import Config
 from ..tokens.account import Data
@@ -129,7 +129,7 @@ def preflight(
     "Check machine, rows, model, batch, one step and ten more; every failure is a finding"
     began = time.monotonic()
     bench = workbench_for(cfg, data=data, plan=plan, model=model)
-    with watched(delay=0. if progress else 2.): figures, findings = _look(bench)
+    with show_progress(delay=0. if progress else 2.): figures, findings = _look(bench)
     seconds = dict(seconds=round(time.monotonic() - began, 1))
     title = f"preflight: {bench.asked.task} with {bench.asked.model}"
     report = Report(title, seconds | figures, findings, good="ready")

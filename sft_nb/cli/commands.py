@@ -11,14 +11,14 @@ import json, os, sys, time
 from dataclasses import replace
 from pathlib import Path
 
-from ..escape import visible
-from ..report import as_fix, command, ConfigError, edit, Finding, quoted, Report
-from ..config import allow, Config, config_names, settings, table
+from ..escape import escape_controls
+from ..report import as_fix, command, ConfigError, edit, Finding, shell_quote, Report
+from ..config import require_trust, Config, config_names, settings, table
 from ..run.world import find_world, is_main_process
 from .options import flag, given, Option, parse, parse_own, set_apart
 
 # %% ../../nbs/14_cli/01_commands.ipynb #e3ea05e8
-def _say(*parts)->None: print(*(visible(str(part)) for part in parts), flush=True)
+def _say(*parts)->None: print(*(escape_controls(str(part)) for part in parts), flush=True)
 
 # %% ../../nbs/14_cli/01_commands.ipynb #76d4e57c
 _JSON = Option(bool, False, "print one JSON object and nothing else")
@@ -57,7 +57,7 @@ _DATA = dict(config=_config_option(""), json=_JSON, all=_ALL_CHECKS,
 def data_command(args:list[str])->int:
     "Prepare the rows and print the report; exits with 1 if a row cannot be read or none is left"
     options, cfg = parse("data", args, _DATA, summary=data_command.__doc__)
-    allow(cfg)
+    require_trust(cfg)
     if options.shard or options.merge or options.out: return _sharded(options, cfg)
     from sft_nb.tokens.prepare import prepare
     from sft_nb.tokens.account import examples
@@ -85,12 +85,13 @@ def _check_places(part:str|None, shards:str|None, out:str|None)->None:
         found = "--shard and --merge are given too" if part else "neither --shard nor --merge is given"
         raise ConfigError("--out", found, "one of them", command("sft_nb data --shard 1/64 --out shards"))
     if not out:
-        where = f"--shard {part} --out shards" if part else f"--merge {quoted(shards)} --out rows"
+        where = f"--shard {part} --out shards" if part else f"--merge {shell_quote(shards)} --out rows"
         raise ConfigError(where.split()[0], "--out is not given", "a place", command(f"sft_nb data {where}"))
 
 def _what_next(part:str|None, out:str)->str:
-    if part: return f"When all shards are there, with the same settings: sft_nb data --merge {quoted(out)} --out rows"
-    return f"Train on them, with the same settings: sft_nb train --train-file {quoted(out)}"
+    if part:
+        return f"When all shards are there, with the same settings: sft_nb data --merge {shell_quote(out)} --out rows"
+    return f"Train on them, with the same settings: sft_nb train --train-file {shell_quote(out)}"
 
 # %% ../../nbs/14_cli/01_commands.ipynb #cm0shd04
 def _in_colour()->bool:
@@ -123,7 +124,7 @@ _PLAN = dict(config=_config_option(" or a run"), card=Option(str|None, None, _CA
 def plan_command(args:list[str])->int:
     "What a training takes of a card's memory, and the fastest settings that fit; exits with 1 if nothing fits"
     options, cfg = parse("plan", _card_as_device(args), _PLAN, summary=plan_command.__doc__)
-    allow(cfg)
+    require_trust(cfg)
     if not options.lengths: _check_files(cfg)
     from sft_nb.planning.plan import plan
     made = plan(cfg, device=options.card, lengths=options.lengths)
@@ -136,7 +137,7 @@ _CHECK = dict(config=_config_option(" or a run"), json=_JSON, all=_ALL_CHECKS)
 def check_command(args:list[str])->int:
     "Check rows, model and one real step as training would begin; exits with 1 if it would refuse"
     options, cfg = parse("check", args, _CHECK, summary=check_command.__doc__)
-    allow(cfg)
+    require_trust(cfg)
     _agree(cfg)
     from sft_nb.checks.preflight import preflight
     made = preflight(cfg)
@@ -241,7 +242,7 @@ def _follow(run):
 def _read_along(run)->None:
     with (run.path/"log.txt").open(errors="replace") as log:
         while run.launched():
-            if text := log.read(): print(visible(text), end="", flush=True)
+            if text := log.read(): print(escape_controls(text), end="", flush=True)
             time.sleep(.2)
         _say(log.read())
 
@@ -249,8 +250,8 @@ def _read_along(run)->None:
 def _detached(run)->None:
     "How to look at a run that trains by itself"
     _say(f"{run.name} trains in process {run.launched()}")
-    path = quoted(run.path)
-    _say(f"  sft_nb runs --root {quoted(run.path.parent)}\n  tail -f {quoted(run.path/'log.txt')}")
+    path = shell_quote(run.path)
+    _say(f"  sft_nb runs --root {shell_quote(run.path.parent)}\n  tail -f {shell_quote(run.path/'log.txt')}")
     _say(f"  sft_nb stop {path}\n  sft_nb evaluate {path}   when it has finished")
 
 # %% ../../nbs/14_cli/01_commands.ipynb #20519e14
@@ -263,7 +264,7 @@ def _tell(run, n_examples:int)->int:
         _say(f"noticed on the way: {', '.join(f.check for f in noticed)}; guards.json has the details")
     if status.state == "finished" and run.config.eval_samples: _score_or_say(run, n_examples)
     if status.stopped_by == "max_time" and run.checkpoints():
-        _say(f"to score what it has learned so far: sft_nb evaluate {quoted(run.path)}")
+        _say(f"to score what it has learned so far: sft_nb evaluate {shell_quote(run.path)}")
     _say(f"\nrun directory: {run.path}")
     return status.exit_code
 
@@ -319,7 +320,7 @@ def train_command(args:list[str])->int:
     "Train, then score base and tuned model on held-out rows"
     options, cfg = parse("train", args, _TRAIN, summary=train_command.__doc__)
     from sft_nb.run.output import lasting
-    allow(cfg)
+    require_trust(cfg)
     with lasting():   # | head
         run = _begun(options, cfg, args)
         if not is_main_process(): return run.status.exit_code
@@ -355,7 +356,7 @@ def _nothing_else(options, args:list[str])->None:
     extra = sorted({*given(args), *set_apart(args)[1]} - {"max_time", "trust_remote_code", "num_processes", *_LONGER})
     if options.config is not None: extra.append("config")
     if not extra: return
-    anew = command(f"sft_nb train --config {quoted(options.resume)}/config.json")
+    anew = command(f"sft_nb train --config {shell_quote(options.resume)}/config.json")
     raise ConfigError("--resume", f"{flag(extra[0])} is given too", "a resumed run keeps its settings",
                       as_fix("leave it out") | anew)
 

@@ -9,9 +9,9 @@ __all__ = ['COMMANDS', 'main', 'choose_card']
 import difflib, os, re, sys, traceback
 from contextlib import redirect_stderr, redirect_stdout, suppress
 
-from ..escape import readable, visible
-from ..keys import load_env, Redacted
-from ..report import command, ConfigError, edit, SftError, speaking
+from ..escape import shorten_words, escape_controls
+from ..credentials import load_env_files, RedactingStream
+from ..report import command, ConfigError, edit, SftError, fix_language
 from ..run.output import lasting
 from .options import words
 from .commands import (
@@ -57,7 +57,7 @@ def _unforeseen(e:Exception)->int:
     "Say what went wrong and where; the whole traceback where SFT_NB_TRACEBACK is set"
     if os.environ.get("SFT_NB_TRACEBACK"): traceback.print_exc()
     last = traceback.extract_tb(e.__traceback__)[-1]
-    found = visible(f"{type(e).__name__}: {e}").strip()[:300]
+    found = escape_controls(f"{type(e).__name__}: {e}").strip()[:300]
     print(f"sft_nb: {found} ({last.filename} line {last.lineno}). This was not foreseen. "
           "Fix: set SFT_NB_TRACEBACK=1 and call it again to see the whole path, and report it.",
           *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
@@ -77,25 +77,25 @@ def main(
 )->int:                        # 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM
     "The console script"
     args = sys.argv[1:] if args is None else args
-    with lasting(errors=BrokenPipeError), speaking("shell"), \
+    with lasting(errors=BrokenPipeError), fix_language("shell"), \
             redirect_stdout(_printable(sys.stdout)), redirect_stderr(_printable(sys.stderr)):
         try:
             code = _greet(args) if args[:1] in ([], ["-h"], ["--help"], ["--version"]) else _run_command(args)
             sys.stdout.flush()   # an error of the disk is this command's; a reader that has gone (| head) is none
             return code
         except SftError as e:
-            print(readable(f"sft_nb: {e}"), *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
+            print(shorten_words(f"sft_nb: {e}"), *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
             return e.exit_code
         except KeyboardInterrupt as e: return _stopped(args[0], e)
         except Exception as e: return _unforeseen(e)
         finally:
             with suppress(OSError): sys.stdout.flush()
 
-def _printable(stream)->Redacted:
+def _printable(stream)->RedactingStream:
     "A stream that any character can be written to, without secrets"
     if stream is None: stream = open(os.devnull, "w")   # closed by the shell: >&-
     if hasattr(stream, "reconfigure"): stream.reconfigure(errors="backslashreplace")
-    return Redacted(stream)
+    return RedactingStream(stream)
 
 # %% ../../nbs/14_cli/04_console.ipynb #f6a180d3
 def choose_card(
@@ -119,5 +119,5 @@ def _greet(args:list[str])->int:
 def _run_command(args:list[str])->int:
     "Do what the first argument says"
     f, args = _command(args[0]), choose_card(args[1:])
-    load_env()
+    load_env_files()
     return f(args)

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, Literal
 
 from ..report import command, ConfigError, edit
-from ..schema import _expects, _is_union, _misfit, Config, defaults, settings, to_seconds
+from ..settings import describe_type, _is_union, wrong_type_error, Config, defaults, settings, parse_duration
 from ..translate import _full_name, _plain, ALIASES, FOREIGN, meaning
-from ..written import _near, _pointer
+from ..config_files import nearest_names, _pointer
 from ..config import comments, config_names, find_config, load_config
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0opt01
@@ -232,7 +232,7 @@ def _with_a_run(name:str, other:str=""): return command(f"sft_nb {name} runs/NAM
 def _no_option(command:str, name:str, known)->ConfigError:
     "The error for what is no option, with the nearest one"
     pointer = _pointer(_bare(name)) if "learning_rate" in known else None
-    near = _near(_bare(name)[:100], [*known, *FOREIGN])
+    near = nearest_names(_bare(name)[:100], [*known, *FOREIGN])
     if pointer or not near:
         return ConfigError(_LINE, f"{name[:100]} is not an option", "", pointer or _help_of(command))
     return ConfigError(_LINE, f"{name} is not an option", f"the nearest is {flag(near[0])}", f"write {{{near[0]}}}")
@@ -241,7 +241,7 @@ def _no_option(command:str, name:str, known)->ConfigError:
 def _no_value(kind, typed:str, texts:list[str])->ConfigError:
     "The error for an option with too few values, or too many"
     found = f"{typed} has no value" if not texts else f"{typed} has {len(texts)} values: {' '.join(texts)[:100]}"
-    return ConfigError(_LINE, found, f"{kind.name} takes {_expects(kind.type)}", _example(kind, texts))
+    return ConfigError(_LINE, found, f"{kind.name} takes {describe_type(kind.type)}", _example(kind, texts))
 
 # %% ../../nbs/14_cli/00_options.ipynb #3a165165
 _VALUES = dict(resume="runs/NAME", train_file="rows.jsonl", eval_file="rows.jsonl", max_samples="500", max_time="5h",
@@ -261,7 +261,7 @@ def _fault(kind, typed:str, texts:list[str])->ConfigError|None:
     many = _takes_many(kind.type)
     if len(texts) > 1 and not many or not texts: return _no_value(kind, typed, texts)
     wrong = next((text for text in texts if not _reads(text, kind.type)), None)
-    if wrong is not None: return _misfit(kind, wrong, _LINE)
+    if wrong is not None: return wrong_type_error(kind, wrong, _LINE)
     negative = kind.name not in defaults() and kind.type is int and int(texts[0]) < 0
     if negative: return ConfigError(_LINE, f"{typed} is {texts[0]}", "0 or more", edit(**{kind.name: kind.default}))
 
@@ -370,7 +370,7 @@ def arrange(
             if has_places and option is not None and not _takes_many(option.kind):
                 first += texts[1:]
                 texts = texts[:1]
-            if _bare(name) in _DURATIONS: texts = [f"{to_seconds(text)}" for text in texts]
+            if _bare(name) in _DURATIONS: texts = [f"{parse_duration(text)}" for text in texts]
             rest += [name, *texts]
     return [*first, *rest]
 

@@ -13,8 +13,8 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Literal
 
-from ..report import command, ConfigError, quoted, Report, SftError
-from ..config import allow, find_config, load_config
+from ..report import command, ConfigError, shell_quote, Report, SftError
+from ..config import require_trust, find_config, load_config
 from .options import arrange, Option, parse, parse_own, words
 from .commands import _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _say, _score, _score_or_say, _TRUST, _why
 
@@ -64,7 +64,7 @@ def race_command(args:list[str])->int:
     "Train several configs one after the other, on a base that is loaded once; score and compare them"
     options, _ = parse("race", args, _RACE, summary=race_command.__doc__)
     cfgs = _racing(options.configs or ("default",), _seeds(options), options.said)
-    for cfg in cfgs: allow(cfg)
+    for cfg in cfgs: require_trust(cfg)
     from sft_nb.model.load import one_base
     with one_base():
         runs, failed = _raced(cfgs)
@@ -296,7 +296,7 @@ def chat_command(args:list[str])->int:
     "Talk with a model: a line is a message; an empty line or the end of the input ends it"
     texts = words(arrange(args, _SAYS))[0][1]
     if len(texts) > 1:
-        instead = command(f"sft_nb generate {quoted(texts[0])} {quoted(texts[1])}")
+        instead = command(f"sft_nb generate {shell_quote(texts[0])} {shell_quote(texts[1])}")
         raise ConfigError("sft_nb chat", f"it takes no question ({texts[1][:100]!r})",
                           "what you say is read from the input", instead)
     options = _pointed("chat", parse_own("chat", args, _SAYS, summary=chat_command.__doc__))

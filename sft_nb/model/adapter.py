@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, set_seed
 
-from ..report import ConfigError, counted, edit, first_line, SftError
+from ..report import ConfigError, pluralise, edit, error_summary, SftError
 from ..config import Config
 from ..tokens.tokenizer import model_name, model_path
 from .loss import causal_lm, language_model
@@ -224,7 +224,7 @@ def _refused(cfg:Config, e:Exception)->ConfigError:
     "The error for what peft does not put on this base"
     simpler = edit(init_lora_weights="default", use_dora=False)
     expected = f"what peft can do with a base of method {cfg.method}"
-    return ConfigError("adapter", first_line(e), expected, simpler | edit(method="lora"))
+    return ConfigError("adapter", error_summary(e), expected, simpler | edit(method="lora"))
 
 # %% ../../nbs/06_model/07_adapter.ipynb #bda7fa01
 def add_adapter(
@@ -328,10 +328,10 @@ def check_trained(
     for file in sorted(path.glob("*.safetensors")):
         try: broken += broken_weights(load_file(file))
         except (SafetensorError, OSError) as e:
-            raise SftError(str(file), f"it cannot be read ({first_line(e)})", "weights that sft_nb wrote",
+            raise SftError(str(file), f"it cannot be read ({error_summary(e)})", "weights that sft_nb wrote",
                            "name another checkpoint") from e
     if broken:
-        found = f"it holds NaN or infinity in {counted(len(broken), 'tensor')}, the first is {broken[0]}"
+        found = f"it holds NaN or infinity in {pluralise(len(broken), 'tensor')}, the first is {broken[0]}"
         raise SftError(str(path), found, "finite weights",
                        "name an earlier checkpoint, and train again with a lower {learning_rate}", "nan_in_the_log")
 

@@ -22,7 +22,7 @@ from transformers import masking_utils
 from transformers.masking_utils import and_masks, causal_mask_function, packed_sequence_mask_function, sdpa_mask
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
-from ..report import ConfigError, SftError, edit, first_line
+from ..report import ConfigError, SftError, edit, error_summary
 from ..batches.layout import model_class, only_attention
 
 # %% ../../nbs/06_model/02_attention.ipynb #5e1b42b0
@@ -328,7 +328,7 @@ def _why_no_flash(name:str)->str:
     if not flash.is_available(): return f"it needs the package {flash.package}, which is not here"
     try: import_module(flash.module)
     except (ImportError, OSError, RuntimeError) as e:   # built for another torch: an undefined symbol
-        return f"the package {flash.package} cannot be imported ({type(e).__name__}: {first_line(e)})"
+        return f"the package {flash.package} cannot be imported ({type(e).__name__}: {error_summary(e)})"
     return ""
 
 def _installed_flash(device:str, dtype:torch.dtype, kind)->tuple[str|None,str]:

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from ..installation import is_installed
 from ..report import command, ConfigError, edit
-from ..schema import defaults
+from ..settings import defaults
 from ..config import Config
 
 # %% ../../nbs/06_model/10_divided.ipynb #wo000013

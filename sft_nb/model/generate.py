@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
-from ..progress import Phase, watched
+from ..progress import Phase, show_progress
 from ..config import with_parameters_of
 from ..tokens.encode import encode_prompts
 from ..batches.layout import as_trained
@@ -345,7 +345,7 @@ def continue_tokens(
     "What follows each prompt"
     decoder, answers = Decoder(model, tokenizer, **how), {}
     write = decoder.answers if decoding_of(model)[0] == "sft_nb" else decoder.answers_in_batches
-    seen, phase = watched() if progress else nullcontext(), Phase("generating", len(prompts), what=progress)
+    seen, phase = show_progress() if progress else nullcontext(), Phase("generating", len(prompts), what=progress)
     with torch.no_grad(), eval_mode(model), seen, phase:
         for row, answer in write(prompts):
             answers[row] = answer

@@ -18,8 +18,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig, set_seed
 from transformers.utils import logging as _logging
 
-from ..report import ConfigError, as_fix, edit, first_line
-from ..config import allow, Config
+from ..report import ConfigError, as_fix, edit, error_summary
+from ..config import require_trust, Config
 from ..tokens.tokenizer import model_path, why_missing
 from ..tokens.encode import end_ids
 from ..batches.layout import model_class
@@ -61,7 +61,7 @@ def quantization(
 # %% ../../nbs/06_model/05_load.ipynb #b773e19b
 def _unreadable(cfg:Config, e:Exception)->ConfigError:
     "The error for a model that cannot be loaded"
-    found = f"it cannot be loaded ({type(e).__name__}: {first_line(e)})"
+    found = f"it cannot be loaded ({type(e).__name__}: {error_summary(e)})"
     expected = "tiny, a folder with config.json and safetensors, or a hub id that can be reached"
     fix = "another {model}"
     if cfg.attn_implementation != "auto": fix += ", or another {attn_implementation}"
@@ -73,7 +73,7 @@ def load_shape(
     tokenizer,      # the vocabulary of `init="random"` grows to it
 ):                  # transformers' config of the model
     "What the model is made of, without its weights; ConfigError if it cannot be read"
-    allow(cfg, "trust_remote_code", "attn_implementation")
+    require_trust(cfg, "trust_remote_code", "attn_implementation")
     path, trust = model_path(cfg.model), cfg.trust_remote_code
     if why := why_missing(cfg.model, cfg.revision): raise _unreadable(cfg, FileNotFoundError(why))
     try: shape = AutoConfig.from_pretrained(path, revision=cfg.revision, trust_remote_code=trust)

@@ -15,7 +15,7 @@ from pathlib import Path
 import ipywidgets as W
 from fastcore.basics import patch
 
-from ..escape import to_html
+from ..escape import escape_html
 from ..report import ConfigError, edit
 from ..config import Config
 from ..tokens.account import Data, Split
@@ -265,8 +265,8 @@ def html(self:BatchState)->str:
     line = _BORDER[self.workbench.layout.name]
     document = (f"<div class='sft-document' style='border-top:{line};padding:4px 0'>"
                 "<span class='sft-name' style='opacity:.8;font-size:85%'>{}</span>{}</div>")
-    drawn = (document.format(to_html(name), spans_html(row)) for name, row in zip(self.names(), self.rows()))
-    return f"<div>{to_html(self.caption())}</div>" + "".join(drawn)
+    drawn = (document.format(escape_html(name), spans_html(row)) for name, row in zip(self.names(), self.rows()))
+    return f"<div>{escape_html(self.caption())}</div>" + "".join(drawn)
 
 # %% ../../nbs/13_panels/01_batches.ipynb #92a5dca1
 @patch

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..escape import to_html
-from ..keys import redact_all
-from ..on_disk import from_json, write_whole
+from ..escape import escape_html
+from ..credentials import redact_json
+from ..files import parse_json, write_atomically
 from ..report import ConfigError, SftError
 from ..tasks.core import task_of
 from ..tokens.conversations import conversation
@@ -234,7 +234,7 @@ def preferences(self:GenerationState,
 # %% ../../nbs/13_panels/09_conversation.ipynb #gen0rat3
 def _is_of(line:bytes, turn:Turn)->bool:
     "A line that is no JSON is somebody else's, and stays"
-    try: said = from_json(line)
+    try: said = parse_json(line)
     except ValueError: return False
     return isinstance(said, dict) and said.get("id") == turn.id
 
@@ -244,10 +244,10 @@ def _keep(self:GenerationState, turn:Turn)->Path:
     file = self.run.path/"preferences.jsonl"
     lines = file.read_bytes().splitlines() if file.exists() else []
     about = dict(id=turn.id, time=datetime.now(timezone.utc).isoformat(timespec="seconds"), sampling=turn.how)
-    new = [json.dumps(redact_all(about | line), ensure_ascii=False).encode("utf-8", "backslashreplace")
+    new = [json.dumps(redact_json(about | line), ensure_ascii=False).encode("utf-8", "backslashreplace")
            for line in self.preferences(turn)]
     kept = [line for line in lines if line.strip() and not _is_of(line, turn)]
-    return write_whole(file, b"".join(line + b"\n" for line in kept + new))
+    return write_atomically(file, b"".join(line + b"\n" for line in kept + new))
 
 # %% ../../nbs/13_panels/09_conversation.ipynb #gen0rat4
 @patch
@@ -270,10 +270,10 @@ _SAYS = "white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0;text-align:lef
 
 def _cell(reply:Reply, at:int|None, share:float)->str:
     "One answer"
-    error = f"<div role='alert'>⚠ {to_html(reply.error)}</div>" if reply.error else ""
+    error = f"<div role='alert'>⚠ {escape_html(reply.error)}</div>" if reply.error else ""
     kind = "base" if reply.speaker == "base" else "tuned"
-    return (f"<td style='{_CELL};width:{share:.0%}'><b>{to_html(reply.speaker)}</b> "
-            f"<span style='opacity:.8'>{to_html(reply.caption())}</span>{error}"
+    return (f"<td style='{_CELL};width:{share:.0%}'><b>{escape_html(reply.speaker)}</b> "
+            f"<span style='opacity:.8'>{escape_html(reply.caption())}</span>{error}"
             f"<pre dir='auto' class='sft-{kind}' style='{_SAYS}'>{pieces_html(reply, at)}</pre></td>")
 
 # %% ../../nbs/13_panels/09_conversation.ipynb #gen0htm3
@@ -288,13 +288,14 @@ def _head(turn:Turn, number:int)->str:
     "What stands above the answers"
     hot = {k: v for k, v in turn.how.items() if turn.how.get("temperature") or k == "max_new_tokens"}
     how = ", ".join(f"{k} {v:g}" for k, v in hot.items() if v is not None)
-    told = "".join(f"<div style='opacity:.8'>{to_html(m['role'])}: {to_html(m['content'])}</div>" for m in turn.before)
+    lines = (escape_html(f"{m['role']}: {m['content']}") for m in turn.before)
+    told = "".join(f"<div style='opacity:.8'>{line}</div>" for line in lines)
     expected = ""
     if turn.expected:
-        says = to_html(turn.expected).replace("\n", " | ")
-        expected = f"<div style='opacity:.8'>expected ({to_html(turn.where)}): {says}</div>"
-    if how: told = f"<div style='opacity:.8'>turn {number} · {to_html(how)}</div>{told}"
-    return f"{told}<b style='white-space:pre-wrap'>{to_html(turn.prompt)}</b>{expected}"
+        says = escape_html(turn.expected).replace("\n", " | ")
+        expected = f"<div style='opacity:.8'>expected ({escape_html(turn.where)}): {says}</div>"
+    if how: told = f"<div style='opacity:.8'>turn {number} · {escape_html(how)}</div>{told}"
+    return f"{told}<b style='white-space:pre-wrap'>{escape_html(turn.prompt)}</b>{expected}"
 
 def turn_html(
     turn:Turn,
@@ -314,7 +315,7 @@ _LEGEND = ("<div style='opacity:.8;font-size:85%'>≠ and a frame: where answers
 def html(self:GenerationState)->str:
     "The conversation, the newest turn first"
     turns = [turn_html(turn, k) for k, turn in enumerate(self.turns, 1)]
-    if not turns: return f"<div>{to_html(', '.join(self.names))}: nothing has been asked yet</div>"
+    if not turns: return f"<div>{escape_html(', '.join(self.names))}: nothing has been asked yet</div>"
     return "".join(reversed(turns)) + _LEGEND
 
 @patch

@@ -14,9 +14,9 @@ import ipywidgets as W
 import numpy as np
 from fastcore.basics import patch
 
-from ..escape import to_html
-from ..on_disk import write_whole
-from ..report import command, ConfigError, quoted, SftError
+from ..escape import escape_html
+from ..files import write_atomically
+from ..report import command, ConfigError, shell_quote, SftError
 from ..tasks.core import Score
 from ..run.checkpoint import step_of
 from ..run.directory import open_run, Run
@@ -59,7 +59,7 @@ class EvalState:
 
 # %% ../../nbs/13_panels/12_evaluation.ipynb #evl0sta3
 def _no_sweep(run:Run)->ConfigError:
-    fix = command(f"sft_nb sweep {quoted(run.path)}", f'sweep("{run.path}")')
+    fix = command(f"sft_nb sweep {shell_quote(run.path)}", f'sweep("{run.path}")')
     return ConfigError(f"run {run.name!r}", "there is no sweep in it", "scores of its checkpoints", fix)
 
 # %% ../../nbs/13_panels/12_evaluation.ipynb #evl0mas1
@@ -147,7 +147,7 @@ def export(self:EvalState,
     file = Path(file) if file else self.run.path/"eval"/name
     about = dict(checkpoint=self.checkpoint, filter=self.filter, **{"class": self.klass}, search=self.text)
     lines = [json.dumps(dict(where=self.base.answers[k].where) | about) for k in self.numbers()]
-    return write_whole(file, "".join(line + "\n" for line in lines))
+    return write_atomically(file, "".join(line + "\n" for line in lines))
 
 # %% ../../nbs/13_panels/12_evaluation.ipynb #evl0htm2
 def reply_of(
@@ -213,8 +213,9 @@ def html(self:EvalState)->str:
     n, class_ = len(self.numbers()), "" if self.klass == "all" else f", expected {self.klass}"
     page = f", {self.at + 1:,} to {self.at + len(self.on_page()):,}" if n else ""
     head = f"{self.checkpoint} and base, {self.filter}{class_}: {n:,} of {self.base.n:,} rows{page}"
-    if "says" not in self.kept: self.kept["says"] = "".join(f"<div>{to_html(line)}</div>" for line in _says(self.sweep))
-    top = f"{self._chart()}{self.kept['says']}<div style='margin-top:6px'><b>{to_html(head)}</b></div>"
+    if "says" not in self.kept:
+        self.kept["says"] = "".join(f"<div>{escape_html(line)}</div>" for line in _says(self.sweep))
+    top = f"{self._chart()}{self.kept['says']}<div style='margin-top:6px'><b>{escape_html(head)}</b></div>"
     return top + (self._pair_html() + self._table() if n else "")
 
 # %% ../../nbs/13_panels/12_evaluation.ipynb #evl0htm6
@@ -316,7 +317,7 @@ def _line(self:EvalPanel, k:int)->str:
 def _export(self:EvalPanel)->None:
     "Say where the ids are"
     file = self.state.export()
-    self.said = f"<div>{len(self.state.numbers()):,} ids are in {to_html(file)}</div>"
+    self.said = f"<div>{len(self.state.numbers()):,} ids are in {escape_html(file)}</div>"
 
 @patch
 def try_it(self:EvalPanel)->None:

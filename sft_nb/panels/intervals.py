@@ -6,7 +6,7 @@
 __all__ = ['intervals_svg']
 
 # %% ../../nbs/13_panels/11_intervals.ipynb #ivl0imp1
-from ..escape import to_html
+from ..escape import escape_html
 
 # %% ../../nbs/13_panels/11_intervals.ipynb #evl0svg1
 def _bounds(points:list[tuple], base:tuple)->tuple:
@@ -42,12 +42,12 @@ def intervals_svg(
 
 def _framed(drawn:str, says:str, width:int, height:int)->str:
     box = f"viewBox='0 0 {width} {height}' width='{width}' height='{height}' style='max-width:100%'"
-    return f"<svg {box} role='img' aria-label='{to_html(says)}'>{drawn}</svg>"
+    return f"<svg {box} role='img' aria-label='{escape_html(says)}'>{drawn}</svg>"
 
 # %% ../../nbs/13_panels/11_intervals.ipynb #evl0svg3
 def _text(x:float, y:float, says:str, anchor:str="start")->str:
     at = f"x='{x:.0f}' y='{y:.0f}' text-anchor='{anchor}'"
-    return f"<text {at} font-size='11' fill='currentColor'>{to_html(says)}</text>"
+    return f"<text {at} font-size='11' fill='currentColor'>{escape_html(says)}</text>"
 
 def _base_line(base:tuple, place, steps:tuple)->str:
     (x, y), (end, _) = (place(step, base[0]) for step in steps)
@@ -61,7 +61,7 @@ def _dot(point:tuple, place, says:str)->str:
     x, y = place(step, value)
     _, top = place(step, high)
     _, end = place(step, low)
-    tells = to_html(f"step {step:,}: {value:.4g} (95% interval {low:.4g} to {high:.4g})")
+    tells = escape_html(f"step {step:,}: {value:.4g} (95% interval {low:.4g} to {high:.4g})")
     whisker = f"<line x1='{x:.1f}' x2='{x:.1f}' y1='{top:.1f}' y2='{end:.1f}' stroke='currentColor'/>"
     name = _text(x, max(24, top - 5), says, "middle") if says else ""
     circle = f"<circle cx='{x:.1f}' cy='{y:.1f}' r='{5 if says else 3}' fill='currentColor'>"

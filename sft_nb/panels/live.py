@@ -10,9 +10,9 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..escape import to_html
-from ..on_disk import read_json
-from ..progress import bar_html, in_words, Progress
+from ..escape import escape_html
+from ..files import read_json
+from ..progress import progress_html, format_progress, Progress
 from ..report import command, ConfigError, Finding, Report, SftError
 from ..run.status import ACTIVE, CHECKPOINT_ASKED
 from ..run.metrics import curve_svg, read_lines, Tail
@@ -139,8 +139,8 @@ def now(self:RunState)->Progress:
 @patch
 def phase(self:RunState)->str:
     "Where it stands, in words"
-    if self.state == "running": return in_words(self.now())
-    if self.active: return in_words(self.progress)
+    if self.state == "running": return format_progress(self.now())
+    if self.active: return format_progress(self.progress)
     of = f" of {self.steps:,}" if self.steps else ""
     says = f"{self.state} at step {self.step:,}{of}"
     return f"{says}: {self.status.reason}" if self.status.reason else says
@@ -208,7 +208,7 @@ def _memory_html(gib:dict[str,float])->str:
              for k, c in colours.items() if k in gib]
     words = [f"{gib['taken']:.2f} GiB at most so far"]
     if "planned" in gib: words.append(f"{gib['planned']:.2f} planned (lower bar), {gib['there']:.1f} there")
-    return (f"<div style='font-size:12px;max-width:420px;margin:4px 0'>memory: {to_html(', '.join(words))}"
+    return (f"<div style='font-size:12px;max-width:420px;margin:4px 0'>memory: {escape_html(', '.join(words))}"
             f"{''.join(lines)}</div>")
 
 # %% ../../nbs/13_panels/04_live.ipynb #liv0sam2
@@ -234,7 +234,7 @@ def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
 def _answers_html(self:RunState)->str:
     "A small table for each prompt"
     if not self.samples: return ""
-    tables = (f"<div style='margin-top:4px'><b>{to_html(asked)}</b></div>{table_html(said)}"
+    tables = (f"<div style='margin-top:4px'><b>{escape_html(asked)}</b></div>{table_html(said)}"
               for asked, said in self.answers())
     return f"<details open><summary>answers as it learns</summary>{''.join(tables)}</details>"
 
@@ -253,18 +253,19 @@ def _guards_html(noticed:list[Finding])->str:
     colour, lines = dict(fail="#cf222e", warn="#bf8700"), []
     for f in noticed:
         edge = f"border-left:4px solid {colour.get(f.status, '#57606a')};padding:1px 8px;margin:2px 0"
-        lines.append(f"<div style='{edge}'>{to_html(f)}</div>")
+        lines.append(f"<div style='{edge}'>{escape_html(f)}</div>")
     return "".join(lines)
 
 @patch
 def _head(self:RunState)->str:
     "Its name, what it does, and what was asked of it"
-    fix = f"<div><code>{to_html(self.status.fix)}</code></div>" if self.status.fix else ""
+    fix = f"<div><code>{escape_html(self.status.fix)}</code></div>" if self.status.fix else ""
     wish = "<div>a checkpoint is asked for, after this step</div>" if self.asked and self.active else ""
-    bar = bar_html(self.now()) if self.active else to_html(self.phase())
+    bar = progress_html(self.now()) if self.active else escape_html(self.phase())
     branch = self.run.branched()
-    said = "" if branch is None else f"<div>{to_html(_origin(branch))}</div>"
-    return f"<div><b>{to_html(self.run.name)}</b> · {to_html(self.state)}</div>{said}<div>{bar}</div>{fix}{wish}"
+    said = "" if branch is None else f"<div>{escape_html(_origin(branch))}</div>"
+    name = escape_html(self.run.name)
+    return f"<div><b>{name}</b> · {escape_html(self.state)}</div>{said}<div>{bar}</div>{fix}{wish}"
 
 def _origin(branch:Branch)->str:
     "Where it comes from, and with what"
@@ -278,7 +279,7 @@ def html(self:RunState)->str:
     curves = "".join(curve_svg(self.series(*keys), title) for title, keys in CURVES.items())
     rises = ", ".join(f"step {step:,} (+{rise:.3g})" for step, rise in self.spikes())
     spikes = f"<div>largest rises of the loss: {rises}</div>" if rises else ""
-    saved = f"<div>checkpoints: {to_html(', '.join(self.checkpoints))}</div>" if self.checkpoints else ""
+    saved = f"<div>checkpoints: {escape_html(', '.join(self.checkpoints))}</div>" if self.checkpoints else ""
     batch = self.batches.html() if self.at is not None else ""
     figures = self.figures()
     table = table_html([[*figures.values()]], head=[*figures])

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from ..escape import to_html
-from ..on_disk import write_whole
+from ..escape import escape_html
+from ..files import write_atomically
 from ..report import ConfigError
 from ..tokens.account import Split
 from ..tokens.show import _seen, spans_html, Token, tokens_of
@@ -158,7 +158,7 @@ def export(self:LossState,
     file.parent.mkdir(exist_ok=True)
     lines = [dict(where=self.side.row(r.example)[0], base=r.base, tuned=r.tuned, gain=r.gain, doubt=r.doubt)
              for r in self.ranked()]
-    return write_whole(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    return write_atomically(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 # %% ../../nbs/13_panels/03_losses.ipynb #los0htm2
 def _shade(value:float)->str:
@@ -176,7 +176,7 @@ def _costly(token:Token, value:float, tells:str, gain:bool=False)->str:
     "One supervised token as HTML"
     end, style = "<br>" * ("\n" in token.text), f"background:{_shade(value)}"
     if gain: style += _line_under(value)
-    return f"<bdi title='{to_html(tells)}' style='{style}'>{_seen(token.text)}</bdi>{end}"
+    return f"<bdi title='{escape_html(tells)}' style='{style}'>{_seen(token.text)}</bdi>{end}"
 
 # %% ../../nbs/13_panels/03_losses.ipynb #06c7b04f
 @patch
@@ -210,9 +210,9 @@ def html(self:LossState)->str:
     head = ["", "base", "tuned", "gain", "doubt"]
     what = f"{self.checkpoint}: {self.n:,} {self.split} rows, nats per supervised token, by {self.rank}"
     where = self.side.row(ranked[self.chosen].example)[0]
-    title = f"<div style='margin-top:6px'><b>{to_html(where)}</b>, the loss of each token: {self.shows}</div>"
+    title = f"<div style='margin-top:6px'><b>{escape_html(where)}</b>, the loss of each token: {self.shows}</div>"
     table = table_html(page, head=head, marked=self.chosen - first)
-    return f"<div>{to_html(what)}</div>{table}{title}{self._tokens(ranked[self.chosen])}"
+    return f"<div>{escape_html(what)}</div>{table}{title}{self._tokens(ranked[self.chosen])}"
 
 # %% ../../nbs/13_panels/03_losses.ipynb #639d6457
 @patch
@@ -264,5 +264,5 @@ def show(self:LossPanel, **where)->None:
 
 @patch
 def _export(self:LossPanel)->None:
-    self.said = f"<div>the ranking is in {to_html(self.state.export())}</div>"
+    self.said = f"<div>the ranking is in {escape_html(self.state.export())}</div>"
     self.draw()

@@ -9,10 +9,10 @@ __all__ = ['tokens_part', 'memory_part', 'curves_part', 'scores_part', 'settings
 from dataclasses import replace
 from pathlib import Path
 
-from ..faces import as_html, badge, bar_html, folded, page_html, size_text, table_html
-from ..keys import redact
-from ..on_disk import read_json, write_whole
-from ..report import command, counted, quoted, Report, SftError
+from ..display import as_html, badge_html, bar_html, details_html, page_html, format_bytes, table_html
+from ..credentials import redact
+from ..files import read_json, write_atomically
+from ..report import command, pluralise, shell_quote, Report, SftError
 from ..tokens.prepare import prepare
 from ..planning.plan import LABELS
 from ..run.directory import open_run, Run
@@ -45,11 +45,11 @@ def memory_part(run:Run)->str:
     if not file.exists(): return ""
     plan = read_json(file)
     total = max(1, sum(plan["parts"].values()))
-    rows = [[LABELS.get(name, name), bar_html(n / total, tone=k), size_text(n)]
+    rows = [[LABELS.get(name, name), bar_html(n / total, tone=k), format_bytes(n)]
             for k, (name, n) in enumerate(plan["parts"].items())]
     peaks = [m["peak_memory_gib"] for m in run.metrics() if m.get("peak_memory_gib")]
-    measured = size_text(round(max(peaks) * 2**30)) if peaks else "it was not measured"
-    sums = [["planned together", size_text(total)], ["of it by torch's allocator", size_text(plan["allocated"])],
+    measured = format_bytes(round(max(peaks) * 2**30)) if peaks else "it was not measured"
+    sums = [["planned together", format_bytes(total)], ["of it by torch's allocator", format_bytes(plan["allocated"])],
             ["measured at its highest", measured], ["the device has", f"{plan['device']['gib']:.1f} GiB"]]
     return table_html(rows) + table_html(sums)
 
@@ -71,11 +71,11 @@ def scores_part(
     if adapter.exists():
         e = Evaluation.load(adapter)
         said = f"<pre style='white-space:pre-wrap'>{as_html(e.examples(rows))}</pre>"
-        parts += [e._repr_html_(), folded(f"{min(rows, e.tuned.n)} of its answers", said)]
+        parts += [e._repr_html_(), details_html(f"{min(rows, e.tuned.n)} of its answers", said)]
     return "".join(f"<div style='margin:1em 0'>{part}</div>" for part in parts)
 
 # %% ../../nbs/13_panels/13_page.ipynb #pg0eva02
-def _verdict(said:dict)->str: return f"{badge(SEEN[said['says']], said['says'])} {as_html(said['reason'])}"
+def _verdict(said:dict)->str: return f"{badge_html(SEEN[said['says']], said['says'])} {as_html(said['reason'])}"
 
 # %% ../../nbs/13_panels/13_page.ipynb #pg0set01
 def settings_part(run:Run)->str:
@@ -91,7 +91,7 @@ def versions_part(run:Run)->str:
     said = read_json(file)
     nested = {k: v for k, v in said.items() if isinstance(v, dict)}
     plain = [[k, v] for k, v in said.items() if k not in nested and v not in (None, "")]
-    return table_html(plain) + "".join(folded(k, table_html([*map(list, v.items())])) for k, v in nested.items())
+    return table_html(plain) + "".join(details_html(k, table_html([*map(list, v.items())])) for k, v in nested.items())
 
 # %% ../../nbs/13_panels/13_page.ipynb #pg0all02
 def _drawn(part, *args)->str:
@@ -105,7 +105,7 @@ def page_parts(
 )->dict[str,str]:   # heading -> HTML; empty: there is nothing to show
     "What the page of a run shows, in order"
     parts = {"How it stands": (Run._repr_html_, run), "Data": (_saved, run, "data.json"),
-             f"{counted(rows, 'row')}, token by token": (tokens_part, run, rows),
+             f"{pluralise(rows, 'row')}, token by token": (tokens_part, run, rows),
              "Memory": (memory_part, run), "Curves": (curves_part, run),
              "What the guards saw": (_saved, run, "guards.json"),
              "Scores": (scores_part, run, rows), "Preflight": (_saved, run, "preflight.json"),
@@ -123,8 +123,8 @@ def run_page(
     run = open_run(run, trust_remote_code=trust_remote_code)
     target = Path(path) if path else run.path/"report.html"
     page = redact(page_html(run.name, page_parts(run, rows)))
-    try: return write_whole(target, page)
+    try: return write_atomically(target, page)
     except OSError as e:
-        fix = command(f"sft_nb report {quoted(run.path)} --out report.html", 'run.report("report.html")')
+        fix = command(f"sft_nb report {shell_quote(run.path)} --out report.html", 'run.report("report.html")')
         found = f"it cannot be written ({e.strerror})"
         raise SftError(str(target), found, "a file in a folder that is there", fix) from e

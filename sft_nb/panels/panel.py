@@ -10,7 +10,7 @@ import ipywidgets as W
 from IPython.display import display, HTML, update_display
 from fastcore.basics import patch
 
-from ..faces import card_html, table_html   # noqa: F401   tables of panels are drawn with it
+from ..display import card_html, table_html   # noqa: F401   tables of panels are drawn with it
 from ..report import SftError
 
 # %% ../../nbs/13_panels/00_panel.ipynb #pan0cls1

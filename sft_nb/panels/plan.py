@@ -11,7 +11,7 @@ from dataclasses import replace
 import ipywidgets as W
 from fastcore.basics import patch
 
-from ..escape import to_html
+from ..escape import escape_html
 from ..report import SftError
 from ..config import Config
 from ..tokens.account import Data
@@ -117,7 +117,7 @@ def _row(name:str, n:float, most:float, colour:str)->str:
     "A part: its name, its size, its bar"
     bar = f"<div style='background:{colour};height:9px;width:{100 * n / most:.1f}%;min-width:1px'></div>"
     cell = "padding:1px 10px 1px 0;text-align:left;white-space:nowrap"
-    return (f"<tr><td style='{cell}'>{to_html(name)}</td><td style='{cell};text-align:right'>{_size(n)}</td>"
+    return (f"<tr><td style='{cell}'>{escape_html(name)}</td><td style='{cell};text-align:right'>{_size(n)}</td>"
             f"<td style='width:340px;text-align:left'>{bar}</td></tr>")
 
 # %% ../../nbs/13_panels/06_plan.ipynb #plp00016
@@ -137,15 +137,15 @@ def _bars(self:PlanState)->str:
 def html(self:PlanState)->str:
     "Does it fit, the parts, the cards, and the lines to copy"
     says = error_html(self.error) if self.error is not None else ""
-    verdict = "".join(f"<div><b>{to_html(f)}</b></div>" for f in self.plan.findings)
+    verdict = "".join(f"<div><b>{escape_html(f)}</b></div>" for f in self.plan.findings)
     speed = f"<div>about {self.plan.tokens_per_second:,.0f} tokens a second, a rough estimate</div>"
     if self.plan.host: speed += f"<div>{_size(self.plan.host)} wait in host memory</div>"
     cards = ", ".join(f"{'✓' if fits else '✗'} {name}" for name, _, fits in self.cards())
     decided = [[name, str(value), self.plan.reasons[name]] for name, value in self.plan.settings.items()]
     copied = "\n".join(self.lines()) or "# as in the config"
-    return (f"{says}{verdict}{self._bars()}{speed}<div>fits on: {to_html(cards)}</div>"
+    return (f"{says}{verdict}{self._bars()}{speed}<div>fits on: {escape_html(cards)}</div>"
             f"<details><summary>settings, and why</summary>{table_html(decided)}</details>"
-            f"<div>lines for the config:</div><pre>{to_html(copied)}</pre>")
+            f"<div>lines for the config:</div><pre>{escape_html(copied)}</pre>")
 
 @patch
 def to_dict(self:PlanState)->dict:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from fastcore.basics import patch
 
-from ..escape import to_html
-from ..report import counted
+from ..escape import escape_html
+from ..report import pluralise
 from ..tasks.core import Score
 from ..model.generate import begun, Decoder, decoding_of, eval_mode
 from ..model.sampling import chosen
@@ -137,14 +137,14 @@ def _tells(share:float|None, others:str)->str:
     "The title of a token"
     if share is None: return ""
     tells = f"{share:.1%}; then {others}" if others else f"{share:.1%}"
-    return f" title='{to_html(tells)}'"
+    return f" title='{escape_html(tells)}'"
 
 def _token(piece:str, share:float|None, others:str, differs:bool)->str:
     "One token as HTML"
     style = "text-decoration:underline dotted" if share is not None and share < .5 else ""
-    if not differs: return f"<span{_tells(share, others)} style='{style}'>{to_html(piece)}</span>"
+    if not differs: return f"<span{_tells(share, others)} style='{style}'>{escape_html(piece)}</span>"
     sign, style = "<b aria-label='the first difference'>≠</b>", f"{style};{_DIFFERS}"
-    return f"{sign}<span class='sft-differs'{_tells(share, others)} style='{style}'>{to_html(piece)}</span>"
+    return f"{sign}<span class='sft-differs'{_tells(share, others)} style='{style}'>{escape_html(piece)}</span>"
 
 # %% ../../nbs/13_panels/07_replies.ipynb #rep0htm3
 def pieces_html(
@@ -176,7 +176,7 @@ def caption(self:Reply)->str:
     "How long it is, how it ended, what it was worth, and what a person thought of it"
     known = [share for share in self.shares if share is not None]
     mean = f", {sum(known) / len(known):.0%} sure" if known else ""
-    said = [counted(self.n_tokens, "token") + mean, _STATES[self.state]]
+    said = [pluralise(self.n_tokens, "token") + mean, _STATES[self.state]]
     if verdict := self.verdict(): said.append(verdict)
     if self.rating: said.append(f"rated {self.rating}")
     return " · ".join(said)

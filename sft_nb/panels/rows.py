@@ -13,7 +13,7 @@ import ipywidgets as W
 import numpy as np
 from fastcore.basics import patch
 
-from ..escape import to_html
+from ..escape import escape_html
 from ..report import ConfigError
 from ..tokens.encode import end_ids
 from ..tokens.conversations import conversation
@@ -247,9 +247,9 @@ def html(self:DataState)->str:
     "Histogram, list, and the row in view"
     edges, counts = self.histogram()
     n = len(self.listed())
-    if not n: return _bars(edges, counts, self.within) + f"<div>{to_html(self.facet)}: no row</div>"
+    if not n: return _bars(edges, counts, self.within) + f"<div>{escape_html(self.facet)}: no row</div>"
     shown = f"{self.at + 1:,} to {self.at + len(self.on_page()):,}"
-    head = f"<div>{to_html(self.facet)}: {n:,} rows, {shown}</div>"
+    head = f"<div>{escape_html(self.facet)}: {n:,} rows, {shown}</div>"
     return _bars(edges, counts, self.within) + head + self._table() + self._face()
 
 # %% ../../nbs/13_panels/02_rows.ipynb #43e6029c
@@ -257,9 +257,9 @@ def html(self:DataState)->str:
 def _face(self:DataState)->str:
     "The row in view"
     e, (place, _) = self.entry(), self.source()
-    title = f"<div style='margin-top:6px'><b>{to_html(place)}</b></div>"
+    title = f"<div style='margin-top:6px'><b>{escape_html(place)}</b></div>"
     if self.face != "tokens" or e.example is None:
-        return f"{title}<pre style='white-space:pre-wrap'>{to_html(self.look())}</pre>"
+        return f"{title}<pre style='white-space:pre-wrap'>{escape_html(self.look())}</pre>"
     x = self.side.tokens[e.example]
     return title + spans_html(tokens_of(x["input_ids"], x["labels"], self.data.tokenizer))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from ..on_disk import read_json
+from ..files import read_json
 from ..report import ConfigError
 from ..config import Config
 from ..model.hardware import free_memory

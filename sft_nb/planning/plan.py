@@ -13,10 +13,10 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..on_disk import write_whole
-from ..faces import as_html, badge, bar_html, code_html, Html, shown, size_text, table_html
-from ..progress import Phase, watched
-from ..report import ConfigError, edit, fail, Finding, first_line, Fix, ok, Report, SftError, warn
+from ..files import write_atomically
+from ..display import as_html, badge_html, bar_html, code_html, Html, with_png, format_bytes, table_html
+from ..progress import Phase, show_progress
+from ..report import ConfigError, edit, fail, Finding, error_summary, Fix, ok, Report, SftError, warn
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.account import Data
@@ -60,10 +60,10 @@ LABELS = dict(weights="weights", adapter="adapter", gradients="gradients", optim
 @patch(as_prop=True)
 def report(self:Plan)->Report:
     "The parts, the speed and the settings, for people"
-    figures = {LABELS[part]: size_text(n) for part, n in self.parts.items()}
-    figures["together"] = f"{size_text(self.training)} of {self.device.gib:.1f} GiB"
-    if self.evaluation: figures["an evaluation"] = size_text(self.evaluation)
-    if self.host: figures["in host memory"] = size_text(self.host)
+    figures = {LABELS[part]: format_bytes(n) for part, n in self.parts.items()}
+    figures["together"] = f"{format_bytes(self.training)} of {self.device.gib:.1f} GiB"
+    if self.evaluation: figures["an evaluation"] = format_bytes(self.evaluation)
+    if self.host: figures["in host memory"] = format_bytes(self.host)
     figures["speed, a rough estimate"] = f"{self.tokens_per_second:,.0f} tokens/s"
     figures |= {name: f"{value}  ({self.reasons[name]})" for name, value in self.settings.items()}
     return Report(f"plan for {self.device.name}", figures, self.findings)
@@ -71,7 +71,7 @@ def report(self:Plan)->Report:
 # %% ../../nbs/07_planning/04_plan.ipynb #planface2
 @patch
 def _repr_html_(self:Plan)->str:
-    verdict = badge("ok", "it fits") if self.fits else badge("fail", "it does not fit")
+    verdict = badge_html("ok", "it fits") if self.fits else badge_html("fail", "it does not fit")
     says = [f"<div>{as_html(f.sentence)} Fix: {code_html(str(f.fix))}</div>" for f in self.findings if f.fix]
     settings = [[name, str(value), self.reasons[name]] for name, value in self.settings.items()]
     chosen = table_html(settings, head=["setting", "value", "why"])
@@ -80,11 +80,11 @@ def _repr_html_(self:Plan)->str:
 @patch
 def _memory(self:Plan)->Html:
     "A bar for each part, and the sums"
-    rows = [[LABELS[part], bar_html(n / max(self.total, 1), tone=k), size_text(n)]
+    rows = [[LABELS[part], bar_html(n / max(self.total, 1), tone=k), format_bytes(n)]
             for k, (part, n) in enumerate(self.parts.items())]
-    rows.append(["together", "", f"{size_text(self.training)} of {self.device.gib:.1f} GiB"])
-    if self.evaluation: rows.append(["an evaluation", "", size_text(self.evaluation)])
-    if self.host: rows.append(["in host memory", "", size_text(self.host)])
+    rows.append(["together", "", f"{format_bytes(self.training)} of {self.device.gib:.1f} GiB"])
+    if self.evaluation: rows.append(["an evaluation", "", format_bytes(self.evaluation)])
+    if self.host: rows.append(["in host memory", "", format_bytes(self.host)])
     return table_html([*rows, ["speed, a rough estimate", "", f"{self.tokens_per_second:,.0f} tokens/s"]])
 
 # %% ../../nbs/07_planning/04_plan.ipynb #ef7e0028
@@ -100,7 +100,7 @@ def save(self:Plan,
     path:Path,   # plan.json
 )->None:
     "Write it as JSON"
-    write_whole(path, json.dumps(self.to_dict(), indent=1) + "\n")
+    write_atomically(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
 # %% ../../nbs/07_planning/04_plan.ipynb #3f1db7ce
 _COLOURS = dict(weights="#57606a", adapter="#0969da", gradients="#54aeff", optimiser="#b6e3ff", activations="#1a7f37",
@@ -111,7 +111,7 @@ def _draw_parts(ax, parts:dict)->float:
     at = 0
     for part, n in parts.items():
         gib = n / 2**30
-        ax.barh(0, gib, left=at, color=_COLOURS[part], label=f"{LABELS[part]} {size_text(n)}")
+        ax.barh(0, gib, left=at, color=_COLOURS[part], label=f"{LABELS[part]} {format_bytes(n)}")
         at += gib
     return at
 
@@ -124,11 +124,11 @@ def plot(self:Plan):   # a matplotlib `Figure`
     at, size = _draw_parts(ax, self.parts), self.device.gib
     ax.axvline(size, color="#cf222e")
     right = max(at, min(size, 4 * at))   # a card that is nearly empty is not drawn to its end
-    title = f"{self.device.name}: {size_text(self.training)} of {size:.1f} GiB"
+    title = f"{self.device.name}: {format_bytes(self.training)} of {size:.1f} GiB"
     ax.set(yticks=[], title=title, xlim=(0, 1.05 * right))
     fig.legend(frameon=False, fontsize=7, ncols=4, loc="outside lower center")
     ax.spines[["top", "right", "left"]].set_visible(False)
-    return shown(fig)
+    return with_png(fig)
 
 # %% ../../nbs/07_planning/04_plan.ipynb #e11e154a
 _GIVEN = "as configured"
@@ -269,7 +269,7 @@ def _smaller(plan:Plan, cfg:Config)->Fix:
 # %% ../../nbs/07_planning/04_plan.ipynb #pl4crowd1
 def _crowded(plan:Plan)->Finding:
     "The card has room, and the host has not"
-    says = (f"{size_text(plan.host)} wait in host memory, which has {plan.device.host:.1f} GiB, "
+    says = (f"{format_bytes(plan.host)} wait in host memory, which has {plan.device.host:.1f} GiB, "
             "of which 60% can be planned with")
     return fail(says, edit(activation_offloading=False) | edit(keep_attention=False), check="memory_host")
 
@@ -282,7 +282,7 @@ def findings(
     gib, free = plan.total / 2**30, plan.device.gib
     training = plan.training / 2**30
     card = f"{plan.device.name} has {free:.1f}"
-    if plan.fits: return [ok(f"{size_text(plan.total)} of {free:.1f} GiB, {100 * gib / free:.0f}%", check="memory")]
+    if plan.fits: return [ok(f"{format_bytes(plan.total)} of {free:.1f} GiB, {100 * gib / free:.0f}%", check="memory")]
     if plan.device.holds(plan.total): return [_crowded(plan)]
     if training <= .95 * free:
         fix = edit(per_device_eval_batch_size=max(1, cfg.per_device_eval_batch_size // 2))
@@ -297,7 +297,7 @@ def _explained(cfg:Config):
     try: yield
     except SftError: raise
     except Exception as e:   # a model that branches on its numbers, an operation without a fake
-        found = f"its training step cannot be simulated ({type(e).__name__}: {first_line(e)[:150]})"
+        found = f"its training step cannot be simulated ({type(e).__name__}: {error_summary(e)[:150]})"
         fix = "set {method}, {gradient_checkpointing} and the batch by hand"
         raise SftError(f"plan for {cfg.model!r}", found, "a model and an adapter that run on tensors without numbers",
                        fix) from e
@@ -359,7 +359,7 @@ def plan(
     card = _card(cfg, device)
     if world_size is None: world_size = data_processes(cfg)
     tokenizer = data.tokenizer if data is not None else load_tokenizer(cfg)
-    with _explained(cfg), watched(delay=2), Phase("planning"):
+    with _explained(cfg), show_progress(delay=2), Phase("planning"):
         planner = Planner(cfg, card, tokenizer, _rows(data, lengths), world_size=world_size)
         chosen = choose(planner)
         evaluation = planner.evaluation(chosen.way.method)

@@ -11,7 +11,7 @@ import json, math
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..report import as_fix, command, Fix, quoted, skipped, warn
+from ..report import as_fix, command, Fix, shell_quote, skipped, warn
 from .stages import judged, Stage
 from .folder import sampling_settings
 from .spoken import apart, mean, Said
@@ -69,11 +69,11 @@ def _is_base(near:float, far:float, as_tuned:int, as_base:int)->bool:
 # %% ../../nbs/12_results/16_answered.ipynb #an4ada02
 def _apply(x:Serving)->Fix:
     "How a server takes an adapter"
-    merged = command(f"sft_nb merge {quoted(x.run)}", f'merge("{x.run}")') | "serve the folder that it writes"
+    merged = command(f"sft_nb merge {shell_quote(x.run)}", f'merge("{x.run}")') | "serve the folder that it writes"
     if x.server.kind == "llama.cpp": return command(f"llama-server -m {x.file} --lora ADAPTER.gguf") | merged
     if x.server.kind != "vLLM": return merged
     name = x.run.name
-    return command(f"vllm serve BASE --enable-lora --lora-modules {name}={quoted(x.adapter)}") | merged
+    return command(f"vllm serve BASE --enable-lora --lora-modules {name}={shell_quote(x.adapter)}") | merged
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4num02
 def _format(x:Serving)->str:

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 
-from ..keys import redact
-from ..on_disk import from_json
+from ..credentials import redact
+from ..files import parse_json
 from ..report import ConfigError, edit, SftError
 from ..config import Config
 from ..tasks.core import number_of, Score, Task, task_of
@@ -246,7 +246,7 @@ class Kept:
         self.file, self.known, self.others = file, {}, {} if others is None else others
         lines = file.read_bytes().split(b"\n") if file is not None and file.exists() else []
         for line in filter(None, lines):
-            try: said = from_json(line)
+            try: said = parse_json(line)
             except ValueError: continue   # cut when the machine went down
             if not isinstance(said, dict) or "key" not in said: continue
             key = said.pop("key")

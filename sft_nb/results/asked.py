@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..report import as_fix, command, Fix, ok, quoted, skipped
+from ..report import as_fix, command, Fix, ok, shell_quote, skipped
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from .stages import judged, Stage
@@ -35,11 +35,11 @@ class Serving:
     @property
     def tokenizer(self): return self.server.tokenizer
     @property
-    def file(self)->str: return quoted(self.gguf or "MODEL.gguf")
+    def file(self)->str: return shell_quote(self.gguf or "MODEL.gguf")
     @property
-    def model(self)->str: return quoted(self.folder or self.run/"merged")
+    def model(self)->str: return shell_quote(self.folder or self.run/"merged")
     @property
-    def template(self)->str: return quoted(self.adapter/"chat_template.jinja")
+    def template(self)->str: return shell_quote(self.adapter/"chat_template.jinja")
 
     def start(self, llama_cpp:str, vllm:str, otherwise:str)->Fix:
         "The command that starts the server with other options; advice for a server that is not known"
@@ -87,7 +87,7 @@ def _one_bos(x:Serving)->Fix:
 # %% ../../nbs/12_results/15_asked.ipynb #as3men02e
 def _own_tokens(x:Serving)->Fix:
     if x.server.kind == "llama.cpp": return command(f"python convert_hf_to_gguf.py {x.model} --outfile {x.file}")
-    own = quoted(x.adapter)
+    own = shell_quote(x.adapter)
     return x.start("", f"--tokenizer {own}", f"give it the tokenizer in {own}")
 
 # %% ../../nbs/12_results/15_asked.ipynb #as3pro02

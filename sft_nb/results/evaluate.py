@@ -16,11 +16,11 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..escape import to_html, visible
-from ..faces import bar_html, Html, table_html
-from ..keys import redact_all
-from ..on_disk import read_json, sweep, write_whole
-from ..report import ConfigError, edit, quoted, SftError
+from ..escape import escape_html, escape_controls
+from ..display import bar_html, Html, table_html
+from ..credentials import redact_json
+from ..files import read_json, remove_temporaries, write_atomically
+from ..report import ConfigError, edit, shell_quote, SftError
 from ..config import Config, with_parameters_of, with_settings
 from ..tasks.core import task_of
 from ..tokens.conversations import conversation
@@ -148,7 +148,7 @@ class Evaluation:
         if self.base is not None: lines += [f"  {line}" for line in gains_in_words(self.base, self.tuned, self.by)]
         if self.forgotten is not None: lines.append(f"  {self.forgotten}")
         if self.server is not None: lines.append(f"  {_of_the_server(self)}")
-        return visible("\n".join(lines))
+        return escape_controls("\n".join(lines))
     __repr__ = __str__
     def _repr_html_(self): return _as_html(self)
 
@@ -199,7 +199,7 @@ def _of_the_server(e:Evaluation)->str:
     "Who was asked, and whether it read the same prompts"
     said = f"asked: {e.server}"
     if not e.longer: return said
-    asks = f"sft_nb prove {quoted(e.run)} --server {quoted(e.server)}"
+    asks = f"sft_nb prove {shell_quote(e.run)} --server {shell_quote(e.server)}"
     return f"{said}, which counts other prompt tokens in {e.longer} of {e.tuned.n} rows; `{asks}` tells why"
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #ev0ev007
@@ -212,7 +212,7 @@ def examples(self:Evaluation, n:int=5)->str:
         return f"{prompt[:200]} [{len(prompt) - 400:,} characters] {prompt[-200:]}"
     rows = [f"{asked(a.prompt)}{said('base', self.base, k)}{said('tuned', self.tuned, k)}"
             for k, a in enumerate(self.tuned.answers[:n])]
-    return visible("\n\n".join(rows))
+    return escape_controls("\n\n".join(rows))
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #c76dc7ee
 def _short(a:Answer)->str:
@@ -235,7 +235,7 @@ def to_dict(self:Evaluation)->dict:
 def save(self:Evaluation, path:Path)->Path:
     "Write everything as JSON, in one piece and without secrets"
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_whole(path, json.dumps(redact_all(self.to_dict()), indent=1, ensure_ascii=False) + "\n")
+    return write_atomically(path, json.dumps(redact_json(self.to_dict()), indent=1, ensure_ascii=False) + "\n")
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #8f8e566d
 @patch(cls_method=True)
@@ -282,12 +282,12 @@ def _line(s:Scores, more:list[str])->list:
 # %% ../../nbs/12_results/07_evaluate.ipynb #7bffe2c9
 def _as_html(e:Evaluation)->str:
     "Both models as bars, and what the difference says"
-    asked = to_html(rows_asked(e.tuned.n, e.left_out, e.tuned.clusters))
-    title = f"<b>{to_html(e.run)}, {to_html(e.checkpoint)}</b>: {asked}"
+    asked = escape_html(rows_asked(e.tuned.n, e.left_out, e.tuned.clusters))
+    title = f"<b>{escape_html(e.run)}, {escape_html(e.checkpoint)}</b>: {asked}"
     table = scores_html([s for s in (e.base, e.tuned) if s is not None], by=e.by)
-    below = "" if e.base is None else "<br>".join(map(to_html, gains_in_words(e.base, e.tuned, e.by)))
-    if e.forgotten is not None: below += f"<br>{to_html(str(e.forgotten))}"
-    if e.server is not None: below += f"<br>{to_html(_of_the_server(e))}"
+    below = "" if e.base is None else "<br>".join(map(escape_html, gains_in_words(e.base, e.tuned, e.by)))
+    if e.forgotten is not None: below += f"<br>{escape_html(str(e.forgotten))}"
+    if e.server is not None: below += f"<br>{escape_html(_of_the_server(e))}"
     return f"<div>{title}{table}{below}</div>"
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #ev0set01
@@ -425,7 +425,7 @@ def _for_trackers(e:Evaluation, run:Run)->Scored:
     before = e.base.answers if e.base is not None else [None] * e.tuned.n
     if e.base is not None: figures |= dict(base_accuracy=e.base.accuracy)
     rows = [[a.prompt, a.expected, b and b.text, a.text, a.correct] for a, b in zip(e.tuned.answers[:_SAMPLES], before)]
-    return Scored(step, figures, ("prompt", "expected", "base", "tuned", "correct"), redact_all(rows))
+    return Scored(step, figures, ("prompt", "expected", "base", "tuned", "correct"), redact_json(rows))
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #ev0kee01
 def keep_evaluation(
@@ -438,7 +438,7 @@ def keep_evaluation(
     other = "".join(f"-{Path(name).stem}" for name in examiner.files)
     if e.server is not None: other += "-served"
     e.save(run.path/"eval"/f"{e.checkpoint}{other}.json")
-    sweep(run.path/"eval", patient=True)   # what one was writing that was killed
+    remove_temporaries(run.path/"eval", patient=True)   # what one was writing that was killed
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, examiner.asked.by
     value = figures.get(by, e.tuned.values(by).mean())
     if other: return

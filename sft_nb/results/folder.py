@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from ..on_disk import read_json
-from ..report import command, ConfigError, Fix, ok, quoted, skipped, SftError, warn
+from ..files import read_json
+from ..report import command, ConfigError, Fix, ok, shell_quote, skipped, SftError, warn
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..tokens.tokenizer import model_path
@@ -117,7 +117,8 @@ class Expected:
     def again(self, what:Path)->Fix:
         "Merge once more, beside what is there"
         out = what.with_name(f"{what.stem}-again")
-        return command(f"sft_nb merge {quoted(self.run)} --out {quoted(out)}", f'merge("{self.run}", out="{out}")')
+        shell = f"sft_nb merge {shell_quote(self.run)} --out {shell_quote(out)}"
+        return command(shell, f'merge("{self.run}", out="{out}")')
 
 # %% ../../nbs/12_results/13_folder.ipynb #fo0way02b
 def _state(model)->dict[str,torch.Tensor]: return {n: w.detach().float().cpu() for n, w in model.state_dict().items()}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..progress import say
+from ..progress import log
 from ..run.best import mark_followed
 from ..run.directory import open_run, Run
 from ..run.status import ACTIVE
@@ -89,7 +89,7 @@ def follow(
     while True:
         goes_on = run.state in ACTIVE   # asked first: what is written before the end is seen
         for line in follower.look():
-            if progress: say(line)
+            if progress: log(line)
         if not goes_on: return sweep(run, trust_remote_code=trust_remote_code, progress=progress, **how)
         mark_followed(run.path)
         time.sleep(every)

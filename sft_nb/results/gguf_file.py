@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 
-from ..report import as_fix, command, ConfigError, Fix, ok, quoted, skipped
+from ..report import as_fix, command, ConfigError, Fix, ok, shell_quote, skipped
 from .stages import judged, Stage
 from .folder import compare_tensor, describe_differences, differs, Expected, prompts_by
 
@@ -54,7 +54,7 @@ class Gguf:
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1fil02
 def _unreadable(path:Path, found:str)->ConfigError:
-    convert = command(f"python convert_hf_to_gguf.py MERGED --outfile {quoted(path)}")
+    convert = command(f"python convert_hf_to_gguf.py MERGED --outfile {shell_quote(path)}")
     return ConfigError(f"GGUF file {str(path)!r}", found, "a file that llama.cpp's converter wrote", convert)
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1fil02b
@@ -68,7 +68,7 @@ def convert_again(
     f:Gguf,
 )->Fix:
     "llama.cpp's converter, on the merged folder"
-    return command(f"python convert_hf_to_gguf.py {quoted(x.run/'merged')} --outfile {quoted(f.path)}")
+    return command(f"python convert_hf_to_gguf.py {shell_quote(x.run/'merged')} --outfile {shell_quote(f.path)}")
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1tok02
 _SPECIAL = (3, 4)   # control, user defined: they are found in a text before anything else
@@ -138,7 +138,7 @@ def _adds_bos(f:Gguf)->bool:
     return bool(f.get("tokenizer.ggml.add_bos_token", f.get("tokenizer.ggml.model") == "llama"))
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1tok05b
-def _set(f:Gguf, key:str, value)->Fix: return command(f"gguf-set-metadata {quoted(f.path)} {key} {value}")
+def _set(f:Gguf, key:str, value)->Fix: return command(f"gguf-set-metadata {shell_quote(f.path)} {key} {value}")
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1met02
 _ENDS = ("eos", "eot", "eom")

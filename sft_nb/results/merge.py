@@ -16,8 +16,8 @@ from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import cached_file
 
-from ..on_disk import new_folder
-from ..report import command, ConfigError, edit, fail, Finding, ok, quoted, Report, SftError, warn
+from ..files import atomic_folder
+from ..report import command, ConfigError, edit, fail, Finding, ok, shell_quote, Report, SftError, warn
 from ..config import Config
 from ..tasks.core import task_of
 from ..tokens.encode import encode_prompts
@@ -307,7 +307,7 @@ def merge(
     source, out = run.weights(checkpoint), merge_target(run, out, checkpoint)
     if prompts < 1: raise _no_prompts(run, prompts)
     with ExitStack() as stack:
-        try: aside = stack.enter_context(new_folder(out))
+        try: aside = stack.enter_context(atomic_folder(out))
         except OSError as e:
             found = f"{out} cannot be made ({e.strerror})"
             raise ConfigError(f"merge {run.name}", found, "a folder of yours", edit(out="another/folder")) from e
@@ -330,6 +330,6 @@ def _no_prompts(run:Run, prompts:int)->ConfigError:
 
 # %% ../../nbs/12_results/11_merge.ipynb #b80379a3
 def _not_the_same(run:Run, report:Report)->SftError:
-    again = command(f"sft_nb merge {quoted(run.path)} --dtype float32", f'merge("{run.path}", dtype="float32")')
+    again = command(f"sft_nb merge {shell_quote(run.path)} --dtype float32", f'merge("{run.path}", dtype="float32")')
     return SftError(f"merge {run.name}", report.findings[0].says, "the model that was trained",
                     again | "serve the adapter beside its base")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..on_disk import read_json
+from ..files import read_json
 from ..report import ConfigError, edit, ok, warn
 from ..tokens.encode import end_ids
 from ..tokens.template import Template

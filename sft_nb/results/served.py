@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fastcore.basics import patch
 
-from ..progress import Phase, watched
+from ..progress import Phase, show_progress
 from ..report import ConfigError, edit, SftError
 from ..model.generate import Generation
 from .server import Refused, Reply, Server
@@ -61,7 +61,7 @@ def ask_server(
     plain.shows_logprobs = False
     pool = ThreadPoolExecutor(at_once)
     try:
-        with watched() if progress else nullcontext(), Phase("generating", len(asked), what=progress) as phase:
+        with show_progress() if progress else nullcontext(), Phase("generating", len(asked), what=progress) as phase:
             return [*_counted(phase, pool.map(lambda talk: again(lambda: plain.chat(talk, **sends)), asked))]
     finally: pool.shutdown(cancel_futures=True)
 

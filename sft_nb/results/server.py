@@ -18,8 +18,8 @@ from urllib.request import build_opener, HTTPRedirectHandler, ProxyHandler, Requ
 
 from fastcore.basics import patch
 
-from ..keys import redact
-from ..on_disk import from_json
+from ..credentials import redact
+from ..files import parse_json
 from ..report import command, ConfigError, edit, Fix, SftError
 from ..tokens.template import _OURS, Template
 from .rendered import Rendered
@@ -78,7 +78,7 @@ def _refused(url:str, code:int, body:str)->Refused:
 # %% ../../nbs/12_results/04_server.ipynb #sv2err02c
 def _message(body:str)->str:
     "The sentence in an error of OpenAI's form; empty for a page"
-    try: said = from_json(body)
+    try: said = parse_json(body)
     except ValueError: return "" if body.lstrip().startswith("<") else body
     error = said.get("error", said) if isinstance(said, dict) else said
     found = error.get("message", error.get("detail", error)) if isinstance(error, dict) else error
@@ -166,7 +166,7 @@ def _nobody(s:Server, e:Exception)->SftError:
 # %% ../../nbs/12_results/04_server.ipynb #sv2ask03c
 def _as_json(url:str, said:bytes)->dict:
     "What was answered; `SftError` if it is not one object of JSON"
-    try: found = from_json(said)
+    try: found = parse_json(said)
     except ValueError: found = None
     if isinstance(found, dict): return found
     if len(said) >= _MOST:
@@ -313,7 +313,7 @@ def _calls(message:dict)->tuple[dict,...]:
 
 # %% ../../nbs/12_results/04_server.ipynb #c1907885
 def _object(said):
-    try: return from_json(said)
+    try: return parse_json(said)
     except (ValueError, TypeError): return said
 
 # %% ../../nbs/12_results/04_server.ipynb #bab3b7f0

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..escape import visible
-from ..faces import as_html, badge, code_html, Html, table_html
-from ..keys import redact_all
-from ..on_disk import write_whole
+from ..escape import escape_controls
+from ..display import as_html, badge_html, code_html, Html, table_html
+from ..credentials import redact_json
+from ..files import write_atomically
 from ..report import fail, Finding, Fix, ok
 
 # %% ../../nbs/12_results/12_stages.ipynb #st7sta02
@@ -36,7 +36,7 @@ class Stage:
 
     def __str__(self):
         saw = ", ".join(f"{k} {v}" for k, v in self.saw.items())
-        return visible(f"{self.link:<7} {self.finding}" + (f"  ({saw})" if saw else ""))
+        return escape_controls(f"{self.link:<7} {self.finding}" + (f"  ({saw})" if saw else ""))
 
     def to_dict(self)->dict:
         "Ready for JSON"
@@ -91,7 +91,7 @@ class Proof:
     @property
     def fix(self)->Fix: return Fix() if self.same else self.broken.finding.fix
 
-    def __str__(self): return visible("\n".join([_headline(self), *(f"  {s}" for s in self.stages)]))
+    def __str__(self): return escape_controls("\n".join([_headline(self), *(f"  {s}" for s in self.stages)]))
     __repr__ = __str__
 
 # %% ../../nbs/12_results/12_stages.ipynb #st7pro03
@@ -111,11 +111,12 @@ def _row(s:Stage)->list:
     f = s.finding
     fix = [Html(f"Fix: {code_html(str(f.fix))}")] if f.fix else []
     saw = [as_html(f"{name}: {value}") for name, value in s.saw.items()]
-    return [s.link, badge(f.status, f.check), Html("<br>".join([as_html(f.sentence), *fix])), Html("<br>".join(saw))]
+    sentence = Html("<br>".join([as_html(f.sentence), *fix]))
+    return [s.link, badge_html(f.status, f.check), sentence, Html("<br>".join(saw))]
 
 @patch
 def _repr_html_(self:Proof)->str:
-    seen = badge("ok" if self.same else "fail", self.verdict)
+    seen = badge_html("ok" if self.same else "fail", self.verdict)
     return f"<div>{seen} <b>{as_html(_headline(self))}</b>{table_html(map(_row, self.stages))}</div>"
 
 # %% ../../nbs/12_results/12_stages.ipynb #st7jso02
@@ -132,4 +133,4 @@ def to_dict(self:Proof)->dict:
 def save(self:Proof, path:Path)->Path:
     "Write it as JSON, in one piece and without secrets"
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_whole(path, json.dumps(redact_all(self.to_dict()), indent=1, ensure_ascii=False) + "\n")
+    return write_atomically(path, json.dumps(redact_json(self.to_dict()), indent=1, ensure_ascii=False) + "\n")

@@ -16,12 +16,12 @@ import numpy as np
 from fastcore.basics import patch
 from peft import load_peft_weights, set_peft_model_state_dict
 
-from ..escape import to_html, visible
-from ..faces import table_html
-from ..keys import redact_all
-from ..on_disk import read_json, write_whole
-from ..progress import say
-from ..report import command, ConfigError, Finding, ok, quoted, SftError, warn
+from ..escape import escape_html, escape_controls
+from ..display import table_html
+from ..credentials import redact_json
+from ..files import read_json, write_atomically
+from ..progress import log
+from ..report import command, ConfigError, Finding, ok, shell_quote, SftError, warn
 from ..config import Config, with_parameters_of
 from ..model.hardware import free_memory
 from ..model.adapter import check_trained
@@ -140,7 +140,8 @@ def by_choice(e:Sweep)->Finding|None:
         apart = f"{behind.gain:+.3g}, p {behind.p:.2g}"
         return ok(f"{e.lowest_loss}, the best by loss, cannot be told from {e.best} ({apart})", check="best_by_loss")
     if behind.gain <= 0: return ok(f"{e.lowest_loss}, the best by loss, is as good", check="best_by_loss")
-    fix = command(f"sft_nb merge {quoted(e.run)} --checkpoint {e.best}", f'merge("{e.run}", checkpoint="{e.best}")')
+    call = f'merge("{e.run}", checkpoint="{e.best}")'
+    fix = command(f"sft_nb merge {shell_quote(e.run)} --checkpoint {e.best}", call)
     says = (f"the best by held-out loss is {e.lowest_loss}, and by {e.by} {e.best} "
             f"({behind.gain:+.3g}, p {behind.p:.2g})")
     return warn(says, fix, check="best_by_loss")
@@ -169,7 +170,7 @@ def _says(e:Sweep)->list[str]:
 def __str__(self:Sweep):
     shown = self.table().to_string(index=False, float_format="{:.3f}".format, na_rep="")
     head = f"{self.run}: {rows_asked(self.base.n, self.left_out, self.base.clusters)}, by {self.by}"
-    return visible("\n".join([head, shown, *_says(self)]))
+    return escape_controls("\n".join([head, shown, *_says(self)]))
 
 # %% ../../nbs/12_results/08_sweep.ipynb #37d7fbb6
 @patch
@@ -178,12 +179,12 @@ def __repr__(self:Sweep): return str(self)
 # %% ../../nbs/12_results/08_sweep.ipynb #26ea2408
 @patch
 def _repr_html_(self:Sweep):
-    lines = "<br>".join(map(to_html, _says(self)))
+    lines = "<br>".join(map(escape_html, _says(self)))
     shown, best = self.table(), [*self.checkpoints].index(self.best)
     rows = [[None if v != v else v for v in row] for row in shown.values.tolist()]
     table = table_html(rows, head=[*shown.columns], marked=1 + best)
-    asked = to_html(rows_asked(self.base.n, self.left_out, self.base.clusters))
-    return f"<div><b>{to_html(self.run)}</b>: {asked}, by {to_html(self.by)}{table}{lines}</div>"
+    asked = escape_html(rows_asked(self.base.n, self.left_out, self.base.clusters))
+    return f"<div><b>{escape_html(self.run)}</b>: {asked}, by {escape_html(self.by)}{table}{lines}</div>"
 
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0res06
 @patch
@@ -198,7 +199,7 @@ def to_dict(self:Sweep)->dict:
 @patch
 def save(self:Sweep, path:Path)->Path:
     "Write everything as JSON, in one piece and without secrets"
-    return write_whole(path, json.dumps(redact_all(self.to_dict()), indent=1, ensure_ascii=False) + "\n")
+    return write_atomically(path, json.dumps(redact_json(self.to_dict()), indent=1, ensure_ascii=False) + "\n")
 
 # %% ../../nbs/12_results/08_sweep.ipynb #aa85d38c
 @patch(cls_method=True)
@@ -276,10 +277,10 @@ def checkpoints_of(
     found = []
     for folder in run.checkpoints():
         try: check_trained(folder, run.config)
-        except SftError as e: say(f"sft_nb: {folder.name} is left out: {e.found}")
+        except SftError as e: log(f"sft_nb: {folder.name} is left out: {e.found}")
         else: found.append(folder)
     if found: return found
-    fix = command(f"sft_nb evaluate {quoted(run.path)}", f'evaluate("{run.path}")')
+    fix = command(f"sft_nb evaluate {shell_quote(run.path)}", f'evaluate("{run.path}")')
     raise ConfigError(f"sweep {run.name}", "it has no checkpoint with finite weights", "at least one", fix)
 
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0swe02

@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..escape import to_html, visible
-from ..faces import badge
-from ..on_disk import write_whole
+from ..escape import escape_html, escape_controls
+from ..display import badge_html
+from ..files import write_atomically
 from ..report import ConfigError, edit
 from ..config import with_parameters_of
 from ..run.directory import open_run, Run
@@ -44,12 +44,12 @@ class Verdict:
         lines = [f"{self.says}: {self.reason}", f"  {d}", f"  {_could(d)}"]
         if self.of > 1: lines.append(f"  {self.checkpoint} is the best of {self.of}: the interval is corrected")
         if self.forgotten is not None: lines.append(f"  {self.forgotten}")
-        return visible("\n".join(lines))
+        return escape_controls("\n".join(lines))
     __repr__ = __str__
     def _repr_html_(self)->str:
         head, *lines = str(self).splitlines()
-        seen = badge(SEEN[self.says], self.says)
-        return f"<div>{seen} {to_html(self.reason)}<br>{'<br>'.join(map(to_html, lines))}</div>"
+        seen = badge_html(SEEN[self.says], self.says)
+        return f"<div>{seen} {escape_html(self.reason)}<br>{'<br>'.join(map(escape_html, lines))}</div>"
     def to_dict(self)->dict:
         cost = self.forgotten and self.forgotten.to_dict()
         return vars(self) | dict(difference=vars(self.difference), forgotten=cost, exit_code=self.exit_code)
@@ -116,7 +116,7 @@ def verdict(
     judged, name, of, cost = _judged(run, checkpoint, how)
     made = decide(judged, min_gain=min_gain, max_forgetting=max_forgetting, forgotten=cost)
     made = replace(made, checkpoint=name, of=of)
-    write_whole(run.path/"eval"/"verdict.json", json.dumps(made.to_dict(), indent=1) + "\n")
+    write_atomically(run.path/"eval"/"verdict.json", json.dumps(made.to_dict(), indent=1) + "\n")
     return made
 
 # %% ../../nbs/12_results/10_verdict.ipynb #23b60a91
@@ -145,7 +145,7 @@ class Comparison:
         said = decide(self.difference)
         lines = [f"A  {a}", f"   {self.a.tuned.line(self.a.by)}", f"B  {b}", f"   {self.b.tuned.line(self.b.by)}",
                  f"B is {said.says}: {said.reason}", *self._choice]
-        return visible("\n".join(lines))
+        return escape_controls("\n".join(lines))
     @property
     def _choice(self)->list[str]:
         if self.of <= 2: return []
@@ -155,7 +155,7 @@ class Comparison:
     def _repr_html_(self)->str:
         both, said = dict(A=self.a, B=self.b), decide(self.difference)
         named = [replace(e.tuned, model=f"{name}: {e.run}, {e.checkpoint}") for name, e in both.items()]
-        seen = f"B is {badge(SEEN[said.says], said.says)} {to_html(said.reason)}"
+        seen = f"B is {badge_html(SEEN[said.says], said.says)} {escape_html(said.reason)}"
         return f"<div>{scores_html(named, by=self.a.by)}{'<br>'.join([seen, *self._choice])}</div>"
     def to_dict(self)->dict:
         return dict(a=self.a.to_dict(), b=self.b.to_dict(), difference=vars(self.difference), of=self.of,

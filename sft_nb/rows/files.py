@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from ..report import command, first_line, Fix, quoted, SftError
+from ..report import command, error_summary, Fix, shell_quote, SftError
 from .formats import detect, is_missing
 
 # %% ../../nbs/02_rows/02_files.ipynb #76dfe340
@@ -86,7 +86,7 @@ def _object(text:str, path:Path, i:int)->dict|SftError:
     try: return _row(json.loads(text), where)
     except (ValueError, RecursionError) as e:
         found = f"this is not valid JSON ({str(e)[:80]}): {text.strip()[:60]}"
-        return SftError(where, found, "one JSON object on each line", command(f"sed -n {i}p {quoted(path)}"))
+        return SftError(where, found, "one JSON object on each line", command(f"sed -n {i}p {shell_quote(path)}"))
 
 # %% ../../nbs/02_rows/02_files.ipynb #607f8697
 def _jsonl(path:Path)->Iterator[tuple[int,dict]]:
@@ -117,7 +117,7 @@ def _json(path:Path)->Iterator[tuple[int,dict]]:
             yield from _jsonl(path)
             return
         expected = "a list of JSON objects, or one object on each line"
-        fix = command(f"sed -n {getattr(e, 'lineno', 1)}p {quoted(path)}")
+        fix = command(f"sed -n {getattr(e, 'lineno', 1)}p {shell_quote(path)}")
         raise SftError(str(path), f"this is not valid JSON ({str(e)[:80]})", expected, fix) from e
     if not isinstance(rows, list):
         fix = f"write the rows of {path} as a list"
@@ -193,7 +193,7 @@ def _parquet(path:Path)->Iterator[tuple[int,dict]]:
             rows = (row for batch in file.iter_batches(1000) for row in batch.to_pylist())
             yield from enumerate(map(_from_arrow, rows), 1)
     except (pyarrow.ArrowException, OSError) as e:
-        found = f"it cannot be read ({first_line(e)[:80]})"
+        found = f"it cannot be read ({error_summary(e)[:80]})"
         raise SftError(str(path), found, "a Parquet file", f"write {path} again, or download it again") from e
 
 # %% ../../nbs/02_rows/02_files.ipynb #s0urtxt2
@@ -206,7 +206,7 @@ def _document(path:Path)->Iterator[tuple[int,dict]]:
     if is_json:
         new = path.with_name(path.name.replace(".txt", ".jsonl"))
         raise SftError(str(path), f"it holds JSON: {first[:60]}", "plain text in a .txt file",
-                       command(f"mv {quoted(path)} {quoted(new)}"))
+                       command(f"mv {shell_quote(path)} {shell_quote(new)}"))
     yield 1, dict(text=text)
 
 # %% ../../nbs/02_rows/02_files.ipynb #fi1es004
@@ -217,19 +217,20 @@ def _called(path:Path)->str:
 def _converted(path:Path, encoding:str)->Fix:
     "The command that writes the text of a file in UTF-8"
     new = path.name.removesuffix(".gz").removesuffix(_suffix(path)) + ".utf8" + _suffix(path)
-    read = f"iconv -f {encoding} {quoted(path)}"
-    if path.suffix == ".gz": read = f"zcat {quoted(path)} | iconv -f {encoding}"
-    return command(f"{read} -t utf-8 > {quoted(new)}")
+    read = f"iconv -f {encoding} {shell_quote(path)}"
+    if path.suffix == ".gz": read = f"zcat {shell_quote(path)} | iconv -f {encoding}"
+    return command(f"{read} -t utf-8 > {shell_quote(new)}")
 
 # %% ../../nbs/02_rows/02_files.ipynb #7beb75f9
 def _unreadable(path:Path, e:Exception)->SftError:
     "What exception `e` says about the file at `path`"
-    where, looked = _called(path), command(f"ls -l {quoted(path)}")
+    where, looked = _called(path), command(f"ls -l {shell_quote(path)}")
     if isinstance(e, UnicodeDecodeError):
         found = f"it is not UTF-8 text ({e.reason} at byte {e.start})"
         return SftError(where, found, "text in UTF-8", _converted(path, "cp1252"))   # and so latin1
     if isinstance(e, csv.Error):
-        return SftError(where, f"it is not a table ({e})", "CSV with a line of names", command(f"head {quoted(path)}"))
+        fix = command(f"head {shell_quote(path)}")
+        return SftError(where, f"it is not a table ({e})", "CSV with a line of names", fix)
     if isinstance(e, PermissionError):
         return SftError(where, "it may not be read (permission denied)", "a file that you may read", looked)
     why = getattr(e, "strerror", None) or str(e)
@@ -282,7 +283,7 @@ def _no_kind(path:Path)->SftError:
     expected, unpack = ", ".join(SUFFIXES), _UNPACK.get(path.suffix.lower())
     if unpack:
         found = f"{path.suffix} files are not unpacked here"
-        fix = command(f"{unpack} {quoted(path)}")
+        fix = command(f"{unpack} {shell_quote(path)}")
         return SftError(_called(path), found, f"{expected}, or one of these with .gz", fix)
     found = f"{path.suffix or 'no suffix'} is not a kind of file that is read"
     fix = f"rename it to {path.name}.jsonl if its lines are JSON objects, or to {path.name}.txt if it is text"

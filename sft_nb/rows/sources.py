@@ -16,7 +16,7 @@ from typing import Any
 
 from fastcore.basics import patch
 
-from ..report import command, ConfigError, edit, first_line, quoted, SftError
+from ..report import command, ConfigError, edit, error_summary, shell_quote, SftError
 from .files import _a, _called, _file_digest, _from_arrow, _is_packed, _READERS, _row, _suffix, _unreadable
 from .files import file_source, Source, SUFFIXES
 from .splits import has_sides, of_domain, on_side, side_of
@@ -59,7 +59,7 @@ def _check_no_shard(path:Path)->None:
     shards = [path] if SHARD.fullmatch(path.name) else [p for p in _folders_in(path) if SHARD.fullmatch(p.name)]
     if not shards or not (shards[0]/"made.json").exists(): return
     home = shards[0].parent
-    fix = command(f"sft_nb data --merge {quoted(home)} --out {quoted(f'{home}-whole')}")
+    fix = command(f"sft_nb data --merge {shell_quote(home)} --out {shell_quote(f'{home}-whole')}")
     raise SftError(_called(path), f"this is one of {SHARD.fullmatch(shards[0].name)[2]} shards, or a folder of them",
                    "all of them, merged", fix)
 
@@ -70,7 +70,7 @@ def _files_of(path:Path, domain:str|None)->list[Path]:
     "The files with rows below a folder, as seen from there; `SftError` if there is none"
     files = sorted(p for p in _files_in(path) if _has_rows(p, path) and p.name not in _ABOUT)
     where, expected = _called(path), ", ".join(SUFFIXES)
-    fix = command(f"ls {quoted(path)}")
+    fix = command(f"ls {shell_quote(path)}")
     if not files: raise SftError(where, "there is no file with rows in this folder", expected, fix)
     if any(_suffix(p) != ".txt" for p in files): files = [p for p in files if _suffix(p) != ".txt"]   # a licence, say
     files = [p.relative_to(path) for p in files]
@@ -127,7 +127,7 @@ def _saved(path:Path)->Source:
     try: found = _dataset(load_from_disk(str(path)), path.name)
     except Exception as e:   # a broken file can raise anything
         why = f"it was written by save_to_disk and cannot be loaded ({(str(e).splitlines() or [''])[0][:80]})"
-        raise SftError(_called(path), why, "a whole folder", command(f"ls -l {quoted(path)}")) from e
+        raise SftError(_called(path), why, "a whole folder", command(f"ls -l {shell_quote(path)}")) from e
     digest = lambda: "-".join(map(_file_digest, sorted(_files_in(path))))
     return Source(found.name, "row", found.read, digest, found.total, steady=False)
 
@@ -205,7 +205,7 @@ def no_room(
     e:OSError,
 )->SftError:
     "The error for rows or tokens that the disk does not take"
-    fix = edit(cache_dir="/another/disk") | command(f"df -h {quoted(folder)}")
+    fix = edit(cache_dir="/another/disk") | command(f"df -h {shell_quote(folder)}")
     return SftError(_called(folder), f"it takes no more ({e.strerror or e})", "room for the prepared rows", fix)
 
 # %% ../../nbs/02_rows/04_sources.ipynb #5b741dd7
@@ -224,9 +224,9 @@ def _hub_file(name:str)->Source:
     base, revision, path = _HUB_FILE.fullmatch(name).groups()
     try: file = hf_hub_download(base, path, repo_type="dataset", revision=revision and revision[1:])
     except Exception as e:   # network, names: anything
-        found = f"it cannot be loaded from the hub ({first_line(e)[:150]})"
+        found = f"it cannot be loaded from the hub ({error_summary(e)[:150]})"
         raise SftError(f"file {name!r}", found, "a connection, and hf://datasets/OWNER/NAME/FILE",
-                       command(f"hf download --repo-type dataset {base} {quoted(path)}")) from e
+                       command(f"hf download --repo-type dataset {base} {shell_quote(path)}")) from e
     return file_source(file)
 
 def _first_rows(source:Source, n:int, percent:bool)->Source:
@@ -258,7 +258,7 @@ def _named(what:str|Path, side:str, domain:str|None)->list[Source]:
     try: near = difflib.get_close_matches(path.name[:100], os.listdir(path.parent), 1, .6)
     except (OSError, ValueError): near = []
     setting = "eval_file" if side == "eval" else "train_file"
-    fix = edit(**{setting: str(path.parent/near[0])}) if near else command(f"ls {quoted(path.parent)}")
+    fix = edit(**{setting: str(path.parent/near[0])}) if near else command(f"ls {shell_quote(path.parent)}")
     raise SftError(_called(path), f"there is no such file{where}", expected, fix)
 
 # %% ../../nbs/02_rows/04_sources.ipynb #s0urc033

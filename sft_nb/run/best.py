@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..on_disk import from_json
+from ..files import parse_json
 from .checkpoint import step_of, whole_checkpoints
 from .directory import Run
 
@@ -39,7 +39,7 @@ def _lines(path:Path)->list[dict]:
     except OSError: return []
     found = []
     for line in written:
-        try: found.append(from_json(line))
+        try: found.append(parse_json(line))
         except ValueError: pass
     return [line for line in found if _is_score(line)]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..on_disk import read_json
-from ..report import command, ConfigError, edit, quoted
-from ..config import Config, load_config, settings, trusting, with_settings
+from ..files import read_json
+from ..report import command, ConfigError, edit, shell_quote
+from ..config import Config, load_config, settings, with_trusted_code, with_settings
 from .environment import write_json
 from .checkpoint import damage, place, step_of
 from .metrics import cut_lines
@@ -45,7 +45,7 @@ def _refused(run:Run, name:str, was, now)->ConfigError:
     "The error for a setting that a checkpoint does not leave open"
     why = "the checkpoint was made with it" if name in _IN_A_CHECKPOINT else "other rows would come next"
     config = run.path/"config.json"
-    anew = command(f"sft_nb train --config {quoted(config)} --run-name {free_path(run.path).name}",
+    anew = command(f"sft_nb train --config {shell_quote(config)} --run-name {free_path(run.path).name}",
                    f'train(load_config("{config}", run_name="{free_path(run.path).name}"))')
     found = f"{name} is {now}, it was {was}, and {why}"
     return ConfigError(f"branch of {run.name!r}", found, "learning_rate, max_steps or another that may change", anew)
@@ -127,7 +127,7 @@ def make_branch(
     "A new run that goes on from a checkpoint of `run`; ConfigError for a setting that cannot change there"
     checkpoint = _checkpoint_of(run, step)
     cfg = load_config(run.path/"config.json", **changes, run_name=run_name or free_path(run.path).name)
-    if run.trusts: cfg = trusting(cfg)
+    if run.trusts: cfg = with_trusted_code(cfg)
     changed = _differing(run, cfg)
     _check_end(run, step_of(checkpoint), cfg, changed)
     return _made(cfg, run, checkpoint, changed)

@@ -11,7 +11,7 @@ import errno, hashlib, json, re, shutil
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..on_disk import read_json, share, sync
+from ..files import read_json, inherit_read_permissions, fsync
 from ..report import Fix, SftError
 
 # %% ../../nbs/10_run/01_checkpoint.ipynb #4effbeb1
@@ -25,11 +25,11 @@ def seal(
 )->Path:           # the same
     "Flush every file and note its size and SHA-256"
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    share(folder)
-    for p in files: sync(p)
+    inherit_read_permissions(folder)
+    for p in files: fsync(p)
     noted = {str(p.relative_to(folder)): dict(bytes=p.stat().st_size, sha256=_sha256(p)) for p in files}
     (folder/MANIFEST).write_text(json.dumps(noted, indent=1) + "\n")
-    sync(folder/MANIFEST)
+    fsync(folder/MANIFEST)
     return folder
 
 # %% ../../nbs/10_run/01_checkpoint.ipynb #013a77a0
@@ -65,7 +65,7 @@ def place(
     shutil.rmtree(gone, ignore_errors=True)
     if target.exists(): target.rename(gone)
     aside.rename(target)
-    sync(target.parent)
+    fsync(target.parent)
     shutil.rmtree(gone, ignore_errors=True)
     return target
 

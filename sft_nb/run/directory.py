@@ -13,11 +13,11 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..escape import visible
-from ..on_disk import new_folder, read_object, sweep
-from ..progress import Bar
-from ..report import command, ConfigError, counted, edit, Fix, quoted, SftError
-from ..config import allow, at_home, Config, load_config, save_config, trusting
+from ..escape import escape_controls
+from ..files import atomic_folder, read_json_object, remove_temporaries
+from ..progress import ProgressBar
+from ..report import command, ConfigError, pluralise, edit, Fix, shell_quote, SftError
+from ..config import require_trust, with_absolute_paths, Config, load_config, save_config, with_trusted_code
 from ..tokens.account import Data
 from ..tokens.prepare import cache_kept_rows, keep_rows
 from .environment import environment, write_json
@@ -53,11 +53,11 @@ class Run:
     @property
     def config(self)->Config:
         cfg = load_config(self.path/"config.json")
-        return trusting(cfg) if self.trusts else cfg
+        return with_trusted_code(cfg) if self.trusts else cfg
     @property
     def adapter(self)->Path: return self.path/"adapter"
 
-    def __repr__(self): return visible(f"Run({str(self.path)!r}: {self.state})")
+    def __repr__(self): return escape_controls(f"Run({str(self.path)!r}: {self.state})")
 
     def plot(self):
         "The loss curve as a matplotlib `Figure`"
@@ -87,7 +87,7 @@ def open_run(
     run = run if isinstance(run, Run) else Run(named_run(run))
     check_links(run.path)
     run.trusts = run.trusts or trust_remote_code
-    allow(run.config)
+    require_trust(run.config)
     return run
 
 # %% ../../nbs/10_run/06_directory.ipynb #31b9b6bd
@@ -122,7 +122,7 @@ def create_run(
     root, here = Path(cfg.runs_dir).absolute(), environment(device) | dict(id=uuid.uuid4().hex[:8])
     try:
         root.mkdir(parents=True, exist_ok=True)
-        sweep(root)
+        remove_temporaries(root)
         while True:
             path = root/(cfg.run_name or free_name(cfg, root))
             try:
@@ -137,10 +137,10 @@ def create_run(
 
 def _made(path:Path, cfg:Config, here:dict, state:str, data:Data|None, reports:dict)->Run:
     "A directory with all that a run begins with; it is there at once or not at all"
-    with new_folder(path) as aside:
+    with atomic_folder(path) as aside:
         if data is not None: cfg = replace(cfg, **dict(task=data.cfg.task) | keep_rows(data, aside, home=path))
         for name, report in reports.items(): report.save(aside/f"{name}.json")
-        save_config(at_home(cfg), aside/"config.json")
+        save_config(with_absolute_paths(cfg), aside/"config.json")
         write_json(aside/"environment.json", here)
         write_json(aside/"status.json", stamped(state, step=0).to_dict())
         if state == "starting": announce(aside)
@@ -172,7 +172,7 @@ def keep(self:Run,
     cfg:Config,
 )->None:
     "Replace config.json"
-    save_config(at_home(cfg), self.path/"config.json")
+    save_config(with_absolute_paths(cfg), self.path/"config.json")
 
 @patch
 def set_device(self:Run,
@@ -180,7 +180,7 @@ def set_device(self:Run,
 )->None:
     "Note the device, which who made the directory may not have known"
     file = self.path/"environment.json"
-    write_json(file, read_object(file) | dict(device=name))
+    write_json(file, read_json_object(file) | dict(device=name))
 
 # %% ../../nbs/10_run/06_directory.ipynb #4efa375a
 @patch
@@ -290,10 +290,10 @@ def can_resume(
     if state == "finished":
         more = dict(max_steps=2 * max(1, run.step))
         if run.config.max_steps < 0: more = dict(num_train_epochs=2 * run.config.num_train_epochs)
-        longer = command(f"sft_nb train --resume {quoted(run.path)} {edit(**more).says('shell')}",
+        longer = command(f"sft_nb train --resume {shell_quote(run.path)} {edit(**more).says('shell')}",
                          f'resume("{run.path}", {edit(**more).says("python")})')
-        evaluate = command(f"sft_nb evaluate {quoted(run.path)}", f'evaluate("{run.path}")')
-        raise ConfigError(f"run {run.name!r}", f"it is finished ({counted(run.step, 'step')})",
+        evaluate = command(f"sft_nb evaluate {shell_quote(run.path)}", f'evaluate("{run.path}")')
+        raise ConfigError(f"run {run.name!r}", f"it is finished ({pluralise(run.step, 'step')})",
                           "a run that was stopped or failed, or more epochs or steps for this one", longer | evaluate)
     if state in ACTIVE: raise being_trained(run, run.trainer() or read_process(run.path/"process.json"))
     if not run.checkpoints(): raise no_checkpoint(run)
@@ -319,7 +319,7 @@ def start_process(
     *options:str,   # of `python -m sft_nb.training.launch`
 )->Run:
     "Train a run in a process, or several, of its own session; what it prints goes to log.txt"
-    allow(run.config)
+    require_trust(run.config)
     check_links(run.path)
     n = run.config.num_processes
     announce(run.path)
@@ -363,7 +363,7 @@ def wait(self:Run,
 )->str:                       # finished or stopped; running if the time is over
     "Wait until it has ended; `SftError` with the reason and the last lines if it failed"
     began = time.monotonic()
-    with Bar() as bar:
+    with ProgressBar() as bar:
         while not _is_over(self, state := self.state):
             if timeout is not None and time.monotonic() - began > timeout: return state
             bar.show(read_progress(self.path/"progress.json"))

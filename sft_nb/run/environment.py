@@ -10,9 +10,9 @@ import json, os, platform, shutil, subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..before_torch import loaded_with
-from ..keys import redact, redact_all
-from ..on_disk import write_whole
+from ..before_torch import torch_environment
+from ..credentials import redact, redact_json
+from ..files import write_atomically
 
 # %% ../../nbs/10_run/00_environment.ipynb #eb42b92d
 def installed(
@@ -38,7 +38,7 @@ def environment(
     "Versions, platform, device and git commit"
     packages = {p: installed(p) for p in _PACKAGES}
     return dict(python=platform.python_version(), platform=platform.platform(), cpus=os.cpu_count(), device=device,
-                git=_commit(), loaded_with=loaded_with(), packages=packages)
+                git=_commit(), loaded_with=torch_environment(), packages=packages)
 
 # %% ../../nbs/10_run/00_environment.ipynb #2fcca4ec
 def write_text(
@@ -47,9 +47,9 @@ def write_text(
     *, ours:bool=False,  # True: nothing in it is free text
 )->None:
     "Write a file in one piece and without secrets"
-    write_whole(file, text if ours else redact(text))
+    write_atomically(file, text if ours else redact(text))
 
 # %% ../../nbs/10_run/00_environment.ipynb #b1eee955
 def write_json(file:Path, said:dict)->None:
     "`write_text` of JSON, whose texts are without secrets"
-    write_text(file, json.dumps(redact_all(said), indent=1) + "\n", ours=True)
+    write_text(file, json.dumps(redact_json(said), indent=1) + "\n", ours=True)

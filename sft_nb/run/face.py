@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..escape import visible
-from ..faces import as_html, bar_line, code_html, number, table_html
+from ..escape import escape_controls
+from ..display import as_html, sparkline, code_html, format_number, table_html
 from .branch import Run
 from .table import state_badge, summary
 from .best import scored_best   # noqa: F401   with it a run has its best checkpoint
@@ -27,7 +27,7 @@ def loss_line(
     values = [v for _, v in points if math.isfinite(v)]
     if not values: return ""
     shown = [values[int(k * len(values) / wide)] for k in range(wide)] if len(values) > wide else values
-    return f"{bar_line(shown)} {number(values[0])} → {number(values[-1])}"
+    return f"{sparkline(shown)} {format_number(values[0])} → {format_number(values[-1])}"
 
 # %% ../../nbs/10_run/14_face.ipynb #rf0pth01
 def short_path(path:Path)->str:
@@ -58,7 +58,7 @@ def _repr_html_(self:Run)->str:
     return f"<div>{head}{reason}{fix}{table_html([[k, v] for k, v in self._figures().items()])}</div>"
 
 @patch
-def __repr__(self:Run)->str: return visible(f"Run({short_path(self.path)!r}: {self.state})")
+def __repr__(self:Run)->str: return escape_controls(f"Run({short_path(self.path)!r}: {self.state})")
 
 @patch
 def __str__(self:Run)->str:
@@ -66,7 +66,7 @@ def __str__(self:Run)->str:
     lines = [f"{self.name}: {self.state} at step {self.step:,}", *filter(None, [status.reason])]
     if status.fix: lines.append(f"Next: {status.fix}")
     wide = max(map(len, figures))
-    return visible("\n".join([*lines, *(f"  {k:<{wide}}  {number(v)}" for k, v in figures.items())]))
+    return escape_controls("\n".join([*lines, *(f"  {k:<{wide}}  {format_number(v)}" for k, v in figures.items())]))
 
 # %% ../../nbs/10_run/14_face.ipynb #rf0dic01
 @patch

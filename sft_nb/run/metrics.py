@@ -12,9 +12,9 @@ from array import array
 from collections import deque
 from pathlib import Path
 
-from ..escape import to_html
-from ..on_disk import from_json
-from ..faces import shown
+from ..escape import escape_html
+from ..files import parse_json
+from ..display import with_png
 from .environment import write_text
 
 # %% ../../nbs/10_run/03_metrics.ipynb #11a3fca7
@@ -57,14 +57,14 @@ def read_lines(
 
 def _parsed(lines:bytes)->list[dict]:
     "Whole lines; those that are none, of a disk that lost a block, are left out"
-    try: found = from_json(b"[" + lines.replace(b"\n", b",")[:-1] + b"]")   # faster than line by line
+    try: found = parse_json(b"[" + lines.replace(b"\n", b",")[:-1] + b"]")   # faster than line by line
     except ValueError: found = map(_as_json, lines.split(b"\n"))
     found = [said for said in found if isinstance(said, dict) and isinstance(said.get("step"), int)]
     return [*map(_numbers, found)] if any(word in lines for word in _WORDS) else found
 
 def _as_json(line:bytes)->dict|None:
     "None for a line that is none: a disk that lost a block"
-    try: said = from_json(line)
+    try: said = parse_json(line)
     except ValueError: return None
     return said if isinstance(said, dict) and isinstance(said.get("step"), int) else None
 
@@ -130,7 +130,7 @@ def curve(
     ax.set(xlabel="optimiser step", ylabel="loss, nats per supervised token", title=title, ylim=(0, None))
     if ax.get_legend_handles_labels()[0]: ax.legend(frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
-    return shown(fig)
+    return with_png(fig)
 
 # %% ../../nbs/10_run/03_metrics.ipynb #met00011
 class Column:
@@ -218,7 +218,7 @@ def _line(k:int, places:list[tuple], name:str)->str:
     for x, y in places:
         if math.isfinite(y): pieces[-1].append(f"{x:.1f},{y:.1f}")
         else: pieces.append([])
-    title = f"<title>{to_html(name)}</title>"
+    title = f"<title>{escape_html(name)}</title>"
     lines = (" ".join(piece) for piece in pieces if piece)
     drawn = "".join(f"<polyline {_stroke(k)} points='{line}'>{title}</polyline>" for line in lines)
     if len(places) > _FEW: return drawn
@@ -231,7 +231,7 @@ def _legend(names:list[str])->str:
     "Which line is which, where there are several"
     if len(names) < 2: return ""
     sample = "<svg width='24' height='8' role='presentation'><line x1='1' x2='23' y1='4' y2='4' {}/></svg>"
-    each = (f"<span style='margin-right:10px;white-space:nowrap'>{sample.format(_stroke(k))} {to_html(name)}</span>"
+    each = (f"<span style='margin-right:10px;white-space:nowrap'>{sample.format(_stroke(k))} {escape_html(name)}</span>"
             for k, name in enumerate(names))
     return f"<div style='font-size:11px;line-height:1.3'>{' '.join(each)}</div>"
 
@@ -249,7 +249,7 @@ def curve_svg(
     lines = _lines(series, limits, width, height)
     texts = _text(12, f"{title}: {high:.4g}") + _text(height - 4, f"{low:.4g} · step {left:,} to {right:,}")
     size = f"viewBox='0 0 {width} {height}' width='{width}' height='{height}'"
-    drawn = f"<svg {size} role='img' aria-label='{to_html(title)}'>{texts}{lines}</svg>"
+    drawn = f"<svg {size} role='img' aria-label='{escape_html(title)}'>{texts}{lines}</svg>"
     return f"<div style='{_ROOM}{width}px'>{drawn}{_legend([*series])}</div>"
 
 _ROOM = "display:inline-block;vertical-align:top;margin-right:12px;max-width:"
@@ -261,7 +261,8 @@ def _limits(series:dict)->tuple:
     steps, values = zip(*finite) if finite else ((), ())
     return finite and (min(steps), max(steps), min(values), max(values))
 
-def _text(y:int, says:str)->str: return f"<text x='4' y='{y}' font-size='11' fill='currentColor'>{to_html(says)}</text>"
+def _text(y:int, says:str)->str:
+    return f"<text x='4' y='{y}' font-size='11' fill='currentColor'>{escape_html(says)}</text>"
 
 def _lines(series:dict, limits:tuple, width:int, height:int)->str:
     "All series, in the room between the texts"

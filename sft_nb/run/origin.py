@@ -13,11 +13,11 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..on_disk import read_json, read_object
-from ..progress import say
-from ..report import command, ConfigError, edit, quoted
+from ..files import read_json, read_json_object
+from ..progress import log
+from ..report import command, ConfigError, edit, shell_quote
 from ..config import Config
-from ..schema import seconds_of
+from ..settings import max_time_seconds
 from ..tokens.tokenizer import model_path
 from ..model.divided import data_processes
 from .environment import environment, write_json
@@ -106,7 +106,7 @@ def _is_refused(settings:dict)->set[str]:
 
 # %% ../../nbs/10_run/08_origin.ipynb #org00013
 def _versions(run:Run)->dict:
-    was, now = read_object(run.path/"environment.json"), environment()
+    was, now = read_json_object(run.path/"environment.json"), environment()
     if not isinstance(was.get("packages"), dict): return {}
     def flat(e): return e["packages"] | dict(python=e.get("python"), git=e.get("git"))
     return {k: v for k, v in _differing(flat(was), flat(now)).items() if None not in v}
@@ -116,7 +116,7 @@ def changes(
     run:Run,
 )->Changes:
     "Compare a run with what it began with; of a run from before there was an origin.json, only versions"
-    origin = read_object(run.path/"origin.json")
+    origin = read_json_object(run.path/"origin.json")
     base, config = origin.get("base"), origin.get("config")
     files = base.get("files") if isinstance(base, dict) else None
     if not isinstance(config, dict) or not isinstance(files, dict): return Changes(versions=_versions(run))
@@ -133,7 +133,7 @@ def _in_words(changed:dict)->str: return ", ".join(f"{k} was {was}, is {now}" fo
 # %% ../../nbs/10_run/08_origin.ipynb #cb0f1b16
 def _refusal(run:Run, found:str, expected:str, otherwise:str)->ConfigError:
     config = run.path/"config.json"
-    fix = command(f"sft_nb train --config {quoted(config)} --run-name ANOTHER",
+    fix = command(f"sft_nb train --config {shell_quote(config)} --run-name ANOTHER",
                   f'train(load_config("{config}", run_name=...))')
     return ConfigError(f"run {run.name!r}", found, expected, fix | otherwise)
 
@@ -191,7 +191,7 @@ def check_resume_settings(
     "ConfigError if there are any: a resumed run keeps its settings"
     if not settings: return
     given = edit(**settings)
-    branch = command(f"sft_nb branch {quoted(run.path)} {given.says('shell')}",
+    branch = command(f"sft_nb branch {shell_quote(run.path)} {given.says('shell')}",
                      f'Run("{run.path}").branch({given.says("python")})')
     raise ConfigError(f"run {run.name!r}", f"{', '.join(settings)} cannot change as it is resumed",
                       "max_time, num_processes, num_train_epochs or max_steps", branch)
@@ -252,10 +252,10 @@ def resume(self:Run,
     "Continue it in a process of its own, or in several; ConfigError if that cannot be done"
     open_run(self, trust_remote_code=trust_remote_code)
     check_resume_settings(self, settings)
-    max_time = seconds_of(max_time)
+    max_time = max_time_seconds(max_time)
     if num_train_epochs is not None or max_steps is not None:
-        say(f"sft_nb: {lengthen(self, num_train_epochs=num_train_epochs, max_steps=max_steps)}")
+        log(f"sft_nb: {lengthen(self, num_train_epochs=num_train_epochs, max_steps=max_steps)}")
     can_resume(self)
-    if says := spread(self, num_processes or self.config.num_processes): say(f"sft_nb: {says}")
+    if says := spread(self, num_processes or self.config.num_processes): log(f"sft_nb: {says}")
     options = [] if max_time is None else ["--max-time", str(max_time)]
     return start_process(self, *options)

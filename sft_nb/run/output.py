@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..keys import Redacted
+from ..credentials import RedactingStream
 
 # %% ../../nbs/10_run/09_output.ipynb #out00006
 class Lasting:
@@ -49,7 +49,7 @@ class Lasting:
 # %% ../../nbs/10_run/09_output.ipynb #out00007
 def _lasting(stream, log:Path|None, errors):
     "A stream of the system, made to last; any other (of a notebook, of a test) as it is"
-    if isinstance(stream, Redacted): return Redacted(_lasting(stream.stream, log, errors))
+    if isinstance(stream, RedactingStream): return RedactingStream(_lasting(stream.stream, log, errors))
     if isinstance(stream, Lasting):
         made = Lasting(stream.stream, log, errors)
         if stream.lost: made.turn()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ..on_disk import hold, read_json
+from ..files import try_lock, read_json
 from .environment import write_json
 from .status import CHECKPOINT_ASKED
 
@@ -119,7 +119,7 @@ def is_locked(
     folder:Path,   # of a run
 )->bool|None:      # None: that is not known
     "Does a process train the run now?"
-    try: handle = hold(folder/"lock", shared=True)
+    try: handle = try_lock(folder/"lock", shared=True)
     except FileNotFoundError: return False
     except OSError: return None
     if handle is None: return True
@@ -143,7 +143,7 @@ def take_lock(
     "Hold a run, and write who does into owner.json; OSError if it cannot be locked"
     (folder/"lock").touch()
     end = time.monotonic() + timeout
-    while (handle := hold(folder/"lock")) is None and time.monotonic() < end: time.sleep(.02)
+    while (handle := try_lock(folder/"lock")) is None and time.monotonic() < end: time.sleep(.02)
     if handle is None: return None
     _HANDLES.add(handle)
     try: _write_process(folder, "owner.json", process_of())
@@ -170,7 +170,7 @@ def why_no_locks(
     try: file = tempfile.NamedTemporaryFile(dir=there, prefix=".lock-")
     except OSError: return ""
     with file:
-        try: os.close(hold(Path(file.name)))
+        try: os.close(try_lock(Path(file.name)))
         except OSError as e: return e.strerror
     return ""
 

@@ -10,7 +10,7 @@ __all__ = ['check_name', 'free_name', 'free_path', 'go_on', 'named_run', 'run_fo
 import os, re
 from pathlib import Path
 
-from ..report import command, ConfigError, edit, Fix, quoted, SftError
+from ..report import command, ConfigError, edit, Fix, shell_quote, SftError
 from ..config import Config
 from .checkpoint import newest_whole
 from .status import ACTIVE
@@ -73,11 +73,11 @@ def go_on(
 )->Fix:
     "What continues a run, or begins it again"
     if run.checkpoints() and not anew:
-        return command(f"sft_nb train --resume {quoted(run.path)}", f'resume("{run.path}")')
+        return command(f"sft_nb train --resume {shell_quote(run.path)}", f'resume("{run.path}")')
     config = run.path/"config.json"
     name = free_path(run.path).name
     more = edit(**settings)
-    shell = f"sft_nb train --config {quoted(config)} --run-name {name} {more.says('shell')}".rstrip()
+    shell = f"sft_nb train --config {shell_quote(config)} --run-name {name} {more.says('shell')}".rstrip()
     asked = filter(None, (f'"{config}"', f'run_name="{name}"', more.says("python")))
     return command(shell, f"train(load_config({', '.join(asked)}))")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..on_disk import read_json, write_whole
+from ..files import read_json, write_atomically
 from ..progress import Progress
 from ..report import as_fix, Fix
 
@@ -99,7 +99,7 @@ class ProgressFile:
         now = time.monotonic()
         if p.phase == self._phase and now < self._next: return
         self._phase, self._next = p.phase, now + self.every
-        try: write_whole(self.file, json.dumps(p.to_dict()), lasting=False)
+        try: write_atomically(self.file, json.dumps(p.to_dict()), lasting=False)
         except OSError: pass
 
 # %% ../../nbs/10_run/02_status.ipynb #sta00003

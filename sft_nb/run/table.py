@@ -9,9 +9,9 @@ __all__ = ['SEEN', 'summary', 'state_badge', 'faced', 'is_there', 'list_runs']
 import re
 from pathlib import Path
 
-from ..escape import visible
-from ..faces import badge, table_html
-from ..on_disk import read_object
+from ..escape import escape_controls
+from ..display import badge_html, table_html
+from ..files import read_json_object
 from ..report import command, ConfigError
 from ..config import settings
 from .status import ACTIVE
@@ -57,10 +57,10 @@ def _leading_scores(run:Run)->dict:
 # %% ../../nbs/10_run/07_table.ipynb #786f3835
 def summary(run:Run)->dict:
     "A run in one line; what cannot be read is empty, and the reason says so"
-    cfg, status = read_object(run.path/"config.json").get("config"), run.status
+    cfg, status = read_json_object(run.path/"config.json").get("config"), run.status
     if not isinstance(cfg, dict): cfg = {}
     reason = status.reason.replace("\n", " ")[:60] if cfg else "config.json cannot be read"
-    findings = read_object(run.path/"guards.json").get("findings")
+    findings = read_json_object(run.path/"guards.json").get("findings")
     noticed = [str(f["check"]) for f in findings if "check" in f] if _are_objects(findings) else []
     figures = _figures(run.path/"metrics.jsonl")
     seconds, step = figures.pop("seconds"), max(status.step, figures.pop("step"))
@@ -73,7 +73,7 @@ def _are_objects(said)->bool: return isinstance(said, list) and all(isinstance(o
 
 def _shown(line:dict)->dict:
     "The same, as a table may show it"
-    return {k: visible(v) if isinstance(v, str) else v for k, v in line.items()}
+    return {k: escape_controls(v) if isinstance(v, str) else v for k, v in line.items()}
 
 # %% ../../nbs/10_run/07_table.ipynb #1f675fd3
 def _differing(runs:list[Run])->list[dict]:
@@ -93,7 +93,7 @@ def _all(root:Path)->list[Run]:
 # %% ../../nbs/10_run/07_table.ipynb #tabfac02
 SEEN = dict(finished="ok", failed="fail", killed="fail", stopped="warn")   # how a state looks; the others are under way
 
-def state_badge(state:str)->str: return badge(SEEN.get(state, "skipped"), state)
+def state_badge(state:str)->str: return badge_html(SEEN.get(state, "skipped"), state)
 
 def faced(
     table,   # a pandas `DataFrame` of runs

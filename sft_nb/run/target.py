@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..on_disk import read_object
+from ..files import read_json_object
 from ..report import ConfigError
-from ..config import allow, Config, load_config, trusting
+from ..config import require_trust, Config, load_config, with_trusted_code
 from ..tokens.tokenizer import model_name, model_path
 from .refusals import named_run
 from .directory import open_run, Run
@@ -33,7 +33,7 @@ class Target:
         return None if self.run is None else self.run.path/"eval"
 
 # %% ../../nbs/10_run/11_target.ipynb #51903491
-def _is_run(folder:Path)->bool: return "config" in read_object(folder/"config.json")
+def _is_run(folder:Path)->bool: return "config" in read_json_object(folder/"config.json")
 
 # %% ../../nbs/10_run/11_target.ipynb #b376812c
 def _run_around(path:Path)->Path|None:
@@ -50,11 +50,11 @@ def _of_run(run:Run, checkpoint:str, settings:dict)->Target:
 # %% ../../nbs/10_run/11_target.ipynb #11dd4d6c
 def _alone(what:str, path:Path, settings:dict)->Target:
     "An adapter or a model that no run is known of"
-    base = read_object(path/"adapter_config.json").get("base_model_name_or_path")
+    base = read_json_object(path/"adapter_config.json").get("base_model_name_or_path")
     if base is not None:
         cfg = load_config(**dict(model=model_name(base), method="lora") | settings)
         return Target(path.name, "adapter", cfg, path)
-    known = "model_type" in read_object(Path(model_path(what))/"config.json")   # tiny lies in the package
+    known = "model_type" in read_json_object(Path(model_path(what))/"config.json")   # tiny lies in the package
     if not known and (os.path.exists(path) or what.count("/") != 1 or what.startswith((".", "/", "runs/"))):
         raise _unknown(what, path)
     return Target(path.name, "model", load_config(**dict(model=what, method="lora") | settings), None)
@@ -81,6 +81,6 @@ def find_target(
     if isinstance(what, Run) or around or _is_run(path):
         return _of_run(open_run(what, trust_remote_code=trust_remote_code), checkpoint, settings)
     target = _alone(str(what), path, settings)
-    if trust_remote_code: target = replace(target, config=trusting(target.config))
-    allow(target.config)
+    if trust_remote_code: target = replace(target, config=with_trusted_code(target.config))
+    require_trust(target.config)
     return target

@@ -12,9 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..report import command, ConfigError, edit, quoted, SftError
-from ..config import allow, task_file
-from ..written import held_task
+from ..report import command, ConfigError, edit, shell_quote, SftError
+from ..config import require_trust, split_task_name
+from ..config_files import registered_task
 from ..rows.formats import is_missing, to_messages
 
 # %% ../../nbs/03_tasks/00_core.ipynb #0831a30b
@@ -166,11 +166,11 @@ def _names_of(name:str, path:Path)->dict[str,Any]:
     "The names in the file of a task; ConfigError with the command that shows why there are none"
     try: return _run(path.resolve(), path.stat().st_mtime_ns)
     except FileNotFoundError as e:
-        folder = command(f"ls {quoted(path.parent)}")
-        if path.exists(): raise _failed(name, e, command(f"python {quoted(path)}")) from e
+        folder = command(f"ls {shell_quote(path.parent)}")
+        if path.exists(): raise _failed(name, e, command(f"python {shell_quote(path)}")) from e
         expected = "a Python file with a task in it"
         raise ConfigError(f"task {name!r}", f"there is no file {path}", expected, folder) from e
-    except (Exception, SystemExit) as e: raise _failed(name, e, command(f"python {quoted(path)}")) from e
+    except (Exception, SystemExit) as e: raise _failed(name, e, command(f"python {shell_quote(path)}")) from e
 
 # %% ../../nbs/03_tasks/00_core.ipynb #c0re0013
 _MEMBERS = ("name", "fields", "rows", "messages", "score")
@@ -201,8 +201,8 @@ def _in_file(name:str, path:Path, attribute:str)->Any:
 # %% ../../nbs/03_tasks/00_core.ipynb #027ebacb
 def _found(name:str)->Any:
     "What `name` means: a task, or its class"
-    path, attribute = task_file(name)
-    if name.startswith("memory:"): return held_task(name)
+    path, attribute = split_task_name(name)
+    if name.startswith("memory:"): return registered_task(name)
     if str(path).endswith(".py"): return _in_file(name, Path(path), attribute[1:])
     if ":" in name: return _imported(name)
     if name in task_names(): return importlib.import_module(f"sft_nb.tasks.{name}").TASK
@@ -236,6 +236,6 @@ def _auto(cfg)->str:
 # %% ../../nbs/03_tasks/00_core.ipynb #956f57b2
 def task_of(cfg)->Task:
     "The task that a config means; ConfigError for code that only a saved config asks for"
-    allow(cfg, "task")
+    require_trust(cfg, "task")
     found = get_task(_auto(cfg) if cfg.task == "auto" else cfg.task)
     return found.with_settings(cfg) if hasattr(found, "with_settings") else found

@@ -6,7 +6,7 @@
 __all__ = ['TASK', 'GSM8K']
 
 # %% ../../nbs/03_tasks/05_gsm8k.ipynb #8633640c
-from ..report import edit, first_line, SftError
+from ..report import edit, error_summary, SftError
 from .core import said, Score
 from .numbers import final_number, same_number
 
@@ -25,7 +25,7 @@ class GSM8K:
         from datasets import load_dataset
         try: rows = load_dataset(self.hub_id, "main", split="train" if split == "train" else "test")
         except Exception as e:
-            why = f"{type(e).__name__}: {first_line(e)[:120]}"
+            why = f"{type(e).__name__}: {error_summary(e)[:120]}"
             found = f"{self.hub_id} cannot be loaded from the hub ({why})"
             fix = edit(**{f"{split}_file": f"path/to/{split}.jsonl"})
             raise SftError(f"task gsm8k, {split} rows", found, "a connection, or a file", fix) from e

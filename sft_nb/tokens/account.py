@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 
-from ..faces import Listed, shown
-from ..report import command, counted, edit, Finding, Fix, ok, Report, SftError, skipped, warn
-from ..config import as_options, Config, said_settings
+from ..display import RecordTable, with_png
+from ..report import command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
+from ..config import command_line_options, Config, explicit_settings
 from ..rows.unused_columns import are_metadata, join_names
 from ..rows.sources import Mixture, unused_test_files
 from ..rows.texts import is_filler, mostly_unique
@@ -57,15 +57,15 @@ class Split:
     @property
     def lengths(self)->np.ndarray: return self.stats["length"]
     @property
-    def dropped(self)->Listed:
+    def dropped(self)->RecordTable:
         "The rows that were left out: where, reason, row, tokens, kind"
         lines = _lines(self.folder/"dropped.jsonl")
-        return Listed(lines, f"{counted(len(lines), 'row')} left out")
+        return RecordTable(lines, f"{pluralise(len(lines), 'row')} left out")
     @property
-    def cut(self)->Listed:
+    def cut(self)->RecordTable:
         "The rows that lost a part: where, tokens (lost), what (cut or split)"
         lines = _lines(self.folder/"cut.jsonl")
-        return Listed(lines, f"{counted(len(lines), 'row')} lost a part")
+        return RecordTable(lines, f"{pluralise(len(lines), 'row')} lost a part")
 
 # %% ../../nbs/04_tokens/10_account.ipynb #acc00001
 def _lines(file:Path)->list[dict]:
@@ -93,7 +93,7 @@ def __getitem__(self:Split, number:int|slice)->Example|list[Example]:
 
 @patch
 def __repr__(self:Split)->str:
-    said = f"{counted(len(self), 'example')} of {counted(self.n_read, 'row')}, {self.lengths.sum():,} tokens"
+    said = f"{pluralise(len(self), 'example')} of {pluralise(self.n_read, 'row')}, {self.lengths.sum():,} tokens"
     return f"{said}; [0] is the first"
 
 # %% ../../nbs/04_tokens/10_account.ipynb #acc00002
@@ -128,10 +128,10 @@ class Data:
     results:dict=field(default_factory=dict, compare=False)
 
     @property
-    def dropped(self)->Listed:
+    def dropped(self)->RecordTable:
         "The rows that were left out, of both sides"
         lines = [line for side in (self.train, self.eval) if side for line in side.dropped]
-        return Listed(lines, f"{counted(len(lines), 'row')} left out")
+        return RecordTable(lines, f"{pluralise(len(lines), 'row')} left out")
     @property
     def findings_but_ends(self)->list[Finding]:
         "What the report found, without whether training answers end: preflight judges that by degrees"
@@ -166,7 +166,7 @@ def plot(self:Data):
     ax.set(xlabel="tokens in an example", ylabel="examples",
            title=f"{len(side.lengths):,} examples, {side.lengths.sum():,} tokens")
     ax.legend()
-    return shown(fig)
+    return with_png(fig)
 
 # %% ../../nbs/04_tokens/10_account.ipynb #fdbdc9eb
 def _histogram(lengths:np.ndarray)->dict[str,list]:
@@ -200,7 +200,7 @@ def _longer(counts:Counts, otherwise:Fix|str)->Fix|str:
 
 def look_at_dropped(cfg:Config, s:Split, name:str)->Fix:
     "Where, reason and row of what is left out"
-    shell = f"sft_nb data {as_options(cfg)} --dropped {min(s.counts.dropped, 5)}".replace("  ", " ")
+    shell = f"sft_nb data {command_line_options(cfg)} --dropped {min(s.counts.dropped, 5)}".replace("  ", " ")
     return command(shell, f"data.{name}.dropped")
 
 _ANEW = "prepare the shards again, with a larger {max_length} or other rows"   # what came prepared stays as it is
@@ -235,7 +235,7 @@ def _find_too_long(cfg:Config, s:Split, name:str, reasons:str)->Finding:
     says = (f"{reasons}: a few outliers of up to {counts.longest_dropped:,} tokens, where the median is {median:,}. "
             f"To keep them, a batch must hold {counts.longest_dropped:,} tokens instead of {s.lengths.max():,}, and "
             f"there are {counts.too_long_tokens / max(kept, 1):.0%} more tokens to read")
-    if cfg.on_long == "drop" and "on_long" in {setting for setting, _, _ in said_settings(cfg)}:
+    if cfg.on_long == "drop" and "on_long" in {setting for setting, _, _ in explicit_settings(cfg)}:
         return ok(f"left out as on_long asks: {says}", check=check)
     return warn(says, edit(on_long="drop") | longer, check=check)
 
@@ -301,7 +301,7 @@ def _find_markers(seen:Seen, name:str, n:int, least:float, chat:bool)->list[Find
     marker, rows = max(seen.markers.items(), key=itemgetter(1), default=("", 0))
     plain = set(seen.formats) <= {"text"}
     if rows >= least and (plain or chat):
-        says = f"{rows:,} of {counted(n, 'row')} looked at hold {marker.strip()!r}, the chat marker of a template"
+        says = f"{rows:,} of {pluralise(n, 'row')} looked at hold {marker.strip()!r}, the chat marker of a template"
         if plain:
             says += ": they are conversations, of which the user's words are learned like the answers"
             fix = edit(response_template=marker) | "rows of messages, which this model's template renders"
@@ -311,7 +311,8 @@ def _find_markers(seen:Seen, name:str, n:int, least:float, chat:bool)->list[Find
         out.append(warn(says, fix, check=f"{name}_markers"))
     end, rows = max(seen.ends.items(), key=itemgetter(1), default=("", 0))
     if rows >= least:
-        says = f"{rows:,} of {counted(n, 'answer')} looked at end with {end!r}, which is plain text for this tokenizer"
+        answers = pluralise(n, "answer")
+        says = f"{rows:,} of {answers} looked at end with {end!r}, which is plain text for this tokenizer"
         out.append(warn(f"{says}: the model would learn to write it", f"take {end!r} off the end of the rows",
                         check=f"{name}_end_markers"))
     return out
@@ -330,7 +331,7 @@ def _find_flaws(seen:Seen, name:str, n:int)->list[Finding]:
         short = answer if len(answer) <= 60 else answer[:60] + "…"
         found.append(f"{k:,} are {short!r}")
     if not found: return []
-    says = f"of {counted(n, 'answer')} looked at, {'; '.join(found)}; all of them are learned as they are"
+    says = f"of {pluralise(n, 'answer')} looked at, {'; '.join(found)}; all of them are learned as they are"
     return [warn(says, "clean these answers, or leave their rows out", check=f"{name}_texts")]
 
 # %% ../../nbs/04_tokens/10_account.ipynb #acc00017
@@ -338,7 +339,7 @@ def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:
     "Columns that are not used, and answers that are"
     out, names = [], [*s.seen.unread]
     if s.seen.numbers:
-        each = ", ".join(f"{name} in {counted(n, 'row')}" for name, n in s.seen.numbers.items())
+        each = ", ".join(f"{name} in {pluralise(n, 'row')}" for name, n in s.seen.numbers.items())
         says = f"numbers are learned as text, by their digits: {each}"
         whole = s.seen.examples.get("whole_number")
         if whole is None: out.append(ok(says, check=f"{name}_numbers"))
@@ -347,7 +348,7 @@ def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:
             fix = f"write {whole.removesuffix('.0')} instead of {whole}, as text"
             out.append(warn(says, fix, check=f"{name}_numbers"))
     if n := s.seen.label_zero:
-        says = f"{counted(n, 'row')} left out for a label of 0, which calls a completion bad (KTO)"
+        says = f"{pluralise(n, 'row')} left out for a label of 0, which calls a completion bad (KTO)"
         fix = edit(ignore_columns=(*(cfg.ignore_columns or ()), "label")) | "true and false as labels, if that is meant"
         out.append(warn(says, fix, check=f"{name}_label"))
     if n := s.seen.formats.get("preference"):
@@ -368,7 +369,7 @@ def _find_in_answers(s:Split, name:str)->list[Finding]:
         says = f"{n:,} answers are empty and not supervised: they would teach to end the turn at once"
         out.append(warn(says, "leave them out, or write the answers", check=f"{name}_empty"))
     if n := int(((s.lengths == 2) & (s.stats["supervised"] == 1)).sum()):   # the first is predicted by nothing
-        says = f"{counted(n, 'row')} of text have one token, so only the end token behind it is learned"
+        says = f"{pluralise(n, 'row')} of text have one token, so only the end token behind it is learned"
         out.append(warn(says, "leave them out, or write longer texts", check=f"{name}_one_token"))
     if n := seen.tools_as_text:
         says = f"the tools of {n:,} rows are written as JSON text: the chat template does not write all of them"
@@ -460,7 +461,7 @@ def find_all(
 # %% ../../nbs/04_tokens/10_account.ipynb #6c48837a
 def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)->Report:
     "Figures and findings of both sides"
-    figures = {"rows are": ", ".join(f"{name} ({counted(n, 'row')})" for name, n in train.seen.formats.items()),
+    figures = {"rows are": ", ".join(f"{name} ({pluralise(n, 'row')})" for name, n in train.seen.formats.items()),
                "prompt format": "plain text (no chat template)" if tokenizer.chat_template is None else "chat template",
                "pad token": tokenizer.pad_token,
                "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))}

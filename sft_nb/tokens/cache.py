@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import sft_nb
-from ..keys import say_once
+from ..credentials import warn_once
 from ..report import SftError
 from ..config import Config
 from ..rows.files import _file_digest
@@ -39,7 +39,7 @@ def _own_cache()->Path:
     found = folder.lstat() if os.path.lexists(folder) else None   # anybody can have made it, or a file of its name
     is_own = found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not is_own or found.st_mode & 0o077: folder = Path(tempfile.mkdtemp(prefix="sft_nb-"))
-    say_once(f"{home} cannot be written, so prepared rows are kept in {folder}. Fix: set cache_dir, or SFT_NB_CACHE")
+    warn_once(f"{home} cannot be written, so prepared rows are kept in {folder}. Fix: set cache_dir, or SFT_NB_CACHE")
     return folder
 
 # %% ../../nbs/04_tokens/11_cache.ipynb #d50fd98e

@@ -16,12 +16,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..on_disk import new_folder, read_json
-from ..progress import Phase, watched
+from ..files import atomic_folder, read_json
+from ..progress import Phase, show_progress
 from ..report import ConfigError, edit, SftError
 from ..config import as_config, Config
-from ..schema import RowSettings, SizeSettings
-from ..written import hold_task
+from ..settings import RowSettings, SizeSettings
+from ..config_files import register_task
 from ..rows.files import Source
 from ..rows.sources import Mixture, no_room, open_rows
 from ..tasks.core import Task, task_of
@@ -49,7 +49,7 @@ def _run(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder:Path, 
     "Write one side, or `part` of it, into `folder`; `SftError` if nothing is left of a whole one"
     reader = Reader(cfg, task, Template(tokenizer), skeletons=skeletons)
     ledger = Ledger(folder, cfg, len(reader.encoder.bos))
-    with _collector_off(), watched(delay=2), Phase("reading", rows.total, what=name) as phase, \
+    with _collector_off(), show_progress(delay=2), Phase("reading", rows.total, what=name) as phase, \
             closing(reader(rows, **part)) as batches:
         for batch, encoded in batches:
             ledger.add(batch, encoded)
@@ -230,7 +230,7 @@ def name_task(
         raise ConfigError("task", f"{type(task).__name__} has no {', '.join(missing)}",
                           "a task: name, fields, rows, messages, score", 'make it with @task("question", "answer")')
     module, name = type(task).__module__, task.name
-    return name if module == f"sft_nb.tasks.{name}" else hold_task(task)
+    return name if module == f"sft_nb.tasks.{name}" else register_task(task)
 
 # %% ../../nbs/04_tokens/12_prepare.ipynb #prep0051
 _NOT_OF_THE_ROWS = ("num_workers", "template_skeletons", "cache_dir")   # they change neither rows nor tokens
@@ -344,7 +344,7 @@ def keep_rows(
     sides = [(name, side.source) for name, side in (("train", data.train), ("eval", data.eval)) if side is not None]
     given = [(name, source) for name, source in sides if source.given]
     if not given: return {}
-    with new_folder(folder/"rows") as aside:
+    with atomic_folder(folder/"rows") as aside:
         for name, source in given: _write_rows(aside/f"{name}.jsonl", source)
     rows = (home or folder)/"rows"
     files = {f"{name}_file": (str(rows/f"{name}.jsonl"),) for name, _ in given}

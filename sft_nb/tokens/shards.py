@@ -18,8 +18,8 @@ from pathlib import Path
 import fsspec, numpy as np
 from fastcore.basics import patch
 
-from ..on_disk import from_json, new_folder
-from ..report import as_fix, command, ConfigError, edit, Finding, quoted, Report, SftError
+from ..files import parse_json, atomic_folder
+from ..report import as_fix, command, ConfigError, edit, Finding, shell_quote, Report, SftError
 from ..config import Config
 from ..rows.sources import Mixture, no_room, open_rows, SHARD
 from ..tasks.core import Task, task_of
@@ -81,7 +81,7 @@ def _put(fs, folder:Path, to:str)->None:
     if fs.exists(f"{to}/{_LIST}"): fs.rm(f"{to}/{_LIST}")
     for file in sorted(folder.iterdir(), key=lambda f: f.name == _LIST): fs.put_file(str(file), f"{to}/{file.name}")
 
-def _json_at(fs, path:str): return from_json(fs.cat_file(path))
+def _json_at(fs, path:str): return parse_json(fs.cat_file(path))
 
 def _has(fs, path:str, size:int)->bool: return fs.exists(path) and fs.size(path) == size
 
@@ -219,7 +219,7 @@ class _Shard:
         self.lengths = np.load(BytesIO(fs.cat_file(f"{path}/lengths.npy")))
         with np.load(BytesIO(fs.cat_file(f"{path}/stats.npz"))) as stats: self.stats = dict(stats)
         self.tokens = pa.ipc.open_stream(pa.PythonFile(opened("tokens.arrow", "rb"), "r"))
-        self.held_out = [from_json(line) for line in text("held_out.jsonl")]
+        self.held_out = [parse_json(line) for line in text("held_out.jsonl")]
         self.at = Page()   # all pages before
 
     def check(self, fs, path:str)->None:
@@ -279,7 +279,7 @@ def merge_shards(
         cfg = replace(cfg, task=made["task"]) if cfg.task == "auto" else cfg
         task, tokenizer = task_of(cfg), tokenizer or load_tokenizer(cfg)
         check_made(shards, made, cfg, task, tokenizer)
-        with _with_room(Path(out).parent), new_folder(Path(out)) as folder: _merge(found, folder, cfg, made, shards)
+        with _with_room(Path(out).parent), atomic_folder(Path(out)) as folder: _merge(found, folder, cfg, made, shards)
     return _report(Path(out), cfg, task, tokenizer, Mixture(open_rows(out)), f"{len(found)} shards")
 
 def _check_new(out:str|Path)->None:
@@ -288,7 +288,7 @@ def _check_new(out:str|Path)->None:
     name = str(out).removeprefix("file://").rstrip("/")
     if "://" in name: name = name.rpartition("/")[2] or "rows"
     free = next(path for k in count(1) if not Path(path := name if k == 1 else f"{name}-{k}").exists())
-    raise ConfigError("--out", f"it is {out}", "a new folder of this machine", command(f"--out {quoted(free)}"))
+    raise ConfigError("--out", f"it is {out}", "a new folder of this machine", command(f"--out {shell_quote(free)}"))
 
 def _opened(where:str, stack:ExitStack)->list[_Shard]:
     "All shards in their order; `SftError` if one is missing, damaged or of other rows"

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from fastcore.basics import patch
 
-from ..escape import to_html, visible
-from ..faces import as_html, folded
+from ..escape import escape_html, escape_controls
+from ..display import as_html, details_html
 
 # %% ../../nbs/04_tokens/09_show.ipynb #a40eb606
 def spans(
@@ -53,8 +53,8 @@ def _sign(c:str)->str:
 
 def _seen(text:str)->str:
     "HTML in which every character is seen"
-    if text.isprintable(): return to_html(text)
-    return "".join(to_html(c) if c.isprintable() else f"<i>{_sign(c)}</i>" for c in text)
+    if text.isprintable(): return escape_html(text)
+    return "".join(escape_html(c) if c.isprintable() else f"<i>{_sign(c)}</i>" for c in text)
 
 # %% ../../nbs/04_tokens/09_show.ipynb #5h0w0023
 class Token(NamedTuple):
@@ -171,13 +171,13 @@ class Example:
 
 # %% ../../nbs/04_tokens/09_show.ipynb #5h0wex03
 @patch
-def __repr__(self:Example)->str: return f"{visible(self.says)}\n{spans_text(self.tokens)}"
+def __repr__(self:Example)->str: return f"{escape_controls(self.says)}\n{spans_text(self.tokens)}"
 
 @patch
 def _repr_html_(self:Example)->str:
     row = json.dumps(self.row, indent=1, ensure_ascii=False, default=str)
     if len(row) > _MOST: row = row[:_MOST] + "…"
-    row = folded("its row", f"<pre style='white-space:pre-wrap'>{as_html(row)}</pre>")
+    row = details_html("its row", f"<pre style='white-space:pre-wrap'>{as_html(row)}</pre>")
     return f"<div><b>{as_html(self.says)}</b>{spans_html(self.tokens)}{row}</div>"
 
 _MOST = 5000   # characters of a row that are drawn

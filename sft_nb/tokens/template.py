@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fastcore.basics import patch
 
-from ..report import ConfigError, edit, first_line, SftError
+from ..report import ConfigError, edit, error_summary, SftError
 from ..rows.formats import REASONING_KEYS
 
 # %% ../../nbs/04_tokens/01_template.ipynb #fac8aae3
@@ -122,7 +122,7 @@ def render(self:Template,
             raise ConfigError("chat_template", f"line {e.lineno} is not valid Jinja: {e.message}", "a valid template",
                               f"mend line {e.lineno} of the template, or set another {{chat_template}}") from e
         if kind != "TemplateError":   # not a refusal of the template's own
-            raise SftError(where, f"the chat template fails on this conversation ({kind}: {first_line(e)})",
+            raise SftError(where, f"the chat template fails on this conversation ({kind}: {error_summary(e)})",
                            "a template that reads role and content of each message",
                            "mend the template, or set another {chat_template}") from e
         roles = " ".join(m["role"] for m in messages)

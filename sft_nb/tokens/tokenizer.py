@@ -12,7 +12,7 @@ from pathlib import Path
 
 import sft_nb
 from ..report import as_fix, ConfigError, edit, Fix
-from ..config import allow, Config, load_config
+from ..config import require_trust, Config, load_config
 
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #a1cfc544
 ASSETS = Path(sft_nb.__file__).parent/"assets"   # what ships with sft_nb
@@ -115,7 +115,7 @@ def _other_models(name:str, why:str)->Fix|str:
 
 def _from_pretrained(cfg:Config):
     "The tokenizer as it is; ConfigError if it cannot be loaded or has no end token"
-    allow(cfg, "trust_remote_code")
+    require_trust(cfg, "trust_remote_code")
     from transformers import AutoTokenizer
     name, revision = cfg.tokenizer or cfg.model, None if cfg.tokenizer else cfg.revision
     if why := why_missing(name, revision): raise _not_loaded(name, why)

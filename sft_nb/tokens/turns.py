@@ -10,7 +10,7 @@ import json, os, re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..report import counted, edit, SftError
+from ..report import pluralise, edit, SftError
 from .template import _PROBE, _stringed, Template, thought_of
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #4b9e4478
@@ -124,7 +124,7 @@ def _check_calls(where:str, messages:list[dict], wrote:str, t:Template)->None:
     if not _missing_calls(after[len(os.path.commonprefix([before, after])):], plain): return
     is_or_are = "is" if len(calls) - len(missing) == 1 else "are"
     raise SftError(
-        where, f"the chat template changes the answer: {len(calls) - len(missing)} of {counted(len(calls), 'call')} "
+        where, f"the chat template changes the answer: {len(calls) - len(missing)} of {pluralise(len(calls), 'call')} "
                f"{is_or_are} written with name and arguments",
         f"all of them; {json.dumps(missing[0]['function'], ensure_ascii=False, default=str)[:100]} is missing",
         edit(on_bad_row="drop") | "one call in a message, with its result behind it"

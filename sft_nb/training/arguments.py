@@ -19,12 +19,12 @@ from transformers.training_args import OptimizerNames
 from trl import SFTConfig
 
 from ..installation import is_installed
-from ..keys import redact
-from ..on_disk import read_object
-from ..progress import say
-from ..report import ConfigError, command, edit, first_line, SftError
+from ..credentials import redact
+from ..files import read_json_object
+from ..progress import log
+from ..report import ConfigError, command, edit, error_summary, SftError
 from ..config import Config
-from ..schema import _spelled, settings
+from ..settings import fix_for_source, settings
 from ..model.hardware import find_hardware
 from ..model.divided import check_division, deepspeed_config
 from ..model.kernels import check_kernels
@@ -122,7 +122,7 @@ def refuse(cfg:Config)->None:
     if cfg.device_map:
         where = cfg.sources.get("device_map", "Config")
         found = f"device_map = {cfg.device_map!r} spreads a model over several devices"
-        expected, fix = "training has a whole model on each device", _spelled(where, edit(device_map=None))
+        expected, fix = "training has a whole model on each device", fix_for_source(where, edit(device_map=None))
         raise ConfigError(where, found, expected, fix)
     check_division(cfg)
     check_kernels(cfg.kernels)
@@ -216,7 +216,7 @@ def training_arguments(
         with _cpu_has_bfloat16(same):
             return OneGpuConfig(**same, **ours, **_ALWAYS, **_checkpointing(cfg), **_evaluation(cfg))
     except (ImportError, ValueError) as e:
-        raise ConfigError("training arguments", first_line(e), "what transformers.TrainingArguments takes",
+        raise ConfigError("training arguments", error_summary(e), "what transformers.TrainingArguments takes",
                           "look at {optim} and {lr_scheduler_type}") from e
 
 # %% ../../nbs/11_training/00_arguments.ipynb #9522c089
@@ -224,7 +224,7 @@ def _variables(cfg:Config, run:Run)->dict[str,str]:
     "What tells each tracker where this run is"
     names, ours = trackers(cfg), {}
     if "wandb" in names:
-        id = str(read_object(run.path/"environment.json").get("id", run.name))
+        id = str(read_json_object(run.path/"environment.json").get("id", run.name))
         ours |= dict(WANDB_PROJECT=cfg.wandb_project, WANDB_DIR=str(run.path), WANDB_RUN_ID=id, WANDB_RESUME="allow")
     if "tensorboard" in names: ours["TENSORBOARD_LOGGING_DIR"] = str(run.path/"tensorboard")
     if "trackio" in names: ours["TRACKIO_DIR"] = str(run.path/"trackio")
@@ -299,10 +299,10 @@ def tell_trackers(
     "Figures and answers of a checkpoint, where its run is logged; what fails is said, and harms nothing"
     cfg = run.config   # a file is read for it
     try: names = trackers(cfg)
-    except SftError as e: return say(f"sft_nb: {e}")
+    except SftError as e: return log(f"sft_nb: {e}")
     for name in names:
         if name == "wandb" and run.state in ACTIVE: continue
         try:
             with tracked(cfg, run): _TELL[name](run, told)
         except Exception as e:
-            say(f"sft_nb: {name} was not told the scores ({redact(str(e))[:160]})")
+            log(f"sft_nb: {name} was not told the scores ({redact(str(e))[:160]})")

@@ -15,10 +15,10 @@ import torch
 from fastcore.basics import patch
 from transformers import TrainerCallback
 
-from ..keys import redact
-from ..progress import Phase, say
-from ..on_disk import read_object, write_whole
-from ..report import Finding, Report, SftError, command, edit, fail, first_line, ok, warn
+from ..credentials import redact
+from ..progress import Phase, log
+from ..files import read_json_object, write_atomically
+from ..report import Finding, Report, SftError, command, edit, fail, error_summary, ok, warn
 from ..tokens.encode import end_ids
 from ..batches.collate import DataCollatorForCausalLM
 from ..model.hardware import is_out_of_memory
@@ -265,7 +265,7 @@ def note(self:Guards, finding:Finding, step:int)->None:
     "Write a finding down, once for each kind, and say it"
     if not is_main_process(): return
     known = self.notes.get(finding.check)
-    if known is None: say(f"sft_nb: {replace(finding, step=step, until=step)}")
+    if known is None: log(f"sft_nb: {replace(finding, step=step, until=step)}")
     self.notes[finding.check] = replace(finding, step=known.step if known else step, until=step)
     self._save_notes()
 
@@ -362,7 +362,7 @@ def _decode(self:Guards, model, step:int, at_most:int|None)->list[Finding]:
     "What the samples say; if they cannot be decoded, that is noted, and the training continues without them"
     try: return self.probe(model, at_most)
     except Exception as e:
-        says = f"a few prompts could not be answered ({type(e).__name__}: {first_line(e)})"
+        says = f"a few prompts could not be answered ({type(e).__name__}: {error_summary(e)})"
         finding = fail(says, command("sft_nb check", "preflight(cfg)"), check="sample_failed")
         if is_out_of_memory(e):
             says = "memory ran out while a few prompts were answered"
@@ -394,7 +394,7 @@ def keep(self:Guards,
     "Write rows down, as the model saw them"
     file = self.run.path/f"rows-step-{step}.jsonl"
     lines = [json.dumps(self._as_seen(n), ensure_ascii=False) + "\n" for n in numbers[:64]]
-    write_whole(file, "".join(lines))
+    write_atomically(file, "".join(lines))
     return file.name
 
 @patch
@@ -429,7 +429,7 @@ def finish(self:Guards, model, steps:int)->None:
     for finding in worse_than_before(self.losses) if self.began == 0 else (): self.note(finding, steps)
     file = self.run.path/"receipt.json"
     if not is_main_process() or not (made := _report_there(file)): return
-    packages = read_object(self.run.path/"environment.json").get("packages", {})
+    packages = read_json_object(self.run.path/"environment.json").get("packages", {})
     made.figures["norm of what is trained, last"] = norms(model).norm().item()
     made.figures["steps"] = steps
     if isinstance(packages, dict): made.figures.update({f"version of {name}": v for name, v in packages.items()})

@@ -9,10 +9,10 @@ __all__ = ['launch', 'main']
 import argparse, sys, traceback
 from dataclasses import replace
 
-from ..keys import Redacted, load_env
-from ..report import SftError, speaking
-from ..config import allow, Config
-from ..written import check_portable
+from ..credentials import RedactingStream, load_env_files
+from ..report import SftError, fix_language
+from ..config import require_trust, Config
+from ..config_files import check_portable
 from ..tokens.account import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, with_data
 from ..model.divided import check_several, data_processes
@@ -28,11 +28,11 @@ def launch(
     *, num_processes:int|None=None,  # processes that train together, one for each GPU; None: as `cfg` says
 )->Run:                              # it has begun; `wait()` until it has ended
     "Train in a process of its own, or in several; ConfigError if the run's name is in use, or for other rows"
-    load_env()
+    load_env_files()
     cfg, data = config_and_data(cfg, data)
     if data is None: check_rows_are_named(cfg)
     else: cfg = with_data(cfg, data)
-    allow(cfg)
+    require_trust(cfg)
     check_portable(cfg)
     if num_processes is not None: cfg = replace(cfg, num_processes=num_processes)
     check_several(cfg, cfg.num_processes)
@@ -53,9 +53,9 @@ def main(args:list[str]|None=None)->int:   # 0 finished or stopped, 1 failed
     parser.add_argument("--max-time", type=float)
     parser.add_argument("--trust-remote-code", action="store_true")
     options = parser.parse_args(args)
-    sys.stdout, sys.stderr = Redacted(sys.stdout), Redacted(sys.stderr)
-    load_env()
-    with speaking("shell"), Ears() as ears:
+    sys.stdout, sys.stderr = RedactingStream(sys.stdout), RedactingStream(sys.stderr)
+    load_env_files()
+    with fix_language("shell"), Ears() as ears:
         return _train(options.run, options.max_time, options.trust_remote_code, ears)
 
 def _train(path:str, max_time:float|None, trust_remote_code:bool, ears:Ears)->int:

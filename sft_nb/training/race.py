@@ -15,7 +15,7 @@ import torch
 
 from ..report import ConfigError, edit, SftError
 from ..config import Config, load_config
-from ..progress import say
+from ..progress import log
 from ..tasks.core import task_of
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.conversations import source_of
@@ -73,7 +73,7 @@ def race(
     check_race(cfgs)
     runs, failed = [], []
     with one_base(): begun = _one_after_the_other(cfgs, runs, failed)
-    if begun < len(cfgs): say(f"sft_nb: not begun: {len(cfgs) - begun} of {len(cfgs)}")
+    if begun < len(cfgs): log(f"sft_nb: not begun: {len(cfgs) - begun} of {len(cfgs)}")
     if not failed: return runs
     error = SftError.all(failed)
     error.runs = runs
@@ -85,7 +85,7 @@ _BY_SOMEBODY = ("Ctrl-C", "SIGTERM", "SIGHUP")   # and not by its own time limit
 def _one_after_the_other(cfgs:list[Config], runs:list[Run], failed:list[SftError])->int:
     "How many were begun before somebody said that it shall end"
     for k, cfg in enumerate(cfgs, 1):
-        say(f"sft_nb: {k} of {len(cfgs)}{', ' + cfg.run_name if cfg.run_name else ''}")
+        log(f"sft_nb: {k} of {len(cfgs)}{', ' + cfg.run_name if cfg.run_name else ''}")
         try: runs.append(train(cfg))
         except KeyboardInterrupt:   # before it had a run to write that into
             if not runs: raise

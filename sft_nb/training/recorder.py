@@ -16,8 +16,8 @@ import torch
 from fastcore.basics import patch
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
-from ..progress import heard_by, looker, Phase, say
-from ..report import counted, Fix, quoted, SftError
+from ..progress import progress_listener, display_target, Phase, log
+from ..report import pluralise, Fix, shell_quote, SftError
 from ..config import Config
 from ..run.status import CHECKPOINT_ASKED, ProgressFile
 from ..run.process import Ears, Interrupted, MOMENT
@@ -131,8 +131,8 @@ class ByScore(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         if not self.asked or not state.is_world_process_zero: return
-        line = f"sft_nb sweep {quoted(self.run.path)} --follow"
-        say(f"sft_nb: the best is chosen by {self.figure}; `{line}` scores each checkpoint as it comes")
+        line = f"sft_nb sweep {shell_quote(self.run.path)} --follow"
+        log(f"sft_nb: the best is chosen by {self.figure}; `{line}` scores each checkpoint as it comes")
     def on_save(self, args, state, control, **kwargs): return self.look(control)
     def on_log(self, args, state, control, **kwargs): return self.look(control)
 
@@ -153,7 +153,7 @@ def _enough(self:ByScore)->Stop|None:
     best = max(worth, key=worth.get, default=0)
     later = [step for step in worth if step > best]
     if len(later) < self.patience: return None
-    many = counted(len(later), "later checkpoint")
+    many = pluralise(len(later), "later checkpoint")
     return Stop("score", f"{many} did not have a better {self.figure} than that of step {best}")
 
 # %% ../../nbs/11_training/01_recorder.ipynb #rec0sco6
@@ -191,7 +191,7 @@ class Pace:
 # %% ../../nbs/11_training/01_recorder.ipynb #recfig06
 def shows_bars()->bool:
     "Does a person look on, at a terminal or in a notebook? A log has a line for each line of the metrics instead"
-    return bool(looker())
+    return bool(display_target())
 
 # %% ../../nbs/11_training/01_recorder.ipynb #296bbc7a
 class Recorder(TrainerCallback):
@@ -269,4 +269,4 @@ def close(self:Recorder)->None:
 # %% ../../nbs/11_training/01_recorder.ipynb #r3c00024
 def told_to(run:Run):   # a context
     "Inside, the run's progress.json says what is being done; the first of several processes writes it"
-    return heard_by(ProgressFile(run.path/"progress.json")) if is_main_process() else nullcontext()
+    return progress_listener(ProgressFile(run.path/"progress.json")) if is_main_process() else nullcontext()

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
-from ..report import ConfigError, Fix, counted, edit
+from ..report import ConfigError, Fix, pluralise, edit
 from ..model.sharding import shard, whole_weights, whole_when_saved
 from ..checks.learning import optimizer_refused
 
@@ -95,7 +95,8 @@ def describe(
 )->str:
     "A micro-batch in words"
     lengths = [len(row["input_ids"]) for row in rows]
-    return f"a micro-batch of {counted(len(lengths), 'row')} with {sum(lengths):,} tokens, the longest {max(lengths):,}"
+    rows = pluralise(len(lengths), "row")
+    return f"a micro-batch of {rows} with {sum(lengths):,} tokens, the longest {max(lengths):,}"
 
 # %% ../../nbs/11_training/03_step.ipynb #s7000010
 def who(
@@ -183,7 +184,7 @@ class DividesWeights:
         try:
             for rate in getattr(made, "lr_lambdas", ()): rate(num_training_steps)
         except ZeroDivisionError as e:   # polynomial, where all steps warm up
-            name, steps = self.bench.cfg.lr_scheduler_type, counted(num_training_steps, "step")
+            name, steps = self.bench.cfg.lr_scheduler_type, pluralise(num_training_steps, "step")
             raise ConfigError("lr_scheduler_type", f"{name!r} cannot run over {steps}, all of them to warm up",
                               "steps after the warm-up", edit(warmup_steps=0) | edit(lr_scheduler_type="linear")) from e
         return made

@@ -12,13 +12,13 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
-from ..on_disk import read_object, sweep, write_whole
-from ..keys import load_env
-from ..faces import page_of
-from ..progress import Phase, say, watched
-from ..report import command, ConfigError, edit, first_line, Fix, quoted, Report, SftError, skipped
+from ..files import read_json_object, remove_temporaries, write_atomically
+from ..credentials import load_env_files
+from ..display import failure_page
+from ..progress import Phase, log, show_progress
+from ..report import command, ConfigError, edit, error_summary, Fix, shell_quote, Report, SftError, skipped
 from ..config import Config
-from ..schema import seconds_of
+from ..settings import max_time_seconds
 from ..tokens.account import Data
 from ..model.adapter import base_name, name_base, text_path
 from ..model.divided import check_several
@@ -50,7 +50,7 @@ def approve(cfg:Config, checked:Report)->Report:
         found = "; ".join(f"{f.check}: {f.says}" for f in failed)
         otherwise = command("sft_nb check", "preflight(cfg)") | edit(force=True)
         raise SftError("preflight", found, "a training that can work", failed[0].fix or otherwise,
-                       page_of(failed[0].check))
+                       failure_page(failed[0].check))
     if failed: checked.figures["forced"] = f"in spite of {', '.join(f.check for f in failed)}"
     return checked
 
@@ -68,7 +68,7 @@ def check_before(
     if none := check_held_out(bench.data, bench.asked):
         raise ConfigError("eval_steps", none.says, "rows to evaluate on", none.fix)
     if bench.asked.model == "tiny" and not all(source.own for source in bench.data.train.source.sources):
-        say("sft_nb: tiny is a toy that knows arithmetic and a few simple sentences: on other rows it shows that "
+        log("sft_nb: tiny is a toy that knows arithmetic and a few simple sentences: on other rows it shows that "
             f"everything works, and not what a model can learn from them; a small real one: {edit(model=_SMALL_MODEL)}")
     is_new = checked is None
     if checked is None and bench.asked.preflight: checked = preflight(bench)
@@ -81,7 +81,7 @@ def check_before(
     approve(bench.cfg, checked)
     if is_new:   # a report that the caller has is not printed again
         for finding in checked.by_weight():
-            if finding.status in ("warn", "fail"): say(f"sft_nb: {finding}")
+            if finding.status in ("warn", "fail"): log(f"sft_nb: {finding}")
     return checked
 
 # %% ../../nbs/11_training/05_train.ipynb #c3ff3405
@@ -98,11 +98,11 @@ def build_trainer(
     if is_main_process():
         _write_padding(bench, run)
         inside = text_path(bench.model)
-        if inside: say(f"sft_nb: rows are text, so only {inside} is trained; the rest stays as it is")
+        if inside: log(f"sft_nb: rows are text, so only {inside} is trained; the rest stays as it is")
     guards, recorder = Guards(bench, run, stop), Recorder(run)
     trainer = SupervisedTrainer(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
     if is_main_process() and trainer.supervised and trainer.aux_loss_enabled:
-        say(f"sft_nb: the load-balancing loss of the routers (router_aux_loss_coef {trainer.router_aux_loss_coef:g}) "
+        log(f"sft_nb: the load-balancing loss of the routers (router_aux_loss_coef {trainer.router_aux_loss_coef:g}) "
             "is not part of the loss")
     if is_main_process(): _write_what_runs(trainer)
     return trainer
@@ -121,7 +121,7 @@ def _write_padding(bench:Workbench, run:Run)->None:
     run.keep(replace(bench.cfg, padding_free=False, sources=sources))
 
 # %% ../../nbs/11_training/05_train.ipynb #15e04547
-@watched()
+@show_progress()
 def train(
     cfg:Config|Data|Workbench, # data carries the config that it was prepared with
     data:Data|None=None,       # from `prepare`; None: prepare the rows
@@ -134,7 +134,7 @@ def train(
     "Train as `cfg` says; raises what stopped it, after writing it into the run"
     bench = workbench_for(cfg, data=data, plan=plan, tokenizer=tokenizer, callbacks=callbacks)
     if model is not None: bench.use_model(model)
-    load_env()
+    load_env_files()
     if find_world().size > 1: return _train_together(bench)
     check_free(bench.asked)
     _alone(bench.asked)
@@ -219,10 +219,10 @@ def _run_steps(trainer:SupervisedTrainer, checkpoint:Path|None)->None:
     except Exception as e:
         began = trainer.step.micro_batch >= 0
         if checkpoint is None or began or isinstance(e, SftError) or is_out_of_memory(e): raise
-        raise _not_loadable(trainer.run, checkpoint, f"{type(e).__name__}: {first_line(e)}") from e
+        raise _not_loadable(trainer.run, checkpoint, f"{type(e).__name__}: {error_summary(e)}") from e
 
 def _not_loadable(run:Run, checkpoint:Path, why:str)->SftError:
-    fix = command(f"rm -r {quoted(checkpoint)}") | go_on(run, anew=True)
+    fix = command(f"rm -r {shell_quote(checkpoint)}") | go_on(run, anew=True)
     return SftError(f"{run.name}/{checkpoint.name}", f"the training cannot go on from it ({why})",
                     "a checkpoint as sft_nb wrote it", fix)
 
@@ -249,7 +249,7 @@ def _open(run:Run, data:Data, done:int)->None:
     data.report.save(run.path/"data.json")
     for folder in (run.path/"checkpoints", run.path):
         remove_leftovers(folder)
-        sweep(folder)
+        remove_temporaries(folder)
     run.rewind(done)
     run.set_status("running", step=done)
 
@@ -287,10 +287,10 @@ def _keep_weights(trainer:SupervisedTrainer, done:int, error:BaseException)->Non
     try:
         best, broken = best_folder(run, trainer.state), broken_weights(trained_parts(trainer.model))
         if broken and not best:
-            return say(f"sft_nb: the weights of step {step} are not kept: {broken[0]} is not finite")
+            return log(f"sft_nb: the weights of step {step} are not kept: {broken[0]} is not finite")
         _write_result(trainer, best)
-    except Exception as e: return say(f"sft_nb: the weights of step {step} are not kept: {first_line(e)}")
-    say(f"sft_nb: the weights of {best.name if best else f'step {step}'} are kept in {run.adapter}")
+    except Exception as e: return log(f"sft_nb: the weights of step {step} are not kept: {error_summary(e)}")
+    log(f"sft_nb: the weights of {best.name if best else f'step {step}'} are kept in {run.adapter}")
 
 def _tidy(adapter:Path, cfg:Config)->None:
     "Without peft's card, full of blanks, and the arguments, a pickle of ours; ready to be trained on"
@@ -307,7 +307,7 @@ def _finish(trainer:SupervisedTrainer, stop:StopRequest)->None:
     trainer.recorder.close()
     trainer.guards.finish(trainer.model, state.global_step)
     _draw(run)
-    sweep(run.path)
+    remove_temporaries(run.path)
     stop.ears.deaf = True   # it has ended
     if stop.granted is None: run.set_status("finished", reason=_early(trainer), step=state.global_step)
     else:
@@ -320,8 +320,8 @@ def _draw(run:Run)->None:
     drawn = BytesIO()
     try:
         plot(run).savefig(drawn, format="png", dpi=120)
-        write_whole(run.path/"loss.png", drawn.getvalue())
-    except Exception as e: say(f"sft_nb: loss.png cannot be made ({getattr(e, 'strerror', None) or first_line(e)})")
+        write_atomically(run.path/"loss.png", drawn.getvalue())
+    except Exception as e: log(f"sft_nb: loss.png cannot be made ({getattr(e, 'strerror', None) or error_summary(e)})")
 
 def _early(trainer:SupervisedTrainer)->str:
     "Why it is finished before its last step; empty if it is not"
@@ -363,7 +363,7 @@ def _reason(error:BaseException)->str:
     return f"{type(error).__name__}: {error}"
 
 # %% ../../nbs/11_training/05_train.ipynb #72286f1c
-@watched()
+@show_progress()
 def resume(
     run:Run|str|Path,           # a run that was stopped, killed or failed
     *, max_time:float|str|None=None,    # seconds, or "5h", for this part; None: until it is finished
@@ -377,46 +377,46 @@ def resume(
     "Continue a run at its newest whole checkpoint; ConfigError if it has none, is finished or is being trained"
     run = open_run(run, trust_remote_code=trust_remote_code)
     check_resume_settings(run, settings)
-    max_time = seconds_of(max_time)
-    load_env()
+    max_time = max_time_seconds(max_time)
+    load_env_files()
     if num_train_epochs is not None or max_steps is not None:
-        say(f"sft_nb: {lengthen(run, num_train_epochs=num_train_epochs, max_steps=max_steps)}")
+        log(f"sft_nb: {lengthen(run, num_train_epochs=num_train_epochs, max_steps=max_steps)}")
     if find_world().size > 1: return _resume_together(run, max_time, callbacks)
     can_resume(run)
-    if says := spread(run, num_processes or run.config.num_processes): say(f"sft_nb: {says}")
+    if says := spread(run, num_processes or run.config.num_processes): log(f"sft_nb: {says}")
     with run.locked(): return _continue(run, max_time, callbacks)
 
 def _resume_together(run:Run, max_time:float|None, callbacks)->Run:
     "All processes that a launcher started continue it"
     join(run.config)
     says = by_the_first(lambda: can_resume(run) or spread(run, find_world().size))
-    if says and is_main_process(): say(f"sft_nb: {says}")
+    if says and is_main_process(): log(f"sft_nb: {says}")
     return train_run(run, max_time=max_time, callbacks=callbacks)
 
 # %% ../../nbs/11_training/05_train.ipynb #de68c42d
 def _continue(run:Run, max_time:float|None, callbacks)->Run:
     "Continue at the newest checkpoint that is whole"
     for line in check_origin(run) if is_main_process() else ():
-        say(f"sft_nb: {run.name}: {line}")
+        log(f"sft_nb: {run.name}: {line}")
     bench = Workbench(replace(run.config, max_time=max_time), callbacks=callbacks, settled=True)
     with main_first(): bench.make("data")
     _same_rows(run, bench.data)
     checkpoint, damaged = newest_whole(run.path/"checkpoints")
-    for name, why in damaged.items(): say(f"sft_nb: {name} is not used: {why}")
+    for name, why in damaged.items(): log(f"sft_nb: {name} is not used: {why}")
     if checkpoint is None:
         found = "it has no whole checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
         raise ConfigError(f"run {run.name!r}", found, "one to resume from", go_on(run, anew=True))
-    if read_object(checkpoint/"trainer_state.json").get("global_step") != step_of(checkpoint):
+    if read_json_object(checkpoint/"trainer_state.json").get("global_step") != step_of(checkpoint):
         raise _not_loadable(run, checkpoint, f"its trainer_state.json is not of step {step_of(checkpoint)}")
     if is_main_process():
         _say_where(run, checkpoint, max_time)
-        if idle := check_gpu(bench.asked): say(f"sft_nb: {idle}")
+        if idle := check_gpu(bench.asked): log(f"sft_nb: {idle}")
     return run_training(bench, run, checkpoint=checkpoint)
 
 def _say_where(run:Run, checkpoint:Path, max_time:float|None)->None:
     without = ""
     if run.config.max_time is not None and max_time is None: without = ", without the time limit that it had"
-    say(f"sft_nb: {run.name} continues at {checkpoint.name}{without}")
+    log(f"sft_nb: {run.name} continues at {checkpoint.name}{without}")
 
 # %% ../../nbs/11_training/05_train.ipynb #t5000005
 def _same_rows(run:Run, data:Data)->None:
@@ -428,7 +428,7 @@ def _same_rows(run:Run, data:Data)->None:
     if was == now: return
     config = run.path/"config.json"
     found = f"the training rows are not those it began with (fingerprint {now}, was {was})"
-    fix = command(f"sft_nb train --config {quoted(config)}", f'train(load_config("{config}", run_name=None))')
+    fix = command(f"sft_nb train --config {shell_quote(config)}", f'train(load_config("{config}", run_name=None))')
     raise ConfigError(f"run {run.name!r}", found, "the same rows in the same order", fix | "put the rows back")
 
 # %% ../../nbs/11_training/05_train.ipynb #194732a3

@@ -18,7 +18,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from trl import SFTTrainer
 
 from ..progress import Phase
-from ..report import SftError, counted, edit, warn
+from ..report import SftError, pluralise, edit, warn
 from ..batches.collate import WithPositions
 from ..batches.pack import Batches, EpochLoader, NumberedRows, Rows
 from ..model.hardware import free_memory, is_out_of_memory
@@ -262,7 +262,7 @@ def evaluate(self:SupervisedTrainer, *args, **kwargs):
         self.args.per_device_eval_batch_size //= 2
         free_memory()
         rows = self.args.per_device_eval_batch_size
-        says = f"memory ran out in an evaluation; {counted(rows, 'row')} together from now on"
+        says = f"memory ran out in an evaluation; {pluralise(rows, 'row')} together from now on"
         fix = edit(per_device_eval_batch_size=rows)
         self.guards.note(warn(says, fix, check="evaluation_out_of_memory"), self.state.global_step)
 

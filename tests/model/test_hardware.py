@@ -8,7 +8,7 @@ import torch
 from sft_nb.config import load_config
 from sft_nb.model import hardware
 from sft_nb.model.hardware import Hardware, find_hardware
-from sft_nb.report import ConfigError, speaking
+from sft_nb.report import ConfigError, fix_language
 
 
 def test_on_this_machine():
@@ -32,8 +32,8 @@ def test_what_is_not_there(monkeypatch):
     with pytest.raises(ConfigError, match="device cuda.*Fix: device='auto'"): find_hardware(load_config(device="cuda"))
     with pytest.raises(ConfigError, match="a CPU does not train in it"):
         find_hardware(load_config(device="cpu", dtype="float16"))
-    with speaking("shell"), pytest.raises(ConfigError) as e: find_hardware(load_config(device="cuda"))
-    with speaking("shell"): assert "Fix: --device auto." in str(e.value)
+    with fix_language("shell"), pytest.raises(ConfigError) as e: find_hardware(load_config(device="cuda"))
+    with fix_language("shell"): assert "Fix: --device auto." in str(e.value)
 
 
 def test_a_processor_decides_by_its_products(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ from learner import small
 
 from sft_nb.panels.live import RunState
 from sft_nb.panels.run import RunPanel
-from sft_nb.progress import Phase, Progress, heard_by
+from sft_nb.progress import Phase, Progress, progress_listener
 from sft_nb.report import Report, warn
 from sft_nb.run.directory import create_run
 from sft_nb.run.metrics import append_line
@@ -23,7 +23,7 @@ def run(tmp_path): return create_run(small(tmp_path, run_name="a", max_steps=10)
 def test_each_phase_is_seen_with_its_counts(run):
     state = RunState(run)
     assert state.phase() == "killed at step 0 of 10"
-    with run.locked(), heard_by(ProgressFile(run.path/"progress.json")):
+    with run.locked(), progress_listener(ProgressFile(run.path/"progress.json")):
         state.refresh()
         assert state.phase() == "starting"
         for phase, of, said in (("reading", 0, "reading"), ("preflight", 35, "preflight 0 of 35 checks"),

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from sft_nb.config import load_config
-from sft_nb.faces import size_text
+from sft_nb.display import format_bytes
 from sft_nb.panels.page import page_parts, run_page
 from sft_nb.report import ConfigError, Report, SftError, fail
 from sft_nb.run.directory import create_run
@@ -54,7 +54,8 @@ def test_it_holds_all_there_is(page):
     for heading in ("How it stands", "2 rows, token by token", "Memory", "Curves", "What the guards saw", "Scores",
                     "Settings", "Versions"): assert f"<h2>{heading}</h2>" in page
     assert "<h2>Preflight</h2>" not in page   # nothing was kept of one
-    for said in (size_text(2**27), size_text(2**28), "75.0%", "lora_r", "override", "cannot tell", "exclamation_marks"):
+    for said in (format_bytes(2**27), format_bytes(2**28), "75.0%", "lora_r", "override", "cannot tell",
+                 "exclamation_marks"):
         assert said in page, said
     assert page.count("<polyline") >= 2 and page.count("tokens are supervised") == 2
 

@@ -5,7 +5,7 @@ import pytest
 from conftest import shared
 
 from sft_nb.config import load_config
-from sft_nb.report import LANGUAGES, speaking
+from sft_nb.report import FIX_LANGUAGES, fix_language
 from sft_nb.rows.sources import open_rows
 from sft_nb.tokens.prepare import prepare
 
@@ -61,8 +61,8 @@ def test_rendered_chats_are_reported_with_the_template_that_cuts_them(text, mark
     assert list(seen) == ["markers"] and seen["markers"].fix.settings == dict(response_template=marker)
     assert found(rows, task="text")["markers"].fix.settings == dict(response_template=marker)
     assert not found(rows, response_template=marker)
-    for language in LANGUAGES:
-        with speaking(language): assert "\n" not in str(seen["markers"].fix)
+    for language in FIX_LANGUAGES:
+        with fix_language(language): assert "\n" not in str(seen["markers"].fix)
 
 
 def test_a_template_inside_of_a_template_is_reported():

@@ -11,7 +11,7 @@ from learner import killed_at_eight, small
 
 from sft_nb.config import load_config
 from sft_nb.model.hardware import _free_gib
-from sft_nb.on_disk import read_object
+from sft_nb.files import read_json_object
 from sft_nb.panels.live import RunState
 from sft_nb.report import ConfigError, SftError
 from sft_nb.results.evaluate import Evaluation
@@ -83,7 +83,7 @@ def test_a_foreign_state_in_a_checkpoint(undisturbed, tmp_path, capfd):
     seal(newest)
     assert "weights_only" not in "".join(capfd.readouterr()) + run.status.reason
     assert resume(run).state == "finished"   # the three empty files are no reason to fail
-    assert read_object(run.path/"environment.json") == {}
+    assert read_json_object(run.path/"environment.json") == {}
 
 
 def test_what_a_machine_may_lack(tmp_path, monkeypatch, capfd):

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 
 from sft_nb.config import load_config
-from sft_nb.on_disk import hold
+from sft_nb.files import try_lock
 from sft_nb.report import ConfigError, SftError
 from sft_nb.run import process
 from sft_nb.run.directory import Run, check_free, check_links, create_run, open_run, start_process
@@ -73,14 +73,14 @@ def test_looking_changes_nothing(run):
 def test_who_looks_is_in_nobodys_way(run):
     handle = take_lock(run.path)
     process.let_go(run.path, handle)
-    looking = hold(run.path/"lock", shared=True)
+    looking = try_lock(run.path/"lock", shared=True)
     assert run.held() is False   # a second one who looks is not told that it is trained
     os.close(looking)
 
 
 def test_a_lock_that_may_not_be_opened_is_not_known(run, monkeypatch):
     def refused(path, **how): raise PermissionError(errno.EACCES, "Permission denied")
-    monkeypatch.setattr(process, "hold", refused)
+    monkeypatch.setattr(process, "try_lock", refused)
     assert run.held() is None and run.state == "running"   # as its status says
     run.set_status("stopped")
     assert run.stop() == "stopped"
@@ -92,7 +92,7 @@ def test_a_lock_that_may_not_be_opened_is_not_known(run, monkeypatch):
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ESTALE])
 def test_a_disk_without_locks_is_told_before_the_work(run, monkeypatch, number):
     def without(path, **how): raise OSError(number, os.strerror(number))
-    monkeypatch.setattr(process, "hold", without)
+    monkeypatch.setattr(process, "try_lock", without)
     says = f"it cannot be locked .{os.strerror(number)}.*Fix: runs_dir='another/folder'"
     with pytest.raises(SftError, match=says): check_free(run.config)
     with pytest.raises(SftError, match=says), run.locked(): pass
@@ -194,9 +194,9 @@ def test_links_out_of_a_run_are_not_followed(run, tmp_path):
 
 def test_while_somebody_looks_nobody_is_signalled(run, bystander):
     "The instant in which another process polls looked like a lock that is held, by the process of the status"
-    looking = hold((run.path/"lock").with_name("config.json"), shared=True)
+    looking = try_lock((run.path/"lock").with_name("config.json"), shared=True)
     (run.path/"lock").touch()
-    polled = hold(run.path/"lock", shared=True)
+    polled = try_lock(run.path/"lock", shared=True)
     run.set_status("running", step=3)
     assert run.stop() == "killed"
     for handle in (looking, polled): os.close(handle)

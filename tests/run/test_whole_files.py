@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from sft_nb.config import load_config
-from sft_nb.on_disk import new_folder, sweep, write_whole
+from sft_nb.files import atomic_folder, remove_temporaries, write_atomically
 from sft_nb.report import ConfigError, Report
 from sft_nb.run import metrics
 from sft_nb.run.directory import Run, create_run
@@ -82,20 +82,20 @@ def test_what_cannot_be_the_name_of_a_run(tmp_path, name):
 
 
 def test_what_is_being_written_is_not_swept(tmp_path):
-    with new_folder(tmp_path/"merged") as aside:
+    with atomic_folder(tmp_path/"merged") as aside:
         (aside/"weights").touch()
-        assert sweep(tmp_path) == [] and aside.exists()
+        assert remove_temporaries(tmp_path) == [] and aside.exists()
     half = tmp_path/".status.json.1.new"
     half.touch()
-    assert sweep(tmp_path) == []
+    assert remove_temporaries(tmp_path) == []
     os.utime(half, (0, 0))
-    assert sweep(tmp_path) == [half.name]
+    assert remove_temporaries(tmp_path) == [half.name]
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path):
-    write_whole(tmp_path/"a", "old")
+    write_atomically(tmp_path/"a", "old")
     with patch("os.fsync", side_effect=OSError(28, "No space left on device")), pytest.raises(OSError):
-        write_whole(tmp_path/"a", "new")
+        write_atomically(tmp_path/"a", "new")
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "old")]
 
 
@@ -149,7 +149,7 @@ def test_scores_are_those_of_the_evaluation_whatever_a_model_wrote(tmp_path):
     (run.path/"eval").mkdir()
     said = dict(base=score("base", .25), tuned=score("tuned", 1e-05))
     for indent in (None, 1):
-        write_whole(run.path/"eval/adapter.json", json.dumps(said, indent=indent))
+        write_atomically(run.path/"eval/adapter.json", json.dumps(said, indent=indent))
         assert tuple(list_runs(tmp_path).loc[0, ["base", "tuned"]]) == (.25, 1e-05)
 
 

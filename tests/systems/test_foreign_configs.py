@@ -8,7 +8,7 @@ import pytest
 
 from sft_nb.config import load_config, table
 from sft_nb.report import ConfigError
-from sft_nb.schema import defaults
+from sft_nb.settings import defaults
 from sft_nb.translate import ALIASES, FOREIGN, Given, Meant, meaning, TOOLS
 
 PUBLISHED = Path(os.environ.get("SFT_NB_SHARED", Path(__file__).parents[3]/"shared"))/"foreign_configs"

@@ -11,7 +11,7 @@ from sft_nb.cli import commands, main
 from sft_nb.config import load_config
 from sft_nb.model.divided import deepspeed_config
 from sft_nb.report import ConfigError
-from sft_nb.schema import defaults
+from sft_nb.settings import defaults
 from sft_nb.tasks.core import task_names
 
 

@@ -8,7 +8,7 @@ import torch
 from sft_nb.cli import main
 from sft_nb.config import config_names, load_config, table
 from sft_nb.report import ConfigError
-from sft_nb.schema import defaults
+from sft_nb.settings import defaults
 from sft_nb.translate import FOREIGN, Meant, meaning
 
 SETS = [   # what others write, and what it is here
@@ -79,8 +79,8 @@ REFUSED = [   # and what the error says
 
 @pytest.mark.parametrize("given, says", REFUSED, ids=lambda x: str(x)[:60])
 def test_what_is_refused(given, says):
-    from sft_nb.report import speaking
-    with pytest.raises(ConfigError) as e, speaking("shell" if "--" in says else "python"): load_config(**given)
+    from sft_nb.report import fix_language
+    with pytest.raises(ConfigError) as e, fix_language("shell" if "--" in says else "python"): load_config(**given)
     text = str(e.value) if "--" not in says else e.value.fix.says("shell")
     assert says in text and len(text) <= 300
 

@@ -9,7 +9,7 @@ from transformers import TrainerControl, TrainerState
 
 from sft_nb import progress
 from sft_nb.checks import preflight
-from sft_nb.progress import Bar, Phase, Progress, heard_by, say, watched
+from sft_nb.progress import ProgressBar, Phase, Progress, progress_listener, log, show_progress
 from sft_nb.run.follow import Run
 from sft_nb.run.metrics import read_lines
 from sft_nb.run.status import CHECKPOINT_ASKED, read_progress
@@ -22,7 +22,7 @@ def test_a_training_tells_its_phases_and_grants_a_checkpoint(tmp_path, undisturb
     "Samples and checkpoints between change nothing of the result"
     said, run = [], Run(undisturbed.path)
     def ask(): (tmp_path/"asked"/CHECKPOINT_ASKED).touch()
-    with heard_by(said.append), at_step(4, ask): run = train(small(tmp_path, run_name="asked", sample_steps=5))
+    with progress_listener(said.append), at_step(4, ask): run = train(small(tmp_path, run_name="asked", sample_steps=5))
     assert_same(run, undisturbed)
     assert names(run.checkpoints()) == [f"checkpoint-{n}" for n in (3, 4, 6, 9, 10)]
     assert not (run.path/CHECKPOINT_ASKED).exists()
@@ -52,7 +52,7 @@ def test_a_preflight_counts_its_checks_and_is_told_as_a_whole(monkeypatch):
         with Phase("loading"): return []
     monkeypatch.setattr(preflight, "run_check", look)
     said = []
-    with heard_by(lambda p: said.append(str(p))): preflight.run_checks(SimpleNamespace(failures={}))
+    with progress_listener(lambda p: said.append(str(p))): preflight.run_checks(SimpleNamespace(failures={}))
     n = len(preflight.all_checks())
     assert list(dict.fromkeys(said)) == [f"preflight {k} of {n} checks" for k in range(n + 1)] and n > 20
 
@@ -62,19 +62,19 @@ def test_a_preflight_counts_its_checks_and_is_told_as_a_whole(monkeypatch):
 @pytest.fixture
 def terminal(monkeypatch, capsys):
     "A person at a terminal; what they read"
-    monkeypatch.setattr(progress, "looker", lambda: "terminal")
+    monkeypatch.setattr(progress, "display_target", lambda: "terminal")
     return lambda: capsys.readouterr().err
 
 
 def test_a_terminal_has_one_line_that_is_written_again(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
-    with Bar(every=0.) as bar:
+    with ProgressBar(every=0.) as bar:
         for k in (1, 2): bar.show(Progress("training", k, 376))
     assert terminal() == "\rtraining 1 of 376 s\x1b[K\rtraining 2 of 376 s\x1b[K\r\x1b[K"   # cut to its width
 
 
 def test_a_sentence_has_a_line_of_its_own(terminal):
-    with watched(), Phase("loading"): say("sft_nb: a warning")
+    with show_progress(), Phase("loading"): log("sft_nb: a warning")
     assert terminal() == "\rloading\x1b[K\r\x1b[Ksft_nb: a warning\n"
 
 
@@ -86,13 +86,13 @@ def test_a_notebook_has_one_place_and_nothing_red(monkeypatch, capsys):
     def display(html, display_id):
         drawn.append(html.data)
         return Handle()
-    monkeypatch.setattr(progress, "looker", lambda: "notebook")
+    monkeypatch.setattr(progress, "display_target", lambda: "notebook")
     monkeypatch.setattr(IPython.display, "display", display)
-    with watched(), Phase("training", 2) as steps:
+    with show_progress(), Phase("training", 2) as steps:
         bar = progress._BAR.get()
         bar.every = bar._next = 0.
         for k in (1, 2): steps.at(k)
-        say("sft_nb: a sentence")
+        log("sft_nb: a sentence")
     assert ["0 of 2" in drawn[0], "2 of 2" in drawn[-2], drawn[-1]] == [True, True, ""]
     assert capsys.readouterr() == ("sft_nb: a sentence\n", "")
 
@@ -102,10 +102,10 @@ def test_who_looks_on(monkeypatch, variable, kernel, seen):
     monkeypatch.setenv("TQDM_DISABLE", variable)
     monkeypatch.setattr(progress, "in_notebook", lambda: kernel)
     monkeypatch.setattr(progress.sys, "stderr", io.StringIO())   # no terminal
-    assert progress.looker() == seen
+    assert progress.display_target() == seen
 
 
 def test_a_progress_that_cannot_be_written_ends_nothing(tmp_path):
     from sft_nb.run.status import ProgressFile
-    with heard_by(ProgressFile(tmp_path/"nowhere/progress.json")), Phase("loading"): pass
+    with progress_listener(ProgressFile(tmp_path/"nowhere/progress.json")), Phase("loading"): pass
     assert read_progress(tmp_path/"nowhere/progress.json") == Progress()

@@ -73,8 +73,8 @@ def nobody_reads():
 @pytest.mark.parametrize("hidden", ["", "1"], ids=["with a bar", "in lines"])
 def test_a_reader_that_goes_away_ends_no_training(tmp_path, monkeypatch, hidden):
     seen = "" if hidden else "terminal"
-    for room in (progress, recorder): monkeypatch.setattr(room, "looker", lambda: seen)
-    monkeypatch.setattr(progress.Bar, "show", partialmethod(_at_once, progress.Bar.show))
+    for room in (progress, recorder): monkeypatch.setattr(room, "display_target", lambda: seen)
+    monkeypatch.setattr(progress.ProgressBar, "show", partialmethod(_at_once, progress.ProgressBar.show))
     with nobody_reads(): run = train(small(tmp_path, max_steps=2))
     said = (run.path/"log.txt").read_text()
     assert run.state == "finished" and ("step 2 of 2" if hidden else "training 2 of 2 steps") in said

@@ -11,8 +11,8 @@ from contextlib import redirect_stdout
 import pytest
 from conftest import ROOT
 
-from sft_nb.faces import Html, PAGES, as_html, card_html, page_html, page_of, table_html, table_text
-from sft_nb.report import ConfigError, Finding, Report, SftError, edit, ok, skipped, speaking, warn
+from sft_nb.display import Html, FAILURE_PAGES, as_html, card_html, page_html, failure_page, table_html, table_text
+from sft_nb.report import ConfigError, Finding, Report, SftError, edit, ok, skipped, fix_language, warn
 
 HOSTILE = "<script>alert(1)</script> [a](javascript:1) \x1b[2J \u202e gnp.exe"
 TRACE = "Traceback"
@@ -79,7 +79,7 @@ def test_a_script_ends_with_its_traceback():
 def test_a_card_speaks_the_readers_language():
     error = SftError("train", "3 rows are equal", fix=edit(drop_duplicates=True))
     assert error.card()["lines"]["Fix"] == "drop_duplicates=True"
-    with speaking("shell"): assert error.card()["lines"]["Fix"] == "--drop-duplicates"
+    with fix_language("shell"): assert error.card()["lines"]["Fix"] == "--drop-duplicates"
 
 
 def test_a_card_is_harmless(monkeypatch):
@@ -107,11 +107,11 @@ def pages_of_errors(path)->set[str]:
 def test_pages_that_errors_name_exist():
     there = {p.stem.partition("_")[2] for p in (ROOT/"nbs/failures").glob("[0-9]*.ipynb")}
     named = {page for path in (ROOT/"sft_nb").rglob("*.py") for page in pages_of_errors(path)}
-    assert len(named) >= 5 and named | {*PAGES} <= there
+    assert len(named) >= 5 and named | {*FAILURE_PAGES} <= there
 
 
 def test_findings_of_a_group_have_the_page_of_their_check():
-    assert page_of("data.train_ends") == page_of("ends") == "never_stops" and page_of("unheard of") == ""
+    assert failure_page("data.train_ends") == failure_page("ends") == "never_stops" and failure_page("unheard of") == ""
 
 
 def test_a_report_says_first_what_counts():

@@ -10,18 +10,18 @@ from urllib.parse import quote
 
 import pytest
 
-from sft_nb import keys
-from sft_nb.keys import load_env, redact, redact_all, Redacted
+from sft_nb import credentials
+from sft_nb.credentials import load_env_files, redact, redact_json, RedactingStream
 from sft_nb.report import Report, fail
 
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
     "A home and, in another folder, a project that is worked in; no key is set"
-    for name in [n for n in os.environ if keys.is_key(n)]: monkeypatch.delenv(name)
+    for name in [n for n in os.environ if credentials.is_allowed_in_env_file(n)]: monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path/"home"))
-    monkeypatch.setattr(keys, "_SAID", set())
-    monkeypatch.setattr(keys, "_FROM_FILES", {})
+    monkeypatch.setattr(credentials, "_SAID", set())
+    monkeypatch.setattr(credentials, "_FROM_FILES", {})
     for folder in ("home", "above/project"): (tmp_path/folder).mkdir(parents=True)
     monkeypatch.chdir(tmp_path/"above/project")
     before = dict(os.environ)
@@ -36,9 +36,9 @@ def put(folder:Path, text:str, mode:int=0o600)->Path:
 
 
 def read()->set[str]:
-    "The variables that `load_env` sets"
+    "The variables that `load_env_files` sets"
     before = dict(os.environ)
-    load_env()
+    load_env_files()
     return {name for name in os.environ if os.environ[name] != before.get(name)}
 
 
@@ -66,7 +66,7 @@ def test_what_is_no_key_is_never_read(folders, monkeypatch, name):
     monkeypatch.delenv(name, raising=False)
     before = os.environ.get(name)
     put(folders/"above/project", f"{name}=/tmp/evil\nexport {name}=/tmp/evil\n")
-    load_env()
+    load_env_files()
     assert os.environ.get(name) == before
 
 
@@ -102,7 +102,7 @@ def test_a_folder_or_a_pipe_is_no_file(folders, make):
 def test_nothing_is_put_in_from_the_environment(folders, monkeypatch):
     monkeypatch.setenv("AWS_SECRET", "a-secret-of-mine")
     put(folders/"above/project", "WANDB_PROJECT=${AWS_SECRET}\n")
-    load_env()
+    load_env_files()
     assert os.environ["WANDB_PROJECT"] == "${AWS_SECRET}"
 
 
@@ -172,7 +172,7 @@ def test_short_values_and_passwords_of_connection_strings(monkeypatch):
 def test_a_secret_in_pieces(monkeypatch):
     monkeypatch.setenv("MY_PASSWORD", "correct-horse")
     token, log = "hf_" + "aB3" * 8, StringIO()
-    stream = Redacted(log)
+    stream = RedactingStream(log)
     for text in (f"x {token} y, with correct-horse, the end\n", "no-secret here\n"):
         for size in (1, 2, 5, 9):
             for k in range(0, len(text), size):
@@ -195,7 +195,7 @@ def test_our_own_fields_are_no_free_text(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_TOKEN", "finished")
     monkeypatch.setenv("MY_API_KEY", "learning")
     said = dict(state="finished", reason="was finished", steps=[1, 2.5, None, True])
-    assert redact_all(said) == said | dict(reason="was <JUPYTER_TOKEN>")
+    assert redact_json(said) == said | dict(reason="was <JUPYTER_TOKEN>")
     report = Report("t", findings=[fail("401 for learning", "not learning", check="learning")])
     again = Report.load(report.save(tmp_path/"x.json"))
     finding = again.findings[0]
