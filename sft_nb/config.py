@@ -22,8 +22,9 @@ from .credentials import redact_patterns
 from .files import write_atomically
 from .report import ConfigError, edit, shell_quote
 from .settings import _problem, Config, defaults, settings
-from .translate import (
-    _full_name, _plain, completed, entry_of, Given, Meant, meaning, method_refusal, refusal_of, TOOLS, VALUES)
+from .foreign_meaning import FileSettings, full_name, Meaning, plain_name
+from .foreign_settings import (
+    dependent_defaults, meanings_of, method_refusal, refusal, TOOLS, translate_setting, VALUES)
 from .config_files import (
     _Entry, _is_known, ASSIGNED, CONFIGS, DEFAULT, nearest_names, normalise, OVERRIDE, read_json_config,
     read_python_config, read_yaml_config, unknown_setting_error)
@@ -73,19 +74,19 @@ class _Settled:
 
 # %% ../nbs/01_config.ipynb #cfgset02
 @patch
-def translate(self:_Settled, entry:_Entry, meant:Meant)->None:
+def translate(self:_Settled, entry:_Entry, meant:Meaning)->None:
     "Add what another program's setting means, or note that it is accepted, or why it is not"
     shown = f"{entry.name} = {_shortened(entry.value)}"
     if meant.method: self.methods.append((meant.method, f"{entry.source} {shown}"))
-    elif meant.fix: self.problems.append(refusal_of(entry.name, entry.value, meant, entry.source))
+    elif meant.fix: self.problems.append(refusal(entry.name, entry.value, meant, entry.source))
     if meant.method or meant.fix: return
-    for full, v in meant.sets.items():
+    for full, v in meant.settings.items():
         old, new = self.best.get(full), replace(entry, value=v, source=f"{entry.source} ({shown})")
-        if meant.weak and old is not None and old.rank > DEFAULT and old.rank >= new.rank: continue
-        if meant.decides and old is not None and new.rank >= old.rank: self.best[full] = new
+        if meant.if_unset and old is not None and old.rank > DEFAULT and old.rank >= new.rank: continue
+        if meant.takes_precedence and old is not None and new.rank >= old.rank: self.best[full] = new
         else: self.add(new, full)
-    is_news = not meant.sets or entry.tool and not meant.weak
-    if meant.says and is_news: self.accepted[shown] = f"{meant.says} ({entry.source})"
+    is_news = not meant.settings or entry.tool and not meant.if_unset
+    if meant.note and is_news: self.accepted[shown] = f"{meant.note} ({entry.source})"
 
 def _shortened(v:Any)->str:
     "A value in a few words"
@@ -95,7 +96,8 @@ def _shortened(v:Any)->str:
 # %% ../nbs/01_config.ipynb #cfgset04
 _LATE = """packing sample_packing neat_packing batch_flattening dataset_train_split dataset_config dataset_test_split
     evals_per_epoch saves_per_epoch eval_strategy evaluation_strategy save_strategy greater_is_better
-    lora_target_linear cosine_min_lr_ratio""".split()   # they look at what the others set, in this order
+    lora_target_linear cosine_min_lr_ratio
+    curriculum_sampling""".split()   # they look at what the others set, in this order
 
 def _settle(
     entries:list[_Entry],
@@ -106,32 +108,32 @@ def _settle(
     settled = _Settled()
     settled.problems += problems
     highest = {}
-    for e in entries: highest[_plain(e.name)] = max(e.rank, highest.get(_plain(e.name), 0))
-    entries = [e for e in entries if e.rank == highest[_plain(e.name)]]
-    written = {_plain(e.name): e.value for e in entries}
+    for e in entries: highest[plain_name(e.name)] = max(e.rank, highest.get(plain_name(e.name), 0))
+    entries = [e for e in entries if e.rank == highest[plain_name(e.name)]]
+    written = {plain_name(e.name): e.value for e in entries}
     tool = next((e.tool for e in entries if e.tool), "")
     if tool:
         for full, v in TOOLS[tool].defaults.items():
             settled.add(_Entry(full, v, f"{TOOLS[tool].title}'s default", DEFAULT), full)
 
-    folders, foreign = {e.rank for e in entries if _plain(e.name) == "output_dir"}, []
+    folders, foreign = {e.rank for e in entries if plain_name(e.name) == "output_dir"}, []
     for e in entries:
-        if entry_of(e.name, tool) is not None or _full_name(e.name) in VALUES:
+        if meanings_of(e.name, tool) is not None or full_name(e.name) in VALUES:
             foreign.append(e)
             continue
-        called = e.rank in folders and _plain(e.name) == "run_name" and e.rank
+        called = e.rank in folders and plain_name(e.name) == "run_name" and e.rank
         name = "wandb_name" if called else e.name
         for full, v in normalise(name, e.value).items(): settled.add(replace(e, value=v), full)
 
-    def now()->Given: return Given(settled.said(), written, tool, folder)
-    foreign.sort(key=lambda e: _LATE.index(_plain(e.name)) + 1 if _plain(e.name) in _LATE else 0)
+    def now()->FileSettings: return FileSettings(settled.said(), written, tool, folder)
+    foreign.sort(key=lambda e: _LATE.index(plain_name(e.name)) + 1 if plain_name(e.name) in _LATE else 0)
     for e in foreign:
-        meant = meaning(e.name, e.value, now())
-        plain = {} if entry_of(e.name, tool) else normalise(e.name, e.value)
-        if meant is not None and (meant.sets != plain or not plain): settled.translate(e, meant)
+        meant = translate_setting(e.name, e.value, now())
+        plain = {} if meanings_of(e.name, tool) else normalise(e.name, e.value)
+        if meant is not None and (meant.settings != plain or not plain): settled.translate(e, meant)
         else:
             for full, v in plain.items(): settled.add(replace(e, value=v), full)
-    for full, v in completed(now()).items():
+    for full, v in dependent_defaults(now()).items():
         if settled.best.get(full) is None or settled.best[full].rank == DEFAULT:
             settled.best[full] = _Entry(full, v, f"{TOOLS[tool].title}'s default", DEFAULT)
     wandb, trackers = settled.best.get("wandb"), settled.best.get("report_to")
@@ -233,7 +235,7 @@ _RUNS_CODE = dict(   # setting -> does this value of it, as a text, run code?
 def _untrusted(name:str|Path|None, values:dict, overrides:dict)->frozenset[str]:
     "Settings of a saved config that run code, and that nobody has said again"
     if name is None or overrides.get("trust_remote_code"): return frozenset()
-    again = set(map(_full_name, overrides))
+    again = set(map(full_name, overrides))
     if isinstance(name, Config): return name.untrusted - again
     if find_config(name).suffix not in _NO_PROGRAM: return frozenset()
     return frozenset(k for k, runs in _RUNS_CODE.items() if k in values and k not in again and runs(str(values[k])))
@@ -246,7 +248,7 @@ def with_settings(
     "Name settings in the signature of a function in place of its `**overrides`, for completion and `?`"
     def decorate(f):
         known = {s.name: s for s in settings()}
-        more = {name: known[_full_name(name)] for name in names or known}
+        more = {name: known[full_name(name)] for name in names or known}
         return _without_kwargs(f, [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=s.type,
                               default=default.get("default", s.default)) for name, s in more.items()])
@@ -289,7 +291,7 @@ def load_config(
 def _with(overrides:dict, source:str, entries:list, problems:list)->tuple[list,list]:
     "What was read, and what is said on top of it; TRL's own command line names a model and a dataset"
     tool = next((e.tool for e in entries if e.tool), "")
-    if not entries and {"model_name_or_path", "dataset_name"} <= {*map(_plain, overrides)}: tool = "trl"
+    if not entries and {"model_name_or_path", "dataset_name"} <= {*map(plain_name, overrides)}: tool = "trl"
     said = [_Entry(k, v, source, OVERRIDE, tool) for k, v in overrides.items() if _is_known(k, tool)]
     unknown = [unknown_setting_error(k, source, tool) for k in overrides if not _is_known(k, tool)]
     return entries + said, problems + unknown
@@ -387,7 +389,7 @@ def _refuse_assignment(self:Config, name:str, value):
     raise FrozenInstanceError(f"a Config does not change. Fix: cfg = load_config(cfg, {name}={value!r})")
 
 def _no_attribute(self:Config, name:str):
-    full, near = _full_name(name), []
+    full, near = full_name(name), []
     if full in defaults(): near = [full]
     elif not name.startswith("_"): near = nearest_names(name, defaults())
     hint = f"; the setting is called {near[0]}" if near else ""

@@ -16,7 +16,8 @@ from typing import Any
 from .files import read_json
 from .report import as_fix, command, ConfigError, edit, Fix, shell_quote
 from .settings import fix_for_source, OTHER_TRAINERS, Config, defaults, preference_recipe, parse_duration
-from .translate import _full_name, _is_off, _plain, ALIASES, entry_of, FOREIGN, plain_value, TOOLS, tool_of
+from .foreign_meaning import ALIASES, full_name, is_off, plain_name
+from .foreign_settings import FOREIGN, meanings_of, plain_value, recognise_tool, TOOLS
 
 # %% ../nbs/00_config_files.ipynb #b229c6f7
 def nearest_names(name:str, known)->list[str]:
@@ -55,7 +56,7 @@ _POINTER_OF = {name: fix for names, fix in _POINTERS.items() for name in names.s
 
 def _pointer(name:str)->Fix|None:
     "What to write instead of a name that people expect here; None: nothing is known of it"
-    return _POINTER_OF.get(_plain(name))
+    return _POINTER_OF.get(plain_name(name))
 
 _HELPER = "leave {name} out, or begin its name with _ if it is a helper of the file; sft_nb config lists all settings"
 
@@ -127,9 +128,9 @@ def check_portable(cfg:Config)->None:
 # %% ../nbs/00_config_files.ipynb #54e9d917
 def normalise(name:str, v:Any)->dict[str,Any]:
     "Setting `name` with value `v` as `Config` keeps it; `name` may be an alias"
-    folder = Path(v) if _plain(name) == "output_dir" and isinstance(v, str) else Path()
+    folder = Path(v) if plain_name(name) == "output_dir" and isinstance(v, str) else Path()
     if folder.name: return dict(runs_dir=str(folder.parent), run_name=folder.name)
-    full = _full_name(name)
+    full = full_name(name)
     if full == "dtype": v = plain_value(v)
     if full == "max_time": v = parse_duration(v)
     if full == "metric_for_best_model" and isinstance(v, str): v = v.removeprefix("eval_")
@@ -212,11 +213,11 @@ def _assigned(source:bytes)->dict[str,int]:
 def _entry(name:str, v:Any, called:str, line:int|None)->_Entry:
     "What a file calls `name`; `line` is where it is assigned"
     if line is not None: return _Entry(name, v, f"{called}:{line}", ASSIGNED)
-    if v != defaults().get(_full_name(name), ...): return _Entry(name, v, f"imported by {called}", IMPORTED)
+    if v != defaults().get(full_name(name), ...): return _Entry(name, v, f"imported by {called}", IMPORTED)
     return _Entry(name, v, "default", DEFAULT)
 
 # %% ../nbs/00_config_files.ipynb #9c270fba
-def _is_known(name:str, tool:str="")->bool: return _full_name(name) in defaults() or entry_of(name, tool) is not None
+def _is_known(name:str, tool:str="")->bool: return full_name(name) in defaults() or meanings_of(name, tool) is not None
 
 # %% ../nbs/00_config_files.ipynb #aec7af52
 def read_python_config(path:Path)->tuple[list[_Entry],list]:
@@ -272,11 +273,11 @@ def read_yaml_config(path:Path)->tuple[list[_Entry],list]:
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as e:
         raise ConfigError(str(path), f"this is no YAML of settings ({type(e).__name__})", "lines of name: value",
                           edit(config="default")) from e
-    tool = tool_of(said)
+    tool = recognise_tool(said)
     entries = [_Entry(k, v, f"{path}:{lines.get(k, 1)}", ASSIGNED, tool) for k, v in said.items()
                if not k.startswith(("_", ".", "x-"))]
     problems = [unknown_setting_error(e.name, e.source, tool) for e in entries if not _is_known(e.name, tool)
-                and not (tool and _is_off(e.value))]
+                and not (tool and is_off(e.value))]
     return [e for e in entries if _is_known(e.name, tool) and e.value is not None], problems
 
 # %% ../nbs/00_config_files.ipynb #5971286c
@@ -291,6 +292,6 @@ def read_json_config(path:Path)->tuple[list[_Entry],list]:
 
 # %% ../nbs/00_config_files.ipynb #d960e0a3
 def _saved_entry(name:str, v:Any, path:str)->_Entry:
-    kept = normalise(name, v).get(_full_name(name), v)
-    if kept == defaults().get(_full_name(name), ...): return _Entry(name, v, "default", DEFAULT)
+    kept = normalise(name, v).get(full_name(name), v)
+    if kept == defaults().get(full_name(name), ...): return _Entry(name, v, "default", DEFAULT)
     return _Entry(name, v, path, ASSIGNED)

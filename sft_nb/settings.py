@@ -8,7 +8,7 @@ __all__ = ['OTHER_TRAINERS', 'bounded', 'RowSettings', 'SizeSettings', 'ModelSet
            'parse_duration', 'max_time_seconds', 'fix_for_source', 'preference_recipe', 'wrong_type_error']
 
 # %% ../nbs/00_settings.ipynb #sch00003
-import difflib, math, re, types
+import difflib, math, re, sys, types
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, get_args, get_origin, Literal, Union
@@ -285,7 +285,7 @@ def _fits(v, t)->bool:
     if get_origin(t) is Literal: return v in options
     if get_origin(t) is tuple: return isinstance(v, tuple) and len(v) > 0 and all(_fits(x, options[0]) for x in v)
     if _is_union(t): return any(_fits(v, a) for a in options)
-    if t is float: return isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
+    if t is float: return isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= sys.float_info.max
     if t is int: return isinstance(v, int) and not isinstance(v, bool)
     return isinstance(v, t)
 

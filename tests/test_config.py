@@ -9,7 +9,8 @@ from conftest import ROOT
 from sft_nb.config import comments, config_names, find_config, load_config, save_config, table
 from sft_nb.report import ConfigError
 from sft_nb.settings import defaults, settings
-from sft_nb.translate import ALIASES, FOREIGN
+from sft_nb.foreign_meaning import ALIASES
+from sft_nb.foreign_settings import FOREIGN
 
 
 def values(f):

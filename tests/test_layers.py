@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PARTS = ("before_torch escape display installation credentials files progress report settings translate "
+PARTS = ("before_torch escape display installation credentials files progress report settings "
+         "foreign_meaning foreign_ignored foreign_datasets foreign_trl foreign_axolotl foreign_llama_factory "
+         "foreign_settings "
          "config_files config rows "
          "tasks tokens batches model planning workbench checks run training results panels cli").split()
-LIGHT = ("before_torch escape display installation credentials files progress report settings translate "
+LIGHT = ("before_torch escape display installation credentials files progress report settings "
+         "foreign_meaning foreign_ignored foreign_datasets foreign_trl foreign_axolotl foreign_llama_factory "
+         "foreign_settings "
          "config_files config rows "
          "tasks tokens run cli training.launch").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}

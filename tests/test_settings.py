@@ -12,8 +12,8 @@ from sft_nb.settings import settings
 from sft_nb.training.arguments import _SAME
 
 PACKAGE = ROOT/"sft_nb"
-SAY_WHAT_THERE_IS = {"settings.py", "translate.py", "config_files.py",
-                     "config.py", "options.py"}   # and do nothing with it
+SAY_WHAT_THERE_IS = {p.name for p in PACKAGE.glob("foreign_*.py")} | {
+    "settings.py", "config_files.py", "config.py", "options.py"}   # and do nothing with it
 
 
 def unread(names:list[str])->list[str]:

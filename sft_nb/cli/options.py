@@ -15,7 +15,8 @@ from typing import Annotated, Any, get_args, get_origin, Literal
 
 from ..report import command, ConfigError, edit
 from ..settings import describe_type, _is_union, wrong_type_error, Config, defaults, settings, parse_duration
-from ..translate import _full_name, _plain, ALIASES, FOREIGN, meaning
+from ..foreign_meaning import ALIASES, full_name, plain_name
+from ..foreign_settings import FOREIGN, translate_setting
 from ..config_files import nearest_names, _pointer
 from ..config import comments, config_names, find_config, load_config
 
@@ -113,7 +114,7 @@ def given(
 def _meant(name:str)->list[str]:
     "The settings that a name sets; none if it is no setting"
     if name == "output_dir": return [name]   # a run_name beside it is what a tracker shows
-    full = _full_name(name)
+    full = full_name(name)
     return [full] if full in defaults() else []
 
 # %% ../../nbs/14_cli/00_options.ipynb #e54dd1a4
@@ -180,7 +181,7 @@ def _reads(text:str, t)->bool:
 def _takes_many(t)->bool: return get_origin(t) is tuple or any(get_origin(a) is tuple for a in get_args(t))
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0wrd05
-def _bare(name:str)->str: return _plain(name.removeprefix("--"))
+def _bare(name:str)->str: return plain_name(name.removeprefix("--"))
 
 # %% ../../nbs/14_cli/00_options.ipynb #9699599d
 def _value_of(texts:list[str], default:Any)->Any:
@@ -194,7 +195,7 @@ def _value_of(texts:list[str], default:Any)->Any:
 def _is_their_value(name:str, texts:list[str], t)->bool:
     "Is it a value that a setting of ours does not take, and means something in another program?"
     if t is None or not texts or all(_reads(text, t) for text in texts): return False
-    return meaning(name, texts[0] if len(texts) == 1 else texts, defaults()) is not None
+    return translate_setting(name, texts[0] if len(texts) == 1 else texts, defaults()) is not None
 
 def set_apart(
     args:list[str],
@@ -202,7 +203,7 @@ def set_apart(
     "Settings of other programs that a command line has, and values that only they take: `--fsdp full_shard`"
     rest, foreign, types = [], {}, {f.name: f.type for f in settings()}
     for name, texts in words(args):
-        bare, full = _bare(name), _full_name(_bare(name))
+        bare, full = _bare(name), full_name(_bare(name))
         if bare in FOREIGN: foreign[bare] = _value_of(texts, True)
         elif _is_their_value(bare, texts, types.get(full)): foreign[bare] = texts[0] if len(texts) == 1 else texts
         elif bare.removeprefix("no_") in FOREIGN and not texts: foreign[bare.removeprefix("no_")] = False

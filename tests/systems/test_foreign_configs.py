@@ -1,15 +1,18 @@
 """Files as users of TRL, the handbook, Axolotl and LLaMA-Factory have them: read with their meaning, or refused."""
 import json
 import os
+import random
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sft_nb.config import load_config, table
 from sft_nb.report import ConfigError
 from sft_nb.settings import defaults
-from sft_nb.translate import ALIASES, FOREIGN, Given, Meant, meaning, TOOLS
+from sft_nb.foreign_meaning import ALIASES, FileSettings, Meaning
+from sft_nb.foreign_settings import FOREIGN, foreign_keys, TOOLS, translate_setting, VALUES
 
 PUBLISHED = Path(os.environ.get("SFT_NB_SHARED", Path(__file__).parents[3]/"shared"))/"foreign_configs"
 
@@ -31,7 +34,7 @@ def print_table(folder=PUBLISHED):
         print(f"{tool.name:<20} {n} of {len(found)} are read\n")
 
 
-READ = {"alignment-handbook": 6, "axolotl": 57, "llama-factory": 8}
+READ = {"alignment-handbook": 6, "axolotl": 60, "llama-factory": 8}
 OTHER_METHODS = {"alignment-handbook": 0, "axolotl": 14, "llama-factory": 7}   # no supervised fine-tuning on text
 
 
@@ -133,6 +136,21 @@ MEANS = [   # a file, what is added to it, and some of its settings
     (AXOLOTL, "sample_packing: true\nsequence_len: 4096", dict(max_tokens_per_batch=8192, max_length=4096)),
     (AXOLOTL.replace("micro_batch_size: 2", "micro_batch_size: 2\nbatch_size: 32"), "",
      dict(effective_batch_size=32, per_device_train_batch_size=2)),
+    (AXOLOTL, "unfrozen_parameters: ['transformer.blocks.[0-7].', lm_head]",
+     dict(method="full", unfrozen_parameters=("transformer.blocks.[0-7].", "lm_head"))),
+    (AXOLOTL, "adapter: lora\nunfrozen_parameters: [model.language_model.*, lm_head]",
+     dict(method="lora", unfrozen_parameters=None)),
+    (AXOLOTL, "curriculum_sampling: true", dict(shuffle=False)),
+    (AXOLOTL.replace("micro", "  - {path: u/more, type: chat_template}\nmicro"), "curriculum_sampling: true",
+     dict(shuffle=True)),   # merged datasets are shuffled
+    (AXOLOTL.replace("micro", "  - {path: u/more, type: chat_template}\nmicro"),
+     "curriculum_sampling: true\nshuffle_merged_datasets: false", dict(shuffle=False)),
+    (LLAMA_FACTORY, "disable_shuffling: true", dict(shuffle=False)),
+    (TRL, "train_sampling_strategy: sequential\nlog_level: info", dict(shuffle=False)),
+    (AXOLOTL, "wandb_project: mine", dict(wandb=True, wandb_project="mine")),   # as axolotl.utils.wandb_ turns it on
+    (AXOLOTL, "wandb_project:\nwandb_name:", dict(wandb=False, wandb_project="sft_nb")),
+    (AXOLOTL, "wandb_project: mine\nuse_wandb: false", dict(wandb=False, wandb_project="mine")),
+    (AXOLOTL, "wandb_project: mine\nwandb_mode: disabled", dict(wandb=False)),
     (AXOLOTL, "cosine_min_lr_ratio: 0.1\nlr_scheduler: cosine",
      dict(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs=("min_lr_rate=0.1",))),
     (AXOLOTL, "adam_beta2: 0.95\nadam_epsilon: 0.00001\nwarmup_steps: 10", dict(adam_beta2=.95, adam_epsilon=1e-5,
@@ -244,6 +262,8 @@ def test_axolotls_types_write_their_own_prompts(tmp_path):
         ("alpaca:chat", row, f"SYSTEM: {with_input}\nUSER: Add.\n1+1\nASSISTANT:2</s>"),
         ("alpaca_chat.load", row | dict(input=None), f"SYSTEM: {without}\nUSER: Add.\nASSISTANT:2</s>"),
         ("alpaca_chat.load_qa", question, f"SYSTEM: {concise}\nUSER: 1+1?\nASSISTANT:2</s>"),
+        ("jeopardy", question | dict(category="SUMS"),
+         f"{with_input}\n\n### Instruction:\n1+1?\n\n### Input:\nSUMS\n\n### Response:\nwhat is 2</s>"),
         ("alpaca_w_system.load_open_orca", question | dict(system="S"),
          "### System:\nS\n### Human:\n1+1?\n### Assistant:\n2</s>")]
     shipped = Path(__file__).parents[2]/"sft_nb/assets/templates/alpaca.jinja"
@@ -253,7 +273,7 @@ def test_axolotls_types_write_their_own_prompts(tmp_path):
         text = jinja2.Template(template).render(messages=to_messages(row, format=cfg.data_format), bos_token="",
                                                 eos_token="</s>", raise_exception=None)
         assert text == wanted, kind
-    for kind, says in (("jeopardy", "writes 'what is' in front of each answer"), ("reflection", "not known here")):
+    for kind, says in (("context_qa.load_v2", "writes 'Answer:' in front of each"), ("reflection", "not known here")):
         with pytest.raises(ConfigError, match=says):
             load(tmp_path, AXOLOTL.replace("type: chat_template", f"type: {kind}"))
     both = AXOLOTL.replace("micro_batch", "  - {path: rows.jsonl, type: alpaca}\nchat_template: chatml\nmicro_batch")
@@ -292,9 +312,15 @@ REFUSED = [   # a file, what is added to it, and what the error says
     (LLAMA_FACTORY, "use_galore: true", "its optimiser"), (AXOLOTL, "lr_scheduler: one_cycle", "a schedule that"),
     (AXOLOTL, "lora_target_parameters: [experts.gate_up_proj]", "another one than LoRA"),
     (AXOLOTL, "loraplus_lr_ratio: 16", "another rate"), (AXOLOTL, "qat: {weight_dtype: int4}", "number format"),
-    (AXOLOTL, "unfrozen_parameters: [lm_head]", "only a part of the weights"),
+    (AXOLOTL, "adapter: lora\nunfrozen_parameters: [norm]", "no part of its base beside it"),
+    (AXOLOTL, "unfrozen_parameters: ['^model.embed_tokens.weight$[:32000]']", "parameters are trained whole"),
+    (LLAMA_FACTORY, "template: vicuna", "the text of vicuna is not known here"),
+    (LLAMA_FACTORY, "template: default", "the text of default is not known here"),
+    (TRL, "log_level: x", "it takes 'debug', 'info'"), (TRL, "resume_from_checkpoint: c", "its own settings"),
+    (TRL, "greater_is_better: true", "a lower loss is better"), (TRL, "gpu: 1", "when the program starts"),
+    (TRL, "distributed_training: true", "num_processes says how many"),
+    (AXOLOTL, "datasets: [{path: u/x, type: {odd: 1}}]", "type odd of a type"),
     (AXOLOTL, "plugins: [axolotl.integrations.kd.KDPlugin]", "KDPlugin"),
-    (AXOLOTL, "curriculum_sampling: true", "order"),
     (AXOLOTL, "adapter: lora\nlora_target_linear: true\nlora_target_modules: [lm_head]", "beside all linear layers"),
     (AXOLOTL, "adapter: vera", "lora or qlora"), (AXOLOTL, "tokens: {eos: x}", "no special token"),
     (AXOLOTL, "model_config: {rope_scaling: {factor: 2}}", "rope_scaling would change the model"),
@@ -336,7 +362,7 @@ def test_what_is_refused_and_why(tmp_path, file, more, says):
 
 
 def test_every_entry_that_cannot_be_read_is_named(tmp_path):
-    odd = [dict(path="a", type="jeopardy"), dict(path="b", type="chat_template", train_on_eos="last"),
+    odd = [dict(path="a", type="reflection"), dict(path="b", type="chat_template", train_on_eos="last"),
            dict(path="c", type="chat_template", message_property_mappings=dict(role="who", content="text")),
            dict(path="d", type="chat_template", roles=dict(user=["me"]), roles_to_train=["tool"]),
            dict(path="e", type=dict(format="no place")), dict(path="f", shards=2, shards_idx=1,
@@ -344,7 +370,7 @@ def test_every_entry_that_cannot_be_read_is_named(tmp_path):
            dict(path="g", message_field_training="learn", odd=1)]
     with pytest.raises(ConfigError) as e: load(tmp_path, AXOLOTL.replace("\n  - {path: u/rows, type: chat_template}",
                                                                          f" {json.dumps(odd)}"))
-    for part in ("type jeopardy", "train_on_eos last", "keys who and text", "the role me of user",
+    for part in ("type reflection", "train_on_eos last", "keys who and text", "the role me of user",
                  "roles_to_train tool", "a format without {instruction}", "a part of the rows (shards)",
                  "drop_system_message",
                  "message_field_training learn", "odd is not known"): assert part in e.value.expected
@@ -361,14 +387,41 @@ ODD = [3, -1.5, "x", [1], [{}], [[]], {"a": 1}, True, "1e400", {"path": []}, "\0
 @pytest.mark.parametrize("value", ODD, ids=str)
 def test_no_value_of_any_name_ends_in_a_raw_error(tmp_path, value):
     for tool in ("", *TOOLS):
-        given = Given(defaults() | dict(train_file=("u/x",)), dict(max_samples=value), tool, tmp_path)
+        given = FileSettings(defaults() | dict(train_file=("u/x",)), dict(max_samples=value), tool, tmp_path)
         for name in {*FOREIGN, *ALIASES, *defaults(), *(TOOLS[tool].own if tool else ())}:
-            assert isinstance(meaning(name, value, given), Meant | None), name
+            assert isinstance(translate_setting(name, value, given), Meaning | None), name
     for base in (AXOLOTL + "sample_packing: true\nval_set_size: 0.1\nevals_per_epoch: 2\n", TRL + "use_peft: true\n"):
         for name in ("max_length", "sequence_len", "micro_batch_size", "num_epochs", "lora_r", "train_file", "model",
                      "eval_file", "chat_template", "output_dir", "task", "fields", "dtype", "report_to", "run_name"):
             (tmp_path/"odd.yaml").write_text(re.sub(rf"(?m)^{name}:.*\n", "", base) + f"{name}: {json.dumps(value)}\n")
             read(tmp_path/"odd.yaml")
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"the published files are not in {PUBLISHED}")
+@pytest.mark.parametrize("seed", range(100))
+def test_a_published_file_that_was_altered_is_read_or_refused(tmp_path, seed):
+    "Keys are left out, get other values, or are added from any tool; nothing but a ConfigError comes out"
+    rng = random.Random(seed)
+    file = rng.choice(sorted(PUBLISHED.glob("*/*.y*ml")))
+    settings = yaml.safe_load(file.read_text())
+    values = [*ODD, None, [], {}, 10**400, -1, 0.5, [None], {"a": [1]}, "auto", "\n", [["a"]], {1: 2}]
+    for key in rng.sample(sorted(settings), min(4, len(settings))): settings[key] = rng.choice(values)
+    for key in rng.sample(sorted(settings), min(3, len(settings))): del settings[key]
+    for key in rng.sample(sorted({*FOREIGN, *ALIASES, *defaults()}), 6): settings[key] = rng.choice(values)
+    for entry in settings.get("datasets") or () if isinstance(settings.get("datasets"), list) else ():
+        if isinstance(entry, dict): entry[rng.choice([*entry, "roles", "type", "split"])] = rng.choice(values)
+    (tmp_path/"altered.yaml").write_text(yaml.safe_dump(settings))
+    read(tmp_path/"altered.yaml")
+
+
+def test_every_key_has_a_meaning_in_words():
+    "The page of all keys is made of them"
+    keys = dict(foreign_keys())
+    assert {*FOREIGN, *ALIASES, *VALUES} <= {*keys} and all(keys.values())
+    assert keys["save_strategy"].startswith("'steps': ignored: every save_steps; 'epoch': save_steps = 'epoch'")
+    assert keys["use_eaft"] == "refused: it trains by another loss" and keys["lr"] == "learning_rate"
+    assert keys["batch_size"] == "per_device_train_batch_size"
+    assert keys["batch_size (Axolotl)"] == "effective_batch_size"
 
 
 def test_all_problems_come_at_once(tmp_path):

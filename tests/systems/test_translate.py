@@ -9,7 +9,8 @@ from sft_nb.cli import main
 from sft_nb.config import config_names, load_config, table
 from sft_nb.report import ConfigError
 from sft_nb.settings import defaults
-from sft_nb.translate import FOREIGN, Meant, meaning
+from sft_nb.foreign_meaning import Meaning
+from sft_nb.foreign_settings import FOREIGN, translate_setting
 
 SETS = [   # what others write, and what it is here
     (dict(bf16=True), dict(dtype="bfloat16")), (dict(fp16=True), dict(dtype="float16")),
@@ -89,10 +90,10 @@ def test_what_is_refused(given, says):
 def test_no_value_of_the_table_is_wrong(name):
     "What an entry sets are settings with values that they take; what it refuses ends in a fix"
     for value, found in FOREIGN[name].items():
-        if not isinstance(found, Meant): found = meaning(name, None if value is ... else value, defaults())
-        assert found.fix is not None or found.sets or found.method or isinstance(found.says, str)
-        load_config(**found.sets)
-    odd = meaning(name, object(), defaults()) if ... not in FOREIGN[name] else None
+        if not isinstance(found, Meaning): found = translate_setting(name, None if value is ... else value, defaults())
+        assert found.fix is not None or found.settings or found.method or isinstance(found.note, str)
+        load_config(**found.settings)
+    odd = translate_setting(name, object(), defaults()) if ... not in FOREIGN[name] else None
     assert odd is None or odd.fix
 
 
