@@ -330,9 +330,10 @@ class Mixture:
             chance = random.Random(f"{self.seed}-{k}")
             weight = self.weights[k] if self.weights else 1.
             for i, row in s.read() if self.keep_bad else s:
-                rows = self.read_as(row, s.place(i))
+                place = s.place(i)
+                rows = self.read_as(row, place)
                 if self.share and not self._has(row, rows): continue
-                for _ in range(_times(weight, chance)): yield from zip(_places(s.place(i), len(rows)), rows)
+                for _ in range(_times(weight, chance)): yield from zip(_places(place, len(rows)), rows)
 
     def _has(self, record, rows:list)->bool:
         "Are the rows of a record on this side of the split? What cannot be read is on both"
