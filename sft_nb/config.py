@@ -18,7 +18,7 @@ from fastcore.basics import patch
 
 from .escape import escape_controls
 from .display import as_html, details_html, table_html
-from .credentials import redact_patterns
+from .credentials import redact_setting, redact_patterns
 from .files import write_atomically
 from .report import ConfigError, edit, shell_quote
 from .settings import _problem, Config, defaults, settings
@@ -76,7 +76,7 @@ class _Settled:
 @patch
 def translate(self:_Settled, entry:_Entry, meant:Meaning)->None:
     "Add what another program's setting means, or note that it is accepted, or why it is not"
-    shown = f"{entry.name} = {_shortened(entry.value)}"
+    shown = f"{entry.name} = {_shortened(redact_setting(entry.name, entry.value))}"
     if meant.method: self.methods.append((meant.method, f"{entry.source} {shown}"))
     elif meant.fix: self.problems.append(refusal(entry.name, entry.value, meant, entry.source))
     if meant.method or meant.fix: return

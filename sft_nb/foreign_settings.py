@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .credentials import redact_setting
 from .report import command, ConfigError, edit
 from .settings import defaults, fix_for_source
 from .foreign_meaning import (
@@ -222,7 +223,8 @@ def refusal(
     where:str,     # where it is set
 )->ConfigError:
     "The error for a setting that is not obeyed here"
-    return ConfigError(where, f"{name} = {value!r}"[:200], meant.note, fix_for_source(where, meant.fix))
+    found = f"{name} = {redact_setting(name, value)!r}"[:200]
+    return ConfigError(where, found, meant.note, fix_for_source(where, meant.fix))
 
 def method_refusal(
     methods:list[tuple[str,str]],   # what the file does, and the setting that says so with its place

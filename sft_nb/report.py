@@ -130,9 +130,9 @@ def as_fix(fix:Fix|str)->Fix:
     return fix if isinstance(fix, Fix) else Fix(advice=fix)
 
 # %% ../nbs/00_report.ipynb #f1xq0002
-def pluralise(n:int, word:str)->str:
-    "`1 row`, `7,473 rows`"
-    return f"{n:,} {word}" if n == 1 else f"{n:,} {word}s"
+def pluralise(n:int, word:str, words:str="")->str:
+    "`1 row`, `7,473 rows`; `words` where the plural needs more than an s"
+    return f"{n:,} {word}" if n == 1 else f"{n:,} {words or f'{word}s'}"
 
 def shell_quote(path)->str:
     "A path as a shell reads it"

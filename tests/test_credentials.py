@@ -169,6 +169,20 @@ def test_short_values_and_passwords_of_connection_strings(monkeypatch):
     assert redact(kept) == kept
 
 
+def test_a_setting_that_is_a_secret_by_its_name(tmp_path):
+    "a value of no known shape; settings of other programs are kept in config.json as they were given"
+    from sft_nb.config import load_config, save_config
+    from sft_nb.report import ConfigError
+    given = dict(hub_token="open-sesame", comet_api_key="open-sesame", dataset_kwargs=dict(password=["open-sesame"]))
+    cfg = load_config(model="tiny", **given, eos_token="</s>", train_tokens=("<|a|>",))
+    saved = save_config(cfg, tmp_path/"config.json").read_text()
+    assert "open-sesame" not in saved + repr(cfg) + cfg._repr_html_() and saved.count("<secret>") == 3
+    assert "eos_token = '</s>'" in saved and cfg.train_tokens == ("<|a|>",)
+    assert load_config(tmp_path/"config.json") == cfg
+    with pytest.raises(ConfigError) as e: load_config(model_init_kwargs=dict(token="open-sesame"))
+    assert "open-sesame" not in str(e.value)
+
+
 def test_a_secret_in_pieces(monkeypatch):
     monkeypatch.setenv("MY_PASSWORD", "correct-horse")
     token, log = "hf_" + "aB3" * 8, StringIO()

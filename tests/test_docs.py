@@ -24,6 +24,9 @@ def test_the_readmes_python_runs(tmp_path, warm_processes):
     code = code.replace('load_config("demo")', short)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    for line in ("plan: ", "preflight: ", "4 held-out rows"): assert done.stdout.count(line) == 1, line
+    first = re.search(r"```bash\n(.*)\n", (ROOT/"README.md").read_text())[1]
+    assert first.startswith("sft_nb train --config demo ")   # what a wheel has as well
 
 
 def test_links_of_the_readme_lead_somewhere():

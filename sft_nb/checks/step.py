@@ -79,11 +79,12 @@ _OTHER_BASE = as_fix("the {tokenizer} that this {model} was trained with") | "a 
 
 @check("step")
 def check_loss(first_step:FirstStep, vocabulary:int, asked:Config)->Finding:
-    "the first loss is that of a model that can read"
+    "the loss before training is that of a model that can read"
     loss, chance, pretrained = first_step.loss, math.log(vocabulary), asked.init == "pretrained"
-    if not math.isfinite(loss): return fail(f"the first loss is {loss}", _NOT_FINITE)
-    if loss == 0: return fail("the first loss is exactly 0: nothing is supervised", "BatchPanel(cfg) shows the labels")
-    says = f"the first loss is {loss:.3f}, guessing among {vocabulary:,} tokens has {chance:.3f}"
+    if not math.isfinite(loss): return fail(f"the loss of the first micro-batch is {loss}", _NOT_FINITE)
+    if loss == 0: return fail("the loss of the first micro-batch is exactly 0: nothing is supervised",
+                              "BatchPanel(cfg) shows the labels")
+    says = f"the loss of the first micro-batch is {loss:.3f}, guessing among {vocabulary:,} tokens has {chance:.3f}"
     if loss > chance + 1 and pretrained and loss > 2 * chance: return fail(f"{says}: worse than guessing", _OTHER_BASE)
     if loss > chance + 1: return warn(f"{says}: worse than guessing", _OTHER_BASE)
     if pretrained and loss > chance - .5: return warn(f"{says}: the base knows nothing of this text", _OTHER_BASE)

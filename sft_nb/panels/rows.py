@@ -14,7 +14,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..escape import escape_html
-from ..report import ConfigError
+from ..report import ConfigError, pluralise
 from ..tokens.encode import end_ids
 from ..tokens.conversations import conversation
 from ..tokens.account import Data, Split
@@ -249,7 +249,7 @@ def html(self:DataState)->str:
     n = len(self.listed())
     if not n: return _bars(edges, counts, self.within) + f"<div>{escape_html(self.facet)}: no row</div>"
     shown = f"{self.at + 1:,} to {self.at + len(self.on_page()):,}"
-    head = f"<div>{escape_html(self.facet)}: {n:,} rows, {shown}</div>"
+    head = f"<div>{escape_html(self.facet)}: {pluralise(n, 'row')}, {shown}</div>"
     return _bars(edges, counts, self.within) + head + self._table() + self._face()
 
 # %% ../../nbs/13_panels/02_rows.ipynb #43e6029c

@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from ..files import write_atomically
 from ..display import as_html, badge_html, bar_html, code_html, Html, with_png, format_bytes, table_html
 from ..progress import Phase, show_progress
-from ..report import ConfigError, edit, fail, Finding, error_summary, Fix, ok, Report, SftError, warn
+from ..report import ConfigError, pluralise, edit, fail, Finding, error_summary, Fix, ok, Report, SftError, warn
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.account import Data
@@ -184,7 +184,7 @@ def _budget(planner:Planner, c:Candidate)->tuple[int|None,str]:
     cfg = planner.cfg
     if cfg.max_tokens_per_batch == "auto": return c.budget, "auto: the fastest that fits"
     if c.budget: return c.budget, _GIVEN
-    return None, f"batches of {cfg.per_device_train_batch_size} rows"
+    return None, f"batches of {pluralise(cfg.per_device_train_batch_size, 'row')}"
 
 # %% ../../nbs/07_planning/04_plan.ipynb #312715d4
 def _refuse_uneven(planner:Planner)->ConfigError:
@@ -211,7 +211,7 @@ def _accumulation(planner:Planner, c:Candidate)->tuple[int,str]:
     "Passes in an optimiser step, and why"
     cfg, steps = planner.cfg, _passes(planner, c)
     if steps == cfg.gradient_accumulation_steps and not cfg.effective_batch_size: return steps, _GIVEN
-    if c.budget is None: return steps, f"for {planner.rows_in_a_step} rows in a step"
+    if c.budget is None: return steps, f"for {pluralise(planner.rows_in_a_step, 'row')} in a step"
     rows, wanted = planner.rows_per_step(c.budget)[0], planner.rows_in_a_step
     if abs(rows / wanted - 1) < .05: return steps, f"for about {wanted} rows in a step"
     return steps, f"for about {rows:.3g} rows in a step; {wanted} were asked for"

@@ -20,7 +20,7 @@ from ..escape import escape_html, escape_controls
 from ..display import bar_html, Html, table_html
 from ..credentials import redact_json
 from ..files import read_json, remove_temporaries, write_atomically
-from ..report import ConfigError, edit, shell_quote, SftError
+from ..report import ConfigError, pluralise, edit, shell_quote, SftError
 from ..config import Config, with_parameters_of, with_settings
 from ..tasks.core import task_of
 from ..tokens.conversations import conversation
@@ -31,7 +31,7 @@ from ..run.best import keep_score, scored_alike
 from ..run.checkpoint import step_of
 from ..run.target import find_target, Target
 from ..training.arguments import Scored, tell_trackers
-from .statistics import detectable, Difference
+from .statistics import Difference
 from .likelihood import Forgetting, forgetting, general_examples
 from .server import Server
 from .served import AtServer, no_general
@@ -159,8 +159,8 @@ def rows_asked(
     clusters:list[str]|None=None,   # the record of each row; None: each row stands for itself
 )->str:
     "How many held-out rows were asked, of how many records, and why others were not"
-    rows = f"{n} held-out rows"
-    if clusters is not None: rows += f" of {len(set(clusters))} records, each of which counts as one"
+    rows = pluralise(n, "held-out row")
+    if clusters is not None: rows += f" of {pluralise(len(set(clusters)), 'record')}, each of which counts as one"
     if not left_out: return rows
     return f"{rows} ({', '.join(f'{k:,} left out: {reason}' for reason, k in left_out.items())})"
 
@@ -189,9 +189,9 @@ def _gain_in_words(base:Scores, tuned:Scores, by:str, d:Difference)->str:
 
 def detectable_in_words(d:Difference)->str:
     "The smallest difference that so many rows show"
-    smallest = detectable(d.n, d.differing, sd=d.sd)
-    if smallest == math.inf: return f"{d.n} rows are too few to show any difference"
-    return f"{d.n} rows can show a difference of {d.size(smallest)}"
+    rows = pluralise(d.n, "row") if d.clusters is None else pluralise(d.clusters, "record")
+    if d.smallest == math.inf: return f"{rows} cannot show any difference"
+    return f"{rows} can show a difference of {d.size(d.smallest)}"
 
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #ev0srv03
@@ -402,7 +402,7 @@ def evaluate(
     examiner = examiner_of(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **how)
     e = _evaluated(examiner, general)
     keep_evaluation(e, examiner)
-    if examiner.target.run is None or examiner.files: return e
+    if examiner.target.run is None: return e
     return replace(e, scored_alike=scored_alike(examiner.target.run, e.checkpoint))
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #7edcaa99
@@ -441,6 +441,5 @@ def keep_evaluation(
     remove_temporaries(run.path/"eval", patient=True)   # what one was writing that was killed
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, examiner.asked.by
     value = figures.get(by, e.tuned.values(by).mean())
-    if other: return
-    keep_score(run, e.checkpoint, by, float(value), examiner.asked.key)
-    tell_trackers(run, _for_trackers(e, run))
+    keep_score(run, e.checkpoint, by, float(value), examiner.asked.key, own=not other)
+    if not other: tell_trackers(run, _for_trackers(e, run))

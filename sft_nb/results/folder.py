@@ -22,7 +22,7 @@ import torch
 from safetensors import safe_open
 
 from ..files import read_json
-from ..report import command, ConfigError, Fix, ok, shell_quote, skipped, SftError, warn
+from ..report import command, ConfigError, Fix, ok, pluralise, shell_quote, skipped, SftError, warn
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..tokens.tokenizer import model_path
@@ -375,6 +375,12 @@ def compare_tensors(x:Expected, f:Folder, names:list[str])->list[TensorDifferenc
 
 
 # %% ../../nbs/12_results/13_folder.ipynb #fo0wei03
+def _missing_tensors(x:Expected, f:Folder)->list[str]:
+    "Tensors of the run that a folder with its names lacks; a head that is the embedding is kept once"
+    if any(name not in x.merged for name in f.tensors): return []   # stored in another way
+    def is_kept(w): return any(w.shape == x.merged[n].shape and torch.equal(w, x.merged[n]) for n in f.tensors)
+    return [name for name, w in x.merged.items() if name not in f.tensors and not is_kept(w)]
+
 def folder_weights(x:Expected, f:Folder)->Stage:
     "Are the tensors those of the run?"
     names = [n for n in f.tensors if n in x.merged and f.tensors[n][0] in _NAMES]
@@ -384,6 +390,9 @@ def folder_weights(x:Expected, f:Folder)->Stage:
     compared = compare_tensors(x, f, names)
     other = [d for d in compared if differs(d, limit, quantised=quantised)]
     saw, fix = {"compared": len(names), "other": len(other)}, x.again(f.path)
+    if gone := _missing_tensors(x, f):
+        wrong = f"{pluralise(len(gone), 'tensor is', 'tensors are')} not in it, the first is {gone[0]}"
+        return judged("folder", "weights", wrong, fix, "", saw, stops=False)
     if not other:
         if quantised and any(differs(d, ROUNDS.get(stored, 1e-4)) for d in compared):
             says = f"tensors are off by what {x.quantised} explains, which was declared"

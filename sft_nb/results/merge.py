@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import cached_file
 
 from ..files import atomic_folder
-from ..report import command, ConfigError, edit, fail, Finding, ok, shell_quote, Report, SftError, warn
+from ..report import command, ConfigError, edit, fail, Finding, Fix, ok, shell_quote, Report, SftError, warn
 from ..config import Config
 from ..tasks.core import task_of
 from ..tokens.encode import encode_prompts
@@ -313,7 +313,9 @@ def merge(
             raise ConfigError(f"merge {run.name}", found, "a folder of yours", edit(out="another/folder")) from e
         bench = Workbench(run.config, settled=True)
         report = _write_and_compare(bench, source, aside, dtype, _prompts(run.config, prompts))
-        if report.failed: raise _not_the_same(run, report)
+        fix = _again_in_float32(run, out, checkpoint, report)
+        if report.failed: raise _not_the_same(run, report, fix)
+        report = replace(report, findings=[f if f.status == "ok" else replace(f, fix=fix) for f in report.findings])
         _signed(report, run, checkpoint, dtype).save(aside/"parity.json")
     return out
 
@@ -329,7 +331,15 @@ def _no_prompts(run:Run, prompts:int)->ConfigError:
     return ConfigError(f"merge {run.name}", f"prompts is {prompts}", expected, edit(prompts=8))
 
 # %% ../../nbs/12_results/11_merge.ipynb #b80379a3
-def _not_the_same(run:Run, report:Report)->SftError:
-    again = command(f"sft_nb merge {shell_quote(run.path)} --dtype float32", f'merge("{run.path}", dtype="float32")')
+def _again_in_float32(run:Run, out:Path, checkpoint:str, report:Report)->Fix:
+    "The command that merges the same again, into a folder that is not there"
+    if not report.failed: out = out.with_name(f"{out.name}-float32")
+    one = "" if checkpoint == "adapter" else checkpoint
+    shell = f" --checkpoint {one}" if one else ""
+    python = f', checkpoint="{one}"' if one else ""
+    return command(f"sft_nb merge {shell_quote(run.path)}{shell} --dtype float32 --out {shell_quote(out)}",
+                   f'merge("{run.path}"{python}, dtype="float32", out="{out}")')
+
+def _not_the_same(run:Run, report:Report, again:Fix)->SftError:
     return SftError(f"merge {run.name}", report.findings[0].says, "the model that was trained",
                     again | "serve the adapter beside its base")

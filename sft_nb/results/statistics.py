@@ -45,29 +45,39 @@ def grouped(
     return sums, np.bincount(which).astype(float)
 
 # %% ../../nbs/12_results/00_statistics.ipynb #st0boo01
-def mean_interval(
-    values,                    # (n,), one for each row
-    *, clusters:list|None=None,
-)->tuple[float,float]:
-    """95% interval of a mean; the mean itself twice, if there is one cluster
-
-    The wider bounds of Student's t and of Hall's transformed t (1992, JRSS B 54:221); for values from 0 to 1 also of
-    Korn and Graubard's interval (1998, Survey Methodology 24:193)."""
-    sums, sizes = grouped(values, clusters)
-    G, n = len(sizes), sizes.sum()
-    mean = sums.sum() / n
-    if G < 2: return float(mean), float(mean)
+def _bounds_by_t(
+    sums:np.ndarray, sizes:np.ndarray,   # of `grouped`, two clusters at least
+    z:float=1.96,                        # as wide as this many standard errors are of a normal distribution
+)->tuple[list[float],list[float]]:
+    "Lower and upper bounds of a mean, by Student's t and by Hall's transformed t (1992, JRSS B 54:221)"
+    G, mean = len(sizes), sums.sum() / sizes.sum()
     rest = (sums - mean * sizes) / sizes.mean()
     variance = (rest ** 2).sum() / (G - 1)
-    error, t = math.sqrt(variance / G), float(stats.t.ppf(.975, G - 1))
+    error, t = math.sqrt(variance / G), float(stats.t.isf(stats.norm.sf(z), G - 1))
     lower, upper = [mean - t * error], [mean + t * error]
     if variance > 0:
         a = (rest ** 3).mean() / variance ** 1.5 / math.sqrt(G)
         def transformed(t): return 3 / a * (np.cbrt(1 + a * (t - a / 6)) - 1) if abs(a) > 1e-9 else t
         lower.append(mean - error * transformed(t))
         upper.append(mean - error * transformed(-t))
+    return lower, upper
+
+def mean_interval(
+    values,                    # (n,), one for each row
+    *, clusters:list|None=None,
+)->tuple[float,float]:
+    """95% interval of a mean; the mean itself twice, if there is one cluster
+
+    The wider bounds of Student's t and of Hall's transformed t; for values from 0 to 1 also of Korn and Graubard's
+    interval (1998, Survey Methodology 24:193)."""
+    sums, sizes = grouped(values, clusters)
+    G, n = len(sizes), sizes.sum()
+    mean = sums.sum() / n
+    if G < 2: return float(mean), float(mean)
+    lower, upper = _bounds_by_t(sums, sizes)
     if np.min(values) < 0 or np.max(values) > 1: return float(min(lower)), float(max(upper))
-    rows = mean * (1 - mean) / error ** 2 if variance > 0 else n   # whose share would have this variance
+    t, error = float(stats.t.ppf(.975, G - 1)), float(np.sqrt(((sums - mean * sizes) ** 2).sum() * G / (G - 1))) / n
+    rows = mean * (1 - mean) / error ** 2 if error > 0 else n   # whose share would have this variance
     rows = rows * (1.96 / t) ** 2
     if mean > 0: lower.append(stats.beta.ppf(.025, mean * rows, (1 - mean) * rows + 1))
     if mean < 1: upper.append(stats.beta.ppf(.975, mean * rows + 1, (1 - mean) * rows))
@@ -132,11 +142,29 @@ class Difference:
     figure:str=""        # what is compared: f1, loss; empty: it is not said
     is_share:bool=True   # from 0 to 1, so that a hundredth is a point; False: it has a unit of its own
     sign:int=1           # -1: less is better, as of a loss; the gain is above 0 all the same where tuned is better
+    clusters:int|None=None   # of rows that belong together; None: each row stands for itself
 
     @property
     def differing(self)->float:
         "The share of the rows on which the models differ"
         return (self.won + self.lost) / self.n
+
+    @property
+    def smallest(self)->float:
+        "The smallest gain that these rows show in 80% of all cases, by this interval and its test; infinity: none"
+        if (self.clusters or self.n) < 6: return math.inf   # even if all were won, p would be 2 / 2**5 or more
+        if self.sd is None and rows_needed(1., self.differing) > self.n: return math.inf
+        return max(self._smallest_by_interval, detectable(self.n, self.differing, sd=self.sd))
+
+    @property
+    def _smallest_by_interval(self)->float:
+        sd = math.sqrt(max(self.differing - self.gain ** 2, 0)) if self.sd is None else self.sd
+        return (self.high - self.low) / 2 + stats.norm.ppf(.8) * sd / math.sqrt(self.n)
+
+    def rows_for(self, gain:float)->int:
+        "How many rows, like these, would show a gain"
+        by_interval = math.ceil(self.n * (self._smallest_by_interval / gain) ** 2)
+        return max(by_interval, rows_needed(gain, self.differing, sd=self.sd), self.n + 1)
 
     def number(self, gain:float)->str:
         "A gain in the unit of the figure; of a loss, what it changes by"
@@ -209,8 +237,16 @@ def difference(
     exact = clusters is None and np.isin(d, (-1, 0, 1)).all()
     p = mcnemar(won, lost) if exact else sign_test(d, clusters=clusters)
     centre, error = spread(d, clusters)
+    lower, upper = [centre - z * error], [centre + z * error]
+    sums, sizes = grouped(d, clusters)
+    if not exact and len(sizes) > 1:
+        by_t = _bounds_by_t(sums, sizes, z)
+        lower, upper = lower + by_t[0], upper + by_t[1]
+    if exact: lower, upper = [max(-1., *lower)], [min(1., *upper)]
     sd = None if exact else paired_sd(d, clusters)
-    return Difference(float(d.mean()), float(centre - z * error), float(centre + z * error), p, won, lost, len(d), sd)
+    n_clusters = None if clusters is None else len(sizes)
+    return Difference(float(d.mean()), float(min(lower)), float(max(upper)), p, won, lost, len(d), sd,
+                      clusters=n_clusters)
 
 # %% ../../nbs/12_results/00_statistics.ipynb #st0max02
 def largest(
@@ -309,9 +345,10 @@ def rows_needed(
 )->int:
     "Rows on which a gain would be seen"
     if sd is not None: return math.ceil(((z + stats.norm.ppf(power)) * sd / gain) ** 2 + z * z / 2)
-    differing, found = max(differing, abs(gain)), stats.norm.ppf(power)
+    gain, found = abs(gain), stats.norm.ppf(power)
+    differing = max(differing, gain)
     root = z * math.sqrt(differing) + found * math.sqrt(max(differing - gain * gain, 0))
-    return math.ceil((root / gain) ** 2)
+    return math.ceil(((root + math.sqrt(root * root + 4 * gain)) / (2 * gain)) ** 2)   # the exact test loses a row
 
 # %% ../../nbs/12_results/00_statistics.ipynb #2d14f27f
 def detectable(

@@ -6,7 +6,7 @@
 __all__ = ['EXIT_CODES', 'SEEN', 'Verdict', 'decide', 'verdict', 'Comparison', 'compare']
 
 # %% ../../nbs/12_results/10_verdict.ipynb #ve0imp01
-import json
+import json, math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,20 +16,21 @@ from ..files import write_atomically
 from ..report import ConfigError, edit
 from ..config import with_parameters_of
 from ..run.directory import open_run, Run
-from .statistics import correct_for_choice, Difference, power, rows_needed
+from .statistics import correct_for_choice, Difference, power
 from .likelihood import Forgetting
 from .answers import paired
 from .evaluate import detectable_in_words, evaluate, Evaluation, scores_html
 from .sweep import Sweep
 
 # %% ../../nbs/12_results/10_verdict.ipynb #ve0ver01
-EXIT_CODES = {"better": 0, "worse": 1, "not enough": 1, "cannot tell": 3}
-SEEN = {"better": "ok", "worse": "fail", "not enough": "warn", "cannot tell": "skipped"}   # the badge of each
+_AT_A_COST = "better, but worse at general text"
+EXIT_CODES = {"better": 0, _AT_A_COST: 0, "worse": 1, "not enough": 1, "cannot tell": 3}
+SEEN = {"better": "ok", _AT_A_COST: "warn", "worse": "fail", "not enough": "warn", "cannot tell": "skipped"}   # badges
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
     "What can be said of a tuned model"
-    says:str               # better, worse, not enough, cannot tell
+    says:str               # better, better at a cost, worse, not enough, cannot tell
     reason:str             # one sentence
     difference:Difference
     checkpoint:str=""      # which is judged
@@ -57,16 +58,19 @@ class Verdict:
 # %% ../../nbs/12_results/10_verdict.ipynb #b012f0d4
 def _could(d:Difference)->str:
     "What so many rows find"
-    if not d.is_share: return detectable_in_words(d)
+    if not d.is_share or d.smallest == math.inf: return detectable_in_words(d)
     found = power(d.n, .05, d.differing, sd=d.sd)
     return f"{d.n} rows find a loss of 5 points in {found:.0%} of all cases"
 
 # %% ../../nbs/12_results/10_verdict.ipynb #ve0for01
-def _of_forgetting(f:Forgetting|None, limit:float|None)->tuple[str,str]|None:
+_MUCH = .05   # of the loss on general texts: if all of its interval is above, it stands in the headline
+
+def _of_forgetting(f:Forgetting, limit:float|None)->tuple[str,str]|None:
     "What speaks against a model, by general texts; None: nothing does"
-    if f is None or limit is None or f.high <= limit: return None
-    said = f"general text {-f.rise:+.1%} (95% interval {-f.high:+.1%} to {-f.low:+.1%}), and {limit:.1%} may be lost"
-    return ("worse" if f.low > limit else "cannot tell"), said
+    said = f"general text {-f.rise:+.1%} (95% interval {-f.high:+.1%} to {-f.low:+.1%})"
+    if limit is None: return (_AT_A_COST, said) if f.low > _MUCH else None
+    if f.high <= limit: return None
+    return ("worse" if f.low > limit else "cannot tell"), f"{said}, and {limit:.1%} may be lost"
 
 # %% ../../nbs/12_results/10_verdict.ipynb #26ad8cad
 def _of_gain(d:Difference, min_gain:float)->tuple[str,str]:
@@ -75,7 +79,8 @@ def _of_gain(d:Difference, min_gain:float)->tuple[str,str]:
     asked = f", and {d.amount(min_gain)} are asked for" if min_gain else ""
     if d.high < 0 and d.p < .05: return "worse", seen
     if d.low > 0 and d.low >= min_gain and d.p < .05: return "better", seen
-    if d.high < min_gain: return "not enough", seen + asked
+    if min_gain and d.high < min_gain: return "not enough", seen + asked
+    if d.p >= .05 and not d.low <= 0 <= d.high: seen += f", but p is {d.p:.2g}"
     return "cannot tell", f"{seen}{asked}; {_would_tell(d, min_gain)}"
 
 # %% ../../nbs/12_results/10_verdict.ipynb #58b820e6
@@ -84,7 +89,7 @@ def _would_tell(d:Difference, min_gain:float)->str:
     apart = abs(d.gain - min_gain)
     too_small = "the difference is too small for any number of rows"
     if apart < (.005 if d.is_share else 1e-9): return too_small
-    n = max(rows_needed(apart, d.differing, sd=d.sd), d.n + 1)
+    n = d.rows_for(apart)
     if n > 1_000_000: return too_small
     return f"about {n:,} rows would tell, if it is as large as it looks"
 
@@ -97,8 +102,9 @@ def decide(
 )->Verdict:
     "Better, worse, not enough, or it cannot be told"
     says, reason = _of_gain(d, min_gain)
-    against = _of_forgetting(forgotten, max_forgetting)
-    if against is not None and (against[0] == "worse" or says == "better"): says, reason = against
+    against = forgotten and _of_forgetting(forgotten, max_forgetting)
+    if against and (against[0] == "worse" or says == "better"):
+        says, reason = against[0], f"{reason}; {against[1]}" if says == "better" else against[1]
     return Verdict(says, reason, d, forgotten=forgotten)
 
 # %% ../../nbs/12_results/10_verdict.ipynb #ve0run02
@@ -144,8 +150,11 @@ class Comparison:
         a, b = (f"{e.run}, {e.checkpoint}" for e in (self.a, self.b))
         said = decide(self.difference)
         lines = [f"A  {a}", f"   {self.a.tuned.line(self.a.by)}", f"B  {b}", f"   {self.b.tuned.line(self.b.by)}",
-                 f"B is {said.says}: {said.reason}", *self._choice]
+                 f"{self._head(said)}: {said.reason}", *self._choice]
         return escape_controls("\n".join(lines))
+    @staticmethod
+    def _head(said:Verdict)->str:
+        return f"B is {said.says}" if said.says in ("better", "worse") else "cannot tell which is better"
     @property
     def _choice(self)->list[str]:
         if self.of <= 2: return []
@@ -155,7 +164,7 @@ class Comparison:
     def _repr_html_(self)->str:
         both, said = dict(A=self.a, B=self.b), decide(self.difference)
         named = [replace(e.tuned, model=f"{name}: {e.run}, {e.checkpoint}") for name, e in both.items()]
-        seen = f"B is {badge_html(SEEN[said.says], said.says)} {escape_html(said.reason)}"
+        seen = f"{badge_html(SEEN[said.says], self._head(said))} {escape_html(said.reason)}"
         return f"<div>{scores_html(named, by=self.a.by)}{'<br>'.join([seen, *self._choice])}</div>"
     def to_dict(self)->dict:
         return dict(a=self.a.to_dict(), b=self.b.to_dict(), difference=vars(self.difference), of=self.of,

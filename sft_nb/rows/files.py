@@ -162,7 +162,7 @@ def _table(path:Path)->Iterator[tuple[int,dict]]:
     "The rows of a table, by the names in its first line"
     with _open(path) as f:
         reader = _cells(f, _suffix(path))
-        names = next(reader, None) or []
+        names = [name.strip() for name in next(reader, ())]
         if len(set(names)) < len(names):
             found = f"two columns have the same name: {', '.join(names)[:80]}"
             raise SftError(f"{path} line 1", found, "names that differ", "rename one of the two in line 1")

@@ -336,8 +336,8 @@ class Mixture:
                 for _ in range(_times(weight, chance)): yield from zip(_places(place, len(rows)), rows)
 
     def _has(self, record, rows:list)->bool:
-        "Are the rows of a record on this side of the split? What cannot be read is on both"
-        if isinstance(rows[0], SftError): return True
+        "Are the rows of a record on this side of the split? What cannot be read is no held-out row"
+        if isinstance(rows[0], SftError): return not self.held_out
         says = self.asked(rows[0]) if self.asked and len(rows) == 1 else record
         return (_draw(says, self.seed) < self.share) == self.held_out
 

@@ -139,14 +139,14 @@ def is_honoured(row:dict, name:str)->bool:
     return name in _WEIGHTS or kto_label(row, name) is not None
 
 # %% ../../nbs/02_rows/01_unused_columns.ipynb #2051faf9
-_METADATA = {"id", "ids", "idx", "index", "uuid", "uid", "key", "source", "dataset", "split", "url", "date", "category",
-             "created_at", "timestamp", "prompt_id", "length", "num_tokens", "num_turns", "__index_level_0__"}
+_NO_METADATA = {*TEXT_COLUMNS, *REASONING_KEYS, "label", "kto_tag", "system", "system_prompt", "tools", "functions",
+                "history", "documents", "input_ids", "labels", "thought", "rationale", "explanation"}
 
 def are_metadata(
     names,   # of columns
 )->bool:
-    "Do all of the columns only tell where a row is from?"
-    return {_key_of(n).lower() for n in names} <= _METADATA
+    "Is none of the columns called like something that formats learn from?"
+    return {_key_of(n).lower() for n in names}.isdisjoint(_NO_METADATA)
 
 def join_names(names:list[str])->str:
     "Names in one string, the first six if there are more"

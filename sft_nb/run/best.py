@@ -25,23 +25,24 @@ def keep_score(
     figure:str,       # by which it is judged: accuracy, loss, bleu
     value:float,
     rows:str,         # stands for the rows that were asked
+    *, own:bool=True, # False: other rows than the run's own, or through a server; no checkpoint is kept by them
 )->None:
     "Append a line"
     file = run.path/_SCORES
     file.parent.mkdir(exist_ok=True)
-    line = dict(checkpoint=checkpoint, figure=figure, value=value, rows=rows)
+    line = dict(checkpoint=checkpoint, figure=figure, value=value, rows=rows) | ({} if own else dict(own=False))
     with file.open("a", encoding="utf-8") as f: f.write(json.dumps(line) + "\n")
 
 # %% ../../nbs/10_run/10_best.ipynb #1004daa1
-def _lines(path:Path)->list[dict]:
-    "The whole lines; those of an evaluation that was cut are none"
+def _lines(path:Path, *, own:bool=True)->list[dict]:
+    "The whole lines, of the run's own rows or of all; those of an evaluation that was cut are none"
     try: written = (path/_SCORES).read_bytes().split(b"\n")[:-1]
     except OSError: return []
     found = []
     for line in written:
         try: found.append(parse_json(line))
         except ValueError: pass
-    return [line for line in found if _is_score(line)]
+    return [line for line in found if _is_score(line) and (line.get("own", True) or not own)]
 
 def _is_score(line)->bool:
     "Is it what `keep_score` writes, with a value that can be compared?"
@@ -121,10 +122,10 @@ def scored_alike(
     checkpoint:str="adapter",   # whose newest score counts
 )->int:                         # at least 1
     "Models of the run's folder that were scored by the same figure on the same rows; checkpoints only beside another"
-    newest = [line for line in _lines(run.path) if line["checkpoint"] == checkpoint]
+    newest = [line for line in _lines(run.path, own=False) if line["checkpoint"] == checkpoint]
     if not newest: return 1
     asked = {key: newest[-1][key] for key in ("figure", "rows")}
-    alike = {(folder, line["checkpoint"]) for folder in run.path.parent.iterdir() for line in _lines(folder)
+    alike = {(folder, line["checkpoint"]) for folder in run.path.parent.iterdir() for line in _lines(folder, own=False)
              if asked.items() <= line.items()}
     if checkpoint == "adapter": alike = {(folder, name) for folder, name in alike if name == "adapter"}
     return max(1, len(alike))

@@ -212,7 +212,8 @@ def few_too_long(s:Split)->bool:
 
 def _find_dropped(cfg:Config, s:Split, name:str)->list[Finding]:
     "What was left out, a finding for each thing to do about it: nothing where a setting asks for it"
-    if not s.reasons: return [ok(f"all {s.n_read:,} rows are kept", check=f"{name}_dropped")]
+    if not s.reasons:
+        return [ok("the row is kept" if s.n_read == 1 else f"all {s.n_read:,} rows are kept", check=f"{name}_dropped")]
     kinds = {reason: s.totals.kinds.get(reason, "unusable") for reason in s.reasons}
     if s.came_prepared:
         says = f"{_reasons(s.reasons)}, the first is {s.totals.first_dropped}"
@@ -246,12 +247,13 @@ def _find_ends(s:Split, name:str, ends:list[int])->Finding:
     if not n: return ok("every answer ends with a supervised end token", check=check)
     fix = "put the end token behind each row of tokens or text: they end as they are"
     if s.counts.shortened: fix = edit(on_long="drop") | "a larger {max_length}"
-    return warn(f"{n:,} of {len(s.lengths):,} answers do not end with a supervised end token", fix, check=check)
+    of = pluralise(len(s.lengths), "answer")
+    return warn(f"{n:,} of {of} without a supervised end token at the end", fix, check=check)
 
 # %% ../../nbs/04_tokens/10_account.ipynb #acc00011
 def _find_apart(s:Split, name:str, chat:bool)->Finding:
     "Why did conversations become one example for each turn?"
-    check, says = f"{name}_turns", f"{s.seen.apart:,} conversations became one example for each turn: "
+    check, says = f"{name}_turns", f"{pluralise(s.seen.apart, 'conversation')} became one example for each turn: "
     if chat: return ok(says + "the chat template writes an answer differently once another turn follows, "
                        "or ends it without an end token", check=check)
     return warn(says + "plain text has neither roles nor ends of turns",
@@ -262,7 +264,7 @@ def _find_in_rows(cfg:Config, s:Split, name:str, chat:bool)->list[Finding]:
     "What is remarkable about the rows of one side"
     out = []
     if cut := s.counts.shortened:
-        says = f"{cut:,} rows are longer than max_length {cfg.max_length} and lost a part of themselves"
+        says = f"{pluralise(cut, 'row is', 'rows are')} longer than max_length {cfg.max_length} and lost a part"
         out.append(warn(says, f"a larger {{max_length}}; data.{name}.cut lists them", check=f"{name}_cut"))
     if s.seen.apart: out.append(_find_apart(s, name, chat))
     out += [*_find_odd(s, name), *_find_in_answers(s, name), *_find_columns(cfg, s, name)]
@@ -277,11 +279,11 @@ def _find_odd(s:Split, name:str)->list[Finding]:
     "Rows with words behind the last answer, or with special tokens in their text"
     out = []
     if more := s.seen.with_more:
-        says = f"{more:,} rows have messages after the last answer, which are not used"
+        says = f"{pluralise(more, 'row has', 'rows have')} messages after the last answer, which are not used"
         out.append(warn(says, "end the messages of each row with an answer", check=f"{name}_more"))
     if special := s.seen.with_special_tokens:
-        says = (f"{special:,} rows have special tokens in their text, and the tokenizer takes them for its own: "
-                "one may end a turn that goes on")
+        says = (f"{pluralise(special, 'row has', 'rows have')} special tokens in the text, and the tokenizer takes "
+                "them for its own: one may end a turn that goes on")
         out.append(warn(says, "take the special tokens out of the content of these rows", check=f"{name}_special"))
     return out
 
@@ -366,13 +368,13 @@ def _find_in_answers(s:Split, name:str)->list[Finding]:
     "Empty answers, tools as text, and answers in front of which the template writes no prompt, or another one"
     out, seen = [], s.seen
     if n := seen.empty_answers:
-        says = f"{n:,} answers are empty and not supervised: they would teach to end the turn at once"
+        says = f"{pluralise(n, 'answer is', 'answers are')} empty and not supervised: it would teach to end at once"
         out.append(warn(says, "leave them out, or write the answers", check=f"{name}_empty"))
     if n := int(((s.lengths == 2) & (s.stats["supervised"] == 1)).sum()):   # the first is predicted by nothing
         says = f"{pluralise(n, 'row')} of text have one token, so only the end token behind it is learned"
         out.append(warn(says, "leave them out, or write longer texts", check=f"{name}_one_token"))
     if n := seen.tools_as_text:
-        says = f"the tools of {n:,} rows are written as JSON text: the chat template does not write all of them"
+        says = f"the tools of {pluralise(n, 'row')} are written as JSON text: the chat template does not write them all"
         out.append(warn(says, "set {chat_template} to one that knows tools", check=f"{name}_tools"))
     return [*out, *_find_in_prompts(seen, name)]
 
@@ -465,6 +467,7 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
                "prompt format": "plain text (no chat template)" if tokenizer.chat_template is None else "chat template",
                "pad token": tokenizer.pad_token,
                "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))}
+    if train.seen.unread: figures["columns not used"] = join_names([*train.seen.unread])
     figures |= _figures(train, "train")
     if eval: figures |= _figures(eval, "eval")
     return Report(f"data of task {task.name}{_lost(train)}", figures, find_all(cfg, tokenizer, train, eval))

@@ -354,7 +354,7 @@ def sample(self:Guards, model, step:int)->None:
     self.bad = self.bad + 1 if found else 0
     self._forget({"collapse", "never_ends"} - {f.check for f in found})
     for finding in found:
-        if finding.status == "fail" or self.bad >= 2: self.note(finding, step)
+        if finding.status == "fail": self.note(finding, step)
     if self.bad >= 2: self.act(found, step)
 
 @patch

@@ -8,7 +8,7 @@ import sft_nb.results.merge as merging
 from sft_nb.config import load_config
 from sft_nb.model.adapter import load_adapter, load_model
 from sft_nb.model.load import load_base
-from sft_nb.report import ConfigError, SftError
+from sft_nb.report import ConfigError, edit, Report, SftError, warn
 from sft_nb.results.merge import merge, parity, probe
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.train import train
@@ -104,12 +104,24 @@ def test_16_bits_and_a_checkpoint_and_another_folder(tmp_path):
     with pytest.raises(ConfigError, match="there is no checkpoint-7 in it"): merge(run, checkpoint="checkpoint-7")
 
 
+def test_a_fix_of_a_merge_that_was_made_names_a_folder_that_is_not_there(tmp_path, monkeypatch):
+    run = short(tmp_path, save_steps=3)
+    finding = warn("they part in 1 of 2 answers", edit(dtype="float32"), check="parity")
+    monkeypatch.setattr(merging, "_write_and_compare", lambda *a: Report("parity", findings=[finding]))
+    out = merge(run, checkpoint="checkpoint-3", prompts=1)
+    fix = Report.load(out/"parity.json").findings[0].fix.says("shell")
+    assert fix == (f"sft_nb merge {run.path} --checkpoint checkpoint-3 --dtype float32 "
+                   f"--out {run.path}/merged-checkpoint-3-float32")
+
+
 def test_a_merge_that_lost_something_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
     run = short(tmp_path)
     def forgetful(workbench, path, dtype):
         return merging.unpack(load_base(workbench.asked, workbench.tokenizer), dtype)
     monkeypatch.setattr(merging, "merged_model", forgetful)
-    with pytest.raises(SftError, match="logits of adapter and merged differ"): merge(run)
+    with pytest.raises(SftError, match="logits of adapter and merged differ") as e: merge(run, out=tmp_path/"my out")
+    assert f"--dtype float32 --out '{tmp_path}/my out'" in e.value.fix.says("shell")
+    assert not (tmp_path/"my out").exists()
     assert not [*run.path.glob("merged*"), *run.path.glob(".merged*")]
     assert (run.adapter/"adapter_model.safetensors").exists()
 

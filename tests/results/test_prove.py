@@ -214,6 +214,62 @@ def test_weights_that_differ_are_never_the_same(served, fault):
     assert re.search(says, proof.broken.finding.says), proof.broken.finding.says
 
 
+def swap_layers(w):
+    "The first two, one in the place of the other"
+    def other(name): return re.sub(r"(?<=layers\.)[01](?=\.)", lambda k: str(1 - int(k[0])), name)
+    return {other(name): v for name, v in w.items()}
+
+def generates(**settings): return lambda f, _: edited(f/"generation_config.json", **settings)
+
+UP = "model.layers.1.mlp.up_proj.weight"
+MORE_FAULTS = {   # what is done to a folder, and what the first broken stage says
+    "the adapter twice": (lambda f, served: weights_of(f, scale_adapter(served, 2.)), "adapter is in them 2.00 times"),
+    "two layers swapped": (lambda f, _: weights_of(f, swap_layers), "of model.layers.1."),
+    "a tensor is not there": (lambda f, _: weights_of(f, lambda w: {n: v for n, v in w.items() if n != UP}), UP),
+    "a tensor of zeros": (lambda f, _: weights_of(f, lambda w: w | {UP: torch.zeros_like(w[UP])}), UP),
+    "another epsilon": (lambda f, _: edited(f/"config.json", rms_norm_eps=.1), "rms_norm_eps is 0.1"),
+    "a window": (lambda f, _: edited(f/"config.json", sliding_window=4, use_sliding_window=True), "sliding_window"),
+    "a penalty": (generates(repetition_penalty=1.8), "repetition_penalty is 1.8"),
+    "an answer of a least length": (generates(min_new_tokens=40), "min_new_tokens is 40"),
+    "another end by force": (generates(forced_eos_token_id=5), "forced_eos_token_id is 5"),
+}
+
+@pytest.mark.parametrize("fault", MORE_FAULTS)
+def test_more_of_what_may_be_wrong_with_a_folder_is_named(served, fault):
+    plant, says = MORE_FAULTS[fault]
+    folder = served.copy("broken")
+    plant(folder, served)
+    proof = served.prove(folder=folder)
+    assert proof.exit_code == 1 and not proof.same and says in str(proof.broken.finding), str(proof)
+
+
+def move_template(f):
+    "Where earlier versions of transformers keep it"
+    edited(f/"tokenizer_config.json", chat_template=(f/"chat_template.jinja").read_text())
+    (f/"chat_template.jinja").unlink()
+
+HEALTHY = {
+    "as it is": lambda f: None,
+    "more files": lambda f: (f/"README.md").write_text("# mine"),
+    "another version": lambda f: edited(f/"config.json", transformers_version="4.40.0"),
+    "a template in the config": move_template,
+    "the head beside the embedding": lambda f: weights_of(f, lambda w: w | {
+        "lm_head.weight": w["model.embed_tokens.weight"].clone()}),
+    "another order of tensors": lambda f: weights_of(f, lambda w: dict(reversed(w.items()))),
+    "greedy, in words": lambda f: edited(f/"generation_config.json", do_sample=False),
+    "a longer context": lambda f: edited(f/"config.json", max_position_embeddings=4096),
+    "padding on the left": lambda f: edited(f/"tokenizer_config.json", padding_side="left"),
+    "without a cache": lambda f: edited(f/"config.json", use_cache=False),
+}
+
+@pytest.mark.parametrize("change", HEALTHY)
+def test_what_is_no_fault_raises_no_alarm(served, change):
+    folder = served.copy("healthy")
+    HEALTHY[change](folder)
+    proof = served.prove(folder=folder)
+    assert proof.same and proof.exit_code == 0, str(proof)
+
+
 def test_weights_that_answer_alike_are_close_and_not_equal(served):
     folder = served.copy("close")
     weights_of(folder, destroy_row(served))

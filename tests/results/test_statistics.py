@@ -66,6 +66,42 @@ def test_the_interval_of_a_difference_holds_its_promise():
     assert .93 < np.mean(hits) < .99
 
 
+def test_the_interval_of_a_difference_of_other_figures_holds_its_promise():
+    """As of a mean: at least 93% in each case, so that 300 data sets show less than 89.6% once in a hundred times; of
+    skewed differences, 10 of which hold 91% and 20 93%"""
+    r, meetings = np.random.default_rng(4), [k // 8 for k in range(80)]
+    def mostly_zero(n, share): return (r.random(n) < share) * r.uniform(.2, 1, n)
+    def judged(n): return np.repeat(r.beta(1.17, 1.17, n), 8) > r.random(8 * n)
+    cases = [(.1, lambda n=n: r.beta(1.5, 3.5, n) - r.beta(1, 4, n), None) for n in (5, 20, 200)]
+    cases += [(.09, lambda n=n: mostly_zero(n, .2) - mostly_zero(n, .05), None) for n in (10, 50)]
+    cases += [(.06, lambda n=n: mostly_zero(n, .1), None) for n in (20, 50)]
+    cases += [(np.exp(.5), lambda n=n: r.lognormal(0, 1, n), None) for n in (20, 50, 200)]
+    cases += [(0., lambda: judged(10).astype(float) - judged(10), meetings),
+              (.1, lambda: np.repeat(r.normal(.1, .3, 10), 8) + r.normal(0, .1, 80), meetings)]
+    for mean, draw, clusters in cases:
+        found = [draw() for _ in range(300)]
+        found = [difference(np.zeros(len(d)), d, clusters=clusters) for d in found]
+        assert np.mean([d.low <= mean <= d.high for d in found]) > .896, (mean, found[0].n)
+
+
+def test_what_rows_can_show_comes_from_the_interval_that_decides():
+    def of(won, lost, n): return difference(np.zeros(n), np.repeat([1, -1, 0], [won, lost, n - won - lost]))
+    for n in (3, 4, 5):   # no test of so few rows is below 5%
+        for won in range(n + 1): assert not says_better(of(won, 0, n)) and of(won, 0, n).smallest == np.inf
+    assert says_better(of(6, 0, 6)) and of(6, 0, 6).smallest <= 1 and of(5, 0, 5).high <= 1
+    r = np.random.default_rng(6)
+    for n in (8, 20, 40, 300):   # a gain that is shown is found in 80%, and nothing that is found is called too small
+        seen = of(round(.12 * n), round(.08 * n), n)
+        gain, same = seen.smallest, max(seen.differing, seen.smallest)
+        found = r.multinomial(n, [(same + gain) / 2, (same - gain) / 2, 1 - same], 300)
+        assert np.mean([says_better(of(*x[:2], n)) for x in found]) > .7, n
+        assert not says_better(seen) and seen.gain < gain and seen.rows_for(.01) > n
+    wide = difference(np.zeros(7), r.normal(1, 3, 7))
+    assert wide.smallest >= (wide.high - wide.low) / 2 and wide.rows_for(wide.gain) > 7
+    shared = difference(np.zeros(50), np.repeat(r.normal(size=5), 10), clusters=[k // 10 for k in range(50)])
+    assert (shared.clusters, shared.smallest) == (5, np.inf)
+
+
 def test_signs_agree_with_scipy():
     r = np.random.default_rng(2)
     d = r.normal(.15, 1, 80)
@@ -115,12 +151,12 @@ def test_what_is_chosen_is_corrected():
 
 
 def test_power_is_what_it_says():
-    assert rows_needed(.07, .2) <= 330 and round(100 * detectable(300)) == 7
+    assert rows_needed(.075, .2) <= 303 and round(100 * detectable(300), 1) == 7.5
     assert rows_needed(.05) < rows_needed(.02) and detectable(100) > detectable(1000)
-    assert (rows_needed(.1, .2), rows_needed(.3, .3), detectable(0)) == (155, 24, 1)   # Connor's formula by hand
+    assert (rows_needed(.1, .2), rows_needed(.3, .3), detectable(0)) == (175, 30, 1)   # Connor's, a row lost, by hand
     r, n = np.random.default_rng(3), rows_needed(.05, .15)
     found = [mcnemar(won, lost) < .05 for won, lost, _ in r.multinomial(n, [.1, .05, .85], 600)]
-    assert .74 < np.mean(found) < .86
+    assert .76 < np.mean(found) < .86
     found = [mcnemar(won, lost) < .05 for won, lost, _ in r.multinomial(200, [.2, .05, .75], 600)]
     assert abs(np.mean(found) - power(200, .15, .25)) < .04
 

@@ -1,5 +1,7 @@
 """Evaluations that resume, sweeps on one base, the best that is never deleted, and a verdict that keeps its promise."""
+import json
 import shutil
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -12,10 +14,11 @@ from sft_nb.report import ConfigError, SftError
 from sft_nb.results import answers as kept_answers   # the module
 from sft_nb.results.answers import Kept, scored
 from sft_nb.results.evaluate import evaluate, examiner_of, Pair
+from sft_nb.results.likelihood import Forgetting
 from sft_nb.results.merge import merge
-from sft_nb.results.statistics import difference, pick, power
+from sft_nb.results.statistics import Difference, difference, pick, power
 from sft_nb.results.sweep import _ask_all, by_choice, checkpoints_of, Swapped, sweep
-from sft_nb.results.verdict import compare, decide, verdict
+from sft_nb.results.verdict import compare, decide, SEEN, verdict
 from sft_nb.run.best import best_steps, keep_score, Run
 from sft_nb.run.checkpoint import seal
 from sft_nb.training.train import train
@@ -184,7 +187,7 @@ def test_a_picked_checkpoint_is_judged_as_one():
     assert sum(decide(p.difference).says != "cannot tell" for p in picks) <= 15
 
 
-def test_a_verdict_takes_the_pick_of_the_sweep_and_a_comparison_the_same_rows(run, swept):
+def test_a_verdict_takes_the_pick_of_the_sweep_and_a_comparison_the_same_rows(run, swept, tmp_path):
     made = verdict(run, progress=False)
     assert (made.checkpoint, made.of) == (swept.best, len(swept.checkpoints)) and made.exit_code in (0, 1, 3)
     alone = verdict(run, checkpoint="checkpoint-10", max_forgetting=.01, **FEW)
@@ -194,12 +197,30 @@ def test_a_verdict_takes_the_pick_of_the_sweep_and_a_comparison_the_same_rows(ru
     assert same.of >= 4 and f"among the {same.of} models that were scored on these rows" in str(same)   # checkpoints
     two = compare(run.path/"checkpoints/checkpoint-10", run, among=2, **FEW)
     assert (two.of, "--among" in str(two)) == (2, False) and two.difference.high < same.difference.high
+    rows = tmp_path/"rows.jsonl"
+    rows.write_text("".join(json.dumps(dict(question=f"{k}+1?", answer=f"#### {k + 1}")) + "\n" for k in range(4)))
+    files = dict(eval_file=str(rows), eval_samples=4, progress=False)
+    compare(run.path/"checkpoints/checkpoint-10", run, **files)   # the rows of a file have their own count
+    assert compare(run.path/"checkpoints/checkpoint-9", run, **files).of == 3
     with pytest.raises(ConfigError, match="no held-out row has a column 'meeting'"):
         examiner_of(run, cluster="meeting", **FEW)
     assert set(examiner_of(run, cluster="row", **FEW).asked.clusters) == {""}
     other = [same.a, evaluate(run, eval_samples=5, progress=False)]
     with patch("sft_nb.results.verdict.evaluate", side_effect=other):
         with pytest.raises(ConfigError, match="which are not the same"): compare("a", "b")
+
+
+def test_a_gain_that_costs_general_text_has_both_in_its_headline():
+    gain = difference(np.zeros(100), np.repeat([1, 0], [40, 60]))
+    lost = Forgetting(64, 3., 4.2, .4, .35, .45, 1.)
+    made = decide(gain, forgotten=lost)
+    assert str(made).startswith("better, but worse at general text: +40.0 points") and made.exit_code == 0
+    assert "general text -40.0%" in made.reason and SEEN[made.says] == "warn"
+    assert decide(gain, forgotten=replace(lost, low=.01)).says == "better"   # it may be as little as 1%
+    assert decide(gain, forgotten=lost, max_forgetting=.5).says == "better"
+    assert decide(gain, forgotten=lost, max_forgetting=.1).says == "worse"
+    undecided = Difference(-.2, -.4, -.01, .06, 1, 7, 30)   # the interval is below 0, and p is not below 5%
+    assert decide(undecided).says == "cannot tell" and ", but p is 0.06; about" in decide(undecided).reason
 
 
 def test_a_figure_of_the_whole_set_has_an_interval_and_a_comparison(run):

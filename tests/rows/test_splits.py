@@ -303,6 +303,25 @@ def test_rows_of_records_that_cannot_be_read_are_dropped_or_stop(tokenizer):
     assert (data.train.n_kept, data.train.counts.dropped) == (1, 1)
 
 
+def test_a_row_that_cannot_be_read_is_counted_on_one_side(tmp_path):
+    from sft_nb.tokens.prepare import prepare
+    rows = [json.dumps(dict(question=f"{k}?", answer="1")) for k in range(40)]
+    (tmp_path/"rows.jsonl").write_text("\n".join([*rows[:20], "{broken", *rows[20:], "[1]"]) + "\n")
+    cfg = load_config(task="chat", train_file=str(tmp_path/"rows.jsonl"), eval_fraction=.25, on_bad_row="drop")
+    data = prepare(cfg)
+    assert (data.train.counts.dropped, data.eval.counts.dropped) == (2, 0)
+    assert data.train.n_read + data.eval.n_read == 42 and data.eval.n_kept > 3
+
+
+def test_names_of_columns_with_spaces_around_them(tmp_path):
+    file = tmp_path/"t.csv"
+    file.write_text("id, Ticket Text ,Resolution \n1,Slow,Restart\n")
+    rows = read_rows(file)
+    assert [*next(iter(rows.values()))] == ["id", "Ticket Text", "Resolution"]
+    cfg = load_config(task="chat", train_file=str(file), fields=("question=Ticket Text", "answer=Resolution"))
+    assert [*read_split(cfg, task_of(cfg), "train").values()] == [dict(id="1", question="Slow", answer="Restart")]
+
+
 def test_an_order_of_files_changes_no_side(tmp_path):
     files = DOMAINS[:]
     random.Random(0).shuffle(files)

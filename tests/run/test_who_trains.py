@@ -192,6 +192,21 @@ def test_links_out_of_a_run_are_not_followed(run, tmp_path):
     assert [p.name for p in outside.iterdir()] == ["mine"] and (outside/"mine").read_text() == "mine"
 
 
+def test_a_folder_of_runs_may_be_a_link_to_another_disk(run, tmp_path):
+    "so may the folder above it; and a link that stays inside of the run is followed"
+    disk = tmp_path/"disk"/"runs"
+    disk.mkdir(parents=True)
+    (tmp_path/"runs").symlink_to(disk)
+    (tmp_path/"home").symlink_to(tmp_path)
+    for above in (tmp_path, tmp_path/"home"):
+        there = create_run(replace(run.config, runs_dir=str(above/"runs"), run_name=None))
+        (there.path/"checkpoints"/"checkpoint-3").mkdir(parents=True)
+        (there.path/"best").symlink_to("checkpoints/checkpoint-3")
+        (there.path/"checkpoints"/"last").symlink_to(there.path/"checkpoints"/"checkpoint-3")
+        with there.locked(): there.set_status("running", step=1)
+        assert open_run(there.path).step == 1 and (disk/there.name/"config.json").exists()
+
+
 def test_while_somebody_looks_nobody_is_signalled(run, bystander):
     "The instant in which another process polls looked like a lock that is held, by the process of the status"
     looking = try_lock((run.path/"lock").with_name("config.json"), shared=True)

@@ -90,8 +90,8 @@ THINKING = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last an
 
 
 @pytest.mark.parametrize("template, answers, check, status, says", [
-    (None, [dict(content=""), dict(content="2")], "train_empty", "warn", "1 answers are empty and not supervised"),
-    (None, [CALL], "train_tools", "warn", "the tools of 1 rows are written as JSON text"),
+    (None, [dict(content=""), dict(content="2")], "train_empty", "warn", "1 answer is empty and not supervised"),
+    (None, [CALL], "train_tools", "warn", "the tools of 1 row are written as JSON text"),
     (NO_HEADER, [dict(content="2")], "train_header", "warn",
      r"writes '<\|im_start\|>assistant' in front of an answer, and does not end the prompt with it .*train rows row 1"),
     (TWO_ENDS, [dict(content="2")], "template_end", "warn",

@@ -29,15 +29,17 @@ def plain(tokenizer): return ids(chat(tokenizer, SUM))
 
 
 def test_columns_that_nobody_reads_are_named(tokenizer, plain):
-    rows = [SUM | dict(note="easy", topic=None), SUM | dict(note="hard", id=3)]
+    rows = [SUM | dict(thought="easy", topic=None), SUM | dict(thought="hard", id=3)]
     data = chat(tokenizer, *rows)
     found = finding(data, "train_columns")
-    assert ids(data) == plain * 2 and data.train.seen.unread == dict(note=2, id=1)
-    assert found.status == "warn" and found.says.startswith("note, id are not used")
-    assert found.fix.settings == dict(ignore_columns=("note", "id"))
-    quiet = chat(tokenizer, *rows, ignore_columns=("note", "id"))
+    assert ids(data) == plain * 2 and data.train.seen.unread == dict(thought=2, id=1)
+    assert found.status == "warn" and found.says.startswith("thought, id are not used")
+    assert found.fix.settings == dict(ignore_columns=("thought", "id"))
+    quiet = chat(tokenizer, *rows, ignore_columns=("thought", "id"))
     assert "train_columns" not in {f.check for f in quiet.report.findings} and ids(quiet) == ids(data)
-    assert finding(chat(tokenizer, SUM | dict(id=3)), "train_columns").status == "ok"
+    ordinary = chat(tokenizer, SUM | dict(id=3, agent="Ann", sent="2024-01-01"))   # nothing to be warned of
+    assert finding(ordinary, "train_columns").status == "ok" and "train_columns" not in warned(ordinary)
+    assert ordinary.report.figures["columns not used"] == "id, agent, sent"
 
 
 def test_what_messages_hold_that_nobody_reads_is_named_or_refused(tokenizer, plain):

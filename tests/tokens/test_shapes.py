@@ -318,3 +318,65 @@ def test_what_a_weight_means(weight, trained):
 def test_what_is_no_weight(weight):
     answer = dict(role="assistant", content="x", weight=weight)
     with pytest.raises(SftError, match="true or false"): normalise_message(answer, "it")
+
+
+# What matters of two published templates: GigaChat 3 writes one call alone, and as a message of its own behind the
+# answer's; Kimi K3 opens a thought in the prompt, and closes answer, message and turn with tokens of their own.
+GIGACHAT_3 = ("{% for m in messages %}{{ 'function result' if m.role == 'tool' else m.role }}<|role_sep|>\n"
+              "{{ m.content }}<|message_sep|>\n\n"
+              "{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}function call<|role_sep|>\n"
+              """{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}<|message_sep|>\n\n{% endif %}"""
+              "{% endfor %}{% if add_generation_prompt %}assistant<|role_sep|>\n{% endif %}")
+KIMI_K3 = ("{% macro open(tag) %}<|open|>{{ tag }}<|sep|>{% endmacro %}{% macro close(tag) %}<|close|>{{ tag }}<|sep|>"
+           "{% endmacro %}{% for m in messages %}{{ open('message role=' ~ m.role) }}{% if m.role == 'assistant' %}"
+           "{{ open('think') }}{{ m.reasoning_content or '' }}{{ close('think') }}{{ open('response') }}{{ m.content }}"
+           "{{ close('response') }}{% if m.tool_calls %}{{ open('tools') }}{% for c in m.tool_calls %}"
+           "{{ open('call tool=' ~ c.function.name ~ ' index=' ~ loop.index) }}"
+           "{% for k, v in c.function.arguments.items() %}{{ open('argument key=' ~ k) }}{{ v }}{{ close('argument') }}"
+           "{% endfor %}{{ close('call') }}{% endfor %}{{ close('tools') }}{% endif %}"
+           "{% else %}{{ m.content }}{% endif %}{{ close('message') }}<|end_of_msg|>{% endfor %}"
+           "{% if add_generation_prompt %}{{ open('message role=assistant') }}{{ open('think') }}{% endif %}")
+MARKERS = dict(gigachat=["<|message_sep|>", "<|role_sep|>"],
+               kimi=["<|end_of_msg|>", "<|open|>", "<|close|>", "<|sep|>"])
+
+
+def with_markers(name, special):
+    "The tokenizer with a template's end token, and with its other markers as special tokens or as plain text"
+    tok = tokenizer_of(dict(gigachat=GIGACHAT_3, kimi=KIMI_K3)[name])
+    end, *others = MARKERS[name]
+    tok.add_special_tokens(dict(additional_special_tokens=[end, *others] if special else [end]))
+    tok.eos_token = end
+    return tok
+
+
+def calling(*towns):
+    calls = [CALL | dict(id=f"abcdef{k:03}", function=dict(name="add", arguments=dict(town=town)))
+             for k, town in enumerate(towns)]
+    results = [dict(role="tool", name="add", tool_call_id=c["id"], content="sunny") for c in calls]
+    return [question(1), dict(role="assistant", content="", tool_calls=calls), *results,
+            dict(role="assistant", content="Sunny.")]
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_gigachat_writes_one_call_and_is_refused_two(special):
+    tok = with_markers("gigachat", special)
+    assert said(tok, [question(1), dict(role="assistant", content="2")] * 2) == ["2<|message_sep|>"] * 2
+    call, answer = said(tok, calling("Paris"))
+    assert call.endswith('{"name": "add", "arguments": {"town": "Paris"}}<|message_sep|>')
+    assert answer == "Sunny.<|message_sep|>" and end_ids(tok) == [tok.eos_token_id]
+    with pytest.raises(SftError, match="1 of 2 calls is written with name and arguments.*Rome.* is missing"):
+        said(tok, calling("Paris", "Rome"))
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_kimi_writes_all_calls_and_ends_with_the_end_of_the_message(special):
+    tok = with_markers("kimi", special)
+    end = "<|close|>message<|sep|><|end_of_msg|>"
+    answers = said(tok, [question(1), dict(role="assistant", content="2")] * 2)
+    assert answers == ["<|close|>think<|sep|><|open|>response<|sep|>2<|close|>response<|sep|>" + end] * 2
+    assert end_ids(tok) == [tok.eos_token_id]
+    call, answer = said(tok, calling("Paris", "Rome"))
+    assert call.count("<|open|>call tool=add") == call.count("<|close|>call") == 2 and call.endswith(end)
+    assert "Paris" in call and "Rome" in call and "sunny" not in call + answer and "Sunny." in answer
+    thought, = said(tok, thoughtful())
+    assert thought.startswith("hm<|close|>think") and thought.endswith(end)

@@ -190,6 +190,37 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step_is_taken(tmp_path, 
     assert len(values(run, "loss")) == 2 and [p.name for p in run.checkpoints()] == ["checkpoint-2"]
 
 
+BROKEN_WEIGHTS = """
+import sys
+import torch
+from transformers import TrainerCallback
+from sft_nb.config import load_config
+from sft_nb.training.train import train
+
+class Breaks(TrainerCallback):
+    "The update of step 3 makes what this process has of a trained weight NaN"
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step != 3: return
+        weight = next(p for p in model.parameters() if p.requires_grad)
+        with torch.no_grad(): getattr(weight, "ds_tensor", weight).mul_(float("nan"))
+
+train(load_config({config!r}), callbacks=[Breaks()])
+"""
+
+@pytest.mark.parametrize("by", ["zero2", "zero3", pytest.param("fsdp", marks=divides)])
+def test_weights_that_become_nan_end_a_training_of_two_processes_with_the_last_good_checkpoint(tmp_path, by):
+    how = dict(fsdp=True) if by == "fsdp" else dict(deepspeed=divided(by, tmp_path))
+    cfg = small(tmp_path, **how, run_name="nan", eval_samples=0)
+    (tmp_path/"worker.py").write_text(BROKEN_WEIGHTS.format(config=saved(cfg, tmp_path)))
+    done = run_all([[*TORCHRUN, str(tmp_path/"worker.py")]])
+    run = Run(tmp_path/"nan")
+    assert done[0].returncode == 1 and run.status.state == "failed", done[0].stdout
+    assert "an earlier step has made the weights NaN or infinite, the first in " in run.status.reason
+    assert "finite weights, as checkpoint-2 has them" in run.status.reason and "row" not in run.status.reason
+    assert [p.name for p in run.checkpoints()] == ["checkpoint-2"] and not run.adapter.exists()
+    assert "--resume" in run.status.fix.says("shell")
+
+
 SRUN = """#!/bin/bash
 shift
 export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=localhost
