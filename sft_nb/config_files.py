@@ -11,11 +11,12 @@ __all__ = ['CONFIGS', 'OVERRIDE', 'ASSIGNED', 'IMPORTED', 'DEFAULT', 'nearest_na
 import __future__, ast, builtins, difflib, importlib, json, re, sys, traceback, types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from .files import read_json
 from .report import as_fix, command, ConfigError, edit, Fix, shell_quote
-from .settings import fix_for_source, OTHER_TRAINERS, Config, defaults, preference_recipe, parse_duration
+from .settings import (
+    Config, defaults, fix_for_source, OTHER_TRAINERS, parse_duration, preference_recipe, SETTINGS)
 from .foreign_meaning import ALIASES, full_name, is_off, plain_name
 from .foreign_settings import FOREIGN, meanings_of, plain_value, recognise_tool, TOOLS
 
@@ -70,27 +71,24 @@ def unknown_setting_error(name:str, where:str, tool:str="")->ConfigError:
     return ConfigError(where, f"{name} is not a setting", f"the nearest is {near[0]}", fix, "a_comma_and_a_typo")
 
 # %% ../nbs/00_config_files.ipynb #e4dd3bb5
-_NAMES = ("lora_target_modules", "modules_to_save", "report_to")   # "q_proj, v_proj" is two
-_ONE_OR_MORE = ("train_file", "eval_file", "train_tokens", "ignore_columns", "fields", "unfrozen_parameters",
-                "lr_scheduler_kwargs")   # "a.jsonl" is one
-
 def _as_tuple(full:str, v:Any)->Any:
-    "`v` as a tuple, where setting `full` is one"
+    "`v` as a tuple, if setting `full` is a list"
     if full == "report_to" and v in ("none", ["none"], ("none",), [], ()): return None
-    if full in _NAMES and isinstance(v, str): return tuple(v.replace(",", " ").split())
     if isinstance(v, list): v = tuple(v)
-    if full in _NAMES and isinstance(v, tuple): return tuple(n for one in v for n in _names(one))
-    if full in _ONE_OR_MORE and isinstance(v, (str, Path)): return (str(v),)
+    kinds = [t for t in (SETTINGS[full].type, *get_args(SETTINGS[full].type)) if get_origin(t) is tuple]
+    if not kinds: return v
+    if SETTINGS[full].split_words:
+        if isinstance(v, str): return tuple(v.replace(",", " ").split())
+        if not isinstance(v, tuple): return v
+        words = [n.replace(",", " ").split() or [n] if isinstance(n, str) else [n] for n in v]
+        return tuple(word for parts in words for word in parts)
+    if get_args(kinds[0])[0] is float: return (v,) if isinstance(v, (int, float)) and not isinstance(v, bool) else v
+    if isinstance(v, (str, Path)): return (str(v),)
     if full == "lr_scheduler_kwargs" and isinstance(v, tuple) and len(v) == 1 and str(v[0]).startswith("{"):
         try: v = json.loads(v[0])   # as a command line has it
         except ValueError: return v
-    if full in ("fields", "lr_scheduler_kwargs") and isinstance(v, dict):
-        return tuple(f"{name}={column}" for name, column in v.items())
-    if full == "train_weights" and isinstance(v, (int, float)) and not isinstance(v, bool): return (v,)
+    if SETTINGS[full].pairs and isinstance(v, dict): return tuple(f"{name}={value}" for name, value in v.items())
     return v
-
-# %% ../nbs/00_config_files.ipynb #22c031ef
-def _names(one:Any)->list: return one.replace(",", " ").split() or [one] if isinstance(one, str) else [one]
 
 # %% ../nbs/00_config_files.ipynb #cfgtask2
 _HELD:dict[str,Any] = {}   # memory:NAME -> a task that this process was given

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings as how, strategies as st
 
 from conftest import ROOT
-from sft_nb.config import comments, config_names, find_config, load_config, save_config, table
+from sft_nb.config import config_names, find_config, load_config, save_config, table
 from sft_nb.report import ConfigError
-from sft_nb.settings import defaults, settings
+from sft_nb.settings import defaults, SETTINGS
 from sft_nb.foreign_meaning import ALIASES
 from sft_nb.foreign_settings import FOREIGN
 
@@ -31,8 +31,8 @@ def values(f):
     return st.text("abc/._-", min_size=1, max_size=8)
 
 
-some = st.dictionaries(st.sampled_from([f.name for f in settings()]), st.none(), max_size=8).flatmap(
-    lambda names: st.fixed_dictionaries({f.name: values(f) for f in settings() if f.name in names}))
+some = st.dictionaries(st.sampled_from([*SETTINGS]), st.none(), max_size=8).flatmap(
+    lambda names: st.fixed_dictionaries({name: values(SETTINGS[name]) for name in names}))
 
 
 @given(some)
@@ -77,7 +77,7 @@ def another(full):
     if full == "num_workers": return 3
     if full == "bnb_4bit_use_double_quant": return False
     if full == "bnb_4bit_quant_type": return "fp4"
-    return OTHER[next(f.type for f in settings() if f.name == full)]
+    return OTHER[SETTINGS[full].type]
 
 
 @pytest.mark.parametrize("alias,full", sorted(ALIASES.items()))
@@ -147,7 +147,7 @@ def test_every_setting_is_explained_and_used():
     files = [p for p in (ROOT/"sft_nb").rglob("*.py") if p.name not in own and p.parent.name != "configs"]
     code = "\n".join(p.read_text() for p in files)
     assert [n for n in defaults() if n not in code] == []
-    assert all(len(text) > 10 for text in comments().values())
+    assert all(len(text) > 10 for text in (s.help for s in SETTINGS.values()))
 
 
 def test_a_frozen_config_is_checked_however_it_is_made():

@@ -6,7 +6,7 @@ import pytest
 import sft_nb
 from sft_nb import Data, Run, compare, evaluate, generate, load_config, plan, prepare, preflight, sweep, verdict
 from sft_nb.cli import main
-from sft_nb.config import settings
+from sft_nb.settings import SETTINGS
 from sft_nb.report import SftError
 
 ROW = '{"question": "1+1?", "answer": "2"}\n'
@@ -92,7 +92,7 @@ def test_data_and_config_are_taken_in_either_order(data):
 
 def test_signatures_name_every_setting():
     shown = inspect.signature(load_config).parameters
-    assert all(shown[f.name].default == f.default and shown[f.name].annotation == f.type for f in settings())
+    assert all(shown[f.name].default == f.default and shown[f.name].annotation == f.type for f in SETTINGS.values())
     for f in (load_config, evaluate, sweep, verdict, compare, generate, Run.branch):
         assert all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(f).parameters.values()), f
     assert {"eval_samples", "max_new_tokens", "cluster"} <= {*inspect.signature(compare).parameters}

@@ -1,6 +1,7 @@
 """Every setting is read somewhere, every number has limits, and a new setting is one line."""
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,17 +9,17 @@ import typing
 
 from conftest import ROOT
 
-from sft_nb.settings import settings
-from sft_nb.training.arguments import _SAME
+from sft_nb.settings import SETTINGS, settings_with
 
 PACKAGE = ROOT/"sft_nb"
+FACTS = ("hf", "changes_tokens", "changes_base")   # code reads the settings of which these are true
 SAY_WHAT_THERE_IS = {p.name for p in PACKAGE.glob("foreign_*.py")} | {
     "settings.py", "config_files.py", "config.py", "options.py"}   # and do nothing with it
 
 
 def unread(names:list[str])->list[str]:
     "Those that no module reads from a config, and that are not handed to the trainer"
-    read = set(_SAME)
+    read = {name for fact in FACTS for name in settings_with(fact)}
     for path in PACKAGE.rglob("*.py"):
         if path.name in SAY_WHAT_THERE_IS or path.parent.name == "configs": continue
         read |= {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
@@ -26,23 +27,23 @@ def unread(names:list[str])->list[str]:
 
 
 def test_every_setting_is_read():
-    names = [f.name for f in settings()]
-    assert unread([*names, "lr_min_ratio"]) == ["lr_min_ratio"]   # as one that was added and forgotten would be
+    assert unread([*SETTINGS, "lr_min_ratio"]) == ["lr_min_ratio"]   # as one that was added and forgotten would be
 
 
 def test_every_number_has_limits():
-    numbers = [f for f in settings() if {int, float} & {f.type, *typing.get_args(f.type)}]
-    assert len(numbers) > 30 and [f.name for f in numbers if "at_least" not in f.metadata] == []
+    numbers = [s for s in SETTINGS.values() if {int, float} & {s.type, *typing.get_args(s.type)}]
+    assert len(numbers) > 30 and [s.name for s in numbers if s.ge is None] == []
 
 
 DOES_IT = """
 from pathlib import Path
-from sft_nb.config import comments, load_config
+from sft_nb.config import load_config
 from sft_nb.report import ConfigError
+from sft_nb.settings import SETTINGS
 from sft_nb.training.arguments import training_arguments
 cfg = load_config("demo", torch_empty_cache_steps=50)
 assert training_arguments(cfg, Path("run")).torch_empty_cache_steps == 50
-assert comments()["torch_empty_cache_steps"] == "steps until the GPU's cache is given back"
+assert SETTINGS["torch_empty_cache_steps"].help == "steps until the GPU's cache is given back"
 try: load_config("demo", torch_empty_cache_steps=0)
 except ConfigError as e: assert "torch_empty_cache_steps is at least 1" in str(e)
 else: raise AssertionError("0 is accepted")
@@ -53,12 +54,9 @@ def test_a_new_setting_is_one_line(tmp_path):
     "As CONTRIBUTING says: checked, shown in the help, and given to the trainer"
     shutil.copytree(PACKAGE, tmp_path/"sft_nb", ignore=shutil.ignore_patterns("__pycache__", "assets"))
     (tmp_path/"sft_nb/assets").symlink_to(PACKAGE/"assets")
-    schema, anchor = tmp_path/"sft_nb/settings.py", "    max_grad_norm:float="
-    line = "torch_empty_cache_steps:int|None=bounded(None, at_least=1)"
-    assert line in (ROOT/"CONTRIBUTING.md").read_text()
-    text = schema.read_text().replace(
-        anchor, f"    {line}  # steps until the GPU's cache is given back\n{anchor}")
-    schema.write_text(text)
+    module, anchor = tmp_path/"sft_nb/settings.py", "    max_grad_norm:Annotated["
+    line = re.search(r"^    (torch_empty_cache_steps:.*\n(?: {8}.*\n)?)", (ROOT/"CONTRIBUTING.md").read_text(), re.M)[0]
+    module.write_text(module.read_text().replace(anchor, f"{line}{anchor}"))
     env = os.environ | dict(PYTHONPATH=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", DOES_IT], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

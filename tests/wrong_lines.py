@@ -4,7 +4,7 @@ import os
 from itertools import product
 from pathlib import Path
 
-from sft_nb.config import settings
+from sft_nb.settings import SETTINGS
 
 DEEP = "[" * 100_000
 NOT_JSON = {
@@ -16,7 +16,7 @@ NOT_JSON = {
 def of_settings()->list[list[str]]:
     "Settings with a value that they do not take, or without one; each third of those that take no text"
     commands, found = ("config", "train", "data", "plan", "check"), []
-    strict = [f for f in settings() if f.type not in (str, str | None) and "str" not in str(f.type)]
+    strict = [f for f in SETTINGS.values() if f.type not in (str, str | None) and "str" not in str(f.type)]
     for k, f in enumerate(strict[::3]):
         flag, command = "--" + f.name.replace("_", "-"), commands[k % 5]
         found.append([command, f"{flag}=maybe"] if f.type is bool else [command, flag, "\x1b[31mwrong"])

@@ -14,7 +14,8 @@ from typing import Callable
 import torch
 
 from ..report import STATUSES, Finding, as_fix, edit, fail, ok, skipped, warn
-from ..config import Config, defaults
+from ..config import Config
+from ..settings import SETTINGS
 from ..tokens.encode import end_ids
 from ..tokens.account import Data
 from ..model.precision import audit
@@ -83,16 +84,13 @@ def check_trainable(model, cfg:Config)->Finding:
     return ok(f"{says}, all of them in {inside}: rows are text, and reach nothing else" if inside else says)
 
 # %% ../../nbs/09_checks/04_model.ipynb #model042
-_UNUSED = dict(   # method -> settings that do nothing then
-    full=("use_dora", "use_rslora", "init_lora_weights", "lora_target_modules", "modules_to_save", "load_in_8bit"),
-    lora=("load_in_8bit",))
-
 @check("model")
 def check_method(cfg:Config)->Finding|None:
     "every setting that is asked for is one of the method"
-    idle = [name for name in _UNUSED.get(cfg.method, ()) if getattr(cfg, name) != defaults()[name]]
+    others = [name for name, s in SETTINGS.items() if s.methods and cfg.method not in (*s.methods, "auto")]
+    idle = [name for name in others if getattr(cfg, name) != SETTINGS[name].default]
     if not idle: return None
-    leave = {name: defaults()[name] for name in idle}
+    leave = {name: SETTINGS[name].default for name in idle}
     return warn(f"method {cfg.method} does not use {', '.join(idle)}", edit(method="qlora") | edit(**leave))
 
 # %% ../../nbs/09_checks/04_model.ipynb #813e3ea6

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..escape import escape_controls
 from ..report import as_fix, command, ConfigError, edit, Finding, shell_quote, Report
-from ..config import require_trust, Config, config_names, settings, table
+from ..config import require_trust, Config, config_names, table
 from ..run.world import find_world, is_main_process
 from .options import flag, given, Option, parse, parse_own, set_apart
 
@@ -39,7 +39,7 @@ def config_command(args:list[str])->int:
     if args and not args[0].startswith("-"): args = ["--config", *args]
     options, cfg = parse("config", args, _CONFIG, summary=config_command.__doc__)
     if options.json:
-        _say(json.dumps(dict(config={f.name: getattr(cfg, f.name) for f in settings()}, sources=cfg.sources)))
+        _say(json.dumps(cfg.to_dict()))
         return 0
     nothing_given = options.config is None and not given(args)
     _say(table(cfg, everything=options.all or nothing_given))

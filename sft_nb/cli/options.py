@@ -9,16 +9,16 @@ __all__ = ['FIRST_SETTINGS', 'EXAMPLES', 'Option', 'flag', 'aliases', 'options_c
 
 # %% ../../nbs/14_cli/00_options.ipynb #f64dd1f2
 import ast, os, re
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, Literal
 
 from ..report import command, ConfigError, edit
-from ..settings import describe_type, _is_union, wrong_type_error, Config, defaults, settings, parse_duration
+from ..settings import Config, defaults, describe_type, is_union, parse_duration, Setting, SETTINGS
 from ..foreign_meaning import ALIASES, full_name, plain_name
 from ..foreign_settings import FOREIGN, translate_setting
 from ..config_files import nearest_names, _pointer
-from ..config import comments, config_names, find_config, load_config
+from ..config import config_names, find_config, load_config
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0opt01
 @dataclass(frozen=True)
@@ -70,9 +70,8 @@ _TITLES = dict(row="rows", model="base_model", adapter="adapters", guard="guards
 def _group(kind:type, cfg:Config)->tuple:
     "A group of settings as tyro shows it: under its name, its options without one"
     import tyro
-    known = [f for f in fields(kind) if f.name in defaults() and f.name not in FIRST_SETTINGS]
-    made = make_dataclass(kind.__name__, [
-        _spec(f.name, Option(f.type, getattr(cfg, f.name), comments()[f.name])) for f in known])
+    known = [s for s in SETTINGS.values() if s.group is kind and s.name not in FIRST_SETTINGS]
+    made = make_dataclass(kind.__name__, [_spec(s.name, Option(s.type, getattr(cfg, s.name), s.help)) for s in known])
     made.__doc__ = kind.__doc__
     name = kind.__name__.removesuffix("Settings").lower()
     return _TITLES.get(name, name), Annotated[made, tyro.conf.OmitArgPrefixes], field(default_factory=made)
@@ -90,8 +89,8 @@ def options_class(
     "The dataclass of a command's options"
     specs = {name: _spec(name, option) for name, option in own.items()}
     if cfg is None: return make_dataclass(command, [*specs.values()])
-    kinds = {f.name: f.type for f in settings()}
-    first = [_spec(name, Option(kinds[name], getattr(cfg, name), comments()[name])) for name in FIRST_SETTINGS]
+    first = [_spec(name, Option(SETTINGS[name].type, getattr(cfg, name), SETTINGS[name].help))
+             for name in FIRST_SETTINGS]
     begin = [specs.pop(name) for name in [*own] if own[name].first or name == "config"]   # a place of its own, --config
     folder = Option(str|None, None, "the folder of this run: sets runs_dir and run_name")
     rest = [*specs.values(), _spec("output_dir", folder), *(_group(k, cfg) for k in _groups())]
@@ -134,7 +133,7 @@ def config_name(args:list[str])->str|None:
 def _three_way_names()->dict[str,str]:
     "Each option of a setting that is true, false or a word -> its full option"
     names = {}
-    for f in settings():
+    for f in SETTINGS.values():
         kinds = get_args(f.type)
         if bool not in kinds or not any(get_origin(kind) is Literal for kind in kinds): continue
         names |= {flag(name): flag(f.name) for name in (f.name, *aliases(f.name))}
@@ -167,7 +166,7 @@ def words(
 def _reads(text:str, t)->bool:
     "Can what was typed be read as annotation `t`?"
     options = get_args(t)
-    if _is_union(t): return any(_reads(text, a) for a in options)
+    if is_union(t): return any(_reads(text, a) for a in options)
     if get_origin(t) is tuple: return _reads(text, options[0])
     if get_origin(t) is Literal: return text in map(str, options)
     if t is bool: return text.lower() in ("true", "false")
@@ -201,7 +200,7 @@ def set_apart(
     args:list[str],
 )->tuple[list[str],dict[str,Any]]:   # the line without them, and their values
     "Settings of other programs that a command line has, and values that only they take: `--fsdp full_shard`"
-    rest, foreign, types = [], {}, {f.name: f.type for f in settings()}
+    rest, foreign, types = [], {}, {name: s.type for name, s in SETTINGS.items()}
     for name, texts in words(args):
         bare, full = _bare(name), full_name(_bare(name))
         if bare in FOREIGN: foreign[bare] = _value_of(texts, True)
@@ -211,14 +210,13 @@ def set_apart(
     return rest, foreign
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0chk01
-def _kinds(own:dict[str,Option], base:Config|None)->dict[str,SimpleNamespace]:
+def _kinds(own:dict[str,Option], base:Config|None)->dict[str,Setting]:
     "What each option of a command takes, by every name that it has"
-    def kind(name, option): return SimpleNamespace(name=name, type=option.kind, default=option.default)
+    def kind(name, option): return Setting(option.help, name=name, type=option.kind, default=option.default)
     found = {name: kind(name, option) for name, option in own.items() if not option.first}
     if base is None: return found
-    found["output_dir"] = SimpleNamespace(name="output_dir", type=str|None, default="runs/NAME")
-    for f in settings():
-        found |= dict.fromkeys((f.name, *aliases(f.name)), SimpleNamespace(name=f.name, type=f.type, default=f.default))
+    found["output_dir"] = kind("output_dir", Option(str|None, "runs/NAME", ""))
+    for name, s in SETTINGS.items(): found |= dict.fromkeys((name, *aliases(name)), s)
     return found
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0chk02
@@ -262,7 +260,7 @@ def _fault(kind, typed:str, texts:list[str])->ConfigError|None:
     many = _takes_many(kind.type)
     if len(texts) > 1 and not many or not texts: return _no_value(kind, typed, texts)
     wrong = next((text for text in texts if not _reads(text, kind.type)), None)
-    if wrong is not None: return wrong_type_error(kind, wrong, _LINE)
+    if wrong is not None: return kind.wrong_type(wrong, _LINE)
     negative = kind.name not in defaults() and kind.type is int and int(texts[0]) < 0
     if negative: return ConfigError(_LINE, f"{typed} is {texts[0]}", "0 or more", edit(**{kind.name: kind.default}))
 
@@ -342,7 +340,7 @@ def switches(
 )->list[str]:
     "A command line in full names, whose switches are on or off: `--use_wandb False` -> `--no-wandb`"
     if base is None: return args
-    plain, out = {f.name for f in settings() if f.type is bool}, []
+    plain, out = {name for name, s in SETTINGS.items() if s.type is bool}, []
     for name, texts in words(args):
         name = _in_full(name)
         written = _bare(name) in plain and len(texts) == 1 and texts[0].lower() in ("true", "false")

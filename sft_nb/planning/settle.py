@@ -34,9 +34,6 @@ def settle(
     return _with(cfg, new, made.reasons)
 
 # %% ../../nbs/07_planning/05_settle.ipynb #b3bfcd63
-_OPEN = ("method", "gradient_checkpointing", "activation_offloading", "keep_attention", "recompute_parts",
-         "padding_free", "max_tokens_per_batch", "attn_implementation")
-
 def cautious(
     cfg:Config,
     data:Data,
@@ -49,7 +46,7 @@ def cautious(
     safe = dict(method="qlora", gradient_checkpointing=hardware.device == "cuda", activation_offloading=False,
                 keep_attention=False, recompute_parts=False, padding_free=bool(cfg.max_tokens_per_batch) or shared,
                 max_tokens_per_batch=budget, attn_implementation="varlen" if shared else "auto")
-    new = {name: safe[name] for name in _OPEN if getattr(cfg, name) == "auto"}
+    new = {name: value for name, value in safe.items() if getattr(cfg, name) == "auto"}
     reasons = dict.fromkeys(new, why)
     if hardware.gain is not None: new["dtype"], reasons["dtype"] = hardware.dtype_name, hardware.dtype_reason
     return _with(cfg, new, reasons)

@@ -21,6 +21,7 @@ from ..credentials import redact
 from ..files import parse_json
 from ..report import ConfigError, edit, SftError
 from ..config import Config
+from ..settings import settings_with
 from ..tasks.core import number_of, Score, Task, task_of
 from ..tasks.measure import headline, measure
 from ..tokens.conversations import conversation
@@ -214,15 +215,12 @@ def scored(
     return Scores(name, answers, figures)
 
 # %% ../../nbs/12_results/05_answers.ipynb #an0wei01
-_OF_THE_BASE = ("model", "revision", "init", "seed", "method", "dtype", "load_in_8bit", "bnb_4bit_quant_type",
-                "bnb_4bit_use_double_quant")
-
 def weights_key(
     cfg:Config,            # of the run
     folder:Path|None,      # adapter or checkpoint; None: the base
 )->str:
     "Stands for the numbers that answer"
-    about = {name: getattr(cfg, name) for name in _OF_THE_BASE}
+    about = {name: getattr(cfg, name) for name in settings_with("changes_base")}
     if cfg.init != "random": about.pop("seed")
     about["base"] = weights_of(base_folder(cfg))
     if folder is not None:

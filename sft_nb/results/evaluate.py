@@ -22,6 +22,7 @@ from ..credentials import redact_json
 from ..files import read_json, remove_temporaries, write_atomically
 from ..report import ConfigError, pluralise, edit, shell_quote, SftError
 from ..config import Config, with_parameters_of, with_settings
+from ..settings import settings_with
 from ..tasks.core import task_of
 from ..tokens.conversations import conversation
 from ..tokens.prepare import name_task, read_kept
@@ -292,10 +293,7 @@ def _as_html(e:Evaluation)->str:
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #ev0set01
 _ALSO = dict(batch_size="per_device_eval_batch_size", data="eval_file")
-_SETTINGS = ("task", "fields", "system_prompt", "eval_file",
-             "eval_samples", "max_new_tokens", "per_device_eval_batch_size", "device", "dtype",
-             "device_map", "attn_implementation", "data_format", "response_template", "chat_template",
-             "on_bad_row", "max_length")
+_SETTINGS = settings_with("for_evaluation")
 
 def evaluation_settings(
     settings:dict,   # as they were given

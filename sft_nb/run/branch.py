@@ -14,7 +14,8 @@ from fastcore.basics import patch
 
 from ..files import read_json
 from ..report import command, ConfigError, edit, shell_quote
-from ..config import Config, load_config, settings, with_trusted_code, with_settings
+from ..config import Config, load_config, with_settings, with_trusted_code
+from ..settings import SETTINGS
 from .environment import write_json
 from .checkpoint import damage, place, step_of
 from .metrics import cut_lines
@@ -53,7 +54,7 @@ def _refused(run:Run, name:str, was, now)->ConfigError:
 def _differing(run:Run, cfg:Config)->dict[str,list]:
     "Setting -> [was, is]; ConfigError for one that cannot change"
     before = run.config
-    pairs = {f.name: [getattr(before, f.name), getattr(cfg, f.name)] for f in settings() if f.name != "run_name"}
+    pairs = {name: [getattr(before, name), getattr(cfg, name)] for name in SETTINGS if name != "run_name"}
     changed = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     for name, (was, now) in changed.items():
         stateful = name == "lr_scheduler_type" and {was, now} & {*_WITH_A_STATE}

@@ -17,7 +17,7 @@ from ..files import read_json, read_json_object
 from ..progress import log
 from ..report import command, ConfigError, edit, shell_quote
 from ..config import Config
-from ..settings import max_time_seconds
+from ..settings import max_time_seconds, settings_with
 from ..tokens.tokenizer import model_path
 from ..model.divided import data_processes
 from .environment import environment, write_json
@@ -75,14 +75,7 @@ def keep_origin(
     write_json(run.path/"origin.json", dict(config=_settings(run), base=base))
 
 # %% ../../nbs/10_run/08_origin.ipynb #org00012
-_IN_A_CHECKPOINT = frozenset(   # settings that a checkpoint was made with: the others may be edited
-    "method dtype init lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora init_lora_weights "
-    "modules_to_save train_tokens unfrozen_parameters shuffle bnb_4bit_quant_type "
-    "bnb_4bit_use_double_quant load_in_8bit learning_rate "
-    "per_device_train_batch_size max_tokens_per_batch group_by_length gradient_accumulation_steps "
-    "effective_batch_size optim adam_beta1 adam_beta2 adam_epsilon lr_scheduler_type lr_scheduler_kwargs warmup_steps "
-    "weight_decay seed num_processes "
-    "sequence_parallel_size".split())
+_IN_A_CHECKPOINT = frozenset(settings_with("fixed_on_resume"))   # the others may be edited
 
 _IN_A_STEP = ("num_processes", "gradient_accumulation_steps")   # which may differ if their product does not
 

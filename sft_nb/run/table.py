@@ -13,7 +13,7 @@ from ..escape import escape_controls
 from ..display import badge_html, table_html
 from ..files import read_json_object
 from ..report import command, ConfigError
-from ..config import settings
+from ..settings import SETTINGS
 from .status import ACTIVE
 from .refusals import run_folders
 from .directory import Run
@@ -79,7 +79,7 @@ def _shown(line:dict)->dict:
 def _differing(runs:list[Run])->list[dict]:
     "For each run, the settings that are not the same in all"
     cfgs = [run.config for run in runs]   # a file is read for each
-    values = [{f.name: getattr(cfg, f.name) for f in settings() if f.name != "run_name"} for cfg in cfgs]
+    values = [{name: getattr(cfg, name) for name in SETTINGS if name != "run_name"} for cfg in cfgs]
     names = [k for k in values[0] if any(v[k] != values[0][k] for v in values)]
     return [{k: v[k] for k in names} for v in values]
 

@@ -16,6 +16,7 @@ import sft_nb
 from ..credentials import warn_once
 from ..report import SftError
 from ..config import Config
+from ..settings import settings_with
 from ..rows.files import _file_digest
 from ..rows.sources import Mixture
 from ..tasks.core import Task
@@ -63,11 +64,6 @@ def _tokenizer_digest(tokenizer)->str:
     return small + large
 
 # %% ../../nbs/04_tokens/11_cache.ipynb #cac00008
-_SETTINGS = (   # those that tokens depend on
-    "data_format", "fields", "domain", "system_prompt", "ignore_columns", "response_template", "train_on_turns",
-    "train_on_prompt", "prompt_separator",
-    "reasoning", "min_length", "max_length", "on_long", "cut_side", "drop_duplicates", "on_bad_row")
-
 def _bare(code):
     "Compiled code without the file and the line where it stands"
     inner = tuple(_bare(c) if hasattr(c, "co_code") else c for c in code.co_consts)
@@ -103,7 +99,7 @@ def made_with(
     large = dict(tokenizer=_tokenizer_digest(tokenizer), chat_template=str(tokenizer.chat_template),
                  special_tokens=repr(sorted(tokenizer.special_tokens_map.items())))
     digests = {name: _digest_of([said.encode("utf-8", "surrogatepass")]) for name, said in large.items()}
-    return dict(task=task.name) | digests | {name: repr(getattr(cfg, name)) for name in _SETTINGS}
+    return dict(task=task.name) | digests | {name: repr(getattr(cfg, name)) for name in settings_with("changes_tokens")}
 
 def _code_digest(task:Task)->str:
     "Of the code that makes tokens of rows: of this version, and of a task of one's own"

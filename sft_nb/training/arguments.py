@@ -24,7 +24,7 @@ from ..files import read_json_object
 from ..progress import log
 from ..report import ConfigError, command, edit, error_summary, SftError
 from ..config import Config
-from ..settings import fix_for_source, settings
+from ..settings import fix_for_source, settings_with
 from ..model.hardware import find_hardware
 from ..model.divided import check_division, deepspeed_config
 from ..model.kernels import check_kernels
@@ -128,12 +128,6 @@ def refuse(cfg:Config)->None:
     check_kernels(cfg.kernels)
 
 # %% ../../nbs/11_training/00_arguments.ipynb #a1tr0005
-_WORKED_OUT = set("""max_length padding_free trust_remote_code lr_scheduler_kwargs gradient_checkpointing deepspeed fsdp
-    activation_offloading eval_steps load_best_model_at_end metric_for_best_model save_steps save_total_limit run_name
-    report_to""".split())   # the trainer is told something else of these, or nothing
-
-_SAME = sorted({f.name for f in settings()} & {f.name for f in fields(SFTConfig)} - _WORKED_OUT)
-
 _ALWAYS = dict(disable_tqdm=True, logging_first_step=True, logging_nan_inf_filter=False,
     label_names=["labels"], remove_unused_columns=False, prediction_loss_only=True, ddp_find_unused_parameters=False,
     max_length=None, dataset_kwargs=dict(skip_prepare_dataset=True))
@@ -211,7 +205,7 @@ def training_arguments(
     ours = dict(output_dir=str(path/"checkpoints"), run_name=cfg.wandb_name or path.name, report_to=trackers(cfg))
     ours |= _every("save", cfg.save_steps) | dict(project=cfg.wandb_project)
     ours["lr_scheduler_kwargs"] = schedule_arguments(cfg)
-    same = {name: getattr(cfg, name) for name in _SAME} | _precision(cfg) | _divided(cfg)
+    same = {name: getattr(cfg, name) for name in settings_with("hf")} | _precision(cfg) | _divided(cfg)
     try:
         with _cpu_has_bfloat16(same):
             return OneGpuConfig(**same, **ours, **_ALWAYS, **_checkpointing(cfg), **_evaluation(cfg))
