@@ -93,8 +93,8 @@ def grow(n:int)->dict:
     from sft_nb.tokens.tokenizer import load_tokenizer
     cfg = load_config(**qwen3(), cache_dir=tempfile.mkdtemp())
     tokenizer = load_tokenizer(cfg)
-    from sft_nb.tasks.arithmetic import make_rows
-    base = make_rows(1000, seed=1, evaluation=False)
+    from sft_nb.tasks.arithmetic import TASK
+    base = TASK.make_rows(1000, seed=1, evaluation=False)
     file = Path(cfg.cache_dir)/"rows.jsonl"
     with file.open("w") as f:
         for k in range(n):

@@ -149,7 +149,7 @@ def _check_files(cfg:Config)->None:
     "`SftError` for a file with rows that is not there, before torch is loaded"
     from sft_nb.rows.sources import open_rows
     for side, files in (("train", cfg.train_file), ("eval", cfg.eval_file)):
-        for file in files or (): open_rows(file, side=side, domain=cfg.domain)
+        for file in files or (): open_rows(file, split=side, domain=cfg.domain)
 
 def _agree(cfg:Config)->None:
     "`SftError` for a file that is not there, or settings that do not go together, before the rows are read"

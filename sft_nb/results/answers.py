@@ -22,8 +22,8 @@ from ..files import parse_json
 from ..report import ConfigError, edit, SftError
 from ..config import Config
 from ..settings import settings_with
-from ..tasks.core import number_of, Score, Task, task_of
-from ..tasks.measure import headline, measure
+from ..tasks.core import finite_number, Score, Task, task_of
+from ..tasks.metrics import headline_figure, measure_answers
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
 from ..model.load import beside_base
@@ -207,7 +207,7 @@ def scored(
 )->Scores:
     "Scores with all their figures; each answer has a value for `by`"
     texts = [a.text for a in answers]
-    figures = {k: v for k, v in measure(task, texts, scores, rows).items() if isinstance(v, (int, float))}
+    figures = {k: v for k, v in measure_answers(task, texts, scores, rows).items() if isinstance(v, (int, float))}
     own = answers[0].figures
     if by in figures and by not in own and by not in ("accuracy", "answered"):
         parts = pseudo_values(_without(task, texts, scores, rows, by), len(rows))
@@ -332,7 +332,7 @@ class Questions:
         figure = self.cfg.metric_for_best_model   # loss is what the training goes by; answers have better figures
         if self.metrics: return next(iter(self.metrics))
         if not self.prompts: return "loss"
-        if figure == "loss": figure = headline(self.task)
+        if figure == "loss": figure = headline_figure(self.task)
         return "loss" if figure == "perplexity" else figure
     @cached_property
     def key(self)->str:
@@ -466,7 +466,7 @@ def own_figures(
                 says = f"it raised {type(e).__name__}: {e}"[:200]
                 fix = f"correct {name}, and evaluate again: in a run, no answer is generated twice"
                 raise SftError(where, says, "a number for each answer", fix) from e
-            figures[name] = number_of(value, where, "a number for each answer; True and False count as 1 and 0")
+            figures[name] = finite_number(value, where, "a number for each answer; True and False count as 1 and 0")
         found.append(figures)
     return found
 

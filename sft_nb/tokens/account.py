@@ -357,7 +357,7 @@ def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:
         says = f"{n:,} preference rows: SFT on the chosen answer, and nothing is learned from the rejected one"
         fix = "a trainer for preferences (TRL's DPOTrainer) if both are to count"
         out.append(warn(says, fix, check=f"{name}_pairs"))
-    if not names or all(source.own for source in s.source.sources): return out
+    if not names or all(source.from_task for source in s.source.sources): return out
     says = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} not used: no conversation is made of it"
     if are_metadata(names): return [*out, ok(says, check=f"{name}_columns")]
     fix = edit(ignore_columns=(*(cfg.ignore_columns or ()), *names[:6])) | "a task that reads them"

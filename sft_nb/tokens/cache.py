@@ -17,7 +17,7 @@ from ..credentials import warn_once
 from ..report import SftError
 from ..config import Config
 from ..settings import settings_with
-from ..rows.files import _file_digest
+from ..rows.files import file_digest
 from ..rows.sources import Mixture
 from ..tasks.core import Task
 from .ledger import _checksums, Totals
@@ -135,7 +135,7 @@ def seal(
 )->None:
     "Note the length and the checksum of each file, and flush them all"
     files = [file for file in sorted(folder.iterdir()) if file.name != _LIST]   # a copy of an entry has a list already
-    noted = {file.name: [file.stat().st_size, _file_digest(file)] for file in files}
+    noted = {file.name: [file.stat().st_size, file_digest(file)] for file in files}
     (folder/_LIST).write_text(json.dumps(noted, indent=1))
     for path in (*folder.iterdir(), folder): _flush(path)
 
@@ -166,7 +166,7 @@ def _wrong_file(file:Path, size:int, digest:str)->str:
     try:
         found = file.stat().st_size
         if found != size: return f"{file.name} has {found:,} bytes instead of {size:,}"
-        return "" if _file_digest(file) == digest else f"{file.name} holds other bytes than were written"
+        return "" if file_digest(file) == digest else f"{file.name} holds other bytes than were written"
     except (OSError, SftError): return f"{file.name} cannot be read"
 
 _FILES = {"tokens.arrow", "stats.npz", "dropped.jsonl", "cut.jsonl", "meta.json"}

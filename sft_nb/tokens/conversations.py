@@ -17,7 +17,7 @@ from ..rows.formats import (content_text, detect, is_normalised, is_missing, no_
 from ..rows.unused_columns import (
     exclusion_reason, is_honoured, numbers_in_texts, TEXT_COLUMNS, TrackedRow, unread_columns, unread_message_keys)
 from ..rows.files import Source
-from ..rows.sources import _listed, held_out_in, Mixture, open_rows, unused_test_files
+from ..rows.sources import memory_source, Mixture, open_rows, unused_test_files, validation_sources
 from ..rows.columns import column_renamer, FORMAT_FIELDS, parse_fields
 from ..tasks.core import Task
 from .turns import says_something
@@ -64,7 +64,7 @@ def _plain_conversation(task:Task, row:dict, cfg:Config|None)->list[dict]|None:
 def _text_columns(task:Task, cfg:Config|None):
     "The columns that hold text: those of the formats, or of a task, but for what the task reads as it is"
     if task.name == "chat" or cfg and cfg.data_format != "auto": return TEXT_COLUMNS
-    return [name for name in task.fields if name not in getattr(task, "free", ())]
+    return [name for name in task.fields if name not in getattr(task, "untyped_fields", ())]
 
 def _empty_field(task:Task, row:dict)->str:
     "Is its last field, which is the answer, empty or missing, or all that is asked? Which one; empty if neither is"
@@ -119,7 +119,7 @@ def _checked(task:Task, row:dict, cfg:Config|None=None)->dict:
         for other in fixes[1:]: fix |= other
         raise SftError("", f"field {missing} is missing; the row has {has}", f"task {task.name} needs {needs}", fix)
     for name in task.fields:
-        if isinstance(row[name], str) or name in getattr(task, "free", ()): continue
+        if isinstance(row[name], str) or name in getattr(task, "untyped_fields", ()): continue
         row[name] = content_text(row[name], name)
     return row
 
@@ -162,11 +162,11 @@ def _before(ids:list[int], labels:list[int])->list[int]:
 def _hooks(cfg:Config, task:Task)->dict:
     "What a mixture does to each row as it is read: its columns get the names of the task, a record becomes its rows"
     chat = task.name == "chat" or cfg.data_format != "auto"
-    also = getattr(task, "also", {})
+    also = getattr(task, "aliases", {})
     wanted = () if chat else tuple(dict.fromkeys([*task.fields, *also]))
     given = parse_fields(cfg.fields, wanted or FORMAT_FIELDS)
     renamed = column_renamer(wanted, given, also, () if chat else tuple(task.fields))
-    return dict(renamed=renamed, parts=getattr(task, "parts", None))
+    return dict(rename=renamed, expand=getattr(task, "expand", None))
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #49238edc
 def source_of(
@@ -178,13 +178,13 @@ def source_of(
     "The rows of one side; `SftError` if a file is not there"
     if split == "eval" and not cfg.eval_samples: return None
     n, hooks = cfg.max_samples if split == "train" else cfg.eval_samples, _hooks(cfg, task)
-    if rows is not None: return Mixture(_opened((rows,), cfg, split, f"{split} rows"), n=n, given=True, **hooks)
+    if rows is not None: return Mixture(_opened((rows,), cfg, split, f"{split} rows"), n=n, in_memory=True, **hooks)
     found = _train_files(cfg, task) if split == "train" else _eval_files(cfg, task)
     if found is not None: return found
     if split == "eval" and not _brings(task, alone=cfg.train_file is None): return None
     if split == "eval": _check_test_files(cfg)
-    brought = _listed(task.rows(split, n=n, seed=cfg.seed), f"{task.name} {split}")
-    return Mixture([replace(brought, own=True)], n=n, **hooks)
+    brought = memory_source(task.rows(split, n=n, seed=cfg.seed), f"{task.name} {split}")
+    return Mixture([replace(brought, from_task=True)], n=n, **hooks)
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #c0n50016
 def _check_test_files(cfg:Config)->None:
@@ -203,7 +203,7 @@ def _brings(task:Task, *, alone:bool)->bool:
 # %% ../../nbs/04_tokens/05_conversations.ipynb #e4245d74
 def _opened(files:tuple, cfg:Config, side:str, name:str="rows")->list[Source]:
     "The sources behind some files, folders, data sets or rows in memory"
-    return [source for file in files for source in open_rows(file, name=name, side=side, domain=cfg.domain)]
+    return [source for file in files for source in open_rows(file, name=name, split=side, domain=cfg.domain)]
 
 def _share_of_rows(cfg:Config, sources:list[Source])->float:
     "The share of all rows that `eval_rows` are, at most a half; files are counted by reading them"
@@ -221,7 +221,7 @@ def sides_of(
     "Rows that are cut in two by `eval_fraction` or `eval_rows`"
     _one_way_to_hold_out(cfg)
     share = cfg.eval_fraction or _share_of_rows(cfg, sources)
-    how = dict(seed=cfg.seed, share=share, asked=partial(asked, task, cfg), given=given)
+    how = dict(seed=cfg.seed, share=share, prompt_of=partial(asked, task, cfg), in_memory=given)
     how |= _hooks(cfg, task)
     return (Mixture(sources, weights, n=cfg.max_samples, **how),
             Mixture(sources, held_out=True, n=cfg.eval_samples, **how))
@@ -241,7 +241,7 @@ def _eval_files(cfg:Config, task:Task)->Mixture|None:
 
 def _beside(cfg:Config)->list[Source]:
     "The validation files in the folders that the training rows come from"
-    return [source for file in cfg.train_file or () for source in held_out_in(file, cfg.domain)]
+    return [source for file in cfg.train_file or () for source in validation_sources(file, cfg.domain)]
 
 def _one_way_to_hold_out(cfg:Config):
     name = "eval_fraction" if cfg.eval_fraction else "eval_rows"

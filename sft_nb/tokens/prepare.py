@@ -23,7 +23,7 @@ from ..config import as_config, Config
 from ..settings import RowSettings, SizeSettings
 from ..config_files import register_task
 from ..rows.files import Source
-from ..rows.sources import Mixture, no_room, open_rows
+from ..rows.sources import disk_full_error, Mixture, open_rows
 from ..tasks.core import Task, task_of
 from .tokenizer import load_tokenizer
 from .template import Template
@@ -137,7 +137,7 @@ def _filled(folder:Path, how:tuple, rows:Mixture, name:str, digest:str|None)->Pa
         return folder
     except BaseException as e:
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(e, OSError) and e.errno in _FULL: raise no_room(folder.parent, e) from e
+        if isinstance(e, OSError) and e.errno in _FULL: raise disk_full_error(folder.parent, e) from e
         raise
 
 # %% ../../nbs/04_tokens/12_prepare.ipynb #1d7ca164
@@ -151,7 +151,7 @@ def make_split(
     digest:str|None=None,  # of the rows, when the key was made; None: they are not asked again
 )->Split:
     "Encode `rows`, leave out what cannot be learned from, and keep account; `SftError` if nothing is left"
-    rows, home = replace(rows, keep_bad=cfg.on_bad_row == "drop"), cache_folder(cfg)
+    rows, home = replace(rows, yield_errors=cfg.on_bad_row == "drop"), cache_folder(cfg)
     found = _found(home/key, rows, tokenizer) if key else None
     if found: return found
     folder = _filled(_workplace(cfg, home, key), (cfg, task, tokenizer), rows, name, digest)
@@ -342,7 +342,7 @@ def keep_rows(
 )->dict:                  # settings that name what is kept; none if the config names everything already
     "Write rows that were handed over in memory into `folder/rows`, all or nothing"
     sides = [(name, side.source) for name, side in (("train", data.train), ("eval", data.eval)) if side is not None]
-    given = [(name, source) for name, source in sides if source.given]
+    given = [(name, source) for name, source in sides if source.in_memory]
     if not given: return {}
     with atomic_folder(folder/"rows") as aside:
         for name, source in given: _write_rows(aside/f"{name}.jsonl", source)
@@ -353,7 +353,7 @@ def keep_rows(
 def _write_rows(file:Path, source:Mixture)->None:
     "As JSON lines; a row that cannot be read is none"
     with file.open("w", encoding="utf-8", errors="backslashreplace") as out:
-        for _, row in replace(source, keep_bad=True):
+        for _, row in replace(source, yield_errors=True):
             if not isinstance(row, SftError): out.write(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n")
 
 # %% ../../nbs/04_tokens/12_prepare.ipynb #prep0058
@@ -364,7 +364,7 @@ def cache_kept_rows(
     "Let the tokens of handed-over rows be found from the files that keep those rows, where the cache can be written"
     home = cache_folder(cfg)
     for name, side in (("train", data.train), ("eval", data.eval)):
-        if side is None or not side.source.given: continue
+        if side is None or not side.source.in_memory: continue
         rows = source_of(cfg, data.task, name)
         key = cache_key(cfg, data.task, data.tokenizer, rows)
         if key is None or (home/key).exists(): continue

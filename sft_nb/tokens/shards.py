@@ -21,7 +21,7 @@ from fastcore.basics import patch
 from ..files import parse_json, atomic_folder
 from ..report import as_fix, command, ConfigError, edit, Finding, shell_quote, Report, SftError
 from ..config import Config
-from ..rows.sources import Mixture, no_room, open_rows, SHARD
+from ..rows.sources import disk_full_error, Mixture, open_rows, SHARD_NAME
 from ..tasks.core import Task, task_of
 from .tokenizer import load_tokenizer
 from .conversations import source_of
@@ -127,7 +127,7 @@ def _with_room(folder:Path):
     "A disk that takes no more is an error of ours"
     try: yield
     except OSError as e:
-        if e.errno in _FULL: raise no_room(folder, e) from e
+        if e.errno in _FULL: raise disk_full_error(folder, e) from e
         raise
 
 def _there(fs, to:str, name:str, made:dict)->Report:
@@ -157,14 +157,14 @@ def _goes_with(fs, root:str, where:str, made:dict, n:int)->None:
 def _shards_in(fs, root:str)->Iterator[tuple[tuple[int,int],str]]:
     "The whole shards of a folder: how many there are of its kind, and its number; and its path"
     for path in fs.ls(root, detail=False) if fs.exists(root) else ():
-        m = SHARD.fullmatch(path.rstrip("/").rpartition("/")[2])
+        m = SHARD_NAME.fullmatch(path.rstrip("/").rpartition("/")[2])
         if m and fs.exists(f"{path.rstrip('/')}/{_LIST}"): yield (int(m[2]), int(m[1])), path.rstrip("/")
 
 # %% ../../nbs/04_tokens/13_shards.ipynb #06152267
 def _written(folder:Path, how:tuple, made:dict, k:int, n:int)->Report:
     "Prepare a shard in `folder`, and seal it"
     cfg, task, tokenizer, rows = how
-    rows, name = replace(rows, keep_bad=cfg.on_bad_row == "drop"), f"shard {k} of {n}"
+    rows, name = replace(rows, yield_errors=cfg.on_bad_row == "drop"), f"shard {k} of {n}"
     with _with_room(folder.parent): ledger = _fill(folder, *how[:3], rows, name, every=n, first=k - 1)
     with (folder/"pages.jsonl").open("w", encoding="utf-8") as out:
         out.writelines(json.dumps(asdict(page)) + "\n" for page in ledger.pages)

@@ -67,7 +67,7 @@ def check_before(
     bench.make("cfg", "batches")   # rows and plan; a row that no batch can hold
     if none := check_held_out(bench.data, bench.asked):
         raise ConfigError("eval_steps", none.says, "rows to evaluate on", none.fix)
-    if bench.asked.model == "tiny" and not all(source.own for source in bench.data.train.source.sources):
+    if bench.asked.model == "tiny" and not all(source.from_task for source in bench.data.train.source.sources):
         log("sft_nb: tiny is a toy that knows arithmetic and a few simple sentences: on other rows it shows that "
             f"everything works, and not what a model can learn from them; a small real one: {edit(model=_SMALL_MODEL)}")
     is_new = checked is None

@@ -12,7 +12,7 @@ from sft_nb.results.statistics import detectable, Difference, difference, power,
 from sft_nb.results.sweep import sweep, Sweep
 from sft_nb.results.verdict import compare, decide
 from sft_nb.tasks.core import task
-from sft_nb.tasks.measure import measure
+from sft_nb.tasks.metrics import measure_answers
 from sft_nb.training.train import train
 
 ROWS = [dict(question=f"{k}+1?", answer=f"It is {k + 1}.") for k in range(12)]
@@ -149,7 +149,7 @@ def test_graded_credit_is_what_accuracy_counts():
     @task("question", "answer")
     def graded(text, row): return float(text)
     found = [graded.score(text, ROWS[0]) for text in ("0.5", "1", "0")]
-    assert measure(graded, ["0.5", "1", "0"], found, ROWS[:3])["accuracy"] == .5
+    assert measure_answers(graded, ["0.5", "1", "0"], found, ROWS[:3])["accuracy"] == .5
     @task("question", "answer")
     def nothing(text, row): return None
     with pytest.raises(SftError, match="task 'nothing': it returned None"): nothing.score("x", ROWS[0])

@@ -1,5 +1,5 @@
 """The same rows are the same data whatever holds them, and a broken file is an error of ours."""
-import csv, gzip, itertools, json, pathlib, random
+import csv, gzip, inspect, itertools, json, pathlib, random
 
 import datasets, pandas, pyarrow, pyarrow.parquet, pytest
 from conftest import shared
@@ -65,7 +65,7 @@ def test_an_endless_generator_ends_where_no_more_rows_are_wanted(tokenizer):
 
 def test_a_disk_that_takes_no_more_rows_is_an_error_of_ours(monkeypatch):
     source = open_rows((r for r in pairs(3)), name="stream")[0]
-    kept = source.read.__closure__[0].cell_contents
+    kept = inspect.getclosurevars(source.read).nonlocals["rows"]
     monkeypatch.setattr(kept.file, "flush", lambda: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(SftError, match="it takes no more .No space left on device"): list(source)
 

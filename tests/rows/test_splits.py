@@ -72,7 +72,7 @@ def test_sides_of_a_folder(tmp_path, files, train, held):
 
 
 @pytest.mark.parametrize("files,says", [
-    (["train.jsonl", "test.jsonl", "all.jsonl"], "all.jsonl stands beside train.jsonl"),
+    (["train.jsonl", "test.jsonl", "all.jsonl"], "all.jsonl is next to train.jsonl"),
     (["val.jsonl", "test.jsonl"], "it has no training file"),
     (["train_test.jsonl", "val.jsonl"], "its name says train and test"),
 ])
@@ -326,4 +326,4 @@ def test_an_order_of_files_changes_no_side(tmp_path):
     files = DOMAINS[:]
     random.Random(0).shuffle(files)
     fill(tmp_path, *files)
-    assert [s.name for s in open_rows(tmp_path, side="eval")] == sorted(n for n in DOMAINS if "val" in n)
+    assert [s.name for s in open_rows(tmp_path, split="eval")] == sorted(n for n in DOMAINS if "val" in n)

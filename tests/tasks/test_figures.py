@@ -6,7 +6,7 @@ import pytest
 from conftest import shared
 
 from sft_nb.tasks.core import get_task, Score
-from sft_nb.tasks.measure import headline, measure
+from sft_nb.tasks.metrics import headline_figure, measure_answers
 from sft_nb.tasks.nli import class_figures
 from sft_nb.tasks.summarize import rouge
 from sft_nb.tasks.translate import corpus_figures, sentence_figures
@@ -77,7 +77,7 @@ def test_an_unreadable_answer_is_no_label():
     nli = get_task("nli")
     rows = nli.rows("eval", n=40)
     texts = ["I think so." for _ in rows]
-    found = measure(nli, texts, [nli.score(t, r) for t, r in zip(texts, rows)], rows)
+    found = measure_answers(nli, texts, [nli.score(t, r) for t, r in zip(texts, rows)], rows)
     assert found["accuracy"] == found["f1"] == found["answered"] == found["valid_json"] == 0 and found["unparsed"] == 1
     assert found["confusion_0_1"] == found["confusion_1_0"] == 0
     assert found["confusion_0_none"] + found["confusion_1_none"] == 40
@@ -87,7 +87,7 @@ def test_accuracy_by_the_length_of_the_thought():
     nli, row = get_task("nli"), dict(premise="A", hypothesis="B", label=1)
     def answer(words, label): return json.dumps(dict(thought_process="word " * words, predicted_label=label))
     texts = [answer(0, 1), answer(100, 0), answer(101, 1), answer(300, 1), answer(301, 0), "none"]
-    found = measure(nli, texts, [nli.score(t, row) for t in texts], [row] * 6)
+    found = measure_answers(nli, texts, [nli.score(t, row) for t in texts], [row] * 6)
     assert {k: v for k, v in found.items() if k.startswith("accuracy_")} == dict(
         accuracy_0_100=.5, accuracy_101_200=1., accuracy_201_300=1., accuracy_301_more=0.)
     assert [found[f"answers_{k}"] for k in ("0_100", "101_200", "201_300", "301_more")] == [2, 1, 1, 1]
@@ -101,7 +101,7 @@ def test_generated_rows_are_right_by_their_own_answer_and_held_out(name):
     prompts = [{task.messages(r)[0]["content"] for r in rows} for rows in (train, held)]
     assert not prompts[0] & prompts[1] and held == task.rows("eval", n=60, seed=7)
     assert task.rows("train", n=5, seed=1) != task.rows("train", n=5, seed=2)
-    assert headline(task) == "accuracy"
+    assert headline_figure(task) == "accuracy"
 
 
 def test_corpora_are_resampled_fast():
@@ -127,14 +127,14 @@ def rows_of(path:str, n:int|None=None)->list[dict]:
 def test_real_rows_are_right_by_their_own_answer(name, path, n):
     task = get_task(name)
     for row in rows_of(path, n):
-        for part in getattr(task, "parts", lambda r: [r])(row):
+        for part in getattr(task, "expand", lambda r: [r])(row):
             assert task.score(conversation(task, part, "row")[-1]["content"], part).correct, part
 
 
 def test_a_real_prompt_of_nli_has_the_tasks_words_and_no_special_token():
     nli = get_task("nli")
     for row in rows_of("mistral_nli_sample/sample_ft.jsonl"):
-        user, answer = nli.parts(row)[0]["messages"]
+        user, answer = nli.expand(row)[0]["messages"]
         asked = user["content"].removeprefix("Premise: ").split("\n\nUse chain")[0]
         premise, hypothesis = asked.split("\nHypothesis: ")
         made = nli.messages(dict(premise=premise, hypothesis=hypothesis, label=0))[0]

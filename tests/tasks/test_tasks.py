@@ -6,7 +6,7 @@ from conftest import shared
 from hypothesis import given, strategies as st
 
 from sft_nb.report import ConfigError, SftError
-from sft_nb.tasks.arithmetic import held_out, make_rows, solve
+from sft_nb.tasks.arithmetic import is_held_out, solve, TASK
 from sft_nb.tasks.core import get_task, task_names
 from sft_nb.tasks.numbers import final_number
 from sft_nb.tasks.gsm8k import GSM8K
@@ -37,16 +37,16 @@ def test_gsm8k_without_a_hub_says_which_file_to_give():
 
 
 def test_the_split_is_by_problem():
-    train = make_rows(4000, seed=7, evaluation=False)
-    test = make_rows(4000, seed=0, evaluation=True)
+    train = TASK.make_rows(4000, seed=7, evaluation=False)
+    test = TASK.make_rows(4000, seed=0, evaluation=True)
     assert not {r["problem"] for r in train} & {r["problem"] for r in test}
-    assert all(held_out(r["problem"]) for r in test)
-    assert not any(held_out(r["problem"]) for r in train)
+    assert all(is_held_out(r["problem"]) for r in test)
+    assert not any(is_held_out(r["problem"]) for r in train)
 
 
 @given(st.integers(0, 10**6))
 def test_generated_answers_are_right(seed):
-    for r in make_rows(3, seed=seed, evaluation=False):
+    for r in TASK.make_rows(3, seed=seed, evaluation=False):
         line = r["answer"].split("\n")[-2]
         left, right = line.split(" = ")
         assert eval(left) == int(right) == int(final_number(r["answer"])) == solve(*r["problem"])[1] >= 0
