@@ -17,7 +17,7 @@ from ..report import command, ConfigError, edit
 from ..settings import Config, defaults, describe_type, is_union, parse_duration, Setting, SETTINGS
 from ..foreign_meaning import ALIASES, full_name, plain_name
 from ..foreign_settings import FOREIGN, translate_setting
-from ..config_files import nearest_names, _pointer
+from ..config_files import known_alternative, nearest_names
 from ..config import config_names, find_config, load_config
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0opt01
@@ -230,7 +230,7 @@ def _with_a_run(name:str, other:str=""): return command(f"sft_nb {name} runs/NAM
 # %% ../../nbs/14_cli/00_options.ipynb #a66788ce
 def _no_option(command:str, name:str, known)->ConfigError:
     "The error for what is no option, with the nearest one"
-    pointer = _pointer(_bare(name)) if "learning_rate" in known else None
+    pointer = known_alternative(_bare(name)) if "learning_rate" in known else None
     near = nearest_names(_bare(name)[:100], [*known, *FOREIGN])
     if pointer or not near:
         return ConfigError(_LINE, f"{name[:100]} is not an option", "", pointer or _help_of(command))
