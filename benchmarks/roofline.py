@@ -122,7 +122,7 @@ def whole(cfg, tokenizer, batch, how, card:Card, layers:int)->dict[str,Cost]:
 
 def table(a)->dict:
     from transformers import AutoConfig
-    from sft_nb.batches.layout import Batch
+    from sft_nb.batches.layout import BatchLengths
     from sft_nb.config import load_config
     from sft_nb.model.hardware import find_device
     from sft_nb.planning.simulate import Pass
@@ -135,7 +135,7 @@ def table(a)->dict:
         peak = device.tflops * 1e12
         card = Card(.8 * peak, device.attention * peak, .85e9 * device.gb_per_second, a.rank, lengths)
         how = Pass(checkpointing=a.again, keep_attention=a.again)
-        costs = whole(cfg, load_tokenizer(cfg), Batch(lengths, True), how, card, shape["num_hidden_layers"])
+        costs = whole(cfg, load_tokenizer(cfg), BatchLengths(lengths, True), how, card, shape["num_hidden_layers"])
     busy = sum(c.seconds for c in costs.values())
     host = START * sum(c.operations for c in costs.values())
     flops = sum(c.flops for c in costs.values())

@@ -18,7 +18,7 @@ from .config import as_config, Config
 from .tokens.tokenizer import configure_tokenizer, load_tokenizer
 from .tokens.account import Data
 from .tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
-from .batches.pack import Batches, Rows, batches
+from .batches.packing import batch_sampler, BatchSampler, TrainingRows
 from .batches.layout import Layout, choose_layout
 from .model.hardware import find_hardware, free_memory, Hardware
 from .model.attention import choose_attention
@@ -162,10 +162,10 @@ class Workbench(_Planned):
         return choose_layout(self.cfg, attention or "", shape, self.tokenizer, model=model)
 
     @made_once
-    def batches(self)->Batches:
+    def batches(self)->BatchSampler:
         "Which rows make each micro-batch of this process; `SftError` for a row that no batch can hold"
         rank = int(os.environ.get("RANK", 0)) // self.cfg.sequence_parallel_size
-        return batches(self.cfg, self.data.train.lengths, rank=rank, world_size=data_processes(self.cfg))
+        return batch_sampler(self.cfg, self.data.train.lengths, rank=rank, world_size=data_processes(self.cfg))
 
 # %% ../nbs/08_workbench.ipynb #wb000061
 @patch
@@ -196,7 +196,7 @@ def rows(self:Workbench,
     numbers:list[int],   # of training examples; `~n` is row `n` with nothing to learn
 )->list[dict]:           # input_ids and labels
     "Training examples by their numbers"
-    return Rows(self.data.train.tokens).__getitems__([int(n) for n in numbers])
+    return TrainingRows(self.data.train.tokens).__getitems__([int(n) for n in numbers])
 
 # %% ../nbs/08_workbench.ipynb #wb000050
 @patch

@@ -53,7 +53,7 @@ def error_finding(
     return fail(f"{otherwise}: {type(error).__name__}: {error_summary(error)}", check=name)
 
 # %% ../../nbs/09_checks/00_core.ipynb #76a4525c
-_WORDS = dict(cfg="plan", some_batch="batch", worst_batch="largest batch")
+_WORDS = dict(cfg="plan", some_batch="batch", largest_batch="largest batch")
 
 def word_for(
     part:str,   # a name of the evidence: first_step

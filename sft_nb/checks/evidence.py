@@ -17,8 +17,8 @@ from ..config import Config
 from ..tokens.encode import end_ids
 from ..tokens.account import Data
 from ..batches.collate import DataCollatorForCausalLM
-from ..batches.layout import Layout, largest_rows
-from ..batches.pack import optimizer_steps
+from ..batches.layout import Layout, rows_of_largest_batch
+from ..batches.packing import optimizer_steps
 from ..model.hardware import Hardware
 from ..model.recompute import save_memory
 from ..model.loss import causal_lm
@@ -123,7 +123,7 @@ class BatchEvidence(RowEvidence):
     @made_once
     def batches(self)->list[list[int]]:
         "Of the first epoch, of all processes"
-        return self.bench.batches.all(0)
+        return self.bench.batches.all_batches(0)
 
     @made_once
     def supervised_tokens(self):
@@ -147,9 +147,9 @@ class BatchEvidence(RowEvidence):
 class LayoutEvidence(BatchEvidence):
     "The largest batch, and a few rows laid out in several ways"
     @made_once
-    def worst_batch(self)->dict:
+    def largest_batch(self)->dict:
         "The largest that the config can make"
-        return self.layout.collate(self.rows(largest_rows(self.cfg, self.data.train.lengths)))
+        return self.layout.collate(self.rows(rows_of_largest_batch(self.cfg, self.data.train.lengths)))
 
     @made_once
     def some_batch(self)->dict: return self.layout.collate(self.first_rows[:4])
@@ -213,7 +213,7 @@ class StepEvidence(LossEvidence):
     def first_step(self)->FirstStep:
         "A pass over the largest batch"
         _ = self.evaluated
-        return take_step(self.model, self.loss, self.worst_batch, scale=self.scale)
+        return take_step(self.model, self.loss, self.largest_batch, scale=self.scale)
 
     @made_once
     def slopes(self)->list[Slope]:

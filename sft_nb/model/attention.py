@@ -23,7 +23,7 @@ from transformers.masking_utils import and_masks, causal_mask_function, packed_s
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
 from ..report import ConfigError, SftError, edit, error_summary
-from ..batches.layout import model_class, only_attention
+from ..batches.layout import model_class, supports_flattening
 
 # %% ../../nbs/06_model/02_attention.ipynb #5e1b42b0
 class Documents(NamedTuple):
@@ -382,7 +382,7 @@ def _automatic(device:str, dtype:torch.dtype, shape)->tuple[str|None,str]:
     if flash: return flash, f"auto: {flash} is installed"
     if not getattr(kind, "_supports_attention_backend", False):
         return None, f"auto: {name} does not let its attention be chosen"
-    if not only_attention(shape): return None, f"auto: {name} has layers or positions that reach from row to row"
+    if not supports_flattening(shape): return None, f"auto: {name} has layers or positions that reach from row to row"
     if _has_its_own(kind, shape): return None, f"auto: {name} has an attention of its own"
     if device != "cuda": return "varlen", "auto: each row by itself, without padding or masks"
     return "varlen", f"auto: PyTorch's own variable-length kernel{broken}"

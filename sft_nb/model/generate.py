@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer
 from ..progress import Phase, show_progress
 from ..config import with_parameters_of
 from ..tokens.encode import encode_prompts
-from ..batches.layout import as_trained
+from ..batches.layout import autocast_to_weights
 from .hardware import free_memory, is_out_of_memory
 from .loss import causal_lm
 from .sampling import chosen, Sampling
@@ -65,7 +65,7 @@ def eval_mode(model):
     was = model.training
     model.eval()
     try:
-        with as_trained(model) if _is_mixed(model) else nullcontext(): yield model
+        with autocast_to_weights(model) if _is_mixed(model) else nullcontext(): yield model
     finally: model.train(was)
 
 # %% ../../nbs/06_model/09_generate.ipynb #gen0run2

@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 
 from ..report import SftError
 from ..batches.collate import supervised_positions
-from ..batches.layout import as_trained, probing
+from ..batches.layout import autocast_to_weights, inference_mode
 from .attention import told_documents
 from .blocks import BLOCK, blockwise_cross_entropy, fits_blocks, ROWS
 
@@ -249,7 +249,7 @@ def head_of(
     head = Head(model)
     device, vocabulary = model.get_input_embeddings().weight.device, model.config.get_text_config().vocab_size
     ids = torch.arange(8, device=device)[None] % vocabulary
-    with probing(model):
+    with inference_mode(model):
         own = model(ids, use_cache=False).logits
         ours = head(backbone(model)(ids, use_cache=False).last_hidden_state)
     if own.shape != ours.shape: return None
@@ -280,7 +280,7 @@ def _learned(head:Head, model)->list:
     dtype, device = model.get_input_embeddings().weight.dtype, model.get_output_embeddings().weight.device
     trained = [p for p in model.parameters() if p.requires_grad]
     size = model.config.get_text_config().hidden_size
-    with torch.enable_grad(), as_trained(model): scores = head(torch.ones(1, size, device=device, dtype=dtype))
+    with torch.enable_grad(), autocast_to_weights(model): scores = head(torch.ones(1, size, device=device, dtype=dtype))
     if not scores.requires_grad: return []
     gradients = torch.autograd.grad(scores.float().sum(), trained, allow_unused=True)
     places = {p: (module, name) for module in model.modules() for name, p in module._parameters.items()}

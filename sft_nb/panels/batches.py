@@ -20,7 +20,7 @@ from ..report import ConfigError, edit
 from ..config import Config
 from ..tokens.account import Data, Split
 from ..tokens.show import spans_html, spans_text, Token, tokens_of
-from ..batches.pack import Batches, Rows
+from ..batches.packing import BatchSampler, TrainingRows
 from ..workbench import Workbench, workbench_for
 from ..run.directory import Run
 from .panel import error_html, Panel
@@ -57,7 +57,7 @@ class Schedule:
 # %% ../../nbs/13_panels/01_batches.ipynb #st0sch04
 def schedule_of(
     cfg:Config,       # with nothing `auto` left
-    batches:Batches,  # of one process
+    batches:BatchSampler,  # of one process
 )->Schedule:
     "When the training of `cfg` takes which of `batches`"
     accumulation = cfg.gradient_accumulation_steps
@@ -118,11 +118,11 @@ class BatchState:
 
 # %% ../../nbs/13_panels/01_batches.ipynb #st0bat05
 @patch(as_prop=True)
-def batches(self:BatchState)->Batches:
+def batches(self:BatchState)->BatchSampler:
     "The rows of each batch of this split"
     if self.split == "train": return self.workbench.batches
     like = self.workbench.batches   # of the same process
-    return Batches([1] * len(self.side.tokens), batch_size=self.batch_size, shuffle=False, rank=like.rank,
+    return BatchSampler([1] * len(self.side.tokens), batch_size=self.batch_size, shuffle=False, rank=like.rank,
                    world_size=like.world_size)
 
 # %% ../../nbs/13_panels/01_batches.ipynb #5c5b5599
@@ -147,7 +147,7 @@ def numbers(self:BatchState)->list[int]:
 @patch
 def batch(self:BatchState)->dict:
     "The tensors that the model is given"
-    return self.workbench.layout.collate(Rows(self.side.tokens).__getitems__(self.numbers))
+    return self.workbench.layout.collate(TrainingRows(self.side.tokens).__getitems__(self.numbers))
 
 # %% ../../nbs/13_panels/01_batches.ipynb #st0mov01
 @patch

@@ -18,8 +18,8 @@ from fastcore.basics import patch
 from ..report import ConfigError, edit
 from ..config import Config
 from ..tokens.account import Data
-from ..batches.pack import batches
-from ..batches.layout import Batch, end_to_end, model_class, worst_batch
+from ..batches.packing import batch_sampler
+from ..batches.layout import BatchLengths, largest_batch, model_class, should_flatten
 from ..model.hardware import Device
 from ..model.attention import choose_attention
 from ..model.divided import check_heads, Division, division_of
@@ -82,7 +82,7 @@ class Planner:
         self.shape = load_shape(cfg, tokenizer)
         self.attention, self.why_attention = _attention(cfg, device, self.dtype, self.shape)
         check_heads(cfg, self.attention, self.shape)
-        self.flat, self.why_flat = end_to_end(cfg, self.attention, self.shape)
+        self.flat, self.why_flat = should_flatten(cfg, self.attention, self.shape)
         self.room = .95 * device.gib * 2**30   # bytes that can be planned with
         self.kept = {}
 
@@ -175,12 +175,12 @@ def ways(
 @patch
 def step(self:Planner,
     way:Way,
-    batch:Batch,
+    batch:BatchLengths,
     *, train:bool=True,   # False: an evaluation
 )->Step:
     "What a pass over `batch` takes beside what lies there all the time"
     cfg = self.cfg
-    batch = batch.among(cfg.sequence_parallel_size)
+    batch = batch.per_process(cfg.sequence_parallel_size)
     return footprint(
         replace(cfg, method=way.method), self.tokenizer, batch, whole=self.whole(way.method), attention=self.kernel,
         kind=self.device.kind, dtype=self.dtype, checkpointing=way.checkpointing, keep_attention=way.keep,
@@ -212,7 +212,7 @@ def evaluation(self:Planner,
     rows = self.rows.held_out[:self.cfg.per_device_eval_batch_size]
     if not self.cfg.eval_steps or not rows: return 0
     lengths = rows if self.flat else (rows[0],) * len(rows)
-    step = self.step(Way(method), Batch(lengths, self.flat, self.rows.share), train=False)
+    step = self.step(Way(method), BatchLengths(lengths, self.flat, self.rows.share), train=False)
     fixed = divided_bytes(self.whole(method), self.cfg.optim, self.division)
     return sum(n for part, n in fixed.items() if part != "gradients") + step.peak + 2**29
 
@@ -222,7 +222,7 @@ class Candidate:
     "A way, its worst batch, and what these take"
     way:Way
     budget:int|None     # tokens in a batch; None: rows as the config says
-    batch:Batch
+    batch:BatchLengths
     parts:dict          # bytes by part
     rate:float          # tokens of rows a second
     host:int=0          # bytes that wait in host memory
@@ -234,7 +234,7 @@ class Candidate:
 @patch
 def rate(self:Planner,
     way:Way,
-    batch:Batch,
+    batch:BatchLengths,
     *, activations:int=0,   # bytes
 )->float:
     "Tokens of rows in a second, padding not counted; a rough estimate"
@@ -248,10 +248,10 @@ def rate(self:Planner,
 @patch
 def batch(self:Planner,
     budget:int|None,   # tokens in it; None: rows as the config says
-)->Batch:
+)->BatchLengths:
     "The largest that there can be"
     rows = self.rows
-    return worst_batch(replace(self.cfg, max_tokens_per_batch=budget), rows.train,
+    return largest_batch(replace(self.cfg, max_tokens_per_batch=budget), rows.train,
                        flat=self.flat or budget is not None, share=rows.share, all_rows=rows.complete)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #39092900
@@ -264,7 +264,7 @@ def candidate(self:Planner,
     batch = self.batch(budget)
     step = self.step(way, batch)
     rate = self.rate(way, batch, activations=step.activations)
-    host = waiting_bytes(self.facts(way.method), batch.among(self.cfg.sequence_parallel_size), way.again)
+    host = waiting_bytes(self.facts(way.method), batch.per_process(self.cfg.sequence_parallel_size), way.again)
     return Candidate(way, budget, batch, self.parts(way.method, step), rate, host)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #db288be5
@@ -297,7 +297,7 @@ def rows_per_batch(self:Planner,
     if not self.rows.complete: lengths = np.tile(lengths, -(-4096 // len(lengths)))
     if len(lengths) > 20_000: lengths = np.random.default_rng(0).choice(lengths, 20_000, replace=False)
     cfg = replace(self.cfg, max_tokens_per_batch=budget, num_train_epochs=min(3., self.cfg.num_train_epochs))
-    packed = batches(cfg, lengths, world_size=self.world_size)
+    packed = batch_sampler(cfg, lengths, world_size=self.world_size)
     self.kept["rows", budget] = len(lengths) / packed.n
     return self.kept["rows", budget]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..report import ConfigError, SftError
 from ..config import Config
 from ..tokens.account import Data
-from ..batches.layout import only_attention
+from ..batches.layout import supports_flattening
 from ..model.hardware import find_hardware
 from ..model.load import load_shape
 from .plan import plan, Plan
@@ -42,7 +42,7 @@ def cautious(
     "`cfg` without a plan: padded, with checkpointing on a GPU"
     hardware = find_hardware(cfg)
     shared = cfg.sequence_parallel_size > 1
-    budget = int(data.train.lengths.max()) if only_attention(load_shape(cfg, data.tokenizer)) else None
+    budget = int(data.train.lengths.max()) if supports_flattening(load_shape(cfg, data.tokenizer)) else None
     safe = dict(method="qlora", gradient_checkpointing=hardware.device == "cuda", activation_offloading=False,
                 keep_attention=False, recompute_parts=False, padding_free=bool(cfg.max_tokens_per_batch) or shared,
                 max_tokens_per_batch=budget, attn_implementation="varlen" if shared else "auto")

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from ..config import Config
-from ..batches.layout import Batch
+from ..batches.layout import BatchLengths
 from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quantization, quiet
@@ -132,7 +132,7 @@ class Step:
         return Step(self.activations + added, self.forward + added, self.backward + added, self.layer)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #a7512ee9
-def _inputs(batch:Batch, attention:str|None, dtype:torch.dtype)->tuple[torch.Tensor,torch.Tensor]:
+def _inputs(batch:BatchLengths, attention:str|None, dtype:torch.dtype)->tuple[torch.Tensor,torch.Tensor]:
     "Token ids, and the mask that the attention of the batch would have"
     B, T = batch.shape
     ids = torch.zeros(B, T, dtype=torch.long)
@@ -140,20 +140,21 @@ def _inputs(batch:Batch, attention:str|None, dtype:torch.dtype)->tuple[torch.Ten
     return ids, torch.zeros(B, 1, T, T, dtype=dtype if attention == "eager" else torch.bool)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #3273101a
-def _supervised(inner, batch:Batch, dtype:torch.dtype, max_logits_mib:int, kind:str)->tuple[int,int]:
+def _supervised(inner, batch:BatchLengths, dtype:torch.dtype, max_logits_mib:int, kind:str)->tuple[int,int]:
     "Supervised positions, and how many of them make a chunk of the loss"
     n = max(1, int(sum(batch.lengths) * batch.share))
     return n, Head(inner).chunk(dtype, kind, max_logits_mib)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #724b78dd
-def _left_out(inner, batch:Batch, how:Pass)->int:
+def _left_out(inner, batch:BatchLengths, how:Pass)->int:
     "Bytes of what the chunks that are not run would add"
     n, chunk = _supervised(inner, batch, how.dtype, how.max_logits_mib, how.kind)
     width = inner.config.get_text_config().hidden_size
     return max(0, n - 2 * chunk) * width * how.dtype.itemsize * (1 + how.train)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #96d9ce86
-def _forward(inner, batch:Batch, attention:str, dtype:torch.dtype, max_logits_mib:int, kind:str="cpu")->torch.Tensor:
+def _forward(inner, batch:BatchLengths, attention:str, dtype:torch.dtype, max_logits_mib:int,
+             kind:str="cpu")->torch.Tensor:
     "Backbone and loss, as `sft_nb.model.loss` computes it"
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         ids, mask = _inputs(batch, attention, dtype)
@@ -202,7 +203,7 @@ def _autocast_flag(kind:str, dtype:torch.dtype):
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #708be02c
 @contextmanager
-def _runs(model, batch:Batch, how:Pass):
+def _runs(model, batch:BatchLengths, how:Pass):
     "Inside, tensors behave as they would in such a pass"
     cuda = how.kind == "cuda"
     documents = nullcontext()
@@ -238,13 +239,13 @@ def _ready(model, how:Pass)->MemoryTracker:
     return alive
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #3053207c
-def _waiting(inner, batch:Batch, how:Pass)->int:
+def _waiting(inner, batch:BatchLengths, how:Pass)->int:
     "Bytes that wait for their transport in the forward pass"
     if not how.offloading: return 0   # TRL lets five tensors wait, until the backward pass of the loss
     return 5 * batch.tokens * inner.config.get_text_config().hidden_size * how.dtype.itemsize
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #47d37e16
-def _run(model, batch:Batch, how:Pass, alive:MemoryTracker)->tuple[int,int,int]:
+def _run(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[int,int,int]:
     "Bytes alive after the forward pass, and the most in either direction, beside what was there before"
     begin = alive.now
     saved = _offloaded(model) if how.offloading and how.train else nullcontext()
@@ -259,7 +260,7 @@ def _run(model, batch:Batch, how:Pass, alive:MemoryTracker)->tuple[int,int,int]:
 # %% ../../nbs/07_planning/01_simulate.ipynb #f7c4f2c9
 def simulate(
     model,                  # from `skeleton`; it is used up
-    batch:Batch,
+    batch:BatchLengths,
     how:Pass=Pass(),        # noqa: B008  (it is frozen)
 )->Step:
     "Run a training step on fake tensors"
@@ -290,7 +291,7 @@ def _tell_apart(model, cfg:Config, how:Pass)->tuple:
 def footprint(
     cfg:Config,
     tokenizer,
-    batch:Batch,
+    batch:BatchLengths,
     *, whole=None,          # the skeleton with all layers; None: make it
     **how,                  # see `Pass`
 )->Step:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..batches.layout import Batch
+from ..batches.layout import BatchLengths
 from ..model.hardware import Device
 from ..model.loss import causal_lm
 from ..model.recompute import parts_of
@@ -71,14 +71,14 @@ class Again:
     offloading:bool=False  # what is kept comes back from host memory
 
 # %% ../../nbs/07_planning/02_speed.ipynb #50865163
-def _products(facts:Facts, batch:Batch, again:Again)->float:
+def _products(facts:Facts, batch:BatchLengths, again:Again)->float:
     "Floating-point operations of a pass, but for attention"
     linear = facts.linear * (4 + 2 * facts.full + 2 * again.layers) + facts.parts * 2 * again.parts
     layers = batch.tokens * (linear + facts.adapter * 6)
     return layers + batch.tokens * batch.share * facts.head * (4 + 2 * facts.full)
 
 # %% ../../nbs/07_planning/02_speed.ipynb #sp2attn01
-def _attention(facts:Facts, batch:Batch, again:Again)->float:
+def _attention(facts:Facts, batch:BatchLengths, again:Again)->float:
     "Floating-point operations of the attention of a pass; half of each square is masked"
     squares = len(batch.lengths) * max(batch.lengths) ** 2
     if batch.flat: squares = sum(n * n for n in batch.lengths)
@@ -87,7 +87,7 @@ def _attention(facts:Facts, batch:Batch, again:Again)->float:
 # %% ../../nbs/07_planning/02_speed.ipynb #sp2tran01
 def waiting_bytes(
     facts:Facts,
-    batch:Batch,
+    batch:BatchLengths,
     again:Again,
 )->int:
     "Bytes of a pass that wait in host memory"
@@ -100,7 +100,7 @@ def waiting_bytes(
 # %% ../../nbs/07_planning/02_speed.ipynb #2b99c480
 def pass_seconds(
     facts:Facts,
-    batch:Batch,
+    batch:BatchLengths,
     device:Device,
     *, activations:int,     # bytes
     again:Again=Again(),    # noqa: B008  (it is frozen)

@@ -19,8 +19,8 @@ from trl import SFTTrainer
 
 from ..progress import Phase
 from ..report import SftError, pluralise, edit, warn
-from ..batches.collate import WithPositions
-from ..batches.pack import Batches, EpochLoader, NumberedRows, Rows
+from ..batches.collate import CollatorWithPositions
+from ..batches.packing import BatchSampler, EpochLoader, NumberedRows, TrainingRows
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.load import broken_weights
 from ..model.precision import kept_exact
@@ -92,7 +92,7 @@ class SupervisedTrainer(DividesWeights, SFTTrainer):
         self.supervised = self.bench.supervised   # after TRL, which changes the head
         self.sharing = self.bench.cfg.sequence_parallel_size   # processes that share each row
         self.data_collator = in_shares(self.data_collator, self.sharing, supervised=self.supervised)
-        if self.supervised: self.data_collator = WithPositions(self.data_collator)
+        if self.supervised: self.data_collator = CollatorWithPositions(self.data_collator)
         self.flops_per_token = super().floating_point_ops(dict(input_ids=torch.zeros(1)))
     def create_model_card(self, *args, **kwargs): pass   # a card full of blanks, which somebody would publish
 
@@ -175,9 +175,9 @@ def get_train_dataloader(self:SupervisedTrainer)->DataLoader:
 def get_eval_dataloader(self:SupervisedTrainer, eval_dataset=None)->DataLoader:
     "Each held-out row once, whatever the number of processes"
     rows = self.eval_dataset if eval_dataset is None else eval_dataset
-    each = Batches([1] * len(rows), batch_size=self.args.per_device_eval_batch_size, shuffle=False,
+    each = BatchSampler([1] * len(rows), batch_size=self.args.per_device_eval_batch_size, shuffle=False,
                    rank=self.args.process_index // self.sharing, world_size=self.args.world_size // self.sharing)
-    return DataLoader(Rows(rows), batch_sampler=each, collate_fn=self.data_collator,
+    return DataLoader(TrainingRows(rows), batch_sampler=each, collate_fn=self.data_collator,
                       pin_memory=self.args.dataloader_pin_memory)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000022

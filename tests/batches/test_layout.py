@@ -9,7 +9,7 @@ from packaging.version import Version
 from shapes import ODD, model, shape
 
 from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
-from sft_nb.batches.layout import choose_layout, collator_for, end_to_end, largest_rows, worst_batch
+from sft_nb.batches.layout import choose_layout, collator_for, should_flatten, rows_of_largest_batch, largest_batch
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError
 
@@ -48,7 +48,7 @@ def test_a_model_whose_rows_would_read_each_other(tokenizer, kind):
     assert not auto.flat
     if kind in ("bloom", "mamba"): return   # known by the config: no plan chooses it
     planned = replace(asked, planned=frozenset({"padding_free"}))
-    assert end_to_end(planned, "varlen", m.config) == (True, "chosen by the plan")
+    assert should_flatten(planned, "varlen", m.config) == (True, "chosen by the plan")
     layout = choose_layout(planned, "varlen", m.config, tokenizer, model=m)
     assert layout.name == "padded" and "would read each other" in layout.reason
     with pytest.raises(ConfigError, match="read each other"):
@@ -60,10 +60,10 @@ def test_a_model_whose_rows_would_read_each_other(tokenizer, kind):
 def test_the_rows_of_the_largest_batch_are_not_larger_than_its_bound(n, budget, size):
     "What a plan takes for the largest batch bounds what can be made of the rows, and holds the longest"
     cfg = load_config(max_tokens_per_batch=budget, per_device_train_batch_size=size)
-    rows = largest_rows(cfg, n)
-    bound = worst_batch(cfg, n, flat=True)
+    rows = rows_of_largest_batch(cfg, n)
+    bound = largest_batch(cfg, n, flat=True)
     assert len(set(rows)) == len(rows) and n[rows[0]] == max(n) == bound.lengths[0]
     assert sum(n[r] for r in rows) <= bound.tokens
     if budget is None: assert [n[r] for r in rows] == list(bound.lengths) == sorted(n, reverse=True)[:size]
     else: assert bound.tokens == min(budget, sum(n))
-    assert worst_batch(cfg, np.array(n), flat=True) == bound
+    assert largest_batch(cfg, np.array(n), flat=True) == bound

@@ -14,7 +14,7 @@ from shapes import folder, model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sft_nb.config import load_config
-from sft_nb.batches.collate import DataCollatorFlattening, WithPositions
+from sft_nb.batches.collate import DataCollatorFlattening, CollatorWithPositions
 from sft_nb.model import attention as ours, recompute
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import Documents, varlen_attention
@@ -156,7 +156,7 @@ def learner(dtype=torch.bfloat16, **how):
 
 def batch(lengths=LENGTHS):
     ids = rows()[0, :sum(lengths)].cpu().split(list(lengths))
-    made = WithPositions(DataCollatorFlattening())([dict(input_ids=r.tolist(), labels=r.tolist()) for r in ids])
+    made = CollatorWithPositions(DataCollatorFlattening())([dict(input_ids=r.tolist(), labels=r.tolist()) for r in ids])
     return {name: v.cuda() if torch.is_tensor(v) else v for name, v in made.items()}
 
 

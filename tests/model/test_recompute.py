@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from shapes import SHAPES, model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sft_nb.batches.layout import Batch
+from sft_nb.batches.layout import BatchLengths
 from sft_nb.checks.preflight import same_model
 from sft_nb.config import load_config
 from sft_nb.model import recompute
@@ -180,7 +180,7 @@ def test_living_bytes_are_as_planned(how, monkeypatch):
     "Of a real step on a CPU, and of the same step without numbers"
     shorten(monkeypatch, fewest=16, most=8)
     cfg, tok = load_config(lora_dropout=0., method="lora"), load_tokenizer(load_config())
-    fake = simulate(skeleton(cfg, tok, dtype=torch.float32), Batch(LENGTHS, True),
+    fake = simulate(skeleton(cfg, tok, dtype=torch.float32), BatchLengths(LENGTHS, True),
                     Pass(kind="cpu", dtype=torch.float32, checkpointing=True, **how))
     real = held(cfg, tok, how)
     assert abs(fake.activations - real) < .03 * real
@@ -195,10 +195,10 @@ def held(cfg, tok, how:dict)->int:
     inner.set_attn_implementation("varlen")
     how = Pass("varlen", "cpu", torch.float32, checkpointing=True, **how)
     _save_memory(m, how)
-    with MemoryTracker() as alive, _runs(m, Batch(LENGTHS, True), how):
+    with MemoryTracker() as alive, _runs(m, BatchLengths(LENGTHS, True), how):
         for t in (*m.parameters(), *m.buffers()): alive.add(t)
         before = alive.now
-        _loss = _forward(inner, Batch(LENGTHS, True), "varlen", torch.float32, 512)   # holds the graph
+        _loss = _forward(inner, BatchLengths(LENGTHS, True), "varlen", torch.float32, 512)   # holds the graph
         return alive.now - before
 
 

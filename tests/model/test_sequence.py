@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from shapes import SHAPES, folder, model
 from torch.multiprocessing.spawn import start_processes
 
-from sft_nb.batches.collate import DataCollatorFlattening, WithPositions
+from sft_nb.batches.collate import DataCollatorFlattening, CollatorWithPositions
 from sft_nb.config import load_config
 from sft_nb.model.attention import choose_attention
 from sft_nb.model.loss import add_supervised_loss
@@ -41,7 +41,7 @@ def computed(collate, kind:str, again=None, **more)->list:
     m = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)).train()
     if again: recompute_layers(m, **again)
     assert add_supervised_loss(m)
-    batch = WithPositions(collate)(rows())
+    batch = CollatorWithPositions(collate)(rows())
     out = m(**batch, supervised=True)
     out.loss.backward()
     counts = [torch.tensor(float(n)) for n in (out.n_tokens, out.n_correct, own_tokens(batch))]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from shapes import VISION, with_images
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from sft_nb.batches.layout import model_class, only_attention
+from sft_nb.batches.layout import model_class, supports_flattening
 from sft_nb.checks.model import check_trainable
 from sft_nb.config import load_config
 from sft_nb.model.adapter import load_model, name_base, target_modules, text_path
@@ -105,7 +105,7 @@ def test_which_class_is_loaded():
     both.architectures = None
     assert model_class(both).__name__ == "Llama4ForCausalLM" and auto_class(both) is AutoModelForCausalLM
     assert auto_class(with_images("gemma3")) is AutoModelForCausalLM
-    assert not only_attention(with_images("llama4"))   # its chunks would be counted from the first row of a batch
+    assert not supports_flattening(with_images("llama4"))   # its chunks would be counted from the first row of a batch
 
 
 def test_a_model_that_continues_no_text_is_refused(tmp_path, tokenizer):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from shapes import folder
 
-from sft_nb.batches.layout import worst_batch
+from sft_nb.batches.layout import largest_batch
 from sft_nb.config import load_config
 from sft_nb.model.attention import _GROUPS
 from sft_nb.model.hardware import DEVICES, find_device, this_device
@@ -169,7 +169,7 @@ def test_every_card_has_a_plan_and_a_wrong_one_an_error(tmp_path):
     with pytest.raises(ConfigError, match="not in the list"): find_device("voodoo2")
     with pytest.raises(ConfigError, match="no such attention"): plan(replace(cfg, attn_implementation="sdpaa"), data)
     narrow = replace(cfg, max_tokens_per_batch=10)
-    with pytest.raises(SftError, match="the longest row is"): worst_batch(narrow, data.train.lengths, flat=True)
+    with pytest.raises(SftError, match="the longest row is"): largest_batch(narrow, data.train.lengths, flat=True)
 
 
 CARDS = (("NVIDIA H200", 139.8, "h200-141gb"), ("NVIDIA GeForce RTX 4090", 23.6, "rtx4090-24gb"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from shapes import folder
 
-from sft_nb.batches.layout import Batch
+from sft_nb.batches.layout import BatchLengths
 from sft_nb.config import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import assume_documents
@@ -48,8 +48,8 @@ def tracked(model, batch, attention, *, checkpointing=False)->tuple[int, int, in
 
 
 ROWS = (60, 40, 100)
-WAYS = {"varlen": (Batch(ROWS, True), "varlen"), "sdpa": (Batch(ROWS, False), "sdpa"),
-        "eager": (Batch(ROWS, False), "eager"), "varlen-padded": (Batch(ROWS, False), "varlen")}
+WAYS = {"varlen": (BatchLengths(ROWS, True), "varlen"), "sdpa": (BatchLengths(ROWS, False), "sdpa"),
+        "eager": (BatchLengths(ROWS, False), "eager"), "varlen-padded": (BatchLengths(ROWS, False), "varlen")}
 
 
 @pytest.mark.parametrize("kind", EIGHT)
@@ -70,7 +70,7 @@ def test_a_vocabulary_in_blocks(tmp_path, tokenizer, rows):
     "Two of its blocks are run, and stand for all"
     cfg = load_config(model=folder(tmp_path, "qwen3", num_hidden_layers=6, vocab_size=20_000), tokenizer="tiny",
                       init="random", method="lora")
-    batch = Batch(rows, True)
+    batch = BatchLengths(rows, True)
     step = footprint(cfg, tokenizer, batch, attention="varlen", kind="cpu", dtype=torch.float32)
     saved, forward, backward = tracked(load_model(cfg, tokenizer), batch, "varlen")
     assert step.activations == pytest.approx(saved, rel=.1)
@@ -87,7 +87,7 @@ HOW = dict(lora=dict(method="lora"), qlora=dict(), full=dict(method="full"),
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
 def test_checkpointing(tmp_path, tokenizer, how):
     "Checkpoints are no saved tensors of their own, so the peaks of a real step are compared"
-    batch, on_cpu = Batch(ROWS, True), dict(attention="varlen", kind="cpu", dtype=torch.float32)
+    batch, on_cpu = BatchLengths(ROWS, True), dict(attention="varlen", kind="cpu", dtype=torch.float32)
     six = folder(tmp_path, "qwen3", num_hidden_layers=6)
     cfg = load_config(model=six, tokenizer="tiny", init="random", **how)
     step = footprint(cfg, tokenizer, batch, checkpointing=True, **on_cpu)
@@ -98,7 +98,7 @@ def test_checkpointing(tmp_path, tokenizer, how):
 
 
 def test_a_step_is_simulated_once_in_a_process(monkeypatch):
-    tok, batch, done = load_tokenizer(load_config()), Batch((33, 22), True), []
+    tok, batch, done = load_tokenizer(load_config()), BatchLengths((33, 22), True), []
     whole = simulation.simulate
     def counted(*args):
         done.append(args)
@@ -113,5 +113,5 @@ def test_a_step_is_simulated_once_in_a_process(monkeypatch):
         simulation.footprint(load_config("demo", **how), tok, batch)
         assert len(done) == n, how
     simulation.footprint(load_config("demo"), tok, batch, checkpointing=True)
-    simulation.footprint(load_config("demo"), tok, Batch((33, 23), True))
+    simulation.footprint(load_config("demo"), tok, BatchLengths((33, 23), True))
     assert len(done) == n + 2

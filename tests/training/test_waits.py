@@ -61,6 +61,6 @@ def test_at_most_two_waits_a_micro_batch(tmp_path, how):
 def test_a_wait_is_seen(tmp_path, monkeypatch):
     "The count itself can fail: without what the collator knows, each micro-batch asks for it"
     from sft_nb.training import trainer
-    monkeypatch.setattr(trainer, "WithPositions", lambda collate: collate)
+    monkeypatch.setattr(trainer, "CollatorWithPositions", lambda collate: collate)
     without = waits_of_a_step(tmp_path, 3, padding_free=True)
     assert without["collate.py:supervised_positions"] == 3

@@ -11,7 +11,7 @@ from sft_nb.batches.collate import DataCollatorFlattening
 from sft_nb.config import load_config
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import model_path
-from sft_nb.batches.pack import Batches, Rows, batches, pack
+from sft_nb.batches.packing import batch_sampler, BatchSampler, pack_rows, TrainingRows
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=120)
 modes = st.sampled_from([dict(batch_size=1), dict(batch_size=7), dict(batch_size=7, group_by_length=True),
@@ -23,7 +23,7 @@ in_order = st.sampled_from([dict(batch_size=7, shuffle=False), dict(max_tokens=6
 @how(max_examples=300, deadline=None)
 def test_every_row_is_in_one_batch_of_one_process(n, mode, seed, world, epoch):
     if len(n) < world: return
-    ranks = [Batches(n, seed=seed, epochs=3, rank=r, world_size=world, **mode) for r in range(world)]
+    ranks = [BatchSampler(n, seed=seed, epochs=3, rank=r, world_size=world, **mode) for r in range(world)]
     for b in ranks: b.set_epoch(epoch)
     parts = [list(b) for b in ranks]
     assert [len(p) for p in parts] == [len(ranks[0])] * world and all(b for p in parts for b in p)
@@ -41,24 +41,25 @@ def test_every_row_is_in_one_batch_of_one_process(n, mode, seed, world, epoch):
 @how(max_examples=100, deadline=None)
 def test_epochs_differ_and_seeds_differ(n, mode):
     if len(n) < 30: return
-    b = Batches(n, seed=1, epochs=2, **mode)
+    b = BatchSampler(n, seed=1, epochs=2, **mode)
     first = list(b)
     b.set_epoch(1)
     assert list(b) != first and len(list(b)) == len(first)
-    assert list(Batches(n, seed=2, epochs=2, **mode)) != first and list(Batches(n, seed=1, epochs=2, **mode)) == first
+    assert list(BatchSampler(n, seed=2, epochs=2, **mode)) != first
+    assert list(BatchSampler(n, seed=1, epochs=2, **mode)) == first
 
 
 @given(lengths, in_order, st.integers(0, 3))
 @how(max_examples=100, deadline=None)
 def test_rows_that_are_not_shuffled_come_in_the_order_of_the_file(n, mode, epoch):
-    assert [r for b in Batches(n, epochs=2, **mode).all(epoch) for r in b] == list(range(len(n)))
+    assert [r for b in BatchSampler(n, epochs=2, **mode).all_batches(epoch) for r in b] == list(range(len(n)))
 
 
 @pytest.mark.parametrize("mode", [dict(batch_size=4), dict(batch_size=4, group_by_length=True), dict(max_tokens=60)])
 def test_epochs_beyond_those_that_were_asked_for_differ_too(mode):
     "`max_steps` may go through more epochs than `num_train_epochs`"
-    b = Batches(np.random.default_rng(0).integers(1, 60, 100), epochs=1, **mode)
-    epochs = [b.all(e) for e in range(5)]
+    b = BatchSampler(np.random.default_rng(0).integers(1, 60, 100), epochs=1, **mode)
+    epochs = [b.all_batches(e) for e in range(5)]
     assert len({str(e) for e in epochs}) == 5 and {len(e) for e in epochs} == {b.n}
     if "max_tokens" not in mode: assert len({str(sorted(map(sorted, e))) for e in epochs}) == 5   # other neighbours too
 
@@ -67,7 +68,8 @@ def test_the_steps_of_two_processes_have_the_rows_of_one():
     "Micro-batches k and k+1 of one process are those of two processes, but for the last"
     n = np.random.default_rng(0).integers(1, 500, 999)
     for mode in (dict(max_tokens=2048), dict(batch_size=4), dict(batch_size=4, group_by_length=True)):
-        one, two = list(Batches(n, **mode)), [list(Batches(n, rank=r, world_size=2, **mode)) for r in range(2)]
+        one = list(BatchSampler(n, **mode))
+        two = [list(BatchSampler(n, rank=r, world_size=2, **mode)) for r in range(2)]
         both = [b for pair in zip(*two) for b in pair]
         assert both[:len(one) - 1] == one[:len(one) - 1]
 
@@ -77,7 +79,7 @@ def test_gsm8k_at_4096_is_at_least_97_percent_full():
                       eval_samples=0, max_length=4096)
     n = prepare(cfg).train.lengths
     for seed in (0, 1, 2):
-        b = Batches(n, max_tokens=4096, seed=seed)
+        b = BatchSampler(n, max_tokens=4096, seed=seed)
         assert n.sum() / (len(b) * 4096) >= .97
 
 
@@ -86,7 +88,7 @@ def test_gsm8k_at_4096_is_at_least_97_percent_full():
 def test_batches_by_number_are_the_batches_of_the_epochs(n, mode, world, accumulation):
     "`batches[k]` for every k, and each of them in one step"
     if len(n) < world: return
-    b = Batches(n, epochs=3, rank=world - 1, world_size=world, **mode)
+    b = BatchSampler(n, epochs=3, rank=world - 1, world_size=world, **mode)
     want = []
     for epoch in range(3):
         b.set_epoch(epoch)
@@ -108,7 +110,8 @@ class _Recording(Trainer):
     "Keeps the rows of every micro-batch, by the optimiser step that they made"
     def get_train_dataloader(self):
         self.seen = {}
-        return _Epochs(Rows(self.train_dataset), batch_sampler=self.sampler, collate_fn=lambda rows: dict(rows=rows))
+        rows = TrainingRows(self.train_dataset)
+        return _Epochs(rows, batch_sampler=self.sampler, collate_fn=lambda rows: dict(rows=rows))
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         seen = self.seen.setdefault(self.state.global_step + 1, [])
@@ -134,12 +137,12 @@ def test_a_step_has_the_rows_that_transformers_trainer_gives_it(tmp_path, mode, 
     "The reference is transformers' own loop over the rows of the demo, the remainder of an epoch included"
     cfg = load_config("demo", max_samples=100, eval_samples=0, num_train_epochs=epochs, **mode)
     data = prepare(cfg)
-    b = batches(cfg, data.train.lengths)
+    b = batch_sampler(cfg, data.train.lengths)
     how = TrainingArguments(
         tmp_path, gradient_accumulation_steps=accumulation, num_train_epochs=epochs, report_to=[], use_cpu=True,
         remove_unused_columns=False, save_strategy="no", disable_tqdm=True, logging_strategy="no")
     trainer = _Recording(_Nothing(), how, train_dataset=data.train.tokens)
-    trainer.sampler = batches(cfg, data.train.lengths)
+    trainer.sampler = batch_sampler(cfg, data.train.lengths)
     trainer.train()
     assert len(trainer.seen) == trainer.state.global_step == np.ceil(b.steps(accumulation) / b.epochs * epochs)
     ids = [tuple(row["input_ids"]) for row in data.train.tokens]
@@ -174,5 +177,5 @@ def test_no_document_sees_another(model, rows):
 def test_no_two_batches_would_fit_into_one(n):
     "What every any-fit packing promises, so at most twice the least number of batches"
     n = np.array(n)
-    size = sorted(int(n[b].sum()) for b in pack(n, 60, np.arange(len(n))))
+    size = sorted(int(n[b].sum()) for b in pack_rows(n, 60, np.arange(len(n))))
     assert len(size) < 2 or size[0] + size[1] > 60
