@@ -20,7 +20,7 @@ def folders(tmp_path, monkeypatch):
     "A home and, in another folder, a project that is worked in; no key is set"
     for name in [n for n in os.environ if credentials.is_allowed_in_env_file(n)]: monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path/"home"))
-    monkeypatch.setattr(credentials, "_SAID", set())
+    monkeypatch.setattr(credentials, "_WARNED", set())
     monkeypatch.setattr(credentials, "_FROM_FILES", {})
     for folder in ("home", "above/project"): (tmp_path/folder).mkdir(parents=True)
     monkeypatch.chdir(tmp_path/"above/project")
@@ -170,14 +170,14 @@ def test_short_values_and_passwords_of_connection_strings(monkeypatch):
 
 
 def test_a_setting_that_is_a_secret_by_its_name(tmp_path):
-    "a value of no known shape; settings of other programs are kept in config.json as they were given"
+    "a value of no known shape; settings of other programs are displayed as they were given"
     from sft_nb.config import load_config, save_config
     from sft_nb.report import ConfigError
     given = dict(hub_token="open-sesame", comet_api_key="open-sesame", dataset_kwargs=dict(password=["open-sesame"]))
     cfg = load_config(model="tiny", **given, eos_token="</s>", train_tokens=("<|a|>",))
     saved = save_config(cfg, tmp_path/"config.json").read_text()
-    assert "open-sesame" not in saved + repr(cfg) + cfg._repr_html_() and saved.count("<secret>") == 3
-    assert "eos_token = '</s>'" in saved and cfg.train_tokens == ("<|a|>",)
+    assert "open-sesame" not in saved + repr(cfg) + cfg._repr_html_() and repr(cfg).count("<secret>") == 3
+    assert "eos_token = '</s>'" in repr(cfg) and cfg.train_tokens == ("<|a|>",)
     assert load_config(tmp_path/"config.json") == cfg
     with pytest.raises(ConfigError) as e: load_config(model_init_kwargs=dict(token="open-sesame"))
     assert "open-sesame" not in str(e.value)

@@ -97,14 +97,14 @@ def run_checks(
 )->list[Finding]:
     "What all checks find, and what could not be made"
     told, findings = set(), []
-    with Phase("preflight", len(all_checks()), whole=True) as phase:
+    with Phase("preflight", len(all_checks()), hide_inner=True) as phase:
         for name, f in all_checks():
             found = run_check(name, f, evidence)
             new = {part: e for part, e in evidence.failures.items() if part not in told}
             findings += [error_finding(word_for(part), e, "it could not be made") for part, e in new.items()]
             findings += found
             told |= set(new)
-            phase.at(phase.done + 1)
+            phase.update(phase.done + 1)
     return findings
 
 # %% ../../nbs/09_checks/09_preflight.ipynb #eb9ddd3f

@@ -350,7 +350,7 @@ def continue_tokens(
         for row, answer in write(prompts):
             answers[row] = answer
             if on_answer is not None: on_answer(row, answer)
-            phase.at(len(answers))
+            phase.update(len(answers))
     return [answers[i] for i in range(len(prompts))]
 
 # %% ../../nbs/06_model/09_generate.ipynb #8aa0ca45

@@ -69,7 +69,7 @@ def ask_server(
 def _counted(phase:Phase, replies):
     "Each reply, when it is there, and told"
     for reply in replies:
-        phase.at(phase.done + 1)
+        phase.update(phase.done + 1)
         yield reply
 
 # %% ../../nbs/12_results/06_served.ipynb #srv5bas2

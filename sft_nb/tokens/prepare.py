@@ -53,7 +53,7 @@ def _run(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder:Path, 
             closing(reader(rows, **part)) as batches:
         for batch, encoded in batches:
             ledger.add(batch, encoded)
-            phase.at(phase.done + len(batch.rows))
+            phase.update(phase.done + len(batch.rows))
     ledger.close()
     if not ledger.stats and not part: raise _nothing_left(ledger, rows)
     return ledger

@@ -346,7 +346,7 @@ def sample(self:Guards, model, step:int)->None:
     "Decode a few prompts; two bad samples in a row may stop the run"
     if not (is_main_process() and self.bench.alone) or step == self.sampled: return
     began, self.sampled = time.monotonic(), step
-    with Phase("sampling", whole=True): found = self._decode(model, step, self.tokens_to_sample())
+    with Phase("sampling", hide_inner=True): found = self._decode(model, step, self.tokens_to_sample())
     self._keep_answers(step)
     seconds, longest = time.monotonic() - began, max((a.n_tokens for a in self.probe.answers), default=0)
     self.spent += seconds

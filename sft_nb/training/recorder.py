@@ -212,13 +212,13 @@ class Recorder(TrainerCallback):
         self.phase = Phase("training", state.max_steps, done=state.global_step).__enter__()
     def on_step_end(self, args, state, control, **kwargs):
         "The last step is logged, whatever logging_steps says"
-        self.phase.at(state.global_step)
+        self.phase.update(state.global_step)
         if state.global_step >= state.max_steps: control.should_log = True
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero: return
         self._record(dict(step=state.global_step, **logs, **self._figures(logs), seconds=self.seconds))
-        if "loss" in logs and self.phase: self.phase.at(state.global_step, loss=logs["loss"])
+        if "loss" in logs and self.phase: self.phase.update(state.global_step, loss=logs["loss"])
         said = ", ".join(f"{k} {v:.4g}" for k, v in logs.items() if k in ("loss", "eval_loss", "grad_norm"))
         if said and not shows_bars(): print(f"step {state.global_step} of {state.max_steps}: {said}", flush=True)
 
@@ -227,7 +227,7 @@ class Recorder(TrainerCallback):
 def on_prediction_step(self:Recorder, args, state, control, eval_dataloader=None, **kwargs):
     "A batch of an evaluation is done"
     if self.evaluating is None: self.evaluating = Phase("evaluating", len(eval_dataloader or ())).__enter__()
-    self.evaluating.at(self.evaluating.done + 1)
+    self.evaluating.update(self.evaluating.done + 1)
 
 # %% ../../nbs/11_training/01_recorder.ipynb #057bb17f
 @patch

@@ -91,7 +91,7 @@ def test_a_notebook_has_one_place_and_nothing_red(monkeypatch, capsys):
     with show_progress(), Phase("training", 2) as steps:
         bar = progress._BAR.get()
         bar.every = bar._next = 0.
-        for k in (1, 2): steps.at(k)
+        for k in (1, 2): steps.update(k)
         log("sft_nb: a sentence")
     assert ["0 of 2" in drawn[0], "2 of 2" in drawn[-2], drawn[-1]] == [True, True, ""]
     assert capsys.readouterr() == ("sft_nb: a sentence\n", "")
