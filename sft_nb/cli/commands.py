@@ -295,9 +295,9 @@ def _noticed(run)->list[Finding]:
 # %% ../../nbs/14_cli/01_commands.ipynb #e29f8178
 def _score_or_say(run, n_examples:int)->None:
     "Scores of a finished run, if it has rows to score"
-    from sft_nb.tokens.conversations import source_of
+    from sft_nb.tokens.conversations import open_split
     from sft_nb.tasks.core import task_of
-    if source_of(run.config, task_of(run.config), "eval") is None:
+    if open_split(run.config, task_of(run.config), "eval") is None:
         fix = edit(eval_file="rows.jsonl") | edit(eval_fraction=.05)
         return _say(f"no rows are held out, so nothing is scored. Next time: {fix}")
     from sft_nb.results.evaluate import evaluate

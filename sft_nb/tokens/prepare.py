@@ -28,7 +28,7 @@ from ..tasks.core import Task, task_of
 from .tokenizer import load_tokenizer
 from .template import Template
 from .skeleton import SkeletonMismatch
-from .conversations import _brings, sides_of, source_of
+from .conversations import has_own_eval_rows, hold_out, open_split
 from .stream import Reader
 from .ledger import Ledger
 from .account import _longer, _reasons, Data, data_report, load_split, Split
@@ -165,11 +165,12 @@ def make_split(
 def _both(cfg:Config, task:Task, train, eval):
     "Name and rows of each side, one after the other; rows from memory may be cut in two as well"
     if train is not None and eval is None and (cfg.eval_fraction or cfg.eval_rows) and cfg.eval_samples:
-        yield from zip(("train", "eval"), sides_of(cfg, task, open_rows(train, name="train rows"), given=True))
+        yield from zip(("train", "eval"), hold_out(cfg, task, open_rows(train, name="train rows"), in_memory=True))
         return
-    yield "train", source_of(cfg, task, "train", train)
-    if train is not None and eval is None and cfg.eval_file is None and not _brings(task, alone=False): return
-    yield "eval", source_of(cfg, task, "eval", eval)   # not before the training rows are found to be sound
+    yield "train", open_split(cfg, task, "train", train)
+    asks_task = train is not None and eval is None and cfg.eval_file is None
+    if asks_task and not has_own_eval_rows(task, trains_on_own=False): return
+    yield "eval", open_split(cfg, task, "eval", eval)   # not before the training rows are found to be sound
 
 # %% ../../nbs/04_tokens/12_prepare.ipynb #prep0041
 def _is_whole(rows:Mixture)->bool:
@@ -324,7 +325,7 @@ def read_kept(
 )->tuple[dict[str,dict],dict[str,int]]:   # place -> row, in memory; reason -> rows that are left out
     "The rows of one side that `prepare` keeps; none where the side has no rows, `SftError` if nothing is left"
     task = task_of(cfg)
-    rows = source_of(cfg, task, split)
+    rows = open_split(cfg, task, split)
     if rows is None: return {}, {}
     side = _side(cfg, task, tokenizer or load_tokenizer(cfg), rows, split)
     if side.came_prepared: return dict(side.source), {}
@@ -365,7 +366,7 @@ def cache_kept_rows(
     home = cache_folder(cfg)
     for name, side in (("train", data.train), ("eval", data.eval)):
         if side is None or not side.source.in_memory: continue
-        rows = source_of(cfg, data.task, name)
+        rows = open_split(cfg, data.task, name)
         key = cache_key(cfg, data.task, data.tokenizer, rows)
         if key is None or (home/key).exists(): continue
         try:

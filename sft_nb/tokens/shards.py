@@ -24,7 +24,7 @@ from ..config import Config
 from ..rows.sources import disk_full_error, Mixture, open_rows, SHARD_NAME
 from ..tasks.core import Task, task_of
 from .tokenizer import load_tokenizer
-from .conversations import source_of
+from .conversations import open_split
 from .stream import Seen
 from .ledger import Counts, Ledger, Page
 from .account import _reasons, data_report, load_split
@@ -100,7 +100,7 @@ def prepare_shard(
     "Prepare a part of the rows; `SftError` for another of that name"
     (k, n), task, (fs, root) = part_of(part), task_of(cfg), _place(out)
     _check_duplicates(cfg)
-    tokenizer, rows, to = tokenizer or load_tokenizer(cfg), source_of(cfg, task, "train"), f"{root}/{_name(k, n)}"
+    tokenizer, rows, to = tokenizer or load_tokenizer(cfg), open_split(cfg, task, "train"), f"{root}/{_name(k, n)}"
     made = _made(cfg, task, tokenizer, rows)
     with _reaching(out):
         if _is_whole(fs, to): return _there(fs, to, f"{out}/{_name(k, n)}", made)
@@ -180,7 +180,7 @@ def _written(folder:Path, how:tuple, made:dict, k:int, n:int)->Report:
 def _write_held_out(file:Path, cfg:Config, task:Task, k:int, n:int)->None:
     "Number and row of those of this part that `eval_fraction` holds out"
     cut = cfg.eval_fraction or cfg.eval_rows
-    held_out = replace(source_of(replace(cfg, eval_samples=1), task, "eval"), n=None) if cut else ()
+    held_out = replace(open_split(replace(cfg, eval_samples=1), task, "eval"), n=None) if cut else ()
     with file.open("w", encoding="utf-8", errors="backslashreplace") as out:
         for number, (_, row) in enumerate(held_out):
             if number % n != k - 1: continue

@@ -23,10 +23,10 @@ from ..rows.unused_columns import is_numeric_label
 from ..rows.texts import answer_marker, end_marker, has_markup, is_filler, repeated_answers
 from ..tasks.core import Task
 from .template import Template, thought_of
-from .turns import Chunk, layout, says_something, supervised_messages
+from .turns import Chunk, layout, has_content, supervised_messages
 from .skeleton import Layouts
 from .encode import Encoded, Encoder
-from .conversations import _talk, Talk
+from .conversations import parse_row, ParsedRow
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #57r00006
 @dataclass
@@ -133,11 +133,11 @@ def read(self:Reader, place:str, row:dict)->Row:
     talk, examples = [], []
     try:
         if isinstance(row, SftError): raise row   # a line that could not be read
-        said = _talk(self.task, row, place, self.cfg)
-        talk = said.messages
-        self.count(said)
-        gone = said.gone or self.lacks(talk)
-        if said.gone and is_numeric_label(row): self.seen.label_zero += 1
+        parsed = parse_row(self.task, row, place, self.cfg)
+        talk = parsed.messages
+        self.count(parsed)
+        gone = parsed.dropped_because or self.lacks(talk)
+        if parsed.dropped_because and is_numeric_label(row): self.seen.label_zero += 1
         if not gone: examples = self.lay(talk, place)
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise
@@ -152,14 +152,14 @@ def _written(row:dict|SftError)->dict:
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #57r00021
 @patch
-def count(self:Reader, said:Talk)->None:
+def count(self:Reader, parsed:ParsedRow)->None:
     "Note what was in a row that is not learned"
-    if said.more and said.messages: self.seen.with_more += 1
-    for name, number in said.numbers.items():
+    if parsed.has_extra_messages and parsed.messages: self.seen.with_more += 1
+    for name, number in parsed.numbers.items():
         self.seen.numbers[name] = self.seen.numbers.get(name, 0) + 1
         if str(number).endswith(".0"): self.seen.examples.setdefault("whole_number", str(number))
-    names = said.unread
-    if not self.t.chat and said.messages and "chat_template_kwargs" in said.messages[0]:
+    names = parsed.unread
+    if not self.t.chat and parsed.messages and "chat_template_kwargs" in parsed.messages[0]:
         names = [*names, "chat_template_kwargs"]   # for a template that is not there
     for name in names: self.seen.unread[str(name)] = self.seen.unread.get(str(name), 0) + 1
 
@@ -202,7 +202,7 @@ def lay(self:Reader, talk:list[dict], place:str)->list[list[Chunk]]:
     return examples
 
 def _empty_answers(talk:list[dict])->int:
-    return sum(m["role"] == "assistant" and not says_something(m) for m in talk)
+    return sum(m["role"] == "assistant" and not has_content(m) for m in talk)
 
 def _token_chunks(m:dict, t:Template, where:str)->list[Chunk]:
     "Tokens that came as tokens, in runs of supervised ones and context"

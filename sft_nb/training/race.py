@@ -18,7 +18,7 @@ from ..config import Config, load_config
 from ..progress import log
 from ..tasks.core import task_of
 from ..tokens.tokenizer import load_tokenizer
-from ..tokens.conversations import source_of
+from ..tokens.conversations import open_split
 from ..model.divided import check_several
 from ..model.load import load_shape, one_base
 from ..run.directory import check_free
@@ -53,7 +53,7 @@ def _look_at(cfg:Config)->None:
     training_arguments(cfg, Path(cfg.runs_dir)/"x")
     tokenizer, task = load_tokenizer(cfg), task_of(cfg)
     load_shape(cfg, tokenizer)
-    if cfg.train_file: source_of(cfg, task, "train")
+    if cfg.train_file: open_split(cfg, task, "train")
 
 # %% ../../nbs/11_training/07_race.ipynb #2c085a78
 def _of_config(k:int, e:Exception)->SftError:

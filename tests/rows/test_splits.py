@@ -12,7 +12,7 @@ from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
 from sft_nb.rows.sources import open_rows, read_rows
 from sft_nb.tasks.core import get_task, task_of
-from sft_nb.tokens.conversations import conversation, read_split, source_of
+from sft_nb.tokens.conversations import conversation, read_split, open_split
 
 ARABIC = [("The network is fast.", "الشبكة سريعة."), ("Memory, \"cheap\"; a|b", "ذاكرة، «رخيصة»؛ 12%"),
           ("Code\u200f", "رمز\u200f")]
@@ -25,7 +25,7 @@ def read(split:str, task=None, **settings)->list[dict]:
 
 def names(split:str, **settings)->list[str]:
     cfg = load_config(task="chat", **settings)
-    found = source_of(cfg, get_task("chat"), split)
+    found = open_split(cfg, get_task("chat"), split)
     return [s.name for s in found.sources] if found else []
 
 
@@ -169,7 +169,7 @@ def test_columns_find_their_fields(tmp_path):
         assert read("train", task=get_task("gsm8k"), train_file=str(file), fields=fields) == [want]
     for fields in (typed, typed[:1]):
         cfg = load_config(task="arithmetic", train_file=str(file), fields=fields)
-        [(place, row)] = source_of(cfg, task_of(cfg), "train")
+        [(place, row)] = open_split(cfg, task_of(cfg), "train")
         if len(fields) == 2: assert row == want
         else:
             with pytest.raises(SftError, match="field answer is missing"): conversation(task_of(cfg), row, place, cfg)
@@ -256,7 +256,7 @@ def test_meetings_are_a_row_for_each_query_and_held_out_whole():
     meetings = list(read_rows(file).values())
     cfg = load_config(task="summarize", train_file=file, eval_fraction=.3, max_length=10**6, eval_samples=10**6)
     task = task_of(cfg)
-    sides = [list(source_of(cfg, task, split)) for split in ("train", "eval")]
+    sides = [list(open_split(cfg, task, split)) for split in ("train", "eval")]
     asked = sum(len(m["general_query_list"]) + len(m["specific_query_list"]) for m in meetings)
     assert len(meetings) == 35 and sum(map(len, sides)) == asked and min(map(len, sides)) > 20
     documents = [{json.dumps(row["document"]) for _, row in side} for side in sides]
@@ -269,12 +269,12 @@ def test_meetings_are_a_row_for_each_query_and_held_out_whole():
 
 def test_legal_texts_and_med_need_no_renaming():
     cfg = load_config(task="summarize", train_file=str(shared("data/legal_plain_english/all_v1.json")))
-    rows = list(source_of(cfg, task_of(cfg), "train"))
+    rows = list(open_split(cfg, task_of(cfg), "train"))
     assert len(rows) == 446
     for place, row in rows[:20]: assert conversation(task_of(cfg), row, place, cfg)[-1]["content"] == row["summary"]
     cfg = load_config(task="nli", train_file=str(shared("data/med_nli/MED.tsv")))
     task = task_of(cfg)
-    rows = source_of(cfg, task, "train")
+    rows = open_split(cfg, task, "train")
     labels = [conversation(task, row, place, cfg)[-1]["content"][-2] for place, row in rows]
     assert (labels.count("1"), labels.count("0")) == (2705, 2677)
 

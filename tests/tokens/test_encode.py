@@ -14,7 +14,7 @@ from sft_nb.tokens.encode import Encoder, encode, encode_prompts
 from sft_nb.tokens.skeleton import Layouts
 from sft_nb.tokens.template import _CALL, Template
 from sft_nb.tokens.tokenizer import load_tokenizer
-from sft_nb.tokens.turns import end_of_answer, layout, says_something
+from sft_nb.tokens.turns import end_of_answer, layout, has_content
 
 
 def talk_of(turns):
@@ -73,7 +73,7 @@ def conversations(seed:int, n:int):
     for _ in range(n):
         turns = [dict(role=role, content=r.choice(CONTENTS))
                  for _ in range(r.choice([1, 1, 2, 3, 6])) for role in ("user", "assistant")]
-        if not any(map(says_something, turns[1::2])): turns[-1]["content"] = "Hi"   # else there is nothing to learn
+        if not any(map(has_content, turns[1::2])): turns[-1]["content"] = "Hi"   # else there is nothing to learn
         yield [dict(role="system", content=r.choice(CONTENTS[:3] + CONTENTS[6:]))] * r.choice([0, 0, 1]) + turns
 
 
@@ -107,7 +107,7 @@ def check(tok, talk, examples, *, own=True):
     def write(m, **kw): return tok.apply_chat_template(parted(m), tokenize=False, **kw)
     def ids_of(m): return tok.apply_chat_template(parted(m), add_generation_prompt=True)["input_ids"]
     found = spans_of(examples)
-    answers = [i for i, m in enumerate(talk) if m["role"] == "assistant" and says_something(m)]
+    answers = [i for i, m in enumerate(talk) if m["role"] == "assistant" and has_content(m)]
     assert len(found) == len(answers), "one span for each answer that says something, and nothing of another role"
     special = {i for i, t in tok.added_tokens_decoder.items() if t.special}
     pieces = tok.convert_tokens_to_ids("\u2581the") != tok.unk_token_id

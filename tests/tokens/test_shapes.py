@@ -13,7 +13,7 @@ from sft_nb.rows.formats import normalise_message, to_messages
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
 from sft_nb.tokens.template import Template
 from sft_nb.tokens.tokenizer import load_tokenizer
-from sft_nb.tokens.turns import says_something
+from sft_nb.tokens.turns import has_content
 
 TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 OPEN = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -126,7 +126,7 @@ def test_only_the_answers_own_words(shape, talk):
         assert "changes the answer" in str(e)
         assert any(m["content"] != m["content"].strip() or "<" in m["content"] for m in messages), (str(e), messages)
         return
-    at = [i for i, m in enumerate(messages) if m["role"] == "assistant" and says_something(m)]
+    at = [i for i, m in enumerate(messages) if m["role"] == "assistant" and has_content(m)]
     found = list(spans(rows))
     assert len(found) == len(at)
     for (before, span), i in zip(found, at):

@@ -64,7 +64,7 @@ def test_plain_conversations_are_read_like_all_others(tokenizer, monkeypatch, se
         reader = Reader(load_config(task="chat", **dict(on_bad_row="drop") | settings), Chat(), Template(tokenizer))
         return [(batch.rows, batch.seen) for batch in reader.batches(rows)]
     fast = read()
-    monkeypatch.setattr(conversations, "_plain_conversation", lambda *_: None)
+    monkeypatch.setattr(conversations, "_plain_messages", lambda *_: None)
     assert fast == read()
 
 
