@@ -26,7 +26,7 @@ from .foreign_meaning import FileSettings, full_name, Meaning, plain_name
 from .foreign_settings import (
     dependent_defaults, meanings_of, method_refusal, refusal, TOOLS, translate_setting, VALUES)
 from .config_files import (
-    ASSIGNED, CONFIGS, DEFAULT, Entry, is_known_name, nearest_names, normalise, OVERRIDE, read_json_config,
+    ASSIGNED, CONFIGS, DEFAULT, SettingEntry, is_known_name, nearest_names, normalise, OVERRIDE, read_json_config,
     read_python_config, read_yaml_config, unknown_setting_error)
 
 # %% ../nbs/01_config.ipynb #4bd07cdc
@@ -38,12 +38,12 @@ def short_repr(v:Any)->str:
 class SettingsMerger:
     "Merges entries into one for each setting, and collects the problems"
     def __init__(self):
-        self.best:dict[str,Entry] = {}       # setting -> the entry that counts
+        self.best:dict[str,SettingEntry] = {}       # setting -> the entry that counts
         self.accepted:dict[str,str] = {}     # another tool's setting -> why nothing is done about it
         self.problems:list[ConfigError] = []
         self.methods:list[tuple] = []        # other methods than supervised fine-tuning, and where they are asked for
 
-    def add(self, new:Entry, full:str)->None:
+    def add(self, new:SettingEntry, full:str)->None:
         "The higher rank counts; two of the same rank must agree"
         old = self.best.setdefault(full, new)
         if new.rank > old.rank: self.best[full] = new
@@ -52,7 +52,7 @@ class SettingsMerger:
             fix = f"keep {old.name} or {new.name}, and delete the other"
             self.problems.append(ConfigError(new.source, found, "", fix))
 
-    def add_translated(self, entry:Entry, meant:Meaning)->None:
+    def add_translated(self, entry:SettingEntry, meant:Meaning)->None:
         "Add what another tool's setting means here, or note why it is accepted or refused"
         shown = f"{entry.name} = {short_repr(redact_setting(entry.name, entry.value))}"
         if meant.method:
@@ -77,7 +77,7 @@ _TRANSLATED_LAST = """packing sample_packing neat_packing batch_flattening datas
 
 @patch
 def merge(self:SettingsMerger,
-    entries:list[Entry],
+    entries:list[SettingEntry],
     folder:Path|None=None,        # of the file
 )->SettingsMerger:
     "Merge all entries: our own settings first, then those of another tool, then defaults that depend on both"
@@ -88,7 +88,7 @@ def merge(self:SettingsMerger,
     tool = next((e.tool for e in entries if e.tool), "")
     if tool:
         for full, v in TOOLS[tool].defaults.items():
-            self.add(Entry(full, v, f"{TOOLS[tool].title}'s default", DEFAULT), full)
+            self.add(SettingEntry(full, v, f"{TOOLS[tool].title}'s default", DEFAULT), full)
 
     with_output_dir = {e.rank for e in entries if plain_name(e.name) == "output_dir"}
     foreign = []
@@ -113,7 +113,7 @@ def merge(self:SettingsMerger,
 
     for full, v in dependent_defaults(file_settings()).items():
         if full not in self.best or self.best[full].rank == DEFAULT:
-            self.best[full] = Entry(full, v, f"{TOOLS[tool].title}'s default", DEFAULT)
+            self.best[full] = SettingEntry(full, v, f"{TOOLS[tool].title}'s default", DEFAULT)
     wandb, trackers = self.best.get("wandb"), self.best.get("report_to")
     if wandb and trackers and wandb.value is False and wandb.rank > trackers.rank and isinstance(trackers.value, tuple):
         others = tuple(name for name in trackers.value if name != "wandb")   # --no-wandb overrides the file
@@ -206,7 +206,7 @@ def load_config(
     if isinstance(name, Config):
         sources = {s: name.sources.get(s, "Config") for s in SETTINGS}
         ranks = {s: DEFAULT if source == "default" else ASSIGNED for s, source in sources.items()}
-        entries = [Entry(s, getattr(name, s), sources[s], ranks[s]) for s in SETTINGS]
+        entries = [SettingEntry(s, getattr(name, s), sources[s], ranks[s]) for s in SETTINGS]
     elif file is not None:
         readers = {".json": read_json_config, ".yaml": read_yaml_config, ".yml": read_yaml_config}
         entries, problems = readers.get(file.suffix, read_python_config)(file)
@@ -214,7 +214,7 @@ def load_config(
     tool = next((e.tool for e in entries if e.tool), "")
     if not entries and {"model_name_or_path", "dataset_name"} <= {*map(plain_name, overrides)}: tool = "trl"
     for k, v in overrides.items():
-        if is_known_name(k, tool): entries.append(Entry(k, v, source, OVERRIDE, tool))
+        if is_known_name(k, tool): entries.append(SettingEntry(k, v, source, OVERRIDE, tool))
         else: problems.append(unknown_setting_error(k, source, tool))
     merger = SettingsMerger().merge(entries, file.parent if file else None)
     if merger.methods: raise method_refusal(merger.methods)

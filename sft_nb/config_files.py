@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CONFIGS', 'OVERRIDE', 'ASSIGNED', 'IMPORTED', 'DEFAULT', 'nearest_names', 'is_known_name', 'known_alternative',
            'unknown_setting_error', 'register_task', 'registered_task', 'check_portable', 'normalise',
-           'run_config_file', 'Entry', 'read_python_config', 'read_yaml_config', 'read_json_config']
+           'run_config_file', 'SettingEntry', 'read_python_config', 'read_yaml_config', 'read_json_config']
 
 # %% ../nbs/00_config_files.ipynb #fa9a7c81
 import __future__, ast, builtins, difflib, importlib, json, re, sys, traceback, types
@@ -193,7 +193,7 @@ CONFIGS = Path(__file__).parent/"configs" if "__file__" in globals() else Path("
 OVERRIDE, ASSIGNED, IMPORTED, DEFAULT = 3, 2, 1, 0   # ranks: the highest wins
 
 @dataclass(frozen=True)
-class Entry:
+class SettingEntry:
     "A setting as it is written in one place"
     name:str     # as it is written there
     value:Any
@@ -202,7 +202,7 @@ class Entry:
     tool:str=""  # the tool whose file it is in: one of `TOOLS`
 
 # %% ../nbs/00_config_files.ipynb #aec7af52
-def read_python_config(path:Path)->tuple[list[Entry],list[ConfigError]]:
+def read_python_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     "The settings of a Python config, and an error for each unknown name"
     shown = f"sft_nb/configs/{path.name}" if path.parent == CONFIGS else str(path)
     names, tree = run_config_file(path), ast.parse(path.read_bytes())
@@ -212,9 +212,9 @@ def read_python_config(path:Path)->tuple[list[Entry],list[ConfigError]]:
     for name, v in names.items():
         where = f"{shown}:{lines[name]}" if name in lines else shown
         if not is_known_name(name): problems.append(unknown_setting_error(name, where))
-        elif name in lines: entries.append(Entry(name, v, where, ASSIGNED))
-        elif v == defaults().get(full_name(name), ...): entries.append(Entry(name, v, "default", DEFAULT))
-        else: entries.append(Entry(name, v, f"imported by {shown}", IMPORTED))
+        elif name in lines: entries.append(SettingEntry(name, v, where, ASSIGNED))
+        elif v == defaults().get(full_name(name), ...): entries.append(SettingEntry(name, v, "default", DEFAULT))
+        else: entries.append(SettingEntry(name, v, f"imported by {shown}", IMPORTED))
     return entries, problems
 
 # %% ../nbs/00_config_files.ipynb #cfgyam02
@@ -244,7 +244,7 @@ def _count_values(
 # %% ../nbs/00_config_files.ipynb #209ebb0b
 _MAX_YAML_VALUES = 100_000   # with aliases written out: a few lines can stand for billions
 
-def read_yaml_config(path:Path)->tuple[list[Entry],list[ConfigError]]:
+def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     "The settings of a YAML file, and an error for each unknown name; ConfigError if it cannot be read"
     import yaml
     try:
@@ -266,12 +266,12 @@ def read_yaml_config(path:Path)->tuple[list[Entry],list[ConfigError]]:
         if name.startswith(("_", ".", "x-")): continue
         source = f"{path}:{lines.get(name, 1)}"
         if is_known_name(name, tool):
-            if v is not None: entries.append(Entry(name, v, source, ASSIGNED, tool))
+            if v is not None: entries.append(SettingEntry(name, v, source, ASSIGNED, tool))
         elif not (tool and is_off(v)): problems.append(unknown_setting_error(name, source, tool))
     return entries, problems
 
 # %% ../nbs/00_config_files.ipynb #5971286c
-def read_json_config(path:Path)->tuple[list[Entry],list[ConfigError]]:
+def read_json_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     "The settings of a saved config, and an error for each unknown name; ConfigError if it cannot be read"
     try: saved = dict(read_json(path)["config"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
@@ -284,5 +284,6 @@ def read_json_config(path:Path)->tuple[list[Entry],list[ConfigError]]:
             continue
         normal = normalise(name, v).get(full_name(name), v)
         is_default = normal == defaults().get(full_name(name), ...)
-        entries.append(Entry(name, v, "default", DEFAULT) if is_default else Entry(name, v, str(path), ASSIGNED))
+        source, rank = ("default", DEFAULT) if is_default else (str(path), ASSIGNED)
+        entries.append(SettingEntry(name, v, source, rank))
     return entries, problems

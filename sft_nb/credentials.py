@@ -59,7 +59,7 @@ def redact_patterns(text:str)->str:
 
 # %% ../nbs/00_credentials.ipynb #key00012
 @lru_cache(256)
-def _encodings(value:str)->set[str]:
+def _encoded_forms(value:str)->set[str]:
     "A value as it may be written in a text: in JSON, Python, a URL, HTML or base64"
     raw = value.encode("utf-8", "surrogatepass")
     forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1],
@@ -83,7 +83,7 @@ def _secret_values()->Iterator[tuple[str,str]]:
 def _secret_forms()->list[tuple[str,str]]:
     "What must not be written at this moment, the longest first, and what stands there instead"
     forms = {form: f"<{name}>" for value, name in _secret_values() if len(value) >= _MIN_LENGTH or _is_odd(value)
-             for form in _encodings(value) if len(form) >= _MIN_LENGTH or _is_odd(form)}
+             for form in _encoded_forms(value) if len(form) >= _MIN_LENGTH or _is_odd(form)}
     return sorted(forms.items(), key=lambda item: -len(item[0]))
 
 def _is_odd(value:str)->bool:

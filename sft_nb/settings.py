@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SETTINGS', 'OTHER_TRAINERS', 'Setting', 'RowSettings', 'SizeSettings', 'ModelSettings', 'AdapterSettings',
            'TrainingSettings', 'EvaluationSettings', 'GuardSettings', 'OutputSettings', 'Config', 'defaults',
-           'settings_with', 'is_union', 'describe_type', 'fits_type', 'parse_duration', 'max_time_seconds',
+           'settings_with', 'is_union', 'describe_annotation', 'fits_type', 'parse_duration', 'max_time_seconds',
            'parse_count', 'fix_for_source', 'preference_recipe']
 
 # %% ../nbs/00_settings.ipynb #sch00003
@@ -368,13 +368,13 @@ _WORDS = {int:"an integer", float:"a number", str:"a string", bool:"True or Fals
 
 def is_union(t)->bool: return get_origin(t) in (Union, types.UnionType)
 
-def describe_type(t)->str:
+def describe_annotation(t)->str:
     "The rule of annotation `t` in words"
     options = get_args(t)
     if get_origin(t) is Literal and len(options) == 1: return repr(options[0])
     if get_origin(t) is Literal: return "one of " + ", ".join(map(repr, options))
     if get_origin(t) is tuple: return "a list of strings" if options[0] is str else "a list of numbers"
-    if is_union(t): return " or ".join(map(describe_type, options))
+    if is_union(t): return " or ".join(map(describe_annotation, options))
     return _WORDS[t]
 
 def fits_type(v, t)->bool:
@@ -461,7 +461,7 @@ def _is_object(v)->bool:
 @patch
 def wrong_type(self:Setting, v, where:str)->ConfigError:
     "The error for a value that does not fit the type"
-    expected = f"{self.name} takes {describe_type(self.type)}"
+    expected = f"{self.name} takes {describe_annotation(self.type)}"
     if _is_object(v):   # a tokenizer, a table: its repr is long, and the value belongs in a call
         fix = self.accepted_by or "a text, a number or True in its place"
         return ConfigError(where, f"{self.name} is a {type(v).__name__}", expected, fix)
@@ -475,7 +475,7 @@ def wrong_type(self:Setting, v, where:str)->ConfigError:
         expected = f"{self.name} takes seconds, or a duration: 90s, 30m, 5h, 1:30:00"
     fix = edit(**{self.name: proposed})
     if proposed is None:
-        fix = f"leave {{{self.name}}} out, or write {describe_type(self.type).removesuffix(' or None')}"
+        fix = f"leave {{{self.name}}} out, or write {describe_annotation(self.type).removesuffix(' or None')}"
     fix = fix_for_source(where, fix)
     if self.name == "method" and str(v).lower() in OTHER_TRAINERS:
         expected, fix = f"sft_nb does supervised fine-tuning; {expected}", preference_recipe()

@@ -1,5 +1,6 @@
 """Every setting is read somewhere, every number has limits, and a new setting is one line."""
 import ast
+import dataclasses
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ import typing
 
 from conftest import ROOT
 
-from sft_nb.settings import SETTINGS, settings_with
+from sft_nb.settings import Setting, SETTINGS, settings_with
 
 PACKAGE = ROOT/"sft_nb"
 FACTS = ("hf", "changes_tokens", "changes_base")   # code reads the settings of which these are true
@@ -28,6 +29,12 @@ def unread(names:list[str])->list[str]:
 
 def test_every_setting_is_read():
     assert unread([*SETTINGS, "lr_min_ratio"]) == ["lr_min_ratio"]   # as one that was added and forgotten would be
+
+
+def test_every_fact_about_settings_is_used():
+    code = "\n".join(p.read_text() for p in PACKAGE.rglob("*.py") if p.name != "_modidx.py")
+    facts = [f.name for f in dataclasses.fields(Setting)]
+    assert [n for n in facts if f".{n}" not in code and f'settings_with("{n}")' not in code] == []
 
 
 def test_every_number_has_limits():

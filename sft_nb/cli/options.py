@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, Literal
 
 from ..report import command, ConfigError, edit
-from ..settings import Config, defaults, describe_type, is_union, parse_duration, Setting, SETTINGS
+from ..settings import Config, defaults, describe_annotation, is_union, parse_duration, Setting, SETTINGS
 from ..foreign_meaning import ALIASES, full_name, plain_name
 from ..foreign_settings import FOREIGN, translate_setting
 from ..config_files import known_alternative, nearest_names
@@ -240,7 +240,7 @@ def _no_option(command:str, name:str, known)->ConfigError:
 def _no_value(kind, typed:str, texts:list[str])->ConfigError:
     "The error for an option with too few values, or too many"
     found = f"{typed} has no value" if not texts else f"{typed} has {len(texts)} values: {' '.join(texts)[:100]}"
-    return ConfigError(_LINE, found, f"{kind.name} takes {describe_type(kind.type)}", _example(kind, texts))
+    return ConfigError(_LINE, found, f"{kind.name} takes {describe_annotation(kind.type)}", _example(kind, texts))
 
 # %% ../../nbs/14_cli/00_options.ipynb #3a165165
 _VALUES = dict(resume="runs/NAME", train_file="rows.jsonl", eval_file="rows.jsonl", max_samples="500", max_time="5h",
