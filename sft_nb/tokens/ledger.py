@@ -17,7 +17,7 @@ from fastcore.basics import patch
 from ..config import Config
 from .encode import Encoded
 from .stream import Batch, Row, Seen
-from .lengths import fit, Fitted
+from .truncation import Truncated, truncate_to_length
 
 # %% ../../nbs/04_tokens/08_ledger.ipynb #1ed60002
 @dataclass
@@ -59,7 +59,7 @@ class Totals:
     reasons:dict[str,int]   # why rows are left out -> how many, the most frequent first
     first_dropped:str       # the place of the first of them; empty: none is left out
     fingerprint:str         # of all tokens and labels, in their order
-    kinds:dict[str,str]=field(default_factory=dict)   # reason -> kind, as in `Fitted`
+    kinds:dict[str,str]=field(default_factory=dict)   # reason -> kind, as in `Truncated`
 
     def save(self, folder:Path):
         "Write meta.json"
@@ -84,7 +84,7 @@ class Page:
     kept:int=0                  # examples that are
     lines_dropped:int=0         # in dropped.jsonl
     lines_cut:int=0             # in cut.jsonl
-    kinds:dict[str,str]=field(default_factory=dict)     # reason -> kind, as in `Fitted`
+    kinds:dict[str,str]=field(default_factory=dict)     # reason -> kind, as in `Truncated`
 
     def add(self, more:"Page")->None:
         "A page that comes later"
@@ -140,7 +140,7 @@ def sort_out(self:Ledger, batch:Batch, e:Encoded, starts:np.ndarray, ends:np.nda
     for i, (row, examples) in enumerate(zip(batch.rows, of_row)):
         spans = [(slice(starts[k], ends[k]), plain[k]) for k in examples]
         fitted = [self.fitted(e.ids[s], e.labels[s], whole, row.place) for s, whole in spans]
-        self.record(row, fitted or [Fitted([], "unusable", 0, row.gone or "no supervised token")])
+        self.record(row, fitted or [Truncated([], "unusable", 0, row.gone or "no supervised token")])
         kept += [(i + batch.first, ids, labels) for f in fitted for ids, labels in f.examples]
     if not kept: return
     rows, ids, labels = zip(*kept)
@@ -148,23 +148,23 @@ def sort_out(self:Ledger, batch:Batch, e:Encoded, starts:np.ndarray, ends:np.nda
 
 # %% ../../nbs/04_tokens/08_ledger.ipynb #1ed60007
 @patch
-def fitted(self:Ledger, ids:np.ndarray, labels:np.ndarray, plain:bool, place:str)->Fitted:
+def fitted(self:Ledger, ids:np.ndarray, labels:np.ndarray, plain:bool, place:str)->Truncated:
     "What becomes of an example"
     n, least = len(ids), self.cfg.min_length
-    if plain: found = Fitted([(ids, labels)], "whole")
-    elif not (labels != -100).any(): found = Fitted([], "unsupervised", n, "no supervised token")
-    elif n < least: found = Fitted([], "too_short", n, f"shorter than min_length {least}")
-    else: found = fit(ids, labels, self.cfg, bos=self.bos, where=place)
+    if plain: found = Truncated([(ids, labels)], "whole")
+    elif not (labels != -100).any(): found = Truncated([], "unsupervised", n, "no supervised token")
+    elif n < least: found = Truncated([], "too_short", n, f"shorter than min_length {least}")
+    else: found = truncate_to_length(ids, labels, self.cfg, bos=self.bos, where=place)
     return self.once(found) if found.examples and self.cfg.drop_duplicates else found
 
 # %% ../../nbs/04_tokens/08_ledger.ipynb #1ed60017
 @patch
-def once(self:Ledger, found:Fitted)->Fitted:
+def once(self:Ledger, found:Truncated)->Truncated:
     "The same, or left out if its tokens have come before"
     ids, labels = found.examples[0]
     key = hashlib.blake2b(ids.tobytes() + labels.tobytes(), digest_size=8).digest()
     n = sum(len(ids) for ids, _ in found.examples)
-    if key in self.known: return Fitted([], "duplicate", n, "duplicate of an earlier row")
+    if key in self.known: return Truncated([], "duplicate", n, "duplicate of an earlier row")
     self.known.add(key)
     return found
 
@@ -172,7 +172,7 @@ def once(self:Ledger, found:Fitted)->Fitted:
 REQUESTED = ("duplicate", "too_short")   # kinds that `drop_duplicates` and `min_length` ask to leave out
 
 @patch
-def record(self:Ledger, row:Row, fitted:list[Fitted]):
+def record(self:Ledger, row:Row, fitted:list[Truncated]):
     "Count and write down what a row lost"
     turn = "a turn " if len(fitted) > 1 else ""
     for f in fitted:
@@ -185,7 +185,7 @@ def record(self:Ledger, row:Row, fitted:list[Fitted]):
 
 # %% ../../nbs/04_tokens/08_ledger.ipynb #1ed60015
 @patch
-def drop(self:Ledger, row:Row, reason:str, f:Fitted):
+def drop(self:Ledger, row:Row, reason:str, f:Truncated):
     "A row, or one turn of it, is left out"
     page, counts = self.page, self.page.counts
     page.reasons[reason] = page.reasons.get(reason, 0) + 1
@@ -201,7 +201,7 @@ def drop(self:Ledger, row:Row, reason:str, f:Fitted):
 
 # %% ../../nbs/04_tokens/08_ledger.ipynb #1ed60016
 @patch
-def shorten(self:Ledger, row:Row, f:Fitted):
+def shorten(self:Ledger, row:Row, f:Truncated):
     "A row lost a part"
     if f.kind == "cut": self.page.counts.cut += 1
     else: self.page.counts.split += 1
