@@ -53,7 +53,7 @@ _SHAPES = (   # what it looks like, and what is left of it
     (re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?(?:-----END \1-----|\Z)", re.S), "<private key>"))
 
 def redact_patterns(text:str)->str:
-    "`text` without what looks like a secret"
+    "Remove from a text what looks like a secret"
     for shape, left in _SHAPES: text = shape.sub(left, text)
     return text
 
@@ -68,12 +68,12 @@ def _encoded_forms(value:str)->set[str]:
     return forms | twice | {base64.b64encode(raw).decode()}
 
 # %% ../nbs/00_credentials.ipynb #key00014
-_FROM_FILES:dict[str,str] = {}   # all that stands in the `.env` files that were read
+_FROM_FILES:dict[str,str] = {}   # every value in the `.env` files that were read
 
 _PASSWORD = re.compile(rf"://[^\s/:@]*:([^\s/]+)@|(?:^|;)\s*{_PASSWORD_FIELD}\s*=\s*([^;\s]+)(?=;|$)", re.I)
 
 def _secret_values()->Iterator[tuple[str,str]]:
-    "Values that must not be written, and the variables that hold them"
+    "Secret values, and the variables that hold them"
     for name, value in [*os.environ.items(), *_FROM_FILES.items()]:
         if is_secret_name(name): yield value.strip(), name
         for found in _PASSWORD.finditer(value):
@@ -81,18 +81,20 @@ def _secret_values()->Iterator[tuple[str,str]]:
 
 # %% ../nbs/00_credentials.ipynb #a7f4e336
 def _secret_forms()->list[tuple[str,str]]:
-    "What must not be written at this moment, the longest first, and what stands there instead"
-    forms = {form: f"<{name}>" for value, name in _secret_values() if len(value) >= _MIN_LENGTH or _is_odd(value)
-             for form in _encoded_forms(value) if len(form) >= _MIN_LENGTH or _is_odd(form)}
+    "Texts to redact, the longest first, each with its replacement"
+    def can_be_redacted(text:str)->bool: return len(text) >= _MIN_LENGTH or _is_distinctive(text)
+    values = [(value, name) for value, name in _secret_values() if can_be_redacted(value)]
+    forms = {form: f"<{name}>" for value, name in values for form in _encoded_forms(value) if can_be_redacted(form)}
     return sorted(forms.items(), key=lambda item: -len(item[0]))
 
-def _is_odd(value:str)->bool:
-    "Is a short value no word and no number, so that it means itself wherever it stands alone?"
+def _is_distinctive(value:str)->bool:
+    "Can a short value be redacted where it stands alone? A word or a number is too common"
     kinds = [any(map(kind, value)) for kind in (str.islower, str.isupper, str.isdigit)] + [not value.isalnum()]
     return len(value) >= 4 and sum(kinds) >= 2 and not re.fullmatch(r"[\d.,:_-]+|[A-Z][a-z]+|\W+", value)
 
 # %% ../nbs/00_credentials.ipynb #daf7bc6f
 def _redact_forms(text:str, marks:list[tuple[str,str]])->str:
+    "Replace what `_secret_forms` lists, and what looks like a secret"
     for form, mark in marks:
         if form not in text: continue
         if len(form) >= _MIN_LENGTH: text = text.replace(form, mark)
@@ -103,7 +105,7 @@ def _redact_forms(text:str, marks:list[tuple[str,str]])->str:
 def redact(
     text:str,   # free text: an error, a line of a log, an answer
 )->str:
-    "`text` without secrets: values of variables that are one by name or shape, in any form, and what looks like one"
+    "Remove secrets from a text: values of secret variables, in any encoding, and what looks like a token"
     return _redact_forms(text, _secret_forms())
 
 # %% ../nbs/00_credentials.ipynb #key00017
@@ -120,14 +122,14 @@ def redact_setting(
     hidden = isinstance(value, str) and value and is_secret_name(name) and not _SPECIAL_TOKENS.search(name)
     return "<secret>" if hidden else value
 
-# fields that hold our words
+# fields with words of ours
 NEVER_REDACTED = frozenset("state status check stopped_by time host model checkpoint dtype".split())
 
 def redact_json(
     said,   # whatever JSON can hold
 ):          # the same, its texts without secrets
-    "`redact` every text in it, but those in `NEVER_REDACTED` fields"
-    return _redact_value(said, _secret_forms())   # looking through the environment takes longer than reading a text
+    "Redact every text in a JSON value, except in `NEVER_REDACTED` fields"
+    return _redact_value(said, _secret_forms())   # listed once: that takes longer than redacting a text
 
 # %% ../nbs/00_credentials.ipynb #ea8bcde1
 def _redact_value(said, marks:list[tuple[str,str]]):
@@ -142,7 +144,7 @@ _BEGINNINGS = ("hf_ api_org_ wandb_v1_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpa
                "npm_ pypi- eyJ http:// https://").split()
 
 class RedactingStream:
-    "A stream whose text goes through `redact`, also where a secret comes in several pieces"
+    "A stream that redacts what is written, also a secret that is written in several pieces"
     def __init__(self, stream):
         self.stream, self.rest = stream, ""   # the beginning of what may become a secret
         atexit.register(self.write_rest)

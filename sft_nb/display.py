@@ -17,12 +17,12 @@ from .escape import escape_html, escape_controls
 
 # %% ../nbs/00_display.ipynb #fac0htm1
 class Html(str):
-    "Text that is HTML already, and safe"
+    "Safe HTML, which is not escaped again"
 
 def as_html(
-    value,   # a text by anybody, a number, or `Html`
+    value,   # a text, a number, or `Html`
 )->Html:
-    "What it looks like; a text is escaped, `Html` is taken as it is"
+    "A value as HTML; a text is escaped, `Html` is not"
     return value if isinstance(value, Html) else Html(escape_html(format_number(value)))
 
 # %% ../nbs/00_display.ipynb #fac0num1

@@ -121,7 +121,7 @@ def edit(**settings)->Fix:
 
 def command(
     shell:str,       # `sft_nb train --resume runs/demo-1`
-    python:str="",   # `resume("runs/demo-1")`; empty: it is a command for a shell, whoever reads it
+    python:str="",   # `resume("runs/demo-1")`; empty: it is a shell command in every language
 )->Fix:
     "Run this"
     return Fix(command=shell, call=python)
