@@ -36,7 +36,7 @@ def row_lengths(features:list[dict])->list[int]:
             raise SftError(where, "the row has no tokens", "at least one token",
                            f"leave row {i} out, as `prepare` does")
 
-def _concatenate(features:list[dict], name:str, n:int)->np.ndarray:
+def _concatenate_column(features:list[dict], name:str, n:int)->np.ndarray:
     "One column of all rows: int64, length n"
     if isinstance(features[0][name], list):
         return np.fromiter(chain.from_iterable([f[name] for f in features]), np.int64, n)
@@ -67,7 +67,7 @@ class DataCollatorForCausalLM:
         mask = np.arange(T) < np.array(lengths)[:, None]
         out = dict(input_ids=np.full(mask.shape, pad), labels=np.full(mask.shape, -100),
                    attention_mask=mask.astype(np.int64))
-        for name in ("input_ids", "labels"): out[name][mask] = _concatenate(features, name, n)
+        for name in ("input_ids", "labels"): out[name][mask] = _concatenate_column(features, name, n)
         return {name: torch.from_numpy(column) for name, column in out.items()}
 
 # %% ../../nbs/05_batches/00_collate.ipynb #80a3acc5
@@ -84,10 +84,10 @@ class DataCollatorFlattening:
         cu = np.zeros(len(lengths) + 1, dtype=np.int32)
         np.cumsum(lengths, out=cu[1:])
         n = int(cu[-1])
-        labels = _concatenate(features, "labels", n)
+        labels = _concatenate_column(features, "labels", n)
         labels[cu[:-1]] = -100
         positions = np.arange(n) - np.repeat(cu[:-1], lengths)
-        out = dict(input_ids=_concatenate(features, "input_ids", n), labels=labels, position_ids=positions)
+        out = dict(input_ids=_concatenate_column(features, "input_ids", n), labels=labels, position_ids=positions)
         out = {k: torch.from_numpy(v)[None] for k, v in out.items()}
         if not self.return_seq_lens: return out
         cu = torch.from_numpy(cu)

@@ -287,7 +287,7 @@ def _read_text(row, response_template:str|None=None)->list[dict]:
     return [dict(role="text", content=before + marker, train=False), dict(role="text", content=answer)]
 
 # %% ../../nbs/02_rows/00_formats.ipynb #40776f4e
-def _integers(x, name:str, n:int|None=None)->list[int]:
+def _integer_list(x, name:str, n:int|None=None)->list[int]:
     "`x`, a list or an array, as a list of `n` integers of 32 bits; `SftError` for anything else"
     if n is not None and isinstance(x, list) and all(isinstance(i, bool) for i in x): x = list(map(int, x))   # a mask
     found = list(x) if isinstance(x, (list, tuple)) or hasattr(x, "tolist") else []
@@ -301,21 +301,21 @@ def _example_boundaries(row, attention_mask:list[int])->list[int]:
     "The start of each example in a row of tokens, and the end of the last"
     n, starts = len(attention_mask), {0}
     if row.get("seq_lengths") is not None:
-        lengths = _integers(row["seq_lengths"], "seq_lengths")
+        lengths = _integer_list(row["seq_lengths"], "seq_lengths")
         if sum(lengths) != n or min(lengths) < 1:
             raise SftError("row", f"seq_lengths add up to {sum(lengths)} and there are {n} input_ids",
                            "lengths that add up to the row", f"write seq_lengths that add up to {n}")
         starts.update(accumulate(lengths))
     if row.get("position_ids") is not None:
-        positions = _integers(row["position_ids"], "position_ids", n)
+        positions = _integer_list(row["position_ids"], "position_ids", n)
         starts.update(k for k, p in enumerate(positions) if p == 0 and attention_mask[k])
     return sorted({*starts, n})
 
 def _read_tokens(row)->list[dict]:
     "A message with `input_ids` and `labels` for each example in the row"
-    ids = _integers(row["input_ids"], "input_ids")
+    ids = _integer_list(row["input_ids"], "input_ids")
     n = len(ids)
-    def column(name): return None if row.get(name) is None else _integers(row[name], name, n)
+    def column(name): return None if row.get(name) is None else _integer_list(row[name], name, n)
     labels = column("labels") or ids
     for name in ("completion_mask", "assistant_masks"):
         if mask := column(name): labels = [label if m else -100 for label, m in zip(labels, mask)]

@@ -18,7 +18,7 @@ from typing import Any
 from fastcore.basics import patch
 
 from ..report import command, ConfigError, edit, error_summary, shell_quote, SftError
-from .files import describe_type, file_digest, file_source, file_suffix, normalise_row, row_from_arrow
+from .files import type_with_article, file_digest, file_source, file_suffix, normalise_row, row_from_arrow
 from .files import shorten_path, Source, SUFFIXES, unreadable_error, UNPACK_COMMANDS
 from .splits import files_of_domain, files_of_split, has_several_splits, split_of
 
@@ -253,7 +253,7 @@ def open_rows(
     elif hasattr(rows, "to_dict") and hasattr(rows, "columns"): rows = rows.to_dict("records")           # pandas
     if isinstance(rows, list) and rows and all(isinstance(s, Source) for s in rows): return rows
     if isinstance(rows, Iterable) and not isinstance(rows, (dict, bytes)): return [memory_source(rows, name)]
-    raise SftError(name, f"this is {describe_type(rows)}", "a file, a folder, a dataset of the hub, or rows",
+    raise SftError(name, f"this is {type_with_article(rows)}", "a file, a folder, a dataset of the hub, or rows",
                    'open_rows("train.jsonl")')
 
 # %% ../../nbs/02_rows/04_sources.ipynb #e1c164b9

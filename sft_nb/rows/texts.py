@@ -11,7 +11,7 @@ import re
 from collections import Counter
 
 # %% ../../nbs/02_rows/06_texts.ipynb #txs00006
-ANSWER_MARKERS = (   # what stands before an answer in the chat formats of common models
+ANSWER_MARKERS = (   # before an answer in the chat formats of common models
     "[/INST]", "<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<start_of_turn>model\n",
     "<|start|>assistant<|channel|>final<|message|>", "<|start_of_role|>assistant<|end_of_role|>", "<|CHATBOT_TOKEN|>",
     "<|turn>model\n", "<|assistant|>", "<｜Assistant｜>", "### Response:", "### Assistant:", "\n\nAssistant:",
@@ -40,7 +40,7 @@ _MARKUP = re.compile(rf"</?(?:{_TAGS})(?:\s+[\w-]+\s*=\s*[\"'][^<>]*)?\s*/?>"
                      re.IGNORECASE)
 
 def has_markup(text:str)->bool:
-    "Does HTML stand in the text, outside of code blocks?"
+    "Is there HTML in the text, outside of code blocks?"
     if not any(sign in text for sign in ("</", "&", "<br", "<p", "<BR")): return False   # most texts end here
     return "```" not in text and _MARKUP.search(text) is not None
 
@@ -49,13 +49,13 @@ _FILLERS = {"n/a", "na", "#n/a", "none", "null", "nan", "nil", "tbd", "todo", "-
             "unknown", "undefined", "not available", "not applicable", "no answer", "no response"}
 
 def is_filler(answer:str)->bool:
-    "Does the answer only stand for one that is not there?"
+    "Is the answer a placeholder for a missing one?"
     return len(answer) < 20 and answer.strip(" \t\n\r.").lower() in _FILLERS or answer.strip() in ("...", ".")
 
 def repeated_answers(
     answers:list[str],
-)->tuple[dict[str,int],int]:   # answers that are not labels and occur in at least 2% -> how often; how many occur once
-    "What is said again and again"
+)->tuple[dict[str,int],int]:   # answers longer than labels, in 2% of the rows or more -> how often; how many occur once
+    "Long answers that occur again and again, and how many answers are unique"
     counts = Counter(answers)
     least = max(2, .02 * len(answers))
     often = {a: n for a, n in counts.items() if n >= least and (len(a) >= 16 or len(a.split()) > 2)}

@@ -67,7 +67,7 @@ def _argument_values(x, path:tuple=())->list[tuple]:
     if isinstance(x, (int, float)) and not isinstance(x, bool): return [(path, "number", float(x))]
     return [(path, type(x).__name__, x if isinstance(x, (str, bool)) else None)]
 
-def _f1(right:int, given:int, wanted:int)->float: return 2 * right / (given + wanted) if given + wanted else 1.
+def _f1_score(right:int, given:int, wanted:int)->float: return 2 * right / (given + wanted) if given + wanted else 1.
 
 def compare_calls(
     got:list[dict],      # from `read_calls`
@@ -77,7 +77,7 @@ def compare_calls(
     def similarity(a:dict, b:dict)->float:
         if a["name"] != b["name"]: return 0.
         x, y = (Counter(_argument_values(c["arguments"]) if c["arguments"] else ()) for c in (a, b))
-        return _f1((x & y).total(), x.total(), y.total())
+        return _f1_score((x & y).total(), x.total(), y.total())
 
     pairs = [(similarity(g, w), k, j) for k, g in enumerate(got) for j, w in enumerate(wanted)]
     free_got, free_wanted, matched = {*range(len(got))}, {*range(len(wanted))}, 0.
@@ -89,7 +89,7 @@ def compare_calls(
     names = (Counter(c["name"] for c in got) & Counter(c["name"] for c in wanted)).total()
     n = max(len(got), len(wanted))
     return dict(exact=float(len(got) == len(wanted) and matched == len(wanted)),
-                name=_f1(names, len(got), len(wanted)), arguments=matched / n if n else 1.)
+                name=_f1_score(names, len(got), len(wanted)), arguments=matched / n if n else 1.)
 
 # %% ../../nbs/03_tasks/10_tools.ipynb #563b5e52
 def message_calls(m:dict)->list[dict]:
