@@ -124,7 +124,7 @@ PARAMETERS = same_for(_PARAMETERS, any_value())
 # %% ../nbs/00_foreign_ignored.ipynb #65fb3200
 _LACKING = {
     "it trains by another loss": """
-        use_eaft use_dft_loss use_asft_loss label_smoothing_factor moe_aux_loss_coef router_aux_loss_coef
+        use_eaft use_dft_loss use_asft_loss label_smoothing_factor
         scaling_softmax""",
     "it adds noise to the embeddings": "neftune_noise_alpha noisy_embedding_alpha",
     "its optimiser is not one of TrainingArguments": """
@@ -139,7 +139,7 @@ _LACKING = {
         freeze_language_model use_llama_pro lisa_n_layers peft_layers_to_transform
         peft_layers_pattern peft_trainable_token_indices""",
     "the adapter would be another one than LoRA on linear layers": """
-        lora_target_parameters peft_layer_replication relora loftq_config create_new_adapter""",
+        peft_layer_replication relora loftq_config create_new_adapter""",
     "the model would be changed before it is trained": """
         mixture_of_depths shift_attn s2_attention use_pose rope_scaling fix_untrained_tokens added_tokens_overrides
         new_special_tokens_config split_special_tokens dense_mixer""",

@@ -35,6 +35,7 @@ ALIASES = dict(
     batch_size="per_device_train_batch_size", micro_batch_size="per_device_train_batch_size",
     eval_batch_size="per_device_eval_batch_size", grad_accumulation_steps="gradient_accumulation_steps",
     use_gradient_checkpointing="gradient_checkpointing", optimizer="optim", lr_scheduler="lr_scheduler_type",
+    moe_aux_loss_coef="router_aux_loss_coef",
     warmup_ratio="warmup_steps", gradient_clipping="max_grad_norm", random_state="seed",
     dataset_exact_deduplication="drop_duplicates",
     patience="early_stopping_patience", output_dir="run_name", use_wandb="wandb",

@@ -13,6 +13,8 @@ from trl import SFTConfig
 
 from ..config import Config
 from .hardware import find_hardware
+from .experts import balance_weight
+from .loss import causal_lm
 from .load import withhold_router_logits
 from .precision import adapters_to_float32, kept_exact
 
@@ -39,6 +41,7 @@ def make_trainer_around(
 ):               # TRL's `SFTTrainer`; it trains nothing
     "TRL's trainer around a model, with the arguments of a training that change it; raises what TRL refuses"
     from trl import SFTTrainer
+    balance_weight(cfg.router_aux_loss_coef, causal_lm(model))
     hardware = find_hardware(cfg)
     formats = dict(bf16=hardware.dtype == torch.bfloat16, fp16=hardware.dtype == torch.float16)
     with tempfile.TemporaryDirectory() as folder:

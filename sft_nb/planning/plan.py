@@ -21,6 +21,7 @@ from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.account import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
+from ..model.adapter import lora_reach
 from ..model.divided import data_processes
 from ..model.hardware import Device, find_device, find_hardware, this_device
 from .choose import Candidate, choose, Planner, RowLengths
@@ -337,6 +338,8 @@ def _plan_of(planner:Planner, chosen:Candidate, evaluation:int)->Plan:
     reasons = {name: why for name, (_, why) in decided.items()}
     made = Plan(planner.device, settings, reasons, chosen.parts, evaluation, chosen.rate, host=chosen.host)
     found = findings(made, planner.cfg)
+    reach = lora_reach(planner.whole(chosen.way.method))
+    if reach is not None: found.append(ok(str(reach), check="lora"))
     if uneven := _uneven_steps(planner, chosen): found.append(uneven)
     return replace(made, findings=found)
 

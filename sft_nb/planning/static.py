@@ -15,7 +15,7 @@ import torch
 from ..config import Config
 from ..model.load import auto_class, load_shape, quantization, quiet
 from ..model.kernels import use_kernels
-from ..model.adapter import lora_config, spare_casts, train_in_full
+from ..model.adapter import lora_config, spare_casts, targets_as_named, train_in_full
 from ..model.divided import Division
 from ..model.sharding import units
 
@@ -66,7 +66,7 @@ def _adapted(model, tokenizer, cfg:Config):
     from peft import get_peft_model
     wanted = lora_config(model, tokenizer, cfg)
     wanted.init_lora_weights = True   # other ways to begin need numbers, and take no other room
-    with weights_for_dora(model.dtype):
+    with weights_for_dora(model.dtype), targets_as_named():
         model = spare_casts(get_peft_model(model.requires_grad_(False), wanted, low_cpu_mem_usage=True))
     use_kernels(model, "none" if cfg.kernels == "none" else "auto")   # compiled layers keep no more than these
     return model

@@ -24,8 +24,9 @@ from ..tokens.encode import encode_prompts
 from ..tokens.tokenizer import model_path
 from ..tokens.conversations import conversation
 from ..tokens.prepare import read_kept
-from ..model.adapter import text_path
-from ..model.load import auto_class, count_experts, load_base, quiet
+from ..model.adapter import read_adapter, text_path
+from ..model.experts import count_experts
+from ..model.load import auto_class, load_base, quiet
 from ..model.generate import eval_mode, generate
 from ..workbench import Workbench
 from ..run.refusals import merge_target
@@ -203,13 +204,12 @@ def merged_model(
 ):
     "Base and adapter as one model, in eval mode"
     if workbench.asked.method == "full": return workbench.trained(path).to(dtype)
-    from peft import PeftModel
     with quiet(), warnings.catch_warnings(action="ignore"):   # peft: tied weights, adapters that are merged already
         base = workbench.base()
         unused = _quantised_beside_text(base)
         base = unpack(base, workbench.hardware.dtype)   # in training, the base stood for numbers of this format
         if unused: _put_back(base, unused, workbench)
-        model = PeftModel.from_pretrained(base, str(path))
+        model = read_adapter(base, path)
         for layer in model.modules():
             if hasattr(layer, "merge") and hasattr(layer, "get_base_layer"): _merge_layer(layer, dtype)
         model = model.merge_and_unload()

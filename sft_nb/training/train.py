@@ -20,7 +20,7 @@ from ..report import command, ConfigError, edit, error_summary, Fix, shell_quote
 from ..config import Config
 from ..settings import max_time_seconds
 from ..tokens.account import Data
-from ..model.adapter import base_name, name_base, text_path
+from ..model.adapter import base_name, lora_reach, name_base, text_path
 from ..model.divided import check_several
 from ..model.hardware import is_out_of_memory
 from ..model.kernels import in_one_product
@@ -99,11 +99,12 @@ def build_trainer(
         _write_padding(bench, run)
         inside = text_path(bench.model)
         if inside: log(f"sft_nb: rows are text, so only {inside} is trained; the rest stays as it is")
+        reach = lora_reach(bench.model)
+        if reach is not None: log(f"sft_nb: {reach}")
     guards, recorder = Guards(bench, run, stop), Recorder(run)
     trainer = SupervisedTrainer(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
-    if is_main_process() and trainer.supervised and trainer.aux_loss_enabled:
-        log(f"sft_nb: the load-balancing loss of the routers (router_aux_loss_coef {trainer.router_aux_loss_coef:g}) "
-            "is not part of the loss")
+    if is_main_process() and trainer.balance_weight:
+        log(f"sft_nb: the loss of a step has {trainer.balance_weight:g} of the routers' load-balancing loss in it")
     if is_main_process(): _write_what_runs(trainer)
     return trainer
 

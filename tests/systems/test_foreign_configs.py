@@ -34,7 +34,7 @@ def print_table(folder=PUBLISHED):
         print(f"{tool.name:<20} {n} of {len(found)} are read\n")
 
 
-READ = {"alignment-handbook": 6, "axolotl": 60, "llama-factory": 8}
+READ = {"alignment-handbook": 6, "axolotl": 61, "llama-factory": 8}
 OTHER_METHODS = {"alignment-handbook": 0, "axolotl": 14, "llama-factory": 7}   # no supervised fine-tuning on text
 
 
@@ -114,6 +114,9 @@ MEANS = [   # a file, what is added to it, and some of its settings
     (LLAMA_FACTORY, "mask_history: true\nbf16: true", dict(train_on_turns="last", dtype="bfloat16")),
     (TRL, "use_peft: true\nlora_r: 32\nlora_alpha: 16", dict(method="lora", lora_r=32, lora_alpha=16, lora_dropout=.05,
                                                              lora_target_modules=("q_proj", "v_proj"))),
+    (AXOLOTL, "adapter: lora\nlora_target_parameters: [experts.gate_up_proj]",
+     dict(method="lora", lora_target_parameters=("experts.gate_up_proj",))),
+    (LLAMA_FACTORY, "finetuning_type: lora\nmoe_aux_loss_coef: 0.01", dict(method="lora", router_aux_loss_coef=.01)),
     (TRL, "use_peft: true\nload_in_4bit: true\nlora_target_modules: all-linear",
      dict(method="qlora", lora_target_modules=("all-linear",), bnb_4bit_use_double_quant=False)),
     (TRL, "bf16: true\nfp16: false\nassistant_only_loss: true", dict(dtype="bfloat16", train_on_prompt=False)),
@@ -310,7 +313,7 @@ REFUSED = [   # a file, what is added to it, and what the error says
     (LLAMA_FACTORY, "finetuning_type: freeze", "another way to train"),
     (AXOLOTL, "optimizer: muon", "an optimiser that"),
     (LLAMA_FACTORY, "use_galore: true", "its optimiser"), (AXOLOTL, "lr_scheduler: one_cycle", "a schedule that"),
-    (AXOLOTL, "lora_target_parameters: [experts.gate_up_proj]", "another one than LoRA"),
+    (AXOLOTL, "peft_layer_replication: [[0, 2]]", "another one than LoRA"),
     (AXOLOTL, "loraplus_lr_ratio: 16", "another rate"), (AXOLOTL, "qat: {weight_dtype: int4}", "number format"),
     (AXOLOTL, "adapter: lora\nunfrozen_parameters: [norm]", "no part of its base beside it"),
     (AXOLOTL, "unfrozen_parameters: ['^model.embed_tokens.weight$[:32000]']", "parameters are trained whole"),

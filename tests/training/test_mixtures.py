@@ -1,5 +1,6 @@
 """Mixtures of experts train, are sampled, evaluated and merged."""
 import json
+import re
 
 import pytest
 from learner import small
@@ -7,7 +8,7 @@ from shapes import folder
 
 from sft_nb.checks.preflight import preflight
 from sft_nb.model import trl_trainer
-from sft_nb.report import Report
+from sft_nb.report import ConfigError, Report
 from sft_nb.results.evaluate import evaluate
 from sft_nb.results.merge import merge
 from sft_nb.training.train import train
@@ -25,13 +26,17 @@ def test_a_mixture_trains_is_sampled_evaluated_and_merged(tmp_path, kind, capfd)
     run = train(mixture(tmp_path, kind, preflight=True, run_name="run", max_length=256))
     assert run.state == "finished" and [m["step"] for m in run.metrics() if "eval_loss" in m] == [2, 4]
     assert [json.loads(line)["step"] for line in (run.path/"samples.jsonl").open()] == [2, 4]
-    left_out = "the load-balancing loss of the routers (router_aux_loss_coef 0.001) is not part of the loss"
-    assert (left_out in "".join(capfd.readouterr())) == (kind == "qwen3_moe")   # the other has none
-    checked = Report.load(run.path/"preflight.json")
-    assert {f.check: f.status for f in checked.findings}["learning.answers"] == "ok"
+    said, has_loss = "".join(capfd.readouterr()), kind == "qwen3_moe"   # the other has a bias that does the same
+    assert ("the loss of a step has 0.001 of the routers' load-balancing loss in it" in said) == has_loss
+    assert all(("aux_loss" in m) == has_loss for m in run.metrics() if "loss" in m)
+    reach = re.search(r"LoRA reaches 9\d\.\d% of the weights; routers, embeddings and head are frozen", said)[0]
+    checked = {f.check: f for f in Report.load(run.path/"preflight.json").findings}
+    assert checked["learning.answers"].status == "ok" and checked["model.reach"].says == reach
+    planned = json.loads((run.path/"plan.json").read_text())["findings"]
+    assert reach in [f["says"] for f in planned]
     assert evaluate(run, max_new_tokens=8).tuned.n == 4
     adapter = json.loads((run.adapter/"adapter_config.json").read_text())
-    assert "gate_up_proj" in adapter["target_parameters"]   # peft maps gate_proj and up_proj to all experts
+    assert {"experts.down_proj", "experts.gate_up_proj"} <= {*adapter["target_parameters"]}
     parity = Report.load(merge(run, dtype="float32", prompts=2)/"parity.json")
     assert parity.status == "ok" and parity.figures["effect_of_the_adapter"] > 0
 
@@ -42,3 +47,18 @@ def test_preflight_answers_with_the_model_as_the_trainer_holds_it(tmp_path, monk
     report = preflight(mixture(tmp_path, "qwen3_moe"))
     failed = {f.check: f.says for f in report.failed}
     assert "it could not be made: RuntimeError: The size of tensor" in failed["answers"]
+
+
+def test_the_routers_loss_is_added_as_trl_adds_it(tmp_path):
+    "Weight 0 leaves it out; with a large one, the loss of the first step is larger by just that"
+    def first(coefficient):
+        run = train(mixture(tmp_path, "qwen3_moe", router_aux_loss_coef=coefficient, run_name=f"run{coefficient}"))
+        return next(m for m in run.metrics() if "loss" in m)
+    without, with_it = first(0.), first(.5)
+    assert "aux_loss" not in without
+    assert with_it["loss"] == pytest.approx(without["loss"] + .5 * with_it["aux_loss"], rel=1e-4)
+
+
+def test_a_dense_model_has_no_such_loss(tmp_path):
+    with pytest.raises(ConfigError, match="qwen3 has no load-balancing loss.*router_aux_loss_coef=None"):
+        train(small(tmp_path, router_aux_loss_coef=.1, max_steps=1))

@@ -1,0 +1,130 @@
+"""Adapters beside the experts of mixtures, the loss of their routers, and what a mixture is not given."""
+import copy
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from sft_nb.batches.collate import DataCollatorForCausalLM
+from sft_nb.checks.model import check_reach
+from sft_nb.config import load_config
+from sft_nb.model.adapter import add_adapter, lora_reach, read_adapter
+from sft_nb.model.experts import balance_loss_of, expert_parameters
+from sft_nb.model.load import quiet
+from sft_nb.model.loss import add_supervised_loss
+from sft_nb.report import ConfigError
+from sft_nb.results.merge import _merge_layer
+
+sys.path.insert(0, str(ROOT/"scripts"))
+from tiny_shapes import tiny_config   # noqa: E402
+
+MIXTURES = ("qwen3_moe", "glm4_moe", "deepseek_v3", "gpt_oss", "granitemoehybrid", "qwen3_next", "llama4_text",
+            "jetmoe", "hunyuan_v1_moe")
+
+
+def base(kind:str):
+    torch.manual_seed(0)
+    with quiet(): return AutoModelForCausalLM.from_config(tiny_config(kind)).eval()
+
+
+def adapted(kind:str, tokenizer, **how):
+    "With an adapter that has learned something"
+    with quiet(): model = add_adapter(base(kind), tokenizer, load_config(method="lora", **how)).eval()
+    for name, p in model.named_parameters():
+        if "lora_B" in name: torch.nn.init.normal_(p, std=.05)
+    return model
+
+
+@torch.no_grad()
+def scores(model): return model(torch.arange(3, 23)[None]).logits
+
+
+def apart(a, b)->float: return ((a - b).abs().max() / a.abs().max()).item()
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_all_linear_reaches_the_experts_and_peft_reads_them_again(kind, tokenizer, tmp_path):
+    "Shared experts and dense layers too, which peft by itself would take for routed ones; merged, it is the same model"
+    model, plain = adapted(kind, tokenizer), base(kind)
+    reach = lora_reach(model)
+    assert reach.share > .95 and "routers, embeddings and head are frozen" in str(reach)
+    trained = [n for n, p in model.named_parameters() if p.requires_grad]
+    assert not [n for n in trained if "router" in n or ".gate." in n or "shared_expert_gate" in n]
+    assert {"experts" in n or "linear" in n for n in trained} == {True, False}
+    model.save_pretrained(tmp_path)
+    said, ours = scores(model), read_adapter(copy.deepcopy(plain), tmp_path).eval()
+    assert apart(said, scores(ours)) == 0
+    assert apart(said, scores(PeftModel.from_pretrained(copy.deepcopy(plain), tmp_path).eval())) < 1e-5
+    assert apart(said, scores(plain)) > 1e-2
+    for layer in ours.modules():
+        if hasattr(layer, "merge") and hasattr(layer, "get_base_layer"): _merge_layer(layer, torch.float32)
+    assert apart(said, scores(ours.merge_and_unload())) < 1e-5
+
+
+LOSSES = "qwen3_moe gpt_oss granitemoe jamba jetmoe ernie4_5_moe minimax_m2".split()
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_routers_loss_is_that_of_transformers(kind, tokenizer):
+    "On a padded batch, whose padding does not count"
+    model = base(kind)
+    assert balance_loss_of(model) is not None
+    rows = [dict(input_ids=list(range(3, 3 + n)), labels=list(range(3, 3 + n))) for n in (9, 17)]
+    batch = DataCollatorForCausalLM(tokenizer)(rows)
+    with torch.no_grad(): theirs = model(**batch, output_router_logits=True, use_cache=False).aux_loss
+    assert add_supervised_loss(model)
+    with torch.no_grad():
+        ours = model(**batch, output_router_logits=True, supervised=True).aux_loss
+        assert model(**batch, supervised=True).aux_loss is None
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6) and ours > 0
+
+
+def test_the_rank_is_divided_among_the_experts_of_a_token(tokenizer):
+    "Two of four experts: 8 of 16; scaled as every other adapter"
+    model = adapted("qwen3_moe", tokenizer)
+    layers = {n: m for n, m in model.named_modules() if getattr(m, "lora_A", None)}
+    ranks = {m.r["default"] for n, m in layers.items() if hasattr(m, "get_param")}
+    assert ranks == {8} and {m.scaling["default"] for m in layers.values()} == {2.}
+    assert len(expert_parameters(base("qwen3_moe"))) == 8
+
+
+@pytest.mark.parametrize("how, fix", [
+    (dict(lora_dropout=.1), "lora_dropout=0.0"), (dict(use_dora=True), "use_dora=False"),
+    (dict(init_lora_weights="orthogonal"), "init_lora_weights='default'")])
+def test_what_peft_cannot_do_beside_experts_is_refused_with_an_edit_that_helps(how, fix, tokenizer):
+    with pytest.raises(ConfigError, match=f"which are parameters and no layers. Fix: .*{fix}"):
+        add_adapter(base("qwen3_moe"), tokenizer, load_config(method="lora", **how))
+    only = load_config(method="lora", lora_target_modules=("attention",), **how)
+    assert lora_reach(add_adapter(base("qwen3_moe"), tokenizer, only)).share < .5
+
+
+def test_names_that_no_expert_has(tokenizer):
+    wrong = load_config(method="lora", lora_target_parameters=("experts.up",))
+    with pytest.raises(ConfigError, match="no matrix 'experts.up'"): add_adapter(base("qwen3_moe"), tokenizer, wrong)
+    with pytest.raises(ConfigError, match="no linear layer 'down_projj'"):
+        add_adapter(base("qwen3_moe"), tokenizer, load_config(method="lora", lora_target_modules=("down_projj",)))
+
+
+def test_attention_alone_leaves_the_experts_out_which_is_reported(tokenizer):
+    few = load_config(method="lora", lora_target_modules=("attention",))
+    found = check_reach(add_adapter(base("qwen3_moe"), tokenizer, few), few)
+    assert found.status == "warn" and "experts.gate_up_proj" in found.says
+    assert str(found.fix) == "lora_target_modules=('all-linear',)"
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "nemotron_h", "falcon_h1"])
+def test_a_state_space_model_trains_and_the_fix_for_its_projections_works(kind, tokenizer):
+    "Their kernels take the weight of out_proj, past an adapter beside it; trained in full, it is reached"
+    cfg = load_config(method="lora")
+    model = add_adapter(base(kind), tokenizer, cfg)
+    found = check_reach(model, cfg)
+    assert found.status == "warn" and str(found.fix) == "modules_to_save=('out_proj',)"
+    cfg = load_config(method="lora", modules_to_save=("out_proj",))
+    model = add_adapter(base(kind), tokenizer, cfg)
+    assert check_reach(model, cfg).status == "ok"
+    ids = torch.arange(3, 23)[None]
+    model(ids, labels=ids).loss.backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
