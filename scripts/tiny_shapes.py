@@ -16,7 +16,7 @@ SIZES = {   # the names that configs have for a size -> a small one; only those 
     4: "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_attention_heads n_head n_heads "
        "num_heads attention_heads encoder_attention_heads decoder_attention_heads num_encoder_layers "
        "num_decoder_layers num_encoder_attention_heads num_decoder_attention_heads num_experts num_local_experts "
-       "moe_num_experts swa_num_attention_heads conv_L_cache num_linear_attention_heads num_blocks",
+       "n_routed_experts moe_num_experts swa_num_attention_heads conv_L_cache num_linear_attention_heads num_blocks",
     2: "num_key_value_heads num_kv_heads swa_num_key_value_heads num_experts_per_tok num_experts_per_token moe_topk "
        "moe_k index_n_heads linear_num_key_heads n_mamba_heads num_query_groups moe_num_shared_experts",
     16: "head_dim v_head_dim qk_nope_head_dim index_head_dim linear_key_head_dim linear_value_head_dim kv_channels "

@@ -1,6 +1,12 @@
 """Small models of many architectures with random weights, for tests."""
+import sys
+from pathlib import Path
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1]/"scripts"))
+from tiny_shapes import tiny_config   # noqa: E402, F401  of any type of transformers
 
 TOKENS = dict(vocab_size=768, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 SMALL = TOKENS | dict(

@@ -21,6 +21,7 @@ from ..report import SftError
 from ..batches.collate import supervised_positions
 from ..batches.layout import autocast_to_weights, inference_mode
 from .attention import told_documents
+from .experts import balance_loss
 from .blocks import BLOCK, blockwise_cross_entropy, fits_blocks, ROWS
 
 # %% ../../nbs/06_model/04_loss.ipynb #6afbef65
@@ -263,6 +264,7 @@ class SupervisedLoss(ModelOutput):
     loss:torch.Tensor|None=None       # sum of the cross entropies of the supervised tokens, nats
     n_tokens:torch.Tensor|None=None   # supervised tokens
     n_correct:torch.Tensor|None=None  # of these, how many had the highest score
+    aux_loss:torch.Tensor|None=None   # of the routers of a mixture of experts, if `output_router_logits` asks for it
 
 # %% ../../nbs/06_model/04_loss.ipynb #841940b2
 def _loss_of(hidden, labels, at, *, head:Head, max_logits_mib:int, learns:list)->SupervisedLoss:
@@ -297,9 +299,13 @@ def _with_supervised(model, loss:Callable)->Callable:
             raise SftError("model(supervised=True)", "there are no labels", "labels of the shape of input_ids",
                            "pass labels=")
         with told_documents(kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q"), share):
-            hidden = backbone(self)(*args, **kwargs | dict(use_cache=False)).last_hidden_state
+            out = backbone(self)(*args, **kwargs | dict(use_cache=False))
+        hidden = out.last_hidden_state
         after = labels[:, 1:].to(hidden.device)
-        return loss(hidden[:, :after.shape[1]], after, supervised_at)
+        found = loss(hidden[:, :after.shape[1]], after, supervised_at)
+        if kwargs.get("output_router_logits"):
+            found.aux_loss = balance_loss(self, out.router_logits, kwargs.get("attention_mask"))
+        return found
     return forward
 
 # %% ../../nbs/06_model/04_loss.ipynb #335240d7

@@ -38,6 +38,7 @@ class Plan:
     tokens_per_second:float  # estimate, tokens of rows without padding
     findings:list=field(default_factory=list)
     host:int=0               # bytes that wait in host memory
+    reach:str=""             # which share of the weights LoRA reaches
 
     @property
     def training(self)->int: return sum(self.parts.values())
@@ -66,6 +67,7 @@ def report(self:Plan)->Report:
     if self.evaluation: figures["an evaluation"] = format_bytes(self.evaluation)
     if self.host: figures["in host memory"] = format_bytes(self.host)
     figures["speed, a rough estimate"] = f"{self.tokens_per_second:,.0f} tokens/s"
+    if self.reach: figures["trained"] = self.reach
     figures |= {name: f"{value}  ({self.reasons[name]})" for name, value in self.settings.items()}
     return Report(f"plan for {self.device.name}", figures, self.findings)
 
@@ -336,10 +338,10 @@ def _plan_of(planner:Planner, chosen:Candidate, evaluation:int)->Plan:
     decided = decisions(planner, chosen)
     settings = {name: value for name, (value, _) in decided.items()}
     reasons = {name: why for name, (_, why) in decided.items()}
-    made = Plan(planner.device, settings, reasons, chosen.parts, evaluation, chosen.rate, host=chosen.host)
-    found = findings(made, planner.cfg)
     reach = lora_reach(planner.whole(chosen.way.method))
-    if reach is not None: found.append(ok(str(reach), check="lora"))
+    made = Plan(planner.device, settings, reasons, chosen.parts, evaluation, chosen.rate, host=chosen.host,
+                reach="" if reach is None else str(reach))
+    found = findings(made, planner.cfg)
     if uneven := _uneven_steps(planner, chosen): found.append(uneven)
     return replace(made, findings=found)
 

@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from transformers.integrations import moe
 
 from ..config import Config
 from ..batches.layout import BatchLengths
@@ -78,6 +79,27 @@ class _Unpack(torch.autograd.Function):
 def _unpacks(module, dtype:torch.dtype)->None:
     "A quantised layer whose product allocates what bitsandbytes' would"
     module.forward = lambda x: _Unpack.apply(x, module.weight, module.out_features, dtype)
+
+# %% ../../nbs/07_planning/01_simulate.ipynb #8e6228a0
+class _GroupedProduct(torch.autograd.Function):
+    "The products of all experts with their tokens, in what they allocate"
+    @staticmethod
+    def forward(ctx, x, weight, offs):
+        ctx.save_for_backward(x, weight)
+        return torch.empty(len(x), weight.shape[2], dtype=weight.dtype)
+    @staticmethod
+    def backward(ctx, d):
+        needed = zip(ctx.saved_tensors, ctx.needs_input_grad)
+        return *(torch.empty_like(t) if is_needed else None for t, is_needed in needed), None
+
+@contextmanager
+def _grouped_products():
+    "Inside, grouped products of transformers allocate what they would, in any format"
+    whole = moe._grouped_mm
+    def product(x, weight, offs): return _GroupedProduct.apply(x.to(weight.dtype), weight, offs)
+    moe._grouped_mm = product
+    try: yield
+    finally: moe._grouped_mm = whole
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #c687803e
 def _fake_of(p, trained:bool, packed:bool):
@@ -209,7 +231,7 @@ def _runs(model, batch:BatchLengths, how:Pass):
     documents = nullcontext()
     if how.attention == "varlen" and batch.flat: documents = assume_documents(*batch.lengths, cuda=cuda)
     format = _autocast_flag(how.kind, how.dtype)
-    with documents, format, weights_for_dora(how.dtype), torch.set_grad_enabled(how.train): yield
+    with documents, format, weights_for_dora(how.dtype), _grouped_products(), torch.set_grad_enabled(how.train): yield
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #dae0a533
 def _stack(inner)->list:

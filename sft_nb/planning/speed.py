@@ -12,6 +12,7 @@ import torch
 
 from ..batches.layout import BatchLengths
 from ..model.hardware import Device
+from ..model.experts import count_active_experts, count_experts, expert_parameters
 from ..model.loss import causal_lm
 from ..model.recompute import parts_of
 
@@ -49,15 +50,17 @@ def facts_of(
     base = _base_layers(inner)
     inside = {id(m) for part in parts_of(inner) for m in part.modules()}
     adapted = hasattr(model, "peft_config")
-    heads = text.num_attention_heads
+    heads = getattr(text, "num_attention_heads", 0)   # 0: nothing but a state looks back
+    experts = sum(p.numel() for p in expert_parameters(inner).values())
+    met = experts * count_active_experts(text) // max(count_experts(text), 1)   # a token meets a few of them
     return Facts(
         layers=text.num_hidden_layers,
-        linear=sum(map(_size, base)),
+        linear=sum(map(_size, base)) + met,
         parts=sum(_size(m) for m in base if id(m) in inside),
         quantised=sum(_size(m) for m in base if type(m).__name__ in ("Linear4bit", "Linear8bitLt")),
         adapter=sum(p.numel() for p in model.parameters() if p.requires_grad) if adapted else 0,
         head=_size(inner.get_output_embeddings()),
-        width=heads * (getattr(text, "head_dim", None) or text.hidden_size // heads),
+        width=heads * (getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)),
         hidden=text.hidden_size,
         full=not adapted)
 

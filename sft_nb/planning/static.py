@@ -26,7 +26,8 @@ def _shape_of(cfg:Config, tokenizer, layers:int|None):
     if layers is None: return shape
     text = shape.get_text_config()
     text.num_hidden_layers = layers
-    if getattr(text, "layer_types", None): text.layer_types = text.layer_types[:layers]
+    kinds = getattr(text, "layer_types", None)
+    if kinds and len(kinds) != layers: text.layer_types = kinds[:layers]   # of some types, they follow from the number
     return shape
 
 # %% ../../nbs/07_planning/00_static.ipynb #7fb8a774

@@ -22,7 +22,9 @@ from ..report import SftError, pluralise, edit, warn
 from ..batches.collate import CollatorWithPositions
 from ..batches.packing import BatchSampler, EpochLoader, NumberedRows, TrainingRows
 from ..model.hardware import free_memory, is_out_of_memory
+from ..model.experts import balance_weight
 from ..model.load import broken_weights
+from ..model.loss import causal_lm
 from ..model.precision import kept_exact
 from ..model.recompute import save_memory
 from ..model.sequence import in_shares, own_tokens
@@ -82,6 +84,8 @@ class SupervisedTrainer(DividesWeights, SFTTrainer):
         self.parts = 1                # in which a micro-batch is computed
         self.seen = torch.zeros(2)    # loss and tokens
         self.aside:Path|None = None   # a checkpoint being written
+        self.balance_weight = balance_weight(bench.cfg.router_aux_loss_coef, causal_lm(bench.model))
+        self.balances:list[torch.Tensor] = []   # load-balancing losses since the last line of the log
         callbacks = [guards, recorder, stop, _Moments(self, checkpoint), *early_stopping(run), *bench.callbacks]
         with kept_exact(bench.model): super().__init__(**_for_the_parent(bench, run), callbacks=callbacks)
         self._correct()
@@ -110,12 +114,19 @@ def compute_loss(self:SupervisedTrainer, model, inputs, return_outputs=False, nu
     if not self.supervised or return_outputs:
         return super(SupervisedTrainer, self).compute_loss(
             model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
-    out = model(**inputs | dict(use_cache=False), supervised=True)
+    balanced = bool(self.balance_weight) and self.model.training
+    asked = dict(output_router_logits=True) if balanced else {}
+    out = model(**inputs | dict(use_cache=False) | asked, supervised=True)
     self.count_tokens(out, inputs)
-    if num_items_in_batch is None: return out.loss / out.n_tokens.clamp(min=1)
-    n = torch.as_tensor(num_items_in_batch, device=out.loss.device).clamp(min=1)
-    everywhere = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
-    return out.loss / n * everywhere   # gradients are averaged over processes
+    n, everywhere, passes = out.n_tokens.clamp(min=1), 1, 1
+    if num_items_in_batch is not None:
+        n = torch.as_tensor(num_items_in_batch, device=out.loss.device).clamp(min=1)
+        if self.args.average_tokens_across_devices: everywhere = self.accelerator.num_processes
+        passes = self.current_gradient_accumulation_steps * self.parts
+    loss = out.loss / n * everywhere   # gradients are averaged over processes
+    if not balanced: return loss
+    self.balances.append(out.aux_loss.detach())
+    return loss + self.balance_weight * out.aux_loss.to(loss.device) / passes
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000016
 @patch
@@ -134,6 +145,10 @@ def read_counts(self:SupervisedTrainer)->None:
         if training: self._total_train_tokens += tokens
         meter["mean_token_accuracy"].append(right / max(n, 1))
         meter["num_tokens"] = [self._total_train_tokens]
+    if self.balances:
+        mean = self.accelerator.reduce(torch.stack(self.balances).mean(), reduction="mean")
+        self._metrics["train"]["aux_loss"].append(mean.item())
+        self.balances.clear()
 
 # %% ../../nbs/11_training/04_trainer.ipynb #d07ce933
 @patch

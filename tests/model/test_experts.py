@@ -1,11 +1,10 @@
 """Adapters beside the experts of mixtures, the loss of their routers, and what a mixture is not given."""
 import copy
-import sys
 
 import pytest
 import torch
-from conftest import ROOT
 from peft import PeftModel
+from shapes import tiny_config
 from transformers import AutoModelForCausalLM
 
 from sft_nb.batches.collate import DataCollatorForCausalLM
@@ -17,9 +16,6 @@ from sft_nb.model.load import quiet
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.report import ConfigError
 from sft_nb.results.merge import _merge_layer
-
-sys.path.insert(0, str(ROOT/"scripts"))
-from tiny_shapes import tiny_config   # noqa: E402
 
 MIXTURES = ("qwen3_moe", "glm4_moe", "deepseek_v3", "gpt_oss", "granitemoehybrid", "qwen3_next", "llama4_text",
             "jetmoe", "hunyuan_v1_moe")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from shapes import folder
+from shapes import folder, tiny_config
 
 from sft_nb.batches.layout import largest_batch
 from sft_nb.config import load_config
@@ -235,3 +235,13 @@ def test_the_format_that_a_processor_was_measured_in_stays(monkeypatch, tmp_path
     measure(None)
     assert "dtype" not in plan(cfg, prepare(cfg)).settings
     assert plan(cfg, lengths=[64], device="h200-141gb").device.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mamba2", "falcon_h1"])
+def test_mixtures_and_state_space_models_are_planned(tmp_path, kind):
+    "On a CPU too, in float32: products of experts, no attention at all, kinds of layers that follow from their number"
+    tiny_config(kind).save_pretrained(tmp_path/kind)
+    cfg = load_config("demo", model=str(tmp_path/kind), tokenizer="tiny", init="random", method="lora", device="cpu")
+    made = plan(cfg, lengths=[20, 40])
+    assert made.total > 0 and made.tokens_per_second > 0 and made.reach.startswith("LoRA reaches ")
+    assert made.reach in str(made)
