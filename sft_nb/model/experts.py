@@ -46,7 +46,7 @@ def is_router(
     experts:int,               # from `count_experts`
 )->bool:
     "Does this layer choose or weigh experts, or choose what attention sees? Then it is left as it is"
-    if type(module).__name__.endswith("Router"): return True   # Llama 4: a linear layer that returns more than a product
+    if type(module).__name__.endswith("Router"): return True   # Llama 4: it returns more than a product
     *blocks, name = path.split(".")
     if "indexer" in blocks: return True
     if experts < 2: return False
