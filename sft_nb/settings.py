@@ -181,6 +181,10 @@ class AdapterSettings:
     lora_target_modules:Annotated[tuple[str,...], Setting(
         "all-linear, attention, mlp, or names: q_proj k_proj v_proj o_proj",
         split_words=True, fixed_on_resume=True, methods=("qlora", "lora"))] = ("all-linear",)
+    lora_target_parameters:Annotated[tuple[str,...]|None, Setting(
+        "parameters beside which LoRA is put too: experts.down_proj, a router's gate.weight; "
+        "None: the experts of a mixture, where lora_target_modules means them",
+        split_words=True, fixed_on_resume=True, methods=("qlora", "lora"))] = None
     use_rslora:Annotated[bool, Setting(
         "True: scale by lora_alpha / sqrt(lora_r), for high ranks",
         fixed_on_resume=True, methods=("qlora", "lora"))] = False
@@ -252,6 +256,9 @@ class TrainingSettings:
     weight_decay:Annotated[float, Setting(
         "pull of the trained weights towards zero", ge=0, lt=1, hf=True, is_share=True, fixed_on_resume=True)] = 0.01
     max_grad_norm:Annotated[float, Setting("gradients are scaled down to this norm", ge=0, hf=True)] = 1.0
+    router_aux_loss_coef:Annotated[float|None, Setting(
+        "weight of the loss that spreads tokens over the experts of a mixture; None: as the model's config has it; "
+        "0: none", ge=0, hf=True, fixed_on_resume=True)] = None
     gradient_checkpointing:Annotated[bool|_Auto, Setting(
         "True: less memory, about a third slower; auto: only where it would not fit otherwise")] = "auto"
     activation_offloading:Annotated[bool|_Auto, Setting(
