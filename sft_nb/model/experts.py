@@ -7,7 +7,7 @@ __all__ = ['count_experts', 'count_active_experts', 'is_experts', 'expert_parame
            'target_parameters', 'balance_loss_of', 'balance_loss', 'balance_weight']
 
 # %% ../../nbs/06_model/04_experts.ipynb #8e352660
-import sys
+import inspect
 
 import torch
 
@@ -105,7 +105,7 @@ def balance_loss_of(
 ):           # a function, or None: this type has no such loss
     "transformers' load-balancing loss for the type of a model"
     has_logits = hasattr(model.config.get_text_config(), "output_router_logits")
-    return getattr(sys.modules[type(model).__module__], "load_balancing_loss_func", None) if has_logits else None
+    return getattr(inspect.getmodule(type(model)), "load_balancing_loss_func", None) if has_logits else None
 
 def balance_loss(
     model,                  # a causal language model, without an adapter
