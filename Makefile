@@ -16,7 +16,7 @@ demo: $(READY)          ## a small model learns to solve word problems: about a 
 test: $(READY)          ## ruff is clean, generated code equals notebooks, notebooks run, tests pass
 	$(BIN)/ruff check
 	$(BIN)/python scripts/check_generated.py
-	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/test_notebooks.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -q -n 2 --dist worksteal
 
 newest:                 ## the newest releases of what is required: a plain installation is used, then a few tests

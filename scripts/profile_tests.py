@@ -2,7 +2,7 @@
 
     python scripts/profile_tests.py                          # all tests, two at a time, then all notebooks
     python scripts/profile_tests.py tests/tokens -n 0        # arguments go to pytest
-    python scripts/profile_tests.py --notebooks nbs/recipes  # notebooks alone, in one process
+    python scripts/profile_tests.py --notebooks nbs/recipes  # notebooks alone
 
 CPU seconds hardly change when something else runs beside the tests; wall time does. A child process counts with the
 test that waits for it, so the processes of a run that was detached and left behind are missing. `imports` is what
@@ -104,21 +104,13 @@ def run_tests(arguments:list[str])->dict[str,list[float]]:
         return Profile().read(folder)
 
 
-def run_notebooks(paths:list[Path])->dict[str,list[float]]:
-    "Run notebooks one after the other in this process, as nbdev does"
-    from nbdev.test import test_nb
-    used = {}
-    with tempfile.TemporaryDirectory(prefix="sft_nb-profile-") as name:
-        log = count_imports(Path(name))
-        for path in paths:
-            own, children = cpu_seconds()
-            size = log.stat().st_size
-            passed, _ = test_nb(path, skip_flags=["slow", "gpu"], basepath=ROOT)
-            own_after, children_after = cpu_seconds()
-            imports = sum(float(line.split()[1]) for line in log.read_text()[size:].splitlines())
-            label = str(path.relative_to(ROOT)) + ("" if passed else " (failed)")
-            used[label] = [own_after - own, children_after - children, imports]
-    return used
+def profile_notebooks(places:list[Path])->dict[str,list[float]]:
+    "Run notebooks as `make test` does; what they wait for counts as their own"
+    from test_notebooks import find_notebooks, import_libraries, run_notebooks
+    paths = find_notebooks(places)
+    import_libraries()
+    seconds, failed = run_notebooks(paths)
+    return {f"{path}{' (failed)' if path in failed else ''}": [seconds[path], 0., 0.] for path in paths}
 
 
 def print_table(used:dict[str,list[float]], title:str, rows:int)->None:
@@ -151,9 +143,7 @@ def main():
         print_table(by_file(used), "file", options.rows)
         print_table(used, "test", options.rows)
     if options.notebooks is not None or not arguments:
-        places = [p.absolute() for p in options.notebooks or [ROOT/"nbs"]]
-        found = [p for place in places for p in (sorted(place.rglob("*.ipynb")) if place.is_dir() else [place])]
-        print_table(run_notebooks([p for p in found if ".ipynb_checkpoints" not in p.parts]), "notebook", options.rows)
+        print_table(profile_notebooks(options.notebooks or [ROOT/"nbs"]), "notebook", options.rows)
     print(f"\n{time.monotonic() - began:.0f} s of wall time")
 
 

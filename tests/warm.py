@@ -80,10 +80,22 @@ class Server:
         self.process.wait(timeout=10)
 
 
+class ForkedServer(Server):
+    "The same of a process that has imported everything itself: its fork, as it is now"
+    def __init__(self):
+        self.environment = matters_at_import(os.environ)
+        self.connection, there = socket.socketpair()
+        if os.fork() == 0:
+            self.connection.close()
+            serve_forks(there)   # and never comes back
+        there.close()
+
+
 class WarmPopen(subprocess.Popen):
     "`subprocess.Popen`, but that a Python process is forked from `server`; of this process, if that is a fork itself"
     server:Server|None = None
     forked = False   # True: this process is as warm as the server, and is forked itself
+    kinds = ("-c", "-m", "script")   # what is not started cold
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags,
                        shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid,
@@ -92,7 +104,7 @@ class WarmPopen(subprocess.Popen):
         environment = dict(os.environ if env is None else env)
         odd = (executable, preexec_fn, gid, gids, uid) != (None,) * 5 or pass_fds or shell or umask != -1 or \
             process_group != -1
-        if program is None or odd or not self._same_libraries(environment):
+        if program is None or program["kind"] not in self.kinds or odd or not self._same_libraries(environment):
             return super()._execute_child(
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, p2cread,
                 p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask,
@@ -219,11 +231,17 @@ def run(request:dict, files:list[int])->None:
         os._exit(code)
 
 
+def serve_forks(connection:socket.socket)->None:
+    "Be the server, and in its forks what they were asked for"
+    WarmPopen.forked = True
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    run(*serve(connection))
+
+
 if __name__ == "__main__":
     sys.modules["warm"] = sys.modules["__main__"]
     WarmPopen.forked, subprocess.Popen = True, WarmPopen   # before torchrun takes `Popen` from subprocess
     for name in IMPORTED: importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    run(*serve(socket.socket(fileno=int(sys.argv[1]))))
+    serve_forks(socket.socket(fileno=int(sys.argv[1])))
