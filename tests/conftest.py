@@ -1,6 +1,7 @@
 """Shared fixtures. Nothing here needs a network, a GPU or files beside the repository; tests that can use real rows and
 tokenizers skip without them."""
 import atexit
+import fcntl
 import gc
 import os
 import shutil
@@ -70,28 +71,44 @@ def tokenizer():
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory):
+def train_once(tmp_path_factory):
+    "`train_once(name, make)`: the run that `make(folder)` trains, once for all workers; each has a copy of its own"
+    def copy_of(name, make):
+        from sft_nb.run.directory import Run
+        shared = tmp_path_factory.getbasetemp()
+        if "PYTEST_XDIST_WORKER" in os.environ: shared = shared.parent
+        place = shared/f"{name}.path"
+        with open(shared/f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not place.exists(): place.write_text(str(make(tmp_path_factory.mktemp("runs")).path))
+        of = Path(place.read_text())
+        return Run(shutil.copytree(of, tmp_path_factory.mktemp(name)/of.name))
+    return copy_of
+
+
+@pytest.fixture(scope="session")
+def trained(train_once):
     "A short real QLoRA run: 60 steps of the demo"
     from sft_nb.config import load_config
     from sft_nb.training.train import train
-    runs = tmp_path_factory.mktemp("runs")
-    return train(load_config("demo", runs_dir=str(runs), max_steps=60, eval_samples=20, save_steps=30))
+    few = dict(max_steps=60, eval_samples=20, save_steps=30)
+    return train_once("trained", lambda folder: train(load_config("demo", runs_dir=str(folder), **few)))
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory):
+def undisturbed(train_once):
     "Ten steps of the synthetic learner to which nothing happens"
     from learner import small
     from sft_nb.training.train import train
-    return train(small(tmp_path_factory.mktemp("undisturbed")))
+    return train_once("undisturbed", lambda folder: train(small(folder)))
 
 
 @pytest.fixture(scope="session")
-def undisturbed_qlora(tmp_path_factory):
+def undisturbed_qlora(train_once):
     "Ten steps of the demo's 4-bit model to which nothing happens"
     from learner import small_qlora
     from sft_nb.training.train import train
-    return train(small_qlora(tmp_path_factory.mktemp("undisturbed")))
+    return train_once("undisturbed_qlora", lambda folder: train(small_qlora(folder)))
 
 
 @pytest.fixture(scope="session")

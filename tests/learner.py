@@ -2,6 +2,7 @@
 4-bit weights, is tested on it in a fraction of the time; and what the tests of training ask a run."""
 import atexit
 import json
+import os
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -9,7 +10,8 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
-from transformers import Qwen3Config, TrainerCallback
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, TrainerCallback
 
 from sft_nb.config import load_config
 from sft_nb.report import Report
@@ -23,13 +25,27 @@ TEN_STEPS = dict(
 
 @cache
 def shape()->str:
-    "A folder with the model's config alone"
+    "A folder with the model's config alone, the same one for all workers"
+    folder = Path(os.environ["SFT_NB_CACHE"])/"learner"
+    if not folder.exists():
+        config = Qwen3Config(
+            vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)
+        aside = tempfile.mkdtemp(dir=folder.parent)
+        config.save_pretrained(aside)
+        try: os.rename(aside, folder)
+        except OSError: shutil.rmtree(aside)   # another worker was faster
+    return str(folder)
+
+
+@cache
+def weights_of_learner()->str:
+    "A folder with the model's config and new weights, for what reads a base from files"
     folder = Path(tempfile.mkdtemp(prefix="sft_nb-learner-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    config = Qwen3Config(
-        vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)
-    config.save_pretrained(folder/"learner")
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(shape(), vocab_size=768)   # the tokenizer of `tiny` has 745 tokens
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder/"learner")
     return str(folder/"learner")
 
 

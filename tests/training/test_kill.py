@@ -3,9 +3,11 @@
 import random
 import shutil
 import sys
+from dataclasses import replace
 
 import pytest
 from conftest import ROOT
+from learner import learner
 
 from sft_nb.run.directory import Run
 
@@ -15,7 +17,7 @@ import soak   # noqa: E402
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    cfg = soak.setup(tmp_path_factory.mktemp("kills"))
+    cfg = replace(soak.setup(tmp_path_factory.mktemp("kills")), **learner())   # the soak kills QLoRA
     return cfg, *soak.undisturbed(cfg)
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from learner import weights_of_learner
 
 from sft_nb.cli.results import race_command
 from sft_nb.config import load_config
@@ -20,7 +21,8 @@ from sft_nb.training.train import train
 
 def small(tmp_path, **more):
     how = dict(max_steps=4, eval_samples=4, eval_steps=2, logging_steps=1, preflight=False, max_samples=60,
-               runs_dir=str(tmp_path/"runs"), cache_dir=str(tmp_path/"cache"))
+               model=weights_of_learner(), tokenizer="tiny", runs_dir=str(tmp_path/"runs"),
+               cache_dir=str(tmp_path/"cache"))
     return load_config("demo", **how | more)
 
 
@@ -64,7 +66,8 @@ def test_each_run_is_what_it_is_alone(tmp_path, loaded, how, others):
 
 
 def test_with_a_preflight_and_a_new_token(tmp_path, loaded):
-    cfgs = [small(tmp_path, method="lora", preflight=True, train_tokens=("<|new|>",), seed=seed) for seed in (1, 2)]
+    how = dict(model="tiny", method="lora", preflight=True, train_tokens=("<|new|>",))
+    cfgs = [small(tmp_path, **how, seed=seed) for seed in (1, 2)]
     together = race(cfgs)
     assert len(loaded) == 1
     alone = train(cfgs[1])
@@ -154,7 +157,7 @@ def test_who_is_told_to_stop_begins_no_other(tmp_path, monkeypatch):
 
 
 def test_what_is_wrong_is_said_before_the_first_begins(tmp_path):
-    good = small(tmp_path)
+    good = small(tmp_path, model="tiny", tokenizer=None)
     for cfgs, says in (([], "race: there is no config"),
                        ([good, replace(good, num_processes=2)], "config 2, num_processes: 2.*Fix: num_processes=1"),
                        ([good, replace(good, model=str(tmp_path/"no"), tokenizer="tiny")], "config 2, model .*no"),
