@@ -137,5 +137,5 @@ def test_a_verdict_is_a_badge(evaluation):
     from sft_nb.results.verdict import Comparison, decide
     said = decide(evaluation.difference)
     both = Comparison(evaluation, evaluation, evaluation.difference)
-    assert f"– {said.says}" in said._repr_html_() and "find a loss" in said._repr_html_()
+    assert f"– {said.says}" in said._repr_html_() and str(said.difference) in said._repr_html_()
     assert "A: x, adapter" in both._repr_html_() and "<script" not in both._repr_html_()
