@@ -66,7 +66,7 @@ def ours(name:str)->str:
     "The module in which `sft_nb.tokens.encode.end_ids`, or the public `sft_nb.prepare`, stands; the package itself: ''"
     import sft_nb
     parts = name.split(".")[1:]
-    if len(parts) == 1 and parts[0] in sft_nb.__all__: return sft_nb._HOME[parts[0]]
+    if len(parts) == 1 and parts[0] in sft_nb._HOME: return sft_nb._HOME[parts[0]]
     for n in (2, 1):
         module = ".".join(parts[:n])
         if module in CHAPTERS or module in PARTS: return module
@@ -171,7 +171,18 @@ def test_light_commands_load_no_torch(code): assert "heavy: []" in python(code +
 
 def test_every_public_name_is_there():
     python("from sft_nb import *\nimport sft_nb\n"
-           "assert all(getattr(sft_nb, name) is globals()[name] is not None for name in sft_nb.__all__)")
+           "assert all(getattr(sft_nb, name) is globals()[name] is not None for name in sft_nb.__all__)\n"
+           "assert all(getattr(sft_nb, name) is not None for name in dir(sft_nb))")
+
+
+LATER = ("torch._dynamo torch._inductor.compile_fx torch.distributed.tensor transformers.modeling_utils trl peft "
+         "bitsandbytes accelerate datasets pandas scipy.stats matplotlib wandb").split()
+
+
+def test_a_star_import_loads_no_trainer():
+    "Torch is loaded, but none of what only a training, a score or a picture needs"
+    seen = f"\nimport sys\nprint('later:', sorted(set({LATER}) & set(sys.modules)))"
+    assert "later: []" in python("from sft_nb import *" + seen)
 
 
 def bound(init:Path)->set[str]:
