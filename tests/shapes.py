@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from sft_nb.model.attention import register_varlen
+
 sys.path.insert(0, str(Path(__file__).parents[1]/"scripts"))
 from tiny_shapes import tiny_config   # noqa: E402, F401  of any type of transformers
 
@@ -70,6 +72,7 @@ def shape(kind:str, **more):
 
 def model(kind:str, *, dtype=torch.float32, attention:str="eager", **more):
     torch.manual_seed(0)
+    register_varlen()
     return AutoModelForCausalLM.from_config(shape(kind, **more), dtype=dtype, attn_implementation=attention).eval()
 
 
