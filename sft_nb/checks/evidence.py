@@ -24,7 +24,6 @@ from ..model.recompute import save_memory
 from ..model.loss import causal_lm
 from ..model.load import count_parameters
 from ..model.generate import Generation, continue_tokens, eval_mode
-from ..model.trl_trainer import make_trainer_around
 from ..planning.plan import Plan
 from ..workbench import Workbench, made_once
 from .rows import Survey, survey
@@ -85,6 +84,7 @@ class RowEvidence(FromWorkbench):
     @made_once
     def trainer(self):
         "TRL's, around the workbench's model, which it changes as that of the training does"
+        from sft_nb.model.trl_trainer import make_trainer_around   # loads TRL
         model = self.bench.model   # an error of the model is not reported as one of the trainer
         return make_trainer_around(model, self.tokenizer, self.cfg, self.data.train.tokens)
 

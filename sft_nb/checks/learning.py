@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import torch
-from transformers import Trainer, TrainingArguments, get_scheduler
-from transformers.trainer_utils import SchedulerType
+import transformers   # the Trainer and its parts are loaded where they are used
 
 from ..report import ConfigError, Finding, SftError, edit, fail, error_summary, ok, skipped, warn
 from ..config import Config
@@ -35,12 +34,13 @@ class Learned:
     highest:float=0.      # training loss on the way
 
 # %% ../../nbs/09_checks/07_learning.ipynb #35b0797c
-def _plain_trainer(model, cfg:Config, folder:str)->Trainer:
+def _plain_trainer(model, cfg:Config, folder:str)->"transformers.Trainer":
     "transformers' trainer, for what it makes of a name; without weight decay, which moves what has no gradient"
-    args = TrainingArguments(folder, optim=cfg.optim, learning_rate=cfg.learning_rate, weight_decay=0.,
-                             adam_beta1=cfg.adam_beta1, adam_beta2=cfg.adam_beta2, adam_epsilon=cfg.adam_epsilon,
-                             use_cpu=model.device.type == "cpu", report_to=[], disable_tqdm=True)
-    return Trainer(model=model, args=args, data_collator=lambda rows: rows)
+    args = transformers.TrainingArguments(
+        folder, optim=cfg.optim, learning_rate=cfg.learning_rate, weight_decay=0.,
+        adam_beta1=cfg.adam_beta1, adam_beta2=cfg.adam_beta2, adam_epsilon=cfg.adam_epsilon,
+        use_cpu=model.device.type == "cpu", report_to=[], disable_tqdm=True)
+    return transformers.Trainer(model=model, args=args, data_collator=lambda rows: rows)
 
 # %% ../../nbs/09_checks/07_learning.ipynb #35b0797d
 def optimizer_refused(cfg:Config, e:Exception)->ConfigError:
@@ -152,7 +152,7 @@ class Schedule:
     warm_up:int     # until the peak
     highest:float   # rate that is reached
 
-_AFTER_EVALUATION = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)   # they wait for a held-out loss
+_AFTER_EVALUATION = ("reduce_lr_on_plateau", "greedy")   # names of `SchedulerType`: they wait for a held-out loss
 
 def schedule_arguments(
     cfg:Config,
@@ -175,9 +175,10 @@ def _warm_up(cfg:Config, steps:int)->int:
 def _rates(optimizer, cfg:Config, steps:int, warm_up:int)->list[float]:
     "The first rates of the schedule: all of the warm-up, and a few more"
     for group in optimizer.param_groups: group["lr"] = cfg.learning_rate
-    schedule = get_scheduler(cfg.lr_scheduler_type, optimizer, num_warmup_steps=warm_up, num_training_steps=steps,
-                             scheduler_specific_kwargs=schedule_arguments(cfg))
-    waits = SchedulerType(cfg.lr_scheduler_type) in _AFTER_EVALUATION
+    schedule = transformers.get_scheduler(
+        cfg.lr_scheduler_type, optimizer, num_warmup_steps=warm_up, num_training_steps=steps,
+        scheduler_specific_kwargs=schedule_arguments(cfg))
+    waits = cfg.lr_scheduler_type in _AFTER_EVALUATION
     found = []
     for _ in range(min(steps, warm_up + 10)):
         found.append(float(optimizer.param_groups[0]["lr"]))

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, set_seed
+from transformers import AutoModelForCausalLM
 
 from ..report import ConfigError, pluralise, edit, error_summary, SftError
 from ..config import Config
@@ -328,7 +329,7 @@ def add_adapter(
 ):               # the model in train mode: a PeftModel, or the model itself for `method="full"`
     "Freeze the base and put a new adapter on it, as `cfg.method` says; ConfigError for what peft cannot do"
     from peft import get_peft_model
-    set_seed(cfg.seed)
+    transformers.set_seed(cfg.seed)
     if cfg.method == "full":
         train_in_full(model, cfg)
         return model.train()
@@ -492,5 +493,5 @@ def load_adapter(
     check_trained(path, cfg)
     if cfg.method == "full":
         return load_base(replace(cfg, model=str(path), init="pretrained", revision=None), tokenizer)
-    set_seed(cfg.seed)   # the initial weights of some adapters are part of what was learned
+    transformers.set_seed(cfg.seed)   # the initial weights of some adapters are part of what was learned
     with quiet(): return read_adapter(load_base(cfg, tokenizer), path).eval()

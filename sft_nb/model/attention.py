@@ -4,22 +4,18 @@
 
 # %% auto #0
 __all__ = ['Documents', 'find_documents', 'window_of', 'told_documents', 'assume_documents', 'varlen_mask', 'varlen_attention',
-           'choose_attention']
+           'register_varlen', 'choose_attention']
 
 # %% ../../nbs/06_model/02_attention.ipynb #a2588552
-import inspect
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Callable, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers import masking_utils
-from transformers.masking_utils import and_masks, causal_mask_function, packed_sequence_mask_function, sdpa_mask
+import transformers   # its parts are loaded where they are used: masks and attentions load the compiler of torch
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
 from ..report import ConfigError, SftError, edit, error_summary
@@ -66,10 +62,14 @@ def find_documents(
     return None if window is False else Documents(cu, n, window)
 
 # %% ../../nbs/06_model/02_attention.ipynb #5d78f2fe
-_KNOWN = {causal_mask_function.__code__, and_masks().__code__, packed_sequence_mask_function(None).__code__}
-if hasattr(masking_utils, "remap_positions_for_packed_sequence"):
-    _KNOWN.add(masking_utils.remap_positions_for_packed_sequence(None, None).__code__)
-_SLIDING = masking_utils.sliding_window_overlay(1).__code__
+@lru_cache
+def _known_code()->tuple[set, object]:
+    "The code of transformers' mask functions that are read without being asked, and that of its sliding window"
+    masks = transformers.masking_utils
+    known = {masks.causal_mask_function, masks.and_masks(), masks.packed_sequence_mask_function(None)}
+    if hasattr(masks, "remap_positions_for_packed_sequence"):
+        known.add(masks.remap_positions_for_packed_sequence(None, None))
+    return {f.__code__ for f in known}, masks.sliding_window_overlay(1).__code__
 
 # %% ../../nbs/06_model/02_attention.ipynb #35687825
 def _inside(f:Callable)->dict:
@@ -82,8 +82,9 @@ def window_of(
 )->int|None|bool:             # False: something in it is not known here, and it must be asked
     "Tokens that a token sees of its document (None: all), from what the function is made of"
     code = getattr(mask_function, "__code__", None)
-    if code is _SLIDING: return _inside(mask_function)["sliding_window"]
-    if code not in _KNOWN: return False
+    known, sliding = _known_code()
+    if code is sliding: return _inside(mask_function)["sliding_window"]
+    if code not in known: return False
     parts = [f for x in _inside(mask_function).values() for f in (x if isinstance(x, tuple) else (x,)) if callable(f)]
     windows = [window_of(f) for f in parts]
     if any(w is False for w in windows): return False
@@ -154,8 +155,8 @@ def varlen_mask(
         return Documents(torch.zeros(len(assumed.lengths) + 1, dtype=torch.int32), max(assumed.lengths), None)
     if attention_mask is None and batch_size == 1 and q_length == kv_length and not use_vmap:
         if (docs := _documents(mask_function, q_length, device)) is not None: return docs
-    return sdpa_mask(batch_size, q_length, kv_length, *args, mask_function=mask_function,
-                     attention_mask=attention_mask, use_vmap=use_vmap, device=device, **kwargs)
+    return transformers.masking_utils.sdpa_mask(batch_size, q_length, kv_length, *args, mask_function=mask_function,
+        attention_mask=attention_mask, use_vmap=use_vmap, device=device, **kwargs)
 
 # %% ../../nbs/06_model/02_attention.ipynb #e8655d1a
 def _additive(mask:torch.Tensor|None, scores:torch.Tensor)->torch.Tensor:
@@ -170,6 +171,7 @@ def _additive(mask:torch.Tensor|None, scores:torch.Tensor)->torch.Tensor:
 # %% ../../nbs/06_model/02_attention.ipynb #6726aaf8
 def _open_scores(q, k, v, mask:torch.Tensor|None, *, scale:float, dropout:float, softcap:float|None)->torch.Tensor:
     "Attention with its scores in memory: (B, H, T, D)"
+    from transformers.integrations.sdpa_attention import repeat_kv   # loads the compiler of torch
     groups = q.shape[1] // k.shape[1]
     k, v = repeat_kv(k, groups), repeat_kv(v, groups)
     scores = q @ k.transpose(2, 3) * scale
@@ -206,13 +208,7 @@ def _stock_can(q, v, dropout:float, softcap:float|None)->bool:
     return q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 # %% ../../nbs/06_model/02_attention.ipynb #1d38caea
-def _knows_groups()->bool:
-    "Does this PyTorch's kernel take fewer heads of keys and values than of queries?"
-    if find_spec("torch.nn.attention.varlen") is None: return False
-    from torch.nn.attention.varlen import varlen_attn
-    return "enable_gqa" in inspect.signature(varlen_attn).parameters
-
-_GROUPS = _knows_groups()
+_GROUPS = torch.__version__ >= "2.12"   # its kernel takes fewer heads of keys and values than of queries
 
 # %% ../../nbs/06_model/02_attention.ipynb #37dfd6d1
 _MOST = 2**31      # numbers that the kernel's backward pass can address
@@ -227,6 +223,7 @@ def _heads_in_a_call(tokens:int, documents:int, key_heads:int, groups:int, size:
 def _call(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     "One call of PyTorch's FlashAttention: (1, H, T, D)"
     from torch.nn.attention.varlen import varlen_attn
+    from transformers.integrations.sdpa_attention import repeat_kv
     more, groups = {}, q.shape[1] // k.shape[1]
     if _GROUPS: more = dict(enable_gqa=groups > 1)
     else: k, v = repeat_kv(k, groups), repeat_kv(v, groups)   # torch 2.11 promises nothing about groups
@@ -304,12 +301,16 @@ def varlen_attention(
     _refuse_unknown(kwargs)
     how = dict(dropout=dropout, scaling=scaling)
     if softcap is None and not isinstance(attention_mask, Documents):
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
         return sdpa_attention_forward(module, query, key, value, attention_mask, **how, **kwargs)
     return _ours(query, key, value, attention_mask, cu_seq_lens_q, softcap=softcap, **how), None
 
 # %% ../../nbs/06_model/02_attention.ipynb #a9299244
-AttentionInterface.register("varlen", varlen_attention)
-AttentionMaskInterface.register("varlen", varlen_mask)
+@lru_cache
+def register_varlen()->None:
+    "From now on transformers knows the name `varlen`; `choose_attention` calls this before a model is made"
+    transformers.AttentionInterface.register("varlen", varlen_attention)
+    transformers.AttentionMaskInterface.register("varlen", varlen_mask)
 
 # %% ../../nbs/06_model/02_attention.ipynb #f752e4e1
 class _FlashPackage(NamedTuple):
@@ -353,7 +354,7 @@ def _asked_for(name:str, device:str)->str:
     if name in _FLASH and device != "cuda":
         raise ConfigError(where, "it needs a CUDA device, which is not here", _INSTEAD, fix)
     if name in _FLASH and (why := _why_no_flash(name)): raise ConfigError(where, why, _INSTEAD, fix)
-    known = ["eager", *AttentionInterface().valid_keys()]
+    known = ["eager", *transformers.AttentionInterface().valid_keys()]
     if name in known or "/" in name: return name
     raise ConfigError(where, "there is no such attention", f"auto, or one of {', '.join(known)}", fix)
 
@@ -371,6 +372,7 @@ def choose_attention(
     shape,                # the model's config
 )->tuple[str|None,str]:   # the name and the reason; None: what transformers takes
     "The attention to load a model with; ConfigError for one that is not there"
+    register_varlen()
     if wanted != "auto": return _asked_for(wanted, device), "asked for"
     return _automatic(device, dtype, shape)
 

@@ -15,7 +15,7 @@ from copy import deepcopy
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig, set_seed
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig
 from transformers.utils import logging as _logging
 
 from ..report import ConfigError, as_fix, edit, error_summary
@@ -104,7 +104,7 @@ def random_weights(
     folder:str,     # where the weights are written
 )->str:
     "Write a model of the wanted shape with new float32 weights into `folder`"
-    set_seed(cfg.seed)
+    transformers.set_seed(cfg.seed)
     model = auto_class(shape).from_config(shape, dtype=torch.float32, trust_remote_code=cfg.trust_remote_code)
     model.should_save_on_this_rank = lambda is_main: True   # of several processes, each has a folder of its own
     model.save_pretrained(folder)

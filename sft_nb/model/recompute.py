@@ -14,10 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..config import Config
-from .kernels import forward_of, swap_forward
+from .kernels import forward_of, layers_of, swap_forward
 from .precision import Repair
 
 # %% ../../nbs/06_model/12_recompute.ipynb #3399833e
@@ -165,7 +164,7 @@ def _in_parts(forward, module, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
 # %% ../../nbs/06_model/12_recompute.ipynb #1995e924
 def parts_of(model)->list:
     "The modules in the layers of a model that compute each token by itself and hold much: MLPs and norms"
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    layers = layers_of(model)
     mlps = [m for layer in layers for m in layer.children() if type(m).__name__.endswith("MLP")]
     norms = [m for layer in layers for m in layer.modules() if type(m).__name__.endswith(("RMSNorm", "LayerNorm"))]
     return mlps + norms

@@ -14,10 +14,10 @@ import torch
 
 from ..config import Config
 from ..model.load import auto_class, load_shape, quantization, quiet
-from ..model.kernels import use_kernels
+from ..model.attention import register_varlen
+from ..model.kernels import layers_of, use_kernels
 from ..model.adapter import lora_config, spare_casts, targets_as_named, train_in_full
 from ..model.divided import Division
-from ..model.sharding import units
 
 # %% ../../nbs/07_planning/00_static.ipynb #7f18611e
 def _shape_of(cfg:Config, tokenizer, layers:int|None):
@@ -81,6 +81,7 @@ def skeleton(
     dtype:torch.dtype=torch.bfloat16,  # what the model computes in
 ):                             # on the meta device: shapes, no numbers
     "The model that `load_model` would load, without its weights"
+    register_varlen()
     shape = _shape_of(cfg, tokenizer, layers)
     kept = torch.float32 if cfg.method == "full" else dtype
     how = dict(dtype=kept, attn_implementation=attention, trust_remote_code=cfg.trust_remote_code)
@@ -194,7 +195,7 @@ _FETCHED = 10**9   # numbers
 
 def _by_layer(model)->int:
     "What FSDP2 has whole: three layers (in use, on its way, being laid out), all that is no layer, and their gradients"
-    layers = [list(m.parameters()) for m in units(model)]
+    layers = [list(m.parameters()) for m in layers_of(model)]
     inside = {p for layer in layers for p in layer}
     rest = [p for p in model.parameters() if p not in inside]
     def whole(weights): return sum(map(_bytes, weights))

@@ -31,7 +31,6 @@ from ..run.directory import Run
 from ..run.best import keep_score, scored_alike
 from ..run.checkpoint import step_of
 from ..run.target import find_target, Target
-from ..training.arguments import Scored, tell_trackers
 from .statistics import Difference
 from .likelihood import Forgetting, forgetting, general_examples
 from .server import Server
@@ -416,14 +415,16 @@ def _evaluated(examiner:Examiner, general:bool|str|Path)->Evaluation:
 # %% ../../nbs/12_results/07_evaluate.ipynb #ev0trk01
 _SAMPLES = 20   # answers in a tracker's table
 
-def _for_trackers(e:Evaluation, run:Run)->Scored:
-    "Figures of both models, and the first answers"
+def _tell_trackers(e:Evaluation, run:Run)->None:
+    "Tell them the figures of both models, and the first answers"
+    from sft_nb.training.arguments import Scored, tell_trackers   # loads TRL
     step = step_of(Path(e.checkpoint)) if e.checkpoint.startswith("checkpoint-") else run.step
     figures = dict(accuracy=e.tuned.accuracy, answered=e.tuned.answered, ended=e.tuned.ended) | e.tuned.figures
     before = e.base.answers if e.base is not None else [None] * e.tuned.n
     if e.base is not None: figures |= dict(base_accuracy=e.base.accuracy)
     rows = [[a.prompt, a.expected, b and b.text, a.text, a.correct] for a, b in zip(e.tuned.answers[:_SAMPLES], before)]
-    return Scored(step, figures, ("prompt", "expected", "base", "tuned", "correct"), redact_json(rows))
+    scored = Scored(step, figures, ("prompt", "expected", "base", "tuned", "correct"), redact_json(rows))
+    tell_trackers(run, scored)
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #ev0kee01
 def keep_evaluation(
@@ -440,4 +441,4 @@ def keep_evaluation(
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, examiner.asked.by
     value = figures.get(by, e.tuned.values(by).mean())
     keep_score(run, e.checkpoint, by, float(value), examiner.asked.key, own=not other)
-    if not other: tell_trackers(run, _for_trackers(e, run))
+    if not other: _tell_trackers(e, run)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from scipy import stats
+import scipy   # scipy.stats is loaded where it is used
 
 from ..report import SftError
 
@@ -53,7 +53,7 @@ def _bounds_by_t(
     G, mean = len(sizes), sums.sum() / sizes.sum()
     rest = (sums - mean * sizes) / sizes.mean()
     variance = (rest ** 2).sum() / (G - 1)
-    error, t = math.sqrt(variance / G), float(stats.t.isf(stats.norm.sf(z), G - 1))
+    error, t = math.sqrt(variance / G), float(scipy.stats.t.isf(scipy.stats.norm.sf(z), G - 1))
     lower, upper = [mean - t * error], [mean + t * error]
     if variance > 0:
         a = (rest ** 3).mean() / variance ** 1.5 / math.sqrt(G)
@@ -76,11 +76,11 @@ def mean_interval(
     if G < 2: return float(mean), float(mean)
     lower, upper = _bounds_by_t(sums, sizes)
     if np.min(values) < 0 or np.max(values) > 1: return float(min(lower)), float(max(upper))
-    t, error = float(stats.t.ppf(.975, G - 1)), float(np.sqrt(((sums - mean * sizes) ** 2).sum() * G / (G - 1))) / n
+    t, error = float(scipy.stats.t.ppf(.975, G - 1)), float(np.sqrt(((sums - mean * sizes) ** 2).sum() * G / (G - 1))) / n
     rows = mean * (1 - mean) / error ** 2 if error > 0 else n   # whose share would have this variance
     rows = rows * (1.96 / t) ** 2
-    if mean > 0: lower.append(stats.beta.ppf(.025, mean * rows, (1 - mean) * rows + 1))
-    if mean < 1: upper.append(stats.beta.ppf(.975, mean * rows + 1, (1 - mean) * rows))
+    if mean > 0: lower.append(scipy.stats.beta.ppf(.025, mean * rows, (1 - mean) * rows + 1))
+    if mean < 1: upper.append(scipy.stats.beta.ppf(.975, mean * rows + 1, (1 - mean) * rows))
     return max(0., float(min(lower))), min(1., float(max(upper)))
 
 # %% ../../nbs/12_results/00_statistics.ipynb #st0int01
@@ -111,7 +111,7 @@ def mcnemar(
     lost:int,   # and the other way round
 )->float:
     "Two-sided p of the exact test; 1 if no row differs"
-    return float(stats.binomtest(won, won + lost).pvalue) if won + lost else 1.
+    return float(scipy.stats.binomtest(won, won + lost).pvalue) if won + lost else 1.
 
 # %% ../../nbs/12_results/00_statistics.ipynb #st0per01
 def sign_test(
@@ -159,7 +159,7 @@ class Difference:
     @property
     def _smallest_by_interval(self)->float:
         sd = math.sqrt(max(self.differing - self.gain ** 2, 0)) if self.sd is None else self.sd
-        return (self.high - self.low) / 2 + stats.norm.ppf(.8) * sd / math.sqrt(self.n)
+        return (self.high - self.low) / 2 + scipy.stats.norm.ppf(.8) * sd / math.sqrt(self.n)
 
     def rows_for(self, gain:float)->int:
         "How many rows, like these, would show a gain"
@@ -317,9 +317,9 @@ def correct_for_choice(
 
     Tukey's studentised range (1953; Kramer, 1956, Biometrics 12:307) in place of the normal distribution."""
     if of <= 2: return d
-    z, root = float(stats.studentized_range.ppf(.95, of, np.inf)) / math.sqrt(2), math.sqrt(2)
+    z, root = float(scipy.stats.studentized_range.ppf(.95, of, np.inf)) / math.sqrt(2), math.sqrt(2)
     centre, half = (d.high + d.low) / 2, (d.high - d.low) / 2 * z / 1.96
-    p = float(stats.studentized_range.sf(root * stats.norm.isf(d.p / 2), of, np.inf))
+    p = float(scipy.stats.studentized_range.sf(root * scipy.stats.norm.isf(d.p / 2), of, np.inf))
     return replace(d, low=centre - half, high=centre + half, p=max(d.p, min(1., p)))
 
 # %% ../../nbs/12_results/00_statistics.ipynb #st0one01
@@ -344,8 +344,8 @@ def rows_needed(
     z:float=1.96,             # of the test
 )->int:
     "Rows on which a gain would be seen"
-    if sd is not None: return math.ceil(((z + stats.norm.ppf(power)) * sd / gain) ** 2 + z * z / 2)
-    gain, found = abs(gain), stats.norm.ppf(power)
+    if sd is not None: return math.ceil(((z + scipy.stats.norm.ppf(power)) * sd / gain) ** 2 + z * z / 2)
+    gain, found = abs(gain), scipy.stats.norm.ppf(power)
     differing = max(differing, gain)
     root = z * math.sqrt(differing) + found * math.sqrt(max(differing - gain * gain, 0))
     return math.ceil(((root + math.sqrt(root * root + 4 * gain)) / (2 * gain)) ** 2)   # the exact test loses a row
@@ -361,7 +361,7 @@ def detectable(
     "The smallest gain that so many rows show; 1 if they show none, or with `sd` infinity"
     if sd is not None:
         rows = n - z * z / 2
-        return (z + float(stats.norm.ppf(power))) * sd / math.sqrt(rows) if rows > 0 else math.inf
+        return (z + float(scipy.stats.norm.ppf(power))) * sd / math.sqrt(rows) if rows > 0 else math.inf
     low, high, how = 1e-6, 1., dict(power=power, z=z)
     if n < 1 or rows_needed(high, differing, **how) > n: return 1.
     for _ in range(50):
@@ -379,7 +379,9 @@ def power(
     z:float=1.96,             # of the test
 )->float:
     "How often so many rows find a difference; of right and wrong answers, by the exact test"
-    if sd is not None: return float(stats.norm.cdf(math.sqrt(max(n - z * z / 2, 0)) * abs(gain) / max(sd, 1e-12) - z))
+    if sd is not None:
+        reach = math.sqrt(max(n - z * z / 2, 0)) * abs(gain) / max(sd, 1e-12)
+        return float(scipy.stats.norm.cdf(reach - z))
     differing = max(differing, abs(gain))
     reach = math.sqrt(n) * abs(gain) - z * math.sqrt(differing) - 1 / math.sqrt(n)   # the exact test loses a row
-    return float(stats.norm.cdf(reach / math.sqrt(max(differing - gain * gain, 1e-9))))
+    return float(scipy.stats.norm.cdf(reach / math.sqrt(max(differing - gain * gain, 1e-9))))

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 from fastcore.basics import patch
-from peft import load_peft_weights, set_peft_model_state_dict
 
 from ..escape import escape_html, escape_controls
 from ..display import table_html
@@ -73,6 +72,7 @@ class Swapped:
             yield self.bench.trained(folder)
             free_memory()
             return
+        from peft import load_peft_weights, set_peft_model_state_dict
         weights = load_peft_weights(str(folder), device="cpu")
         set_peft_model_state_dict(self.model, weights, adapter_name="default")
         yield self.model

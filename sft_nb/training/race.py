@@ -23,7 +23,6 @@ from ..model.divided import check_several
 from ..model.load import load_shape, one_base
 from ..run.directory import check_free
 from ..run.face import Run
-from .arguments import training_arguments
 from .train import train
 
 # %% ../../nbs/11_training/07_race.ipynb #aef7a52d
@@ -45,6 +44,7 @@ def check_race(
 # %% ../../nbs/11_training/07_race.ipynb #5f5aeaa6
 def _look_at(cfg:Config)->None:
     "What can be known without its rows and weights"
+    from sft_nb.training.arguments import training_arguments   # loads TRL
     if cfg.num_processes > 1:
         found = f"{cfg.num_processes} processes are asked for, and a race is one"
         raise ConfigError("num_processes", found, "one process", edit(num_processes=1))

@@ -11,6 +11,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..files import read_json_object, remove_temporaries, write_atomically
 from ..credentials import load_env_files
@@ -37,10 +38,10 @@ from ..run.face import Run
 from ..run.origin import check_origin, check_resume_settings, keep_origin, lengthen, spread
 from ..run.output import lasting
 from ..run.world import by_the_first, check_world, find_world, is_main_process, join, main_first, of_this_world
-from .arguments import divided_inside, tracked, training_arguments
-from .guards import Guards, trained_parts
-from .recorder import best_folder, ByScore, Recorder, StopRequest, told_to
-from .trainer import SupervisedTrainer
+
+if TYPE_CHECKING:   # these load TRL: the functions that train import them
+    from sft_nb.training.recorder import StopRequest
+    from sft_nb.training.trainer import SupervisedTrainer
 
 # %% ../../nbs/11_training/05_train.ipynb #e3bcde72
 def approve(cfg:Config, checked:Report)->Report:
@@ -63,6 +64,7 @@ def check_before(
     *, run:Run|None=None,       # a launched run has its directory already, and is told what was refused
 )->Report:
     "Settings, rows, plan and preflight; raises what is wrong before anything is written"
+    from sft_nb.training.arguments import training_arguments
     training_arguments(bench.asked, Path(bench.asked.runs_dir)/"x")
     bench.make("cfg", "batches")   # rows and plan; a row that no batch can hold
     if none := check_held_out(bench.data, bench.asked):
@@ -88,10 +90,13 @@ def check_before(
 def build_trainer(
     bench:Workbench,
     run:Run,
-    *, stop:StopRequest|None=None,     # who may ask for an end
+    *, stop:"StopRequest|None"=None,     # who may ask for an end
     checkpoint:Path|None=None,         # that the training will continue from
-)->SupervisedTrainer:
+)->"SupervisedTrainer":
     "The trainer with its recorder and its guards; what it runs on is written into trainer.json"
+    from sft_nb.training.guards import Guards
+    from sft_nb.training.recorder import Recorder, StopRequest
+    from sft_nb.training.trainer import SupervisedTrainer
     stop = stop or StopRequest(bench.cfg.max_time)
     with Phase("loading"): bench.make("model", "layout")   # the model itself is asked how its rows may lie
     name_base(bench.model, bench.cfg)
@@ -108,7 +113,7 @@ def build_trainer(
     if is_main_process(): _write_what_runs(trainer)
     return trainer
 
-def _write_what_runs(trainer:SupervisedTrainer)->None:
+def _write_what_runs(trainer:"SupervisedTrainer")->None:
     "trainer.json: attention, layout, whose loss, layers in one product, how many processes"
     bench, n = trainer.bench, trainer.accelerator.num_processes
     runs = dict(attention=bench.model.config._attn_implementation or "", rows=bench.layout.name, processes=n,
@@ -204,6 +209,8 @@ def run_training(
     *, checkpoint:Path|None=None,   # to continue from
 )->Run:
     "Build, train, save; every way out leaves a status"
+    from sft_nb.training.arguments import divided_inside, tracked
+    from sft_nb.training.recorder import StopRequest, told_to
     stop = StopRequest(bench.cfg.max_time, run.path)
     join(bench.cfg)
     with ExitStack() as stack:
@@ -214,7 +221,7 @@ def run_training(
         _train_in(bench, run, stop, checkpoint)
     return run
 
-def _run_steps(trainer:SupervisedTrainer, checkpoint:Path|None)->None:
+def _run_steps(trainer:"SupervisedTrainer", checkpoint:Path|None)->None:
     "All steps that are left; `SftError` for a checkpoint that cannot be loaded"
     try: trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except Exception as e:
@@ -227,7 +234,7 @@ def _not_loadable(run:Run, checkpoint:Path, why:str)->SftError:
     return SftError(f"{run.name}/{checkpoint.name}", f"the training cannot go on from it ({why})",
                     "a checkpoint as sft_nb wrote it", fix)
 
-def _train_in(bench:Workbench, run:Run, stop:StopRequest, checkpoint:Path|None)->None:
+def _train_in(bench:Workbench, run:Run, stop:"StopRequest", checkpoint:Path|None)->None:
     "The work itself, in a run that is held"
     trainer, done = None, step_of(checkpoint) if checkpoint else 0
     try:
@@ -262,15 +269,16 @@ def _is_state(folder, names)->list[str]:
     "Of a checkpoint, what is not the weights"
     return [n for n in names if n in _STATE or n.startswith(("rng_state", "meters", "global_step", "zero_to_"))]
 
-def _save(trainer:SupervisedTrainer)->None:
+def _save(trainer:"SupervisedTrainer")->None:
     "Keep the result; `SftError` if it cannot be written. All processes come here: weights may be divided among them"
+    from sft_nb.training.recorder import best_folder
     run, state = trainer.run, trainer.state
     trainer.check_weights()
     best = by_the_first(lambda: best_folder(run, state))
     if not is_main_process(): return None if best else trainer.save_model(str(run.adapter))   # it writes nothing
     _write_result(trainer, best)
 
-def _write_result(trainer:SupervisedTrainer, best:Path|None)->None:
+def _write_result(trainer:"SupervisedTrainer", best:Path|None)->None:
     "The checkpoint `best`, or the weights as they are now, become the result; `SftError` if it cannot be written"
     run = trainer.run
     try:
@@ -280,8 +288,10 @@ def _write_result(trainer:SupervisedTrainer, best:Path|None)->None:
             _tidy(aside, trainer.bench.cfg)
     except Exception as e: raise cannot_write(run.adapter, e, go_on(run)) from e
 
-def _keep_weights(trainer:SupervisedTrainer, done:int, error:BaseException)->None:
+def _keep_weights(trainer:"SupervisedTrainer", done:int, error:BaseException)->None:
     "After an error, write what the steps after `done` have learned, if one process can do that alone"
+    from sft_nb.training.guards import trained_parts
+    from sft_nb.training.recorder import best_folder
     run, bench, step = trainer.run, trainer.bench, trainer.state.global_step
     if step <= done or not bench.alone or not is_main_process(): return
     if isinstance(error, KeyboardInterrupt) and bench.cfg.method == "full": return   # that may take minutes
@@ -302,7 +312,7 @@ def _tidy(adapter:Path, cfg:Config)->None:
     file.write_text(json.dumps(said, indent=2) + "\n")
 
 # %% ../../nbs/11_training/05_train.ipynb #91cc0473
-def _finish(trainer:SupervisedTrainer, stop:StopRequest)->None:
+def _finish(trainer:"SupervisedTrainer", stop:"StopRequest")->None:
     "Status and picture of a training that came to its end, or was asked to stop"
     run, state = trainer.run, trainer.state
     trainer.recorder.close()
@@ -324,8 +334,9 @@ def _draw(run:Run)->None:
         write_atomically(run.path/"loss.png", drawn.getvalue())
     except Exception as e: log(f"sft_nb: loss.png cannot be made ({getattr(e, 'strerror', None) or error_summary(e)})")
 
-def _early(trainer:SupervisedTrainer)->str:
+def _early(trainer:"SupervisedTrainer")->str:
     "Why it is finished before its last step; empty if it is not"
+    from sft_nb.training.recorder import ByScore
     state, patience = trainer.state, trainer.bench.cfg.early_stopping_patience
     if state.global_step >= state.max_steps: return ""
     by_score = [c.reason for c in trainer.callback_handler.callbacks if isinstance(c, ByScore) and c.reason]
@@ -335,7 +346,7 @@ def _early(trainer:SupervisedTrainer)->str:
     return f"no lower held-out loss in {patience} evaluations; the best was at step {state.best_global_step}"
 
 # %% ../../nbs/11_training/05_train.ipynb #7c999dc4
-def _leave(run:Run, trainer:SupervisedTrainer|None, error:BaseException)->None:
+def _leave(run:Run, trainer:"SupervisedTrainer|None", error:BaseException)->None:
     "Write why the training ended early, and how to continue"
     step = None
     if trainer is not None:
@@ -461,6 +472,7 @@ def train_run(
     callbacks=(),               # transformers' `TrainerCallback`s of your own
 )->Run:
     "Begin a launched run, or continue it"
+    from sft_nb.training.recorder import told_to
     join(run.config)
     try:
         with told_to(run), run.locked() if is_main_process() else nullcontext():   # from the first row on
