@@ -65,7 +65,8 @@ _NAMES = {
     "panels.page": "run_page",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = [*_HOME]
+# All of them but one come with `import *`: `SupervisedTrainer` is a TRL trainer, and to make it TRL is loaded.
+__all__ = [name for name in _HOME if name != "SupervisedTrainer"]
 
 
 def __getattr__(name):
