@@ -76,7 +76,8 @@ def mean_interval(
     if G < 2: return float(mean), float(mean)
     lower, upper = _bounds_by_t(sums, sizes)
     if np.min(values) < 0 or np.max(values) > 1: return float(min(lower)), float(max(upper))
-    t, error = float(scipy.stats.t.ppf(.975, G - 1)), float(np.sqrt(((sums - mean * sizes) ** 2).sum() * G / (G - 1))) / n
+    t = float(scipy.stats.t.ppf(.975, G - 1))
+    error = float(np.sqrt(((sums - mean * sizes) ** 2).sum() * G / (G - 1))) / n
     rows = mean * (1 - mean) / error ** 2 if error > 0 else n   # whose share would have this variance
     rows = rows * (1.96 / t) ** 2
     if mean > 0: lower.append(scipy.stats.beta.ppf(.025, mean * rows, (1 - mean) * rows + 1))
