@@ -14,7 +14,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from transformers.integrations import moe
 
 from ..config import Config
 from ..batches.layout import BatchLengths
@@ -95,6 +94,7 @@ class _GroupedProduct(torch.autograd.Function):
 @contextmanager
 def _grouped_products():
     "Inside, grouped products of transformers allocate what they would, in any format"
+    from transformers.integrations import moe   # loads torch's compiler
     whole = moe._grouped_mm
     def product(x, weight, offs): return _GroupedProduct.apply(x.to(weight.dtype), weight, offs)
     moe._grouped_mm = product
