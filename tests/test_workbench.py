@@ -12,7 +12,7 @@ from sft_nb.workbench import Workbench, made_once, workbench_for
 
 MAKERS = dict(hardware="find_hardware", tokenizer="load_tokenizer", data="prepare", plan="make_plan", cfg="settle",
               alone="divides_weights", shape="load_shape", model="load_model", supervised="add_supervised_loss",
-              layout="choose_layout", batches="batches")
+              layout="choose_layout", batches="batch_sampler")
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,7 @@ from ..run.origin import check_origin, check_resume_settings, keep_origin, lengt
 from ..run.output import lasting
 from ..run.world import by_the_first, check_world, find_world, is_main_process, join, main_first, of_this_world
 
+# %% ../../nbs/11_training/05_train.ipynb #d6aa38a0
 if TYPE_CHECKING:   # these load TRL: the functions that train import them
     from sft_nb.training.recorder import StopRequest
     from sft_nb.training.trainer import SupervisedTrainer

@@ -210,7 +210,7 @@ train(load_config({config!r}), callbacks=[Breaks()])
 @pytest.mark.parametrize("by", ["zero2", "zero3", pytest.param("fsdp", marks=divides)])
 def test_weights_that_become_nan_end_a_training_of_two_processes_with_the_last_good_checkpoint(tmp_path, by):
     how = dict(fsdp=True) if by == "fsdp" else dict(deepspeed=divided(by, tmp_path))
-    cfg = small(tmp_path, **how, run_name="nan", eval_samples=0)
+    cfg = small(tmp_path, **how, run_name="nan", eval_samples=0, eval_steps=None)
     (tmp_path/"worker.py").write_text(BROKEN_WEIGHTS.format(config=saved(cfg, tmp_path)))
     done = run_all([[*TORCHRUN, str(tmp_path/"worker.py")]])
     run = Run(tmp_path/"nan")
