@@ -167,7 +167,7 @@ def test_evaluate_as_json(trained):
 
 def test_max_time_stops_and_resume_goes_on(tmp_path):
     named = ["train", "--config", "demo", "--runs-dir", tmp_path, "--run-name", "x"]
-    first = shell(*named, "--max-steps", 8, "--max-time", 0, "--eval-samples", 4)
+    first = shell(*named, "--max-steps", 8, "--max-time", 0, "--eval-samples", 4, "--no-preflight")
     assert first.returncode == 0, first.stderr
     assert f"Go on with: sft_nb train --resume {tmp_path}/x" in first.stdout, first.stdout
     assert f"sft_nb evaluate {tmp_path}/x" in first.stdout
@@ -193,7 +193,7 @@ class Capitals:
 
 def test_a_run_is_repeated_from_its_config_under_another_name(trained, files):
     done = shell("train", "--config", trained.path/"config.json", "--max-steps", 1, "--eval-samples", 0,
-                 "--runs-dir", files/"again", "--run-name", "x")
+                 "--runs-dir", files/"again", "--run-name", "x", "--no-preflight")
     assert done.returncode == 0 and (files/"again/x/adapter").exists(), done.stderr
     done = shell("train", "--config", files/"again/x/config.json")
     assert done.returncode == 0 and (files/"again/arithmetic-tiny-1/adapter").exists(), done.stderr

@@ -101,7 +101,7 @@ def losses(m, n:int)->list[tuple]:
     return found
 
 
-@pytest.mark.parametrize("kind, kernels", [("qwen3", "auto"), ("mistral", "none")])
+@pytest.mark.parametrize("kind, kernels", [("qwen3", "auto"), pytest.param("mistral", "none", marks=pytest.mark.soak)])
 def test_two_programs_for_six_batches_and_not_a_bit_differs(as_on_a_gpu, kind, kernels):
     m = learner(kind, kernels)
     want = losses(m, 6)

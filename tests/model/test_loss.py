@@ -98,13 +98,10 @@ def step(tmp_path, **how):
 
 
 WAYS = [
-    dict(padding_free=False),
-    dict(attn_implementation="sdpa"),
-    dict(attn_implementation="eager", padding_free=True),
-    dict(max_logits_mib=1),
-    dict(per_device_train_batch_size=4, gradient_accumulation_steps=2),
+    dict(padding_free=False, gradient_checkpointing=True),
+    dict(attn_implementation="sdpa", per_device_train_batch_size=4, gradient_accumulation_steps=2),
+    dict(attn_implementation="eager", padding_free=True, max_logits_mib=1),
     dict(effective_batch_size=8, per_device_train_batch_size=2),
-    dict(gradient_checkpointing=True),
     dict(method="auto", max_tokens_per_batch=4096, max_samples=8),
 ]
 

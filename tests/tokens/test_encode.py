@@ -153,8 +153,12 @@ def refuses(tok, t, talk):
             tok.apply_chat_template(t.parted(talk[:i + 1]), tokenize=False)
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize("own", [True, False], ids=["its tokens", "foreign tokens"])
+# every tokenizer once, half of them with the special tokens of the templates; the other way in `make soak`
+EVERY = [pytest.param(name, own, id=f"{'its' if own else 'foreign'} tokens-{name}",
+                      marks=[] if own == (k % 2 == 0) else pytest.mark.soak)
+         for k, name in enumerate(TOKENIZERS) for own in (True, False)]
+
+@pytest.mark.parametrize("name, own", EVERY)
 def test_every_template_of_trl(name, own):
     "Templates with their special tokens in the vocabulary, and as text that the tokenizer does not know"
     tok = real(name, special=markers() if own else ())
