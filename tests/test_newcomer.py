@@ -72,7 +72,7 @@ WRONG = {   # what is called -> words of the error
     "load_config(tokenizer=data.tokenizer)": "prepare(cfg, tokenizer)",
     "load_config(train_dataset=[1])": "prepare(cfg, train=rows)", "load_config(peft_config=3)": "lora_alpha",
     "load_config(method='orpo')": "12_from_here_to_preferences", "load_config(max_time='soon')": "1:30:00",
-    "resume(run, learning_rate=1e-5)": ".branch(learning_rate=1e-05)", "run.resume(lora_r=4)": ".branch(lora_r=4)"}
+    "resume(run, learning_rate=1e-5)": "learning_rate=1e-05))", "run.resume(lora_r=4)": "lora_r=4))"}
 
 
 def code_names(code:str)->list[str]: return [name for name in sft_nb.__all__ if f"{name}(" in code]
@@ -93,7 +93,7 @@ def test_data_and_config_are_taken_in_either_order(data):
 def test_signatures_name_every_setting():
     shown = inspect.signature(load_config).parameters
     assert all(shown[f.name].default == f.default and shown[f.name].annotation == f.type for f in SETTINGS.values())
-    for f in (load_config, evaluate, sweep, verdict, compare, generate, Run.branch):
+    for f in (load_config, evaluate, sweep, verdict, compare, generate):
         assert all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(f).parameters.values()), f
     assert {"eval_samples", "max_new_tokens", "cluster"} <= {*inspect.signature(compare).parameters}
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['config_command', 'data_command', 'plan_command', 'check_command', 'train_command', 'stop_command',
-           'checkpoint_command', 'branch_command']
+           'checkpoint_command']
 
 # %% ../../nbs/14_cli/01_commands.ipynb #cm0imp01
 import json, os, sys, time
@@ -385,22 +385,3 @@ def checkpoint_command(args:list[str])->int:
     made = Run(named_run(options.run)).checkpoint(options.timeout)
     _say(made or "a checkpoint is asked for, and is not there yet")
     return 0 if made or not options.timeout else 1
-
-# %% ../../nbs/14_cli/01_commands.ipynb #cm0chk03
-_BRANCH = dict(run=_RUN, step=Option(int|None, None, "of one of its checkpoints; None: the newest"), detach=Option(
-    bool, False, _DETACH), examples=_EXAMPLES)
-
-def branch_command(args:list[str])->int:
-    "Go on from a checkpoint of a run, as a new run with other settings: --learning-rate, --max-steps ..."
-    options, cfg = parse("branch", args, _BRANCH, summary=branch_command.__doc__)
-    from sft_nb.run.branch import make_branch
-    from sft_nb.run.directory import open_run
-    said = [name for name, source in cfg.sources.items() if source.startswith("command line")]
-    changes = {name: getattr(cfg, name) for name in said if name != "trust_remote_code"}
-    made = make_branch(open_run(options.run, trust_remote_code=cfg.trust_remote_code), options.step, **changes)
-    _say(f"{made.name}: {made.status.reason}")
-    if options.detach or made.config.num_processes > 1:
-        _detached(made.resume())
-        return 0
-    from sft_nb.training.train import resume
-    return _tell(resume(made), options.examples)

@@ -15,21 +15,20 @@ from ..report import command, ConfigError, edit, SftError, fix_language
 from ..run.output import lasting
 from .options import words
 from .commands import (
-    _say, branch_command, check_command, checkpoint_command, config_command, data_command, plan_command,
+    _say, check_command, checkpoint_command, config_command, data_command, plan_command,
     stop_command, train_command)
 from .results import (
-    chat_command, compare_command, evaluate_command, generate_command, merge_command, race_command, report_command,
+    chat_command, compare_command, evaluate_command, generate_command, merge_command, report_command,
     runs_command, sweep_command, verdict_command)
 from .serving import prove_command
 
 # %% ../../nbs/14_cli/04_console.ipynb #ac0075f1
 COMMANDS = dict(
-    train=train_command, race=race_command, evaluate=evaluate_command, sweep=sweep_command, verdict=verdict_command,
+    train=train_command, evaluate=evaluate_command, sweep=sweep_command, verdict=verdict_command,
     compare=compare_command, generate=generate_command, chat=chat_command, merge=merge_command, prove=prove_command,
     report=report_command,
     check=check_command, plan=plan_command,
-    data=data_command, config=config_command, runs=runs_command, stop=stop_command, checkpoint=checkpoint_command,
-    branch=branch_command)
+    data=data_command, config=config_command, runs=runs_command, stop=stop_command, checkpoint=checkpoint_command)
 
 def _version()->str:
     import sft_nb
@@ -68,7 +67,7 @@ _EXIT_CODES = {"SIGTERM": 143, "SIGHUP": 129}
 
 def _stopped(name:str, e:KeyboardInterrupt)->int:
     "Say that a command was stopped, and where to look if that may have been in a run"
-    more = "; if a run had begun, its status.json says how to continue" if name in ("train", "race") else ""
+    more = "; if a run had begun, its status.json says how to continue" if name == "train" else ""
     print(f"sft_nb: stopped{more}", file=sys.stderr)
     return _EXIT_CODES.get(getattr(e, "by", ""), 130)
 

@@ -4,14 +4,11 @@
 
 # %% auto #0
 __all__ = ['quiet', 'quantization', 'load_shape', 'auto_class', 'random_weights', 'guard_4bit', 'fit_vocabulary',
-           'withhold_router_logits', 'broken_weights', 'check_weights', 'load_base', 'one_base', 'twin', 'beside_base',
-           'count_parameters']
+           'withhold_router_logits', 'broken_weights', 'check_weights', 'load_base', 'count_parameters']
 
 # %% ../../nbs/06_model/06_load.ipynb #93f783ac
 import logging, sys, tempfile, warnings
 from contextlib import contextmanager
-from contextvars import ContextVar
-from copy import deepcopy
 
 import torch
 import transformers
@@ -214,8 +211,11 @@ def check_weights(
     raise ConfigError(f"model {cfg.model!r}", found, "finite weights", fix)
 
 # %% ../../nbs/06_model/06_load.ipynb #432ee2fc
-def _loaded(cfg:Config, tokenizer)->torch.nn.Module:
-    "A base from its files; ConfigError if it cannot be loaded, is broken, or has another tokenizer"
+def load_base(
+    cfg:Config,
+    tokenizer,
+)->torch.nn.Module:  # a causal language model, in eval mode, on its device
+    "The base as `cfg.method` wants it; ConfigError if it cannot be loaded, is broken, or has another tokenizer"
     hardware = find_hardware(cfg)
     with quiet(), tempfile.TemporaryDirectory() as folder:
         try:
@@ -230,61 +230,6 @@ def _loaded(cfg:Config, tokenizer)->torch.nn.Module:
     withhold_router_logits(model)
     fit_vocabulary(model, tokenizer, cfg)
     return model
-
-# %% ../../nbs/06_model/06_load.ipynb #10ad0040
-def load_base(
-    cfg:Config,
-    tokenizer,
-)->torch.nn.Module:  # a causal language model, in eval mode, on its device
-    "The base as `cfg.method` wants it; ConfigError if it cannot be loaded, is broken, or has another tokenizer"
-    kept, key = _KEPT.get(), _key(cfg, tokenizer)
-    if kept is None: return _loaded(cfg, tokenizer)
-    if key not in kept: kept.clear()   # there is memory for one
-    if key is None: return _loaded(cfg, tokenizer)
-    if key not in kept: kept[key] = _loaded(cfg, tokenizer)
-    return twin(kept[key])
-
-_KEPT = ContextVar("_KEPT", default=None)   # inside `one_base`: what a base depends on -> the base
-
-# %% ../../nbs/06_model/06_load.ipynb #10ad0041
-_AS_IT_IS = ("default", "gaussian", "orthogonal")   # ways to begin an adapter that leave the base alone
-
-def _key(cfg:Config, tokenizer)->str|None:
-    "What a base depends on; None for one that its training changes, or the first use of it"
-    if cfg.method == "full" or cfg.load_in_8bit or cfg.init_lora_weights not in _AS_IT_IS: return None
-    how = _how(cfg, find_hardware(cfg), load_shape(cfg, tokenizer))
-    vocabulary = len(tokenizer), getattr(tokenizer, "new_tokens", ()), end_ids(tokenizer), tokenizer.pad_token_id
-    return repr((cfg.model, cfg.init, cfg.seed if cfg.init == "random" else None, sorted(how.items()), vocabulary))
-
-# %% ../../nbs/06_model/06_load.ipynb #10ad0043
-_BESIDE = ContextVar("_BESIDE", default=None)   # inside `one_base`: what a base depends on -> what is known of it
-
-@contextmanager
-def one_base():
-    "Inside, a base is loaded once for all that ask for the same one after another"
-    if _KEPT.get() is not None:   # in another one
-        yield
-        return
-    tokens = [(var, var.set({})) for var in (_KEPT, _BESIDE)]
-    try: yield
-    finally:
-        for var, token in tokens: var.reset(token)
-
-def twin(model:torch.nn.Module)->torch.nn.Module:
-    "Other modules with the same weights, in the same memory"
-    weights = list(model.parameters())
-    weights += [p.quant_state for p in weights if hasattr(p, "quant_state")]
-    return deepcopy(model, {id(x): x for x in weights})
-
-# %% ../../nbs/06_model/06_load.ipynb #10ad0046
-def beside_base(
-    cfg:Config,
-    tokenizer,
-)->dict:   # whoever has the same base is given the same one; outside of `one_base` a new one
-    "What is known of a base, as long as `one_base` lasts"
-    beside = _BESIDE.get()
-    if beside is None or (key := _key(cfg, tokenizer)) is None: return {}
-    return beside.setdefault(key, {})
 
 # %% ../../nbs/06_model/06_load.ipynb #9d0ce867
 def count_parameters(

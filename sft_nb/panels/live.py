@@ -16,7 +16,7 @@ from ..progress import progress_html, format_progress, Progress
 from ..report import command, ConfigError, Finding, Report, SftError
 from ..run.status import ACTIVE, CHECKPOINT_ASKED
 from ..run.metrics import curve_svg, read_lines, Tail
-from ..run.branch import Branch, Run
+from ..run.follow import Run
 from .panel import table_html
 from .batches import BatchState
 
@@ -43,7 +43,6 @@ class RunState:
         self.batches = None     # made when the first batch is looked at
         self.said = None        # what the last look saw
         for one in _each(run, others): self.add(one)
-        self._add_parent()
         self.cfg = self.run.config
         self.refresh()
 
@@ -59,11 +58,6 @@ class RunState:
         self.runs.append(run if isinstance(run, Run) else Run(run))
         self.tails.append(Tail(self.runs[-1].path/"metrics.jsonl"))
 
-    def _add_parent(self)->None:
-        "A branch is drawn beside the run that it branches off, if that is still there"
-        branch, known = self.run.branched(), {run.path for run in self.runs}
-        if branch is None or Path(branch.parent) in known: return
-        if (Path(branch.parent)/"config.json").is_file(): self.add(branch.parent)
 
 # %% ../../nbs/13_panels/04_live.ipynb #liv0sta6
 def _noticed(file:Path)->list[Finding]:
@@ -151,19 +145,10 @@ def series(self:RunState, *keys:str)->dict[str,list[tuple]]:
     "Key, and for several runs its run -> (step, value)"
     several, found = len(self.runs) > 1, {}
     for run, tail in zip(self.runs, self.tails):
-        fork = self._fork(run)
         for key in keys:
             name = f"{run.name} {key}" if several else key
-            if fork: name += f", from step {fork:,}"
-            if column := tail.columns.get(key): found[name] = column.points(_POINTS, since=fork)
+            if column := tail.columns.get(key): found[name] = column.points(_POINTS)
     return found
-
-@patch
-def _fork(self:RunState, run:Run)->int:
-    "The step from which a branch is drawn beside its parent; 0: all of it"
-    branch = run.branched() if len(self.runs) > 1 else None
-    beside = branch is not None and any(str(one.path) == branch.parent for one in self.runs)
-    return branch.step if beside else 0
 
 # %% ../../nbs/13_panels/04_live.ipynb #2dcf45c8
 @patch
@@ -262,15 +247,8 @@ def _head(self:RunState)->str:
     fix = f"<div><code>{escape_html(self.status.fix)}</code></div>" if self.status.fix else ""
     wish = "<div>a checkpoint is asked for, after this step</div>" if self.asked and self.active else ""
     bar = progress_html(self.now()) if self.active else escape_html(self.phase())
-    branch = self.run.branched()
-    said = "" if branch is None else f"<div>{escape_html(_origin(branch))}</div>"
     name = escape_html(self.run.name)
-    return f"<div><b>{name}</b> · {escape_html(self.state)}</div>{said}<div>{bar}</div>{fix}{wish}"
-
-def _origin(branch:Branch)->str:
-    "Where it comes from, and with what"
-    changed = ", ".join(f"{name} {was} → {now}" for name, (was, now) in branch.changes.items())
-    return f"branches off {Path(branch.parent).name} at step {branch.step:,}: {changed or 'nothing was changed'}"
+    return f"<div><b>{name}</b> · {escape_html(self.state)}</div><div>{bar}</div>{fix}{wish}"
 
 # %% ../../nbs/13_panels/04_live.ipynb #liv0htm2
 @patch

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LEADING', 'Answer', 'Scores', 'paired', 'in_unit', 'pseudo_values', 'scored', 'weights_key', 'digest', 'Kept',
-           'generation_keys', 'answer_prompts', 'of_one_base', 'Questions', 'records_of', 'questions', 'losses_of',
-           'check_metrics', 'own_figures', 'judged', 'answer_rows']
+           'generation_keys', 'answer_prompts', 'Questions', 'records_of', 'questions', 'losses_of', 'check_metrics',
+           'own_figures', 'judged', 'answer_rows']
 
 # %% ../../nbs/12_results/05_answers.ipynb #an0imp01
 import hashlib, json, os, re
@@ -26,7 +26,6 @@ from ..tasks.core import finite_number, Score, Task, task_of
 from ..tasks.metrics import headline_figure, measure_answers
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
-from ..model.load import beside_base
 from ..model.generate import continue_tokens, Generation
 from ..run.best import LOWER_IS_BETTER
 from ..run.origin import base_folder, weights_of
@@ -239,9 +238,8 @@ class Kept:
     "Generations in a file, a line each"
     def __init__(self,
         file:Path|None,         # it need not exist; None: only in memory
-        *, others:dict|None=None,   # key -> Generation: what others were answered; is added to
     ):
-        self.file, self.known, self.others = file, {}, {} if others is None else others
+        self.file, self.known = file, {}
         lines = file.read_bytes().split(b"\n") if file is not None and file.exists() else []
         for line in filter(None, lines):
             try: said = parse_json(line)
@@ -250,22 +248,17 @@ class Kept:
             key = said.pop("key")
             self.known[key] = Generation(**said)
 
-    def has(self, key:str)->bool:
-        "Is it known? What others were answered is kept here from then on"
-        if key not in self.known and key in self.others: self.add(key, self.others[key])
-        return key in self.known
-
     def lacks(self, keys:list[str])->bool:
         "Is one of them not known?"
-        return not all([self.has(key) for key in keys])
+        return not all(key in self.known for key in keys)
 
     def forget(self)->None:
         "Ask again"
-        self.known, self.others = {}, {}
+        self.known = {}
 
     def add(self, key:str, g:Generation)->None:
         "Append a line, without secrets, and flush it"
-        self.known[key] = self.others[key] = g
+        self.known[key] = g
         if self.file is None: return
         said = dict(key=key) | asdict(g) | dict(text=redact(g.text))
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -292,21 +285,13 @@ def answer_prompts(
 )->list[Generation]:           # in the order of `prompts`
     "Greedy answers: what is known is read, the others are kept one by one"
     keys = generation_keys(prompts, weights, max_new_tokens)
-    new = {key: k for k, key in enumerate(keys) if not kept.has(key)}   # each once
+    new = {key: k for k, key in enumerate(keys) if key not in kept.known}   # each once
     names = [*new]
     def keep(number:int, g:Generation)->None: kept.add(names[number], g)
     if "adapters" in how: how["adapters"] = [how["adapters"][k] for k in new.values()]
     asked = [prompts[k] for k in new.values()]
     if asked: continue_tokens(model, tokenizer, asked, on_answer=keep, max_new_tokens=max_new_tokens, **how)
     return [kept.known[key] for key in keys]
-
-# %% ../../nbs/12_results/05_answers.ipynb #an0oth02
-def of_one_base(
-    cfg:Config,
-    tokenizer,
-)->dict[str,Generation]:   # by key; outside of `one_base` an empty one
-    "What its base and those who share it have answered, in batches of one size, with the same kernels"
-    return beside_base(cfg, tokenizer).setdefault((cfg.per_device_eval_batch_size, cfg.kernels), {})
 
 # %% ../../nbs/12_results/05_answers.ipynb #ev0que01
 @dataclass(frozen=True)

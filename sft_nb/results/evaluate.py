@@ -36,7 +36,7 @@ from .likelihood import Forgetting, forgetting, general_examples
 from .server import Server
 from .served import AtServer, no_general
 from .answers import (
-    Answer, answer_prompts, check_metrics, generation_keys, judged, Kept, LEADING, losses_of, of_one_base, paired,
+    Answer, answer_prompts, check_metrics, generation_keys, judged, Kept, LEADING, losses_of, paired,
     questions, Questions, Scores, weights_key)
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #ev0lea01
@@ -365,7 +365,7 @@ def _examiner(target:Target, cluster:str|None, reuse:bool, server:tuple|None, me
     asked = replace(asked, left_out=left_out, metrics=metrics, figure="loss" if by == "perplexity" else by)
     by_default = bench.cfg.metric_for_best_model == "loss" and by is None
     if server and asked.prompts and asked.by == "loss" and by_default: asked = replace(asked, figure="f1")
-    kept = Kept(target.folder and target.folder/"answers.jsonl", others=of_one_base(bench.cfg, bench.tokenizer))
+    kept = Kept(target.folder and target.folder/"answers.jsonl")
     if not reuse: kept.forget()
     there = None
     if server: there = AtServer(Server(server[0], bench.tokenizer, server[1]), asked, how["progress"])

@@ -143,13 +143,11 @@ class Column:
         self.values.append(value)
 
     def points(self,
-        limit:int=_DRAWN,          # at most, even
-        *, since:float=-math.inf,  # the first step that counts
-    )->list[tuple]:                # (step, value), in order
+        limit:int=_DRAWN,   # at most, even
+    )->list[tuple]:         # (step, value), in order
         "Those that can be seen: of neighbours the lowest and the highest, or a NaN"
         import numpy as np
         steps, values = np.asarray(self.steps), np.asarray(self.values)
-        steps, values = steps[at := steps >= since], values[at]
         if len(steps) > limit: kept = _seen(values, limit)
         else: kept = slice(None)
         return [(int(step), value) for step, value in zip(steps[kept].tolist(), values[kept].tolist())]

@@ -21,7 +21,7 @@ from ..settings import max_time_seconds, settings_with
 from ..tokens.tokenizer import model_path
 from ..model.divided import data_processes
 from .environment import environment, write_json
-from .refusals import go_on, no_checkpoint
+from .refusals import free_path, go_on, no_checkpoint
 from .directory import can_resume, open_run, Run, start_process
 
 # %% ../../nbs/10_run/08_origin.ipynb #org00006
@@ -183,11 +183,12 @@ def check_resume_settings(
 )->None:
     "ConfigError if there are any: a resumed run keeps its settings"
     if not settings: return
-    given = edit(**settings)
-    branch = command(f"sft_nb branch {shell_quote(run.path)} {given.says('shell')}",
-                     f'Run("{run.path}").branch({given.says("python")})')
-    raise ConfigError(f"run {run.name!r}", f"{', '.join(settings)} cannot change as it is resumed",
-                      "max_time, num_processes, num_train_epochs or max_steps", branch)
+    other = edit(adapter_name_or_path=str(run.path), run_name=free_path(run.path).name, **settings)
+    config = run.path/"config.json"
+    new_run = command(f"sft_nb train --config {shell_quote(config)} {other.says('shell')}",
+                      f'train(load_config("{config}", {other.says("python")}))')
+    raise ConfigError(f"run {run.name!r}", f"{', '.join(settings)} cannot change when a run is resumed",
+                      "max_time, num_processes, num_train_epochs or max_steps, or a new run with this adapter", new_run)
 
 def lengthen(
     run:Run,

@@ -19,7 +19,7 @@ from ..model.divided import check_several, data_processes
 from ..run.process import Ears
 from ..run.directory import check_free, create_run, go_on, open_run, start_process
 from ..run.world import is_main_process
-from ..run.face import Run   # which shows itself, live too, and can be branched
+from ..run.face import Run   # with all of its methods
 
 # %% ../../nbs/11_training/06_launch.ipynb #fae8843c
 def launch(

@@ -224,7 +224,7 @@ def follow_schedule(
     *, learning_rate:float|None=None,   # of its config; None: that of the checkpoint
     weight_decay:float|None=None,
 )->None:
-    "The rate of the step at hand: that of the checkpoint, but for a training that was made longer, or a branch"
+    "The rate of the step at hand: that of the checkpoint, but for a training that was made longer, or an edited config"
     inner = getattr(scheduler, "scheduler", scheduler)
     if not isinstance(inner, torch.optim.lr_scheduler.LambdaLR): return
     if learning_rate is not None: inner.base_lrs = [learning_rate] * len(inner.base_lrs)
