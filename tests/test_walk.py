@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT/"tests/panels"))
 from test_browser import CHROMIUM, FLAGS   # noqa: E402
 
 NBS = ROOT/"nbs"
-WALK = [("index", "the recipes"), ("recipes/01_quickstart", "failures"), ("failures/00_index", "04"),
+WALK = [("index", "recipes"), ("recipes/01_quickstart", "failures"), ("failures/00_index", "04"),
         ("failures/04_never_stops", None)]
 SAID = {"01_settings": "lora_target_modules", "02_commands": "--min-gain", "03_objects": "resume("}
 HIDDEN = re.compile(r"^#\| *(hide|exporti?|default_exp)\b", re.M)
