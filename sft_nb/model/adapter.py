@@ -24,7 +24,7 @@ from ..report import ConfigError, pluralise, edit, error_summary, SftError
 from ..config import Config
 from ..tokens.tokenizer import model_name, model_path
 from .experts import (
-    count_experts, expert_parameters, expert_rank, expert_words, is_router, target_parameters)
+    count_experts, expert_parameters, expert_rank, expert_words, is_router, target_parameters, wrap_packed)
 from .loss import causal_lm, language_model
 from .load import auto_class, broken_weights, load_base, quiet
 from .kernels import use_kernels
@@ -201,7 +201,7 @@ def lora_config(
     parameters = target_parameters(model, cfg.lora_target_modules, cfg.lora_target_parameters)
     if parameters: _refuse_beside_experts(cfg)
     by_name = auto_class(model.config) is AutoModelForCausalLM   # else peft writes the name of the class
-    return LoraConfig(
+    adapter = LoraConfig(
         r=cfg.lora_r, lora_alpha=cfg.lora_alpha, lora_dropout=cfg.lora_dropout, bias="none",
         task_type="CAUSAL_LM" if by_name else None,
         target_modules=target_modules(model, cfg.lora_target_modules), exclude_modules=excluded_modules(model),
@@ -209,6 +209,8 @@ def lora_config(
         modules_to_save=_saved_modules(model, cfg.modules_to_save),
         trainable_token_indices=_token_rows(model, tokenizer, cfg),
         use_rslora=cfg.use_rslora, use_dora=cfg.use_dora, init_lora_weights=_beginning(cfg))
+    adapter._register_custom_module({torch.nn.Module: wrap_packed})
+    return adapter
 
 # %% ../../nbs/06_model/08_adapter.ipynb #0a859ad8
 def _as_autocast_wants(x, dtype:torch.dtype):
@@ -277,6 +279,7 @@ def read_adapter(
     adapter = PeftConfig.from_pretrained(str(folder))
     adapter.inference_mode = True
     name_by_layers(adapter, base)
+    adapter._register_custom_module({torch.nn.Module: wrap_packed})
     with targets_as_named(): model = PeftModel.from_pretrained(base, str(folder), config=adapter)
     name_by_weights(adapter, base)
     return model

@@ -4,10 +4,15 @@
 
 # %% auto #0
 __all__ = ['count_experts', 'count_active_experts', 'is_experts', 'expert_parameters', 'is_router', 'expert_rank', 'expert_words',
-           'target_parameters', 'balance_loss_of', 'balance_loss', 'balance_weight']
+           'target_parameters', 'unpack_experts', 'restore_experts', 'rows_per_expert', 'forward_packed',
+           'packed_experts', 'why_not_packed', 'pack_experts', 'experts_in_4_bits', 'wrap_packed', 'balance_loss_of',
+           'balance_loss', 'balance_weight']
 
 # %% ../../nbs/06_model/04_experts.ipynb #8e352660
 import inspect
+from contextlib import contextmanager
+from itertools import accumulate
+from types import MethodType
 
 import torch
 
@@ -98,6 +103,221 @@ def target_parameters(
             raise ConfigError("lora_target_parameters", f"the model has no matrix {name!r}",
                               f"such as {', '.join(known)}" if known else "parameters of two or three dimensions", fix)
     return sorted(found)
+
+# %% ../../nbs/06_model/04_experts.ipynb #7085309a
+def unpack_experts(
+    module:torch.nn.Module,   # one of `packed_experts`
+    name:str,                 # down_proj
+    first:int=0,
+    last:int|None=None,       # the first one that is not unpacked; None: all
+)->torch.Tensor:              # (last - first, out, in), in the format that the weights were loaded in
+    "The numbers that some experts stand for"
+    from bitsandbytes.functional import QuantState, dequantize_4bit, dequantize_blockwise
+    p, (n, rows, columns) = getattr(module, name), module.packed[name]
+    last, state, blocks = last or n, p.quant_state, rows * columns // p.quant_state.blocksize
+    scales = state.absmax
+    if state.nested: scales = dequantize_blockwise(scales, state.state2) + state.offset
+    part = QuantState(scales[first * blocks:last * blocks].float(), torch.Size((last - first, rows, columns)),
+                      state.code, state.blocksize, state.quant_type, state.dtype)
+    return dequantize_4bit(p.data[first:last].reshape(-1, 1), part)
+
+def restore_experts(
+    model,
+    dtype:torch.dtype,   # of the new weights
+)->None:
+    "Replace packed experts by the numbers that they stand for"
+    for module in packed_experts(model).values():
+        for name in module.packed:
+            weights = unpack_experts(module, name).to(dtype)
+            module._parameters[name] = torch.nn.Parameter(weights, requires_grad=False)
+        for name in ("packed", "packed_dtype", "lora_factors", "source_cls", "forward"): delattr(module, name)
+
+# %% ../../nbs/06_model/04_experts.ipynb #e056a86b
+def rows_per_expert(
+    experts:torch.Tensor,      # (rows,): the expert of each row
+    n:int,                     # experts
+)->tuple[list[int],torch.Tensor]:
+    "How many rows each expert has, and where its rows end if they are sorted, (n,)"
+    counts = torch.bincount(experts, minlength=n)
+    return counts.tolist(), counts.cumsum(0, dtype=torch.int32)
+
+def _used_together(counts:list[int], most:int)->list[list[int]]:
+    "Experts that have rows, and follow each other, at most `most` in a group"
+    groups = []
+    for expert, n in enumerate(counts):
+        if n == 0: continue
+        if groups and groups[-1][-1] == expert - 1 and len(groups[-1]) < most: groups[-1].append(expert)
+        else: groups.append([expert])
+    return groups
+
+def _product(x, module, name:str, counts:list[int], into_input:bool):
+    "Rows, sorted by expert, times the weights of their experts; `into_input` gives the gradient of such a product"
+    from transformers.integrations import moe   # loads torch's compiler
+    n, rows, columns = module.packed[name]
+    is_transposed = module.is_transposed != into_input   # (experts, in, out)
+    out = x.new_empty(len(x), columns if is_transposed else rows)
+    most = max(1, _UNPACKED_BYTES // (rows * columns * x.element_size()))
+    begin = 0
+    for group in _used_together(counts, most):
+        ends = list(accumulate(counts[e] for e in group))
+        mine = slice(begin, begin + ends[-1])
+        weights = unpack_experts(module, name, group[0], group[-1] + 1)
+        weights = weights if is_transposed else weights.transpose(1, 2)
+        out[mine] = moe._grouped_mm(x[mine], weights, torch.tensor(ends, dtype=torch.int32, device=x.device))
+        begin = mine.stop
+        del weights
+    return out
+
+class _PackedProduct(torch.autograd.Function):
+    "A product with packed weights: nothing that was unpacked is kept for the backward pass"
+    @staticmethod
+    def forward(ctx, x, module, name:str, counts:list[int]):
+        ctx.weights = module, name, counts
+        return _product(x, *ctx.weights, into_input=False)
+    @staticmethod
+    def backward(ctx, d): return _product(d, *ctx.weights, into_input=True), None, None, None
+
+_ALIGNED = 8   # numbers: grouped products on a GPU ask for rows of 16 bytes
+
+def _lora_product(x, first, second, scaling:float, ends:torch.Tensor):
+    "x · first · second, each (experts, from, to)"
+    from transformers.integrations import moe
+    missing = -first.shape[2] % _ALIGNED
+    first = torch.nn.functional.pad(first.to(x.dtype), (0, missing)).contiguous()
+    second = torch.nn.functional.pad(second.to(x.dtype), (0, 0, 0, missing)).contiguous()
+    return moe._grouped_mm(moe._grouped_mm(x, first, ends), second, ends) * scaling
+
+def forward_packed(
+    module:torch.nn.Module,         # one of `packed_experts`
+    hidden_states:torch.Tensor,     # (tokens, hidden)
+    top_k_index:torch.Tensor,       # (tokens, k): the experts of each token
+    top_k_weights:torch.Tensor,     # (tokens, k): what they count
+)->torch.Tensor:                    # (tokens, hidden)
+    "transformers' grouped forward pass of experts, with weights that are unpacked while they are used"
+    k = top_k_index.shape[1]
+    experts, order = torch.sort(top_k_index.flatten())
+    counts, ends = rows_per_expert(experts, module.num_experts)
+    def linear(x, name:str):
+        x = x.to(module.packed_dtype)
+        out = _PackedProduct.apply(x, module, name, counts)
+        if module.has_bias: out = out + getattr(module, f"{name}_bias")[experts]
+        for first, second, scaling in module.lora_factors[name]:
+            out = out + _lora_product(x, first, second, scaling, ends)
+        return out
+    x = hidden_states[order // k]
+    x = module._apply_gate(linear(x, "gate_up_proj")) if module.has_gate else module.act_fn(linear(x, "up_proj"))
+    x = linear(x, "down_proj")
+    if getattr(module, "has_post_expert_norm", False): x = module.post_expert_norm(x)
+    x = x * top_k_weights.flatten()[order, None]
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    return x[back].view(len(hidden_states), k, -1).sum(1).to(hidden_states.dtype)
+
+# %% ../../nbs/06_model/04_experts.ipynb #8f7b9151
+_UNPACKED_BYTES = 2**28   # unpacked experts that are alive at a time
+_BLOCK = 64               # numbers with one scale
+
+def packed_experts(
+    model,
+)->dict[str,torch.nn.Module]:   # model.layers.0.mlp.experts -> module
+    "The modules whose experts are stored in 4 bits"
+    return {path: module for path, module in model.named_modules() if hasattr(module, "packed")}
+
+def why_not_packed(
+    module:torch.nn.Module,   # with the weights of all experts of a layer
+)->str:                       # empty: they can be stored in 4 bits
+    "Why experts stay in 16 bits"
+    if not hasattr(module, "has_gate"): return "their forward pass is one of their own"
+    matrices = {name: p for name, p in module.named_parameters(recurse=False) if p.ndim == 3}
+    odd = [name for name, p in matrices.items() if p.shape[2] % 2 or p[0].numel() % _BLOCK]
+    return f"{odd[0]} of an expert does not divide into blocks of {_BLOCK} numbers" if odd else ""
+
+def pack_experts(
+    model,   # on the meta device, before its weights are loaded
+    how,     # transformers' `BitsAndBytesConfig`
+)->None:
+    "Let the experts of a model be packed as they are loaded, and unpacked as they are used"
+    from bitsandbytes.nn import Params4bit
+    for module in model.modules():
+        if not is_experts(module) or hasattr(module, "packed") or why_not_packed(module): continue
+        matrices = {name: p for name, p in module.named_parameters(recurse=False) if p.ndim == 3}
+        for name, p in matrices.items():
+            module._parameters[name] = Params4bit(
+                p.data, requires_grad=False, compress_statistics=how.bnb_4bit_use_double_quant,
+                quant_type=how.bnb_4bit_quant_type, quant_storage=how.bnb_4bit_quant_storage)
+        module.packed = {name: p.shape for name, p in matrices.items()}
+        module.packed_dtype = next(iter(matrices.values())).dtype
+        module.lora_factors = {name: [] for name in matrices}
+        module.source_cls = type(module)   # transformers asks each packed layer what it was
+        module.forward = MethodType(forward_packed, module)
+
+@contextmanager
+def experts_in_4_bits():
+    "Inside, what transformers loads in 4 bits has its experts in 4 bits too"
+    from transformers.quantizers import auto
+    from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+
+    class ExpertsQuantizer(Bnb4BitHfQuantizer):
+        def _process_model_before_weight_loading(self, model, **kwargs):
+            super()._process_model_before_weight_loading(model, **kwargs)
+            pack_experts(model, self.quantization_config)
+
+        def get_modules_to_not_convert(self, model, *args, **kwargs)->list[str]:
+            n, linear = count_experts(model.config), torch.nn.Linear
+            routers = [path for path, m in model.named_modules() if isinstance(m, linear) and is_router(path, m, n)]
+            return super().get_modules_to_not_convert(model, *args, **kwargs) + routers
+
+        def param_needs_quantization(self, model, param_name:str, **kwargs)->bool:
+            path, _, name = param_name.rpartition(".")
+            is_packed = name in getattr(model.get_submodule(path), "packed", ())
+            return is_packed or super().param_needs_quantization(model, param_name, **kwargs)
+
+        def _process_model_after_weight_loading(self, model, **kwargs):
+            for module in packed_experts(model).values():
+                for name, (n, rows, columns) in module.packed.items():
+                    p = getattr(module, name)
+                    p.data = p.data.view(n, rows, columns // 2)   # two numbers in a byte
+            return super()._process_model_after_weight_loading(model, **kwargs)
+
+    whole = auto.AUTO_QUANTIZER_MAPPING["bitsandbytes_4bit"]
+    auto.AUTO_QUANTIZER_MAPPING["bitsandbytes_4bit"] = ExpertsQuantizer
+    try: yield
+    finally: auto.AUTO_QUANTIZER_MAPPING["bitsandbytes_4bit"] = whole
+
+# %% ../../nbs/06_model/04_experts.ipynb #9a5fbd95
+@contextmanager
+def _with_factors(wrapper, active_adapters:list[str]):
+    "In the place of peft's `_activate_lora`: inside, the experts add the products with the factors of adapters"
+    experts, name, factors = wrapper.get_base_layer(), wrapper.parameter_name, []
+    by_output = getattr(wrapper, "_did_swap_in_out_features", False)   # A reads the last dimension of the weight
+    for adapter in active_adapters:
+        if adapter not in wrapper.lora_A: continue
+        A, B = wrapper.lora_A[adapter].weight, wrapper.lora_B[adapter].weight
+        A = A.reshape(wrapper.num_experts, -1, A.shape[1])                         # (experts, r, from)
+        B = B.reshape(B.shape[0], -1, wrapper.num_experts).permute(2, 1, 0)        # (experts, r, to)
+        if by_output == experts.is_transposed: A, B = B, A
+        factors.append((A.transpose(1, 2), B, wrapper.scaling[adapter]))
+    experts.lora_factors[name] = factors
+    try: yield
+    finally: experts.lora_factors[name] = []
+
+def wrap_packed(
+    target,              # a module, or peft's layer around one
+    adapter_name:str,
+    *, parameter_name:str|None=None,
+    **kwargs,
+):                       # peft's `ParamWrapper`; None: peft knows what to do
+    "LoRA beside packed experts, for `LoraConfig._register_custom_module`"
+    from peft.tuners.lora.layer import ParamWrapper
+    experts = target.get_base_layer() if hasattr(target, "get_base_layer") else target
+    if parameter_name not in getattr(experts, "packed", ()): return None
+    packed = experts._parameters[parameter_name]
+    like = torch.zeros((), device=packed.device).expand(experts.packed[parameter_name])   # peft asks for its shape
+    experts._parameters[parameter_name] = torch.nn.Parameter(like, requires_grad=False)
+    try: wrapper = ParamWrapper(target, adapter_name, parameter_name=parameter_name, **kwargs)
+    finally: experts._parameters[parameter_name] = packed
+    wrapper._activate_lora = MethodType(_with_factors, wrapper)
+    return wrapper
 
 # %% ../../nbs/06_model/04_experts.ipynb #34aaa3d0
 def balance_loss_of(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['quiet', 'quantization', 'load_shape', 'auto_class', 'random_weights', 'guard_4bit', 'fit_vocabulary',
-           'withhold_router_logits', 'broken_weights', 'check_weights', 'load_base', 'count_parameters']
+           'withhold_router_logits', 'broken_weights', 'check_weights', 'load_base', 'count_parameters', 'packed_share']
 
 # %% ../../nbs/06_model/06_load.ipynb #93f783ac
 import logging, sys, tempfile, warnings
@@ -22,6 +22,7 @@ from ..tokens.encode import end_ids
 from ..batches.layout import model_class
 from .hardware import Hardware, find_hardware
 from .attention import choose_attention
+from .experts import experts_in_4_bits
 from .loss import causal_lm
 
 # %% ../../nbs/06_model/06_load.ipynb #84164a02
@@ -222,7 +223,7 @@ def load_base(
             shape = load_shape(cfg, tokenizer)
             how = _how(cfg, hardware, shape)
             path = random_weights(cfg, shape, folder) if cfg.init == "random" else model_path(cfg.model)
-            model = auto_class(shape).from_pretrained(path, **how)
+            with experts_in_4_bits(): model = auto_class(shape).from_pretrained(path, **how)
         except ConfigError: raise
         except Exception as e: raise _unreadable(cfg, e) from e   # a truncated file, a missing package, no network
     check_weights(model, cfg)
@@ -239,3 +240,25 @@ def count_parameters(
     if hasattr(model, "get_nb_trainable_parameters"): return model.get_nb_trainable_parameters()
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     return sum(n for n, trained in sizes if trained), sum(n for n, _ in sizes)
+
+# %% ../../nbs/06_model/06_load.ipynb #0e768654
+def packed_share(
+    model,                        # from `load_base`, with or without an adapter
+)->tuple[float,dict[str,int]]:    # share, and numbers of other matrices: mlp.experts.down_proj -> 1000
+    "Which share of the matrices of a base, beside embeddings and head, is stored in 4 or 8 bits"
+    inner = causal_lm(model)
+    ends = (inner.get_input_embeddings(), inner.get_output_embeddings())
+    seen = {id(p) for end in ends if end is not None for p in end.parameters()}
+    packed, left_out = 0, {}
+    for path, module in inner.named_modules():
+        if "lora_" in path or "modules_to_save" in path or isinstance(module, torch.nn.Embedding): continue
+        place = [part for part in path.split(".") if part != "base_layer" and not part.isdigit()][-2:]
+        for name, p in module._parameters.items():
+            if p is None or p.ndim < 2 or id(p) in seen: continue
+            state = getattr(p, "quant_state", None)
+            n = p.numel() if state is None else state.shape.numel()
+            key = ".".join([*place, name])
+            if type(p).__name__ in ("Params4bit", "Int8Params"): packed += n
+            else: left_out[key] = left_out.get(key, 0) + n
+    total = packed + sum(left_out.values())
+    return packed / max(total, 1), dict(sorted(left_out.items(), key=lambda item: -item[1]))

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_iter
 
 from ..config import Config
 from ..batches.layout import BatchLengths
+from ..model import experts
 from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quantization, quiet
@@ -93,13 +94,21 @@ class _GroupedProduct(torch.autograd.Function):
 
 @contextmanager
 def _grouped_products():
-    "Inside, grouped products of transformers allocate what they would, in any format"
+    "Inside, the products of experts allocate what they would, in any format, and each expert gets as many tokens"
     from transformers.integrations import moe   # loads torch's compiler
-    whole = moe._grouped_mm
     def product(x, weight, offs): return _GroupedProduct.apply(x.to(weight.dtype), weight, offs)
-    moe._grouped_mm = product
+    def even_rows(chosen, n):
+        each, more = divmod(len(chosen), n)
+        return [each + (i < more) for i in range(n)], torch.empty(n, dtype=torch.int32)
+    def unpacked(module, name, first, last):
+        return torch.empty(last - first, *module.packed[name][1:], dtype=module.packed_dtype)
+    replaced = {(moe, "_grouped_mm"): product, (experts, "rows_per_expert"): even_rows,
+                (experts, "unpack_experts"): unpacked}
+    whole = {place: getattr(*place) for place in replaced}
+    for place, function in replaced.items(): setattr(*place, function)
     try: yield
-    finally: moe._grouped_mm = whole
+    finally:
+        for place, function in whole.items(): setattr(*place, function)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #c687803e
 def _fake_of(p, trained:bool, packed:bool):
@@ -118,7 +127,8 @@ def _fake(model, dtype:torch.dtype)->None:
         for store in (module._parameters, module._buffers):
             for name, p in store.items():
                 if p is None: continue
-                if p not in new: new[p] = _fake_of(p, store is module._parameters, quantised and name == "weight")
+                packed = (quantised and name == "weight") or name in getattr(module, "packed", ())
+                if p not in new: new[p] = _fake_of(p, store is module._parameters, packed)
                 store[name] = new[p]   # a tied weight stays tied
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #7aa1bcc8

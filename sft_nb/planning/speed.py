@@ -12,7 +12,7 @@ import torch
 
 from ..batches.layout import BatchLengths
 from ..model.hardware import Device
-from ..model.experts import count_active_experts, count_experts, expert_parameters
+from ..model.experts import count_active_experts, count_experts, expert_parameters, packed_experts
 from ..model.loss import causal_lm
 from ..model.recompute import parts_of
 
@@ -51,13 +51,14 @@ def facts_of(
     inside = {id(m) for part in parts_of(inner) for m in part.modules()}
     adapted = hasattr(model, "peft_config")
     heads = getattr(text, "num_attention_heads", 0)   # 0: nothing but a state looks back
-    experts = sum(p.numel() for p in expert_parameters(inner).values())
+    packed = sum(shape.numel() for m in packed_experts(inner).values() for shape in m.packed.values())
+    experts = packed or sum(p.numel() for p in expert_parameters(inner).values())
     met = experts * count_active_experts(text) // max(count_experts(text), 1)   # a token meets a few of them
     return Facts(
         layers=text.num_hidden_layers,
         linear=sum(map(_size, base)) + met,
         parts=sum(_size(m) for m in base if id(m) in inside),
-        quantised=sum(_size(m) for m in base if type(m).__name__ in ("Linear4bit", "Linear8bitLt")),
+        quantised=sum(_size(m) for m in base if type(m).__name__ in ("Linear4bit", "Linear8bitLt")) + packed,
         adapter=sum(p.numel() for p in model.parameters() if p.requires_grad) if adapted else 0,
         head=_size(inner.get_output_embeddings()),
         width=heads * (getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)),

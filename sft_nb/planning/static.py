@@ -15,6 +15,7 @@ import torch
 from ..config import Config
 from ..model.load import auto_class, load_shape, quantization, quiet
 from ..model.attention import register_varlen
+from ..model.experts import experts_in_4_bits
 from ..model.kernels import layers_of, use_kernels
 from ..model.adapter import lora_config, spare_casts, targets_as_named, train_in_full
 from ..model.divided import Division
@@ -39,7 +40,7 @@ def _make_room(model, n:int)->None:
 def _quantised(model, how):
     "Linear layers as bitsandbytes has them"
     from transformers.quantizers import AutoHfQuantizer
-    quantizer = AutoHfQuantizer.from_config(how, pre_quantized=False)
+    with experts_in_4_bits(): quantizer = AutoHfQuantizer.from_config(how, pre_quantized=False)
     quantizer.preprocess_model(model=model, device_map=None)
     setattr(model, "is_loaded_in_8bit" if how.load_in_8bit else "is_loaded_in_4bit", True)
     return model
@@ -96,8 +97,6 @@ def skeleton(
         return _adapted(model, tokenizer, cfg).train()
 
 # %% ../../nbs/07_planning/00_static.ipynb #5996010e
-_FOUR_BIT = ("Linear4bit", "LinearNF4", "LinearFP4")
-
 def _four_bit_bytes(n:int, double:bool)->int:
     "Bytes of `n` weights in 4 bits, with their scales"
     table = 16 * 4
@@ -111,7 +110,7 @@ def _weight_bytes(module, name:str, p)->int:
     "Bytes of a parameter, with the state of its quantisation"
     kind = type(module).__name__
     if name == "weight" and kind == "Linear8bitLt": return p.numel() + 4 * p.shape[0]
-    if name == "weight" and kind in _FOUR_BIT: return _four_bit_bytes(p.numel(), p.compress_statistics)
+    if type(p).__name__ == "Params4bit": return _four_bit_bytes(p.numel(), p.compress_statistics)
     return p.numel() * p.element_size()
 
 # %% ../../nbs/07_planning/00_static.ipynb #aa10f1aa

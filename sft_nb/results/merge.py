@@ -25,7 +25,7 @@ from ..tokens.tokenizer import model_path
 from ..tokens.conversations import conversation
 from ..tokens.prepare import read_kept
 from ..model.adapter import read_adapter, text_path
-from ..model.experts import count_experts
+from ..model.experts import count_experts, restore_experts
 from ..model.load import auto_class, load_base, quiet
 from ..model.generate import eval_mode, generate
 from ..workbench import Workbench
@@ -158,6 +158,7 @@ def unpack(
     for name, layer in quantised:
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, _plain(layer, dtype))
+    restore_experts(model, dtype)
     model.config.__dict__.pop("quantization_config", None)
     for flag in _QUANTISED: model.__dict__.pop(flag, None)
     return model

@@ -1,5 +1,6 @@
 """Adapters beside the experts of mixtures, the loss of their routers, and what a mixture is not given."""
 import copy
+import re
 
 import pytest
 import torch
@@ -8,11 +9,12 @@ from shapes import tiny_config
 from transformers import AutoModelForCausalLM
 
 from sft_nb.batches.collate import DataCollatorForCausalLM
-from sft_nb.checks.model import check_reach
+from sft_nb.checks.model import check_packed, check_reach
 from sft_nb.config import load_config
 from sft_nb.model.adapter import add_adapter, lora_reach, read_adapter
-from sft_nb.model.experts import balance_loss_of, expert_parameters
-from sft_nb.model.load import quiet
+from sft_nb.model import experts
+from sft_nb.model.experts import balance_loss_of, expert_parameters, packed_experts, restore_experts
+from sft_nb.model.load import load_base, quiet
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.report import ConfigError
 from sft_nb.results.merge import _merge_layer
@@ -124,3 +126,90 @@ def test_a_state_space_model_trains_and_the_fix_for_its_projections_works(kind, 
     ids = torch.arange(3, 23)[None]
     model(ids, labels=ids).loss.backward()
     assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def in_4_bits(tmp_path, tokenizer, kind:str, dtype:str="float32", **how):
+    "A base from its files, and the config of its training"
+    if not (tmp_path/"config.json").exists():
+        torch.manual_seed(0)
+        with quiet(): AutoModelForCausalLM.from_config(tiny_config(kind, len(tokenizer))).save_pretrained(tmp_path)
+    cfg = load_config(model=str(tmp_path), tokenizer="tiny", method="qlora", device="cpu", dtype=dtype, **how)
+    return load_base(cfg, tokenizer), cfg
+
+
+def pass_through(model):
+    "Logits, and the gradient of the embedded tokens"
+    ids = torch.arange(3, 43).view(2, 20)
+    embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
+    out = model(inputs_embeds=embedded, labels=ids, use_cache=False)
+    return out.logits, *torch.autograd.grad(out.loss, embedded)
+
+
+PACKED = ["qwen3_moe", "gpt_oss", "nemotron_h", "aria_text"]   # gate and up; biases, transposed; no gate; transposed
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("double", [True, False])
+def test_packed_experts_compute_what_their_numbers_do(kind, dtype, double, tokenizer, tmp_path):
+    "To the last digit, in both directions, with all of a layer's experts at a time and with one"
+    packed, cfg = in_4_bits(tmp_path, tokenizer, kind, dtype, bnb_4bit_use_double_quant=double)
+    plain = copy.deepcopy(packed)
+    restore_experts(plain, getattr(torch, dtype))
+    assert packed_experts(packed) and not packed_experts(plain) and check_packed(packed, cfg).status == "ok"
+    for ours, theirs in zip(pass_through(packed), pass_through(plain)): assert torch.equal(ours, theirs)
+
+
+def test_one_expert_at_a_time_and_none_that_has_no_tokens(tokenizer, tmp_path, monkeypatch):
+    packed, _ = in_4_bits(tmp_path, tokenizer, "qwen3_moe")
+    together, unpacked, whole = pass_through(packed), [], experts.unpack_experts
+    def counted(module, name, first, last):
+        unpacked.append(range(first, last))
+        return whole(module, name, first, last)
+    monkeypatch.setattr(experts, "unpack_experts", counted)
+    monkeypatch.setattr(experts, "_UNPACKED_BYTES", 1)
+    for one, all_of_them in zip(pass_through(packed), together): assert torch.equal(one, all_of_them)
+    assert {len(group) for group in unpacked} == {1}
+    unpacked.clear()
+    with torch.no_grad(): packed(torch.tensor([[5]]))   # one token goes to two of four experts, in each of four layers
+    assert len(unpacked) == 2 * 2 * 4
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_lora_beside_packed_experts(kind, tokenizer, tmp_path):
+    "As peft's, beside the numbers that the experts stand for; saved, read, switched off, and read by peft itself"
+    packed, cfg = in_4_bits(tmp_path/"base", tokenizer, kind)
+    plain, alone = copy.deepcopy(packed), scores(packed)
+    restore_experts(plain, torch.float32)
+    model = add_adapter(packed, tokenizer, cfg).eval()
+    for name, p in model.named_parameters():
+        if "lora_B" in name: torch.nn.init.normal_(p, std=.05)
+    model.save_pretrained(tmp_path/"adapter")
+    theirs = read_adapter(plain, tmp_path/"adapter").eval()
+    for name, p in theirs.named_parameters(): p.requires_grad_("lora_" in name)
+    assert apart(scores(theirs), scores(model)) < 1e-5 and apart(alone, scores(model)) > 1e-2
+    with model.disable_adapter(): assert torch.equal(scores(model), alone)
+    ids = torch.arange(3, 43).view(2, 20)
+    for m in (model, theirs): m(ids, labels=ids, use_cache=False).loss.backward()
+    ours = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    for name, p in theirs.named_parameters():
+        if p.requires_grad: assert apart(p.grad, ours[name]) < 1e-4, name
+    again = read_adapter(in_4_bits(tmp_path/"base", tokenizer, kind)[0], tmp_path/"adapter").eval()
+    assert torch.equal(scores(again), scores(model))
+
+
+@pytest.mark.parametrize("kind, how, says, fix", [
+    ("llama4_text", {}, ", and not feed_forward.experts.gate_up_proj, .*: their forward pass is one of their own",
+     "method='lora'"),
+    ("qwen3_moe", dict(load_in_8bit=True), "is stored in 8 bits, and not mlp.experts", "load_in_8bit=False")])
+def test_experts_that_stay_in_16_bits_are_reported(kind, how, says, fix, tokenizer, tmp_path):
+    packed, cfg = in_4_bits(tmp_path, tokenizer, kind, **how)
+    found = check_packed(packed, cfg)
+    assert found.status == "warn" and re.search(says, found.says) and str(found.fix) == fix
+
+
+def test_routers_stay_as_they_are_in_4_bits(tokenizer, tmp_path):
+    "LongCat's is a linear layer whose weight is read past the layer: packed, it would have no shape"
+    packed, cfg = in_4_bits(tmp_path, tokenizer, "longcat_flash")
+    assert packed.model.layers[0].mlp.router.classifier.weight.dtype == torch.float32
+    scores(add_adapter(packed, tokenizer, cfg))

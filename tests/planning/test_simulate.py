@@ -100,6 +100,19 @@ def test_checkpointing(tmp_path, tokenizer, how):
     assert step.peak < footprint(cfg, tokenizer, batch, **on_cpu).peak
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_experts_in_4_bits(tmp_path, tokenizer, checkpointing):
+    "Unpacked weights do not outlive their product: each layer holds less than its experts take in 32 bits"
+    all_used = folder(tmp_path, "qwen3_moe", num_hidden_layers=6, num_experts_per_tok=4, moe_intermediate_size=256)
+    batch, on_cpu = BatchLengths(ROWS, True), dict(attention="varlen", kind="cpu", dtype=torch.float32)
+    cfg = load_config(model=all_used, tokenizer="tiny", init="random", dtype="float32")
+    step = footprint(cfg, tokenizer, batch, checkpointing=checkpointing, **on_cpu)
+    model = load_model(replace(cfg, gradient_checkpointing=checkpointing), tokenizer)
+    saved, forward, backward = tracked(model, batch, "varlen", checkpointing=checkpointing)
+    assert step.forward == pytest.approx(forward, rel=.1) and step.backward == pytest.approx(backward, rel=.1)
+    if not checkpointing: assert step.activations == pytest.approx(saved, rel=.1)
+
+
 def test_a_step_is_simulated_once_in_a_process(monkeypatch):
     tok, batch, done = load_tokenizer(load_config()), BatchLengths((33, 22), True), []
     whole = simulation.simulate

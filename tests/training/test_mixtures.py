@@ -20,10 +20,10 @@ def mixture(tmp_path, kind:str, **how):
                  eval_samples=4, save_steps=4, **how)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe"])
-def test_a_mixture_trains_is_sampled_evaluated_and_merged(tmp_path, kind, capfd):
+@pytest.mark.parametrize("kind, method", [("qwen3_moe", "lora"), ("glm4_moe", "lora"), ("qwen3_moe", "qlora")])
+def test_a_mixture_trains_is_sampled_evaluated_and_merged(tmp_path, kind, method, capfd):
     "TRL switches router logits on, and generation with a cache fails; peft keeps all experts in one 3-D parameter"
-    run = train(mixture(tmp_path, kind, preflight=True, run_name="run", max_length=256))
+    run = train(mixture(tmp_path, kind, preflight=True, run_name="run", max_length=256, method=method))
     assert run.state == "finished" and [m["step"] for m in run.metrics() if "eval_loss" in m] == [2, 4]
     assert [json.loads(line)["step"] for line in (run.path/"samples.jsonl").open()] == [2, 4]
     said, has_loss = "".join(capfd.readouterr()), kind == "qwen3_moe"   # the other has a bias that does the same
@@ -32,6 +32,7 @@ def test_a_mixture_trains_is_sampled_evaluated_and_merged(tmp_path, kind, capfd)
     reach = re.search(r"LoRA reaches 9\d\.\d% of the weights; routers, embeddings and head are frozen", said)[0]
     checked = {f.check: f for f in Report.load(run.path/"preflight.json").findings}
     assert checked["learning.answers"].status == "ok" and checked["model.reach"].says == reach
+    assert checked.get("model.packed", checked["model.reach"]).status == "ok"
     assert json.loads((run.path/"plan.json").read_text())["reach"] == reach
     assert evaluate(run, max_new_tokens=8).tuned.n == 4
     adapter = json.loads((run.adapter/"adapter_config.json").read_text())
