@@ -6,8 +6,8 @@
 __all__ = ['TEXTS', 'NEUTRAL', 'ROUNDS', 'QUANTISED', 'Folder', 'tokenizer_of', 'Expected', 'flatten_config', 'folder_tokenizer',
            'compare_templates', 'prompts_by', 'sampling_settings', 'folder_stop', 'folder_sampling', 'folder_context',
            'folder_shape', 'stored_as', 'folder_dtype', 'folder_tied', 'TensorDifference', 'row_errors',
-           'compare_tensor', 'off', 'differs', 'compare_tensors', 'folder_weights', 'describe_differences',
-           'folder_answers', 'folder_stages']
+           'compare_tensor', 'off', 'differs', 'compare_tensors', 'folder_weights', 'recognise_fault', 'worst_of',
+           'describe_differences', 'folder_answers', 'folder_stages']
 
 # %% ../../nbs/12_results/13_folder.ipynb #fo0imp01
 import gc, json, math, re
@@ -121,7 +121,11 @@ class Expected:
         return command(shell, f'merge("{self.run}", out="{out}")')
 
 # %% ../../nbs/12_results/13_folder.ipynb #fo0way02b
-def _state(model)->dict[str,torch.Tensor]: return {n: w.detach().float().cpu() for n, w in model.state_dict().items()}
+def _state(model)->dict[str,torch.Tensor]:
+    "Weights by the names that they have in files: there, each expert has matrices of its own"
+    from transformers.core_model_loading import revert_weight_conversion
+    state = revert_weight_conversion(model, dict(model.state_dict()))
+    return {name: w.detach().float().cpu() for name, w in state.items()}
 
 # %% ../../nbs/12_results/13_folder.ipynb #fo0cfg01
 def flatten_config(config:dict, prefix:str="")->dict:
@@ -404,14 +408,34 @@ def folder_weights(x:Expected, f:Folder)->Stage:
     if all(d.name in x.base and off(f.tensor(d.name), x.base[d.name]) <= limit for d in other):
         wrong = f"{len(other)} tensors are the base's: the adapter is not in it"
         return judged("folder", "adapter", wrong, fix, "", saw)
-    return judged("folder", "weights", describe_differences(other, f.tensors), fix, "", saw, stops=False)
+    says = describe_differences(other, f.tensors)
+    if fault := recognise_fault(worst_of(other).name, f, x.merged): says += f"; {fault}"
+    return judged("folder", "weights", says, fix, "", saw, stops=False)
+
+def recognise_fault(
+    name:str,                            # of a tensor that differs
+    f:Folder,
+    wanted:dict[str,torch.Tensor],       # name -> weight
+)->str:                                  # empty: none of these
+    "What a server or a script may have done to a tensor: lost, transposed, or put in the place of another"
+    found, ours = f.tensor(name), wanted[name]
+    if ours.dim() < 2: return ""   # norms may be alike
+    if not bool(found.any()): return "it is all zeros"
+    def same(a, b): return a.shape == b.shape and off(a, b) <= ROUNDS["bfloat16"]
+    if same(found, ours.transpose(-1, -2)): return "it is transposed"
+    other = next((n for n, w in wanted.items() if n != name and same(found, w)), None)
+    return f"it holds {other}" if other else ""
+
+def worst_of(differences:list[TensorDifference])->TensorDifference:
+    "The tensor that is furthest away, in whole or in a row"
+    return max(differences, key=lambda d: max(d.error, d.worst_row_error))
 
 def describe_differences(
     other:list[TensorDifference],
     all_tensors,                    # of the folder or file: how many it has
 )->str:
     "How many tensors differ, where it is worst, and how much of the adapter is in them"
-    worst = max(other, key=lambda d: max(d.error, d.worst_row_error))
+    worst = worst_of(other)
     if math.isinf(worst.error): return f"{worst.name} has another shape than the run's"
     where = f"{worst.name} differs by {100 * worst.error:.3g}% of its norm"
     if worst.worst_row is not None and worst.worst_row_error > 2 * worst.error:

@@ -11,6 +11,7 @@ from sft_nb.model import trl_trainer
 from sft_nb.report import ConfigError, Report
 from sft_nb.results.evaluate import evaluate
 from sft_nb.results.merge import merge
+from sft_nb.results.prove import prove
 from sft_nb.training.train import train
 
 
@@ -37,8 +38,10 @@ def test_a_mixture_trains_is_sampled_evaluated_and_merged(tmp_path, kind, method
     assert evaluate(run, max_new_tokens=8).tuned.n == 4
     adapter = json.loads((run.adapter/"adapter_config.json").read_text())
     assert {"experts.down_proj", "experts.gate_up_proj"} <= {*adapter["target_parameters"]}
-    parity = Report.load(merge(run, dtype="float32", prompts=2)/"parity.json")
+    merged = merge(run, dtype="float32", prompts=2)
+    parity = Report.load(merged/"parity.json")
     assert parity.status == "ok" and parity.figures["effect_of_the_adapter"] > 0
+    if method == "qlora": assert prove(run, folder=merged, prompts=2, max_new_tokens=4).same
 
 
 def test_preflight_answers_with_the_model_as_the_trainer_holds_it(tmp_path, monkeypatch):
