@@ -35,6 +35,12 @@ def short(tmp_path, **how):
     return train(load_config("demo", **small | how))
 
 
+@pytest.fixture
+def of_six_steps(train_once):
+    "A run of the demo's adapter; it is trained once"
+    return train_once("of_six_steps", lambda folder: short(folder, save_steps=3))
+
+
 @pytest.mark.parametrize("how", ADAPTERS.values(), ids=ADAPTERS.keys())
 @pytest.mark.filterwarnings("ignore")
 def test_trained_loaded_merged_and_reloaded_are_one_model(tmp_path, how):
@@ -82,17 +88,17 @@ def test_the_turned_weights_of_gpt2_are_turned_back(tmp_path):
     assert json.loads((merge(run, dtype="float32", prompts=2)/"parity.json").read_text())["status"] == "ok"
 
 
-def test_nothing_of_the_users_is_touched(tmp_path):
+def test_nothing_of_the_users_is_touched(tmp_path, of_six_steps):
     (tmp_path/"precious.new").mkdir()
     (tmp_path/"precious.new"/"thesis.txt").write_text("x")
-    out = merge(short(tmp_path), out=tmp_path/"precious", prompts=1)
+    out = merge(of_six_steps, out=tmp_path/"precious", prompts=1)
     assert (tmp_path/"precious.new"/"thesis.txt").exists() and not (out/"thesis.txt").exists()
     assert not list(tmp_path.glob(".precious*"))
     assert json.loads((out/"parity.json").read_text())["figures"]["step"] == 6
 
 
-def test_16_bits_and_a_checkpoint_and_another_folder(tmp_path):
-    run = short(tmp_path, save_steps=3)
+def test_16_bits_and_a_checkpoint_and_another_folder(tmp_path, of_six_steps):
+    run = of_six_steps
     out = merge(run, out=tmp_path/"there", checkpoint="checkpoint-3", prompts=2)
     from safetensors.torch import load_file
     assert {w.dtype for w in load_file(out/"model.safetensors").values()} == {torch.bfloat16}
@@ -104,8 +110,8 @@ def test_16_bits_and_a_checkpoint_and_another_folder(tmp_path):
     with pytest.raises(ConfigError, match="there is no checkpoint-7 in it"): merge(run, checkpoint="checkpoint-7")
 
 
-def test_a_fix_of_a_merge_that_was_made_names_a_folder_that_is_not_there(tmp_path, monkeypatch):
-    run = short(tmp_path, save_steps=3)
+def test_a_fix_of_a_merge_that_was_made_names_a_folder_that_is_not_there(of_six_steps, monkeypatch):
+    run = of_six_steps
     finding = warn("they part in 1 of 2 answers", edit(dtype="float32"), check="parity")
     monkeypatch.setattr(merging, "_write_and_compare", lambda *a: Report("parity", findings=[finding]))
     out = merge(run, checkpoint="checkpoint-3", prompts=1)
@@ -114,8 +120,8 @@ def test_a_fix_of_a_merge_that_was_made_names_a_folder_that_is_not_there(tmp_pat
                    f"--out {run.path}/merged-checkpoint-3-float32")
 
 
-def test_a_merge_that_lost_something_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
-    run = short(tmp_path)
+def test_a_merge_that_lost_something_is_an_error_and_leaves_nothing(tmp_path, of_six_steps, monkeypatch):
+    run = of_six_steps
     def forgetful(workbench, path, dtype):
         return merging.unpack(load_base(workbench.asked, workbench.tokenizer), dtype)
     monkeypatch.setattr(merging, "merged_model", forgetful)

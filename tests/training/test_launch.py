@@ -59,9 +59,9 @@ def test_two_processes_are_one_with_twice_the_batch(tmp_path):
 
 def test_two_processes_stop_together_and_continue(tmp_path):
     long = dict(max_steps=24, num_train_epochs=20, eval_steps=None)
-    whole = launch(six_steps(tmp_path, run_name="whole", **long), num_processes=2)
+    whole = launch(small(tmp_path, run_name="whole", **long), num_processes=2)
     assert whole.wait(timeout=240) == "finished"
-    run = launch(six_steps(tmp_path, run_name="parts", **long), num_processes=2)
+    run = launch(small(tmp_path, run_name="parts", **long), num_processes=2)
     until(lambda: len(run.metrics()) > 2 or run.state not in ("starting", "running"))
     assert run.stop() == "stopped" and run.launched() is None, run.log()
     assert 2 < run.status.step < 24 and run.checkpoints()[-1].name == f"checkpoint-{run.status.step}"
