@@ -41,8 +41,8 @@ def expert_parameters(
     model,
 )->dict[str,torch.nn.Parameter]:   # model.layers.0.mlp.experts.down_proj -> (experts, out, in)
     "The matrices of experts that are kept in one parameter, by name"
-    return {f"{path}.{name}": p for path, module in model.named_modules() if is_experts(module)
-            for name, p in module.named_parameters(recurse=False) if p.ndim == 3}
+    return {f"{path}.{name}".replace(".base_layer", ""): p for path, module in model.named_modules()
+            if is_experts(module) for name, p in module.named_parameters(recurse=False) if p.ndim == 3}
 
 # %% ../../nbs/06_model/04_experts.ipynb #cd6794a4
 def is_router(

@@ -6,6 +6,7 @@
 __all__ = ['read_lora_settings', 'with_model', 'save_unnamed_base', 'make_trainable']
 
 # %% ../../nbs/06_model/15_own_model.ipynb #5fbc36b6
+import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,27 @@ from .attention import choose_attention
 from .load import check_weights, fit_vocabulary, guard_4bit, quiet, withhold_router_logits
 from .kernels import use_kernels
 from .adapter import add_adapter, excluded_modules
+from .experts import expert_rank, is_experts, target_parameters
 
 # %% ../../nbs/06_model/15_own_model.ipynb #d4804913
 _COUNTERPARTS = dict(r="lora_r", lora_alpha="lora_alpha", lora_dropout="lora_dropout", use_rslora="use_rslora",
                      use_dora="use_dora")
-_WITHOUT_COUNTERPART = ("rank_pattern", "alpha_pattern", "layers_to_transform", "target_parameters", "exclude_modules",
-                        "trainable_token_indices")
+_WITHOUT_COUNTERPART = ("layers_to_transform", "exclude_modules", "trainable_token_indices")
+
+def _adapted_parameters(model)->set[str]:
+    "Parameters beside which there is LoRA, without linear layers: experts.down_proj"
+    layers = {path: m for path, m in model.named_modules() if hasattr(m, "parameter_name") and hasattr(m, "lora_A")}
+    return {f"{path.replace('.base_layer', '').rpartition('.')[2]}.{m.parameter_name}" for path, m in layers.items()}
+
+def _odd_layer(model, adapter)->str:
+    "An adapted layer with another rank or scale than settings give it; empty: there is none"
+    active, scale = model.active_adapter, adapter.lora_alpha / adapter.r ** (.5 if adapter.use_rslora else 1)
+    for path, m in model.named_modules():
+        if active not in getattr(m, "r", ()): continue
+        r = expert_rank(adapter.r, model.config) if is_experts(m.get_base_layer()) else adapter.r
+        if m.r[active] != r or not math.isclose(m.scaling[active], scale):
+            return f"rank {m.r[active]} and scale {m.scaling[active]:.3g} beside {path}, not {r} and {scale:.3g}"
+    return ""
 
 def read_lora_settings(
     model,      # a PeftModel
@@ -32,15 +48,22 @@ def read_lora_settings(
     adapter = model.peft_config[model.active_adapter]
     found, expected = "", "a LoRA adapter with one rank and one scale"
     unknown = [name for name in _WITHOUT_COUNTERPART if getattr(adapter, name, None)]
+    parameters = _adapted_parameters(model)
+    named = {*(getattr(adapter, "target_parameters", None) or ())}
+    layers = {name.removesuffix(".weight") for name in named - parameters}
     if adapter.exclude_modules == excluded_modules(model): unknown = [n for n in unknown if n != "exclude_modules"]
     if adapter.peft_type != "LORA": found = f"its adapter is of type {str(adapter.peft_type.value)}"
     elif unknown: found = f"its adapter sets {', '.join(unknown)}, which no setting describes"
     elif adapter.bias != "none": found = f"its adapter trains biases (bias={adapter.bias!r})"
     elif isinstance(adapter.target_modules, str): found = "its adapter names its layers by a pattern"
+    elif odd := _odd_layer(model, adapter): found = f"its adapter has {odd}"
+    elif missing := {*target_parameters(model, tuple(adapter.target_modules | layers))} - parameters:
+        found = f"its adapter leaves {', '.join(sorted(missing))} out, which lora_target_modules would mean"
     if found: raise ConfigError("model", found, expected, "merge_and_unload() it, or train it with TRL's SFTTrainer")
     settings = {ours: getattr(adapter, theirs) for theirs, ours in _COUNTERPARTS.items()}
     kept = tuple(sorted(adapter.modules_to_save)) if adapter.modules_to_save else None
-    return settings | dict(lora_target_modules=tuple(sorted(adapter.target_modules)), modules_to_save=kept)
+    return settings | dict(lora_target_modules=tuple(sorted(adapter.target_modules | layers)),
+                           lora_target_parameters=tuple(sorted(parameters)) or None, modules_to_save=kept)
 
 def with_model(
     cfg:Config,

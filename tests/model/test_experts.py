@@ -4,18 +4,19 @@ import re
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from shapes import tiny_config
 from transformers import AutoModelForCausalLM
 
 from sft_nb.batches.collate import DataCollatorForCausalLM
 from sft_nb.checks.model import check_packed, check_reach
 from sft_nb.config import load_config
-from sft_nb.model.adapter import add_adapter, lora_reach, read_adapter
+from sft_nb.model.adapter import add_adapter, lora_reach, read_adapter, targets_as_named
 from sft_nb.model import experts
 from sft_nb.model.experts import balance_loss_of, expert_parameters, packed_experts, restore_experts
 from sft_nb.model.load import load_base, quiet
 from sft_nb.model.loss import add_supervised_loss
+from sft_nb.model.own_model import read_lora_settings
 from sft_nb.report import ConfigError
 from sft_nb.results.merge import _merge_layer
 
@@ -87,6 +88,24 @@ def test_the_rank_is_divided_among_the_experts_of_a_token(tokenizer):
     ranks = {m.r["default"] for n, m in layers.items() if hasattr(m, "get_param")}
     assert ranks == {8} and {m.scaling["default"] for m in layers.values()} == {2.}
     assert len(expert_parameters(base("qwen3_moe"))) == 8
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe"])
+def test_the_adapter_of_a_model_that_is_handed_over_is_described_by_settings(kind, tokenizer):
+    "Settings from which the same adapter is made: with its experts, and its shared experts beside them"
+    model = adapted(kind, tokenizer, lora_r=8, lora_alpha=32, use_rslora=True)
+    again = adapted(kind, tokenizer, **read_lora_settings(model))
+    assert {n: p.shape for n, p in again.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
+    assert again.peft_config["default"].to_dict() == model.peft_config["default"].to_dict()
+
+
+@pytest.mark.parametrize("how, says", [
+    (dict(target_parameters=["experts.down_proj"]), "rank 8 and scale 1 beside .*experts, not 4 and 1"),
+    (dict(target_modules=["down_proj", "q_proj"]), "leaves experts.down_proj out")])
+def test_an_adapter_that_settings_cannot_describe_is_refused(how, says):
+    adapter = LoraConfig(**dict(target_modules=["q_proj"]) | how)
+    with targets_as_named(): model = get_peft_model(base("glm4_moe"), adapter)
+    with pytest.raises(ConfigError, match=says): read_lora_settings(model)
 
 
 @pytest.mark.parametrize("how, fix", [
