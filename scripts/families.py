@@ -3,13 +3,15 @@
     python scripts/families.py                                  # every type
     python scripts/families.py qwen3_moe gpt_oss                # these
     python scripts/families.py --out families.json --jobs 2     # results of earlier calls in the file are kept
-    python scripts/families.py --out families.json --table      # print the table of a file, train nothing
+    python scripts/families.py --only four_bit qwen3_moe        # one column of one type; the others are kept
+    python scripts/families.py --out families.json --page benchmarks/results/families.json   # train nothing
 
 Each type has a process of its own, with a time limit. A column holds what was measured, or the reason why it failed.
 """
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -27,7 +29,7 @@ from tiny_shapes import KINDS, NO_CONFIG, tiny_config
 from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
 from sft_nb.model.generate import eval_mode, generate
-from sft_nb.model.load import auto_class, load_base, quiet
+from sft_nb.model.load import auto_class, load_base, packed_share, quiet
 from sft_nb.model.loss import causal_lm
 from sft_nb.report import Report, error_summary
 from sft_nb.results.merge import merge
@@ -60,10 +62,10 @@ class Family:
         with quiet():
             model = auto_class(shape).from_config(shape, dtype=torch.float32)
             model.save_pretrained(self.folder/"model")
+        self.bench = Workbench(self.settings())
         return f"{sum(p.numel() for p in model.parameters()):,}"
 
     def preflight(self)->str:
-        self.bench = Workbench(self.settings())
         report = preflight(self.bench)
         found = [f for f in report.findings if f.status in ("fail", "warn")]
         self.findings = [dict(status=f.status, check=f.check, says=f.says, fix=str(f.fix or "")) for f in found]
@@ -112,19 +114,8 @@ class Family:
         return f"{n / total:.1%}"
 
     def four_bit(self)->str:
-        "Share of the same weights that are stored in 4 bits"
-        model = load_base(self.settings(method="qlora"), self.bench.tokenizer)
-        ends = [m for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]
-        outside = {id(p) for m in ends for p in m.parameters()}
-        sizes = dict(packed=0, total=0)
-        for p in model.parameters():
-            if id(p) in outside: continue
-            n = p.quant_state.shape.numel() if getattr(p, "quant_state", None) is not None else p.numel()
-            packed = getattr(p, "quant_state", None) is not None or p.dtype == torch.uint8
-            if p.dtype == torch.uint8 and getattr(p, "quant_state", None) is None: n *= 2
-            sizes["total"] += n
-            sizes["packed"] += n * packed
-        return f"{sizes['packed'] / sizes['total']:.1%}"
+        "Share of the matrices that are stored in 4 bits"
+        return f"{packed_share(load_base(self.settings(method='qlora'), self.bench.tokenizer))[0]:.1%}"
 
     def trains(self)->str:
         self.bench.close()
@@ -168,9 +159,9 @@ class Family:
         parity = Report.load(merge(self.run, dtype="float32", prompts=2)/"parity.json")
         return f"{parity.figures['largest_difference']:.0e}"
 
-    def try_all(self, report)->None:
+    def try_all(self, columns:tuple[str,...], report)->None:
         "Each column, the result written as soon as it is known"
-        for column in COLUMNS:
+        for column in columns:
             began = time.monotonic()
             needs = dict(cache="trains", resume="trains", merge="trains").get(column, "config")
             if column != "config" and "!" in self.results.get(needs, ""): continue
@@ -181,7 +172,7 @@ class Family:
             report(self.results)
 
 
-def try_type(kind:str, file:Path)->None:
+def try_type(kind:str, file:Path, columns:tuple[str,...])->None:
     "In a process of its own"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SFT_NB_CACHE"] = f"{folder}/cache"
@@ -189,10 +180,10 @@ def try_type(kind:str, file:Path)->None:
         with open(file.with_suffix(".log"), "w") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-            Family(kind, Path(folder)).try_all(lambda found: file.write_text(json.dumps(found)))
+            Family(kind, Path(folder)).try_all(columns, lambda found: file.write_text(json.dumps(found)))
 
 
-def try_types(kinds:list[str], out:Path, jobs:int, limit:int)->None:
+def try_types(kinds:list[str], columns:tuple[str,...], out:Path, jobs:int, limit:int)->None:
     "Fork a process for each, some at a time; the results are in `out` as soon as they are there"
     parts = out.with_suffix("")
     parts.mkdir(parents=True, exist_ok=True)
@@ -204,7 +195,7 @@ def try_types(kinds:list[str], out:Path, jobs:int, limit:int)->None:
             file.write_text("{}")
             pid = os.fork()
             if pid == 0:
-                try: try_type(kind, file)
+                try: try_type(kind, file, columns)
                 finally: os._exit(0)
             running[pid] = (kind, time.monotonic())
         time.sleep(.2)
@@ -216,25 +207,27 @@ def try_types(kinds:list[str], out:Path, jobs:int, limit:int)->None:
             found = json.loads((parts/f"{kind}.json").read_text())
             if slow: found["stopped"] = f"! it took longer than {limit} s"
             found["total_seconds"] = round(time.monotonic() - began)
-            keep(out, kind, found)
+            keep(out, kind, found, anew=columns == COLUMNS)
             print(kind, " | ".join(str(found.get(c, "-")) for c in COLUMNS), flush=True)
 
 
-def keep(out:Path, kind:str, found:dict)->None:
-    "Add the results of a type to the file"
+def keep(out:Path, kind:str, found:dict, *, anew:bool)->None:
+    "Add the results of a type to the file, or a few of its columns"
     known = json.loads(out.read_text()) if out.exists() else {}
     versions = dict(transformers=transformers.__version__, torch=torch.__version__)
-    known[kind] = dict(date=time.strftime("%Y-%m-%d"), versions=versions) | found
+    found |= dict(date=time.strftime("%Y-%m-%d"), versions=versions)
+    known[kind] = found if anew else known.get(kind, {}) | found
     out.write_text(json.dumps(known, indent=1))
 
 
-def table(found:dict)->str:
-    "Markdown: a line for each type"
-    def cell(x): return "" if x is None else ("✗" if x.startswith("!") else x).replace("|", "/")
-    head = ["type", *COLUMNS]
-    lines = [head, ["---"] * len(head)]
-    lines += [[kind, *(cell(found[kind].get(c)) for c in COLUMNS)] for kind in KINDS if kind in found]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def page(found:dict)->dict:
+    "What the page of the site shows: columns without timings and folders of this machine, and types not tried"
+    def cell(text): return re.sub(r"'?/tmp/[^' ]*'?", "model", text)[:200]
+    tried = [kind for kind in KINDS if "config" in found.get(kind, {})]
+    first = found[tried[0]]["versions"]
+    return dict(date=max(found[kind]["date"] for kind in tried), versions=first,
+                types={kind: {c: cell(found[kind][c]) for c in COLUMNS if c in found[kind]} for kind in tried},
+                not_tried=NO_CONFIG | {kind: "not yet" for kind in KINDS if kind not in {*tried, *NO_CONFIG}})
 
 
 def main():
@@ -243,12 +236,13 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("families.json"))
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--limit", type=int, default=300, help="seconds for a type")
-    parser.add_argument("--table", action="store_true", help="print the table of the file")
+    parser.add_argument("--only", nargs="*", default=[], choices=COLUMNS, help="columns; none: all")
+    parser.add_argument("--page", type=Path, help="write what the page shows into this file; try nothing")
     args = parser.parse_args()
     if unknown := {*args.kinds} - {*KINDS}: sys.exit(f"families.py: no causal type of transformers: {sorted(unknown)}")
-    out = args.out.absolute()
-    if not args.table: try_types([k for k in args.kinds or KINDS if k not in NO_CONFIG], out, args.jobs, args.limit)
-    print(table(json.loads(out.read_text())))
+    out, columns = args.out.absolute(), ("config", *args.only) if args.only else COLUMNS
+    if args.page: args.page.write_text(json.dumps(page(json.loads(out.read_text())), indent=0) + "\n")
+    else: try_types([k for k in args.kinds or KINDS if k not in NO_CONFIG], columns, out, args.jobs, args.limit)
 
 
 if __name__ == "__main__": main()
