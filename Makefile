@@ -50,6 +50,7 @@ bench: $(READY)         ## figures of this machine into benchmarks/results
 	$(BIN)/python benchmarks/prepare.py --growth
 	$(BIN)/python benchmarks/collate.py
 	$(BIN)/python benchmarks/train_step.py
+	$(BIN)/python benchmarks/experts.py
 	$(BIN)/python benchmarks/generate.py
 	$(BIN)/python benchmarks/reports.py
 	$(BIN)/python benchmarks/long_rows.py
