@@ -223,7 +223,8 @@ def keep(out:Path, kind:str, found:dict, *, anew:bool)->None:
 def page(found:dict)->dict:
     "What the page of the site shows: columns without timings and folders of this machine, and types not tried"
     def cell(text): return re.sub(r"'?/tmp/[^' ]*'?", "model", text)[:200]
-    tried = [kind for kind in KINDS if "config" in found.get(kind, {})]
+    def is_complete(result): return "merge" in result or any(str(result.get(c, "")).startswith("!") for c in COLUMNS)
+    tried = [kind for kind in KINDS if is_complete(found.get(kind, {}))]   # others were stopped
     first = found[tried[0]]["versions"]
     return dict(date=max(found[kind]["date"] for kind in tried), versions=first,
                 types={kind: {c: cell(found[kind][c]) for c in COLUMNS if c in found[kind]} for kind in tried},

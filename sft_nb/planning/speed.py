@@ -41,6 +41,11 @@ def _base_layers(inner)->list:
     return [m for n, m in linear if "lora_" not in n and id(m) not in outer]
 
 # %% ../../nbs/07_planning/02_speed.ipynb #65326066
+def _attention_width(shape)->int:
+    "Numbers in the queries of a token; 0: nothing but a state looks back"
+    heads = getattr(shape, "num_attention_heads", 0)
+    return heads * (getattr(shape, "head_dim", None) or shape.hidden_size // max(heads, 1))
+
 def facts_of(
     model,     # from `skeleton`, or loaded
 )->Facts:
@@ -50,7 +55,7 @@ def facts_of(
     base = _base_layers(inner)
     inside = {id(m) for part in parts_of(inner) for m in part.modules()}
     adapted = hasattr(model, "peft_config")
-    heads = getattr(text, "num_attention_heads", 0)   # 0: nothing but a state looks back
+    width = [_attention_width(layer) for layer in getattr(text, "per_layer_config", None) or (text,)]
     packed = sum(shape.numel() for m in packed_experts(inner).values() for shape in m.packed.values())
     experts = packed or sum(p.numel() for p in expert_parameters(inner).values())
     met = experts * count_active_experts(text) // max(count_experts(text), 1)   # a token meets a few of them
@@ -61,7 +66,7 @@ def facts_of(
         quantised=sum(_size(m) for m in base if type(m).__name__ in ("Linear4bit", "Linear8bitLt")) + packed,
         adapter=sum(p.numel() for p in model.parameters() if p.requires_grad) if adapted else 0,
         head=_size(inner.get_output_embeddings()),
-        width=heads * (getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)),
+        width=sum(width) // len(width),
         hidden=text.hidden_size,
         full=not adapted)
 

@@ -237,9 +237,9 @@ def test_the_format_that_a_processor_was_measured_in_stays(monkeypatch, tmp_path
     assert plan(cfg, lengths=[64], device="h200-141gb").device.dtype == "bfloat16"
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "mamba2", "falcon_h1"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mamba2", "falcon_h1", "gemma4_unified_text"])
 def test_mixtures_and_state_space_models_are_planned(tmp_path, kind):
-    "On a CPU too, in float32: products of experts, no attention at all, kinds of layers that follow from their number"
+    "On a CPU too, in float32: products of experts, no attention at all, kinds and sizes of layers of their own"
     tiny_config(kind).save_pretrained(tmp_path/kind)
     cfg = load_config("demo", model=str(tmp_path/kind), tokenizer="tiny", init="random", method="lora", device="cpu")
     made = plan(cfg, lengths=[20, 40])
