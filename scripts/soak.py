@@ -144,8 +144,8 @@ def undisturbed(cfg:Config)->tuple[Run,float]:
 
 MOMENTS = dict(   # moment -> where it begins
     create=("sft_nb.run.directory", "_made"), preparation=("sft_nb.workbench", "prepare"),
-    preflight=("sft_nb.training.train", "preflight"), training=("sft_nb.training.train", "_train_in"),
-    resume=("sft_nb.training.train", "_continue"), evaluate=("sft_nb.results.evaluate", "_both"),
+    preflight=("sft_nb.training.train", "preflight"), training=("sft_nb.training.train", "_prepare_folder"),
+    resume=("sft_nb.training.train", "check_origin"), evaluate=("sft_nb.results.evaluate", "_both"),
     merge=("sft_nb.results.merge", "_write_and_compare"))
 
 

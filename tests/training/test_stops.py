@@ -13,7 +13,7 @@ from sft_nb.run.directory import Run
 from sft_nb.run.process import MOMENT, SIGNALS
 from sft_nb.tokens.prepare import prepare
 from sft_nb.training.recorder import Interrupted, Stop, StopRequest
-from sft_nb.training.train import resume, run_training, train
+from sft_nb.training.train import resume, train, train_run
 from sft_nb.workbench import Workbench
 
 
@@ -114,7 +114,7 @@ def test_two_processes_on_one_run(tmp_path, undisturbed):
     bench = Workbench(run.config, settled=True, data=prepare(run.config))
     with run.locked():
         with pytest.raises(ConfigError, match="is training it now"): resume(run.path)
-        with pytest.raises(ConfigError, match="is training it now"): run_training(bench, Run(run.path))
+        with pytest.raises(ConfigError, match="is training it now"): train_run(Run(run.path), bench)
     assert len(run.metrics()) == len(undisturbed.metrics())   # nothing was touched
 
 
