@@ -185,6 +185,21 @@ def test_a_star_import_loads_no_trainer():
     assert "later: []" in python("from sft_nb import *" + seen)
 
 
+def methods_of_a_run()->set[str]:
+    "What all chapters add to it"
+    trees = (ast.parse(file.read_text()) for file in PACKAGE.glob("run/*.py"))
+    functions = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.args.args]
+    return {f.name for f in functions if f.args.args[0].arg == "self" and f.args.args[0].annotation is not None
+            and ast.unparse(f.args.args[0].annotation) == "Run"}
+
+
+def test_a_run_has_all_of_its_methods_whatever_else_is_imported():
+    methods = methods_of_a_run()
+    assert len(methods) > 25 and "resume" in methods
+    missing = f"print('missing:', sorted(m for m in {sorted(methods)} if not hasattr(Run, m)))"
+    assert "missing: []" in python(f"from sft_nb.run.face import Run; {missing}")
+
+
 def bound(init:Path)->set[str]:
     "Names that the `__init__` of a folder gives to it"
     tree = ast.parse(init.read_text())

@@ -15,7 +15,8 @@ from ..escape import escape_controls
 from ..display import as_html, sparkline, code_html, format_number, table_html
 from .follow import Run
 from .table import state_badge, summary
-from .best import scored_best   # noqa: F401   with it a run has its best checkpoint
+from .best import scored_best     # noqa: F401   with it a run has its best checkpoint
+from .origin import check_origin   # noqa: F401   with it a run can be resumed
 
 # %% ../../nbs/10_run/13_face.ipynb #rf0cur01
 def loss_line(
