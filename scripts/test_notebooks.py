@@ -33,6 +33,7 @@ def import_libraries()->None:
     subprocess.Popen = WarmPopen   # before torchrun takes it from there
     for name in IMPORTED: importlib.import_module(name)
     import torch
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"   # the question below is then answered by the driver's list
     if not torch.cuda.is_available(): importlib.import_module("bitsandbytes")
     gc.collect()
     gc.freeze()

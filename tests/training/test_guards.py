@@ -82,6 +82,15 @@ def test_a_curve_that_stays_flat(tmp_path):
     assert notes(run)["flat_loss"].step == 50
 
 
+def test_a_loss_that_ends_above_its_start(tmp_path):
+    "A learning rate twenty times too high, without clipping, for a base that knew its task a little"
+    run = train(small_qlora(tmp_path, max_steps=4, learning_rate=.1, lr_scheduler_type="constant", warmup_steps=0,
+                            max_grad_norm=1e9))
+    finding = notes(run)["worse_than_before"]
+    assert finding.status == "warn" and "worse than before training" in finding.says
+    assert finding.fix.says("shell").startswith("a lower --learning-rate")
+
+
 def test_the_guards_are_silent_in_a_good_run(trained):
     assert notes(trained) == {}
     receipt = json.loads((trained.path/"receipt.json").read_text())
