@@ -26,7 +26,7 @@ from unittest.mock import patch
 from sft_nb.config import Config, load_config
 from sft_nb.report import SftError
 from sft_nb.run.directory import Run, can_resume, check_free, create_run
-from sft_nb.run.process import announce
+from sft_nb.run.process import record_launcher
 from sft_nb.run.table import list_runs
 
 PLACES = ("anywhere", "while weights are written", "before the list of files", "before the rename",
@@ -64,8 +64,8 @@ def deadly(place:str):
             die()
         return rmtree(path, *args, **kwargs)
     at = {"while weights are written": (trainer.SupervisedTrainer, "_save_rng_state", die),
-          "before the list of files": (checkpoint, "seal", die),
-          "before the rename": (checkpoint, "seal", seal_and_die),
+          "before the list of files": (checkpoint, "write_checksums", die),
+          "before the rename": (checkpoint, "write_checksums", seal_and_die),
           "after the rename": (trainer, "prune", die),
           "while old checkpoints go": (checkpoint.shutil, "rmtree", half_gone)}
     with patch.object(*at[place]): yield
@@ -145,7 +145,7 @@ def undisturbed(cfg:Config)->tuple[Run,float]:
 MOMENTS = dict(   # moment -> where it begins
     create=("sft_nb.run.directory", "_made"), preparation=("sft_nb.workbench", "prepare"),
     preflight=("sft_nb.training.train", "preflight"), training=("sft_nb.training.train", "_prepare_folder"),
-    resume=("sft_nb.training.train", "check_origin"), evaluate=("sft_nb.results.evaluate", "_both"),
+    resume=("sft_nb.training.train", "check_provenance"), evaluate=("sft_nb.results.evaluate", "_both"),
     merge=("sft_nb.results.merge", "_write_and_compare"))
 
 
@@ -180,7 +180,7 @@ def dying(moment:str, after:float, writes:int):
 def doomed(moment:str, path:Path, cfg:Config, after:float, writes:int)->None:
     "What a process does"
     sys.stdout = sys.stderr = open(os.devnull, "w")
-    if path.exists(): announce(path)   # as `launch` says which process it is
+    if path.exists(): record_launcher(path)   # as `launch` says which process it is
     with dying(moment, after, writes): act(moment, path, cfg)
     os._exit(0)   # a timer may still be waiting
 
@@ -195,7 +195,7 @@ def in_a_process(target, *args)->int:
 def whole_again(path:Path, cfg:Config)->None:
     "Continue it to its end, in a process that nothing happens to"
     sys.stdout = sys.stderr = open(os.devnull, "w")
-    announce(path)
+    record_launcher(path)
     act("training", path, cfg)
 
 

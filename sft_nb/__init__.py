@@ -38,7 +38,7 @@ _NAMES = {
     "workbench": "Workbench",
     "checks.preflight": "preflight",
     "run.directory": "plot",
-    "run.face": "Run",   # with all that the chapters before it add
+    "run.display": "Run",   # with all that the chapters before it add
     "run.table": "list_runs",
     "training.trainer": "SupervisedTrainer",
     "training.train": "train resume build_trainer",

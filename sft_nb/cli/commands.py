@@ -14,7 +14,7 @@ from pathlib import Path
 from ..escape import escape_controls
 from ..report import as_fix, command, ConfigError, edit, Finding, shell_quote, Report
 from ..config import require_trust, Config, config_names, table
-from ..run.world import find_world, is_main_process
+from ..run.distributed import get_process_info, is_main_process
 from .options import flag, given, Option, parse, parse_own, set_apart
 
 # %% ../../nbs/14_cli/01_commands.ipynb #e3ea05e8
@@ -219,12 +219,12 @@ _LONGER = ("num_train_epochs", "max_steps")   # what a finished run may have mor
 def _resume(options, cfg:Config, longer:dict, several:int|None):
     "An old run, here or in a process of its own, or in so many"
     from sft_nb.run.directory import can_resume, open_run
-    from sft_nb.run.origin import lengthen, spread, spread_settings
+    from sft_nb.run.provenance import extend_training, change_world_size, settings_for_world_size
     run, max_time = open_run(options.resume, trust_remote_code=cfg.trust_remote_code), cfg.max_time
-    if several is not None: spread_settings(run, several)   # or the run would be longer, and not go on
-    if longer: _say(lengthen(run, **longer))
+    if several is not None: settings_for_world_size(run, several)   # or the run would be longer, and not go on
+    if longer: _say(extend_training(run, **longer))
     can_resume(run)   # what is wrong with it is said before torch is loaded
-    if several is not None and (says := spread(run, several)): _say(says)
+    if several is not None and (says := change_world_size(run, several)): _say(says)
     if not _is_launched(options) and (options.detach or run.config.num_processes > 1):
         return run.resume(max_time=max_time)
     from sft_nb.training.train import resume
@@ -319,9 +319,9 @@ _TRAIN = dict(config=_config_option(", or a run to repeat"), resume=Option(str|N
 def train_command(args:list[str])->int:
     "Train, then score base and tuned model on held-out rows"
     options, cfg = parse("train", args, _TRAIN, summary=train_command.__doc__)
-    from sft_nb.run.output import lasting
+    from sft_nb.run.output import keep_output
     require_trust(cfg)
-    with lasting():   # | head
+    with keep_output():   # | head
         run = _begun(options, cfg, args)
         if not is_main_process(): return run.status.exit_code
         if not options.detach: return _tell(_follow(run), options.examples)
@@ -344,7 +344,7 @@ def _begun(options, cfg:Config, args:list[str]):
 
 def _is_launched(options)->bool:
     "Has torchrun, accelerate or srun started this process beside others?"
-    world = find_world()
+    world = get_process_info()
     if world.size > 1 and options.detach:
         fix = as_fix("leave it out") | command("sft_nb train --num-processes", "launch(cfg, num_processes=...)")
         raise ConfigError("--detach", f"a launcher started {world.size} processes", "one that starts them itself", fix)
@@ -380,7 +380,7 @@ _CHECKPOINT_NOW = dict(run=_RUN, timeout=Option(float, 600., "seconds to wait fo
 def checkpoint_command(args:list[str])->int:
     "Ask a run that is being trained for a checkpoint after this step; it trains on"
     options = parse_own("checkpoint", args, _CHECKPOINT_NOW, summary=checkpoint_command.__doc__)
-    from sft_nb.run.follow import Run
+    from sft_nb.run.monitor import Run
     from sft_nb.run.refusals import named_run
     made = Run(named_run(options.run)).checkpoint(options.timeout)
     _say(made or "a checkpoint is asked for, and is not there yet")

@@ -12,7 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from ..escape import shorten_words, escape_controls
 from ..credentials import load_env_files, RedactingStream
 from ..report import command, ConfigError, edit, SftError, fix_language
-from ..run.output import lasting
+from ..run.output import keep_output
 from .options import words
 from .commands import (
     _say, check_command, checkpoint_command, config_command, data_command, plan_command,
@@ -76,7 +76,7 @@ def main(
 )->int:                        # 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM
     "The console script"
     args = sys.argv[1:] if args is None else args
-    with lasting(errors=BrokenPipeError), fix_language("shell"), \
+    with keep_output(errors=BrokenPipeError), fix_language("shell"), \
             redirect_stdout(_printable(sys.stdout)), redirect_stderr(_printable(sys.stderr)):
         try:
             code = _greet(args) if args[:1] in ([], ["-h"], ["--help"], ["--version"]) else _run_command(args)

@@ -86,7 +86,7 @@ def _asked(options)->dict:
 # %% ../../nbs/14_cli/02_results.ipynb #0b26ea86
 def _there(what:str, options, checkpoint:str="adapter")->None:
     "ConfigError if there is nothing to ask, before torch is loaded"
-    from sft_nb.run.target import find_target
+    from sft_nb.run.locate import find_target
     find_target(what, checkpoint=checkpoint, trust_remote_code=options.trust_remote_code)
 
 # %% ../../nbs/14_cli/02_results.ipynb #cr0poi02
@@ -172,7 +172,7 @@ _GENERATE = dict(prompt=_PROMPT) | _SAYS | dict(
 
 def _talker(options):
     "Asks the model, or its base: conversations -> generations"
-    from sft_nb.run.target import find_target
+    from sft_nb.run.locate import find_target
     target = find_target(options.run, checkpoint=options.checkpoint, trust_remote_code=options.trust_remote_code)
     from sft_nb.model.generate import generate
     from sft_nb.results.evaluate import Pair

@@ -16,7 +16,7 @@ from ..progress import progress_html, format_progress, Progress
 from ..report import command, ConfigError, Finding, Report, SftError
 from ..run.status import ACTIVE, CHECKPOINT_ASKED
 from ..run.metrics import curve_svg, read_lines, Tail
-from ..run.follow import Run
+from ..run.monitor import Run
 from .panel import table_html
 from .batches import BatchState
 

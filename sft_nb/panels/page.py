@@ -16,7 +16,7 @@ from ..report import command, pluralise, shell_quote, Report, SftError
 from ..tokens.prepare import prepare
 from ..planning.plan import LABELS
 from ..run.directory import open_run, Run
-from ..run.face import loss_line   # noqa: F401   with it a run has a face
+from ..run.display import loss_line   # noqa: F401   with it a run has a face
 from ..results.evaluate import Evaluation
 from ..results.sweep import Sweep
 from ..results.verdict import SEEN

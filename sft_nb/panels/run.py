@@ -12,7 +12,7 @@ from pathlib import Path
 import ipywidgets as W
 from fastcore.basics import patch
 
-from ..run.follow import Run
+from ..run.monitor import Run
 from .panel import error_html, Panel
 from .live import RunState
 

@@ -18,7 +18,7 @@ from ..config import Config
 from ..model.hardware import free_memory
 from ..workbench import Workbench
 from ..run.directory import Run
-from ..run.target import find_target
+from ..run.locate import find_target
 from ..results.answers import digest, weights_key
 from ..results.evaluate import leaves_base
 from ..results.sweep import Swapped

@@ -27,8 +27,8 @@ from ..tasks.metrics import headline_figure, measure_answers
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
 from ..model.generate import continue_tokens, Generation
-from ..run.best import LOWER_IS_BETTER
-from ..run.origin import base_folder, weights_of
+from ..run.best_checkpoint import LOWER_IS_BETTER
+from ..run.provenance import base_folder, weights_of
 from .statistics import difference, Difference, interval
 from .likelihood import row_losses
 

@@ -28,9 +28,9 @@ from ..tokens.conversations import conversation
 from ..tokens.prepare import name_task, read_kept
 from ..workbench import Workbench
 from ..run.directory import Run
-from ..run.best import keep_score, scored_alike
+from ..run.best_checkpoint import keep_score, scored_alike
 from ..run.checkpoint import step_of
-from ..run.target import find_target, Target
+from ..run.locate import find_target, Target
 from .statistics import Difference
 from .likelihood import Forgetting, forgetting, general_examples
 from .server import Server

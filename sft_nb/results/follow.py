@@ -15,7 +15,7 @@ from pathlib import Path
 from fastcore.basics import patch
 
 from ..progress import log
-from ..run.best import mark_followed
+from ..run.best_checkpoint import mark_followed
 from ..run.directory import open_run, Run
 from ..run.status import ACTIVE
 from .answers import Scores

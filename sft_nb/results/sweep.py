@@ -28,7 +28,7 @@ from ..model.load import quiet
 from ..workbench import Workbench
 from ..run.checkpoint import step_of
 from ..run.directory import open_run, Run
-from ..run.best import LOWER_IS_BETTER, lowest_loss
+from ..run.best_checkpoint import LOWER_IS_BETTER, lowest_loss
 from .statistics import correct_for_choice, difference, Pick, pick
 from .answers import answer_prompts, in_unit, LEADING, paired, Scores, weights_key
 from .likelihood import Forgetting, forgetting, general_examples

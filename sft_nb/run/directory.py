@@ -25,10 +25,11 @@ from .checkpoint import whole_checkpoints
 from .status import ACTIVE, read_progress, read_status, stamped, Status
 from .metrics import append_line, curve, cut_lines, last_line, read_lines
 from sft_nb.run.process import (
-    announce, end, is_locked, is_trained, let_go, Process, read_process, start, started_process, take_lock, who_to_stop,
+    end, is_locked, is_trained, Process, read_process, record_launcher, release_lock, start, started_process, take_lock,
+    who_to_stop,
     why_no_locks)
 from .refusals import (
-    being_trained, check_name, free_name, free_path, go_on, name_taken, named_run, no_checkpoint, no_folder,
+    being_trained, check_name, free_name, free_path, resume_command, name_taken, named_run, no_checkpoint, no_folder,
     no_locks, no_run, no_weights, out_of_reach)
 
 # %% ../../nbs/10_run/06_directory.ipynb #d8d2a9cf
@@ -143,7 +144,7 @@ def _made(path:Path, cfg:Config, here:dict, state:str, data:Data|None, reports:d
         save_config(with_absolute_paths(cfg), aside/"config.json")
         write_json(aside/"environment.json", here)
         write_json(aside/"status.json", stamped(state, step=0).to_dict())
-        if state == "starting": announce(aside)
+        if state == "starting": record_launcher(aside)
     return Run(path, trust_remote_code=not cfg.untrusted)
 
 # %% ../../nbs/10_run/06_directory.ipynb #9db36f3e
@@ -229,7 +230,7 @@ def locked(self:Run):
     try: yield self
     finally:
         handle, self._lock = self._lock, None
-        let_go(self.path, handle)
+        release_lock(self.path, handle)
 
 # %% ../../nbs/10_run/06_directory.ipynb #d43c4ef4
 @patch
@@ -322,12 +323,13 @@ def start_process(
     require_trust(run.config)
     check_links(run.path)
     n = run.config.num_processes
-    announce(run.path)
+    record_launcher(run.path)
     run.set_status("starting")
     try: start(run.path, _command(run, options), _variables(n), listens=n == 1)
     except OSError as e:
-        run.set_status("failed", reason=f"no process could be started ({e.strerror})", fix=go_on(run))
-        raise SftError(f"run {run.name!r}", f"no process could be started ({e.strerror})", "", go_on(run)) from e
+        run.set_status("failed", reason=f"no process could be started ({e.strerror})", fix=resume_command(run))
+        found = f"no process could be started ({e.strerror})"
+        raise SftError(f"run {run.name!r}", found, "", resume_command(run)) from e
     return run
 
 # %% ../../nbs/10_run/06_directory.ipynb #f8c9d667
@@ -346,7 +348,7 @@ def failure(self:Run)->SftError:
     status = self.status
     reason = f"its process ended without a word at step {self.step} (killed, or out of memory)"
     if self.state == "failed": reason = status.reason
-    error = SftError(f"run {self.name!r}", reason, "", status.fix or go_on(self))
+    error = SftError(f"run {self.name!r}", reason, "", status.fix or resume_command(self))
     if last := self.log(12): error.add_note(f"the last lines of {self.path}/log.txt:\n{last}")
     return error
 
@@ -383,7 +385,7 @@ def stop(self:Run,
     try: killed = end(who, self.launched(), timeout=timeout)
     except PermissionError as e: raise out_of_reach(self, who) from e
     if not killed and who.lives is False and self.state == "killed":   # before it could say so
-        self.set_status("stopped", reason="SIGTERM", fix=go_on(self), stopped_by="SIGTERM")
+        self.set_status("stopped", reason="SIGTERM", fix=resume_command(self), stopped_by="SIGTERM")
     return self.state
 
 # %% ../../nbs/10_run/06_directory.ipynb #af42d233

@@ -32,7 +32,7 @@ from ..model.trl_trainer import OneGpuConfig
 from ..checks.learning import schedule_arguments
 from ..run.status import ACTIVE
 from ..run.directory import Run
-from ..run.world import find_world
+from ..run.distributed import get_process_info
 
 # %% ../../nbs/11_training/00_arguments.ipynb #8681832f
 _TRACKERS = ("wandb", "tensorboard", "trackio")
@@ -158,7 +158,7 @@ _FORMATS = dict(bf16="bfloat16", fp16="float16")
 def _divided(cfg:Config)->dict:
     "Who trains together, and what is divided among them; the group is there (`join`), and is not made anew"
     said = deepspeed_config(cfg)
-    if said is None or find_world().size == 1: return {}   # or settings are looked at before the training begins
+    if said is None or get_process_info().size == 1: return {}   # or settings are looked at before the training begins
     for name, formats in _FORMATS.items():
         enabled = said.get(name, {}).get("enabled", "auto")
         if enabled == "auto" or enabled == _precision(cfg)[name]: continue

@@ -29,7 +29,7 @@ from ..model.generate import Generation, continue_tokens, eval_mode
 from ..workbench import Workbench
 from ..run.metrics import append_line, cut_lines
 from ..run.directory import Run
-from ..run.world import is_main_process
+from ..run.distributed import is_main_process
 from .recorder import Stop, StopRequest
 
 # %% ../../nbs/11_training/02_guards.ipynb #677e6ec8

@@ -16,10 +16,10 @@ from ..config_files import check_portable
 from ..tokens.account import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, with_data
 from ..model.divided import check_several, data_processes
-from ..run.process import Ears
-from ..run.directory import check_free, create_run, go_on, open_run, start_process
-from ..run.world import is_main_process
-from ..run.face import Run   # with all of its methods
+from ..run.process import SignalListener
+from ..run.directory import check_free, create_run, resume_command, open_run, start_process
+from ..run.distributed import is_main_process
+from ..run.display import Run   # with all of its methods
 
 # %% ../../nbs/11_training/06_launch.ipynb #fae8843c
 def launch(
@@ -55,27 +55,20 @@ def main(args:list[str]|None=None)->int:   # 0 finished or stopped, 1 failed
     options = parser.parse_args(args)
     sys.stdout, sys.stderr = RedactingStream(sys.stdout), RedactingStream(sys.stderr)
     load_env_files()
-    with fix_language("shell"), Ears() as ears:
-        return _train(options.run, options.max_time, options.trust_remote_code, ears)
-
-def _train(path:str, max_time:float|None, trust_remote_code:bool, ears:Ears)->int:
-    "Train, and say in one line why it did not go well"
-    try: return _trained(open_run(path, trust_remote_code=trust_remote_code), max_time, ears)
-    except SftError as e: print(f"sft_nb: {e}", file=sys.stderr, flush=True)
-    except Exception: traceback.print_exc()
+    with fix_language("shell"), SignalListener() as signals:
+        try:
+            run, is_main = open_run(options.run, trust_remote_code=options.trust_remote_code), is_main_process()
+            try:
+                from sft_nb.training.train import train_run
+                train_run(run, max_time=options.max_time)
+            except KeyboardInterrupt as e:   # perhaps while the libraries were loaded: that is a stop, too
+                signals.ignoring, by = True, getattr(e, "by", "Ctrl-C")
+                if is_main and run.status.state == "starting":
+                    run.set_status("stopped", reason=by, fix=resume_command(run), stopped_by=by)
+            if is_main: print(f"{run.status.state} at step {run.status.step}", flush=True)
+            return 1 if run.status.state == "failed" else 0
+        except SftError as e: print(f"sft_nb: {e}", file=sys.stderr, flush=True)
+        except Exception: traceback.print_exc()
     return 1
-
-def _trained(run:Run, max_time:float|None, ears:Ears)->int:
-    "A signal that comes while the libraries are loaded is a stop, too"
-    main = is_main_process()
-    try:
-        from sft_nb.training.train import train_run
-        train_run(run, max_time=max_time)
-    except KeyboardInterrupt as e:
-        ears.deaf, by = True, getattr(e, "by", "Ctrl-C")
-        if main and run.status.state == "starting":
-            run.set_status("stopped", reason=by, fix=go_on(run), stopped_by=by)
-    if main: print(f"{run.status.state} at step {run.status.step}", flush=True)
-    return 1 if run.status.state == "failed" else 0
 
 if __name__ == "__main__" and globals().get("__spec__"): sys.exit(main())   # python -m, not the notebook

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Stop', 'agree', 'StopRequest', 'chooses_best', 'best_folder', 'saves_better_loss', 'ByScore', 'early_stopping',
-           'peak_memory_gib', 'Pace', 'shows_bars', 'Recorder', 'told_to']
+           'peak_memory_gib', 'Pace', 'shows_bars', 'Recorder', 'report_progress_to']
 
 # %% ../../nbs/11_training/01_recorder.ipynb #455f79b0
 import math, resource, sys, time
@@ -20,10 +20,10 @@ from ..progress import progress_listener, display_target, Phase, log
 from ..report import pluralise, Fix, shell_quote, SftError
 from ..config import Config
 from ..run.status import CHECKPOINT_ASKED, ProgressFile
-from ..run.process import Ears, Interrupted, MOMENT
-from ..run.directory import Run, go_on
-from ..run.best import scored_steps
-from ..run.world import is_main_process
+from ..run.process import SignalListener, Interrupted, MOMENT
+from ..run.directory import Run, resume_command
+from ..run.best_checkpoint import scored_steps
+from ..run.distributed import is_main_process
 
 # %% ../../nbs/11_training/01_recorder.ipynb #r3c00004
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class StopRequest(TrainerCallback):
         self.asked:Stop|None = None     # somebody wants it to end
         self.granted:Stop|None = None   # it ends because of this
         self.training = False
-        self.ears = Ears(self._hear)
+        self.signals = SignalListener(self._on_signal)
         self._heard = False             # one signal was heard; the next one means now
 
     def ask(self, stop:Stop)->None:
@@ -60,10 +60,15 @@ class StopRequest(TrainerCallback):
         if self.asked is None: self.asked = stop
 
     def __enter__(self):
-        self.ears.__enter__()
+        self.signals.__enter__()
         return self
-    def __exit__(self, *error): self.ears.__exit__(*error)
-    def _hear(self, name:str):
+    def __exit__(self, *error): self.signals.__exit__(*error)
+
+    def ignore_signals(self)->None:
+        "What is written from now on must not be cut short"
+        self.signals.ignoring = True
+
+    def _on_signal(self, name:str):
         if self._heard or not self.training: raise Interrupted(name)
         self._heard = True
         self.ask(Stop(name, name))
@@ -257,7 +262,7 @@ def _record(self:Recorder, line:dict)->None:
     try: self.run.record(line)
     except OSError as e:
         raise SftError(f"{self.run.path}/metrics.jsonl", f"it cannot be written ({e.strerror})",
-            "a file that may grow; what was saved is as it was", go_on(self.run)) from e
+            "a file that may grow; what was saved is as it was", resume_command(self.run)) from e
 
 # %% ../../nbs/11_training/01_recorder.ipynb #f73149bf
 @patch
@@ -267,6 +272,6 @@ def close(self:Recorder)->None:
     self.phase = _left(self.phase)
 
 # %% ../../nbs/11_training/01_recorder.ipynb #r3c00024
-def told_to(run:Run):   # a context
+def report_progress_to(run:Run):   # a context
     "Inside, the run's progress.json says what is being done; the first of several processes writes it"
     return progress_listener(ProgressFile(run.path/"progress.json")) if is_main_process() else nullcontext()

@@ -31,12 +31,15 @@ from ..checks.environment import check_gpu
 from ..checks.rows import check_held_out
 from ..checks.preflight import preflight
 from ..run.environment import write_json, write_text
-from ..run.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, written_aside
-from ..run.directory import can_resume, check_free, create_run, go_on, open_run, plot
-from ..run.face import Run
-from ..run.origin import check_origin, check_resume_settings, keep_origin, lengthen, spread
-from ..run.output import lasting
-from ..run.world import by_the_first, check_world, find_world, is_main_process, join, main_first, of_this_world
+from ..run.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, atomic_checkpoint
+from ..run.directory import can_resume, check_free, create_run, resume_command, open_run, plot
+from ..run.display import Run
+from ..run.provenance import (
+    change_world_size, check_provenance, check_resume_settings, extend_training, record_provenance)
+from ..run.output import keep_output
+from sft_nb.run.distributed import (
+    check_processes, get_process_info, init_distributed, is_main_process, main_process_first, on_main_process,
+    with_world_size)
 
 # %% ../../nbs/11_training/05_train.ipynb #e3bcde72
 def raise_if_failed(cfg:Config, checked:Report)->Report:
@@ -128,7 +131,7 @@ def _write_result(trainer, best:Path|None)->None:
     "The checkpoint `best`, or the weights as they are now, become the result; `SftError` if it cannot be written"
     run = trainer.run
     try:
-        with written_aside(run.adapter) as aside:
+        with atomic_checkpoint(run.adapter) as aside:
             if best: shutil.copytree(best, aside, dirs_exist_ok=True, ignore=_files_of_training_state)
             else: trainer.save_model(str(aside))
             # without peft's card, full of blanks, and the arguments, a pickle of ours; ready to be trained on
@@ -138,13 +141,13 @@ def _write_result(trainer, best:Path|None)->None:
                 settings = json.loads(file.read_text())
                 settings |= dict(base_model_name_or_path=base_name(trainer.bench.cfg), inference_mode=False)
                 file.write_text(json.dumps(settings, indent=2) + "\n")
-    except Exception as e: raise cannot_write(run.adapter, e, go_on(run)) from e
+    except Exception as e: raise cannot_write(run.adapter, e, resume_command(run)) from e
 
 def _save_result(trainer)->None:
     "Keep what was learned; `SftError` if it cannot be written. All processes come here: weights may be divided"
     from sft_nb.training.recorder import best_folder
     trainer.check_weights()
-    best = by_the_first(lambda: best_folder(trainer.run, trainer.state))
+    best = on_main_process(lambda: best_folder(trainer.run, trainer.state))
     if is_main_process(): _write_result(trainer, best)
     elif best is None: trainer.save_model(str(trainer.run.adapter))   # it gives its part, and writes nothing
 
@@ -187,10 +190,10 @@ def _record_end(trainer, stop)->None:
     except Exception as e:   # a training does not fail because of a picture
         log(f"sft_nb: loss.png cannot be made ({getattr(e, 'strerror', None) or error_summary(e)})")
     remove_temporaries(run.path)
-    stop.ears.deaf = True   # it has ended
+    stop.ignore_signals()   # it has ended
     why = stop.granted
     if why is None: run.set_status("finished", reason=_reason_of_early_end(trainer), step=step)
-    else: run.set_status("stopped", reason=why.reason, fix=why.fix or go_on(run), step=step, stopped_by=why.by)
+    else: run.set_status("stopped", reason=why.reason, fix=why.fix or resume_command(run), step=step, stopped_by=why.by)
 
 # %% ../../nbs/11_training/05_train.ipynb #7c999dc4
 def _record_failure(run:Run, trainer, error:BaseException)->None:
@@ -200,14 +203,14 @@ def _record_failure(run:Run, trainer, error:BaseException)->None:
         trainer.recorder.close()
         step = trainer.state.global_step
     interrupted = isinstance(error, KeyboardInterrupt)
-    if find_world().size > 1:
+    if get_process_info().size > 1:
         if interrupted and not is_main_process() or run.status.state == "failed": return   # the first reason counts
     if isinstance(error, SftError): reason = error.reason
     elif interrupted: reason = str(error) or "Ctrl-C"
     else: reason = f"{type(error).__name__}: {error}"
     try:
         run.set_status("stopped" if interrupted else "failed", reason=reason, step=step,
-                       fix=getattr(error, "fix", Fix()) or go_on(run),
+                       fix=getattr(error, "fix", Fix()) or resume_command(run),
                        stopped_by=getattr(error, "by", "Ctrl-C") if interrupted else "")
         if not isinstance(error, (SftError, KeyboardInterrupt)):   # nothing of ours foresaw it
             file = run.path/"traceback.txt"
@@ -228,7 +231,7 @@ def _settle_new_run(run:Run)->Workbench:
         run.set_device(bench.hardware.name)
         if bench.plan is not None: bench.plan.save(run.path/"plan.json")
         made.append(bench)
-    by_the_first(settle)
+    on_main_process(settle)
     return made[0] if made else Workbench(run.config, settled=True)   # as the first process has settled it
 
 # %% ../../nbs/11_training/05_train.ipynb #t5000005
@@ -246,7 +249,7 @@ def _check_same_rows(run:Run, data:Data)->None:
 
 # %% ../../nbs/11_training/05_train.ipynb #de68c42d
 def _not_loadable(run:Run, checkpoint:Path, why:str)->SftError:
-    fix = command(f"rm -r {shell_quote(checkpoint)}") | go_on(run, anew=True)
+    fix = command(f"rm -r {shell_quote(checkpoint)}") | resume_command(run, anew=True)
     return SftError(f"{run.name}/{checkpoint.name}", f"the training cannot go on from it ({why})",
                     "a checkpoint as sft_nb wrote it", fix)
 
@@ -256,7 +259,7 @@ def _newest_checkpoint(run:Run)->Path:
     for name, why in damaged.items(): log(f"sft_nb: {name} is not used: {why}")
     if checkpoint is None:
         found = "it has no whole checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
-        raise ConfigError(f"run {run.name!r}", found, "one to resume from", go_on(run, anew=True))
+        raise ConfigError(f"run {run.name!r}", found, "one to resume from", resume_command(run, anew=True))
     if read_json_object(checkpoint/"trainer_state.json").get("global_step") != step_of(checkpoint):
         raise _not_loadable(run, checkpoint, f"its trainer_state.json is not of step {step_of(checkpoint)}")
     return checkpoint
@@ -280,22 +283,22 @@ def train_run(
 )->Run:                             # finished or stopped
     "Begin a run, or continue it at its newest whole checkpoint; every way out is written into it"
     from sft_nb.training.arguments import divided_inside, tracked
-    from sft_nb.training.recorder import StopRequest, told_to
-    join(run.config)
+    from sft_nb.training.recorder import StopRequest, report_progress_to
+    init_distributed(run.config)
     trainer = stop = checkpoint = None
     is_main, is_open, done = is_main_process(), False, 0
     with ExitStack() as contexts:
         try:
             if is_main: contexts.enter_context(run.locked())
-            contexts.enter_context(told_to(run))
+            contexts.enter_context(report_progress_to(run))
             if bench is None:
                 if continues := bool(run.checkpoints()):
-                    for line in check_origin(run) if is_main else (): log(f"sft_nb: {run.name}: {line}")
+                    for line in check_provenance(run) if is_main else (): log(f"sft_nb: {run.name}: {line}")
                     bench = Workbench(replace(run.config, max_time=max_time), callbacks=callbacks, settled=True)
                 else:
                     bench = _settle_new_run(run)
                     bench.callbacks = list(callbacks)
-                with main_first(): bench.make("data")   # the others wait, and find its files
+                with main_process_first(): bench.make("data")   # the others wait, and find its files
                 _check_same_rows(run, bench.data)       # as those of the launcher, or of the part before
                 if continues:
                     checkpoint = _newest_checkpoint(run)
@@ -307,14 +310,15 @@ def train_run(
                         if idle := check_gpu(bench.asked): log(f"sft_nb: {idle}")
 
             stop = StopRequest(bench.cfg.max_time, run.path)
-            join(bench.cfg)
-            for context in (lasting(run.path/"log.txt"), tracked(bench.cfg, run), quiet(), divided_inside(), stop):
+            init_distributed(bench.cfg)
+            for context in (keep_output(run.path/"log.txt"), tracked(bench.cfg, run), quiet(), divided_inside(), stop):
                 contexts.enter_context(context)
             is_open = True
             if is_main: _prepare_folder(run, bench.data, done)
             trainer = build_trainer(bench, run, stop=stop, checkpoint=checkpoint)
-            check_world(bench.cfg.num_processes, trainer.accelerator.num_processes, bench.batches[0], trainer.sharing)
-            if is_main: keep_origin(run)   # the weights are here, and the config is as it will stay
+            together = trainer.accelerator.num_processes
+            check_processes(bench.cfg.num_processes, together, bench.batches[0], trainer.sharing)
+            if is_main: record_provenance(run)   # the weights are here, and the config is as it will stay
             try: trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             except Exception as e:
                 in_steps = trainer.step.micro_batch >= 0
@@ -323,7 +327,7 @@ def train_run(
             with Phase("saving"): _save_result(trainer)
             if is_main: _record_end(trainer, stop)
         except BaseException as error:
-            if stop is not None: stop.ears.deaf = True   # a second signal must not cut short what is written now
+            if stop is not None: stop.ignore_signals()   # a second one must not cut short what is written now
             if trainer is not None: _save_after_error(trainer, done, error)
             if is_open or run.status.state == "starting": _record_failure(run, trainer, error)
             raise
@@ -344,14 +348,14 @@ def train(
     bench = workbench_for(cfg, data=data, plan=plan, tokenizer=tokenizer, callbacks=callbacks)
     if model is not None: bench.use_model(model)
     load_env_files()
-    if find_world().size > 1:   # the first process makes the run; all of them train it as a launched one is trained
+    if get_process_info().size > 1:   # the first process makes the run; all train it as a launched one is trained
         if bench.untrained is not None or bench.own_tokenizer is not None:
             raise ConfigError("train", "a model or tokenizer object is given to several processes", "one process",
                               "save_pretrained() them, and name the folder in {model} and {tokenizer}")
-        bench.asked = of_this_world(bench.asked)
+        bench.asked = with_world_size(bench.asked)
         check_several(bench.asked, bench.asked.num_processes)
-        join(bench.asked)
-        path = by_the_first(lambda: create_run(bench.asked, data=bench.given["data"], state="starting").path)
+        init_distributed(bench.asked)
+        path = on_main_process(lambda: create_run(bench.asked, data=bench.given["data"], state="starting").path)
         return train_run(Run(path, trust_remote_code=not bench.asked.untrusted), callbacks=bench.callbacks)
 
     check_free(bench.asked)
@@ -415,10 +419,10 @@ def resume(
     max_time = max_time_seconds(max_time)
     load_env_files()
     if num_train_epochs is not None or max_steps is not None:
-        log(f"sft_nb: {lengthen(run, num_train_epochs=num_train_epochs, max_steps=max_steps)}")
-    join(run.config)
-    n = find_world().size
+        log(f"sft_nb: {extend_training(run, num_train_epochs=num_train_epochs, max_steps=max_steps)}")
+    init_distributed(run.config)
+    n = get_process_info().size
     if n == 1: n = num_processes or run.config.num_processes
-    changed = by_the_first(lambda: can_resume(run) or spread(run, n))
+    changed = on_main_process(lambda: can_resume(run) or change_world_size(run, n))
     if changed and is_main_process(): log(f"sft_nb: {changed}")
     return train_run(run, max_time=max_time, callbacks=callbacks)

@@ -30,9 +30,9 @@ from ..model.recompute import save_memory
 from ..model.sequence import in_shares, own_tokens
 from ..model.trl_trainer import undo_trl_changes
 from ..workbench import Workbench
-from ..run.checkpoint import cannot_write, lift, prune, written_aside
-from ..run.directory import Run, go_on
-from ..run.best import best_steps, unscored_steps
+from ..run.checkpoint import cannot_write, flatten_folder, prune, atomic_checkpoint
+from ..run.directory import Run, resume_command
+from ..run.best_checkpoint import best_steps, unscored_steps
 from .arguments import training_arguments
 from .guards import Guards, all_finite, in_parts, non_finite_rows, trained_parts
 from .recorder import agree, early_stopping, Recorder, saves_better_loss, StopRequest
@@ -317,8 +317,8 @@ def check_weights(self:SupervisedTrainer)->None:
     if name is None: return
     good, rate = self.run.checkpoints(), self.bench.cfg.learning_rate / 2
     expected = f"finite weights, as {good[-1].name} has them" if good else "finite weights"
-    fix = go_on(self.run, learning_rate=rate)
-    if good: fix |= go_on(self.run, anew=True, learning_rate=rate)
+    fix = resume_command(self.run, learning_rate=rate)
+    if good: fix |= resume_command(self.run, anew=True, learning_rate=rate)
     found = f"an earlier step has made the weights NaN or infinite, the first in {name}"
     raise SftError(f"step {self.state.global_step}", found, expected, fix, "nan_in_the_log")
 
@@ -359,7 +359,7 @@ def _save_checkpoint(self:SupervisedTrainer, model, trial)->None:
     target = Path(self.args.output_dir)/f"checkpoint-{self.state.global_step}"
     try: self.write_checkpoint(target, model, trial)
     except SftError: raise
-    except Exception as e: raise cannot_write(target, e, go_on(self.run)) from e
+    except Exception as e: raise cannot_write(target, e, resume_command(self.run)) from e
     if not self.args.should_save: return
     best = {self.state.best_global_step} | best_steps(target.parent) | unscored_steps(target.parent)
     prune(target.parent, self.bench.cfg.save_total_limit, best=best)
@@ -369,7 +369,7 @@ def _save_checkpoint(self:SupervisedTrainer, model, trial)->None:
 def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
     "All processes write into the folder aside, and the first one makes it a checkpoint"
     aside = nullcontext(target.with_name(target.name + ".aside"))
-    if self.args.should_save: aside = written_aside(target)
+    if self.args.should_save: aside = atomic_checkpoint(target)
     with Phase("saving"), aside as self.aside:
         try:
             self.accelerator.wait_for_everyone()   # the folder is there
@@ -378,7 +378,7 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
             (inner/"training_args.bin").unlink(missing_ok=True)   # a pickle that nobody reads, with all settings
             (inner/f"meters-{self.args.process_index}.json").write_text(json.dumps(self.meters()))
             self.accelerator.wait_for_everyone()   # all processes have written
-            if self.args.should_save: lift(inner)   # the parent made one folder more than is wanted
+            if self.args.should_save: flatten_folder(inner)   # the parent made one folder more than is wanted
         finally: self.aside = None
 
 @patch

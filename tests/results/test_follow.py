@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from sft_nb.report import ConfigError
 from sft_nb.results.follow import follow, Follower
-from sft_nb.run.best import keep_score, mark_followed, Run
+from sft_nb.run.best_checkpoint import keep_score, mark_followed, Run
 from sft_nb.training import trainer as trainers   # the module
 from sft_nb.training.train import train
 

@@ -9,8 +9,8 @@ from sft_nb.report import ConfigError, SftError
 from sft_nb.results import served as asking   # the module
 from sft_nb.results.evaluate import evaluate, Evaluation
 from sft_nb.results.sweep import sweep
-from sft_nb.run.best import Run
-from sft_nb.run.target import find_target
+from sft_nb.run.best_checkpoint import Run
+from sft_nb.run.locate import find_target
 from sft_nb.workbench import Workbench
 
 FEW = dict(eval_samples=6, progress=False)

@@ -19,8 +19,8 @@ from sft_nb.results.merge import merge
 from sft_nb.results.statistics import Difference, difference, pick, power
 from sft_nb.results.sweep import _ask_all, by_choice, checkpoints_of, Swapped, sweep
 from sft_nb.results.verdict import compare, decide, SEEN, verdict
-from sft_nb.run.best import best_steps, keep_score, Run
-from sft_nb.run.checkpoint import seal
+from sft_nb.run.best_checkpoint import best_steps, keep_score, Run
+from sft_nb.run.checkpoint import write_checksums
 from sft_nb.training.train import train
 from sft_nb.workbench import Workbench
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_with_nan_takes_no_part(run, tmp_path, capsys):
         weights = load_file(file)
         next(iter(weights.values()))[0] = np.nan
         save_file(weights, file, metadata=dict(format="pt"))
-        seal(folder)
+        write_checksums(folder)
     assert [p.name for p in checkpoints_of(broken)] == ["checkpoint-3", "checkpoint-6"]
     assert "checkpoint-9 is left out: it holds NaN or infinity in 1 tensor" in capsys.readouterr().err
     says = "checkpoint-9: it holds NaN or infinity in 1 tensor, the first is base_model"

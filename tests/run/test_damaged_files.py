@@ -17,10 +17,10 @@ from sft_nb.report import ConfigError, SftError
 from sft_nb.results.evaluate import Evaluation
 from sft_nb.results.merge import merge
 from sft_nb.results.sweep import Sweep
-from sft_nb.run.checkpoint import seal
+from sft_nb.run.checkpoint import write_checksums
 from sft_nb.run.directory import can_resume
-from sft_nb.run.face import Run
-from sft_nb.run.origin import check_origin
+from sft_nb.run.display import Run
+from sft_nb.run.provenance import check_provenance
 from sft_nb.run.table import list_runs
 from sft_nb.tokens.cache import _own_cache
 from sft_nb.training import train as training   # the module
@@ -29,7 +29,7 @@ from sft_nb.training.train import resume, train
 DAMAGES = [b"", b"[]", b"3", b"{}", b"null", b"[" * 100_000, bytes(range(256))]
 READERS = [str, lambda r: r._repr_html_(), lambda r: json.dumps(r.to_dict()), lambda r: str(list_runs(r.path.parent)),
            can_resume, lambda r: r.stop(), lambda r: r.best, lambda r: r.history(), lambda r: r.failure(), RunState,
-           lambda r: r.config and check_origin(r), lambda r: Sweep.load(r.path/"eval/sweep.json"),
+           lambda r: r.config and check_provenance(r), lambda r: Sweep.load(r.path/"eval/sweep.json"),
            lambda r: Evaluation.load(r.path/"eval/x.json")]
 
 
@@ -76,11 +76,11 @@ def test_a_foreign_state_in_a_checkpoint(undisturbed, tmp_path, capfd):
                         ("trainer_state.json", lambda file: file.write_text("{}"))):
         whole = (newest/name).read_bytes()
         spoil(newest/name)
-        seal(newest)
+        write_checksums(newest)
         with pytest.raises(SftError, match="damaged/checkpoint-6: the training cannot go on from it .*Fix: rm -r"):
             resume(run)
         (newest/name).write_bytes(whole)
-    seal(newest)
+    write_checksums(newest)
     assert "weights_only" not in "".join(capfd.readouterr()) + run.status.reason
     assert resume(run).state == "finished"   # the three empty files are no reason to fail
     assert read_json_object(run.path/"environment.json") == {}

@@ -6,7 +6,7 @@ import pytest
 
 from sft_nb.config import load_config
 from sft_nb.report import SftError
-from sft_nb.run.checkpoint import damage, prune, remove_leftovers, seal
+from sft_nb.run.checkpoint import find_corruption, prune, remove_leftovers, write_checksums
 from sft_nb.run.directory import Run, create_run
 from sft_nb.run.status import Status, read_status
 from sft_nb.run.table import list_runs
@@ -48,13 +48,13 @@ def test_a_folder_that_may_not_be_read_or_written(tmp_path):
     closed = tmp_path/"closed"
     (closed/"checkpoint-1").mkdir(parents=True)
     (closed/"checkpoint-1/weights").write_bytes(b"w")
-    seal(closed/"checkpoint-1")
+    write_checksums(closed/"checkpoint-1")
     for p in (tmp_path, *tmp_path.parents[:3]): p.chmod(p.stat().st_mode | 0o055)
     (closed/"checkpoint-1").chmod(0)
     refused = "it cannot be written .Permission denied.*runs_dir='another/folder'"
     try:
         with nobody():
-            assert "it cannot be read (Permission denied)" == damage(closed/"checkpoint-1")
+            assert "it cannot be read (Permission denied)" == find_corruption(closed/"checkpoint-1")
             with pytest.raises(SftError, match=refused): create_run(load_config("demo", runs_dir=str(closed/"runs")))
     finally: (closed/"checkpoint-1").chmod(0o755)
 
@@ -80,7 +80,7 @@ def test_old_checkpoints_and_leftovers_are_removed_from_the_disk(tmp_path):
     for name in ("checkpoint-5", "checkpoint-10", "checkpoint-15", "checkpoint-20.aside", "checkpoint-2.gone"):
         (tmp_path/name).mkdir()
         (tmp_path/name/"weights").write_text("1")
-        if name[-1].isdigit(): seal(tmp_path/name)
+        if name[-1].isdigit(): write_checksums(tmp_path/name)
     def left(): return sorted(p.name for p in tmp_path.iterdir())
     assert sorted(remove_leftovers(tmp_path)) == ["checkpoint-2.gone", "checkpoint-20.aside"]
     assert left() == ["checkpoint-10", "checkpoint-15", "checkpoint-5"]

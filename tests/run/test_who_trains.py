@@ -17,7 +17,7 @@ from sft_nb.report import ConfigError, SftError
 from sft_nb.run import process
 from sft_nb.run.directory import Run, check_free, check_links, create_run, open_run, start_process
 from sft_nb.run.environment import write_json
-from sft_nb.run.process import Ears, SIGNALS, announce, process_of, read_process, start, take_lock
+from sft_nb.run.process import SignalListener, SIGNALS, record_launcher, process_of, read_process, start, take_lock
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def files(run)->dict: return {p.name: p.stat().st_mtime_ns for p in run.path.ite
 HOLD = """
 import sys, time
 from sft_nb.run.directory import Run
-from sft_nb.run.process import Ears, Interrupted
+from sft_nb.run.process import SignalListener, Interrupted
 run = Run(sys.argv[1])
 try:
-    with run.locked(), Ears():
+    with run.locked(), SignalListener():
         run.set_status("running", step=3)
         print("held", flush=True)
         time.sleep(60)
@@ -72,7 +72,7 @@ def test_looking_changes_nothing(run):
 
 def test_who_looks_is_in_nobodys_way(run):
     handle = take_lock(run.path)
-    process.let_go(run.path, handle)
+    process.release_lock(run.path, handle)
     looking = try_lock(run.path/"lock", shared=True)
     assert run.held() is False   # a second one who looks is not told that it is trained
     os.close(looking)
@@ -108,7 +108,7 @@ def test_a_child_of_the_training_does_not_hold_its_run(run):
     try:
         os.read(here, 1)
         assert run.held() is True
-        process.let_go(run.path, handle)   # as it is when the parent dies
+        process.release_lock(run.path, handle)   # as it is when the parent dies
         assert run.held() is False
     finally:
         os.kill(child, 9)
@@ -241,9 +241,10 @@ def test_another_users_training_is_left_alone(run, monkeypatch):
 
 
 def test_a_process_that_is_being_prepared_is_stopped(run):
-    announce(run.path)
+    record_launcher(run.path)
     run.set_status("starting")
-    slow = "import time; from sft_nb.run.process import Ears; time.sleep(.2); Ears().__enter__(); time.sleep(60)"
+    slow = ("import time; from sft_nb.run.process import SignalListener; time.sleep(.2); SignalListener().__enter__(); "
+            "time.sleep(60)")
     start(run.path, [sys.executable, "-c", slow], os.environ, listens=True)
     assert run.state == "starting"
     assert run.stop(timeout=20) == "stopped" and run.status.stopped_by == "SIGTERM"
@@ -309,7 +310,7 @@ def test_the_handlers_that_were_there_are_there_again():
     try:
         signal.signal(signal.SIGTERM, mine)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        with Ears():
+        with SignalListener():
             assert signal.getsignal(signal.SIGTERM) != mine and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         assert signal.getsignal(signal.SIGTERM) is mine
         assert signal.getsignal(signal.SIGINT) is before[signal.SIGINT]

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
-from sft_nb.run.world import check_world
+from sft_nb.run.distributed import check_processes
 from sft_nb.training.train import train
 
 SHORT = dict(preflight=True, max_samples=16, max_steps=2, save_steps=2)
@@ -84,9 +84,9 @@ def test_a_row_that_no_batch_can_hold_is_said_before_anything_is_written(tmp_pat
 def test_processes_that_are_not_what_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     says = "2 were asked for, 2 were started, and 1 train together.*launch"
-    with pytest.raises(SftError, match=says): check_world(2, 1, [])
+    with pytest.raises(SftError, match=says): check_processes(2, 1, [])
     monkeypatch.setenv("WORLD_SIZE", "1")
     says = "2 were asked for, 1 were started, and 1 train together.*num_processes=1"
-    with pytest.raises(SftError, match=says): check_world(2, 1, [])
+    with pytest.raises(SftError, match=says): check_processes(2, 1, [])
     says = "2 processes are asked for, and this is one.*launch"
     with pytest.raises(ConfigError, match=says): train(small(tmp_path, num_processes=2))

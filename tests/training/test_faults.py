@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from sft_nb.report import ConfigError, SftError
 from sft_nb.results.evaluate import evaluate
-from sft_nb.run.checkpoint import damage
+from sft_nb.run.checkpoint import find_corruption
 from sft_nb.run.directory import Run
 from sft_nb.training.train import resume, train
 from sft_nb.training.trainer import SupervisedTrainer
@@ -44,7 +44,7 @@ def test_a_disk_that_fills_up_inside_a_checkpoint(tmp_path, undisturbed):
         train(small(tmp_path, run_name="full"))
     run = Run(tmp_path/"full")
     assert names(run.checkpoints()) == ["checkpoint-3"] == names((run.path/"checkpoints").glob("checkpoint*"))
-    assert damage(run.path/"checkpoints/checkpoint-3") == ""
+    assert find_corruption(run.path/"checkpoints/checkpoint-3") == ""
     assert run.status.state == "failed" and "could not be written" in run.status.reason
     assert_same(resume(run), undisturbed)
 
@@ -81,7 +81,7 @@ class Fails(TrainerCallback):
 def test_what_was_learned_until_an_error_is_kept(tmp_path, undisturbed, capfd):
     with pytest.raises(ValueError, match="no such metric"): train(small(tmp_path, run_name="kept"), callbacks=[Fails()])
     run = Run(tmp_path/"kept")
-    assert (run.state, run.status.step) == ("failed", 4) and damage(run.adapter) == ""
+    assert (run.state, run.status.step) == ("failed", 4) and find_corruption(run.adapter) == ""
     assert "the weights of step 4 are kept in" in "".join(capfd.readouterr())
     assert weights(run) != (run.path/"checkpoints/checkpoint-3/adapter_model.safetensors").read_bytes()
     assert_same(resume(run), undisturbed)   # from checkpoint-3, as if nothing had happened
@@ -119,7 +119,7 @@ def assert_the_one_before_is_used(run:Run, undisturbed:Run, says:str, capfd)->No
     assert_same(resume(run), undisturbed)
     err = capfd.readouterr().err
     assert "checkpoint-6 is not used" in err and says in err
-    assert damage(run.path/"checkpoints/checkpoint-6") == ""   # written again, whole
+    assert find_corruption(run.path/"checkpoints/checkpoint-6") == ""   # written again, whole
 
 
 @pytest.mark.parametrize("file,spoil,says", [
@@ -174,6 +174,6 @@ def test_what_is_kept(tmp_path):
     assert "checkpoint-2" in names(run.checkpoints())
     assert weights(run) == (run.path/"checkpoints/checkpoint-2/adapter_model.safetensors").read_bytes()
     assert json.loads((run.adapter/"adapter_config.json").read_text())["inference_mode"] is False
-    assert not (run.adapter/"optimizer.pt").exists() and damage(run.adapter) == ""
+    assert not (run.adapter/"optimizer.pt").exists() and find_corruption(run.adapter) == ""
     with pytest.raises(ConfigError, match="checkpoint-2"):
         evaluate(run, checkpoint="checkpoint-77", eval_samples=2, progress=False)

@@ -15,7 +15,7 @@ from sft_nb.cli.commands import _follow
 from sft_nb.report import ConfigError, SftError
 from sft_nb.run.directory import Run, create_run
 from sft_nb.run.environment import write_json
-from sft_nb.run.origin import check_origin
+from sft_nb.run.provenance import check_provenance
 from sft_nb.training import recorder
 from sft_nb.training.train import resume, train
 
@@ -28,7 +28,7 @@ def edit(run:Run, **settings):
 
 def test_settings_that_a_checkpoint_was_made_with_cannot_be_edited(tmp_path, undisturbed):
     run = killed_at_eight(tmp_path, undisturbed)
-    assert check_origin(run) == []
+    assert check_provenance(run) == []
     edit(run, learning_rate=1e-3, save_steps=4)
     says = "edited since it began: learning_rate was 0.005, is 0.001; .*Fix: train.load_config.*put them back"
     with pytest.raises(ConfigError, match=says): resume(run)
@@ -38,7 +38,7 @@ def test_settings_that_a_checkpoint_was_made_with_cannot_be_edited(tmp_path, und
 def test_what_may_be_edited_is_taken_and_said(tmp_path, undisturbed):
     run = killed_at_eight(tmp_path, undisturbed)
     edit(run, save_steps=4, logging_steps=2)
-    assert check_origin(run) == [
+    assert check_provenance(run) == [
         "config.json was edited, and that is taken: logging_steps was 1, is 2, save_steps was 3, is 4"]
 
 
@@ -47,14 +47,14 @@ def test_other_versions_are_said(tmp_path, undisturbed):
     was = json.loads((run.path/"environment.json").read_text())
     was["packages"]["torch"] = "1.0"
     write_json(run.path/"environment.json", was)
-    assert "byte for byte as it would have: torch was 1.0, is " in check_origin(run)[0]
+    assert "byte for byte as it would have: torch was 1.0, is " in check_provenance(run)[0]
 
 
 def test_a_run_without_an_origin_is_resumed_as_before(tmp_path, undisturbed):
     run = killed_at_eight(tmp_path, undisturbed)
     (run.path/"origin.json").unlink()
     edit(run, learning_rate=1e-3)
-    assert check_origin(run) == []
+    assert check_provenance(run) == []
 
 
 # --- readers
