@@ -12,6 +12,8 @@ from array import array
 from collections import deque
 from pathlib import Path
 
+import numpy as np
+
 from ..escape import escape_html
 from ..files import parse_json
 from ..display import with_png
@@ -19,6 +21,7 @@ from .environment import write_text
 
 # %% ../../nbs/10_run/03_metrics.ipynb #11a3fca7
 _NOT_FINITE = ("nan", "inf", "-inf")
+_QUOTED_NOT_FINITE = tuple(f'"{word}"'.encode() for word in _NOT_FINITE)   # as they stand in a file
 
 def to_line(
     metrics:dict,  # with the `step`
@@ -27,16 +30,12 @@ def to_line(
     plain = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
     return json.dumps(plain) + "\n"
 
-# %% ../../nbs/10_run/03_metrics.ipynb #db4cfbc2
-_WORDS = tuple(f'"{word}"'.encode() for word in _NOT_FINITE)   # as they stand in a file
-
-def _numbers(said:dict)->dict:
-    "With numbers that are not finite"
-    return {k: float(v) if v in _NOT_FINITE else v for k, v in said.items()}
+def _restore_not_finite(metrics:dict)->dict:
+    return {k: float(v) if v in _NOT_FINITE else v for k, v in metrics.items()}
 
 def from_line(line:str)->dict:
-    "What `to_line` was given"
-    return _numbers(json.loads(line))
+    "The metrics that `to_line` was given"
+    return _restore_not_finite(json.loads(line))
 
 # %% ../../nbs/10_run/03_metrics.ipynb #1351a690
 def append_line(
@@ -47,29 +46,31 @@ def append_line(
     with file.open("a", encoding="utf-8") as f: f.write(to_line(metrics))
 
 # %% ../../nbs/10_run/03_metrics.ipynb #7e94f462
+def _is_metrics(parsed)->bool: return isinstance(parsed, dict) and isinstance(parsed.get("step"), int)
+
+def _parse_line(line:bytes)->dict|None:
+    "None for a line that a disk has damaged"
+    try: parsed = parse_json(line)
+    except ValueError: return None
+    return parsed if _is_metrics(parsed) else None
+
+def _parse_lines(lines:bytes)->list[dict]:
+    "Whole lines, without those that a disk has damaged"
+    try: parsed = parse_json(b"[" + lines.replace(b"\n", b",")[:-1] + b"]")   # faster than line by line
+    except ValueError: parsed = map(_parse_line, lines.split(b"\n"))
+    found = list(filter(_is_metrics, parsed))
+    return [*map(_restore_not_finite, found)] if any(word in lines for word in _QUOTED_NOT_FINITE) else found
+
 def read_lines(
     file:Path,  # metrics.jsonl; it need not exist yet
 )->list[dict]:
     "The whole lines of a file, in the order in which they were written"
     try: written = file.read_bytes()
     except (FileNotFoundError, IsADirectoryError): return []
-    return _parsed(written[:written.rfind(b"\n") + 1])   # what does not end was cut: the machine went down
-
-def _parsed(lines:bytes)->list[dict]:
-    "Whole lines; those that are none, of a disk that lost a block, are left out"
-    try: found = parse_json(b"[" + lines.replace(b"\n", b",")[:-1] + b"]")   # faster than line by line
-    except ValueError: found = map(_as_json, lines.split(b"\n"))
-    found = [said for said in found if isinstance(said, dict) and isinstance(said.get("step"), int)]
-    return [*map(_numbers, found)] if any(word in lines for word in _WORDS) else found
-
-def _as_json(line:bytes)->dict|None:
-    "None for a line that is none: a disk that lost a block"
-    try: said = parse_json(line)
-    except ValueError: return None
-    return said if isinstance(said, dict) and isinstance(said.get("step"), int) else None
+    return _parse_lines(written[:written.rfind(b"\n") + 1])   # what does not end was cut: the machine went down
 
 # %% ../../nbs/10_run/03_metrics.ipynb #met00004
-_END = 4096   # bytes that hold a line or two
+_TAIL_BYTES = 4096   # a line or two
 
 def last_line(
     file:Path,  # metrics.jsonl; it need not exist yet
@@ -77,11 +78,11 @@ def last_line(
     "The last whole line"
     try:
         with file.open("rb") as f:
-            f.seek(max(0, f.seek(0, 2) - _END))
+            f.seek(max(0, f.seek(0, 2) - _TAIL_BYTES))
             ends = f.read().split(b"\n")[:-1]
     except (FileNotFoundError, IsADirectoryError): return {}
     for line in reversed(ends):
-        if said := _as_json(line): return _numbers(said)
+        if metrics := _parse_line(line): return _restore_not_finite(metrics)
     return next(reversed(read_lines(file)), {})
 
 # %% ../../nbs/10_run/03_metrics.ipynb #aeaea794
@@ -94,22 +95,22 @@ def cut_lines(
     write_text(file, "".join(map(to_line, kept)), ours=True)
 
 # %% ../../nbs/10_run/03_metrics.ipynb #met00006
-_DRAWN = 2000   # points, at most
+_MOST_POINTS = 2000
+
+def _visible(values, limit:int):
+    "Indices of the values that a curve of `limit` points shows: of neighbours the lowest and the highest, or a NaN"
+    width = math.ceil(len(values) / (limit // 2))
+    padded = np.append(values, np.full(-len(values) % width, values[-1])).reshape(-1, width)
+    begins = np.arange(len(padded)) * width
+    found = np.concatenate([begins + padded.argmin(1), begins + padded.argmax(1)])   # of a NaN both are its index
+    return np.unique(np.minimum(found, len(values) - 1))
 
 def thinned(
     points:list[tuple],   # (step, value), in order
-)->list[tuple]:           # at most `_DRAWN`
+)->list[tuple]:           # at most 2,000
     "The points that can be seen"
-    if len(points) <= _DRAWN: return points
-    width = math.ceil(len(points) / (_DRAWN // 2))
-    return [p for k in range(0, len(points), width) for p in _extremes(points[k:k + width])]
-
-def _extremes(points:list[tuple])->list[tuple]:
-    "The lowest and the highest, in order; or the first NaN"
-    if lost := next((p for p in points if p[1] != p[1]), None): return [lost]
-    return sorted({min(points, key=_value), max(points, key=_value)})
-
-def _value(point:tuple)->float: return point[1]
+    if len(points) <= _MOST_POINTS: return points
+    return [points[i] for i in _visible(np.array([value for _, value in points], float), _MOST_POINTS)]
 
 # %% ../../nbs/10_run/03_metrics.ipynb #8e1ea331
 _CURVES = dict(
@@ -143,23 +144,12 @@ class Column:
         self.values.append(value)
 
     def points(self,
-        limit:int=_DRAWN,   # at most, even
-    )->list[tuple]:         # (step, value), in order
+        limit:int=_MOST_POINTS,   # at most, even
+    )->list[tuple]:               # (step, value), in order
         "Those that can be seen: of neighbours the lowest and the highest, or a NaN"
-        import numpy as np
         steps, values = np.asarray(self.steps), np.asarray(self.values)
-        if len(steps) > limit: kept = _seen(values, limit)
-        else: kept = slice(None)
+        kept = _visible(values, limit) if len(steps) > limit else slice(None)
         return [(int(step), value) for step, value in zip(steps[kept].tolist(), values[kept].tolist())]
-
-def _seen(values, limit:int):
-    "Places of the values that can be seen"
-    import numpy as np
-    width = math.ceil(len(values) / (limit // 2))
-    padded = np.append(values, np.full(-len(values) % width, values[-1])).reshape(-1, width)
-    begins = np.arange(len(padded)) * width
-    places = np.concatenate([begins + padded.argmin(1), begins + padded.argmax(1)])   # of a NaN both are its place
-    return np.unique(np.minimum(places, len(values) - 1))
 
 # %% ../../nbs/10_run/03_metrics.ipynb #met00013
 class Tail:
@@ -168,10 +158,10 @@ class Tail:
         file:Path,   # it need not exist yet
     ):
         self.file = file
-        self._begin(b"")
+        self._forget(b"")
 
-    def _begin(self, first:bytes)->None:
-        "Nothing of a file with this first line is known"
+    def _forget(self, first:bytes)->None:
+        "Begin again with a file that has this first line"
         self.first, self.read_to, self.n = first, 0, 0
         self.columns, self.newest = {}, {}   # figure -> its `Column`; its last value
         self.recent = deque(maxlen=40)       # lines
@@ -182,92 +172,68 @@ class Tail:
         try:
             with self.file.open("rb") as f:
                 first, size = f.readline(), f.seek(0, 2)
-                if size < self.read_to or first != self.first: self._begin(first)
+                if size < self.read_to or first != self.first: self._forget(first)
                 f.seek(self.read_to)
                 found = f.read()
         except OSError: return False
         whole = found[:found.rfind(b"\n") + 1]   # the last line may not be whole yet
         self.read_to += len(whole)
-        for said in _parsed(whole): self._take(said)
+        for metrics in _parse_lines(whole):
+            self.n += 1
+            self.newest |= metrics
+            self.recent.append(metrics)
+            for name, value in metrics.items():
+                if type(value) in (int, float): self.columns.setdefault(name, Column()).add(metrics["step"], value)
         return before != (self.read_to, self.first)
-
-    def _take(self, said:dict)->None:
-        self.n += 1
-        self.newest |= said
-        self.recent.append(said)
-        step, known = said["step"], self.columns
-        for name, value in said.items():
-            if type(value) not in (int, float): continue
-            if name not in known: known[name] = Column()
-            known[name].add(step, value)
 
 # %% ../../nbs/10_run/03_metrics.ipynb #met00016
 _COLOURS = ("#0969da", "#cf222e", "#8250df", "#bf8700", "#1a7f37", "#57606a")
 _DASHES = ("none", "6 3", "2 2", "8 2 2 2")
-_FEW = 60   # points, which are marked one by one
+_FEW_POINTS = 60   # these are marked one by one
 
-def _stroke(k:int)->str:
-    "How series `k` is drawn"
+def _stroke_style(k:int)->str:
+    "SVG attributes of series `k`"
     return f"stroke='{_COLOURS[k % 6]}' stroke-width='1.6' stroke-dasharray='{_DASHES[k % 4]}' fill='none'"
 
-def _line(k:int, places:list[tuple], name:str)->str:
-    "One line; a value that is not finite interrupts it"
+def _polyline(k:int, places:list[tuple], name:str)->str:
+    "One series; a value that is not finite interrupts it"
     pieces = [[]]
     for x, y in places:
         if math.isfinite(y): pieces[-1].append(f"{x:.1f},{y:.1f}")
         else: pieces.append([])
     title = f"<title>{escape_html(name)}</title>"
-    lines = (" ".join(piece) for piece in pieces if piece)
-    drawn = "".join(f"<polyline {_stroke(k)} points='{line}'>{title}</polyline>" for line in lines)
-    if len(places) > _FEW: return drawn
-    dot = f"<circle cx='{{:.1f}}' cy='{{:.1f}}' r='2' fill='{_COLOURS[k % 6]}'/>"
-    dots = (dot.format(x, y) for x, y in places if math.isfinite(y))
-    return drawn + "".join(dots)
-
-# %% ../../nbs/10_run/03_metrics.ipynb #met00017
-def _legend(names:list[str])->str:
-    "Which line is which, where there are several"
-    if len(names) < 2: return ""
-    sample = "<svg width='24' height='8' role='presentation'><line x1='1' x2='23' y1='4' y2='4' {}/></svg>"
-    each = (f"<span style='margin-right:10px;white-space:nowrap'>{sample.format(_stroke(k))} {escape_html(name)}</span>"
-            for k, name in enumerate(names))
-    return f"<div style='font-size:11px;line-height:1.3'>{' '.join(each)}</div>"
+    drawn = "".join(f"<polyline {_stroke_style(k)} points='{' '.join(piece)}'>{title}</polyline>"
+                    for piece in pieces if piece)
+    if len(places) > _FEW_POINTS: return drawn
+    return drawn + "".join(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2' fill='{_COLOURS[k % 6]}'/>"
+                           for x, y in places if math.isfinite(y))
 
 # %% ../../nbs/10_run/03_metrics.ipynb #met00018
 def curve_svg(
     series:dict[str,list[tuple]],   # name -> (step, value), in order
     title:str="",
-    *, width:int=420, height:int=130,
-)->str:
-    "Lines over steps; the range of both axes is written beside them"
+    *, width:int=420, height:int=130,   # pixels
+)->str:                             # empty if no value is finite
+    "Lines over steps; the range of both axes is written beside them, and a legend below if there are several"
     series = {name: thinned(points) for name, points in series.items()}
-    limits = _limits(series)
-    if not limits: return ""
-    left, right, low, high = limits
-    lines = _lines(series, limits, width, height)
-    texts = _text(12, f"{title}: {high:.4g}") + _text(height - 4, f"{low:.4g} · step {left:,} to {right:,}")
-    size = f"viewBox='0 0 {width} {height}' width='{width}' height='{height}'"
-    drawn = f"<svg {size} role='img' aria-label='{escape_html(title)}'>{texts}{lines}</svg>"
-    return f"<div style='{_ROOM}{width}px'>{drawn}{_legend([*series])}</div>"
-
-_ROOM = "display:inline-block;vertical-align:top;margin-right:12px;max-width:"
-
-# %% ../../nbs/10_run/03_metrics.ipynb #met00019
-def _limits(series:dict)->tuple:
-    "First and last step, lowest and highest value; empty if nothing is finite"
-    finite = [(s, v) for points in series.values() for s, v in points if math.isfinite(v)]
-    steps, values = zip(*finite) if finite else ((), ())
-    return finite and (min(steps), max(steps), min(values), max(values))
-
-def _text(y:int, says:str)->str:
-    return f"<text x='4' y='{y}' font-size='11' fill='currentColor'>{escape_html(says)}</text>"
-
-def _lines(series:dict, limits:tuple, width:int, height:int)->str:
-    "All series, in the room between the texts"
-    left, right, low, high = limits
+    finite = [(step, v) for points in series.values() for step, v in points if math.isfinite(v)]
+    if not finite: return ""
+    steps, values = zip(*finite)
+    left, right, low, high = min(steps), max(steps), min(values), max(values)
     across, up = (width - 8) / ((right - left) or 1), (height - 36) / ((high - low) or 1)
-    drawn = []
-    for k, (name, points) in enumerate(series.items()):
-        places = [(4 + across * (s - left), height - 18 - up * (v - low)) for s, v in points]
-        drawn.append(_line(k, places, name))
-    return "".join(drawn)
+
+    lines = "".join(
+        _polyline(k, [(4 + across * (step - left), height - 18 - up * (v - low)) for step, v in points], name)
+        for k, (name, points) in enumerate(series.items()))
+    texts = "".join(
+        f"<text x='4' y='{y}' font-size='11' fill='currentColor'>{escape_html(text)}</text>"
+        for y, text in ((12, f"{title}: {high:.4g}"), (height - 4, f"{low:.4g} · step {left:,} to {right:,}")))
+    drawn = (f"<svg viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img' "
+             f"aria-label='{escape_html(title)}'>{texts}{lines}</svg>")
+    if len(series) > 1:
+        sample = "<svg width='24' height='8' role='presentation'><line x1='1' x2='23' y1='4' y2='4' {}/></svg>"
+        names = (f"<span style='margin-right:10px;white-space:nowrap'>{sample.format(_stroke_style(k))} "
+                 f"{escape_html(name)}</span>" for k, name in enumerate(series))
+        drawn += f"<div style='font-size:11px;line-height:1.3'>{' '.join(names)}</div>"
+    room = f"display:inline-block;vertical-align:top;margin-right:12px;max-width:{width}px"
+    return f"<div style='{room}'>{drawn}</div>"
