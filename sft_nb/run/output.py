@@ -47,9 +47,9 @@ class Lasting:
     def __getattr__(self, name): return getattr(self.stream, name)
 
 # %% ../../nbs/10_run/09_output.ipynb #out00007
-def _lasting(stream, log:Path|None, errors):
+def _keep_stream(stream, log:Path|None, errors):
     "A stream of the system, made to last; any other (of a notebook, of a test) as it is"
-    if isinstance(stream, RedactingStream): return RedactingStream(_lasting(stream.stream, log, errors))
+    if isinstance(stream, RedactingStream): return RedactingStream(_keep_stream(stream.stream, log, errors))
     if isinstance(stream, Lasting):
         made = Lasting(stream.stream, log, errors)
         if stream.lost: made.turn()
@@ -63,6 +63,6 @@ def keep_output(
 )->Iterator[None]:
     "Inside, printing never fails"
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _lasting(sys.stdout, log, errors), _lasting(sys.stderr, log, errors)
+    sys.stdout, sys.stderr = _keep_stream(sys.stdout, log, errors), _keep_stream(sys.stderr, log, errors)
     try: yield
     finally: sys.stdout, sys.stderr = before

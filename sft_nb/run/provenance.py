@@ -27,8 +27,8 @@ from .directory import can_resume, open_run, Run, start_process
 # %% ../../nbs/10_run/08_provenance.ipynb #org00006
 _SAMPLES, _BLOCK = 64, 4096   # of each file, bytes
 
-def _digest(file:Path)->str:
-    "Of the header and of samples of the numbers"
+def _sample_digest(file:Path)->str:
+    "Digest of the header and of samples of the numbers"
     size, found = file.stat().st_size, hashlib.blake2b(digest_size=8)
     with file.open("rb") as f:
         begin = f.read(8)
@@ -44,7 +44,7 @@ def weights_of(
 )->dict[str,dict]:
     "File -> bytes and digest"
     files = sorted(folder.glob("*.safetensors")) if folder is not None else []
-    return {f.name: dict(bytes=f.stat().st_size, digest=_digest(f)) for f in files}
+    return {f.name: dict(bytes=f.stat().st_size, digest=_sample_digest(f)) for f in files}
 
 # %% ../../nbs/10_run/08_provenance.ipynb #org00007
 def base_folder(
@@ -60,8 +60,8 @@ def base_folder(
     return Path(file).parent if isinstance(file, str) else None
 
 # %% ../../nbs/10_run/08_provenance.ipynb #org00011
-def _settings(run:Run)->dict:
-    "As they stand in its config.json"
+def _saved_settings(run:Run)->dict:
+    "Those of config.json, as they are written"
     return json.loads((run.path/"config.json").read_text(encoding="utf-8"))["config"]
 
 # %% ../../nbs/10_run/08_provenance.ipynb #79703ef6
@@ -72,7 +72,7 @@ def record_provenance(
     if (run.path/"origin.json").exists(): return
     folder = base_folder(run.config)
     base = dict(folder=str(folder or ""), files=weights_of(folder))
-    write_json(run.path/"origin.json", dict(config=_settings(run), base=base))
+    write_json(run.path/"origin.json", dict(config=_saved_settings(run), base=base))
 
 # %% ../../nbs/10_run/08_provenance.ipynb #org00012
 _IN_A_CHECKPOINT = frozenset(settings_with("fixed_on_resume"))   # the others may be edited
@@ -88,63 +88,61 @@ class Changes:
     versions:dict=field(default_factory=dict)  # of packages, Python and code
 
 # %% ../../nbs/10_run/08_provenance.ipynb #14cefc6d
-def _differing(was:dict, now:dict)->dict:
+def _changed_items(was:dict, now:dict)->dict:
     "Name -> (was, is), for those that both know"
     return {k: (was[k], now[k]) for k in was if k in now and was[k] != now[k]}
 
-def _is_refused(settings:dict)->set[str]:
-    "Of those that differ, the ones with which a checkpoint cannot go on"
-    was, now = (math.prod(settings[k][i] for k in _IN_A_STEP if k in settings) for i in range(2))
-    return _IN_A_CHECKPOINT & set(settings) - set(_IN_A_STEP if was == now else ())
-
 # %% ../../nbs/10_run/08_provenance.ipynb #org00013
-def _versions(run:Run)->dict:
+def _changed_versions(run:Run)->dict:
+    "Of packages, Python and code"
     was, now = read_json_object(run.path/"environment.json"), environment()
     if not isinstance(was.get("packages"), dict): return {}
     def flat(e): return e["packages"] | dict(python=e.get("python"), git=e.get("git"))
-    return {k: v for k, v in _differing(flat(was), flat(now)).items() if None not in v}
+    return {k: v for k, v in _changed_items(flat(was), flat(now)).items() if None not in v}
 
 # %% ../../nbs/10_run/08_provenance.ipynb #c6bdccc9
 def changes(
     run:Run,
 )->Changes:
     "Compare a run with what it began with; of a run from before there was an origin.json, only versions"
-    origin = read_json_object(run.path/"origin.json")
+    origin, versions = read_json_object(run.path/"origin.json"), _changed_versions(run)
     base, config = origin.get("base"), origin.get("config")
     files = base.get("files") if isinstance(base, dict) else None
-    if not isinstance(config, dict) or not isinstance(files, dict): return Changes(versions=_versions(run))
-    settings = _differing(config, _settings(run))
-    refused = {k: settings[k] for k in sorted(_is_refused(settings))}
+    if not isinstance(config, dict) or not isinstance(files, dict): return Changes(versions=versions)
+
+    settings = _changed_items(config, _saved_settings(run))
+    rows_were, rows_are = (math.prod(settings[k][i] for k in _IN_A_STEP if k in settings) for i in range(2))
+    may_differ = _IN_A_STEP if rows_were == rows_are else ()
+    refused = {k: settings[k] for k in sorted(_IN_A_CHECKPOINT & set(settings) - set(may_differ))}
     taken = {k: v for k, v in settings.items() if k not in refused}
-    was, now = files, weights_of(base_folder(run.config))
-    weights = {k: (was.get(k), now.get(k)) for k in (was | now) if now and was.get(k) != now.get(k)}
-    return Changes(weights, refused, taken, _versions(run))
+
+    now = weights_of(base_folder(run.config))
+    weights = {k: (files.get(k), now.get(k)) for k in (files | now) if now and files.get(k) != now.get(k)}
+    return Changes(weights, refused, taken, versions)
 
 # %% ../../nbs/10_run/08_provenance.ipynb #org00017
-def _in_words(changed:dict)->str: return ", ".join(f"{k} was {was}, is {now}" for k, (was, now) in changed.items())
-
-# %% ../../nbs/10_run/08_provenance.ipynb #cb0f1b16
-def _refusal(run:Run, found:str, expected:str, otherwise:str)->ConfigError:
-    config = run.path/"config.json"
-    fix = command(f"sft_nb train --config {shell_quote(config)} --run-name ANOTHER",
-                  f'train(load_config("{config}", run_name=...))')
-    return ConfigError(f"run {run.name!r}", found, expected, fix | otherwise)
+def _list_changes(changed:dict)->str: return ", ".join(f"{k} was {was}, is {now}" for k, (was, now) in changed.items())
 
 # %% ../../nbs/10_run/08_provenance.ipynb #925d93a3
 def check_provenance(
     run:Run,
 )->list[str]:   # lines for the one who resumes it
     "ConfigError if its base or its settings are others now; else what else has changed"
-    changed = changes(run)
+    changed, config = changes(run), run.path/"config.json"
+    new_run = command(f"sft_nb train --config {shell_quote(config)} --run-name ANOTHER",
+                      f'train(load_config("{config}", run_name=...))')
     if changed.weights:
         found = f"the weights of {run.config.model} are not those it began with ({', '.join(changed.weights)})"
-        raise _refusal(run, found, "the same base", "put the weights back")
+        raise ConfigError(f"run {run.name!r}", found, "the same base", new_run | "put the weights back")
     if changed.refused:
-        found = f"config.json was edited since it began: {_in_words(changed.refused)}"
-        raise _refusal(run, found, "the settings that its checkpoints were made with", "put them back")
-    said = [f"config.json was edited, and that is taken: {_in_words(changed.taken)}"] if changed.taken else []
-    if not changed.versions: return said
-    return [*said, f"it may not end byte for byte as it would have: {_in_words(changed.versions)}"]
+        found = f"config.json was edited since it began: {_list_changes(changed.refused)}"
+        raise ConfigError(f"run {run.name!r}", found, "the settings that its checkpoints were made with",
+                          new_run | "put them back")
+    lines = []
+    if changed.taken: lines.append(f"config.json was edited, and that is taken: {_list_changes(changed.taken)}")
+    if changed.versions:
+        lines.append(f"it may not end byte for byte as it would have: {_list_changes(changed.versions)}")
+    return lines
 
 # %% ../../nbs/10_run/08_provenance.ipynb #org00021
 def _change_config(
@@ -152,30 +150,17 @@ def _change_config(
     cfg:Config,   # with settings that its user has asked to change
 )->None:
     "Replace config.json, and note in origin.json that nobody edited it"
-    before = _settings(run)
+    before = _saved_settings(run)
     run.keep(cfg)
     file = run.path/"origin.json"
     if not file.exists(): return
     origin = read_json(file)
-    changed = {name: now for name, now in _settings(run).items() if now != before.get(name)}
+    changed = {name: now for name, now in _saved_settings(run).items() if now != before.get(name)}
     write_json(file, origin | dict(config=origin["config"] | changed))
 
 def _not_longer(run:Run, name:str, was, now)->ConfigError:
     found = f"{name} is {now:g}, and it was trained with {was:g}"
     return ConfigError(f"run {run.name!r}", found, "more than before", edit(**{name: was + max(1, was)}))
-
-# %% ../../nbs/10_run/08_provenance.ipynb #31dc843a
-def _check_longer(run:Run, more:dict)->None:
-    "ConfigError if it is not finished, has no checkpoint, or would not be longer"
-    cfg = run.config
-    if run.state != "finished":
-        found = f"it is {run.state}"
-        raise ConfigError(f"run {run.name!r}", found, "a finished run, to make it longer", resume_command(run))
-    if not run.checkpoints(): raise no_checkpoint(run)
-    for name, value in more.items():
-        was = run.step if name == "max_steps" else getattr(cfg, name)
-        if value <= was: raise _not_longer(run, name, was, value)
-    if cfg.max_steps > 0 and "max_steps" not in more: raise _not_longer(run, "max_steps", run.step, cfg.max_steps)
 
 # %% ../../nbs/10_run/08_provenance.ipynb #2229172f
 def check_resume_settings(
@@ -197,17 +182,22 @@ def extend_training(
     max_steps:int|None=None,               # or steps
 )->str:                                    # what that means
     "Let a finished run go on; ConfigError if it is not finished, or would not be longer"
-    asked = dict(num_train_epochs=num_train_epochs, max_steps=max_steps)
-    more = {name: value for name, value in asked.items() if value is not None}
-    _check_longer(run, more)
+    wanted = dict(num_train_epochs=num_train_epochs, max_steps=max_steps)
+    more = {name: value for name, value in wanted.items() if value is not None}
+    if run.state != "finished":
+        raise ConfigError(f"run {run.name!r}", f"it is {run.state}", "a finished run, to make it longer",
+                          resume_command(run))
+    if not run.checkpoints(): raise no_checkpoint(run)
+    for name, value in more.items():
+        was = run.step if name == "max_steps" else getattr(run.config, name)
+        if value <= was: raise _not_longer(run, name, was, value)
+    limit = run.config.max_steps
+    if limit > 0 and "max_steps" not in more: raise _not_longer(run, "max_steps", run.step, limit)
     _change_config(run, replace(run.config, **more))
     run.set_status("stopped", reason="it is to go on for longer", fix=resume_command(run))
     return f"{run.name} goes on after step {run.step}; its learning rate goes back up, to the longer schedule"
 
 # %% ../../nbs/10_run/08_provenance.ipynb #orgsp002
-def _cannot_spread(run:Run, found:str, expected:str)->ConfigError:
-    return ConfigError(f"run {run.name!r}", found, expected, resume_command(run))
-
 def settings_for_world_size(
     run:Run,
     num_processes:int,   # that go on with it
@@ -215,12 +205,13 @@ def settings_for_world_size(
     "The run's settings for so many processes; ConfigError if they cannot go on"
     cfg = run.config
     if cfg.deepspeed and cfg.num_processes != num_processes:
-        raise _cannot_spread(run, f"DeepSpeed's checkpoints are those of {cfg.num_processes} processes", "as many")
+        found = f"DeepSpeed's checkpoints are those of {cfg.num_processes} processes"
+        raise ConfigError(f"run {run.name!r}", found, "as many", resume_command(run))
     now = replace(cfg, num_processes=num_processes, fsdp=cfg.fsdp and num_processes > 1)
     in_a_step = data_processes(cfg) * cfg.gradient_accumulation_steps
     if num_processes % cfg.sequence_parallel_size or in_a_step % data_processes(now):
         found = f"{in_a_step} micro-batches of a step cannot be divided among {num_processes} processes"
-        raise _cannot_spread(run, found, "a number that divides them")
+        raise ConfigError(f"run {run.name!r}", found, "a number that divides them", resume_command(run))
     return replace(now, gradient_accumulation_steps=in_a_step // data_processes(now))
 
 def change_world_size(
@@ -232,7 +223,7 @@ def change_world_size(
     if cfg.num_processes == num_processes: return ""
     _change_config(run, now)
     changed = {k: (getattr(cfg, k), getattr(now, k)) for k in _IN_A_STEP}
-    return f"{run.name} goes on with the same rows in each step: {_in_words(changed)}"
+    return f"{run.name} goes on with the same rows in each step: {_list_changes(changed)}"
 
 # %% ../../nbs/10_run/08_provenance.ipynb #orgsp004
 @patch
