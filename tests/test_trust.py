@@ -7,7 +7,7 @@ import pytest
 from sft_nb.cli import main
 from sft_nb.config import load_config, save_config
 from sft_nb.report import ConfigError, SftError
-from sft_nb.run.directory import Run, _command, _variables, create_run, open_run
+from sft_nb.run.directory import Run, _training_command, _training_environment, create_run, open_run
 
 PROOF = "import pathlib; pathlib.Path('it-ran').touch()\n"
 CODE = dict(task="stranger:Task", trust_remote_code=True, attn_implementation="stranger/kernel")
@@ -79,17 +79,17 @@ def test_a_python_config_and_an_override_are_words_already(tmp_path):
 def test_a_launched_process_is_told(tmp_path):
     run = create_run(load_config(task="mine:Task", runs_dir=str(tmp_path), run_name="x"))
     assert run.config.task == "mine:Task" and not run.config.untrusted   # whoever made it here trusts it
-    assert "--trust-remote-code" in _command(run, ()) and Run(run.path).config.untrusted
+    assert "--trust-remote-code" in _training_command(run, ()) and Run(run.path).config.untrusted
     plain = create_run(load_config(runs_dir=str(tmp_path), run_name="y"))
-    assert "--trust-remote-code" not in _command(plain, ())
+    assert "--trust-remote-code" not in _training_command(plain, ())
 
 
 def test_a_process_of_a_console_script_does_not_import_from_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
-    assert _variables(1)["PYTHONSAFEPATH"] == "1"
+    assert _training_environment(1)["PYTHONSAFEPATH"] == "1"
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    assert "PYTHONSAFEPATH" not in _variables(1)
+    assert "PYTHONSAFEPATH" not in _training_environment(1)
 
 
 MINE = """from sft_nb.tasks.core import Score

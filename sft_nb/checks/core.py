@@ -17,7 +17,7 @@ from ..report import Finding, SftError, fail, error_summary, ok, skipped
 GROUPS = ("environment", "data", "plan", "model", "batch", "step", "learning")   # in the order of a report
 CHECKS:dict[str,Callable] = {}                                                   # group.name -> the check
 
-def _named(found:Finding|list[Finding]|None, group:str, name:str):
+def _with_name(found:Finding|list[Finding]|None, group:str, name:str):
     "What a check found, under its name; findings that are taken over keep theirs"
     if found is None: return None
     if isinstance(found, list): return [replace(one, check=f"{group}.{one.check}") for one in found]
@@ -32,7 +32,7 @@ def check(
     def enter(f):
         name = f.__name__.removeprefix("check_")
         @functools.wraps(f)
-        def named(*args, **kwargs): return _named(f(*args, **kwargs), group, name)
+        def named(*args, **kwargs): return _with_name(f(*args, **kwargs), group, name)
         CHECKS[f"{group}.{name}"] = named
         return named
     return enter
@@ -62,7 +62,7 @@ def word_for(
     return _WORDS.get(part, part.replace("_", " "))
 
 # %% ../../nbs/09_checks/00_core.ipynb #core0012
-def _skip(name:str, evidence, error:Exception)->Finding:
+def _skip_check(name:str, evidence, error:Exception)->Finding:
     "What is said of a check whose evidence cannot be made: the error itself is told where it began"
     part = next((part for part, known in evidence.failures.items() if known is error), None)
     if part is None: return error_finding(name, error, "what it looks at cannot be made")
@@ -79,7 +79,7 @@ def run_check(
     unknown = [part for part in parts if part not in dir(evidence)]
     if unknown: raise AttributeError(f"{name} looks at {unknown[0]!r}, and no evidence is called so")
     try: args = [getattr(evidence, part) for part in parts]
-    except Exception as e: return [_skip(name, evidence, e)]
+    except Exception as e: return [_skip_check(name, evidence, e)]
     try: found = f(*args)
     except Exception as e: return [error_finding(name, e, "the check itself crashed")]
     if found is None: return [ok(f.__doc__, check=name)]

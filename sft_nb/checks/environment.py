@@ -24,7 +24,7 @@ from ..planning.plan import Plan
 from .core import check
 
 # %% ../../nbs/09_checks/01_environment.ipynb #baea839a
-def _unmet(requirement:Requirement)->str:
+def _unmet_requirement(requirement:Requirement)->str:
     "What is there instead; empty if the requirement is met, or does not apply here"
     if requirement.marker and not requirement.marker.evaluate(dict(extra="")): return ""
     try: have = version(requirement.name)
@@ -37,7 +37,7 @@ def _unmet(requirement:Requirement)->str:
 def check_versions(requirements:list[str]|None)->Finding|None:
     "the installed packages are new enough"
     if requirements is None: return skipped("sft_nb is not installed as a package, so its requirements are not known")
-    wrong = {needed: found for needed in map(Requirement, requirements) if (found := _unmet(needed))}
+    wrong = {needed: found for needed in map(Requirement, requirements) if (found := _unmet_requirement(needed))}
     if not wrong: return None
     packages = " ".join(f"'{needed.name}{needed.specifier}'" for needed in wrong)
     return fail(", ".join(wrong.values()) + ": too old, or not there", command(f"pip install -U {packages}"))
@@ -105,7 +105,7 @@ def check_writable(asked:Config)->Finding|None:
         return fail(f"{folder} cannot be written ({e.strerror})", edit(runs_dir="another/folder"))
 
 # %% ../../nbs/09_checks/01_environment.ipynb #d7fadb0c
-def _mib(n:int)->str: return f"{n / 2**20:,.0f} MiB"
+def _to_mib(n:int)->str: return f"{n / 2**20:,.0f} MiB"
 
 @check("environment")
 def check_disk(asked:Config, checkpoint_bytes:int)->Finding:
@@ -113,7 +113,7 @@ def check_disk(asked:Config, checkpoint_bytes:int)->Finding:
     free = shutil.disk_usage(nearest_folder(asked.runs_dir)).free
     n = asked.save_total_limit + 2   # one is being written, and the result
     needed = n * checkpoint_bytes
-    says = f"{n} checkpoints of {_mib(checkpoint_bytes)} take {_mib(needed)}, and {_mib(free)} are free"
+    says = f"{n} checkpoints of {_to_mib(checkpoint_bytes)} take {_to_mib(needed)}, and {_to_mib(free)} are free"
     fix = edit(save_total_limit=1) | "{runs_dir} on a larger disk"
     if needed > free: return fail(says, fix)
     if 2 * needed > free: return warn(f"{says}: less than twice as much", fix)

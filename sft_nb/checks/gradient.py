@@ -18,7 +18,7 @@ from .core import check
 from .step import no_dropout
 
 # %% ../../nbs/09_checks/06_gradient.ipynb #154e5a8b
-def _derivative(f:Callable, eps:float, points:int)->tuple[float,float]:
+def _estimate_derivative(f:Callable, eps:float, points:int)->tuple[float,float]:
     "f'(0) from f at both sides, up to `eps`, and how uncertain it is"
     t = eps * np.arange(1, points + 1) / points
     odd = np.array([(f(x) - f(-x)) / 2 for x in t])
@@ -49,7 +49,7 @@ _FINE = (.01, [(1e-2, 2), (1e-3, 2), (1e-4, 2)])   # close enough; how far to wa
 _COARSE = (.3, [(.2, 6), (.05, 6)])                # in 16 bits
 _TELLS = .1                                        # more doubt than this share of the gradient, and a walk cannot tell
 
-def _walk(slope_at:Callable, enough:float, walks:list)->Slope:
+def _choose_walk(slope_at:Callable, enough:float, walks:list)->Slope:
     "The first walk on which everything agrees; else, of those that can tell, what speaks least against the gradient"
     found = []
     for walk in walks:
@@ -60,7 +60,7 @@ def _walk(slope_at:Callable, enough:float, walks:list)->Slope:
 
 # %% ../../nbs/09_checks/06_gradient.ipynb #grad00a3
 @torch.no_grad()
-def _slope(part:str, tensors:list, score:Callable, batch:dict, loss:float, walks:tuple)->Slope:
+def _measure_slope(part:str, tensors:list, score:Callable, batch:dict, loss:float, walks:tuple)->Slope:
     "The derivative along the gradient of `tensors`, which are as before afterwards"
     norm = math.sqrt(sum(float(p.grad.float().square().sum()) for p in tensors))
     kept = [p.detach().clone() for p in tensors]
@@ -68,13 +68,13 @@ def _slope(part:str, tensors:list, score:Callable, batch:dict, loss:float, walks
         for p, was in zip(tensors, kept): p.copy_(was + (t / norm) * p.grad)
         return score(batch)
     def slope_at(move:float, points:int)->Slope:
-        return Slope(part, norm, *_derivative(at, move * loss / norm, points))
-    try: return _walk(slope_at, *walks)
+        return Slope(part, norm, *_estimate_derivative(at, move * loss / norm, points))
+    try: return _choose_walk(slope_at, *walks)
     finally:
         for p, was in zip(tensors, kept): p.copy_(was)
 
 # %% ../../nbs/09_checks/06_gradient.ipynb #grad0004
-def _parts(model, n:int)->list[tuple[str,list]]:
+def _split_tensors(model, n:int)->list[tuple[str,list]]:
     "The tensors that have a gradient, in `n` parts, each with the name of its first tensor"
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
     trained = [(name, p) for name, p in trained if bool(p.grad.any())]
@@ -98,7 +98,8 @@ def slopes(
         value = loss(batch)
         if value.requires_grad: value.backward()
     walks = _COARSE if coarse else _FINE
-    found = [_slope(name, some, score, batch, float(value.detach()), walks) for name, some in _parts(model, parts)]
+    found = [_measure_slope(name, some, score, batch, float(value.detach()), walks)
+             for name, some in _split_tensors(model, parts)]
     model.zero_grad(set_to_none=True)
     return found
 
@@ -111,7 +112,7 @@ def _is_wrong(slope:Slope, slack:float, coarse:bool)->bool:
 # %% ../../nbs/09_checks/06_gradient.ipynb #grad0007
 def _is_unclear(slope:Slope, slack:float)->bool: return not slope.off <= slack or slope.doubt > slack * slope.gradient
 
-def _tell(slope:Slope)->str:
+def _describe_slope(slope:Slope)->str:
     changes = f"the loss changes by {slope.difference:.4g}, and the gradient says {slope.gradient:.4g}"
     return f"along the gradient of {slope.part} {changes}"
 
@@ -127,9 +128,9 @@ def check_derivative(slopes:list[Slope], slack:float, coarse:bool)->Finding:
     wrong = [s for s in slopes if _is_wrong(s, slack, coarse)]
     if wrong:
         parts = f"{len(wrong)} of {len(slopes)} parts"
-        return fail(f"{_tell(wrong[0])}: the backward pass is wrong ({parts})", _FIND_IT)
+        return fail(f"{_describe_slope(wrong[0])}: the backward pass is wrong ({parts})", _FIND_IT)
     unclear = [s for s in slopes if _is_unclear(s, slack)]
     if unclear:
         doubt = f"give or take {unclear[0].doubt:.2g}"
-        return skipped(f"number formats are too coarse to tell: {_tell(unclear[0])}, {doubt}")
+        return skipped(f"number formats are too coarse to tell: {_describe_slope(unclear[0])}, {doubt}")
     return ok(f"losses on both sides agree with the gradient to {max(s.off for s in slopes):.1%}")

@@ -55,7 +55,7 @@ def make_optimizer(model, cfg:Config)->torch.optim.Optimizer:
         except Exception as e: raise optimizer_refused(cfg, e) from e
 
 # %% ../../nbs/09_checks/07_learning.ipynb #35b0797b
-def _sums(trained:dict)->dict[str,tuple]:
+def _tensor_sums(trained:dict)->dict[str,tuple]:
     "Two sums of each tensor, which change if anything in it does"
     sums = {}
     for name, p in trained.items():
@@ -64,7 +64,7 @@ def _sums(trained:dict)->dict[str,tuple]:
     return sums
 
 # %% ../../nbs/09_checks/07_learning.ipynb #35b07977
-def _step(trained:list, value:torch.Tensor, optimizer, cfg:Config, scale:float)->float:
+def _take_one_step(trained:list, value:torch.Tensor, optimizer, cfg:Config, scale:float)->float:
     "One step down from the loss `value`, which is returned as a number"
     (value * scale).backward()
     for p in trained:
@@ -80,7 +80,7 @@ def _no_step(cfg:Config, e:Exception)->ConfigError:
     return ConfigError("optim", found, "an optimiser that runs on this model", edit(optim="adamw_torch"))
 
 # %% ../../nbs/09_checks/07_learning.ipynb #962d539a
-def _still(was:dict, now:dict)->list[str]:
+def _unmoved_tensors(was:dict, now:dict)->list[str]:
     "What did not move, but for what need not: experts and token rows that did not occur"
     return [n for n in was if now[n] == was[n] and "expert" not in n and "trainable_tokens" not in n]
 
@@ -100,13 +100,13 @@ def learn_some(
     tensors = list(trained.values())
     if not tensors: raise SftError("ten steps", "no parameter is trained", "a gradient", "load_model(cfg, tokenizer)")
     if optimizer is None: optimizer = make_optimizer(model, cfg)
-    before, was = score(batch), _sums(trained)
-    seen = [_step(tensors, loss(batch), optimizer, cfg, scale) for _ in range(steps)]
-    still = _still(was, _sums(trained))
+    before, was = score(batch), _tensor_sums(trained)
+    seen = [_take_one_step(tensors, loss(batch), optimizer, cfg, scale) for _ in range(steps)]
+    still = _unmoved_tensors(was, _tensor_sums(trained))
     return Learned(before, score(batch), still, len(trained), steps, cfg.learning_rate, max(before, *seen))
 
 # %% ../../nbs/09_checks/07_learning.ipynb #learn00a
-def _rate(learning_rate:float):
+def _edit_learning_rate(learning_rate:float):
     "The edit of the learning rate, without the digits of a division"
     return edit(learning_rate=float(f"{learning_rate:g}"))
 
@@ -114,10 +114,10 @@ def _rate(learning_rate:float):
 def _too_fast(learned:Learned, says:str)->Finding|None:
     "A finding if the loss rose, in the end or on the way"
     if not math.isfinite(learned.after) or learned.after > 1.1 * learned.before:
-        return fail(says, _rate(learned.learning_rate / 10))
+        return fail(says, _edit_learning_rate(learned.learning_rate / 10))
     if learned.highest > 2 * learned.before + 1:
         says += f", but {learned.highest:.4f} on the way: the steps are too large"
-        return fail(says, _rate(learned.learning_rate / 10))
+        return fail(says, _edit_learning_rate(learned.learning_rate / 10))
 
 # %% ../../nbs/09_checks/07_learning.ipynb #bac73ce4
 @check("learning")
@@ -128,9 +128,10 @@ def check_learns(learned:Learned)->Finding:
     if rate == 0: return fail("learning_rate is 0: nothing is learned", edit(learning_rate=2e-4))
     too_fast = _too_fast(learned, says)
     if too_fast: return too_fast
-    if 0 < down < 5e-4 * learned.before: return warn(f"{says}: it hardly moves", _rate(min(rate * 100, 2e-4)))
+    if 0 < down < 5e-4 * learned.before:
+        return warn(f"{says}: it hardly moves", _edit_learning_rate(min(rate * 100, 2e-4)))
     if down > 0: return ok(says)
-    return warn(f"{says}: it did not go down", _rate(rate * 10 if learned.still else rate / 10))
+    return warn(f"{says}: it did not go down", _edit_learning_rate(rate * 10 if learned.still else rate / 10))
 
 # %% ../../nbs/09_checks/07_learning.ipynb #1c9343a2
 @check("learning")
@@ -172,7 +173,7 @@ def _warm_up(cfg:Config, steps:int)->int:
     return int(cfg.warmup_steps) if cfg.warmup_steps >= 1 else math.ceil(cfg.warmup_steps * steps)
 
 # %% ../../nbs/09_checks/07_learning.ipynb #learn014
-def _rates(optimizer, cfg:Config, steps:int, warm_up:int)->list[float]:
+def _first_learning_rates(optimizer, cfg:Config, steps:int, warm_up:int)->list[float]:
     "The first rates of the schedule: all of the warm-up, and a few more"
     for group in optimizer.param_groups: group["lr"] = cfg.learning_rate
     schedule = transformers.get_scheduler(
@@ -196,7 +197,7 @@ def run_schedule(
     "The configured schedule, run once; ConfigError if it cannot be"
     warm_up = _warm_up(cfg, steps)
     try:
-        with warnings.catch_warnings(action="ignore"): rates = _rates(optimizer, cfg, steps, warm_up)
+        with warnings.catch_warnings(action="ignore"): rates = _first_learning_rates(optimizer, cfg, steps, warm_up)
     except Exception as e:
         found = f"{cfg.lr_scheduler_type!r} cannot run at {cfg.learning_rate:g}: {error_summary(e)}"
         expected = "a schedule that needs no settings of its own"

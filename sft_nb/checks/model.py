@@ -151,7 +151,7 @@ def check_vocabulary(model, tokenizer)->Finding|None:
     if said != rows: return fail(f"the config says vocab_size {said:,} and the embedding has {rows:,} rows", fix)
 
 # %% ../../nbs/09_checks/04_model.ipynb #f77d8bcd
-def _small(spread:float)->Callable:
+def _is_untrained_size(spread:float)->Callable:
     "Sign: a row is no larger than a new one"
     def sign(rows): return rows.square().mean(1).sqrt() <= 1.2 * spread
     return sign
@@ -165,14 +165,15 @@ def _in_cloud(unused:torch.Tensor)->Callable:
     return sign
 
 # %% ../../nbs/09_checks/04_model.ipynb #model011
-def _rows(weight, ids:list[int])->torch.Tensor: return weight.detach()[torch.tensor(ids, device=weight.device)].float()
+def _take_rows(weight, ids:list[int])->torch.Tensor:
+    return weight.detach()[torch.tensor(ids, device=weight.device)].float()
 
 def _telling_signs(weight, unused:list[list[int]], common:list[int], spread:float)->list[Callable]:
     "The signs that tell something: few of the common tokens show them"
     if not common: return []
-    signs = [(.05, _small(spread))]   # each with the share of common tokens that may show it
-    signs += [(.25, _in_cloud(_rows(weight, ids))) for ids in unused if len(ids) >= 4]
-    return [sign for most, sign in signs if sign(_rows(weight, common)).float().mean() < most]
+    signs = [(.05, _is_untrained_size(spread))]   # each with the share of common tokens that may show it
+    signs += [(.25, _in_cloud(_take_rows(weight, ids))) for ids in unused if len(ids) >= 4]
+    return [sign for most, sign in signs if sign(_take_rows(weight, common)).float().mean() < most]
 
 # %% ../../nbs/09_checks/04_model.ipynb #c4a8ef3b
 def untrained(
@@ -186,7 +187,7 @@ def untrained(
     telling = _telling_signs(weight, unused, common, spread)
     if not telling: return None
     if not tokens: return []
-    found = torch.stack([sign(_rows(weight, tokens)) for sign in telling]).any(0)
+    found = torch.stack([sign(_take_rows(weight, tokens)) for sign in telling]).any(0)
     return [t for t, is_found in zip(tokens, found.tolist()) if is_found]
 
 # %% ../../nbs/09_checks/04_model.ipynb #a220970e

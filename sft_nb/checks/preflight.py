@@ -108,7 +108,7 @@ def run_checks(
     return findings
 
 # %% ../../nbs/09_checks/09_preflight.ipynb #eb9ddd3f
-def _look(bench:Workbench)->tuple[dict,list[Finding]]:
+def _collect_findings(bench:Workbench)->tuple[dict,list[Finding]]:
     "Figures and findings; the evidence is gone when it returns"
     if bench.untrained is not None:   # a model of the caller: it must be restored, so it must be there before
         with suppress(Exception): bench.make("model")   # a failure is kept, and found by the first check that needs it
@@ -129,7 +129,7 @@ def preflight(
     "Check machine, rows, model, batch, one step and ten more; every failure is a finding"
     began = time.monotonic()
     bench = workbench_for(cfg, data=data, plan=plan, model=model)
-    with show_progress(delay=0. if progress else 2.): figures, findings = _look(bench)
+    with show_progress(delay=0. if progress else 2.): figures, findings = _collect_findings(bench)
     seconds = dict(seconds=round(time.monotonic() - began, 1))
     title = f"preflight: {bench.asked.task} with {bench.asked.model}"
     report = Report(title, seconds | figures, findings, good="ready")

@@ -39,14 +39,14 @@ class Survey:
                       self.doubled + behind(more.doubled), self.strange + behind(more.strange))
 
 # %% ../../nbs/09_checks/02_rows.ipynb #2849814a
-def _pieces(tokens):
+def _dataset_arrays(tokens):
     "Ids, labels and lengths of each piece of a dataset, as arrays"
     if tokens._indices is not None: tokens = tokens.flatten_indices()
     for ids, labels in zip(*(tokens.data.column(c).chunks for c in ("input_ids", "labels"))):
         yield ids.flatten().to_numpy(), labels.flatten().to_numpy(), np.diff(ids.offsets.to_numpy())
 
 # %% ../../nbs/09_checks/02_rows.ipynb #2849814b
-def _doubled(ids, lengths, bos:int|None):
+def _has_two_bos(ids, lengths, bos:int|None):
     "Which examples begin with two BOS"
     if bos is None: return []
     long = np.flatnonzero(lengths > 1)
@@ -61,7 +61,7 @@ def _survey_piece(ids, labels, lengths, ends:list[int], bos:int|None, vocabulary
     last[row[supervised]] = labels[supervised]          # of each example; the last one stays
     strange = (ids < 0) | (ids >= vocabulary) | (supervised & (labels != ids))
     return Survey(len(lengths), np.flatnonzero(last == -100).tolist(), int(np.isin(last, ends).sum()),
-                  _doubled(ids, lengths, bos), np.unique(row[strange]).tolist())
+                  _has_two_bos(ids, lengths, bos), np.unique(row[strange]).tolist())
 
 # %% ../../nbs/09_checks/02_rows.ipynb #f2488657
 def survey(
@@ -71,7 +71,7 @@ def survey(
     vocabulary:int,    # ids are below this
 )->Survey:
     "Read all tokens once"
-    return sum((_survey_piece(*piece, ends, bos, vocabulary) for piece in _pieces(tokens)), Survey())
+    return sum((_survey_piece(*piece, ends, bos, vocabulary) for piece in _dataset_arrays(tokens)), Survey())
 
 # %% ../../nbs/09_checks/02_rows.ipynb #f5d3badc
 @check("data")
@@ -164,7 +164,7 @@ def check_pad(tokenizer, survey:Survey)->Finding|None:
     return warn(f"{says}: what masks padding by its token masks every end", _CHOOSE_PAD)
 
 # %% ../../nbs/09_checks/02_rows.ipynb #0b7741ea
-def _begins(labels)->list[int]:
+def _supervised_starts(labels)->list[int]:
     "Where supervised stretches begin"
     supervised = np.asarray(labels) != -100
     return np.flatnonzero(supervised & ~np.r_[False, supervised[:-1]]).tolist()
@@ -172,10 +172,10 @@ def _begins(labels)->list[int]:
 # %% ../../nbs/09_checks/02_rows.ipynb #0b7741eb
 def _in_front(examples:list[dict])->list[list[int]]:
     "The tokens in front of each supervised stretch"
-    return [list(e["input_ids"][:at]) for e in examples for at in _begins(e["labels"])]
+    return [list(e["input_ids"][:at]) for e in examples for at in _supervised_starts(e["labels"])]
 
 # %% ../../nbs/09_checks/02_rows.ipynb #0b7741ef
-def _prompts(data:Data, place:str, raw:dict, cfg:Config)->list[list[int]]:
+def _generation_prompts(data:Data, place:str, raw:dict, cfg:Config)->list[list[int]]:
     "What generation is given for each supervised answer of a row; nothing for text and ids"
     talk = conversation(data.task, raw, place, cfg)
     if talk[0]["role"] in ("text", "tokens"): return []
@@ -195,7 +195,7 @@ def prompts_differ(
         examples = [data.train.tokens[int(i)] for i in np.flatnonzero(row_of == k)]
         if not examples or isinstance(raw, Exception): continue
         if max(len(e["input_ids"]) for e in examples) >= cfg.max_length: continue   # a cut row begins elsewhere
-        found, prompts = _in_front(examples), _prompts(data, place, raw, cfg)
+        found, prompts = _in_front(examples), _generation_prompts(data, place, raw, cfg)
         if not prompts or len(found) != len(prompts): continue
         compared += len(found)
         if found != prompts: wrong.append(place)

@@ -58,7 +58,7 @@ def take_step(
 # %% ../../nbs/09_checks/05_step.ipynb #30a131ba
 _RATES = ("attention_dropout", "dropout", "activation_dropout")   # where models keep theirs
 
-def _dropouts(module)->list[tuple]:
+def _dropout_modules(module)->list[tuple]:
     "Where a module keeps a dropout rate, and which: (module, name, rate)"
     names = ("p",) if isinstance(module, torch.nn.modules.dropout._DropoutNd) else _RATES
     return [(module, name, rate) for name in names if isinstance(rate := getattr(module, name, None), float)]
@@ -67,7 +67,7 @@ def _dropouts(module)->list[tuple]:
 @contextmanager
 def no_dropout(model):
     "Train mode in which nothing is dropped"
-    kept = [found for module in model.modules() for found in _dropouts(module)]
+    kept = [found for module in model.modules() for found in _dropout_modules(module)]
     for module, name, _ in kept: setattr(module, name, 0.)
     try: yield model
     finally:
@@ -97,7 +97,7 @@ _NO_GRADIENT |= "guard_4bit(model), for 4 bits on a CPU"
 def _may_be_idle(name:str)->bool: return "expert" in name or "trainable_tokens" in name
 
 # %% ../../nbs/09_checks/05_step.ipynb #step0007
-def _unreached(norms:dict[str,float])->tuple[list[str],int]:
+def _without_gradient(norms:dict[str,float])->tuple[list[str],int]:
     "Trained parts without a gradient, and how many parts there are; the A and the B of a pair are one part"
     parts = Counter()
     for name, norm in norms.items(): parts[name.split(".lora_")[0]] += norm
@@ -113,7 +113,7 @@ def check_gradient(first_step:FirstStep)->Finding:
     if bad:
         says = f"the gradient of {len(bad)} tensors is not finite, the first is {bad[0]}"
         return fail(says, edit(dtype="float32"))
-    dry, of = _unreached(norms)
+    dry, of = _without_gradient(norms)
     if not dry: return ok(f"norm {first_step.norm:.3g}, over {of} trained parts")
     says = f"{len(dry)} of {of} trained parts get no gradient, the first is {dry[0]}"
     if len(dry) == of or any(".lora_" in n for n in norms): return fail(says, _NO_GRADIENT)
@@ -131,12 +131,12 @@ def check_measured(plan:Plan|None, first_step:FirstStep)->Finding:
     return warn(says, edit(per_device_train_batch_size=1) | edit(gradient_checkpointing=True))
 
 # %% ../../nbs/09_checks/05_step.ipynb #f433741a
-def _apart(a:float, b:float)->float: return abs(a - b) / max(abs(a), abs(b), 1e-12)
+def _relative_difference(a:float, b:float)->float: return abs(a - b) / max(abs(a), abs(b), 1e-12)
 
-def _differ(a:float, b:float, tolerance:float, where:str, fix)->Finding|None:
+def _compare_losses(a:float, b:float, tolerance:float, where:str, fix)->Finding|None:
     "A finding if `a`, the loss of some rows, is not finite, or is not `b`, that of the same rows laid out otherwise"
     if not math.isfinite(a): return fail(f"the loss of the first rows is {a}", _NOT_FINITE)
-    if _apart(a, b) <= tolerance: return None
+    if _relative_difference(a, b) <= tolerance: return None
     return fail(f"the loss of the same rows is {a:.6f}, and {b:.6f} {where}", fix)
 
 # %% ../../nbs/09_checks/05_step.ipynb #ad06eda0
@@ -146,14 +146,14 @@ _KEEP_APART = edit(padding_free=False) | "another {attn_implementation}" | "use_
 def check_order(score:Callable, some_batch:dict, reversed_batch:dict, tolerance:float)->Finding|None:
     "the loss does not depend on the order of the rows"
     found = score(some_batch), score(reversed_batch)
-    return _differ(*found, tolerance, "in another order: rows read each other", _KEEP_APART)
+    return _compare_losses(*found, tolerance, "in another order: rows read each other", _KEEP_APART)
 
 # %% ../../nbs/09_checks/05_step.ipynb #a82ec618
 @check("step")
 def check_width(score:Callable, some_batch:dict, wide_batch:dict, tolerance:float)->Finding|None:
     "the loss does not depend on padding"
     fix = edit(attn_implementation="sdpa") | edit(padding_free=False)
-    return _differ(score(some_batch), score(wide_batch), tolerance, "with more padding", fix)
+    return _compare_losses(score(some_batch), score(wide_batch), tolerance, "with more padding", fix)
 
 # %% ../../nbs/09_checks/05_step.ipynb #4c0c4e20
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def check_evaluation(evaluated:Evaluated)->Finding:
     "an evaluation works and changes nothing"
     before, after = evaluated.before, evaluated.after
     if not math.isfinite(evaluated.loss): return fail(f"the loss of held-out rows is {evaluated.loss}", _NOT_FINITE)
-    if _apart(before, after) <= 1e-6:
+    if _relative_difference(before, after) <= 1e-6:
         return ok(f"held-out loss {evaluated.loss:.3f}, the training loss is the same before and after")
     says = f"the training loss was {before:.6f} before an evaluation and is {after:.6f} after it"
     return fail(says, as_fix("guard_4bit(model)") | edit(method="lora"))

@@ -42,7 +42,7 @@ def text_path(model)->str:
 _PASSED_BY = dict(jamba={"dt_proj"}) | dict.fromkeys(("falcon_mamba", "mamba"), {"dt_proj", "out_proj"})
 _PASSED_BY |= dict.fromkeys(("falcon_h1", "mamba2", "nemotron_h"), {"out_proj"})
 
-def _linear(model)->dict[str,torch.nn.Module]:
+def _linear_layers(model)->dict[str,torch.nn.Module]:
     "Every linear layer that text passes through and that LoRA can stand beside, by path"
     inside, head, experts = text_path(model), model.get_output_embeddings(), count_experts(model.config)
     passed_by, found = _PASSED_BY.get(model.config.model_type, ()), {}
@@ -55,7 +55,7 @@ def _linear(model)->dict[str,torch.nn.Module]:
 
 def excluded_modules(model)->str|None:
     "What LoRA leaves alone, as a pattern of names: all that text does not pass through, and routers; None: nothing"
-    inside, experts, linear = text_path(model), count_experts(model.config), _linear(model)
+    inside, experts, linear = text_path(model), count_experts(model.config), _linear_layers(model)
     names = {path.rpartition(".")[2] for path in linear}
     routers = {path for path, module in model.named_modules() if path.rpartition(".")[2] in names
                and isinstance(module, torch.nn.Linear) and path not in linear and is_router(path, module, experts)}
@@ -64,7 +64,7 @@ def excluded_modules(model)->str|None:
     return "|".join(sorted(patterns)) or None
 
 # %% ../../nbs/06_model/08_adapter.ipynb #9c72f70e
-def _meant(wanted:str, linear:list[str])->list[str]:
+def _matching_layers(wanted:str, linear:list[str])->list[str]:
     "The layers that a name or the name of a block means"
     parts = [path.rpartition(".") for path in linear]
     if any(name == wanted for _, _, name in parts): return [wanted]
@@ -76,14 +76,14 @@ def target_modules(
     wanted:tuple[str,...],    # `lora_target_modules`
 )->str|list[str]:
     "What `LoraConfig` is told; ConfigError for a name that no linear layer has"
-    linear, found = _linear(model), []
+    linear, found = _linear_layers(model), []
     names = {path.rpartition(".")[2] for path in linear}
     if wanted == ("all-linear",):
         passed_by = {m for m in model.modules() if isinstance(m, torch.nn.Linear)} - {*linear.values()}
         is_plain = not expert_parameters(model) and passed_by <= {model.get_output_embeddings()}
         return "all-linear" if is_plain else sorted(names)
     for w in wanted:
-        meant = _meant(w, [*linear])
+        meant = _matching_layers(w, [*linear])
         if not meant and w not in expert_words(model):
             near = difflib.get_close_matches(w, [*names, *_INSIDE], 1, .4) or ["all-linear"]
             known = f"some of {', '.join(sorted(names))}, or all-linear, attention, mlp"
@@ -116,7 +116,7 @@ def _refuse_quantised(model, wanted:tuple[str,...])->None:
                           edit(method="lora") | edit(modules_to_save=None))
 
 # %% ../../nbs/06_model/08_adapter.ipynb #3d1fe97b
-def _named(model, *layers)->list[str]:
+def _names_of_layers(model, *layers)->list[str]:
     "What a model calls these layers"
     return [next(n.rpartition(".")[2] for n, m in model.named_modules() if m is layer) for layer in layers]
 
@@ -124,7 +124,7 @@ def _named(model, *layers)->list[str]:
 def _token_rows(model, tokenizer, cfg:Config)->dict[str,list[int]]|None:
     "The rows of the embedding (and of a head that is not tied to it) that are trained beside the adapter"
     if not cfg.train_tokens: return None
-    names = _named(model, model.get_input_embeddings(), model.get_output_embeddings())
+    names = _names_of_layers(model, model.get_input_embeddings(), model.get_output_embeddings())
     whole = [n for n in names if n in (cfg.modules_to_save or ())]
     if model.get_input_embeddings().weight is model.get_output_embeddings().weight:
         if whole: raise _refuse_tied(whole[0])
@@ -148,7 +148,7 @@ def _why_not(name:str)->str:
     return "there is no such way to begin"
 
 # %% ../../nbs/06_model/08_adapter.ipynb #912857e5
-def _beginning(cfg:Config)->str|bool:
+def _init_lora_weights(cfg:Config)->str|bool:
     "`init_lora_weights` for peft; ConfigError for what it does not know or cannot do in 4 bits"
     name = cfg.init_lora_weights
     known = [b for b in _BEGINNINGS if cfg.method != "qlora" or not b.startswith("pissa")]
@@ -208,7 +208,7 @@ def lora_config(
         target_parameters=parameters or None, **_expert_patterns(model, parameters, cfg),
         modules_to_save=_saved_modules(model, cfg.modules_to_save),
         trainable_token_indices=_token_rows(model, tokenizer, cfg),
-        use_rslora=cfg.use_rslora, use_dora=cfg.use_dora, init_lora_weights=_beginning(cfg))
+        use_rslora=cfg.use_rslora, use_dora=cfg.use_dora, init_lora_weights=_init_lora_weights(cfg))
     adapter._register_custom_module({torch.nn.Module: wrap_packed})
     return adapter
 
@@ -264,7 +264,7 @@ def name_by_layers(
     model,     # a base
 )->None:
     "Undo `name_by_weights`: a linear layer with an adapter is faster than a weight with one, and may have 4 bits"
-    linear = {path.rpartition(".")[2] for path in _linear(model)}
+    linear = {path.rpartition(".")[2] for path in _linear_layers(model)}
     named = {name for name in adapter.target_parameters or () if name.removesuffix(".weight") in linear}
     if not named: return
     adapter.target_modules = {*adapter.target_modules, *(name.removesuffix(".weight") for name in named)}
@@ -318,7 +318,7 @@ def train_in_full(model, cfg:Config)->None:
 
 
 # %% ../../nbs/06_model/08_adapter.ipynb #5b4c456b
-def _refused(cfg:Config, e:Exception)->ConfigError:
+def _peft_error(cfg:Config, e:Exception)->ConfigError:
     "The error for what peft does not put on this base"
     simpler = edit(init_lora_weights="default", use_dora=False)
     expected = f"what peft can do with a base of method {cfg.method}"
@@ -341,7 +341,7 @@ def add_adapter(
     base = model
     try:
         with targets_as_named(): model = spare_casts(get_peft_model(base, wanted))
-    except (TypeError, ValueError, RuntimeError, ImportError) as e: raise _refused(cfg, e) from e
+    except (TypeError, ValueError, RuntimeError, ImportError) as e: raise _peft_error(cfg, e) from e
     name_by_weights(model.peft_config["default"], base)
     if cfg.gradient_checkpointing is True: model.enable_input_require_grads()
     return model.train()
@@ -374,7 +374,7 @@ def _folder_of(cfg:Config)->Path:
                       edit(adapter_name_or_path="runs/NAME") | edit(adapter_name_or_path=None))
 
 # %% ../../nbs/06_model/08_adapter.ipynb #14f485ac
-def _earlier(cfg:Config)->Path|None:
+def _earlier_adapter(cfg:Config)->Path|None:
     "The folder of the adapter to begin with, if it fits the settings; ConfigError with what differs"
     if cfg.adapter_name_or_path is None: return None
     if cfg.method == "full":
@@ -408,7 +408,7 @@ def load_model(
     tokenizer,
 ):               # ready to train
     "Base and adapter (or all weights, for `full`); the adapter is new, or as `adapter_name_or_path` has it"
-    folder = _earlier(cfg)   # said before anything is loaded
+    folder = _earlier_adapter(cfg)   # said before anything is loaded
     with quiet():
         model = add_adapter(load_base(cfg, tokenizer), tokenizer, cfg)
         if folder is not None: _take_over(model, folder)

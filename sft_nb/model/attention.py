@@ -35,7 +35,7 @@ class Documents(NamedTuple):
         return tuple(self.cu.diff().tolist())
 
 # %% ../../nbs/06_model/02_attention.ipynb #55e9665b
-def _window(see:Callable, at:torch.Tensor, first:int, n:int)->int|None|bool:
+def _sliding_window(see:Callable, at:torch.Tensor, first:int, n:int)->int|None|bool:
     "Tokens that the last token of a document sees (None: all); False if that is no sliding window"
     last = see(at[first + n - 1], at[first:first + n])
     count = int(last.sum())
@@ -58,7 +58,7 @@ def find_documents(
     cu = torch.cat([at[:1], new, at[-1:] + 1]).int()
     begins = cu.tolist()
     n, first = max((b - a, a) for a, b in zip(begins, begins[1:]))
-    window = _window(see, at, first, n)
+    window = _sliding_window(see, at, first, n)
     return None if window is False else Documents(cu, n, window)
 
 # %% ../../nbs/06_model/02_attention.ipynb #5d78f2fe
@@ -72,7 +72,7 @@ def _known_code()->tuple[set, object]:
     return {f.__code__ for f in known}, masks.sliding_window_overlay(1).__code__
 
 # %% ../../nbs/06_model/02_attention.ipynb #35687825
-def _inside(f:Callable)->dict:
+def _closure_values(f:Callable)->dict:
     "What a function has been made with"
     return dict(zip(f.__code__.co_freevars, (cell.cell_contents for cell in f.__closure__ or ())))
 
@@ -83,9 +83,10 @@ def window_of(
     "Tokens that a token sees of its document (None: all), from what the function is made of"
     code = getattr(mask_function, "__code__", None)
     known, sliding = _known_code()
-    if code is sliding: return _inside(mask_function)["sliding_window"]
+    if code is sliding: return _closure_values(mask_function)["sliding_window"]
     if code not in known: return False
-    parts = [f for x in _inside(mask_function).values() for f in (x if isinstance(x, tuple) else (x,)) if callable(f)]
+    parts = [f for x in _closure_values(mask_function).values() for f in (x if isinstance(x, tuple) else (x,))
+             if callable(f)]
     windows = [window_of(f) for f in parts]
     if any(w is False for w in windows): return False
     return min((w for w in windows if w is not None), default=None)
@@ -129,7 +130,7 @@ def _cannot_be_shared()->SftError:
     return SftError("sequence_parallel_size", "this model has a mask of its own", "attention over documents, varlen",
                     edit(sequence_parallel_size=1))
 
-def _documents(mask_function:Callable, T:int, device)->Documents|None:
+def _find_documents(mask_function:Callable, T:int, device)->Documents|None:
     "As they were told, or as the mask function has them"
     if (told := _TOLD.get()) is not None:
         cu, longest, share = told
@@ -154,12 +155,12 @@ def varlen_mask(
     if (assumed := _ASSUMED.get()) is not None:
         return Documents(torch.zeros(len(assumed.lengths) + 1, dtype=torch.int32), max(assumed.lengths), None)
     if attention_mask is None and batch_size == 1 and q_length == kv_length and not use_vmap:
-        if (docs := _documents(mask_function, q_length, device)) is not None: return docs
+        if (docs := _find_documents(mask_function, q_length, device)) is not None: return docs
     return transformers.masking_utils.sdpa_mask(batch_size, q_length, kv_length, *args, mask_function=mask_function,
         attention_mask=attention_mask, use_vmap=use_vmap, device=device, **kwargs)
 
 # %% ../../nbs/06_model/02_attention.ipynb #e8655d1a
-def _additive(mask:torch.Tensor|None, scores:torch.Tensor)->torch.Tensor:
+def _to_additive_mask(mask:torch.Tensor|None, scores:torch.Tensor)->torch.Tensor:
     "What is added to the scores (B, H, Tq, Tk); a mask is boolean (True: may see), additive, or None for causal"
     if mask is None:
         Tq, Tk = scores.shape[-2:]
@@ -176,7 +177,7 @@ def _open_scores(q, k, v, mask:torch.Tensor|None, *, scale:float, dropout:float,
     k, v = repeat_kv(k, groups), repeat_kv(v, groups)
     scores = q @ k.transpose(2, 3) * scale
     if softcap is not None: scores = softcap * torch.tanh(scores / softcap)
-    weights = F.softmax(scores + _additive(mask, scores), dim=-1, dtype=torch.float32).to(q.dtype)
+    weights = F.softmax(scores + _to_additive_mask(mask, scores), dim=-1, dtype=torch.float32).to(q.dtype)
     return F.dropout(weights, dropout) @ v
 
 # %% ../../nbs/06_model/02_attention.ipynb #c897ccdd
@@ -220,7 +221,7 @@ def _heads_in_a_call(tokens:int, documents:int, key_heads:int, groups:int, size:
     return max(1, min(key_heads, (_MOST - 1) // each, _SUMMED // each))
 
 # %% ../../nbs/06_model/02_attention.ipynb #f1b8eefa
-def _call(q, k, v, docs:Documents, scale:float)->torch.Tensor:
+def _call_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     "One call of PyTorch's FlashAttention: (1, H, T, D)"
     from torch.nn.attention.varlen import varlen_attn
     from transformers.integrations.sdpa_attention import repeat_kv
@@ -233,17 +234,17 @@ def _call(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     return out.transpose(0, 1)[None]
 
 # %% ../../nbs/06_model/02_attention.ipynb #9f0e7548
-def _stock(q, k, v, docs:Documents, scale:float)->torch.Tensor:
+def _stock_varlen(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     "All documents by PyTorch's FlashAttention, as many heads in a call as it can address: (1, H, T, D)"
     size, groups = q.shape[-1], q.shape[1] // k.shape[1]
     if size % 8: q, k, v = (F.pad(x, (0, -size % 8)) for x in (q, k, v))
     n = _heads_in_a_call(q.shape[2], len(docs.cu) - 1, k.shape[1], groups, q.shape[-1])
     pieces = zip(q.split(n * groups, 1), k.split(n, 1), v.split(n, 1))
-    out = [_call(*qkv, docs, scale) for qkv in pieces]
+    out = [_call_flash(*qkv, docs, scale) for qkv in pieces]
     return (out[0] if len(out) == 1 else torch.cat(out, 1))[..., :size]
 
 # %% ../../nbs/06_model/02_attention.ipynb #d66c12c6
-def _told(docs:Documents, cu:torch.Tensor|None)->Documents:
+def _announced_documents(docs:Documents, cu:torch.Tensor|None)->Documents:
     "The documents that the collator names, if it names others than the mask"
     if cu is None or len(cu) == len(docs.cu): return docs
     return docs._replace(cu=cu.int(), longest=int(cu.diff().max()))
@@ -261,7 +262,8 @@ _SHORT = 512   # tokens: a CPU attends to shorter documents faster in float32 th
 def _over_documents(q, k, v, docs:Documents, **how)->torch.Tensor:
     "(B, T, H, D)"
     q, k, v = _as_autocast(q, k, v)
-    if _stock_can(q, v, how["dropout"], how["softcap"]): return _stock(q, k, v, docs, how["scale"]).transpose(1, 2)
+    if _stock_can(q, v, how["dropout"], how["softcap"]):
+        return _stock_varlen(q, k, v, docs, how["scale"]).transpose(1, 2)
     if q.device.type != "cpu" or q.dtype == torch.float32 or docs.longest > _SHORT:
         return _each_document(q, k, v, docs, **how).transpose(1, 2).contiguous()
     with torch.autocast("cpu", enabled=False): out = _each_document(q.float(), k.float(), v.float(), docs, **how)
@@ -276,11 +278,12 @@ def _refuse_unknown(asked:dict)->None:
                        edit(attn_implementation="eager"))
 
 # %% ../../nbs/06_model/02_attention.ipynb #1f397987
-def _ours(q, k, v, mask:Documents|torch.Tensor|None, cu, *, scaling:float|None, dropout:float, softcap:float|None):
+def _attend_in_python(q, k, v, mask:Documents|torch.Tensor|None, cu, *, scaling:float|None, dropout:float,
+                      softcap:float|None):
     "Documents, or any mask with a soft cap, which `sdpa` does not know: (B, T, H, D)"
     how = dict(scale=q.shape[-1] ** -.5 if scaling is None else scaling, dropout=dropout, softcap=softcap)
     if not isinstance(mask, Documents): return _open_scores(q, k, v, mask, **how).transpose(1, 2).contiguous()
-    if mask.share is None: return _over_documents(q, k, v, _told(mask, cu), **how)
+    if mask.share is None: return _over_documents(q, k, v, _announced_documents(mask, cu), **how)
     q, k, v = (mask.share.to_heads(x) for x in _as_autocast(q, k, v))   # other processes have the other tokens
     return mask.share.to_tokens(_over_documents(q, k, v, mask, **how))
 
@@ -303,7 +306,7 @@ def varlen_attention(
     if softcap is None and not isinstance(attention_mask, Documents):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
         return sdpa_attention_forward(module, query, key, value, attention_mask, **how, **kwargs)
-    return _ours(query, key, value, attention_mask, cu_seq_lens_q, softcap=softcap, **how), None
+    return _attend_in_python(query, key, value, attention_mask, cu_seq_lens_q, softcap=softcap, **how), None
 
 # %% ../../nbs/06_model/02_attention.ipynb #a9299244
 @lru_cache
@@ -374,10 +377,10 @@ def choose_attention(
     "The attention to load a model with; ConfigError for one that is not there"
     register_varlen()
     if wanted != "auto": return _asked_for(wanted, device), "asked for"
-    return _automatic(device, dtype, shape)
+    return _choose_automatically(device, dtype, shape)
 
 # %% ../../nbs/06_model/02_attention.ipynb #b8e0599c
-def _automatic(device:str, dtype:torch.dtype, shape)->tuple[str|None,str]:
+def _choose_automatically(device:str, dtype:torch.dtype, shape)->tuple[str|None,str]:
     "What `auto` means, and why"
     kind, name = model_class(shape), shape.model_type
     flash, broken = _installed_flash(device, dtype, kind)

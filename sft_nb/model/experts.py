@@ -70,7 +70,7 @@ def expert_rank(
 # %% ../../nbs/06_model/04_experts.ipynb #612a403f
 _PARTS = {"gate_up_proj": ({"gate_proj", "up_proj"}, {"w1", "w3"}), "down_proj": ({"w2"},)}   # in checkpoints -> here
 
-def _short(name:str)->str:
+def _short_name(name:str)->str:
     "A parameter with the module that holds it: `experts.down_proj`"
     return ".".join(name.split(".")[-2:])
 
@@ -93,12 +93,12 @@ def target_parameters(
     named:tuple[str,...]|None=None,   # `lora_target_parameters`
 )->list[str]:                         # experts.down_proj
     "The parameters beside which LoRA is put; ConfigError for a name that the model does not have"
-    found = {_short(name) for name in expert_parameters(model) if _is_meant(name, wanted)}
+    found = {_short_name(name) for name in expert_parameters(model) if _is_meant(name, wanted)}
     matrices = {n for n, p in model.named_parameters() if p.ndim in (2, 3)} if named else ()
     for name in named or ():
         if any(matrix.endswith(f".{name}") for matrix in matrices): found.add(name)
         else:
-            known = sorted({_short(n) for n in expert_parameters(model)})
+            known = sorted({_short_name(n) for n in expert_parameters(model)})
             fix = edit(lora_target_parameters=(known[0],)) if known else edit(lora_target_parameters=None)
             raise ConfigError("lora_target_parameters", f"the model has no matrix {name!r}",
                               f"such as {', '.join(known)}" if known else "parameters of two or three dimensions", fix)
@@ -150,7 +150,7 @@ def _used_together(counts:list[int], most:int)->list[list[int]]:
         else: groups.append([expert])
     return groups
 
-def _product(x, module, name:str, counts:list[int], into_input:bool):
+def _grouped_product(x, module, name:str, counts:list[int], into_input:bool):
     "Rows, sorted by expert, times the weights of their experts; `into_input` gives the gradient of such a product"
     from transformers.integrations import moe   # loads torch's compiler
     n, rows, columns = module.packed[name]
@@ -173,9 +173,9 @@ class _PackedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, module, name:str, counts:list[int]):
         ctx.weights = module, name, counts
-        return _product(x, *ctx.weights, into_input=False)
+        return _grouped_product(x, *ctx.weights, into_input=False)
     @staticmethod
-    def backward(ctx, d): return _product(d, *ctx.weights, into_input=True), None, None, None
+    def backward(ctx, d): return _grouped_product(d, *ctx.weights, into_input=True), None, None, None
 
 _ALIGNED = 8   # numbers: grouped products on a GPU ask for rows of 16 bytes
 

@@ -35,7 +35,7 @@ class Generation:
     ended:bool    # the model ended it; False: it was cut at max_new_tokens
 
 # %% ../../nbs/06_model/10_generate.ipynb #bb8d8b9e
-def _read(new:list[int], tokenizer, ends)->Generation:
+def _decode_answer(new:list[int], tokenizer, ends)->Generation:
     "The generated ids of one row as text, up to and without the end token"
     ends = {ends} if isinstance(ends, int) else set(ends)
     n = next((k for k, t in enumerate(new) if t in ends), None)
@@ -129,7 +129,7 @@ def narrow(self:Running,
     for layer in self.cache.layers: layer.keys, layer.values = layer.keys[:, :, n:], layer.values[:, :, n:]
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0run5
-def _wider(t:torch.Tensor, width:int, dim:int)->torch.Tensor:
+def _pad_left(t:torch.Tensor, width:int, dim:int)->torch.Tensor:
     "With zeros on the left"
     missing = width - t.shape[dim]
     return F.pad(t, (0, 0) * (-1 - dim) + (missing, 0)) if missing else t
@@ -142,12 +142,12 @@ def join(self:Running,
     "Rows move in"
     width = max(self.width, other.width)
     self.rows += other.rows
-    self.mask = torch.cat([_wider(self.mask, width, -1), _wider(other.mask, width, -1)])
+    self.mask = torch.cat([_pad_left(self.mask, width, -1), _pad_left(other.mask, width, -1)])
     self.next, self.positions = torch.cat([self.next, other.next]), torch.cat([self.positions, other.positions])
     for ours, theirs in zip(self.cache.layers, other.cache.layers):
         width = max(ours.keys.shape[-2], theirs.keys.shape[-2])
-        ours.keys = torch.cat([_wider(ours.keys, width, -2), _wider(theirs.keys, width, -2)])
-        ours.values = torch.cat([_wider(ours.values, width, -2), _wider(theirs.values, width, -2)])
+        ours.keys = torch.cat([_pad_left(ours.keys, width, -2), _pad_left(theirs.keys, width, -2)])
+        ours.values = torch.cat([_pad_left(ours.values, width, -2), _pad_left(theirs.values, width, -2)])
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0dec2
 def _cache_argument(parameters)->str|None:
@@ -233,7 +233,7 @@ def is_over(self:Decoder,
 @patch
 def answer(self:Decoder, new:list[int])->Generation:
     "The generated ids of a row, without what ended it"
-    found = _read(new, self.tokenizer, self.ends)
+    found = _decode_answer(new, self.tokenizer, self.ends)
     at = _stop_in(found.text, self.how.stop)
     return found if at is None else Generation(found.text[:at], len(new), True)
 

@@ -21,7 +21,7 @@ from ..config import Config
 from ..tokens.tokenizer import model_path, why_missing
 
 # %% ../../nbs/06_model/00_hardware.ipynb #5c795431
-def _visible()->list[str]:
+def _visible_devices()->list[str]:
     "The devices that torch sees, the fastest first"
     seen = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
     return [device for device, is_there in seen.items() if is_there]
@@ -31,7 +31,7 @@ def choose_device(
     wanted:str="auto",  # auto, cpu, mps or cuda
 )->tuple[str,str]:      # the device and the reason for it
     "The device to train on; ConfigError if the one that is asked for is not there"
-    visible = _visible()
+    visible = _visible_devices()
     if wanted == "auto" and visible == ["cpu"]: return "cpu", "auto: no GPU is visible"
     if wanted == "auto": return visible[0], f"auto: {visible[0]} is available"
     if wanted in visible: return wanted, "asked for"
@@ -205,7 +205,7 @@ def _free_gib()->float:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 # %% ../../nbs/06_model/00_hardware.ipynb #874faac2
-def _listed(name:str, gib:float)->Device|None:
+def _listed_device(name:str, gib:float)->Device|None:
     "The card in the list that calls itself `name` and has about this much memory"
     near = [card for card in DEVICES.values() if card.name.split("-")[0] in name and abs(card.gib / gib - 1) < .15]
     return near[0] if near else None
@@ -225,7 +225,7 @@ def this_device(
     gib = torch.cuda.get_device_properties(0).total_memory / 2**30
     host = _free_gib() / max(1, min(processes, torch.cuda.device_count()))   # as much for each process
     name = torch.cuda.get_device_name().lower().replace("nvidia", "").replace("geforce", "").replace(" ", "")
-    if known := _listed(name, gib): return replace(known, gib=gib, dtype=format, host=host)
+    if known := _listed_device(name, gib): return replace(known, gib=gib, dtype=format, host=host)
     return Device(name, gib, _measured_tflops(kind, dtype), 600, dtype=format, host=host)
 
 # %% ../../nbs/06_model/00_hardware.ipynb #cc23e47e

@@ -37,7 +37,7 @@ class _Adapted(torch.autograd.Function):
         h = x @ A.t()
         add = torch.Tensor.addmm_ if _COMPILES_IN_PLACE or not torch.compiler.is_compiling() else torch.addmm
         outs = [add(F.linear(x, W, bias), part, B.t(), alpha=scaling)
-                for W, B, bias, scaling, part in zip(Ws, Bs, biases, scalings, _parts(h, Bs))]
+                for W, B, bias, scaling, part in zip(Ws, Bs, biases, scalings, _split_by_rank(h, Bs))]
         ctx.save_for_backward(x, h, A, *matrices)
         ctx.scalings = scalings
         return tuple(outs)
@@ -51,10 +51,10 @@ class _Adapted(torch.autograd.Function):
         d_x = _gradient_of_x(d_outs, Ws).addmm_(d_h, A) if needs[0] else None
         d_A = d_h.t() @ x if needs[1] else None
         d_Bs = [(d_out.t() @ part).mul_(scaling) if need else None
-                for d_out, part, scaling, need in zip(d_outs, _parts(h, Bs), ctx.scalings, needs[5::2])]
+                for d_out, part, scaling, need in zip(d_outs, _split_by_rank(h, Bs), ctx.scalings, needs[5::2])]
         return d_x, d_A, None, None, *(d for d_B in d_Bs for d in (None, d_B))
 
-def _parts(h:torch.Tensor, Bs)->tuple[torch.Tensor,...]:
+def _split_by_rank(h:torch.Tensor, Bs)->tuple[torch.Tensor,...]:
     "What belongs to each B (out, r)"
     return h.split([B.shape[1] for B in Bs], 1)
 
@@ -65,7 +65,7 @@ def _gradient_of_x(d_outs, Ws)->torch.Tensor:
     return d_x
 
 # %% ../../nbs/06_model/07_kernels.ipynb #3b513dc3
-def _only(layer)->str|None:
+def _single_adapter(layer)->str|None:
     "The one adapter that is at work; None if there is not exactly one, or it is merged into the base"
     active = [name for name in layer.active_adapters if name in layer.lora_A]
     if layer.disable_adapters or layer.merged or len(active) != 1: return None
@@ -80,7 +80,7 @@ def _is_plain(layer, name:str, x:torch.Tensor)->bool:
     return torch.is_autocast_enabled(x.device.type) or A.weight.dtype == B.weight.dtype == x.dtype
 
 # %% ../../nbs/06_model/07_kernels.ipynb #3dd32b39
-def _drops(layer, name:str)->bool:
+def _has_dropout(layer, name:str)->bool:
     "Is dropout at work?"
     dropout = layer.lora_dropout[name]
     return layer.training and getattr(dropout, "p", 0) > 0
@@ -93,9 +93,9 @@ def _is_frozen_matrix(base, x:torch.Tensor)->bool:
     return base.weight.dtype == computed_in(x) and not biased
 
 # %% ../../nbs/06_model/07_kernels.ipynb #cb590195
-def _products(layers:list, name:str, x:torch.Tensor)->list[torch.Tensor]:
+def _compute_products(layers:list, name:str, x:torch.Tensor)->list[torch.Tensor]:
     "Base and adapter of each of these layers on x (..., in)"
-    if any(_drops(layer, name) for layer in layers): return [_on_top(layer, name, x) for layer in layers]
+    if any(_has_dropout(layer, name) for layer in layers): return [_on_top(layer, name, x) for layer in layers]
     As = [layer.lora_A[name].weight for layer in layers]
     A = (torch.cat(As) if len(As) > 1 else As[0]).to(computed_in(x))   # one below the other
     if all(_is_frozen_matrix(layer.base_layer, x) for layer in layers): return _of_frozen(layers, name, x, A)
@@ -136,17 +136,18 @@ class _Together:
     def compute(self, layer, name:str, x:torch.Tensor)->None:
         "For this layer, and for the others if they have the same adapter at work"
         if self.outs and not self.proven: self.layers = []   # they read something else
-        others = [one for one in self.layers if one is not layer and _only(one) == name and _is_plain(one, name, x)]
+        others = [one for one in self.layers
+                  if one is not layer and _single_adapter(one) == name and _is_plain(one, name, x)]
         self.asked = (x, name, torch.is_grad_enabled())
-        self.outs = dict(zip([layer, *others], _products([layer, *others], name, x)))
+        self.outs = dict(zip([layer, *others], _compute_products([layer, *others], name, x)))
 
 # %% ../../nbs/06_model/07_kernels.ipynb #1dc2986a
-def _forward(layer, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
+def _fused_forward(layer, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
     "In place of the `forward` of peft's layer"
-    name = None if args or kwargs or x.dim() < 2 else _only(layer)
+    name = None if args or kwargs or x.dim() < 2 else _single_adapter(layer)
     if name is None or not _is_plain(layer, name, x): return type(layer).forward(layer, x, *args, **kwargs)
-    alone = layer.reads_with is None or _drops(layer, name)
-    if alone: return _products([layer], name, x)[0]
+    alone = layer.reads_with is None or _has_dropout(layer, name)
+    if alone: return _compute_products([layer], name, x)[0]
     return layer.reads_with.take(layer, name, x)
 
 # %% ../../nbs/06_model/07_kernels.ipynb #df5269e5
@@ -189,15 +190,15 @@ def fuse_lora(
 )->Repair:                  # `.n` is how many layers; `undo()` gives them back to peft
     "Let adapted layers compute base and adapter in one product"
     from peft.tuners.lora import layer as peft_layers
-    kinds = {peft_layers.Linear, getattr(_bnb(), "Linear4bit", None)} - {None}
+    kinds = {peft_layers.Linear, getattr(_bitsandbytes_layers(), "Linear4bit", None)} - {None}
     layers = [m for m in model.modules() if type(m) in kinds and not getattr(m, "fan_in_fan_out", False)]
     for layer in layers: layer.reads_with = None
     for group in _that_read_the_same(model, layers) if together else ():
         for layer in group.layers: layer.reads_with = group
-    return swap_forward(layers, _forward, "base and adapter in one product")
+    return swap_forward(layers, _fused_forward, "base and adapter in one product")
 
 # %% ../../nbs/06_model/07_kernels.ipynb #17f378d0
-def _bnb():
+def _bitsandbytes_layers():
     "peft's layers for bitsandbytes, if they are loaded"
     try: from peft.tuners.lora import bnb
     except ImportError: return None
@@ -206,11 +207,11 @@ def _bnb():
 # %% ../../nbs/06_model/07_kernels.ipynb #8eb19b6e
 def in_one_product(model)->int:
     "How many layers of a model compute base and adapter in one product; a run writes it into trainer.json"
-    return sum(getattr(vars(m).get("forward"), "__func__", None) is _forward for m in model.modules())
+    return sum(getattr(vars(m).get("forward"), "__func__", None) is _fused_forward for m in model.modules())
 
 # %% ../../nbs/06_model/07_kernels.ipynb #49298c73
 @lru_cache
-def _compiled(kind:type, backend:str):
+def _compiled_forward(kind:type, backend:str):
     "The forward of a kind of layer, compiled when it is first called"
     return torch.compile(kind.forward, backend=backend, dynamic=True)
 
@@ -218,7 +219,7 @@ def _compiled(kind:type, backend:str):
 def _layer_forward(layer, *args, backend:str, **kwargs):
     "In place of the `forward` of a decoder layer"
     learns = layer.training and torch.is_grad_enabled()
-    return (_compiled(type(layer), backend) if learns else type(layer).forward)(layer, *args, **kwargs)
+    return (_compiled_forward(type(layer), backend) if learns else type(layer).forward)(layer, *args, **kwargs)
 
 # %% ../../nbs/06_model/07_kernels.ipynb #3fe687e5
 def layers_of(
@@ -237,11 +238,11 @@ def compile_layers(
 # %% ../../nbs/06_model/07_kernels.ipynb #46bbb4b3
 _ABSENT = object()
 
-def _changes(now:dict, before:dict)->dict:
+def _changed_names(now:dict, before:dict)->dict:
     "What those names meant before that mean another thing now"
     return {name: before.get(name, _ABSENT) for name, new in now.items() if before.get(name, _ABSENT) is not new}
 
-def _restore(now:dict, before:dict)->None:
+def _restore_names(now:dict, before:dict)->None:
     "Let those names mean what they meant"
     for name, was in before.items():
         if was is _ABSENT: now.pop(name, None)
@@ -254,9 +255,9 @@ def _put_back(names:dict):
     before, given = dict(names), {}
     try: yield given
     finally:
-        changed = _changes(names, before)
+        changed = _changed_names(names, before)
         given |= {name: names[name] for name in changed}
-        _restore(names, changed)
+        _restore_names(names, changed)
 
 # %% ../../nbs/06_model/07_kernels.ipynb #b62ba427
 def knowing(
@@ -285,7 +286,7 @@ def _unknown_to_liger(model)->ConfigError:
                        "a kind that it knows, such as llama or qwen3", edit(kernels="auto") | edit(kernels="compile"))
 
 # %% ../../nbs/06_model/07_kernels.ipynb #45a40813
-def _liger():
+def _liger_function():
     "What puts Liger's kernels into a model that is there already"
     from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
     return _apply_liger_kernel_to_instance
@@ -306,11 +307,11 @@ def use_liger(
     "Let Liger's kernels compute norms, rotary positions and MLPs; ConfigError for a kind that it does not know"
     base = causal_lm(model)
     before = {m: dict(vars(m)) for m in base.modules()}
-    _put_in(base, put_in or _liger())
-    changed = {m: of_it for m, was in before.items() if (of_it := _changes(vars(m), was))}
+    _put_in(base, put_in or _liger_function())
+    changed = {m: of_it for m, was in before.items() if (of_it := _changed_names(vars(m), was))}
     if not changed: raise _unknown_to_liger(base)
     def undo():
-        for m, was in changed.items(): _restore(vars(m), was)
+        for m, was in changed.items(): _restore_names(vars(m), was)
     return Repair(f"Liger's kernels: {len(changed)} modules", len(changed), undo)
 
 # %% ../../nbs/06_model/07_kernels.ipynb #67e053d8

@@ -57,7 +57,7 @@ def quantization(
         bnb_4bit_use_double_quant=cfg.bnb_4bit_use_double_quant, bnb_4bit_compute_dtype=dtype)
 
 # %% ../../nbs/06_model/06_load.ipynb #b773e19b
-def _unreadable(cfg:Config, e:Exception)->ConfigError:
+def _loading_error(cfg:Config, e:Exception)->ConfigError:
     "The error for a model that cannot be loaded"
     found = f"it cannot be loaded ({type(e).__name__}: {error_summary(e)})"
     expected = "tiny, a folder with config.json and safetensors, or a hub id that can be reached"
@@ -73,9 +73,9 @@ def load_shape(
     "What the model is made of, without its weights; ConfigError if it cannot be read"
     require_trust(cfg, "trust_remote_code", "attn_implementation")
     path, trust = model_path(cfg.model), cfg.trust_remote_code
-    if why := why_missing(cfg.model, cfg.revision): raise _unreadable(cfg, FileNotFoundError(why))
+    if why := why_missing(cfg.model, cfg.revision): raise _loading_error(cfg, FileNotFoundError(why))
     try: shape = AutoConfig.from_pretrained(path, revision=cfg.revision, trust_remote_code=trust)
-    except Exception as e: raise _unreadable(cfg, e) from e
+    except Exception as e: raise _loading_error(cfg, e) from e
     if model_class(shape) is None and not cfg.trust_remote_code: raise _not_for_text(cfg, shape)
     if cfg.init == "random":
         text = shape.get_text_config()   # beside that of a vision tower, or the config itself
@@ -129,7 +129,7 @@ def _check_vocabulary(n:int, rows:int, cfg:Config)->None:
 
 # %% ../../nbs/06_model/06_load.ipynb #493fc5ca
 @torch.no_grad()
-def _begin(model, new:list[int])->None:
+def _initialise_rows(model, new:list[int])->None:
     "Rows of embedding and head that mean nothing yet become the mean of the others"
     layers = (model.get_input_embeddings(), model.get_output_embeddings()) if new else ()
     for layer in {id(layer): layer for layer in layers}.values():   # a tied head is one with the embedding
@@ -156,13 +156,13 @@ def fit_vocabulary(
     _check_vocabulary(n, rows, cfg)
     if n > rows: model.resize_token_embeddings(n, mean_resizing=False)
     named = map(tokenizer.convert_tokens_to_ids, getattr(tokenizer, "new_tokens", ()))
-    _begin(model, [*range(rows, n), *(i for i in named if i < rows)])
+    _initialise_rows(model, [*range(rows, n), *(i for i in named if i < rows)])
     for part in (model.config, model.config.get_text_config(), model.generation_config):
         part.pad_token_id = tokenizer.pad_token_id
     model.generation_config.eos_token_id = _all_ends(model, tokenizer)
 
 # %% ../../nbs/06_model/06_load.ipynb #acc52ae1
-def _how(cfg:Config, hardware:Hardware, shape)->dict:
+def _loading_arguments(cfg:Config, hardware:Hardware, shape)->dict:
     "What `from_pretrained` is told beside the path"
     device, dtype = hardware.device, hardware.dtype
     attention, _ = choose_attention(cfg.attn_implementation, device, dtype, shape)
@@ -221,11 +221,11 @@ def load_base(
     with quiet(), tempfile.TemporaryDirectory() as folder:
         try:
             shape = load_shape(cfg, tokenizer)
-            how = _how(cfg, hardware, shape)
+            how = _loading_arguments(cfg, hardware, shape)
             path = random_weights(cfg, shape, folder) if cfg.init == "random" else model_path(cfg.model)
             with experts_in_4_bits(): model = auto_class(shape).from_pretrained(path, **how)
         except ConfigError: raise
-        except Exception as e: raise _unreadable(cfg, e) from e   # a truncated file, a missing package, no network
+        except Exception as e: raise _loading_error(cfg, e) from e   # a truncated file, a missing package, no network
     check_weights(model, cfg)
     guard_4bit(model)
     withhold_router_logits(model)

@@ -25,7 +25,7 @@ from .experts import balance_loss
 from .blocks import BLOCK, blockwise_cross_entropy, fits_blocks, ROWS
 
 # %% ../../nbs/06_model/05_loss.ipynb #6afbef65
-def _counts(hidden:torch.Tensor)->tuple[torch.Tensor,torch.Tensor]:
+def _zero_sums(hidden:torch.Tensor)->tuple[torch.Tensor,torch.Tensor]:
     "Zero, as a sum of losses and as a count of positions"
     return hidden.new_zeros((), dtype=torch.float32), torch.zeros((), dtype=torch.long, device=hidden.device)
 
@@ -37,7 +37,7 @@ class _Chunked(torch.autograd.Function):
         wants = hidden.requires_grad or any(p.requires_grad for p in learns)
         d_hidden = torch.zeros_like(hidden) if wants else None
         d_learns = [torch.zeros_like(p) for p in learns]
-        total, right = _counts(hidden)
+        total, right = _zero_sums(hidden)
         for a in range(0, len(targets), chunk):
             here = slice(a, a + chunk)
             with torch.set_grad_enabled(wants):
@@ -76,7 +76,7 @@ def computed_in(hidden:torch.Tensor)->torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
 # %% ../../nbs/06_model/05_loss.ipynb #d734123f
-def _exponentials(scores:torch.Tensor, targets:torch.Tensor)->tuple[torch.Tensor,...]:
+def _exponentiate_scores(scores:torch.Tensor, targets:torch.Tensor)->tuple[torch.Tensor,...]:
     "Overwrite `scores` by e; returns Z, the targets' scores less the highest, and how many are the highest"
     top, best = scores.max(-1)
     right = (best == targets).sum()
@@ -84,7 +84,7 @@ def _exponentials(scores:torch.Tensor, targets:torch.Tensor)->tuple[torch.Tensor
     return scores.sub_(top[:, None]).exp_().sum(-1), own, right
 
 # %% ../../nbs/06_model/05_loss.ipynb #5077f899
-def _gradients(hidden, weight)->tuple[torch.Tensor|None,...]:
+def _allocate_gradients(hidden, weight)->tuple[torch.Tensor|None,...]:
     "Room for what is asked for; that of the weight is a sum in float32"
     d_h = torch.empty_like(hidden) if hidden.requires_grad else None
     d_w = torch.zeros_like(weight, dtype=torch.float32) if weight.requires_grad else None
@@ -122,7 +122,7 @@ def adds_to_float32(
     return torch.allclose(total, want, rtol=1e-6)
 
 # %% ../../nbs/06_model/05_loss.ipynb #a4ac5915
-def _scaled(gradient:torch.Tensor|None, by:torch.Tensor)->torch.Tensor|None:
+def _scale_gradient(gradient:torch.Tensor|None, by:torch.Tensor)->torch.Tensor|None:
     return None if gradient is None else gradient * by.to(gradient.dtype)
 
 # %% ../../nbs/06_model/05_loss.ipynb #c7022b68
@@ -133,13 +133,13 @@ class _ChunkedLinear(torch.autograd.Function):
         dtype = computed_in(hidden)
         w, h = weight.to(dtype), hidden.to(dtype)
         if factor != 1: h = h * factor
-        d_h, d_w = _gradients(hidden, weight)
-        total, right = _counts(hidden)
+        d_h, d_w = _allocate_gradients(hidden, weight)
+        total, right = _zero_sums(hidden)
         buffer = torch.empty(min(chunk, len(targets)), len(w), dtype=dtype, device=hidden.device)
         for a in range(0, len(targets), chunk):
             some, t, scores = h[a:a + chunk], targets[a:a + chunk], buffer[:len(targets) - a]
             e = torch.mm(some, w.t(), out=scores).float()
-            Z, own, n = _exponentials(e, t)
+            Z, own, n = _exponentiate_scores(e, t)
             right += n
             total += (Z.log() - own).sum()
             if d_h is None and d_w is None: continue
@@ -153,7 +153,7 @@ class _ChunkedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_total, _):
         d_h, d_w = ctx.saved_tensors
-        return _scaled(d_h, d_total), _scaled(d_w, d_total), None, None, None
+        return _scale_gradient(d_h, d_total), _scale_gradient(d_w, d_total), None, None, None
 
 # %% ../../nbs/06_model/05_loss.ipynb #835d1d78
 def chunk_size(
@@ -171,17 +171,17 @@ def chunk_size(
     return max(1, int(max_logits_mib * 2**20 / (vocabulary * each)))
 
 # %% ../../nbs/06_model/05_loss.ipynb #23d4e30e
-def _first(shape, *names:str)->float|None:
+def _first_number(shape, *names:str)->float|None:
     "The first of these numbers that a model's config has"
     return next((value for n in names if (value := getattr(shape, n, None)) is not None), None)
 
 # %% ../../nbs/06_model/05_loss.ipynb #8160a430
-def _scaling(shape)->tuple[float,float|None]:
+def _score_scaling(shape)->tuple[float,float|None]:
     "Factor and soft cap of the scores, as a model's config says"
-    cap = _first(shape, "final_logit_softcapping")
-    factor = _first(shape, "logit_scale", "output_multiplier", "lm_head_multiplier")
+    cap = _first_number(shape, "final_logit_softcapping")
+    factor = _first_number(shape, "logit_scale", "output_multiplier", "lm_head_multiplier")
     if factor is not None: return factor, cap
-    scaling = _first(shape, "logits_scaling")
+    scaling = _first_number(shape, "logits_scaling")
     if scaling is None: return 1, cap
     return scaling if shape.model_type == "hyperclovax" else 1 / scaling, cap
 
@@ -206,7 +206,7 @@ class Head:
     "The head of a model as its config tells it: hidden vectors (n, hidden size) -> scores (n, V)"
     def __init__(self, model):
         self.model = model
-        self.factor, self.cap = _scaling(model.config.get_text_config())
+        self.factor, self.cap = _score_scaling(model.config.get_text_config())
 
     @property
     def layer(self): return self.model.get_output_embeddings()
@@ -277,7 +277,7 @@ def _loss_of(hidden, labels, at, *, head:Head, max_logits_mib:int, learns:list)-
     return SupervisedLoss(loss=loss, n_tokens=n_tokens, n_correct=right)
 
 # %% ../../nbs/06_model/05_loss.ipynb #b9cb3636
-def _learned(head:Head, model)->list:
+def _trained_parameters(head:Head, model)->list:
     "Module and name of the trained parameters that the head depends on: its own, a tied embedding, an adapter's"
     dtype, device = model.get_input_embeddings().weight.dtype, model.get_output_embeddings().weight.device
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -316,7 +316,8 @@ def add_supervised_loss(
     "Let `model(..., labels=..., supervised=True)` return a `SupervisedLoss`"
     inner, head = causal_lm(model), head_of(model)
     if head is None: return False
-    loss = functools.partial(_loss_of, head=head, max_logits_mib=max_logits_mib, learns=_learned(head, inner))
+    learns = _trained_parameters(head, inner)
+    loss = functools.partial(_loss_of, head=head, max_logits_mib=max_logits_mib, learns=learns)
     inner.forward = types.MethodType(_with_supervised(inner, loss), inner)
     return True
 

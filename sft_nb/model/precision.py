@@ -30,10 +30,10 @@ class Repair:
     def __repr__(self): return f"Repair({self.what})"
 
 # %% ../../nbs/06_model/01_precision.ipynb #3535f1fb
-def _name(dtype:torch.dtype)->str: return str(dtype).removeprefix("torch.")
+def _dtype_name(dtype:torch.dtype)->str: return str(dtype).removeprefix("torch.")
 
 # %% ../../nbs/06_model/01_precision.ipynb #bbc054e4
-def _recast(parameters, dtype:torch.dtype, what:str)->Repair:
+def _cast_in_place(parameters, dtype:torch.dtype, what:str)->Repair:
     "Cast parameters in place. To undo a loss of bits, the old numbers are kept; to undo a gain, the new are rounded"
     bits = torch.finfo(dtype).bits
     others = [p for p in dict.fromkeys(parameters) if p.is_floating_point() and p.dtype != dtype]
@@ -43,13 +43,13 @@ def _recast(parameters, dtype:torch.dtype, what:str)->Repair:
         for p, was, numbers in before:   # what was learned meanwhile stays learned
             untouched = numbers is not None and torch.equal(p.data, numbers.to(p.dtype))
             p.data = numbers if untouched else p.data.to(was)
-    return Repair(f"{what}: {len(others)} in {_name(dtype)}", len(others), undo)
+    return Repair(f"{what}: {len(others)} in {_dtype_name(dtype)}", len(others), undo)
 
 # %% ../../nbs/06_model/01_precision.ipynb #dcaf387d
 def adapters_to_float32(model:torch.nn.Module)->Repair:
     "Cast the trainable parameters to float32, in place; `.n` is how many were in another format"
     trained = [p for p in model.parameters() if p.requires_grad]
-    return _recast(trained, torch.float32, "trainable parameters")
+    return _cast_in_place(trained, torch.float32, "trainable parameters")
 
 # %% ../../nbs/06_model/01_precision.ipynb #prec0011
 def _from_the_base(name:str)->bool:
@@ -71,7 +71,7 @@ def cast_head(
     dtype:torch.dtype,  # what the rest computes in
 )->Repair:
     "Cast the output head, and an embedding that is tied to it, to the format that the model computes in"
-    return _recast(model.get_output_embeddings().parameters(), dtype, "head")
+    return _cast_in_place(model.get_output_embeddings().parameters(), dtype, "head")
 
 # %% ../../nbs/06_model/01_precision.ipynb #557ef46e
 def autocast_forward(
@@ -90,7 +90,7 @@ def autocast_forward(
         if model.forward is not forward: return
         if own: model.forward = plain
         else: del model.forward
-    return Repair(f"forward under autocast in {_name(dtype)}", 1, undo)
+    return Repair(f"forward under autocast in {_dtype_name(dtype)}", 1, undo)
 
 # %% ../../nbs/06_model/01_precision.ipynb #b4177e0b
 def _is_norm(module)->bool: return "norm" in type(module).__name__.lower()
@@ -101,10 +101,10 @@ def norms_to_float32(
 )->Repair:
     "Cast the weights of all norms to float32; the model then needs `autocast_forward`"
     norms = [m for m in model.modules() if _is_norm(m)]
-    return _recast([p for m in norms for p in m.parameters(recurse=False)], torch.float32, "norms")
+    return _cast_in_place([p for m in norms for p in m.parameters(recurse=False)], torch.float32, "norms")
 
 # %% ../../nbs/06_model/01_precision.ipynb #fc5ecb52
-def _group(name:str, module:torch.nn.Module, head:torch.nn.Module|None)->str:
+def _parameter_group(name:str, module:torch.nn.Module, head:torch.nn.Module|None)->str:
     "The part of a model that a parameter belongs to"
     if any(mark in name for mark in ("lora_", "modules_to_save", "trainable_tokens")): return "adapter"
     if module is head: return "head"
@@ -131,10 +131,10 @@ def formats(
     found, seen = Counter(), set()
     for prefix, module in model.named_modules():
         for name, p in module.named_parameters(recurse=False):
-            part = _group(f"{prefix}.{name}", module, head)
-            if id(p) not in seen: found[Kind(part, _name(p.dtype), p.requires_grad)] += p.numel()
+            part = _parameter_group(f"{prefix}.{name}", module, head)
+            if id(p) not in seen: found[Kind(part, _dtype_name(p.dtype), p.requires_grad)] += p.numel()
             seen.add(id(p))
-        for b in module.buffers(recurse=False): found[Kind("buffers", _name(b.dtype), False)] += b.numel()
+        for b in module.buffers(recurse=False): found[Kind("buffers", _dtype_name(b.dtype), False)] += b.numel()
     return found
 
 # %% ../../nbs/06_model/01_precision.ipynb #bfb989c9
@@ -197,7 +197,7 @@ def _audit_trained(model, found, dtype:str, cast:bool)->Finding|None:
 def _audit_quantised(model, found, dtype:str, cast:bool)->Finding|None:
     "4-bit layers compute in another format than `dtype`"
     layers = [m for m in model.modules() if hasattr(m, "quant_state")]
-    others = {_name(m.compute_dtype) for m in layers if getattr(m, "compute_dtype", None) is not None} - {dtype}
+    others = {_dtype_name(m.compute_dtype) for m in layers if getattr(m, "compute_dtype", None) is not None} - {dtype}
     if not others: return None
     says = f"4-bit layers compute in {' and '.join(sorted(others))}, not in {dtype}"
     fix = f"BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.{dtype})"
@@ -205,7 +205,7 @@ def _audit_quantised(model, found, dtype:str, cast:bool)->Finding|None:
     return warn(says, fix, check="quantised_format")
 
 # %% ../../nbs/06_model/01_precision.ipynb #35c2f67a
-def _checks(found:Counter, dtype:str)->tuple[Callable,...]:
+def _precision_checks(found:Counter, dtype:str)->tuple[Callable,...]:
     "What to look for"
     if _one_format(found) in (None, dtype): base = (_audit_head, _audit_norms, _audit_linear)
     else: base = (_audit_whole,)
@@ -218,10 +218,10 @@ def audit(
     *, autocast:bool|None=None, # does it run under autocast, as in training? None: as `autocast_forward` says
 )->Report:
     "Formats by part, and a finding for each that will not go well"
-    found, name = formats(model), _name(dtype)
+    found, name = formats(model), _dtype_name(dtype)
     figures = {str(kind): n for kind, n in sorted(found.items())}
     if autocast is None: autocast = getattr(model.forward, "autocast_dtype", None) is not None
-    findings = [check(model, found, name, autocast) for check in _checks(found, name)]
+    findings = [check(model, found, name, autocast) for check in _precision_checks(found, name)]
     findings = [finding for finding in findings if finding]
     fine = ok(f"every part fits a model that computes in {name}", check="formats")
     return Report("number formats", figures, findings or [fine])

@@ -36,7 +36,7 @@ def _is_kept(f, args:tuple, kwargs:dict)->bool:
 
 # %% ../../nbs/06_model/12_recompute.ipynb #rc0beside
 @lru_cache
-def _beside(device:torch.device):
+def _copy_stream(device:torch.device):
     "A stream of copies to host memory"
     return torch.cuda.Stream(device)
 
@@ -51,7 +51,7 @@ class OnHost:
 
     def _send(self, t:torch.Tensor)->None:
         "Copy beside what is computed; the memory of `t` is not used again before that is done"
-        beside = _beside(t.device)
+        beside = _copy_stream(t.device)
         beside.wait_stream(torch.cuda.current_stream(t.device))
         with torch.cuda.stream(beside): self.there.copy_(t, non_blocking=True)
         t.record_stream(beside)
@@ -118,13 +118,13 @@ class _Gives(TorchDispatchMode):
         return self.aside.take() if _is_kept(f, args, kwargs) else f(*args, **kwargs)
 
 # %% ../../nbs/06_model/12_recompute.ipynb #7039df0f
-def _contexts(waiting:Callable)->tuple[_Keeps,_Gives]:
+def _checkpoint_contexts(waiting:Callable)->tuple[_Keeps,_Gives]:
     "For the forward pass of a layer, and for computing it again"
     aside = Aside(waiting)
     return _Keeps(aside), _Gives(aside)
 
 # %% ../../nbs/06_model/12_recompute.ipynb #rc0enable
-def _enable(model, how:dict)->None:
+def _enable_checkpointing(model, how:dict)->None:
     "Checkpointing, under the name that the installed transformers has for it"
     if hasattr(model, "activation_checkpointing_enable"):   # since 5.23
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
@@ -138,8 +138,8 @@ def recompute_layers(
 )->None:
     "Compute layers again in the backward pass, with or without their attention"
     how = dict(use_reentrant=False)
-    if keep_attention: how["context_fn"] = partial(_contexts, waiting)
-    _enable(model, how)
+    if keep_attention: how["context_fn"] = partial(_checkpoint_contexts, waiting)
+    _enable_checkpointing(model, how)
     if hasattr(model, "peft_config"): model.enable_input_require_grads()
 
 # %% ../../nbs/06_model/12_recompute.ipynb #07362776

@@ -37,7 +37,7 @@ def own_part(
     return t.to_local() if isinstance(t, DTensor) else getattr(t, "ds_tensor", t)
 
 # %% ../../nbs/06_model/14_sharding.ipynb #829d39c2
-def _gathered(t):
+def _gather_tensor(t):
     "In the first process, a tensor as if nothing were divided, in host memory; every process must call this"
     if not isinstance(t, DTensor): return t
     whole = t.full_tensor()
@@ -52,13 +52,14 @@ def whole_weights(
     adapted, found = hasattr(model, "peft_config"), {}
     tensors = model.state_dict(keep_vars=True)
     wanted = {name: t for name, t in tensors.items() if t.requires_grad or not adapted}
-    for t in dict.fromkeys(wanted.values()): found[t] = _gathered(t.detach())   # a tied weight is one, and stays one
+    # a tied weight is one, and stays one
+    for t in dict.fromkeys(wanted.values()): found[t] = _gather_tensor(t.detach())
     return {name: found[t] for name, t in wanted.items()} if dist.get_rank() == 0 else {}
 
 # %% ../../nbs/06_model/14_sharding.ipynb #7adaf0ba
 def _whole_state(optimizer, state:dict)->dict:
     "A hook: after `state_dict`"
-    kept = {i: {name: _gathered(t) for name, t in of_one.items()} for i, of_one in state["state"].items()}
+    kept = {i: {name: _gather_tensor(t) for name, t in of_one.items()} for i, of_one in state["state"].items()}
     return state | dict(state=kept)
 
 def _divided_like(t, weight):

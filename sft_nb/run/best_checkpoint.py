@@ -34,7 +34,7 @@ def keep_score(
     with file.open("a", encoding="utf-8") as f: f.write(json.dumps(line) + "\n")
 
 # %% ../../nbs/10_run/10_best_checkpoint.ipynb #1004daa1
-def _lines(path:Path, *, own:bool=True)->list[dict]:
+def _score_lines(path:Path, *, own:bool=True)->list[dict]:
     "The whole lines, of the run's own rows or of all; those of an evaluation that was cut are none"
     try: written = (path/_SCORES).read_bytes().split(b"\n")[:-1]
     except OSError: return []
@@ -54,7 +54,7 @@ def _is_score(line)->bool:
 # %% ../../nbs/10_run/10_best_checkpoint.ipynb #bs0win01
 LOWER_IS_BETTER = ("loss", "perplexity")
 
-def _step(line:dict)->int: return step_of(Path(line["checkpoint"]))
+def _step_of_line(line:dict)->int: return step_of(Path(line["checkpoint"]))
 
 # %% ../../nbs/10_run/10_best_checkpoint.ipynb #bs0ste01
 def scored_steps(
@@ -62,11 +62,11 @@ def scored_steps(
     figure:str|None=None,    # None: the one of the newest line
 )->dict[int,float]:          # in the order of the steps; more is better
     "Step -> what its checkpoint is worth, of those that were asked the same rows as the newest"
-    lines = [l for l in _lines(path) if l["checkpoint"] != "adapter" and figure in (None, l["figure"])]
+    lines = [l for l in _score_lines(path) if l["checkpoint"] != "adapter" and figure in (None, l["figure"])]
     if not lines: return {}
     asked = [(l["figure"], l["rows"]) for l in lines]
     sign = -1 if lines[-1]["figure"] in LOWER_IS_BETTER else 1
-    worth = {_step(l): sign * l["value"] for l, what in zip(lines, asked) if what == asked[-1]}
+    worth = {_step_of_line(l): sign * l["value"] for l, what in zip(lines, asked) if what == asked[-1]}
     return dict(sorted(worth.items()))
 
 # %% ../../nbs/10_run/10_best_checkpoint.ipynb #a441de4e
@@ -83,7 +83,7 @@ def best_steps(
     folder:Path,   # runs/NAME/checkpoints
 )->set[int]:
     "Steps of the checkpoints that are the best by a figure, each on the rows that were asked last"
-    figures = {l["figure"] for l in _lines(folder.parent)}
+    figures = {l["figure"] for l in _score_lines(folder.parent)}
     found = {scored_best(folder.parent, figure) for figure in figures} - {None}
     return {step_of(Path(name)) for name in found}
 
@@ -105,7 +105,7 @@ def unscored_steps(
     try: since = time.time() - (folder.parent/_FOLLOWED).stat().st_mtime
     except OSError: return set()
     if since > _GONE_AFTER: return set()
-    scored = {l["checkpoint"] for l in _lines(folder.parent)}
+    scored = {l["checkpoint"] for l in _score_lines(folder.parent)}
     return {step_of(p) for p in whole_checkpoints(folder) if p.name not in scored}
 
 # %% ../../nbs/10_run/10_best_checkpoint.ipynb #bs0los02
@@ -122,10 +122,11 @@ def scored_alike(
     checkpoint:str="adapter",   # whose newest score counts
 )->int:                         # at least 1
     "Models of the run's folder that were scored by the same figure on the same rows; checkpoints only beside another"
-    newest = [line for line in _lines(run.path, own=False) if line["checkpoint"] == checkpoint]
+    newest = [line for line in _score_lines(run.path, own=False) if line["checkpoint"] == checkpoint]
     if not newest: return 1
     asked = {key: newest[-1][key] for key in ("figure", "rows")}
-    alike = {(folder, line["checkpoint"]) for folder in run.path.parent.iterdir() for line in _lines(folder, own=False)
+    alike = {(folder, line["checkpoint"]) for folder in run.path.parent.iterdir()
+             for line in _score_lines(folder, own=False)
              if asked.items() <= line.items()}
     if checkpoint == "adapter": alike = {(folder, name) for folder, name in alike if name == "adapter"}
     return max(1, len(alike))

@@ -33,7 +33,7 @@ def write_checksums(
     return folder
 
 # %% ../../nbs/10_run/01_checkpoint.ipynb #013a77a0
-def _harm(file:Path, was:dict, deep:bool)->str:
+def _file_damage(file:Path, was:dict, deep:bool)->str:
     "What is wrong with one file"
     if not file.exists(): return "is missing"
     size = file.stat().st_size
@@ -50,7 +50,7 @@ def find_corruption(
     try:
         if not (folder/MANIFEST).exists(): return f"there is no {MANIFEST} in it, so it was never finished"
         for name, was in read_json(folder/MANIFEST).items():
-            if harm := _harm(folder/name, was, deep): return f"{name} {harm}"
+            if harm := _file_damage(folder/name, was, deep): return f"{name} {harm}"
     except (OSError, ValueError) as e: return f"it cannot be read ({getattr(e, 'strerror', None) or e})"
     except (AttributeError, KeyError, TypeError): return f"its {MANIFEST} is no list of files"
     return ""
@@ -97,7 +97,7 @@ _FULL, _MAY_NOT = (errno.ENOSPC, errno.EDQUOT), (errno.EACCES, errno.EPERM, errn
 _IN_WORDS = ("no space left", "quota exceeded", "os error 28",   # all that libraries in Rust and C++ say
              "unexpected pos ")                                  # torch, whose file ends before it should
 
-def _wanted(error:Exception, free:int)->str:
+def _what_was_needed(error:Exception, free:int)->str:
     "What would have been needed, by what went wrong and the bytes that are left"
     number, said = getattr(error, "errno", None), str(error).lower()
     full = number in _FULL or free < 2**20 or any(words in said for words in _IN_WORDS)
@@ -111,7 +111,7 @@ def cannot_write(
 )->SftError:
     "The error for a checkpoint that could not be written; of a full disk it is said that it is one, and of no other"
     disk = next(p for p in (target, *target.parents) if p.exists())
-    wanted = _wanted(error, shutil.disk_usage(disk).free)
+    wanted = _what_was_needed(error, shutil.disk_usage(disk).free)
     why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
     found, expected = f"it could not be written ({why})", f"{wanted}; what was saved before is as it was"
     return SftError(target.name, found, expected, fix)
@@ -124,7 +124,7 @@ def step_of(
     return int(checkpoint.name.split("-")[1])
 
 # %% ../../nbs/10_run/01_checkpoint.ipynb #6d70b97d
-def _named(folder:Path)->list[Path]:
+def _checkpoint_folders(folder:Path)->list[Path]:
     "checkpoint-N folders, whole or not, oldest first"
     return sorted((p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)), key=step_of)
 
@@ -134,7 +134,7 @@ def whole_checkpoints(
     *, deep:bool=False,  # read every byte
 )->list[Path]:
     "checkpoint-N folders that are whole, oldest first"
-    return [p for p in _named(folder) if not find_corruption(p, deep=deep)]
+    return [p for p in _checkpoint_folders(folder) if not find_corruption(p, deep=deep)]
 
 # %% ../../nbs/10_run/01_checkpoint.ipynb #1e9ae215
 def newest_whole(
@@ -142,7 +142,7 @@ def newest_whole(
 )->tuple[Path|None,dict[str,str]]:   # the checkpoint, and name -> damage of newer ones
     "The newest checkpoint that can be trusted to the last byte"
     broken = {}
-    for p in reversed(_named(folder)):
+    for p in reversed(_checkpoint_folders(folder)):
         if not (why := find_corruption(p)): return p, broken
         broken[p.name] = why
     return None, broken

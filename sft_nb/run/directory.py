@@ -127,7 +127,8 @@ def create_run(
         while True:
             path = root/(cfg.run_name or free_name(cfg, root))
             try:
-                run = _made(path, cfg, here, state, data, {k: v for k, v in reports.items() if v is not None})
+                made = {name: report for name, report in reports.items() if report is not None}
+                run = _create_directory(path, cfg, here, state, data, made)
                 break
             except OSError as e:
                 if e.errno not in _TAKEN: raise
@@ -136,7 +137,7 @@ def create_run(
     if data is not None: cache_kept_rows(data, run.config)
     return run
 
-def _made(path:Path, cfg:Config, here:dict, state:str, data:Data|None, reports:dict)->Run:
+def _create_directory(path:Path, cfg:Config, here:dict, state:str, data:Data|None, reports:dict)->Run:
     "A directory with all that a run begins with; it is there at once or not at all"
     with atomic_folder(path) as aside:
         if data is not None: cfg = replace(cfg, **dict(task=data.cfg.task) | keep_rows(data, aside, home=path))
@@ -300,14 +301,14 @@ def can_resume(
     if not run.checkpoints(): raise no_checkpoint(run)
 
 # %% ../../nbs/10_run/06_directory.ipynb #f2630b84
-def _command(run:Run, options:tuple[str,...])->list[str]:
+def _training_command(run:Run, options:tuple[str,...])->list[str]:
     "What trains a run: one process, or torchrun that starts several"
     n = run.config.num_processes
     if load_config(run.path/"config.json").untrusted: options = (*options, "--trust-remote-code")
     many = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(n)] if n > 1 else []
     return [sys.executable, *many, "-m", "sft_nb.training.launch", str(run.path.absolute()), *options]
 
-def _variables(n:int)->dict:
+def _training_environment(n:int)->dict:
     "The environment of `n` processes, which share the cores; they import from the working folder only if we do"
     known = os.environ | dict(TQDM_DISABLE="1")
     if not {"", os.getcwd()} & set(sys.path): known["PYTHONSAFEPATH"] = "1"   # python -m would
@@ -325,7 +326,7 @@ def start_process(
     n = run.config.num_processes
     record_launcher(run.path)
     run.set_status("starting")
-    try: start(run.path, _command(run, options), _variables(n), listens=n == 1)
+    try: start(run.path, _training_command(run, options), _training_environment(n), listens=n == 1)
     except OSError as e:
         run.set_status("failed", reason=f"no process could be started ({e.strerror})", fix=resume_command(run))
         found = f"no process could be started ({e.strerror})"

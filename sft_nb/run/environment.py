@@ -25,7 +25,7 @@ def installed(
 # %% ../../nbs/10_run/00_environment.ipynb #2b999069
 _PACKAGES = "sft_nb torch transformers trl peft bitsandbytes accelerate datasets tokenizers numpy".split()
 
-def _commit()->str|None:
+def _git_commit()->str|None:
     "The git commit of the current folder"
     if not shutil.which("git"): return None
     said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
@@ -38,7 +38,7 @@ def environment(
     "Versions, platform, device and git commit"
     packages = {p: installed(p) for p in _PACKAGES}
     return dict(python=platform.python_version(), platform=platform.platform(), cpus=os.cpu_count(), device=device,
-                git=_commit(), loaded_with=torch_environment(), packages=packages)
+                git=_git_commit(), loaded_with=torch_environment(), packages=packages)
 
 # %% ../../nbs/10_run/00_environment.ipynb #2fcca4ec
 def write_text(

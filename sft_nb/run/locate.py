@@ -48,7 +48,7 @@ def _of_run(run:Run, checkpoint:str, settings:dict)->Target:
     return Target(run.name, checkpoint, cfg, run.weights(checkpoint), run)
 
 # %% ../../nbs/10_run/11_locate.ipynb #11dd4d6c
-def _alone(what:str, path:Path, settings:dict)->Target:
+def _without_run(what:str, path:Path, settings:dict)->Target:
     "An adapter or a model that no run is known of"
     base = read_json_object(path/"adapter_config.json").get("base_model_name_or_path")
     if base is not None:
@@ -56,11 +56,11 @@ def _alone(what:str, path:Path, settings:dict)->Target:
         return Target(path.name, "adapter", cfg, path)
     known = "model_type" in read_json_object(Path(model_path(what))/"config.json")   # tiny lies in the package
     if not known and (os.path.exists(path) or what.count("/") != 1 or what.startswith((".", "/", "runs/"))):
-        raise _unknown(what, path)
+        raise _unknown_target(what, path)
     return Target(path.name, "model", load_config(**dict(model=what, method="lora") | settings), None)
 
 # %% ../../nbs/10_run/11_locate.ipynb #e55427c3
-def _unknown(what:str, path:Path)->ConfigError:
+def _unknown_target(what:str, path:Path)->ConfigError:
     found = "there is no run and no model in it" if os.path.isdir(path) else "there is no such thing"
     if not os.path.exists(path) or _is_run(path): Run(path)   # says which runs are near
     return ConfigError(what, found, "a run, a checkpoint, an adapter, a folder with a model, or a hub id",
@@ -80,7 +80,7 @@ def find_target(
     if around is not None: checkpoint, what = path.name, around
     if isinstance(what, Run) or around or _is_run(path):
         return _of_run(open_run(what, trust_remote_code=trust_remote_code), checkpoint, settings)
-    target = _alone(str(what), path, settings)
+    target = _without_run(str(what), path, settings)
     if trust_remote_code: target = replace(target, config=with_trusted_code(target.config))
     require_trust(target.config)
     return target

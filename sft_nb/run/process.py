@@ -19,21 +19,21 @@ from .environment import write_json
 from .status import CHECKPOINT_ASKED
 
 # %% ../../nbs/10_run/04_process.ipynb #prc00001
-def _said(file:str)->str:
+def _read_system_file(file:str)->str:
     "What the system says in a file; empty where there is none"
     try: return Path(file).read_text().strip()
     except OSError: return ""
 
-def _space()->str:
+def _pid_namespace()->str:
     "In which numbers of processes mean something: the container; ? if /proc is that of another one"
     try:
         if os.readlink("/proc/self") != str(os.getpid()): return "?"
         return os.readlink("/proc/self/ns/pid")
     except OSError: return ""
 
-def _began(pid:int)->float|None:
+def _start_time(pid:int)->float|None:
     "When a process began, by a clock that nobody sets; None: there is none, or it has ended"
-    said = _said(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    said = _read_system_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
     if said: return None if said[0] in "ZX" else float(said[19])
     if Path("/proc/self/stat").exists(): return None
     import psutil   # not Linux
@@ -55,26 +55,27 @@ class Process:
     @property
     def here(self)->bool:
         "Does its number mean it here: the same machine, not started anew, the same container?"
-        mine = _place()
+        mine = _this_machine()
         return "?" not in (self.space, mine["space"]) and all(getattr(self, k) == v for k, v in mine.items())
 
     @property
     def lives(self)->bool|None:
         "None: that cannot be seen from here"
         if not self.here: return None
-        return _began(self.pid) == self.began
+        return _start_time(self.pid) == self.began
 
     def __str__(self):
         if self.here: return f"process {self.pid}"
         where = "in another container" if self.host == socket.gethostname() else f"on {self.host}"
         return f"process {self.pid} of {self.user} {where}"
 
-def _place()->dict:
+def _this_machine()->dict:
     "Machine, its start, and container"
-    return dict(host=socket.gethostname(), boot=_said("/proc/sys/kernel/random/boot_id"), space=_space())
+    boot = _read_system_file("/proc/sys/kernel/random/boot_id")
+    return dict(host=socket.gethostname(), boot=boot, space=_pid_namespace())
 
 # %% ../../nbs/10_run/04_process.ipynb #prc00003
-def _user()->str:
+def _user_name()->str:
     try: return getpass.getuser()
     except (KeyError, OSError): return str(os.getuid())   # a container in which users have no names
 
@@ -83,7 +84,7 @@ def process_of(
 )->Process:
     "What tells a process from all others"
     pid = os.getpid() if pid is None else pid
-    return Process(pid, _began(pid) or 0, user=_user(), **_place())
+    return Process(pid, _start_time(pid) or 0, user=_user_name(), **_this_machine())
 
 # %% ../../nbs/10_run/04_process.ipynb #prc00005
 def _directory_identity(folder:Path)->str:
@@ -148,18 +149,18 @@ def take_lock(
     _HANDLES.add(handle)
     try: _write_process(folder, "owner.json", process_of())
     except BaseException:
-        _close(handle)
+        _close_lock(handle)
         raise
     return handle
 
-def _close(handle:int)->None:
+def _close_lock(handle:int)->None:
     _HANDLES.discard(handle)
     os.close(handle)
 
 def release_lock(folder:Path, handle:int)->None:
     "The end of `take_lock`"
     (folder/"owner.json").unlink(missing_ok=True)
-    _close(handle)
+    _close_lock(handle)
 
 # %% ../../nbs/10_run/04_process.ipynb #prc00008
 def why_no_locks(
@@ -217,7 +218,7 @@ class SignalListener:
 _CHILDREN = {}   # pid -> Popen, of this process
 
 @contextmanager
-def _waiting(wait:bool)->Iterator[None]:
+def _signals_blocked(wait:bool)->Iterator[None]:
     "Inside, a new process is born with the signals waiting"
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS if wait else ())
     try: yield
@@ -230,7 +231,7 @@ def start(
     *, listens:bool=False,   # True: it has a `SignalListener`; signals wait for it
 )->int:                      # its number
     "Run a command in a session of its own; what it prints goes to log.txt"
-    with (folder/"log.txt").open("a") as log, _waiting(listens):
+    with (folder/"log.txt").open("a") as log, _signals_blocked(listens):
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                                  start_new_session=True, env=environment)
     _CHILDREN[child.pid] = child
@@ -280,7 +281,7 @@ def is_trained(
     return who is None or who.lives is not False
 
 # %% ../../nbs/10_run/04_process.ipynb #prc00021
-def _look(folder:Path, said:str)->tuple[Process|None,bool]:
+def _find_owner(folder:Path, said:str)->tuple[Process|None,bool]:
     "Who is to be asked for an end, and whether that is sure"
     held, who = is_locked(folder), read_process(folder/"owner.json")
     if held is not False:
@@ -302,13 +303,13 @@ def who_to_stop(
     "The process that is to be asked for an end"
     until = time.monotonic() + _PATIENCE
     while True:
-        who, sure = _look(folder, said)
+        who, sure = _find_owner(folder, said)
         if sure or time.monotonic() > until: break
         time.sleep(.02)
     return who, sure and (who is None or bool(who.lives))
 
 # %% ../../nbs/10_run/04_process.ipynb #fb29fcfb
-def _family(pids:set[int])->list:
+def _with_children(pids:set[int])->list:
     "Processes and all that they started"
     import psutil
     found = []
@@ -318,10 +319,10 @@ def _family(pids:set[int])->list:
     return list(dict.fromkeys(found))
 
 # %% ../../nbs/10_run/04_process.ipynb #0e69dfb3
-def _kill(processes:list)->None:
+def _kill_all(processes:list)->None:
     "Kill processes and what they started meanwhile"
     import psutil
-    for p in _family({p.pid for p in processes}):
+    for p in _with_children({p.pid for p in processes}):
         try: p.kill()
         except psutil.NoSuchProcess: pass
     psutil.wait_procs(processes, timeout=10)
@@ -335,7 +336,7 @@ def end(
     "Ask a process for an end, then kill it with all that belongs to it. Never this one, never another of its number"
     import psutil
     own = os.getpid()
-    family = _family({who.pid, *also} - {None, own})
+    family = _with_children({who.pid, *also} - {None, own})
     asked = [p for p in family if p.pid == who.pid]
     if not asked or not who.lives: return False   # looked at after it was found, so it is no other
     try: asked[0].send_signal(signal.SIGTERM)
@@ -343,5 +344,5 @@ def end(
     except psutil.AccessDenied as e: raise PermissionError(1, "it belongs to another user") from e
     if timeout is None: return False
     _, alive = psutil.wait_procs(family, timeout=timeout)
-    _kill(alive)
+    _kill_all(alive)
     return bool(alive)

@@ -19,7 +19,7 @@ from .process import Process
 # %% ../../nbs/10_run/05_refusals.ipynb #ref00001
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
-def _allowed(name:str)->str:
+def _nearest_allowed_name(name:str)->str:
     "The name nearest to `name` that a run may have"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:90] or "run"
 
@@ -31,12 +31,12 @@ def check_name(
     if _NAME.fullmatch(name): return
     expected = "letters, digits and . _ -, at most 100, with a letter or a digit first"
     found = f"{name[:100]!r} cannot be the name of a run"
-    raise ConfigError("run_name", found, expected, edit(run_name=_allowed(name)))
+    raise ConfigError("run_name", found, expected, edit(run_name=_nearest_allowed_name(name)))
 
 # %% ../../nbs/10_run/05_refusals.ipynb #ref00004
 _SIDES = ("train", "training", "data", "dataset", "rows", "messages")   # what files are called beside their subject
 
-def _about(cfg:Config)->str:
+def _subject_of_run(cfg:Config)->str:
     "What a run is about: its task; where that is any chat, its rows"
     if cfg.task not in ("auto", "chat") or cfg.train_file is None:
         return "arithmetic" if cfg.task == "auto" else cfg.task.replace(":", ".")
@@ -50,7 +50,7 @@ def free_name(
     root:Path,   # the folder of all runs
 )->str:          # arithmetic-tiny-3
     "A name for a new run"
-    stem = _allowed("-".join(filter(None, (_about(cfg), cfg.domain, Path(cfg.model).name))))
+    stem = _nearest_allowed_name("-".join(filter(None, (_subject_of_run(cfg), cfg.domain, Path(cfg.model).name))))
     k = 1
     while (root/f"{stem}-{k}").exists(): k += 1
     return f"{stem}-{k}"
@@ -141,7 +141,7 @@ def name_taken(run)->ConfigError:
     return ConfigError(f"run {run.name!r}", found, "a name that is free", fix)
 
 # %% ../../nbs/10_run/05_refusals.ipynb #d92d0df1
-def _stop(run)->Fix: return command(f"sft_nb stop {run.path}", f'Run("{run.path}").stop()')
+def _stop_command(run)->Fix: return command(f"sft_nb stop {run.path}", f'Run("{run.path}").stop()')
 
 # %% ../../nbs/10_run/05_refusals.ipynb #6046abc0
 def being_trained(
@@ -150,7 +150,7 @@ def being_trained(
 )->ConfigError:
     "The error for a run that a process trains"
     found = f"{who or 'another process'} is training it now"
-    return ConfigError(f"run {run.name!r}", found, "a run that nobody trains", _stop(run))
+    return ConfigError(f"run {run.name!r}", found, "a run that nobody trains", _stop_command(run))
 
 # %% ../../nbs/10_run/05_refusals.ipynb #4fa0fab5
 def out_of_reach(
@@ -189,7 +189,7 @@ def no_checkpoint(run)->ConfigError:
     return ConfigError(f"run {run.name!r}", found, "a checkpoint to resume from", fix)
 
 # %% ../../nbs/10_run/05_refusals.ipynb #a8fcdba6
-def _there(run)->list[str]:
+def _existing_weights(run)->list[str]:
     "Weights that the run has"
     whole = [p.name for p in (run.adapter, *run.checkpoints()) if p.exists()]
     return whole or [p.name for p in sorted((run.path/"checkpoints").glob("checkpoint-*"))]
@@ -200,12 +200,12 @@ def no_weights(
     checkpoint:str,  # adapter, or checkpoint-N
 )->ConfigError:
     "The error for weights that are not there"
-    there = _there(run)
+    there = _existing_weights(run)
     expected = "something that was saved; nothing was yet"
     if there:
         expected = f"one of {', '.join(there)}"
         fix = edit(checkpoint=there[-1])
-    elif run.state in ACTIVE: fix = _stop(run)
+    elif run.state in ACTIVE: fix = _stop_command(run)
     else: fix = resume_command(run)
     found = f"there is no {checkpoint} in it ({run.state} at step {run.step})"
     return ConfigError(f"run {run.name!r}", found, expected, fix)

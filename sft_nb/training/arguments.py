@@ -57,11 +57,11 @@ def _refuse_names(cfg:Config)->None:
         value, known = getattr(cfg, setting), [str(name.value) for name in names]
         if value in known: continue
         expected = "a name that TrainingArguments knows"
-        near = _nearest(value, known, getattr(Config, setting))
+        near = _nearest_choice(value, known, getattr(Config, setting))
         raise ConfigError(setting, f"{value!r} is not known", expected, edit(**{setting: near}))
 
 # %% ../../nbs/11_training/00_arguments.ipynb #99d31bbe
-def _nearest(value:str, known:list[str], default:str)->str:
+def _nearest_choice(value:str, known:list[str], default:str)->str:
     "The known name that was meant: it begins with what it is (adamw_torch), and the default is the first of its kind"
     begins = {name.split("_")[0]: name for name in reversed(known)}
     begins[default.split("_")[0]] = default
@@ -132,7 +132,7 @@ _ALWAYS = dict(disable_tqdm=True, logging_first_step=True, logging_nan_inf_filte
     label_names=["labels"], remove_unused_columns=False, prediction_loss_only=True, ddp_find_unused_parameters=False,
     max_length=None, dataset_kwargs=dict(skip_prepare_dataset=True))
 
-def _checkpointing(cfg:Config)->dict:
+def _checkpointing_arguments(cfg:Config)->dict:
     "What happens to activations, under the name that the installed transformers has for it"
     known = {f.name for f in fields(SFTConfig)}
     name = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
@@ -140,28 +140,28 @@ def _checkpointing(cfg:Config)->dict:
             "activation_offloading": cfg.activation_offloading is True}
 
 # %% ../../nbs/11_training/00_arguments.ipynb #d5977105
-def _fused(optimiser:str, device:str)->str:
+def _fused_name(optimiser:str, device:str)->str:
     "AdamW in one kernel where there is one: the same step but for rounding, without a launch for each tensor"
     return "adamw_torch_fused" if (optimiser, device) == ("adamw_torch", "cuda") else optimiser
 
 # %% ../../nbs/11_training/00_arguments.ipynb #54143e97
-def _precision(cfg:Config)->dict:
+def _precision_arguments(cfg:Config)->dict:
     "Device and number format"
     hardware = find_hardware(cfg)
     device, dtype = hardware.device, hardware.dtype
     return dict(bf16=dtype == torch.bfloat16, fp16=dtype == torch.float16, use_cpu=device == "cpu",
-                dataloader_pin_memory=device == "cuda", optim=_fused(cfg.optim, device))
+                dataloader_pin_memory=device == "cuda", optim=_fused_name(cfg.optim, device))
 
 # %% ../../nbs/11_training/00_arguments.ipynb #a1div002
 _FORMATS = dict(bf16="bfloat16", fp16="float16")
 
-def _divided(cfg:Config)->dict:
+def _parallel_arguments(cfg:Config)->dict:
     "Who trains together, and what is divided among them; the group is there (`join`), and is not made anew"
     said = deepspeed_config(cfg)
     if said is None or get_process_info().size == 1: return {}   # or settings are looked at before the training begins
     for name, formats in _FORMATS.items():
         enabled = said.get(name, {}).get("enabled", "auto")
-        if enabled == "auto" or enabled == _precision(cfg)[name]: continue
+        if enabled == "auto" or enabled == _precision_arguments(cfg)[name]: continue
         fix = edit(dtype=formats if enabled else "auto") | f'write "auto" for {name} there'
         raise ConfigError(cfg.deepspeed, f"{name} is {enabled}, and the training computes otherwise", "one format", fix)
     return dict(deepspeed=said, accelerator_config=dict(use_configured_state=True), use_cpu=False)
@@ -184,16 +184,16 @@ def divided_inside():
     finally: unset_hf_deepspeed_config()
 
 # %% ../../nbs/11_training/00_arguments.ipynb #ed1ffacc
-def _every(what:str, steps:int|str)->dict:
+def _interval_arguments(what:str, steps:int|str)->dict:
     "eval or save: every this many steps, or after each epoch"
     if steps == "epoch": return {f"{what}_strategy": "epoch"}
     return {f"{what}_strategy": "steps", f"{what}_steps": steps}
 
 # %% ../../nbs/11_training/00_arguments.ipynb #230ed547
-def _evaluation(cfg:Config)->dict:
+def _evaluation_arguments(cfg:Config)->dict:
     "When the held-out loss is computed"
     if not cfg.eval_steps: return dict(eval_strategy="no")
-    return _every("eval", cfg.eval_steps) | dict(metric_for_best_model="loss", greater_is_better=False)
+    return _interval_arguments("eval", cfg.eval_steps) | dict(metric_for_best_model="loss", greater_is_better=False)
 
 # %% ../../nbs/11_training/00_arguments.ipynb #1271179a
 def training_arguments(
@@ -203,18 +203,20 @@ def training_arguments(
     "`cfg` in the trainer's own words; ConfigError for what the trainer or this machine does not know"
     refuse(cfg)
     ours = dict(output_dir=str(path/"checkpoints"), run_name=cfg.wandb_name or path.name, report_to=trackers(cfg))
-    ours |= _every("save", cfg.save_steps) | dict(project=cfg.wandb_project)
+    ours |= _interval_arguments("save", cfg.save_steps) | dict(project=cfg.wandb_project)
     ours["lr_scheduler_kwargs"] = schedule_arguments(cfg)
-    same = {name: getattr(cfg, name) for name in settings_with("hf")} | _precision(cfg) | _divided(cfg)
+    same = {name: getattr(cfg, name) for name in settings_with("hf")}
+    same |= _precision_arguments(cfg) | _parallel_arguments(cfg)
     try:
         with _cpu_has_bfloat16(same):
-            return OneGpuConfig(**same, **ours, **_ALWAYS, **_checkpointing(cfg), **_evaluation(cfg))
+            return OneGpuConfig(**same, **ours, **_ALWAYS, **_checkpointing_arguments(cfg),
+                                **_evaluation_arguments(cfg))
     except (ImportError, ValueError) as e:
         raise ConfigError("training arguments", error_summary(e), "what transformers.TrainingArguments takes",
                           "look at {optim} and {lr_scheduler_type}") from e
 
 # %% ../../nbs/11_training/00_arguments.ipynb #9522c089
-def _variables(cfg:Config, run:Run)->dict[str,str]:
+def _tracker_environment(cfg:Config, run:Run)->dict[str,str]:
     "What tells each tracker where this run is"
     names, ours = trackers(cfg), {}
     if "wandb" in names:
@@ -233,7 +235,7 @@ def _open_wandb_run():
 @contextmanager
 def tracked(cfg:Config, run:Run):
     "Tell the trackers, by their variables, where this run is; and leave no variable and no open wandb run behind"
-    ours = _variables(cfg, run)
+    ours = _tracker_environment(cfg, run)
     os.environ.update(ours)
     before = _open_wandb_run()
     try: yield

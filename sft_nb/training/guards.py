@@ -92,13 +92,13 @@ def check_answers(
     *, must_end:bool=True,  # the rows end with an end token
 )->list[Finding]:
     "What a few answers say about the model"
-    found = [fail(says, _COLLAPSED, check="collapse")] if (says := _collapsed(answers)) else []
+    found = [fail(says, _COLLAPSED, check="collapse")] if (says := _describe_collapse(answers)) else []
     if not must_end or not answers or any(a.ended for a in answers): return found
     says = f"none of {len(answers)} answers ends within {max(a.n_tokens for a in answers)} tokens"
     fix = "wait, if the training is young; else {train_tokens} for the end token, or a base that knows it"
     return [*found, warn(says, fix, check="never_ends")]
 
-def _collapsed(answers:list[Generation])->str:
+def _describe_collapse(answers:list[Generation])->str:
     "How more than half of the answers say nothing; empty if they do not"
     n = len(answers)
     units = list(filter(None, (repetition(a.text) for a in answers if not a.ended)))
@@ -211,10 +211,10 @@ def receipt(
     losses = {f"loss, {own}": step_loss(model, micro_batches, collate, supervised=supervised),
               "loss, row by row": step_loss(model, alone, collate, supervised=supervised)}
     losses |= {f"loss, {name}": step_loss(model, micro_batches, c, supervised=supervised) for name, c in others}
-    finding = _apart(list(losses.values()), tolerance)
+    finding = _layout_difference(list(losses.values()), tolerance)
     return Report("receipt", {"rows of the first step": len(alone)} | losses, [finding])
 
-def _apart(losses:list[float], tolerance:float)->Finding:
+def _layout_difference(losses:list[float], tolerance:float)->Finding:
     "How far the layouts are apart"
     apart = (max(losses) - min(losses)) / max(abs(min(losses)), 1e-9)
     says = f"the first loss in {len(losses)} layouts differs by {apart:.1g}"

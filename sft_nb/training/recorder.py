@@ -238,10 +238,10 @@ def on_prediction_step(self:Recorder, args, state, control, eval_dataloader=None
 @patch
 def on_evaluate(self:Recorder, args, state, control, **kwargs):
     "An evaluation is over"
-    self.evaluating = _left(self.evaluating)
+    self.evaluating = _leave_phase(self.evaluating)
 
 # %% ../../nbs/11_training/01_recorder.ipynb #7a211803
-def _left(phase:Phase|None)->None:
+def _leave_phase(phase:Phase|None)->None:
     "A phase is over, if there is one"
     if phase is not None: phase.__exit__()
 
@@ -268,8 +268,8 @@ def _record(self:Recorder, line:dict)->None:
 @patch
 def close(self:Recorder)->None:
     "It trains no more"
-    self.evaluating = _left(self.evaluating)
-    self.phase = _left(self.phase)
+    self.evaluating = _leave_phase(self.evaluating)
+    self.phase = _leave_phase(self.phase)
 
 # %% ../../nbs/11_training/01_recorder.ipynb #r3c00024
 def report_progress_to(run:Run):   # a context

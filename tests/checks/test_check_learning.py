@@ -7,7 +7,7 @@ import torch
 from planted import small
 
 from sft_nb.checks.evidence import Evidence
-from sft_nb.checks.gradient import _derivative, slopes
+from sft_nb.checks.gradient import _estimate_derivative, slopes
 from sft_nb.checks.learning import Learned, check_learns, check_moves, learn_some, save_once
 from sft_nb.checks.step import take_step
 from sft_nb.report import SftError
@@ -88,5 +88,5 @@ def test_a_derivative_is_looked_for_no_farther_than_asked():
         return 3 * x + x ** 3
     for points in (2, 5):
         asked.clear()
-        assert abs(_derivative(f, .1, points)[0] - 3) < 1e-6
+        assert abs(_estimate_derivative(f, .1, points)[0] - 3) < 1e-6
         assert len(asked) == 2 * points and max(asked) == -min(asked) == .1

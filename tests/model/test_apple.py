@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sft_nb.checks.learning import _sums
+from sft_nb.checks.learning import _tensor_sums
 from sft_nb.checks.preflight import same_rng_state
 from sft_nb.config import load_config
 from sft_nb.model.hardware import choose_device, choose_dtype, find_hardware, free_memory, this_device
@@ -71,7 +71,7 @@ def test_no_float64_on_the_gpu(monkeypatch):
     with pytest.raises(TypeError, match="float64"): tensor.double()
     model = SimpleNamespace(named_parameters=lambda: [("w", tensor.requires_grad_())])
     assert norms(model).tolist() == [2] and norms(model).dtype == torch.float64
-    assert _sums(dict(weight=tensor)) == dict(weight=(4, 4))
+    assert _tensor_sums(dict(weight=tensor)) == dict(weight=(4, 4))
 
     monkeypatch.setattr(likelihood, "_logits", lambda model, batch: None)
     monkeypatch.setattr(likelihood, "_losses", lambda *a: torch.ones(2).as_subclass(OnApple))

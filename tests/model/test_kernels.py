@@ -44,7 +44,7 @@ def compare(m, autocast=None, **how)->tuple[int,float,float]:
 
 def calls(monkeypatch)->list:
     "Layers that go the short way"
-    seen, products = [], kernels._products
+    seen, products = [], kernels._compute_products
     monkeypatch.setattr(kernels, "_products", lambda layers, *args: seen.extend(layers) or products(layers, *args))
     return seen
 
@@ -89,7 +89,7 @@ def groups(m)->list:
 
 
 def test_those_that_read_the_same_vectors_read_them_once(monkeypatch):
-    computed, products, m = [], kernels._products, adapted()
+    computed, products, m = [], kernels._compute_products, adapted()
     def compute(layers, *args):
         computed.append(len(layers))
         return products(layers, *args)
