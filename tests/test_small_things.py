@@ -14,13 +14,13 @@ from sft_nb.tokens.prepare import prepare
 
 def test_the_last_step_is_logged_and_told(tmp_path):
     from learner import small
-    from sft_nb.cli.commands import _losses
+    from sft_nb.cli.commands import _describe_losses
     from sft_nb.training.train import train
     run = train(small(tmp_path, max_samples=12, max_steps=5, logging_steps=3, save_steps=5))
     assert [m["step"] for m in run.metrics() if "loss" in m] == [1, 3, 5]
-    assert "at step 5" in _losses(run) and "of 5 steps" not in _losses(run)
+    assert "at step 5" in _describe_losses(run) and "of 5 steps" not in _describe_losses(run)
     run.set_status("stopped", step=8)
-    assert _losses(run).endswith("at step 5, the last that was logged of 8 steps")
+    assert _describe_losses(run).endswith("at step 5, the last that was logged of 8 steps")
 
 
 def long_rows(path):

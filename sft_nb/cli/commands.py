@@ -58,7 +58,7 @@ def data_command(args:list[str])->int:
     "Prepare the rows and print the report; exits with 1 if a row cannot be read or none is left"
     options, cfg = parse("data", args, _DATA, summary=data_command.__doc__)
     require_trust(cfg)
-    if options.shard or options.merge or options.out: return _sharded(options, cfg)
+    if options.shard or options.merge or options.out: return _prepare_shards(options, cfg)
     from sft_nb.tokens.prepare import prepare
     from sft_nb.tokens.account import examples
     data = prepare(cfg)
@@ -69,7 +69,7 @@ def data_command(args:list[str])->int:
     return data.report.exit_code
 
 # %% ../../nbs/14_cli/01_commands.ipynb #cm0shd03
-def _sharded(options, cfg:Config)->int:
+def _prepare_shards(options, cfg:Config)->int:
     "Prepare a shard, or merge all of them, and say what comes next"
     part, shards, out = options.shard, options.merge, options.out
     _check_places(part, shards, out)
@@ -138,7 +138,7 @@ def check_command(args:list[str])->int:
     "Check rows, model and one real step as training would begin; exits with 1 if it would refuse"
     options, cfg = parse("check", args, _CHECK, summary=check_command.__doc__)
     require_trust(cfg)
-    _agree(cfg)
+    _check_agreement(cfg)
     from sft_nb.checks.preflight import preflight
     made = preflight(cfg)
     _say(json.dumps(made.to_dict(), ensure_ascii=False) if options.json else made.text(everything=options.all))
@@ -151,7 +151,7 @@ def _check_files(cfg:Config)->None:
     for side, files in (("train", cfg.train_file), ("eval", cfg.eval_file)):
         for file in files or (): open_rows(file, split=side, domain=cfg.domain)
 
-def _agree(cfg:Config)->None:
+def _check_agreement(cfg:Config)->None:
     "`SftError` for a file that is not there, or settings that do not go together, before the rows are read"
     _check_files(cfg)
     from sft_nb.training.arguments import training_arguments
@@ -171,7 +171,7 @@ def _new_run(cfg:Config):
     from sft_nb.run.directory import check_free
     _say(table(cfg), "\n")
     check_free(cfg)
-    _agree(cfg)
+    _check_agreement(cfg)
     from sft_nb.model.divided import check_several
     check_several(cfg, 1)
     from sft_nb.workbench import Workbench
@@ -181,18 +181,18 @@ def _new_run(cfg:Config):
     _say(_rows_in_short(bench.data.report))
     _say(f"\n{bench.cfg.method} on {hardware.device} ({hardware.device_reason}) "
          f"in {hardware.dtype_name} ({hardware.dtype_reason})")
-    _say(_planned(bench))
-    return train(bench, checked=_checked(bench))
+    _say(_describe_plan(bench))
+    return train(bench, checked=_short_preflight(bench))
 
 # %% ../../nbs/14_cli/01_commands.ipynb #df4ef467
-def _planned(bench)->str:
+def _describe_plan(bench)->str:
     "Attention and memory, or why there is no plan"
     made = bench.plan
     if made is None: return f"no plan could be made: {bench.no_plan}"
     return f"attention {bench.cfg.attn_implementation} ({made.reasons['attn_implementation']})\n{made.findings[0]}"
 
 # %% ../../nbs/14_cli/01_commands.ipynb #357fed35
-def _checked(bench)->Report|None:
+def _short_preflight(bench)->Report|None:
     "The preflight's report, in short, with what the report of the rows has not shown; None if it is turned off"
     if not bench.cfg.preflight: return None
     from sft_nb.checks.preflight import preflight
@@ -207,7 +207,7 @@ def _checked(bench)->Report|None:
     return checked
 
 # %% ../../nbs/14_cli/01_commands.ipynb #8758f29c
-def _launched(cfg:Config):
+def _launch_run(cfg:Config):
     "A new run in a process of its own"
     from sft_nb.training.launch import launch
     _say(table(cfg), "\n")
@@ -216,7 +216,7 @@ def _launched(cfg:Config):
 # %% ../../nbs/14_cli/01_commands.ipynb #27586de9
 _LONGER = ("num_train_epochs", "max_steps")   # what a finished run may have more of
 
-def _resume(options, cfg:Config, longer:dict, several:int|None):
+def _resume_run(options, cfg:Config, longer:dict, several:int|None):
     "An old run, here or in a process of its own, or in so many"
     from sft_nb.run.directory import can_resume, open_run
     from sft_nb.run.provenance import extend_training, change_world_size, settings_for_world_size
@@ -231,7 +231,7 @@ def _resume(options, cfg:Config, longer:dict, several:int|None):
     return resume(run, max_time=max_time)
 
 # %% ../../nbs/14_cli/01_commands.ipynb #57d9a51c
-def _follow(run):
+def _print_until_end(run):
     "Print what a launched run writes until it has ended; Ctrl-C stops it"
     try:
         if run.launched(): _read_along(run)
@@ -247,7 +247,7 @@ def _read_along(run)->None:
         _say(log.read())
 
 # %% ../../nbs/14_cli/01_commands.ipynb #b9b5654a
-def _detached(run)->None:
+def _how_to_watch(run)->None:
     "How to look at a run that trains by itself"
     _say(f"{run.name} trains in process {run.launched()}")
     path = shell_quote(run.path)
@@ -255,12 +255,12 @@ def _detached(run)->None:
     _say(f"  sft_nb stop {path}\n  sft_nb evaluate {path}   when it has finished")
 
 # %% ../../nbs/14_cli/01_commands.ipynb #20519e14
-def _tell(run, n_examples:int)->int:
+def _print_result(run, n_examples:int)->int:
     "What came out of a training, and the scores of a finished one"
     status = run.status
-    _say(_losses(run))
-    if status.reason: _say(_why(status))
-    if noticed := _noticed(run):   # each was printed at its step
+    _say(_describe_losses(run))
+    if status.reason: _say(_describe_status(status))
+    if noticed := _describe_guards(run):   # each was printed at its step
         _say(f"noticed on the way: {', '.join(f.check for f in noticed)}; guards.json has the details")
     if status.state == "finished" and run.config.eval_samples: _score_or_say(run, n_examples)
     if status.stopped_by == "max_time" and run.checkpoints():
@@ -269,7 +269,7 @@ def _tell(run, n_examples:int)->int:
     return status.exit_code
 
 # %% ../../nbs/14_cli/01_commands.ipynb #91464fd1
-def _losses(run)->str:
+def _describe_losses(run)->str:
     "The first loss and the last; if steps came after it, how many there were"
     losses = [(m["step"], m["loss"]) for m in run.metrics() if "loss" in m]
     if not losses: return "no step was taken"
@@ -279,7 +279,7 @@ def _losses(run)->str:
     return says if last >= taken else f"{says}, the last that was logged of {taken} steps"
 
 # %% ../../nbs/14_cli/01_commands.ipynb #f7fd115f
-def _why(status)->str:
+def _describe_status(status)->str:
     "State, reason and the way on"
     says = f"{status.state}: {status.reason}"
     if not status.fix: return says
@@ -287,7 +287,7 @@ def _why(status)->str:
     return f"{says}. {way}: {status.fix}"
 
 # %% ../../nbs/14_cli/01_commands.ipynb #3f50c042
-def _noticed(run)->list[Finding]:
+def _describe_guards(run)->list[Finding]:
     "What the guards saw"
     file = run.path/"guards.json"
     return Report.load(file).findings if file.exists() else []
@@ -322,24 +322,24 @@ def train_command(args:list[str])->int:
     from sft_nb.run.output import keep_output
     require_trust(cfg)
     with keep_output():   # | head
-        run = _begun(options, cfg, args)
+        run = _start_training(options, cfg, args)
         if not is_main_process(): return run.status.exit_code
-        if not options.detach: return _tell(_follow(run), options.examples)
-        _detached(run)
+        if not options.detach: return _print_result(_print_until_end(run), options.examples)
+        _how_to_watch(run)
     return 0
 
 # %% ../../nbs/14_cli/01_commands.ipynb #0c5089d5
-def _begun(options, cfg:Config, args:list[str]):
+def _start_training(options, cfg:Config, args:list[str]):
     "A run: resumed, launched, or trained here"
     if options.resume is not None:
         _nothing_else(options, args)
         several = cfg.num_processes if "num_processes" in given(args) else None
-        return _resume(options, cfg, {name: getattr(cfg, name) for name in _LONGER if name in given(args)}, several)
+        return _resume_run(options, cfg, {name: getattr(cfg, name) for name in _LONGER if name in given(args)}, several)
     if _is_launched(options):
         from sft_nb.training.train import train
         if is_main_process(): _say(table(cfg), "\n")
         return train(cfg)
-    if options.detach or cfg.num_processes > 1: return _launched(cfg)
+    if options.detach or cfg.num_processes > 1: return _launch_run(cfg)
     return _new_run(cfg)
 
 def _is_launched(options)->bool:

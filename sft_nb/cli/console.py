@@ -30,21 +30,21 @@ COMMANDS = dict(
     check=check_command, plan=plan_command,
     data=data_command, config=config_command, runs=runs_command, stop=stop_command, checkpoint=checkpoint_command)
 
-def _version()->str:
+def _version_line()->str:
     import sft_nb
     return f"sft_nb {sft_nb.__version__}"
 
 # %% ../../nbs/14_cli/04_console.ipynb #ebfc8a7b
-def _help()->str:
+def _help_text()->str:
     "What `sft_nb --help` prints"
-    lines = [f"{_version()}: supervised fine-tuning that you can see and trust", ""]
+    lines = [f"{_version_line()}: supervised fine-tuning that you can see and trust", ""]
     lines += ["usage: sft_nb COMMAND [options]", ""]
     lines += [f"  {name:<10} {f.__doc__}" for name, f in COMMANDS.items()]
     begin = "sft_nb COMMAND --help lists a command's options. Begin with: sft_nb train --config demo"
     return "\n".join([*lines, "", begin])
 
 # %% ../../nbs/14_cli/04_console.ipynb #cn0cmd01
-def _command(name:str):
+def _find_command(name:str):
     "The function of a command; ConfigError with the nearest name if there is none"
     if name in COMMANDS: return COMMANDS[name]
     near = difflib.get_close_matches(name[:100], COMMANDS, 1, .6) or ["train" if name == "sft" else "--help"]   # as TRL
@@ -52,7 +52,7 @@ def _command(name:str):
                       command(f"sft_nb {near[0]}"))
 
 # %% ../../nbs/14_cli/04_console.ipynb #cn0unf01
-def _unforeseen(e:Exception)->int:
+def _report_unforeseen(e:Exception)->int:
     "Say what went wrong and where; the whole traceback where SFT_NB_TRACEBACK is set"
     if os.environ.get("SFT_NB_TRACEBACK"): traceback.print_exc()
     last = traceback.extract_tb(e.__traceback__)[-1]
@@ -65,7 +65,7 @@ def _unforeseen(e:Exception)->int:
 # %% ../../nbs/14_cli/04_console.ipynb #ad3859e1
 _EXIT_CODES = {"SIGTERM": 143, "SIGHUP": 129}
 
-def _stopped(name:str, e:KeyboardInterrupt)->int:
+def _report_stop(name:str, e:KeyboardInterrupt)->int:
     "Say that a command was stopped, and where to look if that may have been in a run"
     more = "; if a run had begun, its status.json says how to continue" if name == "train" else ""
     print(f"sft_nb: stopped{more}", file=sys.stderr)
@@ -77,20 +77,20 @@ def main(
     "The console script"
     args = sys.argv[1:] if args is None else args
     with keep_output(errors=BrokenPipeError), fix_language("shell"), \
-            redirect_stdout(_printable(sys.stdout)), redirect_stderr(_printable(sys.stderr)):
+            redirect_stdout(_safe_stream(sys.stdout)), redirect_stderr(_safe_stream(sys.stderr)):
         try:
-            code = _greet(args) if args[:1] in ([], ["-h"], ["--help"], ["--version"]) else _run_command(args)
+            code = _print_help(args) if args[:1] in ([], ["-h"], ["--help"], ["--version"]) else _run_command(args)
             sys.stdout.flush()   # an error of the disk is this command's; a reader that has gone (| head) is none
             return code
         except SftError as e:
             print(shorten_words(f"sft_nb: {e}"), *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
             return e.exit_code
-        except KeyboardInterrupt as e: return _stopped(args[0], e)
-        except Exception as e: return _unforeseen(e)
+        except KeyboardInterrupt as e: return _report_stop(args[0], e)
+        except Exception as e: return _report_unforeseen(e)
         finally:
             with suppress(OSError): sys.stdout.flush()
 
-def _printable(stream)->RedactingStream:
+def _safe_stream(stream)->RedactingStream:
     "A stream that any character can be written to, without secrets"
     if stream is None: stream = open(os.devnull, "w")   # closed by the shell: >&-
     if hasattr(stream, "reconfigure"): stream.reconfigure(errors="backslashreplace")
@@ -109,14 +109,14 @@ def choose_card(
         else: raise ConfigError("--gpu", f"{' '.join(texts)[:50]!r} is no number", "what nvidia-smi says", edit(gpu=0))
     return rest
 
-def _greet(args:list[str])->int:
+def _print_help(args:list[str])->int:
     "Help or version; without arguments it was called wrongly"
-    _say(_version() if args == ["--version"] else _help())
+    _say(_version_line() if args == ["--version"] else _help_text())
     return 0 if args else 2
 
 # %% ../../nbs/14_cli/04_console.ipynb #33520d9b
 def _run_command(args:list[str])->int:
     "Do what the first argument says"
-    f, args = _command(args[0]), choose_card(args[1:])
+    f, args = _find_command(args[0]), choose_card(args[1:])
     load_env_files()
     return f(args)

@@ -40,38 +40,39 @@ def aliases(setting:str)->list[str]:
     return [name for name, full in ALIASES.items() if full == setting and name != "output_dir"]
 
 # %% ../../nbs/14_cli/00_options.ipynb #ecc684bc
-def _placeholder(t)->str|None:
+def _value_placeholder(t)->str|None:
     "What stands for the value of an option in a help, where tyro's own form is hard to read: TEXT ... for a list"
     parts = (t, *get_args(t))
     listed = [get_args(part)[0] for part in parts if get_origin(part) is tuple]
-    if listed: return f"{_placeholder(listed[0])} ..."
+    if listed: return f"{_value_placeholder(listed[0])} ..."
     kinds = [part for part in parts if part in (str, int, float)]
     has_words = any(get_origin(part) is Literal for part in parts)
     return None if has_words or not kinds else {str: "TEXT", int: "INT", float: "NUMBER"}[kinds[0]]
 
-def _spec(name:str, option:Option)->tuple:
+def _field_of_option(name:str, option:Option)->tuple:
     "A field as `make_dataclass` takes it"
     import tyro
     kind = tyro.conf.Positional[option.kind] if option.first else option.kind
     also = ", ".join(map(flag, aliases(name)))
-    placeholder = name.upper() if option.first else _placeholder(option.kind)
+    placeholder = name.upper() if option.first else _value_placeholder(option.kind)
     arg = tyro.conf.arg(help=f"{option.help}; also {also}" if also else option.help, metavar=placeholder)
     default = field() if option.default is ... else field(default=option.default)
     return name, Annotated[kind, arg], default
 
 # %% ../../nbs/14_cli/00_options.ipynb #e46299f8
-def _groups()->list[type]:
+def _setting_groups()->list[type]:
     "The groups of settings, in reading order"
     return [*reversed(Config.__mro__[1:-1])]
 
 # %% ../../nbs/14_cli/00_options.ipynb #d88215bd
 _TITLES = dict(row="rows", model="base_model", adapter="adapters", guard="guards", output="outputs")
 
-def _group(kind:type, cfg:Config)->tuple:
+def _group_annotation(kind:type, cfg:Config)->tuple:
     "A group of settings as tyro shows it: under its name, its options without one"
     import tyro
     known = [s for s in SETTINGS.values() if s.group is kind and s.name not in FIRST_SETTINGS]
-    made = make_dataclass(kind.__name__, [_spec(s.name, Option(s.type, getattr(cfg, s.name), s.help)) for s in known])
+    fields = [_field_of_option(s.name, Option(s.type, getattr(cfg, s.name), s.help)) for s in known]
+    made = make_dataclass(kind.__name__, fields)
     made.__doc__ = kind.__doc__
     name = kind.__name__.removesuffix("Settings").lower()
     return _TITLES.get(name, name), Annotated[made, tyro.conf.OmitArgPrefixes], field(default_factory=made)
@@ -87,13 +88,14 @@ def options_class(
     cfg:Config|None=None,  # with settings, and these as their defaults; None: no settings
 )->type:
     "The dataclass of a command's options"
-    specs = {name: _spec(name, option) for name, option in own.items()}
+    specs = {name: _field_of_option(name, option) for name, option in own.items()}
     if cfg is None: return make_dataclass(command, [*specs.values()])
-    first = [_spec(name, Option(SETTINGS[name].type, getattr(cfg, name), SETTINGS[name].help))
+    first = [_field_of_option(name, Option(SETTINGS[name].type, getattr(cfg, name), SETTINGS[name].help))
              for name in FIRST_SETTINGS]
     begin = [specs.pop(name) for name in [*own] if own[name].first or name == "config"]   # a place of its own, --config
     folder = Option(str|None, None, "the folder of this run: sets runs_dir and run_name")
-    rest = [*specs.values(), _spec("output_dir", folder), *(_group(k, cfg) for k in _groups())]
+    groups = [_group_annotation(k, cfg) for k in _setting_groups()]
+    rest = [*specs.values(), _field_of_option("output_dir", folder), *groups]
     return make_dataclass(command, [*begin, *first, *rest])
 
 # %% ../../nbs/14_cli/00_options.ipynb #eaa918be
@@ -105,19 +107,19 @@ def given(
     for arg in args:
         if not arg.startswith("--"): continue
         name = arg[2:].split("=")[0].replace("-", "_").lower().removeprefix("no_")
-        for full in _meant(name):
-            if names.setdefault(full, name) != name: raise _twice(names[full], name)
+        for full in _settings_meant(name):
+            if names.setdefault(full, name) != name: raise _given_twice(names[full], name)
     return names
 
 # %% ../../nbs/14_cli/00_options.ipynb #50eb4321
-def _meant(name:str)->list[str]:
+def _settings_meant(name:str)->list[str]:
     "The settings that a name sets; none if it is no setting"
     if name == "output_dir": return [name]   # a run_name beside it is what a tracker shows
     full = full_name(name)
     return [full] if full in defaults() else []
 
 # %% ../../nbs/14_cli/00_options.ipynb #e54dd1a4
-def _twice(one:str, other:str)->ConfigError:
+def _given_twice(one:str, other:str)->ConfigError:
     return ConfigError("command line", f"{flag(one)} and {flag(other)} set the same", "one of them",
                        f"leave out {{{one}}}")
 
@@ -163,11 +165,11 @@ def words(
     return found
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0wrd08
-def _reads(text:str, t)->bool:
+def _can_read(text:str, t)->bool:
     "Can what was typed be read as annotation `t`?"
     options = get_args(t)
-    if is_union(t): return any(_reads(text, a) for a in options)
-    if get_origin(t) is tuple: return _reads(text, options[0])
+    if is_union(t): return any(_can_read(text, a) for a in options)
+    if get_origin(t) is tuple: return _can_read(text, options[0])
     if get_origin(t) is Literal: return text in map(str, options)
     if t is bool: return text.lower() in ("true", "false")
     if t is type(None): return text == "None"
@@ -193,7 +195,7 @@ def _value_of(texts:list[str], default:Any)->Any:
 # %% ../../nbs/14_cli/00_options.ipynb #a531b89c
 def _is_their_value(name:str, texts:list[str], t)->bool:
     "Is it a value that a setting of ours does not take, and means something in another program?"
-    if t is None or not texts or all(_reads(text, t) for text in texts): return False
+    if t is None or not texts or all(_can_read(text, t) for text in texts): return False
     return translate_setting(name, texts[0] if len(texts) == 1 else texts, defaults()) is not None
 
 def set_apart(
@@ -210,7 +212,7 @@ def set_apart(
     return rest, foreign
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0chk01
-def _kinds(own:dict[str,Option], base:Config|None)->dict[str,Setting]:
+def _annotations(own:dict[str,Option], base:Config|None)->dict[str,Setting]:
     "What each option of a command takes, by every name that it has"
     def kind(name, option): return Setting(option.help, name=name, type=option.kind, default=option.default)
     found = {name: kind(name, option) for name, option in own.items() if not option.first}
@@ -240,26 +242,26 @@ def _no_option(command:str, name:str, known)->ConfigError:
 def _no_value(kind, typed:str, texts:list[str])->ConfigError:
     "The error for an option with too few values, or too many"
     found = f"{typed} has no value" if not texts else f"{typed} has {len(texts)} values: {' '.join(texts)[:100]}"
-    return ConfigError(_LINE, found, f"{kind.name} takes {describe_annotation(kind.type)}", _example(kind, texts))
+    return ConfigError(_LINE, found, f"{kind.name} takes {describe_annotation(kind.type)}", _example_line(kind, texts))
 
 # %% ../../nbs/14_cli/00_options.ipynb #3a165165
 _VALUES = dict(resume="runs/NAME", train_file="rows.jsonl", eval_file="rows.jsonl", max_samples="500", max_time="5h",
                run_name="NAME", fields="question=Problem answer=Solution", eval_fraction="0.05", prompt="'A question?'")
 
-def _example(kind, texts:list[str]):
+def _example_line(kind, texts:list[str]):
     "A line that would do"
-    if texts and _reads(texts[0], kind.type): return edit(**{kind.name: texts[0]})
+    if texts and _can_read(texts[0], kind.type): return edit(**{kind.name: texts[0]})
     if kind.default not in (None, ..., (), False): return edit(**{kind.name: kind.default})
     return f"{{{kind.name}}} {_VALUES.get(kind.name, 'VALUE')}"
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0chk03
-def _fault(kind, typed:str, texts:list[str])->ConfigError|None:
+def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
     "What is wrong with the values of an option, if anything is"
     switch = kind.type is bool
     if switch and not texts: return None
     many = _takes_many(kind.type)
     if len(texts) > 1 and not many or not texts: return _no_value(kind, typed, texts)
-    wrong = next((text for text in texts if not _reads(text, kind.type)), None)
+    wrong = next((text for text in texts if not _can_read(text, kind.type)), None)
     if wrong is not None: return kind.wrong_type(wrong, _LINE)
     negative = kind.name not in defaults() and kind.type is int and int(texts[0]) < 0
     if negative: return ConfigError(_LINE, f"{typed} is {texts[0]}", "0 or more", edit(**{kind.name: kind.default}))
@@ -278,21 +280,21 @@ def check_line(
 
 def line_problems(command:str, args:list[str], own:dict[str,Option], base:Config|None=None)->list[ConfigError]:
     "Everything that is wrong with a line, in its order"
-    known, problems = _kinds(own, base), []
+    known, problems = _annotations(own, base), []
     for name, texts in words(args)[1:]:
         bare = _bare(name)
         if not bare: continue
         switch = known.get(bare.removeprefix("no_"))
         if bare not in known and (switch is None or bool not in (switch.type, *get_args(switch.type))):
             problems.append(_no_option(command, name, known))
-        elif bare in known and (fault := _fault(known[bare], name, texts)): problems.append(fault)
+        elif bare in known and (fault := _find_fault(known[bare], name, texts)): problems.append(fault)
     try: _check_first(command, words(args)[0][1], own)
     except ConfigError as e: problems.append(e)
     named = {_bare(name) for name, _ in words(args)}
     for name, option in own.items():
         if option.default is ... and not option.first and name not in named and "-h" not in args:
             problems.append(ConfigError(f"sft_nb {command}", f"{flag(name)} is missing", option.help,
-                                        _example(known[name], [])))
+                                        _example_line(known[name], [])))
     return problems
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0chk05
@@ -389,7 +391,7 @@ def described(command:str, summary:str)->str:
     return "\n".join([summary, "", "Examples:", *lines]) if lines else summary
 
 # %% ../../nbs/14_cli/00_options.ipynb #df2da5d8
-def _flat(made)->SimpleNamespace:
+def _without_groups(made)->SimpleNamespace:
     "The values of the options, without the groups"
     values = vars(made).copy()
     groups = [name for name, value in values.items() if is_dataclass(value)]
@@ -410,7 +412,7 @@ def parse_own(
     check_line(command, args, own, base)
     made = tyro.cli(options_class(command, own, base), args=args, prog=f"sft_nb {command}",
                     description=described(command, summary))
-    return _flat(made)
+    return _without_groups(made)
 
 # %% ../../nbs/14_cli/00_options.ipynb #8c2ba8b6
 def parse(

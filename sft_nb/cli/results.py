@@ -76,7 +76,7 @@ _GENERAL = dict(
     general=Option(bool, True, "also read general texts, for what was forgotten"),
     general_file=Option(str|None, None, "other general texts than those that ship"))
 
-def _asked(options)->dict:
+def _evaluation_options(options)->dict:
     "What `evaluate` is told"
     names = [name for name in _ASKS if name != "json"]
     how = {name: getattr(options, name) for name in names} | dict(progress=not options.json)
@@ -84,13 +84,13 @@ def _asked(options)->dict:
     return how
 
 # %% ../../nbs/14_cli/02_results.ipynb #0b26ea86
-def _there(what:str, options, checkpoint:str="adapter")->None:
+def _check_target_exists(what:str, options, checkpoint:str="adapter")->None:
     "ConfigError if there is nothing to ask, before torch is loaded"
     from sft_nb.run.locate import find_target
     find_target(what, checkpoint=checkpoint, trust_remote_code=options.trust_remote_code)
 
 # %% ../../nbs/14_cli/02_results.ipynb #cr0poi02
-def _pointed(command_name:str, options:SimpleNamespace)->SimpleNamespace:
+def _with_target(command_name:str, options:SimpleNamespace)->SimpleNamespace:
     "The same options, in which what is asked has its place; ConfigError if nothing is named"
     path = options.checkpoint
     if not options.run and ("/" in path or os.path.isdir(path)):
@@ -105,10 +105,10 @@ _EVALUATE = dict(run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, examples=_EXAMPLES, 
 
 def evaluate_command(args:list[str])->int:
     "Score base and tuned model of a run on held-out rows"
-    options = _pointed("evaluate", parse_own("evaluate", args, _EVALUATE, summary=evaluate_command.__doc__))
-    _there(options.run, options, options.checkpoint)
+    options = _with_target("evaluate", parse_own("evaluate", args, _EVALUATE, summary=evaluate_command.__doc__))
+    _check_target_exists(options.run, options, options.checkpoint)
     from sft_nb.results.evaluate import evaluate
-    e = evaluate(options.run, checkpoint=options.checkpoint, **_asked(options))
+    e = evaluate(options.run, checkpoint=options.checkpoint, **_evaluation_options(options))
     if options.json: _say(json.dumps(e.to_dict()))
     else: _score(e, options.examples)
     return 0
@@ -121,9 +121,10 @@ _SWEEP = dict(run=_RUN, checkpoints=Option(tuple[str,...]|None, None, "checkpoin
 def sweep_command(args:list[str])->int:
     "Score every checkpoint of a run against the base, and say which is the best"
     options = parse_own("sweep", args, _SWEEP, summary=sweep_command.__doc__)
-    _there(options.run, options, (options.checkpoints or ["adapter"])[0])
+    _check_target_exists(options.run, options, (options.checkpoints or ["adapter"])[0])
     from sft_nb.results.follow import follow, sweep
-    made = (follow if options.follow else sweep)(options.run, checkpoints=options.checkpoints, **_asked(options))
+    score = follow if options.follow else sweep
+    made = score(options.run, checkpoints=options.checkpoints, **_evaluation_options(options))
     _say(json.dumps(made.to_dict()) if options.json else made)
     return 0
 
@@ -137,10 +138,10 @@ _VERDICT = dict(
 def verdict_command(args:list[str])->int:
     "Is it better? Exits with 0 for better, 1 for worse or not enough, 3 if that cannot be told"
     options = parse_own("verdict", args, _VERDICT, summary=verdict_command.__doc__)
-    _there(options.run, options, options.checkpoint or "adapter")
+    _check_target_exists(options.run, options, options.checkpoint or "adapter")
     from sft_nb.results.verdict import verdict
     made = verdict(options.run, checkpoint=options.checkpoint, min_gain=options.min_gain,
-                   max_forgetting=options.max_forgetting, **_asked(options))
+                   max_forgetting=options.max_forgetting, **_evaluation_options(options))
     _say(json.dumps(made.to_dict()) if options.json else made)
     return made.exit_code
 
@@ -152,9 +153,9 @@ _COMPARE = dict(
 def compare_command(args:list[str])->int:
     "Two tuned models on the same rows: is the second better than the first?"
     options = parse_own("compare", args, _COMPARE, summary=compare_command.__doc__)
-    for what in (options.a, options.b): _there(what, options)
+    for what in (options.a, options.b): _check_target_exists(what, options)
     from sft_nb.results.verdict import compare
-    made = compare(options.a, options.b, among=options.among, **_asked(options))
+    made = compare(options.a, options.b, among=options.among, **_evaluation_options(options))
     _say(json.dumps(made.to_dict()) if options.json else made)
     return 0
 
@@ -170,7 +171,7 @@ _PROMPT = Option(tuple[str,...], ..., "what the user says; several are answered 
 _GENERATE = dict(prompt=_PROMPT) | _SAYS | dict(
     base=Option(bool, False, "also what the model said before training"), json=_JSON)
 
-def _talker(options):
+def _make_talker(options):
     "Asks the model, or its base: conversations -> generations"
     from sft_nb.run.locate import find_target
     target = find_target(options.run, checkpoint=options.checkpoint, trust_remote_code=options.trust_remote_code)
@@ -187,7 +188,7 @@ def _talker(options):
 # %% ../../nbs/14_cli/02_results.ipynb #279e1710
 _SAMPLING = ("temperature", "top_p", "stop", "seed")
 
-def _begun(options)->list[dict]:
+def _opening_messages(options)->list[dict]:
     "What stands before the first message of the user"
     return [dict(role="system", content=options.system)] if options.system else []
 
@@ -202,9 +203,9 @@ def _prompts_named(args:list[str])->list[str]:
 def generate_command(args:list[str])->int:
     "What a model answers to a prompt, beside what its base answers if that is asked for"
     args = _prompts_named(args)
-    options = _pointed("generate", parse_own("generate", args, _GENERATE, summary=generate_command.__doc__))
-    ask = _talker(options)
-    talks = [[*_begun(options), dict(role="user", content=prompt)] for prompt in options.prompt]
+    options = _with_target("generate", parse_own("generate", args, _GENERATE, summary=generate_command.__doc__))
+    ask = _make_talker(options)
+    talks = [[*_opening_messages(options), dict(role="user", content=prompt)] for prompt in options.prompt]
     said = dict(tuned=ask(talks))
     if options.base: said = dict(base=ask(talks, base=True)) | said
     if options.json: _say(json.dumps([_as_json(said, k, prompt) for k, prompt in enumerate(options.prompt)]))
@@ -231,8 +232,8 @@ def chat_command(args:list[str])->int:
         instead = command(f"sft_nb generate {shell_quote(texts[0])} {shell_quote(texts[1])}")
         raise ConfigError("sft_nb chat", f"it takes no question ({texts[1][:100]!r})",
                           "what you say is read from the input", instead)
-    options = _pointed("chat", parse_own("chat", args, _SAYS, summary=chat_command.__doc__))
-    ask, talk = _talker(options), _begun(options)
+    options = _with_target("chat", parse_own("chat", args, _SAYS, summary=chat_command.__doc__))
+    ask, talk = _make_talker(options), _opening_messages(options)
     if sys.stdin.isatty(): _say(f"{options.run}: an empty line ends it")
     for line in sys.stdin:
         if not line.strip(): break

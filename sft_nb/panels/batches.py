@@ -319,9 +319,9 @@ class BatchPanel(Panel):
         self.previous = W.Button(description="◀ previous", layout=_NARROW)
         self.next = W.Button(description="next ▶", layout=_NARROW)
         self.longest = W.Button(description="longest row", layout=dict(width="110px"))
-        self.number = _number("batch")
-        self.row = _number("row")
-        self.size = _number("rows", value=state.batch_size, max=1024)
+        self.number = _number_field("batch")
+        self.row = _number_field("row")
+        self.size = _number_field("rows", value=state.batch_size, max=1024)
         moves = W.HBox([self.split, self.previous, self.next, self.longest])
         super().__init__(state, [moves, W.HBox([self.number, self.row, self.size, W.HTML(_LEGEND)])])
         self.error = ""
@@ -331,7 +331,7 @@ class BatchPanel(Panel):
     def to_html(self)->str: return self.error + super().to_html()
 
 # %% ../../nbs/13_panels/01_batches.ipynb #3716cc0a
-def _number(name:str, **more)->W.BoundedIntText:
+def _number_field(name:str, **more)->W.BoundedIntText:
     "A field for a number from 1 on"
     how = dict(value=1, min=1, max=2**31 - 1, continuous_update=False) | more
     look = dict(layout=W.Layout(width="150px"), style=dict(description_width="45px"))

@@ -132,7 +132,7 @@ def begin(self:GenerationState,
     **how,                      # as for `Sampling`
 )->Turn:
     "A turn in which nobody has spoken yet; ConfigError for an empty prompt"
-    if not prompt.strip(): raise _empty()
+    if not prompt.strip(): raise _empty_table()
     place, talk = self._of_row(prompt, row)
     if talk: self.new()
     before = [] if self.turns else under(talk[:-1] or [dict(role="user", content=prompt)], system)[:-1]
@@ -144,7 +144,7 @@ def begin(self:GenerationState,
     return turn
 
 # %% ../../nbs/13_panels/09_conversation.ipynb #gen0ask3
-def _empty()->ConfigError:
+def _empty_table()->ConfigError:
     fix = "write a prompt, or choose a held-out row"
     return ConfigError("GenerationPanel", "the prompt is empty", "a question", fix)
 
@@ -215,7 +215,7 @@ def ask(self:GenerationState,
     return self.answer(self.begin(prompt, **how), on_token)
 
 # %% ../../nbs/13_panels/09_conversation.ipynb #gen0rat2
-def _says(reply:Reply)->list[dict]: return [dict(role="assistant", content=reply.text)]
+def _reply_text(reply:Reply)->list[dict]: return [dict(role="assistant", content=reply.text)]
 
 @patch
 def preferences(self:GenerationState,
@@ -226,9 +226,9 @@ def preferences(self:GenerationState,
     good, bad = ([r for r in turn.replies.values() if r.rating == rating] for rating in ("good", "bad"))
     pairs = [(a, b) for a in good for b in bad if asked[a.speaker] == asked[b.speaker]]
     paired = {r.speaker for pair in pairs for r in pair}
-    lines = [dict(prompt=asked[a.speaker], chosen=_says(a), rejected=_says(b), chosen_model=a.speaker,
+    lines = [dict(prompt=asked[a.speaker], chosen=_reply_text(a), rejected=_reply_text(b), chosen_model=a.speaker,
                   rejected_model=b.speaker) for a, b in pairs]
-    return lines + [dict(prompt=asked[r.speaker], completion=_says(r), label=r.rating == "good", model=r.speaker)
+    return lines + [dict(prompt=asked[r.speaker], completion=_reply_text(r), label=r.rating == "good", model=r.speaker)
                     for r in good + bad if r.speaker not in paired]
 
 # %% ../../nbs/13_panels/09_conversation.ipynb #gen0rat3
@@ -268,7 +268,7 @@ def rate(self:GenerationState,
 _CELL = "vertical-align:top;text-align:left;padding:6px;border:1px solid rgba(128,128,128,.4);white-space:normal"
 _SAYS = "white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0;text-align:left"
 
-def _cell(reply:Reply, at:int|None, share:float)->str:
+def _reply_cell(reply:Reply, at:int|None, share:float)->str:
     "One answer"
     error = f"<div role='alert'>⚠ {escape_html(reply.error)}</div>" if reply.error else ""
     kind = "base" if reply.speaker == "base" else "tuned"
@@ -277,14 +277,14 @@ def _cell(reply:Reply, at:int|None, share:float)->str:
             f"<pre dir='auto' class='sft-{kind}' style='{_SAYS}'>{pieces_html(reply, at)}</pre></td>")
 
 # %% ../../nbs/13_panels/09_conversation.ipynb #gen0htm3
-def _differences(replies:list[Reply])->list[int|None]:
+def _first_differences(replies:list[Reply])->list[int|None]:
     "For each reply, the token at which it parts from the first; for the first, where somebody parts from it"
     first, *others = replies
     where = [first_difference(r, first) for r in others]
     return [min((k for k in where if k is not None), default=None), *(first_difference(first, r) for r in others)]
 
 # %% ../../nbs/13_panels/09_conversation.ipynb #gen0htm4
-def _head(turn:Turn, number:int)->str:
+def _turn_header(turn:Turn, number:int)->str:
     "What stands above the answers"
     hot = {k: v for k, v in turn.how.items() if turn.how.get("temperature") or k == "max_new_tokens"}
     how = ", ".join(f"{k} {v:g}" for k, v in hot.items() if v is not None)
@@ -303,9 +303,9 @@ def turn_html(
 )->str:
     "A prompt and its answers as a table; everything that anybody wrote is escaped"
     replies = [*turn.replies.values()]
-    cells = "".join(_cell(r, at, 1 / len(replies)) for r, at in zip(replies, _differences(replies)))
+    cells = "".join(_reply_cell(r, at, 1 / len(replies)) for r, at in zip(replies, _first_differences(replies)))
     table = f"<table style='width:100%;table-layout:fixed'><tr>{cells}</tr></table>"
-    return f"<div class='sft-turn' style='margin:8px 0'>{_head(turn, number)}{table}</div>"
+    return f"<div class='sft-turn' style='margin:8px 0'>{_turn_header(turn, number)}{table}</div>"
 
 # %% ../../nbs/13_panels/09_conversation.ipynb #gen0htm5
 _LEGEND = ("<div style='opacity:.8;font-size:85%'>≠ and a frame: where answers part · dotted: less than 50% sure · "

@@ -21,7 +21,7 @@ from ..tasks.core import Score
 from ..run.checkpoint import step_of
 from ..run.directory import open_run, Run
 from ..results.answers import Answer, Scores
-from ..results.sweep import _says, Sweep
+from ..results.sweep import _describe_sweep, Sweep
 from .panel import error_html, Panel, table_html
 from .replies import Reply
 from .conversation import Turn, turn_html
@@ -214,7 +214,7 @@ def html(self:EvalState)->str:
     page = f", {self.at + 1:,} to {self.at + len(self.on_page()):,}" if n else ""
     head = f"{self.checkpoint} and base, {self.filter}{class_}: {n:,} of {self.base.n:,} rows{page}"
     if "says" not in self.kept:
-        self.kept["says"] = "".join(f"<div>{escape_html(line)}</div>" for line in _says(self.sweep))
+        self.kept["says"] = "".join(f"<div>{escape_html(line)}</div>" for line in _describe_sweep(self.sweep))
     top = f"{self._chart()}{self.kept['says']}<div style='margin-top:6px'><b>{escape_html(head)}</b></div>"
     return top + (self._pair_html() + self._table() if n else "")
 
@@ -293,15 +293,15 @@ def fill(self:EvalPanel)->None:
     for name, button in self.buttons.items(): button.disabled = not there and name != "reload"
     if there:
         filters = [(f"{name} ({n:,})", name) for name, n in s.counts().items()]
-        _set(self.checkpoint, [*s.sweep.checkpoints], s.checkpoint)
-        _set(self.filter, filters, s.filter)
-        _set(self.klass, ["all", *s.classes()], s.klass)
+        _set_options(self.checkpoint, [*s.sweep.checkpoints], s.checkpoint)
+        _set_options(self.filter, filters, s.filter)
+        _set_options(self.klass, ["all", *s.classes()], s.klass)
         self.klass.layout.display = None if s.classes() else "none"
         page = s.on_page()
-        _set(self.list, [(self._line(k), n) for n, k in enumerate(page)], s.chosen if page else None)
+        _set_options(self.list, [(self._line(k), n) for n, k in enumerate(page)], s.chosen if page else None)
     self.filling = False
 
-def _set(widget, options:list, value)->None:
+def _set_options(widget, options:list, value)->None:
     "Options and value at once"
     if [*widget.options] != options: widget.options = options
     widget.value = value

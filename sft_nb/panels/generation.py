@@ -69,11 +69,11 @@ class PromptBox(anywidget.AnyWidget):
 # %% ../../nbs/13_panels/10_generation.ipynb #vew0con1
 _WIDE = dict(width="98%")
 
-def _slider(name:str, value:float, least:float, most:float)->W.FloatSlider:
+def _make_slider(name:str, value:float, least:float, most:float)->W.FloatSlider:
     return W.FloatSlider(value=value, min=least, max=most, step=.05, description=name, readout_format=".2f",
                          continuous_update=False, style=dict(description_width="85px"), layout=dict(width="270px"))
 
-def _whole(name:str, value:int, least:int=0, **more)->W.BoundedIntText:
+def _number_field(name:str, value:int, least:int=0, **more)->W.BoundedIntText:
     return W.BoundedIntText(value=value, min=least, max=2**31 - 1, description=name,
                             style=dict(description_width="85px"), layout=dict(width="190px"), **more)
 
@@ -81,7 +81,7 @@ class Controls:
     "The controls of a `GenerationPanel`, as they lie below each other"
     def __init__(self, state:GenerationState):
         there = [*dict.fromkeys([*names_in(state.run), *state.names])]
-        self.row = _whole("held-out row", 0, tooltip="0: no row", continuous_update=False)
+        self.row = _number_field("held-out row", 0, tooltip="0: no row", continuous_update=False)
         self.models = W.SelectMultiple(options=there, value=state.names, rows=min(6, len(there)), description="models")
         self.prompt = PromptBox(placeholder="Ask something; Ctrl+Enter sends it").add_class("sft-prompt-box")
         later = "counts from the next conversation on"
@@ -93,8 +93,8 @@ class Controls:
         self._settings(state.run.config.max_new_tokens)
 
     def _settings(self, most:int):
-        self.tokens, self.seed = _whole("max tokens", most, 1), _whole("seed", 0)
-        self.temperature, self.top_p = _slider("temperature", 0., 0., 2.), _slider("top-p", 1., .05, 1.)
+        self.tokens, self.seed = _number_field("max tokens", most, 1), _number_field("seed", 0)
+        self.temperature, self.top_p = _make_slider("temperature", 0., 0., 2.), _make_slider("top-p", 1., .05, 1.)
 
     def lines(self)->list:
         "One below the other"

@@ -9,17 +9,17 @@ __all__ = ['intervals_svg']
 from ..escape import escape_html
 
 # %% ../../nbs/13_panels/11_intervals.ipynb #evl0svg1
-def _bounds(points:list[tuple], base:tuple)->tuple:
+def _data_range(points:list[tuple], base:tuple)->tuple:
     "First and last step, lowest and highest value"
     values = [v for _, *three in points for v in three] + [*base]
     return points[0][0], points[-1][0], min(values), max(values)
 
-def _path(points:list[tuple], place)->str: return " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
+def _svg_path(points:list[tuple], place)->str: return " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
 
-def _band(points:list[tuple], place)->str:
+def _svg_band(points:list[tuple], place)->str:
     "The line, and the room between its bounds"
-    band = _path([(s, h) for s, _, _, h in points] + [(s, l) for s, _, l, _ in reversed(points)], place)
-    line = _path([(s, v) for s, v, *_ in points], place)
+    band = _svg_path([(s, h) for s, _, _, h in points] + [(s, l) for s, _, l, _ in reversed(points)], place)
+    line = _svg_path([(s, v) for s, v, *_ in points], place)
     return (f"<polygon points='{band}' fill='currentColor' fill-opacity='.15' stroke='none'/>"
             f"<polyline points='{line}' fill='none' stroke='currentColor' stroke-width='2'/>")
 
@@ -31,31 +31,32 @@ def intervals_svg(
     *, title:str="", width:int=560, height:int=190,
 )->str:
     "Values over steps in a band, the base as a dashed line; told by form, not by colour"
-    left, right, low, high = _bounds(points, base)
+    left, right, low, high = _data_range(points, base)
     def place(step, v):
         x = 30 + (width - 60) * (step - left) / ((right - left) or 1)
         return x, height - 24 - (height - 56) * (v - low) / ((high - low) or 1)
-    dots = "".join(_dot(point, place, names.get(point[0], "")) for point in points)
-    drawn = _band(points, place) + _base_line(base, place, (left, right)) + dots
-    drawn += _text(4, 12, f"{title}: {high:.4g}") + _text(4, height - 6, f"{low:.4g} · step {left:,} to {right:,}")
-    return _framed(drawn, f"{title} over steps; base {base[0]:.4g}", width, height)
+    dots = "".join(_svg_dot(point, place, names.get(point[0], "")) for point in points)
+    drawn = _svg_band(points, place) + _base_line(base, place, (left, right)) + dots
+    drawn += _svg_text(4, 12, f"{title}: {high:.4g}")
+    drawn += _svg_text(4, height - 6, f"{low:.4g} · step {left:,} to {right:,}")
+    return _svg_frame(drawn, f"{title} over steps; base {base[0]:.4g}", width, height)
 
-def _framed(drawn:str, says:str, width:int, height:int)->str:
+def _svg_frame(drawn:str, says:str, width:int, height:int)->str:
     box = f"viewBox='0 0 {width} {height}' width='{width}' height='{height}' style='max-width:100%'"
     return f"<svg {box} role='img' aria-label='{escape_html(says)}'>{drawn}</svg>"
 
 # %% ../../nbs/13_panels/11_intervals.ipynb #evl0svg3
-def _text(x:float, y:float, says:str, anchor:str="start")->str:
+def _svg_text(x:float, y:float, says:str, anchor:str="start")->str:
     at = f"x='{x:.0f}' y='{y:.0f}' text-anchor='{anchor}'"
     return f"<text {at} font-size='11' fill='currentColor'>{escape_html(says)}</text>"
 
 def _base_line(base:tuple, place, steps:tuple)->str:
     (x, y), (end, _) = (place(step, base[0]) for step in steps)
     ends = f"x1='{x - 26:.0f}' x2='{end + 26:.0f}' y1='{y:.1f}' y2='{y:.1f}'"
-    name = _text(end + 26, y - 4, f"base {base[0]:.4g}", "end")
+    name = _svg_text(end + 26, y - 4, f"base {base[0]:.4g}", "end")
     return f"<line {ends} stroke='currentColor' stroke-dasharray='5 4'/>{name}"
 
-def _dot(point:tuple, place, says:str)->str:
+def _svg_dot(point:tuple, place, says:str)->str:
     "A checkpoint; the mouse tells its figures"
     step, value, low, high = point
     x, y = place(step, value)
@@ -63,6 +64,6 @@ def _dot(point:tuple, place, says:str)->str:
     _, end = place(step, low)
     tells = escape_html(f"step {step:,}: {value:.4g} (95% interval {low:.4g} to {high:.4g})")
     whisker = f"<line x1='{x:.1f}' x2='{x:.1f}' y1='{top:.1f}' y2='{end:.1f}' stroke='currentColor'/>"
-    name = _text(x, max(24, top - 5), says, "middle") if says else ""
+    name = _svg_text(x, max(24, top - 5), says, "middle") if says else ""
     circle = f"<circle cx='{x:.1f}' cy='{y:.1f}' r='{5 if says else 3}' fill='currentColor'>"
     return f"<g>{whisker}{circle}<title>{tells}</title></circle>{name}</g>"

@@ -21,7 +21,7 @@ from .panel import table_html
 from .batches import BatchState
 
 # %% ../../nbs/13_panels/04_live.ipynb #lv4each01
-def _each(run:Run|str|Path|list, others:tuple)->list:
+def _find_runs(run:Run|str|Path|list, others:tuple)->list:
     "The runs that are meant; ConfigError if there are none"
     runs = [*run, *others] if isinstance(run, (list, tuple)) else [run, *others]
     if runs: return runs
@@ -42,7 +42,7 @@ class RunState:
         self.at = None          # the step whose batch is looked at
         self.batches = None     # made when the first batch is looked at
         self.said = None        # what the last look saw
-        for one in _each(run, others): self.add(one)
+        for one in _find_runs(run, others): self.add(one)
         self.cfg = self.run.config
         self.refresh()
 
@@ -60,12 +60,12 @@ class RunState:
 
 
 # %% ../../nbs/13_panels/04_live.ipynb #liv0sta6
-def _noticed(file:Path)->list[Finding]:
+def _read_guards(file:Path)->list[Finding]:
     "What the guards saw; nothing while the file is being made, or if it is damaged"
     try: return Report.load(file).findings
     except SftError: return []
 
-def _plan(file:Path)->dict:
+def _read_plan(file:Path)->dict:
     "What was planned; empty if nothing was"
     try: said = read_json(file)
     except (OSError, ValueError): return {}
@@ -78,7 +78,7 @@ def refresh(self:RunState)->bool:
     come = [tail.look() for tail in self.tails]   # of all of them
     run, path = self.run, self.run.path
     self.state, self.status, self.progress = run.state, run.status, run.progress
-    self.noticed, self.plan = _noticed(path/"guards.json"), _plan(path/"plan.json")
+    self.noticed, self.plan = _read_guards(path/"guards.json"), _read_plan(path/"plan.json")
     self.samples = [line for line in read_lines(path/"samples.jsonl") if isinstance(line.get("answers"), list)]
     self.checkpoints = [p.name for p in run.checkpoints()]
     self.asked = (path/CHECKPOINT_ASKED).exists()
@@ -199,7 +199,7 @@ def _memory_html(gib:dict[str,float])->str:
 # %% ../../nbs/13_panels/04_live.ipynb #liv0sam2
 _SHOWN = 4   # answers to a prompt
 
-def _some(lines:list, n:int)->list:
+def _sample_lines(lines:list, n:int)->list:
     "The first, the last, and others between, evenly"
     if len(lines) <= n: return lines
     return [lines[round(k * (len(lines) - 1) / (n - 1))] for k in range(n)]
@@ -212,7 +212,7 @@ def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
         for said in line["answers"][:n]:
             ends = "" if said.get("ended") else " … (not ended)"
             found.setdefault(str(said.get("asked", "")), []).append((line["step"], f"{said.get('text', '')}{ends}"))
-    return [(asked[-200:], _some(answers, _SHOWN)) for asked, answers in found.items()][:n]
+    return [(asked[-200:], _sample_lines(answers, _SHOWN)) for asked, answers in found.items()][:n]
 
 # %% ../../nbs/13_panels/04_live.ipynb #liv0sam3
 @patch

@@ -20,7 +20,7 @@ from ..escape import escape_html
 from ..files import write_atomically
 from ..report import ConfigError
 from ..tokens.account import Split
-from ..tokens.show import _seen, spans_html, Token, tokens_of
+from ..tokens.show import _visible_html, spans_html, Token, tokens_of
 from ..model.generate import eval_mode
 from ..run.directory import open_run, Run
 from ..results.sweep import Swapped
@@ -161,7 +161,7 @@ def export(self:LossState,
     return write_atomically(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 # %% ../../nbs/13_panels/03_losses.ipynb #los0htm2
-def _shade(value:float)->str:
+def _loss_colour(value:float)->str:
     "Red for a loss of `value` nats, green below 0"
     depth = min(.6, abs(value) / 3 * .6)   # words stay readable on the deepest, in light and dark
     return f"rgba(207,34,46,{depth:.2f})" if value > 0 else f"rgba(46,160,67,{depth:.2f})"
@@ -172,11 +172,11 @@ def _line_under(value:float)->str:
     if abs(value) <= .1: return ""
     return ";text-decoration:underline " + ("wavy" if value > 0 else "solid")
 
-def _costly(token:Token, value:float, tells:str, gain:bool=False)->str:
+def _token_html(token:Token, value:float, tells:str, gain:bool=False)->str:
     "One supervised token as HTML"
-    end, style = "<br>" * ("\n" in token.text), f"background:{_shade(value)}"
+    end, style = "<br>" * ("\n" in token.text), f"background:{_loss_colour(value)}"
     if gain: style += _line_under(value)
-    return f"<bdi title='{escape_html(tells)}' style='{style}'>{_seen(token.text)}</bdi>{end}"
+    return f"<bdi title='{escape_html(tells)}' style='{style}'>{_visible_html(token.text)}</bdi>{end}"
 
 # %% ../../nbs/13_panels/03_losses.ipynb #06c7b04f
 @patch
@@ -192,7 +192,7 @@ def _tokens(self:LossState, r:RowCost)->str:
             parts.append(spans_html([t for _, t in run], fold=120))
             continue
         tells, gain = "base {:.2f}, tuned {:.2f}", self.shows == "gain"
-        parts.append(_line_of([_costly(t, shown[k], tells.format(base[k], tuned[k]), gain) for k, t in run]))
+        parts.append(_line_of([_token_html(t, shown[k], tells.format(base[k], tuned[k]), gain) for k, t in run]))
     return "".join(parts)
 
 # %% ../../nbs/13_panels/03_losses.ipynb #4e855cbf

@@ -24,7 +24,7 @@ from .panel import error_html
 from .live import CURVES, curve_svg, RunState
 
 # %% ../../nbs/13_panels/13_page.ipynb #pg0dat01
-def _saved(run:Run, name:str)->str:
+def _saved_report(run:Run, name:str)->str:
     "A report that the run keeps; empty if it does not"
     file = run.path/name
     return Report.load(file)._repr_html_() if file.exists() else ""
@@ -66,7 +66,7 @@ def scores_part(
 )->str:
     "The sweep and the evaluations that the run keeps, with some answers"
     verdict, sweep, adapter = (run.path/"eval"/f"{name}.json" for name in ("verdict", "sweep", "adapter"))
-    parts = [_verdict(read_json(verdict))] if verdict.exists() else []
+    parts = [_verdict_html(read_json(verdict))] if verdict.exists() else []
     if sweep.exists(): parts.append(Sweep.load(sweep)._repr_html_())
     if adapter.exists():
         e = Evaluation.load(adapter)
@@ -75,7 +75,7 @@ def scores_part(
     return "".join(f"<div style='margin:1em 0'>{part}</div>" for part in parts)
 
 # %% ../../nbs/13_panels/13_page.ipynb #pg0eva02
-def _verdict(said:dict)->str: return f"{badge_html(SEEN[said['says']], said['says'])} {as_html(said['reason'])}"
+def _verdict_html(said:dict)->str: return f"{badge_html(SEEN[said['says']], said['says'])} {as_html(said['reason'])}"
 
 # %% ../../nbs/13_panels/13_page.ipynb #pg0set01
 def settings_part(run:Run)->str:
@@ -94,7 +94,7 @@ def versions_part(run:Run)->str:
     return table_html(plain) + "".join(details_html(k, table_html([*map(list, v.items())])) for k, v in nested.items())
 
 # %% ../../nbs/13_panels/13_page.ipynb #pg0all02
-def _drawn(part, *args)->str:
+def _part_html(part, *args)->str:
     "A part of the page, or why it is not there"
     try: return part(*args)
     except (SftError, OSError, ValueError, KeyError, TypeError, AttributeError) as e: return error_html(e)
@@ -104,13 +104,13 @@ def page_parts(
     rows:int=5,   # examples, and answers
 )->dict[str,str]:   # heading -> HTML; empty: there is nothing to show
     "What the page of a run shows, in order"
-    parts = {"How it stands": (Run._repr_html_, run), "Data": (_saved, run, "data.json"),
+    parts = {"How it stands": (Run._repr_html_, run), "Data": (_saved_report, run, "data.json"),
              f"{pluralise(rows, 'row')}, token by token": (tokens_part, run, rows),
              "Memory": (memory_part, run), "Curves": (curves_part, run),
-             "What the guards saw": (_saved, run, "guards.json"),
-             "Scores": (scores_part, run, rows), "Preflight": (_saved, run, "preflight.json"),
+             "What the guards saw": (_saved_report, run, "guards.json"),
+             "Scores": (scores_part, run, rows), "Preflight": (_saved_report, run, "preflight.json"),
              "Settings": (settings_part, run), "Versions": (versions_part, run)}
-    return {heading: _drawn(*part) for heading, part in parts.items()}
+    return {heading: _part_html(*part) for heading, part in parts.items()}
 
 # %% ../../nbs/13_panels/13_page.ipynb #pg0all03
 def run_page(

@@ -32,14 +32,14 @@ class PlanState:
         lengths:list[int]|None=None,   # tokens of some rows that stand for all
     ):
         self.asked = source.cfg if isinstance(source, Data) else source
-        if lengths is None: lengths = _lengths(source if isinstance(source, Data) else prepare(source))
+        if lengths is None: lengths = _sample_lengths(source if isinstance(source, Data) else prepare(source))
         self.lengths, self.cfg = lengths, self.asked
         self.device = None if device is None else find_device(device)
         self.made:dict[tuple,Plan] = {}   # what was planned already
         self.error:SftError|None = None
         self._plan()
 
-def _lengths(data:Data)->list[int]:
+def _sample_lengths(data:Data)->list[int]:
     "Tokens of the rows, at most a thousand of them, the longest among them"
     ordered = sorted(map(int, data.train.lengths), reverse=True)
     return ordered[::-(-len(ordered) // 1000)]
@@ -101,23 +101,24 @@ def lines(self:PlanState)->list[str]:
 @patch
 def cards(self:PlanState)->list[tuple[str,float,bool]]:
     "Each card: its name, its GiB, and whether it fits there; the smallest first"
-    return [(d.name, d.gib, replace(self.plan, device=d).fits) for d in sorted(DEVICES.values(), key=_gib)]
+    return [(d.name, d.gib, replace(self.plan, device=d).fits) for d in sorted(DEVICES.values(), key=_device_gib)]
 
-def _gib(device:Device)->float: return device.gib
+def _device_gib(device:Device)->float: return device.gib
 
 # %% ../../nbs/13_panels/06_plan.ipynb #plp00015
 _NAMES = dict(weights="weights", adapter="adapter", gradients="gradients", optimiser="optimiser state",
               activations="activations", working="working memory, logits", outside="driver and gaps")
 
-def _size(n:float)->str:
+def _format_bytes(n:float)->str:
     "Bytes as people say them"
     return f"{n / 2**30:.2f} GiB" if n >= 2**30 / 10 else f"{n / 2**20:.1f} MiB"
 
-def _row(name:str, n:float, most:float, colour:str)->str:
+def _part_row(name:str, n:float, most:float, colour:str)->str:
     "A part: its name, its size, its bar"
     bar = f"<div style='background:{colour};height:9px;width:{100 * n / most:.1f}%;min-width:1px'></div>"
     cell = "padding:1px 10px 1px 0;text-align:left;white-space:nowrap"
-    return (f"<tr><td style='{cell}'>{escape_html(name)}</td><td style='{cell};text-align:right'>{_size(n)}</td>"
+    return (f"<tr><td style='{cell}'>{escape_html(name)}</td>"
+            f"<td style='{cell};text-align:right'>{_format_bytes(n)}</td>"
             f"<td style='width:340px;text-align:left'>{bar}</td></tr>")
 
 # %% ../../nbs/13_panels/06_plan.ipynb #plp00016
@@ -126,10 +127,11 @@ def _bars(self:PlanState)->str:
     "All parts on one scale, their sum, an evaluation, and the card"
     made, room = self.plan, self.plan.device.gib * 2**30
     most = max(made.total, min(room, 4 * made.total))
-    rows = [_row(_NAMES[part], n, most, "#0969da") for part, n in made.parts.items()]
-    rows.append(_row("together", made.training, most, "#8250df"))
-    if made.evaluation: rows.append(_row("an evaluation", made.evaluation, most, "#8250df"))
-    rows.append(_row(f"there: {made.device.name}", min(room, most), most, "#8c959f").replace(_size(most), _size(room)))
+    rows = [_part_row(_NAMES[part], n, most, "#0969da") for part, n in made.parts.items()]
+    rows.append(_part_row("together", made.training, most, "#8250df"))
+    if made.evaluation: rows.append(_part_row("an evaluation", made.evaluation, most, "#8250df"))
+    there = _part_row(f"there: {made.device.name}", min(room, most), most, "#8c959f")
+    rows.append(there.replace(_format_bytes(most), _format_bytes(room)))
     return f"<table style='font-size:13px'>{''.join(rows)}</table>"
 
 # %% ../../nbs/13_panels/06_plan.ipynb #plp00017
@@ -139,7 +141,7 @@ def html(self:PlanState)->str:
     says = error_html(self.error) if self.error is not None else ""
     verdict = "".join(f"<div><b>{escape_html(f)}</b></div>" for f in self.plan.findings)
     speed = f"<div>about {self.plan.tokens_per_second:,.0f} tokens a second, a rough estimate</div>"
-    if self.plan.host: speed += f"<div>{_size(self.plan.host)} wait in host memory</div>"
+    if self.plan.host: speed += f"<div>{_format_bytes(self.plan.host)} wait in host memory</div>"
     cards = ", ".join(f"{'✓' if fits else '✗'} {name}" for name, _, fits in self.cards())
     decided = [[name, str(value), self.plan.reasons[name]] for name, value in self.plan.settings.items()]
     copied = "\n".join(self.lines()) or "# as in the config"
@@ -156,12 +158,12 @@ def to_dict(self:PlanState)->dict:
 # %% ../../nbs/13_panels/06_plan.ipynb #plp00020
 _LOOK = dict(style=dict(description_width="130px"), layout=W.Layout(width="300px"), continuous_update=False)
 
-def _choice(name:str, value, options:list)->W.Dropdown:
+def _choice_control(name:str, value, options:list)->W.Dropdown:
     "A setting with a few values"
     look = {k: v for k, v in _LOOK.items() if k != "continuous_update"}
     return W.Dropdown(options=[*dict.fromkeys([value, *options])], value=value, description=name, **look)
 
-def _number(name:str, value:int, most:int)->W.BoundedIntText:
+def _number_control(name:str, value:int, most:int)->W.BoundedIntText:
     return W.BoundedIntText(value=value, min=0, max=most, description=name, **_LOOK)
 
 # %% ../../nbs/13_panels/06_plan.ipynb #plp00021
@@ -173,25 +175,25 @@ class PlanPanel(Panel):
         lengths:list[int]|None=None,   # tokens of some rows that stand for all
     ):
         state = PlanState(source, device=device, lengths=lengths)
-        self.controls = _settings(state.cfg) | _card(state.plan.device)
+        self.controls = _setting_controls(state.cfg) | _card_controls(state.plan.device)
         rows = [*self.controls.values()]
         super().__init__(state, [W.HBox(rows[k:k + 2]) for k in range(0, len(rows), 2)])
         for name, control in self.controls.items(): control.observe(self._changed(name), "value")
 
-def _settings(cfg:Config)->dict[str,W.Widget]:
+def _setting_controls(cfg:Config)->dict[str,W.Widget]:
     "A control for each setting that may be moved"
     return dict(
-        method=_choice("method", cfg.method, ["auto", "lora", "qlora", "full"]),
-        gradient_checkpointing=_choice("checkpointing", cfg.gradient_checkpointing, ["auto", True, False]),
-        lora_r=_number("lora_r", cfg.lora_r or 0, 1024),
-        max_length=_number("max_length", cfg.max_length, 2**20),
-        per_device_train_batch_size=_number("batch, rows", cfg.per_device_train_batch_size, 4096),
-        max_tokens_per_batch=_choice("batch, tokens", cfg.max_tokens_per_batch, _BUDGETS))
+        method=_choice_control("method", cfg.method, ["auto", "lora", "qlora", "full"]),
+        gradient_checkpointing=_choice_control("checkpointing", cfg.gradient_checkpointing, ["auto", True, False]),
+        lora_r=_number_control("lora_r", cfg.lora_r or 0, 1024),
+        max_length=_number_control("max_length", cfg.max_length, 2**20),
+        per_device_train_batch_size=_number_control("batch, rows", cfg.per_device_train_batch_size, 4096),
+        max_tokens_per_batch=_choice_control("batch, tokens", cfg.max_tokens_per_batch, _BUDGETS))
 
-def _card(here:Device)->dict[str,W.Widget]:
+def _card_controls(here:Device)->dict[str,W.Widget]:
     "A control for the card, and one for its memory"
     gib = W.BoundedFloatText(value=round(here.gib, 1), min=.1, max=10_000, description="GiB there", **_LOOK)
-    return dict(device=_choice("card", here.name, [*DEVICES]), gib=gib)
+    return dict(device=_choice_control("card", here.name, [*DEVICES]), gib=gib)
 
 _BUDGETS = [None, "auto", *(2**k for k in range(10, 18))]   # None: rows; tokens: 1,024 to 131,072
 

@@ -67,14 +67,14 @@ def likely(
     return float(shares[token]), ", ".join(f"{tokenizer.decode([i])!r} {p:.0%}" for i, p in others)
 
 # %% ../../nbs/13_panels/07_replies.ipynb #rep0nex1
-def _next(decoder:Decoder, running, ids:list[int])->torch.Tensor:
+def _next_logits(decoder:Decoder, running, ids:list[int])->torch.Tensor:
     "Logits of the next token (1, V); `running` is None for a cache that is not ours"
     if running is not None: return decoder.read(running)
     model = decoder.model
     return model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[:, -1]
 
 # %% ../../nbs/13_panels/07_replies.ipynb #rep0gro1
-def _grow(reply:Reply, logits:torch.Tensor, token:int, tokenizer)->None:
+def _append_token(reply:Reply, logits:torch.Tensor, token:int, tokenizer)->None:
     "One token more"
     share, others = likely(logits, token, tokenizer)
     reply.ids.append(token)
@@ -83,18 +83,18 @@ def _grow(reply:Reply, logits:torch.Tensor, token:int, tokenizer)->None:
     reply.instead.append(others)
 
 # %% ../../nbs/13_panels/07_replies.ipynb #rep0ste1
-def _steps(reply:Reply, decoder:Decoder, prompt:list[int], on_token:Callable):
+def _generate_steps(reply:Reply, decoder:Decoder, prompt:list[int], on_token:Callable):
     "Grow by a token at a time; yields how it is over, or nothing as long as it is not"
     running, draws = None, decoder.how.draws(1)
     if decoding_of(decoder.model)[0] == "sft_nb":
         running = begun(decoder.model, [0], [prompt], decoder.tokenizer.pad_token_id)
     for k in range(decoder.how.max_new_tokens):
-        logits = _next(decoder, running, prompt + reply.ids)
+        logits = _next_logits(decoder, running, prompt + reply.ids)
         token = chosen(logits, decoder.how, None if draws is None else draws[:, k])
         if token.item() in decoder.ends:
             yield "ended"
             return
-        _grow(reply, logits, token.item(), decoder.tokenizer)
+        _append_token(reply, logits, token.item(), decoder.tokenizer)
         if running is not None: running.advance(token.to(running.mask.device))
         yield "stopped" if on_token(reply) else ""
 
@@ -111,7 +111,7 @@ def speak(
     decoder = Decoder(model, tokenizer, **how)
     reply.state = "speaking"
     with torch.no_grad(), eval_mode(model):
-        state = next((state for state in _steps(reply, decoder, prompt, on_token) if state), "cut")
+        state = next((state for state in _generate_steps(reply, decoder, prompt, on_token) if state), "cut")
     reply.state, reply.text = state, tokenizer.decode(reply.ids, skip_special_tokens=True)
     return reply
 
@@ -133,18 +133,18 @@ def first_difference(
 # %% ../../nbs/13_panels/07_replies.ipynb #rep0htm2
 _DIFFERS = "border:2px solid;border-radius:3px;margin:0 2px;font-weight:bold"
 
-def _tells(share:float|None, others:str)->str:
+def _token_title(share:float|None, others:str)->str:
     "The title of a token"
     if share is None: return ""
     tells = f"{share:.1%}; then {others}" if others else f"{share:.1%}"
     return f" title='{escape_html(tells)}'"
 
-def _token(piece:str, share:float|None, others:str, differs:bool)->str:
+def _token_html(piece:str, share:float|None, others:str, differs:bool)->str:
     "One token as HTML"
     style = "text-decoration:underline dotted" if share is not None and share < .5 else ""
-    if not differs: return f"<span{_tells(share, others)} style='{style}'>{escape_html(piece)}</span>"
+    if not differs: return f"<span{_token_title(share, others)} style='{style}'>{escape_html(piece)}</span>"
     sign, style = "<b aria-label='the first difference'>≠</b>", f"{style};{_DIFFERS}"
-    return f"{sign}<span class='sft-differs'{_tells(share, others)} style='{style}'>{escape_html(piece)}</span>"
+    return f"{sign}<span class='sft-differs'{_token_title(share, others)} style='{style}'>{escape_html(piece)}</span>"
 
 # %% ../../nbs/13_panels/07_replies.ipynb #rep0htm3
 def pieces_html(
@@ -153,7 +153,7 @@ def pieces_html(
 )->str:
     "What a reply says, token by token; everything is escaped"
     parts = zip(reply.pieces, reply.shares, reply.instead)
-    drawn = "".join(_token(*part, differs=k == at) for k, part in enumerate(parts))
+    drawn = "".join(_token_html(*part, differs=k == at) for k, part in enumerate(parts))
     if at == len(reply.pieces): drawn += "<b class='sft-differs' aria-label='the first difference'>≠ it ends here</b>"
     return drawn + (" ▍" if reply.state == "speaking" else "")
 

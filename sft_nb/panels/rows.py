@@ -114,12 +114,12 @@ def search(self:DataState, text:str)->DataState:
     if not text: return self
     wanted, hits = text.casefold(), []
     for n, (place, row) in enumerate(self.side.source, 1):
-        if wanted in _plain(row).casefold(): hits += [n, place]
+        if wanted in _plain_row(row).casefold(): hits += [n, place]
     self.found = set(hits)
     return self
 
 # %% ../../nbs/13_panels/02_rows.ipynb #b903246a
-def _plain(row)->str: return json.dumps(row, ensure_ascii=False, default=str)
+def _plain_row(row)->str: return json.dumps(row, ensure_ascii=False, default=str)
 
 # %% ../../nbs/13_panels/02_rows.ipynb #row0sea3
 @patch
@@ -214,7 +214,7 @@ def histogram(self:DataState)->tuple[list[int],list[int]]:
     return [round(e) for e in edges.tolist()], counts.tolist()
 
 # %% ../../nbs/13_panels/02_rows.ipynb #4812018d
-def _bars(edges:list[int], counts:list[int], within:tuple[int,int]|None)->str:
+def _histogram_bars(edges:list[int], counts:list[int], within:tuple[int,int]|None)->str:
     "The histogram as bars; those outside of the range recede"
     low, high, most, bars = *(within or (0, 2**62)), max(counts), ""
     for a, b, n in zip(edges, edges[1:], counts):
@@ -247,10 +247,10 @@ def html(self:DataState)->str:
     "Histogram, list, and the row in view"
     edges, counts = self.histogram()
     n = len(self.listed())
-    if not n: return _bars(edges, counts, self.within) + f"<div>{escape_html(self.facet)}: no row</div>"
+    if not n: return _histogram_bars(edges, counts, self.within) + f"<div>{escape_html(self.facet)}: no row</div>"
     shown = f"{self.at + 1:,} to {self.at + len(self.on_page()):,}"
     head = f"<div>{escape_html(self.facet)}: {pluralise(n, 'row')}, {shown}</div>"
-    return _bars(edges, counts, self.within) + head + self._table() + self._face()
+    return _histogram_bars(edges, counts, self.within) + head + self._table() + self._face()
 
 # %% ../../nbs/13_panels/02_rows.ipynb #43e6029c
 @patch

@@ -26,9 +26,9 @@ class RunPanel(Panel):
     ):
         state = RunState(run, *others)
         self.every, self.error, self._thread = every, "", None
-        self.stop = _button("stop", "after this step, with a checkpoint")
-        self.resume = _button("resume", "at its last checkpoint")
-        self.checkpoint = _button("checkpoint now", "after this step; the training goes on")
+        self.stop = _make_button("stop", "after this step, with a checkpoint")
+        self.resume = _make_button("resume", "at its last checkpoint")
+        self.checkpoint = _make_button("checkpoint now", "after this step; the training goes on")
         self.step = W.BoundedIntText(max=2**31 - 1, description="batch of step", continuous_update=False, **_FIELD)
         self.rises, self.spikes = W.HBox([]), []   # a button for each of the largest rises of the loss
         asked = W.HBox([self.stop, self.resume, self.checkpoint, self.step])
@@ -40,7 +40,7 @@ class RunPanel(Panel):
 
 _FIELD = dict(style=dict(description_width="95px"), layout=dict(width="220px"))
 
-def _button(name:str, tooltip:str)->W.Button: return W.Button(description=name, tooltip=tooltip)
+def _make_button(name:str, tooltip:str)->W.Button: return W.Button(description=name, tooltip=tooltip)
 
 # %% ../../nbs/13_panels/05_run.ipynb #liv0pan8
 @patch

@@ -45,16 +45,16 @@ def names_in(
     own = ["adapter"] if run.adapter.is_dir() else []
     return ["base", *(path.name for path in run.checkpoints()), *own]
 
-def _seat(run:Run)->Path|None:
+def _newest_adapter(run:Run)->Path|None:
     "The newest weights of a run, if they are an adapter's"
     there = names_in(run)
     return run.weights(there[-1]) if len(there) > 1 and leaves_base(run.config) else None
 
 # %% ../../nbs/13_panels/08_speakers.ipynb #spk0of02
-def _speaker(run:Run, what:Speaker|Run|str|Path)->Speaker:
+def _find_speaker(run:Run, what:Speaker|Run|str|Path)->Speaker:
     "Who is meant"
     if isinstance(what, Speaker): return what
-    if what == "base": return Speaker("base", run.config, None, _seat(run))
+    if what == "base": return Speaker("base", run.config, None, _newest_adapter(run))
     if what == "adapter" or str(what).startswith("checkpoint-"):
         return Speaker(str(what), run.config, run.weights(str(what)))
     found = find_target(what)
@@ -69,12 +69,12 @@ def speakers_of(
     if what is None: what = names_in(run)[-1]
     some = [*what] if isinstance(what, (tuple, list)) else ["base", what]
     if not some: raise ConfigError("GenerationPanel", "nobody is asked", "at least one model", 'checkpoint="base"')
-    found = [_speaker(run, one) for one in dict.fromkeys(some)]
+    found = [_find_speaker(run, one) for one in dict.fromkeys(some)]
     several = {name for name, n in Counter(s.name for s in found).items() if n > 1}
     return [replace(s, name=f"{s.name} ({k})") if s.name in several else s for k, s in enumerate(found, 1)]
 
 # %% ../../nbs/13_panels/08_speakers.ipynb #spk0sha1
-def _shape(folder:Path|None)->dict:
+def _adapter_shape(folder:Path|None)->dict:
     "What an adapter's config says, but not where it was written; lists have no order there"
     if folder is None: return {}
     try: said = read_json(folder/"adapter_config.json")
@@ -87,10 +87,10 @@ _OF_THE_FILE = ("inference_mode", "base_model_name_or_path", "peft_version")
 def fits_on(s:Speaker)->str:
     "Stands for the loaded model that it speaks with"
     if not leaves_base(s.config): return digest([weights_key(s.config, None), str(s.weights)])
-    return digest([weights_key(s.config, None), _shape(s.weights or s.seat)])
+    return digest([weights_key(s.config, None), _adapter_shape(s.weights or s.seat)])
 
 # %% ../../nbs/13_panels/08_speakers.ipynb #spk0gon1
-def _gone(s:Speaker)->ConfigError:
+def _is_gone(s:Speaker)->ConfigError:
     expected = "the folder of its weights"
     return ConfigError(s.name, f"{s.weights} is gone", expected, "ask another checkpoint, or train the run again")
 
@@ -102,7 +102,7 @@ class Stage:
     @contextmanager
     def on(self, s:Speaker):
         "Inside, the model of a speaker; ConfigError if its weights are gone"
-        if s.weights is not None and not s.weights.is_dir(): raise _gone(s)
+        if s.weights is not None and not s.weights.is_dir(): raise _is_gone(s)
         if s.weights is None and (s.seat is None or not s.seat.is_dir()):
             yield s.bench.base()
             return

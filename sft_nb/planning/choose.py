@@ -30,7 +30,7 @@ from .simulate import footprint, Step
 from .speed import Again, Facts, facts_of, pass_seconds, waiting_bytes
 
 # %% ../../nbs/07_planning/03_choose.ipynb #55aa385a
-def _sorted(lengths)->tuple[int,...]: return tuple(sorted(map(int, lengths), reverse=True))
+def _longest_first(lengths)->tuple[int,...]: return tuple(sorted(map(int, lengths), reverse=True))
 
 # %% ../../nbs/07_planning/03_choose.ipynb #88b515f7
 @dataclass(frozen=True)
@@ -50,15 +50,16 @@ class RowLengths:
         "Of prepared rows"
         share = float(data.train.stats["supervised"].sum() / data.train.lengths.sum())
         held_out = data.eval.lengths if data.eval else ()
-        return cls(_sorted(data.train.lengths), _sorted(held_out), share, in_order=tuple(data.train.lengths.tolist()))
+        in_order = tuple(data.train.lengths.tolist())
+        return cls(_longest_first(in_order), _longest_first(held_out), share, in_order=in_order)
 
     @classmethod
     def like(cls, lengths:list[int])->"RowLengths":
         "As if there were many rows of these lengths"
-        return cls(_sorted(lengths), _sorted(lengths), complete=False)
+        return cls(_longest_first(lengths), _longest_first(lengths), complete=False)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #655b5b4e
-def _attention(cfg:Config, device:Device, dtype:torch.dtype, shape)->tuple[str|None,str]:
+def _attention_of_device(cfg:Config, device:Device, dtype:torch.dtype, shape)->tuple[str|None,str]:
     "As `choose_attention`, also for a card that is not in this machine"
     here = device.kind != "cuda" or torch.cuda.is_available()
     stock = not here or cfg.sequence_parallel_size > 1   # flash-attn knows nothing of shares
@@ -80,7 +81,7 @@ class Planner:
         self.rows, self.world_size = rows, world_size
         self.dtype = getattr(torch, device.dtype if cfg.dtype == "auto" else cfg.dtype)
         self.shape = load_shape(cfg, tokenizer)
-        self.attention, self.why_attention = _attention(cfg, device, self.dtype, self.shape)
+        self.attention, self.why_attention = _attention_of_device(cfg, device, self.dtype, self.shape)
         check_heads(cfg, self.attention, self.shape)
         self.flat, self.why_flat = should_flatten(cfg, self.attention, self.shape)
         self.room = .95 * device.gib * 2**30   # bytes that can be planned with
@@ -147,7 +148,7 @@ class Way:
 def _open_to(value)->tuple: return (False, True) if value == "auto" else (value,)
 
 # %% ../../nbs/07_planning/03_choose.ipynb #9a3cff30
-def _useful(way:Way, cfg:Config, device:Device, keeps:bool)->bool:
+def _is_useful(way:Way, cfg:Config, device:Device, keeps:bool)->bool:
     "Is a way worth a look, or asked for?"
     can_keep, can_offload = way.checkpointing and keeps, device.kind == "cuda"
     for_nothing = can_keep and way.offloading and not way.keep   # it could wait there too
@@ -166,7 +167,7 @@ def ways(
     methods = ("lora", "qlora") if cfg.method == "auto" else (cfg.method,)
     settings = methods, *map(_open_to, (cfg.gradient_checkpointing, cfg.keep_attention, cfg.recompute_parts,
                                         cfg.activation_offloading))
-    found = [way for how in product(*settings) if _useful(way := Way(*how), cfg, device, keeps)]
+    found = [way for how in product(*settings) if _is_useful(way := Way(*how), cfg, device, keeps)]
     if found: return found
     says = f"there is no memory to offload to on {device.kind}"
     raise ConfigError("activation_offloading", says, "a GPU", edit(activation_offloading=False))
@@ -332,7 +333,7 @@ def with_whole_steps(self:Planner,
     return smaller if nearer and self.fits(smaller) else c
 
 # %% ../../nbs/07_planning/03_choose.ipynb #fc42bfa4
-def _limit(planner:Planner)->int:
+def _token_limit(planner:Planner)->int:
     "Tokens that a batch need not exceed: the rows of one optimiser step"
     lengths = planner.rows.train
     rows = planner.rows_in_a_step / planner.world_size
@@ -344,7 +345,7 @@ def _fast_first(planner:Planner)->list[Way]:
     cfg = planner.cfg
     batch = planner.batch(planner.rows.train[0] if cfg.max_tokens_per_batch == "auto" else cfg.max_tokens_per_batch)
     found = ways(cfg, planner.device, keeps=planner.keeps)
-    short = max(batch.shape[1], _limit(planner)) <= part_length(1)
+    short = max(batch.shape[1], _token_limit(planner)) <= part_length(1)
     if short and cfg.recompute_parts == "auto": found = [w for w in found if not w.parts]   # there are none
     return sorted(found, key=lambda w: (w.method != found[0].method, -round(planner.rate(w, batch), 3)))
 
@@ -353,7 +354,7 @@ def candidates(
     planner:Planner,
 ):                    # yields each `Candidate`
     "In order of preference, made when asked for"
-    cfg, limit, done = planner.cfg, _limit(planner), set()
+    cfg, limit, done = planner.cfg, _token_limit(planner), set()
     for way in _fast_first(planner):
         if cfg.max_tokens_per_batch != "auto":
             yield planner.candidate(way, cfg.max_tokens_per_batch)

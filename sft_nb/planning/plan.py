@@ -137,7 +137,7 @@ def plot(self:Plan):   # a matplotlib `Figure`
 _GIVEN = "as configured"
 _LEAST = "auto: takes the least"
 
-def _method(planner:Planner, c:Candidate)->tuple[str,str]:
+def _explain_method(planner:Planner, c:Candidate)->tuple[str,str]:
     "The method and why"
     method = c.way.method
     if planner.cfg.method != "auto": return method, _GIVEN
@@ -146,7 +146,7 @@ def _method(planner:Planner, c:Candidate)->tuple[str,str]:
     return method, f"auto: weights in {str(planner.dtype).removeprefix('torch.')} fit"
 
 # %% ../../nbs/07_planning/04_plan.ipynb #788568ce
-def _checkpointing(planner:Planner, c:Candidate)->tuple[bool,str]:
+def _explain_checkpointing(planner:Planner, c:Candidate)->tuple[bool,str]:
     "Whether layers are computed again, and why"
     on = c.way.checkpointing
     if planner.cfg.gradient_checkpointing != "auto": return on, _GIVEN
@@ -154,7 +154,7 @@ def _checkpointing(planner:Planner, c:Candidate)->tuple[bool,str]:
     return on, "auto: fits only with it" if on else "auto: fits without"
 
 # %% ../../nbs/07_planning/04_plan.ipynb #86d776c3
-def _offloading(planner:Planner, c:Candidate)->tuple[bool,str]:
+def _explain_offloading(planner:Planner, c:Candidate)->tuple[bool,str]:
     "Whether activations wait in host memory, and why"
     on = c.way.offloading
     if planner.cfg.activation_offloading != "auto": return on, _GIVEN
@@ -162,7 +162,7 @@ def _offloading(planner:Planner, c:Candidate)->tuple[bool,str]:
     return on, "auto: the fastest that fits" if on else "auto: not needed"
 
 # %% ../../nbs/07_planning/04_plan.ipynb #pl4keep01
-def _keeping(planner:Planner, c:Candidate)->tuple[bool,str]:
+def _explain_kept_attention(planner:Planner, c:Candidate)->tuple[bool,str]:
     "Whether what attention gives is kept, and why"
     on = c.way.keep
     if planner.cfg.keep_attention != "auto": return on, _GIVEN
@@ -182,7 +182,7 @@ def _in_parts(planner:Planner, c:Candidate)->tuple[bool,str]:
     return on, "auto: fits only with it" if on else "auto: not needed"
 
 # %% ../../nbs/07_planning/04_plan.ipynb #cc9a0d06
-def _budget(planner:Planner, c:Candidate)->tuple[int|None,str]:
+def _explain_budget(planner:Planner, c:Candidate)->tuple[int|None,str]:
     "Tokens in a batch, and why"
     cfg = planner.cfg
     if cfg.max_tokens_per_batch == "auto": return c.budget, "auto: the fastest that fits"
@@ -200,7 +200,7 @@ def _refuse_uneven(planner:Planner)->ConfigError:
     return ConfigError("effective_batch_size", found, "a multiple of that", edit(per_device_train_batch_size=fitting))
 
 # %% ../../nbs/07_planning/04_plan.ipynb #fa2f5085
-def _passes(planner:Planner, c:Candidate)->int:
+def _accumulation_steps(planner:Planner, c:Candidate)->int:
     "Passes in an optimiser step for the wanted number of rows"
     cfg = planner.cfg
     if cfg.effective_batch_size is None and cfg.max_tokens_per_batch != "auto": return cfg.gradient_accumulation_steps
@@ -210,9 +210,9 @@ def _passes(planner:Planner, c:Candidate)->int:
     return cfg.effective_batch_size // in_a_pass
 
 # %% ../../nbs/07_planning/04_plan.ipynb #b2193659
-def _accumulation(planner:Planner, c:Candidate)->tuple[int,str]:
+def _explain_accumulation(planner:Planner, c:Candidate)->tuple[int,str]:
     "Passes in an optimiser step, and why"
-    cfg, steps = planner.cfg, _passes(planner, c)
+    cfg, steps = planner.cfg, _accumulation_steps(planner, c)
     if steps == cfg.gradient_accumulation_steps and not cfg.effective_batch_size: return steps, _GIVEN
     if c.budget is None: return steps, f"for {pluralise(planner.rows_in_a_step, 'row')} in a step"
     rows, wanted = planner.rows_per_step(c.budget)[0], planner.rows_in_a_step
@@ -247,18 +247,18 @@ def decisions(
     if planner.device.kind == "cpu" and (hardware := find_hardware(planner.cfg)).gain is not None:
         measured["dtype"] = (hardware.dtype_name, f"auto: {hardware.dtype_reason}")
     return measured | dict(
-        method=_method(planner, chosen),
+        method=_explain_method(planner, chosen),
         attn_implementation=(planner.attention or "auto", planner.why_attention),
         padding_free=(chosen.batch.flat, planner.why_flat),
-        gradient_checkpointing=_checkpointing(planner, chosen),
-        activation_offloading=_offloading(planner, chosen),
-        keep_attention=_keeping(planner, chosen),
+        gradient_checkpointing=_explain_checkpointing(planner, chosen),
+        activation_offloading=_explain_offloading(planner, chosen),
+        keep_attention=_explain_kept_attention(planner, chosen),
         recompute_parts=_in_parts(planner, chosen),
-        max_tokens_per_batch=_budget(planner, chosen),
-        gradient_accumulation_steps=_accumulation(planner, chosen))
+        max_tokens_per_batch=_explain_budget(planner, chosen),
+        gradient_accumulation_steps=_explain_accumulation(planner, chosen))
 
 # %% ../../nbs/07_planning/04_plan.ipynb #0ae63e63
-def _smaller(plan:Plan, cfg:Config)->Fix:
+def _first_saving(plan:Plan, cfg:Config)->Fix:
     "The first edit that makes a training smaller"
     now = plan.settings
     if not now["gradient_checkpointing"]: return edit(gradient_checkpointing="auto", activation_offloading="auto")
@@ -270,7 +270,7 @@ def _smaller(plan:Plan, cfg:Config)->Fix:
     return edit(per_device_train_batch_size=1)
 
 # %% ../../nbs/07_planning/04_plan.ipynb #pl4crowd1
-def _crowded(plan:Plan)->Finding:
+def _is_host_full(plan:Plan)->Finding:
     "The card has room, and the host has not"
     says = (f"{format_bytes(plan.host)} wait in host memory, which has {plan.device.host:.1f} GiB, "
             "of which 60% can be planned with")
@@ -286,16 +286,16 @@ def findings(
     training = plan.training / 2**30
     card = f"{plan.device.name} has {free:.1f}"
     if plan.fits: return [ok(f"{format_bytes(plan.total)} of {free:.1f} GiB, {100 * gib / free:.0f}%", check="memory")]
-    if plan.device.holds(plan.total): return [_crowded(plan)]
+    if plan.device.holds(plan.total): return [_is_host_full(plan)]
     if training <= .95 * free:
         fix = edit(per_device_eval_batch_size=max(1, cfg.per_device_eval_batch_size // 2))
         return [fail(f"an evaluation takes {gib:.1f} GiB, {card}", fix, check="memory_evaluation")]
     says = f"training takes {training:.1f} GiB, {card}, of which 95% can be planned with"
-    return [fail(says, _smaller(plan, cfg), check="memory")]
+    return [fail(says, _first_saving(plan, cfg), check="memory")]
 
 # %% ../../nbs/07_planning/04_plan.ipynb #9b816ddb
 @contextmanager
-def _explained(cfg:Config):
+def _explain_simulation_errors(cfg:Config):
     "A simulation that breaks is an `SftError`"
     try: yield
     except SftError: raise
@@ -321,7 +321,7 @@ def _check_method(cfg:Config)->None:
         raise ConfigError("load_in_8bit", f"method is {cfg.method}", expected, edit(method="qlora"))
 
 # %% ../../nbs/07_planning/04_plan.ipynb #280ac9f5
-def _card(cfg:Config, device:str|Device|None)->Device:
+def _find_card(cfg:Config, device:str|Device|None)->Device:
     "The card that is meant"
     if isinstance(device, Device): return device
     if device is not None: return find_device(device)
@@ -329,7 +329,7 @@ def _card(cfg:Config, device:str|Device|None)->Device:
     return this_device(hardware.device, hardware.dtype, processes=cfg.num_processes)
 
 # %% ../../nbs/07_planning/04_plan.ipynb #a8667f7f
-def _rows(data:Data|None, lengths:list[int]|None)->RowLengths:
+def _row_lengths(data:Data|None, lengths:list[int]|None)->RowLengths:
     return RowLengths.of(data) if lengths is None else RowLengths.like(lengths)
 
 # %% ../../nbs/07_planning/04_plan.ipynb #59046dd0
@@ -361,11 +361,11 @@ def plan(
         data = prepare(cfg)
     _check_lengths(cfg, lengths)
     _check_method(cfg)
-    card = _card(cfg, device)
+    card = _find_card(cfg, device)
     if world_size is None: world_size = data_processes(cfg)
     tokenizer = data.tokenizer if data is not None else load_tokenizer(cfg)
-    with _explained(cfg), show_progress(delay=2), Phase("planning"):
-        planner = Planner(cfg, card, tokenizer, _rows(data, lengths), world_size=world_size)
+    with _explain_simulation_errors(cfg), show_progress(delay=2), Phase("planning"):
+        planner = Planner(cfg, card, tokenizer, _row_lengths(data, lengths), world_size=world_size)
         chosen = choose(planner)
         evaluation = planner.evaluation(chosen.way.method)
     made = _plan_of(planner, chosen, evaluation)

@@ -17,7 +17,7 @@ from ..model.load import load_shape
 from .plan import plan, Plan
 
 # %% ../../nbs/07_planning/05_settle.ipynb #2a1369a6
-def _with(cfg:Config, new:dict, reasons:dict)->Config:
+def _with_choices(cfg:Config, new:dict, reasons:dict)->Config:
     "`cfg` with settings that were chosen, and why"
     sources = cfg.sources | {name: f"plan ({reasons[name]})" for name in new}
     return replace(cfg, **new, sources=sources, planned=cfg.planned | frozenset(new))
@@ -31,7 +31,7 @@ def settle(
     new = {name: value for name, value in made.settings.items() if getattr(cfg, name) == "auto"}
     steps = made.settings["gradient_accumulation_steps"]
     if steps != cfg.gradient_accumulation_steps: new["gradient_accumulation_steps"] = steps
-    return _with(cfg, new, made.reasons)
+    return _with_choices(cfg, new, made.reasons)
 
 # %% ../../nbs/07_planning/05_settle.ipynb #b3bfcd63
 def cautious(
@@ -49,7 +49,7 @@ def cautious(
     new = {name: value for name, value in safe.items() if getattr(cfg, name) == "auto"}
     reasons = dict.fromkeys(new, why)
     if hardware.gain is not None: new["dtype"], reasons["dtype"] = hardware.dtype_name, hardware.dtype_reason
-    return _with(cfg, new, reasons)
+    return _with_choices(cfg, new, reasons)
 
 # %% ../../nbs/07_planning/05_settle.ipynb #2117a4e2
 def resolve(

@@ -25,7 +25,7 @@ from ..model.recompute import OnDevice, recompute_layers, recompute_parts
 from .static import skeleton, weights_for_dora
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1scra01
-def _scratch(f, args:tuple)->int:
+def _scratch_bytes(f, args:tuple)->int:
     "Bytes that an operation takes for itself while it runs, as far as that is known and large"
     if f.name().partition(".")[0] != "torch_attn::_varlen_attn_backward": return 0
     given = dict(zip((a.name for a in f._schema.arguments), args))
@@ -59,7 +59,7 @@ class MemoryTracker(TorchDispatchMode):
         out = f(*args, **(kwargs or {}))
         for t in tree_iter(out):
             if isinstance(t, torch.Tensor): self.add(t)
-        self.peak = max(self.peak, self.now + _scratch(f, args))
+        self.peak = max(self.peak, self.now + _scratch_bytes(f, args))
         return out
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #2e7e8dba
@@ -76,7 +76,7 @@ class _Unpack(torch.autograd.Function):
         return into_x.to(ctx.x), None, None, None
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #dab55466
-def _unpacks(module, dtype:torch.dtype)->None:
+def _simulate_unpacking(module, dtype:torch.dtype)->None:
     "A quantised layer whose product allocates what bitsandbytes' would"
     module.forward = lambda x: _Unpack.apply(x, module.weight, module.out_features, dtype)
 
@@ -117,13 +117,13 @@ def _fake_of(p, trained:bool, packed:bool):
     return torch.nn.Parameter(t, requires_grad=p.requires_grad) if trained else t
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #eb392076
-def _fake(model, dtype:torch.dtype)->None:
+def _make_fake(model, dtype:torch.dtype)->None:
     "Put fake tensors in the place of meta tensors; call inside a `FakeTensorMode`"
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
     new = {}
     for module in model.modules():
         quantised = isinstance(module, (Linear4bit, Linear8bitLt))   # peft has classes of these names too
-        if quantised: _unpacks(module, dtype)
+        if quantised: _simulate_unpacking(module, dtype)
         for store in (module._parameters, module._buffers):
             for name, p in store.items():
                 if p is None: continue
@@ -164,7 +164,7 @@ class Step:
         return Step(self.activations + added, self.forward + added, self.backward + added, self.layer)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #a7512ee9
-def _inputs(batch:BatchLengths, attention:str|None, dtype:torch.dtype)->tuple[torch.Tensor,torch.Tensor]:
+def _fake_inputs(batch:BatchLengths, attention:str|None, dtype:torch.dtype)->tuple[torch.Tensor,torch.Tensor]:
     "Token ids, and the mask that the attention of the batch would have"
     B, T = batch.shape
     ids = torch.zeros(B, T, dtype=torch.long)
@@ -172,7 +172,7 @@ def _inputs(batch:BatchLengths, attention:str|None, dtype:torch.dtype)->tuple[to
     return ids, torch.zeros(B, 1, T, T, dtype=dtype if attention == "eager" else torch.bool)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #3273101a
-def _supervised(inner, batch:BatchLengths, dtype:torch.dtype, max_logits_mib:int, kind:str)->tuple[int,int]:
+def _supervised_positions(inner, batch:BatchLengths, dtype:torch.dtype, max_logits_mib:int, kind:str)->tuple[int,int]:
     "Supervised positions, and how many of them make a chunk of the loss"
     n = max(1, int(sum(batch.lengths) * batch.share))
     return n, Head(inner).chunk(dtype, kind, max_logits_mib)
@@ -180,19 +180,19 @@ def _supervised(inner, batch:BatchLengths, dtype:torch.dtype, max_logits_mib:int
 # %% ../../nbs/07_planning/01_simulate.ipynb #724b78dd
 def _left_out(inner, batch:BatchLengths, how:Pass)->int:
     "Bytes of what the chunks that are not run would add"
-    n, chunk = _supervised(inner, batch, how.dtype, how.max_logits_mib, how.kind)
+    n, chunk = _supervised_positions(inner, batch, how.dtype, how.max_logits_mib, how.kind)
     width = inner.config.get_text_config().hidden_size
     return max(0, n - 2 * chunk) * width * how.dtype.itemsize * (1 + how.train)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #96d9ce86
-def _forward(inner, batch:BatchLengths, attention:str, dtype:torch.dtype, max_logits_mib:int,
+def _forward_and_loss(inner, batch:BatchLengths, attention:str, dtype:torch.dtype, max_logits_mib:int,
              kind:str="cpu")->torch.Tensor:
     "Backbone and loss, as `sft_nb.model.loss` computes it"
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-        ids, mask = _inputs(batch, attention, dtype)
+        ids, mask = _fake_inputs(batch, attention, dtype)
         reads = backbone(language_model(inner))   # no vision tower
         hidden = reads(ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
-        n, chunk = _supervised(inner, batch, dtype, max_logits_mib, kind)
+        n, chunk = _supervised_positions(inner, batch, dtype, max_logits_mib, kind)
         targets = torch.zeros(min(n, 2 * chunk), dtype=torch.long)
         learns = [p for p in inner.get_output_embeddings().parameters() if p.requires_grad]
         how = dict(max_logits_mib=max_logits_mib, learns=learns, kind=kind)
@@ -212,7 +212,7 @@ def _save_memory(model, how:Pass)->None:
     if how.recompute_parts: recompute_parts(model)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #3e6d7d08
-def _offloaded(model):
+def _offload_saved_tensors(model):
     "What autograd saves is forgotten, and made anew when it is asked for"
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     def pack(t):
@@ -235,7 +235,7 @@ def _autocast_flag(kind:str, dtype:torch.dtype):
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #708be02c
 @contextmanager
-def _runs(model, batch:BatchLengths, how:Pass):
+def _pass_context(model, batch:BatchLengths, how:Pass):
     "Inside, tensors behave as they would in such a pass"
     cuda = how.kind == "cuda"
     documents = nullcontext()
@@ -244,23 +244,23 @@ def _runs(model, batch:BatchLengths, how:Pass):
     with documents, format, weights_for_dora(how.dtype), _grouped_products(), torch.set_grad_enabled(how.train): yield
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #dae0a533
-def _stack(inner)->list:
+def _decoder_layers(inner)->list:
     "The layers of a model, from the first to the last"
     n = inner.config.get_text_config().num_hidden_layers
     lists = [m for m in language_model(inner).modules() if isinstance(m, torch.nn.ModuleList)]
     return list(next((layers for layers in lists if len(layers) == n), ()))
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #f82475a4
-def _watched(inner, alive:MemoryTracker)->list[int]:
+def _record_layer_bytes(inner, alive:MemoryTracker)->list[int]:
     "A list that gets the bytes alive in front of the second and the third layer"
     seen = []
-    for layer in _stack(inner)[1:3]: layer.register_forward_pre_hook(lambda *_: seen.append(alive.now))
+    for layer in _decoder_layers(inner)[1:3]: layer.register_forward_pre_hook(lambda *_: seen.append(alive.now))
     return seen
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #7da6491c
-def _ready(model, how:Pass)->MemoryTracker:
+def _prepare_model(model, how:Pass)->MemoryTracker:
     "Make a skeleton fit to run; a tracker that knows what is there before the pass"
-    _fake(model, how.dtype)
+    _make_fake(model, how.dtype)
     if how.train: _save_memory(model, how)
     trained = [p for p in model.parameters() if p.requires_grad]
     if how.accumulating:
@@ -271,19 +271,19 @@ def _ready(model, how:Pass)->MemoryTracker:
     return alive
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #3053207c
-def _waiting(inner, batch:BatchLengths, how:Pass)->int:
+def _bytes_in_transfer(inner, batch:BatchLengths, how:Pass)->int:
     "Bytes that wait for their transport in the forward pass"
     if not how.offloading: return 0   # TRL lets five tensors wait, until the backward pass of the loss
     return 5 * batch.tokens * inner.config.get_text_config().hidden_size * how.dtype.itemsize
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #47d37e16
-def _run(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[int,int,int]:
+def _run_pass(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[int,int,int]:
     "Bytes alive after the forward pass, and the most in either direction, beside what was there before"
     begin = alive.now
-    saved = _offloaded(model) if how.offloading and how.train else nullcontext()
-    with alive, _runs(model, batch, how):
+    saved = _offload_saved_tensors(model) if how.offloading and how.train else nullcontext()
+    with alive, _pass_context(model, batch, how):
         with saved:
-            loss = _forward(causal_lm(model), batch, how.attention, how.dtype, how.max_logits_mib, how.kind)
+            loss = _forward_and_loss(causal_lm(model), batch, how.attention, how.dtype, how.max_logits_mib, how.kind)
         kept, forward = alive.now - begin, alive.peak - begin
         alive.peak = alive.now
         if how.train: loss.backward()
@@ -298,19 +298,19 @@ def simulate(
     "Run a training step on fake tensors"
     inner = causal_lm(model)
     with FakeTensorMode(), quiet():
-        alive = _ready(model, how)
-        at_layer = _watched(inner, alive)
-        kept, forward, backward = _run(model, batch, how, alive)
+        alive = _prepare_model(model, how)
+        at_layer = _record_layer_bytes(inner, alive)
+        kept, forward, backward = _run_pass(model, batch, how, alive)
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     if how.train and not how.accumulating: backward -= gradients   # they are counted with what lies still
     more, layer = _left_out(inner, batch, how), 0
     if len(at_layer) > 1: layer = at_layer[1] - at_layer[0]
-    return Step(kept + more, forward + more + _waiting(inner, batch, how), max(0, backward) + more, layer)
+    return Step(kept + more, forward + more + _bytes_in_transfer(inner, batch, how), max(0, backward) + more, layer)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #f345d762
-def _alike(model)->bool:
+def _has_equal_layers(model)->bool:
     "Do all layers hold the same number of parameters?"
-    return len({sum(p.numel() for p in layer.parameters()) for layer in _stack(model)}) == 1
+    return len({sum(p.numel() for p in layer.parameters()) for layer in _decoder_layers(model)}) == 1
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #963dd4a0
 _SIMULATED:dict[tuple,Step] = {}   # of this process
@@ -333,7 +333,7 @@ def footprint(
     key = batch, *_tell_apart(whole, cfg, how)
     if key in _SIMULATED: return _SIMULATED[key]
     n = whole.config.get_text_config().num_hidden_layers
-    few = None if n < 4 or not _alike(whole) else 3
+    few = None if n < 4 or not _has_equal_layers(whole) else 3
     model = skeleton(cfg, tokenizer, layers=few, attention=how.attention, dtype=how.dtype)
     step = simulate(model, batch, how)
     if len(_SIMULATED) == 100: _SIMULATED.clear()

@@ -31,7 +31,7 @@ class Facts:
     full:bool       # all weights are trained
 
 # %% ../../nbs/07_planning/02_speed.ipynb #e5361574
-def _size(m)->int: return getattr(m, "in_features", 0) * getattr(m, "out_features", 0)
+def _weight_numbers(m)->int: return getattr(m, "in_features", 0) * getattr(m, "out_features", 0)
 
 # %% ../../nbs/07_planning/02_speed.ipynb #50e3b2a9
 def _base_layers(inner)->list:
@@ -61,11 +61,11 @@ def facts_of(
     met = experts * count_active_experts(text) // max(count_experts(text), 1)   # a token meets a few of them
     return Facts(
         layers=text.num_hidden_layers,
-        linear=sum(map(_size, base)) + met,
-        parts=sum(_size(m) for m in base if id(m) in inside),
-        quantised=sum(_size(m) for m in base if type(m).__name__ in ("Linear4bit", "Linear8bitLt")) + packed,
+        linear=sum(map(_weight_numbers, base)) + met,
+        parts=sum(_weight_numbers(m) for m in base if id(m) in inside),
+        quantised=sum(_weight_numbers(m) for m in base if type(m).__name__ in ("Linear4bit", "Linear8bitLt")) + packed,
         adapter=sum(p.numel() for p in model.parameters() if p.requires_grad) if adapted else 0,
-        head=_size(inner.get_output_embeddings()),
+        head=_weight_numbers(inner.get_output_embeddings()),
         width=sum(width) // len(width),
         hidden=text.hidden_size,
         full=not adapted)
@@ -80,14 +80,14 @@ class Again:
     offloading:bool=False  # what is kept comes back from host memory
 
 # %% ../../nbs/07_planning/02_speed.ipynb #50865163
-def _products(facts:Facts, batch:BatchLengths, again:Again)->float:
+def _matmul_flops(facts:Facts, batch:BatchLengths, again:Again)->float:
     "Floating-point operations of a pass, but for attention"
     linear = facts.linear * (4 + 2 * facts.full + 2 * again.layers) + facts.parts * 2 * again.parts
     layers = batch.tokens * (linear + facts.adapter * 6)
     return layers + batch.tokens * batch.share * facts.head * (4 + 2 * facts.full)
 
 # %% ../../nbs/07_planning/02_speed.ipynb #sp2attn01
-def _attention(facts:Facts, batch:BatchLengths, again:Again)->float:
+def _attention_flops(facts:Facts, batch:BatchLengths, again:Again)->float:
     "Floating-point operations of the attention of a pass; half of each square is masked"
     squares = len(batch.lengths) * max(batch.lengths) ** 2
     if batch.flat: squares = sum(n * n for n in batch.lengths)
@@ -116,8 +116,8 @@ def pass_seconds(
 )->float:
     "Estimated seconds of one forward and backward pass"
     bandwidth, operations = device.gb_per_second * 1e9, device.tflops * 1e12
-    compute = _products(facts, batch, again) / (.6 * operations)
-    compute += _attention(facts, batch, again) / (device.attention * operations)
+    compute = _matmul_flops(facts, batch, again) / (.6 * operations)
+    compute += _attention_flops(facts, batch, again) / (device.attention * operations)
     traffic = 4 * activations / bandwidth
     unpack = facts.quantised * 4.5 * (2 + again.layers) / (bandwidth * (.7 if device.kind == "cuda" else .1))
     watched = again.layers and not again.attention   # each operation is looked at, to find the attention

@@ -37,7 +37,7 @@ def _make_room(model, n:int)->None:
     if n > model.config.get_text_config().vocab_size: model.resize_token_embeddings(n, mean_resizing=False)
 
 # %% ../../nbs/07_planning/00_static.ipynb #0b62cbc6
-def _quantised(model, how):
+def _with_quantised_layers(model, how):
     "Linear layers as bitsandbytes has them"
     from transformers.quantizers import AutoHfQuantizer
     with experts_in_4_bits(): quantizer = AutoHfQuantizer.from_config(how, pre_quantized=False)
@@ -63,7 +63,7 @@ def weights_for_dora(
         for module in (dora, variants): module.dequantize_module_weight = whole
 
 # %% ../../nbs/07_planning/00_static.ipynb #231050e7
-def _adapted(model, tokenizer, cfg:Config):
+def _with_adapter(model, tokenizer, cfg:Config):
     "With an adapter, as peft adds it"
     from peft import get_peft_model
     wanted = lora_config(model, tokenizer, cfg)
@@ -93,8 +93,8 @@ def skeleton(
             train_in_full(model, cfg if layers is None else replace(cfg, unfrozen_parameters=None))
             return model.train()
         bits = quantization(cfg, dtype)
-        if bits is not None: model = _quantised(model, bits)
-        return _adapted(model, tokenizer, cfg).train()
+        if bits is not None: model = _with_quantised_layers(model, bits)
+        return _with_adapter(model, tokenizer, cfg).train()
 
 # %% ../../nbs/07_planning/00_static.ipynb #5996010e
 def _four_bit_bytes(n:int, double:bool)->int:
@@ -117,7 +117,7 @@ def _weight_bytes(module, name:str, p)->int:
 # numbers that an optimiser keeps for each parameter
 _STATES = dict(adamw=2, lion=1, ademamix=3, adamax=2, radam=2, nadam=2, rmsprop=1, adagrad=1, sgd=0)
 
-def _factors(p)->int:
+def _adafactor_numbers(p)->int:
     "Numbers that Adafactor keeps for a parameter"
     if p.ndim < 2: return p.numel()
     return math.prod(p.shape[:-1]) + math.prod(p.shape[:-2]) * p.shape[-1]
@@ -130,7 +130,7 @@ def optimizer_bytes(
     "Bytes that an optimiser keeps for a parameter; what is not known counts as AdamW"
     n = p.numel()
     name = optim.lower()
-    if "adafactor" in name: return 4 * _factors(p)
+    if "adafactor" in name: return 4 * _adafactor_numbers(p)
     k = next((v for key, v in _STATES.items() if key in name), 2)
     if "8bit" in name and n >= 4096: return k * (n + 4 * 256 + 4 * math.ceil(n / 256))
     if any(word in name for word in ("8bit", "bnb", "paged", "32bit")): return 4 * k * n
@@ -138,7 +138,7 @@ def optimizer_bytes(
     return k * n * p.element_size() + steps
 
 # %% ../../nbs/07_planning/00_static.ipynb #cfd2526e
-def _bytes(t:torch.Tensor)->int: return t.numel() * t.element_size()
+def _tensor_bytes(t:torch.Tensor)->int: return t.numel() * t.element_size()
 
 # %% ../../nbs/07_planning/00_static.ipynb #b67a0e23
 def _each_once(model):
@@ -158,11 +158,11 @@ def static_bytes(
     "What a training holds between its steps"
     adapted = hasattr(model, "peft_config")
     buffers = [b for module in model.modules() for b in module._buffers.values() if b is not None]
-    sizes = dict(weights=sum(map(_bytes, buffers)), adapter=0, gradients=0, optimiser=0)
+    sizes = dict(weights=sum(map(_tensor_bytes, buffers)), adapter=0, gradients=0, optimiser=0)
     for module, name, p in _each_once(model):
         sizes["adapter" if adapted and p.requires_grad else "weights"] += _weight_bytes(module, name, p)
         if p.requires_grad:
-            sizes["gradients"] += _bytes(p)
+            sizes["gradients"] += _tensor_bytes(p)
             sizes["optimiser"] += optimizer_bytes(p, optim)
     return sizes
 
@@ -176,7 +176,7 @@ def divided_bytes(
     held, n = static_bytes(model, optim), division.processes
     if division.stage == 0: return held
     trained = [torch.empty(p.shape, device="meta") for _, _, p in _each_once(model) if p.requires_grad]
-    copies = 0 if division.by_layer else sum(map(_bytes, trained))   # DeepSpeed's, in float32
+    copies = 0 if division.by_layer else sum(map(_tensor_bytes, trained))   # DeepSpeed's, in float32
     held["optimiser"] = (sum(optimizer_bytes(p, optim) for p in trained) + copies) // n
     if division.stage >= 2: held["gradients"] //= n
     if division.stage == 3: held |= dict(weights=held["weights"] // n, adapter=held["adapter"] // n)
@@ -197,8 +197,8 @@ def _by_layer(model)->int:
     layers = [list(m.parameters()) for m in layers_of(model)]
     inside = {p for layer in layers for p in layer}
     rest = [p for p in model.parameters() if p not in inside]
-    def whole(weights): return sum(map(_bytes, weights))
-    def learned(weights): return sum(_bytes(p) for p in weights if p.requires_grad)
+    def whole(weights): return sum(map(_tensor_bytes, weights))
+    def learned(weights): return sum(_tensor_bytes(p) for p in weights if p.requires_grad)
     return 3 * max(map(whole, layers), default=0) + max(map(learned, layers), default=0) + whole(rest) + learned(rest)
 
 def passing_bytes(
@@ -213,4 +213,4 @@ def passing_bytes(
     passing = (division.bucket or model.config.hidden_size ** 2) * widest
     if division.stage < 3: return passing
     numbers = sum(p.numel() for p in weights)
-    return passing + int(sum(map(_bytes, weights)) * min(1, _FETCHED / numbers))
+    return passing + int(sum(map(_tensor_bytes, weights)) * min(1, _FETCHED / numbers))

@@ -19,7 +19,7 @@ from .asked import mend, Serving
 from .server import is_here, Reply
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4pla02
-def _shared(s:Said, r:Reply)->int:
+def _common_prefix_length(s:Said, r:Reply)->int:
     "Places before which the server has written the tokens of the reference"
     if not r.top: return 0
     equal = [a == b for a, b in zip(s.tokens, r.tokens)]
@@ -33,7 +33,7 @@ def distance(
     replies:list[Reply],
 )->float:
     "Nats between somebody and the server; NaN if that shows no log-probabilities"
-    pairs = [(a, r, _shared(t, r)) for a, t, r in zip(reference, tuned, replies)]
+    pairs = [(a, r, _common_prefix_length(t, r)) for a, t, r in zip(reference, tuned, replies)]
     return mean([d for a, r, n in pairs for d in apart(a.top[:n], (r.top or [])[:n])])
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4ada01
@@ -41,21 +41,21 @@ def same_weights(x:Serving, replies:list[Reply])->Stage:
     "Does the tuned model answer, and not its base?"
     r = x.reference
     near, far = distance(r.tuned, r.tuned, replies), distance(r.base, r.tuned, replies)
-    as_tuned, as_base = _alike(r.tuned, replies, r.told_apart), _alike(r.base, replies, r.told_apart)
+    as_tuned, as_base = (_similar_replies(said, replies, r.told_apart) for said in (r.tuned, r.base))
     saw = {"like tuned": as_tuned, "like base": as_base}
     if near == near: saw |= {"nats to tuned": f"{near:.2g}", "to base": f"{far:.2g}"}
     unseen = "base and tuned model say the same, so nothing can be told"
     if not r.told_apart and r.effect < .01: return Stage("server", skipped(unseen, check="adapter"), saw)
     wrong = "the base answers: the adapter is not applied" if _is_base(near, far, as_tuned, as_base) else ""
-    return judged("server", "adapter", wrong, _apply(x), "the tuned model answers", saw)
+    return judged("server", "adapter", wrong, _how_to_apply_adapter(x), "the tuned model answers", saw)
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4ada01b
-def _alike(said:list[Said], replies:list[Reply], which:list[int])->int:
+def _similar_replies(said:list[Said], replies:list[Reply], which:list[int])->int:
     "Answers that begin like those of a model"
-    return sum(_begins(replies[k].text, said[k].text) for k in which)
+    return sum(_is_prefix(replies[k].text, said[k].text) for k in which)
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4ada01c
-def _begins(text:str, other:str)->bool:
+def _is_prefix(text:str, other:str)->bool:
     "Is one the begin of the other, and not empty?"
     a, b = sorted((text.strip(), other.strip()), key=len)
     return a == b or bool(a) and b.startswith(a)
@@ -67,7 +67,7 @@ def _is_base(near:float, far:float, as_tuned:int, as_base:int)->bool:
     return as_base > as_tuned
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4ada02
-def _apply(x:Serving)->Fix:
+def _how_to_apply_adapter(x:Serving)->Fix:
     "How a server takes an adapter"
     merged = command(f"sft_nb merge {shell_quote(x.run)}", f'merge("{x.run}")') | "serve the folder that it writes"
     if x.server.kind == "llama.cpp": return command(f"llama-server -m {x.file} --lora ADAPTER.gguf") | merged
@@ -76,7 +76,7 @@ def _apply(x:Serving)->Fix:
     return command(f"vllm serve BASE --enable-lora --lora-modules {name}={shell_quote(x.adapter)}") | merged
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4num02
-def _format(x:Serving)->str:
+def _served_format(x:Serving)->str:
     "How the served weights are stored, as far as anybody says"
     if x.weights: return x.weights
     said = str(x.server.told.props.get("model_ftype", "")).lower().removeprefix("all ").removeprefix("mostly ")
@@ -85,17 +85,18 @@ def _format(x:Serving)->str:
 # %% ../../nbs/12_results/16_answered.ipynb #an4num02b
 def same_numbers(x:Serving, replies:list[Reply])->Stage:
     "Are the log-probabilities as near as the format of the weights allows?"
-    near, stored = distance(x.reference.tuned, x.reference.tuned, replies), _format(x)
+    near, stored = distance(x.reference.tuned, x.reference.tuned, replies), _served_format(x)
     floating = stored.startswith(("float", "bfloat"))
     name = "dtype" if floating else "quantisation"
     if near != near: return Stage("server", skipped("it shows no log-probabilities", check=name))
     limit, stored = x.reference.allows(stored), stored or "unknown format"
     off = f"log-probabilities are {near:.2g} nats off, and weights in {stored} explain {limit:.2g}"
     saw, wrong = dict(nats=f"{near:.2g}", allowed=f"{limit:.2g}", weights=stored), "" if near <= limit else off
-    return judged("server", name, wrong, _finer(x, floating), "log-probabilities are those of training", saw)
+    fix = _how_to_serve_finer(x, floating)
+    return judged("server", name, wrong, fix, "log-probabilities are those of training", saw)
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4num02c
-def _finer(x:Serving, floating:bool)->Fix:
+def _how_to_serve_finer(x:Serving, floating:bool)->Fix:
     "How to serve with better numbers"
     outtype = "f32" if floating else "q8_0"
     convert = command(f"python convert_hf_to_gguf.py {x.model} --outfile {x.file} --outtype {outtype}")
@@ -111,7 +112,7 @@ def same_end(x:Serving, replies:list[Reply])->Stage:
     saw = {"ended": len(ended), "go on": on, "stop early": early}
     wrong, fix = "", "take the stop strings out of the server's settings"
     if early: wrong = f"{early} of {len(replies)} answers stop early"
-    if on: wrong, fix = f"{on} of {len(ended)} answers go on behind {end}", _stop(x, end)
+    if on: wrong, fix = f"{on} of {len(ended)} answers go on behind {end}", _how_to_stop(x, end)
     return judged("server", "stop", wrong, fix, "answers end where they ended", saw)
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4end02b
@@ -128,7 +129,7 @@ def _goes_on(short:str, long:str)->bool:
     return bool(short) and len(long) > len(short) and long.startswith(short)
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4end02e
-def _stop(x:Serving, end:str)->Fix:
+def _how_to_stop(x:Serving, end:str)->Fix:
     "How a server learns of an end token"
     sent = as_fix(f'send "stop": {json.dumps([end])} with each request')
     number = x.reference.ends[0]
@@ -142,12 +143,12 @@ def sources(x:Serving)->list[tuple[str,object,str]]:
     named = [x.folder, x.run/"merged"]
     if is_here(x.server.url): named[1:1] = map(Path, filter(None, (x.server.told.model.get("root"), x.server.name)))
     for folder in filter(None, named):
-        if found := _brought(folder):
+        if found := _own_generation_settings(folder):
             return [(name, v, str(folder/"generation_config.json")) for name, v in found.items()]
     return []
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4sam02b
-def _brought(folder:Path)->dict:
+def _own_generation_settings(folder:Path)->dict:
     try: return sampling_settings(json.loads((folder/"generation_config.json").read_text()))
     except (OSError, ValueError): return {}
 
@@ -158,7 +159,7 @@ def _out_of(name:str, file:str)->Fix: return as_fix(f"take {name} out of {file}"
 _SEND = as_fix('send "temperature": 0 with each request')
 _TIES = dict(float32=.02, float16=.05, bfloat16=.25, q8_0=.25) | {"": .25}   # nats; another format: half a nat
 
-def _ahead(x:Serving, s:Said, r:Reply)->float:
+def _margin_at_difference(x:Serving, s:Said, r:Reply)->float:
     "How far our token is ahead of theirs, in nats, where the answers part"
     theirs = r.tokens or x.tokenizer(r.text, add_special_tokens=False)["input_ids"]
     k = next((k for k, (a, b) in enumerate(zip(s.tokens, theirs)) if a != b), None)
@@ -167,7 +168,7 @@ def _ahead(x:Serving, s:Said, r:Reply)->float:
     return at[s.tokens[k]] - at.get(theirs[k], min(at.values()))
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4tex04
-def _same(s:Said, r:Reply)->bool:
+def _is_same_text(s:Said, r:Reply)->bool:
     "Is it this text, but for a thought that the server has taken out?"
     ours = s.text.rpartition("</think>")[2] if r.reasoning else s.text
     return ours.strip() == r.text.strip()
@@ -175,13 +176,13 @@ def _same(s:Said, r:Reply)->bool:
 # %% ../../nbs/12_results/16_answered.ipynb #an4tex04b
 def same_texts(x:Serving, replies:list[Reply])->Stage:
     "Are the greedy answers equal, up to ties?"
-    other = [(s, r) for s, r in zip(x.reference.tuned, replies) if not _same(s, r)]
+    other = [(s, r) for s, r in zip(x.reference.tuned, replies) if not _is_same_text(s, r)]
     saw, equal = {"answers": len(replies), "equal": len(replies) - len(other)}, "greedy answers are equal"
     if not other: return judged("server", "texts", "", "", equal, saw)
-    worst, (s, r) = max(_ahead(x, s, r) for s, r in other), other[0]
+    worst, (s, r) = max(_margin_at_difference(x, s, r) for s, r in other), other[0]
     saw["nats ahead"] = f"{worst:.2g}"
     says = f"{len(other)} of {len(replies)} greedy answers differ: {r.text[:40]!r} and not {s.text[:40]!r}"
-    if worst <= _TIES.get(_format(x), .5):
+    if worst <= _TIES.get(_served_format(x), .5):
         return Stage("server", warn(says + ", where two tokens nearly tie", check="texts"), saw)
     for name, _, file in sources(x)[:1]: return judged("server", "sampling", says, _out_of(name, file), equal, saw)
     return judged("server", "texts", says, _SEND, equal, saw)
@@ -189,13 +190,13 @@ def same_texts(x:Serving, replies:list[Reply])->Stage:
 # %% ../../nbs/12_results/16_answered.ipynb #an4thi02
 def same_thought(x:Serving, replies:list[Reply])->Stage:
     "Does it think only where the trained model does?"
-    thinks = [r for s, r in zip(x.reference.tuned, replies) if "<think>" not in s.text and _thinks(r)]
+    thinks = [r for s, r in zip(x.reference.tuned, replies) if "<think>" not in s.text and _has_reasoning(r)]
     wrong = f"{len(thinks)} of {len(replies)} answers begin with a thought, and training had none" if thinks else ""
     saw = {"thought": thinks[0].reasoning[:60] or thinks[0].text[:60]} if thinks else {}
     return judged("server", "thinking", wrong, mend(x, "thinking"), "no thoughts that training had not", saw)
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4thi02b
-def _thinks(r:Reply)->bool: return bool(r.reasoning.strip()) or "<think>" in r.text
+def _has_reasoning(r:Reply)->bool: return bool(r.reasoning.strip()) or "<think>" in r.text
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4sam05
 _AT_MOST = 8   # questions
@@ -204,22 +205,22 @@ def same_rule(x:Serving)->Stage:
     "Is the answer greedy too when it is asked as a client asks?"
     said = sorted([*x.reference.open, *x.reference.tuned], key=lambda s: s.certainty)[:2]
     chance, varied, n = 1., 0, 0
-    greedy = [_ask(x, s, temperature=0) for s in said]
+    greedy = [_ask_server(x, s, temperature=0) for s in said]
     while n < len(said) or n < _AT_MOST and chance > .01:
         chance *= max(said[n % len(said)].certainty, 1e-9)
-        varied += _ask(x, said[n % len(said)], **x.sends) != greedy[n % len(said)]
+        varied += _ask_server(x, said[n % len(said)], **x.sends) != greedy[n % len(said)]
         n += 1
     saw = {"asked": n, "another answer": varied, "missed with": f"{chance:.2g}"}
-    if varied: return _sampled(x, saw)
+    if varied: return _sampling_fault(x, saw)
     if chance <= .01: return judged("server", "sampling", "", "", "without a temperature it is greedy too", saw)
     return Stage("server", skipped("its answers are too certain to tell a sample", check="sampling"), saw)
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4sam05b
-def _ask(x:Serving, s:Said, **sends)->str:
+def _ask_server(x:Serving, s:Said, **sends)->str:
     return x.server.chat(s.asked, max_tokens=x.reference.max_new_tokens, **sends).text
 
 # %% ../../nbs/12_results/16_answered.ipynb #an4sam06
-def _sampled(x:Serving, saw:dict)->Stage:
+def _sampling_fault(x:Serving, saw:dict)->Stage:
     "A fault, unless it is what llama.cpp says of itself"
     found, settings = sources(x), x.server.told.props.get("default_generation_settings", {})
     own, fix = settings.get("params", {}).get("temperature"), _SEND

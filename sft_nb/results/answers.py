@@ -189,7 +189,7 @@ def pseudo_values(
     return [G * whole - (G - 1) * without[k % G] for k in range(n)]
 
 # %% ../../nbs/12_results/05_answers.ipynb #an0sco01
-def _without(task:Task, texts:list, scores:list[Score], rows:list[dict], name:str):
+def _figure_without_rows(task:Task, texts:list, scores:list[Score], rows:list[dict], name:str):
     "The figure of some of the rows"
     def figure(numbers:list[int])->float:
         return task.corpus(*([them[k] for k in numbers] for them in (texts, scores, rows)))[name]
@@ -209,7 +209,7 @@ def scored(
     figures = {k: v for k, v in measure_answers(task, texts, scores, rows).items() if isinstance(v, (int, float))}
     own = answers[0].figures
     if by in figures and by not in own and by not in ("accuracy", "answered"):
-        parts = pseudo_values(_without(task, texts, scores, rows, by), len(rows))
+        parts = pseudo_values(_figure_without_rows(task, texts, scores, rows, by), len(rows))
         answers = [Answer(**vars(a) | dict(figures=a.figures | {by: part})) for a, part in zip(answers, parts)]
     return Scores(name, answers, figures)
 
@@ -471,10 +471,10 @@ def judged(
         found = [replace(s, figures=s.figures | figures) for s, figures in zip(found, more)]
     losses = losses or [{}] * len(rows)
     parts = zip(asked.rows, asked.talks, written, found, losses, asked.clusters)
-    return _with_loss(scored(name, task, [_answer(*part) for part in parts], found, rows, by=asked.by))
+    return _with_loss(scored(name, task, [_make_answer(*part) for part in parts], found, rows, by=asked.by))
 
 # %% ../../nbs/12_results/05_answers.ipynb #26a37a27
-def _answer(where:str, talk:list[dict], g:Generation, s:Score, loss:dict, cluster:str)->Answer:
+def _make_answer(where:str, talk:list[dict], g:Generation, s:Score, loss:dict, cluster:str)->Answer:
     prompt = talk[-2]["content"] if len(talk) > 1 else ""
     return Answer(where, prompt, g.text, s.correct, s.got, s.expected, g.n_tokens, g.ended,
                   s.figures | loss, cluster, s.credit)

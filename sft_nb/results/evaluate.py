@@ -206,7 +206,8 @@ def _of_the_server(e:Evaluation)->str:
 @patch
 def examples(self:Evaluation, n:int=5)->str:
     "The first `n` rows: prompt, what the base says, what the tuned model says"
-    def said(name, answers, k): return f"\n  {name:<6} {_short(answers.answers[k])}" if answers is not None else ""
+    def said(name, answers, k):
+        return f"\n  {name:<6} {_short_answer(answers.answers[k])}" if answers is not None else ""
     def asked(prompt):
         if len(prompt) <= 500: return prompt
         return f"{prompt[:200]} [{len(prompt) - 400:,} characters] {prompt[-200:]}"
@@ -215,7 +216,7 @@ def examples(self:Evaluation, n:int=5)->str:
     return escape_controls("\n\n".join(rows))
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #c76dc7ee
-def _short(a:Answer)->str:
+def _short_answer(a:Answer)->str:
     "An answer in one line, right or wrong"
     mark = "✓ " if a.correct else "✗ "
     return mark + a.text.strip().replace("\n", " | ")[:110]
@@ -268,12 +269,12 @@ def scores_html(
         lines = [[s.model, *(f"{s.figures[name]:.3g}" for name in first), f"{s.accuracy:.1%}", f"{s.answered:.0%}",
                   f"{s.ended:.0%}", *(s.figures.get(name) for name in rest)] for s in scores]
         return table_html(lines, head=[*head, *rest])
-    lines = [_line(s, more) for s in scores]
+    lines = [_model_line(s, more) for s in scores]
     marked = [f"{name} (it counts)" if name == by else name for name in ("accuracy", *more)]
     return table_html(lines, head=["", "", marked[0], "95% interval", "answered", "ended", *marked[1:]])
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #ebab723f
-def _line(s:Scores, more:list[str])->list:
+def _model_line(s:Scores, more:list[str])->list:
     "One model in the table"
     low, high = s.interval
     shares = [f"{s.accuracy:.1%}", f"{low:.1%} to {high:.1%}", f"{s.answered:.0%}", f"{s.ended:.0%}"]
@@ -309,12 +310,13 @@ def evaluation_settings(
         expected = f"one of {', '.join((*_SETTINGS, *_ALSO))}"
         raise ConfigError("evaluate", f"{name} is no setting of an evaluation", expected,
                           f"write {near[0]}" if near else f"leave {name} out")
-    if "eval_file" in found: found["eval_file"] = _names(found["eval_file"])
+    if "eval_file" in found: found["eval_file"] = _file_names(found["eval_file"])
     if not isinstance(found.get("task", ""), str): found["task"] = name_task(found["task"])
     return found
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #60139af4
-def _names(files)->tuple[str,...]: return (str(files),) if isinstance(files, (str, Path)) else tuple(map(str, files))
+def _file_names(files)->tuple[str,...]:
+    return (str(files),) if isinstance(files, (str, Path)) else tuple(map(str, files))
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #7df4a2dc
 _ANY_LENGTH = 10**9   # of rows for a model that no run of ours trained
@@ -354,10 +356,10 @@ def examiner_of(
     settings, metrics = evaluation_settings(settings), check_metrics(metrics)
     target = find_target(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **settings)
     how = dict(files=settings.get("eval_file", ()), progress=progress)
-    return _examiner(target, cluster, reuse, server and (server, served), metrics, by, **how)
+    return _make_examiner(target, cluster, reuse, server and (server, served), metrics, by, **how)
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #c085051e
-def _examiner(target:Target, cluster:str|None, reuse:bool, server:tuple|None, metrics:dict, by:str|None,
+def _make_examiner(target:Target, cluster:str|None, reuse:bool, server:tuple|None, metrics:dict, by:str|None,
               **how)->Examiner:
     bench = Workbench(target.config, settled=True)
     rows, left_out = held_out(target, bench.tokenizer)
@@ -372,7 +374,7 @@ def _examiner(target:Target, cluster:str|None, reuse:bool, server:tuple|None, me
     return Examiner(target, bench, asked, kept, server=there, **how)
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #b4389eb5
-def _both(examiner:Examiner, pair:Pair)->tuple[Scores|None,Scores]:
+def _answer_with_both(examiner:Examiner, pair:Pair)->tuple[Scores|None,Scores]:
     "The answers of the base and of the tuned model"
     if examiner.server is not None: return examiner.server.both()
     if pair.weights is None: return None, examiner.ask("model", None, pair.after)
@@ -380,7 +382,7 @@ def _both(examiner:Examiner, pair:Pair)->tuple[Scores|None,Scores]:
     return examiner.ask("base", None, pair.before), tuned
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #9f7c0608
-def _forgotten(pair:Pair, general:bool|str|Path)->Forgetting|None:
+def _measure_forgetting(pair:Pair, general:bool|str|Path)->Forgetting|None:
     "What general texts say, if they are asked for, and if something was trained"
     if not general or pair.weights is None: return None
     texts = general_examples(pair.bench.tokenizer, None if general is True else general)
@@ -397,18 +399,18 @@ def evaluate(
 )->Evaluation:
     "Score base and tuned model on held-out rows; ConfigError for nothing to evaluate, or no row"
     examiner = examiner_of(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **how)
-    e = _evaluated(examiner, general)
+    e = _evaluate_pair(examiner, general)
     keep_evaluation(e, examiner)
     if examiner.target.run is None: return e
     return replace(e, scored_alike=scored_alike(examiner.target.run, e.checkpoint))
 
 # %% ../../nbs/12_results/07_evaluate.ipynb #7edcaa99
-def _evaluated(examiner:Examiner, general:bool|str|Path)->Evaluation:
+def _evaluate_pair(examiner:Examiner, general:bool|str|Path)->Evaluation:
     target, server = examiner.target, examiner.server
     if server is not None and general: raise no_general(server)
     pair = Pair(examiner.bench, target.weights)
-    base, tuned = _both(examiner, pair)
-    e = Evaluation(target.name, target.checkpoint, base, tuned, examiner.asked.by, _forgotten(pair, general),
+    base, tuned = _answer_with_both(examiner, pair)
+    e = Evaluation(target.name, target.checkpoint, base, tuned, examiner.asked.by, _measure_forgetting(pair, general),
                    left_out=examiner.asked.left_out)
     return e if server is None else replace(e, server=server.url, longer=server.longer)
 

@@ -55,13 +55,13 @@ class Folder:
     def tensors(self)->dict[str,tuple[str,Path]]:
         "Name -> number format (BF16) and file"
         files = sorted(self.path.glob("*.safetensors"))
-        found = [(name, about, f) for f in files for name, about in _header(f).items() if name != "__metadata__"]
+        found = [(name, about, f) for f in files for name, about in _read_header(f).items() if name != "__metadata__"]
         return {name: (about["dtype"], f) for name, about, f in found}
     def tensor(self, name:str)->torch.Tensor:
         with safe_open(self.tensors[name][1], "pt") as f: return f.get_tensor(name).float()
 
 # %% ../../nbs/12_results/13_folder.ipynb #fo0fol02
-def _header(file:Path)->dict:
+def _read_header(file:Path)->dict:
     "What stands in front of the numbers; `SftError` for a file that is damaged"
     try:
         with open(file, "rb") as f: return json.loads(f.read(int.from_bytes(f.read(8), "little")))
@@ -104,7 +104,7 @@ class Expected:
         "Name -> weight, float32, on the CPU"
         model = merged_model(self.bench, self.source, torch.float32)
         self.config = flatten_config(model.config.to_dict())
-        return _state(model)
+        return _state_by_file_name(model)
     @cached_property
     def config(self)->dict:
         "The model's config, nested keys joined by dots"
@@ -112,7 +112,7 @@ class Expected:
         return vars(self)["config"]
     @cached_property
     def base(self)->dict[str,torch.Tensor]:
-        return _state(unpack(self.bench.base(), self.bench.hardware.dtype))
+        return _state_by_file_name(unpack(self.bench.base(), self.bench.hardware.dtype))
 
     def again(self, what:Path)->Fix:
         "Merge once more, beside what is there"
@@ -121,7 +121,7 @@ class Expected:
         return command(shell, f'merge("{self.run}", out="{out}")')
 
 # %% ../../nbs/12_results/13_folder.ipynb #fo0way02b
-def _state(model)->dict[str,torch.Tensor]:
+def _state_by_file_name(model)->dict[str,torch.Tensor]:
     "Weights by the names that they have in files: there, each expert has matrices of its own"
     from transformers.core_model_loading import revert_weight_conversion
     state = revert_weight_conversion(model, dict(model.state_dict()))
@@ -298,11 +298,11 @@ def folder_tied(x:Expected, f:Folder)->Stage:
     has = _HEAD in f.tensors
     other = has and not torch.equal(f.tensor(_HEAD), f.tensor(_EMBEDDING))
     saw = {"in training": was, "config ties them": ties, "file has a head": has}
-    wrong = _untied(was, ties, has, other)
+    wrong = _head_fault(was, ties, has, other)
     return judged("folder", "tied", wrong, x.again(f.path), "embedding and head are as in training", saw)
 
 # %% ../../nbs/12_results/13_folder.ipynb #fo0num03b
-def _untied(was:bool, ties:bool, has:bool, other:bool)->str:
+def _head_fault(was:bool, ties:bool, has:bool, other:bool)->str:
     "What is wrong with a head; empty: nothing"
     if ties and not was: return "the head was trained apart, and loading overwrites it with the embedding"
     if ties and other: return "the file has a head of its own, which loading overwrites with the embedding"
@@ -455,7 +455,8 @@ def folder_answers(x:Expected, f:Folder)->Stage:
     said = say(model, x.bench.tokenizer, asked, max_new_tokens=r.max_new_tokens, along=r.tuned)
     del model
     gc.collect()
-    near, far, limit = _nats(r.tuned, said), _nats(r.base, said), r.allows(x.quantised or stored_as(f))
+    near, far = _difference_in_nats(r.tuned, said), _difference_in_nats(r.base, said)
+    limit = r.allows(x.quantised or stored_as(f))
     equal = sum(a.text == b.text for a, b in zip(r.tuned, said))
     saw = {"nats": f"{near:.2g}", "nats to base": f"{far:.2g}", "equal answers": f"{equal} of {len(said)}"}
     check, wrong = _why_off(near, far, limit)
@@ -469,7 +470,7 @@ def _why_off(near:float, far:float, limit:float)->tuple[str,str]:
     return "answers", f"its log-probabilities are {near:.2g} nats off, and its format explains {limit:.2g}"
 
 # %% ../../nbs/12_results/13_folder.ipynb #fo0ans02c
-def _nats(ours:list[Said], theirs:list[Said])->float:
+def _difference_in_nats(ours:list[Said], theirs:list[Said])->float:
     return mean([d for a, b in zip(ours, theirs) for d in apart(a.top, b.top)])
 
 # %% ../../nbs/12_results/13_folder.ipynb #fo0ans03

@@ -25,11 +25,11 @@ class Gguf:
     "A GGUF file; ConfigError if there is none, or if it cannot be read"
     def __init__(self, path:Path):
         self.path = Path(path)
-        if not self.path.is_file(): raise _unreadable(self.path, "there is no such file")
+        if not self.path.is_file(): raise _unreadable_file(self.path, "there is no such file")
         try: import gguf
         except ImportError as e: raise _no_package() from e
         try: self.reader = gguf.GGUFReader(self.path)
-        except Exception as e: raise _unreadable(self.path, f"it is no GGUF file ({type(e).__name__})") from e
+        except Exception as e: raise _unreadable_file(self.path, f"it is no GGUF file ({type(e).__name__})") from e
         self.arch = self.get("general.architecture", "")
 
     def get(self, key:str, otherwise=None):
@@ -53,7 +53,7 @@ class Gguf:
         return torch.from_numpy(gguf.dequantize(t.data, t.tensor_type).copy()).float()
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1fil02
-def _unreadable(path:Path, found:str)->ConfigError:
+def _unreadable_file(path:Path, found:str)->ConfigError:
     convert = command(f"python convert_hf_to_gguf.py MERGED --outfile {shell_quote(path)}")
     return ConfigError(f"GGUF file {str(path)!r}", found, "a file that llama.cpp's converter wrote", convert)
 
@@ -85,19 +85,20 @@ def gguf_tokenizer(x:Expected, f:Gguf)->Stage:
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1tok02b
 def _other_rules(tokenizer, f:Gguf)->str:
     "Which rule is another one, with the same tokens; empty: none"
-    merges, own, plain = f.get("tokenizer.ggml.merges"), _merges(tokenizer), _plain(tokenizer, f)
+    merges, own = f.get("tokenizer.ggml.merges"), _bpe_merges(tokenizer)
+    plain = _special_token_stored_plain(tokenizer, f)
     if merges and own and merges != own: return "it has other merges"
     return f"{plain} is no special token in it" if plain else ""
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1tok02c
-def _plain(tokenizer, f:Gguf)->str:
+def _special_token_stored_plain(tokenizer, f:Gguf)->str:
     "The first special token that the file has as a plain one; empty: none"
     types, added = f.get("tokenizer.ggml.token_type", []), tokenizer.added_tokens_decoder.items()
     found = (t.content for i, t in added if t.special and i < len(types) and types[i] not in _SPECIAL)
     return next(found, "")
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1tok02d
-def _merges(tokenizer)->list[str]:
+def _bpe_merges(tokenizer)->list[str]:
     "Of a BPE, as GGUF writes them; empty for another kind"
     backend = getattr(tokenizer, "backend_tokenizer", None)
     model = json.loads(backend.to_str())["model"] if backend else {}
@@ -119,7 +120,7 @@ def gguf_prompt(x:Expected, f:Gguf)->Stage:
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1tok03b
 def _without_bos(f:Gguf, stage:Stage)->Stage:
     "The same, with a setting as its fix"
-    fix = _set(f, "tokenizer.ggml.add_bos_token", "false")
+    fix = _set_field(f, "tokenizer.ggml.add_bos_token", "false")
     return judged("gguf", "bos", stage.finding.says, fix, "", stage.saw)
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1tok03c
@@ -128,7 +129,7 @@ def _plain_prompt(x:Expected, f:Gguf)->Stage:
     adds, bos = _adds_bos(f), f.get("tokenizer.ggml.bos_token_id")
     begins = all(s.prompt[:1] == [bos] for s in x.reference.tuned)
     wrong = "" if adds == begins else f"add_bos_token is {str(adds).lower()}, and was not in training"
-    fix = _set(f, "tokenizer.ggml.add_bos_token", str(begins).lower())
+    fix = _set_field(f, "tokenizer.ggml.add_bos_token", str(begins).lower())
     return judged("gguf", "bos", wrong, fix, "prompts begin as in training")
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1tok05
@@ -138,7 +139,7 @@ def _adds_bos(f:Gguf)->bool:
     return bool(f.get("tokenizer.ggml.add_bos_token", f.get("tokenizer.ggml.model") == "llama"))
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1tok05b
-def _set(f:Gguf, key:str, value)->Fix: return command(f"gguf-set-metadata {shell_quote(f.path)} {key} {value}")
+def _set_field(f:Gguf, key:str, value)->Fix: return command(f"gguf-set-metadata {shell_quote(f.path)} {key} {value}")
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1met02
 _ENDS = ("eos", "eot", "eom")
@@ -148,7 +149,7 @@ def gguf_stop(x:Expected, f:Gguf)->Stage:
     ends = [f.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS]
     wanted, ends = x.reference.ends, [e for e in ends if e is not None]
     wrong = "" if wanted[0] in ends else f"it does not end at {x.bench.tokenizer.decode(wanted[:1])}"
-    fix = _set(f, "tokenizer.ggml.eos_token_id", wanted[0])
+    fix = _set_field(f, "tokenizer.ggml.eos_token_id", wanted[0])
     saw = {"ends in training": wanted, "ends here": ends}
     return judged("gguf", "stop", wrong, fix, "it ends at the token that ends a turn", saw)
 
@@ -162,7 +163,8 @@ def gguf_sampling(x:Expected, f:Gguf)->Stage:
     if not found: return Stage("gguf", ok("it brings no settings of sampling along", check="sampling"))
     name, value = next(iter(found.items()))
     wrong = f"a server that reads it samples: general.sampling.{name} is {value:.3g}"
-    fix = _set(f, f"general.sampling.{name}", _NEUTRAL[name][0]) | as_fix('send "temperature": 0 with each request')
+    fix = _set_field(f, f"general.sampling.{name}", _NEUTRAL[name][0])
+    fix |= as_fix('send "temperature": 0 with each request')
     return judged("gguf", "sampling", wrong, fix, "", found)
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1met03
@@ -171,7 +173,7 @@ def gguf_context(x:Expected, f:Gguf)->Stage:
     needs, has = x.reference.needs, f.of_arch("context_length")
     short = has is not None and has < needs
     wrong = f"it holds {has} tokens, and training had {needs}" if short else ""
-    fix = _set(f, f"{f.arch}.context_length", getattr(x.bench.shape, "max_position_embeddings", needs))
+    fix = _set_field(f, f"{f.arch}.context_length", getattr(x.bench.shape, "max_position_embeddings", needs))
     return judged("gguf", "context", wrong, fix, "the longest row fits", dict(needed=needs, told=has))
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1met03b
@@ -211,7 +213,7 @@ def is_quantised(self:Gguf, name:str)->bool:
     return self.tensors[name].tensor_type.name not in ("F32", "F16", "BF16")
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1ten02c
-def _says(f:Gguf)->str:
+def _stated_type(f:Gguf)->str:
     "The type that the file says of itself: Q8_0; empty if it does not"
     import gguf
     try: return gguf.LlamaFileType(f.get("general.file_type", 1024)).name.partition("_")[2]
@@ -220,7 +222,7 @@ def _says(f:Gguf)->str:
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1ten02d
 def gguf_dtype(x:Expected, f:Gguf)->Stage:
     "Are the matrices of the type that the file says?"
-    said, mostly = _says(f), f.mostly
+    said, mostly = _stated_type(f), f.mostly
     saw = {"file says": said or "nothing", "matrices": ", ".join(f"{n} {kind}" for kind, n in f.types.most_common(4))}
     same = said == mostly or said[:2] == mostly[:2] and said[:1] in "QIT"
     unknown = not said or not mostly or said == "GUESSED"
@@ -230,7 +232,7 @@ def gguf_dtype(x:Expected, f:Gguf)->Stage:
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1ten04
 _TURNED = {"llama": ("attn_q.", "attn_k.")}   # matrices whose rows the converter puts into another order
 
-def _names(x:Expected, f:Gguf)->dict[str,str]:
+def _tensor_names(x:Expected, f:Gguf)->dict[str,str]:
     "Matrices: name in the model -> name in the file"
     import gguf
     arch = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}.get(f.arch)
@@ -264,7 +266,7 @@ def _off(a:torch.Tensor, b:torch.Tensor)->float:
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1wei01
 def gguf_weights(x:Expected, f:Gguf)->Stage:
     "Are the matrices those of the run, as far as their types allow?"
-    names, fix = _names(x, f), convert_again(x, f)
+    names, fix = _tensor_names(x, f), convert_again(x, f)
     if not names: return Stage("gguf", skipped(f"matrices of {f.arch} have names that are not known", check="weights"))
     compared = [compare_tensor(here, f.tensor(here), x.merged[n], x.base.get(n)) for n, here in names.items()]
     other = [d for d in compared if differs(d, f.rounds(d.name), quantised=f.is_quantised(d.name))]

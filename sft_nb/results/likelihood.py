@@ -23,7 +23,7 @@ from ..model.hardware import free_memory, is_out_of_memory
 from .statistics import mean_interval
 
 # %% ../../nbs/12_results/01_likelihood.ipynb #li0row02
-def _padded(examples:list[tuple[list[int],list[int]]], device)->dict:
+def _pad_examples(examples:list[tuple[list[int],list[int]]], device)->dict:
     "Ids, labels and mask as rectangles, the padding on the right"
     T = max(len(ids) for ids, _ in examples)
     def fill(rows, with_): return torch.tensor([[*row, *[with_] * (T - len(row))] for row in rows], device=device)
@@ -31,7 +31,7 @@ def _padded(examples:list[tuple[list[int],list[int]]], device)->dict:
     return dict(input_ids=fill(ids, 0), labels=fill(labels, -100), attention_mask=fill([[1] * len(i) for i in ids], 0))
 
 # %% ../../nbs/12_results/01_likelihood.ipynb #94ed22f9
-def _batches(examples:list, batch_tokens:int)->list[list[int]]:
+def _make_batches(examples:list, batch_tokens:int)->list[list[int]]:
     "Numbers of examples, longest first, that fit together"
     order, found = sorted(range(len(examples)), key=lambda i: -len(examples[i][0])), []
     for i in order:
@@ -40,17 +40,18 @@ def _batches(examples:list, batch_tokens:int)->list[list[int]]:
     return found
 
 # %% ../../nbs/12_results/01_likelihood.ipynb #li0row04
-def _losses(logits:torch.Tensor, labels:torch.Tensor)->torch.Tensor:
+def _row_losses(logits:torch.Tensor, labels:torch.Tensor)->torch.Tensor:
     "(B,) nats of the supervised tokens of each row"
     of = F.cross_entropy(logits[:, :-1].float().transpose(1, 2), labels[:, 1:], ignore_index=-100, reduction="none")
     return of.sum(-1)
 
 # %% ../../nbs/12_results/01_likelihood.ipynb #e5b99369
-def _logits(model, batch:dict)->torch.Tensor:
+def _compute_logits(model, batch:dict)->torch.Tensor:
     return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
 
 # %% ../../nbs/12_results/01_likelihood.ipynb #fa5335e5
-def _counts(examples:list)->np.ndarray: return np.array([sum(l != -100 for l in labels[1:]) for _, labels in examples])
+def _count_targets(examples:list)->np.ndarray:
+    return np.array([sum(l != -100 for l in labels[1:]) for _, labels in examples])
 
 # %% ../../nbs/12_results/01_likelihood.ipynb #li0row05
 @torch.no_grad()
@@ -60,19 +61,19 @@ def row_losses(
     *, batch_tokens:int=2048,                    # in one forward pass; if memory runs out, half as many
 )->tuple[np.ndarray,np.ndarray]:                 # nats of each row, and how many supervised tokens it has
     "How likely a model finds the supervised tokens of each row"
-    nats, waiting = np.zeros(len(examples)), _batches(examples, batch_tokens)
+    nats, waiting = np.zeros(len(examples)), _make_batches(examples, batch_tokens)
     with eval_mode(model):
         while waiting:
             some, found = waiting.pop(0), None
-            batch = _padded([examples[i] for i in some], model.device)
-            try: found = _losses(_logits(model, batch), batch["labels"])
+            batch = _pad_examples([examples[i] for i in some], model.device)
+            try: found = _row_losses(_compute_logits(model, batch), batch["labels"])
             except Exception as e:
                 if len(some) == 1 or not is_out_of_memory(e): raise
             if found is not None: nats[some] = found.cpu().double().numpy()
             else:
                 free_memory()
                 waiting = [some[:len(some) // 2], some[len(some) // 2:], *waiting]
-    return nats, _counts(examples)
+    return nats, _count_targets(examples)
 
 # %% ../../nbs/12_results/01_likelihood.ipynb #li0gen01
 GENERAL = Path(ASSETS)/"general.jsonl"
@@ -85,7 +86,7 @@ def general_examples(
     rows = read_rows(str(file or GENERAL))
     found = encode({where: to_messages(row) for where, row in rows.items()}, tokenizer)
     found = [(ids[:512], labels[:512]) for ids, labels in found]
-    return [example for example in found if _counts([example])[0]]
+    return [example for example in found if _count_targets([example])[0]]
 
 # %% ../../nbs/12_results/01_likelihood.ipynb #li0for02
 @dataclass(frozen=True)
@@ -105,23 +106,24 @@ class Forgetting:
     def to_dict(self)->dict: return asdict(self)
 
 # %% ../../nbs/12_results/01_likelihood.ipynb #li0for03
-def _divergence(before:torch.Tensor, after:torch.Tensor, labels:torch.Tensor)->torch.Tensor:
+def _kl_divergence(before:torch.Tensor, after:torch.Tensor, labels:torch.Tensor)->torch.Tensor:
     "(B,) nats from the first model to the second, at the supervised tokens of each row"
     p, q = (x[:, :-1].float().log_softmax(-1) for x in (before, after))
     return ((p.exp() * (p - q)).sum(-1) * (labels[:, 1:] != -100)).sum(-1)
 
 # %% ../../nbs/12_results/01_likelihood.ipynb #a8566066
 @torch.no_grad()
-def _both(model, base, examples:list, batch_tokens:int)->np.ndarray:
+def _losses_before_and_after(model, base, examples:list, batch_tokens:int)->np.ndarray:
     "(3, n): nats before, nats after, and from the one to the other"
     found = np.zeros((3, len(examples)))
     with eval_mode(model):
-        for some in _batches(examples, batch_tokens):
-            batch = _padded([examples[i] for i in some], model.device)
+        for some in _make_batches(examples, batch_tokens):
+            batch = _pad_examples([examples[i] for i in some], model.device)
             with model.disable_adapter() if base is None else nullcontext():
-                before = _logits(base or model, batch)
-            after, labels = _logits(model, batch), batch["labels"]
-            three = torch.stack([_losses(before, labels), _losses(after, labels), _divergence(before, after, labels)])
+                before = _compute_logits(base or model, batch)
+            after, labels = _compute_logits(model, batch), batch["labels"]
+            moved = _kl_divergence(before, after, labels)
+            three = torch.stack([_row_losses(before, labels), _row_losses(after, labels), moved])
             found[:, some] = three.cpu().double().numpy()
     return found
 
@@ -133,8 +135,8 @@ def forgetting(
     batch_tokens:int=2048,
 )->Forgetting:
     "What a training cost on texts that have nothing to do with it"
-    before, after, between = _both(model, base, examples, batch_tokens)
-    n, share = _counts(examples), before.sum() / len(examples)
+    before, after, between = _losses_before_and_after(model, base, examples, batch_tokens)
+    n, share = _count_targets(examples), before.sum() / len(examples)
     rise = (after - before) / share   # of each text; their mean is the rise of the sum
     low, high = mean_interval(rise)
     tokens = n.sum()

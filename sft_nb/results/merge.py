@@ -90,7 +90,7 @@ def _mean_apart(a:Probe, b:Probe)->float:
     return sum((x - y).abs().sum().item() for x, y in zip(a.logits, b.logits)) / sum(x.numel() for x in a.logits)
 
 # %% ../../nbs/12_results/11_merge.ipynb #efda2671
-def _tie(a:Probe, b:Probe)->float:
+def _largest_margin(a:Probe, b:Probe)->float:
     "How far the best token of `a` is ahead of that of `b`, at the most"
     ahead = [x.max(-1).values - x.gather(1, y.argmax(-1)[:, None])[:, 0] for x, y in zip(a.logits, b.logits)]
     return max(x.max().item() for x in ahead)
@@ -108,7 +108,7 @@ def gap(
         mean=_mean_apart(a, b),
         scale=max(x.abs().max().item() for x in a.logits),
         same=sum(x == y for x, y in zip(a.texts, b.texts)),
-        tie=_tie(a, b),
+        tie=_largest_margin(a, b),
         effect=None if base is None else _mean_apart(a, base))
 
 # %% ../../nbs/12_results/11_merge.ipynb #d058997c
@@ -157,7 +157,7 @@ def unpack(
     quantised = [(n, m) for n, m in model.named_modules() if isinstance(m, (Linear4bit, Linear8bitLt))]
     for name, layer in quantised:
         parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, _plain(layer, dtype))
+        setattr(model.get_submodule(parent), last, _dequantise_layer(layer, dtype))
     restore_experts(model, dtype)
     model.config.__dict__.pop("quantization_config", None)
     for flag in _QUANTISED: model.__dict__.pop(flag, None)
@@ -166,7 +166,7 @@ def unpack(
 _QUANTISED = ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized", "hf_quantizer", "quantization_method")
 
 # %% ../../nbs/12_results/11_merge.ipynb #mg0unp01
-def _numbers(layer)->torch.Tensor:
+def _dequantised_weight(layer)->torch.Tensor:
     "What the weight of a quantised layer stands for, (out, in)"
     from bitsandbytes.functional import dequantize_4bit
     from bitsandbytes.nn import Linear4bit
@@ -176,9 +176,9 @@ def _numbers(layer)->torch.Tensor:
     return w.data.float() * scale.float()[:, None] / 127
 
 # %% ../../nbs/12_results/11_merge.ipynb #e6b2f14f
-def _plain(layer, dtype:torch.dtype)->torch.nn.Module:
+def _dequantise_layer(layer, dtype:torch.dtype)->torch.nn.Module:
     "The same layer without quantisation"
-    n_in, n_out, numbers = layer.in_features, layer.out_features, _numbers(layer)
+    n_in, n_out, numbers = layer.in_features, layer.out_features, _dequantised_weight(layer)
     if getattr(getattr(layer, "source_cls", None), "__name__", "") == "Conv1D":
         plain, numbers = Conv1D(n_out, n_in), numbers.t().contiguous()   # GPT-2's layers keep their weight transposed
     else: plain = torch.nn.Linear(n_in, n_out, bias=layer.bias is not None, device="meta")
@@ -234,7 +234,7 @@ def _some_rows(cfg:Config, n:int)->dict[str,dict]:
     except SftError: return {}   # the first training rows are all left out
 
 # %% ../../nbs/12_results/11_merge.ipynb #eb635d35
-def _prompts(cfg:Config, n:int)->list[list[dict]]:
+def _take_prompts(cfg:Config, n:int)->list[list[dict]]:
     "At most `n` of a run's prompts"
     rows = list(_some_rows(cfg, n).items())[:n]
     talks = [conversation(task_of(cfg), row, where, cfg) for where, row in rows]
@@ -242,16 +242,16 @@ def _prompts(cfg:Config, n:int)->list[list[dict]]:
     return prompts or [[dict(role="user", content="Hello")]]
 
 # %% ../../nbs/12_results/11_merge.ipynb #f076b300
-def _trained(workbench:Workbench, source:Path):
+def _load_trained(workbench:Workbench, source:Path):
     "The model that was trained"
     model = workbench.trained(source)
     if workbench.asked.method != "qlora" or not workbench.asked.load_in_8bit: return model
     return unpack(model, workbench.hardware.dtype)   # layers in 8 bits round their inputs, as no merged model does
 
 # %% ../../nbs/12_results/11_merge.ipynb #a894c250
-def _before(workbench:Workbench, source:Path, talks)->tuple[Probe,Probe|None]:
+def _probe_before_merge(workbench:Workbench, source:Path, talks)->tuple[Probe,Probe|None]:
     "What the trained model says, and what it says without its adapter"
-    model, tokenizer = _trained(workbench, source), workbench.tokenizer
+    model, tokenizer = _load_trained(workbench, source), workbench.tokenizer
     trained = probe(model, tokenizer, talks)
     if not hasattr(model, "disable_adapter"): return trained, None
     with model.disable_adapter(): return trained, probe(model, tokenizer, talks, like=trained, max_new_tokens=1)
@@ -259,7 +259,7 @@ def _before(workbench:Workbench, source:Path, talks)->tuple[Probe,Probe|None]:
 # %% ../../nbs/12_results/11_merge.ipynb #74dd579f
 _FOR_IMAGES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
-def _write(model, tokenizer, folder:Path)->None:
+def _write_model(model, tokenizer, folder:Path)->None:
     "safetensors, tokenizer with its template, generation config"
     with quiet():
         model.save_pretrained(folder)
@@ -284,10 +284,10 @@ def _read_again(folder:Path, dtype:torch.dtype, device:str):
 def _write_and_compare(bench:Workbench, source:Path, folder:Path, dtype:str, talks)->Report:
     "Merge into `folder`, load that again, and ask both models the same"
     wanted, tolerance = getattr(torch, dtype), 1e-4 if dtype == "float32" else 4e-2
-    trained, base = _before(bench, source, talks)
+    trained, base = _probe_before_merge(bench, source, talks)
     gc.collect()
     merged = merged_model(bench, source, wanted)
-    _write(merged, bench.tokenizer, folder)
+    _write_model(merged, bench.tokenizer, folder)
     if text_path(merged): _copy_image_settings(bench.asked, folder)
     del merged
     again = _read_again(folder, wanted, bench.hardware.device)
@@ -313,15 +313,15 @@ def merge(
             found = f"{out} cannot be made ({e.strerror})"
             raise ConfigError(f"merge {run.name}", found, "a folder of yours", edit(out="another/folder")) from e
         bench = Workbench(run.config, settled=True)
-        report = _write_and_compare(bench, source, aside, dtype, _prompts(run.config, prompts))
+        report = _write_and_compare(bench, source, aside, dtype, _take_prompts(run.config, prompts))
         fix = _again_in_float32(run, out, checkpoint, report)
         if report.failed: raise _not_the_same(run, report, fix)
         report = replace(report, findings=[f if f.status == "ok" else replace(f, fix=fix) for f in report.findings])
-        _signed(report, run, checkpoint, dtype).save(aside/"parity.json")
+        _with_origin(report, run, checkpoint, dtype).save(aside/"parity.json")
     return out
 
 # %% ../../nbs/12_results/11_merge.ipynb #mg0sig01
-def _signed(report:Report, run:Run, checkpoint:str, dtype:str)->Report:
+def _with_origin(report:Report, run:Run, checkpoint:str, dtype:str)->Report:
     "The same report, with what was merged"
     what = dict(run=str(run.path), checkpoint=checkpoint, state=run.state, step=run.step, dtype=dtype)
     return replace(report, figures=what | report.figures)

@@ -18,7 +18,7 @@ from ..tokens.template import Template
 from ..tokens.tokenizer import load_tokenizer
 from ..workbench import Workbench
 from ..run.directory import open_run, Run
-from .merge import _prompts, _trained
+from .merge import _take_prompts, _load_trained
 from .stages import Proof, Stage, until_broken
 from .spoken import Reference, say
 from .folder import Expected, Folder, folder_stages, QUANTISED, stored_as
@@ -30,19 +30,19 @@ from .answered import answered_stages
 # %% ../../nbs/12_results/17_prove.ipynb #pr5ref01
 _OPEN = ("Hello", "Write a few sentences about a day that you liked, and why you liked it.")
 
-def _asked(bench:Workbench, n:int)->list[list[dict]]:
+def _prompts_for_server(bench:Workbench, n:int)->list[list[dict]]:
     "The run's prompts, as far as a server can be asked them"
-    found = [talk for talk in _prompts(bench.asked, n) if talk[0]["role"] != "tokens"]
+    found = [talk for talk in _take_prompts(bench.asked, n) if talk[0]["role"] != "tokens"]
     return found or [[dict(role="user", content="Hello")]]
 
 # %% ../../nbs/12_results/17_prove.ipynb #pr5ref01b
-def _open(t:Template)->list[list[dict]]:
+def _other_prompts(t:Template)->list[list[dict]]:
     "Prompts of another kind, short and long"
     role = "user" if t.chat else "text"
     return [[dict(role=role, content=text)] for text in _OPEN]
 
 # %% ../../nbs/12_results/17_prove.ipynb #pr5ref01c
-def _longest(run:Run)->int:
+def _longest_row(run:Run)->int:
     "Tokens of the longest training row; 0 if the run does not know"
     try: return int(read_json(run.path/"data.json")["figures"]["train: lengths"]["edges"][-1])
     except (OSError, ValueError, LookupError, TypeError): return 0
@@ -66,11 +66,11 @@ def what_was_trained(
 )->Reference:
     "What the adapter says on its base, and what the base says without it"
     tokenizer, how = bench.tokenizer, dict(max_new_tokens=max_new_tokens)
-    model, asked = _trained(bench, source), _asked(bench, prompts)
+    model, asked = _load_trained(bench, source), _prompts_for_server(bench, prompts)
     tuned = say(model, tokenizer, asked, **how)
-    free = say(model, tokenizer, _open(Template(tokenizer)), **how)
+    free = say(model, tokenizer, _other_prompts(Template(tokenizer)), **how)
     with _base_of(bench, model) as before: base = say(before, tokenizer, asked, along=tuned, **how)
-    needs = max(_longest(run), *(len(s.prompt) + len(s.tokens) for s in (*tuned, *free)))
+    needs = max(_longest_row(run), *(len(s.prompt) + len(s.tokens) for s in (*tuned, *free)))
     return Reference(tuned, base, free, end_ids(tokenizer), needs, max_new_tokens, bench.hardware.dtype_name)
 
 # %% ../../nbs/12_results/17_prove.ipynb #pr5ada02
@@ -105,7 +105,7 @@ class _Way:
     def source(self)->Path: return self.run.weights(self.checkpoint)
 
 # %% ../../nbs/12_results/17_prove.ipynb #pr5pro02b
-def _folder(run:Run, folder:str|Path|None, checkpoint:str)->Folder|None:
+def _find_folder(run:Run, folder:str|Path|None, checkpoint:str)->Folder|None:
     "The folder that is named, or the one that `merge` has written; ConfigError for one that is none"
     if folder is not None: return Folder(Path(folder))
     own = run.path/("merged" if checkpoint == "adapter" else f"merged-{checkpoint}")
@@ -114,7 +114,7 @@ def _folder(run:Run, folder:str|Path|None, checkpoint:str)->Folder|None:
 # %% ../../nbs/12_results/17_prove.ipynb #pr5pro03
 _FORMATS = dict(F32="float32", F16="float16", BF16="bfloat16")
 
-def _serving(way:_Way, reference:Reference)->Serving:
+def _server_checks(way:_Way, reference:Reference)->Serving:
     "What is asked of the server"
     weights = ""
     if way.named: weights = stored_as(way.folder)
@@ -124,20 +124,21 @@ def _serving(way:_Way, reference:Reference)->Serving:
         gguf=way.gguf.path if way.gguf else None, weights=weights, sends=way.sends)
 
 # %% ../../nbs/12_results/17_prove.ipynb #pr5pro03b
-def _links(way:_Way, x:Expected)->Iterator[Iterator[Stage]]:
+def _find_links(way:_Way, x:Expected)->Iterator[Iterator[Stage]]:
     "The links, in the order in which a model goes through them"
     yield adapter_stages(x.reference)
     if way.folder: yield folder_stages(x, way.folder)
     if way.gguf: yield gguf_stages(x, way.gguf)
     if way.server:
-        serving = _serving(way, x.reference)
+        serving = _server_checks(way, x.reference)
         yield asked_stages(serving)
         yield answered_stages(serving)
 
 # %% ../../nbs/12_results/17_prove.ipynb #pr5pro05
-def _way(run:Run, checkpoint:str, server:str|None, gguf, folder, model:str|None, sends:dict|None, timeout:float)->_Way:
+def _open_targets(run:Run, checkpoint:str, server:str|None, gguf, folder, model:str|None, sends:dict|None,
+                  timeout:float)->_Way:
     "What is named, opened; ConfigError or `SftError` for what is not there"
-    merged = _folder(run, folder, checkpoint)
+    merged = _find_folder(run, folder, checkpoint)
     file = None if gguf is None else Gguf(Path(gguf))
     way = _Way(run, checkpoint, merged, folder is not None, file, None, sends or {})
     _ = way.source   # raises what is wrong with it
@@ -167,17 +168,17 @@ def prove(
     if quantised not in (None, *QUANTISED):
         expected = ", ".join(QUANTISED)
         raise ConfigError("quantised", f"it is {quantised!r}", f"one of {expected}", edit(quantised="int8"))
-    way = _way(run, checkpoint, server, gguf, folder, model, sends, timeout)
-    return _walk(way, prompts, max_new_tokens, quantised)
+    way = _open_targets(run, checkpoint, server, gguf, folder, model, sends, timeout)
+    return _run_stages(way, prompts, max_new_tokens, quantised)
 
 # %% ../../nbs/12_results/17_prove.ipynb #pr5pro06a
-def _walk(way:_Way, prompts:int, max_new_tokens:int, quantised:str|None=None)->Proof:
+def _run_stages(way:_Way, prompts:int, max_new_tokens:int, quantised:str|None=None)->Proof:
     "All links, up to the first broken stage; kept in the run"
     run = way.run
     if prompts < 1: raise ConfigError(f"prove {run.name}", f"prompts is {prompts}", "at least one", edit(prompts=8))
     bench = Workbench(run.config, settled=True)
     reference = what_was_trained(bench, run, way.source, prompts=prompts, max_new_tokens=max_new_tokens)
     x = Expected(bench, way.source, run.path, reference, quantised)
-    proof = Proof(run.name, way.checkpoint, until_broken(*_links(way, x)))
+    proof = Proof(run.name, way.checkpoint, until_broken(*_find_links(way, x)))
     proof.save(run.path/"eval"/f"proof-{way.checkpoint}.json")
     return proof

@@ -43,23 +43,23 @@ class Case:
         return [(s.prompt, r.ids) for s, r in zip(self.said, self.seen)]
     @property
     def counts(self)->list[tuple[int,int]]:
-        return [(len(s.prompt), _count(r)) for s, r in zip(self.said, self.seen) if _count(r) is not None]
+        return [(len(s.prompt), _count_bos(r)) for s, r in zip(self.said, self.seen) if _count_bos(r) is not None]
     @property
     def texts(self)->list[tuple[str,str]]:
         "Ours and theirs; empty if they do not tell theirs"
         return [(self.t.tokenizer.decode(s.prompt), theirs) for s, r in zip(self.said, self.seen)
-                if (theirs := _text(self.t, r)) is not None]
+                if (theirs := _decode_prompt(self.t, r)) is not None]
 
 # %% ../../nbs/12_results/03_rendered.ipynb #re9cas02b
-def _count(r:Rendered)->int|None: return r.n if r.n is not None or r.ids is None else len(r.ids)
+def _count_bos(r:Rendered)->int|None: return r.n if r.n is not None or r.ids is None else len(r.ids)
 
 # %% ../../nbs/12_results/03_rendered.ipynb #re9cas02c
-def _text(t:Template, r:Rendered)->str|None:
+def _decode_prompt(t:Template, r:Rendered)->str|None:
     if r.text is not None or r.ids is None: return r.text
     return t.tokenizer.decode(r.ids)
 
 # %% ../../nbs/12_results/03_rendered.ipynb #re9bos02
-def _bos(c:Case)->str:
+def _explain_bos(c:Case)->str:
     bos = c.t.tokenizer.bos_token_id
     if bos is None: return ""
     if c.ids:
@@ -72,7 +72,7 @@ def _bos(c:Case)->str:
     return "each prompt is one token longer, as with a second BOS" if one_more else ""
 
 # %% ../../nbs/12_results/03_rendered.ipynb #re9cut02
-def _cut(c:Case)->str:
+def _explain_truncation(c:Case)->str:
     longest = max(b for _, b in c.counts)
     shorter = [(a, b) for a, b in c.counts if b < a]
     as_cut = all(b == min(a, longest) for a, b in c.counts)
@@ -91,18 +91,18 @@ def _is_part(whole:list[int], part:list[int])->bool:
 _MARK = "@@system@@"
 _OWN = dict(role="system", content="Be brief.")
 
-def _system(c:Case)->str:
+def _explain_system_prompt(c:Case)->str:
     if c.texts:
-        found = [_added(c.t, s.asked, theirs) for s, (_, theirs) in zip(c.said, c.texts)]
+        found = [_added_system_prompt(c.t, s.asked, theirs) for s, (_, theirs) in zip(c.said, c.texts)]
         return f"a system prompt was added: {found[0][:80]!r}" if all(found) else ""
     more = {b - a for a, b in c.counts}
     if len(more) > 1 or min(more) < 2 or c.again is None: return ""
     own = [_OWN, *(m for m in c.said[0].asked if m["role"] != "system")]
-    gone = _count(c.again(own)) == len(encode_prompts([own], c.t.tokenizer)[0])
+    gone = _count_bos(c.again(own)) == len(encode_prompts([own], c.t.tokenizer)[0])
     return f"a system prompt of about {min(more)} tokens was added" if gone else ""
 
 # %% ../../nbs/12_results/03_rendered.ipynb #re9sys02b
-def _added(t:Template, asked:list[dict], theirs:str)->str:
+def _added_system_prompt(t:Template, asked:list[dict], theirs:str)->str:
     "The system prompt in `theirs`; empty if there is none that `asked` has not"
     if asked[0]["role"] in ("system", "text"): return ""
     try: before, _, behind = t.render([dict(role="system", content=_MARK), *asked], prompt=True).partition(_MARK)
@@ -113,8 +113,8 @@ def _added(t:Template, asked:list[dict], theirs:str)->str:
 # %% ../../nbs/12_results/03_rendered.ipynb #re9thi02
 _OPENED = ("<think>\n", "<think>", "<think>\n\n</think>\n\n")
 
-def _thinking(c:Case)->str:
-    for name, way in _ways(c.t).items():
+def _explain_thinking(c:Case)->str:
+    for name, way in _thinking_variants(c.t).items():
         try: made = [way(s) for s in c.said]
         except Exception: continue   # a template raises what it likes
         if all(ids == s.prompt for ids, s in zip(made, c.said)): continue
@@ -123,22 +123,23 @@ def _thinking(c:Case)->str:
     return ""
 
 # %% ../../nbs/12_results/03_rendered.ipynb #re9thi02b
-def _ways(t:Template)->dict[str,Callable]:
+def _thinking_variants(t:Template)->dict[str,Callable]:
     "What a server may do about thinking: what it is called -> a prompt as token ids"
-    def switched(on): return lambda s: encode_prompts([_with(s.asked, enable_thinking=on)], t.tokenizer)[0]
+    def switched(on):
+        return lambda s: encode_prompts([_with_template_arguments(s.asked, enable_thinking=on)], t.tokenizer)[0]
     def opened(text): return lambda s: s.prompt + t.tokenizer(text, add_special_tokens=False)["input_ids"]
     ways = {f"each prompt opens the answer with {text!r}": opened(text) for text in _OPENED}
     return {"thinking is on, and was off in training": switched(True),
             "thinking is off, and was on in training": switched(False)} | ways
 
 # %% ../../nbs/12_results/03_rendered.ipynb #re9thi02c
-def _with(asked:list[dict], **arguments)->list[dict]:
+def _with_template_arguments(asked:list[dict], **arguments)->list[dict]:
     "A conversation with arguments for its template"
     first = asked[0]
     return [first | dict(chat_template_kwargs=first.get("chat_template_kwargs", {}) | arguments), *asked[1:]]
 
 # %% ../../nbs/12_results/03_rendered.ipynb #re9tok02
-def _tokenizer(c:Case)->str:
+def _explain_tokenizer(c:Case)->str:
     said = "the same text becomes other tokens"
     if c.ids and all(r.text is not None for r in c.seen): return said if all(a == b for a, b in c.texts) else ""
     if c.ids: return ""
@@ -147,7 +148,7 @@ def _tokenizer(c:Case)->str:
     return f"{said}: {min(more):+} to {max(more):+} in a prompt" if grows else ""
 
 # %% ../../nbs/12_results/03_rendered.ipynb #re9tok02b
-def _template(c:Case)->str:
+def _explain_template(c:Case)->str:
     for a, b in c.texts:
         if a == b: continue
         k = max(0, len(os.path.commonprefix([a, b])) - 8)
@@ -156,7 +157,8 @@ def _template(c:Case)->str:
     return f"each prompt has {more[0]:+} tokens, so it is rendered by another template"
 
 # %% ../../nbs/12_results/03_rendered.ipynb #re9cau01
-CAUSES = dict(bos=_bos, cut=_cut, system=_system, thinking=_thinking, tokenizer=_tokenizer, template=_template)
+CAUSES = dict(bos=_explain_bos, cut=_explain_truncation, system=_explain_system_prompt, thinking=_explain_thinking,
+              tokenizer=_explain_tokenizer, template=_explain_template)
 
 def cause(
     c:Case,

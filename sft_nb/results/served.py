@@ -62,11 +62,11 @@ def ask_server(
     pool = ThreadPoolExecutor(at_once)
     try:
         with show_progress() if progress else nullcontext(), Phase("generating", len(asked), what=progress) as phase:
-            return [*_counted(phase, pool.map(lambda talk: again(lambda: plain.chat(talk, **sends)), asked))]
+            return [*_count_replies(phase, pool.map(lambda talk: again(lambda: plain.chat(talk, **sends)), asked))]
     finally: pool.shutdown(cancel_futures=True)
 
 # %% ../../nbs/12_results/06_served.ipynb #srv5ask3
-def _counted(phase:Phase, replies):
+def _count_replies(phase:Phase, replies):
     "Each reply, when it is there, and told"
     for reply in replies:
         phase.update(phase.done + 1)

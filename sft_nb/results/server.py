@@ -40,7 +40,7 @@ KEY = "SFT_NB_SERVER_KEY"
 _MOST = 20_000_000   # bytes of an answer
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2add02
-def _root(url:str)->str:
+def _server_root(url:str)->str:
     "The address without `/v1`; ConfigError for what is none"
     url = url.strip().rstrip("/")
     try: parts = urlsplit(url)
@@ -67,16 +67,16 @@ class Refused(SftError):
     body = ""    # what it says, at most a few hundred characters
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2err02b
-def _refused(url:str, code:int, body:str)->Refused:
+def _refusal_error(url:str, code:int, body:str)->Refused:
     "The error for an answer with an error in it"
-    says = redact(" ".join(_message(body).split()))[:160]
+    says = redact(" ".join(_error_message(body).split()))[:160]
     fix, expected = as_advice(code, url)
     error = Refused(f"server {url}", f"it answers with an error ({code}{': ' if says else ''}{says})", expected, fix)
     error.code, error.body = code, body[:500]
     return error
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2err02c
-def _message(body:str)->str:
+def _error_message(body:str)->str:
     "The sentence in an error of OpenAI's form; empty for a page"
     try: said = parse_json(body)
     except ValueError: return "" if body.lstrip().startswith("<") else body
@@ -107,7 +107,7 @@ class Server:
     fallback:str|None=None     # the name if it lists no model
 
     def __post_init__(self):
-        self.url = _root(self.url)
+        self.url = _server_root(self.url)
         self._open = build_opener(_NoRedirection, *([ProxyHandler({})] if is_here(self.url) else []))
         self.shows_logprobs = True    # until it refuses
 
@@ -130,11 +130,11 @@ class Server:
             try: answer, code = self._open.open(Request(self.url + path, data, headers), timeout=self.timeout), 200
             except HTTPError as e: answer, code = e, e.code
             with answer: said = _read_until(answer, until, _MOST if code == 200 else 10_000)
-            if code != 200: return _refused(self.url, code, said.decode(errors="replace"))
+            if code != 200: return _refusal_error(self.url, code, said.decode(errors="replace"))
             return _as_json(self.url, said)
         except TimeoutError: return _too_slow(self)
         except SftError as e: return e
-        except Exception as e: return _nobody(self, e)
+        except Exception as e: return _connection_error(self, e)
 
 def _read_until(
     answer,        # of urllib
@@ -155,7 +155,7 @@ def _too_slow(s:Server)->SftError:
     return SftError(f"server {s.url}", found, "one that answers", edit(timeout=s.timeout * 5))
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ask03b
-def _nobody(s:Server, e:Exception)->SftError:
+def _connection_error(s:Server, e:Exception)->SftError:
     "The error for a connection that is not made, or broken"
     reason = getattr(e, "reason", e)
     if isinstance(reason, TimeoutError): return _too_slow(s)
@@ -290,13 +290,13 @@ def as_body(
     return "/v1/chat/completions", body
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ans02
-def _places(s:Server, choice:dict)->list[dict]:
+def _answer_tokens(s:Server, choice:dict)->list[dict]:
     "The tokens of an answer, with their log-probabilities; empty if it shows none"
     shown = choice.get("logprobs")
     return _as_objects(shown.get("content")) if isinstance(shown, dict) else []
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ans02b
-def _token(s:Server, at:dict)->int|None:
+def _shown_token_id(s:Server, at:dict)->int|None:
     "The id of a token as the server shows it"
     said = at.get("token")
     if not isinstance(said, str): said = ""
@@ -306,20 +306,20 @@ def _token(s:Server, at:dict)->int|None:
     return s.by_text.get(said)
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ans02c
-def _calls(message:dict)->tuple[dict,...]:
+def _tool_calls(message:dict)->tuple[dict,...]:
     "Tool calls as OpenAI's API writes them: their arguments are a string of JSON"
     made = _as_objects([call.get("function") for call in _as_objects(message.get("tool_calls"))])
-    return tuple(dict(name=_as_text(f.get("name")), arguments=_object(f.get("arguments"))) for f in made)
+    return tuple(dict(name=_as_text(f.get("name")), arguments=_as_object(f.get("arguments"))) for f in made)
 
 # %% ../../nbs/12_results/04_server.ipynb #c1907885
-def _object(said):
+def _as_object(said):
     try: return parse_json(said)
     except (ValueError, TypeError): return said
 
 # %% ../../nbs/12_results/04_server.ipynb #bab3b7f0
 def _at(s:Server, place:dict)->dict[int,float]:
     shown = [place, *_as_objects(place.get("top_logprobs"))]
-    found = {_token(s, at): at.get("logprob") for at in shown}
+    found = {_shown_token_id(s, at): at.get("logprob") for at in shown}
     return {t: float(v) for t, v in found.items() if t is not None and _is_logprob(v)}
 
 def _is_logprob(v)->bool:
@@ -338,7 +338,7 @@ def by_text(self:Server)->dict[str,int]:
     return self._by_text
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ans04
-def _reply(s:Server, said:dict)->Reply:
+def _parse_reply(s:Server, said:dict)->Reply:
     "`SftError` if there is no answer in it"
     choice = next(iter(_as_objects(said.get("choices"))), {})
     usage = said.get("usage") if isinstance(said.get("usage"), dict) else {}
@@ -346,16 +346,16 @@ def _reply(s:Server, said:dict)->Reply:
     if not isinstance(message, dict) or not isinstance(message.get("content"), (str, type(None))):
         raise SftError(f"server {s.url}", "there is no answer in what it answers", "choices, with a message of text",
                        edit(server="http://localhost:8000"))
-    places = _places(s, choice)
+    places = _answer_tokens(s, choice)
     return Reply(
         text=_as_text(message.get("content")),
         finish=_as_text(choice.get("finish_reason")),
         n_prompt=_as_count(usage.get("prompt_tokens")),
         reasoning=_as_text(message.get("reasoning_content")) or _as_text(message.get("reasoning")),
-        tokens=[_token(s, at) for at in places] if places else None,
+        tokens=[_shown_token_id(s, at) for at in places] if places else None,
         top=[_at(s, at) for at in places] if places else None,
         n_answer=_as_count(usage.get("completion_tokens")),
-        calls=_calls(message))
+        calls=_tool_calls(message))
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2cha01
 @patch
@@ -367,10 +367,10 @@ def chat(self:Server,
     path, body = as_body(asked, Template(self.tokenizer))
     body = dict(model=self.name) | body | sends
     shows = self.shows_logprobs and path.endswith("chat/completions")
-    try: return _reply(self, self.ask(path, body | (dict(logprobs=True, top_logprobs=5) if shows else {})))
+    try: return _parse_reply(self, self.ask(path, body | (dict(logprobs=True, top_logprobs=5) if shows else {})))
     except Refused as e:
         if not shows or e.code in (401, 403, 404): raise
-    reply = _reply(self, self.ask(path, body))
+    reply = _parse_reply(self, self.ask(path, body))
     self.shows_logprobs = False
     return reply
 
@@ -396,12 +396,12 @@ def rendered(self:Server,
 )->Rendered:
     "What it makes of a prompt, as far as it tells"
     if n is None: n = self.chat(asked, max_tokens=1, temperature=0).n_prompt
-    text, ids = _shown(self, *as_body(asked, Template(self.tokenizer)))
+    text, ids = _shown_prompt(self, *as_body(asked, Template(self.tokenizer)))
     if None not in (ids, n) and len(ids) != n: ids = text = None
     return Rendered(n, ids, text)
 
 # %% ../../nbs/12_results/04_server.ipynb #sv2ren03
-def _shown(s:Server, path:str, body:dict)->tuple[str|None,list[int]|None]:
+def _shown_prompt(s:Server, path:str, body:dict)->tuple[str|None,list[int]|None]:
     "The text of a prompt and its tokens, from the addresses that only some servers have"
     chats = path.endswith("chat/completions")
     if s.kind == "vLLM":

@@ -33,7 +33,7 @@ class Said:
         return math.exp(sum(at.get(t, -50.) for at, t in zip(self.top, self.tokens)))
 
 # %% ../../nbs/12_results/02_spoken.ipynb #sp8gre01
-def _greedy(model, tokenizer, prompt:list[int], max_new_tokens:int)->list[int]:
+def _generate_greedily(model, tokenizer, prompt:list[int], max_new_tokens:int)->list[int]:
     "The likeliest token at each place; of the model's own settings only the end tokens are kept"
     how = GenerationConfig(
         do_sample=False, max_new_tokens=max_new_tokens, repetition_penalty=1., no_repeat_ngram_size=0, num_beams=1,
@@ -45,7 +45,7 @@ def _greedy(model, tokenizer, prompt:list[int], max_new_tokens:int)->list[int]:
 # %% ../../nbs/12_results/02_spoken.ipynb #sp8top01
 _KEPT = 50   # tokens at each place
 
-def _top(model, prompt:list[int], tokens:list[int])->list[dict[int,float]]:
+def _likeliest_tokens(model, prompt:list[int], tokens:list[int])->list[dict[int,float]]:
     "The likeliest tokens before each of `tokens`"
     ids = torch.tensor([prompt + tokens], device=model.device)
     logits = model(input_ids=ids, logits_to_keep=len(tokens) + 1).logits[0, :-1]
@@ -65,14 +65,14 @@ def say(
     found = []
     with eval_mode(model):
         for k, (talk, prompt) in enumerate(zip(asked, encode_prompts(asked, tokenizer))):
-            tokens = _greedy(model, tokenizer, prompt, max_new_tokens)
+            tokens = _generate_greedily(model, tokenizer, prompt, max_new_tokens)
             places = along[k].tokens if along else tokens
-            text, ended = _read(tokens, tokenizer, model.generation_config.eos_token_id)
-            found.append(Said(talk, prompt, tokens, text, ended, _top(model, prompt, places)))
+            text, ended = _decode_text(tokens, tokenizer, model.generation_config.eos_token_id)
+            found.append(Said(talk, prompt, tokens, text, ended, _likeliest_tokens(model, prompt, places)))
     return found
 
 # %% ../../nbs/12_results/02_spoken.ipynb #sp8say01b
-def _read(tokens:list[int], tokenizer, ends)->tuple[str,bool]:
+def _decode_text(tokens:list[int], tokenizer, ends)->tuple[str,bool]:
     ends = [ends] if isinstance(ends, int) else ends or []
     return tokenizer.decode(tokens, skip_special_tokens=True), tokens[-1] in ends
 

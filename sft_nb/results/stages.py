@@ -91,11 +91,11 @@ class Proof:
     @property
     def fix(self)->Fix: return Fix() if self.same else self.broken.finding.fix
 
-    def __str__(self): return escape_controls("\n".join([_headline(self), *(f"  {s}" for s in self.stages)]))
+    def __str__(self): return escape_controls("\n".join([_proof_headline(self), *(f"  {s}" for s in self.stages)]))
     __repr__ = __str__
 
 # %% ../../nbs/12_results/12_stages.ipynb #st7pro03
-def _headline(p:Proof)->str:
+def _proof_headline(p:Proof)->str:
     "The answer in a line"
     who = f"{p.run}, {p.checkpoint}"
     if p.verdict == "close, not equal": return f"{who}: close, not equal: {p.broken.name} differ, and the answers agree"
@@ -106,7 +106,7 @@ def _headline(p:Proof)->str:
     return f"{who}: all the same in {len(p.stages)} stages ({links}){more}"
 
 # %% ../../nbs/12_results/12_stages.ipynb #st7htm02
-def _row(s:Stage)->list:
+def _stage_row(s:Stage)->list:
     "A stage in the table"
     f = s.finding
     fix = [Html(f"Fix: {code_html(str(f.fix))}")] if f.fix else []
@@ -117,7 +117,7 @@ def _row(s:Stage)->list:
 @patch
 def _repr_html_(self:Proof)->str:
     seen = badge_html("ok" if self.same else "fail", self.verdict)
-    return f"<div>{seen} <b>{as_html(_headline(self))}</b>{table_html(map(_row, self.stages))}</div>"
+    return f"<div>{seen} <b>{as_html(_proof_headline(self))}</b>{table_html(map(_stage_row, self.stages))}</div>"
 
 # %% ../../nbs/12_results/12_stages.ipynb #st7jso02
 @patch

@@ -96,12 +96,12 @@ def interval(
 
 # %% ../../nbs/12_results/00_statistics.ipynb #st0sig01
 @lru_cache(maxsize=4)
-def _signs(n:int, resamples:int, seed:int)->np.ndarray:
+def _random_signs(n:int, resamples:int, seed:int)->np.ndarray:
     "(resamples, n) of -1 and 1"
     return np.random.default_rng(seed).integers(0, 2, (resamples, n), dtype=np.int8).astype(np.float32) * 2 - 1
 
 # %% ../../nbs/12_results/00_statistics.ipynb #e2760ff2
-def _scaled(differences:np.ndarray)->np.ndarray:
+def _scale_differences(differences:np.ndarray)->np.ndarray:
     "(K, G) differences, each model's divided by the root of their sum of squares; zeros stay"
     norm = np.sqrt((differences ** 2).sum(-1, keepdims=True))
     return np.divide(differences, norm, out=np.zeros_like(differences), where=norm > 0)
@@ -123,9 +123,9 @@ def sign_test(
 )->float:
     "Two-sided p that differences have no direction; 1 if there is none"
     sums, _ = grouped(differences, clusters)
-    t = _scaled(sums[None])[0]
+    t = _scale_differences(sums[None])[0]
     if not t.any(): return 1.
-    drawn = np.abs(_signs(len(t), resamples, seed) @ t)
+    drawn = np.abs(_random_signs(len(t), resamples, seed) @ t)
     return float((1 + (drawn >= abs(t.sum()) - 1e-9).sum()) / (resamples + 1))
 
 # %% ../../nbs/12_results/00_statistics.ipynb #st0dif02
@@ -258,8 +258,8 @@ def largest(
 )->np.ndarray:                  # (resamples,)
     "The largest of K statistics (a sum over its root of squares), when no checkpoint is better than the base"
     sums, _ = grouped(differences, clusters)
-    t = _scaled(sums)
-    return (_signs(t.shape[-1], resamples, seed) @ t.T.astype(np.float32)).max(-1)
+    t = _scale_differences(sums)
+    return (_random_signs(t.shape[-1], resamples, seed) @ t.T.astype(np.float32)).max(-1)
 
 # %% ../../nbs/12_results/00_statistics.ipynb #st0max03
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ def pick(
     best = int(d.mean(-1).argmax())
     drawn = largest(d, clusters=clusters)
     sums, _ = grouped(d, clusters)
-    seen = float(_scaled(sums).sum(-1)[best])
+    seen = float(_scale_differences(sums).sum(-1)[best])
     upper = float((1 + (drawn >= seen - 1e-6).sum()) / (len(drawn) + 1))
     z = max(1.96, float(np.quantile(drawn, .975)))
     corrected = difference(base, candidates[best], clusters=clusters, z=z)

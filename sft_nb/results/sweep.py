@@ -147,7 +147,7 @@ def by_choice(e:Sweep)->Finding|None:
     return warn(says, fix, check="best_by_loss")
 
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0res05
-def _says(e:Sweep)->list[str]:
+def _describe_sweep(e:Sweep)->list[str]:
     "What the table comes to"
     d, K = e.pick.difference, len(e.checkpoints)
     worth = {name: scores.worth(e.by).mean() for name, scores in e.checkpoints.items()}
@@ -170,7 +170,7 @@ def _says(e:Sweep)->list[str]:
 def __str__(self:Sweep):
     shown = self.table().to_string(index=False, float_format="{:.3f}".format, na_rep="")
     head = f"{self.run}: {rows_asked(self.base.n, self.left_out, self.base.clusters)}, by {self.by}"
-    return escape_controls("\n".join([head, shown, *_says(self)]))
+    return escape_controls("\n".join([head, shown, *_describe_sweep(self)]))
 
 # %% ../../nbs/12_results/08_sweep.ipynb #37d7fbb6
 @patch
@@ -179,7 +179,7 @@ def __repr__(self:Sweep): return str(self)
 # %% ../../nbs/12_results/08_sweep.ipynb #26ea2408
 @patch
 def _repr_html_(self:Sweep):
-    lines = "<br>".join(map(escape_html, _says(self)))
+    lines = "<br>".join(map(escape_html, _describe_sweep(self)))
     shown, best = self.table(), [*self.checkpoints].index(self.best)
     rows = [[None if v != v else v for v in row] for row in shown.values.tolist()]
     table = table_html(rows, head=[*shown.columns], marked=1 + best)
@@ -223,14 +223,14 @@ def _ask_all(examiner:Examiner, swapped:Swapped, folders:list[Path])->dict[str,S
     model, n = swapped.model, len(examiner.asked.prompts)
     with quiet():
         for folder in folders: model.load_adapter(str(folder), adapter_name=folder.name)
-    try: written = _mixed(examiner, model, dict(__base__=None) | {f.name: f for f in folders})
+    try: written = _answers_of_adapters(examiner, model, dict(__base__=None) | {f.name: f for f in folders})
     finally:
         for folder in folders: model.delete_adapter(folder.name)
     names = ["base", *(f.name for f in folders)]
     return {name: judged(name, examiner.asked, written[k * n:(k + 1) * n]) for k, name in enumerate(names)}
 
 # %% ../../nbs/12_results/08_sweep.ipynb #c4eafc5f
-def _mixed(examiner:Examiner, model, adapters:dict[str,Path|None])->list:
+def _answers_of_adapters(examiner:Examiner, model, adapters:dict[str,Path|None])->list:
     "What all of them write, one adapter after the other"
     bench, prompts = examiner.bench, examiner.asked.prompts
     weights = [key for folder in adapters.values() for key in [weights_key(bench.cfg, folder)] * len(prompts)]
@@ -254,7 +254,7 @@ def _ask_served(there:AtServer, names:list[str])->dict[str,Scores]:
     return {name: there.ask(name, model) for name, model in dict(base=base, **{name: name for name in names}).items()}
 
 # %% ../../nbs/12_results/08_sweep.ipynb #098b7efe
-def _costs(swapped:Swapped|None, folders:list[Path], general:bool|str|Path)->dict[str,Forgetting]:
+def _forgetting_by_checkpoint(swapped:Swapped|None, folders:list[Path], general:bool|str|Path)->dict[str,Forgetting]:
     "What each checkpoint says of general texts"
     if not general or swapped is None: return {}
     texts = general_examples(swapped.bench.tokenizer, None if general is True else general)
@@ -295,21 +295,21 @@ def sweep(
     "Ask every checkpoint what the base is asked; ConfigError for a run without checkpoints, or rows"
     folders = checkpoints_of(open_run(run, trust_remote_code=trust_remote_code), checkpoints)
     examiner = examiner_of(run, checkpoint=folders[-1].name, trust_remote_code=trust_remote_code, **how)
-    made = _swept(examiner, folders, general)
-    _keep(made, examiner)
+    made = _run_sweep(examiner, folders, general)
+    _save_evaluations(made, examiner)
     return made
 
 # %% ../../nbs/12_results/08_sweep.ipynb #9b06191d
-def _swept(examiner:Examiner, folders:list[Path], general:bool|str|Path)->Sweep:
+def _run_sweep(examiner:Examiner, folders:list[Path], general:bool|str|Path)->Sweep:
     swapped = None   # a server has all models, and is not asked general texts
     if examiner.server is None: swapped = Swapped(examiner.bench, folders[0])
-    scores, target = _asked(examiner, swapped, folders), examiner.target
-    base, costs = scores.pop("base"), _costs(swapped, folders, general)
+    scores, target = _ask_checkpoints(examiner, swapped, folders), examiner.target
+    base, costs = scores.pop("base"), _forgetting_by_checkpoint(swapped, folders, general)
     asked = examiner.asked
     return Sweep(target.name, asked.by, base, scores, costs, lowest_loss(target.run), asked.left_out)
 
 # %% ../../nbs/12_results/08_sweep.ipynb #sw0swe03
-def _asked(examiner:Examiner, swapped:Swapped|None, folders:list[Path])->dict[str,Scores]:
+def _ask_checkpoints(examiner:Examiner, swapped:Swapped|None, folders:list[Path])->dict[str,Scores]:
     if examiner.server is not None: return _ask_served(examiner.server, [folder.name for folder in folders])
     cfg, n = examiner.bench.cfg, len(examiner.asked.prompts)
     mixed, _ = together(cfg, examiner.bench.hardware.device, n, len(folders))
@@ -317,7 +317,7 @@ def _asked(examiner:Examiner, swapped:Swapped|None, folders:list[Path])->dict[st
     return (_ask_all if mixed else _ask_each)(examiner, swapped, folders)
 
 # %% ../../nbs/12_results/08_sweep.ipynb #3a1b5d74
-def _keep(made:Sweep, examiner:Examiner)->None:
+def _save_evaluations(made:Sweep, examiner:Examiner)->None:
     "Each evaluation as `evaluate` would have kept it, and all of them together"
     for name, scores in made.checkpoints.items():
         tuned = replace(scores, model="tuned")

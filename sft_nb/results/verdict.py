@@ -42,7 +42,7 @@ class Verdict:
 
     def __str__(self):
         d = self.difference
-        lines = [f"{self.says}: {self.reason}", f"  {d}", f"  {_could(d)}"]
+        lines = [f"{self.says}: {self.reason}", f"  {d}", f"  {_what_rows_can_show(d)}"]
         if self.of > 1: lines.append(f"  {self.checkpoint} is the best of {self.of}: the interval is corrected")
         if self.forgotten is not None: lines.append(f"  {self.forgotten}")
         return escape_controls("\n".join(lines))
@@ -56,7 +56,7 @@ class Verdict:
         return vars(self) | dict(difference=vars(self.difference), forgotten=cost, exit_code=self.exit_code)
 
 # %% ../../nbs/12_results/10_verdict.ipynb #b012f0d4
-def _could(d:Difference)->str:
+def _what_rows_can_show(d:Difference)->str:
     "What so many rows find"
     if not d.is_share or d.smallest == math.inf: return detectable_in_words(d)
     found = power(d.n, .05, d.differing, sd=d.sd)
@@ -119,22 +119,22 @@ def verdict(
 )->Verdict:
     "Is the tuned model better? Scores that are kept are read; what is missing is asked"
     run = open_run(run, trust_remote_code=trust_remote_code)
-    judged, name, of, cost = _judged(run, checkpoint, how)
+    judged, name, of, cost = _evaluation_to_judge(run, checkpoint, how)
     made = decide(judged, min_gain=min_gain, max_forgetting=max_forgetting, forgotten=cost)
     made = replace(made, checkpoint=name, of=of)
     write_atomically(run.path/"eval"/"verdict.json", json.dumps(made.to_dict(), indent=1) + "\n")
     return made
 
 # %% ../../nbs/12_results/10_verdict.ipynb #23b60a91
-def _judged(run:Run, checkpoint:str|None, how:dict)->tuple[Difference,str,int,Forgetting|None]:
+def _evaluation_to_judge(run:Run, checkpoint:str|None, how:dict)->tuple[Difference,str,int,Forgetting|None]:
     "What is judged: the pick of the last sweep, if nothing else is asked for, or an evaluation"
     file, asked = run.path/"eval"/"sweep.json", {k for k, v in how.items() if v not in (None, True, False)}
-    if checkpoint is None and not asked and file.exists(): return _picked(Sweep.load(file))
+    if checkpoint is None and not asked and file.exists(): return _is_picked(Sweep.load(file))
     e = evaluate(run, checkpoint=checkpoint or "adapter", **dict(general=True) | how)
     return e.difference, e.checkpoint, 1, e.forgotten
 
 # %% ../../nbs/12_results/10_verdict.ipynb #a5a36939
-def _picked(e:Sweep)->tuple[Difference,str,int,Forgetting|None]:
+def _is_picked(e:Sweep)->tuple[Difference,str,int,Forgetting|None]:
     return e.pick.difference, e.best, len(e.checkpoints), e.forgotten.get(e.best)
 
 # %% ../../nbs/12_results/10_verdict.ipynb #ve0com01
@@ -183,7 +183,7 @@ def compare(
     asked = [[(x.where, x.prompt, x.expected) for x in e.tuned.answers] for e in (first, second)]
     common = set(asked[0]) & set(asked[1])
     if asked[0] != asked[1] and common and (first.left_out or second.left_out):   # what one of them left out
-        first, second = (_only(e, common) for e in (first, second))
+        first, second = (_on_common_rows(e, common) for e in (first, second))
         asked = [[(x.where, x.prompt, x.expected) for x in e.tuned.answers] for e in (first, second)]
     if asked[0] != asked[1]:
         found = f"{len(asked[0])} and {len(asked[1])} held-out rows, which are not the same"
@@ -202,7 +202,7 @@ def compare(
     of = max(2, among or max(first.scored_alike, second.scored_alike))
     return Comparison(first, second, correct_for_choice(paired(first.tuned, second.tuned, by), of), of)
 
-def _only(e:Evaluation, common:set)->Evaluation:
+def _on_common_rows(e:Evaluation, common:set)->Evaluation:
     "The same evaluation of some rows"
     kept = [(x.where, x.prompt, x.expected) in common for x in e.tuned.answers]
     def some(scores):

@@ -59,16 +59,16 @@ class Split:
     @property
     def dropped(self)->RecordTable:
         "The rows that were left out: where, reason, row, tokens, kind"
-        lines = _lines(self.folder/"dropped.jsonl")
+        lines = _count_lines(self.folder/"dropped.jsonl")
         return RecordTable(lines, f"{pluralise(len(lines), 'row')} left out")
     @property
     def cut(self)->RecordTable:
         "The rows that lost a part: where, tokens (lost), what (cut or split)"
-        lines = _lines(self.folder/"cut.jsonl")
+        lines = _count_lines(self.folder/"cut.jsonl")
         return RecordTable(lines, f"{pluralise(len(lines), 'row')} lost a part")
 
 # %% ../../nbs/04_tokens/10_account.ipynb #acc00001
-def _lines(file:Path)->list[dict]:
+def _count_lines(file:Path)->list[dict]:
     with file.open(encoding="utf-8", errors="surrogatepass") as lines: return [json.loads(line) for line in lines]
 
 @patch
@@ -169,32 +169,32 @@ def plot(self:Data):
     return with_png(fig)
 
 # %% ../../nbs/04_tokens/10_account.ipynb #fdbdc9eb
-def _histogram(lengths:np.ndarray)->dict[str,list]:
+def _length_histogram(lengths:np.ndarray)->dict[str,list]:
     counts, edges = np.histogram(lengths, bins=24, range=(0, int(lengths.max())))
     return dict(edges=[round(float(e), 1) for e in edges], counts=counts.tolist())
 
-def _figures(s:Split, name:str)->dict:
+def _side_figures(s:Split, name:str)->dict:
     "What there is to count on one side"
     lengths, total, supervised = s.lengths, int(s.lengths.sum()), int(s.stats["supervised"].sum())
     p50, p95 = np.percentile(lengths, [50, 95])
     figures = {"rows read": s.n_read, "rows kept": s.n_kept, "rows dropped": s.counts.dropped,
                "rows cut": s.counts.shortened}
     if len(lengths) != s.n_kept: figures["examples"] = len(lengths)
-    if s.seen.reasoning: figures["reasoning"] = _reasoning(s.seen.reasoning)
+    if s.seen.reasoning: figures["reasoning"] = _describe_reasoning(s.seen.reasoning)
     figures |= {"tokens": total, "tokens lost": s.counts.tokens_lost, "supervised tokens": supervised,
                 "share supervised": supervised / total,
                 "row length, tokens": f"median {p50:.0f}, 95% {p95:.0f}, max {lengths.max()}",
-                "lengths": _histogram(lengths),
+                "lengths": _length_histogram(lengths),
                 "fingerprint": s.fingerprint}
     return {f"{name}: {k}": v for k, v in figures.items()}
 
 # %% ../../nbs/04_tokens/10_account.ipynb #b192193b
-def _reasons(reasons:dict[str,int])->str:
+def _count_reasons(reasons:dict[str,int])->str:
     "Counts and reasons: 1 empty answer, 3 empty answers"
     return ", ".join(f"{n:,} {reason}{'s' if n > 1 and reason.startswith('empty ') else ''}"
                      for reason, n in reasons.items())
 
-def _longer(counts:Counts, otherwise:Fix|str)->Fix|str:
+def _larger_max_length(counts:Counts, otherwise:Fix|str)->Fix|str:
     "A `max_length` that leaves nothing out; `otherwise`, if that is not what left rows out"
     return edit(max_length=counts.longest_dropped) if counts.longest_dropped else otherwise
 
@@ -216,16 +216,16 @@ def _find_dropped(cfg:Config, s:Split, name:str)->list[Finding]:
         return [ok("the row is kept" if s.n_read == 1 else f"all {s.n_read:,} rows are kept", check=f"{name}_dropped")]
     kinds = {reason: s.totals.kinds.get(reason, "unusable") for reason in s.reasons}
     if s.came_prepared:
-        says = f"{_reasons(s.reasons)}, the first is {s.totals.first_dropped}"
+        says = f"{_count_reasons(s.reasons)}, the first is {s.totals.first_dropped}"
         return [warn(says, _ANEW, check=f"{name}_dropped")]
     def these(*wanted): return {reason: n for reason, n in s.reasons.items() if kinds[reason] in wanted}
     long, requested = these("too_long"), these(*REQUESTED)
     others, out = {r: n for r, n in s.reasons.items() if r not in long and r not in requested}, []
     if others:
         first = "" if long or requested else f", the first is {s.totals.first_dropped}"
-        out.append(warn(_reasons(others) + first, look_at_dropped(cfg, s, name), check=f"{name}_dropped"))
-    if long: out.append(_find_too_long(cfg, s, name, _reasons(long)))
-    if requested: out.append(ok(f"left out as the settings ask: {_reasons(requested)}", check=f"{name}_left_out"))
+        out.append(warn(_count_reasons(others) + first, look_at_dropped(cfg, s, name), check=f"{name}_dropped"))
+    if long: out.append(_find_too_long(cfg, s, name, _count_reasons(long)))
+    if requested: out.append(ok(f"left out as the settings ask: {_count_reasons(requested)}", check=f"{name}_left_out"))
     return out
 
 def _find_too_long(cfg:Config, s:Split, name:str, reasons:str)->Finding:
@@ -391,7 +391,7 @@ def _find_in_prompts(seen:Seen, name:str)->list[Finding]:
         out.append(ok(f"{says}; only the answer's own words are supervised", check=f"{name}_parted"))
     return out
 
-def _reasoning(counts:dict[str,int])->str:
+def _describe_reasoning(counts:dict[str,int])->str:
     "What became of the reasoning, in words"
     words = dict(kept="kept in {:,} turns", removed="removed by the template from {:,}", empty="empty in {:,}",
                  dropped="dropped from {:,}")
@@ -468,11 +468,11 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
                "pad token": tokenizer.pad_token,
                "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))}
     if train.seen.unread: figures["columns not used"] = join_names([*train.seen.unread])
-    figures |= _figures(train, "train")
-    if eval: figures |= _figures(eval, "eval")
-    return Report(f"data of task {task.name}{_lost(train)}", figures, find_all(cfg, tokenizer, train, eval))
+    figures |= _side_figures(train, "train")
+    if eval: figures |= _side_figures(eval, "eval")
+    return Report(f"data of task {task.name}{_describe_losses(train)}", figures, find_all(cfg, tokenizer, train, eval))
 
-def _lost(s:Split)->str:
+def _describe_losses(s:Split)->str:
     "What is left of rows, tokens and answers; empty if nothing is lost"
     counts, tokens = s.counts, int(s.lengths.sum())
     if tokens >= counts.tokens: return ""

@@ -20,7 +20,7 @@ from ..settings import settings_with
 from ..rows.files import file_digest
 from ..rows.sources import Mixture
 from ..tasks.core import Task
-from .ledger import _checksums, Totals
+from .ledger import _piece_checksums, Totals
 
 # %% ../../nbs/04_tokens/11_cache.ipynb #3b0867f0
 def cache_folder(cfg:Config)->Path:
@@ -46,7 +46,7 @@ def _own_cache()->Path:
 # %% ../../nbs/04_tokens/11_cache.ipynb #d50fd98e
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
-def _state(part)->bytes:
+def _part_state(part)->bytes:
     "What is set in a part of a tokenizer; nothing if there is no such part"
     read = getattr(part, "__getstate__", None)
     return read() if read else b""
@@ -56,7 +56,7 @@ def _tokenizer_digest(tokenizer)->str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None: return repr(sorted(tokenizer.get_vocab().items()))
     added = sorted(tokenizer.added_tokens_decoder.items(), key=lambda x: x[0])
-    small = repr(([_state(getattr(backend, part)) for part in _PARTS], added, len(tokenizer)))
+    small = repr(([_part_state(getattr(backend, part)) for part in _PARTS], added, len(tokenizer)))
     known, large = getattr(tokenizer, "_sft_nb_digest", (None, ""))
     if known is not backend:
         large = hashlib.blake2b(backend.to_str().encode("utf-8", "surrogatepass")).hexdigest()
@@ -64,18 +64,19 @@ def _tokenizer_digest(tokenizer)->str:
     return small + large
 
 # %% ../../nbs/04_tokens/11_cache.ipynb #cac00008
-def _bare(code):
+def _without_locations(code):
     "Compiled code without the file and the line where it stands"
-    inner = tuple(_bare(c) if hasattr(c, "co_code") else c for c in code.co_consts)
+    inner = tuple(_without_locations(c) if hasattr(c, "co_code") else c for c in code.co_consts)
     return code.replace(co_filename="", co_firstlineno=1, co_consts=inner)
 
 def _own_code(task:Task)->list[bytes]:
     "What a task is made of that no module holds: its values, and what a notebook or a file by its path has defined"
     values = {k: v for k, v in vars(task).items() if isinstance(v, (str, int, float, tuple, type(None)))}
     functions = [f for f in (*vars(type(task)).values(), *vars(task).values()) if hasattr(f, "__code__")]
-    return [repr(sorted(values.items())).encode(), *(marshal.dumps(_bare(f.__code__), 2) for f in functions)]
+    codes = (marshal.dumps(_without_locations(f.__code__), 2) for f in functions)
+    return [repr(sorted(values.items())).encode(), *codes]
 
-def _code(task:Task)->list[bytes]:
+def _source_of_task(task:Task)->list[bytes]:
     "The source of what makes tokens of rows: of the parts rows and tokens, and of the task"
     home = Path(sft_nb.__file__).parent
     files = [file for part in ("rows", "tokens") for file in sorted((home/part).glob("*.py"))]
@@ -103,7 +104,7 @@ def made_with(
 
 def _code_digest(task:Task)->str:
     "Of the code that makes tokens of rows: of this version, and of a task of one's own"
-    return _digest_of([sft_nb.__version__.encode(), *_code(task)])
+    return _digest_of([sft_nb.__version__.encode(), *_source_of_task(task)])
 
 # %% ../../nbs/04_tokens/11_cache.ipynb #f2d61559
 def cache_key(
@@ -122,7 +123,7 @@ def cache_key(
 # %% ../../nbs/04_tokens/11_cache.ipynb #cac00010
 _LIST = "entry.json"
 
-def _flush(path:Path)->None:
+def _flush_to_disk(path:Path)->None:
     "Wait until a file, or the names in a folder, are on the disk"
     handle = os.open(path, os.O_RDONLY)
     try: os.fsync(handle)
@@ -137,7 +138,7 @@ def seal(
     files = [file for file in sorted(folder.iterdir()) if file.name != _LIST]   # a copy of an entry has a list already
     noted = {file.name: [file.stat().st_size, file_digest(file)] for file in files}
     (folder/_LIST).write_text(json.dumps(noted, indent=1))
-    for path in (*folder.iterdir(), folder): _flush(path)
+    for path in (*folder.iterdir(), folder): _flush_to_disk(path)
 
 # %% ../../nbs/04_tokens/11_cache.ipynb #cac00050
 def checksums_of(
@@ -147,7 +148,7 @@ def checksums_of(
     ids, labels = (batch.column(name) for name in ("input_ids", "labels"))
     offsets = ids.offsets.to_numpy()
     tokens = np.stack([ids.values.to_numpy(), labels.values.to_numpy()], 1)
-    return _checksums(tokens, offsets[:-1], offsets[1:])
+    return _piece_checksums(tokens, offsets[:-1], offsets[1:])
 
 # %% ../../nbs/04_tokens/11_cache.ipynb #cac00011
 def fingerprint_of(
@@ -175,7 +176,7 @@ def damage(
     place:Path,   # of an entry
 )->str:
     "What is wrong with an entry; empty if it is whole"
-    try: noted = [(place/name, int(size), str(digest)) for name, (size, digest) in _noted(place).items()]
+    try: noted = [(place/name, int(size), str(digest)) for name, (size, digest) in _read_checksums(place).items()]
     except (OSError, ValueError, TypeError, AttributeError): return f"{_LIST} cannot be read"
     wrong = next(filter(None, (_wrong_file(*file) for file in noted)), "")
     missing = ", ".join(sorted(_FILES - {file.name for file, *_ in noted}))
@@ -184,7 +185,7 @@ def damage(
     except Exception as e: return f"its tokens cannot be read ({type(e).__name__})"   # files may hold anything
     return "" if same else "its fingerprint is not that of its tokens"
 
-def _noted(place:Path)->dict: return json.loads((place/_LIST).read_text())
+def _read_checksums(place:Path)->dict: return json.loads((place/_LIST).read_text())
 
 # %% ../../nbs/04_tokens/11_cache.ipynb #cac00014
 def put(
@@ -198,7 +199,7 @@ def put(
         path.chmod(rights)
     try: folder.rename(place)
     except OSError: return False
-    _flush(place.parent)
+    _flush_to_disk(place.parent)
     return True
 
 # %% ../../nbs/04_tokens/11_cache.ipynb #cac00015
@@ -214,7 +215,7 @@ def throw_out(
 # %% ../../nbs/04_tokens/11_cache.ipynb #cac00017
 _HALF_MADE, _DAY = re.compile(r"[0-9a-f]{32}\..+"), 24 * 3600
 
-def _idle(folder:Path)->float:
+def _idle_seconds(folder:Path)->float:
     "Seconds since somebody wrote to a folder or a file in it; 0 if nobody can tell"
     try: return time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
     except OSError: return 0
@@ -224,4 +225,4 @@ def sweep(
 )->None:
     "Remove what others left half-made more than a day ago"
     for folder in home.iterdir():
-        if _HALF_MADE.fullmatch(folder.name) and _idle(folder) > _DAY: shutil.rmtree(folder, ignore_errors=True)
+        if _HALF_MADE.fullmatch(folder.name) and _idle_seconds(folder) > _DAY: shutil.rmtree(folder, ignore_errors=True)

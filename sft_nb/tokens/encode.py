@@ -57,7 +57,7 @@ class Encoder:
     "Chunks -> token ids"
     def __init__(self, t:Template):
         self.t = t
-        self.backend = _backend(t.tokenizer)
+        self.backend = _fast_backend(t.tokenizer)
         self.known = {}   # short anchor -> its ids
         added = [*t.tokenizer.added_tokens_decoder]
         self.is_added = np.zeros(max([len(t.tokenizer), *added]) + 1, dtype=bool)   # for each token id
@@ -89,7 +89,7 @@ class Encoder:
         return out.encoded()
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #enc00005
-def _backend(tokenizer):
+def _fast_backend(tokenizer):
     "The fast tokenizer inside, without what a saved tokenizer.json may have left on; None for one in Python"
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(backend, "encode_batch_fast"): return None

@@ -121,7 +121,7 @@ class Ledger:
         ends = np.cumsum(e.lengths)
         starts = ends - e.lengths
         e.labels[starts[e.lengths > 0]] = -100   # nothing predicts a first token
-        self.page = Page(batch.first, batch.seen, Counts(len(batch.rows), answers=_answers(e.labels, starts)))
+        self.page = Page(batch.first, batch.seen, Counts(len(batch.rows), answers=_answer_runs(e.labels, starts)))
         sums = np.r_[0, np.cumsum(e.labels != -100)]
         supervised = sums[ends] - sums[starts]
         fits = (e.lengths <= self.cfg.max_length) & (e.lengths >= self.cfg.min_length)
@@ -218,13 +218,13 @@ def write(self:Ledger, ids:np.ndarray, labels:np.ndarray, lengths:np.ndarray, ro
     columns = [self.pa.ListArray.from_arrays(self.pa.array(offsets), self.pa.array(x)) for x in (ids, labels)]
     self.out.write_batch(self.pa.record_batch(columns, schema=self.schema))
     counted = dict(length=lengths.astype(np.int32), row=np.asarray(rows, dtype=np.int64))
-    self.page.counts.answers_kept += _answers(labels, starts)
+    self.page.counts.answers_kept += _answer_runs(labels, starts)
     self.page.kept = len(lengths)
-    self.stats.append(counted | _statistics(ids, labels, starts, ends))
+    self.stats.append(counted | _example_statistics(ids, labels, starts, ends))
     self.hash.update(self.stats[-1]["whole"].tobytes())
 
 # %% ../../nbs/04_tokens/08_ledger.ipynb #1ed60018
-def _answers(labels:np.ndarray, starts:np.ndarray)->int:
+def _answer_runs(labels:np.ndarray, starts:np.ndarray)->int:
     "Runs of supervised tokens; none goes on from one example into the next"
     begins = labels != -100
     begins[1:] &= labels[:-1] == -100
@@ -239,16 +239,17 @@ def _length_of_most(lengths:np.ndarray, share:float=.99)->int:
     tokens = np.cumsum(ordered, dtype=np.int64)
     return int(ordered[np.searchsorted(tokens, share * tokens[-1])])
 
-def _statistics(ids:np.ndarray, labels:np.ndarray, starts:np.ndarray, ends:np.ndarray)->dict[str,np.ndarray]:
+def _example_statistics(ids:np.ndarray, labels:np.ndarray, starts:np.ndarray, ends:np.ndarray)->dict[str,np.ndarray]:
     "A few numbers for each example, from its tokens"
     supervised = labels != -100
     sums = np.r_[0, np.cumsum(supervised)]
     where = np.flatnonzero(np.r_[supervised, True])
     answers = where[np.searchsorted(where, starts)]   # where the first answer of each begins
     return dict(supervised=(sums[ends] - sums[starts]).astype(np.int32), last=labels[ends - 1],
-                whole=_checksums(np.stack([ids, labels], 1), starts, ends), prompt=_checksums(ids, starts, answers))
+                whole=_piece_checksums(np.stack([ids, labels], 1), starts, ends),
+                prompt=_piece_checksums(ids, starts, answers))
 
-def _checksums(tokens:np.ndarray, starts:np.ndarray, ends:np.ndarray)->np.ndarray:
+def _piece_checksums(tokens:np.ndarray, starts:np.ndarray, ends:np.ndarray)->np.ndarray:
     "A number of 64 bits for each piece of `tokens`"
     pieces = zip(starts.tolist(), ends.tolist())
     digests = [hashlib.blake2b(tokens[a:z], digest_size=8).digest() for a, z in pieces]

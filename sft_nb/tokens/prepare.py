@@ -31,7 +31,7 @@ from .skeleton import SkeletonMismatch
 from .conversations import has_own_eval_rows, hold_out, open_split
 from .stream import Reader
 from .ledger import Ledger
-from .account import _longer, _reasons, Data, data_report, load_split, Split
+from .account import _larger_max_length, _count_reasons, Data, data_report, load_split, Split
 from .cache import cache_folder, cache_key, damage, made_with, put, seal, sweep, throw_out
 
 # %% ../../nbs/04_tokens/12_prepare.ipynb #4cbe1187
@@ -45,7 +45,7 @@ def _collector_off():
         if was: gc.enable()
 
 # %% ../../nbs/04_tokens/12_prepare.ipynb #07d01906
-def _run(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder:Path, skeletons:bool, **part)->Ledger:
+def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder:Path, skeletons:bool, **part)->Ledger:
     "Write one side, or `part` of it, into `folder`; `SftError` if nothing is left of a whole one"
     reader = Reader(cfg, task, Template(tokenizer), skeletons=skeletons)
     ledger = Ledger(folder, cfg, len(reader.encoder.bos))
@@ -58,12 +58,12 @@ def _run(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder:Path, 
     if not ledger.stats and not part: raise _nothing_left(ledger, rows)
     return ledger
 
-def _fill(folder:Path, cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, **part)->Ledger:
+def _write_side_checked(folder:Path, cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, **part)->Ledger:
     "Write one side into `folder`, and all of it again by the template alone if a skeleton was wrong"
     if cfg.template_skeletons:
-        try: return _run(cfg, task, tokenizer, rows, name, folder, True, **part)
+        try: return _write_side(cfg, task, tokenizer, rows, name, folder, True, **part)
         except SkeletonMismatch: pass
-    return _run(cfg, task, tokenizer, rows, name, folder, False, **part)
+    return _write_side(cfg, task, tokenizer, rows, name, folder, False, **part)
 
 # %% ../../nbs/04_tokens/12_prepare.ipynb #d181eea0
 def _not_cut(rows:Mixture, names:str)->SftError:
@@ -81,8 +81,8 @@ def _nothing_left(ledger:Ledger, rows:Mixture)->SftError:
     books, names = ledger.books, ", ".join(s.name for s in rows.sources)
     n = books.counts.read
     if n:
-        says = f"none is left: {_reasons(books.reasons)}; the first is {books.first_dropped}"
-        fix = _longer(books.counts, f"look at {books.first_dropped}")
+        says = f"none is left: {_count_reasons(books.reasons)}; the first is {books.first_dropped}"
+        fix = _larger_max_length(books.counts, f"look at {books.first_dropped}")
         is_text = set(books.seen.formats) <= {"text"}   # which goes on wherever it is cut
         if is_text and books.counts.longest_dropped: fix = edit(on_long="split") | fix
         return SftError(f"{n} rows", says, "rows to learn from", fix, "nothing_to_learn")
@@ -91,18 +91,18 @@ def _nothing_left(ledger:Ledger, rows:Mixture)->SftError:
                     f"look at {names}, and at the step that wrote it")
 
 # %% ../../nbs/04_tokens/12_prepare.ipynb #prep0010
-def _tell(says:str)->None: print(f"sft_nb: {says}", file=sys.stderr, flush=True)
+def _log_finding(says:str)->None: print(f"sft_nb: {says}", file=sys.stderr, flush=True)
 
-def _found(place:Path, rows:Mixture, tokenizer)->Split|None:
+def _find_prepared(place:Path, rows:Mixture, tokenizer)->Split|None:
     "What was prepared before; None if it is not there, or not whole any more"
     if not os.path.lexists(place): return None
     wrong = damage(place)
     if not wrong: return load_split(place, rows, tokenizer)
-    _tell(f"prepared rows in {place} are damaged ({wrong}) and are made again")
+    _log_finding(f"prepared rows in {place} are damaged ({wrong}) and are made again")
     throw_out(place)
 
 # %% ../../nbs/04_tokens/12_prepare.ipynb #9c917d60
-def _workplace(cfg:Config, home:Path, key:str|None)->Path:
+def _make_workplace(cfg:Config, home:Path, key:str|None)->Path:
     "A new folder: beside the place where it will be found, or a temporary one"
     if key is None: return Path(tempfile.mkdtemp(prefix="sft_nb-"))
     try:
@@ -114,10 +114,10 @@ def _workplace(cfg:Config, home:Path, key:str|None)->Path:
             raise ConfigError("cache_dir", f"{home} cannot be written ({e.strerror})", "a folder for prepared rows",
                               edit(cache_dir="/tmp/sft_nb")) from e
         folder = Path(tempfile.mkdtemp(prefix="sft_nb-"))
-        _tell(f"{home} cannot be written ({e.strerror}); prepared rows are in {folder} until this process ends")
+        _log_finding(f"{home} cannot be written ({e.strerror}); prepared rows are in {folder} until this process ends")
         return folder
 
-def _temporary(folder:Path, rows:Mixture, tokenizer)->Split:
+def _temporary_side(folder:Path, rows:Mixture, tokenizer)->Split:
     "A side whose folder goes when nobody holds it any more"
     split = load_split(folder, rows, tokenizer)
     weakref.finalize(split, shutil.rmtree, folder, ignore_errors=True)
@@ -128,10 +128,10 @@ class RowsChanged(Exception): "The rows are not those of the key any more"
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-def _filled(folder:Path, how:tuple, rows:Mixture, name:str, digest:str|None)->Path:
+def _write_stable_side(folder:Path, how:tuple, rows:Mixture, name:str, digest:str|None)->Path:
     "Write one side into `folder`, from rows that hold still; no folder is left if that fails"
     try:
-        _fill(folder, *how, rows, name)
+        _write_side_checked(folder, *how, rows, name)
         if digest is not None and rows.changed(digest): raise RowsChanged
         if folder.parent == cache_folder(how[0]): seal(folder)
         return folder
@@ -152,17 +152,17 @@ def make_split(
 )->Split:
     "Encode `rows`, leave out what cannot be learned from, and keep account; `SftError` if nothing is left"
     rows, home = replace(rows, yield_errors=cfg.on_bad_row == "drop"), cache_folder(cfg)
-    found = _found(home/key, rows, tokenizer) if key else None
+    found = _find_prepared(home/key, rows, tokenizer) if key else None
     if found: return found
-    folder = _filled(_workplace(cfg, home, key), (cfg, task, tokenizer), rows, name, digest)
-    if key is None or folder.parent != home: return _temporary(folder, rows, tokenizer)
+    folder = _write_stable_side(_make_workplace(cfg, home, key), (cfg, task, tokenizer), rows, name, digest)
+    if key is None or folder.parent != home: return _temporary_side(folder, rows, tokenizer)
     if not put(folder, home/key):   # another process was faster, or it cannot go
-        if damage(home/key): return _temporary(folder, rows, tokenizer)
+        if damage(home/key): return _temporary_side(folder, rows, tokenizer)
         shutil.rmtree(folder, ignore_errors=True)
     return load_split(home/key, rows, tokenizer)
 
 # %% ../../nbs/04_tokens/12_prepare.ipynb #prep0009
-def _both(cfg:Config, task:Task, train, eval):
+def _both_sides(cfg:Config, task:Task, train, eval):
     "Name and rows of each side, one after the other; rows from memory may be cut in two as well"
     if train is not None and eval is None and (cfg.eval_fraction or cfg.eval_rows) and cfg.eval_samples:
         yield from zip(("train", "eval"), hold_out(cfg, task, open_rows(train, name="train rows"), in_memory=True))
@@ -204,7 +204,7 @@ def _made_otherwise(where:str, name:str, made:dict, wanted:dict)->SftError:
                        "tokens of these settings", edit(**{name: value}))
 
 # %% ../../nbs/04_tokens/12_prepare.ipynb #prep0013
-def _side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str)->Split:
+def _prepare_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str)->Split:
     "One side, whose rows hold still while they are read"
     for source in rows.sources: _check_prepared(source, cfg, task, tokenizer)
     if _is_whole(rows): return load_split(rows.sources[0].prepared, rows, tokenizer)
@@ -213,9 +213,9 @@ def _side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str)->Split:
         key = cache_key(cfg, task, tokenizer, rows, digest=digest)
         try: return make_split(cfg, task, tokenizer, rows, name=name, key=key, digest=digest)
         except RowsChanged: pass
-    raise _restless(rows)
+    raise _changing_rows_error(rows)
 
-def _restless(rows:Mixture)->SftError:
+def _changing_rows_error(rows:Mixture)->SftError:
     "The error for rows that change while they are read"
     names = ", ".join(s.name for s in rows.sources)[:80]
     return SftError(names, "the rows change while they are read", "rows that hold still",
@@ -270,12 +270,12 @@ def prepare(
     if train is not None and cfg.task == "auto": cfg = replace(cfg, task="chat")
     if task is None: task = task_of(cfg)
     else: cfg = replace(cfg, task=name_task(task))
-    both = _both(cfg, task, train, eval)
+    both = _both_sides(cfg, task, train, eval)
     first = next(both)   # a file that is not there is reported before the tokenizer's library is loaded
     tokenizer = tokenizer or load_tokenizer(cfg)
     sides = dict(train=None, eval=None)
     for name, rows in chain([first], both):
-        if rows is not None: sides[name] = _side(cfg, task, tokenizer, rows, name)
+        if rows is not None: sides[name] = _prepare_side(cfg, task, tokenizer, rows, name)
     _PREPARED_IN_MEMORY[_row_key(asked)] = train is not None
     return Data(**sides, report=data_report(cfg, task, tokenizer, **sides), tokenizer=tokenizer, task=task, cfg=cfg)
 
@@ -327,7 +327,7 @@ def read_kept(
     task = task_of(cfg)
     rows = open_split(cfg, task, split)
     if rows is None: return {}, {}
-    side = _side(cfg, task, tokenizer or load_tokenizer(cfg), rows, split)
+    side = _prepare_side(cfg, task, tokenizer or load_tokenizer(cfg), rows, split)
     if side.came_prepared: return dict(side.source), {}
     numbers = set(side.stats["row"].tolist())
     kept = {place: row for number, (place, row) in enumerate(side.source) if number in numbers}

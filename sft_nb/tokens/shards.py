@@ -27,9 +27,9 @@ from .tokenizer import load_tokenizer
 from .conversations import open_split
 from .stream import Seen
 from .ledger import Counts, Ledger, Page
-from .account import _reasons, data_report, load_split
+from .account import _count_reasons, data_report, load_split
 from .cache import _digest_of, cache_folder, _code_digest, checksums_of, made_with, seal
-from .prepare import _fill, _FULL, _restless, _workplace, check_made
+from .prepare import _write_side_checked, _FULL, _changing_rows_error, _make_workplace, check_made
 
 # %% ../../nbs/04_tokens/13_shards.ipynb #780629fd
 def part_of(
@@ -40,13 +40,13 @@ def part_of(
     if found and 1 <= int(found[1]) <= int(found[2]): return int(found[1]), int(found[2])
     raise ConfigError("--shard", f"it is {said!r}", "a number and how many there are", command("--shard 1/64"))
 
-def _name(k:int, n:int)->str: return f"shard-{k:0{len(str(n))}}-of-{n}"
+def _shard_name(k:int, n:int)->str: return f"shard-{k:0{len(str(n))}}-of-{n}"
 
 # %% ../../nbs/04_tokens/13_shards.ipynb #7d9a0f71
 _LIBRARIES = dict(s3="s3fs", gs="gcsfs", gcs="gcsfs", az="adlfs", abfs="adlfs")
 
 @contextmanager
-def _reaching(where:str):
+def _explain_unreachable(where:str):
     "What goes wrong with a place is an error of ours, with its address"
     try: yield
     except SftError: raise
@@ -68,14 +68,14 @@ def check_lasting(
     raise ConfigError(where, found, "a folder, or an address of a store", command("--out shards"))
 
 # %% ../../nbs/04_tokens/13_shards.ipynb #lasting2
-def _place(where:str):
+def _open_file_system(where:str):
     "The file system behind an address, and the path there"
-    with _reaching(where): return fsspec.core.url_to_fs(where)
+    with _explain_unreachable(where): return fsspec.core.url_to_fs(where)
 
 # %% ../../nbs/04_tokens/13_shards.ipynb #b2cf8a79
 _LIST = "entry.json"
 
-def _put(fs, folder:Path, to:str)->None:
+def _copy_folder(fs, folder:Path, to:str)->None:
     "Copy a sealed folder, the list of its files last: what has no list is not there"
     fs.makedirs(to, exist_ok=True)
     if fs.exists(f"{to}/{_LIST}"): fs.rm(f"{to}/{_LIST}")
@@ -83,12 +83,12 @@ def _put(fs, folder:Path, to:str)->None:
 
 def _json_at(fs, path:str): return parse_json(fs.cat_file(path))
 
-def _has(fs, path:str, size:int)->bool: return fs.exists(path) and fs.size(path) == size
+def _has_file(fs, path:str, size:int)->bool: return fs.exists(path) and fs.size(path) == size
 
 def _is_whole(fs, to:str)->bool:
     "Is the list there, and each file that stands in it? What is not is prepared again"
     if not fs.exists(f"{to}/{_LIST}"): return False
-    return all(_has(fs, f"{to}/{file}", size) for file, (size, _) in _json_at(fs, f"{to}/{_LIST}").items())
+    return all(_has_file(fs, f"{to}/{file}", size) for file, (size, _) in _json_at(fs, f"{to}/{_LIST}").items())
 
 # %% ../../nbs/04_tokens/13_shards.ipynb #c724ec57
 def prepare_shard(
@@ -98,22 +98,23 @@ def prepare_shard(
     tokenizer=None,   # None: the one that `cfg` names
 )->Report:
     "Prepare a part of the rows; `SftError` for another of that name"
-    (k, n), task, (fs, root) = part_of(part), task_of(cfg), _place(out)
+    (k, n), task, (fs, root) = part_of(part), task_of(cfg), _open_file_system(out)
     _check_duplicates(cfg)
-    tokenizer, rows, to = tokenizer or load_tokenizer(cfg), open_split(cfg, task, "train"), f"{root}/{_name(k, n)}"
-    made = _made(cfg, task, tokenizer, rows)
-    with _reaching(out):
-        if _is_whole(fs, to): return _there(fs, to, f"{out}/{_name(k, n)}", made)
+    tokenizer, rows = tokenizer or load_tokenizer(cfg), open_split(cfg, task, "train")
+    to = f"{root}/{_shard_name(k, n)}"
+    made = _corpus_key(cfg, task, tokenizer, rows)
+    with _explain_unreachable(out):
+        if _is_whole(fs, to): return _existing_shard(fs, to, f"{out}/{_shard_name(k, n)}", made)
         _goes_with(fs, root, out, made, n)
-    folder = _workplace(cfg, cache_folder(cfg), _digest_of([said.encode() for said in (to, *made.values())]))
+    folder = _make_workplace(cfg, cache_folder(cfg), _digest_of([said.encode() for said in (to, *made.values())]))
     try:
-        report = _written(folder, (cfg, task, tokenizer, rows), made, k, n)
-        with _reaching(out): _put(fs, folder, to)
+        report = _write_shard(folder, (cfg, task, tokenizer, rows), made, k, n)
+        with _explain_unreachable(out): _copy_folder(fs, folder, to)
     finally: shutil.rmtree(folder, ignore_errors=True)
     return report
 
 # %% ../../nbs/04_tokens/13_shards.ipynb #57d00050
-def _made(cfg:Config, task:Task, tokenizer, rows:Mixture)->dict[str,str]:
+def _corpus_key(cfg:Config, task:Task, tokenizer, rows:Mixture)->dict[str,str]:
     "All that the shards of one corpus have in common"
     return made_with(cfg, task, tokenizer) | {"version of the code": _code_digest(task), "rows": str(rows.digest())}
 
@@ -130,12 +131,12 @@ def _with_room(folder:Path):
         if e.errno in _FULL: raise disk_full_error(folder, e) from e
         raise
 
-def _there(fs, to:str, name:str, made:dict)->Report:
+def _existing_shard(fs, to:str, name:str, made:dict)->Report:
     "The report of a shard that is there already; `SftError` if it is another one"
-    _same(name, _json_at(fs, f"{to}/made.json"), "this one", made)
+    _check_same_corpus(name, _json_at(fs, f"{to}/made.json"), "this one", made)
     return Report.from_dict(_json_at(fs, f"{to}/report.json"))
 
-def _same(name:str, made:dict, other:str, wanted:dict)->None:
+def _check_same_corpus(name:str, made:dict, other:str, wanted:dict)->None:
     "`SftError` for a shard of other rows, settings or another tokenizer"
     wrong = next((key for key in wanted if made.get(key) != wanted[key]), None)
     if wrong is None: return
@@ -150,7 +151,7 @@ def _goes_with(fs, root:str, where:str, made:dict, n:int)->None:
     if beside is None: return
     (of, _), path = beside
     name = f"{where}/{path.rpartition('/')[2]}"
-    if of == n: return _same(name, _json_at(fs, f"{path}/made.json"), "this one", made)
+    if of == n: return _check_same_corpus(name, _json_at(fs, f"{path}/made.json"), "this one", made)
     raise SftError(name, f"it is one of {of}, and this one is one of {n}", "the shards of one corpus",
                    as_fix(f"prepare a shard of {of}") | "another folder")
 
@@ -161,18 +162,18 @@ def _shards_in(fs, root:str)->Iterator[tuple[tuple[int,int],str]]:
         if m and fs.exists(f"{path.rstrip('/')}/{_LIST}"): yield (int(m[2]), int(m[1])), path.rstrip("/")
 
 # %% ../../nbs/04_tokens/13_shards.ipynb #06152267
-def _written(folder:Path, how:tuple, made:dict, k:int, n:int)->Report:
+def _write_shard(folder:Path, how:tuple, made:dict, k:int, n:int)->Report:
     "Prepare a shard in `folder`, and seal it"
     cfg, task, tokenizer, rows = how
     rows, name = replace(rows, yield_errors=cfg.on_bad_row == "drop"), f"shard {k} of {n}"
-    with _with_room(folder.parent): ledger = _fill(folder, *how[:3], rows, name, every=n, first=k - 1)
+    with _with_room(folder.parent): ledger = _write_side_checked(folder, *how[:3], rows, name, every=n, first=k - 1)
     with (folder/"pages.jsonl").open("w", encoding="utf-8") as out:
         out.writelines(json.dumps(asdict(page)) + "\n" for page in ledger.pages)
     np.save(folder/"lengths.npy", np.concatenate([np.zeros(0, np.int32), *ledger.lengths]))
     _write_held_out(folder/"held_out.jsonl", cfg, task, k, n)
-    if rows.changed(made["rows"]): raise _restless(rows)
+    if rows.changed(made["rows"]): raise _changing_rows_error(rows)
     (folder/"made.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
-    report = _report(folder, *how, name)
+    report = _shard_report(folder, *how, name)
     report.save(folder/"report.json")
     seal(folder)
     return report
@@ -187,7 +188,7 @@ def _write_held_out(file:Path, cfg:Config, task:Task, k:int, n:int)->None:
             out.write(json.dumps([number, row], ensure_ascii=False, default=str) + "\n")
 
 # %% ../../nbs/04_tokens/13_shards.ipynb #246b368b
-def _report(folder:Path, cfg:Config, task:Task, tokenizer, rows:Mixture, what:str)->Report:
+def _shard_report(folder:Path, cfg:Config, task:Task, tokenizer, rows:Mixture, what:str)->Report:
     "Figures and findings of a shard, or of all"
     side = load_split(folder, rows, tokenizer)
     if not len(side): return Report(f"{what}: no example is in it", {"train: rows read": side.n_read})
@@ -225,14 +226,14 @@ class _Shard:
     def check(self, fs, path:str)->None:
         "`SftError` for a file that is not as it was written; tokens are looked at when they are copied"
         for file, (size, digest) in _json_at(fs, f"{path}/{_LIST}").items():
-            known = _has(fs, f"{path}/{file}", size)
-            if known and file not in _LONG: known = _digest(fs.cat_file(f"{path}/{file}")) == digest
+            known = _has_file(fs, f"{path}/{file}", size)
+            if known and file not in _LONG: known = _report_digest(fs.cat_file(f"{path}/{file}")) == digest
             if not known: raise SftError(self.name, f"{file} is not as it was written", "the whole shard", _AGAIN)
 
 _LONG = ("tokens.arrow", "dropped.jsonl", "cut.jsonl")   # files that are read a page at a time
 _AGAIN = "take that shard away, and prepare it again"
 
-def _digest(said:bytes)->str: return hashlib.blake2b(said).hexdigest()[:32]
+def _report_digest(said:bytes)->str: return hashlib.blake2b(said).hexdigest()[:32]
 
 def _page_of(line:str)->Page:
     d = json.loads(line)
@@ -273,14 +274,15 @@ def merge_shards(
 )->Report:
     "Put all shards together, as if one machine had prepared the rows; `SftError` if one is missing or is another's"
     _check_new(out)
-    with _reaching(shards), ExitStack() as stack:
-        found = _opened(shards, stack)
+    with _explain_unreachable(shards), ExitStack() as stack:
+        found = _open_shards(shards, stack)
         made = found[0].made
         cfg = replace(cfg, task=made["task"]) if cfg.task == "auto" else cfg
         task, tokenizer = task_of(cfg), tokenizer or load_tokenizer(cfg)
         check_made(shards, made, cfg, task, tokenizer)
-        with _with_room(Path(out).parent), atomic_folder(Path(out)) as folder: _merge(found, folder, cfg, made, shards)
-    return _report(Path(out), cfg, task, tokenizer, Mixture(open_rows(out)), f"{len(found)} shards")
+        with _with_room(Path(out).parent), atomic_folder(Path(out)) as folder:
+            _merge_pages(found, folder, cfg, made, shards)
+    return _shard_report(Path(out), cfg, task, tokenizer, Mixture(open_rows(out)), f"{len(found)} shards")
 
 def _check_new(out:str|Path)->None:
     "`ConfigError` for what is there already, or not here"
@@ -290,18 +292,19 @@ def _check_new(out:str|Path)->None:
     free = next(path for k in count(1) if not Path(path := name if k == 1 else f"{name}-{k}").exists())
     raise ConfigError("--out", f"it is {out}", "a new folder of this machine", command(f"--out {shell_quote(free)}"))
 
-def _opened(where:str, stack:ExitStack)->list[_Shard]:
+def _open_shards(where:str, stack:ExitStack)->list[_Shard]:
     "All shards in their order; `SftError` if one is missing, damaged or of other rows"
-    fs, root = _place(where)
+    fs, root = _open_file_system(where)
     shards = [_Shard(fs, path, path.rpartition("/")[2], stack) for path in _all_there(fs, root, where)]
-    for shard in shards[1:]: _same(shard.name, shard.made, shards[0].name, shards[0].made)
+    for shard in shards[1:]: _check_same_corpus(shard.name, shard.made, shards[0].name, shards[0].made)
     return shards
 
 # %% ../../nbs/04_tokens/13_shards.ipynb #nothingi
 def _nothing_in(where:str, ledger:Ledger)->SftError:
     "Why there is no example in any of the shards"
     n = ledger.books.counts.read
-    found = f"none of {n:,} rows is left: {_reasons(ledger.books.reasons)}" if n else "there is no row in any of them"
+    found = "there is no row in any of them"
+    if n: found = f"none of {n:,} rows is left: {_count_reasons(ledger.books.reasons)}"
     fix = "look at the rows, and prepare the shards again with settings that keep some"
     return SftError(where, found, "rows to learn from", fix, "nothing_to_learn")
 
@@ -318,15 +321,15 @@ def _all_there(fs, root:str, where:str)->list[str]:
         raise SftError(where, says, "those of one corpus", "take the others away")
     n = sizes[0]
     missing = [k for k in range(1, n + 1) if (n, k) not in found]
-    if missing: raise _missing(where, missing, n)
+    if missing: raise _missing_shards(where, missing, n)
     return [found[key] for key in sorted(found)]
 
-def _missing(where:str, missing:list[int], n:int)->SftError:
+def _missing_shards(where:str, missing:list[int], n:int)->SftError:
     says = f"shard {', '.join(map(str, missing[:8]))}{', …' if len(missing) > 8 else ''} of {n} is not there"
     fix = f"prepare shard {missing[0]} of {n} with the settings of the others, into {where}"
     return SftError(where, says, "all of them", fix)
 
-def _merge(shards:list[_Shard], folder:Path, cfg:Config, made:dict, where:str)->None:
+def _merge_pages(shards:list[_Shard], folder:Path, cfg:Config, made:dict, where:str)->None:
     "Page after page, as the blocks were dealt out; `SftError` if there is no example in any"
     ledger = Ledger(folder, cfg, 0)
     while all(shard.copy(ledger) for shard in shards): pass

@@ -27,10 +27,10 @@ def spans(
     def kind(i):
         if mask is not None and not mask[i]: return "padding"
         return "context" if labels[i] == -100 else "supervised"
-    return [(text, kind(i)) for i, text in enumerate(_texts(tokenizer, ids))]
+    return [(text, kind(i)) for i, text in enumerate(_token_texts(tokenizer, ids))]
 
 # %% ../../nbs/04_tokens/09_show.ipynb #0f9f7da4
-def _texts(tokenizer, ids:list[int])->list[str]:
+def _token_texts(tokenizer, ids:list[int])->list[str]:
     "What each token adds to the text"
     def read(x): return tokenizer.decode(x, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     out, start, before = [], 0, ""   # read from `start` on, for spaces depend on what stands before
@@ -47,14 +47,14 @@ def _texts(tokenizer, ids:list[int])->list[str]:
 # %% ../../nbs/04_tokens/09_show.ipynb #5h0w0020
 _SIGNS = {"\n": "⏎", "\t": "⇥", "\u00a0": "⍽"}
 
-def _sign(c:str)->str:
+def _visible_sign(c:str)->str:
     "A character that is not seen, by its sign or its number"
     return _SIGNS.get(c) or f"⟨U+{ord(c):04X}⟩"
 
-def _seen(text:str)->str:
+def _visible_html(text:str)->str:
     "HTML in which every character is seen"
     if text.isprintable(): return escape_html(text)
-    return "".join(escape_html(c) if c.isprintable() else f"<i>{_sign(c)}</i>" for c in text)
+    return "".join(escape_html(c) if c.isprintable() else f"<i>{_visible_sign(c)}</i>" for c in text)
 
 # %% ../../nbs/04_tokens/09_show.ipynb #5h0w0023
 class Token(NamedTuple):
@@ -80,29 +80,29 @@ def tokens_of(
 _TINTS = dict(supervised="rgba(46,160,67,.25)", context="rgba(128,128,128,.2)")   # of every second token
 _STYLES = dict(supervised="background:rgba(46,160,67,.15);border-bottom:2px solid #2da44e", context="opacity:.8")
 
-def _one(token:Token, odd:bool)->str:
+def _token_html(token:Token, odd:bool)->str:
     "One token as HTML"
     text, kind, id, position = token
     tells = "" if id is None else f" title='{kind}, id {id}, position {position}'"
     tint = f" style='background:{_TINTS[kind]}'" if odd else ""
-    return f"<bdi{tells}{tint}>{_seen(text)}</bdi>" + "<br>" * ("\n" in text)
+    return f"<bdi{tells}{tint}>{_visible_html(text)}</bdi>" + "<br>" * ("\n" in text)
 
 # %% ../../nbs/04_tokens/09_show.ipynb #5h0w0027
-def _drawn(run:list[Token])->str: return "".join(_one(token, k % 2 == 1) for k, token in enumerate(run))
+def _run_html(run:list[Token])->str: return "".join(_token_html(token, k % 2 == 1) for k, token in enumerate(run))
 
-def _folded(run:list[Token], fold:int)->str:
+def _folded_run(run:list[Token], fold:int)->str:
     "The run, of which only both ends are seen if it is longer than `fold`"
-    if len(run) <= fold: return _drawn(run)
+    if len(run) <= fold: return _run_html(run)
     first, last = run[:fold // 2], run[-(fold // 2):]
     inside = run[fold // 2:-(fold // 2)]
     says = f"<summary style='cursor:pointer'>… {len(inside):,} more tokens of {run[0].kind} …</summary>"
-    return f"{_drawn(first)}<details>{says}{_drawn(inside)}</details>{_drawn(last)}"
+    return f"{_run_html(first)}<details>{says}{_run_html(inside)}</details>{_run_html(last)}"
 
 def _run_as_html(run:list[Token], fold:int)->str:
     "Tokens of one kind that follow each other"
     kind = run[0].kind
     if kind == "padding": return f"<span class='sft-padding' style='{_PADDING}'>padding × {len(run):,}</span>"
-    return f"<span class='sft-{kind}' style='{_STYLES[kind]}'>{_folded(run, fold)}</span>"
+    return f"<span class='sft-{kind}' style='{_STYLES[kind]}'>{_folded_run(run, fold)}</span>"
 
 _PADDING = "opacity:.8;border:1px dashed;border-radius:3px;padding:0 4px;margin-left:4px"
 
@@ -120,14 +120,14 @@ def spans_html(
     return f"<div dir='ltr' style='{_BOX};overflow-wrap:anywhere'>{inside}</div>"
 
 # %% ../../nbs/04_tokens/09_show.ipynb #5h0w0006
-def _plain(text:str)->str:
+def _visible_text(text:str)->str:
     "Text in which every character is seen"
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 def _run_as_text(kind:str, texts:list[str], colour:bool)->str:
     "Tokens of one kind that follow each other"
     if kind == "padding": return f"({len(texts)} padding)"
-    says = _plain("".join(text for text in texts if text != "⋯"))   # its last token writes the whole character
+    says = _visible_text("".join(text for text in texts if text != "⋯"))   # its last token writes the whole character
     if kind == "context": return says
     return f"\x1b[32m[[{says}]]\x1b[0m" if colour else f"[[{says}]]"
 

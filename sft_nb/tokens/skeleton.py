@@ -19,16 +19,16 @@ from .template import _any_of, Template
 from .turns import Chunk, layout
 
 # %% ../../nbs/04_tokens/03_skeleton.ipynb #6b9fcf0c
-def _recorded(name:str):
+def _recording_method(name:str):
     "The method `name` of a string, which writes down that it was called"
     plain = getattr(str, name)
     def method(self, *args, **kwargs):
         foreseen = self.whole or name.endswith("strip")
         self.log.append((name if foreseen else "part", args))
-        return _watched(plain(self, *args, **kwargs), self)
+        return _watch_value(plain(self, *args, **kwargs), self)
     return method
 
-def _watched(value, source):
+def _watch_value(value, source):
     "`value`, watched as `source` is, if it is a string or a list of strings"
     if type(value) is str: return _Watched(value, source.log, source.whole)
     if type(value) is list: return [_Watched(x, source.log, source.whole) for x in value]
@@ -37,7 +37,7 @@ def _watched(value, source):
 _OWN = {"__add__", "__iter__", "__getnewargs__"}
 _COMPARE = {"__eq__", "__ne__", "__hash__", "__lt__", "__gt__", "__le__", "__ge__", "__format__"}
 _ASKED = set(dir(str)) - set(dir(object)) - _OWN | _COMPARE
-_Recording = type("_Recording", (str,), {name: _recorded(name) for name in _ASKED})
+_Recording = type("_Recording", (str,), {name: _recording_method(name) for name in _ASKED})
 
 # %% ../../nbs/04_tokens/03_skeleton.ipynb #56322b2c
 class _Watched(_Recording):
@@ -65,19 +65,19 @@ class _Asked(NamedTuple):
     inside:set[str]   # literals that it must not hold
     equal:set[str]    # and that it must not be
 
-def _conditions(log:list)->_Asked|None:
+def _content_conditions(log:list)->_Asked|None:
     "What the questions in `log` demand of a content; None if one of them cannot be foreseen"
     asked = _Asked(set(), set())
     for name, args in log:
         first = args[0] if args else ()
         words = first if isinstance(first, tuple) else (first,)
         if name in _STRIPS and all(w is None or not w.strip() for w in words): continue
-        elif name in _LOOKS and words and all(map(_literal, words)): asked.inside.update(words)
+        elif name in _LOOKS and words and all(map(_is_template_literal, words)): asked.inside.update(words)
         elif name in ("__eq__", "__ne__"): asked.equal.update(map(str, words))
         else: return None
     return asked
 
-def _literal(w)->bool:
+def _is_template_literal(w)->bool:
     "Is it a literal that the watched contents do not hold?"
     return isinstance(w, str) and bool(w) and w not in _SENTINEL % 0
 
@@ -86,7 +86,7 @@ _MEASURES = {"length", "count", "first", "last", "truncate", "wordcount", "list"
              "title", "capitalize", "format", "hash"}
 _LISTS = ("messages", "loop_messages", "tools", "documents")   # what a template may measure and cut: not a string
 
-def _measures(tree)->bool:
+def _measures_strings(tree)->bool:
     "Does a parsed template measure, change or cut a string?"
     from jinja2 import nodes as n
     def is_list(x): return isinstance(x, n.Name) and x.name in _LISTS
@@ -95,36 +95,36 @@ def _measures(tree)->bool:
     return any(not (is_key(g.arg) or is_list(g.node) or isinstance(g.node, n.Call)) for g in tree.find_all(n.Getitem))
 
 # %% ../../nbs/04_tokens/03_skeleton.ipynb #5ke10004
-def _words(x)->set[str]:
+def _string_constants(x)->set[str]:
     "The string constants of an expression"
     from jinja2 import nodes as n
     if isinstance(x, n.Const): return {x.value} if isinstance(x.value, str) else set()
-    if isinstance(x, (n.List, n.Tuple)): return {w for item in x.items for w in _words(item)}
+    if isinstance(x, (n.List, n.Tuple)): return {w for item in x.items for w in _string_constants(item)}
     return set()
 
-def _literals(tree)->_Asked:
+def _template_literals(tree)->_Asked:
     "Every literal that a parsed template looks for or compares with"
     from jinja2 import nodes as n
     asked = _Asked(set(), set())
     for c in tree.find_all(n.Compare):
         for o in c.ops:
-            if o.op in ("in", "notin"): asked.inside.update(_words(c.expr))
-            asked.equal.update(_words(c.expr) | _words(o.expr))
+            if o.op in ("in", "notin"): asked.inside.update(_string_constants(c.expr))
+            asked.equal.update(_string_constants(c.expr) | _string_constants(o.expr))
     methods = [c for c in tree.find_all(n.Call) if isinstance(c.node, n.Getattr) and not c.node.attr.endswith("strip")]
     for c in [*methods, *tree.find_all(n.Filter)]:
-        for a in c.args: asked.inside.update(_words(a))
+        for a in c.args: asked.inside.update(_string_constants(a))
     asked.inside.discard("")
     return asked
 
 # %% ../../nbs/04_tokens/03_skeleton.ipynb #5ke10005
 @lru_cache(8)   # a template has one answer for all shapes
-def _read(program, source:str)->_Asked|None:
+def _foreseeable_questions(program, source:str)->_Asked|None:
     "What a template may ask of strings that cannot be watched; None if that may be anything"
     from jinja2 import nodes as n
     tree = program.environment.parse(source)
     hides = (n.Macro, n.Concat, n.CallBlock, n.FilterBlock, n.AssignBlock)
     if not any(list(tree.find_all(kind)) for kind in hides): return _Asked(set(), set())
-    return None if _measures(tree) else _literals(tree)
+    return None if _measures_strings(tree) else _template_literals(tree)
 
 # %% ../../nbs/04_tokens/03_skeleton.ipynb #7cc2d8c9
 class Piece(NamedTuple):
@@ -136,7 +136,7 @@ class Piece(NamedTuple):
     last:bool
     n_added:int|None   # added tokens in the pattern; no content holds one
 
-def _filled(pieces:list[Piece], contents:list[str])->list[Chunk]:
+def _fill_pieces(pieces:list[Piece], contents:list[str])->list[Chunk]:
     "An example with these contents"
     return [Chunk(anchor, pattern % tuple([contents[i] for i in holes]), supervised, last, n_added=n_added)
             for anchor, pattern, holes, supervised, last, n_added in pieces]
@@ -153,7 +153,7 @@ class Skeleton:
         "The layout of a conversation; None if a content needs the template itself"
         if not all(contents) or [c.strip() for c in contents] != contents: return None
         if not self.equal.isdisjoint(contents) or self.inside.search("\0".join(contents)): return None
-        return [_filled(pieces, contents) for pieces in self.examples]
+        return [_fill_pieces(pieces, contents) for pieces in self.examples]
 
 # %% ../../nbs/04_tokens/03_skeleton.ipynb #e6908e4a
 class _Watching(Template):
@@ -185,25 +185,26 @@ def make_skeleton(
     watching = _Watching(t, log)
     try: examples = layout([m | dict(content=name) for m, name in zip(messages, names)], watching, **how)
     except SftError: return None
-    asked, read = _conditions(log), _read(watching.program, watching.source)
-    if asked is None or read is None or any(_changed(c, names) for e in examples for c in e): return None
+    asked, read = _content_conditions(log), _foreseeable_questions(watching.program, watching.source)
+    if asked is None or read is None or any(_is_changed(c, names) for e in examples for c in e): return None
     inside = asked.inside | read.inside
     pattern = re.compile(f"{_any_of(inside).pattern}|{t.added.pattern}") if inside else t.added
-    return Skeleton([[_piece(c, names) for c in e] for e in examples], pattern, frozenset(asked.equal | read.equal))
+    with_holes = [[_chunk_with_holes(c, names) for c in e] for e in examples]
+    return Skeleton(with_holes, pattern, frozenset(asked.equal | read.equal))
 
 # %% ../../nbs/04_tokens/03_skeleton.ipynb #5ke10008
-def _cut(text:str, names:list[str])->list[str]:
+def _cut_text(text:str, names:list[str])->list[str]:
     "`text` in pieces: the contents, and what stands between them"
     return re.split("(" + "|".join(map(re.escape, names)) + ")", text)
 
-def _changed(c:Chunk, names:list[str])->bool:
+def _is_changed(c:Chunk, names:list[str])->bool:
     "Is a part of a content in its anchor, or a rest of one that the template changed in its text?"
     if "\u2603" in c.anchor: return True
-    return any("w" * 40 in piece.lower() for piece in _cut(c.text, names) if piece not in names)
+    return any("w" * 40 in piece.lower() for piece in _cut_text(c.text, names) if piece not in names)
 
-def _piece(c:Chunk, names:list[str])->Piece:
+def _chunk_with_holes(c:Chunk, names:list[str])->Piece:
     "A chunk with a hole for each content"
-    pieces = _cut(c.text, names)
+    pieces = _cut_text(c.text, names)
     pattern = "".join("%s" if p in names else p.replace("%", "%%") for p in pieces)
     return Piece(c.anchor, pattern, [names.index(p) for p in pieces if p in names], c.supervised, c.last,
                  c.n_added)
@@ -252,11 +253,12 @@ def filled(self:Layouts, key:tuple, messages:list[dict])->list[list[Chunk]]|None
     self.n += 1
     if key not in self.t.shapes:
         self.seen[key] += 1
-        if self.seen[key] > 2 and len(self.t.shapes) < 512: self.t.shapes[key] = _try(messages, self.t, self.how)
+        if self.seen[key] > 2 and len(self.t.shapes) < 512:
+            self.t.shapes[key] = _try_skeleton(messages, self.t, self.how)
     skeleton = self.t.shapes.get(key)
     return skeleton and skeleton.fill([m["content"] for m in messages])
 
-def _try(messages, t, how)->Skeleton|None:
+def _try_skeleton(messages, t, how)->Skeleton|None:
     "The skeleton of a shape; None where there is no chat template, or an older transformers that hides how it is run"
     try: return make_skeleton(messages, t, **how) if t.chat else None
     except (ImportError, AttributeError, TypeError): return None

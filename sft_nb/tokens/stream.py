@@ -83,7 +83,7 @@ _BATCH = 512   # rows; small enough that a small file is read and encoded at the
 _FEW = 16      # blocks that are laid out before it is worth while to start other processes
 _ALL_OF, _OF_A_BLOCK = 1024, 64   # rows whose texts are looked at: the first ones, and the first of each later block
 
-def _blocks(rows:Iterable)->Iterator[tuple[int,list]]:
+def _row_blocks(rows:Iterable)->Iterator[tuple[int,list]]:
     "Number of the first row, and the rows, of one block after another"
     rows, first = iter(rows), 0
     while block := list(islice(rows, _BATCH)):
@@ -110,14 +110,14 @@ class Reader:
         *, every:int=1, first:int=0,        # of each `every` blocks of 512 rows, only this one
     )->Iterator[tuple[Batch,Encoded]]:
         "Batches with their tokens, in the order of their rows"
-        wanted = islice(_blocks(rows), first, None, every)
+        wanted = islice(_row_blocks(rows), first, None, every)
         yield from self.alone(islice(wanted, _FEW))
-        workers = _workers(self.cfg)
+        workers = _worker_count(self.cfg)
         yield from self.together(wanted, workers) if workers > 1 else self.alone(wanted)
 
     def batches(self, rows)->Iterator[Batch]:
         "Rows -> batches with their layouts"
-        for block in _blocks(rows): yield self.batch(*block)
+        for block in _row_blocks(rows): yield self.batch(*block)
 
     def batch(self, first:int, rows:list)->Batch:
         "A block of rows -> a batch with its layouts"
@@ -144,9 +144,9 @@ def read(self:Reader, place:str, row:dict)->Row:
         gone = e.found if len(e.found) <= 160 else e.found[:160] + "…"
     name = self.format_of(row)
     self.seen.formats[name] = self.seen.formats.get(name, 0) + 1
-    return Row(place, _written(row), talk, examples, gone)
+    return Row(place, _row_text(row), talk, examples, gone)
 
-def _written(row:dict|SftError)->dict:
+def _row_text(row:dict|SftError)->dict:
     "A row as the books write it"
     return dict(error=str(row)) if isinstance(row, SftError) else row
 
@@ -302,21 +302,21 @@ def done(self:Reader, batch:Batch, encoding:Future)->tuple[Batch,Encoded]:
 # %% ../../nbs/04_tokens/06_stream.ipynb #0356474f
 _MOST = 32   # workers; beyond that, reading and writing take longer than the layouts
 
-def _workers(cfg:Config)->int:
+def _worker_count(cfg:Config)->int:
     "Processes that lay rows out: those that are set, or one for each core; 1 where a process cannot be forked safely"
     if sys.platform == "darwin" or "fork" not in multiprocessing.get_all_start_methods(): return 1
     if multiprocessing.current_process().daemon: return 1   # may have no children
-    if cfg.num_workers != "auto": return min(cfg.num_workers, max(_MOST, _cores()))
-    return min(_MOST, _cores()) if _cores() > 2 else 1   # the tokenizer's threads keep a second core busy
+    if cfg.num_workers != "auto": return min(cfg.num_workers, max(_MOST, _usable_cores()))
+    return min(_MOST, _usable_cores()) if _usable_cores() > 2 else 1   # the tokenizer's threads keep a second core busy
 
-def _cores()->int:
+def _usable_cores()->int:
     "Cores that this process may use"
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #43586c41
 _mine = None   # the reader of this process, in a worker
 
-def _begin(reader:"Reader", parent:int)->None:
+def _start_worker(reader:"Reader", parent:int)->None:
     "What a worker does first: it leaves Ctrl-C to its parent, and ends when that has gone"
     global _mine
     _mine = reader
@@ -327,7 +327,7 @@ def _begin(reader:"Reader", parent:int)->None:
         os._exit(1)
     threading.Thread(target=watch, daemon=True).start()
 
-def _work(first:int, rows:list)->tuple[list[str],Seen,Encoded]:
+def _lay_out_block(first:int, rows:list)->tuple[list[str],Seen,Encoded]:
     "In a worker: why rows are left out, what they were like, and their tokens"
     batch = _mine.batch(first, rows)
     encoding = Future()
@@ -337,10 +337,10 @@ def _work(first:int, rows:list)->tuple[list[str],Seen,Encoded]:
 
 # %% ../../nbs/04_tokens/06_stream.ipynb #e46df6db
 @contextmanager
-def _crew(reader:Reader, n:int)->Iterator[ProcessPoolExecutor]:
+def _fork_workers(reader:Reader, n:int)->Iterator[ProcessPoolExecutor]:
     "Workers, forked while the tokenizer may not use its threads: those do not live on in a fork"
-    with ProcessPoolExecutor(n, multiprocessing.get_context("fork"), _begin, (reader, os.getpid())) as pool:
-        with _no_threads(), _uninterrupted(), warnings.catch_warnings():
+    with ProcessPoolExecutor(n, multiprocessing.get_context("fork"), _start_worker, (reader, os.getpid())) as pool:
+        with _no_threads(), _defer_ctrl_c(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)   # of forks beside threads: none of them is needed
             try: pool.submit(os.getpid)   # the first that is asked for starts them all
             except OSError: pass          # no more processes may be made: nobody is asked, then
@@ -348,7 +348,7 @@ def _crew(reader:Reader, n:int)->Iterator[ProcessPoolExecutor]:
         finally: pool.shutdown(cancel_futures=True)
 
 @contextmanager
-def _uninterrupted():
+def _defer_ctrl_c():
     "Ctrl-C waits until the end: in the middle of a fork it would be lost, or leave workers without anybody to end them"
     before, waiting = signal.getsignal(signal.SIGINT), []
     mine = before is not None and threading.current_thread() is threading.main_thread()
@@ -377,16 +377,16 @@ def together(self:Reader,
     "Batches with their tokens, in their order; no process is made where no block is left"
     first = next(blocks, None)
     if first is None: return
-    with _crew(self, n) as pool:
+    with _fork_workers(self, n) as pool:
         waiting = deque()
         for block in chain([first], blocks):
-            waiting.append((block, _asked(pool, block)))
+            waiting.append((block, _submit_block(pool, block)))
             if len(waiting) > 2 * n: yield self.laid_out(*waiting.popleft())
         while waiting: yield self.laid_out(*waiting.popleft())
 
-def _asked(pool:ProcessPoolExecutor, block:tuple[int,list])->Future|None:
+def _submit_block(pool:ProcessPoolExecutor, block:tuple[int,list])->Future|None:
     "Hand a block to the workers; None where nobody takes it any more"
-    try: return pool.submit(_work, *block)
+    try: return pool.submit(_lay_out_block, *block)
     except (RuntimeError, OSError): return None
 
 @patch
@@ -395,5 +395,5 @@ def laid_out(self:Reader, block:tuple[int,list], asked:Future|None)->tuple[Batch
     first, rows = block
     try: gone, seen, encoded = asked.result()
     except Exception: return next(self.alone([block]))   # whatever it is, it happens again here if it is real
-    there = [Row(place, _written(row), [], [], why) for (place, row), why in zip(rows, gone)]
+    there = [Row(place, _row_text(row), [], [], why) for (place, row), why in zip(rows, gone)]
     return Batch(first, there, seen), encoded

@@ -28,7 +28,7 @@ class _Probes:
     @cached_property
     def closer(self)->str:
         "What the template writes after an answer: `<|im_end|>` and a newline, say"
-        return _closer(self)
+        return _end_of_answer(self)
 
     @cached_property
     def eos_ends_turns(self)->bool:
@@ -38,7 +38,7 @@ class _Probes:
     @cached_property
     def opening(self)->str:
         "What the template ends a prompt with, so that an answer begins: `<|im_start|>assistant` and a newline, say"
-        return _opening(self)
+        return _start_of_answer(self)
 
     @cached_property
     def needs_no_opening(self)->bool:
@@ -53,12 +53,12 @@ class _Probes:
     @cached_property
     def calls(self)->"Calls":
         "What the template writes of tools, and how it wants the arguments of a call"
-        return _calls(self) if self.chat else Calls((), False)
+        return _rendered_calls(self) if self.chat else Calls((), False)
 
     @cached_property
     def wants_parts(self)->bool:
         "Does the template lose a content that is a string, and keep one that is a list of parts?"
-        return self.chat and not _keeps(self, _PROBE) and _keeps(self, [dict(type="text", text=_PROBE)])
+        return self.chat and not _keeps_content(self, _PROBE) and _keeps_content(self, [dict(type="text", text=_PROBE)])
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0060
 class Template(_Probes):
@@ -81,7 +81,7 @@ class Template(_Probes):
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0012
 _PROBE = "Hello-probe"
 
-def _keeps(t:Template, content)->bool:
+def _keeps_content(t:Template, content)->bool:
     "Does the probe come out of the template if it goes in as `content`?"
     try: return _PROBE in t.tokenizer.apply_chat_template([dict(role="user", content=content)], tokenize=False)
     except Exception: return False   # a template raises what it likes
@@ -138,7 +138,7 @@ _CALL = dict(type="function", id="probe0001",
 _ASKS = dict(role="user", content="Hi")
 _ANSWERS = dict(role="assistant", content=_PROBE)
 
-def _probed(t:Template, *messages, prompt:bool=False)->str:
+def _probe_template(t:Template, *messages, prompt:bool=False)->str:
     "What the template writes for a probe; empty if it refuses it, with a tool and without"
     for first in (messages[0], messages[0] | dict(tools=[_TOOL])):
         try: return t.render([first, *messages[1:]], prompt=prompt)
@@ -146,20 +146,20 @@ def _probed(t:Template, *messages, prompt:bool=False)->str:
     return ""
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0006
-def _closer(t:Template)->str:
+def _end_of_answer(t:Template)->str:
     "What follows an answer; empty if the template refuses the probe or changes it"
-    text = _probed(t, _ASKS, _ANSWERS)
+    text = _probe_template(t, _ASKS, _ANSWERS)
     return text.rpartition(_PROBE)[2] if _PROBE in text else ""
 
 def _after_every_answer(t:Template)->str:
     "What follows an answer in the middle of a conversation and at its end"
-    text = _probed(t, _ASKS, _ANSWERS, _ASKS)
+    text = _probe_template(t, _ASKS, _ANSWERS, _ASKS)
     return os.path.commonprefix([t.closer, text.rpartition(_PROBE)[2]]) if _PROBE in text else ""
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0032
-def _opening(t:Template)->str:
+def _start_of_answer(t:Template)->str:
     "What is written behind the last message of the user where an answer is to begin; empty for many templates"
-    plain, prompt = _probed(t, _ASKS), _probed(t, _ASKS, prompt=True)
+    plain, prompt = _probe_template(t, _ASKS), _probe_template(t, _ASKS, prompt=True)
     return prompt.removeprefix(plain) if plain and prompt.startswith(plain) else ""
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0034
@@ -168,28 +168,28 @@ class Calls(NamedTuple):
     written:tuple[str,...]   # of: definitions, calls, results
     as_string:bool           # the arguments of a call have to be a string of JSON
 
-def _calls(t:Template)->Calls:
+def _rendered_calls(t:Template)->Calls:
     "What comes out of a conversation with a call: as an object, or as a string where that shows more"
-    found = [Calls(_written(t, call), call is not _CALL) for call in (_CALL, _stringed(_CALL))]
+    found = [Calls(_written_parts(t, call), call is not _CALL) for call in (_CALL, _with_json_arguments(_CALL))]
     return max(found, key=lambda c: len(c.written))   # the object, where both show as much
 
-def _dump(x)->str: return json.dumps(x, ensure_ascii=False)
+def _to_json(x)->str: return json.dumps(x, ensure_ascii=False)
 
-def _stringed(call:dict)->dict:
+def _with_json_arguments(call:dict)->dict:
     "A call whose arguments are a string of JSON"
     function = call["function"]
     if isinstance(function["arguments"], str): return call
-    return call | dict(function=function | dict(arguments=_dump(function["arguments"])))
+    return call | dict(function=function | dict(arguments=_to_json(function["arguments"])))
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0035
-def _written(t:Template, call:dict)->tuple[str,...]:
+def _written_parts(t:Template, call:dict)->tuple[str,...]:
     "Which of a tool's description, the arguments of a call and its result come out, each in a probe of its own"
     asks = _ASKS | dict(tools=[_TOOL])
     calls = dict(role="assistant", content="", tool_calls=[call])
     result = dict(role="tool", name="probe_fn", tool_call_id="probe0001", content="probe result")
     probes = dict(definitions=("probes", asks, _ANSWERS), calls=("probe_value", asks, calls),
                   results=("probe result", asks, calls, result, _ANSWERS))
-    return tuple(name for name, (word, *talk) in probes.items() if word in _probed(t, *talk))
+    return tuple(name for name, (word, *talk) in probes.items() if word in _probe_template(t, *talk))
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0037
 def thought_of(m:dict)->str:
@@ -198,13 +198,13 @@ def thought_of(m:dict)->str:
 
 def _thought_key(t:Template)->str|None:
     for key in REASONING_KEYS:
-        if "probe thought" in _probed(t, _ASKS, _ANSWERS | {key: "probe thought"}): return key
+        if "probe thought" in _probe_template(t, _ASKS, _ANSWERS | {key: "probe thought"}): return key
     return None
 
 # %% ../../nbs/04_tokens/01_template.ipynb #899c86d6
 def _message_as_text(m:dict)->dict:
     "A message with its calls as JSON text"
-    calls = [_dump(c["function"]) for c in m.get("tool_calls") or []]
+    calls = [_to_json(c["function"]) for c in m.get("tool_calls") or []]
     words = [m["content"]] if m["content"] else []
     role = "user" if m["role"] == "tool" else m["role"]
     kept = {k: m[k] for k in ("train", "chat_template_kwargs", *REASONING_KEYS) if k in m}
@@ -215,7 +215,7 @@ def as_text(messages:list[dict])->list[dict]:
     "`messages` with tool definitions, calls and results as JSON text, for a template that has no place for them"
     out, tools = [_message_as_text(m) for m in messages], messages[0].get("tools")
     if not tools: return out
-    says = "Tools: " + _dump(tools)
+    says = "Tools: " + _to_json(tools)
     if out[0]["role"] != "system": return [out[0] | dict(role="system", content=says), *out]
     return [out[0] | dict(content=out[0]["content"] + "\n" + says), *out[1:]]
 
@@ -252,7 +252,7 @@ def fitting(self:Template, messages:list[dict], where:str="row")->list[dict]:
 
 def _with_string_arguments(m:dict)->dict:
     calls = m.get("tool_calls")
-    return m | dict(tool_calls=[_stringed(c) for c in calls]) if calls else m
+    return m | dict(tool_calls=[_with_json_arguments(c) for c in calls]) if calls else m
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0051
 @patch
@@ -294,6 +294,6 @@ def _header(self:Template, prompt:str, messages:list[dict], where:str)->str:
 
 def _follows_at_once(t:Template)->bool:
     "Is the prompt of a probe what stands in front of its answer?"
-    prompt = _probed(t, _ASKS, prompt=True)
+    prompt = _probe_template(t, _ASKS, prompt=True)
     try: return bool(prompt) and not t._header(prompt, [_ASKS], "probe")
     except SftError: return False

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..report import pluralise, edit, SftError
-from .template import _PROBE, _stringed, Template, thought_of
+from .template import _PROBE, _with_json_arguments, Template, thought_of
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #4b9e4478
 @dataclass
@@ -53,16 +53,16 @@ def _with_end(says:str, t:Template, closer:str|None=None)->str:
     return says if says.endswith(eos) else says + eos
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #da8594f2
-def _squeezed(s:str)->str: return "".join(s.split())
+def _without_spaces(s:str)->str: return "".join(s.split())
 
 def _check_words(where:str, answer:dict, wrote:str)->None:
     "`SftError` unless the answer's words and its reasoning are in what the template wrote; spaces may differ"
-    text, content, thought = _squeezed(wrote), answer["content"] or "", thought_of(answer)
-    if _squeezed(content) not in text:
-        beside_calls = answer.get("tool_calls") and _squeezed(wrote)
+    text, content, thought = _without_spaces(wrote), answer["content"] or "", thought_of(answer)
+    if _without_spaces(content) not in text:
+        beside_calls = answer.get("tool_calls") and _without_spaces(wrote)
         lost = "its words are left out beside its calls" if beside_calls else "its words are not written as they are"
         missing = content
-    elif _squeezed(thought) not in text:
+    elif _without_spaces(thought) not in text:
         lost, missing = "its reasoning is left out", thought
     else: return
     raise SftError(where, f"the chat template changes the answer: {lost}",
@@ -72,7 +72,7 @@ def _check_words(where:str, answer:dict, wrote:str)->None:
 # %% ../../nbs/04_tokens/02_turns.ipynb #e0e7ae9e
 _ESCAPES = re.compile(r"[\s\\\"']+")
 
-def _spellings(x)->set[str]:
+def _possible_spellings(x)->set[str]:
     "How a key or a value may be written, without spaces, quotes and backslashes"
     if isinstance(x, str): found = {x, json.dumps(x), json.dumps(x, ensure_ascii=False)}
     else: found = {json.dumps(x, default=str), str(x)}
@@ -84,7 +84,7 @@ def _keys_and_values(x)->list:
     if isinstance(x, (list, tuple)): return [leaf for v in x for leaf in _keys_and_values(v)]
     return [x]
 
-def _arguments(call:dict):
+def _call_arguments(call:dict):
     "The arguments of a call, also from a string of JSON"
     arguments = call["function"].get("arguments")
     try: return json.loads(arguments) if isinstance(arguments, str) else arguments or {}
@@ -94,9 +94,9 @@ def _missing_calls(wrote:str, calls:list[dict])->list[dict]:
     "The calls whose name, keys or values are not in a text, one call behind the other"
     text, end, missing = _ESCAPES.sub("", wrote), 0, []
     for call in calls:
-        parts = [call["function"]["name"], *_keys_and_values(_arguments(call))]
+        parts = [call["function"]["name"], *_keys_and_values(_call_arguments(call))]
         ends = []
-        for spellings in map(_spellings, parts):
+        for spellings in map(_possible_spellings, parts):
             found = [at + len(s) for s in spellings if (at := text.find(s, end)) >= 0]
             if not found: break
             ends.append(min(found))
@@ -117,9 +117,9 @@ def _check_calls(where:str, messages:list[dict], wrote:str, t:Template)->None:
     calls = answer.get("tool_calls") or []
     missing = _missing_calls(wrote, calls)
     if not missing: return
-    plain = [c | dict(function=c["function"] | dict(arguments=_in_plain_words(_arguments(c), 100 * k)))
+    plain = [c | dict(function=c["function"] | dict(arguments=_in_plain_words(_call_arguments(c), 100 * k)))
              for k, c in enumerate(calls, 1)]
-    if t.calls.as_string: plain = [_stringed(c) for c in plain]
+    if t.calls.as_string: plain = [_with_json_arguments(c) for c in plain]
     before, after = t.render(messages[:-1], where=where), t.render([*messages[:-1], answer | dict(tool_calls=plain)])
     if not _missing_calls(after[len(os.path.commonprefix([before, after])):], plain): return
     is_or_are = "is" if len(calls) - len(missing) == 1 else "are"
@@ -150,10 +150,10 @@ def _own_words(
         says = after[opened.start():]
         if not _BEGINS_WITH_THOUGHT.match(says): return says   # written behind the header, without a thought
     front = t.in_front(messages[:-1], None if answer.get("tool_calls") else answer)
-    own = _common(after, front)
+    own = _common_prefix(after, front)
     if not _MARKS.fullmatch(front[own:]): return None
-    tail = _tail(given, t)
-    parted = _common(given, front)
+    tail = _prompt_tail(given, t)
+    parted = _common_prefix(given, front)
     if parted > len(given) - len(tail) and _MARKS.fullmatch(front[parted:]): return after[min(parted, own):]
     return after[min(own, _behind_header(given, front, tail)):]
 
@@ -165,13 +165,13 @@ def _behind_header(given:str, front:str, tail:str)->int:
     return len(front) if given.endswith(blank) else len(front) - len(blank)
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #7urn0030
-def _tail(given:str, t:Template)->str:
+def _prompt_tail(given:str, t:Template)->str:
     "The end of a prompt: from its last special token on, or what the template opens an answer with"
     last = max((found.start() for found in t.special.finditer(given)), default=None)
     if last is not None: return given[last:]
     return t.opening if given.endswith(t.opening) else ""
 
-def _common(a:str, b:str)->int:
+def _common_prefix(a:str, b:str)->int:
     "How many characters two texts have in common at their start, not counting the beginning of a tag"
     n = len(os.path.commonprefix([a, b]))
     tag = a.rfind("<", 0, n)
@@ -211,9 +211,9 @@ def turn(
     _check_calls(where, messages, opened + says, t)
     if skip: t.skipped_header = t.skipped_header or skip
     if skip or not fits: t.notes.setdefault("header" if skip else "parted", where)   # for the report
-    return _turn(before, says, messages, t, fits=fits and not skip)
+    return _layout_turn(before, says, messages, t, fits=fits and not skip)
 
-def _turn(before:str, says:str, messages:list[dict], t:Template, *, fits:bool)->Turn:
+def _layout_turn(before:str, says:str, messages:list[dict], t:Template, *, fits:bool)->Turn:
     "A turn up to its end token, which is the tokenizer's own where the template writes none"
     closer = _closer_here(says, messages, t)
     end = end_of_answer(says, messages[-1], t, closer)
@@ -246,7 +246,7 @@ class Chunk(NamedTuple):
     n_added:int|None=None   # added tokens in its text; None: its anchor does not begin with one
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #4015d6cc
-def _anchor(text:str, t:Template, *, last:bool)->str:
+def _text_anchor(text:str, t:Template, *, last:bool)->str:
     "`text` from its last added token on; all of it where there is none (or its end, where nothing must be proven)"
     for tail in (text[-200:], text):
         starts = [found.start() for found in t.added.finditer(tail)]
@@ -254,16 +254,16 @@ def _anchor(text:str, t:Template, *, last:bool)->str:
     return text[-16:] if last else text
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #a71280ea
-def _chunks(turns:list[Turn], t:Template, prompt_too:bool)->list[Chunk]:
+def _example_chunks(turns:list[Turn], t:Template, prompt_too:bool)->list[Chunk]:
     "One example from turns that follow each other: context, answer, context, answer ..."
     done = turns[0].before
     out = [Chunk("", done, prompt_too, False, begins=not t.chat)]
     for k, turn in enumerate(turns):
         if k:   # what stands between the answer before and this one
-            out.append(Chunk(_anchor(done, t, last=False), turn.before[len(done):], prompt_too, False))
+            out.append(Chunk(_text_anchor(done, t, last=False), turn.before[len(done):], prompt_too, False))
             done = turn.before
         last = k == len(turns) - 1
-        out.append(Chunk(_anchor(done, t, last=last), turn.says, turn.supervised, last))
+        out.append(Chunk(_text_anchor(done, t, last=last), turn.says, turn.supervised, last))
         done += turn.says
     if not t.chat: return out
     at_border = [not c.anchor or t.added.match(c.anchor) for c in out]
@@ -281,7 +281,7 @@ def _text_chunks(messages:list[dict], t:Template, prompt_too:bool)->list[Chunk]:
     return out
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #7urn0020
-def _answers(messages:list[dict], turns:str, where:str)->list[int]:
+def _supervised_answers(messages:list[dict], turns:str, where:str)->list[int]:
     "`supervised_messages`, if there is one, and something before it"
     answers = supervised_messages(messages, turns)
     if not answers:
@@ -299,19 +299,20 @@ def _one_sequence(turns:list[Turn])->bool:
     return whole and all(b.before.startswith(a.before + a.says) for a, b in pairs)
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #7urn0034
-def _hidden(messages:list[dict])->list[int]:
+def _hidden_answers(messages:list[dict])->list[int]:
     "Which answers the loss must never see"
     return [i for i, m in enumerate(messages)
             if m["role"] == "assistant" and (m.get("train") is False or not has_content(m))]
 
-def _examples(found:dict[int,Turn], messages:list[dict], t:Template, prompt_too:bool, apart:bool)->list[list[Chunk]]:
+def _layout_examples(found:dict[int,Turn], messages:list[dict], t:Template, prompt_too:bool, apart:bool
+                     )->list[list[Chunk]]:
     "One example of all turns if they follow each other, else one each; a supervised prompt goes around hidden answers"
-    hidden = _hidden(messages) if prompt_too else []
+    hidden = _hidden_answers(messages) if prompt_too else []
     unseen = {i: replace(turn(messages[:i + 1], t), supervised=False) for i in hidden if i}
     every = [one for _, one in sorted((found | unseen).items())]
-    if not apart and 0 not in hidden and _one_sequence(every): return [_chunks(every, t, prompt_too)]
+    if not apart and 0 not in hidden and _one_sequence(every): return [_example_chunks(every, t, prompt_too)]
     first = min(hidden, default=len(messages))
-    return [_chunks([one], t, prompt_too and i <= first) for i, one in found.items()]
+    return [_example_chunks([one], t, prompt_too and i <= first) for i, one in found.items()]
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #c1302cfc
 def layout(
@@ -325,10 +326,10 @@ def layout(
     "Cut a conversation into examples and chunks; `SftError` if no answer is supervised or the template refuses it"
     if messages and messages[0]["role"] == "text": return [_text_chunks(messages, t, prompt_too)]
     messages = t.fitting(messages, where)
-    answers = _answers(messages, turns, where)
+    answers = _supervised_answers(messages, turns, where)
     found = {i: turn(messages[:i + 1], t, where) for i in answers}
     for i, m in enumerate(messages[:answers[-1]]):   # a call of the context must not be gone either
         if i and i not in found and m.get("tool_calls"):
             before, after = t.render(messages[:i], where=where), t.render(messages[:i + 1], where=where)
             _check_calls(where, messages[:i + 1], after[len(os.path.commonprefix([before, after])):], t)
-    return _examples(found, messages[:answers[-1]], t, prompt_too, apart)
+    return _layout_examples(found, messages[:answers[-1]], t, prompt_too, apart)

@@ -156,7 +156,7 @@ def _precision_arguments(cfg:Config)->dict:
 _FORMATS = dict(bf16="bfloat16", fp16="float16")
 
 def _parallel_arguments(cfg:Config)->dict:
-    "Who trains together, and what is divided among them; the group is there (`join`), and is not made anew"
+    "Who trains together, and what is divided among them; the group is there (`init_distributed`), and is not made anew"
     said = deepspeed_config(cfg)
     if said is None or get_process_info().size == 1: return {}   # or settings are looked at before the training begins
     for name, formats in _FORMATS.items():

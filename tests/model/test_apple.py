@@ -11,7 +11,7 @@ from sft_nb.checks.preflight import same_rng_state
 from sft_nb.config import load_config
 from sft_nb.model.hardware import choose_device, choose_dtype, find_hardware, free_memory, this_device
 from sft_nb.results import likelihood
-from sft_nb.tokens.stream import _workers
+from sft_nb.tokens.stream import _worker_count
 from sft_nb.training.arguments import training_arguments
 from sft_nb.training.guards import norms
 from sft_nb.training.recorder import peak_memory_gib
@@ -63,7 +63,7 @@ def test_random_numbers_are_put_back(mac):
     assert mac == ["rng"]
 
 
-def test_rows_are_prepared_by_one_process(mac): assert _workers(load_config(num_workers=8)) == 1
+def test_rows_are_prepared_by_one_process(mac): assert _worker_count(load_config(num_workers=8)) == 1
 
 
 def test_no_float64_on_the_gpu(monkeypatch):
@@ -80,4 +80,4 @@ def test_no_float64_on_the_gpu(monkeypatch):
     model.device, rows = torch.device("cpu"), [([1, 2], [1, 2])] * 2
     assert likelihood.row_losses(model, rows)[0].tolist() == [1, 1]
     model.disable_adapter = nullcontext
-    assert likelihood._both(model, model, rows, 64).tolist() == [[1, 1]] * 3
+    assert likelihood._losses_before_and_after(model, model, rows, 64).tolist() == [[1, 1]] * 3

@@ -189,16 +189,16 @@ def test_living_bytes_are_as_planned(how, monkeypatch):
 def held(cfg, tok, how:dict)->int:
     "Bytes alive after a real forward pass, beside what was there before"
     from sft_nb.model.adapter import load_model
-    from sft_nb.planning.simulate import _forward, _runs, _save_memory
+    from sft_nb.planning.simulate import _forward_and_loss, _pass_context, _save_memory
     m = load_model(cfg, tok)
     inner = causal_lm(m)
     inner.set_attn_implementation("varlen")
     how = Pass("varlen", "cpu", torch.float32, checkpointing=True, **how)
     _save_memory(m, how)
-    with MemoryTracker() as alive, _runs(m, BatchLengths(LENGTHS, True), how):
+    with MemoryTracker() as alive, _pass_context(m, BatchLengths(LENGTHS, True), how):
         for t in (*m.parameters(), *m.buffers()): alive.add(t)
         before = alive.now
-        _loss = _forward(inner, BatchLengths(LENGTHS, True), "varlen", torch.float32, 512)   # holds the graph
+        _loss = _forward_and_loss(inner, BatchLengths(LENGTHS, True), "varlen", torch.float32, 512)   # holds the graph
         return alive.now - before
 
 

@@ -14,7 +14,7 @@ from sft_nb.model.attention import assume_documents
 from sft_nb.model.loss import causal_lm
 from sft_nb.model.recompute import recompute_layers
 from sft_nb.planning import simulate as simulation   # the module
-from sft_nb.planning.simulate import MemoryTracker, _forward, footprint
+from sft_nb.planning.simulate import MemoryTracker, _forward_and_loss, footprint
 from sft_nb.tokens.tokenizer import load_tokenizer
 
 EIGHT = ["qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "granite", "gpt2"]
@@ -38,7 +38,7 @@ def tracked(model, batch, attention, *, checkpointing=False)->tuple[int, int, in
     for t in (*model.parameters(), *model.buffers()): alive.add(t)
     begin = alive.now
     with alive, documents:
-        with hooks: loss = _forward(inner, batch, attention, torch.float32, 512)
+        with hooks: loss = _forward_and_loss(inner, batch, attention, torch.float32, 512)
         saved = sum(n for n, t in seen.values() if t() is not None)
         forward = alive.peak - begin
         alive.peak = alive.now

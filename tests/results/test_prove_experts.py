@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from sft_nb.config import load_config
 from sft_nb.model.adapter import add_adapter
 from sft_nb.model.load import quiet
-from sft_nb.results.folder import Expected, Folder, _state, folder_weights
+from sft_nb.results.folder import Expected, Folder, _state_by_file_name, folder_weights
 from sft_nb.results.merge import _merge_layer
 
 LAYER = "model.layers.2.mlp."
@@ -26,7 +26,7 @@ def mixture(tokenizer, tmp_path_factory):
     shape.moe_intermediate_size = 64   # shares of an adapter are measured from 2,500 numbers on
     with quiet():
         base = AutoModelForCausalLM.from_config(shape)
-        before = _state(base)
+        before = _state_by_file_name(base)
         model = add_adapter(base, tokenizer, load_config(method="lora"))
         for name, p in model.named_parameters():
             if "lora_B" in name: torch.nn.init.normal_(p, std=.05)
@@ -35,7 +35,7 @@ def mixture(tokenizer, tmp_path_factory):
         merged = model.merge_and_unload()
         folder = tmp_path_factory.mktemp("merged")
         merged.save_pretrained(folder)
-    return before, _state(merged), folder
+    return before, _state_by_file_name(merged), folder
 
 
 def look(mixture, folder:Path):

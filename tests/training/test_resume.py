@@ -11,7 +11,7 @@ from learner import TEN_STEPS, killed_at_eight, learner, small
 
 from sft_nb import progress
 from sft_nb.cli import main
-from sft_nb.cli.commands import _follow
+from sft_nb.cli.commands import _print_until_end
 from sft_nb.report import ConfigError, SftError
 from sft_nb.run.directory import Run, create_run
 from sft_nb.run.environment import write_json
@@ -103,4 +103,4 @@ def test_a_failure_that_nobody_reads_is_still_a_failure(tmp_path):
 def test_a_run_that_was_killed_while_it_was_followed_is_no_success(tmp_path):
     "It was over before anybody could look"
     run = create_run(small(tmp_path))   # running, says its status, and nobody is
-    with pytest.raises(SftError, match="its process ended without a word"): _follow(run)
+    with pytest.raises(SftError, match="its process ended without a word"): _print_until_end(run)
