@@ -100,10 +100,10 @@ def run(cfg, tokenizer, batch, how, card:Card, layers:int)->dict:
     card = replace(card, costs=defaultdict(Cost))
     model = skeleton(cfg, tokenizer, layers=layers, attention=how.attention, dtype=how.dtype)
     with FakeTensorMode(), quiet():
-        alive = s._ready(model, how)
-        with Roofline(card): s._run(model, batch, how, alive)
+        alive = s._prepare_model(model, how)
+        with Roofline(card): s._run_pass(model, batch, how, alive)
     inner = s.causal_lm(model)
-    n, chunk = s._supervised(inner, batch, how.dtype, how.max_logits_mib, how.kind)
+    n, chunk = s._supervised_positions(inner, batch, how.dtype, how.max_logits_mib, how.kind)
     once, card.costs["loss"] = card.costs["loss"], Cost()
     card.costs["loss"].add(once, max(1, n / min(n, 2 * chunk)))   # two of its chunks were run
     return card.costs

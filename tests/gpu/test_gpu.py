@@ -249,7 +249,7 @@ def test_heads_are_called_in_groups_that_the_kernel_can_address(monkeypatch):
     q, k, v = (torch.randn(1, h, 364, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for h in (8, 4, 4))
     docs = Documents(torch.tensor([0, 5, 235, 236, 364], device="cuda", dtype=torch.int32), 230, None)
     def attended():
-        out = ours._stock(q, k, v, docs, .125)
+        out = ours._stock_varlen(q, k, v, docs, .125)
         return out, torch.autograd.grad(out.float().square().sum(), (q, k, v))
     want, want_grads = attended()
     monkeypatch.setattr(ours, "_MOST", 1)

@@ -73,9 +73,9 @@ def test_no_float64_on_the_gpu(monkeypatch):
     assert norms(model).tolist() == [2] and norms(model).dtype == torch.float64
     assert _tensor_sums(dict(weight=tensor)) == dict(weight=(4, 4))
 
-    monkeypatch.setattr(likelihood, "_logits", lambda model, batch: None)
-    monkeypatch.setattr(likelihood, "_losses", lambda *a: torch.ones(2).as_subclass(OnApple))
-    monkeypatch.setattr(likelihood, "_divergence", lambda *a: torch.ones(2).as_subclass(OnApple))
+    monkeypatch.setattr(likelihood, "_compute_logits", lambda model, batch: None)
+    monkeypatch.setattr(likelihood, "_row_losses", lambda *a: torch.ones(2).as_subclass(OnApple))
+    monkeypatch.setattr(likelihood, "_kl_divergence", lambda *a: torch.ones(2).as_subclass(OnApple))
     model = torch.nn.Linear(1, 1)
     model.device, rows = torch.device("cpu"), [([1, 2], [1, 2])] * 2
     assert likelihood.row_losses(model, rows)[0].tolist() == [1, 1]

@@ -51,7 +51,7 @@ class Stand:
 @pytest.fixture
 def stand(monkeypatch):
     stand = Stand()
-    monkeypatch.setattr(kernels, "_liger", lambda: stand)
+    monkeypatch.setattr(kernels, "_liger_function", lambda: stand)
     return stand
 
 

@@ -29,7 +29,7 @@ def train(tmp_path, monkeypatch):
         def meet(cfg):
             met.append(cfg)
             raise SystemExit(0)
-        for name in ("_new_run", "_launched"): monkeypatch.setattr(commands, name, meet)
+        for name in ("_new_run", "_launch_run"): monkeypatch.setattr(commands, name, meet)
         with pytest.raises(SystemExit): main(["train", *line.replace("\\\n", " ").split()])
         return met[0]
     monkeypatch.chdir(tmp_path)

@@ -19,11 +19,11 @@ from sft_nb.tokens.tokenizer import load_tokenizer
 
 
 def test_what_was_prepared_is_found_and_what_changed_is_not(tmp_path, tokenizer, monkeypatch):
-    work, run = [], prepare_module._run
+    work, run = [], prepare_module._write_side
     def counted(*a):
         work.append(1)
         return run(*a)
-    monkeypatch.setattr(prepare_module, "_run", counted)
+    monkeypatch.setattr(prepare_module, "_write_side", counted)
     file = tmp_path/"a.jsonl"
     write(file, pairs(10))
     def runs(tok=tokenizer, **kw):
@@ -160,12 +160,12 @@ def test_what_was_half_made_long_ago_is_swept(entry):
 
 
 def test_rows_that_change_while_they_are_read_poison_nothing(tmp_path, tokenizer, monkeypatch):
-    file, run, changes = tmp_path/"a.jsonl", prepare_module._run, []
+    file, run, changes = tmp_path/"a.jsonl", prepare_module._write_side, []
     cfg = no_eval(train_file=write(file, pairs(5)), cache_dir=str(tmp_path/"cache"))
     def changing(*a):
         run(*a)
         if changes: write(file, pairs(changes.pop()))
-    monkeypatch.setattr(prepare_module, "_run", changing)
+    monkeypatch.setattr(prepare_module, "_write_side", changing)
     changes[:] = [7]
     assert prepare(cfg, tokenizer).train.n_read == 7
     write(file, pairs(5))

@@ -104,7 +104,7 @@ def test_a_job_that_was_killed_is_started_again(tokenizer, home, small_blocks, m
     assert list((home/"cache"/"data").iterdir()) == []
     first = prepare_shard(cfg, "1/2", str(out), tokenizer)
     assert "Fix: take the duplicates out of the rows" in str(first) and "held_out" not in str(first)
-    monkeypatch.setattr(shards, "_fill", None)   # is not called
+    monkeypatch.setattr(shards, "_write_side_checked", None)   # is not called
     assert str(prepare_shard(cfg, "1/2", str(out), tokenizer)) == str(first)
     with pytest.raises(SftError, match="shard 2 of 2 is not there; all of them. Fix: prepare shard 2 of 2 with"):
         merge_shards(cfg, str(out), home/"whole", tokenizer)
@@ -270,18 +270,18 @@ def test_places_that_cannot_be_reached(tokenizer, home, small_blocks, monkeypatc
                                           (errno.EIO, None)])
 def test_a_disk_that_takes_no_more(tokenizer, home, small_blocks, monkeypatch, number, says):
     def full(*args, **how): raise OSError(number, "is full")
-    monkeypatch.setattr(shards, "_fill", full)
+    monkeypatch.setattr(shards, "_write_side_checked", full)
     with pytest.raises(SftError if says else OSError, match=says):
         prepare_shard(config(home), "1/2", str(home/"out"), tokenizer)
     assert not (home/"out").exists() and list((home/"cache"/"data").iterdir()) == []
 
 
 def test_rows_that_change_while_a_shard_is_made(tokenizer, home, small_blocks, monkeypatch):
-    cfg, fill = config(home), shards._fill
+    cfg, fill = config(home), shards._write_side_checked
     def slow(*args, **how):
         write(home/"rows.jsonl", odd_rows()[5:])
         return fill(*args, **how)
-    monkeypatch.setattr(shards, "_fill", slow)
+    monkeypatch.setattr(shards, "_write_side_checked", slow)
     with pytest.raises(SftError, match="the rows change while they are read"):
         prepare_shard(cfg, "1/2", str(home/"out"), tokenizer)
     assert not (home/"out").exists()

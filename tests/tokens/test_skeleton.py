@@ -13,7 +13,8 @@ from sft_nb.tokens.tokenizer import load_tokenizer
 
 def test_a_wrong_skeleton_is_noticed_and_everything_done_again(tokenizer, monkeypatch):
     nothing = skeleton._Asked(set(), set())
-    monkeypatch.setattr(skeleton, "_read", lambda *_: nothing)   # blind, so that only rows done both ways can tell
+    # blind, so that only rows done both ways can tell
+    monkeypatch.setattr(skeleton, "_foreseeable_questions", lambda *_: nothing)
     tok = load_tokenizer(load_config())
     tok.chat_template = ("{% for m in messages %}{% set x = '' ~ m.content %}<|im_start|>{{ m.role }}"
                          "{% if x | length < 12 %} short{% endif %}\n{{ m.content }}<|im_end|>\n{% endfor %}"

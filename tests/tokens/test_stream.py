@@ -226,10 +226,10 @@ def test_ctrl_c_in_the_middle_of_a_fork_waits(tokenizer, small_blocks, monkeypat
 
 
 def test_there_is_an_end_to_what_is_asked_for(monkeypatch):
-    monkeypatch.setattr(stream, "_cores", lambda: 48)
+    monkeypatch.setattr(stream, "_usable_cores", lambda: 48)
     assert stream._worker_count(no_eval(num_workers=10**6)) == 48
     assert stream._worker_count(no_eval(num_workers=40)) == 40
-    monkeypatch.setattr(stream, "_cores", lambda: 2)
+    monkeypatch.setattr(stream, "_usable_cores", lambda: 2)
     assert stream._worker_count(no_eval(num_workers=300)) == stream._MOST
 
 
