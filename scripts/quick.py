@@ -1,0 +1,57 @@
+"""What is worth running before a commit: style, layers, and the tests and notebooks of what changed.
+
+    python scripts/quick.py            # since the last commit, and what git does not know yet
+    python scripts/quick.py main       # since this branch left `main`
+    python scripts/quick.py --list     # show what would run
+
+A changed notebook brings itself, the test file named after it and the tests of its module's name; a changed test file
+brings itself. What takes long by nature (two processes, kills, the browser, the demo) waits for `make test`."""
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ALWAYS = ["tests/test_style.py", "tests/test_layers.py"]
+SLOW = ("browser", "kill", "together", "launch", "plain_install", "test_demo", "test_site", "test_walk", "gpu/")
+
+
+def changed_files(since:str)->list[str]:
+    "Paths from the root that differ from a commit, with new files"
+    def git(*words): return subprocess.check_output(["git", *words], cwd=ROOT, text=True).split("\n")
+    base = git("merge-base", since, "HEAD")[0]
+    found = [*git("diff", "--name-only", "--diff-filter=d", base), *git("ls-files", "--others", "--exclude-standard")]
+    return sorted({path for path in found if path})
+
+
+def find_tests(path:str)->list[str]:
+    "The quick tests of a changed file"
+    if path.startswith("tests/") and Path(path).name.startswith("test_"): found = [path]
+    elif path.startswith("nbs/") and path.endswith(".ipynb"):
+        name = re.sub(r"^\d+_", "", Path(path).stem)
+        found = [str(p.relative_to(ROOT)) for p in (ROOT/"tests").rglob(f"test_*{name}*.py")]
+    else: found = []
+    return [test for test in found if test.endswith(".py") and not any(word in test for word in SLOW)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("since", nargs="?", default="HEAD", help="commit or branch")
+    parser.add_argument("--list", action="store_true", help="show what would run, and run nothing")
+    options = parser.parse_args()
+    changed = changed_files(options.since)
+    tests = list(dict.fromkeys([*ALWAYS, *(test for path in changed for test in find_tests(path))]))
+    notebooks = [path for path in changed if path.startswith("nbs/") and path.endswith(".ipynb")]
+    print(f"{len(changed)} changed files: {' '.join(tests)}" + "".join(f"\n  {path}" for path in notebooks))
+    if options.list: return
+    env = os.environ | dict(OMP_NUM_THREADS="1")
+    codes = [subprocess.call([sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *tests],
+                             cwd=ROOT, env=env)]
+    if notebooks:
+        codes.append(subprocess.call([sys.executable, "scripts/test_notebooks.py", *notebooks], cwd=ROOT, env=env))
+    sys.exit(max(codes))
+
+
+if __name__ == "__main__": main()
