@@ -1,4 +1,4 @@
-"""The notebooks for those who use it, in order, that define nothing; `make lab` opens the first."""
+"""The notebooks for those who use it, in order, that define nothing; `make lab` opens the quickstart."""
 import json
 import re
 import sys
@@ -11,7 +11,7 @@ from measure import Notebook   # noqa: E402
 
 RECIPES = [Notebook(p) for p in sorted((ROOT/"nbs/recipes").glob("*.ipynb"))]
 REPORTS = "01_quickstart", "03_a_run_that_went_wrong"   # they end in a report to send
-DEFINES = "16_a_judge",   # its subject is a function of one's own
+DEFINES = "00_by_hand", "16_a_judge"   # their subject are functions of one's own
 TEN_LINES = "load_config prepare BatchPanel plan preflight launch RunPanel sweep prove".split()
 
 
@@ -19,7 +19,8 @@ def name(book)->str: return book.path.stem
 
 
 def test_they_are_all_there(): assert [*map(name, RECIPES)] == [
-    "01_quickstart", "02_your_own_rows", "03_a_run_that_went_wrong", "04_word_problems", "05_unit_conversion",
+    "00_by_hand", "01_quickstart", "02_your_own_rows", "03_a_run_that_went_wrong", "04_word_problems",
+    "05_unit_conversion",
     "06_translation_by_domain", "07_inference_with_reasoning", "08_very_long_documents", "09_tool_calls",
     "10_reasoning_data", "11_continue_an_adapter", "12_from_here_to_preferences", "13_serve_and_prove", "14_many_gpus",
     "15_your_own_objects", "16_a_judge"]
@@ -46,11 +47,11 @@ def test_a_recipe_defines_nothing_and_was_run(book):
 
 
 def test_the_quickstart_is_the_ten_lines_in_order():
-    said = "\n".join(c.source for c in RECIPES[0].code)
+    said = "\n".join(c.source for c in RECIPES[1].code)
     found = [re.search(rf"\b{word}\(", said) for word in TEN_LINES]
     assert all(found) and [m.start() for m in found] == sorted(m.start() for m in found)
 
 
-def test_make_lab_opens_the_first():
+def test_make_lab_opens_the_quickstart():
     line, = re.findall(r"jupyter lab (.*)", (ROOT/"Makefile").read_text())
-    assert line == f"nbs --LabApp.default_url=/lab/tree/recipes/{name(RECIPES[0])}.ipynb"
+    assert line == "nbs --LabApp.default_url=/lab/tree/recipes/01_quickstart.ipynb"
