@@ -13,9 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mutate import SLOW
+
 ROOT = Path(__file__).parents[1]
 ALWAYS = ["tests/test_style.py", "tests/test_layers.py"]
-SLOW = ("browser", "kill", "together", "launch", "plain_install", "test_demo", "test_site", "test_walk", "gpu/")
 
 
 def changed_files(since:str)->list[str]:

@@ -17,7 +17,7 @@ from ..config import Config
 from ..tokens.turns import supervised_messages
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.conversations import conversation
-from ..tokens.account import _ANEW, _count_reasons, Data, look_at_dropped
+from ..tokens.account import _ANEW, _describe_reasons, Data, look_at_dropped
 from ..tokens.ledger import Counts
 from ..tokens.stream import Seen
 from .core import check
@@ -91,7 +91,7 @@ def check_kept(data:Data)->Finding|None:
     if data.train.came_prepared: fix = _ANEW
     says = f"{gone:,} of {n:,} rows are left out and {cut:,} cut"
     if counts.requested: says += f"; {counts.requested:,} more are left out as the settings ask"
-    if reasons := data.train.reasons: says += f" ({_count_reasons(reasons)})"
+    if reasons := data.train.reasons: says += f" ({_describe_reasons(reasons)})"
     return fail(says, fix) if gone + cut >= .5 * n else warn(says, fix)
 
 @check("data")

@@ -182,7 +182,7 @@ def _can_read(text:str, t)->bool:
 def _takes_many(t)->bool: return get_origin(t) is tuple or any(get_origin(a) is tuple for a in get_args(t))
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0wrd05
-def _bare(name:str)->str: return plain_name(name.removeprefix("--"))
+def _without_dashes(name:str)->str: return plain_name(name.removeprefix("--"))
 
 # %% ../../nbs/14_cli/00_options.ipynb #9699599d
 def _value_of(texts:list[str], default:Any)->Any:
@@ -204,7 +204,7 @@ def set_apart(
     "Settings of other programs that a command line has, and values that only they take: `--fsdp full_shard`"
     rest, foreign, types = [], {}, {name: s.type for name, s in SETTINGS.items()}
     for name, texts in words(args):
-        bare, full = _bare(name), full_name(_bare(name))
+        bare, full = _without_dashes(name), full_name(_without_dashes(name))
         if bare in FOREIGN: foreign[bare] = _value_of(texts, True)
         elif _is_their_value(bare, texts, types.get(full)): foreign[bare] = texts[0] if len(texts) == 1 else texts
         elif bare.removeprefix("no_") in FOREIGN and not texts: foreign[bare.removeprefix("no_")] = False
@@ -212,7 +212,7 @@ def set_apart(
     return rest, foreign
 
 # %% ../../nbs/14_cli/00_options.ipynb #op0chk01
-def _annotations(own:dict[str,Option], base:Config|None)->dict[str,Setting]:
+def _option_annotations(own:dict[str,Option], base:Config|None)->dict[str,Setting]:
     "What each option of a command takes, by every name that it has"
     def kind(name, option): return Setting(option.help, name=name, type=option.kind, default=option.default)
     found = {name: kind(name, option) for name, option in own.items() if not option.first}
@@ -232,8 +232,8 @@ def _with_a_run(name:str, other:str=""): return command(f"sft_nb {name} runs/NAM
 # %% ../../nbs/14_cli/00_options.ipynb #a66788ce
 def _no_option(command:str, name:str, known)->ConfigError:
     "The error for what is no option, with the nearest one"
-    pointer = known_alternative(_bare(name)) if "learning_rate" in known else None
-    near = nearest_names(_bare(name)[:100], [*known, *FOREIGN])
+    pointer = known_alternative(_without_dashes(name)) if "learning_rate" in known else None
+    near = nearest_names(_without_dashes(name)[:100], [*known, *FOREIGN])
     if pointer or not near:
         return ConfigError(_LINE, f"{name[:100]} is not an option", "", pointer or _help_of(command))
     return ConfigError(_LINE, f"{name} is not an option", f"the nearest is {flag(near[0])}", f"write {{{near[0]}}}")
@@ -280,9 +280,9 @@ def check_line(
 
 def line_problems(command:str, args:list[str], own:dict[str,Option], base:Config|None=None)->list[ConfigError]:
     "Everything that is wrong with a line, in its order"
-    known, problems = _annotations(own, base), []
+    known, problems = _option_annotations(own, base), []
     for name, texts in words(args)[1:]:
-        bare = _bare(name)
+        bare = _without_dashes(name)
         if not bare: continue
         switch = known.get(bare.removeprefix("no_"))
         if bare not in known and (switch is None or bool not in (switch.type, *get_args(switch.type))):
@@ -290,7 +290,7 @@ def line_problems(command:str, args:list[str], own:dict[str,Option], base:Config
         elif bare in known and (fault := _find_fault(known[bare], name, texts)): problems.append(fault)
     try: _check_first(command, words(args)[0][1], own)
     except ConfigError as e: problems.append(e)
-    named = {_bare(name) for name, _ in words(args)}
+    named = {_without_dashes(name) for name, _ in words(args)}
     for name, option in own.items():
         if option.default is ... and not option.first and name not in named and "-h" not in args:
             problems.append(ConfigError(f"sft_nb {command}", f"{flag(name)} is missing", option.help,
@@ -329,7 +329,7 @@ def _one_too_many(command:str, text:str)->ConfigError:
 # %% ../../nbs/14_cli/00_options.ipynb #op0swi02
 def _in_full(name:str)->str:
     "An option under its full name"
-    bare = _bare(name)
+    bare = _without_dashes(name)
     no = bare.startswith("no_") and bare not in ALIASES
     bare = bare.removeprefix("no_") if no else bare
     if bare not in ALIASES or bare == "output_dir": return name
@@ -345,7 +345,7 @@ def switches(
     plain, out = {name for name, s in SETTINGS.items() if s.type is bool}, []
     for name, texts in words(args):
         name = _in_full(name)
-        written = _bare(name) in plain and len(texts) == 1 and texts[0].lower() in ("true", "false")
+        written = _without_dashes(name) in plain and len(texts) == 1 and texts[0].lower() in ("true", "false")
         if written and texts[0].lower() == "false": name = f"--no-{name.removeprefix('--')}"
         out += [*filter(None, [name]), *(() if written else texts)]
     return out
@@ -361,7 +361,7 @@ def arrange(
     has_places = any(option.first for option in own.values())
     first, rest = [], []
     for name, texts in words(args):
-        option = own.get(_bare(name).removeprefix("no_"))
+        option = own.get(_without_dashes(name).removeprefix("no_"))
         is_switch = option is not None and option.kind is bool
         if not name: first += texts
         elif is_switch and "=" not in name and texts and texts[0].lower() not in ("true", "false"):
@@ -371,7 +371,7 @@ def arrange(
             if has_places and option is not None and not _takes_many(option.kind):
                 first += texts[1:]
                 texts = texts[:1]
-            if _bare(name) in _DURATIONS: texts = [f"{parse_duration(text)}" for text in texts]
+            if _without_dashes(name) in _DURATIONS: texts = [f"{parse_duration(text)}" for text in texts]
             rest += [name, *texts]
     return [*first, *rest]
 

@@ -65,17 +65,18 @@ def mend(
 )->Fix:
     "What to do about it, as the server wants it"
     off = as_fix('send "chat_template_kwargs": {"enable_thinking": false} with each request')
-    if name == "thinking": return off | _template(x)
-    if name == "system": return as_fix("take the system prompt out of the server's settings") | _template(x)
-    return dict(bos=_one_bos, cut=_room, context=_room, tokenizer=_own_tokens, template=_template)[name](x)
+    if name == "thinking": return off | _template_fix(x)
+    if name == "system": return as_fix("take the system prompt out of the server's settings") | _template_fix(x)
+    fixes = dict(bos=_one_bos, cut=_context_fix, context=_context_fix, tokenizer=_own_tokens, template=_template_fix)
+    return fixes[name](x)
 
 # %% ../../nbs/12_results/15_asked.ipynb #as3men02b
-def _template(x:Serving)->Fix:
+def _template_fix(x:Serving)->Fix:
     own = f"--chat-template {x.template}"
     return x.start(f"--jinja --chat-template-file {x.template}", own, f"give it the chat template in {x.template}")
 
 # %% ../../nbs/12_results/15_asked.ipynb #as3men02c
-def _room(x:Serving)->Fix:
+def _context_fix(x:Serving)->Fix:
     n = x.reference.needs
     return x.start(f"-c {n}", f"--max-model-len {n}", f"give it a context of {n} tokens")
 
@@ -95,15 +96,15 @@ def same_prompt(x:Serving)->Stage:
     "Is what the model is given what it was trained on?"
     said = [*x.reference.tuned, *x.reference.open]
     c = Case(Template(x.tokenizer), said, [x.server.rendered(s.asked) for s in said], again=x.server.rendered)
-    saw = {"our tokens": _range(len(s.prompt) for s in said)}
-    if c.counts: saw["their tokens"] = _range(n for _, n in c.counts)
+    saw = {"our tokens": _low_to_high(len(s.prompt) for s in said)}
+    if c.counts: saw["their tokens"] = _low_to_high(n for _, n in c.counts)
     if not c.counts: return Stage("server", skipped("it counts no tokens", check="prompt"), saw)
     check, wrong = cause(c) or ("prompt", "")
     says = "prompts are the same tokens" if c.ids else "prompts have as many tokens"
     return judged("server", check, wrong, mend(x, check) if wrong else "", says, saw)
 
 # %% ../../nbs/12_results/15_asked.ipynb #as3pro02b
-def _range(numbers)->str:
+def _low_to_high(numbers)->str:
     numbers = [*numbers]
     return f"{min(numbers)} to {max(numbers)}"
 
@@ -127,7 +128,8 @@ def whole_context(x:Serving)->Stage:
     needs, tells = x.reference.needs, x.server.context
     saw = dict(needed=needs) | (dict(told=tells) if tells else {})
     if tells and tells < needs:
-        return judged("server", "context", f"it holds {tells} tokens, and training had {needs}", _room(x), "", saw)
+        wrong = f"it holds {tells} tokens, and training had {needs}"
+        return judged("server", "context", wrong, _context_fix(x), "", saw)
     return _sent_whole(x, long_prompt(x), saw)
 
 # %% ../../nbs/12_results/15_asked.ipynb #as3con03b
@@ -139,7 +141,7 @@ def _sent_whole(x:Serving, s:Said, saw:dict)->Stage:
         if e.code in (401, 403, 404) or e.code >= 500: raise
         seen, wrong = None, f"a prompt of {n} tokens is refused ({e.body[:100]})"
     if seen is not None and seen < n: check, wrong = "cut", f"a prompt of {n} tokens was cut to {seen}"
-    return judged("server", check, wrong, _room(x), f"a prompt of {n} tokens is taken", saw)
+    return judged("server", check, wrong, _context_fix(x), f"a prompt of {n} tokens is taken", saw)
 
 # %% ../../nbs/12_results/15_asked.ipynb #as3all02
 def asked_stages(

@@ -18,7 +18,7 @@ from fastcore.basics import patch
 
 from ..report import as_fix, command, ConfigError, Fix, ok, shell_quote, skipped
 from .stages import judged, Stage
-from .folder import compare_tensor, describe_differences, differs, Expected, prompts_by
+from .folder import compare_tensor, describe_differences, differs, Expected, off, prompts_by
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1fil01
 class Gguf:
@@ -252,16 +252,16 @@ def gguf_tied(x:Expected, f:Gguf)->Stage:
         return Stage("gguf", skipped("embedding and head have other names", check="tied"))
     was, has, wrong = torch.equal(embedding, head), _HEAD in f.tensors, ""
     if not was and not has: wrong = "the head was trained apart, and the file has none: the embedding takes its place"
-    if has and not _off(f.tensor(_HEAD), head) <= f.rounds(_HEAD): wrong = "the head in the file is not the run's"
+    if has and not _common_error(f.tensor(_HEAD), head) <= f.rounds(_HEAD):
+        wrong = "the head in the file is not the run's"
     saw = {"one in training": was, "file has a head": has}
     return judged("gguf", "tied", wrong, convert_again(x, f), "embedding and head are as in training", saw)
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1tie01b
-def _off(a:torch.Tensor, b:torch.Tensor)->float:
-    "As a share of `b`; a vocabulary may be filled up with rows"
+def _common_error(a:torch.Tensor, b:torch.Tensor)->float:
+    "`off` of the rows that both have: a vocabulary may be filled up with others; infinite if any number is not finite"
     n = min(len(a), len(b))
-    if a.shape[1:] != b.shape[1:] or not bool(a.isfinite().all()): return float("inf")
-    return ((a[:n] - b[:n]).norm() / b[:n].norm().clamp(min=1e-12)).item()
+    return off(a[:n], b[:n]) if bool(a.isfinite().all()) else float("inf")
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1wei01
 def gguf_weights(x:Expected, f:Gguf)->Stage:
@@ -284,9 +284,11 @@ def gguf_weights(x:Expected, f:Gguf)->Stage:
 def _is_base(x:Expected, f:Gguf, names:dict[str,str])->bool:
     "Is each matrix that was changed by training nearer to the base's?"
     both = [n for n in names if n in x.base and x.base[n].shape == x.merged[n].shape]
-    changed = [n for n in both if _off(x.base[n], x.merged[n]) > 1e-3]
-    nearer = [_off(f.tensor(names[n]), x.base[n]) < _off(f.tensor(names[n]), x.merged[n]) for n in changed]
-    return bool(nearer) and all(nearer)
+    changed = [n for n in both if _common_error(x.base[n], x.merged[n]) > 1e-3]
+    def is_nearer_to_base(n:str)->bool:
+        weight = f.tensor(names[n])   # one at a time: a model may be larger than the memory that is left
+        return _common_error(weight, x.base[n]) < _common_error(weight, x.merged[n])
+    return bool(changed) and all(map(is_nearer_to_base, changed))
 
 # %% ../../nbs/12_results/14_gguf_file.ipynb #gg1all01
 def gguf_stages(

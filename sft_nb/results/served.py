@@ -33,7 +33,7 @@ def as_generation(
 # %% ../../nbs/12_results/06_served.ipynb #srv5try2
 _PAUSES = (1., 5.)   # seconds before the second and the third time
 
-def _passes(e:SftError)->bool: return not isinstance(e, Refused) or e.code == 429 or e.code >= 500
+def _may_pass(e:SftError)->bool: return not isinstance(e, Refused) or e.code == 429 or e.code >= 500
 
 # %% ../../nbs/12_results/06_served.ipynb #srv5try3
 def again(
@@ -43,7 +43,7 @@ def again(
     for pause in _PAUSES:
         try: return ask()
         except SftError as e:
-            if not _passes(e): raise
+            if not _may_pass(e): raise
         time.sleep(pause)
     return ask()
 

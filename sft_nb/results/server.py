@@ -317,7 +317,7 @@ def _as_object(said):
     except (ValueError, TypeError): return said
 
 # %% ../../nbs/12_results/04_server.ipynb #bab3b7f0
-def _at(s:Server, place:dict)->dict[int,float]:
+def _log_probabilities_at(s:Server, place:dict)->dict[int,float]:
     shown = [place, *_as_objects(place.get("top_logprobs"))]
     found = {_shown_token_id(s, at): at.get("logprob") for at in shown}
     return {t: float(v) for t, v in found.items() if t is not None and _is_logprob(v)}
@@ -353,7 +353,7 @@ def _parse_reply(s:Server, said:dict)->Reply:
         n_prompt=_as_count(usage.get("prompt_tokens")),
         reasoning=_as_text(message.get("reasoning_content")) or _as_text(message.get("reasoning")),
         tokens=[_shown_token_id(s, at) for at in places] if places else None,
-        top=[_at(s, at) for at in places] if places else None,
+        top=[_log_probabilities_at(s, at) for at in places] if places else None,
         n_answer=_as_count(usage.get("completion_tokens")),
         calls=_tool_calls(message))
 

@@ -97,7 +97,7 @@ def cut_lines(
 # %% ../../nbs/10_run/03_metrics.ipynb #met00006
 _MOST_POINTS = 2000
 
-def _visible(values, limit:int):
+def _visible_indices(values, limit:int):
     "Indices of the values that a curve of `limit` points shows: of neighbours the lowest and the highest, or a NaN"
     width = math.ceil(len(values) / (limit // 2))
     padded = np.append(values, np.full(-len(values) % width, values[-1])).reshape(-1, width)
@@ -110,7 +110,7 @@ def thinned(
 )->list[tuple]:           # at most 2,000
     "The points that can be seen"
     if len(points) <= _MOST_POINTS: return points
-    return [points[i] for i in _visible(np.array([value for _, value in points], float), _MOST_POINTS)]
+    return [points[i] for i in _visible_indices(np.array([value for _, value in points], float), _MOST_POINTS)]
 
 # %% ../../nbs/10_run/03_metrics.ipynb #8e1ea331
 _CURVES = dict(
@@ -148,7 +148,7 @@ class Column:
     )->list[tuple]:               # (step, value), in order
         "Those that can be seen: of neighbours the lowest and the highest, or a NaN"
         steps, values = np.asarray(self.steps), np.asarray(self.values)
-        kept = _visible(values, limit) if len(steps) > limit else slice(None)
+        kept = _visible_indices(values, limit) if len(steps) > limit else slice(None)
         return [(int(step), value) for step, value in zip(steps[kept].tolist(), values[kept].tolist())]
 
 # %% ../../nbs/10_run/03_metrics.ipynb #met00013
@@ -195,7 +195,7 @@ def _stroke_style(k:int)->str:
     "SVG attributes of series `k`"
     return f"stroke='{_COLOURS[k % 6]}' stroke-width='1.6' stroke-dasharray='{_DASHES[k % 4]}' fill='none'"
 
-def _polyline(k:int, places:list[tuple], name:str)->str:
+def _svg_polyline(k:int, places:list[tuple], name:str)->str:
     "One series; a value that is not finite interrupts it"
     pieces = [[]]
     for x, y in places:
@@ -223,7 +223,7 @@ def curve_svg(
     across, up = (width - 8) / ((right - left) or 1), (height - 36) / ((high - low) or 1)
 
     lines = "".join(
-        _polyline(k, [(4 + across * (step - left), height - 18 - up * (v - low)) for step, v in points], name)
+        _svg_polyline(k, [(4 + across * (step - left), height - 18 - up * (v - low)) for step, v in points], name)
         for k, (name, points) in enumerate(series.items()))
     texts = "".join(
         f"<text x='4' y='{y}' font-size='11' fill='currentColor'>{escape_html(text)}</text>"

@@ -189,7 +189,7 @@ def _side_figures(s:Split, name:str)->dict:
     return {f"{name}: {k}": v for k, v in figures.items()}
 
 # %% ../../nbs/04_tokens/10_account.ipynb #b192193b
-def _count_reasons(reasons:dict[str,int])->str:
+def _describe_reasons(reasons:dict[str,int])->str:
     "Counts and reasons: 1 empty answer, 3 empty answers"
     return ", ".join(f"{n:,} {reason}{'s' if n > 1 and reason.startswith('empty ') else ''}"
                      for reason, n in reasons.items())
@@ -216,16 +216,18 @@ def _find_dropped(cfg:Config, s:Split, name:str)->list[Finding]:
         return [ok("the row is kept" if s.n_read == 1 else f"all {s.n_read:,} rows are kept", check=f"{name}_dropped")]
     kinds = {reason: s.totals.kinds.get(reason, "unusable") for reason in s.reasons}
     if s.came_prepared:
-        says = f"{_count_reasons(s.reasons)}, the first is {s.totals.first_dropped}"
+        says = f"{_describe_reasons(s.reasons)}, the first is {s.totals.first_dropped}"
         return [warn(says, _ANEW, check=f"{name}_dropped")]
     def these(*wanted): return {reason: n for reason, n in s.reasons.items() if kinds[reason] in wanted}
     long, requested = these("too_long"), these(*REQUESTED)
     others, out = {r: n for r, n in s.reasons.items() if r not in long and r not in requested}, []
     if others:
         first = "" if long or requested else f", the first is {s.totals.first_dropped}"
-        out.append(warn(_count_reasons(others) + first, look_at_dropped(cfg, s, name), check=f"{name}_dropped"))
-    if long: out.append(_find_too_long(cfg, s, name, _count_reasons(long)))
-    if requested: out.append(ok(f"left out as the settings ask: {_count_reasons(requested)}", check=f"{name}_left_out"))
+        out.append(warn(_describe_reasons(others) + first, look_at_dropped(cfg, s, name), check=f"{name}_dropped"))
+    if long: out.append(_find_too_long(cfg, s, name, _describe_reasons(long)))
+    if requested:
+        says = f"left out as the settings ask: {_describe_reasons(requested)}"
+        out.append(ok(says, check=f"{name}_left_out"))
     return out
 
 def _find_too_long(cfg:Config, s:Split, name:str, reasons:str)->Finding:

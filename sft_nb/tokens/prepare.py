@@ -31,7 +31,7 @@ from .skeleton import SkeletonMismatch
 from .conversations import has_own_eval_rows, hold_out, open_split
 from .stream import Reader
 from .ledger import Ledger
-from .account import _larger_max_length, _count_reasons, Data, data_report, load_split, Split
+from .account import _larger_max_length, _describe_reasons, Data, data_report, load_split, Split
 from .cache import cache_folder, cache_key, damage, made_with, put, seal, sweep, throw_out
 
 # %% ../../nbs/04_tokens/12_prepare.ipynb #4cbe1187
@@ -81,7 +81,7 @@ def _nothing_left(ledger:Ledger, rows:Mixture)->SftError:
     books, names = ledger.books, ", ".join(s.name for s in rows.sources)
     n = books.counts.read
     if n:
-        says = f"none is left: {_count_reasons(books.reasons)}; the first is {books.first_dropped}"
+        says = f"none is left: {_describe_reasons(books.reasons)}; the first is {books.first_dropped}"
         fix = _larger_max_length(books.counts, f"look at {books.first_dropped}")
         is_text = set(books.seen.formats) <= {"text"}   # which goes on wherever it is cut
         if is_text and books.counts.longest_dropped: fix = edit(on_long="split") | fix

@@ -27,7 +27,7 @@ from .tokenizer import load_tokenizer
 from .conversations import open_split
 from .stream import Seen
 from .ledger import Counts, Ledger, Page
-from .account import _count_reasons, data_report, load_split
+from .account import _describe_reasons, data_report, load_split
 from .cache import _digest_of, cache_folder, _code_digest, checksums_of, made_with, seal
 from .prepare import _write_side_checked, _FULL, _changing_rows_error, _make_workplace, check_made
 
@@ -304,7 +304,7 @@ def _nothing_in(where:str, ledger:Ledger)->SftError:
     "Why there is no example in any of the shards"
     n = ledger.books.counts.read
     found = "there is no row in any of them"
-    if n: found = f"none of {n:,} rows is left: {_count_reasons(ledger.books.reasons)}"
+    if n: found = f"none of {n:,} rows is left: {_describe_reasons(ledger.books.reasons)}"
     fix = "look at the rows, and prepare the shards again with settings that keep some"
     return SftError(where, found, "rows to learn from", fix, "nothing_to_learn")
 

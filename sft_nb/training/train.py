@@ -309,11 +309,11 @@ def train_run(
                         log(f"sft_nb: {run.name} continues at {checkpoint.name}{limit}")
                         if idle := check_gpu(bench.asked): log(f"sft_nb: {idle}")
 
+            is_open = True   # from here on a failure is that of this run, and not a reason to leave it as it was
             stop = StopRequest(bench.cfg.max_time, run.path)
             init_distributed(bench.cfg)
             for context in (keep_output(run.path/"log.txt"), tracked(bench.cfg, run), quiet(), divided_inside(), stop):
                 contexts.enter_context(context)
-            is_open = True
             if is_main: _prepare_folder(run, bench.data, done)
             trainer = build_trainer(bench, run, stop=stop, checkpoint=checkpoint)
             together = trainer.accelerator.num_processes

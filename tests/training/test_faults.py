@@ -177,3 +177,11 @@ def test_what_is_kept(tmp_path):
     assert not (run.adapter/"optimizer.pt").exists() and find_corruption(run.adapter) == ""
     with pytest.raises(ConfigError, match="checkpoint-2"):
         evaluate(run, checkpoint="checkpoint-77", eval_samples=2, progress=False)
+
+
+def test_a_failure_before_there_is_a_trainer_is_written_down(tmp_path, monkeypatch):
+    def no_tracker(cfg, run): raise OSError("no room for a tracker")
+    monkeypatch.setattr("sft_nb.training.arguments._tracker_environment", no_tracker)
+    with pytest.raises(OSError, match="no room"): train(small(tmp_path, run_name="untracked"))
+    run = Run(tmp_path/"untracked")
+    assert run.status.state == "failed" and "no room for a tracker" in run.status.reason
