@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_a_failure_with_a_way_out(tmp_path):
     tight = plan(plain, device="rtx4090-24gb", lengths=[4096] * 8)
     assert not tight.fits and tight.report.exit_code == 1
     assert tight.findings[0].fix.says("shell") == "--gradient-checkpointing auto --activation-offloading auto"
-    saving = replace(plain, gradient_checkpointing=True, recompute_parts=False)
+    saving = replace(plain, gradient_checkpointing=True, recompute_parts=True)
     for changed, longest, fix in (
         (dict(method="full"), 4096, edit(method="qlora")),
         (dict(method="qlora", per_device_train_batch_size=64), 4096, edit(per_device_train_batch_size=1)),
