@@ -6,7 +6,7 @@ READY := .venv/.ready
 CPU_TORCH := https://download.pytorch.org/whl/cpu
 NEWEST := .venv-newest
 NEWEST_TESTS := tests/batches tests/model/test_attention.py tests/model/test_loss.py tests/tokens/test_encode.py \
-    tests/training/test_trainer.py tests/training/test_resume.py tests/results/test_merge.py
+    tests/training/test_trainer.py tests/training/test_resume.py tests/proof/test_merge.py
 
 .PHONY: demo quick test newest soak profile lab docs bench measure tiny
 

@@ -45,7 +45,7 @@ def median_rate(n:int, seconds:list[float])->float: return n / statistics.median
 
 def save(name:str, device:str="cpu", **result)->dict:
     "Write benchmarks/results/NAME.json with date, processor and versions"
-    from sft_nb.run.environment import environment
+    from sft_nb.runs.environment import environment
     facts = {k: v for k, v in environment(device).items() if k in ("python", "cpus", "packages")}
     result = dict(benchmark=name, date=time.strftime("%Y-%m-%d"), processor=processor(), **facts, **result)
     (HERE/"results").mkdir(exist_ok=True)

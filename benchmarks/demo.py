@@ -15,7 +15,7 @@ def measure(seed:int, folder:str)->dict:
     "Train and score the demo with one seed"
     from sft_nb.config import load_config
     from sft_nb.tokens.prepare import prepare
-    from sft_nb.results.evaluate import evaluate
+    from sft_nb.evaluation.evaluate import evaluate
     from sft_nb.training.train import train
     began = time.perf_counter()
     cfg = load_config("demo", seed=seed, runs_dir=folder)

@@ -19,9 +19,9 @@ from sft_nb.config import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import assume_documents
 from sft_nb.model.loss import Head, backbone, causal_lm, language_model
-from sft_nb.model.recompute import recompute_layers
+from sft_nb.model.checkpointing import recompute_layers
 from sft_nb.planning.simulate import MemoryTracker, footprint
-from sft_nb.planning.static import skeleton, static_bytes
+from sft_nb.planning.memory import skeleton, static_bytes
 from sft_nb.tokens.tokenizer import load_tokenizer
 
 SHAPE = dict(vocab_size=768, hidden_size=512, intermediate_size=1024, moe_intermediate_size=1024, num_hidden_layers=4,

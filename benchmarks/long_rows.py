@@ -25,7 +25,7 @@ def planner(folder:str, tokens:int, card:str):
     from transformers import AutoConfig
     from sft_nb.config import load_config
     from sft_nb.model.hardware import find_device
-    from sft_nb.planning.choose import Planner, RowLengths
+    from sft_nb.planning.search import Planner, RowLengths
     from sft_nb.tokens.tokenizer import load_tokenizer
     AutoConfig.for_model("qwen3", **QWEN3_4B).save_pretrained(folder)
     cfg = load_config(model=folder, tokenizer="tiny", init="random", method="lora", lora_r=64, max_length=tokens,
@@ -34,7 +34,7 @@ def planner(folder:str, tokens:int, card:str):
 
 
 def measure(planner)->list[dict]:
-    from sft_nb.planning.choose import Way
+    from sft_nb.planning.search import Way
     rows = []
     for method in ("lora", "qlora"):
         for name, (keep, parts, offloading) in WAYS.items():

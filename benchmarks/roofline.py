@@ -96,7 +96,7 @@ def run(cfg, tokenizer, batch, how, card:Card, layers:int)->dict:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from sft_nb.model.load import quiet
     from sft_nb.planning import simulate as s
-    from sft_nb.planning.static import skeleton
+    from sft_nb.planning.memory import skeleton
     card = replace(card, costs=defaultdict(Cost))
     model = skeleton(cfg, tokenizer, layers=layers, attention=how.attention, dtype=how.dtype)
     with FakeTensorMode(), quiet():

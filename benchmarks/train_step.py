@@ -115,11 +115,11 @@ def trl_trainer(model, cfg, data, same:dict):
 
 
 def our_trainer(name:str, cfg, data):
-    from sft_nb.run.directory import create_run
+    from sft_nb.runs.directory import create_run
     from sft_nb.training.train import build_trainer
     from sft_nb.workbench import Workbench
     cfg = replace(cfg, padding_free=name != "padded", kernels=KERNELS.get(name, "auto"))
-    return build_trainer(Workbench(cfg, settled=True, data=data), create_run(cfg))
+    return build_trainer(Workbench(cfg, is_resolved=True, data=data), create_run(cfg))
 
 
 def timed(trainer):

@@ -32,8 +32,8 @@ from sft_nb.model.generate import eval_mode, generate
 from sft_nb.model.load import auto_class, load_base, packed_share, quiet
 from sft_nb.model.loss import causal_lm
 from sft_nb.report import Report, error_summary
-from sft_nb.results.merge import merge
-from sft_nb.run.directory import Run
+from sft_nb.proof.merge import merge
+from sft_nb.runs.directory import Run
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.train import resume, train
 from sft_nb.workbench import Workbench

@@ -1,7 +1,7 @@
 """Plant small faults in the code, one at a time, and print those that no test catches.
 
     python scripts/mutate.py                                      # 100 faults in all modules below: hours
-    python scripts/mutate.py --count 10 --seed 1 --module results/statistics --module tokens/encode
+    python scripts/mutate.py --count 10 --seed 1 --module evaluation/statistics --module tokens/encode
 
 Each fault is planted in a throw-away copy of the tree, in the module and in the notebook that the module comes from.
 The tests of that module run, the cheapest first, until one fails: the test file named after it, its notebook, then the
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MODULES = ("tokens", "batches", "model/loss", "training/guards", "run/checkpoint", "run/process", "results/statistics",
-           "results/merge", "checks")
+MODULES = ("tokens", "batches", "model/loss", "training/guards", "runs/checkpoint", "runs/process",
+           "evaluation/statistics", "proof/merge", "checks")
 SLOW = ("browser", "kill", "together", "launch", "plain_install", "newcomer", "test_demo", "test_site",
         "test_walk", "gpu/")
 OPERATORS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),

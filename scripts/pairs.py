@@ -171,14 +171,14 @@ def ended(run):
 
 def continued(run):
     "The same run, resumed"
-    from sft_nb.run.directory import start_process
+    from sft_nb.runs.directory import start_process
     from sft_nb.training.train import resume
     return resume(run) if run.config.num_processes == 1 else ended(start_process(run))
 
 
 def killed(run, folder:Path):
     "A copy of a run as it was when it was killed after its first checkpoint"
-    from sft_nb.run.directory import Run
+    from sft_nb.runs.directory import Run
     shutil.copytree(run.path, folder/"killed")
     copy = Run(folder/"killed")
     first, *later = copy.checkpoints()
@@ -194,8 +194,8 @@ def weights(run)->dict[str, bytes]:
 
 def look(folder:Path, settings:dict)->str:
     "Train, kill, resume, compare, evaluate, merge; what is not as it should be, empty if nothing"
-    from sft_nb.results.evaluate import evaluate
-    from sft_nb.results.merge import merge
+    from sft_nb.evaluation.evaluate import evaluate
+    from sft_nb.proof.merge import merge
     limit = settings.get("max_time")
     run = trained(config(folder, settings | dict(max_time=None)))
     if limit: again = continued(trained(config(folder, settings | dict(run_name="stopped"))))

@@ -25,9 +25,9 @@ from unittest.mock import patch
 
 from sft_nb.config import Config, load_config
 from sft_nb.report import SftError
-from sft_nb.run.directory import Run, can_resume, check_free, create_run
-from sft_nb.run.process import record_launcher
-from sft_nb.run.table import list_runs
+from sft_nb.runs.directory import Run, can_resume, check_free, create_run
+from sft_nb.runs.process import record_launcher
+from sft_nb.runs.table import list_runs
 
 PLACES = ("anywhere", "while weights are written", "before the list of files", "before the rename",
           "after the rename", "while old checkpoints go")
@@ -35,7 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")   # a model of this size is not fa
 # forked from a process that has loaded torch and done nothing with it, so that a start takes no ten seconds
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["sft_nb.training.train", "bitsandbytes", "sft_nb.planning.plan",
-                                  "sft_nb.results.evaluate", "sft_nb.results.merge"])
+                                  "sft_nb.evaluation.evaluate", "sft_nb.proof.merge"])
 
 
 def setup(folder:Path)->Config:
@@ -52,7 +52,7 @@ def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)
 @contextmanager
 def deadly(place:str):
     "SIGKILL to this very process at a place inside a checkpoint"
-    from sft_nb.run import checkpoint
+    from sft_nb.runs import checkpoint
     from sft_nb.training import trainer
     seal, rmtree = checkpoint.write_checksums, checkpoint.shutil.rmtree
     def seal_and_die(folder):
@@ -143,17 +143,17 @@ def undisturbed(cfg:Config)->tuple[Run,float]:
 # --- the other moments
 
 MOMENTS = dict(   # moment -> where it begins
-    create=("sft_nb.run.directory", "_made"), preparation=("sft_nb.workbench", "prepare"),
+    create=("sft_nb.runs.directory", "_made"), preparation=("sft_nb.workbench", "prepare"),
     preflight=("sft_nb.training.train", "preflight"), training=("sft_nb.training.train", "_prepare_folder"),
-    resume=("sft_nb.training.train", "check_provenance"), evaluate=("sft_nb.results.evaluate", "_both"),
-    merge=("sft_nb.results.merge", "_write_and_compare"))
+    resume=("sft_nb.training.train", "check_provenance"), evaluate=("sft_nb.evaluation.evaluate", "_both"),
+    merge=("sft_nb.proof.merge", "_write_and_compare"))
 
 
 def act(moment:str, path:Path, cfg:Config)->None:
     "The work in which the moment comes"
     if moment == "create": create_run(replace(cfg, run_name=path.name))
-    elif moment == "evaluate": importlib.import_module("sft_nb.results.evaluate").evaluate(Run(path), progress=False)
-    elif moment == "merge": importlib.import_module("sft_nb.results.merge").merge(Run(path), prompts=2)
+    elif moment == "evaluate": importlib.import_module("sft_nb.evaluation.evaluate").evaluate(Run(path), progress=False)
+    elif moment == "merge": importlib.import_module("sft_nb.proof.merge").merge(Run(path), prompts=2)
     else: importlib.import_module("sft_nb.training.train").train_run(Run(path))
 
 

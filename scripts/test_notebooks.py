@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[1:1] = [str(ROOT), str(ROOT/"tests")]
 # the package first: it sets what torch reads when it is imported
-IMPORTED = ("sft_nb.cli", "sft_nb.training.train", "sft_nb.results.evaluate", "sft_nb.results.merge", "trl", "peft",
+IMPORTED = ("sft_nb.cli", "sft_nb.training.train", "sft_nb.evaluation.evaluate", "sft_nb.proof.merge", "trl", "peft",
             "datasets", "transformers.models.qwen3.modeling_qwen3", "matplotlib.pyplot", "matplotlib_inline", "pandas",
             "ipywidgets", "anywidget", "hypothesis", "scipy.stats", "torch.distributed.run", "fastcore.test",
             "nbdev.test")

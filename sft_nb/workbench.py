@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from .report import ConfigError, SftError
 from .config import as_config, Config
 from .tokens.tokenizer import configure_tokenizer, load_tokenizer
-from .tokens.account import Data
+from .tokens.dataset import Data
 from .tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
 from .batches.packing import batch_sampler, BatchSampler, TrainingRows
 from .batches.layout import Layout, choose_layout
@@ -26,9 +26,9 @@ from .model.loss import add_supervised_loss, batch_loss
 from .model.load import load_base, load_shape
 from .model.adapter import load_adapter, load_model
 from .model.own_model import make_trainable, save_unnamed_base, with_model
-from .model.divided import data_processes, divides_weights
+from .model.parallelism import data_processes, divides_weights
 from .planning.plan import Plan, plan as make_plan
-from .planning.settle import cautious, settle
+from .planning.resolve import with_plan, without_plan
 
 # %% ../nbs/08_workbench.ipynb #wb000007
 class made_once(cached_property):
@@ -52,43 +52,43 @@ class _Asked:
         plan:Plan|None=None,     # a plan that is made already; None: make one
         tokenizer=None,          # of your own, changed in place; None: that of `data`, else the one `cfg` names
         callbacks=(),            # transformers' `TrainerCallback`s of your own
-        settled:bool=False,      # True: `cfg` is a run's own, taken as it is, without a plan
+        is_resolved:bool=False,      # True: `cfg` is a run's own, taken as it is, without a plan
     ):
         if data is not None and tokenizer not in (None, data.tokenizer):
             raise ConfigError("tokenizer", "the data was prepared with another one", "one tokenizer",
                               "leave the tokenizer out, or prepare(cfg, tokenizer)")
         if tokenizer is not None: configure_tokenizer(tokenizer, cfg)
-        self.asked = cfg if data is None or settled else with_data(cfg, data)
+        self.requested = cfg if data is None or is_resolved else with_data(cfg, data)
         cfg = as_config(cfg)
         callbacks = [*callbacks] if isinstance(callbacks, (list, tuple)) else [callbacks]
         if other := [c for c in callbacks if not hasattr(c, "on_train_begin")]:
             raise ConfigError("callbacks", f"one is of type {type(other[0]).__name__}", "transformers' TrainerCallback",
                               f"class {type(other[0]).__name__}(TrainerCallback)")
-        self.settled, self.own_tokenizer, self.callbacks = settled, tokenizer, callbacks
+        self.is_resolved, self.own_tokenizer, self.callbacks = is_resolved, tokenizer, callbacks
         self.untrained = None       # the model of `use_model`, until it is made ready to train
         self.unnamed_base = None    # where its base was written, if no other place has it
         self.given = dict(data=data, model=model, plan=plan)
-        self.no_plan = "the settings are a run's own" if settled else ""   # why there is no plan
+        self.no_plan = "the settings are a run's own" if is_resolved else ""   # why there is no plan
         self.failures:dict[str,Exception] = {}                              # part -> what went wrong
 
     @made_once
     def hardware(self)->Hardware:
         "Device and number format, each with its reason; ConfigError for what is not there"
-        return find_hardware(self.asked)
+        return find_hardware(self.requested)
 
     @made_once
     def tokenizer(self):
         "With a pad token and a chat template; ConfigError if it cannot be loaded"
         if self.own_tokenizer is not None: return self.own_tokenizer
         if self.given["data"] is not None: return self.given["data"].tokenizer
-        return load_tokenizer(self.asked)
+        return load_tokenizer(self.requested)
 
     @made_once
     def data(self)->Data:
         "Tokens and labels, and the account of every row; `SftError` if nothing is left"
         if self.given["data"] is not None: return self.given["data"]
-        if not self.settled: check_rows_are_named(self.asked)
-        return prepare(self.asked, self.tokenizer)
+        if not self.is_resolved: check_rows_are_named(self.requested)
+        return prepare(self.requested, self.tokenizer)
 
 # %% ../nbs/08_workbench.ipynb #wb000041
 class _Planned(_Asked):
@@ -96,20 +96,20 @@ class _Planned(_Asked):
     @made_once
     def plan(self)->Plan|None:
         "What fits; None, with the reason in `no_plan`, if the step cannot be simulated"
-        if self.settled or self.given["plan"] is not None: return self.given["plan"]
-        data, n = self.data, data_processes(self.asked)   # an error of the rows is not reported as one of the plan
-        shown = data.results.get(("plan", self.asked, n))
+        if self.is_resolved or self.given["plan"] is not None: return self.given["plan"]
+        data, n = self.data, data_processes(self.requested)   # an error of the rows is not reported as one of the plan
+        shown = data.results.get(("plan", self.requested, n))
         if shown is not None: return shown
-        try: return make_plan(self.asked, data, world_size=n)
+        try: return make_plan(self.requested, data, world_size=n)
         except ConfigError: raise
         except SftError as e: self.no_plan = e.reason
 
     @made_once
     def cfg(self)->Config:
         "The config with nothing `auto` left; the sources say why"
-        if self.settled: return self.asked
-        if self.plan is None: return cautious(self.asked, self.data, self.no_plan)
-        return settle(self.asked, self.plan)
+        if self.is_resolved: return self.requested
+        if self.plan is None: return without_plan(self.requested, self.data, self.no_plan)
+        return with_plan(self.requested, self.plan)
 
     @property
     def coarse(self)->bool:
@@ -124,12 +124,12 @@ class _Planned(_Asked):
     @made_once
     def alone(self)->bool:
         "Can a process compute anything by itself? Not where weights are divided, or rows that may be too long for it"
-        return not divides_weights(self.asked) and self.asked.sequence_parallel_size == 1
+        return not divides_weights(self.requested) and self.requested.sequence_parallel_size == 1
 
     @made_once
     def shape(self):
         "transformers' config of the model; ConfigError if it cannot be read"
-        return load_shape(self.asked, self.tokenizer)
+        return load_shape(self.requested, self.tokenizer)
 
 # %% ../nbs/08_workbench.ipynb #wb000043
 class Workbench(_Planned):
@@ -177,7 +177,7 @@ def use_model(self:Workbench,
         raise ConfigError("model", f"it is of type {type(model).__name__}", "a model object",
                           f"load_config(cfg, model={str(model)[:80]!r}), which loads it")
     self.unnamed_base = save_unnamed_base(model)
-    self.asked = with_model(self.asked, model, self.unnamed_base)
+    self.requested = with_model(self.requested, model, self.unnamed_base)
     self.untrained = model
     return self
 
@@ -232,12 +232,12 @@ def trained(self:Workbench,
     folder:str|Path,   # a run's adapter, or a checkpoint
 ):                     # in eval mode; for an adapter, `model.disable_adapter()` is the base
     "The model that `folder` holds; ConfigError if there are no weights in it"
-    return load_adapter(self.asked, self.tokenizer, folder)
+    return load_adapter(self.requested, self.tokenizer, folder)
 
 @patch
 def base(self:Workbench):
     "The model before any training, in eval mode; ConfigError if it cannot be loaded"
-    return load_base(self.asked, self.tokenizer)
+    return load_base(self.requested, self.tokenizer)
 
 # %% ../nbs/08_workbench.ipynb #wb000026
 _OF_THE_MODEL = ("model", "supervised", "layout")
@@ -260,7 +260,7 @@ def __exit__(self:Workbench, *error)->None: self.close()
 def __repr__(self:Workbench)->str:
     parts = [name for kind in reversed(Workbench.__mro__) for name, p in vars(kind).items() if isinstance(p, made_once)]
     made = [name for name in parts if name in vars(self)]
-    return f"Workbench({self.asked.task} with {self.asked.model}; made: {', '.join(made) or 'nothing yet'})"
+    return f"Workbench({self.requested.task} with {self.requested.model}; made: {', '.join(made) or 'nothing yet'})"
 
 # %% ../nbs/08_workbench.ipynb #wb000030
 def workbench_for(

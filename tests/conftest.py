@@ -74,7 +74,7 @@ def tokenizer():
 def train_once(tmp_path_factory):
     "`train_once(name, make)`: the run that `make(folder)` trains, once for all workers; each has a copy of its own"
     def copy_of(name, make):
-        from sft_nb.run.directory import Run
+        from sft_nb.runs.directory import Run
         shared = tmp_path_factory.getbasetemp()
         if "PYTEST_XDIST_WORKER" in os.environ: shared = shared.parent
         place = shared/f"{name}.path"

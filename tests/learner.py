@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, TrainerC
 
 from sft_nb.config import load_config
 from sft_nb.report import Report
-from sft_nb.run.directory import Run
+from sft_nb.runs.directory import Run
 from sft_nb.training import train as training   # the module
 
 TEN_STEPS = dict(

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sft_nb.config import load_config
-from sft_nb.results import prove as proving   # the module
-from sft_nb.results.merge import merge
-from sft_nb.run.directory import Run
+from sft_nb.proof import prove as proving# the module
+from sft_nb.proof.merge import merge
+from sft_nb.runs.directory import Run
 from sft_nb.tokens.tokenizer import ASSETS
 from sft_nb.training.train import train
 
@@ -83,7 +83,7 @@ def assert_named(proof, name: str, *, link: str = "server") -> None:
 def proofs_of(served: Served):
     "Inside, what the run says is asked once, and its weights are merged once"
     told, expected = proving.what_was_trained, proving.Expected
-    bench = proving.Workbench(served.run.config, settled=True)
+    bench = proving.Workbench(served.run.config, is_resolved=True)
     once = cache(lambda source, more: told(bench, served.run, source, **dict(more)))
     made = cache(lambda source, more: expected(bench, source, served.run.path, once(source, more)))
     known = []

@@ -218,7 +218,7 @@ def test_our_own_fields_are_no_free_text(tmp_path, monkeypatch):
 
 def test_a_status_is_not_corrupted(tmp_path, monkeypatch):
     from sft_nb.config import load_config
-    from sft_nb.run.directory import create_run
+    from sft_nb.runs.directory import create_run
     monkeypatch.setenv("JUPYTER_TOKEN", "finished")
     monkeypatch.setenv("SOME_KEY", "run_name")
     run = create_run(load_config(runs_dir=str(tmp_path), run_name="x"))

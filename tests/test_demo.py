@@ -21,7 +21,7 @@ def _layers(run)->str:
     "The class of the base's first projection, loaded as the run loads it"
     from sft_nb.tokens.tokenizer import load_tokenizer
     from sft_nb.model.load import load_base
-    from sft_nb.run.directory import Run
+    from sft_nb.runs.directory import Run
     cfg = Run(run).config
     return type(load_base(cfg, load_tokenizer(cfg)).model.layers[0].self_attn.q_proj).__name__
 

@@ -35,8 +35,8 @@ def test_errors_findings_and_reports():
 @pytest.fixture
 def hostile(tmp_path):
     "A run whose every file was written by somebody who means harm"
-    import sft_nb.run.display   # noqa: F401   with it a run shows itself
-    from sft_nb.run.directory import create_run
+    import sft_nb.runs.display   # noqa: F401   with it a run shows itself
+    from sft_nb.runs.directory import create_run
     run = create_run(load_config(runs_dir=str(tmp_path), run_name="x", wandb_project=EVIL))
     status = dict(state=EVIL, reason=EVIL, fix=EVIL, step=3, time=EVIL, host=EVIL, stopped_by=EVIL)
     (run.path/"status.json").write_text(json.dumps(status))
@@ -53,14 +53,14 @@ def test_a_run_of_a_stranger(hostile):
 
 
 def test_an_evaluation_of_a_stranger(hostile):
-    from sft_nb.results.evaluate import Evaluation
+    from sft_nb.evaluation.evaluate import Evaluation
     evaluation = Evaluation.load(hostile.path/"eval/adapter.json")
     assert harmless(evaluation._repr_html_()) and cannot_move(str(evaluation), evaluation.examples())
 
 
 def test_the_table_of_a_strangers_runs(hostile, capsys):
     from sft_nb.cli import main
-    from sft_nb.run.table import list_runs
+    from sft_nb.runs.table import list_runs
     assert harmless(list_runs(hostile.path.parent)._repr_html_())
     assert main(["runs", "--root", str(hostile.path.parent)]) == 0
     assert main(["runs", "--root", str(hostile.path.parent), "--json"]) == 0
@@ -69,8 +69,8 @@ def test_the_table_of_a_strangers_runs(hostile, capsys):
 
 def test_panels():
     from sft_nb.panels.conversation import Turn, turn_html
-    from sft_nb.panels.replies import Reply
-    from sft_nb.tokens.show import spans_html
+    from sft_nb.panels.reply_stream import Reply
+    from sft_nb.tokens.display import spans_html
     answer = Reply(EVIL, "failed", [1], [EVIL], [.5], [EVIL], EVIL, error=EVIL)
     assert harmless(turn_html(Turn(EVIL, [], {EVIL: answer}, {}, EVIL, EVIL)), spans_html([(EVIL, "context")]))
 

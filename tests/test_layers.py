@@ -12,12 +12,12 @@ PARTS = ("before_torch escape display installation credentials files progress re
          "foreign_meaning foreign_ignored foreign_datasets foreign_trl foreign_axolotl foreign_llama_factory "
          "foreign_settings "
          "config_files config rows "
-         "tasks tokens batches model planning workbench checks run training results panels cli").split()
+         "tasks tokens batches model planning workbench checks runs training evaluation proof panels cli").split()
 LIGHT = ("before_torch escape display installation credentials files progress report settings "
          "foreign_meaning foreign_ignored foreign_datasets foreign_trl foreign_axolotl foreign_llama_factory "
          "foreign_settings "
          "config_files config rows "
-         "tasks tokens run cli training.launch").split()
+         "tasks tokens runs cli training.launch").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks")}   # the files of a folder are listed, nothing in it is imported
 PACKAGE = ROOT/"sft_nb"
@@ -86,7 +86,7 @@ def test_every_module_is_a_chapter_and_every_part_is_in_the_list():
     numbers = {part: int(number) for number, part in numbered}
     assert sorted(numbers) == sorted(PARTS)
     in_order = [numbers[part] for part in PARTS]
-    assert in_order == sorted(in_order) and {*in_order} == {*range(15)}   # those before config share 0
+    assert in_order == sorted(in_order) and {*in_order} == {*range(16)}   # those before config share 0
 
 
 def test_numbers_in_a_part_have_no_gap():
@@ -187,7 +187,7 @@ def test_a_star_import_loads_no_trainer():
 
 def methods_of_a_run()->set[str]:
     "What all chapters add to it"
-    trees = (ast.parse(file.read_text()) for file in PACKAGE.glob("run/*.py"))
+    trees = (ast.parse(file.read_text()) for file in PACKAGE.glob("runs/*.py"))
     functions = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.args.args]
     return {f.name for f in functions if f.args.args[0].arg == "self" and f.args.args[0].annotation is not None
             and ast.unparse(f.args.args[0].annotation) == "Run"}
@@ -197,7 +197,7 @@ def test_a_run_has_all_of_its_methods_whatever_else_is_imported():
     methods = methods_of_a_run()
     assert len(methods) > 25 and "resume" in methods
     missing = f"print('missing:', sorted(m for m in {sorted(methods)} if not hasattr(Run, m)))"
-    assert "missing: []" in python(f"from sft_nb.run.display import Run; {missing}")
+    assert "missing: []" in python(f"from sft_nb.runs.display import Run; {missing}")
 
 
 def bound(init:Path)->set[str]:

@@ -64,7 +64,7 @@ def test_every_module_imports_and_a_training_runs_without_the_optional_packages(
 
 
 def use_deepspeed(folder):
-    from sft_nb.model.divided import check_division
+    from sft_nb.model.parallelism import check_division
     check_division(load_config("demo", deepspeed="zero2"))
 
 def use_liger(folder):
@@ -78,7 +78,7 @@ def use_trackers(name):
     return use
 
 def use_gguf(folder):
-    from sft_nb.results.gguf_file import Gguf
+    from sft_nb.proof.gguf_file import Gguf
     (folder/"model.gguf").touch()
     Gguf(folder/"model.gguf")
 

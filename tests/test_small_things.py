@@ -8,7 +8,7 @@ import pytest
 
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, command
-from sft_nb.run.checkpoint import cannot_write
+from sft_nb.runs.checkpoint import cannot_write
 from sft_nb.tokens.prepare import prepare
 
 

@@ -7,7 +7,7 @@ import pytest
 from sft_nb.cli import main
 from sft_nb.config import load_config, save_config
 from sft_nb.report import ConfigError, SftError
-from sft_nb.run.directory import Run, _training_command, _training_environment, create_run, open_run
+from sft_nb.runs.directory import Run, _training_command, _training_environment, create_run, open_run
 
 PROOF = "import pathlib; pathlib.Path('it-ran').touch()\n"
 CODE = dict(task="stranger:Task", trust_remote_code=True, attn_implementation="stranger/kernel")
@@ -45,8 +45,8 @@ def test_no_command_runs_it_without_the_flag(stranger, line, capsys):
 
 def test_nor_does_python(stranger):
     from sft_nb.panels.batches import bench_of
-    from sft_nb.results.evaluate import evaluate
-    from sft_nb.results.merge import merge
+    from sft_nb.evaluation.evaluate import evaluate
+    from sft_nb.proof.merge import merge
     from sft_nb.tokens.prepare import prepare
     from sft_nb.training.launch import launch
     from sft_nb.training.train import resume, train
@@ -105,7 +105,7 @@ class Capitals:
 def test_a_run_of_ones_own_task(tmp_path, monkeypatch):
     "Trained here it is scored here; from its folder alone it needs the word"
     from learner import small
-    from sft_nb.results.evaluate import evaluate
+    from sft_nb.evaluation.evaluate import evaluate
     from sft_nb.training.train import resume, train
     (tmp_path/"capitals.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ from sft_nb.report import ConfigError, SftError
 from sft_nb.tokens.prepare import prepare
 from sft_nb.workbench import Workbench, made_once, workbench_for
 
-MAKERS = dict(hardware="find_hardware", tokenizer="load_tokenizer", data="prepare", plan="make_plan", cfg="settle",
+MAKERS = dict(hardware="find_hardware", tokenizer="load_tokenizer", data="prepare", plan="make_plan", cfg="with_plan",
               alone="divides_weights", shape="load_shape", model="load_model", supervised="add_supervised_loss",
               layout="choose_layout", batches="batch_sampler")
 
@@ -57,9 +57,9 @@ def test_what_is_given_is_not_made(tmp_path, data):
     assert (bench.data, bench.tokenizer, bench.plan, bench.model) == (data, data.tokenizer, plan, model)
 
 
-def test_a_settled_config_is_taken_as_it_is(tmp_path, data):
-    bench = Workbench(small(tmp_path), data=data, settled=True)
-    assert bench.cfg is bench.asked and bench.plan is None and "a run's own" in bench.no_plan
+def test_a_resolved_config_is_taken_as_it_is(tmp_path, data):
+    bench = Workbench(small(tmp_path), data=data, is_resolved=True)
+    assert bench.cfg is bench.requested and bench.plan is None and "a run's own" in bench.no_plan
 
 
 def test_a_failure_is_remembered_where_it_began(tmp_path, data):
@@ -84,8 +84,8 @@ def test_close_forgets_the_model_and_every_failure(tmp_path, data):
 def test_a_workbench_is_its_own_workbench(tmp_path, data):
     bench = Workbench(small(tmp_path), data=data)
     assert workbench_for(bench) is bench
-    made = workbench_for(bench.asked, data=data)
-    assert made.asked is bench.asked and made.data is data
+    made = workbench_for(bench.requested, data=data)
+    assert made.requested is bench.requested and made.data is data
 
 
 @pytest.mark.parametrize("how, tolerance", [
@@ -93,4 +93,4 @@ def test_a_workbench_is_its_own_workbench(tmp_path, data):
     (dict(method="lora", load_in_8bit=True), 1e-4),
     (dict(method="qlora", load_in_8bit=True), 2e-2)])
 def test_layers_in_8_bits_round_their_inputs_on_every_device(how, tolerance):
-    assert Workbench(load_config("demo", device="cpu", **how), settled=True).tolerance == tolerance
+    assert Workbench(load_config("demo", device="cpu", **how), is_resolved=True).tolerance == tolerance

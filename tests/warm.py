@@ -26,7 +26,7 @@ from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
 IMPORTED = ("trl", "peft", "bitsandbytes", "datasets", "torch.distributed.run", "sft_nb.cli", "sft_nb.training.train",
-            "sft_nb.training.launch", "sft_nb.results.evaluate", "transformers.models.qwen3.modeling_qwen3")
+            "sft_nb.training.launch", "sft_nb.evaluation.evaluate", "transformers.models.qwen3.modeling_qwen3")
 # a new process may be given these and everything that no library reads at import
 READ_AT_IMPORT = ("ACCELERATE_", "BNB_", "CUDA_", "DATASETS_", "HF_", "HOME", "LD_", "MKL_", "MPL", "OMP_", "PYTHON",
                   "TOKENIZERS_", "TRANSFORMERS_", "TRITON_", "XDG_")

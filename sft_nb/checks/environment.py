@@ -44,9 +44,9 @@ def check_versions(requirements:list[str]|None)->Finding|None:
 
 # %% ../../nbs/09_checks/01_environment.ipynb #6f8d6965
 @check("environment")
-def check_device(asked:Config)->Finding:
+def check_device(requested:Config)->Finding:
     "the device is there and computes in the format that is asked for"
-    return ok(str(find_hardware(asked)))
+    return ok(str(find_hardware(requested)))
 
 # %% ../../nbs/09_checks/01_environment.ipynb #a553796a
 def nvidia_cards()->int:
@@ -60,11 +60,11 @@ def _why_no_cuda()->str:
     return f"is built for CUDA {torch.version.cuda}, and its driver cannot be used"
 
 # %% ../../nbs/09_checks/01_environment.ipynb #a5537963
-def _idle_gpus(asked:Config)->Finding|None:
+def _idle_gpus(requested:Config)->Finding|None:
     "GPUs that torch sees and no process of this training uses"
     visible = torch.cuda.device_count()
     started = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 0)   # by a launcher
-    used = started or asked.num_processes
+    used = started or requested.num_processes
     idle = visible - used
     if idle < 1: return None
     first = "the first" if used == 1 else f"{used}"
@@ -74,13 +74,13 @@ def _idle_gpus(asked:Config)->Finding|None:
                 fix | "CUDA_VISIBLE_DEVICES names those to use")
 
 @check("environment")
-def check_gpu(asked:Config)->Finding|None:
+def check_gpu(requested:Config)->Finding|None:
     "no GPU is left unused"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if hidden or asked.device not in ("auto", "cuda"): return None
-    if torch.cuda.is_available(): return _idle_gpus(asked)
+    if hidden or requested.device not in ("auto", "cuda"): return None
+    if torch.cuda.is_available(): return _idle_gpus(requested)
     n = nvidia_cards()
-    if not n or asked.device == "cuda": return None
+    if not n or requested.device == "cuda": return None
     cards = "1 NVIDIA card is" if n == 1 else f"{n} NVIDIA cards are"
     says = f"{cards} here, but torch {torch.__version__} {_why_no_cuda()}: training would run on the CPU"
     install = "pip install torch --index-url https://download.pytorch.org/whl/cu128, for the CUDA that nvidia-smi names"
@@ -94,9 +94,9 @@ def nearest_folder(path:str|Path)->Path:
 
 # %% ../../nbs/09_checks/01_environment.ipynb #35104deb
 @check("environment")
-def check_writable(asked:Config)->Finding|None:
+def check_writable(requested:Config)->Finding|None:
     "the run directory can be written"
-    folder = nearest_folder(asked.runs_dir)
+    folder = nearest_folder(requested.runs_dir)
     try:
         with tempfile.NamedTemporaryFile(dir=folder) as f:
             f.write(b"sft_nb")
@@ -108,10 +108,10 @@ def check_writable(asked:Config)->Finding|None:
 def _to_mib(n:int)->str: return f"{n / 2**20:,.0f} MiB"
 
 @check("environment")
-def check_disk(asked:Config, checkpoint_bytes:int)->Finding:
+def check_disk(requested:Config, checkpoint_bytes:int)->Finding:
     "there is room for the checkpoints"
-    free = shutil.disk_usage(nearest_folder(asked.runs_dir)).free
-    n = asked.save_total_limit + 2   # one is being written, and the result
+    free = shutil.disk_usage(nearest_folder(requested.runs_dir)).free
+    n = requested.save_total_limit + 2   # one is being written, and the result
     needed = n * checkpoint_bytes
     says = f"{n} checkpoints of {_to_mib(checkpoint_bytes)} take {_to_mib(needed)}, and {_to_mib(free)} are free"
     fix = edit(save_total_limit=1) | "{runs_dir} on a larger disk"
@@ -129,9 +129,9 @@ def _wandb_key()->bool:
 
 # %% ../../nbs/09_checks/01_environment.ipynb #73e9f3ec
 @check("environment")
-def check_tracking(asked:Config)->Finding|None:
+def check_tracking(requested:Config)->Finding|None:
     "what logs the run can start by itself"
-    if not asked.wandb and "wandb" not in (asked.report_to or ()): return None
+    if not requested.wandb and "wandb" not in (requested.report_to or ()): return None
     if not is_installed("wandb"):
         return fail("wandb is asked for and not installed", command("pip install 'sft_nb[track]'") | edit(wandb=False))
     if not _wandb_key():
@@ -146,11 +146,11 @@ def _within_reach(name:str|None, file:str, revision:str|None)->bool:
 
 # %% ../../nbs/09_checks/01_environment.ipynb #07390bb8
 @check("environment")
-def check_hub(asked:Config)->Finding|None:
+def check_hub(requested:Config)->Finding|None:
     "model and tokenizer can be reached"
     for setting, file in (("model", "config.json"), ("tokenizer", "tokenizer_config.json")):
-        name = getattr(asked, setting)
-        revision = asked.revision if name == asked.model else None
+        name = getattr(requested, setting)
+        revision = requested.revision if name == requested.model else None
         if _within_reach(name, file, revision): continue
         says = f"{name} is neither a folder nor in the local cache, and HF_HUB_OFFLINE=1"
         return fail(says, command(f"HF_HUB_OFFLINE=0 hf download {name}") | edit(**{setting: "path/to/a/folder"}))

@@ -15,12 +15,12 @@ import torch
 
 from ..config import Config
 from ..tokens.encode import end_ids
-from ..tokens.account import Data
+from ..tokens.dataset import Data
 from ..batches.collate import DataCollatorForCausalLM
 from ..batches.layout import Layout, rows_of_largest_batch
 from ..batches.packing import optimizer_steps
 from ..model.hardware import Hardware
-from ..model.recompute import save_memory
+from ..model.checkpointing import save_memory
 from ..model.loss import causal_lm
 from ..model.load import count_parameters
 from ..model.generate import Generation, continue_tokens, eval_mode
@@ -40,7 +40,7 @@ class FromWorkbench:
         self.failures = bench.failures   # shared: part -> error
 
     @property
-    def asked(self)->Config: return self.bench.asked
+    def requested(self)->Config: return self.bench.requested
     @property
     def hardware(self)->Hardware: return self.bench.hardware
     @property
@@ -202,7 +202,7 @@ class StepEvidence(LossEvidence):
     @made_once
     def evaluated(self)->Evaluated:
         "Held-out rows (or training rows, if none are held out), and the training loss before and after"
-        n = self.asked.per_device_eval_batch_size
+        n = self.requested.per_device_eval_batch_size
         rows = [_end_of(row, self.cfg.sequence_parallel_size) for row in self.bench.rows_held_out(n)]
         rows = rows or self.rows(range(min(n, len(self.data.train.tokens))))
         held_out, before = self.layout.collate(rows), self.score(self.some_batch)

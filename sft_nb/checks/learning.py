@@ -206,16 +206,16 @@ def run_schedule(
 
 # %% ../../nbs/09_checks/07_learning.ipynb #learn017
 @check("learning")
-def check_schedule(schedule:Schedule, asked:Config)->Finding:
+def check_schedule(schedule:Schedule, requested:Config)->Finding:
     "the learning rate gets to its peak"
     steps, warm_up = schedule.steps, schedule.warm_up
     if not steps:
         return fail("the training has no step: num_train_epochs is 0", edit(num_train_epochs=1) | edit(max_steps=100))
     says = f"{steps:,} optimiser steps, {warm_up:,} of them to warm up"
-    if not schedule.highest and asked.learning_rate:
+    if not schedule.highest and requested.learning_rate:
         return warn(f"{says}: the learning rate is 0 in every step, and nothing is learned", edit(warmup_steps=0))
-    if schedule.highest >= .999 * asked.learning_rate: return ok(says)
-    says += f": the learning rate gets to {schedule.highest:.3g}, and never to {asked.learning_rate:g}"
+    if schedule.highest >= .999 * requested.learning_rate: return ok(says)
+    says += f": the learning rate gets to {schedule.highest:.3g}, and never to {requested.learning_rate:g}"
     return warn(says, edit(warmup_steps=.03) | "more {num_train_epochs}")
 
 # %% ../../nbs/09_checks/07_learning.ipynb #learn020

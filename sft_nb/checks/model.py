@@ -17,7 +17,7 @@ from ..report import STATUSES, Finding, as_fix, edit, fail, ok, skipped, warn
 from ..config import Config
 from ..settings import SETTINGS
 from ..tokens.encode import end_ids
-from ..tokens.account import Data
+from ..tokens.dataset import Data
 from ..model.precision import audit
 from ..model.loss import causal_lm
 from ..model.adapter import full_parameters, lora_reach, text_path

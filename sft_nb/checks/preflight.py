@@ -15,10 +15,10 @@ import torch
 from ..progress import Phase, show_progress
 from ..report import Finding, Report
 from ..config import Config
-from ..tokens.account import Data
+from ..tokens.dataset import Data
 from ..model.loss import causal_lm
 from ..model.load import count_parameters, quiet
-from ..model.recompute import parts_of
+from ..model.checkpointing import parts_of
 from ..planning.plan import Plan
 from ..workbench import Workbench, workbench_for
 from . import batch, environment, gradient, learning, rows, step   # noqa: F401  they enter their checks
@@ -131,8 +131,8 @@ def preflight(
     bench = workbench_for(cfg, data=data, plan=plan, model=model)
     with show_progress(delay=0. if progress else 2.): figures, findings = _collect_findings(bench)
     seconds = dict(seconds=round(time.monotonic() - began, 1))
-    title = f"preflight: {bench.asked.task} with {bench.asked.model}"
+    title = f"preflight: {bench.requested.task} with {bench.requested.model}"
     report = Report(title, seconds | figures, findings, good="ready")
     if "data" in vars(bench) and "cfg" in vars(bench):
-        bench.data.results["preflight", bench.asked] = (report, bench.cfg)   # for the training of these rows
+        bench.data.results["preflight", bench.requested] = (report, bench.cfg)   # for the training of these rows
     return report

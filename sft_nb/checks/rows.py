@@ -17,9 +17,9 @@ from ..config import Config
 from ..tokens.turns import supervised_messages
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.conversations import conversation
-from ..tokens.account import _ANEW, _describe_reasons, Data, look_at_dropped
-from ..tokens.ledger import Counts
-from ..tokens.stream import Seen
+from ..tokens.dataset import _ANEW, _describe_reasons, Data, look_at_dropped
+from ..tokens.accounting import Counts
+from ..tokens.pipeline import Seen
 from .core import check
 
 # %% ../../nbs/09_checks/02_rows.ipynb #111b240f
@@ -95,10 +95,10 @@ def check_kept(data:Data)->Finding|None:
     return fail(says, fix) if gone + cut >= .5 * n else warn(says, fix)
 
 @check("data")
-def check_held_out(data:Data, asked:Config)->Finding|None:
+def check_held_out(data:Data, requested:Config)->Finding|None:
     "there are held-out rows where an evaluation is asked for"
-    if not asked.eval_steps or data.eval is not None: return None
-    says = f"eval_steps is {asked.eval_steps}, and no row is held out"
+    if not requested.eval_steps or data.eval is not None: return None
+    says = f"eval_steps is {requested.eval_steps}, and no row is held out"
     return fail(says, edit(eval_fraction=.05) | edit(eval_file="rows.jsonl") | edit(eval_steps=None))
 
 # %% ../../nbs/09_checks/02_rows.ipynb #3cf147da

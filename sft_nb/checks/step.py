@@ -78,9 +78,9 @@ _NOT_FINITE = edit(dtype="float32") | "weights without NaN or infinity: look at 
 _OTHER_BASE = as_fix("the {tokenizer} that this {model} was trained with") | "a {model} that has met such text"
 
 @check("step")
-def check_loss(first_step:FirstStep, vocabulary:int, asked:Config)->Finding:
+def check_loss(first_step:FirstStep, vocabulary:int, requested:Config)->Finding:
     "the loss before training is that of a model that can read"
-    loss, chance, pretrained = first_step.loss, math.log(vocabulary), asked.init == "pretrained"
+    loss, chance, pretrained = first_step.loss, math.log(vocabulary), requested.init == "pretrained"
     if not math.isfinite(loss): return fail(f"the loss of the first micro-batch is {loss}", _NOT_FINITE)
     if loss == 0: return fail("the loss of the first micro-batch is exactly 0: nothing is supervised",
                               "BatchPanel(cfg) shows the labels")

@@ -22,7 +22,7 @@ from ..batches.collate import supervised_positions
 from ..batches.layout import autocast_to_weights, inference_mode
 from .attention import told_documents
 from .experts import balance_loss
-from .blocks import BLOCK, blockwise_cross_entropy, fits_blocks, ROWS
+from .cpu_cross_entropy import BLOCK, blockwise_cross_entropy, fits_blocks, ROWS
 
 # %% ../../nbs/06_model/05_loss.ipynb #6afbef65
 def _zero_sums(hidden:torch.Tensor)->tuple[torch.Tensor,torch.Tensor]:

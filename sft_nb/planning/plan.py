@@ -19,12 +19,12 @@ from ..progress import Phase, show_progress
 from ..report import ConfigError, pluralise, edit, fail, Finding, error_summary, Fix, ok, Report, SftError, warn
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
-from ..tokens.account import Data
+from ..tokens.dataset import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
 from ..model.adapter import lora_reach
-from ..model.divided import data_processes
+from ..model.parallelism import data_processes
 from ..model.hardware import Device, find_device, find_hardware, this_device
-from .choose import Candidate, choose, Planner, RowLengths
+from .search import Candidate, choose, Planner, RowLengths
 
 # %% ../../nbs/07_planning/04_plan.ipynb #212342dc
 @dataclass(frozen=True, repr=False)

@@ -21,8 +21,8 @@ from ..model import experts
 from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quantization, quiet
-from ..model.recompute import OnDevice, recompute_layers, recompute_parts
-from .static import skeleton, weights_for_dora
+from ..model.checkpointing import OnDevice, recompute_layers, recompute_parts
+from .memory import skeleton, weights_for_dora
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1scra01
 def _scratch_bytes(f, args:tuple)->int:
@@ -206,7 +206,7 @@ class _Forgotten:
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1save1
 def _save_memory(model, how:Pass)->None:
-    "As `sft_nb.model.recompute` does it"
+    "As `sft_nb.model.checkpointing` does it"
     waiting = _Forgotten if how.offloading else OnDevice
     if how.checkpointing: recompute_layers(model, keep_attention=how.keep_attention, waiting=waiting)
     if how.recompute_parts: recompute_parts(model)

@@ -20,7 +20,7 @@ from ..settings import settings_with
 from ..rows.files import file_digest
 from ..rows.sources import Mixture
 from ..tasks.core import Task
-from .ledger import _piece_checksums, Totals
+from .accounting import _piece_checksums, Totals
 
 # %% ../../nbs/04_tokens/11_cache.ipynb #3b0867f0
 def cache_folder(cfg:Config)->Path:

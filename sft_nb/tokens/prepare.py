@@ -27,11 +27,11 @@ from ..rows.sources import disk_full_error, Mixture, open_rows
 from ..tasks.core import Task, task_of
 from .tokenizer import load_tokenizer
 from .template import Template
-from .skeleton import SkeletonMismatch
+from .template_cache import SkeletonMismatch
 from .conversations import has_own_eval_rows, hold_out, open_split
-from .stream import Reader
-from .ledger import Ledger
-from .account import _larger_max_length, _describe_reasons, Data, data_report, load_split, Split
+from .pipeline import Reader
+from .accounting import Ledger
+from .dataset import _larger_max_length, _describe_reasons, Data, data_report, load_split, Split
 from .cache import cache_folder, cache_key, damage, made_with, put, seal, sweep, throw_out
 
 # %% ../../nbs/04_tokens/12_prepare.ipynb #4cbe1187

@@ -25,9 +25,9 @@ from ..rows.sources import disk_full_error, Mixture, open_rows, SHARD_NAME
 from ..tasks.core import Task, task_of
 from .tokenizer import load_tokenizer
 from .conversations import open_split
-from .stream import Seen
-from .ledger import Counts, Ledger, Page
-from .account import _describe_reasons, data_report, load_split
+from .pipeline import Seen
+from .accounting import Counts, Ledger, Page
+from .dataset import _describe_reasons, data_report, load_split
 from .cache import _digest_of, cache_folder, _code_digest, checksums_of, made_with, seal
 from .prepare import _write_side_checked, _FULL, _changing_rows_error, _make_workplace, check_made
 

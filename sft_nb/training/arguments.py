@@ -26,13 +26,13 @@ from ..report import ConfigError, command, edit, error_summary, SftError
 from ..config import Config
 from ..settings import fix_for_source, settings_with
 from ..model.hardware import find_hardware
-from ..model.divided import check_division, deepspeed_config
+from ..model.parallelism import check_division, deepspeed_config
 from ..model.kernels import check_kernels
 from ..model.trl_trainer import OneGpuConfig
 from ..checks.learning import schedule_arguments
-from ..run.status import ACTIVE
-from ..run.directory import Run
-from ..run.distributed import get_process_info
+from ..runs.status import ACTIVE
+from ..runs.directory import Run
+from ..runs.distributed import get_process_info
 
 # %% ../../nbs/11_training/00_arguments.ipynb #8681832f
 _TRACKERS = ("wandb", "tensorboard", "trackio")

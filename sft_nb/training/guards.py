@@ -24,12 +24,12 @@ from ..batches.collate import DataCollatorForCausalLM
 from ..model.hardware import is_out_of_memory
 from ..model.load import broken_weights
 from ..model.loss import batch_loss
-from ..model.sharding import own_part
+from ..model.fsdp import own_part
 from ..model.generate import Generation, continue_tokens, eval_mode
 from ..workbench import Workbench
-from ..run.metrics import append_line, cut_lines
-from ..run.directory import Run
-from ..run.distributed import is_main_process
+from ..runs.metrics import append_line, cut_lines
+from ..runs.directory import Run
+from ..runs.distributed import is_main_process
 from .recorder import Stop, StopRequest
 
 # %% ../../nbs/11_training/02_guards.ipynb #677e6ec8

@@ -13,13 +13,13 @@ from ..credentials import RedactingStream, load_env_files
 from ..report import SftError, fix_language
 from ..config import require_trust, Config
 from ..config_files import check_portable
-from ..tokens.account import Data
+from ..tokens.dataset import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, with_data
-from ..model.divided import check_several, data_processes
-from ..run.process import SignalListener
-from ..run.directory import check_free, create_run, resume_command, open_run, start_process
-from ..run.distributed import is_main_process
-from ..run.display import Run   # with all of its methods
+from ..model.parallelism import check_several, data_processes
+from ..runs.process import SignalListener
+from ..runs.directory import check_free, create_run, resume_command, open_run, start_process
+from ..runs.distributed import is_main_process
+from ..runs.display import Run   # with all of its methods
 
 # %% ../../nbs/11_training/06_launch.ipynb #fae8843c
 def launch(

@@ -19,11 +19,11 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 from ..progress import progress_listener, display_target, Phase, log
 from ..report import pluralise, Fix, shell_quote, SftError
 from ..config import Config
-from ..run.status import CHECKPOINT_ASKED, ProgressFile
-from ..run.process import SignalListener, Interrupted, MOMENT
-from ..run.directory import Run, resume_command
-from ..run.best_checkpoint import scored_steps
-from ..run.distributed import is_main_process
+from ..runs.status import CHECKPOINT_ASKED, ProgressFile
+from ..runs.process import SignalListener, Interrupted, MOMENT
+from ..runs.directory import Run, resume_command
+from ..runs.best_checkpoint import scored_steps
+from ..runs.distributed import is_main_process
 
 # %% ../../nbs/11_training/01_recorder.ipynb #r3c00004
 @dataclass(frozen=True)

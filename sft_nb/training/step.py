@@ -17,7 +17,7 @@ import torch
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
 from ..report import ConfigError, Fix, pluralise, edit
-from ..model.sharding import shard, whole_weights, whole_when_saved
+from ..model.fsdp import shard, whole_weights, whole_when_saved
 from ..checks.learning import optimizer_refused
 
 # %% ../../nbs/11_training/03_step.ipynb #t4000007

@@ -19,9 +19,9 @@ from ..progress import Phase, log, show_progress
 from ..report import command, ConfigError, edit, error_summary, Fix, shell_quote, Report, SftError, skipped
 from ..config import Config
 from ..settings import max_time_seconds
-from ..tokens.account import Data
+from ..tokens.dataset import Data
 from ..model.adapter import base_name, lora_reach, name_base, text_path
-from ..model.divided import check_several
+from ..model.parallelism import check_several
 from ..model.hardware import is_out_of_memory
 from ..model.kernels import in_one_product
 from ..model.load import broken_weights, quiet
@@ -30,14 +30,14 @@ from ..workbench import Workbench, workbench_for
 from ..checks.environment import check_gpu
 from ..checks.rows import check_held_out
 from ..checks.preflight import preflight
-from ..run.environment import write_json, write_text
-from ..run.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, atomic_checkpoint
-from ..run.directory import can_resume, check_free, create_run, resume_command, open_run, plot
-from ..run.display import Run
-from ..run.provenance import (
+from ..runs.environment import write_json, write_text
+from ..runs.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, atomic_checkpoint
+from ..runs.directory import can_resume, check_free, create_run, resume_command, open_run, plot
+from ..runs.display import Run
+from ..runs.provenance import (
     change_world_size, check_provenance, check_resume_settings, extend_training, record_provenance)
-from ..run.output import keep_output
-from sft_nb.run.distributed import (
+from ..runs.output import keep_output
+from sft_nb.runs.distributed import (
     check_processes, get_process_info, init_distributed, is_main_process, main_process_first, on_main_process,
     with_world_size)
 
@@ -63,18 +63,18 @@ def check_before_training(
 )->Report:
     "Settings, rows, plan and preflight; raises what is wrong before anything is written"
     from sft_nb.training.arguments import training_arguments
-    training_arguments(bench.asked, Path(bench.asked.runs_dir)/"x")
+    training_arguments(bench.requested, Path(bench.requested.runs_dir)/"x")
     bench.make("cfg", "batches")   # rows and plan; a row that no batch can hold
-    if none := check_held_out(bench.data, bench.asked):
+    if none := check_held_out(bench.data, bench.requested):
         raise ConfigError("eval_steps", none.says, "rows to evaluate on", none.fix)
-    if bench.asked.model == "tiny" and not all(source.from_task for source in bench.data.train.source.sources):
+    if bench.requested.model == "tiny" and not all(source.from_task for source in bench.data.train.source.sources):
         log("sft_nb: tiny is a toy that knows arithmetic and a few simple sentences: on other rows it shows that "
             f"everything works, and not what a model can learn from them; a small real one: {edit(model=_SMALL_MODEL)}")
     is_new = checked is None
-    if checked is None and bench.asked.preflight: checked = preflight(bench)
+    if checked is None and bench.requested.preflight: checked = preflight(bench)
     if checked is None:
         off = skipped("it was turned off", edit(preflight=True), check="preflight")
-        checked = Report("preflight", {}, [off, *filter(None, [check_gpu(bench.asked)])])
+        checked = Report("preflight", {}, [off, *filter(None, [check_gpu(bench.requested)])])
     if run is not None:
         run.keep(bench.cfg)   # first: where there is a report, the config is resolved
         checked.save(run.path/"preflight.json")
@@ -232,7 +232,7 @@ def _settle_new_run(run:Run)->Workbench:
         if bench.plan is not None: bench.plan.save(run.path/"plan.json")
         made.append(bench)
     on_main_process(settle)
-    return made[0] if made else Workbench(run.config, settled=True)   # as the first process has settled it
+    return made[0] if made else Workbench(run.config, is_resolved=True)   # as the first process has settled it
 
 # %% ../../nbs/11_training/05_train.ipynb #t5000005
 def _check_same_rows(run:Run, data:Data)->None:
@@ -294,7 +294,7 @@ def train_run(
             if bench is None:
                 if continues := bool(run.checkpoints()):
                     for line in check_provenance(run) if is_main else (): log(f"sft_nb: {run.name}: {line}")
-                    bench = Workbench(replace(run.config, max_time=max_time), callbacks=callbacks, settled=True)
+                    bench = Workbench(replace(run.config, max_time=max_time), callbacks=callbacks, is_resolved=True)
                 else:
                     bench = _settle_new_run(run)
                     bench.callbacks = list(callbacks)
@@ -307,7 +307,7 @@ def train_run(
                         unlimited = run.config.max_time is not None and max_time is None
                         limit = ", without the time limit that it had" if unlimited else ""
                         log(f"sft_nb: {run.name} continues at {checkpoint.name}{limit}")
-                        if idle := check_gpu(bench.asked): log(f"sft_nb: {idle}")
+                        if idle := check_gpu(bench.requested): log(f"sft_nb: {idle}")
 
             is_open = True   # from here on a failure is that of this run, and not a reason to leave it as it was
             stop = StopRequest(bench.cfg.max_time, run.path)
@@ -352,15 +352,15 @@ def train(
         if bench.untrained is not None or bench.own_tokenizer is not None:
             raise ConfigError("train", "a model or tokenizer object is given to several processes", "one process",
                               "save_pretrained() them, and name the folder in {model} and {tokenizer}")
-        bench.asked = with_world_size(bench.asked)
-        check_several(bench.asked, bench.asked.num_processes)
-        init_distributed(bench.asked)
-        path = on_main_process(lambda: create_run(bench.asked, data=bench.given["data"], state="starting").path)
-        return train_run(Run(path, trust_remote_code=not bench.asked.untrusted), callbacks=bench.callbacks)
+        bench.requested = with_world_size(bench.requested)
+        check_several(bench.requested, bench.requested.num_processes)
+        init_distributed(bench.requested)
+        path = on_main_process(lambda: create_run(bench.requested, data=bench.given["data"], state="starting").path)
+        return train_run(Run(path, trust_remote_code=not bench.requested.untrusted), callbacks=bench.callbacks)
 
-    check_free(bench.asked)
-    check_several(bench.asked, 1)
-    if (n := bench.asked.num_processes) > 1:
+    check_free(bench.requested)
+    check_several(bench.requested, 1)
+    if (n := bench.requested.num_processes) > 1:
         raise ConfigError("num_processes", f"{n} processes are asked for, and this is one",
                           "a launcher that starts them", command(f"sft_nb train --num-processes {n}", "launch(cfg)"),
                           "one_process_instead_of_two")
@@ -376,7 +376,7 @@ def passed_preflight(
 )->Report|None:   # None: these rows were not checked with this config, or it failed
     "The report of the preflight that these rows have passed with this config in this process"
     data = vars(bench).get("data", bench.given["data"])
-    report, _ = data.results.get(("preflight", bench.asked), (None, None)) if data is not None else (None, None)
+    report, _ = data.results.get(("preflight", bench.requested), (None, None)) if data is not None else (None, None)
     return None if report is None or report.failed else report
 
 # %% ../../nbs/11_training/05_train.ipynb #t5keep01

@@ -26,13 +26,13 @@ from ..model.experts import balance_weight
 from ..model.load import broken_weights
 from ..model.loss import causal_lm
 from ..model.precision import kept_exact
-from ..model.recompute import save_memory
-from ..model.sequence import in_shares, own_tokens
+from ..model.checkpointing import save_memory
+from ..model.sequence_parallel import in_shares, own_tokens
 from ..model.trl_trainer import undo_trl_changes
 from ..workbench import Workbench
-from ..run.checkpoint import cannot_write, flatten_folder, prune, atomic_checkpoint
-from ..run.directory import Run, resume_command
-from ..run.best_checkpoint import best_steps, unscored_steps
+from ..runs.checkpoint import cannot_write, flatten_folder, prune, atomic_checkpoint
+from ..runs.directory import Run, resume_command
+from ..runs.best_checkpoint import best_steps, unscored_steps
 from .arguments import training_arguments
 from .guards import Guards, all_finite, in_parts, non_finite_rows, trained_parts
 from .recorder import agree, early_stopping, Recorder, saves_better_loss, StopRequest

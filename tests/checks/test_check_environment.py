@@ -39,7 +39,7 @@ def test_versions(monkeypatch):
 def test_device(monkeypatch):
     assert check_device(small()).status == "ok"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    found, = run_check("environment.device", check_device, SimpleNamespace(asked=small(device="cuda")))
+    found, = run_check("environment.device", check_device, SimpleNamespace(requested=small(device="cuda")))
     assert found.status == "fail"
 
 

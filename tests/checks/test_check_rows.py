@@ -11,9 +11,9 @@ from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
 from sft_nb.checks.rows import (Survey, check_bos, check_ends, check_ids, check_kept, check_masked, check_pad,
                                 check_prepared, check_prompts, survey)
-from sft_nb.tokens.ledger import Counts
+from sft_nb.tokens.accounting import Counts
 from sft_nb.tokens.prepare import prepare
-from sft_nb.tokens.stream import Seen
+from sft_nb.tokens.pipeline import Seen
 
 
 @pytest.fixture(scope="module")

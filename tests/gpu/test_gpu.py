@@ -15,14 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sft_nb.config import load_config
 from sft_nb.batches.collate import DataCollatorFlattening, CollatorWithPositions
-from sft_nb.model import attention as ours, recompute
+from sft_nb.model import attention as ours, checkpointing
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import Documents, varlen_attention
 from sft_nb.model.kernels import compile_layers, fuse_lora, use_liger
 from sft_nb.model.loss import add_product, add_supervised_loss, adds_to_float32
 from sft_nb.model.precision import adapters_to_float32
-from sft_nb.model.recompute import ATTENTION, Aside, OnDevice, OnHost, recompute_layers, recompute_parts
-from sft_nb.model.sharding import own_part, shard, whole_weights
+from sft_nb.model.checkpointing import ATTENTION, Aside, OnDevice, OnHost, recompute_layers, recompute_parts
+from sft_nb.model.fsdp import own_part, shard, whole_weights
 from sft_nb.planning.plan import plan
 from sft_nb.tokens.tokenizer import load_tokenizer
 
@@ -222,7 +222,7 @@ def test_attention_is_kept_on_the_card_or_in_host_memory(waiting, monkeypatch):
 
 def test_a_long_row_goes_in_parts_and_takes_less(monkeypatch):
     "Attention's backward pass adds up in no fixed order, so gradients are near and not equal"
-    monkeypatch.setattr(recompute, "_FEWEST", 64)
+    monkeypatch.setattr(checkpointing, "_FEWEST", 64)
     m, made = learner(), batch()
     recompute_layers(m, keep_attention=True)
     want, want_grads = step(m, made)

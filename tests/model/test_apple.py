@@ -10,8 +10,8 @@ from sft_nb.checks.learning import _tensor_sums
 from sft_nb.checks.preflight import same_rng_state
 from sft_nb.config import load_config
 from sft_nb.model.hardware import choose_device, choose_dtype, find_hardware, free_memory, this_device
-from sft_nb.results import likelihood
-from sft_nb.tokens.stream import _worker_count
+from sft_nb.evaluation import perplexity
+from sft_nb.tokens.pipeline import _worker_count
 from sft_nb.training.arguments import training_arguments
 from sft_nb.training.guards import norms
 from sft_nb.training.recorder import peak_memory_gib
@@ -73,11 +73,11 @@ def test_no_float64_on_the_gpu(monkeypatch):
     assert norms(model).tolist() == [2] and norms(model).dtype == torch.float64
     assert _tensor_sums(dict(weight=tensor)) == dict(weight=(4, 4))
 
-    monkeypatch.setattr(likelihood, "_compute_logits", lambda model, batch: None)
-    monkeypatch.setattr(likelihood, "_row_losses", lambda *a: torch.ones(2).as_subclass(OnApple))
-    monkeypatch.setattr(likelihood, "_kl_divergence", lambda *a: torch.ones(2).as_subclass(OnApple))
+    monkeypatch.setattr(perplexity, "_compute_logits", lambda model, batch: None)
+    monkeypatch.setattr(perplexity, "_row_losses", lambda *a: torch.ones(2).as_subclass(OnApple))
+    monkeypatch.setattr(perplexity, "_kl_divergence", lambda *a: torch.ones(2).as_subclass(OnApple))
     model = torch.nn.Linear(1, 1)
     model.device, rows = torch.device("cpu"), [([1, 2], [1, 2])] * 2
-    assert likelihood.row_losses(model, rows)[0].tolist() == [1, 1]
+    assert perplexity.row_losses(model, rows)[0].tolist() == [1, 1]
     model.disable_adapter = nullcontext
-    assert likelihood._losses_before_and_after(model, model, rows, 64).tolist() == [[1, 1]] * 3
+    assert perplexity._losses_before_and_after(model, model, rows, 64).tolist() == [[1, 1]] * 3

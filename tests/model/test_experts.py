@@ -18,7 +18,7 @@ from sft_nb.model.load import load_base, quiet
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.own_model import read_lora_settings
 from sft_nb.report import ConfigError
-from sft_nb.results.merge import _merge_layer
+from sft_nb.proof.merge import _merge_layer
 
 MIXTURES = ("qwen3_moe", "glm4_moe", "deepseek_v3", "gpt_oss", "granitemoehybrid", "qwen3_next", "llama4_text",
             "jetmoe", "hunyuan_v1_moe")

@@ -19,7 +19,7 @@ from sft_nb.config import load_config
 from sft_nb.model import kernels
 from sft_nb.model.adapter import load_model
 from sft_nb.model.kernels import check_kernels, use_liger
-from sft_nb.model.recompute import recompute_parts
+from sft_nb.model.checkpointing import recompute_parts
 from sft_nb.report import ConfigError
 from sft_nb.training.arguments import refuse
 
@@ -80,8 +80,8 @@ def test_a_copy_computes_with_its_own_weights(stand):
 
 def test_in_parts_it_stays_what_it_was(stand, monkeypatch):
     "Long rows go through Liger's norms, and not through those of the class"
-    from sft_nb.model import recompute
-    monkeypatch.setattr(recompute, "_FEWEST", 4)
+    from sft_nb.model import checkpointing
+    monkeypatch.setattr(checkpointing, "_FEWEST", 4)
     m = model("qwen3").train()
     want = out(m)
     use_liger(m)

@@ -12,7 +12,7 @@ from sft_nb.config import load_config
 from sft_nb.tokens.prepare import prepare
 from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
 from sft_nb.model import loss as loss_module
-from sft_nb.model.blocks import blockwise_cross_entropy
+from sft_nb.model.cpu_cross_entropy import blockwise_cross_entropy
 from sft_nb.model.loss import add_supervised_loss, batch_loss, head_of
 from sft_nb.planning.simulate import MemoryTracker
 from sft_nb.report import SftError

@@ -17,9 +17,9 @@ from sft_nb.model.adapter import load_model, name_base, target_modules, text_pat
 from sft_nb.model.load import auto_class, load_base, load_shape
 from sft_nb.model.loss import add_supervised_loss, causal_lm
 from sft_nb.model.own_model import read_lora_settings
-from sft_nb.planning.static import skeleton
+from sft_nb.planning.memory import skeleton
 from sft_nb.report import ConfigError, Report
-from sft_nb.results.merge import merge
+from sft_nb.proof.merge import merge
 from sft_nb.training.train import train
 
 INSIDE = dict(gemma3="model.language_model", mistral3="model.language_model", llama4="language_model")

@@ -60,7 +60,7 @@ def _notebook(file, cells:list[str])->None:
 
 def _swept(trained, folder)->str:
     "A copy of a run whose checkpoints have been asked eight rows"
-    from sft_nb.results.sweep import sweep
+    from sft_nb.evaluation.sweep import sweep
     run = shutil.copytree(trained.path, folder/"swept-1")
     sweep(run, eval_samples=8, general=False, progress=False)
     return str(run)

@@ -7,9 +7,9 @@ import pytest
 from sft_nb.config import load_config
 from sft_nb.panels.evaluation import EvalPanel, EvalState, FILTERS
 from sft_nb.report import ConfigError
-from sft_nb.results.answers import Answer, Scores
-from sft_nb.results.sweep import Sweep
-from sft_nb.run.directory import create_run
+from sft_nb.evaluation.generations import Answer, Scores
+from sft_nb.evaluation.sweep import Sweep
+from sft_nb.runs.directory import create_run
 
 EVIL = "<script>1</script></pre><img src=x onerror=alert(1)>\x1b[2J\u202e**bold** [a](javascript:1)"
 PLACES = ["wrong", "right"]

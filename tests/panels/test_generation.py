@@ -10,10 +10,10 @@ from sft_nb.config import load_config
 from sft_nb.model.generate import Generation, generate
 from sft_nb.panels.conversation import GenerationState, Turn, question_of, turn_html, under
 from sft_nb.panels.generation import GenerationPanel
-from sft_nb.panels.replies import Reply, first_difference, pieces_html, speak
-from sft_nb.panels.speakers import names_in
+from sft_nb.panels.reply_stream import Reply, first_difference, pieces_html, speak
+from sft_nb.panels.chat_models import names_in
 from sft_nb.report import ConfigError
-from sft_nb.run.directory import Run
+from sft_nb.runs.directory import Run
 from sft_nb.tasks.core import Score
 from sft_nb.tokens.encode import encode_prompts
 from sft_nb.training.train import train
@@ -55,7 +55,7 @@ def test_a_cache_of_another_kind_gives_the_same_answer(tokenizer, monkeypatch):
     prompt, = encode_prompts([[dict(role="user", content="What is 14 + 23?")]], tokenizer)
     model, how = bench.base(), dict(max_new_tokens=8)
     cached = speak(Reply("base"), model, tokenizer, prompt, **how)
-    monkeypatch.setattr("sft_nb.panels.replies.decoding_of", lambda model: ("transformers", "it is another"))
+    monkeypatch.setattr("sft_nb.panels.reply_stream.decoding_of", lambda model: ("transformers", "it is another"))
     assert speak(Reply("base"), model, tokenizer, prompt, **how).ids == cached.ids
 
 
@@ -206,8 +206,8 @@ def test_a_run_without_held_out_rows_can_be_asked(learned, tmp_path):
 
 def test_a_row_of_the_sweep_is_handed_over(learned):
     from sft_nb.panels.evaluation import EvalPanel
-    from sft_nb.results.answers import Answer, Scores
-    from sft_nb.results.sweep import Sweep
+    from sft_nb.evaluation.generations import Answer, Scores
+    from sft_nb.evaluation.sweep import Sweep
     places = [*GenerationState(learned).rows()][:2] + ["another row"]
     scores = [Scores(name, [Answer(p, f"Prompt of {p}", name, False, None, "1", 1, True) for p in places])
               for name in ("base", "checkpoint-1", "checkpoint-2")]

@@ -12,9 +12,9 @@ from sft_nb.config import load_config
 from sft_nb.model.attention import _GROUPS
 from sft_nb.model.hardware import DEVICES, find_device, this_device
 from sft_nb.planning.plan import plan
-from sft_nb.planning.settle import cautious, resolve
+from sft_nb.planning.resolve import resolve, without_plan
 from sft_nb.report import ConfigError, SftError, edit
-from sft_nb.run.directory import create_run, open_run
+from sft_nb.runs.directory import create_run, open_run
 from sft_nb.tokens.prepare import prepare
 from sft_nb.training.arguments import training_arguments
 from sft_nb.training.train import train
@@ -225,11 +225,11 @@ def test_the_format_that_a_processor_was_measured_in_stays(monkeypatch, tmp_path
     assert made.settings["dtype"] == made.device.dtype == "bfloat16"
     assert "4.0 times as fast in bfloat16" in made.reasons["dtype"] and "dtype" in str(made)
     bench = Workbench(cfg, data=data)
-    assert bench.cfg.dtype == cautious(cfg, data, "no plan").dtype == "bfloat16" and bench.hardware.gain == 4
+    assert bench.cfg.dtype == without_plan(cfg, data, "no plan").dtype == "bfloat16" and bench.hardware.gain == 4
     assert training_arguments(cfg, tmp_path).bf16 and training_arguments(bench.cfg, tmp_path).bf16
     run = create_run(bench.cfg, data=data, plan=bench.plan)
     measure(.5)   # another machine, or a measurement gone wrong
-    kept = Workbench(open_run(run.path).config, settled=True)
+    kept = Workbench(open_run(run.path).config, is_resolved=True)
     assert kept.hardware.dtype == torch.bfloat16 and training_arguments(kept.cfg, tmp_path).bf16
     assert resolve(cfg, data)[0].dtype == "float32"
     measure(None)

@@ -12,8 +12,8 @@ from sft_nb.config import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import assume_documents
 from sft_nb.model.loss import causal_lm
-from sft_nb.model.recompute import recompute_layers
-from sft_nb.planning import simulate as simulation   # the module
+from sft_nb.model.checkpointing import recompute_layers
+from sft_nb.planning import simulate as simulation# the module
 from sft_nb.planning.simulate import MemoryTracker, _forward_and_loss, footprint
 from sft_nb.tokens.tokenizer import load_tokenizer
 

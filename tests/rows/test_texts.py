@@ -91,6 +91,6 @@ def test_rows_that_nobody_here_wrote():
 
 
 def test_later_rows_are_sampled():
-    from sft_nb.tokens.stream import _ALL_OF, _OF_A_BLOCK
+    from sft_nb.tokens.pipeline import _ALL_OF, _OF_A_BLOCK
     data = prepare(load_config(model="tiny", task="chat", eval_samples=0), train=asked(*map(str, range(2000))))
     assert data.train.seen.texts["looked_at"] == _ALL_OF + 2 * _OF_A_BLOCK

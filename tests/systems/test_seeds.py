@@ -9,7 +9,7 @@ from learner import shape
 
 from sft_nb.cli import commands, main
 from sft_nb.config import load_config
-from sft_nb.model.divided import deepspeed_config
+from sft_nb.model.parallelism import deepspeed_config
 from sft_nb.report import ConfigError
 from sft_nb.settings import defaults
 from sft_nb.tasks.core import task_names

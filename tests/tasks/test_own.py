@@ -6,8 +6,8 @@ from learner import small
 
 from sft_nb.config import load_config, save_config
 from sft_nb.report import ConfigError, SftError
-from sft_nb.results.evaluate import evaluate
-from sft_nb.run.directory import Run
+from sft_nb.evaluation.evaluate import evaluate
+from sft_nb.runs.directory import Run
 from sft_nb.tasks.core import get_task, Score, task, task_of
 from sft_nb.tokens.prepare import prepare
 from sft_nb.training.launch import launch

@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from sft_nb.config import load_config
 from sft_nb.report import SftError
 from sft_nb.tokens.encode import Encoder, encode, encode_prompts
-from sft_nb.tokens.skeleton import Layouts
+from sft_nb.tokens.template_cache import Layouts
 from sft_nb.tokens.template import _CALL, Template
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.tokens.turns import end_of_answer, layout, has_content

@@ -23,8 +23,8 @@ SAME = ("tokens.arrow", "dropped.jsonl", "cut.jsonl", "meta.json", "stats.npz")
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr("sft_nb.tokens.stream._BATCH", 16)
-    monkeypatch.setattr("sft_nb.tokens.stream._FEW", 1)
+    monkeypatch.setattr("sft_nb.tokens.pipeline._BATCH", 16)
+    monkeypatch.setattr("sft_nb.tokens.pipeline._FEW", 1)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError
-from sft_nb.tokens.show import spans
+from sft_nb.tokens.display import spans
 from sft_nb.tokens.tokenizer import choose_pad, load_tokenizer
 
 

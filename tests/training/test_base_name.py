@@ -9,7 +9,7 @@ from shapes import model
 
 from sft_nb.config import load_config
 from sft_nb.model.adapter import base_name, load_model
-from sft_nb.run.locate import find_target
+from sft_nb.runs.locate import find_target
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 from sft_nb.training.train import resume, train
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
-from sft_nb.run.distributed import check_processes
+from sft_nb.runs.distributed import check_processes
 from sft_nb.training.train import train
 
 SHORT = dict(preflight=True, max_samples=16, max_steps=2, save_steps=2)

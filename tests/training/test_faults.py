@@ -11,9 +11,9 @@ from learner import assert_same, killed_at_eight, names, small, weights
 from transformers import TrainerCallback
 
 from sft_nb.report import ConfigError, SftError
-from sft_nb.results.evaluate import evaluate
-from sft_nb.run.checkpoint import find_corruption
-from sft_nb.run.directory import Run
+from sft_nb.evaluation.evaluate import evaluate
+from sft_nb.runs.checkpoint import find_corruption
+from sft_nb.runs.directory import Run
 from sft_nb.training.train import resume, train
 from sft_nb.training.trainer import SupervisedTrainer
 

@@ -6,7 +6,7 @@ import torch
 from learner import notes, small, small_qlora, weights
 
 from sft_nb.model.generate import Generation
-from sft_nb.run.environment import environment
+from sft_nb.runs.environment import environment
 from sft_nb.training.guards import SampleProbe
 from sft_nb.training.train import train
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 from learner import learner
 
-from sft_nb.run.directory import Run
+from sft_nb.runs.directory import Run
 
 sys.path.insert(0, str(ROOT/"scripts"))
 import soak   # noqa: E402

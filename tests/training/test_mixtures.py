@@ -9,9 +9,9 @@ from shapes import folder
 from sft_nb.checks.preflight import preflight
 from sft_nb.model import trl_trainer
 from sft_nb.report import ConfigError, Report
-from sft_nb.results.evaluate import evaluate
-from sft_nb.results.merge import merge
-from sft_nb.results.prove import prove
+from sft_nb.evaluation.evaluate import evaluate
+from sft_nb.proof.merge import merge
+from sft_nb.proof.prove import prove
 from sft_nb.training.train import train
 
 

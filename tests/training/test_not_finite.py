@@ -8,7 +8,7 @@ from learner import assert_same, curve, notes, small
 from transformers import TrainerCallback
 
 from sft_nb.report import SftError
-from sft_nb.run.directory import Run
+from sft_nb.runs.directory import Run
 from sft_nb.tokens.prepare import prepare
 from sft_nb.training import guards
 from sft_nb.training.train import resume, train

@@ -10,9 +10,9 @@ from transformers import TrainerControl, TrainerState
 from sft_nb import progress
 from sft_nb.checks import preflight
 from sft_nb.progress import ProgressBar, Phase, Progress, progress_listener, log, show_progress
-from sft_nb.run.monitor import Run
-from sft_nb.run.metrics import read_lines
-from sft_nb.run.status import CHECKPOINT_ASKED, read_progress
+from sft_nb.runs.monitor import Run
+from sft_nb.runs.metrics import read_lines
+from sft_nb.runs.status import CHECKPOINT_ASKED, read_progress
 from sft_nb.training import recorder
 from sft_nb.training.recorder import StopRequest
 from sft_nb.training.train import train
@@ -106,6 +106,6 @@ def test_who_looks_on(monkeypatch, variable, kernel, seen):
 
 
 def test_a_progress_that_cannot_be_written_ends_nothing(tmp_path):
-    from sft_nb.run.status import ProgressFile
+    from sft_nb.runs.status import ProgressFile
     with progress_listener(ProgressFile(tmp_path/"nowhere/progress.json")), Phase("loading"): pass
     assert read_progress(tmp_path/"nowhere/progress.json") == Progress()

@@ -13,9 +13,9 @@ from sft_nb import progress
 from sft_nb.cli import main
 from sft_nb.cli.commands import _print_until_end
 from sft_nb.report import ConfigError, SftError
-from sft_nb.run.directory import Run, create_run
-from sft_nb.run.environment import write_json
-from sft_nb.run.provenance import check_provenance
+from sft_nb.runs.directory import Run, create_run
+from sft_nb.runs.environment import write_json
+from sft_nb.runs.provenance import check_provenance
 from sft_nb.training import recorder
 from sft_nb.training.train import resume, train
 

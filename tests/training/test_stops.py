@@ -9,8 +9,8 @@ from learner import assert_same, at_step, killed_at_eight, names, small
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from sft_nb.report import ConfigError
-from sft_nb.run.directory import Run
-from sft_nb.run.process import MOMENT, SIGNALS
+from sft_nb.runs.directory import Run
+from sft_nb.runs.process import MOMENT, SIGNALS
 from sft_nb.tokens.prepare import prepare
 from sft_nb.training.recorder import Interrupted, Stop, StopRequest
 from sft_nb.training.train import resume, train, train_run
@@ -58,7 +58,7 @@ def test_a_second_signal_is_now(moment):
 @pytest.mark.parametrize("first", SIGNALS, ids=SIGNALS.get)
 def test_two_signals_of_one_moment_are_one(moment, first, monkeypatch):
     "A shell and its terminal both say it"
-    monkeypatch.setattr("sft_nb.run.process.MOMENT", 60.)   # this machine may be slow
+    monkeypatch.setattr("sft_nb.runs.process.MOMENT", 60.)   # this machine may be slow
     with StopRequest() as stop:
         stop.on_train_begin(*moment)
         send(first)
@@ -111,7 +111,7 @@ def test_a_request_at_the_last_step_is_granted_by_the_end(tmp_path, undisturbed)
 
 def test_two_processes_on_one_run(tmp_path, undisturbed):
     run = killed_at_eight(tmp_path, undisturbed)
-    bench = Workbench(run.config, settled=True, data=prepare(run.config))
+    bench = Workbench(run.config, is_resolved=True, data=prepare(run.config))
     with run.locked():
         with pytest.raises(ConfigError, match="is training it now"): resume(run.path)
         with pytest.raises(ConfigError, match="is training it now"): train_run(Run(run.path), bench)

@@ -17,9 +17,9 @@ from packaging.version import Version
 from safetensors.torch import load_file
 
 from sft_nb.config import load_config, save_config
-from sft_nb.model import divided as division
+from sft_nb.model import parallelism as division
 from sft_nb.report import ConfigError
-from sft_nb.run.directory import Run
+from sft_nb.runs.directory import Run
 from sft_nb.training.arguments import training_arguments
 from sft_nb.training.launch import launch
 from sft_nb.training.train import resume, train

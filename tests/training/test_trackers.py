@@ -9,8 +9,8 @@ from unittest.mock import patch
 import pytest
 from learner import small
 
-from sft_nb.results.evaluate import evaluate, Evaluation
-from sft_nb.run.directory import Run
+from sft_nb.evaluation.evaluate import evaluate, Evaluation
+from sft_nb.runs.directory import Run
 from sft_nb.training.train import train
 from sft_nb.training.trainer import SupervisedTrainer
 

@@ -16,10 +16,10 @@ from sft_nb.config import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.load import guard_4bit, load_base
 from sft_nb.report import ConfigError, SftError
-from sft_nb.results.answers import answer_rows
-from sft_nb.results.evaluate import evaluate
-from sft_nb.run.checkpoint import step_of
-from sft_nb.run.directory import Run, create_run
+from sft_nb.evaluation.generations import answer_rows
+from sft_nb.evaluation.evaluate import evaluate
+from sft_nb.runs.checkpoint import step_of
+from sft_nb.runs.directory import Run, create_run
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.guards import Guards
@@ -186,7 +186,7 @@ def test_resuming_continues_without_a_gap_or_a_double_line(tmp_path):
     part = create_run(replace(cfg, run_name="part"))
     data = prepare(cfg)
     data.report.save(part.path/"data.json")
-    trainer = build_trainer(Workbench(part.config, settled=True, data=data), part)
+    trainer = build_trainer(Workbench(part.config, is_resolved=True, data=data), part)
     trainer.add_callback(CrashAtEight())
     with pytest.raises(Crash): trainer.train()
     part.set_status("failed", reason="crash", step=8)

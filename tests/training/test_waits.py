@@ -8,7 +8,7 @@ from learner import small
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
-from sft_nb.run.directory import create_run
+from sft_nb.runs.directory import create_run
 from sft_nb.training.train import build_trainer
 from sft_nb.workbench import Workbench
 

@@ -34,7 +34,7 @@ def trained_on(cfg)->tuple[Handed,Workbench]:
     with (patch.object(SupervisedTrainer, "compute_loss", compute_loss),
           patch.object(SupervisedTrainer, "get_batch_samples", get_batch_samples)): run = train(cfg)
     assert run.status.state == "finished"
-    return handed, Workbench(run.config, settled=True)
+    return handed, Workbench(run.config, is_resolved=True)
 
 
 LAYOUTS = dict(padded=dict(padding_free=False), flattened=dict(padding_free=True),

@@ -1,0 +1,87 @@
+"""Base and tuned model on held-out rows, and how sure their accuracies are."""
+import fcntl
+import json
+
+import pytest
+
+from sft_nb.config import load_config
+from sft_nb.model.load import load_base
+from sft_nb.panels.conversation import GenerationState
+from sft_nb.report import ConfigError, SftError
+from sft_nb.evaluation.generations import answer_rows
+from sft_nb.evaluation.evaluate import Evaluation, evaluate
+from sft_nb.evaluation.sweep import sweep, Sweep
+from sft_nb.tasks.core import task_of
+from sft_nb.tokens.conversations import read_split
+from sft_nb.training.train import train
+
+
+def test_an_evaluation_keeps_every_generation(trained):
+    e = evaluate(trained, eval_samples=12, progress=False)
+    saved = json.loads((trained.path/"eval/adapter.json").read_text())
+    assert len(saved["base"]["answers"]) == len(saved["tuned"]["answers"]) == 12
+    assert Evaluation.load(trained.path/"eval/adapter.json") == e
+    earlier = evaluate(trained, eval_samples=12, checkpoint="checkpoint-30", progress=False)
+    assert e.base.answers == earlier.base.answers   # greedy, the same base
+
+
+def test_what_a_killed_evaluation_left_behind_goes_with_the_next(trained):
+    "Found by kill 61 of scripts/soak.py: it died between writing a file aside and renaming it"
+    left, written = (trained.path/"eval"/f".adapter.json.{name}.new" for name in ("dead", "alive"))
+    evaluate(trained, eval_samples=2, progress=False)
+    for path in (left, written): path.write_text("{")   # in this very instant: an evaluation that reuses all is as fast
+    with written.open() as held:   # by another evaluation, which lives
+        fcntl.flock(held, fcntl.LOCK_EX)
+        evaluate(trained, eval_samples=2, progress=False)
+        assert (left.exists(), written.exists()) == (False, True)
+    written.unlink()
+
+
+def test_a_checkpoint_that_is_not_there(trained):
+    says = ("there is no checkpoint-7 in it .finished at step 60.; one of adapter, checkpoint-30, checkpoint-60. "
+            "Fix: checkpoint='checkpoint-60'")
+    with pytest.raises(ConfigError, match=says): evaluate(trained, checkpoint="checkpoint-7")
+    with pytest.raises(ConfigError, match="eval_samples is 0"): evaluate(trained, eval_samples=0)
+
+
+def test_a_run_of_all_weights_is_compared_with_the_base_that_it_began_with(tmp_path, tokenizer):
+    few = dict(method="full", max_steps=2, max_samples=32, eval_samples=4, preflight=False)
+    run = train(load_config("demo", runs_dir=str(tmp_path), **few))
+    e = evaluate(run, progress=False)
+    base = load_base(run.config, tokenizer)
+    rows = read_split(run.config, task_of(run.config), "eval")
+    assert e.base == answer_rows(base, tokenizer, rows, run.config, name="base", progress=False)
+
+
+def test_the_rows_that_preparation_kept_are_the_rows_that_are_scored(tmp_path):
+    "Empty answers, lines that are no JSON, duplicates, long rows and rows without a prompt are counted, not asked"
+    rows = [dict(messages=[dict(role="user", content=f"{k}+1?"), dict(role="assistant", content=str(k + 1))])
+            for k in range(6)]
+    rows += [dict(question="7+1?", answer=""), rows[0], dict(question="9+1? " * 300, answer="10"),
+             dict(text="A text, which asks nothing.")]
+    train_file, file = tmp_path/"train.jsonl", tmp_path/"eval.jsonl"
+    train_file.write_text("".join(json.dumps(row) + "\n" for row in rows[:6]))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{broken\n")
+    cfg = load_config(train_file=str(train_file), eval_file=str(file), on_bad_row="drop", drop_duplicates=True,
+                      max_steps=2, save_steps=1, max_new_tokens=4, preflight=False, runs_dir=str(tmp_path/"runs"))
+    run = train(cfg)
+    e = evaluate(run, progress=False)
+    assert [a.where for a in e.tuned.answers] == [f"eval.jsonl line {k}" for k in range(1, 7)]
+    assert {"empty answer", "duplicate of an earlier row", "no prompt"} < {*e.left_out}
+    assert sum(e.left_out.values()) == 5
+    assert "6 held-out rows (" in str(e) and "1 left out: empty answer" in str(e)
+    assert Evaluation.load(run.path/"eval/adapter.json") == e
+    swept = sweep(run, general=False, progress=False)
+    assert swept.base.n == 6 and swept.left_out == e.left_out and "left out: empty answer" in str(swept)
+    assert Sweep.load(run.path/"eval/sweep.json").left_out == e.left_out
+    assert len(GenerationState(run).rows()) == 7   # one of them is a text
+    with pytest.raises(SftError, match="this is not valid JSON"):   # a setting of evaluations too
+        evaluate(run, eval_file=str(file), on_bad_row="error", progress=False)
+
+
+def test_rows_of_any_length_are_asked_of_a_model_that_no_run_trained(tmp_path):
+    file = tmp_path/"long.jsonl"
+    file.write_text(json.dumps(dict(question="9+1? " * 200, answer="10")) + "\n")
+    assert evaluate("tiny", task="chat", eval_file=str(file), max_new_tokens=2, progress=False).tuned.n == 1
+    with pytest.raises(SftError, match="longer than max_length 64"):
+        evaluate("tiny", task="chat", eval_file=str(file), max_length=64, progress=False)

@@ -1,0 +1,245 @@
+"""What is kept and computed again: attention runs once, numbers stay what they were, and bytes are as planned."""
+import gc
+import weakref
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from shapes import SHAPES, model
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sft_nb.batches.layout import BatchLengths
+from sft_nb.checks.preflight import same_model
+from sft_nb.config import load_config
+from sft_nb.model import checkpointing
+from sft_nb.model.attention import told_documents
+from sft_nb.model.loss import causal_lm
+from sft_nb.model.checkpointing import (ATTENTION, OnDevice, OnHost, parts_of, recompute_layers, recompute_parts,
+                                        save_memory)
+from sft_nb.planning.simulate import MemoryTracker, Pass, simulate
+from sft_nb.planning.memory import skeleton
+from sft_nb.report import ConfigError
+from sft_nb.tokens.tokenizer import load_tokenizer
+from sft_nb.training.arguments import refuse
+from sft_nb.training.train import train
+
+LENGTHS = (19, 7, 38)
+IDS = torch.randint(3, 768, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
+AT = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+CU = torch.tensor([0, 19, 26, 64], dtype=torch.int32)
+PLAIN = [k for k in SHAPES if k not in ("gemma2", "gpt2")]   # open scores are no one operation; positions are learned
+
+
+class Count(TorchDispatchMode):
+    "How often attention runs"
+    n = 0
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        self.n += f.name().partition(".")[0] in ATTENTION
+        return f(*args, **(kwargs or {}))
+
+
+def adapted(kind="qwen3", *, attention="varlen", **how):
+    how = dict(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM") | how
+    torch.manual_seed(3)
+    base = model(kind, attention=attention, attention_dropout=0.).requires_grad_(False)
+    return get_peft_model(base, LoraConfig(**how)).train()
+
+
+def out(m)->tuple[int,list]:
+    "How often attention ran, the loss, and the gradients"
+    m.zero_grad()
+    torch.manual_seed(5)
+    with Count() as attention, told_documents(CU, max(LENGTHS)):
+        loss = m(IDS, position_ids=AT, labels=IDS, use_cache=False).loss
+        loss.backward()
+    return attention.n, [loss.detach(), *(p.grad.clone() for p in m.parameters() if p.requires_grad)]
+
+
+def off(got:list, want:list)->float:
+    return max(((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item() for a, b in zip(got, want))
+
+
+@pytest.mark.parametrize("waiting", [OnDevice, OnHost])
+@pytest.mark.parametrize("kind", PLAIN)
+def test_attention_runs_once_and_every_number_is_the_same(kind, waiting):
+    m = adapted(kind, lora_dropout=.2)
+    once, want = out(m)
+    recompute_layers(m)
+    twice, again = out(m)
+    recompute_layers(m, keep_attention=True, waiting=waiting)
+    kept, got = out(m)
+    assert once == 4 * len(LENGTHS) and (twice, kept) == (2 * once, once)
+    assert all(map(torch.equal, again, want)) and all(map(torch.equal, got, want))
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt2"])
+def test_what_cannot_be_kept_is_computed_again(kind):
+    m = adapted(kind)
+    want = out(m)[1]
+    recompute_layers(m, keep_attention=True)
+    assert all(map(torch.equal, out(m)[1], want))
+
+
+def test_attention_that_draws_random_numbers_is_not_kept():
+    "Or what is dropped after it would be drawn otherwise the second time"
+    m = adapted(attention="sdpa", lora_dropout=.2)
+    for layer in m.modules():
+        if hasattr(layer, "attention_dropout"): layer.attention_dropout = .3
+    want = out(m)[1]
+    recompute_layers(m, keep_attention=True)
+    assert all(map(torch.equal, out(m)[1], want))
+
+
+def test_a_backward_pass_can_be_asked_for_twice():
+    m = adapted()
+    recompute_layers(m, keep_attention=True)
+    loss = m(IDS, labels=IDS, use_cache=False).loss
+    loss.backward(retain_graph=True)
+    first = [p.grad.clone() for p in m.parameters() if p.requires_grad]
+    m.zero_grad()
+    loss.backward()
+    assert all(torch.equal(p.grad, g) for p, g in zip([p for p in m.parameters() if p.requires_grad], first))
+
+
+def test_what_waits_in_host_memory_is_a_copy_of_its_own(monkeypatch):
+    "Small things stay, with the very tensor's shape and strides"
+    monkeypatch.setattr(checkpointing.Aside, "_SMALL", 100)
+    aside, t, small = checkpointing.Aside(OnHost), torch.randn(8, 16).t(), torch.ones(3)
+    aside.put((t, small, None, 7))
+    assert [type(x) for x in aside.kept[0]] == [OnHost, OnDevice, type(None), int]
+    was = t.clone()
+    t.zero_()
+    back, one, nothing, seven = aside.take()
+    assert torch.equal(back, was) and back.stride() == t.stride() and torch.equal(one, small)
+    assert (nothing, seven) == (None, 7)
+
+
+def shorten(monkeypatch, fewest=8, most=5):
+    "64 tokens are a long row"
+    monkeypatch.setattr(checkpointing, "_FEWEST", fewest)
+    monkeypatch.setattr(checkpointing, "_MOST_PARTS", most)
+
+
+@pytest.mark.parametrize("kept", [None, False, True])
+@pytest.mark.parametrize("kind", list(SHAPES))
+def test_parts_give_the_same_gradients(kind, kept, monkeypatch):
+    shorten(monkeypatch)
+    m = adapted(kind)
+    want = out(m)[1]
+    if kept is not None: recompute_layers(m, keep_attention=kept)
+    seen, whole = [], checkpointing.checkpoint
+    monkeypatch.setattr(checkpointing, "checkpoint", lambda f, x, **k: seen.append(x.shape[1]) or whole(f, x, **k))
+    parts = recompute_parts(m)
+    got = out(m)[1]
+    assert parts.n == len(parts_of(m)) >= 8 and off(got, want) < 2e-5
+    assert seen[:5] == [13, 13, 13, 13, 12]
+    parts.undo()
+    assert not any("forward" in vars(part) for part in parts_of(m))
+
+
+def test_parts_are_for_long_rows_that_are_learned_from(monkeypatch):
+    calls = []
+    monkeypatch.setattr(checkpointing, "checkpoint", lambda f, x, **k: calls.append(x) or f(x))
+    m = adapted()
+    want = out(m)[1]
+    recompute_parts(m)
+    assert all(map(torch.equal, out(m)[1], want)) and not calls   # 64 tokens are no long row
+    shorten(monkeypatch)
+    with torch.no_grad(): m(IDS)
+    m.eval()(IDS)
+    assert not calls
+    m.train()(IDS)
+    assert calls
+
+
+def peak(m)->int:
+    "Bytes that are alive at the most in a backward pass, beside what is there before"
+    with MemoryTracker() as alive, torch.autocast("cpu", torch.bfloat16):
+        for p in m.parameters(): alive.add(p)
+        before = alive.now
+        loss = causal_lm(m).base_model(IDS.repeat(1, 16), use_cache=False).last_hidden_state.float().square().mean()
+        alive.peak = alive.now
+        loss.backward()
+    return alive.peak - before
+
+
+def test_parts_and_offloading_hold_less(monkeypatch):
+    "Counted with real numbers: a wide MLP is most of what a layer holds"
+    shorten(monkeypatch, fewest=64, most=16)
+    torch.manual_seed(0)
+    wide = get_peft_model(model("llama", attention="sdpa", intermediate_size=768).requires_grad_(False),
+                          LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")).train()
+    recompute_layers(wide)
+    whole = peak(wide)
+    recompute_parts(wide)
+    assert peak(wide) < .75 * whole
+
+
+@pytest.mark.parametrize("how", [{}, dict(keep_attention=True), dict(recompute_parts=True), dict(keep_attention=True,
+                                 recompute_parts=True)], ids=str)
+def test_living_bytes_are_as_planned(how, monkeypatch):
+    "Of a real step on a CPU, and of the same step without numbers"
+    shorten(monkeypatch, fewest=16, most=8)
+    cfg, tok = load_config(lora_dropout=0., method="lora"), load_tokenizer(load_config())
+    fake = simulate(skeleton(cfg, tok, dtype=torch.float32), BatchLengths(LENGTHS, True),
+                    Pass(kind="cpu", dtype=torch.float32, checkpointing=True, **how))
+    real = held(cfg, tok, how)
+    assert abs(fake.activations - real) < .03 * real
+
+
+def held(cfg, tok, how:dict)->int:
+    "Bytes alive after a real forward pass, beside what was there before"
+    from sft_nb.model.adapter import load_model
+    from sft_nb.planning.simulate import _forward_and_loss, _pass_context, _save_memory
+    m = load_model(cfg, tok)
+    inner = causal_lm(m)
+    inner.set_attn_implementation("varlen")
+    how = Pass("varlen", "cpu", torch.float32, checkpointing=True, **how)
+    _save_memory(m, how)
+    with MemoryTracker() as alive, _pass_context(m, BatchLengths(LENGTHS, True), how):
+        for t in (*m.parameters(), *m.buffers()): alive.add(t)
+        before = alive.now
+        _loss = _forward_and_loss(inner, BatchLengths(LENGTHS, True), "varlen", torch.float32, 512)   # holds the graph
+        return alive.now - before
+
+
+def test_a_config_says_what_is_done_and_preflight_leaves_no_trace():
+    m, cfg = adapted(), load_config(gradient_checkpointing=True, keep_attention=True, recompute_parts=True,
+                                    activation_offloading=False)
+    with same_model(m): assert [c.n for c in save_memory(m, cfg)] == [4 + 4 * 4]   # MLPs, and four norms a layer
+    assert not any("forward" in vars(part) for part in parts_of(m)) and not m.base_model.model.is_gradient_checkpointing
+    for name in ("keep_attention", "recompute_parts"):
+        with pytest.raises(ConfigError, match=f"{name}.*kernels is compile.*one program"):
+            refuse(load_config(kernels="compile", **{name: True}))
+
+
+def test_a_training_keeps_attention_and_ends_in_the_same_weights(tmp_path, monkeypatch):
+    "Through train: checkpointing with and without, and without any; dropout is on"
+    counts, weights = {}, {}
+    keeps, gives = checkpointing._Keeps.__torch_dispatch__, checkpointing._Gives.__torch_dispatch__
+    for name, how in dict(plain=dict(gradient_checkpointing=False), again=dict(keep_attention=False),
+                          kept=dict(keep_attention=True)).items():
+        seen = counts[name] = []
+        def watch(self, f, types, args=(), kwargs=None, seen=seen):
+            if f.name().partition(".")[0] in ATTENTION: seen.append(type(self).__name__)
+            return (keeps if isinstance(self, checkpointing._Keeps) else gives)(self, f, types, args, kwargs)
+        monkeypatch.setattr(checkpointing._Keeps, "__torch_dispatch__", watch)
+        monkeypatch.setattr(checkpointing._Gives, "__torch_dispatch__", watch)
+        cfg = load_config("demo", max_steps=2, eval_samples=0, max_samples=40, lora_dropout=.1, device="cpu",
+                          preflight=False, runs_dir=str(tmp_path), run_name=name,
+                          **dict(gradient_checkpointing=True) | how)
+        weights[name] = (train(cfg).path/"adapter"/"adapter_model.safetensors").read_bytes()
+    assert weights["plain"] == weights["again"] == weights["kept"]
+    assert not counts["plain"] and not counts["again"]
+    assert counts["kept"].count("_Keeps") == counts["kept"].count("_Gives") > 0
+
+
+def test_nothing_is_held_after_the_backward_pass(monkeypatch):
+    "What attention gave goes with its layer"
+    asides, made = [], checkpointing.Aside
+    monkeypatch.setattr(checkpointing, "Aside", lambda waiting: asides.append(weakref.ref(a := made(waiting))) or a)
+    m = adapted()
+    recompute_layers(m, keep_attention=True)
+    out(m)
+    gc.collect()
+    assert len(asides) == 4 and not any(ref() for ref in asides)

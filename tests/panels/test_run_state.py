@@ -1,0 +1,123 @@
+"""RunPanel's state on directories made by hand: what it reads, how fast, and that nothing it shows is obeyed."""
+import json
+import time
+
+import pytest
+from learner import small
+
+from sft_nb.panels.run_state import RunState
+from sft_nb.panels.run import RunPanel
+from sft_nb.progress import Phase, Progress, progress_listener
+from sft_nb.report import Report, warn
+from sft_nb.runs.directory import create_run
+from sft_nb.runs.metrics import append_line
+from sft_nb.runs.status import CHECKPOINT_ASKED, ProgressFile
+
+HOSTILE = "<script>alert(1)</script> # **bold** \x1b[31mred\x1b[0m \u202eabc"
+
+
+@pytest.fixture
+def run(tmp_path): return create_run(small(tmp_path, run_name="a", max_steps=10))
+
+
+def test_each_phase_is_seen_with_its_counts(run):
+    state = RunState(run)
+    assert state.phase() == "killed at step 0 of 10"
+    with run.locked(), progress_listener(ProgressFile(run.path/"progress.json")):
+        state.refresh()
+        assert state.phase() == "starting"
+        for phase, of, said in (("reading", 0, "reading"), ("preflight", 35, "preflight 0 of 35 checks"),
+                                ("loading", 0, "loading"), ("training", 10, "training 0 of 10 steps"),
+                                ("evaluating", 4, "evaluating 0 of 4 batches"), ("saving", 0, "saving")):
+            with Phase(phase, of):
+                assert state.refresh() and state.phase() == said and said in state.html()
+                assert state.to_dict()["progress"]["phase"] == phase
+
+
+def test_steps_and_time_left_are_of_the_training(run):
+    with run.locked():
+        told = Progress("training", 4, 8, seconds_left=120., figures=dict(loss=.5))
+        (run.path/"progress.json").write_text(json.dumps(told.to_dict()))
+        state = RunState(run)
+        assert (state.step, state.steps) == (4, 8)   # as the trainer counts, not as the config asks
+        assert state.phase() == "training 4 of 8 steps, loss 0.5, 2 min left" and "width:50.0%" in state.html()
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"phase": ', ""])
+def test_files_that_are_damaged_are_no_error(run, text):
+    for name in ("progress.json", "guards.json", "plan.json", "samples.jsonl"): (run.path/name).write_text(text)
+    with run.locked(): state = RunState(run)
+    assert state.noticed == [] and state.memory() == {} and state.answers() == [] and "starting" in state.html()
+
+
+def test_a_hundred_thousand_lines(run):
+    line = '{{"step": {}, "loss": {}, "grad_norm": 1.5}}\n'
+    (run.path/"metrics.jsonl").write_text("".join(line.format(k, 2 + k % 7) for k in range(1, 100_001)))
+    append_line(run.path/"metrics.jsonl", dict(step=100_001, loss=50.))
+    state, began = RunState(run), time.process_time()
+    for _ in range(5):
+        html = state.html()
+        assert not state.refresh()
+    assert time.process_time() - began < 5 and len(html) < 100_000   # 0.2 s on an idle machine
+    assert state.spikes(1)[0][0] == 100_001 and (100_001, 50.) in state.series("loss")["loss"]
+    append_line(run.path/"metrics.jsonl", dict(step=100_002, loss=1.))
+    before = state.tails[0].read_to
+    assert state.refresh() and state.step == 100_002 and state.tails[0].read_to - before < 100   # only what is new
+
+
+def test_what_is_read_is_escaped(run):
+    Report("guards", {}, [warn(HOSTILE, HOSTILE, check="c")]).save(run.path/"guards.json")
+    append_line(run.path/"samples.jsonl", dict(step=3, answers=[dict(asked=HOSTILE, text=HOSTILE, ended=True)]))
+    run.set_status("failed", reason=HOSTILE, fix=HOSTILE)
+    append_line(run.path/"metrics.jsonl", {"step": 1, "loss": 1., HOSTILE: 2.})
+    state = RunState(run)
+    assert state.answers() == [(HOSTILE, [(3, HOSTILE)])]
+    html = state.html()
+    assert "<script" not in html and "\x1b" not in html and "\u202e" not in html and html.count("&lt;script&gt;") >= 5
+    json.dumps(state.to_dict())
+
+
+def test_memory_stands_beside_the_plan(run):
+    plan = dict(allocated=3 * 2**30, total=4 * 2**30, device=dict(gib=24., kind="cuda"))
+    (run.path/"plan.json").write_text(json.dumps(plan))
+    append_line(run.path/"metrics.jsonl", dict(step=1, peak_memory_gib=2.5))
+    state = RunState(run)
+    assert state.memory() == dict(taken=2.5, planned=3., there=24.)
+    assert "2.50 GiB at most so far, 3.00 planned (lower bar), 24.0 there" in state.html()
+    plan["device"]["kind"] = "cpu"   # there the process is measured, with its libraries
+    (run.path/"plan.json").write_text(json.dumps(plan))
+    assert RunState(run).memory()["planned"] == 4.
+    (run.path/"plan.json").write_text(json.dumps(dict(allocated=3 * 2**30, device=dict(gib=24.))))   # with less in it
+    assert RunState(run).memory()["planned"] == 3.
+
+
+def test_several_runs_have_a_legend(run, tmp_path):
+    other = create_run(small(tmp_path, run_name="b"))
+    for one in (run, other): append_line(one.path/"metrics.jsonl", dict(step=1, loss=1., eval_loss=2.))
+    state = RunState(run, other)
+    assert [r.path for r in RunState([run, other]).runs] == [r.path for r in state.runs]   # a list says the same
+    assert [*state.series("loss", "eval_loss")] == ["a loss", "a eval_loss", "b loss", "b eval_loss"]
+    assert all(f" {name}</span>" in state.html() for name in ("a loss", "b eval_loss"))
+    assert "stroke-dasharray='6 3'" in state.html()   # not by colour alone
+
+
+def test_a_press_asks_and_does_not_wait(run, monkeypatch):
+    asked = []
+    monkeypatch.setattr(type(run), "stop", lambda self, timeout: asked.append(timeout))
+    with run.locked():
+        panel = RunPanel(run, every=.01)
+        panel.stop.click()
+        panel.checkpoint.click()
+        assert asked == [None] and (run.path/CHECKPOINT_ASKED).exists()
+        assert "a checkpoint is asked for" in panel.to_html()
+        panel.close()
+        panel._thread.join(5)
+        assert not panel._thread.is_alive()
+
+
+def test_a_rise_is_a_press_away_from_its_rows(undisturbed):
+    panel = RunPanel(undisturbed)
+    step, _ = panel.state.spikes()[0]
+    panel.rises.children[0].click()
+    assert panel.state.at == step and f"optimiser step {step} of 10" in panel.to_html()
+    assert all(f">{name}</span>" in panel.to_html() for name in panel.state.batches.names())

@@ -1,0 +1,162 @@
+"""What is loaded is what was trained, and what is exported too, for every kind of adapter."""
+import json
+
+import pytest
+import torch
+
+import sft_nb.proof.merge as merging
+from sft_nb.config import load_config
+from sft_nb.model.adapter import load_adapter, load_model
+from sft_nb.model.load import load_base
+from sft_nb.report import ConfigError, edit, Report, SftError, warn
+from sft_nb.proof.merge import merge, parity, probe
+from sft_nb.tokens.tokenizer import load_tokenizer
+from sft_nb.training.train import train
+
+ADAPTERS = {
+    "qlora": dict(),
+    "fp4": dict(bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=False),
+    "8bit": dict(load_in_8bit=True),
+    "lora": dict(method="lora"),
+    "full": dict(method="full", learning_rate=1e-3),
+    "rslora": dict(method="lora", use_rslora=True, lora_target_modules=("attention",)),
+    "dora": dict(method="lora", use_dora=True, learning_rate=1e-3),
+    "pissa": dict(method="lora", init_lora_weights="pissa", learning_rate=1e-3),
+    "olora": dict(method="lora", init_lora_weights="olora", learning_rate=1e-3),
+    "gaussian": dict(init_lora_weights="gaussian"),
+    "head": dict(method="lora", modules_to_save=("lm_head",), learning_rate=1e-3),
+    "tokens": dict(train_tokens=("<|im_end|>", "<|new|>")),
+}
+
+
+def short(tmp_path, **how):
+    "A run of six steps"
+    small = dict(runs_dir=str(tmp_path), max_steps=6, max_samples=96, eval_samples=4, save_steps=100, preflight=False)
+    return train(load_config("demo", **small | how))
+
+
+@pytest.fixture
+def of_six_steps(train_once):
+    "A run of the demo's adapter; it is trained once"
+    return train_once("of_six_steps", lambda folder: short(folder, save_steps=3))
+
+
+@pytest.mark.parametrize("how", ADAPTERS.values(), ids=ADAPTERS.keys())
+@pytest.mark.filterwarnings("ignore")
+def test_trained_loaded_merged_and_reloaded_are_one_model(tmp_path, how):
+    run = short(tmp_path, **how)
+    out = merge(run, dtype="float32", prompts=3)
+    report = json.loads((out/"parity.json").read_text())
+    assert report["status"] == "ok" and report["figures"]["equal_answers"] == 3
+    tok = load_tokenizer(run.config)
+    talk = [[dict(role="user", content="Ben has 3 figs. Then Ben buys 4 more. How many figs does Ben have?")]]
+    tuned = probe(load_adapter(run.config, tok, run.adapter), tok, talk)
+    base = probe(load_base(run.config, tok), tok, talk, like=tuned)
+    assert parity(tuned, base, tolerance=1e-3).status == "fail", "nothing was learned, so nothing is proved"
+
+
+def test_only_the_rows_of_the_tokens_are_trained(tmp_path):
+    cfg = load_config("demo", train_tokens=("<|im_end|>", "<|new|>"))
+    tok = load_tokenizer(cfg)
+    new, end = tok.convert_tokens_to_ids("<|new|>"), tok.convert_tokens_to_ids("<|im_end|>")
+    assert len(tok) == len(load_tokenizer(load_config())) + 1 and tok.decode([new]) == "<|new|>"
+    before = load_base(cfg, tok).get_input_embeddings().weight
+    run = short(tmp_path, train_tokens=("<|im_end|>", "<|new|>"))
+    from safetensors.torch import load_file
+    saved = [w for n, w in load_file(run.adapter/"adapter_model.safetensors").items() if "token" in n]
+    assert len(saved) == 1 and saved[0].shape == (2, before.shape[1])
+    merge(run, dtype="float32", prompts=2)
+    with torch.no_grad(): after = load_file(run.path/"merged"/"model.safetensors")["model.embed_tokens.weight"]
+    changed = {i for i in range(len(before)) if not torch.equal(before[i], after[i])}
+    assert end in changed and changed <= {end, new}
+
+
+def test_a_new_row_begins_as_the_mean_of_the_others():
+    cfg, before = load_config(train_tokens=tuple(f"<|t{i}|>" for i in range(100))), len(load_tokenizer(load_config()))
+    tok = load_tokenizer(cfg)
+    old, new = load_base(load_config(), load_tokenizer(load_config())), load_base(cfg, tok)
+    rows = old.get_input_embeddings().weight   # the base has rows for 23 tokens that no tokenizer makes
+    w = new.get_input_embeddings().weight
+    assert len(w) == len(tok) == before + 100 > len(rows) and torch.equal(w[:before], rows[:before])
+    assert torch.allclose(w[before:], w[:before].mean(0).expand(100, -1), atol=1e-6)
+    assert new.get_output_embeddings().weight is w
+
+
+def test_the_turned_weights_of_gpt2_are_turned_back(tmp_path):
+    from shapes import folder
+    run = short(tmp_path, model=folder(tmp_path, "gpt2"), tokenizer="tiny", init="random")
+    assert json.loads((merge(run, dtype="float32", prompts=2)/"parity.json").read_text())["status"] == "ok"
+
+
+def test_nothing_of_the_users_is_touched(tmp_path, of_six_steps):
+    (tmp_path/"precious.new").mkdir()
+    (tmp_path/"precious.new"/"thesis.txt").write_text("x")
+    out = merge(of_six_steps, out=tmp_path/"precious", prompts=1)
+    assert (tmp_path/"precious.new"/"thesis.txt").exists() and not (out/"thesis.txt").exists()
+    assert not list(tmp_path.glob(".precious*"))
+    assert json.loads((out/"parity.json").read_text())["figures"]["step"] == 6
+
+
+def test_16_bits_and_a_checkpoint_and_another_folder(tmp_path, of_six_steps):
+    run = of_six_steps
+    out = merge(run, out=tmp_path/"there", checkpoint="checkpoint-3", prompts=2)
+    from safetensors.torch import load_file
+    assert {w.dtype for w in load_file(out/"model.safetensors").values()} == {torch.bfloat16}
+    config = json.loads((out/"config.json").read_text())
+    assert "quantization_config" not in config and "varlen" not in json.dumps(config)
+    assert merge(run, checkpoint="checkpoint-3", prompts=1, dtype="float16").name == "merged-checkpoint-3"
+    with pytest.raises(ConfigError, match="exists already"): merge(run, out=tmp_path/"there")
+    with pytest.raises(ConfigError, match="prompts is 0"): merge(run, prompts=0)
+    with pytest.raises(ConfigError, match="there is no checkpoint-7 in it"): merge(run, checkpoint="checkpoint-7")
+
+
+def test_a_fix_of_a_merge_that_was_made_names_a_folder_that_is_not_there(of_six_steps, monkeypatch):
+    run = of_six_steps
+    finding = warn("they part in 1 of 2 answers", edit(dtype="float32"), check="parity")
+    monkeypatch.setattr(merging, "_write_and_compare", lambda *a: Report("parity", findings=[finding]))
+    out = merge(run, checkpoint="checkpoint-3", prompts=1)
+    fix = Report.load(out/"parity.json").findings[0].fix.says("shell")
+    assert fix == (f"sft_nb merge {run.path} --checkpoint checkpoint-3 --dtype float32 "
+                   f"--out {run.path}/merged-checkpoint-3-float32")
+
+
+def test_a_merge_that_lost_something_is_an_error_and_leaves_nothing(tmp_path, of_six_steps, monkeypatch):
+    run = of_six_steps
+    def forgetful(workbench, path, dtype):
+        return merging.unpack(load_base(workbench.requested, workbench.tokenizer), dtype)
+    monkeypatch.setattr(merging, "merged_model", forgetful)
+    with pytest.raises(SftError, match="logits of adapter and merged differ") as e: merge(run, out=tmp_path/"my out")
+    assert f"--dtype float32 --out '{tmp_path}/my out'" in e.value.fix.says("shell")
+    assert not (tmp_path/"my out").exists()
+    assert not [*run.path.glob("merged*"), *run.path.glob(".merged*")]
+    assert (run.adapter/"adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("how, says", [
+    (dict(init_lora_weights="pissa"), "takes the base apart"),
+    (dict(init_lora_weights="nonsense", method="lora"), "no such way to begin"),
+    (dict(use_dora=True, lora_target_modules=("attention",), modules_to_save=("q_proj",)), "stored in 4 or 8 bits"),
+    (dict(modules_to_save=("lmhead",)), "no module 'lmhead'"),
+    (dict(lora_target_modules=("q_projj",)), "no linear layer"),
+    (dict(tokenizer="small"), "rows for 768"),
+])
+def test_wrong_adapters_are_refused(tokenizer, how, says, tmp_path):
+    if "tokenizer" in how:
+        from tokenizers import Tokenizer, models
+        from transformers import PreTrainedTokenizerFast
+        words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "e": 2}, unk_token="a"))
+        small = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="e", pad_token="b")
+        small.save_pretrained(tmp_path/"small")
+        how = dict(tokenizer=str(tmp_path/"small"))
+        tokenizer = load_tokenizer(load_config(**how))
+    with pytest.raises(ConfigError, match=says): load_model(load_config(**how), tokenizer)
+
+
+def test_checkpointing_asks_for_gradients_of_the_input_and_not_reentrantly(tokenizer, tmp_path):
+    from pathlib import Path
+    from sft_nb.training.arguments import training_arguments
+    cfg = load_config("demo", gradient_checkpointing=True)
+    model = load_model(cfg, tokenizer)
+    ids = torch.arange(5)[None]
+    assert model(ids).logits.requires_grad and model.get_input_embeddings()(ids).requires_grad
+    assert training_arguments(cfg, Path("runs/x")).gradient_checkpointing_kwargs == dict(use_reentrant=False)

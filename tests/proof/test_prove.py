@@ -1,0 +1,458 @@
+"""Served is trained: each planted fault is named as the first broken stage, and clean chains raise none. The twelve:
+template, bos, stop, adapter, tied, dtype, sampling, context, tokenizer, thinking, system, cut."""
+import builtins
+import copy
+import json
+import re
+import shutil
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from served import assert_named, edited, OTHER
+from stub_server import listening, Stub
+from transformers import AutoTokenizer
+
+from sft_nb.report import ConfigError, SftError
+from sft_nb.proof import prove as proving# the module
+from sft_nb.proof.merged_folder import Folder, tokenizer_of
+from sft_nb.proof.gguf_file import Gguf
+from sft_nb.evaluation.openai_client import Server
+from sft_nb.tokens.tokenizer import ASSETS
+
+APIS = ("vLLM", "llama.cpp", "plain")
+
+
+def by(served, stub=None, **how):
+    "The proof of a server"
+    stub = stub or Stub(served.tuned, served.tokenizer)
+    with listening(stub) as url: return served.prove(server=url, **how)
+
+
+def stub(served, model=None, **how): return Stub(model or served.tuned, served.tokenizer, **how)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_right_server_is_all_the_same(served, api):
+    proof = by(served, stub(served, api=api, logprobs=api != "plain"))
+    assert proof.same, str(proof)
+    assert {s.finding.status for s in proof.stages} <= {"ok", "skipped"}
+    assert api == "plain" or [s.finding.check for s in proof.stages if s.finding.status == "skipped"] == []
+
+
+PROMPT_FAULTS = dict(
+    template=dict(template=OTHER), bos=dict(bos_twice=True), system=dict(system="You are a pirate. Be a pirate."),
+    thinking=dict(thinks=True), cut=dict(cut=40))
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("name", PROMPT_FAULTS)
+def test_what_is_wrong_with_a_prompt_is_named(served, api, name):
+    assert_named(by(served, stub(served, api=api, **PROMPT_FAULTS[name])), name)
+
+
+def fewer_merges(folder):
+    "Another tokenizer in a folder"
+    said = json.loads((folder/"tokenizer.json").read_text())
+    said["model"]["merges"] = said["model"]["merges"][:200]
+    (folder/"tokenizer.json").write_text(json.dumps(said))
+    return folder
+
+
+def other_tokenizer(served): return AutoTokenizer.from_pretrained(fewer_merges(served.copy("fewer")))
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_another_tokenizer_is_named(served, api):
+    assert_named(by(served, Stub(served.tuned, other_tokenizer(served), api=api)), "tokenizer")
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["told", "found out"])
+def test_a_short_context_is_named(served, tells):
+    proof = by(served, stub(served, context=72, tells_context=tells))
+    assert_named(proof, "context")
+
+
+@pytest.mark.parametrize("logprobs", [True, False], ids=["logprobs", "texts"])
+def test_an_adapter_that_is_ignored_is_named(served, logprobs):
+    assert_named(by(served, stub(served, served.base, logprobs=logprobs)), "adapter")
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_missing_stop_token_is_named(served, api):
+    proof = by(served, stub(served, api=api, ends=[]))
+    assert_named(proof, "stop")
+    assert ("gguf-set-metadata" in str(proof.fix)) == (api == "llama.cpp")
+
+
+def test_a_temperature_from_generation_config_is_named(served):
+    folder = served.copy("hot")
+    edited(folder/"generation_config.json", temperature=1.5)
+    proof = by(served, stub(served, temperature=1.5, root=str(folder)))
+    assert_named(proof, "sampling")
+    assert "temperature is 1.5" in proof.broken.finding.says and "generation_config.json" in str(proof.fix)
+    assert by(served, stub(served, temperature=1.5), sends=dict(temperature=0)).same
+
+
+def test_what_llama_cpp_says_of_itself_is_no_fault(served):
+    proof = by(served, stub(served, api="llama.cpp", temperature=1.5))
+    assert proof.same and proof.stages[-1].finding.status == "warn"
+    assert_named(by(served, stub(served, temperature=1.5)), "sampling")   # and elsewhere it is
+
+
+def rounded(model, step):
+    "A copy whose weights are rounded to a grid"
+    other = copy.deepcopy(model)
+    for w in other.parameters():
+        if w.dim() == 2: w.data = (w.data / step).round() * step
+    return other
+
+
+def test_a_wrong_dtype_is_named(served):
+    served_in_8_bits = rounded(served.tuned, .02)
+    proof = by(served, stub(served, served_in_8_bits), folder=served.merged)
+    assert_named(proof, "dtype")
+    assert proof.broken.saw["weights"] == "float32"
+
+
+def test_weights_that_lost_what_was_learned_are_named(served):
+    proof = by(served, stub(served, rounded(served.tuned, .3)))
+    assert_named(proof, proof.broken.finding.check)
+    assert proof.broken.finding.check in ("quantisation", "adapter", "texts")
+
+
+def test_texts_alone_are_compared_without_log_probabilities(served):
+    assert_named(by(served, stub(served, rounded(served.tuned, .12), logprobs=False)), "texts")
+
+
+FOLDER_FAULTS = {
+    "stop": lambda f: edited(f/"generation_config.json", eos_token_id=[0]),
+    "sampling": lambda f: edited(f/"generation_config.json", temperature=.7, top_p=.8),
+    "context": lambda f: edited(f/"config.json", max_position_embeddings=32),
+    "template": lambda f: (f/"chat_template.jinja").write_text(OTHER),
+    "shape": lambda f: edited(f/"config.json", num_hidden_layers=2),
+    "dtype": lambda f: edited(f/"config.json", dtype="float16"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDER_FAULTS)
+def test_what_is_wrong_with_a_folder_is_named(served, name):
+    folder = served.copy("broken")
+    FOLDER_FAULTS[name](folder)
+    assert_named(served.prove(folder=folder), name, link="folder")
+
+
+def test_another_tokenizer_in_a_folder_is_named(served):
+    assert_named(served.prove(folder=fewer_merges(served.copy("broken"))), "tokenizer", link="folder")
+
+
+def weights_of(folder, change):
+    from safetensors.torch import load_file, save_file
+    file = folder/"model.safetensors"
+    save_file(change(load_file(file)), file, metadata=dict(format="pt"))
+
+
+def test_an_overwritten_head_is_named(served):
+    folder = served.copy("broken")
+    weights_of(folder, lambda w: w | {"lm_head.weight": w["model.embed_tokens.weight"] * 1.5})
+    assert_named(served.prove(folder=folder), "tied", link="folder")
+
+
+def test_a_folder_without_the_adapter_is_named(served):
+    folder = served.copy("broken")
+    served.base.save_pretrained(folder)
+    edited(folder/"generation_config.json", eos_token_id=[2])
+    edited(folder/"config.json", dtype="float32")
+    assert_named(served.prove(folder=folder), "adapter", link="folder")
+
+
+def scale_adapter(served, share):
+    base = served.base.state_dict()
+    return lambda w: {n: base[n] + share * (v - base[n]) if n in base else v for n, v in w.items()}
+
+def add_noise(served):
+    torch.manual_seed(0)
+    return lambda w: {n: v * (1 + .01 * torch.randn_like(v)) for n, v in w.items()}
+
+def scale_one(name, factor): return lambda served: lambda w: w | {name: w[name] * factor}
+
+def destroy_row(served):
+    torch.manual_seed(0)
+    def change(w):
+        embedding = w["model.embed_tokens.weight"].clone()
+        embedding[-3] = embedding.std() * torch.randn_like(embedding[-3])
+        return w | {"model.embed_tokens.weight": embedding}
+    return change
+
+def round_to_8_bits(served):
+    def change(v):
+        if v.dim() < 2: return v
+        step = v.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+        return (v / step).round() * step
+    return lambda w: {n: change(v) for n, v in w.items()}
+
+
+WEIGHT_FAULTS = {
+    "adapter x 0.9": (lambda served: scale_adapter(served, .9), "the adapter is in them 0.90 times"),
+    "1% noise": (add_noise, r"differs by [\d.]+%"),
+    "one tensor 2% off": (scale_one("model.layers.1.mlp.up_proj.weight", 1.02), "1 of .*up_proj.weight differs by 2%"),
+    "one tensor 10% off": (scale_one("model.norm.weight", 1.1), "model.norm.weight differs by 10%"),
+    "one row of the embedding": (destroy_row, r"1 of .* row \d+ of model.embed_tokens.weight"),
+    "8 bits": (round_to_8_bits, "tensors are not the run's"),
+}
+
+@pytest.mark.parametrize("fault", WEIGHT_FAULTS)
+def test_weights_that_differ_are_never_the_same(served, fault):
+    change, says = WEIGHT_FAULTS[fault]
+    folder = served.copy("other-weights")
+    weights_of(folder, change(served))
+    proof = served.prove(folder=folder)
+    assert proof.broken.name == "folder weights" and proof.exit_code == 1, str(proof)
+    assert proof.verdict in ("close, not equal", "not the same")
+    assert re.search(says, proof.broken.finding.says), proof.broken.finding.says
+
+
+def swap_layers(w):
+    "The first two, one in the place of the other"
+    def other(name): return re.sub(r"(?<=layers\.)[01](?=\.)", lambda k: str(1 - int(k[0])), name)
+    return {other(name): v for name, v in w.items()}
+
+def generates(**settings): return lambda f, _: edited(f/"generation_config.json", **settings)
+
+UP = "model.layers.1.mlp.up_proj.weight"
+MORE_FAULTS = {   # what is done to a folder, and what the first broken stage says
+    "the adapter twice": (lambda f, served: weights_of(f, scale_adapter(served, 2.)), "adapter is in them 2.00 times"),
+    "two layers swapped": (lambda f, _: weights_of(f, swap_layers), "of model.layers.1."),
+    "a tensor is not there": (lambda f, _: weights_of(f, lambda w: {n: v for n, v in w.items() if n != UP}), UP),
+    "a tensor of zeros": (lambda f, _: weights_of(f, lambda w: w | {UP: torch.zeros_like(w[UP])}), UP),
+    "another epsilon": (lambda f, _: edited(f/"config.json", rms_norm_eps=.1), "rms_norm_eps is 0.1"),
+    "a window": (lambda f, _: edited(f/"config.json", sliding_window=4, use_sliding_window=True), "sliding_window"),
+    "a penalty": (generates(repetition_penalty=1.8), "repetition_penalty is 1.8"),
+    "an answer of a least length": (generates(min_new_tokens=40), "min_new_tokens is 40"),
+    "another end by force": (generates(forced_eos_token_id=5), "forced_eos_token_id is 5"),
+}
+
+@pytest.mark.parametrize("fault", MORE_FAULTS)
+def test_more_of_what_may_be_wrong_with_a_folder_is_named(served, fault):
+    plant, says = MORE_FAULTS[fault]
+    folder = served.copy("broken")
+    plant(folder, served)
+    proof = served.prove(folder=folder)
+    assert proof.exit_code == 1 and not proof.same and says in str(proof.broken.finding), str(proof)
+
+
+def move_template(f):
+    "Where earlier versions of transformers keep it"
+    edited(f/"tokenizer_config.json", chat_template=(f/"chat_template.jinja").read_text())
+    (f/"chat_template.jinja").unlink()
+
+HEALTHY = {
+    "as it is": lambda f: None,
+    "more files": lambda f: (f/"README.md").write_text("# mine"),
+    "another version": lambda f: edited(f/"config.json", transformers_version="4.40.0"),
+    "a template in the config": move_template,
+    "the head beside the embedding": lambda f: weights_of(f, lambda w: w | {
+        "lm_head.weight": w["model.embed_tokens.weight"].clone()}),
+    "another order of tensors": lambda f: weights_of(f, lambda w: dict(reversed(w.items()))),
+    "greedy, in words": lambda f: edited(f/"generation_config.json", do_sample=False),
+    "a longer context": lambda f: edited(f/"config.json", max_position_embeddings=4096),
+    "padding on the left": lambda f: edited(f/"tokenizer_config.json", padding_side="left"),
+    "without a cache": lambda f: edited(f/"config.json", use_cache=False),
+}
+
+@pytest.mark.parametrize("change", HEALTHY)
+def test_what_is_no_fault_raises_no_alarm(served, change):
+    folder = served.copy("healthy")
+    HEALTHY[change](folder)
+    proof = served.prove(folder=folder)
+    assert proof.same and proof.exit_code == 0, str(proof)
+
+
+def test_weights_that_answer_alike_are_close_and_not_equal(served):
+    folder = served.copy("close")
+    weights_of(folder, destroy_row(served))
+    proof = served.prove(folder=folder)
+    assert proof.verdict == "close, not equal" and str(proof).splitlines()[0].endswith("and the answers agree")
+    assert proof.to_dict()["verdict"] == proof.verdict and "close, not equal" in proof._repr_html_()
+
+
+def test_declared_quantisation_is_no_fault(served):
+    folder = served.copy("int8")
+    weights_of(folder, round_to_8_bits(served))
+    proof = served.prove(folder=folder, quantised="int8")
+    assert proof.same and "off by what int8 explains" in str(proof)
+    with pytest.raises(ConfigError, match="one of int8, fp8"): served.prove(folder=folder, quantised="q9")
+
+
+@pytest.mark.parametrize("name, value", dict(
+    no_repeat_ngram_size=3, bad_words_ids=[[5]], suppress_tokens=[7], typical_p=.9, num_beams=4).items())
+def test_settings_that_change_a_greedy_answer_are_named(served, name, value):
+    folder = served.copy("broken")
+    edited(folder/"generation_config.json", **{name: value})
+    proof = served.prove(folder=folder)
+    assert_named(proof, "sampling", link="folder")
+    assert f"{name} is {value}" in proof.broken.finding.says
+
+
+@pytest.mark.parametrize("change, says", [
+    (dict(rope_parameters=dict(rope_theta=123.0, rope_type="default")), "rope_theta is 123.0 and was"),
+    (dict(num_key_value_heads=1), "num_key_value_heads is 1"), (dict(hidden_act="relu"), "hidden_act is 'relu'"),
+    (dict(num_hidden_layers=2), "num_hidden_layers is 2 and was"),   # which its own config class refuses
+    (dict(head_dim="x"), "head_dim is 'x'"), (dict(model_type="no-such-type"), "model_type is 'no-such-type'"),
+])
+def test_another_shape_in_a_config_is_named(served, change, says):
+    folder = served.copy("broken")
+    edited(folder/"config.json", **change)
+    assert says in folder_shape_of(served, folder).finding.says
+
+
+def folder_shape_of(served, folder):
+    from sft_nb.proof.merged_folder import folder_shape
+    served.prove(folder=served.merged)   # so that what is expected is known
+    run, source = served.run, served.run.weights("adapter")
+    x = proving.Expected(proving.Workbench(run.config, is_resolved=True), source, run.path, None)
+    return folder_shape(x, Folder(folder))
+
+
+def test_another_text_of_a_template_is_named_even_if_these_prompts_are_the_same(served):
+    folder = served.copy("broken")
+    text = (folder/"chat_template.jinja").read_text()
+    (folder/"chat_template.jinja").write_text(text.replace("m['content']", "m['content'] | trim"))
+    proof = served.prove(folder=folder)
+    assert_named(proof, "template", link="folder")
+    assert "the text of the template differs: line 1" in proof.broken.finding.says
+
+
+def test_weights_that_are_not_finite_are_named(served):
+    folder = served.copy("broken")
+    def overflow(w): return w | {"model.norm.weight": torch.full_like(w["model.norm.weight"], float("inf"))}
+    weights_of(folder, overflow)
+    assert_named(served.prove(folder=folder), "dtype", link="folder")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_clean_folder_is_all_the_same(served, dtype):
+    out = served.copy(dtype)
+    weights_of(out, lambda w: {name: v.to(getattr(torch, dtype)) for name, v in w.items()})
+    edited(out/"config.json", dtype=dtype)
+    proof = served.prove(folder=out)
+    assert proof.same and {s.finding.status for s in proof.stages} == {"ok"}, str(proof)
+
+
+def test_a_proof_is_kept_and_can_be_read(served):
+    proof = by(served, stub(served, system="<script>alert(1)</script>"))
+    said = json.loads((served.run.path/"eval/proof-adapter.json").read_text())
+    assert (said["same"], said["broken"]) == (False, "server system") and said["stages"][-1]["fix"]
+    assert "<script>" not in proof._repr_html_() and "&lt;script&gt;" in proof._repr_html_()
+
+
+def test_a_key_is_sent_and_never_shown(served, monkeypatch):
+    locked = stub(served, key="sesame-open-1234")
+    with pytest.raises(SftError, match="Invalid key.*SFT_NB_SERVER_KEY"): by(served, locked)
+    monkeypatch.setenv("SFT_NB_SERVER_KEY", "sesame-open-1234")
+    proof = by(served, locked)
+    assert proof.same and "sesame" not in json.dumps(proof.to_dict())
+
+
+def test_a_server_is_asked_before_a_model_is_loaded(served, monkeypatch):
+    monkeypatch.setattr(proving, "what_was_trained", None)
+    with pytest.raises(SftError, match="nobody answers there"): served.prove(server="http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="it is no address"): served.prove(server="localhost")
+    with pytest.raises(ConfigError, match="no such folder"): served.prove(folder="nowhere")
+
+
+def test_a_qlora_run_is_all_the_same(undisturbed_qlora, tmp_path):
+    from sft_nb.proof.merge import merge
+    out = merge(undisturbed_qlora, out=tmp_path/"merged", prompts=2)
+    proof = proving.prove(undisturbed_qlora, folder=out, prompts=2, max_new_tokens=12)
+    assert proof.same and proof.stages[-1].name == "folder answers", str(proof)
+
+
+def test_a_run_on_plain_text_is_asked_as_text(tmp_path):
+    from learner import small
+    from sft_nb.training.train import train
+    from sft_nb.workbench import Workbench
+    run = train(small(tmp_path, method="full", chat_template="none", learning_rate=3e-2, max_steps=3))
+    model = Workbench(run.config, is_resolved=True).trained(run.adapter)
+    tokenizer = AutoTokenizer.from_pretrained(run.adapter)
+    for how in (dict(), dict(bos_twice=True)):
+        if how: tokenizer.bos_token = "<|endoftext|>"
+        with listening(Stub(model, tokenizer, **how)) as url:
+            proof = proving.prove(run, server=url, prompts=2, max_new_tokens=8)
+        assert proof.same == (not how), str(proof)
+
+
+class Odd(BaseHTTPRequestHandler):
+    "Answers the same to everything"
+    code, said, headers_sent, waits, raw = 200, "", {}, 0, False
+
+    def do_GET(self):
+        time.sleep(self.waits)
+        if self.raw: return self.wfile.write(self.said.encode() + b"\r\n\r\n")
+        self.send_response(self.code)
+        for name, value in self.headers_sent.items(): self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(self.said.encode())
+
+    def log_message(self, *args): ...
+
+
+@pytest.fixture
+def odd():
+    "Starts a server that is no model's"
+    running = []
+
+    def start(**how):
+        running.append(ThreadingHTTPServer(("127.0.0.1", 0), type("Odder", (Odd,), how)))
+        threading.Thread(target=running[-1].serve_forever, args=(.02,), daemon=True).start()
+        return f"http://127.0.0.1:{running[-1].server_address[1]}"
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("how, says", [
+    (dict(said="<html>Welcome to nginx</html>"), "does not answer with JSON but with '<html>"),
+    (dict(said="[1, 2]"), "does not answer with JSON"),
+    (dict(said='{"object": "list"}'), "its list of models has no data"),
+    (dict(said='{"data": []}'), "it lists 0 models"),
+    (dict(said="<h1>no</h1>", code=404), r"error \(404\); a server that speaks OpenAI's API"),
+    (dict(said='{"detail": "overloaded"}', code=503), r"error \(503: overloaded\).*log of the server"),
+    (dict(code=302, headers_sent=dict(Location="http://127.0.0.1:1/")), "no redirection"),
+    (dict(said='{"data": [', headers_sent={"Content-Length": "90"}), "does not answer with JSON"),
+    (dict(said="SSH-2.0-OpenSSH", raw=True), "nobody answers there"),
+    (dict(waits=.6), "there is no answer in 0.2 seconds.*timeout"),
+])
+def test_what_is_no_server_of_openais_api_says_so(tokenizer, odd, how, says):
+    with pytest.raises(SftError, match=says): print(Server(odd(**how), tokenizer, timeout=.2).name)
+
+
+@pytest.mark.parametrize("file, text, says", [
+    ("config.json", "{", "config.json: it cannot be read"),
+    ("model.safetensors", "x", "model.safetensors: it is damaged"),
+    ("tokenizer.json", "{", "tokenizer in .*: it cannot be loaded"),
+])
+def test_a_damaged_folder_says_which_file(tmp_path, tokenizer, file, text, says):
+    folder = shutil.copytree(ASSETS/"tiny", tmp_path/"folder")
+    (folder/file).write_text(text)
+    with pytest.raises(SftError, match=says):
+        f = Folder(folder)
+        print(f.config, f.tensors, tokenizer_of(f, tokenizer))
+
+
+def test_an_adapter_is_no_merged_folder(tmp_path):
+    (tmp_path/"adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="it holds an adapter and no model"): Folder(tmp_path)
+
+
+def test_files_cannot_be_read_without_their_package(tmp_path, monkeypatch):
+    def without(name, *more):
+        if name == "gguf": raise ImportError(name)
+        return found(name, *more)
+    found = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", without)
+    (tmp_path/"model.gguf").write_text("GGUF")
+    with pytest.raises(ConfigError, match="the package gguf is not installed"): Gguf(tmp_path/"model.gguf")

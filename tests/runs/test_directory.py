@@ -1,0 +1,88 @@
+"""What is written into a run, and what can still be read of it after a fault."""
+import os, shutil
+from contextlib import contextmanager
+
+import pytest
+
+from sft_nb.config import load_config
+from sft_nb.report import SftError
+from sft_nb.runs.checkpoint import find_corruption, prune, remove_leftovers, write_checksums
+from sft_nb.runs.directory import Run, create_run
+from sft_nb.runs.status import Status, read_status
+from sft_nb.runs.table import list_runs
+
+
+def curve(run)->list: return [(m["step"], m["loss"]) for m in run.metrics() if "loss" in m]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    "A run as ten steps of training leave it"
+    run = create_run(load_config("demo", runs_dir=str(tmp_path_factory.mktemp("whole")), max_steps=10))
+    for step in range(1, 11): run.record(dict(step=step, loss=3 / step))
+    run.set_status("finished", step=10)
+    return run
+
+
+def test_half_a_line_of_metrics_is_no_line(tmp_path, whole):
+    shutil.copytree(whole.path, tmp_path/"half")
+    run = Run(tmp_path/"half")
+    with (run.path/"metrics.jsonl").open("a") as f: f.write('{"step": 11, "lo')
+    assert curve(run) == curve(whole)
+    run.rewind(9)
+    assert [m["step"] for m in run.metrics()] == [*range(1, 10)]
+    assert (run.path/"metrics.jsonl").read_text().endswith("}\n")
+
+
+@contextmanager
+def nobody():
+    "Not root, who may read everything"
+    if os.geteuid() != 0: yield
+    else:
+        os.seteuid(65534)
+        try: yield
+        finally: os.seteuid(0)
+
+
+def test_a_folder_that_may_not_be_read_or_written(tmp_path):
+    closed = tmp_path/"closed"
+    (closed/"checkpoint-1").mkdir(parents=True)
+    (closed/"checkpoint-1/weights").write_bytes(b"w")
+    write_checksums(closed/"checkpoint-1")
+    for p in (tmp_path, *tmp_path.parents[:3]): p.chmod(p.stat().st_mode | 0o055)
+    (closed/"checkpoint-1").chmod(0)
+    refused = "it cannot be written .Permission denied.*runs_dir='another/folder'"
+    try:
+        with nobody():
+            assert "it cannot be read (Permission denied)" == find_corruption(closed/"checkpoint-1")
+            with pytest.raises(SftError, match=refused): create_run(load_config("demo", runs_dir=str(closed/"runs")))
+    finally: (closed/"checkpoint-1").chmod(0o755)
+
+
+TORN = ['{"state": "runn', "[]", '{"step": "four"}', '{"state": "stopped", "fix_parts": {"comand": "x"}}']
+
+@pytest.mark.parametrize("torn", TORN)
+def test_a_status_that_cannot_be_read_hides_no_other_run(tmp_path, whole, torn):
+    for name in ("good", "bad"): shutil.copytree(whole.path, tmp_path/name)
+    (tmp_path/"bad/status.json").write_text(torn)
+    table = list_runs(tmp_path).set_index("run")
+    assert dict(table.state) == dict(good="finished", bad="failed")
+    assert table.reason["bad"] == "status.json cannot be read"
+
+
+def test_a_status_of_an_earlier_version_is_read(tmp_path):
+    "Without the fields that came later, and with one that has gone"
+    (tmp_path/"status.json").write_text('{"state": "stopped", "reason": "SIGTERM", "fix": "resume it", "mood": "?"}')
+    assert read_status(tmp_path/"status.json") == Status("stopped", "SIGTERM", "resume it")
+
+
+def test_old_checkpoints_and_leftovers_are_removed_from_the_disk(tmp_path):
+    for name in ("checkpoint-5", "checkpoint-10", "checkpoint-15", "checkpoint-20.aside", "checkpoint-2.gone"):
+        (tmp_path/name).mkdir()
+        (tmp_path/name/"weights").write_text("1")
+        if name[-1].isdigit(): write_checksums(tmp_path/name)
+    def left(): return sorted(p.name for p in tmp_path.iterdir())
+    assert sorted(remove_leftovers(tmp_path)) == ["checkpoint-2.gone", "checkpoint-20.aside"]
+    assert left() == ["checkpoint-10", "checkpoint-15", "checkpoint-5"]
+    assert prune(tmp_path, 1, best={5}) == ["checkpoint-10"] and left() == ["checkpoint-15", "checkpoint-5"]
+    assert prune(tmp_path, 0) == ["checkpoint-5"] and left() == ["checkpoint-15"]   # never the newest

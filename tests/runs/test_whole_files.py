@@ -1,0 +1,183 @@
+"""Files that are whole or not there, runs that are made at once, and lists that nothing breaks."""
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from sft_nb.config import load_config
+from sft_nb.files import atomic_folder, remove_temporaries, write_atomically
+from sft_nb.report import ConfigError, Report
+from sft_nb.runs import metrics
+from sft_nb.runs.directory import Run, create_run
+from sft_nb.runs.table import list_runs
+
+
+def killed_at(n:int, code:str, *args)->int:
+    "A process that is killed when something is about to be on the disk for the `n`th time"
+    head = """
+import os, signal, sys
+left, sync = [int(sys.argv[1])], os.fsync
+def dying(handle):
+    left[0] -= 1
+    if left[0] < 0: os.kill(os.getpid(), signal.SIGKILL)
+    return sync(handle)
+os.fsync = dying
+"""
+    return subprocess.run([sys.executable, "-c", head + code, str(n), *map(str, args)]).returncode
+
+
+SAVES = """
+from pathlib import Path
+from sft_nb.config import load_config, save_config
+from sft_nb.report import Report, ok
+folder = Path(sys.argv[2])
+Report("rows", dict(rows=2), [ok("fine", check="x")]).save(folder/"data.json")
+save_config(load_config("demo", max_steps=7), folder/"config.json")
+"""
+
+def test_a_report_and_a_config_are_the_old_ones_or_the_new_ones(tmp_path):
+    Report("rows", dict(rows=1)).save(tmp_path/"data.json")
+    n, seen = 0, set()
+    while True:
+        code = killed_at(n, SAVES, tmp_path)
+        seen.add(Report.load(tmp_path/"data.json").figures["rows"])
+        if (tmp_path/"config.json").exists(): assert load_config(tmp_path/"config.json").max_steps == 7
+        if code == 0: break
+        assert code == -signal.SIGKILL
+        n += 1
+    assert seen == {1, 2} and n == 4   # two files, each with its folder
+
+
+MAKES = """
+from sft_nb.config import load_config
+from sft_nb.runs.directory import create_run
+create_run(load_config("demo", runs_dir=sys.argv[2], run_name="a"))
+"""
+
+@pytest.mark.parametrize("n", [0, 3, 7, 9])
+def test_a_run_is_there_with_all_that_it_begins_with_or_its_name_is_free(tmp_path, n):
+    assert killed_at(n, MAKES, tmp_path) == -signal.SIGKILL
+    if (tmp_path/"a").exists(): assert Run(tmp_path/"a").status.state == "running" and Run(tmp_path/"a").config
+    else: create_run(load_config("demo", runs_dir=str(tmp_path), run_name="a"))
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]   # what was left is swept
+
+
+def test_a_name_that_is_taken_in_the_same_instant(tmp_path):
+    cfg = load_config("demo", runs_dir=str(tmp_path), run_name="a")
+    create_run(cfg)
+    with patch("sft_nb.runs.directory.check_free"), pytest.raises(ConfigError, match="exists already"): create_run(cfg)
+    assert create_run(load_config("demo", runs_dir=str(tmp_path))).name == "arithmetic-tiny-1"
+
+
+@pytest.mark.parametrize("name", ["../a", "a/b", ".a", "-a", "a b", "a\u202eb", "<b>", "x" * 101, "é"])
+def test_what_cannot_be_the_name_of_a_run(tmp_path, name):
+    with pytest.raises(ConfigError, match="cannot be the name of a run; letters, digits"):
+        create_run(load_config("demo", runs_dir=str(tmp_path), run_name=name))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_being_written_is_not_swept(tmp_path):
+    with atomic_folder(tmp_path/"merged") as aside:
+        (aside/"weights").touch()
+        assert remove_temporaries(tmp_path) == [] and aside.exists()
+    half = tmp_path/".status.json.1.new"
+    half.touch()
+    assert remove_temporaries(tmp_path) == []
+    os.utime(half, (0, 0))
+    assert remove_temporaries(tmp_path) == [half.name]
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path):
+    write_atomically(tmp_path/"a", "old")
+    with patch("os.fsync", side_effect=OSError(28, "No space left on device")), pytest.raises(OSError):
+        write_atomically(tmp_path/"a", "new")
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "old")]
+
+
+# --- lists
+
+BROKEN = {
+    "config.json": "{", "status.json": "[1]", "metrics.jsonl": "\x00\x00\n{\n", "guards.json": "[]",
+    "process.json": "{", "owner.json": "null", "eval/adapter.json": "{", "environment.json": ""}
+
+@pytest.mark.parametrize("file", BROKEN)
+def test_a_run_with_a_broken_file_hides_no_other(tmp_path, file):
+    for name in ("good", "bad"):
+        run = create_run(load_config("demo", runs_dir=str(tmp_path), run_name=name))
+        run.record(dict(step=3, loss=1.5, seconds=2.))
+        run.set_status("finished" if name == "good" else "running", step=3)
+    (run.path/file).parent.mkdir(exist_ok=True)
+    (run.path/file).write_bytes(BROKEN[file].encode())
+    (tmp_path/".half-1.new").mkdir()
+    table = list_runs(tmp_path).set_index("run")
+    assert list(table.index) == ["good", "bad"] and table.state["good"] == "finished" and table.loss["good"] == 1.5
+    assert table.state["bad"] in ("killed", "failed")
+
+
+def test_a_run_that_may_not_be_read_hides_no_other(tmp_path):
+    for name in ("good", "bad"): create_run(load_config("demo", runs_dir=str(tmp_path), run_name=name))
+    read = Path.read_bytes
+    def denied(path):
+        if path.parent.name == "bad": raise PermissionError(13, "Permission denied")
+        return read(path)
+    with patch.object(Path, "read_bytes", denied): table = list_runs(tmp_path).set_index("run")
+    assert table.reason["bad"] == "config.json cannot be read" and table.model["good"] == "tiny"
+
+
+def test_figures_are_those_of_the_lines(tmp_path):
+    "They are picked out of the bytes, and must be what reading every line says"
+    run = create_run(load_config("demo", runs_dir=str(tmp_path), run_name="a"))
+    for step in range(1, 9): run.record(dict(step=step, loss=3 / step, seconds=step / 7, epoch=1e-05 * step))
+    run.record(dict(step=8, eval_loss=float("nan"), seconds=2.))
+    run.record(dict(step=8, eval_loss=1.25e-05, eval_runtime=1., seconds=2.5))
+    run.record(dict(step=9, loss=float("inf"), train_loss=7., seconds=3))
+    with (run.path/"metrics.jsonl").open("a") as f: f.write('{"step": 10, "loss": 9')
+    line, lines = list_runs(tmp_path).iloc[0], run.metrics()
+    assert (line.step, line.loss, line.seconds) == (9, lines[-1]["loss"], 3) and line.best_eval_loss == 1.25e-05
+    assert metrics.last_line(run.path/"metrics.jsonl") == lines[-1] and run.step == 9
+
+
+def test_scores_are_those_of_the_evaluation_whatever_a_model_wrote(tmp_path):
+    run = create_run(load_config("demo", runs_dir=str(tmp_path), run_name="a"))
+    text = '"model": "base", "accuracy": 0.99'
+    def score(who, share): return dict(model=who, accuracy=share, answers=[dict(text=text), dict(text=text)])
+    (run.path/"eval").mkdir()
+    said = dict(base=score("base", .25), tuned=score("tuned", 1e-05))
+    for indent in (None, 1):
+        write_atomically(run.path/"eval/adapter.json", json.dumps(said, indent=indent))
+        assert tuple(list_runs(tmp_path).loc[0, ["base", "tuned"]]) == (.25, 1e-05)
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_peaks():
+    points = [(k, 1.) for k in range(100_000)]
+    points[77_777] = (77_777, 50.)
+    thin = metrics.thinned(points)
+    assert len(thin) <= 2000 and (77_777, 50.) in thin and thin == sorted(thin)
+
+
+# --- paths
+
+def test_a_run_is_not_lost_when_the_folder_changes(tmp_path, monkeypatch):
+    (tmp_path/"rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    (tmp_path/"elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run = create_run(load_config(train_file="rows.jsonl", run_name="a"))
+    monkeypatch.chdir(tmp_path/"elsewhere")
+    assert run.state == "killed" and Path(run.config.train_file[0]) == tmp_path/"rows.jsonl"
+    assert list_runs("../runs").run[0] == "a"
+
+
+def test_a_path_in_a_config_is_looked_for_here_and_then_beside_it(tmp_path, monkeypatch):
+    (tmp_path/"conf").mkdir()
+    (tmp_path/"conf/rows.jsonl").touch()
+    (tmp_path/"conf/mine.py").write_text("train_file = 'rows.jsonl'\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_config("conf/mine.py").train_file == (str(tmp_path/"conf/rows.jsonl"),)
+    (tmp_path/"rows.jsonl").touch()
+    assert load_config("conf/mine.py").train_file == ("rows.jsonl",)
+    assert load_config(train_file="nowhere.jsonl").train_file == ("nowhere.jsonl",)

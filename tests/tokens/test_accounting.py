@@ -1,0 +1,80 @@
+"""Every row is kept, cut or dropped, with its reason, and its tokens are counted."""
+import pytest
+from samples import finding, no_eval, pairs, supervised
+
+from sft_nb.config import load_config
+from sft_nb.report import SftError
+from sft_nb.tokens.accounting import Counts
+from sft_nb.tokens.prepare import prepare
+from sft_nb.tokens.tokenizer import load_tokenizer
+
+
+def test_every_row_is_kept_cut_or_dropped_with_its_reason(tokenizer):
+    rows = pairs(200) + [dict(question="?", answer=" "), dict(question="Q " * 300, answer="A")]
+    whole = prepare(no_eval(task="chat", max_length=100_000), tokenizer, train=rows).train
+    n_whole = int(whole.lengths.sum()) + sum(d["tokens"] for d in whole.dropped)
+    for on_long in ("drop", "cut", "split"):
+        cfg = no_eval(task="chat", max_length=60, min_length=12, on_long=on_long)
+        s = prepare(cfg, tokenizer, train=rows).train
+        assert s.n_read == 202 == s.n_kept + len(s.dropped) and sum(s.reasons.values()) == len(s.dropped)
+        assert all(d["row"] == rows[int(d["where"].split()[-1]) - 1] and d["reason"] for d in s.dropped)
+        assert all(12 <= n <= 60 for n in s.lengths) and (s.stats["supervised"] > 0).all() or on_long == "split"
+        if on_long != "split": assert int(s.lengths.sum()) + s.counts.tokens_lost == n_whole
+        assert bool(s.cut) == (on_long != "drop")
+
+
+def test_cutting_the_start_keeps_the_answers(tokenizer):
+    rows = [dict(question="long " * 50, answer="#### 7")]
+    cut = dict(task="chat", max_length=30, on_long="cut")
+    data = prepare(no_eval(cut_side="start", **cut), tokenizer, train=rows)
+    assert len(data.train.tokens[0]["input_ids"]) == 30 and supervised(tokenizer, data) == ["#### 7<|im_end|>"]
+    end = prepare(no_eval(**cut), tokenizer, train=[dict(question="hm", answer="7 " * 50)])
+    assert finding(end, "train_ends").status == "warn" and "1 of 1" in str(end.report)
+    with pytest.raises(SftError, match="none is left: 1 prompt longer than max_length 30"):
+        prepare(no_eval(**cut), tokenizer, train=rows)
+
+
+def test_a_turn_that_is_left_out_is_counted_though_its_row_stays():
+    "A template that gives one example for each turn, and a last turn that is too long"
+    tok, reason = load_tokenizer(load_config()), "a turn longer than max_length 60"
+    tok.chat_template = ("{% for m in messages %}<|im_start|>{{ m.role }}\n"
+                         "{{ m.content if loop.last or m.role == 'user' else '...' }}<|im_end|>\n{% endfor %}"
+                         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    talk = [dict(role="user", content="a"), dict(role="assistant", content="b"),
+            dict(role="user", content="c"), dict(role="assistant", content="d " * 90)]
+    data = prepare(no_eval(max_length=60), tok, train=[dict(messages=talk)])
+    assert len(data.train.tokens) == 1 and data.train.n_kept == 1 and data.train.reasons == {reason: 1}
+    assert [d["reason"] for d in data.dropped] == [reason] and data.report.figures["train: rows dropped"] == 0
+    assert finding(data, "train_too_long").status == "warn"
+
+
+def test_a_split_row_loses_nothing(tokenizer):
+    rows = [dict(text="word " * 200)]
+    s = prepare(no_eval(task="chat", max_length=30, on_long="split"), tokenizer, train=rows).train
+    assert len(s.tokens) > 5 and len(s.cut) == 1
+    assert s.counts.tokens_lost == len(s.tokens) - 1   # the first token of each piece is read, not learned
+    assert sum(s.lengths) == sum(prepare(no_eval(task="chat", max_length=10_000), tokenizer, train=rows).train.lengths)
+
+
+def test_duplicates_are_dropped_when_asked_and_counted_when_not(tokenizer):
+    rows = pairs(20) * 3
+    plain, once = (prepare(no_eval(task="chat", drop_duplicates=d), tokenizer, train=rows) for d in (False, True))
+    assert plain.train.duplicates() == 40 and finding(plain, "train_duplicates").status == "warn"
+    assert once.train.n_kept == 20 and once.train.reasons == {"duplicate of an earlier row": 40}
+
+
+def test_what_is_counted_is_counted_by_kind_not_by_words(tokenizer):
+    "A row whose own words name max_length is not too long"
+    rows = [dict(question="1?", answer="2"), dict(max_length=10**6), dict(question="Q " * 300, answer="A")]
+    s = prepare(no_eval(task="chat", max_length=60, on_bad_row="drop"), tokenizer, train=rows).train
+    assert [d["kind"] for d in s.dropped] == ["unusable", "too_long"]
+    assert s.counts.longest_dropped == s.dropped[1]["tokens"] > 300
+
+
+def test_each_row_that_is_left_out_is_written_down_with_its_reason(tokenizer):
+    assert not any(vars(Counts()).values())   # nothing is counted before the first row
+    long = dict(question="Q " * 300, answer="A")
+    s = prepare(no_eval(task="chat", max_length=60), tokenizer, train=[dict(question="1?", answer="2"), long]).train
+    line, = s.dropped
+    assert (line["kind"], line["row"], line["reason"]) == ("too_long", long, "longer than max_length 60")
+    assert line["tokens"] == s.counts.too_long_tokens == s.counts.longest_dropped and s.counts.too_long == 1
