@@ -219,19 +219,19 @@ def _record_failure(run:Run, trainer, error:BaseException)->None:
     except OSError as e: print(f"sft_nb: status.json cannot be written either ({e.strerror})", file=sys.stderr)
 
 # %% ../../nbs/11_training/05_train.ipynb #194732a3
-def _settle_new_run(run:Run)->Workbench:
+def _check_new_run(run:Run)->Workbench:
     "Check and plan a new run, unless that was done before it was launched; of several processes the first does it"
     made = []
-    def settle():
+    def check_once():
         written, cfg = run.path/"preflight.json", run.config
         checked = Report.load(written) if written.exists() else None
-        bench = Workbench(cfg, settled=checked is not None)
+        bench = Workbench(cfg, is_resolved=checked is not None)
         if checked is not None and checked.failed and not cfg.force: checked = None   # what it refused may be mended
         check_before_training(bench, checked, run=run)
         run.set_device(bench.hardware.name)
         if bench.plan is not None: bench.plan.save(run.path/"plan.json")
         made.append(bench)
-    on_main_process(settle)
+    on_main_process(check_once)
     return made[0] if made else Workbench(run.config, is_resolved=True)   # as the first process has settled it
 
 # %% ../../nbs/11_training/05_train.ipynb #t5000005
@@ -296,7 +296,7 @@ def train_run(
                     for line in check_provenance(run) if is_main else (): log(f"sft_nb: {run.name}: {line}")
                     bench = Workbench(replace(run.config, max_time=max_time), callbacks=callbacks, is_resolved=True)
                 else:
-                    bench = _settle_new_run(run)
+                    bench = _check_new_run(run)
                     bench.callbacks = list(callbacks)
                 with main_process_first(): bench.make("data")   # the others wait, and find its files
                 _check_same_rows(run, bench.data)       # as those of the launcher, or of the part before
