@@ -71,7 +71,8 @@ def theirs(model, tokenizer, prompts, lengths, batch:int)->list[list[int]]:
 
 def continuous(model, tokenizer, prompts, lengths)->list[list[int]]:
     "Sized for this work: pages for all rows that are written at once, each request with its own length"
-    how = GenerationConfig(do_sample=False, max_new_tokens=LONGEST, pad_token_id=tokenizer.pad_token_id, eos_token_id=-1)
+    how = GenerationConfig(do_sample=False, max_new_tokens=LONGEST, pad_token_id=tokenizer.pad_token_id,
+                           eos_token_id=-1)
     batching = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=512, use_async_batching=False,
                                         use_cuda_graph=False)
     manager = model.init_continuous_batching(generation_config=how, continuous_batching_config=batching)

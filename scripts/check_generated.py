@@ -1,4 +1,4 @@
-"""Fail if `nbdev_export`, `nbdev_clean` or the README's generator would change a file that is committed."""
+"""Fail if `nbdev_export`, `nbdev_clean` or the README's generator would change a committed file, or git ignores one."""
 import subprocess, sys
 from pathlib import Path
 
@@ -21,6 +21,10 @@ def main():
     if changed:
         fix = "make sure the notebooks are what you mean, and commit these files as they are now"
         sys.exit(f"The notebooks make something other than what is there: {', '.join(changed)}.\nFix: {fix}.")
+    listing = ["git", "ls-files", "--others", "--ignored", "--exclude-standard", "sft_nb/*.py", "nbs/*.ipynb"]
+    ignored = subprocess.run(listing, capture_output=True, text=True, cwd=root).stdout.split()
+    if left := [name for name in ignored if Path(name) in after]:
+        sys.exit(f".gitignore leaves out what the notebooks make: {', '.join(left)}.\nFix: an exception in .gitignore.")
     print(f"{len(after)} files are what the notebooks make")
 
 

@@ -243,8 +243,8 @@ def test_another_users_training_is_left_alone(run, monkeypatch):
 def test_a_process_that_is_being_prepared_is_stopped(run):
     record_launcher(run.path)
     run.set_status("starting")
-    slow = ("import time; from sft_nb.runs.process import SignalListener; time.sleep(.2); SignalListener().__enter__(); "
-            "time.sleep(60)")
+    slow = ("import time; from sft_nb.runs.process import SignalListener; time.sleep(.2); "
+            "SignalListener().__enter__(); time.sleep(60)")
     start(run.path, [sys.executable, "-c", slow], os.environ, listens=True)
     assert run.state == "starting"
     assert run.stop(timeout=20) == "stopped" and run.status.stopped_by == "SIGTERM"
