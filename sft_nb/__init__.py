@@ -37,8 +37,7 @@ _NAMES = {
     "planning.resolve": "resolve",
     "workbench": "Workbench",
     "checks.preflight": "preflight",
-    "runs.directory": "plot",
-    "runs.display": "Run",   # with all that the chapters before it add
+    "runs.directory": "Run plot",
     "runs.table": "list_runs",
     "training.trainer": "SupervisedTrainer",
     "training.train": "train resume build_trainer",

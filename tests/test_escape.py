@@ -35,7 +35,6 @@ def test_errors_findings_and_reports():
 @pytest.fixture
 def hostile(tmp_path):
     "A run whose every file was written by somebody who means harm"
-    import sft_nb.runs.display   # noqa: F401   with it a run shows itself
     from sft_nb.runs.directory import create_run
     run = create_run(load_config(runs_dir=str(tmp_path), run_name="x", wandb_project=EVIL))
     status = dict(state=EVIL, reason=EVIL, fix=EVIL, step=3, time=EVIL, host=EVIL, stopped_by=EVIL)

@@ -197,7 +197,7 @@ def test_a_run_has_all_of_its_methods_whatever_else_is_imported():
     methods = methods_of_a_run()
     assert len(methods) > 25 and "resume" in methods
     missing = f"print('missing:', sorted(m for m in {sorted(methods)} if not hasattr(Run, m)))"
-    assert "missing: []" in python(f"from sft_nb.runs.display import Run; {missing}")
+    assert "missing: []" in python(f"from sft_nb.runs.directory import Run; {missing}")
 
 
 def bound(init:Path)->set[str]:

@@ -380,8 +380,8 @@ _CHECKPOINT_NOW = dict(run=_RUN, timeout=Option(float, 600., "seconds to wait fo
 def checkpoint_command(args:list[str])->int:
     "Ask a run that is being trained for a checkpoint after this step; it trains on"
     options = parse_own("checkpoint", args, _CHECKPOINT_NOW, summary=checkpoint_command.__doc__)
-    from sft_nb.runs.monitor import Run
-    from sft_nb.runs.refusals import named_run
+    from sft_nb.runs.directory import Run
+    from sft_nb.runs.errors import named_run
     made = Run(named_run(options.run)).checkpoint(options.timeout)
     _say(made or "a checkpoint is asked for, and is not there yet")
     return 0 if made or not options.timeout else 1

@@ -28,8 +28,7 @@ from ..tokens.conversations import conversation
 from ..tokens.prepare import name_task, read_kept
 from ..workbench import Workbench
 from ..runs.directory import Run
-from ..runs.best_checkpoint import keep_score, scored_alike
-from ..runs.checkpoint import step_of
+from ..runs.checkpoint import keep_score, scored_alike, step_of
 from ..runs.locate import find_target, Target
 from .statistics import Difference
 from .perplexity import Forgetting, forgetting, general_examples
@@ -402,7 +401,7 @@ def evaluate(
     e = _evaluate_pair(examiner, general)
     keep_evaluation(e, examiner)
     if examiner.target.run is None: return e
-    return replace(e, scored_alike=scored_alike(examiner.target.run, e.checkpoint))
+    return replace(e, scored_alike=scored_alike(examiner.target.run.path, e.checkpoint))
 
 # %% ../../nbs/12_evaluation/07_evaluate.ipynb #7edcaa99
 def _evaluate_pair(examiner:Examiner, general:bool|str|Path)->Evaluation:
@@ -442,5 +441,5 @@ def keep_evaluation(
     remove_temporaries(run.path/"eval", patient=True)   # what one was writing that was killed
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, examiner.asked.by
     value = figures.get(by, e.tuned.values(by).mean())
-    keep_score(run, e.checkpoint, by, float(value), examiner.asked.key, own=not other)
+    keep_score(run.path, e.checkpoint, by, float(value), examiner.asked.key, own=not other)
     if not other: _tell_trackers(e, run)

@@ -27,7 +27,7 @@ from ..tasks.metrics import headline_figure, measure_answers
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
 from ..model.generate import continue_tokens, Generation
-from ..runs.best_checkpoint import LOWER_IS_BETTER
+from ..runs.checkpoint import LOWER_IS_BETTER
 from ..runs.provenance import base_folder, weights_of
 from .statistics import difference, Difference, interval
 from .perplexity import row_losses

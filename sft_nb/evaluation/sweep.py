@@ -26,9 +26,8 @@ from ..model.hardware import free_memory
 from ..model.adapter import check_trained
 from ..model.load import quiet
 from ..workbench import Workbench
-from ..runs.checkpoint import step_of
+from ..runs.checkpoint import LOWER_IS_BETTER, step_of
 from ..runs.directory import open_run, Run
-from ..runs.best_checkpoint import LOWER_IS_BETTER, lowest_loss
 from .statistics import correct_for_choice, difference, Pick, pick
 from .generations import answer_prompts, in_unit, LEADING, paired, Scores, weights_key
 from .perplexity import Forgetting, forgetting, general_examples
@@ -306,7 +305,7 @@ def _run_sweep(examiner:Examiner, folders:list[Path], general:bool|str|Path)->Sw
     scores, target = _ask_checkpoints(examiner, swapped, folders), examiner.target
     base, costs = scores.pop("base"), _forgetting_by_checkpoint(swapped, folders, general)
     asked = examiner.asked
-    return Sweep(target.name, asked.by, base, scores, costs, lowest_loss(target.run), asked.left_out)
+    return Sweep(target.name, asked.by, base, scores, costs, target.run.lowest_loss(), asked.left_out)
 
 # %% ../../nbs/12_evaluation/08_sweep.ipynb #sw0swe03
 def _ask_checkpoints(examiner:Examiner, swapped:Swapped|None, folders:list[Path])->dict[str,Scores]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from fastcore.basics import patch
 
 from ..progress import log
-from ..runs.best_checkpoint import mark_followed
+from ..runs.checkpoint import mark_followed
 from ..runs.directory import open_run, Run
 from ..runs.status import ACTIVE
 from .generations import Scores

@@ -16,7 +16,6 @@ from ..report import command, pluralise, shell_quote, Report, SftError
 from ..tokens.prepare import prepare
 from ..planning.plan import LABELS
 from ..runs.directory import open_run, Run
-from ..runs.display import loss_line   # noqa: F401   with it a run has a face
 from ..evaluation.evaluate import Evaluation
 from ..evaluation.sweep import Sweep
 from ..evaluation.verdict import SEEN

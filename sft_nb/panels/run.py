@@ -12,7 +12,7 @@ from pathlib import Path
 import ipywidgets as W
 from fastcore.basics import patch
 
-from ..runs.monitor import Run
+from ..runs.directory import Run
 from .panel import error_html, Panel
 from .run_state import RunState
 

@@ -16,7 +16,7 @@ from ..progress import progress_html, format_progress, Progress
 from ..report import command, ConfigError, Finding, Report, SftError
 from ..runs.status import ACTIVE, CHECKPOINT_ASKED
 from ..runs.metrics import curve_svg, read_lines, Tail
-from ..runs.monitor import Run
+from ..runs.directory import Run
 from .panel import table_html
 from .batches import BatchState
 

@@ -29,7 +29,7 @@ from ..model.experts import count_experts, restore_experts
 from ..model.load import auto_class, load_base, quiet
 from ..model.generate import eval_mode, generate
 from ..workbench import Workbench
-from ..runs.refusals import merge_target
+from ..runs.errors import merge_target
 from ..runs.directory import open_run, Run
 
 # %% ../../nbs/13_proof/00_merge.ipynb #647cc359

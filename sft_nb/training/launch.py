@@ -17,9 +17,8 @@ from ..tokens.dataset import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, with_data
 from ..model.parallelism import check_several, data_processes
 from ..runs.process import SignalListener
-from ..runs.directory import check_free, create_run, resume_command, open_run, start_process
+from ..runs.directory import check_free, create_run, open_run, resume_command, Run, start_process
 from ..runs.distributed import is_main_process
-from ..runs.display import Run   # with all of its methods
 
 # %% ../../nbs/11_training/06_launch.ipynb #fae8843c
 def launch(

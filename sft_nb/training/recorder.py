@@ -22,7 +22,7 @@ from ..config import Config
 from ..runs.status import CHECKPOINT_ASKED, ProgressFile
 from ..runs.process import SignalListener, Interrupted, MOMENT
 from ..runs.directory import Run, resume_command
-from ..runs.best_checkpoint import scored_steps
+from ..runs.checkpoint import scored_steps
 from ..runs.distributed import is_main_process
 
 # %% ../../nbs/11_training/01_recorder.ipynb #r3c00004

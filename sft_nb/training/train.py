@@ -32,8 +32,7 @@ from ..checks.rows import check_held_out
 from ..checks.preflight import preflight
 from ..runs.environment import write_json, write_text
 from ..runs.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, atomic_checkpoint
-from ..runs.directory import can_resume, check_free, create_run, resume_command, open_run, plot
-from ..runs.display import Run
+from ..runs.directory import can_resume, check_free, create_run, open_run, plot, resume_command, Run
 from ..runs.provenance import (
     change_world_size, check_provenance, check_resume_settings, extend_training, record_provenance)
 from ..runs.output import keep_output

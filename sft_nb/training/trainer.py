@@ -30,9 +30,9 @@ from ..model.checkpointing import save_memory
 from ..model.sequence_parallel import in_shares, own_tokens
 from ..model.trl_trainer import undo_trl_changes
 from ..workbench import Workbench
-from ..runs.checkpoint import cannot_write, flatten_folder, prune, atomic_checkpoint
+from ..runs.checkpoint import (
+    atomic_checkpoint, best_steps, cannot_write, flatten_folder, prune, unscored_steps)
 from ..runs.directory import Run, resume_command
-from ..runs.best_checkpoint import best_steps, unscored_steps
 from .arguments import training_arguments
 from .guards import Guards, all_finite, in_parts, non_finite_rows, trained_parts
 from .recorder import agree, early_stopping, Recorder, saves_better_loss, StopRequest

@@ -9,7 +9,7 @@ from sft_nb.report import ConfigError, SftError
 from sft_nb.evaluation import remote as asking# the module
 from sft_nb.evaluation.evaluate import evaluate, Evaluation
 from sft_nb.evaluation.sweep import sweep
-from sft_nb.runs.best_checkpoint import Run
+from sft_nb.runs.directory import Run
 from sft_nb.runs.locate import find_target
 from sft_nb.workbench import Workbench
 

@@ -19,7 +19,8 @@ from sft_nb.proof.merge import merge
 from sft_nb.evaluation.statistics import Difference, difference, pick, power
 from sft_nb.evaluation.sweep import _ask_all, by_choice, checkpoints_of, Swapped, sweep
 from sft_nb.evaluation.verdict import compare, decide, SEEN, verdict
-from sft_nb.runs.best_checkpoint import best_steps, keep_score, Run
+from sft_nb.runs.checkpoint import best_steps, keep_score
+from sft_nb.runs.directory import Run
 from sft_nb.runs.checkpoint import write_checksums
 from sft_nb.training.train import train
 from sft_nb.workbench import Workbench
@@ -128,7 +129,7 @@ def test_the_best_is_never_deleted(tmp_path):
     folder = tmp_path/"kept"
     def scored_now():
         for name, value in (("checkpoint-2", .3), ("checkpoint-4", .6)):
-            if (folder/"checkpoints"/name).exists(): keep_score(Run(folder), name, "accuracy", value, "rows")
+            if (folder/"checkpoints"/name).exists(): keep_score(folder, name, "accuracy", value, "rows")
     with at_step(5, scored_now): run = train(cfg)
     assert [p.name for p in run.checkpoints()] == ["checkpoint-4", "checkpoint-10"]
     assert Run(run.path).best == "checkpoint-4" and best_steps(run.path/"checkpoints") == {4}

@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from sft_nb.report import ConfigError
 from sft_nb.evaluation.watch import follow, Follower
-from sft_nb.runs.best_checkpoint import keep_score, mark_followed, Run
+from sft_nb.runs.checkpoint import keep_score, mark_followed
+from sft_nb.runs.directory import Run
 from sft_nb.training import trainer as trainers   # the module
 from sft_nb.training.train import train
 
@@ -22,7 +23,7 @@ def scored_at_once(values:dict[int, float]):
         write(self, target, *args)
         mark_followed(self.run.path)
         step = self.state.global_step
-        if step in values: keep_score(self.run, f"checkpoint-{step}", "accuracy", values[step], "rows")
+        if step in values: keep_score(self.run.path, f"checkpoint-{step}", "accuracy", values[step], "rows")
     return patch.object(trainers.SupervisedTrainer, "write_checkpoint", written)
 
 

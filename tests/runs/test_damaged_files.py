@@ -19,7 +19,7 @@ from sft_nb.proof.merge import merge
 from sft_nb.evaluation.sweep import Sweep
 from sft_nb.runs.checkpoint import write_checksums
 from sft_nb.runs.directory import can_resume
-from sft_nb.runs.display import Run
+from sft_nb.runs.directory import Run
 from sft_nb.runs.provenance import check_provenance
 from sft_nb.runs.table import list_runs
 from sft_nb.tokens.cache import _own_cache

@@ -10,7 +10,7 @@ from transformers import TrainerControl, TrainerState
 from sft_nb import progress
 from sft_nb.checks import preflight
 from sft_nb.progress import ProgressBar, Phase, Progress, progress_listener, log, show_progress
-from sft_nb.runs.monitor import Run
+from sft_nb.runs.directory import Run
 from sft_nb.runs.metrics import read_lines
 from sft_nb.runs.status import CHECKPOINT_ASKED, read_progress
 from sft_nb.training import recorder
