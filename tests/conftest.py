@@ -19,6 +19,8 @@ if not os.access(Path.home(), os.W_OK):        # pip, datasets, wandb and IPytho
     os.environ["HOME"] = tempfile.mkdtemp(prefix="sft_nb-home-")
     atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)   # nohup ignores it, and processes inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # so does a shell for what it starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if "SFT_NB_CACHE" not in os.environ:           # prepared rows of these tests, and of the processes that they start
     os.environ["SFT_NB_CACHE"] = tempfile.mkdtemp(prefix="sft_nb-test-")
     atexit.register(shutil.rmtree, os.environ["SFT_NB_CACHE"], ignore_errors=True)

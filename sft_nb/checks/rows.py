@@ -17,7 +17,7 @@ from ..config import Config
 from ..tokens.turns import supervised_messages
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.conversations import conversation
-from ..tokens.dataset import _ANEW, _describe_reasons, Data, look_at_dropped
+from ..tokens.dataset import _describe_reasons, Data, look_at_dropped
 from ..tokens.accounting import Counts
 from ..tokens.pipeline import Seen
 from .core import check
@@ -88,7 +88,6 @@ def check_kept(data:Data)->Finding|None:
     if gone + cut <= .1 * n: return None
     fix = look_at_dropped(data.cfg, data.train, "train")
     if counts.longest_dropped and counts.too_long >= .5 * gone: fix = edit(max_length=counts.longest_dropped)
-    if data.train.came_prepared: fix = _ANEW
     says = f"{gone:,} of {n:,} rows are left out and {cut:,} cut"
     if counts.requested: says += f"; {counts.requested:,} more are left out as the settings ask"
     if reasons := data.train.reasons: says += f" ({_describe_reasons(reasons)})"

@@ -49,16 +49,12 @@ def config_command(args:list[str])->int:
 _ALL_CHECKS = Option(bool, False, "also list the checks that passed, and not only their number")
 _DATA = dict(config=_config_option(""), json=_JSON, all=_ALL_CHECKS,
              dropped=Option(int, 0, "also print this many of the rows that are left out"),
-             show=Option(int, 0, "also print this many examples; what is supervised stands in [[double brackets]]"),
-             shard=Option(str|None, None, "3/64: prepare this part of the training rows alone, into a folder of --out"),
-             merge=Option(str|None, None, "a folder or an address with all shards: put them together as --out"),
-             out=Option(str|None, None, "for --shard a folder or an address (s3://...), for --merge a new folder"))
+             show=Option(int, 0, "also print this many examples; what is supervised stands in [[double brackets]]"))
 
 def data_command(args:list[str])->int:
     "Prepare the rows and print the report; exits with 1 if a row cannot be read or none is left"
     options, cfg = parse("data", args, _DATA, summary=data_command.__doc__)
     require_trust(cfg)
-    if options.shard or options.merge or options.out: return _prepare_shards(options, cfg)
     from sft_nb.tokens.prepare import prepare
     from sft_nb.tokens.dataset import examples
     data = prepare(cfg)
@@ -67,31 +63,6 @@ def data_command(args:list[str])->int:
     if options.json: _say(json.dumps(data.report.to_dict() | more, ensure_ascii=False))
     else: _say_data(data.report.text(everything=options.all), **more)
     return data.report.exit_code
-
-# %% ../../nbs/15_cli/01_commands.ipynb #cm0shd03
-def _prepare_shards(options, cfg:Config)->int:
-    "Prepare a shard, or merge all of them, and say what comes next"
-    part, shards, out = options.shard, options.merge, options.out
-    _check_places(part, shards, out)
-    from sft_nb.tokens.shards import check_lasting, merge_shards, prepare_shard
-    check_lasting(shards or out)
-    report = prepare_shard(cfg, part, out) if part else merge_shards(cfg, shards, out)
-    _say(json.dumps(report.to_dict(), ensure_ascii=False) if options.json else f"{report}\n{_what_next(part, out)}")
-    return report.exit_code
-
-def _check_places(part:str|None, shards:str|None, out:str|None)->None:
-    "ConfigError for too many of them, or too few"
-    if bool(part) == bool(shards):
-        found = "--shard and --merge are given too" if part else "neither --shard nor --merge is given"
-        raise ConfigError("--out", found, "one of them", command("sft_nb data --shard 1/64 --out shards"))
-    if not out:
-        where = f"--shard {part} --out shards" if part else f"--merge {shell_quote(shards)} --out rows"
-        raise ConfigError(where.split()[0], "--out is not given", "a place", command(f"sft_nb data {where}"))
-
-def _what_next(part:str|None, out:str)->str:
-    if part:
-        return f"When all shards are there, with the same settings: sft_nb data --merge {shell_quote(out)} --out rows"
-    return f"Train on them, with the same settings: sft_nb train --train-file {shell_quote(out)}"
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cm0shd04
 def _in_colour()->bool:

@@ -29,7 +29,6 @@ class Source:
     total:int|None=None                            # number of rows, where it is known
     from_task:bool=False                           # the rows of a task, which knows their columns
     can_change:bool=False                          # other programs can change the rows while they are read
-    prepared:Path|None=None                        # the folder of rows that are tokens already
 
     def __iter__(self)->Iterator[tuple[int,dict]]:
         "Number and row; raises the error for a row that cannot be read"

@@ -111,7 +111,7 @@ class Ledger:
         self.out = pa.ipc.new_stream(self.file, self.schema)
         self.dropped = (folder/"dropped.jsonl").open("w", encoding="utf-8", errors="surrogatepass")
         self.shortened = (folder/"cut.jsonl").open("w", encoding="utf-8")
-        self.books, self.page, self.pages = Page(), Page(), []   # of all rows, of those that are being added, each
+        self.books, self.page = Page(), Page()   # of all rows, of those that are being added
         self.stats, self.lengths = [], []   # of each example that is kept, and of all
         self.hash = hashlib.sha256()
         self.known = set()           # checksums, to drop duplicates
@@ -265,28 +265,7 @@ def turn(self:Ledger,
     "The page is full"
     self.page.examples = len(lengths)
     self.lengths.append(lengths)
-    self.pages.append(self.page)
     self.books.add(self.page)
-
-# %% ../../nbs/04_tokens/08_accounting.ipynb #1ed60050
-@patch
-def take(self:Ledger,
-    page:Page,              # of other books
-    tokens,                 # a record batch with the examples that are kept; None: there is none
-    stats:dict[str,np.ndarray],   # theirs
-    lengths:np.ndarray,     # of all examples
-    dropped:list[str],      # lines
-    cut:list[str],
-)->None:
-    "Copy a page of other books"
-    if page.kept:
-        self.out.write_batch(tokens)
-        self.stats.append(stats)
-        self.hash.update(stats["whole"].tobytes())
-    self.dropped.writelines(dropped)
-    self.shortened.writelines(cut)
-    self.page = page
-    self.turn(lengths)
 
 # %% ../../nbs/04_tokens/08_accounting.ipynb #1ed60051
 @patch

@@ -49,8 +49,6 @@ class Split:
     @property
     def fingerprint(self)->str: return self.totals.fingerprint
     @property
-    def came_prepared(self)->bool: return len(self.source.sources) == 1 and bool(self.source.sources[0].prepared)
-    @property
     def n_read(self)->int: return self.counts.read
     @property
     def n_kept(self)->int: return int(len(np.unique(self.stats["row"])))
@@ -75,9 +73,7 @@ def _count_lines(file:Path)->list[dict]:
 def row(self:Split,
     example:int,        # its number on this side
 )->tuple[str,dict]:     # place and row
-    "Where an example came from; the source is read again up to its row. Of what came as tokens, these"
-    if self.came_prepared:
-        return self.source.sources[0].place(example + 1), dict(self.tokens[example])
+    "Where an example came from; the source is read again up to its row"
     return next(islice(iter(self.source), int(self.stats["row"][example]), None))
 
 # %% ../../nbs/04_tokens/10_dataset.ipynb #acc0get1
@@ -203,8 +199,6 @@ def look_at_dropped(cfg:Config, s:Split, name:str)->Fix:
     shell = f"sft_nb data {command_line_options(cfg)} --dropped {min(s.counts.dropped, 5)}".replace("  ", " ")
     return command(shell, f"data.{name}.dropped")
 
-_ANEW = "prepare the shards again, with a larger {max_length} or other rows"   # what came prepared stays as it is
-
 def few_too_long(s:Split)->bool:
     "Are the rows that `max_length` leaves out a few outliers, which a longer length would be chosen for?"
     counts = s.counts
@@ -215,9 +209,6 @@ def _find_dropped(cfg:Config, s:Split, name:str)->list[Finding]:
     if not s.reasons:
         return [ok("the row is kept" if s.n_read == 1 else f"all {s.n_read:,} rows are kept", check=f"{name}_dropped")]
     kinds = {reason: s.totals.kinds.get(reason, "unusable") for reason in s.reasons}
-    if s.came_prepared:
-        says = f"{_describe_reasons(s.reasons)}, the first is {s.totals.first_dropped}"
-        return [warn(says, _ANEW, check=f"{name}_dropped")]
     def these(*wanted): return {reason: n for reason, n in s.reasons.items() if kinds[reason] in wanted}
     long, requested = these("too_long"), these(*REQUESTED)
     others, out = {r: n for r, n in s.reasons.items() if r not in long and r not in requested}, []

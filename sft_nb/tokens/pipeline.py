@@ -107,10 +107,9 @@ class Reader:
 
     def __call__(self,
         rows:Iterable[tuple[str,dict]],     # place and row
-        *, every:int=1, first:int=0,        # of each `every` blocks of 512 rows, only this one
     )->Iterator[tuple[Batch,Encoded]]:
         "Batches with their tokens, in the order of their rows"
-        wanted = islice(_row_blocks(rows), first, None, every)
+        wanted = _row_blocks(rows)
         yield from self.alone(islice(wanted, _FEW))
         workers = _worker_count(self.cfg)
         yield from self.together(wanted, workers) if workers > 1 else self.alone(wanted)

@@ -66,14 +66,13 @@ def test_truncation_that_takes_every_end(tokenizer):
 
 
 def test_kept():
-    def made(came_prepared=False, **counts):
-        return SimpleNamespace(train=SimpleNamespace(n_read=100, counts=Counts(**counts), came_prepared=came_prepared,
-                                                     reasons=dict(why=counts["dropped"])), cfg=load_config(task="chat"))
+    def made(**counts):
+        train = SimpleNamespace(n_read=100, counts=Counts(**counts), reasons=dict(why=counts["dropped"]))
+        return SimpleNamespace(train=train, cfg=load_config(task="chat"))
     half = made(dropped=50, longest_dropped=99, too_long=50)
     assert check_kept(made(dropped=10)) is None
     assert [check_kept(d).status for d in (made(dropped=6, cut=5), half)] == ["warn", "fail"]
     assert str(check_kept(half).fix) == "max_length=99"
-    assert "prepare the shards again" in str(check_kept(made(True, dropped=50, longest_dropped=99)).fix)
     look = check_kept(made(dropped=50, longest_dropped=99, too_long=3)).fix
     assert (str(look), look.says("shell")) == ("data.train.dropped", "sft_nb data --task chat --dropped 5")
     assert check_kept(made(dropped=90, requested=89)) is None

@@ -236,7 +236,7 @@ def test_there_is_an_end_to_what_is_asked_for(monkeypatch):
 def test_workers_go_with_the_process_that_made_them(tmp_path):
     script = tmp_path/"prepares.py"
     script.write_text("""if True:
-        import sft_nb.tokens.pipeline as stream, itertools, time, sys
+        import sft_nb.tokens.pipeline as pipeline, itertools, time, sys
         from sft_nb.config import load_config
         from sft_nb.tasks.core import get_task
         from sft_nb.tokens.template import Template
