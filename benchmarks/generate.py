@@ -75,6 +75,8 @@ def continuous(model, tokenizer, prompts, lengths)->list[list[int]]:
                            eos_token_id=-1)
     batching = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=512, use_async_batching=False,
                                         use_cuda_graph=False)
+    own_attention = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")   # ours is none that it knows
     manager = model.init_continuous_batching(generation_config=how, continuous_batching_config=batching)
     manager.start()
     try:
@@ -83,7 +85,9 @@ def continuous(model, tokenizer, prompts, lengths)->list[list[int]]:
         written = {}
         while len(written) < len(prompts):
             if result := manager.get_result(timeout=60): written[int(result.request_id)] = result.generated_tokens
-    finally: manager.stop(block=True)
+    finally:
+        manager.stop(block=True)
+        model.set_attn_implementation(own_attention)
     return [written[i] for i in range(len(prompts))]
 
 
