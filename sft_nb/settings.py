@@ -154,7 +154,7 @@ class ModelSettings:
         "auto: bfloat16 where the hardware computes in it, else float32",
         changes_base=True, fixed_on_resume=True, for_evaluation=True)] = "auto"
     attn_implementation:Annotated[str, Setting(
-        "auto: flash-attn where it is installed, else varlen (keeps rows apart, on stock PyTorch); or varlen, "
+        "auto: flash-attn 3 where it is installed, else varlen (keeps rows apart, on stock PyTorch); or varlen, "
         "sdpa, eager, flash_attention_2 ...", runs_code=_is_hub_kernel, for_evaluation=True)] = "auto"
     device_map:Annotated[str|None, Setting(
         "auto: spread the model over all GPUs, for evaluation; None: all of it on one", for_evaluation=True)] = None

@@ -113,8 +113,9 @@ class _Planned(_Asked):
 
     @property
     def coarse(self)->bool:
-        "Are sums in another order seen in the result? So it is in 16 bits, and where layers round their inputs to 8"
-        return self.hardware.dtype != torch.float32 or (self.cfg.method == "qlora" and self.cfg.load_in_8bit)
+        "Are sums in another order seen in the result? In 16 bits, in TF32, and where layers round inputs to 8 bits"
+        rounds = self.hardware.dtype != torch.float32 or self.hardware.tf32
+        return rounds or (self.cfg.method == "qlora" and self.cfg.load_in_8bit)
 
     @property
     def tolerance(self)->float:

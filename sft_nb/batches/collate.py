@@ -103,9 +103,11 @@ def supervised_positions(
 # %% ../../nbs/05_batches/00_collate.ipynb #ead67446
 @dataclass
 class CollatorWithPositions:
-    "A collator that adds the positions of the supervised tokens to a batch: `supervised_at`"
+    "A collator that adds what would be asked of a GPU: `supervised_at`, and `document_lengths` of flattened rows"
     collate:Callable   # rows -> a batch with `labels`
 
     def __call__(self, features:list[dict])->dict[str,torch.Tensor]:
         batch = self.collate(features)
-        return batch | dict(supervised_at=supervised_positions(batch["labels"][:, 1:]))
+        batch |= dict(supervised_at=supervised_positions(batch["labels"][:, 1:]))
+        if "cu_seq_lens_q" in batch: batch |= dict(document_lengths=tuple(batch["cu_seq_lens_q"].diff().tolist()))
+        return batch

@@ -28,11 +28,12 @@ class Documents(NamedTuple):
     longest:int       # tokens of the longest
     window:int|None   # tokens that a token sees, itself included; None: all of its document
     share:object=None # what this process has of their tokens (see `Share`); None: all of them
+    known:tuple[int,...]|None=None   # tokens of each, where the host knows them
 
     @property
     def lengths(self)->tuple[int,...]:
-        "Tokens of each; on a GPU, this waits for the device"
-        return tuple(self.cu.diff().tolist())
+        "Tokens of each; where the host does not know them, this waits for the device"
+        return tuple(self.cu.diff().tolist()) if self.known is None else self.known
 
 # %% ../../nbs/06_model/02_attention.ipynb #55e9665b
 def _sliding_window(see:Callable, at:torch.Tensor, first:int, n:int)->int|None|bool:
@@ -57,9 +58,10 @@ def find_documents(
     new = (~see(at[1:], at[:-1])).nonzero()[:, 0] + 1
     cu = torch.cat([at[:1], new, at[-1:] + 1]).int()
     begins = cu.tolist()
-    n, first = max((b - a, a) for a, b in zip(begins, begins[1:]))
+    lengths = tuple(b - a for a, b in zip(begins, begins[1:]))
+    n, first = max(zip(lengths, begins))
     window = _sliding_window(see, at, first, n)
-    return None if window is False else Documents(cu, n, window)
+    return None if window is False else Documents(cu, n, window, known=lengths)
 
 # %% ../../nbs/06_model/02_attention.ipynb #5d78f2fe
 @lru_cache
@@ -99,9 +101,11 @@ def told_documents(
     cu:torch.Tensor|None,   # where each document begins, and the end: int32, D + 1, on the model's device
     longest:int|None,       # tokens of the longest; None: nothing is known
     share=None,             # see `Documents`
+    lengths=None,           # tokens of each document; None: whoever needs them asks the device
 ):
     "Inside, masks of flattened rows are these documents, without a look at the device"
-    token = _TOLD.set(None if cu is None or longest is None else (cu, longest, share))
+    lengths = None if lengths is None else tuple(lengths)
+    token = _TOLD.set(None if cu is None or longest is None else (cu, longest, share, lengths))
     try: yield
     finally: _TOLD.reset(token)
 
@@ -133,9 +137,9 @@ def _cannot_be_shared()->SftError:
 def _find_documents(mask_function:Callable, T:int, device)->Documents|None:
     "As they were told, or as the mask function has them"
     if (told := _TOLD.get()) is not None:
-        cu, longest, share = told
+        cu, longest, share, lengths = told
         window = window_of(mask_function)
-        if window is not False: return Documents(cu, longest, window, share)
+        if window is not False: return Documents(cu, longest, window, share, lengths)
         if share is not None: raise _cannot_be_shared()
     return find_documents(mask_function, T, device)
 
@@ -247,7 +251,7 @@ def _stock_varlen(q, k, v, docs:Documents, scale:float)->torch.Tensor:
 def _announced_documents(docs:Documents, cu:torch.Tensor|None)->Documents:
     "The documents that the collator names, if it names others than the mask"
     if cu is None or len(cu) == len(docs.cu): return docs
-    return docs._replace(cu=cu.int(), longest=int(cu.diff().max()))
+    return docs._replace(cu=cu.int(), longest=int(cu.diff().max()), known=None)
 
 # %% ../../nbs/06_model/02_attention.ipynb #b64ba79f
 def _as_autocast(*tensors:torch.Tensor)->tuple[torch.Tensor,...]:
@@ -384,6 +388,10 @@ def _choose_automatically(device:str, dtype:torch.dtype, shape)->tuple[str|None,
     "What `auto` means, and why"
     kind, name = model_class(shape), shape.model_type
     flash, broken = _installed_flash(device, dtype, kind)
+    softcap = getattr(shape.get_text_config(), "attn_logit_softcapping", None)
+    of_version_2 = flash == "flash_attention_2" and not softcap and supports_flattening(shape)
+    if of_version_2 and getattr(kind, "_supports_attention_backend", False) and not _has_its_own(kind, shape):
+        return "varlen", "auto: PyTorch's own kernel, that of flash-attn 2, for as many heads as it can address"
     if flash: return flash, f"auto: {flash} is installed"
     if not getattr(kind, "_supports_attention_backend", False):
         return None, f"auto: {name} does not let its attention be chosen"

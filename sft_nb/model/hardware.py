@@ -7,9 +7,10 @@ __all__ = ['DEVICES', 'choose_device', 'bfloat16_gain', 'choose_dtype', 'Hardwar
            'this_device', 'is_out_of_memory', 'free_memory']
 
 # %% ../../nbs/06_model/00_hardware.ipynb #403cf7b6
-import difflib, gc, itertools, math, os, time
+import difflib, gc, itertools, math, os, subprocess, time
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import psutil
 import torch
@@ -115,6 +116,7 @@ class Hardware:
     dtype:torch.dtype   # what the model computes in
     dtype_reason:str
     gain:float|None=None   # of `bfloat16_gain`, if that was measured
+    tf32:bool=False     # float32 products of a CUDA device round their factors to 10 bits
 
     @property
     def name(self)->str:
@@ -134,14 +136,16 @@ def find_hardware(
     device, device_reason = choose_device(cfg.device)
     gain = bfloat16_gain(cfg) if (cfg.dtype, device) == ("auto", "cpu") else None
     dtype, dtype_reason = choose_dtype(cfg.dtype, device, gain=gain)
-    return Hardware(device, device_reason, dtype, dtype_reason, gain)
+    tf32 = (cfg.dtype, device) == ("float32", "cuda") and torch.cuda.get_device_capability() >= (8, 0)
+    if tf32: dtype_reason += "; products in TF32, whose factors are rounded to 10 bits"
+    return Hardware(device, device_reason, dtype, dtype_reason, gain, tf32)
 
 # %% ../../nbs/06_model/00_hardware.ipynb #d90cf26a
 @dataclass(frozen=True)
 class Device:
     "What a plan has to know about a device"
     name:str
-    gib:float            # memory that a process can have
+    gib:float            # memory that a process can have, what its driver needs included
     tflops:float         # dense bfloat16 products, 10^12 floating-point operations a second
     gb_per_second:float  # memory bandwidth
     kind:str="cuda"      # cuda, cpu or mps
@@ -149,6 +153,7 @@ class Device:
     attention:float=.6   # share of `tflops` that FlashAttention 2 reaches
     bus:float=25         # GB a second to host memory and back: what PCIe 4 gives, of 32
     host:float|None=None # GiB of host memory for what waits there; None: unknown
+    taken:str=""         # what other programs hold of the card's memory; empty: nothing
 
     def holds(self, total:int, waiting:int=0)->bool:
         "Can so many bytes be planned with, and so many in host memory, where they are rounded up to powers of two?"
@@ -160,13 +165,21 @@ _CARDS = (
     Device("b200-180gb", 178, 2250, 8000, attention=.35, bus=50),
     Device("h200-141gb", 139.8, 989, 4800, attention=.35, bus=50),
     Device("h100-80gb", 79.1, 989, 3350, attention=.35, bus=50),
+    Device("h100nvl-94gb", 93.1, 835, 3900, attention=.35, bus=50),
+    Device("h100pcie-80gb", 79.1, 756, 2000, attention=.35, bus=50),
     Device("a100-80gb", 79.1, 312, 2039),
     Device("a100-40gb", 39.4, 312, 1555),
+    Device("rtxpro6000-96gb", 94.9, 503, 1792, bus=50),
+    Device("rtx6000ada-48gb", 47.4, 364, 960),
     Device("l40s-48gb", 44.4, 362, 864),
+    Device("l40-48gb", 44.4, 181, 864),
     Device("a6000-48gb", 47.4, 155, 768),
+    Device("a40-48gb", 44.4, 150, 696),
     Device("rtx5090-32gb", 31.4, 209, 1792, bus=50),
     Device("rtx4090-24gb", 23.5, 165, 1008),
     Device("rtx3090-24gb", 23.6, 71, 936),
+    Device("a30-24gb", 23.5, 165, 933),
+    Device("a10-24gb", 22.1, 125, 600),
     Device("a10g-24gb", 22.1, 70, 600),
     Device("l4-24gb", 22.0, 121, 300),
     Device("t4-16gb", 14.6, 8.1, 320, dtype="float32", bus=12),
@@ -197,18 +210,85 @@ def _measured_tflops(kind:str, dtype:torch.dtype)->float:
         if spent > .2: break   # CPUs that emulate 16 bits take a hundred times longer
     return 2 * n**3 / best / 1e12
 
+# %% ../../nbs/06_model/00_hardware.ipynb #cb1d5ae0
+@lru_cache
+def _measured_bandwidth(kind:str)->float:
+    "Bytes read and written by a copy, timed: 10^9 a second, the best of ten; about 20 ms on a slow card"
+    n = 2**28
+    if kind == "cuda": n = min(n, torch.cuda.mem_get_info()[0] // 4)
+    a = torch.empty(n, dtype=torch.uint8, device=kind)
+    b, best = torch.empty_like(a), math.inf
+    for _ in range(11):
+        began = time.perf_counter()
+        b.copy_(a)
+        int(b[0])   # waits for it
+        best = min(best, time.perf_counter() - began)
+    return 2 * n / best / 1e9
+
 # %% ../../nbs/06_model/00_hardware.ipynb #db3a746e
+_CGROUPS = Path("/sys/fs/cgroup")   # where Linux tells what containers and batch jobs may have
+
+def _read_number(file:Path)->int|None:
+    "The one number in a file; None if there is no such file, or it says `max`"
+    try: return int(file.read_text())
+    except (OSError, ValueError): return None
+
+def _left_in_group(folder:Path, version:int)->float:
+    "Bytes that a control group may still have; its file cache counts as free, as the kernel gives it back"
+    names = ("memory.max", "memory.current", "inactive_file")
+    if version == 1: names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    limit, used = (_read_number(folder/name) for name in names[:2])
+    if limit is None or used is None: return math.inf
+    try: facts = dict(line.split() for line in (folder/"memory.stat").read_text().splitlines())
+    except (OSError, ValueError): facts = {}
+    return max(0, limit - used + int(facts.get(names[2], 0)))
+
+def _left_in_container(groups:Path=_CGROUPS, own:Path=Path("/proc/self/cgroup"))->float:
+    "Bytes that the control groups of this process may still have; infinite where there is no limit"
+    left = math.inf
+    try: lines = own.read_text().splitlines()
+    except OSError: return left   # not Linux
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"): continue
+        version, root = (1, groups/"memory") if controllers else (2, groups)
+        inside = Path(path.lstrip("/"))
+        for group in (inside, *inside.parents): left = min(left, _left_in_group(root/group, version))
+    return left
+
 def _free_gib()->float:
-    "Host memory that a program can have now, the file cache included"
-    try: return psutil.virtual_memory().available / 2**30
+    "Host memory that a program can have now, the file cache included: of the machine, or less in a container"
+    try: available = psutil.virtual_memory().available
     except (OSError, RuntimeError):   # there is no /proc/meminfo
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(available, _left_in_container()) / 2**30
 
 # %% ../../nbs/06_model/00_hardware.ipynb #874faac2
 def _listed_device(name:str, gib:float)->Device|None:
     "The card in the list that calls itself `name` and has about this much memory"
     near = [card for card in DEVICES.values() if card.name.split("-")[0] in name and abs(card.gib / gib - 1) < .15]
-    return near[0] if near else None
+    return max(near, key=lambda card: len(card.name.split("-")[0]), default=None)   # an L40S is not an L4
+
+# %% ../../nbs/06_model/00_hardware.ipynb #e6f9d796
+def _programs_on_card()->list[str]:
+    "Programs that hold memory of a card, as the driver names them; none where it tells nothing, as in most containers"
+    asked = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
+    try: told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError): return []
+    rows = [[part.strip() for part in line.split(",")] for line in told.splitlines()]
+    return [f"{name} (pid {pid}, {used})" for pid, name, used in (row for row in rows if len(row) == 3)
+            if pid != str(os.getpid())]
+
+_OWN_CONTEXT = .6   # GiB that the driver takes for a process; a plan counts it under "driver and gaps"
+
+def _memory_of_card()->tuple[float,float,str]:
+    "GiB of the card, GiB that this process can have of them, and what the others hold"
+    free, total = (n / 2**30 for n in torch.cuda.mem_get_info())
+    mine = torch.cuda.memory_reserved() / 2**30
+    taken = total - free - mine - _OWN_CONTEXT
+    if taken <= 0: return total, total, ""
+    return total, total - taken, f"other programs hold {taken:.1f} of {total:.1f} GiB: " + (
+        ", ".join(_programs_on_card()) or "nvidia-smi on the host lists them")
 
 # %% ../../nbs/06_model/00_hardware.ipynb #5174d802
 def this_device(
@@ -222,11 +302,13 @@ def this_device(
         gib = _free_gib()
         if kind == "mps": gib = min(gib, torch.mps.recommended_max_memory() / 2**30)   # a part of the host's memory
         return Device(kind, gib, _measured_tflops(kind, dtype), 20, kind, format)
-    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+    total, gib, taken = _memory_of_card()
     host = _free_gib() / max(1, min(processes, torch.cuda.device_count()))   # as much for each process
-    name = torch.cuda.get_device_name().lower().replace("nvidia", "").replace("geforce", "").replace(" ", "")
-    if known := _listed_device(name, gib): return replace(known, gib=gib, dtype=format, host=host)
-    return Device(name, gib, _measured_tflops(kind, dtype), 600, dtype=format, host=host)
+    name = torch.cuda.get_device_name().lower()
+    for word in ("nvidia", "geforce", "generation", "blackwell", " "): name = name.replace(word, "")
+    found = dict(gib=gib, dtype=format, host=host, taken=taken)
+    if known := _listed_device(name, total): return replace(known, **found)
+    return Device(name, tflops=_measured_tflops(kind, dtype), gb_per_second=_measured_bandwidth(kind), **found)
 
 # %% ../../nbs/06_model/00_hardware.ipynb #cc23e47e
 _NO_ROOM = ("out of memory", "can't allocate memory", "cannot allocate memory",   # what PyTorch's allocators say

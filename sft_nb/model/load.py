@@ -218,6 +218,7 @@ def load_base(
 )->torch.nn.Module:  # a causal language model, in eval mode, on its device
     "The base as `cfg.method` wants it; ConfigError if it cannot be loaded, is broken, or has another tokenizer"
     hardware = find_hardware(cfg)
+    if hardware.device == "cuda": torch.backends.cuda.matmul.allow_tf32 = hardware.tf32
     with quiet(), tempfile.TemporaryDirectory() as folder:
         try:
             shape = load_shape(cfg, tokenizer)

@@ -293,12 +293,13 @@ def _with_supervised(model, loss:Callable)->Callable:
     "The model's `forward`, and with `supervised=True` the `loss` of its hidden vectors and labels"
     plain = model.forward
     @functools.wraps(type(model).forward)   # `generate` reads the signature
-    def forward(self, *args, supervised:bool=False, labels=None, supervised_at=None, share=None, **kwargs):
+    def forward(self, *args, supervised:bool=False, labels=None, supervised_at=None, share=None,
+                document_lengths=None, **kwargs):
         if not supervised: return plain(*args, **kwargs, **({} if labels is None else dict(labels=labels)))
         if labels is None:
             raise SftError("model(supervised=True)", "there are no labels", "labels of the shape of input_ids",
                            "pass labels=")
-        with told_documents(kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q"), share):
+        with told_documents(kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q"), share, document_lengths):
             out = backbone(self)(*args, **kwargs | dict(use_cache=False))
         hidden = out.last_hidden_state
         after = labels[:, 1:].to(hidden.device)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import torch
 from fastcore.basics import patch
 
 from ..files import write_atomically
@@ -66,6 +67,7 @@ def report(self:Plan)->Report:
     figures["together"] = f"{format_bytes(self.training)} of {self.device.gib:.1f} GiB"
     if self.evaluation: figures["an evaluation"] = format_bytes(self.evaluation)
     if self.host: figures["in host memory"] = format_bytes(self.host)
+    if self.device.taken: figures["not free"] = self.device.taken
     figures["speed, a rough estimate"] = f"{self.tokens_per_second:,.0f} tokens/s"
     if self.reach: figures["trained"] = self.reach
     figures |= {name: f"{value}  ({self.reasons[name]})" for name, value in self.settings.items()}
@@ -246,6 +248,8 @@ def decisions(
     measured = {}
     if planner.device.kind == "cpu" and (hardware := find_hardware(planner.cfg)).gain is not None:
         measured["dtype"] = (hardware.dtype_name, f"auto: {hardware.dtype_reason}")
+    if planner.device.kind == "cuda" and torch.cuda.is_available() and find_hardware(planner.cfg).tf32:
+        measured["dtype"] = ("float32", find_hardware(planner.cfg).dtype_reason)
     return measured | dict(
         method=_explain_method(planner, chosen),
         attn_implementation=(planner.attention or "auto", planner.why_attention),
@@ -285,6 +289,7 @@ def findings(
     gib, free = plan.total / 2**30, plan.device.gib
     training = plan.training / 2**30
     card = f"{plan.device.name} has {free:.1f}"
+    if plan.device.taken: card += f" ({plan.device.taken})"
     if plan.fits: return [ok(f"{format_bytes(plan.total)} of {free:.1f} GiB, {100 * gib / free:.0f}%", check="memory")]
     if plan.device.holds(plan.total): return [_is_host_full(plan)]
     if training <= .95 * free:

@@ -19,7 +19,7 @@ from ..report import ConfigError, edit
 from ..config import Config
 from ..tokens.dataset import Data
 from ..batches.packing import batch_sampler
-from ..batches.layout import BatchLengths, largest_batch, model_class, should_flatten
+from ..batches.layout import BatchLengths, largest_batch, model_class, should_flatten, takes_flattened
 from ..model.hardware import Device
 from ..model.attention import choose_attention
 from ..model.parallelism import check_heads, Division, division_of
@@ -90,8 +90,8 @@ class Planner:
     @cached_property
     def kernel(self)->str:
         "Whose memory the attention takes: varlen, sdpa or eager"
-        if self.attention and self.attention.startswith("flash"): return "varlen"   # they take the same
-        if self.attention: return self.attention
+        if takes_flattened(self.attention): return "varlen"   # they take the same
+        if self.attention and "/" not in self.attention: return self.attention
         kind = model_class(self.shape)
         return "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
 

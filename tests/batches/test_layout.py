@@ -9,8 +9,10 @@ from packaging.version import Version
 from shapes import ODD, model, shape
 
 from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
-from sft_nb.batches.layout import choose_layout, collator_for, should_flatten, rows_of_largest_batch, largest_batch
+from sft_nb.batches.layout import (
+    choose_layout, collator_for, largest_batch, rows_of_largest_batch, should_flatten, takes_flattened)
 from sft_nb.config import load_config
+from sft_nb.model.attention import register_varlen, varlen_attention, varlen_mask
 from sft_nb.report import ConfigError
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
@@ -19,6 +21,7 @@ lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 @pytest.mark.parametrize("how, attention, name, reason", [
     (dict(), "varlen", "flattened", "auto: varlen keeps rows apart"),
     (dict(), "flash_attention_2", "flattened", "auto: flash_attention_2 keeps rows apart"),
+    (dict(), "kernels-community/flash-attn3", "flattened", "auto: kernels-community/flash-attn3 keeps rows apart"),
     (dict(), "sdpa", "padded", "auto: sdpa would compute all pairs of tokens"),
     (dict(), None, "padded", "auto: the default attention would compute all pairs of tokens"),
     (dict(padding_free=True), "sdpa", "flattened", "asked for"),
@@ -29,7 +32,7 @@ def test_the_layout_and_its_reason(tokenizer, how, attention, name, reason):
     layout = choose_layout(load_config(**how), attention, shape("qwen3"), tokenizer)
     assert (layout.name, layout.reason) == (name, reason)
     assert isinstance(layout.collate, DataCollatorFlattening if layout.flat else DataCollatorForCausalLM)
-    if layout.flat: assert layout.collate.return_seq_lens == attention.startswith(("flash", "varlen"))
+    if layout.flat: assert layout.collate.return_seq_lens == takes_flattened(attention)
     else: assert layout.collate.pad_to_multiple_of == 8
 
 
@@ -53,6 +56,26 @@ def test_a_model_whose_rows_would_read_each_other(tokenizer, kind):
     assert layout.name == "padded" and "would read each other" in layout.reason
     with pytest.raises(ConfigError, match="read each other"):
         choose_layout(replace(planned, max_tokens_per_batch=99), "varlen", m.config, tokenizer, model=m)
+
+
+@pytest.mark.parametrize("fault", [None, "reads the other rows", "wrong numbers"])
+def test_a_kernel_of_the_hub_is_probed(tokenizer, monkeypatch, fault):
+    "Flattened rows, if it says of them what PyTorch's attention says of each alone"
+    name, m = "kernels-community/flash-attn3", model("qwen3", initializer_range=.3)
+    def kernel(module, q, k, v, mask, **how):
+        if fault == "reads the other rows": mask = None
+        out = varlen_attention(module, q, k, v, mask, **{n: how[n] for n in ("dropout", "scaling")})[0]
+        return (1.1 * out if fault == "wrong numbers" else out), None
+    register_varlen()
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, name, kernel)
+    monkeypatch.setitem(transformers.AttentionMaskInterface._global_mapping, name, varlen_mask)
+    m.config._attn_implementation = name
+    planned = replace(load_config(padding_free=True), planned=frozenset({"padding_free"}))
+    layout = choose_layout(planned, name, m.config, tokenizer, model=m)
+    assert layout.flat == (fault is None) and m.config._attn_implementation == name
+    if not fault: return
+    with pytest.raises(ConfigError, match="read each other"):
+        choose_layout(load_config(padding_free=True), name, m.config, tokenizer, model=m)
 
 
 @given(lengths, st.one_of(st.none(), st.integers(60, 300)), st.integers(1, 9))

@@ -9,9 +9,11 @@ from shapes import SHAPES, model
 from transformers import AutoConfig, masking_utils as masks
 from transformers.utils import import_utils
 
+from sft_nb.batches.collate import CollatorWithPositions, DataCollatorFlattening
 from sft_nb.model import attention as ours
 from sft_nb.model.attention import (
     choose_attention, Documents, find_documents, told_documents, varlen_attention, window_of)
+from sft_nb.model.loss import add_supervised_loss
 from sft_nb.report import ConfigError, SftError
 
 KINDS = [k for k in SHAPES]
@@ -196,8 +198,10 @@ def test_flash_attention_is_taken_where_it_is(name, hopper, monkeypatch, tmp_pat
 
     install(tmp_path, monkeypatch, *PACKAGES[name])
     assert chosen(name) == (name, "asked for")
-    auto = "varlen" if name == "flash_attention_4" else name   # which is not in the folder that version 4 shares with 2
+    auto = name if name == "flash_attention_3" else "varlen"   # PyTorch's kernel is that of version 2
     assert chosen()[0] == auto
+    soft = choose_attention("auto", "cuda", torch.bfloat16, AutoConfig.for_model("gemma2"))   # its scores have a cap
+    assert soft[0] == ("varlen" if name == "flash_attention_4" else name)   # not in the folder that 4 shares with 2
     assert chosen(dtype=torch.float32)[0] == "varlen"
     if name == "flash_attention_4":
         with pytest.raises(ConfigError, match="needs the package flash-attn, which"): chosen("flash_attention_2")
@@ -227,6 +231,28 @@ def test_what_the_collator_says_is_what_the_mask_says(kind):
             patch.setattr(ours, "find_documents", lambda *args: asked.append(1) or find_documents(*args))
             got = m(ids, position_ids=positions(lengths), use_cache=False).logits
     assert torch.equal(got, want) and not asked
+
+
+def test_lengths_that_the_host_knows_are_not_asked_of_the_device():
+    "On cards before Ampere each document is attended to alone, in every layer, in the forward pass and again"
+    lengths, asked = [5, 23, 1, 12], []
+    ids, m = rows(lengths), model("qwen3", attention="varlen").train()
+    m.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
+    class Borders(torch.Tensor):
+        def diff(self):
+            asked.append(1)
+            return super().diff()
+    cu = torch.tensor([0, *lengths]).cumsum(0).int().as_subclass(Borders)
+    for known in (None, lengths):
+        asked.clear()
+        with told_documents(cu, 23, lengths=known):
+            m(ids, position_ids=positions(lengths), use_cache=False).logits.sum().backward()
+        assert len(asked) == (0 if known else 2 * 4)
+    batch = CollatorWithPositions(DataCollatorFlattening())([dict(input_ids=[5] * n, labels=[5] * n) for n in lengths])
+    add_supervised_loss(m)
+    asked.clear()
+    m(**batch | dict(cu_seq_lens_q=cu), supervised=True).loss.backward()   # as the trainer calls it
+    assert batch["document_lengths"] == tuple(lengths) and not asked
 
 
 def test_the_window_of_every_mask_that_is_known_is_the_one_that_is_found():

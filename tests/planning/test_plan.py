@@ -1,7 +1,6 @@
 """What a plan chooses, what it says where nothing fits, and what a run does with it."""
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from shapes import folder, tiny_config
 from sft_nb.batches.layout import largest_batch
 from sft_nb.config import load_config
 from sft_nb.model.attention import _GROUPS
-from sft_nb.model.hardware import DEVICES, find_device, this_device
+from sft_nb.model.hardware import DEVICES, find_device
 from sft_nb.planning.plan import plan
 from sft_nb.planning.resolve import resolve, without_plan
 from sft_nb.report import ConfigError, SftError, edit
@@ -170,24 +169,6 @@ def test_every_card_has_a_plan_and_a_wrong_one_an_error(tmp_path):
     with pytest.raises(ConfigError, match="no such attention"): plan(replace(cfg, attn_implementation="sdpaa"), data)
     narrow = replace(cfg, max_tokens_per_batch=10)
     with pytest.raises(SftError, match="the longest row is"): largest_batch(narrow, data.train.lengths, flat=True)
-
-
-CARDS = (("NVIDIA H200", 139.8, "h200-141gb"), ("NVIDIA GeForce RTX 4090", 23.6, "rtx4090-24gb"),
-         ("NVIDIA A100-SXM4-80GB", 79.2, "a100-80gb"), ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
-         ("Tesla T4", 14.6, "t4-16gb"), ("NVIDIA Whatever", 10., "whatever"))
-
-
-@pytest.mark.parametrize("name, gib, want", CARDS)
-def test_a_card_is_known_by_its_name(monkeypatch, name, gib, want):
-    monkeypatch.setattr("sft_nb.model.hardware._measured_tflops", lambda kind, dtype: 42.)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda *a: name)
-    properties = SimpleNamespace(total_memory=gib * 2**30)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda *a: properties)
-    d = this_device("cuda", torch.bfloat16)
-    assert d.name == want and d.gib == pytest.approx(gib) and d.host > 0
-    monkeypatch.setattr("sft_nb.model.hardware._free_gib", lambda: 64.)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert [this_device("cuda", torch.bfloat16, processes=n).host for n in (1, 2, 8)] == [64, 32, 16]   # 8: 2 hosts
 
 
 def test_the_plan_is_in_the_run_and_the_run_can_be_repeated(tmp_path):
