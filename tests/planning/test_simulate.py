@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 from shapes import folder
+from torch.utils.checkpoint import checkpoint
 
 from sft_nb.batches.layout import BatchLengths
 from sft_nb.config import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import assume_documents
 from sft_nb.model.loss import causal_lm
-from sft_nb.model.checkpointing import recompute_layers
+from sft_nb.model.checkpointing import checkpoint_parts, recompute_layers
 from sft_nb.planning import simulate as simulation# the module
 from sft_nb.planning.simulate import MemoryTracker, _forward_and_loss, footprint
 from sft_nb.tokens.tokenizer import load_tokenizer
@@ -111,6 +112,29 @@ def test_experts_in_4_bits(tmp_path, tokenizer, checkpointing):
     saved, forward, backward = tracked(model, batch, "varlen", checkpointing=checkpointing)
     assert step.forward == pytest.approx(forward, rel=.1) and step.backward == pytest.approx(backward, rel=.1)
     if not checkpointing: assert step.activations == pytest.approx(saved, rel=.1)
+
+
+@pytest.mark.parametrize("method, more", [
+    ("lora", dict()), ("qlora", dict(keep_attention=True, offloading=True)), ("full", dict(keep_attention=True))])
+def test_parts_between_the_first_and_the_last_need_not_be_computed(tmp_path, tokenizer, monkeypatch, method, more):
+    "To the byte what all parts take, the last of which is shorter; gradients of all weights vary a little"
+    for name, n in dict(_FEWEST=16, _MOST_PARTS=7).items():
+        monkeypatch.setattr(f"sft_nb.model.checkpointing.{name}", n)
+    small = folder(tmp_path, "qwen3", num_hidden_layers=2, intermediate_size=512)
+    cfg, computed, whole = load_config(model=small, tokenizer="tiny", init="random", method=method), [], checkpoint
+    def simulated():
+        monkeypatch.setattr(simulation, "_SIMULATED", {})
+        batch = BatchLengths((110,), True)
+        step = footprint(cfg, tokenizer, batch, checkpointing=True, recompute_parts=True, **more)
+        return [step.activations, step.forward, step.backward]
+    def counted(function, part, **how):
+        computed.append(part.shape[1])
+        return whole(function, part, **how)
+    monkeypatch.setattr(simulation, "checkpoint", counted)
+    few = simulated()
+    assert computed[:3] == [16, 16, 14] and len(computed) >= 2 * 3 * 3
+    monkeypatch.setattr(simulation, "checkpoint_first_and_last_parts", checkpoint_parts)
+    assert few == (pytest.approx(simulated(), rel=.02) if method == "full" else simulated())
 
 
 def test_a_step_is_simulated_once_in_a_process(monkeypatch):
