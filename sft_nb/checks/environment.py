@@ -7,7 +7,7 @@ __all__ = ['check_versions', 'check_device', 'nvidia_cards', 'check_gpu', 'neare
            'check_tracking', 'check_hub', 'check_memory']
 
 # %% ../../nbs/09_checks/01_environment.ipynb #f969be02
-import os, shutil, tempfile
+import os, re, shutil, subprocess, tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -59,6 +59,19 @@ def _why_no_cuda()->str:
     if torch.version.cuda is None: return "is built without CUDA"
     return f"is built for CUDA {torch.version.cuda}, and its driver cannot be used"
 
+def _torch_for_driver()->str:
+    "How to install a torch for this machine's driver; all of CUDA 12 runs on any driver for CUDA 12"
+    install = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
+    try: told = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError): told = ""
+    found = re.search(r"CUDA Version: (\d+)\.(\d+)", told)
+    if found is None: return f"{install}cu128, for the CUDA that nvidia-smi names"
+    driver = int(found[1]), int(found[2])
+    if driver < (12, 0): return f"a newer driver: this one is for CUDA {found[1]}.{found[2]}, and torch needs 12 or 13"
+    least = dict(cu130=(13, 0), cu128=(12, 8), cu126=(12, 0))
+    wheel = next(name for name, version in least.items() if driver >= version)
+    return f"{install}{wheel} (the driver is for CUDA {found[1]}.{found[2]})"
+
 # %% ../../nbs/09_checks/01_environment.ipynb #a5537963
 def _idle_gpus(requested:Config)->Finding|None:
     "GPUs that torch sees and no process of this training uses"
@@ -83,8 +96,7 @@ def check_gpu(requested:Config)->Finding|None:
     if not n or requested.device == "cuda": return None
     cards = "1 NVIDIA card is" if n == 1 else f"{n} NVIDIA cards are"
     says = f"{cards} here, but torch {torch.__version__} {_why_no_cuda()}: training would run on the CPU"
-    install = "pip install torch --index-url https://download.pytorch.org/whl/cu128, for the CUDA that nvidia-smi names"
-    return warn(says, as_fix(install) | edit(device="cpu"))
+    return warn(says, as_fix(_torch_for_driver()) | edit(device="cpu"))
 
 # %% ../../nbs/09_checks/01_environment.ipynb #55aec62b
 def nearest_folder(path:str|Path)->Path:

@@ -207,7 +207,8 @@ class StepEvidence(LossEvidence):
         rows = rows or self.rows(range(min(n, len(self.data.train.tokens))))
         held_out, before = self.layout.collate(rows), self.score(self.some_batch)
         with eval_mode(self.model), torch.no_grad(): loss = float(self.loss(held_out))
-        return Evaluated(loss, before, self.score(self.some_batch))
+        tolerance = 1e-6 if self.hardware.device == "cpu" else self.tolerance
+        return Evaluated(loss, before, self.score(self.some_batch), tolerance)
 
     @made_once
     def first_step(self)->FirstStep:

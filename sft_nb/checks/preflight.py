@@ -16,6 +16,7 @@ from ..progress import Phase, show_progress
 from ..report import Finding, Report
 from ..config import Config
 from ..tokens.dataset import Data
+from ..model.hardware import free_memory
 from ..model.loss import causal_lm
 from ..model.load import count_parameters, quiet
 from ..model.checkpointing import parts_of
@@ -108,10 +109,11 @@ def run_checks(
     return findings
 
 # %% ../../nbs/09_checks/09_preflight.ipynb #eb9ddd3f
-def _collect_findings(bench:Workbench)->tuple[dict,list[Finding]]:
+def _collect_findings(bench:Workbench, keep_model:bool)->tuple[dict,list[Finding]]:
     "Figures and findings; the evidence is gone when it returns"
-    if bench.untrained is not None:   # a model of the caller: it must be restored, so it must be there before
-        with suppress(Exception): bench.make("model")   # a failure is kept, and found by the first check that needs it
+    if bench.untrained is not None or keep_model:   # it must be restored, so it must be there before
+        with quiet(), suppress(Exception): bench.make("model")   # a failure is found by the first check that needs it
+        if keep_model: bench.given["model"] = vars(bench).get("model", bench.given["model"])
     loaded = vars(bench).get("model", bench.given["model"])
     with quiet(), same_rng_state(), same_model(loaded), bench:
         evidence = Evidence(bench)
@@ -124,15 +126,19 @@ def preflight(
     data:Data|None=None,        # from `prepare`; None: prepare the rows
     *, plan:Plan|None=None,     # None: make one
     model=None,              # as before afterwards; None: load one and throw it away
+    keep_model:bool=False,   # True: the workbench that is given keeps the one that is loaded, unless a check fails
     progress:bool=False,     # show at once how far it has come; False: if it takes longer than two seconds
 )->Report:                   # its `status` is fail if training should not begin
     "Check machine, rows, model, batch, one step and ten more; every failure is a finding"
     began = time.monotonic()
     bench = workbench_for(cfg, data=data, plan=plan, model=model)
-    with show_progress(delay=0. if progress else 2.): figures, findings = _collect_findings(bench)
+    given = bench.given["model"]
+    with show_progress(delay=0. if progress else 2.): figures, findings = _collect_findings(bench, keep_model)
     seconds = dict(seconds=round(time.monotonic() - began, 1))
     title = f"preflight: {bench.requested.task} with {bench.requested.model}"
     report = Report(title, seconds | figures, findings, good="ready")
+    if report.failed and keep_model: bench.given["model"] = given
+    free_memory()   # of the evidence, which is gone
     if "data" in vars(bench) and "cfg" in vars(bench):
         bench.data.results["preflight", bench.requested] = (report, bench.cfg)   # for the training of these rows
     return report

@@ -162,6 +162,7 @@ class Evaluated:
     loss:float     # of held-out rows
     before:float   # the training loss of some rows, before
     after:float    # and after
+    tolerance:float=1e-6   # as a share; a GPU adds up in no fixed order
 
 # %% ../../nbs/09_checks/05_step.ipynb #4d2a665d
 @check("step")
@@ -169,7 +170,7 @@ def check_evaluation(evaluated:Evaluated)->Finding:
     "an evaluation works and changes nothing"
     before, after = evaluated.before, evaluated.after
     if not math.isfinite(evaluated.loss): return fail(f"the loss of held-out rows is {evaluated.loss}", _NOT_FINITE)
-    if _relative_difference(before, after) <= 1e-6:
+    if _relative_difference(before, after) <= evaluated.tolerance:
         return ok(f"held-out loss {evaluated.loss:.3f}, the training loss is the same before and after")
     says = f"the training loss was {before:.6f} before an evaluation and is {after:.6f} after it"
     return fail(says, as_fix("guard_4bit(model)") | edit(method="lora"))

@@ -167,7 +167,7 @@ def _short_preflight(bench)->Report|None:
     "The preflight's report, in short, with what the report of the rows has not shown; None if it is turned off"
     if not bench.cfg.preflight: return None
     from sft_nb.checks.preflight import preflight
-    checked = preflight(bench, progress=True)
+    checked = preflight(bench, progress=True, keep_model=True)
     new = [f for f in checked.without(bench.data.report) if f.status in ("warn", "fail")]
     n_bad = sum(f.status in ("warn", "fail") for f in checked.findings)
     above = f" ({n_bad - len(new)} of them above)" if n_bad > len(new) else ""

@@ -20,7 +20,7 @@ import transformers
 from torch import nn
 
 from ..installation import is_installed
-from ..report import ConfigError, command, edit
+from ..report import as_fix, ConfigError, command, edit
 from .precision import Repair
 from .loss import causal_lm, computed_in
 
@@ -327,9 +327,12 @@ def check_kernels(
 _NO_CARD = dict(compile="where every batch would be compiled anew", liger="and Triton's kernels are made for a GPU")
 
 def _check_card(kernels:str, device:str)->None:
-    "ConfigError for kernels that this device cannot run; Triton's interpreter can run all, slowly"
-    if kernels not in _NO_CARD or device == "cuda": return
-    if kernels == "liger" and os.environ.get("TRITON_INTERPRET") == "1": return
+    "ConfigError for kernels that this device cannot run; Triton's interpreter cannot run Liger's as they are"
+    interpreted = kernels == "liger" and os.environ.get("TRITON_INTERPRET") == "1"
+    if kernels not in _NO_CARD or (device == "cuda" and not interpreted): return
+    if interpreted:
+        raise ConfigError("kernels liger", "TRITON_INTERPRET is 1, and Triton's interpreter cannot run them",
+                          "Triton's compiler", as_fix("unset TRITON_INTERPRET") | edit(kernels="auto"))
     found = f"the model is on {device}, {_NO_CARD[kernels]}"
     raise ConfigError(f"kernels {kernels}", found, "a CUDA device", edit(kernels="auto"))
 

@@ -326,7 +326,8 @@ def add_supervised_loss(
 def _on_device(batch:dict, model)->dict:
     "The batch where the model's embedding is"
     device = model.get_input_embeddings().weight.device
-    return {name: value.to(device) if torch.is_tensor(value) else value for name, value in batch.items()}
+    def moved(value): return value.to(device, non_blocking=device.type == "cuda") if torch.is_tensor(value) else value
+    return {name: moved(value) for name, value in batch.items()}
 
 # %% ../../nbs/06_model/05_loss.ipynb #5104676e
 def _computing_in(dtype:torch.dtype, device:str):

@@ -24,6 +24,8 @@ from ..tokens.encode import encode_prompts
 from ..tokens.tokenizer import model_path
 from ..tokens.conversations import conversation
 from ..tokens.prepare import read_kept
+from ..progress import log
+from ..model.hardware import free_memory, is_out_of_memory
 from ..model.adapter import read_adapter, text_path
 from ..model.experts import count_experts, restore_experts
 from ..model.load import auto_class, load_base, quiet
@@ -151,17 +153,19 @@ def _gap_in_words(g:Gap, names:tuple[str,str])->str:
 def unpack(
     model,              # with layers of bitsandbytes, or without
     dtype:torch.dtype,  # of the new weights
+    *, to_host:bool=False,  # the new weights lie in host memory, and at the end all do: on the card is one at a time
 ):                      # the same model
     "Replace layers in 4 or 8 bits by linear layers with the numbers that they stand for"
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
     quantised = [(n, m) for n, m in model.named_modules() if isinstance(m, (Linear4bit, Linear8bitLt))]
     for name, layer in quantised:
         parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, _dequantise_layer(layer, dtype))
+        plain = _dequantise_layer(layer, dtype)
+        setattr(model.get_submodule(parent), last, plain.cpu() if to_host else plain)
     restore_experts(model, dtype)
     model.config.__dict__.pop("quantization_config", None)
     for flag in _QUANTISED: model.__dict__.pop(flag, None)
-    return model
+    return model.cpu() if to_host else model
 
 _QUANTISED = ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized", "hf_quantizer", "quantization_method")
 
@@ -196,19 +200,31 @@ def _quantised_beside_text(model)->list[str]:
 def _put_back(model, layers:list[str], workbench:Workbench)->None:
     "These layers get the numbers that the base was published with: nothing has learned to make up for their rounding"
     plain = load_base(replace(workbench.requested, method="lora"), workbench.tokenizer)
-    for name in layers: model.get_submodule(name).weight.data = plain.get_submodule(name).weight.data
+    for name in layers:
+        weight = model.get_submodule(name).weight
+        weight.data = plain.get_submodule(name).weight.data.to(weight.device)
 
 def merged_model(
     workbench:Workbench,  # of the run
     path:Path,            # of the adapter, or of the whole model for `method="full"`
     dtype:torch.dtype,    # of the result
 ):
-    "Base and adapter as one model, in eval mode"
+    "Base and adapter as one model, in eval mode; in host memory, a layer at a time, where a card has no room for it"
     if workbench.requested.method == "full": return workbench.trained(path).to(dtype)
+    try: return _merge_into_base(workbench, path, dtype)
+    except Exception as e:
+        if workbench.hardware.device == "cpu" or not is_out_of_memory(e): raise
+    free_memory()
+    log("sft_nb: the card has no room for the merged model, which is made in host memory")
+    return _merge_into_base(workbench, path, dtype, to_host=True)
+
+def _merge_into_base(workbench:Workbench, path:Path, dtype:torch.dtype, *, to_host:bool=False):
+    "Load the base, give it 16 or 32 bits, and add the adapter to it"
     with quiet(), warnings.catch_warnings(action="ignore"):   # peft: tied weights, adapters that are merged already
         base = workbench.base()
         unused = _quantised_beside_text(base)
-        base = unpack(base, workbench.hardware.dtype)   # in training, the base stood for numbers of this format
+        # in training, the base stood for numbers of this format
+        base = unpack(base, workbench.hardware.dtype, to_host=to_host)
         if unused: _put_back(base, unused, workbench)
         model = read_adapter(base, path)
         for layer in model.modules():
@@ -281,6 +297,17 @@ def _read_again(folder:Path, dtype:torch.dtype, device:str):
         return kind.from_pretrained(folder, dtype=dtype, device_map={"": device})
 
 # %% ../../nbs/13_proof/00_merge.ipynb #mg0cmp01
+def _read_and_probe(bench:Workbench, folder:Path, dtype:torch.dtype, talks, like:Probe):
+    "The model in `folder` and what it says; on the host, where the card has no room for it"
+    for device in dict.fromkeys((bench.hardware.device, "cpu")):
+        try:
+            model = _read_again(folder, dtype, device)
+            return model, probe(model, bench.tokenizer, talks, like=like)
+        except Exception as e:
+            if device == "cpu" or not is_out_of_memory(e): raise
+        model = None
+        free_memory()
+
 def _write_and_compare(bench:Workbench, source:Path, folder:Path, dtype:str, talks)->Report:
     "Merge into `folder`, load that again, and ask both models the same"
     wanted, tolerance = getattr(torch, dtype), 1e-4 if dtype == "float32" else 4e-2
@@ -290,8 +317,7 @@ def _write_and_compare(bench:Workbench, source:Path, folder:Path, dtype:str, tal
     _write_model(merged, bench.tokenizer, folder)
     if text_path(merged): _copy_image_settings(bench.requested, folder)
     del merged
-    again = _read_again(folder, wanted, bench.hardware.device)
-    probed = probe(again, bench.tokenizer, talks, like=trained)
+    again, probed = _read_and_probe(bench, folder, wanted, talks, trained)
     return parity(trained, probed, base=base, tolerance=tolerance, has_experts=count_experts(again.config) > 1)
 
 # %% ../../nbs/13_proof/00_merge.ipynb #7ca0a030

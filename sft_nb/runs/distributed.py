@@ -106,8 +106,11 @@ def init_distributed(
     os.environ.pop(_USE_FSDP, None)   # accelerate is not to divide once more
     if world.size == 1: return world
     from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import check_cuda_p2p_ib_support
     from sft_nb.model.hardware import choose_device
     cpu = choose_device(cfg.device)[0] == "cpu"
+    if not cpu and not check_cuda_p2p_ib_support():   # two RTX 40, an old driver: as accelerate's own launcher does
+        for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"): os.environ.setdefault(name, "1")
     if cfg.deepspeed is None: PartialState(cpu=cpu, timeout=_PATIENCE)
     else:
         if cpu: _prepare_cpu_ranks()

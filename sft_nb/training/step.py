@@ -48,12 +48,14 @@ class TokenCounts:
         "Only the first `n` micro-batches count"
         del self.kept[n:]
 
-    def read(self)->list[tuple[bool,list[int]]]:
+    def read(self,
+        add_up:Callable=lambda counts: counts,   # over processes
+    )->list[tuple[bool,list[int]]]:
         "All since the last time; this waits for the device"
         if not self.kept: return []
         modes, counts = zip(*self.kept)
         self.kept = []
-        return [*zip(modes, torch.stack(counts).tolist())]
+        return [*zip(modes, add_up(torch.stack(counts)).tolist())]
 
 # %% ../../nbs/11_training/03_step.ipynb #t4000009
 @dataclass

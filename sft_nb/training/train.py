@@ -70,7 +70,7 @@ def check_before_training(
         log("sft_nb: tiny is a toy that knows arithmetic and a few simple sentences: on other rows it shows that "
             f"everything works, and not what a model can learn from them; a small real one: {edit(model=_SMALL_MODEL)}")
     is_new = checked is None
-    if checked is None and bench.requested.preflight: checked = preflight(bench)
+    if checked is None and bench.requested.preflight: checked = preflight(bench, keep_model=True)
     if checked is None:
         off = skipped("it was turned off", edit(preflight=True), check="preflight")
         checked = Report("preflight", {}, [off, *filter(None, [check_gpu(bench.requested)])])

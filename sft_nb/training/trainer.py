@@ -46,6 +46,7 @@ PARENTS_NAMES = dict(
     _total_loss_scalar="transformers: the loss of all earlier lines; saved for the mean at the end",
     _globalstep_last_logged="transformers: the step of the last line; saved for the mean of the next one",
     _prepare_inputs="transformers: moves an evaluation's batch to the device",
+    _prepare_input="transformers: moves a part of a batch to the device, and waits for it",
     _get_output_dir="transformers: where a checkpoint goes; the folder aside while one is written",
     _save_checkpoint="transformers: writes a checkpoint",
     _save="transformers: writes the weights that a process has",
@@ -134,13 +135,13 @@ def count_tokens(self:SupervisedTrainer, out, inputs)->None:
     "Tokens and their accuracy, kept on the device"
     if "attention_mask" in inputs: tokens = inputs["attention_mask"].sum()
     else: tokens = torch.full((), own_tokens(inputs), device=out.loss.device)
-    counts = self.accelerator.reduce(torch.stack([out.n_correct, out.n_tokens, tokens]), reduction="sum")
-    self.counted.add(self.model.training, counts)
+    self.counted.add(self.model.training, torch.stack([out.n_correct, out.n_tokens, tokens]))
 
 @patch
 def read_counts(self:SupervisedTrainer)->None:
-    "Tell TRL's meters what was counted; this waits for the device"
-    for training, (right, n, tokens) in self.counted.read():
+    "Tell TRL's meters what all processes counted; this waits for the device"
+    def add_up(counts): return self.accelerator.reduce(counts, reduction="sum")
+    for training, (right, n, tokens) in self.counted.read(add_up):
         meter = self._metrics["train" if training else "eval"]
         if training: self._total_train_tokens += tokens
         meter["mean_token_accuracy"].append(right / max(n, 1))
@@ -157,6 +158,13 @@ def floating_point_ops(self:SupervisedTrainer, inputs)->int:
     return self.flops_per_token * inputs["input_ids"].numel()
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000018
+@patch
+def _prepare_input(self:SupervisedTrainer, data):
+    "Tensors from pinned memory are copied to a GPU while it computes"
+    if isinstance(data, torch.Tensor) and self.args.device.type == "cuda":
+        data = data.to(self.args.device, non_blocking=True)
+    return super(SupervisedTrainer, self)._prepare_input(data)
+
 @patch
 def prediction_step(self:SupervisedTrainer, model, inputs, prediction_loss_only, ignore_keys=None):
     "The loss of one held-out batch, added to what was seen"

@@ -56,6 +56,21 @@ def test_a_card_that_torch_does_not_see(monkeypatch):
     assert check_gpu(small()) is None
 
 
+@pytest.mark.parametrize("driver, advice", [
+    ("13.0", "whl/cu130 (the driver is for CUDA 13.0)"), ("12.9", "whl/cu128 (the"), ("12.8", "whl/cu128 (the"),
+    ("12.4", "whl/cu126 (the"), ("11.8", "a newer driver: this one is for CUDA 11.8"),
+    ("", "whl/cu128, for the CUDA that nvidia-smi names")])
+def test_the_torch_for_a_driver(monkeypatch, driver, advice):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(environment, "nvidia_cards", lambda: 1)
+    def smi(command, **how):
+        if not driver: raise FileNotFoundError("nvidia-smi")
+        return SimpleNamespace(stdout=f"| NVIDIA-SMI 570.86  Driver Version: 570.86  CUDA Version: {driver} |")
+    monkeypatch.setattr(environment.subprocess, "run", smi)
+    assert advice in str(check_gpu(small()).fix)
+
+
 def test_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=400))
     cfg = small(runs_dir=str(tmp_path/"not/yet/there"))   # save_total_limit 2: four of them

@@ -1,4 +1,6 @@
 "Checks of the first step and of the gradient: each fires on a planted defect and is quiet without it"
+from dataclasses import replace
+
 import pytest
 import torch
 from planted import bad, small
@@ -70,6 +72,15 @@ def test_evaluation():
     assert check_evaluation(Evaluated(2., 3., 3.)).status == "ok"
     for wrong in (Evaluated(2., 3., 3.001), Evaluated(nan, 3., 3.), Evaluated(2., 3., nan)):
         assert check_evaluation(wrong).status == "fail"
+    assert check_evaluation(Evaluated(2., 3., 3.001, tolerance=2e-2)).status == "ok"   # a GPU, in no fixed order
+    assert check_evaluation(Evaluated(2., 3., 3.1, tolerance=2e-2)).status == "fail"
+
+
+def test_an_evaluation_on_a_gpu_is_compared_as_other_losses_are(seen, monkeypatch):
+    assert seen.evaluated.tolerance == 1e-6
+    other = Evidence(seen.bench)
+    monkeypatch.setitem(vars(other.bench), "hardware", replace(other.hardware, device="cuda"))
+    assert other.evaluated.tolerance == other.tolerance > 1e-6
 
 
 def test_derivative():

@@ -102,6 +102,12 @@ def test_a_kind_that_liger_does_not_know(stand):
 def test_where_it_cannot_run(stand, monkeypatch, tokenizer):
     with pytest.raises(ConfigError, match="kernels liger: the model is on cpu.*for a GPU.*Fix: kernels='auto'"):
         load_model(load_config(kernels="liger", device="cpu"), tokenizer)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for device in ("cpu", "cuda"):
+        with pytest.raises(ConfigError, match="interpreter cannot run them.*unset TRITON_INTERPRET.*kernels='auto'"):
+            kernels._check_card("liger", device)
+    kernels._check_card("compile", "cuda")
+    monkeypatch.delenv("TRITON_INTERPRET")
     monkeypatch.setattr(kernels, "is_installed", lambda name: False)
     says = r"kernels liger: they are not installed.*sft_nb\[fast\]"
     with pytest.raises(ConfigError, match=says): check_kernels("liger")

@@ -1,5 +1,6 @@
 """What is loaded is what was trained, and what is exported too, for every kind of adapter."""
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from sft_nb.report import ConfigError, edit, Report, SftError, warn
 from sft_nb.proof.merge import merge, parity, probe
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.train import train
+from sft_nb.workbench import Workbench
 
 ADAPTERS = {
     "qlora": dict(),
@@ -130,6 +132,40 @@ def test_a_merge_that_lost_something_is_an_error_and_leaves_nothing(tmp_path, of
     assert not (tmp_path/"my out").exists()
     assert not [*run.path.glob("merged*"), *run.path.glob(".merged*")]
     assert (run.adapter/"adapter_model.safetensors").exists()
+
+
+def test_a_merge_that_has_no_room_on_the_card_goes_on_in_host_memory(of_six_steps, monkeypatch, capsys):
+    "A layer at a time, with the same numbers"
+    bench, adapter = Workbench(of_six_steps.config, is_resolved=True), of_six_steps.adapter
+    want = merging.merged_model(bench, adapter, torch.float32).state_dict()
+    plain, tried = merging._dequantise_layer, []
+    def small_card(layer, dtype):
+        tried.append(1)
+        if len(tried) == 5: raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(layer, dtype)
+    monkeypatch.setattr(merging, "_dequantise_layer", small_card)
+    with pytest.raises(torch.OutOfMemoryError): merging.merged_model(bench, adapter, torch.float32)   # of a host
+    bench.hardware = replace(bench.hardware, device="cuda")
+    tried.clear()
+    merged = merging.merged_model(bench, adapter, torch.float32)
+    assert "no room for the merged model" in capsys.readouterr().err and len(tried) > 5
+    got = merged.state_dict()
+    assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_what_was_merged_is_compared_on_the_host_if_the_card_has_no_room(of_six_steps, tmp_path, monkeypatch):
+    bench, devices = Workbench(of_six_steps.config, is_resolved=True), []
+    bench.hardware = replace(bench.hardware, device="cuda")
+    def read(folder, dtype, device):
+        devices.append(device)
+        if device == "cuda": raise torch.OutOfMemoryError("CUDA out of memory")
+        return "a model"
+    monkeypatch.setattr(merging, "_read_again", read)
+    monkeypatch.setattr(merging, "probe", lambda model, *args, like: f"what {model} says, asked as {like}")
+    found = merging._read_and_probe(bench, tmp_path, torch.bfloat16, [], "before")
+    assert found == ("a model", "what a model says, asked as before") and devices == ["cuda", "cpu"]
+    monkeypatch.setattr(merging, "probe", lambda *args, **how: 1 / 0)
+    with pytest.raises(ZeroDivisionError): merging._read_and_probe(bench, tmp_path, torch.bfloat16, [], "before")
 
 
 @pytest.mark.parametrize("how, says", [

@@ -7,6 +7,8 @@ import torch
 from learner import assert_same, notes, small, small_qlora
 from safetensors.torch import load_file
 
+from sft_nb import workbench
+from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
 from sft_nb.runs.distributed import check_processes
@@ -24,12 +26,24 @@ def test_a_refusal_writes_nothing_and_a_force_is_written_down(tmp_path):
     assert said["status"] == "fail" and "in spite of learning" in said["figures"]["forced"]
 
 
-def test_a_preflight_leaves_no_trace_in_the_training(tmp_path, undisturbed_qlora):
+def test_a_preflight_leaves_no_trace_in_the_training(tmp_path, undisturbed_qlora, monkeypatch):
+    "It trains the model that is trained afterwards, which is loaded once"
+    loads, load = [], workbench.load_model
+    monkeypatch.setattr(workbench, "load_model", lambda *args: loads.append(1) or load(*args))
     run = train(small_qlora(tmp_path, preflight=True))
     assert_same(run, undisturbed_qlora)
+    assert len(loads) == 1
     assert json.loads((run.path/"preflight.json").read_text())["status"] != "fail"
     without = json.loads((undisturbed_qlora.path/"preflight.json").read_text())
     assert without["findings"][0]["status"] == "skipped"
+
+
+def test_a_model_is_kept_for_a_training_that_may_begin(tmp_path):
+    for keep, rate, kept in ((True, 1e-3, True), (True, 0., False), (False, 1e-3, False)):
+        bench = workbench.Workbench(small(tmp_path, learning_rate=rate, max_samples=16, max_steps=2))
+        report = preflight(bench, keep_model=keep)
+        assert bool(report.failed) == (rate == 0) and "model" not in vars(bench)
+        assert (bench.given["model"] is not None) == kept
 
 
 def test_bad_data_leaves_no_run_behind(tmp_path):

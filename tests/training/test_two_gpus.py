@@ -1,5 +1,6 @@
 """One process on a machine where transformers and torch see two GPUs. The tensors stay on the CPU: what is patched is
 what the machine says of itself, which is all that `Trainer` looks at when it chooses `nn.DataParallel`."""
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from learner import assert_same, killed_at_eight, small
 from sft_nb.checks import environment
 from sft_nb.checks.environment import check_gpu
 from sft_nb.report import Report
+from sft_nb.runs.distributed import init_distributed
 from sft_nb.training.train import resume, train
 
 IDLE = "training uses the first of 2 visible GPUs, and the other is idle"
@@ -35,6 +37,23 @@ def test_one_process_trains_as_on_one_gpu_and_reports_the_idle_one(tmp_path, two
     printed = capfd.readouterr()
     assert f"{IDLE}  Fix: num_processes=2, or CUDA_VISIBLE_DEVICES" in printed.out + printed.err
     assert not (run.adapter/"training_args.bin").exists()   # a pickle that needs this package to be read
+
+
+@pytest.mark.parametrize("reach_each_other", [True, False])
+def test_cards_that_cannot_reach_each_other_are_told_so(monkeypatch, tmp_path, reach_each_other):
+    "Two RTX 40 with an old driver: accelerate refuses to begin without NCCL's variables, which only its launcher sets"
+    names = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
+    for name in names: monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NCCL_IB_DISABLE", "0")   # what is set stays
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    begun = []
+    def begin(**how): begun.append([os.environ.get(name) for name in names])
+    monkeypatch.setattr("accelerate.state.PartialState", begin)
+    monkeypatch.setattr("accelerate.utils.check_cuda_p2p_ib_support", lambda: reach_each_other)
+    monkeypatch.setattr("sft_nb.model.hardware.choose_device", lambda wanted: ("cuda", "asked for"))
+    init_distributed(small(tmp_path))
+    assert begun == [[None if reach_each_other else "1", "0"]]
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
 
 
 def test_a_resumed_run_reports_it_too(tmp_path, two_gpus, undisturbed, capfd):

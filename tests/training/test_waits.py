@@ -3,6 +3,7 @@ import collections
 import traceback
 
 import pytest
+import torch
 from conftest import ROOT
 from learner import small
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -56,6 +57,35 @@ def test_at_most_two_waits_a_micro_batch(tmp_path, how):
     "Two (today one: transformers asks whether positions begin again), and one look a step at what is finite"
     found = waits_of_a_step(tmp_path, 3, **how)
     assert sum(found.values()) <= 2 * 3 + 1, found
+
+
+def test_what_was_counted_is_added_up_over_processes_once_a_line(tmp_path, monkeypatch):
+    "And not in each micro-batch, where every process would wait for the slowest"
+    cfg = small(tmp_path, max_steps=4, gradient_accumulation_steps=3, per_device_train_batch_size=2, logging_steps=2,
+                save_steps=1000, eval_steps=None, sample_steps=None)
+    bench = Workbench(cfg)
+    trainer = build_trainer(bench, create_run(bench.cfg))
+    shapes, plain = [], trainer.accelerator.reduce
+    monkeypatch.setattr(trainer.accelerator, "reduce", lambda t, **how: shapes.append([*t.shape]) or plain(t, **how))
+    trainer.train()
+    assert shapes == [[3, 3], [3, 3], [6, 3]]   # lines at steps 1, 2 and 4; right, supervised, all tokens
+
+
+def test_a_batch_is_copied_to_a_gpu_without_a_wait(tmp_path, monkeypatch):
+    bench = Workbench(small(tmp_path))
+    trainer = build_trainer(bench, create_run(bench.cfg))
+    copies = []
+    class Pinned(torch.Tensor):
+        def to(self, *args, **kwargs):
+            copies.append((str(args[0]) if args else str(kwargs["device"]), kwargs.get("non_blocking", False)))
+            return self
+    tensor = torch.ones(3).as_subclass(Pinned)
+    trainer._prepare_inputs(dict(input_ids=tensor, document_lengths=(2, 1)))
+    assert copies == [("cpu", False)]
+    copies.clear()
+    monkeypatch.setattr(type(trainer.args), "device", torch.device("cuda"))
+    trainer._prepare_inputs(dict(input_ids=tensor, document_lengths=(2, 1)))
+    assert copies[0] == ("cuda", True)   # what follows finds it there
 
 
 def test_a_wait_is_seen(tmp_path, monkeypatch):
