@@ -18,7 +18,7 @@ _NAMES = {
     "tasks.numbers": "final_number",
     "tokens.tokenizer": "load_tokenizer choose_pad",
     "tokens.template": "Template",
-    "tokens.turns": "layout",
+    "tokens.turns": "split_conversation",
     "tokens.encode": "encode encode_prompts end_ids",
     "tokens.conversations": "conversation",
     "tokens.dataset": "Data Split",

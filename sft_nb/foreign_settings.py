@@ -16,12 +16,11 @@ from .credentials import redact_setting
 from .report import command, ConfigError, edit
 from .settings import defaults, fix_for_source
 from .foreign_meaning import (
-    accepted, ALIASES, FileSettings, full_name, Meaning, Meanings, plain_name, refused, sets, sets_if_unset)
-from .foreign_ignored import IGNORED, LACKING, METHODS, PARAMETERS
-from .foreign_datasets import read_chat_template, read_held_out, types_write_prompts
-from .foreign_trl import ATTENTION_NOTE, DTYPES, read_dtype, TRL, trl_defaults, TRL_KEYS
-from .foreign_axolotl import AXOLOTL, axolotl_defaults, AXOLOTL_KEYS
-from .foreign_llama_factory import LLAMA_FACTORY, llama_factory_defaults, LLAMA_FACTORY_KEYS
+    accepted, ALIASES, FileSettings, full_name, IGNORED, LACKING, Meaning, Meanings, METHODS, PARAMETERS, plain_name,
+    read_chat_template, read_held_out, refused, sets, sets_if_unset, types_write_prompts)
+from .foreign_tools import (
+    ATTENTION_NOTE, AXOLOTL, axolotl_defaults, AXOLOTL_KEYS, DTYPES, LLAMA_FACTORY, llama_factory_defaults,
+    LLAMA_FACTORY_KEYS, read_dtype, TRL, trl_defaults, TRL_KEYS)
 
 # %% ../nbs/00_foreign_settings.ipynb #b73b7e89
 FOREIGN:dict[str,Meanings] = (

@@ -9,14 +9,10 @@ import pytest
 from conftest import ROOT
 
 PARTS = ("before_torch escape display installation credentials files progress report settings "
-         "foreign_meaning foreign_ignored foreign_datasets foreign_trl foreign_axolotl foreign_llama_factory "
-         "foreign_settings "
-         "config_files config rows "
+         "foreign_meaning foreign_tools foreign_settings config_files config rows "
          "tasks tokens batches model planning workbench checks runs training evaluation proof panels cli").split()
 LIGHT = ("before_torch escape display installation credentials files progress report settings "
-         "foreign_meaning foreign_ignored foreign_datasets foreign_trl foreign_axolotl foreign_llama_factory "
-         "foreign_settings "
-         "config_files config rows "
+         "foreign_meaning foreign_tools foreign_settings config_files config rows "
          "tasks tokens runs cli training.launch").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks")}   # the files of a folder are listed, nothing in it is imported
@@ -126,7 +122,7 @@ def test_an_arrow_that_points_up_is_seen(tmp_path, text, line):
 
 @pytest.mark.parametrize("line", [
     "from ..report import SftError",
-    "from .turns import layout",
+    "from .turns import split_conversation",
     "from sft_nb import SftError",
     "from sft_nb.tokens import turns",
     "from .. import report",

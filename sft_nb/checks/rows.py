@@ -17,9 +17,9 @@ from ..config import Config
 from ..tokens.turns import supervised_messages
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.conversations import conversation
-from ..tokens.dataset import _describe_reasons, Data, look_at_dropped
+from ..tokens.dataset import describe_reasons, Data, look_at_dropped
 from ..tokens.accounting import Counts
-from ..tokens.pipeline import Seen
+from ..tokens.pipeline import RowStatistics
 from .core import check
 
 # %% ../../nbs/09_checks/02_rows.ipynb #111b240f
@@ -90,7 +90,7 @@ def check_kept(data:Data)->Finding|None:
     if counts.longest_dropped and counts.too_long >= .5 * gone: fix = edit(max_length=counts.longest_dropped)
     says = f"{gone:,} of {n:,} rows are left out and {cut:,} cut"
     if counts.requested: says += f"; {counts.requested:,} more are left out as the settings ask"
-    if reasons := data.train.reasons: says += f" ({_describe_reasons(reasons)})"
+    if reasons := data.train.reasons: says += f" ({describe_reasons(reasons)})"
     return fail(says, fix) if gone + cut >= .5 * n else warn(says, fix)
 
 @check("data")
@@ -117,7 +117,7 @@ def _end_fix(counts:Counts)->Fix|str:
     return "an end token behind each row, or a {chat_template} that writes one"
 
 # %% ../../nbs/09_checks/02_rows.ipynb #78c282ab
-def _ends_as_written(seen:Seen)->bool:
+def _ends_as_written(seen:RowStatistics)->bool:
     "Are all rows plain text or ids?"
     return set(seen.formats) <= {"text", "tokens"}
 

@@ -20,7 +20,7 @@ from ..escape import escape_html
 from ..files import write_atomically
 from ..report import ConfigError
 from ..tokens.dataset import Split
-from ..tokens.display import _visible_html, spans_html, Token, tokens_of
+from ..tokens.display import visible_html, spans_html, Token, tokens_of
 from ..model.generate import eval_mode
 from ..runs.directory import open_run, Run
 from ..evaluation.sweep import Swapped
@@ -176,7 +176,7 @@ def _token_html(token:Token, value:float, tells:str, gain:bool=False)->str:
     "One supervised token as HTML"
     end, style = "<br>" * ("\n" in token.text), f"background:{_loss_colour(value)}"
     if gain: style += _line_under(value)
-    return f"<bdi title='{escape_html(tells)}' style='{style}'>{_visible_html(token.text)}</bdi>{end}"
+    return f"<bdi title='{escape_html(tells)}' style='{style}'>{visible_html(token.text)}</bdi>{end}"
 
 # %% ../../nbs/14_panels/03_losses.ipynb #06c7b04f
 @patch

@@ -80,12 +80,24 @@ def _read_messages(task:Task, row:dict, cfg:Config|None, is_empty:bool)->list[di
     format, marker = (cfg.data_format, cfg.response_template) if cfg else ("auto", None)
     pairs = tuple(pair for pair in (cfg and cfg.fields or ()) if pair.partition("=")[0] in row)   # of `fields`
     is_conversation = detect(row) in ("messages", "sharegpt")
+    missing = [f for f in task.fields if f not in row]
     if task.name == "chat" or format != "auto":
         if format == "auto" and cfg and cfg.fields and not detect(row): raise no_format_error(row, pairs)
         found = to_messages(row, format=format, response_template=marker)
-    elif is_conversation and not all(f in row for f in task.fields): found = to_messages(row)
+    elif is_conversation and missing: found = to_messages(row)
     elif is_empty: return []
-    else: found = task.messages(_with_text_fields(task, row, pairs))
+    elif missing:
+        needed, columns = ", ".join(task.fields), ", ".join(map(str, row)) or "none"
+        fix = as_fix(f"columns named {needed}")
+        if proposed := propose_fields(row, task.fields, pairs): fix = proposed | fix
+        if detect(row): fix = edit(task="chat") | fix
+        raise SftError("", f"field {', '.join(missing)} is missing; the row has {columns}",
+                       f"task {task.name} needs {needed}", fix)
+    else:
+        for name in task.fields:
+            if not isinstance(row[name], str) and name not in getattr(task, "untyped_fields", ()):
+                row[name] = content_text(row[name], name)
+        found = task.messages(row)
 
     if cfg is None or cfg.system_prompt is None: return found
     if not found or found[0]["role"] in ("text", "tokens"): return found
@@ -96,21 +108,6 @@ def _read_messages(task:Task, row:dict, cfg:Config|None, is_empty:bool)->list[di
     extra = {k: v for k, v in found[0].items() if k in ("tools", "chat_template_kwargs")}
     rest = [{k: v for k, v in rest[0].items() if k not in extra}, *rest[1:]]
     return [dict(role="system", content=cfg.system_prompt) | extra, *rest]
-
-def _with_text_fields(task:Task, row:dict, pairs:tuple[str,...])->dict:
-    "`row` with the fields of its task as strings; `SftError` with proposed columns if a field is missing"
-    if missing := ", ".join(f for f in task.fields if f not in row):
-        needed, columns = ", ".join(task.fields), ", ".join(map(str, row)) or "none"
-        proposed = propose_fields(row, task.fields, pairs)
-        fixes = [edit(task="chat")] * bool(detect(row)) + [proposed] * bool(proposed) + [f"columns named {needed}"]
-        fix = as_fix(fixes[0])
-        for other in fixes[1:]: fix |= other
-        found = f"field {missing} is missing; the row has {columns}"
-        raise SftError("", found, f"task {task.name} needs {needed}", fix)
-    for name in task.fields:
-        if isinstance(row[name], str) or name in getattr(task, "untyped_fields", ()): continue
-        row[name] = content_text(row[name], name)
-    return row
 
 def conversation(
     task:Task,

@@ -14,7 +14,7 @@ from fastcore.basics import patch
 
 from ..report import SftError
 from .template import _ASKS, _TOOL, Template
-from .turns import Chunk, layout
+from .turns import Chunk, split_conversation
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #6e325fae
 @dataclass
@@ -57,7 +57,11 @@ class Encoder:
     "Chunks -> token ids"
     def __init__(self, t:Template):
         self.t = t
-        self.backend = _fast_backend(t.tokenizer)
+        backend = getattr(t.tokenizer, "backend_tokenizer", None)
+        self.backend = backend if hasattr(backend, "encode_batch_fast") else None   # None: a tokenizer in Python
+        if self.backend is not None:   # take off what a saved tokenizer.json may have left on
+            backend.no_truncation()
+            backend.no_padding()
         self.known = {}   # short anchor -> its ids
         added = [*t.tokenizer.added_tokens_decoder]
         self.is_added = np.zeros(max([len(t.tokenizer), *added]) + 1, dtype=bool)   # for each token id
@@ -88,15 +92,6 @@ class Encoder:
             for e, (ids, sizes) in zip(examples, encoded): out.add(k, e, ids, sizes)
         return out.encoded()
 
-# %% ../../nbs/04_tokens/04_encode.ipynb #enc00005
-def _fast_backend(tokenizer):
-    "The fast tokenizer inside, without what a saved tokenizer.json may have left on; None for one in Python"
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not hasattr(backend, "encode_batch_fast"): return None
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
-
 # %% ../../nbs/04_tokens/04_encode.ipynb #enc00008
 @patch
 def chunks(self:Encoder, chunks:list[Chunk])->list[list[int]|None]:
@@ -107,27 +102,24 @@ def chunks(self:Encoder, chunks:list[Chunk])->list[list[int]|None]:
     self.known |= {a: anchors[a] for a in new if len(a) <= 64 and len(self.known) < 4096}
     out = []
     for c, ids in zip(chunks, encoded[len(new):]):
-        plain = not (c.anchor or c.begins or c.ids)   # nothing to take away, nothing to put in front
+        plain = not (c.anchor or c.add_bos or c.ids)   # nothing to take away, nothing to put in front
         out.append(ids if plain else self.behind(c, anchors[c.anchor], ids))
     return out
 
-# %% ../../nbs/04_tokens/04_encode.ipynb #enc00014
 @patch
 def behind(self:Encoder, c:Chunk, anchor:list[int], ids:list[int])->list[int]|None:
     "What is left of `ids` without the anchor's; None if there is no border"
     n = len(anchor)
     if c.ids: return list(c.ids)
-    if ids[:n] == anchor: return self.begin(ids) if c.begins else ids[n:]
+    if ids[:n] == anchor: return self.begin(ids) if c.add_bos else ids[n:]
     return self.alone(c.text) if c.last else None
 
-# %% ../../nbs/04_tokens/04_encode.ipynb #enc00009
 @patch
 def alone(self:Encoder, text:str)->list[int]:
     "Tokens of a text that continues another one, whose border no tokenizer would have put there"
     line, both = self.ids(["\n", "\n" + text])
     return both[len(line):] if both[:len(line)] == line else self.ids([text])[0]
 
-# %% ../../nbs/04_tokens/04_encode.ipynb #enc00015
 @patch
 def begin(self:Encoder, ids:list[int])->list[int]:
     "With a BOS in front, if the tokenizer wants one and the text brought none; never two"
@@ -186,12 +178,12 @@ def examples(self:Encoder, examples:list[list[Chunk]])->list[tuple[np.ndarray,li
 def encode(
     conversations:dict[str,list[dict]],  # place -> messages
     tokenizer,
-    **how,                               # as for `layout`
+    **how,                               # as for `split_conversation`
 )->list[tuple[list[int],list[int]]]:     # ids and labels of each example, the same length; context is -100
     "Conversations as ids and labels: one example each, or one for each answer where a sequence cannot hold them all"
     t, places = Template(tokenizer), list(conversations)
-    def again(k): return layout(conversations[places[k]], t, where=places[k], **how | dict(apart=True))
-    layouts = [layout(messages, t, where=place, **how) for place, messages in conversations.items()]
+    def again(k): return split_conversation(conversations[places[k]], t, where=places[k], **how | dict(apart=True))
+    layouts = [split_conversation(messages, t, where=place, **how) for place, messages in conversations.items()]
     return Encoder(t)(layouts, again).rows()
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #6d37b6df
@@ -218,14 +210,10 @@ def encode_prompts(
 # %% ../../nbs/04_tokens/04_encode.ipynb #764f83ce
 def end_ids(tokenizer)->list[int]:
     "Tokens that generation stops at: the one that ends a turn in its chat template, and the tokenizer's end token"
-    return list(dict.fromkeys([*_ends_of_probes(tokenizer), tokenizer.eos_token_id]))
-
-def _ends_of_probes(tokenizer)->list[int]:
-    "The last label of a plain answer, and of one behind tools; `SftError` if the template refuses both"
-    found, refused = [], None
+    found, refused = [], None   # the last label of a plain answer, and of one behind tools
     for tools in ({}, dict(tools=[_TOOL])):
         try: (_, labels), = encode({"probe": [_ASKS | tools, dict(role="assistant", content="Hello")]}, tokenizer)
         except SftError as e: refused = e
         else: found.append(labels[-1])
-    if not found: raise refused
-    return found
+    if not found: raise refused   # the template refuses both
+    return list(dict.fromkeys([*found, tokenizer.eos_token_id]))

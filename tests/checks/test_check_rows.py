@@ -13,7 +13,7 @@ from sft_nb.checks.rows import (Survey, check_bos, check_ends, check_ids, check_
                                 check_prepared, check_prompts, survey)
 from sft_nb.tokens.accounting import Counts
 from sft_nb.tokens.prepare import prepare
-from sft_nb.tokens.pipeline import Seen
+from sft_nb.tokens.pipeline import RowStatistics
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +48,12 @@ def test_rows(check, wrong):
 
 def test_ends():
     def split(seen, **counts): return SimpleNamespace(train=SimpleNamespace(seen=seen, counts=Counts(**counts)))
-    chat, text = split(Seen(dict(messages=9))), split(Seen(dict(text=9), with_more=1))
+    chat, text = split(RowStatistics(dict(messages=9))), split(RowStatistics(dict(text=9), with_more=1))
     found = [status(check_ends(Survey(100, [], n, [], []), chat)) for n in (0, 89, 90, 100)]
     assert found == ["fail", "warn", "ok", "ok"]
     assert check_ends(Survey(100, [], 0, [], []), text).status == "warn"
     assert "end token behind each row" in str(check_ends(Survey(100, [], 0, [], []), chat).fix)
-    cut = split(Seen(dict(messages=9)), cut=100)
+    cut = split(RowStatistics(dict(messages=9)), cut=100)
     assert "max_length" in str(check_ends(Survey(100, [], 0, [], []), cut).fix)
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
 from sft_nb.tokens import prepare as prepare_module
-from sft_nb.tokens.cache import _tokenizer_digest, damage, seal
+from sft_nb.tokens.cache import _tokenizer_digest, entry_damage, seal_entry
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 
@@ -84,7 +84,7 @@ def turned(file, at=-20):
 def resealed(folder):
     turned(folder/"tokens.arrow", at=(folder/"tokens.arrow").stat().st_size//2)
     (folder/"entry.json").unlink()
-    seal(folder)
+    seal_entry(folder)
 
 
 DAMAGE = {
@@ -108,7 +108,7 @@ def test_what_is_damaged_is_made_again_and_a_line_says_so(entry, capsys, says, h
     again = ask()
     line, = capsys.readouterr().err.splitlines()
     assert re.search(f"sft_nb: prepared rows in .* are damaged .({says})", line)
-    assert again.fingerprint == first and (folder/"tokens.arrow").read_bytes() == tokens and damage(folder) == ""
+    assert again.fingerprint == first and (folder/"tokens.arrow").read_bytes() == tokens and entry_damage(folder) == ""
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]
 
 
@@ -116,7 +116,7 @@ def test_damage_that_cannot_be_taken_away_is_not_used(entry, monkeypatch):
     folder, ask = entry
     first = ask().fingerprint
     (folder/"meta.json").write_text("{}")
-    monkeypatch.setattr(prepare_module, "throw_out", lambda place: None)   # of another user
+    monkeypatch.setattr(prepare_module, "remove_entry", lambda place: None)   # of another user
     again = ask()
     assert again.fingerprint == first and again.folder != folder
 
@@ -176,7 +176,7 @@ def test_rows_that_change_while_they_are_read_poison_nothing(tmp_path, tokenizer
     assert not list((tmp_path/"cache").rglob("*.*.*"))
 
 
-@pytest.mark.parametrize("step", ["numpy.savez", "sft_nb.tokens.prepare.seal"])
+@pytest.mark.parametrize("step", ["numpy.savez", "sft_nb.tokens.prepare.seal_entry"])
 def test_a_full_disk_is_an_error_of_ours(tmp_path, tokenizer, monkeypatch, step):
     def full(*a, **k): raise OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(step, full)

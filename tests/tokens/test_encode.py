@@ -11,10 +11,10 @@ from tokenizers.processors import TemplateProcessing
 from sft_nb.config import load_config
 from sft_nb.report import SftError
 from sft_nb.tokens.encode import Encoder, encode, encode_prompts
-from sft_nb.tokens.template_cache import Layouts
+from sft_nb.tokens.template_cache import ConversationSplitter
 from sft_nb.tokens.template import _CALL, Template
 from sft_nb.tokens.tokenizer import load_tokenizer
-from sft_nb.tokens.turns import end_of_answer, layout, has_content
+from sft_nb.tokens.turns import end_of_answer, split_conversation, has_content
 
 
 def talk_of(turns):
@@ -166,7 +166,7 @@ def test_every_template_of_trl(name, own):
     for k, file in enumerate(TEMPLATES):
         tok.chat_template = file.read_text()
         t = Template(tok)
-        lay, encoder = Layouts(t), Encoder(t)
+        lay, encoder = ConversationSplitter(t), Encoder(t)
         for talk in conversations(k, 4):
             try: examples = [lay(talk) for _ in range(3)][-1]   # the third time by a skeleton, if it has one
             except SftError as e:
@@ -178,7 +178,7 @@ def test_every_template_of_trl(name, own):
                     changed.add(file.name)
                     assert "changes the answer" in str(e), e
                 continue
-            rows = encoder([examples], lambda _, talk=talk, t=t: layout(talk, t, apart=True)).rows()
+            rows = encoder([examples], lambda _, talk=talk, t=t: split_conversation(talk, t, apart=True)).rows()
             counts["together" if len(rows) == 1 else "apart"] += 1
             try: check(tok, talk, rows, own=own)
             except AssertionError as e:
@@ -202,11 +202,11 @@ def test_tool_turns_in_every_template_that_knows_them():
             talk = [dict(role="user", content="Ask it."), dict(role="assistant", content=before, tool_calls=[_CALL]),
                     dict(role="tool", name="probe_fn", tool_call_id="probe0001", content=result),
                     dict(role="assistant", content=answer)]
-            try: lay = layout(talk, t)
+            try: lay = split_conversation(talk, t)
             except SftError as e:   # llama 3 writes a call or words, not both
                 assert before and "left out beside its calls; 'Let me see.'" in str(e), (file.name, e)
                 continue
-            examples = Encoder(t)([lay], lambda _, talk=talk, t=t: layout(talk, t, apart=True)).rows()
+            examples = Encoder(t)([lay], lambda _, talk=talk, t=t: split_conversation(talk, t, apart=True)).rows()
             try: check(tok, talk, examples, own=False)
             except AssertionError as e: raise AssertionError(f"{file.name}: {e}") from e
             call = next(tok.decode(turn) for ids, labels in examples for turn in supervised_turns(labels))
@@ -229,14 +229,14 @@ def test_parallel_calls_in_every_template_that_knows_tools():
         result = dict(role="tool", name="get_weather", content="sunny")
         talk = [dict(role="user", content="Ask it."), dict(role="assistant", content="", tool_calls=calls),
                 *[result | dict(tool_call_id=c["id"]) for c in calls], dict(role="assistant", content="Sunny.")]
-        try: examples = layout(talk, t)
+        try: examples = split_conversation(talk, t)
         except SftError as e:
             refused[file.name] = e.found
-            with pytest.raises(SftError): layout(talk, t, turns="last")   # nor may it be gone from the context
+            with pytest.raises(SftError): split_conversation(talk, t, turns="last")  # nor gone from the context
             continue
         call = next(c.text for c in examples[0] if c.supervised)
         assert call.count("Paris") == call.count("London") == 1 and "x & y" in call, (file.name, call)
-        layout(talk, t, turns="last")
+        split_conversation(talk, t, turns="last")
     lost, one = "1 of 2 calls is written", "This model only supports single tool-calls at once"
     assert {name: lost in found or one in found for name, found in refused.items()} == dict.fromkeys(
         ("gptoss.jinja", "gptoss_training.jinja", "llama3_1.jinja", "llama3_2.jinja"), True), refused

@@ -41,9 +41,9 @@ def chats(n:int)->list[dict]:
 
 def test_a_plain_conversation_is_not_translated_and_rarely_rendered(tokenizer, monkeypatch):
     translated, laid_out = [], []
-    translate, lay_out = conversations.to_messages, template_cache.layout
+    translate, lay_out = conversations.to_messages, template_cache.split_conversation
     monkeypatch.setattr(conversations, "to_messages", lambda *a, **k: translated.append(1) or translate(*a, **k))
-    monkeypatch.setattr(template_cache, "layout", lambda *a, **k: laid_out.append(1) or lay_out(*a, **k))
+    monkeypatch.setattr(template_cache, "split_conversation", lambda *a, **k: laid_out.append(1) or lay_out(*a, **k))
     reader = Reader(no_eval(task="chat"), Chat(), Template(tokenizer))
     rows = [(f"row {k}", row) for k, row in enumerate(chats(2600))]
     assert sum(len(batch.rows) for batch in reader.batches(rows)) == 2600

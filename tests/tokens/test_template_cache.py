@@ -12,7 +12,7 @@ from sft_nb.tokens.tokenizer import load_tokenizer
 
 
 def test_a_wrong_skeleton_is_noticed_and_everything_done_again(tokenizer, monkeypatch):
-    nothing = template_cache._Asked(set(), set())
+    nothing = template_cache._Literals(set(), set())
     # blind, so that only rows done both ways can tell
     monkeypatch.setattr(template_cache, "_foreseeable_questions", lambda *_: nothing)
     tok = load_tokenizer(load_config())
