@@ -27,7 +27,7 @@ from sft_nb.config import Config, load_config
 from sft_nb.report import SftError
 from sft_nb.runs.directory import Run, can_resume, check_free, create_run
 from sft_nb.runs.process import record_launcher
-from sft_nb.runs.table import list_runs
+from sft_nb.runs.directory import list_runs
 
 PLACES = ("anywhere", "while weights are written", "before the list of files", "before the rename",
           "after the rename", "while old checkpoints go")

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['FIX_LANGUAGES', 'STATUSES', 'fix_language', 'shell_quote', 'Fix', 'edit', 'command', 'as_fix', 'pluralise',
-           'error_summary', 'SftError', 'ConfigError', 'Finding', 'ok', 'skipped', 'warn', 'fail', 'Report']
+           'error_summary', 'SftError', 'ConfigError', 'MissingFileError', 'MissingRunError', 'Finding', 'ok',
+           'skipped', 'warn', 'fail', 'Report']
 
 # %% ../nbs/00_report.ipynb #caa7fd3a
 import json, os, re, shlex
@@ -181,9 +182,15 @@ class SftError(Exception):
         return error
 
 # %% ../nbs/00_report.ipynb #0aa66de3
-class ConfigError(SftError):
-    "A setting, a name or a command that cannot be meant"
+class ConfigError(SftError, ValueError):
+    "A setting, a name or a command with a wrong value"
     exit_code = 2
+
+class MissingFileError(SftError, FileNotFoundError):
+    "A file or folder that does not exist"
+
+class MissingRunError(ConfigError, FileNotFoundError):
+    "A directory without a run in it"
 
 # %% ../nbs/00_report.ipynb #r0car003
 @patch

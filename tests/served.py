@@ -82,7 +82,7 @@ def assert_named(proof, name: str, *, link: str = "server") -> None:
 @contextmanager
 def proofs_of(served: Served):
     "Inside, what the run says is asked once, and its weights are merged once"
-    told, expected = proving.what_was_trained, proving.Expected
+    told, expected = proving.answer_as_reference, proving.Expected
     bench = proving.Workbench(served.run.config, is_resolved=True)
     once = cache(lambda source, more: told(bench, served.run, source, **dict(more)))
     made = cache(lambda source, more: expected(bench, source, served.run.path, once(source, more)))
@@ -99,6 +99,6 @@ def proofs_of(served: Served):
         found.quantised = quantised
         return found
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(proving, "what_was_trained", asked)
+        m.setattr(proving, "answer_as_reference", asked)
         m.setattr(proving, "Expected", weights)
         yield served

@@ -59,7 +59,7 @@ def test_an_evaluation_of_a_stranger(hostile):
 
 def test_the_table_of_a_strangers_runs(hostile, capsys):
     from sft_nb.cli import main
-    from sft_nb.runs.table import list_runs
+    from sft_nb.runs.directory import list_runs
     assert harmless(list_runs(hostile.path.parent)._repr_html_())
     assert main(["runs", "--root", str(hostile.path.parent)]) == 0
     assert main(["runs", "--root", str(hostile.path.parent), "--json"]) == 0

@@ -10,7 +10,8 @@ from conftest import ROOT
 
 PARTS = ("before_torch escape display installation credentials files progress report settings "
          "foreign_meaning foreign_tools foreign_settings config_files config rows "
-         "tasks tokens batches model planning workbench checks runs training evaluation proof panels cli").split()
+         "tasks tokens batches model planning workbench optimizer checks runs training evaluation proof panels "
+         "cli").split()
 LIGHT = ("before_torch escape display installation credentials files progress report settings "
          "foreign_meaning foreign_tools foreign_settings config_files config rows "
          "tasks tokens runs cli training.launch").split()

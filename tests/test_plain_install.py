@@ -73,12 +73,12 @@ def use_liger(folder):
 
 def use_trackers(name):
     def use(folder):
-        from sft_nb.training.arguments import trackers
-        trackers(load_config("demo", report_to=(name,)))
+        from sft_nb.training.arguments import tracker_names
+        tracker_names(load_config("demo", report_to=(name,)))
     return use
 
 def use_gguf(folder):
-    from sft_nb.proof.gguf_file import Gguf
+    from sft_nb.proof.gguf_checks import Gguf
     (folder/"model.gguf").touch()
     Gguf(folder/"model.gguf")
 

@@ -23,29 +23,26 @@ from ..model.hardware import find_hardware
 from ..planning.plan import Plan
 from .core import check
 
-# %% ../../nbs/09_checks/01_environment.ipynb #baea839a
-def _unmet_requirement(requirement:Requirement)->str:
-    "What is there instead; empty if the requirement is met, or does not apply here"
-    if requirement.marker and not requirement.marker.evaluate(dict(extra="")): return ""
-    try: have = version(requirement.name)
-    except PackageNotFoundError: return f"{requirement.name} is not installed"
-    if requirement.specifier.contains(have, prereleases=True): return ""
-    return f"{requirement.name} is {have}"
-
-# %% ../../nbs/09_checks/01_environment.ipynb #baea839d
+# %% ../../nbs/09_checks/01_environment.ipynb #05ea9435
 @check("environment")
 def check_versions(requirements:list[str]|None)->Finding|None:
     "the installed packages are new enough"
     if requirements is None: return skipped("sft_nb is not installed as a package, so its requirements are not known")
-    wrong = {needed: found for needed in map(Requirement, requirements) if (found := _unmet_requirement(needed))}
-    if not wrong: return None
-    packages = " ".join(f"'{needed.name}{needed.specifier}'" for needed in wrong)
-    return fail(", ".join(wrong.values()) + ": too old, or not there", command(f"pip install -U {packages}"))
+    problems, packages = [], []
+    for needed in map(Requirement, requirements):
+        if needed.marker and not needed.marker.evaluate(dict(extra="")): continue   # of another platform, or an extra
+        try: installed = version(needed.name)
+        except PackageNotFoundError: installed = None
+        if installed and needed.specifier.contains(installed, prereleases=True): continue
+        problems.append(f"{needed.name} is {installed or 'not installed'}")
+        packages.append(f"'{needed.name}{needed.specifier}'")
+    if not problems: return None
+    return fail(", ".join(problems) + ": too old, or not there", command(f"pip install -U {' '.join(packages)}"))
 
-# %% ../../nbs/09_checks/01_environment.ipynb #6f8d6965
+# %% ../../nbs/09_checks/01_environment.ipynb #bb2a8d95
 @check("environment")
 def check_device(requested:Config)->Finding:
-    "the device is there and computes in the format that is asked for"
+    "the device is there and computes in the requested format"
     return ok(str(find_hardware(requested)))
 
 # %% ../../nbs/09_checks/01_environment.ipynb #a553796a
@@ -53,18 +50,13 @@ def nvidia_cards()->int:
     "NVIDIA GPUs that the operating system shows to this process"
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
-# %% ../../nbs/09_checks/01_environment.ipynb #a553796b
-def _why_no_cuda()->str:
-    "What torch says of itself"
-    if torch.version.cuda is None: return "is built without CUDA"
-    return f"is built for CUDA {torch.version.cuda}, and its driver cannot be used"
-
+# %% ../../nbs/09_checks/01_environment.ipynb #4d6acfa0
 def _torch_for_driver()->str:
     "How to install a torch for this machine's driver; all of CUDA 12 runs on any driver for CUDA 12"
     install = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
-    try: told = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError): told = ""
-    found = re.search(r"CUDA Version: (\d+)\.(\d+)", told)
+    try: shown = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError): shown = ""
+    found = re.search(r"CUDA Version: (\d+)\.(\d+)", shown)
     if found is None: return f"{install}cu128, for the CUDA that nvidia-smi names"
     driver = int(found[1]), int(found[2])
     if driver < (12, 0): return f"a newer driver: this one is for CUDA {found[1]}.{found[2]}, and torch needs 12 or 13"
@@ -72,35 +64,33 @@ def _torch_for_driver()->str:
     wheel = next(name for name, version in least.items() if driver >= version)
     return f"{install}{wheel} (the driver is for CUDA {found[1]}.{found[2]})"
 
-# %% ../../nbs/09_checks/01_environment.ipynb #a5537963
-def _idle_gpus(requested:Config)->Finding|None:
-    "GPUs that torch sees and no process of this training uses"
-    visible = torch.cuda.device_count()
-    started = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 0)   # by a launcher
-    used = started or requested.num_processes
-    idle = visible - used
-    if idle < 1: return None
-    first = "the first" if used == 1 else f"{used}"
-    rest = "the other is" if idle == 1 else f"the other {idle} are"
-    fix = as_fix(f"torchrun --nproc-per-node {visible}") if started else edit(num_processes=visible)
-    return warn(f"training uses {first} of {visible} visible GPUs, and {rest} idle",
-                fix | "CUDA_VISIBLE_DEVICES names those to use")
-
 @check("environment")
 def check_gpu(requested:Config)->Finding|None:
     "no GPU is left unused"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if hidden or requested.device not in ("auto", "cuda"): return None
-    if torch.cuda.is_available(): return _idle_gpus(requested)
+    if torch.cuda.is_available():
+        visible = torch.cuda.device_count()
+        started = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 0)   # by a launcher
+        used = started or requested.num_processes
+        idle = visible - used
+        if idle < 1: return None
+        first = "the first" if used == 1 else f"{used}"
+        rest = "the other is" if idle == 1 else f"the other {idle} are"
+        fix = as_fix(f"torchrun --nproc-per-node {visible}") if started else edit(num_processes=visible)
+        return warn(f"training uses {first} of {visible} visible GPUs, and {rest} idle",
+                    fix | "CUDA_VISIBLE_DEVICES names those to use")
     n = nvidia_cards()
     if not n or requested.device == "cuda": return None
     cards = "1 NVIDIA card is" if n == 1 else f"{n} NVIDIA cards are"
-    says = f"{cards} here, but torch {torch.__version__} {_why_no_cuda()}: training would run on the CPU"
-    return warn(says, as_fix(_torch_for_driver()) | edit(device="cpu"))
+    build = "is built without CUDA"
+    if torch.version.cuda is not None: build = f"is built for CUDA {torch.version.cuda}, and its driver cannot be used"
+    text = f"{cards} here, but torch {torch.__version__} {build}: training would run on the CPU"
+    return warn(text, as_fix(_torch_for_driver()) | edit(device="cpu"))
 
-# %% ../../nbs/09_checks/01_environment.ipynb #55aec62b
+# %% ../../nbs/09_checks/01_environment.ipynb #ba134230
 def nearest_folder(path:str|Path)->Path:
-    "`path`, or the nearest folder above it that is there"
+    "`path`, or the nearest folder above it that exists"
     path = Path(path).absolute()
     return next(p for p in (path, *path.parents) if p.exists())
 
@@ -131,39 +121,28 @@ def check_disk(requested:Config, checkpoint_bytes:int)->Finding:
     if 2 * needed > free: return warn(f"{says}: less than twice as much", fix)
     return ok(says)
 
-# %% ../../nbs/09_checks/01_environment.ipynb #73e9f3ea
-def _wandb_key()->bool:
-    "Will Weights & Biases start without asking?"
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"): return True
-    netrc = Path(os.environ.get("NETRC") or Path.home()/".netrc")
-    try: return "wandb" in netrc.read_text()
-    except OSError: return False
-
-# %% ../../nbs/09_checks/01_environment.ipynb #73e9f3ec
+# %% ../../nbs/09_checks/01_environment.ipynb #70867317
 @check("environment")
 def check_tracking(requested:Config)->Finding|None:
-    "what logs the run can start by itself"
+    "the run's trackers can start without a question"
     if not requested.wandb and "wandb" not in (requested.report_to or ()): return None
     if not is_installed("wandb"):
         return fail("wandb is asked for and not installed", command("pip install 'sft_nb[track]'") | edit(wandb=False))
-    if not _wandb_key():
-        says = "wandb has no key: the run would stop and ask for one"
-        return fail(says, command("wandb login") | "WANDB_MODE=offline")
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"): return None
+    try: has_key = "wandb" in Path(os.environ.get("NETRC") or Path.home()/".netrc").read_text()
+    except OSError: has_key = False
+    if has_key: return None
+    return fail("wandb has no key: the run would stop and ask for one", command("wandb login") | "WANDB_MODE=offline")
 
-# %% ../../nbs/09_checks/01_environment.ipynb #07390bba
-def _within_reach(name:str|None, file:str, revision:str|None)->bool:
-    "Is it a folder, in the local cache, or a download away?"
-    if name is None or Path(model_path(name)).is_dir() or not constants.HF_HUB_OFFLINE: return True
-    return isinstance(try_to_load_from_cache(name, file, revision=revision), str)
-
-# %% ../../nbs/09_checks/01_environment.ipynb #07390bb8
+# %% ../../nbs/09_checks/01_environment.ipynb #5e5b2a63
 @check("environment")
 def check_hub(requested:Config)->Finding|None:
     "model and tokenizer can be reached"
     for setting, file in (("model", "config.json"), ("tokenizer", "tokenizer_config.json")):
         name = getattr(requested, setting)
         revision = requested.revision if name == requested.model else None
-        if _within_reach(name, file, revision): continue
+        if name is None or Path(model_path(name)).is_dir() or not constants.HF_HUB_OFFLINE: continue
+        if isinstance(try_to_load_from_cache(name, file, revision=revision), str): continue
         says = f"{name} is neither a folder nor in the local cache, and HF_HUB_OFFLINE=1"
         return fail(says, command(f"HF_HUB_OFFLINE=0 hf download {name}") | edit(**{setting: "path/to/a/folder"}))
 

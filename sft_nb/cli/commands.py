@@ -290,7 +290,7 @@ _TRAIN = dict(config=_config_option(", or a run to repeat"), resume=Option(str|N
 def train_command(args:list[str])->int:
     "Train, then score base and tuned model on held-out rows"
     options, cfg = parse("train", args, _TRAIN, summary=train_command.__doc__)
-    from sft_nb.runs.output import keep_output
+    from sft_nb.runs.process import keep_output
     require_trust(cfg)
     with keep_output():   # | head
         run = _start_training(options, cfg, args)

@@ -12,7 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from ..escape import shorten_words, escape_controls
 from ..credentials import load_env_files, RedactingStream
 from ..report import command, ConfigError, edit, SftError, fix_language
-from ..runs.output import keep_output
+from ..runs.process import keep_output
 from .options import words
 from .commands import (
     _say, check_command, checkpoint_command, config_command, data_command, plan_command,

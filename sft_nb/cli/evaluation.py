@@ -22,7 +22,7 @@ _RUNS = dict(names=_NAMES, root=Option(str, "runs", "the folder of all runs"), j
 def runs_command(args:list[str])->int:
     "List the runs of a folder, or compare those that are named"
     options = parse_own("runs", args, _RUNS, summary=runs_command.__doc__)
-    from sft_nb.runs.table import list_runs
+    from sft_nb.runs.directory import list_runs
     root = options.root.rstrip("/")
     only = tuple(n.removeprefix(f"{root}/").rstrip("/") for n in options.names)
     if len(only) == 1 and os.path.isdir(options.names[0]) and not os.path.exists(f"{root}/{only[0]}"):
@@ -40,7 +40,7 @@ def _as_text(table, *, named:bool)->str:
     def shown(value):
         if not is_there(value): return ""
         return f"{value:.4g}" if isinstance(value, float) else str(value)
-    from sft_nb.runs.table import is_there
+    from sft_nb.runs.directory import is_there
     width = shutil.get_terminal_size((80, 24)).columns
     table = table.map(shown)
     table = table.loc[:, (table != "").any()]
@@ -122,7 +122,7 @@ def sweep_command(args:list[str])->int:
     "Score every checkpoint of a run against the base, and say which is the best"
     options = parse_own("sweep", args, _SWEEP, summary=sweep_command.__doc__)
     _check_target_exists(options.run, options, (options.checkpoints or ["adapter"])[0])
-    from sft_nb.evaluation.watch import follow, sweep
+    from sft_nb.evaluation.sweep import follow, sweep
     score = follow if options.follow else sweep
     made = score(options.run, checkpoints=options.checkpoints, **_evaluation_options(options))
     _say(json.dumps(made.to_dict()) if options.json else made)
@@ -176,13 +176,13 @@ def _make_talker(options):
     from sft_nb.runs.locate import find_target
     target = find_target(options.run, checkpoint=options.checkpoint, trust_remote_code=options.trust_remote_code)
     from sft_nb.model.generate import generate
-    from sft_nb.evaluation.evaluate import Pair
+    from sft_nb.evaluation.evaluate import BaseAndTuned
     from sft_nb.workbench import Workbench
     bench = Workbench(target.config, is_resolved=True)
-    pair, how = Pair(bench, target.weights), {name: getattr(options, name) for name in _SAMPLING}
+    pair, how = BaseAndTuned(bench, target.weights), {name: getattr(options, name) for name in _SAMPLING}
     how["max_new_tokens"] = options.max_new_tokens or target.config.max_new_tokens
     def ask(talks:list[list[dict]], *, base:bool=False)->list:
-        with (pair.before if base else pair.after)() as model: return generate(model, bench.tokenizer, talks, **how)
+        with (pair.base if base else pair.tuned)() as model: return generate(model, bench.tokenizer, talks, **how)
     return ask
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #279e1710

@@ -21,7 +21,7 @@ from ..runs.directory import Run
 from ..runs.locate import find_target
 from ..evaluation.generations import digest, weights_key
 from ..evaluation.evaluate import leaves_base
-from ..evaluation.sweep import Swapped
+from ..evaluation.sweep import CheckpointSwapper
 
 # %% ../../nbs/14_panels/08_chat_models.ipynb #spk0spk1
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Stage:
         if s.weights is None and (s.seat is None or not s.seat.is_dir()):
             yield s.bench.base()
             return
-        swapped = self.swapped.setdefault(fits_on(s), Swapped(s.bench, s.weights or s.seat))
+        swapped = self.swapped.setdefault(fits_on(s), CheckpointSwapper(s.bench, s.weights or s.seat))
         with swapped.base() if s.weights is None else swapped.tuned(s.weights) as model: yield model
 
     def clear(self)->None:

@@ -21,7 +21,7 @@ from ..tasks.core import Score
 from ..runs.checkpoint import step_of
 from ..runs.directory import open_run, Run
 from ..evaluation.generations import Answer, Scores
-from ..evaluation.sweep import _describe_sweep, Sweep
+from ..evaluation.sweep import Sweep
 from .panel import error_html, Panel, table_html
 from .reply_stream import Reply
 from .conversation import Turn, turn_html
@@ -68,7 +68,7 @@ def masks(self:EvalState)->dict[str,np.ndarray]:
     "Filter -> which rows it lets through, for the checkpoint in view; made once"
     if self.checkpoint in self.kept: return self.kept[self.checkpoint]
     a, b, by = self.base, self.tuned, self.sweep.by
-    before, after = a.worth(by), b.worth(by)
+    before, after = a.contributions(by), b.contributions(by)
     right, now = (np.array([x.correct for x in scores.answers]) for scores in (a, b))
     made = dict(zip(FILTERS, (right | True, after > before, after < before, right & now, ~right & ~now)))
     made["not ended"] = ~np.array([x.ended for x in b.answers])
@@ -168,7 +168,7 @@ def _chart(self:EvalState)->str:
     by, e, points = self.sweep.by, self.sweep, []
     def three(scores:Scores)->tuple:
         if (key := ("three", scores.model)) not in self.kept:
-            self.kept[key] = scores.level(by), *scores.interval_of(by)
+            self.kept[key] = scores.overall(by), *scores.interval_of(by)
         return self.kept[key]
     for name, scores in e.checkpoints.items(): points.append((step_of(Path(name)), *three(scores)))
     names = {step_of(Path(e.best)): "best"}
@@ -214,7 +214,7 @@ def html(self:EvalState)->str:
     page = f", {self.at + 1:,} to {self.at + len(self.on_page()):,}" if n else ""
     head = f"{self.checkpoint} and base, {self.filter}{class_}: {n:,} of {self.base.n:,} rows{page}"
     if "says" not in self.kept:
-        self.kept["says"] = "".join(f"<div>{escape_html(line)}</div>" for line in _describe_sweep(self.sweep))
+        self.kept["says"] = "".join(f"<div>{escape_html(line)}</div>" for line in self.sweep.conclusions)
     top = f"{self._chart()}{self.kept['says']}<div style='margin-top:6px'><b>{escape_html(head)}</b></div>"
     return top + (self._pair_html() + self._table() if n else "")
 

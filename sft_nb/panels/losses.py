@@ -23,7 +23,7 @@ from ..tokens.dataset import Split
 from ..tokens.display import visible_html, spans_html, Token, tokens_of
 from ..model.generate import eval_mode
 from ..runs.directory import open_run, Run
-from ..evaluation.sweep import Swapped
+from ..evaluation.sweep import CheckpointSwapper
 from .panel import error_html, Panel, table_html
 from .batches import bench_of
 
@@ -104,7 +104,7 @@ def measure(self:LossState,
     "Costs of all rows for a checkpoint and for the base; what is known is not measured again"
     if {"base", checkpoint} - self.costs.keys():
         folder = self.run.weights(checkpoint)
-        swapped = Swapped(self.workbench, folder)
+        swapped = CheckpointSwapper(self.workbench, folder)
         for name, using in (("base", swapped.base()), (checkpoint, swapped.tuned(folder))):
             if name in self.costs: continue
             with using as model: self.costs[name] = self._all(model)

@@ -93,17 +93,10 @@ def flatten_folder(
     for p in folder.iterdir(): p.rename(folder.parent/p.name)
     folder.rmdir()
 
-# %% ../../nbs/10_runs/01_checkpoint.ipynb #cf6a21b9
+# %% ../../nbs/10_runs/01_checkpoint.ipynb #938bac37
 _FULL, _MAY_NOT = (errno.ENOSPC, errno.EDQUOT), (errno.EACCES, errno.EPERM, errno.EROFS)
 _IN_WORDS = ("no space left", "quota exceeded", "os error 28",   # all that libraries in Rust and C++ say
              "unexpected pos ")                                  # torch, whose file ends before it should
-
-def _what_was_needed(error:Exception, free:int)->str:
-    "What would have been needed, by what went wrong and the bytes that are left"
-    number, said = getattr(error, "errno", None), str(error).lower()
-    full = number in _FULL or free < 2**20 or any(words in said for words in _IN_WORDS)
-    if full: return f"a disk with room for it ({free / 2**20:,.0f} MiB are free)"
-    return "a folder that you may write" if number in _MAY_NOT else "nothing that stands in its way"
 
 def cannot_write(
     target:Path,      # checkpoint-N, or the adapter
@@ -112,7 +105,11 @@ def cannot_write(
 )->SftError:
     "The error for a checkpoint that could not be written; of a full disk it is said that it is one, and of no other"
     disk = next(p for p in (target, *target.parents) if p.exists())
-    wanted = _what_was_needed(error, shutil.disk_usage(disk).free)
+    free = shutil.disk_usage(disk).free
+    number, said = getattr(error, "errno", None), str(error).lower()
+    full = number in _FULL or free < 2**20 or any(words in said for words in _IN_WORDS)
+    if full: wanted = f"a disk with room for it ({free / 2**20:,.0f} MiB are free)"
+    else: wanted = "a folder that you may write" if number in _MAY_NOT else "nothing that stands in its way"
     why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
     found, expected = f"it could not be written ({why})", f"{wanted}; what was saved before is as it was"
     return SftError(target.name, found, expected, fix)

@@ -5,18 +5,19 @@
 # %% auto #0
 __all__ = ['SIGNALS', 'MOMENT', 'Process', 'process_of', 'read_process', 'is_locked', 'take_lock', 'release_lock', 'why_no_locks',
            'Interrupted', 'SignalListener', 'start', 'started_process', 'record_launcher', 'is_starting', 'is_trained',
-           'who_to_stop', 'end']
+           'who_to_stop', 'end', 'FallbackStream', 'keep_output']
 
-# %% ../../nbs/10_runs/04_process.ipynb #83df518c
-import getpass, os, signal, socket, subprocess, tempfile, threading, time
+# %% ../../nbs/10_runs/04_process.ipynb #1f8028b7
+import getpass, io, os, signal, socket, subprocess, sys, tempfile, threading, time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ..files import try_lock, read_json
+from ..files import read_json, try_lock
 from .environment import write_json
 from .status import CHECKPOINT_ASKED
+from ..credentials import RedactingStream
 
 # %% ../../nbs/10_runs/04_process.ipynb #prc00001
 def _read_system_file(file:str)->str:
@@ -346,3 +347,57 @@ def end(
     _, alive = psutil.wait_procs(family, timeout=timeout)
     _kill_all(alive)
     return bool(alive)
+
+# %% ../../nbs/10_runs/04_process.ipynb #470d9cea
+class FallbackStream:
+    "A stream that continues in a file when its reader has gone"
+    def __init__(self,
+        stream:io.TextIOWrapper,
+        log:Path|None=None,   # None: nowhere
+        errors=(OSError, ValueError),   # that mean that nothing can be written any more; others are raised
+    ):
+        self.stream, self.lost, self.errors = stream, False, errors
+        self._next = [str(p) for p in (log, os.devnull) if p is not None]
+
+    def _try(self, act, *args):
+        try: return act(*args)
+        except self.errors:
+            if not self._next: raise
+        self.turn()
+        self._try(self.stream.flush)   # what was not read and is still in the buffer
+        return self._try(act, *args)
+
+    def turn(self)->None:
+        "Everything that this process prints there goes on in the next place, also what libraries in C print"
+        self.lost, place = True, self._next.pop(0)
+        try: handle = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError: return
+        os.dup2(handle, self.stream.fileno())
+        os.close(handle)
+
+    def write(self, text:str)->int:
+        self._try(self.stream.write, text)
+        return len(text)
+    def flush(self)->None: self._try(self.stream.flush)
+    def __getattr__(self, name): return getattr(self.stream, name)
+
+# %% ../../nbs/10_runs/04_process.ipynb #00502981
+def _keep_stream(stream, log:Path|None, errors):
+    "A stream of the system, made to last; any other (of a notebook, of a test) as it is"
+    if isinstance(stream, RedactingStream): return RedactingStream(_keep_stream(stream.stream, log, errors))
+    if isinstance(stream, FallbackStream):
+        made = FallbackStream(stream.stream, log, errors)
+        if stream.lost: made.turn()
+        return made
+    return FallbackStream(stream, log, errors) if type(stream) is io.TextIOWrapper else stream
+
+@contextmanager
+def keep_output(
+    log:Path|None=None,   # where it goes on; None: nowhere, until a run is known
+    errors=(OSError, ValueError),   # after which it goes on there
+)->Iterator[None]:
+    "Inside, printing never fails"
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _keep_stream(sys.stdout, log, errors), _keep_stream(sys.stderr, log, errors)
+    try: yield
+    finally: sys.stdout, sys.stderr = before

@@ -15,7 +15,7 @@ from ..report import as_fix, ConfigError, edit, SftError
 from ..config import Config
 from ..rows.formats import (
     content_text, detect, is_missing, is_normalised, no_format_error, propose_fields, to_messages)
-from ..rows.unused_columns import (
+from ..rows.columns import (
     exclusion_reason, is_honoured, numbers_in_texts, TEXT_COLUMNS, TrackedRow, unread_columns, unread_message_keys)
 from ..rows.files import Source
 from ..rows.sources import memory_source, Mixture, open_rows, unused_test_files, validation_sources

@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from ..report import edit, SftError
 from ..config import Config
 from ..rows.formats import detect
-from ..rows.unused_columns import is_numeric_label
+from ..rows.columns import is_numeric_label
 from ..rows.texts import answer_marker, end_marker, has_markup, is_filler, repeated_answers
 from ..tasks.core import Task
 from .template import Template, thought_of

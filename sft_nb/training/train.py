@@ -35,7 +35,7 @@ from ..runs.checkpoint import MANIFEST, cannot_write, newest_whole, remove_lefto
 from ..runs.directory import can_resume, check_free, create_run, open_run, plot, resume_command, Run
 from ..runs.provenance import (
     change_world_size, check_provenance, check_resume_settings, extend_training, record_provenance)
-from ..runs.output import keep_output
+from ..runs.process import keep_output
 from sft_nb.runs.distributed import (
     check_processes, get_process_info, init_distributed, is_main_process, main_process_first, on_main_process,
     with_world_size)
@@ -165,13 +165,14 @@ def _save_after_error(trainer, done:int, error:BaseException)->None:
     except Exception as e: return log(f"sft_nb: the weights of step {step} are not kept: {error_summary(e)}")
     log(f"sft_nb: the weights of {best.name if best else f'step {step}'} are kept in {run.adapter}")
 
-# %% ../../nbs/11_training/05_train.ipynb #91cc0473
+# %% ../../nbs/11_training/05_train.ipynb #dbd848ea
 def _reason_of_early_end(trainer)->str:
     "Why a training is finished before its last step; empty if it is not"
-    from sft_nb.training.recorder import ByScore
+    from sft_nb.training.recorder import EarlyStoppingByScore
     state, patience = trainer.state, trainer.bench.cfg.early_stopping_patience
     if state.global_step >= state.max_steps: return ""
-    by_score = [c.reason for c in trainer.callback_handler.callbacks if isinstance(c, ByScore) and c.reason]
+    callbacks = trainer.callback_handler.callbacks
+    by_score = [c.reason for c in callbacks if isinstance(c, EarlyStoppingByScore) and c.reason]
     if by_score: return by_score[0]
     if patience is None: return f"a callback asked for the end at step {state.global_step}"
     if not state.best_global_step: return "the held-out loss was never finite"
@@ -273,7 +274,7 @@ def _prepare_folder(run:Run, data:Data, done:int)->None:
     run.rewind(done)
     run.set_status("running", step=done)
 
-# %% ../../nbs/11_training/05_train.ipynb #e43033ce
+# %% ../../nbs/11_training/05_train.ipynb #68574ea2
 def train_run(
     run:Run,                        # from `create_run`, or one that was stopped, killed or failed
     bench:Workbench|None=None,      # of a new run that was checked in this process; None: that of the run's config
@@ -281,7 +282,7 @@ def train_run(
     callbacks=(),                   # transformers' `TrainerCallback`s of your own
 )->Run:                             # finished or stopped
     "Begin a run, or continue it at its newest whole checkpoint; every way out is written into it"
-    from sft_nb.training.arguments import divided_inside, tracked
+    from sft_nb.training.arguments import reset_zero3, tracked
     from sft_nb.training.recorder import StopRequest, report_progress_to
     init_distributed(run.config)
     trainer = stop = checkpoint = None
@@ -311,7 +312,7 @@ def train_run(
             is_open = True   # from here on a failure is that of this run, and not a reason to leave it as it was
             stop = StopRequest(bench.cfg.max_time, run.path)
             init_distributed(bench.cfg)
-            for context in (keep_output(run.path/"log.txt"), tracked(bench.cfg, run), quiet(), divided_inside(), stop):
+            for context in (keep_output(run.path/"log.txt"), tracked(bench.cfg, run), quiet(), reset_zero3(), stop):
                 contexts.enter_context(context)
             if is_main: _prepare_folder(run, bench.data, done)
             trainer = build_trainer(bench, run, stop=stop, checkpoint=checkpoint)
@@ -332,7 +333,7 @@ def train_run(
             raise
     return run
 
-# %% ../../nbs/11_training/05_train.ipynb #15e04547
+# %% ../../nbs/11_training/05_train.ipynb #d46adeb6
 @show_progress()
 def train(
     cfg:Config|Data|Workbench, # data carries the config that it was prepared with
@@ -366,7 +367,9 @@ def train(
     if checked is None: checked = passed_preflight(bench)
     checked = check_before_training(bench, checked)
     run = create_run(bench.cfg, data=bench.data, plan=bench.plan, checked=checked, device=bench.hardware.name)
-    _use_kept_rows(bench, run)
+    kept = run.config
+    names = _NAMES_ROWS if (run.path/"rows").exists() else ("task",)
+    bench.cfg = replace(bench.cfg, **{name: getattr(kept, name) for name in names})
     _keep_own_objects(bench, run)
     return train_run(run, bench)
 
@@ -378,14 +381,8 @@ def passed_preflight(
     report, _ = data.results.get(("preflight", bench.requested), (None, None)) if data is not None else (None, None)
     return None if report is None or report.failed else report
 
-# %% ../../nbs/11_training/05_train.ipynb #t5keep01
+# %% ../../nbs/11_training/05_train.ipynb #9e7b9fdf
 _NAMES_ROWS = ("task", "train_file", "eval_file", "eval_fraction", "train_weights")
-
-def _use_kept_rows(bench:Workbench, run:Run)->None:
-    "Let the config name the files of the run that keep rows, and a task, that came from memory"
-    kept = run.config
-    names = _NAMES_ROWS if (run.path/"rows").exists() else ("task",)
-    bench.cfg = replace(bench.cfg, **{name: getattr(kept, name) for name in names})
 
 def _keep_own_objects(bench:Workbench, run:Run)->None:
     "Write a tokenizer of the caller, and a base that comes from nowhere else, into the run; its config names them"

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PARENTS_NAMES', 'SupervisedTrainer']
 
-# %% ../../nbs/11_training/04_trainer.ipynb #4626fce8
+# %% ../../nbs/11_training/04_trainer.ipynb #35714c2d
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,15 +30,16 @@ from ..model.checkpointing import save_memory
 from ..model.sequence_parallel import in_shares, own_tokens
 from ..model.trl_trainer import undo_trl_changes
 from ..workbench import Workbench
+from ..optimizer import follow_schedule
 from ..runs.checkpoint import (
     atomic_checkpoint, best_steps, cannot_write, flatten_folder, prune, unscored_steps)
 from ..runs.directory import Run, resume_command
 from .arguments import training_arguments
-from .guards import Guards, all_finite, in_parts, non_finite_rows, trained_parts
-from .recorder import agree, early_stopping, Recorder, saves_better_loss, StopRequest
+from .guards import Guards, all_finite, split_rows, non_finite_rows, trained_parts
+from .recorder import agree_across_ranks, early_stopping, Recorder, saves_better_loss, StopRequest
 from .step import (
-    describe, DividesWeights, follow_schedule, how_to_be_finite, LeftOut, look_inside_backward, meters_of,
-    StepInProgress, TokenCounts, who, without_card)
+    check_deepspeed_steps, describe_micro_batch, describe_rows, non_finite_fix, read_log_state, ShardedTrainerMixin,
+    SkippedSteps, StepInProgress, TokenCounts, without_model_card)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000004
 PARENTS_NAMES = dict(
@@ -53,25 +54,25 @@ PARENTS_NAMES = dict(
     _metrics="trl: what the next line of the log says beside the loss",
     _total_train_tokens="trl: the `num_tokens` of the log; saved, or it starts again at 0 after a resume")
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000012
-class _Moments(TrainerCallback):
+# %% ../../nbs/11_training/04_trainer.ipynb #744a5206
+class _TrainerHooks(TrainerCallback):
     "Moments of the loop for which the trainer has no method"
     def __init__(self, trainer:"SupervisedTrainer", checkpoint:Path|None):
         self.trainer, self.checkpoint = trainer, checkpoint
     def on_train_begin(self, args, state, control, **kwargs):
         save_memory(self.trainer.model, self.trainer.bench.cfg)
-        look_inside_backward(self.trainer)
-        if self.checkpoint: self.trainer.restore(self.checkpoint)
-    def on_pre_optimizer_step(self, args, state, control, **kwargs): self.trainer.look_at_step()
+        check_deepspeed_steps(self.trainer)
+        if self.checkpoint: self.trainer.restore_log_state(self.checkpoint)
+    def on_pre_optimizer_step(self, args, state, control, **kwargs): self.trainer.check_step()
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         "A new best loss is saved, or there would be no checkpoint to go back to"
         better = state.best_metric is None or metrics["eval_loss"] < state.best_metric
         if better and saves_better_loss(self.trainer.bench.cfg): control.should_save = True
         return control
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000013
-class SupervisedTrainer(DividesWeights, SFTTrainer):
-    "TRL's trainer on a workbench: our loss, our batches, a look at each step, and checkpoints that are whole"
+# %% ../../nbs/11_training/04_trainer.ipynb #5dbfca93
+class SupervisedTrainer(ShardedTrainerMixin, SFTTrainer):
+    "TRL's trainer on a workbench: our loss, our batches, a check of each step, and atomic checkpoints"
     def __init__(self,
         bench:Workbench,
         run:Run,
@@ -81,17 +82,22 @@ class SupervisedTrainer(DividesWeights, SFTTrainer):
         checkpoint:Path|None=None,   # that the training will continue from
     ):
         self.bench, self.run, self.guards, self.recorder = bench, run, guards, recorder
-        self.step, self.left_out, self.counted = StepInProgress(), LeftOut(), TokenCounts()
+        self.step, self.skipped, self.counted = StepInProgress(), SkippedSteps(), TokenCounts()
         self.parts = 1                # in which a micro-batch is computed
         self.seen = torch.zeros(2)    # loss and tokens
         self.aside:Path|None = None   # a checkpoint being written
         self.balance_weight = balance_weight(bench.cfg.router_aux_loss_coef, causal_lm(bench.model))
         self.balances:list[torch.Tensor] = []   # load-balancing losses since the last line of the log
-        callbacks = [guards, recorder, stop, _Moments(self, checkpoint), *early_stopping(run), *bench.callbacks]
-        with kept_exact(bench.model): super().__init__(**_for_the_parent(bench, run), callbacks=callbacks)
-        self._correct()
-    def _correct(self)->None:
-        "Where the parent has not the last word"
+        callbacks = [guards, recorder, stop, _TrainerHooks(self, checkpoint), *early_stopping(run), *bench.callbacks]
+        huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True   # the variable of this name is read too early
+        held_out = bench.data.eval.tokens if bench.cfg.eval_steps and bench.data.eval else None
+        with kept_exact(bench.model):
+            super().__init__(
+                model=bench.model, args=training_arguments(bench.cfg, run.path), processing_class=bench.tokenizer,
+                train_dataset=bench.data.train.tokens, eval_dataset=held_out, data_collator=bench.layout.collate,
+                callbacks=callbacks)
+
+        # undo what the parent changed
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
         undo_trl_changes(self.bench.model, self.bench.cfg)
         self.supervised = self.bench.supervised   # after TRL, which changes the head
@@ -99,14 +105,7 @@ class SupervisedTrainer(DividesWeights, SFTTrainer):
         self.data_collator = in_shares(self.data_collator, self.sharing, supervised=self.supervised)
         if self.supervised: self.data_collator = CollatorWithPositions(self.data_collator)
         self.flops_per_token = super().floating_point_ops(dict(input_ids=torch.zeros(1)))
-    def create_model_card(self, *args, **kwargs): pass   # a card full of blanks, which somebody would publish
-
-def _for_the_parent(bench:Workbench, run:Run)->dict:
-    "What `SFTTrainer` is made from; nothing is told to anybody about it"
-    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True   # the variable of this name is read too early
-    held_out = bench.data.eval.tokens if bench.cfg.eval_steps and bench.data.eval else None
-    return dict(model=bench.model, args=training_arguments(bench.cfg, run.path), processing_class=bench.tokenizer,
-                train_dataset=bench.data.train.tokens, eval_dataset=held_out, data_collator=bench.layout.collate)
+    def create_model_card(self, *args, **kwargs): pass   # full of blanks, and might be published
 
 # %% ../../nbs/11_training/04_trainer.ipynb #69054432
 @patch
@@ -212,43 +211,43 @@ def get_batch_samples(self:SupervisedTrainer, *args, **kwargs):
     self.step = StepInProgress(rows, counted_before=len(self.counted))
     return samples, n
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000027
+# %% ../../nbs/11_training/04_trainer.ipynb #14588bb5
 @patch
 def training_step(self:SupervisedTrainer, model, inputs, num_items_in_batch=None):
     "Forward and backward of a micro-batch; if memory runs out, of all of the step so far, in smaller parts"
     step = self.step
     step.micro_batch += 1
-    loss = self.in_pieces(model, step.micro_batch, inputs, num_items_in_batch)
+    loss = self.forward_backward_in_parts(model, step.micro_batch, inputs, num_items_in_batch)
     while loss is None:
-        self.halve()
+        self.split_further()
         for k in range(step.micro_batch + 1):
-            loss = self.in_pieces(model, k, None, num_items_in_batch)
+            loss = self.forward_backward_in_parts(model, k, None, num_items_in_batch)
             if loss is None: break
     step.losses.append(loss)
     return loss if self.bench.cfg.on_nan == "stop" else loss.nan_to_num(0., 0., 0.)
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000028
+# %% ../../nbs/11_training/04_trainer.ipynb #cd1357e9
 @patch
-def in_pieces(self:SupervisedTrainer, model, k:int, inputs:dict|None, n)->torch.Tensor|None:
+def forward_backward_in_parts(self:SupervisedTrainer, model, k:int, inputs:dict|None, n)->torch.Tensor|None:
     "The loss of micro-batch `k`, computed in `parts`; None if memory ran out"
     if inputs is not None and self.parts == 1: pieces = [inputs]
-    else: pieces = [self.data_collator(self.bench.rows(some)) for some in in_parts(self.step.rows[k], self.parts)]
+    else: pieces = [self.data_collator(self.bench.rows(some)) for some in split_rows(self.step.rows[k], self.parts)]
     total = 0.
     try:
         for piece in pieces: total = total + super(SupervisedTrainer, self).training_step(model, piece, n)
         return total
     except Exception as e:
         if not is_out_of_memory(e): raise
-        alone = self.accelerator.num_processes == 1
-        if not alone or not (self.supervised or self.model_accepts_loss_kwargs): raise self.too_large(k) from e
+        is_mean_of_step = self.supervised or self.model_accepts_loss_kwargs   # whatever the parts are
+        if self.accelerator.num_processes > 1 or not is_mean_of_step: raise self.out_of_memory_error(k) from e
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000029
+# %% ../../nbs/11_training/04_trainer.ipynb #57fc55d8
 @patch
-def halve(self:SupervisedTrainer)->None:
+def split_further(self:SupervisedTrainer)->None:
     "Twice as many parts, and the step from its beginning; `SftError` if no micro-batch can be divided"
     step = self.step
     largest = max(step.rows[:step.micro_batch + 1], key=len)
-    if len(largest) <= self.parts: raise self.too_large(step.micro_batch)
+    if len(largest) <= self.parts: raise self.out_of_memory_error(step.micro_batch)
     self.parts *= 2
     self.model.zero_grad(set_to_none=True)
     self.counted.cut(step.counted_before)
@@ -259,14 +258,14 @@ def halve(self:SupervisedTrainer)->None:
                gradient_accumulation_steps=self.args.gradient_accumulation_steps * self.parts)
     self.guards.note(warn(says, fix, check="out_of_memory"), self.state.global_step + 1)
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000030
+# %% ../../nbs/11_training/04_trainer.ipynb #d0c58765
 @patch
 def in_words(self:SupervisedTrainer, k:int)->str:
     "Micro-batch `k` as an error says it"
-    return describe(self.bench.rows(self.step.rows[k]))
+    return describe_micro_batch(self.bench.rows(self.step.rows[k]))
 
 @patch
-def too_large(self:SupervisedTrainer, k:int)->SftError:
+def out_of_memory_error(self:SupervisedTrainer, k:int)->SftError:
     "The error for a micro-batch that does not fit in any way"
     found = f"memory ran out at {self.in_words(k)}, and it cannot be made in smaller parts"
     fix = edit(gradient_checkpointing=True)
@@ -289,14 +288,17 @@ def evaluate(self:SupervisedTrainer, *args, **kwargs):
         fix = edit(per_device_eval_batch_size=rows)
         self.guards.note(warn(says, fix, check="evaluation_out_of_memory"), self.state.global_step)
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000036
+# %% ../../nbs/11_training/04_trainer.ipynb #5c03058c
 @patch
-def look_at_step(self:SupervisedTrainer)->None:
+def check_step(self:SupervisedTrainer)->None:
     "`SftError` for what is not finite, or leave the step out, as `on_nan` says"
     if self.is_deepspeed_enabled: return   # it was looked at inside of the backward pass
-    if self.is_finite(): self.left_out.in_a_row = 0
-    elif self.bench.cfg.on_nan == "stop" or self.left_out.in_a_row >= LeftOut.MOST_IN_A_ROW: raise self.not_finite()
-    else: self.leave_out()
+    if self.is_finite():
+        self.skipped.in_a_row = 0
+        return
+    if self.bench.cfg.on_nan == "stop" or self.skipped.in_a_row >= SkippedSteps.MOST_IN_A_ROW:
+        raise self.non_finite_error()
+    self.skip_step()
 
 @patch
 def is_finite(self:SupervisedTrainer)->bool:
@@ -308,20 +310,20 @@ def is_finite(self:SupervisedTrainer)->bool:
     return bool(self.accelerator.reduce(fine.float(), reduction="mean").item() == 1)
 
 @patch
-def leave_out(self:SupervisedTrainer)->None:
+def skip_step(self:SupervisedTrainer)->None:
     "No optimiser step: parameters without a gradient are passed over"
     for p in self.model.parameters(): p.grad = None
     self._tr_loss -= sum(loss.nan_to_num(0., 0., 0.) for loss in self.step.losses)
-    error = self.not_finite()
-    self.left_out.count()
-    says = f"{error.found}; the step was left out, {self.left_out.total} so far"
+    error = self.non_finite_error()
+    self.skipped.count()
+    says = f"{error.found}; the step was left out, {self.skipped.total} so far"
     self.guards.note(warn(says, error.fix, check="skipped_steps"), self.state.global_step + 1)
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000038
+# %% ../../nbs/11_training/04_trainer.ipynb #8bde019d
 @patch
 def check_weights(self:SupervisedTrainer)->None:
     "`SftError` if a trained weight is NaN or infinite in any process: nothing that is saved has one"
-    name = agree(next(iter(broken_weights(trained_parts(self.model))), None))
+    name = agree_across_ranks(next(iter(broken_weights(trained_parts(self.model))), None))
     if name is None: return
     good, rate = self.run.checkpoints(), self.bench.cfg.learning_rate / 2
     expected = f"finite weights, as {good[-1].name} has them" if good else "finite weights"
@@ -331,7 +333,7 @@ def check_weights(self:SupervisedTrainer)->None:
     raise SftError(f"step {self.state.global_step}", found, expected, fix, "nan_in_the_log")
 
 @patch
-def not_finite(self:SupervisedTrainer)->SftError:
+def non_finite_error(self:SupervisedTrainer)->SftError:
     "Names the rows of the step, and keeps them beside the log; raises if it comes from the weights"
     self.check_weights()
     step, numbers = self.state.global_step + 1, self.step.numbers
@@ -339,20 +341,20 @@ def not_finite(self:SupervisedTrainer)->SftError:
     bad = []
     if self.bench.alone: bad = non_finite_rows(self.model, rows, self.bench.layout.collate, supervised=self.supervised)
     what = "gradient" if torch.stack(self.step.losses).isfinite().all() else "loss"
-    many = ""
-    if self.left_out.in_a_row >= LeftOut.MOST_IN_A_ROW: many = f" for the {self.left_out.in_a_row + 1}th time in a row"
+    many, in_a_row = "", self.skipped.in_a_row
+    if in_a_row >= SkippedSteps.MOST_IN_A_ROW: many = f" for the {in_a_row + 1}th time in a row"
     file = self.guards.keep(step, bad or numbers)
-    found = f"the {what} is not finite{many}; {who(bad, numbers)} (in {file})"
+    found = f"the {what} is not finite{many}; {describe_rows(bad, numbers)} (in {file})"
     to_blame = bad if len(bad) < len(numbers) or len(bad) == 1 else []
-    fix = how_to_be_finite(to_blame, "skip" if self.is_deepspeed_enabled else self.bench.cfg.on_nan)
+    fix = non_finite_fix(to_blame, "skip" if self.is_deepspeed_enabled else self.bench.cfg.on_nan)
     return SftError(f"step {step}", found, "finite numbers; the weights are as before the step", fix, "nan_in_the_log")
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000042
+# %% ../../nbs/11_training/04_trainer.ipynb #6454ad6d
 @patch
 def log(self:SupervisedTrainer, logs, *args, **kwargs):
-    "A step that was left out counts neither in the mean nor for nothing"
+    "Skipped steps are excluded from the logged mean"
     self.read_counts()
-    return super(SupervisedTrainer, self).log(self.left_out.in_line(logs, self.state.global_step), *args, **kwargs)
+    return super(SupervisedTrainer, self).log(self.skipped.in_line(logs, self.state.global_step), *args, **kwargs)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #d81a4cb2
 @patch
@@ -372,7 +374,7 @@ def _save_checkpoint(self:SupervisedTrainer, model, trial)->None:
     best = {self.state.best_global_step} | best_steps(target.parent) | unscored_steps(target.parent)
     prune(target.parent, self.bench.cfg.save_total_limit, best=best)
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000044
+# %% ../../nbs/11_training/04_trainer.ipynb #366487a8
 @patch
 def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
     "All processes write into the folder aside, and the first one makes it a checkpoint"
@@ -384,7 +386,7 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
             super(SupervisedTrainer, self)._save_checkpoint(model, trial)
             inner = self.aside/target.name
             (inner/"training_args.bin").unlink(missing_ok=True)   # a pickle that nobody reads, with all settings
-            (inner/f"meters-{self.args.process_index}.json").write_text(json.dumps(self.meters()))
+            (inner/f"meters-{self.args.process_index}.json").write_text(json.dumps(self.log_state()))
             self.accelerator.wait_for_everyone()   # all processes have written
             if self.args.should_save: flatten_folder(inner)   # the parent made one folder more than is wanted
         finally: self.aside = None
@@ -392,29 +394,29 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
 @patch
 def save_model(self:SupervisedTrainer, output_dir=None, **kwargs):
     "With DeepSpeed, too, weights that each process has are written as they are: tied ones once"
-    with without_card(self.model):
+    with without_model_card(self.model):
         if self.is_deepspeed_enabled and self.accelerator.state.deepspeed_plugin.zero_stage < 3: self._save(output_dir)
         else: super(SupervisedTrainer, self).save_model(output_dir, **kwargs)
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000046
+# %% ../../nbs/11_training/04_trainer.ipynb #d4808e04
 @patch
-def meters(self:SupervisedTrainer)->dict:
+def log_state(self:SupervisedTrainer)->dict:
     "What the next line of the log needs"
     self.read_counts()
-    out = self.left_out
+    out = self.skipped
     return dict(loss=self._tr_loss.item(), total=self._total_loss_scalar, logged=self._globalstep_last_logged,
                 tokens=self._total_train_tokens, metrics=dict(self._metrics["train"]), seconds=self.recorder.seconds,
                 parts=self.parts, skipped=out.total, since=out.since_line, last=out.last_line)
 
 @patch
-def restore(self:SupervisedTrainer, checkpoint:Path)->None:
+def restore_log_state(self:SupervisedTrainer, checkpoint:Path)->None:
     "Put the meters back; called when training begins"
     follow_schedule(self.lr_scheduler, learning_rate=self.args.learning_rate, weight_decay=self.args.weight_decay)
-    saved = meters_of(checkpoint, self.args.process_index, self.args.world_size)
+    saved = read_log_state(checkpoint, self.args.process_index, self.args.world_size)
     if saved is None: return
     self._tr_loss.fill_(saved["loss"])
     self._total_loss_scalar, self._globalstep_last_logged = saved["total"], saved["logged"]
     self._total_train_tokens = saved["tokens"]
     self._metrics["train"].update(saved["metrics"])
     self.parts, self.recorder.before = saved["parts"], saved["seconds"]
-    self.left_out = LeftOut(saved["skipped"], saved["since"], last_line=saved["last"])
+    self.skipped = SkippedSteps(saved["skipped"], saved["since"], last_line=saved["last"])

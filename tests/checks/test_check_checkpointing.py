@@ -2,9 +2,9 @@
 import pytest
 from learner import small
 
-from sft_nb.checks import gradient, step   # noqa: F401  they enter their checks
+from sft_nb.checks import step   # noqa: F401  registers its checks
 from sft_nb.checks.core import CHECKS, run_check
-from sft_nb.checks.evidence import Evidence
+from sft_nb.checks.preflight import Evidence
 from sft_nb.workbench import Workbench
 
 METHODS = dict(lora={}, qlora={}, full={}, dora=dict(method="lora", use_dora=True))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from planted import small
 
-from sft_nb.checks.evidence import Evidence
-from sft_nb.checks.gradient import _estimate_derivative, slopes
+from sft_nb.checks.preflight import Evidence
+from sft_nb.checks.step import _estimate_derivative, slopes
 from sft_nb.checks.learning import Learned, check_learns, check_moves, learn_some, save_once
 from sft_nb.checks.step import take_step
 from sft_nb.report import SftError

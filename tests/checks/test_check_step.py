@@ -5,8 +5,8 @@ import pytest
 import torch
 from planted import bad, small
 
-from sft_nb.checks.evidence import Evidence
-from sft_nb.checks.gradient import Slope, check_derivative, slopes
+from sft_nb.checks.preflight import Evidence
+from sft_nb.checks.step import Slope, check_derivative, slopes
 from sft_nb.checks.preflight import preflight
 from sft_nb.checks.step import (Evaluated, FirstStep, check_evaluation, check_gradient, check_loss, check_order,
                                 check_width, take_step)

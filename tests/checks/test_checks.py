@@ -3,9 +3,9 @@ import pytest
 import torch
 from planted import bad, small, statuses
 
-from sft_nb.checks import evidence
+from sft_nb.checks import preflight as evidence   # the module
 from sft_nb.checks.core import CHECKS, GROUPS, all_checks, check, run_check
-from sft_nb.checks.evidence import Evidence
+from sft_nb.checks.preflight import Evidence
 from sft_nb.checks.preflight import preflight
 from sft_nb.planning.plan import plan as make_plan
 from sft_nb.tokens.prepare import prepare
@@ -79,7 +79,7 @@ def test_a_model_that_cannot_be_loaded(data, plan, monkeypatch):
 
 def test_a_step_that_runs_out_of_memory(data, plan, monkeypatch):
     def out(*args, **kwargs): raise torch.OutOfMemoryError("CUDA out of memory")
-    monkeypatch.setattr("sft_nb.checks.evidence.take_step", out)
+    monkeypatch.setattr("sft_nb.checks.preflight.take_step", out)
     by = statuses(preflight(small(), data=data, plan=plan))
     assert by["first step"] == "fail" and by["step.gradient"] == "skipped" and by["step.derivative"] == "ok"
 

@@ -9,7 +9,7 @@ from planted import bad, save_dead, save_noise, small, statuses
 from shapes import folder
 
 from sft_nb.checks.core import CHECKS
-from sft_nb.checks.evidence import Evidence
+from sft_nb.checks.preflight import Evidence
 from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
 from sft_nb.model.adapter import load_model

@@ -46,7 +46,7 @@ def test_free_text_leads_with_paired_loss_and_f1():
 
 def test_a_loss_and_its_interval_are_those_of_the_tokens():
     s = scores("base", [1., 3.], [0., 0.], [30, 10])
-    assert s.level("loss") == 1.5 == s.figures["loss"] and s.level("f1") == 0
+    assert s.overall("loss") == 1.5 == s.figures["loss"] and s.overall("f1") == 0
     low, high = s.interval_of("loss")
     assert low <= 1.5 <= high
 

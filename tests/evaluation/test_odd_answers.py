@@ -89,7 +89,7 @@ def test_odd_answers_end_in_a_sentence(url):
     for path, said in answers:
         Page.odd = {path: (r.choice((200, 200, 200, 500)), said)}
         server = Server(url, tok, timeout=10)
-        for ask in (lambda s: s.name, lambda s: s.context, lambda s: s.rendered(HELLO), lambda s: s.chat(HELLO),
+        for ask in (lambda s: s.name, lambda s: s.context_tokens, lambda s: s.rendered(HELLO), lambda s: s.chat(HELLO),
                     lambda s: s.tokens("Hello")):
             try: repr(ask(server)).encode()
             except SftError as e: assert str(e).startswith("server http"), said[:100]
@@ -99,11 +99,11 @@ def test_a_server_that_sends_a_byte_now_and_then_holds_nobody(url):
     for slow in ("headers", "body"):
         Page.slow, began = slow, time.monotonic()
         with pytest.raises(SftError, match="there is no answer in 0.5 seconds"):
-            Server(url, None, timeout=.5).ask("/props")
+            Server(url, None, timeout=.5).request("/props")
         assert time.monotonic() - began < 2
 
 
 def test_an_answer_without_end_is_not_read(url, monkeypatch):
-    monkeypatch.setattr(serving, "_MOST", 1000)
+    monkeypatch.setattr(serving, "_MAX_RESPONSE_BYTES", 1000)
     Page.odd = {"/props": (200, b'"' + b"x" * 5000)}
-    with pytest.raises(SftError, match="its answer has more than 0 MB"): Server(url, None).ask("/props")
+    with pytest.raises(SftError, match="its answer has more than 0 MB"): Server(url, None).request("/props")

@@ -12,12 +12,12 @@ from test_statistics import sweep_of
 
 from sft_nb.report import ConfigError, SftError
 from sft_nb.evaluation import generations as kept_answers# the module
-from sft_nb.evaluation.generations import Kept, scored
-from sft_nb.evaluation.evaluate import evaluate, examiner_of, Pair
+from sft_nb.evaluation.generations import GenerationCache, make_scores
+from sft_nb.evaluation.evaluate import evaluate, make_evaluator, BaseAndTuned
 from sft_nb.evaluation.perplexity import Forgetting
 from sft_nb.proof.merge import merge
 from sft_nb.evaluation.statistics import Difference, difference, pick, power
-from sft_nb.evaluation.sweep import _ask_all, by_choice, checkpoints_of, Swapped, sweep
+from sft_nb.evaluation.sweep import _score_mixed, compare_with_lowest_loss, checkpoints_of, CheckpointSwapper, sweep
 from sft_nb.evaluation.verdict import compare, decide, SEEN, verdict
 from sft_nb.runs.checkpoint import best_steps, keep_score
 from sft_nb.runs.directory import Run
@@ -73,22 +73,23 @@ def test_a_sweep_says_what_evaluations_say(run, swept):
     for name, scores in swept.checkpoints.items():
         alone = evaluate(run, checkpoint=name, reuse=False, **FEW)
         assert (alone.tuned.answers, alone.base) == (scores.answers, swept.base)
-    assert {*swept.forgotten} == {*swept.checkpoints} and swept.lowest_loss is None and by_choice(swept) is None
+    assert {*swept.forgotten} == {*swept.checkpoints}
+    assert swept.lowest_loss is None and compare_with_lowest_loss(swept) is None
     table = swept.table()
     assert list(table.checkpoint) == ["base", *swept.checkpoints] and "corrected for the choice among" in str(swept)
     assert "<table" in swept._repr_html_()
 
 
 def test_all_checkpoints_in_one_batch_say_the_same(run, swept):
-    examiner = examiner_of(run, reuse=False, **FEW)
-    mixed = _ask_all(examiner, Swapped(examiner.bench, checkpoints_of(run)[0]), checkpoints_of(run))
+    examiner = make_evaluator(run, reuse=False, **FEW)
+    mixed = _score_mixed(examiner, CheckpointSwapper(examiner.bench, checkpoints_of(run)[0]), checkpoints_of(run))
     assert {name: s.answers for name, s in mixed.items()} == \
         {name: s.answers for name, s in dict(base=swept.base, **swept.checkpoints).items()}
 
 
 def test_a_swapped_adapter_leaves_nothing_behind(run):
-    examiner = examiner_of(run, **FEW)
-    swapped = Swapped(examiner.bench, checkpoints_of(run)[0])
+    examiner = make_evaluator(run, **FEW)
+    swapped = CheckpointSwapper(examiner.bench, checkpoints_of(run)[0])
     def size(): return sum(p.numel() for p in swapped.model.parameters())
     before = size()
     for folder in checkpoints_of(run):
@@ -142,15 +143,15 @@ def test_the_best_by_loss_need_not_be_the_best_by_score(swept):
         return replace(scores, answers=[replace(a, correct=name != worst) for a in scores.answers])
     all_but_one = {name: marked(name, scores) for name, scores in swept.checkpoints.items()}
     right = replace(swept, checkpoints=all_but_one, lowest_loss=worst)
-    found = by_choice(right)
+    found = compare_with_lowest_loss(right)
     assert found.status == "warn" and worst in found.says and right.best != worst
-    assert by_choice(replace(right, lowest_loss=right.best)).status == "ok"
+    assert compare_with_lowest_loss(replace(right, lowest_loss=right.best)).status == "ok"
     def behind_by_a_row(name, scores):
         right = [replace(a, correct=True) for a in scores.answers]
         return replace(scores, answers=[replace(right[0], correct=name != worst), *right[1:]])
     a_row = replace(right, checkpoints={name: behind_by_a_row(name, s) for name, s in swept.checkpoints.items()})
-    assert by_choice(a_row).status == "ok"
-    assert f"cannot be told from {a_row.best} (+0.0833, p 1)" in by_choice(a_row).says
+    assert compare_with_lowest_loss(a_row).status == "ok"
+    assert f"cannot be told from {a_row.best} (+0.0833, p 1)" in compare_with_lowest_loss(a_row).says
     assert f"best {a_row.best}, and 2 equal to it: " in str(a_row)   # three of four checkpoints
 
 
@@ -204,8 +205,8 @@ def test_a_verdict_takes_the_pick_of_the_sweep_and_a_comparison_the_same_rows(ru
     compare(run.path/"checkpoints/checkpoint-10", run, **files)   # the rows of a file have their own count
     assert compare(run.path/"checkpoints/checkpoint-9", run, **files).of == 3
     with pytest.raises(ConfigError, match="no held-out row has a column 'meeting'"):
-        examiner_of(run, cluster="meeting", **FEW)
-    assert set(examiner_of(run, cluster="row", **FEW).asked.clusters) == {""}
+        make_evaluator(run, cluster="meeting", **FEW)
+    assert set(make_evaluator(run, cluster="row", **FEW).questions.clusters) == {""}
     other = [same.a, evaluate(run, eval_samples=5, progress=False)]
     with patch("sft_nb.evaluation.verdict.evaluate", side_effect=other):
         with pytest.raises(ConfigError, match="which are not the same"): compare("a", "b")
@@ -231,12 +232,12 @@ def test_a_figure_of_the_whole_set_has_an_interval_and_a_comparison(run):
         name, fields, headline = "capitals", (), "share"
         def corpus(self, texts, scores, rows): return dict(share=sum(t.isupper() for t in texts) / len(texts))
     some = evaluate(run, **FEW).tuned.answers
-    made = scored("tuned", Capitals(), some, [Score(False, "", "")] * 12, [{}] * 12, by="share")
+    made = make_scores("tuned", Capitals(), some, [Score(False, "", "")] * 12, [{}] * 12, by="share")
     assert made.values("share").mean() == pytest.approx(made.figures["share"])
 
 
 def test_what_is_kept_survives_a_line_that_was_cut(tmp_path, run):
     file = tmp_path/"answers.jsonl"
     file.write_bytes(b'{"key": "a", "text": "x", "n_tokens": 1, "ended": true}\n{"key": "b", "te\n[]\n\xff\n')
-    assert [*Kept(file).known] == ["a"]
-    assert Pair(Workbench(run.config, is_resolved=True), None).weights is None
+    assert [*GenerationCache(file).known] == ["a"]
+    assert BaseAndTuned(Workbench(run.config, is_resolved=True), None).weights is None

@@ -13,7 +13,7 @@ from sft_nb.model.hardware import choose_device, choose_dtype, find_hardware, fr
 from sft_nb.evaluation import perplexity
 from sft_nb.tokens.pipeline import _worker_count
 from sft_nb.training.arguments import training_arguments
-from sft_nb.training.guards import norms
+from sft_nb.training.guards import weight_norms
 from sft_nb.training.recorder import peak_memory_gib
 
 
@@ -70,7 +70,7 @@ def test_no_float64_on_the_gpu(monkeypatch):
     tensor = torch.ones(2, 2).as_subclass(OnApple)
     with pytest.raises(TypeError, match="float64"): tensor.double()
     model = SimpleNamespace(named_parameters=lambda: [("w", tensor.requires_grad_())])
-    assert norms(model).tolist() == [2] and norms(model).dtype == torch.float64
+    assert weight_norms(model).tolist() == [2] and weight_norms(model).dtype == torch.float64
     assert _tensor_sums(dict(weight=tensor)) == dict(weight=(4, 4))
 
     monkeypatch.setattr(perplexity, "_compute_logits", lambda model, batch: None)

@@ -20,7 +20,7 @@ from sft_nb.planning.simulate import MemoryTracker, Pass, simulate
 from sft_nb.planning.memory import skeleton
 from sft_nb.report import ConfigError
 from sft_nb.tokens.tokenizer import load_tokenizer
-from sft_nb.training.arguments import refuse
+from sft_nb.training.arguments import check_settings
 from sft_nb.training.train import train
 
 LENGTHS = (19, 7, 38)
@@ -210,7 +210,7 @@ def test_a_config_says_what_is_done_and_preflight_leaves_no_trace():
     assert not any("forward" in vars(part) for part in parts_of(m)) and not m.base_model.model.is_gradient_checkpointing
     for name in ("keep_attention", "recompute_parts"):
         with pytest.raises(ConfigError, match=f"{name}.*kernels is compile.*one program"):
-            refuse(load_config(kernels="compile", **{name: True}))
+            check_settings(load_config(kernels="compile", **{name: True}))
 
 
 def test_a_training_keeps_attention_and_ends_in_the_same_weights(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.checkpointing import recompute_layers, recompute_parts
 from sft_nb.model.fsdp import own_part, shard, whole_weights, whole_when_saved
 from sft_nb.planning.plan import plan
-from sft_nb.training.guards import all_finite, norms
+from sft_nb.training.guards import all_finite, weight_norms
 
 STILL = dict(gpt2=dict(resid_pdrop=0., embd_pdrop=0., attn_pdrop=0.))
 CASES = {kind: dict(kind=kind, method="full", **STILL.get(kind, {})) for kind in SHAPES}
@@ -62,7 +62,7 @@ def step(m, mine:slice, optimizer, dtype)->float:
         out = m(ids, labels=ids, supervised=True)
     (out.loss / rows()[:, 1:].numel() * (4 // len(ids))).backward()   # gradients are averaged over processes
     fine, _ = all_finite([out.loss.detach()], m)
-    assert fine and len(norms(m))
+    assert fine and len(weight_norms(m))
     gradients = {n: p.grad for n, p in m.named_parameters() if p.grad is not None}
     optimizer.step()
     optimizer.zero_grad()

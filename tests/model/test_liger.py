@@ -21,7 +21,7 @@ from sft_nb.model.adapter import load_model
 from sft_nb.model.kernels import check_kernels, use_liger
 from sft_nb.model.checkpointing import recompute_parts
 from sft_nb.report import ConfigError
-from sft_nb.training.arguments import refuse
+from sft_nb.training.arguments import check_settings
 
 def equal(a, b)->bool: return torch.equal(a[0], b[0]) and all(torch.equal(a[1][n], g) for n, g in b[1].items())
 
@@ -111,7 +111,7 @@ def test_where_it_cannot_run(stand, monkeypatch, tokenizer):
     monkeypatch.setattr(kernels, "is_installed", lambda name: False)
     says = r"kernels liger: they are not installed.*sft_nb\[fast\]"
     with pytest.raises(ConfigError, match=says): check_kernels("liger")
-    with pytest.raises(ConfigError, match=says): refuse(load_config(kernels="liger"))
+    with pytest.raises(ConfigError, match=says): check_settings(load_config(kernels="liger"))
     assert all(check_kernels(other) is None for other in ("auto", "compile", "none"))
 
 

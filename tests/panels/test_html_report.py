@@ -107,7 +107,7 @@ def test_a_run_shows_itself(run):
 
 
 def test_the_table_of_runs_has_no_hole(run):
-    from sft_nb.runs.table import list_runs
+    from sft_nb.runs.directory import list_runs
     html = list_runs(run.path.parent)._repr_html_()
     assert "✗ failed" in html and "nan" not in html.lower() and "None" not in html and "<script" not in html
 

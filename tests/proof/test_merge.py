@@ -125,7 +125,7 @@ def test_a_fix_of_a_merge_that_was_made_names_a_folder_that_is_not_there(of_six_
 def test_a_merge_that_lost_something_is_an_error_and_leaves_nothing(tmp_path, of_six_steps, monkeypatch):
     run = of_six_steps
     def forgetful(workbench, path, dtype):
-        return merging.unpack(load_base(workbench.requested, workbench.tokenizer), dtype)
+        return merging.dequantise(load_base(workbench.requested, workbench.tokenizer), dtype)
     monkeypatch.setattr(merging, "merged_model", forgetful)
     with pytest.raises(SftError, match="logits of adapter and merged differ") as e: merge(run, out=tmp_path/"my out")
     assert f"--dtype float32 --out '{tmp_path}/my out'" in e.value.fix.says("shell")

@@ -17,8 +17,8 @@ from transformers import AutoTokenizer
 
 from sft_nb.report import ConfigError, SftError
 from sft_nb.proof import prove as proving# the module
-from sft_nb.proof.merged_folder import Folder, tokenizer_of
-from sft_nb.proof.gguf_file import Gguf
+from sft_nb.proof.folder_checks import Folder, tokenizer_of
+from sft_nb.proof.gguf_checks import Gguf
 from sft_nb.evaluation.openai_client import Server
 from sft_nb.tokens.tokenizer import ASSETS
 
@@ -114,7 +114,7 @@ def test_a_wrong_dtype_is_named(served):
     served_in_8_bits = rounded(served.tuned, .02)
     proof = by(served, stub(served, served_in_8_bits), folder=served.merged)
     assert_named(proof, "dtype")
-    assert proof.broken.saw["weights"] == "float32"
+    assert proof.broken.figures["weights"] == "float32"
 
 
 def test_weights_that_lost_what_was_learned_are_named(served):
@@ -309,7 +309,7 @@ def test_another_shape_in_a_config_is_named(served, change, says):
 
 
 def folder_shape_of(served, folder):
-    from sft_nb.proof.merged_folder import folder_shape
+    from sft_nb.proof.folder_checks import folder_shape
     served.prove(folder=served.merged)   # so that what is expected is known
     run, source = served.run, served.run.weights("adapter")
     x = proving.Expected(proving.Workbench(run.config, is_resolved=True), source, run.path, None)
@@ -357,7 +357,7 @@ def test_a_key_is_sent_and_never_shown(served, monkeypatch):
 
 
 def test_a_server_is_asked_before_a_model_is_loaded(served, monkeypatch):
-    monkeypatch.setattr(proving, "what_was_trained", None)
+    monkeypatch.setattr(proving, "answer_as_reference", None)
     with pytest.raises(SftError, match="nobody answers there"): served.prove(server="http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="it is no address"): served.prove(server="localhost")
     with pytest.raises(ConfigError, match="no such folder"): served.prove(folder="nowhere")

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from sft_nb.config import load_config
 from sft_nb.model.adapter import add_adapter
 from sft_nb.model.load import quiet
-from sft_nb.proof.merged_folder import Expected, Folder, _state_by_file_name, folder_weights
+from sft_nb.proof.folder_checks import Expected, Folder, _state_by_file_name, folder_weights
 from sft_nb.proof.merge import _merge_layer
 
 LAYER = "model.layers.2.mlp."
@@ -85,4 +85,4 @@ def test_what_is_wrong_with_experts_is_named(mixture, fault, tmp_path):
 def test_a_right_folder_is_no_fault(mixture):
     "Each matrix of each expert is compared, by its name in the file"
     stage = look(mixture, mixture[2])
-    assert stage.finding.status == "ok" and stage.saw["compared"] == len(Folder(mixture[2]).tensors)
+    assert stage.finding.status == "ok" and stage.figures["compared"] == len(Folder(mixture[2]).tensors)

@@ -21,7 +21,7 @@ from sft_nb.runs.checkpoint import write_checksums
 from sft_nb.runs.directory import can_resume
 from sft_nb.runs.directory import Run
 from sft_nb.runs.provenance import check_provenance
-from sft_nb.runs.table import list_runs
+from sft_nb.runs.directory import list_runs
 from sft_nb.tokens.cache import _own_cache
 from sft_nb.training import train as training   # the module
 from sft_nb.training.train import resume, train

@@ -9,7 +9,7 @@ from sft_nb.report import SftError
 from sft_nb.runs.checkpoint import find_corruption, prune, remove_leftovers, write_checksums
 from sft_nb.runs.directory import Run, create_run
 from sft_nb.runs.status import Status, read_status
-from sft_nb.runs.table import list_runs
+from sft_nb.runs.directory import list_runs
 
 
 def curve(run)->list: return [(m["step"], m["loss"]) for m in run.metrics() if "loss" in m]

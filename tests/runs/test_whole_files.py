@@ -14,7 +14,7 @@ from sft_nb.files import atomic_folder, remove_temporaries, write_atomically
 from sft_nb.report import ConfigError, Report
 from sft_nb.runs import metrics
 from sft_nb.runs.directory import Run, create_run
-from sft_nb.runs.table import list_runs
+from sft_nb.runs.directory import list_runs
 
 
 def killed_at(n:int, code:str, *args)->int:

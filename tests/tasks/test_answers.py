@@ -7,7 +7,7 @@ from conftest import ROOT, shared
 from hypothesis import given, strategies as st
 
 from sft_nb.tasks.nli import read_answer
-from sft_nb.tasks.numbers import final_number
+from sft_nb.tasks.answers import final_number
 from sft_nb.tasks.tools import read_calls
 from sft_nb.tasks.units import tagged_number
 

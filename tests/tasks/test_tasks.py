@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from sft_nb.report import ConfigError, SftError
 from sft_nb.tasks.arithmetic import is_held_out, solve, TASK
 from sft_nb.tasks.core import get_task, task_names
-from sft_nb.tasks.numbers import final_number
+from sft_nb.tasks.answers import final_number
 from sft_nb.tasks.gsm8k import GSM8K
 
 

@@ -7,7 +7,7 @@ from learner import curve, small
 from safetensors.torch import load_file
 
 from sft_nb.report import ConfigError
-from sft_nb.training.arguments import refuse
+from sft_nb.training.arguments import check_settings
 from sft_nb.training.train import resume, train
 
 
@@ -33,4 +33,4 @@ def test_only_the_named_parameters_learn_and_a_resumed_run_ends_with_the_same_by
     (dict(method="lora", unfrozen_parameters="lm_head"), "method lora trains an adapter; full fine-tuning. Fix: "),
     (dict(group_by_length=True, shuffle=False), "group_by_length is set too")], ids=lambda x: str(x)[:20])
 def test_what_does_not_go_together_is_refused(tmp_path, settings, says):
-    with pytest.raises(ConfigError, match=says): refuse(small(tmp_path, **settings))
+    with pytest.raises(ConfigError, match=says): check_settings(small(tmp_path, **settings))
