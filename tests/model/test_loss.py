@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 import torch.nn.functional as F
+from learner import learner
 from packaging.version import Version
 from shapes import ODD, SHAPES, folder, model
 
@@ -90,7 +91,7 @@ def test_the_loss_of_a_batch_is_the_same_in_every_layout_and_either_way(kind, to
 def step(tmp_path, **how):
     "Losses of two steps and of an evaluation, and the first norm of the gradient"
     small = dict(max_steps=2, logging_steps=1, max_samples=16, eval_samples=8, eval_steps=1)
-    small |= dict(per_device_train_batch_size=8, preflight=False)
+    small |= dict(per_device_train_batch_size=8, preflight=False) | learner()
     cfg = load_config("demo", **small | dict(runs_dir=str(tmp_path)) | how)
     lines = train(cfg, data=prepare(cfg)).metrics()
     found = {name: [line[name] for line in lines if name in line] for name in ("loss", "eval_loss", "grad_norm")}

@@ -73,7 +73,7 @@ def test_the_first_loss_is_the_one_that_the_plain_trainer_reports(tmp_path):
 
 
 def test_the_loss_does_not_depend_on_the_split_into_micro_batches(tmp_path):
-    cfg, data = first_step(tmp_path)
+    cfg, data = first_step(tmp_path, **learner())
     def first(b): return replace(cfg, per_device_train_batch_size=b, gradient_accumulation_steps=8 // b)
     lines = [train(first(b), data=data).metrics()[0] for b in (8, 4, 2, 1)]
     assert all(m["loss"] == pytest.approx(lines[0]["loss"], rel=1e-5) for m in lines)
@@ -82,7 +82,7 @@ def test_the_loss_does_not_depend_on_the_split_into_micro_batches(tmp_path):
 
 def test_packed_padded_and_grouped_batches_have_the_same_first_loss(tmp_path):
     "The mean over the tokens of a step, however its rows are laid out; against the float64 calculation"
-    cfg, data = first_step(tmp_path)
+    cfg, data = first_step(tmp_path, **learner())
     expected = by_hand(load_model(cfg, data.tokenizer), padded(data, data.train))
     packed = dict(max_tokens_per_batch=4096, gradient_accumulation_steps=1)
     tight = dict(max_tokens_per_batch=100, gradient_accumulation_steps=8)
@@ -95,8 +95,8 @@ def test_the_held_out_loss_is_a_mean_over_tokens_whatever_the_batches(tmp_path):
     rows = [dict(question=f"{i} " * (1 + 7 * (i % 3)), answer="word " * (1 + 12 * (i % 4))) for i in range(10)]
     file = tmp_path/"rows.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    base = load_config(train_file=str(file), eval_file=str(file), runs_dir=str(tmp_path), max_steps=1, eval_steps=1,
-                       learning_rate=0., max_length=1024, preflight=False)
+    base = load_config(**learner(), train_file=str(file), eval_file=str(file), runs_dir=str(tmp_path), max_steps=1,
+                       eval_steps=1, learning_rate=0., max_length=1024, preflight=False)
     data = prepare(base)
     def held_out(b): return values(train(replace(base, per_device_eval_batch_size=b), data=data), "eval_loss")[0]
     losses = [held_out(b) for b in (1, 4, 10)]
@@ -111,7 +111,7 @@ def has_avx512bf16()->bool:
     return has_avx512bf16()
 
 
-def losses_with_an_evaluation(tmp_path, monkeypatch, *, guarded:bool, evaluated:bool)->list[float]:
+def losses_with_an_evaluation(folder, monkeypatch, *, guarded:bool, evaluated:bool)->list[float]:
     "Losses of 30 steps (12 on a CPU whose weights nobody repacks), evaluated after a third or not, guarded or not"
     steps = 30 if has_avx512bf16() else 12
     if not guarded: monkeypatch.setattr("sft_nb.model.load.guard_4bit", lambda model: 0)
@@ -119,22 +119,25 @@ def losses_with_an_evaluation(tmp_path, monkeypatch, *, guarded:bool, evaluated:
     monkeypatch.setattr("sft_nb.model.loss.head_of", lambda model: None)
     monkeypatch.setattr(Guards, "_write_receipt", lambda self: None)
     eval_steps = steps // 3 if evaluated else None
-    cfg = load_config("demo", padding_free=False, preflight=False, runs_dir=str(tmp_path), max_steps=steps,
+    cfg = load_config("demo", padding_free=False, preflight=False, runs_dir=str(folder), max_steps=steps,
                       logging_steps=1, max_samples=480, eval_samples=16, eval_steps=eval_steps)
-    run = train(cfg)
-    monkeypatch.undo()
-    return values(run, "loss")
+    return values(train(cfg), "loss")
 
 
-def test_an_evaluation_in_the_middle_changes_nothing(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    "The losses of a guarded training that is evaluated"
+    with pytest.MonkeyPatch.context() as patch:
+        return losses_with_an_evaluation(tmp_path_factory.mktemp("good"), patch, guarded=True, evaluated=True)
+
+
+def test_an_evaluation_in_the_middle_changes_nothing(tmp_path, monkeypatch, good):
     "bitsandbytes repacks 4-bit weights in place on CPUs with AVX512-BF16; the guard keeps the losses bit for bit"
-    undisturbed = losses_with_an_evaluation(tmp_path, monkeypatch, guarded=True, evaluated=False)
-    assert losses_with_an_evaluation(tmp_path, monkeypatch, guarded=True, evaluated=True) == undisturbed
+    assert losses_with_an_evaluation(tmp_path, monkeypatch, guarded=True, evaluated=False) == good
 
 
-def test_without_the_guard_an_evaluation_ruins_the_training(tmp_path, monkeypatch):
+def test_without_the_guard_an_evaluation_ruins_the_training(tmp_path, monkeypatch, good):
     if not has_avx512bf16(): pytest.skip("this CPU has no AVX512-BF16, so bitsandbytes does not repack its weights")
-    good = losses_with_an_evaluation(tmp_path, monkeypatch, guarded=True, evaluated=True)
     bad = losses_with_an_evaluation(tmp_path, monkeypatch, guarded=False, evaluated=True)
     assert bad[:10] == pytest.approx(good[:10]) and sum(bad[-5:]) > 1.05 * sum(good[-5:])
 
@@ -180,8 +183,8 @@ class CrashAtEight(TrainerCallback):
 
 
 def test_resuming_continues_without_a_gap_or_a_double_line(tmp_path):
-    cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=12, max_samples=200, eval_samples=0, logging_steps=1,
-                      save_steps=5, preflight=False)
+    cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=12, max_samples=100, per_device_train_batch_size=8,
+                      eval_samples=0, logging_steps=1, save_steps=5, preflight=False)
     whole = train(cfg)
     part = create_run(replace(cfg, run_name="part"))
     data = prepare(cfg)
