@@ -57,6 +57,7 @@ OWN = dict(   # what a type needs beside, or a default that is too large
     gemma4_text=dict(vocab_size_per_layer_input=512),
     gpt_neo=dict(attention_types=[[["global", "local"], 2]], attention_layers=["global", "local"] * 2),
     hunyuan_v1_dense=dict(head_dim=16), hunyuan_v1_moe=dict(head_dim=16, moe_topk=2, num_experts=4),
+    lfm2=dict(layer_types=["conv", "full_attention"] * 2),
     lfm2_moe=dict(layer_types=["conv", "full_attention"] * 2, num_dense_layers=1),
     mamba2=dict(num_heads=8),
     ministral=dict(head_dim=16),

@@ -75,6 +75,7 @@ class DataCollatorForCausalLM:
 class DataCollatorFlattening:
     "Rows -> `input_ids`, `labels`, `position_ids` of shape (1, T), T the sum of the lengths, and where each row begins"
     return_seq_lens:bool=True   # also what kernels ask for: cu_seq_lens_q and _k (int32, B + 1), max_length_q and _k
+    return_rows:bool=False      # also the row of each token, which kernels of hybrids ask for: seq_idx (int32)
 
     def __call__(self,
         features:list[dict],    # B rows with `input_ids` and `labels`: lists, arrays or tensors of integers
@@ -88,6 +89,7 @@ class DataCollatorFlattening:
         labels[cu[:-1]] = -100
         positions = np.arange(n) - np.repeat(cu[:-1], lengths)
         out = dict(input_ids=_concatenate_column(features, "input_ids", n), labels=labels, position_ids=positions)
+        if self.return_rows: out["seq_idx"] = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
         out = {k: torch.from_numpy(v)[None] for k, v in out.items()}
         if not self.return_seq_lens: return out
         cu = torch.from_numpy(cu)

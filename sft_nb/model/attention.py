@@ -7,7 +7,9 @@ __all__ = ['Documents', 'find_documents', 'window_of', 'told_documents', 'assume
            'register_varlen', 'choose_attention']
 
 # %% ../../nbs/06_model/02_attention.ipynb #a2588552
-from contextlib import contextmanager
+import inspect
+import sys
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
 from importlib import import_module
@@ -20,6 +22,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from ..report import ConfigError, SftError, edit, error_summary
 from ..batches.layout import model_class, supports_flattening
+from ..batches.states import separate_rows
 
 # %% ../../nbs/06_model/02_attention.ipynb #5e1b42b0
 class Documents(NamedTuple):
@@ -29,6 +32,7 @@ class Documents(NamedTuple):
     window:int|None   # tokens that a token sees, itself included; None: all of its document
     share:object=None # what this process has of their tokens (see `Share`); None: all of them
     known:tuple[int,...]|None=None   # tokens of each, where the host knows them
+    sinks:bool=False  # the first token of each is a sink, which every token of it sees
 
     @property
     def lengths(self)->tuple[int,...]:
@@ -129,9 +133,9 @@ def assume_documents(
     finally: _ASSUMED.reset(token)
 
 # %% ../../nbs/06_model/02_attention.ipynb #cbe53c2b
-def _cannot_be_shared()->SftError:
-    "The error for a model whose mask cannot be read off a part of a row"
-    return SftError("sequence_parallel_size", "this model has a mask of its own", "attention over documents, varlen",
+def _cannot_be_shared(found:str)->SftError:
+    "The error for a model whose rows cannot be shared"
+    return SftError("sequence_parallel_size", f"this model has {found}", "attention over documents, varlen",
                     edit(sequence_parallel_size=1))
 
 def _find_documents(mask_function:Callable, T:int, device)->Documents|None:
@@ -140,7 +144,7 @@ def _find_documents(mask_function:Callable, T:int, device)->Documents|None:
         cu, longest, share, lengths = told
         window = window_of(mask_function)
         if window is not False: return Documents(cu, longest, window, share, lengths)
-        if share is not None: raise _cannot_be_shared()
+        if share is not None: raise _cannot_be_shared("a mask of its own")
     return find_documents(mask_function, T, device)
 
 # %% ../../nbs/06_model/02_attention.ipynb #b8ae2c57
@@ -174,22 +178,27 @@ def _to_additive_mask(mask:torch.Tensor|None, scores:torch.Tensor)->torch.Tensor
     return zero.masked_fill(~mask, torch.finfo(scores.dtype).min)
 
 # %% ../../nbs/06_model/02_attention.ipynb #6726aaf8
-def _open_scores(q, k, v, mask:torch.Tensor|None, *, scale:float, dropout:float, softcap:float|None)->torch.Tensor:
+def _open_scores(q, k, v, mask:torch.Tensor|None, *, scale:float, dropout:float, softcap:float|None,
+                 sinks:torch.Tensor|None=None)->torch.Tensor:
     "Attention with its scores in memory: (B, H, T, D)"
     from transformers.integrations.sdpa_attention import repeat_kv   # loads the compiler of torch
     groups = q.shape[1] // k.shape[1]
     k, v = repeat_kv(k, groups), repeat_kv(v, groups)
     scores = q @ k.transpose(2, 3) * scale
     if softcap is not None: scores = softcap * torch.tanh(scores / softcap)
-    weights = F.softmax(scores + _to_additive_mask(mask, scores), dim=-1, dtype=torch.float32).to(q.dtype)
-    return F.dropout(weights, dropout) @ v
+    scores = scores + _to_additive_mask(mask, scores)
+    if sinks is not None: scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:3], 1)], -1)
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    return F.dropout(weights, dropout)[..., :k.shape[2]] @ v
 
 # %% ../../nbs/06_model/02_attention.ipynb #c897ccdd
-def _see_back(n:int, window:int|None, device)->torch.Tensor|None:
+def _see_back(n:int, window:int|None, device, *, sinks:bool=False)->torch.Tensor|None:
     "The mask of a document of `n` tokens with a sliding window; None if plain causal says it"
-    if window is None or window >= n: return None
+    if window is None or window >= n - sinks: return None
     at = torch.arange(n, device=device)
-    return (at[None] <= at[:, None]) & (at[None] > at[:, None] - window)
+    mask = (at[None] <= at[:, None]) & (at[None] > at[:, None] - window)
+    if sinks: mask[:, 0] = True
+    return mask
 
 # %% ../../nbs/06_model/02_attention.ipynb #5147e7c2
 def _each_document(q, k, v, docs:Documents, *, scale:float, dropout:float, softcap:float|None)->torch.Tensor:
@@ -197,7 +206,7 @@ def _each_document(q, k, v, docs:Documents, *, scale:float, dropout:float, softc
     assumed, grouped, out = _ASSUMED.get(), q.shape[1] != k.shape[1], []
     lengths = docs.lengths if assumed is None else assumed.lengths
     for n, *qkv in zip(lengths, *(x.split(lengths, 2) for x in (q, k, v))):
-        mask = _see_back(n, docs.window, q.device)
+        mask = _see_back(n, docs.window, q.device, sinks=docs.sinks)
         if softcap is not None: out.append(_open_scores(*qkv, mask, scale=scale, dropout=dropout, softcap=softcap))
         else: out.append(F.scaled_dot_product_attention(*qkv, attn_mask=mask, is_causal=mask is None,
                                                         dropout_p=dropout, scale=scale, enable_gqa=grouped))
@@ -266,27 +275,54 @@ _SHORT = 512   # tokens: a CPU attends to shorter documents faster in float32 th
 def _over_documents(q, k, v, docs:Documents, **how)->torch.Tensor:
     "(B, T, H, D)"
     q, k, v = _as_autocast(q, k, v)
-    if _stock_can(q, v, how["dropout"], how["softcap"]):
+    sees_all = not docs.sinks or docs.window is None or docs.window >= docs.longest - 1   # a window hides the sink
+    if sees_all and _stock_can(q, v, how["dropout"], how["softcap"]):
+        if docs.sinks: docs = docs._replace(window=None)
         return _stock_varlen(q, k, v, docs, how["scale"]).transpose(1, 2)
     if q.device.type != "cpu" or q.dtype == torch.float32 or docs.longest > _SHORT:
         return _each_document(q, k, v, docs, **how).transpose(1, 2).contiguous()
     with torch.autocast("cpu", enabled=False): out = _each_document(q.float(), k.float(), v.float(), docs, **how)
     return out.to(q.dtype).transpose(1, 2).contiguous()
 
+# %% ../../nbs/06_model/02_attention.ipynb #9503e33a
+def _over_documents_with_sinks(q, k, v, docs:Documents, sinks:torch.Tensor, **how)->torch.Tensor:
+    "(B, T, H, D); `sinks` are scores, one for each head"
+    q, k, v = _as_autocast(q, k, v)
+    documents, T, size, width = len(docs.cu) - 1, q.shape[2], q.shape[3], v.shape[3]
+    tokens = torch.arange(T, device=q.device)
+    at = tokens + torch.searchsorted(docs.cu[1:].long(), tokens, right=True) + 1
+    in_front = docs.cu[:-1].long() + torch.arange(documents, device=q.device)
+    def spread(x): return x.new_zeros(*x.shape[:2], T + documents, x.shape[3]).index_copy(2, at, x)
+    scores = (sinks / how["scale"]).to(q.dtype)[None, :, None, None].expand(*q.shape[:3], 1)
+    q = spread(F.pad(torch.cat([q, scores], -1), (0, 7)))   # head sizes are multiples of 8
+    k = spread(F.pad(k, (0, 8)))
+    k[:, :, in_front, size] = 1
+    v = spread(F.pad(v, (0, 8)) if width == size else v)
+    more = torch.arange(documents + 1, device=q.device, dtype=torch.int32)
+    known = None if docs.known is None else tuple(n + 1 for n in docs.known)
+    docs = docs._replace(cu=docs.cu + more, longest=docs.longest + 1, sinks=True, known=known)
+    assumed = _ASSUMED.get()
+    longer = assume_documents(*(n + 1 for n in assumed.lengths), cuda=assumed.cuda) if assumed else nullcontext()
+    with longer: out = _over_documents(q, k, v, docs, **how)
+    return out[:, at, :, :width]
+
 # %% ../../nbs/06_model/02_attention.ipynb #adcceeb9
 def _refuse_unknown(asked:dict)->None:
     "`SftError` for what the kernels cannot do"
-    for name in ("s_aux", "position_bias"):
-        if asked.get(name) is None: continue
-        raise SftError("attention varlen", f"the model wants {name}", "an attention that knows it",
-                       edit(attn_implementation="eager"))
+    if asked.get("position_bias") is None: return
+    raise SftError("attention varlen", "the model wants position_bias", "an attention that knows it",
+                   edit(attn_implementation="eager"))
 
 # %% ../../nbs/06_model/02_attention.ipynb #1f397987
 def _attend_in_python(q, k, v, mask:Documents|torch.Tensor|None, cu, *, scaling:float|None, dropout:float,
-                      softcap:float|None):
-    "Documents, or any mask with a soft cap, which `sdpa` does not know: (B, T, H, D)"
+                      softcap:float|None, sinks:torch.Tensor|None):
+    "Documents, or any mask with a soft cap or sinks, which `sdpa` does not know: (B, T, H, D)"
     how = dict(scale=q.shape[-1] ** -.5 if scaling is None else scaling, dropout=dropout, softcap=softcap)
-    if not isinstance(mask, Documents): return _open_scores(q, k, v, mask, **how).transpose(1, 2).contiguous()
+    if not isinstance(mask, Documents):
+        return _open_scores(q, k, v, mask, sinks=sinks, **how).transpose(1, 2).contiguous()
+    if sinks is not None:
+        if mask.share is not None: raise _cannot_be_shared("attention sinks")
+        return _over_documents_with_sinks(q, k, v, _announced_documents(mask, cu), sinks, **how)
     if mask.share is None: return _over_documents(q, k, v, _announced_documents(mask, cu), **how)
     q, k, v = (mask.share.to_heads(x) for x in _as_autocast(q, k, v))   # other processes have the other tokens
     return mask.share.to_tokens(_over_documents(q, k, v, mask, **how))
@@ -301,16 +337,18 @@ def varlen_attention(
     dropout:float=0.,
     scaling:float|None=None,    # of the scores; None: 1 / sqrt(D)
     softcap:float|None=None,
+    s_aux:torch.Tensor|None=None,   # a sink of each head: (H,)
     cu_seq_lens_q:torch.Tensor|None=None,
     **kwargs,
 )->tuple[torch.Tensor,None]:   # (B, T, H, D)
     "Attention for transformers' interface; `SftError` for what only some other attention can do"
     _refuse_unknown(kwargs)
     how = dict(dropout=dropout, scaling=scaling)
-    if softcap is None and not isinstance(attention_mask, Documents):
+    if softcap is None and s_aux is None and not isinstance(attention_mask, Documents):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
         return sdpa_attention_forward(module, query, key, value, attention_mask, **how, **kwargs)
-    return _attend_in_python(query, key, value, attention_mask, cu_seq_lens_q, softcap=softcap, **how), None
+    how |= dict(softcap=softcap, sinks=s_aux)
+    return _attend_in_python(query, key, value, attention_mask, cu_seq_lens_q, **how), None
 
 # %% ../../nbs/06_model/02_attention.ipynb #a9299244
 @lru_cache
@@ -367,9 +405,10 @@ def _asked_for(name:str, device:str)->str:
 
 # %% ../../nbs/06_model/02_attention.ipynb #f970f5f1
 def _has_its_own(kind, shape)->bool:
-    "Neither `sdpa` nor a soft cap: the attention is something that `varlen` does not know"
+    "Neither `sdpa`, a soft cap nor sinks: the attention is something that `varlen` does not know"
     softcap = getattr(shape.get_text_config(), "attn_logit_softcapping", None)
-    return not getattr(kind, "_supports_sdpa", False) and not softcap
+    if getattr(kind, "_supports_sdpa", False) or softcap: return False
+    return "s_aux" not in inspect.getsource(sys.modules[kind.__module__])
 
 # %% ../../nbs/06_model/02_attention.ipynb #c4612c81
 def choose_attention(
@@ -380,10 +419,16 @@ def choose_attention(
 )->tuple[str|None,str]:   # the name and the reason; None: what transformers takes
     "The attention to load a model with; ConfigError for one that is not there"
     register_varlen()
+    separate_rows(model_class(shape))
     if wanted != "auto": return _asked_for(wanted, device), "asked for"
     return _choose_automatically(device, dtype, shape)
 
 # %% ../../nbs/06_model/02_attention.ipynb #b8e0599c
+def _asks_the_interface(kind)->bool:
+    "Does the file of a model look its attention up by name? Some that do fail to say so: Qwen3-Next, Bamba"
+    is_looked_up = kind is not None and "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[kind.__module__])
+    return getattr(kind, "_supports_attention_backend", False) or (is_looked_up and kind._supports_sdpa)
+
 def _choose_automatically(device:str, dtype:torch.dtype, shape)->tuple[str|None,str]:
     "What `auto` means, and why"
     kind, name = model_class(shape), shape.model_type
@@ -393,7 +438,7 @@ def _choose_automatically(device:str, dtype:torch.dtype, shape)->tuple[str|None,
     if of_version_2 and getattr(kind, "_supports_attention_backend", False) and not _has_its_own(kind, shape):
         return "varlen", "auto: PyTorch's own kernel, that of flash-attn 2, for as many heads as it can address"
     if flash: return flash, f"auto: {flash} is installed"
-    if not getattr(kind, "_supports_attention_backend", False):
+    if not _asks_the_interface(kind):
         return None, f"auto: {name} does not let its attention be chosen"
     if not supports_flattening(shape): return None, f"auto: {name} has layers or positions that reach from row to row"
     if _has_its_own(kind, shape): return None, f"auto: {name} has an attention of its own"

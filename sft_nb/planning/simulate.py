@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..config import Config
 from ..batches.layout import BatchLengths
+from ..batches.states import assume_lengths
 from ..model import experts
 from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
@@ -263,10 +264,12 @@ def _autocast_flag(kind:str, dtype:torch.dtype):
 def _pass_context(model, batch:BatchLengths, how:Pass):
     "Inside, tensors behave as they would in such a pass"
     cuda = how.kind == "cuda"
-    documents = nullcontext()
+    rows = documents = nullcontext()
+    if batch.flat: rows = assume_lengths(*batch.lengths)
     if how.attention == "varlen" and batch.flat: documents = assume_documents(*batch.lengths, cuda=cuda)
     format = _autocast_flag(how.kind, how.dtype)
-    with documents, format, weights_for_dora(how.dtype), _grouped_products(), torch.set_grad_enabled(how.train): yield
+    with documents, rows, format, weights_for_dora(how.dtype), _grouped_products():
+        with torch.set_grad_enabled(how.train): yield
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #dae0a533
 def _decoder_layers(inner)->list:

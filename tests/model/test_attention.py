@@ -5,11 +5,12 @@ from importlib.util import find_spec
 import pytest
 import torch
 from hypothesis import given, settings as how, strategies as st
-from shapes import SHAPES, model
-from transformers import AutoConfig, masking_utils as masks
+from shapes import SHAPES, model, tiny_config
+from transformers import AutoConfig, AutoModelForCausalLM, masking_utils as masks
 from transformers.utils import import_utils
 
 from sft_nb.batches.collate import CollatorWithPositions, DataCollatorFlattening
+from sft_nb.batches.layout import rows_stay_apart
 from sft_nb.model import attention as ours
 from sft_nb.model.attention import (
     choose_attention, Documents, find_documents, told_documents, varlen_attention, window_of)
@@ -23,6 +24,11 @@ def rows(lengths, seed=1):
     return torch.randint(3, 768, (1, sum(lengths)), generator=torch.Generator().manual_seed(seed))
 def positions(lengths): return torch.cat([torch.arange(n) for n in lengths])[None]
 def alone(m, ids, lengths): return torch.cat([m(r, use_cache=False).logits for r in ids.split(lengths, 1)], 1)
+
+
+def model_of(shape, dtype):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation="eager").eval()
 
 
 def both(kind, lengths, dtype=torch.float32, seed=1):
@@ -138,9 +144,44 @@ def test_gradient_checkpointing_changes_nothing():
 
 def test_what_it_cannot_compute_is_refused():
     q = torch.zeros(1, 2, 4, 8)
-    for name in ("s_aux", "position_bias"):
-        with pytest.raises(SftError, match=f"wants {name}"):
-            varlen_attention(None, q, q, q, None, **{name: torch.zeros(1)})
+    with pytest.raises(SftError, match="wants position_bias"):
+        varlen_attention(None, q, q, q, None, position_bias=torch.zeros(1))
+    shared = Documents(torch.tensor([0, 4]).int(), 4, None, share="a half")
+    with pytest.raises(SftError, match="attention sinks.*Fix: sequence_parallel_size=1"):
+        varlen_attention(None, q, q, q, shared, s_aux=torch.zeros(2))
+
+
+@pytest.mark.parametrize("kind, dtype", [
+    ("gpt_oss", torch.float32), ("mimo_v2_flash", torch.float32), ("granite_swa", torch.float32),
+    ("granite_swa", torch.bfloat16)])   # in 16 bits, a router may choose another expert after a rounding
+def test_sinks_are_those_of_eager(kind, dtype):
+    "Scores and gradients, the sinks' included: eager on each row alone, varlen flattened, varlen padded"
+    shape, lengths = tiny_config(kind, 768), [5, 23, 1, 12]   # windows of 7 and none
+    assert choose_attention("auto", "cpu", dtype, shape)[0] == "varlen"
+    m, ids, found = model_of(shape, dtype), rows(lengths), {}
+    for name, p in m.named_parameters():
+        if "sink" in name: torch.nn.init.normal_(p, 1, 2, generator=torch.Generator().manual_seed(1))
+    at = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    padded = torch.zeros(at.shape, dtype=torch.long).masked_scatter(at, ids)
+    cu = torch.tensor([0, *lengths]).cumsum(0).int()   # gpt-oss gives positions to no mask
+    ways = dict(eager=lambda: alone(m, ids, lengths),
+                varlen=lambda: m(ids, position_ids=positions(lengths), cu_seq_lens_q=cu, use_cache=False).logits,
+                padded=lambda: m(padded, attention_mask=at.long(), use_cache=False).logits[at][None])
+    for way, forward in ways.items():
+        m.set_attn_implementation("eager" if way == "eager" else "varlen")
+        m.zero_grad()
+        logits = forward().float()
+        (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum().backward()
+        found[way] = logits.detach(), {n: p.grad.float().clone() for n, p in m.named_parameters() if p.grad is not None}
+    want, gradients = found["eager"]
+    assert rows_stay_apart(m)
+    assert any("sink" in n and g.abs().max() > 0 for n, g in gradients.items())
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    for way in ("varlen", "padded"):
+        got, grads = found[way]
+        assert (got - want).norm() < tolerance * want.norm()
+        if dtype == torch.bfloat16: continue   # rounding scatters, and more so in small gradients
+        for n, g in gradients.items(): assert (grads[n] - g).norm() <= 1e-4 * g.norm() + 1e-6, n
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.one_of(st.none(), st.integers(1, 12)))
