@@ -186,7 +186,7 @@ def gains_in_words(
     lines = []
     for figure in figures:
         d = paired(base, tuned, figure)
-        line = f"{d.number(d.gain)} (95% interval {d.span}; {d.won} won, {d.lost} lost, p {d.p:.2g})"
+        line = f"{d.number(d.gain)} (95% interval {d.span}; {d.won} won, {d.lost} lost, {d.p_text})"
         if figure != "accuracy":
             line = f"{figure} {base.overall(figure):.3g} → {tuned.overall(figure):.3g}, {line}"
         if figure == by and d.p >= .05: line += f"; {detectable_in_words(d)}"

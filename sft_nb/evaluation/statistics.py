@@ -180,6 +180,11 @@ class Difference:
         return f"{100 * gain:.0f} points" if self.is_share else f"{gain:.2g} in {self.figure or 'the figure'}"
 
     @property
+    def p_text(self)->str:
+        "How likely chance alone is, as people write it: p 0.03, p < 0.001"
+        return "p < 0.001" if self.p < .001 else f"p {self.p:.2g}"
+
+    @property
     def span(self)->str:
         "The interval in words"
         if self.is_share: return f"{100 * self.low:+.1f} to {100 * self.high:+.1f}"
@@ -187,7 +192,7 @@ class Difference:
         return f"{low:+.3g} to {high:+.3g}"
 
     def __str__(self):
-        said = f"{self.won} won, {self.lost} lost of {self.n}; p {self.p:.2g})"
+        said = f"{self.won} won, {self.lost} lost of {self.n}; {self.p_text})"
         if not self.is_share: return f"{self.amount(self.gain)} (95% interval {self.span}; {said}"
         return f"{self.gain:+.1%} (95% interval {self.low:+.1%} to {self.high:+.1%}; {said}"
 

@@ -124,7 +124,7 @@ class Sweep:
         ties = sum(value == means[self.best] for value in means.values()) - 1
         line = f"best {self.best}, and {ties} equal to it: " if ties else f"best {self.best}: "
         if self.by != "accuracy": line += f"{self.by} {self.base.overall(self.by):.3g} → {best.overall(self.by):.3g}, "
-        line += f"{d.number(d.gain)} (95% interval {d.span}; {d.won} won, {d.lost} lost; p {d.p:.2g}), "
+        line += f"{d.number(d.gain)} (95% interval {d.span}; {d.won} won, {d.lost} lost; {d.p_text}), "
         lines = [line + f"corrected for the choice among {n}"]
         if d.p >= .05: lines.append(detectable_in_words(d))
         if self.by in LEADING and any(a.n_tokens for a in best.answers):
@@ -192,7 +192,7 @@ def compare_with_lowest_loss(e:Sweep)->Finding|None:
     best, lowest = (e.checkpoints[name].contributions(e.by) for name in (e.best, e.lowest_loss))
     behind = correct_for_choice(difference(lowest, best, clusters=e.base.clusters), len(e.checkpoints))
     if behind.gain <= 0: return ok(f"{e.lowest_loss}, the best by loss, is as good", check="best_by_loss")
-    gain = f"{behind.gain:+.3g}, p {behind.p:.2g}"
+    gain = f"{behind.gain:+.3g}, {behind.p_text}"
     if behind.p >= .05:
         return ok(f"{e.lowest_loss}, the best by loss, cannot be told from {e.best} ({gain})", check="best_by_loss")
     fix = command(f"sft_nb merge {shell_quote(e.run)} --checkpoint {e.best}",

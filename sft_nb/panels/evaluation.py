@@ -10,7 +10,6 @@ import json, re
 from collections.abc import Callable
 from pathlib import Path
 
-import ipywidgets as W
 import numpy as np
 from fastcore.basics import patch
 
@@ -22,7 +21,8 @@ from ..runs.checkpoint import step_of
 from ..runs.directory import open_run, Run
 from ..evaluation.generations import Answer, Scores
 from ..evaluation.sweep import Sweep
-from .panel import error_html, Panel, table_html
+from .panel import (
+    Button, chart, Choice, Control, controls_row, error_html, html_block, Panel, Table, table_html, Text)
 from .reply_stream import Reply
 from .conversation import Turn, turn_html
 from .generation import GenerationPanel
@@ -40,6 +40,7 @@ class EvalState:
         self.run, self.page = open_run(run), page
         self.filter, self.klass, self.text = "all", "all", ""
         self.at = self.chosen = 0     # first row of the page, and the number on it of the row in view
+        self.order = None             # (number of a column, descending); None: as they were asked
         self.reload()
 
     def reload(self)->None:
@@ -106,20 +107,28 @@ def numbers(self:EvalState)->np.ndarray:
     if self.filter not in masks:
         found, expected = f"there is no filter {self.filter!r}", f"one of {', '.join(FILTERS)}"
         raise ConfigError("EvalPanel", found, expected, 'filter="all"')
-    key = self.checkpoint, self.filter, self.klass, self.text
+    key = self.checkpoint, self.filter, self.klass, self.text, self.order
     if self.kept.get("last", [None])[0] == key: return self.kept["last"][1]
     seen = masks[self.filter].copy()
     if self.klass != "all": seen &= np.array([a.expected == self.klass for a in self.base.answers])
     wanted = self.text.casefold()
     if wanted: seen &= np.array([wanted in says for says in self._haystack()])
-    self.kept["last"] = key, seen.nonzero()[0]
-    return self.kept["last"][1]
+    numbers = seen.nonzero()[0]
+    if self.order is not None:
+        column, descending = self.order
+        worth = self.tuned.worth(self.sweep.by) - self.base.worth(self.sweep.by)
+        before, after, by = self.base.answers, self.tuned.answers, self.sweep.by
+        keys = (lambda k: k, lambda k: before[k].prompt, lambda k: (worth[k], before[k].value(by)),
+                lambda k: before[k].expected, lambda k: before[k].got or "", lambda k: after[k].got or "")
+        numbers = np.array(sorted(numbers.tolist(), key=keys[column], reverse=descending), int)
+    self.kept["last"] = key, numbers
+    return numbers
 
 # %% ../../nbs/14_panels/12_evaluation.ipynb #evl0cla4
 @patch
 def move(self:EvalState, **where)->EvalState:
-    "Set checkpoint, filter, klass, text, at or chosen; a new list begins at its beginning"
-    if {"checkpoint", "filter", "klass", "text"}.intersection(where): self.at = self.chosen = 0
+    "Set checkpoint, filter, klass, text, order, at or chosen; a new list begins at its beginning"
+    if {"checkpoint", "filter", "klass", "text", "order"}.intersection(where): self.at = self.chosen = 0
     for name, value in where.items(): setattr(self, name, value)
     n = len(self.numbers())
     self.at = min(max(0, self.at), max(0, (n - 1) // self.page * self.page))
@@ -163,17 +172,31 @@ def reply_of(
 
 # %% ../../nbs/14_panels/12_evaluation.ipynb #evl0htm3
 @patch
-def _chart(self:EvalState)->str:
-    "Scores over steps"
-    by, e, points = self.sweep.by, self.sweep, []
+def intervals(self:EvalState)->tuple[list[tuple],tuple,dict[int,str]]:
+    "(step, score, low, high) of each checkpoint; score, low and high of the base; and what a step is called"
+    by, e = self.sweep.by, self.sweep
     def three(scores:Scores)->tuple:
         if (key := ("three", scores.model)) not in self.kept:
             self.kept[key] = scores.overall(by), *scores.interval_of(by)
         return self.kept[key]
-    for name, scores in e.checkpoints.items(): points.append((step_of(Path(name)), *three(scores)))
+    points = sorted((step_of(Path(name)), *three(scores)) for name, scores in e.checkpoints.items())
     names = {step_of(Path(e.best)): "best"}
     if e.lowest_loss and e.lowest_loss != e.best: names[step_of(Path(e.lowest_loss))] = "lowest loss"
-    return intervals_svg(points, three(e.base), names, title=by)
+    return points, three(e.base), names
+
+@patch
+def scores_chart(self:EvalState, click=None)->dict:
+    "Scores over steps as a block of a panel; `click` takes the step of a checkpoint"
+    points, (value, low, high), names = self.intervals()
+    marks = [dict(x=step, y=top, text=names[step]) for step, _, _, top in points if step in names]
+    base = dict(name="base", value=value, low=low, high=high)
+    return chart(self.sweep.by, {"checkpoint": points}, look="interval", lines=[base], marks=marks, click=click,
+                 percent=self.sweep.by == "accuracy", height=210)
+
+@patch
+def _chart(self:EvalState)->str:
+    points, base, names = self.intervals()
+    return intervals_svg(points, base, names, title=self.sweep.by)
 
 # %% ../../nbs/14_panels/12_evaluation.ipynb #evl0htm4
 def outcome(
@@ -188,35 +211,51 @@ def outcome(
 
 @patch
 def _table(self:EvalState)->str:
-    "The page"
+    "The page as a table"
+    head = ["row", "question", "", "expected", "base", self.checkpoint]
+    return table_html(self.cells(self.on_page()), head=head, marked=self.chosen)
+
+@patch
+def cells(self:EvalState, numbers:list[int])->list[list]:
+    "Rows of a table: place, question, what became of it, the answer, and what base and checkpoint answered"
     lines = []
-    for k in self.on_page():
+    for k in numbers:
         a, b = self.base.answers[k], self.tuned.answers[k]
         begins = a.prompt.replace("\n", " ")[:80]
         became = outcome(a, b, self.sweep.by)
         lines.append([a.where, begins, became, a.expected[:40], (a.got or "")[:40], (b.got or "")[:40]])
-    head = ["row", "question", "", "expected", "base", self.checkpoint]
-    return table_html(lines, head=head, marked=self.chosen)
+    return lines
 
 # %% ../../nbs/14_panels/12_evaluation.ipynb #evl0htm5
 @patch
-def _pair_html(self:EvalState)->str:
-    "The row in view"
+def pair_html(self:EvalState)->str:
+    "The row in view; empty if the list is"
+    if self.pair() is None: return ""
     a, b = self.pair()
     replies = {"base": reply_of(a, "base"), self.checkpoint: reply_of(b, self.checkpoint)}
     return turn_html(Turn(a.prompt, [], replies, {}, a.expected, a.where))
 
 @patch
+def summary_html(self:EvalState)->str:
+    "What the sweep says"
+    if "says" not in self.kept:
+        self.kept["says"] = "".join(f"<div>{escape_html(line)}</div>" for line in self.sweep.conclusions)
+    return self.kept["says"]
+
+@patch
+def list_title(self:EvalState, *, paged:bool=True)->str:
+    "Which rows are listed"
+    n, class_ = len(self.numbers()), "" if self.klass == "all" else f", expected {self.klass}"
+    page = f", {self.at + 1:,} to {self.at + len(self.on_page()):,}" if n and paged else ""
+    return f"{self.checkpoint} and base, {self.filter}{class_}: {n:,} of {self.base.n:,} rows{page}"
+
+@patch
 def html(self:EvalState)->str:
     "Chart, list, and the row in view; or why there is nothing"
     if self.sweep is None: return error_html(self.problem)
-    n, class_ = len(self.numbers()), "" if self.klass == "all" else f", expected {self.klass}"
-    page = f", {self.at + 1:,} to {self.at + len(self.on_page()):,}" if n else ""
-    head = f"{self.checkpoint} and base, {self.filter}{class_}: {n:,} of {self.base.n:,} rows{page}"
-    if "says" not in self.kept:
-        self.kept["says"] = "".join(f"<div>{escape_html(line)}</div>" for line in self.sweep.conclusions)
-    top = f"{self._chart()}{self.kept['says']}<div style='margin-top:6px'><b>{escape_html(head)}</b></div>"
-    return top + (self._pair_html() + self._table() if n else "")
+    title = f"<div style='margin-top:6px'><b>{escape_html(self.list_title())}</b></div>"
+    rows = self.pair_html() + self._table() if len(self.numbers()) else ""
+    return f"{self._chart()}{self.summary_html()}{title}{rows}"
 
 # %% ../../nbs/14_panels/12_evaluation.ipynb #evl0htm6
 @patch
@@ -231,49 +270,75 @@ def to_dict(self:EvalState)->dict:
         pair=pair and dict(where=pair[0].where, base=pair[0].text, tuned=pair[1].text,
                            outcome=outcome(*pair, self.sweep.by)))
 
-# %% ../../nbs/14_panels/12_evaluation.ipynb #evl0pan2
-_BUTTONS = ("◀ page", "page ▶", "export ids", "try it", "reload")
-_WRAP = dict(flex_flow="row wrap")
-
+# %% ../../nbs/14_panels/12_evaluation.ipynb #5dc48ddd
 class EvalPanel(Panel):
     "The sweep of a run, and every row behind it"
     def __init__(self,
         run:Run|str|Path,
         *, thread:bool=True,   # of the answers that are tried: as for `GenerationPanel`
     ):
-        state = EvalState(run)
+        super().__init__(EvalState(run))
+        state = self.state
         self.thread, self.said, self.trial, self.filling = thread, "", None, False
-        self.checkpoint = W.Dropdown(description="checkpoint")
-        self.filter, self.klass = W.Dropdown(description="rows"), W.Dropdown(description="expected")
-        self.text = W.Text(placeholder="search, then Enter", continuous_update=False)
-        self.list = W.Select(rows=6, layout=dict(width="98%"), description="row", style=dict(description_width="40px"))
-        self.buttons = {name: W.Button(description=name, layout=dict(width="auto")) for name in _BUTTONS}
-        first = W.HBox([self.checkpoint, self.filter, self.klass, self.text], layout=_WRAP)
-        super().__init__(state, [first, W.HBox([*self.buttons.values()]), self.list])
+        self.checkpoint, self.klass = Choice("checkpoint"), Choice("expected answer")
+        self.filter = Choice("rows", as_chips=True)
+        self.text = Text("", placeholder="search, then Enter")
+        self.export = Button("export these rows", title="their places, as JSON lines, into the run")
+        self.ask = Button("try it", title="ask base and checkpoint the question in view, below")
+        self.again = Button("reload", title="read the sweep again")
+        self.sorts, self.step = Control(), Control()
+        head = [dict(name="row", width="20%"), dict(name="question"), dict(name="base → tuned", width="130px"),
+                dict(name="expected", width="14%"), dict(name="base", width="14%"), dict(name="tuned", width="14%")]
+        self.table = Table(head, lambda a, b: state.cells(state.numbers()[a:b].tolist()), sorts=self.sorts,
+                           label="rows", width="600px")
         self._bind()
         self.fill()
+        self.draw()
 
     def to_html(self)->str:
         tried = self.trial.to_html() if self.trial is not None else ""
         return f"{self.said}{tried}{super().to_html()}"
 
-# %% ../../nbs/14_panels/12_evaluation.ipynb #evl0pan3
+    def blocks(self)->list[dict]:
+        "The chart, filters, the list, the row in view, and what is tried"
+        state, said = self.state, html_block(self.said)
+        if state.sweep is None: return [said, controls_row(self.again), html_block(error_html(state.problem))]
+        trial = self.trial.blocks() if self.trial is not None else []
+        if trial and self.trial.error: trial.insert(0, html_block(self.trial.error))
+        return [state.scores_chart(self.step), html_block(state.summary_html()),
+                controls_row(self.checkpoint, self.klass, self.text), controls_row(self.filter),
+                html_block(f"<div class='sft-title'>{escape_html(state.list_title(paged=False))}</div>"), self.table,
+                controls_row(self.ask, self.export, self.again), said, html_block(state.pair_html()), *trial]
+
+# %% ../../nbs/14_panels/12_evaluation.ipynb #95eff7ea
 @patch
 def _bind(self:EvalPanel)->None:
-    "A press moves the state"
-    acts = {"◀ page": lambda: self.state.move(at=self.state.at - self.state.page, chosen=0),
-            "page ▶": lambda: self.state.move(at=self.state.at + self.state.page, chosen=0),
-            "export ids": self._export, "try it": self.try_it, "reload": self.state.reload}
-    for name, act in acts.items(): self.buttons[name].on_click(lambda _, act=act: self._do(act))
-    for name in ("checkpoint", "filter", "klass", "text"): self._follow(name, getattr(self, name))
-    self._follow("chosen", self.list)
+    "What a person does moves the state"
+    for button, act in ((self.export, self._export), (self.ask, self.try_it), (self.again, self.state.reload)):
+        button.on_click(lambda _, act=act: self._do(act))
+    for name in ("checkpoint", "filter", "klass", "text"): self._follow(getattr(self, name), name)
+    self._follow(self.sorts, "order")
+    self._follow(self.table, "chosen")
+    self.step.observe(lambda change: self._go_to_step(change["new"]), "value")
 
 @patch
-def _follow(self:EvalPanel, name:str, widget)->None:
+def _follow(self:EvalPanel, control:Control, name:str)->None:
     "What a person sets moves the state; what `fill` sets does not"
     def act(change):
-        if not self.filling and change["new"] is not None: self._do(lambda: self.state.move(**{name: change["new"]}))
-    widget.observe(act, "value")
+        value = change["new"]
+        if self.filling or (value is None and name != "order"): return
+        if name == "order": value = value and tuple(value)
+        page = self.state.page
+        where = dict(at=value // page * page, chosen=value % page) if name == "chosen" else {name: value}
+        self._do(lambda: self.state.move(**where))
+    control.observe(act, "value")
+
+@patch
+def _go_to_step(self:EvalPanel, step:int|None)->None:
+    "The checkpoint of a step that was clicked in the chart"
+    found = [name for name in self.state.sweep.checkpoints if step_of(Path(name)) == step]
+    if found: self.checkpoint.value = found[0]
+    self.step.set_trait("value", None)
 
 @patch
 def _do(self:EvalPanel, act:Callable)->None:
@@ -284,49 +349,42 @@ def _do(self:EvalPanel, act:Callable)->None:
     self.fill()
     self.draw()
 
-# %% ../../nbs/14_panels/12_evaluation.ipynb #evl0pan4
 @patch
 def fill(self:EvalPanel)->None:
     "Let the controls say what the state says"
-    self.filling, s, there = True, self.state, self.state.sweep is not None
-    for widget in (self.checkpoint, self.filter, self.klass, self.text, self.list): widget.disabled = not there
-    for name, button in self.buttons.items(): button.disabled = not there and name != "reload"
+    s, there = self.state, self.state.sweep is not None
+    self.filling = True
+    controls = self.checkpoint, self.filter, self.klass, self.text, self.ask, self.export
+    for control in controls: control.disabled = not there
     if there:
-        filters = [(f"{name} ({n:,})", name) for name, n in s.counts().items()]
         _set_options(self.checkpoint, [*s.sweep.checkpoints], s.checkpoint)
-        _set_options(self.filter, filters, s.filter)
+        _set_options(self.filter, [(f"{name} {n:,}", name) for name, n in s.counts().items()], s.filter)
         _set_options(self.klass, ["all", *s.classes()], s.klass)
-        self.klass.layout.display = None if s.classes() else "none"
-        page = s.on_page()
-        _set_options(self.list, [(self._line(k), n) for n, k in enumerate(page)], s.chosen if page else None)
+        self.klass.hidden = not s.classes()
+        n = len(s.numbers())
+        self.ask.disabled = self.export.disabled = not n
+        self.sorts.value = s.order
+        version = f"{s.checkpoint} {s.filter} {s.klass} {s.order} {s.text}"
+        self.table.fill(n, version, s.at + s.chosen if n else None)
     self.filling = False
 
-def _set_options(widget, options:list, value)->None:
+def _set_options(choice:Choice, options:list, value)->None:
     "Options and value at once"
-    if [*widget.options] != options: widget.options = options
-    widget.value = value
+    choice.options, choice.value = options, value
 
-@patch
-def _line(self:EvalPanel, k:int)->str:
-    "A row in the list"
-    a, b = self.state.base.answers[k], self.state.tuned.answers[k]
-    return f"{outcome(a, b, self.state.sweep.by)} · {a.where} · " + " ".join(a.prompt.split())[:100]
-
-# %% ../../nbs/14_panels/12_evaluation.ipynb #evl0pan5
 @patch
 def _export(self:EvalPanel)->None:
     "Say where the ids are"
     file = self.state.export()
     self.said = f"<div>{len(self.state.numbers()):,} ids are in {escape_html(file)}</div>"
 
+# %% ../../nbs/14_panels/12_evaluation.ipynb #8674d77a
 @patch
 def try_it(self:EvalPanel)->None:
     "Hand the question in view to a `GenerationPanel` below; nothing if the list is empty"
     pair, names = self.state.pair(), ("base", self.state.checkpoint)
     if pair is None: return
-    if self.trial is None:
-        self.trial = GenerationPanel(self.state.run, names, thread=self.thread, drawn=self.draw)
-        self.children = [*self.children, self.trial]
+    if self.trial is None: self.trial = GenerationPanel(self.state.run, names, thread=self.thread, drawn=self.draw)
     c, where = self.trial.controls, pair[0].where
     if self.trial.state.names != [*names]: c.models.value = names
     if where in self.trial.state.rows(): self.trial.choose_row(where)

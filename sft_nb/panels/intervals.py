@@ -7,6 +7,7 @@ __all__ = ['intervals_svg']
 
 # %% ../../nbs/14_panels/11_intervals.ipynb #ivl0imp1
 from ..escape import escape_html
+from ..runs.metrics import axis_ticks
 
 # %% ../../nbs/14_panels/11_intervals.ipynb #evl0svg1
 def _data_range(points:list[tuple], base:tuple)->tuple:
@@ -33,12 +34,16 @@ def intervals_svg(
     "Values over steps in a band, the base as a dashed line; told by form, not by colour"
     left, right, low, high = _data_range(points, base)
     def place(step, v):
-        x = 30 + (width - 60) * (step - left) / ((right - left) or 1)
+        x = 76 + (width - 110) * (step - left) / ((right - left) or 1)
         return x, height - 24 - (height - 56) * (v - low) / ((high - low) or 1)
     dots = "".join(_svg_dot(point, place, names.get(point[0], "")) for point in points)
-    drawn = _svg_band(points, place) + _base_line(base, place, (left, right)) + dots
-    drawn += _svg_text(4, 12, f"{title}: {high:.4g}")
-    drawn += _svg_text(4, height - 6, f"{low:.4g} · step {left:,} to {right:,}")
+    drawn = f"<text x='0' y='12' font-size='12' font-weight='bold' fill='currentColor'>{escape_html(title)}</text>"
+    for value in axis_ticks(low, high):
+        _, y = place(left, value)
+        drawn += f"<line x1='46' x2='{width}' y1='{y:.1f}' y2='{y:.1f}' stroke='rgba(128,128,128,.3)'/>"
+        drawn += _svg_text(42, y + 4, f"{value:.4g}", "end")
+    drawn += "".join(_svg_text(place(step, low)[0], height - 4, f"{step:,}", "middle") for step, *_ in points[:12])
+    drawn += _svg_band(points, place) + _base_line(base, place, (left, right)) + dots
     return _svg_frame(drawn, f"{title} over steps; base {base[0]:.4g}", width, height)
 
 def _svg_frame(drawn:str, says:str, width:int, height:int)->str:

@@ -11,7 +11,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-import ipywidgets as W
 import numpy as np
 import torch
 from fastcore.basics import patch
@@ -24,7 +23,7 @@ from ..tokens.display import visible_html, spans_html, Token, tokens_of
 from ..model.generate import eval_mode
 from ..runs.directory import open_run, Run
 from ..evaluation.sweep import CheckpointSwapper
-from .panel import error_html, Panel, table_html
+from .panel import Button, Choice, Control, controls_row, html_block, Panel, Table, table_html
 from .batches import bench_of
 
 # %% ../../nbs/14_panels/03_losses.ipynb #los0tok1
@@ -202,17 +201,31 @@ def _line_of(tokens:list[str])->str:
 
 # %% ../../nbs/14_panels/03_losses.ipynb #los0htm3
 @patch
+def cells(self:LossState, rows:list[RowCost])->list[list]:
+    "Rows of a table: nats per supervised token, and the doubt"
+    return [[f"row {r.row}", *(f"{x:.3f}" for x in (r.base, r.tuned, r.gain, r.doubt))] for r in rows]
+
+@patch
+def summary(self:LossState)->str:
+    "Which rows are ranked, and by what"
+    return f"{self.checkpoint}: {self.n:,} {self.split} rows, nats per supervised token, by {self.rank}"
+
+@patch
+def row_html(self:LossState)->str:
+    "The tokens of the chosen row"
+    chosen = self.ranked()[self.chosen]
+    where = self.side.row(chosen.example)[0]
+    title = f"<div style='margin-top:6px'><b>{escape_html(where)}</b>, the loss of each token: {self.shows}</div>"
+    return title + self._tokens(chosen)
+
+@patch
 def html(self:LossState)->str:
     "The ranking around the chosen row, and its tokens"
     ranked = self.ranked()
     first = max(0, min(self.chosen - 4, len(ranked) - 10))
-    page = [[f"row {r.row}", r.base, r.tuned, r.gain, r.doubt] for r in ranked[first:first + 10]]
     head = ["", "base", "tuned", "gain", "doubt"]
-    what = f"{self.checkpoint}: {self.n:,} {self.split} rows, nats per supervised token, by {self.rank}"
-    where = self.side.row(ranked[self.chosen].example)[0]
-    title = f"<div style='margin-top:6px'><b>{escape_html(where)}</b>, the loss of each token: {self.shows}</div>"
-    table = table_html(page, head=head, marked=self.chosen - first)
-    return f"<div>{escape_html(what)}</div>{table}{title}{self._tokens(ranked[self.chosen])}"
+    table = table_html(self.cells(ranked[first:first + 10]), head=head, marked=self.chosen - first)
+    return f"<div>{escape_html(self.summary())}</div>{table}{self.row_html()}"
 
 # %% ../../nbs/14_panels/03_losses.ipynb #639d6457
 @patch
@@ -223,44 +236,68 @@ def to_dict(self:LossState)->dict:
     return dict(run=self.run.name, checkpoint=self.checkpoint, split=self.split, rank=self.rank, chosen=self.chosen,
                 shows=self.shows, rows=rows, row=ranked[self.chosen].row)
 
-# %% ../../nbs/14_panels/03_losses.ipynb #los0pan2
+# %% ../../nbs/14_panels/03_losses.ipynb #411a7f9f
+_SORTED_BY = {2: "loss", 3: "gain", 4: "wrong labels?"}   # column of the table -> rank
+
 class LossPanel(Panel):
     "Rows by what they cost the model, and the tokens that cost most"
     def __init__(self,
         run:Run|str|Path,
         **how,              # as for `LossState`
     ):
-        state = LossState(run, **how)
-        self.rank = W.ToggleButtons(options=RANKS, style=dict(button_width="110px"))
-        self.shows = W.ToggleButtons(options=("tuned", "base", "gain"), style=dict(button_width="70px"))
-        self.checkpoint = W.Dropdown(options=state.names, value=state.checkpoint, description="checkpoint")
-        names = ("▲ row", "row ▼", "export")
-        self.buttons = {name: W.Button(description=name, layout=dict(width="80px")) for name in names}
+        super().__init__(LossState(run, **how))
+        state = self.state
+        self.rank = Choice("first", options=[*RANKS], value=state.rank, as_chips=True)
+        self.shows = Choice("loss of each token", options=["tuned", "base", "gain"], value=state.shows, as_chips=True)
+        self.checkpoint = Choice("checkpoint", options=state.names, value=state.checkpoint)
+        self.export = Button("export the ranking", title="as JSON lines, into the run")
         self.said = ""
-        super().__init__(state, [W.HBox([self.rank, self.shows]), W.HBox([*self.buttons.values(), self.checkpoint])])
+        self.sorts = Control()
+        numbers = [dict(name=name, number=True) for name in ("base", "tuned", "gain", "doubt")]
+        self.table = Table([dict(name="row", width="30%"), *numbers], lambda a, b: state.cells(state.ranked()[a:b]),
+                           sorts=self.sorts, label="rows", width="340px")
         self._bind()
+        self.draw()
 
     def to_html(self)->str: return self.said + super().to_html()
 
-# %% ../../nbs/14_panels/03_losses.ipynb #los0pan4
+    def blocks(self)->list[dict]:
+        "Ranks, the list, and the row in view"
+        state = self.state
+        self.table.fill(state.n, f"{state.checkpoint} {state.rank}", state.chosen)
+        self.sorts.set_trait("value", [next(k for k, rank in _SORTED_BY.items() if rank == state.rank), True])
+        return [controls_row(self.checkpoint, self.rank, self.export), html_block(self.said),
+                html_block(f"<div>{escape_html(state.summary())}</div>"), self.table, controls_row(self.shows),
+                html_block(state.row_html(), boxed=True)]
+
+# %% ../../nbs/14_panels/03_losses.ipynb #cbe77953
 @patch
 def _bind(self:LossPanel)->None:
-    "A press moves the state"
-    state = self.state
-    self.rank.observe(lambda change: self.show(rank=change["new"]), "value")
-    self.shows.observe(lambda change: self.show(shows=change["new"]), "value")
-    self.checkpoint.observe(lambda change: self.show(checkpoint=change["new"]), "value")
-    self.buttons["▲ row"].on_click(lambda _: self.show(chosen=state.chosen - 1))
-    self.buttons["row ▼"].on_click(lambda _: self.show(chosen=state.chosen + 1))
-    self.buttons["export"].on_click(lambda _: self._export())
+    "What a person does moves the state"
+    for name in ("rank", "shows", "checkpoint"):
+        getattr(self, name).observe(lambda change, name=name: self.show(**{name: change["new"]}), "value")
+    self.table.observe(lambda change: self._choose(change["new"]), "value")
+    self.sorts.observe(lambda change: self._sort(change["new"]), "value")
+    self.export.on_click(lambda _: self._export())
 
 @patch
 def show(self:LossPanel, **where)->None:
     "Move the state and draw it, or say what went wrong"
-    self.said = ""
+    self.said = self.error = ""
     try: self.state.move(**where)
-    except Exception as e: self.said = error_html(e)   # a checkpoint may be gone
+    except Exception as e: return self.fail(e)   # a checkpoint may be gone
     self.draw()
+
+@patch
+def _choose(self:LossPanel, k:int|None)->None:
+    if k is not None and k != self.state.chosen: self.show(chosen=k)
+
+@patch
+def _sort(self:LossPanel, order:list|None)->None:
+    "The head of a column is pressed; the row and the base are not ranked"
+    rank = _SORTED_BY.get(order[0]) if order else None
+    if rank and rank != self.state.rank: self.rank.value = rank
+    elif rank is None: self.draw()
 
 @patch
 def _export(self:LossPanel)->None:

@@ -8,7 +8,6 @@ __all__ = ['CHANGEABLE', 'PlanState', 'PlanPanel']
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00003
 from dataclasses import replace
 
-import ipywidgets as W
 from fastcore.basics import patch
 
 from ..escape import escape_html
@@ -18,7 +17,7 @@ from ..tokens.dataset import Data
 from ..tokens.prepare import prepare
 from ..model.hardware import Device, DEVICES, find_device
 from ..planning.plan import findings, plan, Plan
-from .panel import error_html, Panel, table_html
+from .panel import Choice, Control, controls_row, error_html, Number, Panel, table_html
 
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00006
 CHANGEABLE = ("method", "gradient_checkpointing", "lora_r", "max_length", "per_device_train_batch_size",
@@ -134,6 +133,24 @@ def _bars(self:PlanState)->str:
     rows.append(there.replace(_format_bytes(most), _format_bytes(room)))
     return f"<table style='font-size:13px'>{''.join(rows)}</table>"
 
+_TONES = ("#0060a8", "#56b4e9", "#00795a", "#e69f00", "#a3447d", "#8a6300", "#8c959f")
+
+@patch
+def _stacked_bar(self:PlanState)->str:
+    "All parts end to end against the memory of the card, a line at its end"
+    made, room = self.plan, self.plan.device.gib * 2**30
+    used = sum(made.parts.values())
+    scale = max(used, room) * 1.02 or 1
+    pieces = "".join(f"<span title='{_NAMES[part]}: {_format_bytes(n)}' style='display:inline-block;height:18px;"
+                     f"width:{100 * n / scale:.2f}%;background:{tone}'></span>"
+                     for (part, n), tone in zip(made.parts.items(), _TONES) if n)
+    line = f"position:absolute;left:{100 * room / scale:.2f}%;top:-3px;height:24px;border-left:2px solid"
+    box = "position:relative;font-size:0;line-height:0;margin:4px 0 8px;background:rgba(128,128,128,.2)"
+    says = f"{_format_bytes(used)} of {_format_bytes(room)} on {made.device.name}"
+    return (f"<div style='font-weight:600'>{escape_html(says)}</div>"
+            f"<div role='img' aria-label='{escape_html(says)}' "
+            f"style='{box}'>{pieces}<span style='{line}'></span></div>")
+
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00017
 @patch
 def html(self:PlanState)->str:
@@ -142,10 +159,13 @@ def html(self:PlanState)->str:
     verdict = "".join(f"<div><b>{escape_html(f)}</b></div>" for f in self.plan.findings)
     speed = f"<div>about {self.plan.tokens_per_second:,.0f} tokens a second, a rough estimate</div>"
     if self.plan.host: speed += f"<div>{_format_bytes(self.plan.host)} wait in host memory</div>"
+    fitting = [name for name, _, fits in self.cards() if fits]
+    smallest = f"the smallest card that it fits on: {fitting[0]}" if fitting else "it fits on none of the cards"
     cards = ", ".join(f"{'✓' if fits else '✗'} {name}" for name, _, fits in self.cards())
     decided = [[name, str(value), self.plan.reasons[name]] for name, value in self.plan.settings.items()]
     copied = "\n".join(self.lines()) or "# as in the config"
-    return (f"{says}{verdict}{self._bars()}{speed}<div>fits on: {escape_html(cards)}</div>"
+    return (f"{says}{verdict}{self._stacked_bar()}{self._bars()}{speed}<div>{escape_html(smallest)}</div>"
+            f"<details><summary>all cards</summary>{escape_html(cards)}</details>"
             f"<details><summary>settings, and why</summary>{table_html(decided)}</details>"
             f"<div>lines for the config:</div><pre>{escape_html(copied)}</pre>")
 
@@ -155,18 +175,15 @@ def to_dict(self:PlanState)->dict:
     error = None if self.error is None else str(self.error)
     return dict(plan=self.plan.to_dict(), lines=self.lines(), cards=self.cards(), error=error)
 
-# %% ../../nbs/14_panels/06_plan.ipynb #plp00020
-_LOOK = dict(style=dict(description_width="130px"), layout=W.Layout(width="300px"), continuous_update=False)
+# %% ../../nbs/14_panels/06_plan.ipynb #f9d6ca3d
+_WORDS = {True: "on", False: "off", None: "none: rows are counted"}
 
-def _choice_control(name:str, value, options:list)->W.Dropdown:
+def _choice_control(label:str, value, options:list)->Choice:
     "A setting with a few values"
-    look = {k: v for k, v in _LOOK.items() if k != "continuous_update"}
-    return W.Dropdown(options=[*dict.fromkeys([value, *options])], value=value, description=name, **look)
+    values = [value, *(o for o in options if o is not value and o != value)]
+    names = [(_WORDS.get(v, f"{v:,}" if isinstance(v, int) else v), v) for v in values]
+    return Choice(label, options=names, value=value)
 
-def _number_control(name:str, value:int, most:int)->W.BoundedIntText:
-    return W.BoundedIntText(value=value, min=0, max=most, description=name, **_LOOK)
-
-# %% ../../nbs/14_panels/06_plan.ipynb #plp00021
 class PlanPanel(Panel):
     "Memory by part, answering to the settings that decide it"
     def __init__(self,
@@ -174,30 +191,31 @@ class PlanPanel(Panel):
         *, device:str|None=None,       # h200-141gb ...: a card that need not be here
         lengths:list[int]|None=None,   # tokens of some rows that stand for all
     ):
-        state = PlanState(source, device=device, lengths=lengths)
-        self.controls = _setting_controls(state.cfg) | _card_controls(state.plan.device)
-        rows = [*self.controls.values()]
-        super().__init__(state, [W.HBox(rows[k:k + 2]) for k in range(0, len(rows), 2)])
+        super().__init__(PlanState(source, device=device, lengths=lengths))
+        self.controls = _setting_controls(self.state.cfg) | _card_controls(self.state.plan.device)
         for name, control in self.controls.items(): control.observe(self._changed(name), "value")
+        self.draw()
 
-def _setting_controls(cfg:Config)->dict[str,W.Widget]:
+    def blocks(self)->list[dict]: return [controls_row(*self.controls.values()), *super().blocks()]
+
+def _setting_controls(cfg:Config)->dict[str,Control]:
     "A control for each setting that may be moved"
     return dict(
         method=_choice_control("method", cfg.method, ["auto", "lora", "qlora", "full"]),
         gradient_checkpointing=_choice_control("checkpointing", cfg.gradient_checkpointing, ["auto", True, False]),
-        lora_r=_number_control("lora_r", cfg.lora_r or 0, 1024),
-        max_length=_number_control("max_length", cfg.max_length, 2**20),
-        per_device_train_batch_size=_number_control("batch, rows", cfg.per_device_train_batch_size, 4096),
-        max_tokens_per_batch=_choice_control("batch, tokens", cfg.max_tokens_per_batch, _BUDGETS))
+        lora_r=Number("lora_r", value=cfg.lora_r or 0, max=1024),
+        max_length=Number("max_length", value=cfg.max_length, max=2**20),
+        per_device_train_batch_size=Number("rows in a batch", value=cfg.per_device_train_batch_size, max=4096),
+        max_tokens_per_batch=_choice_control("tokens in a batch", cfg.max_tokens_per_batch, _BUDGETS))
 
-def _card_controls(here:Device)->dict[str,W.Widget]:
+def _card_controls(here:Device)->dict[str,Control]:
     "A control for the card, and one for its memory"
-    gib = W.BoundedFloatText(value=round(here.gib, 1), min=.1, max=10_000, description="GiB there", **_LOOK)
+    gib = Number("its GiB", value=round(here.gib, 1), min=.1, max=10_000, step=.1)
     return dict(device=_choice_control("card", here.name, [*DEVICES]), gib=gib)
 
 _BUDGETS = [None, "auto", *(2**k for k in range(10, 18))]   # None: rows; tokens: 1,024 to 131,072
 
-# %% ../../nbs/14_panels/06_plan.ipynb #plp00022
+# %% ../../nbs/14_panels/06_plan.ipynb #fcb1abf8
 @patch
 def _changed(self:PlanPanel, name:str):
     "What a control does when it is moved"

@@ -9,7 +9,6 @@ __all__ = ['FACETS', 'FACES', 'Entry', 'DataState', 'DataPanel']
 import json
 from typing import NamedTuple
 
-import ipywidgets as W
 import numpy as np
 from fastcore.basics import patch
 
@@ -19,7 +18,8 @@ from ..tokens.encode import end_ids
 from ..tokens.conversations import conversation
 from ..tokens.dataset import Data, Split
 from ..tokens.display import spans, spans_html, spans_text, tokens_of
-from .panel import Panel, table_html
+from .panel import (
+    Button, chart, Choice, columns, Control, controls_row, html_block, Panel, Range, Table, table_html, Text)
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0ent1
 class Entry(NamedTuple):
@@ -50,6 +50,7 @@ class DataState:
         self.marked = []         # places
         self.face = "tokens"     # of the chosen row: raw, messages, text or tokens
         self.kept = {}           # (split, facet) -> entries
+        self.order = None        # (number of a column, descending); None: as the facet has them
 
     @property
     def splits(self)->list[str]: return ["train", "eval"] if self.data.eval else ["train"]
@@ -124,9 +125,18 @@ def _plain_row(row)->str: return json.dumps(row, ensure_ascii=False, default=str
 # %% ../../nbs/14_panels/02_rows.ipynb #row0sea3
 @patch
 def listed(self:DataState)->list[Entry]:
-    "The list that is shown, all pages of it"
+    "The list that is shown, all pages of it; made once for each list"
+    key = self.split, self.facet, self.within, self.order, None if self.found is None else id(self.found)
+    if self.kept.get("listed", [None])[0] == key: return self.kept["listed"][1]
     low, high = self.within or (0, 2**62)
-    return [e for e in self.entries(self.facet) if low <= e.tokens <= high and self._is_found(e)]
+    entries = [e for e in self.entries(self.facet) if low <= e.tokens <= high and self._is_found(e)]
+    if self.order is not None:
+        column, descending = self.order
+        keys = (lambda e: (e.row is None, e.row or 0, e.place), lambda e: e.tokens,
+                lambda e: e.supervised / max(1, e.tokens), lambda e: e.says)
+        entries.sort(key=keys[column], reverse=descending)
+    self.kept["listed"] = key, entries
+    return entries
 
 # %% ../../nbs/14_panels/02_rows.ipynb #05e253d0
 @patch
@@ -136,9 +146,10 @@ def _is_found(self:DataState, e:Entry)->bool:
 # %% ../../nbs/14_panels/02_rows.ipynb #f0d1985a
 @patch
 def move(self:DataState, **where)->DataState:
-    "Set split, facet, at, chosen, within or face; a new list begins at its beginning"
+    "Set split, facet, at, chosen, within, order or face; a new list begins at its beginning"
     for name, value in where.items(): setattr(self, name, value)
-    if {"split", "facet", "within"}.intersection(where): self.at = self.chosen = 0
+    if {"split", "facet"}.intersection(where): self.order = where.get("order")
+    if {"split", "facet", "within", "order"}.intersection(where): self.at = self.chosen = 0
     last_page = max(0, (len(self.listed()) - 1) // self.page * self.page)
     self.at = min(max(0, self.at), last_page)
     self.chosen = min(self.chosen, max(0, len(self.on_page()) - 1))
@@ -226,13 +237,15 @@ def _histogram_bars(edges:list[int], counts:list[int], within:tuple[int,int]|Non
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0htm3
 @patch
+def cells(self:DataState, entries:list[Entry])->list[list]:
+    "Rows of a table: the row, its tokens, the share of them that is supervised, and why it is there or how it begins"
+    return [[e.row or e.place, e.tokens or None, f"{e.supervised / e.tokens:.0%}" if e.supervised else None,
+             e.says or self._begins(e)] for e in entries]
+
+@patch
 def _table(self:DataState)->str:
     "The page as a table"
-    lines = []
-    for e in self.on_page():
-        share = e.supervised / e.tokens if e.supervised else None
-        lines.append([e.row or e.place, e.tokens or None, share, e.says or self._begins(e)])
-    return table_html(lines, head=["row", "tokens", "supervised", ""], marked=self.chosen)
+    return table_html(self.cells(self.on_page()), head=["row", "tokens", "supervised", ""], marked=self.chosen)
 
 # %% ../../nbs/14_panels/02_rows.ipynb #ec40fab4
 @patch
@@ -250,12 +263,13 @@ def html(self:DataState)->str:
     if not n: return _histogram_bars(edges, counts, self.within) + f"<div>{escape_html(self.facet)}: no row</div>"
     shown = f"{self.at + 1:,} to {self.at + len(self.on_page()):,}"
     head = f"<div>{escape_html(self.facet)}: {pluralise(n, 'row')}, {shown}</div>"
-    return _histogram_bars(edges, counts, self.within) + head + self._table() + self._face()
+    return _histogram_bars(edges, counts, self.within) + head + self._table() + self.face_html()
 
 # %% ../../nbs/14_panels/02_rows.ipynb #43e6029c
 @patch
-def _face(self:DataState)->str:
-    "The row in view"
+def face_html(self:DataState)->str:
+    "The row in view; empty if the list is"
+    if self.entry() is None: return ""
     e, (place, _) = self.entry(), self.source()
     title = f"<div style='margin-top:6px'><b>{escape_html(place)}</b></div>"
     if self.face != "tokens" or e.example is None:
@@ -272,73 +286,105 @@ def to_dict(self:DataState)->dict:
     here = dict(split=self.split, facet=self.facet, at=self.at, chosen=self.chosen, face=self.face, marked=self.marked)
     return here | dict(facets=names, page=page, look=self.look() if page else "")
 
-# %% ../../nbs/14_panels/02_rows.ipynb #row0pan2
+# %% ../../nbs/14_panels/02_rows.ipynb #fdb8a190
+_HEAD = [dict(name="row", width="18%"), dict(name="tokens", number=True, width="80px"),
+         dict(name="supervised", number=True, width="100px"), dict(name="begins, or why")]
+
 class DataPanel(Panel):
     "The rows of the data by what became of them, and one of them in view"
     def __init__(self,
         data:Data,   # from `prepare`
     ):
-        state = DataState(data)
-        longest = int(max(1, state.side.lengths.max()))
-        self.split = W.ToggleButtons(options=state.splits, style=dict(button_width="70px"))
-        self.facet = W.Dropdown(options=self._facets(state), description="rows")
-        self.text = W.Text(placeholder="search, then Enter", continuous_update=False)
-        self.range = W.IntRangeSlider(
-            value=(0, longest), min=0, max=longest, description="tokens", continuous_update=False)
-        self.buttons = {name: W.Button(description=name, layout=dict(width="auto"))
-                        for name in ("◀ page", "page ▶", "▲ row", "row ▼", "mark")}
-        self.face = W.ToggleButtons(options=FACES, style=dict(button_width="80px"))
-        first = W.HBox([self.split, self.facet, self.text])
-        super().__init__(state, [first, self.range, W.HBox([*self.buttons.values(), self.face])])
+        super().__init__(DataState(data))
+        state = self.state
+        self.split = Choice("", title="training or held-out rows", options=state.splits, value="train", as_chips=True)
+        self.facet = Choice("rows", options=self._facets(), value="kept", as_chips=True)
+        self.text = Text("", placeholder="search, then Enter")
+        self.range = Range("tokens", title="drag over the bars to set it, double-click for all")
+        self.face = Choice("show as", options=[*FACES], value=state.face, as_chips=True)
+        self.mark = Button("mark")
+        self.sorts = Control()
+        self.table = Table(_HEAD, lambda a, b: state.cells(state.listed()[a:b]), sorts=self.sorts, label="rows")
+        self._fit_range()
         self._bind()
+        self.draw()
 
-    @staticmethod
-    def _facets(state)->list[tuple[str,str]]:
-        return [(f"{name} ({len(state.entries(name)):,})", name) for name in FACETS]
+    def _facets(self)->list[tuple[str,str]]:
+        return [(f"{name} {len(self.state.entries(name)):,}", name) for name in FACETS]
+    def _fit_range(self)->None:
+        self.range.max = int(max(1, self.state.side.lengths.max()))
+        self.range.value = 0, self.range.max
 
-# %% ../../nbs/14_panels/02_rows.ipynb #row0pan3
+# %% ../../nbs/14_panels/02_rows.ipynb #91e95955
+@patch
+def blocks(self:DataPanel)->list[dict]:
+    "Lists as chips, lengths as bars, the list, and the row in view"
+    state, listed = self.state, self.state.listed()
+    edges, counts = state.histogram()
+    bars = [((a + b) / 2, n) for a, b, n in zip(edges, edges[1:], counts)]
+    low, high = state.within or (0, 2**62)
+    ends = [dict(x=x, text=f"{x:,} tokens", status="here") for x in (low, high) if state.within]
+    lengths = chart("rows by length, in tokens", dict(rows=bars), look="bars", height=100, x="tokens", drag=self.range,
+                    marks=ends)
+    version = f"{state.split} {state.facet} {state.within} {state.order} {self.text.value}"
+    self.table.fill(len(listed), version, state.at + state.chosen if listed else None)
+    self.mark.label = f"mark ({len(state.marked)} marked)" if state.marked else "mark"
+    self.mark.disabled = not listed
+    says = f"<div>{escape_html(state.facet)}: {pluralise(len(listed), 'row')}</div>"
+    row_in_view = [controls_row(self.face, self.mark), html_block(state.face_html(), boxed=True)]
+    return [controls_row(self.split, self.facet), lengths, controls_row(self.range, self.text), html_block(says),
+            columns([self.table], row_in_view)]
+
 @patch
 def _bind(self:DataPanel)->None:
-    "A press moves the state"
-    state = self.state
-    moves = {"◀ page": lambda: dict(at=state.at - state.page, chosen=0),
-             "page ▶": lambda: dict(at=state.at + state.page, chosen=0),
-             "▲ row": lambda: dict(chosen=max(0, state.chosen - 1)), "row ▼": lambda: dict(chosen=state.chosen + 1)}
-    for name, where in moves.items(): self.buttons[name].on_click(lambda _, where=where: self.show(**where()))
-    self.buttons["mark"].on_click(lambda _: self._mark())
+    "What a person does moves the state"
+    self.table.observe(lambda change: self._choose(change["new"]), "value")
+    self.sorts.observe(lambda change: self.show(order=change["new"] and tuple(change["new"])), "value")
+    self.mark.on_click(lambda _: self._mark())
     self.text.observe(lambda change: self._search(change["new"]), "value")
-    self.range.observe(lambda change: self.show(within=change["new"]), "value")
-    for name in ("facet", "face"): self._follow(name)
+    self.range.observe(lambda change: self._narrow(change["new"]), "value")
+    self.facet.observe(lambda change: self._open_list(change["new"]), "value")
+    self.face.observe(lambda change: self.show(face=change["new"]), "value")
     self.split.observe(lambda change: self._switch(change["new"]), "value")
 
-# %% ../../nbs/14_panels/02_rows.ipynb #b3b21a12
-@patch
-def _follow(self:DataPanel, name:str)->None:
-    getattr(self, name).observe(lambda change: self.show(**{name: change["new"]}), "value")
-
-# %% ../../nbs/14_panels/02_rows.ipynb #row0pan4
 @patch
 def show(self:DataPanel, **where)->None:
     "Move the state and draw it"
+    self.error = ""
     self.state.move(**where)
     self.draw()
 
-# %% ../../nbs/14_panels/02_rows.ipynb #ea44c1f1
+@patch
+def _choose(self:DataPanel, k:int|None)->None:
+    state = self.state
+    if k is None or k == state.at + state.chosen: return
+    page = k // state.page * state.page
+    self.show(at=page, chosen=k - page)
+
+@patch
+def _narrow(self:DataPanel, within:tuple[int,int])->None:
+    everything = within == (0, self.range.max)
+    if self.state.within != (None if everything else within): self.show(within=None if everything else within)
+
+@patch
+def _open_list(self:DataPanel, facet:str)->None:
+    self.sorts.set_trait("value", None)
+    self.show(facet=facet)
+
 @patch
 def _mark(self:DataPanel)->None:
     if self.state.entry() is not None: self.state.mark()
     self.draw()
 
-# %% ../../nbs/14_panels/02_rows.ipynb #c27e4aab
 @patch
 def _search(self:DataPanel, text:str)->None:
     self.state.search(text)
     self.show()
 
-# %% ../../nbs/14_panels/02_rows.ipynb #71dec3e7
 @patch
 def _switch(self:DataPanel, split:str)->None:
     "The other side has other numbers"
-    self.state.move(split=split)
-    self.facet.options = self._facets(self.state)
-    self.show(facet="kept")
+    self.state.move(split=split, facet="kept", within=None)
+    self.facet.options, self.facet.value = self._facets(), "kept"
+    self._fit_range()
+    self.show()

@@ -6,14 +6,14 @@
 __all__ = ['RunPanel']
 
 # %% ../../nbs/14_panels/05_run.ipynb #rnp00003
-import threading
+import threading, time
 from pathlib import Path
 
-import ipywidgets as W
 from fastcore.basics import patch
 
+
 from ..runs.directory import Run
-from .panel import error_html, Panel
+from .panel import Button, Choice, columns, controls_row, html_block, Number, Panel
 from .run_state import RunState
 
 # %% ../../nbs/14_panels/05_run.ipynb #liv0pan2
@@ -24,23 +24,19 @@ class RunPanel(Panel):
         *others:Run|str|Path,   # drawn into the same curves
         every:float=1.,         # seconds between two looks
     ):
-        state = RunState(run, *others)
-        self.every, self.error, self._thread = every, "", None
-        self.stop = _make_button("stop", "after this step, with a checkpoint")
-        self.resume = _make_button("resume", "at its last checkpoint")
-        self.checkpoint = _make_button("checkpoint now", "after this step; the training goes on")
-        self.step = W.BoundedIntText(max=2**31 - 1, description="batch of step", continuous_update=False, **_FIELD)
-        self.rises, self.spikes = W.HBox([]), []   # a button for each of the largest rises of the loss
-        asked = W.HBox([self.stop, self.resume, self.checkpoint, self.step])
-        super().__init__(state, [asked, self.rises])
+        super().__init__(RunState(run, *others))
+        self.every, self._thread = every, None
+        self.stop = Button("stop after this step", title="with a checkpoint, from which it can be resumed")
+        self.resume = Button("resume")
+        self.checkpoint = Button("checkpoint after this step", title="the training goes on")
+        self.step = Number("batch of step", value=0, title="the rows of this optimiser step; 0: none")
+        self.scale = Choice("scale", options=["linear", "log"], value="linear", as_chips=True)
+        averages = [("none", 0.), *((f"EMA {weight}", weight) for weight in (.6, .9, .98))]
+        self.smooth = Choice("smoothing", options=averages, value=0.)
+        self.rises = []   # a button for each of the largest rises of the loss
         self._bind()
         self._enable()
-
-    def to_html(self)->str: return self.error + super().to_html()
-
-_FIELD = dict(style=dict(description_width="95px"), layout=dict(width="220px"))
-
-def _make_button(name:str, tooltip:str)->W.Button: return W.Button(description=name, tooltip=tooltip)
+        self.draw()
 
 # %% ../../nbs/14_panels/05_run.ipynb #liv0pan8
 @patch
@@ -51,22 +47,45 @@ def _bind(self:RunPanel)->None:
     self.resume.on_click(lambda _: self._try(run.resume))
     self.checkpoint.on_click(lambda _: self._try(run.checkpoint))
     self.step.observe(lambda change: self._try(lambda: self.state.look_at(change["new"] or None)), "value")
+    for choice in (self.scale, self.smooth): choice.observe(lambda _: self.draw(), "value")
+
+@patch
+def blocks(self:RunPanel)->list[dict]:
+    "How it stands, what can be asked, the curves, and what lies behind them"
+    state = self.state
+    charts = state.charts(log=self.scale.value == "log", smooth=self.smooth.value, click=self.step)
+    drawn = [columns(*([chart] for chart in charts))] if charts else []
+    rises = [controls_row(*self.rises)] if self.rises else []
+    return [html_block(state.head_html()), controls_row(self.stop, self.resume, self.checkpoint),
+            *([controls_row(self.scale, self.smooth, self.step)] if charts else []), *drawn, *rises,
+            html_block(state.notes_html()), html_block(state.batch_html(), boxed=True)]
+
+@patch
+def to_html(self:RunPanel)->str:
+    "The picture that is saved; of a run that goes on, it says that it stands still"
+    if not self.state.active: return super(RunPanel, self).to_html()
+    at = time.strftime("%H:%M:%S")
+    return (f"<div>This picture was saved at {at}, while the run was being trained. Run the cell to follow it.</div>"
+            f"{super(RunPanel, self).to_html()}")
 
 # %% ../../nbs/14_panels/05_run.ipynb #liv0pan3
 @patch
 def _enable(self:RunPanel)->None:
-    "What can be pressed now"
-    active = self.state.active
+    "What can be pressed now, and what a press will do"
+    state, active = self.state, self.state.active
     self.stop.disabled, self.checkpoint.disabled = not active, not active
-    self.resume.disabled = active or not self.state.checkpoints or self.state.state == "finished"
-    if self.spikes == (spikes := self.state.spikes()): return
-    self.spikes, self.rises.children = spikes, [self._rise(*spike) for spike in spikes]
+    self.resume.disabled = active or not state.checkpoints or state.state == "finished"
+    self.resume.label = f"resume at {state.checkpoints[-1]}" if state.checkpoints else "resume"
+    self.resume.primary = not self.resume.disabled
+    spikes = state.spikes()
+    if [b.step for b in self.rises] != [step for step, _ in spikes]:
+        self.rises = [self._rise(*spike) for spike in spikes]
 
 @patch
-def _rise(self:RunPanel, step:int, rise:float)->W.Button:
+def _rise(self:RunPanel, step:int, rise:float)->Button:
     "A press shows the batch of that step"
-    says = f"loss +{rise:.3g} at step {step:,}"
-    button = W.Button(description=says, tooltip="the rows of this step", layout=dict(width="auto"))
+    button = Button(f"loss +{rise:.3g} at step {step:,}", title="the rows of this step")
+    button.step = step
     button.on_click(lambda _: setattr(self.step, "value", step))
     return button
 
@@ -76,7 +95,7 @@ def _try(self:RunPanel, act)->None:
     "Do what a press asks, and say what went wrong"
     self.error = ""
     try: act()
-    except Exception as e: self.error = error_html(e)
+    except Exception as e: self.fail(e)
     self.look(always=True)
     self.follow()
 
@@ -89,6 +108,8 @@ def look(self:RunPanel, *, always:bool=False)->None:
         self.draw()
 
 # %% ../../nbs/14_panels/05_run.ipynb #liv0pan4
+_BEAT = 2.   # seconds between two signs of life
+
 @patch
 def follow(self:RunPanel)->None:
     "Look again and again, in a thread, until the run has ended or the panel is closed"
@@ -98,10 +119,15 @@ def follow(self:RunPanel)->None:
 
 @patch
 def _watch(self:RunPanel)->None:
-    enough = threading.Event()
+    "Windows that hear no beat for some seconds say that the kernel is gone: the run does not look as if it had hung"
+    enough, last = threading.Event(), 0.
+    self.beat_seconds = _BEAT
     while self.state.any_active and self.comm is not None:   # None: it was closed
         enough.wait(self.every)
         self.look()
+        if time.monotonic() - last > _BEAT:
+            self.beat, last = self.beat + 1, time.monotonic()
+    self.beat_seconds = 0.
 
 # %% ../../nbs/14_panels/05_run.ipynb #b52f0962
 @patch

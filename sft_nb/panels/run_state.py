@@ -10,14 +10,15 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
+from ..display import details_html
 from ..escape import escape_html
 from ..files import read_json
-from ..progress import progress_html, format_progress, Progress
+from ..progress import format_duration, format_progress, progress_html, Progress
 from ..report import command, ConfigError, Finding, Report, SftError
 from ..runs.status import ACTIVE, CHECKPOINT_ASKED
 from ..runs.metrics import curve_svg, read_lines, Tail
 from ..runs.directory import Run
-from .panel import table_html
+from .panel import chart, table_html
 from .batches import BatchState
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #lv4each01
@@ -233,36 +234,90 @@ _FIGURES = ("loss", "eval_loss", "learning_rate", "grad_norm", "mean_token_accur
             "tokens_per_second", "peak_memory_gib")
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0htm1
+_COLOURS = dict(fail="#cf222e", warn="#bf8700")
+
 def _guards_html(noticed:list[Finding])->str:
     "What the guards saw, and when"
-    colour, lines = dict(fail="#cf222e", warn="#bf8700"), []
+    lines = []
     for f in noticed:
-        edge = f"border-left:4px solid {colour.get(f.status, '#57606a')};padding:1px 8px;margin:2px 0"
+        edge = f"border-left:4px solid {_COLOURS.get(f.status, '#57606a')};padding:1px 8px;margin:2px 0"
         lines.append(f"<div style='{edge}'>{escape_html(f)}</div>")
     return "".join(lines)
 
+_CHIPS = dict(finished="#1a7f37", failed="#cf222e", killed="#cf222e", running="#0969da", starting="#0969da")
+
 @patch
-def _head(self:RunState)->str:
-    "Its name, what it does, and what was asked of it"
+def numbers(self:RunState)->dict[str,str]:
+    "What is asked first about a run, as people read it: name -> value"
+    shown, newest = {}, self.newest
+    if self.step or self.steps: shown["step" + (f" of {self.steps:,}" if self.steps else "")] = f"{self.step:,}"
+    left = self.now().seconds_left if self.active else None
+    if left is not None: shown["left"] = format_duration(left)
+    if "loss" in newest: shown["loss"] = f"{newest['loss']:.4g}"
+    if "eval_loss" in newest: shown["held-out loss"] = f"{newest['eval_loss']:.4g}"
+    if "tokens_per_second" in newest: shown["tokens/s"] = f"{newest['tokens_per_second']:,.0f}"
+    return shown
+
+@patch
+def head_html(self:RunState)->str:
+    "Its name and state, what it does, its numbers, and what was asked of it"
     fix = f"<div><code>{escape_html(self.status.fix)}</code></div>" if self.status.fix else ""
     wish = "<div>a checkpoint is asked for, after this step</div>" if self.asked and self.active else ""
     bar = progress_html(self.now()) if self.active else escape_html(self.phase())
-    name = escape_html(self.run.name)
-    return f"<div><b>{name}</b> · {escape_html(self.state)}</div><div>{bar}</div>{fix}{wish}"
+    look = f"background:{_CHIPS.get(self.state, '#57606a')};color:#fff;border-radius:10px;padding:1px 10px"
+    chip = f"<span style='{look}'>{escape_html(self.state)}</span>"
+    value = "<div><b style='font-size:21px;line-height:1.2'>{}</b><br><span style='font-size:12px'>{}</span></div>"
+    numbers = "".join(value.format(escape_html(v), escape_html(name)) for name, v in self.numbers().items())
+    return (f"<div><b style='font-size:14px'>{escape_html(self.run.name)}</b> {chip}</div>"
+            f"<div style='display:flex;flex-wrap:wrap;gap:4px 28px;margin:6px 0'>{numbers}</div>"
+            f"<div>{bar}</div>{fix}{wish}")
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0htm2
+_TITLES = dict(loss="loss", learning_rate="learning rate", grad_norm="gradient norm",
+               tokens_per_second="tokens per second")
+_SERIES = dict(_TITLES, loss="training", eval_loss="held out")
+
+@patch
+def charts(self:RunState,
+    *, log:bool=False,      # the scale of loss and gradient norm
+    smooth:float=0.,        # weight of the past in a moving average; 0: as logged
+    click=None,             # a control that takes the step of a point that is clicked
+)->list[dict]:              # blocks of a panel, with the steps aligned
+    "The curves, with the findings of the guards as marks"
+    marks = [dict(x=f.step, text=f"{f.check}: {f.says}", status=f.status) for f in self.noticed if f.step is not None]
+    made = []
+    for key, keys in CURVES.items():
+        if not (series := self.series(*keys)): continue
+        for name in [*series]:   # `a eval_loss` of several runs
+            run, _, figure = name.rpartition(" ")
+            series[f"{run} {_SERIES[figure]}".strip()] = series.pop(name)
+        steady = key == "learning_rate"
+        made.append(chart(_TITLES[key], series, click=click, sync=self.run.name, smooth=0 if steady else smooth,
+                          log=log and key in ("loss", "grad_norm"), marks=marks))
+    return made
+
+@patch
+def notes_html(self:RunState)->str:
+    "Memory, figures, checkpoints, guards, answers"
+    figures = self.figures()
+    table = table_html([[name.replace("_", " "), value] for name, value in figures.items()])
+    table = details_html("all figures", table) if figures else ""
+    saved = f"<div>checkpoints: {escape_html(', '.join(self.checkpoints))}</div>" if self.checkpoints else ""
+    notes = _guards_html(self.noticed) + _memory_html(self.memory()) + saved
+    return f"{notes}{table}{self._answers_html()}"
+
+@patch
+def batch_html(self:RunState)->str:
+    "The batch that is looked at; empty if none is"
+    return self.batches.html() if self.at is not None else ""
+
 @patch
 def html(self:RunState)->str:
     "Phase, curves, memory, figures, guards, answers, and the batch that is looked at"
-    curves = "".join(curve_svg(self.series(*keys), title) for title, keys in CURVES.items())
+    curves = "".join(curve_svg(self.series(*keys), _TITLES[title]) for title, keys in CURVES.items())
     rises = ", ".join(f"step {step:,} (+{rise:.3g})" for step, rise in self.spikes())
     spikes = f"<div>largest rises of the loss: {rises}</div>" if rises else ""
-    saved = f"<div>checkpoints: {escape_html(', '.join(self.checkpoints))}</div>" if self.checkpoints else ""
-    batch = self.batches.html() if self.at is not None else ""
-    figures = self.figures()
-    table = table_html([[*figures.values()]], head=[*figures])
-    notes = _memory_html(self.memory()) + spikes + saved + _guards_html(self.noticed)
-    return f"{self._head()}<div>{curves}</div>{table}{notes}{self._answers_html()}{batch}"
+    return f"{self.head_html()}<div>{curves}</div>{spikes}{self.notes_html()}{self.batch_html()}"
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #09b4ed0b
 @patch

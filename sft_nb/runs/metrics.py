@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['to_line', 'from_line', 'append_line', 'read_lines', 'last_line', 'cut_lines', 'thinned', 'curve', 'Column', 'Tail',
-           'curve_svg']
+           'axis_ticks', 'curve_svg']
 
 # %% ../../nbs/10_runs/03_metrics.ipynb #5629a941
 import json, math
@@ -209,27 +209,43 @@ def _svg_polyline(k:int, places:list[tuple], name:str)->str:
                            for x, y in places if math.isfinite(y))
 
 # %% ../../nbs/10_runs/03_metrics.ipynb #met00018
+def axis_ticks(
+    low:float,
+    high:float,
+    *, most:int=4,   # at least 2
+)->list[float]:
+    "Round numbers between two values: 1, 2 or 5 times a power of ten apart"
+    if not high > low: return [low]
+    rough = (high - low) / most
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
 def curve_svg(
     series:dict[str,list[tuple]],   # name -> (step, value), in order
     title:str="",
-    *, width:int=420, height:int=130,   # pixels
+    *, width:int=420, height:int=150,   # pixels
 )->str:                             # empty if no value is finite
-    "Lines over steps; the range of both axes is written beside them, and a legend below if there are several"
+    "Lines over steps on two axes, and a legend below if there are several"
     series = {name: thinned(points) for name, points in series.items()}
     finite = [(step, v) for points in series.values() for step, v in points if math.isfinite(v)]
     if not finite: return ""
     steps, values = zip(*finite)
     left, right, low, high = min(steps), max(steps), min(values), max(values)
-    across, up = (width - 8) / ((right - left) or 1), (height - 36) / ((high - low) or 1)
-
-    lines = "".join(
-        _svg_polyline(k, [(4 + across * (step - left), height - 18 - up * (v - low)) for step, v in points], name)
-        for k, (name, points) in enumerate(series.items()))
-    texts = "".join(
-        f"<text x='4' y='{y}' font-size='11' fill='currentColor'>{escape_html(text)}</text>"
-        for y, text in ((12, f"{title}: {high:.4g}"), (height - 4, f"{low:.4g} · step {left:,} to {right:,}")))
-    drawn = (f"<svg viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img' "
-             f"aria-label='{escape_html(title)}'>{texts}{lines}</svg>")
+    def x_of(step): return 54 + (width - 66) * (step - left) / ((right - left) or 1)
+    def y_of(value): return height - 22 - (height - 46) * (value - low) / ((high - low) or 1)
+    label = "<text x='{:.1f}' y='{:.1f}' text-anchor='{}' font-size='11' fill='currentColor'>{}</text>"
+    parts = [f"<text x='0' y='12' font-size='12' font-weight='bold' fill='currentColor'>{escape_html(title)}</text>"]
+    for value in axis_ticks(low, high):
+        y = y_of(value)
+        parts.append(f"<line x1='50' x2='{width - 8}' y1='{y:.1f}' y2='{y:.1f}' stroke='rgba(128,128,128,.3)'/>"
+                     + label.format(46, y + 4, "end", f"{value:.4g}"))
+    for step in axis_ticks(left, right):
+        if step == int(step): parts.append(label.format(x_of(step), height - 5, "middle", f"{int(step):,}"))
+    parts += [_svg_polyline(k, [(x_of(step), y_of(v)) for step, v in points], name)
+              for k, (name, points) in enumerate(series.items())]
+    drawn = (f"<svg viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img' style='max-width:100%' "
+             f"aria-label='{escape_html(title)}'>{''.join(parts)}</svg>")
     if len(series) > 1:
         sample = "<svg width='24' height='8' role='presentation'><line x1='1' x2='23' y1='4' y2='4' {}/></svg>"
         names = (f"<span style='margin-right:10px;white-space:nowrap'>{sample.format(_stroke_style(k))} "

@@ -13,6 +13,15 @@ SETTINGS = {"notebook-extension/tracker": dict(windowingMode="none"),
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)")
 
 
+# Sixteen rows, 204,000 tokens together; the settings leave nothing to plan
+LONG = """from sft_nb import *
+cfg = load_config('demo', max_length=20_000, padding_free=True, method='lora', gradient_checkpointing=False,
+                  eval_samples=0, per_device_train_batch_size=16)
+words = ' '.join(f'word{k} is number {k}.' for k in range(492))
+rows = [dict(question=f'{k} {words}', answer=f'{words} #### {k}') for k in range(16)]
+BatchPanel(Workbench(cfg, data=prepare(cfg, train=rows), is_resolved=True))"""
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory, trained):
     "A JupyterLab server with one notebook that opens panels; yields its address and its file"
@@ -23,6 +32,11 @@ def lab(tmp_path_factory, trained):
              f"GenerationPanel({str(trained.path)!r})",
              f"RunPanel({str(trained.path)!r})"]
     _notebook(root/"panels.ipynb", cells)
+    _notebook(root/"long.ipynb", [LONG, f"""from sft_nb.runs.directory import create_run
+running = create_run(load_config('demo', runs_dir={str(root)!r}, run_name='running'), state='running')
+lock = running.locked()
+lock.__enter__()   # as the process does that trains it
+RunPanel(running)"""])
     run = _swept(trained, tmp_path_factory.mktemp("swept"))
     _notebook(root/"answers.ipynb", [
         f"from sft_nb import *\nEvalPanel({run!r})",
@@ -85,7 +99,8 @@ def _run_all(page, address, text, attempts=3):
             expect(page.get_by_text("| Idle")).to_be_visible(timeout=60_000)
             page.get_by_role("menubar").get_by_text("Run", exact=True).click()
             page.get_by_text("Run All Cells", exact=True).click()
-            return expect(page.get_by_text(text)).to_be_visible(timeout=60_000)
+            shown = page.locator(".jp-NotebookPanel:visible").get_by_text(text).first
+            return expect(shown).to_be_visible(timeout=60_000)
         except (AssertionError, Error):
             if attempt == attempts - 1: raise
 
@@ -106,42 +121,107 @@ def pictures(file)->list[str]:
     return [o.data["text/html"] for o in outputs if "sft-picture" in o.get("data", {}).get("text/html", "")]
 
 
-def test_panels_are_used(lab, tmp_path):
+def _open(browser, **how):
+    from playwright.sync_api import expect
+    page = browser.new_page(**how)
+    page.set_default_timeout(120_000)
+    expect.set_options(timeout=120_000)
+    return page
+
+
+def test_panels_are_used_reloaded_and_shown_in_two_windows(lab, tmp_path):
     address, file = f"{lab[0]}/panels.ipynb", lab[1]/"panels.ipynb"
     from playwright.sync_api import expect, sync_playwright
     with sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(viewport=dict(width=1280, height=1150))
-        page.set_default_timeout(120_000)
-        expect.set_options(timeout=120_000)
+        page = _open(browser, viewport=dict(width=1280, height=1150))
         _run_all(page, address, "train batch 1 of 14")
-        first = page.locator(".sft-supervised").all_inner_texts()
-        page.get_by_role("button", name="next ▶").click()
-        expect(page.get_by_text("train batch 2 of 14")).to_be_visible()
-        _soon(page, lambda: page.locator(".sft-supervised").all_inner_texts() != first
-              and page.locator(".sft-padding").count() > 0)
-        expect(page.locator(".sft-document")).to_have_count(3)
-        expect(page.get_by_text("3 rows padded")).to_be_visible()
-        page.get_by_role("button", name="eval").click()
-        expect(page.get_by_text("eval batch 1 of 3")).to_be_visible()
+        batches, answers, run = (page.locator(".sft-panel").nth(k) for k in range(3))
+        first = batches.locator(".sft-supervised").all_inner_texts()
+        batches.get_by_role("button", name="next ▶").click()
+        expect(batches.get_by_text("train batch 2 of 14")).to_be_visible()
+        _soon(page, lambda: batches.locator(".sft-tokens .sft-supervised").all_inner_texts() != first
+              and batches.locator(".sft-tokens .sft-padding").count() > 0)
+        expect(batches.locator(".sft-document")).to_have_count(3)
+        expect(batches.get_by_text("3 rows padded")).to_be_visible()
+        expect(page.locator("[data-sft-saved]").first).to_be_hidden()   # never beside the living panel
 
-        page.get_by_placeholder("Ask something").fill("What colour is the <b>sky</b>?")
-        page.get_by_role("button", name="Generate").click()
-        expect(page.locator(".sft-tuned")).to_have_count(1)
+        answers.get_by_placeholder("Ask something").fill("What colour is the <b>sky</b>?")
+        answers.get_by_role("button", name="Generate").click()
+        expect(answers.locator(".sft-tuned")).to_have_count(1)
         question = "Ada has 14 apples. Ben gives Ada 23 more. How many apples does Ada have now?"
-        page.get_by_placeholder("Ask something").fill(question)
-        page.get_by_role("button", name="Generate").click()
-        expect(page.locator(".sft-tuned")).to_have_count(2)
-        _soon(page, lambda: "<b>sky</b>" in page.locator(".jp-CodeCell").nth(1).inner_text())   # shown, not obeyed
-        page.get_by_label("batch of step").fill("5")
+        answers.get_by_placeholder("Ask something").fill(question)
+        expect(answers.get_by_role("button", name="Generate")).to_be_enabled()   # the first answers are whole
+        answers.get_by_placeholder("Ask something").press("Control+Enter")
+        expect(answers.locator(".sft-tuned")).to_have_count(2)
+        _soon(page, lambda: "<b>sky</b>" in answers.inner_text())   # shown, not obeyed
+        run.get_by_label("batch of step").fill("5")
         page.keyboard.press("Enter")
-        expect(page.get_by_text("optimiser step 5 of 60")).to_be_visible()
+        expect(run.get_by_text("optimiser step 5 of 60")).to_be_visible()
+        assert run.locator(".sft-chart canvas").count() >= 3
+        run.locator(".u-over").first.hover(position=dict(x=2, y=20))
+        expect(run.locator(".sft-chart-values").first).to_contain_text("step 1")
         page.locator("[data-command='docmanager:save']").first.click()
         _soon(page, lambda: len(pictures(file)) == 3)
-        assert "eval batch 1 of 3" in pictures(file)[0] and "&lt;b&gt;sky" in pictures(file)[1]
+        assert "train batch 2 of 14" in pictures(file)[0] and "&lt;b&gt;sky" in pictures(file)[1]
         assert "optimiser step 5 of 60" in pictures(file)[2]
         picture = os.environ.get("SFT_NB_SCREENSHOT", str(tmp_path/"panels.png"))
         page.locator(".jp-NotebookPanel").screenshot(path=picture)
+
+        other = _open(browser, viewport=dict(width=390, height=900))   # a second window, as narrow as a phone
+        other.goto(address.replace("/lab/tree", "/lab/workspaces/second/tree"))
+        there = other.locator(".sft-panel").first
+        expect(there.get_by_text("train batch 2 of 14")).to_be_visible()
+        there.get_by_role("button", name="next ▶").click()
+        for window in (there, batches): expect(window.get_by_text("train batch 3 of 14")).to_be_visible()
+        assert other.evaluate(CUT) == []
+        other.close()
+        page.reload()
+        expect(batches.get_by_text("train batch 3 of 14")).to_be_visible()
+        expect(run.get_by_text("optimiser step 5 of 60")).to_be_visible()
+        batches.get_by_role("button", name="eval", exact=True).click()
+        expect(batches.get_by_text("eval batch 1 of 3")).to_be_visible()
+        _end_kernels(page)
+        page.reload()
+        expect(page.locator("[data-sft-saved]").first).to_be_visible()   # no kernel: the picture that was saved
+        expect(page.get_by_text("model not found").first).to_be_hidden()
+        browser.close()
+
+
+def _end_kernels(page)->None:
+    "As a person does who shuts kernels down; a page has the token that the server asks for"
+    page.evaluate("""async () => {
+      const headers = { "X-XSRFToken": document.cookie.match(/_xsrf=([^;]+)/)[1] };
+      for (const { id } of await (await fetch("/api/sessions")).json())
+        await fetch(`/api/sessions/${id}`, { method: "DELETE", headers });
+    }""")
+
+
+# Controls that are cut at the side, or whose own text does not fit into them
+CUT = """() => [...document.querySelectorAll('.sft-panel :is(button, select, input, label)')].filter(e => {
+  const panel = e.closest('.sft-panel').getBoundingClientRect(), box = e.getBoundingClientRect();
+  return box.width && (box.right > panel.right + 1 || (e.tagName === 'BUTTON' && e.scrollWidth > e.clientWidth + 1));
+}).map(e => e.textContent || e.tagName)"""
+
+
+def test_a_batch_of_200_000_tokens_and_a_kernel_that_is_gone(lab):
+    from playwright.sync_api import expect, sync_playwright
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = _open(browser, viewport=dict(width=1000, height=900))
+        address = lab[0].replace("/lab/tree", "/lab/workspaces/long/tree")
+        _run_all(page, f"{address}/long.ipynb?reset", "train batch 1 of")
+        batch, run = (page.locator(".sft-panel").nth(k) for k in range(2))
+        box = batch.locator(".sft-tokens")
+        assert box.locator("bdi").count() < 10_000 and box.locator("[data-empty]").count() > 300
+        assert box.bounding_box()["height"] <= .6 * 900 + 1
+        box.evaluate("e => e.scrollTop = e.scrollHeight")
+        expect(box.locator(".sft-piece").last.get_by_text("####")).to_have_count(1)
+        assert box.locator("bdi").count() < 20_000   # what lies between was not drawn
+        expect(run.get_by_text("running").first).to_be_visible()
+        expect(run.locator(".sft-notice")).to_be_hidden()
+        _end_kernels(page)
+        expect(run.locator(".sft-notice")).to_contain_text("The kernel of this notebook is gone")
         browser.close()
 
 
@@ -155,7 +235,7 @@ PALE = """() => {
   const light = c => { const [r, g, b] = c.map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
     return .2126 * r + .7152 * g + .0722 * b };
   const pale = [];
-  for (const picture of document.querySelectorAll('.sft-picture')) {
+  for (const picture of document.querySelectorAll('.sft-panel')) {
     const walk = document.createTreeWalker(picture, NodeFilter.SHOW_TEXT);
     while (walk.nextNode()) { const e = walk.currentNode.parentElement, text = walk.currentNode.data.trim();
       if (!text || !e.getClientRects().length || e.closest('title,style')) continue;
@@ -179,28 +259,34 @@ def test_panels_of_results_are_used_and_can_be_read_in_light_and_dark(lab, tmp_p
     from playwright.sync_api import expect, sync_playwright
     with sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(viewport=dict(width=1000, height=1150))
-        page.set_default_timeout(120_000)
-        expect.set_options(timeout=120_000)
+        page = _open(browser, viewport=dict(width=1000, height=1150))
         alone = lab[0].replace("/lab/tree", "/lab/workspaces/answers/tree")   # no other notebook is open there
         _run_all(page, f"{alone}/answers.ipynb?reset", "the nearest is learning_rate")
         cells = page.locator(".jp-NotebookPanel:visible .jp-CodeCell")
         card = cells.nth(4)
         assert "config.py" not in card.inner_text() and "%tb" in card.inner_text()   # no frames of ours
-        cells.nth(0).get_by_label("row", exact=True).select_option(index=2)
-        expect(cells.nth(0).get_by_text("expected (arithmetic eval row")).to_be_visible()
-        cells.nth(0).get_by_role("button", name="export ids").click()
-        expect(cells.nth(0).get_by_text("ids are in").first).to_be_visible()
-        cells.nth(1).get_by_role("button", name="gain").last.click()
-        expect(cells.nth(1).get_by_text("the loss of each token: gain").first).to_be_visible()
-        cells.nth(2).get_by_label("max_length", exact=True).fill("384")
+        evaluation, losses, plan = (cells.nth(k).locator(".sft-panel") for k in range(3))
+        evaluation.locator("tbody tr[role=row]").nth(1).click()
+        expect(evaluation.get_by_text("expected (arithmetic eval row")).to_be_visible()
+        before = evaluation.locator(".sft-turn b").first.inner_text()
+        page.keyboard.press("ArrowDown")
+        _soon(page, lambda: evaluation.locator(".sft-turn b").first.inner_text() != before)
+        evaluation.get_by_role("button", name="export these rows").click()
+        expect(evaluation.get_by_text("ids are in")).to_be_visible()
+        losses.get_by_role("button", name="gain", exact=True).last.click()
+        expect(losses.get_by_text("the loss of each token: gain")).to_be_visible()
+        losses.get_by_role("button", name="sort by tuned").click()
+        expect(losses.get_by_text("by loss")).to_be_visible()
+        plan.get_by_label("max_length", exact=True).fill("384")
         page.keyboard.press("Enter")
-        expect(cells.nth(2).get_by_text("max_length = 384").first).to_be_visible()
+        expect(plan.get_by_text("max_length = 384")).to_be_visible()
+        blank = "all => all.filter(e => !e.selectedOptions[0]?.label).length"
+        assert plan.locator("select").evaluate_all(blank) == 0
         folder = os.environ.get("SFT_NB_SCREENSHOTS", str(tmp_path))
         pale = {}
         for theme in ("light", "dark"):
             if theme == "dark": _go_dark(page)
             page.locator(".jp-NotebookPanel:visible").screenshot(path=f"{folder}/answers-{theme}.png")
             pale[theme] = page.evaluate(PALE)
-        assert page.locator(".sft-picture").count() >= 3 and pale == dict(light=[], dark=[])
+        assert page.locator(".sft-panel").count() >= 3 and pale == dict(light=[], dark=[])
         browser.close()

@@ -39,9 +39,9 @@ def swept(run, base:Scores, lowest=None, **checkpoints:Scores)->EvalState:
 def test_a_run_without_a_sweep_says_the_command(run):
     panel = EvalPanel(run)
     assert f'sweep(&quot;{run.path}&quot;)' in panel.to_html() and "sweep(" in panel.to_dict()["problem"]
-    assert panel.filter.disabled and not panel.buttons["reload"].disabled
+    assert panel.filter.disabled and not panel.again.disabled
     swept(run, scores("base", "01"), checkpoint_1=scores("checkpoint-1", "11"))
-    panel.buttons["reload"].click()
+    panel.again.click()
     assert "checkpoint-1 and base, all: 2 of 2 rows" in panel.to_html() and not panel.filter.disabled
 
 
@@ -117,10 +117,10 @@ def test_the_list_is_clicked(run):
     swept(run, scores("base", "0011"), checkpoint_1=scores("checkpoint-1", "0101"))
     panel = EvalPanel(run)
     panel.filter.value = "changed since base"
-    assert [label.split(" · ")[0] for label, _ in panel.list.options] == ["wrong → right", "right → wrong"]
-    panel.list.value = 1
+    assert [cells[2] for cells in panel.table.block()["rows"]] == ["wrong → right", "right → wrong"]
+    panel.table.value = 1
     assert panel.state.pair()[0].where == "row 3" and "expected (row 3)" in panel.to_html()
     panel.filter.value = "lost"
-    assert panel.list.value == 0 and len(panel.list.options) == 1
-    panel.buttons["export ids"].click()
+    assert panel.table.value == 0 and panel.table.total == 1
+    panel.export.click()
     assert "1 ids are in" in panel.to_html() and "model" not in vars(panel)

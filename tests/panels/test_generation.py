@@ -180,13 +180,12 @@ def test_the_panel_answers_in_a_thread(learned):
     panel = GenerationPanel(learned)
     c = panel.controls
     assert c.row.value == 1 and c.system.value == "Count." and c.tokens.value == 8
-    c.prompt._handle_custom_msg(dict(kind="send"), [])   # Ctrl+Enter
+    panel._receive(panel, dict(id=c.prompt.to_dict()["sends"], event="click", n=1), [])   # Ctrl+Enter
     panel.worker.join(60)
     assert not panel.busy and not c.ask.disabled and c.stop.disabled
     assert panel.to_html().count("class='sft-tuned'") == 1
     assert "✓ right" in panel.to_html() or "✗ wrong" in panel.to_html()
-    assert [b.description for b in c.thumbs.children] == [
-        "good: base", "bad: base", "good: adapter", "bad: adapter"]
+    assert [b.label for b in c.thumbs] == ["good: base", "bad: base", "good: adapter", "bad: adapter"]
     c.models.value = ("checkpoint-1",)
     assert panel.state.names == ["checkpoint-1"] and "nothing has been asked yet" in panel.to_html()
     c.row.value = 99
@@ -215,16 +214,16 @@ def test_a_row_of_the_sweep_is_handed_over(learned):
     made = Sweep("one", "accuracy", scores[0], {s.model: s for s in scores[1:]})
     made.save(learned.path/"eval/sweep.json")
     panel = EvalPanel(learned, thread=False)
-    panel.list.value = 1
-    panel.buttons["try it"].click()
+    panel.table.value = 1
+    panel.ask.click()
     trial = panel.trial
     assert (trial.state.names, trial.controls.row.value) == (["base", "checkpoint-1"], 2)
     assert trial.state.stage.swapped == {}   # no model before it is asked
     trial.controls.ask.click()
     assert f"expected ({places[1]})" in trial.to_html() and trial.to_html() in panel.to_html()
     panel.checkpoint.value = "checkpoint-2"
-    panel.list.value = 2
-    panel.buttons["try it"].click()
+    panel.table.value = 2
+    panel.ask.click()
     assert panel.trial is trial and trial.state.names == ["base", "checkpoint-2"]
     assert (trial.controls.row.value, trial.controls.prompt.value) == (0, "Prompt of another row")
     panel.close()

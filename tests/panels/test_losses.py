@@ -73,6 +73,6 @@ def test_a_checkpoint_that_is_gone_is_a_line(undisturbed):
     panel = LossPanel(undisturbed, split="train", n=1)
     panel.show(checkpoint="checkpoint-77")
     assert "role='alert'" in panel.to_html() and panel.state.checkpoint == "adapter"
-    panel.buttons["export"].click()
+    panel.export.click()
     assert "losses-adapter.jsonl" in panel.to_html()
     (undisturbed.path/"eval/losses-adapter.jsonl").unlink()

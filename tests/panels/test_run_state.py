@@ -118,6 +118,6 @@ def test_a_press_asks_and_does_not_wait(run, monkeypatch):
 def test_a_rise_is_a_press_away_from_its_rows(undisturbed):
     panel = RunPanel(undisturbed)
     step, _ = panel.state.spikes()[0]
-    panel.rises.children[0].click()
+    panel.rises[0].click()
     assert panel.state.at == step and f"optimiser step {step} of 10" in panel.to_html()
     assert all(f">{name}</span>" in panel.to_html() for name in panel.state.batches.names())

@@ -1,0 +1,155 @@
+// One anywidget module for all panels: draws the blocks of the trait `view`, and sends back what a person does.
+import { row, html, columns } from "./controls.js";
+import { chart } from "./chart.js";
+import { table } from "./table.js";
+import { tokens } from "./tokens.js";
+
+const KINDS = { row, html, columns, chart, table, tokens };
+
+// The view of one panel in one window
+class Session {
+  constructor(model, root) {
+    this.model = model;
+    this.root = root;
+    this.count = 0;
+    this.waiting = new Map();   // number of an event -> timer until the kernel is said not to answer
+    this.lists = new Map();     // key of a list that is loaded on demand -> what takes its rows
+  }
+
+  send(id, value, event = "set") {
+    const n = ++this.count;
+    this.waiting.set(n, setTimeout(() => this.report("late"), 6000));
+    this.model.send({ id, event, value, n });
+  }
+
+  ask(id, rev, want) {
+    this.model.send({ id, event: "ask", value: want, rev });
+  }
+
+  receive(message) {
+    if (message.ack) {
+      for (const [n, timer] of this.waiting) {
+        if (n > message.ack) continue;
+        clearTimeout(timer);
+        this.waiting.delete(n);
+      }
+      if (!this.waiting.size) this.report("");
+    }
+    if (message.rows && this.lists.has(message.id)) this.lists.get(message.id)(message);
+  }
+
+  report(state) {
+    this.root.dataset.kernel = state;
+    this.root.dispatchEvent(new CustomEvent("sft-kernel", { detail: state }));
+  }
+
+  // Draw blocks into a node: what has not changed stays as it is, with its focus and its place
+  draw(parent, blocks) {
+    const before = parent.parts ?? [];
+    const unused = new Map(before.map((part) => [part.key, part]));
+    parent.parts = blocks.map((block, index) => {
+      const key = `${block.kind} ${block.key ?? index}`;
+      const json = JSON.stringify(block);
+      let part = unused.get(key);
+      unused.delete(key);
+      if (!part) part = { key, json: "", ...KINDS[block.kind](this, block) };
+      if (part.json !== json) part.update(block);
+      part.json = json;
+      return part;
+    });
+    for (const part of unused.values()) this.remove(part);
+    parent.parts.forEach((part, index) => {
+      if (parent.children[index] !== part.node) parent.insertBefore(part.node, parent.children[index] ?? null);
+    });
+  }
+
+  remove(part) {
+    part.destroy?.();
+    part.node.parts?.forEach((inner) => this.remove(inner));
+    part.node.remove();
+  }
+}
+
+// A picture that is saved in the notebook is for pages without a kernel: not beside its living panel
+function hideSavedPicture(id) {
+  const name = `sft-hide-${id}`;
+  if (!id || document.getElementById(name)) return;
+  const style = document.createElement("style");
+  style.id = name;
+  style.textContent = `[data-sft-saved="${id}"], .jp-OutputArea-child:has([data-sft-saved="${id}"]) { display: none; }`;
+  document.head.append(style);
+}
+
+function isDark(node) {
+  for (let e = node; e; e = e.parentElement ?? e.getRootNode()?.host) {
+    const [r, g, b, a] = (getComputedStyle(e).backgroundColor.match(/[\d.]+/g) ?? []).map(Number);
+    if (a !== 0 && r !== undefined) return 0.3 * r + 0.59 * g + 0.11 * b < 128;
+  }
+  return matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+const clock = () => new Date().toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+function render({ model, el }) {
+  const root = document.createElement("section");
+  root.className = "sft-panel";
+  root.setAttribute("data-lm-suppress-shortcuts", "true");
+  root.setAttribute("aria-label", model.get("title"));
+  const notice = document.createElement("div");
+  notice.className = "sft-notice";
+  notice.setAttribute("role", "status");
+  notice.hidden = true;
+  const body = document.createElement("div");
+  body.className = "sft-blocks";
+  root.append(notice, body);
+  el.append(root);
+
+  const session = new Session(model, root);
+  let heard = Date.now(), heardAt = clock(), silent = false;
+  const say = () => {
+    const late = root.dataset.kernel === "late";
+    notice.hidden = !silent && !late;
+    if (silent) notice.textContent = `The kernel of this notebook is gone or has hung: this is how it looked at ${heardAt}. ` +
+      "A run in a process of its own goes on. Run the cell again to follow it.";
+    else if (late) notice.textContent = "The kernel is busy or gone: what you asked for waits until it answers.";
+  };
+  const hear = () => { heard = Date.now(); heardAt = clock(); silent = false; say(); };
+  const draw = () => { session.draw(body, model.get("view")); hear(); };
+  const receive = (message) => { hear(); session.receive(message); };
+  root.addEventListener("sft-kernel", say);
+  const pulse = setInterval(() => {
+    const every = model.get("beat_seconds");   // 0: it changes only when something is pressed
+    silent = every > 0 && Date.now() - heard > 1000 * Math.max(4 * every, 8);
+    say();
+  }, 1000);
+
+  hideSavedPicture(model.get("saved_id"));
+  const theme = () => {
+    const now = isDark(el) ? "dark" : "light";
+    if (root.dataset.theme === now) return;
+    root.dataset.theme = now;
+    root.dispatchEvent(new CustomEvent("sft-theme"));
+  };
+  const watcher = new MutationObserver(() => setTimeout(theme, 50));
+  for (const node of [document.documentElement, document.body]) {
+    watcher.observe(node, { attributes: true, attributeFilter: ["class", "style", "data-theme", "data-jp-theme-light"] });
+  }
+  const attached = new ResizeObserver(theme);
+  attached.observe(root);
+  model.on("change:view", draw);
+  model.on("change:beat", hear);
+  model.on("msg:custom", receive);
+  theme();
+  draw();
+  return () => {
+    clearInterval(pulse);
+    watcher.disconnect();
+    attached.disconnect();
+    model.off("change:view", draw);
+    model.off("change:beat", hear);
+    model.off("msg:custom", receive);
+    body.parts.forEach((part) => session.remove(part));
+  };
+}
+
+export default { render };

@@ -1,0 +1,119 @@
+"""The widget of all panels: what is built, what browsers send, what they are sent; no browser is needed."""
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import sft_nb
+from sft_nb.panels.panel import Button, chart, Choice, columns, Control, controls_row, html_block, Panel, Table
+from sft_nb.report import SftError
+
+ASSETS = Path(sft_nb.__file__).parent/"assets"/"panels"
+JS = Path(sft_nb.__file__).parents[1]/"js"
+
+
+def test_what_is_committed_is_built_from_the_sources():
+    digest = hashlib.sha256()
+    for file in (JS/"package-lock.json", *sorted((JS/"src").iterdir())): digest.update(file.read_bytes())
+    built = (ASSETS/"panel.js").read_text(encoding="utf-8")
+    assert f"sources {digest.hexdigest()[:16]}" in built[:200], "run `npm ci && npm run build` in js/"
+    assert (ASSETS/"panel.css").read_text(encoding="utf-8").endswith((JS/"src/panel.css").read_text(encoding="utf-8"))
+
+
+def test_it_is_small_has_its_licence_and_asks_no_network():
+    assert sum(file.stat().st_size for file in ASSETS.iterdir()) < 300_000
+    assert "Permission is hereby granted" in (ASSETS/"uPlot-LICENSE.txt").read_text()
+    written = (ASSETS/"panel.js").read_text(encoding="utf-8") + (ASSETS/"panel.css").read_text(encoding="utf-8")
+    assert not re.search(r"https?://|fetch\(|XMLHttpRequest|import\(|@import|url\(", written)
+
+
+class Picks(Panel):
+    "A button, a chip, a table, and a chart that is clicked"
+    def __init__(self):
+        super().__init__(self)
+        self.did, self.numbers = [], [*range(1000)]
+        self.button, self.chip = Button("go"), Choice("way", options=["left", "right"], value="left", as_chips=True)
+        self.place, self.sorts = Control(), Control()
+        numbers = [dict(name="n", number=True)]
+        self.table = Table(numbers, lambda a, b: [[n] for n in self.numbers[a:b]], sorts=self.sorts)
+        self.button.on_click(self.did.append)
+        for control in (self.chip, self.place, self.table, self.sorts):
+            control.observe(lambda change: self.did.append(change["new"]), "value")
+        self.draw()
+    def html(self): return "<b>all</b>"
+    def blocks(self):
+        self.table.fill(len(self.numbers), self.numbers[0], None)
+        curve = chart("loss", {"a": [(1, 2.), (2, float("inf"))]}, click=self.place)
+        return [controls_row(self.button, self.chip), columns([curve], [self.table]), html_block(self.html())]
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    "What the panel sends to every window, beside its traits"
+    messages = []
+    monkeypatch.setattr(Panel, "send", lambda self, content, buffers=None: messages.append(content))
+    return messages
+
+
+def message(panel, control, value=None, event="set", **more):
+    panel._handle_custom_msg(dict(id=control.id, event=event, value=value) | more, [])
+
+
+def test_the_view_is_json_and_names_its_controls():
+    panel = Picks()
+    assert json.loads(json.dumps(panel.view, allow_nan=False)) == panel.view
+    row, two, picture = panel.view
+    assert [item["id"] for item in row["items"]] == [panel.button.id, panel.chip.id]
+    assert two["groups"][0][0]["click"] == panel.place.id and two["groups"][1][0]["sorts"] == panel.sorts.id
+    assert two["groups"][0][0]["series"][0]["points"] == [[1, 2.]] and picture["html"] == "<b>all</b>"
+    assert set(panel.get_state()) >= {"view", "title", "saved_id", "beat"}   # what a reloaded window is given
+
+
+def test_what_a_person_does_arrives_and_is_acknowledged(sent):
+    panel = Picks()
+    message(panel, panel.button, event="click", n=1)
+    message(panel, panel.chip, 1, n=2)
+    message(panel, panel.place, 7, n=3)
+    message(panel, panel.table, 12, n=4)
+    message(panel, panel.sorts, [0, True], n=5)
+    assert panel.did == [panel.button, "right", 7, 12, [0, True]] and [m["ack"] for m in sent] == [1, 2, 3, 4, 5]
+    message(panel, Control(), 1, n=6)   # of a view that is no longer there
+    assert len(panel.did) == 5 and sent[-1] == dict(ack=6)
+
+
+def test_rows_are_asked_for_and_an_old_list_is_not_answered(sent):
+    panel = Picks()
+    message(panel, panel.table, [990, 2000], "ask", rev="0")
+    assert sent == [{"id": panel.table.id, "rev": "0", "rows": [[str(n)] for n in range(990, 1000)], "from": 990}]
+    panel.numbers = [*range(5, 10)]
+    panel.draw()
+    message(panel, panel.table, [0, 3], "ask", rev="0")
+    assert len(sent) == 1
+
+
+def test_an_error_is_shown_and_acknowledged(sent):
+    panel = Picks()
+    def fail(_): raise SftError("batch 9", "there are 4 batches", "a number below 4", "index=3")
+    panel.button.on_click(fail)
+    message(panel, panel.button, event="click", n=1)
+    assert "there are 4 batches" in panel.view[0]["html"] and "there are 4 batches" in panel._saved_picture()
+    assert sent == [dict(ack=1)]
+
+
+def test_the_saved_picture_stands_beside_the_panel_under_its_name(monkeypatch):
+    shown = []
+    monkeypatch.setattr("sft_nb.panels.panel.display", lambda *parts, **how: shown.append((parts, how)))
+    monkeypatch.setattr("sft_nb.panels.panel.update_display", lambda *parts, **how: shown.append((parts, how)))
+    panel = Picks()
+    panel.draw()
+    assert shown == []   # no picture before there is a panel
+    panel._ipython_display_()
+    (widget, _), (saved, how) = shown
+    assert "application/vnd.jupyter.widget-view+json" in widget[0]
+    assert f"data-sft-saved='{panel.saved_id}'" in saved[0].data and how["display_id"] == panel.saved_id
+    panel.draw(save=False)
+    assert len(shown) == 2
+    panel.draw()
+    assert len(shown) == 3
