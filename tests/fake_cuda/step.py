@@ -38,6 +38,33 @@ QWEN3_4B = dict(vocab_size=151_936, tie_word_embeddings=True, max_position_embed
                 intermediate_size=9728, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
 WAITS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_consecutive",
          "unique_dim", "bincount"}
+PARTS = torch.library.Library("card", "DEF")
+PARTS.define("rms_norm(Tensor x, Tensor weight) -> (Tensor, Tensor)")
+PARTS.define("rms_norm_backward(Tensor gradient, Tensor x, Tensor scale, Tensor weight) -> (Tensor, Tensor)")
+
+@torch.library.register_fake("card::rms_norm", lib=PARTS)
+def _(x, weight): return torch.empty_like(x), x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
+
+@torch.library.register_fake("card::rms_norm_backward", lib=PARTS)
+def _(gradient, x, scale, weight): return torch.empty_like(x), torch.empty_like(weight)
+
+class RMSNorm(torch.autograd.Function):
+    "As a CUDA build of PyTorch computes it: one kernel, and one on the way back. A CPU build has none of them"
+    @staticmethod
+    def forward(ctx, x, weight):
+        out, scale = torch.ops.card.rms_norm(x, weight)
+        ctx.save_for_backward(x, scale, weight)
+        return out
+    @staticmethod
+    def backward(ctx, gradient): return torch.ops.card.rms_norm_backward(gradient, *ctx.saved_tensors)
+
+def rms_norm(x, shape, weight, eps):
+    "In place of `F.rms_norm`: where formats differ, or under autocast, a CUDA build has no kernel for it either"
+    if not x.is_cuda: return plain_rms_norm(x, shape, weight, eps)
+    assert x.dtype == weight.dtype and not torch.is_autocast_enabled("cuda")
+    return RMSNorm.apply(x, weight)
+
+plain_rms_norm, torch.nn.functional.rms_norm = torch.nn.functional.rms_norm, rms_norm
 VIEWS = set("""device view _unsafe_view t transpose permute expand unsqueeze squeeze slice select alias detach
 as_strided split split_with_sizes unbind reshape lift_fresh _reshape_alias unfold diagonal empty empty_like
 empty_strided""".split())
@@ -112,7 +139,7 @@ def make_model(cfg, layers:int, *, kernels:str, checkpointing:bool, keep_attenti
     if cfg.method != "full": adapters_to_float32(model)
     put_on_card(model)
     model.train()
-    use_kernels(model, kernels)   # once more: now it is on a card
+    with unset_fake_temporarily(): use_kernels(model, kernels)   # once more: now it is on a card
     if checkpointing: recompute_layers(model, keep_attention=keep_attention)
     if parts: recompute_parts(model)
     inner = causal_lm(model)

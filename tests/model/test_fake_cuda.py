@@ -22,8 +22,8 @@ WAYS = {
 }
 HERE = ("lora", "qlora", "full")                # the others in `make soak`
 BUDGETS = {   # kernels and 10^9 bytes read and written, forward and backward, of one layer of Qwen3-4B, 8,192 tokens
-    "lora": (230, 23.5), "qlora": (260, 25.5), "full": (200, 29.5), "peft's own layers": (260, 29.5),
-    "checkpointing": (350, 36), "attention is kept": (350, 36)}
+    "lora": (150, 13.6), "qlora": (170, 13.8), "full": (120, 20), "peft's own layers": (260, 29.5),
+    "checkpointing": (200, 18), "attention is kept": (200, 18)}
 
 
 @pytest.fixture(scope="module")

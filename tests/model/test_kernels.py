@@ -9,7 +9,7 @@ from shapes import SHAPES, model
 from sft_nb.config import load_config
 from sft_nb.model import kernels
 from sft_nb.model.adapter import load_model, spare_casts
-from sft_nb.model.kernels import fuse_lora
+from sft_nb.model.kernels import fuse_lora, fuse_norms, use_kernels
 from sft_nb.model.loss import causal_lm
 
 IDS = torch.randint(3, 768, (2, 19), generator=torch.Generator().manual_seed(1))
@@ -255,3 +255,63 @@ def test_the_models_that_we_load(tokenizer, method):
         losses[kind + " gradient"] = torch.stack([g.norm() for g in grads.values()])
     assert off(losses["auto"], losses["none"]) < 1e-5
     assert off(losses["auto gradient"], losses["none gradient"]) < 1e-5
+
+
+@pytest.mark.parametrize("kind", list(SHAPES))
+def test_norms_as_one_operation_say_what_their_classes_say(kind):
+    "In 32 bits, and under autocast with weights in 16 and in 32 bits, as in training; other norms stay as they are"
+    for dtype, autocast, near in ((torch.float32, None, 2e-5), (torch.bfloat16, torch.bfloat16, 3e-2),
+                                  (torch.float32, torch.bfloat16, 3e-2)):
+        m = model(kind, dtype=dtype).train()
+        with torch.no_grad():
+            for name, p in m.named_parameters():   # or a weight that is left out would not be seen
+                if "norm" in name: p.add_(torch.linspace(-.3, .3, len(p)).to(dtype))
+        want, want_grads = out(m, autocast)
+        norms = fuse_norms(m)
+        rms = [x for x in m.modules() if type(x).__name__.endswith("RMSNorm")]
+        assert norms.n == len(rms)
+        if not rms: continue
+        got, grads = out(m, autocast)
+        assert got.dtype == want.dtype and off(got.float(), want.float()) < near
+        assert max(off(grads[n].float(), g.float()) for n, g in want_grads.items()) < 10 * near
+        norms.undo()
+        again, _ = out(m, autocast)
+        assert torch.equal(again, want)
+
+
+def test_a_norm_of_another_formula_is_left_alone():
+    class GatedRMSNorm(torch.nn.RMSNorm):
+        def forward(self, x, gate): return super().forward(x) * gate
+    class HalfRMSNorm(torch.nn.RMSNorm):
+        def forward(self, x): return super().forward(x) / 2
+    class OtherName(torch.nn.RMSNorm): pass
+    hooked = torch.nn.RMSNorm(8, eps=1e-6)
+    hooked.register_forward_hook(lambda *_: None)
+    kinds = [GatedRMSNorm, HalfRMSNorm, OtherName, torch.nn.LayerNorm]
+    left = torch.nn.ModuleList([kind(8, eps=1e-6) for kind in kinds] + [hooked, torch.nn.RMSNorm(8)])
+    assert fuse_norms(left).n == 0
+    assert fuse_norms(torch.nn.ModuleList([torch.nn.RMSNorm(8, eps=1e-6)])).n == 1
+
+
+def test_norms_are_one_operation_on_a_gpu_alone(monkeypatch):
+    m = adapted()
+    assert [r.what.split(":")[0] for r in use_kernels(m, "auto")] == ["base and adapter in one product"]
+    monkeypatch.setattr(type(m), "device", torch.device("cuda"), raising=False)
+    assert [r.what.split(":")[0] for r in use_kernels(m, "auto")][1:] == ["norms as one operation"]
+    assert use_kernels(m, "none") == []
+
+
+@pytest.mark.parametrize("how", [dict(), dict(bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=False)], ids=str)
+def test_a_base_in_4_bits_is_in_the_product(tokenizer, monkeypatch, how):
+    "Loss and gradients as by peft and bitsandbytes, whose forward pass it takes; in eval mode they compute it"
+    cfg = load_config("demo", kernels="none", method="qlora", dtype="float32", lora_dropout=0., **how)
+    m = load_model(cfg, tokenizer).train()
+    with torch.no_grad():
+        for name, p in m.named_parameters():
+            if "lora_B" in name: p.copy_(torch.linspace(-.02, .02, p.numel()).view_as(p))
+    frozen, plain = [], kernels._of_frozen
+    monkeypatch.setattr(kernels, "_of_frozen", lambda layers, *args: frozen.extend(layers) or plain(layers, *args))
+    n, logits, gradients = compare(m)
+    assert n == len(frozen) == 7 * 4 and logits < 1e-5 and gradients < 1e-4
+    with torch.no_grad(): m(IDS)
+    assert len(frozen) == n   # nothing is trained: bitsandbytes' own layer

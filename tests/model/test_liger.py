@@ -152,3 +152,25 @@ def test_as_a_run_has_it(found):
     "The tiny model with an adapter, its layers computed again: Liger, and one product, and the same numbers"
     assert found["a run"]["logits"] < 1e-5 and found["a run"]["gradients"] < 1e-4
     assert found["a run"]["modules"] == ["base and adapter in one product", "Liger's kernels"]
+
+
+def compiled_for(folder, capability:int, *most:int)->dict:
+    "What `ahead_of_time.py` made for cards of this kind"
+    if not find_spec("liger_kernel"): pytest.skip("Liger is not installed: pip install 'sft_nb[fast]'")
+    script = Path(__file__).with_name("ahead_of_time.py")
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | dict(TRITON_CACHE_DIR=str(folder))
+    done = subprocess.run([sys.executable, script, str(capability), *map(str, most)], env=env, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_kernel_is_machine_code_for_a_card(tmp_path):
+    assert compiled_for(tmp_path, 90, 1) == dict(compiled=1, wrong={})
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
+def test_all_kernels_are(tmp_path, capability):
+    found = compiled_for(tmp_path, capability)
+    assert not found["wrong"] and found["compiled"] == 48

@@ -1,0 +1,309 @@
+"""What a graphics card can tell in three calls of at most ten minutes: is it right, how fast is it, is the plan right?
+
+    python scripts/gpu_day.py --call correctness      # kernels against the layers that they stand for; then tests/gpu
+    python scripts/gpu_day.py --call speed            # tokens a second, and the share of the card's peak, by kernels
+    python scripts/gpu_day.py --call memory           # planned against allocated
+
+Models are made on the card, in bfloat16 and with random weights; nothing large is written. A case that would not be
+over in time is left out, and listed. `--size small` is for a CPU. Each call prints a table, writes gpu_CALL.json into
+`--out`, and ends with 1 if something is wrong."""
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from sft_nb.batches.collate import CollatorWithPositions, DataCollatorFlattening
+from sft_nb.config import Config, load_config
+from sft_nb.model.adapter import add_adapter
+from sft_nb.model.attention import register_varlen
+from sft_nb.model.checkpointing import OnDevice, OnHost, recompute_layers
+from sft_nb.model.hardware import choose_device, free_memory, is_out_of_memory, this_device
+from sft_nb.model.kernels import compile_layers, fuse_lora, fuse_norms, use_kernels, use_liger
+from sft_nb.model.load import guard_4bit, quiet
+from sft_nb.model.loss import add_supervised_loss
+from sft_nb.model.precision import adapters_to_float32
+from sft_nb.planning.plan import plan
+from sft_nb.planning.simulate import MemoryTracker
+from sft_nb.tokens.tokenizer import load_tokenizer
+
+QWEN = dict(vocab_size=151_936, tie_word_embeddings=True, head_dim=128, num_key_value_heads=8)
+SHAPES = {
+    "tiny": dict(vocab_size=768, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+                 num_key_value_heads=2, head_dim=16),
+    "0.6b": QWEN | dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
+    "4b": QWEN | dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32),
+    "8b": QWEN | dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
+                      tie_word_embeddings=False)}
+KINDS = ("qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3")
+SPEED = dict(
+    small=[("tiny", "lora", "auto", False, 128), ("tiny", "qlora", "auto", True, 128)],
+    full=[("4b", "lora", "auto", False, 8192), ("4b", "lora", "none", False, 8192),
+          ("4b", "lora", "liger", False, 8192), ("4b", "qlora", "auto", False, 8192),
+          ("0.6b", "full", "auto", False, 16384),
+          ("8b", "lora", "auto", True, 16384), ("8b", "qlora", "auto", True, 16384),
+          ("4b", "lora", "compile", False, 8192)])   # size, method, kernels, checkpointing, tokens
+MEMORY = dict(
+    small=[("tiny", "lora", False, 256), ("tiny", "full", True, 256)],
+    full=[("0.6b", "lora", False, 4096), ("0.6b", "full", True, 8192), ("4b", "lora", False, 4096),
+          ("4b", "lora", True, 32768), ("4b", "qlora", False, 4096), ("4b", "qlora", True, 16384),
+          ("8b", "lora", False, 4096), ("8b", "qlora", True, 16384)])   # size, method, checkpointing, tokens
+
+
+def make_config(folder:str, size:str, method:str, tokens:int, kind="qwen3", **how)->Config:
+    "Of a model that has a config and no weights"
+    special = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)   # those of a kind may lie outside
+    shape = AutoConfig.for_model(kind, max_position_embeddings=262_144, **SHAPES[size] | special)
+    shape.save_pretrained(folder)
+    return load_config(model=folder, tokenizer="tiny", init="random", method=method, max_length=tokens, lora_dropout=0.,
+                       max_tokens_per_batch=tokens, **how)
+
+
+def quantise(model)->None:
+    "Linear layers but the head in 4 bits, one after the other"
+    from bitsandbytes.nn import Linear4bit, Params4bit
+    head = model.get_output_embeddings()
+    for path, layer in [*model.named_modules()]:
+        if type(layer) is not torch.nn.Linear or layer is head: continue
+        parent, _, name = path.rpartition(".")
+        packed = Linear4bit(layer.in_features, layer.out_features, bias=layer.bias is not None, quant_type="nf4",
+                            compute_dtype=layer.weight.dtype, device="meta")
+        packed.weight = Params4bit(layer.weight.data.cpu(), requires_grad=False, quant_type="nf4")
+        packed.bias = layer.bias
+        setattr(model.get_submodule(parent), name, packed.to(layer.weight.device))
+    model.is_loaded_in_4bit = True
+    guard_4bit(model)
+
+
+def make_model(cfg:Config, device:str, *, kernels="none", checkpointing=False, learned=True):
+    "Ready to train, with random weights that were made on the device"
+    register_varlen()
+    half = torch.bfloat16 if device == "cuda" else torch.float32
+    tokenizer = load_tokenizer(cfg)
+    with quiet(), torch.device(device):
+        torch.manual_seed(0)
+        shape, dtype = AutoConfig.from_pretrained(cfg.model), torch.float32 if cfg.method == "full" else half
+        model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation="varlen")
+    if cfg.method == "qlora": quantise(model)
+    model = add_adapter(model, tokenizer, cfg).to(device)
+    if cfg.method != "full": adapters_to_float32(model)
+    if learned:   # an adapter whose B is 0 says nothing
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if "lora_B" in name: p.normal_(std=.02)
+    use_kernels(model, kernels)
+    add_supervised_loss(model, max_logits_mib=cfg.max_logits_mib)
+    if checkpointing: recompute_layers(model, keep_attention=True)
+    return model.train()
+
+
+def make_batch(model, lengths:list[int], device:str)->dict:
+    draw, vocabulary = torch.Generator().manual_seed(1), min(model.config.vocab_size, 50_000)
+    ids = [torch.randint(3, vocabulary, (n,), generator=draw).tolist() for n in lengths]
+    rows = [dict(input_ids=row, labels=[-100] * (len(row) // 2) + row[len(row) // 2:]) for row in ids]
+    batch = CollatorWithPositions(DataCollatorFlattening())(rows)
+    return {name: v.to(device) if torch.is_tensor(v) else v for name, v in batch.items()}
+
+
+def run_pass(model, batch:dict, device:str)->torch.Tensor:
+    "Forward and backward; the loss"
+    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        out = model(**batch, supervised=True, use_cache=False)
+        loss = out.loss / out.n_tokens
+    loss.backward()
+    return loss.detach()
+
+
+def measure_gradients(model, batch:dict, device:str)->tuple[float,list]:
+    model.zero_grad()
+    loss = run_pass(model, batch, device).item()
+    return loss, [p.grad.float().clone() for p in model.parameters() if p.requires_grad]
+
+
+def compare(want, got)->float:
+    "How far loss and gradients are apart, as a share: the larger of both"
+    apart = sum(float((a - b).norm()) for a, b in zip(got[1], want[1], strict=True))
+    return max(abs(got[0] - want[0]) / abs(want[0]), apart / sum(float(w.norm()) for w in want[1]))
+
+
+def correctness_cases(size:str, device:str)->list[tuple[str,Callable]]:
+    "Names, and functions that return how far two ways to compute the same are apart"
+    shape, lengths = ("tiny", [5, 40, 1, 18]) if size == "small" else ("0.6b", [5, 1000, 1, 800])
+    def against_plain(change, method="lora", kind="qwen3"):
+        def measure(folder):
+            model = make_model(make_config(folder, shape, method, sum(lengths), kind), device)
+            batch = make_batch(model, lengths, device)
+            want = measure_gradients(model, batch, device)
+            change(model)
+            return compare(want, measure_gradients(model, batch, device))
+        return measure
+    def rows_alone(kind):
+        def measure(folder):
+            model = make_model(make_config(folder, shape, "lora", sum(lengths), kind), device)
+            flat = measure_gradients(model, make_batch(model, lengths, device), device)
+            model.set_attn_implementation("eager")
+            model.zero_grad()
+            loss = n = 0
+            for row in make_batch(model, lengths, device)["input_ids"].split(lengths, 1):
+                labels = row.clone()
+                labels[:, :max(1, row.shape[1] // 2)] = -100
+                with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                    out = model(input_ids=row, labels=labels, supervised=True, use_cache=False)
+                loss, n = loss + out.loss, n + out.n_tokens
+            (loss / n).backward()
+            grads = [p.grad.float().clone() for p in model.parameters() if p.requires_grad]
+            return compare(((loss / n).item(), grads), flat)
+        return measure
+    def kept(waiting):
+        return lambda model: recompute_layers(model, keep_attention=True, waiting=waiting)
+    kinds = ("qwen3", "gemma2", "phi3") if size == "small" else KINDS
+    cases = [(f"flattened rows, {kind}, and eager attention", rows_alone(kind)) for kind in kinds]
+    cases += [("base and adapter in one product", against_plain(fuse_lora)),
+              ("the same with a base in 4 bits", against_plain(fuse_lora, "qlora")),
+              ("norms as one operation", against_plain(fuse_norms)),
+              ("norms of Gemma", against_plain(fuse_norms, kind="gemma2")),
+              ("attention kept on the device", against_plain(kept(OnDevice))),
+              ("attention kept in host memory", against_plain(kept(OnHost)))]
+    if device == "cuda": cases.append(("compiled layers", against_plain(compile_layers)))
+    if device == "cuda" and find_spec("liger_kernel"): cases.append(("Liger's kernels", against_plain(use_liger)))
+    return cases
+
+
+def check_correctness(a, device:str, left:Callable)->list[dict]:
+    limit, rows = 3e-2 if device == "cuda" else 1e-4, []
+    for name, measure in correctness_cases(a.size, device):
+        rows.append(run_case(name, measure, left, 30))
+        if "apart" in rows[-1]: rows[-1] |= dict(limit=limit, ok=rows[-1]["apart"] < limit)
+    if device == "cuda" and left() > 60: rows.append(run_tests(left()))
+    return rows
+
+
+def run_tests(seconds:float)->dict:
+    "tests/gpu but for the peaks, which `--call memory` measures"
+    tests = Path(__file__).parents[1]/"tests"/"gpu"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", str(tests), "-k", "not predicted_peak"]
+    try: done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired: return dict(case="tests/gpu", left_out="they took longer than the time left")
+    return dict(case="tests/gpu", ok=done.returncode == 0, says=done.stdout.strip().splitlines()[-1])
+
+
+def flops_of(model, lengths:list[int])->float:
+    "Of a forward and backward pass: 4 a weight and token of a frozen matrix, 6 of a trained one; attention; the head"
+    from sft_nb.batches.layout import BatchLengths
+    from sft_nb.planning.throughput import Again, _attention_flops, _matmul_flops, facts_of
+    facts, batch = facts_of(model), BatchLengths(tuple(lengths), True)
+    return _matmul_flops(facts, batch, Again()) + _attention_flops(facts, batch, Again())
+
+
+def measure_speed(a, device:str, left:Callable)->list[dict]:
+    peak, rows = this_device(device, torch.bfloat16 if device == "cuda" else torch.float32).tflops * 1e12, []
+    for size, method, kernels, checkpointing, tokens in SPEED[a.size]:
+        def measure(folder, size=size, method=method, kernels=kernels, checkpointing=checkpointing, tokens=tokens):
+            if kernels == "liger" and not find_spec("liger_kernel"): return dict(left_out="Liger is not installed")
+            cfg = make_config(folder, size, method, tokens)
+            model = make_model(cfg, device, kernels=kernels, checkpointing=checkpointing)
+            lengths = [tokens // 8] * 8
+            batch, trained = make_batch(model, lengths, device), [p for p in model.parameters() if p.requires_grad]
+            optimizer, seconds = torch.optim.AdamW(trained, lr=1e-5, fused=device == "cuda"), []
+            for _ in range(5):
+                began = time.perf_counter()
+                run_pass(model, batch, device)
+                optimizer.step()
+                optimizer.zero_grad()
+                if device == "cuda": torch.cuda.synchronize()
+                seconds.append(time.perf_counter() - began)
+            best = min(seconds[2:])
+            return dict(ms=round(1e3 * best, 1), tokens_per_second=round(tokens / best),
+                        mfu=round(flops_of(model, lengths) / best / peak, 3), ok=True)
+        name = f"{size} {method}, kernels {kernels}, {tokens:,} tokens" + ", checkpointing" * checkpointing
+        rows.append(run_case(name, measure, left, 150 if kernels == "compile" else 60))
+    return rows
+
+
+def measure_memory(a, device:str, left:Callable)->list[dict]:
+    rows = []
+    for size, method, checkpointing, tokens in MEMORY[a.size]:
+        def measure(folder, size=size, method=method, checkpointing=checkpointing, tokens=tokens):
+            cfg = make_config(folder, size, method, tokens, gradient_checkpointing=checkpointing, kernels="auto",
+                              keep_attention=checkpointing, gradient_accumulation_steps=2)
+            lengths = [tokens // 4] * 4
+            card = this_device(device, torch.bfloat16 if device == "cuda" else torch.float32)
+            planned = plan(cfg, device=card, lengths=lengths).allocated
+            model = make_model(cfg, device, kernels="auto", checkpointing=checkpointing)
+            batch, trained = make_batch(model, lengths, device), [p for p in model.parameters() if p.requires_grad]
+            optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=device == "cuda")
+            def steps():
+                for k in range(4):
+                    run_pass(model, batch, device)
+                    if k % 2: optimizer.step()
+                    if k % 2: optimizer.zero_grad()
+            peak = allocated_by(steps, model, device)
+            ratio = planned / peak
+            found = dict(planned_gib=round(planned / 2**30, 3), allocated_gib=round(peak / 2**30, 3))
+            return found | dict(ratio=round(ratio, 3), ok=.9 <= ratio <= 1.3)   # a plan may be careful
+        name = f"{size} {method}, {tokens:,} tokens" + ", checkpointing" * checkpointing
+        rows.append(run_case(name, measure, left, 60))
+    return rows
+
+
+def allocated_by(steps:Callable, model, device:str)->int:
+    "Bytes at the worst moment: by CUDA's allocator, or as tensors are counted on a CPU"
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        steps()
+        return torch.cuda.max_memory_allocated()
+    alive = MemoryTracker()
+    for t in (*model.parameters(), *model.buffers()): alive.add(t)
+    with alive: steps()
+    return alive.peak
+
+
+def run_case(name:str, measure:Callable, left:Callable, seconds:float)->dict:
+    "A row of the table; what fails is a row as well"
+    if left() < seconds: return dict(case=name, left_out=f"{left():.0f} s were left")
+    began = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory() as folder: found = measure(folder)
+    except Exception as e:
+        found = dict(ok=False, says=f"{type(e).__name__}: {str(e)[:300]}")
+        if is_out_of_memory(e): found = dict(ok=True, left_out="the card is too small for it")
+    gc.collect()
+    free_memory()
+    if isinstance(found, float): found = dict(apart=float(f"{found:.2g}"))
+    return dict(case=name) | found | dict(seconds=round(time.monotonic() - began, 1))
+
+
+CALLS = dict(correctness=check_correctness, speed=measure_speed, memory=measure_memory)
+
+
+def main(args:list[str]|None=None)->int:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--call", choices=CALLS, required=True)
+    p.add_argument("--size", choices=("full", "small"), help="of the models; full on a GPU, small on a CPU")
+    p.add_argument("--minutes", type=float, default=9.5, help="after which no new case begins")
+    p.add_argument("--out", default=".", help="folder of the JSON file")
+    a = p.parse_args(args)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    device, _ = choose_device("auto")
+    a.size = a.size or ("full" if device == "cuda" else "small")
+    until = time.monotonic() + 60 * a.minutes
+    rows = CALLS[a.call](a, device, lambda: until - time.monotonic())
+    name = torch.cuda.get_device_name() if device == "cuda" else device
+    for row in rows:
+        facts = ", ".join(f"{k} {v}" for k, v in row.items() if k not in ("case", "ok"))
+        print(f"{'-' if 'left_out' in row else 'ok' if row.get('ok') else 'WRONG':<6} {row['case']:<58} {facts}")
+    result = dict(call=a.call, device=name, torch=torch.__version__, date=time.strftime("%Y-%m-%d"), rows=rows)
+    (Path(a.out)/f"gpu_{a.call}.json").write_text(json.dumps(result, indent=1) + "\n")
+    return 0 if all(row.get("ok", "left_out" in row) for row in rows) else 1
+
+
+if __name__ == "__main__": sys.exit(main())
