@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import shared
-from planted import bad, save_dead, save_noise, small, statuses
+from planted import bad, save_dead, save_noise, statuses
+from planted import small as small_qlora
 from shapes import folder
 
 from sft_nb.checks.core import CHECKS
@@ -17,6 +18,9 @@ from sft_nb.model.load import load_base
 from sft_nb.planning.plan import plan as make_plan
 from sft_nb.tokens.prepare import prepare
 from sft_nb.workbench import Workbench
+
+
+def small(**more): return small_qlora(**dict(method="lora") | more)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def test_rng_state_is_put_back(data):
     assert draw() == expected
 
 
-@pytest.mark.parametrize("more", [dict(), dict(method="lora", gradient_checkpointing=True)],
+@pytest.mark.parametrize("more", [dict(method="qlora"), dict(gradient_checkpointing=True)],
                          ids=["qlora", "checkpointing"])
 def test_a_model_that_is_handed_in_is_as_before(data, more):
     cfg = small(**more)
@@ -129,16 +133,17 @@ def test_planted_defects_are_caught(name, tokenizer, broken_bases):
 
 SLOW = dict(dtype="bfloat16", per_device_train_batch_size=1, per_device_eval_batch_size=2)   # few CPUs have it
 CLEAN = dict(
-    qlora=dict(bnb_4bit_quant_type="fp4", lora_target_modules="attention", gradient_accumulation_steps=4),
-    eight_bits=dict(load_in_8bit=True),
-    lora=dict(method="lora", learning_rate=1e-5),
-    bf16_qlora=SLOW,
+    qlora=dict(method="qlora", bnb_4bit_quant_type="fp4", lora_target_modules="attention",
+               gradient_accumulation_steps=4),
+    eight_bits=dict(method="qlora", load_in_8bit=True),
+    lora=dict(learning_rate=1e-5),
+    bf16_qlora=dict(method="qlora", **SLOW),
     bf16_full=dict(method="full", learning_rate=1e-3, **SLOW),
     padded=dict(padding_free=False, use_rslora=True),
     packed=dict(max_tokens_per_batch=256, train_on_prompt=True),
     grouped=dict(group_by_length=True, attn_implementation="sdpa", train_tokens="<|im_end|>"),
-    dora=dict(use_dora=True, gradient_checkpointing=True),
-    pissa=dict(method="lora", init_lora_weights="pissa", modules_to_save="lm_head"),
+    dora=dict(method="qlora", use_dora=True, gradient_checkpointing=True),
+    pissa=dict(init_lora_weights="pissa", modules_to_save="lm_head"),
     new_token=dict(train_tokens="<think>", attn_implementation="eager", lora_dropout=.2),
     plain_text=dict(chat_template="none", eval_samples=0))
 

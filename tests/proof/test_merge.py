@@ -33,7 +33,8 @@ ADAPTERS = {
 
 def short(tmp_path, **how):
     "A run of six steps"
-    small = dict(runs_dir=str(tmp_path), max_steps=6, max_samples=96, eval_samples=4, save_steps=100, preflight=False)
+    small = dict(runs_dir=str(tmp_path), max_steps=6, max_samples=24, per_device_train_batch_size=4, eval_samples=4,
+                 save_steps=100, preflight=False)
     return train(load_config("demo", **small | how))
 
 
