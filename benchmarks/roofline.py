@@ -1,21 +1,29 @@
 """Where the time of a training step goes, by the roofline of a card: products, adapter, attention, small work, loss.
 
     python benchmarks/roofline.py [--json] [--shape 4b] [--card h200-141gb] [--rows 8] [--tokens 1024] [--again]
+                                  [--kernels auto]
 
 The real step runs on tensors without numbers, operation by operation (`sft_nb.planning.simulate`). Each takes as long
 as its arithmetic at the speed of the card's products (attention: of its kernel), or as its bytes, read and written
 once, at the speed of the card's memory, whichever is longer. Nothing overlaps, and nothing is fused that PyTorch does
 not fuse. `host` is what Python needs to start the operations, at 8 microseconds each; it counts only where it is more
-than all the rest. `--again`: with checkpointing, attention kept. Writes benchmarks/results/roofline.json.
+than all the rest. `--again`: with checkpointing, attention kept. `--kernels none`: the layers of transformers and peft;
+`auto`: base and adapter in one product, and norms as the one operation that they are on a GPU; `liger`: rotary
+positions, and the product of gate and up, as one operation too. Writes benchmarks/results/roofline.json.
 """
 import argparse
 import json
 import math
+import sys
 import tempfile
 from collections import defaultdict
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from types import MethodType
+from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from common import save
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -91,7 +99,63 @@ class Roofline(TorchDispatchMode):
         card.costs[kind].add(Cost(1, flops, moved, max(flops / speed, moved / card.bandwidth)))
 
 
-def run(cfg, tokenizer, batch, how, card:Card, layers:int)->dict:
+LIBRARY = torch.library.Library("roofline", "DEF")
+LIBRARY.define("fused(Tensor[] read, int[] like) -> Tensor[]")
+
+@torch.library.register_fake("roofline::fused", lib=LIBRARY)
+def fused(read, like):
+    "One kernel: it reads some tensors, and writes others of the shapes of some of them"
+    return [torch.empty_like(read[i]) for i in like]
+
+
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return torch.ops.roofline.fused([x, weight], [0])[0]
+    @staticmethod
+    def backward(ctx, d):
+        out = torch.ops.roofline.fused([d, *ctx.saved_tensors], [1, 2] if ctx.needs_input_grad[1] else [1])
+        return out[0], out[1] if ctx.needs_input_grad[1] else None
+
+
+class Rotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return tuple(torch.ops.roofline.fused([q, k, cos, sin], [0, 1]))
+    @staticmethod
+    def backward(ctx, d_q, d_k): return *torch.ops.roofline.fused([d_q, d_k, *ctx.saved_tensors], [0, 1]), None, None
+
+
+class GateAndUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate, up):
+        ctx.save_for_backward(gate, up)
+        return torch.ops.roofline.fused([gate, up], [0])[0]
+    @staticmethod
+    def backward(ctx, d): return tuple(torch.ops.roofline.fused([d, *ctx.saved_tensors], [1, 2]))
+
+
+def put_in_liger(model, **_)->None:
+    "What Liger puts in, in what it reads and writes; norms are there already"
+    def rotate(q, k, cos, sin, *args, **kwargs): return Rotation.apply(q, k, cos, sin)
+    def mlp(m, x): return m.down_proj(GateAndUp.apply(m.gate_proj(x), m.up_proj(x)))
+    sys.modules[type(model).__module__].apply_rotary_pos_emb = rotate
+    for m in model.modules():
+        if type(m).__name__.endswith("MLP"): m.forward = MethodType(mlp, m)
+
+
+def put_in(model, kernels:str):
+    "Let a model compute as with these kernels on a GPU, inside of what is returned"
+    from sft_nb.model.kernels import fuse_norms, use_liger
+    if kernels == "none": return nullcontext()
+    fuse_norms(model)
+    if kernels == "liger": use_liger(model, put_in=put_in_liger)
+    return patch.object(F, "rms_norm", lambda x, shape, weight, eps: Norm.apply(x, weight))
+
+
+def run(cfg, tokenizer, batch, how, card:Card, layers:int, kernels:str)->dict:
     "Costs of a step of a model with as many layers"
     from torch._subclasses.fake_tensor import FakeTensorMode
     from sft_nb.model.load import quiet
@@ -99,7 +163,7 @@ def run(cfg, tokenizer, batch, how, card:Card, layers:int)->dict:
     from sft_nb.planning.memory import skeleton
     card = replace(card, costs=defaultdict(Cost))
     model = skeleton(cfg, tokenizer, layers=layers, attention=how.attention, dtype=how.dtype)
-    with FakeTensorMode(), quiet():
+    with put_in(model, kernels), FakeTensorMode(), quiet():
         alive = s._prepare_model(model, how)
         with Roofline(card): s._run_pass(model, batch, how, alive)
     inner = s.causal_lm(model)
@@ -109,9 +173,9 @@ def run(cfg, tokenizer, batch, how, card:Card, layers:int)->dict:
     return card.costs
 
 
-def whole(cfg, tokenizer, batch, how, card:Card, layers:int)->dict[str,Cost]:
+def whole(cfg, tokenizer, batch, how, card:Card, layers:int, kernels:str)->dict[str,Cost]:
     "Costs of a step of the whole model: what the third layer adds, as often as there are layers"
-    two, three = (run(cfg, tokenizer, batch, how, card, n) for n in (2, 3))
+    two, three = (run(cfg, tokenizer, batch, how, card, n, kernels) for n in (2, 3))
     total = {}
     for kind in KINDS:
         total[kind] = Cost()
@@ -131,11 +195,12 @@ def table(a)->dict:
     with tempfile.TemporaryDirectory() as folder:
         AutoConfig.for_model("qwen3", vocab_size=VOCABULARY, tie_word_embeddings=True, **shape).save_pretrained(folder)
         cfg = load_config(model=folder, tokenizer="tiny", init="random", method=a.method, lora_r=a.rank,
-                          max_length=a.tokens)
+                          max_length=a.tokens, kernels="none" if a.kernels == "none" else "auto")
         peak = device.tflops * 1e12
         card = Card(.8 * peak, device.attention * peak, .85e9 * device.gb_per_second, a.rank, lengths)
         how = Pass(checkpointing=a.again, keep_attention=a.again)
-        costs = whole(cfg, load_tokenizer(cfg), BatchLengths(lengths, True), how, card, shape["num_hidden_layers"])
+        layers, batch = shape["num_hidden_layers"], BatchLengths(lengths, True)
+        costs = whole(cfg, load_tokenizer(cfg), batch, how, card, layers, a.kernels)
     busy = sum(c.seconds for c in costs.values())
     host = START * sum(c.operations for c in costs.values())
     flops = sum(c.flops for c in costs.values())
@@ -155,12 +220,13 @@ def main():
     p.add_argument("--method", choices=("lora", "qlora", "full"), default="lora")
     p.add_argument("--rank", type=int, default=16)
     p.add_argument("--again", action="store_true", help="layers are computed again, but for their attention")
+    p.add_argument("--kernels", choices=("none", "auto", "liger"), default="auto")
     p.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     a = p.parse_args()
     asked = {k: v for k, v in vars(a).items() if k != "json"}
     result = save("roofline", asked=asked, **table(a))
     if a.json: return print(json.dumps(result))
-    print(f"{a.shape} {a.method}, {a.rows} rows of {a.tokens:,} tokens on {a.card}")
+    print(f"{a.shape} {a.method}, {a.rows} rows of {a.tokens:,} tokens on {a.card}, kernels {a.kernels}")
     for kind, r in result["rows"].items():
         print(f"{kind:<10} {r['ms']:8.1f} ms {r['share']:6.1%} {r['tflop']:9.2f} TFLOP {r['gb']:8.1f} GB"
               f" {r['operations']:7,} operations")

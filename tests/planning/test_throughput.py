@@ -16,7 +16,7 @@ TOKENS = 4 * 512
 @pytest.fixture(scope="module", params=[False, True], ids=["once", "again"])
 def made(request):
     asked = SimpleNamespace(shape="0.6b", card="h200-141gb", rows=4, tokens=512, method="lora", rank=16,
-                            again=request.param)
+                            again=request.param, kernels="auto")
     return roofline.table(asked) | dict(again=request.param)
 
 
@@ -26,6 +26,15 @@ def test_products_attention_and_loss_are_what_a_formula_says(made):
     squares = 4 * 512 ** 2 / 2
     assert rows["attention"]["tflop"] == pytest.approx(L * squares * HEADS * D * 14 / 1e12, rel=.05, abs=.006)   # kept
     assert rows["loss"]["tflop"] == pytest.approx(TOKENS / 2 * H * 151_936 * 4 / 1e12, rel=.05)
+
+
+def test_kernels_take_bytes_from_small_work_and_leave_the_rest():
+    "Norms, then rotary positions and gates, read and write less; products, attention and loss are the same"
+    asked = dict(shape="0.6b", card="h200-141gb", rows=4, tokens=512, method="lora", rank=16, again=False)
+    none, auto, liger = (roofline.table(SimpleNamespace(**asked, kernels=k))["rows"] for k in ("none", "auto", "liger"))
+    assert none["pointwise"]["gb"] > 2 * auto["pointwise"]["gb"] > 3 * liger["pointwise"]["gb"] > 0
+    for kind in ("products", "attention", "loss"):
+        assert none[kind]["tflop"] == auto[kind]["tflop"] == liger[kind]["tflop"]
 
 
 def test_shares_are_shares_and_the_step_is_as_long_as_its_longer_side(made):
