@@ -50,7 +50,6 @@ def nvidia_cards()->int:
     "NVIDIA GPUs that the operating system shows to this process"
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
-# %% ../../nbs/09_checks/01_environment.ipynb #4d6acfa0
 def _torch_for_driver()->str:
     "How to install a torch for this machine's driver; all of CUDA 12 runs on any driver for CUDA 12"
     install = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
@@ -94,7 +93,6 @@ def nearest_folder(path:str|Path)->Path:
     path = Path(path).absolute()
     return next(p for p in (path, *path.parents) if p.exists())
 
-# %% ../../nbs/09_checks/01_environment.ipynb #35104deb
 @check("environment")
 def check_writable(requested:Config)->Finding|None:
     "the run directory can be written"

@@ -30,7 +30,7 @@ from ..planning.plan import Plan
 from ..workbench import made_once, Workbench, workbench_for
 from .rows import Survey, survey
 from .step import Evaluated, FirstStep, no_dropout, Slope, slopes, take_step
-from .learning import learn_some, Learned, MOST_TO_SAVE, run_schedule, save_once, Saved, Schedule
+from .learning import learn_some, Learned, MOST_TO_SAVE, run_schedule, save_once, Saved, ScheduleRun
 from ..optimizer import make_optimizer
 from ..progress import Phase, show_progress
 from ..report import Finding, Report
@@ -71,7 +71,6 @@ def prepared(
     try: yield accelerator.prepare_model(model, evaluation_mode=True)   # alone: other processes take no part in checks
     finally: accelerator.unwrap_model(model, keep_fp32_wrapper=False)
 
-# %% ../../nbs/09_checks/06_preflight.ipynb #7fb2fe91
 class RowEvidence(FromWorkbench):
     "What is installed, all rows, and the model"
     @made_once
@@ -244,7 +243,7 @@ class StepEvidence(LossEvidence):
 class Evidence(StepEvidence):
     "The evidence of all checks, each part made on first use"
     @made_once
-    def schedule(self)->Schedule:
+    def schedule(self)->ScheduleRun:
         "Of the whole training"
         _ = self.learned
         return run_schedule(self.optimizer, self.cfg, optimizer_steps(self.cfg, self.bench.batches))

@@ -122,7 +122,6 @@ def check_bos(survey:Survey)->Finding|None:
     fix = f"take the BOS out of the rows, data.train.row({first}) is the first: the tokenizer writes its own"
     return fail(f"{len(survey.doubled):,} examples begin with two BOS, the first is number {first}", fix)
 
-# %% ../../nbs/09_checks/02_rows.ipynb #a504f42f
 @check("data")
 def check_ids(survey:Survey)->Finding|None:
     "every id is in the vocabulary, every label is -100 or its token"
@@ -170,7 +169,6 @@ def prompts_differ(
         if before_answers != prompts: wrong.append(place)
     return wrong, compared
 
-# %% ../../nbs/09_checks/02_rows.ipynb #c1255a5b
 @check("data")
 def check_prompts(data:Data, cfg:Config)->Finding:
     "an answer is learned behind the prompt of generation"
@@ -201,7 +199,6 @@ def _is_token(batch:dict, lengths:list[int])->torch.Tensor:
     if "attention_mask" not in batch: return torch.ones_like(ids, dtype=torch.bool)
     return torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]
 
-# %% ../../nbs/09_checks/02_rows.ipynb #c88ecbc3
 @check("batch")
 def check_mask(batch:dict, lengths:list[int])->Finding|None:
     "the attention mask is 1 on tokens and 0 on padding, or there is no padding"

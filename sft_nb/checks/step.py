@@ -35,7 +35,6 @@ class FirstStep:
         "Of the whole gradient"
         return math.sqrt(sum(n * n for n in self.norms.values()))
 
-# %% ../../nbs/09_checks/04_step.ipynb #71c6d59c
 def take_step(
     model,
     loss:Callable,    # batch -> tensor
@@ -91,7 +90,6 @@ def check_loss(first_step:FirstStep, vocabulary:int, requested:Config)->Finding:
 _NO_GRADIENT = edit(gradient_checkpointing=False) | "model.enable_input_require_grads() with {gradient_checkpointing}"
 _NO_GRADIENT |= "guard_4bit(model), for 4 bits on a CPU"
 
-# %% ../../nbs/09_checks/04_step.ipynb #4c2c1ec1
 @check("step")
 def check_gradient(first_step:FirstStep)->Finding:
     "the gradient is finite and reaches everything that is trained"
@@ -130,7 +128,6 @@ def _compare_losses(a:float, b:float, tolerance:float, where:str, fix)->Finding|
     if _relative_difference(a, b) <= tolerance: return None
     return fail(f"the loss of the same rows is {a:.6f}, and {b:.6f} {where}", fix)
 
-# %% ../../nbs/09_checks/04_step.ipynb #ad06eda0
 _KEEP_APART = edit(padding_free=False) | "another {attn_implementation}" | "use_cache=False in the training step"
 
 @check("step")
@@ -155,7 +152,6 @@ class Evaluated:
     after:float    # and after
     tolerance:float=1e-6   # as a share; a GPU adds up in no fixed order
 
-# %% ../../nbs/09_checks/04_step.ipynb #4d2a665d
 @check("step")
 def check_evaluation(evaluated:Evaluated)->Finding:
     "an evaluation works and changes nothing"
@@ -193,7 +189,6 @@ class Slope:
         "How far the two are apart, as a share of the gradient"
         return abs(self.difference - self.gradient) / self.gradient
 
-# %% ../../nbs/09_checks/04_step.ipynb #a95cca19
 _FINE = (.01, [(1e-2, 2), (1e-3, 2), (1e-4, 2)])   # close enough; how far to walk, as a share of the loss; points
 _COARSE = (.3, [(.2, 6), (.05, 6)])                # in 16 bits
 _MOST_DOUBT = .1                                   # as a share of the gradient; with more, a walk cannot tell

@@ -114,7 +114,6 @@ class Scores:
         "Also of an older version, which had no figures"
         return cls(d["model"], [Answer(**a) for a in d["answers"]], d.get("figures", {}))
 
-# %% ../../nbs/12_evaluation/03_generations.ipynb #9759cbc6
 @patch
 def values(self:Scores,
     figure:str,      # accuracy, answered, ended, or what the task knows
@@ -220,12 +219,10 @@ def weights_key(
         if config.exists(): about["adapter"] = config.read_text(encoding="utf-8")
     return digest(about)
 
-# %% ../../nbs/12_evaluation/03_generations.ipynb #9da9c91e
 def digest(value)->str:
     "A hash of anything that JSON can hold"
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
-# %% ../../nbs/12_evaluation/03_generations.ipynb #0d62571c
 class GenerationCache:
     "Generations in a file, one per line"
     def __init__(self,
@@ -251,7 +248,6 @@ class GenerationCache:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("ab") as f: f.write(json.dumps(entry).encode() + b"\n")
 
-# %% ../../nbs/12_evaluation/03_generations.ipynb #558d9d99
 def generation_keys(
     prompts:list[list[int]],   # token ids
     weights:list[str],         # the `weights_key` for each prompt
@@ -260,7 +256,6 @@ def generation_keys(
     "The key of each answer in a `GenerationCache`"
     return [digest([w, ids, max_new_tokens]) for w, ids in zip(weights, prompts)]
 
-# %% ../../nbs/12_evaluation/03_generations.ipynb #d147dcea
 def answer_prompts(
     model,                     # None if all answers are known
     tokenizer,
@@ -311,7 +306,6 @@ class Questions:
         "A hash of prompts and settings"
         return digest([self.prompts or [ids for e in self.examples for ids, _ in e], self.cfg.max_new_tokens])
 
-# %% ../../nbs/12_evaluation/03_generations.ipynb #39b45489
 def _row_to_score(task, row:dict, talk:list[dict])->dict:
     "The row for `task.score`; the chat task takes rows of any format, so it gets the conversation"
     if task.name == "chat" and talk[0]["role"] != "text": return dict(messages=talk)

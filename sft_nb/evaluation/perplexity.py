@@ -30,7 +30,6 @@ def _pad_examples(examples:list[tuple[list[int],list[int]]], device)->dict:
     ids, labels = zip(*examples)
     return dict(input_ids=fill(ids, 0), labels=fill(labels, -100), attention_mask=fill([[1] * len(i) for i in ids], 0))
 
-# %% ../../nbs/12_evaluation/01_perplexity.ipynb #94ed22f9
 def _make_batches(examples:list, batch_tokens:int)->list[list[int]]:
     "Numbers of examples, longest first, that fit together"
     order, found = sorted(range(len(examples)), key=lambda i: -len(examples[i][0])), []
@@ -45,15 +44,12 @@ def _row_losses(logits:torch.Tensor, labels:torch.Tensor)->torch.Tensor:
     of = F.cross_entropy(logits[:, :-1].float().transpose(1, 2), labels[:, 1:], ignore_index=-100, reduction="none")
     return of.sum(-1)
 
-# %% ../../nbs/12_evaluation/01_perplexity.ipynb #e5b99369
 def _compute_logits(model, batch:dict)->torch.Tensor:
     return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
 
-# %% ../../nbs/12_evaluation/01_perplexity.ipynb #fa5335e5
 def _count_targets(examples:list)->np.ndarray:
     return np.array([sum(l != -100 for l in labels[1:]) for _, labels in examples])
 
-# %% ../../nbs/12_evaluation/01_perplexity.ipynb #li0row05
 @torch.no_grad()
 def row_losses(
     model,
@@ -105,13 +101,11 @@ class Forgetting:
                 f"{self.base_loss:.3f} to {self.loss:.3f} on {self.texts} texts, {self.kl:.3f} nats from the base)")
     def to_dict(self)->dict: return asdict(self)
 
-# %% ../../nbs/12_evaluation/01_perplexity.ipynb #li0for03
 def _kl_divergence(before:torch.Tensor, after:torch.Tensor, labels:torch.Tensor)->torch.Tensor:
     "(B,) nats from the first model to the second, at the supervised tokens of each row"
     p, q = (x[:, :-1].float().log_softmax(-1) for x in (before, after))
     return ((p.exp() * (p - q)).sum(-1) * (labels[:, 1:] != -100)).sum(-1)
 
-# %% ../../nbs/12_evaluation/01_perplexity.ipynb #a8566066
 @torch.no_grad()
 def _losses_before_and_after(model, base, examples:list, batch_tokens:int)->np.ndarray:
     "(3, n): nats before, nats after, and from the one to the other"
@@ -127,7 +121,6 @@ def _losses_before_and_after(model, base, examples:list, batch_tokens:int)->np.n
             found[:, some] = three.cpu().double().numpy()
     return found
 
-# %% ../../nbs/12_evaluation/01_perplexity.ipynb #li0for04
 def forgetting(
     model,                 # tuned
     examples:list,         # from `general_examples`

@@ -100,13 +100,11 @@ def _random_signs(n:int, resamples:int, seed:int)->np.ndarray:
     "(resamples, n) of -1 and 1"
     return np.random.default_rng(seed).integers(0, 2, (resamples, n), dtype=np.int8).astype(np.float32) * 2 - 1
 
-# %% ../../nbs/12_evaluation/00_statistics.ipynb #e2760ff2
 def _scale_differences(differences:np.ndarray)->np.ndarray:
     "(K, G) differences, each model's divided by the root of their sum of squares; zeros stay"
     norm = np.sqrt((differences ** 2).sum(-1, keepdims=True))
     return np.divide(differences, norm, out=np.zeros_like(differences), where=norm > 0)
 
-# %% ../../nbs/12_evaluation/00_statistics.ipynb #st0mcn01
 def mcnemar(
     won:int,    # rows that the first model has wrong and the second right
     lost:int,   # and the other way round
@@ -211,7 +209,6 @@ def spread(
     squares = (rest ** 2).sum(-1) + 2 * most ** 2
     return centre, np.sqrt(squares * (G + 2) / max(G + 1, 1)) / (sizes.sum() + 2 * sizes.mean())
 
-# %% ../../nbs/12_evaluation/00_statistics.ipynb #st0dif03
 def paired_sd(
     differences:np.ndarray,    # (n,)
     clusters:list|None=None,   # rows that belong together count as fewer
@@ -266,7 +263,6 @@ def largest(
     t = _scale_differences(sums)
     return (_random_signs(t.shape[-1], resamples, seed) @ t.T.astype(np.float32)).max(-1)
 
-# %% ../../nbs/12_evaluation/00_statistics.ipynb #st0max03
 @dataclass(frozen=True)
 class Pick:
     "The best of K checkpoints, and how sure that is"
@@ -275,7 +271,6 @@ class Pick:
     difference:Difference   # from the base; interval and p are corrected for the choice
     simplest:int          # the first checkpoint that is as good, by one standard error
 
-# %% ../../nbs/12_evaluation/00_statistics.ipynb #c28f86cc
 def gain_of_choice(
     differences,                # (K, n): each checkpoint less the base, on the same rows
     *, clusters:list|None=None,
@@ -314,7 +309,6 @@ def pick(
     simplest = one_standard_error(candidates, clusters=clusters)
     return Pick(best, len(d), replace(corrected, gain=gain, p=p), simplest)
 
-# %% ../../nbs/12_evaluation/00_statistics.ipynb #778644e4
 def correct_for_choice(
     d:Difference,   # between two of the models
     of:int,         # models that were scored on the same rows, from which these two may have been chosen
@@ -356,7 +350,6 @@ def rows_needed(
     root = z * math.sqrt(differing) + found * math.sqrt(max(differing - gain * gain, 0))
     return math.ceil(((root + math.sqrt(root * root + 4 * gain)) / (2 * gain)) ** 2)   # the exact test loses a row
 
-# %% ../../nbs/12_evaluation/00_statistics.ipynb #2d14f27f
 def detectable(
     n:int,                    # rows
     differing:float=.2,
@@ -376,7 +369,6 @@ def detectable(
         else: high = middle
     return high
 
-# %% ../../nbs/12_evaluation/00_statistics.ipynb #st0pow06
 def power(
     n:int,                    # rows
     gain:float=.05,           # that is there; or a loss

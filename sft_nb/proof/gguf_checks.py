@@ -18,7 +18,7 @@ import torch
 from ..report import as_fix, command, ConfigError, Fix, shell_quote, skipped
 from .folder_checks import (
     compare_context, compare_ends, compare_prompts, compare_tensor, describe_differences, differs, Expected, failed,
-    passed, relative_error, Stage)
+    passed, relative_error, ProofStage)
 
 # %% ../../nbs/13_proof/03_gguf_checks.ipynb #8dfaede9
 # Share of its norm by which a matrix may be off: half a step of its grid, with room. By type, or by its first digit
@@ -88,7 +88,7 @@ def convert_again(
 # %% ../../nbs/13_proof/03_gguf_checks.ipynb #bc951d72
 _SPECIAL = (3, 4)   # control, user defined: found in a text before anything else
 
-def gguf_tokenizer(x:Expected, f:Gguf)->Stage:
+def gguf_tokenizer(x:Expected, f:Gguf)->ProofStage:
     "Has it the vocabulary of the run and the same merges, and are special tokens special?"
     tok, theirs = x.bench.tokenizer, f.get("tokenizer.ggml.tokens", [])
     ours = tok.convert_ids_to_tokens(range(len(tok)))
@@ -108,7 +108,7 @@ def gguf_tokenizer(x:Expected, f:Gguf)->Stage:
     if text: return failed("gguf", "tokenizer", text, convert_again(x, f), figures)
     return passed("gguf", "tokenizer", "it has the vocabulary of the run", figures)
 
-def gguf_prompt(x:Expected, f:Gguf)->Stage:
+def gguf_prompt(x:Expected, f:Gguf)->ProofStage:
     "Are prompts rendered as in training?"
     ours, bos = x.bench.tokenizer, f.get("tokenizer.ggml.bos_token_id")
     if ours.chat_template is None:   # a run on plain text
@@ -132,14 +132,14 @@ _NEUTRAL_SAMPLING = dict(temp=(0, 1), top_k=(0, -1, 40), top_p=(1,), min_p=(0,),
 _SHAPE = {"block_count": "num_hidden_layers", "embedding_length": "hidden_size",
           "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads"}
 
-def gguf_stop(x:Expected, f:Gguf)->Stage:
+def gguf_stop(x:Expected, f:Gguf)->ProofStage:
     ends = [f.get(f"tokenizer.ggml.{name}_token_id") for name in _END_TOKENS]
     wanted = x.reference.ends[0]
     text = f"it does not end at {x.bench.tokenizer.decode([wanted])}"
     fix = f.set_metadata("tokenizer.ggml.eos_token_id", wanted)
     return compare_ends(x, "gguf", [e for e in ends if e is not None], text, fix)
 
-def gguf_sampling(x:Expected, f:Gguf)->Stage:
+def gguf_sampling(x:Expected, f:Gguf)->ProofStage:
     "Has it sampling settings?"
     settings = {name: f.get(f"general.sampling.{name}") for name in _NEUTRAL_SAMPLING}
     found = {name: v for name, v in settings.items() if v is not None and v not in _NEUTRAL_SAMPLING[name]}
@@ -149,12 +149,12 @@ def gguf_sampling(x:Expected, f:Gguf)->Stage:
     fix = f.set_metadata(f"general.sampling.{name}", _NEUTRAL_SAMPLING[name][0])
     return failed("gguf", "sampling", text, fix | as_fix('send "temperature": 0 with each request'), found)
 
-def gguf_context(x:Expected, f:Gguf)->Stage:
+def gguf_context(x:Expected, f:Gguf)->ProofStage:
     trained = getattr(x.bench.shape, "max_position_embeddings", x.reference.longest_row_tokens)
     fix = f.set_metadata(f"{f.arch}.context_length", trained)
     return compare_context("gguf", x.reference, f.get_arch("context_length"), fix)
 
-def gguf_shape(x:Expected, f:Gguf)->Stage:
+def gguf_shape(x:Expected, f:Gguf)->ProofStage:
     "Is it a model of the run's shape?"
     ours, theirs = x.bench.shape, {key: f.get_arch(key) for key in _SHAPE}
     other = {key: v for key, v in theirs.items() if v is not None and v != getattr(ours, _SHAPE[key], v)}
@@ -166,7 +166,7 @@ def gguf_shape(x:Expected, f:Gguf)->Stage:
     return failed("gguf", "shape", f"{f.arch}.{key} is {value}, not the run's", convert_again(x, f), other)
 
 # %% ../../nbs/13_proof/03_gguf_checks.ipynb #05da1b94
-def gguf_dtype(x:Expected, f:Gguf)->Stage:
+def gguf_dtype(x:Expected, f:Gguf)->ProofStage:
     "Are the matrices of the type that the file states?"
     import gguf
     try: stated = gguf.LlamaFileType(f.get("general.file_type", 1024)).name.partition("_")[2]   # Q8_0
@@ -187,11 +187,11 @@ def _common_error(a:torch.Tensor, b:torch.Tensor)->float:
     n = min(len(a), len(b))
     return relative_error(a[:n], b[:n]) if bool(a.isfinite().all()) else float("inf")
 
-def gguf_tied(x:Expected, f:Gguf)->Stage:
+def gguf_tied(x:Expected, f:Gguf)->ProofStage:
     "Is the head the embedding if it was in training, and only then?"
     embedding, head = (x.merged.get(f"{name}.weight") for name in ("model.embed_tokens", "lm_head"))
     if embedding is None or head is None or "token_embd.weight" not in f.tensors:
-        return Stage("gguf", skipped("embedding and head have other names", check="tied"))
+        return ProofStage("gguf", skipped("embedding and head have other names", check="tied"))
     was_tied, has_head, text = torch.equal(embedding, head), _HEAD in f.tensors, ""
     if has_head and not _common_error(f.tensor(_HEAD), head) <= f.allowed_error(_HEAD):
         text = "the head in the file is not the run's"
@@ -223,10 +223,12 @@ def _is_base(x:Expected, f:Gguf, names:dict[str,str])->bool:
         if _common_error(weight, x.base[n]) >= _common_error(weight, x.merged[n]): return False
     return bool(changed)
 
-def gguf_weights(x:Expected, f:Gguf)->Stage:
+def gguf_weights(x:Expected, f:Gguf)->ProofStage:
     "Are the matrices those of the run, as far as their types allow?"
     names, fix = _tensor_names(x, f), convert_again(x, f)
-    if not names: return Stage("gguf", skipped(f"matrices of {f.arch} have names that are not known", check="weights"))
+    if not names:
+        unknown = f"matrices of {f.arch} have names that are not known"
+        return ProofStage("gguf", skipped(unknown, check="weights"))
     compared = [compare_tensor(here, f.tensor(here), x.merged[n], x.base.get(n)) for n, here in names.items()]
     other = [d for d in compared if differs(d, f.allowed_error(d.name), quantised=f.is_quantised(d.name))]
     worst = max(d.error / f.allowed_error(d.name) for d in compared)
@@ -242,7 +244,7 @@ def gguf_weights(x:Expected, f:Gguf)->Stage:
 def gguf_stages(
     x:Expected,
     f:Gguf,
-)->Iterator[Stage]:
+)->Iterator[ProofStage]:
     "Metadata and matrices"
     checks = (gguf_tokenizer, gguf_prompt, gguf_stop, gguf_sampling, gguf_context, gguf_shape, gguf_dtype, gguf_tied,
               gguf_weights)

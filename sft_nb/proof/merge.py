@@ -174,7 +174,6 @@ def dequantise(
     for flag in _QUANTISED: model.__dict__.pop(flag, None)
     return model.cpu() if to_host else model
 
-# %% ../../nbs/13_proof/00_merge.ipynb #e0ff0b5c
 def load_trained(
     workbench:Workbench,
     source:Path,           # of the weights
@@ -252,7 +251,6 @@ def load_merged(
         kind = auto_class(AutoConfig.from_pretrained(folder))
         return kind.from_pretrained(folder, dtype=dtype, device_map={"": device})
 
-# %% ../../nbs/13_proof/00_merge.ipynb #56cd2c5b
 _FOR_IMAGES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 def _write_model(model, workbench:Workbench, folder:Path)->None:

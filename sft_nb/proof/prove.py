@@ -26,7 +26,7 @@ from ..runs.directory import open_run, Run
 from ..evaluation.openai_client import Server
 from .merge import held_out_prompts, load_trained
 from .reference import answer_greedily, Reference
-from .folder_checks import Expected, Folder, folder_stages, QUANTISED, Stage, stored_as
+from .folder_checks import Expected, Folder, folder_stages, QUANTISED, ProofStage, stored_as
 from .gguf_checks import Gguf, gguf_stages
 from .server_checks import answer_stages, prompt_stages, ServedModel
 
@@ -62,31 +62,31 @@ def answer_as_reference(
 # %% ../../nbs/13_proof/05_prove.ipynb #2aa9fffc
 def adapter_stages(
     r:Reference,
-)->Iterator[Stage]:
+)->Iterator[ProofStage]:
     "Has training changed the answers, and do they end?"
     figures = {"prompts": len(r.tuned), "nats between base and tuned": f"{r.effect:.2g}",
                "other answers": len(r.changed_answers)}
     finding = ok("it changes the answers of the base", check="effect")
     if not r.changed_answers and not r.effect > .01:
         finding = warn("base and tuned model answer the same", edit(learning_rate=1e-3), check="effect")
-    yield Stage("adapter", finding, figures)
+    yield ProofStage("adapter", finding, figures)
 
     ended, finding = sum(a.ended for a in r.tuned), ok("its answers end", check="stop")
     if not ended:
         text = "no answer ends by itself, so stopping cannot be compared"
         finding = warn(text, edit(max_new_tokens=4 * r.max_new_tokens), check="stop")
-    yield Stage("adapter", finding, dict(ended=f"{ended} of {len(r.tuned)}"))
+    yield ProofStage("adapter", finding, dict(ended=f"{ended} of {len(r.tuned)}"))
 
 # %% ../../nbs/13_proof/05_prove.ipynb #01440c12
 @dataclass(frozen=True, repr=False)
 class Proof:
-    "Is the model that is served the one that was trained? Stage by stage, up to the first that is broken"
+    "Is the model that is served the one that was trained? ProofStage by stage, up to the first that is broken"
     run:str              # its name
     checkpoint:str       # adapter, or checkpoint-N
-    stages:list[Stage]
+    stages:list[ProofStage]
 
     @property
-    def broken(self)->Stage|None: return next((s for s in self.stages if s.is_broken), None)
+    def broken(self)->ProofStage|None: return next((s for s in self.stages if s.is_broken), None)
     @property
     def same(self)->bool: return self.broken is None
     @property
@@ -137,8 +137,8 @@ class Proof:
 
 # %% ../../nbs/13_proof/05_prove.ipynb #fd34df81
 def until_broken(
-    *links:Iterator[Stage],
-)->list[Stage]:
+    *links:Iterator[ProofStage],
+)->list[ProofStage]:
     "The stages in order, up to the first broken one that stops the comparison"
     seen = []
     for stage in chain(*links):

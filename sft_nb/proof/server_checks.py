@@ -16,11 +16,11 @@ from pathlib import Path
 from ..report import as_fix, command, Fix, ok, shell_quote, skipped, warn
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
-from ..evaluation.openai_client import is_local, Reply, RequestRejected, Server
+from ..evaluation.openai_client import is_local, ServerReply, RequestRejected, Server
 from .reference import (
     find_cause, GreedyAnswer, logprob_differences, mean_or_nan, PromptComparison, Reference)
 from .folder_checks import (
-    compare_context, compare_tokens, failed, passed, sampling_settings, Stage, TEXTS)
+    compare_context, compare_tokens, failed, passed, sampling_settings, ProofStage, TEXTS)
 
 # %% ../../nbs/13_proof/04_server_checks.ipynb #7fcfa738
 @dataclass
@@ -84,21 +84,21 @@ def prompt_fix(
                                otherwise=f"give it a context of {needed} tokens")
 
 # %% ../../nbs/13_proof/04_server_checks.ipynb #ddc186bd
-def check_tokenizer(served:ServedModel)->Stage:
+def check_tokenizer(served:ServedModel)->ProofStage:
     "Do texts become the same tokens, without any template?"
     ours = [served.tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     theirs = [served.server.tokens(text) for text in TEXTS]
-    if None in theirs: return Stage("server", skipped("it does not show its tokens", check="tokenizer"))
+    if None in theirs: return ProofStage("server", skipped("it does not show its tokens", check="tokenizer"))
     return compare_tokens("server", ours, theirs, prompt_fix(served, "tokenizer"))
 
-def check_prompt(served:ServedModel)->Stage:
+def check_prompt(served:ServedModel)->ProofStage:
     "Are prompts rendered as in training?"
     answers = [*served.reference.tuned, *served.reference.open_ended]
     rendered = [served.server.rendered(a.conversation) for a in answers]
     c = PromptComparison(Template(served.tokenizer), answers, rendered, render=served.server.rendered)
     lengths = [len(a.prompt) for a in answers]
     figures = {"our tokens": f"{min(lengths)} to {max(lengths)}"}
-    if not c.counts: return Stage("server", skipped("it counts no tokens", check="prompt"), figures)
+    if not c.counts: return ProofStage("server", skipped("it counts no tokens", check="prompt"), figures)
     theirs = [n for _, n in c.counts]
     figures["their tokens"] = f"{min(theirs)} to {max(theirs)}"
     if cause := find_cause(c): return failed("server", *cause, prompt_fix(served, cause[0]), figures)
@@ -120,7 +120,7 @@ def long_prompt(
         if len(ids) < n or len(content) < 8: return conversation, len(ids)
         content = content[:int(len(content) * min(.98, n / len(ids)))]
 
-def check_context(served:ServedModel)->Stage:
+def check_context(served:ServedModel)->ProofStage:
     "Does the server accept a prompt as long as the longest training row, without truncating it?"
     needed, reported = served.reference.longest_row_tokens, served.server.context_tokens
     fix = prompt_fix(served, "context")
@@ -138,18 +138,18 @@ def check_context(served:ServedModel)->Stage:
 
 def prompt_stages(
     served:ServedModel,
-)->Iterator[Stage]:
+)->Iterator[ProofStage]:
     "Which model it is, its tokens, its prompt, its context"
     server = served.server
     kind = server.kind or "a server of OpenAI's API"
-    yield Stage("server", ok(f"{server.name} on {kind}", check="model"), dict(url=server.url))
+    yield ProofStage("server", ok(f"{server.name} on {kind}", check="model"), dict(url=server.url))
     for check in (check_tokenizer, check_prompt, check_context): yield check(served)
 
 # %% ../../nbs/13_proof/04_server_checks.ipynb #a004604d
 def mean_nats(
     reference:list[GreedyAnswer],   # of the tuned model, or of its base
     tuned:list[GreedyAnswer],       # which define the positions
-    replies:list[Reply],
+    replies:list[ServerReply],
 )->float:
     "Distance of the log-probabilities of a model and a server; NaN if the server shows none"
     differences = []
@@ -160,7 +160,7 @@ def mean_nats(
         differences += logprob_differences(a.top[:min(n, len(t.tokens))], r.top[:n])
     return mean_or_nan(differences)
 
-def check_adapter(served:ServedModel, replies:list[Reply])->Stage:
+def check_adapter(served:ServedModel, replies:list[ServerReply])->ProofStage:
     "Does the tuned model answer, and not its base?"
     r = served.reference
     def count_similar(answers:list[GreedyAnswer])->int:
@@ -179,7 +179,7 @@ def check_adapter(served:ServedModel, replies:list[Reply])->Stage:
         if max(to_tuned, to_base) > .01: is_base = to_base < to_tuned / 2
     if not r.changed_answers and r.effect < .01:
         text = "base and tuned model answer the same, so they cannot be distinguished"
-        return Stage("server", skipped(text, check="adapter"), figures)
+        return ProofStage("server", skipped(text, check="adapter"), figures)
     if not is_base: return passed("server", "adapter", "the tuned model answers", figures)
 
     fix = command(f"sft_nb merge {shell_quote(served.run)}", f'merge("{served.run}")')
@@ -190,14 +190,14 @@ def check_adapter(served:ServedModel, replies:list[Reply])->Stage:
     return failed("server", "adapter", "the base answers: the adapter is not applied", fix, figures)
 
 # %% ../../nbs/13_proof/04_server_checks.ipynb #09f0ccc5
-def check_precision(served:ServedModel, replies:list[Reply])->Stage:
+def check_precision(served:ServedModel, replies:list[ServerReply])->ProofStage:
     "Are the log-probabilities as close as the format of the weights allows?"
     stored = served.weights_format
     is_floating = stored.startswith(("float", "bfloat"))
     check = "dtype" if is_floating else "quantisation"
     nats = mean_nats(served.reference.tuned, served.reference.tuned, replies)
     limit = served.reference.allowed_nats(stored)
-    if math.isnan(nats): return Stage("server", skipped("it shows no log-probabilities", check=check))
+    if math.isnan(nats): return ProofStage("server", skipped("it shows no log-probabilities", check=check))
     stored = stored or "unknown format"
     figures = dict(nats=f"{nats:.2g}", allowed=f"{limit:.2g}", weights=stored)
     if nats <= limit: return passed("server", check, "log-probabilities are those of training", figures)
@@ -216,7 +216,7 @@ def _is_longer(text:str, other:str)->bool:
     text, other = text.strip(), other.strip()
     return bool(other) and len(text) > len(other) and text.startswith(other)
 
-def check_stop(served:ServedModel, replies:list[Reply])->Stage:
+def check_stop(served:ServedModel, replies:list[ServerReply])->ProofStage:
     "Do the answers end where they ended in training?"
     ended = endless = early = 0
     for a, r in zip(served.reference.tuned, replies):
@@ -257,7 +257,7 @@ def model_sampling_settings(
 _SEND_TEMPERATURE = as_fix('send "temperature": 0 with each request')
 _TIE_NATS = dict(float32=.02, float16=.05, bfloat16=.25, q8_0=.25) | {"": .25}   # another format: half a nat
 
-def check_texts(served:ServedModel, replies:list[Reply])->Stage:
+def check_texts(served:ServedModel, replies:list[ServerReply])->ProofStage:
     "Are the greedy answers equal, up to ties?"
     other, lead = [], 0.   # the most by which our token is ahead of theirs where the texts differ, in nats
     for a, r in zip(served.reference.tuned, replies):
@@ -275,13 +275,13 @@ def check_texts(served:ServedModel, replies:list[Reply])->Stage:
     figures["nats ahead"] = f"{lead:.2g}"
     text = f"{len(other)} of {len(replies)} greedy answers differ: {r.text[:40]!r} and not {a.text[:40]!r}"
     if lead <= _TIE_NATS.get(served.weights_format, .5):
-        return Stage("server", warn(text + ", where two tokens nearly tie", check="texts"), figures)
+        return ProofStage("server", warn(text + ", where two tokens nearly tie", check="texts"), figures)
     settings, file = model_sampling_settings(served)
     if settings: return failed("server", "sampling", text, f"take {next(iter(settings))} out of {file}", figures)
     return failed("server", "texts", text, _SEND_TEMPERATURE, figures)
 
 # %% ../../nbs/13_proof/04_server_checks.ipynb #10d15cfa
-def check_reasoning(served:ServedModel, replies:list[Reply])->Stage:
+def check_reasoning(served:ServedModel, replies:list[ServerReply])->ProofStage:
     "Does it reason only where the trained model does?"
     reasoned = [r for a, r in zip(served.reference.tuned, replies)
                 if "<think>" not in a.text and (r.reasoning.strip() or "<think>" in r.text)]
@@ -293,7 +293,7 @@ def check_reasoning(served:ServedModel, replies:list[Reply])->Stage:
 # %% ../../nbs/13_proof/04_server_checks.ipynb #3e68cca9
 _MOST_REQUESTS = 8
 
-def check_sampling(served:ServedModel)->Stage:
+def check_sampling(served:ServedModel)->ProofStage:
     "Is the answer greedy too if the client sends no temperature?"
     def ask(answer:GreedyAnswer, **sends)->str:
         return served.server.chat(answer.conversation, max_tokens=served.reference.max_new_tokens, **sends).text
@@ -310,7 +310,8 @@ def check_sampling(served:ServedModel)->Stage:
     if not varied and undetected <= .01:
         return passed("server", "sampling", "without a temperature it is greedy too", figures)
     if not varied:
-        return Stage("server", skipped("its answers are too certain to detect sampling", check="sampling"), figures)
+        text = "its answers are too certain to detect sampling"
+        return ProofStage("server", skipped(text, check="sampling"), figures)
 
     settings, file = model_sampling_settings(served)
     default = served.server.info.props.get("default_generation_settings", {}).get("params", {}).get("temperature")
@@ -321,13 +322,13 @@ def check_sampling(served:ServedModel)->Stage:
         return failed("server", "sampling", text[:300], fix, figures)
     if default:
         text = f"without a temperature it samples at {default:.3g}"
-        return Stage("server", warn(text, _SEND_TEMPERATURE, check="sampling"), figures)
+        return ProofStage("server", warn(text, _SEND_TEMPERATURE, check="sampling"), figures)
     text = "without a temperature it samples, and the run was scored without sampling"
     return failed("server", "sampling", text, _SEND_TEMPERATURE, figures)
 
 def answer_stages(
     served:ServedModel,
-)->Iterator[Stage]:
+)->Iterator[ProofStage]:
     "Reasoning, weights, precision, end, texts, sampling"
     n = served.reference.max_new_tokens
     replies = [served.server.chat(a.conversation, max_tokens=n, temperature=0) for a in served.reference.tuned]

@@ -18,7 +18,7 @@ from ..report import Fix, SftError
 # %% ../../nbs/10_runs/01_checkpoint.ipynb #4effbeb1
 MANIFEST = "checkpoint.json"   # file -> bytes and SHA-256
 
-def _sha256(path:Path)->str:
+def _file_sha256(path:Path)->str:
     with path.open("rb") as f: return hashlib.file_digest(f, "sha256").hexdigest()
 
 def write_checksums(
@@ -28,21 +28,19 @@ def write_checksums(
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
     inherit_read_permissions(folder)
     for p in files: fsync(p)
-    noted = {str(p.relative_to(folder)): dict(bytes=p.stat().st_size, sha256=_sha256(p)) for p in files}
+    noted = {str(p.relative_to(folder)): dict(bytes=p.stat().st_size, sha256=_file_sha256(p)) for p in files}
     (folder/MANIFEST).write_text(json.dumps(noted, indent=1) + "\n")
     fsync(folder/MANIFEST)
     return folder
 
-# %% ../../nbs/10_runs/01_checkpoint.ipynb #013a77a0
 def _file_damage(file:Path, was:dict, deep:bool)->str:
     "What is wrong with one file"
     if not file.exists(): return "is missing"
     size = file.stat().st_size
     if size != was["bytes"]: return f"has {size:,} bytes, not {was['bytes']:,}"
-    if deep and _sha256(file) != was["sha256"]: return "has other bytes than were written"
+    if deep and _file_sha256(file) != was["sha256"]: return "has other bytes than were written"
     return ""
 
-# %% ../../nbs/10_runs/01_checkpoint.ipynb #664a1522
 def find_corruption(
     folder:Path,
     *, deep:bool=True,  # read every byte; False: names and sizes only
@@ -126,7 +124,6 @@ def _checkpoint_folders(folder:Path)->list[Path]:
     "checkpoint-N folders, whole or not, oldest first"
     return sorted((p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)), key=step_of)
 
-# %% ../../nbs/10_runs/01_checkpoint.ipynb #13afd2df
 def whole_checkpoints(
     folder:Path,         # runs/NAME/checkpoints
     *, deep:bool=False,  # read every byte
@@ -200,7 +197,6 @@ def _read_scores(path:Path, *, own:bool=True)->list[dict]:
         if known and (score.get("own", True) or not own): scores.append(score)
     return scores
 
-# %% ../../nbs/10_runs/01_checkpoint.ipynb #d633d12f
 def scored_steps(
     path:Path,               # runs/NAME
     figure:str|None=None,    # None: the one of the newest line

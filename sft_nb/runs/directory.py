@@ -121,7 +121,6 @@ def check_free(
         fix = edit(run_name=free_path(path).name)
         raise ConfigError(f"run {cfg.run_name!r}", f"{path} exists and is not a run", "a name that is free", fix)
 
-# %% ../../nbs/10_runs/09_directory.ipynb #75abf709
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 
 def create_run(
@@ -248,7 +247,6 @@ def locked(self:Run):
         handle, self._lock = self._lock, None
         release_lock(self.path, handle)
 
-# %% ../../nbs/10_runs/09_directory.ipynb #d43c4ef4
 @patch
 def held(self:Run)->bool|None:
     "Does a process train it now? None: that is not known"
@@ -533,7 +531,6 @@ def with_html(
     table._repr_html_ = draw
     return table
 
-# %% ../../nbs/10_runs/09_directory.ipynb #1599a636
 def list_runs(
     root:str|Path="runs",
     *, only:tuple[str,...]=(),  # names; none: all. Of two or more, the settings that differ are columns

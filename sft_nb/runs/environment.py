@@ -31,7 +31,6 @@ def _git_commit()->str|None:
     said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
     return said.stdout.strip() or None
 
-# %% ../../nbs/10_runs/00_environment.ipynb #cc50345d
 def environment(
     device:str="",  # name of the device, if it is known
 )->dict:
@@ -49,7 +48,6 @@ def write_text(
     "Write a file in one piece and without secrets"
     write_atomically(file, text if ours else redact(text))
 
-# %% ../../nbs/10_runs/00_environment.ipynb #b1eee955
 def write_json(file:Path, said:dict)->None:
     "`write_text` of JSON, whose texts are without secrets"
     write_text(file, json.dumps(redact_json(said), indent=1) + "\n", ours=True)

@@ -22,7 +22,6 @@ def _nearest_allowed_name(name:str)->str:
     "The name nearest to `name` that a run may have"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:90] or "run"
 
-# %% ../../nbs/10_runs/06_errors.ipynb #80a7e3e5
 def check_name(
     name:str,
 )->None:
@@ -43,7 +42,6 @@ def _subject_of_run(cfg:Config)->str:
     said = path.stem.partition(".")[0]
     return path.absolute().parent.name if said.lower() in _SIDES else said
 
-# %% ../../nbs/10_runs/06_errors.ipynb #7b9d1658
 def free_name(
     cfg:Config,
     root:Path,   # the folder of all runs
@@ -111,7 +109,6 @@ def no_locks(
     expected = "a disk of this machine, or a network disk with its lock service"
     return SftError(f"run directory {root}", f"it cannot be locked ({why})", expected, edit(runs_dir="another/folder"))
 
-# %% ../../nbs/10_runs/06_errors.ipynb #8f6170b7
 def name_taken(run)->ConfigError:
     "The error for a name that is in use"
     state = run.state
@@ -130,7 +127,6 @@ def being_trained(
     stop = command(f"sft_nb stop {run.path}", f'Run("{run.path}").stop()')
     return ConfigError(f"run {run.name!r}", found, "a run that nobody trains", stop)
 
-# %% ../../nbs/10_runs/06_errors.ipynb #4fa0fab5
 def out_of_reach(
     run,
     who:Process|None,  # None: that is not known

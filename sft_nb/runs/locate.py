@@ -32,10 +32,8 @@ class Target:
         "Where scores are kept; None: nowhere"
         return None if self.run is None else self.run.path/"eval"
 
-# %% ../../nbs/10_runs/10_locate.ipynb #51903491
 def _is_run(folder:Path)->bool: return "config" in read_json_object(folder/"config.json")
 
-# %% ../../nbs/10_runs/10_locate.ipynb #5e5e10e0
 def find_target(
     what:Run|str|Path,             # a run, its name, a checkpoint, an adapter, a model
     *, checkpoint:str="adapter",   # of a run

@@ -42,7 +42,6 @@ def _start_time(pid:int)->float|None:
     except psutil.NoSuchProcess: return None
     return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time())
 
-# %% ../../nbs/10_runs/04_process.ipynb #prc00002
 @dataclass(frozen=True)
 class Process:
     "One process of all machines and all times"
@@ -75,7 +74,6 @@ def _this_machine()->dict:
     boot = _read_system_file("/proc/sys/kernel/random/boot_id")
     return dict(host=socket.gethostname(), boot=boot, space=_pid_namespace())
 
-# %% ../../nbs/10_runs/04_process.ipynb #prc00003
 def _user_name()->str:
     try: return getpass.getuser()
     except (KeyError, OSError): return str(os.getuid())   # a container in which users have no names
@@ -128,7 +126,6 @@ def is_locked(
     os.close(handle)
     return False
 
-# %% ../../nbs/10_runs/04_process.ipynb #fb4cf73d
 _HANDLES:set[int] = set()   # of locks that this process holds
 
 def _let_go_in_a_fork()->None:
@@ -188,7 +185,6 @@ class Interrupted(KeyboardInterrupt):
 
 def _at_once(by:str)->None: raise Interrupted(by)
 
-# %% ../../nbs/10_runs/04_process.ipynb #prc00012
 class SignalListener:
     "Calls a function when a signal asks for an end; two of one moment are one"
     def __init__(self,
@@ -239,7 +235,6 @@ def start(
     _write_process(folder, "process.json", process_of(child.pid), command=command)
     return child.pid
 
-# %% ../../nbs/10_runs/04_process.ipynb #262ddd4c
 def started_process(
     folder:Path,  # of a run
 )->int|None:
@@ -281,7 +276,6 @@ def is_trained(
     who = read_process(folder/"owner.json")   # nothing is known of the lock: the status is believed, unless ...
     return who is None or who.lives is not False
 
-# %% ../../nbs/10_runs/04_process.ipynb #prc00021
 def _find_owner(folder:Path, said:str)->tuple[Process|None,bool]:
     "Who is to be asked for an end, and whether that is sure"
     held, who = is_locked(folder), read_process(folder/"owner.json")
@@ -294,7 +288,6 @@ def _find_owner(folder:Path, said:str)->tuple[Process|None,bool]:
     if said != "starting" or not is_starting(folder): return None, True
     return who, who.lives is None   # it is elsewhere, or it will be there in a moment
 
-# %% ../../nbs/10_runs/04_process.ipynb #prc00022
 _PATIENCE = 5   # seconds in which a process says who it is
 
 def who_to_stop(
@@ -319,7 +312,6 @@ def _with_children(pids:set[int])->list:
         except psutil.NoSuchProcess: pass
     return list(dict.fromkeys(found))
 
-# %% ../../nbs/10_runs/04_process.ipynb #0e69dfb3
 def _kill_all(processes:list)->None:
     "Kill processes and what they started meanwhile"
     import psutil
@@ -328,7 +320,6 @@ def _kill_all(processes:list)->None:
         except psutil.NoSuchProcess: pass
     psutil.wait_procs(processes, timeout=10)
 
-# %% ../../nbs/10_runs/04_process.ipynb #2babf713
 def end(
     who:Process,          # who trains
     *also:int|None,       # who started it
@@ -381,7 +372,6 @@ class FallbackStream:
     def flush(self)->None: self._try(self.stream.flush)
     def __getattr__(self, name): return getattr(self.stream, name)
 
-# %% ../../nbs/10_runs/04_process.ipynb #00502981
 def _keep_stream(stream, log:Path|None, errors):
     "A stream of the system, made to last; any other (of a notebook, of a test) as it is"
     if isinstance(stream, RedactingStream): return RedactingStream(_keep_stream(stream.stream, log, errors))

@@ -41,7 +41,6 @@ def weights_of(
     files = sorted(folder.glob("*.safetensors")) if folder is not None else []
     return {f.name: dict(bytes=f.stat().st_size, digest=_sample_digest(f)) for f in files}
 
-# %% ../../nbs/10_runs/07_provenance.ipynb #org00007
 def base_folder(
     cfg:Config,
 )->Path|None:   # None: its weights are new, or they are not on this machine
@@ -68,7 +67,6 @@ def record_provenance(
     base = dict(folder=str(folder or ""), files=weights_of(folder))
     write_json(run.path/"origin.json", dict(config=_saved_settings(run), base=base))
 
-# %% ../../nbs/10_runs/07_provenance.ipynb #org00012
 _IN_A_CHECKPOINT = frozenset(settings_with("fixed_on_resume"))   # the others may be edited
 
 _IN_A_STEP = ("num_processes", "gradient_accumulation_steps")   # which may differ if their product does not
@@ -81,7 +79,6 @@ class Changes:
     taken:dict=field(default_factory=dict)     # other settings
     versions:dict=field(default_factory=dict)  # of packages, Python and code
 
-# %% ../../nbs/10_runs/07_provenance.ipynb #c6bdccc9
 def _changed_items(was:dict, now:dict)->dict:
     "Name -> (was, is), for names that both have"
     return {k: (was[k], now[k]) for k in was if k in now and was[k] != now[k]}
@@ -147,7 +144,6 @@ def _change_config(
     changed = {name: now for name, now in _saved_settings(run).items() if now != before.get(name)}
     write_json(file, origin | dict(config=origin["config"] | changed))
 
-# %% ../../nbs/10_runs/07_provenance.ipynb #2229172f
 def check_resume_settings(
     run,
     settings:dict,   # that shall change as it is resumed

@@ -47,7 +47,6 @@ class Status:
         if "fix_parts" in d: known["fix"] = Fix.from_dict(d["fix_parts"])
         return cls(**known)
 
-# %% ../../nbs/10_runs/02_status.ipynb #838da8de
 @patch
 def to_dict(self:Status)->dict:
     "Ready for JSON: `fix` as a shell reads it, and its parts"
@@ -102,7 +101,6 @@ class ProgressFile:
         try: write_atomically(self.file, json.dumps(p.to_dict()), lasting=False)
         except OSError: pass
 
-# %% ../../nbs/10_runs/02_status.ipynb #sta00003
 def read_progress(
     file:Path,   # progress.json
 )->Progress:

@@ -39,7 +39,6 @@ def _leading_scores(path:Path)->dict:
     found = {who.decode(): float(value) for who, value in re.findall(score, scores)}
     return dict(by=by.decode() if found else None) | {k: found.get(k) for k in ("base", "tuned")}
 
-# %% ../../nbs/10_runs/08_summary.ipynb #c81bc855
 def summary(
     run,   # anything with `path`, `name`, `status` and `state`
 )->dict:

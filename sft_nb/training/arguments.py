@@ -124,7 +124,7 @@ def _cpu_has_bfloat16(arguments:dict):
     try: yield
     finally: training_args.is_torch_bf16_gpu_available = before
 
-def _interval(what:str, steps:int|str)->dict:
+def _interval_arguments(what:str, steps:int|str)->dict:
     "eval or save: every this many steps, or after each epoch"
     if steps == "epoch": return {f"{what}_strategy": "epoch"}
     return {f"{what}_strategy": "steps", f"{what}_steps": steps}
@@ -142,11 +142,12 @@ def training_arguments(
         report_to=tracker_names(cfg), lr_scheduler_kwargs=schedule_arguments(cfg),
         optim=optimizer_name(cfg, hardware.device), use_cpu=hardware.device == "cpu",
         bf16=hardware.dtype == torch.bfloat16, fp16=hardware.dtype == torch.float16,
-        dataloader_pin_memory=hardware.device == "cuda") | _interval("save", cfg.save_steps)
+        dataloader_pin_memory=hardware.device == "cuda") | _interval_arguments("save", cfg.save_steps)
 
     arguments["eval_strategy"] = "no"
     if cfg.eval_steps:
-        arguments |= _interval("eval", cfg.eval_steps) | dict(metric_for_best_model="loss", greater_is_better=False)
+        arguments |= _interval_arguments("eval", cfg.eval_steps)
+        arguments |= dict(metric_for_best_model="loss", greater_is_better=False)
     known = {f.name for f in fields(SFTConfig)}
     checkpointing = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
     arguments |= {checkpointing: cfg.gradient_checkpointing is True,
@@ -187,12 +188,10 @@ def _tracker_environment(cfg:Config, run:Run)->dict[str,str]:
     if "trackio" in names: ours["TRACKIO_DIR"] = str(run.path/"trackio")
     return {k: v for k, v in ours.items() if k not in os.environ}
 
-# %% ../../nbs/11_training/00_arguments.ipynb #d9914ba3
 def _open_wandb_run():
     "The run that wandb has open in this process; None if there is none, or wandb was not imported"
     return getattr(sys.modules.get("wandb"), "run", None)
 
-# %% ../../nbs/11_training/00_arguments.ipynb #e9504f08
 @contextmanager
 def tracked(cfg:Config, run:Run):
     "A context with the variables of the trackers; it leaves no variable and no open wandb run behind"
@@ -221,14 +220,12 @@ class TrackedScores:
         def line(cells)->str: return "|".join(str(c).replace("|", "\\|").replace("\n", "<br>") for c in cells)
         return "\n".join([line(self.head), "|".join("-" * len(self.head)), *map(line, self.rows)])
 
-# %% ../../nbs/11_training/00_arguments.ipynb #a1sco003
 def _to_tensorboard(run:Run, told:TrackedScores)->None:
     from torch.utils.tensorboard import SummaryWriter
     with SummaryWriter(str(run.path/"tensorboard")) as writer:
         for name, value in told.named.items(): writer.add_scalar(name, value, told.step)
         writer.add_text("eval/answers", told.markdown, told.step)
 
-# %% ../../nbs/11_training/00_arguments.ipynb #a1sco004
 def _to_wandb(run:Run, told:TrackedScores)->None:
     "Into the run that the training made"
     import wandb
@@ -236,7 +233,6 @@ def _to_wandb(run:Run, told:TrackedScores)->None:
         table = wandb.Table(columns=list(told.head), data=[[str(c) for c in row] for row in told.rows])
         theirs.log(told.named | {"train/global_step": told.step, "eval/answers": table})
 
-# %% ../../nbs/11_training/00_arguments.ipynb #a1sco005
 def _to_trackio(run:Run, told:TrackedScores)->None:
     import pandas as pd
     import trackio
@@ -246,7 +242,6 @@ def _to_trackio(run:Run, told:TrackedScores)->None:
     trackio.log(told.named | {"train/global_step": told.step, "eval/answers": table})
     trackio.finish()
 
-# %% ../../nbs/11_training/00_arguments.ipynb #2d12745d
 _TELL = dict(tensorboard=_to_tensorboard, wandb=_to_wandb, trackio=_to_trackio)
 
 def send_scores(

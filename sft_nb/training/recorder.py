@@ -42,7 +42,6 @@ def agree_across_ranks(mine:Stop|str|None)->Stop|str|None:
     torch.distributed.all_gather_object(everyone, mine)
     return next(filter(None, everyone), None)
 
-# %% ../../nbs/11_training/01_recorder.ipynb #0a248cbe
 class StopRequest(TrainerCallback):
     "A signal, a time limit or a guard: ends a training after the step in hand, with a checkpoint"
     def __init__(self,
@@ -87,7 +86,6 @@ class StopRequest(TrainerCallback):
         self.granted, control.should_training_stop, control.should_save = found, True, True
         return control
 
-# %% ../../nbs/11_training/01_recorder.ipynb #r3c00019
 @patch
 def _checkpoint_asked(self:StopRequest)->str|None:
     "Does somebody want a checkpoint? A wish is granted once"
@@ -101,7 +99,6 @@ def chooses_best(cfg:Config)->bool:
     "Is the result the best checkpoint, not the last?"
     return bool(cfg.load_best_model_at_end or cfg.early_stopping_patience)
 
-# %% ../../nbs/11_training/01_recorder.ipynb #b2835b7a
 def _best_step(run:Run, state:TrainerState)->int|None:
     "The step whose weights are the result; None: the last one"
     cfg = run.config
@@ -119,12 +116,10 @@ def best_folder(
     folder = run.path/"checkpoints"/f"checkpoint-{best}"
     return folder if best and best != state.global_step and folder.exists() else None
 
-# %% ../../nbs/11_training/01_recorder.ipynb #09cc42d1
 def saves_better_loss(cfg:Config)->bool:
     "Is a checkpoint written wherever the held-out loss is the lowest so far?"
     return chooses_best(cfg) and cfg.metric_for_best_model == "loss"
 
-# %% ../../nbs/11_training/01_recorder.ipynb #fd7898a7
 class EarlyStoppingByScore(TrainerCallback):
     "Early stopping by a figure of answers"
     def __init__(self,
@@ -142,7 +137,6 @@ class EarlyStoppingByScore(TrainerCallback):
     def on_save(self, args, state, control, **kwargs): return self.look(control)
     def on_log(self, args, state, control, **kwargs): return self.look(control)
 
-# %% ../../nbs/11_training/01_recorder.ipynb #94bf45e1
 @patch
 def look(self:EarlyStoppingByScore, control:TrainerControl)->TrainerControl:
     "Read the scores that have come; processes agree, or the others would wait for ever"
@@ -151,7 +145,6 @@ def look(self:EarlyStoppingByScore, control:TrainerControl)->TrainerControl:
     if found is not None: self.reason, control.should_training_stop = found.reason, True
     return control
 
-# %% ../../nbs/11_training/01_recorder.ipynb #f00ccd15
 @patch
 def _enough(self:EarlyStoppingByScore)->Stop|None:
     "Why it may end; None: the best is young"
@@ -162,7 +155,6 @@ def _enough(self:EarlyStoppingByScore)->Stop|None:
     many = pluralise(len(later), "later checkpoint")
     return Stop("score", f"{many} did not have a better {self.figure} than that of step {best}")
 
-# %% ../../nbs/11_training/01_recorder.ipynb #15f56782
 def early_stopping(run:Run)->list[TrainerCallback]:
     "What ends a training that gets no better"
     cfg = run.config
@@ -228,25 +220,21 @@ class Recorder(TrainerCallback):
         said = ", ".join(f"{k} {v:.4g}" for k, v in logs.items() if k in ("loss", "eval_loss", "grad_norm"))
         if said and not shows_bars(): print(f"step {state.global_step} of {state.max_steps}: {said}", flush=True)
 
-# %% ../../nbs/11_training/01_recorder.ipynb #r3c00022
 @patch
 def on_prediction_step(self:Recorder, args, state, control, eval_dataloader=None, **kwargs):
     "A batch of an evaluation is done"
     if self.evaluating is None: self.evaluating = Phase("evaluating", len(eval_dataloader or ())).__enter__()
     self.evaluating.update(self.evaluating.done + 1)
 
-# %% ../../nbs/11_training/01_recorder.ipynb #057bb17f
 @patch
 def on_evaluate(self:Recorder, args, state, control, **kwargs):
     "An evaluation is over"
     self.evaluating = _leave_phase(self.evaluating)
 
-# %% ../../nbs/11_training/01_recorder.ipynb #7a211803
 def _leave_phase(phase:Phase|None)->None:
     "A phase is over, if there is one"
     if phase is not None: phase.__exit__()
 
-# %% ../../nbs/11_training/01_recorder.ipynb #recfig08
 @patch
 def _figures(self:Recorder, logs:dict)->dict:
     "Pace and memory of the steps, and the perplexity of an evaluation"
@@ -257,7 +245,6 @@ def _figures(self:Recorder, logs:dict)->dict:
     found = dict(tokens_per_second=self.pace.now(logs.get("num_tokens")), peak_memory_gib=peak_memory_gib())
     return {name: float(f"{value:.5g}") for name, value in found.items() if value is not None}
 
-# %% ../../nbs/11_training/01_recorder.ipynb #abf775bb
 @patch
 def _record(self:Recorder, line:dict)->None:
     try: self.run.record(line)
@@ -265,7 +252,6 @@ def _record(self:Recorder, line:dict)->None:
         raise SftError(f"{self.run.path}/metrics.jsonl", f"it cannot be written ({e.strerror})",
             "a file that may grow; what was saved is as it was", resume_command(self.run)) from e
 
-# %% ../../nbs/11_training/01_recorder.ipynb #f73149bf
 @patch
 def close(self:Recorder)->None:
     "It trains no more"

@@ -52,7 +52,6 @@ def raise_if_failed(cfg:Config, checked:Report)->Report:
     if failed: checked.figures["forced"] = f"in spite of {', '.join(f.check for f in failed)}"
     return checked
 
-# %% ../../nbs/11_training/05_train.ipynb #b36bb734
 _SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
 def check_before_training(
@@ -195,7 +194,6 @@ def _record_end(trainer, stop)->None:
     if why is None: run.set_status("finished", reason=_reason_of_early_end(trainer), step=step)
     else: run.set_status("stopped", reason=why.reason, fix=why.fix or resume_command(run), step=step, stopped_by=why.by)
 
-# %% ../../nbs/11_training/05_train.ipynb #7c999dc4
 def _record_failure(run:Run, trainer, error:BaseException)->None:
     "Write why a training ended early, and how to continue; `trainer` is None if it did not come as far as one"
     step = None
@@ -234,7 +232,6 @@ def _check_new_run(run:Run)->Workbench:
     on_main_process(check_once)
     return made[0] if made else Workbench(run.config, is_resolved=True)   # as the first process has settled it
 
-# %% ../../nbs/11_training/05_train.ipynb #t5000005
 def _check_same_rows(run:Run, data:Data)->None:
     "ConfigError if the rows are not those that the run began with"
     saved = run.path/"data.json"
@@ -247,7 +244,6 @@ def _check_same_rows(run:Run, data:Data)->None:
     fix = command(f"sft_nb train --config {shell_quote(config)}", f'train(load_config("{config}", run_name=None))')
     raise ConfigError(f"run {run.name!r}", found, "the same rows in the same order", fix | "put the rows back")
 
-# %% ../../nbs/11_training/05_train.ipynb #de68c42d
 def _not_loadable(run:Run, checkpoint:Path, why:str)->SftError:
     fix = command(f"rm -r {shell_quote(checkpoint)}") | resume_command(run, anew=True)
     return SftError(f"{run.name}/{checkpoint.name}", f"the training cannot go on from it ({why})",
@@ -274,7 +270,6 @@ def _prepare_folder(run:Run, data:Data, done:int)->None:
     run.rewind(done)
     run.set_status("running", step=done)
 
-# %% ../../nbs/11_training/05_train.ipynb #68574ea2
 def train_run(
     run:Run,                        # from `create_run`, or one that was stopped, killed or failed
     bench:Workbench|None=None,      # of a new run that was checked in this process; None: that of the run's config
@@ -381,7 +376,6 @@ def passed_preflight(
     report, _ = data.results.get(("preflight", bench.requested), (None, None)) if data is not None else (None, None)
     return None if report is None or report.failed else report
 
-# %% ../../nbs/11_training/05_train.ipynb #9e7b9fdf
 _NAMES_ROWS = ("task", "train_file", "eval_file", "eval_fraction", "train_weights")
 
 def _keep_own_objects(bench:Workbench, run:Run)->None:

@@ -70,7 +70,6 @@ class _TrainerHooks(TrainerCallback):
         if better and saves_better_loss(self.trainer.bench.cfg): control.should_save = True
         return control
 
-# %% ../../nbs/11_training/04_trainer.ipynb #5dbfca93
 class SupervisedTrainer(ShardedTrainerMixin, SFTTrainer):
     "TRL's trainer on a workbench: our loss, our batches, a check of each step, and atomic checkpoints"
     def __init__(self,
@@ -128,7 +127,6 @@ def compute_loss(self:SupervisedTrainer, model, inputs, return_outputs=False, nu
     self.balances.append(out.aux_loss.detach())
     return loss + self.balance_weight * out.aux_loss.to(loss.device) / passes
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000016
 @patch
 def count_tokens(self:SupervisedTrainer, out, inputs)->None:
     "Tokens and their accuracy, kept on the device"
@@ -175,7 +173,6 @@ def prediction_step(self:SupervisedTrainer, model, inputs, prediction_loss_only,
     self.seen = self.seen.to(loss.device) + batch
     return loss, None, None
 
-# %% ../../nbs/11_training/04_trainer.ipynb #t4000019
 @patch
 def evaluation_loop(self:SupervisedTrainer, *args, metric_key_prefix="eval", **kwargs):
     "Held-out loss: the mean over the supervised tokens of all batches and processes"
@@ -226,7 +223,6 @@ def training_step(self:SupervisedTrainer, model, inputs, num_items_in_batch=None
     step.losses.append(loss)
     return loss if self.bench.cfg.on_nan == "stop" else loss.nan_to_num(0., 0., 0.)
 
-# %% ../../nbs/11_training/04_trainer.ipynb #cd1357e9
 @patch
 def forward_backward_in_parts(self:SupervisedTrainer, model, k:int, inputs:dict|None, n)->torch.Tensor|None:
     "The loss of micro-batch `k`, computed in `parts`; None if memory ran out"
@@ -241,7 +237,6 @@ def forward_backward_in_parts(self:SupervisedTrainer, model, k:int, inputs:dict|
         is_mean_of_step = self.supervised or self.model_accepts_loss_kwargs   # whatever the parts are
         if self.accelerator.num_processes > 1 or not is_mean_of_step: raise self.out_of_memory_error(k) from e
 
-# %% ../../nbs/11_training/04_trainer.ipynb #57fc55d8
 @patch
 def split_further(self:SupervisedTrainer)->None:
     "Twice as many parts, and the step from its beginning; `SftError` if no micro-batch can be divided"
@@ -258,7 +253,6 @@ def split_further(self:SupervisedTrainer)->None:
                gradient_accumulation_steps=self.args.gradient_accumulation_steps * self.parts)
     self.guards.note(warn(says, fix, check="out_of_memory"), self.state.global_step + 1)
 
-# %% ../../nbs/11_training/04_trainer.ipynb #d0c58765
 @patch
 def in_words(self:SupervisedTrainer, k:int)->str:
     "Micro-batch `k` as an error says it"
@@ -319,7 +313,6 @@ def skip_step(self:SupervisedTrainer)->None:
     says = f"{error.found}; the step was left out, {self.skipped.total} so far"
     self.guards.note(warn(says, error.fix, check="skipped_steps"), self.state.global_step + 1)
 
-# %% ../../nbs/11_training/04_trainer.ipynb #8bde019d
 @patch
 def check_weights(self:SupervisedTrainer)->None:
     "`SftError` if a trained weight is NaN or infinite in any process: nothing that is saved has one"
@@ -374,7 +367,6 @@ def _save_checkpoint(self:SupervisedTrainer, model, trial)->None:
     best = {self.state.best_global_step} | best_steps(target.parent) | unscored_steps(target.parent)
     prune(target.parent, self.bench.cfg.save_total_limit, best=best)
 
-# %% ../../nbs/11_training/04_trainer.ipynb #366487a8
 @patch
 def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
     "All processes write into the folder aside, and the first one makes it a checkpoint"

@@ -42,7 +42,7 @@ def test_of_several_processes_one_looks_and_all_save(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     second = StopRequest(folder=tmp_path)
     assert not second.on_step_end(None, state, TrainerControl()).should_save and (tmp_path/CHECKPOINT_ASKED).exists()
-    monkeypatch.setattr(recorder, "agree", lambda mine: CHECKPOINT_ASKED)   # the first process says so
+    monkeypatch.setattr(recorder, "agree_across_ranks", lambda mine: CHECKPOINT_ASKED)   # the first process says so
     control = second.on_step_end(None, state, TrainerControl())
     assert control.should_save and not control.should_training_stop and second.granted is None
 
