@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from ..report import ConfigError, SftError, edit
 from ..config import Config
 from .collate import DataCollatorFlattening, DataCollatorForCausalLM
-from .states import missing_kernels, needs_row_numbers, state_functions
+from .states import missing_kernels, needs_row_numbers, separate_rows, state_functions
 
 # %% ../../nbs/05_batches/03_layout.ipynb #5f23377a
 def model_class(
@@ -130,6 +130,7 @@ def rows_stay_apart(
 )->bool:
     "Are the scores of rows the same alone (by PyTorch's attention, if theirs is from the hub) and flattened?"
     shape, lengths = model.config, [3, 4]
+    separate_rows(model_class(shape))
     device, vocabulary = model.get_input_embeddings().weight.device, shape.get_text_config().vocab_size
     if has_states(shape): lengths = [3, _chunk_of_scan(shape) + 6, 4, 2]
     rows = [dict(input_ids=[(3 + 7 * i + k) % vocabulary for i in range(n)], labels=[-100] * n)

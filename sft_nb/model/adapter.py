@@ -12,6 +12,7 @@ import difflib, json, re, warnings
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -42,6 +43,11 @@ def text_path(model)->str:
 _PASSED_BY = dict(jamba={"dt_proj"}) | dict.fromkeys(("falcon_mamba", "mamba"), {"dt_proj", "out_proj"})
 _PASSED_BY |= dict.fromkeys(("falcon_h1", "mamba2", "nemotron_h"), {"out_proj"})
 
+# blocks that read an encoder's or a vision tower's output, or pool a sentence: text alone never reaches them
+_NOT_FOR_TEXT = {"encoder_attn", "cross_attn", "crossattention", "pooler", "embed_tokens_extend"}
+
+def _is_for_text(path:str)->bool: return _NOT_FOR_TEXT.isdisjoint(path.split("."))
+
 def _linear_layers(model)->dict[str,torch.nn.Module]:
     "Every linear layer that text passes through and that LoRA can stand beside, by path"
     inside, head, experts = text_path(model), model.get_output_embeddings(), count_experts(model.config)
@@ -50,6 +56,7 @@ def _linear_layers(model)->dict[str,torch.nn.Module]:
         if not isinstance(module, torch.nn.Linear) and type(module).__name__ != "Conv1D": continue
         if module is head or (inside and not path.startswith(inside + ".")): continue
         if path.rpartition(".")[2] in passed_by or is_router(path, module, experts): continue
+        if not _is_for_text(path): continue
         found[path] = module
     return found
 
@@ -57,9 +64,10 @@ def excluded_modules(model)->str|None:
     "What LoRA leaves alone, as a pattern of names: all that text does not pass through, and routers; None: nothing"
     inside, experts, linear = text_path(model), count_experts(model.config), _linear_layers(model)
     names = {path.rpartition(".")[2] for path in linear}
-    routers = {path for path, module in model.named_modules() if path.rpartition(".")[2] in names
-               and isinstance(module, torch.nn.Linear) and path not in linear and is_router(path, module, experts)}
-    patterns = {re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(path)) for path in routers}   # whatever the layer
+    others = {path for path, module in model.named_modules() if path.rpartition(".")[2] in names
+              and isinstance(module, torch.nn.Linear) and path not in linear
+              and (is_router(path, module, experts) or not _is_for_text(path))}
+    patterns = {re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(path)) for path in others}   # whatever the layer
     if inside: patterns.add(rf"(?!{re.escape(inside)}\.).*")
     return "|".join(sorted(patterns)) or None
 
@@ -228,10 +236,25 @@ def spare_casts(
     return model
 
 # %% ../../nbs/06_model/08_adapter.ipynb #57dcd8c0
+@lru_cache
+def _keep_saved_names()->None:
+    "From now on peft renames no tensor of an adapter that has the name of a tensor of the model it is put on"
+    from peft.utils import transformers_weight_conversion as conversion
+    whole = conversion.convert_peft_adapter_state_dict_for_transformers
+    def convert(model, peft_config, adapter_state_dict, adapter_name="default"):
+        own = {name.replace(f".{adapter_name}", "") for name, _ in model.named_parameters() if ".lora_" in name}
+        found = whole(model, peft_config, adapter_state_dict, adapter_name)
+        lost = own & {*adapter_state_dict} - {*found}
+        if not lost: return found
+        kept = {name: t for name, t in found.items() if name in own or ".lora_" not in name}
+        return kept | {name: adapter_state_dict[name] for name in lost}
+    conversion.convert_peft_adapter_state_dict_for_transformers = convert
+
 @contextmanager
 def targets_as_named():
     "Inside, peft adapts what a config names, and takes no linear layer for experts"
     from peft.utils import transformers_weight_conversion as conversion
+    _keep_saved_names()   # Laguna's pattern for `shared_expert.` meets `shared_experts` too, which then went missing
     whole = conversion.convert_peft_config_for_transformers
     conversion.convert_peft_config_for_transformers = lambda *args, **kwargs: None
     try:
@@ -280,7 +303,12 @@ def read_adapter(
     adapter.inference_mode = True
     name_by_layers(adapter, base)
     adapter._register_custom_module({torch.nn.Module: wrap_packed})
-    with targets_as_named(): model = PeftModel.from_pretrained(base, str(folder), config=adapter)
+    with targets_as_named(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        try: model = PeftModel.from_pretrained(base, str(folder), config=adapter)
+        except UserWarning as e:
+            raise SftError(f"adapter {folder}", f"tensors are missing: {error_summary(e)[:200]}",
+                           "a tensor for each layer that its config names", "train it again, or copy it again") from e
     name_by_weights(adapter, base)
     return model
 
@@ -451,6 +479,7 @@ def lora_reach(
     inside, adapted, total, left_out = text_path(inner), 0, 0, {}
     for path, module in inner.named_modules():
         beside_text = inside and not path.startswith(inside + ".")
+        if not _is_for_text(path): continue
         if beside_text or "lora_" in path or "original_module" in path or "trainable_tokens" in path: continue
         if isinstance(module, torch.nn.Embedding): continue   # of positions too
         place = ".".join([part for part in path.split(".") if part != "base_layer" and not part.isdigit()][-2:])

@@ -1,10 +1,12 @@
 """Adapters beside the experts of mixtures, the loss of their routers, and what a mixture is not given."""
 import copy
 import re
+import shutil
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from shapes import tiny_config
 from transformers import AutoModelForCausalLM
 
@@ -14,11 +16,13 @@ from sft_nb.config import load_config
 from sft_nb.model.adapter import add_adapter, lora_reach, read_adapter, targets_as_named
 from sft_nb.model import experts
 from sft_nb.model.experts import balance_loss_of, expert_parameters, packed_experts, restore_experts
-from sft_nb.model.load import load_base, quiet
+from sft_nb.model.load import auto_class, load_base, quiet
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.own_model import read_lora_settings
-from sft_nb.report import ConfigError
+from sft_nb.report import ConfigError, SftError
 from sft_nb.proof.merge import _merge_layer
+from sft_nb.runs.directory import Run
+from sft_nb.training.train import resume, train
 
 MIXTURES = ("qwen3_moe", "glm4_moe", "deepseek_v3", "gpt_oss", "granitemoehybrid", "qwen3_next", "llama4_text",
             "jetmoe", "hunyuan_v1_moe")
@@ -232,3 +236,46 @@ def test_routers_stay_as_they_are_in_4_bits(tokenizer, tmp_path):
     packed, cfg = in_4_bits(tmp_path, tokenizer, "longcat_flash")
     assert packed.model.layers[0].mlp.router.classifier.weight.dtype == torch.float32
     scores(add_adapter(packed, tokenizer, cfg))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_a_resumed_run_with_packed_experts_ends_with_the_same_bytes(kind, tmp_path, tokenizer):
+    "Killed after its second checkpoint: the experts are packed anew, to the same numbers"
+    shape = tiny_config(kind, len(tokenizer))
+    torch.manual_seed(0)
+    auto_class(shape).from_config(shape, dtype=torch.float32).save_pretrained(tmp_path/"base")
+    run = train(load_config(
+        "demo", model=str(tmp_path/"base"), tokenizer="tiny", method="qlora", device="cpu", dtype="float32",
+        max_samples=16, eval_samples=0, max_steps=3, save_steps=1, save_total_limit=9, per_device_train_batch_size=2,
+        gradient_accumulation_steps=1, learning_rate=1e-2, preflight=False, runs_dir=str(tmp_path/"runs")))
+    killed = Run(shutil.copytree(run.path, tmp_path/"runs/killed"))
+    shutil.rmtree(killed.path/"checkpoints/checkpoint-3")
+    shutil.rmtree(killed.adapter)
+    killed.set_status("running", step=2)
+    resume(killed)
+    name = "adapter_model.safetensors"
+    assert (killed.adapter/name).read_bytes() == (run.adapter/name).read_bytes()
+    assert (run.adapter/name).read_bytes() != (run.path/"checkpoints/checkpoint-2"/name).read_bytes()
+    assert any("experts" in n for n in load_file(run.adapter/name))
+
+
+def test_an_adapter_keeps_the_names_it_was_saved_with(tmp_path, tokenizer):
+    "transformers renames `shared_expert.` of Laguna's checkpoints; the pattern meets `shared_experts` of adapters too"
+    model = adapted("laguna", tokenizer)
+    model.save_pretrained(tmp_path)
+    again = read_adapter(base("laguna"), tmp_path).eval()
+    assert torch.equal(scores(again), scores(model))
+    weights = load_file(tmp_path/"adapter_model.safetensors")
+    name = next(name for name in weights if "shared_experts" in name)
+    save_file({n: w for n, w in weights.items() if n != name}, tmp_path/"adapter_model.safetensors")
+    with pytest.raises(SftError, match="tensors are missing.*shared_experts"): read_adapter(base("laguna"), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bart", "phi4_multimodal"])
+def test_what_text_never_reaches_gets_no_adapter(kind, tokenizer):
+    "A decoder without its encoder, a language model with towers: every factor has a gradient"
+    model = adapted(kind, tokenizer).train()
+    ids = torch.arange(3, 43).view(2, 20)
+    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    assert lora_reach(model).share > .9
