@@ -172,9 +172,9 @@ class ShardedTrainerMixin:
         if self.divides:
             shard(self.model, self.args.device.type)
             self.is_distributed_loading_by_transformers = True   # it owns its weights, and accelerate wraps nothing
-        create_optimizer(lambda: super(ShardedTrainerMixin, self).create_optimizer(model), self.bench.cfg)
+        made = create_optimizer(lambda: super(ShardedTrainerMixin, self).create_optimizer(model), self.bench.cfg)
         if self.divides: whole_when_saved(self.optimizer)
-        return self.optimizer
+        return made
 
     def create_scheduler(self, num_training_steps, optimizer=None):
         "The configured schedule; DeepSpeed's optimiser is not one of torch's, but wraps one"
