@@ -28,7 +28,7 @@ from .model.adapter import load_adapter, load_model
 from .model.own_model import make_trainable, save_unnamed_base, with_model
 from .model.parallelism import data_processes, divides_weights
 from .planning.plan import Plan, plan as make_plan
-from .planning.resolve import with_plan, without_plan
+from .planning.plan import with_plan, without_plan
 
 # %% ../nbs/08_workbench.ipynb #wb000007
 class made_once(cached_property):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..escape import escape_controls
-from ..report import as_fix, command, ConfigError, edit, Finding, shell_quote, Report
+from ..report import as_fix, command, ConfigError, edit, shell_quote, Report
 from ..config import require_trust, Config, config_names, table
 from ..runs.distributed import get_process_info, is_main_process
 from .options import flag, given, Option, parse, parse_own, set_apart
@@ -59,21 +59,17 @@ def data_command(args:list[str])->int:
     from sft_nb.tokens.dataset import examples
     data = prepare(cfg)
     more = dict(dropped=data.dropped[:options.dropped]) if options.dropped else {}
-    if options.show: more["shown"] = examples(data, options.show, colour=not options.json and _in_colour())
-    if options.json: _say(json.dumps(data.report.to_dict() | more, ensure_ascii=False))
-    else: _say_data(data.report.text(everything=options.all), **more)
+    in_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and not options.json
+    if options.show: more["shown"] = examples(data, options.show, colour=in_colour)
+    if options.json:
+        _say(json.dumps(data.report.to_dict() | more, ensure_ascii=False))
+        return data.report.exit_code
+    _say(data.report.text(everything=options.all))
+    for d in more.get("dropped", ()):
+        _say(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
+    for x in more.get("shown", ()):
+        _say(f"\n{x['where']}: {x['supervised']} of {x['tokens']} tokens are supervised\n{x['text']}")
     return data.report.exit_code
-
-# %% ../../nbs/15_cli/01_commands.ipynb #cm0shd04
-def _in_colour()->bool:
-    "Does a person look on? NO_COLOR says that they want none"
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-def _say_data(report:str, *, dropped:list[dict]=(), shown:list[dict]=())->None:
-    "The report, rows that are left out, and examples with their mask"
-    _say(report)
-    for d in dropped: _say(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
-    for x in shown: _say(f"\n{x['where']}: {x['supervised']} of {x['tokens']} tokens are supervised\n{x['text']}")
 
 # %% ../../nbs/15_cli/01_commands.ipynb #afbefb52
 def _card_as_device(args:list[str])->list[str]:
@@ -132,11 +128,6 @@ def _check_agreement(cfg:Config)->None:
 _FIRST_FIGURES = ("rows are", "prompt format", "rows read", "rows kept", "rows dropped", "rows cut",
                   "supervised tokens", "row length, tokens")   # the others: sft_nb data
 
-def _rows_in_short(report:Report)->Report:
-    "The report of the rows with the figures that a training is begun by"
-    figures = {name: v for name, v in report.figures.items() if name.rpartition(": ")[2] in _FIRST_FIGURES}
-    return replace(report, figures=figures)
-
 def _new_run(cfg:Config):
     "Say what is going to happen, and do it"
     from sft_nb.runs.directory import check_free
@@ -149,18 +140,15 @@ def _new_run(cfg:Config):
     from sft_nb.training.train import train
     bench = Workbench(cfg)
     hardware = bench.hardware   # a device that is not there is said before the rows are read
-    _say(_rows_in_short(bench.data.report))
+    rows = bench.data.report
+    short = {name: value for name, value in rows.figures.items() if name.rpartition(": ")[2] in _FIRST_FIGURES}
+    _say(replace(rows, figures=short))
     _say(f"\n{bench.cfg.method} on {hardware.device} ({hardware.device_reason}) "
          f"in {hardware.dtype_name} ({hardware.dtype_reason})")
-    _say(_describe_plan(bench))
-    return train(bench, checked=_short_preflight(bench))
-
-# %% ../../nbs/15_cli/01_commands.ipynb #df4ef467
-def _describe_plan(bench)->str:
-    "Attention and memory, or why there is no plan"
     made = bench.plan
-    if made is None: return f"no plan could be made: {bench.no_plan}"
-    return f"attention {bench.cfg.attn_implementation} ({made.reasons['attn_implementation']})\n{made.findings[0]}"
+    if made is None: _say(f"no plan could be made: {bench.no_plan}")
+    else: _say(f"attention {bench.cfg.attn_implementation} ({made.reasons['attn_implementation']})\n{made.findings[0]}")
+    return train(bench, checked=_short_preflight(bench))
 
 # %% ../../nbs/15_cli/01_commands.ipynb #357fed35
 def _short_preflight(bench)->Report|None:
@@ -176,13 +164,6 @@ def _short_preflight(bench)->Report|None:
     if not checked.failed or bench.cfg.force:   # else the error lists them
         for finding in new: _say(f"  {finding}")
     return checked
-
-# %% ../../nbs/15_cli/01_commands.ipynb #8758f29c
-def _launch_run(cfg:Config):
-    "A new run in a process of its own"
-    from sft_nb.training.launch import launch
-    _say(table(cfg), "\n")
-    return launch(cfg)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #27586de9
 _LONGER = ("num_train_epochs", "max_steps")   # what a finished run may have more of
@@ -205,34 +186,27 @@ def _resume_run(options, cfg:Config, longer:dict, several:int|None):
 def _print_until_end(run):
     "Print what a launched run writes until it has ended; Ctrl-C stops it"
     try:
-        if run.launched(): _read_along(run)
+        if run.launched():
+            with (run.path/"log.txt").open(errors="replace") as log:
+                while run.launched():
+                    if text := log.read(): print(escape_controls(text), end="", flush=True)
+                    time.sleep(.2)
+                _say(log.read())
     except KeyboardInterrupt: run.stop()
     run.wait()   # raises what ended it, also if that was before anybody could look
     return run
-
-def _read_along(run)->None:
-    with (run.path/"log.txt").open(errors="replace") as log:
-        while run.launched():
-            if text := log.read(): print(escape_controls(text), end="", flush=True)
-            time.sleep(.2)
-        _say(log.read())
-
-# %% ../../nbs/15_cli/01_commands.ipynb #b9b5654a
-def _how_to_watch(run)->None:
-    "How to look at a run that trains by itself"
-    _say(f"{run.name} trains in process {run.launched()}")
-    path = shell_quote(run.path)
-    _say(f"  sft_nb runs --root {shell_quote(run.path.parent)}\n  tail -f {shell_quote(run.path/'log.txt')}")
-    _say(f"  sft_nb stop {path}\n  sft_nb evaluate {path}   when it has finished")
 
 # %% ../../nbs/15_cli/01_commands.ipynb #20519e14
 def _print_result(run, n_examples:int)->int:
     "What came out of a training, and the scores of a finished one"
     status = run.status
     _say(_describe_losses(run))
-    if status.reason: _say(_describe_status(status))
-    if noticed := _describe_guards(run):   # each was printed at its step
-        _say(f"noticed on the way: {', '.join(f.check for f in noticed)}; guards.json has the details")
+    if status.reason:
+        way = "Go on with" if status.fix and status.fix.command else "Fix"
+        _say(f"{status.state}: {status.reason}" + (f". {way}: {status.fix}" if status.fix else ""))
+    if (guards := run.path/"guards.json").exists():   # each was printed at its step
+        noticed = Report.load(guards).findings
+        if noticed: _say(f"noticed on the way: {', '.join(f.check for f in noticed)}; guards.json has the details")
     if status.state == "finished" and run.config.eval_samples: _score_or_say(run, n_examples)
     if status.stopped_by == "max_time" and run.checkpoints():
         _say(f"to score what it has learned so far: sft_nb evaluate {shell_quote(run.path)}")
@@ -248,20 +222,6 @@ def _describe_losses(run)->str:
     says = ", ".join(f"loss {loss:.3f} at step {step}" for step, loss in first_and_last)
     last, taken = losses[-1][0], run.status.step
     return says if last >= taken else f"{says}, the last that was logged of {taken} steps"
-
-# %% ../../nbs/15_cli/01_commands.ipynb #f7fd115f
-def _describe_status(status)->str:
-    "State, reason and the way on"
-    says = f"{status.state}: {status.reason}"
-    if not status.fix: return says
-    way = "Go on with" if status.fix.command else "Fix"
-    return f"{says}. {way}: {status.fix}"
-
-# %% ../../nbs/15_cli/01_commands.ipynb #3f50c042
-def _describe_guards(run)->list[Finding]:
-    "What the guards saw"
-    file = run.path/"guards.json"
-    return Report.load(file).findings if file.exists() else []
 
 # %% ../../nbs/15_cli/01_commands.ipynb #e29f8178
 def _score_or_say(run, n_examples:int)->None:
@@ -296,7 +256,9 @@ def train_command(args:list[str])->int:
         run = _start_training(options, cfg, args)
         if not is_main_process(): return run.status.exit_code
         if not options.detach: return _print_result(_print_until_end(run), options.examples)
-        _how_to_watch(run)
+        path, log, root = (shell_quote(p) for p in (run.path, run.path/"log.txt", run.path.parent))
+        _say(f"{run.name} trains in process {run.launched()}\n  sft_nb runs --root {root}\n  tail -f {log}")
+        _say(f"  sft_nb stop {path}\n  sft_nb evaluate {path}   when it has finished")
     return 0
 
 # %% ../../nbs/15_cli/01_commands.ipynb #0c5089d5
@@ -310,7 +272,10 @@ def _start_training(options, cfg:Config, args:list[str]):
         from sft_nb.training.train import train
         if is_main_process(): _say(table(cfg), "\n")
         return train(cfg)
-    if options.detach or cfg.num_processes > 1: return _launch_run(cfg)
+    if options.detach or cfg.num_processes > 1:   # in a process of its own
+        from sft_nb.training.launch import launch
+        _say(table(cfg), "\n")
+        return launch(cfg)
     return _new_run(cfg)
 
 def _is_launched(options)->bool:

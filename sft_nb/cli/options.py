@@ -59,25 +59,9 @@ def _field_of_option(name:str, option:Option)->tuple:
     default = field() if option.default is ... else field(default=option.default)
     return name, Annotated[kind, arg], default
 
-# %% ../../nbs/15_cli/00_options.ipynb #e46299f8
-def _setting_groups()->list[type]:
-    "The groups of settings, in reading order"
-    return [*reversed(Config.__mro__[1:-1])]
-
-# %% ../../nbs/15_cli/00_options.ipynb #d88215bd
+# %% ../../nbs/15_cli/00_options.ipynb #eb8e3aa3
 _TITLES = dict(row="rows", model="base_model", adapter="adapters", guard="guards", output="outputs")
 
-def _group_annotation(kind:type, cfg:Config)->tuple:
-    "A group of settings as tyro shows it: under its name, its options without one"
-    import tyro
-    known = [s for s in SETTINGS.values() if s.group is kind and s.name not in FIRST_SETTINGS]
-    fields = [_field_of_option(s.name, Option(s.type, getattr(cfg, s.name), s.help)) for s in known]
-    made = make_dataclass(kind.__name__, fields)
-    made.__doc__ = kind.__doc__
-    name = kind.__name__.removesuffix("Settings").lower()
-    return _TITLES.get(name, name), Annotated[made, tyro.conf.OmitArgPrefixes], field(default_factory=made)
-
-# %% ../../nbs/15_cli/00_options.ipynb #eb8e3aa3
 # the settings that a help shows first, above the options of the command itself
 FIRST_SETTINGS = ("model", "train_file", "fields", "eval_fraction", "max_samples", "max_length", "method",
                   "learning_rate", "num_train_epochs", "per_device_train_batch_size")
@@ -88,13 +72,22 @@ def options_class(
     cfg:Config|None=None,  # with settings, and these as their defaults; None: no settings
 )->type:
     "The dataclass of a command's options"
+    import tyro
     specs = {name: _field_of_option(name, option) for name, option in own.items()}
     if cfg is None: return make_dataclass(command, [*specs.values()])
     first = [_field_of_option(name, Option(SETTINGS[name].type, getattr(cfg, name), SETTINGS[name].help))
              for name in FIRST_SETTINGS]
     begin = [specs.pop(name) for name in [*own] if own[name].first or name == "config"]   # a place of its own, --config
     folder = Option(str|None, None, "the folder of this run: sets runs_dir and run_name")
-    groups = [_group_annotation(k, cfg) for k in _setting_groups()]
+    groups = []   # of settings, in reading order: each under its name, its options without one
+    for kind in reversed(Config.__mro__[1:-1]):
+        known = [s for s in SETTINGS.values() if s.group is kind and s.name not in FIRST_SETTINGS]
+        fields = [_field_of_option(s.name, Option(s.type, getattr(cfg, s.name), s.help)) for s in known]
+        made = make_dataclass(kind.__name__, fields)
+        made.__doc__ = kind.__doc__
+        name = kind.__name__.removesuffix("Settings").lower()
+        groups.append((_TITLES.get(name, name), Annotated[made, tyro.conf.OmitArgPrefixes],
+                       field(default_factory=made)))
     rest = [*specs.values(), _field_of_option("output_dir", folder), *groups]
     return make_dataclass(command, [*begin, *first, *rest])
 
@@ -107,21 +100,12 @@ def given(
     for arg in args:
         if not arg.startswith("--"): continue
         name = arg[2:].split("=")[0].replace("-", "_").lower().removeprefix("no_")
-        for full in _settings_meant(name):
-            if names.setdefault(full, name) != name: raise _given_twice(names[full], name)
+        full = name if name == "output_dir" else full_name(name)   # a run_name beside it is what a tracker shows
+        if full not in defaults() and full != "output_dir": continue
+        if names.setdefault(full, name) != name:
+            raise ConfigError("command line", f"{flag(names[full])} and {flag(name)} set the same", "one of them",
+                              f"leave out {{{names[full]}}}")
     return names
-
-# %% ../../nbs/15_cli/00_options.ipynb #50eb4321
-def _settings_meant(name:str)->list[str]:
-    "The settings that a name sets; none if it is no setting"
-    if name == "output_dir": return [name]   # a run_name beside it is what a tracker shows
-    full = full_name(name)
-    return [full] if full in defaults() else []
-
-# %% ../../nbs/15_cli/00_options.ipynb #e54dd1a4
-def _given_twice(one:str, other:str)->ConfigError:
-    return ConfigError("command line", f"{flag(one)} and {flag(other)} set the same", "one of them",
-                       f"leave out {{{one}}}")
 
 # %% ../../nbs/15_cli/00_options.ipynb #422d62aa
 def config_name(args:list[str])->str|None:
@@ -131,20 +115,14 @@ def config_name(args:list[str])->str|None:
     if len(names) > 1: raise ConfigError("command line", "--config is given twice", "one config", "leave one out")
     return names[0] if names else None
 
-# %% ../../nbs/15_cli/00_options.ipynb #28e0d7c5
-def _three_way_names()->dict[str,str]:
-    "Each option of a setting that is true, false or a word -> its full option"
-    names = {}
-    for f in SETTINGS.values():
-        kinds = get_args(f.type)
-        if bool not in kinds or not any(get_origin(kind) is Literal for kind in kinds): continue
-        names |= {flag(name): flag(f.name) for name in (f.name, *aliases(f.name))}
-    return names
-
 # %% ../../nbs/15_cli/00_options.ipynb #c81ec201
 def three_way(args:list[str])->list[str]:
     "Options of settings that can also be auto, with True and False written out"
-    names, out = _three_way_names(), []
+    names, out = {}, []   # each option of a setting that is true, false or a word -> its full option
+    for s in SETTINGS.values():
+        kinds = get_args(s.type)
+        if bool not in kinds or not any(get_origin(kind) is Literal for kind in kinds): continue
+        names |= {flag(name): flag(s.name) for name in (s.name, *aliases(s.name))}
     for arg, following in zip(args, [*args[1:], "--"]):
         name = flag(arg.removeprefix("--no-").removeprefix("--"))
         if name in names and arg.startswith("--no-"): out += [names[name], "False"]
@@ -178,26 +156,12 @@ def _can_read(text:str, t)->bool:
     except (ValueError, OverflowError): return False
     return True
 
-# %% ../../nbs/15_cli/00_options.ipynb #25ac3f73
 def _takes_many(t)->bool: return get_origin(t) is tuple or any(get_origin(a) is tuple for a in get_args(t))
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0wrd05
 def _without_dashes(name:str)->str: return plain_name(name.removeprefix("--"))
 
-# %% ../../nbs/15_cli/00_options.ipynb #9699599d
-def _value_of(texts:list[str], default:Any)->Any:
-    "Python's value of what was typed: True, 8, wandb"
-    if not texts: return default
-    if len(texts) > 1: return texts
-    try: return ast.literal_eval(texts[0].capitalize() if texts[0] in ("true", "false", "none") else texts[0])
-    except (ValueError, SyntaxError, RecursionError, MemoryError): return texts[0]
-
 # %% ../../nbs/15_cli/00_options.ipynb #a531b89c
-def _is_their_value(name:str, texts:list[str], t)->bool:
-    "Is it a value that a setting of ours does not take, and means something in another program?"
-    if t is None or not texts or all(_can_read(text, t) for text in texts): return False
-    return translate_setting(name, texts[0] if len(texts) == 1 else texts, defaults()) is not None
-
 def set_apart(
     args:list[str],
 )->tuple[list[str],dict[str,Any]]:   # the line without them, and their values
@@ -205,29 +169,21 @@ def set_apart(
     rest, foreign, types = [], {}, {name: s.type for name, s in SETTINGS.items()}
     for name, texts in words(args):
         bare, full = _without_dashes(name), full_name(_without_dashes(name))
-        if bare in FOREIGN: foreign[bare] = _value_of(texts, True)
-        elif _is_their_value(bare, texts, types.get(full)): foreign[bare] = texts[0] if len(texts) == 1 else texts
+        value, kind = texts[0] if len(texts) == 1 else texts, types.get(full)
+        is_ours = kind is None or all(_can_read(text, kind) for text in texts)
+        if bare in FOREIGN:   # as Python's value: True, 8, wandb
+            try: value = ast.literal_eval(value.capitalize() if value in ("true", "false", "none") else value)
+            except (ValueError, SyntaxError, RecursionError, MemoryError, AttributeError): pass
+            foreign[bare] = value if texts else True
+        elif texts and not is_ours and translate_setting(bare, value, defaults()) is not None: foreign[bare] = value
         elif bare.removeprefix("no_") in FOREIGN and not texts: foreign[bare.removeprefix("no_")] = False
         else: rest += [*filter(None, [name]), *texts]
     return rest, foreign
-
-# %% ../../nbs/15_cli/00_options.ipynb #op0chk01
-def _option_annotations(own:dict[str,Option], base:Config|None)->dict[str,Setting]:
-    "What each option of a command takes, by every name that it has"
-    def kind(name, option): return Setting(option.help, name=name, type=option.kind, default=option.default)
-    found = {name: kind(name, option) for name, option in own.items() if not option.first}
-    if base is None: return found
-    found["output_dir"] = kind("output_dir", Option(str|None, "runs/NAME", ""))
-    for name, s in SETTINGS.items(): found |= dict.fromkeys((name, *aliases(name)), s)
-    return found
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0chk02
 _LINE = "command line"
 
 def _help_of(name:str): return command(f"sft_nb {name} --help")
-
-# %% ../../nbs/15_cli/00_options.ipynb #3623e083
-def _with_a_run(name:str, other:str=""): return command(f"sft_nb {name} runs/NAME{other}")
 
 # %% ../../nbs/15_cli/00_options.ipynb #a66788ce
 def _no_option(command:str, name:str, known)->ConfigError:
@@ -237,12 +193,6 @@ def _no_option(command:str, name:str, known)->ConfigError:
     if pointer or not near:
         return ConfigError(_LINE, f"{name[:100]} is not an option", "", pointer or _help_of(command))
     return ConfigError(_LINE, f"{name} is not an option", f"the nearest is {flag(near[0])}", f"write {{{near[0]}}}")
-
-# %% ../../nbs/15_cli/00_options.ipynb #66973be6
-def _no_value(kind, typed:str, texts:list[str])->ConfigError:
-    "The error for an option with too few values, or too many"
-    found = f"{typed} has no value" if not texts else f"{typed} has {len(texts)} values: {' '.join(texts)[:100]}"
-    return ConfigError(_LINE, found, f"{kind.name} takes {describe_annotation(kind.type)}", _example_line(kind, texts))
 
 # %% ../../nbs/15_cli/00_options.ipynb #3a165165
 _VALUES = dict(resume="runs/NAME", train_file="rows.jsonl", eval_file="rows.jsonl", max_samples="500", max_time="5h",
@@ -257,10 +207,11 @@ def _example_line(kind, texts:list[str]):
 # %% ../../nbs/15_cli/00_options.ipynb #op0chk03
 def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
     "What is wrong with the values of an option, if anything is"
-    switch = kind.type is bool
-    if switch and not texts: return None
-    many = _takes_many(kind.type)
-    if len(texts) > 1 and not many or not texts: return _no_value(kind, typed, texts)
+    if kind.type is bool and not texts: return None
+    if not texts or len(texts) > 1 and not _takes_many(kind.type):
+        found = f"{typed} has no value" if not texts else f"{typed} has {len(texts)} values: {' '.join(texts)[:100]}"
+        expected = f"{kind.name} takes {describe_annotation(kind.type)}"
+        return ConfigError(_LINE, found, expected, _example_line(kind, texts))
     wrong = next((text for text in texts if not _can_read(text, kind.type)), None)
     if wrong is not None: return kind.wrong_type(wrong, _LINE)
     negative = kind.name not in defaults() and kind.type is int and int(texts[0]) < 0
@@ -280,7 +231,12 @@ def check_line(
 
 def line_problems(command:str, args:list[str], own:dict[str,Option], base:Config|None=None)->list[ConfigError]:
     "Everything that is wrong with a line, in its order"
-    known, problems = _option_annotations(own, base), []
+    def setting(name, option): return Setting(option.help, name=name, type=option.kind, default=option.default)
+    known = {name: setting(name, option) for name, option in own.items() if not option.first}   # by every name
+    if base is not None:
+        known["output_dir"] = setting("output_dir", Option(str|None, "runs/NAME", ""))
+        for s in SETTINGS.values(): known |= dict.fromkeys((s.name, *aliases(s.name)), s)
+    problems = []
     for name, texts in words(args)[1:]:
         bare = _without_dashes(name)
         if not bare: continue
@@ -298,42 +254,30 @@ def line_problems(command:str, args:list[str], own:dict[str,Option], base:Config
     return problems
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0chk05
-def _check_first(command:str, texts:list[str], own:dict[str,Option])->None:
+def _check_first(command_name:str, texts:list[str], own:dict[str,Option])->None:
     "ConfigError for a word that no option takes, and for one that is missing"
     places = {name: option for name, option in own.items() if option.first}
     for text in texts:
         if text in ("-h", "-"): continue
-        if text.startswith("-"): raise _no_option(command, text, own)
+        if text.startswith("-"): raise _no_option(command_name, text, own)
     if any(_takes_many(option.kind) for option in places.values()) or "-h" in texts: return
     needed = [name for name, option in places.items() if option.default is ...]
     if len(texts) < len(needed):
-        raise ConfigError(f"sft_nb {command}", f"{needed[len(texts)]} is missing", places[needed[len(texts)]].help,
-                          _with_a_run(command, " runs/OTHER" if "b" in needed else ""))
-    if len(texts) > len(places): raise _one_too_many(command, texts[len(places)])
-
-# %% ../../nbs/15_cli/00_options.ipynb #c8ed64b6
-def _one_too_many(command:str, text:str)->ConfigError:
-    "The error for a word that nothing takes"
+        raise ConfigError(f"sft_nb {command_name}", f"{needed[len(texts)]} is missing", places[needed[len(texts)]].help,
+                          command(f"sft_nb {command_name} runs/NAME" + " runs/OTHER" * ("b" in needed)))
+    if len(texts) <= len(places): return
+    text = texts[len(places)]
     is_config = text in config_names() or os.path.isfile(text) and text.endswith((".py", ".yaml", ".yml"))
-    fix = _help_of(command)
+    fix = _help_of(command_name)
     if is_config: fix = edit(config=text)
     elif os.path.isfile(os.path.join(text, "status.json")):
         fix = edit(config=text)
-        if command == "train": fix = edit(resume=text) | fix
+        if command_name == "train": fix = edit(resume=text) | fix
     elif os.path.isfile(os.path.join(text, "config.json")): fix = edit(model=text)
     elif os.path.exists(text) or text.endswith((".json", ".jsonl", ".csv", ".tsv", ".parquet")):
         fix = edit(train_file=text)
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", text): fix = edit(model=text)
-    return ConfigError(_LINE, f"nothing takes {text[:100]!r}", "options, each with its value", fix)
-
-# %% ../../nbs/15_cli/00_options.ipynb #op0swi02
-def _in_full(name:str)->str:
-    "An option under its full name"
-    bare = _without_dashes(name)
-    no = bare.startswith("no_") and bare not in ALIASES
-    bare = bare.removeprefix("no_") if no else bare
-    if bare not in ALIASES or bare == "output_dir": return name
-    return flag(f"no_{ALIASES[bare]}" if no else ALIASES[bare])
+    raise ConfigError(_LINE, f"nothing takes {text[:100]!r}", "options, each with its value", fix)
 
 # %% ../../nbs/15_cli/00_options.ipynb #94c19f85
 def switches(
@@ -344,7 +288,10 @@ def switches(
     if base is None: return args
     plain, out = {name for name, s in SETTINGS.items() if s.type is bool}, []
     for name, texts in words(args):
-        name = _in_full(name)
+        bare = _without_dashes(name)
+        is_off = bare.startswith("no_") and bare not in ALIASES
+        if is_off: bare = bare.removeprefix("no_")
+        if bare in ALIASES and bare != "output_dir": name = flag(f"no_{ALIASES[bare]}" if is_off else ALIASES[bare])
         written = _without_dashes(name) in plain and len(texts) == 1 and texts[0].lower() in ("true", "false")
         if written and texts[0].lower() == "false": name = f"--no-{name.removeprefix('--')}"
         out += [*filter(None, [name]), *(() if written else texts)]
@@ -390,14 +337,6 @@ def described(command:str, summary:str)->str:
     lines = [f"  sft_nb {command} {line}".rstrip() for line in EXAMPLES.get(command, ())]
     return "\n".join([summary, "", "Examples:", *lines]) if lines else summary
 
-# %% ../../nbs/15_cli/00_options.ipynb #df2da5d8
-def _without_groups(made)->SimpleNamespace:
-    "The values of the options, without the groups"
-    values = vars(made).copy()
-    groups = [name for name, value in values.items() if is_dataclass(value)]
-    for name in groups: values |= vars(values.pop(name))
-    return SimpleNamespace(**values)
-
 # %% ../../nbs/15_cli/00_options.ipynb #9e9dfc0b
 def parse_own(
     command:str,
@@ -412,7 +351,9 @@ def parse_own(
     check_line(command, args, own, base)
     made = tyro.cli(options_class(command, own, base), args=args, prog=f"sft_nb {command}",
                     description=described(command, summary))
-    return _without_groups(made)
+    values = vars(made).copy()
+    for name in [name for name, value in values.items() if is_dataclass(value)]: values |= vars(values.pop(name))
+    return SimpleNamespace(**values)   # without the groups
 
 # %% ../../nbs/15_cli/00_options.ipynb #8c2ba8b6
 def parse(

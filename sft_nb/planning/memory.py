@@ -20,31 +20,6 @@ from ..model.kernels import layers_of, use_kernels
 from ..model.adapter import lora_config, spare_casts, targets_as_named, train_in_full
 from ..model.parallelism import Division
 
-# %% ../../nbs/07_planning/00_memory.ipynb #7f18611e
-def _shape_of(cfg:Config, tokenizer, layers:int|None):
-    "transformers' config of the model, with as many layers"
-    shape = load_shape(cfg, tokenizer)
-    if layers is None: return shape
-    text = shape.get_text_config()
-    text.num_hidden_layers = layers
-    kinds = getattr(text, "layer_types", None)
-    if kinds and len(kinds) != layers: text.layer_types = kinds[:layers]   # of some types, they follow from the number
-    return shape
-
-# %% ../../nbs/07_planning/00_memory.ipynb #7fb8a774
-def _make_room(model, n:int)->None:
-    "Embeddings for `n` tokens, if the tokenizer has more than the model"
-    if n > model.config.get_text_config().vocab_size: model.resize_token_embeddings(n, mean_resizing=False)
-
-# %% ../../nbs/07_planning/00_memory.ipynb #0b62cbc6
-def _with_quantised_layers(model, how):
-    "Linear layers as bitsandbytes has them"
-    from transformers.quantizers import AutoHfQuantizer
-    with experts_in_4_bits(): quantizer = AutoHfQuantizer.from_config(how, pre_quantized=False)
-    quantizer.preprocess_model(model=model, device_map=None)
-    setattr(model, "is_loaded_in_8bit" if how.load_in_8bit else "is_loaded_in_4bit", True)
-    return model
-
 # %% ../../nbs/07_planning/00_memory.ipynb #st0dora2
 @contextmanager
 def weights_for_dora(
@@ -62,17 +37,6 @@ def weights_for_dora(
     finally:
         for module in (dora, variants): module.dequantize_module_weight = whole
 
-# %% ../../nbs/07_planning/00_memory.ipynb #231050e7
-def _with_adapter(model, tokenizer, cfg:Config):
-    "With an adapter, as peft adds it"
-    from peft import get_peft_model
-    wanted = lora_config(model, tokenizer, cfg)
-    wanted.init_lora_weights = True   # other ways to begin need numbers, and take no other room
-    with weights_for_dora(model.dtype), targets_as_named():
-        model = spare_casts(get_peft_model(model.requires_grad_(False), wanted, low_cpu_mem_usage=True))
-    use_kernels(model, "none" if cfg.kernels == "none" else "auto")   # compiled layers keep no more than these
-    return model
-
 # %% ../../nbs/07_planning/00_memory.ipynb #e2921b76
 def skeleton(
     cfg:Config,
@@ -83,18 +47,34 @@ def skeleton(
 ):                             # on the meta device: shapes, no numbers
     "The model that `load_model` would load, without its weights"
     register_varlen()
-    shape = _shape_of(cfg, tokenizer, layers)
+    shape = load_shape(cfg, tokenizer)
+    if layers is not None:
+        text = shape.get_text_config()
+        text.num_hidden_layers = layers
+        kinds = getattr(text, "layer_types", None)   # of some types, they follow from the number
+        if kinds and len(kinds) != layers: text.layer_types = kinds[:layers]
     kept = torch.float32 if cfg.method == "full" else dtype
     how = dict(dtype=kept, attn_implementation=attention, trust_remote_code=cfg.trust_remote_code)
     with quiet(), torch.device("meta"):
-        model = auto_class(shape).from_config(shape, **how)
-        _make_room(model, len(tokenizer))
+        model, n = auto_class(shape).from_config(shape, **how), len(tokenizer)
+        if n > model.config.get_text_config().vocab_size: model.resize_token_embeddings(n, mean_resizing=False)
         if cfg.method == "full":   # of a few layers, all are trained: a pattern may name others
             train_in_full(model, cfg if layers is None else replace(cfg, unfrozen_parameters=None))
             return model.train()
+
         bits = quantization(cfg, dtype)
-        if bits is not None: model = _with_quantised_layers(model, bits)
-        return _with_adapter(model, tokenizer, cfg).train()
+        if bits is not None:   # linear layers as bitsandbytes has them
+            from transformers.quantizers import AutoHfQuantizer
+            with experts_in_4_bits(): quantizer = AutoHfQuantizer.from_config(bits, pre_quantized=False)
+            quantizer.preprocess_model(model=model, device_map=None)
+            setattr(model, "is_loaded_in_8bit" if bits.load_in_8bit else "is_loaded_in_4bit", True)
+        from peft import get_peft_model
+        adapter = lora_config(model, tokenizer, cfg)
+        adapter.init_lora_weights = True   # other ways to begin need numbers, and take no other room
+        with weights_for_dora(model.dtype), targets_as_named():
+            model = spare_casts(get_peft_model(model.requires_grad_(False), adapter, low_cpu_mem_usage=True))
+        use_kernels(model, "none" if cfg.kernels == "none" else "auto")   # compiled layers keep no more than these
+        return model.train()
 
 # %% ../../nbs/07_planning/00_memory.ipynb #5996010e
 def _four_bit_bytes(n:int, double:bool)->int:
@@ -105,24 +85,10 @@ def _four_bit_bytes(n:int, double:bool)->int:
     if double: scales = blocks + 4 * math.ceil(blocks / 256) + 256 * 4 + 4
     return math.ceil(n / 2) + table + scales
 
-# %% ../../nbs/07_planning/00_memory.ipynb #1e86b08c
-def _weight_bytes(module, name:str, p)->int:
-    "Bytes of a parameter, with the state of its quantisation"
-    kind = type(module).__name__
-    if name == "weight" and kind == "Linear8bitLt": return p.numel() + 4 * p.shape[0]
-    if type(p).__name__ == "Params4bit": return _four_bit_bytes(p.numel(), p.compress_statistics)
-    return p.numel() * p.element_size()
-
-# %% ../../nbs/07_planning/00_memory.ipynb #aa10f1aa
+# %% ../../nbs/07_planning/00_memory.ipynb #937e0984
 # numbers that an optimiser keeps for each parameter
 _STATES = dict(adamw=2, lion=1, ademamix=3, adamax=2, radam=2, nadam=2, rmsprop=1, adagrad=1, sgd=0)
 
-def _adafactor_numbers(p)->int:
-    "Numbers that Adafactor keeps for a parameter"
-    if p.ndim < 2: return p.numel()
-    return math.prod(p.shape[:-1]) + math.prod(p.shape[:-2]) * p.shape[-1]
-
-# %% ../../nbs/07_planning/00_memory.ipynb #937e0984
 def optimizer_bytes(
     p,          # a parameter
     optim:str,  # a name of TrainingArguments
@@ -130,17 +96,18 @@ def optimizer_bytes(
     "Bytes that an optimiser keeps for a parameter; what is not known counts as AdamW"
     n = p.numel()
     name = optim.lower()
-    if "adafactor" in name: return 4 * _adafactor_numbers(p)
+    if "adafactor" in name:
+        factors = n if p.ndim < 2 else math.prod(p.shape[:-1]) + math.prod(p.shape[:-2]) * p.shape[-1]
+        return 4 * factors
     k = next((v for key, v in _STATES.items() if key in name), 2)
     if "8bit" in name and n >= 4096: return k * (n + 4 * 256 + 4 * math.ceil(n / 256))
     if any(word in name for word in ("8bit", "bnb", "paged", "32bit")): return 4 * k * n
     steps = 4 if k else 0   # torch counts the steps of each tensor
     return k * n * p.element_size() + steps
 
-# %% ../../nbs/07_planning/00_memory.ipynb #cfd2526e
+# %% ../../nbs/07_planning/00_memory.ipynb #b5417f3b
 def _tensor_bytes(t:torch.Tensor)->int: return t.numel() * t.element_size()
 
-# %% ../../nbs/07_planning/00_memory.ipynb #b67a0e23
 def _each_once(model):
     "Module, name and parameter; a tied weight is one"
     seen = set()
@@ -150,7 +117,6 @@ def _each_once(model):
             seen.add(id(p))
             yield module, name, p
 
-# %% ../../nbs/07_planning/00_memory.ipynb #b5417f3b
 def static_bytes(
     model,          # from `skeleton`
     optim:str,      # a name of TrainingArguments
@@ -160,7 +126,10 @@ def static_bytes(
     buffers = [b for module in model.modules() for b in module._buffers.values() if b is not None]
     sizes = dict(weights=sum(map(_tensor_bytes, buffers)), adapter=0, gradients=0, optimiser=0)
     for module, name, p in _each_once(model):
-        sizes["adapter" if adapted and p.requires_grad else "weights"] += _weight_bytes(module, name, p)
+        n = _tensor_bytes(p)   # with the state of its quantisation
+        if name == "weight" and type(module).__name__ == "Linear8bitLt": n = p.numel() + 4 * p.shape[0]
+        elif type(p).__name__ == "Params4bit": n = _four_bit_bytes(p.numel(), p.compress_statistics)
+        sizes["adapter" if adapted and p.requires_grad else "weights"] += n
         if p.requires_grad:
             sizes["gradients"] += _tensor_bytes(p)
             sizes["optimiser"] += optimizer_bytes(p, optim)
@@ -192,22 +161,20 @@ def loaded_bytes(
 
 _FETCHED = 10**9   # numbers
 
-def _by_layer(model)->int:
-    "What FSDP2 has whole: three layers (in use, on its way, being laid out), all that is no layer, and their gradients"
-    layers = [list(m.parameters()) for m in layers_of(model)]
-    inside = {p for layer in layers for p in layer}
-    rest = [p for p in model.parameters() if p not in inside]
-    def whole(weights): return sum(map(_tensor_bytes, weights))
-    def learned(weights): return sum(_tensor_bytes(p) for p in weights if p.requires_grad)
-    return 3 * max(map(whole, layers), default=0) + max(map(learned, layers), default=0) + whole(rest) + learned(rest)
-
 def passing_bytes(
     model,          # from `skeleton`
     division:Division,
 )->int:
     "What a division takes in passing: a bucket of gradients, and fetched weights"
     if division.stage == 0: return 0
-    if division.by_layer: return _by_layer(model)
+    if division.by_layer:   # FSDP2 has three layers whole, all that is no layer, and their gradients
+        layers = [list(m.parameters()) for m in layers_of(model)]
+        inside = {p for layer in layers for p in layer}
+        rest = [p for p in model.parameters() if p not in inside]
+        def whole(weights): return sum(map(_tensor_bytes, weights))
+        def learned(weights): return sum(_tensor_bytes(p) for p in weights if p.requires_grad)
+        in_layers = 3 * max(map(whole, layers), default=0) + max(map(learned, layers), default=0)
+        return in_layers + whole(rest) + learned(rest)
     weights = [p for _, _, p in _each_once(model)]
     widest = max((p.element_size() for p in weights if p.requires_grad), default=0)
     passing = (division.bucket or model.config.hidden_size ** 2) * widest

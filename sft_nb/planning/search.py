@@ -29,10 +29,9 @@ from .memory import divided_bytes, loaded_bytes, passing_bytes, skeleton
 from .simulate import footprint, Step
 from .throughput import Again, Facts, facts_of, pass_seconds, waiting_bytes
 
-# %% ../../nbs/07_planning/03_search.ipynb #55aa385a
+# %% ../../nbs/07_planning/03_search.ipynb #88b515f7
 def _longest_first(lengths)->tuple[int,...]: return tuple(sorted(map(int, lengths), reverse=True))
 
-# %% ../../nbs/07_planning/03_search.ipynb #88b515f7
 @dataclass(frozen=True)
 class RowLengths:
     "Tokens of rows, longest first"
@@ -144,19 +143,6 @@ class Way:
         "What it computes more than once"
         return Again(self.checkpointing, self.checkpointing and not self.keep, self.parts, self.offloading)
 
-# %% ../../nbs/07_planning/03_search.ipynb #d789123a
-def _open_to(value)->tuple: return (False, True) if value == "auto" else (value,)
-
-# %% ../../nbs/07_planning/03_search.ipynb #9a3cff30
-def _is_useful(way:Way, cfg:Config, device:Device, keeps:bool)->bool:
-    "Is a way worth a look, or asked for?"
-    can_keep, can_offload = way.checkpointing and keeps, device.kind == "cuda"
-    for_nothing = can_keep and way.offloading and not way.keep   # it could wait there too
-    if cfg.keep_attention == "auto" and (way.keep > can_keep or for_nothing): return False
-    last = way.checkpointing and (way.offloading or not can_offload or cfg.activation_offloading is False)
-    if cfg.recompute_parts == "auto" and way.parts and not last: return False
-    return not way.offloading or can_offload and (way.checkpointing or cfg.activation_offloading is True)
-
 # %% ../../nbs/07_planning/03_search.ipynb #8da6d090
 def ways(
     cfg:Config,
@@ -165,9 +151,17 @@ def ways(
 )->list[Way]:
     "What `cfg` leaves open, 16 bits before 4; ConfigError if nothing is possible"
     methods = ("lora", "qlora") if cfg.method == "auto" else (cfg.method,)
-    settings = methods, *map(_open_to, (cfg.gradient_checkpointing, cfg.keep_attention, cfg.recompute_parts,
-                                        cfg.activation_offloading))
-    found = [way for how in product(*settings) if _is_useful(way := Way(*how), cfg, device, keeps)]
+    switches = cfg.gradient_checkpointing, cfg.keep_attention, cfg.recompute_parts, cfg.activation_offloading
+    choices = [(False, True) if value == "auto" else (value,) for value in switches]
+    can_offload, found = device.kind == "cuda", []
+    for way in (Way(*how) for how in product(methods, *choices)):
+        can_keep = way.checkpointing and keeps
+        for_nothing = can_keep and way.offloading and not way.keep   # it could wait there too
+        if cfg.keep_attention == "auto" and (way.keep > can_keep or for_nothing): continue
+        last = way.checkpointing and (way.offloading or not can_offload or cfg.activation_offloading is False)
+        if cfg.recompute_parts == "auto" and way.parts and not last: continue
+        is_asked = way.checkpointing or cfg.activation_offloading is True
+        if not way.offloading or can_offload and is_asked: found.append(way)
     if found: return found
     says = f"there is no memory to offload to on {device.kind}"
     raise ConfigError("activation_offloading", says, "a GPU", edit(activation_offloading=False))
@@ -332,36 +326,27 @@ def with_whole_steps(self:Planner,
     nearer = abs(self.rows_per_step(budget)[0] - wanted) < abs(rows - wanted)
     return smaller if nearer and self.fits(smaller) else c
 
-# %% ../../nbs/07_planning/03_search.ipynb #fc42bfa4
-def _token_limit(planner:Planner)->int:
-    "Tokens that a batch need not exceed: the rows of one optimiser step"
-    lengths = planner.rows.train
-    rows = planner.rows_in_a_step / planner.world_size
-    return int(max(lengths[0], rows * sum(lengths) / len(lengths)))
-
-# %% ../../nbs/07_planning/03_search.ipynb #ch3first1
-def _fast_first(planner:Planner)->list[Way]:
-    "The ways, 16 bits before 4, and of each the fast ones first"
-    cfg = planner.cfg
-    batch = planner.batch(planner.rows.train[0] if cfg.max_tokens_per_batch == "auto" else cfg.max_tokens_per_batch)
-    found = ways(cfg, planner.device, keeps=planner.keeps)
-    short = max(batch.shape[1], _token_limit(planner)) <= part_length(1)
-    if short and cfg.recompute_parts == "auto": found = [w for w in found if not w.parts]   # there are none
-    return sorted(found, key=lambda w: (w.method != found[0].method, -round(planner.rate(w, batch), 3)))
-
 # %% ../../nbs/07_planning/03_search.ipynb #6ee7ca26
 def candidates(
     planner:Planner,
 ):                    # yields each `Candidate`
     "In order of preference, made when asked for"
-    cfg, limit, done = planner.cfg, _token_limit(planner), set()
-    for way in _fast_first(planner):
+    cfg, lengths, done = planner.cfg, planner.rows.train, set()
+    in_a_step = planner.rows_in_a_step / planner.world_size * sum(lengths) / len(lengths)
+    limit = int(max(lengths[0], in_a_step))   # tokens that a batch need not exceed: the rows of an optimiser step
+    smallest = planner.rows.train[0] if cfg.max_tokens_per_batch == "auto" else cfg.max_tokens_per_batch
+    batch = planner.batch(smallest)
+    found = ways(cfg, planner.device, keeps=planner.keeps)
+    is_short = max(batch.shape[1], limit) <= part_length(1)
+    if is_short and cfg.recompute_parts == "auto": found = [way for way in found if not way.parts]   # there are none
+    def by_speed(way): return way.method != found[0].method, -round(planner.rate(way, batch), 3)   # 16 bits before 4
+    for way in sorted(found, key=by_speed):
         if cfg.max_tokens_per_batch != "auto":
             yield planner.candidate(way, cfg.max_tokens_per_batch)
         elif way.method not in done:
-            found = planner.largest_budget(way, limit)
-            yield found
-            if found.budget < limit or not planner.fits(found): continue
+            largest = planner.largest_budget(way, limit)
+            yield largest
+            if largest.budget < limit or not planner.fits(largest): continue
             if not way.checkpointing: return   # nothing can be faster
             done.add(way.method)
 

@@ -77,11 +77,6 @@ class _Unpack(torch.autograd.Function):
         into_x = d.to(ctx.dtype) @ torch.empty(ctx.size, dtype=ctx.dtype)
         return into_x.to(ctx.x), None, None, None
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #dab55466
-def _simulate_unpacking(module, dtype:torch.dtype)->None:
-    "A quantised layer whose product allocates what bitsandbytes' would"
-    module.forward = lambda x: _Unpack.apply(x, module.weight, module.out_features, dtype)
-
 # %% ../../nbs/07_planning/01_simulate.ipynb #8e6228a0
 class _GroupedProduct(torch.autograd.Function):
     "The products of all experts with their tokens, in what they allocate"
@@ -112,12 +107,6 @@ def _grouped_products():
     finally:
         for place, function in whole.items(): setattr(*place, function)
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #c687803e
-def _fake_of(p, trained:bool, packed:bool):
-    "A fake tensor for a meta tensor; the bytes of a packed weight are counted elsewhere"
-    t = torch.empty(1, dtype=torch.uint8) if packed else torch.empty(p.shape, dtype=p.dtype)
-    return torch.nn.Parameter(t, requires_grad=p.requires_grad) if trained else t
-
 # %% ../../nbs/07_planning/01_simulate.ipynb #eb392076
 def _make_fake(model, dtype:torch.dtype)->None:
     "Put fake tensors in the place of meta tensors; call inside a `FakeTensorMode`"
@@ -125,12 +114,16 @@ def _make_fake(model, dtype:torch.dtype)->None:
     new = {}
     for module in model.modules():
         quantised = isinstance(module, (Linear4bit, Linear8bitLt))   # peft has classes of these names too
-        if quantised: _simulate_unpacking(module, dtype)
+        if quantised:   # its product allocates what bitsandbytes' would
+            module.forward = lambda x, m=module: _Unpack.apply(x, m.weight, m.out_features, dtype)
         for store in (module._parameters, module._buffers):
             for name, p in store.items():
                 if p is None: continue
                 packed = (quantised and name == "weight") or name in getattr(module, "packed", ())
-                if p not in new: new[p] = _fake_of(p, store is module._parameters, packed)
+                if p not in new:   # the bytes of a packed weight are counted elsewhere
+                    t = torch.empty(1, dtype=torch.uint8) if packed else torch.empty(p.shape, dtype=p.dtype)
+                    is_parameter = store is module._parameters
+                    new[p] = torch.nn.Parameter(t, requires_grad=p.requires_grad) if is_parameter else t
                 store[name] = new[p]   # a tied weight stays tied
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #7aa1bcc8
@@ -165,33 +158,20 @@ class Step:
         added = more * self.layer
         return Step(self.activations + added, self.forward + added, self.backward + added, self.layer)
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #a7512ee9
-def _fake_inputs(batch:BatchLengths, attention:str|None, dtype:torch.dtype)->tuple[torch.Tensor,torch.Tensor]:
-    "Token ids, and the mask that the attention of the batch would have"
-    B, T = batch.shape
-    ids = torch.zeros(B, T, dtype=torch.long)
-    if attention == "varlen" and batch.flat: return ids, torch.ones(B, T, dtype=torch.long)
-    return ids, torch.zeros(B, 1, T, T, dtype=dtype if attention == "eager" else torch.bool)
-
-# %% ../../nbs/07_planning/01_simulate.ipynb #3273101a
+# %% ../../nbs/07_planning/01_simulate.ipynb #96d9ce86
 def _supervised_positions(inner, batch:BatchLengths, dtype:torch.dtype, max_logits_mib:int, kind:str)->tuple[int,int]:
     "Supervised positions, and how many of them make a chunk of the loss"
     n = max(1, int(sum(batch.lengths) * batch.share))
     return n, Head(inner).chunk(dtype, kind, max_logits_mib)
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #724b78dd
-def _left_out(inner, batch:BatchLengths, how:Pass)->int:
-    "Bytes of what the chunks that are not run would add"
-    n, chunk = _supervised_positions(inner, batch, how.dtype, how.max_logits_mib, how.kind)
-    width = inner.config.get_text_config().hidden_size
-    return max(0, n - 2 * chunk) * width * how.dtype.itemsize * (1 + how.train)
-
-# %% ../../nbs/07_planning/01_simulate.ipynb #96d9ce86
 def _forward_and_loss(inner, batch:BatchLengths, attention:str, dtype:torch.dtype, max_logits_mib:int,
              kind:str="cpu")->torch.Tensor:
     "Backbone and loss, as `sft_nb.model.loss` computes it"
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-        ids, mask = _fake_inputs(batch, attention, dtype)
+        B, T = batch.shape
+        ids, mask = torch.zeros(B, T, dtype=torch.long), torch.ones(B, T, dtype=torch.long)
+        if attention != "varlen" or not batch.flat:   # the mask that the attention of the batch would have
+            mask = torch.zeros(B, 1, T, T, dtype=dtype if attention == "eager" else torch.bool)
         reads = backbone(language_model(inner))   # no vision tower
         hidden = reads(ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
         n, chunk = _supervised_positions(inner, batch, dtype, max_logits_mib, kind)
@@ -250,26 +230,19 @@ def _offload_saved_tensors(model):
         return torch.empty(shape, dtype=dtype)
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #855af715
-@contextmanager
-def _autocast_flag(kind:str, dtype:torch.dtype):
-    "Some libraries ask whether autocast is on for CUDA; yes, as far as this simulation goes"
-    was = torch.is_autocast_enabled("cuda")
-    torch.set_autocast_enabled("cuda", kind == "cuda" and dtype != torch.float32)
-    try: yield
-    finally: torch.set_autocast_enabled("cuda", was)
-
 # %% ../../nbs/07_planning/01_simulate.ipynb #708be02c
 @contextmanager
 def _pass_context(model, batch:BatchLengths, how:Pass):
     "Inside, tensors behave as they would in such a pass"
-    cuda = how.kind == "cuda"
+    is_cuda = how.kind == "cuda"
     rows = documents = nullcontext()
     if batch.flat: rows = assume_lengths(*batch.lengths)
-    if how.attention == "varlen" and batch.flat: documents = assume_documents(*batch.lengths, cuda=cuda)
-    format = _autocast_flag(how.kind, how.dtype)
-    with documents, rows, format, weights_for_dora(how.dtype), _grouped_products():
-        with torch.set_grad_enabled(how.train): yield
+    if how.attention == "varlen" and batch.flat: documents = assume_documents(*batch.lengths, cuda=is_cuda)
+    was = torch.is_autocast_enabled("cuda")   # some libraries ask
+    torch.set_autocast_enabled("cuda", is_cuda and how.dtype != torch.float32)
+    try:
+        with documents, rows, weights_for_dora(how.dtype), _grouped_products(), torch.set_grad_enabled(how.train): yield
+    finally: torch.set_autocast_enabled("cuda", was)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #dae0a533
 def _decoder_layers(inner)->list:
@@ -277,13 +250,6 @@ def _decoder_layers(inner)->list:
     n = inner.config.get_text_config().num_hidden_layers
     lists = [m for m in language_model(inner).modules() if isinstance(m, torch.nn.ModuleList)]
     return list(next((layers for layers in lists if len(layers) == n), ()))
-
-# %% ../../nbs/07_planning/01_simulate.ipynb #f82475a4
-def _record_layer_bytes(inner, alive:MemoryTracker)->list[int]:
-    "A list that gets the bytes alive in front of the second and the third layer"
-    seen = []
-    for layer in _decoder_layers(inner)[1:3]: layer.register_forward_pre_hook(lambda *_: seen.append(alive.now))
-    return seen
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #7da6491c
 def _prepare_model(model, how:Pass)->MemoryTracker:
@@ -297,12 +263,6 @@ def _prepare_model(model, how:Pass)->MemoryTracker:
     gradients = [p.grad for p in trained if p.grad is not None]
     for t in (*model.parameters(), *model.buffers(), *gradients): alive.add(t)
     return alive
-
-# %% ../../nbs/07_planning/01_simulate.ipynb #3053207c
-def _bytes_in_transfer(inner, batch:BatchLengths, how:Pass)->int:
-    "Bytes that wait for their transport in the forward pass"
-    if not how.offloading: return 0   # TRL lets five tensors wait, until the backward pass of the loss
-    return 5 * batch.tokens * inner.config.get_text_config().hidden_size * how.dtype.itemsize
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #47d37e16
 def _run_pass(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[int,int,int]:
@@ -327,26 +287,23 @@ def simulate(
     inner = causal_lm(model)
     with FakeTensorMode(), quiet():
         alive = _prepare_model(model, how)
-        at_layer = _record_layer_bytes(inner, alive)
+        at_layer = []   # bytes alive in front of the second and the third layer
+        for layer in _decoder_layers(inner)[1:3]:
+            layer.register_forward_pre_hook(lambda *_: at_layer.append(alive.now))
         kept, forward, backward = _run_pass(model, batch, how, alive)
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     if how.train and not how.accumulating: backward -= gradients   # they are counted with what lies still
-    more, layer = _left_out(inner, batch, how), 0
-    if len(at_layer) > 1: layer = at_layer[1] - at_layer[0]
-    return Step(kept + more, forward + more + _bytes_in_transfer(inner, batch, how), max(0, backward) + more, layer)
-
-# %% ../../nbs/07_planning/01_simulate.ipynb #f345d762
-def _has_equal_layers(model)->bool:
-    "Do all layers hold the same number of parameters?"
-    return len({sum(p.numel() for p in layer.parameters()) for layer in _decoder_layers(model)}) == 1
+    # the chunks of the loss that are not run
+    n, chunk = _supervised_positions(inner, batch, how.dtype, how.max_logits_mib, how.kind)
+    hidden_size = inner.config.get_text_config().hidden_size
+    more = max(0, n - 2 * chunk) * hidden_size * how.dtype.itemsize * (1 + how.train)
+    # TRL's offloading lets five tensors wait for their transport, until the backward pass of the loss
+    in_transfer = 5 * batch.tokens * hidden_size * how.dtype.itemsize if how.offloading else 0
+    layer = at_layer[1] - at_layer[0] if len(at_layer) > 1 else 0
+    return Step(kept + more, forward + more + in_transfer, max(0, backward) + more, layer)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #963dd4a0
 _SIMULATED:dict[tuple,Step] = {}   # of this process
-
-def _tell_apart(model, cfg:Config, how:Pass)->tuple:
-    "Two models of which this is equal take the same memory: modules, weights, shape, kernels and quantisation"
-    weights = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters())
-    return repr(model), weights, model.config.to_json_string(), cfg.kernels, str(quantization(cfg, how.dtype)), how
 
 def footprint(
     cfg:Config,
@@ -358,10 +315,14 @@ def footprint(
     "`simulate` the whole model by way of a small one; a step that was simulated before is remembered"
     how = Pass(**how)
     whole = causal_lm(whole or skeleton(cfg, tokenizer))
-    key = batch, *_tell_apart(whole, cfg, how)
+    # models of which this is equal take the same memory: modules, weights, shape, kernels and quantisation
+    weights = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in whole.named_parameters())
+    shape, bits = whole.config.to_json_string(), str(quantization(cfg, how.dtype))
+    key = batch, repr(whole), weights, shape, cfg.kernels, bits, how
     if key in _SIMULATED: return _SIMULATED[key]
     n = whole.config.get_text_config().num_hidden_layers
-    few = None if n < 4 or not _has_equal_layers(whole) else 3
+    sizes = {sum(p.numel() for p in layer.parameters()) for layer in _decoder_layers(whole)}
+    few = 3 if n >= 4 and len(sizes) == 1 else None   # where all layers are alike
     model = skeleton(cfg, tokenizer, layers=few, attention=how.attention, dtype=how.dtype)
     step = simulate(model, batch, how)
     if len(_SIMULATED) == 100: _SIMULATED.clear()

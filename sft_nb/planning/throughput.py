@@ -30,21 +30,8 @@ class Facts:
     hidden:int      # numbers between two layers, for each token
     full:bool       # all weights are trained
 
-# %% ../../nbs/07_planning/02_throughput.ipynb #e5361574
-def _weight_numbers(m)->int: return getattr(m, "in_features", 0) * getattr(m, "out_features", 0)
-
-# %% ../../nbs/07_planning/02_throughput.ipynb #50e3b2a9
-def _base_layers(inner)->list:
-    "Linear layers between embedding and head, without the adapter's"
-    outer = {id(m) for m in (inner.get_input_embeddings(), inner.get_output_embeddings())}
-    linear = [(n, m) for n, m in inner.named_modules() if isinstance(m, torch.nn.Linear)]
-    return [m for n, m in linear if "lora_" not in n and id(m) not in outer]
-
 # %% ../../nbs/07_planning/02_throughput.ipynb #65326066
-def _attention_width(shape)->int:
-    "Numbers in the queries of a token; 0: nothing but a state looks back"
-    heads = getattr(shape, "num_attention_heads", 0)
-    return heads * (getattr(shape, "head_dim", None) or shape.hidden_size // max(heads, 1))
+def _weight_numbers(m)->int: return getattr(m, "in_features", 0) * getattr(m, "out_features", 0)
 
 def facts_of(
     model,     # from `skeleton`, or loaded
@@ -52,10 +39,15 @@ def facts_of(
     "What the speed of a model depends on"
     inner = causal_lm(model)
     text = inner.config.get_text_config()
-    base = _base_layers(inner)
+    outer = {id(m) for m in (inner.get_input_embeddings(), inner.get_output_embeddings())}
+    base = [m for name, m in inner.named_modules()   # linear layers between embedding and head, but for the adapter's
+            if isinstance(m, torch.nn.Linear) and "lora_" not in name and id(m) not in outer]
     inside = {id(m) for part in parts_of(inner) for m in part.modules()}
     adapted = hasattr(model, "peft_config")
-    width = [_attention_width(layer) for layer in getattr(text, "per_layer_config", None) or (text,)]
+    width = []   # numbers in the queries of a token; 0: nothing but a state looks back
+    for layer in getattr(text, "per_layer_config", None) or (text,):
+        heads = getattr(layer, "num_attention_heads", 0)
+        width.append(heads * (getattr(layer, "head_dim", None) or layer.hidden_size // max(heads, 1)))
     packed = sum(shape.numel() for m in packed_experts(inner).values() for shape in m.packed.values())
     experts = packed or sum(p.numel() for p in expert_parameters(inner).values())
     met = experts * count_active_experts(text) // max(count_experts(text), 1)   # a token meets a few of them
@@ -78,20 +70,6 @@ class Again:
     attention:bool=False   # in them too
     parts:bool=False       # of long rows; where layers are computed again, that is a third time
     offloading:bool=False  # what is kept comes back from host memory
-
-# %% ../../nbs/07_planning/02_throughput.ipynb #50865163
-def _matmul_flops(facts:Facts, batch:BatchLengths, again:Again)->float:
-    "Floating-point operations of a pass, but for attention"
-    linear = facts.linear * (4 + 2 * facts.full + 2 * again.layers) + facts.parts * 2 * again.parts
-    layers = batch.tokens * (linear + facts.adapter * 6)
-    return layers + batch.tokens * batch.share * facts.head * (4 + 2 * facts.full)
-
-# %% ../../nbs/07_planning/02_throughput.ipynb #sp2attn01
-def _attention_flops(facts:Facts, batch:BatchLengths, again:Again)->float:
-    "Floating-point operations of the attention of a pass; half of each square is masked"
-    squares = len(batch.lengths) * max(batch.lengths) ** 2
-    if batch.flat: squares = sum(n * n for n in batch.lengths)
-    return squares * facts.layers * facts.width * 2 * (3.5 + again.attention)
 
 # %% ../../nbs/07_planning/02_throughput.ipynb #sp2tran01
 def waiting_bytes(
@@ -116,8 +94,13 @@ def pass_seconds(
 )->float:
     "Estimated seconds of one forward and backward pass"
     bandwidth, operations = device.gb_per_second * 1e9, device.tflops * 1e12
-    compute = _matmul_flops(facts, batch, again) / (.6 * operations)
-    compute += _attention_flops(facts, batch, again) / (device.attention * operations)
+    linear = facts.linear * (4 + 2 * facts.full + 2 * again.layers) + facts.parts * 2 * again.parts
+    products = batch.tokens * (linear + facts.adapter * 6)
+    products += batch.tokens * batch.share * facts.head * (4 + 2 * facts.full)
+    squares = len(batch.lengths) * max(batch.lengths) ** 2   # of attention; half of each is masked
+    if batch.flat: squares = sum(n * n for n in batch.lengths)
+    attention = squares * facts.layers * facts.width * 2 * (3.5 + again.attention)
+    compute = products / (.6 * operations) + attention / (device.attention * operations)
     traffic = 4 * activations / bandwidth
     unpack = facts.quantised * 4.5 * (2 + again.layers) / (bandwidth * (.7 if device.kind == "cuda" else .1))
     watched = again.layers and not again.attention   # each operation is looked at, to find the attention

@@ -11,7 +11,7 @@ from sft_nb.config import load_config
 from sft_nb.model.attention import _GROUPS
 from sft_nb.model.hardware import DEVICES, find_device
 from sft_nb.planning.plan import plan
-from sft_nb.planning.resolve import resolve, without_plan
+from sft_nb.planning.plan import resolve, without_plan
 from sft_nb.report import ConfigError, SftError, edit
 from sft_nb.runs.directory import create_run, open_run
 from sft_nb.tokens.prepare import prepare
