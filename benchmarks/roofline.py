@@ -12,9 +12,9 @@ than all the rest. `--again`: with checkpointing, attention kept. `--kernels non
 positions, and the product of gate and up, as one operation too. Writes benchmarks/results/roofline.json.
 """
 import argparse
+import inspect
 import json
 import math
-import sys
 import tempfile
 from collections import defaultdict
 from contextlib import nullcontext
@@ -141,7 +141,7 @@ def put_in_liger(model, **_)->None:
     "What Liger puts in, in what it reads and writes; norms are there already"
     def rotate(q, k, cos, sin, *args, **kwargs): return Rotation.apply(q, k, cos, sin)
     def mlp(m, x): return m.down_proj(GateAndUp.apply(m.gate_proj(x), m.up_proj(x)))
-    sys.modules[type(model).__module__].apply_rotary_pos_emb = rotate
+    inspect.getmodule(type(model)).apply_rotary_pos_emb = rotate
     for m in model.modules():
         if type(m).__name__.endswith("MLP"): m.forward = MethodType(mlp, m)
 
