@@ -9,7 +9,6 @@ __all__ = ['RowGroup', 'group_rows', 'assume_lengths', 'row_lengths_of', 'convol
 # %% ../../nbs/05_batches/02_states.ipynb #st000002
 import functools
 import inspect
-import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
@@ -118,7 +117,7 @@ def state_functions(
     kind:type|None,      # the class of a model; None: its code comes with it
 )->dict[str,str]:        # name -> package of its kernel
     "The functions in a model's file that look back by a convolution or a state, and can be told where rows begin"
-    names = vars(sys.modules[kind.__module__]) if kind is not None else {}
+    names = vars(inspect.getmodule(kind)) if kind is not None else {}
     if any(name in names for name in _OTHER): return {}
     return {name: package for name, package in (_CONVOLUTIONS | _SCANS).items() if name in names}
 
@@ -156,7 +155,7 @@ def separate_rows(
 )->None:
     "Let the functions of a model's file that have no kernel here keep flattened rows apart"
     for name, package in state_functions(kind).items():
-        file = sys.modules[kind.__module__]
+        file = inspect.getmodule(kind)
         function = getattr(file, name)
         if find_spec(package) is None and not hasattr(function, "keeps_rows_apart"):
             setattr(file, name, _with_rows(name, function))

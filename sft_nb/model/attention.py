@@ -8,7 +8,6 @@ __all__ = ['Documents', 'find_documents', 'window_of', 'told_documents', 'assume
 
 # %% ../../nbs/06_model/02_attention.ipynb #a2588552
 import inspect
-import sys
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
@@ -408,7 +407,7 @@ def _has_its_own(kind, shape)->bool:
     "Neither `sdpa`, a soft cap nor sinks: the attention is something that `varlen` does not know"
     softcap = getattr(shape.get_text_config(), "attn_logit_softcapping", None)
     if getattr(kind, "_supports_sdpa", False) or softcap: return False
-    return "s_aux" not in inspect.getsource(sys.modules[kind.__module__])
+    return "s_aux" not in inspect.getsource(inspect.getmodule(kind))
 
 # %% ../../nbs/06_model/02_attention.ipynb #c4612c81
 def choose_attention(
@@ -426,7 +425,7 @@ def choose_attention(
 # %% ../../nbs/06_model/02_attention.ipynb #b8e0599c
 def _asks_the_interface(kind)->bool:
     "Does the file of a model look its attention up by name? Some that do fail to say so: Qwen3-Next, Bamba"
-    is_looked_up = kind is not None and "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[kind.__module__])
+    is_looked_up = kind is not None and "ALL_ATTENTION_FUNCTIONS" in vars(inspect.getmodule(kind))
     return getattr(kind, "_supports_attention_backend", False) or (is_looked_up and kind._supports_sdpa)
 
 def _choose_automatically(device:str, dtype:torch.dtype, shape)->tuple[str|None,str]:
