@@ -18,7 +18,8 @@ def light(folder, monkeypatch):
     "In that folder; a line that is not wrong is told, and trains nothing"
     import transformers  # noqa: F401   its log keeps the stream that it finds first
     def right(*args): raise AssertionError("this line is not wrong")
-    for name in ("_new_run", "_launch_run"): monkeypatch.setattr(commands, name, right)
+    monkeypatch.setattr(commands, "_new_run", right)
+    monkeypatch.setattr("sft_nb.training.launch.launch", right)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TQDM_DISABLE", "1")
 

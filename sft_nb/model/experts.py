@@ -117,9 +117,11 @@ def unpack_experts(
     last, state, blocks = last or n, p.quant_state, rows * columns // p.quant_state.blocksize
     scales = state.absmax
     if state.nested: scales = dequantize_blockwise(scales, state.state2) + state.offset
-    part = QuantState(scales[first * blocks:last * blocks].float(), torch.Size((last - first, rows, columns)),
-                      state.code, state.blocksize, state.quant_type, state.dtype)
-    return dequantize_4bit(p.data[first:last].reshape(-1, 1), part)
+    # a block a row: bitsandbytes' kernel for CPUs with AVX512 takes a wrong scale where a row ends inside a block
+    shape = torch.Size(((last - first) * blocks, state.blocksize))
+    part = QuantState(scales[first * blocks:last * blocks].float(), shape, state.code, state.blocksize,
+                      state.quant_type, state.dtype)
+    return dequantize_4bit(p.data[first:last].reshape(-1, 1), part).view(last - first, rows, columns)
 
 def restore_experts(
     model,

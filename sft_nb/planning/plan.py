@@ -185,7 +185,7 @@ def decisions(
     measured = {}
     if planner.device.kind == "cpu" and (hardware := find_hardware(planner.cfg)).gain is not None:
         measured["dtype"] = (hardware.dtype_name, f"auto: {hardware.dtype_reason}")
-    if planner.device.kind == "cuda" and torch.cuda.is_available() and find_hardware(planner.cfg).tf32:
+    if planner.cfg.dtype == "float32" and planner.device.kind == "cuda" and torch.cuda.is_available():
         measured["dtype"] = ("float32", find_hardware(planner.cfg).dtype_reason)
     cfg, way, dtype = planner.cfg, chosen.way, str(planner.dtype).removeprefix("torch.")
     def explain(setting, value, why):

@@ -29,7 +29,8 @@ def train(tmp_path, monkeypatch):
         def meet(cfg):
             met.append(cfg)
             raise SystemExit(0)
-        for name in ("_new_run", "_launch_run"): monkeypatch.setattr(commands, name, meet)
+        monkeypatch.setattr(commands, "_new_run", meet)
+        monkeypatch.setattr("sft_nb.training.launch.launch", meet)
         with pytest.raises(SystemExit): main(["train", *line.replace("\\\n", " ").split()])
         return met[0]
     monkeypatch.chdir(tmp_path)
