@@ -292,16 +292,18 @@ def same_model(
         return
     inner, mode = causal_lm(model), model.training
     kept = {p: (p.detach().cpu().clone(), p.dtype) for p in model.parameters() if p.requires_grad}
-    forwards = {m: vars(m).get("forward") for m in (inner, *parts_of(inner))}
+    attributes = ("forward", "_original_forward", "_is_accelerate_prepared")   # as accelerate sets them
+    before = {m: {name: vars(m).get(name) for name in attributes} for m in (model, inner, *parts_of(inner))}
     checkpointing = getattr(inner, "is_gradient_checkpointing", False)
     try: yield
     finally:
         for p, (was, dtype) in kept.items():
             p.data = was.to(p.device, dtype)
             p.grad = None
-        for m, forward in forwards.items():
-            if forward is None: vars(m).pop("forward", None)
-            else: m.forward = forward
+        for m, values in before.items():
+            for name, value in values.items():
+                if value is None: vars(m).pop(name, None)
+                else: setattr(m, name, value)
         now = getattr(inner, "is_gradient_checkpointing", False)
         if now and not checkpointing: model.gradient_checkpointing_disable()
         model.train(mode)

@@ -59,9 +59,16 @@ def _split_by_rank(h:torch.Tensor, Bs)->tuple[torch.Tensor,...]:
     "What belongs to each B (out, r)"
     return h.split([B.shape[1] for B in Bs], 1)
 
+def _unpack(W:torch.Tensor, state, dtype:torch.dtype)->torch.Tensor:
+    "A frozen matrix (out, in), from 4 bits where it has them; of a simulated one, what that allocates"
+    if state is None: return W
+    if isinstance(state, torch.Size): return torch.empty(state, dtype=dtype, device=W.device)
+    from bitsandbytes.functional import dequantize_4bit
+    return dequantize_4bit(W, state).to(dtype)
+
 def _base_product(x:torch.Tensor, W:torch.Tensor, bias:torch.Tensor|None, state)->torch.Tensor:
     "`x W^T + bias`, by bitsandbytes where W has 4 bits"
-    if state is None: return F.linear(x, W, bias)
+    if state is None or isinstance(state, torch.Size): return F.linear(x, _unpack(W, state, x.dtype), bias)
     from bitsandbytes import matmul_4bit
     return matmul_4bit(x, W.t(), bias=bias, quant_state=state)   # transposed: before 0.50 it must be
 
@@ -69,9 +76,7 @@ def _gradient_of_x(d_outs, Ws, states)->torch.Tensor:
     "By way of the frozen matrices, of which one at a time is unpacked"
     d_x = None
     for d_out, W, state in zip(d_outs, Ws, states):
-        if state is not None:
-            from bitsandbytes.functional import dequantize_4bit
-            W = dequantize_4bit(W, state).to(d_out.dtype)
+        W = _unpack(W, state, d_out.dtype)
         d_x = d_out @ W if d_x is None else d_x.addmm_(d_out, W)
     return d_x
 
@@ -98,7 +103,8 @@ def _has_dropout(layer, name:str)->bool:
 
 # %% ../../nbs/06_model/07_kernels.ipynb #d8668131
 def _quantisation_of(base):
-    "How bitsandbytes stores the weight of a layer in 4 bits; None if this is no such layer, or it is only simulated"
+    "How bitsandbytes stores the weight of a layer in 4 bits; only its size if it is simulated; None: no such layer"
+    if "simulated_size" in vars(base): return base.simulated_size
     state = getattr(getattr(base, "weight", None), "quant_state", None)
     if type(base).__name__ != "Linear4bit" or state is None or "forward" in vars(base): return None
     packed = getattr(state, "packing_format_for_cpu", False)   # for inference alone

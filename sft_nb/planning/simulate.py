@@ -116,6 +116,8 @@ def _make_fake(model, dtype:torch.dtype)->None:
         quantised = isinstance(module, (Linear4bit, Linear8bitLt))   # peft has classes of these names too
         if quantised:   # its product allocates what bitsandbytes' would
             module.forward = lambda x, m=module: _Unpack.apply(x, m.weight, m.out_features, dtype)
+            if isinstance(module, Linear4bit):
+                module.simulated_size = torch.Size((module.out_features, module.in_features))
         for store in (module._parameters, module._buffers):
             for name, p in store.items():
                 if p is None: continue

@@ -3,6 +3,7 @@ import pytest
 import torch
 from learner import learner
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
@@ -37,3 +38,25 @@ def test_a_base_with_broken_weights_is_named(tmp_path, tokenizer, method, number
     if (method, number) == ("lora", float("inf")):
         failed = preflight(cfg).failed
         assert [f.check for f in failed] == ["model"] and "hold NaN or infinity" in failed[0].says
+
+
+def test_rows_that_end_inside_a_block_get_their_own_scale(tmp_path, tokenizer):
+    "A base whose rows have 96 numbers, blocks of 64: as the blocks are, one after the other"
+    pytest.importorskip("bitsandbytes")
+    from bitsandbytes.functional import QuantState, dequantize_4bit
+    shape = AutoConfig.for_model("llama", hidden_size=96, intermediate_size=160, num_hidden_layers=1,
+                                 num_attention_heads=4, vocab_size=len(tokenizer))
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(shape, dtype=torch.float32).save_pretrained(tmp_path)
+    cfg = load_config(model=str(tmp_path), tokenizer="tiny", method="qlora", bnb_4bit_use_double_quant=False)
+    loaded = load_base(cfg, tokenizer)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    for name in ("q_proj", "o_proj"):
+        layer, before = (getattr(m.model.layers[0].self_attn, name) for m in (loaded, plain))
+        state = layer.weight.quant_state
+        blocks = QuantState(state.absmax, (len(state.absmax), 64), state.code, 64, "nf4", torch.float32)
+        rows = dequantize_4bit(layer.weight.data, blocks).view(96, 96)
+        assert torch.equal(dequantize_4bit(layer.weight.data, state), rows)
+        assert (rows - before.weight).abs().max() < .25 * before.weight.abs().max()
+        x = torch.randn(5, 96)
+        torch.testing.assert_close(layer(x), x @ rows.T, rtol=1e-4, atol=1e-4)

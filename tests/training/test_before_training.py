@@ -4,15 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from learner import assert_same, notes, small, small_qlora
+from learner import assert_same, learner, notes, small, small_qlora
 from safetensors.torch import load_file
 
 from sft_nb import workbench
 from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
+from sft_nb.model.adapter import load_model
 from sft_nb.report import ConfigError, SftError
 from sft_nb.runs.distributed import check_processes
 from sft_nb.training.train import train
+from sft_nb.workbench import Workbench
 
 SHORT = dict(preflight=True, max_samples=16, max_steps=2, save_steps=2)
 
@@ -104,3 +106,15 @@ def test_processes_that_are_not_what_was_asked_for(tmp_path, monkeypatch):
     with pytest.raises(SftError, match=says): check_processes(2, 1, [])
     says = "2 processes are asked for, and this is one.*launch"
     with pytest.raises(ConfigError, match=says): train(small(tmp_path, num_processes=2))
+
+
+def test_the_model_that_a_preflight_keeps_is_as_a_new_one():
+    "accelerate would take it for prepared: without processes around it, and without autocast"
+    bench = Workbench(load_config("demo", **learner()))
+    assert not preflight(bench, keep_model=True).failed
+    kept, new = bench.model, load_model(bench.cfg, bench.tokenizer)
+    for (name, a), (_, b) in zip(kept.named_modules(), new.named_modules(), strict=True):
+        assert {k for k in vars(a) if "forward" in k or "accelerate" in k} == \
+            {k for k in vars(b) if "forward" in k or "accelerate" in k}, name
+    trained = [{n for n, p in m.named_parameters() if p.requires_grad} for m in (kept, new)]
+    assert trained[0] == trained[1]
