@@ -257,6 +257,7 @@ def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
         values = {str(name): v for name, v in yaml.safe_load(text).items()}
         for name, v in values.items():
             if isinstance(v, str) and re.fullmatch(r"[-+]?[\d.]+[eE][-+]?\d+", v): values[name] = float(v)
+    except ConfigError: raise   # which is a ValueError, too
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as e:
         raise ConfigError(str(path), f"this is no YAML of settings ({type(e).__name__})", "lines of name: value",
                           edit(config="default")) from e

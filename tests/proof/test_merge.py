@@ -139,12 +139,12 @@ def test_a_merge_that_has_no_room_on_the_card_goes_on_in_host_memory(of_six_step
     "A layer at a time, with the same numbers"
     bench, adapter = Workbench(of_six_steps.config, is_resolved=True), of_six_steps.adapter
     want = merging.merged_model(bench, adapter, torch.float32).state_dict()
-    plain, tried = merging._dequantise_layer, []
-    def small_card(layer, dtype):
+    plain, tried = merging._dequantised_weight, []
+    def small_card(layer):
         tried.append(1)
         if len(tried) == 5: raise torch.OutOfMemoryError("CUDA out of memory")
-        return plain(layer, dtype)
-    monkeypatch.setattr(merging, "_dequantise_layer", small_card)
+        return plain(layer)
+    monkeypatch.setattr(merging, "_dequantised_weight", small_card)
     with pytest.raises(torch.OutOfMemoryError): merging.merged_model(bench, adapter, torch.float32)   # of a host
     bench.hardware = replace(bench.hardware, device="cuda")
     tried.clear()
@@ -155,18 +155,19 @@ def test_a_merge_that_has_no_room_on_the_card_goes_on_in_host_memory(of_six_step
 
 
 def test_what_was_merged_is_compared_on_the_host_if_the_card_has_no_room(of_six_steps, tmp_path, monkeypatch):
-    bench, devices = Workbench(of_six_steps.config, is_resolved=True), []
+    bench, devices, load = Workbench(of_six_steps.config, is_resolved=True), [], merging.load_merged
     bench.hardware = replace(bench.hardware, device="cuda")
-    def read(folder, dtype, device):
+    def small_card(folder, dtype, device):
         devices.append(device)
         if device == "cuda": raise torch.OutOfMemoryError("CUDA out of memory")
-        return "a model"
-    monkeypatch.setattr(merging, "_read_again", read)
-    monkeypatch.setattr(merging, "probe", lambda model, *args, like: f"what {model} says, asked as {like}")
-    found = merging._read_and_probe(bench, tmp_path, torch.bfloat16, [], "before")
-    assert found == ("a model", "what a model says, asked as before") and devices == ["cuda", "cpu"]
-    monkeypatch.setattr(merging, "probe", lambda *args, **how: 1 / 0)
-    with pytest.raises(ZeroDivisionError): merging._read_and_probe(bench, tmp_path, torch.bfloat16, [], "before")
+        return load(folder, dtype, device)
+    monkeypatch.setattr(merging, "load_merged", small_card)
+    hello = [[dict(role="user", content="Hello")]]
+    found = merging._write_and_compare(bench, of_six_steps.adapter, tmp_path, "float32", hello)
+    assert not found.failed and devices == ["cuda", "cpu"]
+    monkeypatch.setattr(merging, "load_merged", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        merging._write_and_compare(bench, of_six_steps.adapter, tmp_path, "float32", hello)
 
 
 @pytest.mark.parametrize("how, says", [
