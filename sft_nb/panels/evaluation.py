@@ -116,7 +116,7 @@ def numbers(self:EvalState)->np.ndarray:
     numbers = seen.nonzero()[0]
     if self.order is not None:
         column, descending = self.order
-        worth = self.tuned.worth(self.sweep.by) - self.base.worth(self.sweep.by)
+        worth = self.tuned.contributions(self.sweep.by) - self.base.contributions(self.sweep.by)
         before, after, by = self.base.answers, self.tuned.answers, self.sweep.by
         keys = (lambda k: k, lambda k: before[k].prompt, lambda k: (worth[k], before[k].value(by)),
                 lambda k: before[k].expected, lambda k: before[k].got or "", lambda k: after[k].got or "")
