@@ -75,6 +75,12 @@ def with_model(
     new = dict(method="qlora" if quantised else "lora", tokenizer=cfg.tokenizer or cfg.model)
     if cfg.method == "full" and not (has_adapter or quantised): new["method"] = "full"
     if has_adapter: new |= read_lora_settings(model)
+    if quantised:
+        how = _find_base(model).config.quantization_config
+        how = how if isinstance(how, dict) else how.to_dict()
+        new["load_in_8bit"] = bool(how.get("load_in_8bit"))
+        named = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant") if how.get("load_in_4bit") else ()
+        new |= {name: how[name] for name in named}
     if cfg.dtype == "auto" and new["method"] == "lora": new["dtype"] = str(model.dtype).removeprefix("torch.")
     name = str(base) if base is not None else _find_base(model).config._name_or_path
     new["model"] = str(Path(name).absolute()) if Path(name).is_dir() else name

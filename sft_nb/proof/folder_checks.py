@@ -275,8 +275,11 @@ def folder_sampling(x:Expected, f:Folder)->ProofStage:
     return ProofStage("folder", warn(text + ", as for the base", fix, check="sampling"), found)
 
 def folder_context(x:Expected, f:Folder)->ProofStage:
-    fix = f'set "max_position_embeddings": {x.bench.shape.max_position_embeddings} in {f.path}/config.json'
-    return compare_context("folder", x.reference, f.config.get("max_position_embeddings"), fix)
+    "Of the language model, where the config is one of several parts"
+    told = f.config.get("text_config", f.config).get("max_position_embeddings")
+    trained = getattr(x.bench.shape.get_text_config(), "max_position_embeddings", x.reference.longest_row_tokens)
+    fix = f'set "max_position_embeddings": {trained} in {f.path}/config.json'
+    return compare_context("folder", x.reference, told, fix)
 
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #c2b79eb4
 _NO_SHAPE = {   # keys of config.json that do not change what the weights compute, or have a stage of their own

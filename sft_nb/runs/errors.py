@@ -82,7 +82,10 @@ def resume_command(
 def named_run(
     name:str|Path,   # runs/demo-1, or demo-1
 )->Path:
-    "Its directory"
+    "Its directory; ConfigError for an object that names none"
+    if not isinstance(name, (str, Path)):
+        raise ConfigError("run", f"it is of type {type(name).__name__}", "a run, or the name of its directory",
+                          command("sft_nb runs", "list_runs()"))
     path = Path(name)
     alone = len(path.parts) == 1 and not os.path.exists(path)
     return Path("runs")/path if alone and os.path.isfile(Path("runs")/path/"config.json") else path

@@ -135,6 +135,20 @@ def test_a_merge_that_lost_something_is_an_error_and_leaves_nothing(tmp_path, of
     assert (run.adapter/"adapter_model.safetensors").exists()
 
 
+def test_a_run_in_16_bits_is_merged_in_32(tmp_path):
+    "The adapter's own sums are of 16 bits, so no more than that can be asked of the comparison"
+    from safetensors.torch import load_file
+    run = short(tmp_path, method="lora", dtype="bfloat16")
+    out = merge(run, dtype="float32", prompts=2)
+    assert {w.dtype for w in load_file(out/"model.safetensors").values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "auto", "int8", "float64"])
+def test_a_dtype_that_no_model_is_merged_in_is_refused(dtype, of_six_steps, tmp_path):
+    with pytest.raises(ConfigError, match="bfloat16, float16 or float32"):
+        merge(of_six_steps, out=tmp_path/"out", dtype=dtype)
+
+
 def test_a_merge_that_has_no_room_on_the_card_goes_on_in_host_memory(of_six_steps, monkeypatch, capsys):
     "A layer at a time, with the same numbers"
     bench, adapter = Workbench(of_six_steps.config, is_resolved=True), of_six_steps.adapter

@@ -456,3 +456,16 @@ def test_files_cannot_be_read_without_their_package(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     (tmp_path/"model.gguf").write_text("GGUF")
     with pytest.raises(ConfigError, match="the package gguf is not installed"): Gguf(tmp_path/"model.gguf")
+
+
+def test_the_context_of_a_model_with_a_vision_tower_is_that_of_its_language_model(tmp_path):
+    from types import SimpleNamespace
+
+    from shapes import with_images
+    from sft_nb.proof.folder_checks import folder_context
+    shape = with_images("gemma3")
+    expected = SimpleNamespace(bench=SimpleNamespace(shape=shape), reference=SimpleNamespace(longest_row_tokens=93))
+    for n, status in ((512, "ok"), (64, "fail")):
+        shape.text_config.max_position_embeddings = n
+        stage = folder_context(expected, SimpleNamespace(path=tmp_path, config=shape.to_dict()))
+        assert stage.finding.status == status

@@ -6,10 +6,11 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.trainer_callback import EarlyStoppingCallback, TrainerCallback
 
 from sft_nb import evaluate, load_config, merge, prepare, resume, train
+from sft_nb.model.own_model import with_model
 from sft_nb.report import ConfigError
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 
@@ -63,6 +64,12 @@ def test_callbacks_are_given_again_when_a_run_is_resumed(tmp_path):
     assert mine.events == [2, 3, 4]
 
 
+@pytest.mark.parametrize("use", [evaluate, merge, resume])
+def test_a_config_is_no_run(use):
+    with pytest.raises(ConfigError, match="run: it is of type Config; a run, or the name of its directory"):
+        use(load_config())
+
+
 def test_a_model_from_a_folder_is_trained_as_it_is_and_found_again(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(model_path("tiny"), dtype=torch.float32)
     with torch.no_grad(): before = model.lm_head.weight.clone()
@@ -73,6 +80,18 @@ def test_a_model_from_a_folder_is_trained_as_it_is_and_found_again(tmp_path):
     assert run.config.dtype == "float32"
     named = train(data_of(small(tmp_path, model="tiny", method="lora")))
     assert [m["loss"] for m in named.metrics() if "loss" in m] == [m["loss"] for m in run.metrics() if "loss" in m]
+
+
+@pytest.mark.parametrize("how, wanted", [
+    (dict(load_in_4bit=True, bnb_4bit_quant_type="fp4"), ("fp4", False, False)),
+    (dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True), ("nf4", True, False)),
+    (dict(load_in_8bit=True), ("nf4", True, True))])
+def test_how_a_model_is_quantised_is_kept(how, wanted):
+    "A later process loads the same numbers"
+    model = AutoModelForCausalLM.from_pretrained(model_path("tiny"), quantization_config=BitsAndBytesConfig(**how))
+    cfg = with_model(load_config(), model)
+    assert cfg.method == "qlora"
+    assert (cfg.bnb_4bit_quant_type, cfg.bnb_4bit_use_double_quant, cfg.load_in_8bit) == wanted
 
 
 @pytest.mark.parametrize("method", ["qlora", "full"])
