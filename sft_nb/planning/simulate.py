@@ -296,7 +296,8 @@ def simulate(
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     if how.train and not how.accumulating: backward -= gradients   # they are counted with what lies still
     # the chunks of the loss that are not run
-    n, chunk = _supervised_positions(inner, batch, how.dtype, how.max_logits_mib, how.kind)
+    with FakeTensorMode(allow_non_fake_inputs=True):   # a tied head with trained tokens adds up its weight
+        n, chunk = _supervised_positions(inner, batch, how.dtype, how.max_logits_mib, how.kind)
     hidden_size = inner.config.get_text_config().hidden_size
     more = max(0, n - 2 * chunk) * hidden_size * how.dtype.itemsize * (1 + how.train)
     # TRL's offloading lets five tensors wait for their transport, until the backward pass of the loss

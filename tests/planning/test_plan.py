@@ -226,3 +226,9 @@ def test_mixtures_and_state_space_models_are_planned(tmp_path, kind):
     made = plan(cfg, lengths=[20, 40])
     assert made.total > 0 and made.tokens_per_second > 0 and made.reach.startswith("LoRA reaches ")
     assert made.reach in str(made)
+
+
+def test_a_model_with_trained_tokens_is_planned():
+    "Its tied head adds what is trained to its weight, when it is asked for it"
+    made = plan(load_config("demo", train_tokens=("<|im_end|>",), device="cpu"), lengths=[20, 40])
+    assert made.total > 0

@@ -57,6 +57,15 @@ def test_a_run_without_an_origin_is_resumed_as_before(tmp_path, undisturbed):
     assert check_provenance(run) == []
 
 
+def test_the_mean_loss_of_a_resumed_run_is_that_of_all_steps(tmp_path, undisturbed):
+    "transformers divides by the steps of the last process"
+    def mean_loss(run): return [m["train_loss"] for m in run.metrics() if "train_loss" in m][-1]
+    resumed = resume(killed_at_eight(tmp_path, undisturbed))
+    assert mean_loss(resumed) == pytest.approx(mean_loss(undisturbed), rel=1e-6)
+    losses = [m["loss"] for m in undisturbed.metrics() if "loss" in m]
+    assert mean_loss(undisturbed) == pytest.approx(sum(losses) / len(losses), rel=1e-3)
+
+
 # --- readers
 
 @contextmanager
