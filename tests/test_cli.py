@@ -158,6 +158,12 @@ def test_config_prints_values_and_sources(files):
     assert len(shell("config", "gsm8k", "--all").stdout.splitlines()) == len(everything["config"])
 
 
+@pytest.mark.parametrize("words", [["--padding-free", "false"], ["--padding-free=False"], ["--padding-free", "FALSE"]])
+def test_true_and_false_are_read_in_any_case_beside_auto(words, capsys):
+    assert main(["config", "--config", "demo", *words]) == 0
+    assert "padding_free                 False" in capsys.readouterr().out
+
+
 def test_evaluate_as_json(trained):
     done = shell("evaluate", trained.path, "--eval-samples", 8, "--json")
     result = json.loads(done.stdout)

@@ -169,7 +169,10 @@ def set_apart(
     rest, foreign, types = [], {}, {name: s.type for name, s in SETTINGS.items()}
     for name, texts in words(args):
         bare, full = _without_dashes(name), full_name(_without_dashes(name))
-        value, kind = texts[0] if len(texts) == 1 else texts, types.get(full)
+        kind = types.get(full)
+        if bool in get_args(kind):   # true, false or a word, of which tyro knows True and False alone
+            texts = [text.capitalize() if text.lower() in ("true", "false") else text for text in texts]
+        value = texts[0] if len(texts) == 1 else texts
         is_ours = kind is None or all(_can_read(text, kind) for text in texts)
         if bare in FOREIGN:   # as Python's value: True, 8, wandb
             try: value = ast.literal_eval(value.capitalize() if value in ("true", "false", "none") else value)
