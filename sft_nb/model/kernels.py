@@ -59,7 +59,7 @@ def _split_by_rank(h:torch.Tensor, Bs)->tuple[torch.Tensor,...]:
     "What belongs to each B (out, r)"
     return h.split([B.shape[1] for B in Bs], 1)
 
-def _unpack(W:torch.Tensor, state, dtype:torch.dtype)->torch.Tensor:
+def _unpack_matrix(W:torch.Tensor, state, dtype:torch.dtype)->torch.Tensor:
     "A frozen matrix (out, in), from 4 bits where it has them; of a simulated one, what that allocates"
     if state is None: return W
     if isinstance(state, torch.Size): return torch.empty(state, dtype=dtype, device=W.device)
@@ -68,7 +68,7 @@ def _unpack(W:torch.Tensor, state, dtype:torch.dtype)->torch.Tensor:
 
 def _base_product(x:torch.Tensor, W:torch.Tensor, bias:torch.Tensor|None, state)->torch.Tensor:
     "`x W^T + bias`, by bitsandbytes where W has 4 bits"
-    if state is None or isinstance(state, torch.Size): return F.linear(x, _unpack(W, state, x.dtype), bias)
+    if state is None or isinstance(state, torch.Size): return F.linear(x, _unpack_matrix(W, state, x.dtype), bias)
     from bitsandbytes import matmul_4bit
     return matmul_4bit(x, W.t(), bias=bias, quant_state=state)   # transposed: before 0.50 it must be
 
@@ -76,7 +76,7 @@ def _gradient_of_x(d_outs, Ws, states)->torch.Tensor:
     "By way of the frozen matrices, of which one at a time is unpacked"
     d_x = None
     for d_out, W, state in zip(d_outs, Ws, states):
-        W = _unpack(W, state, d_out.dtype)
+        W = _unpack_matrix(W, state, d_out.dtype)
         d_x = d_out @ W if d_x is None else d_x.addmm_(d_out, W)
     return d_x
 
@@ -264,14 +264,14 @@ def compile_layers(
     return swap_forward(layers_of(model), partial(_layer_forward, backend=backend), "compiled")
 
 # %% ../../nbs/06_model/07_kernels.ipynb #270a2e31
-def _epsilon(norm)->float|None:
+def _epsilon_of_norm(norm)->float|None:
     "What a norm adds to the mean of squares"
     return next((vars(norm)[name] for name in ("variance_epsilon", "eps", "norm_eps") if name in vars(norm)), None)
 
 @torch.no_grad()
 def _norm_formula(norm)->tuple[int,bool]|None:
     "What an RMSNorm adds to its weight (0 or 1), and whether it returns its input's format; None: another formula"
-    weight, eps = norm._parameters.get("weight"), _epsilon(norm)
+    weight, eps = norm._parameters.get("weight"), _epsilon_of_norm(norm)
     changed = "forward" in vars(norm) or norm._forward_hooks or norm._forward_pre_hooks
     if not type(norm).__name__.endswith("RMSNorm") or weight is None or weight.ndim != 1 or eps is None or changed:
         return None
@@ -292,7 +292,7 @@ def _rms_norm(norm, x:torch.Tensor, *, added:int, as_input:bool)->torch.Tensor:
     dtype = torch.float32 if added else torch.promote_types(x.dtype, weight.dtype)
     weight = weight.to(dtype) + added if added else weight.to(dtype)
     with torch.autocast(x.device.type, enabled=False):
-        out = F.rms_norm(x.to(dtype), weight.shape, weight, _epsilon(norm))
+        out = F.rms_norm(x.to(dtype), weight.shape, weight, _epsilon_of_norm(norm))
     return out.to(x.dtype) if as_input else out
 
 def fuse_norms(

@@ -438,7 +438,7 @@ class BatchPanel(Panel):
         c.next.on_click(lambda _: self.show(index=self.state.index + 1))
         c.longest.on_click(lambda _: self.show(index=self.state.longest()))
         c.split.observe(lambda change: self.show(split=change["new"]), "value")
-        c.number.observe(self._go, "value")
+        c.number.observe(self._show_batch_of_number, "value")
         c.row.observe(lambda change: self.show_row(change["new"]), "value")
         c.size.observe(self._resize, "value")
         return c
@@ -464,7 +464,7 @@ def blocks(self:BatchPanel)->list[dict]:
             html_block(f"<div>{escape_html(state.caption())}</div>{_LEGEND}"), c.tokens]
 
 @patch
-def _go(self:BatchPanel, change)->None:
+def _show_batch_of_number(self:BatchPanel, change)->None:
     if change["new"] - 1 != self.state.index: self.show(index=change["new"] - 1)
 
 @patch

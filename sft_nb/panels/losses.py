@@ -276,8 +276,8 @@ def _bind(self:LossPanel)->None:
     "What a person does moves the state"
     for name in ("rank", "shows", "checkpoint"):
         getattr(self, name).observe(lambda change, name=name: self.show(**{name: change["new"]}), "value")
-    self.table.observe(lambda change: self._choose(change["new"]), "value")
-    self.sorts.observe(lambda change: self._sort(change["new"]), "value")
+    self.table.observe(lambda change: self._choose_row(change["new"]), "value")
+    self.sorts.observe(lambda change: self._sort_rows(change["new"]), "value")
     self.export.on_click(lambda _: self._export())
 
 @patch
@@ -289,11 +289,11 @@ def show(self:LossPanel, **where)->None:
     self.draw()
 
 @patch
-def _choose(self:LossPanel, k:int|None)->None:
+def _choose_row(self:LossPanel, k:int|None)->None:
     if k is not None and k != self.state.chosen: self.show(chosen=k)
 
 @patch
-def _sort(self:LossPanel, order:list|None)->None:
+def _sort_rows(self:LossPanel, order:list|None)->None:
     "The head of a column is pressed; the row and the base are not ranked"
     rank = _SORTED_BY.get(order[0]) if order else None
     if rank and rank != self.state.rank: self.rank.value = rank

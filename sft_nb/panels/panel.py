@@ -212,7 +212,7 @@ class Panel(anywidget.AnyWidget):
         self.shown = False   # has a notebook been given the picture?
         self.live = {}       # id -> control that is drawn now
         self.lock = threading.RLock()
-        self.on_msg(self._receive)
+        self.on_msg(self._receive_event)
 
     def __repr__(self): return type(self).__name__
     def blocks(self)->list[dict]:
@@ -263,7 +263,7 @@ def _ipython_display_(self:Panel)->None:
 
 # %% ../../nbs/14_panels/00_panel.ipynb #6f272023
 @patch
-def _receive(self:Panel, _, message:dict, buffers)->None:
+def _receive_event(self:Panel, _, message:dict, buffers)->None:
     "A message of a browser"
     control = self.live.get(message.get("id"))
     try:

@@ -338,11 +338,11 @@ def blocks(self:DataPanel)->list[dict]:
 @patch
 def _bind(self:DataPanel)->None:
     "What a person does moves the state"
-    self.table.observe(lambda change: self._choose(change["new"]), "value")
+    self.table.observe(lambda change: self._choose_row(change["new"]), "value")
     self.sorts.observe(lambda change: self.show(order=change["new"] and tuple(change["new"])), "value")
     self.mark.on_click(lambda _: self._mark())
     self.text.observe(lambda change: self._search(change["new"]), "value")
-    self.range.observe(lambda change: self._narrow(change["new"]), "value")
+    self.range.observe(lambda change: self._narrow_to_lengths(change["new"]), "value")
     self.facet.observe(lambda change: self._open_list(change["new"]), "value")
     self.face.observe(lambda change: self.show(face=change["new"]), "value")
     self.split.observe(lambda change: self._switch(change["new"]), "value")
@@ -355,14 +355,14 @@ def show(self:DataPanel, **where)->None:
     self.draw()
 
 @patch
-def _choose(self:DataPanel, k:int|None)->None:
+def _choose_row(self:DataPanel, k:int|None)->None:
     state = self.state
     if k is None or k == state.at + state.chosen: return
     page = k // state.page * state.page
     self.show(at=page, chosen=k - page)
 
 @patch
-def _narrow(self:DataPanel, within:tuple[int,int])->None:
+def _narrow_to_lengths(self:DataPanel, within:tuple[int,int])->None:
     everything = within == (0, self.range.max)
     if self.state.within != (None if everything else within): self.show(within=None if everything else within)
 

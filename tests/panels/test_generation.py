@@ -180,7 +180,7 @@ def test_the_panel_answers_in_a_thread(learned):
     panel = GenerationPanel(learned)
     c = panel.controls
     assert c.row.value == 1 and c.system.value == "Count." and c.tokens.value == 8
-    panel._receive(panel, dict(id=c.prompt.to_dict()["sends"], event="click", n=1), [])   # Ctrl+Enter
+    panel._receive_event(panel, dict(id=c.prompt.to_dict()["sends"], event="click", n=1), [])   # Ctrl+Enter
     panel.worker.join(60)
     assert not panel.busy and not c.ask.disabled and c.stop.disabled
     assert panel.to_html().count("class='sft-tuned'") == 1
