@@ -65,7 +65,7 @@ def test_the_package_index_gets_whole_addresses(wheel):
     with zipfile.ZipFile(wheel) as z:
         metadata = z.read(next(n for n in z.namelist() if n.endswith("METADATA"))).decode()
     links = re.findall(r"\]\(([^)]+)\)", metadata)
-    assert len(links) >= 10 and [u for u in links if not u.startswith(("https://", "#"))] == []
+    assert len(links) >= 13 and [u for u in links if not u.startswith(("https://", "#"))] == []
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", metadata)
     assert pictures and all(u.startswith("https://raw.githubusercontent.com/") for u in pictures)
     extras = set(re.findall(r"^Provides-Extra: (.+)$", metadata, re.M))
