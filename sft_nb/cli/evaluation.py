@@ -247,11 +247,12 @@ def merge_command(args:list[str])->int:
     "Merge a run's adapter into its base, and prove that nothing was lost"
     options = parse_own("merge", args, _MERGE, summary=merge_command.__doc__)
     from sft_nb.runs.errors import merge_target
-    from sft_nb.runs.directory import open_run
+    from sft_nb.runs.directory import earlier_adapter, open_run
     run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # said before torch is loaded
     run.weights(options.checkpoint)
     merge_target(run, options.out, options.checkpoint)
-    if run.state != "finished": _say(f"{run.name} is not finished ({run.state} at step {run.step})")
+    if run.state != "finished": _say(f"{run.name} is not finished ({run.standing})")
+    if options.checkpoint == "adapter" and (why := earlier_adapter(run)): _say(why)
     from sft_nb.proof.merge import merge
     out = merge(run, out=options.out, checkpoint=options.checkpoint, dtype=options.dtype, prompts=options.prompts)
     _say(f"{Report.load(out/'parity.json').findings[0]}\n{out}")

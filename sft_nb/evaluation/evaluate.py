@@ -26,8 +26,8 @@ from ..tasks.core import task_of
 from ..tokens.conversations import conversation
 from ..tokens.prepare import name_task, read_kept
 from ..workbench import Workbench
-from ..runs.directory import Run
-from ..runs.checkpoint import keep_score, scored_alike, step_of
+from ..runs.directory import earlier_adapter, Run
+from ..runs.checkpoint import keep_score, scored_alike, step_of, weights_digest
 from ..runs.locate import find_target, Target
 from .statistics import Difference
 from .perplexity import Forgetting, forgetting, general_examples
@@ -230,6 +230,8 @@ class Evaluation:
     server:str|None=None             # its address; None: the models were loaded
     longer:int=0                     # rows whose prompt has another number of tokens there
     left_out:dict[str,int]=field(default_factory=dict)   # reason -> other held-out rows
+    weights:str=""                   # a digest of what was scored; empty: it is no checkpoint of a run
+    earlier:str=""                   # if newer weights of its run wait in a checkpoint: which, and why
     scored_alike:int=field(default=1, compare=False)     # models of its folder with scores of these rows
 
     @cached_property
@@ -244,6 +246,7 @@ class Evaluation:
     def notes(self)->list[str]:
         "The gain, the cost in general texts, and whether a server got the same prompts"
         lines = [] if self.base is None else gains_in_words(self.base, self.tuned, self.by)
+        if self.earlier: lines.append(self.earlier)
         if self.forgotten is not None: lines.append(str(self.forgotten))
         if self.server is not None:
             line = f"asked: {self.server}"
@@ -283,7 +286,12 @@ class Evaluation:
         return dict(run=self.run, checkpoint=self.checkpoint, by=self.by, base=self.base and self.base.to_dict(),
                     tuned=self.tuned.to_dict(), difference=self.difference and vars(self.difference),
                     forgotten=self.forgotten and self.forgotten.to_dict(), server=self.server, longer=self.longer,
-                    left_out=self.left_out)
+                    left_out=self.left_out, weights=self.weights, earlier=self.earlier)
+
+    def outdated(self, run:Run)->str:
+        "Why these are not the scores of the run as it is now; empty: they are, or that is not known"
+        now = weights_digest(run.adapter if self.checkpoint == "adapter" else run.path/"checkpoints"/self.checkpoint)
+        return f"{self.checkpoint} has other weights now" if self.weights and now and now != self.weights else ""
 
     def save(self, path:Path)->Path:
         "Write everything as JSON, atomically and without secrets"
@@ -298,13 +306,15 @@ class Evaluation:
             base, tuned = (d[name] and Scores.from_dict(d[name]) for name in ("base", "tuned"))
             forgotten = d.get("forgotten") and Forgetting(**d["forgotten"])
             return cls(d["run"], d["checkpoint"], base, tuned, d.get("by", "accuracy"), forgotten, d.get("server"),
-                       d.get("longer", 0), d.get("left_out", {}))
+                       d.get("longer", 0), d.get("left_out", {}), d.get("weights", ""), d.get("earlier", ""))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise SftError(str(path), f"it cannot be read ({type(e).__name__})", "scores that sft_nb wrote",
                            f"remove {path}, and evaluate again") from e
 
 # %% ../../nbs/12_evaluation/04_evaluate.ipynb #eaf49b96
 _ALSO = dict(batch_size="per_device_eval_batch_size", data="eval_file")
+_NUMBER_OF_ROWS = ("n", "rows", "n_rows", "num_rows", "max_rows", "limit", "samples", "n_samples", "num_samples",
+                   "max_samples", "max_eval_samples")   # what other tools call it
 _SETTINGS = settings_with("for_evaluation")
 
 def evaluation_settings(
@@ -318,7 +328,8 @@ def evaluation_settings(
             shown = getattr(value, "__name__", "mine").strip("<>")
             raise ConfigError("evaluate", f"{name} is a function, and no setting of an evaluation",
                               "figures of your own in metrics, by name", f"metrics={{'{shown}': {shown}}}")
-        near = difflib.get_close_matches(name, (*_SETTINGS, *_ALSO), 1, .5)
+        near = difflib.get_close_matches(name, (*_SETTINGS, *_ALSO), 1, .6)
+        if name in _NUMBER_OF_ROWS: near = ["eval_samples"]
         expected = f"one of {', '.join((*_SETTINGS, *_ALSO))}"
         raise ConfigError("evaluate", f"{name} is no setting of an evaluation", expected,
                           f"write {near[0]}" if near else f"leave {name} out")
@@ -339,6 +350,9 @@ def held_out(
     cfg, where = target.config, f"evaluate {target.name}"
     if not cfg.eval_samples:
         raise ConfigError(where, "eval_samples is 0", "at least one held-out row", edit(eval_samples=200))
+    if target.run is None and cfg.task == "auto" and cfg.eval_file is None and cfg.model != "tiny":
+        raise ConfigError(where, "there are no rows to evaluate it on", "rows, or a task that brings them",
+                          edit(eval_file="rows.jsonl") | edit(task="gsm8k"))
     if target.run is None and cfg.max_length == Config().max_length: cfg = replace(cfg, max_length=_ANY_LENGTH)
     rows, left_out = read_kept(cfg, "eval", tokenizer)
     if not rows: raise ConfigError(where, "no rows are held out", "at least one", edit(eval_file="rows.jsonl"))
@@ -389,7 +403,9 @@ def evaluate(
     "Score base and tuned model on held-out rows; ConfigError if there is nothing to evaluate, or no row"
     evaluator = make_evaluator(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **how)
     target, server, questions = evaluator.target, evaluator.server, evaluator.questions
-    models, base, forgotten = BaseAndTuned(evaluator.bench, target.weights), None, None
+    run, models, base, forgotten = target.run, BaseAndTuned(evaluator.bench, target.weights), None, None
+    of_run = {} if run is None else dict(weights=weights_digest(target.weights))
+    if run is not None and target.checkpoint == "adapter": of_run["earlier"] = earlier_adapter(run)
     if server is not None and general:
         raise ConfigError(f"server {server.url}", "it cannot be asked for the loss of general texts", "answers alone",
                           edit(general=False))
@@ -402,11 +418,11 @@ def evaluate(
         texts = general_examples(evaluator.bench.tokenizer, None if general is True else general)
         forgotten = forgetting(models.model, texts, base=models.separate_base)
 
-    e = Evaluation(target.name, target.checkpoint, base, tuned, questions.by, forgotten, left_out=questions.left_out)
+    e = Evaluation(target.name, target.checkpoint, base, tuned, questions.by, forgotten, left_out=questions.left_out,
+                   **of_run)
     if server is not None: e = replace(e, server=server.url, longer=server.longer)
     save_evaluation(e, evaluator)
-    if target.run is None: return e
-    return replace(e, scored_alike=scored_alike(target.run.path, e.checkpoint))
+    return e if run is None else replace(e, scored_alike=scored_alike(run.path, e.checkpoint))
 
 # %% ../../nbs/12_evaluation/04_evaluate.ipynb #6495b1b2
 _TRACKED_ANSWERS = 20   # in a tracker's table
@@ -436,5 +452,5 @@ def save_evaluation(
     remove_temporaries(run.path/"eval", patient=True)   # of a process that was killed
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, evaluator.questions.by
     value = figures.get(by, e.tuned.values(by).mean())
-    keep_score(run.path, e.checkpoint, by, float(value), evaluator.questions.key, own=not other)
+    keep_score(run.path, e.checkpoint, by, float(value), evaluator.questions.key, own=not other, weights=e.weights)
     if not other: _send_to_trackers(e, run)

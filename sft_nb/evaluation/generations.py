@@ -123,7 +123,7 @@ def values(self:Scores,
     except KeyError as e:
         own = [name for name in (self.answers[0].figures if self.answers else ()) if name != "supervised"]
         known = ["accuracy", "answered", "ended", *own]
-        fix = edit(metric_for_best_model=known[0]) | f"by='{known[0]}'"
+        fix = f"by='{known[0]}' for evaluate, {{metric_for_best_model}} of one of these for a training"
         raise ConfigError("figure", f"the answers have no {figure!r}", f"one of {', '.join(known)}", fix) from e
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #2d8b9088

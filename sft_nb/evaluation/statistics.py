@@ -190,9 +190,8 @@ class Difference:
         return f"{low:+.3g} to {high:+.3g}"
 
     def __str__(self):
-        said = f"{self.won} won, {self.lost} lost of {self.n}; {self.p_text})"
-        if not self.is_share: return f"{self.amount(self.gain)} (95% interval {self.span}; {said}"
-        return f"{self.gain:+.1%} (95% interval {self.low:+.1%} to {self.high:+.1%}; {said}"
+        return (f"{self.amount(self.gain)} (95% interval {self.span}; "
+                f"{self.won} won, {self.lost} lost of {self.n}; {self.p_text})")
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #st0spr01
 def spread(

@@ -27,10 +27,10 @@ from ..model.hardware import free_memory
 from ..model.adapter import check_trained
 from ..model.load import quiet
 from ..workbench import Workbench
-from ..runs.checkpoint import LOWER_IS_BETTER, mark_followed, step_of
+from ..runs.checkpoint import LOWER_IS_BETTER, mark_followed, step_of, weights_digest
 from ..runs.directory import open_run, Run
 from ..runs.status import ACTIVE
-from .statistics import correct_for_choice, difference, Pick, pick
+from .statistics import correct_for_choice, Pick, pick
 from .perplexity import Forgetting, forgetting, general_examples
 from .openai_client import require_served, served_base
 from .generations import (
@@ -99,6 +99,7 @@ class Sweep:
     forgotten:dict[str,Forgetting]=field(default_factory=dict)
     lowest_loss:str|None=None    # the checkpoint with the lowest held-out loss in training; None: not known
     left_out:dict[str,int]=field(default_factory=dict)   # reason -> other held-out rows
+    weights:dict[str,str]=field(default_factory=dict)    # all checkpoints that were in the run -> `weights_digest`
 
     @cached_property
     def pick(self)->Pick:
@@ -165,7 +166,20 @@ class Sweep:
         return dict(run=self.run, by=self.by, best=self.best, difference=vars(self.pick.difference),
                     base=self.base.to_dict(), checkpoints={k: s.to_dict() for k, s in self.checkpoints.items()},
                     forgotten={k: f.to_dict() for k, f in self.forgotten.items()}, lowest_loss=self.lowest_loss,
-                    left_out=self.left_out)
+                    left_out=self.left_out, weights=self.weights)
+
+    def outdated(self, run:Run)->str:
+        "Why this is not a sweep of the run as it is now; empty: it is. What was left out of it on purpose stays out"
+        now = {folder.name: weights_digest(folder) for folder in run.checkpoints()}
+        latest = max(step_of(Path(name)) for name in self.checkpoints)
+        def is_new(name): return name not in self.weights if self.weights else step_of(Path(name)) > latest
+        new = [name for name in now if is_new(name)]
+        changed = [name for name in self.checkpoints if (was := self.weights.get(name)) and now.get(name, was) != was]
+        reasons = []
+        if new: reasons.append(f"{', '.join(new)} {'was' if len(new) == 1 else 'were'} saved after it")
+        if changed: reasons.append(f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} other weights now")
+        if self.best not in now: reasons.append(f"{self.best}, the best of it, is no longer there")
+        return "; ".join(reasons)
 
     def save(self, path:Path)->Path:
         "Write everything as JSON, atomically and without secrets"
@@ -180,7 +194,7 @@ class Sweep:
             scores = {name: Scores.from_dict(s) for name, s in d["checkpoints"].items()}
             forgotten = {name: Forgetting(**f) for name, f in d["forgotten"].items()}
             return cls(d["run"], d["by"], Scores.from_dict(d["base"]), scores, forgotten, d["lowest_loss"],
-                       d.get("left_out", {}))
+                       d.get("left_out", {}), d.get("weights", {}))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise SftError(str(path), f"it cannot be read ({type(e).__name__})", "scores that sft_nb wrote",
                            f"remove {path}, and sweep again") from e
@@ -189,10 +203,9 @@ def compare_with_lowest_loss(e:Sweep)->Finding|None:
     "Is the checkpoint with the lowest loss as good as the best by score? None: there was no held-out loss"
     if e.lowest_loss is None or e.lowest_loss not in e.checkpoints or e.by in LOWER_IS_BETTER: return None
     if e.lowest_loss == e.best: return ok(f"{e.best} is the best by loss too", check="best_by_loss")
-    best, lowest = (e.checkpoints[name].contributions(e.by) for name in (e.best, e.lowest_loss))
-    behind = correct_for_choice(difference(lowest, best, clusters=e.base.clusters), len(e.checkpoints))
+    behind = correct_for_choice(paired(e.checkpoints[e.lowest_loss], e.checkpoints[e.best], e.by), len(e.checkpoints))
     if behind.gain <= 0: return ok(f"{e.lowest_loss}, the best by loss, is as good", check="best_by_loss")
-    gain = f"{behind.gain:+.3g}, {behind.p_text}"
+    gain = f"{behind.amount(behind.gain)}, {behind.p_text}"
     if behind.p >= .05:
         return ok(f"{e.lowest_loss}, the best by loss, cannot be told from {e.best} ({gain})", check="best_by_loss")
     fix = command(f"sft_nb merge {shell_quote(e.run)} --checkpoint {e.best}",
@@ -247,7 +260,9 @@ def sweep(
     **how,                          # as for `evaluate`
 )->Sweep:
     "Evaluate every checkpoint and the base on the same rows; ConfigError for a run without checkpoints, or rows"
-    folders = checkpoints_of(open_run(run, trust_remote_code=trust_remote_code), checkpoints)
+    run = open_run(run, trust_remote_code=trust_remote_code)
+    weights = {folder.name: weights_digest(folder) for folder in run.checkpoints()}
+    folders = checkpoints_of(run, checkpoints)
     evaluator = make_evaluator(run, checkpoint=folders[-1].name, trust_remote_code=trust_remote_code, **how)
     bench, questions, server, target = evaluator.bench, evaluator.questions, evaluator.server, evaluator.target
     forgotten, names = {}, [folder.name for folder in folders]
@@ -270,10 +285,12 @@ def sweep(
                 with swapper.tuned(folder) as model: forgotten[folder.name] = forgetting(model, texts, base=base)
 
     base = scores.pop("base")
-    swept = Sweep(target.name, questions.by, base, scores, forgotten, target.run.lowest_loss(), questions.left_out)
+    swept = Sweep(target.name, questions.by, base, scores, forgotten, target.run.lowest_loss(), questions.left_out,
+                  weights)
     for name, of_checkpoint in scores.items():
         e = Evaluation(target.name, name, base, replace(of_checkpoint, model="tuned"), questions.by,
-                       forgotten.get(name), server and server.url, left_out=questions.left_out)
+                       forgotten.get(name), server and server.url, left_out=questions.left_out,
+                       weights=weights.get(name, ""))
         save_evaluation(e, evaluator)
     file = "sweep.json" if server is None else "sweep-served.json"
     if not evaluator.files: swept.save(target.folder/file)
@@ -303,6 +320,7 @@ class Follower:
     def score(self, folder:Path)->Scores|None:
         "The scores of a checkpoint, which are saved in the run; None if it is gone"
         mark_followed(self.run.path)
+        weights = weights_digest(folder)
         try: scores = self.evaluator.score(folder.name, folder, partial(self.swapper.tuned, folder))
         except Exception:
             if folder.exists(): raise
@@ -310,7 +328,7 @@ class Follower:
         self.known[folder.name] = scores
         questions = self.evaluator.questions
         e = Evaluation(self.run.name, folder.name, self.base, replace(scores, model="tuned"), questions.by,
-                       left_out=questions.left_out)
+                       left_out=questions.left_out, weights=weights)
         save_evaluation(e, self.evaluator)
         return scores
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from ..escape import escape_html, escape_controls
 from ..display import badge_html
 from ..files import write_atomically
-from ..report import ConfigError, edit
+from ..report import command, ConfigError, edit, shell_quote
 from ..config import with_parameters_of
+from ..runs.checkpoint import weights_digest
 from ..runs.directory import open_run, Run
 from .statistics import correct_for_choice, Difference, power
 from .perplexity import Forgetting
@@ -97,6 +98,10 @@ def decide(
     return Verdict(says, reason, d, forgotten=forgotten)
 
 # %% ../../nbs/12_evaluation/06_verdict.ipynb #6c919a91
+def _outdated_sweep(run:Run, why:str)->ConfigError:
+    fix = command(f"sft_nb sweep {shell_quote(run.path)}", f'sweep("{run.path}")') | edit(checkpoint="adapter")
+    return ConfigError(f"verdict {run.name}", f"its sweep is outdated: {why}", "scores of the run as it is now", fix)
+
 @with_parameters_of(evaluate)
 def verdict(
     run:Run|str|Path,
@@ -111,14 +116,19 @@ def verdict(
     file, given = run.path/"eval"/"sweep.json", [k for k, v in how.items() if v not in (None, True, False)]
     if checkpoint is None and not given and file.exists():
         swept = Sweep.load(file)
+        if why := swept.outdated(run): raise _outdated_sweep(run, why)
         d, name, of = swept.pick.difference, swept.best, len(swept.checkpoints)
         forgotten = swept.forgotten.get(name)
     else:
         e = evaluate(run, checkpoint=checkpoint or "adapter", **dict(general=True) | how)
         d, name, of, forgotten = e.difference, e.checkpoint, 1, e.forgotten
+        if d is None:
+            raise ConfigError(f"verdict {run.name}", "the server does not serve its base", "answers of both models",
+                              "serve the base as well, or leave {server} out")
     made = decide(d, min_gain=min_gain, max_forgetting=max_forgetting, forgotten=forgotten)
     made = replace(made, checkpoint=name, of=of)
-    write_atomically(run.path/"eval"/"verdict.json", json.dumps(made.to_dict(), indent=1) + "\n")
+    about = made.to_dict() | dict(weights=weights_digest(run.weights(name)))
+    write_atomically(run.path/"eval"/"verdict.json", json.dumps(about, indent=1) + "\n")
     return made
 
 # %% ../../nbs/12_evaluation/06_verdict.ipynb #dc7975f0

@@ -239,7 +239,9 @@ def pair_html(self:EvalState)->str:
 def summary_html(self:EvalState)->str:
     "What the sweep says"
     if "says" not in self.kept:
-        self.kept["says"] = "".join(f"<div>{escape_html(line)}</div>" for line in self.sweep.conclusions)
+        why = self.sweep.outdated(self.run)
+        lines = [f"outdated: {why}; sweep again", *self.sweep.conclusions] if why else self.sweep.conclusions
+        self.kept["says"] = "".join(f"<div>{escape_html(line)}</div>" for line in lines)
     return self.kept["says"]
 
 @patch

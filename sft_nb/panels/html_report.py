@@ -15,6 +15,7 @@ from ..files import read_json, write_atomically
 from ..report import command, pluralise, shell_quote, Report, SftError
 from ..tokens.prepare import prepare
 from ..planning.plan import LABELS
+from ..runs.checkpoint import weights_digest
 from ..runs.directory import open_run, Run
 from ..evaluation.evaluate import Evaluation
 from ..evaluation.sweep import Sweep
@@ -65,16 +66,30 @@ def scores_part(
 )->str:
     "The sweep and the evaluations that the run keeps, with some answers"
     verdict, sweep, adapter = (run.path/"eval"/f"{name}.json" for name in ("verdict", "sweep", "adapter"))
-    parts = [_verdict_html(read_json(verdict))] if verdict.exists() else []
-    if sweep.exists(): parts.append(Sweep.load(sweep)._repr_html_())
+    parts = [_verdict_html(run, read_json(verdict))] if verdict.exists() else []
+    if sweep.exists():
+        swept = Sweep.load(sweep)
+        parts.append(_outdated_html("the sweep", swept.outdated(run)) + swept._repr_html_())
     if adapter.exists():
         e = Evaluation.load(adapter)
         said = f"<pre style='white-space:pre-wrap'>{as_html(e.examples(rows))}</pre>"
-        parts += [e._repr_html_(), details_html(f"{min(rows, e.tuned.n)} of its answers", said)]
+        parts.append(_outdated_html("the scores", e.outdated(run)) + e._repr_html_())
+        parts.append(details_html(f"{min(rows, e.tuned.n)} of its answers", said))
     return "".join(f"<div style='margin:1em 0'>{part}</div>" for part in parts)
 
 # %% ../../nbs/14_panels/13_html_report.ipynb #pg0eva02
-def _verdict_html(said:dict)->str: return f"{badge_html(SEEN[said['says']], said['says'])} {as_html(said['reason'])}"
+def _outdated_html(what:str, why:str)->str:
+    "A line that says that scores are not those of the run as it is now; empty if they are"
+    return f"<div>{badge_html('warn', 'outdated')} {as_html(f'{what}: {why}')}</div>" if why else ""
+
+def _verdict_html(run:Run, said:dict)->str:
+    "The last verdict, and whether its weights are still there"
+    name, was = said.get("checkpoint") or "adapter", said.get("weights")
+    now = weights_digest(run.adapter if name == "adapter" else run.path/"checkpoints"/name)
+    why = f"{name} has other weights now" if now else f"{name} is no longer there"
+    if not was or was == now: why = ""
+    line = f"{badge_html(SEEN[said['says']], said['says'])} {as_html(said['reason'])}"
+    return _outdated_html("the verdict", why) + line
 
 # %% ../../nbs/14_panels/13_html_report.ipynb #pg0set01
 def settings_part(run:Run)->str:

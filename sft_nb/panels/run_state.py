@@ -138,6 +138,7 @@ def phase(self:RunState)->str:
     if self.active: return format_progress(self.progress)
     of = f" of {self.steps:,}" if self.steps else ""
     says = f"{self.state} at step {self.step:,}{of}"
+    if (newest := self.run.standing.partition("; ")[2]): says += f" ({newest})"
     return f"{says}: {self.status.reason}" if self.status.reason else says
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #05efc879

@@ -117,7 +117,7 @@ def name_taken(run)->ConfigError:
     state = run.state
     fix = edit(run_name=free_path(run.path).name)
     if state in ("stopped", "failed", "killed") and run.checkpoints(): fix = resume_command(run) | fix
-    found = f"{run.path} exists already ({state} at step {run.step})"
+    found = f"{run.path} exists already ({run.standing})"
     return ConfigError(f"run {run.name!r}", found, "a name that is free", fix)
 
 # %% ../../nbs/10_runs/06_errors.ipynb #6046abc0
@@ -158,7 +158,7 @@ def merge_target(
 def no_checkpoint(run)->ConfigError:
     "The error for a run that cannot be resumed, with what is wrong with its checkpoints"
     _, damaged = newest_whole(run.path/"checkpoints")
-    found = f"it has no checkpoint ({run.state} at step {run.step})"
+    found = f"it has no checkpoint ({run.standing})"
     if damaged: found = "it has no whole checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
     every = run.config.save_steps
     earlier = 50 if every == "epoch" or every < 1 else max(1, min(50, int(every) // 2))

@@ -12,6 +12,7 @@ from pathlib import Path
 from ..escape import escape_controls
 from ..display import badge_html, format_number, sparkline
 from ..files import read_json_object
+from .checkpoint import step_of, weights_digest, whole_checkpoints
 from .status import ACTIVE
 
 # %% ../../nbs/10_runs/08_summary.ipynb #bcc6d9a7
@@ -30,8 +31,10 @@ def _newest_value(lines:bytes, key:re.Pattern)->float|None:
     return None if found is None else float(found[1])
 
 def _leading_scores(path:Path)->dict:
-    "The leading figure of base and tuned model; None where it was not evaluated"
+    "The leading figure of base and tuned model; None where it was not evaluated, or its adapter is another by now"
     scores = _read_if_there(path/"eval/adapter.json")   # no answer holds bare quotes
+    was = re.search(rb'"weights": "(\w+)"', scores)
+    if was and weights_digest(path/"adapter") not in ("", was[1].decode()): scores = b""
     named = re.search(rb'"by": "([^"]+)"', scores)
     by = named[1] if named else b"accuracy"
     between = rb'\s*' if by == b"accuracy" else rb'[^{]*"figures": \{[^}]*'   # what is older has no figures
@@ -51,10 +54,15 @@ def summary(
 
     lines = _read_if_there(run.path/"metrics.jsonl")
     lines = lines[:lines.rfind(b"\n") + 1]   # what does not end was cut
+    state = run.state if status.state in ACTIVE else status.state
+    newest = None   # the step at which it would go on
+    if state in ("killed", "failed", "stopped"):
+        newest = max(map(step_of, whole_checkpoints(run.path/"checkpoints")), default=None)
     held_out = [float(v) for v in _HELD_OUT.findall(lines)]
     line = dict(
-        run=run.name, state=run.state if status.state in ACTIVE else status.state,
-        step=max(status.step, int(_newest_value(lines, _STEP) or 0)), loss=_newest_value(lines, _LOSS),
+        run=run.name, state=state,
+        step=max(status.step, int(_newest_value(lines, _STEP) or 0)), checkpoint=newest,
+        loss=_newest_value(lines, _LOSS),
         best_eval_loss=min((v for v in held_out if v == v), default=None), **_leading_scores(run.path),
         seconds=_newest_value(lines, _SECONDS), guards=guards,
         reason=status.reason.replace("\n", " ")[:60] if cfg else "config.json cannot be read",

@@ -218,9 +218,10 @@ def task_of(cfg)->Task:
     require_trust(cfg, "task")
     name = cfg.task
     if name == "auto":
-        if cfg.train_file is None and cfg.model != "tiny":
+        has_rows = cfg.train_file is not None or cfg.eval_file is not None and cfg.model != "tiny"
+        if not has_rows and cfg.model != "tiny":
             raise ConfigError("train_file", f"there are no rows to train {cfg.model} on",
                               "rows, or a task that brings them", edit(train_file="rows.jsonl") | edit(task="gsm8k"))
-        name = "arithmetic" if cfg.train_file is None else "chat"
+        name = "chat" if has_rows else "arithmetic"
     found = get_task(name)
     return found.with_settings(cfg) if hasattr(found, "with_settings") else found

@@ -90,6 +90,7 @@ _COLLAPSED = "a lower {learning_rate}, and look at the labels: sft_nb data"
 def judge_answers(
     answers:list[Generation],
     *, must_end:bool=True,  # the rows end with an end token
+    row_tokens:int=0,       # of the longest answer of the rows; 0: not known
 )->list[Finding]:
     "Have answers collapsed into repetition or special tokens, and does one of them end?"
     n, found = len(answers), []
@@ -101,7 +102,11 @@ def judge_answers(
     elif 2 * len(mute) > n:
         found.append(fail(f"{len(mute)} of {n} answers are special tokens only", _COLLAPSED, check="collapse"))
     if not must_end or not answers or any(a.ended for a in answers): return found
-    says = f"none of {n} answers ends within {max(a.n_tokens for a in answers)} tokens"
+    limit = max(a.n_tokens for a in answers)
+    says = f"none of {n} answers ends within {limit} tokens"
+    if row_tokens >= limit:   # they could not have
+        says += f"; those of the rows have up to {row_tokens}"
+        return [*found, warn(says, edit(max_new_tokens=2 * row_tokens), check="never_ends")]
     fix = "wait, if the training is young; else {train_tokens} for the end token, or a base that knows it"
     return [*found, warn(says, fix, check="never_ends")]
 
@@ -120,7 +125,8 @@ class SampleProbe:
         self.tokenizer = tokenizer
         self.prompts = [list(r["input_ids"][:at[0]]) for r, at in zip(rows, supervised) if at and at[0] > 0][:n]
         self.must_end = any(at and r["input_ids"][at[-1]] in ends for r, at in zip(rows, supervised))
-        self.max_new_tokens = min(max_new_tokens, max(32, 2 * max(map(len, supervised), default=0)))
+        self.row_tokens = max(map(len, supervised), default=0)
+        self.max_new_tokens = min(max_new_tokens, max(32, 2 * self.row_tokens))
         self.answers:list[Generation] = []   # the last ones
 
     def __call__(self, model,
@@ -130,7 +136,8 @@ class SampleProbe:
         if not self.prompts: return []
         limit = self.max_new_tokens if at_most is None else min(at_most, self.max_new_tokens)
         self.answers = continue_tokens(model, self.tokenizer, self.prompts, max_new_tokens=limit)
-        return judge_answers(self.answers, must_end=self.must_end and limit == self.max_new_tokens)
+        must_end = self.must_end and limit == self.max_new_tokens
+        return judge_answers(self.answers, must_end=must_end, row_tokens=self.row_tokens)
 
 # %% ../../nbs/11_training/02_guards.ipynb #cf482662
 def trained_parts(model)->dict[str,torch.Tensor]:

@@ -1,6 +1,7 @@
 """Base and tuned model on held-out rows, and how sure their accuracies are."""
 import fcntl
 import json
+import shutil
 
 import pytest
 
@@ -13,6 +14,7 @@ from sft_nb.evaluation.evaluate import Evaluation, evaluate
 from sft_nb.evaluation.sweep import sweep, Sweep
 from sft_nb.tasks.core import task_of
 from sft_nb.tokens.conversations import read_split
+from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.train import train
 
 
@@ -85,3 +87,26 @@ def test_rows_of_any_length_are_asked_of_a_model_that_no_run_trained(tmp_path):
     assert evaluate("tiny", task="chat", eval_file=str(file), max_new_tokens=2, progress=False).tuned.n == 1
     with pytest.raises(SftError, match="longer than max_length 64"):
         evaluate("tiny", task="chat", eval_file=str(file), max_length=64, progress=False)
+
+
+def test_a_model_without_a_run_is_asked_for_rows_to_evaluate_and_for_nothing_else(tmp_path):
+    from learner import weights_of_learner
+    file = tmp_path/"rows.jsonl"
+    file.write_text(json.dumps(dict(question="9+1?", answer="10")) + "\n")
+    folder = shutil.copytree(weights_of_learner(), tmp_path/"merged")
+    how = dict(max_new_tokens=2, progress=False)
+    with pytest.raises(ConfigError, match="there are no rows to evaluate it on") as e: evaluate(folder, **how)
+    assert e.value.fix.says("shell") == "--eval-file rows.jsonl, or --task gsm8k"
+    load_tokenizer("tiny").save_pretrained(folder)
+    assert evaluate(folder, eval_file=str(file), **how).tuned.n == 1
+
+
+def test_a_fix_of_an_evaluation_can_be_done_in_an_evaluation(undisturbed):
+    for name in ("max_rows", "n", "max_samples"):
+        with pytest.raises(ConfigError, match="is no setting of an evaluation") as e: evaluate(undisturbed, **{name: 6})
+        assert str(e.value.fix) == "write eval_samples"
+    with pytest.raises(ConfigError, match="is no setting") as e: evaluate(undisturbed, temperature=6)
+    assert str(e.value.fix) == "leave temperature out"
+    with pytest.raises(ConfigError, match="the answers have no 'loss'") as e:
+        evaluate(undisturbed, by="loss", eval_samples=1, max_new_tokens=2, progress=False)
+    assert str(e.value.fix).startswith("by='accuracy' for evaluate")

@@ -9,6 +9,7 @@ from sft_nb.report import ConfigError, SftError
 from sft_nb.evaluation import openai_client as asking   # the module
 from sft_nb.evaluation.evaluate import evaluate, Evaluation
 from sft_nb.evaluation.sweep import sweep
+from sft_nb.evaluation.verdict import verdict
 from sft_nb.runs.directory import Run
 from sft_nb.runs.locate import find_target
 from sft_nb.workbench import Workbench
@@ -89,3 +90,9 @@ def test_the_command_line_asks_a_server(run, stub, capsys, monkeypatch):
     assert f"asked: {url}" in capsys.readouterr().out
     assert main([*line[:2], "--server", "localhost:8000", *line[-2:]]) != 0
     assert "it is no address" in capsys.readouterr().err
+
+
+def test_a_verdict_needs_a_base(run, stub):
+    with listening(Stub(stub.adapters["checkpoint-10"], stub.tokenizer, name="merged")) as url:
+        with pytest.raises(ConfigError, match="the server does not serve its base; answers of both models"):
+            verdict(run, server=url, general=False, **FEW)

@@ -1,5 +1,7 @@
 """What the statistics promise, shown by simulation. Errors of n simulated experiments are binomial: with a true rate of
 5%, 400 of them show more than 7.75% once in a hundred times. The promise is 5% at most, so the limit is 20."""
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -166,3 +168,10 @@ def test_what_cannot_differ():
     assert (same.gain, same.p, same.won, same.lost) == (0, 1, 0, 0) and same.low < 0 < same.high
     only = pick([1.], [[1.]])
     assert (only.best, only.of, only.simplest) == (0, 1, 0)
+
+
+def test_a_difference_of_shares_is_printed_in_points_and_of_another_figure_in_its_unit():
+    d = difference(np.zeros(300), np.repeat([1, -1, 0], [40, 12, 248]))
+    assert str(d).startswith("+9.3 points (95% interval +") and str(d).endswith("; 40 won, 12 lost of 300; p < 0.001)")
+    assert "%" not in str(d).replace("95%", "")
+    assert str(replace(d, figure="loss", is_share=False, sign=-1)).startswith("loss -0.0933 (95% interval -")

@@ -151,7 +151,7 @@ def test_the_best_by_loss_need_not_be_the_best_by_score(swept):
         return replace(scores, answers=[replace(right[0], correct=name != worst), *right[1:]])
     a_row = replace(right, checkpoints={name: behind_by_a_row(name, s) for name, s in swept.checkpoints.items()})
     assert compare_with_lowest_loss(a_row).status == "ok"
-    assert f"cannot be told from {a_row.best} (+0.0833, p 1)" in compare_with_lowest_loss(a_row).says
+    assert f"cannot be told from {a_row.best} (+8.3 points, p 1)" in compare_with_lowest_loss(a_row).says
     assert f"best {a_row.best}, and 2 equal to it: " in str(a_row)   # three of four checkpoints
 
 
@@ -241,3 +241,58 @@ def test_what_is_kept_survives_a_line_that_was_cut(tmp_path, run):
     file.write_bytes(b'{"key": "a", "text": "x", "n_tokens": 1, "ended": true}\n{"key": "b", "te\n[]\n\xff\n')
     assert [*GenerationCache(file).known] == ["a"]
     assert BaseAndTuned(Workbench(run.config, is_resolved=True), None).weights is None
+
+
+# --- a training that was continued after its checkpoints were scored
+
+def test_a_verdict_does_not_quote_a_sweep_that_knows_fewer_checkpoints_than_the_run(undisturbed, tmp_path):
+    from sft_nb.panels.evaluation import EvalState
+    from sft_nb.panels.html_report import scores_part
+    from sft_nb.runs.summary import summary
+    from sft_nb.training.train import resume
+    run = Run(shutil.copytree(undisturbed.path, tmp_path/"learner-1"))
+    evaluate(run, **FEW)
+    sweep(run, checkpoints=("checkpoint-3", "checkpoint-6"), **FEW)   # some of four, on purpose
+    made = verdict(run)
+    assert made.of == 2 and summary(run)["tuned"] is not None and "outdated" not in scores_part(run)
+
+    resume(run, max_steps=12)
+    with pytest.raises(ConfigError, match="its sweep is outdated: checkpoint-12 was saved after it") as e: verdict(run)
+    assert e.value.fix.says("shell") == f"sft_nb sweep {run.path}, or --checkpoint adapter"
+    page, panel = scores_part(run), EvalState(run).summary_html()
+    assert "the sweep: checkpoint-12 was saved after it" in page and "the scores: adapter has other weights now" in page
+    assert "outdated: checkpoint-12 was saved after it" in panel
+    assert summary(run)["tuned"] is None   # of the adapter that was
+    assert verdict(run, checkpoint="adapter", **FEW).of == 1
+    assert "the scores:" not in scores_part(run)
+    swept = sweep(run, **FEW)
+    assert verdict(run).of == 5 and swept.outdated(run) == ""
+
+    folder = run.path/"checkpoints"/swept.best
+    (folder/"adapter_model.safetensors").write_bytes((folder/"adapter_model.safetensors").read_bytes() + b" ")
+    write_checksums(folder)
+    with pytest.raises(ConfigError, match=f"{swept.best} has other weights now"): verdict(run)
+    assert f"the verdict: {swept.best} has other weights now" in scores_part(run)
+    assert run.best != swept.best   # its score is one of other weights
+    shutil.rmtree(folder)
+    with pytest.raises(ConfigError, match=f"{swept.best}, the best of it, is no longer there"): verdict(run)
+    assert f"the verdict: {swept.best} is no longer there" in scores_part(run)
+    assert run.weights(run.best).exists()
+
+
+def test_an_older_sweep_knows_that_a_later_checkpoint_is_new(run, swept):
+    old = replace(swept, weights={}, checkpoints={"checkpoint-3": swept.checkpoints["checkpoint-3"]})
+    assert old.outdated(run) == "checkpoint-6, checkpoint-9, checkpoint-10 were saved after it"
+
+
+def test_scores_of_a_killed_run_say_that_its_adapter_is_from_before(undisturbed, tmp_path):
+    from sft_nb.runs.directory import earlier_adapter
+    run = Run(shutil.copytree(undisturbed.path, tmp_path/"learner-1"))
+    assert earlier_adapter(run) == ""
+    run.set_status("running", step=13)
+    assert run.state == "killed" and earlier_adapter(run) == ""   # no checkpoint is newer
+    shutil.copytree(run.path/"checkpoints/checkpoint-3", run.path/"checkpoints/checkpoint-12")
+    e = evaluate(run, **FEW)
+    assert "its adapter is from before the training was continued (killed at step 13)" in str(e)
+    assert "newer weights are in checkpoint-12" in str(e)
+    assert "continued" not in str(evaluate(run, checkpoint="checkpoint-12", **FEW))

@@ -86,3 +86,21 @@ def test_old_checkpoints_and_leftovers_are_removed_from_the_disk(tmp_path):
     assert left() == ["checkpoint-10", "checkpoint-15", "checkpoint-5"]
     assert prune(tmp_path, 1, best={5}) == ["checkpoint-10"] and left() == ["checkpoint-15", "checkpoint-5"]
     assert prune(tmp_path, 0) == ["checkpoint-5"] and left() == ["checkpoint-15"]   # never the newest
+
+
+def test_a_killed_run_says_at_which_step_it_was_and_at_which_it_goes_on(tmp_path, whole):
+    run = Run(shutil.copytree(whole.path, tmp_path/"killed"))
+    for step in (3, 6):
+        folder = run.path/f"checkpoints/checkpoint-{step}"
+        folder.mkdir(parents=True)
+        write_checksums(folder)
+    assert (run.standing, list_runs(tmp_path).get("checkpoint").iloc[0]) == ("finished at step 10", None)
+    run.set_status("running", step=8)
+    says = "killed at step 10; its last checkpoint is of step 6"   # step 10 was logged
+    assert run.standing == says and f"killed: {says}" in str(run)
+    assert "its last checkpoint is of step 6" in run._repr_html_()
+    assert "(killed, or out of memory); its last checkpoint is of step 6. Fix: resume(" in str(run.failure())
+    table = list_runs(tmp_path).iloc[0]
+    assert (table.state, table.step, table.checkpoint) == ("killed", 10, 6)
+    with pytest.raises(SftError, match=says): create_run(load_config("demo", runs_dir=str(tmp_path), run_name="killed"))
+    with pytest.raises(SftError, match="one of checkpoint-3, checkpoint-6"): run.weights("adapter")

@@ -104,3 +104,12 @@ def test_the_guards_are_silent_in_a_good_run(trained):
 def test_a_sample_changes_nothing(tmp_path, undisturbed_qlora):
     "In 4 bits, where bitsandbytes likes to rearrange its weights between training and generation"
     assert weights(train(small_qlora(tmp_path, sample_steps=1))) == weights(undisturbed_qlora)
+
+
+def test_answers_that_could_not_end_within_the_limit_are_given_more_tokens(tokenizer):
+    "The row's own answer takes 40 tokens, and the limit is 16"
+    rows = [dict(input_ids=[5] * 10 + [6] * 39 + [2], labels=[-100] * 10 + [6] * 39 + [2])]
+    probe = SampleProbe(tokenizer, rows, [2], max_new_tokens=16)
+    with patch(DECODING, lambda *args, **how: [Generation("on it goes", 16, False)]): found, = probe(None)
+    assert found.says == "none of 1 answers ends within 16 tokens; those of the rows have up to 40"
+    assert found.fix.says("shell") == "--max-new-tokens 80"
