@@ -76,12 +76,14 @@ def computed_in(hidden:torch.Tensor)->torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
 # %% ../../nbs/06_model/05_loss.ipynb #d734123f
-def _exponentiate_scores(scores:torch.Tensor, targets:torch.Tensor)->tuple[torch.Tensor,...]:
-    "Overwrite `scores` by e; returns Z, the targets' scores less the highest, and how many are the highest"
-    top, best = scores.max(-1)
-    right = (best == targets).sum()
-    own = scores.gather(1, targets[:, None])[:, 0] - top
-    return scores.sub_(top[:, None]).exp_().sum(-1), own, right
+def _softmax_in_float32(
+    scores:torch.Tensor,   # (n, V); those in float32 are overwritten
+    top:torch.Tensor,      # (n, 1), the highest of each row
+)->torch.Tensor:
+    "Probabilities (n, V) in float32: of 16-bit scores in one pass, without a copy of them in float32"
+    if scores.dtype != torch.float32: return torch.softmax(scores, -1, dtype=torch.float32)
+    e = scores.sub_(top).exp_()
+    return e.div_(e.sum(-1, keepdim=True))
 
 # %% ../../nbs/06_model/05_loss.ipynb #5077f899
 def _allocate_gradients(hidden, weight)->tuple[torch.Tensor|None,...]:
@@ -89,12 +91,6 @@ def _allocate_gradients(hidden, weight)->tuple[torch.Tensor|None,...]:
     d_h = torch.empty_like(hidden) if hidden.requires_grad else None
     d_w = torch.zeros_like(weight, dtype=torch.float32) if weight.requires_grad else None
     return d_h, d_w
-
-# %% ../../nbs/06_model/05_loss.ipynb #d17ed4c9
-def _of_scores(e, Z, own, targets, out)->torch.Tensor:
-    "Gradient of the scores, in the format of `out`: where the target is nearly sure, what is left is exact as well"
-    g = torch.div(e, Z[:, None], out=out)
-    return g.scatter_(1, targets[:, None], (own.exp() / Z - 1).to(g.dtype)[:, None])
 
 # %% ../../nbs/06_model/05_loss.ipynb #10550042
 def add_product(
@@ -137,13 +133,15 @@ class _ChunkedLinear(torch.autograd.Function):
         total, right = _zero_sums(hidden)
         buffer = torch.empty(min(chunk, len(targets)), len(w), dtype=dtype, device=hidden.device)
         for a in range(0, len(targets), chunk):
-            some, t, scores = h[a:a + chunk], targets[a:a + chunk], buffer[:len(targets) - a]
-            e = torch.mm(some, w.t(), out=scores).float()
-            Z, own, n = _exponentiate_scores(e, t)
-            right += n
-            total += (Z.log() - own).sum()
+            some, t, scores = h[a:a + chunk], targets[a:a + chunk, None], buffer[:len(targets) - a]
+            torch.mm(some, w.t(), out=scores)
+            top, best = scores.max(-1, keepdim=True)
+            behind = top.float() - scores.gather(1, t).float()
+            p = _softmax_in_float32(scores, top)
+            right += (best == t).sum()
+            total += (behind - p.gather(1, best).log()).sum()   # log Z is -log p of the highest score
             if d_h is None and d_w is None: continue
-            g = _of_scores(e, Z, own, t, scores)
+            g = scores.copy_(p).scatter_(1, t, (p.gather(1, t) - 1).to(dtype))
             if d_h is not None: d_h[a:a + chunk] = factor * (g @ w)
             if d_w is not None: add_product(d_w, g, some)
         ctx.save_for_backward(d_h, None if d_w is None else d_w.to(weight.dtype))
@@ -167,7 +165,7 @@ def chunk_size(
     if in_blocks: return min(ROWS, max(1, max_logits_mib * 2**20 // (4 * BLOCK)))
     if not linear: each = itemsize + 3 * 4
     elif itemsize == 4: each = 4
-    else: each = 4 + 2 * itemsize
+    else: each = 4 + itemsize
     return max(1, int(max_logits_mib * 2**20 / (vocabulary * each)))
 
 # %% ../../nbs/06_model/05_loss.ipynb #23d4e30e
