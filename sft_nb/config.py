@@ -20,7 +20,7 @@ from .escape import escape_controls
 from .display import as_html, details_html, table_html
 from .credentials import redact_patterns, redact_setting
 from .files import write_atomically
-from .report import ConfigError, edit, shell_quote
+from .report import as_fix, ConfigError, edit, MissingPathError, shell_quote
 from .settings import Config, defaults, SETTINGS, settings_with
 from .foreign_meaning import FileSettings, full_name, Meaning, plain_name
 from .foreign_settings import (
@@ -47,8 +47,9 @@ class SettingsMerger:
         "The higher rank counts; two of the same rank must agree"
         old = self.best.setdefault(full, new)
         if new.rank > old.rank: self.best[full] = new
-        elif new.rank == old.rank and new.value != old.value:
-            found = f"{full} is set twice, to {old.value!r} and as {new.name} to {new.value!r}"
+        elif new.rank == old.rank and new is not old and new.value != old.value:
+            there = "" if old.source == new.source else f" ({old.source})"
+            found = f"{full} is set twice, to {old.value!r}{there} and as {new.name} to {new.value!r}"
             fix = f"keep {old.name} or {new.name}, and delete the other"
             self.problems.append(ConfigError(new.source, found, "", fix))
 
@@ -138,11 +139,17 @@ def find_config(
     where = f"config {str(p)!r}"
     if os.path.exists(p):
         found = "this is neither a .py nor a .yaml nor a .json file"
-        raise ConfigError(where, found, "a config file or the directory of a run", edit(config="default"))
+        fix = as_fix("write it in YAML: max_length: 512") if p.is_file() else edit(config="default")
+        raise ConfigError(where, found, "a config file or the directory of a run", fix)
     near = difflib.get_close_matches(p.stem[:100], config_names(), 3, .4)
-    if p.suffix or len(p.parts) > 1: where += f" in {Path.cwd()}"   # a path, not a name
+    if p.suffix or len(p.parts) > 1:   # a path, not a name
+        where += f" in {Path.cwd()}"
+        kinds = (".py", ".yaml", ".yml", ".json")
+        files = [str(f) for f in sorted(p.parent.iterdir()) if f.suffix in kinds] if p.parent.is_dir() else []
+        near = difflib.get_close_matches(str(p), files, 3, .7) or near
     expected = f"near it is {' or '.join(near)}" if near else f"the names are {', '.join(config_names())}"
-    raise ConfigError(where, "there is no such name and no such file", expected, edit(config=[*near, "default"][0]))
+    raise MissingPathError(where, "there is no such name and no such file", expected,
+                           edit(config=[*near, "default"][0]))
 
 # %% ../nbs/01_config.ipynb #cfg00001
 def split_task_name(
@@ -230,7 +237,9 @@ def load_config(
         values[full], sources[full] = entry.value, entry.source
         if file is not None and SETTINGS[full].is_path and entry.rank < OVERRIDE:
             values[full] = _replace_paths(full, entry.value, beside_the_file)
-    found = [s.problem(values[full], sources[full]) for full, s in SETTINGS.items() if full in values]
+    written = {full: entry.name for full, entry in merger.best.items() if full_name(entry.name) == full}
+    found = [s.problem(values[full], sources[full], written.get(full, ""))
+             for full, s in SETTINGS.items() if full in values]
     if problems := problems + merger.problems + [p for p in found if p]: raise ConfigError.all(problems)
 
     untrusted, named_again = frozenset(), set(map(full_name, overrides))

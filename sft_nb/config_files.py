@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from .files import read_json
-from .report import as_fix, command, ConfigError, edit, Fix, shell_quote
+from .report import as_fix, command, ConfigError, edit, error_summary, Fix, shell_quote
 from .settings import (
     Config, defaults, fix_for_source, OTHER_TRAINERS, parse_duration, preference_recipe, SETTINGS)
 from .foreign_meaning import ALIASES, full_name, is_off, plain_name
@@ -48,9 +48,9 @@ _ALTERNATIVES = {   # names that people try, here and in no other tool -> what t
     "lora peft use_lora": edit(method="lora"), "qlora use_qlora": edit(method="qlora"),
     "full full_finetune full_finetuning fft": edit(method="full"),
     "data train train_dataset training_data dataset_path train_path file input_file rows csv jsonl":
-        command("--train-file rows.jsonl", "prepare(cfg, train=rows), or train_file='rows.jsonl'"),
+        Fix(dict(train_file="rows.jsonl"), call="prepare(cfg, train=rows), or train_file='rows.jsonl'"),
     "eval_dataset val_dataset validation valid_file val_file test_file test_dataset":
-        command("--eval-file rows.jsonl", "prepare(cfg, train=rows, eval=held_out), or eval_file='rows.jsonl'"),
+        Fix(dict(eval_file="rows.jsonl"), call="prepare(cfg, train=rows, eval=held_out), or eval_file='rows.jsonl'"),
     "columns column_mapping question_column prompt_column": edit(fields=("question=Problem", "answer=Solution")),
     "gpus num_devices devices world_size": edit(num_processes=2),
     "gpu cuda": edit(device="cuda"), "cpu": edit(device="cpu"),
@@ -84,8 +84,8 @@ def _as_tuple(full:str, v:Any)->Any:
     if full == "report_to" and v in ("none", ["none"], ("none",), [], ()): return None
     setting = SETTINGS[full]
     kinds = [t for t in (setting.type, *get_args(setting.type)) if get_origin(t) is tuple]
+    if not kinds: return v   # a list stays one, for the error to name
     if isinstance(v, list): v = tuple(v)
-    if not kinds: return v
     if setting.split_words:
         if not isinstance(v, (str, tuple)): return v
         texts = v if isinstance(v, tuple) else v.replace(",", " ").split()
@@ -244,25 +244,73 @@ def _count_values(
 # %% ../nbs/00_config_files.ipynb #209ebb0b
 _MAX_YAML_VALUES = 100_000   # with aliases written out: a few lines can stand for billions
 
+def _contradictory_keys(node, path:Path, seen:set[int])->list[ConfigError]:
+    "An error for each key that a mapping at or below `node` has twice with different values"
+    import yaml
+    if not isinstance(node.value, list) or id(node) in seen: return []
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        return [problem for one in node.value for problem in _contradictory_keys(one, path, seen)]
+    problems, first = [], {}
+    for key, value in node.value:
+        problems += _contradictory_keys(value, path, seen)
+        if key.value == "<<" or not isinstance(key.value, str): continue
+        before, old = first.setdefault(key.value, (key, value))
+        if before is key or yaml.serialize(old) == yaml.serialize(value): continue
+        first_line, line = before.start_mark.line + 1, key.start_mark.line + 1
+        found = f"{key.value} is set twice, on lines {first_line} and {line}"
+        problems.append(ConfigError(f"{path}:{line}", found, "one value", "delete one of them"))
+    return problems
+
+def _no_settings_error(
+    path:Path,
+    text:str,
+    why:str,
+    line:int|None=None,   # from 1
+)->ConfigError:
+    "The error for a file that is not YAML, or holds no settings, with the line and what to write there"
+    lines = text.splitlines()
+    bad = lines[line - 1] if line and line <= len(lines) else ""
+    pair = re.match(r"\s*([\w.-]+)(?:\s*=\s*|:\s*)([^\s=].*)", bad)
+    fix = "write one setting in a line, such as max_length: 512"
+    if "mapping values" in why and bad[:1] == " ": fix = f"write it without spaces in front: {bad.strip()}"[:200]
+    elif "mapping values" in why and pair: fix = f'write {pair[1]}: "{pair[2].strip()}"'[:200]
+    elif "\t" in bad[:len(bad) - len(bad.lstrip())]: fix = f"indent line {line} with spaces, not with tabs"
+    elif pair and not re.match(r"\s*[\w.-]+:\s", bad): fix = f"write {pair[1]}: {pair[2]}"[:200]
+    elif bad: fix = f"correct line {line}, which is: {bad.strip()}"[:200]
+    where = f"{path}:{line}" if line else str(path)
+    return ConfigError(where, f"this is no YAML of settings: {why}", "lines of name: value", fix)
+
 def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     "The settings of a YAML file, and an error for each unknown name; ConfigError if it cannot be read"
     import yaml
+    text = ""
     try:
         text = path.read_text(encoding="utf-8")
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        if tree is None: raise _no_settings_error(path, text, "it is empty")
+        if isinstance(tree, yaml.ScalarNode):
+            raise _no_settings_error(path, text, "it is a text, without a colon and a space behind a name",
+                                     tree.start_mark.line + 1)
+        if isinstance(tree, yaml.SequenceNode): raise _no_settings_error(path, text, "it is a list")
         if (n := _count_values(tree, {})) > _MAX_YAML_VALUES:
             raise ConfigError(str(path), f"its aliases make {n:.0e} values of it", f"at most {_MAX_YAML_VALUES:,}",
                               "write the values out, without aliases of aliases")
+        problems = _contradictory_keys(tree, path, set())
         lines = _line_numbers(tree)
         values = {str(name): v for name, v in yaml.safe_load(text).items()}
         for name, v in values.items():
             if isinstance(v, str) and re.fullmatch(r"[-+]?[\d.]+[eE][-+]?\d+", v): values[name] = float(v)
     except ConfigError: raise   # which is a ValueError, too
+    except yaml.MarkedYAMLError as e:
+        began = e.context_mark is not None and re.search("simple key|flow|scalar", e.context or "")
+        mark = e.context_mark if began else e.problem_mark or e.context_mark   # where it begins, or where it is noticed
+        why = ", ".join(filter(None, (e.context, e.problem)))
+        raise _no_settings_error(path, text, why, mark.line + 1 if mark else None) from e
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as e:
-        raise ConfigError(str(path), f"this is no YAML of settings ({type(e).__name__})", "lines of name: value",
-                          edit(config="default")) from e
+        raise _no_settings_error(path, text, error_summary(e)) from e
 
-    tool, entries, problems = recognise_tool(values), [], []
+    tool, entries = recognise_tool(values), []
     for name, v in values.items():
         if name.startswith(("_", ".", "x-")): continue
         source = f"{path}:{lines.get(name, 1)}"
@@ -273,12 +321,34 @@ def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
 
 # %% ../nbs/00_config_files.ipynb #5971286c
 def read_json_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
-    "The settings of a saved config, and an error for each unknown name; ConfigError if it cannot be read"
-    try: saved = dict(read_json(path)["config"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        expected = 'a JSON object with the key "config"'
-        raise ConfigError(str(path), "this is not a saved config", expected, edit(config="default")) from e
+    "The settings of a saved config or of other JSON, and an error for each unknown name; ConfigError if it is damaged"
+    expected = 'a JSON object of settings, as save_config writes it: {"config": {"max_length": 512}}'
+    fix = as_fix("a config in YAML or Python is easier to write by hand")
+    try: found = read_json(path)
+    except json.JSONDecodeError as e:
+        fix = f"correct line {e.lineno}, which is: {e.doc.splitlines()[e.lineno - 1].strip()[:150]}" if e.doc else fix
+        raise ConfigError(f"{path}:{e.lineno}", f"this is not a saved config: {e.msg}", expected, fix) from e
+    except (OSError, ValueError) as e: raise ConfigError(str(path), error_summary(e), expected, fix) from e
+    if not isinstance(found, dict):
+        raise ConfigError(str(path), f"this is not a saved config, but a {type(found).__name__}", expected, fix)
+    if {"model_type", "architectures", "peft_type"} & {*found}:
+        where = shell_quote(path.parent)
+        raise ConfigError(str(path), "this is the config of a model, not of a run", expected, edit(model=where))
+    if "config" not in found and path.name != "config.json": return read_yaml_config(path)
+    saved = found.get("config")
+    if not isinstance(saved, dict):
+        raise ConfigError(str(path), "this is not a saved config: it has no settings under config", expected, fix)
+
     entries, problems = [], []
+    def note_repeated(pairs:list[tuple])->dict:
+        "The object, whose keys are looked up in the file if one of them is there twice"
+        if len(pairs) > len(dict(pairs)): repeated.append(pairs)
+        return dict(pairs)
+    repeated = []
+    json.loads(path.read_bytes(), object_pairs_hook=note_repeated)
+    if repeated:
+        import yaml
+        problems = _contradictory_keys(yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader), path, set())
     for name, v in saved.items():
         if not is_known_name(name):
             problems.append(unknown_setting_error(name, str(path)))

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .credentials import redact_setting
-from .report import command, ConfigError, edit
-from .settings import defaults, fix_for_source
+from .report import command, ConfigError, edit, Fix
+from .settings import defaults, fix_for_source, SETTINGS
 from .foreign_meaning import (
     accepted, ALIASES, FileSettings, full_name, IGNORED, LACKING, Meaning, Meanings, METHODS, PARAMETERS, plain_name,
     read_chat_template, read_held_out, refused, sets, sets_if_unset, types_write_prompts)
@@ -40,9 +40,13 @@ def _read_lr_scheduler(v, given:FileSettings)->Meaning|None:
     return refused("a schedule that TrainingArguments knows", edit(lr_scheduler_type="cosine"))
 
 def _read_warmup(v, given:FileSettings)->Meaning|None:
-    "warmup_ratio counts less than warmup_steps beside it"
-    if given.key == "warmup_ratio" and given.written.get("warmup_steps"): return accepted("warmup_steps says it")
-    return None
+    "warmup_ratio is a share below 1, and counts less than warmup_steps beside it"
+    if given.key != "warmup_ratio": return None
+    if given.written.get("warmup_steps"): return accepted("warmup_steps says it")
+    if isinstance(v, bool) or not isinstance(v, (int, float)) or v < 1: return None
+    share = v / 100 if 1 < v < 100 else .1
+    return refused("warmup_ratio is a share of all steps, below 1",
+                   Fix(dict(warmup_ratio=share)) | edit(warmup_steps=int(v)))
 
 def _read_eval_fraction(v, given:FileSettings)->Meaning|None:
     "under its other names, a number of rows from 1 on: eval_rows"
@@ -212,6 +216,7 @@ def translate_setting(
         return refused(f"{why}; {takes}" if why else takes, f"leave {{{plain_name(name)}}} out")
     try: return found(v, given)
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError):
+        if meanings is None: return None   # the setting's own check names what it takes
         return refused(f"a value of another kind than {type(v).__name__}", "look up the name in its tool")
 
 # %% ../nbs/00_foreign_settings.ipynb #3d76fdef
@@ -222,8 +227,10 @@ def refusal(
     where:str,     # where it is set
 )->ConfigError:
     "The error for a setting that is not obeyed here"
-    found = f"{name} = {redact_setting(name, value)!r}"[:200]
-    return ConfigError(where, found, meant.note, fix_for_source(where, meant.fix))
+    found = SETTINGS["model"].written_in(where, name, redact_setting(name, value))[:200]
+    names = {} if plain_name(name) in meant.fix.settings else {full_name(name): name}
+    fix = fix_for_source(where, meant.fix.renamed(names))
+    return ConfigError(where, found, meant.note, fix)
 
 def method_refusal(
     methods:list[tuple[str,str]],   # what the file does, and the setting that says so with its place

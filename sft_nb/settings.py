@@ -6,18 +6,18 @@
 __all__ = ['SETTINGS', 'OTHER_TRAINERS', 'Setting', 'RowSettings', 'SizeSettings', 'ModelSettings', 'AdapterSettings',
            'TrainingSettings', 'EvaluationSettings', 'GuardSettings', 'OutputSettings', 'Config', 'defaults',
            'settings_with', 'is_union', 'describe_annotation', 'fits_type', 'parse_duration', 'max_time_seconds',
-           'parse_count', 'fix_for_source', 'preference_recipe']
+           'parse_count', 'language_of_source', 'fix_for_source', 'preference_recipe']
 
 # %% ../nbs/00_settings.ipynb #sch00003
-import difflib, re, sys, types
+import difflib, math, re, sys, types
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, KW_ONLY, replace
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import Annotated, Any, get_args, get_origin, Literal, Union
 
 from fastcore.basics import patch
 
-from .report import as_fix, ConfigError, edit, Fix
+from .report import as_fix, ConfigError, edit, Fix, spell_settings
 
 # %% ../nbs/00_settings.ipynb #schalias
 @dataclass(frozen=True)
@@ -428,29 +428,53 @@ def parse_count(
 
 # %% ../nbs/00_settings.ipynb #set00006
 @patch
+def broken_limit(self:Setting,
+    v:Any,       # of the right type
+    name:str,    # under which it is written
+)->str:          # empty: it is allowed
+    "The bound of a number that `v` breaks, in words"
+    if not isinstance(v, (int, float)): return ""   # None, auto, a text
+    if self.name == "max_steps" and v == 0: return "a number of steps, or -1 for no limit"
+    if self.name in ("eval_steps", "save_steps") and (v <= 0 or v > 1 and v != int(v)):
+        return f"{name} is a whole number of steps, or a share of all steps between 0 and 1"
+    if self.ge is not None and v < self.ge: return f"{name} is at least {self.ge}"
+    if self.lt is not None and v >= self.lt: return f"{name} is below {self.lt}"
+    return ""
+
+@patch
 def suggest(self:Setting, v)->Any:
     "A valid value near `v`, or the default"
     for t in (self.type, *get_args(self.type)):
         if get_origin(t) is Literal:
-            near = difflib.get_close_matches(str(v), map(str, get_args(t)), 1, .5)
-            if near: return near[0]
+            options = {str(option).lower(): option for option in get_args(t)}
+            near = difflib.get_close_matches(str(v).lower(), options, 1, .5)
+            if near: return options[near[0]]
     if self.type is bool: return bool(v) and str(v).lower() not in ("0", "false", "n", "no", "none", "off")
     if not isinstance(v, (str, int, float)): return self.default
     if isinstance(v, str): v = parse_duration(v) if self.name == "max_time" else parse_count(v)
     for kind in (int, float, str):
         try: near = kind(v)
         except (ValueError, OverflowError): continue
-        if fits_type(near, self.type): return near
+        if fits_type(near, self.type) and not self.broken_limit(near, ""): return near
     return self.default
 
 # %% ../nbs/00_settings.ipynb #c0nf0030
+def language_of_source(
+    where:str,   # "Config", "override" or "command line", also with what stood there in brackets; else a file
+)->str:          # one of `FIX_LANGUAGES`; empty: the reader's
+    "The language in which a setting was written"
+    place = re.match(r"(Config|override|command line)(?: \(|$)", where)
+    if place: return "shell" if place[1] == "command line" else ""
+    file = re.search(r"\.(ya?ml|json)(?::\d+)?(?: \(|$)", where)
+    if file is None: return "file"
+    return "json" if file[1] == "json" else "yaml"
+
 def fix_for_source(
-    where:str,      # "Config" and "override" are Python; "command line"; all others are files
+    where:str,
     fix:Fix|str,
 )->Fix:
     "`fix` in the language of the place that it must be made in"
-    languages = {"Config": "", "override": "", "command line": "shell"}
-    return replace(as_fix(fix), language=languages.get(where, "file"))
+    return replace(as_fix(fix), language=language_of_source(where))
 
 # %% ../nbs/00_settings.ipynb #6762c76f
 OTHER_TRAINERS = ("dpo", "orpo", "kto", "ipo", "simpo", "cpo", "ppo", "grpo", "rloo", "rlhf", "reward")
@@ -460,51 +484,65 @@ def preference_recipe()->Fix:
     return as_fix("train with {method} qlora, lora or full first, and continue from the adapter with TRL's DPOTrainer: "
                   "https://sft-nb.github.io/sft_nb/recipes/12_from_here_to_preferences.html")
 
+def _article(noun:str)->str: return f"an {noun}" if noun[0].lower() in "aeiou" else f"a {noun}"
+
 def _is_object(v)->bool:
     "Is it, or does it hold, something that no config file could hold?"
     if isinstance(v, (tuple, list)): return any(map(_is_object, v))
     return not isinstance(v, (str, int, float, bool, bytes, complex, type(None)))
 
 @patch
-def wrong_type(self:Setting, v, where:str)->ConfigError:
-    "The error for a value that does not fit the type"
-    expected = f"{self.name} takes {describe_annotation(self.type)}"
-    if _is_object(v):   # a tokenizer, a table: its repr is long, and the value belongs in a call
-        fix = self.accepted_by or "a text, a number or True in its place"
-        return ConfigError(where, f"{self.name} is a {type(v).__name__}", expected, fix)
+def written_in(self:Setting,
+    where:str,       # the source of a value
+    name:str,        # as it is written there: sequence_len
+    value:Any,
+)->str:
+    "The line that sets it: `max_length = 512`, or `sequence_len: 512` in YAML"
+    language = language_of_source(where)
+    return spell_settings({name: value}, language if language in ("yaml", "json") else "file")
 
-    kind = str(v) if isinstance(v, bool) else _WORDS.get(type(v), f"a {type(v).__name__}")
-    found, proposed = f"{self.name} = {v!r} is {kind}", self.suggest(v)
-    if isinstance(v, tuple) and len(v) == 1 and fits_type(v[0], self.type):
-        found = f"{self.name} = {v[0]!r}, is a tuple: the comma at the end makes it one"
+@patch
+def wrong_type(self:Setting, v, where:str,
+    written:str="",   # the name under which the value stands there; empty: the setting's own
+)->ConfigError:
+    "The error for a value that does not fit the type"
+    name, words = written or self.name, describe_annotation(self.type).removesuffix(" or None")
+    expected = f"{name} takes {describe_annotation(self.type)}"
+    leave_out = fix_for_source(where, f"leave {{{name}}} out, or write {words}")
+    if _is_object(v) and self.accepted_by:   # a tokenizer, a table: its repr is long, and the value belongs in a call
+        return ConfigError(where, f"{name} is {_article(type(v).__name__)}", expected, self.accepted_by)
+    if isinstance(v, date):   # as YAML reads it
+        found = f"{name}: {v} is a date in YAML"
+        return ConfigError(where, found, expected, f'write {{{name}}}: "{v}", in quotes')
+    if _is_object(v): return ConfigError(where, f"{name} is {_article(type(v).__name__)}", expected, leave_out)
+
+    kind = str(v) if isinstance(v, bool) else _WORDS.get(type(v), _article(type(v).__name__))
+    if isinstance(v, bool) and language_of_source(where) in ("yaml", "json"): kind = kind.lower()
+    if isinstance(v, float) and not math.isfinite(v): kind = "not a finite number"
+    found, proposed = f"{self.written_in(where, name, v)} is {kind}", self.suggest(v)
+    if isinstance(v, (tuple, list)) and len(v) == 1 and fits_type(v[0], self.type):
+        if isinstance(v, tuple): found = f"{name} = {v[0]!r}, is a tuple: the comma at the end makes it one"
         proposed = v[0]
     if self.name in ("max_time", "timeout"):
-        expected = f"{self.name} takes seconds, or a duration: 90s, 30m, 5h, 1:30:00"
-    fix = edit(**{self.name: proposed})
-    if proposed is None:
-        fix = f"leave {{{self.name}}} out, or write {describe_annotation(self.type).removesuffix(' or None')}"
-    fix = fix_for_source(where, fix)
+        expected = f"{name} takes seconds, or a duration: 90s, 30m, 5h, 1:30:00"
+    fix = leave_out if proposed is None else fix_for_source(where, edit(**{name: proposed}))
     if self.name == "method" and str(v).lower() in OTHER_TRAINERS:
         expected, fix = f"sft_nb does supervised fine-tuning; {expected}", preference_recipe()
     return ConfigError(where, found, expected, fix, "a_comma_and_a_typo" if isinstance(v, tuple) else "")
 
 # %% ../nbs/00_settings.ipynb #818d4f7d
 @patch
-def problem(self:Setting, v, where:str)->ConfigError|None:
+def problem(self:Setting, v, where:str,
+    written:str="",   # the name under which the value stands there; empty: the setting's own
+)->ConfigError|None:
     "What is wrong with value `v`, if anything is"
-    if not fits_type(v, self.type): return self.wrong_type(v, where)
+    if not fits_type(v, self.type): return self.wrong_type(v, where, written)
+    name = written or self.name
     if isinstance(v, tuple) and "" in v:
-        fix = fix_for_source(where, f"leave {{{self.name}}} out, or write what is meant")
-        return ConfigError(where, f"a name in {self.name} is empty", "names", fix)
-    if not isinstance(v, (int, float)): return None   # None, auto, a text
-
-    limit, proposed = "", self.default
-    if self.ge is not None and v < self.ge: limit = f"{self.name} is at least {self.ge}"
-    elif self.lt is not None and v >= self.lt: limit = f"{self.name} is below {self.lt}"
-    if self.name == "max_steps" and v == 0: limit = "a number of steps, or -1 for no limit"
-    if self.name in ("eval_steps", "save_steps") and (v <= 0 or v > 1 and v != int(v)):
-        limit = f"{self.name} is a whole number of steps, or a share of all steps between 0 and 1"
+        fix = fix_for_source(where, f"leave {{{name}}} out, or write what is meant")
+        return ConfigError(where, f"a name in {name} is empty", "names", fix)
+    limit, proposed = self.broken_limit(v, name), self.default
     if not limit: return None
     if self.name == "max_steps": proposed = 1
     if self.is_share and 1 < v < 100: proposed = v / 100
-    return ConfigError(where, f"{self.name} = {v!r}", limit, fix_for_source(where, edit(**{self.name: proposed})))
+    return ConfigError(where, self.written_in(where, name, v), limit, fix_for_source(where, edit(**{name: proposed})))

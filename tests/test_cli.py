@@ -21,6 +21,7 @@ def files(tmp_path):
     (tmp_path/"fields.jsonl").write_text('{"utterance": "1+1?", "reply": "2"}\n')
     (tmp_path/"unreadable.py").write_text("class Broken(:\n")
     (tmp_path/"comma.py").write_text("from sft_nb.configs.default import *\nMAX_SEQ_LENGTH = 262144,\n")
+    (tmp_path/"cosin.yaml").write_text("seed: 1\nlr_scheduler_type: cosin\n")
     return tmp_path
 
 
@@ -28,7 +29,7 @@ WRONG = [  # arguments, exit code, what the message says
     (["train", "--config", "gms8k"], 2, ["config 'gms8k'", "gsm8k", "Fix: --config gsm8k"]),
     (["train", "--lerning-rate", "1"], 2, ["--lerning-rate", "--learning-rate"]),
     (["train", "--config", "comma.py"], 2,
-     ["comma.py:2", "the comma at the end makes it one", "Fix: max_length = 262144"]),
+     ["comma.py:2", "the comma at the end makes it one", "Fix: MAX_SEQ_LENGTH = 262144"]),
     (["train", "--method", "qlorra"], 2, ["--method", "qlora"]),
     (["train", "--max-length", "long"], 2, ["--max-length", "long"]),
     (["train", "--model", "./nowhere"], 2, ["./nowhere", "cannot be loaded"]),
@@ -65,6 +66,10 @@ WRONG = [  # arguments, exit code, what the message says
     (["data", "--train-file", "nobody/nothing:train"], 1,
      ["dataset 'nobody/nothing:train'", "cannot be loaded from the hub"]),
     (["train", "--resume", "runs/none", "--config", "demo"], 2, ["--config is given too"]),
+    (["config", "--lr-scheduler-type", "cosin"], 2, ["'cosin' is not known", "Fix: --lr-scheduler-type cosine"]),
+    (["config", "--deepspeed", "zero9"], 2, ["'zero9' is not there; zero2, zero3", "Fix: --deepspeed zero2"]),
+    (["config", "--report-to", "wandbb"], 2, ["'wandbb' is not known", "Fix: --report-to wandb"]),
+    (["config", "cosin.yaml"], 2, ["cosin.yaml:2: lr_scheduler_type 'cosin'", "Fix: lr_scheduler_type: cosine"]),
     (["train", "--config", "demo", "--optim", "adamm"], 2, ["optim: 'adamm' is not known", "Fix: --optim "]),
     (["train", "--task", "unreadable:Broken"], 2, ["unreadable:Broken", "SyntaxError"]),
     (["train", "--config", "demo", "--eval-steps", "1", "--eval-samples", "0"], 2,

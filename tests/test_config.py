@@ -175,3 +175,94 @@ def test_no_wandb_wins_over_the_report_to_of_a_file(tmp_path):
         assert load_config(file, wandb=False).report_to == left
         assert "wandb" in load_config(file).report_to
     assert load_config(file, wandb=False, report_to=("wandb",)).report_to == ("wandb",)
+
+
+AXOLOTL = "base_model: tiny\nadapter: lora\nmicro_batch_size: 1\n"
+
+@pytest.mark.parametrize("text,line,found,fix", [
+    ("max_length: 1.5\n", 1, "max_length: 1.5 is a number", "max_length: 512"),
+    ("seed: 1\nlora_r: [8]\n", 2, "lora_r: [8] is a list", "lora_r: 8"),
+    ("learning_rate: [1, 2]\n", 1, "learning_rate: [1, 2] is a list", "learning_rate: 0.0002"),
+    ("run_name: 2024-01-31\n", 1, "run_name: 2024-01-31 is a date in YAML", 'write run_name: "2024-01-31", in quotes'),
+    ("seed: on\n", 1, "seed: true is true", "seed: 1"),
+    ("report_to: {a: 1}\n", 1, "report_to is a dict", "leave report_to out, or write a list of strings"),
+    ("data: x.jsonl\n", 1, "data is not a setting", "train_file: rows.jsonl"),
+    ("lerning_rate: 1\n", 1, "lerning_rate is not a setting", "write learning_rate"),
+    (f"{AXOLOTL}sequence_len: 0\n", 4, "sequence_len: 0", "sequence_len: 512"),
+    (f"{AXOLOTL}val_set_size: x\n", 4, "val_set_size: x", "val_set_size: 0.05"),
+    (f"{AXOLOTL}optimizer: came_pytorch\n", 4, "optimizer: came_pytorch", "optimizer: adamw_torch")])
+def test_a_yaml_file_is_answered_in_its_own_words(tmp_path, text, line, found, fix):
+    file = tmp_path/"mine.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as e: load_config(file)
+    assert (e.value.where, e.value.found, str(e.value.fix)) == (f"{file}:{line}", found, fix)
+    for odd in ("tuple", "comma", " = "): assert odd not in str(e.value)
+    (tmp_path/"fixed.yaml").write_text(str(e.value.fix) if fix.split(":")[0] in defaults() else "seed: 1")
+    load_config(tmp_path/"fixed.yaml")   # what is proposed can be read
+
+
+@pytest.mark.parametrize("text,line,why,fix", [
+    ("lora_r: 8\n  seed: 5\n", 2, "mapping values are not allowed here", "write it without spaces in front: seed: 5"),
+    ("run_name: a: b\n", 1, "mapping values are not allowed here", 'write run_name: "a: b"'),
+    ("lora_r: 8\nmax_length:512\nseed: 1\n", 2, "could not find expected ':'", "write max_length: 512"),
+    ("max_length = 512\n", 1, "without a colon and a space", "write max_length: 512"),
+    ("lora_r: 8\n\tseed: 1\n", 2, "found character '\\t'", "indent line 2 with spaces, not with tabs"),
+    ("lora_r: [8\nseed: 1\n", 1, "while parsing a flow sequence", "correct line 1, which is: lora_r: [8")])
+def test_what_is_no_yaml_is_shown_with_its_line(tmp_path, text, line, why, fix):
+    file = tmp_path/"mine.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as e: load_config(file)
+    assert e.value.where == f"{file}:{line}" and why in e.value.found and str(e.value.fix) == fix
+
+
+def test_a_key_that_is_written_twice(tmp_path):
+    file = tmp_path/"twice.yaml"
+    file.write_text("lora_r: 8\nseed: 1\nlora_r: 16\n")
+    with pytest.raises(ConfigError, match="twice.yaml:3: lora_r is set twice, on lines 1 and 3"): load_config(file)
+    file.write_text(f"{AXOLOTL}datasets:\n  - path: a.jsonl\n    path: b.jsonl\n")
+    with pytest.raises(ConfigError, match="path is set twice, on lines 5 and 6"): load_config(file)
+    file.write_text("lora_r: 8\nlora_r: 8\n")
+    assert load_config(file).lora_r == 8
+    file.write_text("lora_r: 8\nlora_rank: 16\n")
+    with pytest.raises(ConfigError, match=r"lora_r is set twice, to 8 \(.*twice.yaml:1\) and as lora_rank to 16"):
+        load_config(file)
+    (tmp_path/"twice.json").write_text('{"config": {"lora_r": 8,\n "lora_r": 16}, "sources": {"lora_r": "x"}}')
+    with pytest.raises(ConfigError, match="lora_r is set twice, on lines 1 and 2"): load_config(tmp_path/"twice.json")
+
+
+def test_other_json_than_a_saved_config(tmp_path):
+    (tmp_path/"mine.json").write_text('{"max_length": 1024,\n "lora_r": [8]}')
+    with pytest.raises(ConfigError, match=r'mine.json:2: "lora_r": \[8\] is a list.*Fix: "lora_r": 8'):
+        load_config(tmp_path/"mine.json")
+    (tmp_path/"mine.json").write_text('{"max_length": 1024}')
+    assert load_config(tmp_path/"mine.json").max_length == 1024
+    (tmp_path/"mine.json").write_text('{"max_length": 1024,\n}')
+    with pytest.raises(ConfigError, match="mine.json:2: this is not a saved config"): load_config(tmp_path/"mine.json")
+    (tmp_path/"mine.json").write_text('{"config": 3}')
+    with pytest.raises(ConfigError, match="it has no settings under config"): load_config(tmp_path/"mine.json")
+    (tmp_path/"config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ConfigError, match="the config of a model, not of a run.*Fix: model="): load_config(tmp_path)
+    (tmp_path/"mine.toml").write_text("max_length = 512\n")
+    with pytest.raises(ConfigError, match="Fix: write it in YAML: max_length: 512"): load_config(tmp_path/"mine.toml")
+
+
+def test_a_missing_config_is_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError) as e: load_config(tmp_path/"nosuch.yaml")
+    assert isinstance(e.value, ConfigError) and e.value.exit_code == 2
+
+
+def test_numbers_that_are_none():
+    with pytest.raises(ConfigError) as e: load_config(learning_rate=float("nan"))
+    assert e.value.found == "learning_rate = nan is not a finite number"
+    for v in (10, 1, 1.):
+        with pytest.raises(ConfigError, match="is a share of all steps, below 1"): load_config(warmup_ratio=v)
+    with pytest.raises(ConfigError, match="Fix: --warmup-ratio 0.1, or --warmup-steps 10"):
+        load_config(warmup_ratio=10, source="command line")
+    assert load_config(warmup_ratio=.1).warmup_steps == .1
+
+
+@pytest.mark.parametrize("typed,setting,near", [("FULL", "method", "full"), ("QLoRA", "method", "qlora"),
+    ("BF16", "dtype", "bfloat16"), ("Messages", "data_format", "messages"), ("NF4", "bnb_4bit_quant_type", "nf4")])
+def test_the_case_of_a_value_does_not_matter_for_what_is_proposed(typed, setting, near):
+    with pytest.raises(ConfigError) as e: load_config(**{setting: typed})
+    assert e.value.fix.settings == {setting: near}

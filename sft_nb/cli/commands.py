@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..escape import escape_controls
 from ..report import as_fix, command, ConfigError, edit, shell_quote, Report
+from ..settings import SETTINGS
 from ..config import require_trust, Config, config_names, table
 from ..runs.distributed import get_process_info, is_main_process
 from .options import flag, given, Option, parse, parse_own, set_apart
@@ -28,16 +29,21 @@ _TRUST = Option(bool, False, "run Python code that the run's config names: a tas
 
 def _config_option(more:str)->Option:
     "What `--config` takes"
-    return Option(str|None, None, f"{', '.join(config_names())}, a .py file{more}")
+    return Option(str|None, None, f"{', '.join(config_names())}, a .py or .yaml file{more}")
 
 # %% ../../nbs/15_cli/01_commands.ipynb #ec191926
 _CONFIG = dict(config=_config_option(" or a run"), json=_JSON,
                all=Option(bool, False, "also the settings that are at their default"))
 
+_LIBRARY_NAMES = ("optim", "lr_scheduler_type", "report_to", "deepspeed")   # only the libraries know their values
+
 def config_command(args:list[str])->int:
     "Print settings, their values and where each came from"
     if args and not args[0].startswith("-"): args = ["--config", *args]
     options, cfg = parse("config", args, _CONFIG, summary=config_command.__doc__)
+    if any(getattr(cfg, name) != SETTINGS[name].default for name in _LIBRARY_NAMES):
+        from sft_nb.training.arguments import check_names
+        check_names(cfg)
     if options.json:
         _say(json.dumps(cfg.to_dict()))
         return 0

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from ..report import ConfigError, pluralise, edit, error_summary, SftError
+from ..report import ConfigError, edit, error_summary, MissingPathError, pluralise, SftError
 from ..config import Config
 from ..tokens.tokenizer import model_name, model_path
 from .experts import (
@@ -398,8 +398,10 @@ def _folder_of(cfg:Config)->Path:
     given = Path(cfg.adapter_name_or_path)
     for folder in (given/"adapter", given, Path(cfg.runs_dir)/given/"adapter"):
         if (folder/"adapter_config.json").is_file(): return folder
-    raise ConfigError(f"adapter {str(given)!r}", "there is no adapter_config.json in it", "a run, or a folder",
-                      edit(adapter_name_or_path="runs/NAME") | edit(adapter_name_or_path=None))
+    kind, found = MissingPathError, f"there is no such folder in {Path.cwd()}"
+    if given.exists(): kind, found = ConfigError, "there is no adapter_config.json in it"
+    raise kind(f"adapter {str(given)!r}", found, "a run, or a folder with adapter_config.json",
+               edit(adapter_name_or_path="runs/NAME") | edit(adapter_name_or_path=None))
 
 # %% ../../nbs/06_model/08_adapter.ipynb #14f485ac
 def _earlier_adapter(cfg:Config)->Path|None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from ..installation import is_installed
-from ..report import command, ConfigError, edit
+from ..report import command, ConfigError, edit, MissingPathError
 from ..settings import defaults
 from ..config import Config
 
@@ -35,7 +35,7 @@ def _read_deepspeed(file:Path)->dict:
     try: said = json.loads(file.read_text())
     except FileNotFoundError:
         expected = "zero2, zero3 or a JSON file"
-        raise ConfigError("deepspeed", f"{str(file)!r} is not there", expected, edit(deepspeed="zero2")) from None
+        raise MissingPathError("deepspeed", f"{str(file)!r} is not there", expected, edit(deepspeed="zero2")) from None
     except (OSError, ValueError) as e:
         raise ConfigError(f"{file}", f"it cannot be read ({e})", "a JSON object", edit(deepspeed="zero2")) from e
     parts = [said, said.get("zero_optimization", {})] if isinstance(said, dict) else [said]

@@ -24,7 +24,8 @@ from safetensors import safe_open
 
 from ..escape import escape_controls
 from ..files import read_json
-from ..report import command, ConfigError, fail, Finding, Fix, ok, pluralise, shell_quote, skipped, SftError, warn
+from ..report import (
+    command, ConfigError, fail, Finding, Fix, MissingPathError, ok, pluralise, shell_quote, skipped, SftError, warn)
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..tokens.tokenizer import model_path
@@ -70,8 +71,9 @@ class Folder:
         if (self.path/"config.json").is_file(): return
         found = "there is no config.json in it" if self.path.is_dir() else "there is no such folder"
         if (self.path/"adapter_config.json").exists(): found = "it holds an adapter and no model"
-        raise ConfigError(f"folder {str(self.path)!r}", found, "a folder with merged weights",
-                          command("sft_nb merge RUN", "merge(run)"))
+        kind = ConfigError if self.path.is_dir() else MissingPathError
+        raise kind(f"folder {str(self.path)!r}", found, "a folder with merged weights",
+                   command("sft_nb merge RUN", "merge(run)"))
 
     def json(self, name:str)->dict:
         "A file of it; empty if there is none; `SftError` if it cannot be read"

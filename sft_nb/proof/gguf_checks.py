@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from ..report import as_fix, command, ConfigError, Fix, shell_quote, skipped
+from ..report import as_fix, command, ConfigError, Fix, MissingPathError, shell_quote, skipped
 from .folder_checks import (
     compare_context, compare_ends, compare_prompts, compare_tensor, describe_differences, differs, Expected, failed,
     passed, relative_error, ProofStage)
@@ -76,7 +76,8 @@ class Gguf:
 
 def _unreadable_file(path:Path, found:str)->ConfigError:
     convert = command(f"python convert_hf_to_gguf.py MERGED --outfile {shell_quote(path)}")
-    return ConfigError(f"GGUF file {str(path)!r}", found, "a file that llama.cpp's converter wrote", convert)
+    kind = ConfigError if path.exists() else MissingPathError
+    return kind(f"GGUF file {str(path)!r}", found, "a file that llama.cpp's converter wrote", convert)
 
 def convert_again(
     x:Expected,

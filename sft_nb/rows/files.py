@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SUFFIXES', 'UNPACK_COMMANDS', 'Source', 'type_with_article', 'normalise_row', 'row_from_arrow', 'file_suffix',
-           'read_json_lines', 'read_json_file', 'detect_separator', 'read_table', 'read_parquet', 'read_document',
-           'shorten_path', 'wide_encoding', 'unreadable_error', 'file_digest', 'file_source']
+           'read_json_lines', 'refuse_columns', 'read_json_file', 'detect_separator', 'read_table', 'read_parquet',
+           'read_document', 'shorten_path', 'wide_encoding', 'unreadable_error', 'file_digest', 'file_source']
 
 # %% ../../nbs/02_rows/02_files.ipynb #2274274c
 import csv, gzip, hashlib, json, sys
@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from ..report import command, error_summary, Fix, shell_quote, SftError
+from ..report import command, error_summary, Fix, pluralise, shell_quote, SftError
 from .formats import detect, is_missing
 
 # %% ../../nbs/02_rows/02_files.ipynb #0a7f4a8f
@@ -94,16 +94,44 @@ def read_json_lines(path:Path)->Iterator[tuple[int,dict|SftError]]:
         for i, line in enumerate(f, 1):
             if not line.strip(): continue
             place = f"{path} line {i}"
-            try: row = normalise_row(json.loads(line), place)
+            try:
+                content = json.loads(line)
+                if i == 1: refuse_columns(content, path)
+                row = normalise_row(content, place)
             except (ValueError, RecursionError) as e:
                 found = f"this is not valid JSON ({str(e)[:80]}): {line.strip()[:60]}"
                 fix = command(f"sed -n {i}p {shell_quote(path)}")
                 row = SftError(place, found, "one JSON object on each line", fix)
             yield i, row
 
+def refuse_columns(
+    content,      # of a JSON file, or of its first line
+    path:Path,
+)->None:
+    "`SftError` for JSON by columns, which pandas writes where `orient` is not given"
+    if not isinstance(content, dict) or not content: return
+    values = list(content.values())
+    by_index = all(isinstance(v, dict) and v for v in values) and len({tuple(v) for v in values}) == 1
+    by_index = by_index and all(key.isdigit() for key in values[0]) and not all(name.isdigit() for name in content)
+    as_lists = len(values) > 1 and len({len(v) if isinstance(v, list) else -1 for v in values}) == 1
+    as_lists = as_lists and all(isinstance(v, list) and v and all(isinstance(x, str) for x in v) for v in values)
+    if not (by_index or as_lists): return
+    names, new = ", ".join(map(str, content))[:80], path.with_name(f"{path.name.split('.')[0]}-rows.jsonl")
+    written = "as df.to_json() writes it" if by_index else "each a list of values"
+    as_written = "dtype=False, convert_dates=False"   # or pandas makes the number 7 of the text 007
+    line = f"pandas.read_json({str(path)!r}, {as_written}).to_json({str(new)!r}, orient='records', lines=True)"
+    fix = command(f"python -c {shell_quote(f'import pandas; {line}')}",
+                  f"df.to_json({str(new)!r}, orient='records', lines=True)")
+    raise SftError(str(path), f"it holds columns ({names}), {written}, and not rows",
+                   "an object for each row", fix)
+
 def _rows_in_json(content):
     "The list of rows in the content of a JSON file"
     if not isinstance(content, dict): return content
+    names, table = content.get("columns"), content.get("data")
+    if isinstance(names, list) and isinstance(table, list) and all(   # as pandas' orient="split"
+            isinstance(cells, list) and len(cells) == len(names) for cells in table):
+        return [dict(zip(map(str, names), cells)) for cells in table]
     rows = list(content.values())
     are_objects = len(rows) > 1 and not detect(content) and all(isinstance(v, dict) for v in rows)
     if are_objects and set.intersection(*map(set, rows)): return rows   # by their ids, and with a field in common
@@ -112,7 +140,7 @@ def _rows_in_json(content):
 def read_json_file(path:Path)->Iterator[tuple[int,dict|SftError]]:
     "Number and row of each object in a JSON file; `SftError` for a file without a list of objects"
     with _open_text(path) as f: text = f.read()
-    try: rows = _rows_in_json(json.loads(text))
+    try: content = json.loads(text)
     except (ValueError, RecursionError) as e:
         if text.lstrip().startswith("{") and "\n" in text.strip():   # JSON lines
             yield from read_json_lines(path)
@@ -120,6 +148,8 @@ def read_json_file(path:Path)->Iterator[tuple[int,dict|SftError]]:
         expected = "a list of JSON objects, or one object on each line"
         fix = command(f"sed -n {getattr(e, 'lineno', 1)}p {shell_quote(path)}")
         raise SftError(str(path), f"this is not valid JSON ({str(e)[:80]})", expected, fix) from e
+    refuse_columns(content, path)
+    rows = _rows_in_json(content)
     if not isinstance(rows, list):
         fix = f"write the rows of {path} as a list"
         raise SftError(str(path), f"this is {type_with_article(rows)}", "a list of JSON objects", fix)
@@ -161,7 +191,7 @@ def read_table(path:Path)->Iterator[tuple[int,dict|SftError]]:
             if not _MISSING_CELLS.isdisjoint(cells): cells = [None if c in _MISSING_CELLS else c for c in cells]
             row = dict(zip(names, cells))
             if len(cells) != len(names):
-                found = f"{len(cells)} cells, and the first line names {len(names)}"
+                found = f"{pluralise(len(cells), 'cell')}, and the first line names {len(names)}"
                 row = SftError(f"{path} line {reader.line_num}", found, ", ".join(names)[:80],
                                "quote the cells that hold a separator")
             yield reader.line_num, row

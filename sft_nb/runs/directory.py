@@ -19,7 +19,8 @@ from ..escape import escape_controls
 from ..files import atomic_folder, read_json_object, remove_temporaries
 from ..display import as_html, code_html, format_number, table_html
 from ..progress import in_notebook, log, Progress, ProgressBar
-from ..report import command, ConfigError, edit, Fix, MissingRunError, pluralise, SftError, shell_quote
+from ..report import (
+    command, ConfigError, edit, Fix, MissingPathError, MissingRunError, pluralise, SftError, shell_quote)
 from ..settings import max_time_seconds, SETTINGS
 from ..config import Config, load_config, require_trust, save_config, with_absolute_paths, with_trusted_code
 from ..tokens.dataset import Data
@@ -297,7 +298,7 @@ def weights(self:Run,
     if there: expected, fix = f"one of {', '.join(there)}", edit(checkpoint=there[-1])
     elif self.state in ACTIVE: fix = command(f"sft_nb stop {self.path}", f'Run("{self.path}").stop()')
     found = f"there is no {checkpoint} in it ({self.standing})"
-    raise ConfigError(f"run {self.name!r}", found, expected, fix)
+    raise MissingPathError(f"run {self.name!r}", found, expected, fix)
 
 @patch(as_prop=True)
 def standing(self:Run)->str:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..report import command, ConfigError, edit, shell_quote, SftError
+from ..report import command, ConfigError, edit, MissingPathError, shell_quote, SftError
 from ..config import require_trust, split_task_name
 from ..config_files import registered_task
 from ..rows.formats import is_missing, to_messages
@@ -169,8 +169,8 @@ def task_in_file(
     try: names = _run_file(path.resolve(), path.stat().st_mtime_ns)
     except (Exception, SystemExit) as e:
         if isinstance(e, FileNotFoundError) and not path.exists():
-            raise ConfigError(f"task {name!r}", f"there is no file {path}", "a Python file with a task in it",
-                              command(f"ls {shell_quote(path.parent)}")) from e
+            raise MissingPathError(f"task {name!r}", f"there is no file {path}", "a Python file with a task in it",
+                                   command(f"ls {shell_quote(path.parent)}")) from e
         raise _failing_code_error(name, e, command(f"python {shell_quote(path)}")) from e
     attribute = attribute or ("TASK" if "TASK" in names else "")
     if attribute in names: return names[attribute]

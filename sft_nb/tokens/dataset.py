@@ -7,7 +7,7 @@ __all__ = ['Split', 'load_split', 'Data', 'examples', 'describe_reasons', 'look_
            'data_report']
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #fdabcae0
-import json
+import json, re
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
@@ -160,9 +160,12 @@ def plot(self:Data):
 def describe_reasons(
     reasons:dict[str,int],   # why rows are left out -> how many
 )->str:
-    "Counts and reasons: 1 empty answer, 3 empty answers"
-    return ", ".join(f"{n:,} {reason}{'s' if n > 1 and reason.startswith('empty ') else ''}"
-                     for reason, n in reasons.items())
+    "Counts and reasons: 3 empty answers, 1 row: this is not valid JSON"
+    def describe(reason:str, n:int)->str:
+        if n > 1 and reason.startswith("empty "): return f"{n:,} {reason}s"
+        is_sentence = re.match(r"\d|(\S+ ){1,4}?(is|are|has|holds|was|cannot)\b", reason)   # that of an error
+        return f"{pluralise(n, 'row')}: {reason}" if is_sentence else f"{n:,} {reason}"
+    return ", ".join(describe(reason, n) for reason, n in reasons.items())
 
 def look_at_dropped(cfg:Config, s:Split, name:str)->Fix:
     "The command that shows where, reason and row of what is left out"

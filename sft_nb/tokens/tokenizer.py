@@ -8,10 +8,12 @@ __all__ = ['ASSETS', 'model_path', 'model_name', 'why_missing', 'choose_pad', 't
 
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #aa765a70
 import difflib, os
+from dataclasses import replace
 from pathlib import Path
 
 import sft_nb
-from ..report import as_fix, ConfigError, edit
+from ..files import read_json_object
+from ..report import as_fix, ConfigError, edit, MissingPathError
 from ..config import require_trust, Config, load_config
 
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #a1cfc544
@@ -26,13 +28,17 @@ def model_name(path:str)->str:
     return "tiny" if Path(path).parts[-3:] == ("sft_nb", "assets", "tiny") else path
 
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #tok00m02
+def _names_a_path(name:str)->bool:
+    "Is it a path, and no hub id?"
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
 def why_missing(
     name:str,                  # a hub id or a folder
     revision:str|None=None,    # branch, tag or commit; None: main
 )->str:
     "Why there is no such model; empty if there may be one"
     if name == "tiny" or os.path.isdir(name): return ""
-    if name.startswith((".", "/", "~")) or name.count("/") > 1: return "there is no such folder"
+    if _names_a_path(name): return "there is no such folder"
     from huggingface_hub import constants, errors, HfApi, try_to_load_from_cache
     files = ("config.json", "tokenizer_config.json")
     try:
@@ -79,14 +85,15 @@ def _read_template(name:str)->str|None:
     if os.path.isfile(name): return Path(name).read_text(encoding="utf-8")
     fix = "leave {chat_template} out for the tokenizer's own"
     near = difflib.get_close_matches(name, template_names(), 1, .6)
-    raise ConfigError(f"chat_template {name[:100]!r}", "there is no such file",
-                      f"none, {', '.join(template_names())}, or a file with a Jinja template",
-                      edit(chat_template=near[0]) if near else fix)
+    raise MissingPathError(f"chat_template {name[:100]!r}", "there is no such file",
+                           f"none, {', '.join(template_names())}, or a file with a Jinja template",
+                           edit(chat_template=near[0]) if near else fix)
 
 def _not_loaded(name:str, why:str)->ConfigError:
     "The error for a tokenizer that cannot be loaded; its fix is a similar folder, a cached model, or the download"
     from huggingface_hub import constants
-    if "folder" in why:
+    is_missing_folder = _names_a_path(name) and not os.path.isdir(name)
+    if is_missing_folder:
         parent = Path(name).expanduser().parent
         models = [p.name for p in parent.iterdir() if (p/"config.json").is_file()] if parent.is_dir() else []
         near = difflib.get_close_matches(Path(name).name, models, 1, .4) or models[:1]
@@ -98,10 +105,24 @@ def _not_loaded(name:str, why:str)->ConfigError:
         fix = as_fix(f"`hf download {name} --local-dir {Path(name).name}` where there is a network, and then "
                      f"{{model}} {Path(name).name}")
         if cached: fix = edit(model=cached[0]) | fix
-    return ConfigError(f"tokenizer {name!r}", f"it cannot be loaded ({why.strip().splitlines()[0][:150]})",
+    kind = MissingPathError if is_missing_folder else ConfigError
+    return kind(f"tokenizer {name!r}", f"it cannot be loaded ({why.strip().splitlines()[0][:150]})",
                        "tiny, a folder, or a hub id that can be reached", fix)
 
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #6458c4c7
+_TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
+                    "tekken.json", "spiece.model", "sentencepiece.bpe.model"}
+
+def _no_tokenizer_error(name:str)->ConfigError:
+    "The error for a folder with a model and without a tokenizer; its fix is the model that its config names"
+    named = str(read_json_object(Path(model_path(name))/"config.json").get("_name_or_path", ""))
+    fix = edit(tokenizer=named)
+    if not named or named == name:
+        fix = replace(edit(tokenizer="NAME"), advice="where NAME is the folder or hub id of the model it was made from")
+    fix = fix | f"copy its tokenizer.json and tokenizer_config.json into {name}"
+    return ConfigError(f"tokenizer {name!r}", "there is no tokenizer in this folder: a text becomes no tokens",
+                       "tokenizer.json and tokenizer_config.json in it, or the name of a tokenizer", fix)
+
 def configure_tokenizer(
     tokenizer,   # changed in place
     cfg:Config,  # `chat_template`, `train_tokens`, `prompt_separator`, `reasoning`
@@ -131,5 +152,9 @@ def load_tokenizer(
     if why := why_missing(name, revision): raise _not_loaded(name, why)
     try: tokenizer = AutoTokenizer.from_pretrained(model_path(name), revision=revision,
                                                    trust_remote_code=cfg.trust_remote_code)
-    except Exception as e: raise _not_loaded(name, f"{e}") from e   # a broken file can raise anything
+    except Exception as e:   # a broken file can raise anything
+        if os.path.isdir(name) and not _TOKENIZER_FILES & {*os.listdir(name)}: raise _no_tokenizer_error(name) from e
+        raise _not_loaded(name, f"{e}") from e
+    if not {*tokenizer("a 1", add_special_tokens=False).input_ids} - {tokenizer.unk_token_id}:
+        raise _no_tokenizer_error(name)   # without a file, transformers makes one whose vocabulary is empty
     return configure_tokenizer(tokenizer, cfg)

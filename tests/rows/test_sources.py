@@ -1,5 +1,5 @@
 """The same rows are the same data whatever holds them, and a broken file is an error of ours."""
-import csv, gzip, inspect, itertools, json, pathlib, random
+import csv, gzip, inspect, itertools, json, pathlib, random, shlex
 
 import datasets, pandas, pyarrow, pyarrow.parquet, pytest
 from conftest import shared
@@ -236,3 +236,38 @@ def test_so_many_rows_are_held_out(tmp_path):
     file = f"{tmp_path}/a.jsonl"
     for settings, name in ((dict(eval_fraction=.1), "eval_fraction"), (dict(eval_file=file), "eval_rows")):
         with pytest.raises(ConfigError, match=f"{name}: "): prepare(load_config(eval_rows=9, **settings, **more))
+
+
+TABLE = pandas.DataFrame(dict(question=["1+1?", "2+2?", "3+3?"], answer=["2", "04", "6"]))
+ROWS = TABLE.to_dict("records")
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "my rows.json.gz"])
+def test_json_by_columns_is_refused_with_the_line_that_converts_it(tmp_path, name, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    TABLE.to_json(name)
+    with pytest.raises(SftError, match=r"it holds columns \(question, answer\), as df.to_json\(\) writes it") as e:
+        read_rows(name)
+    assert "orient='records', lines=True" in e.value.fix.says("python")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["-c"])
+        exec(shlex.split(e.value.fix.says("shell"))[2])   # what follows python -c
+    assert [*read_rows(next(tmp_path.glob("*-rows.jsonl"))).values()] == ROWS
+
+
+def test_lists_by_columns_are_refused_and_one_row_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("rows.json").write_text(json.dumps(TABLE.to_dict("list")))
+    with pytest.raises(SftError, match="it holds columns .question, answer., each a list of values") as e:
+        read_rows("rows.json")
+    exec(shlex.split(e.value.fix.says("shell"))[2])
+    assert [*read_rows("rows-rows.jsonl").values()] == ROWS
+    for one in (ROWS[0], dict(input_ids=[1, 2], labels=[3, 4]), dict(words=["a"]), dict(meta={"0": "a"}, text="b"),
+                dict(messages=[dict(role="user", content="a"), dict(role="assistant", content="b")])):
+        pathlib.Path("one.json").write_text(json.dumps(one))
+        assert [*read_rows("one.json").values()] == [one]
+
+
+@pytest.mark.parametrize("orient", ["records", "split", "index"])
+def test_json_of_pandas_that_holds_rows(tmp_path, orient):
+    TABLE.to_json(tmp_path/"rows.json", orient=orient)
+    assert [*read_rows(tmp_path/"rows.json").values()] == ROWS

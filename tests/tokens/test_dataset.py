@@ -1,6 +1,7 @@
 """The report finds what nobody would look for, and each example knows its row."""
 import copy, re
 
+import datasets, pandas
 import pytest
 from samples import finding, no_eval, pairs, write
 
@@ -125,3 +126,29 @@ def test_the_end_marker_that_most_answers_carry_is_named(tokenizer):
     rows = [dict(question=f"{k}+1?", answer=f"{k + 1}{'</s>' if k % 3 else '<|eot_id|>'}") for k in range(9)]
     said = finding(prepare(no_eval(task="chat"), tokenizer, train=rows), "train_end_markers").says
     assert said.startswith("6 of 9 answers looked at end with '</s>'")
+
+
+def test_rows_that_are_none_are_named_by_what_was_handed_over(tmp_path, tokenizer):
+    for rows in ([], pandas.DataFrame(dict(question=[], answer=[]))):
+        with pytest.raises(SftError) as e: prepare(no_eval(), tokenizer, train=rows)
+        assert e.value.reason == "train rows: there are none: it is empty; at least one row"
+        assert str(e.value.fix) == "look at what you pass, such as len(rows), or name a file in train_file"
+    (tmp_path/"a.jsonl").write_text("")
+    with pytest.raises(SftError, match="a.jsonl: there is no row in it"):
+        prepare(no_eval(train_file=str(tmp_path/"a.jsonl")), tokenizer)
+
+
+def test_reasons_of_broken_rows_are_sentences(tmp_path, tokenizer):
+    (tmp_path/"a.csv").write_text("question,answer\n1+1?,2\nalone\n2+2?,4,5\n3+3?,6\n4+4?,\n")
+    data = prepare(no_eval(train_file=str(tmp_path/"a.csv"), on_bad_row="drop"), tokenizer)
+    says = finding(data, "train_dropped").says
+    for part in ("1 row: 1 cell, and the first line names 2", "1 row: 3 cells, and the first line names 2",
+                 "1 empty answer"): assert part in says
+
+
+@pytest.mark.parametrize("setting", ["train_file", "eval_file"])
+def test_rows_in_memory_belong_in_prepare(setting):
+    rows = pandas.DataFrame(dict(question=["1+1?"], answer=["2"]))
+    for given in (rows, rows.to_dict("records"), datasets.Dataset.from_pandas(rows)):
+        with pytest.raises(ConfigError, match=f"{setting} is a .*Fix: prepare.cfg, train=rows"):
+            load_config(**{setting: given})

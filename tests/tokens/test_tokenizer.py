@@ -1,3 +1,5 @@
+import json
+
 """An end token, and a pad token that is another one."""
 import pytest
 from conftest import shared
@@ -6,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError
 from sft_nb.tokens.display import spans
-from sft_nb.tokens.tokenizer import choose_pad, load_tokenizer
+from sft_nb.tokens.tokenizer import ASSETS, choose_pad, load_tokenizer
 
 
 def test_pad_is_never_the_end_and_is_explained():
@@ -29,3 +31,18 @@ def test_a_character_of_several_tokens_is_shown_whole_far_into_a_text(tokenizer)
     ids = tokenizer(text)["input_ids"]
     pieces = [piece for piece, _ in spans(ids, ids, tokenizer)]
     assert pieces[-6:] == ["⋯", "⋯", "⋯", "\U0001f680", " g", "o"] and "".join(pieces).replace("⋯", "") == text
+
+
+def test_a_folder_without_a_tokenizer_is_refused_before_its_rows_are_empty(tmp_path):
+    given = json.loads((ASSETS/"tiny/config.json").read_text())
+    (tmp_path/"config.json").write_text(json.dumps(given))
+    with pytest.raises(ConfigError, match="there is no tokenizer in this folder") as e:
+        load_tokenizer(load_config(model=str(tmp_path)))
+    assert e.value.fix.says("shell").startswith("--tokenizer NAME where NAME is the folder or hub id of the model")
+    (tmp_path/"config.json").write_text(json.dumps(given | dict(_name_or_path="Qwen/Qwen3-0.6B")))
+    with pytest.raises(ConfigError) as e: load_tokenizer(load_config(model=str(tmp_path)))
+    assert e.value.fix.settings == dict(tokenizer="Qwen/Qwen3-0.6B")
+    assert load_tokenizer(load_config(model=str(tmp_path), tokenizer="tiny"))("a").input_ids
+    (tmp_path/"config.json").write_text(json.dumps(dict(model_type="llama")))   # whose class needs a file
+    with pytest.raises(ConfigError, match="there is no tokenizer in this folder"):
+        load_tokenizer(load_config(model=str(tmp_path)))
