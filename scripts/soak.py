@@ -35,7 +35,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")   # a model of this size is not fa
 # forked from a process that has loaded torch and done nothing with it, so that a start takes no ten seconds
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["sft_nb.training.train", "bitsandbytes", "sft_nb.planning.plan",
-                                  "sft_nb.evaluation.evaluate", "sft_nb.proof.merge"])
+                                  "sft_nb.evaluation.evaluate", "sft_nb.proof.merge", "sft_nb.training.trainer",
+                                  "deepspeed", "wandb", "matplotlib.pyplot", "peft.tuners.lora.bnb",
+                                  "transformers.integrations.bitsandbytes"])   # what is not there is left out
 
 
 def setup(folder:Path)->Config:

@@ -10,7 +10,6 @@ first: the last one to end would otherwise run alone."""
 import argparse
 import atexit
 import gc
-import importlib
 import os
 import subprocess
 import sys
@@ -29,12 +28,12 @@ IMPORTED = ("sft_nb.cli", "sft_nb.training.train", "sft_nb.evaluation.evaluate",
 
 def import_libraries()->None:
     "Once, for all notebooks, and nothing that initialises CUDA: a fork could not use it then"
-    from warm import WarmPopen
+    from warm import OF_A_TRAINING, WarmPopen, import_all
     subprocess.Popen = WarmPopen   # before torchrun takes it from there
-    for name in IMPORTED: importlib.import_module(name)
+    import_all(IMPORTED)
     import torch
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"   # the question below is then answered by the driver's list
-    if not torch.cuda.is_available(): importlib.import_module("bitsandbytes")
+    if not torch.cuda.is_available(): import_all(["bitsandbytes", *OF_A_TRAINING])
     gc.collect()
     gc.freeze()
 

@@ -166,7 +166,7 @@ def test_light_parts_load_no_torch(part):
 def test_light_commands_load_no_torch(code): assert "heavy: []" in python(code + SEEN)
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_is_there(warm_processes):
     python("from sft_nb import *\nimport sft_nb\n"
            "assert all(getattr(sft_nb, name) is globals()[name] is not None for name in sft_nb.__all__)\n"
            "assert all(getattr(sft_nb, name) is not None for name in sft_nb._HOME)")

@@ -11,7 +11,7 @@ not: forks of one server share the seed of hash(), and have imported what their 
 import atexit
 import ctypes
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -27,9 +27,18 @@ from pathlib import Path
 PR_SET_CHILD_SUBREAPER = 36
 IMPORTED = ("trl", "peft", "bitsandbytes", "datasets", "torch.distributed.run", "sft_nb.cli", "sft_nb.training.train",
             "sft_nb.training.launch", "sft_nb.evaluation.evaluate", "transformers.models.qwen3.modeling_qwen3")
+# what else the first training of a process loads, a second of it, where it is installed
+OF_A_TRAINING = ("sft_nb.training.trainer", "deepspeed", "wandb", "matplotlib.pyplot", "peft.tuners.lora.bnb",
+                 "transformers.integrations.bitsandbytes")
 # a new process may be given these and everything that no library reads at import
 READ_AT_IMPORT = ("ACCELERATE_", "BNB_", "CUDA_", "DATASETS_", "HF_", "HOME", "LD_", "MKL_", "MPL", "OMP_", "PYTHON",
                   "TOKENIZERS_", "TRANSFORMERS_", "TRITON_", "XDG_")
+
+
+def import_all(names)->None:
+    "What is not installed is left out"
+    for name in names:
+        if importlib.util.find_spec(name.partition(".")[0]): importlib.import_module(name)
 
 
 def set_subreaper(on:bool)->None:
@@ -241,7 +250,8 @@ def serve_forks(connection:socket.socket)->None:
 if __name__ == "__main__":
     sys.modules["warm"] = sys.modules["__main__"]
     WarmPopen.forked, subprocess.Popen = True, WarmPopen   # before torchrun takes `Popen` from subprocess
-    for name in IMPORTED: importlib.import_module(name)
+    import_all(IMPORTED)
+    if not sys.modules["torch"].cuda.is_available(): import_all(OF_A_TRAINING)   # deepspeed initialises CUDA
     gc.collect()
     gc.freeze()
     serve_forks(socket.socket(fileno=int(sys.argv[1])))

@@ -281,6 +281,17 @@ def largest_budget(self:Planner,
         budget = max(low, int(.9 * budget))
     return small
 
+# %% ../../nbs/07_planning/03_search.ipynb #b7129ae3
+@patch
+def highest_rate(self:Planner,
+    way:Way,
+    limit:int,   # tokens
+)->float:
+    "Tokens of rows in a second that a way reaches at most, with any budget up to `limit`; nothing is simulated for it"
+    low = self.rows.train[0]
+    budgets = np.linspace(low, max(low, limit), 17, dtype=int).tolist()
+    return max(self.rate(way, self.batch(budget)) for budget in dict.fromkeys(budgets))
+
 # %% ../../nbs/07_planning/03_search.ipynb #ba63e741
 @patch
 def rows_per_batch(self:Planner,
@@ -340,13 +351,16 @@ def candidates(
     is_short = max(batch.shape[1], limit) <= part_length(1)
     if is_short and cfg.recompute_parts == "auto": found = [way for way in found if not way.parts]   # there are none
     def by_speed(way): return way.method != found[0].method, -round(planner.rate(way, batch), 3)   # 16 bits before 4
+    fastest = 0.   # of those that fit
     for way in sorted(found, key=by_speed):
         if cfg.max_tokens_per_batch != "auto":
             yield planner.candidate(way, cfg.max_tokens_per_batch)
-        elif way.method not in done:
+        elif way.method not in done and planner.highest_rate(way, limit) > fastest:
             largest = planner.largest_budget(way, limit)
             yield largest
-            if largest.budget < limit or not planner.fits(largest): continue
+            if not planner.fits(largest): continue
+            fastest = max(fastest, largest.rate)
+            if largest.budget < limit: continue
             if not way.checkpointing: return   # nothing can be faster
             done.add(way.method)
 

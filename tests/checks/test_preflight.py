@@ -136,14 +136,12 @@ CLEAN = dict(
     qlora=dict(method="qlora", bnb_4bit_quant_type="fp4", lora_target_modules="attention",
                gradient_accumulation_steps=4),
     eight_bits=dict(method="qlora", load_in_8bit=True),
-    lora=dict(learning_rate=1e-5),
     bf16_qlora=dict(method="qlora", **SLOW),
     bf16_full=dict(method="full", learning_rate=1e-3, **SLOW),
-    padded=dict(padding_free=False, use_rslora=True),
-    packed=dict(max_tokens_per_batch=256, train_on_prompt=True),
+    padded=dict(padding_free=False, use_rslora=True, init_lora_weights="pissa", modules_to_save="lm_head"),
+    packed=dict(max_tokens_per_batch=256, train_on_prompt=True, learning_rate=1e-5),
     grouped=dict(group_by_length=True, attn_implementation="sdpa", train_tokens="<|im_end|>"),
     dora=dict(method="qlora", use_dora=True, gradient_checkpointing=True),
-    pissa=dict(init_lora_weights="pissa", modules_to_save="lm_head"),
     new_token=dict(train_tokens="<think>", attn_implementation="eager", lora_dropout=.2),
     plain_text=dict(chat_template="none", eval_samples=0))
 

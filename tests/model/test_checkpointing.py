@@ -4,6 +4,7 @@ import weakref
 
 import pytest
 import torch
+from learner import small
 from peft import LoraConfig, get_peft_model
 from shapes import SHAPES, model
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -225,9 +226,8 @@ def test_a_training_keeps_attention_and_ends_in_the_same_weights(tmp_path, monke
             return (keeps if isinstance(self, checkpointing._Keeps) else gives)(self, f, types, args, kwargs)
         monkeypatch.setattr(checkpointing._Keeps, "__torch_dispatch__", watch)
         monkeypatch.setattr(checkpointing._Gives, "__torch_dispatch__", watch)
-        cfg = load_config("demo", max_steps=2, eval_samples=0, max_samples=40, lora_dropout=.1, device="cpu",
-                          preflight=False, runs_dir=str(tmp_path), run_name=name,
-                          **dict(gradient_checkpointing=True) | how)
+        cfg = small(tmp_path, max_steps=2, lora_dropout=.1, device="cpu", run_name=name,
+                    **dict(gradient_checkpointing=True) | how)
         weights[name] = (train(cfg).path/"adapter"/"adapter_model.safetensors").read_bytes()
     assert weights["plain"] == weights["again"] == weights["kept"]
     assert not counts["plain"] and not counts["again"]
