@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STATUS_MARKS', 'STATUS_COLOURS', 'FAILURE_PAGES', 'Html', 'as_html', 'format_number', 'badge_html', 'table_html',
-           'table_text', 'RecordTable', 'details_html', 'bar_html', 'sparkline', 'format_bytes', 'code_html',
-           'link_html', 'card_html', 'card_text', 'failure_page', 'page_url', 'calling_line', 'page_html',
+           'table_text', 'aligned_text', 'RecordTable', 'details_html', 'bar_html', 'sparkline', 'format_bytes',
+           'code_html', 'link_html', 'card_html', 'card_text', 'failure_page', 'page_url', 'calling_line', 'page_html',
            'format_figure', 'figures_html', 'figures_text', 'with_png']
 
 # %% ../nbs/00_display.ipynb #fac0imp1
@@ -76,6 +76,16 @@ def table_text(
     lines = [[cell_text(cell) for cell in row] for row in ([[*head]] if head else []) + [*rows]]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join("  ".join(f"{c:<{w}}" for c, w in zip(line, widths)).rstrip() for line in lines)
+
+# %% ../nbs/00_display.ipynb #ce84eff4
+def aligned_text(
+    rows:list[list[str]],
+    left:list[bool],       # for each column: begins at the left; numbers end at the right
+)->str:
+    "Cells as a terminal shows them, whole, two spaces between the columns"
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [[f"{c:<{w}}" if is_left else f"{c:>{w}}" for c, w, is_left in zip(row, widths, left)] for row in rows]
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 # %% ../nbs/00_display.ipynb #facli002
 class RecordTable(list):

@@ -1,5 +1,6 @@
 """The command line as a new user meets it, wrong arguments first."""
-import json, shlex, signal, subprocess, sys, time
+import json, os, re, shlex, signal, subprocess, sys, time
+from unittest.mock import patch
 
 import pytest
 
@@ -242,3 +243,38 @@ def test_ctrl_c_is_written_down(tmp_path):
     assert child.returncode == 130 and status["state"] == "stopped" and status["reason"] == "Ctrl-C"
     assert f"--resume {tmp_path}/x" in out
     assert (tmp_path/f"x/checkpoints/checkpoint-{status['step']}").exists()
+
+
+def _in_a_terminal(line:str, columns:int, **env)->str:
+    "What a command writes to a pseudo-terminal of so many columns"
+    script = ("import os, pty, sys\n"
+              "def read(fd):\n    data = os.read(fd, 65536)\n    return data\n"
+              f"sys.exit(pty.spawn([sys.executable, '-m', 'sft_nb', *{line.split()!r}], read) >> 8)")
+    env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | dict(TERM="xterm", COLUMNS=str(columns)) | env
+    return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True,
+                          stdin=subprocess.DEVNULL).stdout
+
+
+def test_a_help_is_as_wide_as_the_terminal_and_has_no_colour_where_none_is_wanted():
+    colour = re.compile(r"\x1b\[[\d;]*m")
+    assert colour.search(_in_a_terminal("runs --help", 80))
+    for columns in (80, 120):
+        for line in ("--help", "runs --help", "train --help"):
+            text = _in_a_terminal(line, columns, NO_COLOR="1")
+            assert not colour.search(text) and max(map(len, text.splitlines())) <= columns, line
+            assert line == "--help" or "default: None" not in text
+
+
+def test_a_table_of_runs_fits_and_leaves_out_what_is_not_known():
+    import pandas as pd
+    from sft_nb.cli.evaluation import _as_text
+    known = dict(state="finished", step=1_234_567, loss=.25, by="accuracy", base=.1, tuned=.605, seconds=7_260.,
+                 reason="", model="Qwen/Qwen3-4B-Instruct-2507", method="qlora", time="2026-01-01T00:00:00+0000")
+    new = known | dict(by=None, base=None, tuned=None, reason="not a number at step 10, in 3 rows of a batch of 16")
+    table = pd.DataFrame([dict(run=f"a-run-with-a-rather-long-name-{k}", **(new if k else known)) for k in range(3)])
+    for columns in (80, 120):
+        for named in (False, True):
+            with patch.dict(os.environ, COLUMNS=str(columns)): text = _as_text(table, named=named)
+            assert max(map(len, text.splitlines())) <= columns
+            assert "1,234,567" in text and "10.0%" in text and "60.5%" in text
+            assert "None" not in text and "nan" not in text

@@ -6,14 +6,14 @@
 __all__ = ['COMMANDS', 'main', 'choose_card']
 
 # %% ../../nbs/15_cli/03_console.ipynb #cn0imp01
-import difflib, os, re, sys, traceback
+import difflib, os, re, sys, textwrap, traceback
 from contextlib import redirect_stderr, redirect_stdout, suppress
 
 from ..escape import shorten_words, escape_controls
 from ..credentials import load_env_files, RedactingStream
 from ..report import command, ConfigError, edit, SftError, fix_language
 from ..runs.process import keep_output
-from .options import words
+from .options import terminal_width, words
 from .commands import (
     _say, check_command, checkpoint_command, config_command, data_command, plan_command,
     stop_command, train_command)
@@ -35,12 +35,14 @@ def _version_line()->str:
 
 # %% ../../nbs/15_cli/03_console.ipynb #ebfc8a7b
 def _help_text()->str:
-    "What `sft_nb --help` prints"
-    lines = [f"{_version_line()}: supervised fine-tuning that you can see and trust", ""]
-    lines += ["usage: sft_nb COMMAND [options]", ""]
-    lines += [f"  {name:<10} {f.__doc__}" for name, f in COMMANDS.items()]
-    begin = "sft_nb COMMAND --help lists a command's options. Begin with: sft_nb train --config demo"
-    return "\n".join([*lines, "", begin])
+    "What `sft_nb --help` prints, as wide as the terminal"
+    width = terminal_width()
+    lines = textwrap.wrap(f"{_version_line()}: supervised fine-tuning that you can see and trust", width)
+    lines += ["", "usage: sft_nb COMMAND [options]", ""]
+    for name, f in COMMANDS.items():
+        lines += textwrap.wrap(f.__doc__ or "", width, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13)
+    lines += ["", *textwrap.wrap("sft_nb COMMAND --help lists a command's options.", width)]
+    return "\n".join([*lines, "Begin with: sft_nb train --config demo"])
 
 # %% ../../nbs/15_cli/03_console.ipynb #cn0cmd01
 def _find_command(name:str):

@@ -7,10 +7,12 @@ __all__ = ['runs_command', 'evaluate_command', 'sweep_command', 'verdict_command
            'chat_command', 'merge_command', 'report_command', 'prove_command']
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #c959bcc0
-import json, os, shutil, sys
+import json, os, shutil, sys, textwrap
 from types import SimpleNamespace
 from typing import Literal
 
+from ..display import aligned_text, format_number
+from ..progress import format_duration
 from ..report import command, ConfigError, shell_quote, Report
 from .options import arrange, Option, parse_own, words
 from .commands import _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _say, _score, _TRUST
@@ -37,21 +39,42 @@ _WHERE_NARROW = "time model method seconds guards best_eval_loss reason by".spli
 
 def _as_text(table, *, named:bool)->str:
     "A table of runs for a terminal, without what is empty; of runs that were named, each is a column"
-    def shown(value):
-        if not is_there(value): return ""
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
     from sft_nb.runs.directory import is_there
     width = shutil.get_terminal_size((80, 24)).columns
-    table = table.map(shown)
-    table = table.loc[:, (table != "").any()]
-    if named: return table.set_index("run").T.to_string(line_width=width, header=len(table) > 1)
-    gone = []
-    for name in filter(table.columns.__contains__, _WHERE_NARROW):
-        if table.to_string(index=False).find("\n") <= width: break
-        table = table.drop(columns=name)
+    def shown(name, value, by)->str:
+        if not is_there(value): return ""
+        if name in ("base", "tuned") and by == "accuracy": return f"{value:.1%}"
+        if name == "seconds": return format_duration(value)
+        return format_number(value)
+    lines = [{name: shown(name, value, run["by"]) for name, value in run.items()} for run in table.to_dict("records")]
+    names = [name for name in table.columns if any(line[name] for line in lines)]
+    if named: return _side_by_side(lines, [name for name in names if name != "run"], width)
+    left, gone = [False if name in _FIGURES else True for name in names], []
+    def text()->str: return aligned_text([names, *([line[name] for name in names] for line in lines)], left)
+    for name in [name for name in _WHERE_NARROW if name in names]:
+        if max(map(len, text().splitlines())) <= width: break
+        k = names.index(name)
+        del names[k], left[k]
         gone.insert(0, name)
-    text = table.to_string(index=False)
-    return f"{text}\nnot shown: {', '.join(gone)} (sft_nb runs NAME, or --json)" if gone else text
+    if not gone: return text()
+    return f"{text()}\n" + textwrap.fill(f"not shown: {', '.join(gone)} (sft_nb runs NAME, or --json)", width)
+
+_FIGURES = ("step", "loss", "best_eval_loss", "base", "tuned", "seconds")
+
+def _side_by_side(lines:list[dict], names:list[str], width:int)->str:
+    "Runs as columns, as many beside each other as the terminal has room for; a long cell is wrapped"
+    name_width, blocks = max(map(len, names)), []
+    several = max(1, (width - name_width) // 24)
+    for first in range(0, len(lines), several):
+        block = lines[first:first + several]
+        room = (width - name_width) // len(block) - 2
+        rows = []
+        for name in (["run"] if len(lines) > 1 else []) + names:
+            cells = [textwrap.wrap(line[name], room) or [""] for line in block]
+            for k in range(max(map(len, cells))):
+                rows.append([name if k == 0 and name != "run" else "", *(c[k] if k < len(c) else "" for c in cells)])
+        blocks.append(aligned_text(rows, [True] * (1 + len(block))))
+    return "\n\n".join(blocks)
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0opt01
 _WHAT_OR_PATH = Option(str, "", "a run, a checkpoint, an adapter, a folder with a model, or a hub id", first=True)

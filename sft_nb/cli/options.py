@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['FIRST_SETTINGS', 'EXAMPLES', 'Option', 'flag', 'aliases', 'options_class', 'given', 'config_name', 'three_way',
-           'words', 'set_apart', 'check_line', 'line_problems', 'switches', 'arrange', 'described', 'parse_own',
-           'parse']
+           'words', 'set_apart', 'check_line', 'line_problems', 'switches', 'arrange', 'described', 'terminal_width',
+           'parse_own', 'parse']
 
 # %% ../../nbs/15_cli/00_options.ipynb #f64dd1f2
-import ast, os, re
+import ast, os, re, shutil, textwrap
 from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, Literal
@@ -55,7 +55,9 @@ def _field_of_option(name:str, option:Option)->tuple:
     kind = tyro.conf.Positional[option.kind] if option.first else option.kind
     also = ", ".join(map(flag, aliases(name)))
     placeholder = name.upper() if option.first else _value_placeholder(option.kind)
-    arg = tyro.conf.arg(help=f"{option.help}; also {also}" if also else option.help, metavar=placeholder)
+    says = f"{option.help}; also {also}" if also else option.help
+    hint = "" if option.default is None else None   # the help says what None means; None: tyro's own hint
+    arg = tyro.conf.arg(help=says, metavar=placeholder, help_behavior_hint=hint)
     default = field() if option.default is ... else field(default=option.default)
     return name, Annotated[kind, arg], default
 
@@ -328,7 +330,7 @@ def arrange(
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0hlp02
 EXAMPLES = dict(
-    train=("--config demo", "--train-file rows.jsonl --eval-fraction 0.05 --model Qwen/Qwen3-4B",
+    train=("--config demo", "--train-file rows.jsonl --eval-fraction .05 --model Qwen/Qwen3-4B",
            "--config gsm8k --max-samples 500 --wandb"),
     data=("--train-file rows.jsonl --show 2",), plan=("--config auto --device rtx4090-24gb",),
     check=("--config gsm8k",), config=("gsm8k",), evaluate=("runs/NAME",), merge=("runs/NAME --out merged",),
@@ -338,7 +340,12 @@ EXAMPLES = dict(
 def described(command:str, summary:str)->str:
     "What stands above the options in a help"
     lines = [f"  sft_nb {command} {line}".rstrip() for line in EXAMPLES.get(command, ())]
+    summary = textwrap.fill(summary, terminal_width(), subsequent_indent=" ")   # tyro joins lines that are not indented
     return "\n".join([summary, "", "Examples:", *lines]) if lines else summary
+
+def terminal_width()->int:
+    "Characters in a line of a help: those of the terminal, of COLUMNS, or 80"
+    return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 # %% ../../nbs/15_cli/00_options.ipynb #9e9dfc0b
 def parse_own(
@@ -352,6 +359,7 @@ def parse_own(
     import tyro
     args = switches(arrange(args, own), base)
     check_line(command, args, own, base)
+    if os.environ.get("NO_COLOR") and {"-h", "--help"} & {*args}: os.environ["TERM"] = "dumb"   # tyro heeds only that
     made = tyro.cli(options_class(command, own, base), args=args, prog=f"sft_nb {command}",
                     description=described(command, summary))
     values = vars(made).copy()

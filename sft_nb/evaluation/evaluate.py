@@ -106,7 +106,7 @@ class ServerEvaluator:
         cfg, server = self.questions.cfg, replace(self.server, wanted=model or self.server.wanted)
         replies = ask_server(
             server, [talk[:-1] for talk in self.questions.talks], max_new_tokens=cfg.max_new_tokens,
-            concurrent=cfg.per_device_eval_batch_size, progress=f"{name} answers" if self.progress else "")
+            concurrent=cfg.per_device_eval_batch_size, progress=name if self.progress else "")
         counts = [(reply.n_prompt, len(ids)) for reply, ids in zip(replies, self.questions.prompts)]
         self.longer = sum(n is not None and n != ours for n, ours in counts)
         generations = [as_generation(reply, server.tokenizer) for reply in replies]
@@ -135,7 +135,7 @@ class Evaluator:
         "Arguments of `answer_prompts`"
         cfg = self.bench.cfg
         return dict(max_new_tokens=cfg.max_new_tokens, batch_size=cfg.per_device_eval_batch_size,
-                    progress=f"{name} answers" if self.progress else "")
+                    progress=name if self.progress else "")
 
     def score(self,
         name:str,              # base, tuned or checkpoint-N

@@ -465,5 +465,5 @@ def answer_rows(
     prompts = questions.prompts
     generations = answer_prompts(
         model, tokenizer, prompts, [""] * len(prompts), GenerationCache(None), max_new_tokens=cfg.max_new_tokens,
-        batch_size=cfg.per_device_eval_batch_size, progress=f"{name} answers" if progress else "")
+        batch_size=cfg.per_device_eval_batch_size, progress=name if progress else "")
     return score_generations(name, questions, generations, questions.examples and losses_of(model, questions))

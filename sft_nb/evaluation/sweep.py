@@ -7,7 +7,7 @@ __all__ = ['mix_adapters', 'CheckpointSwapper', 'Sweep', 'compare_with_lowest_lo
            'follow']
 
 # %% ../../nbs/12_evaluation/05_sweep.ipynb #a4db01ac
-import json, time
+import json, shutil, textwrap, time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ..escape import escape_html, escape_controls
-from ..display import table_html
+from ..display import aligned_text, table_html
 from ..credentials import redact_json
 from ..files import read_json, write_atomically
 from ..progress import log
@@ -150,14 +150,40 @@ class Sweep:
             lines.append(line | more | dict(ended=scores.ended))
         return pd.DataFrame(lines)
 
+    def lines(self)->list[dict[str,str]]:
+        "The same for people: shares in per cent, gains in points, p as one writes it; empty where the base has none"
+        lines = []
+        for name, scores in dict(base=self.base, **self.checkpoints).items():
+            d = with_unit(paired(self.base, scores, self.by), self.by, self.base, scores)
+            low, high = scores.interval_of(self.by)
+            score, low, high = (f"{v:.1%}" if d.is_share else f"{v:.4g}" for v in (scores.overall(self.by), low, high))
+            line = {"checkpoint": name, self.by: score, "95% interval": f"{low} to {high}"}
+            if name != "base":
+                line |= dict(gain=d.number(d.gain), won=f"{d.won:,}", lost=f"{d.lost:,}", p=d.p_text.removeprefix("p "))
+            if name in self.forgotten:
+                line |= {"general text": f"{-self.forgotten[name].rise:+.1%}", "nats": f"{self.forgotten[name].kl:.3g}"}
+            line |= {k: f"{v:.4g}" for k, v in scores.figures.items() if k not in (self.by, "answered")}
+            if "answered" in scores.figures: line["answered"] = f"{scores.figures['answered']:.0%}"
+            lines.append(line | dict(ended=f"{scores.ended:.0%}"))
+        return lines
+
     def __str__(self):
-        table = self.table().to_string(index=False, float_format="{:.3f}".format, na_rep="")
+        width, lines, hidden = shutil.get_terminal_size((80, 24)).columns, self.lines(), []
+        names = [*dict.fromkeys(name for line in lines for name in line)]
+        first = ["checkpoint", self.by, "95% interval", "gain", "p", "won", "lost", "general text", "ended"]
+        optional = [name for name in names if name not in first] + [*reversed(first[5:])]   # the first to go
+        while True:
+            rows = [names, *([line.get(name, "") for name in names] for line in lines)]
+            table = aligned_text(rows, [True] + [False] * (len(names) - 1))
+            if max(map(len, table.splitlines())) <= width or not optional: break
+            if (name := optional.pop(0)) in names: hidden.append(names.pop(names.index(name)))
+        if hidden: table += "\n" + textwrap.fill(f"not shown: {', '.join(hidden)} (table() has them)", width)
         return escape_controls("\n".join([f"{self.run}: {self.headline}", table, *self.conclusions]))
     __repr__ = __str__
     def _repr_html_(self):
-        table, best = self.table(), [*self.checkpoints].index(self.best)
-        rows = [[None if v != v else v for v in row] for row in table.values.tolist()]
-        html = table_html(rows, head=[*table.columns], marked=1 + best)
+        lines, best = self.lines(), [*self.checkpoints].index(self.best)
+        names = [*dict.fromkeys(name for line in lines for name in line)]
+        html = table_html([[line.get(name, "") for name in names] for line in lines], head=names, marked=1 + best)
         lines = "<br>".join(map(escape_html, self.conclusions))
         return f"<div><b>{escape_html(self.run)}</b>: {escape_html(self.headline)}{html}{lines}</div>"
 
