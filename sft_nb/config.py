@@ -141,7 +141,7 @@ def find_config(
         found = "this is neither a .py nor a .yaml nor a .json file"
         fix = as_fix("write it in YAML: max_length: 512") if p.is_file() else edit(config="default")
         raise ConfigError(where, found, "a config file or the directory of a run", fix)
-    near = difflib.get_close_matches(p.stem[:100], config_names(), 3, .4)
+    near = difflib.get_close_matches(p.stem[:100], config_names(), 3, .5)
     if p.suffix or len(p.parts) > 1:   # a path, not a name
         where += f" in {Path.cwd()}"
         kinds = (".py", ".yaml", ".yml", ".json")

@@ -231,3 +231,17 @@ def test_the_command_line_prints_no_secret(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, "evaluate", "very-secret-word/hf_" + "a1B2" * 6], text=True,
                           capture_output=True, env=os.environ | dict(MY_TOKEN="very-secret-word"), cwd=tmp_path)
     assert done.returncode == 2 and "<MY_TOKEN>/<token>" in done.stderr and "secret-word" not in done.stderr
+
+
+def test_a_secret_that_a_variable_names_is_not_written_into_a_run(tmp_path, monkeypatch):
+    "a value of no known shape, in a setting whose name says nothing"
+    from sft_nb.config import load_config
+    from sft_nb.report import ConfigError
+    from sft_nb.runs.directory import create_run
+    monkeypatch.setenv("MY_SERVICE_PASSWORD", "correct-horse-1")
+    monkeypatch.setenv("SORT_KEY", "arithmetic-x")
+    cfg = load_config("demo", runs_dir=str(tmp_path/"runs"), system_prompt="Log in with correct-horse-1.")
+    with pytest.raises(ConfigError, match="system_prompt: the secret of .MY_SERVICE_PASSWORD is in it") as e:
+        create_run(cfg)
+    assert "correct-horse" not in str(e.value) and not (tmp_path/"runs").exists()
+    create_run(load_config(cfg, system_prompt="arithmetic-x"))   # a word

@@ -73,6 +73,7 @@ def _judge_gain(d:Difference, min_gain:float)->tuple[str,str]:
     if d.p >= .05 and not d.low <= 0 <= d.high: seen += f", but p is {d.p:.2g}"
 
     apart, advice = abs(d.gain - min_gain), "the difference is too small for any number of rows"
+    if not d.won + d.lost: advice = "both score the same in every row"
     if apart >= (.005 if d.is_share else 1e-9) and (n := d.rows_for(apart)) <= 1_000_000:
         advice = f"about {n:,} rows would tell, if it is as large as it looks"
     return "cannot tell", f"{seen}{required}; {advice}"
@@ -125,6 +126,10 @@ def verdict(
         if d is None:
             raise ConfigError(f"verdict {run.name}", "the server does not serve its base", "answers of both models",
                               "serve the base as well, or leave {server} out")
+    for setting, value in dict(min_gain=min_gain if d.is_share else 0, max_forgetting=max_forgetting or 0).items():
+        if value >= 1:
+            raise ConfigError("verdict", f"{setting} is {value:g}, which is {100 * value:,.0f}%", "a share below 1",
+                              edit(**{setting: value / 100 if value < 100 else .02}))
     made = decide(d, min_gain=min_gain, max_forgetting=max_forgetting, forgotten=forgotten)
     made = replace(made, checkpoint=name, of=of)
     about = made.to_dict() | dict(weights=weights_digest(run.weights(name)))
@@ -146,8 +151,10 @@ class Comparison:
         return f"B is {says}" if says in ("better", "worse") else "cannot tell which is better"
     @property
     def notes(self)->list[str]:
-        if self.of <= 2: return []
-        return [f"corrected for a choice among the {self.of} models that were scored on these rows; "
+        notes = [f"{name}: {e.earlier}" for name, e in dict(A=self.a, B=self.b).items() if e.earlier]
+        if self.a.weights and self.a.weights == self.b.weights: notes.append("A and B are the same weights")
+        if self.of <= 2: return notes
+        return [*notes, f"corrected for a choice among the {self.of} models that were scored on these rows; "
                 "--among 2 if these two were chosen before"]
 
     def __str__(self):
@@ -161,7 +168,8 @@ class Comparison:
         both, result = dict(A=self.a, B=self.b), decide(self.difference)
         scores = [replace(e.tuned, model=f"{name}: {e.run}, {e.checkpoint}") for name, e in both.items()]
         line = f"{badge_html(SEEN[result.says], self.headline)} {escape_html(result.reason)}"
-        return f"<div>{scores_html(scores, by=self.a.by)}{'<br>'.join([line, *self.notes])}</div>"
+        notes = map(escape_html, self.notes)
+        return f"<div>{scores_html(scores, by=self.a.by)}{'<br>'.join([line, *notes])}</div>"
     def to_dict(self)->dict:
         return dict(a=self.a.to_dict(), b=self.b.to_dict(), difference=vars(self.difference), of=self.of,
                     says=decide(self.difference).says)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
+from ..credentials import secret_inside
 from ..escape import escape_controls
 from ..files import atomic_folder, read_json_object, remove_temporaries
 from ..display import as_html, code_html, format_number, table_html
@@ -136,6 +137,10 @@ def create_run(
     reports = {"data": data and data.report, "plan": plan, "preflight": checked}
     reports = {name: report for name, report in reports.items() if report is not None}
     check_free(cfg)
+    for name in SETTINGS:
+        if not (variable := secret_inside(getattr(cfg, name))): continue
+        raise ConfigError(name, f"the secret of ${variable} is in it, and would stand in the run's config.json",
+                          "a value that others may read", f"{{{name}}} without it")
     root, here = Path(cfg.runs_dir).absolute(), environment(device) | dict(id=uuid.uuid4().hex[:8])
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -469,8 +474,8 @@ def checkpoint(self:Run,
 )->Path|None:           # the new checkpoint; None: it is not there yet
     "Request a checkpoint after this step; ConfigError if no process trains it"
     if self.state not in ACTIVE:
-        found = f"it is {self.state}"
-        raise ConfigError(f"run {self.name!r}", found, "a run that is being trained", resume_command(self))
+        fix = command("sft_nb runs", "list_runs()") if self.state == "finished" else resume_command(self)
+        raise ConfigError(f"run {self.name!r}", f"it is {self.state}", "a run that is being trained", fix)
     check_links(self.path)
     before, until = {*self.checkpoints()}, time.monotonic() + timeout
     (self.path/CHECKPOINT_ASKED).touch()
@@ -568,7 +573,9 @@ def list_runs(
     if not runs:
         begin = command("sft_nb train --config demo", 'train(load_config("demo"))')
         raise ConfigError(f"runs in {root}", "there is none", "a folder with runs", begin)
-    table = pd.DataFrame([summary(r) for r in runs])
+    lines = [summary(r) for r in runs]
+    table = pd.DataFrame(lines)
+    table["checkpoint"] = pd.Series([line["checkpoint"] for line in lines], dtype=object)   # not 12345.0
     if len(only) < 2: return with_html(table)
     cfgs = [run.config for run in runs]   # a file is read for each
     values = {name: [getattr(cfg, name) for cfg in cfgs] for name in SETTINGS if name != "run_name"}

@@ -296,3 +296,9 @@ def test_scores_of_a_killed_run_say_that_its_adapter_is_from_before(undisturbed,
     assert "its adapter is from before the training was continued (killed at step 13)" in str(e)
     assert "newer weights are in checkpoint-12" in str(e)
     assert "continued" not in str(evaluate(run, checkpoint="checkpoint-12", **FEW))
+
+
+def test_points_are_given_as_shares(run, swept):
+    for how, fix in ((dict(min_gain=2), "--min-gain 0.02"), (dict(max_forgetting=1.), "--max-forgetting 0.01")):
+        with pytest.raises(ConfigError, match="a share below 1") as e: verdict(run, progress=False, **how)
+        assert e.value.fix.says("shell") == fix

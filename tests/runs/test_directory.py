@@ -104,3 +104,15 @@ def test_a_killed_run_says_at_which_step_it_was_and_at_which_it_goes_on(tmp_path
     assert (table.state, table.step, table.checkpoint) == ("killed", 10, 6)
     with pytest.raises(SftError, match=says): create_run(load_config("demo", runs_dir=str(tmp_path), run_name="killed"))
     with pytest.raises(SftError, match="one of checkpoint-3, checkpoint-6"): run.weights("adapter")
+
+
+def test_a_checkpoint_is_asked_of_a_run_that_is_trained(tmp_path, whole):
+    with pytest.raises(SftError, match="it is finished; a run that is being trained") as e: whole.checkpoint()
+    assert e.value.fix.says("shell") == "sft_nb runs"   # to resume it would be refused as well
+    run = Run(shutil.copytree(whole.path, tmp_path/"long"))
+    (run.path/"checkpoints/checkpoint-12345").mkdir(parents=True)
+    write_checksums(run.path/"checkpoints/checkpoint-12345")
+    run.set_status("stopped", step=12345)
+    shutil.copytree(whole.path, tmp_path/"finished")
+    table = list_runs(tmp_path).set_index("run")
+    assert {str(n) for n in table.checkpoint} == {"None", "12345"}
