@@ -9,6 +9,8 @@
 Each type has a process of its own, with a time limit. A column holds what was measured, or the reason why it failed.
 """
 import argparse
+import contextlib
+import importlib
 import json
 import os
 import re
@@ -30,7 +32,7 @@ from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
 from sft_nb.model.generate import eval_mode, generate
 from sft_nb.model.load import auto_class, load_base, packed_share, quiet
-from sft_nb.model.loss import causal_lm
+from sft_nb.model.loss import causal_lm, language_model
 from sft_nb.report import Report, error_summary
 from sft_nb.proof.merge import merge
 from sft_nb.runs.directory import Run
@@ -38,6 +40,10 @@ from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.train import resume, train
 from sft_nb.workbench import Workbench
 
+LATE = ("accelerate", "bitsandbytes", "datasets", "deepspeed", "matplotlib.pyplot", "networkx", "pandas", "peft",
+        "peft.tuners.lora", "scipy.stats", "sympy", "torch._dynamo", "torch._subclasses.fake_tensor",
+        "transformers.generation.utils", "transformers.integrations.moe", "transformers.trainer",
+        "trl.trainer.sft_trainer", "wandb", "sft_nb.training.trainer")
 COLUMNS = ("config", "preflight", "plan", "rows", "apart", "lora", "four_bit", "trains", "cache", "resume", "merge")
 
 
@@ -99,7 +105,7 @@ class Family:
         return f"{abs(ours - total / n) / (total / n):.1e}"
 
     def lora(self)->str:
-        "Share of the weights beside embeddings and head that an adapter stands beside"
+        "Share of the weights that text passes through, beside embeddings and head, that an adapter stands beside"
         inner = causal_lm(self.bench.model)
         ends = [m for m in (inner.get_input_embeddings(), inner.get_output_embeddings()) if m is not None]
         outside = {id(p) for m in ends for p in m.parameters()}
@@ -108,7 +114,7 @@ class Family:
             if not hasattr(module, "lora_A"): continue
             own = module.get_param() if hasattr(module, "get_param") else module.get_base_layer().weight
             reached.add(id(own))
-        for name, p in inner.named_parameters():
+        for name, p in language_model(inner).named_parameters():
             if "lora_" not in name and id(p) not in outside: total += p.numel()
         n = sum(p.numel() for p in inner.parameters() if id(p) in reached)
         return f"{n / total:.1%}"
@@ -125,10 +131,13 @@ class Family:
         return f"{len(losses)} steps"
 
     def cache(self)->str:
-        "Greedy answers with the cache, and without"
+        "Greedy answers with the cache, alone and in a batch, and without"
         model = self.bench.trained(self.run.adapter).eval()
         talks = [[dict(role="user", content=text)] for text in ("What is 2 + 3?", "Tom has 4 apples and eats 1.")]
-        answers = [a.text for a in generate(model, self.bench.tokenizer, talks, max_new_tokens=8, batch_size=1)]
+        def answers_in(n):
+            return [a.text for a in generate(model, self.bench.tokenizer, talks, max_new_tokens=8, batch_size=n)]
+        answers, together = answers_in(1), answers_in(2)
+        if answers != together: raise RuntimeError(f"answers are {answers} alone and {together} in a batch")
         model.config.use_cache = False
         inner = causal_lm(model)
         from sft_nb.tokens.encode import encode_prompts
@@ -183,11 +192,18 @@ def try_type(kind:str, file:Path, columns:tuple[str,...])->None:
             Family(kind, Path(folder)).try_all(columns, lambda found: file.write_text(json.dumps(found)))
 
 
+def import_all()->None:
+    "Import what a training imports when it begins: once, and not in each process"
+    for name in LATE:
+        with contextlib.suppress(ImportError): importlib.import_module(name)
+
+
 def try_types(kinds:list[str], columns:tuple[str,...], out:Path, jobs:int, limit:int)->None:
     "Fork a process for each, some at a time; the results are in `out` as soon as they are there"
     parts = out.with_suffix("")
     parts.mkdir(parents=True, exist_ok=True)
     waiting, running = list(kinds), {}
+    import_all()
     while waiting or running:
         while waiting and len(running) < jobs:
             kind = waiting.pop(0)

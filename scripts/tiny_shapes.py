@@ -2,7 +2,8 @@
 
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
 
 KINDS = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 VOCABULARY = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
@@ -22,33 +23,35 @@ SIZES = {   # the names that configs have for a size -> a small one; only those 
     16: "head_dim v_head_dim qk_nope_head_dim index_head_dim linear_key_head_dim linear_value_head_dim kv_channels "
         "mamba_d_head mamba_head_dim mamba_headdim attention_head_dim attention_head_size dim_head d_head swa_head_dim "
         "swa_v_head_dim linear_head_dim query_pre_attn_scalar mamba_d_state state_size ssm_state_size mamba_dt_rank",
-    8: "qk_rope_head_dim mamba_chunk_size chunk_size index_topk rotary_dim hidden_size_per_layer_input laurel_rank",
+    8: "qk_rope_head_dim mamba_chunk_size chunk_size rotary_dim hidden_size_per_layer_input laurel_rank",
     32: "moe_intermediate_size q_lora_rank kv_lora_rank expert_ffn_hidden_size shared_expert_intermediate_size "
         "moe_shared_expert_intermediate_size o_lora_rank",
     1: "n_group topk_group num_expert_group n_groups mamba_n_groups first_k_dense_replace num_nextn_predict_layers "
        "n_shared_experts num_shared_experts type_vocab_size",
     512: "max_position_embeddings n_positions model_max_length max_seq_len context_length n_ctx max_target_positions "
-         "original_max_position_embeddings",
+         "original_max_position_embeddings index_topk",   # with fewer tokens to see, those of a random indexer tie
     7: "sliding_window sliding_window_size attention_window_size local_attention window_size",
 }
 SMALL = {name: size for size, names in SIZES.items() for name in names.split()}
 SIDES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
-             head_dim=16, num_channels=3)   # of towers that rows of text never reach
+             head_dim=16, num_channels=3, per_layer_config=None)   # of towers that rows of text never reach
 
 
 _ROPE = dict(rope_type="default", rope_theta=10000.)
 _MAMBA = dict(mamba_n_heads=8)
-_DOTS = dict(num_key_value_heads=4, swa_num_key_value_heads=4, head_dim=24, swa_head_dim=24, per_layer_config=None)
+_DOTS = dict(num_key_value_heads=4, swa_num_key_value_heads=4, head_dim=24, swa_head_dim=24, per_layer_config={})
 _QWEN4 = dict(indexer_budget=16, indexer_compress_ratio=4, indexer_head_dim=16, indexer_n_heads=2, indexer_kv_heads=1,
               linear_num_value_heads=4, hc_lowrank=8, ngram_vocab_size_base=64, split_ngram_parts=2,
               make_ngram_vocab_size_divisible_by=8, ple_embed_dim=16)
+_PICTURES = dict(base_channels=32, channel_multiplier=[1, 1], num_res_blocks=1, codebook_size=64, embed_dim=8,
+                 latent_channels=8, attn_resolutions=[])
 OWN = dict(   # what a type needs beside, or a default that is too large
-    afmoe=dict(num_dense_layers=1),
+    afmoe=dict(num_dense_layers=1), cpmant=dict(prompt_types=2, prompt_length=2),
     bamba=_MAMBA | dict(attn_layer_indices=[1, 3]),
     granitemoehybrid=_MAMBA | dict(layer_types=["linear_attention", "full_attention"] * 2),
     jamba=dict(attn_layer_period=2, attn_layer_offset=1), falcon_h1=dict(mamba_n_heads=4),
     cohere_compass_text=dict(rope_parameters=dict(full_attention=_ROPE, sliding_attention=_ROPE)),
-    deepseek_v2=dict(num_experts_per_tok=2),
+    deepseek_v2=dict(num_experts_per_tok=2), emu3=dict(vocabulary_map={"<image>": 3}, vq_config=_PICTURES),
     longcat_flash=dict(num_layers=2, zero_expert_num=2),
     dots1=dict(n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1),
     dots3_note=dict(text_config=_DOTS), dots3_note_text=_DOTS,
@@ -67,7 +70,7 @@ OWN = dict(   # what a type needs beside, or a default that is too large
     qwen4_exp=dict(text_config=_QWEN4), qwen4_exp_text=_QWEN4,
     reformer=dict(is_decoder=True, axial_pos_embds=False),
     roc_bert=dict(pronunciation_embed_dim=16, shape_embed_dim=16, pronunciation_vocab_size=64, shape_vocab_size=64),
-    xmod=dict(languages=["en_XX"], default_language="en_XX"),
+    xlstm=dict(chunk_size=16), xmod=dict(languages=["en_XX"], default_language="en_XX"),
     zamba=dict(layers_block_type=["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"],
                num_hidden_layers=5, attention_hidden_size=128, attention_head_dim=32, num_key_value_heads=4),
     zamba2=dict(layers_block_type=["linear_attention", "hybrid", "linear_attention", "hybrid"], n_mamba_heads=8,
@@ -126,4 +129,7 @@ def tiny_config(kind:str, vocabulary:int=512):
         has = part.to_dict()
         parts[name] = dict(model_type=part.model_type) | {n: v for n, v in SIDES.items() if n in has}
     if "vocab_size" in default.to_dict(): values["vocab_size"] = vocabulary
-    return AutoConfig.for_model(kind, **values | parts)
+    shape = AutoConfig.for_model(kind, **values | parts)
+    with_images = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind)
+    if parts and with_images: shape.architectures = [with_images]   # as it is published
+    return shape

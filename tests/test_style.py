@@ -102,3 +102,24 @@ def test_what_is_never_shown_is_seen(tmp_path):
 def test_the_table_of_figures_can_be_made():
     figures = measure(ROOT)
     assert figures["conditional expressions inside another"].isdigit() and "longest module" in figures
+
+
+SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+         "num_key_value_heads", "max_position_embeddings", "layer_types", "initializer_range"}
+
+
+def reads_a_size_past_the_text_config(source:str)->list[int]:
+    "Lines that read a size from a model's config itself, which has none where a vision tower stands beside the text"
+    def is_whole_config(node):
+        return getattr(node, "attr", getattr(node, "id", "")) in ("config", "shape")
+    return [node.lineno for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.Attribute) and node.attr in SIZES and is_whole_config(node.value)]
+
+
+def test_sizes_of_a_model_are_read_from_its_text_config():
+    assert reads_a_size_past_the_text_config("n = model.config.hidden_size\nm = text_config(shape).hidden_size") == [1]
+    for path in (ROOT/"sft_nb").rglob("*.py"):
+        source = path.read_text()
+        if path.name == "layout.py": continue
+        assert not reads_a_size_past_the_text_config(source), path
+        assert "get_text_config" not in source, f"{path}: text_config of sft_nb.batches.layout asks it"

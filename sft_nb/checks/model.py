@@ -17,6 +17,7 @@ from ..config import Config
 from ..settings import SETTINGS
 from ..tokens.encode import end_ids
 from ..tokens.dataset import Data
+from ..batches.layout import text_config
 from ..model.precision import audit
 from ..model.loss import causal_lm
 from ..model.adapter import full_parameters, lora_reach, text_path
@@ -127,13 +128,16 @@ def check_vocabulary(model, tokenizer)->Finding|None:
     "tokenizer, embedding and head have the same vocabulary"
     inner = causal_lm(model)
     rows, head = len(inner.get_input_embeddings().weight), inner.get_output_embeddings()
-    said = inner.config.get_text_config().vocab_size
+    said = text_config(inner.config).vocab_size
     fix = as_fix("model.resize_token_embeddings(len(tokenizer))") | "the tokenizer that the model was trained with"
     if len(tokenizer) > rows:
         return fail(f"the tokenizer has {len(tokenizer):,} tokens and the embedding {rows:,} rows", fix)
-    if head is not None and len(head.weight) != rows and not hasattr(head.weight, "quant_state"):
-        return fail(f"the embedding has {rows:,} rows and the head {len(head.weight):,}", fix)
-    if said != rows: return fail(f"the config says vocab_size {said:,} and the embedding has {rows:,} rows", fix)
+    is_known = head is not None and not hasattr(head.weight, "quant_state")
+    scores = len(head.weight) if is_known else rows
+    if scores != rows and (scores < len(tokenizer) or scores != said):   # Llama 3.2 Vision has no scores for images
+        return fail(f"the embedding has {rows:,} rows and the head {scores:,}", fix)
+    if said not in (rows, scores):
+        return fail(f"the config says vocab_size {said:,} and the embedding has {rows:,} rows", fix)
 
 # %% ../../nbs/09_checks/03_model.ipynb #dd371aa8
 def untrained(
@@ -185,7 +189,7 @@ def check_special_tokens(model, tokenizer, data:Data, cfg:Config)->Finding|None:
     special = {tokenizer.convert_tokens_to_ids(t) for t in tokenizer.all_special_tokens}
     special |= {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
     common = [t for t, _ in seen.most_common(80) if t not in special]
-    spread = getattr(model.config.get_text_config(), "initializer_range", None) or .02
+    spread = getattr(text_config(model.config), "initializer_range", None) or .02
     def untrained_in(layer, tokens:list[int])->list[int]|None:
         if layer is None or _is_layer_trained(layer) or not tokens: return []
         unused = unused_tokens(tokenizer, len(layer.weight), seen)

@@ -54,18 +54,21 @@ def take_step(
     return FirstStep(float(value.detach()), norms, batch["input_ids"].numel(), time.monotonic() - began, peak)
 
 # %% ../../nbs/09_checks/04_step.ipynb #88104029
-_DROPOUT_RATES = ("attention_dropout", "dropout", "activation_dropout")   # attributes of models
-
 @contextmanager
 def no_dropout(model):
-    "Train mode without dropout"
+    "Train mode without dropout and jitter, and with the same random numbers each time"
     rates = []
     for module in model.modules():
-        names = ("p",) if isinstance(module, torch.nn.modules.dropout._DropoutNd) else _DROPOUT_RATES
-        for name in names:
-            if isinstance(rate := getattr(module, name, None), float): rates.append((module, name, rate))
+        is_dropout = isinstance(module, torch.nn.modules.dropout._DropoutNd)
+        for name, rate in vars(module).items():
+            is_rate = name == "p" if is_dropout else "drop" in name or "jitter" in name
+            if is_rate and isinstance(rate, float): rates.append((module, name, rate))
+    on_cuda = [model.device] if getattr(model, "device", torch.device("cpu")).type == "cuda" else []
     for module, name, _ in rates: setattr(module, name, 0.)
-    try: yield model
+    try:
+        with torch.random.fork_rng(devices=on_cuda):
+            torch.manual_seed(0)
+            yield model
     finally:
         for module, name, rate in rates: setattr(module, name, rate)
 

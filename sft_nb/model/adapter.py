@@ -24,8 +24,9 @@ from transformers import AutoModelForCausalLM
 from ..report import ConfigError, edit, error_summary, MissingPathError, pluralise, SftError
 from ..config import Config
 from ..tokens.tokenizer import model_name, model_path
-from .experts import (
-    count_experts, expert_parameters, expert_rank, expert_words, is_router, target_parameters, wrap_packed)
+from sft_nb.model.experts import (
+    computes_product, count_experts, expert_parameters, expert_rank, expert_words, is_router, target_parameters,
+    wrap_packed)
 from .loss import causal_lm, language_model
 from .load import auto_class, broken_weights, load_base, quiet
 from .kernels import use_kernels
@@ -46,7 +47,11 @@ _PASSED_BY |= dict.fromkeys(("falcon_h1", "mamba2", "nemotron_h"), {"out_proj"})
 # blocks that read an encoder's or a vision tower's output, or pool a sentence: text alone never reaches them
 _NOT_FOR_TEXT = {"encoder_attn", "cross_attn", "crossattention", "pooler", "embed_tokens_extend"}
 
-def _is_for_text(path:str)->bool: return _NOT_FOR_TEXT.isdisjoint(path.split("."))
+def _is_for_text(model, path:str)->bool:
+    "Does text alone reach this module? Llama 3.2 Vision has whole layers that it does not"
+    parts = path.split(".")
+    around = (type(model.get_submodule(".".join(parts[:n]))).__name__ for n in range(1, len(parts)))
+    return _NOT_FOR_TEXT.isdisjoint(parts) and not any("CrossAttentionDecoderLayer" in kind for kind in around)
 
 def _linear_layers(model)->dict[str,torch.nn.Module]:
     "Every linear layer that text passes through and that LoRA can stand beside, by path"
@@ -56,7 +61,7 @@ def _linear_layers(model)->dict[str,torch.nn.Module]:
         if not isinstance(module, torch.nn.Linear) and type(module).__name__ != "Conv1D": continue
         if module is head or (inside and not path.startswith(inside + ".")): continue
         if path.rpartition(".")[2] in passed_by or is_router(path, module, experts): continue
-        if not _is_for_text(path): continue
+        if not _is_for_text(model, path) or not computes_product(module): continue
         found[path] = module
     return found
 
@@ -66,7 +71,7 @@ def excluded_modules(model)->str|None:
     names = {path.rpartition(".")[2] for path in linear}
     others = {path for path, module in model.named_modules() if path.rpartition(".")[2] in names
               and isinstance(module, torch.nn.Linear) and path not in linear
-              and (is_router(path, module, experts) or not _is_for_text(path))}
+              and (is_router(path, module, experts) or not _is_for_text(model, path))}
     patterns = {re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(path)) for path in others}   # whatever the layer
     if inside: patterns.add(rf"(?!{re.escape(inside)}\.).*")
     return "|".join(sorted(patterns)) or None
@@ -481,7 +486,7 @@ def lora_reach(
     inside, adapted, total, left_out = text_path(inner), 0, 0, {}
     for path, module in inner.named_modules():
         beside_text = inside and not path.startswith(inside + ".")
-        if not _is_for_text(path): continue
+        if not _is_for_text(inner, path): continue
         if beside_text or "lora_" in path or "original_module" in path or "trainable_tokens" in path: continue
         if isinstance(module, torch.nn.Embedding): continue   # of positions too
         place = ".".join([part for part in path.split(".") if part != "base_layer" and not part.isdigit()][-2:])

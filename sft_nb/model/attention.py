@@ -20,7 +20,7 @@ import transformers   # its parts are loaded where they are used: masks and atte
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
 from ..report import ConfigError, SftError, edit, error_summary
-from ..batches.layout import model_class, supports_flattening
+from ..batches.layout import model_class, supports_flattening, text_config
 from ..batches.states import separate_rows
 
 # %% ../../nbs/06_model/02_attention.ipynb #5e1b42b0
@@ -404,10 +404,12 @@ def _asked_for(name:str, device:str)->str:
 
 # %% ../../nbs/06_model/02_attention.ipynb #f970f5f1
 def _has_its_own(kind, shape)->bool:
-    "Neither `sdpa`, a soft cap nor sinks: the attention is something that `varlen` does not know"
-    softcap = getattr(shape.get_text_config(), "attn_logit_softcapping", None)
+    "Neither `sdpa`, a soft cap nor sinks, or a mask that depends on the tokens: `varlen` does not know it"
+    source = inspect.getsource(inspect.getmodule(kind))
+    if "prepare_dynamic_mask" in source: return True   # Doge's attention chooses what it sees
+    softcap = getattr(text_config(shape), "attn_logit_softcapping", None)
     if getattr(kind, "_supports_sdpa", False) or softcap: return False
-    return "s_aux" not in inspect.getsource(inspect.getmodule(kind))
+    return "s_aux" not in source
 
 # %% ../../nbs/06_model/02_attention.ipynb #c4612c81
 def choose_attention(
@@ -432,7 +434,7 @@ def _choose_automatically(device:str, dtype:torch.dtype, shape)->tuple[str|None,
     "What `auto` means, and why"
     kind, name = model_class(shape), shape.model_type
     flash, broken = _installed_flash(device, dtype, kind)
-    softcap = getattr(shape.get_text_config(), "attn_logit_softcapping", None)
+    softcap = getattr(text_config(shape), "attn_logit_softcapping", None)
     of_version_2 = flash == "flash_attention_2" and not softcap and supports_flattening(shape)
     if of_version_2 and getattr(kind, "_supports_attention_backend", False) and not _has_its_own(kind, shape):
         return "varlen", "auto: PyTorch's own kernel, that of flash-attn 2, for as many heads as it can address"

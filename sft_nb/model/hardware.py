@@ -20,6 +20,7 @@ from transformers import AutoConfig
 from ..report import ConfigError, edit
 from ..config import Config
 from ..tokens.tokenizer import model_path, why_missing
+from ..batches.layout import text_config
 
 # %% ../../nbs/06_model/00_hardware.ipynb #5c795431
 def _visible_devices()->list[str]:
@@ -53,7 +54,7 @@ _FEWEST_WEIGHTS = 10**7   # below, a step is more than its products: that of `ti
 @lru_cache
 def _size_of(path:str, revision:str|None)->tuple[int,...]:
     "Hidden size, intermediate size, layers and vocabulary of a model; raises if its config cannot be read"
-    shape = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False).get_text_config()
+    shape = text_config(AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False))
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
     return tuple(int(getattr(shape, name)) for name in names)
 

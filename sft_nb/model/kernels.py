@@ -208,7 +208,8 @@ def _that_read_the_same(model, layers:list)->list[_Together]:
         inside = dict(block.named_children())
         for names in _READ_THE_SAME:
             some = [inside[name] for name in names if inside.get(name) in known]
-            if len(some) > 1: found.append(_Together(some))
+            widths = {layer.base_layer.in_features for layer in some}   # in RWKV's MLP, `value` reads what `key` wrote
+            if len(some) > 1 and len(widths) == 1: found.append(_Together(some))
     return found
 
 # %% ../../nbs/06_model/07_kernels.ipynb #kn6tog03

@@ -21,7 +21,7 @@ from ..report import ConfigError, as_fix, edit, error_summary
 from ..config import require_trust, Config
 from ..tokens.tokenizer import model_path, why_missing
 from ..tokens.encode import end_ids
-from ..batches.layout import model_class
+from ..batches.layout import counts_from_padding, model_class, text_config
 from .hardware import Hardware, find_hardware
 from .attention import choose_attention
 from .experts import experts_in_4_bits
@@ -80,7 +80,7 @@ def load_shape(
     except Exception as e: raise _loading_error(cfg, e) from e
     if model_class(shape) is None and not cfg.trust_remote_code: raise _not_for_text(cfg, shape)
     if cfg.init == "random":
-        text = shape.get_text_config()   # beside that of a vision tower, or the config itself
+        text = text_config(shape)   # beside that of a vision tower, or the config itself
         text.vocab_size = max(text.vocab_size, len(tokenizer))
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"): setattr(text, name, getattr(tokenizer, name))
     return shape
@@ -185,8 +185,9 @@ def fit_vocabulary(
     if n > rows: model.resize_token_embeddings(n, mean_resizing=False)
     named = map(tokenizer.convert_tokens_to_ids, getattr(tokenizer, "new_tokens", ()))
     _initialise_rows(model, [*range(rows, n), *(i for i in named if i < rows)])
-    for part in (model.config, model.config.get_text_config(), model.generation_config):
-        part.pad_token_id = tokenizer.pad_token_id
+    counted = counts_from_padding(type(model))   # then the number in its config says where positions begin
+    for part in () if counted else (model.config, text_config(model.config)): part.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.eos_token_id = _all_ends(model, tokenizer)
 
 # %% ../../nbs/06_model/06_load.ipynb #acc52ae1
@@ -207,7 +208,7 @@ def withhold_router_logits(
 )->None:
     "Let a mixture of experts return router logits only from a forward pass that asks for them"
     shape = causal_lm(model).config
-    for part in {id(part): part for part in (shape, shape.get_text_config())}.values():
+    for part in {id(part): part for part in (shape, text_config(shape))}.values():
         if getattr(part, "output_router_logits", False): part.output_router_logits = False
 
 # %% ../../nbs/06_model/06_load.ipynb #load0011

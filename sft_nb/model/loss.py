@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 
 from ..report import SftError
 from ..batches.collate import supervised_positions
-from ..batches.layout import autocast_to_weights, inference_mode
+from ..batches.layout import autocast_to_weights, inference_mode, text_config
 from .attention import told_documents
 from .experts import balance_loss
 from .cpu_cross_entropy import BLOCK, blockwise_cross_entropy, fits_blocks, ROWS
@@ -191,7 +191,7 @@ def causal_lm(model):
 def language_model(model):
     "The part of a model that text passes through: all of it, or what stands beside a vision tower"
     model = causal_lm(model)
-    return model if model.config.get_text_config() is model.config else model.get_decoder()
+    return model if text_config(model.config) is model.config else model.get_decoder()
 
 def backbone(model):
     "What a causal language model has below its head"
@@ -204,7 +204,7 @@ class Head:
     "The head of a model as its config tells it: hidden vectors (n, hidden size) -> scores (n, V)"
     def __init__(self, model):
         self.model = model
-        self.factor, self.cap = _score_scaling(model.config.get_text_config())
+        self.factor, self.cap = _score_scaling(text_config(model.config))
 
     @property
     def layer(self): return self.model.get_output_embeddings()
@@ -246,7 +246,7 @@ def head_of(
     model = causal_lm(model)
     if getattr(model, "get_output_embeddings", lambda: None)() is None or backbone(model) is model: return None
     head = Head(model)
-    device, vocabulary = model.get_input_embeddings().weight.device, model.config.get_text_config().vocab_size
+    device, vocabulary = model.get_input_embeddings().weight.device, text_config(model.config).vocab_size
     ids = torch.arange(8, device=device)[None] % vocabulary
     with inference_mode(model):
         own = model(ids, use_cache=False).logits
@@ -279,7 +279,7 @@ def _trained_parameters(head:Head, model)->list:
     "Module and name of the trained parameters that the head depends on: its own, a tied embedding, an adapter's"
     dtype, device = model.get_input_embeddings().weight.dtype, model.get_output_embeddings().weight.device
     trained = [p for p in model.parameters() if p.requires_grad]
-    size = model.config.get_text_config().hidden_size
+    size = model.get_output_embeddings().weight.shape[1]   # of Reformer, twice the hidden size
     with torch.enable_grad(), autocast_to_weights(model): scores = head(torch.ones(1, size, device=device, dtype=dtype))
     if not scores.requires_grad: return []
     gradients = torch.autograd.grad(scores.float().sum(), trained, allow_unused=True)

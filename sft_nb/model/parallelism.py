@@ -168,8 +168,9 @@ def check_heads(
     shape,                # the model's config
 )->None:
     "ConfigError for a model whose rows cannot be shared"
-    size, heads = cfg.sequence_parallel_size, getattr(shape.get_text_config(), "num_attention_heads", 0)
-    if size == 1: return
+    if cfg.sequence_parallel_size == 1: return
+    from sft_nb.batches.layout import text_config   # loads torch
+    size, heads = cfg.sequence_parallel_size, getattr(text_config(shape), "num_attention_heads", 0)
     fix = edit(sequence_parallel_size=1)
     if attention != "varlen":
         found = f"the attention of {shape.model_type} is {attention or 'its own'}"

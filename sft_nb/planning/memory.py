@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from ..config import Config
+from ..batches.layout import text_config
 from ..model.load import auto_class, load_shape, quantization, quiet
 from ..model.attention import register_varlen
 from ..model.experts import experts_in_4_bits
@@ -49,7 +50,7 @@ def skeleton(
     register_varlen()
     shape = load_shape(cfg, tokenizer)
     if layers is not None:
-        text = shape.get_text_config()
+        text = text_config(shape)
         text.num_hidden_layers = layers
         kinds = getattr(text, "layer_types", None)   # of some types, they follow from the number
         if kinds and len(kinds) != layers: text.layer_types = kinds[:layers]
@@ -57,7 +58,7 @@ def skeleton(
     how = dict(dtype=kept, attn_implementation=attention, trust_remote_code=cfg.trust_remote_code)
     with quiet(), torch.device("meta"):
         model, n = auto_class(shape).from_config(shape, **how), len(tokenizer)
-        if n > model.config.get_text_config().vocab_size: model.resize_token_embeddings(n, mean_resizing=False)
+        if n > text_config(model.config).vocab_size: model.resize_token_embeddings(n, mean_resizing=False)
         if cfg.method == "full":   # of a few layers, all are trained: a pattern may name others
             train_in_full(model, cfg if layers is None else replace(cfg, unfrozen_parameters=None))
             return model.train()
@@ -177,7 +178,7 @@ def passing_bytes(
         return in_layers + whole(rest) + learned(rest)
     weights = [p for _, _, p in _each_once(model)]
     widest = max((p.element_size() for p in weights if p.requires_grad), default=0)
-    passing = (division.bucket or model.config.hidden_size ** 2) * widest
+    passing = (division.bucket or text_config(model.config).hidden_size ** 2) * widest
     if division.stage < 3: return passing
     numbers = sum(p.numel() for p in weights)
     return passing + int(sum(map(_tensor_bytes, weights)) * min(1, _FETCHED / numbers))

@@ -119,7 +119,8 @@ def whole(self:Planner,
 ):
     "The skeleton of all layers"
     if method not in self.kept:
-        self.kept[method] = skeleton(replace(self.cfg, method=method), self.tokenizer, dtype=self.dtype)
+        cfg = replace(self.cfg, method=method)
+        self.kept[method] = skeleton(cfg, self.tokenizer, attention=self.kernel, dtype=self.dtype)
     return self.kept[method]
 
 @patch

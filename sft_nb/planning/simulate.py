@@ -6,6 +6,7 @@
 __all__ = ['MemoryTracker', 'Pass', 'Step', 'checkpoint_first_and_last_parts', 'simulate', 'footprint']
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #2d5eaa12
+import inspect
 import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import checkpoint
 
 from ..config import Config
-from ..batches.layout import BatchLengths
+from ..batches.layout import BatchLengths, text_config
 from ..batches.states import assume_lengths
 from ..model import experts
 from ..model.attention import assume_documents
@@ -172,9 +173,11 @@ def _forward_and_loss(inner, batch:BatchLengths, attention:str, dtype:torch.dtyp
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         B, T = batch.shape
         ids, mask = torch.zeros(B, T, dtype=torch.long), torch.ones(B, T, dtype=torch.long)
-        if attention != "varlen" or not batch.flat:   # the mask that the attention of the batch would have
-            mask = torch.zeros(B, 1, T, T, dtype=dtype if attention == "eager" else torch.bool)
         reads = backbone(language_model(inner))   # no vision tower
+        file = vars(inspect.getmodule(type(reads)))
+        own_mask = "create_causal_mask" not in file or "build_alibi_tensor" in file   # made from that of the tokens
+        if not own_mask and (attention != "varlen" or not batch.flat):   # what the attention of the batch would have
+            mask = torch.zeros(B, 1, T, T, dtype=dtype if attention == "eager" else torch.bool)
         hidden = reads(ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
         n, chunk = _supervised_positions(inner, batch, dtype, max_logits_mib, kind)
         targets = torch.zeros(min(n, 2 * chunk), dtype=torch.long)
@@ -249,7 +252,7 @@ def _pass_context(model, batch:BatchLengths, how:Pass):
 # %% ../../nbs/07_planning/01_simulate.ipynb #dae0a533
 def _decoder_layers(inner)->list:
     "The layers of a model, from the first to the last"
-    n = inner.config.get_text_config().num_hidden_layers
+    n = text_config(inner.config).num_hidden_layers
     lists = [m for m in language_model(inner).modules() if isinstance(m, torch.nn.ModuleList)]
     return list(next((layers for layers in lists if len(layers) == n), ()))
 
@@ -298,7 +301,7 @@ def simulate(
     # the chunks of the loss that are not run
     with FakeTensorMode(allow_non_fake_inputs=True):   # a tied head with trained tokens adds up its weight
         n, chunk = _supervised_positions(inner, batch, how.dtype, how.max_logits_mib, how.kind)
-    hidden_size = inner.config.get_text_config().hidden_size
+    hidden_size = text_config(inner.config).hidden_size
     more = max(0, n - 2 * chunk) * hidden_size * how.dtype.itemsize * (1 + how.train)
     # TRL's offloading lets five tensors wait for their transport, until the backward pass of the loss
     in_transfer = 5 * batch.tokens * hidden_size * how.dtype.itemsize if how.offloading else 0
@@ -323,7 +326,7 @@ def footprint(
     shape, bits = whole.config.to_json_string(), str(quantization(cfg, how.dtype))
     key = batch, repr(whole), weights, shape, cfg.kernels, bits, how
     if key in _SIMULATED: return _SIMULATED[key]
-    n = whole.config.get_text_config().num_hidden_layers
+    n = text_config(whole.config).num_hidden_layers
     sizes = {sum(p.numel() for p in layer.parameters()) for layer in _decoder_layers(whole)}
     few = 3 if n >= 4 and len(sizes) == 1 else None   # where all layers are alike
     model = skeleton(cfg, tokenizer, layers=few, attention=how.attention, dtype=how.dtype)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..batches.layout import BatchLengths
+from ..batches.layout import BatchLengths, text_config
 from ..model.hardware import Device
 from ..model.experts import count_active_experts, count_experts, expert_parameters, packed_experts
 from ..model.loss import causal_lm
@@ -38,7 +38,7 @@ def facts_of(
 )->Facts:
     "What the speed of a model depends on"
     inner = causal_lm(model)
-    text = inner.config.get_text_config()
+    text = text_config(inner.config)
     outer = {id(m) for m in (inner.get_input_embeddings(), inner.get_output_embeddings())}
     base = [m for name, m in inner.named_modules()   # linear layers between embedding and head, but for the adapter's
             if isinstance(m, torch.nn.Linear) and "lora_" not in name and id(m) not in outer]

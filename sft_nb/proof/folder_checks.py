@@ -29,6 +29,7 @@ from ..report import (
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..tokens.tokenizer import model_path
+from ..batches.layout import text_config
 from ..workbench import Workbench
 from ..evaluation.openai_client import RenderedPrompt
 from .merge import dequantise, load_merged, merged_model
@@ -279,7 +280,7 @@ def folder_sampling(x:Expected, f:Folder)->ProofStage:
 def folder_context(x:Expected, f:Folder)->ProofStage:
     "Of the language model, where the config is one of several parts"
     told = f.config.get("text_config", f.config).get("max_position_embeddings")
-    trained = getattr(x.bench.shape.get_text_config(), "max_position_embeddings", x.reference.longest_row_tokens)
+    trained = getattr(text_config(x.bench.shape), "max_position_embeddings", x.reference.longest_row_tokens)
     fix = f'set "max_position_embeddings": {trained} in {f.path}/config.json'
     return compare_context("folder", x.reference, told, fix)
 

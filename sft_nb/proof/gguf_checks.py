@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from ..report import as_fix, command, ConfigError, Fix, MissingPathError, shell_quote, skipped
+from ..batches.layout import text_config
 from .folder_checks import (
     compare_context, compare_ends, compare_prompts, compare_tensor, describe_differences, differs, Expected, failed,
     passed, relative_error, ProofStage)
@@ -151,13 +152,13 @@ def gguf_sampling(x:Expected, f:Gguf)->ProofStage:
     return failed("gguf", "sampling", text, fix | as_fix('send "temperature": 0 with each request'), found)
 
 def gguf_context(x:Expected, f:Gguf)->ProofStage:
-    trained = getattr(x.bench.shape.get_text_config(), "max_position_embeddings", x.reference.longest_row_tokens)
+    trained = getattr(text_config(x.bench.shape), "max_position_embeddings", x.reference.longest_row_tokens)
     fix = f.set_metadata(f"{f.arch}.context_length", trained)
     return compare_context("gguf", x.reference, f.get_arch("context_length"), fix)
 
 def gguf_shape(x:Expected, f:Gguf)->ProofStage:
     "Is it a model of the run's shape?"
-    ours, theirs = x.bench.shape.get_text_config(), {key: f.get_arch(key) for key in _SHAPE}
+    ours, theirs = text_config(x.bench.shape), {key: f.get_arch(key) for key in _SHAPE}
     other = {key: v for key, v in theirs.items() if v is not None and v != getattr(ours, _SHAPE[key], v)}
     theta = (getattr(ours, "rope_parameters", None) or {}).get("rope_theta")
     base = f.get_arch("rope.freq_base")

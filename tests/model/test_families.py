@@ -1,0 +1,102 @@
+"""What single model families do in their own way: how they count positions, layers that are more than one product,
+layers that text never reaches."""
+import pytest
+import torch
+from shapes import tiny_config
+
+from sft_nb.checks.model import check_vocabulary
+from sft_nb.config import load_config
+from sft_nb.model.adapter import load_model, target_modules
+from sft_nb.model.attention import choose_attention
+from sft_nb.model.generate import continue_tokens
+from sft_nb.model.load import auto_class, load_base
+from sft_nb.model.loss import add_supervised_loss, batch_loss
+from sft_nb.batches.collate import DataCollatorForCausalLM
+from sft_nb.planning.plan import plan
+from sft_nb.proof.merge import merge
+from sft_nb.report import Report
+from sft_nb.training.train import train
+
+
+def settings(tmp_path, kind:str, **how):
+    "With a model of random numbers in a folder"
+    shape = tiny_config(kind, 745)
+    torch.manual_seed(0)
+    auto_class(shape).from_config(shape, dtype=torch.float32).save_pretrained(tmp_path/kind)
+    base = dict(model=str(tmp_path/kind), tokenizer="tiny", method="lora", device="cpu", dtype="float32",
+                max_samples=16, eval_samples=0, max_steps=2, per_device_train_batch_size=2, preflight=False,
+                gradient_accumulation_steps=1, runs_dir=str(tmp_path/"runs"))
+    return load_config("demo", **base | how)
+
+
+def without_a_cache(model, ids:list[int], n:int)->list[int]:
+    "As a model continues when it reads all that is there before each token, and counts positions by itself"
+    for _ in range(n):
+        with torch.no_grad(): ids = ids + [int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())]
+    return ids[-n:]
+
+
+@pytest.mark.parametrize("kind", ["roberta", "data2vec-text"])
+def test_positions_that_begin_behind_the_pad_token(tmp_path, tokenizer, kind):
+    "With a cache, alone and in a batch, as without one; a pad token in a prompt is not counted"
+    model = load_base(settings(tmp_path, kind), tokenizer)
+    model.generation_config.eos_token_id = None
+    prompts = [[5, 0, 7, 9, 11, 4], [8, 6]]   # 0 is what the config pads with; the tokenizer has another
+    assert tokenizer.pad_token_id != model.config.pad_token_id == 0
+    want = [tokenizer.decode(without_a_cache(model, ids, 6), skip_special_tokens=True) for ids in prompts]
+    for n in (1, 2):
+        found = continue_tokens(model, tokenizer, prompts, max_new_tokens=6, batch_size=n)
+        assert [answer.text for answer in found] == want
+
+
+def test_a_merged_roberta_counts_as_its_base(tmp_path):
+    run = train(settings(tmp_path, "roberta", learning_rate=1e-2))
+    parity = Report.load(merge(run, dtype="float32", prompts=2)/"parity.json")
+    assert parity.status != "fail" and parity.figures["largest_difference"] < 1e-5
+
+
+def test_a_grouped_product_has_no_adapter_and_no_4_bits(tmp_path, tokenizer):
+    cfg = settings(tmp_path, "deepseek_v4")
+    assert "o_b_proj" in target_modules(load_base(cfg, tokenizer), ("all-linear",))
+    assert "o_a_proj" not in target_modules(load_base(cfg, tokenizer), ("all-linear",))
+    rows = [dict(input_ids=[*range(5, 25)], labels=[*range(5, 25)])]
+    for method in ("lora", "qlora"):
+        model = load_model(settings(tmp_path, "deepseek_v4", method=method), tokenizer)
+        layer = next(m for name, m in model.named_modules() if name.endswith("o_a_proj"))
+        assert type(layer).__name__ == "DeepseekV4GroupedLinear"
+        loss, n = batch_loss(model, DataCollatorForCausalLM(tokenizer)(rows), supervised=False)
+        assert 5 < float(loss.detach() / n) < 9   # ln 745 is 6.6
+
+
+def test_a_value_that_reads_what_the_key_wrote(tmp_path, tokenizer):
+    "In RWKV's MLP the layers have names of an attention's, and other widths"
+    model = load_model(settings(tmp_path, "rwkv"), tokenizer)
+    rows = [dict(input_ids=[*range(5, 25)], labels=[*range(5, 25)])]
+    loss, n = batch_loss(model, DataCollatorForCausalLM(tokenizer)(rows), supervised=False)
+    assert 5 < float(loss.detach() / n) < 9
+
+
+def test_a_head_that_reads_twice_the_hidden_size(tmp_path, tokenizer):
+    assert add_supervised_loss(load_model(settings(tmp_path, "reformer"), tokenizer))
+
+
+def test_an_attention_that_reads_its_mask_is_left_to_transformers():
+    name, why = choose_attention("auto", "cpu", torch.float32, tiny_config("doge"))
+    assert name is None and "an attention of its own" in why
+
+
+@pytest.mark.parametrize("kind", ["falcon", "gptj", "bloom", "mamba", "openai-gpt", "doge"])
+def test_plans_of_models_that_make_their_mask_or_choose_their_attention_themselves(tmp_path, kind):
+    assert plan(settings(tmp_path, kind, init="random"), lengths=[20, 40]).total > 0
+
+
+def test_llama_3_2_vision_is_trained_where_text_passes(tmp_path, tokenizer):
+    "Its layers that read images are skipped for text, and the embedding has rows for images that the head has not"
+    model = load_model(settings(tmp_path, "mllama"), tokenizer)
+    inner = model.get_base_model()
+    assert len(inner.get_input_embeddings().weight) > len(inner.get_output_embeddings().weight)
+    assert check_vocabulary(model, tokenizer) is None
+    rows = [dict(input_ids=[*range(5, 25)], labels=[*range(5, 25)])]
+    batch_loss(model, DataCollatorForCausalLM(tokenizer)(rows), supervised=False)[0].backward()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert trained and all(p.grad is not None for p in trained.values())
