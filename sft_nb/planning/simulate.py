@@ -10,8 +10,10 @@ import inspect
 import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -25,6 +27,7 @@ from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quantization, quiet
 from ..model.checkpointing import OnDevice, checkpoint_parts, recompute_layers, recompute_parts
+from ..model.kernels import fuse_norms
 from .memory import skeleton, weights_for_dora
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1scra01
@@ -77,6 +80,23 @@ class _Unpack(torch.autograd.Function):
     def backward(ctx, d):
         into_x = d.to(ctx.dtype) @ torch.empty(ctx.size, dtype=ctx.dtype)
         return into_x.to(ctx.x), None, None, None
+
+# %% ../../nbs/07_planning/01_simulate.ipynb #7ae781a7
+class _FusedNorm(torch.autograd.Function):
+    "An RMSNorm as PyTorch's CUDA kernel computes it, in what it allocates and keeps"
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight, torch.empty(*x.shape[:-1], 1, dtype=torch.float32))
+        return torch.empty_like(x)
+    @staticmethod
+    def backward(ctx, d):
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+
+def _norms_of(kind:str):
+    "Inside, `F.rms_norm` allocates what it would on a device of this kind"
+    if kind != "cuda": return nullcontext()
+    return patch.object(F, "rms_norm", lambda x, shape, weight, eps: _FusedNorm.apply(x, weight))
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #8e6228a0
 class _GroupedProduct(torch.autograd.Function):
@@ -246,7 +266,8 @@ def _pass_context(model, batch:BatchLengths, how:Pass):
     was = torch.is_autocast_enabled("cuda")   # some libraries ask
     torch.set_autocast_enabled("cuda", is_cuda and how.dtype != torch.float32)
     try:
-        with documents, rows, weights_for_dora(how.dtype), _grouped_products(), torch.set_grad_enabled(how.train): yield
+        with (documents, rows, weights_for_dora(how.dtype), _grouped_products(), _norms_of(how.kind),
+              torch.set_grad_enabled(how.train)): yield
     finally: torch.set_autocast_enabled("cuda", was)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #dae0a533
@@ -330,6 +351,7 @@ def footprint(
     sizes = {sum(p.numel() for p in layer.parameters()) for layer in _decoder_layers(whole)}
     few = 3 if n >= 4 and len(sizes) == 1 else None   # where all layers are alike
     model = skeleton(cfg, tokenizer, layers=few, attention=how.attention, dtype=how.dtype)
+    if how.kind == "cuda" and cfg.kernels == "auto": fuse_norms(model)   # as `use_kernels` does
     step = simulate(model, batch, how)
     if len(_SIMULATED) == 100: _SIMULATED.clear()
     _SIMULATED[key] = step if few is None else step.with_layers(n - few)

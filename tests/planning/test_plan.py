@@ -38,7 +38,7 @@ def test_a_200_000_token_step_of_a_4b_model_fits_59_gib(tmp_path):
     planned = long_row(tmp_path, method="lora")
     again = planned("h200-141gb", gradient_checkpointing=True, activation_offloading=False, keep_attention=False)
     chosen = planned("h200-141gb")   # attention kept, in host memory: faster than to compute it again
-    assert again.fits and chosen.fits and chosen.allocated < 59 * 2**30 < again.allocated - 20 * 2**30
+    assert again.fits and chosen.fits and chosen.allocated < 59 * 2**30 < again.allocated - 18 * 2**30
     assert [chosen.settings[name] for name in SAVINGS] == [True, True, True, False]
     assert 1.2 < chosen.tokens_per_second / again.tokens_per_second < 1.3
     assert chosen.reasons["keep_attention"] == "auto: it waits in host memory"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from shapes import folder
 from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig
 
 from sft_nb.batches.layout import BatchLengths
 from sft_nb.config import load_config
@@ -135,6 +136,21 @@ def test_parts_between_the_first_and_the_last_need_not_be_computed(tmp_path, tok
     assert computed[:3] == [16, 16, 14] and len(computed) >= 2 * 3 * 3
     monkeypatch.setattr(simulation, "checkpoint_first_and_last_parts", checkpoint_parts)
     assert few == (pytest.approx(simulated(), rel=.02) if method == "full" else simulated())
+
+
+def test_norms_of_a_card_keep_their_input_and_a_number_a_vector(tmp_path, tokenizer):
+    small = folder(tmp_path, "qwen3", num_hidden_layers=2)
+    cfg = load_config(model=small, tokenizer="tiny", init="random", method="lora", kernels="auto")
+    batch = BatchLengths((64, 192), True)
+    def kept(kernels, kind):
+        return footprint(replace(cfg, kernels=kernels), tokenizer, batch, kind=kind).activations
+    # of each vector that a norm reads, the plain form keeps a copy in float32, this one what came, in 16 bits
+    shape = AutoConfig.from_pretrained(small)
+    vectors = {shape.hidden_size: 2 * shape.num_hidden_layers + 1,
+               shape.head_dim: shape.num_hidden_layers * (shape.num_attention_heads + shape.num_key_value_heads)}
+    saved = batch.tokens * sum((4 - 2) * size * n for size, n in vectors.items())
+    assert .7 * saved < kept("none", "cuda") - kept("auto", "cuda") <= saved
+    assert abs(kept("auto", "cpu") - kept("none", "cpu")) < .05 * saved   # a CPU has no such kernel
 
 
 def test_a_step_is_simulated_once_in_a_process(monkeypatch):
