@@ -26,6 +26,17 @@ if "SFT_NB_CACHE" not in os.environ:           # prepared rows of these tests, a
     atexit.register(shutil.rmtree, os.environ["SFT_NB_CACHE"], ignore_errors=True)
 
 
+# these take longest, one test or all together: the last to end would otherwise run alone
+LONGEST = ("test_demo", "test_plain_install", "test_together", "test_launch", "test_kill", "test_browser",
+           "test_compile")
+
+
+def pytest_collection_modifyitems(items):
+    "The longest first; of two workers, the one that has nothing left takes from the end of what the other has"
+    order = {name: k for k, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(LONGEST)))
+
+
 def shared(path:str)->Path:
     "A real file for a test, or a skip with the reason"
     file = SHARED/path

@@ -163,7 +163,7 @@ def describe_reasons(
     "Counts and reasons: 3 empty answers, 1 row: this is not valid JSON"
     def describe(reason:str, n:int)->str:
         if n > 1 and reason.startswith("empty "): return f"{n:,} {reason}s"
-        is_sentence = re.match(r"\d|(\S+ ){1,4}?(is|are|has|holds|was|cannot)\b", reason)   # that of an error
+        is_sentence = re.match(r"\d|(\S+ ){1,4}?(?<!that )(is|are|has|holds|was|cannot)\b", reason)   # an error
         return f"{pluralise(n, 'row')}: {reason}" if is_sentence else f"{n:,} {reason}"
     return ", ".join(describe(reason, n) for reason, n in reasons.items())
 

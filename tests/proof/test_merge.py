@@ -17,15 +17,14 @@ from sft_nb.workbench import Workbench
 
 ADAPTERS = {
     "qlora": dict(),
-    "fp4": dict(bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=False),
+    "fp4, gaussian": dict(bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=False, init_lora_weights="gaussian"),
     "8bit": dict(load_in_8bit=True),
     "lora": dict(method="lora"),
     "full": dict(method="full", learning_rate=1e-3),
-    "rslora": dict(method="lora", use_rslora=True, lora_target_modules=("attention",)),
     "dora": dict(method="lora", use_dora=True, learning_rate=1e-3),
     "pissa": dict(method="lora", init_lora_weights="pissa", learning_rate=1e-3),
-    "olora": dict(method="lora", init_lora_weights="olora", learning_rate=1e-3),
-    "gaussian": dict(init_lora_weights="gaussian"),
+    "rslora, olora": dict(method="lora", use_rslora=True, lora_target_modules=("attention",), init_lora_weights="olora",
+                          learning_rate=1e-3),
     "head": dict(method="lora", modules_to_save=("lm_head",), learning_rate=1e-3),
     "tokens": dict(train_tokens=("<|im_end|>", "<|new|>")),
 }
@@ -33,7 +32,7 @@ ADAPTERS = {
 
 def short(tmp_path, **how):
     "A run of six steps"
-    small = dict(runs_dir=str(tmp_path), max_steps=6, max_samples=24, per_device_train_batch_size=4, eval_samples=4,
+    small = dict(runs_dir=str(tmp_path), max_steps=6, max_samples=24, per_device_train_batch_size=4, eval_samples=0,
                  save_steps=100, preflight=False)
     return train(load_config("demo", **small | how))
 
