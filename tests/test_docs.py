@@ -1,6 +1,7 @@
 """What the README says is what the package does."""
 import hashlib
 import json
+import math
 import re
 import subprocess
 import sys
@@ -58,3 +59,15 @@ def test_the_base_has_never_been_asked_the_demos_question():
     docs = documents(2)
     chats = [d for d in (next(docs) for _ in range(3000)) if "<|im_start|>" in d]
     assert len(chats) > 500 and not any("How many" in d for d in chats)
+
+
+def test_the_readmes_ratios_are_those_of_the_benchmarks():
+    "Rounded down; and who was measured is who it names"
+    says = re.search(r"a LoRA step is ([\d.]+) \(50M\) and ([\d.]+) \(0.5B\) times as fast as transformers'",
+                     (ROOT/"README.md").read_text())
+    results = [json.loads((ROOT/f"benchmarks/results/{name}.json").read_text())
+               for name in ("train_step", "train_step_0.5b")]
+    assert [float(x) for x in says.groups()] == [math.floor(10 * r["ratio"]) / 10 for r in results]
+    assert [r["ratio"] == r["ratio_plain"] for r in results] == [True, True]   # the faster peer
+    assert results[0]["ratio_trl_best"] > results[0]["ratio"] and "trl_best" not in results[1]["seconds"]
+    assert all(r["largest_loss_difference"] < 1e-3 for r in results)
