@@ -499,10 +499,15 @@ def _figures(self:Run)->dict:
     return {k: v for k, v in said.items() if v not in (None, "") and v == v}
 
 @patch
+def _next_fix(self:Run)->Fix:
+    "What to do now; of a run that was killed, which could not say it, how it goes on"
+    return resume_command(self) if self.state == "killed" else self.status.fix
+
+@patch
 def _repr_html_(self:Run)->str:
-    status = self.status
+    status, fix = self.status, self._next_fix()
     reason = f"<div>{as_html(status.reason)}</div>" if status.reason else ""
-    fix = f"<div>Next: {code_html(str(status.fix))}</div>" if status.fix else ""
+    fix = f"<div>Next: {code_html(str(fix))}</div>" if fix else ""
     head = f"<b>{as_html(self.name)}</b> {state_badge(self.state)} {as_html(self.standing.partition(' ')[2])}"
     return f"<div>{head}{reason}{fix}{table_html([[k, v] for k, v in self._figures().items()])}</div>"
 
@@ -511,9 +516,9 @@ def __repr__(self:Run)->str: return escape_controls(f"Run({short_path(self.path)
 
 @patch
 def __str__(self:Run)->str:
-    status, figures = self.status, self._figures()
+    status, figures, fix = self.status, self._figures(), self._next_fix()
     lines = [f"{self.name}: {self.standing}", *filter(None, [status.reason])]
-    if status.fix: lines.append(f"Next: {status.fix}")
+    if fix: lines.append(f"Next: {fix}")
     wide = max(map(len, figures))
     return escape_controls("\n".join([*lines, *(f"  {k:<{wide}}  {format_number(v)}" for k, v in figures.items())]))
 
@@ -521,7 +526,7 @@ def __str__(self:Run)->str:
 def to_dict(self:Run)->dict:
     "State and figures, ready for JSON"
     status = self.status
-    said = dict(state=self.state, reason=status.reason, fix=status.fix.says("shell"), path=str(self.path))
+    said = dict(state=self.state, reason=status.reason, fix=self._next_fix().says("shell"), path=str(self.path))
     return {k: v for k, v in (summary(self) | said).items() if v == v}
 
 @patch
