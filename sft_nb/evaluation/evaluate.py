@@ -28,7 +28,7 @@ from ..tokens.prepare import name_task, read_kept
 from ..workbench import Workbench
 from ..runs.directory import earlier_adapter, Run
 from ..runs.checkpoint import keep_score, scored_alike, step_of, weights_digest
-from ..runs.locate import find_target, Target
+from ..runs.locate import find_target, name_of_weights, Target
 from .statistics import Difference
 from .perplexity import Forgetting, forgetting, general_examples
 from .openai_client import as_generation, ask_server, served_base, Server
@@ -233,6 +233,12 @@ class Evaluation:
     weights:str=""                   # a digest of what was scored; empty: it is no checkpoint of a run
     earlier:str=""                   # if newer weights of its run wait in a checkpoint: which, and why
     scored_alike:int=field(default=1, compare=False)     # models of its folder with scores of these rows
+    is_full:bool=False               # method full: the result of the run is a whole model, and no adapter
+
+    @property
+    def title(self)->str:
+        "What was scored: the run, and which of its weights"
+        return f"{self.run}, {name_of_weights(self.checkpoint, self.is_full)}"
 
     @cached_property
     def difference(self)->Difference|None:
@@ -260,10 +266,10 @@ class Evaluation:
     def __str__(self):
         scores = [s.line(self.by) for s in (self.base, self.tuned) if s is not None]
         lines = [f"  {line}" for line in [*scores, *self.notes]]
-        return escape_controls("\n".join([f"{self.run}, {self.checkpoint}: {self.headline}", *lines]))
+        return escape_controls("\n".join([f"{self.title}: {self.headline}", *lines]))
     __repr__ = __str__
     def _repr_html_(self):
-        title = f"<b>{escape_html(self.run)}, {escape_html(self.checkpoint)}</b>: {escape_html(self.headline)}"
+        title = f"<b>{escape_html(self.title)}</b>: {escape_html(self.headline)}"
         table = scores_html([s for s in (self.base, self.tuned) if s is not None], by=self.by)
         return f"<div>{title}{table}{'<br>'.join(map(escape_html, self.notes))}</div>"
 
@@ -286,12 +292,13 @@ class Evaluation:
         return dict(run=self.run, checkpoint=self.checkpoint, by=self.by, base=self.base and self.base.to_dict(),
                     tuned=self.tuned.to_dict(), difference=self.difference and vars(self.difference),
                     forgotten=self.forgotten and self.forgotten.to_dict(), server=self.server, longer=self.longer,
-                    left_out=self.left_out, weights=self.weights, earlier=self.earlier)
+                    left_out=self.left_out, weights=self.weights, earlier=self.earlier, is_full=self.is_full)
 
     def outdated(self, run:Run)->str:
         "Why these are not the scores of the run as it is now; empty: they are, or that is not known"
         now = weights_digest(run.adapter if self.checkpoint == "adapter" else run.path/"checkpoints"/self.checkpoint)
-        return f"{self.checkpoint} has other weights now" if self.weights and now and now != self.weights else ""
+        name = name_of_weights(self.checkpoint, self.is_full)
+        return f"{name} has other weights now" if self.weights and now and now != self.weights else ""
 
     def save(self, path:Path)->Path:
         "Write everything as JSON, atomically and without secrets"
@@ -306,7 +313,8 @@ class Evaluation:
             base, tuned = (d[name] and Scores.from_dict(d[name]) for name in ("base", "tuned"))
             forgotten = d.get("forgotten") and Forgetting(**d["forgotten"])
             return cls(d["run"], d["checkpoint"], base, tuned, d.get("by", "accuracy"), forgotten, d.get("server"),
-                       d.get("longer", 0), d.get("left_out", {}), d.get("weights", ""), d.get("earlier", ""))
+                       d.get("longer", 0), d.get("left_out", {}), d.get("weights", ""), d.get("earlier", ""),
+                       is_full=d.get("is_full", False))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise SftError(str(path), f"it cannot be read ({type(e).__name__})", "scores that sft_nb wrote",
                            f"remove {path}, and evaluate again") from e
@@ -419,7 +427,7 @@ def evaluate(
         forgotten = forgetting(models.model, texts, base=models.separate_base)
 
     e = Evaluation(target.name, target.checkpoint, base, tuned, questions.by, forgotten, left_out=questions.left_out,
-                   **of_run)
+                   is_full=evaluator.bench.cfg.method == "full", **of_run)
     if server is not None: e = replace(e, server=server.url, longer=server.longer)
     save_evaluation(e, evaluator)
     return e if run is None else replace(e, scored_alike=scored_alike(run.path, e.checkpoint))

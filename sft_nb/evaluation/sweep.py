@@ -316,7 +316,7 @@ def sweep(
     for name, of_checkpoint in scores.items():
         e = Evaluation(target.name, name, base, replace(of_checkpoint, model="tuned"), questions.by,
                        forgotten.get(name), server and server.url, left_out=questions.left_out,
-                       weights=weights.get(name, ""))
+                       weights=weights.get(name, ""), is_full=bench.cfg.method == "full")
         save_evaluation(e, evaluator)
     file = "sweep.json" if server is None else "sweep-served.json"
     if not evaluator.files: swept.save(target.folder/file)

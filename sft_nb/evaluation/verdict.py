@@ -160,13 +160,13 @@ class Comparison:
     def __str__(self):
         lines = []
         for name, e in dict(A=self.a, B=self.b).items():
-            lines += [f"{name}  {e.run}, {e.checkpoint}", f"   {e.tuned.line(e.by)}"]
+            lines += [f"{name}  {e.title}", f"   {e.tuned.line(e.by)}"]
         lines += [f"{self.headline}: {decide(self.difference).reason}", *self.notes]
         return escape_controls("\n".join(lines))
     __repr__ = __str__
     def _repr_html_(self)->str:
         both, result = dict(A=self.a, B=self.b), decide(self.difference)
-        scores = [replace(e.tuned, model=f"{name}: {e.run}, {e.checkpoint}") for name, e in both.items()]
+        scores = [replace(e.tuned, model=f"{name}: {e.title}") for name, e in both.items()]
         line = f"{badge_html(SEEN[result.says], self.headline)} {escape_html(result.reason)}"
         notes = map(escape_html, self.notes)
         return f"<div>{scores_html(scores, by=self.a.by)}{'<br>'.join([line, *notes])}</div>"

@@ -392,9 +392,10 @@ def name_base(
     cfg:Config,
 )->None:
     "Write the name of its base into an adapter, which is saved with it; not of random weights, which lie nowhere"
-    if cfg.init == "random": return   # peft would compare its vocabulary with the config's, and save the embedding
+    # with a name, peft would look for the base's config, and compare its vocabulary with that of the random weights
+    name = "" if cfg.init == "random" else base_name(cfg)
     for adapter in getattr(model, "peft_config", {}).values():
-        adapter.base_model_name_or_path, adapter.revision = base_name(cfg), cfg.revision
+        adapter.base_model_name_or_path, adapter.revision = name, cfg.revision
 
 _SHAPE = dict(lora_r="r", lora_alpha="lora_alpha", use_rslora="use_rslora", use_dora="use_dora")   # ours -> peft's
 
@@ -458,13 +459,19 @@ class Reach:
     weights:int
     left_out:dict[str,int]   # other matrices, the largest first: mlp.experts.down_proj -> numbers
     experts:int=0            # among which a router chooses
+    frozen_ends:tuple[str,...]=("embeddings", "head")   # of these two, those that are not trained as a whole
+    tokens:int=0             # whose embeddings are trained all the same
 
     @property
     def share(self)->float: return self.adapted / max(self.weights, 1)
 
     def __str__(self):
-        frozen = "routers, embeddings and head" if self.experts > 1 else "embeddings and head"
-        says = f"LoRA reaches {self.share:.1%} of the weights; {frozen} are frozen"
+        frozen = [*(("routers",) if self.experts > 1 else ()), *self.frozen_ends]
+        says = f"LoRA reaches {self.share:.1%} of the weights"
+        if frozen:
+            named = " and ".join(filter(None, [", ".join(frozen[:-1]), frozen[-1]]))
+            says += f"; {named} {'is' if frozen == ['head'] else 'are'} frozen"
+        if self.tokens: says += f", but for those of {pluralise(self.tokens, 'token')}"
         return says if self.share >= .9 else f"{says}, and so are {', '.join([*self.left_out][:3])}"
 
 def _count_numbers(module, p)->int:
@@ -498,7 +505,11 @@ def lora_reach(
             if (id(module), name) in beside or p.requires_grad: adapted += n
             elif p.ndim > 1: left_out[f"{place}.{name}"] = left_out.get(f"{place}.{name}", 0) + n
     largest = dict(sorted(left_out.items(), key=lambda item: -item[1]))
-    return Reach(adapted, total, largest, count_experts(inner.config))
+    rows = next(iter(model.peft_config.values())).trainable_token_indices or ()
+    tokens = max((len(ids) for ids in rows.values()), default=0) if isinstance(rows, dict) else len(rows)
+    def is_trained(end)->bool: return end is not None and any(p.requires_grad for p in end.parameters())
+    frozen = tuple(name for name, end in zip(("embeddings", "head"), ends) if tokens or not is_trained(end))
+    return Reach(adapted, total, largest, count_experts(inner.config), frozen, tokens)
 
 # %% ../../nbs/06_model/08_adapter.ipynb #d3107355
 def check_trained(

@@ -396,7 +396,7 @@ def check_kernels(
         raise ConfigError("kernels liger", "they are not installed", "the package liger-kernel", fix)
 
 # %% ../../nbs/06_model/07_kernels.ipynb #649358dc
-_NO_CARD = dict(compile="where every batch would be compiled anew", liger="and Triton's kernels are made for a GPU")
+_NO_CARD = dict(compile="there, every batch would be compiled anew", liger="Liger's kernels are written for GPUs")
 
 def _check_card(kernels:str, device:str)->None:
     "ConfigError for kernels that this device cannot run; Triton's interpreter cannot run Liger's as they are"
@@ -405,8 +405,8 @@ def _check_card(kernels:str, device:str)->None:
     if interpreted:
         raise ConfigError("kernels liger", "TRITON_INTERPRET is 1, and Triton's interpreter cannot run them",
                           "Triton's compiler", as_fix("unset TRITON_INTERPRET") | edit(kernels="auto"))
-    found = f"the model is on {device}, {_NO_CARD[kernels]}"
-    raise ConfigError(f"kernels {kernels}", found, "a CUDA device", edit(kernels="auto"))
+    found = f"{kernels} needs a CUDA device, and the model is on {device}: {_NO_CARD[kernels]}"
+    raise ConfigError("kernels", found, "auto or none without a GPU", edit(kernels="auto"))
 
 # %% ../../nbs/06_model/07_kernels.ipynb #79d4e459
 def use_kernels(

@@ -17,7 +17,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig
 from transformers.utils import logging as _logging
 
-from ..report import ConfigError, as_fix, edit, error_summary
+from ..report import as_fix, ConfigError, edit, error_summary, MissingPathError
 from ..config import require_trust, Config
 from ..tokens.tokenizer import model_path, why_missing
 from ..tokens.encode import end_ids
@@ -65,9 +65,12 @@ def _loading_error(cfg:Config, e:Exception)->ConfigError:
     expected = "tiny, a folder with config.json and safetensors, or a hub id that can be reached"
     fix = "another {model}"
     if cfg.attn_implementation != "auto": fix += ", or another {attn_implementation}"
-    return ConfigError(f"model {cfg.model!r}", found, expected, fix)
+    kind = MissingPathError if isinstance(e, FileNotFoundError) else ConfigError
+    return kind(f"model {cfg.model!r}", found, expected, fix)
 
 # %% ../../nbs/06_model/06_load.ipynb #e7bc4842
+_MULTIPLIES_ITSELF = ("mamba", "falcon_mamba")   # their scan has `dt_proj.weight @ step`, past the layer's forward
+
 def load_shape(
     cfg:Config,     # `model`, `revision`, `trust_remote_code`, `init`
     tokenizer,      # the vocabulary of `init="random"` grows to it
@@ -79,6 +82,9 @@ def load_shape(
     try: shape = AutoConfig.from_pretrained(path, revision=cfg.revision, trust_remote_code=trust)
     except Exception as e: raise _loading_error(cfg, e) from e
     if model_class(shape) is None and not cfg.trust_remote_code: raise _not_for_text(cfg, shape)
+    if cfg.method == "qlora" and shape.model_type in _MULTIPLIES_ITSELF:
+        found = f"{shape.model_type} multiplies with the numbers of a layer's weights, which qlora stores packed"
+        raise ConfigError("method qlora", found, "weights of 16 or 32 bits", edit(method="lora"))
     if cfg.init == "random":
         text = text_config(shape)   # beside that of a vision tower, or the config itself
         text.vocab_size = max(text.vocab_size, len(tokenizer))

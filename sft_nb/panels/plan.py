@@ -126,7 +126,7 @@ def _bars(self:PlanState)->str:
     "All parts on one scale, their sum, an evaluation, and the card"
     made, room = self.plan, self.plan.device.gib * 2**30
     most = max(made.total, min(room, 4 * made.total))
-    rows = [_part_row(_NAMES[part], n, most, "#0969da") for part, n in made.parts.items()]
+    rows = [_part_row(_NAMES[part], n, most, "#0969da") for part, n in made.shown_parts.items()]
     rows.append(_part_row("together", made.training, most, "#8250df"))
     if made.evaluation: rows.append(_part_row("an evaluation", made.evaluation, most, "#8250df"))
     there = _part_row(f"there: {made.device.name}", min(room, most), most, "#8c959f")
@@ -162,7 +162,7 @@ def html(self:PlanState)->str:
     fitting = [name for name, _, fits in self.cards() if fits]
     smallest = f"the smallest card that it fits on: {fitting[0]}" if fitting else "it fits on none of the cards"
     cards = ", ".join(f"{'✓' if fits else '✗'} {name}" for name, _, fits in self.cards())
-    decided = [[name, str(value), self.plan.reasons[name]] for name, value in self.plan.settings.items()]
+    decided = [[name, value, self.plan.reasons[name]] for name, value in self.plan.shown_settings.items()]
     copied = "\n".join(self.lines()) or "# as in the config"
     return (f"{says}{verdict}{self._stacked_bar()}{self._bars()}{speed}<div>{escape_html(smallest)}</div>"
             f"<details><summary>all cards</summary>{escape_html(cards)}</details>"

@@ -6,7 +6,7 @@
 __all__ = ['LABELS', 'Plan', 'decisions', 'findings', 'plan', 'with_plan', 'without_plan', 'resolve']
 
 # %% ../../nbs/07_planning/04_plan.ipynb #f84cc856
-import json, math
+import json, logging, math
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -57,6 +57,15 @@ class Plan:
     @property
     def fits(self)->bool: return self.device.holds(self.total, self.host)
 
+    @property
+    def shown_parts(self)->dict:
+        "The parts, without an adapter where none is trained"
+        return {part: n for part, n in self.parts.items() if n or part != "adapter"}
+    @property
+    def shown_settings(self)->dict[str,str]:
+        "The settings as text: what has no value is not set"
+        return {name: "not set" if value is None else str(value) for name, value in self.settings.items()}
+
     def __str__(self): return str(self.report)
     __repr__ = __str__
 
@@ -75,14 +84,14 @@ class Plan:
 @patch(as_prop=True)
 def report(self:Plan)->Report:
     "The parts, the speed and the settings, for people"
-    figures = {LABELS[part]: format_bytes(n) for part, n in self.parts.items()}
+    figures = {LABELS[part]: format_bytes(n) for part, n in self.shown_parts.items()}
     figures["together"] = f"{format_bytes(self.training)} of {self.device.gib:.1f} GiB"
     if self.evaluation: figures["an evaluation"] = format_bytes(self.evaluation)
     if self.host: figures["in host memory"] = format_bytes(self.host)
     if self.device.taken: figures["not free"] = self.device.taken
     figures["speed, a rough estimate"] = f"{self.tokens_per_second:,.0f} tokens/s"
     if self.reach: figures["trained"] = self.reach
-    figures |= {name: f"{value}  ({self.reasons[name]})" for name, value in self.settings.items()}
+    figures |= {name: f"{value}  ({self.reasons[name]})" for name, value in self.shown_settings.items()}
     return Report(f"plan for {self.device.name}", figures, self.findings)
 
 # %% ../../nbs/07_planning/04_plan.ipynb #planface2
@@ -90,7 +99,7 @@ def report(self:Plan)->Report:
 def _repr_html_(self:Plan)->str:
     verdict = badge_html("ok", "it fits") if self.fits else badge_html("fail", "it does not fit")
     says = [f"<div>{as_html(f.sentence)} Fix: {code_html(str(f.fix))}</div>" for f in self.findings if f.fix]
-    settings = [[name, str(value), self.reasons[name]] for name, value in self.settings.items()]
+    settings = [[name, value, self.reasons[name]] for name, value in self.shown_settings.items()]
     chosen = table_html(settings, head=["setting", "value", "why"])
     return f"<div><b>plan for {as_html(self.device.name)}</b> {verdict}{''.join(says)}{self._memory()}{chosen}</div>"
 
@@ -98,7 +107,7 @@ def _repr_html_(self:Plan)->str:
 def _memory(self:Plan)->Html:
     "A bar for each part, and the sums"
     rows = [[LABELS[part], bar_html(n / max(self.total, 1), tone=k), format_bytes(n)]
-            for k, (part, n) in enumerate(self.parts.items())]
+            for k, (part, n) in enumerate(self.shown_parts.items())]
     rows.append(["together", "", f"{format_bytes(self.training)} of {self.device.gib:.1f} GiB"])
     if self.evaluation: rows.append(["an evaluation", "", format_bytes(self.evaluation)])
     if self.host: rows.append(["in host memory", "", format_bytes(self.host)])
@@ -115,7 +124,7 @@ def plot(self:Plan):   # a matplotlib `Figure`
     fig = Figure(figsize=(7, 1.9), layout="constrained")
     ax = fig.add_subplot()
     at, size = 0, self.device.gib
-    for part, n in self.parts.items():   # beside each other
+    for part, n in self.shown_parts.items():   # beside each other
         ax.barh(0, n / 2**30, left=at, color=_COLOURS[part], label=f"{LABELS[part]} {format_bytes(n)}")
         at += n / 2**30
     ax.axvline(size, color="#cf222e")
@@ -244,7 +253,10 @@ def findings(
 # %% ../../nbs/07_planning/04_plan.ipynb #9b816ddb
 @contextmanager
 def _explain_simulation_errors(cfg:Config):
-    "A simulation that breaks is an `SftError`"
+    "A simulation that breaks is an `SftError`, without the traceback that torch prints of its own"
+    printed = logging.getLogger("torch._subclasses.fake_tensor")
+    before = printed.level
+    printed.setLevel(logging.CRITICAL + 1)
     try: yield
     except SftError: raise
     except Exception as e:   # a model that branches on its numbers, an operation without a fake
@@ -252,6 +264,7 @@ def _explain_simulation_errors(cfg:Config):
         fix = "set {method}, {gradient_checkpointing} and the batch by hand"
         raise SftError(f"plan for {cfg.model!r}", found, "a model and an adapter that run on tensors without numbers",
                        fix) from e
+    finally: printed.setLevel(before)
 
 # %% ../../nbs/07_planning/04_plan.ipynb #fcf2da55
 def plan(

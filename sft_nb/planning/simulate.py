@@ -196,6 +196,8 @@ def _forward_and_loss(inner, batch:BatchLengths, attention:str, dtype:torch.dtyp
         reads = backbone(language_model(inner))   # no vision tower
         file = vars(inspect.getmodule(type(reads)))
         own_mask = "create_causal_mask" not in file or "build_alibi_tensor" in file   # made from that of the tokens
+        tables = [m for m in reads.modules() if isinstance(m, torch.nn.Embedding)]   # OPT counts positions from it
+        own_mask = own_mask or any("attention_mask" in inspect.signature(m.forward).parameters for m in tables)
         if not own_mask and (attention != "varlen" or not batch.flat):   # what the attention of the batch would have
             mask = torch.zeros(B, 1, T, T, dtype=dtype if attention == "eager" else torch.bool)
         hidden = reads(ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)

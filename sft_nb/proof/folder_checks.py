@@ -139,6 +139,14 @@ class Expected:
     reference:Reference
     quantised:str|None=None  # how the weights were quantised on purpose: a name in `QUANTISED`
 
+    @property
+    def learned(self)->str:
+        "What the training made, in words"
+        return "the training" if self.bench.cfg.method == "full" else "the adapter"
+    @property
+    def learner(self)->str:
+        "What answers as it should, in words"
+        return "the trained model does" if self.bench.cfg.method == "full" else "the adapter does on its base"
     @cached_property
     def merged(self)->dict[str,torch.Tensor]:
         "Name -> weight, float32, on the CPU"
@@ -477,7 +485,7 @@ def folder_weights(x:Expected, f:Folder)->ProofStage:
     broken = [d.name for d in other if not bool(f.tensor(d.name).isfinite().all())]
     if broken: return failed("folder", "dtype", f"{broken[0]} is not finite", fix, figures)
     if all(d.name in x.base and relative_error(f.tensor(d.name), x.base[d.name]) <= limit for d in other):
-        text = f"{len(other)} tensors are the base's: the adapter is not in it"
+        text = f"{len(other)} tensors are the base's: {x.learned} is not in it"
         return failed("folder", "adapter", text, fix, figures)
     text = describe_differences(other, len(f.tensors))
     if fault := recognise_fault(worst_of(other).name, f, x.merged): text += f"; {fault}"
@@ -498,10 +506,10 @@ def folder_answers(x:Expected, f:Folder)->ProofStage:
     equal = sum(a.text == b.text for a, b in zip(r.tuned, answers))
     figures = {"nats": f"{to_tuned:.2g}", "nats to base": f"{to_base:.2g}",
                "equal answers": f"{equal} of {len(answers)}"}
-    if to_tuned <= limit: return passed("folder", "answers", "it answers as the adapter does on its base", figures)
+    if to_tuned <= limit: return passed("folder", "answers", f"it answers as {x.learner}", figures)
     fix = x.merge_again(f.path)
     if to_base < to_tuned / 2:
-        return failed("folder", "adapter", "it answers as the base does: the adapter is not in it", fix, figures)
+        return failed("folder", "adapter", f"it answers as the base does: {x.learned} is not in it", fix, figures)
     text = f"its log-probabilities are {to_tuned:.2g} nats off, and its format explains {limit:.2g}"
     return failed("folder", "answers", text, fix, figures)
 

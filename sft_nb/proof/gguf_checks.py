@@ -236,7 +236,7 @@ def gguf_weights(x:Expected, f:Gguf)->ProofStage:
     worst = max(d.error / f.allowed_error(d.name) for d in compared)
     figures = {"matrices": len(compared), "worst, of what its type explains": f"{worst:.2g}"}
     if _is_base(x, f, names):
-        return failed("gguf", "adapter", "matrices are the base's: the adapter is not in it", fix, figures)
+        return failed("gguf", "adapter", f"matrices are the base's: {x.learned} is not in it", fix, figures)
     broken = [d.name for d in other if d.error == float("inf")]
     if broken: return failed("gguf", "dtype", f"{broken[0]} is not finite, or of another size", fix, figures)
     if other: return failed("gguf", "weights", describe_differences(other, len(compared)), fix, figures)

@@ -289,7 +289,8 @@ def _write_and_compare(workbench:Workbench, source:Path, folder:Path, dtype:str,
         loaded = None
         free_memory()
     is_exact = dtype == "float32" and workbench.hardware.dtype == torch.float32   # the adapter's own sums, too
-    return parity(trained, result, base=base, tolerance=1e-4 if is_exact else 4e-2,
+    learned = "trained model" if workbench.cfg.method == "full" else "adapter"
+    return parity(trained, result, base=base, tolerance=1e-4 if is_exact else 4e-2, names=(learned, "merged"),
                   has_experts=count_experts(loaded.config) > 1)
 
 # %% ../../nbs/13_proof/00_merge.ipynb #ef2c9ab6

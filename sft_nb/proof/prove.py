@@ -23,6 +23,7 @@ from ..tokens.template import Template
 from ..tokens.tokenizer import load_tokenizer
 from ..workbench import Workbench
 from ..runs.directory import open_run, Run
+from ..runs.locate import name_of_weights
 from ..evaluation.openai_client import Server
 from .merge import held_out_prompts, load_trained
 from .reference import answer_greedily, Reference
@@ -62,20 +63,22 @@ def answer_as_reference(
 # %% ../../nbs/13_proof/05_prove.ipynb #2aa9fffc
 def adapter_stages(
     r:Reference,
+    *, is_full:bool=False,   # it trained a whole model, and no adapter
 )->Iterator[ProofStage]:
     "Has training changed the answers, and do they end?"
+    link = "model" if is_full else "adapter"
     figures = {"prompts": len(r.tuned), "nats between base and tuned": f"{r.effect:.2g}",
                "other answers": len(r.changed_answers)}
     finding = ok("it changes the answers of the base", check="effect")
     if not r.changed_answers and not r.effect > .01:
         finding = warn("base and tuned model answer the same", edit(learning_rate=1e-3), check="effect")
-    yield ProofStage("adapter", finding, figures)
+    yield ProofStage(link, finding, figures)
 
     ended, finding = sum(a.ended for a in r.tuned), ok("its answers end", check="stop")
     if not ended:
         text = "no answer ends by itself, so stopping cannot be compared"
         finding = warn(text, edit(max_new_tokens=4 * r.max_new_tokens), check="stop")
-    yield ProofStage("adapter", finding, dict(ended=f"{ended} of {len(r.tuned)}"))
+    yield ProofStage(link, finding, dict(ended=f"{ended} of {len(r.tuned)}"))
 
 # %% ../../nbs/13_proof/05_prove.ipynb #01440c12
 @dataclass(frozen=True, repr=False)
@@ -84,6 +87,7 @@ class Proof:
     run:str              # its name
     checkpoint:str       # adapter, or checkpoint-N
     stages:list[ProofStage]
+    is_full:bool=False   # method full: it trained a whole model, and no adapter
 
     @property
     def broken(self)->ProofStage|None: return next((s for s in self.stages if s.is_broken), None)
@@ -102,7 +106,7 @@ class Proof:
     def fix(self)->Fix: return Fix() if self.same else self.broken.finding.fix
     @property
     def headline(self)->str:
-        result = f"{self.run}, {self.checkpoint}"
+        result = f"{self.run}, {name_of_weights(self.checkpoint, self.is_full)}"
         if self.verdict == "close, not equal":
             return f"{result}: close, not equal: {self.broken.name} differ, and the answers agree"
         if not self.same: return f"{result}: the first broken stage is {self.broken.name}"
@@ -183,7 +187,8 @@ def prove(
     bench = Workbench(run.config, is_resolved=True)
     reference = answer_as_reference(bench, run, source, prompts=prompts, max_new_tokens=max_new_tokens)
     x = Expected(bench, source, run.path, reference, quantised)
-    links = [adapter_stages(reference)]
+    is_full = run.config.method == "full"
+    links = [adapter_stages(reference, is_full=is_full)]
     if merged: links.append(folder_stages(x, merged))
     if file: links.append(gguf_stages(x, file))
     if server is not None:
@@ -192,6 +197,6 @@ def prove(
         served = ServedModel(client, reference, run.path, source, folder=merged and merged.path,
                              gguf=file and file.path, weights=weights, sends=sends or {})
         links += [prompt_stages(served), answer_stages(served)]
-    proof = Proof(run.name, checkpoint, until_broken(*links))
+    proof = Proof(run.name, checkpoint, until_broken(*links), is_full)
     proof.save(run.path/"eval"/f"proof-{checkpoint}.json")
     return proof

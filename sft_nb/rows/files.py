@@ -118,8 +118,8 @@ def refuse_columns(
     if not (by_index or as_lists): return
     names, new = ", ".join(map(str, content))[:80], path.with_name(f"{path.name.split('.')[0]}-rows.jsonl")
     written = "as df.to_json() writes it" if by_index else "each a list of values"
-    as_written = "dtype=False, convert_dates=False"   # or pandas makes the number 7 of the text 007
-    line = f"pandas.read_json({str(path)!r}, {as_written}).to_json({str(new)!r}, orient='records', lines=True)"
+    read = f"pandas.read_json({str(path)!r}, dtype=False)"   # or pandas makes the number 7 of the text 007
+    line = f"{read}.to_json({str(new)!r}, orient='records', lines=True)"
     fix = command(f"python -c {shell_quote(f'import pandas; {line}')}",
                   f"df.to_json({str(new)!r}, orient='records', lines=True)")
     raise SftError(str(path), f"it holds columns ({names}), {written}, and not rows",

@@ -100,7 +100,7 @@ def test_a_kind_that_liger_does_not_know(stand):
 
 
 def test_where_it_cannot_run(stand, monkeypatch, tokenizer):
-    with pytest.raises(ConfigError, match="kernels liger: the model is on cpu.*for a GPU.*Fix: kernels='auto'"):
+    with pytest.raises(ConfigError, match="liger needs a CUDA device, and the model is on cpu.*Fix: kernels='auto'"):
         load_model(load_config(kernels="liger", device="cpu"), tokenizer)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for device in ("cpu", "cuda"):

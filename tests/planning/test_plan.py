@@ -7,6 +7,7 @@ import torch
 from shapes import folder, tiny_config
 
 from sft_nb.batches.layout import largest_batch
+from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
 from sft_nb.model.attention import _GROUPS
 from sft_nb.model.hardware import DEVICES, find_device
@@ -226,6 +227,33 @@ def test_mixtures_and_state_space_models_are_planned(tmp_path, kind):
     made = plan(cfg, lengths=[20, 40])
     assert made.total > 0 and made.tokens_per_second > 0 and made.reach.startswith("LoRA reaches ")
     assert made.reach in str(made)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "opt", "bloom"])
+def test_models_that_read_the_padding_themselves_are_planned(tmp_path, kind, caplog):
+    tiny_config(kind).save_pretrained(tmp_path/kind)
+    cfg = load_config("demo", model=str(tmp_path/kind), tokenizer="tiny", init="random", method="lora", device="cpu",
+                      padding_free=False, attn_implementation="eager")
+    assert plan(cfg, lengths=[20, 40]).total > 0
+    assert not caplog.records
+
+
+def test_a_simulation_that_breaks_prints_no_traceback_of_torch(monkeypatch, caplog):
+    monkeypatch.setattr("sft_nb.planning.simulate._SIMULATED", {})
+    monkeypatch.setattr("sft_nb.planning.simulate.backbone", lambda m: lambda ids, **how: ids * torch.ones(7, 7, 7))
+    with pytest.raises(SftError, match="cannot be simulated"):
+        plan(load_config("demo", device="cpu"), lengths=[20, 40])
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
+def test_qlora_is_refused_for_what_multiplies_with_its_weights_itself(tmp_path, kind):
+    tiny_config(kind).save_pretrained(tmp_path/kind)
+    cfg = load_config("demo", model=str(tmp_path/kind), tokenizer="tiny", init="random", method="qlora", device="cpu")
+    with pytest.raises(ConfigError, match="which qlora stores packed") as e: plan(cfg, lengths=[20, 40])
+    assert e.value.fix.settings == dict(method="lora")
+    failed = preflight(cfg).failed
+    assert [f.fix.settings for f in failed] == [dict(method="lora")]
 
 
 def test_a_model_with_trained_tokens_is_planned():
