@@ -80,10 +80,19 @@ function hideSavedPicture(id) {
   document.head.append(style);
 }
 
+// Any colour that CSS knows, oklch() and color() too, as red, green, blue and alpha from 0 to 255
+const pixel = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+function rgba(colour) {
+  pixel.clearRect(0, 0, 1, 1);
+  pixel.fillStyle = colour;
+  pixel.fillRect(0, 0, 1, 1);
+  return pixel.getImageData(0, 0, 1, 1).data;
+}
+
 function isDark(node) {
   for (let e = node; e; e = e.parentElement ?? e.getRootNode()?.host) {
-    const [r, g, b, a] = (getComputedStyle(e).backgroundColor.match(/[\d.]+/g) ?? []).map(Number);
-    if (a !== 0 && r !== undefined) return 0.3 * r + 0.59 * g + 0.11 * b < 128;
+    const [r, g, b, a] = rgba(getComputedStyle(e).backgroundColor);
+    if (a > 0) return 0.3 * r + 0.59 * g + 0.11 * b < 128;
   }
   return matchMedia("(prefers-color-scheme: dark)").matches;
 }
@@ -141,6 +150,7 @@ function render({ model, el }) {
   model.on("msg:custom", receive);
   theme();
   draw();
+  model.send({ event: "open" });   // not every front end lets a panel draw itself when it is displayed
   return () => {
     clearInterval(pulse);
     watcher.disconnect();

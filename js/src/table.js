@@ -2,6 +2,7 @@
 import { make } from "./controls.js";
 
 const ROW = 27;   // pixels
+const look = (column) => `${column.number ? "sft-number" : ""} ${column.wide ? "sft-wide" : ""}`.trim();   // wide: left out on a phone
 
 export function table(session, first) {
   const head = make("thead"), body = make("tbody");
@@ -34,7 +35,7 @@ export function table(session, first) {
         onclick: () => select(k) });
       block.head.forEach((column, n) => {
         const cell = cells ? cells[n] : n ? "" : "…";
-        const td = make("td", { class: column.number ? "sft-number" : "", title: cells ? cell : undefined, dir: "auto" }, cell ?? "");
+        const td = make("td", { class: look(column), title: cells ? cell : undefined, dir: "auto" }, cell ?? "");
         tr.append(td);
       });
       lines.push(tr);
@@ -71,7 +72,7 @@ export function table(session, first) {
     const says = column.name + (sorted ? (down ? " ↓" : " ↑") : "");
     const inside = block.sorts ? make("button", { type: "button", title: `sort by ${column.name}`,
       onclick: () => session.send(block.sorts, by !== n ? [n, !!column.number] : down === !!column.number ? [n, !down] : null) }, says) : says;
-    return make("th", { scope: "col", "aria-sort": sorted, class: column.number ? "sft-number" : "", style: column.width ? `width:${column.width}` : "" }, inside);
+    return make("th", { scope: "col", "aria-sort": sorted, class: look(column), style: column.width ? `width:${column.width}` : "" }, inside);
   })));
 
   const update = (next) => {

@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from fastcore.basics import patch
 
 from ..escape import escape_html
@@ -22,6 +23,7 @@ from ..config import Config
 from ..tokens.dataset import Data, Split
 from ..tokens.display import spans_html, spans_text, Token, tokens_of
 from ..batches.packing import BatchSampler, TrainingRows
+from ..model.generate import eval_mode
 from ..workbench import Workbench, workbench_for
 from ..runs.directory import Run
 from .panel import Button, chart, Choice, Control, controls_row, html_block, Number, Panel
@@ -100,6 +102,10 @@ class BatchState:
         self.split = "train"
         self.index = 0        # which batch; stays inside the training or the evaluation
         self.collated = None  # the batch that was made last: which one, and its tensors
+        self.measured = None  # the batch that was measured last, and the losses of its tokens
+        self.model = None     # that measures; loaded when it is first asked for
+        if isinstance(source, (str, Path)): source = Run(source)
+        self.run = source if isinstance(source, Run) else None
         self.move(split=split, batch_size=batch_size)
 
     @property
@@ -241,12 +247,14 @@ def documents(self:BatchState)->list[Document]:
 # %% ../../nbs/14_panels/01_batches.ipynb #b61d1859
 _CONTEXT = 8   # tokens before a piece that decide how its first one is written
 
-def _read_tokens(document:Document, start:int, end:int, tokenizer)->list[Token]:
-    "Tokens of a part of a document; behind its last one the padding, which is not read"
+def _read_tokens(document:Document, start:int, end:int, tokenizer, losses:list[float]|None=None)->list[Token]:
+    "Tokens of a part of a document, with what each costs if that was measured; padding, which is not read, behind them"
     first = max(0, start - _CONTEXT)
     cut = slice(first, min(end, document.n))
     mask = document.mask and document.mask[cut]
     read = tokens_of(document.ids[cut], document.labels[cut], tokenizer, mask=mask, positions=document.positions[cut])
+    if losses is not None:
+        read = [t if math.isnan(loss) else t._replace(loss=loss) for t, loss in zip(read, losses[cut])]
     padding = [Token("", "padding")] * (len(document.ids) - document.n if end >= document.n else 0)
     return read[start - first:] + padding
 
@@ -354,6 +362,26 @@ def at_step(self:BatchState,
     epoch, inside = divmod(step - 1, schedule.steps_per_epoch)
     return epoch * schedule.per_epoch + inside * schedule.accumulation
 
+# %% ../../nbs/14_panels/01_batches.ipynb #5273e20b
+@patch
+def measure(self:BatchState)->list[list[float]]:
+    "For each document the loss of its tokens in nats, NaN where nothing is supervised; measured once for each batch"
+    here = self.split, self.index, self.batch_size
+    if self.measured is not None and self.measured[0] == here: return self.measured[1]
+    if self.model is None:
+        trained = self.run is not None and self.run.adapter.is_dir()
+        self.model = self.workbench.trained(self.run.adapter) if trained else self.workbench.base()
+    losses = []
+    for document in self.documents():
+        ids, labels = (torch.tensor([part[:document.n]], device=self.model.device)
+                       for part in (document.ids, document.labels))
+        with torch.no_grad(), eval_mode(self.model): logits = self.model(ids, use_cache=False).logits
+        costs = torch.nn.functional.cross_entropy(logits[0, :-1].float(), labels[0, 1:], reduction="none")
+        costs[labels[0, 1:] == -100] = math.nan
+        losses.append([math.nan, *costs.tolist()])
+    self.measured = here, losses
+    return losses
+
 # %% ../../nbs/14_panels/01_batches.ipynb #bab10ba6
 @patch
 def sizes(self:BatchState,
@@ -371,33 +399,36 @@ def sizes(self:BatchState,
 
 # %% ../../nbs/14_panels/01_batches.ipynb #95dce230
 _FIRST = 1500   # tokens that are sent with the view
-_LEGEND = spans_html([(kind, kind) for kind in ("supervised", "context", "padding")])
+_LEGEND = spans_html([("supervised", "supervised"), (" context", "context"), ("padding", "padding")])
 
 class TokenList(Control):
     "The documents of a batch, sent piece by piece as they come into view"
     kind = "tokens"
-    def fill(self, state:BatchState)->None:
-        "Show the batch of `state`"
-        self.version = f"{state.split} {state.index} {state.batch_size}"
+    def fill(self, state:BatchState, losses:list[list[float]]|None=None)->None:
+        "Show the batch of `state`, with the losses of its tokens if they were measured"
+        self.version = f"{state.split} {state.index} {state.batch_size} {losses is not None}"
+        self.losses = losses
         self.documents, self.names = state.documents(), state.names()
         self.tokenizer, self.layout = state.workbench.data.tokenizer, state.workbench.layout.name
-        self.pieces = [(document, start) for document in self.documents for start, _ in document.pieces]
+        self.pieces = [(k, start) for k, document in enumerate(self.documents) for start, _ in document.pieces]
 
     def block(self)->dict:
         "As a block of the view, with the pieces that are seen first"
         first, read = [], 0
-        for k, (document, _) in enumerate(self.pieces):
+        for k, (number, _) in enumerate(self.pieces):
             if read >= _FIRST: break
             first.append([k, self.piece_html(k)])
-            read += min(PIECE, document.n)
+            read += min(PIECE, self.documents[number].n)
         documents = [dict(name=name, pieces=[list(p) for p in document.pieces])
                      for name, document in zip(self.names, self.documents)]
         return dict(kind="tokens", key=self.id, rev=self.version, layout=self.layout, documents=documents, first=first)
 
     def piece_html(self, k:int)->str:
-        "One piece, its tokens with id and place under the mouse"
-        document, start = self.pieces[k]
-        return spans_html(_read_tokens(document, start, start + PIECE, self.tokenizer), fold=2 * PIECE)
+        "One piece, its tokens with id, place and loss under the mouse"
+        number, start = self.pieces[k]
+        losses = self.losses and self.losses[number]
+        tokens = _read_tokens(self.documents[number], start, start + PIECE, self.tokenizer, losses)
+        return spans_html(tokens, fold=2 * PIECE)
 
     def answer(self, value:list[int])->dict:
         "The pieces that the browser asks for, at most 24"
@@ -414,6 +445,8 @@ class BatchControls:
         self.number = Number("batch", min=1, max=state.n_batches, value=1)
         self.row = Number("find row", min=1, value=1, title="the first batch with this row of the source")
         self.size = Number("rows in a batch", min=1, max=1024, value=state.batch_size)
+        tells = "reads each batch in view with the model, and tells the loss of a token under the mouse"
+        self.losses = Choice("losses", options=["off", "on"], value="off", as_chips=True, title=tells)
         self.tokens = TokenList()
 
 class BatchPanel(Panel):
@@ -424,6 +457,7 @@ class BatchPanel(Panel):
     ):
         super().__init__()
         self.source, self.batch_size = source, batch_size
+        self.losses = None   # of the batch in view, if they are asked for
 
     @cached_property
     def state(self)->BatchState:
@@ -441,6 +475,7 @@ class BatchPanel(Panel):
         c.number.observe(self._show_batch_of_number, "value")
         c.row.observe(lambda change: self.show_row(change["new"]), "value")
         c.size.observe(self._resize, "value")
+        c.losses.observe(lambda _: self.show(), "value")
         return c
 
     def _ipython_display_(self)->None:
@@ -449,17 +484,21 @@ class BatchPanel(Panel):
         super()._ipython_display_()
         self.show()
 
+    def begin_showing(self)->None:
+        "A window shows it: make the batches, unless they are there"
+        if "state" not in vars(self): self.show()
+
 # %% ../../nbs/14_panels/01_batches.ipynb #c162f81d
 @patch
 def blocks(self:BatchPanel)->list[dict]:
     "Controls, the map, and the tokens"
     c, state = self.controls, self.state
-    c.tokens.fill(state)
+    c.tokens.fill(state, self.losses)
     tokens, supervised = state.sizes()
     kinds = {"all tokens": tokens, "supervised": supervised}
     here = [dict(x=state.index + 1, text="in view", status="here")]
     several = [chart("tokens in each batch", kinds, look="bars", click=c.number, marks=here, height=90, x="batch")]
-    moves = controls_row(c.split, c.previous, c.next, c.number, c.longest, c.row, c.size)
+    moves = controls_row(c.split, c.previous, c.next, c.number, c.longest, c.row, c.size, c.losses)
     return [moves, *(several if state.n_batches > 1 else []),
             html_block(f"<div>{escape_html(state.caption())}</div>{_LEGEND}"), c.tokens]
 
@@ -489,4 +528,8 @@ def show(self:BatchPanel, **where)->None:
     c.number.max, c.number.value = state.n_batches, state.index + 1
     c.previous.disabled = state.index == 0
     c.next.disabled = state.index == state.n_batches - 1
+    self.losses = None
+    if c.losses.value == "on":
+        try: self.losses = state.measure()
+        except Exception as e: return self.fail(e)   # whatever a model raises
     self.draw()

@@ -26,7 +26,7 @@ from ..model.hardware import is_out_of_memory
 from ..runs.directory import open_run, Run
 from ..evaluation.generations import _row_to_score
 from .reply_stream import first_difference, pieces_html, Reply, speak
-from .chat_models import Speaker, speakers_of, Stage
+from .chat_models import names_in, Speaker, speakers_of, Stage
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0tur1
 @dataclass
@@ -55,6 +55,7 @@ class GenerationState:
         self.past = []           # conversations that are over
         self.enough = False      # was it stopped?
         self.read = None         # held-out rows, once they were needed
+        self.set_answers = []    # kept prompts, each with the answers of all models
 
     @property
     def names(self)->list[str]: return [s.name for s in self.speakers]
@@ -132,7 +133,7 @@ def begin(self:GenerationState,
     **how,                      # as for `Sampling`
 )->Turn:
     "A turn in which nobody has spoken yet; ConfigError for an empty prompt"
-    if not prompt.strip(): raise _empty_table()
+    if not prompt.strip(): raise _empty_prompt()
     place, talk = self._of_row(prompt, row)
     if talk: self.new()
     before = [] if self.turns else under(talk[:-1] or [dict(role="user", content=prompt)], system)[:-1]
@@ -144,7 +145,7 @@ def begin(self:GenerationState,
     return turn
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0ask3
-def _empty_table()->ConfigError:
+def _empty_prompt()->ConfigError:
     fix = "write a prompt, or choose a held-out row"
     return ConfigError("GenerationPanel", "the prompt is empty", "a question", fix)
 
@@ -264,17 +265,80 @@ def rate(self:GenerationState,
     reply.rating = "" if reply.rating == rating else rating
     return self._keep(turn)
 
+# %% ../../nbs/14_panels/09_conversation.ipynb #a26662a0
+@patch
+def kept_prompts(self:GenerationState)->list[dict]:
+    "The prompt set of the run; SftError for a line that has no prompt"
+    file, prompts = self.run.path/"prompts.jsonl", []
+    for k, line in enumerate(file.read_bytes().splitlines() if file.exists() else [], 1):
+        if not line.strip(): continue
+        try: kept = parse_json(line)
+        except ValueError: kept = None
+        if not isinstance(kept, dict) or not isinstance(kept.get("prompt"), str):
+            raise SftError(f"{file} line {k}", "there is no prompt in it", 'a line as {"prompt": "..."}',
+                           "write it so, or remove the line")
+        prompts.append(dict(prompt=kept["prompt"], system=str(kept.get("system") or "")))
+    return prompts
+
+@patch
+def keep_prompt(self:GenerationState,
+    prompt:str,
+    system:str="",     # empty: none
+)->Path:
+    "Add a prompt to the set of the run; one that is in it is taken out. ConfigError for an empty one"
+    if not prompt.strip(): raise _empty_prompt()
+    prompts, new = self.kept_prompts(), dict(prompt=prompt, system=system)
+    prompts = [p for p in prompts if p != new] if new in prompts else [*prompts, new]
+    lines = [json.dumps(redact_json(p), ensure_ascii=False) + "\n" for p in prompts]
+    return write_atomically(self.run.path/"prompts.jsonl", "".join(lines))
+
+@patch
+def ask_prompt_set(self:GenerationState,
+    *, max_new_tokens:int|None=None,   # None: as in the run's config
+    on_answer:Callable=lambda: None,   # called after each answer
+)->Path:
+    "Every kept prompt to the base, each checkpoint and the result; ConfigError if none is kept"
+    prompts = self.kept_prompts()
+    if not prompts: raise ConfigError("GenerationPanel", "no prompt is kept", "a prompt set", "keep a prompt first")
+    self.enough, self.set_answers = False, [dict(p, answers={}) for p in prompts]
+    how = dict(max_new_tokens=max_new_tokens or self.run.config.max_new_tokens)
+    for s in speakers_of(self.run, tuple(names_in(self.run))):
+        with self.stage.on(s) as model:
+            for line in self.set_answers:
+                if self.enough: break
+                talk = under([dict(role="user", content=line["prompt"])], line["system"])
+                ids, = encode_prompts([talk], s.tokenizer)
+                reply = speak(Reply(s.name), model, s.tokenizer, ids, on_token=lambda r: self.enough, **how)
+                line["answers"][s.name] = reply.text
+                on_answer()
+    lines = [json.dumps(redact_json(line), ensure_ascii=False) for line in self.set_answers]
+    return write_atomically(self.run.path/"prompt-answers.jsonl",
+                            b"".join(line.encode("utf-8", "backslashreplace") + b"\n" for line in lines))
+
+@patch
+def prompt_set_html(self:GenerationState)->str:
+    "The answers of all models to each kept prompt; empty if none was asked"
+    drawn = []
+    for line in self.set_answers:
+        cells = "".join(f"<div style='{_CELL}'><b>{escape_html(name)}</b>"
+                        f"<pre dir='auto' style='{_SAYS}'>{escape_html(text)}</pre></div>"
+                        for name, text in line["answers"].items())
+        asked = f"<b style='white-space:pre-wrap'>{escape_html(line['prompt'])}</b>"
+        drawn.append(f"<div style='margin:8px 0'>{asked}<div style='display:flex;flex-wrap:wrap'>{cells}</div></div>")
+    return "".join(drawn)
+
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0htm2
-_CELL = "vertical-align:top;text-align:left;padding:6px;border:1px solid rgba(128,128,128,.4);white-space:normal"
+_CELL = ("flex:1 1 240px;min-width:0;box-sizing:border-box;text-align:left;padding:6px;"
+         "border:1px solid rgba(128,128,128,.4)")
 _SAYS = "white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0;text-align:left"
 
-def _reply_cell(reply:Reply, at:int|None, share:float)->str:
+def _reply_cell(reply:Reply, at:int|None)->str:
     "One answer"
     error = f"<div role='alert'>⚠ {escape_html(reply.error)}</div>" if reply.error else ""
     kind = "base" if reply.speaker == "base" else "tuned"
-    return (f"<td style='{_CELL};width:{share:.0%}'><b>{escape_html(reply.speaker)}</b> "
+    return (f"<div style='{_CELL}'><b>{escape_html(reply.speaker)}</b> "
             f"<span style='opacity:.8'>{escape_html(reply.caption())}</span>{error}"
-            f"<pre dir='auto' class='sft-{kind}' style='{_SAYS}'>{pieces_html(reply, at)}</pre></td>")
+            f"<pre dir='auto' class='sft-{kind}' style='{_SAYS}'>{pieces_html(reply, at)}</pre></div>")
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0htm3
 def _first_differences(replies:list[Reply])->list[int|None]:
@@ -301,11 +365,11 @@ def turn_html(
     turn:Turn,
     number:int=1,
 )->str:
-    "A prompt and its answers as a table; everything that anybody wrote is escaped"
+    "A prompt and its answers side by side, or below each other; everything that anybody wrote is escaped"
     replies = [*turn.replies.values()]
-    cells = "".join(_reply_cell(r, at, 1 / len(replies)) for r, at in zip(replies, _first_differences(replies)))
-    table = f"<table style='width:100%;table-layout:fixed'><tr>{cells}</tr></table>"
-    return f"<div class='sft-turn' style='margin:8px 0'>{_turn_header(turn, number)}{table}</div>"
+    cells = "".join(_reply_cell(r, at) for r, at in zip(replies, _first_differences(replies)))
+    answers = f"<div style='display:flex;flex-wrap:wrap;margin-top:4px'>{cells}</div>"
+    return f"<div class='sft-turn' style='margin:8px 0'>{_turn_header(turn, number)}{answers}</div>"
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0htm5
 _LEGEND = ("<div style='opacity:.8;font-size:85%'>≠ and a frame: where answers part · dotted: less than 50% sure · "

@@ -289,10 +289,11 @@ class EvalPanel(Panel):
         self.ask = Button("try it", title="ask base and checkpoint the question in view, below")
         self.again = Button("reload", title="read the sweep again")
         self.sorts, self.step = Control(), Control()
-        head = [dict(name="row", width="20%"), dict(name="question"), dict(name="base → tuned", width="130px"),
-                dict(name="expected", width="14%"), dict(name="base", width="14%"), dict(name="tuned", width="14%")]
+        head = [dict(name="row", width="17%", wide=True), dict(name="question"),
+                dict(name="base → tuned", width="130px"), dict(name="expected", width="14%", wide=True),
+                dict(name="base", width="14%", wide=True), dict(name="tuned", width="84px")]
         self.table = Table(head, lambda a, b: state.cells(state.numbers()[a:b].tolist()), sorts=self.sorts,
-                           label="rows", width="600px")
+                           label="rows", width="340px")
         self._bind()
         self.fill()
         self.draw()

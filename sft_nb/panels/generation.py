@@ -12,7 +12,11 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
+from ..escape import escape_html
+from ..report import pluralise
 from ..runs.directory import Run
+from ..runs.status import ACTIVE
+from ..runs.summary import short_path
 from .panel import Button, Choice, controls_row, error_html, html_block, Number, Panel, Text
 from .reply_stream import Reply
 from .chat_models import names_in
@@ -34,6 +38,8 @@ class Controls:
         self.temperature = Number("temperature", value=0., min=0., max=2., step=.05)
         self.top_p = Number("top-p", value=1., min=.05, max=1., step=.05)
         self.seed = Number("seed", value=0)
+        self.keep = Button("keep this prompt", title="in the run's prompt set; once more takes it out")
+        self.ask_set = Button("ask every checkpoint", title="all kept prompts, and export the answers")
         self.thumbs = []   # two buttons for each model that has answered
 
     def rows(self)->list[dict]:
@@ -41,7 +47,8 @@ class Controls:
         settings = controls_row(self.tokens, self.temperature, self.top_p, self.seed)
         thumbs = [controls_row(*self.thumbs)] if self.thumbs else []
         return [controls_row(self.models, self.row), controls_row(self.prompt),
-                controls_row(self.ask, self.stop, self.new), settings, controls_row(self.system), *thumbs]
+                controls_row(self.ask, self.stop, self.new, self.keep, self.ask_set), settings,
+                controls_row(self.system), *thumbs]
 
 # %% ../../nbs/14_panels/10_generation.ipynb #vew0pan2
 class GenerationPanel(Panel):
@@ -49,6 +56,8 @@ class GenerationPanel(Panel):
     writing = False  # is an answer being written?
     worker = None    # the thread that writes
     last = 0.        # when the last picture was drawn
+    follower = None  # the thread that looks for new checkpoints
+    said = ""        # HTML: what became of the prompt set
 
     def __init__(self,
         run:Run|str|Path,
@@ -65,7 +74,13 @@ class GenerationPanel(Panel):
         self._bind()
         self._try(lambda: self.choose_row(row or min(1, len(state.rows()))))
 
-    def blocks(self)->list[dict]: return [*self.controls.rows(), html_block(self.state.html(), boxed=True)]
+    def blocks(self)->list[dict]:
+        "The controls, what the kept prompts were answered, and the conversation"
+        answers = self.said + self.state.prompt_set_html()
+        return [*self.controls.rows(), *([html_block(answers, boxed=True)] if answers else []),
+                html_block(self.state.html(), boxed=True)]
+
+    def to_html(self)->str: return f"{self.said}{self.state.prompt_set_html()}{super().to_html()}"
 
     @property
     def busy(self)->bool:
@@ -79,6 +94,8 @@ def _bind(self:GenerationPanel)->None:
     c.ask.on_click(lambda _: self.generate())
     c.stop.on_click(lambda _: self.state.stop())
     c.new.on_click(lambda _: self._try(self.state.new))
+    c.keep.on_click(lambda _: self._try(self._keep_prompt))
+    c.ask_set.on_click(lambda _: self.ask_prompt_set())
     c.row.observe(lambda change: self._try(lambda: self.choose_row(change["new"])), "value")
     c.models.observe(lambda change: self._try(lambda: self.state.choose(self._meant(change["new"]))), "value")
 
@@ -138,7 +155,7 @@ def generate(self:GenerationPanel)->None:
 def _enable(self:GenerationPanel, free:bool)->None:
     "While an answer is written there is nothing to press but stop"
     c = self.controls
-    for widget in (c.ask, c.new, c.row, c.models): widget.disabled = not free
+    for widget in (c.ask, c.new, c.row, c.models, c.keep, c.ask_set): widget.disabled = not free
     c.stop.disabled = free
     c.ask.label = "Generate" if free else "writing …"
 
@@ -163,6 +180,63 @@ def _grown(self:GenerationPanel, reply:Reply)->None:
     if now - self.last < _EVERY: return
     self.last = now
     self.draw(save=False)
+
+# %% ../../nbs/14_panels/10_generation.ipynb #0b5aff99
+@patch
+def _keep_prompt(self:GenerationPanel)->None:
+    file = self.state.keep_prompt(self.controls.prompt.value, self.controls.system.value)
+    self.said = f"<div>{pluralise(len(self.state.kept_prompts()), 'prompt')} in {escape_html(short_path(file))}</div>"
+
+@patch
+def ask_prompt_set(self:GenerationPanel)->None:
+    "Ask every checkpoint all kept prompts; nothing while an answer is being written"
+    if self.writing: return
+    self.writing, self.error = True, ""
+    self._enable(False)
+    self.draw(save=False)
+    self.worker = threading.Thread(target=self._work_on_set, daemon=True)
+    if self.thread: self.worker.start()
+    else: self._work_on_set()
+
+@patch
+def _work_on_set(self:GenerationPanel)->None:
+    "Let all models answer the kept prompts"
+    try:
+        file = self.state.ask_prompt_set(max_new_tokens=self.controls.tokens.value,
+                                         on_answer=lambda: self.draw(save=False))
+        self.said = f"<div>the answers are in {escape_html(short_path(file))}</div>"
+    except Exception as e: self.error = error_html(e)
+    finally:
+        self.writing = False
+        self._enable(True)
+        self.draw()
+
+@patch
+def follow(self:GenerationPanel)->None:
+    "While the run is trained, show each checkpoint among the models once it is written"
+    if self.state.run.state not in ACTIVE or (self.follower and self.follower.is_alive()): return
+    self.follower = threading.Thread(target=self._watch, daemon=True)
+    self.follower.start()
+
+@patch
+def _watch(self:GenerationPanel, every:float=2.)->None:
+    enough = threading.Event()
+    while self.comm is not None:   # None: it was closed
+        is_active = self.state.run.state in ACTIVE   # read first, so that the last checkpoint is seen
+        if {*names_in(self.state.run)} - {*self.controls.models.options} and not self.writing: self.draw(save=False)
+        if not is_active: return
+        enough.wait(every)
+
+@patch
+def begin_showing(self:GenerationPanel)->None:
+    "A window shows it"
+    super(GenerationPanel, self).begin_showing()
+    self.follow()
+
+@patch
+def _ipython_display_(self:GenerationPanel)->None:
+    super(GenerationPanel, self)._ipython_display_()
+    self.follow()
 
 # %% ../../nbs/14_panels/10_generation.ipynb #vew0pan8
 @patch

@@ -254,7 +254,7 @@ class LossPanel(Panel):
         self.said = ""
         self.sorts = Control()
         numbers = [dict(name=name, number=True) for name in ("base", "tuned", "gain", "doubt")]
-        self.table = Table([dict(name="row", width="30%"), *numbers], lambda a, b: state.cells(state.ranked()[a:b]),
+        self.table = Table([dict(name="row", width="64px"), *numbers], lambda a, b: state.cells(state.ranked()[a:b]),
                            sorts=self.sorts, label="rows", width="340px")
         self._bind()
         self.draw()

@@ -131,7 +131,7 @@ class Table(Control):
     "Rows of a list: one is chosen by a click or by ↑ and ↓, and the heads of the columns sort"
     kind = "table"
     def __init__(self,
-        head:list[dict],     # name of each column, `number` to align it right, `width` as in CSS
+        head:list[dict],     # name of each column, `number` to align it right, `width` as in CSS, `wide`: not on phones
         rows:Callable,       # rows(first, end) -> their cells
         *, sorts:Control|None=None,   # takes (column, descending), or None for the order of the list
         lines:int=9,         # that are seen
@@ -221,6 +221,9 @@ class Panel(anywidget.AnyWidget):
     def to_html(self)->str:
         "The picture that is saved"
         return f"<div class='sft-picture'>{self.error}{self.state.html()}</div>"
+    def begin_showing(self)->None:
+        "A window shows the panel; not every front end lets it draw itself before that"
+        if not self.view: self.draw()
     def to_dict(self)->dict:
         "What a person sees, as JSON can hold it"
         return self.state.to_dict()
@@ -267,6 +270,7 @@ def _receive_event(self:Panel, _, message:dict, buffers)->None:
     "A message of a browser"
     control = self.live.get(message.get("id"))
     try:
+        if message.get("event") == "open": self.begin_showing()
         if control is not None and message.get("event") == "ask":
             if message.get("rev") != control.version: return   # of a list that was there before
             answer = control.answer(message["value"])

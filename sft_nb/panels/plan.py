@@ -118,7 +118,7 @@ def _part_row(name:str, n:float, most:float, colour:str)->str:
     cell = "padding:1px 10px 1px 0;text-align:left;white-space:nowrap"
     return (f"<tr><td style='{cell}'>{escape_html(name)}</td>"
             f"<td style='{cell};text-align:right'>{_format_bytes(n)}</td>"
-            f"<td style='width:340px;text-align:left'>{bar}</td></tr>")
+            f"<td style='width:100%;text-align:left'>{bar}</td></tr>")
 
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00016
 @patch
@@ -126,12 +126,13 @@ def _bars(self:PlanState)->str:
     "All parts on one scale, their sum, an evaluation, and the card"
     made, room = self.plan, self.plan.device.gib * 2**30
     most = max(made.total, min(room, 4 * made.total))
-    rows = [_part_row(_NAMES[part], n, most, "#0969da") for part, n in made.shown_parts.items()]
-    rows.append(_part_row("together", made.training, most, "#8250df"))
-    if made.evaluation: rows.append(_part_row("an evaluation", made.evaluation, most, "#8250df"))
+    tones = dict(zip(_NAMES, _TONES))
+    rows = [_part_row(_NAMES[part], n, most, tones[part]) for part, n in made.shown_parts.items()]
+    rows.append(_part_row("together", made.training, most, "#2f6f9f"))
+    if made.evaluation: rows.append(_part_row("an evaluation", made.evaluation, most, "#2f6f9f"))
     there = _part_row(f"there: {made.device.name}", min(room, most), most, "#8c959f")
     rows.append(there.replace(_format_bytes(most), _format_bytes(room)))
-    return f"<table style='font-size:13px'>{''.join(rows)}</table>"
+    return f"<table style='font-size:13px;width:100%;max-width:640px'>{''.join(rows)}</table>"
 
 _TONES = ("#0060a8", "#56b4e9", "#00795a", "#e69f00", "#a3447d", "#8a6300", "#8c959f")
 

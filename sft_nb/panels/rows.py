@@ -221,8 +221,11 @@ def as_test(self:DataState)->str:
 @patch
 def histogram(self:DataState)->tuple[list[int],list[int]]:
     "Borders, in tokens, and how many examples are between them"
-    counts, edges = np.histogram(self.side.lengths, bins=min(30, int(self.side.lengths.max())))
-    return [round(e) for e in edges.tolist()], counts.tolist()
+    shortest, longest = int(self.side.lengths.min()), int(self.side.lengths.max())
+    width = max(1, -(-(longest + 1 - shortest) // 30))   # whole tokens, 30 bars at most
+    edges = [*range(shortest, longest + 1, width)]
+    edges.append(edges[-1] + width)
+    return edges, np.histogram(self.side.lengths, bins=edges)[0].tolist()
 
 # %% ../../nbs/14_panels/02_rows.ipynb #4812018d
 def _histogram_bars(edges:list[int], counts:list[int], within:tuple[int,int]|None)->str:
@@ -231,7 +234,7 @@ def _histogram_bars(edges:list[int], counts:list[int], within:tuple[int,int]|Non
     for a, b, n in zip(edges, edges[1:], counts):
         seen = "1" if a <= high and b >= low else ".3"
         tall = max(1, round(40 * n / most))
-        style = f"display:inline-block;width:2.6%;height:{tall}px;background:#0969da;opacity:{seen}"
+        style = f"display:inline-block;width:2.6%;height:{tall}px;background:#0060a8;opacity:{seen}"
         bars += f"<span title='{a} to {b} tokens: {n:,} examples' style='{style}'></span>"
     return f"<div style='height:44px;white-space:nowrap'>{bars}</div><div>{edges[0]} to {edges[-1]} tokens</div>"
 
@@ -287,7 +290,7 @@ def to_dict(self:DataState)->dict:
     return here | dict(facets=names, page=page, look=self.look() if page else "")
 
 # %% ../../nbs/14_panels/02_rows.ipynb #fdb8a190
-_HEAD = [dict(name="row", width="18%"), dict(name="tokens", number=True, width="80px"),
+_HEAD = [dict(name="row", width="64px"), dict(name="tokens", number=True, width="80px"),
          dict(name="supervised", number=True, width="100px"), dict(name="begins, or why")]
 
 class DataPanel(Panel):
@@ -304,7 +307,8 @@ class DataPanel(Panel):
         self.face = Choice("show as", options=[*FACES], value=state.face, as_chips=True)
         self.mark = Button("mark")
         self.sorts = Control()
-        self.table = Table(_HEAD, lambda a, b: state.cells(state.listed()[a:b]), sorts=self.sorts, label="rows")
+        self.table = Table(_HEAD, lambda a, b: state.cells(state.listed()[a:b]), sorts=self.sorts, label="rows",
+                           width="340px")
         self._fit_range()
         self._bind()
         self.draw()
@@ -321,7 +325,7 @@ def blocks(self:DataPanel)->list[dict]:
     "Lists as chips, lengths as bars, the list, and the row in view"
     state, listed = self.state, self.state.listed()
     edges, counts = state.histogram()
-    bars = [((a + b) / 2, n) for a, b, n in zip(edges, edges[1:], counts)]
+    bars = [((a + b - 1) / 2, n) for a, b, n in zip(edges, edges[1:], counts)]
     low, high = state.within or (0, 2**62)
     ends = [dict(x=x, text=f"{x:,} tokens", status="here") for x in (low, high) if state.within]
     lengths = chart("rows by length, in tokens", dict(rows=bars), look="bars", height=100, x="tokens", drag=self.range,

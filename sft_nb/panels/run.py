@@ -134,3 +134,9 @@ def _watch(self:RunPanel)->None:
 def _ipython_display_(self:RunPanel)->None:
     super(RunPanel, self)._ipython_display_()
     self.follow()
+
+@patch
+def begin_showing(self:RunPanel)->None:
+    "A window shows it, perhaps again: look at the run, and follow it"
+    self.look(always=True)
+    self.follow()

@@ -190,7 +190,7 @@ def _memory_html(gib:dict[str,float])->str:
     "A bar for each, on one scale"
     if "taken" not in gib: return ""
     most = max(gib["taken"], gib.get("planned", 0)) * 1.05 or 1
-    colours = dict(taken="#0969da", planned="#8250df")
+    colours = dict(taken="#0060a8", planned="#a3447d")
     lines = [f"<div style='width:{100 * gib[k] / most:.1f}%;background:{c};height:7px;margin:1px 0'></div>"
              for k, c in colours.items() if k in gib]
     words = [f"{gib['taken']:.2f} GiB at most so far"]
@@ -245,7 +245,7 @@ def _guards_html(noticed:list[Finding])->str:
         lines.append(f"<div style='{edge}'>{escape_html(f)}</div>")
     return "".join(lines)
 
-_CHIPS = dict(finished="#1a7f37", failed="#cf222e", killed="#cf222e", running="#0969da", starting="#0969da")
+_CHIPS = dict(finished="#1a7f37", failed="#cf222e", killed="#cf222e", running="#0060a8", starting="#0060a8")
 
 @patch
 def numbers(self:RunState)->dict[str,str]:

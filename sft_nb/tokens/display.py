@@ -52,6 +52,7 @@ class Token(NamedTuple):
     kind:str             # supervised, context or padding
     id:int|None=None
     position:int|None=None   # in its document, from 0
+    loss:float|None=None     # nats; None: not measured, or not supervised
 
 def tokens_of(
     ids:list[int],
@@ -74,8 +75,9 @@ _BOX = "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-hei
 def _run_html(run:list[Token])->str:
     "Tokens of one kind as HTML, every second one tinted"
     out = []
-    for k, (text, kind, id, position) in enumerate(run):
-        title = "" if id is None else f" title='{kind}, id {id}, position {position}'"
+    for k, (text, kind, id, position, loss) in enumerate(run):
+        cost = "" if loss is None else f", loss {loss:.3g}"
+        title = "" if id is None else f" title='{kind}, id {id}, position {position}{cost}'"
         tint = f" style='background:{_TINTS[kind]}'" if k % 2 else ""
         out.append(f"<bdi{title}{tint}>{visible_html(text)}</bdi>" + "<br>" * ("\n" in text))
     return "".join(out)

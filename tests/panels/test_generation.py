@@ -1,6 +1,7 @@
 """Models side by side: what they are given, what a stop leaves, and what is written into the run."""
 import json
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
@@ -227,3 +228,48 @@ def test_a_row_of_the_sweep_is_handed_over(learned):
     assert panel.trial is trial and trial.state.names == ["base", "checkpoint-2"]
     assert (trial.controls.row.value, trial.controls.prompt.value) == (0, "Prompt of another row")
     panel.close()
+
+
+def test_a_prompt_set_is_kept_asked_of_every_checkpoint_and_exported(trained, tmp_path):
+    copy = shutil.copytree(trained.path, tmp_path/"one")
+    panel = GenerationPanel(copy, thread=False)
+    c = panel.controls
+    c.ask_set.click()
+    assert "no prompt is kept" in panel.error                  # nothing to ask
+    c.tokens.value = 4
+    for prompt in ("What is 2 + 3?", "<b>What</b> is 4 + 5?", "slip", "slip"):   # the same again takes it out
+        c.prompt.value = prompt
+        c.keep.click()
+    c.prompt.value = " "
+    c.keep.click()
+    assert "the prompt is empty" in panel.error
+    assert [p["prompt"] for p in panel.state.kept_prompts()] == ["What is 2 + 3?", "<b>What</b> is 4 + 5?"]
+    c.ask_set.click()
+    lines = [json.loads(line) for line in (copy/"prompt-answers.jsonl").read_text().splitlines()]
+    assert [[*line["answers"]] for line in lines] == [names_in(panel.state.run)] * 2
+    assert "&lt;b&gt;What" in panel.to_html() and "<b>What" not in panel.to_html()
+    assert not c.ask.disabled and not panel.writing
+    reopened = GenerationPanel(copy, thread=False)             # another session finds the same set
+    assert len(reopened.state.kept_prompts()) == 2
+    (copy/"prompts.jsonl").write_text('\n{"prompt": "good"}\n{"prompt": 3}\n')
+    reopened.controls.ask_set.click()
+    assert "line 3" in reopened.error and "there is no prompt in it" in reopened.error
+
+
+def test_a_checkpoint_that_is_written_appears_among_the_models(trained, tmp_path):
+    copy = shutil.copytree(trained.path, tmp_path/"one")
+    shutil.move(copy/"checkpoints"/"checkpoint-60", tmp_path/"later")
+    panel = GenerationPanel(copy, thread=False)
+    run = panel.state.run
+    run.set_status("running")
+    with run.locked():
+        panel.begin_showing()
+        assert panel.follower.is_alive() and "checkpoint-60" not in panel.controls.models.options
+        shutil.move(tmp_path/"later", copy/"checkpoints"/"checkpoint-60")
+        for _ in range(200):
+            if "checkpoint-60" in str(panel.view): break
+            time.sleep(.1)
+        assert "checkpoint-60" in panel.controls.models.options and "checkpoint-60" in str(panel.view)
+        run.set_status("finished")
+    panel.follower.join(10)
+    assert not panel.follower.is_alive()
