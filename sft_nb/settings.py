@@ -509,7 +509,8 @@ def wrong_type(self:Setting, v, where:str,
     name, words = written or self.name, describe_annotation(self.type).removesuffix(" or None")
     expected = f"{name} takes {describe_annotation(self.type)}"
     leave_out = fix_for_source(where, f"leave {{{name}}} out, or write {words}")
-    if _is_object(v) and self.accepted_by:   # a tokenizer, a table: its repr is long, and the value belongs in a call
+    if _is_object(v) and self.accepted_by and not language_of_source(where):
+        # a tokenizer, a table: its repr is long, and the value belongs in a call
         return ConfigError(where, f"{name} is {_article(type(v).__name__)}", expected, self.accepted_by)
     if isinstance(v, date):   # as YAML reads it
         found = f"{name}: {v} is a date in YAML"
@@ -517,7 +518,10 @@ def wrong_type(self:Setting, v, where:str,
     if _is_object(v): return ConfigError(where, f"{name} is {_article(type(v).__name__)}", expected, leave_out)
 
     kind = str(v) if isinstance(v, bool) else _WORDS.get(type(v), _article(type(v).__name__))
-    if isinstance(v, bool) and language_of_source(where) in ("yaml", "json"): kind = kind.lower()
+    if language_of_source(where) in ("yaml", "json"):   # in their words
+        kind = kind.lower() if isinstance(v, bool) else kind.replace("a tuple", "a list")
+    inside = [x for x in v if not isinstance(x, str)] if isinstance(v, tuple) and words == "a list of strings" else []
+    if inside: kind = f"a list with {inside[0]!r} in it"
     if isinstance(v, float) and not math.isfinite(v): kind = "not a finite number"
     found, proposed = f"{self.written_in(where, name, v)} is {kind}", self.suggest(v)
     if isinstance(v, (tuple, list)) and len(v) == 1 and fits_type(v[0], self.type):
