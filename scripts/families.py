@@ -236,15 +236,18 @@ def keep(out:Path, kind:str, found:dict, *, anew:bool)->None:
     out.write_text(json.dumps(known, indent=1))
 
 
-def page(found:dict)->dict:
+def page(found:dict, known:dict)->dict:
     "What the page of the site shows: columns without timings and folders of this machine, and types not tried"
     def cell(text): return re.sub(r"'?/tmp/[^' ]*'?", "model", text)[:200]
     def is_complete(result): return "merge" in result or any(str(result.get(c, "")).startswith("!") for c in COLUMNS)
     tried = [kind for kind in KINDS if is_complete(found.get(kind, {}))]   # others were stopped
-    first = found[tried[0]]["versions"]
-    return dict(date=max(found[kind]["date"] for kind in tried), versions=first,
-                types={kind: {c: cell(found[kind][c]) for c in COLUMNS if c in found[kind]} for kind in tried},
-                not_tried=NO_CONFIG | {kind: "not yet" for kind in KINDS if kind not in {*tried, *NO_CONFIG}})
+    types = dict(known.get("types", {}))
+    for kind in tried:
+        versions = ", ".join(f"{name} {version}" for name, version in found[kind]["versions"].items())
+        types[kind] = {c: cell(found[kind][c]) for c in COLUMNS if c in found[kind]}
+        types[kind] |= dict(date=found[kind]["date"], versions=versions)
+    types = {kind: types[kind] for kind in KINDS if kind in types}
+    return dict(types=types, not_tried=NO_CONFIG | {kind: "not yet" for kind in KINDS if kind not in types | NO_CONFIG})
 
 
 def main():
@@ -258,7 +261,9 @@ def main():
     args = parser.parse_args()
     if unknown := {*args.kinds} - {*KINDS}: sys.exit(f"families.py: no causal type of transformers: {sorted(unknown)}")
     out, columns = args.out.absolute(), ("config", *args.only) if args.only else COLUMNS
-    if args.page: args.page.write_text(json.dumps(page(json.loads(out.read_text())), indent=0) + "\n")
+    if args.page:   # types that are not in `out` stay as they are
+        known = json.loads(args.page.read_text()) if args.page.exists() else {}
+        args.page.write_text(json.dumps(page(json.loads(out.read_text()), known), indent=0) + "\n")
     else: try_types([k for k in args.kinds or KINDS if k not in NO_CONFIG], columns, out, args.jobs, args.limit)
 
 

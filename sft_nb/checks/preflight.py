@@ -22,7 +22,7 @@ from ..batches.collate import DataCollatorForCausalLM
 from ..batches.layout import Layout, rows_of_largest_batch
 from ..batches.packing import optimizer_steps
 from ..model.hardware import free_memory, Hardware
-from ..model.checkpointing import parts_of, save_memory
+from ..model.checkpointing import save_memory
 from ..model.loss import causal_lm
 from ..model.load import count_parameters, quiet
 from ..model.generate import continue_tokens, eval_mode, Generation
@@ -290,23 +290,20 @@ def same_model(
     if model is None:
         yield
         return
-    inner, mode = causal_lm(model), model.training
+    inner = causal_lm(model)
     kept = {p: (p.detach().cpu().clone(), p.dtype) for p in model.parameters() if p.requires_grad}
-    attributes = ("forward", "_original_forward", "_is_accelerate_prepared")   # as accelerate sets them
-    before = {m: {name: vars(m).get(name) for name in attributes} for m in (model, inner, *parts_of(inner))}
+    before = {m: dict(vars(m)) for m in model.modules()}
     checkpointing = getattr(inner, "is_gradient_checkpointing", False)
     try: yield
     finally:
         for p, (was, dtype) in kept.items():
             p.data = was.to(p.device, dtype)
             p.grad = None
-        for m, values in before.items():
-            for name, value in values.items():
-                if value is None: vars(m).pop(name, None)
-                else: setattr(m, name, value)
         now = getattr(inner, "is_gradient_checkpointing", False)
         if now and not checkpointing: model.gradient_checkpointing_disable()
-        model.train(mode)
+        for m, was in before.items():   # whatever accelerate, TRL or a check has set: `forward`, marks, modes
+            for name in vars(m).keys() - was.keys(): del vars(m)[name]
+            vars(m).update(was)
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #396060f4
 def run_checks(

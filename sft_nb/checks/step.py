@@ -104,10 +104,13 @@ def check_gradient(first_step:FirstStep)->Finding:
         return fail(says, edit(dtype="float32"))
     parts = Counter()
     for name, norm in norms.items(): parts[name.split(".lora_")[0]] += norm
-    may_be_idle = ("expert", "trainable_tokens")
+    may_be_idle = ("expert", "trainable_tokens", "compressor")   # of windows that are longer than these rows
     dry = [part for part, norm in parts.items() if norm == 0 and not any(word in part for word in may_be_idle)]
     if not dry: return ok(f"norm {first_step.norm:.3g}, over {len(parts)} trained parts")
     says = f"{len(dry)} of {len(parts)} trained parts get no gradient, the first is {dry[0]}"
+    idle, learning = ({part.rpartition(".")[2] for part in some} for some in (dry, parts.keys() - {*dry}))
+    others = tuple(sorted(learning - idle))   # layers that the rest of the adapter can stand beside
+    if others and any(".lora_" in n for n in norms): return fail(says, edit(lora_target_modules=others) | _NO_GRADIENT)
     if len(dry) == len(parts) or any(".lora_" in n for n in norms): return fail(says, _NO_GRADIENT)
     return warn(says, _NO_GRADIENT)
 

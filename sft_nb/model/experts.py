@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['count_experts', 'count_active_experts', 'is_experts', 'expert_parameters', 'is_router', 'computes_product',
-           'expert_rank', 'expert_words', 'target_parameters', 'unpack_experts', 'restore_experts', 'rows_per_expert',
-           'forward_packed', 'packed_experts', 'why_not_packed', 'pack_experts', 'experts_in_4_bits', 'wrap_packed',
-           'balance_loss_of', 'balance_loss', 'balance_weight']
+           'expert_rank', 'expert_words', 'target_parameters', 'unpack_whole_blocks', 'unpack_experts',
+           'restore_experts', 'rows_per_expert', 'forward_packed', 'packed_experts', 'why_not_packed', 'pack_experts',
+           'experts_in_4_bits', 'wrap_packed', 'balance_loss_of', 'balance_loss', 'balance_weight']
 
 # %% ../../nbs/06_model/04_experts.ipynb #8e352660
-import inspect
+import inspect, math, warnings
 from contextlib import contextmanager
+from functools import cache
 from itertools import accumulate
 from types import MethodType
 
@@ -118,6 +119,29 @@ def target_parameters(
                               f"such as {', '.join(known)}" if known else "parameters of two or three dimensions", fix)
     return sorted(found)
 
+# %% ../../nbs/06_model/04_experts.ipynb #e013669e
+@cache
+def unpack_whole_blocks()->bool:
+    """Let bitsandbytes unpack 4-bit matrices a block a row, in this process; whether its kernel for CPUs needs it
+
+    With AVX-512 the kernel of 0.50 takes the scale of another block where a row is no multiple of a block long,
+    and reads past the last scale."""
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+    half_blocks = torch.tensor([1., 1., 3., 3.])[:, None].repeat(1, 32)
+    unpacked = dequantize_4bit(*quantize_4bit(half_blocks, blocksize=64, quant_type="nf4"))
+    if torch.equal(unpacked, half_blocks): return False
+    kernel = torch.library.get_kernel("bitsandbytes::dequantize_4bit", "CPU")
+    def by_blocks(keyset, packed, scales, block, kind, shape, dtype):
+        if shape[-1] % block == 0: return kernel.call_boxed(keyset, packed, scales, block, kind, shape, dtype)
+        packed = packed.reshape(-1).view(torch.uint8)
+        packed = torch.nn.functional.pad(packed, (0, len(scales) * block // 2 - len(packed)))
+        whole = kernel.call_boxed(keyset, packed, scales, block, kind, (len(scales), block), dtype)
+        return whole.view(-1)[:math.prod(shape)].view(shape)
+    unpack_whole_blocks.library = torch.library.Library("bitsandbytes", "IMPL")   # in force as long as this lives
+    with warnings.catch_warnings(action="ignore"):   # that a kernel is replaced
+        unpack_whole_blocks.library.impl("dequantize_4bit", by_blocks, "CPU", with_keyset=True)
+    return True
+
 # %% ../../nbs/06_model/04_experts.ipynb #7085309a
 def unpack_experts(
     module:torch.nn.Module,   # one of `packed_experts`
@@ -131,8 +155,8 @@ def unpack_experts(
     last, state, blocks = last or n, p.quant_state, rows * columns // p.quant_state.blocksize
     scales = state.absmax
     if state.nested: scales = dequantize_blockwise(scales, state.state2) + state.offset
-    # a block a row: bitsandbytes' kernel for CPUs with AVX512 takes a wrong scale where a row ends inside a block
-    shape = torch.Size(((last - first) * blocks, state.blocksize))
+    if p.device.type == "cpu" and columns % state.blocksize: unpack_whole_blocks()
+    shape = torch.Size(((last - first) * rows, columns))
     part = QuantState(scales[first * blocks:last * blocks].float(), shape, state.code, state.blocksize,
                       state.quant_type, state.dtype)
     return dequantize_4bit(p.data[first:last].reshape(-1, 1), part).view(last - first, rows, columns)

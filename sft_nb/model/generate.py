@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Generation', 'left_pad', 'eval_mode', 'GrowingLayer', 'Running', 'positions_of', 'begun', 'decoding_of', 'Decoder',
-           'continue_tokens', 'generate']
+           'reads_padding', 'continue_tokens', 'generate']
 
 # %% ../../nbs/06_model/10_generate.ipynb #dbe27a16
 import inspect
@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from ..progress import Phase, show_progress
 from ..config import with_parameters_of
 from ..tokens.encode import encode_prompts
-from ..batches.layout import autocast_to_weights
+from ..batches.layout import autocast_to_weights, inference_mode
 from .hardware import free_memory, is_out_of_memory
 from .loss import causal_lm
 from .sampling import chosen, Sampling
@@ -348,13 +348,34 @@ def _as_theirs(decoder:Decoder)->GenerationConfig:
         pad_token_id=decoder.tokenizer.pad_token_id)
 
 # %% ../../nbs/06_model/10_generate.ipynb #7357a93d
-def _as_a_batch(decoder:Decoder, prompts:list[list[int]])->list[Generation]:
-    "The answers to one batch of prompts, by transformers' own loop"
+def _as_a_batch(decoder:Decoder, prompts:list[list[int]], rows:list[int])->list[Generation]:
+    "The answers to some of the prompts, in one batch by transformers' own loop"
     tokenizer, model = decoder.tokenizer, decoder.model
-    ids, mask = (t.to(model.device) for t in left_pad(prompts, tokenizer.pad_token_id))
+    ids, mask = (t.to(model.device) for t in left_pad([prompts[i] for i in rows], tokenizer.pad_token_id))
+    more = {} if decoder.adapters is None else dict(adapter_names=[decoder.adapters[i] for i in rows])
     if decoder.how.seed is not None: torch.manual_seed(decoder.how.seed)
-    out = model.generate(input_ids=ids, attention_mask=mask, generation_config=_as_theirs(decoder), tokenizer=tokenizer)
+    inner, how = causal_lm(model), _as_theirs(decoder)
+    own, inner.generation_config = inner.generation_config, how   # else what is None here is taken from the model's own
+    try: out = model.generate(input_ids=ids, attention_mask=mask, generation_config=how, tokenizer=tokenizer, **more)
+    finally: inner.generation_config = own
     return [decoder.answer(new) for new in out[:, ids.shape[1]:].tolist()]
+
+# %% ../../nbs/06_model/10_generate.ipynb #468a1426
+def reads_padding(
+    model,   # with or without an adapter
+)->bool:
+    "Does padding on the left change what a model answers, though it is masked?"
+    inner = causal_lm(model)
+    takes = inspect.signature(type(inner).forward).parameters
+    if "attention_mask" not in takes: return True
+    def last_scores(padding:int)->torch.Tensor:
+        ids, mask = left_pad([[*range(3, 11)]], 0)
+        ids, mask = (F.pad(t, (padding, 0)).to(model.device) for t in (ids, mask))
+        more = dict(position_ids=positions_of(inner, ids, mask)) if "position_ids" in takes else {}
+        return inner(ids, attention_mask=mask, use_cache=False, **more).logits[0, -1].float()
+    with inference_mode(inner): alone, padded = last_scores(0), last_scores(16)
+    tolerance = 1e-3 if model.dtype == torch.float32 else 5e-2
+    return not torch.allclose(alone, padded, rtol=0, atol=tolerance * float(alone.abs().max()))
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0alt2
 @patch
@@ -363,7 +384,7 @@ def answers_in_batches(self:Decoder, prompts:list[list[int]]):
     order = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
     while order:
         some, found = [order.popleft() for _ in range(min(self.most, len(order)))], None
-        try: found = _as_a_batch(self, [prompts[i] for i in some])
+        try: found = _as_a_batch(self, prompts, some)
         except Exception as e:
             if len(some) == 1 or not is_out_of_memory(e): raise
         if found is None:
@@ -384,6 +405,7 @@ def continue_tokens(
 )->list[Generation]:                  # in the order of `prompts`
     "What follows each prompt"
     decoder, answers = Decoder(model, tokenizer, **how), {}
+    if len(prompts) > 1 and reads_padding(model): decoder.most = 1
     write = decoder.answers if decoding_of(model)[0] == "sft_nb" else decoder.answers_in_batches
     seen, phase = show_progress() if progress else nullcontext(), Phase("generating", len(prompts), what=progress)
     with torch.no_grad(), eval_mode(model), seen, phase:

@@ -60,15 +60,14 @@ def _split_by_rank(h:torch.Tensor, Bs)->tuple[torch.Tensor,...]:
     return h.split([B.shape[1] for B in Bs], 1)
 
 def _unpack_matrix(W:torch.Tensor, state, dtype:torch.dtype)->torch.Tensor:
-    "A frozen matrix (out, in), from 4 bits where it has them; of a simulated one, what that allocates"
+    "A frozen matrix (out, in), from 4 bits where it has them"
     if state is None: return W
-    if isinstance(state, torch.Size): return torch.empty(state, dtype=dtype, device=W.device)
     from bitsandbytes.functional import dequantize_4bit
     return dequantize_4bit(W, state).to(dtype)
 
 def _base_product(x:torch.Tensor, W:torch.Tensor, bias:torch.Tensor|None, state)->torch.Tensor:
     "`x W^T + bias`, by bitsandbytes where W has 4 bits"
-    if state is None or isinstance(state, torch.Size): return F.linear(x, _unpack_matrix(W, state, x.dtype), bias)
+    if state is None: return F.linear(x, W, bias)
     from bitsandbytes import matmul_4bit
     return matmul_4bit(x, W.t(), bias=bias, quant_state=state)   # transposed: before 0.50 it must be
 
@@ -103,8 +102,7 @@ def _has_dropout(layer, name:str)->bool:
 
 # %% ../../nbs/06_model/07_kernels.ipynb #d8668131
 def _quantisation_of(base):
-    "How bitsandbytes stores the weight of a layer in 4 bits; only its size if it is simulated; None: no such layer"
-    if "simulated_size" in vars(base): return base.simulated_size
+    "How bitsandbytes stores the weight of a layer in 4 bits; None: no such layer"
     state = getattr(getattr(base, "weight", None), "quant_state", None)
     if type(base).__name__ != "Linear4bit" or state is None or "forward" in vars(base): return None
     packed = getattr(state, "packing_format_for_cpu", False)   # for inference alone

@@ -10,6 +10,7 @@ import inspect
 import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -69,17 +70,35 @@ class MemoryTracker(TorchDispatchMode):
         return out
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #2e7e8dba
+class _Quantised(NamedTuple):
+    "What a simulated 4-bit weight says about itself, in the place of bitsandbytes' `QuantState`"
+    shape:torch.Size
+    dtype:torch.dtype
+
 class _Unpack(torch.autograd.Function):
     "The product with a quantised weight, in what it allocates"
     @staticmethod
-    def forward(ctx, x, weight, out_features, dtype):
-        ctx.size = (out_features, x.shape[-1])
-        ctx.dtype, ctx.x = dtype, x.dtype
-        return x.to(dtype) @ torch.empty(ctx.size, dtype=dtype).t()
+    def forward(ctx, x, size:torch.Size, dtype:torch.dtype, bias):
+        ctx.size, ctx.dtype, ctx.x = size, dtype, x.dtype
+        return torch.nn.functional.linear(x.to(dtype), torch.empty(size, dtype=dtype), bias)
     @staticmethod
     def backward(ctx, d):
         into_x = d.to(ctx.dtype) @ torch.empty(ctx.size, dtype=ctx.dtype)
         return into_x.to(ctx.x), None, None, None
+
+@contextmanager
+def _four_bit_products():
+    "Inside, bitsandbytes' 4-bit functions allocate what they would, for its layers and for our kernels"
+    import bitsandbytes
+    def multiply(x, packed, quant_state, out=None, bias=None):
+        return _Unpack.apply(x, quant_state.shape, quant_state.dtype, bias)
+    def unpack(packed, state): return torch.empty(state.shape, dtype=state.dtype)
+    replaced = {(bitsandbytes, "matmul_4bit"): multiply, (bitsandbytes.functional, "dequantize_4bit"): unpack}
+    whole = {place: getattr(*place) for place in replaced}
+    for place, function in replaced.items(): setattr(*place, function)
+    try: yield
+    finally:
+        for place, function in whole.items(): setattr(*place, function)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #7ae781a7
 class _FusedNorm(torch.autograd.Function):
@@ -135,10 +154,9 @@ def _make_fake(model, dtype:torch.dtype)->None:
     new = {}
     for module in model.modules():
         quantised = isinstance(module, (Linear4bit, Linear8bitLt))   # peft has classes of these names too
-        if quantised:   # its product allocates what bitsandbytes' would
-            module.forward = lambda x, m=module: _Unpack.apply(x, m.weight, m.out_features, dtype)
-            if isinstance(module, Linear4bit):
-                module.simulated_size = torch.Size((module.out_features, module.in_features))
+        size = torch.Size((module.out_features, module.in_features)) if quantised else None
+        if isinstance(module, Linear8bitLt): module.forward = lambda x, n=size: _Unpack.apply(x, n, dtype, None)
+        if isinstance(module, Linear4bit): module.support_avx512bf16_for_cpu = False   # nothing can be packed anew
         for store in (module._parameters, module._buffers):
             for name, p in store.items():
                 if p is None: continue
@@ -147,6 +165,7 @@ def _make_fake(model, dtype:torch.dtype)->None:
                     t = torch.empty(1, dtype=torch.uint8) if packed else torch.empty(p.shape, dtype=p.dtype)
                     is_parameter = store is module._parameters
                     new[p] = torch.nn.Parameter(t, requires_grad=p.requires_grad) if is_parameter else t
+                    if isinstance(module, Linear4bit) and packed: new[p].quant_state = _Quantised(size, dtype)
                 store[name] = new[p]   # a tied weight stays tied
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #7aa1bcc8
@@ -268,8 +287,8 @@ def _pass_context(model, batch:BatchLengths, how:Pass):
     was = torch.is_autocast_enabled("cuda")   # some libraries ask
     torch.set_autocast_enabled("cuda", is_cuda and how.dtype != torch.float32)
     try:
-        with (documents, rows, weights_for_dora(how.dtype), _grouped_products(), _norms_of(how.kind),
-              torch.set_grad_enabled(how.train)): yield
+        with (documents, rows, weights_for_dora(how.dtype), _grouped_products(), _four_bit_products(),
+              _norms_of(how.kind), torch.set_grad_enabled(how.train)): yield
     finally: torch.set_autocast_enabled("cuda", was)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #dae0a533

@@ -132,3 +132,13 @@ def test_a_scaled_loss_has_the_same_gradient(seen):
     plain = take_step(seen.model, seen.loss, seen.batch)
     scaled = take_step(seen.model, seen.loss, seen.batch, scale=1024.)
     assert scaled.norm == pytest.approx(plain.norm, rel=1e-5) and scaled.loss == plain.loss
+
+
+def test_layers_without_a_gradient_are_left_out_by_the_fix():
+    "Where a kind of layer has none (Gemma 3n's `altup`), the adapter can stand beside the others"
+    norms = {f"m.layers.{k}.{name}.lora_{m}.default.weight": float(name != "altup.coefs")
+             for k in (0, 1) for name in ("self_attn.q_proj", "altup.coefs") for m in "AB"}
+    found = check_gradient(FirstStep(1., norms, 4, 1.))
+    assert found.status == "fail" and str(found.fix).startswith("lora_target_modules=('q_proj',), or gradient_check")
+    norms |= {f"m.layers.1.self_attn.q_proj.lora_{m}.default.weight": 0. for m in "AB"}
+    assert "lora_target_modules" not in str(check_gradient(FirstStep(1., norms, 4, 1.)).fix)

@@ -8,7 +8,7 @@ from sft_nb.checks.model import check_vocabulary
 from sft_nb.config import load_config
 from sft_nb.model.adapter import load_model, target_modules
 from sft_nb.model.attention import choose_attention
-from sft_nb.model.generate import continue_tokens
+from sft_nb.model.generate import continue_tokens, decoding_of, reads_padding
 from sft_nb.model.load import auto_class, load_base
 from sft_nb.model.loss import add_supervised_loss, batch_loss
 from sft_nb.batches.collate import DataCollatorForCausalLM
@@ -100,3 +100,31 @@ def test_llama_3_2_vision_is_trained_where_text_passes(tmp_path, tokenizer):
     batch_loss(model, DataCollatorForCausalLM(tokenizer)(rows), supervised=False)[0].backward()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert trained and all(p.grad is not None for p in trained.values())
+
+
+@pytest.mark.parametrize("kind", ["bart", "rwkv", "deepseek_v4"])
+def test_rows_that_would_read_their_padding_are_answered_one_at_a_time(tmp_path, tokenizer, kind):
+    "RWKV's state is another one in a batch even without padding"
+    model = load_base(settings(tmp_path, kind), tokenizer)
+    assert reads_padding(model)
+    prompts = [[5, 8, 7], [9, 11, 4, 6, 12], [10, 9, 13], [14, 5, 15, 16, 17], [6, 7, 8]]
+    alone = [continue_tokens(model, tokenizer, [ids], max_new_tokens=6)[0] for ids in prompts]
+    assert continue_tokens(model, tokenizer, prompts, max_new_tokens=6, batch_size=2) == alone
+    assert len({answer.text for answer in alone}) > 1
+
+
+def test_each_row_has_its_adapter_in_transformers_loop_too(tmp_path, tokenizer):
+    "A hybrid's cache is none that rows can leave"
+    model = load_model(settings(tmp_path, "lfm2"), tokenizer)
+    model.add_adapter("other", model.peft_config["default"])
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if "lora_B" in n: p.normal_(std=.5 if "other" in n else .1)
+    assert decoding_of(model)[0] == "transformers"
+    prompts, how = [[5, 8, 7]] * 2, dict(max_new_tokens=8)
+    alone = []
+    for name in ("default", "other"):
+        model.set_adapter(name)
+        alone += continue_tokens(model, tokenizer, prompts[:1], **how)
+    assert alone[0] != alone[1]
+    assert continue_tokens(model, tokenizer, prompts, adapters=["default", "other"], **how) == alone
