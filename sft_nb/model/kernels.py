@@ -23,7 +23,7 @@ from torch import nn
 from ..installation import is_installed
 from ..report import as_fix, ConfigError, command, edit
 from .precision import Repair
-from .loss import causal_lm, computed_in
+from .loss import causal_lm, dtype_of_products
 
 # %% ../../nbs/06_model/07_kernels.ipynb #7f86882f
 # older ones compile a Function that writes into its own result to gradients of zero (measured with 2.11)
@@ -110,7 +110,7 @@ def _quantisation_of(base):
 
 def _is_frozen_matrix(base, x:torch.Tensor)->bool:
     "Is the base a matrix that is not trained, in the format of the product or in 4 bits?"
-    dtype, bias = computed_in(x), base.bias
+    dtype, bias = dtype_of_products(x), base.bias
     if _quantisation_of(base) is not None:
         return torch.is_grad_enabled() and (bias is None or (bias.dtype == dtype and not bias.requires_grad))
     if type(base) is not nn.Linear or base.weight.requires_grad: return False
@@ -122,7 +122,7 @@ def _compute_products(layers:list, name:str, x:torch.Tensor)->list[torch.Tensor]
     "Base and adapter of each of these layers on x (..., in)"
     if any(_has_dropout(layer, name) for layer in layers): return [_on_top(layer, name, x) for layer in layers]
     As = [layer.lora_A[name].weight for layer in layers]
-    A = (torch.cat(As) if len(As) > 1 else As[0]).to(computed_in(x))   # one below the other
+    A = (torch.cat(As) if len(As) > 1 else As[0]).to(dtype_of_products(x))   # one below the other
     if all(_is_frozen_matrix(layer.base_layer, x) for layer in layers): return _of_frozen(layers, name, x, A)
     hs = F.linear(x, A).split([len(one) for one in As], -1)
     return [_on_top(layer, name, x, h) for layer, h in zip(layers, hs)]
@@ -138,7 +138,7 @@ def _of_frozen(layers:list, name:str, x:torch.Tensor, A:torch.Tensor)->list[torc
 
 def _on_top(layer, name:str, x:torch.Tensor, h:torch.Tensor|None=None)->torch.Tensor:
     "The base's own output, and the adapter added to it; h is x A^T, if that is there already"
-    dtype, B = computed_in(x), layer.lora_B[name].weight
+    dtype, B = dtype_of_products(x), layer.lora_B[name].weight
     out = layer.base_layer(x).to(dtype)
     if h is None: h = F.linear(layer.lora_dropout[name](x), layer.lora_A[name].weight.to(dtype))
     out = torch.addmm(out.flatten(0, -2), h.flatten(0, -2), B.to(dtype).t(), alpha=layer.scaling[name])

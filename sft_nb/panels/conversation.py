@@ -178,7 +178,7 @@ def answer(self:GenerationState,
         reply, failure = turn.replies[s.name], None
         if self.enough: reply.state = "stopped"
         else:
-            try: self._let_speak(s, turn, on_token)
+            try: self._generate_replies(s, turn, on_token)
             except Exception as e: failure = e.with_traceback(None)   # whatever a model or a task raises
         if failure is not None: self._failed(reply, failure)   # here, where nothing holds what the model had
         on_token(reply)
@@ -186,7 +186,7 @@ def answer(self:GenerationState,
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0ask5
 @patch
-def _let_speak(self:GenerationState, s:Speaker, turn:Turn, on_token:Callable)->None:
+def _generate_replies(self:GenerationState, s:Speaker, turn:Turn, on_token:Callable)->None:
     "One reply, and what it was worth"
     reply = turn.replies[s.name]
     prompt, = encode_prompts([self.talk_with(s.name, turn)], s.tokenizer)

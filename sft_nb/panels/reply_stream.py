@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from ..escape import escape_html
 from ..report import pluralise
 from ..tasks.core import Score
-from ..model.generate import begun, Decoder, decoding_of, eval_mode
+from ..model.generate import start_rows, Decoder, choose_decoding, eval_mode
 from ..model.sampling import chosen
 
 # %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0rep1
@@ -86,8 +86,8 @@ def _append_token(reply:Reply, logits:torch.Tensor, token:int, tokenizer)->None:
 def _generate_steps(reply:Reply, decoder:Decoder, prompt:list[int], on_token:Callable):
     "Grow by a token at a time; yields how it is over, or nothing as long as it is not"
     running, draws = None, decoder.how.draws(1)
-    if decoding_of(decoder.model)[0] == "sft_nb":
-        running = begun(decoder.model, [0], [prompt], decoder.tokenizer.pad_token_id)
+    if choose_decoding(decoder.model)[0] == "sft_nb":
+        running = start_rows(decoder.model, [0], [prompt], decoder.tokenizer.pad_token_id)
     for k in range(decoder.how.max_new_tokens):
         logits = _next_logits(decoder, running, prompt + reply.ids)
         token = chosen(logits, decoder.how, None if draws is None else draws[:, k])

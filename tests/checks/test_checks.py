@@ -13,10 +13,10 @@ from sft_nb.workbench import Workbench
 
 IN_ORDER = """environment.versions environment.device environment.gpu environment.writable environment.disk
 environment.tracking environment.hub data.prepared data.kept data.held_out data.masked data.ends data.bos data.ids
-data.pad data.prompts plan.memory model.trainable model.reach model.packed model.method model.formats model.vocabulary
-model.special_tokens batch.shapes batch.mask batch.positions batch.padding batch.labels batch.supervised step.loss
-step.gradient step.measured step.order step.width step.evaluation step.derivative learning.learns learning.moves
-learning.schedule learning.saves learning.answers""".split()
+data.pad data.prompts plan.memory model.trainable model.reach model.packed model.causal model.method model.formats
+model.vocabulary model.special_tokens batch.shapes batch.mask batch.positions batch.padding batch.labels
+batch.supervised step.loss step.gradient step.measured step.order step.width step.evaluation step.derivative
+learning.learns learning.moves learning.schedule learning.saves learning.answers""".split()
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from sft_nb.model.attention import Documents, varlen_attention
 from sft_nb.model.kernels import compile_layers, fuse_lora, fuse_norms, use_liger
 from sft_nb.model.loss import add_product, add_supervised_loss, adds_to_float32
 from sft_nb.model.precision import adapters_to_float32
-from sft_nb.model.checkpointing import ATTENTION, Aside, OnDevice, OnHost, recompute_layers, recompute_parts
+from sft_nb.model.checkpointing import ATTENTION, KeptAttention, OnDevice, OnHost, recompute_layers, recompute_parts
 from sft_nb.model.fsdp import own_part, shard, whole_weights
 from sft_nb.planning.plan import plan
 from sft_nb.tokens.tokenizer import load_tokenizer
@@ -211,7 +211,7 @@ class Attentions(TorchDispatchMode):
 @pytest.mark.parametrize("waiting", [OnDevice, OnHost])
 def test_attention_is_kept_on_the_card_or_in_host_memory(waiting, monkeypatch):
     "The same loss to the last bit, with attention run once"
-    monkeypatch.setattr(Aside, "_SMALL", 0)
+    monkeypatch.setattr(KeptAttention, "_SMALL", 0)
     m, made = learner(), batch()
     recompute_layers(m)
     with Attentions() as twice: want, want_grads = step(m, made)
@@ -250,7 +250,7 @@ def test_heads_are_called_in_groups_that_the_kernel_can_address(monkeypatch):
     q, k, v = (torch.randn(1, h, 364, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for h in (8, 4, 4))
     docs = Documents(torch.tensor([0, 5, 235, 236, 364], device="cuda", dtype=torch.int32), 230, None)
     def attended():
-        out = ours._stock_varlen(q, k, v, docs, .125)
+        out = ours._attend_by_flash(q, k, v, docs, .125)
         return out, torch.autograd.grad(out.float().square().sum(), (q, k, v))
     want, want_grads = attended()
     monkeypatch.setattr(ours, "_MOST", 1)

@@ -13,7 +13,7 @@ from sft_nb.batches.collate import CollatorWithPositions, DataCollatorFlattening
 from sft_nb.batches.layout import rows_stay_apart
 from sft_nb.model import attention as ours
 from sft_nb.model.attention import (
-    choose_attention, Documents, find_documents, told_documents, varlen_attention, window_of)
+    choose_attention, Documents, find_documents, announce_documents, varlen_attention, window_of)
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.report import ConfigError, SftError
 
@@ -268,7 +268,7 @@ def test_what_the_collator_says_is_what_the_mask_says(kind):
     asked = []
     with torch.no_grad():
         want = m(ids, position_ids=positions(lengths), use_cache=False).logits
-        with pytest.MonkeyPatch.context() as patch, told_documents(cu, 23):
+        with pytest.MonkeyPatch.context() as patch, announce_documents(cu, 23):
             patch.setattr(ours, "find_documents", lambda *args: asked.append(1) or find_documents(*args))
             got = m(ids, position_ids=positions(lengths), use_cache=False).logits
     assert torch.equal(got, want) and not asked
@@ -286,7 +286,7 @@ def test_lengths_that_the_host_knows_are_not_asked_of_the_device():
     cu = torch.tensor([0, *lengths]).cumsum(0).int().as_subclass(Borders)
     for known in (None, lengths):
         asked.clear()
-        with told_documents(cu, 23, lengths=known):
+        with announce_documents(cu, 23, lengths=known):
             m(ids, position_ids=positions(lengths), use_cache=False).logits.sum().backward()
         assert len(asked) == (0 if known else 2 * 4)
     batch = CollatorWithPositions(DataCollatorFlattening())([dict(input_ids=[5] * n, labels=[5] * n) for n in lengths])
@@ -322,9 +322,9 @@ def kernel(monkeypatch):
         groups = q.shape[1] // k.shape[1]
         docs = Documents(cu, longest, None if window_size[0] < 0 else window_size[0] + 1)
         q, k, v = q.transpose(0, 1)[None], *(x.transpose(0, 1)[None].repeat_interleave(groups, 1) for x in (k, v))
-        return ours._each_document(q, k, v, docs, scale=scale, dropout=0., softcap=None)[0].transpose(0, 1)
+        return ours._attend_to_each_document(q, k, v, docs, scale=scale, dropout=0., softcap=None)[0].transpose(0, 1)
     monkeypatch.setattr(stock, "varlen_attn", played)
-    monkeypatch.setattr(ours, "_stock_can", lambda *args: True)
+    monkeypatch.setattr(ours, "_flash_can_compute", lambda *args: True)
     return seen
 
 
@@ -336,8 +336,8 @@ def test_heads_are_called_in_groups_that_the_kernel_can_address(kernel, monkeypa
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, h, 40, size, generator=draw, dtype=torch.float64, requires_grad=True) for h in (8, 4, 4))
     docs = Documents(torch.tensor([0, 7, 30, 40]).int(), 23, 9)
-    want = ours._each_document(q, k, v, docs, scale=.3, dropout=0., softcap=None)
+    want = ours._attend_to_each_document(q, k, v, docs, scale=.3, dropout=0., softcap=None)
     want_grads = torch.autograd.grad(want.square().sum(), (q, k, v))
-    got = ours._stock_varlen(q, k, v, docs, .3)
+    got = ours._attend_by_flash(q, k, v, docs, .3)
     assert kernel == calls and torch.allclose(got, want)
     assert all(map(torch.allclose, torch.autograd.grad(got.square().sum(), (q, k, v)), want_grads))

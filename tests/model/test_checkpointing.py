@@ -13,7 +13,7 @@ from sft_nb.batches.layout import BatchLengths
 from sft_nb.checks.preflight import same_model
 from sft_nb.config import load_config
 from sft_nb.model import checkpointing
-from sft_nb.model.attention import told_documents
+from sft_nb.model.attention import announce_documents
 from sft_nb.model.loss import causal_lm
 from sft_nb.model.checkpointing import (ATTENTION, OnDevice, OnHost, parts_of, recompute_layers, recompute_parts,
                                         save_memory)
@@ -50,7 +50,7 @@ def out(m)->tuple[int,list]:
     "How often attention ran, the loss, and the gradients"
     m.zero_grad()
     torch.manual_seed(5)
-    with Count() as attention, told_documents(CU, max(LENGTHS)):
+    with Count() as attention, announce_documents(CU, max(LENGTHS)):
         loss = m(IDS, position_ids=AT, labels=IDS, use_cache=False).loss
         loss.backward()
     return attention.n, [loss.detach(), *(p.grad.clone() for p in m.parameters() if p.requires_grad)]
@@ -104,8 +104,8 @@ def test_a_backward_pass_can_be_asked_for_twice():
 
 def test_what_waits_in_host_memory_is_a_copy_of_its_own(monkeypatch):
     "Small things stay, with the very tensor's shape and strides"
-    monkeypatch.setattr(checkpointing.Aside, "_SMALL", 100)
-    aside, t, small = checkpointing.Aside(OnHost), torch.randn(8, 16).t(), torch.ones(3)
+    monkeypatch.setattr(checkpointing.KeptAttention, "_SMALL", 100)
+    aside, t, small = checkpointing.KeptAttention(OnHost), torch.randn(8, 16).t(), torch.ones(3)
     aside.put((t, small, None, 7))
     assert [type(x) for x in aside.kept[0]] == [OnHost, OnDevice, type(None), int]
     was = t.clone()
@@ -217,27 +217,28 @@ def test_a_config_says_what_is_done_and_preflight_leaves_no_trace():
 def test_a_training_keeps_attention_and_ends_in_the_same_weights(tmp_path, monkeypatch):
     "Through train: checkpointing with and without, and without any; dropout is on"
     counts, weights = {}, {}
-    keeps, gives = checkpointing._Keeps.__torch_dispatch__, checkpointing._Gives.__torch_dispatch__
+    keeps, gives = checkpointing._KeepAttention.__torch_dispatch__, checkpointing._ReplayAttention.__torch_dispatch__
     for name, how in dict(plain=dict(gradient_checkpointing=False), again=dict(keep_attention=False),
                           kept=dict(keep_attention=True)).items():
         seen = counts[name] = []
         def watch(self, f, types, args=(), kwargs=None, seen=seen):
             if f.name().partition(".")[0] in ATTENTION: seen.append(type(self).__name__)
-            return (keeps if isinstance(self, checkpointing._Keeps) else gives)(self, f, types, args, kwargs)
-        monkeypatch.setattr(checkpointing._Keeps, "__torch_dispatch__", watch)
-        monkeypatch.setattr(checkpointing._Gives, "__torch_dispatch__", watch)
+            return (keeps if isinstance(self, checkpointing._KeepAttention) else gives)(self, f, types, args, kwargs)
+        monkeypatch.setattr(checkpointing._KeepAttention, "__torch_dispatch__", watch)
+        monkeypatch.setattr(checkpointing._ReplayAttention, "__torch_dispatch__", watch)
         cfg = small(tmp_path, max_steps=2, lora_dropout=.1, device="cpu", run_name=name,
                     **dict(gradient_checkpointing=True) | how)
         weights[name] = (train(cfg).path/"adapter"/"adapter_model.safetensors").read_bytes()
     assert weights["plain"] == weights["again"] == weights["kept"]
     assert not counts["plain"] and not counts["again"]
-    assert counts["kept"].count("_Keeps") == counts["kept"].count("_Gives") > 0
+    assert counts["kept"].count("_KeepAttention") == counts["kept"].count("_ReplayAttention") > 0
 
 
 def test_nothing_is_held_after_the_backward_pass(monkeypatch):
     "What attention gave goes with its layer"
-    asides, made = [], checkpointing.Aside
-    monkeypatch.setattr(checkpointing, "Aside", lambda waiting: asides.append(weakref.ref(a := made(waiting))) or a)
+    asides, made = [], checkpointing.KeptAttention
+    def remembered(waiting): return asides.append(weakref.ref(a := made(waiting))) or a
+    monkeypatch.setattr(checkpointing, "KeptAttention", remembered)
     m = adapted()
     recompute_layers(m, keep_attention=True)
     out(m)

@@ -66,7 +66,7 @@ def as_on_a_gpu(monkeypatch):
     import torch.nn.attention.varlen as stock
     def kernel(q, k, v, cu, cu_k, longest, longest_k, *, scale, **how): return varlen(q, k, v, cu, longest, scale)
     monkeypatch.setattr(stock, "varlen_attn", kernel)
-    monkeypatch.setattr(attention, "_stock_can", lambda *how: True)
+    monkeypatch.setattr(attention, "_flash_can_compute", lambda *how: True)
     torch._dynamo.reset()
     counters.clear()
     yield

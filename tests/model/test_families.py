@@ -8,7 +8,7 @@ from sft_nb.checks.model import check_vocabulary
 from sft_nb.config import load_config
 from sft_nb.model.adapter import load_model, target_modules
 from sft_nb.model.attention import choose_attention
-from sft_nb.model.generate import continue_tokens, decoding_of, reads_padding
+from sft_nb.model.generate import continue_tokens, choose_decoding, reads_padding
 from sft_nb.model.load import auto_class, load_base
 from sft_nb.model.loss import add_supervised_loss, batch_loss
 from sft_nb.batches.collate import DataCollatorForCausalLM
@@ -120,7 +120,7 @@ def test_each_row_has_its_adapter_in_transformers_loop_too(tmp_path, tokenizer):
     with torch.no_grad():
         for n, p in model.named_parameters():
             if "lora_B" in n: p.normal_(std=.5 if "other" in n else .1)
-    assert decoding_of(model)[0] == "transformers"
+    assert choose_decoding(model)[0] == "transformers"
     prompts, how = [[5, 8, 7]] * 2, dict(max_new_tokens=8)
     alone = []
     for name in ("default", "other"):

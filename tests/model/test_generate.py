@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, GPT2Config, MambaConfig, MistralConfig, 
 from sft_nb.config import load_config
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
-from sft_nb.model.generate import continue_tokens, Decoder, decoding_of, generate
+from sft_nb.model.generate import continue_tokens, Decoder, choose_decoding, generate
 from sft_nb.model.load import load_base
 from sft_nb.model.adapter import load_adapter
 
@@ -91,7 +91,7 @@ def test_answers_do_not_depend_on_who_else_is_answered(shape, tokenizer):
         ids = torch.tensor([p])
         out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, **how)
         theirs.append(tokenizer.decode(out[0, len(p):], skip_special_tokens=True))
-    assert decoding_of(model)[0] == "sft_nb"
+    assert choose_decoding(model)[0] == "sft_nb"
     for more in (dict(), dict(batch_size=2), dict(batch_tokens=60), dict(batch_size=3)):
         assert [g.text for g in continue_tokens(model, tokenizer, PROMPTS, **how, **more)] == theirs, more
 
@@ -107,7 +107,7 @@ def test_what_is_drawn_does_not_depend_on_the_batch(tokenizer):
 
 def test_a_recurrent_model_is_answered_by_transformers_loop(tokenizer):
     model = small_model(kind=MambaConfig, state_size=4)
-    assert decoding_of(model)[0] == "transformers"
+    assert choose_decoding(model)[0] == "transformers"
     answers = continue_tokens(model, tokenizer, PROMPTS[:2] * 2, max_new_tokens=4, batch_size=2)
     assert answers[:2] == answers[2:] and answers[0].n_tokens <= 4
 
@@ -165,6 +165,6 @@ def test_a_model_may_call_its_cache_by_either_name(monkeypatch, tokenizer, name)
         return called(self, attention_mask, cache, how | dict(position_ids=position_ids))
     monkeypatch.setattr(type(base), "forward", new if name == "cache" else old)
 
-    assert decoding_of(base)[0] == "sft_nb" and Decoder(base, tokenizer).cache_argument == name
+    assert choose_decoding(base)[0] == "sft_nb" and Decoder(base, tokenizer).cache_argument == name
     assert [answer.text for answer in continue_tokens(base, tokenizer, prompts, max_new_tokens=6)] == want
     assert calls and None not in calls

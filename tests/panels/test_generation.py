@@ -56,7 +56,7 @@ def test_a_cache_of_another_kind_gives_the_same_answer(tokenizer, monkeypatch):
     prompt, = encode_prompts([[dict(role="user", content="What is 14 + 23?")]], tokenizer)
     model, how = bench.base(), dict(max_new_tokens=8)
     cached = speak(Reply("base"), model, tokenizer, prompt, **how)
-    monkeypatch.setattr("sft_nb.panels.reply_stream.decoding_of", lambda model: ("transformers", "it is another"))
+    monkeypatch.setattr("sft_nb.panels.reply_stream.choose_decoding", lambda model: ("transformers", "it is another"))
     assert speak(Reply("base"), model, tokenizer, prompt, **how).ids == cached.ids
 
 
