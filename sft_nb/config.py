@@ -101,12 +101,13 @@ def merge(self:SettingsMerger,
         name = "wandb_name" if is_tracker_name else e.name
         for full, v in normalise(name, e.value).items(): self.add(replace(e, value=v), full)
 
-    def file_settings()->FileSettings:
+    def file_settings(rank:int=DEFAULT)->FileSettings:
         values = defaults() | {full: entry.value for full, entry in self.best.items()}
-        return FileSettings(values, written, tool, folder)
+        overridden = frozenset(name for name in written if highest[name] < rank)
+        return FileSettings(values, written, tool, folder, overridden=overridden)
     last = {name: k for k, name in enumerate(_TRANSLATED_LAST, 1)}
     for e in sorted(foreign, key=lambda e: last.get(plain_name(e.name), 0)):
-        meant = translate_setting(e.name, e.value, file_settings())
+        meant = translate_setting(e.name, e.value, file_settings(e.rank))
         plain = {} if meanings_of(e.name, tool) else normalise(e.name, e.value)
         if meant is not None and (meant.settings != plain or not plain): self.add_translated(e, meant)
         else:

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin
 from .files import read_json
 from .report import as_fix, command, ConfigError, edit, error_summary, Fix, shell_quote
 from .settings import (
-    Config, defaults, fix_for_source, OTHER_TRAINERS, parse_duration, preference_recipe, SETTINGS)
+    Config, defaults, fix_for_source, language_of_source, OTHER_TRAINERS, parse_duration, preference_recipe, SETTINGS)
 from .foreign_meaning import ALIASES, full_name, is_off, plain_name
 from .foreign_settings import FOREIGN, meanings_of, plain_value, recognise_tool, TOOLS
 
@@ -74,8 +74,9 @@ def unknown_setting_error(name:str, where:str, tool:str="")->ConfigError:
         expected, page = f"the nearest is {near[0]}", "a_comma_and_a_typo"
         fix = fix_for_source(where, f"write {{{near[0]}}}")
     else:
-        fix = f"leave {name} out, or begin its name with _ if it is a helper of the file; "
-        fix += "sft_nb config lists all settings"
+        is_python = language_of_source(where) == "file"
+        helper = ", or begin its name with _ if it is a helper of the file" if is_python else ""
+        fix = f"leave {name} out{helper}; sft_nb config lists all settings"
     return ConfigError(where, f"{name} is not a setting", expected, fix, page)
 
 # %% ../nbs/00_config_files.ipynb #e4dd3bb5

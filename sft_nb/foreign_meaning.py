@@ -80,6 +80,7 @@ class FileSettings:
     tool:str=""                                 # axolotl, llama-factory or trl, whose file it is; empty: nobody's
     folder:Path|None=None                       # the file's
     key:str=""                                  # the key that is read
+    overridden:frozenset=frozenset()            # names in `written` that this key's place goes before: imported, say
 
     def __getitem__(self, name:str)->Any: return self.settings[name]
     def holds_out(self)->bool:

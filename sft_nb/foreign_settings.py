@@ -42,7 +42,8 @@ def _read_lr_scheduler(v, given:FileSettings)->Meaning|None:
 def _read_warmup(v, given:FileSettings)->Meaning|None:
     "warmup_ratio is a share below 1, and counts less than warmup_steps beside it"
     if given.key != "warmup_ratio": return None
-    if given.written.get("warmup_steps"): return accepted("warmup_steps says it")
+    if given.written.get("warmup_steps") and "warmup_steps" not in given.overridden:
+        return accepted("warmup_steps says it")
     if isinstance(v, bool) or not isinstance(v, (int, float)) or v < 1: return None
     share = v / 100 if 1 < v < 100 else .1
     return refused("warmup_ratio is a share of all steps, below 1",

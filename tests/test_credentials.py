@@ -245,3 +245,14 @@ def test_a_secret_that_a_variable_names_is_not_written_into_a_run(tmp_path, monk
         create_run(cfg)
     assert "correct-horse" not in str(e.value) and not (tmp_path/"runs").exists()
     create_run(load_config(cfg, system_prompt="arithmetic-x"))   # a word
+
+
+@pytest.mark.parametrize("prompt", ["Server=db;Pwd=geheim; be brief", "post to https://hooks.slack.com/services/T0/B0/x1y2z3"])
+def test_a_prompt_with_something_like_a_secret_is_refused(tmp_path, prompt):
+    "config.json would keep another prompt than the one that is trained, and evaluation and resuming read it there"
+    from sft_nb.config import load_config
+    from sft_nb.report import ConfigError
+    from sft_nb.runs.directory import create_run
+    with pytest.raises(ConfigError, match="system_prompt: something like a secret is in it") as e:
+        create_run(load_config("demo", system_prompt=prompt, runs_dir=str(tmp_path)))
+    assert "geheim" not in str(e.value) and "x1y2z3" not in str(e.value) and not list(tmp_path.iterdir())

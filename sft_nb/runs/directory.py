@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..credentials import secret_inside
+from ..credentials import redact_patterns, secret_inside
 from ..escape import escape_controls
 from ..files import atomic_folder, read_json_object, remove_temporaries
 from ..display import as_html, code_html, format_number, table_html
@@ -137,10 +137,14 @@ def create_run(
     reports = {"data": data and data.report, "plan": plan, "preflight": checked}
     reports = {name: report for name, report in reports.items() if report is not None}
     check_free(cfg)
-    for name in SETTINGS:
-        if not (variable := secret_inside(getattr(cfg, name))): continue
-        raise ConfigError(name, f"the secret of ${variable} is in it, and would stand in the run's config.json",
-                          "a value that others may read", f"{{{name}}} without it")
+    for name, setting in SETTINGS.items():
+        value = getattr(cfg, name)
+        if variable := secret_inside(value): found = f"the secret of ${variable} is in it"
+        elif not setting.is_path and isinstance(value, str) and redact_patterns(value) != value:
+            found = "something like a secret is in it"
+        else: continue
+        raise ConfigError(name, f"{found}, and would stand in the run's config.json", "a value that others may read",
+                          f"{{{name}}} without it")
     root, here = Path(cfg.runs_dir).absolute(), environment(device) | dict(id=uuid.uuid4().hex[:8])
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..files import atomic_folder
 from ..progress import Phase, show_progress
-from ..report import as_fix, ConfigError, edit, SftError
+from ..report import as_fix, ConfigError, edit, pluralise, SftError
 from ..config import as_config, Config
 from ..settings import RowSettings, SizeSettings
 from ..config_files import register_task
@@ -60,7 +60,7 @@ def _nothing_left(ledger:Ledger, rows:Mixture)->SftError:
         fix = edit(max_length=counts.longest_dropped) if counts.longest_dropped else f"look at {ledger.first_dropped}"
         is_text = set(ledger.seen.formats) <= {"text"}   # which goes on wherever it is cut
         if is_text and counts.longest_dropped: fix = edit(on_long="split") | fix
-        return SftError(f"{n} rows", found, "rows to learn from", fix, "nothing_to_learn")
+        return SftError(pluralise(n, "row"), found, "rows to learn from", fix, "nothing_to_learn")
     if not rows.share and not any(s.can_change for s in rows.sources):   # they were handed over
         return SftError(names, "there are none: it is empty", "at least one row",
                         as_fix("look at what you pass, such as len(rows), or name a file in {train_file}"))
