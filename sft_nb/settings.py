@@ -443,20 +443,21 @@ def broken_limit(self:Setting,
 
 @patch
 def suggest(self:Setting, v)->Any:
-    "A valid value near `v`, or the default"
+    "A valid value near `v`, else an example or the default"
+    otherwise = 100 if self.name == "max_steps" else self.default   # whose default stands for no limit
     for t in (self.type, *get_args(self.type)):
         if get_origin(t) is Literal:
             options = {str(option).lower(): option for option in get_args(t)}
             near = difflib.get_close_matches(str(v).lower(), options, 1, .5)
             if near: return options[near[0]]
     if self.type is bool: return bool(v) and str(v).lower() not in ("0", "false", "n", "no", "none", "off")
-    if not isinstance(v, (str, int, float)): return self.default
+    if not isinstance(v, (str, int, float)): return otherwise
     if isinstance(v, str): v = parse_duration(v) if self.name == "max_time" else parse_count(v)
     for kind in (int, float, str):
         try: near = kind(v)
         except (ValueError, OverflowError): continue
         if fits_type(near, self.type) and not self.broken_limit(near, ""): return near
-    return self.default
+    return otherwise
 
 # %% ../nbs/00_settings.ipynb #c0nf0030
 def language_of_source(

@@ -77,6 +77,8 @@ WRONG = [  # arguments, exit code, what the message says
      ["eval_steps is 1 and eval_samples is 0"]),
     (["train", "--num-train-epochs", "inf"], 2, ["num_train_epochs", "a number"]),
     (["train", "--max-steps", "0"], 2, ["max_steps = 0", "Fix: --max-steps 1"]),
+    (["train", "--max-steps", "five"], 2, ["max_steps = 'five'", "Fix: --max-steps 100"]),
+    (["train", "--max-steps"], 2, ["--max-steps has no value", "Fix: --max-steps 100"]),
     (["plan", "--device", "h20", "--lengths", "60"], 2, ["device 'h20'", "it is not in the list", "h200-141gb"]),
     (["plan", "--config", "demo", "--lengths", "300"], 2,
      ["integers from 1 to max_length", "Fix: --max-length 300"]),

@@ -200,13 +200,15 @@ def _no_option(command:str, name:str, known)->ConfigError:
     return ConfigError(_LINE, f"{name} is not an option", f"the nearest is {flag(near[0])}", f"write {{{near[0]}}}")
 
 # %% ../../nbs/15_cli/00_options.ipynb #3a165165
-_VALUES = dict(resume="runs/NAME", train_file="rows.jsonl", eval_file="rows.jsonl", max_samples="500", max_time="5h",
-               run_name="NAME", fields="question=Problem answer=Solution", eval_fraction="0.05", prompt="'A question?'")
+_VALUES = dict(resume="runs/NAME", train_file="rows.jsonl", eval_file="rows.jsonl", max_samples="500", max_steps="100",
+               max_time="5h", run_name="NAME", fields="question=Problem answer=Solution", eval_fraction="0.05",
+               prompt="'A question?'")
 
 def _example_line(kind, texts:list[str]):
     "A line that would do"
     if texts and _can_read(texts[0], kind.type): return edit(**{kind.name: texts[0]})
-    if kind.default not in (None, ..., (), False): return edit(**{kind.name: kind.default})
+    if kind.name not in _VALUES and kind.default not in (None, ..., (), False):
+        return edit(**{kind.name: kind.default})
     return f"{{{kind.name}}} {_VALUES.get(kind.name, 'VALUE')}"
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0chk03

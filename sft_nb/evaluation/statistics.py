@@ -100,6 +100,11 @@ def _random_signs(n:int, resamples:int, seed:int)->np.ndarray:
     "(resamples, n) of -1 and 1"
     return np.random.default_rng(seed).integers(0, 2, (resamples, n), dtype=np.int8).astype(np.float32) * 2 - 1
 
+@lru_cache(maxsize=4)
+def _all_signs(n:int)->np.ndarray:
+    "(2**n, n) of -1 and 1: every choice of n signs once"
+    return (np.arange(2**n)[:, None] >> np.arange(n) & 1) * 2. - 1
+
 def _scale_differences(differences:np.ndarray)->np.ndarray:
     "(K, G) differences, each model's divided by the root of their sum of squares; zeros stay"
     norm = np.sqrt((differences ** 2).sum(-1, keepdims=True))
@@ -113,6 +118,8 @@ def mcnemar(
     return float(scipy.stats.binomtest(won, won + lost).pvalue) if won + lost else 1.
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #st0per01
+_MOST_TO_ENUMERATE = 16   # differences, of which 65,536 choices of signs are looked at
+
 def sign_test(
     differences,                   # (n,), tuned less base
     *, clusters:list|None=None,
@@ -123,6 +130,9 @@ def sign_test(
     sums, _ = grouped(differences, clusters)
     t = _scale_differences(sums[None])[0]
     if not t.any(): return 1.
+    if np.count_nonzero(t) <= _MOST_TO_ENUMERATE:   # the p is exact
+        moved = t[t != 0]
+        return float((np.abs(_all_signs(len(moved)) @ moved) >= abs(t.sum()) - 1e-9).mean())
     drawn = np.abs(_random_signs(len(t), resamples, seed) @ t)
     return float((1 + (drawn >= abs(t.sum()) - 1e-9).sum()) / (resamples + 1))
 

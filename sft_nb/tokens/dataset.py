@@ -353,7 +353,7 @@ def _find_in_template(t:Template)->list[Finding]:
         text = (f"the chat template writes no end token behind an answer; {eos} is appended and supervised, which no "
                 "earlier answer of a conversation ends with")
         out.append(warn(text, "set {chat_template} to one that ends each answer", check="template_end"))
-    if probe and not probe.is_prefix:
+    if probe and not probe.is_prefix and "header" not in t.notes:   # `_find_in_answers` tells of a header
         text = (f"the chat template ends a prompt with {probe.prompt[-30:]!r}, but does not write that in front of an "
                 "answer; answers are supervised right behind it")
         out.append(warn(text, "set {chat_template} to one that writes both alike", check="template_prompt"))

@@ -111,6 +111,20 @@ def test_signs_agree_with_scipy():
     assert abs(sign_test(d) - theirs.pvalue) < .03
 
 
+def test_every_choice_of_signs_is_looked_at_where_few_rows_differ():
+    r = np.random.default_rng(3)
+    won = r.uniform(.1, 2, 8)
+    assert sign_test(won) == difference(np.zeros(8), won).p == 2 / 2**8
+    for d in (r.normal(.3, 1, 7), r.normal(.3, 1, 12)):
+        theirs = stats.permutation_test((d,), np.mean, permutation_type="samples", n_resamples=np.inf)
+        shared = sign_test([*d] * 4, clusters=[*range(len(d))] * 4)
+        alike = [sign_test(d), sign_test([0, *d, 0]), sign_test(d, seed=1), shared]
+        assert np.allclose(alike, theirs.pvalue, rtol=0, atol=1e-12) and alike[0] >= 2 / 2**len(d)
+    signs = np.repeat([1, -1], [9, 3])
+    assert sign_test(signs) == pytest.approx(mcnemar(9, 3), abs=1e-12)
+    assert sign_test(np.ones(16)) == 2 / 2**16 and sign_test(np.ones(60), resamples=99) == 1 / 100   # none drawn alike
+
+
 def test_the_interval_of_a_mean_holds_its_promise():
     "At least 93% in each case; below 95%, 300 data sets show less than 91.7% once in a hundred times"
     r, meetings = np.random.default_rng(4), [k // 8 for k in range(320)]

@@ -106,6 +106,14 @@ def test_what_a_template_does_to_answers_is_said(tokenizer, template, answers, c
     assert check not in plain
 
 
+def test_a_header_that_the_prompt_lacks_is_one_finding(tokenizer):
+    header, _ = found_in(tokenizer, NO_HEADER, asked(dict(content="2")))
+    assert "train_header" in header and "template_prompt" not in header
+    thinks = NO_HEADER + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    other, _ = found_in(tokenizer, thinks, asked(dict(content="2")))
+    assert "template_prompt" in other and "train_header" not in other
+
+
 def test_texts_of_one_token_teach_only_to_end(tokenizer):
     rows = [dict(text="a"), dict(text="a"), dict(text="A text of several tokens.")]
     found = finding(prepare(no_eval(task="chat"), tokenizer, train=rows), "train_one_token")
