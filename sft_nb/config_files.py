@@ -229,6 +229,20 @@ def _line_numbers(tree)->dict[str,int]:
             lines |= {name: key.start_mark.line + 1 for name in merged if name not in lines}
     return lines | {key.value: key.start_mark.line + 1 for key, _ in tree.value}
 
+def _merged_names(tree)->set[str]:
+    "The top-level names whose mapping is merged with << somewhere in the file: they hold settings, and are none"
+    merged, todo, seen = set(), [tree], set()
+    while todo:
+        node = todo.pop()
+        if id(node) in seen or not isinstance(node.value, list): continue
+        seen.add(id(node))
+        for one in node.value:
+            key, value = one if isinstance(one, tuple) else (None, one)
+            todo += [value] if key is None else [key, value]
+            if key is None or key.value != "<<": continue
+            merged |= {id(part) for part in (value.value if value.id == "sequence" else [value])}
+    return {key.value for key, value in tree.value if id(value) in merged}
+
 def _count_values(
     node,
     known:dict,   # id of a node -> its count; None while it is counted
@@ -298,7 +312,7 @@ def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
             raise ConfigError(str(path), f"its aliases make {n:.0e} values of it", f"at most {_MAX_YAML_VALUES:,}",
                               "write the values out, without aliases of aliases")
         problems = _contradictory_keys(tree, path, set())
-        lines = _line_numbers(tree)
+        lines, merged = _line_numbers(tree), _merged_names(tree)
         values = {str(name): v for name, v in yaml.safe_load(text).items()}
         for name, v in values.items():
             if isinstance(v, str) and re.fullmatch(r"[-+]?[\d.]+[eE][-+]?\d+", v): values[name] = float(v)
@@ -317,7 +331,7 @@ def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
         source = f"{path}:{lines.get(name, 1)}"
         if is_known_name(name, tool):
             if v is not None: entries.append(SettingEntry(name, v, source, ASSIGNED, tool))
-        elif not (tool and is_off(v)): problems.append(unknown_setting_error(name, source, tool))
+        elif name not in merged and not (tool and is_off(v)): problems.append(unknown_setting_error(name, source, tool))
     return entries, problems
 
 # %% ../nbs/00_config_files.ipynb #5971286c

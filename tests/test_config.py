@@ -233,6 +233,22 @@ def test_a_key_that_is_written_twice(tmp_path):
     with pytest.raises(ConfigError, match="lora_r is set twice, on lines 1 and 2"): load_config(tmp_path/"twice.json")
 
 
+def test_a_mapping_that_is_merged_is_no_setting(tmp_path):
+    file = tmp_path/"merged.yaml"
+    file.write_text("base: &base {lora_r: 4, max_length: 64}\nmore: &more\n  lora_alpha: 9\n"
+                    "<<: [*base, *more]\nlora_r: 8\n")
+    cfg = load_config(file)
+    assert (cfg.lora_r, cfg.max_length, cfg.lora_alpha) == (8, 64, 9)
+    file.write_text("base: &base {lora_r: 4}\nmore: &more\n  <<: *base\n<<: *more\n")
+    assert load_config(file).lora_r == 4
+    file.write_text("base: &base {lora_rr: 4}\n<<: *base\n")   # what is in it is looked at where it is merged
+    with pytest.raises(ConfigError, match="merged.yaml:2: lora_rr is not a setting; the nearest is lora_r"):
+        load_config(file)
+    for other in ("base: {lora_r: 4}\n", "base: &base {lora_r: 4}\n", "base: &base {lora_r: 4}\nbias: *base\n"):
+        file.write_text(other)   # which is merged nowhere
+        with pytest.raises(ConfigError, match="merged.yaml:1: base is not a setting"): load_config(file)
+
+
 def test_other_json_than_a_saved_config(tmp_path):
     (tmp_path/"mine.json").write_text('{"max_length": 1024,\n "lora_r": [8]}')
     with pytest.raises(ConfigError, match=r'mine.json:2: "lora_r": \[8\] is a list.*Fix: "lora_r": 8'):

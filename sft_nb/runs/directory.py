@@ -85,12 +85,16 @@ class Run:
 def check_links(
     path:Path,   # the directory of a run; it may be reached by a link itself
 )->None:
-    "ConfigError for a link in it that leads out of it: a run writes and removes only its own files"
-    root = Path(os.path.realpath(path))
-    for folder in (path, path/"checkpoints", path/"eval"):
-        try: links = [entry.path for entry in os.scandir(folder) if entry.is_symlink()]
+    "ConfigError for a link in it that leads out of it: a run reads, writes and removes only its own files"
+    root, weights = Path(os.path.realpath(path)), (path/"adapter", path/"checkpoints")
+    folders = [path, path/"eval", *weights]
+    while folders:
+        folder = folders.pop()
+        try: entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError: continue
-        for link in sorted(links):
+        if any(folder.is_relative_to(part) for part in weights):   # whatever lies in them is loaded
+            folders += [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for link in (entry.path for entry in entries if entry.is_symlink()):
             target = Path(os.path.realpath(link))
             if target.is_relative_to(root): continue
             found = f"{Path(link).relative_to(path)} is a link to {target}, outside of the run"

@@ -15,6 +15,7 @@ from sft_nb.config import load_config
 from sft_nb.files import try_lock
 from sft_nb.report import ConfigError, SftError
 from sft_nb.runs import process
+from sft_nb.runs.locate import find_target
 from sft_nb.runs.directory import Run, check_free, check_links, create_run, open_run, start_process
 from sft_nb.runs.environment import write_json
 from sft_nb.runs.process import SignalListener, SIGNALS, record_launcher, process_of, read_process, start, take_lock
@@ -173,6 +174,7 @@ def test_links_out_of_a_run_are_not_followed(run, tmp_path):
     (outside/"mine").write_text("mine")
     (tmp_path/"linked").symlink_to(run.path)
     (run.path/"adapter").symlink_to("kept")
+    (run.path/"kept").mkdir()
     with Run(tmp_path/"linked").locked(): pass
     for name in ("log.txt", "metrics.jsonl", "lock", "samples.jsonl", "checkpoints", "eval", "eval/scores.jsonl",
                  "checkpoints/checkpoint-3", "status.json"):
@@ -190,6 +192,25 @@ def test_links_out_of_a_run_are_not_followed(run, tmp_path):
         link.unlink()
         if before is not None: link.write_bytes(before)
     assert [p.name for p in outside.iterdir()] == ["mine"] and (outside/"mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "adapter/tokenizer", "adapter/a/b/x.json",
+                                  "checkpoints/checkpoint-3/optimizer.pt", "checkpoints/checkpoint-3/a/b/x.bin"])
+def test_weights_of_a_run_are_its_own_files(run, tmp_path, name):
+    "A stranger's run would read, and a training would change, a file that lies elsewhere"
+    outside, link = tmp_path/"outside", run.path/name
+    outside.mkdir()
+    (outside/"mine").write_text("mine")
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside/"mine" if "." in link.name else outside)
+    uses = (lambda: open_run(run.path), lambda: find_target(run.path), lambda: start_process(run),
+            run.locked().__enter__)
+    for use in uses:
+        with pytest.raises(ConfigError, match=f"{name} is a link to .*outside of the run.*Fix: remove the link"): use()
+    link.unlink()
+    (link.parent/"own").write_text("own")
+    link.symlink_to("own")
+    with run.locked(): assert open_run(run.path).path == run.path and link.read_text() == "own"
 
 
 def test_a_folder_of_runs_may_be_a_link_to_another_disk(run, tmp_path):
