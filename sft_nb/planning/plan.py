@@ -45,6 +45,7 @@ class Plan:
     findings:list=field(default_factory=list)
     host:int=0               # bytes that wait in host memory
     reach:str=""             # which share of the weights LoRA reaches
+    model:str=""             # whose memory it is, with the number of its weights
 
     @property
     def training(self)->int: return sum(self.parts.values())
@@ -56,6 +57,10 @@ class Plan:
     def total(self)->int: return max(self.training, self.evaluation)
     @property
     def fits(self)->bool: return self.device.holds(self.total, self.host)
+    @property
+    def title(self)->str:
+        "Of what it is a plan: the model, its size and the device"
+        return f"plan for {self.model}, on {self.device.name}" if self.model else f"plan for {self.device.name}"
 
     @property
     def shown_parts(self)->dict:
@@ -92,7 +97,7 @@ def report(self:Plan)->Report:
     figures["speed, a rough estimate"] = f"{self.tokens_per_second:,.0f} tokens/s"
     if self.reach: figures["trained"] = self.reach
     figures |= {name: f"{value}  ({self.reasons[name]})" for name, value in self.shown_settings.items()}
-    return Report(f"plan for {self.device.name}", figures, self.findings)
+    return Report(self.title, figures, self.findings)
 
 # %% ../../nbs/07_planning/04_plan.ipynb #planface2
 @patch
@@ -101,7 +106,7 @@ def _repr_html_(self:Plan)->str:
     says = [f"<div>{as_html(f.sentence)} Fix: {code_html(str(f.fix))}</div>" for f in self.findings if f.fix]
     settings = [[name, value, self.reasons[name]] for name, value in self.shown_settings.items()]
     chosen = table_html(settings, head=["setting", "value", "why"])
-    return f"<div><b>plan for {as_html(self.device.name)}</b> {verdict}{''.join(says)}{self._memory()}{chosen}</div>"
+    return f"<div><b>{as_html(self.title)}</b> {verdict}{''.join(says)}{self._memory()}{chosen}</div>"
 
 @patch
 def _memory(self:Plan)->Html:
@@ -138,10 +143,10 @@ def plot(self:Plan):   # a matplotlib `Figure`
 # %% ../../nbs/07_planning/04_plan.ipynb #0eb2ceb2
 def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:
     "A step whose packed batches cannot hold the rows that were asked for; None: it holds nearly as many"
-    wanted = planner.cfg.effective_batch_size
+    wanted, is_open = planner.cfg.effective_batch_size, planner.cfg.max_tokens_per_batch == "auto"
     if c.budget is None or wanted is None: return None
     rows, _ = planner.rows_per_step(c.budget)
-    if abs(rows / wanted - 1) < .1: return None
+    if abs(rows / wanted - 1) < (.25 if is_open else .1): return None   # the decisions name its rows
     found = f"a step has about {rows:.3g} rows, and effective_batch_size is {wanted}: "
     found += f"a batch of {c.budget:,} tokens holds {planner.rows_per_batch(c.budget):.3g} rows"
     if planner.world_size > 1: found += f" on each of {planner.world_size} processes"
@@ -251,6 +256,15 @@ def findings(
     return [fail(f"training takes {training:.1f} GiB, {card}, of which 95% can be planned with", fix, check="memory")]
 
 # %% ../../nbs/07_planning/04_plan.ipynb #9b816ddb
+def _describe_model(cfg:Config, model)->str:
+    "A model's name and the number of its own weights, tied ones once: tiny, 1.7 M weights"
+    added = ("lora_", "modules_to_save", "trainable_tokens")
+    n = sum(p.numel() for name, p in model.named_parameters() if not any(part in name for part in added))
+    millions = n / 1e6
+    size, unit = (millions, "M") if millions < 1000 else (millions / 1000, "B")
+    name = Path(cfg.model).absolute().name if Path(cfg.model).is_dir() else cfg.model
+    return f"{name}, {size:.{0 if size >= 100 else 1}f} {unit} weights"
+
 @contextmanager
 def _explain_simulation_errors(cfg:Config):
     "A simulation that breaks is an `SftError`, without the traceback that torch prints of its own"
@@ -303,7 +317,7 @@ def plan(
     settings = {name: value for name, (value, _) in decided.items()}
     reasons = {name: why for name, (_, why) in decided.items()}
     made = Plan(planner.device, settings, reasons, chosen.parts, evaluation, chosen.rate, host=chosen.host,
-                reach="" if reach is None else str(reach))
+                reach="" if reach is None else str(reach), model=_describe_model(cfg, planner.whole(chosen.way.method)))
     found = findings(made, cfg)
     if uneven := _uneven_steps(planner, chosen): found.append(uneven)
     made = replace(made, findings=found)

@@ -331,12 +331,16 @@ def with_whole_steps(self:Planner,
     c:Candidate,
 )->Candidate:
     "The same way with a smaller budget, if passes over `c.budget` tokens do not add up to the wanted rows"
-    wanted = self.rows_in_a_step
-    rows, budget = self.rows_per_step(c.budget)[0], self.budget_for_whole_steps(c.budget)
-    if abs(rows / wanted - 1) < .05 or budget == c.budget: return c
-    smaller = self.candidate(c.way, budget)
-    nearer = abs(self.rows_per_step(budget)[0] - wanted) < abs(rows - wanted)
-    return smaller if nearer and self.fits(smaller) else c
+    def miss(budget): return abs(self.rows_per_step(budget)[0] / self.rows_in_a_step - 1)
+    best = budget = c.budget
+    for _ in range(8):   # few rows in few batches: the first guess may pack otherwise than expected
+        smaller = self.budget_for_whole_steps(budget)
+        if miss(best) < (.05 if best == c.budget else .1) or smaller == budget: break
+        budget = smaller
+        if miss(budget) < miss(best): best = budget
+    if best == c.budget: return c
+    nearest = self.candidate(c.way, best)
+    return nearest if self.fits(nearest) else c
 
 # %% ../../nbs/07_planning/03_search.ipynb #6ee7ca26
 def candidates(

@@ -138,6 +138,30 @@ def test_whole_steps_need_a_smaller_budget_where_memory_gives_an_odd_one(tmp_pat
     assert 8000 <= made.settings["max_tokens_per_batch"] < 9000
 
 
+def test_auto_does_not_warn_about_its_own_budget():
+    "Few short rows in few batches: the first guess at a budget packs otherwise than it says"
+    cfg = load_config("auto", model="tiny", eval_fraction=.2)
+    for longest in range(5, 23, 3):
+        rows = [dict(question=" ".join([str(k), *["dog"] * (7 * k % longest)]), answer="yes") for k in range(60)]
+        made = plan(prepare(cfg, train=rows))
+        assert [f.check for f in made.findings] == ["memory"], (longest, made)
+        assert made.reasons["gradient_accumulation_steps"].startswith("for about 1"), made
+    far = plan(replace(cfg, effective_batch_size=3), lengths=[192] + [8] * 600)   # the longest row makes a batch of 24
+    assert [f.check for f in far.findings] == ["memory", "rows_in_a_step"]
+
+
+@pytest.mark.parametrize("how", [
+    {}, dict(method="qlora"), dict(method="full"), dict(modules_to_save=("lm_head",))], ids=str)
+def test_a_plan_names_its_model_and_the_size(tmp_path, how):
+    cfg = four_b(tmp_path, **dict(method="lora") | how)
+    made = plan(cfg, device="rtx4090-24gb", lengths=[100])
+    title = made.report.title
+    assert title.startswith(f"plan for {cfg.model.rpartition('/')[2]}, 4.") and title.endswith("on rtx4090-24gb")
+    assert str(made).splitlines()[0] == title and title in made._repr_html_() and made.to_dict()["model"] in title
+    tiny = plan(load_config("auto", **how), device="rtx4090-24gb", lengths=[60])
+    assert str(tiny).startswith("plan for tiny, 1.7 M weights, on rtx4090-24gb\n")
+
+
 def test_what_does_not_fit_is_a_failure_with_a_way_out(tmp_path):
     plain = four_b(tmp_path, method="lora", per_device_train_batch_size=4, gradient_checkpointing=False)
     tight = plan(plain, device="rtx4090-24gb", lengths=[4096] * 8)
