@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['TEXTS', 'NEUTRAL', 'ROUNDS', 'QUANTISED', 'ProofStage', 'passed', 'failed', 'Folder', 'tokenizer_of',
-           'flatten_config', 'Expected', 'compare_tokens', 'folder_tokenizer', 'compare_templates', 'compare_prompts',
-           'sampling_settings', 'compare_context', 'compare_ends', 'folder_stop', 'folder_sampling', 'folder_context',
-           'folder_shape', 'stored_as', 'folder_dtype', 'folder_tied', 'TensorDifference', 'relative_error',
-           'row_errors', 'compare_tensor', 'differs', 'compare_tensors', 'worst_of', 'recognise_fault',
-           'describe_differences', 'folder_weights', 'folder_answers', 'folder_stages']
+           'flatten_config', 'Expected', 'compare_tokens', 'compare_vocabularies', 'folder_tokenizer',
+           'compare_templates', 'compare_prompts', 'sampling_settings', 'compare_context', 'compare_ends', 'ends_in',
+           'compare_length', 'folder_stop', 'folder_sampling', 'folder_context', 'folder_shape', 'stored_as',
+           'folder_dtype', 'folder_tied', 'TensorDifference', 'relative_error', 'row_errors', 'compare_tensor',
+           'differs', 'compare_tensors', 'worst_of', 'recognise_fault', 'describe_differences', 'is_of_base',
+           'folder_weights', 'lead_where_parting', 'folder_answers', 'folder_stages']
 
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #e0bb6c41
 import gc, json, math, re
@@ -34,7 +35,7 @@ from ..workbench import Workbench
 from ..evaluation.openai_client import RenderedPrompt
 from .merge import dequantise, load_merged, merged_model
 from .reference import (
-    answer_greedily, find_cause, logprob_differences, mean_or_nan, PromptComparison, Reference)
+    answer_greedily, find_cause, GreedyAnswer, logprob_differences, mean_or_nan, PromptComparison, Reference)
 
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #1987e170
 @dataclass(frozen=True)
@@ -162,6 +163,14 @@ class Expected:
     def base(self)->dict[str,torch.Tensor]:
         return _state_by_file_name(dequantise(self.bench.base(), self.bench.hardware.dtype))
 
+    @cached_property
+    def base_generation(self)->dict:
+        "Settings in generation_config.json of the base; empty if it has none, or there is no network"
+        from transformers import GenerationConfig
+        model, revision = model_path(self.bench.requested.model), self.bench.requested.revision
+        try: return GenerationConfig.from_pretrained(model, revision=revision).to_diff_dict()
+        except Exception: return {}
+
     def merge_again(self, folder:Path)->Fix:
         "Into another folder beside it"
         out = folder.with_name(f"{folder.stem}-again")
@@ -186,10 +195,37 @@ def compare_tokens(
     text = f"{len(other)} of {len(TEXTS)} texts become other tokens, the first is {other[0]!r}"
     return failed(link, "tokenizer", text, fix, figures)
 
+def compare_vocabularies(
+    ours,     # tokenizer
+    theirs,
+)->str:       # empty: they are the same
+    "What differs between two tokenizers: numbers of tokens, special tokens, merges or scores"
+    a, b = ours.get_vocab(), theirs.get_vocab()
+    other = [token for token in a.keys() | b.keys() if a.get(token) != b.get(token)]
+    if other:
+        first = min(other, key=lambda token: a.get(token, b.get(token)))
+        text = pluralise(len(other), "token has another number", "tokens have other numbers")
+        return f"{text}, the first is {first!r}: {b.get(first)}, and {a.get(first)} in training"
+    for name in ("bos_token", "eos_token", "unk_token"):
+        a, b = getattr(ours, name), getattr(theirs, name)
+        if a != b: return f"{name} is {b!r} and was {a!r} in training"
+    def added(tokenizer):
+        return {i: (t.special, t.lstrip, t.rstrip) for i, t in tokenizer.added_tokens_decoder.items()}
+    a, b = added(ours), added(theirs)
+    other = sorted(i for i in a.keys() | b.keys() if a.get(i) != b.get(i))
+    if other: return f"{ours.convert_ids_to_tokens(other[0])!r} is another kind of token than in training"
+    def rules(tokenizer):
+        model = json.loads(tokenizer.backend_tokenizer.to_str())["model"] if tokenizer.is_fast else {}
+        return model.get("merges"), model.get("vocab")   # some have a score for each entry
+    return "" if rules(ours) == rules(theirs) else "its merges or scores are not those of training"
+
 def folder_tokenizer(x:Expected, f:Folder)->ProofStage:
+    "Are texts and the entire vocabulary the same tokens?"
     ours, theirs = x.bench.tokenizer, tokenizer_of(f, x.bench.tokenizer)
     ids = [[tokenizer(text)["input_ids"] for text in TEXTS] for tokenizer in (ours, theirs)]
-    return compare_tokens("folder", *ids, x.merge_again(f.path))
+    stage = compare_tokens("folder", *ids, x.merge_again(f.path))
+    other = "" if stage.is_broken else compare_vocabularies(ours, theirs)
+    return failed("folder", "tokenizer", other, x.merge_again(f.path), stage.figures) if other else stage
 
 def compare_templates(
     ours:str|dict|None,
@@ -259,30 +295,61 @@ def compare_context(
     return passed(link, "context", "the longest row fits", figures)
 
 def compare_ends(x:Expected, link:str, ends:list[int], text:str, fix:Fix|str)->ProofStage:
-    "Does generation end at the token that ends a turn in training?"
+    "Does generation end at the token that ends a turn in training, and at no other that may be part of an answer?"
     figures = {"ends in training": x.reference.ends, "ends here": ends}
     if x.reference.ends[0] not in ends: return failed(link, "stop", text, fix, figures)
-    return passed(link, "stop", "it ends at the token that ends a turn", figures)
+    tokenizer, answers = x.bench.tokenizer, x.reference.tuned + x.reference.open_ended
+    known = {*x.reference.ends, *ends_in(x.base_generation), *ends_in(text_config(x.bench.shape).to_dict())}
+    special = {*tokenizer.all_special_ids, *(i for i, t in tokenizer.added_tokens_decoder.items() if t.special)}
+    special -= {token for a in answers for token in a.tokens[:-1]}   # those are part of an answer here
+    more = [end for end in ends if end not in known]
+    def names(ends): return ", ".join(f"{tokenizer.convert_ids_to_tokens(end)!r} ({end})" for end in ends)
+    if ordinary := [end for end in more if end not in special]:
+        return failed(link, "stop", f"it also ends at {names(ordinary)}, which may be part of an answer", fix, figures)
+    extra = f", and at {names(more)}, which no answer holds" if more else ""
+    return passed(link, "stop", f"it ends at the token that ends a turn{extra}", figures)
+
+def ends_in(config:dict)->list[int]:
+    "Its `eos_token_id`: one, several or none"
+    ends = config.get("eos_token_id")
+    return [ends] if isinstance(ends, int) else ends or []
+
+def compare_length(
+    x:Expected,
+    generation_config:dict,
+)->tuple[str,bool]:   # empty: there is enough room; is an answer cut?
+    "Does a limit on the length of an answer cut those of the run, or is it less than the run's own limit?"
+    name = "max_new_tokens" if generation_config.get("max_new_tokens") else "max_length"
+    limit, answers = generation_config.get(name), x.reference.tuned + x.reference.open_ended
+    if not isinstance(limit, int): return "", False
+    rooms = [limit - (len(a.prompt) if name == "max_length" else 0) for a in answers]   # the other counts the prompt
+    cut = sum(len(a.tokens) > room for a, room in zip(answers, rooms))
+    if cut: return f"{name} is {limit}, which cuts {cut} of {len(answers)} answers of the run", True
+    wanted = x.bench.cfg.max_new_tokens
+    if min(rooms) >= wanted: return "", False
+    return f"{name} is {limit}, and an answer of the run may have {wanted} tokens", False
 
 def folder_stop(x:Expected, f:Folder)->ProofStage:
-    ends = f.generation.get("eos_token_id", f.config.get("eos_token_id"))
-    ends = [ends] if isinstance(ends, int) else ends or []
+    "Where would a server that applies its settings end an answer?"
+    ends = ends_in(f.generation if "eos_token_id" in f.generation else f.config)
     text = f"generation_config.json does not end at {x.bench.tokenizer.decode(x.reference.ends[:1])}"
     fix = f'set "eos_token_id": {json.dumps(x.reference.ends)} in {f.path}/generation_config.json'
-    return compare_ends(x, "folder", ends, text, fix)
+    stage = compare_ends(x, "folder", ends, text, fix)
+    text, cuts = compare_length(x, f.generation)
+    if stage.is_broken or not text: return stage
+    fix = f"take max_new_tokens and max_length out of {f.path}/generation_config.json"
+    if cuts and compare_length(x, x.base_generation) != (text, cuts):
+        return failed("folder", "stop", text, fix, stage.figures)
+    return ProofStage("folder", warn(text, fix, check="stop"), stage.figures)
 
 def folder_sampling(x:Expected, f:Folder)->ProofStage:
     "Would a server that applies its settings sample, or change a greedy answer otherwise?"
-    from transformers import GenerationConfig
     found = sampling_settings(f.generation)
     if not found: return passed("folder", "sampling", "it has no sampling settings")
     name, value = next(iter(found.items()))
     text = f"a server that reads it does not answer greedily: {name} is {value}"
     fix = f'take {", ".join(found)} out of {f.path/"generation_config.json"}, or send "temperature": 0 each time'
-    model, revision = model_path(x.bench.requested.model), x.bench.requested.revision
-    try: of_base = GenerationConfig.from_pretrained(model, revision=revision).to_diff_dict()
-    except Exception: of_base = {}   # no such file, no network
-    if found != sampling_settings(of_base): return failed("folder", "sampling", text, fix, found)
+    if found != sampling_settings(x.base_generation): return failed("folder", "sampling", text, fix, found)
     return ProofStage("folder", warn(text + ", as for the base", fix, check="sampling"), found)
 
 def folder_context(x:Expected, f:Folder)->ProofStage:
@@ -366,9 +433,10 @@ class TensorDifference:
     "How far a tensor is from that of the run"
     name:str
     error:float                 # norm of the difference / norm of the tensor; infinite: not finite, other shape
-    worst_row:int|None=None     # None: it is a vector
+    worst_row:int|None=None     # each element of a vector is a row; None: not compared
     worst_row_error:float=0.    # share of that row's norm
     adapter_share:float|None=None   # of what training changed: 1 all of it, 0 nothing; None: too small to measure
+    is_vector:bool=False
 
 def relative_error(a:torch.Tensor, b:torch.Tensor)->float:
     "Norm of the difference as a share of the norm of `b`; infinite for another shape, or if `a` is not finite"
@@ -398,10 +466,10 @@ def compare_tensor(
         if size > 0:
             uncertainty = (difference.dot(difference) / len(difference) / size).sqrt().item()   # if it is all rounding
             if uncertainty < .02: share = 1 + difference.dot(change).item() / size
-    if wanted.dim() < 2: return TensorDifference(name, error, adapter_share=share)
-    errors = row_errors(found.flatten(0, -2), wanted.flatten(0, -2))
+    is_vector = wanted.dim() < 2
+    errors = row_errors(*(w.reshape(-1, 1 if is_vector else w.shape[-1]) for w in (found, wanted)))
     row = int(errors.argmax())
-    return TensorDifference(name, error, row, errors[row].item(), share)
+    return TensorDifference(name, error, row, errors[row].item(), share, is_vector)
 
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #06bad091
 def differs(
@@ -451,11 +519,13 @@ def describe_differences(
     if math.isinf(worst.error): return f"{worst.name} has another shape than the run's"
     where = f"{worst.name} differs by {100 * worst.error:.3g}% of its norm"
     if worst.worst_row is not None and worst.worst_row_error > 2 * worst.error:
-        where = f"row {worst.worst_row} of {worst.name} differs by {100 * worst.worst_row_error:.3g}%"
-    text = f"{len(other)} of {n_tensors} tensors are not the run's: {where}"
+        part = "element" if worst.is_vector else "row"
+        where = f"{part} {worst.worst_row} of {worst.name} differs by {100 * worst.worst_row_error:.3g}%"
+    verb, them = ("is", "it") if len(other) == 1 else ("are", "them")
+    text = f"{len(other)} of {n_tensors} tensors {verb} not the run's: {where}"
     shares = sorted(d.adapter_share for d in other if d.adapter_share is not None)
     if shares and abs(shares[len(shares) // 2] - 1) > .03:
-        text += f"; the adapter is in them {shares[len(shares) // 2]:.2f} times"
+        text += f"; the adapter is in {them} {shares[len(shares) // 2]:.2f} times"
     return text
 
 def _missing_tensors(x:Expected, f:Folder)->list[str]:
@@ -463,6 +533,12 @@ def _missing_tensors(x:Expected, f:Folder)->list[str]:
     if any(name not in x.merged for name in f.tensors): return []   # stored in another way
     def is_stored(w): return any(w.shape == x.merged[n].shape and torch.equal(w, x.merged[n]) for n in f.tensors)
     return [name for name, w in x.merged.items() if name not in f.tensors and not is_stored(w)]
+
+def is_of_base(name:str, x:Expected, f:Folder, limit:float)->bool:
+    "Is a tensor the base's, up to rounding, and not the one that training made of it?"
+    found, base, merged = f.tensor(name), x.base.get(name), x.merged[name]
+    if base is None or torch.equal(base, merged): return False   # nothing was trained here
+    return relative_error(found, base) <= min(limit, relative_error(found, merged))
 
 def folder_weights(x:Expected, f:Folder)->ProofStage:
     "Are the tensors those of the run?"
@@ -484,14 +560,25 @@ def folder_weights(x:Expected, f:Folder)->ProofStage:
 
     broken = [d.name for d in other if not bool(f.tensor(d.name).isfinite().all())]
     if broken: return failed("folder", "dtype", f"{broken[0]} is not finite", fix, figures)
-    if all(d.name in x.base and relative_error(f.tensor(d.name), x.base[d.name]) <= limit for d in other):
-        text = f"{len(other)} tensors are the base's: {x.learned} is not in it"
+    if all(is_of_base(d.name, x, f, limit) for d in other):
+        text = f"{pluralise(len(other), 'tensor is', 'tensors are')} the base's: {x.learned} is not in it"
         return failed("folder", "adapter", text, fix, figures)
     text = describe_differences(other, len(f.tensors))
     if fault := recognise_fault(worst_of(other).name, f, x.merged): text += f"; {fault}"
     return failed("folder", "weights", text, fix, figures, stops=False)
 
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #6cc4358b
+def lead_where_parting(
+    ours:GreedyAnswer,
+    theirs:GreedyAnswer,
+)->float:   # 0: they are the same; infinite: only one of them ends there
+    "By how many nats our token was ahead of theirs where two answers part"
+    if (ours.tokens, ours.ended) == (theirs.tokens, theirs.ended): return 0.
+    pairs = zip(ours.top, ours.tokens, theirs.tokens)
+    for top, a, b in pairs:
+        if a != b: return top.get(a, min(top.values())) - top.get(b, min(top.values()))
+    return math.inf
+
 def folder_answers(x:Expected, f:Folder)->ProofStage:
     "Does the loaded folder answer as the run's model does?"
     r, model = x.reference, load_merged(f.path, "auto", x.bench.hardware.device)
@@ -506,8 +593,15 @@ def folder_answers(x:Expected, f:Folder)->ProofStage:
     equal = sum(a.text == b.text for a, b in zip(r.tuned, answers))
     figures = {"nats": f"{to_tuned:.2g}", "nats to base": f"{to_base:.2g}",
                "equal answers": f"{equal} of {len(answers)}"}
-    if to_tuned <= limit: return passed("folder", "answers", f"it answers as {x.learner}", figures)
-    fix = x.merge_again(f.path)
+    fix, leads = x.merge_again(f.path), [lead_where_parting(a, b) for a, b in zip(r.tuned, answers)]
+    if to_tuned <= limit:
+        far = [k for k, lead in enumerate(leads) if lead > 5 * limit]   # one position may be off by more than the mean
+        if far:
+            what = "ends elsewhere" if math.isinf(leads[far[0]]) else "is another, and no token nearly tied"
+            text = f"{len(far)} of {len(answers)} answers differ; the first {what}: {answers[far[0]].text[-40:]!r}"
+            return failed("folder", "answers", f"{text} and not {r.tuned[far[0]].text[-40:]!r}", fix, figures)
+        ties = "" if equal == len(answers) else "; other texts part where two tokens nearly tie"
+        return passed("folder", "answers", f"it answers as {x.learner}{ties}", figures)
     if to_base < to_tuned / 2:
         return failed("folder", "adapter", f"it answers as the base does: {x.learned} is not in it", fix, figures)
     text = f"its log-probabilities are {to_tuned:.2g} nats off, and its format explains {limit:.2g}"

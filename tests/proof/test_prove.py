@@ -7,16 +7,18 @@ import re
 import shutil
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
-from served import assert_named, edited, OTHER
+from served import assert_named, edited, FEW, OTHER
 from stub_server import listening, Stub
 from transformers import AutoTokenizer
 
 from sft_nb.report import ConfigError, SftError
 from sft_nb.proof import prove as proving# the module
+from sft_nb.proof import folder_checks
 from sft_nb.proof.folder_checks import Folder, tokenizer_of
 from sft_nb.proof.gguf_checks import Gguf
 from sft_nb.evaluation.openai_client import Server
@@ -219,6 +221,31 @@ def swap_layers(w):
     def other(name): return re.sub(r"(?<=layers\.)[01](?=\.)", lambda k: str(1 - int(k[0])), name)
     return {other(name): v for name, v in w.items()}
 
+def scale_row(name, row, factor):
+    "Or an element of a vector"
+    def change(w):
+        changed = w[name].clone()
+        changed[row] *= factor
+        return w | {name: changed}
+    return lambda f, _=None: weights_of(f, change)
+
+def edit_tokenizer(change):
+    def plant(f, _):
+        said = json.loads((f/"tokenizer.json").read_text())
+        change(said)
+        (f/"tokenizer.json").write_text(json.dumps(said))
+    return plant
+
+def exchange_entries(said):
+    "The last two, which no text of the comparison holds"
+    vocabulary = said["model"]["vocab"]
+    a, b = sorted(vocabulary, key=vocabulary.get)[-2:]
+    vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
+
+def lose_last_merge(said): said["model"]["merges"].pop()
+def take_spaces(said): said["added_tokens"][1]["lstrip"] = True
+def rename_end_token(f, _): edited(f/"tokenizer_config.json", eos_token="<|pad|>")
+
 def generates(**settings): return lambda f, _: edited(f/"generation_config.json", **settings)
 
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -231,6 +258,15 @@ MORE_FAULTS = {   # what is done to a folder, and what the first broken stage sa
     "a window": (lambda f, _: edited(f/"config.json", sliding_window=4, use_sliding_window=True), "sliding_window"),
     "a penalty": (generates(repetition_penalty=1.8), "repetition_penalty is 1.8"),
     "an answer of a least length": (generates(min_new_tokens=40), "min_new_tokens is 40"),
+    "an ordinary token ends answers": (generates(eos_token_id=[2, 22]), "it also ends at "),
+    "a limit cuts answers": (generates(max_new_tokens=2), "max_new_tokens is 2, which cuts "),
+    "a limit with the prompt cuts answers": (generates(max_length=20), "max_length is 20, which cuts "),
+    "two entries of the vocabulary exchanged": (edit_tokenizer(exchange_entries), "2 tokens have other numbers"),
+    "a merge is lost": (edit_tokenizer(lose_last_merge), "its merges or scores"),
+    "a special token takes spaces": (edit_tokenizer(take_spaces), "'<|im_start|>' is another kind of token"),
+    "another end token": (rename_end_token, "eos_token is '<|pad|>'"),
+    "one element of a norm": (scale_row("model.norm.weight", 5, 1.02), "element 5 of model.norm.weight differs by 2%"),
+    "one row 5% off": (scale_row("model.embed_tokens.weight", 17, 1.05), "row 17 of model.embed_tokens.weight differs"),
     "another end by force": (generates(forced_eos_token_id=5), "forced_eos_token_id is 5"),
 }
 
@@ -257,6 +293,8 @@ HEALTHY = {
         "lm_head.weight": w["model.embed_tokens.weight"].clone()}),
     "another order of tensors": lambda f: weights_of(f, lambda w: dict(reversed(w.items()))),
     "greedy, in words": lambda f: edited(f/"generation_config.json", do_sample=False),
+    "one more special end": lambda f: edited(f/"generation_config.json", eos_token_id=[2, 0]),
+    "a limit that cuts nothing": lambda f: edited(f/"generation_config.json", max_new_tokens=512),
     "a longer context": lambda f: edited(f/"config.json", max_position_embeddings=4096),
     "padding on the left": lambda f: edited(f/"tokenizer_config.json", padding_side="left"),
     "without a cache": lambda f: edited(f/"config.json", use_cache=False),
@@ -363,11 +401,85 @@ def test_a_server_is_asked_before_a_model_is_loaded(served, monkeypatch):
     with pytest.raises(ConfigError, match="no such folder"): served.prove(folder="nowhere")
 
 
+def test_a_limit_that_is_less_than_the_runs_own_is_a_warning(served):
+    folder = served.copy("short")
+    edited(folder/"generation_config.json", max_new_tokens=20)
+    proof = served.prove(folder=folder)
+    stage = next(s for s in proof.stages if s.name == "folder stop")
+    assert proof.same and stage.finding.status == "warn", str(proof)
+    assert "max_new_tokens is 20, and an answer of the run may have 24" in stage.finding.says
+
+
+@pytest.fixture(scope="module")
+def expected(served):
+    bench, source = proving.Workbench(served.run.config, is_resolved=True), served.run.weights("adapter")
+    reference = proving.answer_as_reference(bench, served.run, source, **FEW)
+    return folder_checks.Expected(bench, source, served.run.path, reference)
+
+
+def test_an_end_that_an_answer_holds_is_named(served, expected):
+    "Even if it is a special token"
+    first = expected.reference.tuned[0]
+    r = replace(expected.reference, tuned=[replace(first, tokens=[0, *first.tokens])])
+    x = folder_checks.Expected(expected.bench, expected.source, expected.run, r)
+    assert folder_checks.compare_ends(x, "folder", [2, 0], "", "edit").is_broken
+    assert not folder_checks.compare_ends(expected, "folder", [2, 0], "", "edit").is_broken
+
+
+def test_an_answer_that_ends_elsewhere_is_named(served, expected):
+    folder = served.copy("broken")
+    edited(folder/"generation_config.json", eos_token_id=[2, expected.reference.tuned[0].tokens[1]])
+    stage = folder_checks.folder_answers(expected, Folder(folder))
+    assert stage.is_broken and "the first ends elsewhere" in stage.finding.says, str(stage)
+
+
+@pytest.mark.parametrize("lead, is_broken", [(.001, False), (3., True)])
+def test_another_text_is_a_fault_unless_two_tokens_nearly_tied(served, expected, monkeypatch, lead, is_broken):
+    first, *others = expected.reference.tuned
+    first = replace(first, top=[{first.tokens[0]: -.1, 5: -.1 - lead}, *first.top[1:]])
+    found = [replace(first, tokens=[5, *first.tokens[1:]], text="another"), *others]
+    monkeypatch.setattr(folder_checks, "answer_greedily", lambda *args, **how: found)
+    r = replace(expected.reference, tuned=[first, *others])
+    x = folder_checks.Expected(expected.bench, expected.source, expected.run, r)
+    stage = folder_checks.folder_answers(x, Folder(served.merged))
+    assert stage.is_broken == is_broken
+    assert ("no token nearly tied" if is_broken else "where two tokens nearly tie") in stage.finding.says
+
+
+def test_one_destroyed_row_among_150000_is_named(tmp_path):
+    from safetensors.torch import save_file
+    torch.manual_seed(0)
+    name, w = "model.embed_tokens.weight", torch.randn(151_936, 8)
+    x = folder_checks.Expected(None, None, None, None)
+    x.base = x.merged = {name: w}
+    broken = w.clone()
+    broken[140_000] = torch.randn(8)
+    (tmp_path/"config.json").write_text("{}")
+    x.merge_again = lambda folder: "merge again"
+    save_file({name: broken.bfloat16()}, tmp_path/"model.safetensors")
+    stage = folder_checks.folder_weights(x, Folder(tmp_path))
+    assert stage.is_broken and f"1 of 1 tensors is not the run's: row 140000 of {name}" in stage.finding.says
+
+
+def test_a_full_run_is_all_the_same(tmp_path):
+    from learner import small
+    from sft_nb.proof.merge import merge
+    from sft_nb.training.train import train
+    run = train(small(tmp_path, method="full", max_steps=3))
+    proof = proving.prove(run, folder=merge(run, out=tmp_path/"merged", prompts=2), prompts=2, max_new_tokens=12)
+    assert proof.same and proof.stages[-1].name == "folder answers", str(proof)
+
+
 def test_a_qlora_run_is_all_the_same(undisturbed_qlora, tmp_path):
+    "Until one row of the embedding, which is no part of the adapter, is damaged"
     from sft_nb.proof.merge import merge
     out = merge(undisturbed_qlora, out=tmp_path/"merged", prompts=2)
     proof = proving.prove(undisturbed_qlora, folder=out, prompts=2, max_new_tokens=12)
     assert proof.same and proof.stages[-1].name == "folder answers", str(proof)
+    scale_row("model.embed_tokens.weight", 17, 1.05)(out)
+    proof = proving.prove(undisturbed_qlora, folder=out, prompts=2, max_new_tokens=12)
+    assert proof.broken.name == "folder weights"
+    assert "1 of 46 tensors is not the run's: row 17 of model.embed_tokens.weight" in proof.broken.finding.says
 
 
 def test_a_run_on_plain_text_is_asked_as_text(tmp_path):

@@ -1,6 +1,7 @@
 """What servers and scripts have done to experts in merged folders: seven planted faults, seven named."""
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,7 +41,8 @@ def mixture(tokenizer, tmp_path_factory):
 
 def look(mixture, folder:Path):
     before, merged, _ = mixture
-    x = Expected(bench=None, source=None, run=Path("run"), reference=None)
+    bench = SimpleNamespace(cfg=SimpleNamespace(method="lora"))
+    x = Expected(bench=bench, source=None, run=Path("run"), reference=None)
     x.base, x.merged = before, merged
     return folder_weights(x, Folder(folder))
 
