@@ -288,13 +288,22 @@ def _no_settings_error(
     bad = lines[line - 1] if line and line <= len(lines) else ""
     pair = re.match(r"\s*([\w.-]+)(?:\s*=\s*|:\s*)([^\s=].*)", bad)
     fix = "write one setting in a line, such as max_length: 512"
-    if "mapping values" in why and bad[:1] == " ": fix = f"write it without spaces in front: {bad.strip()}"[:200]
-    elif "mapping values" in why and pair: fix = f'write {pair[1]}: "{pair[2].strip()}"'[:200]
+    def is_setting(line:str)->bool:
+        import yaml
+        try: return isinstance(yaml.safe_load(line), dict)
+        except yaml.YAMLError: return False
+    if "mapping values" in why and bad[:1] == " ":
+        end = next((end for end in ("", "]", "}", '"', "'") if is_setting(bad.strip() + end)), None)
+        closed = f", and with {end} behind it" if end else ""
+        fix = f"write it without spaces in front{closed}: {bad.strip()}{end}"
+        if end is None: fix = f"correct line {line}, which is: {bad.strip()}"
+    elif "mapping values" in why and pair: fix = f"write {pair[1]}: {json.dumps(pair[2].strip(), ensure_ascii=False)}"
     elif "\t" in bad[:len(bad) - len(bad.lstrip())]: fix = f"indent line {line} with spaces, not with tabs"
-    elif pair and not re.match(r"\s*[\w.-]+:\s", bad): fix = f"write {pair[1]}: {pair[2]}"[:200]
-    elif bad: fix = f"correct line {line}, which is: {bad.strip()}"[:200]
+    elif pair and not re.match(r"\s*[\w.-]+:\s", bad) and is_setting(f"{pair[1]}: {pair[2]}"):
+        fix = f"write {pair[1]}: {pair[2]}"
+    elif bad: fix = f"correct line {line}, which is: {bad.strip()}"
     where = f"{path}:{line}" if line else str(path)
-    return ConfigError(where, f"this is no YAML of settings: {why}", "lines of name: value", fix)
+    return ConfigError(where, f"this is no YAML of settings: {why}", "lines of name: value", fix[:200])
 
 def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     "The settings of a YAML file, and an error for each unknown name; ConfigError if it cannot be read"
@@ -339,11 +348,19 @@ def read_json_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     "The settings of a saved config or of other JSON, and an error for each unknown name; ConfigError if it is damaged"
     expected = 'a JSON object of settings, as save_config writes it: {"config": {"max_length": 512}}'
     fix = as_fix("a config in YAML or Python is easier to write by hand")
+    def is_row(one)->bool: return isinstance(one, dict) and "config" not in one
+    rows = edit(train_file=str(path)) | fix
     try: found = read_json(path)
     except json.JSONDecodeError as e:
+        first, *others = e.doc.splitlines() or [""]
+        try: several = others and is_row(json.loads(first))
+        except ValueError: several = False
+        if several: raise ConfigError(str(path), "these are lines of JSON, as rows have them", expected, rows) from e
         fix = f"correct line {e.lineno}, which is: {e.doc.splitlines()[e.lineno - 1].strip()[:150]}" if e.doc else fix
         raise ConfigError(f"{path}:{e.lineno}", f"this is not a saved config: {e.msg}", expected, fix) from e
     except (OSError, ValueError) as e: raise ConfigError(str(path), error_summary(e), expected, fix) from e
+    if isinstance(found, list) and found and all(map(is_row, found)):
+        raise ConfigError(str(path), "these are rows, and no settings", expected, rows)
     if not isinstance(found, dict):
         raise ConfigError(str(path), f"this is not a saved config, but a {type(found).__name__}", expected, fix)
     if {"model_type", "architectures", "peft_type"} & {*found}:

@@ -206,6 +206,10 @@ def test_a_yaml_file_is_answered_in_its_own_words(tmp_path, text, line, found, f
 
 @pytest.mark.parametrize("text,line,why,fix", [
     ("lora_r: 8\n  seed: 5\n", 2, "mapping values are not allowed here", "write it without spaces in front: seed: 5"),
+    ("lora_r: 8\n  lr_scheduler_kwargs: [1\n", 2, "mapping values are not allowed here",
+     "write it without spaces in front, and with ] behind it: lr_scheduler_kwargs: [1]"),
+    ("lora_r: 8\n  seed: [1}\n", 2, "mapping values are not allowed here", "correct line 2, which is: seed: [1}"),
+    ('run_name: a: "b"\n', 1, "mapping values are not allowed here", 'write run_name: "a: \\"b\\""'),
     ("run_name: a: b\n", 1, "mapping values are not allowed here", 'write run_name: "a: b"'),
     ("lora_r: 8\nmax_length:512\nseed: 1\n", 2, "could not find expected ':'", "write max_length: 512"),
     ("max_length = 512\n", 1, "without a colon and a space", "write max_length: 512"),
@@ -216,6 +220,23 @@ def test_what_is_no_yaml_is_shown_with_its_line(tmp_path, text, line, why, fix):
     file.write_text(text)
     with pytest.raises(ConfigError) as e: load_config(file)
     assert e.value.where == f"{file}:{line}" and why in e.value.found and str(e.value.fix) == fix
+
+
+@pytest.mark.parametrize("name,text", [
+    ("a.json", '[{"question": "a", "answer": "b"}]'), ("b.json", '{"question": "a"}\n{"question": "b"}\n'),
+    ("c.jsonl", '{"question": "a"}\n'), ("d.csv", "question,answer\na,b\n")])
+def test_rows_in_the_place_of_a_config_are_told_where_they_belong(tmp_path, monkeypatch, name, text):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/name).write_text(text)
+    with pytest.raises(ConfigError) as e: load_config(name)
+    assert e.value.fix.says("shell").startswith(f"--train-file {name}, or ")
+    assert load_config(train_file=name).train_file == (name,)
+
+
+def test_a_name_that_is_no_setting_and_in_no_file_is_no_helper_of_one():
+    for source, more in (("override", {}), ("command line", dict(source="command line"))):
+        with pytest.raises(ConfigError, match=f"{source}: zzqq is not a setting") as e: load_config(zzqq=1, **more)
+        assert "helper" not in str(e.value) and "leave zzqq out" in str(e.value)
 
 
 def test_a_key_that_is_written_twice(tmp_path):

@@ -94,6 +94,15 @@ def test_what_needs_a_missing_package_names_the_extra_that_has_it(package, monke
     with pytest.raises(ConfigError, match=rf"installed.*pip install 'sft_nb\[{extra}\]'"): use(tmp_path)
 
 
+def test_the_way_out_of_a_missing_tracker_is_the_option_that_was_given(monkeypatch):
+    from sft_nb.training.arguments import tracker_names
+    monkeypatch.setitem(vars(sys)["modules"], "wandb", None)
+    for given, fix in ((dict(wandb=True), "leave --wandb out"), (dict(report_to=("wandb",)), "no --report-to")):
+        with pytest.raises(ConfigError, match=f"which {next(iter(given))} asks for") as e:
+            tracker_names(load_config("demo", **given))
+        assert e.value.fix.says("shell").endswith(f", or {fix}")
+
+
 def test_a_folder_of_the_right_name_is_not_a_package(monkeypatch, tmp_path):
     "./wandb stays behind after a run that was logged offline; Python takes it for a package"
     (tmp_path/"trackio").mkdir()

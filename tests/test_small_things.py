@@ -47,6 +47,24 @@ def test_the_headline_of_a_report_says_what_is_lost(tmp_path, how):
     assert again.report.title == "data of task chat" and again.train.counts.answers_kept == 13
 
 
+def test_rows_that_are_asked_to_go_are_not_lost(tmp_path):
+    "Duplicates and what is shorter than min_length: the length that is proposed is that of the other rows"
+    path = long_rows(tmp_path/"rows.jsonl")
+    with open(path) as f: lines = f.read().splitlines(keepends=True)
+    def report(lines, **more):
+        (tmp_path/"some.jsonl").write_text("".join(lines))
+        cfg = load_config(train_file=str(tmp_path/"some.jsonl"), eval_samples=0, cache_dir=str(tmp_path), **more)
+        data = prepare(cfg)
+        return data.report.title, data.train.counts
+    title, counts = report(lines[:9] * 4, drop_duplicates=True)
+    assert title == "data of task chat: 9 of 36 rows, but for 27 that are asked to go"
+    assert counts.tokens_lost == 0 and 4 * (counts.tokens - counts.tokens_requested) == counts.tokens
+    once, before = report(lines, max_length=100)
+    title, counts = report(lines[:9] * 30 + lines[9:], max_length=100, drop_duplicates=True)
+    assert counts.length_of_most == before.length_of_most > 100 and counts.tokens_lost == before.tokens_lost
+    assert title.endswith(once.partition("rows, ")[2]) and "261 that are asked to go" in title
+
+
 @pytest.fixture
 def no_network(monkeypatch):
     "A machine without one, on which the hub is asked for all that"

@@ -189,6 +189,7 @@ def gains_in_words(
         line = f"{d.number(d.gain)} (95% interval {d.span}; {d.won} won, {d.lost} lost, {d.p_text})"
         if figure != "accuracy":
             line = f"{figure} {base.overall(figure):.3g} → {tuned.overall(figure):.3g}, {line}"
+        if d.disagreement: line += f", {d.disagreement}: cannot tell"
         if figure == by and d.p >= .05: line += f"; {detectable_in_words(d)}"
         lines.append(line)
     return lines
@@ -333,9 +334,10 @@ def evaluation_settings(
     for name, value in found.items():
         if name in _SETTINGS: continue
         if callable(value):
-            shown = getattr(value, "__name__", "mine").strip("<>")
+            own = getattr(value, "__name__", "")
+            shown, function = (own, own) if own.isidentifier() else ("name", "function")   # a lambda has no name
             raise ConfigError("evaluate", f"{name} is a function, and no setting of an evaluation",
-                              "figures of your own in metrics, by name", f"metrics={{'{shown}': {shown}}}")
+                              "figures of your own in metrics, by name", f"metrics={{'{shown}': {function}}}")
         near = difflib.get_close_matches(name, (*_SETTINGS, *_ALSO), 1, .6)
         if name in _NUMBER_OF_ROWS: near = ["eval_samples"]
         expected = f"one of {', '.join((*_SETTINGS, *_ALSO))}"

@@ -98,7 +98,8 @@ class Scores:
         first = [more.pop(name) for name in dict.fromkeys((by, *LEADING)) if name in more]
         if not any(a.n_tokens for a in self.answers):   # texts, to which nothing was answered
             return "   ".join([f"{self.model:<6} {first[0]}", *(more[k] for k in ("perplexity",) if k in more)])
-        exact = f"{'right' if by not in LEADING else 'exact match'} {self.accuracy:.1%} ({self.correct} of {self.n})"
+        is_free_text = by in LEADING or any(name in self.figures for name in LEADING)
+        exact = f"{'exact match' if is_free_text else 'right'} {self.accuracy:.1%} ({self.correct} of {self.n})"
         return "   ".join([f"{self.model:<6} {first[0] if first else by}", *first[1:], exact, shares, *more.values()])
 
     @property

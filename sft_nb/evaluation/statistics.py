@@ -193,6 +193,13 @@ class Difference:
         return "p < 0.001" if self.p < .001 else f"p {self.p:.2g}"
 
     @property
+    def disagreement(self)->str:
+        "Which of the interval and p shows no difference, if only one of them does: a verdict asks for both"
+        covers_0 = self.low <= 0 <= self.high
+        if self.p < .05 and covers_0: return "but the interval includes 0"
+        return f"but p is {self.p:.2g}" if self.p >= .05 and not covers_0 else ""
+
+    @property
     def span(self)->str:
         "The interval in words"
         if self.is_share: return f"{100 * self.low:+.1f} to {100 * self.high:+.1f}"

@@ -126,6 +126,7 @@ class Sweep:
         line = f"best {self.best}, and {ties} equal to it: " if ties else f"best {self.best}: "
         if self.by != "accuracy": line += f"{self.by} {self.base.overall(self.by):.3g} → {best.overall(self.by):.3g}, "
         line += f"{d.number(d.gain)} (95% interval {d.span}; {d.won} won, {d.lost} lost; {d.p_text}), "
+        if d.disagreement: line += f"{d.disagreement}: cannot tell, "
         lines = [line + f"corrected for the choice among {n}"]
         if d.p >= .05: lines.append(detectable_in_words(d))
         if self.by in LEADING and any(a.n_tokens for a in best.answers):

@@ -70,7 +70,7 @@ def _judge_gain(d:Difference, min_gain:float)->tuple[str,str]:
     if d.high < 0 and d.p < .05: return "worse", seen
     if d.low > 0 and d.low >= min_gain and d.p < .05: return "better", seen
     if min_gain and d.high < min_gain: return "not enough", seen + required
-    if d.p >= .05 and not d.low <= 0 <= d.high: seen += f", but p is {d.p:.2g}"
+    if d.disagreement: seen += f", {d.disagreement}"
 
     apart, advice = abs(d.gain - min_gain), "the difference is too small for any number of rows"
     if not d.won + d.lost: advice = "both score the same in every row"

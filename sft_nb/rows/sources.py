@@ -254,6 +254,38 @@ def memory_source(
                   len(rows) if hasattr(rows, "__len__") else None)
 
 # %% ../../nbs/02_rows/03_sources.ipynb #25be692a
+def _rows_of_columns(columns:dict, name:str)->list[dict]:
+    "The rows of a dict of equally long columns; `SftError` for one row, or several splits"
+    found = {key: values.tolist() if hasattr(values, "tolist") else values for key, values in columns.items()}
+    expected, fix = "rows, or columns that are equally long", "put a single row into a list: [row]"
+    if not found: raise SftError(name, "this is an empty dict", expected, fix)
+    if not all(isinstance(values, (list, tuple)) for values in found.values()):
+        raise SftError(name, "this is a dict, and not all of its values are columns", expected, fix)
+    dicts = [v for values in found.values() for v in values if isinstance(v, dict)]
+    if dicts and {"role", "from"} & {*dicts[0]}:
+        raise SftError(name, "this is a dict of one conversation", expected, fix)
+    if dicts:
+        one = next(iter(found))
+        raise SftError(name, "this is a dict of lists of rows", expected, f"take one of them: rows[{one!r}]")
+    if len({*map(len, found.values())}) > 1:
+        sizes = ", ".join(f"{key} {len(values):,}" for key, values in found.items())
+        raise SftError(name, f"this is a dict of columns, which are not equally long: {sizes}", expected,
+                       "give each column a value for every row")
+    return [dict(zip(found, values)) for values in zip(*found.values())]
+
+def _near_path(path:Path)->str:
+    "What is there instead of a missing `path`: the same below a parent of this folder, or a near name; empty: nothing"
+    if not path.is_absolute():
+        for parent in [*Path.cwd().parents][:-1]:
+            if os.path.exists(parent/path): return os.path.relpath(parent/path)
+    def stem(name): return name.removesuffix(".gz").removesuffix(file_suffix(Path(name))).lower()
+    try: names = [p.name for p in path.parent.iterdir() if p.is_dir() or file_suffix(p) in SUFFIXES]
+    except (OSError, ValueError): names = []
+    wanted = path.name[:100]
+    near = difflib.get_close_matches(stem(wanted), {*map(stem, names)}, 1, .6)   # a suffix in common says nothing
+    alike = difflib.get_close_matches(wanted, [name for name in names if stem(name) in near], 1, 0)
+    return str(path.parent/alike[0]) if alike else ""
+
 def _named_sources(name:str|Path, split:str, domain:str|None)->list[Source]:
     "The sources of a folder, a file or a dataset of the hub; `SftError` with a similar name if there is none"
     path, text = Path(name), str(name)
@@ -272,15 +304,15 @@ def _named_sources(name:str|Path, split:str, domain:str|None)->list[Source]:
         return [_first_rows(source, int(n), bool(percent)) for source in _named_sources(whole, split, domain)]
 
     where = "" if path.is_absolute() else f" in {Path.cwd()}"
-    try: near = difflib.get_close_matches(path.name[:100], os.listdir(path.parent), 1, .6)
-    except (OSError, ValueError): near = []
     setting = "eval_file" if split == "eval" else "train_file"
-    fix = edit(**{setting: str(path.parent/near[0])}) if near else command(f"ls {shell_quote(path.parent)}")
+    near = _near_path(path)
+    seen = next((parent for parent in path.parents if os.path.isdir(parent)), Path("."))
+    fix = edit(**{setting: near}) if near else command(f"ls {shell_quote(seen)}")
     raise MissingFileError(shorten_path(path), f"there is no such file{where}",
                            "a file or folder with rows, or a dataset of the hub", fix)
 
 def open_rows(
-    rows,                # a file, a folder, a hub id, a Dataset, a list of rows, a table, or anything iterable
+    rows,                # a file, a folder, a hub id, a Dataset, a list of rows, a table or columns, or any iterable
     *, name:str="rows",  # what to call rows that have no name of their own
     split:str="train",   # train or eval: of a folder with training, validation and test files
     domain:str|None=None,# of a folder, only the files of this domain
@@ -293,8 +325,9 @@ def open_rows(
     if hasattr(rows, "to_dicts"): rows = rows.to_dicts()                                                 # polars
     elif hasattr(rows, "to_pylist"): rows = rows.to_pylist()                                             # pyarrow
     elif hasattr(rows, "to_dict") and hasattr(rows, "columns"): rows = rows.to_dict("records")           # pandas
+    elif isinstance(rows, dict): rows = _rows_of_columns(rows, name)
     if isinstance(rows, list) and rows and all(isinstance(s, Source) for s in rows): return rows
-    if isinstance(rows, Iterable) and not isinstance(rows, (dict, bytes)): return [memory_source(rows, name)]
+    if isinstance(rows, Iterable) and not isinstance(rows, bytes): return [memory_source(rows, name)]
     raise SftError(name, f"this is {type_with_article(rows)}", "a file, a folder, a dataset of the hub, or rows",
                    'open_rows("train.jsonl")')
 

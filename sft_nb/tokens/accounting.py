@@ -81,14 +81,16 @@ class Counts:
     requested:int=0         # of these, rows that a setting asks to leave out: duplicates, shorter than min_length
     cut:int=0               # examples that lost an end
     split:int=0             # examples that became several
-    tokens_lost:int=0
+    tokens_lost:int=0       # but for those of examples that a setting asks to leave out
     longest_dropped:int=0   # tokens of the longest that `max_length` left out; 0: none
     too_long:int=0          # examples that `max_length` left out
     too_long_tokens:int=0   # their tokens
     tokens:int=0            # of all that was read
     answers:int=0           # runs of supervised tokens, of all that was read
     answers_kept:int=0
-    length_of_most:int=0    # examples no longer than this hold 99% of the tokens
+    tokens_requested:int=0  # of examples that a setting asks to leave out
+    answers_requested:int=0
+    length_of_most:int=0    # examples no longer than this hold 99% of the tokens, but for those that are asked to go
 
     @property
     def shortened(self)->int:
@@ -154,6 +156,7 @@ class Ledger:
         self.counts, self.seen = Counts(), RowStatistics()
         self.reasons, self.kinds, self.first_dropped = {}, {}, ""   # as in `Totals`
         self.stats, self.lengths = [], []   # of each example that is kept, and of all
+        self.requested = []          # tokens of each example that a setting asks to leave out
         self.hash = hashlib.sha256()
         self.known = set()           # checksums, to drop duplicates
 
@@ -179,6 +182,10 @@ class Ledger:
         for i, (row, examples) in enumerate(zip(batch.rows, of_row)):
             spans = [(slice(starts[k], ends[k]), plain[k]) for k in examples]
             fitted = [self.fit(e.ids[s], e.labels[s], is_plain, row.place) for s, is_plain in spans]
+            for (s, _), f in zip(spans, fitted):
+                if f.kind not in REQUESTED: continue
+                self.requested.append(s.stop - s.start)
+                self.counts.answers_requested += _count_answers(e.labels[s], np.zeros(1, dtype=np.int64))
             self.record(row, fitted or [Truncated([], "unusable", 0, row.dropped_because or "no supervised token")])
             kept += [(i + batch.first, ids, labels) for f in fitted for ids, labels in f.examples]
         if not kept: return
@@ -204,7 +211,7 @@ class Ledger:
         "Count and write down what a row lost"
         counts, turn = self.counts, "a turn " if len(fitted) > 1 else ""
         for f in fitted:
-            counts.tokens_lost += f.lost
+            if f.kind not in REQUESTED: counts.tokens_lost += f.lost
             if f.kind == "whole": continue
             if f.examples:
                 if f.kind == "cut": counts.cut += 1
@@ -249,10 +256,13 @@ class Ledger:
         none = np.zeros(0, np.int64)
         stats = {k: np.concatenate([s[k] for s in self.stats]) if self.stats else none for k in _STATS}
         np.savez(self.folder/"stats.npz", **stats)
-        lengths = np.sort(np.concatenate([np.zeros(0, np.int32), *self.lengths]))
-        tokens = np.cumsum(lengths, dtype=np.int64)
-        self.counts.tokens = int(lengths.sum())
-        if len(lengths): self.counts.length_of_most = int(lengths[np.searchsorted(tokens, .99 * tokens[-1])])
+        lengths = np.concatenate([np.zeros(0, np.int32), *self.lengths])
+        requested = np.array(self.requested, dtype=np.int64)
+        self.counts.tokens, self.counts.tokens_requested = int(lengths.sum()), int(requested.sum())
+        n_examples = np.bincount(lengths)
+        n_examples[:len(np.bincount(requested))] -= np.bincount(requested)
+        tokens = np.cumsum(n_examples * np.arange(len(n_examples)))
+        if len(tokens): self.counts.length_of_most = int(np.searchsorted(tokens, .99 * tokens[-1]))
         reasons = dict(Counter(self.reasons).most_common())
         fingerprint = self.hash.hexdigest()[:16]
         totals = Totals(self.counts, self.seen, reasons, self.first_dropped, fingerprint, self.kinds)

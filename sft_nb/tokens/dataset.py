@@ -418,9 +418,13 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
     if eval: figures |= _side_figures(eval, "eval")
 
     title, counts, tokens = f"data of task {task.name}", train.counts, int(train.lengths.sum())
-    if tokens < counts.tokens:   # something is lost
-        title += (f": {train.n_kept:,} of {train.n_read:,} rows, {tokens / counts.tokens:.0%} of their tokens and "
-                  f"{counts.answers_kept:,} of {counts.answers:,} answers are kept")
+    wanted = counts.tokens - counts.tokens_requested
+    if tokens < counts.tokens:
+        asked = f", but for {counts.requested:,} that are asked to go" if counts.requested else ""
+        title += f": {train.n_kept:,} of {train.n_read:,} rows{asked}"
+    if tokens < wanted:   # something is lost
+        title += (f", {tokens / wanted:.0%} of their tokens and {counts.answers_kept:,} of "
+                  f"{counts.answers - counts.answers_requested:,} answers are kept")
         if counts.longest_dropped or counts.shortened:
             title += f"; max_length {counts.length_of_most:,} would keep 99% of the tokens"
     return Report(title, figures, find_all(cfg, tokenizer, train, eval))

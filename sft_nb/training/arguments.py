@@ -59,8 +59,10 @@ def tracker_names(cfg:Config)->list[str]:
     names = _requested_trackers(cfg)
     for name in names:
         if not is_installed(name):
-            raise ConfigError(name, "it is not installed", f"the package {name}, which report_to names",
-                command("pip install 'sft_nb[track]'") | edit(report_to=None))
+            setting = "report_to" if name in (cfg.report_to or ()) else "wandb"
+            other = edit(report_to=None) if setting == "report_to" else "leave {wandb} out"
+            raise ConfigError(name, "it is not installed", f"the package {name}, which {setting} asks for",
+                              command("pip install 'sft_nb[track]'") | other)
     return names
 
 # %% ../../nbs/11_training/00_arguments.ipynb #86ba1f64

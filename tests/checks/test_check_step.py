@@ -29,6 +29,12 @@ def test_loss():
     assert [look(x, init="random") for x in (6.7, 7.7, 13.4, 0.)] == ["ok", "warn", "warn", "fail"]
 
 
+def test_the_toy_has_no_other_tokenizer_to_propose():
+    def fix(**more): return check_loss(FirstStep(7.7, {}, 1, 1.), 768, small(**more)).fix.says("shell")
+    assert fix(model="tiny") == "a --model that has met such text"
+    assert fix(model="gpt2").startswith("the --tokenizer that this --model was trained with, or")
+
+
 def test_gradient():
     def look(norms): return check_gradient(FirstStep(1., norms, 1, 1.))
     assert look({"a.lora_A.w": 0., "a.lora_B.w": 1.}).status == "ok"

@@ -42,6 +42,33 @@ def test_free_text_leads_with_paired_loss_and_f1():
     assert "exact match" in e._repr_html_() and "loss (it counts)" in e._repr_html_()
     worse = decide(paired(tuned, base, "loss"))
     assert worse.says == "worse" and "loss +5." in worse.reason
+    assert "cannot tell" not in str(e)
+
+
+def test_figures_whose_interval_includes_0_are_not_told_apart_by_p(monkeypatch):
+    monkeypatch.setattr("sft_nb.evaluation.statistics.sign_test", lambda *args, **how: .028)
+    base = scores("base", [1., 1., 1., 1., 1.], [0.] * 5, [9] * 5)
+    tuned = scores("tuned", [.9, 1.1, .9, 1.1, .9], [0.] * 5, [9] * 5)
+    line = str(Evaluation("tickets-1", "adapter", base, tuned, "loss")).splitlines()[3]
+    assert "p 0.028), but the interval includes 0: cannot tell" in line
+
+
+
+
+def test_exact_match_keeps_its_name_under_a_figure_of_ones_own():
+    s = scores("base", [1., 3.], [0., 0.], [30, 10])
+    own = replace(s, answers=[replace(a, figures=a.figures | dict(own=1.)) for a in s.answers],
+                  figures=s.figures | dict(own=1.))
+    assert "exact match 0.0%" in own.line("own") and "right" not in own.line("own")
+    task_only = replace(own, figures=dict(accuracy=0., answered=1., own=1.))
+    assert "right 0.0%" in task_only.line("own")   # a task judges its answers
+
+
+def test_an_interval_and_a_p_that_disagree_leave_it_open():
+    by_p, by_interval = Difference(.01, -.001, .02, .028, 8, 4, 18, .02), Difference(.01, .001, .02, .06, 8, 4, 18, .02)
+    assert by_p.disagreement == "but the interval includes 0" and by_interval.disagreement == "but p is 0.06"
+    for d in (by_p, by_interval): assert decide(d).says == "cannot tell" and f"{d.disagreement};" in decide(d).reason
+    for agreed in (replace(by_p, low=.001), replace(by_interval, low=-.001)): assert not agreed.disagreement
 
 
 def test_a_loss_and_its_interval_are_those_of_the_tokens():
@@ -178,3 +205,11 @@ def test_a_server_cannot_be_asked_for_a_loss_and_is_asked_for_f1():
     cfg = load_config(task="chat")
     assert Questions(cfg, {}, [], [[1]], [], []).by == "loss"
     assert Questions(cfg, {}, [], [[1]], [], [], figure="f1").by == "f1"
+
+
+def test_a_function_under_a_wrong_name_is_told_how_to_write_it():
+    def contains(answer, row): return 1.
+    for function, fix in ((lambda answer, row: 1., "metrics={'name': function}"),
+                          (contains, "metrics={'contains': contains}")):
+        with pytest.raises(ConfigError, match="metric is a function") as e: evaluate("no-run", metric=function)
+        assert str(e.value.fix) == fix

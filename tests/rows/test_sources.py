@@ -271,3 +271,32 @@ def test_lists_by_columns_are_refused_and_one_row_is_not(tmp_path, monkeypatch):
 def test_json_of_pandas_that_holds_rows(tmp_path, orient):
     TABLE.to_json(tmp_path/"rows.json", orient=orient)
     assert [*read_rows(tmp_path/"rows.json").values()] == ROWS
+
+
+def test_a_missing_file_proposes_only_what_is_there_and_alike(tmp_path, monkeypatch):
+    "A suffix in common says nothing; from a folder inside the project, the same path may be right from outside it"
+    for path in ("project/d/kto.jsonl", "project/d/alpaca.json", "project/sub/x.jsonl"):
+        (tmp_path/path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path/path).write_text('{"question": "a", "answer": "b"}\n')
+    def fix(path):
+        with pytest.raises(SftError, match="there is no such file") as e: open_rows(path)
+        return e.value.fix.says("shell")
+    monkeypatch.chdir(tmp_path/"project")
+    assert fix("d/none.jsonl") == "ls d" and fix("d/alpaca.jsonl") == "--train-file d/alpaca.json"
+    assert fix("d/kt.csv") == "--train-file d/kto.jsonl" and fix("e/none.jsonl") == "ls ."
+    monkeypatch.chdir(tmp_path/"project/sub")
+    assert fix("d/alpaca.json") == "--train-file ../d/alpaca.json" and fix("d/none.jsonl") == "ls ."
+    assert open_rows("../d/alpaca.json")
+
+
+def test_a_dict_of_columns_is_rows():
+    columns = dict(question=["1+1?", "1+2?"], answer=pandas.Series([2, 3]))
+    assert [*read_rows(columns).values()] == [dict(question="1+1?", answer=2), dict(question="1+2?", answer=3)]
+    talks = dict(messages=[[dict(role="user", content="a")], [dict(role="user", content="b")]])
+    assert len(read_rows(talks)) == 2
+    talk = dict(messages=[dict(role="user", content="a"), dict(role="assistant", content="b")])
+    for rows, found, fix in (({}, "an empty dict", "[row]"), (talk, "of one conversation", "[row]"),
+                             (dict(a=[1], b=[1, 2]), "a 1, b 2", "a value for every row"),
+                             (dict(train=[dict(text="a")]), "lists of rows", "rows['train']")):
+        with pytest.raises(SftError, match=found) as e: open_rows(rows)
+        assert fix in str(e.value.fix)
