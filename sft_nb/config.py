@@ -20,7 +20,7 @@ from .escape import escape_controls
 from .display import as_html, details_html, table_html
 from .credentials import redact_patterns, redact_setting
 from .files import write_atomically
-from .report import as_fix, ConfigError, edit, MissingPathError, shell_quote
+from .report import as_fix, ConfigError, edit, Fix, MissingPathError, shell_quote
 from .settings import Config, defaults, SETTINGS, settings_with
 from .foreign_meaning import FILE_SUFFIXES, FileSettings, full_name, Meaning, plain_name
 from .foreign_settings import (
@@ -141,7 +141,8 @@ def find_config(
     if os.path.exists(p):
         found = "this is neither a .py nor a .yaml nor a .json file"
         fix = as_fix("write it in YAML: max_length: 512") if p.is_file() else edit(config="default")
-        if p.is_file() and p.suffix in FILE_SUFFIXES: fix = edit(train_file=str(p)) | fix
+        if p.is_file() and p.suffix in FILE_SUFFIXES:   # rows
+            fix = Fix(dict(train_file=str(p)), call=f"load_config(train_file={str(p)!r})")
         raise ConfigError(where, found, "a config file or the directory of a run", fix)
     near = difflib.get_close_matches(p.stem[:100], config_names(), 3, .5)
     if p.suffix or len(p.parts) > 1:   # a path, not a name

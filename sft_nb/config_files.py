@@ -349,7 +349,7 @@ def read_json_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     expected = 'a JSON object of settings, as save_config writes it: {"config": {"max_length": 512}}'
     fix = as_fix("a config in YAML or Python is easier to write by hand")
     def is_row(one)->bool: return isinstance(one, dict) and "config" not in one
-    rows = edit(train_file=str(path)) | fix
+    rows = Fix(dict(train_file=str(path)), call=f"load_config(train_file={str(path)!r})")
     try: found = read_json(path)
     except json.JSONDecodeError as e:
         first, *others = e.doc.splitlines() or [""]

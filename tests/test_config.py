@@ -229,7 +229,8 @@ def test_rows_in_the_place_of_a_config_are_told_where_they_belong(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path/name).write_text(text)
     with pytest.raises(ConfigError) as e: load_config(name)
-    assert e.value.fix.says("shell").startswith(f"--train-file {name}, or ")
+    assert e.value.fix.says("shell") == f"--train-file {name}"
+    assert e.value.fix.says("python") == f"load_config(train_file='{name}')"
     assert load_config(train_file=name).train_file == (name,)
 
 
