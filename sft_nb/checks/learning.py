@@ -31,6 +31,8 @@ class Learned:
     steps:int
     learning_rate:float
     highest:float=0.      # training loss in between
+    broken:str=""         # the first trained tensor that is not finite; empty: all are
+    broke_at:int=0        # the step that made it so; 0: it was so before
 
 def _tensor_sums(trained:dict)->dict[str,tuple]:
     "Two sums of each tensor, which change if anything in it does"
@@ -39,6 +41,10 @@ def _tensor_sums(trained:dict)->dict[str,tuple]:
         p = p.detach().cpu() if p.device.type == "mps" else p.detach()   # MPS has no float64
         sums[name] = float(p.sum(dtype=torch.float64)), float(p.square().sum(dtype=torch.float64))
     return sums
+
+def _first_broken(sums:dict[str,tuple])->str:
+    "The first tensor with NaN or infinity in it; empty: there is none"
+    return next((name for name, both in sums.items() if not math.isfinite(both[0])), "")
 
 def learn_some(
     model,
@@ -50,14 +56,16 @@ def learn_some(
     steps:int=10,
     scale:float=1,     # as for `take_step`
 )->Learned:
-    "Train on one batch, which changes the model; `SftError` if nothing is trained"
+    "Train on one batch, which changes the model, until weights are not finite; `SftError` if nothing is trained"
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     tensors = list(trained.values())
     if not tensors: raise SftError("ten steps", "no parameter is trained", "a gradient", "load_model(cfg, tokenizer)")
     if optimizer is None: optimizer = make_optimizer(model, cfg)
-    before, was, losses = score(batch), _tensor_sums(trained), []
+    before, was, losses, broken = score(batch), _tensor_sums(trained), [], ""
     for _ in range(steps):
         value = loss(batch)
+        losses.append(float(value.detach()))
+        if not math.isfinite(losses[-1]) and (broken := _first_broken(_tensor_sums(trained))): break
         (value * scale).backward()
         for p in tensors:
             if scale != 1 and p.grad is not None: p.grad /= scale
@@ -67,18 +75,26 @@ def learn_some(
             found = f"{cfg.optim!r} cannot take a step: {error_summary(e)}"
             raise ConfigError("optim", found, "an optimiser that runs on this model", edit(optim="adamw_torch")) from e
         optimizer.zero_grad(set_to_none=True)
-        losses.append(float(value.detach()))
     now = _tensor_sums(trained)
+    done = len(losses) - bool(broken)   # steps that were taken
+    broken = broken or _first_broken(now)
     unchanged = [n for n in was if now[n] == was[n] and "expert" not in n and "trainable_tokens" not in n]
-    return Learned(before, score(batch), unchanged, len(trained), steps, cfg.learning_rate, max(before, *losses))
+    return Learned(before, score(batch), unchanged, len(trained), steps, cfg.learning_rate, max(before, *losses),
+                   broken, done if broken else 0)
 
 # %% ../../nbs/09_checks/05_learning.ipynb #748793ee
+_REPAIRED = "weights without NaN or infinity: look at model.named_parameters()"
+
 @check("learning")
 def check_learns(learned:Learned)->Finding:
     "the loss of a few rows goes down in ten steps"
     rate, down = learned.learning_rate, learned.before - learned.after
     def edit_rate(rate:float): return edit(learning_rate=float(f"{rate:g}"))   # without the digits of a division
     if rate == 0: return fail("learning_rate is 0: nothing is learned", edit(learning_rate=2e-4))
+    if learned.broken:
+        is_new = f"after step {learned.broke_at} of {learned.steps} on the same rows"
+        says = f"the weights are not finite {is_new if learned.broke_at else 'before the first step'}"
+        return fail(f"{says}, the first is {learned.broken}", edit_rate(rate / 10) if learned.broke_at else _REPAIRED)
     says = f"after {learned.steps} steps on the same rows the loss is {learned.after:.4f}, it was {learned.before:.4f}"
     if not math.isfinite(learned.after) or learned.after > 1.1 * learned.before: return fail(says, edit_rate(rate / 10))
     if learned.highest > 2 * learned.before + 1:
@@ -92,7 +108,7 @@ def check_learns(learned:Learned)->Finding:
 @check("learning")
 def check_moves(learned:Learned)->Finding|None:
     "everything that is trained has moved"
-    unchanged = learned.unchanged
+    unchanged = [] if learned.broken else learned.unchanged   # `check_learns` tells of those
     if not unchanged or not learned.learning_rate: return None   # `check_learns` says that a rate is 0
     says = f"{len(unchanged)} of {learned.of} trained tensors did not move in {learned.steps} steps"
     says += f", the first is {unchanged[0]}"
@@ -170,6 +186,7 @@ def check_saves(saved:Saved|None)->Finding:
     return ok(f"{saved.mib:.1f} MiB in {len(saved.files)} files")
 
 @check("learning")
-def check_answers(answers:list[Generation])->Finding|None:
+def check_answers(answers:list[Generation]|None)->Finding|None:
     "the model can be asked while it is trained"
+    if answers is None: return skipped("the weights are not finite after the steps on a few rows: nothing was asked")
     if not answers: return skipped("the first rows have no prompt")

@@ -256,9 +256,9 @@ class Evidence(StepEvidence):
         return save_once(self.model, self.optimizer)
 
     @made_once
-    def answers(self)->list[Generation]:
-        "Answers to the first prompts, generated as during the training; none without a prompt"
-        _ = self.learned
+    def answers(self)->list[Generation]|None:
+        "Answers to the first prompts, generated as during the training; None: the weights are not finite any more"
+        if self.learned.broken: return None
         prompts = []
         for row in self.first_rows[:4]:
             begins = next((k for k, label in enumerate(row["labels"]) if label != -100), 0)

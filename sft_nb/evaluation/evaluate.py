@@ -396,6 +396,7 @@ def make_evaluator(
     loss_by_default = bench.cfg.metric_for_best_model == "loss" and by is None
     if server and questions.prompts and questions.by == "loss" and loss_by_default:
         questions = replace(questions, figure="f1")   # a server returns no loss
+    if not (server and questions.by == "loss"): questions.check_figure()   # a server has an error of its own for it
     cache = GenerationCache(target.folder and target.folder/"answers.jsonl")
     if not reuse: cache.clear()
     remote = server and ServerEvaluator(Server(server, bench.tokenizer, served), questions, progress)

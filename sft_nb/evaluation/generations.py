@@ -8,7 +8,7 @@ __all__ = ['LEADING', 'Answer', 'Scores', 'paired', 'with_unit', 'pseudo_values'
            'losses_of', 'check_metrics', 'own_figures', 'score_generations', 'answer_rows']
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #an0imp01
-import hashlib, json, os, re
+import difflib, hashlib, json, os, re
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -115,6 +115,20 @@ class Scores:
         "Also of an older version, which had no figures"
         return cls(d["model"], [Answer(**a) for a in d["answers"]], d.get("figures", {}))
 
+def _no_figure(
+    figure:str,
+    known:list[str],           # figures that they have
+    in_training:bool=False,    # it may be a training that asks for it
+)->ConfigError:
+    "The error for a figure that answers do not have, with those they have, under the names of a table too"
+    is_free = any(name in LEADING for name in known)   # free text, in whose table accuracy is called so
+    shown = [f"{name} (exact match in a table)" if name == "accuracy" and is_free else name for name in known]
+    best = "f1" if "f1" in known else "accuracy"
+    if figure.replace("_", " ") == "exact match": best = "accuracy"
+    elif near := difflib.get_close_matches(figure, known, 1): best = near[0]
+    fix = edit(by=best) | edit(metric_for_best_model=best) if in_training else edit(by=best)
+    return ConfigError("figure", f"the answers have no {figure!r}", f"one of {', '.join(shown)}", fix)
+
 @patch
 def values(self:Scores,
     figure:str,      # accuracy, answered, ended, or what the task knows
@@ -123,9 +137,7 @@ def values(self:Scores,
     try: return np.array([a.value(figure) for a in self.answers])
     except KeyError as e:
         own = [name for name in (self.answers[0].figures if self.answers else ()) if name != "supervised"]
-        known = ["accuracy", "answered", "ended", *own]
-        fix = f"by='{known[0]}' for evaluate, {{metric_for_best_model}} of one of these for a training"
-        raise ConfigError("figure", f"the answers have no {figure!r}", f"one of {', '.join(known)}", fix) from e
+        raise _no_figure(figure, ["accuracy", "answered", "ended", *own], in_training=True) from e
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #2d8b9088
 @patch
@@ -306,6 +318,18 @@ class Questions:
     def key(self)->str:
         "A hash of prompts and settings"
         return digest([self.prompts or [ids for e in self.examples for ids, _ in e], self.cfg.max_new_tokens])
+
+@patch
+def check_figure(self:Questions)->None:
+    "ConfigError if answers to these rows will not have the figure by which models are compared"
+    known = ["accuracy", "answered", "ended", *self.metrics, *(("loss", "perplexity") if self.examples else ())]
+    if self.by in (*known, headline_figure(self.task)): return
+    rows = list(self.rows.values())
+    try:   # as if nothing were answered
+        measured = measure_answers(self.task, [""] * len(rows), [self.task.score("", row) for row in rows], rows)
+    except Exception: return   # a task that cannot score an empty answer: the first real one tells
+    if self.by in measured: return
+    raise _no_figure(self.by, [*known, *(k for k, v in measured.items() if k not in known and isinstance(v, float))])
 
 def _row_to_score(task, row:dict, talk:list[dict])->dict:
     "The row for `task.score`; the chat task takes rows of any format, so it gets the conversation"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from planted import small
 
-from sft_nb.checks.preflight import Evidence
+from sft_nb.checks.preflight import Evidence, preflight
 from sft_nb.checks.step import _estimate_derivative, slopes
 from sft_nb.checks.learning import Learned, check_learns, check_moves, learn_some, save_once
 from sft_nb.checks.step import take_step
@@ -60,6 +60,42 @@ def test_nothing_to_train(seen):
     assert slopes(seen.model, seen.loss, seen.score, seen.some_batch) == []
     with pytest.raises(SftError, match="no parameter is trained"):
         learn_some(seen.model, seen.loss, seen.score, seen.some_batch, small())
+
+
+class Breaks(torch.optim.SGD):
+    "Makes one weight NaN in a step"
+    at, steps = 3, 0
+    def step(self):
+        super().step()
+        self.steps += 1
+        if self.steps == self.at: self.param_groups[0]["params"][1].data.view(-1)[0] = float("nan")
+
+
+@pytest.mark.parametrize("at", [1, 3, 5])
+def test_the_step_that_made_weights_nan_is_named(seen, at):
+    trained = {name: p for name, p in seen.model.named_parameters() if p.requires_grad}
+    optimizer = Breaks(trained.values(), lr=1e-3)
+    optimizer.at = at
+    done = learn_some(seen.model, seen.loss, seen.score, seen.some_batch, seen.cfg, optimizer=optimizer, steps=5)
+    assert (done.broken, done.broke_at) == ([*trained][1], at) and optimizer.steps == at
+    told = check_learns(done)
+    assert told.says == f"the weights are not finite after step {at} of 5 on the same rows, the first is {done.broken}"
+    assert told.status == "fail" and told.fix.settings == dict(learning_rate=seen.cfg.learning_rate / 10)
+    again = learn_some(seen.model, seen.loss, seen.score, seen.some_batch, seen.cfg, optimizer=optimizer, steps=5)
+    assert again.broke_at == 0 and "not finite before the first step" in check_learns(again).says
+    assert "named_parameters" in str(check_learns(again).fix)
+
+
+def test_weights_that_become_nan_are_one_finding(monkeypatch):
+    def make(model, cfg): return Breaks([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    monkeypatch.setattr("sft_nb.checks.preflight.make_optimizer", make)
+    report = preflight(small(learning_rate=5e-3))
+    found = {f.check: f for f in report.findings}
+    told = found["learning.learns"]
+    assert told.says.startswith("the weights are not finite after step 3 of 10 on the same rows"), told
+    assert told.fix.says("shell") == "--learning-rate 0.0005"
+    assert found["learning.answers"].status == "skipped" and "not finite" in found["learning.answers"].says
+    assert not any("could not be made" in f.says or "atol" in f.says for f in report.findings), report
 
 
 def test_a_state_that_was_written_is_read_again():

@@ -2,6 +2,7 @@
 import fcntl
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -9,10 +10,10 @@ from sft_nb.config import load_config
 from sft_nb.model.load import load_base
 from sft_nb.panels.conversation import GenerationState
 from sft_nb.report import ConfigError, SftError
-from sft_nb.evaluation.generations import answer_rows
+from sft_nb.evaluation.generations import Answer, answer_rows, make_questions, Scores
 from sft_nb.evaluation.evaluate import Evaluation, evaluate
 from sft_nb.evaluation.sweep import sweep, Sweep
-from sft_nb.tasks.core import task_of
+from sft_nb.tasks.core import Score, task_of
 from sft_nb.tokens.conversations import read_split
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.train import train
@@ -107,6 +108,40 @@ def test_a_fix_of_an_evaluation_can_be_done_in_an_evaluation(undisturbed):
         assert str(e.value.fix) == "write eval_samples"
     with pytest.raises(ConfigError, match="is no setting") as e: evaluate(undisturbed, temperature=6)
     assert str(e.value.fix) == "leave temperature out"
-    with pytest.raises(ConfigError, match="the answers have no 'loss'") as e:
-        evaluate(undisturbed, by="loss", eval_samples=1, max_new_tokens=2, progress=False)
-    assert str(e.value.fix).startswith("by='accuracy' for evaluate")
+
+
+def test_a_figure_that_answers_will_not_have_is_refused_before_they_are_generated(undisturbed, monkeypatch, tmp_path):
+    def generated(*args, **how): raise AssertionError("answers were generated")
+    monkeypatch.setattr("sft_nb.evaluation.evaluate.answer_prompts", generated)
+    for by in ("loss", "rougeL"):
+        with pytest.raises(ConfigError, match=f"the answers have no '{by}'; one of accuracy, answered, ended") as e:
+            evaluate(undisturbed, by=by, eval_samples=1, max_new_tokens=2, progress=False)
+        assert (e.value.fix.says("shell"), e.value.fix.says("python")) == ("--by accuracy", "by='accuracy'")
+    file = tmp_path/"talks.jsonl"
+    file.write_text("".join(json.dumps(dict(question=f"{k}+1?", answer=str(k + 1))) + "\n" for k in range(3)))
+    free = dict(task="chat", eval_file=str(file), eval_samples=3, max_new_tokens=2, progress=False)
+    for by, fix in (("rougeL", "--by f1"), ("exact match", "--by accuracy"), ("acuracy", "--by accuracy")):
+        with pytest.raises(ConfigError, match=r"accuracy \(exact match in a table\), .*loss, perplexity, .*f1") as e:
+            evaluate(undisturbed, by=by, **free)
+        assert e.value.fix.says("shell") == fix
+    for by in ("f1", "perplexity", "ended", "mine"):
+        with pytest.raises(AssertionError, match="answers were generated"):
+            evaluate(undisturbed, by=by, metrics=dict(mine=lambda answer, row: 1.), **free)
+
+
+def test_a_task_that_cannot_score_an_empty_answer_is_asked_later(tokenizer):
+    class Picky:
+        name, fields = "picky", ()
+        def score(self, text, row): return Score(True, text[0], "2")
+    rows = {"row 1": dict(question="1+1?", answer="2")}
+    questions = make_questions(load_config("demo", eval_samples=1), tokenizer, rows)
+    questions = replace(questions, figure="of_its_own")
+    with pytest.raises(ConfigError, match="have no 'of_its_own'"): questions.check_figure()
+    questions.__dict__["task"] = Picky()
+    questions.check_figure()
+
+
+def test_scores_without_a_figure_name_both_places_that_choose_it(tokenizer):
+    scores = Scores("tuned", [Answer("row 1", "1+1?", "2", True, "2", "2", 1, True, dict(f1=1.))])
+    with pytest.raises(ConfigError, match="the answers have no 'bleu'") as e: scores.values("bleu")
+    assert e.value.fix.says("shell") == "--by f1, or --metric-for-best-model f1"

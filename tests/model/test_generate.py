@@ -10,8 +10,10 @@ from transformers import AutoTokenizer, GPT2Config, MambaConfig, MistralConfig, 
 from sft_nb.config import load_config
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
-from sft_nb.model.generate import continue_tokens, Decoder, choose_decoding, generate
+from sft_nb.model.generate import continue_tokens, Decoder, choose_decoding, generate, reads_padding
+from sft_nb.batches.layout import rows_stay_apart
 from sft_nb.model.load import load_base
+from sft_nb.model.loss import head_of
 from sft_nb.model.adapter import load_adapter
 
 
@@ -25,6 +27,14 @@ def test_greedy_equals_transformers_on_a_single_prompt(tokenizer):
     theirs = base.generate(input_ids=ids, **how)[0, ids.shape[1]:]
     ours, = generate(base, tokenizer, talk, max_new_tokens=20)
     assert ours.text == tokenizer.decode(theirs, skip_special_tokens=True) and ours.ended
+
+
+def test_weights_that_are_nan_are_asked_all_the_same(tokenizer):
+    "torch refuses a tolerance that is NaN"
+    base = load_base(load_config(), tokenizer)
+    with torch.no_grad(): base.get_input_embeddings().weight.fill_(float("nan"))
+    assert not reads_padding(base) and rows_stay_apart(base) and head_of(base) is not None
+    assert len(generate(base, tokenizer, ask("2+2?", "What is the opposite of big?"), max_new_tokens=2)) == 2
 
 
 def test_sampling_differs_and_greedy_does_not(tokenizer):
