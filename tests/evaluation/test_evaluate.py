@@ -95,10 +95,10 @@ def test_a_model_without_a_run_is_asked_for_rows_to_evaluate_and_for_nothing_els
     file = tmp_path/"rows.jsonl"
     file.write_text(json.dumps(dict(question="9+1?", answer="10")) + "\n")
     folder = shutil.copytree(weights_of_learner(), tmp_path/"merged")
+    load_tokenizer("tiny").save_pretrained(folder)   # without one, that is said first
     how = dict(max_new_tokens=2, progress=False)
     with pytest.raises(ConfigError, match="there are no rows to evaluate it on") as e: evaluate(folder, **how)
     assert e.value.fix.says("shell") == "--eval-file rows.jsonl, or --task gsm8k"
-    load_tokenizer("tiny").save_pretrained(folder)
     assert evaluate(folder, eval_file=str(file), **how).tuned.n == 1
 
 
