@@ -8,7 +8,6 @@ __all__ = ['config_command', 'data_command', 'plan_command', 'check_command', 't
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cm0imp01
 import json, os, sys, time
-from dataclasses import replace
 from pathlib import Path
 
 from ..escape import escape_controls
@@ -131,45 +130,23 @@ def _check_agreement(cfg:Config)->None:
     training_arguments(cfg, Path(cfg.runs_dir)/"x")
 
 # %% ../../nbs/15_cli/01_commands.ipynb #1467ca11
-_FIRST_FIGURES = ("rows are", "prompt format", "rows read", "rows kept", "rows dropped", "rows cut",
-                  "supervised tokens", "row length, tokens")   # the others: sft_nb data
-
 def _new_run(cfg:Config):
     "Say what is going to happen, and do it"
-    from sft_nb.runs.directory import check_free
+    from sft_nb.runs.directory import reserve_name
     _say(table(cfg), "\n")
-    check_free(cfg)
-    _check_agreement(cfg)
-    from sft_nb.model.parallelism import check_several
-    check_several(cfg, 1)
-    from sft_nb.workbench import Workbench
-    from sft_nb.training.train import train
-    bench = Workbench(cfg)
-    hardware = bench.hardware   # a device that is not there is said before the rows are read
-    rows = bench.data.report
-    short = {name: value for name, value in rows.figures.items() if name.rpartition(": ")[2] in _FIRST_FIGURES}
-    _say(replace(rows, figures=short))
-    _say(f"\n{bench.cfg.method} on {hardware.device} ({hardware.device_reason}) "
-         f"in {hardware.dtype_name} ({hardware.dtype_reason})")
-    made = bench.plan
-    if made is None: _say(f"no plan could be made: {bench.no_plan}")
-    else: _say(f"attention {bench.cfg.attn_implementation} ({made.reasons['attn_implementation']})\n{made.findings[0]}")
-    return train(bench, checked=_short_preflight(bench))
-
-# %% ../../nbs/15_cli/01_commands.ipynb #357fed35
-def _short_preflight(bench)->Report|None:
-    "The preflight's report, in short, with what the report of the rows has not shown; None if it is turned off"
-    if not bench.cfg.preflight: return None
-    from sft_nb.checks.preflight import preflight
-    checked = preflight(bench, progress=True, keep_model=True)
-    new = [f for f in checked.without(bench.data.report) if f.status in ("warn", "fail")]
-    n_bad = sum(f.status in ("warn", "fail") for f in checked.findings)
-    above = f" ({n_bad - len(new)} of them above)" if n_bad > len(new) else ""
-    passed = sum(f.status == "ok" for f in checked.findings)
-    _say(f"\npreflight: {checked.verdict}{above}, {passed} passed ({checked.figures.get('seconds', 0):.1f} s)")
-    if not checked.failed or bench.cfg.force:   # else the error lists them
-        for finding in new: _say(f"  {finding}")
-    return checked
+    with reserve_name(cfg):   # of two that start at once, the second is refused now, not after its preflight
+        _check_agreement(cfg)
+        from sft_nb.model.parallelism import check_several
+        check_several(cfg, 1)
+        from sft_nb.workbench import Workbench
+        from sft_nb.training.train import describe_preflight, describe_setup, train
+        bench, checked = Workbench(cfg), None
+        for text in describe_setup(bench): _say(text)
+        if bench.cfg.preflight:
+            from sft_nb.checks.preflight import preflight
+            checked = preflight(bench, progress=True, keep_model=True)
+            _say(describe_preflight(bench, checked))
+        return train(bench, checked=checked)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #27586de9
 _LONGER = ("num_train_epochs", "max_steps")   # what a finished run may have more of

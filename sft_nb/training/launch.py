@@ -17,7 +17,7 @@ from ..tokens.dataset import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, with_data
 from ..model.parallelism import check_several, data_processes
 from ..runs.process import SignalListener
-from ..runs.directory import check_free, create_run, open_run, resume_command, Run, start_process
+from ..runs.directory import check_free, create_run, open_run, reserve_name, resume_command, Run, start_process
 from ..runs.distributed import is_main_process
 
 # %% ../../nbs/11_training/06_launch.ipynb #fae8843c
@@ -42,7 +42,8 @@ def launch(
         if checked is not None and checked.failed: checked = None   # the new process checks again
         plan = data.results.get(("plan", cfg, data_processes(cfg)))
         if checked is not None: cfg = planned_cfg
-    return start_process(create_run(cfg, data=data, plan=plan, checked=checked, state="starting"))
+    with reserve_name(cfg): run = create_run(cfg, data=data, plan=plan, checked=checked, state="starting")
+    return start_process(run)
 
 # %% ../../nbs/11_training/06_launch.ipynb #l6000002
 def main(args:list[str]|None=None)->int:   # 0 finished or stopped, 1 failed

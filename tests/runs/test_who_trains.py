@@ -16,9 +16,13 @@ from sft_nb.files import try_lock
 from sft_nb.report import ConfigError, SftError
 from sft_nb.runs import process
 from sft_nb.runs.locate import find_target
-from sft_nb.runs.directory import Run, check_free, check_links, create_run, open_run, start_process
+from sft_nb.runs.directory import Run, check_free, check_links, create_run, open_run, reserve_name, start_process
 from sft_nb.runs.environment import write_json
-from sft_nb.runs.process import SignalListener, SIGNALS, record_launcher, process_of, read_process, start, take_lock
+from sft_nb.runs.process import (
+    SignalListener, SIGNALS, record_launcher, process_of, read_process, reserve, start, take_lock)
+from sft_nb.training.launch import launch
+from sft_nb.training.train import train
+from sft_nb.workbench import Workbench
 
 
 @pytest.fixture
@@ -114,6 +118,40 @@ def test_a_child_of_the_training_does_not_hold_its_run(run):
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
+
+
+RESERVE = """
+import sys, time
+from sft_nb.config import load_config
+from sft_nb.runs.directory import reserve_name
+with reserve_name(load_config("demo", runs_dir=sys.argv[1], run_name="same")):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_name_that_another_training_is_about_to_take_is_refused_before_the_rows_are_read(tmp_path):
+    cfg = load_config("demo", runs_dir=str(tmp_path/"runs"), run_name="same")
+    other = subprocess.Popen([sys.executable, "-c", RESERVE, cfg.runs_dir], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout.readline() == "held\n"
+        bench = Workbench(cfg)
+        says = "run 'same': another process is about to train it.*Fix: run_name='same-2'"
+        for begin in (lambda: train(bench), lambda: launch(cfg)):
+            with pytest.raises(ConfigError, match=says): begin()
+        assert "data" not in vars(bench)
+        with reserve_name(replace(cfg, run_name="other")), reserve_name(replace(cfg, run_name=None)): pass
+    finally:
+        other.kill()
+        other.wait()
+    with reserve_name(cfg): run = create_run(cfg)   # a dead process holds nothing
+    assert [p.name for p in run.path.parent.iterdir()] == ["same"]
+
+
+def test_a_name_is_held_where_nothing_can_be_written(tmp_path):
+    "Whoever makes the directory says what is wrong there"
+    (tmp_path/"file").touch()
+    with reserve(tmp_path/"file"/"run") as is_free: assert is_free
 
 
 # --- starting

@@ -70,6 +70,18 @@ def test_two_processes_stop_together_and_continue(tmp_path):
     assert weights(run) == weights(whole)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_is_going_to_happen_is_said_once_by_one_process_and_by_two(tmp_path, capfd, n):
+    (tmp_path/"rows.csv").write_text("q,a\n" + "".join(f"What is {k}?,{k}\n" for k in range(30)))
+    code = main(["train", "--model", "tiny", "--train-file", str(tmp_path/"rows.csv"),
+                 "--fields", "question=q", "answer=a", "--runs-dir", str(tmp_path), "--max-steps", "1",
+                 "--num-processes", str(n), "--method", "lora"])
+    said = capfd.readouterr().out
+    assert code == 0, said
+    for line in ("rows kept", "memory: ", "lora on cpu", "attention varlen", "preflight: ready", "run directory"):
+        assert said.count(line) == 1, (line, said)
+
+
 def test_a_crash_says_why_in_the_parent(tmp_path):
     run = launch(six_steps(tmp_path, run_name="shot", max_steps=5000, num_train_epochs=900))
     until(run.checkpoints)
