@@ -10,7 +10,7 @@ import sys
 from importlib.util import find_spec
 
 # %% ../nbs/00_installation.ipynb #inst0006
-SUPPORTED = "sft_nb runs on Linux, on macOS, and on Windows in WSL (`wsl --install`)."
+SUPPORTED = "sft_nb runs on Linux, macOS, and Windows in WSL (`wsl --install`)."
 
 def check_platform()->None:
     "ImportError on a system that is not supported"

@@ -167,12 +167,13 @@ def test_a_model_may_call_its_cache_by_either_name(monkeypatch, tokenizer, name)
     forward, calls, theirs = type(base).forward, [], Decoder(base, tokenizer).cache_argument
 
     def called(self, attention_mask, value, how):
-        calls.append(value)
+        if how.get("use_cache") is not False: calls.append(value)
         return forward(self, attention_mask=attention_mask, **how, **{theirs: value})
-    def old(self, attention_mask=None, past_key_values=None, position_ids=None, logits_to_keep=0, **how):
-        return called(self, attention_mask, past_key_values, how | dict(position_ids=position_ids))
-    def new(self, attention_mask=None, cache=None, position_ids=None, logits_to_keep=0, **how):
-        return called(self, attention_mask, cache, how | dict(position_ids=position_ids))
+    def old(self, input_ids=None, attention_mask=None, past_key_values=None, position_ids=None, logits_to_keep=0,
+            **how):
+        return called(self, attention_mask, past_key_values, how | dict(input_ids=input_ids, position_ids=position_ids))
+    def new(self, input_ids=None, attention_mask=None, cache=None, position_ids=None, logits_to_keep=0, **how):
+        return called(self, attention_mask, cache, how | dict(input_ids=input_ids, position_ids=position_ids))
     monkeypatch.setattr(type(base), "forward", new if name == "cache" else old)
 
     assert choose_decoding(base)[0] == "sft_nb" and Decoder(base, tokenizer).cache_argument == name
