@@ -69,5 +69,5 @@ def test_the_readmes_ratios_are_those_of_the_benchmarks():
                for name in ("train_step", "train_step_0.5b")]
     assert [float(x) for x in says.groups()] == [math.floor(10 * r["ratio"]) / 10 for r in results]
     assert [r["ratio"] == r["ratio_plain"] for r in results] == [True, True]   # the faster peer
-    assert results[0]["ratio_trl_best"] > results[0]["ratio"] and "trl_best" not in results[1]["seconds"]
-    assert all(r["largest_loss_difference"] < 1e-3 for r in results)
+    assert all(r["ratio_trl_best"] > r["ratio"] for r in results)
+    assert all(r["largest_loss_difference"] < 2e-3 for r in results)   # of 12 nats
