@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FIX_LANGUAGES', 'STATUSES', 'fix_language', 'shell_quote', 'spell_settings', 'Fix', 'edit', 'command', 'as_fix',
-           'pluralise', 'error_summary', 'SftError', 'ConfigError', 'MissingFileError', 'MissingPathError',
-           'MissingRunError', 'Finding', 'ok', 'skipped', 'warn', 'fail', 'Report']
+           'pluralise', 'with_article', 'error_summary', 'SftError', 'ConfigError', 'MissingFileError',
+           'MissingPathError', 'MissingRunError', 'Finding', 'ok', 'skipped', 'warn', 'fail', 'Report']
 
 # %% ../nbs/00_report.ipynb #caa7fd3a
 import json, os, re, shlex
@@ -159,6 +159,11 @@ def as_fix(fix:Fix|str)->Fix:
 def pluralise(n:int, word:str, words:str="")->str:
     "`1 row`, `7,473 rows`; `words` where the plural needs more than an s"
     return f"{n:,} {word}" if n == 1 else f"{n:,} {words or f'{word}s'}"
+
+# %% ../nbs/00_report.ipynb #e5ee3fd3
+def with_article(noun:str)->str:
+    "`a list`, `an int`"
+    return f"an {noun}" if noun[0].lower() in "aeiou" else f"a {noun}"
 
 # %% ../nbs/00_report.ipynb #65d98ddb
 def error_summary(error:Exception)->str:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_args, get_origin, Literal, Union
 
 from fastcore.basics import patch
 
-from .report import as_fix, ConfigError, edit, Fix, spell_settings
+from .report import as_fix, ConfigError, edit, Fix, spell_settings, with_article
 
 # %% ../nbs/00_settings.ipynb #schalias
 @dataclass(frozen=True)
@@ -485,8 +485,6 @@ def preference_recipe()->Fix:
     return as_fix("train with {method} qlora, lora or full first, and continue from the adapter with TRL's DPOTrainer: "
                   "https://sft-nb.github.io/sft_nb/recipes/12_from_here_to_preferences.html")
 
-def _article(noun:str)->str: return f"an {noun}" if noun[0].lower() in "aeiou" else f"a {noun}"
-
 def _is_object(v)->bool:
     "Is it, or does it hold, something that no config file could hold?"
     if isinstance(v, (tuple, list)): return any(map(_is_object, v))
@@ -512,13 +510,13 @@ def wrong_type(self:Setting, v, where:str,
     leave_out = fix_for_source(where, f"leave {{{name}}} out, or write {words}")
     if _is_object(v) and self.accepted_by and not language_of_source(where):
         # a tokenizer, a table: its repr is long, and the value belongs in a call
-        return ConfigError(where, f"{name} is {_article(type(v).__name__)}", expected, self.accepted_by)
+        return ConfigError(where, f"{name} is {with_article(type(v).__name__)}", expected, self.accepted_by)
     if isinstance(v, date):   # as YAML reads it
         found = f"{name}: {v} is a date in YAML"
         return ConfigError(where, found, expected, f'write {{{name}}}: "{v}", in quotes')
-    if _is_object(v): return ConfigError(where, f"{name} is {_article(type(v).__name__)}", expected, leave_out)
+    if _is_object(v): return ConfigError(where, f"{name} is {with_article(type(v).__name__)}", expected, leave_out)
 
-    kind = str(v) if isinstance(v, bool) else _WORDS.get(type(v), _article(type(v).__name__))
+    kind = str(v) if isinstance(v, bool) else _WORDS.get(type(v), with_article(type(v).__name__))
     if language_of_source(where) in ("yaml", "json"):   # in their words
         kind = kind.lower() if isinstance(v, bool) else kind.replace("a tuple", "a list")
     inside = [x for x in v if not isinstance(x, str)] if isinstance(v, tuple) and words == "a list of strings" else []

@@ -215,11 +215,11 @@ def _work_on_set(self:GenerationPanel)->None:
 def follow(self:GenerationPanel)->None:
     "While the run is trained, show each checkpoint among the models once it is written"
     if self.state.run.state not in ACTIVE or (self.follower and self.follower.is_alive()): return
-    self.follower = threading.Thread(target=self._watch, daemon=True)
+    self.follower = threading.Thread(target=self._show_new_checkpoints, daemon=True)
     self.follower.start()
 
 @patch
-def _watch(self:GenerationPanel, every:float=2.)->None:
+def _show_new_checkpoints(self:GenerationPanel, every:float=2.)->None:
     enough = threading.Event()
     while self.comm is not None:   # None: it was closed
         is_active = self.state.run.state in ACTIVE   # read first, so that the last checkpoint is seen

@@ -114,11 +114,11 @@ _BEAT = 2.   # seconds between two signs of life
 def follow(self:RunPanel)->None:
     "Look again and again, in a thread, until the run has ended or the panel is closed"
     if not self.state.any_active or (self._thread and self._thread.is_alive()): return
-    self._thread = threading.Thread(target=self._watch, daemon=True)
+    self._thread = threading.Thread(target=self._follow_until_end, daemon=True)
     self._thread.start()
 
 @patch
-def _watch(self:RunPanel)->None:
+def _follow_until_end(self:RunPanel)->None:
     "Windows that hear no beat for some seconds say that the kernel is gone: the run does not look as if it had hung"
     enough, last = threading.Event(), 0.
     self.beat_seconds = _BEAT

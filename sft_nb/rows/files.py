@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from ..report import command, error_summary, Fix, pluralise, shell_quote, SftError
+from ..report import command, error_summary, Fix, pluralise, shell_quote, SftError, with_article
 from .formats import detect, is_missing
 
 # %% ../../nbs/02_rows/02_files.ipynb #0a7f4a8f
@@ -45,8 +45,7 @@ _JSON_TYPES = {str, int, bool, type(None), list, dict}
 
 def type_with_article(x)->str:
     "The type of `x` with its article: a list, an int"
-    name = type(x).__name__
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+    return with_article(type(x).__name__)
 
 def _as_json_value(value):
     "A value of JSON's types: None for NaN and `NA`, lists for arrays and tuples, Python's numbers for numpy's"
