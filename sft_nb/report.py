@@ -160,7 +160,7 @@ def pluralise(n:int, word:str, words:str="")->str:
     "`1 row`, `7,473 rows`; `words` where the plural needs more than an s"
     return f"{n:,} {word}" if n == 1 else f"{n:,} {words or f'{word}s'}"
 
-# %% ../nbs/00_report.ipynb #e5ee3fd3
+# %% ../nbs/00_report.ipynb #17b691d1
 def with_article(noun:str)->str:
     "`a list`, `an int`"
     return f"an {noun}" if noun[0].lower() in "aeiou" else f"a {noun}"
