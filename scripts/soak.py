@@ -145,9 +145,9 @@ def undisturbed(cfg:Config)->tuple[Run,float]:
 # --- the other moments
 
 MOMENTS = dict(   # moment -> where it begins
-    create=("sft_nb.runs.directory", "_made"), preparation=("sft_nb.workbench", "prepare"),
+    create=("sft_nb.runs.directory", "_create_directory"), preparation=("sft_nb.workbench", "prepare"),
     preflight=("sft_nb.training.train", "preflight"), training=("sft_nb.training.train", "_prepare_folder"),
-    resume=("sft_nb.training.train", "check_provenance"), evaluate=("sft_nb.evaluation.evaluate", "_both"),
+    resume=("sft_nb.training.train", "check_provenance"), evaluate=("sft_nb.evaluation.evaluate", "make_evaluator"),
     merge=("sft_nb.proof.merge", "_write_and_compare"))
 
 

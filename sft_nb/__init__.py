@@ -3,7 +3,7 @@ __version__ = "0.1.0"
 import logging as _logging
 
 from .before_torch import set_torch_environment as _set_torch_environment
-from .installation import check_platform as _check_platform
+from .installation import check_platform as _check_platform, pause_garbage_collection as _pause_garbage_collection
 
 _check_platform()
 _set_torch_environment()
@@ -67,7 +67,8 @@ __all__ = [name for name in _HOME if name != "SupervisedTrainer"]
 def __getattr__(name):
     if name not in _HOME: raise AttributeError(f"module 'sft_nb' has no attribute {name!r}")
     from importlib import import_module
-    globals()[name] = getattr(import_module(f"sft_nb.{_HOME[name]}"), name)
+    with _pause_garbage_collection(): module = import_module(f"sft_nb.{_HOME[name]}")
+    globals()[name] = getattr(module, name)
     return globals()[name]
 
 

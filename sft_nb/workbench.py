@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 
+from .installation import load_libraries
 from .report import ConfigError, SftError
 from .config import as_config, Config
 from .tokens.tokenizer import configure_tokenizer, load_tokenizer
@@ -23,7 +24,7 @@ from .batches.layout import Layout, choose_layout
 from .model.hardware import find_hardware, free_memory, Hardware
 from .model.attention import choose_attention
 from .model.loss import add_supervised_loss, batch_loss
-from .model.load import load_base, load_shape
+from .model.load import load_base, load_shape, quiet
 from .model.adapter import load_adapter, load_model
 from .model.own_model import make_trainable, save_unnamed_base, with_model
 from .model.parallelism import data_processes, divides_weights
@@ -100,6 +101,7 @@ class _Planned(_Asked):
         data, n = self.data, data_processes(self.requested)   # an error of the rows is not reported as one of the plan
         shown = data.results.get(("plan", self.requested, n))
         if shown is not None: return shown
+        with quiet(): load_libraries("transformers.modeling_utils", "peft")
         try: return make_plan(self.requested, data, world_size=n)
         except ConfigError: raise
         except SftError as e: self.no_plan = e.reason

@@ -21,7 +21,7 @@ from ..tokens.dataset import Data
 from ..batches.collate import DataCollatorForCausalLM
 from ..batches.layout import Layout, rows_of_largest_batch
 from ..batches.packing import optimizer_steps
-from ..model.hardware import free_memory, Hardware
+from ..model.hardware import Hardware
 from ..model.checkpointing import save_memory
 from ..model.loss import causal_lm
 from ..model.load import count_parameters, quiet
@@ -362,12 +362,12 @@ def preflight(
             evidence = Evidence(bench)
             findings = run_checks(evidence)
             figures = preflight_figures(evidence)
-    evidence = loaded = None
+            evidence = None   # what it holds goes when the workbench is closed
+    loaded = None
     seconds = dict(seconds=round(time.monotonic() - began, 1))
     title = f"preflight: {bench.requested.task} with {bench.requested.model}"
     report = Report(title, seconds | figures, findings, good="ready")
     if report.failed and keep_model: bench.given["model"] = given
-    free_memory()   # of the evidence
     if "data" in vars(bench) and "cfg" in vars(bench):
         bench.data.results["preflight", bench.requested] = (report, bench.cfg)   # for the training of these rows
     return report

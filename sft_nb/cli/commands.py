@@ -10,6 +10,7 @@ __all__ = ['config_command', 'data_command', 'plan_command', 'check_command', 't
 import json, os, sys, time
 from pathlib import Path
 
+from ..installation import load_libraries
 from ..escape import escape_controls
 from ..report import as_fix, command, ConfigError, edit, shell_quote, Report
 from ..settings import SETTINGS
@@ -126,6 +127,7 @@ def _check_files(cfg:Config)->None:
 def _check_agreement(cfg:Config)->None:
     "`SftError` for a file that is not there, or settings that do not go together, before the rows are read"
     _check_files(cfg)
+    load_libraries("sft_nb.training.arguments")
     from sft_nb.training.arguments import training_arguments
     training_arguments(cfg, Path(cfg.runs_dir)/"x")
 

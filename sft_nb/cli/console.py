@@ -9,6 +9,7 @@ __all__ = ['COMMANDS', 'main', 'choose_card']
 import difflib, os, re, sys, textwrap, traceback
 from contextlib import redirect_stderr, redirect_stdout, suppress
 
+from ..installation import own_this_process
 from ..escape import shorten_words, escape_controls
 from ..credentials import load_env_files, RedactingStream
 from ..report import command, ConfigError, edit, SftError, fix_language
@@ -76,7 +77,9 @@ def main(
     args:list[str]|None=None,  # None: the command line
 )->int:                        # 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM
     "The console script"
-    args = sys.argv[1:] if args is None else args
+    if args is None:
+        own_this_process()
+        args = sys.argv[1:]
     with keep_output(errors=BrokenPipeError), fix_language("shell"), \
             redirect_stdout(_safe_stream(sys.stdout)), redirect_stderr(_safe_stream(sys.stderr)):
         try:

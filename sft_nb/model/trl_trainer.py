@@ -11,6 +11,7 @@ import tempfile
 import torch
 from trl import SFTConfig
 
+from ..installation import load_libraries
 from ..config import Config
 from .hardware import find_hardware
 from .experts import balance_weight
@@ -40,6 +41,7 @@ def make_trainer_around(
     rows,        # a `datasets.Dataset`; it is not read
 ):               # TRL's `SFTTrainer`; it trains nothing
     "TRL's trainer around a model, with the arguments of a training that change it; raises what TRL refuses"
+    load_libraries("trl.trainer.sft_trainer")
     from trl import SFTTrainer
     balance_weight(cfg.router_aux_loss_coef, causal_lm(model))
     hardware = find_hardware(cfg)

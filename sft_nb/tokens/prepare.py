@@ -7,7 +7,7 @@ __all__ = ['RowsChanged', 'make_split', 'name_task', 'check_rows_are_named', 'pr
            'read_kept', 'keep_rows', 'cache_kept_rows']
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #a9636b6d
-import errno, gc, json, os, shutil, sys, tempfile, weakref
+import errno, json, os, shutil, sys, tempfile, weakref
 from collections import Counter
 from contextlib import closing
 from dataclasses import fields, replace
@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ..installation import pause_garbage_collection
 from ..files import atomic_folder
 from ..progress import Phase, show_progress
 from ..report import as_fix, ConfigError, edit, pluralise, SftError
@@ -38,15 +39,11 @@ def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder
     "Write one side into `folder`; `SftError` if nothing is left"
     reader = Reader(cfg, task, Template(tokenizer), skeletons=skeletons)
     ledger = Ledger(folder, cfg, len(reader.encoder.bos))
-    collects = gc.isenabled()
-    gc.disable()   # it looks at every object of every library again and again, and rows have no cycles
-    try:
-        with show_progress(delay=2), Phase("reading", rows.total, what=name) as phase, closing(reader(rows)) as batches:
-            for batch, encoded in batches:
-                ledger.add(batch, encoded)
-                phase.update(phase.done + len(batch.rows))
-    finally:
-        if collects: gc.enable()
+    with (pause_garbage_collection(),   # rows have no cycles
+          show_progress(delay=2), Phase("reading", rows.total, what=name) as phase, closing(reader(rows)) as batches):
+        for batch, encoded in batches:
+            ledger.add(batch, encoded)
+            phase.update(phase.done + len(batch.rows))
     ledger.close()
     if not ledger.stats: raise _nothing_left(ledger, rows)
     return ledger

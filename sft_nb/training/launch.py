@@ -9,6 +9,7 @@ __all__ = ['launch', 'main']
 import argparse, sys, traceback
 from dataclasses import replace
 
+from ..installation import own_this_process
 from ..credentials import RedactingStream, load_env_files
 from ..report import SftError, fix_language
 from ..config import require_trust, Config
@@ -53,6 +54,7 @@ def main(args:list[str]|None=None)->int:   # 0 finished or stopped, 1 failed
     parser.add_argument("--max-time", type=float)
     parser.add_argument("--trust-remote-code", action="store_true")
     options = parser.parse_args(args)
+    if args is None: own_this_process()
     sys.stdout, sys.stderr = RedactingStream(sys.stdout), RedactingStream(sys.stderr)
     load_env_files()
     with fix_language("shell"), SignalListener() as signals:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
+from ..installation import load_libraries
 from ..files import read_json_object, remove_temporaries, write_atomically
 from ..credentials import load_env_files
 from ..display import failure_page
@@ -124,6 +125,7 @@ def build_trainer(
     checkpoint:Path|None=None,    # that the training will continue from
 ):                                # a `SupervisedTrainer`
     "The trainer with its recorder and its guards; what it runs on is written into trainer.json"
+    load_libraries("transformers.modeling_utils", "peft", "trl.trainer.sft_trainer")
     from sft_nb.training.guards import Guards
     from sft_nb.training.recorder import Recorder, StopRequest
     from sft_nb.training.trainer import SupervisedTrainer

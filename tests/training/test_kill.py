@@ -1,5 +1,6 @@
 """Twelve SIGKILLs, ten of them inside a checkpoint: each run ends bit for bit where an undisturbed one ends.
 `scripts/soak.py` does a hundred."""
+import importlib
 import random
 import shutil
 import sys
@@ -49,3 +50,8 @@ def test_a_difference_would_be_seen(whole, tmp_path, spoil):
     assert soak.differences(run, reference) == []
     spoil(run)
     assert len(soak.differences(run, reference)) == 1
+
+
+def test_every_moment_of_the_soak_is_there():
+    "A function that was renamed would end it at its first kill"
+    for module, name in soak.MOMENTS.values(): assert callable(getattr(importlib.import_module(module), name)), name
