@@ -10,6 +10,7 @@ children spend importing torch, transformers, trl and the libraries below: what 
 import argparse
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -137,13 +138,17 @@ def main():
     options, arguments = parser.parse_known_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.chdir(ROOT)
+    environment = dict(os.environ)
     began = time.monotonic()
     if options.notebooks is None:
         used = run_tests(arguments or ["tests", "-q", "-n", "2", "--dist", "worksteal"])
         print_table(by_file(used), "file", options.rows)
         print_table(used, "test", options.rows)
-    if options.notebooks is not None or not arguments:
+    if options.notebooks is not None:
         print_table(profile_notebooks(options.notebooks or [ROOT/"nbs"]), "notebook", options.rows)
+    elif not arguments:   # in a process of its own, in which pytest has set nothing
+        command = [sys.executable, __file__, "--rows", str(options.rows), "--notebooks"]
+        subprocess.run(command, env=environment, check=True)
     print(f"\n{time.monotonic() - began:.0f} s of wall time")
 
 
