@@ -6,7 +6,7 @@
 __all__ = ['SUPPORTED', 'check_platform', 'is_installed', 'pause_garbage_collection', 'own_this_process', 'load_libraries']
 
 # %% ../nbs/00_installation.ipynb #inst0003
-import gc, sys
+import atexit, gc, sys
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -43,6 +43,7 @@ def own_this_process()->None:
     "Called by a command: objects of libraries may be set aside"
     global _OWNS_PROCESS
     _OWNS_PROCESS = True
+    atexit.register(gc.unfreeze)   # triton reports all that is left at the end as leaked
 
 def load_libraries(
     *modules:str,   # as they are imported: transformers.modeling_utils

@@ -9,7 +9,7 @@ from test_cli import SFT_NB
 def test_the_demo_learns(tmp_path):
     command = [*SFT_NB, "train", "--config", "demo", "--runs-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "leaked" not in done.stderr, done.stderr   # as nanobind says at the end
     result = json.loads((tmp_path/"arithmetic-tiny-1/eval/adapter.json").read_text())
     assert result["base"]["n"] >= 200 and result["base"]["accuracy"] <= .02 and result["tuned"]["accuracy"] >= .95
     assert re.search(r"✓ \d+ checks passed", done.stdout) and "run directory" in done.stdout
