@@ -330,7 +330,9 @@ def command_line_options(
 
 # %% ../nbs/01_config.ipynb #cfgfrz02
 def _refuse_assignment(self:Config, name:str, value):
-    raise FrozenInstanceError(f"a Config does not change. Fix: cfg = load_config(cfg, {name}={value!r})")
+    known = [full_name(name)] if full_name(name) in defaults() else nearest_names(name, defaults())
+    right = known[0] if known else name
+    raise FrozenInstanceError(f"a Config does not change. Fix: cfg = load_config(cfg, {right}={value!r})")
 
 def _no_attribute(self:Config, name:str):
     full, near = full_name(name), []

@@ -544,6 +544,8 @@ def _read_roles_to_train(one:dict, odd:list[str])->dict:
     return {}
 
 # %% ../nbs/00_foreign_meaning.ipynb #4c9c99ac
+_TWO_TEMPLATES = "their types write prompts differently, and a training has one chat template"
+
 def read_datasets(
     entries,                      # a list of datasets, each a dict as Axolotl, TRL or the handbook writes it; or one
     given:FileSettings,
@@ -571,9 +573,12 @@ def read_datasets(
         value = values[0] if all(v == values[0] for v in values) else ...
         if value is ... and name == "data_format": continue   # each row is recognised by its fields
         if value is ... and name == "fields": value = join_fields(values)
-        if value is ...: odd.append(f"{name} differs between the datasets")
+        if value is ... and name == "chat_template": odd.append(_TWO_TEMPLATES)
+        elif value is ...: odd.append(f"{name} differs between the datasets")
         else: wanted[name] = value
     fix = "rename the columns of the rows; sft_nb data shows them"
+    if _TWO_TEMPLATES in odd:
+        fix = "type: chat_template for each; columns such as instruction and output are read by their names"
     if any(one.startswith("type ") for one in odd): fix = "write the rows with the columns prompt and completion"
     if odd: return refused("; ".join(dict.fromkeys(odd)), fix)
     if "data_format" in names and "data_format" not in wanted: wanted["data_format"] = "auto"

@@ -149,6 +149,8 @@ def _read_test_split(v, given:FileSettings)->Meaning:
     if len(files) != 1 or not v: return accepted("eval_file and eval_fraction say which rows are held out")
     if given.tool and is_off(given.written.get("eval_strategy")):
         return accepted("eval_strategy is not set")
+    if files[0].endswith(FILE_SUFFIXES):
+        return refused("one file has no other split", "eval_fraction: 0.05 in its place, or eval_file: FILE")
     held_out = with_split(files[0], v, given.written.get("dataset_config"))
     return sets_if_unset(f"the split {v} of {files[0]}", eval_file=(held_out,))
 

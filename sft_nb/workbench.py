@@ -6,7 +6,7 @@
 __all__ = ['made_once', 'Workbench', 'workbench_for']
 
 # %% ../nbs/08_workbench.ipynb #wb000003
-import os
+import os, shutil, weakref
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from fastcore.basics import patch
 from .installation import load_libraries
 from .report import ConfigError, SftError
 from .config import as_config, Config
-from .tokens.tokenizer import configure_tokenizer, load_tokenizer
+from .tokens.tokenizer import configure_tokenizer, is_own_tokenizer, load_tokenizer
+from .tokens.cache import token_inputs
 from .tokens.dataset import Data
 from .tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
 from .batches.packing import batch_sampler, BatchSampler, TrainingRows
@@ -55,10 +56,14 @@ class _Asked:
         callbacks=(),            # transformers' `TrainerCallback`s of your own
         is_resolved:bool=False,      # True: `cfg` is a run's own, taken as it is, without a plan
     ):
+        if tokenizer is not None and not hasattr(tokenizer, "prompt_separator"): configure_tokenizer(tokenizer, cfg)
         if data is not None and tokenizer not in (None, data.tokenizer):
-            raise ConfigError("tokenizer", "the data was prepared with another one", "one tokenizer",
-                              "leave the tokenizer out, or prepare(cfg, tokenizer)")
-        if tokenizer is not None: configure_tokenizer(tokenizer, cfg)
+            made, given = (token_inputs(data.cfg, data.task, one) for one in (data.tokenizer, tokenizer))
+            if made != given:
+                raise ConfigError("tokenizer", "the data was prepared with another one", "one tokenizer",
+                                  "prepare(cfg, tokenizer, train=rows) with this tokenizer, or leave it out here")
+        brings_own = data is not None and not is_resolved and is_own_tokenizer(data.tokenizer, data.cfg)
+        if brings_own or (data is not None and tokenizer is not None): tokenizer = data.tokenizer
         self.requested = cfg if data is None or is_resolved else with_data(cfg, data)
         cfg = as_config(cfg)
         callbacks = [*callbacks] if isinstance(callbacks, (list, tuple)) else [callbacks]
@@ -180,6 +185,8 @@ def use_model(self:Workbench,
         raise ConfigError("model", f"it is of type {type(model).__name__}", "a model object",
                           f"load_config(cfg, model={str(model)[:80]!r}), which loads it")
     self.unnamed_base = save_unnamed_base(model)
+    if self.unnamed_base is not None:   # a run takes it over; without one it goes with the workbench
+        weakref.finalize(self, shutil.rmtree, self.unnamed_base.parent, ignore_errors=True)
     self.requested = with_model(self.requested, model, self.unnamed_base)
     self.untrained = model
     return self

@@ -9,6 +9,7 @@ __all__ = ['quiet', 'quantization', 'load_shape', 'auto_class', 'random_weights'
 # %% ../../nbs/06_model/06_load.ipynb #93f783ac
 import logging, sys, tempfile, warnings
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import transformers
@@ -63,6 +64,9 @@ def _loading_error(cfg:Config, e:Exception)->ConfigError:
     expected = "tiny, a folder with config.json and safetensors, or a hub id that can be reached"
     fix = "another {model}"
     if cfg.attn_implementation != "auto": fix += ", or another {attn_implementation}"
+    is_folder = Path(cfg.model, "config.json").is_file()
+    if is_folder and not any(p.suffix in (".safetensors", ".bin", ".gguf") for p in Path(cfg.model).iterdir()):
+        found, fix = "there are no weights in this folder", edit(init="random", method="full") | "another {model}"
     kind = MissingPathError if isinstance(e, FileNotFoundError) else ConfigError
     return kind(f"model {cfg.model!r}", found, expected, fix)
 

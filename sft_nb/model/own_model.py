@@ -86,7 +86,12 @@ def with_model(
     new["model"] = str(Path(name).absolute()) if Path(name).is_dir() else name
     return replace(cfg, **new, sources=cfg.sources | dict.fromkeys(new, "the model that was handed over"))
 
-def _find_base(model): return model.get_base_model() if hasattr(model, "peft_config") else model
+def _find_base(model):
+    "The model below its adapter; ConfigError where an earlier training has put LoRA layers into it"
+    if not hasattr(model, "peft_config"): return model
+    if hasattr(model, "get_base_model"): return model.get_base_model()
+    raise ConfigError("model", "an earlier training has put LoRA layers into this object", "a base, or a PeftModel",
+                      "load the model anew; to go on with what it has learned, resume(run)")
 
 def save_unnamed_base(
     model,

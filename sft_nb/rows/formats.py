@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'COMPLETION_KEYS', 'ROLE_KEYS', 'CONTENT_KEYS', 'REASONING_KEYS', 'missing_fields', 'detect_by_columns',
-           'detect', 'is_missing', 'content_text', 'normalise_message', 'is_normalised', 'guess_columns',
+           'detect', 'is_missing', 'content_text', 'normalise_message', 'is_normalised', 'join_names', 'guess_columns',
            'propose_fields', 'no_format_error', 'to_messages']
 
 # %% ../../nbs/02_rows/00_formats.ipynb #97c4be44
@@ -76,7 +76,7 @@ def _parse_json(x, name:str):
     if not isinstance(x, str): return x
     try: return json.loads(x)
     except (ValueError, RecursionError) as e:
-        found = f"{name} is not valid JSON ({str(e)[:60]}): {x[:60]}"
+        found = f"{name} cannot be read as JSON ({str(e)[:60]}): {x[:60]}"
         raise SftError("row", found, "JSON", f"write {name} as valid JSON") from e
 
 def _parse_list(x, name:str)->list:
@@ -133,7 +133,8 @@ def normalise_message(
         parts = [p.get("thinking") for p in content if isinstance(p, dict)]
         reasoning = "\n".join(p for p in parts if isinstance(p, str))
     if reasoning: out["reasoning_content"] = reasoning
-    if calls := m.get("tool_calls"):
+    calls = m.get("tool_calls") or ([m["function_call"]] if isinstance(m.get("function_call"), dict) else None)
+    if calls:   # or the one call of OpenAI's older form
         out["tool_calls"] = [_parse_tool_call(c, name) for c in _parse_list(calls, f"tool_calls of {name}")]
     out |= {k: m[k] for k in ("name", "tool_call_id") if isinstance(m.get(k), str)}
 
@@ -335,34 +336,42 @@ def _read_tokens(row)->list[dict]:
 
 # %% ../../nbs/02_rows/00_formats.ipynb #907a2e71
 _ANSWER_WORDS = ("answer", "completion", "response", "reply", "output", "resolution", "solution", "target",
-                 "translation", "summary", "assistant", "label", "result")
+                 "translation", "summary", "assistant", "label", "result",
+                 "antwort", "lösung", "réponse", "respuesta", "solución", "risposta", "resposta")
 _QUESTION_WORDS = ("question", "prompt", "instruction", "query", "problem", "ticket", "request", "input", "source",
-                   "body", "document", "article", "text", "message", "description", "subject", "title", "user")
-_METADATA_WORDS = {"id", "ids", "idx", "index", "uuid", "uid", "date", "time", "timestamp", "created", "updated", "url"}
+                   "body", "document", "article", "text", "message", "description", "subject", "title", "user",
+                   "frage", "anfrage", "pregunta", "consulta", "domanda", "pergunta")
+_METADATA_WORDS = {"id", "ids", "idx", "index", "uuid", "uid", "no", "nr", "number", "date", "time", "timestamp",
+                   "created", "updated", "url"}
 
 def _column_words(column)->list[str]:
     "The words of a column's name in lower case: of TicketText, ticket and text"
     return re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", str(column)).lower())
 
+def join_names(names:list[str])->str:
+    "Names in one string, the first six if there are more"
+    shown = ", ".join(str(n)[:30] for n in names[:6])
+    return shown if len(names) <= 6 else f"{shown} and {len(names) - 6:,} more"
+
 def guess_columns(
     row:dict,
     fields:tuple[str,...],   # that are wanted; the last one is the answer
 )->dict[str,str]:            # field -> column; empty if the row has too few
-    "Which columns of a row may be the fields, by their names, or else by their order"
-    texts = [c for c, v in dict.items(row) if isinstance(v, str) and v.strip() and c not in fields]
-    numbers = [c for c, v in dict.items(row) if isinstance(v, Number) and c not in fields]
+    "Which columns of a row may be the fields, by their names, or else the longest texts in their order"
+    columns = [(c, v) for c, v in dict.items(row) if c not in fields]
+    texts = {c: len(v) for c, v in columns if isinstance(v, str) and any(map(str.isalpha, v))}   # column -> letters
+    numbers = [c for c, v in columns if isinstance(v, Number) or (isinstance(v, str) and v.strip() and c not in texts)]
     free = [c for c in [*texts, *numbers] if not _METADATA_WORDS.intersection(_column_words(c))]
     missing, found = [f for f in fields if row.get(f) is None], {}
     if len(free) < len(missing): return {}
     for field in reversed(missing):
-        is_answer = field == fields[-1]
-        words = (field, *(_ANSWER_WORDS if is_answer else _QUESTION_WORDS))
+        words = (field, *(_ANSWER_WORDS if field == fields[-1] else _QUESTION_WORDS))
         ranked = [(words.index(w), k) for k, c in enumerate(free) for w in _column_words(c) if w in words]
-        remaining_texts = [c for c in free if c in texts]
-        if ranked: column = free[min(ranked)[1]]
-        else: column = (remaining_texts or free)[-1 if is_answer else 0]
-        found[field] = column
-        free.remove(column)
+        if not ranked: continue
+        found[field] = free.pop(min(ranked)[1])
+    unnamed = [f for f in missing if f not in found]
+    longest = sorted(free, key=lambda c: -texts.get(c, 0))[:len(unnamed)]
+    found |= zip(unnamed, sorted(longest, key=list(row).index))
     return {field: found[field] for field in missing}
 
 def propose_fields(
@@ -393,7 +402,7 @@ def no_format_error(
     given:tuple[str,...]=(),   # pairs of field and column that are set
 )->SftError:
     "The error for a row of no known format; it proposes columns for the fields of one"
-    columns = ", ".join(map(str, row))[:60] or "none"
+    columns = join_names(list(row)) or "none"
     formats = "; ".join(" and ".join(needed) for needed in dict.fromkeys(FORMATS.values()))
     own_task = "a task of your own that reads them"
     proposed = propose_fields(row, given=given)
@@ -409,7 +418,7 @@ def to_messages(
     name = detect(row) if format == "auto" else format
     if name is None: raise no_format_error(row)
     if missing := missing_fields(row, name):
-        columns, needed = ", ".join(map(str, row))[:60] or "none", ", ".join(FORMATS[name])
+        columns, needed = join_names(list(row)) or "none", ", ".join(FORMATS[name])
         raise SftError("row", f"field {', '.join(missing)} is missing; the row has {columns}",
                        f"format {name} has {needed}", edit(data_format="auto") | f"rename the fields to {needed}")
     if name == "text": return _read_text(row, response_template)

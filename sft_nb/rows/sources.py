@@ -16,7 +16,7 @@ from typing import Any
 
 from fastcore.basics import patch
 
-from ..report import command, ConfigError, edit, error_summary, MissingFileError, SftError, shell_quote
+from ..report import as_fix, command, ConfigError, edit, error_summary, MissingFileError, SftError, shell_quote
 from .files import (
     file_digest, file_source, file_suffix, normalise_row, row_from_arrow, shorten_path, Source, SUFFIXES,
     type_with_article, UNPACK_COMMANDS, unreadable_error)
@@ -106,8 +106,11 @@ def _row_files(folder:Path, domain:str|None)->list[Path]:
     files = [p.relative_to(folder) for p in sorted(filter(has_rows, _all_files(folder)))]
     where = shorten_path(folder)
     if not files:
-        raise SftError(where, "there is no file with rows in this folder", ", ".join(SUFFIXES),
-                       command(f"ls {shell_quote(folder)}"))
+        kinds = sorted({p.suffix.lower() for p in _all_files(folder) if p.suffix and not p.name.startswith(".")})
+        found = f"there is no file with rows in this folder{', only ' if kinds else ''}{', '.join(kinds[:4])}"
+        fix = command(f"ls {shell_quote(folder)}")
+        if {*kinds} & {".md", ".rst", ".text", ".log"}: fix = as_fix("rename files of plain text to *.txt") | fix
+        raise SftError(where, found, ", ".join(SUFFIXES), fix)
     files = [p for p in files if file_suffix(p) != ".txt"] or files   # a text next to rows is a licence, say
     return files_of_domain(files, domain, where) if domain else files
 
@@ -308,6 +311,9 @@ def _named_sources(name:str|Path, split:str, domain:str|None)->list[Source]:
     near = _near_path(path)
     seen = next((parent for parent in path.parents if os.path.isdir(parent)), Path("."))
     fix = edit(**{setting: near}) if near else command(f"ls {shell_quote(seen)}")
+    before = text.partition(":")[0]
+    if split == "eval" and os.path.isfile(before):   # the split of a file, which has none
+        fix = edit(eval_file=None, eval_fraction=.05) | "another file in {eval_file}"
     raise MissingFileError(shorten_path(path), f"there is no such file{where}",
                            "a file or folder with rows, or a dataset of the hub", fix)
 

@@ -19,7 +19,7 @@ from ..rows.columns import (
     exclusion_reason, is_honoured, numbers_in_texts, TEXT_COLUMNS, TrackedRow, unread_columns, unread_message_keys)
 from ..rows.files import Source
 from ..rows.sources import memory_source, Mixture, open_rows, unused_test_files, validation_sources
-from ..rows.columns import column_renamer, FORMAT_FIELDS, parse_fields
+from ..rows.columns import ColumnRenamer, FORMAT_FIELDS, parse_fields
 from ..tasks.core import Task
 from .turns import has_content
 
@@ -155,7 +155,7 @@ def _mixture_options(cfg:Config, task:Task)->dict:
     aliases = getattr(task, "aliases", {})
     fields = () if is_chat else tuple(dict.fromkeys([*task.fields, *aliases]))
     given = parse_fields(cfg.fields, fields or FORMAT_FIELDS)
-    rename = column_renamer(fields, given, aliases, () if is_chat else tuple(task.fields))
+    rename = ColumnRenamer(fields, given, aliases, () if is_chat else tuple(task.fields))
     return dict(rename=rename, expand=getattr(task, "expand", None))
 
 def _open_files(files:tuple, cfg:Config, split:str, name:str="rows")->list[Source]:

@@ -19,7 +19,8 @@ from fastcore.basics import patch
 from ..display import RecordTable, with_png
 from ..report import command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import command_line_options, Config, explicit_settings
-from ..rows.columns import are_metadata, join_names
+from ..rows.columns import are_metadata
+from ..rows.formats import join_names
 from ..rows.sources import Mixture, unused_test_files
 from ..rows.texts import is_filler, mostly_unique
 from ..tasks.core import Task

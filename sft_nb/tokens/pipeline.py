@@ -118,7 +118,10 @@ class Reader:
     def batch(self, first:int, rows:list)->Batch:
         "A block of rows -> a batch of chunks"
         self.seen = RowStatistics()
-        found = [self.read(place, row) for place, row in rows]
+        try: found = [self.read(place, row) for place, row in rows]
+        except SftError as e:   # of one row among others, that row can be left out
+            if not (first or self.seen.formats) or "on_bad_row" in str(e.fix).replace("-", "_"): raise
+            raise type(e)(e.where, e.found, e.expected, e.fix | edit(on_bad_row="drop"), e.page) from e
         self.look_at_texts(found if first < _ALL_OF else found[:_OF_A_BLOCK])
         return Batch(first, found, self.seen)
 

@@ -24,7 +24,7 @@ from ..settings import RowSettings, SizeSettings
 from ..config_files import register_task
 from ..rows.sources import disk_full_error, Mixture, open_rows
 from ..tasks.core import Task, task_of
-from .tokenizer import load_tokenizer
+from .tokenizer import configure_tokenizer, is_own_tokenizer, load_tokenizer
 from .template import Template
 from .template_cache import SkeletonMismatch
 from .conversations import has_own_eval_rows, hold_out, open_split
@@ -46,19 +46,29 @@ def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder
             phase.update(phase.done + len(batch.rows))
     ledger.close()
     if not ledger.stats: raise _nothing_left(ledger, rows)
+    if name == "train" and rows.rename and (rows.n is None or ledger.counts.read < rows.n):
+        rows.rename.check_columns_were_found(ledger.counts.read)
     return ledger
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #1967d657
 def _nothing_left(ledger:Ledger, rows:Mixture)->SftError:
     "Why there is no example"
     names, n, counts = ", ".join(s.name for s in rows.sources), ledger.counts.read, ledger.counts
+    by = "eval_rows" if ledger.cfg.eval_rows and not ledger.cfg.eval_fraction else "eval_fraction"
+    more = edit(eval_fraction=.25 if rows.share < .125 else .5)
+    if by == "eval_rows": more = edit(eval_rows=4 * ledger.cfg.eval_rows)
+    if n and rows.held_out:
+        found = f"none of the {pluralise(n, 'row')} that it holds out is left: {describe_reasons(ledger.reasons)}"
+        found = f"{found}; the first is {ledger.first_dropped}"
+        return SftError(by, found, "rows to evaluate on", more | edit(**{by: None}))
     if n:
         found = f"none is left: {describe_reasons(ledger.reasons)}; the first is {ledger.first_dropped}"
         fix = edit(max_length=counts.longest_dropped) if counts.longest_dropped else f"look at {ledger.first_dropped}"
         is_text = set(ledger.seen.formats) <= {"text"}   # which goes on wherever it is cut
         if is_text and counts.longest_dropped: fix = edit(on_long="split") | fix
         return SftError(pluralise(n, "row"), found, "rows to learn from", fix, "nothing_to_learn")
-    if not rows.share and not any(s.can_change for s in rows.sources):   # they were handed over
+    is_empty = all(source.total == 0 for source in rows.sources)
+    if (is_empty or not rows.share) and not any(s.can_change for s in rows.sources):   # they were handed over
         return SftError(names, "there are none: it is empty", "at least one row",
                         as_fix("look at what you pass, such as len(rows), or name a file in {train_file}"))
     if not rows.share:
@@ -66,10 +76,11 @@ def _nothing_left(ledger:Ledger, rows:Mixture)->SftError:
                         f"look at {names}, and at the step that wrote it")
     if not rows.held_out:
         found = f"every row of {names} falls into a held-out share of {rows.share:g}"
-        return SftError("eval_fraction", found, "rows to learn from", edit(eval_fraction=None) | "more rows")
-    found, fix = f"none of the rows falls into a held-out share of {rows.share:g}", edit(eval_file="rows.jsonl")
-    if rows.share < .25: fix = edit(eval_fraction=.25) | fix
-    return SftError("eval_fraction", found, "a larger share, or more rows", fix)
+        return SftError(by, found, "rows to learn from", edit(**{by: None}) | "more rows")
+    fix = edit(eval_file="rows.jsonl", **{by: None})
+    if rows.share < .25: fix = more | fix
+    found = f"none of the rows falls into a held-out share of {rows.share:g}"
+    return SftError(by, found, "a larger share, or more rows", fix)
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0010
 def _log_finding(text:str)->None: print(f"sft_nb: {text}", file=sys.stderr, flush=True)
@@ -110,7 +121,7 @@ def make_split(
     digest:str|None=None,  # of the rows, when the key was made; None: they are not asked again
 )->Split:
     "Encode `rows`, leave out what cannot be learned from, and keep account; `SftError` if nothing is left"
-    rows, home = replace(rows, yield_errors=cfg.on_bad_row == "drop"), cache_folder(cfg)
+    rows, home = replace(rows, yield_errors=True), cache_folder(cfg)   # the reader raises them, or leaves them out
     place = home/key if key else None
     if key and os.path.lexists(place):   # it was prepared before
         damage = entry_damage(place)
@@ -199,15 +210,17 @@ def prepare(
     "Rows -> tokens and labels, with a report of every row kept, cut or dropped; `SftError` if nothing is left"
     cfg = as_config(cfg)
     if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
-        raise ConfigError("tokenizer", f"it is of type {type(tokenizer).__name__}", "a tokenizer object",
-                          'prepare(cfg, train="rows.jsonl") for rows, load_config(tokenizer="gpt2") for a name')
+        named = ", prepare(cfg, load_tokenizer(name)) for a tokenizer's name" if isinstance(tokenizer, str) else ""
+        found = f"the second argument is a tokenizer, and this is of type {type(tokenizer).__name__}"
+        raise ConfigError("tokenizer", found, "a tokenizer object", f"prepare(cfg, train=rows) for rows{named}")
     asked = cfg
     if train is not None and cfg.task == "auto": cfg = replace(cfg, task="chat")
     if task is None: task = task_of(cfg)
     else: cfg = replace(cfg, task=name_task(task))
     both = _rows_of_both_sides(cfg, task, train, eval)
     first = next(both)   # a file that is not there is reported before the tokenizer's library is loaded
-    tokenizer = tokenizer or load_tokenizer(cfg)
+    if tokenizer is None: tokenizer = load_tokenizer(cfg)
+    elif not hasattr(tokenizer, "prompt_separator"): configure_tokenizer(tokenizer, cfg)   # the caller's own
     sides = dict(train=None, eval=None)
     for name, rows in chain([first], both):
         if rows is not None: sides[name] = _prepare_side(cfg, task, tokenizer, rows, name)
@@ -242,7 +255,8 @@ def with_data(
         raise ConfigError("data", f"it was prepared with {name} {before!r}, and this config has {name} {now!r}",
                           "one config for the rows and for the training",
                           edit(**{name: before}) | "prepare the rows again, with this config")
-    if any(getattr(cfg, name) != getattr(data.cfg, name) for name in _TOKENIZER_SETTINGS):
+    differ = any(getattr(cfg, name) != getattr(data.cfg, name) for name in _TOKENIZER_SETTINGS)
+    if differ and not is_own_tokenizer(data.tokenizer, data.cfg):   # one of the caller's own goes with the data
         made = token_inputs(data.cfg, data.task, data.tokenizer)
         wanted = token_inputs(cfg, data.task, load_tokenizer(cfg))
         other = [name for name in ("tokenizer", "special_tokens", "chat_template") if made[name] != wanted[name]]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ASSETS', 'model_path', 'model_name', 'why_missing', 'choose_pad', 'template_names', 'configure_tokenizer',
-           'load_tokenizer']
+           'load_tokenizer', 'is_own_tokenizer']
 
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #aa765a70
 import difflib, os
@@ -157,4 +157,14 @@ def load_tokenizer(
         raise _not_loaded(name, f"{e}") from e
     if not {*tokenizer("a 1", add_special_tokens=False).input_ids} - {tokenizer.unk_token_id}:
         raise _no_tokenizer_error(name)   # without a file, transformers makes one whose vocabulary is empty
-    return configure_tokenizer(tokenizer, cfg)
+    configure_tokenizer(tokenizer, cfg)
+    tokenizer.loaded_from = name, revision, tokenizer.chat_template
+    return tokenizer
+
+def is_own_tokenizer(
+    tokenizer,
+    cfg:Config,
+)->bool:
+    "Is this another tokenizer than the one that `load_tokenizer(cfg)` gives? A run then keeps a copy"
+    named = cfg.tokenizer or cfg.model, None if cfg.tokenizer else cfg.revision
+    return getattr(tokenizer, "loaded_from", None) != (*named, tokenizer.chat_template)

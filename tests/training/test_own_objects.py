@@ -1,12 +1,14 @@
 """Callbacks, a model and a tokenizer object of the caller are used; a later process can score and resume the run."""
 import copy
+import gc
 import json
+import tempfile
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.trainer_callback import EarlyStoppingCallback, TrainerCallback
 
 from sft_nb import evaluate, load_config, merge, prepare, resume, train
@@ -140,3 +142,31 @@ def test_objects_are_refused_where_a_launcher_started_several_processes(tmp_path
     model = AutoModelForCausalLM.from_pretrained(model_path("tiny"))
     with pytest.raises(ConfigError, match="given to several processes"):
         train(small(tmp_path, num_processes=2), model=model)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_rows_prepared_with_a_tokenizer_bring_it_to_a_model_object(tmp_path, again):
+    "And the base is written into the run, or goes with the workbench if there is no run"
+    folder = tmp_path/"tokenizer"
+    load_tokenizer(load_config(train_tokens=("<own>",))).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16))
+    data = data_of(small(tmp_path, method="lora"), tokenizer)
+    run = train(data, model=model, **(dict(tokenizer=AutoTokenizer.from_pretrained(folder)) if again else {}))
+    assert "<own>" in load_tokenizer(run.config).get_vocab()
+    assert (resume(run, max_steps=6).status.step, len(evaluate(run).tuned.answers)) == (6, 4)
+    with pytest.raises(ConfigError, match="an earlier training has put LoRA layers into this object"):
+        train(data, model=model)
+
+
+def test_a_base_that_became_no_run_is_not_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path/"temporary"))
+    (tmp_path/"temporary").mkdir()
+    model = Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=8, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16))
+    with pytest.raises(ConfigError): train(data_of(small(tmp_path, method="lora")), model=model)
+    gc.collect()
+    assert not [*(tmp_path/"temporary").rglob("*.safetensors")]
