@@ -91,13 +91,14 @@ class ColumnRenamer:
         self.fields, self.given, self.required = fields, given, required
         self._pairs, self._aliases = tuple(given.items()), tuple(aliases.items())
         self._not_found = dict(given)         # field -> column that no row has had so far
-        self._columns:tuple = ()              # of the first row
+        self._taken_instead:dict = {}         # field of those that is a column itself -> the columns of that row
 
     def __call__(self, row:dict)->dict:
         "The row with fields for columns"
         columns = tuple(row)
-        for field in [f for f, c in self._not_found.items() if c in row]: del self._not_found[field]
-        self._columns = self._columns or columns
+        for field, column in tuple(self._not_found.items()):
+            if column in row: del self._not_found[field]
+            elif field in row: self._taken_instead.setdefault(field, columns)
         wanted = self.fields or (() if detect_by_columns(columns) else tuple(sorted(FORMAT_FIELDS)))
         found = match_columns(columns, wanted, self._pairs, self._aliases)
         if self.given: _check_given_columns(row, self.given, found, self.required)
@@ -105,16 +106,15 @@ class ColumnRenamer:
         taken = set(found.values())   # a column that has the name of a field, and another one is meant
         return {found.get(c, c): v for c, v in row.items() if c in found or c not in taken}
 
-    def check_columns_were_found(self,
-        n:int,   # rows that were read
-    )->None:
-        "ConfigError for a given column that no row had; rows that have a column with the field's own name were read"
-        if not self._not_found: return
-        field, column = next(iter(self._not_found.items()))
-        near = difflib.get_close_matches(column, [str(c) for c in self._columns if c != field], 1)
+    def check_columns_were_found(self)->None:
+        "ConfigError for a given column that no row had, if rows had a column with the field's own name: it was read"
+        field = next((f for f in self._not_found if f in self._taken_instead), None)
+        if field is None: return
+        column, all_columns = self.given[field], self._taken_instead[field]
+        near = difflib.get_close_matches(column, [str(c) for c in all_columns if c != field], 1)
         right = {f: near[0] if near and f == field else c for f, c in self.given.items()}
         if not near: del right[field]
-        columns = join_names(list(self._columns))
+        columns = join_names(list(all_columns))
         expected = f"did you mean {near[0]}? The columns are {columns}" if near else f"the columns are {columns}"
         raise ConfigError("fields", f"no row has the column {column} for {field}", expected,
                           edit(fields=tuple(f"{f}={c}" for f, c in right.items()) or None))

@@ -47,7 +47,7 @@ def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder
     ledger.close()
     if not ledger.stats: raise _nothing_left(ledger, rows)
     if name == "train" and rows.rename and (rows.n is None or ledger.counts.read < rows.n):
-        rows.rename.check_columns_were_found(ledger.counts.read)
+        rows.rename.check_columns_were_found()
     return ledger
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #1967d657

@@ -27,7 +27,7 @@ def test_all_spellings_of_a_conversation_are_the_same_tokens(tokenizer):
 
 
 @pytest.mark.parametrize("messages, says", [
-    ("hello", "messages is 'hello'; a list"), ("[{", "messages is not valid JSON"), ("", "messages is ''; a list"),
+    ("hello", "messages is 'hello'; a list"), ("[{", "messages cannot be read as JSON"), ("", "messages is ''; a list"),
     ('{"role": "user"}', "a list")])
 def test_messages_that_are_a_text(messages, says):
     "A list that is written as JSON is read; any other text is no list"

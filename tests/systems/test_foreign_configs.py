@@ -280,7 +280,7 @@ def test_axolotls_types_write_their_own_prompts(tmp_path):
         with pytest.raises(ConfigError, match=says):
             load(tmp_path, AXOLOTL.replace("type: chat_template", f"type: {kind}"))
     both = AXOLOTL.replace("micro_batch", "  - {path: rows.jsonl, type: alpaca}\nchat_template: chatml\nmicro_batch")
-    with pytest.raises(ConfigError, match="chat_template differs between the datasets"): load(tmp_path, both)
+    with pytest.raises(ConfigError, match="their types write prompts differently, and a training has one chat template"): load(tmp_path, both)
 
 
 def test_a_template_is_made_of_a_format(tmp_path):
