@@ -221,12 +221,16 @@ def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
     return [(asked[-200:], _sample_lines(answers, _SHOWN)) for asked, answers in found.items()][:n]
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sam3
+def _without_blank_lines(said:list[tuple[int,str]])->list[tuple[int,str]]:
+    "Answers in which a count stands for three and more line breaks: a model that is stuck writes hundreds of them"
+    return [(step, re.sub(r"\n{3,}", lambda found: f" ⏎ × {len(found[0])} ", text)) for step, text in said]
+
 @patch
 def _answers_html(self:RunState)->str:
     "A small table for each prompt"
     if not self.samples: return ""
     tables = (f"<div style='margin-top:6px;white-space:pre-wrap'><b>{escape_html(asked)}</b></div>"
-              f"{table_html(said, head=['step', 'answer'])}" for asked, said in self.answers())
+              f"{table_html(_without_blank_lines(said), head=['step', 'answer'])}" for asked, said in self.answers())
     return f"<details open><summary>answers as it learns</summary>{''.join(tables)}</details>"
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #8ec8332c

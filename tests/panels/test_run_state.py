@@ -134,6 +134,8 @@ def test_prompts_are_shown_without_the_marks_of_their_template(run, asked):
     state = RunState(run)
     assert state.answers() == [("How many?", [(3, "4")])]
     assert ">step</th>" in state.html()
+    append_line(run.path/"samples.jsonl", dict(step=9, answers=[dict(asked=asked, text="4" + "\n" * 200, ended=False)]))
+    assert "4 ⏎ × 200  … (not ended)" in RunState(run).html()   # not a screen of blank lines
 
 
 def test_what_failed_has_a_fix_and_a_run_without_steps_says_so(run):
