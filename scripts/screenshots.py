@@ -8,6 +8,8 @@ import shutil
 import tempfile
 import time
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,6 +99,7 @@ def half_written(panel):
     reply = next(iter(turn.replies.values()))
     reply.state = "speaking"
     reply.pieces, reply.shares, reply.instead = ["Tues", "day", " comes"], [.4, .9, .8], ["'Hello' 20%", "", ""]
+    reply.ids = [1, 2, 3]
     panel._enable(False)
     panel.draw()
     return panel
@@ -112,6 +115,7 @@ def all_panels(run, live, folder:Path)->dict:
     from sft_nb.panels.plan import PlanPanel
     from sft_nb.panels.rows import DataPanel
     from sft_nb.panels.run import RunPanel
+    from sft_nb.report import MissingFileError
     from sft_nb.runs.directory import create_run
     from sft_nb.tokens.prepare import prepare
     cfg = load_config("demo", max_samples=120, eval_samples=16, padding_free=False, max_length=70, on_long="drop")
@@ -141,27 +145,47 @@ def all_panels(run, live, folder:Path)->dict:
         shutil.rmtree(copy/"checkpoints", ignore_errors=True)
         return asked(panel)
 
+    def planned(): return PlanPanel(load_config("demo"), device="rtx4090-24gb", lengths=[40, 80, 120])
+    def preparing():
+        panel = BatchPanel(data)
+        panel.view, panel.begin_showing = [panel.waiting()], lambda: None
+        return panel
+    def one_batch():
+        alone = replace(cfg, eval_samples=0)
+        return shown(BatchPanel(prepare(alone, train=[dict(question="What is 1 + 1?", answer="#### 2")])))
+    removed = MissingFileError("rows of train", "the file is gone", "the rows that were prepared", "prepare(cfg) again")
+    def measuring():
+        panel = LossPanel(run, n=12)
+        drawn, measure = [], panel.state.move
+        panel.state.move = lambda **how: drawn.append(panel.view)
+        panel.show(checkpoint="checkpoint-40")
+        panel.state.move = measure
+        panel.view = drawn[0]
+        return panel
+    def trying():
+        panel = EvalPanel(run)
+        panel.try_it()
+        half_written(panel.trial)
+        return panel
+
     return dict(
-        batches=dict(empty=lambda: BatchPanel(data), full=lambda: shown(BatchPanel(data, batch_size=4)),
-                     error=lambda: shown(BatchPanel(data, batch_size=4), lambda p: p.show_row(9999))),
-        data=dict(empty=lambda: shown(DataPanel(data), lambda p: p._search("nothing like that")),
-                  full=lambda: DataPanel(data)),
-        losses=dict(full=lambda: LossPanel(run, n=12)),
+        batches=dict(empty=one_batch, running=preparing, full=lambda: shown(BatchPanel(data, batch_size=4)),
+                     error=lambda: shown(BatchPanel(data), lambda p: setattr(p.controls.row, "value", 9999))),
+        data=dict(empty=lambda: shown(DataPanel(data), lambda p: setattr(p.text, "value", "nothing like that")),
+                  running=lambda: shown(DataPanel(data), lambda p: setattr(p.range, "value", (51, 53))),
+                  full=lambda: DataPanel(data), error=lambda: shown(DataPanel(data), lambda p: p.fail(removed))),
+        losses=dict(empty=lambda: LossPanel(run, n=1), running=measuring, full=lambda: LossPanel(run, n=12),
+                    error=lambda: shown(LossPanel(run, n=12), lambda p: p.show(checkpoint="checkpoint-7"))),
         run=dict(empty=lambda: RunPanel(empty_run("new")), running=lambda: RunPanel(live), full=lambda: RunPanel(run),
                  error=failed_run),
-        plan=dict(full=lambda: PlanPanel(load_config("demo"), device="rtx4090-24gb", lengths=[40, 80, 120]),
-                  error=lambda: shown(PlanPanel(load_config("demo"), device="rtx4090-24gb", lengths=[40, 80, 120]),
-                                      lambda p: setattr(p.controls["max_length"], "value", 2))),
+        plan=dict(empty=lambda: PlanPanel(load_config("demo"), device="rtx4090-24gb", lengths=[]),
+                  running=lambda: shown(planned(), lambda p: setattr(p.controls["gib"], "value", .4)),
+                  full=planned,
+                  error=lambda: shown(planned(), lambda p: setattr(p.controls["max_length"], "value", 0))),
         generation=dict(empty=lambda: GenerationPanel(run), running=lambda: half_written(GenerationPanel(run)),
                         full=lambda: asked(GenerationPanel(run)), error=without_weights),
-        evaluation=dict(empty=lambda: EvalPanel(empty_run("unswept")), full=lambda: EvalPanel(run), error=damaged))
-
-
-def waiting(panel)->None:
-    "What a panel shows before its state is made"
-    from sft_nb.panels.panel import html_block
-    says = "<div role='status'>Preparing the rows and planning the batches …</div>"
-    if not panel.view: panel.view = [html_block(says)]
+        evaluation=dict(empty=lambda: EvalPanel(empty_run("unswept")), running=trying, full=lambda: EvalPanel(run),
+                        error=damaged))
 
 
 def main(args=None)->int:
@@ -170,7 +194,7 @@ def main(args=None)->int:
     parser.add_argument("--out", default="", help="folder of all pictures; without --site")
     parser.add_argument("--site", action="store_true", help="write the six of the pages into nbs/images")
     parser.add_argument("--run", default="", help="a run with a sweep; without it, the demo is trained")
-    parser.add_argument("--width", type=int, default=1000)
+    parser.add_argument("--widths", default="390,800,1440", help="in pixels, with commas; --site: 1000")
     parser.add_argument("--only", default="", help="names of panels, with commas")
     options = parser.parse_args(args)
     from sft_nb.runs.directory import open_run
@@ -185,15 +209,15 @@ def main(args=None)->int:
             for state, make in states.items():
                 if options.site and (name not in SITE or state != "full"): continue
                 panel = make()
-                waiting(panel)
-                for theme in ("light",) if options.site else COLOURS:
-                    page = browser.new_page(viewport=dict(width=options.width, height=900))
+                widths = [1000] if options.site else map(int, options.widths.split(","))
+                for width, theme in product(widths, ("light",) if options.site else COLOURS):
+                    page = browser.new_page(viewport=dict(width=width, height=900))
                     show_panel(page, panel, theme)
                     page.wait_for_timeout(600)
-                    file = out/(f"panel-{name}.png" if options.site else f"{name}-{state}-{theme}-{options.width}.png")
+                    file = out/(f"panel-{name}.png" if options.site else f"{name}-{state}-{theme}-{width}.png")
                     box = page.locator(".sft-panel").bounding_box()
-                    height = min(box["height"] + 16, 900 if options.site else 2200)
-                    page.set_viewport_size(dict(width=options.width, height=int(height)))
+                    height = min(box["height"] + 16, 900 if options.site else 2400)
+                    page.set_viewport_size(dict(width=width, height=int(height)))
                     page.screenshot(path=str(file))
                     page.close()
                     print(file.name, f"{file.stat().st_size / 1024:.0f} kB", flush=True)

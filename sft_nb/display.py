@@ -39,9 +39,11 @@ STATUS_COLOURS = dict(ok="#1a7f37", skipped="#57606a", warn="#9a6700", fail="#cf
 def badge_html(
     status:str,     # ok, skipped, warn or fail
     says:str="",    # empty: the mark alone
+    *, wraps:bool=False,   # a long one may take several lines
 )->Html:
     "A word on a coloured background, behind its mark"
-    style = f"background:{STATUS_COLOURS[status]};color:#fff;border-radius:3px;padding:0 6px;white-space:nowrap"
+    wrap = "overflow-wrap:anywhere;box-decoration-break:clone" if wraps else "white-space:nowrap"
+    style = f"background:{STATUS_COLOURS[status]};color:#fff;border-radius:3px;padding:0 6px;{wrap}"
     return Html(f"<span style='{style}'>{STATUS_MARKS[status]} {as_html(says)}</span>")
 
 # %% ../nbs/00_display.ipynb #fac0tab2
@@ -185,7 +187,7 @@ def card_html(
         named += f"<div><b>{as_html(name)}</b> {content}</div>"
     box = f"border-left:4px solid {STATUS_COLOURS[status]};padding:2px 10px;margin:4px 0"
     body = f"<div style='white-space:pre-wrap;margin:4px 0;overflow-wrap:anywhere'>{as_html(says)}</div>"
-    return Html(f"<div role='alert' style='{box}'>{badge_html(status, title)}{body}{named}</div>")
+    return Html(f"<div role='alert' style='{box}'>{badge_html(status, title, wraps=True)}{body}{named}</div>")
 
 # %% ../nbs/00_display.ipynb #fac0car3
 def card_text(
@@ -271,8 +273,10 @@ def page_html(
 # %% ../nbs/00_display.ipynb #4ab2f64c
 def format_figure(
     v,         # number, text, or a histogram: edges and counts
+    name:str="",   # `train: share supervised`: a share is a percentage
 )->str:
     "A figure as a person writes it"
+    if isinstance(v, float) and name.rpartition(": ")[2].startswith("share "): return f"{v:.1%}"
     if isinstance(v, dict) and "counts" in v:
         return sparkline(v["counts"]) + f" {v['edges'][0]:g} to {v['edges'][-1]:g}"
     return format_number(v)
@@ -283,9 +287,9 @@ def figures_html(
 )->Html:
     "Figures as a table; empty if there is none"
     sides = [*dict.fromkeys(side for side, named, _ in (name.partition(": ") for name in figures) if named)]
-    plain = [[k, format_figure(v)] for k, v in figures.items() if ": " not in k]
+    plain = [[k, format_figure(v, k)] for k, v in figures.items() if ": " not in k]
     names = dict.fromkeys(name for side, named, name in (name.partition(": ") for name in figures) if named)
-    rows = [[name, *(format_figure(figures.get(f"{side}: {name}")) for side in sides)] for name in names]
+    rows = [[name, *(format_figure(figures.get(f"{side}: {name}"), name) for side in sides)] for name in names]
     tables = [table_html(plain)] if plain else []
     return Html("".join(tables + ([table_html(rows, head=["", *sides])] if rows else [])))
 
@@ -295,9 +299,9 @@ def figures_text(
 )->list[str]:       # aligned lines
     "Figures as lines of text; figures of several sides stand beside each other"
     sides = [*dict.fromkeys(side for side, named, _ in (name.partition(": ") for name in figures) if named)]
-    plain = [(name, [format_figure(v)]) for name, v in figures.items() if ": " not in name]
+    plain = [(name, [format_figure(v, name)]) for name, v in figures.items() if ": " not in name]
     names = dict.fromkeys(name for side, named, name in (name.partition(": ") for name in figures) if named)
-    rows = [(name, [format_figure(figures.get(f"{side}: {name}")) for side in sides]) for name in names]
+    rows = [(name, [format_figure(figures.get(f"{side}: {name}"), name) for side in sides]) for name in names]
     if rows: rows.insert(0, ("", sides))
     name_width = max((len(name) for name, _ in plain + rows), default=0)
     widths = [max(len(cells[k]) for _, cells in rows) for k in range(len(sides))]

@@ -138,7 +138,7 @@ def progress_html(
     if not p.of: return f"<div role='status'>{line}</div>"
     share = f"{min(100, 100 * p.done / p.of):.1f}"
     inside = f"<div style='background:#2da44e;width:{share}%;height:6px'></div>"
-    outside = "background:rgba(128,128,128,.3);width:420px;height:6px"
+    outside = "background:rgba(128,128,128,.3);width:100%;max-width:420px;height:6px;margin-bottom:2px"
     return f"<div role='status'><div style='{outside}'>{inside}</div>{line}</div>"
 
 # %% ../nbs/00_progress.ipynb #prg00021

@@ -280,3 +280,24 @@ def test_a_table_of_runs_fits_and_leaves_out_what_is_not_known():
             assert max(map(len, text.splitlines())) <= columns
             assert "1,234,567" in text and "10.0%" in text and "60.5%" in text
             assert "None" not in text and "nan" not in text
+
+
+def test_reports_fit_the_terminal_and_fixes_stay_whole(trained):
+    from sft_nb.cli.options import wrap_report
+    lines = wrap_report(
+        "  tuned  100.0%  (20 of 20; 95% interval 83.9% to 100.0%)   answered 100%, ended 100%\n"
+        "  trained                      LoRA reaches 99.9% of the weights; embeddings and head are frozen\n"
+        f"  ! rows_dropped: {'word ' * 20}Fix: sft_nb train --train-file {'x' * 90} --max-length 74", 80).split("\n")
+    assert lines[:4] == ["  tuned  100.0%  (20 of 20; 95% interval 83.9% to 100.0%)",
+                         "                 answered 100%, ended 100%",
+                         "  trained                      LoRA reaches 99.9% of the weights; embeddings and",
+                         "                               head are frozen"]
+    assert lines[-1].strip() == f"Fix: sft_nb train --train-file {'x' * 90} --max-length 74"
+    assert all(len(line) <= 80 for line in lines[:-1])
+    for line in ("plan --config demo --device rtx4090-24gb", "data --config demo --max-samples 60 --eval-samples 16",
+                 f"evaluate {trained.path} --eval-samples 4"):
+        text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", _in_a_terminal(line, 80, NO_COLOR="1"))
+        shown = [part.split("\r")[-1] for part in text.replace("\r\n", "\n").split("\n")]
+        assert max(map(len, shown)) <= 80, [part for part in shown if len(part) > 80]
+    data = shell("data", "--config", "demo", "--max-samples", 60, "--eval-samples", 16).stdout
+    assert re.search(r"share supervised +31\.4% +33\.3%", data)

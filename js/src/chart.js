@@ -6,6 +6,8 @@ import { make } from "./controls.js";
 const COLOURS = { light: ["#0060a8", "#c04a00", "#00795a", "#a3447d", "#8a6300", "#2f6f9f"],
   dark: ["#56b4e9", "#ff9a4d", "#2dc79a", "#e59ac6", "#e6b422", "#a9d6f5"] };
 
+const WHOLE = [...Array(9).keys()].flatMap((n) => [1, 2, 5].map((k) => k * 10 ** n));   // steps, batches, tokens
+
 export function format(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
@@ -50,7 +52,8 @@ export function chart(session, first) {
   const title = make("div", { class: "sft-chart-title" });
   const plot = make("div", { class: "sft-plot" });
   const tells = make("div", { class: "sft-chart-values" });
-  const node = make("figure", { class: "sft-chart" }, title, plot, tells);
+  const node = make("figure", { class: "sft-chart", tabindex: "0", onfocus: () => tells.setAttribute("aria-live", "polite"),
+    onblur: () => { tells.removeAttribute("aria-live"); u?.setCursor({ left: -10, top: -10 }); } }, title, plot, tells);
   let u = null, block = first, columns = null, shape = "";
   const theme = () => session.root.dataset.theme ?? "light";
   const colour = (k) => COLOURS[theme()][k % 6];
@@ -68,6 +71,7 @@ export function chart(session, first) {
 
   const tell = () => {
     const under = u?.cursor.idx;
+    if (under == null && block.hint) return tells.replaceChildren(block.hint);
     const here = columns[0].indexOf(block.marks?.find((m) => m.status === "here")?.x);
     const k = under ?? (here >= 0 ? here : columns[0].length - 1);
     if (k < 0) return tells.replaceChildren("no values yet");
@@ -130,7 +134,9 @@ export function chart(session, first) {
         ctx.lineTo(cx, bbox.top + 8 * ratio); ctx.fill();
       } else if (m.y != null) {
         ctx.textAlign = cx > bbox.left + bbox.width * .8 ? "right" : cx < bbox.left + bbox.width * .2 ? "left" : "center";
-        ctx.fillText(m.text, cx, Math.max(bbox.top + 12 * ratio, y(m.y) - 7 * ratio));
+        const beside = block.marks.some((other) => other.status && other.x === m.x);   // not through the line of another mark
+        if (beside && ctx.textAlign === "center") ctx.textAlign = "left";
+        ctx.fillText(m.text, cx + (beside ? (ctx.textAlign === "right" ? -8 : 8) * ratio : 0), Math.max(bbox.top + 12 * ratio, y(m.y) - 7 * ratio));
       }
     }
     ctx.restore();
@@ -165,8 +171,8 @@ export function chart(session, first) {
           : (u, low, high) => low === high ? [low - 1, high + 1] : [low, high] },
         y: { distr: log ? 3 : 1, range: log ? undefined : plain ? range
           : bars ? (u, low, high) => [0, high * 1.05 || 1] : undefined } },
-      axes: [{ ...axis, size: 26, splits: plain && xs.length <= 12 ? () => xs : undefined, values: (u, ticks) => ticks.map((v) => Number.isInteger(v) ? format(v) : "") },
-        { ...axis, size: 52, values: (u, ticks) => ticks.map((v) => v === null || (block.percent && v > 1) ? "" : show(v)) }],
+      axes: [{ ...axis, size: 26, incrs: WHOLE, splits: plain && xs.length <= 12 ? () => xs : undefined, values: (u, ticks) => ticks.map((v) => Number.isInteger(v) ? format(v) : "") },
+        { ...axis, size: 52, space: (block.height ?? 170) < 120 ? 18 : 30, values: (u, ticks) => ticks.map((v) => v === null || (block.percent && v > 1) ? "" : show(v)) }],
       series: [{}, ...block.shown.map((s) => ({
         label: s.label, scale: "y", stroke: s.ink, width: s.faint ? 1 : 1.8, spanGaps: true, dash: s.dash,
         points: s.look === "bars" ? { show: false } : { show: s.look === "interval" || s.points.length < 25, size: s.look === "interval" ? 8 : 5, fill: s.ink },
@@ -188,12 +194,24 @@ export function chart(session, first) {
       session.send(block.click, columns[0][u.cursor.idx]);
     });
     if (block.drag) u.over.addEventListener("dblclick", () => session.send(block.drag, null));
+    node.onkeydown = (event) => {   // ← and → go from point to point, Enter does what a click does
+      const moves = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }, last = columns[0].length - 1;
+      const at = u.cursor.idx;
+      if (event.key === "Enter" && block.click && at != null) session.send(block.click, columns[0][at]);
+      else if (event.key in moves && last >= 0) {
+        const k = Math.min(last, Math.max(0, (at ?? (moves[event.key] < 0 ? last + 1 : -1)) + moves[event.key]));
+        u.setCursor({ left: u.valToPos(columns[0][k], "x"), top: 1 });
+      } else return;
+      event.preventDefault();
+      event.stopPropagation();
+    };
     u.over.style.cursor = block.click ? "pointer" : "crosshair";
   };
 
   const update = (next) => {
     block = next;
-    node.setAttribute("aria-label", `${block.title}: ${block.series.map((s) => `${s.name}, ${s.points.length} points`).join("; ")}`);
+    const counts = block.series.map((s) => `${s.name}, ${s.points.length} ${s.points.length === 1 ? "point" : "points"}`).join("; ");
+    node.setAttribute("aria-label", `${block.title}: ${counts}. ← and → read the values${block.click ? ", Enter opens them" : ""}`);
     title.textContent = block.title + (block.log ? ", log scale" : "");
     const positive = (s) => block.log ? { ...s, points: s.points.filter((p) => p[1] > 0) } : s;
     const series = block.series.map(positive);

@@ -67,17 +67,19 @@ function chips(session, c) {
 }
 
 function number(session, c) {
-  const input = make("input", { type: "number", min: c.min, max: c.max, step: c.step ?? 1, onkeydown: stop });
-  input.style.width = `${Math.max(4, String(c.value ?? "").length) + 4}ch`;
+  const input = make("input", { type: "number", min: c.min, max: c.max, step: c.step ?? 1, placeholder: c.placeholder, onkeydown: stop });
+  input.style.width = `${Math.max(4, String(c.value ?? "").length, (c.placeholder ?? "").length + 1) + 4}ch`;
+  const blank = c.blank ?? null;   // the value that an empty field stands for
   const change = () => {
-    if (input.value === "" || Number(input.value) === input.known) return;
-    input.known = Number(input.value);
-    session.send(c.id, input.known);
+    const value = input.value === "" ? blank : Number(input.value);
+    if (value === null || value === input.known) return;
+    input.known = value;
+    session.send(c.id, value);
   };
   input.addEventListener("change", change);
   const node = labelled(c, input);
   const update = (c) => {
-    if (input.known !== c.value || input.value === "") input.value = c.value ?? "";
+    if (input.known !== c.value || input.value === "") input.value = c.value === blank ? "" : c.value ?? "";
     input.known = c.value;
     input.disabled = c.disabled;
   };
@@ -180,7 +182,11 @@ export function html(session) {
       if (before !== undefined) d.open = before;
     }
     node.hidden = !block.html;
-    if (block.boxed) node.classList.add("sft-boxed");
+    node.classList.toggle("sft-boxed", block.boxed === true);
+    if (!block.boxed) return;
+    node.tabIndex = 0;   // so that the keyboard scrolls it
+    node.setAttribute("role", "region");
+    node.setAttribute("aria-label", block.title ?? "details");
   };
   return { node, update };
 }

@@ -6,8 +6,8 @@ const look = (column) => `${column.number ? "sft-number" : ""} ${column.wide ? "
 
 export function table(session, first) {
   const head = make("thead"), body = make("tbody");
-  const grid = make("table", { role: "grid" }, head, body);
-  const box = make("div", { class: "sft-table", tabindex: "0" }, grid);
+  const grid = make("table", { role: "grid", tabindex: "0" }, head, body);
+  const box = make("div", { class: "sft-table" }, grid);
   const node = make("div", { class: "sft-table-frame" }, box);
   let block = first, rows = new Map(), chosen = null, rev = null, wanted = null, timer = null;
 
@@ -42,7 +42,9 @@ export function table(session, first) {
     }
     const space = (n) => make("tr", { "aria-hidden": "true", class: "sft-space", style: `height:${n * ROW}px` });
     body.replaceChildren(space(from), ...lines, space(block.total - to));
-    if (chosen !== null) box.setAttribute("aria-activedescendant", `${node.id}-${chosen}`);
+    if (!block.total) body.replaceChildren(make("tr", { role: "row", class: "sft-none" }, make("td", { colspan: block.head.length }, block.empty ?? "no rows")));
+    if (chosen !== null && block.total) grid.setAttribute("aria-activedescendant", `${node.id}-${chosen}`);
+    else grid.removeAttribute("aria-activedescendant");
     const key = `${rev} ${missing[0]} ${missing[missing.length - 1]}`;
     if (missing.length && key !== wanted) {
       wanted = key;
@@ -84,7 +86,7 @@ export function table(session, first) {
     rev = block.rev;
     block.rows.forEach((cells, k) => rows.set(block.from + k, cells));
     chosen = picked;
-    box.setAttribute("aria-label", block.title ?? "rows");
+    grid.setAttribute("aria-label", block.title ?? "rows");
     grid.setAttribute("aria-rowcount", block.total + 1);
     grid.style.minWidth = block.width ?? "";
     box.style.maxHeight = `${(block.lines ?? 9) * ROW + ROW + 4}px`;

@@ -16,10 +16,15 @@ from ..report import as_fix, command, ConfigError, edit, shell_quote, Report
 from ..settings import SETTINGS
 from ..config import require_trust, Config, config_names, table
 from ..runs.distributed import get_process_info, is_main_process
-from .options import flag, given, Option, parse, parse_own, set_apart
+from .options import flag, given, Option, parse, parse_own, set_apart, terminal_width, wrap_report
 
 # %% ../../nbs/15_cli/01_commands.ipynb #e3ea05e8
 def _say(*parts)->None: print(*(escape_controls(str(part)) for part in parts), flush=True)
+
+def _say_report(report)->None:
+    "A report; in a terminal its lines fit, in a pipe they are as they are"
+    text = escape_controls(str(report))
+    print(wrap_report(text, terminal_width()) if sys.stdout.isatty() else text, flush=True)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #76d4e57c
 _JSON = Option(bool, False, "print one JSON object and nothing else")
@@ -70,7 +75,7 @@ def data_command(args:list[str])->int:
     if options.json:
         _say(json.dumps(data.report.to_dict() | more, ensure_ascii=False))
         return data.report.exit_code
-    _say(data.report.text(everything=options.all))
+    _say_report(data.report.text(everything=options.all))
     for d in more.get("dropped", ()):
         _say(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
     for x in more.get("shown", ()):
@@ -101,7 +106,8 @@ def plan_command(args:list[str])->int:
     if not options.lengths: _check_files(cfg)
     from sft_nb.planning.plan import plan
     made = plan(cfg, device=options.card, lengths=options.lengths)
-    _say(json.dumps(made.to_dict()) if options.json else made)
+    if options.json: _say(json.dumps(made.to_dict()))
+    else: _say_report(made)
     return made.report.exit_code
 
 # %% ../../nbs/15_cli/01_commands.ipynb #a6f6298a
@@ -114,7 +120,8 @@ def check_command(args:list[str])->int:
     _check_agreement(cfg)
     from sft_nb.checks.preflight import preflight
     made = preflight(cfg)
-    _say(json.dumps(made.to_dict(), ensure_ascii=False) if options.json else made.text(everything=options.all))
+    if options.json: _say(json.dumps(made.to_dict(), ensure_ascii=False))
+    else: _say_report(made.text(everything=options.all))
     return made.exit_code
 
 # %% ../../nbs/15_cli/01_commands.ipynb #9f45ade7
@@ -143,11 +150,11 @@ def _new_run(cfg:Config):
         from sft_nb.workbench import Workbench
         from sft_nb.training.train import describe_preflight, describe_setup, train
         bench, checked = Workbench(cfg), None
-        for text in describe_setup(bench): _say(text)
+        for text in describe_setup(bench): _say_report(text)
         if bench.cfg.preflight:
             from sft_nb.checks.preflight import preflight
             checked = preflight(bench, progress=True, keep_model=True)
-            _say(describe_preflight(bench, checked))
+            _say_report(describe_preflight(bench, checked))
         return train(bench, checked=checked)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #27586de9
@@ -188,10 +195,11 @@ def _print_result(run, n_examples:int)->int:
     _say(_describe_losses(run))
     if status.reason:
         way = "Go on with" if status.fix and status.fix.command else "Fix"
-        _say(f"{status.state}: {status.reason}" + (f". {way}: {status.fix}" if status.fix else ""))
+        _say_report(f"{status.state}: {status.reason}" + (f". {way}: {status.fix}" if status.fix else ""))
     if (guards := run.path/"guards.json").exists():   # each was printed at its step
         noticed = Report.load(guards).findings
-        if noticed: _say(f"noticed on the way: {', '.join(f.check for f in noticed)}; guards.json has the details")
+        names = ", ".join(f.check for f in noticed)
+        if noticed: _say_report(f"noticed on the way: {names}; guards.json has the details")
     if status.state == "finished" and run.config.eval_samples: _score_or_say(run, n_examples)
     if status.stopped_by == "max_time" and run.checkpoints():
         _say(f"to score what it has learned so far: sft_nb evaluate {shell_quote(run.path)}")
@@ -221,8 +229,8 @@ def _score_or_say(run, n_examples:int)->None:
 
 # %% ../../nbs/15_cli/01_commands.ipynb #bb96cf4f
 def _score(evaluation, n_examples:int)->None:
-    _say(f"\n{evaluation}")
-    if n_examples: _say(f"\n{evaluation.examples(n_examples)}")
+    _say_report(f"\n{evaluation}")
+    if n_examples: _say_report(f"\n{evaluation.examples(n_examples)}")
 
 # %% ../../nbs/15_cli/01_commands.ipynb #253ef7c7
 _RESUME = ("continue this run at its last checkpoint, with its own settings; max_time, trust_remote_code and another "

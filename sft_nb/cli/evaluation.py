@@ -15,7 +15,7 @@ from ..display import aligned_text, format_number
 from ..progress import format_duration
 from ..report import command, ConfigError, shell_quote, Report
 from .options import arrange, Option, parse_own, words
-from .commands import _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _say, _score, _TRUST
+from .commands import _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _say, _say_report, _score, _TRUST
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #8de837ac
 _NAMES = Option(tuple[str,...], (), "runs to compare, with what differs; or the folder of all runs", first=True)
@@ -148,7 +148,8 @@ def sweep_command(args:list[str])->int:
     from sft_nb.evaluation.sweep import follow, sweep
     score = follow if options.follow else sweep
     made = score(options.run, checkpoints=options.checkpoints, **_evaluation_options(options))
-    _say(json.dumps(made.to_dict()) if options.json else made)
+    if options.json: _say(json.dumps(made.to_dict()))
+    else: _say_report(made)
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0ver01
@@ -165,7 +166,8 @@ def verdict_command(args:list[str])->int:
     from sft_nb.evaluation.verdict import verdict
     made = verdict(options.run, checkpoint=options.checkpoint, min_gain=options.min_gain,
                    max_forgetting=options.max_forgetting, **_evaluation_options(options))
-    _say(json.dumps(made.to_dict()) if options.json else made)
+    if options.json: _say(json.dumps(made.to_dict()))
+    else: _say_report(made)
     return made.exit_code
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0com01
@@ -179,7 +181,8 @@ def compare_command(args:list[str])->int:
     for what in (options.a, options.b): _check_target_exists(what, options)
     from sft_nb.evaluation.verdict import compare
     made = compare(options.a, options.b, among=options.among, **_evaluation_options(options))
-    _say(json.dumps(made.to_dict()) if options.json else made)
+    if options.json: _say(json.dumps(made.to_dict()))
+    else: _say_report(made)
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen02
@@ -278,7 +281,8 @@ def merge_command(args:list[str])->int:
     if options.checkpoint == "adapter" and (why := earlier_adapter(run)): _say(why)
     from sft_nb.proof.merge import merge
     out = merge(run, out=options.out, checkpoint=options.checkpoint, dtype=options.dtype, prompts=options.prompts)
-    _say(f"{Report.load(out/'parity.json').findings[0]}\n{out}")
+    _say_report(Report.load(out/"parity.json").findings[0])
+    _say(out)
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0rep02
@@ -316,5 +320,6 @@ def prove_command(args:list[str])->int:
     same = "server gguf folder checkpoint model quantised prompts max_new_tokens timeout".split()
     sends = {} if options.temperature is None else dict(temperature=options.temperature)
     proof = prove(run, sends=sends, **{name: getattr(options, name) for name in same})
-    _say(json.dumps(proof.to_dict(), ensure_ascii=False) if options.json else proof)
+    if options.json: _say(json.dumps(proof.to_dict(), ensure_ascii=False))
+    else: _say_report(proof)
     return proof.exit_code

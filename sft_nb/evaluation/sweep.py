@@ -58,6 +58,8 @@ def mix_adapters(
 # %% ../../nbs/12_evaluation/05_sweep.ipynb #b3d84acb
 class CheckpointSwapper:
     "One base into which the weights of one checkpoint after the other are loaded"
+    kept = None     # folder -> its weights: with a dict they are read once, and set where others were set since
+    loaded = None   # the folder whose weights were set last
     def __init__(self,
         bench:Workbench,
         first:Path,      # the checkpoint with which the base is loaded
@@ -75,8 +77,12 @@ class CheckpointSwapper:
             free_memory()
             return
         from peft import load_peft_weights, set_peft_model_state_dict
-        weights = load_peft_weights(str(folder), device="cpu")
-        set_peft_model_state_dict(self.model, weights, adapter_name="default")
+        known = self.kept is not None and folder in self.kept
+        weights = self.kept[folder] if known else load_peft_weights(str(folder), device="cpu")
+        if self.kept is not None: self.kept[folder] = weights
+        if not known or self.loaded != folder:
+            set_peft_model_state_dict(self.model, dict(weights), adapter_name="default")
+        self.loaded = folder
         yield self.model
 
     @contextmanager

@@ -18,7 +18,7 @@ import torch
 from fastcore.basics import patch
 
 from ..escape import escape_html
-from ..report import ConfigError, edit
+from ..report import ConfigError, edit, pluralise
 from ..config import Config
 from ..tokens.dataset import Data, Split
 from ..tokens.display import spans_html, spans_text, Token, tokens_of
@@ -288,7 +288,8 @@ def where(self:BatchState)->str:
     if self.split == "eval": return here
     s, k = self.schedule, self.index
     part, parts = s.part(k)
-    return (f"{here}: optimiser step {s.step(k) + 1:,} of {s.steps:,}, micro-batch {part + 1} of {parts} in it, "
+    micro_batch = f", micro-batch {part + 1} of {parts} in it" if parts > 1 else ""
+    return (f"{here}: optimiser step {s.step(k) + 1:,} of {s.steps:,}{micro_batch}, "
             f"epoch {s.epoch(k) + 1} of {s.epochs}")
 
 # %% ../../nbs/14_panels/01_batches.ipynb #bdfa077f
@@ -298,7 +299,8 @@ def caption(self:BatchState)->str:
     counts, shape = self.counts(), tuple(self.batch()["input_ids"].shape)
     total = sum(counts.values())
     shares = ", ".join(f"{n:,} {kind} ({n / total:.0%})" for kind, n in counts.items())
-    return f"{self.where()}; {len(self.numbers)} rows {self.workbench.layout.name}, shape {shape}: {shares}"
+    rows = pluralise(len(self.numbers), "row")
+    return f"{self.where()}; {rows} {self.workbench.layout.name}, shape {shape}: {shares}"
 
 # %% ../../nbs/14_panels/01_batches.ipynb #st0htm01
 _BORDER = dict(padded="1px solid rgba(128,128,128,.6)", flattened="2px dashed #8957e5")
@@ -400,6 +402,7 @@ def sizes(self:BatchState,
 # %% ../../nbs/14_panels/01_batches.ipynb #95dce230
 _FIRST = 1500   # tokens that are sent with the view
 _LEGEND = spans_html([("supervised", "supervised"), (" context", "context"), ("padding", "padding")])
+_LEGEND = _LEGEND.replace("padding × 1", "padding")   # a name, not a count
 
 class TokenList(Control):
     "The documents of a batch, sent piece by piece as they come into view"
@@ -443,7 +446,8 @@ class BatchControls:
         self.previous, self.next = Button("◀ previous"), Button("next ▶")
         self.longest = Button("longest row", title="the batch with the longest row")
         self.number = Number("batch", min=1, max=state.n_batches, value=1)
-        self.row = Number("find row", min=1, value=1, title="the first batch with this row of the source")
+        self.row = Number("find row", min=1, value=0, blank=0, placeholder="number",
+                          title="the first batch with this row of the source")
         self.size = Number("rows in a batch", min=1, max=1024, value=state.batch_size)
         tells = "reads each batch in view with the model, and tells the loss of a token under the mouse"
         self.losses = Choice("losses", options=["off", "on"], value="off", as_chips=True, title=tells)
@@ -478,9 +482,12 @@ class BatchPanel(Panel):
         c.losses.observe(lambda _: self.show(), "value")
         return c
 
+    def waiting(self)->dict:
+        "What is shown before there are batches"
+        return html_block("<div role='status'>Preparing the rows and planning the batches …</div>")
+
     def _ipython_display_(self)->None:
-        waiting = "<div role='status'>Preparing the rows and planning the batches …</div>"
-        if not self.view: self.view = [html_block(waiting)]
+        if not self.view: self.view = [self.waiting()]
         super()._ipython_display_()
         self.show()
 
@@ -513,7 +520,8 @@ def _resize(self:BatchPanel, change)->None:
 
 @patch
 def show_row(self:BatchPanel, row:int)->None:
-    "Show the batch of a row, or say that there is none"
+    "Show the batch of a row, or say that there is none; 0: nothing is looked for"
+    if not row: return
     try: where = dict(index=self.state.find(row))
     except ConfigError as e: return self.fail(e)
     self.show(**where)
@@ -523,6 +531,7 @@ def show(self:BatchPanel, **where)->None:
     "Move the state and draw it"
     state, c = self.state.move(**where), self.controls
     self.error = ""
+    if f"row {c.row.value}" not in state.names(): c.row.value = 0   # the row that was found is no longer in view
     c.size.value = state.batch_size
     c.size.disabled = state.packed   # a packed batch has as many rows as fit
     c.number.max, c.number.value = state.n_batches, state.index + 1

@@ -97,7 +97,22 @@ def _is_gone(s:Speaker)->ConfigError:
 # %% ../../nbs/14_panels/08_chat_models.ipynb #spk0sta2
 class Stage:
     "Models that have spoken, ready to speak again"
-    def __init__(self): self.swapped = {}   # what `fits_on` says -> a base with its adapters
+    def __init__(self):
+        self.swapped = {}   # what `fits_on` says -> a base with its adapters
+        self.kept = None    # while models take turns: folder -> weights that were read
+
+    def stays_loaded(self, s:Speaker)->bool:
+        "Is its base in memory between two turns? A whole model, and a base without an adapter, are loaded each time"
+        folder = s.weights or s.seat
+        return leaves_base(s.config) and folder is not None and folder.is_dir()
+
+    @contextmanager
+    def turns(self):
+        "Inside, the weights of each speaker are read once, however often its turn comes"
+        self.kept = {}
+        for swapped in self.swapped.values(): swapped.loaded = None   # a folder may have been written again since
+        try: yield
+        finally: self.kept = None
 
     @contextmanager
     def on(self, s:Speaker):
@@ -107,6 +122,7 @@ class Stage:
             yield s.bench.base()
             return
         swapped = self.swapped.setdefault(fits_on(s), CheckpointSwapper(s.bench, s.weights or s.seat))
+        swapped.kept = self.kept
         with swapped.base() if s.weights is None else swapped.tuned(s.weights) as model: yield model
 
     def clear(self)->None:

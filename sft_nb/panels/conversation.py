@@ -10,23 +10,27 @@ import json, uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 
+import torch
 from fastcore.basics import patch
 
+from ..display import details_html
 from ..escape import escape_html
 from ..credentials import redact_json
 from ..files import parse_json, write_atomically
-from ..report import ConfigError, SftError
+from ..report import ConfigError, pluralise, SftError
 from ..tasks.core import task_of
 from ..tokens.conversations import conversation
 from ..tokens.prepare import read_kept
 from ..tokens.encode import encode_prompts
-from ..model.hardware import is_out_of_memory
+from ..model.generate import eval_mode
+from ..model.hardware import free_memory, is_out_of_memory
 from ..runs.directory import open_run, Run
 from ..evaluation.generations import _row_to_score
-from .reply_stream import first_difference, pieces_html, Reply, speak
-from .chat_models import names_in, Speaker, speakers_of, Stage
+from .reply_stream import end_reply, first_difference, pieces_html, Reply, speak, write_reply
+from .chat_models import fits_on, names_in, Speaker, speakers_of, Stage
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0tur1
 @dataclass
@@ -39,6 +43,7 @@ class Turn:
     expected:str|None=None         # the answer of the row, if the prompt is that of a held-out row
     where:str=""                   # place of that row
     row:dict|None=None             # as the task scores it
+    read:dict[str,str]=field(default_factory=dict)   # name of the speaker -> the prompt as it was given to the model
     id:str=field(default_factory=lambda: uuid.uuid4().hex[:12])
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0sta1
@@ -174,36 +179,58 @@ def answer(self:GenerationState,
     on_token:Callable=lambda reply: None,   # called after each token; True: it is enough
 )->Turn:
     "Let every speaker answer; what goes wrong with one is written into its reply, and the others go on"
-    for s in self.speakers:
-        reply, failure = turn.replies[s.name], None
-        if self.enough: reply.state = "stopped"
-        else:
-            try: self._generate_replies(s, turn, on_token)
-            except Exception as e: failure = e.with_traceback(None)   # whatever a model or a task raises
-        if failure is not None: self._failed(reply, failure)   # here, where nothing holds what the model had
-        on_token(reply)
+    groups = {}   # speakers that share a loaded base write in turn; one base comes after the other
+    for s in self.speakers: groups.setdefault(fits_on(s), []).append(s)
+    for group in groups.values():
+        with self.stage.turns(): self._write_in_turn(group, turn, on_token)
     return turn
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0ask5
-@patch
-def _generate_replies(self:GenerationState, s:Speaker, turn:Turn, on_token:Callable)->None:
-    "One reply, and what it was worth"
-    reply = turn.replies[s.name]
-    prompt, = encode_prompts([self.talk_with(s.name, turn)], s.tokenizer)
-    with self.stage.on(s) as model:
-        speak(reply, model, s.tokenizer, prompt, on_token=lambda r: on_token(r) or self.enough, **turn.how)
-    if turn.row is None or reply.state == "stopped": return
-    reply.score = task_of(self.run.config).score(reply.text, turn.row)
+_TURN = 8   # tokens that a model writes before it is the next one's turn
 
 @patch
-def _failed(self:GenerationState, reply:Reply, e:Exception)->None:
-    "Say why; without memory, all models go"
-    said = str(e) if isinstance(e, SftError) else f"{type(e).__name__}: {e}"[:300]
+def _write_in_turn(self:GenerationState, group:list[Speaker], turn:Turn, on_token:Callable)->None:
+    "The replies of models that share a base, some tokens of each in turn: the same as one after the other"
+    tokens = _TURN if len(group) > 1 and all(map(self.stage.stays_loaded, group)) else None   # None: all of them
+    steps, memory_ran_out = {}, False
+    while group:
+        for s in group:
+            reply, failure = turn.replies[s.name], None
+            try: self._write_tokens(s, turn, steps, tokens, on_token)
+            except Exception as e: failure = e.with_traceback(None)   # whatever a model or a task raises
+            if failure is not None:   # here, where nothing holds what the model had
+                steps.pop(s.name, None)
+                reply.state, reply.error = "failed", _failure_in_words(reply, failure)
+            if failure is not None and is_out_of_memory(failure):
+                memory_ran_out = True
+                free_memory()
+            if reply.over: on_token(reply)
+        group = [s for s in group if not turn.replies[s.name].over]
+    if not memory_ran_out: return
+    steps.clear()
+    self.stage.clear()   # without memory, all models go
+
+@patch
+def _write_tokens(self:GenerationState, s:Speaker, turn:Turn, steps:dict, tokens:int|None, on_token:Callable)->None:
+    "Some tokens of a reply; of one that is over, what it was worth"
+    reply = turn.replies[s.name]
+    if self.enough: return end_reply(reply, "stopped", s.tokenizer)
+    if s.name not in steps: prompt, = encode_prompts([self.talk_with(s.name, turn)], s.tokenizer)
+    with self.stage.on(s) as model, torch.no_grad(), eval_mode(model):
+        if s.name not in steps:
+            turn.read[s.name] = s.tokenizer.decode(prompt)
+            steps[s.name] = write_reply(reply, model, s.tokenizer, prompt,
+                                        on_token=lambda r: on_token(r) or self.enough, **turn.how)
+        for _ in islice(steps[s.name], tokens): pass
+    if not reply.over or reply.state == "stopped" or turn.row is None: return
+    reply.score = task_of(self.run.config).score(reply.text, turn.row)
+
+def _failure_in_words(reply:Reply, e:Exception)->str:
+    "Why there is no answer"
     if is_out_of_memory(e):
         fix = "ask for fewer tokens, or fewer models"
-        said = str(SftError(reply.speaker, f"memory ran out after {reply.n_tokens} tokens", "", fix))
-        self.stage.clear()
-    reply.state, reply.error = "failed", said
+        return str(SftError(reply.speaker, f"memory ran out after {reply.n_tokens} tokens", "", fix))
+    return str(e) if isinstance(e, SftError) else f"{type(e).__name__}: {e}"[:300]
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0ask6
 @patch
@@ -324,11 +351,12 @@ def prompt_set_html(self:GenerationState)->str:
                         f"<pre dir='auto' style='{_SAYS}'>{escape_html(text)}</pre></div>"
                         for name, text in line["answers"].items())
         asked = f"<b style='white-space:pre-wrap'>{escape_html(line['prompt'])}</b>"
-        drawn.append(f"<div style='margin:8px 0'>{asked}<div style='display:flex;flex-wrap:wrap'>{cells}</div></div>")
+        answers = f"<div style='display:flex;flex-wrap:wrap;gap:8px'>{cells}</div>"
+        drawn.append(f"<div style='margin:8px 0'>{asked}{answers}</div>")
     return "".join(drawn)
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0htm2
-_CELL = ("flex:1 1 240px;min-width:0;box-sizing:border-box;text-align:left;padding:6px;"
+_CELL = ("flex:1 1 240px;min-width:0;box-sizing:border-box;text-align:left;padding:6px 8px;border-radius:4px;"
          "border:1px solid rgba(128,128,128,.4)")
 _SAYS = "white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0;text-align:left"
 
@@ -348,10 +376,25 @@ def _first_differences(replies:list[Reply])->list[int|None]:
     return [min((k for k in where if k is not None), default=None), *(first_difference(first, r) for r in others)]
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0htm4
+def _sampling_in_words(how:dict)->str:
+    "How long answers may be, and how their tokens are chosen; empty if that is not known"
+    if not how.get("max_new_tokens"): return ""
+    parts = [f"at most {pluralise(how['max_new_tokens'], 'token')}"]
+    if not how.get("temperature"): return f"{parts[0]}, the likeliest each time"
+    words = dict(temperature="temperature {:g}", top_p="top-p {:g}", seed="seed {}")
+    return ", ".join(parts + [says.format(how[k]) for k, says in words.items() if how.get(k) is not None])
+
+def _prompts_html(turn:Turn)->str:
+    "Each prompt as the models read it, folded; models that were given the same share it"
+    given = {}
+    for name, text in turn.read.items(): given.setdefault(text, []).append(name)
+    return "".join(details_html(f"the prompt as {' and '.join(names)} read it",
+                                f"<pre dir='auto' style='{_SAYS}'>{escape_html(text)}</pre>")
+                   for text, names in given.items())
+
 def _turn_header(turn:Turn, number:int)->str:
     "What stands above the answers"
-    hot = {k: v for k, v in turn.how.items() if turn.how.get("temperature") or k == "max_new_tokens"}
-    how = ", ".join(f"{k} {v:g}" for k, v in hot.items() if v is not None)
+    how = _sampling_in_words(turn.how)
     lines = (escape_html(f"{m['role']}: {m['content']}") for m in turn.before)
     told = "".join(f"<div style='opacity:.8'>{line}</div>" for line in lines)
     expected = ""
@@ -359,7 +402,7 @@ def _turn_header(turn:Turn, number:int)->str:
         says = escape_html(turn.expected).replace("\n", " | ")
         expected = f"<div style='opacity:.8'>expected ({escape_html(turn.where)}): {says}</div>"
     if how: told = f"<div style='opacity:.8'>turn {number} · {escape_html(how)}</div>{told}"
-    return f"{told}<b style='white-space:pre-wrap'>{escape_html(turn.prompt)}</b>{expected}"
+    return f"{told}<b style='white-space:pre-wrap'>{escape_html(turn.prompt)}</b>{expected}{_prompts_html(turn)}"
 
 def turn_html(
     turn:Turn,
@@ -368,7 +411,7 @@ def turn_html(
     "A prompt and its answers side by side, or below each other; everything that anybody wrote is escaped"
     replies = [*turn.replies.values()]
     cells = "".join(_reply_cell(r, at) for r, at in zip(replies, _first_differences(replies)))
-    answers = f"<div style='display:flex;flex-wrap:wrap;margin-top:4px'>{cells}</div>"
+    answers = f"<div style='display:flex;flex-wrap:wrap;gap:8px;margin-top:4px'>{cells}</div>"
     return f"<div class='sft-turn' style='margin:8px 0'>{_turn_header(turn, number)}{answers}</div>"
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0htm5

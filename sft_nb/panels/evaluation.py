@@ -15,14 +15,14 @@ from fastcore.basics import patch
 
 from ..escape import escape_html
 from ..files import write_atomically
-from ..report import command, ConfigError, shell_quote, SftError
+from ..report import command, ConfigError, pluralise, shell_quote, SftError
 from ..tasks.core import Score
 from ..runs.checkpoint import step_of
 from ..runs.directory import open_run, Run
 from ..evaluation.generations import Answer, Scores
 from ..evaluation.sweep import Sweep
 from .panel import (
-    Button, chart, Choice, Control, controls_row, error_html, html_block, Panel, Table, table_html, Text)
+    Button, chart, Choice, common_place, Control, controls_row, error_html, html_block, Panel, Table, table_html, Text)
 from .reply_stream import Reply
 from .conversation import Turn, turn_html
 from .generation import GenerationPanel
@@ -189,8 +189,10 @@ def scores_chart(self:EvalState, click=None)->dict:
     "Scores over steps as a block of a panel; `click` takes the step of a checkpoint"
     points, (value, low, high), names = self.intervals()
     marks = [dict(x=step, y=top, text=names[step]) for step, _, _, top in points if step in names]
+    marks.append(dict(x=step_of(Path(self.checkpoint)), text="in view", status="here"))
     base = dict(name="base", value=value, low=low, high=high)
-    return chart(self.sweep.by, {"checkpoint": points}, look="interval", lines=[base], marks=marks, click=click,
+    title = f"{self.sweep.by} on {pluralise(self.base.n, 'held-out row')}, with 95% intervals"
+    return chart(title, {"checkpoint": points}, look="interval", lines=[base], marks=marks, click=click,
                  percent=self.sweep.by == "accuracy", height=210)
 
 @patch
@@ -218,12 +220,15 @@ def _table(self:EvalState)->str:
 @patch
 def cells(self:EvalState, numbers:list[int])->list[list]:
     "Rows of a table: place, question, what became of it, the answer, and what base and checkpoint answered"
-    lines = []
+    if "place" not in self.kept: self.kept["place"] = len(common_place([a.where for a in self.base.answers]))
+    lines, start = [], self.kept["place"]
     for k in numbers:
         a, b = self.base.answers[k], self.tuned.answers[k]
-        begins = a.prompt.replace("\n", " ")[:80]
+        begins = " ".join(a.prompt.split())
+        if len(begins) > 120: begins = f"{begins[:119]}…"
         became = outcome(a, b, self.sweep.by)
-        lines.append([a.where, begins, became, a.expected[:40], (a.got or "")[:40], (b.got or "")[:40]])
+        got = ["none" if x.got is None else x.got[:40] for x in (a, b)]
+        lines.append([a.where[start:], begins, became, a.expected[:40], *got])
     return lines
 
 # %% ../../nbs/14_panels/12_evaluation.ipynb #evl0htm5
@@ -252,9 +257,16 @@ def list_title(self:EvalState, *, paged:bool=True)->str:
     return f"{self.checkpoint} and base, {self.filter}{class_}: {n:,} of {self.base.n:,} rows{page}"
 
 @patch
+def problem_html(self:EvalState)->str:
+    "Why there are no scores: none were made yet, which is no error, or they cannot be read"
+    if (self.run.path/"eval"/"sweep.json").exists(): return error_html(self.problem)
+    says = f"The checkpoints of {escape_html(self.run.name)} have not been scored yet. To score them:"
+    return f"<div role='status'>{says} <code>{escape_html(self.problem.fix)}</code></div>"
+
+@patch
 def html(self:EvalState)->str:
     "Chart, list, and the row in view; or why there is nothing"
-    if self.sweep is None: return error_html(self.problem)
+    if self.sweep is None: return self.problem_html()
     title = f"<div style='margin-top:6px'><b>{escape_html(self.list_title())}</b></div>"
     rows = self.pair_html() + self._table() if len(self.numbers()) else ""
     return f"{self._chart()}{self.summary_html()}{title}{rows}"
@@ -286,10 +298,10 @@ class EvalPanel(Panel):
         self.filter = Choice("rows", as_chips=True)
         self.text = Text("", placeholder="search, then Enter")
         self.export = Button("export these rows", title="their places, as JSON lines, into the run")
-        self.ask = Button("try it", title="ask base and checkpoint the question in view, below")
-        self.again = Button("reload", title="read the sweep again")
+        self.ask = Button("ask both now", title="base and checkpoint answer the question in view, below")
+        self.again = Button("read the sweep again", title="after another sweep of the run")
         self.sorts, self.step = Control(), Control()
-        head = [dict(name="row", width="17%", wide=True), dict(name="question"),
+        head = [dict(name="row", width="64px", wide=True), dict(name="question"),
                 dict(name="base → tuned", width="130px"), dict(name="expected", width="14%", wide=True),
                 dict(name="base", width="14%", wide=True), dict(name="tuned", width="84px")]
         self.table = Table(head, lambda a, b: state.cells(state.numbers()[a:b].tolist()), sorts=self.sorts,
@@ -305,7 +317,7 @@ class EvalPanel(Panel):
     def blocks(self)->list[dict]:
         "The chart, filters, the list, the row in view, and what is tried"
         state, said = self.state, html_block(self.said)
-        if state.sweep is None: return [said, controls_row(self.again), html_block(error_html(state.problem))]
+        if state.sweep is None: return [said, html_block(state.problem_html()), controls_row(self.again)]
         trial = self.trial.blocks() if self.trial is not None else []
         if trial and self.trial.error: trial.insert(0, html_block(self.trial.error))
         return [state.scores_chart(self.step), html_block(state.summary_html()),

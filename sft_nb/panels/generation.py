@@ -27,17 +27,21 @@ class Controls:
     "The controls of a `GenerationPanel`"
     def __init__(self, state:GenerationState):
         there = [*dict.fromkeys([*names_in(state.run), *state.names])]
-        self.row = Number("held-out row", value=0, title="its question is put into the prompt; 0: no row")
+        self.row = Number("held-out row", value=0, min=1, blank=0, placeholder="none",
+                          title="its question is put into the prompt")
         self.models = Choice("models", options=there, value=tuple(state.names), as_chips=True, several=True)
         self.ask = Button("Generate", primary=True, title="or Ctrl+Enter in the prompt")
         self.stop = Button("stop", disabled=True, title="after this token")
         self.new = Button("new conversation")
         self.prompt = Text("prompt", rows=3, sends=self.ask, placeholder="Ask something; Ctrl+Enter sends it")
-        self.system = Text("system", rows=2, placeholder="counts from the next conversation on")
-        self.tokens = Number("max tokens", value=state.run.config.max_new_tokens, min=1)
-        self.temperature = Number("temperature", value=0., min=0., max=2., step=.05)
-        self.top_p = Number("top-p", value=1., min=.05, max=1., step=.05)
-        self.seed = Number("seed", value=0)
+        self.system = Text("system prompt", rows=2, placeholder="counts from the next conversation on")
+        self.tokens = Number("tokens at most", value=state.run.config.max_new_tokens, min=1,
+                             title="an answer that is longer is cut off")
+        self.temperature = Number("temperature", value=0., min=0., max=2., step=.05,
+                                  title="0: the likeliest token each time; more: tokens are drawn")
+        self.top_p = Number("top-p", value=1., min=.05, max=1., step=.05,
+                            title="drawn from the likeliest tokens that have this share together")
+        self.seed = Number("seed", value=0, title="of what is drawn: the same seed, the same answer")
         self.keep = Button("keep this prompt", title="in the run's prompt set; once more takes it out")
         self.ask_set = Button("ask every checkpoint", title="all kept prompts, and export the answers")
         self.thumbs = []   # two buttons for each model that has answered
@@ -77,8 +81,8 @@ class GenerationPanel(Panel):
     def blocks(self)->list[dict]:
         "The controls, what the kept prompts were answered, and the conversation"
         answers = self.said + self.state.prompt_set_html()
-        return [*self.controls.rows(), *([html_block(answers, boxed=True)] if answers else []),
-                html_block(self.state.html(), boxed=True)]
+        kept = [html_block(answers, boxed=True, title="answers to kept prompts")] if answers else []
+        return [*self.controls.rows(), *kept, html_block(self.state.html(), boxed=True, title="conversation")]
 
     def to_html(self)->str: return f"{self.said}{self.state.prompt_set_html()}{super().to_html()}"
 
@@ -241,11 +245,12 @@ def _ipython_display_(self:GenerationPanel)->None:
 # %% ../../nbs/14_panels/10_generation.ipynb #vew0pan8
 @patch
 def _offer_thumbs(self:GenerationPanel)->None:
-    "Two thumbs for each speaker of the newest turn"
+    "Two thumbs for each speaker that has answered the newest turn"
     buttons, file = [], self.state.run.path/"preferences.jsonl"
-    for name in self.state.turns[-1].replies if self.state.turns else ():
+    replies = self.state.turns[-1].replies if self.state.turns else {}
+    for name in [name for name, reply in replies.items() if reply.text]:
         for rating in ("good", "bad"):
-            tells, says = f"kept in {file}; once more takes it back", f"{rating}: {name}"
+            tells, says = f"kept in {file}; once more takes it back", f"rate {name} {rating}"
             button = Button(says, title=tells)
             button.on_click(lambda _, name=name, rating=rating: self._try(lambda: self.state.rate(name, rating)))
             buttons.append(button)

@@ -17,13 +17,13 @@ from fastcore.basics import patch
 
 from ..escape import escape_html
 from ..files import write_atomically
-from ..report import ConfigError
+from ..report import ConfigError, pluralise
 from ..tokens.dataset import Split
 from ..tokens.display import visible_html, spans_html, Token, tokens_of
 from ..model.generate import eval_mode
 from ..runs.directory import open_run, Run
 from ..evaluation.sweep import CheckpointSwapper
-from .panel import Button, Choice, Control, controls_row, html_block, Panel, Table, table_html
+from .panel import Button, Choice, columns, Control, controls_row, html_block, Panel, Table, table_html
 from .batches import bench_of
 
 # %% ../../nbs/14_panels/03_losses.ipynb #los0tok1
@@ -203,12 +203,15 @@ def _line_of(tokens:list[str])->str:
 @patch
 def cells(self:LossState, rows:list[RowCost])->list[list]:
     "Rows of a table: nats per supervised token, and the doubt"
-    return [[f"row {r.row}", *(f"{x:.3f}" for x in (r.base, r.tuned, r.gain, r.doubt))] for r in rows]
+    return [[r.row, *(f"{x:.3f}" for x in (r.base, r.tuned, r.gain, r.doubt))] for r in rows]
 
 @patch
 def summary(self:LossState)->str:
     "Which rows are ranked, and by what"
-    return f"{self.checkpoint}: {self.n:,} {self.split} rows, nats per supervised token, by {self.rank}"
+    by = {"wrong labels?": "doubt: rows whose labels may be wrong come first", "loss": "the loss after training",
+          "gain": "how far training has lowered the loss"}
+    rows = pluralise(self.n, f"{self.split} row")
+    return f"{self.checkpoint}: {rows}, loss in nats per supervised token, sorted by {by[self.rank]}"
 
 @patch
 def row_html(self:LossState)->str:
@@ -216,14 +219,17 @@ def row_html(self:LossState)->str:
     chosen = self.ranked()[self.chosen]
     where = self.side.row(chosen.example)[0]
     title = f"<div style='margin-top:6px'><b>{escape_html(where)}</b>, the loss of each token: {self.shows}</div>"
-    return title + self._tokens(chosen)
+    says = "the redder, the higher the loss"
+    if self.shows == "gain": says = "green: the loss has fallen; red: it has risen"
+    legend = f"<div style='font-size:85%;opacity:.85'>{says}; a token tells both losses under the mouse</div>"
+    return title + self._tokens(chosen) + legend
 
 @patch
 def html(self:LossState)->str:
     "The ranking around the chosen row, and its tokens"
     ranked = self.ranked()
     first = max(0, min(self.chosen - 4, len(ranked) - 10))
-    head = ["", "base", "tuned", "gain", "doubt"]
+    head = ["row", "base", "tuned", "gain", "doubt"]
     table = table_html(self.cells(ranked[first:first + 10]), head=head, marked=self.chosen - first)
     return f"<div>{escape_html(self.summary())}</div>{table}{self.row_html()}"
 
@@ -247,7 +253,7 @@ class LossPanel(Panel):
     ):
         super().__init__(LossState(run, **how))
         state = self.state
-        self.rank = Choice("first", options=[*RANKS], value=state.rank, as_chips=True)
+        self.rank = Choice("sort by", options=[*RANKS], value=state.rank, as_chips=True)
         self.shows = Choice("loss of each token", options=["tuned", "base", "gain"], value=state.shows, as_chips=True)
         self.checkpoint = Choice("checkpoint", options=state.names, value=state.checkpoint)
         self.export = Button("export the ranking", title="as JSON lines, into the run")
@@ -266,9 +272,9 @@ class LossPanel(Panel):
         state = self.state
         self.table.fill(state.n, f"{state.checkpoint} {state.rank}", state.chosen)
         self.sorts.set_trait("value", [next(k for k, rank in _SORTED_BY.items() if rank == state.rank), True])
+        row_in_view = [controls_row(self.shows), html_block(state.row_html(), boxed=True, title="row in view")]
         return [controls_row(self.checkpoint, self.rank, self.export), html_block(self.said),
-                html_block(f"<div>{escape_html(state.summary())}</div>"), self.table, controls_row(self.shows),
-                html_block(state.row_html(), boxed=True)]
+                html_block(f"<div>{escape_html(state.summary())}</div>"), columns([self.table], row_in_view)]
 
 # %% ../../nbs/14_panels/03_losses.ipynb #cbe77953
 @patch
@@ -284,6 +290,11 @@ def _bind(self:LossPanel)->None:
 def show(self:LossPanel, **where)->None:
     "Move the state and draw it, or say what went wrong"
     self.said = self.error = ""
+    if (name := where.get("checkpoint", "base")) not in self.state.costs | dict(base=None):
+        rows = pluralise(self.state.n, f"{self.state.split} row")
+        self.said = f"<div role='status'>Measuring {rows} with {escape_html(name)} …</div>"
+        self.draw(save=False)   # it may take a while
+        self.said = ""
     try: self.state.move(**where)
     except Exception as e: return self.fail(e)   # a checkpoint may be gone
     self.draw()

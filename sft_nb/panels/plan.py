@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from fastcore.basics import patch
 
+from ..display import badge_html
 from ..escape import escape_html
 from ..report import SftError
 from ..config import Config
@@ -17,7 +18,7 @@ from ..tokens.dataset import Data
 from ..tokens.prepare import prepare
 from ..model.hardware import Device, DEVICES, find_device
 from ..planning.plan import findings, plan, Plan
-from .panel import Choice, Control, controls_row, error_html, Number, Panel, table_html
+from .panel import bar_row_html, Choice, Control, controls_row, error_html, Number, Panel, table_html
 
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00006
 CHANGEABLE = ("method", "gradient_checkpointing", "lora_r", "max_length", "per_device_train_batch_size",
@@ -112,29 +113,20 @@ def _format_bytes(n:float)->str:
     "Bytes as people say them"
     return f"{n / 2**30:.2f} GiB" if n >= 2**30 / 10 else f"{n / 2**20:.1f} MiB"
 
-def _part_row(name:str, n:float, most:float, colour:str)->str:
-    "A part: its name, its size, its bar"
-    bar = f"<div style='background:{colour};height:9px;width:{100 * n / most:.1f}%;min-width:1px'></div>"
-    cell = "padding:1px 10px 1px 0;text-align:left;white-space:nowrap"
-    return (f"<tr><td style='{cell}'>{escape_html(name)}</td>"
-            f"<td style='{cell};text-align:right'>{_format_bytes(n)}</td>"
-            f"<td style='width:100%;text-align:left'>{bar}</td></tr>")
 
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00016
 @patch
 def _bars(self:PlanState)->str:
-    "All parts on one scale, their sum, an evaluation, and the card"
-    made, room = self.plan, self.plan.device.gib * 2**30
-    most = max(made.total, min(room, 4 * made.total))
+    "All parts on one scale, their sum, and an evaluation"
+    made, most = self.plan, max(self.plan.total, 1)
     tones = dict(zip(_NAMES, _TONES))
-    rows = [_part_row(_NAMES[part], n, most, tones[part]) for part, n in made.shown_parts.items()]
-    rows.append(_part_row("together", made.training, most, "#2f6f9f"))
-    if made.evaluation: rows.append(_part_row("an evaluation", made.evaluation, most, "#2f6f9f"))
-    there = _part_row(f"there: {made.device.name}", min(room, most), most, "#8c959f")
-    rows.append(there.replace(_format_bytes(most), _format_bytes(room)))
+    sizes = [(_NAMES[part], n, tones[part]) for part, n in made.shown_parts.items()]
+    sizes.append(("together", made.training, "#7d8590"))
+    if made.evaluation: sizes.append(("an evaluation", made.evaluation, "#7d8590"))
+    rows = [bar_row_html(name, _format_bytes(n), n / most, tone) for name, n, tone in sizes]
     return f"<table style='font-size:13px;width:100%;max-width:640px'>{''.join(rows)}</table>"
 
-_TONES = ("#0060a8", "#56b4e9", "#00795a", "#e69f00", "#a3447d", "#8a6300", "#8c959f")
+_TONES = ("#2b7fc4", "#56b4e9", "#00795a", "#e69f00", "#a3447d", "#8a6300", "#8c959f")
 
 @patch
 def _stacked_bar(self:PlanState)->str:
@@ -148,16 +140,18 @@ def _stacked_bar(self:PlanState)->str:
     line = f"position:absolute;left:{100 * room / scale:.2f}%;top:-3px;height:24px;border-left:2px solid"
     box = "position:relative;font-size:0;line-height:0;margin:4px 0 8px;background:rgba(128,128,128,.2)"
     says = f"{_format_bytes(used)} of {_format_bytes(room)} on {made.device.name}"
-    return (f"<div style='font-weight:600'>{escape_html(says)}</div>"
-            f"<div role='img' aria-label='{escape_html(says)}' "
+    return (f"<div role='img' aria-label='{escape_html(says)}' title='{escape_html(says)}' "
             f"style='{box}'>{pieces}<span style='{line}'></span></div>")
 
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00017
 @patch
 def html(self:PlanState)->str:
     "Does it fit, the parts, the cards, and the lines to copy"
-    says = error_html(self.error) if self.error is not None else ""
-    verdict = "".join(f"<div><b>{escape_html(f)}</b></div>" for f in self.plan.findings)
+    says = error_html(self.error, "these settings cannot be planned") if self.error is not None else ""
+    verdict = ""
+    for f in self.plan.findings:
+        fix = f"<div><b>Fix</b> <code>{escape_html(f.fix)}</code></div>" if f.fix else ""
+        verdict += f"<div>{badge_html(f.status, f.check)} <b>{escape_html(f.sentence)}</b>{fix}</div>"
     speed = f"<div>about {self.plan.tokens_per_second:,.0f} tokens a second, a rough estimate</div>"
     if self.plan.host: speed += f"<div>{_format_bytes(self.plan.host)} wait in host memory</div>"
     fitting = [name for name, _, fits in self.cards() if fits]
@@ -168,7 +162,7 @@ def html(self:PlanState)->str:
     return (f"{says}{verdict}{self._stacked_bar()}{self._bars()}{speed}<div>{escape_html(smallest)}</div>"
             f"<details><summary>all cards</summary>{escape_html(cards)}</details>"
             f"<details><summary>settings, and why</summary>{table_html(decided)}</details>"
-            f"<div>lines for the config:</div><pre>{escape_html(copied)}</pre>")
+            f"<div>lines for the config:</div><pre style='margin:4px 0'>{escape_html(copied)}</pre>")
 
 @patch
 def to_dict(self:PlanState)->dict:
@@ -177,13 +171,13 @@ def to_dict(self:PlanState)->dict:
     return dict(plan=self.plan.to_dict(), lines=self.lines(), cards=self.cards(), error=error)
 
 # %% ../../nbs/14_panels/06_plan.ipynb #f9d6ca3d
-_WORDS = {True: "on", False: "off", None: "none: rows are counted"}
+_WORDS = {True: "on", False: "off", None: "none: rows are counted", "lora": "LoRA", "qlora": "QLoRA"}
 
-def _choice_control(label:str, value, options:list)->Choice:
+def _choice_control(label:str, value, options:list, **how)->Choice:
     "A setting with a few values"
     values = [value, *(o for o in options if o is not value and o != value)]
     names = [(_WORDS.get(v, f"{v:,}" if isinstance(v, int) else v), v) for v in values]
-    return Choice(label, options=names, value=value)
+    return Choice(label, options=names, value=value, **how)
 
 class PlanPanel(Panel):
     "Memory by part, answering to the settings that decide it"
@@ -202,16 +196,19 @@ class PlanPanel(Panel):
 def _setting_controls(cfg:Config)->dict[str,Control]:
     "A control for each setting that may be moved"
     return dict(
-        method=_choice_control("method", cfg.method, ["auto", "lora", "qlora", "full"]),
-        gradient_checkpointing=_choice_control("checkpointing", cfg.gradient_checkpointing, ["auto", True, False]),
-        lora_r=Number("lora_r", value=cfg.lora_r or 0, max=1024),
-        max_length=Number("max_length", value=cfg.max_length, max=2**20),
-        per_device_train_batch_size=Number("rows in a batch", value=cfg.per_device_train_batch_size, max=4096),
-        max_tokens_per_batch=_choice_control("tokens in a batch", cfg.max_tokens_per_batch, _BUDGETS))
+        method=_choice_control("method", cfg.method, ["auto", "lora", "qlora", "full"], title="method"),
+        gradient_checkpointing=_choice_control("gradient checkpointing", cfg.gradient_checkpointing,
+                                               ["auto", True, False], title="gradient_checkpointing"),
+        lora_r=Number("LoRA rank", value=cfg.lora_r or 0, max=1024, title="lora_r"),
+        max_length=Number("longest row, tokens", value=cfg.max_length, max=2**20, title="max_length"),
+        per_device_train_batch_size=Number("rows in a batch", value=cfg.per_device_train_batch_size, max=4096,
+                                           title="per_device_train_batch_size"),
+        max_tokens_per_batch=_choice_control("tokens in a batch", cfg.max_tokens_per_batch, _BUDGETS,
+                                             title="max_tokens_per_batch"))
 
 def _card_controls(here:Device)->dict[str,Control]:
     "A control for the card, and one for its memory"
-    gib = Number("its GiB", value=round(here.gib, 1), min=.1, max=10_000, step=.1)
+    gib = Number("its memory, GiB", value=round(here.gib, 1), min=.1, max=10_000, step=.1)
     return dict(device=_choice_control("card", here.name, [*DEVICES]), gib=gib)
 
 _BUDGETS = [None, "auto", *(2**k for k in range(10, 18))]   # None: rows; tokens: 1,024 to 131,072

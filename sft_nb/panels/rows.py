@@ -19,7 +19,8 @@ from ..tokens.conversations import conversation
 from ..tokens.dataset import Data, Split
 from ..tokens.display import spans, spans_html, spans_text, tokens_of
 from .panel import (
-    Button, chart, Choice, columns, Control, controls_row, html_block, Panel, Range, Table, table_html, Text)
+    Button, chart, Choice, columns, Control, controls_row, html_block, common_place,
+    Panel, Range, Table, table_html, Text)
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0ent1
 class Entry(NamedTuple):
@@ -242,20 +243,32 @@ def _histogram_bars(edges:list[int], counts:list[int], within:tuple[int,int]|Non
 @patch
 def cells(self:DataState, entries:list[Entry])->list[list]:
     "Rows of a table: the row, its tokens, the share of them that is supervised, and why it is there or how it begins"
-    return [[e.row or e.place, e.tokens or None, f"{e.supervised / e.tokens:.0%}" if e.supervised else None,
+    n = len(common_place([e.place for e in self.entries(self.facet) if e.place]))
+    return [[e.row or e.place[n:], e.tokens or None, f"{e.supervised / e.tokens:.0%}" if e.supervised else None,
              e.says or self._begins(e)] for e in entries]
+
+@patch
+def _last_column(self:DataState)->str:
+    "What it tells of the rows of this list"
+    return "why" if self.facet in ("left out", "cut") else "begins with"
 
 @patch
 def _table(self:DataState)->str:
     "The page as a table"
-    return table_html(self.cells(self.on_page()), head=["row", "tokens", "supervised", ""], marked=self.chosen)
+    head = ["row", "tokens", "supervised", self._last_column()]
+    return table_html(self.cells(self.on_page()), head=head, marked=self.chosen)
 
 # %% ../../nbs/14_panels/02_rows.ipynb #ec40fab4
 @patch
 def _begins(self:DataState, e:Entry)->str:
-    "How an example begins"
+    "How what the user says begins; of a row that is no conversation, how its text does"
+    place, row = self.side.row(e.example)
+    try: talk = conversation(self.data.task, row, place, self.data.cfg)
+    except Exception: talk = []   # of a task of yours, too
+    said = [m["content"] for m in talk if m.get("role") == "user" and isinstance(m.get("content"), str)]
     ids = self.side.tokens[e.example]["input_ids"][:40]
-    return self.data.tokenizer.decode(ids).replace("\n", " ")[:100]
+    begins = said[0] if said else self.data.tokenizer.decode(ids, skip_special_tokens=True)
+    return " ".join(begins[:200].split())[:100]
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0htm4
 @patch
@@ -291,7 +304,7 @@ def to_dict(self:DataState)->dict:
 
 # %% ../../nbs/14_panels/02_rows.ipynb #fdb8a190
 _HEAD = [dict(name="row", width="64px"), dict(name="tokens", number=True, width="80px"),
-         dict(name="supervised", number=True, width="100px"), dict(name="begins, or why")]
+         dict(name="supervised", number=True, width="100px")]
 
 class DataPanel(Panel):
     "The rows of the data by what became of them, and one of them in view"
@@ -303,7 +316,7 @@ class DataPanel(Panel):
         self.split = Choice("", title="training or held-out rows", options=state.splits, value="train", as_chips=True)
         self.facet = Choice("rows", options=self._facets(), value="kept", as_chips=True)
         self.text = Text("", placeholder="search, then Enter")
-        self.range = Range("tokens", title="drag over the bars to set it, double-click for all")
+        self.range = Range("length in tokens", title="drag over the bars to set it, double-click for all")
         self.face = Choice("show as", options=[*FACES], value=state.face, as_chips=True)
         self.mark = Button("mark")
         self.sorts = Control()
@@ -329,15 +342,29 @@ def blocks(self:DataPanel)->list[dict]:
     low, high = state.within or (0, 2**62)
     ends = [dict(x=x, text=f"{x:,} tokens", status="here") for x in (low, high) if state.within]
     lengths = chart("rows by length, in tokens", dict(rows=bars), look="bars", height=100, x="tokens", drag=self.range,
-                    marks=ends)
+                    marks=ends, hint="drag over the bars to choose lengths; double-click: all")
+    self.table.head = [*_HEAD, dict(name=state._last_column())]
     version = f"{state.split} {state.facet} {state.within} {state.order} {self.text.value}"
     self.table.fill(len(listed), version, state.at + state.chosen if listed else None)
     self.mark.label = f"mark ({len(state.marked)} marked)" if state.marked else "mark"
     self.mark.disabled = not listed
-    says = f"<div>{escape_html(state.facet)}: {pluralise(len(listed), 'row')}</div>"
-    row_in_view = [controls_row(self.face, self.mark), html_block(state.face_html(), boxed=True)]
-    return [controls_row(self.split, self.facet), lengths, controls_row(self.range, self.text), html_block(says),
-            columns([self.table], row_in_view)]
+    says = html_block(f"<div>{escape_html(self._list_in_words(len(listed)))}</div>")
+    controls = [controls_row(self.split, self.facet), lengths, controls_row(self.range, self.text), says]
+    if not listed: return controls
+    row_in_view = [controls_row(self.face, self.mark), html_block(state.face_html(), boxed=True, title="row in view")]
+    return [*controls, columns([self.table], row_in_view)]
+
+@patch
+def _list_in_words(self:DataPanel, n:int)->str:
+    "How many rows are listed, of how many, and what they have in common"
+    state, total = self.state, len(self.state.entries(self.state.facet))
+    asked = [f"“{self.text.value}” in them"] if state.found is not None else []
+    if state.within: asked.append(f"{state.within[0]:,} to {state.within[1]:,} tokens")
+    if not asked: return f"{state.facet}: {pluralise(total, 'row') if total else 'no rows'}"
+    which = f"with {' and '.join(asked)}"
+    if n: return f"{state.facet}: {n:,} of {pluralise(total, 'row')}, {which}"
+    clear = "clear the search" if state.found is not None else "choose a wider range of lengths"
+    return f"{state.facet}: none of {pluralise(total, 'row')} {which}; {clear} to see the others"
 
 @patch
 def _bind(self:DataPanel)->None:

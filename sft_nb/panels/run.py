@@ -29,7 +29,8 @@ class RunPanel(Panel):
         self.stop = Button("stop after this step", title="with a checkpoint, from which it can be resumed")
         self.resume = Button("resume")
         self.checkpoint = Button("checkpoint after this step", title="the training goes on")
-        self.step = Number("batch of step", value=0, title="the rows of this optimiser step; 0: none")
+        self.step = Number("batch of step", value=0, blank=0, placeholder="none",
+                           title="the rows of this optimiser step")
         self.scale = Choice("scale", options=["linear", "log"], value="linear", as_chips=True)
         averages = [("none", 0.), *((f"EMA {weight}", weight) for weight in (.6, .9, .98))]
         self.smooth = Choice("smoothing", options=averages, value=0.)
@@ -56,9 +57,10 @@ def blocks(self:RunPanel)->list[dict]:
     charts = state.charts(log=self.scale.value == "log", smooth=self.smooth.value, click=self.step)
     drawn = [columns(*([chart] for chart in charts))] if charts else []
     rises = [controls_row(*self.rises)] if self.rises else []
+    if not charts: drawn = [html_block("<div>No step has been logged yet; the curves begin with the first one.</div>")]
     return [html_block(state.head_html()), controls_row(self.stop, self.resume, self.checkpoint),
             *([controls_row(self.scale, self.smooth, self.step)] if charts else []), *drawn, *rises,
-            html_block(state.notes_html()), html_block(state.batch_html(), boxed=True)]
+            html_block(state.notes_html()), html_block(state.batch_html(), boxed=True, title="batch")]
 
 @patch
 def to_html(self:RunPanel)->str:
@@ -84,7 +86,7 @@ def _enable(self:RunPanel)->None:
 @patch
 def _rise(self:RunPanel, step:int, rise:float)->Button:
     "A press shows the batch of that step"
-    button = Button(f"loss +{rise:.3g} at step {step:,}", title="the rows of this step")
+    button = Button(f"show step {step:,}: loss +{rise:.2g}", title="the rows of this step, where the loss rose most")
     button.step = step
     button.on_click(lambda _: setattr(self.step, "value", step))
     return button

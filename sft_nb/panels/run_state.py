@@ -6,6 +6,7 @@
 __all__ = ['CURVES', 'RunState']
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0imp1
+import re
 from pathlib import Path
 
 from fastcore.basics import patch
@@ -18,7 +19,7 @@ from ..report import command, ConfigError, Finding, Report, SftError
 from ..runs.status import ACTIVE, CHECKPOINT_ASKED
 from ..runs.metrics import curve_svg, read_lines, Tail
 from ..runs.directory import Run
-from .panel import chart, table_html
+from .panel import bar_row_html, chart, table_html
 from .batches import BatchState
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #lv4each01
@@ -189,17 +190,19 @@ def memory(self:RunState)->dict[str,float]:
 def _memory_html(gib:dict[str,float])->str:
     "A bar for each, on one scale"
     if "taken" not in gib: return ""
-    most = max(gib["taken"], gib.get("planned", 0)) * 1.05 or 1
-    colours = dict(taken="#0060a8", planned="#a3447d")
-    lines = [f"<div style='width:{100 * gib[k] / most:.1f}%;background:{c};height:7px;margin:1px 0'></div>"
-             for k, c in colours.items() if k in gib]
-    words = [f"{gib['taken']:.2f} GiB at most so far"]
-    if "planned" in gib: words.append(f"{gib['planned']:.2f} planned (lower bar), {gib['there']:.1f} there")
-    return (f"<div style='font-size:12px;max-width:420px;margin:4px 0'>memory: {escape_html(', '.join(words))}"
-            f"{''.join(lines)}</div>")
+    most = max(gib["taken"], gib.get("planned", 0)) or 1
+    bars = bar_row_html("memory, most so far", f"{gib['taken']:.2f} GiB", gib["taken"] / most)
+    if "planned" in gib:
+        bars += bar_row_html("as planned", f"{gib['planned']:.2f} GiB", gib["planned"] / most, "#a3447d")
+    there = f"<div style='font-size:12px'>the device has {gib['there']:.1f} GiB</div>" if "there" in gib else ""
+    return f"<table style='font-size:12px;width:100%;max-width:480px;margin:4px 0'>{bars}</table>{there}"
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sam2
 _SHOWN = 4   # answers to a prompt
+# What chat templates write around messages, with the name of the role; the file keeps it
+_TEMPLATE_MARKS = re.compile(
+    r"\s*(?:<[|｜][^<>|｜]{1,40}[|｜]>|<(?:start|end)_of_turn>|</?(?:s|bos|eos)>|\[/?INST\])"
+    r"(?:(?:system|user|assistant|model)(?=\s|<|$))?\s*")
 
 def _sample_lines(lines:list, n:int)->list:
     "The first, the last, and others between, evenly"
@@ -208,21 +211,26 @@ def _sample_lines(lines:list, n:int)->list:
 
 @patch
 def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
-    "For each of `n` prompts: its end, and (step, answer)"
+    "For each of `n` prompts: its end, without the marks of the template, and (step, answer)"
     found = {}
     for line in self.samples:
         for said in line["answers"][:n]:
             ends = "" if said.get("ended") else " … (not ended)"
-            found.setdefault(str(said.get("asked", "")), []).append((line["step"], f"{said.get('text', '')}{ends}"))
+            asked = _TEMPLATE_MARKS.sub("\n", str(said.get("asked", ""))).strip()
+            found.setdefault(asked, []).append((line["step"], f"{said.get('text', '')}{ends}"))
     return [(asked[-200:], _sample_lines(answers, _SHOWN)) for asked, answers in found.items()][:n]
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sam3
+def _without_blank_lines(said:list[tuple[int,str]])->list[tuple[int,str]]:
+    "Answers in which a count stands for three and more line breaks: a model that is stuck writes hundreds of them"
+    return [(step, re.sub(r"\n{3,}", lambda found: f" ⏎ × {len(found[0])} ", text)) for step, text in said]
+
 @patch
 def _answers_html(self:RunState)->str:
     "A small table for each prompt"
     if not self.samples: return ""
-    tables = (f"<div style='margin-top:4px'><b>{escape_html(asked)}</b></div>{table_html(said)}"
-              for asked, said in self.answers())
+    tables = (f"<div style='margin-top:6px;white-space:pre-wrap'><b>{escape_html(asked)}</b></div>"
+              f"{table_html(_without_blank_lines(said), head=['step', 'answer'])}" for asked, said in self.answers())
     return f"<details open><summary>answers as it learns</summary>{''.join(tables)}</details>"
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #8ec8332c
@@ -262,9 +270,12 @@ def numbers(self:RunState)->dict[str,str]:
 @patch
 def head_html(self:RunState)->str:
     "Its name and state, what it does, its numbers, and what was asked of it"
-    fix = f"<div><code>{escape_html(self.status.fix)}</code></div>" if self.status.fix else ""
+    fix = f"<div><b>Fix</b> <code>{escape_html(self.status.fix)}</code></div>" if self.status.fix else ""
     wish = "<div>a checkpoint is asked for, after this step</div>" if self.asked and self.active else ""
     bar = progress_html(self.now()) if self.active else escape_html(self.phase())
+    if self.state in ("failed", "killed"):
+        bar = f"<div role='alert' style='border-left:4px solid {_COLOURS['fail']};padding:2px 10px'>{bar}{fix}</div>"
+        fix = ""
     look = f"background:{_CHIPS.get(self.state, '#57606a')};color:#fff;border-radius:10px;padding:1px 10px"
     chip = f"<span style='{look}'>{escape_html(self.state)}</span>"
     value = "<div><b style='font-size:21px;line-height:1.2'>{}</b><br><span style='font-size:12px'>{}</span></div>"

@@ -237,7 +237,7 @@ def findings(
     if plan.fits: return [ok(f"{format_bytes(plan.total)} of {free:.1f} GiB, {100 * gib / free:.0f}%", check="memory")]
     if plan.device.holds(plan.total):   # the card has room, and the host has not
         text = (f"{format_bytes(plan.host)} wait in host memory, which has {plan.device.host:.1f} GiB, "
-                "of which 60% can be planned with")
+                "of which a plan may use 60%")
         return [fail(text, edit(activation_offloading=False) | edit(keep_attention=False), check="memory_host")]
     if training <= .95 * free:
         fix = edit(per_device_eval_batch_size=max(1, cfg.per_device_eval_batch_size // 2))
@@ -253,7 +253,7 @@ def findings(
     elif now["max_tokens_per_batch"] or cfg.per_device_train_batch_size == 1:
         fix = edit(max_length=cfg.max_length // 2)
     else: fix = edit(per_device_train_batch_size=1)
-    return [fail(f"training takes {training:.1f} GiB, {card}, of which 95% can be planned with", fix, check="memory")]
+    return [fail(f"training takes {training:.1f} GiB, {card}, of which a plan may use 95%", fix, check="memory")]
 
 # %% ../../nbs/07_planning/04_plan.ipynb #9b816ddb
 def _describe_model(cfg:Config, model)->str:

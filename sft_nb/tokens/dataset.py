@@ -395,7 +395,7 @@ def _side_figures(s:Split, name:str)->dict:
     "The figures of one side"
     lengths, total, supervised = s.lengths, int(s.lengths.sum()), int(s.stats["supervised"].sum())
     p50, p95 = np.percentile(lengths, [50, 95])
-    counts, edges = np.histogram(lengths, bins=24, range=(0, int(lengths.max())))
+    counts, edges = np.histogram(lengths, bins=16, range=(0, int(lengths.max())))
     figures = {"rows read": s.n_read, "rows kept": s.n_kept, "rows dropped": s.counts.dropped,
                "rows cut": s.counts.shortened}
     if len(lengths) != s.n_kept: figures["examples"] = len(lengths)

@@ -268,8 +268,8 @@ def test_panels_of_results_are_used_and_can_be_read_in_light_and_dark(lab, tmp_p
         losses.get_by_role("button", name="gain", exact=True).last.click()
         expect(losses.get_by_text("the loss of each token: gain")).to_be_visible()
         losses.get_by_title("sort by tuned").click()
-        expect(losses.get_by_text("by loss")).to_be_visible()
-        plan.get_by_label("max_length", exact=True).fill("384")
+        expect(losses.get_by_text("sorted by the loss after training")).to_be_visible()
+        plan.get_by_label("longest row, tokens").fill("384")
         page.keyboard.press("Enter")
         expect(plan.get_by_text("max_length = 384")).to_be_visible()
         blank = "all => all.filter(e => !e.selectedOptions[0]?.label).length"

@@ -1,8 +1,10 @@
 """A stored sweep is read, filtered and paged; no model is loaded."""
 import json
 import time
+from dataclasses import replace
 
 import pytest
+from conftest import ROOT
 
 from sft_nb.config import load_config
 from sft_nb.panels.evaluation import EvalPanel, EvalState, FILTERS
@@ -124,3 +126,22 @@ def test_the_list_is_clicked(run):
     assert panel.table.value == 0 and panel.table.total == 1
     panel.export.click()
     assert "1 ids are in" in panel.to_html() and "model" not in vars(panel)
+
+
+def test_no_scores_yet_is_no_error_and_the_table_is_short(run):
+    html = EvalState(run).html()
+    assert "role='alert'" not in html and "have not been scored yet" in html and "ConfigError" not in html
+    state = swept(run, scores("base", "0011"), checkpoint_1=scores("checkpoint-1", "0101"))
+    state.base.answers[0] = replace(state.base.answers[0], got=None)
+    assert [cells[0] for cells in state.cells([0, 3])] == ["1", "4"] and state.cells([0])[0][4] == "none"
+    state.base.answers[3] = replace(state.base.answers[3], prompt="word\n" * 40)
+    assert state.cells([3])[0][1] == f"{('word ' * 40)[:119]}…"   # what is cut says so
+    block = state.scores_chart()
+    assert block["title"] == "accuracy on 4 held-out rows, with 95% intervals"
+    assert [m["x"] for m in block["marks"] if m.get("status") == "here"] == [1]   # the checkpoint in view
+
+
+def test_no_picture_of_a_chapter_says_that_it_is_outdated():
+    for file in (ROOT/"nbs"/"14_panels").glob("*.ipynb"):
+        for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+            assert "outdated:" not in json.dumps(cell.get("outputs", [])), file.name

@@ -11,7 +11,7 @@ from sft_nb.config import load_config
 from sft_nb.model.generate import Generation, generate
 from sft_nb.panels.conversation import GenerationState, Turn, question_of, turn_html, under
 from sft_nb.panels.generation import GenerationPanel
-from sft_nb.panels.reply_stream import Reply, first_difference, pieces_html, speak
+from sft_nb.panels.reply_stream import Reply, first_difference, pieces_html, speak, write_reply
 from sft_nb.panels.chat_models import names_in
 from sft_nb.report import ConfigError
 from sft_nb.runs.directory import Run
@@ -49,6 +49,45 @@ def test_a_streamed_answer_is_the_one_of_generate(tokenizer):
         assert Generation(found.text, found.n_tokens, found.state == "ended") == whole
         assert "".join(found.pieces) == tokenizer.decode(found.ids)
         assert all(0 < share <= 1 for share in found.shares) and len(found.shares) == len(found.ids)
+
+
+@pytest.mark.parametrize("how", [dict(), dict(temperature=1.5, top_p=.9, seed=3)], ids=["greedy", "drawn"])
+def test_models_write_in_turn_and_say_what_each_says_alone(trained, monkeypatch, how):
+    import peft
+    read, order, load = [], [], peft.load_peft_weights
+    monkeypatch.setattr(peft, "load_peft_weights", lambda folder, **k: read.append(folder) or load(folder, **k))
+    state = GenerationState(trained, ("base", *names_in(trained)[1:]))
+    turn = state.ask("Write the numbers from 1 to 30.", max_new_tokens=30,
+                     on_token=lambda reply: order.append(reply.speaker), **how)
+    assert len(read) == len({*read}) == len(state.names) - 1   # each adapter once, however often its turn comes
+    longest = [name for name in state.names if len(turn.replies[name].ids) > 8]
+    assert len(longest) > 1
+    first, second = (order.index(name) for name in longest[:2])
+    assert first < second < len(order) - 1 - order[::-1].index(longest[0])   # the second begins before the first ends
+    for s in state.speakers:
+        prompt, = encode_prompts([state.talk_with(s.name, turn)], s.tokenizer)
+        with state.stage.on(s) as model:
+            alone = speak(Reply(s.name), model, s.tokenizer, prompt, max_new_tokens=30, **how)
+        assert replace(turn.replies[s.name], window=0) == replace(alone, window=0)
+
+
+def test_a_stop_in_the_middle_keeps_what_all_have_said(trained):
+    state = GenerationState(trained, (names_in(trained)[1], "adapter"))
+
+    def after_both_began(reply):
+        if reply.speaker == "adapter" and len(reply.ids) == 3: state.stop()
+    turn = state.ask(question_of(state.talk_of(1)[1]), row=1, max_new_tokens=40, on_token=after_both_began)
+    assert [(r.state, len(r.ids)) for r in turn.replies.values()] == [("stopped", 8), ("stopped", 3)]
+    assert all(r.text for r in turn.replies.values())
+
+
+def test_a_base_that_is_loaded_anew_each_time_is_loaded_once(learned, monkeypatch):
+    state = GenerationState(learned, "base")
+    state.speakers = [replace(state.speakers[0], seat=None)]
+    loaded, base = [], Workbench.base
+    monkeypatch.setattr(Workbench, "base", lambda self: loaded.append(1) or base(self))
+    assert len(state.ask("Hello", max_new_tokens=20, temperature=2., seed=1).replies["base"].ids) > 8
+    assert len(loaded) == 1
 
 
 def test_a_cache_of_another_kind_gives_the_same_answer(tokenizer, monkeypatch):
@@ -116,12 +155,11 @@ def test_a_stop_is_heard_after_the_present_token(asked):
 def test_what_fails_is_a_line_and_the_others_go_on(learned, monkeypatch):
     state = GenerationState(learned, ("base", "checkpoint-1", "adapter"))
     state.speakers[1] = replace(state.speakers[1], weights=learned.path/"gone")
-    speaks = "sft_nb.panels.conversation.speak"
 
     def without_memory(reply, model, *args, **how):
         if reply.speaker == "adapter": raise RuntimeError("CUDA out of memory")
-        return speak(reply, model, *args, **how)
-    monkeypatch.setattr(speaks, without_memory)
+        yield from write_reply(reply, model, *args, **how)
+    monkeypatch.setattr("sft_nb.panels.conversation.write_reply", without_memory)
     turn = state.ask("Hello", max_new_tokens=2)
     assert [r.state for r in turn.replies.values()][1:] == ["failed", "failed"]
     assert turn.replies["base"].over and turn.replies["base"].ids
@@ -170,6 +208,16 @@ def test_answers_that_follow_different_words_are_no_pair(asked):
     asked.new()
 
 
+def test_what_was_asked_of_the_models_is_said_in_words(learned):
+    state = GenerationState(learned)
+    state.ask("Hello", system="Be brief.", max_new_tokens=1)
+    html = state.html()
+    assert "turn 1 · at most 1 token, the likeliest each time" in html and "max_new_tokens" not in html
+    assert "the prompt as base and adapter read it" in html and "&lt;|im_start|&gt;system\nBe brief." in html
+    state.ask("And?", max_new_tokens=2, temperature=.7, top_p=.9, seed=3)
+    assert "turn 2 · at most 2 tokens, temperature 0.7, top-p 0.9, seed 3" in state.html()
+
+
 def test_nothing_that_is_said_is_obeyed():
     reply = replace(said(EVIL, "\u202e", speaker=EVIL), error=EVIL, score=Score(False, EVIL, EVIL), instead=[EVIL] * 2)
     html = turn_html(Turn(EVIL, [dict(role="system", content=EVIL)], {EVIL: reply, "b": said("x")}, {}, EVIL, EVIL))
@@ -186,7 +234,11 @@ def test_the_panel_answers_in_a_thread(learned):
     assert not panel.busy and not c.ask.disabled and c.stop.disabled
     assert panel.to_html().count("class='sft-tuned'") == 1
     assert "✓ right" in panel.to_html() or "✗ wrong" in panel.to_html()
-    assert [b.label for b in c.thumbs] == ["good: base", "bad: base", "good: adapter", "bad: adapter"]
+    assert [b.label for b in c.thumbs] == [
+        "rate base good", "rate base bad", "rate adapter good", "rate adapter bad"]
+    panel.state.turns[-1].replies["base"].text = ""
+    panel._offer_thumbs()
+    assert [b.label for b in c.thumbs] == ["rate adapter good", "rate adapter bad"]   # nothing is rated
     c.models.value = ("checkpoint-1",)
     assert panel.state.names == ["checkpoint-1"] and "nothing has been asked yet" in panel.to_html()
     c.row.value = 99

@@ -76,3 +76,14 @@ def test_a_checkpoint_that_is_gone_is_a_line(undisturbed):
     panel.export.click()
     assert "losses-adapter.jsonl" in panel.to_html()
     (undisturbed.path/"eval/losses-adapter.jsonl").unlink()
+
+
+def test_a_measurement_is_announced_before_it_is_made(undisturbed, monkeypatch):
+    panel = LossPanel(undisturbed, split="train", n=1)
+    drawn = []
+    monkeypatch.setattr(panel.state, "measure", lambda name: drawn.append(json.dumps(panel.view, ensure_ascii=False)))
+    panel.show(checkpoint="checkpoint-6")
+    assert "Measuring 1 train row with checkpoint-6 …" in drawn[0] and "Measuring" not in json.dumps(panel.view)
+    assert "the redder, the higher the loss" in panel.to_html()
+    panel.shows.value = "gain"
+    assert "green: the loss has fallen" in panel.to_html()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import sft_nb
-from sft_nb.panels.panel import Button, chart, Choice, columns, Control, controls_row, html_block, Panel, Table
+from sft_nb.panels.panel import (
+    Button, chart, Choice, columns, common_place, Control, controls_row, error_html, html_block, Number, Panel, Table)
 from sft_nb.report import SftError
 
 ASSETS = Path(sft_nb.__file__).parent/"assets"/"panels"
@@ -117,3 +118,28 @@ def test_the_saved_picture_stands_beside_the_panel_under_its_name(monkeypatch):
     assert len(shown) == 2
     panel.draw()
     assert len(shown) == 3
+
+
+def test_an_error_is_words_and_a_fix_without_names_of_classes():
+    html = error_html(SftError("BatchPanel", "row 9 is not there", "a number up to 4", "index=3"))
+    assert "that did not work" in html and "SftError" not in html and "BatchPanel" not in html and "index=3" in html
+    html = error_html(KeyError("x"))
+    assert "Fix" in html and "run the cell again" in html and "Traceback" not in html
+    panel = Picks()
+    problem = ValueError("bad")
+    panel.fail(problem)
+    assert panel.failure is problem
+    assert "white-space:nowrap" not in error_html(SftError("a/very/long/path.json", "it is damaged"))   # it may wrap
+
+
+def test_an_empty_field_stands_for_a_value_and_places_are_short():
+    number = Number("row", value=0, min=1, blank=0, placeholder="none")
+    assert number.to_dict()["value"] == 0 and number.to_dict()["blank"] == 0
+    number.receive("set", 5)
+    number.receive("set", 0)
+    assert number.value == 0
+    number.receive("set", -3)
+    assert number.value == 1 and "blank" not in Number("n", value=1).to_dict()
+    assert common_place(["eval row 1", "eval row 12"]) == "eval row "
+    assert common_place(["a.jsonl row 3"]) == "a.jsonl row "
+    assert common_place(["a row 1", "b row 2"]) == "" and common_place([]) == ""

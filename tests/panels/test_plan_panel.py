@@ -6,7 +6,7 @@ import pytest
 from learner import small
 
 from sft_nb.panels import plan as chapter
-from sft_nb.panels.plan import PlanState
+from sft_nb.panels.plan import PlanPanel, PlanState
 from sft_nb.planning.plan import plan
 
 
@@ -58,3 +58,17 @@ def test_what_is_written_is_escaped(state):
     html = odd.html()
     assert "<script" not in html and "\x1b" not in html and "\u202e" not in html
     json.dumps(odd.to_dict())
+
+
+def test_settings_are_named_in_words_and_the_card_is_drawn_once(cfg):
+    panel = PlanPanel(cfg, device="l4-24gb", lengths=[30, 60, 90])
+    assert not any("_" in c.label for c in panel.controls.values())
+    assert panel.controls["max_length"].title == "max_length"   # the name in a config is under the mouse
+    assert panel.controls["method"].to_dict()["options"][0] == "LoRA"
+    html = panel.to_html()
+    assert html.count("role='img'") == 1 and "there: l4-24gb" not in html   # no second bar, which would be cut
+    panel.controls["max_length"].value = 0
+    assert "these settings cannot be planned" in panel.to_html() and "demo.py" not in panel.to_html()
+    panel.controls["max_length"].value = 256
+    panel.controls["gib"].value = .1
+    assert "<b>Fix</b> <code>" in panel.to_html()

@@ -83,7 +83,8 @@ def test_memory_stands_beside_the_plan(run):
     append_line(run.path/"metrics.jsonl", dict(step=1, peak_memory_gib=2.5))
     state = RunState(run)
     assert state.memory() == dict(taken=2.5, planned=3., there=24.)
-    assert "2.50 GiB at most so far, 3.00 planned (lower bar), 24.0 there" in state.html()
+    html = state.html()
+    assert "2.50 GiB" in html and ">as planned<" in html and "3.00 GiB" in html and "has 24.0 GiB" in html
     plan["device"]["kind"] = "cpu"   # there the process is measured, with its libraries
     (run.path/"plan.json").write_text(json.dumps(plan))
     assert RunState(run).memory()["planned"] == 4.
@@ -121,3 +122,24 @@ def test_a_rise_is_a_press_away_from_its_rows(undisturbed):
     panel.rises[0].click()
     assert panel.state.at == step and f"optimiser step {step} of 10" in panel.to_html()
     assert all(f">{name}</span>" in panel.to_html() for name in panel.state.batches.names())
+
+
+@pytest.mark.parametrize("asked", [
+    "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n",
+    "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHow many?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "<s>[INST] How many? [/INST]", "<bos><start_of_turn>user\nHow many?<end_of_turn>\n<start_of_turn>model\n"])
+def test_prompts_are_shown_without_the_marks_of_their_template(run, asked):
+    append_line(run.path/"samples.jsonl", dict(step=3, answers=[dict(asked=asked, text="4", ended=True)]))
+    state = RunState(run)
+    assert state.answers() == [("How many?", [(3, "4")])]
+    assert ">step</th>" in state.html()
+    append_line(run.path/"samples.jsonl", dict(step=9, answers=[dict(asked=asked, text="4" + "\n" * 200, ended=False)]))
+    assert "4 ⏎ × 200  … (not ended)" in RunState(run).html()   # not a screen of blank lines
+
+
+def test_what_failed_has_a_fix_and_a_run_without_steps_says_so(run):
+    run.set_status("failed", reason="the loss is not a number", fix="learning_rate=1e-4")
+    panel = RunPanel(run)
+    assert "role='alert'" in panel.to_html() and "<b>Fix</b> <code>learning_rate=1e-4</code>" in panel.to_html()
+    assert "No step has been logged yet" in json.dumps(panel.view)

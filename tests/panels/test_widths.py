@@ -6,8 +6,10 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT/"scripts"))
 import screenshots   # noqa: E402
+from sft_nb.panels.panel import Button, Number   # noqa: E402
 
 pytestmark = pytest.mark.skipif(screenshots.CHROMIUM is None, reason="no chromium on this machine")
+STATES = ("empty", "running", "full", "error")
 NAMES = ["batches", "data", "losses", "run", "plan", "generation", "evaluation"]
 
 # What sticks out of the window, and what is cut inside a box that would have to be scrolled sideways
@@ -50,18 +52,19 @@ def browser():
         browser.close()
 
 
-def test_all_panels_are_tried(panels): assert [*panels] == NAMES
+def test_all_panels_are_tried_in_all_states(panels):
+    assert [*panels] == NAMES and all({*states} == {*STATES} for states in panels.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_sticks_out_of_a_phone_and_everything_has_a_name(panels, browser, name):
-    made = panels[name]["full"]()
-    for width in (390, 800, 1440):
+    for state, width in [("full", 390), ("full", 800), ("full", 1440), *((s, 390) for s in STATES if s != "full")]:
+        made = panels[name][state]()
         page = browser.new_page(viewport=dict(width=width, height=900))
         screenshots.show_panel(page, made, "dark" if width == 800 else "light")
         page.wait_for_timeout(300)
-        assert page.evaluate(WIDE) == [], width
-        assert page.evaluate(UNNAMED) == []
+        assert page.evaluate(WIDE) == [], (state, width)
+        assert page.evaluate(UNNAMED) == [], state
         assert "None" not in re.split(r"\W+", page.locator(".sft-panel").inner_text())
         page.close()
 
@@ -84,7 +87,8 @@ def test_a_batch_is_walked_through_with_the_keyboard_alone(panels, browser):
 
 def test_a_panel_that_no_front_end_has_drawn_draws_when_a_window_opens(panels, browser):
     "as marimo, which does not call `_ipython_display_`"
-    panel = panels["batches"]["empty"]()
+    from sft_nb.panels.batches import BatchPanel
+    panel = BatchPanel(panels["batches"]["full"]().source)
     assert panel.view == []
     page = browser.new_page()
     screenshots.show_panel(page, panel)
@@ -127,3 +131,139 @@ def test_the_pictures_of_the_pages_are_there_and_small():
         assert file.read_bytes()[:4] == b"\x89PNG" and file.stat().st_size <= 150 * 1024
         pages = [p for p in (ROOT/"nbs"/"14_panels").glob("*.ipynb") if f"../images/{file.name}" in p.read_text()]
         assert len(pages) == 1
+
+
+# What is operated in turn, whether it can be pressed now or not
+OPERATE = """(k) => {
+  const e = document.querySelectorAll('.sft-panel :is(button, input, select, textarea)')[k];
+  e.disabled = false;
+  if (e.tagName === 'BUTTON') return e.click();
+  if (e.tagName === 'SELECT') e.selectedIndex = (e.selectedIndex + 1) % e.options.length;
+  else e.value = e.type === 'number' ? String(Number(e.value || 0) + 1) : e.value + 'x';
+  e.dispatchEvent(new Event('change', { bubbles: true }));
+}"""
+# Controls whose value is read when Generate is pressed
+READ_LATER = {"prompt", "system prompt", "tokens at most", "temperature", "top-p", "seed"}
+
+
+def _wait(page, holds, seconds=5):
+    for _ in range(50 * seconds):
+        if holds(): return True
+        page.wait_for_timeout(20)
+    return False
+
+
+def _is_bound(control)->bool:
+    "Does something happen in Python when the browser sends a value or a press?"
+    if isinstance(control, Button): return bool(control.actions)
+    return control.label in READ_LATER or bool(control._trait_notifiers.get("value", {}).get("change"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_control_sends_a_message_that_is_handled(panels, browser, name):
+    panel, got = panels[name]["full"](), []
+    panel._receive_event = lambda _, message, buffers: got.append(message)   # nothing is done, so nothing changes
+    page = browser.new_page(viewport=dict(width=1000, height=900))
+    screenshots.show_panel(page, panel)
+    page.wait_for_timeout(200)
+    heard = set()
+    controls = page.locator(".sft-panel").locator("button, input, select, textarea")
+    for k in range(controls.count()):
+        got.clear()
+        page.evaluate(OPERATE, k)
+        assert _wait(page, lambda: any(m.get("id") for m in got)), controls.nth(k).evaluate("e => e.outerHTML")
+        heard |= {m["id"] for m in got if "id" in m}
+    for row in page.locator("tbody tr[role=row]:not(.sft-none)").all()[:1]:
+        got.clear()
+        row.click()
+        assert _wait(page, lambda: any(m.get("event") == "set" for m in got))
+        heard |= {m["id"] for m in got if "id" in m}
+    for figure in page.locator(".sft-chart").all():   # what a click on a point does, Enter does
+        if "Enter" not in figure.get_attribute("aria-label"): continue
+        got.clear()
+        figure.focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("Enter")
+        assert _wait(page, lambda: any(m.get("event") == "set" for m in got))
+        heard |= {m["id"] for m in got if "id" in m}
+    assert heard <= {*panel.live}, heard - {*panel.live}
+    unbound = [c.label or c.id for c in panel.live.values() if not _is_bound(c) and c.kind != "tokens"]
+    assert unbound == []
+    operated = ("button", "select", "chips", "number", "range", "text", "lines")
+    assert {c.id for c in panel.live.values() if c.kind in operated} <= heard
+    assert not any("_" in getattr(c, "label", "") for c in panel.live.values())   # words, not names of settings
+    page.close()
+
+
+def test_a_control_that_is_bound_to_nothing_is_found():
+    assert not _is_bound(Button("go")) and not _is_bound(Number("n", value=1))
+    bound = Number("n", value=1)
+    bound.observe(print, "value")
+    assert _is_bound(bound)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_keyboard_reaches_everything_and_shows_where_it_is(panels, browser, name):
+    panel = panels[name]["full"]()
+    page = browser.new_page(viewport=dict(width=1000, height=900))
+    screenshots.show_panel(page, panel)
+    page.wait_for_timeout(200)
+    wanted = page.locator(".sft-panel").locator(
+        "button:enabled, input:enabled, select:enabled, textarea:enabled, [tabindex='0']").count()
+    page.evaluate("window.reached = new Set(), 0")
+    for _ in range(wanted + 10):   # `details` may come, too
+        page.keyboard.press("Tab")
+        seen = page.evaluate("""() => {
+          const e = document.activeElement;
+          if (!e.closest('.sft-panel')) return null;
+          window.reached.add(e);
+          const rings = [e, e.closest('.sft-table')].filter(Boolean).map((x) => getComputedStyle(x));
+          const isSeen = rings.some((s) => s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 1);
+          return isSeen ? '' : e.outerHTML.slice(0, 120);
+        }""")
+        assert not seen, f"no focus is seen on {seen}"
+    missed = page.evaluate("""() => {
+      const all = document.querySelectorAll('.sft-panel :is(button, input, select, textarea, [tabindex])');
+      const there = [...all].filter((e) => !e.disabled && e.tabIndex >= 0 && e.getClientRects().length);
+      return there.filter((e) => !window.reached.has(e)).map((e) => e.outerHTML.slice(0, 120));
+    }""")
+    assert missed == []
+    if page.locator("[role=grid]").count():
+        before = panel.table.value
+        page.locator("[role=grid]").focus()
+        page.keyboard.press("ArrowDown")
+        assert _wait(page, lambda: panel.table.value == (before or 0) + 1)
+        page.keyboard.press("Home")
+        assert _wait(page, lambda: panel.table.value == 0)
+    page.close()
+
+
+def test_the_values_of_a_chart_are_read_with_the_keyboard(panels, browser):
+    panel = panels["run"]["full"]()
+    page = browser.new_page(viewport=dict(width=1000, height=900))
+    screenshots.show_panel(page, panel)
+    loss = page.get_by_role("figure", name=re.compile("^loss: "))
+    loss.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    says = loss.locator(".sft-chart-values")
+    assert _wait(page, lambda: re.match(r"step \d+", says.inner_text()))
+    step = int(re.match(r"step (\d+)", says.inner_text())[1])
+    page.keyboard.press("Enter")
+    assert _wait(page, lambda: panel.state.at == step)
+    page.close()
+
+
+def test_a_number_that_stands_for_nothing_is_an_empty_field(panels, browser):
+    panel = panels["batches"]["full"]()
+    page = browser.new_page(viewport=dict(width=1000, height=900))
+    screenshots.show_panel(page, panel)
+    field = page.get_by_label("find row")
+    assert field.input_value() == "" and field.get_attribute("placeholder") == "number"
+    field.fill("26")
+    page.keyboard.press("Enter")
+    assert _wait(page, lambda: panel.controls.row.value == 26 and "row 26" in panel.state.names())
+    page.get_by_label("batch", exact=True).fill("9")   # elsewhere: the row that was found is not in view
+    page.keyboard.press("Enter")
+    assert _wait(page, lambda: panel.state.index == 8 and field.input_value() == "")
+    page.close()

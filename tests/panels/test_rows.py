@@ -1,0 +1,53 @@
+"""DataPanel: what a list says of its rows, and what stands there if it has none."""
+import json
+
+import pytest
+
+from sft_nb.config import load_config
+from sft_nb.panels.batches import BatchPanel
+from sft_nb.panels.rows import DataPanel
+from sft_nb.tokens.prepare import prepare
+
+
+@pytest.fixture(scope="module")
+def data(): return prepare(load_config("demo", max_samples=9, eval_samples=0, max_length=54, on_long="drop"))
+
+
+def columns_of(panel)->list[str]: return [column["name"] for column in panel.table.head]
+
+
+def test_a_row_is_known_by_what_the_user_says(data):
+    panel = DataPanel(data)
+    kept = [cells[3] for cells in panel.table.block()["rows"]]
+    assert columns_of(panel)[-1] == "begins with"
+    assert all(text and "<|" not in text and not text.startswith("user") for text in kept)
+    assert "drag over the bars" in json.dumps(panel.view)   # not `last: tokens 54`, which is nobody's last
+    panel.facet.value = "left out"
+    gone = panel.table.block()["rows"]
+    assert columns_of(panel)[-1] == "why" and gone
+    assert all(cells[0].isdigit() for cells in gone)   # not `arithmetic tra…`
+
+
+def test_an_empty_list_says_why_and_what_to_do(data):
+    panel = DataPanel(data)
+    n = len(panel.state.entries("kept"))
+    panel.text.value = "nothing like that"
+    view = json.dumps(panel.view, ensure_ascii=False)
+    assert f"kept: none of {n} rows with “nothing like that” in them; clear the search to see the others" in view
+    assert '"kind": "table"' not in view and "show as" not in view   # no head of a table without rows
+    panel.text.value = ""
+    panel.range.value = (1, 2)
+    assert "with 1 to 2 tokens; choose a wider range of lengths" in json.dumps(panel.view)
+    panel.range.value = (0, panel.range.max)
+    assert f"kept: {n} rows" in json.dumps(panel.view)
+
+
+def test_a_legend_has_no_count_and_a_step_of_one_batch_no_parts(data):
+    panel = BatchPanel(data, batch_size=1)
+    panel.show()
+    view = json.dumps(panel.view, ensure_ascii=False)
+    assert "padding × 1<" not in view and "micro-batch" not in view and "; 1 row " in view
+    panel.controls.row.value = 9999
+    assert "row 9999 is not among the rows" in panel.error and panel.controls.row.value == 9999
+    panel.controls.next.click()
+    assert panel.error == "" and panel.controls.row.value == 0
