@@ -9,6 +9,7 @@ from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
 from sft_nb.model.load import load_base
 from sft_nb.report import ConfigError
+from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 
 
 @pytest.fixture
@@ -60,3 +61,14 @@ def test_rows_that_end_inside_a_block_get_their_own_scale(tmp_path, tokenizer):
         assert (rows - before.weight).abs().max() < .25 * before.weight.abs().max()
         x = torch.randn(5, 96)
         torch.testing.assert_close(layer(x), x @ rows.T, rtol=1e-4, atol=1e-4)
+
+
+def test_a_folder_without_weights(tmp_path):
+    "A config and a tokenizer: a shape to begin with, and no model"
+    tokenizer = load_tokenizer(load_config())
+    tokenizer.save_pretrained(tmp_path)
+    AutoConfig.from_pretrained(model_path("tiny")).save_pretrained(tmp_path)
+    cfg = load_config(model=str(tmp_path), method="lora")
+    with pytest.raises(ConfigError, match="there are no weights in this folder") as e: load_base(cfg, tokenizer)
+    assert e.value.fix.settings == dict(init="random", method="full")
+    load_base(load_config(cfg, **e.value.fix.settings), tokenizer)

@@ -280,7 +280,9 @@ def test_axolotls_types_write_their_own_prompts(tmp_path):
         with pytest.raises(ConfigError, match=says):
             load(tmp_path, AXOLOTL.replace("type: chat_template", f"type: {kind}"))
     both = AXOLOTL.replace("micro_batch", "  - {path: rows.jsonl, type: alpaca}\nchat_template: chatml\nmicro_batch")
-    with pytest.raises(ConfigError, match="their types write prompts differently, and a training has one chat template"): load(tmp_path, both)
+    with pytest.raises(ConfigError, match="their types write prompts differently") as e: load(tmp_path, both)
+    assert "type: chat_template for each" in str(e.value.fix)
+    load(tmp_path, both.replace("type: alpaca", "type: chat_template"))
 
 
 def test_a_template_is_made_of_a_format(tmp_path):
@@ -508,3 +510,12 @@ def test_trls_documented_command_line():
 if __name__ == "__main__":
     import sys
     print_table(*sys.argv[1:2])
+
+
+def test_trls_split_of_one_file(tmp_path):
+    "Its fix is not to evaluate on the training rows"
+    (tmp_path/"rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    theirs = dict(model_name_or_path="tiny", dataset_name=str(tmp_path/"rows.jsonl"), dataset_test_split="test",
+                  eval_strategy="steps")
+    with pytest.raises(ConfigError, match="test; one file has no other split") as e: load(tmp_path, yaml.dump(theirs))
+    assert "eval_fraction" in str(e.value.fix)
