@@ -67,6 +67,9 @@ class Family:
         torch.manual_seed(0)
         with quiet():
             model = auto_class(shape).from_config(shape, dtype=torch.float32)
+            with torch.no_grad():   # what begins at zero is not zero in a trained model, and passes gradients on
+                for p in model.parameters():
+                    if not p.any(): p.normal_(std=.02)
             model.save_pretrained(self.folder/"model")
         self.bench = Workbench(self.settings())
         return f"{sum(p.numel() for p in model.parameters()):,}"

@@ -46,7 +46,7 @@ _QWEN4 = dict(indexer_budget=16, indexer_compress_ratio=4, indexer_head_dim=16, 
 _PICTURES = dict(base_channels=32, channel_multiplier=[1, 1], num_res_blocks=1, codebook_size=64, embed_dim=8,
                  latent_channels=8, attn_resolutions=[])
 OWN = dict(   # what a type needs beside, or a default that is too large
-    afmoe=dict(num_dense_layers=1), cpmant=dict(prompt_types=2, prompt_length=2),
+    afmoe=dict(num_dense_layers=1), cpmant=dict(prompt_types=4, prompt_length=2),
     bamba=_MAMBA | dict(attn_layer_indices=[1, 3]),
     granitemoehybrid=_MAMBA | dict(layer_types=["linear_attention", "full_attention"] * 2),
     jamba=dict(attn_layer_period=2, attn_layer_offset=1), falcon_h1=dict(mamba_n_heads=4),

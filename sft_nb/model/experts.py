@@ -25,8 +25,9 @@ def count_experts(
     shape,   # a model's config
 )->int:      # 0: it is dense
     "Experts among which the routers of a model choose"
-    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    return next((n for name in names if isinstance(n := getattr(text_config(shape), name, None), int)), 0)
+    text, names = text_config(shape), ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    if not getattr(text, "is_moe", True): return 0   # Doge names a number all the same
+    return next((n for name in names if isinstance(n := getattr(text, name, None), int)), 0)
 
 def count_active_experts(
     shape,   # a model's config
@@ -365,7 +366,7 @@ def balance_loss_of(
     model,   # a causal language model, without an adapter
 ):           # a function, or None: this type has no such loss
     "transformers' load-balancing loss for the type of a model"
-    has_logits = hasattr(text_config(model.config), "output_router_logits")
+    has_logits = count_experts(model.config) > 1 and hasattr(text_config(model.config), "output_router_logits")
     return getattr(inspect.getmodule(type(model)), "load_balancing_loss_func", None) if has_logits else None
 
 def balance_loss(
