@@ -30,9 +30,10 @@ from tiny_shapes import KINDS, NO_CONFIG, tiny_config
 
 from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
+from sft_nb.model.adapter import lora_reach
 from sft_nb.model.generate import eval_mode, generate
 from sft_nb.model.load import auto_class, load_base, packed_share, quiet
-from sft_nb.model.loss import causal_lm, language_model
+from sft_nb.model.loss import causal_lm
 from sft_nb.report import Report, error_summary
 from sft_nb.proof.merge import merge
 from sft_nb.runs.directory import Run
@@ -109,18 +110,7 @@ class Family:
 
     def lora(self)->str:
         "Share of the weights that text passes through, beside embeddings and head, that an adapter stands beside"
-        inner = causal_lm(self.bench.model)
-        ends = [m for m in (inner.get_input_embeddings(), inner.get_output_embeddings()) if m is not None]
-        outside = {id(p) for m in ends for p in m.parameters()}
-        reached, total = set(), 0
-        for module in inner.modules():
-            if not hasattr(module, "lora_A"): continue
-            own = module.get_param() if hasattr(module, "get_param") else module.get_base_layer().weight
-            reached.add(id(own))
-        for name, p in language_model(inner).named_parameters():
-            if "lora_" not in name and id(p) not in outside: total += p.numel()
-        n = sum(p.numel() for p in inner.parameters() if id(p) in reached)
-        return f"{n / total:.1%}"
+        return f"{lora_reach(self.bench.model).share:.1%}"
 
     def four_bit(self)->str:
         "Share of the matrices that are stored in 4 bits"

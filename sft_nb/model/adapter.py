@@ -43,6 +43,7 @@ def text_path(model)->str:
 # type -> layers of which a kernel takes the weight, past anything that stands beside it; of `out_proj`, peft knows it
 _PASSED_BY = dict(jamba={"dt_proj"}) | dict.fromkeys(("falcon_mamba", "mamba"), {"dt_proj", "out_proj"})
 _PASSED_BY |= dict.fromkeys(("falcon_h1", "mamba2", "nemotron_h"), {"out_proj"})
+_PASSED_BY |= dict.fromkeys(("gemma3n", "gemma3n_text"), {"correction_coefs"})   # the model clamps it in training
 
 # blocks that read an encoder's or a vision tower's output, or pool a sentence: text alone never reaches them
 _NOT_FOR_TEXT = {"encoder_attn", "cross_attn", "crossattention", "pooler", "embed_tokens_extend"}
@@ -65,12 +66,16 @@ def _linear_layers(model)->dict[str,torch.nn.Module]:
         found[path] = module
     return found
 
+def _short_name(path:str)->str:
+    "What peft finds a layer by: q_proj, and altup_projections.0, for 0 is the name of the first layer too"
+    return re.search(r"[^.]*[^.\d][^.]*(\.\d+)*$", path)[0]
+
 def excluded_modules(model)->str|None:
     "What LoRA leaves alone, as a pattern of names: all that text does not pass through, and routers; None: nothing"
     inside, experts, linear = text_path(model), count_experts(model.config), _linear_layers(model)
-    names = {path.rpartition(".")[2] for path in linear}
-    others = {path for path, module in model.named_modules() if path.rpartition(".")[2] in names
-              and isinstance(module, torch.nn.Linear) and path not in linear
+    names = {_short_name(path) for path in linear}
+    others = {path for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)
+              and path not in linear and _short_name(path) in names
               and (is_router(path, module, experts) or not _is_for_text(model, path))}
     patterns = {re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(path)) for path in others}   # whatever the layer
     if inside: patterns.add(rf"(?!{re.escape(inside)}\.).*")
@@ -79,9 +84,9 @@ def excluded_modules(model)->str|None:
 # %% ../../nbs/06_model/08_adapter.ipynb #9c72f70e
 def _matching_layers(wanted:str, linear:list[str])->list[str]:
     "The layers that a name or the name of a block means"
-    parts = [path.rpartition(".") for path in linear]
-    if any(name == wanted for _, _, name in parts): return [wanted]
-    return sorted({name for block, _, name in parts if block.endswith(_INSIDE.get(wanted, ("\n",)))})
+    if any(_short_name(path) == wanted for path in linear): return [wanted]
+    inside = _INSIDE.get(wanted, ("\n",))
+    return sorted({_short_name(path) for path in linear if path.rpartition(".")[0].endswith(inside)})
 
 # %% ../../nbs/06_model/08_adapter.ipynb #0cb19651
 def target_modules(
@@ -90,7 +95,7 @@ def target_modules(
 )->str|list[str]:
     "What `LoraConfig` is told; ConfigError for a name that no linear layer has"
     linear, found = _linear_layers(model), []
-    names = {path.rpartition(".")[2] for path in linear}
+    names = {_short_name(path) for path in linear}
     if wanted == ("all-linear",):
         passed_by = {m for m in model.modules() if isinstance(m, torch.nn.Linear)} - {*linear.values()}
         is_plain = not expert_parameters(model) and passed_by <= {model.get_output_embeddings()}

@@ -257,6 +257,7 @@ def forward_packed(
 # %% ../../nbs/06_model/04_experts.ipynb #8f7b9151
 _UNPACKED_BYTES = 2**28   # unpacked experts that are alive at a time
 _BLOCK = 64               # numbers with one scale
+_CLAMPED = ("altup.correction_coefs", "altup.prediction_coefs")   # of Gemma 3n: it clamps their numbers in training
 
 def packed_experts(
     model,
@@ -305,8 +306,8 @@ def experts_in_4_bits():
 
         def get_modules_to_not_convert(self, model, *args, **kwargs)->list[str]:
             n, linear = count_experts(model.config), torch.nn.Linear
-            left = [path for path, m in model.named_modules()
-                    if isinstance(m, linear) and (is_router(path, m, n) or not computes_product(m))]
+            left = [path for path, m in model.named_modules() if isinstance(m, linear)
+                    and (is_router(path, m, n) or not computes_product(m) or path.endswith(_CLAMPED))]
             return super().get_modules_to_not_convert(model, *args, **kwargs) + left
 
         def param_needs_quantization(self, model, param_name:str, **kwargs)->bool:

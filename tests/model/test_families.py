@@ -151,6 +151,28 @@ def test_llama_3_2_vision_is_trained_where_text_passes(tmp_path, tokenizer):
     assert trained and all(p.grad is not None for p in trained.values())
 
 
+def test_a_cache_forgets_nothing_that_its_model_reads(tmp_path, tokenizer):
+    "Moshi's config has a window, of 7 tokens here, and its mask has none"
+    model = load_base(settings(tmp_path, "moshi"), tokenizer)
+    model.generation_config.eos_token_id = None
+    prompts = [[*range(5, 25)], [8, 6]]
+    want = [tokenizer.decode(without_a_cache(model, ids, 6), skip_special_tokens=True) for ids in prompts]
+    found = continue_tokens(model, tokenizer, prompts, max_new_tokens=6)
+    assert [answer.text for answer in found] == want
+
+
+def test_what_gemma_3n_clamps_is_left_as_it_is(tmp_path, tokenizer):
+    "In training it reads the weight of these layers, past an adapter, and writes into it, packed or not"
+    for method in ("lora", "qlora"):
+        model = load_model(settings(tmp_path, "gemma3n_text", method=method), tokenizer).train()
+        weights = {name: p for name, p in model.named_parameters() if "_coefs." in name}
+        assert not any("correction_coefs.lora_" in name for name in weights)
+        assert all(p.is_floating_point() for p in weights.values())
+        rows = [dict(input_ids=[*range(5, 25)], labels=[*range(5, 25)])]
+        loss, n = batch_loss(model, DataCollatorForCausalLM(tokenizer)(rows), supervised=False)
+        assert 5 < float(loss.detach() / n) < 9
+
+
 @pytest.mark.parametrize("kind", ["bart", "rwkv", "deepseek_v4"])
 def test_rows_that_would_read_their_padding_are_answered_one_at_a_time(tmp_path, tokenizer, kind):
     "RWKV's state is another one in a batch even without padding"
