@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from shapes import tiny_config
 
 from sft_nb.checks.model import check_vocabulary
@@ -60,6 +61,17 @@ def test_a_merged_model_is_built_with_the_pad_token_of_its_base(tmp_path, kind):
     run = train(settings(tmp_path, kind, learning_rate=1e-2))
     parity = Report.load(merge(run, dtype="float32", prompts=2)/"parity.json")
     assert parity.status != "fail" and parity.figures["largest_difference"] < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["zamba", "zamba2"])
+def test_layers_that_share_a_weight_share_its_adapter(tmp_path, kind):
+    "Two adapters would both be added to the weight of a merged model"
+    run = train(settings(tmp_path, kind, learning_rate=3e-2))
+    parity = Report.load(merge(run, dtype="float32", prompts=2)/"parity.json")
+    assert parity.status != "fail" and parity.figures["largest_difference"] < 1e-5
+    saved = load_file(run.adapter/"adapter_model.safetensors")
+    first, second = (t for name, t in saved.items() if "shared_transf" in name and name.endswith("q_proj.lora_B.weight"))
+    assert torch.equal(first, second) and first.any()
 
 
 def test_a_roberta_that_is_trained_in_full_is_loaded_as_it_was_trained(tmp_path, tokenizer):
