@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -220,11 +221,17 @@ def try_types(kinds:list[str], columns:tuple[str,...], out:Path, jobs:int, limit
             print(kind, " | ".join(str(found.get(c, "-")) for c in COLUMNS), flush=True)
 
 
+def commit()->str:
+    "Of the code that is tried"
+    how = dict(cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], **how).stdout.strip()
+
+
 def keep(out:Path, kind:str, found:dict, *, anew:bool)->None:
     "Add the results of a type to the file, or a few of its columns"
     known = json.loads(out.read_text()) if out.exists() else {}
     versions = dict(transformers=transformers.__version__, torch=torch.__version__)
-    found |= dict(date=time.strftime("%Y-%m-%d"), versions=versions)
+    found |= dict(date=time.strftime("%Y-%m-%d"), versions=versions, commit=commit())
     known[kind] = found if anew else known.get(kind, {}) | found
     out.write_text(json.dumps(known, indent=1))
 
@@ -238,7 +245,7 @@ def page(found:dict, known:dict)->dict:
     for kind in tried:
         versions = ", ".join(f"{name} {version}" for name, version in found[kind]["versions"].items())
         types[kind] = {c: cell(found[kind][c]) for c in COLUMNS if c in found[kind]}
-        types[kind] |= dict(date=found[kind]["date"], versions=versions)
+        types[kind] |= dict(date=found[kind]["date"], versions=versions, commit=found[kind]["commit"])
     types = {kind: types[kind] for kind in KINDS if kind in types}
     return dict(types=types, not_tried=NO_CONFIG | {kind: "not yet" for kind in KINDS if kind not in types | NO_CONFIG})
 
