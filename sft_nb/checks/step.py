@@ -91,7 +91,7 @@ def check_loss(first_step:FirstStep, vocabulary:int, requested:Config)->Finding:
     if pretrained and loss > chance - .5: return warn(f"{says}: the base knows nothing of this text", fix)
     return ok(says)
 
-# %% ../../nbs/09_checks/04_step.ipynb #5aee56e9
+# %% ../../nbs/09_checks/04_step.ipynb #6ffa9504
 @check("step")
 def check_own_loss(own_loss:tuple[float,float]|None, tolerance:float)->Finding|None:
     "a loss that the model computes itself is that of the next token"

@@ -245,7 +245,7 @@ def spare_casts(
         if hasattr(layer, "_cast_input_dtype"): layer._cast_input_dtype = _as_autocast_wants
     return model
 
-# %% ../../nbs/06_model/08_adapter.ipynb #6ebdf801
+# %% ../../nbs/06_model/08_adapter.ipynb #d155eb6d
 def tie_adapters(
     model,   # a PeftModel
 ):           # the same

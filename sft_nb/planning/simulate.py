@@ -147,7 +147,7 @@ def _grouped_products():
     finally:
         for place, function in whole.items(): setattr(*place, function)
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #b93bdc8a
+# %% ../../nbs/07_planning/01_simulate.ipynb #958eb2fa
 _MOST_KNOWN = 2**26   # numbers of a tensor whose values are computed
 _ASKS_FOR_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
