@@ -70,7 +70,7 @@ def test_layers_that_share_a_weight_share_its_adapter(tmp_path, kind):
     parity = Report.load(merge(run, dtype="float32", prompts=2)/"parity.json")
     assert parity.status != "fail" and parity.figures["largest_difference"] < 1e-5
     saved = load_file(run.adapter/"adapter_model.safetensors")
-    first, second = (t for name, t in saved.items() if "shared_transf" in name and name.endswith("q_proj.lora_B.weight"))
+    first, second = (saved[name] for name in saved if "shared_transf" in name and "q_proj.lora_B" in name)
     assert torch.equal(first, second) and first.any()
 
 
@@ -132,7 +132,8 @@ def test_a_loss_that_is_not_that_of_the_next_token(tmp_path):
     report = preflight(settings(tmp_path, "prophetnet"))
     found = {f.check: f for f in report.findings}["step.own_loss"]
     assert found.status == "fail" and "computes its loss itself" in found.says
-    assert "step.own_loss" not in {f.check for f in preflight(settings(tmp_path, "cpmant")).findings if f.status == "fail"}
+    another = preflight(settings(tmp_path, "cpmant"))   # which reads ahead
+    assert {f.check: f.status for f in another.findings}["step.own_loss"] == "ok"
 
 
 @pytest.mark.parametrize("kind", ["jetmoe", "longcat_flash", "xmod", "xlm", "prophetnet"])
