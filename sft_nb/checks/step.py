@@ -208,7 +208,7 @@ class Slope:
         "How far the two are apart, as a share of the gradient"
         return abs(self.difference - self.gradient) / self.gradient
 
-_FINE = (.01, [(1e-2, 2), (1e-3, 2), (1e-4, 2), (1e-5, 2)])   # close enough; how far to walk, as a share of the loss; points
+_FINE = (.01, [(1e-2, 2), (1e-3, 2), (1e-4, 2), (1e-5, 2)])   # close enough; walks, in shares of the loss; points
 _COARSE = (.3, [(.2, 6), (.05, 6)])                # in 16 bits
 _MOST_DOUBT = .1                                   # as a share of the gradient; with more, a walk cannot tell
 
