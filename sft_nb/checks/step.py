@@ -208,16 +208,17 @@ class Slope:
         "How far the two are apart, as a share of the gradient"
         return abs(self.difference - self.gradient) / self.gradient
 
-_FINE = (.01, [(1e-2, 2), (1e-3, 2), (1e-4, 2), (1e-5, 2)])   # close enough; walks, in shares of the loss; points
+_FINE = (.01, [(1e-2, 2), (1e-3, 2), (1e-4, 2)], (1e-5, 2))   # close enough; walks, in shares of the loss; points
 _COARSE = (.3, [(.2, 6), (.05, 6)])                # in 16 bits
 _MOST_DOUBT = .1                                   # as a share of the gradient; with more, a walk cannot tell
 
-def _choose_walk(slope_at:Callable, enough:float, walks:list)->Slope:
+def _choose_walk(slope_at:Callable, enough:float, walks:list, shortest:tuple=())->Slope:
     "The first walk on which everything agrees; else, of the reliable ones, that which contradicts the gradient least"
     found = []
-    for walk in walks:
+    for walk in (*walks, shortest) if shortest else walks:
         found.append(slope_at(*walk))
         if max(found[-1].off, found[-1].doubt / found[-1].gradient) < enough: return found[-1]
+    found = found[:len(walks)]   # numbers round on the shortest one: it can agree, and not contradict
     reliable = [slope for slope in found if slope.doubt < _MOST_DOUBT * slope.gradient] or found
     return min(reliable, key=lambda slope: slope.off - 4 * slope.doubt / slope.gradient)
 
