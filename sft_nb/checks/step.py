@@ -214,11 +214,12 @@ _MOST_DOUBT = .1                                   # as a share of the gradient;
 
 def _choose_walk(slope_at:Callable, enough:float, walks:list, shortest:tuple=())->Slope:
     "The first walk on which everything agrees; else, of the reliable ones, that which contradicts the gradient least"
+    def agrees(slope:Slope, most:float)->bool: return max(slope.off, slope.doubt / slope.gradient) < most
     found = []
-    for walk in (*walks, shortest) if shortest else walks:
+    for walk in walks:
         found.append(slope_at(*walk))
-        if max(found[-1].off, found[-1].doubt / found[-1].gradient) < enough: return found[-1]
-    found = found[:len(walks)]   # numbers round on the shortest one: it can agree, and not contradict
+        if agrees(found[-1], enough): return found[-1]
+    if shortest and agrees(short := slope_at(*shortest), 2 * enough): return short   # it rounds, and cannot contradict
     reliable = [slope for slope in found if slope.doubt < _MOST_DOUBT * slope.gradient] or found
     return min(reliable, key=lambda slope: slope.off - 4 * slope.doubt / slope.gradient)
 
