@@ -245,7 +245,8 @@ def page(found:dict, known:dict)->dict:
     for kind in tried:
         versions = ", ".join(f"{name} {version}" for name, version in found[kind]["versions"].items())
         types[kind] = {c: cell(found[kind][c]) for c in COLUMNS if c in found[kind]}
-        types[kind] |= dict(date=found[kind]["date"], versions=versions, commit=found[kind]["commit"])
+        types[kind] |= dict(date=found[kind]["date"], versions=versions)
+        if "commit" in found[kind]: types[kind]["commit"] = found[kind]["commit"]
     types = {kind: types[kind] for kind in KINDS if kind in types}
     return dict(types=types, not_tried=NO_CONFIG | {kind: "not yet" for kind in KINDS if kind not in types | NO_CONFIG})
 
