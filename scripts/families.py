@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,9 +31,10 @@ from tiny_shapes import KINDS, NO_CONFIG, tiny_config
 
 from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
+from sft_nb.model.adapter import lora_reach
 from sft_nb.model.generate import eval_mode, generate
 from sft_nb.model.load import auto_class, load_base, packed_share, quiet
-from sft_nb.model.loss import causal_lm, language_model
+from sft_nb.model.loss import causal_lm
 from sft_nb.report import Report, error_summary
 from sft_nb.proof.merge import merge
 from sft_nb.runs.directory import Run
@@ -67,6 +69,9 @@ class Family:
         torch.manual_seed(0)
         with quiet():
             model = auto_class(shape).from_config(shape, dtype=torch.float32)
+            with torch.no_grad():   # what begins at zero is not zero in a trained model, and passes gradients on
+                for p in model.parameters():
+                    if not p.any(): p.normal_(std=.02)
             model.save_pretrained(self.folder/"model")
         self.bench = Workbench(self.settings())
         return f"{sum(p.numel() for p in model.parameters()):,}"
@@ -106,18 +111,7 @@ class Family:
 
     def lora(self)->str:
         "Share of the weights that text passes through, beside embeddings and head, that an adapter stands beside"
-        inner = causal_lm(self.bench.model)
-        ends = [m for m in (inner.get_input_embeddings(), inner.get_output_embeddings()) if m is not None]
-        outside = {id(p) for m in ends for p in m.parameters()}
-        reached, total = set(), 0
-        for module in inner.modules():
-            if not hasattr(module, "lora_A"): continue
-            own = module.get_param() if hasattr(module, "get_param") else module.get_base_layer().weight
-            reached.add(id(own))
-        for name, p in language_model(inner).named_parameters():
-            if "lora_" not in name and id(p) not in outside: total += p.numel()
-        n = sum(p.numel() for p in inner.parameters() if id(p) in reached)
-        return f"{n / total:.1%}"
+        return f"{lora_reach(self.bench.model).share:.1%}"
 
     def four_bit(self)->str:
         "Share of the matrices that are stored in 4 bits"
@@ -227,11 +221,17 @@ def try_types(kinds:list[str], columns:tuple[str,...], out:Path, jobs:int, limit
             print(kind, " | ".join(str(found.get(c, "-")) for c in COLUMNS), flush=True)
 
 
+def commit()->str:
+    "Of the code that is tried"
+    how = dict(cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], **how).stdout.strip()
+
+
 def keep(out:Path, kind:str, found:dict, *, anew:bool)->None:
     "Add the results of a type to the file, or a few of its columns"
     known = json.loads(out.read_text()) if out.exists() else {}
     versions = dict(transformers=transformers.__version__, torch=torch.__version__)
-    found |= dict(date=time.strftime("%Y-%m-%d"), versions=versions)
+    found |= dict(date=time.strftime("%Y-%m-%d"), versions=versions, commit=commit())
     known[kind] = found if anew else known.get(kind, {}) | found
     out.write_text(json.dumps(known, indent=1))
 
@@ -246,6 +246,7 @@ def page(found:dict, known:dict)->dict:
         versions = ", ".join(f"{name} {version}" for name, version in found[kind]["versions"].items())
         types[kind] = {c: cell(found[kind][c]) for c in COLUMNS if c in found[kind]}
         types[kind] |= dict(date=found[kind]["date"], versions=versions)
+        if "commit" in found[kind]: types[kind]["commit"] = found[kind]["commit"]
     types = {kind: types[kind] for kind in KINDS if kind in types}
     return dict(types=types, not_tried=NO_CONFIG | {kind: "not yet" for kind in KINDS if kind not in types | NO_CONFIG})
 

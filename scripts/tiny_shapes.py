@@ -34,7 +34,8 @@ SIZES = {   # the names that configs have for a size -> a small one; only those 
 }
 SMALL = {name: size for size, names in SIZES.items() for name in names.split()}
 SIDES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
-             head_dim=16, num_channels=3, per_layer_config=None)   # of towers that rows of text never reach
+             head_dim=16, num_channels=3, per_layer_config=None, adapter_in_dim=32,
+             adapter_input_size=32, adapter_out_dim=64)   # of towers that rows of text never reach
 
 
 _ROPE = dict(rope_type="default", rope_theta=10000.)
@@ -46,7 +47,7 @@ _QWEN4 = dict(indexer_budget=16, indexer_compress_ratio=4, indexer_head_dim=16, 
 _PICTURES = dict(base_channels=32, channel_multiplier=[1, 1], num_res_blocks=1, codebook_size=64, embed_dim=8,
                  latent_channels=8, attn_resolutions=[])
 OWN = dict(   # what a type needs beside, or a default that is too large
-    afmoe=dict(num_dense_layers=1), cpmant=dict(prompt_types=2, prompt_length=2),
+    afmoe=dict(num_dense_layers=1), cpmant=dict(prompt_types=4, prompt_length=2),
     bamba=_MAMBA | dict(attn_layer_indices=[1, 3]),
     granitemoehybrid=_MAMBA | dict(layer_types=["linear_attention", "full_attention"] * 2),
     jamba=dict(attn_layer_period=2, attn_layer_offset=1), falcon_h1=dict(mamba_n_heads=4),
@@ -70,7 +71,7 @@ OWN = dict(   # what a type needs beside, or a default that is too large
     qwen4_exp=dict(text_config=_QWEN4), qwen4_exp_text=_QWEN4,
     reformer=dict(is_decoder=True, axial_pos_embds=False),
     roc_bert=dict(pronunciation_embed_dim=16, shape_embed_dim=16, pronunciation_vocab_size=64, shape_vocab_size=64),
-    xlstm=dict(chunk_size=16), xmod=dict(languages=["en_XX"], default_language="en_XX"),
+    xlstm=dict(chunk_size=16, qk_dim_factor=1.), xmod=dict(languages=["en_XX"], default_language="en_XX"),
     zamba=dict(layers_block_type=["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"],
                num_hidden_layers=5, attention_hidden_size=128, attention_head_dim=32, num_key_value_heads=4),
     zamba2=dict(layers_block_type=["linear_attention", "hybrid", "linear_attention", "hybrid"], n_mamba_heads=8,

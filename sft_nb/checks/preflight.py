@@ -23,7 +23,7 @@ from ..batches.layout import Layout, rows_of_largest_batch
 from ..batches.packing import optimizer_steps
 from ..model.hardware import Hardware
 from ..model.checkpointing import save_memory
-from ..model.loss import causal_lm
+from ..model.loss import causal_lm, loss_of_scores
 from ..model.load import count_parameters, quiet
 from ..model.generate import continue_tokens, eval_mode, Generation
 from ..planning.plan import Plan
@@ -186,6 +186,14 @@ class LossEvidence(LayoutEvidence):
         def score(batch:dict)->float:
             with torch.no_grad(), no_dropout(self.model): return float(loss(batch))
         return score
+
+    @made_once
+    def own_loss(self)->tuple[float,float]|None:
+        "The loss that the model computes itself, and that of its scores; None: it is computed from its head"
+        model, batch = self.model, dict(self.some_batch)
+        if self.bench.supervised: return None
+        with torch.no_grad(), no_dropout(model): of_scores = float(loss_of_scores(model, batch, dtype=self.dtype))
+        return self.score(batch), of_scores
 
     @property
     def coarse(self)->bool: return self.bench.coarse

@@ -25,8 +25,9 @@ def count_experts(
     shape,   # a model's config
 )->int:      # 0: it is dense
     "Experts among which the routers of a model choose"
-    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    return next((n for name in names if isinstance(n := getattr(text_config(shape), name, None), int)), 0)
+    text, names = text_config(shape), ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    if not getattr(text, "is_moe", True): return 0   # Doge names a number all the same
+    return next((n for name in names if isinstance(n := getattr(text, name, None), int)), 0)
 
 def count_active_experts(
     shape,   # a model's config
@@ -256,6 +257,7 @@ def forward_packed(
 # %% ../../nbs/06_model/04_experts.ipynb #8f7b9151
 _UNPACKED_BYTES = 2**28   # unpacked experts that are alive at a time
 _BLOCK = 64               # numbers with one scale
+_CLAMPED = ("altup.correction_coefs", "altup.prediction_coefs")   # of Gemma 3n: it clamps their numbers in training
 
 def packed_experts(
     model,
@@ -304,8 +306,8 @@ def experts_in_4_bits():
 
         def get_modules_to_not_convert(self, model, *args, **kwargs)->list[str]:
             n, linear = count_experts(model.config), torch.nn.Linear
-            left = [path for path, m in model.named_modules()
-                    if isinstance(m, linear) and (is_router(path, m, n) or not computes_product(m))]
+            left = [path for path, m in model.named_modules() if isinstance(m, linear)
+                    and (is_router(path, m, n) or not computes_product(m) or path.endswith(_CLAMPED))]
             return super().get_modules_to_not_convert(model, *args, **kwargs) + left
 
         def param_needs_quantization(self, model, param_name:str, **kwargs)->bool:
@@ -365,7 +367,7 @@ def balance_loss_of(
     model,   # a causal language model, without an adapter
 ):           # a function, or None: this type has no such loss
     "transformers' load-balancing loss for the type of a model"
-    has_logits = hasattr(text_config(model.config), "output_router_logits")
+    has_logits = count_experts(model.config) > 1 and hasattr(text_config(model.config), "output_router_logits")
     return getattr(inspect.getmodule(type(model)), "load_balancing_loss_func", None) if has_logits else None
 
 def balance_loss(

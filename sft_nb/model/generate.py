@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
 from transformers import DynamicCache, GenerationConfig
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..progress import Phase, show_progress
 from ..config import with_parameters_of
@@ -124,6 +124,11 @@ def positions_of(
     return counted.cumsum(-1) * counted + padding
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0run3
+def _sees_all(model)->bool:
+    "Has a model one mask, without a window, though its config names a window? Moshi"
+    masks = {name for name in vars(inspect.getmodule(type(causal_lm(model)))) if name.startswith("create_")}
+    return "create_causal_mask" in masks and not any("sliding" in name or "chunked" in name for name in masks)
+
 def start_rows(
     model,
     rows:list[int],           # their numbers
@@ -134,7 +139,8 @@ def start_rows(
     ids, mask = (t.to(model.device) for t in left_pad(prompts, pad))
     positions = positions_of(model, ids, mask)
     cache = DynamicCache(config=causal_lm(model).config)
-    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    plain = (DynamicLayer, DynamicSlidingWindowLayer) if _sees_all(model) else (DynamicLayer,)
+    cache.layers = [GrowingLayer() if type(layer) in plain else layer for layer in cache.layers]
     return Running(rows, ids, mask, positions, cache)
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0run4

@@ -20,7 +20,7 @@ from ..report import as_fix, ConfigError, edit, error_summary, MissingPathError
 from ..config import require_trust, Config
 from ..tokens.tokenizer import model_path, why_missing
 from ..tokens.encode import end_ids
-from ..batches.layout import counts_from_padding, model_class, text_config
+from ..batches.layout import model_class, text_config
 from .hardware import Hardware, find_hardware
 from .attention import choose_attention
 from .experts import experts_in_4_bits, unpack_whole_blocks
@@ -71,6 +71,7 @@ def _loading_error(cfg:Config, e:Exception)->ConfigError:
     return kind(f"model {cfg.model!r}", found, expected, fix)
 
 # %% ../../nbs/06_model/06_load.ipynb #e7bc4842
+_NOT_TRAINED = dict(reformer="trains on rows of a multiple of its chunks, and passes no gradient to an adapter")
 _MULTIPLIES_ITSELF = ("mamba", "falcon_mamba")   # their scan has `dt_proj.weight @ step`, past the layer's forward
 
 def load_shape(
@@ -84,6 +85,9 @@ def load_shape(
     try: shape = AutoConfig.from_pretrained(path, revision=cfg.revision, trust_remote_code=trust)
     except Exception as e: raise _loading_error(cfg, e) from e
     if model_class(shape) is None and not cfg.trust_remote_code: raise _not_for_text(cfg, shape)
+    if shape.model_type in _NOT_TRAINED:
+        found = f"{shape.model_type} {_NOT_TRAINED[shape.model_type]}"
+        raise ConfigError(f"model {cfg.model!r}", found, "a model that trains on rows of any length", "another {model}")
     if cfg.method == "qlora" and shape.model_type in _MULTIPLIES_ITSELF:
         found = f"{shape.model_type} multiplies with the numbers of a layer's weights, which qlora stores packed"
         raise ConfigError("method qlora", found, "weights of 16 or 32 bits", edit(method="lora"))
@@ -171,8 +175,7 @@ def fit_vocabulary(
     if n > rows: model.resize_token_embeddings(n, mean_resizing=False)
     named = map(tokenizer.convert_tokens_to_ids, getattr(tokenizer, "new_tokens", ()))
     _initialise_rows(model, [*range(rows, n), *(i for i in named if i < rows)])
-    counted = counts_from_padding(type(model))   # then the number in its config says where positions begin
-    for part in () if counted else (model.config, text_config(model.config)): part.pad_token_id = tokenizer.pad_token_id
+    # not the config's: some models are built with that number (positions of RoBERTa and XGLM, an empty row of Youtu)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.eos_token_id = _all_ends(model, tokenizer)
 

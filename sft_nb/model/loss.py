@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['chunked_cross_entropy', 'dtype_of_products', 'add_product', 'adds_to_float32', 'chunk_size', 'causal_lm',
-           'language_model', 'backbone', 'Head', 'head_of', 'SupervisedLoss', 'add_supervised_loss', 'batch_loss']
+           'language_model', 'backbone', 'Head', 'head_of', 'SupervisedLoss', 'add_supervised_loss', 'batch_loss',
+           'loss_of_scores']
 
 # %% ../../nbs/06_model/05_loss.ipynb #6b768726
 import functools, types
@@ -348,3 +349,14 @@ def batch_loss(
             return out.loss, out.n_tokens
         n = (batch["labels"][:, 1:] != -100).sum()
         return model(**batch, use_cache=False).loss * n, n
+
+def loss_of_scores(
+    model,                               # a causal language model
+    batch:dict,                          # from a collator
+    *, dtype:torch.dtype=torch.float32,  # computed in: 16 bits under autocast
+)->torch.Tensor:                         # nats per supervised token
+    "What the next tokens cost by the scores that a model generates with, whatever it calls its loss"
+    batch = _move_to_model(batch, model)
+    labels = batch.pop("labels")[:, 1:]
+    with _autocast_in(dtype, labels.device.type): scores = model(**batch, use_cache=False).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten())

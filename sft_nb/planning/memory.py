@@ -18,7 +18,7 @@ from ..model.load import auto_class, load_shape, quantization, quiet
 from ..model.attention import register_varlen
 from ..model.experts import experts_in_4_bits
 from ..model.kernels import layers_of, use_kernels
-from ..model.adapter import lora_config, spare_casts, targets_as_named, train_in_full
+from ..model.adapter import lora_config, spare_casts, targets_as_named, tie_adapters, train_in_full
 from ..model.parallelism import Division
 
 # %% ../../nbs/07_planning/00_memory.ipynb #st0dora2
@@ -73,7 +73,8 @@ def skeleton(
         adapter = lora_config(model, tokenizer, cfg)
         adapter.init_lora_weights = True   # other ways to begin need numbers, and take no other room
         with weights_for_dora(model.dtype), targets_as_named():
-            model = spare_casts(get_peft_model(model.requires_grad_(False), adapter, low_cpu_mem_usage=True))
+            model = get_peft_model(model.requires_grad_(False), adapter, low_cpu_mem_usage=True)
+            model = tie_adapters(spare_casts(model))
         use_kernels(model, "none" if cfg.kernels == "none" else "auto")   # compiled layers keep no more than these
         return model.train()
 

@@ -9,15 +9,15 @@ __all__ = ['MemoryTracker', 'Pass', 'Step', 'checkpoint_first_and_last_parts', '
 import inspect
 import weakref
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes, TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ..config import Config
@@ -147,6 +147,68 @@ def _grouped_products():
     finally:
         for place, function in whole.items(): setattr(*place, function)
 
+# %% ../../nbs/07_planning/01_simulate.ipynb #958eb2fa
+_MOST_KNOWN = 2**26   # numbers of a tensor whose values are computed
+_ASKS_FOR_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+class _KnownValues(TorchDispatchMode):
+    "Inside a `FakeTensorMode`, tensors that no weight has a part in have values, and a model may branch on them"
+    def __init__(self):
+        super().__init__()
+        self.known = {}   # where a fake tensor lies, and how -> a real one, until the storage is gone
+
+    @staticmethod
+    def key(t)->tuple: return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype
+
+    def value(self, t): return self.known[self.key(t)][1]
+
+    def remember(self, t, value)->None:
+        key = self.key(t)
+        self.known[key] = weakref.ref(t.untyped_storage(), lambda _: self.known.pop(key, None)), value
+
+    def compute(self, f, args:tuple, kwargs:dict):
+        "What an operation gives; None: something in it is not known, or it is random"
+        tensors = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
+        name = f.name().partition("::")[2]
+        is_random = torch.Tag.nondeterministic_seeded in f.tags or name.startswith(("empty", "new_empty"))
+        if is_random or any(self.key(t) not in self.known for t in tensors): return None
+        args, kwargs = tree_map(lambda t: self.value(t) if isinstance(t, torch.Tensor) else t, (args, kwargs))
+        with _disable_current_modes(), torch.no_grad(): return f(*args, **kwargs)
+
+    def add_fake(self, value):
+        "A fake tensor of which this is the value"
+        if not isinstance(value, torch.Tensor): return value
+        t = torch.empty(value.shape, dtype=value.dtype)
+        self.remember(t, value)
+        return t
+
+    def places(self, index)->list:
+        "Where a known mask is true, as indices"
+        if index is None or index.dtype != torch.bool or self.key(index) not in self.known: return [index]
+        with _disable_current_modes(): found = self.value(index).nonzero(as_tuple=True)
+        return [self.add_fake(places) for places in found]
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        kwargs, name = kwargs or {}, f.name()
+        if name == "aten::index.Tensor": args = args[0], [place for index in args[1] for place in self.places(index)]
+        elif _ASKS_FOR_VALUES & {*f.tags}:
+            value = self.compute(f, args, kwargs)
+            if value is not None: return tree_map(self.add_fake, value)
+        out = f(*args, **kwargs)
+        results = [t for t in tree_iter(out) if isinstance(t, torch.Tensor)]
+        values = [None] * len(results)
+        if name == "aten::topk":   # of the scores of a router
+            n = args[0].shape[args[2] if len(args) > 2 else -1]
+            with _disable_current_modes(): values[1] = torch.arange(out[1].numel()).view(out[1].shape) % n
+        elif all(t.numel() <= _MOST_KNOWN for t in results):
+            value = self.compute(f, args, kwargs)
+            if value is not None: values = list(tree_iter(value))
+        for t, value in zip(results, values):
+            if value is None: self.known.pop(self.key(t), None)   # it was written to
+            else: self.remember(t, value)
+        return out
+
+
 # %% ../../nbs/07_planning/01_simulate.ipynb #eb392076
 def _make_fake(model, dtype:torch.dtype)->None:
     "Put fake tensors in the place of meta tensors; call inside a `FakeTensorMode`"
@@ -182,6 +244,7 @@ class Pass:
     accumulating:bool=False            # gradients of an earlier pass are there
     max_logits_mib:int=512
     train:bool=True                    # False: the forward pass of an evaluation
+    known:bool=False                   # tensors that no weight has a part in have values
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #19f74c5d
 @dataclass(frozen=True)
@@ -316,7 +379,7 @@ def _run_pass(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[i
     "Bytes alive after the forward pass, and the most in either direction, beside what was there before"
     begin = alive.now
     saved = _offload_saved_tensors(model) if how.offloading and how.train else nullcontext()
-    with alive, _pass_context(model, batch, how):
+    with alive, _KnownValues() if how.known else nullcontext(), _pass_context(model, batch, how):
         with saved:
             loss = _forward_and_loss(causal_lm(model), batch, how.attention, how.dtype, how.max_logits_mib, how.kind)
         kept, forward = alive.now - begin, alive.peak - begin
@@ -370,10 +433,15 @@ def footprint(
     if key in _SIMULATED: return _SIMULATED[key]
     n = text_config(whole.config).num_hidden_layers
     sizes = {sum(p.numel() for p in layer.parameters()) for layer in _decoder_layers(whole)}
-    few = 3 if n >= 4 and len(sizes) == 1 else None   # where all layers are alike
-    model = skeleton(cfg, tokenizer, layers=few, attention=how.attention, dtype=how.dtype)
-    if how.kind == "cuda" and cfg.kernels == "auto": fuse_norms(model)   # as `use_kernels` does
-    step = simulate(model, batch, how)
+    counts_twice = getattr(whole.config, "num_decoder_layers", None)   # ProphetNet's number is that of two halves
+    few = 3 if n >= 4 and len(sizes) == 1 and not counts_twice else None   # where all layers are alike
+    def simulate_step(how:Pass)->Step:
+        model = skeleton(cfg, tokenizer, layers=few, attention=how.attention, dtype=how.dtype)
+        if how.kind == "cuda" and cfg.kernels == "auto": fuse_norms(model)   # as `use_kernels` does
+        return simulate(model, batch, how)
+    try: step = simulate_step(how)
+    except (DataDependentOutputException, DynamicOutputShapeException):   # it branches on numbers
+        step = simulate_step(replace(how, known=True))
     if len(_SIMULATED) == 100: _SIMULATED.clear()
     _SIMULATED[key] = step if few is None else step.with_layers(n - few)
     return _SIMULATED[key]

@@ -221,8 +221,14 @@ def _merge_into_base(workbench:Workbench, path:Path, dtype:torch.dtype, *, to_ho
                 weight = base.get_submodule(name).weight
                 weight.data = published.get_submodule(name).weight.data.to(weight.device)
         model = read_adapter(base, path)
+        merged = set()
         for layer in model.modules():
-            if hasattr(layer, "merge") and hasattr(layer, "get_base_layer"): _merge_layer(layer, dtype)
+            if not hasattr(layer, "merge") or not hasattr(layer, "get_base_layer"): continue
+            weight = layer.get_param() if hasattr(layer, "get_param") else layer.get_base_layer().weight
+            if weight in merged and getattr(layer, "lora_A", None):   # by a layer that shares weight and adapter
+                layer.merged_adapters = list(layer.active_adapters)
+            else: _merge_layer(layer, dtype)
+            merged.add(weight)
         model = model.merge_and_unload()
     return model.to(dtype).eval()
 

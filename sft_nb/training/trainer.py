@@ -20,6 +20,7 @@ from trl import SFTTrainer
 from ..progress import Phase
 from ..report import SftError, pluralise, edit, warn
 from ..batches.collate import CollatorWithPositions
+from ..batches.layout import text_config
 from ..batches.packing import BatchSampler, EpochLoader, NumberedRows, TrainingRows
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.experts import balance_weight
@@ -60,6 +61,7 @@ class _TrainerHooks(TrainerCallback):
     def __init__(self, trainer:"SupervisedTrainer", checkpoint:Path|None):
         self.trainer, self.checkpoint = trainer, checkpoint
     def on_train_begin(self, args, state, control, **kwargs):
+        for part, pad in self.trainer.pads: part.pad_token_id = pad   # transformers takes the tokenizer's
         save_memory(self.trainer.model, self.trainer.bench.cfg)
         check_deepspeed_steps(self.trainer)
         if self.checkpoint: self.trainer.restore_log_state(self.checkpoint)
@@ -87,6 +89,8 @@ class SupervisedTrainer(ShardedTrainerMixin, SFTTrainer):
         self.aside:Path|None = None   # a checkpoint being written
         self.balance_weight = balance_weight(bench.cfg.router_aux_loss_coef, causal_lm(bench.model))
         self.balances:list[torch.Tensor] = []   # load-balancing losses since the last line of the log
+        shape = causal_lm(bench.model).config
+        self.pads = [(part, part.pad_token_id) for part in (shape, text_config(shape)) if hasattr(part, "pad_token_id")]
         callbacks = [guards, recorder, stop, _TrainerHooks(self, checkpoint), *early_stopping(run), *bench.callbacks]
         huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True   # the variable of this name is read too early
         held_out = bench.data.eval.tokens if bench.cfg.eval_steps and bench.data.eval else None
@@ -123,7 +127,7 @@ def compute_loss(self:SupervisedTrainer, model, inputs, return_outputs=False, nu
         if self.args.average_tokens_across_devices: everywhere = self.accelerator.num_processes
         passes = self.current_gradient_accumulation_steps * self.parts
     loss = out.loss / n * everywhere   # gradients are averaged over processes
-    if not balanced: return loss
+    if not balanced or out.aux_loss is None: return loss   # no layer of it has a router
     self.balances.append(out.aux_loss.detach())
     return loss + self.balance_weight * out.aux_loss.to(loss.device) / passes
 

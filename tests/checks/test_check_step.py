@@ -100,6 +100,15 @@ def test_derivative():
     assert check_derivative([], .02, False).status == "fail"
 
 
+def test_a_part_with_a_small_gradient_is_walked_in_small_steps():
+    "Keys of a Zamba with a loss of 6.6: 1e-4 of the loss is already far beyond where the loss is straight"
+    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    torch.nn.init.zeros_(model.weight)
+    def loss(batch): return 6.6 + 6e-4 * model.weight.tanh().sum()
+    found = slopes(model, loss, lambda batch: float(loss(batch)), {})
+    assert check_derivative(found, .02, False).status == "ok" and found[0].off < .01
+
+
 def test_slopes_leave_the_model_as_it_was(seen):
     before = {n: p.detach().clone() for n, p in seen.model.named_parameters()}
     assert len(slopes(seen.model, seen.loss, seen.score, seen.some_batch)) == 4

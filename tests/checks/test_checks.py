@@ -15,8 +15,8 @@ IN_ORDER = """environment.versions environment.device environment.gpu environmen
 environment.tracking environment.hub data.prepared data.kept data.held_out data.masked data.ends data.bos data.ids
 data.pad data.prompts plan.memory model.trainable model.reach model.packed model.causal model.method model.formats
 model.vocabulary model.special_tokens batch.shapes batch.mask batch.positions batch.padding batch.labels
-batch.supervised step.loss step.gradient step.measured step.order step.width step.evaluation step.derivative
-learning.learns learning.moves learning.schedule learning.saves learning.answers""".split()
+batch.supervised step.loss step.own_loss step.gradient step.measured step.order step.width step.evaluation
+step.derivative learning.learns learning.moves learning.schedule learning.saves learning.answers""".split()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from shapes import folder
+from shapes import folder, tiny_config
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig
 
@@ -100,6 +100,19 @@ def test_checkpointing(tmp_path, tokenizer, how):
     _, forward, backward = tracked(model, batch, "varlen", checkpointing=True)
     assert step.forward == pytest.approx(forward, rel=.1) and step.backward == pytest.approx(backward, rel=.15)
     assert step.peak < footprint(cfg, tokenizer, batch, **on_cpu).peak
+
+
+@pytest.mark.parametrize("kind", ["jetmoe", "longcat_flash", "xmod"])
+def test_a_model_that_branches_on_numbers(tmp_path, tokenizer, kind):
+    "Its router gives each expert as many tokens; a real one need not, and all experts together have as many"
+    tiny_config(kind, 768).save_pretrained(tmp_path)
+    cfg = load_config(model=str(tmp_path), tokenizer="tiny", init="random", method="lora", dtype="float32")
+    batch = BatchLengths(ROWS, False)
+    step = footprint(cfg, tokenizer, batch, attention="sdpa", kind="cpu", dtype=torch.float32)
+    saved, forward, backward = tracked(load_model(cfg, tokenizer), batch, "sdpa")
+    assert step.activations == pytest.approx(saved, rel=.1)
+    assert step.forward == pytest.approx(forward, rel=.1)
+    assert step.backward == pytest.approx(backward, rel=.1)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
