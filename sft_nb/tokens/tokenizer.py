@@ -158,7 +158,7 @@ def load_tokenizer(
     if not {*tokenizer("a 1", add_special_tokens=False).input_ids} - {tokenizer.unk_token_id}:
         raise _no_tokenizer_error(name)   # without a file, transformers makes one whose vocabulary is empty
     configure_tokenizer(tokenizer, cfg)
-    tokenizer.loaded_from = name, revision, tokenizer.chat_template
+    tokenizer.loaded_from = name, revision, cfg.chat_template, cfg.train_tokens, tokenizer.chat_template
     return tokenizer
 
 def is_own_tokenizer(
@@ -166,5 +166,6 @@ def is_own_tokenizer(
     cfg:Config,
 )->bool:
     "Is this another tokenizer than the one that `load_tokenizer(cfg)` gives? A run then keeps a copy"
-    named = cfg.tokenizer or cfg.model, None if cfg.tokenizer else cfg.revision
-    return getattr(tokenizer, "loaded_from", None) != (*named, tokenizer.chat_template)
+    name, revision = cfg.tokenizer or cfg.model, None if cfg.tokenizer else cfg.revision
+    meant = name, revision, cfg.chat_template, cfg.train_tokens, tokenizer.chat_template   # not changed since
+    return getattr(tokenizer, "loaded_from", None) != meant
