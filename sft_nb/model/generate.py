@@ -126,7 +126,8 @@ def positions_of(
 # %% ../../nbs/06_model/10_generate.ipynb #gen0run3
 def _sees_all(model)->bool:
     "Has a model one mask, without a window, though its config names a window? Moshi"
-    masks = {name for name in vars(inspect.getmodule(type(causal_lm(model)))) if name.startswith("create_")}
+    module = inspect.getmodule(type(causal_lm(model)))   # None for a class that was made at run time
+    masks = {name for name in vars(module or object) if name.startswith("create_")}
     return "create_causal_mask" in masks and not any("sliding" in name or "chunked" in name for name in masks)
 
 def start_rows(
