@@ -67,7 +67,7 @@ def data(): return prepare(load_config("demo", max_samples=32, eval_samples=0))
 WRONG = {   # what is called -> words of the error
     "train(data, 'rows.jsonl')": "data: it is of type str", "launch(3)": "cfg: it is of type int",
     "plan(data, 3)": "data: it is of type int", "preflight(data.cfg, data.cfg)": "data: it is of type Config",
-    "prepare(data.cfg, data)": "tokenizer: it is of type Data", "train(data, model='gpt2')": "model='gpt2'",
+    "prepare(data.cfg, data)": "this is of type Data", "train(data, model='gpt2')": "model='gpt2'",
     "train(data, callbacks=[3])": "callbacks: one is of type int",
     "load_config(tokenizer=data.tokenizer)": "prepare(cfg, tokenizer)",
     "load_config(train_dataset=[1])": "prepare(cfg, train=rows)", "load_config(peft_config=3)": "lora_alpha",
