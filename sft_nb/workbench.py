@@ -56,7 +56,7 @@ class _Asked:
         callbacks=(),            # transformers' `TrainerCallback`s of your own
         is_resolved:bool=False,      # True: `cfg` is a run's own, taken as it is, without a plan
     ):
-        if tokenizer is not None and not hasattr(tokenizer, "prompt_separator"): configure_tokenizer(tokenizer, cfg)
+        if tokenizer is not None: configure_tokenizer(tokenizer, cfg)
         if data is not None and tokenizer not in (None, data.tokenizer):
             made, given = (token_inputs(data.cfg, data.task, one) for one in (data.tokenizer, tokenizer))
             if made != given:

@@ -132,7 +132,8 @@ def configure_tokenizer(
         raise ConfigError(
             f"tokenizer {tokenizer.name_or_path!r}", "it has no end token", "a model can only learn to stop with one",
             "set tokenizer.eos_token, save_pretrained it into a folder, and name that folder in {tokenizer}")
-    tokenizer.new_tokens = [t for t in cfg.train_tokens or () if t not in tokenizer.get_vocab()]
+    known = {*tokenizer.get_vocab()} - {*getattr(tokenizer, "new_tokens", ())}   # it may be configured again
+    tokenizer.new_tokens = [t for t in cfg.train_tokens or () if t not in known]
     tokenizer.add_tokens(tokenizer.new_tokens, special_tokens=True)
     choose_pad(tokenizer)
     tokenizer.prompt_separator = cfg.prompt_separator   # these two travel with it, to wherever prompts are made

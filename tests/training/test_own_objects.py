@@ -15,6 +15,7 @@ from sft_nb import evaluate, load_config, merge, prepare, resume, train
 from sft_nb.model.own_model import with_model
 from sft_nb.report import ConfigError
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
+from sft_nb.workbench import Workbench
 
 SUMS = [dict(prompt=f"{a} plus {b}?", completion=str(a + b)) for a in range(8) for b in range(8)]
 
@@ -170,3 +171,12 @@ def test_a_base_that_became_no_run_is_not_left_behind(tmp_path, monkeypatch):
     with pytest.raises(ConfigError): train(data_of(small(tmp_path, method="lora")), model=model)
     gc.collect()
     assert not [*(tmp_path/"temporary").rglob("*.safetensors")]
+
+
+def test_a_tokenizer_is_used_with_one_config_after_another():
+    "The second config counts, and tokens that the first one added are still new to a model"
+    tokenizer = load_tokenizer(load_config(train_tokens=("<own>",)))
+    Workbench(load_config(train_tokens=("<own>",)), tokenizer=tokenizer)
+    assert tokenizer.new_tokens == ["<own>"]
+    Workbench(load_config(train_tokens=("<own>",), chat_template="none"), tokenizer=tokenizer)
+    assert tokenizer.chat_template is None and tokenizer.new_tokens == ["<own>"]
