@@ -339,18 +339,23 @@ class Report:
         return ", ".join([*said, f"{n['skipped']} skipped"] if n["skipped"] else said)
 
 # %% ../nbs/00_report.ipynb #f17a5304
-_MAX_PASSED_LISTED = 2   # if more checks passed, they are counted
+_MAX_PASSED_LISTED = 2    # if more checks passed, they are counted
+_MAX_SKIPPED_LISTED = 3   # and so are those that were skipped for the same reason
 
 @patch
 def by_weight(self:Report)->list[Finding]:
     "The findings, the worst first"
     return sorted(self.findings, key=lambda f: -STATUSES.index(f.status))
 
+def _group_same(findings:list[Finding])->list[list[Finding]]:
+    "Findings that differ only in their names (of train and of eval) together"
+    groups = {}
+    for f in findings: groups.setdefault((f.status, f.sentence, str(f.fix)), []).append(f)
+    return [*groups.values()]
+
 def _merge_same(findings:list[Finding])->list[Finding]:
-    "Merge findings that differ only in their names (of train and of eval) into one with all the names"
-    names = {}
-    for f in findings: names.setdefault((f.status, f.sentence, str(f.fix)), []).append(f)
-    return [replace(same[0], check=", ".join(f.check for f in same)) for same in names.values()]
+    "One finding with all the names, instead of those that differ only in their names"
+    return [replace(same[0], check=", ".join(f.check for f in same)) for same in _group_same(findings)]
 
 @patch
 def text(self:Report,
@@ -358,14 +363,14 @@ def text(self:Report,
 )->str:
     "Verdict, warnings and failures, figures, and what is fine"
     passed = [f for f in self.findings if f.status == "ok"]
-    others = [f for f in self.by_weight() if f.status in ("ok", "skipped")]
     lines = [f"{STATUS_MARKS[self._badge_status()]} {self.verdict}"] if self.verdict else []
     lines += [str(f) for f in _merge_same(self.by_weight()) if f.status in _PROBLEMS]
     lines += figures_text(self.figures)
-    if everything or len(passed) <= _MAX_PASSED_LISTED: lines += [str(f) for f in others]
-    else:
-        lines += [str(f) for f in others if f.status == "skipped"]
-        lines.append(f"{STATUS_MARKS['ok']} {len(passed)} checks passed")
+    for same in _group_same([f for f in self.findings if f.status == "skipped"]):
+        if everything or len(same) <= _MAX_SKIPPED_LISTED: lines += map(str, same)
+        else: lines.append(str(replace(same[0], check=f"{len(same)} checks")))
+    if everything or len(passed) <= _MAX_PASSED_LISTED: lines += [str(f) for f in passed]
+    else: lines.append(f"{STATUS_MARKS['ok']} {len(passed)} checks passed")
     return escape_controls("\n".join([self.title, *(f"  {line}" for line in lines)]))
 
 @patch

@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 from ..escape import escape_html, escape_controls
-from ..display import bar_html, Html, table_html
+from ..display import bar_html, format_change, Html, table_html
 from ..credentials import redact_json
 from ..files import read_json, remove_temporaries, write_atomically
 from ..report import ConfigError, pluralise, edit, shell_quote, SftError
@@ -188,7 +188,7 @@ def gains_in_words(
         d = paired(base, tuned, figure)
         line = f"{d.number(d.gain)} (95% interval {d.span}; {d.won} won, {d.lost} lost, {d.p_text})"
         if figure != "accuracy":
-            line = f"{figure} {base.overall(figure):.3g} → {tuned.overall(figure):.3g}, {line}"
+            line = f"{figure} {format_change(base.overall(figure), tuned.overall(figure))}, {line}"
         if d.disagreement: line += f", {d.disagreement}: cannot tell"
         if figure == by and d.p >= .05: line += f"; {detectable_in_words(d)}"
         lines.append(line)

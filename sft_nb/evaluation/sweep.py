@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ..escape import escape_html, escape_controls
-from ..display import aligned_text, table_html
+from ..display import aligned_text, format_change, table_html
 from ..credentials import redact_json
 from ..files import read_json, write_atomically
 from ..progress import log
@@ -130,7 +130,8 @@ class Sweep:
         means = {name: scores.contributions(self.by).mean() for name, scores in self.checkpoints.items()}
         ties = sum(value == means[self.best] for value in means.values()) - 1
         line = f"best {self.best}, and {ties} equal to it: " if ties else f"best {self.best}: "
-        if self.by != "accuracy": line += f"{self.by} {self.base.overall(self.by):.3g} → {best.overall(self.by):.3g}, "
+        if self.by != "accuracy":
+            line += f"{self.by} {format_change(self.base.overall(self.by), best.overall(self.by))}, "
         line += f"{d.number(d.gain)} (95% interval {d.span}; {d.won} won, {d.lost} lost; {d.p_text}), "
         if d.disagreement: line += f"{d.disagreement}: cannot tell, "
         lines = [line + f"corrected for the choice among {n}"]

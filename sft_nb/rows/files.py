@@ -185,15 +185,17 @@ def read_table(path:Path)->Iterator[tuple[int,dict|SftError]]:
         if len(set(names)) < len(names):
             found = f"two columns have the same name: {', '.join(names)[:80]}"
             raise SftError(f"{path} line 1", found, "names that differ", "rename one of the two in line 1")
+        line, end = 0, reader.line_num   # the first line of a record, and the last one of that before
         for cells in reader:
+            line, end = end + 1, reader.line_num
             if not cells: continue
             if not _MISSING_CELLS.isdisjoint(cells): cells = [None if c in _MISSING_CELLS else c for c in cells]
             row = dict(zip(names, cells))
             if len(cells) != len(names):
                 found = f"{pluralise(len(cells), 'cell')}, and the first line names {len(names)}"
-                row = SftError(f"{path} line {reader.line_num}", found, ", ".join(names)[:80],
+                row = SftError(f"{path} line {line}", found, ", ".join(names)[:80],
                                "quote the cells that hold a separator")
-            yield reader.line_num, row
+            yield line, row
 
 # %% ../../nbs/02_rows/02_files.ipynb #f96b9b49
 def read_parquet(path:Path)->Iterator[tuple[int,dict]]:

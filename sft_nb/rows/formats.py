@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'COMPLETION_KEYS', 'ROLE_KEYS', 'CONTENT_KEYS', 'REASONING_KEYS', 'missing_fields', 'detect_by_columns',
-           'detect', 'is_missing', 'content_text', 'normalise_message', 'is_normalised', 'join_names', 'guess_columns',
-           'propose_fields', 'no_format_error', 'to_messages']
+           'detect', 'is_missing', 'content_text', 'normalise_message', 'is_normalised', 'is_answer_name', 'join_names',
+           'guess_columns', 'propose_fields', 'no_format_error', 'to_messages']
 
 # %% ../../nbs/02_rows/00_formats.ipynb #97c4be44
 import json, re
@@ -341,12 +341,17 @@ _ANSWER_WORDS = ("answer", "completion", "response", "reply", "output", "resolut
 _QUESTION_WORDS = ("question", "prompt", "instruction", "query", "problem", "ticket", "request", "input", "source",
                    "body", "document", "article", "text", "message", "description", "subject", "title", "user",
                    "frage", "anfrage", "pregunta", "consulta", "domanda", "pergunta")
+_CLASS_WORDS = {"labels", "class", "category", "sentiment", "intent", "topic"}   # what a text is classified as
 _METADATA_WORDS = {"id", "ids", "idx", "index", "uuid", "uid", "no", "nr", "number", "date", "time", "timestamp",
                    "created", "updated", "url"}
 
 def _column_words(column)->list[str]:
     "The words of a column's name in lower case: of TicketText, ticket and text"
     return re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", str(column)).lower())
+
+def is_answer_name(column)->bool:
+    "Whether a column is called as answers and labels are: `Resolution`, `label`"
+    return not _CLASS_WORDS.union(_ANSWER_WORDS).isdisjoint(_column_words(column))
 
 def join_names(names:list[str])->str:
     "Names in one string, the first six if there are more"

@@ -20,7 +20,7 @@ from ..display import RecordTable, with_png
 from ..report import command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata
-from ..rows.formats import join_names
+from ..rows.formats import is_answer_name, join_names
 from ..rows.sources import Mixture, unused_test_files
 from ..rows.texts import is_filler, mostly_unique
 from ..tasks.core import Task
@@ -293,6 +293,10 @@ def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:
     text = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} not used: no conversation is made of it"
     if are_metadata(names): return [*out, ok(text, check=f"{name}_columns")]
     fix = edit(ignore_columns=(*(cfg.ignore_columns or ()), *names[:6])) | "a task that reads them"
+    answer = next(filter(is_answer_name, names), None)
+    if answer and cfg.task in ("auto", "chat") and [*s.seen.formats] == ["text"]:   # and what is to be said of it
+        text += "; the whole text is learned"
+        fix = edit(fields=("question=text", f"answer={answer}")) | fix
     return [*out, warn(text, fix, check=f"{name}_columns")]
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00021

@@ -358,7 +358,12 @@ def sample(self:Guards, model, step:int)->None:
 @patch
 def _decode(self:Guards, model, step:int, at_most:int|None)->list[Finding]:
     "What the samples say; if they cannot be decoded, that is noted, and the training continues without them"
-    try: return self.probe(model, at_most)
+    try:
+        found = self.probe(model, at_most)
+        if self.cfg.init == "pretrained" or self.cfg.method == "full": return found
+        # an adapter and a rate change little in a base that knows nothing
+        return [replace(f, says=f"{f.says}; the base is random, and an adapter alone learns little on it",
+                        fix=edit(method="full")) if f.check == "collapse" else f for f in found]
     except Exception as e:
         says = f"a few prompts could not be answered ({type(e).__name__}: {error_summary(e)})"
         finding = fail(says, command("sft_nb check", "preflight(cfg)"), check="sample_failed")

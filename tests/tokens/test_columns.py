@@ -42,6 +42,17 @@ def test_columns_that_nobody_reads_are_named(tokenizer, plain):
     assert ordinary.report.figures["columns not used"] == "id, agent, sent"
 
 
+def test_a_text_and_its_label_are_proposed_as_question_and_answer(tokenizer):
+    rows = [dict(text="my parcel is late", label="shipping"), dict(text="I cannot log in", label="account")]
+    found = finding(prepare(no_eval(), tokenizer, train=rows), "train_columns")
+    assert found.fix.settings["fields"] == ("question=text", "answer=label")
+    assert str(found.fix).endswith("ignore_columns=('label',), or a task that reads them"), str(found.fix)
+    data = prepare(no_eval(fields=found.fix.settings["fields"]), tokenizer, train=rows)
+    assert supervised(tokenizer, data)[0].startswith("shipping") and "train_columns" not in warned(data)
+    other = finding(prepare(no_eval(), tokenizer, train=[dict(text="a poem", mood="sad")]), "train_columns")
+    assert "fields" not in other.fix.settings
+
+
 def test_what_messages_hold_that_nobody_reads_is_named_or_refused(tokenizer, plain):
     def talk(**more): return dict(messages=[TALK[0] | more, TALK[1]])
     rows = talk(mood="glad", tool_calls=None), talk(id=3), dict(conversations=[TALK[0] | dict(mood="sad"), TALK[1]])

@@ -26,6 +26,13 @@ def test_a_collapse_is_seen(tmp_path):
     assert (note.step, note.until) == (2, 10) and str(note).startswith("✗ collapse: step 2 to 10: ")
 
 
+def test_a_collapse_of_random_weights_under_an_adapter(tmp_path):
+    "Neither a lower rate nor other labels would help: what is trained is too little"
+    with answers("!" * 80): run = train(small(tmp_path, sample_steps=2, max_steps=2))
+    note = notes(run)["collapse"]
+    assert note.fix.settings == dict(method="full") and "the base is random" in note.says
+
+
 def test_a_collapse_can_end_the_run(tmp_path):
     with answers("!" * 80): run = train(small(tmp_path, sample_steps=2, on_collapse="stop"))
     assert (run.status.state, run.status.step, run.status.stopped_by) == ("stopped", 4, "guard")
