@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['FIX_LANGUAGES', 'STATUSES', 'fix_language', 'shell_quote', 'spell_settings', 'Fix', 'edit', 'command', 'as_fix',
-           'pluralise', 'with_article', 'error_summary', 'SftError', 'ConfigError', 'MissingFileError',
-           'MissingPathError', 'MissingRunError', 'Finding', 'ok', 'skipped', 'warn', 'fail', 'Report']
+           'pluralise', 'with_article', 'error_summary', 'why_unreadable', 'SftError', 'ConfigError',
+           'MissingFileError', 'MissingPathError', 'MissingRunError', 'Finding', 'ok', 'skipped', 'warn', 'fail',
+           'Report']
 
 # %% ../nbs/00_report.ipynb #caa7fd3a
 import json, os, re, shlex
@@ -171,6 +172,14 @@ def error_summary(error:Exception)->str:
     said = str(error).strip() or "no message"
     if "weights_only" in said: return "it holds something else than tensors, and is not read"
     return said.splitlines()[0][:200]
+
+def why_unreadable(error:Exception)->str:
+    "Why a JSON file of ours could not be read, without the names of Python's errors"
+    if isinstance(error, OSError) and error.strerror: return error.strerror
+    if isinstance(error, json.JSONDecodeError): return f"no JSON: {error.msg} in line {error.lineno}"
+    if isinstance(error, UnicodeDecodeError): return "it is not text in UTF-8"
+    if isinstance(error, KeyError): return f"{error} is missing"
+    return "something else is in it"
 
 # %% ../nbs/00_report.ipynb #fef3bd6e
 class SftError(Exception):
@@ -436,5 +445,5 @@ def load(cls:Report, path:Path)->"Report":
     "What `save` wrote; `SftError` if it is damaged"
     try: return cls.from_dict(read_json(Path(path)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise SftError(str(path), f"it cannot be read ({type(e).__name__})", "a report that sft_nb wrote",
+        raise SftError(str(path), f"it cannot be read ({why_unreadable(e)})", "a report that sft_nb wrote",
                        command(f"rm {shell_quote(path)}")) from e

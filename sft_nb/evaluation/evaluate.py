@@ -19,7 +19,7 @@ from ..escape import escape_html, escape_controls
 from ..display import bar_html, format_change, Html, table_html
 from ..credentials import redact_json
 from ..files import read_json, remove_temporaries, write_atomically
-from ..report import ConfigError, pluralise, edit, shell_quote, SftError
+from ..report import ConfigError, pluralise, edit, shell_quote, SftError, why_unreadable
 from ..config import Config, with_parameters_of, with_settings
 from ..settings import settings_with
 from ..tasks.core import task_of
@@ -317,7 +317,7 @@ class Evaluation:
                        d.get("longer", 0), d.get("left_out", {}), d.get("weights", ""), d.get("earlier", ""),
                        is_full=d.get("is_full", False))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise SftError(str(path), f"it cannot be read ({type(e).__name__})", "scores that sft_nb wrote",
+            raise SftError(str(path), f"it cannot be read ({why_unreadable(e)})", "scores that sft_nb wrote",
                            f"remove {path}, and evaluate again") from e
 
 # %% ../../nbs/12_evaluation/04_evaluate.ipynb #eaf49b96

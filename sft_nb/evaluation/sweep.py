@@ -21,7 +21,7 @@ from ..display import aligned_text, format_change, table_html
 from ..credentials import redact_json
 from ..files import read_json, write_atomically
 from ..progress import log
-from ..report import command, ConfigError, Finding, ok, shell_quote, SftError, warn
+from ..report import command, ConfigError, Finding, ok, shell_quote, SftError, warn, why_unreadable
 from ..config import Config, with_parameters_of
 from ..model.hardware import free_memory
 from ..model.adapter import check_trained
@@ -230,7 +230,7 @@ class Sweep:
             return cls(d["run"], d["by"], Scores.from_dict(d["base"]), scores, forgotten, d["lowest_loss"],
                        d.get("left_out", {}), d.get("weights", {}))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise SftError(str(path), f"it cannot be read ({type(e).__name__})", "scores that sft_nb wrote",
+            raise SftError(str(path), f"it cannot be read ({why_unreadable(e)})", "scores that sft_nb wrote",
                            f"remove {path}, and sweep again") from e
 
 def compare_with_lowest_loss(e:Sweep)->Finding|None:

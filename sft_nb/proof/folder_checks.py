@@ -26,7 +26,8 @@ from safetensors import safe_open
 from ..escape import escape_controls
 from ..files import read_json
 from ..report import (
-    command, ConfigError, fail, Finding, Fix, MissingPathError, ok, pluralise, shell_quote, skipped, SftError, warn)
+    command, ConfigError, fail, Finding, Fix, MissingPathError, ok, pluralise, shell_quote, skipped, SftError, warn,
+    why_unreadable)
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..tokens.tokenizer import model_path
@@ -82,7 +83,8 @@ class Folder:
         try: found = read_json(self.path/name)
         except FileNotFoundError: return {}
         except (OSError, ValueError) as e:
-            raise SftError(str(self.path/name), f"it cannot be read ({type(e).__name__})", "JSON", "merge again") from e
+            found = f"it cannot be read ({why_unreadable(e)})"
+            raise SftError(str(self.path/name), found, "JSON", "merge again") from e
         return found if isinstance(found, dict) else {}
 
     @cached_property
