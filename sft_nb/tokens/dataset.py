@@ -254,6 +254,11 @@ def _find_in_texts(s:Split, name:str, chat:bool)->list[Finding]:
                 "tokenizer: the model would learn to write it")
         out.append(warn(text, f"take {end!r} off the end of the rows", check=f"{name}_end_markers"))
 
+    if k := texts.get("cut_reasoning", 0):
+        cut = pluralise(k, "opens its reasoning and never closes it", "open their reasoning and never close it")
+        text = f"of {pluralise(n, 'answer')} looked at, {cut}: cut short, it teaches to think without an end"
+        out.append(warn(text, "leave these rows out, or generate them with more tokens", check=f"{name}_cut_reasoning"))
+
     flaws, least = [], max(_SHARE * n, 3)
     if (k := texts.get("markup", 0)) >= least: flaws.append(f"{k:,} hold HTML, as in {seen.examples['markup'][:60]!r}")
     fillers = texts.get("filler", 0)

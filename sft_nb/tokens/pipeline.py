@@ -20,7 +20,7 @@ from ..report import edit, SftError
 from ..config import Config
 from ..rows.formats import detect
 from ..rows.columns import is_numeric_label
-from ..rows.texts import answer_marker, end_marker, has_markup, is_filler, repeated_answers
+from ..rows.texts import answer_marker, end_marker, has_markup, is_cut_reasoning, is_filler, repeated_answers
 from ..tasks.core import Task
 from .template import Template, thought_of
 from .turns import Chunk, split_conversation, has_content, supervised_messages
@@ -52,7 +52,7 @@ class RowStatistics:
     reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
     notes:dict[str,str]=field(default_factory=dict)       # what is odd about prompts (`Template.notes`) -> first place
     label_zero:int=0            # rows that a `label` of 0 left out
-    texts:dict[str,int]=field(default_factory=dict)       # looked_at, single, once, markup, filler -> answers
+    texts:dict[str,int]=field(default_factory=dict)       # looked_at, single, once, markup, ... -> answers
     repeated:dict[str,int]=field(default_factory=dict)    # an answer that came again and again -> how often
     markers:dict[str,int]=field(default_factory=dict)     # chat marker -> rows in whose text it stands
     ends:dict[str,int]=field(default_factory=dict)        # end token of another model -> answers that end with it
@@ -217,6 +217,7 @@ def look_at_texts(self:Reader, rows:list[Row])->None:
         if is_filler(answer):
             counts["filler"] += 1
             examples.setdefault("filler", answer)
+        counts["cut_reasoning"] += is_cut_reasoning(answer)
         is_cut = messages[0]["role"] == "text" and len(messages) > 1   # by a response_template, which is its marker
         marker = None if is_cut else answer_marker("\n".join([m["content"] for m in messages[:-1]] or [answer]))
         if marker: self.seen.markers[marker] = self.seen.markers.get(marker, 0) + 1

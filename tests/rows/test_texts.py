@@ -9,7 +9,7 @@ from sft_nb.report import FIX_LANGUAGES, fix_language
 from sft_nb.rows.sources import open_rows
 from sft_nb.tokens.prepare import prepare
 
-KINDS = ("texts", "markers", "end_markers")
+KINDS = ("texts", "markers", "end_markers", "cut_reasoning")
 
 
 def found(rows, **settings)->dict:
@@ -34,6 +34,13 @@ def test_flaws_of_answers_are_one_finding(answers, says):
     seen = found(asked(*FREE, *answers))
     assert list(seen) == ["texts"] and seen["texts"].status == "warn" and says in seen["texts"].says
     assert not found(asked(*FREE, *answers[:3]))   # fewer than one in twenty
+
+
+def test_reasoning_that_was_cut_short():
+    thought = [f"<think>\n{k} and so on\n</think>\n\n{k}" for k in range(30)]
+    assert not found(asked(*thought))
+    seen = found(asked(*thought, "<think>\nFirst, I add 1 and"))
+    assert seen["cut_reasoning"].says.startswith("of 31 answers looked at, 1 opens its reasoning and never closes it")
 
 
 def test_labels_and_numbers_are_no_flaws():
