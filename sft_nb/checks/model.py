@@ -98,8 +98,13 @@ def check_packed(model, cfg:Config)->Finding|None:
     says = f"{share:.1%} of the base is stored in {8 if cfg.load_in_8bit else 4} bits"
     if share >= .9 or not left_out: return ok(says)
     says += f", and not {', '.join([*left_out][:3])}"
-    experts = [m for m in model.modules() if is_experts(m) and any(p.ndim == 3 for p in m.parameters(recurse=False))]
-    if not experts: return ok(says)
+    experts = [m for m in model.modules() if is_experts(m) and not hasattr(m, "packed")
+               and any(p.ndim == 3 for p in m.parameters(recurse=False))]
+    if not experts:
+        of_text, _ = packed_share(model, text_path(model))   # a vision tower stays as it is
+        if of_text >= .5: return ok(says)
+        says += ": bitsandbytes stores linear layers of which each has a weight of its own and is a plain `nn.Linear`"
+        return warn(says, edit(method="lora"))
     if cfg.load_in_8bit: return warn(says, edit(load_in_8bit=False))
     return warn(f"{says}: {why_not_packed(experts[0])}", edit(method="lora"))
 

@@ -263,13 +263,14 @@ def count_parameters(
 # %% ../../nbs/06_model/06_load.ipynb #0e768654
 def packed_share(
     model,                        # from `load_base`, with or without an adapter
+    inside:str="",                # a path: the share of its matrices; empty: of all
 )->tuple[float,dict[str,int]]:    # share, and numbers of other matrices: mlp.experts.down_proj -> 1000
     "Which share of the matrices of a base, beside embeddings and head, is stored in 4 or 8 bits"
     inner = causal_lm(model)
     ends = (inner.get_input_embeddings(), inner.get_output_embeddings())
     seen = {id(p) for end in ends if end is not None for p in end.parameters()}
     packed, left_out = 0, {}
-    for path, module in inner.named_modules():
+    for path, module in inner.get_submodule(inside).named_modules():
         if "lora_" in path or "modules_to_save" in path or isinstance(module, torch.nn.Embedding): continue
         place = [part for part in path.split(".") if part != "base_layer" and not part.isdigit()][-2:]
         for name, p in module._parameters.items():

@@ -231,6 +231,14 @@ def test_experts_that_stay_in_16_bits_are_reported(kind, how, says, fix, tokeniz
     assert found.status == "warn" and re.search(says, found.says) and str(found.fix) == fix
 
 
+def test_a_base_whose_layers_are_others_than_linear_ones_is_reported(tokenizer, tmp_path):
+    "Falcon's inherit from `nn.Linear`, and bitsandbytes replaces that class alone; a vision tower is left as it is"
+    found = check_packed(*in_4_bits(tmp_path/"falcon", tokenizer, "falcon"))
+    assert found.status == "warn" and found.says.startswith("0.0% of the base") and str(found.fix) == "method='lora'"
+    found = check_packed(*in_4_bits(tmp_path/"got_ocr2", tokenizer, "got_ocr2"))
+    assert found.status == "ok" and not found.says.startswith("100")
+
+
 def test_routers_stay_as_they_are_in_4_bits(tokenizer, tmp_path):
     "LongCat's is a linear layer whose weight is read past the layer: packed, it would have no shape"
     packed, cfg = in_4_bits(tmp_path, tokenizer, "longcat_flash")
