@@ -210,7 +210,7 @@ class Slope:
 
 _FINE = (.01, [(1e-2, 2), (1e-3, 2), (1e-4, 2)], (1e-5, 2))   # close enough; walks, in shares of the loss; points
 _COARSE = (.3, [(.2, 6), (.05, 6)])                # in 16 bits
-_MOST_DOUBT = .1                                   # as a share of the gradient; with more, a walk cannot tell
+_MOST_DOUBT = .1                                   # as a share of the smaller slope; with more, a walk cannot tell
 
 def _choose_walk(slope_at:Callable, enough:float, walks:list, shortest:tuple=())->Slope:
     "The first walk on which everything agrees; else, of the reliable ones, that which contradicts the gradient least"
@@ -219,9 +219,14 @@ def _choose_walk(slope_at:Callable, enough:float, walks:list, shortest:tuple=())
     for walk in walks:
         found.append(slope_at(*walk))
         if agrees(found[-1], enough): return found[-1]
-    if shortest and agrees(short := slope_at(*shortest), 2 * enough): return short   # it rounds, and cannot contradict
-    reliable = [slope for slope in found if slope.doubt < _MOST_DOUBT * slope.gradient] or found
-    return min(reliable, key=lambda slope: slope.off - 4 * slope.doubt / slope.gradient)
+    def is_reliable(slope:Slope)->bool:   # far away, where the loss is flat, two walks hardly differ from each other
+        return slope.doubt <= _MOST_DOUBT * min(slope.gradient, abs(slope.difference))
+    reliable = [slope for slope in found if is_reliable(slope)]
+    if shortest:
+        short = slope_at(*shortest)
+        if agrees(short, 2 * enough): return short
+        if not reliable: found.append(short)   # it rounds, and contradicts nothing that is reliable
+    return min(reliable or found, key=lambda slope: slope.off - 4 * slope.doubt / slope.gradient)
 
 # %% ../../nbs/09_checks/04_step.ipynb #1071c7d9
 @torch.no_grad()

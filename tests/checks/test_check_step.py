@@ -6,7 +6,7 @@ import torch
 from planted import bad, small
 
 from sft_nb.checks.preflight import Evidence
-from sft_nb.checks.step import Slope, check_derivative, slopes
+from sft_nb.checks.step import _FINE, _choose_walk, Slope, check_derivative, slopes
 from sft_nb.checks.preflight import preflight
 from sft_nb.checks.step import (Evaluated, FirstStep, check_evaluation, check_gradient, check_loss, check_order,
                                 check_width, take_step)
@@ -98,6 +98,17 @@ def test_derivative():
     rounded = [look((x, .01), slack=.3, coarse=True) for x in (.8, .2, 1.2, 1.4, 1.7)]
     assert rounded == ["ok", "skipped", "ok", "skipped", "fail"]   # rounding only takes away
     assert check_derivative([], .02, False).status == "fail"
+
+
+def test_flat_surroundings_contradict_no_gradient():
+    "Keys of another Zamba: on long walks the loss hardly changes at all, and the shortest is rounded"
+    seen = {1e-2: (1.8e-7, 2e-7), 1e-3: (5.6e-6, 3.3e-6), 1e-4: (1.07e-5, 7.7e-6), 1e-5: (1.21e-4, 2.8e-5)}
+    def judged(found):
+        def slope_at(move, points): return Slope("keys", 1.27e-4, *found[move])
+        return check_derivative([_choose_walk(slope_at, *_FINE)], .02, False).status
+    assert judged(seen) == "skipped"
+    assert judged(seen | {1e-4: (1.07e-5, 1e-8)}) == "fail"   # what is sure contradicts
+    assert judged(dict.fromkeys(seen, (0., 0.))) == "fail"    # nothing changes, wherever one looks
 
 
 def test_a_part_with_a_small_gradient_is_walked_in_small_steps():
