@@ -15,7 +15,7 @@ from sft_nb.checks.model import check_packed, check_reach
 from sft_nb.config import load_config
 from sft_nb.model.adapter import add_adapter, lora_reach, read_adapter, targets_as_named
 from sft_nb.model import experts
-from sft_nb.model.experts import balance_loss_of, expert_parameters, packed_experts, restore_experts
+from sft_nb.model.experts import balance_loss_of, balance_weight, expert_parameters, packed_experts, restore_experts
 from sft_nb.model.load import auto_class, load_base, quiet
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.own_model import read_lora_settings
@@ -83,6 +83,28 @@ def test_the_routers_loss_is_that_of_transformers(kind, tokenizer):
         ours = model(**batch, output_router_logits=True, supervised=True).aux_loss
         assert model(**batch, supervised=True).aux_loss is None
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6) and ours > 0
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_routers_loss_weighs_what_the_config_says(kind):
+    "JetMoE has another name for it"
+    model = base(kind)
+    own = getattr(model, "aux_loss_coef", None) if kind == "jetmoe" else model.router_aux_loss_coef
+    assert balance_weight(None, model) == own > 0
+    assert balance_weight(0., model) == 0.
+
+
+def test_routers_that_are_trained_are_not_called_frozen(tokenizer):
+    how = dict(lora_target_modules=("attention",))
+    assert "routers, embeddings and head are frozen" in str(lora_reach(adapted("qwen3_moe", tokenizer, **how)))
+    trained = adapted("qwen3_moe", tokenizer, lora_target_parameters=("gate.weight",), **how)
+    assert "; embeddings and head are frozen" in str(lora_reach(trained))
+
+
+def test_a_word_that_means_nothing_is_answered_with_those_of_experts_too(tokenizer):
+    with pytest.raises(ConfigError, match="no linear layer 'down_projs'.*gate_up_proj") as e:
+        adapted("gpt_oss", tokenizer, lora_target_modules=("down_projs",))
+    assert e.value.fix.settings == dict(lora_target_modules=("down_proj",))
 
 
 def test_the_rank_is_divided_among_the_experts_of_a_token(tokenizer):
