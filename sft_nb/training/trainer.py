@@ -23,8 +23,8 @@ from ..batches.collate import CollatorWithPositions
 from ..batches.layout import text_config
 from ..batches.packing import BatchSampler, EpochLoader, NumberedRows, TrainingRows
 from ..model.hardware import free_memory, is_out_of_memory
-from ..model.experts import balance_weight
-from ..model.load import broken_weights
+from ..model.experts import balance_weight, expert_parameters
+from ..model.load import broken_weights, quiet
 from ..model.loss import causal_lm
 from ..model.precision import kept_exact
 from ..model.checkpointing import save_memory
@@ -353,6 +353,26 @@ def log(self:SupervisedTrainer, logs, *args, **kwargs):
     self.read_counts()
     if "train_loss" in logs: logs = logs | dict(train_loss=self._total_loss_scalar / max(1, self.state.global_step))
     return super(SupervisedTrainer, self).log(self.skipped.in_line(logs, self.state.global_step), *args, **kwargs)
+
+# %% ../../nbs/11_training/04_trainer.ipynb #tr0experts
+@patch
+def read_experts(self:SupervisedTrainer, folder:str)->None:
+    "Full training of a mixture: transformers' files name each expert, which `load_state_dict` by itself passes over"
+    inner = causal_lm(self.model)
+    if hasattr(self.model, "peft_config") or self.is_fsdp_enabled or self.is_deepspeed_enabled: return
+    if not expert_parameters(inner): return
+    with quiet(): saved = type(inner).from_pretrained(folder, dtype=inner.dtype)
+    inner.load_state_dict(saved.state_dict())
+
+@patch
+def _load_from_checkpoint(self:SupervisedTrainer, resume_from_checkpoint, model=None):
+    super(SupervisedTrainer, self)._load_from_checkpoint(resume_from_checkpoint, model)
+    self.read_experts(resume_from_checkpoint)
+
+@patch
+def _load_best_model(self:SupervisedTrainer):
+    super(SupervisedTrainer, self)._load_best_model()
+    self.read_experts(self.state.best_model_checkpoint)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #d81a4cb2
 @patch

@@ -301,3 +301,18 @@ def test_what_text_never_reaches_gets_no_adapter(kind, tokenizer):
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
     assert lora_reach(model).share > .9
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "granitemoehybrid"])
+def test_full_training_of_a_mixture_goes_on_with_its_experts(tmp_path, kind):
+    "Whose checkpoint names each expert, and the model all of them together"
+    tiny_config(kind, 745).save_pretrained(tmp_path/kind)
+    run = train(load_config(
+        "demo", model=str(tmp_path/kind), tokenizer="tiny", init="random", method="full", device="cpu", max_steps=2,
+        max_samples=16, save_steps=1, eval_samples=0, preflight=False, runs_dir=str(tmp_path), run_name="run"))
+    again = Run(shutil.copytree(run.path, tmp_path/"again"))
+    shutil.rmtree(again.path/"checkpoints/checkpoint-2")
+    shutil.rmtree(again.adapter)
+    again.set_status("running", step=1)
+    resume(again)
+    assert (again.adapter/"model.safetensors").read_bytes() == (run.adapter/"model.safetensors").read_bytes()
