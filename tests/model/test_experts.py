@@ -303,16 +303,31 @@ def test_what_text_never_reaches_gets_no_adapter(kind, tokenizer):
     assert lora_reach(model).share > .9
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "granitemoehybrid"])
-def test_full_training_of_a_mixture_goes_on_with_its_experts(tmp_path, kind):
-    "Whose checkpoint names each expert, and the model all of them together"
+def full_training(tmp_path, kind:str, **how)->Run:
     tiny_config(kind, 745).save_pretrained(tmp_path/kind)
-    run = train(load_config(
-        "demo", model=str(tmp_path/kind), tokenizer="tiny", init="random", method="full", device="cpu", max_steps=2,
-        max_samples=16, save_steps=1, eval_samples=0, preflight=False, runs_dir=str(tmp_path), run_name="run"))
+    return train(load_config("demo", **dict(
+        model=str(tmp_path/kind), tokenizer="tiny", init="random", method="full", device="cpu", max_steps=2,
+        max_samples=16, save_steps=1, eval_samples=0, preflight=False, runs_dir=str(tmp_path), run_name="run") | how))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "granitemoehybrid", "qwen3_vl"])
+def test_full_training_goes_on_with_weights_that_its_files_call_otherwise(tmp_path, kind):
+    "The files of a mixture name each expert, and the model all of them together"
+    run = full_training(tmp_path, kind)
     again = Run(shutil.copytree(run.path, tmp_path/"again"))
     shutil.rmtree(again.path/"checkpoints/checkpoint-2")
     shutil.rmtree(again.adapter)
     again.set_status("running", step=1)
     resume(again)
     assert (again.adapter/"model.safetensors").read_bytes() == (run.adapter/"model.safetensors").read_bytes()
+
+
+def test_the_best_checkpoint_of_a_mixture_is_loaded_whole(tmp_path):
+    "A rate that makes it worse each time: the first checkpoint is the best"
+    run = full_training(tmp_path, "mixtral", load_best_model_at_end=True, eval_samples=8, eval_steps=1, max_steps=3,
+                        learning_rate=.5, warmup_steps=0, save_total_limit=9)
+    result = (run.adapter/"model.safetensors").read_bytes()
+    scores = [line["eval_loss"] for line in run.metrics() if "eval_loss" in line]
+    best = scores.index(min(scores)) + 1
+    assert best < 3, scores
+    assert result == (run.path/f"checkpoints/checkpoint-{best}/model.safetensors").read_bytes()
