@@ -376,11 +376,6 @@ def _load_from_checkpoint(self:SupervisedTrainer, resume_from_checkpoint, model=
     super(SupervisedTrainer, self)._load_from_checkpoint(resume_from_checkpoint, model)
     self.read_renamed_weights(resume_from_checkpoint)
 
-@patch
-def _load_best_model(self:SupervisedTrainer):
-    super(SupervisedTrainer, self)._load_best_model()
-    self.read_renamed_weights(self.state.best_model_checkpoint)
-
 # %% ../../nbs/11_training/04_trainer.ipynb #d81a4cb2
 @patch
 def _get_output_dir(self:SupervisedTrainer, trial)->str:

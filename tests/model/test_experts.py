@@ -306,26 +306,27 @@ def test_what_text_never_reaches_gets_no_adapter(kind, tokenizer):
 def full_training(tmp_path, kind:str, **how)->Run:
     tiny_config(kind, 745).save_pretrained(tmp_path/kind)
     return train(load_config("demo", **dict(
-        model=str(tmp_path/kind), tokenizer="tiny", init="random", method="full", device="cpu", max_steps=2,
-        max_samples=16, save_steps=1, eval_samples=0, preflight=False, runs_dir=str(tmp_path), run_name="run") | how))
+        model=str(tmp_path/kind), tokenizer="tiny", init="random", method="full", device="cpu", max_steps=3,
+        max_samples=64, per_device_train_batch_size=4, learning_rate=.01, warmup_steps=0, save_steps=1,
+        save_total_limit=9, eval_samples=0, preflight=False, runs_dir=str(tmp_path), run_name="run") | how))
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "granitemoehybrid", "qwen3_vl"])
+@pytest.mark.parametrize("kind", ["mixtral", "granitemoehybrid"])
 def test_full_training_goes_on_with_weights_that_its_files_call_otherwise(tmp_path, kind):
     "The files of a mixture name each expert, and the model all of them together"
     run = full_training(tmp_path, kind)
     again = Run(shutil.copytree(run.path, tmp_path/"again"))
-    shutil.rmtree(again.path/"checkpoints/checkpoint-2")
+    shutil.rmtree(again.path/"checkpoints/checkpoint-3")
     shutil.rmtree(again.adapter)
-    again.set_status("running", step=1)
+    again.set_status("running", step=2)
     resume(again)
     assert (again.adapter/"model.safetensors").read_bytes() == (run.adapter/"model.safetensors").read_bytes()
 
 
 def test_the_best_checkpoint_of_a_mixture_is_loaded_whole(tmp_path):
-    "A rate that makes it worse each time: the first checkpoint is the best"
-    run = full_training(tmp_path, "mixtral", load_best_model_at_end=True, eval_samples=8, eval_steps=1, max_steps=3,
-                        learning_rate=.5, warmup_steps=0, save_total_limit=9)
+    "A rate that grows far too large: an early checkpoint is the best"
+    run = full_training(tmp_path, "mixtral", load_best_model_at_end=True, eval_samples=8, eval_steps=1,
+                        learning_rate=.9, warmup_steps=3)
     result = (run.adapter/"model.safetensors").read_bytes()
     scores = [line["eval_loss"] for line in run.metrics() if "eval_loss" in line]
     best = scores.index(min(scores)) + 1
