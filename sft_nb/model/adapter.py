@@ -103,8 +103,9 @@ def target_modules(
     for w in wanted:
         meant = _matching_layers(w, [*linear])
         if not meant and w not in expert_words(model):
-            near = difflib.get_close_matches(w, [*names, *_INSIDE], 1, .4) or ["all-linear"]
-            known = f"some of {', '.join(sorted(names))}, or all-linear, attention, mlp"
+            near = difflib.get_close_matches(w, [*names, *expert_words(model), *_INSIDE], 1, .4) or ["all-linear"]
+            all_names = sorted({*names, *expert_words(model)})
+            known = f"some of {', '.join(all_names)}, or all-linear, attention, mlp"
             raise ConfigError("lora_target_modules", f"the model has no linear layer {w!r}", known,
                               edit(lora_target_modules=(near[0],)))
         found += meant
@@ -481,12 +482,13 @@ class Reach:
     experts:int=0            # among which a router chooses
     frozen_ends:tuple[str,...]=("embeddings", "head")   # of these two, those that are not trained as a whole
     tokens:int=0             # whose embeddings are trained all the same
+    trains_routers:bool=False   # `lora_target_parameters` names them
 
     @property
     def share(self)->float: return self.adapted / max(self.weights, 1)
 
     def __str__(self):
-        frozen = [*(("routers",) if self.experts > 1 else ()), *self.frozen_ends]
+        frozen = [*(("routers",) if self.experts > 1 and not self.trains_routers else ()), *self.frozen_ends]
         says = f"LoRA reaches {self.share:.1%} of the weights"
         if frozen:
             named = " and ".join(filter(None, [", ".join(frozen[:-1]), frozen[-1]]))
@@ -511,6 +513,7 @@ def lora_reach(
     layers = [m for m in inner.modules() if getattr(m, "lora_A", None)]
     beside = {(id(m.get_base_layer()), getattr(m, "parameter_name", "weight")) for m in layers}
     inside, adapted, total, left_out = text_path(inner), 0, 0, {}
+    experts, trains_routers = count_experts(inner.config), False
     for path, module in inner.named_modules():
         beside_text = inside and not path.startswith(inside + ".")
         if not _is_for_text(inner, path): continue
@@ -522,14 +525,16 @@ def lora_reach(
             seen.add(id(p))
             n = _count_numbers(module, p)
             total += n
-            if (id(module), name) in beside or p.requires_grad: adapted += n
+            if (id(module), name) in beside or p.requires_grad:
+                adapted += n
+                trains_routers |= is_router(path.removesuffix(".base_layer"), module, experts)
             elif p.ndim > 1: left_out[f"{place}.{name}"] = left_out.get(f"{place}.{name}", 0) + n
     largest = dict(sorted(left_out.items(), key=lambda item: -item[1]))
     rows = next(iter(model.peft_config.values())).trainable_token_indices or ()
     tokens = max((len(ids) for ids in rows.values()), default=0) if isinstance(rows, dict) else len(rows)
     def is_trained(end)->bool: return end is not None and any(p.requires_grad for p in end.parameters())
     frozen = tuple(name for name, end in zip(("embeddings", "head"), ends) if tokens or not is_trained(end))
-    return Reach(adapted, total, largest, count_experts(inner.config), frozen, tokens)
+    return Reach(adapted, total, largest, experts, frozen, tokens, trains_routers)
 
 # %% ../../nbs/06_model/08_adapter.ipynb #d3107355
 def check_trained(

@@ -393,5 +393,6 @@ def balance_weight(
                           "a mixture of experts that returns the scores of its routers",
                           edit(router_aux_loss_coef=None))
     if balance_loss_of(model) is None: return 0.
-    own = getattr(text_config(model.config), "router_aux_loss_coef", 0.)
+    text, names = text_config(model.config), ("router_aux_loss_coef", "aux_loss_coef")   # JetMoE has the second
+    own = next((getattr(text, name) for name in names if hasattr(text, name)), 0.)
     return (own or 0.) if coefficient is None else coefficient

@@ -282,9 +282,10 @@ def _trained_parameters(head:Head, model)->list:
     dtype, device = model.get_input_embeddings().weight.dtype, model.get_output_embeddings().weight.device
     trained = [p for p in model.parameters() if p.requires_grad]
     size = model.get_output_embeddings().weight.shape[1]   # of Reformer, twice the hidden size
-    with torch.enable_grad(), autocast_to_weights(model): scores = head(torch.ones(1, size, device=device, dtype=dtype))
-    if not scores.requires_grad: return []
-    gradients = torch.autograd.grad(scores.float().sum(), trained, allow_unused=True)
+    with torch.enable_grad():   # a workbench may be made for an evaluation
+        with autocast_to_weights(model): scores = head(torch.ones(1, size, device=device, dtype=dtype))
+        if not scores.requires_grad: return []
+        gradients = torch.autograd.grad(scores.float().sum(), trained, allow_unused=True)
     places = {p: (module, name) for module in model.modules() for name, p in module._parameters.items()}
     return [places[p] for p, g in zip(trained, gradients) if g is not None]
 

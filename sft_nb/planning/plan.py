@@ -23,7 +23,7 @@ from ..tokens.tokenizer import load_tokenizer
 from ..tokens.dataset import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
 from ..batches.layout import supports_flattening
-from ..model.load import load_shape
+from ..model.load import can_recompute_layers, load_shape
 from ..model.adapter import lora_reach
 from ..model.parallelism import data_processes
 from ..model.hardware import Device, find_device, find_hardware, this_device
@@ -349,8 +349,10 @@ def without_plan(
     "`cfg` without a plan: padded, with checkpointing on a GPU"
     hardware = find_hardware(cfg)
     shared = cfg.sequence_parallel_size > 1
-    budget = int(data.train.lengths.max()) if supports_flattening(load_shape(cfg, data.tokenizer)) else None
-    safe = dict(method="qlora", gradient_checkpointing=hardware.device == "cuda", activation_offloading=False,
+    shape = load_shape(cfg, data.tokenizer)
+    budget = int(data.train.lengths.max()) if supports_flattening(shape) else None
+    recomputes = hardware.device == "cuda" and can_recompute_layers(shape)
+    safe = dict(method="qlora", gradient_checkpointing=recomputes, activation_offloading=False,
                 keep_attention=False, recompute_parts=False, padding_free=bool(cfg.max_tokens_per_batch) or shared,
                 max_tokens_per_batch=budget, attn_implementation="varlen" if shared else "auto")
     new = {name: value for name, value in safe.items() if getattr(cfg, name) == "auto"}

@@ -24,7 +24,7 @@ from ..model.hardware import Device
 from ..model.attention import choose_attention
 from ..model.parallelism import check_heads, Division, division_of
 from ..model.checkpointing import part_length
-from ..model.load import load_shape
+from ..model.load import can_recompute_layers, load_shape
 from .memory import divided_bytes, loaded_bytes, passing_bytes, skeleton
 from .simulate import footprint, Step
 from .throughput import Again, Facts, facts_of, pass_seconds, waiting_bytes
@@ -148,12 +148,14 @@ class Way:
 def ways(
     cfg:Config,
     device:Device,
-    *, keeps:bool=True,   # what attention gives can be kept
+    *, keeps:bool=True,       # what attention gives can be kept
+    recomputes:bool=True,     # layers can be computed again
 )->list[Way]:
     "What `cfg` leaves open, 16 bits before 4; ConfigError if nothing is possible"
     methods = ("lora", "qlora") if cfg.method == "auto" else (cfg.method,)
     switches = cfg.gradient_checkpointing, cfg.keep_attention, cfg.recompute_parts, cfg.activation_offloading
     choices = [(False, True) if value == "auto" else (value,) for value in switches]
+    if not recomputes: choices[0] = (False,)
     can_offload, found = device.kind == "cuda", []
     for way in (Way(*how) for how in product(methods, *choices)):
         can_keep = way.checkpointing and keeps
@@ -352,7 +354,8 @@ def candidates(
     limit = int(max(lengths[0], in_a_step))   # tokens that a batch need not exceed: the rows of an optimiser step
     smallest = planner.rows.train[0] if cfg.max_tokens_per_batch == "auto" else cfg.max_tokens_per_batch
     batch = planner.batch(smallest)
-    found = ways(cfg, planner.device, keeps=planner.keeps)
+    recomputes = can_recompute_layers(planner.shape)
+    found = ways(cfg, planner.device, keeps=planner.keeps, recomputes=recomputes)
     is_short = max(batch.shape[1], limit) <= part_length(1)
     if is_short and cfg.recompute_parts == "auto": found = [way for way in found if not way.parts]   # there are none
     def by_speed(way): return way.method != found[0].method, -round(planner.rate(way, batch), 3)   # 16 bits before 4

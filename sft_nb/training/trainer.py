@@ -13,6 +13,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import torch
 from fastcore.basics import patch
+from safetensors import safe_open
 from torch.utils.data import DataLoader
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 from trl import SFTTrainer
@@ -24,7 +25,7 @@ from ..batches.layout import text_config
 from ..batches.packing import BatchSampler, EpochLoader, NumberedRows, TrainingRows
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.experts import balance_weight
-from ..model.load import broken_weights
+from ..model.load import broken_weights, quiet
 from ..model.loss import causal_lm
 from ..model.precision import kept_exact
 from ..model.checkpointing import save_memory
@@ -353,6 +354,27 @@ def log(self:SupervisedTrainer, logs, *args, **kwargs):
     self.read_counts()
     if "train_loss" in logs: logs = logs | dict(train_loss=self._total_loss_scalar / max(1, self.state.global_step))
     return super(SupervisedTrainer, self).log(self.skipped.in_line(logs, self.state.global_step), *args, **kwargs)
+
+# %% ../../nbs/11_training/04_trainer.ipynb #tr0experts
+@patch
+def read_renamed_weights(self:SupervisedTrainer, folder:str)->None:
+    "Full training: load what the files of a checkpoint call otherwise than the model does"
+    model = self.accelerator.unwrap_model(self.model)
+    if hasattr(model, "peft_config") or self.is_fsdp_enabled or self.is_deepspeed_enabled: return
+    own, written = model.state_dict(), set()
+    for file in Path(folder).glob("*.safetensors"):
+        with safe_open(file, "pt") as f: written.update(f.keys())
+    loaded = {own[name].data_ptr() for name in written & own.keys()}   # a tied head is written once
+    missing = [name for name, tensor in own.items() if name not in written and tensor.data_ptr() not in loaded]
+    if not missing: return
+    widest = max((p.dtype for p in model.parameters()), key=lambda dtype: dtype.itemsize)   # rounds nothing
+    with quiet(): saved = type(model).from_pretrained(folder, config=model.config, dtype=widest).state_dict()
+    model.load_state_dict({name: saved[name] for name in missing}, strict=False)
+
+@patch
+def _load_from_checkpoint(self:SupervisedTrainer, resume_from_checkpoint, model=None):
+    super(SupervisedTrainer, self)._load_from_checkpoint(resume_from_checkpoint, model)
+    self.read_renamed_weights(resume_from_checkpoint)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #d81a4cb2
 @patch

@@ -15,7 +15,7 @@ from sft_nb.checks.model import check_packed, check_reach
 from sft_nb.config import load_config
 from sft_nb.model.adapter import add_adapter, lora_reach, read_adapter, targets_as_named
 from sft_nb.model import experts
-from sft_nb.model.experts import balance_loss_of, expert_parameters, packed_experts, restore_experts
+from sft_nb.model.experts import balance_loss_of, balance_weight, expert_parameters, packed_experts, restore_experts
 from sft_nb.model.load import auto_class, load_base, quiet
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.own_model import read_lora_settings
@@ -83,6 +83,28 @@ def test_the_routers_loss_is_that_of_transformers(kind, tokenizer):
         ours = model(**batch, output_router_logits=True, supervised=True).aux_loss
         assert model(**batch, supervised=True).aux_loss is None
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6) and ours > 0
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_routers_loss_weighs_what_the_config_says(kind):
+    "JetMoE has another name for it"
+    model = base(kind)
+    own = getattr(model, "aux_loss_coef", None) if kind == "jetmoe" else model.router_aux_loss_coef
+    assert balance_weight(None, model) == own > 0
+    assert balance_weight(0., model) == 0.
+
+
+def test_routers_that_are_trained_are_not_called_frozen(tokenizer):
+    how = dict(lora_target_modules=("attention",))
+    assert "routers, embeddings and head are frozen" in str(lora_reach(adapted("qwen3_moe", tokenizer, **how)))
+    trained = adapted("qwen3_moe", tokenizer, lora_target_parameters=("gate.weight",), **how)
+    assert "; embeddings and head are frozen" in str(lora_reach(trained))
+
+
+def test_a_word_that_means_nothing_is_answered_with_those_of_experts_too(tokenizer):
+    with pytest.raises(ConfigError, match="no linear layer 'down_projs'.*gate_up_proj") as e:
+        adapted("gpt_oss", tokenizer, lora_target_modules=("down_projs",))
+    assert e.value.fix.settings == dict(lora_target_modules=("down_proj",))
 
 
 def test_the_rank_is_divided_among_the_experts_of_a_token(tokenizer):
@@ -287,3 +309,34 @@ def test_what_text_never_reaches_gets_no_adapter(kind, tokenizer):
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
     assert lora_reach(model).share > .9
+
+
+def full_training(tmp_path, kind:str, **how)->Run:
+    tiny_config(kind, 745).save_pretrained(tmp_path/kind)
+    return train(load_config("demo", **dict(
+        model=str(tmp_path/kind), tokenizer="tiny", init="random", method="full", device="cpu", max_steps=3,
+        max_samples=64, per_device_train_batch_size=4, learning_rate=.01, warmup_steps=0, save_steps=1,
+        save_total_limit=9, eval_samples=0, preflight=False, runs_dir=str(tmp_path), run_name="run") | how))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "granitemoehybrid"])
+def test_full_training_goes_on_with_weights_that_its_files_call_otherwise(tmp_path, kind):
+    "The files of a mixture name each expert, and the model all of them together"
+    run = full_training(tmp_path, kind)
+    again = Run(shutil.copytree(run.path, tmp_path/"again"))
+    shutil.rmtree(again.path/"checkpoints/checkpoint-3")
+    shutil.rmtree(again.adapter)
+    again.set_status("running", step=2)
+    resume(again)
+    assert (again.adapter/"model.safetensors").read_bytes() == (run.adapter/"model.safetensors").read_bytes()
+
+
+def test_the_best_checkpoint_of_a_mixture_is_loaded_whole(tmp_path):
+    "A rate that grows far too large: an early checkpoint is the best"
+    run = full_training(tmp_path, "mixtral", load_best_model_at_end=True, eval_samples=8, eval_steps=1,
+                        learning_rate=.9, warmup_steps=3)
+    result = (run.adapter/"model.safetensors").read_bytes()
+    scores = [line["eval_loss"] for line in run.metrics() if "eval_loss" in line]
+    best = scores.index(min(scores)) + 1
+    assert best < 3, scores
+    assert result == (run.path/f"checkpoints/checkpoint-{best}/model.safetensors").read_bytes()

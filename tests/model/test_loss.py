@@ -18,6 +18,7 @@ from sft_nb.model.loss import add_supervised_loss, batch_loss, head_of
 from sft_nb.planning.simulate import MemoryTracker
 from sft_nb.report import SftError
 from sft_nb.training.train import train
+from sft_nb.workbench import Workbench
 
 
 @pytest.mark.parametrize("kind", list(SHAPES))
@@ -122,6 +123,19 @@ def test_prompts_that_are_learned_too(tmp_path):
     "The first token of a row is predicted by nothing and counts nowhere"
     a, b = (step(tmp_path/str(p), train_on_prompt=True, padding_free=p)[0] for p in (True, False))
     assert a[:1] == pytest.approx(b[:1], rel=1e-5)
+
+
+def test_a_workbench_that_is_made_for_an_evaluation_has_the_loss_of_any_other(tmp_path):
+    "Of a head with trained rows, too"
+    folder(tmp_path, "qwen3_moe")
+    cfg = load_config("demo", model=str(tmp_path/"qwen3_moe"), tokenizer="tiny", init="random", method="lora",
+                      device="cpu", train_tokens=("<|im_end|>",))
+    losses = []
+    for learns in (True, False):
+        with torch.set_grad_enabled(learns):
+            bench = Workbench(cfg)
+            losses.append(bench.loss(bench.layout.collate(bench.rows([0, 1]))).item())
+    assert losses[0] == losses[1]
 
 
 def test_without_a_known_head_trls_loss_runs_and_says_the_same(tmp_path, usual, monkeypatch):

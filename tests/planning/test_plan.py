@@ -10,7 +10,7 @@ from sft_nb.batches.layout import largest_batch
 from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
 from sft_nb.model.attention import _GROUPS
-from sft_nb.model.hardware import DEVICES, find_device
+from sft_nb.model.hardware import DEVICES, find_device, find_hardware
 from sft_nb.planning.plan import plan
 from sft_nb.planning.plan import resolve, without_plan
 from sft_nb.report import ConfigError, SftError, edit
@@ -278,6 +278,22 @@ def test_qlora_is_refused_for_what_multiplies_with_its_weights_itself(tmp_path, 
     assert e.value.fix.settings == dict(method="lora")
     failed = preflight(cfg).failed
     assert [f.fix.settings for f in failed] == [dict(method="lora")]
+
+
+@pytest.mark.parametrize("kind", ["jetmoe", "openai-gpt"])
+def test_what_cannot_compute_its_layers_again_is_planned_without(tmp_path, kind, monkeypatch):
+    "By itself on a GPU, with a plan or without; who asks for it is told"
+    tiny_config(kind).save_pretrained(tmp_path/kind)
+    cfg = load_config("demo", model=str(tmp_path/kind), tokenizer="tiny", init="random", method="lora", device="cpu")
+    made = plan(replace(cfg, device="auto"), device="t4-16gb", lengths=[20, 40])
+    assert made.settings["gradient_checkpointing"] is False
+    asked = replace(cfg, gradient_checkpointing=True)
+    with pytest.raises(ConfigError, match="cannot compute its layers again") as e: plan(asked, lengths=[20, 40])
+    assert e.value.fix.settings == dict(gradient_checkpointing=False)
+    assert [f.fix.settings for f in preflight(asked).failed] == [dict(gradient_checkpointing=False)]
+    card = replace(find_hardware(cfg), device="cuda")
+    monkeypatch.setattr("sft_nb.planning.plan.find_hardware", lambda cfg: card)
+    assert without_plan(cfg, prepare(cfg), "no plan").gradient_checkpointing is False
 
 
 def test_a_model_with_trained_tokens_is_planned():
