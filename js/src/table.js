@@ -68,14 +68,19 @@ export function table(session, first) {
     select(Math.min(block.total - 1, Math.max(0, (chosen ?? -1) + moves[event.key])));
   });
 
-  const heads = () => head.replaceChildren(make("tr", { role: "row" }, ...block.head.map((column, n) => {
+  const heads = () => {
+    const focused = [...head.querySelectorAll("button")].indexOf(head.getRootNode().activeElement);
+    head.replaceChildren(headRow());
+    if (focused >= 0) head.querySelectorAll("button")[focused]?.focus();   // so that Enter sorts the other way next
+  };
+  const headRow = () => make("tr", { role: "row" }, ...block.head.map((column, n) => {
     const [by, down] = block.order ?? [];
     const sorted = by === n ? (down ? "descending" : "ascending") : undefined;
     const says = column.name + (sorted ? (down ? " ↓" : " ↑") : "");
     const inside = block.sorts ? make("button", { type: "button", title: `sort by ${column.name}`,
       onclick: () => session.send(block.sorts, by !== n ? [n, !!column.number] : down === !!column.number ? [n, !down] : null) }, says) : says;
     return make("th", { scope: "col", "aria-sort": sorted, class: look(column), style: column.width ? `width:${column.width}` : "" }, inside);
-  })));
+  }));
 
   const update = (next) => {
     block = next;

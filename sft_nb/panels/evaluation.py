@@ -21,8 +21,9 @@ from ..runs.checkpoint import step_of
 from ..runs.directory import open_run, Run
 from ..evaluation.generations import Answer, Scores
 from ..evaluation.sweep import Sweep
-from .panel import (
-    Button, chart, Choice, common_place, Control, controls_row, error_html, html_block, Panel, Table, table_html, Text)
+from sft_nb.panels.panel import (
+    Button, chart, Choice, common_place, Control, controls_row, error_html, html_block, Panel, removed_run, Table,
+    table_html, Text)
 from .reply_stream import Reply
 from .conversation import Turn, turn_html
 from .generation import GenerationPanel
@@ -47,7 +48,8 @@ class EvalState:
         "Read the sweep again; `problem` says why there is none"
         self.sweep, self.problem, self.checkpoint, self.kept = None, None, None, {}
         file = self.run.path/"eval"/"sweep.json"
-        if not file.exists(): self.problem = _no_sweep(self.run)
+        if not self.run.path.is_dir(): self.problem = removed_run(self.run)
+        elif not file.exists(): self.problem = _no_sweep(self.run)
         else:
             try: self.sweep = Sweep.load(file)
             except SftError as e: self.problem = e
@@ -259,7 +261,8 @@ def list_title(self:EvalState, *, paged:bool=True)->str:
 @patch
 def problem_html(self:EvalState)->str:
     "Why there are no scores: none were made yet, which is no error, or they cannot be read"
-    if (self.run.path/"eval"/"sweep.json").exists(): return error_html(self.problem)
+    is_unscored = self.run.path.is_dir() and not (self.run.path/"eval"/"sweep.json").exists()
+    if not is_unscored: return error_html(self.problem)
     says = f"The checkpoints of {escape_html(self.run.name)} have not been scored yet. To score them:"
     return f"<div role='status'>{says} <code>{escape_html(self.problem.fix)}</code></div>"
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Control', 'Button', 'Choice', 'Number', 'Range', 'Text', 'Table', 'controls_row', 'html_block', 'bar_row_html',
-           'common_place', 'columns', 'chart', 'Panel', 'error_html']
+           'common_place', 'columns', 'chart', 'Panel', 'removed_run', 'error_html']
 
 # %% ../../nbs/14_panels/00_panel.ipynb #pan0imp1
 import itertools, math, os, threading, uuid
@@ -19,7 +19,7 @@ from fastcore.basics import patch
 import sft_nb.display
 from ..display import card_html, table_html   # noqa: F401   tables of panels are drawn with it
 from ..escape import escape_html
-from ..report import SftError
+from ..report import ConfigError, SftError
 
 # %% ../../nbs/14_panels/00_panel.ipynb #pan0cls1
 _numbers = itertools.count(1)
@@ -309,8 +309,17 @@ def _receive_event(self:Panel, _, message:dict, buffers)->None:
 def fail(self:Panel, error:Exception)->None:
     "Show what went wrong above everything else; the exception is kept in `failure`"
     self.failure = error
-    self.error = error_html(error)
+    run = getattr(self.state, "run", None)
+    is_removed = run is not None and not run.path.is_dir()   # then whatever else was missed follows from that
+    self.error = error_html(removed_run(run) if is_removed else error)
     self.draw()
+
+def removed_run(
+    run,   # a `Run`, whose directory was there before
+)->ConfigError:
+    "The error for a run whose directory was removed while a panel showed it"
+    fix = "put the directory back, or run the cell again with another run"
+    return ConfigError(f"run {run.name!r}", f"its directory {run.path} is gone", "the run that the panel shows", fix)
 
 def error_html(
     error:Exception,

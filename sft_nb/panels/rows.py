@@ -47,7 +47,8 @@ class DataState:
         self.at = 0              # the first row of the page
         self.chosen = 0          # number on the page
         self.within = None       # (fewest, most) tokens of rows that are listed; None: all
-        self.found = None        # numbers and places of rows that hold the text that was searched; None: all
+        self.text = ""           # that rows of either side hold; empty: all rows
+        self.found = None        # numbers and places of the rows of this side that hold it; None: all
         self.marked = []         # places
         self.face = "tokens"     # of the chosen row: raw, messages, text or tokens
         self.kept = {}           # (split, facet) -> entries
@@ -112,7 +113,7 @@ def _no_facet(facet:str)->ConfigError:
 def search(self:DataState, text:str)->DataState:
     "Keep rows that hold `text`, whatever its case; an empty text keeps all"
     self.at = self.chosen = 0
-    self.found = None
+    self.text, self.found = text, None
     if not text: return self
     wanted, hits = text.casefold(), []
     for n, (place, row) in enumerate(self.side.source, 1):
@@ -127,7 +128,7 @@ def _plain_row(row)->str: return json.dumps(row, ensure_ascii=False, default=str
 @patch
 def listed(self:DataState)->list[Entry]:
     "The list that is shown, all pages of it; made once for each list"
-    key = self.split, self.facet, self.within, self.order, None if self.found is None else id(self.found)
+    key = self.split, self.facet, self.within, self.order, self.text
     if self.kept.get("listed", [None])[0] == key: return self.kept["listed"][1]
     low, high = self.within or (0, 2**62)
     entries = [e for e in self.entries(self.facet) if low <= e.tokens <= high and self._is_found(e)]
@@ -149,6 +150,7 @@ def _is_found(self:DataState, e:Entry)->bool:
 def move(self:DataState, **where)->DataState:
     "Set split, facet, at, chosen, within, order or face; a new list begins at its beginning"
     for name, value in where.items(): setattr(self, name, value)
+    if "split" in where: self.search(self.text)   # the rows of the other side have numbers of their own
     if {"split", "facet"}.intersection(where): self.order = where.get("order")
     if {"split", "facet", "within", "order"}.intersection(where): self.at = self.chosen = 0
     last_page = max(0, (len(self.listed()) - 1) // self.page * self.page)

@@ -79,7 +79,8 @@ def refresh(self:RunState)->bool:
     "Look again; True if something has changed"
     come = [tail.look() for tail in self.tails]   # of all of them
     run, path = self.run, self.run.path
-    self.state, self.status, self.progress = run.state, run.status, run.progress
+    self.state = run.state if path.is_dir() else "removed"
+    self.status, self.progress = run.status, run.progress
     self.noticed, self.plan = _read_guards(path/"guards.json"), _read_plan(path/"plan.json")
     self.samples = [line for line in read_lines(path/"samples.jsonl") if isinstance(line.get("answers"), list)]
     self.checkpoints = [p.name for p in run.checkpoints()]
@@ -136,6 +137,7 @@ def now(self:RunState)->Progress:
 def phase(self:RunState)->str:
     "Where it stands, in words"
     if self.state == "running": return format_progress(self.now())
+    if self.state == "removed": return f"its directory {self.run.path} is gone; this is what was read last"
     if self.active: return format_progress(self.progress)
     of = f" of {self.steps:,}" if self.steps else ""
     says = f"{self.state} at step {self.step:,}{of}"

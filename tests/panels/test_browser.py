@@ -269,6 +269,8 @@ def test_panels_of_results_are_used_and_can_be_read_in_light_and_dark(lab, tmp_p
         expect(losses.get_by_text("the loss of each token: gain")).to_be_visible()
         losses.get_by_title("sort by tuned").click()
         expect(losses.get_by_text("sorted by the loss after training")).to_be_visible()
+        expect(losses.locator("th[aria-sort=descending]")).to_have_count(1)
+        expect(losses.get_by_title("sort by tuned")).to_be_focused()   # so that the keyboard goes on from there
         plan.get_by_label("longest row, tokens").fill("384")
         page.keyboard.press("Enter")
         expect(plan.get_by_text("max_length = 384")).to_be_visible()

@@ -1,5 +1,6 @@
 """A stored sweep is read, filtered and paged; no model is loaded."""
 import json
+import shutil
 import time
 from dataclasses import replace
 
@@ -45,6 +46,13 @@ def test_a_run_without_a_sweep_says_the_command(run):
     swept(run, scores("base", "01"), checkpoint_1=scores("checkpoint-1", "11"))
     panel.again.click()
     assert "checkpoint-1 and base, all: 2 of 2 rows" in panel.to_html() and not panel.filter.disabled
+
+
+def test_a_run_that_was_removed_is_not_one_without_scores(run):
+    state = swept(run, scores("base", "01"), checkpoint_1=scores("checkpoint-1", "11"))
+    shutil.rmtree(run.path)
+    state.reload()
+    assert "is gone" in state.html() and "not been scored" not in state.html()
 
 
 def test_a_damaged_sweep_is_a_line(run):

@@ -51,3 +51,25 @@ def test_a_legend_has_no_count_and_a_step_of_one_batch_no_parts(data):
     assert "row 9999 is not among the rows" in panel.error and panel.controls.row.value == 9999
     panel.controls.next.click()
     assert panel.error == "" and panel.controls.row.value == 0
+
+
+def test_each_search_lists_its_own_rows(data):
+    panel = DataPanel(data)
+    for k in range(len(data.train.tokens)):   # each finds one row: not the list of the search before
+        _, row = data.train.row(k)
+        panel.text.value = row["question"]
+        assert panel.table.total == 1 and panel.state.source()[1] == row
+
+
+def test_a_search_is_of_the_side_that_is_shown():
+    rows = {side: [dict(question=f"{side} {k}", answer="#### 1") for k in range(9)] for side in ("first", "second")}
+    data = prepare(load_config("demo", task="chat"), train=rows["first"], eval=rows["second"])
+    panel = DataPanel(data)
+    panel.text.value = "first 3"
+    assert panel.table.total == 1
+    panel.split.value = "eval"
+    assert panel.table.total == 0, "row 4 of the held-out rows does not hold it"
+    panel.text.value = "second 5"
+    assert panel.table.total == 1
+    panel.split.value = "train"
+    assert panel.table.total == 0

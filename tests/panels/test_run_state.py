@@ -1,5 +1,6 @@
 """RunPanel's state on directories made by hand: what it reads, how fast, and that nothing it shows is obeyed."""
 import json
+import shutil
 import time
 
 import pytest
@@ -143,3 +144,15 @@ def test_what_failed_has_a_fix_and_a_run_without_steps_says_so(run):
     panel = RunPanel(run)
     assert "role='alert'" in panel.to_html() and "<b>Fix</b> <code>learning_rate=1e-4</code>" in panel.to_html()
     assert "No step has been logged yet" in json.dumps(panel.view)
+
+
+def test_a_run_that_is_removed_while_it_is_shown_says_so(run):
+    append_line(run.path/"metrics.jsonl", dict(step=1, loss=2.))
+    panel = RunPanel(run)
+    shutil.rmtree(run.path)
+    panel.look()
+    head = panel.state.head_html()
+    assert panel.state.state == "removed" and "is gone; this is what was read last" in head and ">2<" in head
+    panel.step.value = 1   # what a press misses first is not what is wrong
+    assert "its directory" in panel.error and "no such name" not in panel.error
+    assert not run.path.exists()
