@@ -199,7 +199,10 @@ def _messages(self:DataState, place:str, row:dict)->str:
     "The conversation of a row, or why there is none"
     try: talk = conversation(self.data.task, row, place, self.data.cfg)
     except Exception as e: return f"no conversation: {e}"   # of a task of yours, too
-    return "\n".join(f"{m['role']}: {m.get('content')}" for m in talk)
+    def words(m:dict)->str:
+        calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in m.get("tool_calls") or []]
+        return "\n".join([*filter(None, [m.get("content")]), *calls])
+    return "\n".join(f"{m['role']}: {words(m)}" for m in talk)
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0mar2
 @patch

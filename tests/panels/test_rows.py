@@ -73,3 +73,14 @@ def test_a_search_is_of_the_side_that_is_shown():
     assert panel.table.total == 1
     panel.split.value = "train"
     assert panel.table.total == 0
+
+
+def test_the_messages_of_a_row_show_its_calls(tmp_path):
+    call = dict(type="function", function=dict(name="weather", arguments=dict(city="Oslo")))
+    talk = [dict(role="user", content="Weather in Oslo?"), dict(role="assistant", tool_calls=[call]),
+            dict(role="tool", content="7"), dict(role="assistant", content="7 degrees.")]
+    cfg = load_config("demo", task="chat", eval_samples=0)
+    panel = DataPanel(prepare(cfg, train=[dict(messages=talk)]))
+    panel.state.move(face="messages")
+    shown = panel.state.look()
+    assert "weather" in shown and "Oslo" in shown and "assistant: \n" not in shown
