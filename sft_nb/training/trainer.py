@@ -53,6 +53,7 @@ PARENTS_NAMES = dict(
     _get_output_dir="transformers: where a checkpoint goes; the folder aside while one is written",
     _save_checkpoint="transformers: writes a checkpoint",
     _save="transformers: writes the weights that a process has",
+    _load_from_checkpoint="transformers: reads the weights of a checkpoint, and passes over names it does not know",
     _metrics="trl: what the next line of the log says beside the loss",
     _total_train_tokens="trl: the `num_tokens` of the log; saved, or it starts again at 0 after a resume")
 
