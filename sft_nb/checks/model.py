@@ -103,7 +103,7 @@ def check_packed(model, cfg:Config)->Finding|None:
     if not experts:
         of_text, _ = packed_share(model, text_path(model))   # a vision tower stays as it is
         if of_text >= .5: return ok(says)
-        says += ": bitsandbytes stores linear layers of which each has a weight of its own and is a plain `nn.Linear`"
+        says += ": bitsandbytes packs plain `nn.Linear` layers that share no weight, and most layers here are not"
         return warn(says, edit(method="lora"))
     if cfg.load_in_8bit: return warn(says, edit(load_in_8bit=False))
     return warn(f"{says}: {why_not_packed(experts[0])}", edit(method="lora"))

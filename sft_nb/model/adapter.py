@@ -103,8 +103,8 @@ def target_modules(
     for w in wanted:
         meant = _matching_layers(w, [*linear])
         if not meant and w not in expert_words(model):
-            near = difflib.get_close_matches(w, [*names, *expert_words(model), *_INSIDE], 1, .4) or ["all-linear"]
             all_names = sorted({*names, *expert_words(model)})
+            near = difflib.get_close_matches(w, [*all_names, *_INSIDE], 1, .4) or ["all-linear"]
             known = f"some of {', '.join(all_names)}, or all-linear, attention, mlp"
             raise ConfigError("lora_target_modules", f"the model has no linear layer {w!r}", known,
                               edit(lora_target_modules=(near[0],)))

@@ -361,7 +361,7 @@ def _decode(self:Guards, model, step:int, at_most:int|None)->list[Finding]:
     try:
         found = self.probe(model, at_most)
         if self.cfg.init == "pretrained" or self.cfg.method == "full": return found
-        # an adapter and a rate change little in a base that knows nothing
+        # a base that knows nothing learns little through an adapter, whatever the learning rate
         return [replace(f, says=f"{f.says}; the base is random, and an adapter alone learns little on it",
                         fix=edit(method="full")) if f.check == "collapse" else f for f in found]
     except Exception as e:
