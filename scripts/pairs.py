@@ -8,6 +8,7 @@ model is proved to be the adapter's. What cannot work is tried alone and ends as
 by preflight, with a sentence. Anything else is *failed*, and the script ends with 1.
 `tests/training/test_pairs.py` does a handful, and proves that the array holds every pair."""
 import argparse
+import atexit
 import json
 import os
 import shutil
@@ -214,12 +215,12 @@ def attempt(settings:dict)->dict:
     with tempfile.TemporaryDirectory(prefix="sft_nb-pairs-") as folder:
         runs = Path(folder)/"runs"
         try: says = look(runs, settings)
-        except SftError as e: says = str(e)
+        except SftError as e:
+            says = str(e)
+            by = "preflight" if "preflight: " in says else "" if runs.exists() else "config"
         except Exception as e:
             says = f"{type(e).__name__}: {e}"
             traceback.print_exc()
-        if "preflight: " in says: by = "preflight"
-        elif says and not runs.exists(): by = "config"
     outcome = "refused" if by else "failed" if says else "trained"
     return dict(outcome=outcome, by=by, says=says.split("\n")[0][:400], seconds=round(time.monotonic() - began, 1))
 
@@ -241,6 +242,9 @@ def main()->int:
     parser.add_argument("--rows", type=int, nargs="*", help="numbers of rows of the array, counted from 1; all without")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if "SFT_NB_CACHE" not in os.environ:   # prepared rows, and the models of these runs
+        os.environ["SFT_NB_CACHE"] = tempfile.mkdtemp(prefix="sft_nb-pairs-cache-")
+        atexit.register(shutil.rmtree, os.environ["SFT_NB_CACHE"], ignore_errors=True)
     rows = array()
     if options.rows: table = tried([rows[k - 1] for k in options.rows], [])
     else:

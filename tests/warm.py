@@ -85,8 +85,12 @@ class Server:
         return pid
 
     def close(self)->None:
+        "It ends when nothing is asked any more; one that still imports would end later, for nobody"
         self.connection.close()
-        self.process.wait(timeout=10)
+        try: self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 class ForkedServer(Server):

@@ -27,7 +27,8 @@ from ..model import experts
 from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quantization, quiet
-from ..model.checkpointing import OnDevice, checkpoint_parts, recompute_layers, recompute_parts
+from ..model.checkpointing import (
+    checkpoint_parts, CopyStream, offload_saved_tensors, OnDevice, recompute_layers, recompute_parts)
 from ..model.kernels import fuse_norms
 from .memory import skeleton, weights_for_dora
 
@@ -240,7 +241,7 @@ class Pass:
     checkpointing:bool=False
     keep_attention:bool=False          # with checkpointing, all but attention is computed again
     recompute_parts:bool=False         # long rows go through MLPs and norms in parts
-    offloading:bool=False              # what autograd saves waits in host memory (TRL's `activation_offloading`)
+    offloading:bool=False              # what autograd saves waits in host memory
     accumulating:bool=False            # gradients of an earlier pass are there
     max_logits_mib:int=512
     train:bool=True                    # False: the forward pass of an evaluation
@@ -326,19 +327,6 @@ def _save_memory(model, how:Pass)->None:
     if how.checkpointing: recompute_layers(model, keep_attention=how.keep_attention, waiting=waiting)
     if how.recompute_parts: recompute_parts(model, checkpoint_first_and_last_parts)
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #3e6d7d08
-def _offload_saved_tensors(model):
-    "What autograd saves is forgotten, and made anew when it is asked for"
-    own = {p.untyped_storage()._cdata for p in model.parameters()}
-    def pack(t):
-        stays = t.untyped_storage()._cdata in own or t.numel() * t.element_size() < 1024
-        return t if stays else (t.shape, t.dtype)
-    def unpack(kept):
-        if isinstance(kept, torch.Tensor): return kept
-        shape, dtype = kept
-        return torch.empty(shape, dtype=dtype)
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-
 # %% ../../nbs/07_planning/01_simulate.ipynb #708be02c
 @contextmanager
 def _pass_context(model, batch:BatchLengths, how:Pass):
@@ -378,7 +366,8 @@ def _prepare_model(model, how:Pass)->MemoryTracker:
 def _run_pass(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[int,int,int]:
     "Bytes alive after the forward pass, and the most in either direction, beside what was there before"
     begin = alive.now
-    saved = _offload_saved_tensors(model) if how.offloading and how.train else nullcontext()
+    offloads = how.offloading and how.train
+    saved = offload_saved_tensors(model, _Forgotten) if offloads else nullcontext()
     with alive, _KnownValues() if how.known else nullcontext(), _pass_context(model, batch, how):
         with saved:
             loss = _forward_and_loss(causal_lm(model), batch, how.attention, how.dtype, how.max_logits_mib, how.kind)
@@ -408,8 +397,8 @@ def simulate(
         n, chunk = _supervised_positions(inner, batch, how.dtype, how.max_logits_mib, how.kind)
     hidden_size = text_config(inner.config).hidden_size
     more = max(0, n - 2 * chunk) * hidden_size * how.dtype.itemsize * (1 + how.train)
-    # TRL's offloading lets five tensors wait for their transport, until the backward pass of the loss
-    in_transfer = 5 * batch.tokens * hidden_size * how.dtype.itemsize if how.offloading else 0
+    # on their way to host memory, until the backward pass of the loss
+    in_transfer = CopyStream.MOST * batch.tokens * hidden_size * how.dtype.itemsize if how.offloading else 0
     layer = at_layer[1] - at_layer[0] if len(at_layer) > 1 else 0
     return Step(kept + more, forward + more + in_transfer, max(0, backward) + more, layer)
 

@@ -172,8 +172,7 @@ def training_arguments(
     known = {f.name for f in fields(SFTConfig)}
     checkpointing = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
     arguments |= {checkpointing: cfg.gradient_checkpointing is True,
-                  f"{checkpointing}_kwargs": dict(use_reentrant=False),
-                  "activation_offloading": cfg.activation_offloading is True}
+                  f"{checkpointing}_kwargs": dict(use_reentrant=False)}
 
     deepspeed = deepspeed_config(cfg)
     if deepspeed is not None and get_process_info().size > 1:   # of one process, settings are only checked

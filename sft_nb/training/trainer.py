@@ -28,7 +28,7 @@ from ..model.experts import balance_weight
 from ..model.load import broken_weights, quiet
 from ..model.loss import causal_lm
 from ..model.precision import kept_exact
-from ..model.checkpointing import save_memory
+from ..model.checkpointing import offload_saved_tensors, save_memory
 from ..model.sequence_parallel import in_shares, own_tokens
 from ..model.trl_trainer import undo_trl_changes
 from ..workbench import Workbench
@@ -106,6 +106,8 @@ class SupervisedTrainer(ShardedTrainerMixin, SFTTrainer):
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
         undo_trl_changes(self.bench.model, self.bench.cfg)
         self.supervised = self.bench.supervised   # after TRL, which changes the head
+        offloads = self.bench.cfg.activation_offloading is True
+        self.offloading = offload_saved_tensors(self.model) if offloads else nullcontext()
         self.sharing = self.bench.cfg.sequence_parallel_size   # processes that share each row
         self.data_collator = in_shares(self.data_collator, self.sharing, supervised=self.supervised)
         if self.supervised: self.data_collator = CollatorWithPositions(self.data_collator)
@@ -236,7 +238,8 @@ def forward_backward_in_parts(self:SupervisedTrainer, model, k:int, inputs:dict|
     else: pieces = [self.data_collator(self.bench.rows(some)) for some in split_rows(self.step.rows[k], self.parts)]
     total = 0.
     try:
-        for piece in pieces: total = total + super(SupervisedTrainer, self).training_step(model, piece, n)
+        for piece in pieces:
+            with self.offloading: total = total + super(SupervisedTrainer, self).training_step(model, piece, n)
         return total
     except Exception as e:
         if not is_out_of_memory(e): raise

@@ -21,7 +21,8 @@ from sft_nb.model.attention import Documents, varlen_attention
 from sft_nb.model.kernels import compile_layers, fuse_lora, fuse_norms, use_liger
 from sft_nb.model.loss import add_product, add_supervised_loss, adds_to_float32
 from sft_nb.model.precision import adapters_to_float32
-from sft_nb.model.checkpointing import ATTENTION, KeptAttention, OnDevice, OnHost, recompute_layers, recompute_parts
+from sft_nb.model.checkpointing import (
+    ATTENTION, OnDevice, OnHost, offload_saved_tensors, recompute_layers, recompute_parts)
 from sft_nb.model.fsdp import own_part, shard, whole_weights
 from sft_nb.planning.plan import plan
 from sft_nb.tokens.tokenizer import load_tokenizer
@@ -211,7 +212,7 @@ class Attentions(TorchDispatchMode):
 @pytest.mark.parametrize("waiting", [OnDevice, OnHost])
 def test_attention_is_kept_on_the_card_or_in_host_memory(waiting, monkeypatch):
     "The same loss to the last bit, with attention run once"
-    monkeypatch.setattr(KeptAttention, "_SMALL", 0)
+    monkeypatch.setattr(checkpointing, "SMALL", 0)
     m, made = learner(), batch()
     recompute_layers(m)
     with Attentions() as twice: want, want_grads = step(m, made)
@@ -219,6 +220,19 @@ def test_attention_is_kept_on_the_card_or_in_host_memory(waiting, monkeypatch):
     with Attentions() as once: got, grads = step(m, made)
     assert once.n * 2 == twice.n and torch.equal(got, want)
     assert all(torch.allclose(g, w, rtol=1e-2, atol=1e-4 * w.abs().max()) for g, w in zip(grads, want_grads))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_autograd_saves_comes_back_from_host_memory(keep, monkeypatch):
+    monkeypatch.setattr(checkpointing, "SMALL", 0)
+    m, made = learner(), batch()
+    recompute_layers(m, keep_attention=keep, waiting=OnHost)
+    want, want_grads = step(m, made)
+    hooks = offload_saved_tensors(m)
+    for _ in range(3):
+        with hooks: got, grads = step(m, made)
+        assert torch.equal(got, want)
+        assert all(torch.allclose(g, w, rtol=1e-2, atol=1e-4 * w.abs().max()) for g, w in zip(grads, want_grads))
 
 
 def test_a_long_row_goes_in_parts_and_takes_less(monkeypatch):

@@ -1,6 +1,8 @@
 """What is kept and computed again: attention runs once, numbers stay what they were, and bytes are as planned."""
 import gc
 import weakref
+from collections import deque
+from weakref import ref
 
 import pytest
 import torch
@@ -15,8 +17,8 @@ from sft_nb.config import load_config
 from sft_nb.model import checkpointing
 from sft_nb.model.attention import announce_documents
 from sft_nb.model.loss import causal_lm
-from sft_nb.model.checkpointing import (ATTENTION, OnDevice, OnHost, parts_of, recompute_layers, recompute_parts,
-                                        save_memory)
+from sft_nb.model.checkpointing import (
+    ATTENTION, offload_saved_tensors, OnDevice, OnHost, parts_of, recompute_layers, recompute_parts, save_memory)
 from sft_nb.planning.simulate import MemoryTracker, Pass, simulate
 from sft_nb.planning.memory import skeleton
 from sft_nb.report import ConfigError
@@ -104,7 +106,7 @@ def test_a_backward_pass_can_be_asked_for_twice():
 
 def test_what_waits_in_host_memory_is_a_copy_of_its_own(monkeypatch):
     "Small things stay, with the very tensor's shape and strides"
-    monkeypatch.setattr(checkpointing.KeptAttention, "_SMALL", 100)
+    monkeypatch.setattr(checkpointing, "SMALL", 100)
     aside, t, small = checkpointing.KeptAttention(OnHost), torch.randn(8, 16).t(), torch.ones(3)
     aside.put((t, small, None, 7))
     assert [type(x) for x in aside.kept[0]] == [OnHost, OnDevice, type(None), int]
@@ -113,6 +115,93 @@ def test_what_waits_in_host_memory_is_a_copy_of_its_own(monkeypatch):
     back, one, nothing, seven = aside.take()
     assert torch.equal(back, was) and back.stride() == t.stride() and torch.equal(one, small)
     assert (nothing, seven) == (None, 7)
+
+
+class Bus(checkpointing.CopyStream):
+    "Copies that run when the computation waits for them, and not a moment earlier: what was not waited for is missing"
+    def __init__(self):
+        self.under_way, self.waiting, self.queue, self.most, self.ahead = deque(), deque(), deque(), 0, 0
+        self.early, self.knows_peak, self.free = 0, False, 2**30
+
+    def unused_memory(self): return self.free
+
+    def start_copy(self, target, source):
+        target.fill_(torch.nan if target.is_floating_point() else 0)
+        self.queue.append((ended := object(), ref(target), ref(source)))
+        self.most = max(self.most, len(self.queue))
+        return ended
+
+    def stop_until(self, ended):
+        if not any(e is ended for e, *_ in self.queue): return   # done, with another that came later
+        done = None
+        while done is not ended:
+            done, target, source = self.queue.popleft()
+            target().copy_(source())   # both are held until now
+
+    def fetch_ahead(self, taken):
+        super().fetch_ahead(taken)
+        self.ahead += sum(w().coming is not None for w in self.waiting)
+
+
+def on_a_card(monkeypatch)->Bus:
+    "Every tensor is large, and lies on a card with such a bus"
+    bus = Bus()
+    monkeypatch.setattr(checkpointing, "SMALL", 0)
+    monkeypatch.setattr(checkpointing, "_copy_stream", lambda device: bus)
+    return bus
+
+
+@pytest.mark.parametrize("how", [None, dict(), dict(keep_attention=True, waiting=OnHost)], ids=str)
+def test_what_autograd_saves_waits_in_host_memory(how, monkeypatch):
+    "The same gradients to the last bit, with copies beside the computation that nobody looks at too early"
+    m = adapted()
+    if how is not None: recompute_layers(m, **how)
+    _, want = out(m)
+    bus = on_a_card(monkeypatch)
+    hooks = offload_saved_tensors(m)
+    for memory, is_early in ((2**30, False), (2**30, True), (100, False)):   # the first step does not know its peak
+        bus.free, bus.ahead = memory, 0
+        with hooks: _, got = out(m)
+        assert all(map(torch.equal, got, want)) and (bus.ahead > 4) is is_early and (not bus.ahead) is not is_early
+    assert bus.most <= bus.MOST + 1
+    assert not any(w() for w in bus.waiting), "something in host memory outlives its step"
+
+
+def test_a_backward_pass_that_is_broken_off_leaves_nothing_behind(monkeypatch):
+    "As where memory runs out: the step begins again"
+    m = adapted()
+    recompute_layers(m)
+    _, want = out(m)
+    on_a_card(monkeypatch)
+    hooks = offload_saved_tensors(m)
+    def fail(gradient): raise torch.OutOfMemoryError
+    with pytest.raises(torch.OutOfMemoryError), hooks:
+        loss = m(IDS, labels=IDS, use_cache=False).loss
+        loss.register_hook(fail)
+        loss.backward()
+    del loss
+    with hooks: _, got = out(m)
+    assert all(map(torch.equal, got, want))
+
+
+def test_weights_stay_and_a_tensor_is_sent_once(monkeypatch):
+    bus, m = on_a_card(monkeypatch), torch.nn.Linear(8, 8)
+    x, y = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
+    def sent(): return [w() for w in bus.waiting if w() is not None]
+    with offload_saved_tensors(m):
+        a = m(x)                 # the weight, and x
+        assert [tuple(w.there.shape) for w in sent()] == [(4, 8)]
+        b, c = x * y, y * x      # x again, and y
+        assert len(sent()) == 2
+        z = y * 2
+        d = x * z
+        assert len(sent()) == 3
+        e = x * torch.ones(1, 1).expand(4, 8)   # one number
+        assert len(sent()) == 3
+        (a + b + c + d + e).sum().backward()
+    assert torch.allclose(x.grad, m.weight.sum(0) + 4 * y + 1)
+    del a, b, c, d, e
+    assert not sent()
 
 
 def shorten(monkeypatch, fewest=8, most=5):

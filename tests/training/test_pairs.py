@@ -8,6 +8,8 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT/"scripts"))
 import pairs   # noqa: E402
 
+from sft_nb.report import edit, SftError   # noqa: E402
+
 pytestmark = pytest.mark.usefixtures("warm_processes")
 
 
@@ -44,3 +46,11 @@ def test_rows_that_once_broke(row):
     found = pairs.attempt(pairs.settings_of(row))
     assert found["outcome"] == ("trained" if "dtype" in row else "refused"), found["says"]
     assert "could not be made" not in found["says"]
+
+
+@pytest.mark.parametrize("error, outcome", [
+    (SftError("a", "b", "c", edit(seed=1)), "refused"), (KeyError("HOME"), "failed")], ids=str)
+def test_only_a_sentence_of_ours_is_a_refusal(error, outcome, monkeypatch):
+    def look(folder, settings): raise error
+    monkeypatch.setattr(pairs, "look", look)
+    assert pairs.attempt({})["outcome"] == outcome
