@@ -28,7 +28,7 @@ from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quantization, quiet
 from ..model.checkpointing import (
-    checkpoint_parts, CopyStream, offload_saved_tensors, OnDevice, recompute_layers, recompute_parts)
+    checkpoint_parts, CopyStream, dense_strides, offload_saved_tensors, OnDevice, recompute_layers, recompute_parts)
 from ..model.kernels import fuse_norms
 from .memory import skeleton, weights_for_dora
 
@@ -293,7 +293,7 @@ def _forward_and_loss(inner, batch:BatchLengths, attention:str, dtype:torch.dtyp
 # %% ../../nbs/07_planning/01_simulate.ipynb #f7b36deb
 class _Forgotten:
     "A tensor that waits elsewhere: it is made anew when it is asked for"
-    def __init__(self, t:torch.Tensor): self.how = dict(size=t.shape, stride=t.stride(), dtype=t.dtype)
+    def __init__(self, t:torch.Tensor): self.how = dict(size=t.shape, stride=dense_strides(t), dtype=t.dtype)
     def back(self)->torch.Tensor: return torch.empty_strided(**self.how)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #b10d8e9a

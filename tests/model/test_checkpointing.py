@@ -121,7 +121,7 @@ class Bus(checkpointing.CopyStream):
     "Copies that run when the computation waits for them, and not a moment earlier: what was not waited for is missing"
     def __init__(self):
         self.under_way, self.waiting, self.queue, self.most, self.ahead = deque(), deque(), deque(), 0, 0
-        self.early, self.knows_peak, self.free = 0, False, 2**30
+        self.early, self.room, self.free = 0, 0, 2**30
 
     def unused_memory(self): return self.free
 
@@ -159,8 +159,8 @@ def test_what_autograd_saves_waits_in_host_memory(how, monkeypatch):
     _, want = out(m)
     bus = on_a_card(monkeypatch)
     hooks = offload_saved_tensors(m)
-    for memory, is_early in ((2**30, False), (2**30, True), (100, False)):   # the first step does not know its peak
-        bus.free, bus.ahead = memory, 0
+    for left, is_early in ((2**30, False), (100, True), (100, False)):   # memory that is left after this step
+        bus.free, bus.ahead = left, 0
         with hooks: _, got = out(m)
         assert all(map(torch.equal, got, want)) and (bus.ahead > 4) is is_early and (not bus.ahead) is not is_early
     assert bus.most <= bus.MOST + 1
