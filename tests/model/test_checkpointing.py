@@ -204,6 +204,21 @@ def test_weights_stay_and_a_tensor_is_sent_once(monkeypatch):
     assert not sent()
 
 
+def test_a_training_whose_saved_tensors_wait_elsewhere_ends_with_the_same_weights(tmp_path, monkeypatch):
+    from sft_nb.training import trainer
+    how = dict(gradient_checkpointing=True, keep_attention=False, preflight=False, max_steps=3)
+    plain = train(small(tmp_path/"plain", **how))
+    bus, made = on_a_card(monkeypatch), trainer.SupervisedTrainer.__init__
+    def init(self, *args, **kwargs):
+        made(self, *args, **kwargs)
+        self.offloading = offload_saved_tensors(self.model)
+    monkeypatch.setattr(trainer.SupervisedTrainer, "__init__", init)
+    moved = train(small(tmp_path/"moved", **how))
+    files = [run.adapter/"adapter_model.safetensors" for run in (plain, moved)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert bus.early > 0, "nothing was brought back early"
+
+
 def shorten(monkeypatch, fewest=8, most=5):
     "64 tokens are a long row"
     monkeypatch.setattr(checkpointing, "_FEWEST", fewest)
