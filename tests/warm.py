@@ -85,7 +85,7 @@ class Server:
         return pid
 
     def close(self)->None:
-        "It ends when nothing is asked any more; one that still imports would end later, for nobody"
+        "Close the connection, which ends the server; one that is still importing is killed"
         self.connection.close()
         try: self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:

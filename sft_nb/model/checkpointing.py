@@ -85,7 +85,7 @@ class CopyStream:
         left = [w for r in self.waiting if (w := r()) is not None and w is not taken]
         self.waiting, ahead = deque(map(ref, left)), left[-self.AHEAD:]
         if not left: self.room = self.unused_memory()
-        size = sum(w.there.numel() * w.there.element_size() for w in ahead)
+        size = sum(w.there.nbytes for w in ahead)
         if self.room < 4 * size: return
         self.early = max(self.early, size)
         for w in reversed(ahead): w.fetch()
@@ -144,8 +144,7 @@ class KeptAttention:
     def __init__(self, waiting:Callable=OnDevice): self.waiting, self.kept, self.at = waiting, [], 0
 
     def _put(self, t:torch.Tensor):
-        small = t.numel() * t.element_size() < SMALL
-        return (OnDevice if small else self.waiting)(t)
+        return (OnDevice if t.nbytes < SMALL else self.waiting)(t)
 
     def put(self, out)->None:
         "Remember what an operation gave"
@@ -220,9 +219,9 @@ def offload_saved_tensors(
     sent = WeakValueDictionary()   # place of a tensor -> where it waits
 
     def pack(t:torch.Tensor):
-        storage, size = t.untyped_storage(), t.numel() * t.element_size()
+        storage = t.untyped_storage()
         is_weight = isinstance(t._base if t._is_view() else t, torch.nn.Parameter) or storage._cdata in weights
-        if is_weight or size < SMALL or storage.nbytes() < size: return OnDevice(t)
+        if is_weight or t.nbytes < SMALL or storage.nbytes() < t.nbytes: return OnDevice(t)
         place = storage._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version
         known = sent.get(place)
         if known is None or known.source.expired():   # else another tensor may have taken the place
