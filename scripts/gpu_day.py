@@ -5,8 +5,8 @@
     python scripts/gpu_day.py --call memory           # planned against allocated
 
 Models are made on the card, in bfloat16 and with random weights; nothing large is written. A case that would not be
-over in time is left out, and listed. `--size small` is for a CPU. Each call prints a table, writes gpu_CALL.json into
-`--out`, and ends with 1 if something is wrong."""
+over in time is left out, and listed. `--size small` is for a CPU. Each call prints a table row by row, keeps it in
+gpu_CALL.json in `--out`, and ends with 1 if something is wrong."""
 import argparse
 import gc
 import json
@@ -16,8 +16,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -26,7 +28,8 @@ from sft_nb.batches.collate import CollatorWithPositions, DataCollatorFlattening
 from sft_nb.config import Config, load_config
 from sft_nb.model.adapter import add_adapter
 from sft_nb.model.attention import register_varlen
-from sft_nb.model.checkpointing import OnDevice, OnHost, recompute_layers
+from sft_nb.model.checkpointing import OnDevice, OnHost, offload_saved_tensors, recompute_layers
+from sft_nb.model.generate import continue_tokens
 from sft_nb.model.hardware import choose_device, free_memory, is_out_of_memory, this_device
 from sft_nb.model.kernels import compile_layers, fuse_lora, fuse_norms, use_kernels, use_liger
 from sft_nb.model.load import guard_4bit, quiet
@@ -45,13 +48,17 @@ SHAPES = {
     "8b": QWEN | dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
                       tie_word_embeddings=False)}
 KINDS = ("qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3")
+KEPT, RECOMPUTED, SENT = "", "recomputed", "sent to host memory"   # what happens to what autograd saves
 SPEED = dict(
-    small=[("tiny", "lora", "auto", False, 128), ("tiny", "qlora", "auto", True, 128)],
-    full=[("4b", "lora", "auto", False, 8192), ("4b", "lora", "none", False, 8192),
-          ("4b", "lora", "liger", False, 8192), ("4b", "qlora", "auto", False, 8192),
-          ("0.6b", "full", "auto", False, 16384),
-          ("8b", "lora", "auto", True, 16384), ("8b", "qlora", "auto", True, 16384),
-          ("4b", "lora", "compile", False, 8192)])   # size, method, kernels, checkpointing, tokens
+    small=[("tiny", "lora", "auto", KEPT, 128), ("tiny", "qlora", "auto", RECOMPUTED, 128),
+           ("tiny", "lora", "auto", SENT, 128)],
+    full=[("4b", "lora", "auto", KEPT, 8192), ("4b", "lora", "none", KEPT, 8192), ("4b", "lora", "liger", KEPT, 8192),
+          ("4b", "qlora", "auto", KEPT, 8192), ("4b", "lora", "auto", RECOMPUTED, 8192),
+          ("4b", "lora", "auto", SENT, 8192), ("0.6b", "full", "auto", KEPT, 16384),
+          ("8b", "lora", "auto", RECOMPUTED, 16384), ("8b", "qlora", "auto", RECOMPUTED, 16384),
+          ("4b", "lora", "compile", KEPT, 8192)])   # size, method, kernels, what happens, tokens
+ANSWERS = dict(small=[("tiny", 4, 20, 8)],
+               full=[("0.6b", 32, 1000, 64), ("4b", 32, 1000, 64)])   # size, prompts, tokens of each, new tokens
 MEMORY = dict(
     small=[("tiny", "lora", False, 256), ("tiny", "full", True, 256)],
     full=[("0.6b", "lora", False, 4096), ("0.6b", "full", True, 8192), ("4b", "lora", False, 4096),
@@ -84,10 +91,13 @@ def quantise(model)->None:
     guard_4bit(model)
 
 
+def half_of(device:str)->torch.dtype: return torch.bfloat16 if device == "cuda" else torch.float32
+
+
 def make_model(cfg:Config, device:str, *, kernels="none", checkpointing=False, learned=True):
     "Ready to train, with random weights that were made on the device"
     register_varlen()
-    half = torch.bfloat16 if device == "cuda" else torch.float32
+    half = half_of(device)
     tokenizer = load_tokenizer(cfg)
     with quiet(), torch.device(device):
         torch.manual_seed(0)
@@ -165,6 +175,14 @@ def correctness_cases(size:str, device:str)->list[tuple[str,Callable]]:
         return measure
     def kept(waiting):
         return lambda model: recompute_layers(model, keep_attention=True, waiting=waiting)
+    def sent(folder):
+        model = make_model(make_config(folder, shape, "lora", sum(lengths)), device)
+        batch = make_batch(model, lengths, device)
+        want, hooks = measure_gradients(model, batch, device), offload_saved_tensors(model)
+        found = []
+        for _ in range(3):   # from the second pass on, tensors are brought back early
+            with hooks: found.append(compare(want, measure_gradients(model, batch, device)))
+        return max(found)
     kinds = ("qwen3", "gemma2", "phi3") if size == "small" else KINDS
     cases = [(f"flattened rows, {kind}, and eager attention", rows_alone(kind)) for kind in kinds]
     cases += [("base and adapter in one product", against_plain(fuse_lora)),
@@ -172,28 +190,29 @@ def correctness_cases(size:str, device:str)->list[tuple[str,Callable]]:
               ("norms as one operation", against_plain(fuse_norms)),
               ("norms of Gemma", against_plain(fuse_norms, kind="gemma2")),
               ("attention kept on the device", against_plain(kept(OnDevice))),
-              ("attention kept in host memory", against_plain(kept(OnHost)))]
+              ("attention kept in host memory", against_plain(kept(OnHost))),
+              ("saved tensors sent to host memory", sent)]
     if device == "cuda": cases.append(("compiled layers", against_plain(compile_layers)))
     if device == "cuda" and find_spec("liger_kernel"): cases.append(("Liger's kernels", against_plain(use_liger)))
     return cases
 
 
-def check_correctness(a, device:str, left:Callable)->list[dict]:
-    limit, rows = 3e-2 if device == "cuda" else 1e-4, []
+def check_correctness(a, device:str, left:Callable):
+    limit = 3e-2 if device == "cuda" else 1e-4
     for name, measure in correctness_cases(a.size, device):
-        rows.append(run_case(name, measure, left, 30))
-        if "apart" in rows[-1]: rows[-1] |= dict(limit=limit, ok=rows[-1]["apart"] < limit)
-    if device == "cuda" and left() > 60: rows.append(run_tests(left()))
-    return rows
+        row = run_case(name, measure, left, 30)
+        yield row | dict(limit=limit, ok=row["apart"] < limit) if "apart" in row else row
+    if device == "cuda" and left() > 60: yield run_tests(left())
 
 
 def run_tests(seconds:float)->dict:
     "tests/gpu but for the peaks, which `--call memory` measures"
     tests = Path(__file__).parents[1]/"tests"/"gpu"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", str(tests), "-k", "not predicted_peak"]
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=short", str(tests), "-k", "not predicted_peak"]
     try: done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired: return dict(case="tests/gpu", left_out="they took longer than the time left")
-    return dict(case="tests/gpu", ok=done.returncode == 0, says=done.stdout.strip().splitlines()[-1])
+    if done.returncode: print(done.stdout[-8000:])
+    return dict(case="tests/gpu", ok=done.returncode == 0, says=(done.stdout.strip() or done.stderr).splitlines()[-1])
 
 
 def flops_of(model, lengths:list[int])->float:
@@ -206,39 +225,55 @@ def flops_of(model, lengths:list[int])->float:
     return products + 7 * sum(n * n for n in lengths) * facts.layers * facts.width   # half of each square is masked
 
 
-def measure_speed(a, device:str, left:Callable)->list[dict]:
-    peak, rows = this_device(device, torch.bfloat16 if device == "cuda" else torch.float32).tflops * 1e12, []
-    for size, method, kernels, checkpointing, tokens in SPEED[a.size]:
-        def measure(folder, size=size, method=method, kernels=kernels, checkpointing=checkpointing, tokens=tokens):
+def measure_speed(a, device:str, left:Callable):
+    peak = this_device(device, half_of(device)).tflops * 1e12
+    for size, method, kernels, saved, tokens in SPEED[a.size]:
+        def measure(folder, size=size, method=method, kernels=kernels, saved=saved, tokens=tokens):
             if kernels == "liger" and not find_spec("liger_kernel"): return dict(left_out="Liger is not installed")
             cfg = make_config(folder, size, method, tokens)
-            model = make_model(cfg, device, kernels=kernels, checkpointing=checkpointing)
+            model = make_model(cfg, device, kernels=kernels, checkpointing=saved == RECOMPUTED)
             lengths = [tokens // 8] * 8
             batch, trained = make_batch(model, lengths, device), [p for p in model.parameters() if p.requires_grad]
             optimizer, seconds = torch.optim.AdamW(trained, lr=1e-5, fused=device == "cuda"), []
-            for _ in range(5):
+            hooks = offload_saved_tensors(model) if saved == SENT else nullcontext()
+            if device == "cuda": torch.cuda.reset_peak_memory_stats()
+            for _ in range(6):
                 began = time.perf_counter()
-                run_pass(model, batch, device)
+                with hooks: run_pass(model, batch, device)
                 optimizer.step()
                 optimizer.zero_grad()
                 if device == "cuda": torch.cuda.synchronize()
                 seconds.append(time.perf_counter() - began)
-            best = min(seconds[2:])
-            return dict(ms=round(1e3 * best, 1), tokens_per_second=round(tokens / best),
-                        mfu=round(flops_of(model, lengths) / best / peak, 3), ok=True)
-        name = f"{size} {method}, kernels {kernels}, {tokens:,} tokens" + ", checkpointing" * checkpointing
-        rows.append(run_case(name, measure, left, 150 if kernels == "compile" else 60))
-    return rows
+            usual = median(seconds[3:])
+            found = dict(ms=round(1e3 * usual, 1), tokens_per_second=round(tokens / usual))
+            found |= dict(mfu=round(flops_of(model, lengths) / usual / peak, 3), ok=True)
+            if device == "cuda": found |= dict(gib=round(torch.cuda.max_memory_allocated() / 2**30, 1))
+            return found
+        name = f"{size} {method}, kernels {kernels}, {tokens:,} tokens" + f", {saved}" * bool(saved)
+        yield run_case(name, measure, left, 150 if kernels == "compile" else 60)
+    for size, prompts, length, new in ANSWERS[a.size]:
+        def answer(folder, size=size, prompts=prompts, length=length, new=new):
+            cfg = make_config(folder, size, "lora", length + new)
+            model, tokenizer = make_model(cfg, device), load_tokenizer(cfg)
+            model.generation_config.eos_token_id = None   # so that each answer has all its tokens
+            asked = make_batch(model, [length] * prompts, "cpu")["input_ids"].view(prompts, length).tolist()
+            def seconds(n):
+                began = time.perf_counter()
+                continue_tokens(model, tokenizer, asked, max_new_tokens=n, batch_size=prompts)
+                return time.perf_counter() - began
+            seconds(2)
+            first, all_of_them = seconds(2), seconds(new)
+            return dict(ms_a_token=round(1e3 * (all_of_them - first) / (new - 2), 2), ok=True)
+        yield run_case(f"{size}, {prompts} answers of {new} tokens after {length:,}", answer, left, 60)
 
 
-def measure_memory(a, device:str, left:Callable)->list[dict]:
-    rows = []
+def measure_memory(a, device:str, left:Callable):
     for size, method, checkpointing, tokens in MEMORY[a.size]:
         def measure(folder, size=size, method=method, checkpointing=checkpointing, tokens=tokens):
             cfg = make_config(folder, size, method, tokens, gradient_checkpointing=checkpointing, kernels="auto",
                               keep_attention=checkpointing, gradient_accumulation_steps=2)
             lengths = [tokens // 4] * 4
-            card = this_device(device, torch.bfloat16 if device == "cuda" else torch.float32)
+            card = this_device(device, half_of(device))
             planned = plan(cfg, device=card, lengths=lengths).allocated
             model = make_model(cfg, device, kernels="auto", checkpointing=checkpointing)
             batch, trained = make_batch(model, lengths, device), [p for p in model.parameters() if p.requires_grad]
@@ -253,8 +288,7 @@ def measure_memory(a, device:str, left:Callable)->list[dict]:
             found = dict(planned_gib=round(planned / 2**30, 3), allocated_gib=round(peak / 2**30, 3))
             return found | dict(ratio=round(ratio, 3), ok=.9 <= ratio <= 1.3)   # a plan may be careful
         name = f"{size} {method}, {tokens:,} tokens" + ", checkpointing" * checkpointing
-        rows.append(run_case(name, measure, left, 60))
-    return rows
+        yield run_case(name, measure, left, 60)
 
 
 def allocated_by(steps:Callable, model, device:str)->int:
@@ -298,13 +332,14 @@ def main(args:list[str]|None=None)->int:
     device, _ = choose_device("auto")
     a.size = a.size or ("full" if device == "cuda" else "small")
     until = time.monotonic() + 60 * a.minutes
-    rows = CALLS[a.call](a, device, lambda: until - time.monotonic())
-    name = torch.cuda.get_device_name() if device == "cuda" else device
-    for row in rows:
-        facts = ", ".join(f"{k} {v}" for k, v in row.items() if k not in ("case", "ok"))
-        print(f"{'-' if 'left_out' in row else 'ok' if row.get('ok') else 'WRONG':<6} {row['case']:<58} {facts}")
+    name, rows = torch.cuda.get_device_name() if device == "cuda" else device, []
     result = dict(call=a.call, device=name, torch=torch.__version__, date=time.strftime("%Y-%m-%d"), rows=rows)
-    (Path(a.out)/f"gpu_{a.call}.json").write_text(json.dumps(result, indent=1) + "\n")
+    for row in CALLS[a.call](a, device, lambda: until - time.monotonic()):
+        facts = ", ".join(f"{k} {v}" for k, v in row.items() if k not in ("case", "ok"))
+        print(f"{'-' if 'left_out' in row else 'ok' if row.get('ok') else 'WRONG':<6} {row['case']:<58} {facts}",
+              flush=True)
+        rows.append(row)
+        (Path(a.out)/f"gpu_{a.call}.json").write_text(json.dumps(result, indent=1) + "\n")
     return 0 if all(row.get("ok", "left_out" in row) for row in rows) else 1
 
 
