@@ -5,13 +5,17 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from transformers import AutoTokenizer, GPT2Config, MambaConfig, MistralConfig, Qwen3Config
+from torch.fx.experimental.proxy_tensor import make_fx
+from transformers import (
+    AutoTokenizer, DeepseekV3Config, GPT2Config, LlamaConfig, MambaConfig, MistralConfig, Qwen3Config)
 
 from sft_nb.config import load_config
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
+from sft_nb.model import generate as generation
 from sft_nb.model.generate import continue_tokens, Decoder, choose_decoding, generate, reads_padding
 from sft_nb.batches.layout import rows_stay_apart
+from sft_nb.model.attention import register_varlen
 from sft_nb.model.load import load_base
 from sft_nb.model.loss import head_of
 from sft_nb.model.adapter import load_adapter
@@ -179,3 +183,98 @@ def test_a_model_may_call_its_cache_by_either_name(monkeypatch, tokenizer, name)
     assert choose_decoding(base)[0] == "sft_nb" and Decoder(base, tokenizer).cache_argument == name
     assert [answer.text for answer in continue_tokens(base, tokenizer, prompts, max_new_tokens=6)] == want
     assert calls and None not in calls
+
+
+def record_operations(step, device):
+    "As a CUDA graph does: the operations of one call, on the tensors that they had; Python is not run again"
+    step()
+    recorded = make_fx(step)()
+    return lambda: recorded()
+
+
+def without_recording(*args, **how):
+    with patch.object(generation, "_RECORDED_ON", ()): return alone(*args, **how)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    "Steps are recorded here too; how many were"
+    times = []
+    monkeypatch.setattr(generation, "_RECORDED_ON", ("cpu",))
+    monkeypatch.setattr(generation, "record_graph", lambda *args: times.append(1) or record_operations(*args))
+    return times
+
+
+@pytest.mark.parametrize("shape", [
+    dict(kind=Qwen3Config), dict(kind=LlamaConfig, num_key_value_heads=1),
+    dict(kind=DeepseekV3Config, first_k_dense_replace=9, q_lora_rank=16, kv_lora_rank=16, head_dim=8,
+         qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16)],
+    ids=["qwen3", "llama", "deepseek_v3"])
+@pytest.mark.parametrize("attention", ["sdpa", "varlen"])
+def test_a_recorded_step_writes_the_same_answers(shape, attention, tokenizer, recorded, monkeypatch):
+    "Rows end at different times, prompts move into their places, and one recording serves them all"
+    model = small_model(**shape)
+    model.generation_config.eos_token_id = [*range(7, 512, 12)]   # so that answers have different lengths
+    register_varlen()
+    model.set_attn_implementation(attention)
+    want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=40)
+    drawn = without_recording(model, tokenizer, PROMPTS[:1], max_new_tokens=40, temperature=1., seed=3)
+    assert not recorded and len({g.n_tokens for g in want}) > 1
+    for most in (2, 6):
+        recorded.clear()
+        decoder = Decoder(model, tokenizer, max_new_tokens=40, batch_size=most)
+        with torch.no_grad(): got = dict(decoder.answers(PROMPTS))
+        assert [got[i] for i in range(6)] == want and decoder.replays
+        assert len(recorded) == 1
+    assert alone(model, tokenizer, PROMPTS[:1], max_new_tokens=40, temperature=1., seed=3) == drawn
+
+
+def test_short_rows_wait_for_a_larger_batch(tokenizer, recorded):
+    "By `batch_tokens` the first prompts come one at a time; of the short ones, several fit"
+    model = small_model(kind=Qwen3Config)
+    prompts = [[9] * 100, *PROMPTS]
+    want = without_recording(model, tokenizer, prompts, max_new_tokens=20)
+    decoder = Decoder(model, tokenizer, max_new_tokens=20, batch_tokens=150)
+    with torch.no_grad(): got = dict(decoder.answers(prompts))
+    assert [got[i] for i in range(7)] == want and len(recorded) < 7
+
+
+@pytest.mark.parametrize("why", ["waits", "differs", "out of memory"])
+def test_a_step_that_cannot_be_recorded_is_run(why, tokenizer, recorded, monkeypatch):
+    "And tried once"
+    model, tried = small_model(kind=Qwen3Config), []
+    want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=40)
+    def record(step, device):
+        tried.append(1)
+        if why == "waits": raise RuntimeError("called a synchronizing CUDA operation")
+        if why == "out of memory": raise torch.OutOfMemoryError("CUDA out of memory")
+        return lambda: step() + 1
+    monkeypatch.setattr(generation, "record_graph", record)
+    decoder = Decoder(model, tokenizer, max_new_tokens=40, batch_size=2)
+    with torch.no_grad(): got = dict(decoder.answers(PROMPTS))
+    assert [got[i] for i in range(6)] == want and tried == [1] and not decoder.replays
+
+
+def test_what_is_recorded_in_part_or_not_at_all(tokenizer, recorded):
+    "A window, few tokens, autocast and several adapters: rows are answered as they were"
+    windowed = small_model(kind=MistralConfig, sliding_window=8)
+    assert alone(windowed, tokenizer, PROMPTS[:2], max_new_tokens=20) and not recorded
+    model = small_model(kind=Qwen3Config)
+    assert alone(model, tokenizer, PROMPTS[:2], max_new_tokens=16) and not recorded
+    with torch.autocast("cpu", torch.bfloat16):
+        assert alone(model, tokenizer, PROMPTS[:2], max_new_tokens=20) and not recorded
+    assert alone(model, tokenizer, PROMPTS[:2], max_new_tokens=20) and len(recorded) == 2
+
+
+def test_rows_in_fixed_places_survive_out_of_memory(tokenizer, recorded, monkeypatch):
+    model, calls = small_model(kind=Qwen3Config), []
+    want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=30)
+    real = generation.StaticRows.scores
+    def scores(self):
+        calls.append(len(self.rows))
+        if len(calls) == 9: raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self)
+    monkeypatch.setattr(generation.StaticRows, "scores", scores)
+    decoder = Decoder(model, tokenizer, max_new_tokens=30, batch_size=4)
+    with torch.no_grad(): got = dict(decoder.answers(PROMPTS))
+    assert [got[i] for i in range(6)] == want and decoder.most < 4
