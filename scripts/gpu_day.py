@@ -33,7 +33,8 @@ from sft_nb.model.checkpointing import OnDevice, OnHost, offload_saved_tensors, 
 from sft_nb.model import generate as generation
 from sft_nb.model.generate import continue_tokens
 from sft_nb.model.hardware import choose_device, free_memory, is_out_of_memory, this_device
-from sft_nb.model.kernels import compile_layers, fuse_lora, fuse_norms, use_kernels, use_liger
+from sft_nb.model.kernels import (
+    compile_layers, fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_kernels, use_liger)
 from sft_nb.model.load import guard_4bit, quiet
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.precision import adapters_to_float32
@@ -191,6 +192,8 @@ def correctness_cases(size:str, device:str)->list[tuple[str,Callable]]:
               ("the same with a base in 4 bits", against_plain(fuse_lora, "qlora")),
               ("norms as one operation", against_plain(fuse_norms)),
               ("norms of Gemma", against_plain(fuse_norms, kind="gemma2")),
+              ("rotary positions in four operations", against_plain(fuse_rotary)),
+              ("gates kept once", against_plain(fuse_gates)),
               ("attention kept on the device", against_plain(kept(OnDevice))),
               ("attention kept in host memory", against_plain(kept(OnHost))),
               ("saved tensors sent to host memory", sent)]

@@ -9,7 +9,7 @@ sys.path.insert(0, str(ROOT/"scripts"))
 import gpu_day   # noqa: E402
 
 
-@pytest.mark.parametrize("call, cases", [("correctness", 10), ("speed", 4), ("memory", 2)])
+@pytest.mark.parametrize("call, cases", [("correctness", 12), ("speed", 4), ("memory", 2)])
 def test_a_call_prints_a_table_and_writes_its_figures(tmp_path, capsys, call, cases):
     assert gpu_day.main(["--call", call, "--size", "small", "--out", str(tmp_path)]) == 0
     result = json.loads((tmp_path/f"gpu_{call}.json").read_text())

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['forward_of', 'swap_forward', 'fuse_lora', 'in_one_product', 'layers_of', 'compile_layers', 'fuse_norms', 'knowing',
-           'use_liger', 'check_kernels', 'use_kernels']
+           'fuse_rotary', 'fuse_gates', 'fuse_pointwise', 'use_liger', 'use_if_proven', 'check_kernels', 'use_kernels']
 
 # %% ../../nbs/06_model/07_kernels.ipynb #a2ac169b
 import copy
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
 from torch import nn
@@ -305,6 +306,136 @@ def fuse_norms(
         for repair in repairs: repair.undo()
     return Repair(f"norms as one operation: {len(found)} layers", len(found), undo)
 
+# %% ../../nbs/06_model/07_kernels.ipynb #b62ba427
+def knowing(
+    function,   # written in Python
+    **names,    # of its module, and what they shall mean to it
+):              # the same function, to which they mean that; the module is not touched
+    "A twin of a function, to which some names mean something else"
+    twin = types.FunctionType(function.__code__, function.__globals__ | names, function.__name__,
+                              function.__defaults__, function.__closure__)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
+
+# %% ../../nbs/06_model/07_kernels.ipynb #72039976
+class _Rotation(torch.autograd.Function):
+    "Queries and keys (B, H, T, D), turned by cos and sin (B, 1, T, D)"
+    @staticmethod
+    def forward(ctx, q, k, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        ctx.dtypes = q.dtype, k.dtype
+        return tuple(_turn_halves(x, cos, sin) for x in (q, k))
+
+    @staticmethod
+    def backward(ctx, *d_outs):
+        cos, sin = ctx.saved_tensors
+        back = -sin.roll(sin.shape[-1] // 2, -1)   # what the first half gave to the second comes back
+        return *(_turn_halves(d, cos, back).to(dtype) for d, dtype in zip(d_outs, ctx.dtypes)), None, None
+
+def _turn_halves(x:torch.Tensor, cos:torch.Tensor, sin:torch.Tensor)->torch.Tensor:
+    "`x cos + (-x_2, x_1) sin`, where x_1 and x_2 are the halves of x (B, H, T, D)"
+    out = torch.empty_like(x, dtype=torch.promote_types(x.dtype, cos.dtype))
+    halves = [t.chunk(2, -1) for t in (x, out, cos, sin)]
+    with torch.autocast(x.device.type, enabled=False):
+        for here, other, sign in ((0, 1, -1), (1, 0, 1)):
+            (x_here, x_other), part, c, s = (halves[0][here], halves[0][other]), *(half[here] for half in halves[1:])
+            torch.mul(x_here, c, out=part)
+            part.addcmul_(x_other, s, value=sign)
+    return out
+
+# %% ../../nbs/06_model/07_kernels.ipynb #42fe6f6e
+_ROTATE = "apply_rotary_pos_emb"   # as every model of transformers calls it
+
+def _rotate_with(model, choose:Callable)->list:
+    "Give attentions of a model a `forward` that rotates with another function, chosen by the one that they have"
+    changed = []
+    for m in model.modules():
+        forward = inspect.unwrap(type(m).forward)
+        if _ROTATE not in forward.__code__.co_names or (rotate := choose(forward.__globals__.get(_ROTATE))) is None: continue
+        m.forward = types.MethodType(knowing(forward, **{_ROTATE: rotate}), m)
+        changed.append(m)
+    return changed
+
+@lru_cache
+def _rotation_like(theirs:Callable)->Callable|None:
+    "Does the same as this function of transformers, in fewer operations; None: it has another formula"
+    def rotate(q, k, cos, sin, *args, **kwargs):
+        whole = q.shape[-1] == k.shape[-1] == cos.shape[-1] and cos.ndim == sin.ndim == 3
+        if args or kwargs or not whole: return theirs(q, k, cos, sin, *args, **kwargs)
+        return _Rotation.apply(q, k, cos.unsqueeze(1), sin.unsqueeze(1))
+    angles = torch.linspace(-3, 2, 12, device="cpu").view(1, 3, 4).repeat(1, 1, 2)
+    q, k = (torch.linspace(-1, 2, 24 * n, device="cpu").view(1, n, 3, 8) for n in (2, 1))
+    for dtype, close in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        asked = [x.to(dtype) for x in (q, k, angles.cos(), angles.sin())]
+        try: want, got = theirs(*asked), rotate(*asked)
+        except (TypeError, RuntimeError, ValueError, AttributeError): return None
+        same = [a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, close, close)
+                for a, b in zip(want, got, strict=True)]
+        if not all(same): return None
+    return rotate
+
+def fuse_rotary(
+    model,       # with or without an adapter
+)->Repair:       # `.n` is how many attentions
+    "Turn queries and keys in fewer operations, in every attention whose class turns halves of vectors"
+    before = {m: vars(m).get("forward") for m in model.modules()}
+    changed = _rotate_with(model, lambda theirs: None if theirs is None else _rotation_like(theirs))
+    def undo():
+        for m in changed:
+            vars(m).pop("forward")
+            if before[m]: m.forward = before[m]
+    return Repair(f"rotary positions in four operations: {len(changed)} layers", len(changed), undo)
+
+# %% ../../nbs/06_model/07_kernels.ipynb #6c829976
+class _Gated(torch.autograd.Function):
+    "`silu(gate) * up`"
+    @staticmethod
+    def forward(ctx, gate, up):
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx, d):
+        gate, up = ctx.saved_tensors
+        d_up = F.silu(gate).mul_(d)
+        return torch.ops.aten.silu_backward(d * up, gate), d_up
+
+def _gated_mlp(mlp, x:torch.Tensor)->torch.Tensor:
+    "In place of the `forward` of an MLP"
+    gate, up = mlp.gate_proj(x), mlp.up_proj(x)
+    if gate.dtype != up.dtype: return mlp.down_proj(F.silu(gate) * up)
+    return mlp.down_proj(_Gated.apply(gate, up))
+
+@torch.no_grad()
+def _is_swiglu(mlp)->bool:
+    "Does its class compute `down(silu(gate(x)) * up(x))`, as nobody has changed it?"
+    names = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+    changed = "forward" in vars(mlp) or mlp._forward_hooks or mlp._forward_pre_hooks
+    if not names <= {*mlp._modules} or changed or "SiLU" not in type(mlp.act_fn).__name__: return False
+    twin, x = copy.copy(mlp), torch.linspace(-3, 2, 24, device="cpu").view(1, 3, 8)
+    sizes = dict(gate_proj=(8, 6), up_proj=(8, 6), down_proj=(6, 8))
+    twin._modules = dict(mlp._modules)
+    for k, (name, (n_in, n_out)) in enumerate(sizes.items()):
+        layer = nn.Linear(n_in, n_out, bias=False, device="cpu", dtype=torch.float32)
+        layer.weight.copy_(torch.linspace(-1 - k, 1, n_in * n_out, device="cpu").view(n_out, n_in))
+        twin._modules[name] = layer
+    try: out = type(mlp).forward(twin, x)
+    except (TypeError, RuntimeError, ValueError, AttributeError): return False
+    return torch.is_tensor(out) and torch.allclose(out, _gated_mlp(twin, x), rtol=1e-5, atol=1e-6)
+
+def fuse_gates(
+    model,       # with or without an adapter
+)->Repair:       # `.n` is how many MLPs
+    "Let MLPs with SwiGLU keep their gates once"
+    return swap_forward([m for m in model.modules() if _is_swiglu(m)], _gated_mlp, "gates kept once")
+
+# %% ../../nbs/06_model/07_kernels.ipynb #39ec352d
+def fuse_pointwise(
+    model,             # with or without an adapter
+)->list[Repair]:       # one each for norms, rotary positions and gates
+    "What a GPU gains by, and a CPU does not"
+    return [fuse_norms(model), fuse_rotary(model), fuse_gates(model)]
+
 # %% ../../nbs/06_model/07_kernels.ipynb #46bbb4b3
 _ABSENT = object()
 
@@ -329,26 +460,6 @@ def _put_back(names:dict):
         given |= {name: names[name] for name in changed}
         _restore_names(names, changed)
 
-# %% ../../nbs/06_model/07_kernels.ipynb #b62ba427
-def knowing(
-    function,   # written in Python
-    **names,    # of its module, and what they shall mean to it
-):              # the same function, to which they mean that; the module is not touched
-    "A twin of a function, to which some names mean something else"
-    twin = types.FunctionType(function.__code__, function.__globals__ | names, function.__name__,
-                              function.__defaults__, function.__closure__)
-    twin.__kwdefaults__ = function.__kwdefaults__
-    return twin
-
-# %% ../../nbs/06_model/07_kernels.ipynb #497f7880
-_ROTATE = "apply_rotary_pos_emb"   # as every model of transformers calls it
-
-def _rotate_with(model, rotate)->None:
-    "Give each attention of a model a `forward` that rotates with this function"
-    for m in model.modules():
-        forward = inspect.unwrap(type(m).forward)
-        if _ROTATE in forward.__code__.co_names: m.forward = types.MethodType(knowing(forward, **{_ROTATE: rotate}), m)
-
 # %% ../../nbs/06_model/07_kernels.ipynb #24a07b76
 def _unknown_to_liger(model)->ConfigError:
     "For a model whose layers stay as they are"
@@ -367,7 +478,7 @@ def _put_in(model, put_in)->None:
     experts = any(type(m).__name__.endswith("Experts") for m in model.modules())
     with _put_back(vars(inspect.getmodule(type(model)))) as given:
         put_in(model=model, cross_entropy=False, fused_linear_cross_entropy=False, swiglu=not experts)
-    if _ROTATE in given: _rotate_with(model, given[_ROTATE])
+    if _ROTATE in given: _rotate_with(model, lambda theirs: given[_ROTATE])
 
 # %% ../../nbs/06_model/07_kernels.ipynb #dc30b8fe
 def use_liger(
@@ -377,12 +488,41 @@ def use_liger(
     "Let Liger's kernels compute norms, rotary positions and MLPs; ConfigError for a kind that it does not know"
     base = causal_lm(model)
     before = {m: dict(vars(m)) for m in base.modules()}
-    _put_in(base, put_in or _liger_function())
-    changed = {m: of_it for m, was in before.items() if (of_it := _changed_names(vars(m), was))}
-    if not changed: raise _unknown_to_liger(base)
+    changed, done = {}, False
     def undo():
         for m, was in changed.items(): _restore_names(vars(m), was)
+    try:
+        _put_in(base, put_in or _liger_function())
+        done = True
+    finally:
+        changed |= {m: of_it for m, was in before.items() if (of_it := _changed_names(vars(m), was))}
+        if not done: undo()
+    if not changed: raise _unknown_to_liger(base)
     return Repair(f"Liger's kernels: {len(changed)} modules", len(changed), undo)
+
+# %% ../../nbs/06_model/07_kernels.ipynb #cc79d0aa
+def use_if_proven(
+    model,             # with or without an adapter
+    change:Callable,   # changes it and returns a `Repair`
+)->Repair|None:        # None: the model is as it was
+    "Change a model, if scores and gradients of two short rows are the same as before but for rounding"
+    device, was, repair = model.device, model.training, None
+    def measure(ids:torch.Tensor)->list[torch.Tensor]:
+        with torch.enable_grad(), torch.autocast(device.type, torch.bfloat16):
+            embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
+            scores = model(inputs_embeds=embedded, use_cache=False).logits.float()
+            ramp = torch.linspace(-1, 1, scores.numel(), device=device).view_as(scores)
+            return [scores.detach(), *torch.autograd.grad((scores * ramp).sum(), [embedded])]
+    model.eval()   # without dropout
+    try:
+        n = min(1000, model.get_input_embeddings().num_embeddings)
+        ids = torch.randint(0, n, (2, 33), generator=torch.Generator().manual_seed(0)).to(device)
+        want, repair = measure(ids), change(model)
+        apart = [float((a - b).norm() / b.norm()) for a, b in zip(measure(ids), want)]
+        if all(one < 3e-2 for one in apart): return repair   # NaN is not
+    except Exception: pass   # whatever it is, the model can do without
+    finally: model.train(was)
+    if repair is not None: repair.undo()
 
 # %% ../../nbs/06_model/07_kernels.ipynb #67e053d8
 def check_kernels(
@@ -407,6 +547,13 @@ def _check_card(kernels:str, device:str)->None:
     raise ConfigError("kernels", found, "auto or none without a GPU", edit(kernels="auto"))
 
 # %% ../../nbs/06_model/07_kernels.ipynb #79d4e459
+def _use_on_card(model)->list[Repair]:
+    "Liger, if it is here and proven; processes that train together may not differ, and go without"
+    together, interpreted = dist.is_available() and dist.is_initialized(), os.environ.get("TRITON_INTERPRET") == "1"
+    asked = is_installed("liger_kernel") and not together and not interpreted
+    liger = use_if_proven(model, use_liger) if asked else None
+    return [repair for repair in (liger, *fuse_pointwise(model)) if repair is not None and repair.n]
+
 def use_kernels(
     model,         # in train mode, with its adapter
     kernels:str,   # auto, compile, liger or none
@@ -416,7 +563,7 @@ def use_kernels(
     _check_card(kernels, model.device.type)
     check_kernels(kernels)
     used = [fuse_lora(model)] if hasattr(model, "peft_config") else []
-    if kernels == "auto" and model.device.type == "cuda": used.append(fuse_norms(model))   # a CPU gains nothing
+    if kernels == "auto" and model.device.type == "cuda": used += _use_on_card(model)   # a CPU gains nothing
     if kernels == "liger": used.append(use_liger(model))
     if kernels == "compile": used.append(compile_layers(model))
     return used

@@ -18,7 +18,7 @@ from sft_nb.batches.collate import DataCollatorFlattening, CollatorWithPositions
 from sft_nb.model import attention as ours, checkpointing
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import Documents, varlen_attention
-from sft_nb.model.kernels import compile_layers, fuse_lora, fuse_norms, use_liger
+from sft_nb.model.kernels import compile_layers, fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_liger
 from sft_nb.model.loss import add_product, add_supervised_loss, adds_to_float32
 from sft_nb.model.precision import adapters_to_float32
 from sft_nb.model.checkpointing import (
@@ -171,8 +171,8 @@ def step(m, made):
     return loss.detach().float(), [p.grad.float().clone() for p in m.parameters() if p.requires_grad]
 
 
-@pytest.mark.parametrize("change", [fuse_lora, fuse_norms, compile_layers, use_liger],
-                         ids=["one product", "norms", "compiled", "liger"])
+@pytest.mark.parametrize("change", [fuse_lora, fuse_norms, fuse_rotary, fuse_gates, compile_layers, use_liger],
+                         ids=["one product", "norms", "rotary", "gates", "compiled", "liger"])
 def test_kernels_say_what_the_layers_say(change):
     if change is use_liger: pytest.importorskip("liger_kernel", reason="Liger is not installed")
     m, made = learner(), batch()

@@ -1,5 +1,6 @@
 """Base and adapter in one product: equal to peft wherever it is used, and peft itself wherever it is not."""
 import copy
+import types
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from shapes import SHAPES, model
 from sft_nb.config import load_config
 from sft_nb.model import kernels
 from sft_nb.model.adapter import load_model, spare_casts
-from sft_nb.model.kernels import fuse_lora, fuse_norms, use_kernels
+from sft_nb.model.kernels import fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_kernels
 from sft_nb.model.loss import causal_lm
 
 IDS = torch.randint(3, 768, (2, 19), generator=torch.Generator().manual_seed(1))
@@ -293,25 +294,103 @@ def test_a_norm_of_another_formula_is_left_alone():
     assert fuse_norms(torch.nn.ModuleList([torch.nn.RMSNorm(8, eps=1e-6)])).n == 1
 
 
-def test_norms_are_one_operation_on_a_gpu_alone(monkeypatch):
+@pytest.mark.parametrize("kind", list(SHAPES))
+@pytest.mark.parametrize("change", [fuse_rotary, fuse_gates])
+def test_rotary_positions_and_gates_say_what_their_classes_say(kind, change):
+    "In 32 bits, and under autocast with weights in 16 and in 32 bits; what is computed otherwise stays as it is"
+    for dtype, autocast, near in ((torch.float32, None, 2e-6), (torch.bfloat16, torch.bfloat16, 3e-2),
+                                  (torch.float32, torch.bfloat16, 3e-2)):
+        m = model(kind, dtype=dtype).train()
+        want, want_grads = out(m, autocast)
+        changed = change(m)
+        others = ("gpt2", "cohere") if change is fuse_rotary else ("gpt2", "gemma2", "gemma3_text", "phi3")
+        assert changed.n == (0 if kind in others else 4)
+        got, grads = out(m, autocast)
+        assert got.dtype == want.dtype and off(got.float(), want.float()) < near
+        assert max(off(grads[n].float(), g.float()) for n, g in want_grads.items()) < 10 * near
+        changed.undo()
+        again, _ = out(m, autocast)
+        assert torch.equal(again, want)
+
+
+def test_queries_in_any_layout_are_turned_and_keep_it():
+    "As a view of one product of queries, keys and values, in two formats; the gradient too"
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as theirs
+    rotate = kernels._rotation_like(theirs)
+    angles = torch.randn(2, 5, 4).repeat(1, 1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    for layout in (lambda x: x.transpose(1, 2), lambda x: x.transpose(1, 2).contiguous()):
+        for dtype in (torch.float32, torch.bfloat16):
+            whole = torch.randn(2, 5, 6, 8, dtype=dtype, requires_grad=True)
+            results = []
+            for f in (theirs, rotate):
+                q, k = layout(whole[:, :, :4]), layout(whole[:, :, 4:])
+                q_out, k_out = f(q, k, cos, sin)
+                grad, = torch.autograd.grad(q_out.pow(2).sum() * 3 + k_out.pow(3).sum(), [whole])
+                results.append((q_out, k_out, grad))
+            close = dict(rtol=1e-5, atol=1e-6) if dtype == torch.float32 else dict(rtol=2e-2, atol=5e-2)
+            for a, b in zip(*results): torch.testing.assert_close(a, b, **close)
+    whole = torch.randn(2, 5, 6, 8).transpose(1, 2)
+    assert rotate(whole, whole, cos, sin)[0].transpose(1, 2).is_contiguous()   # as attention's kernel wants it
+    half = cos[..., :4], sin[..., :4]   # of a part of each vector: not ours
+    with pytest.raises(RuntimeError): rotate(whole, whole, *half)
+
+
+def test_an_mlp_of_another_formula_is_left_alone():
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+    class Doubled(Qwen3MLP):
+        def forward(self, x): return 2 * super().forward(x)
+    class Told(Qwen3MLP):
+        def forward(self, x, more): return super().forward(x) + more
+    shape = model("qwen3").config
+    hooked, plain = Qwen3MLP(shape), Qwen3MLP(shape)
+    hooked.register_forward_pre_hook(lambda *_: None)
+    found = fuse_gates(torch.nn.ModuleList([Doubled(shape), Told(shape), hooked, plain]))
+    assert found.n == 1 and "forward" in vars(plain)
+
+
+def on_a_card(monkeypatch, m):
+    "What `auto` puts into a model that says it is on a GPU"
+    monkeypatch.setattr(type(m), "device", torch.device("cuda"), raising=False)
+    return [r.what.split(":")[0] for r in use_kernels(m, "auto")]
+
+
+POINTWISE = ["norms as one operation", "rotary positions in four operations", "gates kept once"]
+
+
+def test_a_gpu_alone_has_fewer_operations(monkeypatch):
     m = adapted()
     assert [r.what.split(":")[0] for r in use_kernels(m, "auto")] == ["base and adapter in one product"]
-    monkeypatch.setattr(type(m), "device", torch.device("cuda"), raising=False)
-    assert [r.what.split(":")[0] for r in use_kernels(m, "auto")][1:] == ["norms as one operation"]
-    assert use_kernels(m, "none") == []
+    monkeypatch.setattr(kernels, "is_installed", lambda name: False)
+    assert on_a_card(monkeypatch, m)[1:] == POINTWISE
 
 
-@pytest.mark.parametrize("how", [dict(), dict(bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=False)], ids=str)
-def test_a_base_in_4_bits_is_in_the_product(tokenizer, monkeypatch, how):
-    "Loss and gradients as by peft and bitsandbytes, whose forward pass it takes; in eval mode they compute it"
-    cfg = load_config("demo", kernels="none", method="qlora", dtype="float32", lora_dropout=0., **how)
-    m = load_model(cfg, tokenizer).train()
-    with torch.no_grad():
-        for name, p in m.named_parameters():
-            if "lora_B" in name: p.copy_(torch.linspace(-.02, .02, p.numel()).view_as(p))
-    frozen, plain = [], kernels._of_frozen
-    monkeypatch.setattr(kernels, "_of_frozen", lambda layers, *args: frozen.extend(layers) or plain(layers, *args))
-    n, logits, gradients = compare(m)
-    assert n == len(frozen) == 7 * 4 and logits < 1e-5 and gradients < 1e-4
-    with torch.no_grad(): m(IDS)
-    assert len(frozen) == n   # nothing is trained: bitsandbytes' own layer
+@pytest.mark.parametrize("how, used", [("right", ["Liger's kernels"]), ("wrong", []), ("broken", [])])
+def test_auto_takes_liger_where_it_is_proven(how, used, monkeypatch):
+    "In Liger's place something that this machine can run"
+    def put_in(model, **_):
+        for m in model.modules():
+            if not type(m).__name__.endswith("RMSNorm"): continue
+            def forward(norm, x): return type(norm).forward(norm, x) * (1.2 if how == "wrong" else 1)
+            m.forward = types.MethodType(forward, m)
+        if how == "broken": raise RuntimeError("no kernel image is available for execution on the device")
+    m = adapted()
+    want = out(m)
+    monkeypatch.setattr(kernels, "is_installed", lambda name: True)
+    monkeypatch.setattr(kernels, "_liger_function", lambda: put_in)
+    real = kernels.use_if_proven
+    def proven_here(model, change):
+        with monkeypatch.context() as here:
+            here.setattr(type(model), "device", torch.device("cpu"), raising=False)
+            return real(model, change)
+    monkeypatch.setattr(kernels, "use_if_proven", proven_here)
+    assert on_a_card(monkeypatch, m)[1:] == used + POINTWISE[bool(used):]   # Liger has the norms
+    monkeypatch.undo()
+    got = out(m)
+    assert off(got[0], want[0]) < 1e-5 and all(off(got[1][n], g) < 1e-4 for n, g in want[1].items())
+
+
+def test_processes_that_train_together_do_without_liger(monkeypatch):
+    monkeypatch.setattr(kernels, "is_installed", lambda name: True)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    assert on_a_card(monkeypatch, adapted())[1:] == POINTWISE
