@@ -351,7 +351,9 @@ def _rotate_with(model, choose:Callable)->list:
     changed = []
     for m in model.modules():
         forward = inspect.unwrap(type(m).forward)
-        if _ROTATE not in forward.__code__.co_names or (rotate := choose(forward.__globals__.get(_ROTATE))) is None: continue
+        if _ROTATE not in forward.__code__.co_names: continue
+        rotate = choose(forward.__globals__.get(_ROTATE))
+        if rotate is None: continue
         m.forward = types.MethodType(knowing(forward, **{_ROTATE: rotate}), m)
         changed.append(m)
     return changed
