@@ -148,10 +148,12 @@ def put_in_liger(model, **_)->None:
 
 def put_in(model, kernels:str):
     "Let a model compute as with these kernels on a GPU, inside of what is returned"
-    from sft_nb.model.kernels import fuse_norms, use_liger
+    from sft_nb.model.kernels import fuse_norms, fuse_pointwise, use_liger
     if kernels == "none": return nullcontext()
-    fuse_norms(model)
-    if kernels == "liger": use_liger(model, put_in=put_in_liger)
+    if kernels == "auto": fuse_pointwise(model)
+    else:
+        fuse_norms(model)
+        use_liger(model, put_in=put_in_liger)
     return patch.object(F, "rms_norm", lambda x, shape, weight, eps: Norm.apply(x, weight))
 
 

@@ -271,9 +271,9 @@ class TrainingSettings:
         "True: MLPs and norms process long rows in parts, each recomputed; auto: only if nothing else fits")] = "auto"
     kernels:Annotated[Literal["auto","compile","liger","none"], Setting(
         "auto: base and adapter in one product, where that is the same, and on a GPU fewer operations for norms, "
-        "rotary positions and MLPs: Liger's, where it is installed and proven; liger: Liger's or an error (GPU, pip install "
-        "'sft_nb[fast]'); compile: one program for each layer (GPU); none: every operation by itself, as peft and "
-        "transformers have it")] = "auto"
+        "rotary positions and MLPs: Liger's, where it is installed and proven; liger: Liger's or an error (GPU, pip "
+        "install 'sft_nb[fast]'); compile: one program for each layer (GPU); none: every operation by itself, as peft "
+        "and transformers have it")] = "auto"
     max_logits_mib:Annotated[int, Setting(
         "memory that the loss may use for logits; less is slower", ge=1)] = 512
     seed:Annotated[int, Setting(

@@ -222,7 +222,8 @@ def _flash_can_compute(q, v, dropout:float, softcap:float|None)->bool:
     return q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 # %% ../../nbs/06_model/02_attention.ipynb #1d38caea
-_GROUPS = torch.__version__ >= "2.12"   # its kernel takes fewer heads of keys and values than of queries
+# older ones take fewer heads of keys and values than of queries without being told (with 2.11 the same numbers)
+_ASKS_FOR_GROUPS = torch.__version__ >= "2.12"
 
 # %% ../../nbs/06_model/02_attention.ipynb #37dfd6d1
 _MOST = 2**31      # numbers that the kernel's backward pass can address
@@ -237,11 +238,8 @@ def _heads_in_a_call(tokens:int, documents:int, key_heads:int, groups:int, size:
 def _call_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     "One call of PyTorch's FlashAttention: (1, H, T, D)"
     from torch.nn.attention.varlen import varlen_attn
-    from transformers.integrations.sdpa_attention import repeat_kv
-    more, groups = {}, q.shape[1] // k.shape[1]
-    if _GROUPS: more = dict(enable_gqa=groups > 1)
-    else: k, v = repeat_kv(k, groups), repeat_kv(v, groups)   # torch 2.11 promises nothing about groups
-    q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+    more = dict(enable_gqa=q.shape[1] != k.shape[1]) if _ASKS_FOR_GROUPS else {}
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))   # the gradient of `x[0]` is a copy among zeros
     window = (-1 if docs.window is None else docs.window - 1, 0)
     out = varlen_attn(q, k, v, docs.cu, docs.cu, docs.longest, docs.longest, scale=scale, window_size=window, **more)
     return out.transpose(0, 1)[None]
@@ -252,9 +250,9 @@ def _attend_by_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     size, groups = q.shape[-1], q.shape[1] // k.shape[1]
     if size % 8: q, k, v = (F.pad(x, (0, -size % 8)) for x in (q, k, v))
     n = _heads_in_a_call(q.shape[2], len(docs.cu) - 1, k.shape[1], groups, q.shape[-1])
+    if n == k.shape[1]: return _call_flash(q, k, v, docs, scale)[..., :size]   # a split copies all gradients
     pieces = zip(q.split(n * groups, 1), k.split(n, 1), v.split(n, 1))
-    out = [_call_flash(*qkv, docs, scale) for qkv in pieces]
-    return (out[0] if len(out) == 1 else torch.cat(out, 1))[..., :size]
+    return torch.cat([_call_flash(*qkv, docs, scale) for qkv in pieces], 1)[..., :size]
 
 # %% ../../nbs/06_model/02_attention.ipynb #d66c12c6
 def _documents_of_collator(docs:Documents, cu:torch.Tensor|None)->Documents:

@@ -507,21 +507,26 @@ def use_if_proven(
     model,             # with or without an adapter
     change:Callable,   # changes it and returns a `Repair`
 )->Repair|None:        # None: the model is as it was
-    "Change a model, if scores and gradients of two short rows are the same as before but for rounding"
-    device, was, repair = model.device, model.training, None
-    def measure(ids:torch.Tensor)->list[torch.Tensor]:
+    "Change a model, if scores and gradients of two short rows are as before, but for rounding"
+    device, was, repair, draw = model.device, model.training, None, torch.Generator().manual_seed(0)
+    def measure(ids:torch.Tensor, noise:float=0)->list[torch.Tensor]:
         with torch.enable_grad(), torch.autocast(device.type, torch.bfloat16):
-            embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
+            embedded = model.get_input_embeddings()(ids).detach()
+            moved = noise * torch.randn(embedded.shape, generator=draw).to(embedded)
+            embedded = (embedded + embedded * moved).requires_grad_()
             scores = model(inputs_embeds=embedded, use_cache=False).logits.float()
             ramp = torch.linspace(-1, 1, scores.numel(), device=device).view_as(scores)
             return [scores.detach(), *torch.autograd.grad((scores * ramp).sum(), [embedded])]
+    def apart(found:list, want:list)->list[float]:
+        return [float((a - b).norm() / b.norm()) for a, b in zip(found, want)]
     model.eval()   # without dropout
     try:
         n = min(1000, model.get_input_embeddings().num_embeddings)
-        ids = torch.randint(0, n, (2, 33), generator=torch.Generator().manual_seed(0)).to(device)
-        want, repair = measure(ids), change(model)
-        apart = [float((a - b).norm() / b.norm()) for a, b in zip(measure(ids), want)]
-        if all(one < 3e-2 for one in apart): return repair   # NaN is not
+        ids = torch.randint(0, n, (2, 33), generator=draw).to(device)
+        want = measure(ids)
+        rounding, repair = apart(measure(ids, 2**-8), want), change(model)
+        proven = [far < 2 * near + 1e-2 for far, near in zip(apart(measure(ids), want), rounding)]   # NaN is not
+        if all(proven): return repair
     except Exception: pass   # whatever it is, the model can do without
     finally: model.train(was)
     if repair is not None: repair.undo()
