@@ -31,7 +31,7 @@ from sft_nb.model.adapter import add_adapter
 from sft_nb.model.attention import register_varlen
 from sft_nb.model.checkpointing import OnDevice, OnHost, offload_saved_tensors, recompute_layers
 from sft_nb.model import generate as generation
-from sft_nb.model.generate import continue_tokens
+from sft_nb.model.generate import Decoder, eval_mode
 from sft_nb.model.hardware import choose_device, free_memory, is_out_of_memory, this_device
 from sft_nb.model.kernels import (
     compile_layers, fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_kernels, use_liger)
@@ -60,7 +60,7 @@ SPEED = dict(
           ("4b", "lora", "auto", SENT, 8192), ("0.6b", "full", "auto", KEPT, 16384),
           ("8b", "lora", "auto", RECOMPUTED, 16384), ("8b", "qlora", "auto", RECOMPUTED, 16384),
           ("4b", "lora", "compile", KEPT, 8192)])   # size, method, kernels, what happens, tokens
-ANSWERS = dict(small=[("tiny", 4, 20, 8)],
+ANSWERS = dict(small=[("tiny", 4, 20, 20)],
                full=[("0.6b", 32, 1000, 64), ("4b", 32, 1000, 64)])   # size, prompts, tokens of each, new tokens
 MEMORY = dict(
     small=[("tiny", "lora", False, 256), ("tiny", "full", True, 256)],
@@ -258,17 +258,22 @@ def measure_speed(a, device:str, left:Callable):
         yield run_case(name, measure, left, 150 if kernels == "compile" else 60)
     for size, prompts, length, new in ANSWERS[a.size]:
         def answer(folder, size=size, prompts=prompts, length=length, new=new):
-            cfg = make_config(folder, size, "lora", length + 2 * new)
+            cfg = make_config(folder, size, "lora", length + new)
             model, tokenizer = make_model(cfg, device, kernels="auto"), load_tokenizer(cfg)
             model.generation_config.eos_token_id = None   # so that each answer has all its tokens
             asked = make_batch(model, [length] * prompts, "cpu")["input_ids"].view(prompts, length).tolist()
-            def seconds(n):
-                began = time.perf_counter()
-                continue_tokens(model, tokenizer, asked, max_new_tokens=n, batch_size=prompts)
-                return time.perf_counter() - began
+            class Timed(Decoder):
+                "Notes how long each step takes"
+                def write(self, running):
+                    began = time.perf_counter()
+                    super().write(running)   # which waits for its tokens
+                    steps.append(time.perf_counter() - began)
             def ms_a_token():
-                seconds(20)
-                return round(1e3 * (seconds(20 + new) - seconds(20)) / new, 2)
+                steps.clear()
+                decoder = Timed(model, tokenizer, max_new_tokens=new, batch_size=prompts)
+                with torch.no_grad(), eval_mode(model): list(decoder.answers(asked))
+                return round(1e3 * median(steps[new // 2:]), 2)
+            steps = []
             with patch.object(generation, "_RECORDED_ON", ()): plain = ms_a_token()
             return dict(ms_a_token=ms_a_token(), plain_ms=plain, ok=True)
         yield run_case(f"{size}, {prompts} answers, a token after {length:,}", answer, left, 60)

@@ -238,7 +238,8 @@ def rate(self:Planner,
     "Tokens of rows in a second, padding not counted; a rough estimate"
     card, facts = self.device, self.facts(way.method)
     if "flash_attention_3" in str(self.attention): card = replace(card, attention=max(.65, card.attention))
-    seconds = pass_seconds(facts, batch, card, activations=activations, again=way.again)
+    fused = self.cfg.kernels != "none"
+    seconds = pass_seconds(facts, batch, card, activations=activations, again=way.again, fused=fused)
     rows = batch.lengths if batch.flat else self.rows.train[:len(batch.lengths)]
     return sum(rows) / seconds
 

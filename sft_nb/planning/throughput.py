@@ -91,18 +91,23 @@ def pass_seconds(
     device:Device,
     *, activations:int,     # bytes
     again:Again=Again(),    # noqa: B008  (it is frozen)
+    fused:bool=True,        # with kernels of ours or Liger's; False: as transformers and peft compute
 )->float:
-    "Estimated seconds of one forward and backward pass"
-    bandwidth, operations = device.gb_per_second * 1e9, device.tflops * 1e12
+    "Estimated seconds of one forward and backward pass; the constants are those of `gpu_speed.json`, see below"
+    bandwidth, operations, card = device.gb_per_second * 1e9, device.tflops * 1e12, device.kind == "cuda"
     linear = facts.linear * (4 + 2 * facts.full + 2 * again.layers) + facts.parts * 2 * again.parts
     products = batch.tokens * (linear + facts.adapter * 6)
     products += batch.tokens * batch.share * facts.head * (4 + 2 * facts.full)
     squares = len(batch.lengths) * max(batch.lengths) ** 2   # of attention; half of each is masked
     if batch.flat: squares = sum(n * n for n in batch.lengths)
+    if card: squares += 600 * batch.tokens                   # a kernel is slower where rows are short
     attention = squares * facts.layers * facts.width * 2 * (3.5 + again.attention)
-    compute = products / (.6 * operations) + attention / (device.attention * operations)
+    compute = products / ((.68 if card else .6) * operations) + attention / (device.attention * operations)
     traffic = 4 * activations / bandwidth
-    unpack = facts.quantised * 4.5 * (2 + again.layers) / (bandwidth * (.7 if device.kind == "cuda" else .1))
+    if card:
+        held = 34 * facts.hidden * facts.layers * batch.tokens * (1 + facts.full)   # in full it is float32
+        traffic = held * (22 if fused else 38) * (1 + .45 * again.layers) / bandwidth
+    unpack = facts.quantised * 4.5 * (2 + again.layers) / (bandwidth * (.7 if card else .1))
     watched = again.layers and not again.attention   # each operation is looked at, to find the attention
     python = facts.layers * (3 + again.layers + 2 * watched) * 1e-3
     return max(compute + traffic + unpack, python) + waiting_bytes(facts, batch, again) / (device.bus * 1e9)
