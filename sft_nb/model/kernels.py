@@ -399,8 +399,8 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d):
         gate, up = ctx.saved_tensors
-        d_up = F.silu(gate).mul_(d)
-        return torch.ops.aten.silu_backward(d * up, gate), d_up
+        d_gate = torch.ops.aten.silu_backward(d * up, gate)   # first, so that one tensor less is there at once
+        return d_gate, F.silu(gate).mul_(d)
 
 def _gated_mlp(mlp, x:torch.Tensor)->torch.Tensor:
     "In place of the `forward` of an MLP"

@@ -94,7 +94,8 @@ def test_a_choice_is_the_fastest_that_fits(tmp_path):
     cfg = four_b(tmp_path, method="auto", max_tokens_per_batch="auto", effective_batch_size=16)
     wide, narrow = (plan(cfg, device=d, lengths=rows) for d in ("h200-141gb", "l4-24gb"))
     assert wide.fits and wide.settings["method"] == "lora" and not wide.settings["gradient_checkpointing"]
-    assert narrow.fits and narrow.settings["gradient_checkpointing"]
+    again = replace(cfg, gradient_checkpointing=True)   # larger batches, and more to compute
+    assert narrow.fits and narrow.tokens_per_second >= plan(again, device="l4-24gb", lengths=rows).tokens_per_second
     assert wide.tokens_per_second > narrow.tokens_per_second and wide.settings["max_tokens_per_batch"] >= 4096
     assert all(set(p.reasons) == set(p.settings) and all(p.reasons.values()) for p in (wide, narrow))
     rows_a_pass = wide.settings["max_tokens_per_batch"] / 1920

