@@ -9,6 +9,8 @@ __all__ = ['Generation', 'left_pad', 'eval_mode', 'GrowingLayer', 'Running', 'po
 # %% ../../nbs/06_model/10_generate.ipynb #dbe27a16
 import gc
 import inspect
+import threading
+import warnings
 from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
@@ -227,7 +229,7 @@ class StaticRows:
         length:int,        # tokens of a row, at most
     ):
         self.places, device = len(running.rows), running.mask.device
-        length += -length % 64   # as kernels for attention like a mask
+        self.length = length = length + -length % 64   # as kernels for attention like a mask
         self.next = torch.zeros_like(running.next)                      # (B, 1) ids that the model has not read
         self.positions = torch.zeros_like(running.positions)            # (B, 1) of these
         self.at = torch.zeros_like(self.next)                           # (B, 1) where they stand in the cache
@@ -277,7 +279,22 @@ def join(self:StaticRows,
     source = (torch.arange(width, device=device) + width - n) % width   # (rows, width): without the padding
     for ours, theirs in zip(self.cache.layers, other.cache.layers):
         for whole, new in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+            whole[at] = 0   # masked or not, what is NaN spoils a sum
             whole[at, :, :width] = new.gather(2, source[:, None, :, None].expand_as(new))
+
+@patch
+def release(self:StaticRows)->Running:
+    "The rows as they would be without places, with padding on the left"
+    device, n = self.at.device, self.at[self.index]   # (rows, 1) tokens that are read
+    width = int(n.max())
+    columns = torch.arange(width + 1, device=device)
+    cache = DynamicCache()
+    cache.layers = [GrowingLayer() for _ in self.cache.layers]
+    source = ((columns[:-1] - width + n) % width)[:, None, :, None]
+    for ours, theirs in zip(cache.layers, self.cache.layers):
+        kept = [whole[self.index] for whole in (theirs.keys, theirs.values)]
+        ours.update(*(whole.gather(2, source.expand(*whole.shape[:2], -1, whole.shape[3])) for whole in kept))
+    return Running(self.rows, self.next[self.index], (columns >= width - n).long(), self.positions[self.index], cache)
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0dec2
 def _cache_argument(parameters)->str|None:
@@ -392,13 +409,14 @@ def admit(self:Decoder, n:int)->None:
     self.written |= {row: [] for row in rows}
     new = start_rows(self.model, rows, [self.prompts[row] for row in rows], self.tokenizer.pad_token_id)
     self.write(new)
-    if self.running is None: self.running = self.record(new) or new
+    if self.running is None: self.running = new
     else: self.running.join(new)
 
 # %% ../../nbs/06_model/10_generate.ipynb #3137596a
 @patch
 def step(self:Decoder)->list[int]:
     "Prompts move in where there is room, or each row has a token more; the rows that are over leave, and are returned"
+    self.settle()
     if n := self.room(): self.admit(n)
     else: self.write(self.running)
     over = [row for row in self.running.rows if self.is_over(row)]
@@ -413,7 +431,7 @@ def halve(self:Decoder, e:Exception)->None:
     "If memory ran out, rows that are not over begin again, half as many together; raises any other error"
     rows = list(self.written)
     if len(rows) == 1 or not is_out_of_memory(e): raise e
-    self.most, self.running = len(rows) // 2, None
+    self.most, self.running, self.replays = len(rows) // 2, None, True
     self.waiting.extendleft(reversed(rows))
     self.written.clear()
 
@@ -448,7 +466,9 @@ def record_graph(
         gc.disable()   # what it frees may not be freed while a graph is recorded
         try:
             with torch.cuda.stream(stream):
-                torch.cuda.set_sync_debug_mode("error")
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")   # that this is a prototype
+                    torch.cuda.set_sync_debug_mode("error")
                 try: step()
                 finally: torch.cuda.set_sync_debug_mode(mode)
                 graph.capture_begin(capture_error_mode="thread_local")
@@ -464,20 +484,22 @@ def record_graph(
 
 # %% ../../nbs/06_model/10_generate.ipynb #40888579
 _RECORDED_ON = ("cuda",)
-_FEW_TOKENS = 16   # an answer that is no longer is written before a step is recorded
+_FEW_TOKENS = 8   # answers that are over by then need no recording
+_ROOM = 256       # tokens that each place has before a step is recorded anew
 
 def _can_record(decoder:Decoder, running:Running)->bool:
     "Is it worth a try?"
     model, how = decoder.model, causal_lm(decoder.model).config._attn_implementation
-    if not decoder.replays or decoder.adapters is not None or decoder.how.max_new_tokens <= _FEW_TOKENS: return False
+    if not decoder.replays or decoder.adapters is not None: return False
+    if threading.current_thread() is not threading.main_thread(): return False
     if model.device.type not in _RECORDED_ON or torch.is_autocast_enabled(model.device.type): return False
-    if len({p.device for p in model.parameters()}) > 1 or (dist.is_available() and dist.is_initialized()): return False
+    if (dist.is_available() and dist.is_initialized()) or len({p.device for p in model.parameters()}) > 1: return False
     filled = running.is_plain and all(layer.is_initialized for layer in running.cache.layers)
     return filled and how in ("varlen", "sdpa") and "position_ids" in decoder.takes
 
 @patch
 def record(self:Decoder,
-    running:Running,   # with their first token
+    running:Running,   # with tokens that are written
 )->StaticRows|None:
     "The same rows, with a step that is recorded; None: they stay as they are"
     if not _can_record(self, running): return None
@@ -488,13 +510,32 @@ def record(self:Decoder,
                          **{self.cache_argument: rows.cache}, **more)
         return out.logits[:, -1]
     try:
-        rows = StaticRows(running, max(map(len, (self.prompts[row] for row in running.rows))) + self.how.max_new_tokens)
+        rows = StaticRows(running, self.length_of_places(running))
         rows.replay = record_graph(step, self.model.device)
-        got = rows.scores()
-    except Exception: got = None   # whatever it is, rows can be answered without
-    tolerance = 1e-3 if want.dtype == torch.float32 else 5e-2
-    self.replays = got is not None and torch.allclose(got, want, rtol=0, atol=tolerance * float(want.abs().max()))
+        tolerance, size = 1e-3 if want.dtype == torch.float32 else 5e-2, want.abs()
+        limit = tolerance * float(size.where(size < 1e4, 0).max())   # neither of NaN nor of scores that are masked
+        self.replays = torch.allclose(rows.scores(), want, rtol=0, atol=limit, equal_nan=True)
+    except Exception: self.replays = False   # whatever it is, rows can be answered without
     return rows if self.replays else None
+
+@patch
+def length_of_places(self:Decoder, running:Running)->int:
+    "Tokens of the longest row, here or waiting, and room for more, but no more than it may write"
+    longest = max(len(self.prompts[row]) + len(self.written[row]) for row in running.rows)
+    prompt = max(len(self.prompts[row]) for row in [*running.rows, *list(self.waiting)[:1]])   # the longest come first
+    return min(max(longest, prompt) + _ROOM, prompt + self.how.max_new_tokens)
+
+@patch
+def settle(self:Decoder)->None:
+    "A step is recorded when rows turn out to be long, and anew when a place is full"
+    running = self.running
+    if running is None: return
+    if isinstance(running, StaticRows):
+        longest = max(len(self.prompts[row]) + len(self.written[row]) for row in running.rows)
+        if longest <= running.length: return
+        self.running = running = running.release()
+    elif max(len(self.written[row]) for row in running.rows) < _FEW_TOKENS: return
+    self.running = self.record(running) or running
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0alt1
 def _transformers_settings(decoder:Decoder)->GenerationConfig:

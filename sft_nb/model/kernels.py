@@ -190,10 +190,12 @@ def swap_forward(
 )->Repair:           # `.n` is how many layers
     "Give layers another `forward`, bound, so that a copy of a layer computes with its own weights"
     before = [vars(layer).get("forward") for layer in layers]
-    for layer in layers: layer.forward = types.MethodType(forward, layer)
+    ours = [types.MethodType(forward, layer) for layer in layers]
+    for layer, method in zip(layers, ours): layer.forward = method
     def undo():
-        for layer, was in zip(layers, before):
-            vars(layer).pop("forward", None)
+        for layer, method, was in zip(layers, ours, before):
+            if vars(layer).get("forward") is not method: continue   # somebody has changed it since
+            del layer.forward
             if was: layer.forward = was
     return Repair(f"{what}: {len(layers)} layers", len(layers), undo)
 
@@ -346,17 +348,17 @@ def _turn_halves(x:torch.Tensor, cos:torch.Tensor, sin:torch.Tensor)->torch.Tens
 # %% ../../nbs/06_model/07_kernels.ipynb #42fe6f6e
 _ROTATE = "apply_rotary_pos_emb"   # as every model of transformers calls it
 
-def _rotate_with(model, choose:Callable)->list:
+def _rotate_with(model, choose:Callable)->list[Repair]:
     "Give attentions of a model a `forward` that rotates with another function, chosen by the one that they have"
-    changed = []
+    repairs = []
     for m in model.modules():
-        forward = inspect.unwrap(type(m).forward)
-        if _ROTATE not in forward.__code__.co_names: continue
+        try: forward = inspect.unwrap(type(m).forward)
+        except AttributeError: continue   # a script of TorchScript
+        code, changed = getattr(forward, "__code__", None), "forward" in vars(m)
+        if code is None or changed or _ROTATE not in code.co_names: continue
         rotate = choose(forward.__globals__.get(_ROTATE))
-        if rotate is None: continue
-        m.forward = types.MethodType(knowing(forward, **{_ROTATE: rotate}), m)
-        changed.append(m)
-    return changed
+        if rotate is not None: repairs.append(swap_forward([m], knowing(forward, **{_ROTATE: rotate}), _ROTATE))
+    return repairs
 
 @lru_cache
 def _rotation_like(theirs:Callable)->Callable|None:
@@ -369,10 +371,10 @@ def _rotation_like(theirs:Callable)->Callable|None:
     q, k = (torch.linspace(-1, 2, 24 * n, device="cpu").view(1, n, 3, 8) for n in (2, 1))
     for dtype, close in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         asked = [x.to(dtype) for x in (q, k, angles.cos(), angles.sin())]
-        try: want, got = theirs(*asked), rotate(*asked)
-        except (TypeError, RuntimeError, ValueError, AttributeError): return None
-        same = [a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, close, close)
-                for a, b in zip(want, got, strict=True)]
+        try:
+            same = [a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, close, close)
+                    for a, b in zip(theirs(*asked), rotate(*asked), strict=True)]
+        except Exception: return None   # whatever it is, it is not this formula
         if not all(same): return None
     return rotate
 
@@ -380,13 +382,10 @@ def fuse_rotary(
     model,       # with or without an adapter
 )->Repair:       # `.n` is how many attentions
     "Turn queries and keys in fewer operations, in every attention whose class turns halves of vectors"
-    before = {m: vars(m).get("forward") for m in model.modules()}
-    changed = _rotate_with(model, lambda theirs: None if theirs is None else _rotation_like(theirs))
+    repairs = _rotate_with(model, lambda theirs: None if theirs is None else _rotation_like(theirs))
     def undo():
-        for m in changed:
-            vars(m).pop("forward")
-            if before[m]: m.forward = before[m]
-    return Repair(f"rotary positions in four operations: {len(changed)} layers", len(changed), undo)
+        for repair in repairs: repair.undo()
+    return Repair(f"rotary positions in four operations: {len(repairs)} layers", len(repairs), undo)
 
 # %% ../../nbs/06_model/07_kernels.ipynb #6c829976
 class _Gated(torch.autograd.Function):
@@ -402,8 +401,10 @@ class _Gated(torch.autograd.Function):
         d_gate = torch.ops.aten.silu_backward(d * up, gate)   # first, so that one tensor less is there at once
         return d_gate, F.silu(gate).mul_(d)
 
-def _gated_mlp(mlp, x:torch.Tensor)->torch.Tensor:
+def _gated_mlp(mlp, *args, **kwargs)->torch.Tensor:
     "In place of the `forward` of an MLP"
+    if kwargs or len(args) != 1: return type(mlp).forward(mlp, *args, **kwargs)
+    x, = args
     gate, up = mlp.gate_proj(x), mlp.up_proj(x)
     if gate.dtype != up.dtype: return mlp.down_proj(F.silu(gate) * up)
     return mlp.down_proj(_Gated.apply(gate, up))
@@ -418,7 +419,7 @@ def _is_swiglu(mlp)->bool:
     sizes = dict(gate_proj=(8, 6), up_proj=(8, 6), down_proj=(6, 8))
     twin._modules = dict(mlp._modules)
     for k, (name, (n_in, n_out)) in enumerate(sizes.items()):
-        layer = nn.Linear(n_in, n_out, bias=False, device="cpu", dtype=torch.float32)
+        layer = nn.utils.skip_init(nn.Linear, n_in, n_out, bias=False, device="cpu", dtype=torch.float32)
         layer.weight.copy_(torch.linspace(-1 - k, 1, n_in * n_out, device="cpu").view(n_out, n_in))
         twin._modules[name] = layer
     try: out = type(mlp).forward(twin, x)
@@ -508,7 +509,8 @@ def use_if_proven(
     change:Callable,   # changes it and returns a `Repair`
 )->Repair|None:        # None: the model is as it was
     "Change a model, if scores and gradients of two short rows are as before, but for rounding"
-    device, was, repair, draw = model.device, model.training, None, torch.Generator().manual_seed(0)
+    device, repair, draw = model.device, None, torch.Generator().manual_seed(0)
+    modes = {m: m.training for m in model.modules()}
     def measure(ids:torch.Tensor, noise:float=0)->list[torch.Tensor]:
         with torch.enable_grad(), torch.autocast(device.type, torch.bfloat16):
             embedded = model.get_input_embeddings()(ids).detach()
@@ -528,7 +530,8 @@ def use_if_proven(
         proven = [far < 2 * near + 1e-2 for far, near in zip(apart(measure(ids), want), rounding)]   # NaN is not
         if all(proven): return repair
     except Exception: pass   # whatever it is, the model can do without
-    finally: model.train(was)
+    finally:
+        for m, learns in modes.items(): m.training = learns
     if repair is not None: repair.undo()
 
 # %% ../../nbs/06_model/07_kernels.ipynb #67e053d8

@@ -1,6 +1,7 @@
 """Batched decoding."""
 import json
 import shutil
+from threading import Thread
 from unittest.mock import patch
 
 import pytest
@@ -256,11 +257,15 @@ def test_a_step_that_cannot_be_recorded_is_run(why, tokenizer, recorded, monkeyp
 
 
 def test_what_is_recorded_in_part_or_not_at_all(tokenizer, recorded):
-    "A window, few tokens, autocast and several adapters: rows are answered as they were"
+    "A window, few tokens, another thread and autocast: rows are answered as they were"
     windowed = small_model(kind=MistralConfig, sliding_window=8)
     assert alone(windowed, tokenizer, PROMPTS[:2], max_new_tokens=20) and not recorded
     model = small_model(kind=Qwen3Config)
-    assert alone(model, tokenizer, PROMPTS[:2], max_new_tokens=16) and not recorded
+    assert alone(model, tokenizer, PROMPTS[:2], max_new_tokens=8) and not recorded
+    beside = Thread(target=alone, args=(model, tokenizer, PROMPTS[:1]), kwargs=dict(max_new_tokens=20))
+    beside.start()
+    beside.join()
+    assert not recorded
     with torch.autocast("cpu", torch.bfloat16):
         assert alone(model, tokenizer, PROMPTS[:2], max_new_tokens=20) and not recorded
     assert alone(model, tokenizer, PROMPTS[:2], max_new_tokens=20) and len(recorded) == 2
@@ -278,3 +283,46 @@ def test_rows_in_fixed_places_survive_out_of_memory(tokenizer, recorded, monkeyp
     decoder = Decoder(model, tokenizer, max_new_tokens=30, batch_size=4)
     with torch.no_grad(): got = dict(decoder.answers(PROMPTS))
     assert [got[i] for i in range(6)] == want and decoder.most < 4
+
+
+def test_places_that_are_full_are_made_larger(tokenizer, recorded, monkeypatch):
+    "Rows go on where they were, and those that wait move in"
+    monkeypatch.setattr(generation, "_ROOM", 6)
+    monkeypatch.setattr(generation.StaticRows, "__init__", with_exact_length(generation.StaticRows.__init__))
+    model = small_model(kind=Qwen3Config)
+    model.generation_config.eos_token_id = [*range(7, 512, 12)]
+    want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=40)
+    decoder = Decoder(model, tokenizer, max_new_tokens=40, batch_size=3)
+    with torch.no_grad(): got = dict(decoder.answers(PROMPTS))
+    assert [got[i] for i in range(6)] == want and len(recorded) > 2 and decoder.replays
+
+
+def with_exact_length(make):
+    "Places of just the tokens that are asked for"
+    def init(self, running, length):
+        make(self, running, length)
+        self.length = length
+    return init
+
+
+@pytest.mark.parametrize("prompt", [0, 3])
+def test_what_is_nan_is_compared_and_spoils_no_other_answer(prompt, tokenizer, recorded):
+    "In a row that comes first or later, whose place another one takes"
+    model, prompts = small_model(kind=Qwen3Config), [list(p) for p in PROMPTS]
+    prompts[prompt][0] = 500
+    with torch.no_grad(): model.get_input_embeddings().weight[500] = float("nan")
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    with torch.no_grad(): model.lm_head.weight[500] = 0   # or all scores would be NaN
+    want = without_recording(model, tokenizer, prompts, max_new_tokens=30)
+    for most in (2, 4):
+        decoder = Decoder(model, tokenizer, max_new_tokens=30, batch_size=most)
+        with torch.no_grad(): got = dict(decoder.answers(prompts))
+        assert [got[i] for i in range(6)] == want
+    assert recorded
+
+
+def test_answers_of_a_word_are_not_recorded(tokenizer, recorded):
+    model = small_model(kind=Qwen3Config)
+    model.generation_config.eos_token_id = [*range(512)]
+    assert {a.n_tokens for a in continue_tokens(model, tokenizer, PROMPTS, max_new_tokens=200, batch_size=2)} == {1}
+    assert not recorded

@@ -394,3 +394,44 @@ def test_processes_that_train_together_do_without_liger(monkeypatch):
     monkeypatch.setattr(kernels, "is_installed", lambda name: True)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     assert on_a_card(monkeypatch, adapted())[1:] == POINTWISE
+
+
+def test_what_somebody_put_into_an_attention_stays(monkeypatch):
+    "A patch of the user's, a hook of accelerate's, a script; and changes on top of changes are undone"
+    m, called = model("qwen3").train(), []
+    attentions = [x for x in m.modules() if type(x).__name__ == "Qwen3Attention"]
+    for x in attentions[:2]:
+        x.forward = types.MethodType(lambda self, *a, **k: called.append(1) or type(self).forward(self, *a, **k), x)
+    m.extra = torch.jit.script(torch.nn.ReLU())
+    assert fuse_rotary(m).n == 2
+    out(m)
+    assert len(called) == 2
+    m = model("qwen3").train()
+    want = out(m)
+    repairs = [fuse_rotary(m), kernels.swap_forward(attentions_of(m), lambda self, *a, **k: type(self).forward(
+        self, *a, **k), "on top"), fuse_gates(m)]
+    for repair in reversed(repairs): repair.undo()
+    assert torch.equal(out(m)[0], want[0]) and not any("forward" in vars(x) for x in m.modules())
+
+
+def attentions_of(m)->list: return [x for x in m.modules() if type(x).__name__ == "Qwen3Attention"]
+
+
+def test_an_mlp_that_is_told_more_has_its_own_forward():
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+    class Masked(Qwen3MLP):
+        def forward(self, x, mask=None): return super().forward(x) * (1 if mask is None else mask)
+    mlp, x = Masked(model("qwen3").config), torch.randn(2, 3, 64)
+    want = mlp(x, 2.), mlp(x)
+    state = torch.get_rng_state()
+    assert fuse_gates(torch.nn.ModuleList([mlp])).n == 1 and torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(mlp(x, 2.), want[0]) and torch.allclose(mlp(x), want[1]) and torch.equal(mlp(x=x), mlp(x))
+
+
+def test_a_proof_leaves_modes_and_random_numbers_as_they_were():
+    m = adapted()
+    m.base_model.model.model.layers[1].eval()
+    modes, state = [x.training for x in m.modules()], torch.get_rng_state()
+    for change in (fuse_norms, lambda m: 1 / 0): kernels.use_if_proven(m, change)
+    assert [x.training for x in m.modules()] == modes and torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None for p in m.parameters())
