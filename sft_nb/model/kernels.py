@@ -365,7 +365,8 @@ def _rotation_like(theirs:Callable)->Callable|None:
     "Does the same as this function of transformers, in fewer operations; None: it has another formula"
     def rotate(q, k, cos, sin, *args, **kwargs):
         whole = q.shape[-1] == k.shape[-1] == cos.shape[-1] and cos.ndim == sin.ndim == 3
-        if args or kwargs or not whole: return theirs(q, k, cos, sin, *args, **kwargs)
+        learned = cos.requires_grad or sin.requires_grad
+        if args or kwargs or learned or not whole: return theirs(q, k, cos, sin, *args, **kwargs)
         return _Rotation.apply(q, k, cos.unsqueeze(1), sin.unsqueeze(1))
     angles = torch.linspace(-3, 2, 12, device="cpu").view(1, 3, 4).repeat(1, 1, 2)
     q, k = (torch.linspace(-1, 2, 24 * n, device="cpu").view(1, n, 3, 8) for n in (2, 1))

@@ -332,6 +332,9 @@ def test_queries_in_any_layout_are_turned_and_keep_it():
             for a, b in zip(*results): torch.testing.assert_close(a, b, **close)
     whole = torch.randn(2, 5, 6, 8).transpose(1, 2)
     assert rotate(whole, whole, cos, sin)[0].transpose(1, 2).is_contiguous()   # as attention's kernel wants it
+    learned = angles.clone().requires_grad_()
+    rotate(whole, whole, learned.cos(), learned.sin())[0].sum().backward()
+    assert learned.grad.any()
     half = cos[..., :4], sin[..., :4]   # of a part of each vector: not ours
     with pytest.raises(RuntimeError): rotate(whole, whole, *half)
 
