@@ -203,7 +203,7 @@ def join(self:Running,
 
 # %% ../../nbs/06_model/10_generate.ipynb #7db06bac
 class StaticLayer(DynamicLayer):
-    "Keys and values (B, H, L, D) of one layer, in memory that stays where it is"
+    "Keys and values (B, H, L, D) of one layer in memory that stays; rows of transformers' own all stand at one place"
     def __init__(self,
         like:DynamicLayer,   # of a model that has read something
         batch:int,
@@ -519,11 +519,15 @@ def record(self:Decoder,
     return rows if self.replays else None
 
 @patch
+def longest(self:Decoder, running)->int:
+    "Tokens of the longest row, prompt and answer"
+    return max(len(self.prompts[row]) + len(self.written[row]) for row in running.rows)
+
+@patch
 def length_of_places(self:Decoder, running:Running)->int:
     "Tokens of the longest row, here or waiting, and room for more, but no more than it may write"
-    longest = max(len(self.prompts[row]) + len(self.written[row]) for row in running.rows)
     prompt = max(len(self.prompts[row]) for row in [*running.rows, *list(self.waiting)[:1]])   # the longest come first
-    return min(max(longest, prompt) + _ROOM, prompt + self.how.max_new_tokens)
+    return min(max(self.longest(running), prompt) + _ROOM, prompt + self.how.max_new_tokens)
 
 @patch
 def settle(self:Decoder)->None:
@@ -531,8 +535,7 @@ def settle(self:Decoder)->None:
     running = self.running
     if running is None: return
     if isinstance(running, StaticRows):
-        longest = max(len(self.prompts[row]) + len(self.written[row]) for row in running.rows)
-        if longest <= running.length: return
+        if self.longest(running) <= running.length: return
         self.running = running = running.release()
     elif max(len(self.written[row]) for row in running.rows) < _FEW_TOKENS: return
     self.running = self.record(running) or running

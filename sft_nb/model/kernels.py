@@ -199,6 +199,12 @@ def swap_forward(
             if was: layer.forward = was
     return Repair(f"{what}: {len(layers)} layers", len(layers), undo)
 
+def _as_one(repairs:list[Repair], what:str)->Repair:
+    "Repairs of different modules, a layer each"
+    def undo():
+        for repair in repairs: repair.undo()
+    return Repair(f"{what}: {len(repairs)} layers", len(repairs), undo)
+
 # %% ../../nbs/06_model/07_kernels.ipynb #d271544e
 _READ_THE_SAME = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("query", "key", "value")
 
@@ -304,9 +310,7 @@ def fuse_norms(
     found = {m: formula for m in model.modules() if (formula := _norm_formula(m)) is not None}
     repairs = [swap_forward([m], partial(_rms_norm, added=added, as_input=as_input), "norms as one operation")
                for m, (added, as_input) in found.items()]
-    def undo():
-        for repair in repairs: repair.undo()
-    return Repair(f"norms as one operation: {len(found)} layers", len(found), undo)
+    return _as_one(repairs, "norms as one operation")
 
 # %% ../../nbs/06_model/07_kernels.ipynb #b62ba427
 def knowing(
@@ -337,12 +341,10 @@ class _Rotation(torch.autograd.Function):
 def _turn_halves(x:torch.Tensor, cos:torch.Tensor, sin:torch.Tensor)->torch.Tensor:
     "`x cos + (-x_2, x_1) sin`, where x_1 and x_2 are the halves of x (B, H, T, D)"
     out = torch.empty_like(x, dtype=torch.promote_types(x.dtype, cos.dtype))
-    halves = [t.chunk(2, -1) for t in (x, out, cos, sin)]
+    (x_1, x_2), (out_1, out_2), (cos_1, cos_2), (sin_1, sin_2) = (t.chunk(2, -1) for t in (x, out, cos, sin))
     with torch.autocast(x.device.type, enabled=False):
-        for here, other, sign in ((0, 1, -1), (1, 0, 1)):
-            (x_here, x_other), part, c, s = (halves[0][here], halves[0][other]), *(half[here] for half in halves[1:])
-            torch.mul(x_here, c, out=part)
-            part.addcmul_(x_other, s, value=sign)
+        torch.mul(x_1, cos_1, out=out_1).addcmul_(x_2, sin_1, value=-1)
+        torch.mul(x_2, cos_2, out=out_2).addcmul_(x_1, sin_2)
     return out
 
 # %% ../../nbs/06_model/07_kernels.ipynb #42fe6f6e
@@ -384,9 +386,7 @@ def fuse_rotary(
 )->Repair:       # `.n` is how many attentions
     "Turn queries and keys in fewer operations, in every attention whose class turns halves of vectors"
     repairs = _rotate_with(model, lambda theirs: None if theirs is None else _rotation_like(theirs))
-    def undo():
-        for repair in repairs: repair.undo()
-    return Repair(f"rotary positions in four operations: {len(repairs)} layers", len(repairs), undo)
+    return _as_one(repairs, "rotary positions in four operations")
 
 # %% ../../nbs/06_model/07_kernels.ipynb #6c829976
 class _Gated(torch.autograd.Function):
