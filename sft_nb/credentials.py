@@ -83,15 +83,14 @@ def _secret_values()->Iterator[tuple[str,str]]:
 # %% ../nbs/00_credentials.ipynb #a7f4e336
 def _secret_forms()->list[tuple[str,str]]:
     "Texts to redact, the longest first, each with its replacement"
-    def can_be_redacted(text:str)->bool: return len(text) >= _MIN_LENGTH or _is_distinctive(text)
+    def can_be_redacted(text:str)->bool:
+        if len(text) >= _MIN_LENGTH: return True
+        kinds = [any(map(kind, text)) for kind in (str.islower, str.isupper, str.isdigit)] + [not text.isalnum()]
+        is_common = re.fullmatch(r"[\d.,:_-]+|[A-Z][a-z]+|\W+", text)   # a word or a number, which texts hold anyway
+        return len(text) >= 4 and sum(kinds) >= 2 and not is_common
     values = [(value, name) for value, name in _secret_values() if can_be_redacted(value)]
     forms = {form: f"<{name}>" for value, name in values for form in _encoded_forms(value) if can_be_redacted(form)}
     return sorted(forms.items(), key=lambda item: -len(item[0]))
-
-def _is_distinctive(value:str)->bool:
-    "Can a short value be redacted where it stands alone? A word or a number is too common"
-    kinds = [any(map(kind, value)) for kind in (str.islower, str.isupper, str.isdigit)] + [not value.isalnum()]
-    return len(value) >= 4 and sum(kinds) >= 2 and not re.fullmatch(r"[\d.,:_-]+|[A-Z][a-z]+|\W+", value)
 
 # %% ../nbs/00_credentials.ipynb #daf7bc6f
 def _redact_forms(text:str, marks:list[tuple[str,str]])->str:

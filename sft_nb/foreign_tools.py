@@ -86,10 +86,6 @@ def _read_greater_is_better(v, given:FileSettings)->Meaning:
     if given["metric_for_best_model"] != "loss": return accepted("more is better, of a score")
     return refused("a lower loss is better", "leave {greater_is_better} out, or set {metric_for_best_model}")
 
-def _refuse_resuming(v, given:FileSettings)->Meaning:
-    "refused: a run goes on with its own settings"
-    return refused("a run goes on with its own settings", command("sft_nb train --resume runs/NAME", "resume(run)"))
-
 _NEVER = sets_over_others(eval_steps=None)
 _EVALUATE = {"steps": _evaluate_by_steps, "epoch": _evaluate_by_epoch, "no": _NEVER, False: _NEVER, None: accepted()}
 _LOG_LEVELS = only_values("debug", "info", "warning", "error", "critical", "passive",
@@ -112,7 +108,8 @@ EVALUATION_KEYS = dict(
     eval_accumulation_steps=any_value("an evaluation in training keeps no logits"),
     eval_packing=true_or_false("held-out rows are scored whole"),
     prediction_loss_only=true_or_false("an evaluation in training computes the loss alone"),
-    resume_from_checkpoint={None: accepted(), False: accepted(), ...: _refuse_resuming},
+    resume_from_checkpoint={None: accepted(), False: accepted(), ...: refused(
+        "a run goes on with its own settings", command("sft_nb train --resume runs/NAME", "resume(run)"))},
     disable_tqdm=true_or_false("a bar, or lines in a log"))
 
 # %% ../nbs/00_foreign_tools.ipynb #f28d1b17

@@ -135,11 +135,6 @@ def inference_mode(model):
     finally: model.train(was_training)
 
 # %% ../../nbs/05_batches/03_layout.ipynb #6e6c4b0e
-def _chunk_of_scan(shape)->int:
-    "Tokens that a scan computes at a time, at most 256"
-    names, text = ("mamba_chunk_size", "chunk_size"), text_config(shape)
-    return min(256, next((n for name in names if isinstance(n := getattr(text, name, None), int)), 64))
-
 def rows_stay_apart(
     model,       # loaded, with its attention
 )->bool:
@@ -147,7 +142,9 @@ def rows_stay_apart(
     shape, lengths = model.config, [3, 4]
     separate_rows(model_class(shape))
     device, vocabulary = model.get_input_embeddings().weight.device, text_config(shape).vocab_size
-    if has_states(shape): lengths = [3, _chunk_of_scan(shape) + 6, 4, 2]
+    if has_states(shape):   # one row is longer than what a scan computes at a time
+        chunks = (getattr(text_config(shape), name, None) for name in ("mamba_chunk_size", "chunk_size"))
+        lengths = [3, min(256, next((n for n in chunks if isinstance(n, int)), 64)) + 6, 4, 2]
     rows = [dict(input_ids=[(3 + 7 * i + k) % vocabulary for i in range(n)], labels=[-100] * n)
             for k, n in enumerate(lengths)]
     knows_rows = has_states(shape) or takes_flattened(shape._attn_implementation)

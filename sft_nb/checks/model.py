@@ -201,10 +201,6 @@ def unused_tokens(
     return [list(range(len(tokenizer), rows)), named]
 
 # %% ../../nbs/09_checks/03_model.ipynb #75f2ff4a
-def _is_layer_trained(layer)->bool:
-    "Is a layer trained, in full or by an adapter of its own?"
-    return any(p.requires_grad and "trainable_tokens" not in n for n, p in layer.named_parameters())
-
 @check("model")
 def check_special_tokens(model, tokenizer, data:Data, cfg:Config)->Finding|None:
     "the base has met the tokens that begin and end a turn"
@@ -217,7 +213,8 @@ def check_special_tokens(model, tokenizer, data:Data, cfg:Config)->Finding|None:
     common = [t for t, _ in seen.most_common(80) if t not in special]
     spread = getattr(text_config(model.config), "initializer_range", None) or .02
     def untrained_in(layer, tokens:list[int])->list[int]|None:
-        if layer is None or _is_layer_trained(layer) or not tokens: return []
+        if layer is None or not tokens: return []
+        if any(p.requires_grad and "trainable_tokens" not in n for n, p in layer.named_parameters()): return []
         unused = unused_tokens(tokenizer, len(layer.weight), seen)
         return untrained(layer.weight, tokens, unused=unused, common=common, spread=spread)
 

@@ -67,12 +67,6 @@ def _report_unforeseen(e:Exception)->int:
 # %% ../../nbs/15_cli/03_console.ipynb #ad3859e1
 _EXIT_CODES = {"SIGTERM": 143, "SIGHUP": 129}
 
-def _report_stop(name:str, e:KeyboardInterrupt)->int:
-    "Say that a command was stopped, and where to look if that may have been in a run"
-    more = "; if a run had begun, its status.json says how to continue" if name == "train" else ""
-    print(f"sft_nb: stopped{more}", file=sys.stderr)
-    return _EXIT_CODES.get(getattr(e, "by", ""), 130)
-
 def main(
     args:list[str]|None=None,  # None: the command line
 )->int:                        # 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM
@@ -83,13 +77,22 @@ def main(
     with keep_output(errors=BrokenPipeError), fix_language("shell"), \
             redirect_stdout(_safe_stream(sys.stdout)), redirect_stderr(_safe_stream(sys.stderr)):
         try:
-            code = _print_help(args) if args[:1] in ([], ["-h"], ["--help"], ["--version"]) else _run_command(args)
+            if args[:1] in ([], ["-h"], ["--help"], ["--version"]):
+                _say(_version_line() if args == ["--version"] else _help_text())
+                code = 0 if args else 2   # without arguments it was called wrongly
+            else:
+                run_command, rest = _find_command(args[0]), choose_card(args[1:])
+                load_env_files()
+                code = run_command(rest)
             sys.stdout.flush()   # an error of the disk is this command's; a reader that has gone (| head) is none
             return code
         except SftError as e:
             print(shorten_words(f"sft_nb: {e}"), *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
             return e.exit_code
-        except KeyboardInterrupt as e: return _report_stop(args[0], e)
+        except KeyboardInterrupt as e:
+            more = "; if a run had begun, its status.json says how to continue" if args[0] == "train" else ""
+            print(f"sft_nb: stopped{more}", file=sys.stderr)
+            return _EXIT_CODES.get(getattr(e, "by", ""), 130)
         except Exception as e: return _report_unforeseen(e)
         finally:
             with suppress(OSError): sys.stdout.flush()
@@ -112,15 +115,3 @@ def choose_card(
             os.environ |= dict(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES=texts[0])
         else: raise ConfigError("--gpu", f"{' '.join(texts)[:50]!r} is no number", "what nvidia-smi says", edit(gpu=0))
     return rest
-
-def _print_help(args:list[str])->int:
-    "Help or version; without arguments it was called wrongly"
-    _say(_version_line() if args == ["--version"] else _help_text())
-    return 0 if args else 2
-
-# %% ../../nbs/15_cli/03_console.ipynb #33520d9b
-def _run_command(args:list[str])->int:
-    "Do what the first argument says"
-    f, args = _find_command(args[0]), choose_card(args[1:])
-    load_env_files()
-    return f(args)

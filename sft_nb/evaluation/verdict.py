@@ -99,10 +99,6 @@ def decide(
     return Verdict(says, reason, d, forgotten=forgotten)
 
 # %% ../../nbs/12_evaluation/06_verdict.ipynb #6c919a91
-def _outdated_sweep(run:Run, why:str)->ConfigError:
-    fix = command(f"sft_nb sweep {shell_quote(run.path)}", f'sweep("{run.path}")') | edit(checkpoint="adapter")
-    return ConfigError(f"verdict {run.name}", f"its sweep is outdated: {why}", "scores of the run as it is now", fix)
-
 @with_parameters_of(evaluate)
 def verdict(
     run:Run|str|Path,
@@ -117,7 +113,10 @@ def verdict(
     file, given = run.path/"eval"/"sweep.json", [k for k, v in how.items() if v not in (None, True, False)]
     if checkpoint is None and not given and file.exists():
         swept = Sweep.load(file)
-        if why := swept.outdated(run): raise _outdated_sweep(run, why)
+        if why := swept.outdated(run):
+            fix = command(f"sft_nb sweep {shell_quote(run.path)}", f'sweep("{run.path}")') | edit(checkpoint="adapter")
+            raise ConfigError(f"verdict {run.name}", f"its sweep is outdated: {why}", "scores of the run as it is now",
+                              fix)
         d, name, of = swept.pick.difference, swept.best, len(swept.checkpoints)
         forgotten = swept.forgotten.get(name)
     else:

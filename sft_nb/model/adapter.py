@@ -134,37 +134,24 @@ def _refuse_quantised(model, wanted:tuple[str,...])->None:
         raise ConfigError("modules_to_save", found, "modules in 16 or 32 bits: lm_head, embed_tokens",
                           edit(method="lora") | edit(modules_to_save=None))
 
-# %% ../../nbs/06_model/08_adapter.ipynb #3d1fe97b
-def _names_of_layers(model, *layers)->list[str]:
-    "What a model calls these layers"
-    return [next(n.rpartition(".")[2] for n, m in model.named_modules() if m is layer) for layer in layers]
-
 # %% ../../nbs/06_model/08_adapter.ipynb #4b07383e
 def _token_rows(model, tokenizer, cfg:Config)->dict[str,list[int]]|None:
     "The rows of the embedding (and of a head that is not tied to it) that are trained beside the adapter"
     if not cfg.train_tokens: return None
-    names = _names_of_layers(model, model.get_input_embeddings(), model.get_output_embeddings())
+    layers = model.get_input_embeddings(), model.get_output_embeddings()
+    names = [next(n.rpartition(".")[2] for n, m in model.named_modules() if m is layer) for layer in layers]
     whole = [n for n in names if n in (cfg.modules_to_save or ())]
-    if model.get_input_embeddings().weight is model.get_output_embeddings().weight:
-        if whole: raise _refuse_tied(whole[0])
+    if layers[0].weight is layers[1].weight:
+        if whole:
+            found = f"modules_to_save has {whole[0]}, which is tied to the rows that train_tokens trains"
+            fix = edit(modules_to_save=None) | edit(train_tokens=None)
+            raise ConfigError("train_tokens", found, "one of the two", fix)
         names = names[:1]
     ids = [tokenizer.convert_tokens_to_ids(t) for t in cfg.train_tokens]
     return {n: ids for n in names if n not in whole} or None   # a layer that is trained in full needs no rows
 
-# %% ../../nbs/06_model/08_adapter.ipynb #75d478d0
-def _refuse_tied(name:str)->ConfigError:
-    "The error for a layer that is trained in full, and of which a few rows are trained too"
-    found = f"modules_to_save has {name}, which is tied to the rows that train_tokens trains"
-    return ConfigError("train_tokens", found, "one of the two", edit(modules_to_save=None) | edit(train_tokens=None))
-
 # %% ../../nbs/06_model/08_adapter.ipynb #743c0080
 _BEGINNINGS = ("default", "gaussian", "orthogonal", "olora", "mica", "pissa", "pissa_niter_16")
-
-def _why_not(name:str)->str:
-    "Why the adapter cannot begin so"
-    if name.startswith("pissa"): return "it takes the base apart, which cannot be done in 4 or 8 bits"
-    if name in ("eva", "corda", "loftq", "lora_ga"): return "it needs rows or settings of its own"
-    return "there is no such way to begin"
 
 # %% ../../nbs/06_model/08_adapter.ipynb #912857e5
 def _init_lora_weights(cfg:Config)->str|bool:
@@ -175,16 +162,12 @@ def _init_lora_weights(cfg:Config)->str|bool:
     if name == "default": return True
     if name in known or counted: return name
     near = difflib.get_close_matches(name, known, 1, .5) or ["default"]
-    fix = edit(init_lora_weights=near[0])
-    if name.startswith("pissa"): fix = edit(method="lora") | edit(init_lora_weights="default")
-    raise ConfigError(f"init_lora_weights {name!r}", _why_not(name), f"one of {', '.join(known)}", fix)
-
-# %% ../../nbs/06_model/08_adapter.ipynb #adap0011
-def _refuse_dora_in_8_bits(model, cfg:Config)->None:
-    "ConfigError for what peft cannot do on a CPU"
-    if not cfg.use_dora or not cfg.load_in_8bit or cfg.method != "qlora" or model.device.type != "cpu": return
-    found = "with 8 bits on a CPU, peft loses the scales of the base"
-    raise ConfigError("use_dora", found, "4 bits, or a GPU", edit(load_in_8bit=False) | edit(use_dora=False))
+    found, fix = "there is no such way to begin", edit(init_lora_weights=near[0])
+    if name in ("eva", "corda", "loftq", "lora_ga"): found = "it needs rows or settings of its own"
+    if name.startswith("pissa"):
+        found = "it takes the base apart, which cannot be done in 4 or 8 bits"
+        fix = edit(method="lora") | edit(init_lora_weights="default")
+    raise ConfigError(f"init_lora_weights {name!r}", found, f"one of {', '.join(known)}", fix)
 
 # %% ../../nbs/06_model/08_adapter.ipynb #a4dbc984
 def _refuse_beside_experts(cfg:Config)->None:
@@ -216,7 +199,9 @@ def lora_config(
 ):               # peft's `LoraConfig`
     "What peft is told; ConfigError for names that the model or peft does not have"
     from peft import LoraConfig
-    _refuse_dora_in_8_bits(model, cfg)
+    if cfg.use_dora and cfg.load_in_8bit and cfg.method == "qlora" and model.device.type == "cpu":
+        found = "with 8 bits on a CPU, peft loses the scales of the base"
+        raise ConfigError("use_dora", found, "4 bits, or a GPU", edit(load_in_8bit=False) | edit(use_dora=False))
     parameters = target_parameters(model, cfg.lora_target_modules, cfg.lora_target_parameters)
     if parameters: _refuse_beside_experts(cfg)
     by_name = auto_class(model.config) is AutoModelForCausalLM   # else peft writes the name of the class
@@ -371,13 +356,6 @@ def train_in_full(model, cfg:Config)->None:
     for name in trained: model.get_parameter(name).requires_grad_(True)
 
 
-# %% ../../nbs/06_model/08_adapter.ipynb #5b4c456b
-def _peft_error(cfg:Config, e:Exception)->ConfigError:
-    "The error for what peft does not put on this base"
-    simpler = edit(init_lora_weights="default", use_dora=False)
-    expected = f"what peft can do with a base of method {cfg.method}"
-    return ConfigError("adapter", error_summary(e), expected, simpler | edit(method="lora"))
-
 # %% ../../nbs/06_model/08_adapter.ipynb #bda7fa01
 def add_adapter(
     model,       # a base from `load_base`
@@ -395,7 +373,10 @@ def add_adapter(
     base = model
     try:
         with targets_as_named(): model = tie_adapters(spare_casts(get_peft_model(base, wanted)))
-    except (TypeError, ValueError, RuntimeError, ImportError) as e: raise _peft_error(cfg, e) from e
+    except (TypeError, ValueError, RuntimeError, ImportError) as e:
+        fix = edit(init_lora_weights="default", use_dora=False) | edit(method="lora")
+        expected = f"what peft can do with a base of method {cfg.method}"
+        raise ConfigError("adapter", error_summary(e), expected, fix) from e
     name_by_weights(model.peft_config["default"], base)
     if cfg.gradient_checkpointing is True: model.enable_input_require_grads()
     return model.train()

@@ -305,13 +305,6 @@ def _attend_to_documents_with_sinks(q, k, v, docs:Documents, sinks:torch.Tensor,
     with longer: out = _attend_to_documents(q, k, v, docs, **how)
     return out[:, at, :, :width]
 
-# %% ../../nbs/06_model/02_attention.ipynb #adcceeb9
-def _refuse_unknown(asked:dict)->None:
-    "`SftError` for what the kernels cannot do"
-    if asked.get("position_bias") is None: return
-    raise SftError("attention varlen", "the model wants position_bias", "an attention that knows it",
-                   edit(attn_implementation="eager"))
-
 # %% ../../nbs/06_model/02_attention.ipynb #1f397987
 def _attend_in_python(q, k, v, mask:Documents|torch.Tensor|None, cu, *, scaling:float|None, dropout:float,
                       softcap:float|None, sinks:torch.Tensor|None):
@@ -341,7 +334,9 @@ def varlen_attention(
     **kwargs,
 )->tuple[torch.Tensor,None]:   # (B, T, H, D)
     "Attention for transformers' interface; `SftError` for what only some other attention can do"
-    _refuse_unknown(kwargs)
+    if kwargs.get("position_bias") is not None:
+        raise SftError("attention varlen", "the model wants position_bias", "an attention that knows it",
+                       edit(attn_implementation="eager"))
     how = dict(dropout=dropout, scaling=scaling)
     if softcap is None and s_aux is None and not isinstance(attention_mask, Documents):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward

@@ -190,13 +190,6 @@ def _checkpoint_contexts(waiting:Callable)->tuple[_KeepAttention,_ReplayAttentio
     aside = KeptAttention(waiting)
     return _KeepAttention(aside), _ReplayAttention(aside)
 
-# %% ../../nbs/06_model/12_checkpointing.ipynb #rc0enable
-def _enable_checkpointing(model, how:dict)->None:
-    "Checkpointing, under the name that the installed transformers has for it"
-    if hasattr(model, "activation_checkpointing_enable"):   # since 5.23
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
-    else: model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-
 # %% ../../nbs/06_model/12_checkpointing.ipynb #4d51e553
 def recompute_layers(
     model,                     # a causal language model, with or without an adapter
@@ -206,7 +199,9 @@ def recompute_layers(
     "Compute layers again in the backward pass, with or without their attention"
     how = dict(use_reentrant=False)
     if keep_attention: how["context_fn"] = partial(_checkpoint_contexts, waiting)
-    _enable_checkpointing(model, how)
+    if hasattr(model, "activation_checkpointing_enable"):   # its name since transformers 5.23
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+    else: model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
     if hasattr(model, "peft_config"): model.enable_input_require_grads()
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #687c161f

@@ -220,14 +220,6 @@ class _PackedProduct(torch.autograd.Function):
 
 _ALIGNED = 8   # numbers: grouped products on a GPU ask for rows of 16 bytes
 
-def _lora_product(x, first, second, scaling:float, ends:torch.Tensor):
-    "x · first · second, each (experts, from, to)"
-    from transformers.integrations import moe
-    missing = -first.shape[2] % _ALIGNED
-    first = torch.nn.functional.pad(first.to(x.dtype), (0, missing)).contiguous()
-    second = torch.nn.functional.pad(second.to(x.dtype), (0, 0, 0, missing)).contiguous()
-    return moe._grouped_mm(moe._grouped_mm(x, first, ends), second, ends) * scaling
-
 def forward_packed(
     module:torch.nn.Module,         # one of `packed_experts`
     hidden_states:torch.Tensor,     # (tokens, hidden)
@@ -235,6 +227,7 @@ def forward_packed(
     top_k_weights:torch.Tensor,     # (tokens, k): what they count
 )->torch.Tensor:                    # (tokens, hidden)
     "transformers' grouped forward pass of experts, with weights that are unpacked while they are used"
+    from transformers.integrations import moe
     k = top_k_index.shape[1]
     experts, order = torch.sort(top_k_index.flatten())
     counts, ends = rows_per_expert(experts, module.num_experts)
@@ -242,8 +235,11 @@ def forward_packed(
         x = x.to(module.packed_dtype)
         out = _PackedProduct.apply(x, module, name, counts)
         if module.has_bias: out = out + getattr(module, f"{name}_bias")[experts]
-        for first, second, scaling in module.lora_factors[name]:
-            out = out + _lora_product(x, first, second, scaling, ends)
+        for first, second, scaling in module.lora_factors[name]:   # each (experts, from, to)
+            missing = -first.shape[2] % _ALIGNED
+            first = torch.nn.functional.pad(first.to(x.dtype), (0, missing)).contiguous()
+            second = torch.nn.functional.pad(second.to(x.dtype), (0, 0, 0, missing)).contiguous()
+            out = out + moe._grouped_mm(moe._grouped_mm(x, first, ends), second, ends) * scaling
         return out
     x = hidden_states[order // k]
     x = module._apply_gate(linear(x, "gate_up_proj")) if module.has_gate else module.act_fn(linear(x, "up_proj"))

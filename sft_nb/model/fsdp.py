@@ -15,17 +15,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from .kernels import layers_of
 
 # %% ../../nbs/06_model/14_fsdp.ipynb #ebf69349
-def _cannot_be_divided(model)->set:
-    "Frozen numbers without a dimension stay whole in each process"
-    return {p for p in model.parameters() if p.ndim == 0 and not p.requires_grad}
-
 def shard(
     model,        # with or without an adapter; on every process the same
     device:str,   # cpu or cuda
 )->None:
     "Divide all weights among the processes that train together, before optimisers are made; each must call this"
     mesh = init_device_mesh(device, (dist.get_world_size(),))
-    whole = _cannot_be_divided(model)
+    whole = {p for p in model.parameters() if p.ndim == 0 and not p.requires_grad}   # one number has no parts
     for layer in layers_of(model): fully_shard(layer, mesh=mesh, ignored_params=whole)
     fully_shard(model, mesh=mesh, ignored_params=whole, reshard_after_forward=False)
 

@@ -540,15 +540,6 @@ def settle(self:Decoder)->None:
     elif max(len(self.written[row]) for row in running.rows) < _FEW_TOKENS: return
     self.running = self.record(running) or running
 
-# %% ../../nbs/06_model/10_generate.ipynb #gen0alt1
-def _transformers_settings(decoder:Decoder)->GenerationConfig:
-    "The same settings in transformers' words; of the model's own only the end tokens are kept"
-    how = decoder.how
-    return GenerationConfig(
-        do_sample=how.temperature > 0, temperature=how.temperature or None, top_p=how.top_p, use_cache=True,
-        max_new_tokens=how.max_new_tokens, stop_strings=list(how.stop) or None, eos_token_id=sorted(decoder.ends),
-        pad_token_id=decoder.tokenizer.pad_token_id)
-
 # %% ../../nbs/06_model/10_generate.ipynb #7357a93d
 def _generate_one_batch(decoder:Decoder, prompts:list[list[int]], rows:list[int])->list[Generation]:
     "The answers to some of the prompts, in one batch by transformers' own loop"
@@ -556,9 +547,14 @@ def _generate_one_batch(decoder:Decoder, prompts:list[list[int]], rows:list[int]
     ids, mask = (t.to(model.device) for t in left_pad([prompts[i] for i in rows], tokenizer.pad_token_id))
     more = {} if decoder.adapters is None else dict(adapter_names=[decoder.adapters[i] for i in rows])
     if decoder.how.seed is not None: torch.manual_seed(decoder.how.seed)
-    inner, how = causal_lm(model), _transformers_settings(decoder)
-    own, inner.generation_config = inner.generation_config, how   # else what is None here is taken from the model's own
-    try: out = model.generate(input_ids=ids, attention_mask=mask, generation_config=how, tokenizer=tokenizer, **more)
+    inner, how = causal_lm(model), decoder.how
+    settings = GenerationConfig(   # the same in transformers' words; of the model's own only the end tokens are kept
+        do_sample=how.temperature > 0, temperature=how.temperature or None, top_p=how.top_p, use_cache=True,
+        max_new_tokens=how.max_new_tokens, stop_strings=list(how.stop) or None, eos_token_id=sorted(decoder.ends),
+        pad_token_id=tokenizer.pad_token_id)
+    own, inner.generation_config = inner.generation_config, settings   # else what is None comes from the model's own
+    more |= dict(attention_mask=mask, tokenizer=tokenizer)
+    try: out = model.generate(input_ids=ids, generation_config=settings, **more)
     finally: inner.generation_config = own
     return [decoder.answer(new) for new in out[:, ids.shape[1]:].tolist()]
 

@@ -22,30 +22,18 @@ from ..config import Config
 from ..tokens.tokenizer import model_path, why_missing
 from ..batches.layout import text_config
 
-# %% ../../nbs/06_model/00_hardware.ipynb #5c795431
-def _visible_devices()->list[str]:
-    "The devices that torch sees, the fastest first"
-    seen = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
-    return [device for device, is_there in seen.items() if is_there]
-
 # %% ../../nbs/06_model/00_hardware.ipynb #cee870fa
 def choose_device(
     wanted:str="auto",  # auto, cpu, mps or cuda
 )->tuple[str,str]:      # the device and the reason for it
     "The device to train on; ConfigError if the one that is asked for is not there"
-    visible = _visible_devices()
+    seen = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)   # the fastest first
+    visible = [device for device, is_there in seen.items() if is_there]
     if wanted == "auto" and visible == ["cpu"]: return "cpu", "auto: no GPU is visible"
     if wanted == "auto": return visible[0], f"auto: {visible[0]} is available"
     if wanted in visible: return wanted, "asked for"
     found = f"torch {torch.__version__} does not see one"
     raise ConfigError(f"device {wanted}", found, f"one of {', '.join(visible)}", edit(device="auto"))
-
-# %% ../../nbs/06_model/00_hardware.ipynb #614e993e
-def _dtype_of_card()->tuple[torch.dtype,str]:
-    "What the CUDA device computes in"
-    card = torch.cuda.get_device_name()
-    if torch.cuda.is_bf16_supported(including_emulation=False): return torch.bfloat16, f"{card} computes in bfloat16"
-    return torch.float32, f"{card} only emulates bfloat16, and float16 needs a scaled loss: it must be asked for"
 
 # %% ../../nbs/06_model/00_hardware.ipynb #hwgain02
 _LEAST_GAIN = 1.5         # times as fast: less is not worth the rounding
@@ -106,7 +94,9 @@ def choose_dtype(
         reason = f"products of this model's shapes are {gain:.1f} times as fast in bfloat16 as in float32"
         return (torch.bfloat16 if gain >= _LEAST_GAIN else torch.float32), reason
     if device == "mps": return torch.float32, "bfloat16 is slower than float32 on most Apple GPUs"
-    return _dtype_of_card()
+    card = torch.cuda.get_device_name()
+    if torch.cuda.is_bf16_supported(including_emulation=False): return torch.bfloat16, f"{card} computes in bfloat16"
+    return torch.float32, f"{card} only emulates bfloat16, and float16 needs a scaled loss: it must be asked for"
 
 # %% ../../nbs/06_model/00_hardware.ipynb #d6dd2d01
 @dataclass(frozen=True)

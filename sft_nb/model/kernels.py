@@ -12,7 +12,7 @@ import inspect
 import os
 import types
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 
 import torch
@@ -60,12 +60,6 @@ def _split_by_rank(h:torch.Tensor, Bs)->tuple[torch.Tensor,...]:
     "What belongs to each B (out, r)"
     return h.split([B.shape[1] for B in Bs], 1)
 
-def _unpack_matrix(W:torch.Tensor, state, dtype:torch.dtype)->torch.Tensor:
-    "A frozen matrix (out, in), from 4 bits where it has them"
-    if state is None: return W
-    from bitsandbytes.functional import dequantize_4bit
-    return dequantize_4bit(W, state).to(dtype)
-
 def _base_product(x:torch.Tensor, W:torch.Tensor, bias:torch.Tensor|None, state)->torch.Tensor:
     "`x W^T + bias`, by bitsandbytes where W has 4 bits"
     if state is None: return F.linear(x, W, bias)
@@ -76,7 +70,9 @@ def _gradient_of_x(d_outs, Ws, states)->torch.Tensor:
     "By way of the frozen matrices, of which one at a time is unpacked"
     d_x = None
     for d_out, W, state in zip(d_outs, Ws, states):
-        W = _unpack_matrix(W, state, d_out.dtype)
+        if state is not None:   # W (out, in) has 4 bits
+            from bitsandbytes.functional import dequantize_4bit
+            W = dequantize_4bit(W, state).to(d_out.dtype)
         d_x = d_out @ W if d_x is None else d_x.addmm_(d_out, W)
     return d_x
 
@@ -226,19 +222,15 @@ def fuse_lora(
 )->Repair:                  # `.n` is how many layers; `undo()` gives them back to peft
     "Let adapted layers compute base and adapter in one product"
     from peft.tuners.lora import layer as peft_layers
-    kinds = {peft_layers.Linear, getattr(_bitsandbytes_layers(), "Linear4bit", None)} - {None}
+    kinds = {peft_layers.Linear}
+    with suppress(ImportError):   # bitsandbytes is not installed, or is too old
+        from peft.tuners.lora.bnb import Linear4bit
+        kinds.add(Linear4bit)
     layers = [m for m in model.modules() if type(m) in kinds and not getattr(m, "fan_in_fan_out", False)]
     for layer in layers: layer.reads_with = None
     for group in _that_read_the_same(model, layers) if together else ():
         for layer in group.layers: layer.reads_with = group
     return swap_forward(layers, _fused_forward, "base and adapter in one product")
-
-# %% ../../nbs/06_model/07_kernels.ipynb #17f378d0
-def _bitsandbytes_layers():
-    "peft's layers for bitsandbytes, if they are loaded"
-    try: from peft.tuners.lora import bnb
-    except ImportError: return None
-    return bnb
 
 # %% ../../nbs/06_model/07_kernels.ipynb #8eb19b6e
 def in_one_product(model)->int:
@@ -464,12 +456,6 @@ def _put_back(names:dict):
         given |= {name: names[name] for name in changed}
         _restore_names(names, changed)
 
-# %% ../../nbs/06_model/07_kernels.ipynb #24a07b76
-def _unknown_to_liger(model)->ConfigError:
-    "For a model whose layers stay as they are"
-    return ConfigError("kernels liger", f"Liger has no kernels for models of the kind {model.config.model_type}",
-                       "a kind that it knows, such as llama or qwen3", edit(kernels="auto") | edit(kernels="compile"))
-
 # %% ../../nbs/06_model/07_kernels.ipynb #45a40813
 def _liger_function():
     "What puts Liger's kernels into a model that is there already"
@@ -501,7 +487,10 @@ def use_liger(
     finally:
         changed |= {m: of_it for m, was in before.items() if (of_it := _changed_names(vars(m), was))}
         if not done: undo()
-    if not changed: raise _unknown_to_liger(base)
+    if not changed:
+        found = f"Liger has no kernels for models of the kind {base.config.model_type}"
+        fix = edit(kernels="auto") | edit(kernels="compile")
+        raise ConfigError("kernels liger", found, "a kind that it knows, such as llama or qwen3", fix)
     return Repair(f"Liger's kernels: {len(changed)} modules", len(changed), undo)
 
 # %% ../../nbs/06_model/07_kernels.ipynb #cc79d0aa

@@ -91,7 +91,10 @@ def load_shape(
     if why := why_missing(cfg.model, cfg.revision): raise _loading_error(cfg, FileNotFoundError(why))
     try: shape = AutoConfig.from_pretrained(path, revision=cfg.revision, trust_remote_code=trust)
     except Exception as e: raise _loading_error(cfg, e) from e
-    if model_class(shape) is None and not cfg.trust_remote_code: raise _not_for_text(cfg, shape)
+    if model_class(shape) is None and not cfg.trust_remote_code:   # an encoder, speech, a diffusion model
+        found = f"transformers {transformers.__version__} has no causal language model of type {shape.model_type}"
+        raise ConfigError(f"model {cfg.model!r}", found, "a model that continues text, with or without a vision tower",
+                          "another {model}, or {trust_remote_code} if its code comes with it")
     if shape.model_type in _NOT_TRAINED:
         found = f"{shape.model_type} {_NOT_TRAINED[shape.model_type]}"
         raise ConfigError(f"model {cfg.model!r}", found, "a model that trains on rows of any length", "another {model}")
@@ -107,12 +110,6 @@ def load_shape(
         text.vocab_size = max(text.vocab_size, len(tokenizer))
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"): setattr(text, name, getattr(tokenizer, name))
     return shape
-
-def _not_for_text(cfg:Config, shape)->ConfigError:
-    "The error for an encoder, speech, a diffusion model"
-    found = f"transformers {transformers.__version__} has no causal language model of type {shape.model_type}"
-    return ConfigError(f"model {cfg.model!r}", found, "a model that continues text, with or without a vision tower",
-                       "another {model}, or {trust_remote_code} if its code comes with it")
 
 def auto_class(shape):
     "The class of transformers that loads the `model_class` of a config"
@@ -166,14 +163,6 @@ def _initialise_rows(model, new:list[int])->None:
         old[new] = False
         layer.weight[new] = layer.weight[old].float().mean(0).to(layer.weight.dtype)
 
-# %% ../../nbs/06_model/06_load.ipynb #4edab90d
-def _all_ends(model, tokenizer)->list[int]:
-    "Tokens that end an answer: those of the tokenizer, then those of the model"
-    ends = model.generation_config.eos_token_id
-    if ends is None: ends = []
-    if isinstance(ends, int): ends = [ends]
-    return list(dict.fromkeys([*end_ids(tokenizer), *ends]))
-
 # %% ../../nbs/06_model/06_load.ipynb #8dcdaddb
 def fit_vocabulary(
     model,
@@ -188,7 +177,9 @@ def fit_vocabulary(
     _initialise_rows(model, [*range(rows, n), *(i for i in named if i < rows)])
     # not the config's: some models are built with that number (positions of RoBERTa and XGLM, an empty row of Youtu)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config.eos_token_id = _all_ends(model, tokenizer)
+    ends = model.generation_config.eos_token_id
+    if not isinstance(ends, list): ends = [] if ends is None else [ends]
+    model.generation_config.eos_token_id = list(dict.fromkeys([*end_ids(tokenizer), *ends]))
 
 # %% ../../nbs/06_model/06_load.ipynb #acc52ae1
 def _loading_arguments(cfg:Config, hardware:Hardware, shape)->dict:

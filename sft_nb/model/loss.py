@@ -86,13 +86,6 @@ def _softmax_in_float32(
     e = scores.sub_(top).exp_()
     return e.div_(e.sum(-1, keepdim=True))
 
-# %% ../../nbs/06_model/05_loss.ipynb #5077f899
-def _allocate_gradients(hidden, weight)->tuple[torch.Tensor|None,...]:
-    "Room for what is asked for; that of the weight is a sum in float32"
-    d_h = torch.empty_like(hidden) if hidden.requires_grad else None
-    d_w = torch.zeros_like(weight, dtype=torch.float32) if weight.requires_grad else None
-    return d_h, d_w
-
 # %% ../../nbs/06_model/05_loss.ipynb #10550042
 def add_product(
     total:torch.Tensor,   # (V, hidden size), float32; is added to
@@ -130,7 +123,8 @@ class _ChunkedLinear(torch.autograd.Function):
         dtype = dtype_of_products(hidden)
         w, h = weight.to(dtype), hidden.to(dtype)
         if factor != 1: h = h * factor
-        d_h, d_w = _allocate_gradients(hidden, weight)
+        d_h = torch.empty_like(hidden) if hidden.requires_grad else None
+        d_w = torch.zeros_like(weight, dtype=torch.float32) if weight.requires_grad else None   # a sum of many parts
         total, right = _zero_sums(hidden)
         buffer = torch.empty(min(chunk, len(targets)), len(w), dtype=dtype, device=hidden.device)
         for a in range(0, len(targets), chunk):

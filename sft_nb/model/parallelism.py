@@ -124,18 +124,14 @@ def _check_zero3(cfg:Config)->None:
 
 _SINCE = Version("5.19")   # transformers' trainer leaves weights alone that are divided already
 
-def _check_transformers()->None:
-    "ConfigError for a trainer that cannot"
-    if Version(version("transformers")) >= _SINCE: return
-    found = f"the trainer of transformers {version('transformers')} wraps what is divided once more"
-    fix = command("pip install -U transformers") | edit(fsdp=False, deepspeed="zero3")
-    raise ConfigError("fsdp", found, f"transformers {_SINCE} or newer", fix)
-
 _STATE_OF_ITS_SHAPE = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 
 def _check_fsdp(cfg:Config)->None:
     "ConfigError for what FSDP2 cannot divide, and for an installation that cannot"
-    _check_transformers()
+    if Version(version("transformers")) < _SINCE:
+        found = f"the trainer of transformers {version('transformers')} wraps what is divided once more"
+        fix = command("pip install -U transformers") | edit(fsdp=False, deepspeed="zero3")
+        raise ConfigError("fsdp", found, f"transformers {_SINCE} or newer", fix)
     if cfg.deepspeed is not None:
         fix = edit(fsdp=False) | edit(deepspeed=None)
         raise ConfigError("fsdp", f"deepspeed is {cfg.deepspeed!r}, and both divide the same", "one of them", fix)

@@ -52,14 +52,11 @@ def adapters_to_float32(model:torch.nn.Module)->Repair:
     return _cast_in_place(trained, torch.float32, "trainable parameters")
 
 # %% ../../nbs/06_model/01_precision.ipynb #prec0011
-def _from_the_base(name:str)->bool:
-    "Does a trained parameter begin as numbers of the base?"
-    return not any(part in name for part in ("lora_A", "lora_B", "lora_embedding"))
-
 @contextmanager
 def kept_exact(model):
     "Inside, somebody may round what is trained; what came from the base is exact again afterwards"
-    kept = [(p, p.data) for name, p in model.named_parameters() if p.requires_grad and _from_the_base(name)]
+    def is_new(name): return any(part in name for part in ("lora_A", "lora_B", "lora_embedding"))
+    kept = [(p, p.data) for name, p in model.named_parameters() if p.requires_grad and not is_new(name)]
     try: yield model
     finally:
         for p, numbers in kept:
@@ -204,13 +201,6 @@ def _audit_quantised(model, found, dtype:str, cast:bool)->Finding|None:
     if "float16" in others: return fail(says, fix, check="quantised_format")
     return warn(says, fix, check="quantised_format")
 
-# %% ../../nbs/06_model/01_precision.ipynb #35c2f67a
-def _precision_checks(found:Counter, dtype:str)->tuple[Callable,...]:
-    "What to look for"
-    if _one_format(found) in (None, dtype): base = (_audit_head, _audit_norms, _audit_linear)
-    else: base = (_audit_whole,)
-    return *base, _audit_trained, _audit_quantised
-
 # %% ../../nbs/06_model/01_precision.ipynb #cbee1fd0
 def audit(
     model,
@@ -221,7 +211,9 @@ def audit(
     found, name = formats(model), _dtype_name(dtype)
     figures = {str(kind): n for kind, n in sorted(found.items())}
     if autocast is None: autocast = getattr(model.forward, "autocast_dtype", None) is not None
-    findings = [check(model, found, name, autocast) for check in _precision_checks(found, name)]
+    of_the_base = (_audit_head, _audit_norms, _audit_linear)
+    if _one_format(found) not in (None, name): of_the_base = (_audit_whole,)
+    findings = [check(model, found, name, autocast) for check in (*of_the_base, _audit_trained, _audit_quantised)]
     findings = [finding for finding in findings if finding]
     fine = ok(f"every part fits a model that computes in {name}", check="formats")
     return Report("number formats", figures, findings or [fine])

@@ -168,7 +168,9 @@ def move(self:BatchState,
     batch_size:int|None=None,  # stays near the rows that were in view
 )->BatchState:
     "Go to another batch; ConfigError for a split that is not there"
-    if split is not None and split not in self.splits: raise _no_split(split, self.splits)
+    if split is not None and split not in self.splits:
+        expected = f"one of {', '.join(self.splits)}"
+        raise ConfigError("BatchPanel", f"there is no split {split!r}", expected, edit(eval_samples=200))
     if split is not None and split != self.split:
         self.split = split
         self.index = 0
@@ -179,11 +181,6 @@ def move(self:BatchState,
     if index is not None: self.index = index
     self.index = min(max(0, self.index), self.n_batches - 1)
     return self
-
-# %% ../../nbs/14_panels/01_batches.ipynb #2cff0730
-def _no_split(split:str, there:list[str])->ConfigError:
-    expected = f"one of {', '.join(there)}"
-    return ConfigError("BatchPanel", f"there is no split {split!r}", expected, edit(eval_samples=200))
 
 # %% ../../nbs/14_panels/01_batches.ipynb #st0pla02
 @patch(as_prop=True)

@@ -89,11 +89,6 @@ def fits_on(s:Speaker)->str:
     if not leaves_base(s.config): return digest([weights_key(s.config, None), str(s.weights)])
     return digest([weights_key(s.config, None), _adapter_shape(s.weights or s.seat)])
 
-# %% ../../nbs/14_panels/08_chat_models.ipynb #spk0gon1
-def _is_gone(s:Speaker)->ConfigError:
-    expected = "the folder of its weights"
-    return ConfigError(s.name, f"{s.weights} is gone", expected, "ask another checkpoint, or train the run again")
-
 # %% ../../nbs/14_panels/08_chat_models.ipynb #spk0sta2
 class Stage:
     "Models that have spoken, ready to speak again"
@@ -117,7 +112,9 @@ class Stage:
     @contextmanager
     def on(self, s:Speaker):
         "Inside, the model of a speaker; ConfigError if its weights are gone"
-        if s.weights is not None and not s.weights.is_dir(): raise _is_gone(s)
+        if s.weights is not None and not s.weights.is_dir():
+            fix = "ask another checkpoint, or train the run again"
+            raise ConfigError(s.name, f"{s.weights} is gone", "the folder of its weights", fix)
         if s.weights is None and (s.seat is None or not s.seat.is_dir()):
             yield s.bench.base()
             return

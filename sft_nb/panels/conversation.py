@@ -350,7 +350,7 @@ def prompt_set_html(self:GenerationState)->str:
         cells = "".join(f"<div style='{_CELL}'><b>{escape_html(name)}</b>"
                         f"<pre dir='auto' style='{_SAYS}'>{escape_html(text)}</pre></div>"
                         for name, text in line["answers"].items())
-        asked = f"<b style='white-space:pre-wrap'>{escape_html(line['prompt'])}</b>"
+        asked = f"<b style='{_WRAPPED}'>{escape_html(line['prompt'])}</b>"
         answers = f"<div style='display:flex;flex-wrap:wrap;gap:8px'>{cells}</div>"
         drawn.append(f"<div style='margin:8px 0'>{asked}{answers}</div>")
     return "".join(drawn)
@@ -358,7 +358,8 @@ def prompt_set_html(self:GenerationState)->str:
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0htm2
 _CELL = ("flex:1 1 240px;min-width:0;box-sizing:border-box;text-align:left;padding:6px 8px;border-radius:4px;"
          "border:1px solid rgba(128,128,128,.4)")
-_SAYS = "white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0;text-align:left"
+_WRAPPED = "white-space:pre-wrap;overflow-wrap:anywhere"   # also a word that is wider than the page
+_SAYS = f"{_WRAPPED};margin:4px 0;text-align:left"
 
 def _reply_cell(reply:Reply, at:int|None)->str:
     "One answer"
@@ -402,7 +403,7 @@ def _turn_header(turn:Turn, number:int)->str:
         says = escape_html(turn.expected).replace("\n", " | ")
         expected = f"<div style='opacity:.8'>expected ({escape_html(turn.where)}): {says}</div>"
     if how: told = f"<div style='opacity:.8'>turn {number} · {escape_html(how)}</div>{told}"
-    return f"{told}<b style='white-space:pre-wrap'>{escape_html(turn.prompt)}</b>{expected}{_prompts_html(turn)}"
+    return f"{told}<b style='{_WRAPPED}'>{escape_html(turn.prompt)}</b>{expected}{_prompts_html(turn)}"
 
 def turn_html(
     turn:Turn,

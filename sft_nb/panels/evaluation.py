@@ -49,7 +49,10 @@ class EvalState:
         self.sweep, self.problem, self.checkpoint, self.kept = None, None, None, {}
         file = self.run.path/"eval"/"sweep.json"
         if not self.run.path.is_dir(): self.problem = removed_run(self.run)
-        elif not file.exists(): self.problem = _no_sweep(self.run)
+        elif not file.exists():
+            fix = command(f"sft_nb sweep {shell_quote(self.run.path)}", f'sweep("{self.run.path}")')
+            expected = "scores of its checkpoints"
+            self.problem = ConfigError(f"run {self.run.name!r}", "there is no sweep in it", expected, fix)
         else:
             try: self.sweep = Sweep.load(file)
             except SftError as e: self.problem = e
@@ -59,11 +62,6 @@ class EvalState:
     def base(self)->Scores: return self.sweep.base
     @property
     def tuned(self)->Scores: return self.sweep.checkpoints[self.checkpoint]
-
-# %% ../../nbs/14_panels/12_evaluation.ipynb #evl0sta3
-def _no_sweep(run:Run)->ConfigError:
-    fix = command(f"sft_nb sweep {shell_quote(run.path)}", f'sweep("{run.path}")')
-    return ConfigError(f"run {run.name!r}", "there is no sweep in it", "scores of its checkpoints", fix)
 
 # %% ../../nbs/14_panels/12_evaluation.ipynb #evl0mas1
 @patch

@@ -72,7 +72,7 @@ def scores_part(
         parts.append(_outdated_html("the sweep", swept.outdated(run)) + swept._repr_html_())
     if adapter.exists():
         e = Evaluation.load(adapter)
-        said = f"<pre style='white-space:pre-wrap'>{as_html(e.examples(rows))}</pre>"
+        said = f"<pre style='white-space:pre-wrap;overflow-wrap:anywhere'>{as_html(e.examples(rows))}</pre>"
         parts.append(_outdated_html("the scores", e.outdated(run)) + e._repr_html_())
         parts.append(details_html(f"{min(rows, e.tuned.n)} of its answers", said))
     return "".join(f"<div style='margin:1em 0'>{part}</div>" for part in parts)
@@ -108,11 +108,6 @@ def versions_part(run:Run)->str:
     return table_html(plain) + "".join(details_html(k, table_html([*map(list, v.items())])) for k, v in nested.items())
 
 # %% ../../nbs/14_panels/13_html_report.ipynb #pg0all02
-def _part_html(part, *args)->str:
-    "A part of the page, or why it is not there"
-    try: return part(*args)
-    except (SftError, OSError, ValueError, KeyError, TypeError, AttributeError) as e: return error_html(e)
-
 def page_parts(
     run:Run,
     rows:int=5,   # examples, and answers
@@ -124,7 +119,11 @@ def page_parts(
              "What the guards saw": (_saved_report, run, "guards.json"),
              "Scores": (scores_part, run, rows), "Preflight": (_saved_report, run, "preflight.json"),
              "Settings": (settings_part, run), "Versions": (versions_part, run)}
-    return {heading: _part_html(*part) for heading, part in parts.items()}
+    made = {}
+    for heading, (part, *args) in parts.items():
+        try: made[heading] = part(*args)
+        except (SftError, OSError, ValueError, KeyError, TypeError, AttributeError) as e: made[heading] = error_html(e)
+    return made
 
 # %% ../../nbs/14_panels/13_html_report.ipynb #pg0all03
 def run_page(

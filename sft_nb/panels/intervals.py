@@ -10,11 +10,6 @@ from ..escape import escape_html
 from ..runs.metrics import axis_ticks
 
 # %% ../../nbs/14_panels/11_intervals.ipynb #evl0svg1
-def _data_range(points:list[tuple], base:tuple)->tuple:
-    "First and last step, lowest and highest value"
-    values = [v for _, *three in points for v in three] + [*base]
-    return points[0][0], points[-1][0], min(values), max(values)
-
 def _svg_path(points:list[tuple], place)->str: return " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
 
 def _svg_band(points:list[tuple], place)->str:
@@ -32,7 +27,8 @@ def intervals_svg(
     *, title:str="", width:int=560, height:int=190,
 )->str:
     "Values over steps in a band, the base as a dashed line; told by form, not by colour"
-    left, right, low, high = _data_range(points, base)
+    values = [v for _, *three in points for v in three] + [*base]
+    left, right, low, high = points[0][0], points[-1][0], min(values), max(values)
     def place(step, v):
         x = 76 + (width - 110) * (step - left) / ((right - left) or 1)
         return x, height - 24 - (height - 56) * (v - low) / ((high - low) or 1)
@@ -44,11 +40,9 @@ def intervals_svg(
         drawn += _svg_text(42, y + 4, f"{value:.4g}", "end")
     drawn += "".join(_svg_text(place(step, low)[0], height - 4, f"{step:,}", "middle") for step, *_ in points[:12])
     drawn += _svg_band(points, place) + _base_line(base, place, (left, right)) + dots
-    return _svg_frame(drawn, f"{title} over steps; base {base[0]:.4g}", width, height)
-
-def _svg_frame(drawn:str, says:str, width:int, height:int)->str:
     box = f"viewBox='0 0 {width} {height}' width='{width}' height='{height}' style='max-width:100%'"
-    return f"<svg {box} role='img' aria-label='{escape_html(says)}'>{drawn}</svg>"
+    says = escape_html(f"{title} over steps; base {base[0]:.4g}")
+    return f"<svg {box} role='img' aria-label='{says}'>{drawn}</svg>"
 
 # %% ../../nbs/14_panels/11_intervals.ipynb #evl0svg3
 def _svg_text(x:float, y:float, says:str, anchor:str="start")->str:

@@ -76,7 +76,9 @@ class LossState:
         self.run, self.split = open_run(run), split
         self.workbench = bench_of(self.run)
         side = self.side
-        if side is None: raise _no_rows(split)
+        if side is None:
+            expected = "train, or eval where rows are held out"
+            raise ConfigError("LossPanel", f"there are no {split} rows", expected, 'split="train"')
         self.n = min(n, len(side.tokens))
         self.rank, self.chosen, self.shows = RANKS[0], 0, "tuned"
         self.costs = {}     # base, adapter, checkpoint-N -> costs of each row
@@ -89,11 +91,6 @@ class LossState:
         "What can be measured beside the base"
         own = ["adapter"] if self.run.adapter.is_dir() else []
         return [*(path.name for path in self.run.checkpoints()), *own]
-
-# %% ../../nbs/14_panels/03_losses.ipynb #b887634f
-def _no_rows(split:str)->ConfigError:
-    expected = "train, or eval where rows are held out"
-    return ConfigError("LossPanel", f"there are no {split} rows", expected, 'split="train"')
 
 # %% ../../nbs/14_panels/03_losses.ipynb #los0sta3
 @patch
@@ -159,25 +156,18 @@ def export(self:LossState,
              for r in self.ranked()]
     return write_atomically(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
-# %% ../../nbs/14_panels/03_losses.ipynb #los0htm2
-def _loss_colour(value:float)->str:
-    "Red for a loss of `value` nats, green below 0"
-    depth = min(.6, abs(value) / 3 * .6)   # words stay readable on the deepest, in light and dark
-    return f"rgba(207,34,46,{depth:.2f})" if value > 0 else f"rgba(46,160,67,{depth:.2f})"
-
 # %% ../../nbs/14_panels/03_losses.ipynb #b853b89d
-def _line_under(value:float)->str:
-    "Of a gain: wavy where the loss has risen, straight where it has fallen"
-    if abs(value) <= .1: return ""
-    return ";text-decoration:underline " + ("wavy" if value > 0 else "solid")
-
 def _token_html(token:Token, value:float, tells:str, gain:bool=False)->str:
-    "One supervised token as HTML"
-    end, style = "<br>" * ("\n" in token.text), f"background:{_loss_colour(value)}"
-    if gain: style += _line_under(value)
+    "One supervised token: red for a loss of `value` nats, green below 0; a gain is also underlined"
+    depth = min(.6, abs(value) / 3 * .6)   # words stay readable on the deepest, in light and dark
+    end, red_or_green = "<br>" * ("\n" in token.text), "207,34,46" if value > 0 else "46,160,67"
+    style = f"background:rgba({red_or_green},{depth:.2f})"
+    if gain and abs(value) > .1: style += ";text-decoration:underline " + ("wavy" if value > 0 else "solid")
     return f"<bdi title='{escape_html(tells)}' style='{style}'>{visible_html(token.text)}</bdi>{end}"
 
 # %% ../../nbs/14_panels/03_losses.ipynb #06c7b04f
+_TOKENS = "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.75;white-space:pre-wrap"
+
 @patch
 def _tokens(self:LossState, r:RowCost)->str:
     "The tokens of a row, coloured by what they cost"
@@ -191,13 +181,9 @@ def _tokens(self:LossState, r:RowCost)->str:
             parts.append(spans_html([t for _, t in run], fold=120))
             continue
         tells, gain = "base {:.2f}, tuned {:.2f}", self.shows == "gain"
-        parts.append(_line_of([_token_html(t, shown[k], tells.format(base[k], tuned[k]), gain) for k, t in run]))
+        tokens_html = "".join(_token_html(t, shown[k], tells.format(base[k], tuned[k]), gain) for k, t in run)
+        parts.append(f"<div dir='ltr' style='{_TOKENS}'>{tokens_html}</div>")
     return "".join(parts)
-
-# %% ../../nbs/14_panels/03_losses.ipynb #4e855cbf
-def _line_of(tokens:list[str])->str:
-    style = "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.75;white-space:pre-wrap"
-    return f"<div dir='ltr' style='{style}'>{''.join(tokens)}</div>"
 
 # %% ../../nbs/14_panels/03_losses.ipynb #los0htm3
 @patch

@@ -7,6 +7,7 @@ __all__ = ['CHANGEABLE', 'PlanState', 'PlanPanel']
 
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00003
 from dataclasses import replace
+from operator import attrgetter
 
 from fastcore.basics import patch
 
@@ -16,7 +17,7 @@ from ..report import SftError
 from ..config import Config
 from ..tokens.dataset import Data
 from ..tokens.prepare import prepare
-from ..model.hardware import Device, DEVICES, find_device
+from ..model.hardware import DEVICES, find_device
 from ..planning.plan import findings, plan, Plan
 from .panel import bar_row_html, Choice, Control, controls_row, error_html, Number, Panel, table_html
 
@@ -32,17 +33,15 @@ class PlanState:
         lengths:list[int]|None=None,   # tokens of some rows that stand for all
     ):
         self.asked = source.cfg if isinstance(source, Data) else source
-        if lengths is None: lengths = _sample_lengths(source if isinstance(source, Data) else prepare(source))
+        if lengths is None:   # at most a thousand rows, the longest among them
+            data = source if isinstance(source, Data) else prepare(source)
+            ordered = sorted(map(int, data.train.lengths), reverse=True)
+            lengths = ordered[::-(-len(ordered) // 1000)]
         self.lengths, self.cfg = lengths, self.asked
         self.device = None if device is None else find_device(device)
         self.made:dict[tuple,Plan] = {}   # what was planned already
         self.error:SftError|None = None
         self._plan()
-
-def _sample_lengths(data:Data)->list[int]:
-    "Tokens of the rows, at most a thousand of them, the longest among them"
-    ordered = sorted(map(int, data.train.lengths), reverse=True)
-    return ordered[::-(-len(ordered) // 1000)]
 
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00007
 @patch
@@ -101,9 +100,8 @@ def lines(self:PlanState)->list[str]:
 @patch
 def cards(self:PlanState)->list[tuple[str,float,bool]]:
     "Each card: its name, its GiB, and whether it fits there; the smallest first"
-    return [(d.name, d.gib, replace(self.plan, device=d).fits) for d in sorted(DEVICES.values(), key=_device_gib)]
-
-def _device_gib(device:Device)->float: return device.gib
+    ordered = sorted(DEVICES.values(), key=attrgetter("gib"))
+    return [(d.name, d.gib, replace(self.plan, device=d).fits) for d in ordered]
 
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00015
 _NAMES = dict(weights="weights", adapter="adapter", gradients="gradients", optimiser="optimiser state",
@@ -187,7 +185,10 @@ class PlanPanel(Panel):
         lengths:list[int]|None=None,   # tokens of some rows that stand for all
     ):
         super().__init__(PlanState(source, device=device, lengths=lengths))
-        self.controls = _setting_controls(self.state.cfg) | _card_controls(self.state.plan.device)
+        here = self.state.plan.device
+        self.controls = _setting_controls(self.state.cfg) | dict(
+            device=_choice_control("card", here.name, [*DEVICES]),
+            gib=Number("its memory, GiB", value=round(here.gib, 1), min=.1, max=10_000, step=.1))
         for name, control in self.controls.items(): control.observe(self._changed(name), "value")
         self.draw()
 
@@ -205,11 +206,6 @@ def _setting_controls(cfg:Config)->dict[str,Control]:
                                            title="per_device_train_batch_size"),
         max_tokens_per_batch=_choice_control("tokens in a batch", cfg.max_tokens_per_batch, _BUDGETS,
                                              title="max_tokens_per_batch"))
-
-def _card_controls(here:Device)->dict[str,Control]:
-    "A control for the card, and one for its memory"
-    gib = Number("its memory, GiB", value=round(here.gib, 1), min=.1, max=10_000, step=.1)
-    return dict(device=_choice_control("card", here.name, [*DEVICES]), gib=gib)
 
 _BUDGETS = [None, "auto", *(2**k for k in range(10, 18))]   # None: rows; tokens: 1,024 to 131,072
 

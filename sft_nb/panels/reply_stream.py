@@ -73,15 +73,6 @@ def _next_logits(decoder:Decoder, running, ids:list[int])->torch.Tensor:
     model = decoder.model
     return model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[:, -1]
 
-# %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0gro1
-def _append_token(reply:Reply, logits:torch.Tensor, token:int, tokenizer)->None:
-    "One token more"
-    share, others = likely(logits, token, tokenizer)
-    reply.ids.append(token)
-    reply.pieces.append(piece_of(reply, tokenizer))
-    reply.shares.append(share)
-    reply.instead.append(others)
-
 # %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0ste1
 def write_reply(
     reply:Reply,            # to be filled
@@ -103,7 +94,11 @@ def write_reply(
         if token.item() in decoder.ends:
             state = "ended"
             break
-        _append_token(reply, logits, token.item(), decoder.tokenizer)
+        share, others = likely(logits, token.item(), decoder.tokenizer)
+        reply.ids.append(token.item())
+        reply.pieces.append(piece_of(reply, decoder.tokenizer))
+        reply.shares.append(share)
+        reply.instead.append(others)
         if running is not None: running.advance(token.to(running.mask.device))
         if on_token(reply):
             state = "stopped"

@@ -96,17 +96,14 @@ def _numbers(self:DataState, facet:str)->np.ndarray:
 @patch
 def entries(self:DataState, facet:str)->list[Entry]:
     "The list of a facet; made once"
-    if facet not in FACETS: raise _no_facet(facet)
+    if facet not in FACETS:
+        raise ConfigError("DataPanel", f"there is no list {facet!r}", f"one of {', '.join(FACETS)}", 'facet="kept"')
     made = self.kept.get((self.split, facet))
     if made is None:
         by_hand = {"left out": self._gone, "cut": self._cut}
         made = by_hand[facet]() if facet in by_hand else self._examples(self._numbers(facet))
         self.kept[self.split, facet] = made
     return made
-
-# %% ../../nbs/14_panels/02_rows.ipynb #3a71da4d
-def _no_facet(facet:str)->ConfigError:
-    return ConfigError("DataPanel", f"there is no list {facet!r}", f"one of {', '.join(FACETS)}", 'facet="kept"')
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0sea2
 @patch
@@ -117,12 +114,9 @@ def search(self:DataState, text:str)->DataState:
     if not text: return self
     wanted, hits = text.casefold(), []
     for n, (place, row) in enumerate(self.side.source, 1):
-        if wanted in _plain_row(row).casefold(): hits += [n, place]
+        if wanted in json.dumps(row, ensure_ascii=False, default=str).casefold(): hits += [n, place]
     self.found = set(hits)
     return self
-
-# %% ../../nbs/14_panels/02_rows.ipynb #b903246a
-def _plain_row(row)->str: return json.dumps(row, ensure_ascii=False, default=str)
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0sea3
 @patch
@@ -294,7 +288,7 @@ def face_html(self:DataState)->str:
     e, (place, _) = self.entry(), self.source()
     title = f"<div style='margin-top:6px'><b>{escape_html(place)}</b></div>"
     if self.face != "tokens" or e.example is None:
-        return f"{title}<pre style='white-space:pre-wrap'>{escape_html(self.look())}</pre>"
+        return f"{title}<pre style='white-space:pre-wrap;overflow-wrap:anywhere'>{escape_html(self.look())}</pre>"
     x = self.side.tokens[e.example]
     return title + spans_html(tokens_of(x["input_ids"], x["labels"], self.data.tokenizer))
 

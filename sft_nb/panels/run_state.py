@@ -22,13 +22,6 @@ from ..runs.directory import Run
 from .panel import bar_row_html, chart, table_html
 from .batches import BatchState
 
-# %% ../../nbs/14_panels/04_run_state.ipynb #lv4each01
-def _find_runs(run:Run|str|Path|list, others:tuple)->list:
-    "The runs that are meant; ConfigError if there are none"
-    runs = [*run, *others] if isinstance(run, (list, tuple)) else [run, *others]
-    if runs: return runs
-    raise ConfigError("runs", "the list is empty", "one run, or several", command("sft_nb runs", "list_runs()"))
-
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sta2
 CURVES = dict(loss=("loss", "eval_loss"), learning_rate=("learning_rate",), grad_norm=("grad_norm",),
               tokens_per_second=("tokens_per_second",))
@@ -44,7 +37,11 @@ class RunState:
         self.at = None          # the step whose batch is looked at
         self.batches = None     # made when the first batch is looked at
         self.said = None        # what the last look saw
-        for one in _find_runs(run, others): self.add(one)
+        runs = [*run, *others] if isinstance(run, (list, tuple)) else [run, *others]
+        if not runs:
+            fix = command("sft_nb runs", "list_runs()")
+            raise ConfigError("runs", "the list is empty", "one run, or several", fix)
+        for one in runs: self.add(one)
         self.cfg = self.run.config
         self.refresh()
 
@@ -206,11 +203,6 @@ _TEMPLATE_MARKS = re.compile(
     r"\s*(?:<[|｜][^<>|｜]{1,40}[|｜]>|<(?:start|end)_of_turn>|</?(?:s|bos|eos)>|\[/?INST\])"
     r"(?:(?:system|user|assistant|model)(?=\s|<|$))?\s*")
 
-def _sample_lines(lines:list, n:int)->list:
-    "The first, the last, and others between, evenly"
-    if len(lines) <= n: return lines
-    return [lines[round(k * (len(lines) - 1) / (n - 1))] for k in range(n)]
-
 @patch
 def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
     "For each of `n` prompts: its end, without the marks of the template, and (step, answer)"
@@ -220,20 +212,22 @@ def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
             ends = "" if said.get("ended") else " … (not ended)"
             asked = _TEMPLATE_MARKS.sub("\n", str(said.get("asked", ""))).strip()
             found.setdefault(asked, []).append((line["step"], f"{said.get('text', '')}{ends}"))
-    return [(asked[-200:], _sample_lines(answers, _SHOWN)) for asked, answers in found.items()][:n]
+    def some(answers):   # the first, the last, and others between, evenly
+        if len(answers) <= _SHOWN: return answers
+        return [answers[round(k * (len(answers) - 1) / (_SHOWN - 1))] for k in range(_SHOWN)]
+    return [(asked[-200:], some(answers)) for asked, answers in found.items()][:n]
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sam3
-def _without_blank_lines(said:list[tuple[int,str]])->list[tuple[int,str]]:
-    "Answers in which a count stands for three and more line breaks: a model that is stuck writes hundreds of them"
-    return [(step, re.sub(r"\n{3,}", lambda found: f" ⏎ × {len(found[0])} ", text)) for step, text in said]
-
 @patch
 def _answers_html(self:RunState)->str:
     "A small table for each prompt"
     if not self.samples: return ""
-    tables = (f"<div style='margin-top:6px;white-space:pre-wrap'><b>{escape_html(asked)}</b></div>"
-              f"{table_html(_without_blank_lines(said), head=['step', 'answer'])}" for asked, said in self.answers())
-    return f"<details open><summary>answers as it learns</summary>{''.join(tables)}</details>"
+    tables = ""
+    for asked, answers in self.answers():   # a model that is stuck writes hundreds of blank lines: they are counted
+        rows = [(step, re.sub(r"\n{3,}", lambda found: f" ⏎ × {len(found[0])} ", text)) for step, text in answers]
+        tables += f"<div style='margin-top:6px;white-space:pre-wrap;overflow-wrap:anywhere'><b>{escape_html(asked)}</b></div>"
+        tables += table_html(rows, head=["step", "answer"])
+    return f"<details open><summary>answers as it learns</summary>{tables}</details>"
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #8ec8332c
 @patch

@@ -19,7 +19,7 @@ from transformers.utils import cached_file
 
 from ..files import atomic_folder
 from ..progress import log
-from ..report import command, ConfigError, edit, fail, Fix, ok, shell_quote, Report, SftError, warn
+from ..report import command, ConfigError, edit, fail, ok, shell_quote, Report, SftError, warn
 from ..config import Config
 from ..tasks.core import task_of
 from ..tokens.encode import encode_prompts
@@ -325,7 +325,10 @@ def merge(
             raise ConfigError(f"merge {run.name}", found, "a folder of yours", edit(out="another/folder")) from e
         workbench = Workbench(run.config, is_resolved=True)
         report = _write_and_compare(workbench, source, folder, dtype, held_out_prompts(run.config, prompts))
-        fix = _merge_in_float32(run, out if report.failed else out.with_name(f"{out.name}-float32"), checkpoint)
+        again, shell, python = out if report.failed else out.with_name(f"{out.name}-float32"), "", ""
+        if checkpoint != "adapter": shell, python = f" --checkpoint {checkpoint}", f', checkpoint="{checkpoint}"'
+        fix = command(f"sft_nb merge {shell_quote(run.path)}{shell} --dtype float32 --out {shell_quote(again)}",
+                      f'merge("{run.path}"{python}, dtype="float32", out="{again}")')
         if report.failed:
             raise SftError(f"merge {run.name}", report.findings[0].says, "the model that was trained",
                            fix | "serve the adapter beside its base")
@@ -333,9 +336,3 @@ def merge(
         merged = dict(run=str(run.path), checkpoint=checkpoint, state=run.state, step=run.step, dtype=dtype)
         replace(report, findings=findings, figures=merged | report.figures).save(folder/"parity.json")
     return out
-
-def _merge_in_float32(run:Run, out:Path, checkpoint:str)->Fix:
-    shell, python = "", ""
-    if checkpoint != "adapter": shell, python = f" --checkpoint {checkpoint}", f', checkpoint="{checkpoint}"'
-    return command(f"sft_nb merge {shell_quote(run.path)}{shell} --dtype float32 --out {shell_quote(out)}",
-                   f'merge("{run.path}"{python}, dtype="float32", out="{out}")')

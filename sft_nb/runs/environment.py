@@ -25,19 +25,16 @@ def installed(
 # %% ../../nbs/10_runs/00_environment.ipynb #2b999069
 _PACKAGES = "sft_nb torch transformers trl peft bitsandbytes accelerate datasets tokenizers numpy".split()
 
-def _git_commit()->str|None:
-    "The git commit of the current folder"
-    if not shutil.which("git"): return None
-    said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
-    return said.stdout.strip() or None
-
 def environment(
     device:str="",  # name of the device, if it is known
 )->dict:
     "Versions, platform, device and git commit"
-    packages = {p: installed(p) for p in _PACKAGES}
+    packages, git = {p: installed(p) for p in _PACKAGES}, None
+    if shutil.which("git"):   # the commit of the current folder
+        said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+        git = said.stdout.strip() or None
     return dict(python=platform.python_version(), platform=platform.platform(), cpus=os.cpu_count(), device=device,
-                git=_git_commit(), loaded_with=torch_environment(), packages=packages)
+                git=git, loaded_with=torch_environment(), packages=packages)
 
 # %% ../../nbs/10_runs/00_environment.ipynb #2fcca4ec
 def write_text(

@@ -10,7 +10,7 @@ __all__ = ['SIGNALS', 'MOMENT', 'Process', 'process_of', 'read_process', 'is_loc
 # %% ../../nbs/10_runs/04_process.ipynb #1f8028b7
 import getpass, io, os, signal, socket, subprocess, sys, tempfile, threading, time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -345,14 +345,6 @@ def _with_children(pids:set[int])->list:
         except psutil.NoSuchProcess: pass
     return list(dict.fromkeys(found))
 
-def _kill_all(processes:list)->None:
-    "Kill processes and what they started meanwhile"
-    import psutil
-    for p in _with_children({p.pid for p in processes}):
-        try: p.kill()
-        except psutil.NoSuchProcess: pass
-    psutil.wait_procs(processes, timeout=10)
-
 def end(
     who:Process,          # who trains
     *also:int|None,       # who started it
@@ -369,7 +361,9 @@ def end(
     except psutil.AccessDenied as e: raise PermissionError(1, "it belongs to another user") from e
     if timeout is None: return False
     _, alive = psutil.wait_procs(family, timeout=timeout)
-    _kill_all(alive)
+    for p in _with_children({p.pid for p in alive}):   # also what they have started meanwhile
+        with suppress(psutil.NoSuchProcess): p.kill()
+    psutil.wait_procs(alive, timeout=10)
     return bool(alive)
 
 # %% ../../nbs/10_runs/04_process.ipynb #470d9cea

@@ -99,20 +99,17 @@ def chooses_best(cfg:Config)->bool:
     "Is the result the best checkpoint, not the last?"
     return bool(cfg.load_best_model_at_end or cfg.early_stopping_patience)
 
-def _best_step(run:Run, state:TrainerState)->int|None:
-    "The step whose weights are the result; None: the last one"
-    cfg = run.config
-    if not chooses_best(cfg): return None
-    if cfg.metric_for_best_model == "loss": return state.best_global_step
-    worth = scored_steps(run.path, cfg.metric_for_best_model)
-    return max(worth, key=worth.get, default=None)
-
 def best_folder(
     run:Run,
     state:TrainerState,
 )->Path|None:   # None: the last state is the result
     "The checkpoint that becomes the result"
-    best = _best_step(run, state)
+    cfg = run.config
+    if not chooses_best(cfg): return None
+    if cfg.metric_for_best_model == "loss": best = state.best_global_step
+    else:
+        worth = scored_steps(run.path, cfg.metric_for_best_model)   # step -> score
+        best = max(worth, key=worth.get, default=None)
     folder = run.path/"checkpoints"/f"checkpoint-{best}"
     return folder if best and best != state.global_step and folder.exists() else None
 
