@@ -26,6 +26,13 @@ def _say_report(report)->None:
     text = escape_controls(str(report))
     print(wrap_report(text, terminal_width()) if sys.stdout.isatty() else text, flush=True)
 
+def _say_json(found)->None: _say(json.dumps(found))   # in ASCII, so that it stays JSON in every terminal
+
+def _say_json_or_report(made, as_json:bool)->None:
+    "A result with a `to_dict`, for a program or for a reader"
+    if as_json: _say_json(made.to_dict())
+    else: _say_report(made)
+
 # %% ../../nbs/15_cli/01_commands.ipynb #76d4e57c
 _JSON = Option(bool, False, "print one JSON object and nothing else")
 _RUN = Option(str, ..., "directory of the run", first=True)
@@ -50,7 +57,7 @@ def config_command(args:list[str])->int:
         from sft_nb.training.arguments import check_names
         check_names(cfg)
     if options.json:
-        _say(json.dumps(cfg.to_dict()))
+        _say_json(cfg.to_dict())
         return 0
     nothing_given = options.config is None and not given(args)
     _say(table(cfg, everything=options.all or nothing_given))
@@ -73,7 +80,7 @@ def data_command(args:list[str])->int:
     in_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and not options.json
     if options.show: more["shown"] = examples(data, options.show, colour=in_colour)
     if options.json:
-        _say(json.dumps(data.report.to_dict() | more, ensure_ascii=False))
+        _say_json(data.report.to_dict() | more)
         return data.report.exit_code
     _say_report(data.report.text(everything=options.all))
     for d in more.get("dropped", ()):
@@ -106,8 +113,7 @@ def plan_command(args:list[str])->int:
     if not options.lengths: _check_files(cfg)
     from sft_nb.planning.plan import plan
     made = plan(cfg, device=options.card, lengths=options.lengths)
-    if options.json: _say(json.dumps(made.to_dict()))
-    else: _say_report(made)
+    _say_json_or_report(made, options.json)
     return made.report.exit_code
 
 # %% ../../nbs/15_cli/01_commands.ipynb #a6f6298a
@@ -120,7 +126,7 @@ def check_command(args:list[str])->int:
     _check_agreement(cfg)
     from sft_nb.checks.preflight import preflight
     made = preflight(cfg)
-    if options.json: _say(json.dumps(made.to_dict(), ensure_ascii=False))
+    if options.json: _say_json(made.to_dict())
     else: _say_report(made.text(everything=options.all))
     return made.exit_code
 

@@ -7,7 +7,7 @@ __all__ = ['runs_command', 'evaluate_command', 'sweep_command', 'verdict_command
            'chat_command', 'merge_command', 'report_command', 'prove_command']
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #c959bcc0
-import json, os, shutil, sys, textwrap
+import os, shutil, sys, textwrap
 from types import SimpleNamespace
 from typing import Literal
 
@@ -15,7 +15,8 @@ from ..display import aligned_text, format_number
 from ..progress import format_duration
 from ..report import command, ConfigError, shell_quote, Report
 from .options import arrange, Option, parse_own, words
-from .commands import _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _say, _say_report, _score, _TRUST
+from .commands import (
+    _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _say, _say_json, _say_json_or_report, _say_report, _score, _TRUST)
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #8de837ac
 _NAMES = Option(tuple[str,...], (), "runs to compare, with what differs; or the folder of all runs", first=True)
@@ -132,7 +133,7 @@ def evaluate_command(args:list[str])->int:
     _check_target_exists(options.run, options, options.checkpoint)
     from sft_nb.evaluation.evaluate import evaluate
     e = evaluate(options.run, checkpoint=options.checkpoint, **_evaluation_options(options))
-    if options.json: _say(json.dumps(e.to_dict()))
+    if options.json: _say_json(e.to_dict())
     else: _score(e, options.examples)
     return 0
 
@@ -148,8 +149,7 @@ def sweep_command(args:list[str])->int:
     from sft_nb.evaluation.sweep import follow, sweep
     score = follow if options.follow else sweep
     made = score(options.run, checkpoints=options.checkpoints, **_evaluation_options(options))
-    if options.json: _say(json.dumps(made.to_dict()))
-    else: _say_report(made)
+    _say_json_or_report(made, options.json)
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0ver01
@@ -166,8 +166,7 @@ def verdict_command(args:list[str])->int:
     from sft_nb.evaluation.verdict import verdict
     made = verdict(options.run, checkpoint=options.checkpoint, min_gain=options.min_gain,
                    max_forgetting=options.max_forgetting, **_evaluation_options(options))
-    if options.json: _say(json.dumps(made.to_dict()))
-    else: _say_report(made)
+    _say_json_or_report(made, options.json)
     return made.exit_code
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0com01
@@ -181,8 +180,7 @@ def compare_command(args:list[str])->int:
     for what in (options.a, options.b): _check_target_exists(what, options)
     from sft_nb.evaluation.verdict import compare
     made = compare(options.a, options.b, among=options.among, **_evaluation_options(options))
-    if options.json: _say(json.dumps(made.to_dict()))
-    else: _say_report(made)
+    _say_json_or_report(made, options.json)
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen02
@@ -235,8 +233,8 @@ def generate_command(args:list[str])->int:
     said = dict(tuned=ask(talks))
     if options.base: said = dict(base=ask(talks, base=True)) | said
     if options.json:
-        _say(json.dumps([dict(prompt=prompt) | {name: vars(answers[k]) for name, answers in said.items()}
-                         for k, prompt in enumerate(options.prompt)]))
+        _say_json([dict(prompt=prompt) | {name: vars(answers[k]) for name, answers in said.items()}
+                   for k, prompt in enumerate(options.prompt)])
         return 0
     for k, prompt in enumerate(options.prompt):
         texts = {name: answers[k].text + ("" if answers[k].ended else " [cut]") for name, answers in said.items()}
@@ -320,6 +318,5 @@ def prove_command(args:list[str])->int:
     same = "server gguf folder checkpoint model quantised prompts max_new_tokens timeout".split()
     sends = {} if options.temperature is None else dict(temperature=options.temperature)
     proof = prove(run, sends=sends, **{name: getattr(options, name) for name in same})
-    if options.json: _say(json.dumps(proof.to_dict(), ensure_ascii=False))
-    else: _say_report(proof)
+    _say_json_or_report(proof, options.json)
     return proof.exit_code

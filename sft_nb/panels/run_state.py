@@ -222,11 +222,10 @@ def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
 def _answers_html(self:RunState)->str:
     "A small table for each prompt"
     if not self.samples: return ""
-    tables = ""
+    tables, style = "", "margin-top:6px;white-space:pre-wrap;overflow-wrap:anywhere"
     for asked, answers in self.answers():   # a model that is stuck writes hundreds of blank lines: they are counted
         rows = [(step, re.sub(r"\n{3,}", lambda found: f" ⏎ × {len(found[0])} ", text)) for step, text in answers]
-        tables += f"<div style='margin-top:6px;white-space:pre-wrap;overflow-wrap:anywhere'><b>{escape_html(asked)}</b></div>"
-        tables += table_html(rows, head=["step", "answer"])
+        tables += f"<div style='{style}'><b>{escape_html(asked)}</b></div>" + table_html(rows, head=["step", "answer"])
     return f"<details open><summary>answers as it learns</summary>{tables}</details>"
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #8ec8332c
