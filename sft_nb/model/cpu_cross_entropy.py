@@ -16,8 +16,11 @@ ROWS = 2048    # positions at a time: with such a block, 4 MB
 # %% ../../nbs/06_model/03_cpu_cross_entropy.ipynb #b10cks20
 class _Passing:
     "Softmax of scores (n, V) of which a block is there at a time; `d`: gets the gradient of `h` in float32, or None"
-    def __init__(self, h, targets, d):
+    def __init__(self, h, targets, d, blocks:range):
         self.h, self.targets, self.d, n = h, targets, d, len(h)
+        ordered, self.order = targets.sort()      # the rows whose target is in a block follow each other
+        borders = torch.tensor([*blocks, blocks.stop], device=h.device)
+        self.ends = None if isinstance(h, FakeTensor) else torch.searchsorted(ordered, borders).tolist()
         self.top = h.new_full((n,), -torch.inf, dtype=torch.float32)   # highest score
         self.own = self.top.clone()               # score of the target
         self.before = self.top.clone()            # highest score of the tokens before the target
@@ -30,7 +33,7 @@ class _Passing:
         torch.mm(self.h, w.t(), out=product)
         if rounded is not buffer: scores.copy_(product)
         top = torch.maximum(self.top, scores.amax(-1))
-        self._take_out_target(scores, first)
+        self._take_out_targets(scores, first, top)
         shift = top.masked_fill(top == -torch.inf, 0)   # a vocabulary may begin with scores of -inf
         fades = (self.top - shift).exp_()
         e = scores.sub_(shift[:, None]).exp_()
@@ -41,17 +44,20 @@ class _Passing:
             else: self.d.add_(product.copy_(e) @ w)
         self.top = top
 
-    def _take_out_target(self, scores, first:int)->None:
-        at = self.targets - first
-        here, at = (at >= 0) & (at < scores.shape[1]), at.clamp(0, scores.shape[1] - 1)[:, None]
-        score = scores.gather(1, at)[:, 0]
-        self.own = torch.where(here, score, self.own)
-        scores.scatter_(1, at, torch.where(here, -torch.inf, score)[:, None])
-        if isinstance(scores, FakeTensor): return
-        rows = here.nonzero()[:, 0]
-        later = torch.arange(scores.shape[1], device=at.device) >= at[rows]
-        before = scores[rows].masked_fill_(later, -torch.inf).amax(-1)
-        self.before[rows] = torch.maximum(before, self.top[rows])
+    def _take_out_targets(self, scores, first:int, top)->None:
+        "Keep the scores of the targets in this block, and set them to -inf"
+        if self.ends is None: return
+        k = first // BLOCK
+        rows = self.order[self.ends[k]:self.ends[k + 1]]
+        if not len(rows): return
+        at = self.targets[rows] - first
+        own = scores[rows, at]
+        self.own[rows], scores[rows, at] = own, -torch.inf
+        best = own >= top[rows]
+        if not best.any(): return   # then nobody asks what was before
+        rows, at = rows[best], at[best]
+        later = torch.arange(scores.shape[1], device=at.device) >= at[:, None]
+        self.before[rows] = torch.maximum(scores[rows].masked_fill_(later, -torch.inf).amax(-1), self.top[rows])
 
     def end(self, weight)->tuple[torch.Tensor,torch.Tensor]:
         "Sum of losses, and how many targets are the first with the highest score"
@@ -76,7 +82,7 @@ class _InBlocks(torch.autograd.Function):
         if isinstance(h, FakeTensor): blocks = blocks[:2]   # the others take the same room
         for a in range(0, len(targets), chunk):
             here = slice(a, a + chunk)
-            passing = _Passing(h[here], targets[here], None if d_h is None else d_h[here])
+            passing = _Passing(h[here], targets[here], None if d_h is None else d_h[here], blocks)
             for first in blocks: passing.block(weight[first:first + BLOCK].to(dtype), first, buffer, rounded)
             loss, n = passing.end(weight)
             total += loss
