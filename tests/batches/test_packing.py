@@ -11,7 +11,7 @@ from sft_nb.batches.collate import DataCollatorFlattening
 from sft_nb.config import load_config
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import model_path
-from sft_nb.batches.packing import batch_sampler, BatchSampler, pack_rows, TrainingRows
+from sft_nb.batches.packing import batch_sampler, BatchSampler, pack_rows, split_to_count, TrainingRows
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=120)
 modes = st.sampled_from([dict(batch_size=1), dict(batch_size=7), dict(batch_size=7, group_by_length=True),
@@ -179,3 +179,8 @@ def test_no_two_batches_would_fit_into_one(n):
     n = np.array(n)
     size = sorted(int(n[b].sum()) for b in pack_rows(n, 60, np.arange(len(n))))
     assert len(size) < 2 or size[0] + size[1] > 60
+
+
+def test_processes_that_have_no_row_of_their_own_repeat_one_that_is_not_learned_again():
+    assert split_to_count([[0]], 3) == [[0], [~0], [~0]]
+    assert split_to_count([[4], [2, 0, 1]], 4) == [[4], [2], [0], [1]]

@@ -6,7 +6,7 @@ import pytest
 
 from sft_nb.config import load_config
 from sft_nb.report import SftError
-from sft_nb.runs.checkpoint import find_corruption, prune, remove_leftovers, write_checksums
+from sft_nb.runs.checkpoint import find_corruption, flatten_folder, prune, remove_leftovers, write_checksums
 from sft_nb.runs.directory import Run, create_run
 from sft_nb.runs.status import Status, read_status
 from sft_nb.runs.directory import list_runs
@@ -117,3 +117,11 @@ def test_a_checkpoint_is_asked_of_a_run_that_is_trained(tmp_path, whole):
     shutil.copytree(whole.path, tmp_path/"finished")
     table = list_runs(tmp_path).set_index("run")
     assert {str(n) for n in table.checkpoint} == {"None", "12345"}
+
+
+def test_a_folder_more_than_is_wanted_leaves_nothing_behind(tmp_path):
+    inner = tmp_path/"adapter"/"default"
+    inner.mkdir(parents=True)
+    (inner/"weights").write_text("1")
+    flatten_folder(inner)
+    assert [p.name for p in (tmp_path/"adapter").iterdir()] == ["weights"]

@@ -160,3 +160,14 @@ def test_rows_in_memory_belong_in_prepare(setting):
     for given in (rows, rows.to_dict("records"), datasets.Dataset.from_pandas(rows)):
         with pytest.raises(ConfigError, match=f"{setting} is a .*Fix: prepare.cfg, train=rows"):
             load_config(**{setting: given})
+
+
+def test_only_text_is_said_to_be_learned_as_a_whole(tmp_path, tokenizer):
+    talk = [dict(role="user", content="1+1?"), dict(role="assistant", content="2")]
+    kinds = dict(messages=dict(messages=talk, answer="two"), text=dict(text="1+1? 2", answer="two"))
+    says = {}
+    for name, row in kinds.items():
+        file = write(tmp_path/f"{name}.jsonl", [row | dict(id=k) for k in range(3)])
+        found = finding(prepare(no_eval(task="chat", train_file=file), tokenizer), "train_columns")
+        says[name] = "the whole text is learned" in found.says
+    assert says == dict(messages=False, text=True)

@@ -264,3 +264,12 @@ def test_workers_go_with_the_process_that_made_them(tmp_path):
 def _alive(pid)->bool:
     try: return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError: return False
+
+
+def test_a_line_that_is_no_json_is_left_out_by_its_place_and_reason(tmp_path, tokenizer):
+    file = tmp_path/"rows.jsonl"
+    file.write_text('{"question": "1+1?", "answer": "2"}\n{"question": "1+2?", "answ\n{"question": "1+3?", "answer": "4"}\n')
+    data = prepare(no_eval(task="chat", train_file=str(file), on_bad_row="drop"), tokenizer)
+    assert len(data.train.tokens) == 2
+    (one,) = data.dropped
+    assert one["where"].endswith("line 2") and "JSON" in one["reason"] and "error" in one["row"], one
