@@ -178,7 +178,7 @@ def fit_vocabulary(
     # not the config's: some models are built with that number (positions of RoBERTa and XGLM, an empty row of Youtu)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     ends = model.generation_config.eos_token_id
-    if not isinstance(ends, list): ends = [] if ends is None else [ends]
+    ends = [ends] if isinstance(ends, int) else ends or []
     model.generation_config.eos_token_id = list(dict.fromkeys([*end_ids(tokenizer), *ends]))
 
 # %% ../../nbs/06_model/06_load.ipynb #acc52ae1

@@ -268,7 +268,8 @@ def _alive(pid)->bool:
 
 def test_a_line_that_is_no_json_is_left_out_by_its_place_and_reason(tmp_path, tokenizer):
     file = tmp_path/"rows.jsonl"
-    file.write_text('{"question": "1+1?", "answer": "2"}\n{"question": "1+2?", "answ\n{"question": "1+3?", "answer": "4"}\n')
+    lines = ['{"question": "1+1?", "answer": "2"}', '{"question": "1+2?", "answ', '{"question": "1+3?", "answer": "4"}']
+    file.write_text("\n".join(lines))
     data = prepare(no_eval(task="chat", train_file=str(file), on_bad_row="drop"), tokenizer)
     assert len(data.train.tokens) == 2
     (one,) = data.dropped
