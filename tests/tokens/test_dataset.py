@@ -171,3 +171,14 @@ def test_only_text_is_said_to_be_learned_as_a_whole(tmp_path, tokenizer):
         found = finding(prepare(no_eval(task="chat", train_file=file), tokenizer), "train_columns")
         says[name] = "the whole text is learned" in found.says
     assert says == dict(messages=False, text=True)
+
+
+@pytest.mark.parametrize("answer, says", [("N/A", "3 stand for none, as 'N/A'"), ("<p>a</p>", "3 hold HTML")])
+def test_three_answers_of_sixty_are_a_flaw_and_two_are_not(tmp_path, tokenizer, answer, says):
+    found = {}
+    for n in (2, 3):
+        odd = [f"{answer}{k}" if "<" in answer else answer for k in range(n)]
+        rows = [dict(question=f"{k}+1?", answer=odd[k] if k < n else f"the sum is {k + 1}") for k in range(60)]
+        data = prepare(no_eval(task="chat", train_file=write(tmp_path/f"{n}.jsonl", rows)), tokenizer)
+        found[n] = [f.says for f in data.report.findings if f.check == "train_texts"]
+    assert found[2] == [] and says in found[3][0], found
