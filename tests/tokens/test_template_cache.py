@@ -40,3 +40,16 @@ def test_the_tokens_are_the_same_with_and_without(tmp_path, name, template):
         data = prepare(cfg)
         prints.add((data.train.fingerprint, json.dumps(data.report.to_dict())))
     assert len(prints) == 1
+
+
+def test_what_a_template_asks_of_a_string_is_foreseen(tokenizer):
+    tok = load_tokenizer(load_config())
+    tok.chat_template = (
+        "{% macro in_words(text) %}{{ text.replace('||', ' or ') }}{% endmacro %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ in_words(m.content) }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    rows = [*pairs(1500), dict(question="5 || 6, or 5+1?", answer="it is 6"), *pairs(300)]
+    data = prepare(no_eval(task="chat"), tok, train=rows)
+    for x, r in zip(data.train.tokens, rows):
+        talk = [dict(role="user", content=r["question"]), dict(role="assistant", content=r["answer"])]
+        assert tok.decode(x["input_ids"]) == tok.apply_chat_template(talk, tokenize=False).rstrip("\n")

@@ -5,6 +5,7 @@ from transformers import AutoTokenizer
 
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError
+from sft_nb.tokens.template import as_text
 from sft_nb.tokens.tokenizer import _read_template, load_tokenizer, template_names
 
 SYSTEM = [dict(role="system", content="Be brief.")]
@@ -53,3 +54,12 @@ def test_a_template_may_be_the_setting_itself():
     assert load_tokenizer(load_config(chat_template=template)).chat_template == template
     with pytest.raises(ConfigError, match="there is no such file"):
         load_tokenizer(load_config(chat_template="x" * 5000))
+
+
+def test_definitions_of_tools_are_in_the_first_system_message_of_a_template_without_tools():
+    ask, tools = dict(role="user", content="2+2?"), [dict(type="function", function=dict(name="add"))]
+    alone = as_text([ask | dict(tools=tools)])
+    after = as_text([dict(role="system", content="Be brief.", tools=tools), ask])
+    assert [m["role"] for m in alone] == [m["role"] for m in after] == ["system", "user"]
+    assert alone[0]["content"].startswith("Tools: [") and after[0]["content"].startswith("Be brief.\nTools: [")
+    assert alone[1]["content"] == after[1]["content"] == "2+2?"
