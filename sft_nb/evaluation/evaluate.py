@@ -165,7 +165,7 @@ def rows_in_words(
     return f"{rows} ({', '.join(f'{k:,} left out: {reason}' for reason, k in left_out.items())})"
 
 def points(share:float)->str:
-    "A difference of two shares"
+    "A difference of two shares in percentage points"
     return f"{100 * share:+.1f} points"
 
 def detectable_in_words(d:Difference)->str:

@@ -215,7 +215,7 @@ def spread(
     differences:np.ndarray,        # (..., n)
     clusters:list|None=None,
 )->tuple[np.ndarray,np.ndarray]:   # centres and standard errors (...)
-    "Of a mean difference, with two more clusters: one won, one lost"
+    "Centre and standard error of a mean difference, with two more clusters: one won, one lost"
     sums, sizes = grouped(differences, clusters)
     G, mean = len(sizes), sums.sum(-1, keepdims=True) / sizes.sum()
     rest = sums - mean * sizes
@@ -359,7 +359,7 @@ def rows_needed(
     power:float=.8,           # how often it is found
     z:float=1.96,             # of the test
 )->int:
-    "Rows on which a gain would be seen"
+    "Rows that are needed to detect a gain"
     if sd is not None: return math.ceil(((z + scipy.stats.norm.ppf(power)) * sd / gain) ** 2 + z * z / 2)
     gain, found = abs(gain), scipy.stats.norm.ppf(power)
     differing = max(differing, gain)

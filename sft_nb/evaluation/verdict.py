@@ -176,7 +176,7 @@ class Comparison:
 def _row_keys(e:Evaluation)->list[tuple[str,str,str]]: return [(x.where, x.prompt, x.expected) for x in e.tuned.answers]
 
 def _keep_rows(e:Evaluation, kept:set)->Evaluation:
-    "The same evaluation of some rows"
+    "The evaluation, restricted to some rows"
     keep = [key in kept for key in _row_keys(e)]
     if all(keep): return e
     def select(scores:Scores|None)->Scores|None:

@@ -137,7 +137,7 @@ def begin(self:GenerationState,
     max_new_tokens:int|None=None,   # None: as in the run's config
     **how,                      # as for `Sampling`
 )->Turn:
-    "A turn in which nobody has spoken yet; ConfigError for an empty prompt"
+    "A turn without replies; ConfigError for an empty prompt"
     if not prompt.strip(): raise _empty_prompt()
     place, talk = self._of_row(prompt, row)
     if talk: self.new()

@@ -28,7 +28,7 @@ CURVES = dict(loss=("loss", "eval_loss"), learning_rate=("learning_rate",), grad
 _POINTS = 840   # of a curve: two for each dot of its width
 
 class RunState:
-    "What is known of a run at this moment, and of others to compare it with"
+    "The current state of a run, and of others to compare it with"
     def __init__(self,
         run:Run|str|Path|list,  # or a list of all of them
         *others:Run|str|Path,   # drawn into the same curves

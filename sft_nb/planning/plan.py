@@ -235,7 +235,7 @@ def findings(
     card = f"{plan.device.name} has {free:.1f}"
     if plan.device.taken: card += f" ({plan.device.taken})"
     if plan.fits: return [ok(f"{format_bytes(plan.total)} of {free:.1f} GiB, {100 * gib / free:.0f}%", check="memory")]
-    if plan.device.holds(plan.total):   # the card has room, and the host has not
+    if plan.device.holds(plan.total):   # it fits on the card, and not in host memory
         text = (f"{format_bytes(plan.host)} wait in host memory, which has {plan.device.host:.1f} GiB, "
                 "of which a plan may use 60%")
         return [fail(text, edit(activation_offloading=False) | edit(keep_attention=False), check="memory_host")]

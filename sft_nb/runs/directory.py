@@ -265,7 +265,7 @@ def rewind(self:Run,
 @patch
 @contextmanager
 def locked(self:Run):
-    "Hold the run, once for each `Run`; ConfigError if another process does, `SftError` if it cannot be locked"
+    "Lock the run, once for each `Run`; ConfigError if another process has locked it, `SftError` if that cannot be done"
     if self._lock is not None:
         yield self
         return
@@ -424,7 +424,8 @@ def failure(self:Run)->SftError:
     "Why it failed, with the last lines of its log"
     status = self.status
     _, _, last = self.standing.partition(";")
-    reason = f"its process ended without a word at step {self.step} (killed, or out of memory)" + (last and f";{last}")
+    reason = f"its process died without reporting an error at step {self.step} (killed, or out of memory)"
+    if last: reason += f";{last}"
     if self.state == "failed": reason = status.reason
     error = SftError(f"run {self.name!r}", reason, "", status.fix or resume_command(self))
     if last := self.log(12): error.add_note(f"the last lines of {self.path}/log.txt:\n{last}")
@@ -435,7 +436,7 @@ def wait(self:Run,
     timeout:float|None=None,  # seconds; None: as long as it takes
     *, every:float=.2,        # seconds between two looks
 )->str:                       # finished or stopped; running if the time is over
-    "Wait until it has ended; `SftError` with the reason and the last lines if it failed"
+    "Wait until it has ended; `SftError` with the reason and the last lines of its log if it failed"
     began = time.monotonic()
     with ProgressBar() as bar:
         while True:

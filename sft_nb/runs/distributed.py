@@ -95,7 +95,7 @@ def _with_deepspeed():
 def init_distributed(
     cfg:Config,
 )->ProcessInfo:
-    "Connect the processes that train together"
+    "Initialise the process group"
     world = get_process_info()
     os.environ.pop(_USE_FSDP, None)   # accelerate is not to divide once more
     if world.size == 1: return world

@@ -87,7 +87,7 @@ def process_of(
 
 # %% ../../nbs/10_runs/04_process.ipynb #prc00005
 def _directory_identity(folder:Path)->str:
-    "Tells a directory from a copy of it"
+    "Distinguishes a directory from a copy of it"
     found = folder.stat()
     return f"{found.st_dev}:{found.st_ino}"
 
@@ -197,7 +197,7 @@ def reserve(
 def why_no_locks(
     folder:Path,   # it need not exist yet
 )->str:            # empty: files in it can be locked, or nothing can be written there at all
-    "What the system says to a lock"
+    "The system's error for a lock"
     there = next(p for p in (folder, *folder.absolute().parents) if p.is_dir())
     try: file = tempfile.NamedTemporaryFile(dir=there, prefix=".lock-")
     except OSError: return ""
@@ -310,7 +310,7 @@ def is_trained(
     return who is None or who.lives is not False
 
 def _find_owner(folder:Path, said:str)->tuple[Process|None,bool]:
-    "Who is to be asked for an end, and whether that is sure"
+    "The process to ask for an end, and whether it is certain to be the right one"
     held, who = is_locked(folder), read_process(folder/"owner.json")
     if held is not False:
         known = who is not None and who.lives is not False
@@ -327,7 +327,7 @@ def who_to_stop(
     folder:Path,   # of a run
     said:str,
 )->tuple[Process|None,bool]:   # None: nobody trains it; False: it cannot be asked from here
-    "The process that is to be asked for an end"
+    "The process to ask for an end"
     until = time.monotonic() + _PATIENCE
     while True:
         who, sure = _find_owner(folder, said)

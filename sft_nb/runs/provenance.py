@@ -118,7 +118,7 @@ def check_provenance(
     new_run = command(f"sft_nb train --config {shell_quote(config)} --run-name ANOTHER",
                       f'train(load_config("{config}", run_name=...))')
     if changed.weights:
-        found = f"the weights of {run.config.model} are not those it began with ({', '.join(changed.weights)})"
+        found = f"the weights of {run.config.model} have changed since the run started ({', '.join(changed.weights)})"
         raise ConfigError(f"run {run.name!r}", found, "the same base", new_run | "put the weights back")
     if changed.refused:
         found = f"config.json was edited since it began: {_list_changes(changed.refused)}"
@@ -162,11 +162,11 @@ def extend_training(
     *, num_train_epochs:float|None=None,   # passes over the rows, with those that it had
     max_steps:int|None=None,               # or steps
 )->str:                                    # what that means
-    "Let a finished run go on; ConfigError if it is not finished, or would not be longer"
+    "Extend a finished run; ConfigError if it is not finished, or would not be longer"
     wanted = dict(num_train_epochs=num_train_epochs, max_steps=max_steps)
     more = {name: value for name, value in wanted.items() if value is not None}
     if run.state != "finished":
-        raise ConfigError(f"run {run.name!r}", f"it is {run.state}", "a finished run, to make it longer",
+        raise ConfigError(f"run {run.name!r}", f"it is {run.state}", "a finished run, since only those can be extended",
                           resume_command(run))
     if not run.checkpoints(): raise no_checkpoint(run)
     limits = more if "max_steps" in more or run.config.max_steps <= 0 else more | dict(max_steps=run.config.max_steps)

@@ -45,7 +45,7 @@ def _own_cache()->Path:
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #d50fd98e
 def _tokenizer_digest(tokenizer)->str:
-    "Of vocabulary, merges, normaliser and all; the large part of it only once for each tokenizer"
+    "Digest of vocabulary, merges, normaliser and all the rest; the large part of it only once for each tokenizer"
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None: return repr(sorted(tokenizer.get_vocab().items()))
     parts = [getattr(backend, part) for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
@@ -60,7 +60,7 @@ def _tokenizer_digest(tokenizer)->str:
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00008
 def _digest_of(words:list[bytes])->str:
-    "With their lengths, so that no two lists read the same"
+    "Digest of some texts and of their lengths, so that no two lists have the same"
     h = hashlib.blake2b(digest_size=16)
     for word in words: h.update(len(word).to_bytes(8, "big") + word)
     return h.hexdigest()

@@ -31,7 +31,7 @@ from .conversations import parse_row, ParsedRow
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00006
 @dataclass
 class Row:
-    "A row on its way"
+    "A row while it is prepared"
     place:str                    # where it stands: `train.jsonl line 17`
     row:dict
     messages:list[dict]
@@ -71,7 +71,7 @@ class RowStatistics:
 
 @dataclass
 class Batch:
-    "Some rows on their way"
+    "Rows that are prepared together"
     first:int                                     # number of its first row on this side
     rows:list[Row]=field(default_factory=list)
     seen:RowStatistics=field(default_factory=RowStatistics)   # what they were like
@@ -367,7 +367,7 @@ def together(self:Reader,
 
 @patch
 def laid_out(self:Reader, block:tuple[int,list], encoding:Future|None)->tuple[Batch,Encoded]:
-    "What a worker has made of a block; it is done here where that failed"
+    "What a worker has made of a block, or this process where the worker failed"
     first, rows = block
     try: dropped, seen, encoded = encoding.result()
     except Exception: return next(self.alone([block]))   # whatever it is, it happens again here if it is real

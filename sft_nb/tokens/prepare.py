@@ -107,7 +107,7 @@ def _temporary_side(folder:Path, rows:Mixture, tokenizer)->Split:
     return split
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #1d7ca164
-class RowsChanged(Exception): "The rows are not those of the key any more"
+class RowsChanged(Exception): "The rows have changed since their cache key was computed"
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -164,7 +164,7 @@ def _prepare_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str)->Spl
         try: return make_split(cfg, task, tokenizer, rows, name=name, key=key, digest=digest)
         except RowsChanged: pass
     names = ", ".join(s.name for s in rows.sources)[:80]
-    raise SftError(names, "the rows change while they are read", "rows that hold still",
+    raise SftError(names, "the rows change while they are read", "files that nobody writes to meanwhile",
                    f"wait until {names} is written, or read a copy of it")
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0021

@@ -239,7 +239,7 @@ def first_rows(
 
 # %% ../../nbs/11_training/02_guards.ipynb #a463f939
 class Guards(TrainerCallback):
-    "Looks at the model now and then; what it sees stands in guards.json and receipt.json"
+    "Looks at the model now and then, and writes what it finds to guards.json and receipt.json"
     def __init__(self,
         bench:Workbench,
         run:Run,
@@ -260,7 +260,7 @@ class Guards(TrainerCallback):
 
 @patch
 def note(self:Guards, finding:Finding, step:int)->None:
-    "Write a finding down, once for each kind, and say it"
+    "Record a finding and print it, once for each kind"
     if not is_main_process(): return
     known = self.notes.get(finding.check)
     if known is None: log(f"sft_nb: {replace(finding, step=step, until=step)}")
@@ -380,7 +380,7 @@ def _keep_answers(self:Guards, step:int)->None:
 
 @patch
 def _forget(self:Guards, checks:set[str])->None:
-    "What is over is no longer noted"
+    "Remove the findings that no longer hold"
     over = checks & set(self.notes)
     for check in over: del self.notes[check]
     if over: self._save_notes()
@@ -391,7 +391,7 @@ def keep(self:Guards,
     step:int,
     numbers:list[int],   # of training examples; the first 64 are written
 )->str:                  # the file's name
-    "Write rows down, as the model saw them"
+    "Save rows as the model saw them"
     file = self.run.path/f"rows-step-{step}.jsonl"
     lines = [json.dumps(self._as_seen(n), ensure_ascii=False) + "\n" for n in numbers[:64]]
     write_atomically(file, "".join(lines))

@@ -36,7 +36,7 @@ class Stop:
 
 # %% ../../nbs/11_training/01_recorder.ipynb #b4c06eb5
 def agree_across_ranks(mine:Stop|str|None)->Stop|str|None:
-    "The first request that any process has; all processes call it together"
+    "The first request that any process has; every process must call it"
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1: return mine
     everyone = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyone, mine)
@@ -77,7 +77,7 @@ class StopRequest(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs): self.began, self.training = time.monotonic(), True
     def on_train_end(self, args, state, control, **kwargs): self.training = False
     def on_step_end(self, args, state, control, **kwargs):
-        "A request at the last step is granted by the end"
+        "A stop that is requested at the last step is ignored: the training is finished"
         late = self.max_time is not None and time.monotonic() - self.began >= self.max_time
         if late: self.ask(Stop("max_time", f"max_time of {self.max_time:g} s reached"))
         found = agree_across_ranks(self.asked or self._checkpoint_asked())
@@ -88,7 +88,7 @@ class StopRequest(TrainerCallback):
 
 @patch
 def _checkpoint_asked(self:StopRequest)->str|None:
-    "Does somebody want a checkpoint? A wish is granted once"
+    "Consume a pending request for a checkpoint, if there is one"
     if self.folder is None or not is_main_process(): return None
     try: (self.folder/CHECKPOINT_ASKED).unlink()
     except OSError: return None
@@ -118,7 +118,7 @@ def saves_better_loss(cfg:Config)->bool:
     return chooses_best(cfg) and cfg.metric_for_best_model == "loss"
 
 class EarlyStoppingByScore(TrainerCallback):
-    "Early stopping by a figure of answers"
+    "Early stopping by a score of the generated answers"
     def __init__(self,
         run:Run,
     ):
@@ -136,7 +136,7 @@ class EarlyStoppingByScore(TrainerCallback):
 
 @patch
 def look(self:EarlyStoppingByScore, control:TrainerControl)->TrainerControl:
-    "Read the scores that have come; processes agree, or the others would wait for ever"
+    "Read new scores; processes agree, or the others would wait forever"
     if not self.asked or not self.patience: return control
     found = agree_across_ranks(self._enough() if is_main_process() else None)
     if found is not None: self.reason, control.should_training_stop = found.reason, True
@@ -144,7 +144,7 @@ def look(self:EarlyStoppingByScore, control:TrainerControl)->TrainerControl:
 
 @patch
 def _enough(self:EarlyStoppingByScore)->Stop|None:
-    "Why it may end; None: the best is young"
+    "The reason to stop early, or None"
     worth = scored_steps(self.run.path, self.figure)
     best = max(worth, key=worth.get, default=0)
     later = [step for step in worth if step > best]
@@ -153,7 +153,7 @@ def _enough(self:EarlyStoppingByScore)->Stop|None:
     return Stop("score", f"{many} did not have a better {self.figure} than that of step {best}")
 
 def early_stopping(run:Run)->list[TrainerCallback]:
-    "What ends a training that gets no better"
+    "The callbacks that end a training once it stops improving"
     cfg = run.config
     if cfg.metric_for_best_model != "loss": return [EarlyStoppingByScore(run)]
     if not cfg.early_stopping_patience: return []
@@ -185,7 +185,7 @@ class Pace:
 
 # %% ../../nbs/11_training/01_recorder.ipynb #recfig06
 def shows_bars()->bool:
-    "Does a person look on, at a terminal or in a notebook? A log has a line for each line of the metrics instead"
+    "Is the output a terminal or a notebook? A log file gets one line of text per line of metrics instead"
     return bool(display_target())
 
 # %% ../../nbs/11_training/01_recorder.ipynb #296bbc7a
@@ -219,7 +219,7 @@ class Recorder(TrainerCallback):
 
 @patch
 def on_prediction_step(self:Recorder, args, state, control, eval_dataloader=None, **kwargs):
-    "A batch of an evaluation is done"
+    "Count a batch of an evaluation"
     if self.evaluating is None: self.evaluating = Phase("evaluating", len(eval_dataloader or ())).__enter__()
     self.evaluating.update(self.evaluating.done + 1)
 
@@ -229,7 +229,7 @@ def on_evaluate(self:Recorder, args, state, control, **kwargs):
     self.evaluating = _leave_phase(self.evaluating)
 
 def _leave_phase(phase:Phase|None)->None:
-    "A phase is over, if there is one"
+    "End the current phase, if there is one"
     if phase is not None: phase.__exit__()
 
 @patch
@@ -251,7 +251,7 @@ def _record(self:Recorder, line:dict)->None:
 
 @patch
 def close(self:Recorder)->None:
-    "It trains no more"
+    "Close the progress bars"
     self.evaluating = _leave_phase(self.evaluating)
     self.phase = _leave_phase(self.phase)
 

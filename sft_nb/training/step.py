@@ -111,7 +111,7 @@ def describe_rows(
     if len(bad) == len(numbers) > 1: return f"each of the {len(bad)} rows does it alone, so no row is the cause"
     if bad: return f"alone it comes from row {some(bad)}"
     more = " ..." if len(numbers) > 8 else ""
-    return f"no row alone does it; the step's rows are {some(numbers)}{more}"
+    return f"no single row reproduces it; the step's rows are {some(numbers)}{more}"
 
 # %% ../../nbs/11_training/03_step.ipynb #883a2fb1
 def non_finite_fix(

@@ -214,7 +214,7 @@ def _reason_of_early_end(trainer)->str:
     return f"no lower held-out loss in {patience} evaluations; the best was at step {state.best_global_step}"
 
 def _record_end(trainer, stop)->None:
-    "Status and picture of a training that came to its end, or was asked to stop"
+    "Save status and loss curve of a training that has ended, or was asked to stop"
     run, step = trainer.run, trainer.state.global_step
     trainer.recorder.close()
     trainer.guards.finish(trainer.model, step)
@@ -231,7 +231,7 @@ def _record_end(trainer, stop)->None:
     else: run.set_status("stopped", reason=why.reason, fix=why.fix or resume_command(run), step=step, stopped_by=why.by)
 
 def _record_failure(run:Run, trainer, error:BaseException)->None:
-    "Write why a training ended early, and how to continue; `trainer` is None if it did not come as far as one"
+    "Write why a training ended early, and how to continue; `trainer` is None if it failed before there was one"
     step = None
     if trainer is not None:
         trainer.recorder.close()
@@ -269,14 +269,14 @@ def _check_new_run(run:Run)->Workbench:
     return made[0] if made else Workbench(run.config, is_resolved=True)   # as the first process has settled it
 
 def _check_same_rows(run:Run, data:Data)->None:
-    "ConfigError if the rows are not those that the run began with"
+    "ConfigError if the rows have changed since the run started"
     saved = run.path/"data.json"
     if not saved.exists(): return
     before = Report.load(saved).figures
     was, now = (figures.get("train: fingerprint") for figures in (before, data.report.figures))
     if was == now: return
     config = run.path/"config.json"
-    found = f"the training rows are not those it began with (fingerprint {now}, was {was})"
+    found = f"the training rows have changed since the run started (fingerprint {now}, was {was})"
     fix = command(f"sft_nb train --config {shell_quote(config)}", f'train(load_config("{config}", run_name=None))')
     raise ConfigError(f"run {run.name!r}", found, "the same rows in the same order", fix | "put the rows back")
 
@@ -312,7 +312,7 @@ def train_run(
     *, max_time:float|None=None,    # seconds, for this part of a run that is continued
     callbacks=(),                   # transformers' `TrainerCallback`s of your own
 )->Run:                             # finished or stopped
-    "Begin a run, or continue it at its newest whole checkpoint; every way out is written into it"
+    "Begin a run, or continue it at its newest whole checkpoint; the run records how it ends"
     from sft_nb.training.arguments import reset_zero3, tracked
     from sft_nb.training.recorder import StopRequest, report_progress_to
     init_distributed(run.config)

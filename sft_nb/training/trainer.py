@@ -59,7 +59,7 @@ PARENTS_NAMES = dict(
 
 # %% ../../nbs/11_training/04_trainer.ipynb #744a5206
 class _TrainerHooks(TrainerCallback):
-    "Moments of the loop for which the trainer has no method"
+    "A callback for the points of the loop at which the trainer has no method to override"
     def __init__(self, trainer:"SupervisedTrainer", checkpoint:Path|None):
         self.trainer, self.checkpoint = trainer, checkpoint
     def on_train_begin(self, args, state, control, **kwargs):
@@ -264,7 +264,7 @@ def split_further(self:SupervisedTrainer)->None:
 
 @patch
 def in_words(self:SupervisedTrainer, k:int)->str:
-    "Micro-batch `k` as an error says it"
+    "How an error names micro-batch `k`"
     return describe_micro_batch(self.bench.rows(self.step.rows[k]))
 
 @patch

@@ -86,7 +86,7 @@ def test_a_crash_says_why_in_the_parent(tmp_path):
     run = launch(six_steps(tmp_path, run_name="shot", max_steps=5000, num_train_epochs=900))
     until(run.checkpoints)
     os.kill(run.owner(), signal.SIGKILL)
-    says = r"run 'shot': its process ended without a word at step [1-9].*Fix: resume\("
+    says = r"run 'shot': its process died without reporting an error at step [1-9].*Fix: resume\("
     with pytest.raises(SftError, match=says) as said: run.wait(timeout=60)
     assert "step 3 of 5000: loss" in said.value.__notes__[0]
     assert run.state == "killed"
@@ -94,7 +94,7 @@ def test_a_crash_says_why_in_the_parent(tmp_path):
     report = Report.load(run.path/"data.json")
     report.figures["train: fingerprint"] = "another"
     report.save(run.path/"data.json")
-    with pytest.raises(SftError, match="the training rows are not those it began with"): run.resume().wait(timeout=120)
+    with pytest.raises(SftError, match="rows have changed since the run started"): run.resume().wait(timeout=120)
     assert run.status.state == "failed" and run.status.step > 0
     assert json.loads((run.path/"environment.json").read_text())["device"] == "cpu"
 

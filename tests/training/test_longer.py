@@ -31,7 +31,7 @@ def test_a_finished_run_goes_on_for_more_epochs(first, tmp_path):
 def test_an_unfinished_run_is_no_longer_one(first, tmp_path):
     shutil.copytree(first.path, tmp_path/"stopped")
     Run(tmp_path/"stopped").set_status("stopped")
-    with pytest.raises(ConfigError, match="a finished run, to make it longer"): resume(tmp_path/"stopped", max_steps=9)
+    with pytest.raises(ConfigError, match="since only those can be extended"): resume(tmp_path/"stopped", max_steps=9)
 
 
 def test_an_adapter_goes_on_with_its_own_weights(first, tmp_path):

@@ -37,7 +37,7 @@ def not_finite(at:int, what:str="loss"):
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_a_nan_at_step_seven(tmp_path, undisturbed, what):
-    says = (f"step 7: the {what} is not finite; no row alone does it; the step's rows are "
+    says = (f"step 7: the {what} is not finite; no single row reproduces it; the step's rows are "
             ".*weights are as before the step.*on_nan='skip'")
     with not_finite(7, what), pytest.raises(SftError, match=says): train(small(tmp_path, run_name="nan"))
     run = Run(tmp_path/"nan")

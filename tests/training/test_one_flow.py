@@ -91,7 +91,7 @@ def test_rows_that_change_between_preparation_and_launch_are_refused(tmp_path):
     data = prepare(cfg)
     file.write_text("\n".join(map(json.dumps, SUMS[:32])))
     run = launch(cfg, data)
-    with pytest.raises(SftError, match="not those it began with"): run.wait(timeout=300)
+    with pytest.raises(SftError, match="have changed since the run started"): run.wait(timeout=300)
 
 
 def test_renamed_columns_and_handed_over_rows(tmp_path):

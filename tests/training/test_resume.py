@@ -112,4 +112,4 @@ def test_a_failure_that_nobody_reads_is_still_a_failure(tmp_path):
 def test_a_run_that_was_killed_while_it_was_followed_is_no_success(tmp_path):
     "It was over before anybody could look"
     run = create_run(small(tmp_path))   # running, says its status, and nobody is
-    with pytest.raises(SftError, match="its process ended without a word"): _print_until_end(run)
+    with pytest.raises(SftError, match="its process died without reporting an error"): _print_until_end(run)

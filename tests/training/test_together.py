@@ -185,7 +185,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step_is_taken(tmp_path, 
     done = run_all([[*TORCHRUN, str(tmp_path/"worker.py")]])
     run = Run(tmp_path/"infinite")
     assert done[0].returncode == 1 and run.status.state == "failed", done[0].stdout
-    says = "step 3: the gradient is not finite; no row alone does it; the step's rows are"
+    says = "step 3: the gradient is not finite; no single row reproduces it; the step's rows are"
     assert run.status.reason.startswith(says) and ("on_nan" in str(run.status.fix)) == (by == "fsdp")
     assert len(values(run, "loss")) == 2 and [p.name for p in run.checkpoints()] == ["checkpoint-2"]
 

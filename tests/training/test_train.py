@@ -225,7 +225,7 @@ def test_other_rows_under_the_same_name_are_not_resumed(tmp_path):
                             eval_samples=0))
     assert (run.status.state, run.status.stopped_by) == ("stopped", "max_time")
     file.write_text("\n".join(lines[:9]))
-    with pytest.raises(ConfigError, match="not those it began with"): resume(run)
+    with pytest.raises(ConfigError, match="have changed since the run started"): resume(run)
     file.write_text("\n".join(lines))
     assert resume(run).status.state == "finished"
 
