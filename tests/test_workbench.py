@@ -8,7 +8,7 @@ from sft_nb import workbench
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
 from sft_nb.tokens.prepare import prepare
-from sft_nb.workbench import Workbench, made_once, workbench_for
+from sft_nb.workbench import Workbench, cached_part, workbench_for
 
 MAKERS = dict(hardware="find_hardware", tokenizer="load_tokenizer", data="prepare", plan="make_plan", cfg="with_plan",
               alone="divides_weights", shape="load_shape", model="load_model", supervised="add_supervised_loss",
@@ -24,7 +24,8 @@ def counted(name:str): return patch.object(workbench, MAKERS[name], side_effect=
 
 def test_the_parts_are_these():
     kinds = reversed(Workbench.__mro__)
-    assert [name for kind in kinds for name, part in vars(kind).items() if isinstance(part, made_once)] == list(MAKERS)
+    parts = [name for kind in kinds for name, part in vars(kind).items() if isinstance(part, cached_part)]
+    assert parts == list(MAKERS)
 
 
 def test_nothing_is_made_before_it_is_asked_for(tmp_path, data):

@@ -27,7 +27,7 @@ from ..model.loss import causal_lm, loss_of_scores
 from ..model.load import count_parameters, quiet
 from ..model.generate import continue_tokens, eval_mode, Generation
 from ..planning.plan import Plan
-from ..workbench import made_once, Workbench, workbench_for
+from ..workbench import cached_part, Workbench, workbench_for
 from .rows import Survey, survey
 from .step import Evaluated, FirstStep, no_dropout, Slope, slopes, take_step
 from .learning import learn_some, Learned, MOST_TO_SAVE, run_schedule, save_once, Saved, ScheduleRun
@@ -73,38 +73,38 @@ def prepared(
 
 class RowEvidence(FromWorkbench):
     "What is installed, all rows, and the model"
-    @made_once
+    @cached_part
     def requirements(self)->list[str]|None:
         "Of the package; None: it is not installed as one"
         try: return requires("sft_nb") or []
         except PackageNotFoundError: return None
 
-    @made_once
+    @cached_part
     def survey(self)->Survey:
         "Of the tokens of all training examples"
         tok = self.tokenizer
         return survey(self.data.train.tokens, ends=end_ids(tok), bos=tok.bos_token_id, vocabulary=len(tok))
 
-    @made_once
+    @cached_part
     def trainer(self):
         "TRL's trainer around the workbench's model, which it changes as that of the training does"
         from sft_nb.model.trl_trainer import make_trainer_around   # loads TRL
         model = self.bench.model   # an error of the model is not reported as one of the trainer
         return make_trainer_around(model, self.tokenizer, self.cfg, self.data.train.tokens)
 
-    @made_once
+    @cached_part
     def model(self):
         "The workbench's model, as the training will have it"
         model = self.trainer.model
         save_memory(model, self.cfg)
         return model.train()
 
-    @made_once
+    @cached_part
     def vocabulary(self)->int:
         "Rows of the embedding"
         return len(causal_lm(self.model).get_input_embeddings().weight)
 
-    @made_once
+    @cached_part
     def checkpoint_bytes(self)->int:
         "Of the trained weights and the state of the optimiser"
         if self.plan is None: return 12 * count_parameters(self.model)[0]
@@ -124,12 +124,12 @@ class BatchEvidence(RowEvidence):
         _ = self.model
         return self.bench.layout
 
-    @made_once
+    @cached_part
     def batches(self)->list[list[int]]:
         "Of the first epoch, of all processes"
         return self.bench.batches.all_batches(0)
 
-    @made_once
+    @cached_part
     def supervised_tokens(self):
         "Of each training example"
         return self.data.train.stats["supervised"]
@@ -138,32 +138,32 @@ class BatchEvidence(RowEvidence):
         "Training examples; with sequence parallelism, the part that one process has"
         return [_end_of(row, self.cfg.sequence_parallel_size) for row in self.bench.rows(numbers)]
 
-    @made_once
+    @cached_part
     def first_rows(self)->list[dict]: return self.rows(self.batches[0])
 
-    @made_once
+    @cached_part
     def lengths(self)->list[int]: return [len(r["input_ids"]) for r in self.first_rows]
 
-    @made_once
+    @cached_part
     def batch(self)->dict: return self.layout.collate(self.first_rows)
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #evid0014
 class LayoutEvidence(BatchEvidence):
     "The largest batch, and a few rows laid out in several ways"
-    @made_once
+    @cached_part
     def largest_batch(self)->dict:
         "The largest that the config can make"
         return self.layout.collate(self.rows(rows_of_largest_batch(self.cfg, self.data.train.lengths)))
 
-    @made_once
+    @cached_part
     def some_batch(self)->dict: return self.layout.collate(self.first_rows[:4])
 
-    @made_once
+    @cached_part
     def reversed_batch(self)->dict:
         "The same rows in another order"
         return self.layout.collate(self.first_rows[:4][::-1])
 
-    @made_once
+    @cached_part
     def wide_batch(self)->dict:
         "The same rows, padded, and by 8 tokens more than necessary"
         batch = DataCollatorForCausalLM(self.tokenizer, 8)(self.first_rows[:4])
@@ -173,13 +173,13 @@ class LayoutEvidence(BatchEvidence):
 # %% ../../nbs/09_checks/06_preflight.ipynb #cb74ac43
 class LossEvidence(LayoutEvidence):
     "The loss that is minimised, and how exact it is"
-    @made_once
+    @cached_part
     def loss(self)->Callable:
         "A batch -> nats per supervised token, a tensor"
         _ = self.model, self.bench.supervised   # errors are raised here, and not in the middle of a check
         return self.bench.loss
 
-    @made_once
+    @cached_part
     def score(self)->Callable:
         "A batch -> the same as a number, without dropout"
         loss = self.loss
@@ -187,7 +187,7 @@ class LossEvidence(LayoutEvidence):
             with torch.no_grad(), no_dropout(self.model): return float(loss(batch))
         return score
 
-    @made_once
+    @cached_part
     def own_loss(self)->tuple[float,float]|None:
         "The loss that the model computes itself, and that of its scores; None: it is computed from its head"
         model, batch = self.model, dict(self.some_batch)
@@ -196,14 +196,14 @@ class LossEvidence(LayoutEvidence):
         return self.score(batch), of_scores
 
     @property
-    def coarse(self)->bool: return self.bench.coarse
+    def low_precision(self)->bool: return self.bench.low_precision
     @property
     def tolerance(self)->float: return self.bench.tolerance
 
     @property
     def slack(self)->float:
         "How far gradient and losses may be apart; DoRA leaves a part of its gradient out"
-        return .3 if self.coarse or self.cfg.use_dora else .02
+        return .3 if self.low_precision or self.cfg.use_dora else .02
 
     @property
     def scale(self)->float: return 2.**10 if self.dtype == torch.float16 else 1.
@@ -211,7 +211,7 @@ class LossEvidence(LayoutEvidence):
 # %% ../../nbs/09_checks/06_preflight.ipynb #evid0020
 class StepEvidence(LossEvidence):
     "An evaluation, a step, the slope of the loss, ten steps"
-    @made_once
+    @cached_part
     def evaluated(self)->Evaluated:
         "Held-out rows (or training rows, if none are held out), and the training loss before and after"
         n = self.requested.per_device_eval_batch_size
@@ -222,24 +222,24 @@ class StepEvidence(LossEvidence):
         tolerance = 1e-6 if self.hardware.device == "cpu" else self.tolerance
         return Evaluated(loss, before, self.score(self.some_batch), tolerance)
 
-    @made_once
+    @cached_part
     def first_step(self)->FirstStep:
         "A pass over the largest batch"
         _ = self.evaluated
         return take_step(self.model, self.loss, self.largest_batch, scale=self.scale)
 
-    @made_once
+    @cached_part
     def slopes(self)->list[Slope]:
         "Derivatives of the loss along the gradient"
         _ = self.evaluated
-        return slopes(self.model, self.loss, self.score, self.some_batch, coarse=self.coarse)
+        return slopes(self.model, self.loss, self.score, self.some_batch, low_precision=self.low_precision)
 
-    @made_once
+    @cached_part
     def optimizer(self):
         "As configured"
         return make_optimizer(self.model, self.cfg)
 
-    @made_once
+    @cached_part
     def learned(self)->Learned:
         "Ten steps on a few rows"
         _ = self.slopes
@@ -250,20 +250,20 @@ class StepEvidence(LossEvidence):
 # %% ../../nbs/09_checks/06_preflight.ipynb #9e82d1c1
 class Evidence(StepEvidence):
     "The evidence of all checks, each part made on first use"
-    @made_once
+    @cached_part
     def schedule(self)->ScheduleRun:
         "Of the whole training"
         _ = self.learned
         return run_schedule(self.optimizer, self.cfg, optimizer_steps(self.cfg, self.bench.batches))
 
-    @made_once
+    @cached_part
     def saved(self)->Saved|None:
         "A checkpoint, written once; None: it is too large for that"
         _ = self.learned
         if self.checkpoint_bytes > MOST_TO_SAVE: return None
         return save_once(self.model, self.optimizer)
 
-    @made_once
+    @cached_part
     def answers(self)->list[Generation]|None:
         "Answers to the first prompts, generated as during the training; None: the weights are not finite any more"
         if self.learned.broken: return None

@@ -249,7 +249,7 @@ def slopes(
     score:Callable,   # batch -> number, without dropout
     batch:dict,
     *, parts:int=4,
-    coarse:bool=False,# 16 bits: longer steps, and more of them
+    low_precision:bool=False,# 16 bits: longer steps, and more of them
 )->list[Slope]:
     "Derivatives of the loss, part by part; the model is restored"
     model.zero_grad(set_to_none=True)
@@ -263,7 +263,7 @@ def slopes(
     for piece in (trained[a:b] for a, b in zip(cuts, cuts[1:]) if a < b):
         first = re.sub(r"^base_model\.model\.|\.lora_.*|\.weight$", "", piece[0][0])
         tensors = [p for _, p in piece]
-        walks = _COARSE if coarse else _FINE
+        walks = _COARSE if low_precision else _FINE
         found.append(_measure_slope(f"{first} ...", tensors, score, batch, float(value.detach()), walks))
     model.zero_grad(set_to_none=True)
     return found
@@ -274,7 +274,7 @@ _FIND_IT |= edit(gradient_checkpointing=False)
 _FIND_IT |= edit(attn_implementation="sdpa") | edit(method="lora")
 
 @check("step")
-def check_derivative(slopes:list[Slope], slack:float, coarse:bool)->Finding:
+def check_derivative(slopes:list[Slope], slack:float, low_precision:bool)->Finding:
     "the gradient says how the loss changes"
     if not slopes: return fail("there is no gradient at all", "see what step.gradient and model.trainable say")
     def describe(s:Slope)->str:
@@ -282,7 +282,7 @@ def check_derivative(slopes:list[Slope], slack:float, coarse:bool)->Finding:
         return f"along the gradient of {s.part} {changes}"
 
     wrong = [s for s in slopes if not s.off <= 2 * slack + 4 * s.doubt / s.gradient]   # also NaN
-    if coarse: wrong = [s for s in wrong if not s.difference < s.gradient]   # rounding only ever takes away
+    if low_precision: wrong = [s for s in wrong if not s.difference < s.gradient]   # rounding only ever takes away
     if wrong:
         parts = f"{len(wrong)} of {len(slopes)} parts"
         return fail(f"{describe(wrong[0])}: the backward pass is wrong ({parts})", _FIND_IT)

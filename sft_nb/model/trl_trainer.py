@@ -17,7 +17,7 @@ from .hardware import find_hardware
 from .experts import balance_weight
 from .loss import causal_lm
 from .load import withhold_router_logits
-from .precision import adapters_to_float32, kept_exact
+from .precision import adapters_to_float32, preserve_dtypes
 
 # %% ../../nbs/06_model/16_trl_trainer.ipynb #a1gpu002
 class OneGpuConfig(SFTConfig):
@@ -50,7 +50,7 @@ def make_trainer_around(
         args = OneGpuConfig(folder, **formats, use_cpu=hardware.device == "cpu", gradient_checkpointing=False,
                             max_length=None, dataset_kwargs=dict(skip_prepare_dataset=True), report_to=[],
                             remove_unused_columns=False, disable_tqdm=True)
-        with kept_exact(model):
+        with preserve_dtypes(model):
             trainer = SFTTrainer(model=model, args=args, processing_class=tokenizer, train_dataset=rows,
                                  data_collator=lambda rows: rows)
     undo_trl_changes(model, cfg)

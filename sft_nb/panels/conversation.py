@@ -30,7 +30,7 @@ from ..model.hardware import free_memory, is_out_of_memory
 from ..runs.directory import open_run, Run
 from ..evaluation.generations import _row_to_score
 from .reply_stream import end_reply, first_difference, pieces_html, Reply, speak, write_reply
-from .chat_models import fits_on, names_in, Speaker, speakers_of, Stage
+from .chat_models import ChatModel, find_chat_models, fits_on, ModelCache, names_in
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0tur1
 @dataclass
@@ -51,11 +51,11 @@ class GenerationState:
     "Models of a run that can be asked, and what was said; ConfigError for a model that is not there"
     def __init__(self,
         run:Run|str|Path,
-        checkpoint:str|Path|Run|tuple|None=None,   # who is asked beside the base; as for `speakers_of`
+        checkpoint:str|Path|Run|tuple|None=None,   # who is asked beside the base; as for `find_chat_models`
     ):
         self.run = open_run(run)
-        self.speakers = speakers_of(self.run, checkpoint)
-        self.stage = Stage()
+        self.speakers = find_chat_models(self.run, checkpoint)
+        self.stage = ModelCache()
         self.turns = []          # of the conversation that is on
         self.past = []           # conversations that are over
         self.enough = False      # was it stopped?
@@ -76,7 +76,7 @@ class GenerationState:
 
     def choose(self, checkpoint)->None:
         "Ask others from now on: a new conversation"
-        self.speakers = speakers_of(self.run, checkpoint)
+        self.speakers = find_chat_models(self.run, checkpoint)
         self.new()
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0row2
@@ -189,7 +189,7 @@ def answer(self:GenerationState,
 _TURN = 8   # tokens that a model writes before it is the next one's turn
 
 @patch
-def _write_in_turn(self:GenerationState, group:list[Speaker], turn:Turn, on_token:Callable)->None:
+def _write_in_turn(self:GenerationState, group:list[ChatModel], turn:Turn, on_token:Callable)->None:
     "The replies of models that share a base, some tokens of each in turn: the same as one after the other"
     tokens = _TURN if len(group) > 1 and all(map(self.stage.stays_loaded, group)) else None   # None: all of them
     steps, memory_ran_out = {}, False
@@ -211,7 +211,7 @@ def _write_in_turn(self:GenerationState, group:list[Speaker], turn:Turn, on_toke
     self.stage.clear()   # without memory, all models go
 
 @patch
-def _write_tokens(self:GenerationState, s:Speaker, turn:Turn, steps:dict, tokens:int|None, on_token:Callable)->None:
+def _write_tokens(self:GenerationState, s:ChatModel, turn:Turn, steps:dict, tokens:int|None, on_token:Callable)->None:
     "Some tokens of a reply; of one that is over, what it was worth"
     reply = turn.replies[s.name]
     if self.enough: return end_reply(reply, "stopped", s.tokenizer)
@@ -329,7 +329,7 @@ def ask_prompt_set(self:GenerationState,
     if not prompts: raise ConfigError("GenerationPanel", "no prompt is kept", "a prompt set", "keep a prompt first")
     self.enough, self.set_answers = False, [dict(p, answers={}) for p in prompts]
     how = dict(max_new_tokens=max_new_tokens or self.run.config.max_new_tokens)
-    for s in speakers_of(self.run, tuple(names_in(self.run))):
+    for s in find_chat_models(self.run, tuple(names_in(self.run))):
         with self.stage.on(s) as model:
             for line in self.set_answers:
                 if self.enough: break

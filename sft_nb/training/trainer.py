@@ -27,7 +27,7 @@ from ..model.hardware import free_memory, is_out_of_memory
 from ..model.experts import balance_weight
 from ..model.load import broken_weights, quiet
 from ..model.loss import causal_lm
-from ..model.precision import kept_exact
+from ..model.precision import preserve_dtypes
 from ..model.checkpointing import offload_saved_tensors, save_memory
 from ..model.sequence_parallel import in_shares, own_tokens
 from ..model.trl_trainer import undo_trl_changes
@@ -96,7 +96,7 @@ class SupervisedTrainer(ShardedTrainerMixin, SFTTrainer):
         callbacks = [guards, recorder, stop, _TrainerHooks(self, checkpoint), *early_stopping(run), *bench.callbacks]
         huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True   # the variable of this name is read too early
         held_out = bench.data.eval.tokens if bench.cfg.eval_steps and bench.data.eval else None
-        with kept_exact(bench.model):
+        with preserve_dtypes(bench.model):
             super().__init__(
                 model=bench.model, args=training_arguments(bench.cfg, run.path), processing_class=bench.tokenizer,
                 train_dataset=bench.data.train.tokens, eval_dataset=held_out, data_collator=bench.layout.collate,

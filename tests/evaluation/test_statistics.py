@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from sft_nb.evaluation.statistics import (
-    correct_for_choice, detectable, difference, gain_of_choice, interval, mcnemar, mean_interval, pick, power,
-    rows_needed, sign_test, spread, wilson)
+    correct_for_choice, detectable, difference, gain_of_choice, interval, mcnemar, mean_and_standard_error,
+    mean_interval, pick, power, rows_needed, sign_test, wilson)
 
 
 def says_better(d)->bool: return d.low > 0 and d.p < .05
@@ -225,6 +225,6 @@ def test_the_interval_of_a_difference_holds_it_in_19_of_20_cases(draw, n, monkey
 
 
 def test_two_more_clusters_keep_equal_rows_from_an_error_of_nothing():
-    centre, error = spread(np.ones(4))
+    centre, error = mean_and_standard_error(np.ones(4))
     assert centre == pytest.approx(4 / 6)                      # four won, and one more of each kind
     assert error == pytest.approx(np.sqrt(2 * 6 / 5) / 6)      # their two squares, and nothing else

@@ -133,10 +133,10 @@ def test_processes_share_the_host(card, monkeypatch):
 def test_float32_means_tf32_where_a_card_has_it(card, monkeypatch):
     cfg = load_config("demo", device="cuda", dtype="float32", method="lora", attn_implementation="sdpa")
     card("Tesla T4", 14.6, capability=(7, 5))
-    assert not find_hardware(cfg).tf32 and not Workbench(cfg).coarse
+    assert not find_hardware(cfg).tf32 and not Workbench(cfg).low_precision
     card("NVIDIA A100-SXM4-40GB", 39.4, capability=(8, 0))
     assert not find_hardware(replace(cfg, dtype="bfloat16")).tf32
-    assert find_hardware(cfg).tf32 and Workbench(cfg).coarse
+    assert find_hardware(cfg).tf32 and Workbench(cfg).low_precision
     here, found = this_device("cuda", torch.float32), find_hardware(cfg)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     there = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
