@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 
-from ..display import details_html
+from ..display import details_html, WRAPPED
 from ..escape import escape_html
 from ..credentials import redact_json
 from ..files import parse_json, write_atomically
@@ -350,7 +350,7 @@ def prompt_set_html(self:GenerationState)->str:
         cells = "".join(f"<div style='{_CELL}'><b>{escape_html(name)}</b>"
                         f"<pre dir='auto' style='{_SAYS}'>{escape_html(text)}</pre></div>"
                         for name, text in line["answers"].items())
-        asked = f"<b style='{_WRAPPED}'>{escape_html(line['prompt'])}</b>"
+        asked = f"<b style='{WRAPPED}'>{escape_html(line['prompt'])}</b>"
         answers = f"<div style='display:flex;flex-wrap:wrap;gap:8px'>{cells}</div>"
         drawn.append(f"<div style='margin:8px 0'>{asked}{answers}</div>")
     return "".join(drawn)
@@ -358,8 +358,7 @@ def prompt_set_html(self:GenerationState)->str:
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0htm2
 _CELL = ("flex:1 1 240px;min-width:0;box-sizing:border-box;text-align:left;padding:6px 8px;border-radius:4px;"
          "border:1px solid rgba(128,128,128,.4)")
-_WRAPPED = "white-space:pre-wrap;overflow-wrap:anywhere"   # also a word that is wider than the page
-_SAYS = f"{_WRAPPED};margin:4px 0;text-align:left"
+_SAYS = f"{WRAPPED};margin:4px 0;text-align:left"
 
 def _reply_cell(reply:Reply, at:int|None)->str:
     "One answer"
@@ -403,7 +402,7 @@ def _turn_header(turn:Turn, number:int)->str:
         says = escape_html(turn.expected).replace("\n", " | ")
         expected = f"<div style='opacity:.8'>expected ({escape_html(turn.where)}): {says}</div>"
     if how: told = f"<div style='opacity:.8'>turn {number} · {escape_html(how)}</div>{told}"
-    return f"{told}<b style='{_WRAPPED}'>{escape_html(turn.prompt)}</b>{expected}{_prompts_html(turn)}"
+    return f"{told}<b style='{WRAPPED}'>{escape_html(turn.prompt)}</b>{expected}{_prompts_html(turn)}"
 
 def turn_html(
     turn:Turn,

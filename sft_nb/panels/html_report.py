@@ -9,7 +9,7 @@ __all__ = ['tokens_part', 'memory_part', 'curves_part', 'scores_part', 'settings
 from dataclasses import replace
 from pathlib import Path
 
-from ..display import as_html, badge_html, bar_html, details_html, page_html, format_bytes, table_html
+from ..display import as_html, badge_html, bar_html, details_html, page_html, format_bytes, table_html, WRAPPED
 from ..credentials import redact
 from ..files import read_json, write_atomically
 from ..report import command, pluralise, shell_quote, Report, SftError
@@ -72,7 +72,7 @@ def scores_part(
         parts.append(_outdated_html("the sweep", swept.outdated(run)) + swept._repr_html_())
     if adapter.exists():
         e = Evaluation.load(adapter)
-        said = f"<pre style='white-space:pre-wrap;overflow-wrap:anywhere'>{as_html(e.examples(rows))}</pre>"
+        said = f"<pre style='{WRAPPED}'>{as_html(e.examples(rows))}</pre>"
         parts.append(_outdated_html("the scores", e.outdated(run)) + e._repr_html_())
         parts.append(details_html(f"{min(rows, e.tuned.n)} of its answers", said))
     return "".join(f"<div style='margin:1em 0'>{part}</div>" for part in parts)

@@ -19,7 +19,7 @@ from ..escape import escape_html
 from ..files import write_atomically
 from ..report import ConfigError, pluralise
 from ..tokens.dataset import Split
-from ..tokens.display import visible_html, spans_html, Token, tokens_of
+from ..tokens.display import spans_html, Token, tokens_of, TOKENS_STYLE, visible_html
 from ..model.generate import eval_mode
 from ..runs.directory import open_run, Run
 from ..evaluation.sweep import CheckpointSwapper
@@ -166,8 +166,6 @@ def _token_html(token:Token, value:float, tells:str, gain:bool=False)->str:
     return f"<bdi title='{escape_html(tells)}' style='{style}'>{visible_html(token.text)}</bdi>{end}"
 
 # %% ../../nbs/14_panels/03_losses.ipynb #06c7b04f
-_TOKENS = "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.75;white-space:pre-wrap"
-
 @patch
 def _tokens(self:LossState, r:RowCost)->str:
     "The tokens of a row, coloured by what they cost"
@@ -182,7 +180,7 @@ def _tokens(self:LossState, r:RowCost)->str:
             continue
         tells, gain = "base {:.2f}, tuned {:.2f}", self.shows == "gain"
         tokens_html = "".join(_token_html(t, shown[k], tells.format(base[k], tuned[k]), gain) for k, t in run)
-        parts.append(f"<div dir='ltr' style='{_TOKENS}'>{tokens_html}</div>")
+        parts.append(f"<div dir='ltr' style='{TOKENS_STYLE}'>{tokens_html}</div>")
     return "".join(parts)
 
 # %% ../../nbs/14_panels/03_losses.ipynb #los0htm3

@@ -91,11 +91,12 @@ def write_reply(
     for k in range(decoder.how.max_new_tokens):
         logits = _next_logits(decoder, running, prompt + reply.ids)
         token = chosen(logits, decoder.how, None if draws is None else draws[:, k])
-        if token.item() in decoder.ends:
+        chosen_id = token.item()   # waits for the device, so once
+        if chosen_id in decoder.ends:
             state = "ended"
             break
-        share, others = likely(logits, token.item(), decoder.tokenizer)
-        reply.ids.append(token.item())
+        share, others = likely(logits, chosen_id, decoder.tokenizer)
+        reply.ids.append(chosen_id)
         reply.pieces.append(piece_of(reply, decoder.tokenizer))
         reply.shares.append(share)
         reply.instead.append(others)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from fastcore.basics import patch
 
+from ..display import WRAPPED
 from ..escape import escape_html
 from ..report import ConfigError, pluralise
 from ..tokens.encode import end_ids
@@ -288,7 +289,7 @@ def face_html(self:DataState)->str:
     e, (place, _) = self.entry(), self.source()
     title = f"<div style='margin-top:6px'><b>{escape_html(place)}</b></div>"
     if self.face != "tokens" or e.example is None:
-        return f"{title}<pre style='white-space:pre-wrap;overflow-wrap:anywhere'>{escape_html(self.look())}</pre>"
+        return f"{title}<pre style='{WRAPPED}'>{escape_html(self.look())}</pre>"
     x = self.side.tokens[e.example]
     return title + spans_html(tokens_of(x["input_ids"], x["labels"], self.data.tokenizer))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..display import details_html
+from ..display import details_html, WRAPPED
 from ..escape import escape_html
 from ..files import read_json
 from ..progress import format_duration, format_progress, progress_html, Progress
@@ -222,7 +222,7 @@ def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
 def _answers_html(self:RunState)->str:
     "A small table for each prompt"
     if not self.samples: return ""
-    tables, style = "", "margin-top:6px;white-space:pre-wrap;overflow-wrap:anywhere"
+    tables, style = "", f"margin-top:6px;{WRAPPED}"
     for asked, answers in self.answers():   # a model that is stuck writes hundreds of blank lines: they are counted
         rows = [(step, re.sub(r"\n{3,}", lambda found: f" ⏎ × {len(found[0])} ", text)) for step, text in answers]
         tables += f"<div style='{style}'><b>{escape_html(asked)}</b></div>" + table_html(rows, head=["step", "answer"])
