@@ -48,21 +48,22 @@ _PASSED_BY |= dict.fromkeys(("gemma3n", "gemma3n_text"), {"correction_coefs"})  
 # blocks that read an encoder's or a vision tower's output, or pool a sentence: text alone never reaches them
 _NOT_FOR_TEXT = {"encoder_attn", "cross_attn", "crossattention", "pooler", "embed_tokens_extend"}
 
-def _is_for_text(model, path:str)->bool:
-    "Does text alone reach this module? Llama 3.2 Vision has whole layers that it does not"
-    parts = path.split(".")
-    around = (type(model.get_submodule(".".join(parts[:n]))).__name__ for n in range(1, len(parts)))
-    return _NOT_FOR_TEXT.isdisjoint(parts) and not any("CrossAttentionDecoderLayer" in kind for kind in around)
+def _reached_by_text(model)->dict[str,torch.nn.Module]:
+    "The modules that text alone reaches, by path; Llama 3.2 Vision has whole layers that it does not"
+    modules = dict(model.named_modules())
+    others = tuple(f"{path}." for path, m in modules.items() if "CrossAttentionDecoderLayer" in type(m).__name__)
+    return {path: m for path, m in modules.items()
+            if _NOT_FOR_TEXT.isdisjoint(path.split(".")) and not path.startswith(others)}
 
 def _linear_layers(model)->dict[str,torch.nn.Module]:
     "Every linear layer that text passes through and that LoRA can stand beside, by path"
     inside, head, experts = text_path(model), model.get_output_embeddings(), count_experts(model.config)
     passed_by, found = _PASSED_BY.get(model.config.model_type, ()), {}
-    for path, module in model.named_modules():
+    for path, module in _reached_by_text(model).items():
         if not isinstance(module, torch.nn.Linear) and type(module).__name__ != "Conv1D": continue
         if module is head or (inside and not path.startswith(inside + ".")): continue
         if path.rpartition(".")[2] in passed_by or is_router(path, module, experts): continue
-        if not _is_for_text(model, path) or not computes_product(module): continue
+        if not computes_product(module): continue
         found[path] = module
     return found
 
@@ -73,10 +74,10 @@ def _short_name(path:str)->str:
 def excluded_modules(model)->str|None:
     "What LoRA leaves alone, as a pattern of names: all that text does not pass through, and routers; None: nothing"
     inside, experts, linear = text_path(model), count_experts(model.config), _linear_layers(model)
-    names = {_short_name(path) for path in linear}
+    names, for_text = {_short_name(path) for path in linear}, _reached_by_text(model)
     others = {path for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)
               and path not in linear and _short_name(path) in names
-              and (is_router(path, module, experts) or not _is_for_text(model, path))}
+              and (is_router(path, module, experts) or path not in for_text)}
     patterns = {re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(path)) for path in others}   # whatever the layer
     if inside: patterns.add(rf"(?!{re.escape(inside)}\.).*")
     return "|".join(sorted(patterns)) or None
@@ -495,9 +496,8 @@ def lora_reach(
     beside = {(id(m.get_base_layer()), getattr(m, "parameter_name", "weight")) for m in layers}
     inside, adapted, total, left_out = text_path(inner), 0, 0, {}
     experts, trains_routers = count_experts(inner.config), False
-    for path, module in inner.named_modules():
+    for path, module in _reached_by_text(inner).items():
         beside_text = inside and not path.startswith(inside + ".")
-        if not _is_for_text(inner, path): continue
         if beside_text or "lora_" in path or "original_module" in path or "trainable_tokens" in path: continue
         if isinstance(module, torch.nn.Embedding): continue   # of positions too
         place = ".".join([part for part in path.split(".") if part != "base_layer" and not part.isdigit()][-2:])

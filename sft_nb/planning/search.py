@@ -7,7 +7,7 @@ __all__ = ['RowLengths', 'Planner', 'Way', 'ways', 'Candidate', 'candidates', 'c
 
 # %% ../../nbs/07_planning/03_search.ipynb #458a6237
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
 
@@ -17,6 +17,7 @@ from fastcore.basics import patch
 
 from ..report import ConfigError, edit
 from ..config import Config
+from ..settings import AdapterSettings, ModelSettings
 from ..tokens.dataset import Data
 from ..batches.packing import batch_sampler
 from ..batches.layout import BatchLengths, largest_batch, model_class, should_flatten, takes_flattened
@@ -113,15 +114,22 @@ def keeps(self:Planner)->bool:
     return self.kernel != "eager" and self.cfg.kernels != "compile"
 
 # %% ../../nbs/07_planning/03_search.ipynb #20aa46ff
+_SKELETONS:dict[tuple,torch.nn.Module] = {}   # of this process, the last four
+_READ_BY_SKELETON = [f.name for part in (ModelSettings, AdapterSettings) for f in fields(part)] + ["kernels"]
+
 @patch
 def whole(self:Planner,
     method:str,   # lora, qlora or full
-):
-    "The skeleton of all layers"
-    if method not in self.kept:
-        cfg = replace(self.cfg, method=method)
-        self.kept[method] = skeleton(cfg, self.tokenizer, attention=self.kernel, dtype=self.dtype)
-    return self.kept[method]
+):                # read it, and change nothing
+    "The skeleton of all layers; one that was made before is used again, for another device or other batches"
+    cfg = replace(self.cfg, method=method)
+    settings = repr([getattr(cfg, name) for name in _READ_BY_SKELETON])
+    key = settings, self.shape.to_json_string(use_diff=False), len(self.tokenizer), self.kernel, self.dtype
+    if key not in _SKELETONS:
+        made = skeleton(cfg, self.tokenizer, attention=self.kernel, dtype=self.dtype)
+        while len(_SKELETONS) > 3: del _SKELETONS[next(iter(_SKELETONS))]
+        _SKELETONS[key] = made
+    return _SKELETONS[key]
 
 @patch
 def facts(self:Planner, method:str)->Facts:

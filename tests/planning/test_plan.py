@@ -10,11 +10,14 @@ from sft_nb.batches.layout import largest_batch
 from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
 from sft_nb.model.hardware import DEVICES, find_device, find_hardware
-from sft_nb.planning.plan import plan
-from sft_nb.planning.plan import resolve, without_plan
+from sft_nb.planning.memory import skeleton
+from sft_nb.planning.plan import plan, resolve, without_plan
+from sft_nb.planning.search import _READ_BY_SKELETON, Planner, RowLengths
 from sft_nb.report import ConfigError, SftError, edit
 from sft_nb.runs.directory import create_run, open_run
+from sft_nb.settings import SETTINGS
 from sft_nb.tokens.prepare import prepare
+from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.arguments import training_arguments
 from sft_nb.training.train import train
 from sft_nb.workbench import Workbench
@@ -137,14 +140,19 @@ def test_whole_steps_need_a_smaller_budget_where_memory_gives_an_odd_one(tmp_pat
     assert 8000 <= made.settings["max_tokens_per_batch"] < 9000
 
 
-def test_auto_does_not_warn_about_its_own_budget():
+@pytest.mark.parametrize("longest", [
+    8, 14, *(pytest.param(n, marks=pytest.mark.soak) for n in (5, 11, 17, 20))])
+def test_auto_does_not_warn_about_its_own_budget(longest):
     "Few short rows in few batches: the first guess at a budget packs otherwise than it says"
     cfg = load_config("auto", model="tiny", eval_fraction=.2)
-    for longest in range(5, 23, 3):
-        rows = [dict(question=" ".join([str(k), *["dog"] * (7 * k % longest)]), answer="yes") for k in range(60)]
-        made = plan(prepare(cfg, train=rows))
-        assert [f.check for f in made.findings] == ["memory"], (longest, made)
-        assert made.reasons["gradient_accumulation_steps"].startswith("for about 1"), made
+    rows = [dict(question=" ".join([str(k), *["dog"] * (7 * k % longest)]), answer="yes") for k in range(60)]
+    made = plan(prepare(cfg, train=rows))
+    assert [f.check for f in made.findings] == ["memory"], made
+    assert made.reasons["gradient_accumulation_steps"].startswith("for about 1"), made
+
+
+def test_a_batch_of_more_rows_than_were_asked_for_is_a_warning():
+    cfg = load_config("auto", model="tiny", eval_fraction=.2)
     far = plan(replace(cfg, effective_batch_size=3), lengths=[192] + [8] * 600)   # the longest row makes a batch of 24
     assert [f.check for f in far.findings] == ["memory", "rows_in_a_step"]
 
@@ -197,7 +205,7 @@ def test_every_card_has_a_plan_and_a_wrong_one_an_error(tmp_path):
 
 def test_the_plan_is_in_the_run_and_the_run_can_be_repeated(tmp_path):
     cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=1, max_samples=16, eval_samples=0, method="auto",
-                      max_tokens_per_batch="auto", effective_batch_size=8)
+                      max_tokens_per_batch="auto", effective_batch_size=8, preflight=False, max_new_tokens=8)
     run = train(cfg)
     saved = json.loads((run.path/"plan.json").read_text())
     assert saved["fits"] and saved["settings"]["method"] == "lora" == run.config.method
@@ -299,3 +307,24 @@ def test_a_model_with_trained_tokens_is_planned():
     "Its tied head adds what is trained to its weight, when it is asked for it"
     made = plan(load_config("demo", train_tokens=("<|im_end|>",), device="cpu"), lengths=[20, 40])
     assert made.total > 0
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora", "full"])
+def test_a_skeleton_is_used_again_for_what_it_does_not_depend_on(tmp_path, method):
+    "A setting that it reads and that is not compared would give one model the skeleton of another"
+    cfg, seen = load_config("demo", method=method), set()
+    class Watched(type(cfg)):
+        def __getattribute__(self, name):
+            seen.add(name)
+            return super().__getattribute__(name)
+    planner = Planner(cfg, DEVICES["a100-80gb"], load_tokenizer(cfg), RowLengths.like([60]))
+    made = planner.whole(method)
+    object.__setattr__(cfg, "__class__", Watched)
+    skeleton(cfg, planner.tokenizer)
+    compared = {*_READ_BY_SKELETON, "gradient_checkpointing"}   # which changes the shape, and that is compared
+    assert {"method", "model"} <= seen & {*SETTINGS} <= compared
+    def again(**how):
+        another = load_config("demo", method=method, **how)
+        return Planner(another, DEVICES["l4-24gb"], planner.tokenizer, RowLengths.like([9])).whole(method)
+    assert again(learning_rate=1e-5, per_device_train_batch_size=2) is made
+    assert again(kernels="none") is not made and again(dtype="float16") is not made
