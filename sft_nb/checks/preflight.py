@@ -90,13 +90,17 @@ class RowEvidence(FromWorkbench):
         "TRL's trainer around the workbench's model, which it changes as that of the training does"
         from sft_nb.model.trl_trainer import make_trainer_around   # loads TRL
         model = self.bench.model   # an error of the model is not reported as one of the trainer
-        return make_trainer_around(model, self.tokenizer, self.cfg, self.data.train.tokens)
+        hardware, rows = self.hardware, self.data.train.tokens
+        return make_trainer_around(model, self.tokenizer, rows, device=hardware.device, dtype=hardware.dtype,
+                                   router_aux_loss_coef=self.cfg.router_aux_loss_coef)
 
     @cached_part
     def model(self):
         "The workbench's model, as the training will have it"
         model = self.trainer.model
-        save_memory(model, self.cfg)
+        cfg = self.cfg
+        save_memory(model, gradient_checkpointing=cfg.gradient_checkpointing, keep_attention=cfg.keep_attention,
+                    activation_offloading=cfg.activation_offloading, in_parts=cfg.recompute_parts)
         return model.train()
 
     @cached_part

@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from ..config import Config
 from .kernels import forward_of, layers_of, swap_forward
 from .precision import Repair
 
@@ -278,10 +277,12 @@ def recompute_parts(
 # %% ../../nbs/06_model/12_checkpointing.ipynb #0ca0b61e
 def save_memory(
     model,        # that is trained
-    cfg:Config,   # nothing is `auto`
+    *, gradient_checkpointing:bool,   # layers are computed again in the backward pass
+    keep_attention:bool,              # but for their attention
+    activation_offloading:bool,       # what is kept of them waits in host memory
+    in_parts:bool,                    # long rows go through MLPs and norms in parts
 )->list[Repair]:  # what was changed in its modules
-    "Keep and compute again what `cfg` says"
-    waiting = OnHost if cfg.activation_offloading is True else OnDevice
-    if cfg.gradient_checkpointing is True:
-        recompute_layers(model, keep_attention=cfg.keep_attention is True, waiting=waiting)
-    return [recompute_parts(model)] if cfg.recompute_parts is True else []
+    "Keep less of a forward pass, and compute it again, as the config of a training says"
+    waiting = OnHost if activation_offloading else OnDevice
+    if gradient_checkpointing: recompute_layers(model, keep_attention=keep_attention, waiting=waiting)
+    return [recompute_parts(model)] if in_parts else []

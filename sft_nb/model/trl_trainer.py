@@ -12,8 +12,6 @@ import torch
 from trl import SFTConfig
 
 from ..installation import load_libraries
-from ..config import Config
-from .hardware import find_hardware
 from .experts import balance_weight
 from .loss import causal_lm
 from .load import withhold_router_logits
@@ -28,30 +26,30 @@ class OneGpuConfig(SFTConfig):
 # %% ../../nbs/06_model/16_trl_trainer.ipynb #e472ccde
 def undo_trl_changes(
     model,   # that a trainer was made around; changed in place
-    cfg:Config,
 )->None:
     "Adapters in float32 again, and router logits only where they are asked for"
-    if cfg.method != "full": adapters_to_float32(model)
+    if hasattr(model, "peft_config"): adapters_to_float32(model)
     withhold_router_logits(model)
 
 def make_trainer_around(
     model,       # ready to train; changed in place, as by the trainer of a training
     tokenizer,
-    cfg:Config,  # nothing is `auto`
     rows,        # a `datasets.Dataset`; it is not read
+    *, device:str,              # cuda, mps or cpu
+    dtype:torch.dtype,          # what it computes in
+    router_aux_loss_coef:float|None=None,   # None: the one in the model's config
 ):               # TRL's `SFTTrainer`; it trains nothing
     "TRL's trainer around a model, with the arguments of a training that change it; raises what TRL refuses"
     load_libraries("trl.trainer.sft_trainer")
     from trl import SFTTrainer
-    balance_weight(cfg.router_aux_loss_coef, causal_lm(model))
-    hardware = find_hardware(cfg)
-    formats = dict(bf16=hardware.dtype == torch.bfloat16, fp16=hardware.dtype == torch.float16)
+    balance_weight(router_aux_loss_coef, causal_lm(model))
+    formats = dict(bf16=dtype == torch.bfloat16, fp16=dtype == torch.float16)
     with tempfile.TemporaryDirectory() as folder:
-        args = OneGpuConfig(folder, **formats, use_cpu=hardware.device == "cpu", gradient_checkpointing=False,
+        args = OneGpuConfig(folder, **formats, use_cpu=device == "cpu", gradient_checkpointing=False,
                             max_length=None, dataset_kwargs=dict(skip_prepare_dataset=True), report_to=[],
                             remove_unused_columns=False, disable_tqdm=True)
         with preserve_dtypes(model):
             trainer = SFTTrainer(model=model, args=args, processing_class=tokenizer, train_dataset=rows,
                                  data_collator=lambda rows: rows)
-    undo_trl_changes(model, cfg)
+    undo_trl_changes(model)
     return trainer

@@ -35,7 +35,7 @@ from .process import (
     take_lock, who_to_stop, why_no_locks)
 from .errors import (
     being_trained, check_name, free_name, free_path, name_taken, named_run, no_checkpoint, no_locks, out_of_reach,
-    resume_command, run_folders)
+    resume_command, run_folders, subject_of_run)
 from .provenance import change_world_size, check_resume_settings, extend_training
 from .summary import loss_line, short_path, state_badge, summary
 
@@ -167,11 +167,12 @@ def create_run(
         raise ConfigError(name, f"{found}, and would stand in the run's config.json", "a value that others may read",
                           f"{{{name}}} without it")
     root, here = Path(cfg.runs_dir).absolute(), environment(device) | dict(id=uuid.uuid4().hex[:8])
+    subject = subject_of_run(cfg.task, cfg.train_file)
     try:
         root.mkdir(parents=True, exist_ok=True)
         remove_temporaries(root)
         while True:
-            path = root/(cfg.run_name or free_name(cfg, root))
+            path = root/(cfg.run_name or free_name(root, subject, cfg.domain, Path(cfg.model).name))
             try:
                 run = _create_directory(path, cfg, here, state, data, reports)
                 break

@@ -9,13 +9,13 @@ __all__ = ['REQUESTED', 'Truncated', 'truncate_to_length', 'Counts', 'Totals', '
 import hashlib, json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from ..report import edit, SftError
-from ..config import Config
 from .encode import Encoded
 from .pipeline import Batch, Row, RowStatistics
 
@@ -35,17 +35,19 @@ def _answer_edges(labels)->tuple[list[int],list[int]]:
 def truncate_to_length(
     ids:np.ndarray,     # of an example that is longer than `max_length`
     labels:np.ndarray,
-    cfg:Config,         # `max_length`, `on_long`, `cut_side`
-    *, bos:int=0,       # tokens at the start that stay when the start is cut
+    max_length:int,     # tokens
+    *, on_long:str,     # drop, cut, split or error
+    cut_side:str,       # start or end
+    bos:int=0,          # tokens at the start that stay when the start is cut
     where:str="row",    # the row's place, for the error
 )->Truncated:
     "A long example within `max_length`; `SftError` for on_long error"
-    n, limit = len(ids), cfg.max_length
-    if cfg.on_long == "error":
+    n, limit = len(ids), max_length
+    if on_long == "error":
         raise SftError(where, f"the row is {n} tokens and max_length is {limit}", "a row that fits",
                        edit(max_length=n) | edit(on_long="drop"), "truncated_answers")
-    if cfg.on_long == "drop": return Truncated([], "too_long", n, f"longer than max_length {limit}")
-    if cfg.on_long == "split":   # into pieces of at most `limit` tokens, cut after an answer where one ends in time
+    if on_long == "drop": return Truncated([], "too_long", n, f"longer than max_length {limit}")
+    if on_long == "split":   # into pieces of at most `limit` tokens, cut after an answer where one ends in time
         pieces, start, (_, ends) = [], 0, _answer_edges(labels)
         while start < n:
             stop = n
@@ -58,7 +60,7 @@ def truncate_to_length(
         lost = n - sum(len(i) for i, _ in kept) + hidden
         if not kept: return Truncated([], "too_long", lost, f"no answer within max_length {limit}")
         return Truncated(kept, "split", lost)
-    if cfg.cut_side != "start":
+    if cut_side != "start":
         if not (labels[1:limit] != -100).any():
             return Truncated([], "too_long", n, f"prompt longer than max_length {limit}")
         return Truncated([(ids[:limit], labels[:limit])], "cut", n - limit)
@@ -142,12 +144,18 @@ def piece_checksums(
 class Ledger:
     "Writes the examples of one side to `folder` and keeps account of its rows"
     def __init__(self,
-        folder:Path,  # empty
-        cfg:Config,   # `min_length`, `max_length`, `on_long`, `cut_side`, `drop_duplicates`
-        bos:int,      # first tokens that stay when a start is cut
+        folder:Path,      # empty
+        *, bos:int,       # first tokens that stay when a start is cut
+        min_length:int,   # tokens of the shortest example that is kept
+        max_length:int,   # and of the longest
+        on_long:str,      # what becomes of a longer one: drop, cut, split or error
+        cut_side:str,     # start or end
+        drop_duplicates:bool,
     ):
         import pyarrow as pa
-        self.folder, self.cfg, self.bos, self.pa = folder, cfg, bos, pa
+        self.folder, self.pa = folder, pa
+        self.min_length, self.max_length, self.drop_duplicates = min_length, max_length, drop_duplicates
+        self.truncate = partial(truncate_to_length, max_length=max_length, on_long=on_long, cut_side=cut_side, bos=bos)
         self.schema = pa.schema([(name, pa.list_(pa.int32())) for name in ("input_ids", "labels")])
         self.file = pa.OSFile(str(folder/"tokens.arrow"), "wb")
         self.out = pa.ipc.new_stream(self.file, self.schema)
@@ -171,9 +179,9 @@ class Ledger:
         self.lengths.append(np.asarray(e.lengths, dtype=np.int32))
         sums = np.r_[0, np.cumsum(e.labels != -100)]
         supervised = sums[ends] - sums[starts]
-        fits = (e.lengths <= self.cfg.max_length) & (e.lengths >= self.cfg.min_length)
+        fits = (e.lengths <= self.max_length) & (e.lengths >= self.min_length)
         plain = fits & (supervised > 0)
-        any_dropped = self.cfg.drop_duplicates or any(row.dropped_because for row in batch.rows)
+        any_dropped = self.drop_duplicates or any(row.dropped_because for row in batch.rows)
         if len(plain) and plain.all() and not any_dropped:
             return self.write(e.ids, e.labels, e.lengths, np.array(e.of, dtype=np.int64) + batch.first)
 
@@ -194,12 +202,12 @@ class Ledger:
 
     def fit(self, ids:np.ndarray, labels:np.ndarray, plain:bool, place:str)->Truncated:
         "What becomes of an example"
-        n, least = len(ids), self.cfg.min_length
+        n, least = len(ids), self.min_length
         if plain: found = Truncated([(ids, labels)], "whole")
         elif not (labels != -100).any(): found = Truncated([], "unsupervised", n, "no supervised token")
         elif n < least: found = Truncated([], "too_short", n, f"shorter than min_length {least}")
-        else: found = truncate_to_length(ids, labels, self.cfg, bos=self.bos, where=place)
-        if not found.examples or not self.cfg.drop_duplicates: return found
+        else: found = self.truncate(ids, labels, where=place)
+        if not found.examples or not self.drop_duplicates: return found
         ids, labels = found.examples[0]
         key = hashlib.blake2b(ids.tobytes() + labels.tobytes(), digest_size=8).digest()
         n = sum(len(ids) for ids, _ in found.examples)

@@ -38,7 +38,8 @@ from .cache import (
 def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder:Path, skeletons:bool)->Ledger:
     "Write one side into `folder`; `SftError` if nothing is left"
     reader = Reader(cfg, task, Template(tokenizer), skeletons=skeletons)
-    ledger = Ledger(folder, cfg, len(reader.encoder.bos))
+    ledger = Ledger(folder, bos=len(reader.encoder.bos), min_length=cfg.min_length, max_length=cfg.max_length,
+                    on_long=cfg.on_long, cut_side=cfg.cut_side, drop_duplicates=cfg.drop_duplicates)
     with (pause_garbage_collection(),   # rows have no cycles
           show_progress(delay=2), Phase("reading", rows.total, what=name) as phase, closing(reader(rows)) as batches):
         for batch, encoded in batches:
@@ -51,12 +52,12 @@ def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder
     return ledger
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #1967d657
-def _nothing_left(ledger:Ledger, rows:Mixture)->SftError:
+def _nothing_left(cfg:Config, ledger:Ledger, rows:Mixture)->SftError:
     "Why there is no example"
     names, n, counts = ", ".join(s.name for s in rows.sources), ledger.counts.read, ledger.counts
-    by = "eval_rows" if ledger.cfg.eval_rows and not ledger.cfg.eval_fraction else "eval_fraction"
+    by = "eval_rows" if cfg.eval_rows and not cfg.eval_fraction else "eval_fraction"
     more = edit(eval_fraction=.25 if rows.share < .125 else .5)
-    if by == "eval_rows": more = edit(eval_rows=4 * ledger.cfg.eval_rows)
+    if by == "eval_rows": more = edit(eval_rows=4 * cfg.eval_rows)
     if n and rows.held_out:
         found = f"none of the {pluralise(n, 'row')} that it holds out is left: {describe_reasons(ledger.reasons)}"
         found = f"{found}; the first is {ledger.first_dropped}"

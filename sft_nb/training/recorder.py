@@ -19,7 +19,6 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 
 from ..progress import progress_listener, display_target, Phase, log
 from ..report import pluralise, Fix, shell_quote, SftError
-from ..config import Config
 from ..runs.status import CHECKPOINT_ASKED, ProgressFile
 from ..runs.process import SignalListener, Interrupted, MOMENT
 from ..runs.directory import Run, resume_command
@@ -95,27 +94,27 @@ def _checkpoint_asked(self:StopRequest)->str|None:
     return CHECKPOINT_ASKED
 
 # %% ../../nbs/11_training/01_recorder.ipynb #rec0sco2
-def chooses_best(cfg:Config)->bool:
+def chooses_best(run:Run)->bool:
     "Is the result the best checkpoint, not the last?"
-    return bool(cfg.load_best_model_at_end or cfg.early_stopping_patience)
+    return bool(run.config.load_best_model_at_end or run.config.early_stopping_patience)
 
 def best_folder(
     run:Run,
     state:TrainerState,
 )->Path|None:   # None: the last state is the result
     "The checkpoint that becomes the result"
-    cfg = run.config
-    if not chooses_best(cfg): return None
-    if cfg.metric_for_best_model == "loss": best = state.best_global_step
+    if not chooses_best(run): return None
+    figure = run.config.metric_for_best_model
+    if figure == "loss": best = state.best_global_step
     else:
-        worth = scored_steps(run.path, cfg.metric_for_best_model)   # step -> score
+        worth = scored_steps(run.path, figure)   # step -> score
         best = max(worth, key=worth.get, default=None)
     folder = run.path/"checkpoints"/f"checkpoint-{best}"
     return folder if best and best != state.global_step and folder.exists() else None
 
-def saves_better_loss(cfg:Config)->bool:
+def saves_better_loss(run:Run)->bool:
     "Is a checkpoint written wherever the held-out loss is the lowest so far?"
-    return chooses_best(cfg) and cfg.metric_for_best_model == "loss"
+    return chooses_best(run) and run.config.metric_for_best_model == "loss"
 
 class EarlyStoppingByScore(TrainerCallback):
     "Early stopping by a score of the generated answers"
@@ -124,7 +123,7 @@ class EarlyStoppingByScore(TrainerCallback):
     ):
         self.run, cfg = run, run.config
         self.figure, self.patience = cfg.metric_for_best_model, cfg.early_stopping_patience
-        self.asked = chooses_best(cfg)
+        self.asked = chooses_best(run)
         self.reason = ""   # why the training ends early
 
     def on_train_begin(self, args, state, control, **kwargs):

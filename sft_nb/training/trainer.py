@@ -64,14 +64,16 @@ class _TrainerHooks(TrainerCallback):
         self.trainer, self.checkpoint = trainer, checkpoint
     def on_train_begin(self, args, state, control, **kwargs):
         for part, pad in self.trainer.pads: part.pad_token_id = pad   # transformers takes the tokenizer's
-        save_memory(self.trainer.model, self.trainer.bench.cfg)
+        model, cfg = self.trainer.model, self.trainer.bench.cfg
+        save_memory(model, gradient_checkpointing=cfg.gradient_checkpointing, keep_attention=cfg.keep_attention,
+                    activation_offloading=cfg.activation_offloading, in_parts=cfg.recompute_parts)
         check_deepspeed_steps(self.trainer)
         if self.checkpoint: self.trainer.restore_log_state(self.checkpoint)
     def on_pre_optimizer_step(self, args, state, control, **kwargs): self.trainer.check_step()
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         "A new best loss is saved, or there would be no checkpoint to go back to"
         better = state.best_metric is None or metrics["eval_loss"] < state.best_metric
-        if better and saves_better_loss(self.trainer.bench.cfg): control.should_save = True
+        if better and saves_better_loss(self.trainer.run): control.should_save = True
         return control
 
 class SupervisedTrainer(ShardedTrainerMixin, SFTTrainer):
@@ -104,7 +106,7 @@ class SupervisedTrainer(ShardedTrainerMixin, SFTTrainer):
 
         # undo what the parent changed
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
-        undo_trl_changes(self.bench.model, self.bench.cfg)
+        undo_trl_changes(self.bench.model)
         self.supervised = self.bench.supervised   # after TRL, which changes the head
         offloads = self.bench.cfg.activation_offloading is True
         self.offloading = offload_saved_tensors(self.model) if offloads else nullcontext()

@@ -309,9 +309,9 @@ def held(cfg, tok, how:dict)->int:
 
 
 def test_a_config_says_what_is_done_and_preflight_leaves_no_trace():
-    m, cfg = adapted(), load_config(gradient_checkpointing=True, keep_attention=True, recompute_parts=True,
-                                    activation_offloading=False)
-    with same_model(m): assert [c.n for c in save_memory(m, cfg)] == [4 + 4 * 4]   # MLPs, and four norms a layer
+    m = adapted()
+    how = dict(gradient_checkpointing=True, keep_attention=True, in_parts=True, activation_offloading=False)
+    with same_model(m): assert [c.n for c in save_memory(m, **how)] == [4 + 4 * 4]   # MLPs, and four norms a layer
     assert not any("forward" in vars(part) for part in parts_of(m)) and not m.base_model.model.is_gradient_checkpointing
     for name in ("keep_attention", "recompute_parts"):
         with pytest.raises(ConfigError, match=f"{name}.*kernels is compile.*one program"):
