@@ -38,10 +38,10 @@ divides = pytest.mark.skipif(Version(version("transformers")) < Version("5.19"),
 
 def small(folder, **how):
     settings = dict(
-        runs_dir=str(folder), max_samples=75, max_steps=6, num_train_epochs=2, per_device_train_batch_size=4,
+        runs_dir=str(folder), max_samples=43, max_steps=4, num_train_epochs=2, per_device_train_batch_size=4,
         gradient_accumulation_steps=2, logging_steps=1, save_steps=2, eval_samples=9, eval_steps=3, lora_dropout=0.,
         preflight=False, num_processes=2)
-    return load_config("demo", **settings | learner() | how)
+    return load_config("demo", **settings | learner() | dict(max_new_tokens=2) | how)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_rows_that_two_processes_share_are_learned_as_in_one_process(tmp_path, a
 @divides
 def test_one_process_goes_on_with_what_two_began(tmp_path):
     "And two with what one began: the steps keep their rows, and the curve is that of one process"
-    rows = dict(max_samples=73, logging_steps=2)   # 64 of them are trained
+    rows = dict(max_samples=41, logging_steps=2)   # 32 of them are trained
     whole = train(small(tmp_path, run_name="one", num_processes=1, per_device_train_batch_size=8, **rows))
     run = launch(small(tmp_path, run_name="two", fsdp=True, max_time=0., **rows))
     assert run.wait(timeout=240) == "stopped" and run.step == 1, run.log()
