@@ -31,7 +31,7 @@ def settings(tmp_path, kind:str, *, own:dict|None=None, **how):
     auto_class(shape).from_config(shape, dtype=torch.float32).save_pretrained(tmp_path/kind)
     base = dict(model=str(tmp_path/kind), tokenizer="tiny", method="lora", device="cpu", dtype="float32",
                 max_samples=16, eval_samples=0, max_steps=2, per_device_train_batch_size=2, preflight=False,
-                gradient_accumulation_steps=1, runs_dir=str(tmp_path/"runs"))
+                gradient_accumulation_steps=1, max_new_tokens=4, runs_dir=str(tmp_path/"runs"))
     return load_config("demo", **base | how)
 
 

@@ -46,7 +46,8 @@ def made(kind:str, method="lora", prepare=None, dtype=torch.float32, **more):
     torch.manual_seed(1)
     how = dict(r=4, lora_alpha=1, target_modules="all-linear", init_lora_weights=False)
     how |= {name: more.pop(name) for name in ADAPTER if name in more}
-    m = model(kind, attention="varlen", attention_dropout=0., dtype=dtype, **more)
+    two = dict(n_layer=2) if kind == "gpt2" else dict(num_hidden_layers=2)
+    m = model(kind, attention="varlen", attention_dropout=0., dtype=dtype, **two | more)
     if method == "lora": m = get_peft_model(m, LoraConfig(**how))
     for p in m.parameters():
         if p.requires_grad: p.data = p.data.float()
