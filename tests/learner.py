@@ -61,7 +61,7 @@ def small(folder, **how):
 
 def small_qlora(folder, **how):
     "The same ten steps of the demo's model: pretrained, in 4 bits"
-    return load_config("demo", **dict(runs_dir=str(folder)) | TEN_STEPS | how)
+    return load_config("demo", **dict(runs_dir=str(folder), max_new_tokens=8) | TEN_STEPS | how)
 
 
 def values(run:Run, name:str)->list: return [m[name] for m in run.metrics() if name in m]

@@ -1,4 +1,5 @@
 """Small models of many architectures with random weights, for tests."""
+import json
 import sys
 from pathlib import Path
 
@@ -68,6 +69,13 @@ def with_images(kind:str):
 def shape(kind:str, **more):
     small = TOKENS if kind == "gpt2" or kind in ODD else SMALL
     return AutoConfig.for_model(kind, **small | (SHAPES | MIXTURES | ODD)[kind] | more)
+
+
+def short_rows(path, n:int=16)->dict:
+    "Settings that train on rows of 10 to 14 tokens, for layers that pass through each token by itself"
+    rows = [dict(prompt=f"{k} + {k % 7 + 1} =", completion=str(2 * k) * (1 + k % 3)) for k in range(10, 10 + n)]
+    (path/"short.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return dict(task="chat", chat_template="none", train_file=str(path/"short.jsonl"))
 
 
 def model(kind:str, *, dtype=torch.float32, attention:str="eager", **more):

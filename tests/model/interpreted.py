@@ -8,7 +8,7 @@ import torch
 from shapes import SMALL, model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-IDS = torch.randint(3, 768, (2, 19), generator=torch.Generator().manual_seed(1))
+IDS = torch.randint(3, 768, (2, 9), generator=torch.Generator().manual_seed(1))
 KINDS = ("qwen3", "llama", "gemma2", "phi3", "mixtral")
 
 

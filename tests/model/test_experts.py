@@ -277,7 +277,8 @@ def test_a_resumed_run_with_packed_experts_ends_with_the_same_bytes(kind, tmp_pa
     run = train(load_config(
         "demo", model=str(tmp_path/"base"), tokenizer="tiny", method="qlora", device="cpu", dtype="float32",
         max_samples=16, eval_samples=0, max_steps=3, save_steps=1, save_total_limit=9, per_device_train_batch_size=2,
-        gradient_accumulation_steps=1, learning_rate=1e-2, preflight=False, runs_dir=str(tmp_path/"runs")))
+        gradient_accumulation_steps=1, learning_rate=1e-2, preflight=False, max_new_tokens=4,
+        runs_dir=str(tmp_path/"runs")))
     killed = Run(shutil.copytree(run.path, tmp_path/"runs/killed"))
     shutil.rmtree(killed.path/"checkpoints/checkpoint-3")
     shutil.rmtree(killed.adapter)
@@ -316,7 +317,8 @@ def full_training(tmp_path, kind:str, **how)->Run:
     return train(load_config("demo", **dict(
         model=str(tmp_path/kind), tokenizer="tiny", init="random", method="full", device="cpu", max_steps=3,
         max_samples=64, per_device_train_batch_size=4, learning_rate=.01, warmup_steps=0, save_steps=1,
-        save_total_limit=9, eval_samples=0, preflight=False, runs_dir=str(tmp_path), run_name="run") | how))
+        save_total_limit=9, eval_samples=0, preflight=False, max_new_tokens=4, runs_dir=str(tmp_path), run_name="run")
+        | how))
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "granitemoehybrid"])

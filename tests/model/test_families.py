@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from shapes import tiny_config
+from shapes import short_rows, tiny_config
 
 from sft_nb.checks.model import check_vocabulary
 from sft_nb.checks.preflight import preflight
@@ -31,7 +31,7 @@ def settings(tmp_path, kind:str, *, own:dict|None=None, **how):
     auto_class(shape).from_config(shape, dtype=torch.float32).save_pretrained(tmp_path/kind)
     base = dict(model=str(tmp_path/kind), tokenizer="tiny", method="lora", device="cpu", dtype="float32",
                 max_samples=16, eval_samples=0, max_steps=2, per_device_train_batch_size=2, preflight=False,
-                gradient_accumulation_steps=1, runs_dir=str(tmp_path/"runs"))
+                gradient_accumulation_steps=1, max_new_tokens=4, runs_dir=str(tmp_path/"runs"))
     return load_config("demo", **base | how)
 
 
@@ -58,7 +58,7 @@ def test_positions_that_begin_behind_the_pad_token(tmp_path, tokenizer, kind):
 @pytest.mark.parametrize("kind", ["roberta", "xglm", "youtu", "prophetnet"])
 def test_a_merged_model_is_built_with_the_pad_token_of_its_base(tmp_path, kind):
     "RoBERTa, XGLM and ProphetNet count positions with its number, and Youtu empties its row in the tied head"
-    run = train(settings(tmp_path, kind, learning_rate=1e-2))
+    run = train(settings(tmp_path, kind, learning_rate=1e-2, **short_rows(tmp_path)))
     parity = Report.load(merge(run, dtype="float32", prompts=2)/"parity.json")
     assert parity.status != "fail" and parity.figures["largest_difference"] < 1e-5
 
@@ -66,7 +66,7 @@ def test_a_merged_model_is_built_with_the_pad_token_of_its_base(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["zamba", "zamba2"])
 def test_layers_that_share_a_weight_share_its_adapter(tmp_path, kind):
     "Two adapters would both be added to the weight of a merged model"
-    run = train(settings(tmp_path, kind, learning_rate=3e-2))
+    run = train(settings(tmp_path, kind, learning_rate=3e-2, **short_rows(tmp_path)))
     parity = Report.load(merge(run, dtype="float32", prompts=2)/"parity.json")
     assert parity.status != "fail" and parity.figures["largest_difference"] < 1e-5
     saved = load_file(run.adapter/"adapter_model.safetensors")
@@ -129,10 +129,11 @@ def test_a_mixture_in_which_no_layer_has_experts(tmp_path):
 
 
 def test_a_loss_that_is_not_that_of_the_next_token(tmp_path):
-    report = preflight(settings(tmp_path, "prophetnet"))
+    rows = short_rows(tmp_path)
+    report = preflight(settings(tmp_path, "prophetnet", **rows))
     found = {f.check: f for f in report.findings}["step.own_loss"]
     assert found.status == "fail" and "computes its loss itself" in found.says
-    another = preflight(settings(tmp_path, "cpmant"))   # which reads ahead
+    another = preflight(settings(tmp_path, "cpmant", **rows))   # which reads ahead
     assert {f.check: f.status for f in another.findings}["step.own_loss"] == "ok"
 
 

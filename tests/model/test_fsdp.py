@@ -26,7 +26,9 @@ CASES |= {f"qwen3, {name}": dict(kind="qwen3", **how) for name, how in dict(
     full_again=dict(method="full", prepare=lambda m: recompute_layers(m, keep_attention=False)),
     parts=dict(prepare=lambda m: recompute_parts(m)),
     fused=dict(prepare=fuse_lora),
-    compiled=dict(prepare=lambda m: compile_layers(m, backend="eager")),
+    compiled=dict(   # tracing takes its time for each adapter
+        target_modules=["q_proj", "down_proj"], num_hidden_layers=1,
+        prepare=lambda m: compile_layers(m, backend="eager")),
     bfloat16=dict(dtype=torch.bfloat16),
     dora=dict(use_dora=True),
     head=dict(target_modules=["q_proj", "lm_head"], tie_word_embeddings=False),
@@ -46,7 +48,8 @@ def made(kind:str, method="lora", prepare=None, dtype=torch.float32, **more):
     torch.manual_seed(1)
     how = dict(r=4, lora_alpha=1, target_modules="all-linear", init_lora_weights=False)
     how |= {name: more.pop(name) for name in ADAPTER if name in more}
-    m = model(kind, attention="varlen", attention_dropout=0., dtype=dtype, **more)
+    two = dict(n_layer=2) if kind == "gpt2" else dict(num_hidden_layers=2)
+    m = model(kind, attention="varlen", attention_dropout=0., dtype=dtype, **two | more)
     if method == "lora": m = get_peft_model(m, LoraConfig(**how))
     for p in m.parameters():
         if p.requires_grad: p.data = p.data.float()

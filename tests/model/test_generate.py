@@ -100,7 +100,7 @@ def alone(model, tokenizer, prompts, **how):
 ], ids=["plain", "sliding window", "learned positions"])
 def test_answers_do_not_depend_on_who_else_is_answered(shape, tokenizer):
     model = small_model(**shape)
-    how = dict(max_new_tokens=24)
+    how = dict(max_new_tokens=12)
     theirs = []
     for p in PROMPTS:
         ids = torch.tensor([p])
@@ -218,16 +218,16 @@ def test_a_recorded_step_writes_the_same_answers(shape, attention, tokenizer, re
     model.generation_config.eos_token_id = [*range(7, 512, 12)]   # so that answers have different lengths
     register_varlen()
     model.set_attn_implementation(attention)
-    want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=40)
-    drawn = without_recording(model, tokenizer, PROMPTS[:1], max_new_tokens=40, temperature=1., seed=3)
+    want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=20)
+    drawn = without_recording(model, tokenizer, PROMPTS[:1], max_new_tokens=20, temperature=1., seed=3)
     assert not recorded and len({g.n_tokens for g in want}) > 1
     for most in (2, 6):
         recorded.clear()
-        decoder = Decoder(model, tokenizer, max_new_tokens=40, batch_size=most)
+        decoder = Decoder(model, tokenizer, max_new_tokens=20, batch_size=most)
         with torch.no_grad(): got = dict(decoder.answers(PROMPTS))
         assert [got[i] for i in range(6)] == want and decoder.replays
         assert len(recorded) == 1
-    assert alone(model, tokenizer, PROMPTS[:1], max_new_tokens=40, temperature=1., seed=3) == drawn
+    assert alone(model, tokenizer, PROMPTS[:1], max_new_tokens=20, temperature=1., seed=3) == drawn
 
 
 def test_short_rows_wait_for_a_larger_batch(tokenizer, recorded):
@@ -244,14 +244,14 @@ def test_short_rows_wait_for_a_larger_batch(tokenizer, recorded):
 def test_a_step_that_cannot_be_recorded_is_run(why, tokenizer, recorded, monkeypatch):
     "And tried once"
     model, tried = small_model(kind=Qwen3Config), []
-    want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=40)
+    want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=20)
     def record(step, device):
         tried.append(1)
         if why == "waits": raise RuntimeError("called a synchronizing CUDA operation")
         if why == "out of memory": raise torch.OutOfMemoryError("CUDA out of memory")
         return lambda: step() + 1
     monkeypatch.setattr(generation, "record_graph", record)
-    decoder = Decoder(model, tokenizer, max_new_tokens=40, batch_size=2)
+    decoder = Decoder(model, tokenizer, max_new_tokens=20, batch_size=2)
     with torch.no_grad(): got = dict(decoder.answers(PROMPTS))
     assert [got[i] for i in range(6)] == want and tried == [1] and not decoder.replays
 
@@ -273,14 +273,14 @@ def test_what_is_recorded_in_part_or_not_at_all(tokenizer, recorded):
 
 def test_rows_in_fixed_places_survive_out_of_memory(tokenizer, recorded, monkeypatch):
     model, calls = small_model(kind=Qwen3Config), []
-    want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=30)
+    want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=20)
     real = generation.StaticRows.scores
     def scores(self):
         calls.append(len(self.rows))
         if len(calls) == 9: raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self)
     monkeypatch.setattr(generation.StaticRows, "scores", scores)
-    decoder = Decoder(model, tokenizer, max_new_tokens=30, batch_size=4)
+    decoder = Decoder(model, tokenizer, max_new_tokens=20, batch_size=4)
     with torch.no_grad(): got = dict(decoder.answers(PROMPTS))
     assert [got[i] for i in range(6)] == want and decoder.most < 4
 
@@ -291,8 +291,8 @@ def test_places_that_are_full_are_made_larger(tokenizer, recorded, monkeypatch):
     monkeypatch.setattr(generation.StaticRows, "__init__", with_exact_length(generation.StaticRows.__init__))
     model = small_model(kind=Qwen3Config)
     model.generation_config.eos_token_id = [*range(7, 512, 12)]
-    want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=40)
-    decoder = Decoder(model, tokenizer, max_new_tokens=40, batch_size=3)
+    want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=24)
+    decoder = Decoder(model, tokenizer, max_new_tokens=24, batch_size=3)
     with torch.no_grad(): got = dict(decoder.answers(PROMPTS))
     assert [got[i] for i in range(6)] == want and len(recorded) > 2 and decoder.replays
 
@@ -313,9 +313,9 @@ def test_what_is_nan_is_compared_and_spoils_no_other_answer(prompt, tokenizer, r
     with torch.no_grad(): model.get_input_embeddings().weight[500] = float("nan")
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     with torch.no_grad(): model.lm_head.weight[500] = 0   # or all scores would be NaN
-    want = without_recording(model, tokenizer, prompts, max_new_tokens=30)
+    want = without_recording(model, tokenizer, prompts, max_new_tokens=20)
     for most in (2, 4):
-        decoder = Decoder(model, tokenizer, max_new_tokens=30, batch_size=most)
+        decoder = Decoder(model, tokenizer, max_new_tokens=20, batch_size=most)
         with torch.no_grad(): got = dict(decoder.answers(prompts))
         assert [got[i] for i in range(6)] == want
     assert recorded

@@ -7,7 +7,7 @@ import transformers
 import torch.nn.functional as F
 from learner import learner
 from packaging.version import Version
-from shapes import ODD, SHAPES, folder, model
+from shapes import ODD, SHAPES, folder, model, short_rows
 
 from sft_nb.config import load_config
 from sft_nb.tokens.prepare import prepare
@@ -92,7 +92,7 @@ def test_the_loss_of_a_batch_is_the_same_in_every_layout_and_either_way(kind, to
 def step(tmp_path, **how):
     "Losses of two steps and of an evaluation, and the first norm of the gradient"
     small = dict(max_steps=2, logging_steps=1, max_samples=16, eval_samples=8, eval_steps=1)
-    small |= dict(per_device_train_batch_size=8, preflight=False) | learner()
+    small |= dict(per_device_train_batch_size=8, preflight=False) | learner() | dict(max_new_tokens=1)
     cfg = load_config("demo", **small | dict(runs_dir=str(tmp_path)) | how)
     lines = train(cfg, data=prepare(cfg)).metrics()
     found = {name: [line[name] for line in lines if name in line] for name in ("loss", "eval_loss", "grad_norm")}
@@ -155,8 +155,9 @@ def test_models_whose_rows_would_read_each_other_are_padded(tmp_path, kind):
     wide = {"init_std" if kind == "opt" else "initializer_range": .3}   # weights with which a difference would show
     how = dict(
         model=folder(tmp_path, kind, **wide), tokenizer="tiny", init="random", method="lora", max_steps=1,
-        runs_dir=str(tmp_path/"runs"), max_samples=8, eval_samples=0, per_device_train_batch_size=8, preflight=False)
-    if kind == "mamba": how["lora_target_modules"] = ("in_proj", "x_proj")
+        runs_dir=str(tmp_path/"runs"), max_samples=8, eval_samples=0, per_device_train_batch_size=8, preflight=False,
+        max_new_tokens=1)
+    if kind == "mamba": how |= dict(lora_target_modules=("in_proj", "x_proj"), **short_rows(tmp_path, 8))
     alone = train(load_config("demo", **how | dict(per_device_train_batch_size=1, gradient_accumulation_steps=8)))
     run = train(load_config("demo", **how))
     assert run.metrics()[0]["loss"] == pytest.approx(alone.metrics()[0]["loss"], rel=1e-4)

@@ -31,8 +31,9 @@ from sft_nb.workbench import Workbench
 
 def first_step(tmp_path, **overrides):
     "A config of one step over eight rows, and its data"
-    cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=1, max_samples=8, eval_samples=0, preflight=False,
-                      per_device_train_batch_size=8, **overrides)
+    one = dict(runs_dir=str(tmp_path), max_steps=1, max_samples=8, eval_samples=0, preflight=False,
+               per_device_train_batch_size=8)
+    cfg = load_config("demo", **one | overrides | dict(max_new_tokens=1))
     return cfg, prepare(cfg)
 
 
@@ -112,15 +113,15 @@ def has_avx512bf16()->bool:
 
 
 def losses_with_an_evaluation(folder, monkeypatch, *, guarded:bool, evaluated:bool)->list[float]:
-    "Losses of 30 steps (12 on a CPU whose weights nobody repacks), evaluated after a third or not, guarded or not"
-    steps = 30 if has_avx512bf16() else 12
+    "Losses of 30 steps (6 on a CPU whose weights nobody repacks), evaluated after a third or not, guarded or not"
+    steps = 30 if has_avx512bf16() else 6
     if not guarded: monkeypatch.setattr("sft_nb.model.load.guard_4bit", lambda model: 0)
     # these too run the model in eval mode, as padding_free and preflight do
     monkeypatch.setattr("sft_nb.model.loss.head_of", lambda model: None)
     monkeypatch.setattr(Guards, "_write_receipt", lambda self: None)
     eval_steps = steps // 3 if evaluated else None
     cfg = load_config("demo", padding_free=False, preflight=False, runs_dir=str(folder), max_steps=steps,
-                      logging_steps=1, max_samples=480, eval_samples=16, eval_steps=eval_steps)
+                      logging_steps=1, max_samples=480, eval_samples=16, eval_steps=eval_steps, max_new_tokens=8)
     return values(train(cfg), "loss")
 
 
@@ -162,7 +163,8 @@ def test_a_run_directory_holds_what_it_promises(trained):
 
 
 def test_a_run_can_be_repeated_from_its_config(trained, tmp_path):
-    again = load_config(trained.path/"config.json", runs_dir=str(tmp_path), max_steps=1, preflight=False)
+    again = load_config(trained.path/"config.json", runs_dir=str(tmp_path), max_steps=1, preflight=False,
+                        max_new_tokens=1)
     assert train(again).metrics()[0]["loss"] == trained.metrics()[0]["loss"]
 
 
@@ -183,8 +185,8 @@ class CrashAtEight(TrainerCallback):
 
 
 def test_resuming_continues_without_a_gap_or_a_double_line(tmp_path):
-    cfg = load_config("demo", runs_dir=str(tmp_path), max_steps=12, max_samples=100, per_device_train_batch_size=8,
-                      eval_samples=0, logging_steps=1, save_steps=5, preflight=False)
+    cfg = load_config("demo", **learner(), runs_dir=str(tmp_path), max_steps=12, max_samples=100,
+                      per_device_train_batch_size=8, eval_samples=0, logging_steps=1, save_steps=5, preflight=False)
     whole = train(cfg)
     part = create_run(replace(cfg, run_name="part"))
     data = prepare(cfg)
@@ -222,7 +224,7 @@ def test_other_rows_under_the_same_name_are_not_resumed(tmp_path):
     lines = [json.dumps(dict(question=f"{i}?", answer=f"{i}")) for i in range(12)]
     file.write_text("\n".join(lines))
     run = train(load_config(**learner(), train_file=str(file), runs_dir=str(tmp_path/"runs"), max_steps=5, max_time=0.,
-                            eval_samples=0))
+                            eval_samples=0, preflight=False))
     assert (run.status.state, run.status.stopped_by) == ("stopped", "max_time")
     file.write_text("\n".join(lines[:9]))
     with pytest.raises(ConfigError, match="have changed since the run started"): resume(run)
@@ -253,7 +255,8 @@ def test_a_run_on_rows_of_ones_own_without_held_out_rows(tmp_path):
     "Trains, says that nothing is held out, and an evaluation asks for rows"
     rows = tmp_path/"mine.jsonl"
     rows.write_text("".join(json.dumps(dict(prompt=f"{k}+1?", completion=str(k + 1))) + "\n" for k in range(40)))
-    line = f"train --train-file {rows} --max-steps 2 --runs-dir {tmp_path/'runs'} --max-tokens-per-batch 256"
+    line = (f"train --train-file {rows} --max-steps 2 --runs-dir {tmp_path/'runs'} --max-tokens-per-batch 256 "
+            "--max-new-tokens 8")
     assert main(line.split()) == 0
     run = tmp_path/"runs"/"mine-tiny-1"
     assert json.loads((run/"status.json").read_text())["state"] == "finished"
