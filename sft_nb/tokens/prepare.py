@@ -46,7 +46,7 @@ def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder
             ledger.add(batch, encoded)
             phase.update(phase.done + len(batch.rows))
     ledger.close()
-    if not ledger.stats: raise _nothing_left(ledger, rows)
+    if not ledger.stats: raise _nothing_left(cfg, ledger, rows)
     if name == "train" and rows.rename and (rows.n is None or ledger.counts.read < rows.n):
         rows.rename.check_columns_were_found()
     return ledger
