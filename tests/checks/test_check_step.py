@@ -129,7 +129,7 @@ def test_slopes_leave_the_model_as_it_was(seen):
 
 def test_checkpointing_and_dropout(data):
     "the backward pass of a checkpointed layer runs it again: nothing may be dropped then either"
-    seen = Evidence(Workbench(small(**learner(), gradient_checkpointing=True, lora_dropout=.5), data=data))
+    seen = Evidence(Workbench(small(gradient_checkpointing=True, lora_dropout=.5), data=data))
     assert check_derivative(seen.slopes, seen.slack, seen.low_precision).status == "ok"
 
 
