@@ -1,14 +1,22 @@
 """The command line as a new user meets it, wrong arguments first."""
 import json, os, re, shlex, signal, subprocess, sys, time
+from contextlib import suppress
 from unittest.mock import patch
 
 import pytest
+from learner import learner
 
 from sft_nb.cli import main
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 
 SFT_NB = [sys.executable, "-c", "import sys; from sft_nb.cli import main; sys.exit(main())"]
+
+
+def small_model()->list[str]:
+    "Options that put the synthetic learner into the place of the demo's model, few rows, and no samples"
+    how = learner() | dict(max_samples=64, sample_steps=1000)
+    return [f"--{name.replace('_', '-')}={value}" for name, value in how.items()]
 
 
 def shell(*args, cwd=None): return subprocess.run([*SFT_NB, *map(str, args)], capture_output=True, text=True, cwd=cwd)
@@ -181,7 +189,7 @@ def test_evaluate_as_json(trained):
 
 def test_max_time_stops_and_resume_goes_on(tmp_path):
     named = ["train", "--config", "demo", "--runs-dir", tmp_path, "--run-name", "x"]
-    first = shell(*named, "--max-steps", 8, "--max-time", 0, "--eval-samples", 4, "--no-preflight")
+    first = shell(*named, *small_model(), "--max-steps", 8, "--max-time", 0, "--eval-samples", 4, "--no-preflight")
     assert first.returncode == 0, first.stderr
     assert f"Go on with: sft_nb train --resume {tmp_path}/x" in first.stdout, first.stdout
     assert f"sft_nb evaluate {tmp_path}/x" in first.stdout
@@ -206,11 +214,11 @@ class Capitals:
 
 
 def test_a_run_is_repeated_from_its_config_under_another_name(trained, files):
-    done = shell("train", "--config", trained.path/"config.json", "--max-steps", 1, "--eval-samples", 0,
-                 "--runs-dir", files/"again", "--run-name", "x", "--no-preflight")
+    done = shell("train", "--config", trained.path/"config.json", *small_model(), "--max-steps", 1,
+                 "--eval-samples", 0, "--runs-dir", files/"again", "--run-name", "x", "--no-preflight")
     assert done.returncode == 0 and (files/"again/x/adapter").exists(), done.stderr
     done = shell("train", "--config", files/"again/x/config.json")
-    assert done.returncode == 0 and (files/"again/arithmetic-tiny-1/adapter").exists(), done.stderr
+    assert done.returncode == 0 and (files/"again/arithmetic-learner-1/adapter").exists(), done.stderr
 
 
 PRINTS_AND_ENDS_WITH_3 = """import sys
@@ -236,7 +244,8 @@ def test_a_full_disk_is_not_a_reader_that_goes_away():
 
 def test_ctrl_c_is_written_down(tmp_path):
     line = f"train --config demo --runs-dir {tmp_path} --run-name x --save-steps 1 --no-preflight"
-    child = subprocess.Popen([*SFT_NB, *line.split()], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    line = [*line.split(), *small_model(), "--num-train-epochs", "99"]   # it is not finished before
+    child = subprocess.Popen([*SFT_NB, *line], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     deadline = time.time() + 120
     while not list(tmp_path.glob("x/checkpoints/*/checkpoint.json")) and time.time() < deadline: time.sleep(.2)
     child.send_signal(signal.SIGINT)
@@ -249,12 +258,17 @@ def test_ctrl_c_is_written_down(tmp_path):
 
 def _in_a_terminal(line:str, columns:int, **env)->str:
     "What a command writes to a pseudo-terminal of so many columns"
-    script = ("import os, pty, sys\n"
-              "def read(fd):\n    data = os.read(fd, 65536)\n    return data\n"
-              f"sys.exit(pty.spawn([sys.executable, '-m', 'sft_nb', *{line.split()!r}], read) >> 8)")
     env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | dict(TERM="xterm", COLUMNS=str(columns)) | env
-    return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True,
-                          stdin=subprocess.DEVNULL).stdout
+    master, slave = os.openpty()
+    with open(master, "rb", buffering=0) as terminal:
+        child = subprocess.Popen([sys.executable, "-m", "sft_nb", *line.split()], env=env, stdin=slave, stdout=slave,
+                                 stderr=slave)
+        os.close(slave)
+        said = b""
+        with suppress(OSError):   # Linux says so when nobody has the terminal open any more
+            while part := terminal.read(65536): said += part
+    assert child.wait(60) == 0, said
+    return said.decode()
 
 
 def test_a_help_is_as_wide_as_the_terminal_and_has_no_colour_where_none_is_wanted():

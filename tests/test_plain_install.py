@@ -32,7 +32,7 @@ for file in sorted(root.rglob("*.py")):
     if file.name in ("_modidx.py", "__main__.py") or file.parent.name == "configs": continue
     importlib.import_module(".".join(file.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__"))
 from sft_nb import evaluate, load_config, train
-run = train(load_config("demo", runs_dir=sys.argv[2], max_steps=2, eval_samples=4))
+run = train(load_config("demo", runs_dir=sys.argv[2], max_samples=32, max_steps=2, eval_samples=2, max_new_tokens=4))
 evaluate(run)
 print(run.state)
 """

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import huggingface_hub.constants as constants
 import pytest
 import torch
+from learner import learner
 from planted import bad, small
 
 from sft_nb.checks import environment
@@ -114,7 +115,7 @@ def test_memory(data, plan):
     assert check_memory(plan, "")[0].status == "ok"
     assert check_memory(tight, "").status == "fail"
     assert check_memory(None, "it was odd").says == "it was odd" and check_memory(None, "").status == "skipped"
-    assert bad(preflight(small(), data=data, plan=tight))["plan.memory"].status == "fail"
+    assert bad(preflight(small(**learner()), data=data, plan=tight))["plan.memory"].status == "fail"
 
 
 def test_measured(plan):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
+from learner import learner
 from planted import END, bad, small, status
 
 from sft_nb.checks.preflight import preflight
@@ -59,7 +60,7 @@ def test_ends():
 
 def test_truncation_that_takes_every_end(tokenizer):
     "seed 003: no row kept its end token, and nobody said so"
-    cfg = small(task="chat", max_length=12, on_long="cut")
+    cfg = small(task="chat", max_length=12, on_long="cut", **learner())
     row = dict(question="Who?", answer="one two three four five six seven eight nine ten " * 2)
     made = prepare(cfg, tokenizer, train=[row] * 3)
     assert bad(preflight(cfg, data=made))["data.ends"].status == "fail"

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from learner import learner
 from planted import bad, small
 
 from sft_nb.checks.preflight import Evidence
@@ -19,7 +20,7 @@ def data(): return prepare(small())
 
 
 @pytest.fixture
-def seen(data): return Evidence(Workbench(small(), data=data))
+def seen(data): return Evidence(Workbench(small(**learner()), data=data))
 
 
 def test_loss():
@@ -47,7 +48,7 @@ def test_gradient():
 
 @pytest.mark.parametrize("padding_free", [True, False])
 def test_order_and_width(data, padding_free):
-    seen = Evidence(Workbench(small(method="lora", padding_free=padding_free), data=data))
+    seen = Evidence(Workbench(small(**learner(), padding_free=padding_free), data=data))
     assert check_order(seen.score, seen.some_batch, seen.reversed_batch, 1e-4) is None
     assert check_width(seen.score, seen.some_batch, seen.wide_batch, 1e-4) is None
     wide = seen.wide_batch
@@ -132,7 +133,8 @@ def test_checkpointing_and_dropout(data):
     assert check_derivative(seen.slopes, seen.slack, seen.low_precision).status == "ok"
 
 
-def test_a_gradient_that_is_cut(seen):
+def test_a_gradient_that_is_cut(data):
+    seen = Evidence(Workbench(small(method="lora"), data=data))
     third = seen.model.get_base_model().model.layers[2].mlp
     third.register_forward_pre_hook(lambda module, args: (args[0].detach(),))
     assert check_gradient(seen.first_step).status == "ok"

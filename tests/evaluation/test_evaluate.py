@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from learner import learner, small_qlora, weights_of_learner
 
 from sft_nb.config import load_config
 from sft_nb.model.load import load_base
@@ -48,8 +49,7 @@ def test_a_checkpoint_that_is_not_there(trained):
 
 
 def test_a_run_of_all_weights_is_compared_with_the_base_that_it_began_with(tmp_path, tokenizer):
-    few = dict(method="full", max_steps=2, max_samples=32, eval_samples=4, preflight=False)
-    run = train(load_config("demo", runs_dir=str(tmp_path), **few))
+    run = train(small_qlora(tmp_path, method="full", max_steps=2, max_samples=32, eval_samples=4, max_new_tokens=8))
     e = evaluate(run, progress=False)
     base = load_base(run.config, tokenizer)
     rows = read_split(run.config, task_of(run.config), "eval")
@@ -66,7 +66,8 @@ def test_the_rows_that_preparation_kept_are_the_rows_that_are_scored(tmp_path):
     train_file.write_text("".join(json.dumps(row) + "\n" for row in rows[:6]))
     file.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{broken\n")
     cfg = load_config(train_file=str(train_file), eval_file=str(file), on_bad_row="drop", drop_duplicates=True,
-                      max_steps=2, save_steps=1, max_new_tokens=4, preflight=False, runs_dir=str(tmp_path/"runs"))
+                      **learner() | dict(max_steps=2, save_steps=1, max_new_tokens=4, preflight=False),
+                      runs_dir=str(tmp_path/"runs"))
     run = train(cfg)
     e = evaluate(run, progress=False)
     assert [a.where for a in e.tuned.answers] == [f"eval.jsonl line {k}" for k in range(1, 7)]
@@ -91,7 +92,6 @@ def test_rows_of_any_length_are_asked_of_a_model_that_no_run_trained(tmp_path):
 
 
 def test_a_model_without_a_run_is_asked_for_rows_to_evaluate_and_for_nothing_else(tmp_path):
-    from learner import weights_of_learner
     file = tmp_path/"rows.jsonl"
     file.write_text(json.dumps(dict(question="9+1?", answer="10")) + "\n")
     folder = shutil.copytree(weights_of_learner(), tmp_path/"merged")

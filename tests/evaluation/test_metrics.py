@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from learner import learner
 
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
@@ -116,7 +117,8 @@ def test_a_verdict_of_a_figure_in_its_own_unit():
 def chat(tmp_path_factory):
     "Two steps on rows of free text"
     folder = tmp_path_factory.mktemp("free")
-    cfg = load_config(task="chat", max_steps=2, save_steps=1, max_new_tokens=4, preflight=False, runs_dir=str(folder))
+    few = dict(max_steps=2, save_steps=1, max_new_tokens=4, preflight=False, runs_dir=str(folder))
+    cfg = load_config(task="chat", **learner() | few)
     from sft_nb.tokens.prepare import prepare
     return train(cfg, data=prepare(cfg, train=ROWS[:8], eval=ROWS[8:]))
 

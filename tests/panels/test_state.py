@@ -2,6 +2,7 @@
 from itertools import accumulate
 
 import pytest
+from learner import learner
 
 from sft_nb.config import load_config
 from sft_nb.panels.batches import BatchState
@@ -12,8 +13,9 @@ from sft_nb.training.trainer import SupervisedTrainer
 from sft_nb.workbench import Workbench
 
 # 22 rows make 6 micro-batches of 4, or 5 of 280 tokens: an epoch ends with a step of fewer micro-batches
-SMALL = dict(method="lora", preflight=False, max_samples=22, eval_samples=5, per_device_train_batch_size=4,
-             per_device_eval_batch_size=2, gradient_accumulation_steps=4, num_train_epochs=2, save_steps=100)
+SMALL = learner() | dict(
+    preflight=False, max_samples=22, eval_samples=5, per_device_train_batch_size=4, per_device_eval_batch_size=2,
+    gradient_accumulation_steps=4, num_train_epochs=2, save_steps=100, sample_steps=100)
 WAYS = {
     "padded": dict(padding_free=False),
     "flattened": dict(padding_free=True),

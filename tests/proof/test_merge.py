@@ -1,9 +1,11 @@
 """What is loaded is what was trained, and what is exported too, for every kind of adapter."""
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from learner import learner
 
 import sft_nb.proof.merge as merging
 from sft_nb.config import load_config
@@ -15,55 +17,65 @@ from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.train import train
 from sft_nb.workbench import Workbench
 
+FLOAT = learner() | dict(method="lora", learning_rate=1e-2)   # where the weights of the base are not rounded
 ADAPTERS = {
-    "qlora": dict(),
+    "qlora": dict(max_steps=6, max_samples=24, save_steps=3),
     "fp4, gaussian": dict(bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=False, init_lora_weights="gaussian"),
     "8bit": dict(load_in_8bit=True),
-    "lora": dict(method="lora"),
-    "full": dict(method="full", learning_rate=1e-3),
-    "dora": dict(method="lora", use_dora=True, learning_rate=1e-3),
-    "pissa": dict(method="lora", init_lora_weights="pissa", learning_rate=1e-3),
-    "rslora, olora": dict(method="lora", use_rslora=True, lora_target_modules=("attention",), init_lora_weights="olora",
-                          learning_rate=1e-3),
-    "head": dict(method="lora", modules_to_save=("lm_head",), learning_rate=1e-3),
+    "lora": FLOAT,
+    "full": FLOAT | dict(method="full"),
+    "dora": FLOAT | dict(use_dora=True),
+    "pissa": FLOAT | dict(init_lora_weights="pissa"),
+    "rslora, olora": FLOAT | dict(use_rslora=True, lora_target_modules=("attention",), init_lora_weights="olora"),
+    "head": FLOAT | dict(modules_to_save=("lm_head",)),
     "tokens": dict(train_tokens=("<|im_end|>", "<|new|>")),
 }
 
 
+@pytest.fixture(autouse=True)
+def answers_are_short(monkeypatch):
+    "A model that has hardly learned never ends its answer, and two models that differ do so from the first token on"
+    monkeypatch.setattr(merging, "probe", partial(probe, max_new_tokens=8))
+
+
 def short(tmp_path, **how):
-    "A run of six steps"
-    small = dict(runs_dir=str(tmp_path), max_steps=6, max_samples=24, per_device_train_batch_size=4, eval_samples=0,
-                 save_steps=100, preflight=False)
+    "A run of four steps, of which no samples are taken"
+    small = dict(runs_dir=str(tmp_path), max_steps=4, max_samples=16, per_device_train_batch_size=4, eval_samples=0,
+                 save_steps=100, preflight=False, max_new_tokens=8, sample_steps=100)
     return train(load_config("demo", **small | how))
 
 
 @pytest.fixture
-def of_six_steps(train_once):
-    "A run of the demo's adapter; it is trained once"
-    return train_once("of_six_steps", lambda folder: short(folder, save_steps=3))
+def trained_as(train_once):
+    "`trained_as(kind)`: a run of one of `ADAPTERS`; it is trained once"
+    return lambda kind: train_once(f"merge-{kind}", lambda folder: short(folder, **ADAPTERS[kind]))
 
 
-@pytest.mark.parametrize("how", ADAPTERS.values(), ids=ADAPTERS.keys())
+@pytest.fixture
+def of_six_steps(trained_as): return trained_as("qlora")
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
 @pytest.mark.filterwarnings("ignore")
-def test_trained_loaded_merged_and_reloaded_are_one_model(tmp_path, how):
-    run = short(tmp_path, **how)
-    out = merge(run, dtype="float32", prompts=3)
+def test_trained_loaded_merged_and_reloaded_are_one_model(trained_as, kind):
+    run = trained_as(kind)
+    out = merge(run, dtype="float32", prompts=2)
     report = json.loads((out/"parity.json").read_text())
-    assert report["status"] == "ok" and report["figures"]["equal_answers"] == 3
+    assert report["status"] == "ok" and report["figures"]["equal_answers"] == 2
     tok = load_tokenizer(run.config)
     talk = [[dict(role="user", content="Ben has 3 figs. Then Ben buys 4 more. How many figs does Ben have?")]]
-    tuned = probe(load_adapter(run.config, tok, run.adapter), tok, talk)
-    base = probe(load_base(run.config, tok), tok, talk, like=tuned)
+    tuned = probe(load_adapter(run.config, tok, run.adapter), tok, talk, max_new_tokens=8)
+    base = probe(load_base(run.config, tok), tok, talk, like=tuned, max_new_tokens=1)
     assert parity(tuned, base, tolerance=1e-3).status == "fail", "nothing was learned, so nothing is proved"
 
 
-def test_only_the_rows_of_the_tokens_are_trained(tmp_path):
-    cfg = load_config("demo", train_tokens=("<|im_end|>", "<|new|>"))
+def test_only_the_rows_of_the_tokens_are_trained(trained_as):
+    cfg = load_config("demo", **ADAPTERS["tokens"])
     tok = load_tokenizer(cfg)
     new, end = tok.convert_tokens_to_ids("<|new|>"), tok.convert_tokens_to_ids("<|im_end|>")
     assert len(tok) == len(load_tokenizer(load_config())) + 1 and tok.decode([new]) == "<|new|>"
     before = load_base(cfg, tok).get_input_embeddings().weight
-    run = short(tmp_path, train_tokens=("<|im_end|>", "<|new|>"))
+    run = trained_as("tokens")
     from safetensors.torch import load_file
     saved = [w for n, w in load_file(run.adapter/"adapter_model.safetensors").items() if "token" in n]
     assert len(saved) == 1 and saved[0].shape == (2, before.shape[1])
@@ -137,7 +149,7 @@ def test_a_merge_that_lost_something_is_an_error_and_leaves_nothing(tmp_path, of
 def test_a_run_in_16_bits_is_merged_in_32(tmp_path):
     "The adapter's own sums are of 16 bits, so no more than that can be asked of the comparison"
     from safetensors.torch import load_file
-    run = short(tmp_path, method="lora", dtype="bfloat16")
+    run = short(tmp_path, **FLOAT, dtype="bfloat16")
     out = merge(run, dtype="float32", prompts=2)
     assert {w.dtype for w in load_file(out/"model.safetensors").values()} == {torch.float32}
 

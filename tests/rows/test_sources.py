@@ -181,10 +181,22 @@ contents = st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join) | st.bin
 def folder(tmp_path_factory): return tmp_path_factory.mktemp("f")
 
 
-@given(contents, st.sampled_from([*SUFFIXES, ".jsonl.gz", ".csv.gz"]))
-@how(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+malformed = given(contents, st.sampled_from([*SUFFIXES, ".jsonl.gz", ".csv.gz"]))
+
+@malformed
+@how(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
 def test_malformed_files_are_errors_of_ours(folder, content, suffix):
-    "3000 files"
+    "600 files"
+    assert_read_or_refused(folder, content, suffix)
+
+@pytest.mark.soak
+@malformed
+@how(max_examples=6000, deadline=None, suppress_health_check=list(HealthCheck))
+def test_more_malformed_files_are_errors_of_ours(folder, content, suffix):
+    "6000 files"
+    assert_read_or_refused(folder, content, suffix)
+
+def assert_read_or_refused(folder, content, suffix):
     file = folder/f"rows{suffix}"
     file.write_bytes(content)
     try: rows = read_rows(file)

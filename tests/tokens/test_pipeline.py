@@ -105,10 +105,22 @@ row = st.dictionaries(st.sampled_from(fields), st.recursive(simple, nested, max_
 def reader(tokenizer): return Reader(no_eval(task="chat"), task_of(load_config(task="chat")), Template(tokenizer))
 
 
-@given(st.lists(row, min_size=20, max_size=20))
-@how(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+malformed = given(st.lists(row, min_size=20, max_size=20))
+
+@malformed
+@how(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 def test_malformed_rows_are_errors_of_ours(reader, rows):
-    "200 times 20 rows"
+    "50 times 20 rows"
+    assert_read_or_refused(reader, rows)
+
+@pytest.mark.soak
+@malformed
+@how(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+def test_more_malformed_rows_are_errors_of_ours(reader, rows):
+    "400 times 20 rows"
+    assert_read_or_refused(reader, rows)
+
+def assert_read_or_refused(reader, rows):
     for k, row in enumerate(rows):
         try: batch = next(reader.batches([(f"row {k}", row)]))
         except SftError as e:
