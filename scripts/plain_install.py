@@ -74,12 +74,13 @@ def use(programs:Path, folder:Path)->None:
     for name in names: run(sft_nb, name, "--help", cwd=folder, env=env)
     run(sft_nb, "--help", cwd=folder, env=env)
 
-    run(sft_nb, "check", "--config", "demo", cwd=folder, env=env)
+    for name in ("config", "data", "plan", "check"): run(sft_nb, name, "--config", "demo", cwd=folder, env=env)
     printed = run(sft_nb, "train", "--config", "demo", "--max-steps", 5, cwd=folder, env=env)
     trained = re.findall(r"run directory: (.+)", printed)[-1].strip()
     run(sft_nb, "evaluate", trained, cwd=folder, env=env)
     run(sft_nb, "merge", trained, cwd=folder, env=env)
     run(sft_nb, "report", trained, cwd=folder, env=env)
+    run(sft_nb, "runs", cwd=folder, env=env)
     (folder/"ten_lines.py").write_text(ten_lines(), encoding="utf-8")
     run(python, "ten_lines.py", cwd=folder, env=env)
 
