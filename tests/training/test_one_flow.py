@@ -4,6 +4,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
+from learner import learner
 
 from sft_nb import evaluate, launch, load_config, plan, prepare, preflight, train
 from sft_nb.report import ConfigError, SftError
@@ -17,8 +18,10 @@ SUMS = [dict(prompt=f"{a} plus {b}?", completion=str(a + b)) for a in range(8) f
 
 
 def small(tmp_path, **changes):
-    return load_config(**dict(runs_dir=str(tmp_path/"runs"), cache_dir=str(tmp_path/"cache"), max_steps=2,
-                              max_length=64, logging_steps=1, max_new_tokens=4, eval_samples=4) | changes)
+    few = dict(max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=1, max_length=64,
+               logging_steps=1, max_new_tokens=4, eval_samples=4)
+    folders = dict(runs_dir=str(tmp_path/"runs"), cache_dir=str(tmp_path/"cache"))
+    return load_config(**folders | learner() | few | changes)
 
 
 @pytest.fixture(autouse=True)
