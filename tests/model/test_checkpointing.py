@@ -31,7 +31,7 @@ IDS = torch.randint(3, 768, (1, sum(LENGTHS)), generator=torch.Generator().manua
 AT = torch.cat([torch.arange(n) for n in LENGTHS])[None]
 CU = torch.tensor([0, 19, 26, 64], dtype=torch.int32)
 PLAIN = [k for k in SHAPES if k not in ("gemma2", "gpt2")]   # open scores are no one operation; positions are learned
-FEW = dict(max_samples=16, per_device_train_batch_size=2, gradient_accumulation_steps=1, max_new_tokens=4)
+FEW = dict(max_samples=16, per_device_train_batch_size=2, max_new_tokens=4)
 THOROUGH = ("qwen3", "mistral", "gemma2")   # whose every way is tried; of the others one, and all in `make soak`
 
 
