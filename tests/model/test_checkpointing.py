@@ -31,6 +31,14 @@ IDS = torch.randint(3, 768, (1, sum(LENGTHS)), generator=torch.Generator().manua
 AT = torch.cat([torch.arange(n) for n in LENGTHS])[None]
 CU = torch.tensor([0, 19, 26, 64], dtype=torch.int32)
 PLAIN = [k for k in SHAPES if k not in ("gemma2", "gpt2")]   # open scores are no one operation; positions are learned
+FEW = dict(max_samples=16, per_device_train_batch_size=2, max_new_tokens=4)
+THOROUGH = ("qwen3", "mistral", "gemma2")   # whose every way is tried; of the others one, and all in `make soak`
+
+
+def grid(kinds, ways, one):
+    "Architecture and way: every way of some architectures, one way of each, and the others marked"
+    return [pytest.param(kind, way, marks=[] if kind in THOROUGH or way is one else pytest.mark.soak)
+            for kind in kinds for way in ways]
 
 
 class Count(TorchDispatchMode):
@@ -41,10 +49,11 @@ class Count(TorchDispatchMode):
         return f(*args, **(kwargs or {}))
 
 
-def adapted(kind="qwen3", *, attention="varlen", **how):
+def adapted(kind="qwen3", *, attention="varlen", layers=4, **how):
     how = dict(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM") | how
     torch.manual_seed(3)
-    base = model(kind, attention=attention, attention_dropout=0.).requires_grad_(False)
+    size = {"n_layer" if kind == "gpt2" else "num_hidden_layers": layers}
+    base = model(kind, attention=attention, attention_dropout=0., **size).requires_grad_(False)
     return get_peft_model(base, LoraConfig(**how)).train()
 
 
@@ -62,22 +71,21 @@ def off(got:list, want:list)->float:
     return max(((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item() for a, b in zip(got, want))
 
 
-@pytest.mark.parametrize("waiting", [OnDevice, OnHost])
-@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("kind, waiting", grid(PLAIN, [OnDevice, OnHost], OnHost))
 def test_attention_runs_once_and_every_number_is_the_same(kind, waiting):
-    m = adapted(kind, lora_dropout=.2)
+    m = adapted(kind, layers=2, lora_dropout=.2)
     once, want = out(m)
     recompute_layers(m)
     twice, again = out(m)
     recompute_layers(m, keep_attention=True, waiting=waiting)
     kept, got = out(m)
-    assert once == 4 * len(LENGTHS) and (twice, kept) == (2 * once, once)
+    assert once == 2 * len(LENGTHS) and (twice, kept) == (2 * once, once)
     assert all(map(torch.equal, again, want)) and all(map(torch.equal, got, want))
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gpt2"])
 def test_what_cannot_be_kept_is_computed_again(kind):
-    m = adapted(kind)
+    m = adapted(kind, layers=2)
     want = out(m)[1]
     recompute_layers(m, keep_attention=True)
     assert all(map(torch.equal, out(m)[1], want))
@@ -206,7 +214,7 @@ def test_weights_stay_and_a_tensor_is_sent_once(monkeypatch):
 
 def test_a_training_whose_saved_tensors_wait_elsewhere_ends_with_the_same_weights(tmp_path, monkeypatch):
     from sft_nb.training import trainer
-    how = dict(gradient_checkpointing=True, keep_attention=False, preflight=False, max_steps=3)
+    how = dict(gradient_checkpointing=True, keep_attention=False, max_steps=3, **FEW)
     plain = train(small(tmp_path/"plain", **how))
     bus, made = on_a_card(monkeypatch), trainer.SupervisedTrainer.__init__
     def init(self, *args, **kwargs):
@@ -225,18 +233,17 @@ def shorten(monkeypatch, fewest=8, most=5):
     monkeypatch.setattr(checkpointing, "_MOST_PARTS", most)
 
 
-@pytest.mark.parametrize("kept", [None, False, True])
-@pytest.mark.parametrize("kind", list(SHAPES))
+@pytest.mark.parametrize("kind, kept", grid(SHAPES, [None, False, True], True))
 def test_parts_give_the_same_gradients(kind, kept, monkeypatch):
     shorten(monkeypatch)
-    m = adapted(kind)
+    m = adapted(kind, layers=2)
     want = out(m)[1]
     if kept is not None: recompute_layers(m, keep_attention=kept)
     seen, whole = [], checkpointing.checkpoint
     monkeypatch.setattr(checkpointing, "checkpoint", lambda f, x, **k: seen.append(x.shape[1]) or whole(f, x, **k))
     parts = recompute_parts(m)
     got = out(m)[1]
-    assert parts.n == len(parts_of(m)) >= 8 and off(got, want) < 2e-5
+    assert parts.n == len(parts_of(m)) >= 4 and off(got, want) < 2e-5
     assert seen[:5] == [13, 13, 13, 13, 12]
     parts.undo()
     assert not any("forward" in vars(part) for part in parts_of(m))
@@ -330,7 +337,7 @@ def test_a_training_keeps_attention_and_ends_in_the_same_weights(tmp_path, monke
             return (keeps if isinstance(self, checkpointing._KeepAttention) else gives)(self, f, types, args, kwargs)
         monkeypatch.setattr(checkpointing._KeepAttention, "__torch_dispatch__", watch)
         monkeypatch.setattr(checkpointing._ReplayAttention, "__torch_dispatch__", watch)
-        cfg = small(tmp_path, max_steps=2, lora_dropout=.1, device="cpu", run_name=name,
+        cfg = small(tmp_path, max_steps=2, **FEW, lora_dropout=.1, device="cpu", run_name=name,
                     **dict(gradient_checkpointing=True) | how)
         weights[name] = (train(cfg).path/"adapter"/"adapter_model.safetensors").read_bytes()
     assert weights["plain"] == weights["again"] == weights["kept"]

@@ -73,7 +73,7 @@ def test_a_published_gemma_trains_in_4_bits_and_is_merged_with_its_vision_tower(
     base = Path(published(tmp_path, "gemma3"))
     (base/"preprocessor_config.json").write_text('{"size": 28}')
     run = train(small(tmp_path, model=str(base), init="pretrained", method="qlora", preflight=True, max_steps=2,
-                      run_name="run", eval_samples=4))
+                      run_name="run", eval_samples=4, per_device_train_batch_size=2, max_new_tokens=4))
     assert "rows are text, so only model.language_model is trained" in "".join(capfd.readouterr())
     assert Report.load(run.path/"preflight.json").status != "fail"
     merged = merge(run, dtype="float32", prompts=2)

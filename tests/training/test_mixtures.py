@@ -18,7 +18,7 @@ from sft_nb.training.train import train
 def mixture(tmp_path, kind:str, **how):
     "Four steps of a small mixture with random weights, sampled and evaluated on the way"
     return small(tmp_path, model=folder(tmp_path, kind, num_hidden_layers=2), max_steps=4, sample_steps=2, eval_steps=2,
-                 eval_samples=4, save_steps=4, **how)
+                 eval_samples=4, save_steps=4, **dict(per_device_train_batch_size=2, max_new_tokens=4) | how)
 
 
 @pytest.mark.parametrize("kind, method", [("qwen3_moe", "lora"), ("glm4_moe", "lora"), ("qwen3_moe", "qlora")])
@@ -35,7 +35,7 @@ def test_a_mixture_trains_is_sampled_evaluated_and_merged(tmp_path, kind, method
     assert checked["learning.answers"].status == "ok" and checked["model.reach"].says == reach
     assert checked.get("model.packed", checked["model.reach"]).status == "ok"
     assert json.loads((run.path/"plan.json").read_text())["reach"] == reach
-    assert evaluate(run, max_new_tokens=8).tuned.n == 4
+    assert evaluate(run).tuned.n == 4
     adapter = json.loads((run.adapter/"adapter_config.json").read_text())
     assert {"experts.down_proj", "experts.gate_up_proj"} <= {*adapter["target_parameters"]}
     merged = merge(run, dtype="float32", prompts=2)

@@ -33,7 +33,7 @@ def out_of_memory(*, rows:int, step:int=1, evaluation:bool=False):
 
 @pytest.mark.parametrize("how", [{}, dict(padding_free=False)], ids=["flattened", "padded"])
 def test_out_of_memory_at_step_five(tmp_path, how):
-    cfg = small(tmp_path, lora_dropout=0., **how)
+    cfg = small(tmp_path, lora_dropout=0., max_steps=6, save_steps=6, max_new_tokens=4, **how)
     whole = train(cfg)
     with out_of_memory(rows=1, step=5): run = train(replace(cfg, run_name="short"))
     for a, b in zip(curve(run, "num_tokens"), curve(whole, "num_tokens")): assert a == pytest.approx(b, rel=1e-4)
@@ -56,7 +56,8 @@ def test_another_error_is_not_about_memory(tmp_path):
 
 
 def test_an_evaluation_that_does_not_fit_shrinks_itself_only(tmp_path):
-    cfg = small(tmp_path, eval_steps=5, eval_samples=12, per_device_eval_batch_size=8)
+    cfg = small(tmp_path, max_steps=4, eval_steps=2, save_steps=4, eval_samples=12, per_device_eval_batch_size=8,
+                max_new_tokens=4)
     whole = train(cfg)
     with out_of_memory(rows=2, evaluation=True): run = train(replace(cfg, run_name="short"))
     assert curve(run) == curve(whole) and weights(run) == weights(whole)

@@ -6,6 +6,7 @@ import tempfile
 
 import pytest
 import torch
+from learner import learner
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
@@ -22,7 +23,13 @@ SUMS = [dict(prompt=f"{a} plus {b}?", completion=str(a + b)) for a in range(8) f
 
 def small(tmp_path, **changes):
     return load_config(**dict(runs_dir=str(tmp_path/"runs"), cache_dir=str(tmp_path/"cache"), max_steps=4, save_steps=2,
-                              max_length=64, logging_steps=1, max_new_tokens=4, preflight=False) | changes)
+                              per_device_train_batch_size=2, gradient_accumulation_steps=1, max_length=64,
+                              logging_steps=1, max_new_tokens=4, preflight=False) | changes)
+
+
+def quick(tmp_path, **changes):
+    "The synthetic learner, where the model is no object of the caller"
+    return small(tmp_path, **learner() | dict(max_new_tokens=4) | changes)
 
 
 def data_of(cfg, tokenizer=None): return prepare(cfg, tokenizer, train=SUMS[:60], eval=SUMS[60:])
@@ -32,12 +39,12 @@ class Stops(TrainerCallback):
     def __init__(self, step): self.step, self.events = step, []
     def on_step_end(self, args, state, control, **kwargs):
         self.events.append(state.global_step)
-        control.should_training_stop = state.global_step >= self.step
+        control.should_training_stop |= state.global_step >= self.step
 
 
 def test_a_callback_sees_the_steps_and_may_end_the_training(tmp_path):
     mine = Stops(2)
-    run = train(data_of(small(tmp_path)), callbacks=[mine])
+    run = train(data_of(quick(tmp_path)), callbacks=[mine])
     assert (mine.events, run.state, run.status.step) == ([1, 2], "finished", 2)
     assert run.status.reason == "a callback asked for the end at step 2"
 
@@ -46,7 +53,7 @@ def test_a_callback_that_fails_fails_the_run(tmp_path):
     class Fails(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs): raise RuntimeError("the disk of the callback is full")
     with pytest.raises(RuntimeError, match="the disk of the callback"):
-        train(data_of(small(tmp_path)), callbacks=[Fails()])
+        train(data_of(quick(tmp_path)), callbacks=[Fails()])
     (status,) = (tmp_path/"runs").glob("*/status.json")
     status = json.loads(status.read_text())
     assert status["state"] == "failed" and "the disk of the callback" in status["reason"]
@@ -54,13 +61,13 @@ def test_a_callback_that_fails_fails_the_run(tmp_path):
 
 def test_early_stopping_of_ones_own(tmp_path):
     stops = EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=1e9)   # nothing is good enough
-    cfg = small(tmp_path, eval_steps=1, load_best_model_at_end=True, max_steps=6)
+    cfg = quick(tmp_path, eval_steps=1, load_best_model_at_end=True, max_steps=6)
     run = train(data_of(cfg), callbacks=[stops])
     assert run.state == "finished" and run.status.step < 6 and "callback" in run.status.reason
 
 
 def test_callbacks_are_given_again_when_a_run_is_resumed(tmp_path):
-    run = train(data_of(small(tmp_path, max_time=0.)))
+    run = train(data_of(quick(tmp_path, max_time=0.)))
     assert run.state == "stopped"
     mine = Stops(100)
     assert resume(run, callbacks=[mine]).state == "finished"
@@ -125,7 +132,7 @@ def test_an_adapter_that_is_there_already_is_trained_on(tmp_path):
 
 
 def test_a_tokenizer_of_ones_own_is_kept_with_the_run(tmp_path):
-    cfg = small(tmp_path)
+    cfg = quick(tmp_path)
     tokenizer = copy.deepcopy(load_tokenizer(cfg))
     tokenizer.chat_template = tokenizer.chat_template.replace("message['role']", "message['role'] + ':'")
     assert "+ ':'" in tokenizer.chat_template

@@ -120,7 +120,7 @@ def test_two_processes_on_one_run(tmp_path, undisturbed):
 
 def test_the_log_continues_between_two_of_its_lines(tmp_path):
     "A line every four steps, checkpoints every three: what was summed up before the checkpoint is in the next line"
-    cfg = small(tmp_path, logging_steps=4, max_steps=9)
+    cfg = small(tmp_path, logging_steps=4, max_steps=9, per_device_train_batch_size=2, max_new_tokens=4)
     whole = train(cfg)
     part = train(replace(cfg, run_name="part"))
     for n in (6, 9): shutil.rmtree(part.path/f"checkpoints/checkpoint-{n}")

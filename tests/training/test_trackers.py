@@ -72,7 +72,8 @@ def test_trackers_have_the_lines_of_metrics_and_no_file_has_a_secret(tmp_path, m
     pytest.importorskip("tensorboard")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    run = train(small(tmp_path/"runs", report_to=("wandb", "tensorboard"), eval_steps=5, eval_samples=8))
+    run = train(small(tmp_path/"runs", report_to=("wandb", "tensorboard"), eval_steps=2, eval_samples=4,
+                      max_steps=4, save_steps=4, max_new_tokens=4))
     events, history = events_of_tensorboard(run.path/"tensorboard"), lines_of_wandb(run.path/"wandb")
     for name, scalar in dict(loss="train/loss", eval_loss="eval/loss", learning_rate="train/learning_rate").items():
         ours = [(m["step"], pytest.approx(m[name], rel=1e-6)) for m in run.metrics() if name in m]
