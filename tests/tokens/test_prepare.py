@@ -34,12 +34,12 @@ REAL = [("qwen3", "qwen3_training.jinja"), ("qwen3", "qwen2_5.jinja"), ("smollm2
 @pytest.mark.parametrize("name,template", REAL)
 def test_real_rows_through_real_tokenizers(name, template):
     "GSM8K with a chat template that trl ships and without one: prompts are those of inference, one end, one BOS"
-    rows = gsm8k(300)
+    rows = gsm8k(100)
     cfg = no_eval(tokenizer=str(shared(f"tokenizers/{name}")), max_length=2000,
                   chat_template=trl_template(template) if template else None)
     tok = load_tokenizer(cfg)
     data = prepare(cfg, tok, train=rows)
-    assert len(data.train.tokens) == 300 and data.train.duplicates() == 0
+    assert len(data.train.tokens) == 100 and data.train.duplicates() == 0
     for x, row in zip(data.train.tokens, rows):
         ids, labels = x["input_ids"], x["labels"]
         n = next(i for i, l in enumerate(labels) if l != -100)
@@ -89,7 +89,7 @@ ALL = dict(gsm8k="gsm8k/train.jsonl", nli="mistral_nli_sample/sample_ft.jsonl",
 @pytest.mark.parametrize("tokenizer,template", [("qwen3", "qwen3.jinja"), ("smollm2", None), ("mistral-v3-hf", None)])
 def test_every_real_set_of_a_known_format_goes_in(name, tokenizer, template):
     cfg = no_eval(tokenizer=str(shared(f"tokenizers/{tokenizer}")), train_file=str(shared("data/" + ALL[name])),
-                  max_length=4096, chat_template=trl_template(template) if template else None, max_samples=300)
+                  max_length=4096, chat_template=trl_template(template) if template else None, max_samples=100)
     data = prepare(cfg)
     s = data.train
     assert s.n_read == s.n_kept + s.counts.dropped and s.n_kept > .9 * s.n_read
