@@ -23,13 +23,15 @@ def sweep_of(r, *, rows:int=150, checkpoints:int=10, skill:float=.5, gain:float=
     return base.astype(float), (hard + shared < stats.norm.ppf(skill + gain) * 2 ** .5).astype(float)
 
 
-@pytest.mark.parametrize("skill, alike, sweeps", [(.5, .5, 400), (.05, .1, 200)], ids=["half right", "hardly any"])
+@pytest.mark.parametrize("skill, alike, sweeps", [
+    (.5, .5, 120), (.05, .1, 200), pytest.param(.5, .5, 400, marks=pytest.mark.soak)],
+    ids=["half right", "hardly any", "half right, 400"])
 def test_no_true_difference_is_called_better_in_at_most_one_sweep_of_twenty(skill, alike, sweeps):
     r = np.random.default_rng(7)
     picks = [pick(*sweep_of(r, skill=skill, alike=alike)) for _ in range(sweeps)]
     assert sum(says_better(p.difference) for p in picks) <= sweeps / 20
     uncorrected = sum(p.difference.gain > 0 and mcnemar(p.difference.won, p.difference.lost) < .05 for p in picks)
-    if skill == .5: assert uncorrected > 24   # what the correction is for
+    if skill == .5: assert uncorrected > .06 * sweeps   # what the correction is for
 
 
 def test_no_true_difference_of_rows_in_clusters_and_of_other_figures():

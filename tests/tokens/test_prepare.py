@@ -18,14 +18,17 @@ def gsm8k(n): return [json.loads(l) for l in shared("data/gsm8k/train.jsonl").op
 
 # figures of real rows
 
-def test_gsm8k_in_qwen_tokens_has_its_known_figures():
+WHOLE = pytest.mark.soak   # the whole set; its first rows in the suite
+
+@pytest.mark.parametrize("n, too_long, over_128", [(1000, 1, .758), pytest.param(7473, 2, .774, marks=WHOLE)])
+def test_gsm8k_in_qwen_tokens_has_its_known_figures(n, too_long, over_128):
     "77.4% of the training rows are longer than 128 tokens of question and answer; 2 rows than 512"
     cfg = load_config("gsm8k", tokenizer=str(shared("tokenizers/qwen3")), eval_samples=0,
-                      train_file=str(shared("data/gsm8k/train.jsonl")))
+                      train_file=str(shared("data/gsm8k/train.jsonl")), max_samples=n)
     data = prepare(cfg)
-    assert (data.train.n_read, data.train.n_kept) == (7473, 7471)
-    assert [d["reason"] for d in data.dropped] == ["longer than max_length 512"] * 2
-    assert abs(sum(n > 128 for n in data.train.lengths) / 7473 - .774) < .01
+    assert (data.train.n_read, data.train.n_kept) == (n, n - too_long)
+    assert [d["reason"] for d in data.dropped] == ["longer than max_length 512"] * too_long
+    assert abs(sum(n > 128 for n in data.train.lengths) / n - over_128) < .01
 
 
 REAL = [("qwen3", "qwen3_training.jinja"), ("qwen3", "qwen2_5.jinja"), ("smollm2", None), ("gpt2", None),
@@ -50,15 +53,16 @@ def test_real_rows_through_real_tokenizers(name, template):
         assert ids.count(tok.bos_token_id) == (ids[0] == tok.bos_token_id)
 
 
-def test_the_prompt_is_a_prefix_where_the_tokenizer_alone_would_not_make_it_one():
+@pytest.mark.parametrize("n, others", [(500, 14), pytest.param(2000, 75, marks=WHOLE)])
+def test_the_prompt_is_a_prefix_where_the_tokenizer_alone_would_not_make_it_one(n, others):
     """Without a separator the tokens of the question are no prefix of those of question + answer in 75 of the first
-    2000 rows; here they always are"""
-    rows = gsm8k(2000)
+    2000 rows, 14 of them among the first 500; here they always are"""
+    rows = gsm8k(n)
     cfg = no_eval(tokenizer=str(shared("tokenizers/qwen3")), prompt_separator="", max_length=2000)
     tok = load_tokenizer(cfg)
     together = tok([r["question"] + r["answer"] for r in rows])["input_ids"]
     alone = tok([r["question"] for r in rows])["input_ids"]
-    assert sum(t[:len(a)] != a for t, a in zip(together, alone)) == 75
+    assert sum(t[:len(a)] != a for t, a in zip(together, alone)) == others
     for x, a, r in zip(prepare(cfg, tok, train=rows).train.tokens, alone, rows):
         n = len(a)
         assert x["input_ids"][:n] == a and x["labels"][:n] == [-100] * n
