@@ -1,5 +1,6 @@
 """Real rows through real tokenizers, mixtures and splits: from `prepare` to the tokens."""
 import json, random
+from functools import cache
 
 import pytest
 from conftest import shared
@@ -11,6 +12,13 @@ from sft_nb.rows.sources import read_rows
 from sft_nb.tokens.encode import encode_prompts
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
+
+
+@cache
+def loaded(name, template):
+    "A tokenizer that several tests read, and the settings that load it, which takes a second"
+    how = dict(tokenizer=str(shared(f"tokenizers/{name}")), chat_template=trl_template(template) if template else None)
+    return load_tokenizer(no_eval(**how)), how
 
 
 def gsm8k(n): return [json.loads(l) for l in shared("data/gsm8k/train.jsonl").open()][:n]
@@ -38,9 +46,8 @@ REAL = [("qwen3", "qwen3_training.jinja"), ("qwen3", "qwen2_5.jinja"), ("smollm2
 def test_real_rows_through_real_tokenizers(name, template):
     "GSM8K with a chat template that trl ships and without one: prompts are those of inference, one end, one BOS"
     rows = gsm8k(100)
-    cfg = no_eval(tokenizer=str(shared(f"tokenizers/{name}")), max_length=2000,
-                  chat_template=trl_template(template) if template else None)
-    tok = load_tokenizer(cfg)
+    tok, how = loaded(name, template)
+    cfg = no_eval(**how, max_length=2000)
     data = prepare(cfg, tok, train=rows)
     assert len(data.train.tokens) == 100 and data.train.duplicates() == 0
     for x, row in zip(data.train.tokens, rows):
@@ -92,9 +99,9 @@ ALL = dict(gsm8k="gsm8k/train.jsonl", nli="mistral_nli_sample/sample_ft.jsonl",
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("tokenizer,template", [("qwen3", "qwen3.jinja"), ("smollm2", None), ("mistral-v3-hf", None)])
 def test_every_real_set_of_a_known_format_goes_in(name, tokenizer, template):
-    cfg = no_eval(tokenizer=str(shared(f"tokenizers/{tokenizer}")), train_file=str(shared("data/" + ALL[name])),
-                  max_length=4096, chat_template=trl_template(template) if template else None, max_samples=100)
-    data = prepare(cfg)
+    tok, how = loaded(tokenizer, template)
+    cfg = no_eval(**how, train_file=str(shared("data/" + ALL[name])), max_length=4096, max_samples=100)
+    data = prepare(cfg, tok)
     s = data.train
     assert s.n_read == s.n_kept + s.counts.dropped and s.n_kept > .9 * s.n_read
     assert finding(data, "train_ends").status == "ok" or name == "nli"
