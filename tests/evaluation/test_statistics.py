@@ -70,9 +70,10 @@ def test_the_interval_of_a_difference_holds_its_promise():
     assert .93 < np.mean(hits) < .99
 
 
-def test_the_interval_of_a_difference_of_other_figures_holds_its_promise():
+def test_the_interval_of_a_difference_of_other_figures_holds_its_promise(monkeypatch):
     """As of a mean: at least 93% in each case, so that 300 data sets show less than 89.6% once in a hundred times; of
     skewed differences, 10 of which hold 91% and 20 93%"""
+    monkeypatch.setattr("sft_nb.evaluation.statistics.sign_test", lambda *args, **how: 1.)   # its p takes longer
     r, meetings = np.random.default_rng(4), [k // 8 for k in range(80)]
     def mostly_zero(n, share): return (r.random(n) < share) * r.uniform(.2, 1, n)
     def judged(n): return np.repeat(r.beta(1.17, 1.17, n), 8) > r.random(8 * n)
