@@ -104,7 +104,8 @@ def trained(train_once):
     "A short real QLoRA run: 60 steps of the demo"
     from sft_nb.config import load_config
     from sft_nb.training.train import train
-    few = dict(max_steps=60, eval_samples=20, save_steps=30)
+    few = dict(max_steps=60, eval_samples=20, save_steps=30, max_samples=600, per_device_train_batch_size=8,
+               preflight=False)
     return train_once("trained", lambda folder: train(load_config("demo", runs_dir=str(folder), **few)))
 
 

@@ -21,7 +21,8 @@ def test_the_readmes_python_runs(tmp_path, warm_processes):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT/"README.md").read_text(), re.S)
     code = next(c for c in blocks if "from sft_nb import *" in c)
     assert 'load_config("demo")' in code
-    short = f'load_config("demo", max_steps=5, eval_samples=4, runs_dir={str(tmp_path)!r})'
+    few = "max_steps=5, max_samples=200, eval_samples=4, max_new_tokens=8"
+    short = f'load_config("demo", {few}, runs_dir={str(tmp_path)!r})'
     code = code.replace('load_config("demo")', short)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

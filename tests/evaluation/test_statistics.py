@@ -23,13 +23,15 @@ def sweep_of(r, *, rows:int=150, checkpoints:int=10, skill:float=.5, gain:float=
     return base.astype(float), (hard + shared < stats.norm.ppf(skill + gain) * 2 ** .5).astype(float)
 
 
-@pytest.mark.parametrize("skill, alike, sweeps", [(.5, .5, 400), (.05, .1, 200)], ids=["half right", "hardly any"])
+@pytest.mark.parametrize("skill, alike, sweeps", [
+    (.5, .5, 120), (.05, .1, 200), pytest.param(.5, .5, 400, marks=pytest.mark.soak)],
+    ids=["half right", "hardly any", "half right, 400"])
 def test_no_true_difference_is_called_better_in_at_most_one_sweep_of_twenty(skill, alike, sweeps):
     r = np.random.default_rng(7)
     picks = [pick(*sweep_of(r, skill=skill, alike=alike)) for _ in range(sweeps)]
     assert sum(says_better(p.difference) for p in picks) <= sweeps / 20
     uncorrected = sum(p.difference.gain > 0 and mcnemar(p.difference.won, p.difference.lost) < .05 for p in picks)
-    if skill == .5: assert uncorrected > 24   # what the correction is for
+    if skill == .5: assert uncorrected > .06 * sweeps   # what the correction is for
 
 
 def test_no_true_difference_of_rows_in_clusters_and_of_other_figures():
@@ -68,9 +70,10 @@ def test_the_interval_of_a_difference_holds_its_promise():
     assert .93 < np.mean(hits) < .99
 
 
-def test_the_interval_of_a_difference_of_other_figures_holds_its_promise():
+def test_the_interval_of_a_difference_of_other_figures_holds_its_promise(monkeypatch):
     """As of a mean: at least 93% in each case, so that 300 data sets show less than 89.6% once in a hundred times; of
     skewed differences, 10 of which hold 91% and 20 93%"""
+    monkeypatch.setattr("sft_nb.evaluation.statistics.sign_test", lambda *args, **how: 1.)   # its p takes longer
     r, meetings = np.random.default_rng(4), [k // 8 for k in range(80)]
     def mostly_zero(n, share): return (r.random(n) < share) * r.uniform(.2, 1, n)
     def judged(n): return np.repeat(r.beta(1.17, 1.17, n), 8) > r.random(8 * n)

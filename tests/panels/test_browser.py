@@ -3,6 +3,7 @@ import json, os, shutil, signal, socket, subprocess, sys, time, urllib.request
 
 import nbformat
 import pytest
+from learner import learner
 from nbformat.v4 import new_code_cell, new_notebook
 
 CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
@@ -40,8 +41,8 @@ RunPanel(running)"""])
     run = _swept(trained, tmp_path_factory.mktemp("swept"))
     _notebook(root/"answers.ipynb", [
         f"from sft_nb import *\nEvalPanel({run!r})",
-        f"LossPanel({run!r}, n=10)",
-        "PlanPanel(load_config('demo'), device='rtx4090-24gb', lengths=[40, 80, 120])",
+        f"LossPanel({run!r}, n=6)",
+        f"PlanPanel(load_config('demo', **{learner()!r}), device='rtx4090-24gb', lengths=[40, 80, 120])",
         "prepare(load_config('demo', max_samples=20, eval_samples=0))",
         "load_config('demo', lerning_rate=1)"])
     for name, value in SETTINGS.items():

@@ -58,14 +58,16 @@ def test_all_panels_are_tried_in_all_states(panels):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_sticks_out_of_a_phone_and_everything_has_a_name(panels, browser, name):
-    for state, width in [("full", 390), ("full", 800), ("full", 1440), *((s, 390) for s in STATES if s != "full")]:
+    for state in STATES:
         made = panels[name][state]()
-        page = browser.new_page(viewport=dict(width=width, height=900))
-        screenshots.show_panel(page, made, "dark" if width == 800 else "light")
-        page.wait_for_timeout(300)
-        assert page.evaluate(WIDE) == [], (state, width)
-        assert page.evaluate(UNNAMED) == [], state
-        assert "None" not in re.split(r"\W+", page.locator(".sft-panel").inner_text())
+        page = browser.new_page(viewport=dict(width=390, height=900))
+        screenshots.show_panel(page, made, "dark" if state == "running" else "light")
+        for width in (390, 800, 1440) if state == "full" else (390,):
+            page.set_viewport_size(dict(width=width, height=900))
+            page.wait_for_timeout(300)
+            assert page.evaluate(WIDE) == [], (state, width)
+            assert page.evaluate(UNNAMED) == [], state
+            assert "None" not in re.split(r"\W+", page.locator(".sft-panel").inner_text())
         page.close()
 
 

@@ -1,5 +1,6 @@
 """Real rows through real tokenizers, mixtures and splits: from `prepare` to the tokens."""
 import json, random
+from functools import cache
 
 import pytest
 from conftest import shared
@@ -13,19 +14,29 @@ from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 
 
+@cache
+def loaded(name, template):
+    "A tokenizer that several tests read, and the settings that load it, which takes a second"
+    how = dict(tokenizer=str(shared(f"tokenizers/{name}")), chat_template=trl_template(template) if template else None)
+    return load_tokenizer(no_eval(**how)), how
+
+
 def gsm8k(n): return [json.loads(l) for l in shared("data/gsm8k/train.jsonl").open()][:n]
 
 
 # figures of real rows
 
-def test_gsm8k_in_qwen_tokens_has_its_known_figures():
+WHOLE = pytest.mark.soak   # the whole set; its first rows in the suite
+
+@pytest.mark.parametrize("n, too_long, over_128", [(1000, 1, .758), pytest.param(7473, 2, .774, marks=WHOLE)])
+def test_gsm8k_in_qwen_tokens_has_its_known_figures(n, too_long, over_128):
     "77.4% of the training rows are longer than 128 tokens of question and answer; 2 rows than 512"
     cfg = load_config("gsm8k", tokenizer=str(shared("tokenizers/qwen3")), eval_samples=0,
-                      train_file=str(shared("data/gsm8k/train.jsonl")))
+                      train_file=str(shared("data/gsm8k/train.jsonl")), max_samples=n)
     data = prepare(cfg)
-    assert (data.train.n_read, data.train.n_kept) == (7473, 7471)
-    assert [d["reason"] for d in data.dropped] == ["longer than max_length 512"] * 2
-    assert abs(sum(n > 128 for n in data.train.lengths) / 7473 - .774) < .01
+    assert (data.train.n_read, data.train.n_kept) == (n, n - too_long)
+    assert [d["reason"] for d in data.dropped] == ["longer than max_length 512"] * too_long
+    assert abs(sum(n > 128 for n in data.train.lengths) / n - over_128) < .01
 
 
 REAL = [("qwen3", "qwen3_training.jinja"), ("qwen3", "qwen2_5.jinja"), ("smollm2", None), ("gpt2", None),
@@ -34,12 +45,11 @@ REAL = [("qwen3", "qwen3_training.jinja"), ("qwen3", "qwen2_5.jinja"), ("smollm2
 @pytest.mark.parametrize("name,template", REAL)
 def test_real_rows_through_real_tokenizers(name, template):
     "GSM8K with a chat template that trl ships and without one: prompts are those of inference, one end, one BOS"
-    rows = gsm8k(300)
-    cfg = no_eval(tokenizer=str(shared(f"tokenizers/{name}")), max_length=2000,
-                  chat_template=trl_template(template) if template else None)
-    tok = load_tokenizer(cfg)
+    rows = gsm8k(100)
+    tok, how = loaded(name, template)
+    cfg = no_eval(**how, max_length=2000)
     data = prepare(cfg, tok, train=rows)
-    assert len(data.train.tokens) == 300 and data.train.duplicates() == 0
+    assert len(data.train.tokens) == 100 and data.train.duplicates() == 0
     for x, row in zip(data.train.tokens, rows):
         ids, labels = x["input_ids"], x["labels"]
         n = next(i for i, l in enumerate(labels) if l != -100)
@@ -50,15 +60,16 @@ def test_real_rows_through_real_tokenizers(name, template):
         assert ids.count(tok.bos_token_id) == (ids[0] == tok.bos_token_id)
 
 
-def test_the_prompt_is_a_prefix_where_the_tokenizer_alone_would_not_make_it_one():
+@pytest.mark.parametrize("n, others", [(500, 14), pytest.param(2000, 75, marks=WHOLE)])
+def test_the_prompt_is_a_prefix_where_the_tokenizer_alone_would_not_make_it_one(n, others):
     """Without a separator the tokens of the question are no prefix of those of question + answer in 75 of the first
-    2000 rows; here they always are"""
-    rows = gsm8k(2000)
+    2000 rows, 14 of them among the first 500; here they always are"""
+    rows = gsm8k(n)
     cfg = no_eval(tokenizer=str(shared("tokenizers/qwen3")), prompt_separator="", max_length=2000)
     tok = load_tokenizer(cfg)
     together = tok([r["question"] + r["answer"] for r in rows])["input_ids"]
     alone = tok([r["question"] for r in rows])["input_ids"]
-    assert sum(t[:len(a)] != a for t, a in zip(together, alone)) == 75
+    assert sum(t[:len(a)] != a for t, a in zip(together, alone)) == others
     for x, a, r in zip(prepare(cfg, tok, train=rows).train.tokens, alone, rows):
         n = len(a)
         assert x["input_ids"][:n] == a and x["labels"][:n] == [-100] * n
@@ -88,9 +99,9 @@ ALL = dict(gsm8k="gsm8k/train.jsonl", nli="mistral_nli_sample/sample_ft.jsonl",
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("tokenizer,template", [("qwen3", "qwen3.jinja"), ("smollm2", None), ("mistral-v3-hf", None)])
 def test_every_real_set_of_a_known_format_goes_in(name, tokenizer, template):
-    cfg = no_eval(tokenizer=str(shared(f"tokenizers/{tokenizer}")), train_file=str(shared("data/" + ALL[name])),
-                  max_length=4096, chat_template=trl_template(template) if template else None, max_samples=300)
-    data = prepare(cfg)
+    tok, how = loaded(tokenizer, template)
+    cfg = no_eval(**how, train_file=str(shared("data/" + ALL[name])), max_length=4096, max_samples=100)
+    data = prepare(cfg, tok)
     s = data.train
     assert s.n_read == s.n_kept + s.counts.dropped and s.n_kept > .9 * s.n_read
     assert finding(data, "train_ends").status == "ok" or name == "nli"
