@@ -11,8 +11,10 @@ import argparse
 import atexit
 import gc
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from pathlib import Path
@@ -103,8 +105,14 @@ def main():
     parser.add_argument("--verbose", action="store_true", help="print the CPU seconds of each when it ends")
     options = parser.parse_args()
     paths = find_notebooks(options.places)
-    import_libraries()
-    seconds, failed = run_notebooks(paths, options.at_once, options.verbose)
+    home = None
+    if not os.access(Path.home(), os.W_OK):   # matplotlib and IPython keep files there
+        home = os.environ["HOME"] = tempfile.mkdtemp(prefix="sft_nb-home-")
+    try:
+        import_libraries()
+        seconds, failed = run_notebooks(paths, options.at_once, options.verbose)
+    finally:   # not at exit: each notebook's process would remove it when it ends
+        if home: shutil.rmtree(home, ignore_errors=True)
     gc.unfreeze()   # what is left frozen is reported as a leak at the end
     print(f"{len(seconds)} notebooks, {sum(seconds.values()):.0f} CPU seconds, {len(failed)} failed")
     for path in failed: print(f"failed: {path}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """scripts/test_notebooks.py: what a notebook finds, and what is said of one that fails."""
 import json
+import os
 import subprocess
 import sys
 
@@ -14,9 +15,9 @@ def notebook(folder, name:str, *cells:str)->None:
     (folder/f"{name}.ipynb").write_text(json.dumps(dict(cells=code, metadata={}, nbformat=4, nbformat_minor=5)))
 
 
-def run(*places)->subprocess.CompletedProcess:
+def run(*places, **env)->subprocess.CompletedProcess:
     command = [sys.executable, str(ROOT/"scripts/test_notebooks.py"), *map(str, places)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | env)
 
 
 def test_a_notebook_has_its_folder_its_flags_and_a_process_of_its_own(tmp_path):
@@ -51,3 +52,14 @@ def test_all_that_fail_are_named_with_cell_and_traceback(tmp_path):
 
 
 def test_no_notebooks_are_no_success(tmp_path): assert run(tmp_path).returncode == 1
+
+
+def test_notebooks_share_a_home_where_that_of_the_user_cannot_be_written(tmp_path):
+    "The first to end leaves it to the others"
+    show = "import os, tempfile\nfrom pathlib import Path\n(Path.home()/'x').touch()\nprint(Path.home())"
+    keep = f"Path({str(tmp_path/'homes')!r}).open('a').write(f'{{Path.home()}}\\n')"
+    for name in ("one", "two"): notebook(tmp_path, name, show, keep)
+    done = run(tmp_path, "-n", 1, HOME=str(tmp_path/"nowhere"))
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    home, again = (tmp_path/"homes").read_text().splitlines()
+    assert home == again != str(tmp_path/"nowhere") and not os.path.exists(home)
