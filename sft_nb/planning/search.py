@@ -122,14 +122,17 @@ def whole(self:Planner,
     method:str,   # lora, qlora or full
 ):                # read it, and change nothing
     "The skeleton of all layers; one that was made before is used again, for another device or other batches"
+    if method in self.kept: return self.kept[method]
     cfg = replace(self.cfg, method=method)
     settings = repr([getattr(cfg, name) for name in _READ_BY_SKELETON])
     key = settings, self.shape.to_json_string(use_diff=False), len(self.tokenizer), self.kernel, self.dtype
-    if key not in _SKELETONS:
+    made = _SKELETONS.get(key)   # another thread may plan too
+    if made is None:
         made = skeleton(cfg, self.tokenizer, attention=self.kernel, dtype=self.dtype)
-        while len(_SKELETONS) > 3: del _SKELETONS[next(iter(_SKELETONS))]
+        if len(_SKELETONS) > 3: _SKELETONS.pop(next(iter(_SKELETONS)), None)
         _SKELETONS[key] = made
-    return _SKELETONS[key]
+    self.kept[method] = made
+    return made
 
 @patch
 def facts(self:Planner, method:str)->Facts:
