@@ -143,17 +143,18 @@ def _meant(self:GenerationPanel, names:tuple[str,...])->tuple:
 def generate(self:GenerationPanel)->None:
     "Ask what stands in the prompt; nothing while an answer is being written"
     if self.writing: return
-    c, begun = self.controls, []
+    c, self.error = self.controls, ""
     how = dict(max_new_tokens=c.tokens.value, temperature=c.temperature.value, top_p=c.top_p.value, seed=c.seed.value)
-    ask = self.state.begin
-    self._try(lambda: begun.append(ask(c.prompt.value, row=c.row.value, system=c.system.value, **how)))
-    if not begun: return
+    try: turn = self.state.begin(c.prompt.value, row=c.row.value, system=c.system.value, **how)
+    except Exception as e:
+        self.error = error_html(e)
+        return self.draw()
     self.writing = True
-    self._enable(False)
+    self._enable(False)     # in the picture that shows the turn: who sees the question cannot ask the next one yet
     self.draw(save=False)   # a model may have to be loaded before the first token
-    self.worker = threading.Thread(target=self._work, args=begun, daemon=True)
+    self.worker = threading.Thread(target=self._work, args=[turn], daemon=True)
     if self.thread: self.worker.start()
-    else: self._work(*begun)
+    else: self._work(turn)
 
 @patch
 def _enable(self:GenerationPanel, free:bool)->None:

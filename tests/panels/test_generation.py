@@ -246,6 +246,15 @@ def test_the_panel_answers_in_a_thread(learned):
     panel.close()
 
 
+def test_no_picture_shows_a_question_and_offers_the_next_one_before_it_is_answered(learned):
+    panel, pictures = GenerationPanel(learned, "base", thread=False), []
+    panel.observe(lambda change: pictures.append((panel.state.turns[-1].replies["base"].over, panel.controls.ask.disabled)),
+                  "view")
+    panel.generate()
+    assert pictures[0] == (False, True) and pictures[-1] == (True, False)
+    assert (False, False) not in pictures   # a press on such a button would be lost
+
+
 def test_a_run_without_held_out_rows_can_be_asked(learned, tmp_path):
     run = Run(shutil.copytree(learned.path, tmp_path/"none"))
     run.keep(replace(run.config, eval_samples=0))
