@@ -330,14 +330,14 @@ def command_line_options(
 
 # %% ../nbs/01_config.ipynb #cfgfrz02
 def _refuse_assignment(self:Config, name:str, value):
-    known = [full_name(name)] if full_name(name) in defaults() else nearest_names(name, defaults())
+    known = [full_name(name)] if full_name(name) in SETTINGS else nearest_names(name, SETTINGS)
     right = known[0] if known else name
     raise FrozenInstanceError(f"a Config does not change. Fix: cfg = load_config(cfg, {right}={value!r})")
 
 def _no_attribute(self:Config, name:str):
     full, near = full_name(name), []
-    if full in defaults(): near = [full]
-    elif not name.startswith("_"): near = nearest_names(name, defaults())
+    if full in SETTINGS: near = [full]
+    elif not name.startswith("_"): near = nearest_names(name, SETTINGS)
     hint = f"; the setting is called {near[0]}" if near else ""
     raise AttributeError(f"a Config has no {name}{hint}", name=name, obj=self)
 

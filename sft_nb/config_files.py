@@ -15,8 +15,9 @@ from typing import Any, get_args, get_origin
 
 from .files import read_json
 from .report import as_fix, command, ConfigError, edit, error_summary, Fix, shell_quote
-from .settings import (
-    Config, defaults, fix_for_source, language_of_source, OTHER_TRAINERS, parse_duration, preference_recipe, SETTINGS)
+from sft_nb.settings import (
+    Config, fix_for_source, is_default, language_of_source, OTHER_TRAINERS, parse_duration, preference_recipe,
+    SETTINGS)
 from .foreign_meaning import ALIASES, full_name, is_off, plain_name
 from .foreign_settings import FOREIGN, meanings_of, plain_value, recognise_tool, TOOLS
 
@@ -32,7 +33,7 @@ def is_known_name(
     tool:str="",   # the tool whose file it is in: one of `TOOLS`
 )->bool:
     "Is it the name of a setting, here or in another tool?"
-    return full_name(name) in defaults() or meanings_of(name, tool) is not None
+    return full_name(name) in SETTINGS or meanings_of(name, tool) is not None
 
 # %% ../nbs/00_config_files.ipynb #456cb702
 _HOOKS = {   # functions and objects that a Trainer takes -> what does the same here
@@ -67,7 +68,7 @@ def known_alternative(name:str)->Fix|None:
 
 def unknown_setting_error(name:str, where:str, tool:str="")->ConfigError:
     "The error for a name that is not a setting"
-    near = nearest_names(name, [*defaults(), *ALIASES, *FOREIGN, *(TOOLS[tool].own if tool else ())])
+    near = nearest_names(name, [*SETTINGS, *ALIASES, *FOREIGN, *(TOOLS[tool].own if tool else ())])
     expected = page = ""
     if fix := known_alternative(name): fix = fix_for_source(where, fix)
     elif near:
@@ -214,7 +215,7 @@ def read_python_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
         where = f"{shown}:{lines[name]}" if name in lines else shown
         if not is_known_name(name): problems.append(unknown_setting_error(name, where))
         elif name in lines: entries.append(SettingEntry(name, v, where, ASSIGNED))
-        elif v == defaults().get(full_name(name), ...): entries.append(SettingEntry(name, v, "default", DEFAULT))
+        elif is_default(full_name(name), v): entries.append(SettingEntry(name, v, "default", DEFAULT))
         else: entries.append(SettingEntry(name, v, f"imported by {shown}", IMPORTED))
     return entries, problems
 
@@ -386,7 +387,6 @@ def read_json_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
             problems.append(unknown_setting_error(name, str(path)))
             continue
         normal = normalise(name, v).get(full_name(name), v)
-        is_default = normal == defaults().get(full_name(name), ...)
-        source, rank = ("default", DEFAULT) if is_default else (str(path), ASSIGNED)
+        source, rank = ("default", DEFAULT) if is_default(full_name(name), normal) else (str(path), ASSIGNED)
         entries.append(SettingEntry(name, v, source, rank))
     return entries, problems

@@ -127,6 +127,7 @@ def secret_inside(
 )->str:       # empty: none
     "The variable whose secret stands in a value; short ones, words and paths are too common to be told from others"
     said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(said) < 12: return ""
     for secret, name in _secret_values():
         looks_random = re.search(r"\d", secret) and re.search(r"[A-Za-z]", secret) and not re.search(r"[\s/]", secret)
         if len(secret) >= 12 and looks_random and secret in said: return name

@@ -14,7 +14,7 @@ from typing import Any
 
 from .credentials import redact_setting
 from .report import command, ConfigError, edit, Fix
-from .settings import defaults, fix_for_source, SETTINGS
+from .settings import fix_for_source, SETTINGS
 from .foreign_meaning import (
     accepted, ALIASES, FileSettings, full_name, IGNORED, LACKING, Meaning, Meanings, METHODS, PARAMETERS, plain_name,
     read_chat_template, read_held_out, refused, sets, sets_if_unset, types_write_prompts)
@@ -194,7 +194,7 @@ def meanings_of(
 )->Meanings|None:    # None: it is in no table
     "What the values of another tool's key mean"
     own, plain = TOOLS[tool].own if tool else {}, plain_name(name)
-    return own.get(plain, None if plain in defaults() else FOREIGN.get(plain))   # a setting of ours is no foreign one
+    return own.get(plain, None if plain in SETTINGS else FOREIGN.get(plain))   # a setting of ours is no foreign one
 
 def translate_setting(
     name:str,                  # one of `FOREIGN`, or of `VALUES` with any of its names; in any spelling

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SETTINGS', 'OTHER_TRAINERS', 'Setting', 'RowSettings', 'SizeSettings', 'ModelSettings', 'AdapterSettings',
            'TrainingSettings', 'EvaluationSettings', 'GuardSettings', 'OutputSettings', 'Config', 'defaults',
-           'settings_with', 'is_union', 'describe_annotation', 'fits_type', 'parse_duration', 'max_time_seconds',
-           'parse_count', 'language_of_source', 'fix_for_source', 'preference_recipe']
+           'is_default', 'settings_with', 'is_union', 'describe_annotation', 'fits_type', 'parse_duration',
+           'max_time_seconds', 'parse_count', 'language_of_source', 'fix_for_source', 'preference_recipe']
 
 # %% ../nbs/00_settings.ipynb #sch00003
 import difflib, math, re, sys, types
@@ -364,6 +364,10 @@ SETTINGS:dict[str,Setting] = {   # in reading order
 def defaults()->dict[str,Any]:
     "Setting -> default"
     return {name: s.default for name, s in SETTINGS.items()}
+
+def is_default(name:str, v:Any)->bool:
+    "Is there a setting `name`, and `v` its default?"
+    return name in SETTINGS and v == SETTINGS[name].default
 
 def settings_with(
     fact:str,   # a field of `Setting`: fixed_on_resume

@@ -103,7 +103,7 @@ def given(
         if not arg.startswith("--"): continue
         name = arg[2:].split("=")[0].replace("-", "_").lower().removeprefix("no_")
         full = name if name == "output_dir" else full_name(name)   # a run_name beside it is what a tracker shows
-        if full not in defaults() and full != "output_dir": continue
+        if full not in SETTINGS and full != "output_dir": continue
         if names.setdefault(full, name) != name:
             raise ConfigError("command line", f"{flag(names[full])} and {flag(name)} set the same", "one of them",
                               f"leave out {{{names[full]}}}")
@@ -221,7 +221,7 @@ def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
         return ConfigError(_LINE, found, expected, _example_line(kind, texts))
     wrong = next((text for text in texts if not _can_read(text, kind.type)), None)
     if wrong is not None: return kind.wrong_type(wrong, _LINE)
-    negative = kind.name not in defaults() and kind.type is int and int(texts[0]) < 0
+    negative = kind.name not in SETTINGS and kind.type is int and int(texts[0]) < 0
     if negative: return ConfigError(_LINE, f"{typed} is {texts[0]}", "0 or more", edit(**{kind.name: kind.default}))
 
 # %% ../../nbs/15_cli/00_options.ipynb #01ba2a03

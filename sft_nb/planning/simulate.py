@@ -15,7 +15,8 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode)
 from torch.utils._python_dispatch import _disable_current_modes, TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.checkpoint import checkpoint
@@ -64,6 +65,8 @@ class MemoryTracker(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
     def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        if f is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):   # most of what is asked
+            return args[0].fake_device
         out = f(*args, **(kwargs or {}))
         for t in tree_iter(out):
             if isinstance(t, torch.Tensor): self.add(t)
@@ -404,6 +407,14 @@ def simulate(
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #963dd4a0
 _SIMULATED:dict[tuple,Step] = {}   # of this process
+_DESCRIBED = weakref.WeakKeyDictionary()   # skeleton -> what of it decides how much memory a step takes
+
+def _describe(whole)->tuple:
+    "Modules, weights and shape of a skeleton, which nothing changes once it was made"
+    if whole not in _DESCRIBED:
+        weights = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in whole.named_parameters())
+        _DESCRIBED[whole] = repr(whole), weights, whole.config.to_json_string()
+    return _DESCRIBED[whole]
 
 def footprint(
     cfg:Config,
@@ -416,9 +427,7 @@ def footprint(
     how = Pass(**how)
     whole = causal_lm(whole or skeleton(cfg, tokenizer))
     # models of which this is equal take the same memory: modules, weights, shape, kernels and quantisation
-    weights = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in whole.named_parameters())
-    shape, bits = whole.config.to_json_string(), str(quantization(cfg, how.dtype))
-    key = batch, repr(whole), weights, shape, cfg.kernels, bits, how
+    key = batch, _describe(whole), cfg.kernels, str(quantization(cfg, how.dtype)), how
     if key in _SIMULATED: return _SIMULATED[key]
     n = text_config(whole.config).num_hidden_layers
     sizes = {sum(p.numel() for p in layer.parameters()) for layer in _decoder_layers(whole)}

@@ -96,7 +96,8 @@ def _checkpoint_asked(self:StopRequest)->str|None:
 # %% ../../nbs/11_training/01_recorder.ipynb #rec0sco2
 def chooses_best(run:Run)->bool:
     "Is the result the best checkpoint, not the last?"
-    return bool(run.config.load_best_model_at_end or run.config.early_stopping_patience)
+    cfg = run.config
+    return bool(cfg.load_best_model_at_end or cfg.early_stopping_patience)
 
 def best_folder(
     run:Run,

@@ -248,8 +248,8 @@ def test_the_panel_answers_in_a_thread(learned):
 
 def test_no_picture_shows_a_question_and_offers_the_next_one_before_it_is_answered(learned):
     panel, pictures = GenerationPanel(learned, "base", thread=False), []
-    panel.observe(lambda change: pictures.append((panel.state.turns[-1].replies["base"].over, panel.controls.ask.disabled)),
-                  "view")
+    def note(_): pictures.append((panel.state.turns[-1].replies["base"].over, panel.controls.ask.disabled))
+    panel.observe(note, "view")
     panel.generate()
     assert pictures[0] == (False, True) and pictures[-1] == (True, False)
     assert (False, False) not in pictures   # a press on such a button would be lost
