@@ -313,15 +313,16 @@ class _PartsBetween(torch.autograd.Function):
         return None, None, *gradients
 
 def checkpoint_first_and_last_parts(forward, x:torch.Tensor, n:int, along:int)->list[torch.Tensor]:
-    "`checkpoint_parts` that computes the first part and the last two, and allocates what the others would give"
+    "`checkpoint_parts` that computes the first and the last whole part and what is left, and allocates the others"
     parts = x.split(n, along)
-    if len(parts) < 5: return checkpoint_parts(forward, x, n, along)
-    first, *between, last_whole, last = parts
+    if len(parts) < 4: return checkpoint_parts(forward, x, n, along)
+    n_last = 1 if parts[-1].shape == parts[0].shape else 2   # a whole part, and what is left
+    first, between, last = parts[0], parts[1:-n_last], parts[-n_last:]
     def compute(part): return checkpoint(forward, part, use_reentrant=False)
     result = compute(first)
     size = list(result.shape)
     size[along] = n * len(between)
-    return [result, _PartsBetween.apply(size, result.dtype, *between), compute(last_whole), compute(last)]
+    return [result, _PartsBetween.apply(size, result.dtype, *between), *map(compute, last)]
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1save1
 def _save_memory(model, how:Pass)->None:

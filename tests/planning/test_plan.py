@@ -122,7 +122,7 @@ def test_a_packed_step_has_the_rows_that_were_asked_for():
     assert "effective_batch_size is 16: a batch of 4,608 tokens holds 24 rows" in finding.sentence
     assert finding.fix == edit(max_tokens_per_batch=3078) | edit(effective_batch_size=24)
     few = replace(wide, effective_batch_size=2, num_processes=2, per_device_train_batch_size=8)
-    _, _, (finding,) = decided(few, [192] + [8] * 600)   # the longest row alone makes a batch of too many
+    _, _, (finding,) = decided(few, [192] + [64] * 600)   # the longest row alone makes a batch of too many
     assert "on each of 2 processes" in finding.sentence
     assert finding.fix.says("shell").startswith("no --max-tokens-per-batch --per-device-train-batch-size 1, or ")
     long = replace(packed, max_tokens_per_batch="auto", max_length=262_144, num_processes=4)
