@@ -226,11 +226,14 @@ def follow(self:GenerationPanel)->None:
 @patch
 def _show_new_checkpoints(self:GenerationPanel, every:float=2.)->None:
     enough = threading.Event()
-    while self.comm is not None:   # None: it was closed
-        is_active = self.state.run.state in ACTIVE   # read first, so that the last checkpoint is seen
-        if {*names_in(self.state.run)} - {*self.controls.models.options} and not self.writing: self.draw(save=False)
-        if not is_active: return
-        enough.wait(every)
+    try:
+        while self.comm is not None:   # None: it was closed
+            is_active = self.state.run.state in ACTIVE   # read first, so that the last checkpoint is seen
+            there = {*names_in(self.state.run)}
+            if there - {*self.controls.models.options} and not self.writing: self.draw(save=False)
+            if not is_active: return
+            enough.wait(every)
+    except Exception as e: self.fail(e)   # the next window that shows the panel looks again
 
 @patch
 def begin_showing(self:GenerationPanel)->None:

@@ -124,12 +124,14 @@ def _follow_until_end(self:RunPanel)->None:
     "Windows that hear no beat for some seconds say that the kernel is gone: the run does not look as if it had hung"
     enough, last = threading.Event(), 0.
     self.beat_seconds = _BEAT
-    while self.state.any_active and self.comm is not None:   # None: it was closed
-        enough.wait(self.every)
-        self.look()
-        if time.monotonic() - last > _BEAT:
-            self.beat, last = self.beat + 1, time.monotonic()
-    self.beat_seconds = 0.
+    try:
+        while self.state.any_active and self.comm is not None:   # None: it was closed
+            enough.wait(self.every)
+            self.look()
+            if time.monotonic() - last > _BEAT:
+                self.beat, last = self.beat + 1, time.monotonic()
+    except Exception as e: self.fail(e)   # the kernel is still there; a press looks and follows again
+    finally: self.beat_seconds = 0.
 
 # %% ../../nbs/14_panels/05_run.ipynb #b52f0962
 @patch

@@ -334,3 +334,13 @@ def test_a_checkpoint_that_is_written_appears_among_the_models(trained, tmp_path
         run.set_status("finished")
     panel.follower.join(10)
     assert not panel.follower.is_alive()
+
+
+def test_a_follower_that_cannot_read_says_so(learned, monkeypatch):
+    panel = GenerationPanel(learned, "base", thread=False)
+    def unreadable(run): raise PermissionError(13, "Permission denied", "checkpoints")
+    monkeypatch.setattr("sft_nb.panels.generation.names_in", unreadable)
+    drawn = []
+    monkeypatch.setattr(panel, "fail", drawn.append)
+    panel._show_new_checkpoints()
+    assert [type(e) for e in drawn] == [PermissionError]

@@ -156,3 +156,21 @@ def test_a_run_that_is_removed_while_it_is_shown_says_so(run):
     panel.step.value = 1   # what a press misses first is not what is wrong
     assert "its directory" in panel.error and "no such name" not in panel.error
     assert not run.path.exists()
+
+
+def test_what_cannot_be_read_while_a_run_is_followed_is_said_and_the_kernel_is_not_called_gone(run, monkeypatch):
+    panel = RunPanel(run, every=.01)
+    def unreadable(): raise PermissionError(13, "Permission denied", "metrics.jsonl")
+    with run.locked(), monkeypatch.context() as patched:
+        panel.state.refresh()
+        patched.setattr(panel.state, "refresh", unreadable)
+        panel.follow()
+        panel._thread.join(20)
+        assert not panel._thread.is_alive() and panel.beat_seconds == 0 and panel.state.any_active
+        assert "Permission denied" in str(panel.view) and isinstance(panel.failure, PermissionError)
+        patched.undo()
+        panel._try(lambda: None)   # any press
+        assert panel._thread.is_alive() and "Permission denied" not in str(panel.view)
+        panel.close()
+    panel._thread.join(20)
+    assert not panel._thread.is_alive()
