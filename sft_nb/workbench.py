@@ -34,7 +34,7 @@ from .planning.plan import with_plan, without_plan
 
 # %% ../nbs/08_workbench.ipynb #wb000007
 class cached_part(cached_property):
-    "A property that is made when it is first asked for; if that fails, the same error is raised each time"
+    "A lazily computed property; if computing it fails, each access raises the same error"
     def __get__(self, owner, kind=None):
         if owner is None: return self
         if self.attrname in owner.failures: raise owner.failures[self.attrname]
@@ -46,7 +46,7 @@ class cached_part(cached_property):
 
 # %% ../nbs/08_workbench.ipynb #wb000010
 class _Asked:
-    "What a config means before anything is planned"
+    "A config before planning"
     def __init__(self,
         cfg:Config,
         *, data:Data|None=None,  # rows that are prepared already; None: prepare them
@@ -98,7 +98,7 @@ class _Asked:
 
 # %% ../nbs/08_workbench.ipynb #wb000041
 class _Planned(_Asked):
-    "What a config means when it is planned"
+    "A config after planning"
     @cached_part
     def plan(self)->Plan|None:
         "What fits; None, with the reason in `no_plan`, if the step cannot be simulated"
@@ -196,7 +196,7 @@ def use_model(self:Workbench,
 def make(self:Workbench,
     *parts:str,   # data, cfg, batches ...
 )->Workbench:     # itself
-    "Make these parts now; raises what stands in their way"
+    "Make these parts now; raises the error of a part that cannot be made"
     for part in parts: getattr(self, part)
     return self
 

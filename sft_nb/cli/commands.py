@@ -22,14 +22,14 @@ from .options import flag, given, Option, parse, parse_own, set_apart, terminal_
 def _say(*parts)->None: print(*(escape_controls(str(part)) for part in parts), flush=True)
 
 def _say_report(report)->None:
-    "A report; in a terminal its lines fit, in a pipe they are as they are"
+    "Print a report; lines are wrapped for a terminal, not for a pipe"
     text = escape_controls(str(report))
     print(wrap_report(text, terminal_width()) if sys.stdout.isatty() else text, flush=True)
 
 def _say_json(found)->None: _say(json.dumps(found))   # in ASCII, so that it stays JSON in every terminal
 
 def _say_json_or_report(made, as_json:bool)->None:
-    "A result with a `to_dict`, for a program or for a reader"
+    "Print a result as JSON or as a report"
     if as_json: _say_json(made.to_dict())
     else: _say_report(made)
 
@@ -40,7 +40,7 @@ _CHECKPOINT = Option(str, "adapter", "adapter: the result; or checkpoint-N")
 _TRUST = Option(bool, False, "run Python code that the run's config names: a task of its own, code beside the weights")
 
 def _config_option(more:str)->Option:
-    "What `--config` takes"
+    "The option `--config`"
     return Option(str|None, None, f"{', '.join(config_names())}, a .py or .yaml file{more}")
 
 # %% ../../nbs/15_cli/01_commands.ipynb #ec191926
@@ -107,7 +107,7 @@ _PLAN = dict(config=_config_option(" or a run"), card=Option(str|None, None, _CA
              lengths=Option(tuple[int,...]|None, None, _LENGTHS), json=_JSON)
 
 def plan_command(args:list[str])->int:
-    "What a training takes of a card's memory, and the fastest settings that fit; exits with 1 if nothing fits"
+    "Estimate the memory of a training and find the fastest settings that fit; exits with 1 if none do"
     options, cfg = parse("plan", _card_as_device(args), _PLAN, summary=plan_command.__doc__)
     require_trust(cfg)
     if not options.lengths: _check_files(cfg)
@@ -120,7 +120,7 @@ def plan_command(args:list[str])->int:
 _CHECK = dict(config=_config_option(" or a run"), json=_JSON, all=_ALL_CHECKS)
 
 def check_command(args:list[str])->int:
-    "Check rows, model and one real step as training would begin; exits with 1 if it would refuse"
+    "Check rows, model and one real step as training does before it starts; exits with 1 if training would refuse"
     options, cfg = parse("check", args, _CHECK, summary=check_command.__doc__)
     require_trust(cfg)
     _check_agreement(cfg)
@@ -132,13 +132,13 @@ def check_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/01_commands.ipynb #9f45ade7
 def _check_files(cfg:Config)->None:
-    "`SftError` for a file with rows that is not there, before torch is loaded"
+    "`SftError` for a missing file of rows, before torch is loaded"
     from sft_nb.rows.sources import open_rows
     for side, files in (("train", cfg.train_file), ("eval", cfg.eval_file)):
         for file in files or (): open_rows(file, split=side, domain=cfg.domain)
 
 def _check_agreement(cfg:Config)->None:
-    "`SftError` for a file that is not there, or settings that do not go together, before the rows are read"
+    "`SftError` for a missing file or contradictory settings, before the rows are read"
     _check_files(cfg)
     load_libraries("sft_nb.training.arguments")
     from sft_nb.training.arguments import training_arguments
@@ -146,7 +146,7 @@ def _check_agreement(cfg:Config)->None:
 
 # %% ../../nbs/15_cli/01_commands.ipynb #1467ca11
 def _new_run(cfg:Config):
-    "Say what is going to happen, and do it"
+    "Announce a new run, and train it"
     from sft_nb.runs.directory import reserve_name
     _say(table(cfg), "\n")
     with reserve_name(cfg):   # of two that start at once, the second is refused now, not after its preflight
@@ -167,7 +167,7 @@ def _new_run(cfg:Config):
 _LONGER = ("num_train_epochs", "max_steps")   # what a finished run may have more of
 
 def _resume_run(options, cfg:Config, longer:dict, several:int|None):
-    "An old run, here or in a process of its own, or in so many"
+    "Resume a run, here or in one or several other processes"
     from sft_nb.runs.directory import can_resume, open_run
     from sft_nb.runs.provenance import extend_training, change_world_size, settings_for_world_size
     run, max_time = open_run(options.resume, trust_remote_code=cfg.trust_remote_code), cfg.max_time
@@ -182,7 +182,7 @@ def _resume_run(options, cfg:Config, longer:dict, several:int|None):
 
 # %% ../../nbs/15_cli/01_commands.ipynb #57d9a51c
 def _print_until_end(run):
-    "Print what a launched run writes until it has ended; Ctrl-C stops it"
+    "Print the output of a launched run until it ends; Ctrl-C stops it"
     try:
         if run.launched():
             with (run.path/"log.txt").open(errors="replace") as log:
@@ -196,7 +196,7 @@ def _print_until_end(run):
 
 # %% ../../nbs/15_cli/01_commands.ipynb #20519e14
 def _print_result(run, n_examples:int)->int:
-    "What came out of a training, and the scores of a finished one"
+    "Print the result of a training, and the scores if it finished"
     status = run.status
     _say(_describe_losses(run))
     if status.reason:
@@ -214,7 +214,7 @@ def _print_result(run, n_examples:int)->int:
 
 # %% ../../nbs/15_cli/01_commands.ipynb #91464fd1
 def _describe_losses(run)->str:
-    "The first loss and the last; if steps came after it, how many there were"
+    "The first and the last loss, and how many steps followed the last"
     losses = [(m["step"], m["loss"]) for m in run.metrics() if "loss" in m]
     if not losses: return "no step was taken"
     first_and_last = dict.fromkeys((losses[0], losses[-1]))
@@ -224,7 +224,7 @@ def _describe_losses(run)->str:
 
 # %% ../../nbs/15_cli/01_commands.ipynb #e29f8178
 def _score_or_say(run, n_examples:int)->None:
-    "Scores of a finished run, if it has rows to score"
+    "Score a finished run, or say why it has no rows to score"
     from sft_nb.tokens.conversations import open_split
     from sft_nb.tasks.core import task_of
     if open_split(run.config, task_of(run.config), "eval") is None:
@@ -262,7 +262,7 @@ def train_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/01_commands.ipynb #0c5089d5
 def _start_training(options, cfg:Config, args:list[str]):
-    "A run: resumed, launched, or trained here"
+    "Resume, launch or train a run"
     if options.resume is not None:
         _nothing_else(options, args)
         several = cfg.num_processes if "num_processes" in given(args) else None
@@ -278,7 +278,7 @@ def _start_training(options, cfg:Config, args:list[str]):
     return _new_run(cfg)
 
 def _is_launched(options)->bool:
-    "Has torchrun, accelerate or srun started this process beside others?"
+    "Did torchrun, accelerate or srun start this process along with others?"
     world = get_process_info()
     if world.size > 1 and options.detach:
         fix = as_fix("leave it out") | command("sft_nb train --num-processes", "launch(cfg, num_processes=...)")
@@ -287,7 +287,7 @@ def _is_launched(options)->bool:
 
 # %% ../../nbs/15_cli/01_commands.ipynb #8453fa7a
 def _nothing_else(options, args:list[str])->None:
-    "ConfigError for a setting beside `--resume`"
+    "ConfigError for a setting given along with `--resume`"
     extra = sorted({*given(args), *set_apart(args)[1]} - {"max_time", "trust_remote_code", "num_processes", *_LONGER})
     if options.config is not None: extra.append("config")
     if not extra: return
@@ -299,7 +299,7 @@ def _nothing_else(options, args:list[str])->None:
 _STOP = dict(run=_RUN, timeout=Option(float, 120., "seconds until it is killed"))
 
 def stop_command(args:list[str])->int:
-    "End a run after the step that it is in, with a checkpoint"
+    "Stop a run after its current step, with a checkpoint"
     options = parse_own("stop", args, _STOP, summary=stop_command.__doc__)
     from sft_nb.runs.directory import Run
     in_runs = Path("runs")/options.run
@@ -313,7 +313,7 @@ def stop_command(args:list[str])->int:
 _CHECKPOINT_NOW = dict(run=_RUN, timeout=Option(float, 600., "seconds to wait for it; 0: it is only asked for"))
 
 def checkpoint_command(args:list[str])->int:
-    "Ask a run that is being trained for a checkpoint after this step; it trains on"
+    "Request a checkpoint from a run that is being trained; training continues"
     options = parse_own("checkpoint", args, _CHECKPOINT_NOW, summary=checkpoint_command.__doc__)
     from sft_nb.runs.directory import Run
     from sft_nb.runs.errors import named_run

@@ -36,7 +36,7 @@ def _version_line()->str:
 
 # %% ../../nbs/15_cli/03_console.ipynb #ebfc8a7b
 def _help_text()->str:
-    "What `sft_nb --help` prints, as wide as the terminal"
+    "The text of `sft_nb --help`, wrapped for the terminal"
     width = terminal_width()
     lines = textwrap.wrap(f"{_version_line()}: supervised fine-tuning that you can see and trust", width)
     lines += ["", "usage: sft_nb COMMAND [options]", ""]
@@ -55,7 +55,7 @@ def _find_command(name:str):
 
 # %% ../../nbs/15_cli/03_console.ipynb #cn0unf01
 def _report_unforeseen(e:Exception)->int:
-    "Say what went wrong and where; the whole traceback where SFT_NB_TRACEBACK is set"
+    "Print what went wrong and where, with the whole traceback if SFT_NB_TRACEBACK is set"
     if os.environ.get("SFT_NB_TRACEBACK"): traceback.print_exc()
     last = traceback.extract_tb(e.__traceback__)[-1]
     found = escape_controls(f"{type(e).__name__}: {e}").strip()[:300]
@@ -107,7 +107,7 @@ def _safe_stream(stream)->RedactingStream:
 def choose_card(
     args:list[str],
 )->list[str]:         # without `--gpu`
-    "Show only the cards of `--gpu`, numbered as nvidia-smi does; ConfigError for what is no number"
+    "Make only the GPUs of `--gpu` visible, numbered as in nvidia-smi; ConfigError for anything but numbers"
     rest = []
     for name, texts in words(args):
         if name.lower() != "--gpu": rest += [*filter(None, [name]), *texts]

@@ -39,7 +39,7 @@ def runs_command(args:list[str])->int:
 _WHERE_NARROW = "time model method seconds guards best_eval_loss reason by".split()   # the first columns to go
 
 def _as_text(table, *, named:bool)->str:
-    "A table of runs for a terminal, without what is empty; of runs that were named, each is a column"
+    "A table of runs for a terminal, without empty columns; runs that were named are columns"
     from sft_nb.runs.directory import is_there
     width = shutil.get_terminal_size((80, 24)).columns
     def shown(name, value, by)->str:
@@ -63,7 +63,7 @@ def _as_text(table, *, named:bool)->str:
 _FIGURES = ("step", "loss", "best_eval_loss", "base", "tuned", "seconds")
 
 def _side_by_side(lines:list[dict], names:list[str], width:int)->str:
-    "Runs as columns, as many beside each other as the terminal has room for; a long cell is wrapped"
+    "Runs as columns, as many as fit the terminal; long cells are wrapped"
     name_width, blocks = max(map(len, names)), []
     several = max(1, (width - name_width) // 24)
     for first in range(0, len(lines), several):
@@ -101,7 +101,7 @@ _GENERAL = dict(
     general_file=Option(str|None, None, "other general texts than those that ship"))
 
 def _evaluation_options(options)->dict:
-    "What `evaluate` is told"
+    "The keyword arguments of `evaluate`"
     names = [name for name in _ASKS if name != "json"]
     how = {name: getattr(options, name) for name in names} | dict(progress=not options.json)
     if hasattr(options, "general"): how["general"] = options.general_file or options.general
@@ -109,13 +109,13 @@ def _evaluation_options(options)->dict:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #0b26ea86
 def _check_target_exists(what:str, options, checkpoint:str="adapter")->None:
-    "ConfigError if there is nothing to ask, before torch is loaded"
+    "ConfigError if there is no such run or model, before torch is loaded"
     from sft_nb.runs.locate import find_target
     find_target(what, checkpoint=checkpoint, trust_remote_code=options.trust_remote_code)
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0poi02
 def _with_target(command_name:str, options:SimpleNamespace)->SimpleNamespace:
-    "The same options, in which what is asked has its place; ConfigError if nothing is named"
+    "The options with the run or model filled in; ConfigError if none is named"
     path = options.checkpoint
     if not options.run and ("/" in path or os.path.isdir(path)):
         return SimpleNamespace(**vars(options) | dict(run=path, checkpoint="adapter"))
@@ -160,7 +160,7 @@ _VERDICT = dict(
     **_ASKS, **_GENERAL)
 
 def verdict_command(args:list[str])->int:
-    "Is it better? Exits with 0 for better, 1 for worse or not enough, 3 if that cannot be told"
+    "Is a run better than its base? Exits with 0 for better, 1 for worse or not enough, 3 if it is undecided"
     options = parse_own("verdict", args, _VERDICT, summary=verdict_command.__doc__)
     _check_target_exists(options.run, options, options.checkpoint or "adapter")
     from sft_nb.evaluation.verdict import verdict
@@ -175,7 +175,7 @@ _COMPARE = dict(
     among=Option(int|None, None, "models from which the two were chosen; None: all scored on the same rows"), **_ASKS)
 
 def compare_command(args:list[str])->int:
-    "Two tuned models on the same rows: is the second better than the first?"
+    "Compare two tuned models on the same rows: is the second better than the first?"
     options = parse_own("compare", args, _COMPARE, summary=compare_command.__doc__)
     for what in (options.a, options.b): _check_target_exists(what, options)
     from sft_nb.evaluation.verdict import compare
@@ -196,7 +196,7 @@ _GENERATE = dict(prompt=_PROMPT) | _SAYS | dict(
     base=Option(bool, False, "also what the model said before training"), json=_JSON)
 
 def _make_talker(options):
-    "Asks the model, or its base: conversations -> generations"
+    "A function that generates with the model or its base: conversations -> generations"
     from sft_nb.runs.locate import find_target
     target = find_target(options.run, checkpoint=options.checkpoint, trust_remote_code=options.trust_remote_code)
     from sft_nb.model.generate import generate
@@ -213,19 +213,19 @@ def _make_talker(options):
 _SAMPLING = ("temperature", "top_p", "stop", "seed")
 
 def _opening_messages(options)->list[dict]:
-    "What stands before the first message of the user"
+    "The messages before the first one of the user"
     return [dict(role="system", content=options.system)] if options.system else []
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen03
 def _prompts_named(args:list[str])->list[str]:
-    "The same line, in which the words after the run are values of `--prompt`"
+    "The command line with the words after the run as values of `--prompt`"
     (_, first), *options = words(arrange(args, _GENERATE))
     prompts = [*first[1:], *(text for name, texts in options if name == "--prompt" for text in texts)]
     others = [word for name, texts in options if name != "--prompt" for word in (name, *texts)]
     return [*first[:1], *others, *(["--prompt", *prompts] if prompts else [])]
 
 def generate_command(args:list[str])->int:
-    "What a model answers to a prompt, beside what its base answers if that is asked for"
+    "Answer prompts with a model, and with its base for comparison if asked for"
     args = _prompts_named(args)
     options = _with_target("generate", parse_own("generate", args, _GENERATE, summary=generate_command.__doc__))
     ask = _make_talker(options)
@@ -244,7 +244,7 @@ def generate_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0cha01
 def chat_command(args:list[str])->int:
-    "Talk with a model: a line is a message; an empty line or the end of the input ends it"
+    "Chat with a model: each line is a message; an empty line or the end of the input ends the chat"
     texts = words(arrange(args, _SAYS))[0][1]
     if len(texts) > 1:
         instead = command(f"sft_nb generate {shell_quote(texts[0])} {shell_quote(texts[1])}")
@@ -288,7 +288,7 @@ _PAGE = dict(run=_RUN, out=Option(str|None, None, "the file; None: report.html, 
              rows=Option(int, 5, "examples whose tokens are shown, and answers"), trust_remote_code=_TRUST)
 
 def report_command(args:list[str])->int:
-    "Write one HTML file with all that is known of a run, to look at and to send"
+    "Write everything about a run into a single HTML file"
     options = parse_own("report", args, _PAGE, summary=report_command.__doc__)
     from sft_nb.runs.directory import open_run
     run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # said before torch is loaded

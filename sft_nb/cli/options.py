@@ -41,7 +41,7 @@ def aliases(setting:str)->list[str]:
 
 # %% ../../nbs/15_cli/00_options.ipynb #ecc684bc
 def _value_placeholder(t)->str|None:
-    "What stands for the value of an option in a help, where tyro's own form is hard to read: TEXT ... for a list"
+    "The placeholder for an option's value in a help text, where tyro's own is hard to read: TEXT ... for a list"
     parts = (t, *get_args(t))
     listed = [get_args(part)[0] for part in parts if get_origin(part) is tuple]
     if listed: return f"{_value_placeholder(listed[0])} ..."
@@ -50,7 +50,7 @@ def _value_placeholder(t)->str|None:
     return None if has_words or not kinds else {str: "TEXT", int: "INT", float: "NUMBER"}[kinds[0]]
 
 def _field_of_option(name:str, option:Option)->tuple:
-    "A field as `make_dataclass` takes it"
+    "A field in the form that `make_dataclass` takes"
     import tyro
     kind = tyro.conf.Positional[option.kind] if option.first else option.kind
     also = ", ".join(map(flag, aliases(name)))
@@ -111,7 +111,7 @@ def given(
 
 # %% ../../nbs/15_cli/00_options.ipynb #422d62aa
 def config_name(args:list[str])->str|None:
-    "What `--config` names; ConfigError if it is given twice"
+    "The value of `--config`; ConfigError if it is given twice"
     names = [arg.split("=", 1)[1] for arg in args if arg.startswith("--config=")]
     names += [following for arg, following in zip(args, [*args[1:], None]) if arg == "--config"]
     if len(names) > 1: raise ConfigError("command line", "--config is given twice", "one config", "leave one out")
@@ -136,7 +136,7 @@ def three_way(args:list[str])->list[str]:
 def words(
     args:list[str],
 )->list[tuple[str,list[str]]]:   # an option as it was typed and its values; "" for what stands before the first
-    "A command line as options with their values"
+    "Split a command line into options with their values"
     found = [("", [])]
     for arg in args:
         name, is_one, value = arg.partition("=")
@@ -146,7 +146,7 @@ def words(
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0wrd08
 def _can_read(text:str, t)->bool:
-    "Can what was typed be read as annotation `t`?"
+    "Can a text be parsed as annotation `t`?"
     options = get_args(t)
     if is_union(t): return any(_can_read(text, a) for a in options)
     if get_origin(t) is tuple: return _can_read(text, options[0])
@@ -192,7 +192,7 @@ def _help_of(name:str): return command(f"sft_nb {name} --help")
 
 # %% ../../nbs/15_cli/00_options.ipynb #a66788ce
 def _no_option(command:str, name:str, known)->ConfigError:
-    "The error for what is no option, with the nearest one"
+    "The error for an unknown option, with the nearest known one"
     pointer = known_alternative(_without_dashes(name)) if "learning_rate" in known else None
     near = nearest_names(_without_dashes(name)[:100], [*known, *FOREIGN])
     if pointer or not near:
@@ -205,7 +205,7 @@ _VALUES = dict(resume="runs/NAME", train_file="rows.jsonl", eval_file="rows.json
                prompt="'A question?'")
 
 def _example_line(kind, texts:list[str]):
-    "A line that would do"
+    "An example of a valid command line"
     if texts and _can_read(texts[0], kind.type): return edit(**{kind.name: texts[0]})
     if kind.name not in _VALUES and kind.default not in (None, ..., (), False):
         return edit(**{kind.name: kind.default})
@@ -231,13 +231,13 @@ def check_line(
     own:dict[str,Option],
     base:Config|None=None,   # with settings
 )->None:
-    "ConfigError for what is no option, and for a value that is missing or of another kind: all of them in one error"
+    "One ConfigError for all unknown options and all missing or invalid values"
     if "--help" in args: return
     problems = line_problems(command, args, own, base)
     if problems: raise ConfigError.all(problems)
 
 def line_problems(command:str, args:list[str], own:dict[str,Option], base:Config|None=None)->list[ConfigError]:
-    "Everything that is wrong with a line, in its order"
+    "All problems of a command line, in order"
     def setting(name, option): return Setting(option.help, name=name, type=option.kind, default=option.default)
     known = {name: setting(name, option) for name, option in own.items() if not option.first}   # by every name
     if base is not None:
@@ -262,7 +262,7 @@ def line_problems(command:str, args:list[str], own:dict[str,Option], base:Config
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0chk05
 def _check_first(command_name:str, texts:list[str], own:dict[str,Option])->None:
-    "ConfigError for a word that no option takes, and for one that is missing"
+    "ConfigError for an unknown option or a missing positional argument"
     places = {name: option for name, option in own.items() if option.first}
     for text in texts:
         if text in ("-h", "-"): continue
@@ -340,20 +340,20 @@ EXAMPLES = dict(
     runs=("", "NAME-1 NAME-2"), stop=("runs/NAME",))
 
 def described(command:str, summary:str)->str:
-    "What stands above the options in a help"
+    "The text above the options in a help"
     lines = [f"  sft_nb {command} {line}".rstrip() for line in EXAMPLES.get(command, ())]
     summary = textwrap.fill(summary, terminal_width(), subsequent_indent=" ")   # tyro joins lines that are not indented
     return "\n".join([summary, "", "Examples:", *lines]) if lines else summary
 
 def terminal_width()->int:
-    "Characters in a line of a help: those of the terminal, of COLUMNS, or 80"
+    "The width of a help text: that of the terminal, COLUMNS, or 80"
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 def wrap_report(
     text:str,      # lines of a report
     width:int,     # of the terminal
 )->str:
-    "Lines that are wider, broken between words below their column; a fix stays whole, in a line of its own"
+    "Wrap wide lines between words, aligned with their column; a fix stays on a line of its own"
     lines = []
     for line in text.split("\n"):
         if len(line) <= width:
@@ -377,7 +377,7 @@ def parse_own(
     *, summary:str,        # first line of the help
     base:Config|None=None, # with settings, and these as their defaults; None: no settings
 )->SimpleNamespace:
-    "The values of a command's options; ConfigError for what it does not take"
+    "Parse a command's options; ConfigError for anything that it does not take"
     import tyro
     args = switches(arrange(args, own), base)
     check_line(command, args, own, base)

@@ -252,7 +252,7 @@ def difference(
     *, clusters:list|None=None,
     z:float=1.96,                  # how many standard errors the interval has on each side
 )->Difference:
-    "How far two models are apart; `SftError` for a value that is not finite"
+    "The difference between two models; `SftError` for a value that is not finite"
     d = _check_finite(tuned, "the tuned model") - _check_finite(base, "the base")
     won, lost = int((d > 0).sum()), int((d < 0).sum())
     exact = clusters is None and np.isin(d, (-1, 0, 1)).all()

@@ -35,7 +35,7 @@ from .kernels import use_kernels
 _INSIDE = {"attention": ("attn", "attention"), "mlp": ("mlp", "feed_forward", "ffn")}   # how models call their blocks
 
 def text_path(model)->str:
-    "Where the part that text passes through lies in a model, `model.language_model`; empty: it is all of the model"
+    "Path of the part of a model that processes text, such as `model.language_model`; empty if that is the whole model"
     model = causal_lm(model)
     reads = language_model(model)
     return next(name for name, module in model.named_modules() if module is reads)
@@ -49,14 +49,14 @@ _PASSED_BY |= dict.fromkeys(("gemma3n", "gemma3n_text"), {"correction_coefs"})  
 _NOT_FOR_TEXT = {"encoder_attn", "cross_attn", "crossattention", "pooler", "embed_tokens_extend"}
 
 def _reached_by_text(model)->dict[str,torch.nn.Module]:
-    "The modules that text alone reaches, by path; Llama 3.2 Vision has whole layers that it does not"
+    "Modules that a text-only input reaches, by path; in Llama 3.2 Vision, whole layers are not among them"
     modules = dict(model.named_modules())
     others = tuple(f"{path}." for path, m in modules.items() if "CrossAttentionDecoderLayer" in type(m).__name__)
     return {path: m for path, m in modules.items()
             if _NOT_FOR_TEXT.isdisjoint(path.split(".")) and not path.startswith(others)}
 
 def _linear_layers(model)->dict[str,torch.nn.Module]:
-    "Every linear layer that text passes through and that LoRA can stand beside, by path"
+    "All linear layers that process text and that LoRA can adapt, by path"
     inside, head, experts = text_path(model), model.get_output_embeddings(), count_experts(model.config)
     passed_by, found = _PASSED_BY.get(model.config.model_type, ()), {}
     for path, module in _reached_by_text(model).items():
@@ -68,11 +68,11 @@ def _linear_layers(model)->dict[str,torch.nn.Module]:
     return found
 
 def _short_name(path:str)->str:
-    "What peft finds a layer by: q_proj, and altup_projections.0, for 0 is the name of the first layer too"
+    "The name by which peft finds a layer: q_proj, or altup_projections.0, since 0 alone is also the first layer"
     return re.search(r"[^.]*[^.\d][^.]*(\.\d+)*$", path)[0]
 
 def excluded_modules(model)->str|None:
-    "What LoRA leaves alone, as a pattern of names: all that text does not pass through, and routers; None: nothing"
+    "Pattern for the modules that LoRA must not touch: those that process no text, and routers; None if there are none"
     inside, experts, linear = text_path(model), count_experts(model.config), _linear_layers(model)
     names, for_text = {_short_name(path) for path in linear}, _reached_by_text(model)
     others = {path for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)
@@ -84,7 +84,7 @@ def excluded_modules(model)->str|None:
 
 # %% ../../nbs/06_model/08_adapter.ipynb #9c72f70e
 def _matching_layers(wanted:str, linear:list[str])->list[str]:
-    "The layers that a name or the name of a block means"
+    "The layers that a name refers to, be it that of a layer or of a block"
     if any(_short_name(path) == wanted for path in linear): return [wanted]
     inside = _INSIDE.get(wanted, ("\n",))
     return sorted({_short_name(path) for path in linear if path.rpartition(".")[0].endswith(inside)})
@@ -94,7 +94,7 @@ def target_modules(
     model,                    # a base
     wanted:tuple[str,...],    # `lora_target_modules`
 )->str|list[str]:
-    "What `LoraConfig` is told; ConfigError for a name that no linear layer has"
+    "`target_modules` for `LoraConfig`; ConfigError for a name that no linear layer has"
     linear, found = _linear_layers(model), []
     names = {_short_name(path) for path in linear}
     if wanted == ("all-linear",):
@@ -114,7 +114,7 @@ def target_modules(
 
 # %% ../../nbs/06_model/08_adapter.ipynb #2bb8a4f7
 def _saved_modules(model, wanted:tuple[str,...]|None)->list[str]|None:
-    "`modules_to_save` for peft; ConfigError for a name that the model does not have"
+    "`modules_to_save` for `LoraConfig`; ConfigError for a name that the model does not have"
     names = {n.rpartition(".")[2] for n, _ in model.named_modules() if n}
     for w in wanted or ():
         if w in names: continue
@@ -127,7 +127,7 @@ def _saved_modules(model, wanted:tuple[str,...]|None)->list[str]|None:
 
 # %% ../../nbs/06_model/08_adapter.ipynb #b02a4468
 def _refuse_quantised(model, wanted:tuple[str,...])->None:
-    "ConfigError for a module that is stored in 4 or 8 bits: its numbers cannot be trained"
+    "ConfigError for a module that is stored in 4 or 8 bits, because such weights cannot be trained"
     for name, module in model.named_modules():
         whole = name.rpartition(".")[2] in wanted
         if not whole or all(p.is_floating_point() for p in module.parameters()): continue
@@ -137,7 +137,7 @@ def _refuse_quantised(model, wanted:tuple[str,...])->None:
 
 # %% ../../nbs/06_model/08_adapter.ipynb #4b07383e
 def _token_rows(model, tokenizer, cfg:Config)->dict[str,list[int]]|None:
-    "The rows of the embedding (and of a head that is not tied to it) that are trained beside the adapter"
+    "The rows of the embedding (and of an untied head) that are trained along with the adapter"
     if not cfg.train_tokens: return None
     layers = model.get_input_embeddings(), model.get_output_embeddings()
     names = [next(n.rpartition(".")[2] for n, m in model.named_modules() if m is layer) for layer in layers]
@@ -156,7 +156,7 @@ _BEGINNINGS = ("default", "gaussian", "orthogonal", "olora", "mica", "pissa", "p
 
 # %% ../../nbs/06_model/08_adapter.ipynb #912857e5
 def _init_lora_weights(cfg:Config)->str|bool:
-    "`init_lora_weights` for peft; ConfigError for what it does not know or cannot do in 4 bits"
+    "`init_lora_weights` for `LoraConfig`; ConfigError for a value that peft does not know, or cannot use with 4 bits"
     name = cfg.init_lora_weights
     known = [b for b in _BEGINNINGS if cfg.method != "qlora" or not b.startswith("pissa")]
     counted = name.startswith("pissa_niter_") and name[12:].isdigit() and "pissa" in known
@@ -172,7 +172,7 @@ def _init_lora_weights(cfg:Config)->str|bool:
 
 # %% ../../nbs/06_model/08_adapter.ipynb #a4dbc984
 def _refuse_beside_experts(cfg:Config)->None:
-    "ConfigError for what peft cannot do beside parameters"
+    "ConfigError for what peft cannot combine with adapted parameters"
     found, fix = "", None
     if cfg.lora_dropout: found, fix = f"lora_dropout is {cfg.lora_dropout}", edit(lora_dropout=0.)
     elif cfg.use_dora: found, fix = "use_dora is True", edit(use_dora=False)
@@ -184,7 +184,7 @@ def _refuse_beside_experts(cfg:Config)->None:
     raise ConfigError("lora_target_parameters", found, expected, fix | leave_out)
 
 def _expert_patterns(model, parameters:list[str], cfg:Config)->dict:
-    "Rank and scale of the adapters of experts: what a token meets is what it meets in a dense layer"
+    "Rank and alpha patterns for experts, chosen so that a token passes through as much adapter as in a dense layer"
     r = expert_rank(cfg.lora_r, model.config)
     share = r / cfg.lora_r
     names = {".".join(name.split(".")[-2:]) for name in expert_parameters(model)}
@@ -198,7 +198,7 @@ def lora_config(
     tokenizer,
     cfg:Config,
 ):               # peft's `LoraConfig`
-    "What peft is told; ConfigError for names that the model or peft does not have"
+    "The `LoraConfig` of a training; ConfigError for names that the model or peft does not have"
     from peft import LoraConfig
     if cfg.use_dora and cfg.load_in_8bit and cfg.method == "qlora" and model.device.type == "cpu":
         found = "with 8 bits on a CPU, peft loses the scales of the base"
@@ -219,7 +219,7 @@ def lora_config(
 
 # %% ../../nbs/06_model/08_adapter.ipynb #0a859ad8
 def _as_autocast_wants(x, dtype:torch.dtype):
-    "As it is under autocast, else in `dtype`"
+    "Cast `x` to `dtype`, except under autocast, which casts it where needed"
     if x is None or torch.is_autocast_enabled(x.device.type): return x
     return x.to(dtype)
 
@@ -227,7 +227,7 @@ def _as_autocast_wants(x, dtype:torch.dtype):
 def spare_casts(
     model,   # a PeftModel
 ):           # the same
-    "Under autocast, let adapter layers take their input as it is"
+    "Under autocast, keep adapter layers from casting their input"
     for layer in model.modules():
         if hasattr(layer, "_cast_input_dtype"): layer._cast_input_dtype = _as_autocast_wants
     return model
@@ -250,7 +250,7 @@ def tie_adapters(
 # %% ../../nbs/06_model/08_adapter.ipynb #57dcd8c0
 @lru_cache
 def _keep_saved_names()->None:
-    "From now on peft renames no tensor of an adapter that has the name of a tensor of the model it is put on"
+    "Stop peft from renaming the tensors of an adapter that already have the names of the model it is loaded into"
     from peft.utils import transformers_weight_conversion as conversion
     whole = conversion.convert_peft_adapter_state_dict_for_transformers
     def convert(model, peft_config, adapter_state_dict, adapter_name="default"):
@@ -264,7 +264,7 @@ def _keep_saved_names()->None:
 
 @contextmanager
 def targets_as_named():
-    "Inside, peft adapts what a config names, and takes no linear layer for experts"
+    "Context manager in which peft adapts exactly the layers that a config names, and takes no linear layer for experts"
     from peft.utils import transformers_weight_conversion as conversion
     _keep_saved_names()   # Laguna's pattern for `shared_expert.` meets `shared_experts` too, which then went missing
     whole = conversion.convert_peft_config_for_transformers
@@ -276,7 +276,7 @@ def targets_as_named():
     finally: conversion.convert_peft_config_for_transformers = whole
 
 def _is_taken_for_experts(name:str, adapter, model)->bool:
-    "Would peft take a layer of this name for a matrix of all experts?"
+    "Would peft take a layer of this name for the stacked weights of all experts?"
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
     alone = deepcopy(adapter)
     alone.target_modules, alone.target_parameters = {name}, None
@@ -288,7 +288,7 @@ def name_by_weights(
     adapter,   # peft's config; changed in place
     model,     # its base
 )->None:
-    "Name linear layers that peft would take for experts by their weights: `gate_proj.weight`"
+    "For linear layers that peft would take for experts, name the weight instead: `gate_proj.weight`"
     if not adapter.target_parameters or isinstance(adapter.target_modules, str): return
     taken = {name for name in adapter.target_modules if _is_taken_for_experts(name, adapter, model)}
     adapter.target_modules = {*adapter.target_modules} - taken
@@ -298,7 +298,7 @@ def name_by_layers(
     adapter,   # peft's config; changed in place
     model,     # a base
 )->None:
-    "Undo `name_by_weights`: a linear layer with an adapter is faster than a weight with one, and may have 4 bits"
+    "Undo `name_by_weights`: adapting a linear layer is faster than adapting a weight, and works in 4 bits"
     linear = {path.rpartition(".")[2] for path in _linear_layers(model)}
     named = {name for name in adapter.target_parameters or () if name.removesuffix(".weight") in linear}
     if not named: return
@@ -309,7 +309,7 @@ def read_adapter(
     base,
     folder:Path|str,   # with adapter_config.json
 ):                     # a PeftModel
-    "A saved adapter on its base"
+    "Load a saved adapter onto its base"
     from peft import PeftConfig, PeftModel
     adapter = PeftConfig.from_pretrained(str(folder))
     adapter.inference_mode = True
@@ -363,7 +363,7 @@ def add_adapter(
     tokenizer,
     cfg:Config,
 ):               # the model in train mode: a PeftModel, or the model itself for `method="full"`
-    "Freeze the base and put a new adapter on it, as `cfg.method` says; ConfigError for what peft cannot do"
+    "Freeze the base and add a new adapter, as `cfg.method` says; ConfigError for what peft cannot do"
     from peft import get_peft_model
     transformers.set_seed(cfg.seed)
     if cfg.method == "full":
@@ -386,7 +386,7 @@ def add_adapter(
 def base_name(
     cfg:Config,
 )->str:   # a hub id, or the whole path of a folder
-    "The base as an adapter names it, so that peft finds it from any working directory"
+    "The name of the base as it is recorded in an adapter, so that peft finds it from any working directory"
     path = model_path(cfg.model)
     return str(Path(path).absolute()) if Path(path).is_dir() else path
 
@@ -394,7 +394,7 @@ def name_base(
     model,       # changed in place
     cfg:Config,
 )->None:
-    "Write the name of its base into an adapter, which is saved with it; not of random weights, which lie nowhere"
+    "Record the name of the base in an adapter, which saves it; a base with random weights has no name to record"
     # with a name, peft would look for the base's config, and compare its vocabulary with that of the random weights
     name = "" if cfg.init == "random" else base_name(cfg)
     for adapter in getattr(model, "peft_config", {}).values():
@@ -403,7 +403,7 @@ def name_base(
 _SHAPE = dict(lora_r="r", lora_alpha="lora_alpha", use_rslora="use_rslora", use_dora="use_dora")   # ours -> peft's
 
 def _folder_of(cfg:Config)->Path:
-    "Where the earlier adapter lies; ConfigError if there is none"
+    "The directory of the earlier adapter; ConfigError if there is none"
     given = Path(cfg.adapter_name_or_path)
     for folder in (given/"adapter", given, Path(cfg.runs_dir)/given/"adapter"):
         if (folder/"adapter_config.json").is_file(): return folder
@@ -414,7 +414,7 @@ def _folder_of(cfg:Config)->Path:
 
 # %% ../../nbs/06_model/08_adapter.ipynb #14f485ac
 def _earlier_adapter(cfg:Config)->Path|None:
-    "The folder of the adapter to begin with, if it fits the settings; ConfigError with what differs"
+    "The directory of the adapter to start from; ConfigError that names the settings it does not match"
     if cfg.adapter_name_or_path is None: return None
     if cfg.method == "full":
         raise ConfigError("adapter_name_or_path", "method full has no adapter", "lora or qlora", edit(method="lora"))
@@ -431,7 +431,7 @@ def _earlier_adapter(cfg:Config)->Path|None:
 
 # %% ../../nbs/06_model/08_adapter.ipynb #adap0022
 def _take_over(model, folder:Path)->None:
-    "Put the weights of an earlier adapter into the new one; ConfigError if its layers are others"
+    "Copy the weights of an earlier adapter into the new one; ConfigError if it adapts other layers"
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from peft.utils import load_peft_weights
     saved, mine = load_peft_weights(str(folder), device="cpu"), get_peft_model_state_dict(model)
@@ -446,7 +446,7 @@ def load_model(
     cfg:Config,
     tokenizer,
 ):               # ready to train
-    "Base and adapter (or all weights, for `full`); the adapter is new, or as `adapter_name_or_path` has it"
+    "The base with its adapter (for `full`, all weights trainable); the adapter is new or from `adapter_name_or_path`"
     folder = _earlier_adapter(cfg)   # said before anything is loaded
     with quiet():
         model = add_adapter(load_base(cfg, tokenizer), tokenizer, cfg)
@@ -457,7 +457,7 @@ def load_model(
 # %% ../../nbs/06_model/08_adapter.ipynb #edc76217
 @dataclass(frozen=True)
 class Reach:
-    "What an adapter stands beside, in numbers of the base; embeddings and head do not count"
+    "How much of the base an adapter reaches, in parameters; embeddings and head do not count"
     adapted:int
     weights:int
     left_out:dict[str,int]   # other matrices, the largest first: mlp.experts.down_proj -> numbers
@@ -479,7 +479,7 @@ class Reach:
         return says if self.share >= .9 else f"{says}, and so are {', '.join([*self.left_out][:3])}"
 
 def _count_numbers(module, p)->int:
-    "Numbers that a parameter stands for, in 4 bits too"
+    "The number of weights that a parameter holds, also if they are packed in 4 bits"
     if hasattr(module, "in_features") and p.ndim == 2: return module.in_features * module.out_features
     state = getattr(p, "quant_state", None)
     return p.numel() if state is None else state.shape.numel()
@@ -487,7 +487,7 @@ def _count_numbers(module, p)->int:
 def lora_reach(
     model,          # a PeftModel, or a `skeleton`
 )->Reach|None:      # None: it has no adapter
-    "Which share of the weights an adapter reaches"
+    "The share of the weights that an adapter reaches"
     if not hasattr(model, "peft_config"): return None
     inner = causal_lm(model)
     ends = (inner.get_input_embeddings(), inner.get_output_embeddings())

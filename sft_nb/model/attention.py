@@ -25,7 +25,7 @@ from ..batches.states import separate_rows
 
 # %% ../../nbs/06_model/02_attention.ipynb #5e1b42b0
 class Documents(NamedTuple):
-    "What takes the place of a mask: the documents that are flattened into one row"
+    "The documents that are flattened into one row; passed where other attentions get a mask"
     cu:torch.Tensor   # where each begins, and the end: int32, D + 1
     longest:int       # tokens of the longest
     window:int|None   # tokens that a token sees, itself included; None: all of its document
@@ -35,12 +35,12 @@ class Documents(NamedTuple):
 
     @property
     def lengths(self)->tuple[int,...]:
-        "Tokens of each; where the host does not know them, this waits for the device"
+        "Tokens of each document; waits for the device if the host does not know them"
         return tuple(self.cu.diff().tolist()) if self.known is None else self.known
 
 # %% ../../nbs/06_model/02_attention.ipynb #55e9665b
 def _sliding_window(see:Callable, at:torch.Tensor, first:int, n:int)->int|None|bool:
-    "Tokens that the last token of a document sees (None: all); False if that is no sliding window"
+    "The window: how many tokens the last token of a document sees (None: all); False if it is no sliding window"
     last = see(at[first + n - 1], at[first:first + n])
     count = int(last.sum())
     if count == n: return None
@@ -54,7 +54,7 @@ def find_documents(
     T:int,                   # tokens in the row
     device="cpu",
 )->Documents|None:           # None: this mask is something else
-    "Read the documents and the window off a mask function"
+    "Find the documents and the window by evaluating a mask function"
     at, zero = torch.arange(T, device=device), torch.zeros((), dtype=torch.long, device=device)
     def see(q, k): return mask_function(zero, zero, q, k).expand(k.shape)
     if T > 1 and see(at[:-1], at[1:]).any(): return None
@@ -69,7 +69,7 @@ def find_documents(
 # %% ../../nbs/06_model/02_attention.ipynb #5d78f2fe
 @lru_cache
 def _known_code()->tuple[set, object]:
-    "The code of transformers' mask functions that are read without being asked, and that of its sliding window"
+    "Code objects of transformers' mask functions that need no evaluation, and that of its sliding window"
     masks = transformers.masking_utils
     known = {masks.causal_mask_function, masks.and_masks(), masks.packed_sequence_mask_function(None)}
     if hasattr(masks, "remap_positions_for_packed_sequence"):
@@ -78,14 +78,14 @@ def _known_code()->tuple[set, object]:
 
 # %% ../../nbs/06_model/02_attention.ipynb #35687825
 def _closure_values(f:Callable)->dict:
-    "What a function has been made with"
+    "The variables that a function closes over"
     return dict(zip(f.__code__.co_freevars, (cell.cell_contents for cell in f.__closure__ or ())))
 
 # %% ../../nbs/06_model/02_attention.ipynb #6a80e2d7
 def window_of(
     mask_function:Callable,   # as for `find_documents`
 )->int|None|bool:             # False: something in it is not known here, and it must be asked
-    "Tokens that a token sees of its document (None: all), from what the function is made of"
+    "The window in tokens (None: the whole document), read from the functions that a mask function is composed of"
     code = getattr(mask_function, "__code__", None)
     known, sliding = _known_code()
     if code is sliding: return _closure_values(mask_function)["sliding_window"]
@@ -106,7 +106,7 @@ def announce_documents(
     share=None,             # see `Documents`
     lengths=None,           # tokens of each document; None: whoever needs them asks the device
 ):
-    "Inside, masks of flattened rows are these documents, without a look at the device"
+    "Context manager in which the masks of flattened rows are these documents, without waiting for the device"
     lengths = None if lengths is None else tuple(lengths)
     token = _ANNOUNCED.set(None if cu is None or longest is None else (cu, longest, share, lengths))
     try: yield
@@ -114,7 +114,7 @@ def announce_documents(
 
 # %% ../../nbs/06_model/02_attention.ipynb #cccfa484
 class _Assumed(NamedTuple):
-    "What `assume_documents` says"
+    "What `assume_documents` was given"
     lengths:tuple[int,...]
     cuda:bool   # as on a CUDA device
 
@@ -126,7 +126,7 @@ def assume_documents(
     *lengths:int,   # tokens of each document
     cuda:bool,      # as on a CUDA device
 ):
-    "Inside, every mask is these documents, whatever the tensors say (for tensors without values)"
+    "Context manager in which every mask is these documents, whatever the tensors say; for tensors without values"
     token = _ASSUMED.set(_Assumed(lengths, cuda))
     try: yield
     finally: _ASSUMED.reset(token)
@@ -138,7 +138,7 @@ def _cannot_be_shared(found:str)->SftError:
                     edit(sequence_parallel_size=1))
 
 def _find_documents(mask_function:Callable, T:int, device)->Documents|None:
-    "As they were told, or as the mask function has them"
+    "The documents that were announced, else those that the mask function describes"
     if (told := _ANNOUNCED.get()) is not None:
         cu, longest, share, lengths = told
         window = window_of(mask_function)
@@ -158,7 +158,7 @@ def varlen_mask(
     device="cpu",
     **kwargs,
 )->Documents|torch.Tensor|None:
-    "What transformers calls to make a mask: `Documents` where that says it all, else the mask of `sdpa`"
+    "Called by transformers to make a mask: `Documents` if they describe it completely, else the mask of `sdpa`"
     if (assumed := _ASSUMED.get()) is not None:
         return Documents(torch.zeros(len(assumed.lengths) + 1, dtype=torch.int32), max(assumed.lengths), None)
     if attention_mask is None and batch_size == 1 and q_length == kv_length and not use_vmap:
@@ -192,7 +192,7 @@ def _attention_from_scores(q, k, v, mask:torch.Tensor|None, *, scale:float, drop
 
 # %% ../../nbs/06_model/02_attention.ipynb #c897ccdd
 def _causal_mask(n:int, window:int|None, device, *, sinks:bool=False)->torch.Tensor|None:
-    "The mask of a document of `n` tokens with a sliding window; None if plain causal says it"
+    "The mask of a document of `n` tokens with a sliding window; None if `is_causal` is enough"
     if window is None or window >= n - sinks: return None
     at = torch.arange(n, device=device)
     mask = (at[None] <= at[:, None]) & (at[None] > at[:, None] - window)
@@ -201,7 +201,7 @@ def _causal_mask(n:int, window:int|None, device, *, sinks:bool=False)->torch.Ten
 
 # %% ../../nbs/06_model/02_attention.ipynb #5147e7c2
 def _attend_to_each_document(q, k, v, docs:Documents, *, scale:float, dropout:float, softcap:float|None)->torch.Tensor:
-    "One attention after the other: (1, H, T, D)"
+    "Attend to one document after the other: (1, H, T, D)"
     assumed, grouped, out = _ASSUMED.get(), q.shape[1] != k.shape[1], []
     lengths = docs.lengths if assumed is None else assumed.lengths
     for n, *qkv in zip(lengths, *(x.split(lengths, 2) for x in (q, k, v))):
@@ -230,13 +230,13 @@ _MOST = 2**31      # numbers that the kernel's backward pass can address
 _SUMMED = 2**28    # numbers that it may sum up at a time: 1 GiB
 
 def _heads_in_a_call(tokens:int, documents:int, key_heads:int, groups:int, size:int)->int:
-    "Heads of keys and values that one call may see, at least 1"
+    "How many key-value heads fit in one call; at least 1"
     each = (tokens + 128 * documents) * groups * size
     return max(1, min(key_heads, (_MOST - 1) // each, _SUMMED // each))
 
 # %% ../../nbs/06_model/02_attention.ipynb #f1b8eefa
 def _call_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
-    "One call of PyTorch's FlashAttention: (1, H, T, D)"
+    "A single call of PyTorch's FlashAttention: (1, H, T, D)"
     from torch.nn.attention.varlen import varlen_attn
     more = dict(enable_gqa=q.shape[1] != k.shape[1]) if _ASKS_FOR_GROUPS else {}
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))   # the gradient of `x[0]` is a copy among zeros
@@ -246,7 +246,7 @@ def _call_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
 
 # %% ../../nbs/06_model/02_attention.ipynb #9f0e7548
 def _attend_by_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
-    "All documents by PyTorch's FlashAttention, as many heads in a call as it can address: (1, H, T, D)"
+    "Attend to all documents with PyTorch's FlashAttention, as many heads per call as it can address: (1, H, T, D)"
     size, groups = q.shape[-1], q.shape[1] // k.shape[1]
     if size % 8: q, k, v = (F.pad(x, (0, -size % 8)) for x in (q, k, v))
     n = _heads_in_a_call(q.shape[2], len(docs.cu) - 1, k.shape[1], groups, q.shape[-1])
@@ -256,13 +256,13 @@ def _attend_by_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
 
 # %% ../../nbs/06_model/02_attention.ipynb #d66c12c6
 def _documents_of_collator(docs:Documents, cu:torch.Tensor|None)->Documents:
-    "The documents that the collator names, if it names others than the mask"
+    "The documents of the collator where they differ from those of the mask"
     if cu is None or len(cu) == len(docs.cu): return docs
     return docs._replace(cu=cu.int(), longest=int(cu.diff().max()), known=None)
 
 # %% ../../nbs/06_model/02_attention.ipynb #b64ba79f
 def _as_autocast(*tensors:torch.Tensor)->tuple[torch.Tensor,...]:
-    "float32 in the format of autocast, if that is on"
+    "Cast float32 tensors to autocast's dtype if autocast is on"
     device = tensors[0].device.type
     if tensors[0].dtype != torch.float32 or not torch.is_autocast_enabled(device): return tensors
     return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
@@ -333,7 +333,7 @@ def varlen_attention(
     cu_seq_lens_q:torch.Tensor|None=None,
     **kwargs,
 )->tuple[torch.Tensor,None]:   # (B, T, H, D)
-    "Attention for transformers' interface; `SftError` for what only some other attention can do"
+    "Attention as transformers' interface calls it; `SftError` for what it does not support"
     if kwargs.get("position_bias") is not None:
         raise SftError("attention varlen", "the model wants position_bias", "an attention that knows it",
                        edit(attn_implementation="eager"))
@@ -347,13 +347,13 @@ def varlen_attention(
 # %% ../../nbs/06_model/02_attention.ipynb #a9299244
 @lru_cache
 def register_varlen()->None:
-    "From now on transformers knows the name `varlen`; `choose_attention` calls this before a model is made"
+    "Register `varlen` with transformers; `choose_attention` calls this before a model is built"
     transformers.AttentionInterface.register("varlen", varlen_attention)
     transformers.AttentionMaskInterface.register("varlen", varlen_mask)
 
 # %% ../../nbs/06_model/02_attention.ipynb #f752e4e1
 class _FlashPackage(NamedTuple):
-    "A flash-attn package and transformers' own test for it: versions 2 and 4 are two packages with one folder"
+    "A flash-attn package and transformers' test for it; versions 2 and 4 are two packages that share a directory"
     package:str              # as pip knows it
     module:str
     is_available:Callable[[],bool]
@@ -372,7 +372,7 @@ def _why_no_flash(name:str)->str:
     return ""
 
 def _installed_flash(device:str, dtype:torch.dtype, kind)->tuple[str|None,str]:
-    "The flash-attn that the card and the model can use, or why one that is installed cannot be"
+    "The flash-attn that the card and the model can use, or why an installed one cannot be used"
     if device != "cuda" or dtype not in (torch.bfloat16, torch.float16): return None, ""
     if not getattr(kind, "_supports_flash_attn", False): return None, ""
     major, _ = torch.cuda.get_device_capability()
@@ -388,7 +388,7 @@ def _installed_flash(device:str, dtype:torch.dtype, kind)->tuple[str|None,str]:
 _INSTEAD = "varlen does the same on stock PyTorch"
 
 def _check_requested_attention(name:str, device:str)->str:
-    "`name`, if it can be had here"
+    "`name`, if it is available here"
     where, fix = f"attn_implementation {name}", edit(attn_implementation="auto")
     if name in _FLASH and device != "cuda":
         raise ConfigError(where, "it needs a CUDA device, which is not here", _INSTEAD, fix)
@@ -399,7 +399,7 @@ def _check_requested_attention(name:str, device:str)->str:
 
 # %% ../../nbs/06_model/02_attention.ipynb #f970f5f1
 def _has_custom_attention(kind, shape)->bool:
-    "Neither `sdpa`, a soft cap nor sinks, or a mask that depends on the tokens: `varlen` does not know it"
+    "Does the model compute an attention that `varlen` does not know, or a mask that depends on the tokens?"
     source = inspect.getsource(inspect.getmodule(kind))
     if "prepare_dynamic_mask" in source: return True   # Doge's attention chooses what it sees
     softcap = getattr(text_config(shape), "attn_logit_softcapping", None)
@@ -421,12 +421,12 @@ def choose_attention(
 
 # %% ../../nbs/06_model/02_attention.ipynb #b8e0599c
 def _uses_attention_interface(kind)->bool:
-    "Does the file of a model look its attention up by name? Some that do fail to say so: Qwen3-Next, Bamba"
+    "Does the file of a model look up its attention by name? Some do so without declaring it: Qwen3-Next, Bamba"
     is_looked_up = kind is not None and "ALL_ATTENTION_FUNCTIONS" in vars(inspect.getmodule(kind))
     return getattr(kind, "_supports_attention_backend", False) or (is_looked_up and kind._supports_sdpa)
 
 def _choose_automatically(device:str, dtype:torch.dtype, shape)->tuple[str|None,str]:
-    "What `auto` means, and why"
+    "The attention that `auto` chooses, and why"
     kind, name = model_class(shape), shape.model_type
     flash, broken = _installed_flash(device, dtype, kind)
     softcap = getattr(text_config(shape), "attn_logit_softcapping", None)

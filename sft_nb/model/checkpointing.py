@@ -33,14 +33,14 @@ ATTENTION = frozenset(
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #2122a64d
 def _is_kept(f, args:tuple, kwargs:dict)->bool:
-    "Is the operation an attention that draws no random numbers?"
+    "Is the operation an attention without dropout?"
     if f.name().partition(".")[0] not in ATTENTION: return False
     given = dict(zip((a.name for a in f._schema.arguments), args)) | kwargs
     return not given.get("dropout_p")
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #rc0beside
 class CopyStream:
-    "Copies between a card and host memory, beside what is computed"
+    "Copies between a GPU and host memory that run while the GPU computes"
     MOST = 5    # copies under way
     AHEAD = 3   # tensors that are brought back before autograd asks for them: those of about one layer
     def __init__(self, device:torch.device):
@@ -51,36 +51,36 @@ class CopyStream:
         self.room = 0    # bytes that no step has needed; 0 until one is over
 
     def start_copy(self, target:torch.Tensor, source:torch.Tensor):
-        "A copy that begins when all is done that is computed until now; returns the event of its end"
+        "Start a copy after everything that was computed so far; returns the event that marks its end"
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream): target.copy_(source, non_blocking=True)
         return self.stream.record_event()
 
     def stop_until(self, ended)->None:
-        "What is computed from now on begins after this event"
+        "Let further computation wait for this event"
         torch.cuda.current_stream(self.device).wait_event(ended)
 
     def copy(self, target:torch.Tensor, source:torch.Tensor):
-        "Begin a copy, and hold both tensors until it is done; returns the event of its end"
+        "Start a copy and keep both tensors alive until it is done; returns the event that marks its end"
         ended = self.start_copy(target, source)
         self.under_way.append((ended, target, source))
         if len(self.under_way) > self.MOST: self.wait_for(self.under_way[0][0])
         return ended
 
     def wait_for(self, ended)->None:
-        "What is computed from now on finds this copy done, and those that began before it"
+        "Let further computation wait for this copy and all earlier ones"
         self.stop_until(ended)
         for _ in range(next((n for n, (e, *_) in enumerate(self.under_way, 1) if e is ended), 0)):
             self.under_way.popleft()
 
     def unused_memory(self)->int:
-        "Bytes of the card that no step so far has needed"
+        "Bytes on the GPU that no step has needed so far"
         free, _ = torch.cuda.mem_get_info(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - self.early
         return free + torch.cuda.memory_reserved(self.device) - peak
 
     def fetch_ahead(self, taken:"OnHost")->None:
-        "Bring back what autograd will ask for next, what was sent last and is not back yet, where memory is left"
+        "Prefetch what autograd will ask for next, which is what was sent last, if there is memory left"
         left = [w for r in self.waiting if (w := r()) is not None and w is not taken]
         self.waiting, ahead = deque(map(ref, left)), left[-self.AHEAD:]
         if not left: self.room = self.unused_memory()
@@ -91,19 +91,19 @@ class CopyStream:
 
 @lru_cache
 def _copy_stream(device:torch.device)->CopyStream|None:
-    "The one of a card; None: nothing is copied beside the computation there"
+    "The stream of a GPU; None for other devices, which copy synchronously"
     return CopyStream(device) if device.type == "cuda" else None
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #4f61c10d
 def dense_strides(t:torch.Tensor)->tuple[int,...]:
-    "Those of `t`; contiguous ones where it is a part of a larger tensor, which is not copied with it"
+    "The strides of `t`, or contiguous ones if it is a slice of a larger tensor, the rest of which is not copied"
     span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
     if span == t.numel(): return t.stride()
     return tuple(accumulate(reversed(t.shape[1:]), mul, initial=1))[::-1]
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #05f1eaf2
 class OnHost:
-    "A tensor that waits in host memory"
+    "A tensor that was moved to host memory"
     def __init__(self, t:torch.Tensor):
         t, self.device, self.coming = t.detach(), t.device, None
         self.there = torch.empty_strided(t.shape, dense_strides(t), dtype=t.dtype, pin_memory=t.is_cuda)
@@ -115,13 +115,13 @@ class OnHost:
         self.copies.waiting.append(ref(self))
 
     def fetch(self)->None:
-        "Begin the way back"
+        "Start the copy back to the device"
         if self.coming is not None: return
         t = torch.empty_strided(self.there.shape, self.there.stride(), dtype=self.there.dtype, device=self.device)
         self.coming = t, self.copies.copy(t, self.there)
 
     def back(self)->torch.Tensor:
-        "As it was, on its device"
+        "The tensor as it was, on its device"
         if self.copies is None: return torch.empty_like(self.there).copy_(self.there)
         self.fetch()
         (t, arrived), self.coming = self.coming, None
@@ -131,7 +131,7 @@ class OnHost:
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #1cce5e48
 class OnDevice:
-    "A tensor that waits where it is; autograd may tie the one that was given to a graph, not this one"
+    "A tensor that stays on its device, detached, so that autograd cannot attach it to a graph"
     def __init__(self, t:torch.Tensor): self.there = t.detach()
     def back(self)->torch.Tensor: return self.there.detach()
 
@@ -139,25 +139,25 @@ class OnDevice:
 SMALL = 2**20   # bytes that may stay on the device
 
 class KeptAttention:
-    "Results of the attention of one layer, in the order in which they came"
+    "Outputs of the attention of one layer, in the order in which they were computed"
     def __init__(self, waiting:Callable=OnDevice): self.waiting, self.kept, self.at = waiting, [], 0
 
     def _put(self, t:torch.Tensor):
         return (OnDevice if t.nbytes < SMALL else self.waiting)(t)
 
     def put(self, out)->None:
-        "Remember what an operation gave"
+        "Keep the output of an operation"
         self.kept.append(tree_map_only(torch.Tensor, self._put, out))
 
     def take(self):
-        "What the next operation gave"
+        "The output of the next operation"
         out = self.kept[self.at]
         self.at += 1
         return tree_map_only((OnDevice, self.waiting), lambda waits: waits.back(), out)
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #9432774e
 class _KeepAttention(TorchDispatchMode):
-    "Attention runs, and what it gives is put aside"
+    "Dispatch mode that runs attention and keeps its output"
     def __init__(self, aside:KeptAttention):
         super().__init__()
         self.aside = aside
@@ -170,7 +170,7 @@ class _KeepAttention(TorchDispatchMode):
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #ed85cad5
 class _ReplayAttention(TorchDispatchMode):
-    "Attention does not run: what it gave is there"
+    "Dispatch mode that returns the kept output instead of running attention"
     def __init__(self, aside:KeptAttention):
         super().__init__()
         self.aside = aside
@@ -185,7 +185,7 @@ class _ReplayAttention(TorchDispatchMode):
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #7039df0f
 def _checkpoint_contexts(waiting:Callable)->tuple[_KeepAttention,_ReplayAttention]:
-    "For the forward pass of a layer, and for computing it again"
+    "The contexts for the forward pass of a layer and for its recomputation"
     aside = KeptAttention(waiting)
     return _KeepAttention(aside), _ReplayAttention(aside)
 
@@ -195,7 +195,7 @@ def recompute_layers(
     *, keep_attention:bool=False,
     waiting:Callable=OnDevice,  # where what is kept waits: `OnHost`, or where it is
 )->None:
-    "Compute layers again in the backward pass, with or without their attention"
+    "Recompute layers in the backward pass, with or without their attention"
     how = dict(use_reentrant=False)
     if keep_attention: how["context_fn"] = partial(_checkpoint_contexts, waiting)
     if hasattr(model, "activation_checkpointing_enable"):   # its name since transformers 5.23
@@ -208,7 +208,7 @@ def offload_saved_tensors(
     model,                      # whose weights stay
     waiting:Callable=OnHost,
 )->torch.autograd.graph.saved_tensors_hooks:   # a context for the forward pass, and for the backward pass
-    "What autograd saves waits in host memory"
+    "Keep in host memory what autograd saves for the backward pass"
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     sent = WeakValueDictionary()   # place of a tensor -> where it waits
 
@@ -231,7 +231,7 @@ _FEWEST, _MOST_PARTS = 4096, 16   # tokens of a part; parts
 def part_length(
     tokens:int,   # of a row
 )->int:
-    "Tokens of a part of it"
+    "The number of tokens in a part of a row"
     return max(_FEWEST, -(-tokens // _MOST_PARTS))
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #21cac809
@@ -241,12 +241,12 @@ def checkpoint_parts(
     n:int,            # tokens of a part
     along:int,        # dimension of the tokens
 )->list[torch.Tensor]:
-    "The results of the parts of `x`, each of which is computed again in the backward pass"
+    "The outputs for the parts of `x`, each recomputed in the backward pass"
     return [checkpoint(forward, part, use_reentrant=False) for part in x.split(n, along)]
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #fa94880b
 def _forward_in_parts(forward, compute_parts, module, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
-    "In place of this `forward` of a module, which computes each vector, the last dimension of `x`, by itself"
+    "Replaces the `forward` of a module that computes each vector, the last dimension of `x`, independently"
     whole = partial(forward, module)
     tokens = max(x.shape[:-1], default=0)
     n, learns = part_length(tokens), module.training and torch.is_grad_enabled()
@@ -256,7 +256,7 @@ def _forward_in_parts(forward, compute_parts, module, x:torch.Tensor, *args, **k
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #1995e924
 def parts_of(model)->list:
-    "The modules in the layers of a model that compute each token by itself and hold much: MLPs and norms"
+    "The modules of a model's layers that process each token independently and hold large activations: MLPs and norms"
     layers = layers_of(model)
     mlps = [m for layer in layers for m in layer.children() if type(m).__name__.endswith("MLP")]
     norms = [m for layer in layers for m in layer.modules() if type(m).__name__.endswith(("RMSNorm", "LayerNorm"))]
@@ -267,7 +267,7 @@ def recompute_parts(
     model,                                     # a causal language model, with or without an adapter
     compute_parts:Callable=checkpoint_parts,   # a simulation has its own
 )->Repair:                                     # `.n` is how many modules
-    "Let long rows go through MLPs and norms in parts"
+    "Process long rows in parts in MLPs and norms"
     parts = parts_of(model)
     repairs = [swap_forward([m], partial(_forward_in_parts, forward_of(m), compute_parts), "in parts") for m in parts]
     def undo():
@@ -282,7 +282,7 @@ def save_memory(
     activation_offloading:bool,       # what is kept of them waits in host memory
     in_parts:bool,                    # long rows go through MLPs and norms in parts
 )->list[Repair]:  # what was changed in its modules
-    "Keep less of a forward pass, and compute it again, as the config of a training says"
+    "Set up recomputation and offloading of activations as the config of a training asks"
     waiting = OnHost if activation_offloading else OnDevice
     if gradient_checkpointing: recompute_layers(model, keep_attention=keep_attention, waiting=waiting)
     return [recompute_parts(model)] if in_parts else []

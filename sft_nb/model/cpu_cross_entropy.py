@@ -70,7 +70,7 @@ class _Passing:
 
 # %% ../../nbs/06_model/03_cpu_cross_entropy.ipynb #b10cks03
 class _InBlocks(torch.autograd.Function):
-    "Sum of cross entropies, and how many targets are the first with the highest score; the gradient is made on the way"
+    "Sum of cross entropies, and how many targets rank first; computes the gradient in the forward pass"
     @staticmethod
     def forward(ctx, hidden, weight, targets, factor, chunk, dtype):
         h = (hidden if factor == 1 else hidden * factor).to(dtype)
@@ -105,7 +105,7 @@ def blockwise_cross_entropy(
     chunk:int=ROWS,         # positions at a time
     dtype:torch.dtype=torch.float32,  # of the products: float32 or bfloat16; sums are in float32
 )->tuple[torch.Tensor,torch.Tensor]:  # sum over the positions, and how many have their target as the highest score
-    "Cross entropy of which only `chunk` times `BLOCK` scores ever exist"
+    "Cross entropy that never holds more than `chunk` times `BLOCK` scores"
     return _InBlocks.apply(hidden, weight, targets, factor, chunk, dtype)
 
 # %% ../../nbs/06_model/03_cpu_cross_entropy.ipynb #b10cks16
@@ -114,6 +114,6 @@ def fits_blocks(
     dtype:torch.dtype,     # of the products
     kind:str,              # of device
 )->bool:
-    "Is the loss of this head computed in blocks?"
+    "Is the loss of this head computed in blocks of the vocabulary?"
     of_cpu = kind == "cpu" and dtype in (torch.float32, torch.bfloat16)
     return of_cpu and not weight.requires_grad and len(weight) > 2 * BLOCK

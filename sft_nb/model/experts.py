@@ -32,7 +32,7 @@ def count_experts(
 def count_active_experts(
     shape,   # a model's config
 )->int:      # at least 1
-    "Routed experts that a token goes through"
+    "The number of routed experts that process a token"
     names = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
     return next((n for name in names if isinstance(n := getattr(text_config(shape), name, None), int) and n), 1)
 
@@ -53,7 +53,7 @@ def is_router(
     module:torch.nn.Module,    # a linear layer
     experts:int,               # from `count_experts`
 )->bool:
-    "Does this layer choose or weigh experts, or choose what attention sees? Then it is left as it is"
+    "Does this layer choose or weigh experts, or what attention sees? Such layers are not adapted"
     if type(module).__name__.endswith("Router"): return True   # Llama 4: it returns more than a product
     *blocks, name = path.split(".")
     if "indexer" in blocks: return True
@@ -108,7 +108,7 @@ def target_parameters(
     wanted:tuple[str,...],            # `lora_target_modules`
     named:tuple[str,...]|None=None,   # `lora_target_parameters`
 )->list[str]:                         # experts.down_proj
-    "The parameters beside which LoRA is put; ConfigError for a name that the model does not have"
+    "The parameters that LoRA adapts; ConfigError for a name that the model does not have"
     found = {_short_name(name) for name in expert_parameters(model) if _is_meant(name, wanted)}
     matrices = {n for n, p in model.named_parameters() if p.ndim in (2, 3)} if named else ()
     for name in named or ():
@@ -150,7 +150,7 @@ def unpack_experts(
     first:int=0,
     last:int|None=None,       # the first one that is not unpacked; None: all
 )->torch.Tensor:              # (last - first, out, in), in the format that the weights were loaded in
-    "The numbers that some experts stand for"
+    "The unpacked weights of some experts"
     from bitsandbytes.functional import QuantState, dequantize_4bit, dequantize_blockwise
     p, (n, rows, columns) = getattr(module, name), module.packed[name]
     last, state, blocks = last or n, p.quant_state, rows * columns // p.quant_state.blocksize
@@ -166,7 +166,7 @@ def restore_experts(
     model,
     dtype:torch.dtype,   # of the new weights
 )->None:
-    "Replace packed experts by the numbers that they stand for"
+    "Replace packed experts by their unpacked weights"
     for module in packed_experts(model).values():
         for name in module.packed:
             weights = unpack_experts(module, name).to(dtype)
@@ -183,7 +183,7 @@ def rows_per_expert(
     return counts.tolist(), counts.cumsum(0, dtype=torch.int32)
 
 def _used_together(counts:list[int], most:int)->list[list[int]]:
-    "Experts that have rows, and follow each other, at most `most` in a group"
+    "Groups of at most `most` consecutive experts that have rows"
     groups = []
     for expert, n in enumerate(counts):
         if n == 0: continue
@@ -291,7 +291,7 @@ def pack_experts(
 
 @contextmanager
 def experts_in_4_bits():
-    "Inside, what transformers loads in 4 bits has its experts in 4 bits too"
+    "Context manager in which transformers also loads experts in 4 bits"
     from transformers.quantizers import auto
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 

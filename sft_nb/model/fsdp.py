@@ -19,7 +19,7 @@ def shard(
     model,        # with or without an adapter; on every process the same
     device:str,   # cpu or cuda
 )->None:
-    "Divide all weights among the processes that train together, before optimisers are made; each must call this"
+    "Shard all weights across the processes that train together, before an optimiser is created; all must call this"
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     whole = {p for p in model.parameters() if p.ndim == 0 and not p.requires_grad}   # one number has no parts
     for layer in layers_of(model): fully_shard(layer, mesh=mesh, ignored_params=whole)
@@ -29,12 +29,12 @@ def shard(
 def own_part(
     t:torch.Tensor,    # a weight or its gradient, divided by FSDP2, by ZeRO-3, or not
 )->torch.Tensor:
-    "What this process holds of it; nothing is gathered"
+    "The part of a tensor that this process holds; nothing is gathered"
     return t.to_local() if isinstance(t, DTensor) else getattr(t, "ds_tensor", t)
 
 # %% ../../nbs/06_model/14_fsdp.ipynb #829d39c2
 def _gather_tensor(t):
-    "In the first process, a tensor as if nothing were divided, in host memory; every process must call this"
+    "Gather a sharded tensor in host memory of the first process; every process must call this"
     if not isinstance(t, DTensor): return t
     whole = t.full_tensor()
     return whole.to("cpu", copy=True) if dist.get_rank() == 0 else t
@@ -42,7 +42,7 @@ def _gather_tensor(t):
 def whole_weights(
     model,                   # divided by `shard`
 )->dict[str,torch.Tensor]:   # name -> weight, in the first process; of a model with an adapter, only what is trained
-    "What would be saved if nothing were divided; every process must call this"
+    "The state that would be saved without sharding; every process must call this"
     for m in model.modules():
         if isinstance(m, FSDPModule): m.reshard()   # an evaluation may have left some of them whole
     adapted, found = hasattr(model, "peft_config"), {}
@@ -59,7 +59,7 @@ def _whole_state(optimizer, state:dict)->dict:
     return state | dict(state=kept)
 
 def _divided_like(t, weight):
-    "A tensor of an optimiser as its weight is divided; numbers that are not of its shape, such as counts, stay whole"
+    "Shard a tensor of an optimiser like its weight; numbers of another shape, such as counts, stay whole"
     if not isinstance(weight, DTensor) or not torch.is_tensor(t) or t.shape != weight.shape: return t
     return distribute_tensor(t.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None)
 
@@ -73,6 +73,6 @@ def _own_state(optimizer, state:dict)->dict:
 def whole_when_saved(
     optimizer:torch.optim.Optimizer,   # of weights that `shard` divided
 )->None:
-    "What the first process saves is the state of one process, and it is divided when it is loaded; each must call this"
+    "Let the first process save an unsharded state, and shard it when it is loaded; every process must call this"
     optimizer.register_state_dict_post_hook(_whole_state)
     optimizer.register_load_state_dict_pre_hook(_own_state)

@@ -53,21 +53,21 @@ def left_pad(
     prompts:list[list[int]],  # token ids, none empty
     pad:int,                  # id of the pad token
 )->tuple[torch.Tensor,torch.Tensor]:  # ids and attention mask, both (B, T)
-    "Prompts as a rectangle with the padding on the left"
+    "Pad prompts on the left to a rectangle"
     T = max(map(len, prompts))
     return (torch.tensor([[pad] * (T - len(p)) + p for p in prompts]),
             torch.tensor([[0] * (T - len(p)) + [1] * len(p) for p in prompts]))
 
 # %% ../../nbs/06_model/10_generate.ipynb #02cc964a
 def _is_mixed(model)->bool:
-    "Is a module that is trained in full beside an adapter in another format than the base?"
+    "Is a module that is trained in full along with an adapter in another dtype than the base?"
     saved = [p for name, p in model.named_parameters() if "modules_to_save" in name and p.is_floating_point()]
     return any(p.dtype != model.dtype for p in saved)
 
 # %% ../../nbs/06_model/10_generate.ipynb #02cc964b
 @contextmanager
 def eval_mode(model):
-    "The model in eval mode, under autocast if its formats are mixed, and as it was afterwards"
+    "Context manager that puts a model in eval mode, under autocast if its dtypes are mixed, and restores it afterwards"
     was = model.training
     model.eval()
     try:
@@ -76,7 +76,7 @@ def eval_mode(model):
 
 # %% ../../nbs/06_model/10_generate.ipynb #f6057a27
 class GrowingLayer(DynamicLayer):
-    "Keys and values (B, H, T, D) of one layer, with room for tokens to come"
+    "Keys and values (B, H, T, D) of one layer, with spare room for further tokens"
     ROOM = 64        # tokens
     whole:tuple=()   # keys and values with the room behind them; empty: there is none
 
@@ -93,7 +93,7 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def replace(self, keys, values):
-        "Others take their place, and the room behind the old ones is given back"
+        "Replace keys and values, and release the spare room"
         self.keys, self.values, self.whole = keys, values, ()
 
     def batch_select_indices(self, indices): self.replace(self.keys[indices], self.values[indices])
@@ -101,7 +101,7 @@ class GrowingLayer(DynamicLayer):
 # %% ../../nbs/06_model/10_generate.ipynb #gen0run2
 @dataclass
 class Running:
-    "Rows that are being answered"
+    "The rows that are being answered"
     rows:list[int]            # their numbers
     next:torch.Tensor         # (B, t) ids that the model has not read: the prompts, then a token at a time
     mask:torch.Tensor         # (B, T) 1: a token, 0: padding
@@ -112,7 +112,7 @@ class Running:
     def width(self)->int: return self.mask.shape[1]
     @property
     def is_plain(self)->bool:
-        "Is every layer of the cache a plain one, to which rows can be added?"
+        "Does every layer of the cache store plain keys and values, to which rows can be added?"
         return all(type(layer) is GrowingLayer for layer in self.cache.layers)
 
 # %% ../../nbs/06_model/10_generate.ipynb #145b790c
@@ -121,7 +121,7 @@ def positions_of(
     ids:torch.Tensor,     # (B, T)
     mask:torch.Tensor,    # (B, T) 1: a token, 0: padding on the left
 )->torch.Tensor:          # (B, T)
-    "Where each token stands, as the model counts"
+    "The position of each token, as the model counts them"
     embeddings = [m for m in causal_lm(model).modules() if hasattr(m, "create_position_ids_from_input_ids")]
     if not embeddings: return (mask.cumsum(-1) - 1).clamp(min=0)
     padding = embeddings[0].padding_idx
@@ -130,7 +130,7 @@ def positions_of(
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0run3
 def _sees_all(model)->bool:
-    "Has a model one mask, without a window, though its config names a window? Moshi"
+    "Does a model use a single mask without a window, although its config names a window? Moshi does"
     module = inspect.getmodule(type(causal_lm(model)))   # None for a class that was made at run time
     masks = {name for name in vars(module or object) if name.startswith("create_")}
     return "create_causal_mask" in masks and not any("sliding" in name or "chunked" in name for name in masks)
@@ -141,7 +141,7 @@ def start_rows(
     prompts:list[list[int]],  # of these rows
     pad:int,
 )->Running:
-    "Rows of which nothing is read yet"
+    "Rows of which the model has read nothing yet"
     ids, mask = (t.to(model.device) for t in left_pad(prompts, pad))
     positions = positions_of(model, ids, mask)
     cache = DynamicCache(config=causal_lm(model).config)
@@ -154,7 +154,7 @@ def start_rows(
 def advance(self:Running,
     tokens:torch.Tensor,   # (B,) what was chosen
 )->None:
-    "Each row has one token more"
+    "Append a token to each row"
     self.next, self.positions = tokens[:, None], self.positions.amax(-1, keepdim=True) + 1
     self.mask = F.pad(self.mask, (0, 1), value=1)
 
@@ -163,7 +163,7 @@ def advance(self:Running,
 def keep(self:Running,
     places:list[int],   # of the rows that stay
 )->None:
-    "The other rows leave"
+    "Keep these rows and drop the others"
     at = torch.tensor(places, device=self.mask.device)
     self.rows = [self.rows[p] for p in places]
     self.next, self.mask, self.positions = self.next[at], self.mask[at], self.positions[at]
@@ -175,14 +175,14 @@ def keep(self:Running,
 def narrow(self:Running,
     n:int,   # columns on the left in which all rows have padding
 )->None:
-    "Without these columns"
+    "Remove these columns"
     if not n: return
     self.mask = self.mask[:, n:]
     for layer in self.cache.layers: layer.replace(layer.keys[:, :, n:], layer.values[:, :, n:])
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0run5
 def _pad_left(t:torch.Tensor, width:int, dim:int)->torch.Tensor:
-    "With zeros on the left"
+    "Pad with zeros on the left"
     missing = width - t.shape[dim]
     return F.pad(t, (0, 0) * (-1 - dim) + (missing, 0)) if missing else t
 
@@ -191,7 +191,7 @@ def _pad_left(t:torch.Tensor, width:int, dim:int)->torch.Tensor:
 def join(self:Running,
     other:Running,   # of which as much is read
 )->None:
-    "Rows move in"
+    "Add rows"
     width = max(self.width, other.width)
     self.rows += other.rows
     self.mask = torch.cat([_pad_left(self.mask, width, -1), _pad_left(other.mask, width, -1)])
@@ -203,7 +203,7 @@ def join(self:Running,
 
 # %% ../../nbs/06_model/10_generate.ipynb #7db06bac
 class StaticLayer(DynamicLayer):
-    "Keys and values (B, H, L, D) of one layer in memory that stays; rows of transformers' own all stand at one place"
+    "Keys and values (B, H, L, D) of one layer in fixed memory; unlike in transformers' own, each row has its position"
     def __init__(self,
         like:DynamicLayer,   # of a model that has read something
         batch:int,
@@ -216,14 +216,14 @@ class StaticLayer(DynamicLayer):
         self.dtype, self.device = self.keys.dtype, self.keys.device
 
     def update(self, key_states, value_states, *args, **kwargs):
-        "Write keys and values (B, H, 1, D) of one token each; returns all there is"
+        "Write keys and values (B, H, 1, D) of one token per row; returns all of them"
         for whole, new in ((self.keys, key_states), (self.values, value_states)):
             whole.scatter_(2, self.at[:, None, :, None].expand_as(new), new)
         return self.keys, self.values
 
 # %% ../../nbs/06_model/10_generate.ipynb #3e0d896d
 class StaticRows:
-    "Rows that are being answered in memory that stays where it is; a place may be empty"
+    "The rows that are being answered, in slots of memory with a fixed address; a slot may be empty"
     def __init__(self,
         running:Running,   # of which all but one token is read; they move in
         length:int,        # tokens of a row, at most
@@ -250,7 +250,7 @@ class StaticRows:
 def keep(self:StaticRows,
     places:list[int],   # of the rows that stay, in their order
 )->None:
-    "The other rows leave; what is computed for an empty place is never looked at"
+    "Keep these rows and drop the others; what is computed for an empty slot is ignored"
     self.rows, self.taken = [self.rows[p] for p in places], [self.taken[p] for p in places]
     self.index = torch.tensor(self.taken, device=self.at.device)
 
@@ -258,7 +258,7 @@ def keep(self:StaticRows,
 def advance(self:StaticRows,
     tokens:torch.Tensor,   # (rows,) what was chosen
 )->None:
-    "Each row has one token more"
+    "Append a token to each row"
     self.next[self.index, 0] = tokens
     self.positions[self.index] += 1
     self.at[self.index] += 1
@@ -268,7 +268,7 @@ def advance(self:StaticRows,
 def join(self:StaticRows,
     other:Running,   # of which all but one token is read
 )->None:
-    "Rows move into empty places"
+    "Put rows into empty slots"
     empty = [place for place in range(self.places) if place not in self.taken][:len(other.rows)]
     self.rows, self.taken = self.rows + other.rows, self.taken + empty
     device, width = self.at.device, other.width - 1   # of what is read, with padding on the left
@@ -284,7 +284,7 @@ def join(self:StaticRows,
 
 @patch
 def release(self:StaticRows)->Running:
-    "The rows as they would be without places, with padding on the left"
+    "The rows without slots, padded on the left"
     device, n = self.at.device, self.at[self.index]   # (rows, 1) tokens that are read
     width = int(n.max())
     columns = torch.arange(width + 1, device=device)
@@ -298,13 +298,13 @@ def release(self:StaticRows)->Running:
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0dec2
 def _cache_argument(parameters)->str|None:
-    "What a model's forward calls its cache: `cache` since transformers 5.24; None: it takes none"
+    "The argument that takes the cache in a model's forward: `cache` since transformers 5.24; None if there is none"
     return next((name for name in ("past_key_values", "cache") if name in parameters), None)
 
 def choose_decoding(
     model,   # with or without an adapter
 )->tuple[str,str]:   # `sft_nb` or `transformers`; and why
-    "Whose loop writes the answers"
+    "Choose the decoding loop: ours, or that of transformers"
     inner = causal_lm(model)
     takes = inspect.signature(type(inner).forward).parameters
     if "attention_mask" not in takes: return "transformers", f"{type(inner).__name__} takes no attention_mask"
@@ -341,7 +341,7 @@ class Decoder:
 # %% ../../nbs/06_model/10_generate.ipynb #gen0dec5
 @patch
 def read(self:Decoder, running)->torch.Tensor:
-    "What the model makes of the tokens that it has not read: logits of the next one (B, V)"
+    "Let the model read the pending tokens; returns the logits of the next one (B, V)"
     if isinstance(running, StaticRows): return running.scores()
     more = dict(position_ids=running.positions, logits_to_keep=1)
     more = {name: value for name, value in more.items() if name in self.takes}
@@ -353,7 +353,7 @@ def read(self:Decoder, running)->torch.Tensor:
 # %% ../../nbs/06_model/10_generate.ipynb #35c5825d
 @patch
 def write(self:Decoder, running)->None:
-    "One more token for each row"
+    "Choose one more token for each row"
     draws = None
     if self.draws is not None: draws = self.draws[running.rows, [len(self.written[row]) for row in running.rows]]
     tokens = chosen(self.read(running), self.how, draws)
@@ -364,7 +364,7 @@ def write(self:Decoder, running)->None:
 _TAIL = 32   # tokens in which a stop text is looked for: longer than any that is in use
 
 def _stop_in(text:str, stops:tuple[str,...])->int|None:
-    "Where the first of them begins; None: there is none"
+    "The index at which the first stop string begins; None if there is none"
     return min((text.find(stop) for stop in stops if stop in text), default=None)
 
 # %% ../../nbs/06_model/10_generate.ipynb #2b851fce
@@ -372,7 +372,7 @@ def _stop_in(text:str, stops:tuple[str,...])->int|None:
 def is_over(self:Decoder,
     row:int,   # its number
 )->bool:
-    "Has it ended, or is it as long as it may be?"
+    "Has a row ended, or reached its length limit?"
     new = self.written[row]
     if new[-1] in self.ends or len(new) == self.how.max_new_tokens: return True
     if not self.how.stop: return False
@@ -381,7 +381,7 @@ def is_over(self:Decoder,
 # %% ../../nbs/06_model/10_generate.ipynb #86b468a4
 @patch
 def answer(self:Decoder, new:list[int])->Generation:
-    "The generated ids of a row, without what ended it"
+    "The generated ids of a row, without the token or string that ended it"
     found = _decode_answer(new, self.tokenizer, self.ends)
     at = _stop_in(found.text, self.how.stop)
     return found if at is None else Generation(found.text[:at], len(new), True)
@@ -389,7 +389,7 @@ def answer(self:Decoder, new:list[int])->Generation:
 # %% ../../nbs/06_model/10_generate.ipynb #gen0dec8
 @patch
 def room(self:Decoder)->int:
-    "How many of the waiting prompts may begin now"
+    "How many of the waiting prompts can be started now"
     if not self.waiting: return 0
     here, width, static = 0, 0, isinstance(self.running, StaticRows)
     if self.running is not None:
@@ -404,7 +404,7 @@ def room(self:Decoder)->int:
 # %% ../../nbs/06_model/10_generate.ipynb #gen0dec9
 @patch
 def admit(self:Decoder, n:int)->None:
-    "The first `n` of the waiting prompts move in, with their first token"
+    "Start the first `n` of the waiting prompts, each with its first token"
     rows = [self.waiting.popleft() for _ in range(n)]
     self.written |= {row: [] for row in rows}
     new = start_rows(self.model, rows, [self.prompts[row] for row in rows], self.tokenizer.pad_token_id)
@@ -415,7 +415,7 @@ def admit(self:Decoder, n:int)->None:
 # %% ../../nbs/06_model/10_generate.ipynb #3137596a
 @patch
 def step(self:Decoder)->list[int]:
-    "Prompts move in where there is room, or each row has a token more; the rows that are over leave, and are returned"
+    "Start prompts if there is room, else append a token to each row; returns the rows that have ended, and drops them"
     self.settle()
     if n := self.room(): self.admit(n)
     else: self.write(self.running)
@@ -428,7 +428,7 @@ def step(self:Decoder)->list[int]:
 # %% ../../nbs/06_model/10_generate.ipynb #gen0deca
 @patch
 def halve(self:Decoder, e:Exception)->None:
-    "If memory ran out, rows that are not over begin again, half as many together; raises any other error"
+    "After running out of memory, restart unfinished rows with half as many at a time; raises any other error"
     rows = list(self.written)
     if len(rows) == 1 or not is_out_of_memory(e): raise e
     self.most, self.running, self.replays = len(rows) // 2, None, True
@@ -488,7 +488,7 @@ _FEW_TOKENS = 8   # answers that are over by then need no recording
 _ROOM = 256       # tokens that each place has before a step is recorded anew
 
 def _can_record(decoder:Decoder, running:Running)->bool:
-    "Is it worth a try?"
+    "Is it worth recording a CUDA graph?"
     model, how = decoder.model, causal_lm(decoder.model).config._attn_implementation
     if not decoder.replays or decoder.adapters is not None: return False
     if threading.current_thread() is not threading.main_thread(): return False
@@ -501,7 +501,7 @@ def _can_record(decoder:Decoder, running:Running)->bool:
 def record(self:Decoder,
     running:Running,   # with tokens that are written
 )->StaticRows|None:
-    "The same rows, with a step that is recorded; None: they stay as they are"
+    "The same rows with a recorded step, or None to leave them as they are"
     if not _can_record(self, running): return None
     want, more = self.read(running), dict(logits_to_keep=1) if "logits_to_keep" in self.takes else {}
     for layer in running.cache.layers: layer.replace(layer.keys[:, :, :-1], layer.values[:, :, :-1])   # as before
@@ -520,18 +520,18 @@ def record(self:Decoder,
 
 @patch
 def longest(self:Decoder, running)->int:
-    "Tokens of the longest row, prompt and answer"
+    "Length of the longest row in tokens, prompt and answer"
     return max(len(self.prompts[row]) + len(self.written[row]) for row in running.rows)
 
 @patch
 def length_of_places(self:Decoder, running:Running)->int:
-    "Tokens of the longest row, here or waiting, and room for more, but no more than it may write"
+    "Length of a slot: the longest row, running or waiting, with room for more, up to its limit"
     prompt = max(len(self.prompts[row]) for row in [*running.rows, *list(self.waiting)[:1]])   # the longest come first
     return min(max(self.longest(running), prompt) + _ROOM, prompt + self.how.max_new_tokens)
 
 @patch
 def settle(self:Decoder)->None:
-    "A step is recorded when rows turn out to be long, and anew when a place is full"
+    "Record the step once rows turn out to be long, and again when a slot is full"
     running = self.running
     if running is None: return
     if isinstance(running, StaticRows):
@@ -542,7 +542,7 @@ def settle(self:Decoder)->None:
 
 # %% ../../nbs/06_model/10_generate.ipynb #7357a93d
 def _generate_one_batch(decoder:Decoder, prompts:list[list[int]], rows:list[int])->list[Generation]:
-    "The answers to some of the prompts, in one batch by transformers' own loop"
+    "Answer some of the prompts in one batch with transformers' own loop"
     tokenizer, model = decoder.tokenizer, decoder.model
     ids, mask = (t.to(model.device) for t in left_pad([prompts[i] for i in rows], tokenizer.pad_token_id))
     more = {} if decoder.adapters is None else dict(adapter_names=[decoder.adapters[i] for i in rows])
@@ -562,7 +562,7 @@ def _generate_one_batch(decoder:Decoder, prompts:list[list[int]], rows:list[int]
 def reads_padding(
     model,   # with or without an adapter
 )->bool:
-    "Does padding on the left change what a model answers, though it is masked?"
+    "Does left padding change what a model answers, although it is masked?"
     inner = causal_lm(model)
     takes = inspect.signature(type(inner).forward).parameters
     if "attention_mask" not in takes: return True
@@ -579,7 +579,7 @@ def reads_padding(
 # %% ../../nbs/06_model/10_generate.ipynb #gen0alt2
 @patch
 def answers_in_batches(self:Decoder, prompts:list[list[int]]):
-    "As `answers`, for a model whose cache no row can leave"
+    "`answers` for a model from whose cache rows cannot be removed"
     order = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
     while order:
         some, found = [order.popleft() for _ in range(min(self.most, len(order)))], None
@@ -602,7 +602,7 @@ def continue_tokens(
     progress:str="",                  # label of a progress bar; none without
     **how,                            # as for `Sampling` and `Decoder`
 )->list[Generation]:                  # in the order of `prompts`
-    "What follows each prompt"
+    "Generate the continuation of each prompt"
     decoder, answers = Decoder(model, tokenizer, **how), {}
     if len(prompts) > 1 and reads_padding(model): decoder.most = 1
     write = decoder.answers if choose_decoding(model)[0] == "sft_nb" else decoder.answers_in_batches
@@ -622,5 +622,5 @@ def generate(
     conversations:list[list[dict]],  # each ends with a message of the user
     **how,                           # as `continue_tokens`
 )->list[Generation]:                 # in the order of `conversations`
-    "Answer each conversation; `SftError` for one that has no message or that the chat template refuses"
+    "Answer each conversation; `SftError` for one without messages, or one that the chat template refuses"
     return continue_tokens(model, tokenizer, encode_prompts(conversations, tokenizer), **how)

@@ -26,7 +26,7 @@ from ..batches.layout import text_config
 def choose_device(
     wanted:str="auto",  # auto, cpu, mps or cuda
 )->tuple[str,str]:      # the device and the reason for it
-    "The device to train on; ConfigError if the one that is asked for is not there"
+    "The device to train on; ConfigError if the requested one is not available"
     seen = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)   # the fastest first
     visible = [device for device, is_there in seen.items() if is_there]
     if wanted == "auto" and visible == ["cpu"]: return "cpu", "auto: no GPU is visible"
@@ -41,13 +41,13 @@ _FEWEST_WEIGHTS = 10**7   # below, a step is more than its products: that of `ti
 
 @lru_cache
 def _size_of(path:str, revision:str|None)->tuple[int,...]:
-    "Hidden size, intermediate size, layers and vocabulary of a model; raises if its config cannot be read"
+    "Hidden size, intermediate size, layers and vocabulary size of a model; raises if its config cannot be read"
     shape = text_config(AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False))
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
     return tuple(int(getattr(shape, name)) for name in names)
 
 def _product_seconds(rows:int, hidden:int, out:int, dtype:torch.dtype, times:int)->float:
-    "Seconds of a linear layer, forward and for the gradient of what it read: the fastest of some"
+    "Seconds of a linear layer, forward pass and gradient of its input: the fastest of several runs"
     x, weight, gradient = (torch.ones(size, dtype=dtype) for size in ((rows, hidden), (out, hidden), (rows, out)))
     at = [time.perf_counter()]
     for _ in range(times):
@@ -57,7 +57,7 @@ def _product_seconds(rows:int, hidden:int, out:int, dtype:torch.dtype, times:int
 
 @lru_cache
 def _measured_gain(hidden:int, intermediate:int, layers:int, vocabulary:int)->float:
-    "How many times as fast a model's products are in bfloat16: the layers' and the head's, by their weights"
+    "Speed-up of a model's matrix products by bfloat16, those of layers and head weighted by size"
     def seconds(dtype, times=6):
         if times == 1: return _product_seconds(64, 256, 256, dtype, 2)
         layer = _product_seconds(64, min(hidden, 2048), min(intermediate, 4096), dtype, times)
@@ -72,7 +72,7 @@ def _measured_gain(hidden:int, intermediate:int, layers:int, vocabulary:int)->fl
 def bfloat16_gain(
     cfg:Config,      # `model` and `method`
 )->float|None:       # None: not measured, because a step would gain too little
-    "How many times as fast this CPU computes the products of a model in bfloat16 as in float32"
+    "Speed-up of a model's matrix products on this CPU by bfloat16 over float32"
     if cfg.method == "full" or why_missing(cfg.model, cfg.revision): return None   # a head that learns gains little
     try: hidden, intermediate, layers, vocabulary = _size_of(str(model_path(cfg.model)), cfg.revision)
     except Exception: return None   # the model itself is read later, and its error says more
@@ -85,7 +85,7 @@ def choose_dtype(
     device:str="cpu",
     *, gain:float|None=None,   # of a CPU, from `bfloat16_gain`
 )->tuple[torch.dtype,str]: # the format to compute in and the reason for it
-    "bfloat16 where the hardware computes in it, else float32; float16 only when asked for, and never on a CPU"
+    "bfloat16 where the hardware supports it, else float32; float16 only on request, and never on a CPU"
     if wanted == "float16" and device == "cpu":
         raise ConfigError("dtype float16", "a CPU does not train in it", "float32 or bfloat16", edit(dtype="auto"))
     if wanted != "auto": return getattr(torch, wanted), "asked for"
@@ -101,7 +101,7 @@ def choose_dtype(
 # %% ../../nbs/06_model/00_hardware.ipynb #d6dd2d01
 @dataclass(frozen=True)
 class Hardware:
-    "The device and the number format of a run, each with its reason"
+    "The device and the dtype of a run, each with its reason"
     device:str          # cpu, mps or cuda
     device_reason:str
     dtype:torch.dtype   # what the model computes in
@@ -123,7 +123,7 @@ class Hardware:
 def find_hardware(
     cfg:Config,   # `device` and `dtype`; on a CPU also `model` and `method`
 )->Hardware:
-    "What `cfg` means on this machine; ConfigError for what it cannot do"
+    "Device and dtype of `cfg` on this machine; ConfigError for what the machine cannot do"
     device, device_reason = choose_device(cfg.device)
     gain = bfloat16_gain(cfg) if (cfg.dtype, device) == ("auto", "cpu") else None
     dtype, dtype_reason = choose_dtype(cfg.dtype, device, gain=gain)
@@ -134,7 +134,7 @@ def find_hardware(
 # %% ../../nbs/06_model/00_hardware.ipynb #d90cf26a
 @dataclass(frozen=True)
 class Device:
-    "What a plan has to know about a device"
+    "What a plan needs to know about a device"
     name:str
     gib:float            # memory that a process can have, what its driver needs included
     tflops:float         # dense bfloat16 products, 10^12 floating-point operations a second
@@ -147,7 +147,7 @@ class Device:
     taken:str=""         # what other programs hold of the card's memory; empty: nothing
 
     def holds(self, total:int, waiting:int=0)->bool:
-        "Can so many bytes be planned with, and so many in host memory, where they are rounded up to powers of two?"
+        "Do `total` bytes fit the device, and `waiting` bytes the host, where buffers are rounded up to powers of two?"
         there = self.host is None or waiting <= .6 * self.host * 2**30
         return total <= .95 * self.gib * 2**30 and there
 
@@ -181,7 +181,7 @@ DEVICES = {card.name: card for card in _CARDS}
 def find_device(
     name:str,        # h200-141gb, rtx4090-24gb ...
 )->Device:
-    "A card by its name; ConfigError with the names that there are"
+    "A GPU by its name; ConfigError that lists the known names"
     if name.lower() in DEVICES: return DEVICES[name.lower()]
     near = difflib.get_close_matches(name.lower(), DEVICES, 1, .4) or ["h100-80gb"]
     raise ConfigError(f"device {name!r}", "it is not in the list", f"one of {', '.join(DEVICES)}", edit(device=near[0]))
@@ -220,12 +220,12 @@ def _measured_bandwidth(kind:str)->float:
 _CGROUPS = Path("/sys/fs/cgroup")   # where Linux tells what containers and batch jobs may have
 
 def _read_number(file:Path)->int|None:
-    "The one number in a file; None if there is no such file, or it says `max`"
+    "The number in a file; None if there is no such file, or it says `max`"
     try: return int(file.read_text())
     except (OSError, ValueError): return None
 
 def _left_in_group(folder:Path, version:int)->float:
-    "Bytes that a control group may still have; its file cache counts as free, as the kernel gives it back"
+    "Bytes that a control group may still use; its file cache counts as free, since the kernel reclaims it"
     names = ("memory.max", "memory.current", "inactive_file")
     if version == 1: names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     limit, used = (_read_number(folder/name) for name in names[:2])
@@ -235,7 +235,7 @@ def _left_in_group(folder:Path, version:int)->float:
     return max(0, limit - used + int(facts.get(names[2], 0)))
 
 def _left_in_container(groups:Path=_CGROUPS, own:Path=Path("/proc/self/cgroup"))->float:
-    "Bytes that the control groups of this process may still have; infinite where there is no limit"
+    "Bytes that the control groups of this process may still use; infinite without a limit"
     left = math.inf
     try: lines = own.read_text().splitlines()
     except OSError: return left   # not Linux
@@ -248,7 +248,7 @@ def _left_in_container(groups:Path=_CGROUPS, own:Path=Path("/proc/self/cgroup"))
     return left
 
 def _free_gib()->float:
-    "Host memory that a program can have now, the file cache included: of the machine, or less in a container"
+    "GiB of host memory available now, file cache included, within the limit of a container"
     try: available = psutil.virtual_memory().available
     except (OSError, RuntimeError):   # there is no /proc/meminfo
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -256,13 +256,13 @@ def _free_gib()->float:
 
 # %% ../../nbs/06_model/00_hardware.ipynb #874faac2
 def _listed_device(name:str, gib:float)->Device|None:
-    "The card in the list that calls itself `name` and has about this much memory"
+    "The listed GPU that reports this name and has about this much memory"
     near = [card for card in DEVICES.values() if card.name.split("-")[0] in name and abs(card.gib / gib - 1) < .15]
     return max(near, key=lambda card: len(card.name.split("-")[0]), default=None)   # an L40S is not an L4
 
 # %% ../../nbs/06_model/00_hardware.ipynb #e6f9d796
 def _programs_on_card()->list[str]:
-    "Programs that hold memory of a card, as the driver names them; none where it tells nothing, as in most containers"
+    "Programs that hold memory of a GPU, as the driver lists them; none where it does not, as in most containers"
     asked = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
     try: told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError): return []
@@ -273,7 +273,7 @@ def _programs_on_card()->list[str]:
 _OWN_CONTEXT = .6   # GiB that the driver takes for a process; a plan counts it under "driver and gaps"
 
 def _memory_of_card()->tuple[float,float,str]:
-    "GiB of the card, GiB that this process can have of them, and what the others hold"
+    "GiB of a GPU, GiB that this process can use, and who holds the rest"
     free, total = (n / 2**30 for n in torch.cuda.mem_get_info())
     mine = torch.cuda.memory_reserved() / 2**30
     taken = total - free - mine - _OWN_CONTEXT
@@ -306,13 +306,13 @@ _NO_ROOM = ("out of memory", "can't allocate memory", "cannot allocate memory", 
             "cublas_status_alloc_failed", "cudnn_status_alloc_failed")             # and libraries with their own
 
 def is_out_of_memory(e:BaseException)->bool:
-    "Did a device, or the host, run out of memory?"
+    "Does an error mean that a device or the host ran out of memory?"
     if isinstance(e, (torch.OutOfMemoryError, MemoryError)): return True
     return isinstance(e, RuntimeError) and any(words in str(e).lower() for words in _NO_ROOM)
 
 # %% ../../nbs/06_model/00_hardware.ipynb #hw0oom02
 def free_memory()->None:
-    "Give back what nothing holds any more; call it outside of the `except`, where the error still holds the step"
+    "Release unreferenced memory; call it after the `except` block, in which the error still holds the step's tensors"
     gc.collect()
     if torch.cuda.is_available(): torch.cuda.empty_cache()
     elif torch.backends.mps.is_available(): torch.mps.empty_cache()

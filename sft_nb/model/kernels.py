@@ -57,7 +57,7 @@ class _Adapted(torch.autograd.Function):
         return d_x, d_A, None, None, None, *(d for d_B in d_Bs for d in (None, d_B))
 
 def _split_by_rank(h:torch.Tensor, Bs)->tuple[torch.Tensor,...]:
-    "What belongs to each B (out, r)"
+    "Split by the rank of each B (out, r)"
     return h.split([B.shape[1] for B in Bs], 1)
 
 def _base_product(x:torch.Tensor, W:torch.Tensor, bias:torch.Tensor|None, state)->torch.Tensor:
@@ -67,7 +67,7 @@ def _base_product(x:torch.Tensor, W:torch.Tensor, bias:torch.Tensor|None, state)
     return matmul_4bit(x, W.t(), bias=bias, quant_state=state)   # transposed: before 0.50 it must be
 
 def _gradient_of_x(d_outs, Ws, states)->torch.Tensor:
-    "By way of the frozen matrices, of which one at a time is unpacked"
+    "The gradient of x through the frozen matrices, which are unpacked one at a time"
     d_x = None
     for d_out, W, state in zip(d_outs, Ws, states):
         if state is not None:   # W (out, in) has 4 bits
@@ -78,14 +78,14 @@ def _gradient_of_x(d_outs, Ws, states)->torch.Tensor:
 
 # %% ../../nbs/06_model/07_kernels.ipynb #3b513dc3
 def _single_adapter(layer)->str|None:
-    "The one adapter that is at work; None if there is not exactly one, or it is merged into the base"
+    "The active adapter; None if there is not exactly one, or it is merged into the base"
     active = [name for name in layer.active_adapters if name in layer.lora_A]
     if layer.disable_adapters or layer.merged or len(active) != 1: return None
     return active[0]
 
 # %% ../../nbs/06_model/07_kernels.ipynb #1dadec20
 def _is_plain(layer, name:str, x:torch.Tensor)->bool:
-    "Is it an adapter as in the first paper, with nothing hooked on, in one number format?"
+    "Is it LoRA as originally published, without hooks, in a single dtype?"
     A, B = layer.lora_A[name], layer.lora_B[name]
     if name in layer.lora_variant or type(A) is not nn.Linear or B.bias is not None: return False
     if any(m._forward_hooks or m._forward_pre_hooks for m in (A, B, layer.base_layer)): return False
@@ -93,20 +93,20 @@ def _is_plain(layer, name:str, x:torch.Tensor)->bool:
 
 # %% ../../nbs/06_model/07_kernels.ipynb #3dd32b39
 def _has_dropout(layer, name:str)->bool:
-    "Is dropout at work?"
+    "Is dropout active?"
     dropout = layer.lora_dropout[name]
     return layer.training and getattr(dropout, "p", 0) > 0
 
 # %% ../../nbs/06_model/07_kernels.ipynb #d8668131
 def _quantisation_of(base):
-    "How bitsandbytes stores the weight of a layer in 4 bits; None: no such layer"
+    "The `quant_state` of a 4-bit layer; None for other layers"
     state = getattr(getattr(base, "weight", None), "quant_state", None)
     if type(base).__name__ != "Linear4bit" or state is None or "forward" in vars(base): return None
     packed = getattr(state, "packing_format_for_cpu", False)   # for inference alone
     return None if packed or tuple(state.shape) != (base.out_features, base.in_features) else state
 
 def _is_frozen_matrix(base, x:torch.Tensor)->bool:
-    "Is the base a matrix that is not trained, in the format of the product or in 4 bits?"
+    "Is the base a frozen matrix, in the dtype of the product or in 4 bits?"
     dtype, bias = dtype_of_products(x), base.bias
     if _quantisation_of(base) is not None:
         return torch.is_grad_enabled() and (bias is None or (bias.dtype == dtype and not bias.requires_grad))
@@ -116,7 +116,7 @@ def _is_frozen_matrix(base, x:torch.Tensor)->bool:
 
 # %% ../../nbs/06_model/07_kernels.ipynb #cb590195
 def _compute_products(layers:list, name:str, x:torch.Tensor)->list[torch.Tensor]:
-    "Base and adapter of each of these layers on x (..., in)"
+    "Outputs of several adapted layers for x (..., in)"
     if any(_has_dropout(layer, name) for layer in layers): return [_on_top(layer, name, x) for layer in layers]
     As = [layer.lora_A[name].weight for layer in layers]
     A = (torch.cat(As) if len(As) > 1 else As[0]).to(dtype_of_products(x))   # one below the other
@@ -125,7 +125,7 @@ def _compute_products(layers:list, name:str, x:torch.Tensor)->list[torch.Tensor]
     return [_on_top(layer, name, x, h) for layer, h in zip(layers, hs)]
 
 def _of_frozen(layers:list, name:str, x:torch.Tensor, A:torch.Tensor)->list[torch.Tensor]:
-    "Their outputs, where each base is a frozen matrix"
+    "Outputs of layers whose bases are frozen matrices"
     bases, Bs = [layer.base_layer for layer in layers], [layer.lora_B[name].weight.to(A.dtype) for layer in layers]
     matrices = [matrix for base, B in zip(bases, Bs) for matrix in (base.weight, B)]
     scalings, biases = [layer.scaling[name] for layer in layers], [base.bias for base in bases]
@@ -134,7 +134,7 @@ def _of_frozen(layers:list, name:str, x:torch.Tensor, A:torch.Tensor)->list[torc
     return [out.unflatten(0, x.shape[:-1]) for out in outs]
 
 def _on_top(layer, name:str, x:torch.Tensor, h:torch.Tensor|None=None)->torch.Tensor:
-    "The base's own output, and the adapter added to it; h is x A^T, if that is there already"
+    "The output of the base plus that of the adapter; h is x A^T if it was computed before"
     dtype, B = dtype_of_products(x), layer.lora_B[name].weight
     out = layer.base_layer(x).to(dtype)
     if h is None: h = F.linear(layer.lora_dropout[name](x), layer.lora_A[name].weight.to(dtype))
@@ -143,12 +143,12 @@ def _on_top(layer, name:str, x:torch.Tensor, h:torch.Tensor|None=None)->torch.Te
 
 # %% ../../nbs/06_model/07_kernels.ipynb #kn6tog01
 class _Together:
-    "Layers that may read the same vectors: the first one that is asked computes for all of them"
+    "Layers that may read the same input: the first to be called computes the outputs of all"
     def __init__(self, layers:list):
         self.layers, self.outs, self.asked, self.proven = layers, {}, None, False
 
     def take(self, layer, name:str, x:torch.Tensor)->torch.Tensor:
-        "What a layer makes of x (..., in)"
+        "The output of a layer for x (..., in)"
         mine = layer in self.outs and self.asked[0] is x and self.asked[1:] == (name, torch.is_grad_enabled())
         if mine: self.proven = True   # without a look at what it was, or a compiled layer would be compiled again
         else: self.compute(layer, name, x)
@@ -157,7 +157,7 @@ class _Together:
         return out
 
     def compute(self, layer, name:str, x:torch.Tensor)->None:
-        "For this layer, and for the others if they have the same adapter at work"
+        "Compute the output of this layer, and of the others if the same adapter is active in them"
         if self.outs and not self.proven: self.layers = []   # they read something else
         others = [one for one in self.layers
                   if one is not layer and _single_adapter(one) == name and _is_plain(one, name, x)]
@@ -166,7 +166,7 @@ class _Together:
 
 # %% ../../nbs/06_model/07_kernels.ipynb #1dc2986a
 def _fused_forward(layer, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
-    "In place of the `forward` of peft's layer"
+    "Replaces the `forward` of peft's layer"
     name = None if args or kwargs or x.dim() < 2 else _single_adapter(layer)
     if name is None or not _is_plain(layer, name, x): return type(layer).forward(layer, x, *args, **kwargs)
     alone = layer.reads_with is None or _has_dropout(layer, name)
@@ -175,7 +175,7 @@ def _fused_forward(layer, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
 
 # %% ../../nbs/06_model/07_kernels.ipynb #df5269e5
 def forward_of(module):
-    "What a module computes, as a function of it and its inputs: its class's own forward, or what was put in its place"
+    "The forward of a module as a function of module and inputs: that of its class, or what replaced it"
     own = vars(module).get("forward")
     return own.__func__ if own else type(module).forward
 
@@ -184,7 +184,7 @@ def swap_forward(
     forward,         # (layer, *args, **kwargs), in place of the one that they have
     what:str,        # that is changed, in words
 )->Repair:           # `.n` is how many layers
-    "Give layers another `forward`, bound, so that a copy of a layer computes with its own weights"
+    "Replace the `forward` of layers by a bound method, so that a copy of a layer computes with its own weights"
     before = [vars(layer).get("forward") for layer in layers]
     ours = [types.MethodType(forward, layer) for layer in layers]
     for layer, method in zip(layers, ours): layer.forward = method
@@ -196,7 +196,7 @@ def swap_forward(
     return Repair(f"{what}: {len(layers)} layers", len(layers), undo)
 
 def _as_one(repairs:list[Repair], what:str)->Repair:
-    "Repairs of different modules, a layer each"
+    "Repairs of several layers as one"
     def undo():
         for repair in repairs: repair.undo()
     return Repair(f"{what}: {len(repairs)} layers", len(repairs), undo)
@@ -205,7 +205,7 @@ def _as_one(repairs:list[Repair], what:str)->Repair:
 _READ_THE_SAME = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("query", "key", "value")
 
 def _that_read_the_same(model, layers:list)->list[_Together]:
-    "Of these layers, those of one block that are given one tensor, by the names that models have for them"
+    "Group layers of a block that read the same input, by the names that models give them"
     known, found = {*layers}, []
     for block in model.modules():
         inside = dict(block.named_children())
@@ -220,7 +220,7 @@ def fuse_lora(
     model,                  # a PeftModel
     *, together:bool=True,  # False: also layers that read the same tensor compute each by itself
 )->Repair:                  # `.n` is how many layers; `undo()` gives them back to peft
-    "Let adapted layers compute base and adapter in one product"
+    "Let adapted layers compute base and adapter in one autograd function"
     from peft.tuners.lora import layer as peft_layers
     kinds = {peft_layers.Linear}
     with suppress(ImportError):   # bitsandbytes is not installed, or is too old
@@ -245,7 +245,7 @@ def _compiled_forward(kind:type, backend:str):
 
 # %% ../../nbs/06_model/07_kernels.ipynb #9304b4e3
 def _layer_forward(layer, *args, backend:str, **kwargs):
-    "In place of the `forward` of a decoder layer"
+    "Replaces the `forward` of a decoder layer"
     learns = layer.training and torch.is_grad_enabled()
     return (_compiled_forward(type(layer), backend) if learns else type(layer).forward)(layer, *args, **kwargs)
 
@@ -253,7 +253,7 @@ def _layer_forward(layer, *args, backend:str, **kwargs):
 def layers_of(
     model,       # with or without an adapter
 )->list:
-    "The decoder layers, in their order"
+    "The decoder layers in order"
     return [m for m in model.modules() if isinstance(m, transformers.GradientCheckpointingLayer)]
 
 def compile_layers(
@@ -265,12 +265,12 @@ def compile_layers(
 
 # %% ../../nbs/06_model/07_kernels.ipynb #270a2e31
 def _epsilon_of_norm(norm)->float|None:
-    "What a norm adds to the mean of squares"
+    "The epsilon of a norm"
     return next((vars(norm)[name] for name in ("variance_epsilon", "eps", "norm_eps") if name in vars(norm)), None)
 
 @torch.no_grad()
 def _norm_formula(norm)->tuple[int,bool]|None:
-    "What an RMSNorm adds to its weight (0 or 1), and whether it returns its input's format; None: another formula"
+    "What an RMSNorm adds to its weight (0 or 1), and whether it returns its input's dtype; None for other formulas"
     weight, eps = norm._parameters.get("weight"), _epsilon_of_norm(norm)
     changed = "forward" in vars(norm) or norm._forward_hooks or norm._forward_pre_hooks
     if not type(norm).__name__.endswith("RMSNorm") or weight is None or weight.ndim != 1 or eps is None or changed:
@@ -287,7 +287,7 @@ def _norm_formula(norm)->tuple[int,bool]|None:
         if torch.allclose(out, want, rtol=1e-5, atol=1e-6): return added, as_input
 
 def _rms_norm(norm, x:torch.Tensor, *, added:int, as_input:bool)->torch.Tensor:
-    "In place of the `forward` of a norm"
+    "Replaces the `forward` of a norm"
     weight = norm.weight
     dtype = torch.float32 if added else torch.promote_types(x.dtype, weight.dtype)
     weight = weight.to(dtype) + added if added else weight.to(dtype)
@@ -298,7 +298,7 @@ def _rms_norm(norm, x:torch.Tensor, *, added:int, as_input:bool)->torch.Tensor:
 def fuse_norms(
     model,       # with or without an adapter
 )->Repair:       # `.n` is how many norms
-    "Let PyTorch's own kernel compute every RMSNorm whose class computes what it does"
+    "Use PyTorch's fused kernel for every RMSNorm whose class computes the same"
     found = {m: formula for m in model.modules() if (formula := _norm_formula(m)) is not None}
     repairs = [swap_forward([m], partial(_rms_norm, added=added, as_input=as_input), "norms as one operation")
                for m, (added, as_input) in found.items()]
@@ -309,7 +309,7 @@ def knowing(
     function,   # written in Python
     **names,    # of its module, and what they shall mean to it
 ):              # the same function, to which they mean that; the module is not touched
-    "A twin of a function, to which some names mean something else"
+    "A copy of a function in which some global names are bound to other objects"
     twin = types.FunctionType(function.__code__, function.__globals__ | names, function.__name__,
                               function.__defaults__, function.__closure__)
     twin.__kwdefaults__ = function.__kwdefaults__
@@ -317,7 +317,7 @@ def knowing(
 
 # %% ../../nbs/06_model/07_kernels.ipynb #72039976
 class _Rotation(torch.autograd.Function):
-    "Queries and keys (B, H, T, D), turned by cos and sin (B, 1, T, D)"
+    "Rotate queries and keys (B, H, T, D) by cos and sin (B, 1, T, D)"
     @staticmethod
     def forward(ctx, q, k, cos, sin):
         ctx.save_for_backward(cos, sin)
@@ -343,7 +343,7 @@ def _turn_halves(x:torch.Tensor, cos:torch.Tensor, sin:torch.Tensor)->torch.Tens
 _ROTATE = "apply_rotary_pos_emb"   # as every model of transformers calls it
 
 def _rotate_with(model, choose:Callable)->list[Repair]:
-    "Give attentions of a model a `forward` that rotates with another function, chosen by the one that they have"
+    "Let attention modules rotate with another function, which is chosen by their present one"
     repairs = []
     for m in model.modules():
         try: forward = inspect.unwrap(type(m).forward)
@@ -356,7 +356,7 @@ def _rotate_with(model, choose:Callable)->list[Repair]:
 
 @lru_cache
 def _rotation_like(theirs:Callable)->Callable|None:
-    "Does the same as this function of transformers, in fewer operations; None: it has another formula"
+    "A function that computes the same as this one of transformers in fewer operations; None for other formulas"
     def rotate(q, k, cos, sin, *args, **kwargs):
         whole = q.shape[-1] == k.shape[-1] == cos.shape[-1] and cos.ndim == sin.ndim == 3
         learned = cos.requires_grad or sin.requires_grad
@@ -376,7 +376,7 @@ def _rotation_like(theirs:Callable)->Callable|None:
 def fuse_rotary(
     model,       # with or without an adapter
 )->Repair:       # `.n` is how many attentions
-    "Turn queries and keys in fewer operations, in every attention whose class turns halves of vectors"
+    "Apply rotary embeddings in fewer operations, in every attention whose class rotates halves of vectors"
     repairs = _rotate_with(model, lambda theirs: None if theirs is None else _rotation_like(theirs))
     return _as_one(repairs, "rotary positions in four operations")
 
@@ -395,7 +395,7 @@ class _Gated(torch.autograd.Function):
         return d_gate, F.silu(gate).mul_(d)
 
 def _gated_mlp(mlp, *args, **kwargs)->torch.Tensor:
-    "In place of the `forward` of an MLP"
+    "Replaces the `forward` of an MLP"
     if kwargs or len(args) != 1: return type(mlp).forward(mlp, *args, **kwargs)
     x, = args
     gate, up = mlp.gate_proj(x), mlp.up_proj(x)
@@ -404,7 +404,7 @@ def _gated_mlp(mlp, *args, **kwargs)->torch.Tensor:
 
 @torch.no_grad()
 def _is_swiglu(mlp)->bool:
-    "Does its class compute `down(silu(gate(x)) * up(x))`, as nobody has changed it?"
+    "Does an MLP compute `down(silu(gate(x)) * up(x))`, with an unmodified forward?"
     names = {"gate_proj", "up_proj", "down_proj", "act_fn"}
     changed = "forward" in vars(mlp) or mlp._forward_hooks or mlp._forward_pre_hooks
     if not names <= {*mlp._modules} or changed or "SiLU" not in type(mlp.act_fn).__name__: return False
@@ -422,25 +422,25 @@ def _is_swiglu(mlp)->bool:
 def fuse_gates(
     model,       # with or without an adapter
 )->Repair:       # `.n` is how many MLPs
-    "Let MLPs with SwiGLU keep their gates once"
+    "Let SwiGLU MLPs save their gate only once for the backward pass"
     return swap_forward([m for m in model.modules() if _is_swiglu(m)], _gated_mlp, "gates kept once")
 
 # %% ../../nbs/06_model/07_kernels.ipynb #39ec352d
 def fuse_pointwise(
     model,             # with or without an adapter
 )->list[Repair]:       # one each for norms, rotary positions and gates
-    "What a GPU gains by, and a CPU does not"
+    "Fuse pointwise operations, which pays on a GPU and not on a CPU"
     return [fuse_norms(model), fuse_rotary(model), fuse_gates(model)]
 
 # %% ../../nbs/06_model/07_kernels.ipynb #46bbb4b3
 _ABSENT = object()
 
 def _changed_names(now:dict, before:dict)->dict:
-    "What those names meant before that mean another thing now"
+    "The former values of names that were rebound"
     return {name: before.get(name, _ABSENT) for name, new in now.items() if before.get(name, _ABSENT) is not new}
 
 def _restore_names(now:dict, before:dict)->None:
-    "Let those names mean what they meant"
+    "Restore the former values of names"
     for name, was in before.items():
         if was is _ABSENT: now.pop(name, None)
         else: now[name] = was
@@ -448,7 +448,7 @@ def _restore_names(now:dict, before:dict)->None:
 # %% ../../nbs/06_model/07_kernels.ipynb #90bed939
 @contextmanager
 def _put_back(names:dict):
-    "Yields what somebody calls otherwise inside; afterwards everything has the meaning that it had"
+    "Context manager that restores names rebound inside; yields a dict that then holds what they were rebound to"
     before, given = dict(names), {}
     try: yield given
     finally:
@@ -458,7 +458,7 @@ def _put_back(names:dict):
 
 # %% ../../nbs/06_model/07_kernels.ipynb #45a40813
 def _liger_function():
-    "What puts Liger's kernels into a model that is there already"
+    "The Liger function that patches an instance of this model"
     from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
     return _apply_liger_kernel_to_instance
 
@@ -498,7 +498,7 @@ def use_if_proven(
     model,             # with or without an adapter
     change:Callable,   # changes it and returns a `Repair`
 )->Repair|None:        # None: the model is as it was
-    "Change a model, if scores and gradients of two short rows are as before, but for rounding"
+    "Change a model only if scores and gradients of two short rows stay the same up to rounding"
     device, repair, draw = model.device, None, torch.Generator().manual_seed(0)
     modes = {m: m.training for m in model.modules()}
     def measure(ids:torch.Tensor, noise:float=0)->list[torch.Tensor]:
@@ -548,7 +548,7 @@ def _check_card(kernels:str, device:str)->None:
 
 # %% ../../nbs/06_model/07_kernels.ipynb #79d4e459
 def _use_on_card(model)->list[Repair]:
-    "Liger, if it is here and proven; processes that train together may not differ, and go without"
+    "Use Liger if it is installed and proven; processes that train together must not differ, so they go without"
     together, interpreted = dist.is_available() and dist.is_initialized(), os.environ.get("TRITON_INTERPRET") == "1"
     asked = is_installed("liger_kernel") and not together and not interpreted
     liger = use_if_proven(model, use_liger) if asked else None
@@ -558,7 +558,7 @@ def use_kernels(
     model,         # in train mode, with its adapter
     kernels:str,   # auto, compile, liger or none
 )->list[Repair]:   # what was changed
-    "Put in the kernels that a config asks for; ConfigError for what is not installed, or this device cannot do"
+    "Install the kernels that a config asks for; ConfigError if they are not installed or the device cannot run them"
     if kernels == "none": return []
     _check_card(kernels, model.device.type)
     check_kernels(kernels)

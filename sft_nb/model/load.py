@@ -34,7 +34,7 @@ logging.getLogger("DeepSpeed").addFilter(_is_news)   # accelerate loads it where
 
 @contextmanager
 def quiet():
-    "Without the libraries' deprecation warnings and progress bars of their own"
+    "Context manager that silences deprecation warnings and progress bars of the libraries"
     bars, level = _logging.is_progress_bar_enabled(), _logging.get_verbosity()
     _logging.disable_progress_bar()
     _logging.set_verbosity_error()
@@ -78,14 +78,14 @@ _MULTIPLIES_ITSELF = ("mamba", "falcon_mamba")   # their scan has `dt_proj.weigh
 def can_recompute_layers(
     shape,    # a model's config
 )->bool:      # False: JetMoE, XLNet, the first GPT, CTRL
-    "Has transformers gradient checkpointing for this type? Of a class that comes with its own code, that is not known"
+    "Does transformers support gradient checkpointing for this type? For a class with its own code, assume that it does"
     return getattr(model_class(shape), "supports_gradient_checkpointing", True)
 
 def load_shape(
     cfg:Config,     # `model`, `revision`, `trust_remote_code`, `init`
     tokenizer,      # the vocabulary of `init="random"` grows to it
 ):                  # transformers' config of the model
-    "What the model is made of, without its weights; ConfigError if it cannot be read"
+    "The config of a model, without its weights; ConfigError if it cannot be read"
     require_trust(cfg, "trust_remote_code", "attn_implementation")
     path, trust = model_path(cfg.model), cfg.trust_remote_code
     if why := why_missing(cfg.model, cfg.revision): raise _loading_error(cfg, FileNotFoundError(why))
@@ -156,7 +156,7 @@ def _check_vocabulary(n:int, rows:int, cfg:Config)->None:
 # %% ../../nbs/06_model/06_load.ipynb #493fc5ca
 @torch.no_grad()
 def _initialise_rows(model, new:list[int])->None:
-    "Rows of embedding and head that mean nothing yet become the mean of the others"
+    "Initialise unused rows of embedding and head with the mean of the others"
     layers = (model.get_input_embeddings(), model.get_output_embeddings()) if new else ()
     for layer in {id(layer): layer for layer in layers}.values():   # a tied head is one with the embedding
         old = torch.ones(len(layer.weight), dtype=torch.bool, device=layer.weight.device)
@@ -183,7 +183,7 @@ def fit_vocabulary(
 
 # %% ../../nbs/06_model/06_load.ipynb #acc52ae1
 def _loading_arguments(cfg:Config, hardware:Hardware, shape)->dict:
-    "What `from_pretrained` is told beside the path"
+    "The keyword arguments of `from_pretrained`"
     device, dtype = hardware.device, hardware.dtype
     attention, _ = choose_attention(cfg.attn_implementation, device, dtype, shape)
     how = dict(
@@ -204,7 +204,7 @@ def withhold_router_logits(
 
 # %% ../../nbs/06_model/06_load.ipynb #load0011
 def _looked_at(weight)->list[torch.Tensor]:
-    "The numbers in which NaN or infinity would show: the weight itself, or the scales of a quantised one"
+    "The tensors in which NaN or infinity would show: the weight, or the scales of a quantised one"
     state, scales = getattr(weight, "quant_state", None), [getattr(weight, "SCB", None)]
     if state is not None: scales += [state.absmax, state.offset, getattr(state.state2, "absmax", None)]
     numbers = [weight.data, *(s for s in scales if s is not None)]
@@ -213,7 +213,7 @@ def _looked_at(weight)->list[torch.Tensor]:
 def broken_weights(
     weights:dict[str,torch.Tensor],   # plain, or of bitsandbytes
 )->list[str]:
-    "The names of those that hold NaN or infinity"
+    "The names of the weights that hold NaN or infinity"
     def is_finite(weight): return all(bool(end.isfinite()) for part in _looked_at(weight) for end in part.aminmax())
     return [name for name, weight in weights.items() if not is_finite(weight)]
 
@@ -236,7 +236,7 @@ def load_base(
     cfg:Config,
     tokenizer,
 )->torch.nn.Module:  # a causal language model, in eval mode, on its device
-    "The base as `cfg.method` wants it; ConfigError if it cannot be loaded, is broken, or has another tokenizer"
+    "Load the base for `cfg.method`; ConfigError if it cannot be loaded, is broken, or has another tokenizer"
     hardware = find_hardware(cfg)
     if hardware.device == "cuda": torch.backends.cuda.matmul.allow_tf32 = hardware.tf32
     with quiet(), tempfile.TemporaryDirectory() as folder:
@@ -257,7 +257,7 @@ def load_base(
 def count_parameters(
     model,            # with or without an adapter
 )->tuple[int,int]:
-    "Trainable and all parameters; a 4-bit weight counts as the number that it stands for"
+    "The number of trainable and of all parameters; packed 4-bit weights count individually"
     if hasattr(model, "get_nb_trainable_parameters"): return model.get_nb_trainable_parameters()
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     return sum(n for n, trained in sizes if trained), sum(n for n, _ in sizes)
@@ -267,7 +267,7 @@ def packed_share(
     model,                        # from `load_base`, with or without an adapter
     inside:str="",                # a path: the share of its matrices; empty: of all
 )->tuple[float,dict[str,int]]:    # share, and numbers of other matrices: mlp.experts.down_proj -> 1000
-    "Which share of the matrices of a base, beside embeddings and head, is stored in 4 or 8 bits"
+    "The share of a base's matrices, embeddings and head excluded, that is stored in 4 or 8 bits"
     inner = causal_lm(model)
     ends = (inner.get_input_embeddings(), inner.get_output_embeddings())
     seen = {id(p) for end in ends if end is not None for p in end.parameters()}

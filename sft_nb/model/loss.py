@@ -32,7 +32,7 @@ def _zero_sums(hidden:torch.Tensor)->tuple[torch.Tensor,torch.Tensor]:
 
 # %% ../../nbs/06_model/05_loss.ipynb #40656fed
 class _Chunked(torch.autograd.Function):
-    "Sum of cross entropies, and how many positions were right; the gradient is made on the way"
+    "Sum of cross entropies, and how many positions were right; computes the gradient in the forward pass"
     @staticmethod
     def forward(ctx, hidden, targets, head, chunk, *learns):
         wants = hidden.requires_grad or any(p.requires_grad for p in learns)
@@ -67,12 +67,12 @@ def chunked_cross_entropy(
     *, chunk:int=1024,      # positions whose scores are in memory together
     learns:list=(),         # parameters of the head that are trained
 )->tuple[torch.Tensor,torch.Tensor]:  # sum over the positions, and how many have their target as the highest score
-    "Cross entropy in float32, of which only a chunk of scores ever exists"
+    "Cross entropy in float32 that never holds more than a chunk of the scores"
     return _Chunked.apply(hidden, targets, head, chunk, *learns)
 
 # %% ../../nbs/06_model/05_loss.ipynb #a3f9bceb
 def dtype_of_products(hidden:torch.Tensor)->torch.dtype:
-    "The format of a product with `hidden`"
+    "The dtype of a product with `hidden`"
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
@@ -184,19 +184,19 @@ def causal_lm(model):
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 def language_model(model):
-    "The part of a model that text passes through: all of it, or what stands beside a vision tower"
+    "The part of a model that processes text: all of it, or the part next to a vision tower"
     model = causal_lm(model)
     return model if text_config(model.config) is model.config else model.get_decoder()
 
 def backbone(model):
-    "What a causal language model has below its head"
+    "A causal language model without its head"
     if model.base_model is not model: return model.base_model
     inside = language_model(model)   # of Llama 4, a whole causal model that has no base by the name it gives
     return getattr(inside, "model", inside)
 
 # %% ../../nbs/06_model/05_loss.ipynb #001bb3e7
 class Head:
-    "The head of a model as its config tells it: hidden vectors (n, hidden size) -> scores (n, V)"
+    "The head of a model as its config describes it: hidden vectors (n, hidden size) -> scores (n, V)"
     def __init__(self, model):
         self.model = model
         self.factor, self.cap = _score_scaling(text_config(model.config))
@@ -206,7 +206,7 @@ class Head:
 
     @property
     def linear(self)->bool:
-        "Is it one plain matrix, with nothing hooked on?"
+        "Is the head a plain matrix without hooks?"
         layer = self.layer
         plain = type(layer) is torch.nn.Linear and layer.bias is None
         return plain and self.cap is None and not layer._forward_hooks
@@ -217,7 +217,7 @@ class Head:
         return scores if self.cap is None else self.cap * torch.tanh(scores / self.cap)
 
     def in_blocks(self, dtype:torch.dtype, kind:str)->bool:
-        "Does its vocabulary pass by in blocks, computed in `dtype` on a device of `kind`?"
+        "Is the vocabulary processed in blocks when computing in `dtype` on a device of `kind`?"
         return self.linear and fits_blocks(self.layer.weight, dtype, kind)
 
     def chunk(self, dtype:torch.dtype, kind:str, max_logits_mib:int)->int:
@@ -237,7 +237,7 @@ class Head:
 def head_of(
     model,          # a causal language model, with or without an adapter
 )->Head|None:       # None: this model's scores are made in another way
-    "The head of a model, compared with the model itself"
+    "The head of a model, checked against the scores of the model itself"
     model = causal_lm(model)
     if getattr(model, "get_output_embeddings", lambda: None)() is None or backbone(model) is model: return None
     head = Head(model)
@@ -319,14 +319,14 @@ def add_supervised_loss(
 
 # %% ../../nbs/06_model/05_loss.ipynb #190f633d
 def _move_to_model(batch:dict, model)->dict:
-    "The batch where the model's embedding is"
+    "Move a batch to the device of the model's embedding"
     device = model.get_input_embeddings().weight.device
     def moved(value): return value.to(device, non_blocking=device.type == "cuda") if torch.is_tensor(value) else value
     return {name: moved(value) for name, value in batch.items()}
 
 # %% ../../nbs/06_model/05_loss.ipynb #5104676e
 def _autocast_in(dtype:torch.dtype, device:str):
-    "Autocast, where `dtype` has 16 bits"
+    "Autocast if `dtype` has 16 bits"
     return nullcontext() if dtype == torch.float32 else torch.autocast(device, dtype=dtype)
 
 # %% ../../nbs/06_model/05_loss.ipynb #71eadea9
@@ -350,7 +350,7 @@ def loss_of_scores(
     batch:dict,                          # from a collator
     *, dtype:torch.dtype=torch.float32,  # computed in: 16 bits under autocast
 )->torch.Tensor:                         # nats per supervised token
-    "What the next tokens cost by the scores that a model generates with, whatever it calls its loss"
+    "The cross entropy of the next tokens by the scores that a model generates with, whatever its own loss is"
     batch = _move_to_model(batch, model)
     labels = batch.pop("labels")[:, 1:]
     with _autocast_in(dtype, labels.device.type): scores = model(**batch, use_cache=False).logits[:, :-1]

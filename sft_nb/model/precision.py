@@ -17,11 +17,11 @@ from ..report import Finding, Report, fail, ok, warn
 
 # %% ../../nbs/06_model/01_precision.ipynb #1ca7cdc2
 class Repair:
-    "What was changed in a model; `undo()`, or the end of a `with`, puts it back"
+    "A change to a model that `undo()`, or the end of a `with` block, reverts"
     def __init__(self, what:str, n:int, undo:Callable[[],None]): self.what, self.n, self._undo = what, n, undo
 
     def undo(self)->None:
-        "Put it back; a second time does nothing"
+        "Revert the change; a second call does nothing"
         undo, self._undo = self._undo, lambda: None
         undo()
 
@@ -47,14 +47,14 @@ def _cast_in_place(parameters, dtype:torch.dtype, what:str)->Repair:
 
 # %% ../../nbs/06_model/01_precision.ipynb #dcaf387d
 def adapters_to_float32(model:torch.nn.Module)->Repair:
-    "Cast the trainable parameters to float32, in place; `.n` is how many were in another format"
+    "Cast the trainable parameters to float32, in place; `.n` counts those that had another dtype"
     trained = [p for p in model.parameters() if p.requires_grad]
     return _cast_in_place(trained, torch.float32, "trainable parameters")
 
 # %% ../../nbs/06_model/01_precision.ipynb #prec0011
 @contextmanager
 def preserve_dtypes(model):
-    "Inside, somebody may round what is trained; what came from the base is exact again afterwards"
+    "Context manager that restores the exact values of trained base weights if a library casts them inside"
     def is_new(name): return any(part in name for part in ("lora_A", "lora_B", "lora_embedding"))
     kept = [(p, p.data) for name, p in model.named_parameters() if p.requires_grad and not is_new(name)]
     try: yield model
@@ -75,7 +75,7 @@ def autocast_forward(
     model,
     dtype:torch.dtype,  # of the products
 )->Repair:
-    "Run `model.forward` under `torch.autocast`: products in `dtype`, sums that need it in float32"
+    "Run `model.forward` under `torch.autocast`: products in `dtype`, sensitive sums in float32"
     plain, own = model.forward, "forward" in vars(model)
     def forward(*args, **kwargs):
         device, is_on = next(model.parameters()).device.type, forward.autocast_dtype is not None
@@ -112,7 +112,7 @@ def _parameter_group(name:str, module:torch.nn.Module, head:torch.nn.Module|None
 
 # %% ../../nbs/06_model/01_precision.ipynb #d1a5f579
 class Kind(NamedTuple):
-    "What some of a model's numbers have in common"
+    "A group of parameters or buffers: the part of the model, the dtype, and whether it is trained"
     part:str      # adapter, head, embedding, norms, quantised, linear, other or buffers
     format:str    # float32, bfloat16, uint8 ...
     trained:bool

@@ -27,7 +27,7 @@ def _group_of(world, size:int):
 def sequence_group(
     size:int,   # processes that share their rows
 ):              # those of this process
-    "Neighbours by rank; the first time, all processes that train together must ask for it"
+    "The group of neighbouring ranks that share rows; the first call must be made by all processes"
     return _group_of(dist.group.WORLD, size)
 
 # %% ../../nbs/06_model/13_sequence_parallel.ipynb #328d6784
@@ -46,7 +46,7 @@ class _AllToAll(torch.autograd.Function):
 # %% ../../nbs/06_model/13_sequence_parallel.ipynb #545edbf1
 @dataclass(frozen=True)
 class Share:
-    "What one of several processes holds of a batch"
+    "The share of a batch that one process holds"
     size:int     # processes that share it
     rank:int     # of this one among them
     tokens:int   # that it holds, without those that were added
@@ -54,7 +54,7 @@ class Share:
     def to_heads(self,
         x:torch.Tensor,    # (1, H, t, D): all heads of the tokens of this process
     )->torch.Tensor:       # (1, H / size, size * t, D)
-        "Some heads of all tokens"
+        "From all heads of some tokens to some heads of all tokens"
         x = repeat_kv(x, self.size // math.gcd(self.size, x.shape[1]))   # heads of keys and values may be few
         _, H, t, D = x.shape
         pieces = x[0].reshape(self.size, H // self.size, t, D)
@@ -64,7 +64,7 @@ class Share:
     def to_tokens(self,
         x:torch.Tensor,    # (1, T, h, D): some heads of all tokens
     )->torch.Tensor:       # (1, T / size, size * h, D)
-        "All heads of the tokens of this process"
+        "From some heads of all tokens to all heads of this process's tokens"
         _, T, h, D = x.shape
         pieces = x[0].reshape(self.size, T // self.size, h, D)
         found = _AllToAll.apply(pieces, sequence_group(self.size))
@@ -87,7 +87,7 @@ def share_of(
     return batch | out | dict(labels=labels, share=share) | (_with_document(batch, more) if more else {})
 
 def _with_document(batch:dict, more:int)->dict:
-    "Borders of a batch with one document more"
+    "The boundaries of a batch with one more document"
     cu, longest = batch["cu_seq_lens_q"], max(more, batch["max_length_q"])
     cu = torch.cat([cu, cu[-1:] + more])
     return dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=longest, max_length_k=longest)
@@ -105,7 +105,7 @@ class ShareTokens:
 def own_tokens(
     batch:dict,   # flattened, whole or a share
 )->int:           # without those that were added to a share
-    "Tokens that this process holds"
+    "The tokens that this process holds"
     return batch["share"].tokens if "share" in batch else batch["input_ids"].numel()
 
 # %% ../../nbs/06_model/13_sequence_parallel.ipynb #9df8c736

@@ -41,7 +41,7 @@ class ChatModel:
 def names_in(
     run:Run,
 )->list[str]:   # base first, then checkpoint-N in their order, then adapter
-    "Who can be asked of a run alone"
+    "The names of a run's own models"
     own = ["adapter"] if run.adapter.is_dir() else []
     return ["base", *(path.name for path in run.checkpoints()), *own]
 
@@ -52,7 +52,7 @@ def _newest_adapter(run:Run)->Path|None:
 
 # %% ../../nbs/14_panels/08_chat_models.ipynb #spk0of02
 def _find_chat_model(run:Run, what:ChatModel|Run|str|Path)->ChatModel:
-    "Who is meant"
+    "The model that a name refers to"
     if isinstance(what, ChatModel): return what
     if what == "base": return ChatModel("base", run.config, None, _newest_adapter(run))
     if what == "adapter" or str(what).startswith("checkpoint-"):
@@ -65,7 +65,7 @@ def find_chat_models(
     run:Run,
     what:str|Path|Run|ChatModel|tuple|None=None,   # base, adapter, checkpoint-N, a run, a model. None: the newest
 )->list[ChatModel]:
-    "Who is asked; ConfigError for nobody, or somebody who is not there"
+    "The models to ask; ConfigError for none, or one that does not exist"
     if what is None: what = names_in(run)[-1]
     some = [*what] if isinstance(what, (tuple, list)) else ["base", what]
     if not some: raise ConfigError("GenerationPanel", "nobody is asked", "at least one model", 'checkpoint="base"')
@@ -75,7 +75,7 @@ def find_chat_models(
 
 # %% ../../nbs/14_panels/08_chat_models.ipynb #spk0sha1
 def _adapter_shape(folder:Path|None)->dict:
-    "What an adapter's config says, but not where it was written; lists have no order there"
+    "An adapter's config without its location; lists are unordered"
     if folder is None: return {}
     try: said = read_json(folder/"adapter_config.json")
     except (OSError, ValueError): return {}
@@ -85,25 +85,25 @@ def _adapter_shape(folder:Path|None)->dict:
 _OF_THE_FILE = ("inference_mode", "base_model_name_or_path", "peft_version")
 
 def fits_on(s:ChatModel)->str:
-    "Stands for the loaded model that it speaks with"
+    "A key for the loaded model that a chat model uses"
     if not leaves_base(s.config): return digest([weights_key(s.config, None), str(s.weights)])
     return digest([weights_key(s.config, None), _adapter_shape(s.weights or s.seat)])
 
 # %% ../../nbs/14_panels/08_chat_models.ipynb #spk0sta2
 class ModelCache:
-    "Models that were asked before, kept loaded"
+    "Keeps models loaded between questions"
     def __init__(self):
         self.swapped = {}   # what `fits_on` says -> a base with its adapters
         self.kept = None    # while models take turns: folder -> weights that were read
 
     def stays_loaded(self, s:ChatModel)->bool:
-        "Is its base in memory between two turns? A whole model, and a base without an adapter, are loaded each time"
+        "Does a model stay in memory between turns? Full models, and bases without an adapter, are loaded each time"
         folder = s.weights or s.seat
         return leaves_base(s.config) and folder is not None and folder.is_dir()
 
     @contextmanager
     def turns(self):
-        "Inside, the weights of each model are read once, however often its turn comes"
+        "Context manager in which the weights of each model are read only once"
         self.kept = {}
         for swapped in self.swapped.values(): swapped.loaded = None   # a folder may have been written again since
         try: yield
@@ -111,7 +111,7 @@ class ModelCache:
 
     @contextmanager
     def on(self, s:ChatModel):
-        "Inside, the loaded model; ConfigError if its weights are gone"
+        "Context manager that yields the loaded model; ConfigError if its weights are gone"
         if s.weights is not None and not s.weights.is_dir():
             fix = "ask another checkpoint, or train the run again"
             raise ConfigError(s.name, f"{s.weights} is gone", "the folder of its weights", fix)

@@ -35,7 +35,7 @@ from .chat_models import ChatModel, find_chat_models, fits_on, ModelCache, names
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0tur1
 @dataclass
 class Turn:
-    "One question, and what each model says to it"
+    "One question and the reply of each model"
     prompt:str
     before:list[dict]              # messages that only this turn brings: system, or what stood in a row
     replies:dict[str,Reply]        # name of the speaker -> its reply
@@ -48,7 +48,7 @@ class Turn:
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0sta1
 class GenerationState:
-    "Models of a run that can be asked, and what was said; ConfigError for a model that is not there"
+    "The models of a run and a conversation with each of them; ConfigError for a model that does not exist"
     def __init__(self,
         run:Run|str|Path,
         checkpoint:str|Path|Run|tuple|None=None,   # who is asked beside the base; as for `find_chat_models`
@@ -66,16 +66,16 @@ class GenerationState:
     def names(self)->list[str]: return [s.name for s in self.speakers]
 
     def stop(self)->None:
-        "No more than the token that is being written"
+        "Stop after the current token"
         self.enough = True
 
     def new(self)->None:
-        "Begin a conversation"
+        "Start a new conversation"
         if self.turns: self.past.append(self.turns)
         self.turns = []
 
     def choose(self, checkpoint)->None:
-        "Ask others from now on: a new conversation"
+        "Choose other models, which starts a new conversation"
         self.speakers = find_chat_models(self.run, checkpoint)
         self.new()
 
@@ -106,7 +106,7 @@ def under(
     messages:list[dict],
     system:str|None,       # empty: none; None: as it is
 )->list[dict]:
-    "The conversation under another system prompt"
+    "The conversation with another system prompt"
     if system is None or not messages: return messages
     has = messages[0]["role"] == "system"
     if has and messages[0]["content"] == system: return messages
@@ -120,7 +120,7 @@ def talk_with(self:GenerationState,
     name:str,         # of a speaker
     turn:Turn,        # whose prompt it ends with
 )->list[dict]:
-    "All that a speaker is given for a turn: its own words before it, without the turns that failed"
+    "The messages that a model is given for a turn: the conversation with its own replies, without failed turns"
     messages = []
     for t in self.turns[:self.turns.index(turn) + 1]:
         question, reply = [*t.before, dict(role="user", content=t.prompt)], t.replies.get(name)
@@ -137,7 +137,7 @@ def begin(self:GenerationState,
     max_new_tokens:int|None=None,   # None: as in the run's config
     **how,                      # as for `Sampling`
 )->Turn:
-    "A turn without replies; ConfigError for an empty prompt"
+    "Start a turn without replies; ConfigError for an empty prompt"
     if not prompt.strip(): raise _empty_prompt()
     place, talk = self._of_row(prompt, row)
     if talk: self.new()
@@ -156,7 +156,7 @@ def _empty_prompt()->ConfigError:
 
 @patch
 def _of_row(self:GenerationState, prompt:str, row:int|str|None)->tuple[str,list[dict]]:
-    "Place and messages of a row whose prompt this is; else nothing"
+    "Place and messages of the row with this prompt; empty if it is not the row's"
     if not row: return "", []
     place, talk = self.talk_of(row)
     return (place, talk) if question_of(talk) == prompt else ("", [])
@@ -164,7 +164,7 @@ def _of_row(self:GenerationState, prompt:str, row:int|str|None)->tuple[str,list[
 def question_of(
     talk:list[dict],   # answer included
 )->str:
-    "What the user said last; empty for plain text"
+    "The last message of the user; empty for plain text"
     return talk[-2]["content"] if len(talk) > 1 else ""
 
 @patch
@@ -178,7 +178,7 @@ def answer(self:GenerationState,
     turn:Turn,                  # from `begin`
     on_token:Callable=lambda reply: None,   # called after each token; True: it is enough
 )->Turn:
-    "Let every speaker answer; what goes wrong with one is written into its reply, and the others go on"
+    "Let every model answer; an error of one is recorded in its reply, and the others continue"
     groups = {}   # speakers that share a loaded base write in turn; one base comes after the other
     for s in self.speakers: groups.setdefault(fits_on(s), []).append(s)
     for group in groups.values():
@@ -190,7 +190,7 @@ _TURN = 8   # tokens that a model writes before it is the next one's turn
 
 @patch
 def _write_in_turn(self:GenerationState, group:list[ChatModel], turn:Turn, on_token:Callable)->None:
-    "The replies of models that share a base, some tokens of each in turn: the same as one after the other"
+    "Write the replies of models that share a base, a few tokens of each in turn; the text is as if written separately"
     tokens = _TURN if len(group) > 1 and all(map(self.stage.stays_loaded, group)) else None   # None: all of them
     steps, memory_ran_out = {}, False
     while group:
@@ -212,7 +212,7 @@ def _write_in_turn(self:GenerationState, group:list[ChatModel], turn:Turn, on_to
 
 @patch
 def _write_tokens(self:GenerationState, s:ChatModel, turn:Turn, steps:dict, tokens:int|None, on_token:Callable)->None:
-    "Some tokens of a reply; of one that is over, what it was worth"
+    "Write some tokens of a reply, and score it once it is complete"
     reply = turn.replies[s.name]
     if self.enough: return end_reply(reply, "stopped", s.tokenizer)
     if s.name not in steps: prompt, = encode_prompts([self.talk_with(s.name, turn)], s.tokenizer)
@@ -226,7 +226,7 @@ def _write_tokens(self:GenerationState, s:ChatModel, turn:Turn, steps:dict, toke
     reply.score = task_of(self.run.config).score(reply.text, turn.row)
 
 def _failure_in_words(reply:Reply, e:Exception)->str:
-    "Why there is no answer"
+    "The reason for a failed reply"
     if is_out_of_memory(e):
         fix = "ask for fewer tokens, or fewer models"
         return str(SftError(reply.speaker, f"memory ran out after {reply.n_tokens} tokens", "", fix))
@@ -239,7 +239,7 @@ def ask(self:GenerationState,
     *, on_token:Callable=lambda reply: None,   # called after each token; True: it is enough
     **how,                                     # as for `begin`
 )->Turn:
-    "Begin a turn, and let every speaker answer"
+    "Start a turn, and let every model answer"
     return self.answer(self.begin(prompt, **how), on_token)
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0rat2
@@ -249,7 +249,7 @@ def _reply_text(reply:Reply)->list[dict]: return [dict(role="assistant", content
 def preferences(self:GenerationState,
     turn:Turn,
 )->list[dict]:
-    "What was thought of a turn, pairs first"
+    "The preferences of a turn, pairs first"
     asked = {name: self.talk_with(name, turn) for name in turn.replies}
     good, bad = ([r for r in turn.replies.values() if r.rating == rating] for rating in ("good", "bad"))
     pairs = [(a, b) for a in good for b in bad if asked[a.speaker] == asked[b.speaker]]
@@ -261,14 +261,14 @@ def preferences(self:GenerationState,
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0rat3
 def _is_of(line:bytes, turn:Turn)->bool:
-    "A line that is no JSON is somebody else's, and stays"
+    "Does a line belong to this turn? A line that is not JSON does not, and is kept"
     try: said = parse_json(line)
     except ValueError: return False
     return isinstance(said, dict) and said.get("id") == turn.id
 
 @patch
 def _keep(self:GenerationState, turn:Turn)->Path:
-    "Replace what the file says of a turn"
+    "Replace the lines of a turn in the file"
     file = self.run.path/"preferences.jsonl"
     lines = file.read_bytes().splitlines() if file.exists() else []
     about = dict(id=turn.id, time=datetime.now(timezone.utc).isoformat(timespec="seconds"), sampling=turn.how)
@@ -284,7 +284,7 @@ def rate(self:GenerationState,
     rating:str,        # good or bad; the same again takes it back
     turn:Turn|None=None,   # None: the newest
 )->Path:
-    "Write a thumb into the run's preferences.jsonl; ConfigError where there is no answer yet"
+    "Write a rating into the run's preferences.jsonl; ConfigError if there is no answer yet"
     turn = turn or (self.turns[-1] if self.turns else None)
     reply = turn and turn.replies.get(name)
     if not reply or not reply.text:
@@ -312,7 +312,7 @@ def keep_prompt(self:GenerationState,
     prompt:str,
     system:str="",     # empty: none
 )->Path:
-    "Add a prompt to the set of the run; one that is in it is taken out. ConfigError for an empty one"
+    "Add a prompt to the run's set, or remove it if it is there; ConfigError for an empty one"
     if not prompt.strip(): raise _empty_prompt()
     prompts, new = self.kept_prompts(), dict(prompt=prompt, system=system)
     prompts = [p for p in prompts if p != new] if new in prompts else [*prompts, new]
@@ -324,7 +324,7 @@ def ask_prompt_set(self:GenerationState,
     *, max_new_tokens:int|None=None,   # None: as in the run's config
     on_answer:Callable=lambda: None,   # called after each answer
 )->Path:
-    "Every kept prompt to the base, each checkpoint and the result; ConfigError if none is kept"
+    "Ask base, checkpoints and result every kept prompt; ConfigError if none is kept"
     prompts = self.kept_prompts()
     if not prompts: raise ConfigError("GenerationPanel", "no prompt is kept", "a prompt set", "keep a prompt first")
     self.enough, self.set_answers = False, [dict(p, answers={}) for p in prompts]
@@ -370,14 +370,14 @@ def _reply_cell(reply:Reply, at:int|None)->str:
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0htm3
 def _first_differences(replies:list[Reply])->list[int|None]:
-    "For each reply, the token at which it parts from the first; for the first, where somebody parts from it"
+    "For each reply, the token at which it differs from the first; for the first, where another differs from it"
     first, *others = replies
     where = [first_difference(r, first) for r in others]
     return [min((k for k in where if k is not None), default=None), *(first_difference(first, r) for r in others)]
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0htm4
 def _sampling_in_words(how:dict)->str:
-    "How long answers may be, and how their tokens are chosen; empty if that is not known"
+    "The length limit and sampling settings in words; empty if they are not known"
     if not how.get("max_new_tokens"): return ""
     parts = [f"at most {pluralise(how['max_new_tokens'], 'token')}"]
     if not how.get("temperature"): return f"{parts[0]}, the likeliest each time"
@@ -385,7 +385,7 @@ def _sampling_in_words(how:dict)->str:
     return ", ".join(parts + [says.format(how[k]) for k, says in words.items() if how.get(k) is not None])
 
 def _prompts_html(turn:Turn)->str:
-    "Each prompt as the models read it, folded; models that were given the same share it"
+    "The rendered prompts, folded; models that got the same one share it"
     given = {}
     for name, text in turn.read.items(): given.setdefault(text, []).append(name)
     return "".join(details_html(f"the prompt as {' and '.join(names)} read it",
@@ -393,7 +393,7 @@ def _prompts_html(turn:Turn)->str:
                    for text, names in given.items())
 
 def _turn_header(turn:Turn, number:int)->str:
-    "What stands above the answers"
+    "The header above the answers"
     how = _sampling_in_words(turn.how)
     lines = (escape_html(f"{m['role']}: {m['content']}") for m in turn.before)
     told = "".join(f"<div style='opacity:.8'>{line}</div>" for line in lines)
@@ -408,7 +408,7 @@ def turn_html(
     turn:Turn,
     number:int=1,
 )->str:
-    "A prompt and its answers side by side, or below each other; everything that anybody wrote is escaped"
+    "A prompt and its answers side by side or stacked; all text is escaped"
     replies = [*turn.replies.values()]
     cells = "".join(_reply_cell(r, at) for r, at in zip(replies, _first_differences(replies)))
     answers = f"<div style='display:flex;flex-wrap:wrap;gap:8px;margin-top:4px'>{cells}</div>"
@@ -427,7 +427,7 @@ def html(self:GenerationState)->str:
 
 @patch
 def to_dict(self:GenerationState)->dict:
-    "What is seen"
+    "The visible content"
     turns = [dict(prompt=t.prompt, where=t.where, expected=t.expected, how=t.how,
                   replies={name: r.to_dict() for name, r in t.replies.items()}) for t in self.turns]
     return dict(run=self.run.name, speakers=self.names, turns=turns, conversations=len(self.past) + bool(self.turns))

@@ -33,7 +33,7 @@ from .intervals import intervals_svg
 FILTERS = ("all", "won", "lost", "both right", "both wrong", "not ended", "changed since base")
 
 class EvalState:
-    "A sweep and the rows behind it; it reads what is stored in the run, and loads no model"
+    "A sweep and its rows, read from the run without loading a model"
     def __init__(self,
         run:Run|str|Path,
         *, page:int=10,     # rows in a list
@@ -66,7 +66,7 @@ class EvalState:
 # %% ../../nbs/14_panels/12_evaluation.ipynb #evl0mas1
 @patch
 def masks(self:EvalState)->dict[str,np.ndarray]:
-    "Filter -> which rows it lets through, for the checkpoint in view; made once"
+    "Filter -> mask of the rows that pass it, for the current checkpoint; cached"
     if self.checkpoint in self.kept: return self.kept[self.checkpoint]
     a, b, by = self.base, self.tuned, self.sweep.by
     before, after = a.contributions(by), b.contributions(by)
@@ -92,7 +92,7 @@ def classes(self:EvalState)->list[str]:
 
 @patch
 def _haystack(self:EvalState)->list[str]:
-    "All that is written in each row"
+    "The searchable text of each row"
     key = "text", self.checkpoint
     if key not in self.kept:
         pairs = zip(self.base.answers, self.tuned.answers)
@@ -142,7 +142,7 @@ def on_page(self:EvalState)->list[int]:
 
 @patch
 def pair(self:EvalState)->tuple[Answer,Answer]|None:
-    "What base and checkpoint say to the row in view; None if the list is empty"
+    "The answers of base and checkpoint to the current row; None if the list is empty"
     page = self.on_page()
     return (self.base.answers[page[self.chosen]], self.tuned.answers[page[self.chosen]]) if page else None
 
@@ -151,7 +151,7 @@ def pair(self:EvalState)->tuple[Answer,Answer]|None:
 def export(self:EvalState,
     file:str|Path|None=None,   # None: eval/rows-FILTER.jsonl in the run
 )->Path:
-    "Write the ids of all rows that pass, as JSON lines"
+    "Write the ids of all listed rows as JSON lines"
     name = f"rows-{self.filter.replace(' ', '-')}.jsonl"
     file = Path(file) if file else self.run.path/"eval"/name
     about = dict(checkpoint=self.checkpoint, filter=self.filter, **{"class": self.klass}, search=self.text)
@@ -206,7 +206,7 @@ def outcome(
     after:Answer,
     by:str="accuracy",   # the figure that counts
 )->str:
-    "What became of a row: right and wrong, or by another figure"
+    "The outcome of a row: right or wrong, or another figure"
     if by != "accuracy": return f"{by} {before.value(by):.2f} → {after.value(by):.2f}"
     words = {True: "right", False: "wrong"}
     return f"{words[before.correct]} → {words[after.correct]}"
@@ -234,7 +234,7 @@ def cells(self:EvalState, numbers:list[int])->list[list]:
 # %% ../../nbs/14_panels/12_evaluation.ipynb #evl0htm5
 @patch
 def pair_html(self:EvalState)->str:
-    "The row in view; empty if the list is"
+    "The current row; empty if the list is empty"
     if self.pair() is None: return ""
     a, b = self.pair()
     replies = {"base": reply_of(a, "base"), self.checkpoint: reply_of(b, self.checkpoint)}
@@ -242,7 +242,7 @@ def pair_html(self:EvalState)->str:
 
 @patch
 def summary_html(self:EvalState)->str:
-    "What the sweep says"
+    "The conclusions of the sweep"
     if "says" not in self.kept:
         why = self.sweep.outdated(self.run)
         lines = [f"outdated: {why}; sweep again", *self.sweep.conclusions] if why else self.sweep.conclusions
@@ -286,7 +286,7 @@ def to_dict(self:EvalState)->dict:
 
 # %% ../../nbs/14_panels/12_evaluation.ipynb #5dc48ddd
 class EvalPanel(Panel):
-    "The sweep of a run, and every row behind it"
+    "The sweep of a run and all of its rows"
     def __init__(self,
         run:Run|str|Path,
         *, thread:bool=True,   # of the answers that are tried: as for `GenerationPanel`
@@ -328,7 +328,7 @@ class EvalPanel(Panel):
 # %% ../../nbs/14_panels/12_evaluation.ipynb #95eff7ea
 @patch
 def _bind(self:EvalPanel)->None:
-    "What a person does moves the state"
+    "Connect the controls to the state"
     for button, act in ((self.export, self._export), (self.ask, self.try_it), (self.again, self.state.reload)):
         button.on_click(lambda _, act=act: self._do(act))
     for name in ("checkpoint", "filter", "klass", "text"): self._follow(getattr(self, name), name)
@@ -338,7 +338,7 @@ def _bind(self:EvalPanel)->None:
 
 @patch
 def _follow(self:EvalPanel, control:Control, name:str)->None:
-    "What a person sets moves the state; what `fill` sets does not"
+    "Update the state when a person changes a control, but not when `fill` does"
     def act(change):
         value = change["new"]
         if self.filling or (value is None and name != "order"): return
@@ -357,7 +357,7 @@ def _go_to_step(self:EvalPanel, step:int|None)->None:
 
 @patch
 def _do(self:EvalPanel, act:Callable)->None:
-    "Do it, say what went wrong, and show where we are"
+    "Carry out an action, show what went wrong, and redraw"
     self.said = ""
     try: act()
     except Exception as e: self.said = error_html(e)
@@ -366,7 +366,7 @@ def _do(self:EvalPanel, act:Callable)->None:
 
 @patch
 def fill(self:EvalPanel)->None:
-    "Let the controls say what the state says"
+    "Set the controls from the state"
     s, there = self.state, self.state.sweep is not None
     self.filling = True
     controls = self.checkpoint, self.filter, self.klass, self.text, self.ask, self.export
@@ -389,7 +389,7 @@ def _set_options(choice:Choice, options:list, value)->None:
 
 @patch
 def _export(self:EvalPanel)->None:
-    "Say where the ids are"
+    "Export the ids, and show where they are"
     file = self.state.export()
     self.said = f"<div>{len(self.state.numbers()):,} ids are in {escape_html(file)}</div>"
 
@@ -407,6 +407,6 @@ def try_it(self:EvalPanel)->None:
 
 @patch
 def close(self:EvalPanel)->None:
-    "Close what was tried, too"
+    "Close the panel, and the one in which a question was tried"
     if getattr(self, "trial", None) is not None: self.trial.close()   # a panel that could not be made has none
     super(EvalPanel, self).close()

@@ -47,7 +47,7 @@ class Controls:
         self.thumbs = []   # two buttons for each model that has answered
 
     def rows(self)->list[dict]:
-        "As they lie below each other"
+        "The rows of controls from top to bottom"
         settings = controls_row(self.tokens, self.temperature, self.top_p, self.seed)
         thumbs = [controls_row(*self.thumbs)] if self.thumbs else []
         return [controls_row(self.models, self.row), controls_row(self.prompt),
@@ -56,7 +56,7 @@ class Controls:
 
 # %% ../../nbs/14_panels/10_generation.ipynb #vew0pan2
 class GenerationPanel(Panel):
-    "A prompt, and what models answer to it, side by side"
+    "A prompt and the answers of several models, side by side"
     writing = False  # is an answer being written?
     worker = None    # the thread that writes
     last = 0.        # when the last picture was drawn
@@ -79,7 +79,7 @@ class GenerationPanel(Panel):
         self._try(lambda: self.choose_row(row or min(1, len(state.rows()))))
 
     def blocks(self)->list[dict]:
-        "The controls, what the kept prompts were answered, and the conversation"
+        "The controls, the answers to kept prompts, and the conversation"
         answers = self.said + self.state.prompt_set_html()
         kept = [html_block(answers, boxed=True, title="answers to kept prompts")] if answers else []
         return [*self.controls.rows(), *kept, html_block(self.state.html(), boxed=True, title="conversation")]
@@ -88,7 +88,7 @@ class GenerationPanel(Panel):
 
     @property
     def busy(self)->bool:
-        "Does the thread still run?"
+        "Is the thread still running?"
         return self.worker is not None and self.worker.is_alive()
 
 # %% ../../nbs/14_panels/10_generation.ipynb #vew0pan3
@@ -105,7 +105,7 @@ def _bind(self:GenerationPanel)->None:
 
 @patch
 def _try(self:GenerationPanel, act:Callable)->None:
-    "Do what a press asks, and say what went wrong"
+    "Carry out a press, and show what went wrong"
     self.error = ""
     try: act()
     except Exception as e: self.error = error_html(e)
@@ -114,7 +114,7 @@ def _try(self:GenerationPanel, act:Callable)->None:
 # %% ../../nbs/14_panels/10_generation.ipynb #vew0pan4
 @patch
 def draw(self:GenerationPanel, *, save:bool=True)->None:
-    "Draw, or tell the panel around this one; checkpoints that were written since appear among the models"
+    "Draw the panel, or notify the one around it; newly written checkpoints are added to the models"
     models = self.controls.models
     there = [*dict.fromkeys([*names_in(self.state.run), *models.options, *self.state.names])]
     if there != models.options: models.options = there
@@ -141,7 +141,7 @@ def _meant(self:GenerationPanel, names:tuple[str,...])->tuple:
 # %% ../../nbs/14_panels/10_generation.ipynb #vew0pan6
 @patch
 def generate(self:GenerationPanel)->None:
-    "Ask what stands in the prompt; nothing while an answer is being written"
+    "Ask the models the prompt; does nothing while an answer is being written"
     if self.writing: return
     c, self.error = self.controls, ""
     how = dict(max_new_tokens=c.tokens.value, temperature=c.temperature.value, top_p=c.top_p.value, seed=c.seed.value)
@@ -158,7 +158,7 @@ def generate(self:GenerationPanel)->None:
 
 @patch
 def _enable(self:GenerationPanel, free:bool)->None:
-    "While an answer is written there is nothing to press but stop"
+    "While an answer is being written, disable everything but stop"
     c = self.controls
     for widget in (c.ask, c.new, c.row, c.models, c.keep, c.ask_set): widget.disabled = not free
     c.stop.disabled = free
@@ -180,7 +180,7 @@ def _work(self:GenerationPanel, turn)->None:
 
 @patch
 def _grown(self:GenerationPanel, reply:Reply)->None:
-    "Draw, if the last picture is old enough"
+    "Draw, unless the last picture is too recent"
     now = time.monotonic()
     if now - self.last < _EVERY: return
     self.last = now
@@ -194,7 +194,7 @@ def _keep_prompt(self:GenerationPanel)->None:
 
 @patch
 def ask_prompt_set(self:GenerationPanel)->None:
-    "Ask every checkpoint all kept prompts; nothing while an answer is being written"
+    "Ask every checkpoint all kept prompts; does nothing while an answer is being written"
     if self.writing: return
     self.writing, self.error = True, ""
     self._enable(False)
@@ -218,7 +218,7 @@ def _work_on_set(self:GenerationPanel)->None:
 
 @patch
 def follow(self:GenerationPanel)->None:
-    "While the run is trained, show each checkpoint among the models once it is written"
+    "While the run is being trained, add each new checkpoint to the models"
     if self.state.run.state not in ACTIVE or (self.follower and self.follower.is_alive()): return
     self.follower = threading.Thread(target=self._show_new_checkpoints, daemon=True)
     self.follower.start()
@@ -237,7 +237,7 @@ def _show_new_checkpoints(self:GenerationPanel, every:float=2.)->None:
 
 @patch
 def begin_showing(self:GenerationPanel)->None:
-    "A window shows it"
+    "Called when a window shows the panel"
     super(GenerationPanel, self).begin_showing()
     self.follow()
 
@@ -249,7 +249,7 @@ def _ipython_display_(self:GenerationPanel)->None:
 # %% ../../nbs/14_panels/10_generation.ipynb #vew0pan8
 @patch
 def _offer_thumbs(self:GenerationPanel)->None:
-    "Two thumbs for each speaker that has answered the newest turn"
+    "Offer two thumbs for each model that has answered the newest turn"
     buttons, file = [], self.state.run.path/"preferences.jsonl"
     replies = self.state.turns[-1].replies if self.state.turns else {}
     for name in [name for name, reply in replies.items() if reply.text]:
@@ -262,7 +262,7 @@ def _offer_thumbs(self:GenerationPanel)->None:
 
 @patch
 def close(self:GenerationPanel)->None:
-    "Stop what is being written, and forget the models"
+    "Stop the current answer and release the models"
     if not hasattr(self, "state"): return   # it could not be made
     self.state.stop()
     if self.busy and self.worker is not threading.current_thread(): self.worker.join(30)

@@ -28,7 +28,7 @@ from .batches import bench_of
 
 # %% ../../nbs/14_panels/03_losses.ipynb #los0tok1
 class Cost(NamedTuple):
-    "What each supervised token of a row costs; arrays over the row's tokens, NaN where nothing is supervised"
+    "The loss of each supervised token of a row; arrays over the row's tokens, NaN where nothing is supervised"
     loss:np.ndarray   # nats: -log p(label)
     sure:np.ndarray   # the largest probability of any token there
 
@@ -39,7 +39,7 @@ def token_costs(
     ids:list[int],
     labels:list[int],
 )->Cost:
-    "The costs of one row, alone in its batch"
+    "The token losses of a single row, alone in its batch"
     at = [k for k in range(1, len(ids)) if labels[k] != -100]
     loss, sure = np.full(len(ids), np.nan), np.full(len(ids), np.nan)
     if not at: return Cost(loss, sure)
@@ -66,7 +66,7 @@ class RowCost(NamedTuple):
 
 # %% ../../nbs/14_panels/03_losses.ipynb #bb221f6b
 class LossState:
-    "What rows cost the model before and after its training; ConfigError for a split that is not there"
+    "The losses of rows before and after training; ConfigError for a split that does not exist"
     def __init__(self,
         run:Run|str|Path,
         *, split:str="eval",            # train or eval
@@ -88,7 +88,7 @@ class LossState:
     def side(self)->Split|None: return getattr(self.workbench.data, self.split, None)
     @property
     def names(self)->list[str]:
-        "What can be measured beside the base"
+        "The models that can be measured besides the base"
         own = ["adapter"] if self.run.adapter.is_dir() else []
         return [*(path.name for path in self.run.checkpoints()), *own]
 
@@ -97,7 +97,7 @@ class LossState:
 def measure(self:LossState,
     checkpoint:str="adapter",   # the result; or checkpoint-N
 )->None:
-    "Costs of all rows for a checkpoint and for the base; what is known is not measured again"
+    "Measure the losses of all rows for a checkpoint and for the base; known ones are not measured again"
     if {"base", checkpoint} - self.costs.keys():
         folder = self.run.weights(checkpoint)
         swapped = CheckpointSwapper(self.workbench, folder)
@@ -125,7 +125,7 @@ def _row(self:LossState, k:int)->RowCost:
 # %% ../../nbs/14_panels/03_losses.ipynb #los0sta4
 @patch
 def ranked(self:LossState)->list[RowCost]:
-    "All rows, the first by the rank that is chosen; ConfigError for one that is none"
+    "All rows in the chosen ranking; ConfigError for an unknown one"
     keys = {"wrong labels?": lambda r: -r.doubt, "loss": lambda r: -r.tuned, "gain": lambda r: -r.gain}
     if self.rank not in keys:
         raise ConfigError("LossPanel", f"there is no rank {self.rank!r}", f"one of {', '.join(RANKS)}", 'rank="loss"')
@@ -168,7 +168,7 @@ def _token_html(token:Token, value:float, tells:str, gain:bool=False)->str:
 # %% ../../nbs/14_panels/03_losses.ipynb #06c7b04f
 @patch
 def _tokens(self:LossState, r:RowCost)->str:
-    "The tokens of a row, coloured by what they cost"
+    "The tokens of a row, coloured by their loss"
     x = self.side.tokens[r.example]
     tokens = tokens_of(x["input_ids"], x["labels"], self.workbench.data.tokenizer)
     base, tuned = (self.costs[name][r.example].loss for name in ("base", self.checkpoint))
@@ -230,7 +230,7 @@ def to_dict(self:LossState)->dict:
 _SORTED_BY = {2: "loss", 3: "gain", 4: "wrong labels?"}   # column of the table -> rank
 
 class LossPanel(Panel):
-    "Rows by what they cost the model, and the tokens that cost most"
+    "Rows ranked by their loss, and the tokens with the highest loss"
     def __init__(self,
         run:Run|str|Path,
         **how,              # as for `LossState`
@@ -263,7 +263,7 @@ class LossPanel(Panel):
 # %% ../../nbs/14_panels/03_losses.ipynb #cbe77953
 @patch
 def _bind(self:LossPanel)->None:
-    "What a person does moves the state"
+    "Connect the controls to the state"
     for name in ("rank", "shows", "checkpoint"):
         getattr(self, name).observe(lambda change, name=name: self.show(**{name: change["new"]}), "value")
     self.table.observe(lambda change: self._choose_row(change["new"]), "value")
@@ -289,7 +289,7 @@ def _choose_row(self:LossPanel, k:int|None)->None:
 
 @patch
 def _sort_rows(self:LossPanel, order:list|None)->None:
-    "The head of a column is pressed; the row and the base are not ranked"
+    "Sort by a column whose header was pressed; row and base cannot be ranked"
     rank = _SORTED_BY.get(order[0]) if order else None
     if rank and rank != self.state.rank: self.rank.value = rank
     elif rank is None: self.draw()

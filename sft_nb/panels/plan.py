@@ -26,7 +26,7 @@ CHANGEABLE = ("method", "gradient_checkpointing", "lora_r", "max_length", "per_d
               "max_tokens_per_batch")
 
 class PlanState:
-    "A config, a card, and what the one takes of the other"
+    "A config, a GPU, and the memory that a training takes there"
     def __init__(self,
         source:Config|Data,            # rows are prepared for a config, unless `lengths` are given
         *, device:str|None=None,       # h200-141gb ...: a card that need not be here; None: the one that it means
@@ -46,7 +46,7 @@ class PlanState:
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00007
 @patch
 def _key(self:PlanState)->tuple:
-    "What a plan depends on; where nothing is left open, the card decides nothing"
+    "A key of everything that a plan depends on; if nothing is `auto`, the GPU does not matter"
     cfg, card = self.cfg, self.device
     known = tuple(getattr(cfg, name) for name in CHANGEABLE)
     saving = (cfg.activation_offloading, cfg.keep_attention, cfg.recompute_parts)
@@ -56,7 +56,7 @@ def _key(self:PlanState)->tuple:
 
 @patch
 def _plan(self:PlanState)->None:
-    "Make the plan, unless it was made before; what cannot be planned is said"
+    "Make the plan, unless it is cached; an error is kept and shown"
     key, limit = self._key(), self.cfg.max_length
     lengths = [limit, *(min(n, limit) for n in self.lengths)]
     try:
@@ -73,7 +73,7 @@ def change(self:PlanState,
     gib:float|None=None,         # memory of the card
     **settings,                  # some of `CHANGEABLE`
 )->PlanState:
-    "Plan with other settings; what is wrong with them is kept in `error`, beside the last plan"
+    "Plan with other settings; if they are invalid, `error` says why, and the last plan stays"
     card = find_device(device) if device is not None else self.device
     if gib is not None: card = replace(card or self.plan.device, gib=gib)
     before = self.cfg, self.device
@@ -89,7 +89,7 @@ def change(self:PlanState,
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00012
 @patch
 def lines(self:PlanState)->list[str]:
-    "Settings that are not as they were in the config, as lines of a config file"
+    "Changed settings, as lines of a config file"
     decided = self.plan.settings if self.error is None else {}
     now = {name: getattr(self.cfg, name) for name in CHANGEABLE}
     now |= {name: decided[name] for name in decided if now.get(name) == "auto"}
@@ -99,7 +99,7 @@ def lines(self:PlanState)->list[str]:
 
 @patch
 def cards(self:PlanState)->list[tuple[str,float,bool]]:
-    "Each card: its name, its GiB, and whether it fits there; the smallest first"
+    "Every known GPU with its GiB and whether the plan fits it, the smallest first"
     ordered = sorted(DEVICES.values(), key=attrgetter("gib"))
     return [(d.name, d.gib, replace(self.plan, device=d).fits) for d in ordered]
 
@@ -108,7 +108,7 @@ _NAMES = dict(weights="weights", adapter="adapter", gradients="gradients", optim
               activations="activations", working="working memory, logits", outside="driver and gaps")
 
 def _format_bytes(n:float)->str:
-    "Bytes as people say them"
+    "Bytes for people"
     return f"{n / 2**30:.2f} GiB" if n >= 2**30 / 10 else f"{n / 2**20:.1f} MiB"
 
 
@@ -144,7 +144,7 @@ def _stacked_bar(self:PlanState)->str:
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00017
 @patch
 def html(self:PlanState)->str:
-    "Does it fit, the parts, the cards, and the lines to copy"
+    "Whether it fits, memory by part, GPUs, and lines to copy"
     says = error_html(self.error, "these settings cannot be planned") if self.error is not None else ""
     verdict = ""
     for f in self.plan.findings:
@@ -164,7 +164,7 @@ def html(self:PlanState)->str:
 
 @patch
 def to_dict(self:PlanState)->dict:
-    "What is seen"
+    "The visible content"
     error = None if self.error is None else str(self.error)
     return dict(plan=self.plan.to_dict(), lines=self.lines(), cards=self.cards(), error=error)
 
@@ -178,7 +178,7 @@ def _choice_control(label:str, value, options:list, **how)->Choice:
     return Choice(label, options=names, value=value, **how)
 
 class PlanPanel(Panel):
-    "Memory by part, answering to the settings that decide it"
+    "Memory by part, with controls for the settings that decide it"
     def __init__(self,
         source:Config|Data,            # rows are prepared for a config, unless `lengths` are given
         *, device:str|None=None,       # h200-141gb ...: a card that need not be here
@@ -195,7 +195,7 @@ class PlanPanel(Panel):
     def blocks(self)->list[dict]: return [controls_row(*self.controls.values()), *super().blocks()]
 
 def _setting_controls(cfg:Config)->dict[str,Control]:
-    "A control for each setting that may be moved"
+    "A control for each setting that can be changed"
     return dict(
         method=_choice_control("method", cfg.method, ["auto", "lora", "qlora", "full"], title="method"),
         gradient_checkpointing=_choice_control("gradient checkpointing", cfg.gradient_checkpointing,
@@ -212,7 +212,7 @@ _BUDGETS = [None, "auto", *(2**k for k in range(10, 18))]   # None: rows; tokens
 # %% ../../nbs/14_panels/06_plan.ipynb #fcb1abf8
 @patch
 def _changed(self:PlanPanel, name:str):
-    "What a control does when it is moved"
+    "The handler of a control"
     def act(change):
         gib = self.controls["gib"]
         if name == "gib" and change["new"] == round(self.state.plan.device.gib, 1): return

@@ -21,7 +21,7 @@ from ..model.sampling import chosen
 # %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0rep1
 @dataclass
 class Reply:
-    "What one model says to one prompt, as far as it has come"
+    "The reply of one model to one prompt, as far as it is written"
     speaker:str
     state:str="waiting"     # waiting, speaking, ended, cut (at max_new_tokens), stopped or failed
     ids:list[int]=field(default_factory=list)         # without the token that ended it
@@ -46,7 +46,7 @@ def piece_of(
     reply:Reply,      # whose last token has no piece yet
     tokenizer,
 )->str:
-    "What the last token adds to the text; empty as long as its character is not whole"
+    "The text that the last token adds; empty while a character is incomplete"
     def read(ids): return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     before, now = read(reply.ids[reply.window:-1]), read(reply.ids[reply.window:])
     if now.endswith("\ufffd") and len(reply.ids) - reply.window < 24: return ""
@@ -112,7 +112,7 @@ def end_reply(
     state:str,       # ended, cut or stopped
     tokenizer,
 )->None:
-    "Say how a reply is over, and what all of it says"
+    "Record how a reply ended, and its whole text"
     reply.state, reply.text = state, tokenizer.decode(reply.ids, skip_special_tokens=True)
 
 # %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0say2
@@ -134,7 +134,7 @@ def first_difference(
     a:Reply,
     b:Reply,
 )->int|None:   # number of a token in `b`, or how many there are if it ends too early; None: they agree so far
-    "Where `b` begins to say something else than `a`"
+    "The index at which `b` begins to differ from `a`"
     ours, theirs = "".join(b.pieces), "".join(a.pieces)
     same = next((k for k, (x, y) in enumerate(zip(ours, theirs)) if x != y), min(len(ours), len(theirs)))
     if same == len(ours): return len(b.pieces) if b.state == "ended" and same < len(theirs) else None
@@ -165,7 +165,7 @@ def pieces_html(
     reply:Reply,
     at:int|None=None,   # the token that differs; None: there is none
 )->str:
-    "What a reply says, token by token; everything is escaped"
+    "A reply token by token; everything is escaped"
     parts = zip(reply.pieces, reply.shares, reply.instead)
     drawn = "".join(_token_html(*part, differs=k == at) for k, part in enumerate(parts))
     if at == len(reply.pieces): drawn += "<b class='sft-differs' aria-label='the first difference'>≠ it ends here</b>"
@@ -187,7 +187,7 @@ def verdict(self:Reply)->str:
 # %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0fac3
 @patch
 def caption(self:Reply)->str:
-    "How long it is, how it ended, what it was worth, and what a person thought of it"
+    "Length, ending, score and rating of a reply"
     if self.state == "waiting": return "waiting"
     known = [share for share in self.shares if share is not None]
     mean = f", {sum(known) / len(known):.0%} sure" if known else ""

@@ -38,7 +38,7 @@ FACETS = ("kept", "left out", "cut", "duplicates", "no end token", "longest", "l
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0sta1
 class DataState:
-    "The rows of one side, listed by facet, and one of them in view"
+    "The rows of one side, listed by facet, and the one that is selected"
     def __init__(self,
         data:Data,
         *, page:int=12,   # rows in a list
@@ -96,7 +96,7 @@ def _numbers(self:DataState, facet:str)->np.ndarray:
 # %% ../../nbs/14_panels/02_rows.ipynb #beb487b8
 @patch
 def entries(self:DataState, facet:str)->list[Entry]:
-    "The list of a facet; made once"
+    "The entries of a facet; cached"
     if facet not in FACETS:
         raise ConfigError("DataPanel", f"there is no list {facet!r}", f"one of {', '.join(FACETS)}", 'facet="kept"')
     made = self.kept.get((self.split, facet))
@@ -122,7 +122,7 @@ def search(self:DataState, text:str)->DataState:
 # %% ../../nbs/14_panels/02_rows.ipynb #row0sea3
 @patch
 def listed(self:DataState)->list[Entry]:
-    "The list that is shown, all pages of it; made once for each list"
+    "The current list with all of its pages; cached"
     key = self.split, self.facet, self.within, self.order, self.text
     if self.kept.get("listed", [None])[0] == key: return self.kept["listed"][1]
     low, high = self.within or (0, 2**62)
@@ -164,14 +164,14 @@ FACES = ("tokens", "text", "messages", "raw")
 
 @patch
 def entry(self:DataState)->Entry|None:
-    "The entry in view; None if the list is empty"
+    "The selected entry; None if the list is empty"
     page = self.on_page()
     return page[self.chosen] if page else None
 
 # %% ../../nbs/14_panels/02_rows.ipynb #ad8b70ea
 @patch
 def source(self:DataState)->tuple[str,dict|None]:
-    "Place and row of the entry in view, as it came; None for a row that only its place is known of"
+    "Place and original row of the selected entry; None if only its place is known"
     e = self.entry()
     if e.example is not None: return self.side.row(e.example)
     if e.gone is None: return e.place, None
@@ -181,7 +181,7 @@ def source(self:DataState)->tuple[str,dict|None]:
 # %% ../../nbs/14_panels/02_rows.ipynb #row0loo3
 @patch
 def look(self:DataState)->str:
-    "The chosen face of the row in view, as plain text"
+    "The chosen view of the selected row, as plain text"
     e, (place, row) = self.entry(), self.source()
     if self.face == "raw" or row is None: return json.dumps(row, indent=1, ensure_ascii=False, default=str)
     if self.face == "messages" or e.example is None: return self._messages(place, row)
@@ -202,7 +202,7 @@ def _messages(self:DataState, place:str, row:dict)->str:
 # %% ../../nbs/14_panels/02_rows.ipynb #row0mar2
 @patch
 def mark(self:DataState)->None:
-    "Mark the row in view, or take its mark away"
+    "Mark the selected row, or remove its mark"
     place, _ = self.source()
     if place in self.marked: self.marked.remove(place)
     else: self.marked.append(place)
@@ -210,7 +210,7 @@ def mark(self:DataState)->None:
 # %% ../../nbs/14_panels/02_rows.ipynb #e8389f7f
 @patch
 def as_test(self:DataState)->str:
-    "Python that asserts of the row in view what is supervised today"
+    "A Python test that asserts what is supervised in the selected row"
     place, row = self.source()
     x = self.side.tokens[self.entry().example]
     says = [t.text for t in tokens_of(x["input_ids"], x["labels"], self.data.tokenizer) if t.kind == "supervised"]
@@ -261,7 +261,7 @@ def _table(self:DataState)->str:
 # %% ../../nbs/14_panels/02_rows.ipynb #ec40fab4
 @patch
 def _begins(self:DataState, e:Entry)->str:
-    "How what the user says begins; of a row that is no conversation, how its text does"
+    "The beginning of the user's message; for a row that is no conversation, of its text"
     place, row = self.side.row(e.example)
     try: talk = conversation(self.data.task, row, place, self.data.cfg)
     except Exception: talk = []   # of a task of yours, too
@@ -273,7 +273,7 @@ def _begins(self:DataState, e:Entry)->str:
 # %% ../../nbs/14_panels/02_rows.ipynb #row0htm4
 @patch
 def html(self:DataState)->str:
-    "Histogram, list, and the row in view"
+    "Histogram, list, and the selected row"
     edges, counts = self.histogram()
     n = len(self.listed())
     if not n: return _histogram_bars(edges, counts, self.within) + f"<div>{escape_html(self.facet)}: no row</div>"
@@ -284,7 +284,7 @@ def html(self:DataState)->str:
 # %% ../../nbs/14_panels/02_rows.ipynb #43e6029c
 @patch
 def face_html(self:DataState)->str:
-    "The row in view; empty if the list is"
+    "The current row; empty if the list is empty"
     if self.entry() is None: return ""
     e, (place, _) = self.entry(), self.source()
     title = f"<div style='margin-top:6px'><b>{escape_html(place)}</b></div>"
@@ -296,7 +296,7 @@ def face_html(self:DataState)->str:
 # %% ../../nbs/14_panels/02_rows.ipynb #e2f44e9b
 @patch
 def to_dict(self:DataState)->dict:
-    "What is seen"
+    "The visible content"
     names = {facet: len(self.entries(facet)) for facet in FACETS}
     page = [e._asdict() for e in self.on_page()]
     here = dict(split=self.split, facet=self.facet, at=self.at, chosen=self.chosen, face=self.face, marked=self.marked)
@@ -307,7 +307,7 @@ _HEAD = [dict(name="row", width="64px"), dict(name="tokens", number=True, width=
          dict(name="supervised", number=True, width="100px")]
 
 class DataPanel(Panel):
-    "The rows of the data by what became of them, and one of them in view"
+    "The rows of the data by outcome, and the one that is selected"
     def __init__(self,
         data:Data,   # from `prepare`
     ):
@@ -335,7 +335,7 @@ class DataPanel(Panel):
 # %% ../../nbs/14_panels/02_rows.ipynb #91e95955
 @patch
 def blocks(self:DataPanel)->list[dict]:
-    "Lists as chips, lengths as bars, the list, and the row in view"
+    "Lists as chips, lengths as bars, the list, and the selected row"
     state, listed = self.state, self.state.listed()
     edges, counts = state.histogram()
     bars = [((a + b - 1) / 2, n) for a, b, n in zip(edges, edges[1:], counts)]
@@ -356,7 +356,7 @@ def blocks(self:DataPanel)->list[dict]:
 
 @patch
 def _list_in_words(self:DataPanel, n:int)->str:
-    "How many rows are listed, of how many, and what they have in common"
+    "The number of listed rows, of all rows, and what they have in common"
     state, total = self.state, len(self.state.entries(self.state.facet))
     asked = [f"“{self.text.value}” in them"] if state.found is not None else []
     if state.within: asked.append(f"{state.within[0]:,} to {state.within[1]:,} tokens")
@@ -368,7 +368,7 @@ def _list_in_words(self:DataPanel, n:int)->str:
 
 @patch
 def _bind(self:DataPanel)->None:
-    "What a person does moves the state"
+    "Connect the controls to the state"
     self.table.observe(lambda change: self._choose_row(change["new"]), "value")
     self.sorts.observe(lambda change: self.show(order=change["new"] and tuple(change["new"])), "value")
     self.mark.on_click(lambda _: self._mark())

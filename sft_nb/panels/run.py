@@ -18,7 +18,7 @@ from .run_state import RunState
 
 # %% ../../nbs/14_panels/05_run.ipynb #liv0pan2
 class RunPanel(Panel):
-    "A run while it is trained: stop it, resume it, keep a checkpoint, look at the batch of a step"
+    "A run while it is trained: stop it, resume it, request a checkpoint, look at the batch of a step"
     def __init__(self,
         run:Run|str|Path|list,  # or a list of all of them
         *others:Run|str|Path,   # drawn into the same curves
@@ -42,7 +42,7 @@ class RunPanel(Panel):
 # %% ../../nbs/14_panels/05_run.ipynb #liv0pan8
 @patch
 def _bind(self:RunPanel)->None:
-    "A press asks the run"
+    "Connect the controls to the run"
     run = self.state.run
     self.stop.on_click(lambda _: self._try(lambda: run.stop(None)))
     self.resume.on_click(lambda _: self._try(run.resume))
@@ -52,7 +52,7 @@ def _bind(self:RunPanel)->None:
 
 @patch
 def blocks(self:RunPanel)->list[dict]:
-    "How it stands, what can be asked, the curves, and what lies behind them"
+    "State, controls, curves, and details"
     state = self.state
     charts = state.charts(log=self.scale.value == "log", smooth=self.smooth.value, click=self.step)
     drawn = [columns(*([chart] for chart in charts))] if charts else []
@@ -64,7 +64,7 @@ def blocks(self:RunPanel)->list[dict]:
 
 @patch
 def to_html(self:RunPanel)->str:
-    "The picture that is saved; of a run that goes on, it says that it stands still"
+    "The saved picture; for an active run, it says that it does not change"
     if not self.state.active: return super(RunPanel, self).to_html()
     at = time.strftime("%H:%M:%S")
     return (f"<div>This picture was saved at {at}, while the run was being trained. Run the cell to follow it.</div>"
@@ -73,7 +73,7 @@ def to_html(self:RunPanel)->str:
 # %% ../../nbs/14_panels/05_run.ipynb #liv0pan3
 @patch
 def _enable(self:RunPanel)->None:
-    "What can be pressed now, and what a press will do"
+    "Enable what can be pressed now, and describe what a press will do"
     state, active = self.state, self.state.active
     self.stop.disabled, self.checkpoint.disabled = not active, not active
     self.resume.disabled = active or not state.checkpoints or state.state == "finished"
@@ -85,7 +85,7 @@ def _enable(self:RunPanel)->None:
 
 @patch
 def _rise(self:RunPanel, step:int, rise:float)->Button:
-    "A press shows the batch of that step"
+    "A button that shows the batch of a step"
     button = Button(f"show step {step:,}: loss +{rise:.2g}", title="the rows of this step, where the loss rose most")
     button.step = step
     button.on_click(lambda _: setattr(self.step, "value", step))
@@ -94,7 +94,7 @@ def _rise(self:RunPanel, step:int, rise:float)->Button:
 # %% ../../nbs/14_panels/05_run.ipynb #6416530a
 @patch
 def _try(self:RunPanel, act)->None:
-    "Do what a press asks, and say what went wrong"
+    "Carry out a press, and show what went wrong"
     self.error = ""
     try: act()
     except Exception as e: self.fail(e)
@@ -114,14 +114,14 @@ _BEAT = 2.   # seconds between two signs of life
 
 @patch
 def follow(self:RunPanel)->None:
-    "Look again and again, in a thread, until the run has ended or the panel is closed"
+    "Poll the run in a thread, until it has ended or the panel is closed"
     if not self.state.any_active or (self._thread and self._thread.is_alive()): return
     self._thread = threading.Thread(target=self._follow_until_end, daemon=True)
     self._thread.start()
 
 @patch
 def _follow_until_end(self:RunPanel)->None:
-    "Windows that hear no beat for some seconds say that the kernel is gone: the run does not look as if it had hung"
+    "Poll, and send a heartbeat; a window without one for some seconds says that the kernel is gone"
     enough, last = threading.Event(), 0.
     self.beat_seconds = _BEAT
     try:
@@ -141,6 +141,6 @@ def _ipython_display_(self:RunPanel)->None:
 
 @patch
 def begin_showing(self:RunPanel)->None:
-    "A window shows it, perhaps again: look at the run, and follow it"
+    "Called when a window shows the panel, perhaps again: read the run, and follow it"
     self.look(always=True)
     self.follow()

@@ -28,7 +28,7 @@ CURVES = dict(loss=("loss", "eval_loss"), learning_rate=("learning_rate",), grad
 _POINTS = 840   # of a curve: two for each dot of its width
 
 class RunState:
-    "The current state of a run, and of others to compare it with"
+    "The current state of a run, and of others that it is compared with"
     def __init__(self,
         run:Run|str|Path|list,  # or a list of all of them
         *others:Run|str|Path,   # drawn into the same curves
@@ -60,12 +60,12 @@ class RunState:
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sta6
 def _read_guards(file:Path)->list[Finding]:
-    "What the guards saw; nothing while the file is being made, or if it is damaged"
+    "The findings of the guards; none while the file is being written, or if it is damaged"
     try: return Report.load(file).findings
     except SftError: return []
 
 def _read_plan(file:Path)->dict:
-    "What was planned; empty if nothing was"
+    "The plan of the run; empty if there was none"
     try: said = read_json(file)
     except (OSError, ValueError): return {}
     return said if isinstance(said, dict) and "allocated" in said and "device" in said else {}
@@ -73,7 +73,7 @@ def _read_plan(file:Path)->dict:
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sta7
 @patch
 def refresh(self:RunState)->bool:
-    "Look again; True if something has changed"
+    "Read the files again; True if something has changed"
     come = [tail.look() for tail in self.tails]   # of all of them
     run, path = self.run, self.run.path
     self.state = run.state if path.is_dir() else "removed"
@@ -89,24 +89,24 @@ def refresh(self:RunState)->bool:
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sta3
 @patch(as_prop=True)
 def active(self:RunState)->bool:
-    "Is it being trained?"
+    "Is the run being trained?"
     return self.state in ACTIVE
 
 @patch(as_prop=True)
 def any_active(self:RunState)->bool:
-    "Is one of those that are drawn being trained?"
+    "Is any of the runs being trained?"
     return self.active or any(run.state in ACTIVE for run in self.runs[1:])
 
 @patch(as_prop=True)
 def step(self:RunState)->int:
-    "Optimiser steps that are known of"
+    "The last known optimiser step"
     trained = self.progress.done if self.progress.phase == "training" else 0
     return max(self.status.step, self.newest.get("step", 0), trained)
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #7656d647
 @patch(as_prop=True)
 def steps(self:RunState)->int|None:
-    "Of the whole training; None before its first line"
+    "Steps of the whole training; None before the first logged line"
     if self.progress.phase == "training": return self.progress.of
     if self.cfg.max_steps > 0: return self.cfg.max_steps
     step, epoch = self.newest.get("step"), self.newest.get("epoch")
@@ -115,7 +115,7 @@ def steps(self:RunState)->int|None:
 # %% ../../nbs/14_panels/04_run_state.ipynb #1b342a37
 @patch(as_prop=True)
 def seconds_left(self:RunState)->float|None:
-    "At the speed of the steps that were logged last; None if that is not known"
+    "Estimated from the speed of the last logged steps; None if that is not known"
     timed = [l for l in self.tails[0].recent if "seconds" in l and "loss" in l]
     if not self.active or not self.steps or len(timed) < 2: return None
     first, last = timed[0], timed[-1]
@@ -125,14 +125,14 @@ def seconds_left(self:RunState)->float|None:
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sta4
 @patch
 def now(self:RunState)->Progress:
-    "What is being done; of a run that nobody trains, how far it came"
+    "The current progress; for an inactive run, how far it came"
     if self.progress.phase not in ("", "starting"): return self.progress
     if self.active and not self.step: return self.progress
     return Progress("training", self.step, self.steps or 0, seconds_left=self.seconds_left)
 
 @patch
 def phase(self:RunState)->str:
-    "Where it stands, in words"
+    "The current phase in words"
     if self.state == "running": return format_progress(self.now())
     if self.state == "removed": return f"its directory {self.run.path} is gone; this is what was read last"
     if self.active: return format_progress(self.progress)
@@ -166,7 +166,7 @@ def spikes(self:RunState, n:int=3)->list[tuple[int,float]]:
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0spi2
 @patch
 def look_at(self:RunState, step:int|None)->BatchState|None:
-    "The batch of a step, counted from 1; None looks away. `SftError` if its rows cannot be read"
+    "Select the batch of a step, counted from 1, or None; `SftError` if its rows cannot be read"
     self.at = None
     if step is None: return None
     if self.batches is None: self.batches = BatchState(self.run)
@@ -177,7 +177,7 @@ def look_at(self:RunState, step:int|None)->BatchState|None:
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0mem2
 @patch
 def memory(self:RunState)->dict[str,float]:
-    "GiB: most that was taken so far, what the plan said of the same, what there is"
+    "GiB: the peak so far, the planned peak, and the total"
     found = {}
     if "peak_memory_gib" in self.newest: found["taken"] = float(self.newest["peak_memory_gib"])
     if self.plan:
@@ -187,7 +187,7 @@ def memory(self:RunState)->dict[str,float]:
     return found
 
 def _memory_html(gib:dict[str,float])->str:
-    "A bar for each, on one scale"
+    "A bar for each figure, on one scale"
     if "taken" not in gib: return ""
     most = max(gib["taken"], gib.get("planned", 0)) or 1
     bars = bar_row_html("memory, most so far", f"{gib['taken']:.2f} GiB", gib["taken"] / most)
@@ -205,7 +205,7 @@ _TEMPLATE_MARKS = re.compile(
 
 @patch
 def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
-    "For each of `n` prompts: its end, without the marks of the template, and (step, answer)"
+    "For each of `n` prompts: its end without template markers, and the answers as (step, answer)"
     found = {}
     for line in self.samples:
         for said in line["answers"][:n]:
@@ -241,7 +241,7 @@ _FIGURES = ("loss", "eval_loss", "learning_rate", "grad_norm", "mean_token_accur
 _COLOURS = dict(fail="#cf222e", warn="#bf8700")
 
 def _guards_html(noticed:list[Finding])->str:
-    "What the guards saw, and when"
+    "The findings of the guards, and when they were made"
     lines = []
     for f in noticed:
         edge = f"border-left:4px solid {_COLOURS.get(f.status, '#57606a')};padding:1px 8px;margin:2px 0"
@@ -252,7 +252,7 @@ _CHIPS = dict(finished="#1a7f37", failed="#cf222e", killed="#cf222e", running="#
 
 @patch
 def numbers(self:RunState)->dict[str,str]:
-    "What is asked first about a run, as people read it: name -> value"
+    "The most important figures of a run, formatted: name -> value"
     shown, newest = {}, self.newest
     if self.step or self.steps: shown["step" + (f" of {self.steps:,}" if self.steps else "")] = f"{self.step:,}"
     left = self.now().seconds_left if self.active else None
@@ -264,7 +264,7 @@ def numbers(self:RunState)->dict[str,str]:
 
 @patch
 def head_html(self:RunState)->str:
-    "Its name and state, what it does, its numbers, and what was asked of it"
+    "Name, state, current phase, figures, and pending requests"
     fix = f"<div><b>Fix</b> <code>{escape_html(self.status.fix)}</code></div>" if self.status.fix else ""
     wish = "<div>a checkpoint is asked for, after this step</div>" if self.asked and self.active else ""
     bar = progress_html(self.now()) if self.active else escape_html(self.phase())
@@ -315,12 +315,12 @@ def notes_html(self:RunState)->str:
 
 @patch
 def batch_html(self:RunState)->str:
-    "The batch that is looked at; empty if none is"
+    "The selected batch; empty if there is none"
     return self.batches.html() if self.at is not None else ""
 
 @patch
 def html(self:RunState)->str:
-    "Phase, curves, memory, figures, guards, answers, and the batch that is looked at"
+    "Phase, curves, memory, figures, guards, answers, and the selected batch"
     curves = "".join(curve_svg(self.series(*keys), _TITLES[title]) for title, keys in CURVES.items())
     rises = ", ".join(f"step {step:,} (+{rise:.3g})" for step, rise in self.spikes())
     spikes = f"<div>largest rises of the loss: {rises}</div>" if rises else ""
@@ -329,7 +329,7 @@ def html(self:RunState)->str:
 # %% ../../nbs/14_panels/04_run_state.ipynb #09b4ed0b
 @patch
 def to_dict(self:RunState)->dict:
-    "What is seen, without the curves"
+    "The visible content without the curves"
     return dict(run=self.run.name, state=self.state, step=self.step, steps=self.steps, phase=self.phase(),
                 progress=self.now().to_dict(), figures=self.figures(), memory=self.memory(), spikes=self.spikes(),
                 checkpoints=self.checkpoints, guards=[str(f) for f in self.noticed], answers=self.answers(),

@@ -26,7 +26,7 @@ from ..model.parallelism import Division
 def weights_for_dora(
     dtype:torch.dtype,   # of what it is given
 ):
-    "Inside, DoRA has unpacked weights of quantised layers: of the right shape, without numbers"
+    "Context manager in which DoRA gets the unpacked weights of quantised layers, in the right shape and without values"
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
     from peft.tuners.lora import dora, variants
     whole = dora.dequantize_module_weight
@@ -46,7 +46,7 @@ def skeleton(
     attention:str="varlen",
     dtype:torch.dtype=torch.bfloat16,  # what the model computes in
 ):                             # on the meta device: shapes, no numbers
-    "The model that `load_model` would load, without its weights"
+    "The model that `load_model` would load, on the meta device"
     register_varlen()
     shape = load_shape(cfg, tokenizer)
     if layers is not None:
@@ -95,7 +95,7 @@ def optimizer_bytes(
     p,          # a parameter
     optim:str,  # a name of TrainingArguments
 )->int:
-    "Bytes that an optimiser keeps for a parameter; what is not known counts as AdamW"
+    "Bytes of optimiser state for a parameter; an unknown optimiser counts as AdamW"
     n = p.numel()
     name = optim.lower()
     if "adafactor" in name:
@@ -111,7 +111,7 @@ def optimizer_bytes(
 def _tensor_bytes(t:torch.Tensor)->int: return t.numel() * t.element_size()
 
 def _each_once(model):
-    "Module, name and parameter; a tied weight is one"
+    "Module, name and parameter; a tied weight appears once"
     seen = set()
     for module in model.modules():
         for name, p in module._parameters.items():
@@ -123,7 +123,7 @@ def static_bytes(
     model,          # from `skeleton`
     optim:str,      # a name of TrainingArguments
 )->dict[str,int]:   # bytes of: weights, adapter, gradients, optimiser
-    "What a training holds between its steps"
+    "Bytes that a training holds between its steps"
     adapted = hasattr(model, "peft_config")
     buffers = [b for module in model.modules() for b in module._buffers.values() if b is not None]
     sizes = dict(weights=sum(map(_tensor_bytes, buffers)), adapter=0, gradients=0, optimiser=0)
@@ -143,7 +143,7 @@ def divided_bytes(
     optim:str,
     division:Division,
 )->dict[str,int]:   # as `static_bytes`
-    "What one process holds between its steps"
+    "Bytes that one process holds between its steps"
     held, n = static_bytes(model, optim), division.processes
     if division.stage == 0: return held
     trained = [torch.empty(p.shape, device="meta") for _, _, p in _each_once(model) if p.requires_grad]
@@ -157,7 +157,7 @@ def divided_bytes(
 def loaded_bytes(
     model,   # from `skeleton`
 )->int:
-    "What lies there before anything is divided, and before anything else is there"
+    "Bytes of the loaded model, before it is sharded and before anything else is allocated"
     held = static_bytes(model, "sgd")
     return held["weights"] + held["adapter"]
 
@@ -167,7 +167,7 @@ def passing_bytes(
     model,          # from `skeleton`
     division:Division,
 )->int:
-    "What a division takes in passing: a bucket of gradients, and fetched weights"
+    "Bytes that sharding needs temporarily: a bucket of gradients, and gathered weights"
     if division.stage == 0: return 0
     if division.by_layer:   # FSDP2 has three layers whole, all that is no layer, and their gradients
         layers = [list(m.parameters()) for m in layers_of(model)]

@@ -35,7 +35,7 @@ LABELS = dict(weights="weights", adapter="adapter", gradients="gradients", optim
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    "What a training will take, on which device, with which settings"
+    "The memory and speed of a training on a device, and the settings chosen for it"
     device:Device
     settings:dict            # what the plan decided or found decided
     reasons:dict             # setting -> why
@@ -51,7 +51,7 @@ class Plan:
     def training(self)->int: return sum(self.parts.values())
     @property
     def allocated(self)->int:
-        "What torch.cuda.max_memory_allocated should say"
+        "The bytes that `torch.cuda.max_memory_allocated` should report"
         return self.training - self.parts["outside"]
     @property
     def total(self)->int: return max(self.training, self.evaluation)
@@ -59,7 +59,7 @@ class Plan:
     def fits(self)->bool: return self.device.holds(self.total, self.host)
     @property
     def title(self)->str:
-        "Of what it is a plan: the model, its size and the device"
+        "The title of the plan: model, size and device"
         return f"plan for {self.model}, on {self.device.name}" if self.model else f"plan for {self.device.name}"
 
     @property
@@ -75,20 +75,20 @@ class Plan:
     __repr__ = __str__
 
     def to_dict(self)->dict:
-        "Ready for JSON"
+        "The plan as a dict that JSON can hold"
         sums = dict(allocated=self.allocated, total=self.total, fits=self.fits)
         return asdict(self) | dict(findings=[f.to_dict() for f in self.findings]) | sums
 
     def save(self,
         path:Path,   # plan.json
     )->None:
-        "Write it as JSON"
+        "Write the plan as JSON"
         write_atomically(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
 # %% ../../nbs/07_planning/04_plan.ipynb #afaa94d4
 @patch(as_prop=True)
 def report(self:Plan)->Report:
-    "The parts, the speed and the settings, for people"
+    "Memory by part, speed and settings as a report"
     figures = {LABELS[part]: format_bytes(n) for part, n in self.shown_parts.items()}
     figures["together"] = f"{format_bytes(self.training)} of {self.device.gib:.1f} GiB"
     if self.evaluation: figures["an evaluation"] = format_bytes(self.evaluation)
@@ -110,7 +110,7 @@ def _repr_html_(self:Plan)->str:
 
 @patch
 def _memory(self:Plan)->Html:
-    "A bar for each part, and the sums"
+    "A bar for each part of the memory, and the totals"
     rows = [[LABELS[part], bar_html(n / max(self.total, 1), tone=k), format_bytes(n)]
             for k, (part, n) in enumerate(self.shown_parts.items())]
     rows.append(["together", "", f"{format_bytes(self.training)} of {self.device.gib:.1f} GiB"])
@@ -142,7 +142,7 @@ def plot(self:Plan):   # a matplotlib `Figure`
 
 # %% ../../nbs/07_planning/04_plan.ipynb #0eb2ceb2
 def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:
-    "A step whose packed batches cannot hold the rows that were asked for; None: it holds nearly as many"
+    "A warning if a step of packed batches misses the number of rows that was asked for, else None"
     wanted, is_open = planner.cfg.effective_batch_size, planner.cfg.max_tokens_per_batch == "auto"
     if c.budget is None or wanted is None: return None
     rows, _ = planner.rows_per_step(c.budget)
@@ -162,7 +162,7 @@ def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:
 _GIVEN = "as configured"
 
 def _explain_kept_attention(planner:Planner, c:Candidate)->tuple[bool,str]:
-    "Whether what attention gives is kept, and why"
+    "Whether the output of attention is kept, and why"
     on = c.way.keep
     if planner.cfg.keep_attention != "auto": return on, _GIVEN
     if not c.way.checkpointing: return on, "auto: nothing is computed again"
@@ -173,7 +173,7 @@ def _explain_kept_attention(planner:Planner, c:Candidate)->tuple[bool,str]:
     return on, "auto: would not fit" if kept > planner.rate(c.way, c.batch) else "auto: no faster in so short a batch"
 
 def _explain_accumulation(planner:Planner, c:Candidate)->tuple[int,str]:
-    "Passes in an optimiser step for the wanted number of rows, and why; ConfigError if passes cannot make it"
+    "Accumulation steps for the wanted number of rows, and why; ConfigError if no whole number of passes gives it"
     cfg, wanted = planner.cfg, planner.rows_in_a_step
     if cfg.effective_batch_size is None and cfg.max_tokens_per_batch != "auto":
         return cfg.gradient_accumulation_steps, _GIVEN
@@ -195,7 +195,7 @@ def decisions(
     planner:Planner,
     chosen:Candidate,
 )->dict[str,tuple]:   # setting -> (value, reason)
-    "What the chosen way means for the settings"
+    "The settings that follow from the chosen way"
     measured = {}
     if planner.device.kind == "cpu" and (hardware := find_hardware(planner.cfg)).gain is not None:
         measured["dtype"] = (hardware.dtype_name, f"auto: {hardware.dtype_reason}")
@@ -203,7 +203,7 @@ def decisions(
         measured["dtype"] = ("float32", find_hardware(planner.cfg).dtype_reason)
     cfg, way, dtype = planner.cfg, chosen.way, str(planner.dtype).removeprefix("torch.")
     def explain(setting, value, why):
-        "A setting and its reason, where it was open"
+        "The value of a setting and its reason: that of the plan if the setting was `auto`"
         if getattr(cfg, setting) != "auto": return value, _GIVEN
         return value, f"auto: {why if chosen.total <= planner.room else 'takes the least'}"
     fits_with_it = "fits only with it"
@@ -257,7 +257,7 @@ def findings(
 
 # %% ../../nbs/07_planning/04_plan.ipynb #9b816ddb
 def _describe_model(cfg:Config, model)->str:
-    "A model's name and the number of its own weights, tied ones once: tiny, 1.7 M weights"
+    "A model's name and number of weights, tied ones counted once: tiny, 1.7 M weights"
     added = ("lora_", "modules_to_save", "trainable_tokens")
     n = sum(p.numel() for name, p in model.named_parameters() if not any(part in name for part in added))
     millions = n / 1e6
@@ -267,7 +267,7 @@ def _describe_model(cfg:Config, model)->str:
 
 @contextmanager
 def _explain_simulation_errors(cfg:Config):
-    "A simulation that breaks is an `SftError`, without the traceback that torch prints of its own"
+    "Context manager that turns a failed simulation into an `SftError`, without the traceback that torch prints itself"
     printed = logging.getLogger("torch._subclasses.fake_tensor")
     before = printed.level
     printed.setLevel(logging.CRITICAL + 1)
@@ -326,7 +326,7 @@ def plan(
 
 # %% ../../nbs/07_planning/04_plan.ipynb #820ad0e6
 def _with_choices(cfg:Config, new:dict, reasons:dict)->Config:
-    "`cfg` with settings that were chosen, and why"
+    "`cfg` with the chosen settings, each with its reason as the source"
     sources = cfg.sources | {name: f"plan ({reasons[name]})" for name in new}
     return replace(cfg, **new, sources=sources, planned=cfg.planned | frozenset(new))
 

@@ -47,7 +47,7 @@ class RowLengths:
 
     @classmethod
     def of(cls, data:Data)->"RowLengths":
-        "Of prepared rows"
+        "The lengths of prepared rows"
         share = float(data.train.stats["supervised"].sum() / data.train.lengths.sum())
         held_out = data.eval.lengths if data.eval else ()
         in_order = tuple(data.train.lengths.tolist())
@@ -60,7 +60,7 @@ class RowLengths:
 
 # %% ../../nbs/07_planning/03_search.ipynb #655b5b4e
 def _attention_of_device(cfg:Config, device:Device, dtype:torch.dtype, shape)->tuple[str|None,str]:
-    "As `choose_attention`, also for a card that is not in this machine"
+    "`choose_attention`, also for a GPU that is not in this machine"
     here = device.kind != "cuda" or torch.cuda.is_available()
     stock = not here or cfg.sequence_parallel_size > 1   # flash-attn knows nothing of shares
     if cfg.attn_implementation == "auto" and stock: return choose_attention("auto", "cpu", dtype, shape)
@@ -89,7 +89,7 @@ class Planner:
 
     @cached_property
     def kernel(self)->str:
-        "Whose memory the attention takes: varlen, sdpa or eager"
+        "The attention whose memory is counted: varlen, sdpa or eager"
         if takes_flattened(self.attention): return "varlen"   # they take the same
         if self.attention and "/" not in self.attention: return self.attention
         kind = model_class(self.shape)
@@ -97,12 +97,12 @@ class Planner:
 
     @cached_property
     def division(self)->Division:
-        "What a process holds of it all; a file may be read for it"
+        "How training state is sharded across processes; may read DeepSpeed's file"
         return division_of(self.cfg)
 
     @property
     def rows_in_a_step(self)->int:
-        "Rows that an optimiser step is meant to see, in all processes together"
+        "Rows per optimiser step that the config asks for, in all processes together"
         cfg = self.cfg
         return cfg.effective_batch_size or (
             cfg.per_device_train_batch_size * cfg.gradient_accumulation_steps * self.world_size)
@@ -110,7 +110,7 @@ class Planner:
 # %% ../../nbs/07_planning/03_search.ipynb #ch3keeps1
 @patch(as_prop=True)
 def keeps(self:Planner)->bool:
-    "Can what attention gives be kept? A compiled layer decides for itself, and open scores are no one operation"
+    "Can the output of attention be kept? Not in compiled layers, nor in eager attention, which is not one operation"
     return self.kernel != "eager" and self.cfg.kernels != "compile"
 
 # %% ../../nbs/07_planning/03_search.ipynb #20aa46ff
@@ -121,7 +121,7 @@ _READ_BY_SKELETON = [f.name for part in (ModelSettings, AdapterSettings) for f i
 def whole(self:Planner,
     method:str,   # lora, qlora or full
 ):                # read it, and change nothing
-    "The skeleton of all layers; one that was made before is used again, for another device or other batches"
+    "The skeleton with all layers; one that was built before is reused, for another device or other batches"
     if method in self.kept: return self.kept[method]
     cfg = replace(self.cfg, method=method)
     settings = repr([getattr(cfg, name) for name in _READ_BY_SKELETON])
@@ -136,7 +136,7 @@ def whole(self:Planner,
 
 @patch
 def facts(self:Planner, method:str)->Facts:
-    "What its speed depends on"
+    "The figures that the speed of a method depends on"
     if ("facts", method) not in self.kept: self.kept["facts", method] = facts_of(self.whole(method))
     return self.kept["facts", method]
 
@@ -152,7 +152,7 @@ class Way:
 
     @property
     def again(self)->Again:
-        "What it computes more than once"
+        "What this way computes more than once"
         return Again(self.checkpointing, self.checkpointing and not self.keep, self.parts, self.offloading)
 
 # %% ../../nbs/07_planning/03_search.ipynb #8da6d090
@@ -162,7 +162,7 @@ def ways(
     *, keeps:bool=True,       # what attention gives can be kept
     recomputes:bool=True,     # layers can be computed again
 )->list[Way]:
-    "What `cfg` leaves open, 16 bits before 4; ConfigError if nothing is possible"
+    "The ways that `cfg` leaves open, 16 bits before 4; ConfigError if there is none"
     methods = ("lora", "qlora") if cfg.method == "auto" else (cfg.method,)
     switches = cfg.gradient_checkpointing, cfg.keep_attention, cfg.recompute_parts, cfg.activation_offloading
     choices = [(False, True) if value == "auto" else (value,) for value in switches]
@@ -187,7 +187,7 @@ def step(self:Planner,
     batch:BatchLengths,
     *, train:bool=True,   # False: an evaluation
 )->Step:
-    "What a pass over `batch` takes beside what lies there all the time"
+    "Bytes of a pass over `batch`, in addition to what is held between steps"
     cfg = self.cfg
     batch = batch.per_process(cfg.sequence_parallel_size)
     return footprint(
@@ -202,7 +202,7 @@ def parts(self:Planner,
     method:str,
     step:Step,
 )->dict[str,int]:
-    "Bytes by part at the worst moment of training"
+    "Bytes by part at the peak of training"
     model = self.whole(method)
     fixed = divided_bytes(model, self.cfg.optim, self.division)
     whole = self.cfg.optim == "adamw_torch" and self.device.kind != "cuda"   # there, one kernel does it all
@@ -217,7 +217,7 @@ def parts(self:Planner,
 def evaluation(self:Planner,
     method:str,
 )->int:
-    "Bytes of an evaluation at its worst; 0 if there is none"
+    "Peak bytes of an evaluation; 0 if there is none"
     rows = self.rows.held_out[:self.cfg.per_device_eval_batch_size]
     if not self.cfg.eval_steps or not rows: return 0
     lengths = rows if self.flat else (rows[0],) * len(rows)
@@ -228,7 +228,7 @@ def evaluation(self:Planner,
 # %% ../../nbs/07_planning/03_search.ipynb #83610f1d
 @dataclass(frozen=True)
 class Candidate:
-    "A way, its worst batch, and what these take"
+    "A way to train, its largest batch, and the memory and speed of both"
     way:Way
     budget:int|None     # tokens in a batch; None: rows as the config says
     batch:BatchLengths
@@ -246,7 +246,7 @@ def rate(self:Planner,
     batch:BatchLengths,
     *, activations:int=0,   # bytes
 )->float:
-    "Tokens of rows in a second, padding not counted; a rough estimate"
+    "Estimated tokens per second, padding not counted"
     card, facts = self.device, self.facts(way.method)
     if "flash_attention_3" in str(self.attention): card = replace(card, attention=max(.65, card.attention))
     fused = self.cfg.kernels != "none"
@@ -259,7 +259,7 @@ def rate(self:Planner,
 def batch(self:Planner,
     budget:int|None,   # tokens in it; None: rows as the config says
 )->BatchLengths:
-    "The largest that there can be"
+    "The largest batch that can occur"
     rows = self.rows
     return largest_batch(replace(self.cfg, max_tokens_per_batch=budget), rows.train,
                        flat=self.flat or budget is not None, share=rows.share, all_rows=rows.complete)
@@ -270,7 +270,7 @@ def candidate(self:Planner,
     way:Way,
     budget:int|None,   # tokens in a batch; None: rows as the config says
 )->Candidate:
-    "What a way takes with a budget"
+    "Memory and speed of a way with a token budget"
     batch = self.batch(budget)
     step = self.step(way, batch)
     rate = self.rate(way, batch, activations=step.activations)
@@ -302,7 +302,7 @@ def highest_rate(self:Planner,
     way:Way,
     limit:int,   # tokens
 )->float:
-    "Tokens of rows in a second that a way reaches at most, with any budget up to `limit`; nothing is simulated for it"
+    "The most tokens per second that a way can reach with a budget up to `limit`; estimated without a simulation"
     low = self.rows.train[0]
     budgets = np.linspace(low, max(low, limit), 17, dtype=int).tolist()
     return max(self.rate(way, self.batch(budget)) for budget in dict.fromkeys(budgets))
@@ -312,7 +312,7 @@ def highest_rate(self:Planner,
 def rows_per_batch(self:Planner,
     budget:int,   # tokens in a batch
 )->float:
-    "Rows in a batch on average, counted in batches that were packed; of more than 20,000 rows a sample is packed"
+    "Average rows per batch, counted in packed batches; of more than 20,000 rows, a sample is packed"
     if ("rows", budget) in self.kept: return self.kept["rows", budget]
     lengths = np.array(self.rows.in_order or self.rows.train)
     if not self.rows.complete: lengths = np.tile(lengths, -(-4096 // len(lengths)))
@@ -326,7 +326,7 @@ def rows_per_batch(self:Planner,
 def rows_per_step(self:Planner,
     budget:int,   # tokens in a batch
 )->tuple[float,int]:
-    "Rows that an optimiser step sees on average, as near to the wanted number as whole passes come, and these passes"
+    "Average rows per optimiser step, as close to the wanted number as whole passes allow, and the number of passes"
     in_a_pass = self.rows_per_batch(budget) * self.world_size
     passes = max(1, round(self.rows_in_a_step / in_a_pass))
     return passes * in_a_pass, passes
@@ -335,7 +335,7 @@ def rows_per_step(self:Planner,
 def budget_for_whole_steps(self:Planner,
     budget:int,   # tokens in a batch
 )->int:           # at most as many, and at least the longest row
-    "Tokens with which whole passes add up to the wanted rows of a step"
+    "A token budget with which whole passes add up to the wanted rows per step"
     wanted, in_a_pass = self.rows_in_a_step, self.rows_per_batch(budget) * self.world_size
     passes = math.ceil(wanted / in_a_pass)
     return max(self.rows.train[0], min(budget, int(budget * wanted / (passes * in_a_pass))))
@@ -344,7 +344,7 @@ def budget_for_whole_steps(self:Planner,
 def with_whole_steps(self:Planner,
     c:Candidate,
 )->Candidate:
-    "The same way with a smaller budget, if passes over `c.budget` tokens do not add up to the wanted rows"
+    "The same way with a smaller budget, if passes of `c.budget` tokens do not add up to the wanted rows"
     def miss(budget): return abs(self.rows_per_step(budget)[0] / self.rows_in_a_step - 1)
     best = budget = c.budget
     for _ in range(8):   # few rows in few batches: the first guess may pack otherwise than expected
@@ -360,7 +360,7 @@ def with_whole_steps(self:Planner,
 def candidates(
     planner:Planner,
 ):                    # yields each `Candidate`
-    "In order of preference, made when asked for"
+    "Candidates in order of preference, computed lazily"
     cfg, lengths, done = planner.cfg, planner.rows.train, set()
     in_a_step = planner.rows_in_a_step / planner.world_size * sum(lengths) / len(lengths)
     limit = int(max(lengths[0], in_a_step))   # tokens that a batch need not exceed: the rows of an optimiser step
@@ -387,14 +387,14 @@ def candidates(
 # %% ../../nbs/07_planning/03_search.ipynb #ch3fits01
 @patch
 def fits(self:Planner, c:Candidate)->bool:
-    "Does it fit the device, and its host?"
+    "Does a candidate fit the device and its host memory?"
     return self.device.holds(c.total, c.host)
 
 # %% ../../nbs/07_planning/03_search.ipynb #34316b3e
 def choose(
     planner:Planner,
 )->Candidate:
-    "The best that fits; what takes least if none does"
+    "The fastest candidate that fits, or the smallest if none does"
     seen = []
     for c in candidates(planner):
         if planner.cfg.max_tokens_per_batch != "auto" and planner.fits(c): return c

@@ -35,7 +35,7 @@ from .memory import skeleton, weights_for_dora
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1scra01
 def _scratch_bytes(f, args:tuple)->int:
-    "Bytes that an operation takes for itself while it runs, as far as that is known and large"
+    "Bytes of temporary memory that an operation needs while it runs, where that is known and large"
     if f.name().partition(".")[0] != "torch_attn::_varlen_attn_backward": return 0
     given = dict(zip((a.name for a in f._schema.arguments), args))
     tokens, heads, size = given["query"].shape
@@ -44,7 +44,7 @@ def _scratch_bytes(f, args:tuple)->int:
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #7ef02890
 class MemoryTracker(TorchDispatchMode):
-    "Bytes alive among the tensors that are made inside, now and at the most"
+    "Counts the bytes of the tensors that are created inside: now, and at the peak"
     def __init__(self,
         begin:int=0,   # bytes that are there already
     ):
@@ -75,12 +75,12 @@ class MemoryTracker(TorchDispatchMode):
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #2e7e8dba
 class _Quantised(NamedTuple):
-    "What a simulated 4-bit weight says about itself, in the place of bitsandbytes' `QuantState`"
+    "Describes a simulated 4-bit weight, in place of bitsandbytes' `QuantState`"
     shape:torch.Size
     dtype:torch.dtype
 
 class _Unpack(torch.autograd.Function):
-    "The product with a quantised weight, in what it allocates"
+    "Allocates what a product with a quantised weight would"
     @staticmethod
     def forward(ctx, x, size:torch.Size, dtype:torch.dtype, bias):
         ctx.size, ctx.dtype, ctx.x = size, dtype, x.dtype
@@ -92,7 +92,7 @@ class _Unpack(torch.autograd.Function):
 
 @contextmanager
 def _four_bit_products():
-    "Inside, bitsandbytes' 4-bit functions allocate what they would, for its layers and for our kernels"
+    "Context manager in which bitsandbytes' 4-bit functions only allocate, for its layers and for our kernels"
     import bitsandbytes
     def multiply(x, packed, quant_state, out=None, bias=None):
         return _Unpack.apply(x, quant_state.shape, quant_state.dtype, bias)
@@ -106,7 +106,7 @@ def _four_bit_products():
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #7ae781a7
 class _FusedNorm(torch.autograd.Function):
-    "An RMSNorm as PyTorch's CUDA kernel computes it, in what it allocates and keeps"
+    "Allocates and saves what PyTorch's CUDA kernel for RMSNorm would"
     @staticmethod
     def forward(ctx, x, weight):
         ctx.save_for_backward(x, weight, torch.empty(*x.shape[:-1], 1, dtype=torch.float32))
@@ -117,13 +117,13 @@ class _FusedNorm(torch.autograd.Function):
         return torch.empty_like(x), torch.empty_like(weight) if ctx.needs_input_grad[1] else None
 
 def _norms_of(kind:str):
-    "Inside, `F.rms_norm` allocates what it would on a device of this kind"
+    "Context manager in which `F.rms_norm` allocates what it would on a device of this kind"
     if kind != "cuda": return nullcontext()
     return patch.object(F, "rms_norm", lambda x, shape, weight, eps: _FusedNorm.apply(x, weight))
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #8e6228a0
 class _GroupedProduct(torch.autograd.Function):
-    "The products of all experts with their tokens, in what they allocate"
+    "Allocates what the products of all experts with their tokens would"
     @staticmethod
     def forward(ctx, x, weight, offs):
         ctx.save_for_backward(x, weight)
@@ -135,7 +135,7 @@ class _GroupedProduct(torch.autograd.Function):
 
 @contextmanager
 def _grouped_products():
-    "Inside, the products of experts allocate what they would, in any format, and each expert gets as many tokens"
+    "Context manager in which the products of experts only allocate, in any dtype, and tokens are spread evenly"
     from transformers.integrations import moe   # loads torch's compiler
     def product(x, weight, offs): return _GroupedProduct.apply(x.to(weight.dtype), weight, offs)
     def even_rows(chosen, n):
@@ -156,7 +156,7 @@ _MOST_KNOWN = 2**26   # numbers of a tensor whose values are computed
 _ASKS_FOR_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 class _KnownValues(TorchDispatchMode):
-    "Inside a `FakeTensorMode`, tensors that no weight has a part in have values, and a model may branch on them"
+    "Gives values to fake tensors that do not depend on weights, so that a model may branch on them"
     def __init__(self):
         super().__init__()
         self.known = {}   # where a fake tensor lies, and how -> a real one, until the storage is gone
@@ -171,7 +171,7 @@ class _KnownValues(TorchDispatchMode):
         self.known[key] = weakref.ref(t.untyped_storage(), lambda _: self.known.pop(key, None)), value
 
     def compute(self, f, args:tuple, kwargs:dict):
-        "What an operation gives; None: something in it is not known, or it is random"
+        "The value of an operation's output; None if an input is unknown or the operation is random"
         tensors = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
         name = f.name().partition("::")[2]
         is_random = torch.Tag.nondeterministic_seeded in f.tags or name.startswith(("empty", "new_empty"))
@@ -187,7 +187,7 @@ class _KnownValues(TorchDispatchMode):
         return t
 
     def places(self, index)->list:
-        "Where a known mask is true, as indices"
+        "The indices at which a known mask is true"
         if index is None or index.dtype != torch.bool or self.key(index) not in self.known: return [index]
         with _disable_current_modes(): found = self.value(index).nonzero(as_tuple=True)
         return [self.add_fake(places) for places in found]
@@ -253,7 +253,7 @@ class Pass:
 # %% ../../nbs/07_planning/01_simulate.ipynb #19f74c5d
 @dataclass(frozen=True)
 class Step:
-    "Bytes beside weights, gradients and optimiser state in one forward and backward pass"
+    "Bytes of one forward and backward pass, in addition to weights, gradients and optimiser state"
     activations:int   # alive after the forward pass: what the backward pass needs
     forward:int       # most alive in the forward pass and the loss
     backward:int      # most alive in the backward pass
@@ -269,7 +269,7 @@ class Step:
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #96d9ce86
 def _supervised_positions(inner, batch:BatchLengths, dtype:torch.dtype, max_logits_mib:int, kind:str)->tuple[int,int]:
-    "Supervised positions, and how many of them make a chunk of the loss"
+    "The number of supervised positions, and how many of them are in a chunk of the loss"
     n = max(1, int(sum(batch.lengths) * batch.share))
     return n, Head(inner).chunk(dtype, kind, max_logits_mib)
 
@@ -295,13 +295,13 @@ def _forward_and_loss(inner, batch:BatchLengths, attention:str, dtype:torch.dtyp
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #f7b36deb
 class _Forgotten:
-    "A tensor that waits elsewhere: it is made anew when it is asked for"
+    "A tensor that was moved elsewhere; it is allocated again when it is needed"
     def __init__(self, t:torch.Tensor): self.how = dict(size=t.shape, stride=dense_strides(t), dtype=t.dtype)
     def back(self)->torch.Tensor: return torch.empty_strided(**self.how)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #b10d8e9a
 class _PartsBetween(torch.autograd.Function):
-    "The results of several parts, and the gradient of each, in what they allocate"
+    "Allocates what the outputs of several parts and the gradient of each would"
     @staticmethod
     def forward(ctx, size:tuple, dtype:torch.dtype, *parts):
         ctx.parts = [(part.shape, part.dtype) for part in parts]
@@ -334,7 +334,7 @@ def _save_memory(model, how:Pass)->None:
 # %% ../../nbs/07_planning/01_simulate.ipynb #708be02c
 @contextmanager
 def _pass_context(model, batch:BatchLengths, how:Pass):
-    "Inside, tensors behave as they would in such a pass"
+    "Context manager in which a model behaves as in such a pass"
     is_cuda = how.kind == "cuda"
     rows = documents = nullcontext()
     if batch.flat: rows = assume_lengths(*batch.lengths)
@@ -355,7 +355,7 @@ def _decoder_layers(inner)->list:
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #7da6491c
 def _prepare_model(model, how:Pass)->MemoryTracker:
-    "Make a skeleton fit to run; a tracker that knows what is there before the pass"
+    "Prepare a skeleton to be run; returns a tracker that counts what exists before the pass"
     _make_fake(model, how.dtype)
     if how.train: _save_memory(model, how)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -368,7 +368,7 @@ def _prepare_model(model, how:Pass)->MemoryTracker:
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #47d37e16
 def _run_pass(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[int,int,int]:
-    "Bytes alive after the forward pass, and the most in either direction, beside what was there before"
+    "Bytes added by a pass: alive after the forward pass, and at the peak of the forward and the backward pass"
     begin = alive.now
     offloads = how.offloading and how.train
     saved = offload_saved_tensors(model, _Forgotten) if offloads else nullcontext()
@@ -411,7 +411,7 @@ _SIMULATED:dict[tuple,Step] = {}   # of this process
 _DESCRIBED = weakref.WeakKeyDictionary()   # skeleton -> what of it decides how much memory a step takes
 
 def _describe(whole)->tuple:
-    "Modules, weights and shape of a skeleton, which nothing changes once it was made"
+    "Modules, weights and config of a skeleton; computed once, since a skeleton is never changed"
     if whole not in _DESCRIBED:
         weights = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in whole.named_parameters())
         _DESCRIBED[whole] = repr(whole), weights, whole.config.to_json_string()
@@ -424,7 +424,7 @@ def footprint(
     *, whole=None,          # the skeleton with all layers; None: make it
     **how,                  # see `Pass`
 )->Step:
-    "`simulate` the whole model by way of a small one; a step that was simulated before is remembered"
+    "`simulate` a whole model by means of a few of its layers; results are cached"
     how = Pass(**how)
     whole = causal_lm(whole or skeleton(cfg, tokenizer))
     # models of which this is equal take the same memory: modules, weights, shape, kernels and quantisation

@@ -65,7 +65,7 @@ def facts_of(
 # %% ../../nbs/07_planning/02_throughput.ipynb #sp2again1
 @dataclass(frozen=True)
 class Again:
-    "What a pass computes more than once, and from where it takes what it keeps"
+    "What a pass computes more than once, and where it keeps what it saves"
     layers:bool=False      # with checkpointing
     attention:bool=False   # in them too
     parts:bool=False       # of long rows; where layers are computed again, that is a third time
@@ -77,7 +77,7 @@ def waiting_bytes(
     batch:BatchLengths,
     again:Again,
 )->int:
-    "Bytes of a pass that wait in host memory"
+    "Bytes of a pass that are kept in host memory"
     if not again.offloading: return 0
     numbers = facts.hidden   # what goes into a layer
     if not again.layers: numbers *= 17   # all that a layer holds: 34 bytes (Korthikanti et al., arXiv:2205.05198)

@@ -109,7 +109,7 @@ def tokenizer_of(
     folder:Folder,
     like,             # the run's tokenizer
 ):
-    "Loaded with transformers alone; `SftError` if it cannot be loaded"
+    "A folder's tokenizer, loaded with transformers alone; `SftError` if that fails"
     from transformers import AutoTokenizer
     try: found = AutoTokenizer.from_pretrained(folder.path)
     except Exception as e:   # a broken file can raise anything
@@ -144,11 +144,11 @@ class Expected:
 
     @property
     def learned(self)->str:
-        "What the training made, in words"
+        "What was trained, in words"
         return "the training" if self.bench.cfg.method == "full" else "the adapter"
     @property
     def learner(self)->str:
-        "What answers as it should, in words"
+        "The reference model, in words"
         return "the trained model does" if self.bench.cfg.method == "full" else "the adapter does on its base"
     @cached_property
     def merged(self)->dict[str,torch.Tensor]:
@@ -174,7 +174,7 @@ class Expected:
         except Exception: return {}
 
     def merge_again(self, folder:Path)->Fix:
-        "Into another folder beside it"
+        "The command that merges the run again, into another folder"
         out = folder.with_name(f"{folder.stem}-again")
         shell = f"sft_nb merge {shell_quote(self.run)} --out {shell_quote(out)}"
         return command(shell, f'merge("{self.run}", out="{out}")')
@@ -289,7 +289,7 @@ def compare_context(
     available:int|None,   # tokens
     fix:Fix|str,
 )->ProofStage:
-    "Is there room for the longest row of the training?"
+    "Is the context long enough for the longest training row?"
     needed = reference.longest_row_tokens
     figures = dict(needed=needed, told=available)
     if isinstance(available, int) and available < needed:
@@ -312,7 +312,7 @@ def compare_ends(x:Expected, link:str, ends:list[int], text:str, fix:Fix|str)->P
     return passed(link, "stop", f"it ends at the token that ends a turn{extra}", figures)
 
 def ends_in(config:dict)->list[int]:
-    "Its `eos_token_id`: one, several or none"
+    "The `eos_token_id` of a config as a list: one, several or none"
     ends = config.get("eos_token_id")
     return [ends] if isinstance(ends, int) else ends or []
 
@@ -355,7 +355,7 @@ def folder_sampling(x:Expected, f:Folder)->ProofStage:
     return ProofStage("folder", warn(text + ", as for the base", fix, check="sampling"), found)
 
 def folder_context(x:Expected, f:Folder)->ProofStage:
-    "Of the language model, where the config is one of several parts"
+    "The context length, of the language model if the config has several parts"
     told = f.config.get("text_config", f.config).get("max_position_embeddings")
     trained = getattr(text_config(x.bench.shape), "max_position_embeddings", x.reference.longest_row_tokens)
     fix = f'set "max_position_embeddings": {trained} in {f.path}/config.json'
@@ -392,7 +392,7 @@ _NAMES = dict(F32="float32", F16="float16", BF16="bfloat16", F64="float64")
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 def stored_as(f:Folder)->str:
-    "The number format of most of its tensors: bfloat16"
+    "The dtype of most tensors: bfloat16"
     formats = [dtype for dtype, _ in f.tensors.values()]
     most = max({*formats}, key=formats.count, default="")
     return _NAMES.get(most, most.lower())
@@ -432,7 +432,7 @@ QUANTISED = dict(int8=.02, fp8=.05, int6=.05, int5=.09, int4=.16, int3=.3, int2=
 
 @dataclass(frozen=True)
 class TensorDifference:
-    "How far a tensor is from that of the run"
+    "The distance of a tensor from that of the run"
     name:str
     error:float                 # norm of the difference / norm of the tensor; infinite: not finite, other shape
     worst_row:int|None=None     # each element of a vector is a row; None: not compared
@@ -574,7 +574,7 @@ def lead_where_parting(
     ours:GreedyAnswer,
     theirs:GreedyAnswer,
 )->float:   # 0: they are the same; infinite: only one of them ends there
-    "By how many nats our token was ahead of theirs where two answers part"
+    "By how many nats our token led theirs where two answers diverge"
     if (ours.tokens, ours.ended) == (theirs.tokens, theirs.ended): return 0.
     pairs = zip(ours.top, ours.tokens, theirs.tokens)
     for top, a, b in pairs:

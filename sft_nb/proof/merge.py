@@ -68,7 +68,7 @@ def probe(
 # %% ../../nbs/13_proof/00_merge.ipynb #54e8ccf8
 @dataclass(frozen=True)
 class Gap:
-    "How far two models are apart"
+    "The distance between two models"
     prompts:int
     worst:float         # largest difference of two logits
     mean:float          # of all differences
@@ -81,7 +81,7 @@ class Gap:
         tolerance:float,
         *, on_average:bool=False,   # the largest difference does not count
     )->bool:
-        "Is the second model the first one, and not its base? False for NaN"
+        "Is the second model the same as the first, and not its base? False for NaN"
         close = self.mean <= tolerance / 8 * self.scale and (on_average or self.worst <= tolerance * self.scale)
         return close and (self.effect is None or self.mean <= self.effect / 2)
 
@@ -141,7 +141,7 @@ def parity(
 _QUANTISED = ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized", "hf_quantizer", "quantization_method")
 
 def _dequantised_weight(layer)->torch.Tensor:
-    "Of a layer of bitsandbytes, (out, in)"
+    "The dequantised weight of a bitsandbytes layer, (out, in)"
     from bitsandbytes.functional import dequantize_4bit
     from bitsandbytes.nn import Linear4bit
     w = layer.weight
@@ -154,7 +154,7 @@ def dequantise(
     dtype:torch.dtype,  # of the new weights
     *, to_host:bool=False,  # move the new weights, and at the end all, to host memory, one at a time
 ):                      # the same model
-    "Replace layers in 4 or 8 bits by linear layers with the same numbers"
+    "Replace 4-bit and 8-bit layers by linear layers with the same values"
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
     quantised = [(n, m) for n, m in model.named_modules() if isinstance(m, (Linear4bit, Linear8bitLt))]
     for name, layer in quantised:
@@ -178,7 +178,7 @@ def load_trained(
     workbench:Workbench,
     source:Path,           # of the weights
 ):
-    "The model that was trained"
+    "Load the trained model"
     model = workbench.trained(source)
     if workbench.requested.method != "qlora" or not workbench.requested.load_in_8bit: return model
     return dequantise(model, workbench.hardware.dtype)   # layers in 8 bits round their inputs; a merged model does not

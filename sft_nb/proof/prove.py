@@ -41,7 +41,7 @@ def answer_as_reference(
     *, prompts:int=8,
     max_new_tokens:int=48,
 )->Reference:
-    "The answers of the run's model, and of its base"
+    "Generate the reference answers with the run's model and its base"
     tokenizer = bench.tokenizer
     asked = [c for c in held_out_prompts(bench.requested, prompts) if c[0]["role"] != "tokens"]   # no server takes ids
     asked = asked or [[dict(role="user", content="Hello")]]
@@ -65,7 +65,7 @@ def adapter_stages(
     r:Reference,
     *, is_full:bool=False,   # it trained a whole model, and no adapter
 )->Iterator[ProofStage]:
-    "Has training changed the answers, and do they end?"
+    "Did training change the answers, and do they end?"
     link = "model" if is_full else "adapter"
     figures = {"prompts": len(r.tuned), "nats between base and tuned": f"{r.effect:.2g}",
                "other answers": len(r.changed_answers)}

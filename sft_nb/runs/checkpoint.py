@@ -46,7 +46,7 @@ def find_corruption(
     folder:Path,
     *, deep:bool=True,  # read every byte; False: names and sizes only
 )->str:                 # what is wrong with it; empty if it is whole
-    "Compare a checkpoint with what it said of itself when it was written"
+    "Compare a checkpoint with the sizes and checksums that were written with it"
     try:
         if not (folder/MANIFEST).exists(): return f"there is no {MANIFEST} in it, so it was never finished"
         for name, was in read_json(folder/MANIFEST).items():
@@ -69,7 +69,7 @@ def commit_folder(
     aside:Path,    # sealed
     target:Path,   # where it goes; what is there now is replaced
 )->Path:
-    "Rename a folder that is whole"
+    "Give a complete folder its final name"
     gone = target.with_name(target.name + ".gone")
     shutil.rmtree(gone, ignore_errors=True)
     if target.exists(): target.rename(gone)
@@ -83,7 +83,7 @@ def commit_folder(
 def atomic_checkpoint(
     target:Path,    # checkpoint-N
 ):
-    "A folder to write into, which becomes `target` when it is whole; nothing is left of it if that fails"
+    "Context manager that yields a temporary folder, which becomes `target` if it is completed and is removed otherwise"
     aside = target.with_name(target.name + ".aside")
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -97,7 +97,7 @@ def atomic_checkpoint(
 def flatten_folder(
     folder:Path,   # a trainer may make one folder more than is wanted
 )->None:
-    "Put what is in a folder into the one around it"
+    "Move the contents of a folder into its parent"
     for p in folder.iterdir(): p.rename(folder.parent/p.name)
     folder.rmdir()
 
@@ -111,7 +111,7 @@ def cannot_write(
     error:Exception,  # what went wrong
     fix:Fix|str,      # how to go on, when there is room
 )->SftError:
-    "The error for a checkpoint that could not be written; of a full disk it is said that it is one, and of no other"
+    "The error for a checkpoint that could not be written; only a full disk is called one"
     disk = next(p for p in (target, *target.parents) if p.exists())
     free = shutil.disk_usage(disk).free
     number, said = getattr(error, "errno", None), str(error).lower()
@@ -131,21 +131,21 @@ def step_of(
 
 # %% ../../nbs/10_runs/01_checkpoint.ipynb #6d70b97d
 def _checkpoint_folders(folder:Path)->list[Path]:
-    "checkpoint-N folders, whole or not, oldest first"
+    "checkpoint-N folders, complete or not, oldest first"
     return sorted((p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)), key=step_of)
 
 def whole_checkpoints(
     folder:Path,         # runs/NAME/checkpoints
     *, deep:bool=False,  # read every byte
 )->list[Path]:
-    "checkpoint-N folders that are whole, oldest first"
+    "Complete checkpoint-N folders, oldest first"
     return [p for p in _checkpoint_folders(folder) if not find_corruption(p, deep=deep)]
 
 # %% ../../nbs/10_runs/01_checkpoint.ipynb #1e9ae215
 def newest_whole(
     folder:Path,                     # runs/NAME/checkpoints
 )->tuple[Path|None,dict[str,str]]:   # the checkpoint, and name -> damage of newer ones
-    "The newest checkpoint that can be trusted to the last byte"
+    "The newest checkpoint whose files match their checksums"
     broken = {}
     for p in reversed(_checkpoint_folders(folder)):
         if not (why := find_corruption(p)): return p, broken
@@ -156,7 +156,7 @@ def newest_whole(
 def remove_leftovers(
     folder:Path,   # runs/NAME/checkpoints
 )->list[str]:      # names
-    "Remove what a killed process left half written or half deleted"
+    "Remove what a killed process left partly written or partly deleted"
     left = [p for p in folder.glob("*") if p.suffix in (".aside", ".gone")]
     for p in left: shutil.rmtree(p, ignore_errors=True)
     return [p.name for p in left]
@@ -247,14 +247,14 @@ _FOLLOWED, _GONE_AFTER = "eval/followed", 3600.   # seconds
 def mark_followed(
     path:Path,   # runs/NAME
 )->None:
-    "Note that a process scores its checkpoints as they come"
+    "Record that a process scores the checkpoints as they are written"
     (path/"eval").mkdir(exist_ok=True)
     (path/_FOLLOWED).touch()
 
 def unscored_steps(
     folder:Path,   # runs/NAME/checkpoints
 )->set[int]:
-    "Steps of the checkpoints that a follower has still to score; empty if there is no follower"
+    "Steps of the checkpoints that a follower has yet to score; empty if there is no follower"
     try: since = time.time() - (folder.parent/_FOLLOWED).stat().st_mtime
     except OSError: return set()
     if since > _GONE_AFTER: return set()

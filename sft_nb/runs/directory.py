@@ -41,7 +41,7 @@ from .summary import loss_line, short_path, state_badge, summary
 
 # %% ../../nbs/10_runs/09_directory.ipynb #d8d2a9cf
 class Run:
-    "A run's directory and its process; ConfigError if there is no run in it"
+    "A run: its directory and its process; ConfigError if the directory holds no run"
     def __init__(self,
         path:str|Path,   # runs/NAME
         *, trust_remote_code:bool=False,  # True: code that its config names may run
@@ -199,7 +199,7 @@ def _create_directory(path:Path, cfg:Config, here:dict, state:str, data:Data|Non
 # %% ../../nbs/10_runs/09_directory.ipynb #8a0c6274
 @patch(as_prop=True)
 def status(self:Run)->Status:
-    "As last written"
+    "The status as it was last written"
     return read_status(self.path/"status.json")
 
 @patch
@@ -210,7 +210,7 @@ def set_status(self:Run,
     step:int|None=None,  # optimiser steps that were taken; None: as it was
     stopped_by:str="",   # Ctrl-C, SIGTERM, max_time or guard
 )->None:
-    "Replace status.json"
+    "Write status.json"
     if step is None: step = self.status.step
     now = stamped(state, reason=reason, fix=fix, step=step, stopped_by=stopped_by)
     write_json(self.path/"status.json", now.to_dict())
@@ -245,7 +245,7 @@ def metrics(self:Run)->list[dict]:
 
 @patch(as_prop=True)
 def step(self:Run)->int:
-    "The last step that is known of"
+    "The last step that was recorded"
     return max(self.status.step, last_line(self.path/"metrics.jsonl").get("step", 0))
 
 @patch
@@ -259,7 +259,7 @@ def history(self:Run):
 def rewind(self:Run,
     step:int,   # of the checkpoint at which training starts again
 )->None:
-    "Forget what was logged after `step`, and the summary at the end"
+    "Remove what was logged after `step`, and the summary at the end"
     cut_lines(self.path/"metrics.jsonl", step)
 
 # %% ../../nbs/10_runs/09_directory.ipynb #81347ef2
@@ -281,19 +281,19 @@ def locked(self:Run):
 
 @patch
 def held(self:Run)->bool|None:
-    "Does a process train it now? None: that is not known"
+    "Is a process training it? None if that cannot be known"
     return is_locked(self.path)
 
 @patch
 def trainer(self:Run)->Process|None:
-    "The process that trains it now; None if there is none, or if it is not known yet"
+    "The process that is training it; None if there is none, or it is not known yet"
     who = read_process(self.path/"owner.json")
     if who is None or self.held() is False or who.lives is False: return None
     return who
 
 @patch
 def owner(self:Run)->int|None:
-    "The number of the process that trains it now; None if there is none"
+    "The PID of the process that is training it; None if there is none"
     who = self.trainer()
     return None if who is None else who.pid
 
@@ -313,14 +313,14 @@ def state(self:Run)->str:
 # %% ../../nbs/10_runs/09_directory.ipynb #f8e008ea
 @patch
 def checkpoints(self:Run)->list[Path]:
-    "checkpoint-N folders that are whole, oldest first"
+    "Complete checkpoint-N folders, oldest first"
     return whole_checkpoints(self.path/"checkpoints")
 
 @patch
 def weights(self:Run,
     checkpoint:str="adapter",   # the result; or checkpoint-N
 )->Path:
-    "The folder of the weights; ConfigError if there is no such thing, with what there is"
+    "The folder of the weights; ConfigError that lists the available ones if it does not exist"
     folder = self.adapter if checkpoint == "adapter" else self.path/"checkpoints"/checkpoint
     if folder.exists(): return folder
     there = [p.name for p in (self.adapter, *self.checkpoints()) if p.exists()]
@@ -333,7 +333,7 @@ def weights(self:Run,
 
 @patch(as_prop=True)
 def standing(self:Run)->str:
-    "State and step; of a run that may be resumed, also at which earlier step it goes on"
+    "State and step; for a run that can be resumed, also the step at which it continues"
     state = self.state
     says = f"{state} at step {self.step:,}"
     newest = self.checkpoints()[-1:] if state in ("killed", "failed", "stopped") else []
@@ -343,7 +343,7 @@ def standing(self:Run)->str:
 def earlier_adapter(
     run:Run,
 )->str:   # empty: it is the result, or there is none
-    "Say that a run's adapter is from before its training was continued, if it was and has not ended"
+    "Note that a run's adapter is older than its continued training, if that has not ended"
     newest, state = run.checkpoints()[-1:], run.state
     if state not in (*ACTIVE, "killed") or not newest or not run.adapter.exists(): return ""
     if weights_digest(newest[0]) == weights_digest(run.adapter): return ""   # it was not yet continued
@@ -389,7 +389,7 @@ def can_resume(
 
 # %% ../../nbs/10_runs/09_directory.ipynb #6dd8f286
 def _training_command(run:Run, options:tuple[str,...])->list[str]:
-    "What trains a run: one process, or torchrun that starts several"
+    "The command that trains a run: one process, or torchrun for several"
     n = run.config.num_processes
     if load_config(run.path/"config.json").untrusted: options = (*options, "--trust-remote-code")
     many = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(n)] if n > 1 else []
@@ -422,7 +422,7 @@ def start_process(
 # %% ../../nbs/10_runs/09_directory.ipynb #0bdb890f
 @patch
 def failure(self:Run)->SftError:
-    "Why it failed, with the last lines of its log"
+    "The reason of a failure, with the last lines of the log"
     status = self.status
     _, _, last = self.standing.partition(";")
     reason = f"its process died without reporting an error at step {self.step} (killed, or out of memory)"
@@ -489,7 +489,7 @@ def resume(self:Run,
 # %% ../../nbs/10_runs/09_directory.ipynb #4c4fafc1
 @patch(as_prop=True)
 def progress(self:Run)->Progress:
-    "Phase and steps of the training; an empty phase if no process trains it"
+    "Phase and steps of the training; the phase is empty if no process is training"
     state = self.state
     if state not in ACTIVE: return Progress()
     known = read_progress(self.path/"progress.json")
@@ -517,7 +517,7 @@ _LEFT_OUT = ("run", "state", "step", "loss", "reason", "time", "by")
 
 @patch
 def _figures(self:Run)->dict:
-    "The figures of its summary, by name"
+    "The figures of a run's summary by name"
     line = summary(self)
     by = "held-out loss" if line["by"] == "loss" else line["by"]
     names = dict(best_eval_loss="best held-out loss", base=f"{by} of the base", tuned=by, guards="noticed")
@@ -527,7 +527,7 @@ def _figures(self:Run)->dict:
 
 @patch
 def _next_fix(self:Run)->Fix:
-    "What to do now; of a run that was killed, which could not say it, how it goes on"
+    "What to do next; for a run that was killed, how to continue it"
     return resume_command(self) if self.state == "killed" else self.status.fix
 
 @patch
@@ -567,7 +567,7 @@ def report(self:Run,
 
 @patch
 def _ipython_display_(self:Run)->None:
-    "A live panel while it is trained; else its text"
+    "Show a live panel while the run is trained, else its text"
     if not in_notebook() or self.state not in ACTIVE: raise NotImplementedError   # so it is shown by its text
     import_module("sft_nb.panels.run").RunPanel(self)._ipython_display_()
 

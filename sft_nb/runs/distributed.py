@@ -19,7 +19,7 @@ from ..config import Config
 # %% ../../nbs/10_runs/05_distributed.ipynb #wo000006
 @dataclass(frozen=True)
 class ProcessInfo:
-    "This process among those that train together"
+    "The rank of this process and the number of processes that train together"
     rank:int=0         # its number across all machines
     size:int=1         # how many there are
     local_rank:int=0   # its number on this machine, and that of its GPU
@@ -41,7 +41,7 @@ def first_host(
 def slurm_variables(
     here:dict[str,str],   # the environment
 )->dict[str,str]:         # none: srun did not start this, or started it alone
-    "What torchrun would have set where srun started the processes"
+    "The environment variables that torchrun would set, for processes started by srun"
     if int(here.get("SLURM_STEP_NUM_TASKS", 1)) == 1 or "SLURM_PTY_PORT" in here: return {}
     nodes = here.get("SLURM_STEP_NODELIST") or here.get("SLURM_NODELIST", "localhost")
     meeting = dict(MASTER_ADDR=first_host(nodes), MASTER_PORT=str(20000 + int(here.get("SLURM_JOB_ID", 0)) % 10000))
@@ -52,13 +52,13 @@ def slurm_variables(
 
 # %% ../../nbs/10_runs/05_distributed.ipynb #wo000010
 def get_process_info()->ProcessInfo:
-    "This process among those that a launcher started; what srun says is put into torchrun's words for every library"
+    "The rank of this process under its launcher; variables of srun are set as torchrun sets them, for all libraries"
     here = os.environ
     if "WORLD_SIZE" not in here: here.update(slurm_variables(dict(here)))
     return ProcessInfo(int(here.get("RANK", 0)), int(here.get("WORLD_SIZE", 1)), int(here.get("LOCAL_RANK", 0)))
 
 def is_main_process()->bool:
-    "Is this the process that writes?"
+    "Is this the process that writes files?"
     return get_process_info().main
 
 # %% ../../nbs/10_runs/05_distributed.ipynb #wo000018
@@ -87,7 +87,7 @@ _PATIENCE = timedelta(hours=1)   # in which the first process reads rows, plans 
 
 @contextmanager
 def _with_deepspeed():
-    "Inside, accelerate makes a group for DeepSpeed"
+    "Context manager in which accelerate initialises the process group for DeepSpeed"
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     try: yield
     finally: del os.environ["ACCELERATE_USE_DEEPSPEED"]
@@ -119,7 +119,7 @@ def init_distributed(
 def on_main_process(
     make:Callable,   # in the first process; what it returns is pickled
 ):
-    "What the first process makes, in all of them; what it raises, all raise, as an `SftError`"
+    "The result of the first process in all processes; if it raises, all raise an `SftError`"
     if get_process_info().size == 1: return make()
     import torch.distributed as dist
     box = [None, None]
@@ -137,7 +137,7 @@ def _of_the_first(e:Exception)->SftError:
 
 @contextmanager
 def main_process_first():
-    "The first process does it alone, then the others"
+    "Context manager in which the first process runs before the others"
     if get_process_info().size == 1:
         yield
         return

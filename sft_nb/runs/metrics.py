@@ -49,7 +49,7 @@ def append_line(
 def _is_metrics(parsed)->bool: return isinstance(parsed, dict) and isinstance(parsed.get("step"), int)
 
 def _parse_line(line:bytes)->dict|None:
-    "None for a line that a disk has damaged"
+    "A parsed line; None if it is damaged"
     try: parsed = parse_json(line)
     except ValueError: return None
     return parsed if _is_metrics(parsed) else None
@@ -90,7 +90,7 @@ def cut_lines(
     file:Path,  # metrics.jsonl
     step:int,   # of the checkpoint at which training starts again
 )->None:
-    "Forget what was logged after `step`, and the summary at the end"
+    "Remove what was logged after `step`, and the summary at the end"
     kept = [l for l in read_lines(file) if l["step"] <= step and "train_runtime" not in l]
     write_text(file, "".join(map(to_line, kept)), ours=True)
 
@@ -108,7 +108,7 @@ def _visible_indices(values, limit:int):
 def thinned(
     points:list[tuple],   # (step, value), in order
 )->list[tuple]:           # at most 2,000
-    "The points that can be seen"
+    "Only the points that are visible"
     if len(points) <= _MOST_POINTS: return points
     return [points[i] for i in _visible_indices(np.array([value for _, value in points], float), _MOST_POINTS)]
 
@@ -146,14 +146,14 @@ class Column:
     def points(self,
         limit:int=_MOST_POINTS,   # at most, even
     )->list[tuple]:               # (step, value), in order
-        "Those that can be seen: of neighbours the lowest and the highest, or a NaN"
+        "The points that are visible: of neighbours the lowest and the highest, or a NaN"
         steps, values = np.asarray(self.steps), np.asarray(self.values)
         kept = _visible_indices(values, limit) if len(steps) > limit else slice(None)
         return [(int(step), value) for step, value in zip(steps[kept].tolist(), values[kept].tolist())]
 
 # %% ../../nbs/10_runs/03_metrics.ipynb #met00013
 class Tail:
-    "The lines of a metrics.jsonl, read as they come"
+    "Reads the lines of a metrics.jsonl as they are written"
     def __init__(self,
         file:Path,   # it need not exist yet
     ):
@@ -161,13 +161,13 @@ class Tail:
         self._forget(b"")
 
     def _forget(self, first:bytes)->None:
-        "Begin again with a file that has this first line"
+        "Start over with a file that has this first line"
         self.first, self.read_to, self.n = first, 0, 0
         self.columns, self.newest = {}, {}   # figure -> its `Column`; its last value
         self.recent = deque(maxlen=40)       # lines
 
     def look(self)->bool:
-        "Read what has come since the last look; False if nothing has"
+        "Read the lines that were added since the last call; False if there are none"
         before = self.read_to, self.first
         try:
             with self.file.open("rb") as f:

@@ -21,19 +21,19 @@ from ..credentials import RedactingStream
 
 # %% ../../nbs/10_runs/04_process.ipynb #prc00001
 def _read_system_file(file:str)->str:
-    "What the system says in a file; empty where there is none"
+    "The text of a system file; empty if it does not exist"
     try: return Path(file).read_text().strip()
     except OSError: return ""
 
 def _pid_namespace()->str:
-    "In which numbers of processes mean something: the container; ? if /proc is that of another one"
+    "The PID namespace, in which PIDs are valid; ? if /proc belongs to another one"
     try:
         if os.readlink("/proc/self") != str(os.getpid()): return "?"
         return os.readlink("/proc/self/ns/pid")
     except OSError: return ""
 
 def _start_time(pid:int)->float|None:
-    "When a process began, by a clock that nobody sets; None: there is none, or it has ended"
+    "The start time of a process by a monotonic clock; None if it does not exist or has ended"
     said = _read_system_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
     if said: return None if said[0] in "ZX" else float(said[19])
     if Path("/proc/self/stat").exists(): return None
@@ -44,7 +44,7 @@ def _start_time(pid:int)->float|None:
 
 @dataclass(frozen=True)
 class Process:
-    "One process of all machines and all times"
+    "A process, identified across machines and time"
     pid:int
     began:float=0   # clock ticks since the machine started, on Linux
     host:str=""
@@ -54,13 +54,13 @@ class Process:
 
     @property
     def here(self)->bool:
-        "Does its number mean it here: the same machine, not started anew, the same container?"
+        "Is its PID valid here: the same machine since the same boot, and the same container?"
         mine = _this_machine()
         return "?" not in (self.space, mine["space"]) and all(getattr(self, k) == v for k, v in mine.items())
 
     @property
     def lives(self)->bool|None:
-        "None: that cannot be seen from here"
+        "Is it alive? None if that cannot be seen from here"
         if not self.here: return None
         return _start_time(self.pid) == self.began
 
@@ -81,7 +81,7 @@ def _user_name()->str:
 def process_of(
     pid:int|None=None,   # of this container; None: of this process
 )->Process:
-    "What tells a process from all others"
+    "The identity of a process"
     pid = os.getpid() if pid is None else pid
     return Process(pid, _start_time(pid) or 0, user=_user_name(), **_this_machine())
 
@@ -118,7 +118,7 @@ def read_process(
 def is_locked(
     folder:Path,   # of a run
 )->bool|None:      # None: that is not known
-    "Does a process train the run now?"
+    "Is a process training the run?"
     try: handle = try_lock(folder/"lock", shared=True)
     except FileNotFoundError: return False
     except OSError: return None
@@ -129,7 +129,7 @@ def is_locked(
 _HANDLES:set[int] = set()   # of locks that this process holds
 
 def _let_go_in_a_fork()->None:
-    "A child would hold the lock on after its parent has died"
+    "Release the lock in a forked child, which would otherwise hold it after its parent has died"
     for handle in _HANDLES: os.close(handle)
     _HANDLES.clear()
 
@@ -139,7 +139,7 @@ def take_lock(
     folder:Path,            # of a run
     *, timeout:float=2.,    # seconds: somebody may be looking
 )->int|None:                # for `release_lock`; None: another process trains it
-    "Hold a run, and write who does into owner.json; OSError if it cannot be locked"
+    "Lock a run and record this process in owner.json; OSError if it cannot be locked"
     (folder/"lock").touch()
     end = time.monotonic() + timeout
     while (handle := try_lock(folder/"lock")) is None and time.monotonic() < end: time.sleep(.02)
@@ -156,7 +156,7 @@ def _close_lock(handle:int)->None:
     os.close(handle)
 
 def release_lock(folder:Path, handle:int)->None:
-    "The end of `take_lock`"
+    "Release what `take_lock` locked"
     (folder/"owner.json").unlink(missing_ok=True)
     _close_lock(handle)
 
@@ -197,7 +197,7 @@ def reserve(
 def why_no_locks(
     folder:Path,   # it need not exist yet
 )->str:            # empty: files in it can be locked, or nothing can be written there at all
-    "The system's error for a lock"
+    "Why the file system cannot lock a file"
     there = next(p for p in (folder, *folder.absolute().parents) if p.is_dir())
     try: file = tempfile.NamedTemporaryFile(dir=there, prefix=".lock-")
     except OSError: return ""
@@ -249,7 +249,7 @@ _CHILDREN = {}   # pid -> Popen, of this process
 
 @contextmanager
 def _signals_blocked(wait:bool)->Iterator[None]:
-    "Inside, a new process is born with the signals waiting"
+    "Context manager in which signals to this and to new processes are held back"
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS if wait else ())
     try: yield
     finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -282,14 +282,14 @@ def started_process(
 _SOON = 60   # seconds in which a process is there that was announced, or begins to train where it cannot be seen
 
 def record_launcher(folder:Path)->None:
-    "Say that this process is about to start one for the run; what an earlier one was doing is over"
+    "Record that this process is about to start one for the run"
     for name in ("progress.json", CHECKPOINT_ASKED): (folder/name).unlink(missing_ok=True)
     _write_process(folder, "process.json", process_of())
 
 def is_starting(
     folder:Path,   # of a run whose status says so
 )->bool:
-    "Is there a process that will train it, or one that is about to start it?"
+    "Will a process train the run, or start one that does?"
     file = folder/"process.json"
     was = read_process(file)
     if was is None: return False
@@ -302,7 +302,7 @@ def is_trained(
     folder:Path,   # of a run
     said:str,      # starting or running
 )->bool:
-    "Does a process train it, or is one about to?"
+    "Is a process training the run, or about to?"
     held = is_locked(folder)
     if held or started_process(folder) is not None: return True
     if held is False: return said == "starting" and is_starting(folder)
@@ -337,7 +337,7 @@ def who_to_stop(
 
 # %% ../../nbs/10_runs/04_process.ipynb #fb29fcfb
 def _with_children(pids:set[int])->list:
-    "Processes and all that they started"
+    "Processes and all of their descendants"
     import psutil
     found = []
     for pid in pids:
@@ -350,7 +350,7 @@ def end(
     *also:int|None,       # who started it
     timeout:float|None=120,   # seconds for the step and its checkpoint; None: it is only asked
 )->bool:                      # True: it did not end in time, and was killed
-    "Ask a process for an end, then kill it with all that belongs to it. Never this one, never another of its number"
+    "Ask a process to end, then kill it and its descendants; never this process, nor another one with a reused PID"
     import psutil
     own = os.getpid()
     family = _with_children({who.pid, *also} - {None, own})
@@ -368,7 +368,7 @@ def end(
 
 # %% ../../nbs/10_runs/04_process.ipynb #470d9cea
 class FallbackStream:
-    "A stream that continues in a file when its reader has gone"
+    "A stream that continues in a file once its reader is gone"
     def __init__(self,
         stream:io.TextIOWrapper,
         log:Path|None=None,   # None: nowhere
@@ -413,7 +413,7 @@ def keep_output(
     log:Path|None=None,   # where it goes on; None: nowhere, until a run is known
     errors=(OSError, ValueError),   # after which it goes on there
 )->Iterator[None]:
-    "Inside, printing never fails"
+    "Context manager in which printing never fails"
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _keep_stream(sys.stdout, log, errors), _keep_stream(sys.stderr, log, errors)
     try: yield

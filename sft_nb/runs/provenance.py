@@ -44,7 +44,7 @@ def weights_of(
 def base_folder(
     cfg:Config,
 )->Path|None:   # None: its weights are new, or they are not on this machine
-    "Where the weights of the base lie; of a model of the hub, the commit is the folder's name"
+    "The folder of the base's weights; for a model of the hub it is named after the commit"
     if cfg.init == "random": return None
     folder = Path(model_path(cfg.model))
     if folder.is_dir(): return folder
@@ -55,7 +55,7 @@ def base_folder(
 
 # %% ../../nbs/10_runs/07_provenance.ipynb #org00011
 def _saved_settings(run)->dict:
-    "Those of config.json, as they are written"
+    "The settings in config.json, as they are written"
     return json.loads((run.path/"config.json").read_text(encoding="utf-8"))["config"]
 
 def record_provenance(

@@ -80,13 +80,13 @@ def stamped(
     state:str,
     **said,         # other fields of `Status`
 )->Status:
-    "A status of this moment and this process"
+    "A status with the current time and process"
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     return Status(state, time=now, pid=os.getpid(), host=socket.gethostname(), **said)
 
 # %% ../../nbs/10_runs/02_status.ipynb #sta00002
 class ProgressFile:
-    "Writes what it is told into a file: at once where a phase begins, else now and then"
+    "Writes progress to a file: immediately when a phase begins, else from time to time"
     def __init__(self,
         file:Path,            # progress.json
         *, every:float=.5,    # seconds between two writings
@@ -104,7 +104,7 @@ class ProgressFile:
 def read_progress(
     file:Path,   # progress.json
 )->Progress:
-    "What a file says; nothing is known if it is not there or damaged"
+    "The progress in a file; unknown if the file is missing or damaged"
     try: return Progress.from_dict(read_json(file))
     except (OSError, ValueError, AttributeError, TypeError): return Progress()
 

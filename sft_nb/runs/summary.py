@@ -20,18 +20,18 @@ _STEP, _LOSS, _HELD_OUT, _SECONDS = (
     re.compile(rb'"%s": "?([^,"}]+)' % key) for key in (b"step", b"loss", b"eval_loss", b"seconds"))
 
 def _read_if_there(file:Path)->bytes:
-    "Empty if it is not there, or may not be read"
+    "The contents of a file; empty if it does not exist or cannot be read"
     try: return file.read_bytes()
     except OSError: return b""
 
 def _newest_value(lines:bytes, key:re.Pattern)->float|None:
-    "Of a figure in metrics.jsonl; None if it was never logged"
+    "The newest value of a figure in metrics.jsonl; None if it was never logged"
     begins = key.pattern.split(b'"?')[0]
     found = key.match(lines, lines.rfind(begins)) if begins in lines else None
     return None if found is None else float(found[1])
 
 def _leading_scores(path:Path)->dict:
-    "The leading figure of base and tuned model; None where it was not evaluated, or its adapter is another by now"
+    "The leading figure of base and tuned model; None if they were not evaluated, or the adapter has changed since"
     scores = _read_if_there(path/"eval/adapter.json")   # no answer holds bare quotes
     was = re.search(rb'"weights": "(\w+)"', scores)
     if was and weights_digest(path/"adapter") not in ("", was[1].decode()): scores = b""

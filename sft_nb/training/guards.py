@@ -38,7 +38,7 @@ def all_finite(
     losses:list[torch.Tensor],  # of the micro-batches of a step
     model,                      # with its gradients
 )->tuple[torch.Tensor,torch.Tensor]:  # is everything finite (bool), and the norm of the gradient
-    "Are losses and gradient of a step finite? Nothing is moved off the device"
+    "Are the losses and the gradient of a step finite? Does not wait for the device"
     grads = [own_part(p.grad) for p in model.parameters() if p.grad is not None]
     norm = torch.zeros((), device=losses[0].device)
     if grads: norm = torch.nn.utils.get_total_norm(grads)
@@ -78,7 +78,7 @@ def repetition(
     *, least:int=32,    # characters at the end that must repeat
     longest:int=16,     # characters in the unit
 )->str:                 # the unit; empty if there is none
-    "What a text repeats at its end"
+    "The text that is repeated at the end of an answer"
     if len(text) < least: return ""
     end = text[-least:]
     def repeats(p): return all(end[i] == end[i - p] for i in range(p, least))
@@ -112,7 +112,7 @@ def judge_answers(
 
 # %% ../../nbs/11_training/02_guards.ipynb #889d674a
 class SampleProbe:
-    "A few prompts of a data set, and what a model answers now"
+    "Samples a model's answers to a few prompts of a data set"
     def __init__(self,
         tokenizer,
         tokens,                 # rows with `input_ids` and `labels`
@@ -141,12 +141,12 @@ class SampleProbe:
 
 # %% ../../nbs/11_training/02_guards.ipynb #cf482662
 def trained_parts(model)->dict[str,torch.Tensor]:
-    "What is trained, by name; the part of it that this process has"
+    "The trained parameters by name; of sharded ones the part in this process"
     return {name: own_part(p).detach() for name, p in model.named_parameters() if p.requires_grad}
 
 @torch.no_grad()
 def weight_norms(model)->torch.Tensor:   # float64, one for each trained tensor
-    "The norms of what is trained; of the part of it that this process has"
+    "The norms of the trained parameters; of sharded ones, of the part in this process"
     each = [p.float().norm().cpu().double() for p in trained_parts(model).values()]   # MPS has no float64
     return torch.stack([torch.zeros((), dtype=torch.float64), *each])[1:]
 
@@ -155,7 +155,7 @@ def unchanged_weights(
     after:torch.Tensor,
     steps:int,            # between them
 )->list[Finding]:
-    "Did the weights move?"
+    "A warning if the weights did not change"
     still, of = int((before == after).sum()), len(before)
     if still == of:
         says = f"after {steps} steps not one of {of} trained tensors has changed"
@@ -170,7 +170,7 @@ def loss_is_flat(
     losses:list[float],   # logged training losses, oldest first
     *, least:int=20,      # of them
 )->list[Finding]:
-    "Is the curve flat from its beginning on?"
+    "A warning if the loss has been flat since the beginning"
     if len(losses) < least: return []
     third = len(losses) // 3
     first, last = sum(losses[:third]) / third, sum(losses[-third:]) / third
@@ -181,7 +181,7 @@ def loss_is_flat(
 def worse_than_before(
     losses:list[float],   # logged training losses of a whole training, oldest first
 )->list[Finding]:
-    "Does the loss end above its start, by more than its lines differ among themselves?"
+    "A warning if the loss ends above its start by more than its logged values vary"
     n = max(1, len(losses) // 4)
     first, last = losses[:n], losses[-n:]
     before, after = (sum(some) / n for some in (first, last))
@@ -226,7 +226,7 @@ def first_rows(
     micro_batches:list[list[dict]],   # rows with `input_ids`
     max_tokens:int=1024,              # a micro-batch keeps two rows all the same, so that they could read each other
 )->list[list[dict]]:
-    "The first rows of each micro-batch, and as few micro-batches, as hold `max_tokens` tokens"
+    "The first rows of the first micro-batches, up to `max_tokens` tokens"
     chosen, n = [], 0
     for rows in micro_batches:
         if chosen and n >= max_tokens: break
@@ -239,7 +239,7 @@ def first_rows(
 
 # %% ../../nbs/11_training/02_guards.ipynb #a463f939
 class Guards(TrainerCallback):
-    "Looks at the model now and then, and writes what it finds to guards.json and receipt.json"
+    "Monitors a training and writes its findings to guards.json and receipt.json"
     def __init__(self,
         bench:Workbench,
         run:Run,
@@ -272,7 +272,7 @@ def _save_notes(self:Guards)->None: Report("guards", {}, [*self.notes.values()])
 
 @patch
 def report_and_stop(self:Guards, found:list[Finding], step:int)->None:
-    "Note what was found, and ask for an end if the config wants one"
+    "Record findings, and request a stop if the config asks for one"
     for finding in found: self.note(finding, step)
     if found and self.cfg.on_collapse == "stop": self.stop.ask(Stop("guard", found[0].says, found[0].fix))
 
@@ -286,7 +286,7 @@ def on_train_begin(self:Guards, args, state, control, model=None, **kwargs):
     elif noted := _report_there(self.run.path/"guards.json"): self.notes = {f.check: f for f in noted.findings}
 
 def _report_there(file)->Report|None:
-    "None if there is none, or it is damaged: no training fails because of it"
+    "The report in a file; None if it is missing or damaged, because no training should fail over it"
     try: return Report.load(file)
     except SftError: return None
 
@@ -303,7 +303,7 @@ def on_step_end(self:Guards, args, state, control, model=None, **kwargs):
 
 @patch
 def on_save(self:Guards, args, state, control, model=None, **kwargs):
-    "With each checkpoint, as long as samples take less than a twentieth of the time"
+    "Sample at each checkpoint, as long as that takes less than a twentieth of the time"
     if self.cfg.sample_steps: return
     if self.spent <= .05 * (time.monotonic() - self.started): self.sample(model, state.global_step)
 
@@ -354,7 +354,7 @@ def sample(self:Guards, model, step:int)->None:
 
 @patch
 def _decode(self:Guards, model, step:int, at_most:int|None)->list[Finding]:
-    "What the samples say; if they cannot be decoded, that is noted, and the training continues without them"
+    "Findings about the samples; if sampling fails, that is noted and the training continues"
     try:
         found = self.probe(model, at_most)
         if self.cfg.init == "pretrained" or self.cfg.method == "full": return found
@@ -380,7 +380,7 @@ def _keep_answers(self:Guards, step:int)->None:
 
 @patch
 def _forget(self:Guards, checks:set[str])->None:
-    "Remove the findings that no longer hold"
+    "Remove findings that no longer apply"
     over = checks & set(self.notes)
     for check in over: del self.notes[check]
     if over: self._save_notes()
@@ -424,7 +424,7 @@ def _write_receipt(self:Guards)->None:
 
 @patch
 def finish(self:Guards, model, steps:int)->None:
-    "The last samples, and the end of the receipt"
+    "Take the last samples and complete the receipt"
     self.sample(model, steps)
     for finding in worse_than_before(self.losses) if self.began == 0 else (): self.note(finding, steps)
     file = self.run.path/"receipt.json"

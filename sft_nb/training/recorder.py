@@ -42,7 +42,7 @@ def agree_across_ranks(mine:Stop|str|None)->Stop|str|None:
     return next(filter(None, everyone), None)
 
 class StopRequest(TrainerCallback):
-    "A signal, a time limit or a guard: ends a training after the step in hand, with a checkpoint"
+    "A request by a signal, a time limit or a guard to end the training after the current step, with a checkpoint"
     def __init__(self,
         max_time:float|None=None,   # seconds; None: no limit
         folder:Path|None=None,      # of the run, in which a checkpoint may be asked for
@@ -64,7 +64,7 @@ class StopRequest(TrainerCallback):
     def __exit__(self, *error): self.signals.__exit__(*error)
 
     def ignore_signals(self)->None:
-        "What is written from now on must not be cut short"
+        "Ignore signals, so that they cannot interrupt the final writes"
         self.signals.ignoring = True
 
     def _on_signal(self, name:str):
@@ -136,7 +136,7 @@ class EarlyStoppingByScore(TrainerCallback):
 
 @patch
 def look(self:EarlyStoppingByScore, control:TrainerControl)->TrainerControl:
-    "Read new scores; processes agree, or the others would wait forever"
+    "Read new scores, and stop in all processes alike"
     if not self.asked or not self.patience: return control
     found = agree_across_ranks(self._enough() if is_main_process() else None)
     if found is not None: self.reason, control.should_training_stop = found.reason, True
@@ -161,7 +161,7 @@ def early_stopping(run:Run)->list[TrainerCallback]:
 
 # %% ../../nbs/11_training/01_recorder.ipynb #recfig02
 def peak_memory_gib()->float:
-    "The most memory that was taken so far: of the card, else of this process (on MPS also what Metal holds now)"
+    "Peak memory so far: of the GPU, else of this process (on MPS at least what Metal holds now)"
     if torch.cuda.is_available() and torch.cuda.is_initialized(): return torch.cuda.max_memory_allocated() / 2**30
     unit = 2**30 if sys.platform == "darwin" else 2**20   # bytes there, KiB here
     process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
@@ -170,7 +170,7 @@ def peak_memory_gib()->float:
 
 # %% ../../nbs/11_training/01_recorder.ipynb #recfig04
 class Pace:
-    "Tokens a second of the steps between two lines of the log; evaluations do not count"
+    "Tokens per second between two lines of the log, evaluations excluded"
     def __init__(self): self.tokens, self.since = None, time.monotonic()
     def begin(self, tokens:float|None): self.tokens, self.since = tokens, time.monotonic()
     def pause(self, seconds:float): self.since += seconds
@@ -185,12 +185,12 @@ class Pace:
 
 # %% ../../nbs/11_training/01_recorder.ipynb #recfig06
 def shows_bars()->bool:
-    "Is the output a terminal or a notebook? A log file gets one line of text per line of metrics instead"
+    "Is the output a terminal or a notebook? A log file gets a line of text for each line of metrics instead"
     return bool(display_target())
 
 # %% ../../nbs/11_training/01_recorder.ipynb #296bbc7a
 class Recorder(TrainerCallback):
-    "Writes the trainer's log into the run directory, and tells how far it has come"
+    "Writes the trainer's log to the run directory and reports progress"
     def __init__(self,
         run:Run,
     ):
@@ -225,7 +225,7 @@ def on_prediction_step(self:Recorder, args, state, control, eval_dataloader=None
 
 @patch
 def on_evaluate(self:Recorder, args, state, control, **kwargs):
-    "An evaluation is over"
+    "End the evaluation phase"
     self.evaluating = _leave_phase(self.evaluating)
 
 def _leave_phase(phase:Phase|None)->None:
@@ -257,5 +257,5 @@ def close(self:Recorder)->None:
 
 # %% ../../nbs/11_training/01_recorder.ipynb #r3c00024
 def report_progress_to(run:Run):   # a context
-    "Inside, the run's progress.json says what is being done; the first of several processes writes it"
+    "Context manager in which the first process writes progress to the run's progress.json"
     return progress_listener(ProgressFile(run.path/"progress.json")) if is_main_process() else nullcontext()

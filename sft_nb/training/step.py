@@ -24,7 +24,7 @@ from ..optimizer import create_optimizer, make_schedule
 # %% ../../nbs/11_training/03_step.ipynb #t4000007
 @dataclass
 class StepInProgress:
-    "The optimiser step in hand"
+    "The current optimiser step"
     rows:list[list[int]]=field(default_factory=list)           # numbers of the rows of each micro-batch
     losses:list[torch.Tensor]=field(default_factory=list)      # of the micro-batches that are done
     micro_batch:int=-1                                         # which one is being computed
@@ -37,7 +37,7 @@ class StepInProgress:
 
 # %% ../../nbs/11_training/03_step.ipynb #67ad1a77
 class TokenCounts:
-    "What micro-batches counted; on the device until `read`"
+    "Token counts of micro-batches, kept on the device until `read`"
     def __init__(self): self.kept:list[tuple[bool,torch.Tensor]] = []
     def __len__(self): return len(self.kept)
 
@@ -61,7 +61,7 @@ class TokenCounts:
 # %% ../../nbs/11_training/03_step.ipynb #9b030eb4
 @dataclass
 class SkippedSteps:
-    "Steps that were not taken because something was not finite"
+    "Steps that were skipped because something was not finite"
     total:int=0        # so far
     since_line:int=0   # since the last line of the log
     in_a_row:int=0     # without a good step between
@@ -106,7 +106,7 @@ def describe_rows(
     bad:list[int],      # rows that are not finite alone
     numbers:list[int],  # all rows of the step
 )->str:
-    "Which rows it comes from, as far as that can be told"
+    "The rows that a non-finite value comes from, as far as that can be determined"
     def some(rows): return ", ".join(map(str, rows[:8]))
     if len(bad) == len(numbers) > 1: return f"each of the {len(bad)} rows does it alone, so no row is the cause"
     if bad: return f"alone it comes from row {some(bad)}"
@@ -118,7 +118,7 @@ def non_finite_fix(
     bad:list[int],      # rows that are not finite alone; empty if all of them are not
     on_nan:str,         # stop or skip
 )->Fix:
-    "What would help: other rows, or other settings"
+    "A fix: other rows, or other settings"
     if bad: fix = Fix(advice=f"correct or drop row {', '.join(map(str, bad[:8]))}")
     else: fix = Fix(advice="a lower {learning_rate}, {dtype} bfloat16 or float32, and look at these rows")
     if on_nan == "stop": return fix | edit(on_nan="skip")
@@ -128,7 +128,7 @@ def non_finite_fix(
 def save_trained_only(
     engine,   # DeepSpeed's, of a model with an adapter
 )->None:
-    "Its checkpoints are of what is trained"
+    "Save only what is trained in DeepSpeed's checkpoints"
     whole, module = engine.module_state_dict, engine.module
     trained = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     def state(*args, **kwargs): return {name: t for name, t in whole(*args, **kwargs).items() if name in trained}
@@ -136,7 +136,7 @@ def save_trained_only(
 
 # %% ../../nbs/11_training/03_step.ipynb #b24b187e
 class CheckedDeepSpeedEngine(DeepSpeedEngineWrapper):
-    "accelerate's backward pass with DeepSpeed, and a look between it and the step"
+    "accelerate's DeepSpeed engine, with a check between backward pass and step"
     def __init__(self,
         engine,          # DeepSpeed's
         look:Callable,   # is told whether the gradient is finite, in all processes, and this micro-batch's loss
@@ -163,7 +163,7 @@ def check_deepspeed_steps(trainer)->None:
 
 # %% ../../nbs/11_training/03_step.ipynb #6a7f8f15
 class ShardedTrainerMixin:
-    "What a `Trainer` does otherwise where FSDP2 or DeepSpeed divides; stands before the trainer among the base classes"
+    "What a `Trainer` does differently under FSDP2 or DeepSpeed; must precede the trainer among the base classes"
     @property
     def divides(self)->bool: return self.bench.cfg.fsdp
 
@@ -215,7 +215,7 @@ def read_log_state(
     rank:int,
     processes:int,   # that go on from it
 )->dict|None:
-    "The meters of a process; where other processes go on, their mean. None: there are none"
+    "The logging state of a process, or the mean of all if the number of processes has changed; None if there is none"
     files = [checkpoint/f"meters-{k}.json" for k in range(len([*checkpoint.glob("meters-*.json")]))]
     saved = [json.loads(file.read_text()) for file in files]
     if len(saved) == processes: return saved[rank]
@@ -226,7 +226,7 @@ def read_log_state(
 def without_model_card(
     model,   # any; of peft's, the method that writes a card is covered
 ):
-    "Inside, peft saves an adapter without a card"
+    "Context manager in which peft saves adapters without a model card"
     covered = hasattr(model, "create_or_update_model_card")
     if covered: model.create_or_update_model_card = lambda *args, **kwargs: None
     try: yield

@@ -45,7 +45,7 @@ from sft_nb.runs.distributed import (
 
 # %% ../../nbs/11_training/05_train.ipynb #e3bcde72
 def raise_if_failed(cfg:Config, checked:Report)->Report:
-    "The report of a preflight that lets the training begin; `SftError` if it does not"
+    "The report of a preflight that allows the training; `SftError` if it does not"
     failed = checked.failed
     if failed and not cfg.force:
         found = "; ".join(f"{f.check}: {f.says}" for f in failed)
@@ -76,7 +76,7 @@ def describe_preflight(
     bench:Workbench,
     checked:Report,   # from `preflight`
 )->str:
-    "The verdict in a line; if the training may begin, also what is new to a reader of `describe_setup`"
+    "The verdict in a line; if the training may begin, also findings that `describe_setup` does not show"
     new = [f for f in checked.without(bench.data.report) if f.status in ("warn", "fail")]
     n_bad = sum(f.status in ("warn", "fail") for f in checked.findings)
     above = f" ({n_bad - len(new)} of them above)" if n_bad > len(new) else ""
@@ -157,7 +157,7 @@ _TRAINING_STATE = ("optimizer.pt", "scheduler.pt", "scaler.pt", "trainer_state.j
                    "latest")
 
 def _files_of_training_state(folder, names)->list[str]:
-    "Of the files of a checkpoint, those that are not the weights"
+    "The files of a checkpoint that hold training state, not weights"
     return [n for n in names
             if n in _TRAINING_STATE or n.startswith(("rng_state", "meters", "global_step", "zero_to_"))]
 
@@ -178,7 +178,7 @@ def _write_result(trainer, best:Path|None)->None:
     except Exception as e: raise cannot_write(run.adapter, e, resume_command(run)) from e
 
 def _save_result(trainer)->None:
-    "Keep what was learned; `SftError` if it cannot be written. All processes come here: weights may be divided"
+    "Save the result; `SftError` if it cannot be written. Every process must call this, since weights may be sharded"
     from sft_nb.training.recorder import best_folder
     trainer.check_weights()
     best = on_main_process(lambda: best_folder(trainer.run, trainer.state))
@@ -298,7 +298,7 @@ def _newest_checkpoint(run:Run)->Path:
 
 # %% ../../nbs/11_training/05_train.ipynb #aec33e10
 def _prepare_folder(run:Run, data:Data, done:int)->None:
-    "A directory that is ready for the steps after `done`"
+    "Prepare the directory for the steps after `done`"
     data.report.save(run.path/"data.json")
     for folder in (run.path/"checkpoints", run.path):
         remove_leftovers(folder)

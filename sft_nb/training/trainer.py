@@ -59,7 +59,7 @@ PARENTS_NAMES = dict(
 
 # %% ../../nbs/11_training/04_trainer.ipynb #744a5206
 class _TrainerHooks(TrainerCallback):
-    "A callback for the points of the loop at which the trainer has no method to override"
+    "A callback for those points of the loop for which the trainer has no method to override"
     def __init__(self, trainer:"SupervisedTrainer", checkpoint:Path|None):
         self.trainer, self.checkpoint = trainer, checkpoint
     def on_train_begin(self, args, state, control, **kwargs):
@@ -71,7 +71,7 @@ class _TrainerHooks(TrainerCallback):
         if self.checkpoint: self.trainer.restore_log_state(self.checkpoint)
     def on_pre_optimizer_step(self, args, state, control, **kwargs): self.trainer.check_step()
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        "A new best loss is saved, or there would be no checkpoint to go back to"
+        "Save a checkpoint at a new best loss, which could not be restored otherwise"
         better = state.best_metric is None or metrics["eval_loss"] < state.best_metric
         if better and saves_better_loss(self.trainer.run): control.should_save = True
         return control
@@ -161,7 +161,7 @@ def read_counts(self:SupervisedTrainer)->None:
 # %% ../../nbs/11_training/04_trainer.ipynb #d07ce933
 @patch
 def floating_point_ops(self:SupervisedTrainer, inputs)->int:
-    "As the parent counts them"
+    "The parent's estimate, from the number of tokens"
     return self.flops_per_token * inputs["input_ids"].numel()
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000018
@@ -266,7 +266,7 @@ def split_further(self:SupervisedTrainer)->None:
 
 @patch
 def in_words(self:SupervisedTrainer, k:int)->str:
-    "How an error names micro-batch `k`"
+    "Micro-batch `k` as an error names it"
     return describe_micro_batch(self.bench.rows(self.step.rows[k]))
 
 @patch
@@ -364,7 +364,7 @@ def log(self:SupervisedTrainer, logs, *args, **kwargs):
 # %% ../../nbs/11_training/04_trainer.ipynb #tr0experts
 @patch
 def read_renamed_weights(self:SupervisedTrainer, folder:str)->None:
-    "Full training: load what the files of a checkpoint call otherwise than the model does"
+    "In full training, load weights whose names in a checkpoint differ from those in the model"
     model = self.accelerator.unwrap_model(self.model)
     if hasattr(model, "peft_config") or self.is_fsdp_enabled or self.is_deepspeed_enabled: return
     own, written = model.state_dict(), set()
@@ -385,12 +385,12 @@ def _load_from_checkpoint(self:SupervisedTrainer, resume_from_checkpoint, model=
 # %% ../../nbs/11_training/04_trainer.ipynb #d81a4cb2
 @patch
 def _get_output_dir(self:SupervisedTrainer, trial)->str:
-    "The folder aside while a checkpoint is written"
+    "The temporary folder while a checkpoint is written"
     return str(self.aside) if self.aside else super(SupervisedTrainer, self)._get_output_dir(trial)
 
 @patch
 def _save_checkpoint(self:SupervisedTrainer, model, trial)->None:
-    "A checkpoint, and no more of the old ones than are wanted; `SftError` if it cannot be written"
+    "Write a checkpoint and remove old ones; `SftError` if it cannot be written"
     self.check_weights()
     target = Path(self.args.output_dir)/f"checkpoint-{self.state.global_step}"
     try: self.write_checkpoint(target, model, trial)
@@ -426,7 +426,7 @@ def save_model(self:SupervisedTrainer, output_dir=None, **kwargs):
 # %% ../../nbs/11_training/04_trainer.ipynb #d4808e04
 @patch
 def log_state(self:SupervisedTrainer)->dict:
-    "What the next line of the log needs"
+    "The state that the next line of the log depends on"
     self.read_counts()
     out = self.skipped
     return dict(loss=self._tr_loss.item(), total=self._total_loss_scalar, logged=self._globalstep_last_logged,
@@ -435,7 +435,7 @@ def log_state(self:SupervisedTrainer)->dict:
 
 @patch
 def restore_log_state(self:SupervisedTrainer, checkpoint:Path)->None:
-    "Put the meters back; called when training begins"
+    "Restore the logging state; called when training begins"
     follow_schedule(self.lr_scheduler, learning_rate=self.args.learning_rate, weight_decay=self.args.weight_decay)
     saved = read_log_state(checkpoint, self.args.process_index, self.args.world_size)
     if saved is None: return
