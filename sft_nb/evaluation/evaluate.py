@@ -40,7 +40,7 @@ from .generations import (
 _KEEP_BASE = ("default", "gaussian", "orthogonal")   # initialisations that do not change the base
 
 def leaves_base(cfg:Config)->bool:
-    "Is the trained model without its adapter the base?"
+    "Does removing the adapter from the trained model restore the base?"
     return cfg.method != "full" and cfg.init_lora_weights in _KEEP_BASE
 
 # %% ../../nbs/12_evaluation/04_evaluate.ipynb #233d37bb
@@ -49,7 +49,7 @@ def base_of(
     workbench:Workbench,  # of the run
     tuned,                # from `workbench.trained`
 ):
-    "A context with the model as it was before training"
+    "Context manager that yields the model as it was before training"
     if not leaves_base(workbench.requested):
         yield workbench.base()
         return
@@ -72,11 +72,11 @@ class BaseAndTuned:
 
     @contextmanager
     def tuned(self):
-        "A context with the trained model"
+        "Context manager that yields the trained model"
         yield self.model
     @contextmanager
     def base(self):
-        "A context with the model as it was before training"
+        "Context manager that yields the model as it was before training"
         if self.separate_base is not None: yield self.separate_base
         else:
             with base_of(self.bench, self.model) as model: yield model
@@ -158,7 +158,7 @@ def rows_in_words(
     left_out:dict[str,int],   # reason -> rows
     clusters:list[str]|None=None,   # the record of each row; None: rows are independent
 )->str:
-    "How many held-out rows were scored, of how many records, and why others were not"
+    "The number of scored held-out rows and records, and why others were left out"
     rows = pluralise(n, "held-out row")
     if clusters is not None: rows += f" of {pluralise(len(set(clusters)), 'record')}, each of which counts as one"
     if not left_out: return rows
@@ -238,12 +238,12 @@ class Evaluation:
 
     @property
     def title(self)->str:
-        "What was scored: the run, and which of its weights"
+        "The title: the run, and which of its weights were scored"
         return f"{self.run}, {name_of_weights(self.checkpoint, self.is_full)}"
 
     @cached_property
     def difference(self)->Difference|None:
-        "The difference in the figure that counts; None: there is one model"
+        "The difference in the leading figure; None if there is only one model"
         if self.base is None: return None
         return paired(self.base, self.tuned, self.by)
 
@@ -296,7 +296,7 @@ class Evaluation:
                     left_out=self.left_out, weights=self.weights, earlier=self.earlier, is_full=self.is_full)
 
     def outdated(self, run:Run)->str:
-        "Why these are not the scores of the run as it is now; empty: they are, or that is not known"
+        "Why the scores do not belong to the current state of the run; empty if they do, or if that is not known"
         now = weights_digest(run.adapter if self.checkpoint == "adapter" else run.path/"checkpoints"/self.checkpoint)
         name = name_of_weights(self.checkpoint, self.is_full)
         return f"{name} has other weights now" if self.weights and now and now != self.weights else ""

@@ -36,7 +36,7 @@ def grouped(
     values:np.ndarray,      # (..., n), the last axis are rows
     clusters:list|None,     # for each row, what it belongs to; None: each row stands for itself
 )->tuple[np.ndarray,np.ndarray]:   # sums (..., G) and sizes (G)
-    "Rows of a cluster together"
+    "The sums of each cluster"
     values = np.asarray(values, float)
     if clusters is None: return values, np.ones(values.shape[-1])
     _, which = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
@@ -184,12 +184,12 @@ class Difference:
         return self.number(gain) if self.is_share else f"{self.figure} {self.number(gain)}".strip()
 
     def size(self, gain:float)->str:
-        "How large a gain or a loss is, without its sign"
+        "The size of a gain or loss, without its sign"
         return f"{100 * gain:.0f} points" if self.is_share else f"{gain:.2g} in {self.figure or 'the figure'}"
 
     @property
     def p_text(self)->str:
-        "How likely chance alone is, as people write it: p 0.03, p < 0.001"
+        "A p-value as people write it: p 0.03, p < 0.001"
         return "p < 0.001" if self.p < .001 else f"p {self.p:.2g}"
 
     @property
@@ -229,7 +229,7 @@ def paired_sd(
     differences:np.ndarray,    # (n,)
     clusters:list|None=None,   # rows that belong together count as fewer
 )->float:                      # the standard error of their mean, times the root of n
-    "How far the differences of single rows are apart, in their own unit"
+    "The standard deviation of the differences of single rows, in their own unit"
     sums, sizes = grouped(differences, clusters)
     G, n = len(sizes), sizes.sum()
     rest = sums - sums.sum() / n * sizes
@@ -394,7 +394,7 @@ def power(
     *, sd:float|None=None,    # of any other figure, the standard deviation of the paired differences
     z:float=1.96,             # of the test
 )->float:
-    "How often so many rows find a difference; of right and wrong answers, by the exact test"
+    "The probability that so many rows detect a difference; for right and wrong answers, by the exact test"
     if sd is not None:
         reach = math.sqrt(max(n - z * z / 2, 0)) * abs(gain) / max(sd, 1e-12)
         return float(scipy.stats.norm.cdf(reach - z))

@@ -28,7 +28,7 @@ class Truncated(NamedTuple):
     reason:str=""     # why it is left out, in words
 
 def _answer_edges(labels)->tuple[list[int],list[int]]:
-    "Where an answer begins, and where the context after one begins"
+    "The indices at which answers begin, and those at which context begins after one"
     edges = np.flatnonzero(np.diff(labels != -100, prepend=False)).tolist()
     return [i for i in edges if labels[i] != -100], [i for i in edges if labels[i] == -100]
 
@@ -41,7 +41,7 @@ def truncate_to_length(
     bos:int=0,          # tokens at the start that stay when the start is cut
     where:str="row",    # the row's place, for the error
 )->Truncated:
-    "A long example within `max_length`; `SftError` for on_long error"
+    "Truncate a long example to `max_length`; `SftError` if on_long is error"
     n, limit = len(ids), max_length
     if on_long == "error":
         raise SftError(where, f"the row is {n} tokens and max_length is {limit}", "a row that fits",
@@ -77,7 +77,7 @@ def truncate_to_length(
 # %% ../../nbs/04_tokens/07_accounting.ipynb #1ed60002
 @dataclass
 class Counts:
-    "What became of the rows of one side"
+    "Counts of the rows of one side by outcome"
     read:int=0
     dropped:int=0           # rows of which nothing is left
     requested:int=0         # of these, rows that a setting asks to leave out: duplicates, shorter than min_length
@@ -101,7 +101,7 @@ class Counts:
 
 @dataclass
 class Totals:
-    "What is known about one side when all of its rows have come"
+    "The totals of one side after its last row"
     counts:Counts
     seen:RowStatistics
     reasons:dict[str,int]   # why rows are left out -> how many, the most frequent first
@@ -124,7 +124,7 @@ REQUESTED = ("duplicate", "too_short")   # kinds that `drop_duplicates` and `min
 _STATS = ("length", "supervised", "row", "last", "whole", "prompt")
 
 def _count_answers(labels:np.ndarray, starts:np.ndarray)->int:
-    "Runs of supervised tokens; none goes on from one example into the next"
+    "The number of runs of supervised tokens, none of which spans two examples"
     begins = labels != -100
     begins[1:] &= labels[:-1] == -100
     inner = starts[starts < len(labels)]
@@ -136,13 +136,13 @@ def piece_checksums(
     starts:np.ndarray,   # where each piece begins
     ends:np.ndarray,     # and ends
 )->np.ndarray:           # int64, one for each piece
-    "A number of 64 bits for each piece of `tokens`"
+    "A 64-bit checksum of each piece of `tokens`"
     pieces = zip(starts.tolist(), ends.tolist())
     digests = [hashlib.blake2b(tokens[a:z], digest_size=8).digest() for a, z in pieces]
     return np.frombuffer(b"".join(digests), dtype=np.int64)
 
 class Ledger:
-    "Writes the examples of one side to `folder` and keeps account of its rows"
+    "Writes the examples of one side to `folder` and records what became of its rows"
     def __init__(self,
         folder:Path,      # empty
         *, bos:int,       # first tokens that stay when a start is cut
@@ -201,7 +201,7 @@ class Ledger:
         self.write(np.concatenate(ids), np.concatenate(labels), np.array([len(x) for x in ids]), np.array(rows))
 
     def fit(self, ids:np.ndarray, labels:np.ndarray, plain:bool, place:str)->Truncated:
-        "What becomes of an example"
+        "Fit an example into `max_length`, or drop it"
         n, least = len(ids), self.min_length
         if plain: found = Truncated([(ids, labels)], "whole")
         elif not (labels != -100).any(): found = Truncated([], "unsupervised", n, "no supervised token")
@@ -216,7 +216,7 @@ class Ledger:
         return found
 
     def record(self, row:Row, fitted:list[Truncated]):
-        "Count and write down what a row lost"
+        "Count and record what a row lost"
         counts, turn = self.counts, "a turn " if len(fitted) > 1 else ""
         for f in fitted:
             if f.kind not in REQUESTED: counts.tokens_lost += f.lost

@@ -37,7 +37,7 @@ def _read_lines(file:Path)->list[dict]:
 
 @dataclass(repr=False)
 class Split:
-    "One side of the data: its examples, and the account of its rows"
+    "One side of the data: its examples, and what became of its rows"
     tokens:object               # a Dataset: columns input_ids and labels, int32, ragged; read from `folder` as needed
     stats:dict[str,np.ndarray]  # for each example: length, supervised, row, last, whole, prompt; see `Ledger`
     totals:Totals               # counts, formats, reasons, fingerprint
@@ -106,7 +106,7 @@ def load_split(
 # %% ../../nbs/04_tokens/09_dataset.ipynb #6fd0686d
 @dataclass(repr=False)
 class Data:
-    "What a run learns from and what it is measured on"
+    "The training rows of a run, and its held-out rows"
     train:Split
     eval:Split|None
     report:Report
@@ -145,7 +145,7 @@ def examples(
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00009
 @patch
 def plot(self:Data):
-    "How long the examples are: a matplotlib figure"
+    "A histogram of the examples' lengths"
     from matplotlib.figure import Figure
     side = self.train
     fig = Figure(figsize=(6, 2.2), layout="constrained")
@@ -174,12 +174,12 @@ def look_at_dropped(cfg:Config, s:Split, name:str)->Fix:
     return command(shell, f"data.{name}.dropped")
 
 def few_too_long(s:Split)->bool:
-    "Are the rows that `max_length` leaves out a few outliers, which a longer length would be chosen for?"
+    "Are the rows that `max_length` excludes so few that a longer length would only serve outliers?"
     counts = s.counts
     return 0 < counts.too_long <= .05 * s.n_read and counts.longest_dropped >= 3 * int(s.lengths.max())
 
 def _find_dropped(cfg:Config, s:Split, name:str)->list[Finding]:
-    "What was left out, a finding for each thing to do about it: nothing where a setting asks for it"
+    "Findings about rows that were left out, one per remedy; none if a setting asks for it"
     if not s.reasons:
         return [ok("the row is kept" if s.n_read == 1 else f"all {s.n_read:,} rows are kept", check=f"{name}_dropped")]
     kinds = {reason: s.totals.kinds.get(reason, "unusable") for reason in s.reasons}
@@ -377,7 +377,7 @@ def find_all(
     eval:Split|None,
     *, train_ends:bool=True,  # False: leave out whether the answers of training rows end
 )->list[Finding]:
-    "What is remarkable about both sides, between them, and about the template"
+    "All findings about both sides, their overlap, and the template"
     ends, t, out = end_ids(tokenizer), Template(tokenizer), []
     for name, s in (("train", train), ("eval", eval)):
         if s is None: continue

@@ -21,7 +21,7 @@ def spans(
     tokenizer,
     *, mask:list[int]|None=None,  # attention mask; 0 is padding. None: no padding
 )->list[tuple[str,str]]:          # text of each token, and supervised, context or padding
-    "The text that each token adds, and what the loss does to it"
+    "The text of each token, and its role in the loss"
     def decode(x): return tokenizer.decode(x, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     texts, start, before = [], 0, ""   # decode from `start` on, for spaces depend on what stands before
     for k in range(len(ids)):
@@ -40,7 +40,7 @@ def spans(
 _SIGNS = {"\n": "⏎", "\t": "⇥", "\u00a0": "⍽"}
 
 def visible_html(text:str)->str:
-    "HTML in which every character is seen, by its sign or its number if need be"
+    "HTML in which every character is visible, if necessary by a sign or its code"
     if text.isprintable(): return escape_html(text)
     def sign(c): return _SIGNS.get(c) or f"⟨U+{ord(c):04X}⟩"
     return "".join(escape_html(c) if c.isprintable() else f"<i>{sign(c)}</i>" for c in text)
@@ -61,7 +61,7 @@ def tokens_of(
     *, mask:list[int]|None=None,       # attention mask; 0 is padding. None: no padding
     positions:list[int]|None=None,     # None: counted from 0
 )->list[Token]:
-    "Tokens with all that the picture tells of them"
+    "Tokens with everything that is displayed about them"
     positions = range(len(ids)) if positions is None else positions
     read = spans(ids, labels, tokenizer, mask=mask)
     return [Token(*span, id, position) for span, id, position in zip(read, ids, positions)]
@@ -73,7 +73,7 @@ _PADDING = "opacity:.8;border:1px dashed;border-radius:3px;padding:0 4px;margin-
 TOKENS_STYLE = f"font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.75;{WRAPPED}"
 
 def _run_html(run:list[Token])->str:
-    "Tokens of one kind as HTML, every second one tinted"
+    "Tokens of the same kind as HTML, every other one tinted"
     out = []
     for k, (text, kind, id, position, loss) in enumerate(run):
         cost = "" if loss is None else f", loss {loss:.3g}"
@@ -107,7 +107,7 @@ def spans_text(
     tokens:list[tuple],           # from `spans` or `tokens_of`
     *, colour:bool=False,         # green as well, for a terminal
 )->str:
-    "Tokens as text; what is supervised stands in double brackets"
+    "Tokens as text; supervised ones are in double brackets"
     out = []
     for kind, run in groupby(tokens, key=lambda token: token[1]):
         texts = [token[0] for token in run]
@@ -145,11 +145,11 @@ class Example:
     def tokens(self)->list[Token]: return tokens_of(self.ids, self.labels, self.side.tokenizer)
     @property
     def supervised(self)->int:
-        "How many tokens the loss sees"
+        "The number of supervised tokens"
         return sum(label != -100 for label in self.labels)
     @property
     def summary(self)->str:
-        "Where it is from, and how much of it is learned"
+        "Origin of the example, and its share of supervised tokens"
         return f"{self.where}: {self.supervised:,} of {len(self.ids):,} tokens are supervised"
 
     def __repr__(self)->str: return f"{escape_controls(self.summary)}\n{spans_text(self.tokens)}"

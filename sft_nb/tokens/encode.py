@@ -34,7 +34,7 @@ class Encoded:
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #enc00002
 class _Flat:
-    "Examples put one behind the other"
+    "Concatenated examples"
     def __init__(self):
         self.ids, self.of = [], []             # for each example: its tokens, and its conversation
         self.sizes, self.supervised = [], []   # for each chunk: how many tokens, and of which kind
@@ -71,7 +71,7 @@ class Encoder:
         self.bos = full[:next(starts, 0)]
 
     def ids(self, texts:list[str])->list[list[int]]:
-        "Token ids of each text, nothing added"
+        "Token ids of each text, without special tokens added"
         if not texts: return []
         if self.backend is not None:
             return [e.ids for e in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
@@ -81,7 +81,7 @@ class Encoder:
         layouts:list[list[list[Chunk]]],  # of each conversation, its examples
         again,                            # number of a conversation -> its layout with one example for each turn
     )->Encoded:
-        "Encode conversations; those whose turns cannot stand in one sequence become one example for each turn"
+        "Encode conversations; those whose turns cannot form one sequence become one example per turn"
         found = iter(self.examples([e for examples in layouts for e in examples]))
         out = _Flat()
         for k, examples in enumerate(layouts):
@@ -95,7 +95,7 @@ class Encoder:
 # %% ../../nbs/04_tokens/04_encode.ipynb #enc00008
 @patch
 def chunks(self:Encoder, chunks:list[Chunk])->list[list[int]|None]:
-    "Ids of each chunk; None for one that does not fit behind its anchor"
+    "Ids of each chunk; None for one that cannot be split off its anchor"
     new = [a for a in dict.fromkeys([c.anchor for c in chunks]) if a and a not in self.known]
     encoded = self.ids([*new, *[c.anchor + c.text for c in chunks]])
     anchors = {**self.known, **dict(zip(new, encoded)), "": []}
@@ -108,7 +108,7 @@ def chunks(self:Encoder, chunks:list[Chunk])->list[list[int]|None]:
 
 @patch
 def behind(self:Encoder, c:Chunk, anchor:list[int], ids:list[int])->list[int]|None:
-    "What is left of `ids` without the anchor's; None if there is no border"
+    "`ids` without those of the anchor; None if no token boundary separates them"
     n = len(anchor)
     if c.ids: return list(c.ids)
     if ids[:n] == anchor: return self.begin(ids) if c.add_bos else ids[n:]
@@ -116,13 +116,13 @@ def behind(self:Encoder, c:Chunk, anchor:list[int], ids:list[int])->list[int]|No
 
 @patch
 def alone(self:Encoder, text:str)->list[int]:
-    "Tokens of a text that continues another one, whose border no tokenizer would have put there"
+    "Tokens of a continuation whose start no tokenizer would have made a token boundary"
     line, both = self.ids(["\n", "\n" + text])
     return both[len(line):] if both[:len(line)] == line else self.ids([text])[0]
 
 @patch
 def begin(self:Encoder, ids:list[int])->list[int]:
-    "With a BOS in front, if the tokenizer wants one and the text brought none; never two"
+    "Prepend a BOS if the tokenizer uses one and the text has none; never two"
     n = len(self.bos)
     while n and ids[:2 * n] == self.bos * 2: ids = ids[n:]
     return ids if ids[:n] == self.bos else self.bos + ids
@@ -130,7 +130,7 @@ def begin(self:Encoder, ids:list[int])->list[int]:
 # %% ../../nbs/04_tokens/04_encode.ipynb #enc00021
 @patch
 def together(self:Encoder, examples:list[list[Chunk]])->list[tuple[np.ndarray,list[int]]|None]:
-    "As `examples`, each encoded as one text; None where its added tokens do not show the borders of its chunks"
+    "`examples`, each encoded as one text; None if added tokens do not mark the boundaries of its chunks"
     if not examples: return []
     encoded = self.ids(["".join([c.text for c in e]) for e in examples])
     ids = np.fromiter(chain.from_iterable(encoded), dtype=np.int32)
@@ -163,7 +163,7 @@ def together(self:Encoder, examples:list[list[Chunk]])->list[tuple[np.ndarray,li
 # %% ../../nbs/04_tokens/04_encode.ipynb #enc00022
 @patch
 def examples(self:Encoder, examples:list[list[Chunk]])->list[tuple[np.ndarray,list[int]]|None]:
-    "Ids of each example, and how many of them each chunk has; None for one that knows no border between two of them"
+    "Ids of each example and the number per chunk; None for one without a token boundary between two chunks"
     counted = [self.backend is not None and all([c.n_added is not None for c in e]) for e in examples]
     together = iter(self.together([e for e, ok in zip(examples, counted) if ok]))
     found = [next(together) if ok else None for ok in counted]
@@ -180,7 +180,7 @@ def encode(
     tokenizer,
     **how,                               # as for `split_conversation`
 )->list[tuple[list[int],list[int]]]:     # ids and labels of each example, the same length; context is -100
-    "Conversations as ids and labels: one example each, or one for each answer where a sequence cannot hold them all"
+    "Encode conversations as ids and labels: an example each, or one per answer if they do not form one sequence"
     t, places = Template(tokenizer), list(conversations)
     def again(k): return split_conversation(conversations[places[k]], t, where=places[k], **how | dict(apart=True))
     layouts = [split_conversation(messages, t, where=place, **how) for place, messages in conversations.items()]
@@ -188,7 +188,7 @@ def encode(
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #6d37b6df
 def prompt_text(messages:list[dict], t:Template)->str:
-    "What generation is given, as text"
+    "The prompt for generation as text"
     if messages[0]["role"] == "text": return "".join(m["content"] for m in messages)
     return t.render(t.fitting(messages, "prompt"), prompt=True, where="prompt")
 
@@ -209,7 +209,7 @@ def encode_prompts(
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #764f83ce
 def end_ids(tokenizer)->list[int]:
-    "Tokens that generation stops at: the one that ends a turn in its chat template, and the tokenizer's end token"
+    "The tokens at which generation stops: the end of a turn in the chat template, and the tokenizer's end token"
     found, refused = [], None   # the last label of a plain answer, and of one behind tools
     for tools in ({}, dict(tools=[_TOOL])):
         try: (_, labels), = encode({"probe": [_ASKS | tools, dict(role="assistant", content="Hello")]}, tokenizer)

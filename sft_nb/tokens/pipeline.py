@@ -40,7 +40,7 @@ class Row:
 
 @dataclass
 class RowStatistics:
-    "What the rows were like"
+    "Statistics of the rows"
     formats:dict[str,int]=field(default_factory=dict)   # format -> rows, in the order in which they came
     apart:int=0                 # conversations that became one example for each turn
     with_more:int=0             # rows with messages after the last answer
@@ -61,7 +61,7 @@ class RowStatistics:
     def add(self,
         more:"RowStatistics",   # of rows that came later
     )->None:
-        "Count these rows and others together"
+        "Add the statistics of other rows"
         for name in (f.name for f in fields(self)):
             mine, new = getattr(self, name), getattr(more, name)
             if name in ("notes", "examples"): setattr(self, name, new | mine)   # the first stays
@@ -132,7 +132,7 @@ def _as_recorded(row:dict|SftError)->dict:
 
 @patch
 def read(self:Reader, place:str, row:dict)->Row:
-    "A row with its chunks, or with the reason why it is left out; `SftError` for `on_bad_row` error"
+    "A row with its chunks, or with the reason for leaving it out; `SftError` if `on_bad_row` is error"
     messages, examples, seen = [], [], self.seen
     try:
         if isinstance(row, SftError): raise row   # a line that could not be read
@@ -153,7 +153,7 @@ def read(self:Reader, place:str, row:dict)->Row:
 
 @patch
 def count_unlearned(self:Reader, parsed:ParsedRow)->None:
-    "Count what was in a row that is not learned, and numbers that are learned as text"
+    "Count the parts of a row that are not learned, and numbers that are learned as text"
     if parsed.has_extra_messages and parsed.messages: self.seen.with_more += 1
     for name, number in parsed.numbers.items():
         self.seen.numbers[name] = self.seen.numbers.get(name, 0) + 1
@@ -233,7 +233,7 @@ def look_at_texts(self:Reader, rows:list[Row])->None:
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00031
 @patch
 def count_tools_and_reasoning(self:Reader, messages:list[dict], examples:list[list[Chunk]]):
-    "Count what becomes of reasoning and of tools"
+    "Count how reasoning and tools are handled"
     self.seen.tools_as_text += bool(self.t.lacking(messages))
     answers = [m for m in messages if m["role"] == "assistant"]
     thoughts = [thought_of(m) for m in answers]
@@ -293,7 +293,7 @@ def done(self:Reader, batch:Batch, encoding:Future)->tuple[Batch,Encoded]:
 _MOST = 32   # workers; beyond that, reading and writing take longer than the chunks
 
 def _usable_cores()->int:
-    "Cores that this process may use"
+    "The number of cores that this process may use"
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 def _worker_count(cfg:Config)->int:
@@ -317,7 +317,7 @@ def _start_worker(reader:"Reader", parent:int)->None:
     threading.Thread(target=watch, daemon=True).start()
 
 def _encode_block(first:int, rows:list)->tuple[list[str],RowStatistics,Encoded]:
-    "In a worker: why rows are left out, what they were like, and their tokens"
+    "In a worker: exclusion reasons, statistics and tokens of a block of rows"
     batch = _worker_reader.batch(first, rows)
     encoding = Future()
     encoding.set_result(_worker_reader.encode(batch))

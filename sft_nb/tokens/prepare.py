@@ -53,7 +53,7 @@ def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #1967d657
 def _nothing_left(cfg:Config, ledger:Ledger, rows:Mixture)->SftError:
-    "Why there is no example"
+    "The error for a side without examples"
     names, n, counts = ", ".join(s.name for s in rows.sources), ledger.counts.read, ledger.counts
     by = "eval_rows" if cfg.eval_rows and not cfg.eval_fraction else "eval_fraction"
     more = edit(eval_fraction=.25 if rows.share < .125 else .5)
@@ -233,7 +233,7 @@ def config_and_data(
     cfg:Any,             # a config, what `load_config` takes, or data
     data:Any=None,       # from `prepare`; with data first, its config may stand here
 )->tuple[Config,Data|None]:
-    "What a function was given first and second, in either order; ConfigError for anything else"
+    "Config and data from two arguments in either order; ConfigError for anything else"
     if isinstance(cfg, Data):
         if data is None: return cfg.cfg, cfg
         if isinstance(data, Config): cfg, data = data, cfg

@@ -28,17 +28,17 @@ _CALL = dict(type="function", id="probe0001",
              function=dict(name="probe_fn", arguments=dict(probe_key="probe_value")))
 
 class Calls(NamedTuple):
-    "What a template writes of tools"
+    "Which parts of tool use a template writes"
     written:tuple[str,...]   # of: definitions, calls, results
     as_string:bool           # the arguments of a call have to be a string of JSON
 
 def _any_of(words)->re.Pattern:
-    "A pattern that finds any of `words`, the longest first; nothing if there is none"
+    "A pattern that matches any of `words`, the longest first; matches nothing if there are none"
     longest_first = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 def _with_json_arguments(call:dict)->dict:
-    "A call whose arguments are a string of JSON"
+    "A tool call whose arguments are a JSON string"
     function = call["function"]
     if isinstance(function["arguments"], str): return call
     return call | dict(function=function | dict(arguments=json.dumps(function["arguments"], ensure_ascii=False)))
@@ -62,7 +62,7 @@ class Template:
         self.skipped_header = ""   # what stands between a prompt and its answer, and is in no prompt
 
     def probe(self, *messages:dict, prompt:bool=False)->str:
-        "What the template writes for a probe; empty if it refuses it, with a tool and without"
+        "The rendered probe; empty if the template refuses it both with and without a tool"
         for first in (messages[0], messages[0] | dict(tools=[_TOOL])):
             try: return self.render([first, *messages[1:]], prompt=prompt)
             except SftError: continue
@@ -70,44 +70,44 @@ class Template:
 
     @cached_property
     def closer(self)->str:
-        "What the template writes after an answer: `<|im_end|>` and a newline, say; empty if it changes the probe"
+        "The text after an answer, such as `<|im_end|>` and a newline; empty if the template changes the probe"
         text = self.probe(_ASKS, _ANSWERS)
         return text.rpartition(_PROBE)[2] if _PROBE in text else ""
 
     @cached_property
     def closer_of_every_answer(self)->str:
-        "What follows an answer both in the middle of a conversation and at its end"
+        "The text that follows an answer both within a conversation and at its end"
         text = self.probe(_ASKS, _ANSWERS, _ASKS)
         return os.path.commonprefix([self.closer, text.rpartition(_PROBE)[2]]) if _PROBE in text else ""
 
     @cached_property
     def eos_ends_turns(self)->bool:
-        "Is the tokenizer's end token among what follows every answer, also one behind which the user goes on?"
+        "Does the tokenizer's end token follow every answer, also one that the user replies to?"
         return bool(self.chat) and self.tokenizer.eos_token in self.closer_of_every_answer
 
     @cached_property
     def opening(self)->str:
-        "What the template ends a prompt with, so that an answer begins: `<|im_start|>assistant` and a newline, say"
+        "The generation prompt, such as `<|im_start|>assistant` and a newline"
         plain, prompt = self.probe(_ASKS), self.probe(_ASKS, prompt=True)
         return prompt.removeprefix(plain) if plain and prompt.startswith(plain) else ""
 
     @cached_property
     def needs_no_opening(self)->bool:
-        "Does an answer follow the message of the user at once?"
+        "Does an answer follow the user's message without a header?"
         prompt = self.probe(_ASKS, prompt=True)
         try: return not self.opening and bool(prompt) and not self._header(prompt, [_ASKS], "probe")
         except SftError: return False
 
     @cached_property
     def thought_key(self)->str|None:
-        "The key of an answer under which the template looks for its reasoning; None if under none"
+        "The message key from which the template reads reasoning; None if there is none"
         for key in REASONING_KEYS if self.chat else ():
             if "probe thought" in self.probe(_ASKS, _ANSWERS | {key: "probe thought"}): return key
         return None
 
     @cached_property
     def calls(self)->Calls:
-        "What the template writes of tools: of a call as an object, or as a string where that shows more"
+        "What the template writes of a tool call, given as an object, or as a string if that shows more"
         if not self.chat: return Calls((), False)
         asks = _ASKS | dict(tools=[_TOOL])
         result = dict(role="tool", name="probe_fn", tool_call_id="probe0001", content="probe result")
@@ -132,7 +132,7 @@ class Template:
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0012
 @patch
 def parted(self:Template, messages:list[dict])->list[dict]:
-    "`messages` with contents as lists of parts, where the template wants them so"
+    "`messages` with contents as lists of parts if the template needs them"
     if not self.wants_parts: return messages
     return [m | dict(content=[dict(type="text", text=m["content"])]) for m in messages]
 
@@ -192,7 +192,7 @@ def as_text(messages:list[dict])->list[dict]:
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0039
 @patch
 def lacking(self:Template, messages:list[dict])->tuple[str,...]:
-    "What of tools is in `messages` that the template would not write: definitions, calls, results"
+    "Tool definitions, calls or results in `messages` that the template would not write"
     has = dict(definitions=any(m.get("tools") for m in messages), calls=any(m.get("tool_calls") for m in messages),
                results=any(m["role"] == "tool" for m in messages))
     return tuple(name for name, there in has.items() if there and name not in self.calls.written)
@@ -200,7 +200,7 @@ def lacking(self:Template, messages:list[dict])->tuple[str,...]:
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0042
 @patch
 def thinking(self:Template, m:dict, where:str="row")->dict:
-    "A message with its reasoning where this template will find it; `SftError` if it has no place for it"
+    "A message with its reasoning under the key that this template reads; `SftError` if it reads none"
     thought = thought_of(m)
     plain = {k: v for k, v in m.items() if k not in REASONING_KEYS}
     if not thought or self.reasoning == "drop": return plain
@@ -213,7 +213,7 @@ def thinking(self:Template, m:dict, where:str="row")->dict:
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0016
 @patch
 def fitting(self:Template, messages:list[dict], where:str="row")->list[dict]:
-    "`messages` as this template can write them; `SftError` for reasoning that it has no place for"
+    "`messages` in a form that this template can write; `SftError` for reasoning that it cannot write"
     if not any(len(m) > 2 or m["role"] == "tool" for m in messages): return messages
     if self.lacking(messages): messages = as_text(messages)
     elif self.calls.as_string:
@@ -229,7 +229,7 @@ def in_front(self:Template,
     answer:dict|None=None,   # an answer of the same kind; None: a plain one
     where:str="row",
 )->str:
-    "All that the template writes in front of an answer's own words"
+    "Everything that the template writes before the words of an answer"
     answer = answer or dict(role="assistant", content="?")
     keys = [k for k in ("content", *REASONING_KEYS) if (answer.get(k) or "").strip()]
     def like(word): return {k: word.ljust(len(answer[k]), "x") for k in keys}   # a header may tell of the length
@@ -251,7 +251,7 @@ def to_skip(self:Template,
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0054
 @patch
 def _header(self:Template, prompt:str, messages:list[dict], where:str)->str:
-    "As `to_skip`, by running the template"
+    "`to_skip`, found by running the template"
     front = self.in_front(messages, where=where)
     gap = front.removeprefix(prompt)
     if not front.startswith(prompt) or not gap.strip(): return ""

@@ -20,7 +20,7 @@ from ..config import require_trust, Config, load_config
 ASSETS = Path(sft_nb.__file__).parent/"assets"   # what ships with sft_nb
 
 def model_path(name:str)->str:
-    "Where `name` is loaded from: `tiny` ships with sft_nb, everything else is a folder or a hub id"
+    "The path or hub id to load `name` from; `tiny` ships with sft_nb"
     return str(ASSETS/"tiny") if name == "tiny" else name
 
 def model_name(path:str)->str:
@@ -29,7 +29,7 @@ def model_name(path:str)->str:
 
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #tok00m02
 def _names_a_path(name:str)->bool:
-    "Is it a path, and no hub id?"
+    "Is the name a path rather than a hub id?"
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 def why_missing(
@@ -167,7 +167,7 @@ def is_own_tokenizer(
     tokenizer,
     cfg:Config,
 )->bool:
-    "Is this another tokenizer than the one that `load_tokenizer(cfg)` gives? A run then keeps a copy"
+    "Does this tokenizer differ from `load_tokenizer(cfg)`? If so, a run keeps a copy"
     name, revision = cfg.tokenizer or cfg.model, None if cfg.tokenizer else cfg.revision
     meant = name, revision, cfg.chat_template, cfg.train_tokens, tokenizer.chat_template   # not changed since
     return getattr(tokenizer, "loaded_from", None) != meant

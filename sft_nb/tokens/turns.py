@@ -30,7 +30,7 @@ def end_of_answer(
     t:Template,
     closer:str|None=None,   # what the template writes behind an answer here; None: what it does in general
 )->int|None:          # `completion[:end]` ends with the end token; None: the template wrote none
-    "Where an answer ends: behind the tokenizer's end token if every turn ends with it, else the first special token"
+    "The end of an answer: after the tokenizer's end token if it ends every turn, else after the first special token"
     content, closer = (answer["content"] or "").strip(), t.closer if closer is None else closer
     if closer and completion.endswith(closer): start = len(completion) - len(closer)
     elif answer.get("tool_calls"):   # calls may hold special tokens; behind the one that ends them there is nothing
@@ -46,7 +46,7 @@ def end_of_answer(
 def _without_spaces(s:str)->str: return "".join(s.split())
 
 def _check_words(where:str, answer:dict, wrote:str)->None:
-    "`SftError` unless the answer's words and its reasoning are in what the template wrote; spaces may differ"
+    "`SftError` unless the rendered text contains the answer's words and reasoning; whitespace may differ"
     text, content, thought = _without_spaces(wrote), answer["content"] or "", thought_of(answer)
     if _without_spaces(content) not in text:
         beside_calls = answer.get("tool_calls") and text
@@ -67,13 +67,13 @@ def _keys_and_values(x)->list:
     return [x]
 
 def _call_arguments(call:dict):
-    "The arguments of a call, also from a string of JSON"
+    "The arguments of a call, parsed if they are a JSON string"
     arguments = call["function"].get("arguments")
     try: return json.loads(arguments) if isinstance(arguments, str) else arguments or {}
     except ValueError: return arguments
 
 def _missing_calls(wrote:str, calls:list[dict])->list[dict]:
-    "The calls whose name, keys or values are not in a text, one call behind the other"
+    "The calls whose name, keys or values a text does not contain in order"
     def without_escapes(s): return re.sub(r"[\s\\\"']+", "", s)
     text, end, missing = without_escapes(wrote), 0, []
     for call in calls:
@@ -99,7 +99,7 @@ def _in_plain_words(x, k:int=0):
     return x if isinstance(x, bool) or x is None else 7000 + k
 
 def _check_calls(where:str, messages:list[dict], wrote:str, t:Template)->None:
-    "`SftError` unless every call of the last message is in what the template wrote, with all its arguments"
+    "`SftError` unless the rendered text contains every call of the last message with all arguments"
     answer = messages[-1]
     calls = answer.get("tool_calls") or []
     missing = _missing_calls(wrote, calls)
@@ -124,7 +124,7 @@ _OPENED = re.compile(rf"(?:{_THOUGHT}\s*)+\Z", re.IGNORECASE)   # a thought that
 _BEGINS_WITH_THOUGHT = re.compile(rf"\s*{_THOUGHT}", re.IGNORECASE)
 
 def _common_prefix(a:str, b:str)->int:
-    "How many characters two texts have in common at their start, not counting the beginning of a tag"
+    "Length of the common prefix of two texts, not counting the beginning of a tag"
     n = len(os.path.commonprefix([a, b]))
     tag = a.rfind("<", 0, n)
     return tag if tag > a.rfind(">", 0, n) else n
@@ -135,7 +135,7 @@ def _completion_after(
     messages:list[dict],  # up to and with the answer
     t:Template,
 )->str|None:              # None if that cannot be told
-    "The words that the model has to produce behind a prompt that the template writes otherwise in front of the answer"
+    "The completion of a prompt that the template writes differently before the answer"
     answer = messages[-1]
     opened = _OPENED.search(prompt)
     if opened and after.startswith(prompt[:opened.start()]):
