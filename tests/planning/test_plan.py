@@ -51,7 +51,7 @@ SAVINGS = ("gradient_checkpointing", "activation_offloading", "keep_attention", 
 
 
 def test_a_200_000_token_step_of_a_4b_model_fits_24_gib(tmp_path):
-    "With a base of 4 bits, and a layer in parts, on a card of a player of games"
+    "With a 4-bit base and MLPs in parts, on a gaming card"
     chosen = long_row(tmp_path, method="qlora")("rtx4090-24gb")
     assert chosen.fits and chosen.total < 22.5 * 2**30
     assert all(chosen.settings[name] for name in SAVINGS)
