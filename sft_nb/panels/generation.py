@@ -115,8 +115,10 @@ def _try(self:GenerationPanel, act:Callable)->None:
 @patch
 def draw(self:GenerationPanel, *, save:bool=True)->None:
     "Draw the panel, or notify the one around it; newly written checkpoints are added to the models"
-    models = self.controls.models
-    there = [*dict.fromkeys([*names_in(self.state.run), *models.options, *self.state.names])]
+    models, written = self.controls.models, []
+    try: written = names_in(self.state.run)
+    except OSError: pass   # the models that were there stay, and an error can still be drawn
+    there = [*dict.fromkeys([*written, *models.options, *self.state.names])]
     if there != models.options: models.options = there
     if self.drawn is not None: self.drawn()
     else: super(GenerationPanel, self).draw(save=save)

@@ -408,14 +408,7 @@ def simulate(
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #963dd4a0
 _SIMULATED:dict[tuple,Step] = {}   # of this process
-_DESCRIBED = weakref.WeakKeyDictionary()   # skeleton -> what of it decides how much memory a step takes
-
-def _describe(whole)->tuple:
-    "Modules, weights and config of a skeleton; computed once, since a skeleton is never changed"
-    if whole not in _DESCRIBED:
-        weights = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in whole.named_parameters())
-        _DESCRIBED[whole] = repr(whole), weights, whole.config.to_json_string()
-    return _DESCRIBED[whole]
+_DESCRIBED = weakref.WeakKeyDictionary()   # skeleton, which is never changed -> modules, weights and config
 
 def footprint(
     cfg:Config,
@@ -427,8 +420,11 @@ def footprint(
     "`simulate` a whole model by means of a few of its layers; results are cached"
     how = Pass(**how)
     whole = causal_lm(whole or skeleton(cfg, tokenizer))
-    # models of which this is equal take the same memory: modules, weights, shape, kernels and quantisation
-    key = batch, _describe(whole), cfg.kernels, str(quantization(cfg, how.dtype)), how
+    if whole not in _DESCRIBED:
+        weights = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in whole.named_parameters())
+        _DESCRIBED[whole] = repr(whole), weights, whole.config.to_json_string()
+    # models of which this is equal take the same memory
+    key = batch, _DESCRIBED[whole], cfg.kernels, str(quantization(cfg, how.dtype)), how
     if key in _SIMULATED: return _SIMULATED[key]
     n = text_config(whole.config).num_hidden_layers
     sizes = {sum(p.numel() for p in layer.parameters()) for layer in _decoder_layers(whole)}
