@@ -108,8 +108,8 @@ def check_learns(learned:Learned)->Finding:
 @check("learning")
 def check_moves(learned:Learned)->Finding|None:
     "everything that is trained has moved"
-    unchanged = [] if learned.broken else learned.unchanged   # `check_learns` tells of those
-    if not unchanged or not learned.learning_rate: return None   # `check_learns` says that a rate is 0
+    unchanged = [] if learned.broken else learned.unchanged   # `check_learns` reports those
+    if not unchanged or not learned.learning_rate: return None   # `check_learns` reports a rate of 0
     says = f"{len(unchanged)} of {learned.of} trained tensors did not move in {learned.steps} steps"
     says += f", the first is {unchanged[0]}"
     fix = "adapters_to_float32(model): in 16 bits, small steps round away"

@@ -122,7 +122,7 @@ def check_causal(model, cfg:Config)->Finding|None:
     with inference_mode(model):
         before, after = (model(ids[None]).logits[:, :len(row) - 1].float() for ids in (row, other))
     tolerance = 1e-4 if model.dtype == torch.float32 else 1e-2   # experts may add up in another order
-    if not before.isfinite().all(): return None   # `step.loss` says so
+    if not before.isfinite().all(): return None   # `step.loss` reports it
     if torch.allclose(before, after, rtol=0, atol=tolerance * float(before.abs().max())): return None
     says = f"{inner.config.model_type} reads ahead: the scores of a token depend on the tokens after it"
     if getattr(inner.config, "is_decoder", None) is False:

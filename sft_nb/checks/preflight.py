@@ -366,7 +366,7 @@ def preflight(
     bench = workbench_for(cfg, data=data, plan=plan, model=model)
     given = bench.given["model"]
     with show_progress(delay=0. if progress else 2.):
-        if bench.untrained is not None or keep_model:   # it must be restored, so it must be there before
+        if bench.untrained is not None or keep_model:   # it must be restored, so it must exist before
             with quiet(), suppress(Exception): bench.make("model")   # the first check that needs it reports an error
             if keep_model: bench.given["model"] = vars(bench).get("model", bench.given["model"])
         loaded = vars(bench).get("model", bench.given["model"])
@@ -374,7 +374,7 @@ def preflight(
             evidence = Evidence(bench)
             findings = run_checks(evidence)
             figures = preflight_figures(evidence)
-            evidence = None   # what it holds goes when the workbench is closed
+            evidence = None   # so that closing the workbench releases everything
     loaded = None
     seconds = dict(seconds=round(time.monotonic() - began, 1))
     title = f"preflight: {bench.requested.task} with {bench.requested.model}"

@@ -173,7 +173,7 @@ def _resume_run(options, cfg:Config, longer:dict, several:int|None):
     run, max_time = open_run(options.resume, trust_remote_code=cfg.trust_remote_code), cfg.max_time
     if several is not None: settings_for_world_size(run, several)   # or the run would be longer, and not go on
     if longer: _say(extend_training(run, **longer))
-    can_resume(run)   # what is wrong with it is said before torch is loaded
+    can_resume(run)   # problems are reported before torch is loaded
     if several is not None and (says := change_world_size(run, several)): _say(says)
     if not _is_launched(options) and (options.detach or run.config.num_processes > 1):
         return run.resume(max_time=max_time)

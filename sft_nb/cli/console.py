@@ -84,7 +84,7 @@ def main(
                 run_command, rest = _find_command(args[0]), choose_card(args[1:])
                 load_env_files()
                 code = run_command(rest)
-            sys.stdout.flush()   # an error of the disk is this command's; a reader that has gone (| head) is none
+            sys.stdout.flush()   # a disk error is this command's fault; a closed pipe (| head) is not
             return code
         except SftError as e:
             print(shorten_words(f"sft_nb: {e}"), *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)

@@ -272,7 +272,7 @@ def merge_command(args:list[str])->int:
     options = parse_own("merge", args, _MERGE, summary=merge_command.__doc__)
     from sft_nb.runs.errors import merge_target
     from sft_nb.runs.directory import earlier_adapter, open_run
-    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # said before torch is loaded
+    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # reported before torch is loaded
     run.weights(options.checkpoint)
     merge_target(run, options.out, options.checkpoint)
     if run.state != "finished": _say(f"{run.name} is not finished ({run.standing})")
@@ -291,7 +291,7 @@ def report_command(args:list[str])->int:
     "Write everything about a run into a single HTML file"
     options = parse_own("report", args, _PAGE, summary=report_command.__doc__)
     from sft_nb.runs.directory import open_run
-    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # said before torch is loaded
+    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # reported before torch is loaded
     from sft_nb.panels.html_report import run_page
     _say(run_page(run, options.out, rows=options.rows))
     return 0
@@ -312,7 +312,7 @@ def prove_command(args:list[str])->int:
     "Prove that what is served is what was trained, or name the stage that broke it"
     options = parse_own("prove", args, _PROVE, summary=prove_command.__doc__)
     from sft_nb.runs.directory import open_run
-    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # said before torch is loaded
+    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # reported before torch is loaded
     run.weights(options.checkpoint)
     from sft_nb.proof.prove import prove
     same = "server gguf folder checkpoint model quantised prompts max_new_tokens timeout".split()

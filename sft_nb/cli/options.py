@@ -135,7 +135,7 @@ def three_way(args:list[str])->list[str]:
 # %% ../../nbs/15_cli/00_options.ipynb #op0wrd02
 def words(
     args:list[str],
-)->list[tuple[str,list[str]]]:   # an option as it was typed and its values; "" for what stands before the first
+)->list[tuple[str,list[str]]]:   # an option as typed, and its values; "" for words before the first one
     "Split a command line into options with their values"
     found = [("", [])]
     for arg in args:

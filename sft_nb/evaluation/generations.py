@@ -327,7 +327,7 @@ def check_figure(self:Questions)->None:
     rows = list(self.rows.values())
     try:   # as if nothing were answered
         measured = measure_answers(self.task, [""] * len(rows), [self.task.score("", row) for row in rows], rows)
-    except Exception: return   # a task that cannot score an empty answer: the first real one tells
+    except Exception: return   # a task that cannot score an empty answer: the first real one shows it
     if self.by in measured: return
     raise _no_figure(self.by, [*known, *(k for k, v in measured.items() if k not in known and isinstance(v, float))])
 

@@ -148,7 +148,7 @@ class Difference:
     lost:int       # and on which it is worse
     n:int          # rows
     sd:float|None=None   # standard deviation of the paired differences; None: of right and wrong, `won` and `lost` tell
-    figure:str=""        # what is compared: f1, loss; empty: it is not said
+    figure:str=""        # what is compared: f1, loss; empty: not given
     is_share:bool=True   # from 0 to 1, so that a hundredth is a point; False: it has a unit of its own
     sign:int=1           # -1: less is better, as of a loss; the gain is above 0 all the same where tuned is better
     clusters:int|None=None   # of rows that belong together; None: each row stands for itself
@@ -389,7 +389,7 @@ def detectable(
 
 def power(
     n:int,                    # rows
-    gain:float=.05,           # that is there; or a loss
+    gain:float=.05,           # the true one; or a loss
     differing:float=.2,       # share of the rows on which the models differ, of right and wrong answers
     *, sd:float|None=None,    # of any other figure, the standard deviation of the paired differences
     z:float=1.96,             # of the test

@@ -87,7 +87,7 @@ def resized(
     cfg = replace(workbench.cfg, per_device_train_batch_size=rows, per_device_eval_batch_size=rows)
     model = vars(workbench).get("model")
     other = Workbench(cfg, data=workbench.data, model=model, is_resolved=True)
-    if model is not None: other.make("model")   # the layout is the one that the model bears
+    if model is not None: other.make("model")   # the layout is one that the model supports
     return other
 
 # %% ../../nbs/14_panels/01_batches.ipynb #9b3ffaf7

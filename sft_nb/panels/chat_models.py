@@ -30,7 +30,7 @@ class ChatModel:
     name:str              # base, adapter, checkpoint-30, demo-2 adapter
     config:Config
     weights:Path|None     # adapter, or a whole model that was trained; None: the base alone
-    seat:Path|None=None   # an adapter with which the base is loaded; None: it stands alone
+    seat:Path|None=None   # an adapter with which the base is loaded; None: without one
 
     @cached_property
     def bench(self)->Workbench: return Workbench(self.config, is_resolved=True)
@@ -93,7 +93,7 @@ def fits_on(s:ChatModel)->str:
 class ModelCache:
     "Keeps models loaded between questions"
     def __init__(self):
-        self.swapped = {}   # what `fits_on` says -> a base with its adapters
+        self.swapped = {}   # key from `fits_on` -> a base with its adapters
         self.kept = None    # while models take turns: folder -> weights that were read
 
     def stays_loaded(self, s:ChatModel)->bool:

@@ -51,7 +51,7 @@ class GenerationState:
     "The models of a run and a conversation with each of them; ConfigError for a model that does not exist"
     def __init__(self,
         run:Run|str|Path,
-        checkpoint:str|Path|Run|tuple|None=None,   # who is asked beside the base; as for `find_chat_models`
+        checkpoint:str|Path|Run|tuple|None=None,   # the models to ask beside the base; as for `find_chat_models`
     ):
         self.run = open_run(run)
         self.speakers = find_chat_models(self.run, checkpoint)

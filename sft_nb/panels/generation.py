@@ -67,7 +67,7 @@ class GenerationPanel(Panel):
         run:Run|str|Path,
         checkpoint:str|Path|Run|tuple|None=None,   # beside the base; a tuple: just these. None: the newest
         *, row:int|str|None=None,  # held-out row to begin with: number or place. None: the first
-        thread:bool=True,          # False: a press returns when all is said
+        thread:bool=True,          # False: a click returns when all answers are complete
         drawn:Callable|None=None,  # called instead of drawing
     ):
         super().__init__(GenerationState(run, checkpoint))
@@ -117,7 +117,7 @@ def draw(self:GenerationPanel, *, save:bool=True)->None:
     "Draw the panel, or notify the one around it; newly written checkpoints are added to the models"
     models, written = self.controls.models, []
     try: written = names_in(self.state.run)
-    except OSError: pass   # the models that were there stay, and an error can still be drawn
+    except OSError: pass   # keep the models listed so far, and an error can still be drawn
     there = [*dict.fromkeys([*written, *models.options, *self.state.names])]
     if there != models.options: models.options = there
     if self.drawn is not None: self.drawn()
@@ -152,7 +152,7 @@ def generate(self:GenerationPanel)->None:
         self.error = error_html(e)
         return self.draw()
     self.writing = True
-    self._enable(False)     # in the picture that shows the turn: who sees the question cannot ask the next one yet
+    self._enable(False)     # before the turn is drawn, so that nobody can ask the next question yet
     self.draw(save=False)   # a model may have to be loaded before the first token
     self.worker = threading.Thread(target=self._work, args=[turn], daemon=True)
     if self.thread: self.worker.start()
@@ -175,7 +175,7 @@ def _work(self:GenerationPanel, turn)->None:
     try: self.state.answer(turn, self._grown)
     except Exception as e: self.error = error_html(e)
     finally:
-        self.writing = False   # before a browser is told that it may ask again
+        self.writing = False   # before the browser may ask again
         self._enable(True)
         self._offer_thumbs()
         self.draw()

@@ -23,7 +23,7 @@ def _svg_band(points:list[tuple], place)->str:
 def intervals_svg(
     points:list[tuple],          # (step, value, low, high), in order
     base:tuple,                  # value, low, high
-    names:dict[int,str],         # step -> what is said of it: best, lowest loss
+    names:dict[int,str],         # step -> its label: best, lowest loss
     *, title:str="", width:int=560, height:int=190,
 )->str:
     "Values over steps in a band, the base as a dashed line; told by form, not by colour"

@@ -280,7 +280,7 @@ def show(self:LossPanel, **where)->None:
         self.draw(save=False)   # it may take a while
         self.said = ""
     try: self.state.move(**where)
-    except Exception as e: return self.fail(e)   # a checkpoint may be gone
+    except Exception as e: return self.fail(e)   # a checkpoint may have been removed
     self.draw()
 
 @patch

@@ -91,7 +91,7 @@ class Number(Control):
     "A number within bounds; whole, if `step` is"
     kind = "number"
     min, max, step = traitlets.Any(0), traitlets.Any(2**31 - 1), traitlets.Any(1)
-    blank, placeholder = traitlets.Any(None), traitlets.Unicode()   # the value of an empty field, and what stands in it
+    blank, placeholder = traitlets.Any(None), traitlets.Unicode()   # the value of an empty field, and its text
 
     @traitlets.validate("value")
     def _within_bounds(self, proposal):
@@ -141,7 +141,7 @@ class Table(Control):
         *, sorts:Control|None=None,   # takes (column, descending), or None for the order of the list
         lines:int=9,         # that are seen
         width:str="480px",   # below which it scrolls
-        empty:str="no rows", # what stands in a table without rows
+        empty:str="no rows", # shown in a table without rows
         **how,
     ):
         super().__init__(**how)
@@ -213,7 +213,7 @@ def chart(
 
 # %% ../../nbs/14_panels/00_panel.ipynb #6eb24bdd
 _ASSETS = Path(sft_nb.display.__file__).parent/"assets"/"panels"
-# JupyterLab says "model not found" where a panel was; it is not said right above its picture
+# JupyterLab shows "model not found" where a panel was; hide that right above the saved picture
 _HIDE = ("<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .sft-picture) "
          ".jp-OutputArea-output.jupyter-widgets:not(:has(*)){display:none}</style>")
 
@@ -233,7 +233,7 @@ class Panel(anywidget.AnyWidget):
         super().__init__(title=type(self).__name__, saved_id=uuid.uuid4().hex[:12], **traits)
         if state is not None: self.state = state
         self.error = ""      # HTML above all blocks
-        self.failure = None  # the exception that it tells of
+        self.failure = None  # the exception behind `error`
         self.shown = False   # has a notebook been given the picture?
         self.live = {}       # id -> control that is drawn now
         self.lock = threading.RLock()
@@ -297,7 +297,7 @@ def _receive_event(self:Panel, _, message:dict, buffers)->None:
     try:
         if message.get("event") == "open": self.begin_showing()
         if control is not None and message.get("event") == "ask":
-            if message.get("rev") != control.version: return   # of a list that was there before
+            if message.get("rev") != control.version: return   # of an earlier list
             answer = control.answer(message["value"])
             self.send(dict(id=control.id, rev=control.version, **answer))
         elif control is not None: control.receive(message.get("event"), message.get("value"))
@@ -315,7 +315,7 @@ def fail(self:Panel, error:Exception)->None:
     self.draw()
 
 def removed_run(
-    run,   # a `Run`, whose directory was there before
+    run,   # a `Run`, whose directory existed before
 )->ConfigError:
     "The error for a run whose directory was removed while a panel showed it"
     fix = "put the directory back, or run the cell again with another run"

@@ -29,8 +29,8 @@ class PlanState:
     "A config, a GPU, and the memory that a training takes there"
     def __init__(self,
         source:Config|Data,            # rows are prepared for a config, unless `lengths` are given
-        *, device:str|None=None,       # h200-141gb ...: a card that need not be here; None: the one that it means
-        lengths:list[int]|None=None,   # tokens of some rows that stand for all
+        *, device:str|None=None,       # h200-141gb ...: any GPU of the list; None: as the config says
+        lengths:list[int]|None=None,   # lengths of some rows that represent all
     ):
         self.asked = source.cfg if isinstance(source, Data) else source
         if lengths is None:   # at most a thousand rows, the longest among them
@@ -181,8 +181,8 @@ class PlanPanel(Panel):
     "Memory by part, with controls for the settings that decide it"
     def __init__(self,
         source:Config|Data,            # rows are prepared for a config, unless `lengths` are given
-        *, device:str|None=None,       # h200-141gb ...: a card that need not be here
-        lengths:list[int]|None=None,   # tokens of some rows that stand for all
+        *, device:str|None=None,       # h200-141gb ...: any GPU of the list; None: as the config says
+        lengths:list[int]|None=None,   # lengths of some rows that represent all
     ):
         super().__init__(PlanState(source, device=device, lengths=lengths))
         here = self.state.plan.device

@@ -26,8 +26,8 @@ from .panel import (
 # %% ../../nbs/14_panels/02_rows.ipynb #row0ent1
 class Entry(NamedTuple):
     "A row in a list"
-    row:int|None          # of the source, counted from 1; None where its place says it
-    place:str             # empty where its number says it
+    row:int|None          # of the source, counted from 1; None if `place` is given
+    place:str             # empty if `row` is given
     says:str              # why it is in the list
     tokens:int
     supervised:int

@@ -130,7 +130,7 @@ def _follow_until_end(self:RunPanel)->None:
             self.look()
             if time.monotonic() - last > _BEAT:
                 self.beat, last = self.beat + 1, time.monotonic()
-    except Exception as e: self.fail(e)   # the kernel is still there; a press looks and follows again
+    except Exception as e: self.fail(e)   # the kernel is alive; a click refreshes and follows again
     finally: self.beat_seconds = 0.
 
 # %% ../../nbs/14_panels/05_run.ipynb #b52f0962

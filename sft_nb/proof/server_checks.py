@@ -29,7 +29,7 @@ class ServedModel:
     server:Server
     reference:Reference
     run:Path                  # of the run
-    adapter:Path              # its weights; the template lies beside them
+    adapter:Path              # its weights; the template is in the same folder
     folder:Path|None=None     # the merged folder, if there is one
     gguf:Path|None=None       # the file, if there is one
     weights:str=""            # float32, bfloat16, float16, a type of GGUF; empty: not known

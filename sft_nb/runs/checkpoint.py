@@ -67,7 +67,7 @@ def weights_digest(
 # %% ../../nbs/10_runs/01_checkpoint.ipynb #60830201
 def commit_folder(
     aside:Path,    # sealed
-    target:Path,   # where it goes; what is there now is replaced
+    target:Path,   # its final name; an existing folder is replaced
 )->Path:
     "Give a complete folder its final name"
     gone = target.with_name(target.name + ".gone")
@@ -103,13 +103,13 @@ def flatten_folder(
 
 # %% ../../nbs/10_runs/01_checkpoint.ipynb #938bac37
 _FULL, _MAY_NOT = (errno.ENOSPC, errno.EDQUOT), (errno.EACCES, errno.EPERM, errno.EROFS)
-_IN_WORDS = ("no space left", "quota exceeded", "os error 28",   # all that libraries in Rust and C++ say
+_IN_WORDS = ("no space left", "quota exceeded", "os error 28",   # all that libraries in Rust and C++ report
              "unexpected pos ")                                  # torch, whose file ends before it should
 
 def cannot_write(
     target:Path,      # checkpoint-N, or the adapter
     error:Exception,  # what went wrong
-    fix:Fix|str,      # how to go on, when there is room
+    fix:Fix|str,      # how to continue once there is space
 )->SftError:
     "The error for a checkpoint that could not be written; only a full disk is called one"
     disk = next(p for p in (target, *target.parents) if p.exists())
@@ -210,7 +210,7 @@ def _read_scores(path:Path, *, own:bool=True)->list[dict]:
         if not all(isinstance(text, str) for text in texts) or type(value) not in (int, float): continue
         known = re.fullmatch(r"adapter|checkpoint-\d{1,18}", texts[0]) and math.isfinite(value)
         was, has = score.get("weights"), now.get(texts[0])
-        is_outdated = bool(was and has and was != has)   # written anew by a training that was continued
+        is_outdated = bool(was and has and was != has)   # overwritten by a training that was continued
         if known and (not own or score.get("own", True) and not is_outdated): scores.append(score)
     return scores
 

@@ -92,7 +92,7 @@ def check_links(
         folder = folders.pop()
         try: entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError: continue
-        if any(folder.is_relative_to(part) for part in weights):   # whatever lies in them is loaded
+        if any(folder.is_relative_to(part) for part in weights):   # everything in them is loaded
             folders += [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
         for link in (entry.path for entry in entries if entry.is_symlink()):
             target = Path(os.path.realpath(link))
@@ -152,7 +152,7 @@ def create_run(
     plan=None,              # the `Plan` it was given, for plan.json
     checked=None,           # the `Report` of its preflight, for preflight.json
     device:str="",          # name of the device, for environment.json
-    state:str="running",    # what status.json says first
+    state:str="running",    # the first state in status.json
 )->Run:
     "Make the directory of a new run; ConfigError if its name is in use, `SftError` if it cannot be written"
     reports = {"data": data and data.report, "plan": plan, "preflight": checked}
@@ -442,7 +442,7 @@ def wait(self:Run,
     with ProgressBar() as bar:
         while True:
             state = self.state
-            # a process that has written its last status still lives for a moment
+            # a process outlives its last status for a moment
             if state in ("new", "killed") or state not in ACTIVE and not self.launched(): break
             if timeout is not None and time.monotonic() - began > timeout: return state
             bar.show(read_progress(self.path/"progress.json"))
@@ -461,7 +461,7 @@ def stop(self:Run,
     if who is None: return self.state
     try: killed = end(who, self.launched(), timeout=timeout)
     except PermissionError as e: raise out_of_reach(self, who) from e
-    if not killed and who.lives is False and self.state == "killed":   # before it could say so
+    if not killed and who.lives is False and self.state == "killed":   # before it could write its status
         self.set_status("stopped", reason="SIGTERM", fix=resume_command(self), stopped_by="SIGTERM")
     return self.state
 

@@ -68,7 +68,7 @@ def _told_by_accelerate()->str|None:
     if here.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true": return None
     return here.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") or f"zero{here.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', 2)}"
 
-_USE_FSDP = "ACCELERATE_USE_FSDP"   # what `accelerate launch --use_fsdp` says
+_USE_FSDP = "ACCELERATE_USE_FSDP"   # set by `accelerate launch --use_fsdp`
 
 def with_world_size(
     cfg:Config,

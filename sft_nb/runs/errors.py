@@ -66,7 +66,7 @@ def free_path(
 # %% ../../nbs/10_runs/06_errors.ipynb #cb90a31b
 def resume_command(
     run,
-    *, anew:bool=False,  # begin again, although there is a checkpoint
+    *, anew:bool=False,  # start again, although there is a checkpoint
     **settings,          # to change, if it begins again
 )->Fix:
     "What continues a run, or begins it again"
@@ -107,7 +107,7 @@ def run_folders(
 # %% ../../nbs/10_runs/06_errors.ipynb #e3d0206d
 def no_locks(
     root:Path,     # runs, or one of them
-    why:str,       # what the system says
+    why:str,       # the message of the system
 )->SftError:
     "The error for a file system without locks"
     expected = "a disk of this machine, or a network disk with its lock service"

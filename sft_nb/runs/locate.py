@@ -33,7 +33,7 @@ class Target:
     checkpoint:str        # adapter, checkpoint-N, or model, if there is nothing but a base
     config:Config
     weights:Path|None     # adapter, or a whole model that was trained; None: the base alone
-    run:Run|None=None     # None: nobody's run
+    run:Run|None=None     # None: it belongs to no run
 
     @property
     def folder(self)->Path|None:

@@ -21,7 +21,7 @@ from .environment import write_text
 
 # %% ../../nbs/10_runs/03_metrics.ipynb #11a3fca7
 _NOT_FINITE = ("nan", "inf", "-inf")
-_QUOTED_NOT_FINITE = tuple(f'"{word}"'.encode() for word in _NOT_FINITE)   # as they stand in a file
+_QUOTED_NOT_FINITE = tuple(f'"{word}"'.encode() for word in _NOT_FINITE)   # as they are written in a file
 
 def to_line(
     metrics:dict,  # with the `step`

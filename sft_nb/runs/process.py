@@ -137,7 +137,7 @@ os.register_at_fork(after_in_child=_let_go_in_a_fork)
 
 def take_lock(
     folder:Path,            # of a run
-    *, timeout:float=2.,    # seconds: somebody may be looking
+    *, timeout:float=2.,    # seconds: another process may be checking the lock
 )->int|None:                # for `release_lock`; None: another process trains it
     "Lock a run and record this process in owner.json; OSError if it cannot be locked"
     (folder/"lock").touch()
@@ -176,10 +176,10 @@ def reserve(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-        end = time.monotonic() + .2   # somebody may be looking
+        end = time.monotonic() + .2   # another process may be checking the lock
         while (handle := try_lock(file)) is None and time.monotonic() < end: time.sleep(.02)
         is_free = handle is not None
-    except OSError: pass   # nothing can be written there, which whoever makes the directory says
+    except OSError: pass   # not writable: creating the directory will report that
     if handle is not None:
         _HANDLES.add(handle)
         _RESERVED.add(path)
@@ -225,7 +225,7 @@ class SignalListener:
     ):
         self.on_signal, self.ignoring = on_signal, False   # ignoring: what is being written must not be cut short
         self._last = -MOMENT
-        self._before = {}                     # signal -> the handler that was there
+        self._before = {}                     # signal -> its previous handler
 
     def _caught(self, number:int, frame)->None:
         now = time.monotonic()
@@ -238,7 +238,7 @@ class SignalListener:
         for s in SIGNALS:
             if s != signal.SIGHUP or signal.getsignal(s) is not signal.SIG_IGN:
                 self._before[s] = signal.signal(s, self._caught)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)   # what has waited is heard now
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)   # pending signals are delivered now
         return self
 
     def __exit__(self, *error)->None:
@@ -279,7 +279,7 @@ def started_process(
     return was.pid if lives else None
 
 # %% ../../nbs/10_runs/04_process.ipynb #prc00015
-_SOON = 60   # seconds in which a process is there that was announced, or begins to train where it cannot be seen
+_SOON = 60   # seconds within which an announced process must exist, or begin to train out of our sight
 
 def record_launcher(folder:Path)->None:
     "Record that this process is about to start one for the run"
@@ -319,14 +319,14 @@ def _find_owner(folder:Path, said:str)->tuple[Process|None,bool]:
     who = read_process(folder/"process.json")
     if started_process(folder) is not None: return who, True
     if said != "starting" or not is_starting(folder): return None, True
-    return who, who.lives is None   # it is elsewhere, or it will be there in a moment
+    return who, who.lives is None   # it is elsewhere, or about to exist
 
-_PATIENCE = 5   # seconds in which a process says who it is
+_PATIENCE = 5   # seconds in which a process must identify itself
 
 def who_to_stop(
     folder:Path,   # of a run
     said:str,
-)->tuple[Process|None,bool]:   # None: nobody trains it; False: it cannot be asked from here
+)->tuple[Process|None,bool]:   # None: no process trains it; False: it cannot be signalled from here
     "The process to ask for an end"
     until = time.monotonic() + _PATIENCE
     while True:
@@ -346,8 +346,8 @@ def _with_children(pids:set[int])->list:
     return list(dict.fromkeys(found))
 
 def end(
-    who:Process,          # who trains
-    *also:int|None,       # who started it
+    who:Process,          # the training process
+    *also:int|None,       # the process that started it
     timeout:float|None=120,   # seconds for the step and its checkpoint; None: it is only asked
 )->bool:                      # True: it did not end in time, and was killed
     "Ask a process to end, then kill it and its descendants; never this process, nor another one with a reused PID"
@@ -410,8 +410,8 @@ def _keep_stream(stream, log:Path|None, errors):
 
 @contextmanager
 def keep_output(
-    log:Path|None=None,   # where it goes on; None: nowhere, until a run is known
-    errors=(OSError, ValueError),   # after which it goes on there
+    log:Path|None=None,   # where output continues; None: nowhere, until a run is known
+    errors=(OSError, ValueError),   # after which output continues there
 )->Iterator[None]:
     "Context manager in which printing never fails"
     before = sys.stdout, sys.stderr

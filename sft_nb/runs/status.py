@@ -18,7 +18,7 @@ from ..report import as_fix, Fix
 
 # %% ../../nbs/10_runs/02_status.ipynb #34c2ecc3
 ACTIVE = ("starting", "running")   # states of a run that a process trains
-STOPPED_BY = ("", "Ctrl-C", "SIGTERM", "SIGHUP", "max_time", "guard")   # who asked for the end of a run that is stopped
+STOPPED_BY = ("", "Ctrl-C", "SIGTERM", "SIGHUP", "max_time", "guard")   # what stopped a run
 
 @dataclass(frozen=True)
 class Status:

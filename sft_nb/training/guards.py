@@ -66,7 +66,7 @@ def non_finite_rows(
 # %% ../../nbs/11_training/02_guards.ipynb #fafaf753
 def split_rows(
     rows:list[int],  # of a micro-batch
-    parts:int,       # how many to make, as far as there are rows
+    parts:int,       # how many; at most one for each row
 )->list[list[int]]:
     "A micro-batch in pieces of about the same number of rows"
     n = -(-len(rows) // parts)
@@ -243,7 +243,7 @@ class Guards(TrainerCallback):
     def __init__(self,
         bench:Workbench,
         run:Run,
-        stop:StopRequest,   # asked for an end if `on_collapse` says so
+        stop:StopRequest,   # asked to stop if `on_collapse` is stop
     ):
         self.bench, self.cfg, self.run, self.stop = bench, bench.cfg, run, stop
         tokenizer, rows = bench.tokenizer, bench.data.train.tokens
@@ -255,7 +255,7 @@ class Guards(TrainerCallback):
         self.spent = 0.                     # seconds spent on samples
         self.token_seconds:float|None = None   # that the last sample took for a token of its longest answer
         self.held_out:list[float] = []      # of evaluations
-        self.began, self.started = 0, time.monotonic()   # the step and the moment at which this part began
+        self.began, self.started = 0, time.monotonic()   # the step and the time at which this part began
         self.first:torch.Tensor|None = None              # norms of what is trained, then
 
 @patch

@@ -48,11 +48,11 @@ class StopRequest(TrainerCallback):
         folder:Path|None=None,      # of the run, in which a checkpoint may be asked for
     ):
         self.max_time, self.folder, self.began = max_time, folder, time.monotonic()
-        self.asked:Stop|None = None     # somebody wants it to end
+        self.asked:Stop|None = None     # an end was requested
         self.granted:Stop|None = None   # it ends because of this
         self.training = False
         self.signals = SignalListener(self._on_signal)
-        self._heard = False             # one signal was heard; the next one means now
+        self._heard = False             # one signal was received; the next one stops at once
 
     def ask(self, stop:Stop)->None:
         "Ask for an end after this step; the first request counts"
@@ -71,7 +71,7 @@ class StopRequest(TrainerCallback):
         if self._heard or not self.training: raise Interrupted(name)
         self._heard = True
         self.ask(Stop(name, name))
-        time.sleep(MOMENT / 2)   # a signal of the same moment comes in now, and not after a step of ten seconds
+        time.sleep(MOMENT / 2)   # a second signal of the same moment arrives now, not after a long step
 
     def on_train_begin(self, args, state, control, **kwargs): self.began, self.training = time.monotonic(), True
     def on_train_end(self, args, state, control, **kwargs): self.training = False
@@ -176,7 +176,7 @@ class Pace:
     def pause(self, seconds:float): self.since += seconds
     def now(self,
         tokens:float|None,   # of the whole training, by now
-    )->float|None:           # None: it is not known how many there were before
+    )->float|None:           # None: the count before is not known
         "The pace since it was last asked for"
         before, began = self.tokens, self.since
         self.begin(tokens)

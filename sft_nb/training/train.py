@@ -62,7 +62,7 @@ def describe_setup(
     bench:Workbench,
 ):                    # yields each text as soon as it is known
     "Rows, device and memory of a training that is to begin, in short"
-    hardware = bench.hardware   # a device that is not there is said before the rows are read
+    hardware = bench.hardware   # a missing device is reported before the rows are read
     rows = bench.data.report
     short = {name: value for name, value in rows.figures.items() if name.rpartition(": ")[2] in _FIRST_FIGURES}
     yield str(replace(rows, figures=short))
@@ -89,7 +89,7 @@ _SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 def check_before_training(
     bench:Workbench,
     checked:Report|None=None,   # from `preflight`; None: check now, if the config wants it
-    *, run:Run|None=None,       # a launched run has its directory already, and is told what was found
+    *, run:Run|None=None,       # a launched run, whose directory exists already: the findings go there
 )->Report:
     "Settings, rows, plan and preflight; raises what is wrong before anything is written"
     from sft_nb.training.arguments import training_arguments
@@ -130,7 +130,7 @@ def build_trainer(
     from sft_nb.training.recorder import Recorder, StopRequest
     from sft_nb.training.trainer import SupervisedTrainer
     stop = stop or StopRequest(bench.cfg.max_time)
-    with Phase("loading"): bench.make("model", "layout")   # the model itself is asked how its rows may lie
+    with Phase("loading"): bench.make("model", "layout")   # the model itself decides the layout of its rows
     name_base(bench.model, bench.cfg)
     is_main = is_main_process()
     if is_main and bench.cfg.padding_free is True and not bench.layout.flat:   # found with the model itself

@@ -407,7 +407,7 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
     if self.args.should_save: aside = atomic_checkpoint(target)
     with Phase("saving"), aside as self.aside:
         try:
-            self.accelerator.wait_for_everyone()   # the folder is there
+            self.accelerator.wait_for_everyone()   # the folder exists
             super(SupervisedTrainer, self)._save_checkpoint(model, trial)
             inner = self.aside/target.name
             (inner/"training_args.bin").unlink(missing_ok=True)   # a pickle that nobody reads, with all settings
