@@ -41,7 +41,7 @@ class SettingsMerger:
         self.best:dict[str,SettingEntry] = {}       # setting -> the entry that counts
         self.accepted:dict[str,str] = {}     # another tool's setting -> why nothing is done about it
         self.problems:list[ConfigError] = []
-        self.methods:list[tuple] = []        # other methods than supervised fine-tuning, and where they are asked for
+        self.methods:list[tuple] = []        # methods other than supervised fine-tuning, and where they are requested
 
     def add(self, new:SettingEntry, full:str)->None:
         "The higher rank counts; two of the same rank must agree"

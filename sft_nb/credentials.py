@@ -114,7 +114,7 @@ _SPECIAL_TOKENS = re.compile(r"tokens$|^(bos|eos|pad|unk|cls|sep|mask|image|spec
 def redact_setting(
     name:str,   # of a setting, also a.b.name
     value,
-):              # the same; `<secret>` for a text whose name says that it is one, also inside of it
+):              # the same; `<secret>` for a text whose name marks it as one, at any depth
     "A setting's value as it may be written"
     if isinstance(value, dict): return {k: redact_setting(str(k), v) for k, v in value.items()}
     if isinstance(value, (list, tuple)): return type(value)(redact_setting(name, v) for v in value)

@@ -215,7 +215,7 @@ def card_text(
 
 # %% ../nbs/00_display.ipynb #facpg002
 _SITE = "https://sft-nb.github.io/sft_nb/failures"
-FAILURE_PAGES = dict(   # page -> the checks that find what it tells of
+FAILURE_PAGES = dict(   # page -> the checks that find what it describes
     nothing_to_learn="masked loss",
     masked_rows_are_packed="supervised",
     never_stops="pad ends train_ends eval_ends never_ends",

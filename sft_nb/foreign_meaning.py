@@ -62,7 +62,7 @@ class Meaning:
     settings:dict=field(default_factory=dict) # settings of ours; empty: it is done anyway
     if_unset:bool=False                       # True: only if nothing else sets them
     takes_precedence:bool=False               # True: over what the same file says elsewhere: a strategy over its steps
-    fix:Fix|None=None                         # it is not done here: what to write instead
+    fix:Fix|None=None                         # it is not supported: what to write instead
     method:str=""                             # what the file does instead of supervised fine-tuning on text
 
     def __str__(self):
@@ -77,7 +77,7 @@ class FileSettings:
     "What else a file sets, for a meaning that depends on it"
     settings:dict                               # all of ours, by now
     written:dict=field(default_factory=dict)    # as they are written: name -> value
-    tool:str=""                                 # axolotl, llama-factory or trl, whose file it is; empty: nobody's
+    tool:str=""                                 # axolotl, llama-factory or trl, whose file it is; empty: none of them
     folder:Path|None=None                       # the file's
     key:str=""                                  # the key that is read
     overridden:frozenset=frozenset()            # names in `written` that this key's place goes before: imported, say
@@ -163,7 +163,7 @@ class Tool:
     title:str
     marks:frozenset           # names that only its files have
     needed:int                # so many of them make it certain
-    defaults:dict             # setting of ours -> what the tool does if nothing is said, where that is not our default
+    defaults:dict             # setting of ours -> the tool's default, where it differs from ours
     own:dict=field(default_factory=dict)   # name -> its meanings, for names that mean something else here
 
 # %% ../nbs/00_foreign_meaning.ipynb #d8e075db

@@ -167,7 +167,7 @@ TOOLS = {"llama-factory": LLAMA_FACTORY, "axolotl": AXOLOTL, "trl": TRL}
 
 def recognise_tool(
     names,          # of the keys of a file, in any spelling
-)->str:             # one of `TOOLS`; empty: nobody's
+)->str:             # one of `TOOLS`; empty: none of them
     "Whose file has these names"
     plain = {plain_name(name) for name in names}
     for name, tool in TOOLS.items():
@@ -194,7 +194,7 @@ def meanings_of(
 )->Meanings|None:    # None: it is in no table
     "What the values of another tool's key mean"
     own, plain = TOOLS[tool].own if tool else {}, plain_name(name)
-    return own.get(plain, None if plain in SETTINGS else FOREIGN.get(plain))   # a setting of ours is no foreign one
+    return own.get(plain, None if plain in SETTINGS else FOREIGN.get(plain))   # a setting of ours is not a foreign one
 
 def translate_setting(
     name:str,                  # one of `FOREIGN`, or of `VALUES` with any of its names; in any spelling

@@ -99,7 +99,7 @@ class Fix:
         return replace(self, otherwise=(*self.otherwise, as_fix(other)))
 
     def says(self,
-        language:str="",  # one of `FIX_LANGUAGES`; empty: what is spoken here
+        language:str="",  # one of `FIX_LANGUAGES`; empty: the current one
     )->str:
         "All ways out as text: `--max-length 2062, or --on-long drop`"
         language = self.language or language or _language.get()

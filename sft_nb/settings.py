@@ -343,7 +343,7 @@ class OutputSettings:
         ge=1, fixed_on_resume=True)] = 1
 
 # %% ../nbs/00_settings.ipynb #c0nf0025
-@dataclass(frozen=True)   # takes the fields of its last base first, so the groups stand here from the last to the first
+@dataclass(frozen=True)   # takes the fields of its last base first, so the groups are listed from the last to the first
 class Config(OutputSettings, GuardSettings, EvaluationSettings, TrainingSettings,
              AdapterSettings, ModelSettings, SizeSettings, RowSettings):
     "All settings of a run"
@@ -449,7 +449,7 @@ def broken_limit(self:Setting,
 @patch
 def suggest(self:Setting, v)->Any:
     "A valid value near `v`, else an example or the default"
-    otherwise = 100 if self.name == "max_steps" else self.default   # whose default stands for no limit
+    otherwise = 100 if self.name == "max_steps" else self.default   # whose default means no limit
     for t in (self.type, *get_args(self.type)):
         if get_origin(t) is Literal:
             options = {str(option).lower(): option for option in get_args(t)}
@@ -466,7 +466,7 @@ def suggest(self:Setting, v)->Any:
 
 # %% ../nbs/00_settings.ipynb #c0nf0030
 def language_of_source(
-    where:str,   # "Config", "override" or "command line", also with what stood there in brackets; else a file
+    where:str,   # "Config", "override" or "command line", perhaps with what was there in brackets; else a file
 )->str:          # one of `FIX_LANGUAGES`; empty: the reader's
     "The language in which a setting was written"
     place = re.match(r"(Config|override|command line)(?: \(|$)", where)

@@ -150,7 +150,7 @@ class Workbench(_Planned):
             self.untrained = None
         model = self.given["model"]
         if model is None: model = load_model(self.cfg, self.tokenizer)
-        self.__dict__.pop("layout", None)   # the model itself is asked now
+        self.__dict__.pop("layout", None)   # now the model itself decides
         return model
 
     @cached_part

@@ -52,7 +52,7 @@ _LOOK_NOWHERE = {"mlp", "moe"}                              # and of layers that
 
 def supports_flattening(
     shape,        # the model's config
-)->bool:          # False: a state runs through the row and cannot be told where another begins (Mamba, RWKV)
+)->bool:          # False: a state runs through the row and cannot be reset at the next one (Mamba, RWKV)
     "Can everything that looks back keep the rows of a flattened batch apart?"
     kind = model_class(shape)
     takes_positions = kind is None or "position_ids" in inspect.signature(kind.forward).parameters

@@ -40,7 +40,7 @@ def text_path(model)->str:
     reads = language_model(model)
     return next(name for name, module in model.named_modules() if module is reads)
 
-# type -> layers of which a kernel takes the weight, past anything that stands beside it; of `out_proj`, peft knows it
+# type -> layers whose weight a kernel reads directly, bypassing an adapter; for `out_proj`, peft knows it
 _PASSED_BY = dict(jamba={"dt_proj"}) | dict.fromkeys(("falcon_mamba", "mamba"), {"dt_proj", "out_proj"})
 _PASSED_BY |= dict.fromkeys(("falcon_h1", "mamba2", "nemotron_h"), {"out_proj"})
 _PASSED_BY |= dict.fromkeys(("gemma3n", "gemma3n_text"), {"correction_coefs"})   # the model clamps it in training
@@ -462,7 +462,7 @@ class Reach:
     weights:int
     left_out:dict[str,int]   # other matrices, the largest first: mlp.experts.down_proj -> numbers
     experts:int=0            # among which a router chooses
-    frozen_ends:tuple[str,...]=("embeddings", "head")   # of these two, those that are not trained as a whole
+    frozen_ends:tuple[str,...]=("embeddings", "head")   # of these two, those that are not trained in full
     tokens:int=0             # whose embeddings are trained all the same
     trains_routers:bool=False   # `lora_target_parameters` names them
 

@@ -84,7 +84,7 @@ def _closure_values(f:Callable)->dict:
 # %% ../../nbs/06_model/02_attention.ipynb #6a80e2d7
 def window_of(
     mask_function:Callable,   # as for `find_documents`
-)->int|None|bool:             # False: something in it is not known here, and it must be asked
+)->int|None|bool:             # False: part of it is not known here, so it must be called
     "The window in tokens (None: the whole document), read from the functions that a mask function is composed of"
     code = getattr(mask_function, "__code__", None)
     known, sliding = _known_code()
@@ -104,7 +104,7 @@ def announce_documents(
     cu:torch.Tensor|None,   # where each document begins, and the end: int32, D + 1, on the model's device
     longest:int|None,       # tokens of the longest; None: nothing is known
     share=None,             # see `Documents`
-    lengths=None,           # tokens of each document; None: whoever needs them asks the device
+    lengths=None,           # tokens of each document; None: read from the device when needed
 ):
     "Context manager in which the masks of flattened rows are these documents, without waiting for the device"
     lengths = None if lengths is None else tuple(lengths)
@@ -222,7 +222,7 @@ def _flash_can_compute(q, v, dropout:float, softcap:float|None)->bool:
     return q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 # %% ../../nbs/06_model/02_attention.ipynb #1d38caea
-# older ones take fewer heads of keys and values than of queries without being told (with 2.11 the same numbers)
+# older ones accept fewer heads of keys and values than of queries without an argument (same results in 2.11)
 _ASKS_FOR_GROUPS = torch.__version__ >= "2.12"
 
 # %% ../../nbs/06_model/02_attention.ipynb #37dfd6d1
@@ -412,7 +412,7 @@ def choose_attention(
     device:str,
     dtype:torch.dtype,
     shape,                # the model's config
-)->tuple[str|None,str]:   # the name and the reason; None: what transformers takes
+)->tuple[str|None,str]:   # the name and the reason; None: what transformers chooses
     "The attention to load a model with; ConfigError for one that is not there"
     register_varlen()
     separate_rows(model_class(shape))

@@ -193,7 +193,7 @@ def _checkpoint_contexts(waiting:Callable)->tuple[_KeepAttention,_ReplayAttentio
 def recompute_layers(
     model,                     # a causal language model, with or without an adapter
     *, keep_attention:bool=False,
-    waiting:Callable=OnDevice,  # where what is kept waits: `OnHost`, or where it is
+    waiting:Callable=OnDevice,  # where outputs are kept: `OnHost`, or on the device
 )->None:
     "Recompute layers in the backward pass, with or without their attention"
     how = dict(use_reentrant=False)
@@ -279,7 +279,7 @@ def save_memory(
     model,        # that is trained
     *, gradient_checkpointing:bool,   # layers are computed again in the backward pass
     keep_attention:bool,              # but for their attention
-    activation_offloading:bool,       # what is kept of them waits in host memory
+    activation_offloading:bool,       # what is kept of them is in host memory
     in_parts:bool,                    # long rows go through MLPs and norms in parts
 )->list[Repair]:  # what was changed in its modules
     "Set up recomputation and offloading of activations as the config of a training asks"

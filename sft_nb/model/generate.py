@@ -78,7 +78,7 @@ def eval_mode(model):
 class GrowingLayer(DynamicLayer):
     "Keys and values (B, H, T, D) of one layer, with spare room for further tokens"
     ROOM = 64        # tokens
-    whole:tuple=()   # keys and values with the room behind them; empty: there is none
+    whole:tuple=()   # keys and values with their spare room; empty: there is none
 
     def update(self, key_states, value_states, *args, **kwargs):
         "Add keys and values; returns all of them"
@@ -447,7 +447,7 @@ def answers(self:Decoder,
         over = None
         try: over = self.step()
         except Exception as e: self.halve(e)
-        if over is None: free_memory()   # here, where nothing holds what the step had
+        if over is None: free_memory()   # here, where nothing references the tensors of the step
         for row in over or (): yield row, self.answer(self.written.pop(row))
 
 # %% ../../nbs/06_model/10_generate.ipynb #d3ca84c7

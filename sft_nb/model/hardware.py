@@ -136,7 +136,7 @@ def find_hardware(
 class Device:
     "What a plan needs to know about a device"
     name:str
-    gib:float            # memory that a process can have, what its driver needs included
+    gib:float            # memory that a process can have, including what its driver needs
     tflops:float         # dense bfloat16 products, 10^12 floating-point operations a second
     gb_per_second:float  # memory bandwidth
     kind:str="cuda"      # cuda, cpu or mps
@@ -144,7 +144,7 @@ class Device:
     attention:float=.6   # share of `tflops` that FlashAttention 2 reaches
     bus:float=25         # GB a second to host memory and back: what PCIe 4 gives, of 32
     host:float|None=None # GiB of host memory for what waits there; None: unknown
-    taken:str=""         # what other programs hold of the card's memory; empty: nothing
+    taken:str=""         # what other programs hold of the GPU's memory; empty: nothing
 
     def holds(self, total:int, waiting:int=0)->bool:
         "Do `total` bytes fit the device, and `waiting` bytes the host, where buffers are rounded up to powers of two?"

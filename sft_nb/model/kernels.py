@@ -150,7 +150,7 @@ class _Together:
     def take(self, layer, name:str, x:torch.Tensor)->torch.Tensor:
         "The output of a layer for x (..., in)"
         mine = layer in self.outs and self.asked[0] is x and self.asked[1:] == (name, torch.is_grad_enabled())
-        if mine: self.proven = True   # without a look at what it was, or a compiled layer would be compiled again
+        if mine: self.proven = True   # set without reading it, or a compiled layer would be compiled again
         else: self.compute(layer, name, x)
         out = self.outs.pop(layer)
         if not self.outs: self.asked = None
@@ -190,7 +190,7 @@ def swap_forward(
     for layer, method in zip(layers, ours): layer.forward = method
     def undo():
         for layer, method, was in zip(layers, ours, before):
-            if vars(layer).get("forward") is not method: continue   # somebody has changed it since
+            if vars(layer).get("forward") is not method: continue   # it has been changed since
             del layer.forward
             if was: layer.forward = was
     return Repair(f"{what}: {len(layers)} layers", len(layers), undo)
@@ -307,7 +307,7 @@ def fuse_norms(
 # %% ../../nbs/06_model/07_kernels.ipynb #b62ba427
 def knowing(
     function,   # written in Python
-    **names,    # of its module, and what they shall mean to it
+    **names,    # names of its module, and what they refer to in the copy
 ):              # the same function, to which they mean that; the module is not touched
     "A copy of a function in which some global names are bound to other objects"
     twin = types.FunctionType(function.__code__, function.__globals__ | names, function.__name__,

@@ -47,7 +47,7 @@ def _read_deepspeed(file:Path)->dict:
 # %% ../../nbs/06_model/11_parallelism.ipynb #wo000014
 def deepspeed_config(
     cfg:Config,
-)->dict|None:   # in DeepSpeed's own words; None: it is not asked for
+)->dict|None:   # as DeepSpeed's config; None: it is not requested
     "The config that DeepSpeed is given; ConfigError for a file that contradicts ours"
     if cfg.deepspeed is None: return None
     if cfg.deepspeed in ZERO: return json.loads(json.dumps(ZERO[cfg.deepspeed]))   # a copy, which may be written into

@@ -83,7 +83,7 @@ def autocast_forward(
     forward.autocast_dtype = dtype
     model.forward = forward
     def undo():
-        forward.autocast_dtype = None   # enough, if another wrapper lies on top of this one
+        forward.autocast_dtype = None   # enough, if another wrapper is on top of this one
         if model.forward is not forward: return
         if own: model.forward = plain
         else: del model.forward

@@ -16,9 +16,9 @@ class Sampling:
     "How tokens are chosen, and what ends an answer beside the model's own end tokens"
     max_new_tokens:int=256
     temperature:float=0.        # 0: greedy
-    top_p:float=1.              # drawn from the likeliest tokens that have this share together
+    top_p:float=1.              # sample from the most likely tokens with this total probability
     stop:tuple[str,...]=()      # texts that end an answer; they are not part of it
-    seed:int|None=None          # of what is drawn; None: another one each time
+    seed:int|None=None          # of the sampling; None: a new one each time
 
     def draws(self, n:int)->torch.Tensor|None:
         "A number for each of `n` rows and each step; None: it is greedy"

@@ -285,7 +285,7 @@ def _near_path(path:Path)->str:
     try: names = [p.name for p in path.parent.iterdir() if p.is_dir() or file_suffix(p) in SUFFIXES]
     except (OSError, ValueError): names = []
     wanted = path.name[:100]
-    near = difflib.get_close_matches(stem(wanted), {*map(stem, names)}, 1, .6)   # a suffix in common says nothing
+    near = difflib.get_close_matches(stem(wanted), {*map(stem, names)}, 1, .6)   # a common suffix means nothing
     alike = difflib.get_close_matches(wanted, [name for name in names if stem(name) in near], 1, 0)
     return str(path.parent/alike[0]) if alike else ""
 
@@ -374,7 +374,7 @@ class Mixture:
                 place = source.place(i)
                 rows = self.expand_record(record, place)
                 if self.share and isinstance(rows[0], SftError):
-                    if self.held_out: continue   # an unreadable row is no held-out row
+                    if self.held_out: continue   # an unreadable row is not held out
                 elif self.share:
                     hashed = self.prompt_of(rows[0]) if self.prompt_of and len(rows) == 1 else record
                     if (hash_to_unit(hashed, self.seed) < self.share) != self.held_out: continue

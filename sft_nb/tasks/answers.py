@@ -173,7 +173,7 @@ def _number_in_last_line(text:str)->Number:
     "In the last line with a number: its calculator's note, or the number after its `=`, or else the last one"
     for line in reversed(text.splitlines()):
         plain = _join_groups(plain_math(line))
-        claim = _REASON.split(plain)[0]   # what follows is no answer
+        claim = _REASON.split(plain)[0]   # what follows is not an answer
         if find_numbers(claim): plain = claim
         numbers = find_numbers(plain)
         if not numbers: continue

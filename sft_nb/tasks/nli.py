@@ -25,7 +25,7 @@ _LABELS = dict(entailment="1", entailed="1", yes="1", true="1", neutral="0", con
 
 def parse_label(
     x,            # 1, "1", True, entailment
-)->str|None:      # None: it is no label
+)->str|None:      # None: it is not a label
     "A label of a row or a model: 1 for entailment, 0 for neutral or contradiction, or another digit"
     if isinstance(x, (list, dict)) or x is None: return None
     word = str(x).strip().lower().replace("-", "_").replace(" ", "_")

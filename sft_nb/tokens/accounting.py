@@ -92,7 +92,7 @@ class Counts:
     answers_kept:int=0
     tokens_requested:int=0  # of examples that a setting asks to leave out
     answers_requested:int=0
-    length_of_most:int=0    # examples no longer than this hold 99% of the tokens, but for those that are asked to go
+    length_of_most:int=0    # examples up to this length hold 99% of the tokens, without those that a setting leaves out
 
     @property
     def shortened(self)->int:
@@ -148,7 +148,7 @@ class Ledger:
         *, bos:int,       # first tokens that stay when a start is cut
         min_length:int,   # tokens of the shortest example that is kept
         max_length:int,   # and of the longest
-        on_long:str,      # what becomes of a longer one: drop, cut, split or error
+        on_long:str,      # what happens to a longer one: drop, cut, split or error
         cut_side:str,     # start or end
         drop_duplicates:bool,
     ):

@@ -37,7 +37,7 @@ def _own_cache()->Path:
     folder = Path(tempfile.gettempdir())/f"sft_nb-{os.getuid()}"
     try: folder.mkdir(mode=0o700)
     except OSError: pass
-    found = folder.lstat() if os.path.lexists(folder) else None   # anybody can have made it, or a file of its name
+    found = folder.lstat() if os.path.lexists(folder) else None   # anyone may have created it, or a file of that name
     is_own = found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not is_own or found.st_mode & 0o077: folder = Path(tempfile.mkdtemp(prefix="sft_nb-"))
     warn_once(f"{home} cannot be written, so prepared rows are kept in {folder}. Fix: set cache_dir, or SFT_NB_CACHE")
@@ -100,7 +100,7 @@ def cache_key(
     tokenizer,
     rows:Mixture,
     *, digest:str|None=None,   # of the rows, if it is known
-)->str|None:                   # None: it cannot be told
+)->str|None:                   # None: it cannot be determined
     "A key that changes when a token could"
     if digest is None: digest = rows.digest()
     if digest is None: return None
@@ -190,7 +190,7 @@ def remove_entry(
     "Remove a damaged entry, as far as this user may"
     aside = place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}")
     try: place.rename(aside)
-    except OSError: return   # of somebody else, or gone
+    except OSError: return   # someone else's, or gone
     shutil.rmtree(aside, ignore_errors=True)
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00017

@@ -113,7 +113,7 @@ class Data:
     tokenizer:object
     task:Task
     cfg:Config      # what it was prepared with
-    # what was found out about a training on it: ("plan" or "preflight", config) -> result, for the training to use
+    # results for training on it: ("plan" or "preflight", config) -> result, which the training run uses
     results:dict=field(default_factory=dict, compare=False)
 
     @property

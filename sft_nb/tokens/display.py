@@ -23,7 +23,7 @@ def spans(
 )->list[tuple[str,str]]:          # text of each token, and supervised, context or padding
     "The text of each token, and its role in the loss"
     def decode(x): return tokenizer.decode(x, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    texts, start, before = [], 0, ""   # decode from `start` on, for spaces depend on what stands before
+    texts, start, before = [], 0, ""   # decode from `start` on, because spaces depend on the preceding text
     for k in range(len(ids)):
         now = decode(ids[start:k + 1])
         if now.endswith("\ufffd") and k - start < 24 and k + 1 < len(ids):   # not a whole character yet

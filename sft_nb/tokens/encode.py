@@ -102,7 +102,7 @@ def chunks(self:Encoder, chunks:list[Chunk])->list[list[int]|None]:
     self.known |= {a: anchors[a] for a in new if len(a) <= 64 and len(self.known) < 4096}
     out = []
     for c, ids in zip(chunks, encoded[len(new):]):
-        plain = not (c.anchor or c.add_bos or c.ids)   # nothing to take away, nothing to put in front
+        plain = not (c.anchor or c.add_bos or c.ids)   # nothing to remove, nothing to prepend
         out.append(ids if plain else self.behind(c, anchors[c.anchor], ids))
     return out
 
@@ -210,7 +210,7 @@ def encode_prompts(
 # %% ../../nbs/04_tokens/04_encode.ipynb #764f83ce
 def end_ids(tokenizer)->list[int]:
     "The tokens at which generation stops: the end of a turn in the chat template, and the tokenizer's end token"
-    found, refused = [], None   # the last label of a plain answer, and of one behind tools
+    found, refused = [], None   # the last label of a plain answer, and of one after tools
     for tools in ({}, dict(tools=[_TOOL])):
         try: (_, labels), = encode({"probe": [_ASKS | tools, dict(role="assistant", content="Hello")]}, tokenizer)
         except SftError as e: refused = e

@@ -32,7 +32,7 @@ from .conversations import parse_row, ParsedRow
 @dataclass
 class Row:
     "A row while it is prepared"
-    place:str                    # where it stands: `train.jsonl line 17`
+    place:str                    # where it is: `train.jsonl line 17`
     row:dict
     messages:list[dict]
     examples:list[list[Chunk]]   # their chunks; empty for a row that is left out
@@ -54,7 +54,7 @@ class RowStatistics:
     label_zero:int=0            # rows that a `label` of 0 left out
     texts:dict[str,int]=field(default_factory=dict)       # looked_at, single, once, markup, ... -> answers
     repeated:dict[str,int]=field(default_factory=dict)    # an answer that came again and again -> how often
-    markers:dict[str,int]=field(default_factory=dict)     # chat marker -> rows in whose text it stands
+    markers:dict[str,int]=field(default_factory=dict)     # chat marker -> rows whose text contains it
     ends:dict[str,int]=field(default_factory=dict)        # end token of another model -> answers that end with it
     examples:dict[str,str]=field(default_factory=dict)    # what is odd about texts -> the first of them
 
@@ -336,7 +336,7 @@ def _fork_workers(reader:Reader, n:int)->Iterator[ProcessPoolExecutor]:
         os.environ[name] = "false"
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)   # of forks beside threads: none of them is needed
+                warnings.simplefilter("ignore", DeprecationWarning)   # about forks with threads, which are not needed
                 try: pool.submit(os.getpid)   # the first that is asked for starts them all
                 except OSError: pass          # no more processes may be made: nothing is submitted, then
         finally:

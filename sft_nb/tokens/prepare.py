@@ -119,7 +119,7 @@ def make_split(
     rows:Mixture,
     *, name:str="train",
     key:str|None=None,     # where it may be found; None: nowhere
-    digest:str|None=None,  # of the rows, when the key was made; None: they are not asked again
+    digest:str|None=None,  # of the rows, when the key was made; None: they are not checked again
 )->Split:
     "Encode `rows`, leave out what cannot be learned from, and keep account; `SftError` if nothing is left"
     rows, home = replace(rows, yield_errors=True), cache_folder(cfg)   # the reader raises them, or leaves them out
@@ -231,7 +231,7 @@ def prepare(
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0055
 def config_and_data(
     cfg:Any,             # a config, what `load_config` takes, or data
-    data:Any=None,       # from `prepare`; with data first, its config may stand here
+    data:Any=None,       # from `prepare`; if data comes first, its config may be here
 )->tuple[Config,Data|None]:
     "Config and data from two arguments in either order; ConfigError for anything else"
     if isinstance(cfg, Data):

@@ -51,7 +51,7 @@ class Template:
     ):
         self.tokenizer = tokenizer
         self.chat = tokenizer.chat_template is not None
-        self.separator = getattr(tokenizer, "prompt_separator", "\n")   # plain text: what stands after each message
+        self.separator = getattr(tokenizer, "prompt_separator", "\n")   # plain text: the separator after each message
         added = tokenizer.added_tokens_decoder.values()
         special = {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
         self.added = _any_of({*special, *(t.content for t in added)})   # no tokenizer merges across one of these

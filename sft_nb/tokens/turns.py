@@ -20,7 +20,7 @@ class RenderedTurn:
     prompt:str             # what generation is given
     completion:str         # what has to be produced, up to and with its end token
     ended:bool=True        # the template wrote that end token; False: the tokenizer's own was added
-    is_prefix:bool=True    # the template writes `prompt` in front of the answer too
+    is_prefix:bool=True    # the template writes `prompt` before the answer too
     supervised:bool=True   # False: an answer that the loss must not see, in the middle of a supervised prompt
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #01e670d3
@@ -28,12 +28,12 @@ def end_of_answer(
     completion:str,   # what the template wrote for the answer
     answer:dict,      # the message
     t:Template,
-    closer:str|None=None,   # what the template writes behind an answer here; None: what it does in general
+    closer:str|None=None,   # what the template writes after an answer here; None: what it usually writes
 )->int|None:          # `completion[:end]` ends with the end token; None: the template wrote none
     "The end of an answer: after the tokenizer's end token if it ends every turn, else after the first special token"
     content, closer = (answer["content"] or "").strip(), t.closer if closer is None else closer
     if closer and completion.endswith(closer): start = len(completion) - len(closer)
-    elif answer.get("tool_calls"):   # calls may hold special tokens; behind the one that ends them there is nothing
+    elif answer.get("tool_calls"):   # calls may contain special tokens; nothing follows the one that ends them
         end = max((found.end() for found in t.special.finditer(completion)), default=None)
         return end if end is not None and not completion[end:].strip() else None
     else: start = max(completion.rfind(content) + len(content), 0) if content else 0
@@ -134,13 +134,13 @@ def _completion_after(
     after:str,            # what the template wrote, with the answer
     messages:list[dict],  # up to and with the answer
     t:Template,
-)->str|None:              # None if that cannot be told
+)->str|None:              # None if it cannot be determined
     "The completion of a prompt that the template writes differently before the answer"
     answer = messages[-1]
     opened = _OPENED.search(prompt)
     if opened and after.startswith(prompt[:opened.start()]):
         completion = after[opened.start():]
-        if not _BEGINS_WITH_THOUGHT.match(completion): return completion   # behind the header, without a thought
+        if not _BEGINS_WITH_THOUGHT.match(completion): return completion   # after the header, without reasoning
     front = t.in_front(messages[:-1], None if answer.get("tool_calls") else answer)
     own = _common_prefix(after, front)
     if not _MARKS.fullmatch(front[own:]): return None
@@ -152,7 +152,7 @@ def _completion_after(
     parted = _common_prefix(prompt, front)
     if parted > len(prompt) - len(tail) and _MARKS.fullmatch(front[parted:]): return after[min(parted, own):]
 
-    # the answer begins behind a header that both have; without one, at the end of `front`
+    # the answer begins after a header that both have; without one, at the end of `front`
     header, found, marks = front.rpartition(tail) if tail else ("", "", "")
     if found and _MARKS.fullmatch(marks): return after[min(own, len(header + found)):]
     blank = front[len(front.rstrip()):]   # what a prompt does not end with belongs to the answer
@@ -184,7 +184,7 @@ def render_turn(
     closer, content = t.closer, answer["content"] or ""
     ends = [end for end in (content + closer, content.strip() + closer) if completion.endswith(end)]
     is_usual = ends and _MARKS.fullmatch(completion.removesuffix(ends[0])) and not answer.get("tool_calls")
-    if t.chat and not is_usual:   # what the template writes behind an answer in this conversation
+    if t.chat and not is_usual:   # what the template writes after an answer in this conversation
         try: text = t.render([*messages[:-1], dict(role="assistant", content=_PROBE)])
         except SftError: text = ""
         if _PROBE in text: closer = text.rpartition(_PROBE)[2]
@@ -214,7 +214,7 @@ class Chunk(NamedTuple):
     anchor:str         # the text before it since the last added token, encoded with it and taken away again
     text:str
     supervised:bool    # its tokens are labels; else they are context, -100
-    last:bool          # the end of its example: nothing has to fit behind it
+    last:bool          # the end of its example: nothing has to fit after it
     add_bos:bool=False # no template wrote a BOS: the tokenizer's own goes in front
     ids:tuple=()       # tokens that came as tokens; there is no text then
     n_added:int|None=None   # added tokens in its text; None: its anchor does not begin with one
@@ -232,7 +232,7 @@ def _example_chunks(turns:list[RenderedTurn], t:Template, prompt_too:bool)->list
     done = turns[0].prompt
     out = [Chunk("", done, prompt_too, False, add_bos=not t.chat)]
     for k, turn in enumerate(turns):
-        if k:   # what stands between the answer before and this one
+        if k:   # the text between the previous answer and this one
             out.append(Chunk(_text_anchor(done, t, last=False), turn.prompt[len(done):], prompt_too, False))
             done = turn.prompt
         last = k == len(turns) - 1
@@ -281,7 +281,7 @@ def split_conversation(
                              and (m.get("train") is False or not has_content(m))]
     unseen = {i: replace(render_turn(context[:i + 1], t), supervised=False) for i in hidden if i}
     every = [turn for _, turn in sorted((found | unseen).items())]
-    # one sequence, if each turn stands behind the one before as generation would show it
+    # one sequence, if each turn follows the previous one as generation would show it
     follow = all(a.ended and a.is_prefix and b.is_prefix and b.prompt.startswith(a.prompt + a.completion)
                  for a, b in zip(every, every[1:]))
     if follow and not apart and 0 not in hidden: return [_example_chunks(every, t, prompt_too)]
