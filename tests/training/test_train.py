@@ -113,15 +113,16 @@ def has_avx512bf16()->bool:
 
 
 def losses_with_an_evaluation(folder, monkeypatch, *, guarded:bool, evaluated:bool)->list[float]:
-    "Losses of 30 steps (6 on a CPU whose weights nobody repacks), evaluated after a third or not, guarded or not"
-    steps = 30 if has_avx512bf16() else 6
+    "Losses of 15 steps (6 on a CPU whose weights nobody repacks), evaluated after a third or not, guarded or not"
+    steps = 15 if has_avx512bf16() else 6
     if not guarded: monkeypatch.setattr("sft_nb.model.load.guard_4bit", lambda model: 0)
     # these too run the model in eval mode, as padding_free and preflight do
     monkeypatch.setattr("sft_nb.model.loss.head_of", lambda model: None)
     monkeypatch.setattr(Guards, "_write_receipt", lambda self: None)
     eval_steps = steps // 3 if evaluated else None
     cfg = load_config("demo", padding_free=False, preflight=False, runs_dir=str(folder), max_steps=steps,
-                      logging_steps=1, max_samples=480, eval_samples=16, eval_steps=eval_steps, max_new_tokens=8)
+                      logging_steps=1, max_samples=120, eval_samples=16, eval_steps=eval_steps, max_new_tokens=8,
+                      per_device_train_batch_size=8)
     return values(train(cfg), "loss")
 
 
@@ -140,7 +141,7 @@ def test_an_evaluation_in_the_middle_changes_nothing(tmp_path, monkeypatch, good
 def test_without_the_guard_an_evaluation_ruins_the_training(tmp_path, monkeypatch, good):
     if not has_avx512bf16(): pytest.skip("this CPU has no AVX512-BF16, so bitsandbytes does not repack its weights")
     bad = losses_with_an_evaluation(tmp_path, monkeypatch, guarded=False, evaluated=True)
-    assert bad[:10] == pytest.approx(good[:10]) and sum(bad[-5:]) > 1.05 * sum(good[-5:])
+    assert bad[:5] == pytest.approx(good[:5]) and sum(bad[-5:]) > 1.2 * sum(good[-5:])
 
 
 def test_the_guard_is_on_every_layer_of_every_quantised_base(tokenizer):
@@ -204,7 +205,7 @@ def test_resuming_continues_without_a_gap_or_a_double_line(tmp_path):
 def test_a_run_that_is_stopped_in_the_middle_of_an_epoch_sees_the_same_batches(tmp_path, how):
     "Loss after loss and byte after byte, in the second epoch"
     cfg = load_config(
-        "demo", **learner(), runs_dir=str(tmp_path), max_samples=96, num_train_epochs=2, per_device_train_batch_size=8,
+        "demo", **learner(), runs_dir=str(tmp_path), max_samples=64, num_train_epochs=2, per_device_train_batch_size=8,
         gradient_accumulation_steps=2, logging_steps=1, save_steps=1, eval_samples=0, save_total_limit=100,
         preflight=False, **how)
     whole = train(cfg)
