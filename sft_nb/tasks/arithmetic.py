@@ -15,7 +15,7 @@ from .answers import final_number, same_number
 def is_held_out(
     problem:tuple,   # kind and numbers
 )->bool:
-    "Is this problem kept for evaluation? The same answer in every run and on every machine"
+    "Is this problem held out for evaluation? The same in every run and on every machine"
     return zlib.crc32(repr(problem).encode()) % 10 == 0
 
 class GeneratedTask:
@@ -24,7 +24,7 @@ class GeneratedTask:
 
     def rows(self,
         split:str,           # train or eval
-        *, n:int|None=None,  # how many; None: 3000 to train on, 300 held out
+        *, n:int|None=None,  # number of rows; None: 3000 to train on, 300 held out
         seed:int=42,         # of the training rows
     )->list[dict]:
         "Rows of one split"
@@ -32,9 +32,9 @@ class GeneratedTask:
         return self.make_rows(300 if n is None else n, seed=0, evaluation=True)
 
     def make_rows(self,
-        n:int,            # how many
-        *, seed:int,      # same seed, same rows
-        evaluation:bool,  # held-out problems, each once; False: the others
+        n:int,            # number of rows
+        *, seed:int,      # the same seed gives the same rows
+        evaluation:bool,  # True: held-out problems, each once; False: the others
     )->list[dict]:
         "Generate rows of one split"
         r = random.Random(f"{self.seed_prefix}{seed}-{evaluation}")
@@ -57,7 +57,7 @@ class GeneratedTask:
 # %% ../../nbs/03_tasks/03_arithmetic.ipynb #c5301c20
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ida Jon Kim Leo Mia Nora Omar Pia Quinn Rosa Sam Tess".split()
 THINGS = "apples pears books cards coins pens shells stones cups hats kites balls plums stamps rings seeds".split()
-_WORDINGS = dict(   # kind -> ways to put it
+_WORDINGS = dict(   # kind -> wordings
     add=("{who} has {a} {thing}. {friend} gives {who} {b} more. How many {thing} does {who} have now?",
          "{who} finds {a} {thing}. Then {who} buys {b} more. How many {thing} are there in all?"),
     subtract=(
@@ -70,9 +70,9 @@ _WORDINGS = dict(   # kind -> ways to put it
 
 def solve(
     kind:str,       # add, subtract, multiply or two_steps
-    a:int, b:int,   # the numbers of the problem, in its order
-    c:int=0,        # the third one; two_steps alone has it
-)->tuple[str,int]:  # one equation on each line, and the value of the last
+    a:int, b:int,   # the numbers, in the order of the problem
+    c:int=0,        # the third number, only for two_steps
+)->tuple[str,int]:  # one equation per line, and the value of the last
     "The written solution of a problem and its value"
     if kind == "subtract": return f"{a} - {b} = {a - b}", a - b
     if kind == "multiply": return f"{a} * {b} = {a * b}", a * b
@@ -107,7 +107,7 @@ class Arithmetic(GeneratedTask):
         return [dict(role="user", content=row["question"]), dict(role="assistant", content=row["answer"])]
 
     def score(self, text:str, row:dict)->Score:
-        "Right if the number that `text` ends in is"
+        "Correct if the final number of `text` is"
         got, expected = final_number(text), final_number(row["answer"])
         return Score(same_number(got, expected), got, expected)
 
