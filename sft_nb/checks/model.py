@@ -32,7 +32,7 @@ _IN_FULL = as_fix("train_in_full(model, cfg)") | _LOAD
 _THAW = as_fix("PeftModel.from_pretrained(base, folder, is_trainable=True), for a saved adapter") | _LOAD
 
 def _check_adapter(model, trained:list[str], frozen:list[str])->Finding|None:
-    "An adapter on every targeted module, trained, and nothing else trained"
+    "A finding unless each targeted module has a trained adapter, and nothing else is trained"
     def is_adapter(name:str)->bool: return any(part in name for part in _ADAPTER_PARTS)
     still = [n for n in frozen if is_adapter(n) and "original_module" not in n]
     if still: return fail(f"{len(still)} tensors of the adapter are frozen, the first is {still[0]}", _THAW)
@@ -45,7 +45,7 @@ def _check_adapter(model, trained:list[str], frozen:list[str])->Finding|None:
     wanted, excluded = adapter.target_modules, adapter.exclude_modules
     wanted = {wanted} if isinstance(wanted, str) else set(wanted or ())
     linear = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) or type(m).__name__ == "Conv1D"]
-    bare = [n for n in linear if "lora_" not in n]   # an adapted one is called base_layer
+    bare = [n for n in linear if "lora_" not in n]   # an adapted layer is called base_layer
     if isinstance(excluded, str):
         bare = [n for n in bare if not re.fullmatch(excluded, n.removeprefix("base_model.model."))]
     bare = [n for n in bare if n.rpartition(".")[2] in wanted]
@@ -68,7 +68,7 @@ def check_trainable(model, cfg:Config)->Finding:
     elif wrong := _check_adapter(model, trained, frozen): return wrong
 
     says = "{:,} of {:,} parameters are trained".format(*count_parameters(model))
-    text_model = text_path(model)   # of a model with a vision tower
+    text_model = text_path(model)   # if the model has a vision tower
     if cfg.method == "full" and cfg.unfrozen_parameters: says += ", those that unfrozen_parameters names"
     elif text_model: says += f", all of them in {text_model}: rows are text, and reach nothing else"
     return ok(says)
@@ -112,7 +112,7 @@ def check_packed(model, cfg:Config)->Finding|None:
 @check("model")
 @torch.no_grad()
 def check_causal(model, cfg:Config)->Finding|None:
-    "no token sees those after it"
+    "no token attends to later ones"
     if cfg.load_in_8bit or getattr(causal_lm(model), "is_loaded_in_8bit", False):
         return skipped("in 8 bits all tokens of a batch decide together what is rounded")
     inner, vocabulary = causal_lm(model), len(model.get_input_embeddings().weight)
@@ -121,8 +121,8 @@ def check_causal(model, cfg:Config)->Finding|None:
     other[-1] = 0
     with inference_mode(model):
         before, after = (model(ids[None]).logits[:, :len(row) - 1].float() for ids in (row, other))
-    tolerance = 1e-4 if model.dtype == torch.float32 else 1e-2   # experts may add up in another order
-    if not before.isfinite().all(): return None   # `step.loss` reports it
+    tolerance = 1e-4 if model.dtype == torch.float32 else 1e-2   # experts may be summed in another order
+    if not before.isfinite().all(): return None   # `step.loss` reports this
     if torch.allclose(before, after, rtol=0, atol=tolerance * float(before.abs().max())): return None
     says = f"{inner.config.model_type} reads ahead: the scores of a token depend on the tokens after it"
     if getattr(inner.config, "is_decoder", None) is False:
@@ -132,7 +132,7 @@ def check_causal(model, cfg:Config)->Finding|None:
 # %% ../../nbs/09_checks/03_model.ipynb #aab8b9c8
 @check("model")
 def check_method(cfg:Config)->Finding|None:
-    "every given setting is one of the method"
+    "the method uses every setting that was changed"
     others = [name for name, s in SETTINGS.items() if s.methods and cfg.method not in (*s.methods, "auto")]
     idle = [name for name in others if getattr(cfg, name) != SETTINGS[name].default]
     if not idle: return None
@@ -160,7 +160,7 @@ def check_vocabulary(model, tokenizer)->Finding|None:
         return fail(f"the tokenizer has {len(tokenizer):,} tokens and the embedding {rows:,} rows", fix)
     is_known = head is not None and not hasattr(head.weight, "quant_state")
     scores = len(head.weight) if is_known else rows
-    if scores != rows and (scores < len(tokenizer) or scores != said):   # Llama 3.2 Vision has no scores for images
+    if scores != rows and (scores < len(tokenizer) or scores != said):   # Llama 3.2 Vision has no image logits
         return fail(f"the embedding has {rows:,} rows and the head {scores:,}", fix)
     if said not in (rows, scores):
         return fail(f"the config says vocab_size {said:,} and the embedding has {rows:,} rows", fix)
@@ -168,12 +168,12 @@ def check_vocabulary(model, tokenizer)->Finding|None:
 # %% ../../nbs/09_checks/03_model.ipynb #dd371aa8
 def untrained(
     weight:torch.Tensor,       # (V, d): embedding or head
-    tokens:list[int],          # ids in question
-    *, unused:list[list[int]], # groups of ids that were certainly never used
-    common:list[int],          # ids that certainly were
-    spread:float=.02,          # of a new row: the config's initializer_range
-)->list[int]|None:             # those of `tokens` that look untrained; None: it cannot be told
-    "Which rows lie in the cloud of unused rows, or are no larger than new ones"
+    tokens:list[int],          # ids to test
+    *, unused:list[list[int]], # groups of ids that were certainly never trained
+    common:list[int],          # ids that were certainly trained
+    spread:float=.02,          # standard deviation of a new row: the config's initializer_range
+)->list[int]|None:             # those of `tokens` that look untrained; None: undecidable
+    "The tokens whose rows lie within the cloud of unused rows, or are no larger than newly initialised ones"
     def rows_of(ids): return weight.detach()[torch.tensor(ids, device=weight.device)].float()
     def is_small(rows): return rows.square().mean(1).sqrt() <= 1.2 * spread
     def in_cloud_of(cloud:torch.Tensor):
@@ -182,7 +182,7 @@ def untrained(
         return lambda rows: (rows - middle).norm(dim=1) <= radius
 
     if not common: return None
-    signs = [(.05, is_small)]   # each with the share of common tokens that may show it
+    signs = [(.05, is_small)]   # each with the share of common tokens that may also match
     signs += [(.25, in_cloud_of(rows_of(ids))) for ids in unused if len(ids) >= 4]
     signs = [sign for most, sign in signs if sign(rows_of(common)).float().mean() < most]
     if not signs: return None
@@ -192,10 +192,10 @@ def untrained(
 
 def unused_tokens(
     tokenizer,
-    rows:int,       # of the embedding or head
-    seen:Counter,   # token -> times in the data
+    rows:int,       # rows of the embedding or head
+    seen:Counter,   # token -> count in the data
 )->list[list[int]]: # groups of ids
-    "Ids that were never used: rows beyond the tokenizer, and tokens that are reserved by name"
+    "Ids that were never trained: rows beyond the tokenizer's size, and tokens named as reserved"
     reserved = re.compile(r"[<\[].*(reserved|unused|extra_id)")
     named = [i for t, i in tokenizer.get_vocab().items() if reserved.match(t) and not seen[i]]
     return [list(range(len(tokenizer), rows)), named]
@@ -203,7 +203,7 @@ def unused_tokens(
 # %% ../../nbs/09_checks/03_model.ipynb #75f2ff4a
 @check("model")
 def check_special_tokens(model, tokenizer, data:Data, cfg:Config)->Finding|None:
-    "the base has met the tokens that begin and end a turn"
+    "the base was trained on the tokens that begin and end a turn"
     if cfg.init == "random": return skipped("the weights are new: no token has met anything")
     if cfg.method == "full": return None
     seen = Counter(t for ids in data.train.tokens[:256]["input_ids"] for t in ids)
