@@ -6,7 +6,7 @@ root, tools = Path(__file__).parents[1], Path(sys.executable).parent
 
 
 def files():
-    "Path -> bytes of everything that is made"
+    "Path -> bytes of every generated file"
     found = [p for folder in ("nbs", "sft_nb") for p in (root/folder).rglob("*") if p.suffix in (".py", ".ipynb")]
     found = [p for p in found if ".ipynb_checkpoints" not in p.parts]
     return {p.relative_to(root): p.read_bytes() for p in [*found, root/"README.md", root/"pyproject.toml"]}

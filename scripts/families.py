@@ -1,12 +1,12 @@
 """Train a tiny random model of each causal type of transformers, and report what works.
 
     python scripts/families.py                                  # every type
-    python scripts/families.py qwen3_moe gpt_oss                # these
-    python scripts/families.py --out families.json --jobs 2     # results of earlier calls in the file are kept
-    python scripts/families.py --only four_bit qwen3_moe        # one column of one type; the others are kept
+    python scripts/families.py qwen3_moe gpt_oss                # only these
+    python scripts/families.py --out families.json --jobs 2     # keep results of earlier calls in the file
+    python scripts/families.py --only four_bit qwen3_moe        # one column of one type; keep the others
     python scripts/families.py --out families.json --page benchmarks/results/families.json   # train nothing
 
-Each type has a process of its own, with a time limit. A column holds what was measured, or the reason why it failed.
+Each type runs in its own process with a time limit. A column holds the measured value, or the reason for a failure.
 """
 import argparse
 import contextlib
@@ -50,7 +50,7 @@ COLUMNS = ("config", "preflight", "plan", "rows", "apart", "lora", "four_bit", "
 
 
 class Family:
-    "A tiny model of one type in a folder, and what is tried with it"
+    "A tiny model of one type in a folder, and the experiments with it"
     def __init__(self, kind:str, folder:Path):
         self.kind, self.folder, self.results = kind, folder, {}
         self.run:Run|None = None
@@ -69,7 +69,7 @@ class Family:
         torch.manual_seed(0)
         with quiet():
             model = auto_class(shape).from_config(shape, dtype=torch.float32)
-            with torch.no_grad():   # what begins at zero is not zero in a trained model, and passes gradients on
+            with torch.no_grad():   # weights initialised to zero are not zero in a trained model
                 for p in model.parameters():
                     if not p.any(): p.normal_(std=.02)
             model.save_pretrained(self.folder/"model")
@@ -93,7 +93,7 @@ class Family:
     def rows(self)->str: return self.bench.layout.name
 
     def apart(self)->str:
-        "Relative difference of our loss of a batch, and of stock transformers' row by row"
+        "Relative difference between our loss of a batch and stock transformers' loss, row by row"
         bench = self.bench
         bench.make("model", "layout")
         rows = bench.rows([0, 1, 2, 3, 4])
@@ -110,11 +110,11 @@ class Family:
         return f"{abs(ours - total / n) / (total / n):.1e}"
 
     def lora(self)->str:
-        "Share of the weights that text passes through, beside embeddings and head, that an adapter stands beside"
+        "Share of the weights used by text, without embeddings and head, that an adapter covers"
         return f"{lora_reach(self.bench.model).share:.1%}"
 
     def four_bit(self)->str:
-        "Share of the matrices that are stored in 4 bits"
+        "Share of the matrices stored in 4 bits"
         return f"{packed_share(load_base(self.settings(method='qlora'), self.bench.tokenizer))[0]:.1%}"
 
     def trains(self)->str:
@@ -125,7 +125,7 @@ class Family:
         return f"{len(losses)} steps"
 
     def cache(self)->str:
-        "Greedy answers with the cache, alone and in a batch, and without"
+        "Compare greedy answers with the cache, alone and in a batch, to answers without"
         model = self.bench.trained(self.run.adapter).eval()
         talks = [[dict(role="user", content=text)] for text in ("What is 2 + 3?", "Tom has 4 apples and eats 1.")]
         def answers_in(n):
@@ -148,7 +148,7 @@ class Family:
         return "same"
 
     def resume(self)->str:
-        "A run that was killed after its second checkpoint ends with the same bytes"
+        "Check that a run killed after its second checkpoint ends with the same bytes"
         again = Run(shutil.copytree(self.run.path, self.folder/"runs/again"))
         shutil.rmtree(again.path/"checkpoints/checkpoint-3")
         shutil.rmtree(again.adapter)
@@ -163,20 +163,20 @@ class Family:
         return f"{parity.figures['largest_difference']:.0e}"
 
     def try_all(self, columns:tuple[str,...], report)->None:
-        "Each column, the result written as soon as it is known"
+        "Try each column, and report each result at once"
         for column in columns:
             began = time.monotonic()
             needs = dict(cache="trains", resume="trains", merge="trains").get(column, "config")
             if column != "config" and "!" in self.results.get(needs, ""): continue
             try: self.results[column] = getattr(self, column)()
-            except Exception as e:   # a failure is what is looked for
+            except Exception as e:   # failures are results too
                 self.results[column] = f"! {type(e).__name__}: {error_summary(e)[:300]}"
             self.results.setdefault("seconds", {})[column] = round(time.monotonic() - began, 1)
             report(self.results)
 
 
 def try_type(kind:str, file:Path, columns:tuple[str,...])->None:
-    "In a process of its own"
+    "Try a type; runs in its own process"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SFT_NB_CACHE"] = f"{folder}/cache"
         os.chdir(folder)
@@ -187,13 +187,13 @@ def try_type(kind:str, file:Path, columns:tuple[str,...])->None:
 
 
 def import_all()->None:
-    "Import what a training imports when it begins: once, and not in each process"
+    "Import the libraries of training once instead of in each process"
     for name in LATE:
         with contextlib.suppress(ImportError): importlib.import_module(name)
 
 
 def try_types(kinds:list[str], columns:tuple[str,...], out:Path, jobs:int, limit:int)->None:
-    "Fork a process for each, some at a time; the results are in `out` as soon as they are there"
+    "Fork a process for each type, `jobs` at a time; results are written to `out` at once"
     parts = out.with_suffix("")
     parts.mkdir(parents=True, exist_ok=True)
     waiting, running = list(kinds), {}
@@ -222,13 +222,13 @@ def try_types(kinds:list[str], columns:tuple[str,...], out:Path, jobs:int, limit
 
 
 def commit()->str:
-    "Of the code that is tried"
+    "Commit of the code under test"
     how = dict(cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
     return subprocess.run(["git", "rev-parse", "--short", "HEAD"], **how).stdout.strip()
 
 
 def keep(out:Path, kind:str, found:dict, *, anew:bool)->None:
-    "Add the results of a type to the file, or a few of its columns"
+    "Add the results of a type, or some of its columns, to the file"
     known = json.loads(out.read_text()) if out.exists() else {}
     versions = dict(transformers=transformers.__version__, torch=torch.__version__)
     found |= dict(date=time.strftime("%Y-%m-%d"), versions=versions, commit=commit())
@@ -237,10 +237,10 @@ def keep(out:Path, kind:str, found:dict, *, anew:bool)->None:
 
 
 def page(found:dict, known:dict)->dict:
-    "What the page of the site shows: columns without timings and folders of this machine, and types not tried"
+    "The data for the site's page: columns without timings and local folders, and the types not tried"
     def cell(text): return re.sub(r"'?/tmp/[^' ]*'?", "model", text)[:200]
     def is_complete(result): return "merge" in result or any(str(result.get(c, "")).startswith("!") for c in COLUMNS)
-    tried = [kind for kind in KINDS if is_complete(found.get(kind, {}))]   # others were stopped
+    tried = [kind for kind in KINDS if is_complete(found.get(kind, {}))]   # others were interrupted
     types = dict(known.get("types", {}))
     for kind in tried:
         versions = ", ".join(f"{name} {version}" for name, version in found[kind]["versions"].items())
@@ -262,7 +262,7 @@ def main():
     args = parser.parse_args()
     if unknown := {*args.kinds} - {*KINDS}: sys.exit(f"families.py: no causal type of transformers: {sorted(unknown)}")
     out, columns = args.out.absolute(), ("config", *args.only) if args.only else COLUMNS
-    if args.page:   # types that are not in `out` stay as they are
+    if args.page:   # types that are not in `out` stay unchanged
         known = json.loads(args.page.read_text()) if args.page.exists() else {}
         args.page.write_text(json.dumps(page(json.loads(out.read_text()), known), indent=0) + "\n")
     else: try_types([k for k in args.kinds or KINDS if k not in NO_CONFIG], columns, out, args.jobs, args.limit)

@@ -1,12 +1,12 @@
-"""What a graphics card can tell in three calls of at most ten minutes: is it right, how fast is it, is the plan right?
+"""Check a GPU in three calls of at most ten minutes each: are results correct, how fast is it, is the plan right?
 
-    python scripts/gpu_day.py --call correctness      # kernels against the layers that they stand for; then tests/gpu
+    python scripts/gpu_day.py --call correctness      # kernels against the layers they replace; then tests/gpu
     python scripts/gpu_day.py --call speed            # tokens a second, and the share of the card's peak, by kernels
     python scripts/gpu_day.py --call memory           # planned against allocated
 
-Models are made on the card, in bfloat16 and with random weights; nothing large is written. A case that would not be
-over in time is left out, and listed. `--size small` is for a CPU. Each call prints a table row by row, keeps it in
-gpu_CALL.json in `--out`, and ends with 1 if something is wrong."""
+Models are created on the GPU, in bfloat16 with random weights; nothing large is written. A case that would not
+finish in time is skipped and listed. `--size small` is for a CPU. Each call prints a table row by row, saves it in
+gpu_CALL.json in `--out`, and exits with 1 if something is wrong."""
 import argparse
 import gc
 import json
@@ -51,7 +51,7 @@ SHAPES = {
     "8b": QWEN | dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
                       tie_word_embeddings=False)}
 KINDS = ("qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3")
-KEPT, RECOMPUTED, SENT = "", "recomputed", "sent to host memory"   # what happens to what autograd saves
+KEPT, RECOMPUTED, SENT = "", "recomputed", "sent to host memory"   # what happens to saved activations
 SPEED = dict(
     small=[("tiny", "lora", "auto", KEPT, 128), ("tiny", "qlora", "auto", RECOMPUTED, 128),
            ("tiny", "lora", "auto", SENT, 128)],
@@ -59,7 +59,7 @@ SPEED = dict(
           ("4b", "qlora", "auto", KEPT, 8192), ("4b", "lora", "auto", RECOMPUTED, 8192),
           ("4b", "lora", "auto", SENT, 8192), ("0.6b", "full", "auto", KEPT, 16384),
           ("8b", "lora", "auto", RECOMPUTED, 16384), ("8b", "qlora", "auto", RECOMPUTED, 16384),
-          ("4b", "lora", "compile", KEPT, 8192)])   # size, method, kernels, what happens, tokens
+          ("4b", "lora", "compile", KEPT, 8192)])   # size, method, kernels, activations, tokens
 ANSWERS = dict(small=[("tiny", 4, 20, 20)],
                full=[("0.6b", 32, 1000, 64), ("4b", 32, 1000, 64)])   # size, prompts, tokens of each, new tokens
 MEMORY = dict(
@@ -70,8 +70,8 @@ MEMORY = dict(
 
 
 def make_config(folder:str, size:str, method:str, tokens:int, kind="qwen3", **how)->Config:
-    "Of a model that has a config and no weights"
-    special = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)   # those of a kind may lie outside
+    "The config for a model without weights"
+    special = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)   # a type's own ids may be out of range
     shape = AutoConfig.for_model(kind, max_position_embeddings=262_144, **SHAPES[size] | special)
     shape.save_pretrained(folder)
     return load_config(model=folder, tokenizer="tiny", init="random", method=method, max_length=tokens, lora_dropout=0.,
@@ -79,7 +79,7 @@ def make_config(folder:str, size:str, method:str, tokens:int, kind="qwen3", **ho
 
 
 def quantise(model)->None:
-    "Linear layers but the head in 4 bits, one after the other"
+    "Quantise the linear layers except the head to 4 bits, one by one"
     from bitsandbytes.nn import Linear4bit, Params4bit
     head = model.get_output_embeddings()
     for path, layer in [*model.named_modules()]:
@@ -98,7 +98,7 @@ def half_of(device:str)->torch.dtype: return torch.bfloat16 if device == "cuda" 
 
 
 def make_model(cfg:Config, device:str, *, kernels="none", checkpointing=False, learned=True):
-    "Ready to train, with random weights that were made on the device"
+    "A model ready to train, with random weights created on the device"
     register_varlen()
     half = half_of(device)
     tokenizer = load_tokenizer(cfg)
@@ -109,7 +109,7 @@ def make_model(cfg:Config, device:str, *, kernels="none", checkpointing=False, l
     if cfg.method == "qlora": quantise(model)
     model = add_adapter(model, tokenizer, cfg).to(device)
     if cfg.method != "full": adapters_to_float32(model)
-    if learned:   # an adapter whose B is 0 says nothing
+    if learned:   # an adapter whose B is 0 has no effect
         with torch.no_grad():
             for name, p in model.named_parameters():
                 if "lora_B" in name: p.normal_(std=.02)
@@ -128,7 +128,7 @@ def make_batch(model, lengths:list[int], device:str)->dict:
 
 
 def run_pass(model, batch:dict, device:str)->torch.Tensor:
-    "Forward and backward; the loss"
+    "Run forward and backward passes and return the loss"
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         out = model(**batch, supervised=True, use_cache=False)
         loss = out.loss / out.n_tokens
@@ -143,13 +143,13 @@ def measure_gradients(model, batch:dict, device:str)->tuple[float,list]:
 
 
 def compare(want, got)->float:
-    "How far loss and gradients are apart, as a share: the larger of both"
+    "The larger of the relative differences of loss and gradients"
     apart = sum(float((a - b).norm()) for a, b in zip(got[1], want[1], strict=True))
     return max(abs(got[0] - want[0]) / abs(want[0]), apart / sum(float(w.norm()) for w in want[1]))
 
 
 def correctness_cases(size:str, device:str)->list[tuple[str,Callable]]:
-    "Names, and functions that return how far two ways to compute the same are apart"
+    "Names and functions that return the difference between two ways to compute the same"
     shape, lengths = ("tiny", [5, 40, 1, 18]) if size == "small" else ("0.6b", [5, 1000, 1, 800])
     def against_plain(change, method="lora", kind="qwen3"):
         def measure(folder):
@@ -183,7 +183,7 @@ def correctness_cases(size:str, device:str)->list[tuple[str,Callable]]:
         batch = make_batch(model, lengths, device)
         want, hooks = measure_gradients(model, batch, device), offload_saved_tensors(model)
         found = []
-        for _ in range(3):   # from the second pass on, tensors are brought back early
+        for _ in range(3):   # from the second pass on, tensors are prefetched
             with hooks: found.append(compare(want, measure_gradients(model, batch, device)))
         return max(found)
     kinds = ("qwen3", "gemma2", "phi3") if size == "small" else KINDS
@@ -211,7 +211,7 @@ def check_correctness(a, device:str, left:Callable):
 
 
 def run_tests(seconds:float)->dict:
-    "tests/gpu but for the peaks, which `--call memory` measures"
+    "Run tests/gpu except for the memory peaks, which `--call memory` measures"
     tests = Path(__file__).parents[1]/"tests"/"gpu"
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=short", str(tests), "-k", "not predicted_peak"]
     try: done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
@@ -221,7 +221,7 @@ def run_tests(seconds:float)->dict:
 
 
 def flops_of(model, lengths:list[int])->float:
-    "Of a forward and backward pass: 4 a weight and token of a frozen matrix, 6 of a trained one; attention; the head"
+    "FLOPs of forward and backward: 4 per weight and token of frozen matrices, 6 of trained ones; attention; the head"
     from sft_nb.batches.layout import BatchLengths
     from sft_nb.planning.throughput import facts_of
     facts, batch = facts_of(model), BatchLengths(tuple(lengths), True)
@@ -260,13 +260,13 @@ def measure_speed(a, device:str, left:Callable):
         def answer(folder, size=size, prompts=prompts, length=length, new=new):
             cfg = make_config(folder, size, "lora", length + new)
             model, tokenizer = make_model(cfg, device, kernels="auto"), load_tokenizer(cfg)
-            model.generation_config.eos_token_id = None   # so that each answer has all its tokens
+            model.generation_config.eos_token_id = None   # so that each answer has the full length
             asked = make_batch(model, [length] * prompts, "cpu")["input_ids"].view(prompts, length).tolist()
             class Timed(Decoder):
-                "Notes how long each step takes"
+                "Records the duration of each step"
                 def write(self, running):
                     began = time.perf_counter()
-                    super().write(running)   # which waits for its tokens
+                    super().write(running)   # synchronises with the device
                     steps.append(time.perf_counter() - began)
             def ms_a_token():
                 steps.clear()
@@ -298,13 +298,13 @@ def measure_memory(a, device:str, left:Callable):
             peak = allocated_by(steps, model, device)
             ratio = planned / peak
             found = dict(planned_gib=round(planned / 2**30, 3), allocated_gib=round(peak / 2**30, 3))
-            return found | dict(ratio=round(ratio, 3), ok=.9 <= ratio <= 1.3)   # a plan may be careful
+            return found | dict(ratio=round(ratio, 3), ok=.9 <= ratio <= 1.3)   # a plan may overestimate
         name = f"{size} {method}, {tokens:,} tokens" + ", checkpointing" * checkpointing
         yield run_case(name, measure, left, 60)
 
 
 def allocated_by(steps:Callable, model, device:str)->int:
-    "Bytes at the worst moment: by CUDA's allocator, or as tensors are counted on a CPU"
+    "Peak bytes: from CUDA's allocator, or by counting tensors on a CPU"
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         steps()
@@ -316,7 +316,7 @@ def allocated_by(steps:Callable, model, device:str)->int:
 
 
 def run_case(name:str, measure:Callable, left:Callable, seconds:float)->dict:
-    "A row of the table; what fails is a row as well"
+    "A row of the table; failures are rows too"
     if left() < seconds: return dict(case=name, left_out=f"{left():.0f} s were left")
     began = time.monotonic()
     try:

@@ -4,12 +4,12 @@
 
 The base must know words, sums and how a chat turn ends, and must *not* know the demo's task: SFT has to teach that.
 So it reads stories, plain equations and short chats of other kinds. No chat in its text asks "How many".
-LoRA cannot teach a token that the base never met, so the chat tokens must be alive before fine-tuning begins.
+LoRA cannot teach a token that the base never saw, so the chat tokens must be trained before fine-tuning begins.
 """
 import argparse, hashlib, json, math, random, time
 from pathlib import Path
 
-from sft_nb.tasks.arithmetic import NAMES, THINGS   # the same words, other sentences
+from sft_nb.tasks.arithmetic import NAMES, THINGS   # the same words in different sentences
 
 PLACES = "the park, the school, the market, the river, the garden, the beach, the library, the farm".split(", ")
 OPPOSITES = dict(big="small", hot="cold", up="down", fast="slow", old="new", wet="dry", hard="soft", full="empty",
@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 
 
 def equation(r):
-    "A sum, a difference or a product, and its value, as `14 + 23 = 37`; numbers that the demo can meet"
+    "A sum, difference or product with its value, like `14 + 23 = 37`, in the demo's range of numbers"
     kind = r.choice("++--*")
     a, b = r.randrange(100), r.randrange(100)
     if kind == "*": a, b = r.randrange(2, 13), r.randrange(2, 13)
@@ -77,7 +77,7 @@ def small_talk(r):
 
 
 def numbers(r):
-    "A question about numbers that stand in it and its answer: reading, comparing, reckoning; never a word problem"
+    "A question about given numbers and its answer: reading, comparing, calculating; never a word problem"
     name, friend = r.sample(NAMES, 2)
     thing, other = r.sample(THINGS, 2)
     a, b, c = r.sample(range(2, 100), 3)
@@ -102,7 +102,7 @@ def numbers(r):
 
 
 def turn(r):
-    "One question and its answer, of a kind that is not the demo's"
+    "One question and its answer, of a kind that the demo does not use"
     return numbers(r) if r.random() < .6 else small_talk(r)
 
 
@@ -116,7 +116,7 @@ def chat(r):
 
 
 def documents(seed):
-    "An endless stream of documents; the same stream for the same seed"
+    "An endless stream of documents, determined by the seed"
     r = random.Random(seed)
     while True: yield r.choices((story, facts, chat), (2, 2, 6))[0](r)
 

@@ -1,4 +1,4 @@
-"""How the code reads, counted: one column for each tree. `tests/test_style.py` asserts the goals.
+"""Measure the readability of the code, one column per tree. `tests/test_style.py` asserts the goals.
 
     python scripts/measure.py                   # this repository
     python scripts/measure.py OLD_CLONE .       # before and after
@@ -32,12 +32,12 @@ class Source:
 
     @property
     def too_wide(self)->list[str]:
-        "Lines over the width, but for the list of names, which nbdev wraps in its own way"
+        "Lines over the width, except for `__all__`, which nbdev wraps in its own way"
         long = [(n, line) for n, line in enumerate(self.lines, 1) if len(line) > WIDTH]
         return [f"line {n}: {len(line)} characters" for n, line in long if not line.startswith("__all__ =")]
 
     def nodes(self, *kinds)->list:
-        "Every node of these kinds, also inside functions"
+        "Every node of these kinds, including those inside functions"
         return [n for n in ast.walk(self.tree) if isinstance(n, kinds)]
 
 
@@ -54,7 +54,7 @@ class Cell:
 
     @cached_property
     def tree(self)->ast.Module:
-        "Of the code without magics"
+        "The syntax tree of the code without magics"
         return ast.parse(re.sub(r"^\s*[%!].*", "", self.source, flags=re.M)) if self.kind == "code" else ast.parse("")
 
     @property
@@ -90,7 +90,7 @@ class Notebook:
 
     @property
     def public(self)->set[str]:
-        "What a reader can import: the names in the module's `__all__`"
+        "The public names: those in the module's `__all__`"
         statements = [s for c in self.code if c.exported for s in c.tree.body]
         names = {s.name for s in statements if isinstance(s, DEFINITIONS) and not _patches(s)}
         assigned = [s for s in statements if isinstance(s, (ast.Assign, ast.AnnAssign))]
@@ -106,12 +106,12 @@ class Notebook:
 
 
 def _patches(definition)->bool:
-    "Is it a method, added with fastcore's `patch`?"
+    "Is this a method added with fastcore's `patch`?"
     return any("patch" in ast.unparse(d) for d in definition.decorator_list)
 
 
 def modules(root:Path)->list[Source]:
-    "What the notebooks make"
+    "The modules generated from notebooks"
     paths = sorted((root/"sft_nb").rglob("*.py"))
     made = [p for p in paths if p.name not in ("__init__.py", "_modidx.py") and p.parent.name != "configs"]
     return [Source(p) for p in made]
@@ -124,7 +124,7 @@ def notebooks(root:Path)->list[Notebook]:
 
 
 def size(source:Source, node)->int:
-    "Characters of a definition, indentation not counted"
+    "Characters of a definition without indentation"
     return sum(len(line.strip()) for line in source.lines[node.lineno - 1:node.end_lineno])
 
 
@@ -136,19 +136,19 @@ def sizes(source:Source)->dict[str,int]:
 
 
 def nested_choices(source:Source)->list[int]:
-    "Lines of conditional expressions that hold another"
+    "Lines of nested conditional expressions"
     def holds(node)->bool: return sum(isinstance(n, ast.IfExp) for n in ast.walk(node)) > 1
     return [n.lineno for n in source.nodes(ast.IfExp) if holds(n)]
 
 
 def calls(source:Source, *names:str)->bool:
-    "Does it call a function of one of these names?"
+    "Does the source call a function with one of these names?"
     called = {getattr(c.func, "id", getattr(c.func, "attr", "")) for c in source.nodes(ast.Call)}
     return not called.isdisjoint(names)
 
 
 def computes_a_loss(source:Source)->bool:
-    "Does it ask a model, or its head, for the loss of a batch?"
+    "Does the source compute the loss of a batch with a model or its head?"
     for call in source.nodes(ast.Call):
         given = {k.arg: k.value for k in call.keywords}
         asked = isinstance(given.get("supervised"), ast.Constant) and given["supervised"].value is True
@@ -161,7 +161,7 @@ def percentile(values:list[int], share:float)->int: return sorted(values)[int(sh
 
 
 def measure(root:Path)->dict[str,str]:
-    "What is counted -> how it is written"
+    "Name of a measure -> its formatted value"
     made, books = modules(root), notebooks(root)
     lines = [line for s in made for line in s.lines if line.strip()]
     functions = [n for s in made for n in sizes(s).values()]

@@ -6,7 +6,7 @@
 Each fault is planted in a throw-away copy of the tree, in the module and in the notebook that the module comes from.
 The tests of that module run, the cheapest first, until one fails: the test file named after it, its notebook, then the
 test files that import it. A fault counts as caught only if the test that failed passes on the untouched tree. One that
-runs into the time limit is counted apart: nobody knows. The result is written to benchmarks/results/mutate.json."""
+exceeds the time limit is counted separately as unknown. The result is written to benchmarks/results/mutate.json."""
 import argparse
 import ast
 import json
@@ -43,7 +43,7 @@ class Fault:
     new:str
 
     def describe(self, source:str)->dict:
-        "Where it is and what it changes, for a reader"
+        "Its place and its change, in readable form"
         first, last = source.rfind("\n", 0, self.start) + 1, (source + "\n").find("\n", self.end)
         after = source[first:self.start] + self.new + source[self.end:last]
         return dict(module=self.module, line=source.count("\n", 0, self.start) + 1, kind=self.kind,
@@ -51,7 +51,7 @@ class Fault:
 
 
 class Finder(ast.NodeVisitor):
-    "Every fault that can be planted in a module; text, annotations and what only displays are left alone"
+    "Finds every fault that can be planted in a module, except in text, annotations and display code"
     def __init__(self, module:str, source:str):
         self.module, self.source, self.faults = module, source, []
         self.lines = [0]
@@ -118,7 +118,7 @@ class Finder(ast.NodeVisitor):
     def visit_Constant(self, node):
         if isinstance(node.value, bool):
             self.add("wrong constant", self.start(node), self.end(node), str(not node.value))
-        elif isinstance(node.value, int) and abs(node.value) <= 16:   # one more of many is no fault
+        elif isinstance(node.value, int) and abs(node.value) <= 16:   # off by one in a large number is no fault
             self.add("off by one", self.start(node), self.end(node), str(node.value + 1))
 
     def visit_Call(self, node):
@@ -141,7 +141,7 @@ def find_faults(module:str)->list[Fault]:
 
 
 def sources(parts:list[str])->list[str]:
-    "Modules of the parts named: tokens, or tokens/encode"
+    "The modules of the given parts: tokens, or tokens/encode"
     files = [str(p.relative_to(ROOT/"sft_nb")) for p in sorted((ROOT/"sft_nb").rglob("*.py")) if "__" not in p.name]
     found = [f for f in files if any(f == f"{p}.py" or f.startswith(f"{p}/") for p in parts)]
     if not found: sys.exit(f"no module is named {', '.join(parts)}. Fix: --module tokens/encode, as under sft_nb/.")
@@ -149,7 +149,7 @@ def sources(parts:list[str])->list[str]:
 
 
 def choose_faults(modules:list[str], count:int, seed:int)->list[Fault]:
-    "Modules in turn, so that a short one counts as much as a long one"
+    "Choose faults from modules in turn, so that a short one counts as much as a long one"
     draw = random.Random(seed)
     left = {m: find_faults(m) for m in modules}
     for faults in left.values(): draw.shuffle(faults)
@@ -162,7 +162,7 @@ def choose_faults(modules:list[str], count:int, seed:int)->list[Fault]:
 
 
 def targets(module:str)->list[str]:
-    "Test files and notebooks of a module, the cheapest first"
+    "Test files and notebooks of a module, cheapest first"
     dotted = "sft_nb." + module.removesuffix(".py").replace("/", ".")
     parent, stem = dotted.rpartition(".")[::2]
     imports = re.compile(rf"\b{re.escape(dotted)}\b|from {re.escape(parent)} import .*\b{stem}\b")
@@ -181,7 +181,7 @@ def notebook_of(module:str)->Path|None:
 
 
 def copy_tree(to:Path):
-    "The files that git knows, and new ones that it does not ignore"
+    "Copy tracked files, and untracked ones that git does not ignore"
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True,
                             text=True).stdout
     for name in listed.splitlines():
@@ -209,14 +209,14 @@ def plant(fault:Fault, tree:Path):
     text = "".join(cell["source"])
     at = -1
     for _ in range(nth + 1): at = text.find(old, at + 1)
-    if at < 0: return   # an import, which reads differently there
+    if at < 0: return   # an import, which is written differently in the notebook
     shift = at - (source.rfind("\n", 0, fault.start) + 1)
     cell["source"] = text[:fault.start + shift] + fault.new + text[fault.end + shift:]
     notebook.write_text(json.dumps(content))
 
 
 def run_target(target:str, tree:Path, seconds:float)->tuple[str,str]:
-    "(passed, failed or time, the test that failed) of a test file, test or notebook, in a fork of this warm process"
+    "Run a test file, test or notebook in a fork: (passed, failed or time; the test that failed)"
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -237,7 +237,7 @@ def run_target(target:str, tree:Path, seconds:float)->tuple[str,str]:
     until = time.monotonic() + seconds
     while time.monotonic() < until and os.waitpid(child, os.WNOHANG)[0] == 0: time.sleep(.05)
     timed_out = time.monotonic() >= until
-    try: os.killpg(child, signal.SIGKILL)   # and what it left running
+    try: os.killpg(child, signal.SIGKILL)   # including processes it left running
     except ProcessLookupError: pass
     if timed_out: os.waitpid(child, 0)
     said = b"" if timed_out else os.read(read, 4096)
@@ -247,7 +247,7 @@ def run_target(target:str, tree:Path, seconds:float)->tuple[str,str]:
 
 
 def run_pytest(target:str)->str:
-    "The first test that fails; empty if all pass"
+    "Run pytest and return the first test that fails; empty if all pass"
     import pytest
 
     class First:
@@ -266,7 +266,7 @@ def run_notebook(path:Path)->str:
 
 
 def preload():
-    "What every test imports, once, before the forks; nothing of the package itself"
+    "Import what every test needs once before forking, but nothing of the package itself"
     os.environ |= dict(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TQDM_DISABLE="1",
                        SFT_NB_SHARED=os.environ.get("SFT_NB_SHARED", str(ROOT.parent/"shared")))
     import hypothesis, nbdev.test, peft, pytest, scipy.stats, torch, transformers   # noqa: F401

@@ -1,12 +1,12 @@
-"""Every two values of 21 settings meet in a training of three steps, which is killed, resumed, evaluated and merged.
+"""Test every pair of values of 21 settings in a run of three steps that is killed, resumed, evaluated and merged.
 
     python scripts/pairs.py                 # half an hour on two cores; writes benchmarks/results/pairs.json
     python scripts/pairs.py --rows 3 7      # some rows of the array, printed and not written
 
-A row ends as *trained*: byte for byte where the killed and resumed one ends, it answers held-out rows, and its merged
-model is proved to be the adapter's. What cannot work is tried alone and ends as *refused*, by the config or
-by preflight, with a sentence. Anything else is *failed*, and the script ends with 1.
-`tests/training/test_pairs.py` does a handful, and proves that the array holds every pair."""
+A row ends as *trained*: the killed and resumed run has the same bytes, it answers held-out rows, and its merged
+model is proven to match the adapter. What cannot work is tried alone and ends as *refused*, by the config or
+by preflight, with a message. Anything else is *failed*, and the script exits with 1.
+`tests/training/test_pairs.py` runs a few rows, and checks that the array contains every pair."""
 import argparse
 import atexit
 import json
@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT/"tests"))
 RESULTS = ROOT/"benchmarks/results/pairs.json"
 
 AGAIN, TWO = dict(gradient_checkpointing=True), dict(num_processes=2)
-FACTORS = {   # factor -> value as the table says it -> settings; the first value is the default
+FACTORS = {   # factor -> value as shown in the table -> settings; the first value is the default
     "method": {"lora": dict(method="lora"), "qlora": dict(method="qlora"),
                "qlora, 8 bits": dict(method="qlora", load_in_8bit=True), "full": dict(method="full")},
     "dtype": {"float32": dict(dtype="float32"), "bfloat16": dict(dtype="bfloat16")},
@@ -74,7 +74,7 @@ FORBIDDEN = {   # pairs that are refused, each tried alone
     *product([("attention", "sdpa"), ("attention", "eager"), ("layout", "padded"), ("layout", "grouped")],
              [("processes", "2, shared rows")]),
 }
-ALONE = [   # what cannot run here, beside the defaults
+ALONE = [   # values that cannot run here, combined with defaults
     dict(optim="lomo"), dict(optim="galore_adamw"), dict(lr_scheduler_type="warmup_stable_decay"),
     dict(lr_scheduler_type="cosine_with_min_lr"), dict(lr_scheduler_type="polynomial", learning_rate=1e-8),
     dict(method="qlora", modules_to_save=("q_proj",)), dict(method="qlora", init_lora_weights="pissa"),
@@ -89,18 +89,18 @@ THREE_STEPS = dict(
 
 
 def pairs_of(row:dict)->set:
-    "The pairs of values that meet in a row: factor -> value"
+    "The pairs of values in a row, which maps factor -> value"
     return set(combinations(row.items(), 2))
 
 
 def wanted()->set:
-    "All pairs of values of two factors, but for those that are refused"
+    "All pairs of values of two factors, except those that are refused"
     each = [[(factor, value) for value in values] for factor, values in FACTORS.items()]
     return {(a, b) for one, two in combinations(each, 2) for a in one for b in two} - FORBIDDEN
 
 
 def array()->list[dict]:
-    "Rows in which every wanted pair meets"
+    "Rows that cover every wanted pair"
     from allpairspy import AllPairs
     most_first = sorted(FACTORS, key=lambda factor: -len(FACTORS[factor]))
     def in_order(values)->dict:
@@ -115,12 +115,12 @@ def is_allowed(row:dict)->bool: return not pairs_of(row) & FORBIDDEN
 
 
 def met(rows:list[dict])->set:
-    "The pairs of all rows"
+    "The pairs covered by all rows"
     return set().union(*map(pairs_of, rows))
 
 
 def cheaper(rows:list[dict])->list[dict]:
-    "The same pairs, with a second process or a second training only where a pair needs it"
+    "The same pairs, with a second process or training only where a pair needs it"
     rows = list(rows)
     for k, factor in product(range(len(rows)), ("processes", "max_time")):
         less = rows[k] | {factor: next(iter(FACTORS[factor]))}
@@ -129,7 +129,7 @@ def cheaper(rows:list[dict])->list[dict]:
 
 
 def completed(missing:set)->list[dict]:
-    "Rows for the pairs that a greedy array has left out: defaults, and of those pairs as many as go together"
+    "Rows for the pairs missing from a greedy array: defaults, with as many of those pairs as are compatible"
     rows, left = [], sorted(missing)
     while left:
         row = {}
@@ -145,7 +145,7 @@ def with_defaults(some:dict)->dict: return {f: some.get(f, next(iter(values))) f
 
 
 def settings_of(row:dict)->dict:
-    "What a row means to `load_config`"
+    "The settings of a row for `load_config`"
     return {name: value for factor, chosen in row.items() for name, value in FACTORS[factor][chosen].items()}
 
 
@@ -155,7 +155,7 @@ def config(folder:Path, settings:dict):
 
 
 def trained(cfg):
-    "A run of the config, in as many processes as it asks for"
+    "Train a run of the config, in as many processes as it requests"
     from sft_nb.training.launch import launch
     from sft_nb.training.train import train
     if cfg.num_processes == 1: return train(cfg)
@@ -163,7 +163,7 @@ def trained(cfg):
 
 
 def ended(run):
-    "A launched run when it has ended; `SftError` with its reason if it failed"
+    "Wait for a launched run to end; `SftError` with its reason if it failed"
     from sft_nb.report import SftError
     run.wait()
     if run.status.state != "failed": return run
@@ -171,14 +171,14 @@ def ended(run):
 
 
 def continued(run):
-    "The same run, resumed"
+    "Resume the run"
     from sft_nb.runs.directory import start_process
     from sft_nb.training.train import resume
     return resume(run) if run.config.num_processes == 1 else ended(start_process(run))
 
 
 def killed(run, folder:Path):
-    "A copy of a run as it was when it was killed after its first checkpoint"
+    "A copy of a run in the state of being killed after its first checkpoint"
     from sft_nb.runs.directory import Run
     shutil.copytree(run.path, folder/"killed")
     copy = Run(folder/"killed")
@@ -194,7 +194,7 @@ def weights(run)->dict[str, bytes]:
 
 
 def look(folder:Path, settings:dict)->str:
-    "Train, kill, resume, compare, evaluate, merge; what is not as it should be, empty if nothing"
+    "Train, kill, resume, compare, evaluate and merge; return what is wrong, empty if nothing"
     from sft_nb.evaluation.evaluate import evaluate
     from sft_nb.proof.merge import merge
     limit = settings.get("max_time")
@@ -209,7 +209,7 @@ def look(folder:Path, settings:dict)->str:
 
 
 def attempt(settings:dict)->dict:
-    "How it ends: trained, refused before a run was begun, or failed; with the sentence, and by whom it was said"
+    "The outcome: trained, refused before a run was created, or failed; with the message and its origin"
     from sft_nb.report import SftError
     began, by = time.monotonic(), ""
     with tempfile.TemporaryDirectory(prefix="sft_nb-pairs-") as folder:
@@ -226,7 +226,7 @@ def attempt(settings:dict)->dict:
 
 
 def tried(rows:list[dict], alone:list[dict])->list[dict]:
-    "The table: each row as it was asked for, and how it ended"
+    "The table: each row with its outcome"
     named = [(row, settings_of(row)) for row in rows]
     named += [({name: str(value) for name, value in settings.items()}, settings) for settings in alone]
     table = []
@@ -242,7 +242,7 @@ def main()->int:
     parser.add_argument("--rows", type=int, nargs="*", help="numbers of rows of the array, counted from 1; all without")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if "SFT_NB_CACHE" not in os.environ:   # prepared rows, and the models of these runs
+    if "SFT_NB_CACHE" not in os.environ:   # for prepared rows, and the models of these runs
         os.environ["SFT_NB_CACHE"] = tempfile.mkdtemp(prefix="sft_nb-pairs-cache-")
         atexit.register(shutil.rmtree, os.environ["SFT_NB_CACHE"], ignore_errors=True)
     rows = array()

@@ -2,7 +2,7 @@
 
     python scripts/plain_install.py                     # the versions of constraints.txt
     python scripts/plain_install.py --newest            # the newest releases that pip finds
-    python scripts/plain_install.py --environment DIR   # into DIR, which is kept and used again
+    python scripts/plain_install.py --environment DIR   # into DIR, which is kept and reused
 """
 import argparse
 import os
@@ -22,7 +22,7 @@ SHORT = 'load_config("demo", max_steps=5, eval_samples=4)'
 
 
 def run(*command, cwd, env=None)->str:
-    "What a command printed; exits with its output if it failed"
+    "Run a command and return its output; if it fails, exit with the output"
     began = time.monotonic()
     done = subprocess.run([*map(str, command)], cwd=cwd, env=env, text=True, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -33,7 +33,7 @@ def run(*command, cwd, env=None)->str:
 
 
 def build_wheel(folder:Path)->Path:
-    "From a copy of the source, so that nothing in the repository but the source can be in it"
+    "Build from a copy of the source, so that the wheel can contain nothing else"
     source = folder/"source"
     shutil.copytree(ROOT/"sft_nb", source/"sft_nb", ignore=shutil.ignore_patterns("__pycache__"))
     for name in SOURCE: shutil.copy(ROOT/name, source)
@@ -42,13 +42,13 @@ def build_wheel(folder:Path)->Path:
 
 
 def install(wheel:Path, environment:Path, newest:bool)->Path:
-    "A fresh environment with the wheel and what it requires; the folder of its programs"
+    "Create an environment with the wheel and its requirements; return the folder of its programs"
     programs = environment/"bin"
     if not (programs/"python").exists(): run(sys.executable, "-m", "venv", environment, cwd=wheel.parent)
     pip = [programs/"python", "-m", "pip", "install", "-q"]
     versions = ["--upgrade", "--upgrade-strategy", "eager"] if newest else ["-c", ROOT/"constraints.txt"]
     run(*pip, *versions, wheel, cwd=wheel.parent)
-    run(*pip, "--no-deps", "--force-reinstall", wheel, cwd=wheel.parent)   # one that is kept has an older wheel
+    run(*pip, "--no-deps", "--force-reinstall", wheel, cwd=wheel.parent)   # a kept environment has an older wheel
     return programs
 
 
@@ -61,7 +61,7 @@ def ten_lines()->str:
 
 
 def use(programs:Path, folder:Path)->None:
-    "What a new user does first; exits at the first command that fails"
+    "Run what a new user tries first; exit at the first command that fails"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "SFT_NB"))}
     env |= dict(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1",
                 SFT_NB_CACHE=str(folder/"cache"), HOME=str(folder))

@@ -1,12 +1,12 @@
-"""Where the time of the test suite goes: CPU seconds of each test, file and notebook, child processes included.
+"""Profile the test suite: CPU seconds of each test, file and notebook, including child processes.
 
     python scripts/profile_tests.py                          # all tests, two at a time, then all notebooks
     python scripts/profile_tests.py tests/tokens -n 0        # arguments go to pytest
     python scripts/profile_tests.py --notebooks nbs/recipes  # notebooks alone
 
-CPU seconds hardly change when something else runs beside the tests; wall time does. A child process counts with the
-test that waits for it, so the processes of a run that was detached and left behind are missing. `imports` is what
-children spend importing torch, transformers, trl and the libraries below: what a warm process would save."""
+CPU seconds hardly depend on other load; wall time does. A child process is counted with the
+test that waits for it, so processes of a detached run are missing. `imports` is the time that
+children spend importing torch, transformers, trl and the libraries below, which a warm process would save."""
 import argparse
 import os
 import resource
@@ -50,13 +50,13 @@ if "SFT_NB_IMPORT_LOG" in os.environ: sys.meta_path.insert(0, ImportTimer())
 
 
 def cpu_seconds()->tuple[float,float]:
-    "Of this process, and of the children that it has waited for"
+    "CPU seconds of this process, and of the children it has waited for"
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own.ru_utime + own.ru_stime, children.ru_utime + children.ru_stime
 
 
 def count_imports(folder:Path)->Path:
-    "Let every Python process that starts from now on log its heavy imports; the file they write to"
+    "Make every new Python process log its heavy imports; return the file they write to"
     (folder/"sitecustomize.py").write_text(HOOK)
     log = folder/"imports.txt"
     log.touch()
@@ -106,7 +106,7 @@ def run_tests(arguments:list[str])->dict[str,list[float]]:
 
 
 def profile_notebooks(places:list[Path])->dict[str,list[float]]:
-    "Run notebooks as `make test` does; what they wait for counts as their own"
+    "Run notebooks as `make test` does; the children they wait for are included"
     from test_notebooks import find_notebooks, import_libraries, run_notebooks
     paths = find_notebooks(places)
     import_libraries()
@@ -115,7 +115,7 @@ def profile_notebooks(places:list[Path])->dict[str,list[float]]:
 
 
 def print_table(used:dict[str,list[float]], title:str, rows:int)->None:
-    "The `rows` entries that took longest, and the sum of all"
+    "Print the `rows` slowest entries, and the sum of all"
     print(f"\n{title:68} {'own':>8} {'children':>9} {'imports':>8}")
     for name, (own, children, imports) in sorted(used.items(), key=lambda x: -x[1][0] - x[1][1])[:rows]:
         print(f"{name[-68:]:68} {own:8.1f} {children:9.1f} {imports:8.1f}")
@@ -146,7 +146,7 @@ def main():
         print_table(used, "test", options.rows)
     if options.notebooks is not None:
         print_table(profile_notebooks(options.notebooks or [ROOT/"nbs"]), "notebook", options.rows)
-    elif not arguments:   # in a process of its own, in which pytest has set nothing
+    elif not arguments:   # in a separate process without pytest's settings
         command = [sys.executable, __file__, "--rows", str(options.rows), "--notebooks"]
         subprocess.run(command, env=environment, check=True)
     print(f"\n{time.monotonic() - began:.0f} s of wall time")

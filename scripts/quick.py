@@ -1,11 +1,11 @@
-"""What is worth running before a commit: style, layers, and the tests and notebooks of what changed.
+"""Run what is worth checking before a commit: style, layers, and the tests and notebooks of changed files.
 
-    python scripts/quick.py            # since the last commit, and what git does not know yet
-    python scripts/quick.py main       # since this branch left `main`
+    python scripts/quick.py            # changes since the last commit, and untracked files
+    python scripts/quick.py main       # changes since this branch left `main`
     python scripts/quick.py --list     # show what would run
 
-A changed notebook brings itself, the test file named after it and the tests of its module's name; a changed test file
-brings itself. What takes long by nature (two processes, kills, the browser, the demo) waits for `make test`."""
+A changed notebook selects itself, the test file named after it and tests matching its module; a changed test file
+selects itself. Slow tests (two processes, kills, the browser, the demo) are left to `make test`."""
 import argparse
 import os
 import re
@@ -20,7 +20,7 @@ ALWAYS = ["tests/test_style.py", "tests/test_layers.py"]
 
 
 def changed_files(since:str)->list[str]:
-    "Paths from the root that differ from a commit, with new files"
+    "Paths from the root that differ from a commit, including new files"
     def git(*words): return subprocess.check_output(["git", *words], cwd=ROOT, text=True).split("\n")
     base = git("merge-base", since, "HEAD")[0]
     found = [*git("diff", "--name-only", "--diff-filter=d", base), *git("ls-files", "--others", "--exclude-standard")]

@@ -1,4 +1,4 @@
-"""README.md from nbs/index.ipynb, through nbconvert: what the docs' first page says is what the repository says."""
+"""Write README.md from nbs/index.ipynb with nbconvert, so that it equals the first page of the docs."""
 import re
 from pathlib import Path
 

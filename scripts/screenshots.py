@@ -1,7 +1,7 @@
-"""Pictures of all panels, drawn by their own JavaScript in Chromium: `python scripts/screenshots.py --out FOLDER`.
+"""Screenshots of all panels, drawn by their own JavaScript in Chromium: `python scripts/screenshots.py --out FOLDER`.
 
-`--site` writes the six that the pages show into nbs/images. Only Chromium and playwright are needed, no Jupyter server:
-what a panel would send to a notebook is handed to a page by `show_panel`, and what a person does there to the panel.
+`--site` writes the six used by the pages to nbs/images. It needs only Chromium and playwright, no Jupyter server:
+`show_panel` passes a panel's messages to a page, and the user's actions there back to the panel.
 """
 import argparse
 import shutil
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-COLOURS = dict(light=("#ffffff", "#1f2328"), dark=("#111418", "#e6e6e6"))   # of the page and its text
+COLOURS = dict(light=("#ffffff", "#1f2328"), dark=("#111418", "#e6e6e6"))   # background and text
 SITE = ("batches", "data", "run", "evaluation", "plan", "generation")
 
 START = """async ({ js, traits }) => {
@@ -40,7 +40,7 @@ START = """async ({ js, traits }) => {
 
 
 def show_panel(page, panel, theme:str="light")->None:
-    "Draw a panel in an empty page; a click there reaches the panel, and what the panel draws is seen"
+    "Draw a panel in an empty page, with clicks and updates connected in both directions"
     sent = []
     panel.send = lambda message, buffers=None: sent.append(message)
     def traits(): return {name: getattr(panel, name) for name in ("title", "view", "saved_id", "beat", "beat_seconds")}
@@ -60,11 +60,11 @@ def show_panel(page, panel, theme:str="light")->None:
     page.locator(".sft-panel").wait_for()
 
 
-# ---- what is drawn: name -> state -> a function that makes the panel
+# ---- panels: name -> state -> a function that creates the panel
 
 @contextmanager
 def running(folder:Path, finished):
-    "A run that another process seems to train, with the first metrics of a finished one"
+    "A run that appears to be training in another process, with the first metrics of a finished run"
     from sft_nb.config import load_config
     from sft_nb.runs.directory import create_run
     run = create_run(load_config("demo", runs_dir=str(folder), run_name="running"), state="running")
@@ -74,7 +74,7 @@ def running(folder:Path, finished):
 
 
 def train_demo(folder:Path):
-    "A run to look at, with four checkpoints and their scores"
+    "A run with four checkpoints and their scores"
     from sft_nb.config import load_config
     from sft_nb.evaluation.sweep import sweep
     from sft_nb.training.train import train
@@ -106,7 +106,7 @@ def half_written(panel):
 
 
 def all_panels(run, live, folder:Path)->dict:
-    "Name of a panel -> its states, each a function that makes it"
+    "Name of a panel -> its states, each with a function that creates it"
     from sft_nb.config import load_config
     from sft_nb.panels.batches import BatchPanel
     from sft_nb.panels.evaluation import EvalPanel

@@ -1,11 +1,11 @@
-"""Kill at random moments of everything that writes into a run, and see that nothing is lost: a training that
-continues ends as an undisturbed one ends, what cannot continue says so in one line, and no run hides another.
+"""Kill processes that write into a run at random moments, and check that nothing is lost: a training that
+resumes ends like an undisturbed one, a run that cannot resume says so in one line, and no run hides another.
 
     python scripts/soak.py --kills 200 --seed 1                  # create, preparation, preflight, training, resume ...
     python scripts/soak.py --kills 100 --moments training        # trainings alone, most of them inside a checkpoint
 
 Exits with 1 at the first run whose adapter differs in a byte, whose metrics.jsonl has a gap or a double line, that
-cannot be listed, or that neither continues nor says why not. `tests/training/test_kill.py` does a dozen."""
+cannot be listed, or that neither resumes nor says why not. `tests/training/test_kill.py` does a dozen."""
 import argparse
 import importlib
 import json
@@ -31,17 +31,17 @@ from sft_nb.runs.directory import list_runs
 
 PLACES = ("anywhere", "while weights are written", "before the list of files", "before the rename",
           "after the rename", "while old checkpoints go")
-os.environ.setdefault("OMP_NUM_THREADS", "1")   # a model of this size is not faster with more
-# forked from a process that has loaded torch and done nothing with it, so that a start takes no ten seconds
+os.environ.setdefault("OMP_NUM_THREADS", "1")   # more threads do not speed up a model of this size
+# fork from a process that has only imported torch, so that a start does not take ten seconds
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["sft_nb.training.train", "bitsandbytes", "sft_nb.planning.plan",
                                   "sft_nb.evaluation.evaluate", "sft_nb.proof.merge", "sft_nb.training.trainer",
                                   "deepspeed", "wandb", "matplotlib.pyplot", "peft.tuners.lora.bnb",
-                                  "transformers.integrations.bitsandbytes"])   # what is not there is left out
+                                  "transformers.integrations.bitsandbytes"])   # missing modules are skipped
 
 
 def setup(folder:Path)->Config:
-    "24 steps in two epochs, with dropout, held-out loss, and lines of the log that do not fall on checkpoints"
+    "24 steps in two epochs, with dropout, held-out loss, and log lines that do not coincide with checkpoints"
     return load_config(
         "demo", runs_dir=str(folder), max_samples=96, num_train_epochs=2, per_device_train_batch_size=4,
         gradient_accumulation_steps=2, lora_r=4, logging_steps=2, save_steps=3, save_total_limit=2, eval_steps=6,
@@ -53,7 +53,7 @@ def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)
 
 @contextmanager
 def deadly(place:str):
-    "SIGKILL to this very process at a place inside a checkpoint"
+    "A context that kills this process with SIGKILL at a place inside a checkpoint"
     from sft_nb.runs import checkpoint
     from sft_nb.training import trainer
     seal, rmtree = checkpoint.write_checksums, checkpoint.shutil.rmtree
@@ -74,7 +74,7 @@ def deadly(place:str):
 
 
 def part(path:str, place:str, skip:int)->None:
-    "What a process does: train on, and die inside its first checkpoint but `skip` if a place is given"
+    "Run by a process: continue training; with a place, die inside a checkpoint after skipping `skip`"
     sys.stdout = sys.stderr = open(os.devnull, "w")
     from sft_nb.training.train import train_run
     from sft_nb.training.trainer import SupervisedTrainer
@@ -88,7 +88,7 @@ def part(path:str, place:str, skip:int)->None:
 
 
 def killed(run:Run, place:str, rng:random.Random, longest:float)->bool:
-    "Train on until it is killed, or to the end if the moment comes too late"
+    "Continue training until it is killed, or to the end if the kill comes too late"
     p = PROCESSES.Process(target=part, args=(str(run.path), place, rng.randrange(2)))
     p.start()
     if place == "anywhere":
@@ -101,7 +101,7 @@ def killed(run:Run, place:str, rng:random.Random, longest:float)->bool:
 
 
 def disturbed(cfg:Config, name:str, places:list[str], rng:random.Random, longest:float, say=lambda *a: None)->Run:
-    "A run that is killed at up to four of `places`, which it takes from the list; finished"
+    "A finished run that was killed at up to four of `places`, which are removed from the list"
     run, kills = create_run(replace(cfg, run_name=name), state="starting"), 0
     while run.state != "finished":
         place = places[-1] if places and kills < 4 else "nowhere"
@@ -117,7 +117,7 @@ def disturbed(cfg:Config, name:str, places:list[str], rng:random.Random, longest
 KEYS = ("step", "loss", "grad_norm", "learning_rate", "num_tokens", "mean_token_accuracy", "eval_loss")
 
 def lines(run:Run)->list[dict]:
-    "What must be the same in metrics.jsonl: everything but seconds"
+    "The lines of metrics.jsonl without timings, which must be the same"
     return [{k: m[k] for k in KEYS if k in m} for m in run.metrics()]
 
 
@@ -136,7 +136,7 @@ def differences(run:Run, whole:Run)->list[str]:
 
 
 def undisturbed(cfg:Config)->tuple[Run,float]:
-    "The run to compare with, and its seconds"
+    "The run to compare with, and the seconds it took"
     run, began = create_run(replace(cfg, run_name="undisturbed"), state="starting"), time.monotonic()
     assert not killed(run, "nowhere", random.Random(), 0) and run.state == "finished", run.status
     return run, time.monotonic() - began
@@ -144,7 +144,7 @@ def undisturbed(cfg:Config)->tuple[Run,float]:
 
 # --- the other moments
 
-MOMENTS = dict(   # moment -> where it begins
+MOMENTS = dict(   # moment -> the function at which it begins
     create=("sft_nb.runs.directory", "_create_directory"), preparation=("sft_nb.workbench", "prepare"),
     preflight=("sft_nb.training.train", "preflight"), training=("sft_nb.training.train", "_prepare_folder"),
     resume=("sft_nb.training.train", "check_provenance"), evaluate=("sft_nb.evaluation.evaluate", "make_evaluator"),
@@ -152,7 +152,7 @@ MOMENTS = dict(   # moment -> where it begins
 
 
 def act(moment:str, path:Path, cfg:Config)->None:
-    "The work in which the moment comes"
+    "Do the work that is interrupted at `moment`"
     if moment == "create": create_run(replace(cfg, run_name=path.name))
     elif moment == "evaluate": importlib.import_module("sft_nb.evaluation.evaluate").evaluate(Run(path), progress=False)
     elif moment == "merge": importlib.import_module("sft_nb.proof.merge").merge(Run(path), prompts=2)
@@ -161,7 +161,7 @@ def act(moment:str, path:Path, cfg:Config)->None:
 
 @contextmanager
 def dying(moment:str, after:float, writes:int):
-    "From the beginning of a moment on: SIGKILL after some seconds, or at a file that is about to be on the disk"
+    "From the start of a moment: SIGKILL after `after` seconds, or just before a file is flushed to disk"
     module, name = MOMENTS[moment]
     module, sync = importlib.import_module(module), os.fsync
     begin, left = getattr(module, name), None
@@ -180,11 +180,11 @@ def dying(moment:str, after:float, writes:int):
 
 
 def doomed(moment:str, path:Path, cfg:Config, after:float, writes:int)->None:
-    "What a process does"
+    "Run by the process to be killed"
     sys.stdout = sys.stderr = open(os.devnull, "w")
-    if path.exists(): record_launcher(path)   # as `launch` says which process it is
+    if path.exists(): record_launcher(path)   # as `launch` records the process
     with dying(moment, after, writes): act(moment, path, cfg)
-    os._exit(0)   # a timer may still be waiting
+    os._exit(0)   # a timer may still be pending
 
 
 def in_a_process(target, *args)->int:
@@ -195,20 +195,20 @@ def in_a_process(target, *args)->int:
 
 
 def whole_again(path:Path, cfg:Config)->None:
-    "Continue it to its end, in a process that nothing happens to"
+    "Resume the run to its end in an undisturbed process"
     sys.stdout = sys.stderr = open(os.devnull, "w")
     record_launcher(path)
     act("training", path, cfg)
 
 
 def one_line(error:SftError)->str:
-    "What is wrong with what it says; empty if nothing is"
+    "What is wrong with the error's message; empty if nothing"
     says = str(error)
     return "" if "\n" not in says and len(says) < 600 and error.fix else f"no line with a way out: {says}"
 
 
 def going_on(run:Run, whole:Run, cfg:Config)->list[str]:
-    "What is wrong with a run that was killed: it continues, or says in one line what to do, and that can be done"
+    "Problems of a killed run, which must resume, or say in one line what to do, and that must work"
     try: can_resume(run)
     except SftError as e:
         if wrong := one_line(e): return [wrong]
@@ -224,7 +224,7 @@ def going_on_at(run:Run, whole:Run, cfg:Config)->list[str]:
 
 
 def made_or_not(path:Path, cfg:Config)->list[str]:
-    "A run that was killed while it was made is there with all that it begins with, or its name is free"
+    "Problems of a run killed during creation: it must be complete, or its name must be free"
     if path.exists():
         first = {"config.json", "environment.json", "status.json"}
         missing = first - {p.name for p in path.iterdir()}
@@ -235,7 +235,7 @@ def made_or_not(path:Path, cfg:Config)->list[str]:
 
 
 def results_again(moment:str, run:Run, cfg:Config)->list[str]:
-    "After a killed evaluation or merge the same is done again, and nothing is left of the first"
+    "Problems after a killed evaluation or merge: repeating it must work and leave nothing of the first"
     code = in_a_process(act, moment, run.path, cfg)
     if code: return [f"{moment} ended with {code} when it was done again"]
     if moment == "evaluate": json.loads((run.path/"eval/adapter.json").read_text())
@@ -244,11 +244,11 @@ def results_again(moment:str, run:Run, cfg:Config)->list[str]:
 
 
 def subject(moment:str, whole:Run, cfg:Config, name:str)->tuple[Path, Config]:
-    "The run to which it happens"
+    "The run in which the kill happens, and its config"
     path = whole.path.parent/name
     if moment == "create": return path, cfg
     if moment in ("evaluate", "merge", "resume"): shutil.copytree(whole.path, path)
-    if moment == "resume":   # stopped at the checkpoint before the last
+    if moment == "resume":   # stopped at the last checkpoint but one
         shutil.rmtree(path/"adapter")
         shutil.rmtree(Run(path).checkpoints()[-1])
         Run(path).set_status("running", step=22)
@@ -257,10 +257,10 @@ def subject(moment:str, whole:Run, cfg:Config, name:str)->tuple[Path, Config]:
     return create_run(cfg, state="starting").path, cfg
 
 
-LONGEST = dict.fromkeys(MOMENTS, 5.)   # seconds, until one has been seen that was not killed
+LONGEST = dict.fromkeys(MOMENTS, 5.)   # seconds, until one finished without being killed
 
 def one_kill(moment:str, whole:Run, cfg:Config, name:str, rng:random.Random)->tuple[bool, list[str]]:
-    "Whether it was killed, and what is wrong then"
+    "Was the process killed, and what is wrong afterwards?"
     path, cfg = subject(moment, whole, cfg, name)
     after, writes = rng.uniform(0, LONGEST[moment]), rng.choice((0, 0, 1, 2, 3, 5, 8))
     if moment == "create": writes = rng.randrange(1, 16)
@@ -272,14 +272,14 @@ def one_kill(moment:str, whole:Run, cfg:Config, name:str, rng:random.Random)->tu
     hidden = {p.parent.name for p in whole.path.parent.glob("[!.]*/config.json")} - listed
     if hidden: return bool(code), [f"not listed: {hidden}"]
     if moment == "create": return bool(code), made_or_not(path, cfg)
-    if moment in ("evaluate", "merge") and not code: return False, []   # it was done before it could be killed
+    if moment in ("evaluate", "merge") and not code: return False, []   # it finished before it could be killed
     if moment in ("evaluate", "merge"): return True, results_again(moment, Run(path), cfg)
     if code == 0: return False, differences(Run(path), whole)
     return True, going_on(Run(path), whole, cfg)
 
 
 def all_moments(whole:Run, cfg:Config, kills:int, moments:list[str], rng:random.Random, say=print)->list[str]:
-    "Kill at each moment in turn; what is wrong with the first run that is not as it should be"
+    "Kill at each moment in turn; return the problems of the first run that has any"
     done = k = 0
     while done < kills:
         k += 1
@@ -293,7 +293,7 @@ def all_moments(whole:Run, cfg:Config, kills:int, moments:list[str], rng:random.
 
 
 def trainings(whole:Run, cfg:Config, seconds:float, kills:int, rng:random.Random)->list[str]:
-    "Trainings alone, most of them killed inside a checkpoint, up to four times each"
+    "Kill only trainings, most of them inside a checkpoint, up to four times each; return the problems"
     places, k = [rng.choice(PLACES) for _ in range(kills)], 0
     while places:
         k += 1

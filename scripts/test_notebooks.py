@@ -4,9 +4,9 @@
     python scripts/test_notebooks.py nbs/recipes -n 1  # notebooks, or folders of them
     python scripts/test_notebooks.py --verbose         # CPU seconds of each when it ends
 
-A notebook gets a process of its own, so that it sees nothing of the one before it. What it launches is a fork too
-(`tests/warm.py`), but not what it starts with `python -c`, to see how a new process begins. Those that train begin
-first: the last one to end would otherwise run alone."""
+Each notebook runs in its own process, so that it sees nothing of the one before it. What it launches is a fork too
+(`tests/warm.py`), except for `python -c`, which shows how a new process starts. Notebooks that train start
+first: otherwise a slow one would run alone at the end."""
 import argparse
 import atexit
 import gc
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[1:1] = [str(ROOT), str(ROOT/"tests")]
-# the package first: it sets what torch reads when it is imported
+# import the package first: it sets variables that torch reads on import
 IMPORTED = ("sft_nb.cli", "sft_nb.training.train", "sft_nb.evaluation.evaluate", "sft_nb.proof.merge", "trl", "peft",
             "datasets", "transformers.models.qwen3.modeling_qwen3", "matplotlib.pyplot", "matplotlib_inline", "pandas",
             "ipywidgets", "anywidget", "hypothesis", "scipy.stats", "torch.distributed.run", "fastcore.test",
@@ -29,19 +29,19 @@ IMPORTED = ("sft_nb.cli", "sft_nb.training.train", "sft_nb.evaluation.evaluate",
 
 
 def import_libraries()->None:
-    "Once, for all notebooks, and nothing that initialises CUDA: a fork could not use it then"
+    "Import libraries once for all notebooks, without initialising CUDA, which forks could not use then"
     from warm import OF_A_TRAINING, WarmPopen, import_all
-    subprocess.Popen = WarmPopen   # before torchrun takes it from there
+    subprocess.Popen = WarmPopen   # before torchrun imports it
     import_all(IMPORTED)
     import torch
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"   # the question below is then answered by the driver's list
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"   # answers the check below without initialising CUDA
     if not torch.cuda.is_available(): import_all(["bitsandbytes", *OF_A_TRAINING])
     gc.collect()
     gc.freeze()
 
 
 def find_notebooks(places:list[Path])->list[Path]:
-    "All notebooks in `places`, those that train first"
+    "All notebooks in `places`, starting with those that train"
     from fastcore.xtras import globtastic
     def trainings(path): return -path.read_text().count("train(")
     found = []
@@ -54,7 +54,7 @@ def find_notebooks(places:list[Path])->list[Path]:
 
 
 def run_notebook(path:Path)->int:
-    "Execute it to its end in this process; the exit code"
+    "Run a notebook in this process and return the exit code"
     from nbdev.config import get_config
     from nbdev.test import test_nb
     from warm import ForkedServer, WarmPopen
@@ -73,7 +73,7 @@ def run_notebook(path:Path)->int:
 
 
 def start(path:Path)->int:
-    "Fork a process that runs the notebook; its number"
+    "Fork a process that runs the notebook and return its pid"
     child = os.fork()
     if child == 0: os._exit(run_notebook(path))
     return child
@@ -81,9 +81,9 @@ def start(path:Path)->int:
 
 def run_notebooks(
     paths:list[Path],
-    at_once:int=2,       # processes beside each other
-    verbose:bool=False,  # print the CPU seconds of each when it ends
-)->tuple[dict[Path,float],list[Path]]:  # CPU seconds of each with what it waited for, and those that failed
+    at_once:int=2,       # number of parallel processes
+    verbose:bool=False,  # print the CPU seconds of each notebook when it ends
+)->tuple[dict[Path,float],list[Path]]:  # CPU seconds of each with its children, and those that failed
     waiting, running, seconds, failed = paths[::-1], {}, {}, []
     while waiting or running:
         while waiting and len(running) < at_once:
@@ -106,14 +106,14 @@ def main():
     options = parser.parse_args()
     paths = find_notebooks(options.places)
     home = None
-    if not os.access(Path.home(), os.W_OK):   # matplotlib and IPython keep files there
+    if not os.access(Path.home(), os.W_OK):   # matplotlib and IPython write files there
         home = os.environ["HOME"] = tempfile.mkdtemp(prefix="sft_nb-home-")
     try:
         import_libraries()
         seconds, failed = run_notebooks(paths, options.at_once, options.verbose)
-    finally:   # not at exit: each notebook's process would remove it when it ends
+    finally:   # not with atexit: each notebook's process would remove it
         if home: shutil.rmtree(home, ignore_errors=True)
-    gc.unfreeze()   # what is left frozen is reported as a leak at the end
+    gc.unfreeze()   # objects still frozen at exit are reported as leaks
     print(f"{len(seconds)} notebooks, {sum(seconds.values()):.0f} CPU seconds, {len(failed)} failed")
     for path in failed: print(f"failed: {path}", file=sys.stderr)
     if failed or not paths: sys.exit(1)

@@ -1,4 +1,4 @@
-"""A config of a few thousand parameters for each causal type of transformers, made from the defaults of its class."""
+"""A config of a few thousand parameters for each causal type of transformers, derived from its class's defaults."""
 
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -7,7 +7,7 @@ from transformers.models.auto.modeling_auto import (
 
 KINDS = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 VOCABULARY = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
-SIZES = {   # the names that configs have for a size -> a small one; only those that a config has are set
+SIZES = {   # names of a size in configs -> a small value; only names that a config has are set
     64: "hidden_size d_model n_embd emb_dim embedding_size word_embed_proj_dim attention_hidden_size "
         "input_embedding_size output_embedding_size lru_width mamba_d_ssm embedding_dim hidden_dim "
         "backbone_hidden_size",
@@ -29,13 +29,13 @@ SIZES = {   # the names that configs have for a size -> a small one; only those 
     1: "n_group topk_group num_expert_group n_groups mamba_n_groups first_k_dense_replace num_nextn_predict_layers "
        "n_shared_experts num_shared_experts type_vocab_size",
     512: "max_position_embeddings n_positions model_max_length max_seq_len context_length n_ctx max_target_positions "
-         "original_max_position_embeddings index_topk",   # with fewer tokens to see, those of a random indexer tie
+         "original_max_position_embeddings index_topk",   # with fewer tokens, the scores of a random indexer tie
     7: "sliding_window sliding_window_size attention_window_size local_attention window_size",
 }
 SMALL = {name: size for size, names in SIZES.items() for name in names.split()}
 SIDES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
              head_dim=16, num_channels=3, per_layer_config=None, adapter_in_dim=32,
-             adapter_input_size=32, adapter_out_dim=64)   # of towers that rows of text never reach
+             adapter_input_size=32, adapter_out_dim=64)   # of towers that text rows never use
 
 
 _ROPE = dict(rope_type="default", rope_theta=10000.)
@@ -46,7 +46,7 @@ _QWEN4 = dict(indexer_budget=16, indexer_compress_ratio=4, indexer_head_dim=16, 
               make_ngram_vocab_size_divisible_by=8, ple_embed_dim=16)
 _PICTURES = dict(base_channels=32, channel_multiplier=[1, 1], num_res_blocks=1, codebook_size=64, embed_dim=8,
                  latent_channels=8, attn_resolutions=[])
-OWN = dict(   # what a type needs beside, or a default that is too large
+OWN = dict(   # further values that a type needs, or defaults that are too large
     afmoe=dict(num_dense_layers=1), cpmant=dict(prompt_types=4, prompt_length=2),
     bamba=_MAMBA | dict(attn_layer_indices=[1, 3]),
     granitemoehybrid=_MAMBA | dict(layer_types=["linear_attention", "full_attention"] * 2),
@@ -65,7 +65,7 @@ OWN = dict(   # what a type needs beside, or a default that is too large
     lfm2=dict(layer_types=["conv", "full_attention"] * 2),
     lfm2_moe=dict(layer_types=["conv", "full_attention"] * 2, num_dense_layers=1),
     mamba2=dict(num_heads=8),
-    minicpm3=dict(dim_model_base=64, scale_emb=1),   # else its scores are those of a model 64 times as wide
+    minicpm3=dict(dim_model_base=64, scale_emb=1),   # else its logits are scaled for a model 64 times as wide
     ministral=dict(head_dim=16),
     nemotron=dict(num_key_value_heads=2),
     qwen4_exp=dict(text_config=_QWEN4), qwen4_exp_text=_QWEN4,
@@ -79,7 +79,7 @@ OWN = dict(   # what a type needs beside, or a default that is too large
                 adapter_rank=8),
     zaya=dict(num_experts_per_tok=1),
 )
-NO_CONFIG = dict(   # types without a tiny model, and why
+NO_CONFIG = dict(   # types without a tiny model, with the reason
     blt="reads bytes in patches, with a vocabulary of its own",
     dbrx="transformers 5.23 cannot run it (its attention asks for rope_theta, which its config no longer has)",
     gemma3n="its vision tower needs the package timm",
@@ -92,17 +92,17 @@ NO_CONFIG = dict(   # types without a tiny model, and why
 
 
 def _representatives(kinds:list, n:int)->list:
-    "`n` layers of the kinds that a list names, each kind once before any is repeated"
+    "`n` layers of the kinds in a list, each kind once before any is repeated"
     each = list(dict.fromkeys(kinds))
     return (each + [k for k in kinds if k in each] * n)[:max(n, len(each))]
 
 
 def _small_values(kind:str, own:dict)->dict:
-    "What is set in a config of this type that has its defaults"
+    "Values to change in a default config of this type"
     default = CONFIG_MAPPING[kind]().to_dict()
     values = {name: size for name, size in SMALL.items() if isinstance(default.get(name), int)}
-    if "kv_lora_rank" in default: values |= dict(num_key_value_heads=4, head_dim=8)   # MLA: a head for each query
-    values |= {name: True for name in ("is_decoder",) if default.get(name) is False}   # as an encoder it sees all
+    if "kv_lora_rank" in default: values |= dict(num_key_value_heads=4, head_dim=8)   # MLA: as many as query heads
+    values |= {name: True for name in ("is_decoder",) if default.get(name) is False}   # encoders attend to all tokens
     values |= {name: id for name, id in VOCABULARY.items() if name in default}
     layers = own.get("num_hidden_layers", 4)
     counts = [default[name] for name in ("num_hidden_layers", "n_layer", "num_layers") if name in default]
@@ -114,7 +114,7 @@ def _small_values(kind:str, own:dict)->dict:
 
 
 def tiny_config(kind:str, vocabulary:int=512):
-    "A small config of a type; raises what its class raises"
+    "A small config of a type; raises the errors of its class"
     own = dict(OWN.get(kind, {}))
     text = own.pop("text_config", None)
     values = _small_values(kind, own) | {name: v for name, v in own.items() if name != "vocab_size"}
@@ -132,5 +132,5 @@ def tiny_config(kind:str, vocabulary:int=512):
     if "vocab_size" in default.to_dict(): values["vocab_size"] = vocabulary
     shape = AutoConfig.for_model(kind, **values | parts)
     with_images = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind)
-    if parts and with_images: shape.architectures = [with_images]   # as it is published
+    if parts and with_images: shape.architectures = [with_images]   # as published
     return shape

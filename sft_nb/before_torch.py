@@ -9,13 +9,13 @@ __all__ = ['set_torch_environment', 'torch_environment']
 import os, sys
 
 # %% ../nbs/00_before_torch.ipynb #83c0ff87
-_SPIN = dict(GOMP_SPINCOUNT="1000")   # rounds that a waiting thread spins before it sleeps: microseconds
+_SPIN = dict(GOMP_SPINCOUNT="1000")   # iterations that a waiting thread spins before it sleeps, some microseconds
 _GROW = dict(PYTORCH_ALLOC_CONF="expandable_segments:True")
-_TORCH_WAS_LOADED = "torch" in sys.modules   # before this module, the first of the package
+_TORCH_WAS_LOADED = "torch" in sys.modules   # before this module, the first one that the package loads
 
 # %% ../nbs/00_before_torch.ipynb #30b5f2ae
-def set_torch_environment()->dict[str,str]:   # what was set
-    "Set what torch reads when it is loaded; nothing if it is loaded already, or if you have set it"
+def set_torch_environment()->dict[str,str]:   # the variables that were set
+    "Set variables that torch reads on import, unless torch is already loaded or you have set them"
     if "torch" in sys.modules: return {}
     new = {} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & {*os.environ} else dict(_SPIN)
     has_segments = sys.platform.startswith("linux")
@@ -25,7 +25,7 @@ def set_torch_environment()->dict[str,str]:   # what was set
 
 # %% ../nbs/00_before_torch.ipynb #0108e34c
 def torch_environment()->dict[str,str]:
-    "The variables that torch was, or will be, loaded with; a run writes them into environment.json"
+    "The variables that torch is loaded with; a run saves them in environment.json"
     names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     found = {name: os.environ[name] for name in names if name in os.environ}
     return found | (dict(torch="loaded before sft_nb") if _TORCH_WAS_LOADED else {})

@@ -27,13 +27,13 @@ def as_html(
 
 # %% ../nbs/00_display.ipynb #fac0num1
 def format_number(value)->str:
-    "A number as people read it: 7,473 or 0.1235; nothing for None; a text as it is"
+    "A readable number: 7,473 or 0.1235; empty for None; texts are unchanged"
     if value is None: return ""
     if isinstance(value, float): return f"{value:,.0f}" if value.is_integer() else f"{value:,.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 def format_change(before:float, after:float)->str:
-    "Two values with as many digits as it takes to see how they differ: 12.000 → 11.973, and 8.25 → 2.31"
+    "Two values with enough digits to show their difference: 12.000 → 11.973, and 8.25 → 2.31"
     def digits(value, significant): return significant - 1 - math.floor(math.log10(abs(value))) if value else 0
     finite = math.isfinite(before) and math.isfinite(after)
     wanted = max(digits(max(abs(before), abs(after)), 3), digits(after - before, 2)) if finite else 3
@@ -46,10 +46,10 @@ STATUS_COLOURS = dict(ok="#1a7f37", skipped="#57606a", warn="#9a6700", fail="#cf
 
 def badge_html(
     status:str,     # ok, skipped, warn or fail
-    says:str="",    # empty: the mark alone
-    *, wraps:bool=False,   # a long one may take several lines
+    says:str="",    # empty: only the mark
+    *, wraps:bool=False,   # True: a long text may wrap
 )->Html:
-    "A word on a coloured background, behind its mark"
+    "A mark and a text on a coloured background"
     wrap = "overflow-wrap:anywhere;box-decoration-break:clone" if wraps else "white-space:nowrap"
     style = f"background:{STATUS_COLOURS[status]};color:#fff;border-radius:3px;padding:0 6px;{wrap}"
     return Html(f"<span style='{style}'>{STATUS_MARKS[status]} {as_html(says)}</span>")
@@ -58,14 +58,14 @@ def badge_html(
 def table_html(
     rows:list[list],         # texts, numbers, `Html`
     *, head:list[str]=(),
-    marked:int|None=None,    # number of the row that is chosen
+    marked:int|None=None,    # number of the row to outline
 )->Html:
     "A table; its cells are escaped"
     style = "text-align:left;vertical-align:top;padding:2px 10px 2px 0;white-space:pre-wrap;overflow-wrap:"
     lines = []
     for k, row in enumerate([head, *rows] if head else rows, -1 if head else 0):
         tag, cells = "th" if k < 0 else "td", []
-        for cell in row:   # only a word too wide for any column is broken: a narrow column keeps its words whole
+        for cell in row:   # break only words that are too wide for any column, so that narrow columns keep whole words
             longest = max(map(len, format_number(cell).split()), default=0)
             wrap = "anywhere" if longest > 30 else "break-word"
             cells.append(f"<{tag} style='{style}{wrap}'>{as_html(cell)}</{tag}>")
@@ -77,7 +77,7 @@ def table_html(
 def table_text(
     rows:list[list],
     *, head:list[str]=(),
-    widest:int=60,         # characters of a cell
+    widest:int=60,         # most characters in a cell
 )->str:
     "Rows as aligned text"
     def cell_text(cell)->str:
@@ -90,9 +90,9 @@ def table_text(
 # %% ../nbs/00_display.ipynb #ce84eff4
 def aligned_text(
     rows:list[list[str]],
-    left:list[bool],       # for each column: begins at the left; numbers end at the right
+    left:list[bool],       # for each column, True: left-aligned; False: right-aligned, for numbers
 )->str:
-    "Cells as a terminal shows them, whole, two spaces between the columns"
+    "Cells as aligned columns, not truncated, two spaces apart"
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [[f"{c:<{w}}" if is_left else f"{c:>{w}}" for c, w, is_left in zip(row, widths, left)] for row in rows]
     return "\n".join("  ".join(line).rstrip() for line in lines)
@@ -102,8 +102,8 @@ class RecordTable(list):
     "A list of dicts that displays as a table"
     def __init__(self,
         lines:list[dict]=(),
-        says:str="",       # what they are: `3 rows left out`
-        *, most:int=20,    # that are shown
+        says:str="",       # a heading: `3 rows left out`
+        *, most:int=20,    # most rows to display
     ):
         super().__init__(lines)
         self.says, self.most = says, most
@@ -112,10 +112,10 @@ class RecordTable(list):
     def head(self)->list[str]: return [*dict.fromkeys(key for line in self[:self.most] for key in line)]
     @property
     def rows(self)->list[list]:
-        "What a table shows of the first"
+        "The cells of the first `most` rows"
         return [[self._cell(line.get(key)) for key in self.head] for line in self[:self.most]]
     def _cell(self, value, most:int=200):
-        "A value in short; a list or a dict as JSON"
+        "A value, shortened; a list or a dict as JSON"
         if isinstance(value, (dict, list)): value = json.dumps(value, ensure_ascii=False, default=str)
         return f"{value[:most]}…" if isinstance(value, str) and len(value) > most else value
     @property
@@ -133,30 +133,30 @@ class RecordTable(list):
 
 # %% ../nbs/00_display.ipynb #fac0fol2
 def details_html(
-    says:str,          # what is seen
-    inside:str,        # HTML that is seen on a click
+    says:str,          # the line that is always visible
+    inside:str,        # HTML that is visible when opened
     *, opened:bool=False,
 )->Html:
-    "A line that opens"
+    "A collapsible section"
     now = " open" if opened else ""
     return Html(f"<details{now}><summary style='cursor:pointer'>{as_html(says)}</summary>{inside}</details>")
 
 # %% ../nbs/00_display.ipynb #fac0bar1
-_TONES = ("#57606a", "#0969da", "#54aeff", "#8250df", "#1a7f37", "#bf8700", "#8c959f")   # none that warns
+_TONES = ("#57606a", "#0969da", "#54aeff", "#8250df", "#1a7f37", "#bf8700", "#8c959f")   # none that suggests a warning
 
 def bar_html(
     share:float,       # 0 to 1
-    *, tone:int=1,     # number of its colour
+    *, tone:int=1,     # index of its colour
 )->Html:
-    "A bar; what it means stands beside it"
+    "A bar without a label"
     width = 100 * min(1, max(0, share))
     inside = f"<div style='background:{_TONES[tone % len(_TONES)]};width:{width:.1f}%;height:10px'></div>"
     return Html(f"<div style='width:220px;background:rgba(128,128,128,.25)'>{inside}</div>")
 
 def sparkline(
-    counts:list[float],   # not negative
+    counts:list[float],   # not below 0
 )->str:
-    "A histogram or a curve in one line of text; whatever is not zero can be seen"
+    "A histogram or a curve in one line of text; values above 0 are always visible"
     top = max(counts, default=0)
     if not top: return " " * len(counts)
     return "".join(" ▁▂▃▄▅▆▇█"[int(-(-8 * n // top))] for n in counts)
@@ -171,7 +171,7 @@ def format_bytes(
     return f"{n / 2**10:.0f} KiB"
 
 # %% ../nbs/00_display.ipynb #fac0car2
-WRAPPED = "white-space:pre-wrap;overflow-wrap:anywhere"   # line breaks stay; a word wider than the page is broken
+WRAPPED = "white-space:pre-wrap;overflow-wrap:anywhere"   # keep line breaks; break a word wider than the page
 
 def code_html(text:str)->Html: return Html(f"<code style='{WRAPPED}'>{as_html(text)}</code>")
 
@@ -204,9 +204,9 @@ def card_text(
     title:str,
     says:str,
     *, lines:dict[str,str]|None=None,
-    colour:bool=False,   # with codes of a terminal
+    colour:bool=False,   # True: with ANSI codes
 )->str:
-    "The same as text; a name and what it says stand in one line"
+    "The same as text, with each name and its text in one line"
     def bold(text): return f"\x1b[1m{text}\x1b[0m" if colour else text
     lines = lines or {}
     width = max(map(len, lines), default=0)
@@ -236,22 +236,22 @@ FAILURE_PAGES = dict(   # page -> the checks that find what it describes
 _PAGE_OF = {check: page for page, checks in FAILURE_PAGES.items() for check in checks.split()}
 
 def failure_page(
-    check:str,   # `step.loss`; the group in front need not be there
+    check:str,   # `step.loss`; the group prefix is optional
 )->str:          # `nothing_to_learn`; empty: there is no page
-    "The page of the failures about what a check finds"
+    "The page of the failures that a check belongs to"
     return _PAGE_OF.get(check.rpartition(".")[2], "")
 
 def page_url(page:str)->str:
-    "Where a page is read; empty for none"
+    "The address of a page of the failures; empty if `page` is"
     return page and f"{_SITE}/{page}.html"
 
 # %% ../nbs/00_display.ipynb #facln002
 _OURS = Path(escape_html.__code__.co_filename).parent
 
 def calling_line(
-    trace,     # of an error
-)->str:        # `cell, line 3: data = prepare(cfg)`; empty: it is not known
-    "The last line before our own code"
+    trace,     # traceback of an error
+)->str:        # `cell, line 3: data = prepare(cfg)`; empty: unknown
+    "The last line of the caller before our own code"
     frames = traceback.extract_tb(trace)
     ours = next((k for k, f in enumerate(frames) if _OURS in Path(f.filename).parents), len(frames))
     if not ours or not frames[ours - 1].line: return ""
@@ -272,7 +272,7 @@ def page_html(
     title:str,
     parts:dict[str,str],   # heading -> HTML; an empty part is left out
 )->str:
-    "A whole page without anything that is elsewhere"
+    "A complete, self-contained HTML page"
     head = (f"<meta charset='utf-8'><meta http-equiv='Content-Security-Policy' content=\"{_POLICY}\">"
             "<meta name='viewport' content='width=device-width'>"
             f"<title>{as_html(title)}</title><style>{_STYLE}</style>")
@@ -285,7 +285,7 @@ def format_figure(
     v,         # number, text, or a histogram: edges and counts
     name:str="",   # `train: share supervised`: a share is a percentage
 )->str:
-    "A figure as a person writes it"
+    "A figure in readable form"
     if isinstance(v, float) and name.rpartition(": ")[2].startswith("share "): return f"{v:.1%}"
     if isinstance(v, dict) and "counts" in v:
         return sparkline(v["counts"]) + f" {v['edges'][0]:g} to {v['edges'][-1]:g}"
@@ -293,9 +293,9 @@ def format_figure(
 
 # %% ../nbs/00_display.ipynb #f17a5309
 def figures_html(
-    figures:dict,   # name -> value; `side: name` makes a column of each side
+    figures:dict,   # name -> value; `side: name` puts each side into its own column
 )->Html:
-    "Figures as a table; empty if there is none"
+    "Figures as a table; empty if there are none"
     sides = [*dict.fromkeys(side for side, named, _ in (name.partition(": ") for name in figures) if named)]
     plain = [[k, format_figure(v, k)] for k, v in figures.items() if ": " not in k]
     names = dict.fromkeys(name for side, named, name in (name.partition(": ") for name in figures) if named)
@@ -305,9 +305,9 @@ def figures_html(
 
 # %% ../nbs/00_display.ipynb #fac0fgt2
 def figures_text(
-    figures:dict,   # name -> value; `side: name` makes a column of each side
+    figures:dict,   # name -> value; `side: name` puts each side into its own column
 )->list[str]:       # aligned lines
-    "Figures as lines of text; figures of several sides stand beside each other"
+    "Figures as lines of text, with the sides in columns"
     sides = [*dict.fromkeys(side for side, named, _ in (name.partition(": ") for name in figures) if named)]
     plain = [(name, [format_figure(v, name)]) for name, v in figures.items() if ": " not in name]
     names = dict.fromkeys(name for side, named, name in (name.partition(": ") for name in figures) if named)
@@ -326,7 +326,7 @@ def figures_text(
 def with_png(
     fig,   # a matplotlib.figure.Figure
 ):         # the same
-    "A figure that every notebook draws"
+    "Give a figure a PNG representation that every notebook can display"
     def png()->bytes:
         buffer = BytesIO()
         fig.savefig(buffer, format="png", dpi=90)

@@ -10,7 +10,7 @@ import json, re
 from html import escape
 
 # %% ../nbs/00_escape.ipynb #esc00006
-_INVISIBLE = re.compile(   # control characters, direction marks, blanks without width, tags, lone surrogates
+_INVISIBLE = re.compile(   # control characters, direction marks, zero-width characters, tags, lone surrogates
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     r"\U000e0000-\U000e007f\ud800-\udfff]")
 
@@ -24,12 +24,12 @@ def escape_controls(
 def shorten_words(
     text:str,
 )->str:
-    "Leave out the middle of words of more than 400 characters"
+    "Shorten words of more than 400 characters in the middle"
     return re.sub(r"\S{401,}", lambda found: f"{found[0][:60]}…{found[0][-20:]}", text)
 
 # %% ../nbs/00_escape.ipynb #esc00011
 def escape_html(
-    value,   # a text, or a number that was read from a file
+    value,   # a text or a number
 )->str:
-    "Escape a value so that HTML shows it as it is"
+    "Escape a value for HTML, including control characters"
     return escape(escape_controls(str(value)))

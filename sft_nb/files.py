@@ -14,25 +14,25 @@ from pathlib import Path
 
 # %% ../nbs/00_files.ipynb #dsk00006
 def fsync(
-    path:Path,   # a file, or a folder: the names in it
+    path:Path,   # a file, or a folder for the names in it
 )->None:
-    "Wait until it is on the disk"
+    "Flush a file or folder to disk"
     handle = os.open(path, os.O_RDONLY)
     try: os.fsync(handle)
     finally: os.close(handle)
 
 # %% ../nbs/00_files.ipynb #df8091ed
 def write_atomically(
-    file:Path,        # its folder exists
-    content:str|bytes,   # text becomes UTF-8; a lone surrogate, an escape as in JSON
-    *, lasting:bool=True,   # False: quick; may be lost in a power cut
-)->Path:              # the same
+    file:Path,        # its folder must exist
+    content:str|bytes,   # text is written as UTF-8, lone surrogates as JSON escapes
+    *, lasting:bool=True,   # False: faster, but may be lost in a power cut
+)->Path:              # `file`
     "Replace a file in one step; if that fails, no temporary file is left"
     temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.new")
     try:
         with temporary.open("wb") as f:
-            try: fcntl.flock(f.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)   # it is being written by a living process
-            except OSError: pass   # a file system without locks
+            try: fcntl.flock(f.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)   # marks it as being written by a live process
+            except OSError: pass   # the file system has no locks
             f.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
             f.flush()
             if lasting: os.fsync(f.fileno())
@@ -57,7 +57,7 @@ def read_json(
 
 def read_json_object(
     file:Path,
-)->dict:        # empty: the file is missing, damaged, or holds something else
+)->dict:        # empty if the file is missing, damaged, or holds no object
     "The object in a JSON file"
     try: content = read_json(file)
     except (OSError, ValueError): return {}
@@ -65,10 +65,10 @@ def read_json_object(
 
 # %% ../nbs/00_files.ipynb #dsk00010
 def try_lock(
-    path:Path,             # a file or a folder that exists
-    *, shared:bool=False,  # True: for reading
-)->int|None:               # a handle, which releases the lock when it is closed; None: another process has it
-    "Lock a path without waiting; OSError where that is not possible (ENOLCK, EOPNOTSUPP, ESTALE ...)"
+    path:Path,             # an existing file or folder
+    *, shared:bool=False,  # True: a shared lock
+)->int|None:               # a descriptor; closing it releases the lock; None: another process has it
+    "Lock a path without waiting; OSError if locks are not supported (ENOLCK, EOPNOTSUPP, ESTALE ...)"
     handle = os.open(path, os.O_RDONLY if shared or path.is_dir() else os.O_RDWR)
     try: fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as e:
@@ -81,12 +81,12 @@ def try_lock(
 def is_abandoned(
     path:Path,   # a temporary file or folder
 )->bool:
-    "Is the process that wrote it dead? Where nothing can be locked, its age decides: a minute, a day for a folder"
+    "Is the process that wrote it dead? Without locks, its age decides: a minute for a file, a day for a folder"
     try:
         age, is_folder = time.time() - path.stat().st_mtime, path.is_dir()
-        if age < 1 and not is_folder: return False   # it may not be locked yet
+        if age < 1 and not is_folder: return False   # the writer may not have locked it yet
         handle = try_lock(path)
-    except FileNotFoundError: return False   # another process was faster
+    except FileNotFoundError: return False   # another process renamed or removed it
     except OSError: return age > (24 * 3600 if is_folder else 60)
     if handle is None: return False
     os.close(handle)
@@ -95,13 +95,13 @@ def is_abandoned(
 # %% ../nbs/00_files.ipynb #11705912
 def remove_temporaries(
     folder:Path,
-    name:str="",     # of the file or folder that was being written; empty: of any
-    *, patient:bool=False,   # True: wait, at most a second for each, for files too young to tell
-)->list[str]:        # their names
-    "Remove what dead processes were writing in a folder"
+    name:str="",     # of the target file or folder; empty: any
+    *, patient:bool=False,   # True: wait up to a second for each file too new to judge
+)->list[str]:        # names of the removed
+    "Remove temporary files and folders that dead processes left in a folder"
     for path in folder.glob(f".{name}*.new") if patient else ():
         try: time.sleep(min(1, max(0, path.stat().st_mtime + 1 - time.time())))
-        except FileNotFoundError: pass   # it is complete, under its own name
+        except FileNotFoundError: pass   # it was completed and renamed
     abandoned = [path for path in folder.glob(f".{name}*.new") if is_abandoned(path)]
     for path in abandoned:
         if path.is_dir(): shutil.rmtree(path, ignore_errors=True)
@@ -112,28 +112,28 @@ def remove_temporaries(
 def inherit_read_permissions(
     folder:Path,
 )->None:
-    "Let those who may read the folder read its files: some libraries write files for their owner alone"
+    "Make files readable for everyone who can read their folder; some libraries write them for the owner only"
     for path in folder.rglob("*"):
         if path.is_symlink() or not path.is_file(): continue
         readers = path.parent.stat().st_mode & 0o444
         path.chmod(stat.S_IMODE(path.stat().st_mode) | readers)
 
 def fsync_tree(folder:Path)->None:
-    "Wait until all files of a folder, and their names, are on the disk"
+    "Flush all files of a folder, and their names, to disk"
     for path in (*folder.rglob("*"), folder):
         if not path.is_symlink(): fsync(path)
 
 @contextmanager
 def atomic_folder(
-    target:Path,          # must not exist; its parent is created if necessary
-)->Iterator[Path]:        # to write into
+    target:Path,          # must not exist; its parent is created if needed
+)->Iterator[Path]:        # the folder to write into
     "A temporary folder that is renamed to `target` at the end; OSError if another process was faster"
     target.parent.mkdir(parents=True, exist_ok=True)
-    remove_temporaries(target.parent, target.name)   # of a killed attempt, which can be gigabytes
+    remove_temporaries(target.parent, target.name)   # from a killed attempt; can be gigabytes
     temporary = target.with_name(f".{target.name}-{uuid.uuid4().hex[:8]}.new")
     temporary.mkdir()
     try: lock = try_lock(temporary)
-    except OSError: lock = None   # a file system without locks
+    except OSError: lock = None   # the file system has no locks
     try:
         yield temporary
         inherit_read_permissions(temporary)

@@ -32,12 +32,12 @@ def read_dtype(v, given:FileSettings)->Meaning:
     return sets(dtype=DTYPES[v])
 
 def computes_in(dtype:str)->dict:
-    "A switch for a number format"
+    "Meanings of a Boolean switch for a number format"
     on = sets(dtype=dtype)
     return {True: on, "full": on} | only_values(False, "auto", note=_DTYPE_NOTE)
 
 def adapter_method(given:FileSettings)->str:
-    "lora, or qlora where the base is quantised; 8 bits are a kind of qlora here"
+    "lora, or qlora if the base is quantised, also to 8 bits"
     bits = given.written
     return "qlora" if bits.get("load_in_4bit") or bits.get("load_in_8bit") or given["load_in_8bit"] else "lora"
 
@@ -67,7 +67,7 @@ MODEL_KEYS = (
 
 # %% ../nbs/00_foreign_tools.ipynb #18a9ad02
 def holds_nothing_out(given:FileSettings)->bool:
-    "Will there be no held-out rows? TRL takes the test split, if nothing is said"
+    "Are no rows held out? By default TRL takes the test split"
     return given.tool in ("axolotl", "llama-factory") and not given.holds_out()
 
 def _evaluate_by_steps(v, given:FileSettings)->Meaning:
@@ -250,7 +250,7 @@ _FSDP = """version reshard_after_forward state_dict_type final_state_dict_type a
 def _read_fsdp_config(v, given:FileSettings)->Meaning:
     "fsdp = True: none of its own options changes the result"
     if not isinstance(v, dict): return refused("a file of its own is not read", edit(fsdp=True))
-    unless_zero = ("min_num_params", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt")   # as transformers writes them
+    unless_zero = ("min_num_params", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt")   # written by transformers
     options = {k.removeprefix("fsdp_"): wanted for k, wanted in v.items()}
     asked = [k for k, wanted in options.items() if k not in unless_zero or wanted]
     odd = [k for k in asked if k not in _FSDP]
@@ -298,7 +298,7 @@ TRL = Tool(
     DEVICE_KEYS)
 
 def trl_defaults(given:FileSettings)->dict:
-    "TRL's defaults that depend on what else is written: what peft adapts, and the held-out rows"
+    "TRL's defaults that depend on other keys: peft's target modules, and the held-out rows"
     found = {}
     if given["method"] != "full": found |= dict(lora_dropout=.05, lora_target_modules=("q_proj", "v_proj"))
     if given["method"] == "qlora": found["bnb_4bit_use_double_quant"] = False
@@ -311,8 +311,8 @@ def trl_defaults(given:FileSettings)->dict:
 # %% ../nbs/00_foreign_tools.ipynb #41984e77
 def times_per_epoch(
     setting:str,   # eval_steps or save_steps
-):                 # a function for a table
-    "So many evaluations or checkpoints in each epoch"
+):                 # a function for a table of meanings
+    "Convert a number of evaluations or checkpoints per epoch"
     def read(v, given:FileSettings)->Meaning:
         if setting == "eval_steps" and holds_nothing_out(given): return accepted("no row is held out")
         if isinstance(v, bool) or not isinstance(v, (int, float)) or v < 0:
@@ -334,7 +334,7 @@ def _read_adapter(v, given:FileSettings)->Meaning:
 def _read_target_linear(v, given:FileSettings)->Meaning:
     "lora_target_modules = all-linear, whatever is named beside it"
     named = given.written.get("lora_target_modules") or ()
-    not_meant = ("lm_head", "embed_tokens", "wte", "embed_out", "embed_in")   # linear, and not meant by all-linear
+    not_meant = ("lm_head", "embed_tokens", "wte", "embed_out", "embed_in")   # linear, but not part of all-linear
     odd = [name for name in named if name in not_meant] if isinstance(named, (list, tuple)) else []
     if odd: return refused(f"{odd[0]} would get an adapter beside all linear layers", edit(modules_to_save=(odd[0],)))
     return sets_over_others(lora_target_modules=("all-linear",))
@@ -456,14 +456,14 @@ AXOLOTL = Tool(
                        wandb_project=when_on(_read_wandb_project)))
 
 def axolotl_defaults(given:FileSettings)->dict:
-    "It evaluates after each epoch, if rows are held out and nothing says when"
+    "Axolotl evaluates after each epoch if rows are held out and no key says when"
     when = ("eval_strategy", "evaluation_strategy", "evals_per_epoch", "eval_steps")
     said = any(name in given.written for name in when)
     return dict(eval_steps="epoch") if given.holds_out() and not said else {}
 
 # %% ../nbs/00_foreign_tools.ipynb #30b1a82a
 def find_dataset_info(given:FileSettings)->tuple[Path|None,dict]:
-    "The folder of dataset_info.json, and what it has; nothing if it is not there"
+    "The folder of dataset_info.json and its content; (None, {}) if there is none"
     wanted = Path(str(given.written.get("dataset_dir") or "data"))
     near = given.folder.absolute() if given.folder else Path.cwd()
     for root in (Path.cwd(), near, *list(near.parents)[:4]):
@@ -478,7 +478,7 @@ _ALPACA_COLUMNS = dict(prompt="instruction", query="input", response="output", h
 _SHAREGPT_COLUMNS = dict(messages="messages", system="system", tools="tools")
 
 def _read_description(name:str, said:dict, folder:Path)->tuple[str,dict,list[str]]:
-    "File, settings and what is not done here, of a dataset in dataset_info.json"
+    "File, settings and unsupported keys of a dataset in dataset_info.json"
     columns, tags = said.get("columns") or {}, said.get("tags") or {}
     odd = [f"{name} has {c}" for c in ("images", "videos", "audios", "kto_tag") if columns.get(c)]
     if said.get("ranking"): odd.append(f"{name} has preferences")
@@ -499,7 +499,7 @@ def _read_description(name:str, said:dict, folder:Path)->tuple[str,dict,list[str
     return file, wanted, odd
 
 def _with_limit(file:str, limit:str)->str:
-    "At most so many rows of a file or a split"
+    "Limit a file or a split to its first rows"
     if not limit or file.endswith("]"): return file
     return f"{file}:train{limit}" if is_hub_dataset(file) and ":" not in file else file + limit
 
@@ -521,7 +521,7 @@ def read_dataset_names(v, given:FileSettings, setting:str="train_file")->Meaning
             settings.append(wanted)
             odd += wrong
         elif str(given.written.get("dataset_dir", "")).upper() == "ONLINE" or "/" in name: file = name
-        elif Path(name).suffix in FILE_SUFFIXES: file = name   # a file, as --dataset takes it
+        elif Path(name).suffix in FILE_SUFFIXES: file = name   # --dataset also accepts a file
         else:
             if folder is not None and info: odd.append(f"{name} is not in {folder/'dataset_info.json'}")
             file = f"{given.written.get('dataset_dir') or 'data'}/{name}.json"

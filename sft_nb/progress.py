@@ -24,13 +24,13 @@ _UNITS = dict(reading="rows", preflight="checks", training="steps", evaluating="
 @dataclass(frozen=True)
 class Progress:
     "The progress of one phase at one moment"
-    phase:str=""                    # one of `PHASES`; empty: not known
+    phase:str=""                    # one of `PHASES`; empty: unknown
     done:int=0
-    of:int=0                        # 0: not known
+    of:int=0                        # total; 0: unknown
     what:str=""                     # which of several similar phases: train, eval, base
-    seconds_left:float|None=None    # of this phase; None: not known
-    time:float=0.                   # of this moment, in seconds since 1970
-    figures:dict=field(default_factory=dict)   # name -> number: the newest loss
+    seconds_left:float|None=None    # of this phase; None: unknown
+    time:float=0.                   # when this was measured, in seconds since 1970
+    figures:dict=field(default_factory=dict)   # name -> number, such as the newest loss
 
     @classmethod
     def from_dict(cls, d:dict)->"Progress":
@@ -52,13 +52,13 @@ class Progress:
 def format_duration(
     seconds:float,
 )->str:
-    "A duration as people write it: 40 s, 3 min, 1.5 h"
+    "A readable duration: 40 s, 3 min, 1.5 h"
     if seconds < 90: return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 # %% ../nbs/00_progress.ipynb #prg00012
 _LISTENERS:ContextVar[tuple] = ContextVar("listeners", default=())
-_PHASE:ContextVar = ContextVar("phase", default=None)   # the `Phase` that is running
+_PHASE:ContextVar = ContextVar("phase", default=None)   # the current `Phase`
 
 @contextmanager
 def progress_listener(
@@ -71,11 +71,11 @@ def progress_listener(
     finally: _LISTENERS.set(before)
 
 class Phase:
-    "A part of the work that reports its progress"
+    "A context for a part of the work that reports its progress"
     def __init__(self,
         name:str,        # one of `PHASES`
-        of:int=0,        # how much there is to do; 0: not known
-        *, done:int=0,   # how much was done before it began
+        of:int=0,        # the total amount; 0: unknown
+        *, done:int=0,   # the amount done before it began
         what:str="",     # which of several similar phases: train, eval
         hide_inner:bool=False,  # True: phases inside are not reported
     ):
@@ -92,7 +92,7 @@ class Phase:
         return Progress(self.name, self.done, self.of, self.what, left, time.time(), dict(self.figures))
 
     def update(self, done:int, **figures:float)->None:
-        "Report how much is done"
+        "Set the amount done and notify the listeners"
         self.done = done
         self.figures |= figures
         for listener in self.listeners: listener(self.progress)
@@ -111,11 +111,11 @@ class Phase:
 
 # %% ../nbs/00_progress.ipynb #prg00017
 def in_notebook()->bool:
-    "Is this the kernel of a notebook?"
+    "Does this process run a notebook kernel?"
     shell = getattr(builtins, "get_ipython", None)
     return shell is not None and getattr(shell(), "kernel", None) is not None
 
-def display_target()->str:   # notebook, terminal or nothing
+def display_target()->str:   # notebook, terminal or empty
     "Where progress can be displayed"
     if os.environ.get("TQDM_DISABLE", "") not in ("", "0"): return ""
     if in_notebook(): return "notebook"
@@ -143,7 +143,7 @@ def progress_html(
 
 # %% ../nbs/00_progress.ipynb #prg00021
 class ProgressBar:
-    "Displays progress where that is possible"
+    "Displays progress in a notebook or a terminal, otherwise nothing"
     def __init__(self,
         *, delay:float=0.,    # seconds before it is first displayed
         every:float=.25,      # seconds between two updates of the display
@@ -152,7 +152,7 @@ class ProgressBar:
         self._next, self._handle = time.monotonic() + delay, None
 
     def show(self, p:Progress)->None:
-        "Display it, unless the display was updated a moment ago"
+        "Display `p`, unless the display was updated less than `every` seconds ago"
         if not self.target or time.monotonic() < self._next or not p.phase: return
         self._next = time.monotonic() + self.every
         self.shown = format_progress(p)
@@ -160,7 +160,7 @@ class ProgressBar:
         self._display(html=progress_html(p), text=f"\r{line}\x1b[K")
 
     def clear(self)->None:
-        "Remove it; the next `show` displays it again"
+        "Remove the display; the next `show` restores it"
         if self.shown: self._display(html="", text="\r\x1b[K")
         self.shown = ""
 
@@ -170,14 +170,14 @@ class ProgressBar:
     def _display(self, html:str, text:str)->None:
         if self.target == "terminal":
             try: print(text, end="", file=sys.stderr, flush=True)
-            except (OSError, ValueError): pass   # a terminal that has gone does not end the work
+            except (OSError, ValueError): pass   # a closed terminal must not end the work
             return
         from IPython.display import display, HTML
         if self._handle is None: self._handle = display(HTML(html), display_id=True)
         else: self._handle.update(HTML(html))
 
 # %% ../nbs/00_progress.ipynb #prg00025
-_BAR:ContextVar = ContextVar("bar", default=None)   # the `ProgressBar` that is displayed
+_BAR:ContextVar = ContextVar("bar", default=None)   # the current `ProgressBar`
 
 @contextmanager
 def show_progress(
@@ -199,8 +199,8 @@ def show_progress(
 def log(
     text:str,   # one line
 )->None:
-    "Print a message above the bar: to stderr, or to stdout in a notebook, which shows stderr on red"
+    "Print a message above the bar: to stderr, or in a notebook to stdout, because stderr has a red background there"
     if (bar := _BAR.get()) is not None and bar.target == "terminal": bar.clear()
     stream = sys.stdout if display_target() == "notebook" else sys.stderr
     try: print(text, file=stream, flush=True)
-    except ValueError: pass   # it is closed
+    except ValueError: pass   # the stream is closed

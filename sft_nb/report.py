@@ -33,18 +33,18 @@ _language = ContextVar("language", default="python")
 def fix_language(
     language:str,   # one of `FIX_LANGUAGES`
 ):
-    "Inside, fixes are spelled in `language`"
+    "A context in which fixes are written in `language`"
     token = _language.set(language)
     try: yield
     finally: _language.reset(token)
 
 # %% ../nbs/00_report.ipynb #f1x00004
 def shell_quote(path)->str:
-    "A path as a shell reads it"
+    "Quote a path for a shell"
     return shlex.quote(str(path))
 
 def _shell_option(name:str, value:Any=True)->str:
-    "A setting as an option: `--max-length 2062`, `--no-wandb`"
+    "A setting as a command-line option: `--max-length 2062`, `--no-wandb`"
     option = "--" + name.replace("_", "-")
     if value is None: return f"no {option}"
     if value is True: return option
@@ -57,7 +57,7 @@ def _shell_option(name:str, value:Any=True)->str:
     return " ".join(words)
 
 def _yaml_value(v:Any)->str:
-    "A value as YAML reads it back: `[q_proj, v_proj]`, `1.0e-05`, `\"16\"`"
+    "A value in YAML: `[q_proj, v_proj]`, `1.0e-05`, `\"16\"`"
     if isinstance(v, (tuple, list)): return f"[{', '.join(map(_yaml_value, v))}]"
     if isinstance(v, float): return re.sub(r"^(-?\d+)e", r"\1.0e", repr(v))
     is_word = isinstance(v, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", v)
@@ -68,7 +68,7 @@ def spell_settings(
     settings:dict[str,Any],
     language:str,            # one of `FIX_LANGUAGES`
 )->str:
-    "Settings as they are written there"
+    "Format settings in `language`"
     if language == "shell": return " ".join(_shell_option(name, v) for name, v in settings.items())
     if language == "file": return "\n".join(f"{name} = {v!r}" for name, v in settings.items())
     if language == "yaml": return "\n".join(f"{name}: {_yaml_value(v)}" for name, v in settings.items())
@@ -80,13 +80,13 @@ def spell_settings(
 # %% ../nbs/00_report.ipynb #f1x00006
 @dataclass(frozen=True)
 class Fix:
-    "One way out, and what would do instead; spelled in the reader's language when it is read"
-    settings:dict=field(default_factory=dict)  # setting -> value, changed together; None: leave it out
-    command:str=""                             # what to type into a shell
-    call:str=""                                # the same in Python; empty: the command or the settings
-    advice:str=""                              # what to look at, where no edit can be named; {max_length} is a setting
-    otherwise:tuple["Fix",...]=()              # each of them would do alone
-    language:str=""                            # always spelled so; empty: as the reader wants it
+    "One fix and its alternatives, formatted in the reader's language when displayed"
+    settings:dict=field(default_factory=dict)  # setting -> value, to change together; None: leave it out
+    command:str=""                             # a shell command
+    call:str=""                                # the same in Python; empty: show the command or the settings
+    advice:str=""                              # what to look at if no edit can be given; {max_length} is a setting
+    otherwise:tuple["Fix",...]=()              # alternatives, each sufficient by itself
+    language:str=""                            # always use this language; empty: the reader's
 
     def __bool__(self): return bool(self.settings or self.command or self.advice or self.otherwise)
     def __repr__(self):
@@ -95,19 +95,19 @@ class Fix:
     def __str__(self): return self.says()
 
     def __or__(self, other:"Fix|str")->"Fix":
-        "This, or `other`"
+        "This fix with `other` as an alternative"
         return replace(self, otherwise=(*self.otherwise, as_fix(other)))
 
     def says(self,
         language:str="",  # one of `FIX_LANGUAGES`; empty: the current one
     )->str:
-        "All ways out as text: `--max-length 2062, or --on-long drop`"
+        "The fix and its alternatives as text: `--max-length 2062, or --on-long drop`"
         language = self.language or language or _language.get()
         ways = [self._one(language), *(f.says(language) for f in self.otherwise)]
         return ", or ".join(filter(None, ways))
 
     def _one(self, language:str)->str:
-        "The first way out alone"
+        "The fix without its alternatives"
         if self.call and language == "python": return self.call
         if self.command: return self.command
         edit = spell_settings(self.settings, language)
@@ -118,7 +118,7 @@ class Fix:
 # %% ../nbs/00_report.ipynb #f1x00011
 @patch
 def renamed(self:Fix,
-    names:dict[str,str],   # setting -> the name that a file has for it
+    names:dict[str,str],   # setting -> its name in a file
 )->"Fix":
     "The same edits under other names: `sequence_len: 512` for `max_length: 512`"
     settings = {names.get(name, name): v for name, v in self.settings.items()}
@@ -126,14 +126,14 @@ def renamed(self:Fix,
 
 @patch
 def to_dict(self:Fix)->dict:
-    "What is set, ready for JSON"
+    "The non-empty fields, ready for JSON"
     said = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name)}
     if self.otherwise: said["otherwise"] = [f.to_dict() for f in self.otherwise]
     return said
 
 @patch(cls_method=True)
 def from_dict(cls:Fix, d:dict)->"Fix":
-    "What `to_dict` gave; TypeError for anything else"
+    "A fix from the result of `to_dict`; TypeError for anything else"
     texts = [d.get(name, "") for name in ("command", "call", "advice", "language")]
     if not all(isinstance(text, str) for text in texts): raise TypeError("a text was expected")
     others = tuple(map(cls.from_dict, d.get("otherwise", ())))
@@ -142,23 +142,23 @@ def from_dict(cls:Fix, d:dict)->"Fix":
 
 # %% ../nbs/00_report.ipynb #f1x00007
 def edit(**settings)->Fix:
-    "Set these: `edit(max_length=2062)`"
+    "A fix that changes settings: `edit(max_length=2062)`"
     return Fix(settings)
 
 def command(
     shell:str,       # `sft_nb train --resume runs/demo-1`
     python:str="",   # `resume("runs/demo-1")`; empty: it is a shell command in every language
 )->Fix:
-    "Run this"
+    "A fix that runs a command"
     return Fix(command=shell, call=python)
 
 def as_fix(fix:Fix|str)->Fix:
-    "A text is advice"
+    "Convert a text to a fix that is advice; return a `Fix` unchanged"
     return fix if isinstance(fix, Fix) else Fix(advice=fix)
 
 # %% ../nbs/00_report.ipynb #f1xq0002
 def pluralise(n:int, word:str, words:str="")->str:
-    "`1 row`, `7,473 rows`; `words` where the plural needs more than an s"
+    "`1 row`, `7,473 rows`; `words` is the plural if it needs more than an s"
     return f"{n:,} {word}" if n == 1 else f"{n:,} {words or f'{word}s'}"
 
 # %% ../nbs/00_report.ipynb #17b691d1
@@ -168,13 +168,13 @@ def with_article(noun:str)->str:
 
 # %% ../nbs/00_report.ipynb #65d98ddb
 def error_summary(error:Exception)->str:
-    "What an error says, in one line of at most 200 characters; never torch's advice to load what may run code"
+    "An error's message in one line of at most 200 characters; without torch's advice to load unsafe files"
     said = str(error).strip() or "no message"
     if "weights_only" in said: return "it holds something else than tensors, and is not read"
     return said.splitlines()[0][:200]
 
 def why_unreadable(error:Exception)->str:
-    "Why a JSON file of ours could not be read, without the names of Python's errors"
+    "Why one of our JSON files could not be read, without Python's exception names"
     if isinstance(error, OSError) and error.strerror: return error.strerror
     if isinstance(error, json.JSONDecodeError): return f"no JSON: {error.msg} in line {error.lineno}"
     if isinstance(error, UnicodeDecodeError): return "it is not text in UTF-8"
@@ -184,14 +184,14 @@ def why_unreadable(error:Exception)->str:
 # %% ../nbs/00_report.ipynb #fef3bd6e
 class SftError(Exception):
     "*where*: *found*; *expected*. Fix: *fix*."
-    exit_code = 1   # what the command line exits with: 1 failed, 2 wrong usage
+    exit_code = 1   # exit code of the command line: 1 failed, 2 wrong usage
 
     def __init__(self,
         where:str,        # file, row, field or function: `train.jsonl row 17`
-        found:str,        # what is there: `the prompt is 2061 tokens and max_length is 2048`
-        expected:str="",  # what should be there
+        found:str,        # what was found: `the prompt is 2061 tokens and max_length is 2048`
+        expected:str="",  # what was expected
         fix:Fix|str="",   # one edit or one command
-        page:str="",      # of the failures, that tells more: `truncated_answers`
+        page:str="",      # page of the failures with more detail: `truncated_answers`
     ):
         self.where, self.found, self.expected, self.fix, self.page = where, found, expected, as_fix(fix), page
         super().__init__(str(self))
@@ -200,7 +200,7 @@ class SftError(Exception):
 
     @property
     def reason(self)->str:
-        "What is wrong, without the fix"
+        "The message without the fix"
         return f"{self.where}: {self.found}" + (f"; {self.expected}" if self.expected else "")
 
     def __str__(self):
@@ -209,9 +209,9 @@ class SftError(Exception):
 
     @classmethod
     def all(cls,
-        problems:list["SftError"],  # what was found, in reading order
-    )->"SftError":                  # the only problem as it is, or one error that lists them
-        "One error from all `problems`, also those that are several; ValueError if there is none"
+        problems:list["SftError"],  # in reading order
+    )->"SftError":                  # the only problem, or one error that lists them all
+        "Combine `problems` into one error, flattening combined ones; ValueError if there are none"
         if not problems: raise ValueError("no problem was given")
         problems = [one for p in problems for one in getattr(p, "problems", [p])]
         if len(problems) == 1: return problems[0]
@@ -236,7 +236,7 @@ class MissingRunError(MissingPathError):
 # %% ../nbs/00_report.ipynb #r0car003
 @patch
 def card(self:SftError)->dict:
-    "What a card says: title, says, lines"
+    "The content of an error card: title, says, lines"
     says = self.found.strip("\n") + (f"; {self.expected}" if self.expected else "")
     says = "\n".join([says, *map(shorten_words, getattr(self, "__notes__", ()))])
     lines = dict(Fix=str(self.fix), Page=page_url(self.page), Asked=calling_line(self.__traceback__))
@@ -248,7 +248,7 @@ def _repr_html_(self:SftError)->str: return card_html(**self.card())
 # %% ../nbs/00_report.ipynb #r0car004
 @patch
 def _render_traceback_(self:SftError)->list[str]:
-    "What IPython shows: the card; for the same `raise` again, the whole path"
+    "Lines for IPython: the card, or the full traceback if the same `raise` was already shown"
     from IPython import get_ipython
     shell, at = get_ipython(), self.__traceback__
     again = at is not None and vars(self).get("_shown_at") is at
@@ -265,13 +265,13 @@ _PROBLEMS = dict(fail="failure", warn="warning")
 
 @dataclass(frozen=True)
 class Finding:
-    "What one check saw"
+    "The result of one check"
     check:str             # name of the check: `rows_dropped`
     status:str            # ok, skipped, warn or fail
     says:str              # one sentence
     fix:Fix|str=""        # one edit or command, if something should change
-    step:int|None=None    # the optimiser step at which it was first seen
-    until:int|None=None   # and last
+    step:int|None=None    # optimiser step at which it was first seen
+    until:int|None=None   # optimiser step at which it was last seen
 
     def __post_init__(self):
         object.__setattr__(self, "fix", as_fix(self.fix))
@@ -284,7 +284,7 @@ class Finding:
         return escape_controls(f"{STATUS_MARKS[self.status]} {self.check}: {self.sentence}{fix}")
 
     def to_dict(self)->dict:
-        "Ready for JSON: `fix` as a shell reads it, and its parts"
+        "Ready for JSON: `fix` in shell syntax, and its parts"
         said = dict(check=self.check, status=self.status, says=self.says, fix=self.fix.says("shell"))
         if self.fix: said["fix_parts"] = self.fix.to_dict()
         if self.step is not None: said |= dict(step=self.step, until=self.until)
@@ -298,26 +298,26 @@ class Finding:
 # %% ../nbs/00_report.ipynb #f1nds001
 @patch(as_prop=True)
 def sentence(self:Finding)->str:
-    "What was seen, and when"
+    "The text, preceded by its steps if there are any"
     when = "" if self.step is None else f"step {self.step}: "
     if self.until not in (None, self.step): when = f"step {self.step} to {self.until}: "
     return f"{when}{self.says}"
 
 # %% ../nbs/00_report.ipynb #f1nd0002
 def ok(says:str, *, check:str="")->Finding:
-    "As it should be"
+    "A finding of a check that passed"
     return Finding(check, "ok", says)
 
 def skipped(says:str, fix:Fix|str="", *, check:str="")->Finding:
-    "It could not be looked at"
+    "A finding of a check that could not run"
     return Finding(check, "skipped", says, fix)
 
 def warn(says:str, fix:Fix|str="", *, check:str="", step:int|None=None)->Finding:
-    "It may go wrong"
+    "A finding that warns"
     return Finding(check, "warn", says, fix, step, step)
 
 def fail(says:str, fix:Fix|str="", *, check:str="", step:int|None=None)->Finding:
-    "It cannot go well"
+    "A finding of a check that failed"
     return Finding(check, "fail", says, fix, step, step)
 
 # %% ../nbs/00_report.ipynb #f17a533c
@@ -327,7 +327,7 @@ class Report:
     title:str
     figures:dict=field(default_factory=dict)     # name -> number or short text, in reading order
     findings:list[Finding]=field(default_factory=list)
-    good:str=""                                  # what it is for, if nothing failed: ready
+    good:str=""                                  # the verdict if nothing failed: ready
 
     @property
     def status(self)->str:
@@ -339,7 +339,7 @@ class Report:
     def failed(self)->list[Finding]: return [f for f in self.findings if f.status == "fail"]
     @property
     def verdict(self)->str:
-        "All of it in words: `ready, 1 warning`; empty if nothing was looked at"
+        "A summary in words: `ready, 1 warning`; empty without findings"
         if not self.findings: return ""
         n = {status: sum(f.status == status for f in self.findings) for status in STATUSES}
         said = [pluralise(n[status], word) for status, word in _PROBLEMS.items() if n[status]]
@@ -349,28 +349,28 @@ class Report:
 
 # %% ../nbs/00_report.ipynb #f17a5304
 _MAX_PASSED_LISTED = 2    # if more checks passed, they are counted
-_MAX_SKIPPED_LISTED = 3   # and so are those that were skipped for the same reason
+_MAX_SKIPPED_LISTED = 3   # likewise for checks that were skipped for the same reason
 
 @patch
 def by_weight(self:Report)->list[Finding]:
-    "The findings, the worst first"
+    "The findings, worst first"
     return sorted(self.findings, key=lambda f: -STATUSES.index(f.status))
 
 def _group_same(findings:list[Finding])->list[list[Finding]]:
-    "Findings that differ only in their names (of train and of eval) together"
+    "Group findings that differ only in their names (of train and of eval)"
     groups = {}
     for f in findings: groups.setdefault((f.status, f.sentence, str(f.fix)), []).append(f)
     return [*groups.values()]
 
 def _merge_same(findings:list[Finding])->list[Finding]:
-    "One finding with all the names, instead of those that differ only in their names"
+    "Merge findings that differ only in their names into one with all names"
     return [replace(same[0], check=", ".join(f.check for f in same)) for same in _group_same(findings)]
 
 @patch
 def text(self:Report,
     *, everything:bool=False,   # list the checks that passed, however many there are
 )->str:
-    "Verdict, warnings and failures, figures, and what is fine"
+    "Verdict, warnings and failures, figures, then what passed or was skipped"
     passed = [f for f in self.findings if f.status == "ok"]
     lines = [f"{STATUS_MARKS[self._badge_status()]} {self.verdict}"] if self.verdict else []
     lines += [str(f) for f in _merge_same(self.by_weight()) if f.status in _PROBLEMS]
@@ -390,9 +390,9 @@ def __repr__(self:Report)->str: return self.text()
 
 @patch
 def without(self:Report,
-    shown:"Report",   # what a reader has seen before
+    shown:"Report",   # a report that the reader has already seen
 )->list[Finding]:
-    "The findings, the worst first, that `shown` does not have; the group in front of a name does not matter"
+    "The findings, worst first, that are not in `shown`; the group prefix of a name is ignored"
     known = {(f.check.rpartition(".")[2], f.says) for f in shown.findings}
     return [f for f in self.by_weight() if (f.check.rpartition(".")[2], f.says) not in known]
 
@@ -400,7 +400,7 @@ def without(self:Report,
 # %% ../nbs/00_report.ipynb #f17a5307
 @patch
 def _badge_status(self:Report)->str:
-    "The status of its badge: skipped checks alone are ok"
+    "The status for the badge: ok if checks were only skipped or passed"
     return self.status if self.status in _PROBLEMS else "ok"
 
 # %% ../nbs/00_report.ipynb #f17a5306
@@ -437,12 +437,12 @@ def from_dict(cls:Report, d:dict)->"Report":
 # %% ../nbs/00_report.ipynb #f17a5402
 @patch
 def save(self:Report, path:Path)->Path:
-    "Write the report as JSON, in one piece and without secrets"
+    "Write the report as JSON, atomically and without secrets"
     return write_atomically(Path(path), json.dumps(redact_json(self.to_dict()), indent=1, ensure_ascii=False) + "\n")
 
 @patch(cls_method=True)
 def load(cls:Report, path:Path)->"Report":
-    "What `save` wrote; `SftError` if it is damaged"
+    "Load a report written by `save`; `SftError` if it is damaged"
     try: return cls.from_dict(read_json(Path(path)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise SftError(str(path), f"it cannot be read ({why_unreadable(e)})", "a report that sft_nb wrote",

@@ -22,19 +22,19 @@ from .report import as_fix, ConfigError, edit, Fix, spell_settings, with_article
 # %% ../nbs/00_settings.ipynb #schalias
 @dataclass(frozen=True)
 class Setting:
-    "A setting of a run; `name`, `type`, `default` and `group` come from the class in which it is written"
+    "A setting of a run; `name`, `type`, `default` and `group` come from the class that defines it"
     help:str
     _:KW_ONLY
-    ge:float|None=None            # the smallest value of a number
-    lt:float|None=None            # its values are below this
-    is_share:bool=False           # 5 was meant as 5%
-    split_words:bool=False        # a list of names: "q_proj, v_proj" is two of them
-    pairs:bool=False              # a list of NAME=VALUE, which can be given as a dict
-    is_path:bool=False            # may be a file or a folder, also one beside the config file
-    runs_code:Callable[[Any],bool]|None=None   # does a value of it make Python code run?
-    accepted_by:str=""            # the call that accepts an object, such as a tokenizer
+    ge:float|None=None            # values are at least this
+    lt:float|None=None            # values are below this
+    is_share:bool=False           # a value such as 5 is taken to mean 5%
+    split_words:bool=False        # a list of names: "q_proj, v_proj" is two names
+    pairs:bool=False              # a list of NAME=VALUE, also accepted as a dict
+    is_path:bool=False            # may be a path, also relative to the config file
+    runs_code:Callable[[Any],bool]|None=None   # does this value make Python code run?
+    accepted_by:str=""            # the call that accepts an object instead, such as a tokenizer
     methods:tuple[str,...]=()     # values of `method` that use it; empty: all of them
-    hf:bool=False                 # passed to `TrainingArguments`, under the same name
+    hf:bool=False                 # passed to `TrainingArguments` under the same name
     fixed_on_resume:bool=False    # a checkpoint depends on it
     changes_tokens:bool=False     # prepared rows depend on it
     changes_base:bool=False       # the answers of the base model depend on it
@@ -51,7 +51,7 @@ _Format = Literal["auto","messages","sharegpt","alpaca","preference","prompt_com
                   "tokens","alpaca_prompt","alpaca_chat","jeopardy"]
 
 def _is_imported(task:str)->bool:
-    "Is a task imported or run from a file? One that a notebook has defined is already there"
+    "Is a task imported or run from a file? A task defined in a notebook is not"
     return not task.startswith("memory:") and (":" in task or task.endswith(".py"))
 
 def _is_hub_kernel(attention:str)->bool: return "/" in attention
@@ -347,7 +347,7 @@ class OutputSettings:
 class Config(OutputSettings, GuardSettings, EvaluationSettings, TrainingSettings,
              AdapterSettings, ModelSettings, SizeSettings, RowSettings):
     "All settings of a run"
-    sources:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # setting -> where its value came from
+    sources:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # setting -> source of its value
     planned:frozenset=field(default=frozenset(), compare=False, repr=False)       # settings that the plan chose
     untrusted:frozenset=field(default=frozenset(), compare=False, repr=False)     # that run code, as only a file says
     accepted:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # another tool's -> what it is here
@@ -366,13 +366,13 @@ def defaults()->dict[str,Any]:
     return {name: s.default for name, s in SETTINGS.items()}
 
 def is_default(name:str, v:Any)->bool:
-    "Is there a setting `name`, and `v` its default?"
+    "Is `v` the default of a setting `name`?"
     return name in SETTINGS and v == SETTINGS[name].default
 
 def settings_with(
     fact:str,   # a field of `Setting`: fixed_on_resume
 )->tuple[str,...]:
-    "Names of the settings of which `fact` is true"
+    "Names of the settings for which `fact` is true"
     return tuple(name for name, s in SETTINGS.items() if getattr(s, fact))
 
 # %% ../nbs/00_settings.ipynb #eb3e074f
@@ -381,7 +381,7 @@ _WORDS = {int:"an integer", float:"a number", str:"a string", bool:"True or Fals
 def is_union(t)->bool: return get_origin(t) in (Union, types.UnionType)
 
 def describe_annotation(t)->str:
-    "The rule of annotation `t` in words"
+    "Describe annotation `t` in words"
     options = get_args(t)
     if get_origin(t) is Literal and len(options) == 1: return repr(options[0])
     if get_origin(t) is Literal: return "one of " + ", ".join(map(repr, options))
@@ -390,7 +390,7 @@ def describe_annotation(t)->str:
     return _WORDS[t]
 
 def fits_type(v, t)->bool:
-    "Does `v` fit annotation `t`? An integer is a number; True is neither"
+    "Does `v` fit annotation `t`? An integer is also a float; True is neither"
     options = get_args(t)
     if get_origin(t) is Literal: return v in options
     if get_origin(t) is tuple: return isinstance(v, tuple) and len(v) > 0 and all(fits_type(x, options[0]) for x in v)
@@ -405,8 +405,8 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(sec|s|min|m|h|d)")
 
 def parse_duration(
     v:Any,      # 90, "90s", "30m", "5h", "1h30m", "1:30:00", a timedelta
-)->Any:         # seconds; anything else comes back as it is
-    "The seconds of a duration"
+)->Any:         # seconds; anything else is returned unchanged
+    "Convert a duration to seconds"
     if isinstance(v, timedelta): return v.total_seconds()
     if not isinstance(v, str): return v
     text = v.strip().lower()
@@ -425,8 +425,8 @@ def max_time_seconds(
 
 def parse_count(
     v:str,   # 10k, 1.5m, 1,000
-)->Any:      # anything else comes back as it is
-    "The number that a text stands for"
+)->Any:      # a number; other texts are returned unchanged
+    "Parse an abbreviated number"
     found = re.fullmatch(r"(\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)([km]?)", v.strip().lower())
     if found is None or not (found[2] or "," in found[1]): return v
     return int(float(found[1].replace(",", "")) * dict(k=1e3, m=1e6).get(found[2], 1))
@@ -434,10 +434,10 @@ def parse_count(
 # %% ../nbs/00_settings.ipynb #set00006
 @patch
 def broken_limit(self:Setting,
-    v:Any,       # of the right type
-    name:str,    # under which it is written
-)->str:          # empty: it is allowed
-    "The bound of a number that `v` breaks, in words"
+    v:Any,       # a value of the right type
+    name:str,    # the name used in the message
+)->str:          # empty: within its limits
+    "Describe the limit that `v` violates"
     if not isinstance(v, (int, float)): return ""   # None, auto, a text
     if self.name == "max_steps" and v == 0: return "a number of steps, or -1 for no limit"
     if self.name in ("eval_steps", "save_steps") and (v <= 0 or v > 1 and v != int(v)):
@@ -448,8 +448,8 @@ def broken_limit(self:Setting,
 
 @patch
 def suggest(self:Setting, v)->Any:
-    "A valid value near `v`, else an example or the default"
-    otherwise = 100 if self.name == "max_steps" else self.default   # whose default means no limit
+    "A valid value close to `v`, else an example or the default"
+    otherwise = 100 if self.name == "max_steps" else self.default   # its default means no limit
     for t in (self.type, *get_args(self.type)):
         if get_origin(t) is Literal:
             options = {str(option).lower(): option for option in get_args(t)}
@@ -466,9 +466,9 @@ def suggest(self:Setting, v)->Any:
 
 # %% ../nbs/00_settings.ipynb #c0nf0030
 def language_of_source(
-    where:str,   # "Config", "override" or "command line", perhaps with what was there in brackets; else a file
-)->str:          # one of `FIX_LANGUAGES`; empty: the reader's
-    "The language in which a setting was written"
+    where:str,   # "Config", "override" or "command line", optionally followed by details in parentheses; else a file
+)->str:          # one of `FIX_LANGUAGES`; empty: that of the reader
+    "The language of the place where a setting was made"
     place = re.match(r"(Config|override|command line)(?: \(|$)", where)
     if place: return "shell" if place[1] == "command line" else ""
     file = re.search(r"\.(ya?ml|json)(?::\d+)?(?: \(|$)", where)
@@ -479,35 +479,35 @@ def fix_for_source(
     where:str,
     fix:Fix|str,
 )->Fix:
-    "`fix` in the language of the place that it must be made in"
+    "`fix` in the language of the place where it must be applied"
     return replace(as_fix(fix), language=language_of_source(where))
 
 # %% ../nbs/00_settings.ipynb #6762c76f
 OTHER_TRAINERS = ("dpo", "orpo", "kto", "ipo", "simpo", "cpo", "ppo", "grpo", "rloo", "rlhf", "reward")
 
 def preference_recipe()->Fix:
-    "How to continue with preferences or rewards"
+    "The fix for a request to train on preferences or rewards"
     return as_fix("train with {method} qlora, lora or full first, and continue from the adapter with TRL's DPOTrainer: "
                   "https://sft-nb.github.io/sft_nb/recipes/12_from_here_to_preferences.html")
 
 def _is_object(v)->bool:
-    "Is it, or does it hold, something that no config file could hold?"
+    "Is `v`, or any item in it, an object that no config file can contain?"
     if isinstance(v, (tuple, list)): return any(map(_is_object, v))
     return not isinstance(v, (str, int, float, bool, bytes, complex, type(None)))
 
 @patch
 def written_in(self:Setting,
     where:str,       # the source of a value
-    name:str,        # as it is written there: sequence_len
+    name:str,        # the name used there: sequence_len
     value:Any,
 )->str:
-    "The line that sets it: `max_length = 512`, or `sequence_len: 512` in YAML"
+    "The line that sets the value: `max_length = 512`, or `sequence_len: 512` in YAML"
     language = language_of_source(where)
     return spell_settings({name: value}, language if language in ("yaml", "json") else "file")
 
 @patch
 def wrong_type(self:Setting, v, where:str,
-    written:str="",   # the name under which the value stands there; empty: the setting's own
+    written:str="",   # the name used there; empty: the setting's own
 )->ConfigError:
     "The error for a value that does not fit the type"
     name, words = written or self.name, describe_annotation(self.type).removesuffix(" or None")
@@ -516,13 +516,13 @@ def wrong_type(self:Setting, v, where:str,
     if _is_object(v) and self.accepted_by and not language_of_source(where):
         # a tokenizer, a table: its repr is long, and the value belongs in a call
         return ConfigError(where, f"{name} is {with_article(type(v).__name__)}", expected, self.accepted_by)
-    if isinstance(v, date):   # as YAML reads it
+    if isinstance(v, date):   # YAML parses dates
         found = f"{name}: {v} is a date in YAML"
         return ConfigError(where, found, expected, f'write {{{name}}}: "{v}", in quotes')
     if _is_object(v): return ConfigError(where, f"{name} is {with_article(type(v).__name__)}", expected, leave_out)
 
     kind = str(v) if isinstance(v, bool) else _WORDS.get(type(v), with_article(type(v).__name__))
-    if language_of_source(where) in ("yaml", "json"):   # in their words
+    if language_of_source(where) in ("yaml", "json"):   # in YAML's and JSON's terms
         kind = kind.lower() if isinstance(v, bool) else kind.replace("a tuple", "a list")
     inside = [x for x in v if not isinstance(x, str)] if isinstance(v, tuple) and words == "a list of strings" else []
     if inside: kind = f"a list with {inside[0]!r} in it"
@@ -541,9 +541,9 @@ def wrong_type(self:Setting, v, where:str,
 # %% ../nbs/00_settings.ipynb #818d4f7d
 @patch
 def problem(self:Setting, v, where:str,
-    written:str="",   # the name under which the value stands there; empty: the setting's own
+    written:str="",   # the name used there; empty: the setting's own
 )->ConfigError|None:
-    "What is wrong with value `v`, if anything is"
+    "The error for an invalid value `v`; None if it is valid"
     if not fits_type(v, self.type): return self.wrong_type(v, where, written)
     name = written or self.name
     if isinstance(v, tuple) and "" in v:

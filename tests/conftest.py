@@ -1,5 +1,5 @@
-"""Shared fixtures. Nothing here needs a network, a GPU or files beside the repository; tests that can use real rows and
-tokenizers skip without them."""
+"""Shared fixtures. Nothing here needs a network, a GPU or files outside the repository; tests that use real rows and
+tokenizers are skipped without them."""
 import atexit
 import fcntl
 import gc
@@ -13,32 +13,32 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("SFT_NB_SHARED", ROOT.parent/"shared"))
-os.environ.setdefault("HF_HUB_OFFLINE", "1")   # nothing here may depend on the hub
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share the cores, and so do processes that train together
-if not os.access(Path.home(), os.W_OK):        # pip, datasets, wandb and IPython keep files there
+os.environ.setdefault("HF_HUB_OFFLINE", "1")   # tests must not depend on the hub
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers and distributed processes share the cores
+if not os.access(Path.home(), os.W_OK):        # pip, datasets, wandb and IPython write there
     os.environ["HOME"] = tempfile.mkdtemp(prefix="sft_nb-home-")
     atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)   # nohup ignores it, and processes inherit that
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # so does a shell for what it starts in the background
+signal.signal(signal.SIGHUP, signal.SIG_DFL)   # nohup ignores it, which processes inherit
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # a shell ignores it for background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if "SFT_NB_CACHE" not in os.environ:           # prepared rows of these tests, and of the processes that they start
+if "SFT_NB_CACHE" not in os.environ:           # for rows prepared by tests and their processes
     os.environ["SFT_NB_CACHE"] = tempfile.mkdtemp(prefix="sft_nb-test-")
     atexit.register(shutil.rmtree, os.environ["SFT_NB_CACHE"], ignore_errors=True)
 
 
-# these take longest, one test or all together: the last to end would otherwise run alone
+# the slowest files; started late, the last one would run alone
 LONGEST = ("test_demo", "test_plain_install", "test_together", "test_launch", "test_kill", "test_browser",
            "test_compile")
 
 
 def pytest_collection_modifyitems(items):
-    "The longest first; of two workers, the one that has nothing left takes from the end of what the other has"
+    "Run the slowest first; an idle worker takes tests from the end of another worker's queue"
     order = {name: k for k, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(LONGEST)))
 
 
 def shared(path:str)->Path:
-    "A real file for a test, or a skip with the reason"
+    "A real file for a test; skips the test with the reason if it is missing"
     file = SHARED/path
     if not file.exists():
         pytest.skip(f"{file} is not here (set SFT_NB_SHARED to the folder of real rows and tokenizers)")
@@ -47,14 +47,14 @@ def shared(path:str)->Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def libraries_are_not_looked_at_again():
-    "What a file of tests begins with stays: half a million objects of torch, through which Python's collector would go"
+    "Freeze existing objects: half a million of torch's that the garbage collector would otherwise scan"
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def rows_of_other_tests_are_forgotten():
-    "A process that was given rows in memory refuses a config that names none; these tests share a process"
+    "Forget rows in memory, with which the process refuses a config without rows; tests share a process"
     from sft_nb.tokens.prepare import _PREPARED_IN_MEMORY
     _PREPARED_IN_MEMORY.clear()
 
@@ -70,7 +70,7 @@ def warm_server():
 
 @pytest.fixture
 def warm_processes(warm_server, monkeypatch):
-    "What a test starts with `subprocess` is a fork of a process that has imported everything"
+    "Fork what a test starts with `subprocess` from a process that has imported everything"
     from warm import WarmPopen
     monkeypatch.setattr(WarmPopen, "server", warm_server)
     monkeypatch.setattr("subprocess.Popen", WarmPopen)
@@ -85,7 +85,7 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def train_once(tmp_path_factory):
-    "`train_once(name, make)`: the run that `make(folder)` trains, once for all workers; each has a copy of its own"
+    "`train_once(name, make)`: the run trained by `make(folder)`, once for all workers; each gets its own copy"
     def copy_of(name, make):
         from sft_nb.runs.directory import Run
         shared = tmp_path_factory.getbasetemp()
@@ -111,7 +111,7 @@ def trained(train_once):
 
 @pytest.fixture(scope="session")
 def undisturbed(train_once):
-    "Ten steps of the synthetic learner to which nothing happens"
+    "Ten undisturbed steps of the synthetic learner"
     from learner import small
     from sft_nb.training.train import train
     return train_once("undisturbed", lambda folder: train(small(folder)))
@@ -119,7 +119,7 @@ def undisturbed(train_once):
 
 @pytest.fixture(scope="session")
 def undisturbed_qlora(train_once):
-    "Ten steps of the demo's 4-bit model to which nothing happens"
+    "Ten undisturbed steps of the demo's 4-bit model"
     from learner import small_qlora
     from sft_nb.training.train import train
     return train_once("undisturbed_qlora", lambda folder: train(small_qlora(folder)))
@@ -127,6 +127,6 @@ def undisturbed_qlora(train_once):
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory):
-    "The run whose serving is proved: trained once for all files that ask for it"
+    "The run whose served model is compared: trained once for all test files"
     from served import proofs_of, trained
     with proofs_of(trained(tmp_path_factory.mktemp("served"))) as found: yield found

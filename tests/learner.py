@@ -1,5 +1,5 @@
-"""The synthetic learner: two layers, 32 wide, new weights, the tokenizer of `tiny`. What is no matter of size, nor of
-4-bit weights, is tested on it in a fraction of the time; and what the tests of training ask a run."""
+"""The synthetic learner: two layers, width 32, new weights, the tokenizer of `tiny`. It tests what does not depend on
+size or 4-bit weights in a fraction of the time. Also helpers that inspect runs in training tests."""
 import atexit
 import json
 import os
@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, TrainerC
 from sft_nb.config import load_config
 from sft_nb.report import Report
 from sft_nb.runs.directory import Run
-from sft_nb.training import train as training   # the module
+from sft_nb.training import train as training   # the module, not the function
 
 TEN_STEPS = dict(
     max_samples=64, max_steps=10, num_train_epochs=4, per_device_train_batch_size=4, gradient_accumulation_steps=2,
@@ -25,7 +25,7 @@ TEN_STEPS = dict(
 
 @cache
 def shape()->str:
-    "A folder with the model's config alone, the same one for all workers"
+    "A folder with only the model's config, shared by all workers"
     folder = Path(os.environ["SFT_NB_CACHE"])/"learner"
     if not folder.exists():
         config = Qwen3Config(
@@ -40,7 +40,7 @@ def shape()->str:
 
 @cache
 def weights_of_learner()->str:
-    "A folder with the model's config and new weights, for what reads a base from files"
+    "A folder with the model's config and new weights, for tests that read a base from files"
     folder = Path(tempfile.mkdtemp(prefix="sft_nb-learner-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def weights_of_learner()->str:
 
 
 def learner()->dict:
-    "Settings that put the synthetic learner into the place of the demo's model"
+    "Settings that replace the demo's model by the synthetic learner"
     return dict(model=shape(), tokenizer="tiny", init="random", method="lora", max_new_tokens=8)
 
 
@@ -70,19 +70,19 @@ def names(checkpoints)->list[str]: return [p.name for p in checkpoints]
 
 
 def curve(run:Run, *more:str)->list[tuple]:
-    "Step, loss, norm of the gradient, and what else is asked for, of each line with a loss"
+    "Step, loss, gradient norm and the columns in `more`, for each line with a loss"
     return [tuple(m[k] for k in ("step", "loss", "grad_norm", *more)) for m in run.metrics() if "loss" in m]
 
 
 def notes(run:Run)->dict:
-    "What the guards noted: check -> finding"
+    "Findings of the guards: check -> finding"
     file = run.path/"guards.json"
     if not file.exists(): return {}
     return {f.check: f for f in Report.from_dict(json.loads(file.read_text())).findings}
 
 
 def assert_same(run:Run, undisturbed:Run)->None:
-    "It ended where an undisturbed run ends, to the last bit"
+    "Assert that a run ended bit for bit like the undisturbed one"
     assert run.status.state == "finished"
     assert curve(run) == curve(undisturbed)
     assert weights(run) == weights(undisturbed)
@@ -103,7 +103,7 @@ def at_step(n:int, act):
 
 
 def killed_at_eight(folder:Path, undisturbed:Run)->Run:
-    "A copy of a run with checkpoints 3 and 6, which was killed after the second"
+    "A copy of a run with checkpoints 3 and 6, killed after the second"
     shutil.copytree(undisturbed.path, folder/"damaged")
     run = Run(folder/"damaged")
     for n in (9, 10): shutil.rmtree(run.path/f"checkpoints/checkpoint-{n}")

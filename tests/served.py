@@ -1,4 +1,4 @@
-"""One run whose tokenizer has a BOS and whose template can think, its merged folder and its models: trained once."""
+"""One run whose tokenizer has a BOS and whose template supports reasoning, with its merged folder; trained once."""
 import json
 import shutil
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ FEW = dict(prompts=2, max_new_tokens=18)
 
 
 def with_bos(folder: Path) -> str:
-    "The tokenizer of `tiny` with a BOS, which its template writes"
+    "The tokenizer of `tiny` with a BOS that its template writes"
     shutil.copytree(ASSETS/"tiny", folder, ignore=shutil.ignore_patterns("model.safetensors"))
     file = folder/"tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | dict(bos_token="<|endoftext|>")))
@@ -35,7 +35,7 @@ def with_bos(folder: Path) -> str:
 
 @dataclass
 class Served:
-    folder: Path      # for whatever the tests write
+    folder: Path      # for files that tests write
     run: Run
     merged: Path      # float32
 
@@ -47,7 +47,7 @@ class Served:
     def base(self): return AutoModelForCausalLM.from_pretrained(ASSETS/"tiny", dtype=torch.float32).eval()
 
     def copy(self, name: str, of: Path | None = None) -> Path:
-        "A copy of the merged folder, to break something in"
+        "A copy of the merged folder, in which a test can break something"
         shutil.rmtree(self.folder/name, ignore_errors=True)
         return Path(shutil.copytree(of or self.merged, self.folder/name))
 
@@ -55,7 +55,7 @@ class Served:
 
 
 def trained(folder: Path, **how) -> Served:
-    "A short run that answers otherwise than its base"
+    "A short run that answers differently from its base"
     own = dict(method="lora", max_steps=14, max_samples=112, eval_samples=6, save_steps=100, learning_rate=1e-2,
                per_device_train_batch_size=8, preflight=False, max_new_tokens=24)
     cfg = load_config("demo", runs_dir=str(folder/"runs"), tokenizer=with_bos(folder/"tokenizer"), **own | how)
@@ -64,7 +64,7 @@ def trained(folder: Path, **how) -> Served:
 
 
 def edited(file: Path, **settings) -> None:
-    "Other settings in a JSON file; None: without it"
+    "Change settings in a JSON file; None removes one"
     said = json.loads(file.read_text()) | settings
     file.write_text(json.dumps({k: v for k, v in said.items() if v is not None}))
 
@@ -73,7 +73,7 @@ def base_weights() -> Path: return ASSETS/"tiny"
 
 
 def assert_named(proof, name: str, *, link: str = "server") -> None:
-    "It is the first that is broken, and there is something to do about it"
+    "Assert that this stage is the first that failed, and has a fix"
     assert not proof.same and proof.broken.name == f"{link} {name}", str(proof)
     assert proof.fix and proof.stages[-1] is proof.broken and proof.exit_code == 1
     assert len(proof.broken.finding.says) <= 300
@@ -81,7 +81,7 @@ def assert_named(proof, name: str, *, link: str = "server") -> None:
 
 @contextmanager
 def proofs_of(served: Served):
-    "Inside, what the run says is asked once, and its weights are merged once"
+    "A context in which the run's reference answers and merged weights are computed once"
     told, expected = proving.answer_as_reference, proving.Expected
     bench = proving.Workbench(served.run.config, is_resolved=True)
     once = cache(lambda source, more: told(bench, served.run, source, **dict(more)))

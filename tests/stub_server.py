@@ -1,4 +1,4 @@
-"""A small server that speaks OpenAI's API around a real model, with any fault planted: it renders and generates."""
+"""A small server with OpenAI's API around a real model: it renders and generates, with any planted fault."""
 import json
 import threading
 from contextlib import contextmanager
@@ -13,24 +13,24 @@ THINK = "<think>\n"
 
 @dataclass
 class Stub:
-    "How it serves, and what is wrong with it"
+    "How the server works, and its faults"
     model: object
-    tokenizer: object                # what it makes tokens with
-    api: str = "vLLM"                # vLLM, llama.cpp, or plain: only how many tokens there were
+    tokenizer: object                # its tokenizer
+    api: str = "vLLM"                # vLLM, llama.cpp, or plain, which only reports token counts
     template: str | None = None      # another chat template
     bos_twice: bool = False
-    system: str = ""                 # a system prompt where none is given
-    thinks: bool = False             # opens each answer with a thought
-    cut: int | None = None           # prompts are cut to this many tokens, from the left
-    context: int = 2048              # longer ones are refused
+    system: str = ""                 # a system prompt added if none is given
+    thinks: bool = False             # begins each answer with reasoning
+    cut: int | None = None           # truncate prompts to this many tokens, from the left
+    context: int = 2048              # reject longer prompts
     tells_context: bool = True
     ends: list = field(default_factory=lambda: [2])
-    temperature: float = 0.          # where none is sent
+    temperature: float = 0.          # used if none is sent
     logprobs: bool = True
     name: str = "tiny"
-    adapters: dict = field(default_factory=dict)   # name -> model: served beside `model`, which is their base
-    root: str = ""                   # the folder that it says it serves
-    key: str = ""                    # the key that it wants
+    adapters: dict = field(default_factory=dict)   # name -> model, served in addition to their base `model`
+    root: str = ""                   # the folder that it claims to serve
+    key: str = ""                    # the API key that it requires
     requests: int = 0
 
     def text(self, body: dict) -> str:
@@ -145,7 +145,7 @@ def handler(stub: Stub):
 
 @contextmanager
 def listening(stub: Stub):
-    "Its address, on a free port, for as long as the context lasts"
+    "A context in which the server runs on a free port; yields its address"
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler(stub))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs=dict(poll_interval=.02), daemon=True)

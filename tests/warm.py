@@ -1,13 +1,13 @@
-"""Python processes that start warm. A test that starts `python -m sft_nb ...` waits some eight seconds until torch,
-transformers, trl and peft are imported. Here one server for each worker of pytest imports them once, and a new process
-is a fork of it, with the arguments, folder, environment, signal mask and files that `subprocess.Popen` was given.
+"""Warm starts of Python processes. A test that starts `python -m sft_nb ...` waits about eight seconds until torch,
+transformers, trl and peft are imported. Here one server per pytest worker imports them once, and a new process
+is a fork of it, with the arguments, folder, environment, signal mask and files passed to `subprocess.Popen`.
 
-The child is adopted by the process that asked for it (PR_SET_CHILD_SUBREAPER), so that `pid`, `wait`, signals and exit
-codes are those of an ordinary child. A call that differs in a way that a fork cannot follow starts cold, as without
-this module: another program, options of the interpreter, variables that a library reads when it is imported.
+The child is adopted by the requesting process (PR_SET_CHILD_SUBREAPER), so that `pid`, `wait`, signals and exit
+codes work as for an ordinary child. A call that a fork cannot reproduce starts cold, as without
+this module: another program, interpreter options, variables that a library reads on import.
 
-Use it with `pytestmark = pytest.mark.usefixtures("warm_processes")`. A process that is tested for how it starts should
-not: forks of one server share the seed of hash(), and have imported what their command would not."""
+Use it with `pytestmark = pytest.mark.usefixtures("warm_processes")`. Do not use it to test how a process starts:
+forks of one server share the seed of hash(), and have imported modules that their command would not."""
 import atexit
 import ctypes
 import gc
@@ -27,22 +27,22 @@ from pathlib import Path
 PR_SET_CHILD_SUBREAPER = 36
 IMPORTED = ("trl", "peft", "bitsandbytes", "datasets", "torch.distributed.run", "sft_nb.cli", "sft_nb.training.train",
             "sft_nb.training.launch", "sft_nb.evaluation.evaluate", "transformers.models.qwen3.modeling_qwen3")
-# what else the first training of a process loads, a second of it, where it is installed
+# further modules that the first training of a process loads, if installed; takes about a second
 OF_A_TRAINING = ("sft_nb.training.trainer", "deepspeed", "wandb", "matplotlib.pyplot", "peft.tuners.lora.bnb",
                  "transformers.integrations.bitsandbytes")
-# a new process may be given these and everything that no library reads at import
+# a new process may have these variables, and all others that no library reads on import
 READ_AT_IMPORT = ("ACCELERATE_", "BNB_", "CUDA_", "DATASETS_", "HF_", "HOME", "LD_", "MKL_", "MPL", "OMP_", "PYTHON",
                   "TOKENIZERS_", "TRANSFORMERS_", "TRITON_", "XDG_")
 
 
 def import_all(names)->None:
-    "What is not installed is left out"
+    "Import modules, skipping those that are not installed"
     for name in names:
         if importlib.util.find_spec(name.partition(".")[0]): importlib.import_module(name)
 
 
 def set_subreaper(on:bool)->None:
-    "Whether orphans below this process become its children"
+    "Set whether orphaned descendants become children of this process"
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
@@ -52,7 +52,7 @@ def matters_at_import(environment:dict)->dict:
 
 
 def program_of(args)->dict|None:
-    "What an interpreter is asked to run: code, a module or a script; None if a fork cannot do that"
+    "What an interpreter should run: code, a module or a script; None if a fork cannot run it"
     if isinstance(args, (str, bytes, os.PathLike)): return None
     executable, *rest = map(os.fspath, args)
     if executable != sys.executable: return None
@@ -65,7 +65,7 @@ def program_of(args)->dict|None:
 
 
 class Server:
-    "A process that has imported everything, and is forked for each new one"
+    "A process that has imported everything and forks for each new process"
     def __init__(self):
         self.environment = matters_at_import(os.environ)
         self.connection, there = socket.socketpair()
@@ -74,7 +74,7 @@ class Server:
         there.close()
 
     def start(self, request:dict, files:list[int])->int:
-        "The number of the new process, a child of this one"
+        "Start a process, a child of this one, and return its pid"
         message = json.dumps(request).encode()
         set_subreaper(True)
         try:
@@ -85,7 +85,7 @@ class Server:
         return pid
 
     def close(self)->None:
-        "Close the connection, which ends the server; one that is still importing is killed"
+        "Close the connection, which ends the server; kill it if it is still importing"
         self.connection.close()
         try: self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -94,21 +94,21 @@ class Server:
 
 
 class ForkedServer(Server):
-    "The same of a process that has imported everything itself: its fork, as it is now"
+    "A server forked from a process that has already imported everything itself"
     def __init__(self):
         self.environment = matters_at_import(os.environ)
         self.connection, there = socket.socketpair()
         if os.fork() == 0:
             self.connection.close()
-            serve_forks(there)   # and never comes back
+            serve_forks(there)   # never returns
         there.close()
 
 
 class WarmPopen(subprocess.Popen):
-    "`subprocess.Popen`, but that a Python process is forked from `server`; of this process, if that is a fork itself"
+    "`subprocess.Popen`, but Python processes are forked from `server`, or from this process if it is a fork itself"
     server:Server|None = None
-    forked = False   # True: this process is as warm as the server, and is forked itself
-    kinds = ("-c", "-m", "script")   # what is not started cold
+    forked = False   # True: this process is as warm as the server and forks itself
+    kinds = ("-c", "-m", "script")   # programs that can start warm
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags,
                        shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid,
@@ -144,7 +144,7 @@ COLD = subprocess.Popen
 
 
 def receive(connection:socket.socket, size:int)->bytes:
-    "That many bytes; none where the other side has gone"
+    "Receive `size` bytes; empty if the other side has closed the connection"
     got = b""
     while len(got) < size:
         more = connection.recv(size - len(got))
@@ -154,16 +154,16 @@ def receive(connection:socket.socket, size:int)->bytes:
 
 
 def fork_here(request:dict, files:list[int])->int:
-    "A child of this process, which was forked from the server itself"
+    "Fork a child of this process, which is itself a fork of the server"
     waiting = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
-    if pid == 0: run(request, files)   # and never comes back
+    if pid == 0: run(request, files)   # never returns
     signal.pthread_sigmask(signal.SIG_SETMASK, waiting)
     return pid
 
 
 def serve(connection:socket.socket)->tuple[dict,list[int]]:
-    "Fork for each request until the other side goes; only new processes come back from here, with what they are to do"
+    "Fork for each request until the connection closes; returns only in new processes, with their request and files"
     while True:
         head, files, _, _ = socket.recv_fds(connection, 4, 3)
         if not head: os._exit(0)
@@ -171,7 +171,7 @@ def serve(connection:socket.socket)->tuple[dict,list[int]]:
         request = json.loads(receive(connection, int.from_bytes(head, "big")))
         read, write = os.pipe()
         between = os.fork()
-        if between == 0:   # its child is an orphan at once, and adopted by who asked
+        if between == 0:   # its child is orphaned at once and adopted by the requester
             child = os.fork()
             if child == 0:
                 return request, list(files)
@@ -183,8 +183,8 @@ def serve(connection:socket.socket)->tuple[dict,list[int]]:
 
 
 def become(request:dict, files:list[int])->None:
-    "Take over what a new process is given: files, session, folder, environment, arguments, signals that wait"
-    aside = [os.dup(file) for file in files]   # one of them may be 0, 1 or 2 already
+    "Take over the request's files, session, folder, environment, arguments and blocked signals"
+    aside = [os.dup(file) for file in files]   # one of them may already be 0, 1 or 2
     for own, file in enumerate(aside): os.dup2(file, own)
     os.closerange(3, 1 << 16)
     if request["session"]: os.setsid()
@@ -206,11 +206,11 @@ def become(request:dict, files:list[int])->None:
 
 
 def execute(kind:str, what:str)->int:
-    "Run code, a module or a script as __main__; its exit code"
+    "Run code, a module or a script as __main__ and return its exit code"
     try:
         if kind == "-m":
             package = hasattr(sys.modules.get(what), "__path__")
-            sys.modules.pop(f"{what}.__main__" if package else what, None)   # not imported as the program so far
+            sys.modules.pop(f"{what}.__main__" if package else what, None)   # it was not imported as the main program
             runpy.run_module(what, run_name="__main__", alter_sys=True)
         elif kind == "script": runpy.run_path(what, run_name="__main__")
         else:
@@ -228,7 +228,7 @@ def execute(kind:str, what:str)->int:
 
 
 def run(request:dict, files:list[int])->None:
-    "Be the process that was asked for, to its end"
+    "Run the requested process to its end"
     code = 1
     try:
         become(request, files)
@@ -245,7 +245,7 @@ def run(request:dict, files:list[int])->None:
 
 
 def serve_forks(connection:socket.socket)->None:
-    "Be the server, and in its forks what they were asked for"
+    "Run the server, and in its forks the requested processes"
     WarmPopen.forked = True
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     run(*serve(connection))
@@ -253,7 +253,7 @@ def serve_forks(connection:socket.socket)->None:
 
 if __name__ == "__main__":
     sys.modules["warm"] = sys.modules["__main__"]
-    WarmPopen.forked, subprocess.Popen = True, WarmPopen   # before torchrun takes `Popen` from subprocess
+    WarmPopen.forked, subprocess.Popen = True, WarmPopen   # before torchrun imports `Popen`
     import_all(IMPORTED)
     if not sys.modules["torch"].cuda.is_available(): import_all(OF_A_TRAINING)   # deepspeed initialises CUDA
     gc.collect()

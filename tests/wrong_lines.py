@@ -1,4 +1,4 @@
-"""Wrong command lines, generated: what a hurried user types, and what a full disk or a stranger leaves behind."""
+"""Generate wrong command lines, as users may type them, and damaged files, as full disks and other tools leave them."""
 import json
 import os
 from itertools import product
@@ -14,7 +14,7 @@ NOT_JSON = {
 
 
 def of_settings()->list[list[str]]:
-    "Settings with a value that they do not take, or without one; each third of those that take no text"
+    "Settings with an invalid value or without one; every third of those that do not take text"
     commands, found = ("config", "train", "data", "plan", "check"), []
     strict = [f for f in SETTINGS.values() if f.type not in (str, str | None) and "str" not in str(f.type)]
     for k, f in enumerate(strict[::3]):
@@ -55,7 +55,7 @@ UNKNOWN = b'{"config": {"lerning_rate": 1, "lora_r": "x", "model": null, "train_
 
 
 def configs(folder:Path)->list[list[str]]:
-    "Config files that are none"
+    "Invalid config files"
     files = {f"{name}.py": text.encode() for name, text in PYTHON.items()}
     files |= {"latin.py": "model = 'é'".encode("latin-1"), "binary.py": bytes(range(256)), "notes.txt": b"lora_r = 3"}
     files |= {f"{name}.json": text for name, text in NOT_JSON.items()} | {"unknown.json": UNKNOWN}
@@ -78,7 +78,7 @@ WHOLE = {"config.json": dict(config=dict(model="tiny", eval_samples=4)), "status
 
 
 def run(folder:Path)->Path:
-    "A run that was stopped at step 3, as it should be but for its weights"
+    "A run stopped at step 3, valid except for its weights"
     folder.mkdir(parents=True)
     for name, said in WHOLE.items(): (folder/name).write_text(json.dumps(said))
     (folder/"metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n')
@@ -86,7 +86,7 @@ def run(folder:Path)->Path:
 
 
 def damaged(folder:Path)->list[list[str]]:
-    "Runs in which one file is another than it was, each looked at by one command, in turn"
+    "Runs with one changed file each, read by one command in turn"
     run(folder/"runs/whole")
     kinds = [(part, name, text) for part, (name, text) in product(PARTS, NOT_JSON.items()) if part != "metrics.jsonl"]
     kinds += [("metrics.jsonl", name, text) for name, text in LINES.items()]
@@ -104,7 +104,7 @@ def damaged(folder:Path)->list[list[str]]:
 
 
 def checkpoints(folder:Path)->list[list[str]]:
-    "Runs whose weights are not what they should be"
+    "Runs with invalid weights"
     found = []
     manifests = {"none": None, **NOT_JSON, "files": b'{"model.safetensors": {"bytes": 3, "sha256": "0"}}'}
     for name, text in manifests.items():
@@ -135,7 +135,7 @@ ROWS = {
 
 
 def rows(folder:Path)->list[list[str]]:
-    "Files of rows that cannot be read"
+    "Unreadable files of rows"
     for name, text in ROWS.items(): (folder/name).write_bytes(text)
     more = [
         ["--train-file", "nowhere.jsonl"], ["--train-file", "\0"], ["--train-file", "/dev/null"],
@@ -149,5 +149,5 @@ def rows(folder:Path)->list[list[str]]:
 
 
 def wrong_lines(folder:Path)->list[list[str]]:
-    "All of them, with the files that they name made in `folder`"
+    "All wrong command lines, with their files created in `folder`"
     return [*of_settings(), *SPELLING, *configs(folder), *damaged(folder), *rows(folder)]

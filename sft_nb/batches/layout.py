@@ -25,15 +25,15 @@ from .states import missing_kernels, needs_row_numbers, separate_rows, state_fun
 # %% ../../nbs/05_batches/03_layout.ipynb #981a489e
 def text_config(
     shape,   # a model's config
-):           # itself, or the part that describes the language model beside a vision tower
-    "Where the sizes of a model, its layers and its tokens are described"
+):           # itself, or its language-model part if there is a vision tower
+    "The part of a model's config that describes its language model"
     return shape.get_text_config()
 
 # %% ../../nbs/05_batches/03_layout.ipynb #5f23377a
 def model_class(
     shape,       # a model's config
-)->type|None:    # None: the class comes with the model's own code, or is of a kind that is not trained on text
-    "The class to load: the published one for images and text if the config names it, else transformers' causal model"
+)->type|None:    # None: the class comes with the model's own code, or is not a model for text
+    "The class to load: the image-text class if the config names it as the published one, else the causal one"
     causal = AutoModelForCausalLM._model_mapping.get(type(shape), None)
     with_images = AutoModelForImageTextToText._model_mapping.get(type(shape), None)
     is_published = with_images is not None and with_images.__name__ in (shape.architectures or ())
@@ -41,19 +41,19 @@ def model_class(
 
 # %% ../../nbs/05_batches/03_layout.ipynb #f53c9530
 def counts_from_padding(
-    kind:type|None,   # the class of a model; None: its code comes with it
+    kind:type|None,   # class of the model; None: it has its own code
 )->bool:
-    "Do positions begin behind the number of the pad token, as in RoBERTa?"
+    "Do positions start after the pad token's id, as in RoBERTa?"
     classes = [c for c in vars(inspect.getmodule(kind)).values() if isinstance(c, type)] if kind else []
     return any(hasattr(c, "create_position_ids_from_input_ids") for c in classes)
 
-_STATES = {"linear_attention", "conv", "hybrid", "mamba"}   # `layer_types` of convolutions and scans
-_LOOK_NOWHERE = {"mlp", "moe"}                              # and of layers that see one token at a time
+_STATES = {"linear_attention", "conv", "hybrid", "mamba"}   # `layer_types` with convolutions or scans
+_LOOK_NOWHERE = {"mlp", "moe"}                              # `layer_types` that process tokens independently
 
 def supports_flattening(
     shape,        # the model's config
-)->bool:          # False: a state runs through the row and cannot be reset at the next one (Mamba, RWKV)
-    "Can everything that looks back keep the rows of a flattened batch apart?"
+)->bool:          # False: a state cannot be reset at the next row (Mamba, RWKV)
+    "Can all layers that look back keep the rows of a flattened batch apart?"
     kind = model_class(shape)
     takes_positions = kind is None or "position_ids" in inspect.signature(kind.forward).parameters
     takes_positions = takes_positions and not counts_from_padding(kind)
@@ -66,7 +66,7 @@ def supports_flattening(
 def has_states(
     shape,        # the model's config
 )->bool:
-    "Does a convolution or a state run through the rows, so that `cu_seq_lens_q` must say where each begins?"
+    "Does a convolution or a state run through the rows, so that the model needs `cu_seq_lens_q`?"
     return supports_flattening(shape) and bool(state_functions(model_class(shape)))
 
 # %% ../../nbs/05_batches/03_layout.ipynb #e5e59d05
@@ -74,9 +74,9 @@ def _requires_flattening(cfg:Config)->bool:
     return cfg.max_tokens_per_batch is not None or cfg.sequence_parallel_size > 1
 
 def takes_flattened(
-    attention:str|None,   # from `choose_attention`, or of a loaded model
+    attention:str|None,   # from `choose_attention`, or from a loaded model
 )->bool:
-    "Does this attention keep flattened rows apart? `varlen`, flash-attn, and its kernels from the hub, once probed"
+    "Does this attention keep flattened rows apart? True for `varlen`, flash-attn, and its kernels from the hub"
     name = attention or ""
     return name == "varlen" or name.startswith("flash_attention") or ("/" in name and "flash" in name)
 
@@ -85,7 +85,7 @@ def should_flatten(
     attention:str|None,   # from `choose_attention`
     shape,                # the model's config
 )->tuple[bool,str]:
-    "Are the rows of a batch flattened, and why? ConfigError where they must not be"
+    "Whether the rows of a batch are flattened, and why; ConfigError if requested but not supported"
     is_supported, is_required = supports_flattening(shape), _requires_flattening(cfg)
     obstacle = f"{shape.model_type} has layers or positions that reach from row to row"
     if cfg.sequence_parallel_size > 1 and has_states(shape):
@@ -113,12 +113,12 @@ def should_flatten(
 
 # %% ../../nbs/05_batches/03_layout.ipynb #0799ce71
 def autocast_to_weights(model):
-    "Autocast to the dtype of the model's weights, if that has 16 bits"
+    "Autocast to the dtype of the model's weights, if it is a 16-bit dtype"
     return torch.autocast(model.device.type, dtype=model.dtype, enabled=model.dtype in (torch.bfloat16, torch.float16))
 
 @contextmanager
 def _with_stock_attention(model):
-    "Inside, a model whose attention is a kernel from the hub computes with PyTorch's"
+    "A context in which a hub attention kernel is replaced by PyTorch's attention"
     name = model.config._attn_implementation or ""
     if "/" in name: model.config._attn_implementation = "sdpa"
     try: yield
@@ -127,7 +127,7 @@ def _with_stock_attention(model):
 
 @contextmanager
 def inference_mode(model):
-    "Eval mode without gradients, in the dtype of the weights; afterwards the model is as before"
+    "A context with eval mode, without gradients, in the dtype of the weights; restores the previous mode"
     was_training = model.training
     model.eval()
     try:
@@ -136,13 +136,13 @@ def inference_mode(model):
 
 # %% ../../nbs/05_batches/03_layout.ipynb #6e6c4b0e
 def rows_stay_apart(
-    model,       # loaded, with its attention
+    model,       # a loaded model
 )->bool:
-    "Are the scores of rows the same alone (by PyTorch's attention, if theirs is from the hub) and flattened?"
+    "Are the logits of rows the same alone (with PyTorch's attention instead of a hub kernel) and flattened?"
     shape, lengths = model.config, [3, 4]
     separate_rows(model_class(shape))
     device, vocabulary = model.get_input_embeddings().weight.device, text_config(shape).vocab_size
-    if has_states(shape):   # one row is longer than what a scan computes at a time
+    if has_states(shape):   # one row is longer than a scan's chunk
         chunks = (getattr(text_config(shape), name, None) for name in ("mamba_chunk_size", "chunk_size"))
         lengths = [3, min(256, next((n for n in chunks if isinstance(n, int)), 64)) + 6, 4, 2]
     rows = [dict(input_ids=[(3 + 7 * i + k) % vocabulary for i in range(n)], labels=[-100] * n)
@@ -155,14 +155,14 @@ def rows_stay_apart(
             with _with_stock_attention(model):
                 alone = [model(row, use_cache=False).logits for row in batch["input_ids"].split(lengths, 1)]
             alone, flat = torch.cat(alone, 1).float(), model(**batch, use_cache=False).logits.float()
-    except (TypeError, ValueError, RuntimeError): return False   # it takes no position ids, or a kernel is missing
+    except (TypeError, ValueError, RuntimeError): return False   # no position ids, or a missing kernel
     tolerance = 1e-3 if model.dtype == torch.float32 else 5e-2
     return torch.allclose(alone, flat, rtol=0, atol=tolerance * float(alone.nan_to_num().abs().max()), equal_nan=True)
 
 # %% ../../nbs/05_batches/03_layout.ipynb #8a9be5b9
 @dataclass(frozen=True)
 class Layout:
-    "How the rows of a batch are arranged, why, and by which collator"
+    "How the rows of a batch are arranged, the reason, and the collator"
     flat:bool         # True: flattened; False: padded
     reason:str
     collate:Callable  # rows -> a batch
@@ -176,9 +176,9 @@ def choose_layout(
     attention:str|None,   # from `choose_attention`
     shape,                # the model's config
     tokenizer,
-    *, model=None,        # loaded: it is tested as well; None: the config alone decides
+    *, model=None,        # loaded model, which is tested too; None: decide by the config alone
 )->Layout:
-    "The layout of batches; ConfigError if flattened batches are requested and the rows would read each other"
+    "The layout of batches; ConfigError if flattening is requested but rows would see each other"
     flat, reason = should_flatten(cfg, attention, shape)
     if flat and model is not None and not rows_stay_apart(model):
         if _requires_flattening(cfg) or (cfg.padding_free is True and "padding_free" not in cfg.planned):
@@ -193,35 +193,35 @@ def choose_layout(
 # %% ../../nbs/05_batches/03_layout.ipynb #10f68462
 def collator_for(
     cfg:Config,
-    model,       # loaded, with its attention
+    model,       # a loaded model
     tokenizer,
 )->tuple[Callable,bool]:   # the collator, and whether it flattens
-    "The collator for a model; ConfigError if flattened batches are requested and the rows would read each other"
+    "The collator for a model; ConfigError if flattening is requested but rows would see each other"
     layout = choose_layout(cfg, model.config._attn_implementation or "", model.config, tokenizer, model=model)
     return layout.collate, layout.flat
 
 # %% ../../nbs/05_batches/03_layout.ipynb #04360d32
 @dataclass(frozen=True)
 class BatchLengths:
-    "The lengths of the rows of one forward pass, from which its cost is computed"
+    "Row lengths of one forward pass, from which its cost is computed"
     lengths:tuple[int,...]   # tokens of each row
-    flat:bool                # flattened; False: padded to the longest
-    share:float=.5           # of the tokens that are supervised
+    flat:bool                # True: flattened; False: padded to the longest
+    share:float=.5           # share of supervised tokens
 
     @property
     def tokens(self)->int:
-        "Tokens that are computed"
+        "Tokens processed, including padding"
         return sum(self.lengths) if self.flat else len(self.lengths) * max(self.lengths)
 
     def per_process(self,
-        processes:int,   # that share each row
+        processes:int,   # processes that share each row
     )->"BatchLengths":
-        "The part of one process"
+        "The lengths that one process handles"
         return self if processes == 1 else replace(self, lengths=tuple(-(-n // processes) for n in self.lengths))
 
     @property
     def shape(self)->tuple[int,int]:
-        "Rows and columns of the tensors"
+        "Shape of the tensors: (rows, tokens)"
         return (1, self.tokens) if self.flat else (len(self.lengths), max(self.lengths))
 
 # %% ../../nbs/05_batches/03_layout.ipynb #23b63f04
@@ -229,7 +229,7 @@ def largest_batch(
     cfg:Config,
     lengths,            # tokens of every row
     *, flat:bool,       # rows are flattened
-    share:float=.5,     # of the tokens that are supervised
+    share:float=.5,     # share of supervised tokens
     all_rows:bool=True, # False: `lengths` is a sample, and there are more
 )->BatchLengths:
     "The largest batch of these rows with `cfg`; `SftError` if a row does not fit into any"

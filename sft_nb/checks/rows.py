@@ -26,13 +26,13 @@ from .core import check
 class Survey:
     "Counts over the tokens and labels of all examples"
     rows:int=0                                      # examples
-    masked:list[int]=field(default_factory=list)    # those without a supervised token
-    ended:int=0                                     # those whose last supervised token ends a turn
-    doubled:list[int]=field(default_factory=list)   # those that begin with two BOS
-    strange:list[int]=field(default_factory=list)   # an id outside the vocabulary, a label neither -100 nor its token
+    masked:list[int]=field(default_factory=list)    # numbers of those without a supervised token
+    ended:int=0                                     # how many have an end token as their last supervised token
+    doubled:list[int]=field(default_factory=list)   # numbers of those that begin with two BOS tokens
+    strange:list[int]=field(default_factory=list)   # those with an invalid id, or a label that is not its token
 
     def __add__(self, more:"Survey")->"Survey":
-        "Of these examples and the next ones"
+        "Counts of these examples followed by `more`"
         def behind(numbers): return [self.rows + int(k) for k in numbers]
         return Survey(self.rows + more.rows, self.masked + behind(more.masked), self.ended + more.ended,
                       self.doubled + behind(more.doubled), self.strange + behind(more.strange))
@@ -42,18 +42,18 @@ def survey(
     tokens,            # a dataset with columns input_ids and labels
     *, ends:list[int], # tokens that end a turn
     bos:int|None,
-    vocabulary:int,    # ids are below this
+    vocabulary:int,    # size: ids are below this
 )->Survey:
-    "Read all tokens once"
+    "Count in one pass over all tokens"
     if tokens._indices is not None: tokens = tokens.flatten_indices()
     total = Survey()
     for id_chunk, label_chunk in zip(*(tokens.data.column(c).chunks for c in ("input_ids", "labels"))):
         ids, labels = id_chunk.flatten().to_numpy(), label_chunk.flatten().to_numpy()
         lengths = np.diff(id_chunk.offsets.to_numpy())
-        row = np.repeat(np.arange(len(lengths)), lengths)   # of each token
+        row = np.repeat(np.arange(len(lengths)), lengths)   # row of each token
         supervised = labels != -100
         last = np.full(len(lengths), -100)
-        last[row[supervised]] = labels[supervised]          # the last one of each example stays
+        last[row[supervised]] = labels[supervised]          # the last one of each example wins
         strange = (ids < 0) | (ids >= vocabulary) | (supervised & (labels != ids))
         doubled = np.zeros(0, dtype=int)
         if bos is not None:
@@ -68,12 +68,12 @@ def survey(
 @check("data")
 def check_prepared(data:Data)->list[Finding]:
     "the findings of the data report"
-    return data.findings_but_ends   # `check_ends` has them, with more detail
+    return data.findings_but_ends   # `check_ends` reports these in more detail
 
 # %% ../../nbs/09_checks/02_rows.ipynb #2a140648
 @check("data")
 def check_kept(data:Data)->Finding|None:
-    "few rows are cut or left out, except those that a setting asks to leave out"
+    "few rows are truncated or dropped, apart from those that a setting excludes"
     counts, cut = data.train.counts, data.train.counts.shortened
     gone, n = counts.dropped - counts.requested, max(1, data.train.n_read - counts.requested)
     if gone + cut <= .1 * n: return None
@@ -86,7 +86,7 @@ def check_kept(data:Data)->Finding|None:
 
 @check("data")
 def check_held_out(data:Data, requested:Config)->Finding|None:
-    "there are held-out rows where an evaluation is asked for"
+    "rows are held out if evaluation is requested"
     if not requested.eval_steps or data.eval is not None: return None
     says = f"eval_steps is {requested.eval_steps}, and no row is held out"
     return fail(says, edit(eval_fraction=.05) | edit(eval_file="rows.jsonl") | edit(eval_steps=None))
@@ -116,7 +116,7 @@ def check_ends(survey:Survey, data:Data)->Finding:
 # %% ../../nbs/09_checks/02_rows.ipynb #1ba490dd
 @check("data")
 def check_bos(survey:Survey)->Finding|None:
-    "no example begins with two BOS"
+    "no example begins with two BOS tokens"
     if not survey.doubled: return None
     first = survey.doubled[0]
     fix = f"take the BOS out of the rows, data.train.row({first}) is the first: the tokenizer writes its own"
@@ -134,7 +134,7 @@ _CHOOSE_PAD = "choose_pad(tokenizer)"
 
 @check("data")
 def check_pad(tokenizer, survey:Survey)->Finding|None:
-    "the pad token is no end token"
+    "the pad token is not an end token"
     pad = tokenizer.pad_token_id
     if pad is None: return fail("the tokenizer has no pad token", _CHOOSE_PAD)
     if pad not in end_ids(tokenizer): return None
@@ -146,15 +146,15 @@ def check_pad(tokenizer, survey:Survey)->Finding|None:
 def prompts_differ(
     data:Data,
     cfg:Config,
-    *, n:int=32,   # rows that are compared
-)->tuple[list[str],int]:   # places of the rows whose prompts differ, answers that were compared
-    "Compare the tokens before each supervised answer with the prompt of generation"
+    *, n:int=32,   # number of rows to compare
+)->tuple[list[str],int]:   # places of rows whose prompts differ, number of answers compared
+    "Compare the tokens before each supervised answer with the prompt that generation uses"
     wrong, compared = [], 0
     row_of = data.train.stats["row"]
     for k, (place, raw) in enumerate(islice(iter(data.train.source), n)):
         examples = [data.train.tokens[int(i)] for i in np.flatnonzero(row_of == k)]
         if not examples or isinstance(raw, Exception): continue
-        if max(len(e["input_ids"]) for e in examples) >= cfg.max_length: continue   # a truncated row begins elsewhere
+        if max(len(e["input_ids"]) for e in examples) >= cfg.max_length: continue   # a truncated row may start later
         talk = conversation(data.task, raw, place, cfg)
         if talk[0]["role"] in ("text", "tokens"): continue
         before_answers = []
@@ -171,7 +171,7 @@ def prompts_differ(
 
 @check("data")
 def check_prompts(data:Data, cfg:Config)->Finding:
-    "an answer is learned behind the prompt of generation"
+    "answers follow the same prompt tokens as in generation"
     if cfg.train_on_prompt:
         return skipped("prompts are supervised too (train_on_prompt), so the labels do not say where an answer begins")
     wrong, n = prompts_differ(data, cfg)
@@ -213,7 +213,7 @@ _FLATTEN = "DataCollatorFlattening, which writes position_ids"
 
 @check("batch")
 def check_positions(batch:dict, lengths:list[int])->Finding|None:
-    "positions begin again with each row"
+    "positions restart with each row"
     positions = batch.get("position_ids")
     if positions is None and "attention_mask" in batch: return None
     if positions is None: return fail("rows are flattened without positions: they would read each other", _FLATTEN)

@@ -23,23 +23,23 @@ from .core import check
 # %% ../../nbs/09_checks/04_step.ipynb #56bc4c7f
 @dataclass(frozen=True)
 class FirstStep:
-    "A forward and a backward pass"
+    "Figures of one forward and backward pass"
     loss:float                # nats per supervised token
     norms:dict[str,float]     # trained tensor -> norm of its gradient
-    tokens:int                # in the batch, padding included
+    tokens:int                # tokens in the batch, including padding
     seconds:float
-    peak_bytes:int|None=None  # most memory that was allocated; None: not on CUDA
+    peak_bytes:int|None=None  # peak allocated memory; None: not on CUDA
 
     @property
     def norm(self)->float:
-        "Of the whole gradient"
+        "The norm of the whole gradient"
         return math.sqrt(sum(n * n for n in self.norms.values()))
 
 def take_step(
     model,
     loss:Callable,    # batch -> tensor
     batch:dict,
-    *, scale:float=1, # the loss is multiplied by it before the backward pass: float16
+    *, scale:float=1, # loss scale for the backward pass, as float16 needs
 )->FirstStep:
     "One forward and backward pass; the gradient is discarded"
     on_cuda, began = model.device.type == "cuda", time.monotonic()
@@ -56,7 +56,7 @@ def take_step(
 # %% ../../nbs/09_checks/04_step.ipynb #88104029
 @contextmanager
 def no_dropout(model):
-    "Train mode without dropout and jitter, and with the same random numbers each time"
+    "A context without dropout and router jitter, with the same random numbers each time"
     rates = []
     for module in model.modules():
         is_dropout = isinstance(module, torch.nn.modules.dropout._DropoutNd)
@@ -84,7 +84,7 @@ def check_loss(first_step:FirstStep, vocabulary:int, requested:Config)->Finding:
                               "BatchPanel(cfg) shows the labels")
     says = f"the loss of the first micro-batch is {loss:.3f}, guessing among {vocabulary:,} tokens has {chance:.3f}"
     fix = as_fix("a {model} that has met such text")
-    is_toy = requested.model == "tiny" and requested.tokenizer is None   # its tokenizer is its own
+    is_toy = requested.model == "tiny" and requested.tokenizer is None   # the tiny model has its own tokenizer
     if not is_toy: fix = as_fix("the {tokenizer} that this {model} was trained with") | fix
     if loss > chance + 1 and pretrained and loss > 2 * chance: return fail(f"{says}: worse than guessing", fix)
     if loss > chance + 1: return warn(f"{says}: worse than guessing", fix)
@@ -94,7 +94,7 @@ def check_loss(first_step:FirstStep, vocabulary:int, requested:Config)->Finding:
 # %% ../../nbs/09_checks/04_step.ipynb #6ffa9504
 @check("step")
 def check_own_loss(own_loss:tuple[float,float]|None, tolerance:float)->Finding|None:
-    "a loss that the model computes itself is that of the next token"
+    "a loss that the model computes itself is the next-token loss"
     if own_loss is None: return None
     own, of_scores = own_loss
     if math.isnan(of_scores) or abs(own - of_scores) <= tolerance / 10 * abs(of_scores): return None
@@ -108,7 +108,7 @@ _NO_GRADIENT |= "guard_4bit(model), for 4 bits on a CPU"
 
 @check("step")
 def check_gradient(first_step:FirstStep)->Finding:
-    "the gradient is finite and reaches everything that is trained"
+    "the gradient is finite and reaches all trained parts"
     norms = first_step.norms
     if not norms: return fail("nothing has a gradient", "load_model(cfg, tokenizer)")
     bad = [n for n, norm in norms.items() if not math.isfinite(norm)]
@@ -117,12 +117,12 @@ def check_gradient(first_step:FirstStep)->Finding:
         return fail(says, edit(dtype="float32"))
     parts = Counter()
     for name, norm in norms.items(): parts[name.split(".lora_")[0]] += norm
-    may_be_idle = ("expert", "trainable_tokens", "compressor")   # of windows that are longer than these rows
+    may_be_idle = ("expert", "trainable_tokens", "compressor")   # compressors of windows longer than these rows
     dry = [part for part, norm in parts.items() if norm == 0 and not any(word in part for word in may_be_idle)]
     if not dry: return ok(f"norm {first_step.norm:.3g}, over {len(parts)} trained parts")
     says = f"{len(dry)} of {len(parts)} trained parts get no gradient, the first is {dry[0]}"
     idle, learning = ({part.rpartition(".")[2] for part in some} for some in (dry, parts.keys() - {*dry}))
-    others = tuple(sorted(learning - idle))   # layers that the rest of the adapter can stand beside
+    others = tuple(sorted(learning - idle))   # target modules that do get a gradient
     if others and any(".lora_" in n for n in norms): return fail(says, edit(lora_target_modules=others) | _NO_GRADIENT)
     if len(dry) == len(parts) or any(".lora_" in n for n in norms): return fail(says, _NO_GRADIENT)
     return warn(says, _NO_GRADIENT)
@@ -130,10 +130,10 @@ def check_gradient(first_step:FirstStep)->Finding:
 # %% ../../nbs/09_checks/04_step.ipynb #4379cbae
 @check("step")
 def check_measured(plan:Plan|None, first_step:FirstStep)->Finding:
-    "the first step took what was planned"
+    "the first step used as much memory as planned"
     if first_step.peak_bytes is None: return skipped("only CUDA counts what a step takes")
     if plan is None: return skipped("there is no plan to compare with")
-    planned = plan.allocated - plan.parts["optimiser"]   # which is not there yet
+    planned = plan.allocated - plan.parts["optimiser"]   # the optimiser state does not exist yet
     says = f"the first step took {first_step.peak_bytes / 2**30:.2f} GiB, {planned / 2**30:.2f} were planned"
     if first_step.peak_bytes <= 1.1 * planned: return ok(says)
     return warn(says, edit(per_device_train_batch_size=1) | edit(gradient_checkpointing=True))
@@ -142,7 +142,7 @@ def check_measured(plan:Plan|None, first_step:FirstStep)->Finding:
 def _relative_difference(a:float, b:float)->float: return abs(a - b) / max(abs(a), abs(b), 1e-12)
 
 def _compare_losses(a:float, b:float, tolerance:float, where:str, fix)->Finding|None:
-    "A finding if the losses of the same rows in two layouts differ, or are not finite"
+    "A finding if the losses of the same rows in two layouts differ or are not finite"
     if not math.isfinite(a): return fail(f"the loss of the first rows is {a}", _NOT_FINITE)
     if _relative_difference(a, b) <= tolerance: return None
     return fail(f"the loss of the same rows is {a:.6f}, and {b:.6f} {where}", fix)
@@ -165,11 +165,11 @@ def check_width(score:Callable, some_batch:dict, wide_batch:dict, tolerance:floa
 # %% ../../nbs/09_checks/04_step.ipynb #4c0c4e20
 @dataclass(frozen=True)
 class Evaluated:
-    "An evaluation, and the training loss around it"
-    loss:float     # of held-out rows
-    before:float   # the training loss of some rows, before
-    after:float    # and after
-    tolerance:float=1e-6   # as a share; a GPU adds up in no fixed order
+    "The loss of an evaluation, and the training loss before and after it"
+    loss:float     # loss of held-out rows
+    before:float   # training loss of some rows before the evaluation
+    after:float    # and after it
+    tolerance:float=1e-6   # relative; a GPU sums in no fixed order
 
 @check("step")
 def check_evaluation(evaluated:Evaluated)->Finding:
@@ -183,10 +183,10 @@ def check_evaluation(evaluated:Evaluated)->Finding:
 
 # %% ../../nbs/09_checks/04_step.ipynb #de15a936
 def _estimate_derivative(f:Callable, eps:float, points:int)->tuple[float,float]:
-    "f'(0) from f at both sides, up to `eps`, and its uncertainty"
+    "Estimate f'(0) and its uncertainty from f at `points` distances up to `eps` on both sides"
     t = eps * np.arange(1, points + 1) / points
     odd = np.array([(f(x) - f(-x)) / 2 for x in t])
-    if points == 2:   # without the cubic part, and what that was
+    if points == 2:   # cancel the cubic term; its size is the uncertainty
         return (8 * odd[0] - odd[1]) / (6 * t[0]), abs(odd[0] / t[0] - odd[1] / t[1])
     powers = np.stack([t, t**3], 1)
     fit = np.linalg.lstsq(powers, odd, rcond=None)[0]
@@ -197,41 +197,41 @@ def _estimate_derivative(f:Callable, eps:float, points:int)->tuple[float,float]:
 # %% ../../nbs/09_checks/04_step.ipynb #4e0aad66
 @dataclass(frozen=True)
 class Slope:
-    "The derivative of the loss along the gradient of some tensors, found in two ways"
+    "The derivative of the loss along the gradient of some tensors, computed in two ways"
     part:str           # which tensors
-    gradient:float     # the length of the gradient: from the backward pass
-    difference:float   # from losses on both sides
-    doubt:float        # how far two step sizes disagree
+    gradient:float     # norm of the gradient, from the backward pass
+    difference:float   # from finite differences of the loss
+    doubt:float        # uncertainty of `difference`
 
     @property
     def off(self)->float:
-        "How far the two are apart, as a share of the gradient"
+        "Relative difference of the two"
         return abs(self.difference - self.gradient) / self.gradient
 
-_FINE = (.01, [(1e-2, 2), (1e-3, 2), (1e-4, 2)], (1e-5, 2))   # close enough; walks, in shares of the loss; points
-_COARSE = (.3, [(.2, 6), (.05, 6)])                # in 16 bits
-_MOST_DOUBT = .1                                   # as a share of the smaller slope; with more, a walk cannot tell
+_FINE = (.01, [(1e-2, 2), (1e-3, 2), (1e-4, 2)], (1e-5, 2))   # tolerance; walks: share of the loss, points
+_COARSE = (.3, [(.2, 6), (.05, 6)])                # for 16 bits
+_MOST_DOUBT = .1                                   # relative to the smaller slope; above this, a walk is inconclusive
 
 def _choose_walk(slope_at:Callable, enough:float, walks:list, shortest:tuple=())->Slope:
-    "The first walk on which everything agrees; else, of the reliable ones, that which contradicts the gradient least"
+    "The first walk whose slopes agree; else the reliable one that contradicts the gradient least"
     def agrees(slope:Slope, most:float)->bool: return max(slope.off, slope.doubt / slope.gradient) < most
     found = []
     for walk in walks:
         found.append(slope_at(*walk))
         if agrees(found[-1], enough): return found[-1]
-    def is_reliable(slope:Slope)->bool:   # far away, where the loss is flat, two walks hardly differ from each other
+    def is_reliable(slope:Slope)->bool:   # far out, where the loss is flat, `doubt` alone would be small
         return slope.doubt <= _MOST_DOUBT * min(slope.gradient, abs(slope.difference))
     reliable = [slope for slope in found if is_reliable(slope)]
     if shortest:
         short = slope_at(*shortest)
         if agrees(short, 2 * enough): return short
-        if not reliable: found.append(short)   # it rounds, and contradicts nothing that is reliable
+        if not reliable: found.append(short)   # rounding affects it, so it must not override reliable walks
     return min(reliable or found, key=lambda slope: slope.off - 4 * slope.doubt / slope.gradient)
 
 # %% ../../nbs/09_checks/04_step.ipynb #1071c7d9
 @torch.no_grad()
 def _measure_slope(part:str, tensors:list, score:Callable, batch:dict, loss:float, walks:tuple)->Slope:
-    "The derivative along the gradient of `tensors`, which are restored"
+    "The derivative of the loss along the gradient of `tensors`, which are restored"
     norm = math.sqrt(sum(float(p.grad.float().square().sum()) for p in tensors))
     kept = [p.detach().clone() for p in tensors]
     def at(t:float)->float:
@@ -249,11 +249,11 @@ def slopes(
     score:Callable,   # batch -> number, without dropout
     batch:dict,
     *, parts:int=4,
-    low_precision:bool=False,# 16 bits: longer steps, and more of them
+    low_precision:bool=False,# True: for 16 bits, with longer steps and more points
 )->list[Slope]:
-    "Derivatives of the loss, part by part; the model is restored"
+    "Derivatives of the loss for each of `parts` groups of trained tensors; the model is restored"
     model.zero_grad(set_to_none=True)
-    with no_dropout(model):   # the backward pass too: with checkpointing it runs the layers again
+    with no_dropout(model):   # also around the backward pass: checkpointing reruns the layers
         value = loss(batch)
         if value.requires_grad: value.backward()
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
@@ -275,14 +275,14 @@ _FIND_IT |= edit(attn_implementation="sdpa") | edit(method="lora")
 
 @check("step")
 def check_derivative(slopes:list[Slope], slack:float, low_precision:bool)->Finding:
-    "the gradient says how the loss changes"
+    "the gradient predicts how the loss changes"
     if not slopes: return fail("there is no gradient at all", "see what step.gradient and model.trainable say")
     def describe(s:Slope)->str:
         changes = f"the loss changes by {s.difference:.4g}, and the gradient says {s.gradient:.4g}"
         return f"along the gradient of {s.part} {changes}"
 
-    wrong = [s for s in slopes if not s.off <= 2 * slack + 4 * s.doubt / s.gradient]   # also NaN
-    if low_precision: wrong = [s for s in wrong if not s.difference < s.gradient]   # rounding only ever takes away
+    wrong = [s for s in slopes if not s.off <= 2 * slack + 4 * s.doubt / s.gradient]   # `not <=` also catches NaN
+    if low_precision: wrong = [s for s in wrong if not s.difference < s.gradient]   # rounding only makes it smaller
     if wrong:
         parts = f"{len(wrong)} of {len(slopes)} parts"
         return fail(f"{describe(wrong[0])}: the backward pass is wrong ({parts})", _FIND_IT)

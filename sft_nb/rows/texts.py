@@ -22,13 +22,13 @@ END_MARKERS = ("</s>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|endoftext
 def answer_marker(
     text:str,
 )->str|None:   # one of `ANSWER_MARKERS`
-    "The chat marker before the answers in a text; None if there is none"
+    "The first of `ANSWER_MARKERS` that occurs in the text; None if none does"
     return next((marker for marker in ANSWER_MARKERS if marker in text), None)
 
 def end_marker(
     text:str,
 )->str|None:   # one of `END_MARKERS`
-    "The end token that a text ends with, as it is written out; None if there is none"
+    "The written-out end token that a text ends with; None if there is none"
     text = text.rstrip()
     if not text.endswith(END_MARKERS): return None
     return next(marker for marker in END_MARKERS if text.endswith(marker))
@@ -54,25 +54,25 @@ def is_filler(answer:str)->bool:
 
 def repeated_answers(
     answers:list[str],
-)->tuple[dict[str,int],int]:   # answers longer than labels, in 2% of the rows or more -> how often; how many occur once
-    "Long answers that occur again and again, and how many answers are unique"
+)->tuple[dict[str,int],int]:   # answers longer than labels and in at least 2% of rows -> count; number that occur once
+    "Long answers that recur with their counts, and the number of unique answers"
     counts = Counter(answers)
     least = max(2, .02 * len(answers))
     often = {a: n for a, n in counts.items() if n >= least and (len(a) >= 16 or len(a.split()) > 2)}
     return often, sum(n == 1 for n in counts.values())
 
 def mostly_unique(
-    n:int,       # answers
-    once:int,    # of them that occur once
-    others:int,  # of them that are in question
+    n:int,       # number of answers
+    once:int,    # answers that occur once
+    others:int,  # answers to leave out of the count
 )->bool:
-    "Are the answers free text, but for those in question?"
+    "Are at least half of the answers unique, apart from `others`?"
     return once >= .5 * max(1, n - others)
 
 # %% ../../nbs/02_rows/04_texts.ipynb #599df41a
 _REASONING_TAG = re.compile(r"<(/?)(think|thinking|thought|reasoning)>")
 
 def is_cut_reasoning(answer:str)->bool:
-    "Does the answer begin with reasoning that nothing closes?"
+    "Does the answer begin with a reasoning block that is never closed?"
     tags = _REASONING_TAG.findall(answer) if answer.lstrip().startswith("<") else []
     return bool(tags) and not tags[0][0] and ("/", tags[0][1]) not in tags

@@ -23,22 +23,22 @@ from ..rows.formats import is_missing, to_messages
 class Score:
     "The score of one answer"
     correct:bool
-    got:str|None       # what was read from the model's text; None: nothing could be read
+    got:str|None       # what was parsed from the model's text; None: nothing could be parsed
     expected:str       # the answer of the row
-    figures:dict[str,float]=field(default_factory=dict)   # other figures of this answer: rouge1, f1
-    credit:float|None=None   # partial credit, from 0 to 1, which accuracy counts; None: `correct`
+    figures:dict[str,float]=field(default_factory=dict)   # further figures, such as rouge1 or f1
+    credit:float|None=None   # partial credit for accuracy, from 0 to 1; None: `correct`
 
 class Task(Protocol):
-    "A class with these members is a task; it need not inherit from this one"
+    "The interface of a task; classes need not inherit from it"
     name:str
-    fields:tuple[str,...]   # what every row must have
+    fields:tuple[str,...]   # fields that every row must have
 
     def rows(self,
         split:str,          # train or eval
-        *, n:int|None=None, # at most this many; None: all (a generated task chooses)
+        *, n:int|None=None, # at most this many; None: all (a generated task has a default)
         seed:int=42,        # for tasks that generate their rows
-    )->list[dict]:          # rows, for when no file was given
-        "The rows of the task itself"
+    )->list[dict]:          # rows used when no file is given
+        "The task's own rows"
     def messages(self, row:dict)->list[dict]:
         "The conversation of a row: role and content, ending with the assistant's answer"
     def score(self, text:str, row:dict)->Score:
@@ -48,9 +48,9 @@ class Task(Protocol):
 def fill_template(
     template:str,   # Capital of {country}?
     row:dict,
-    names:tuple[str,...],   # that are filled in; any other brace stays
+    names:tuple[str,...],   # names to fill in; other braces stay as they are
 )->str:
-    "A text with values of the row in place of names in braces"
+    "Replace names in braces with values of the row"
     if not names: return template
     def text(match): return "" if is_missing(row[match[1]]) else str(row[match[1]])
     return re.sub("{(" + "|".join(map(re.escape, names)) + ")}", text, template)
@@ -60,7 +60,7 @@ def reference_answer(row:dict, field:str)->str:
     return str(row[field]) if field in row else to_messages(row)[-1]["content"]
 
 def no_rows_error(task:str, split:str)->SftError:
-    "The error of a task without rows of its own"
+    "The error for a task without rows of its own"
     fix = edit(**{f"{split}_file": "rows.jsonl"})
     if split == "eval": fix |= edit(eval_samples=0)
     return SftError(f"task {task}, {split} rows", "there is no file", "this task brings no rows of its own", fix)
@@ -68,8 +68,8 @@ def no_rows_error(task:str, split:str)->SftError:
 # %% ../../nbs/03_tasks/00_core.ipynb #e477efe5
 def finite_number(
     value,          # the result of a user's function
-    where:str,      # for the error
-    expected:str,   # also for the error
+    where:str,      # named in the error
+    expected:str,   # also named in the error
 )->float:
     "`value` as a finite number; `SftError` for anything else"
     is_number = hasattr(value, "__float__") and not isinstance(value, str)
@@ -79,7 +79,7 @@ def finite_number(
     raise SftError(where, f"it returned {value!r:.80}"[:120], expected, "return a number in every case")
 
 class FunctionTask:
-    "A task made of a function that scores"
+    "A task made from a scoring function"
     own_rows = False
 
     def __init__(self, function, fields:tuple[str,...], prompt:str|None, system:str|None):
@@ -111,11 +111,11 @@ class FunctionTask:
     def __call__(self, text:str, row:dict): return self.function(text, row)
 
 def task(
-    *fields:str,              # columns of a row; the last one is the answer
+    *fields:str,              # names of columns; the last one is the answer
     prompt:str|None=None,     # a template with {columns} in it; None: all columns but the last
     system:str|None=None,     # the system message
 ):                            # a decorator: the function `(text, row)` becomes a task
-    "Make a task of the function that scores an answer; ConfigError for fewer than two columns"
+    "Make a task from a function that scores an answer; ConfigError for fewer than two columns"
     if len(fields) > 1 and all(isinstance(f, str) for f in fields):
         return lambda function: FunctionTask(function, fields, prompt, system)
     raise ConfigError("task", f"it was given {len(fields)} of them",
@@ -137,35 +137,35 @@ def task_names()->list[str]:
 
 # %% ../../nbs/03_tasks/00_core.ipynb #150c34ee
 _MEMBERS = ("name", "fields", "rows", "messages", "score")
-_ADDED_FOLDERS:list[str] = []   # the folder that was last added to sys.path
+_ADDED_FOLDERS:list[str] = []   # the folder most recently added to sys.path
 
 def _failing_code_error(name:str, e:BaseException, fix)->ConfigError:
-    "The error for a task whose code fails"
+    "The error for a task whose code raises `e`"
     return ConfigError(f"task {name!r}", f"{type(e).__name__}: {e}"[:200], "Python that runs and a name in it", fix)
 
 def _import_task(name:str)->Any:
-    "The object `module:attribute`; modules are also found in the current folder, and not in an earlier one"
+    "Import `module:attribute`; the current folder is searched too, earlier working folders are not"
     module, _, attribute = name.partition(":")
     for folder in _ADDED_FOLDERS:
         if folder in sys.path: sys.path.remove(folder)
     _ADDED_FOLDERS[:] = {os.getcwd()} - set(sys.path)
     sys.path.extend(_ADDED_FOLDERS)
     try: return getattr(importlib.import_module(module), attribute)
-    except Exception as e:   # whatever a user's module raises
+    except Exception as e:   # a user's module can raise anything
         raise _failing_code_error(name, e, command(f'python -c "from {module} import {attribute}"')) from e
 
 @lru_cache
 def _run_file(path:Path, modified_ns:int)->dict[str,Any]:
-    "The names in a Python file"
+    "Run a Python file and return its namespace"
     if str(path.parent) not in sys.path: sys.path.append(str(path.parent))
     return runpy.run_path(str(path), run_name=path.stem)
 
 def task_in_file(
-    name:str,        # as it was asked for, for the error
+    name:str,        # as requested, for the error
     path:Path,       # a Python file
-    attribute:str,   # empty: `TASK`, or the only one
+    attribute:str,   # empty: `TASK`, or the only task in the file
 )->Any:
-    "The task in a file; ConfigError if its code fails, or it has none or several"
+    "The task in a file; ConfigError if its code fails, or it has no task or several"
     try: names = _run_file(path.resolve(), path.stat().st_mtime_ns)
     except (Exception, SystemExit) as e:
         if isinstance(e, FileNotFoundError) and not path.exists():
@@ -176,7 +176,7 @@ def task_in_file(
     if attribute in names: return names[attribute]
 
     defined = {k: v for k, v in names.items() if all(hasattr(v, m) for m in _MEMBERS) and not k.startswith("_")
-               and getattr(v, "__module__", "") == path.stem}   # and not imported
+               and getattr(v, "__module__", "") == path.stem}   # and is not imported
     classes = {type(v) for v in defined.values()}
     found = [k for k, v in defined.items() if v not in classes]   # an object rather than its class
     if len(found) == 1 and not attribute: return names[found[0]]
@@ -189,7 +189,7 @@ def task_in_file(
 def get_task(
     name:str,   # a shipped task, `task.py`, `task.py:attribute` or `module:attribute`
 )->Task:
-    "The task with this name; ConfigError with the names that exist, or the members that it lacks"
+    "The task with this name; ConfigError for an unknown name or a task that lacks members"
     path, attribute = split_task_name(name)
     shipped = _shipped_tasks()
     if name.startswith("memory:"): found = registered_task(name)
@@ -214,7 +214,7 @@ def get_task(
 
 # %% ../../nbs/03_tasks/00_core.ipynb #89dad275
 def task_of(cfg)->Task:
-    "The task of a config; ConfigError for untrusted code, and for a real model without rows"
+    "The task of a config; ConfigError for untrusted code, or for a model other than tiny without rows"
     require_trust(cfg, "task")
     name = cfg.task
     if name == "auto":

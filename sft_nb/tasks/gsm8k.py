@@ -12,13 +12,13 @@ from .answers import final_number, same_number
 
 # %% ../../nbs/03_tasks/04_gsm8k.ipynb #7c1c7ff6
 class GSM8K:
-    "An answer is right if the number that it ends in is"
+    "The GSM8K task: an answer is correct if its final number is"
     name, fields, hub_id = "gsm8k", ("question", "answer"), "openai/gsm8k"
     aliases = dict(question=("problem", "query"), answer=("solution", "response"))
 
     def rows(self,
         split:str,           # train or eval
-        *, n:int|None=None,  # the first of them, this many; None: all
+        *, n:int|None=None,  # the first this many; None: all
         seed:int=42,         # not used
     )->list[dict]:
         "Rows of the hub's train or test split; `SftError` if the hub cannot be reached"
@@ -37,7 +37,7 @@ class GSM8K:
         return [dict(role="user", content=row["question"]), dict(role="assistant", content=row["answer"])]
 
     def score(self, text:str, row:dict)->Score:
-        "Right if the number that `text` ends in is"
+        "Correct if the final number of `text` is"
         got, expected = final_number(text), final_number(reference_answer(row, "answer"))
         return Score(same_number(got, expected), got, expected)
 

@@ -17,13 +17,13 @@ class Text(Chat):
     name, fields, marker = "text", ("text",), None
 
     def with_settings(self, cfg)->"Text":
-        "The task with the text that precedes each answer"
+        "The task with the `response_template` of a config"
         found = copy(self)
         found.marker = cfg.response_template
         return found
 
     def messages(self, row:dict)->list[dict]:
-        "The text, split before its answer; `SftError` for one without the template"
+        "The text, split before its answer; `SftError` for a text without the template"
         return to_messages(row, format="text", response_template=self.marker)
 
 TASK = Text()

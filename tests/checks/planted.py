@@ -1,4 +1,4 @@
-"A small config, and a few ways to look at what checks find, for the tests of checks"
+"A small config, and helpers to inspect findings, for the tests of checks"
 import copy
 
 import torch
@@ -17,7 +17,7 @@ def statuses(report)->dict: return {f.check: f.status for f in report.findings}
 
 
 def save_dead(base, tokenizer, path)->str:
-    "Save the base with an <|im_end|> that was initialised anew"
+    "Save the base with a newly initialised <|im_end|>"
     other = copy.deepcopy(base)
     new = .02 * torch.randn(192, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(): other.get_input_embeddings().weight[END] = new
@@ -27,7 +27,7 @@ def save_dead(base, tokenizer, path)->str:
 
 
 def save_noise(base, tokenizer, path)->str:
-    "Save the base with weights that know nothing"
+    "Save the base with random weights"
     noise = copy.deepcopy(base)
     with torch.no_grad():
         for name, p in noise.named_parameters():

@@ -1,10 +1,10 @@
-"""A training step of a large model on CUDA tensors without numbers: what a card would be asked to do.
+"""A training step of a large model on fake CUDA tensors: what a GPU would have to do.
 
     LD_PRELOAD=GUARD.so python tests/fake_cuda/step.py '{"method": "qlora"}' ...   # each prints a line of JSON
 
-The model is the `skeleton` that plans are made with, on a card that `guard.cpp` pretends to be. Counted are kernels and
-the bytes that they read and write, for one more layer; where the host waits for the card; copies between devices; and
-tensors that have more numbers than 32 bits can address."""
+The model is the `skeleton` used for planning, on a GPU that `guard.cpp` simulates. The script counts kernels and
+the bytes they read and write per additional layer, host synchronisations, copies between devices, and
+tensors with more elements than 32 bits can address."""
 import collections
 import functools
 import json
@@ -49,7 +49,7 @@ def _(x, weight): return torch.empty_like(x), x.new_empty(*x.shape[:-1], 1, dtyp
 def _(gradient, x, scale, weight): return torch.empty_like(x), torch.empty_like(weight)
 
 class RMSNorm(torch.autograd.Function):
-    "As a CUDA build of PyTorch computes it: one kernel, and one on the way back. A CPU build has none of them"
+    "RMSNorm as in a CUDA build of PyTorch: one kernel forward and one backward, which a CPU build lacks"
     @staticmethod
     def forward(ctx, x, weight):
         out, scale = torch.ops.card.rms_norm(x, weight)
@@ -59,7 +59,7 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx, gradient): return torch.ops.card.rms_norm_backward(gradient, *ctx.saved_tensors)
 
 def rms_norm(x, shape, weight, eps):
-    "In place of `F.rms_norm`: where formats differ, or under autocast, a CUDA build has no kernel for it either"
+    "Replaces `F.rms_norm`; a CUDA build has no kernel either for mixed dtypes or under autocast"
     if not x.is_cuda: return plain_rms_norm(x, shape, weight, eps)
     assert x.dtype == weight.dtype and not torch.is_autocast_enabled("cuda")
     return RMSNorm.apply(x, weight)
@@ -71,7 +71,7 @@ empty_strided""".split())
 
 
 class Watch(TorchDispatchMode):
-    "Counts what a card is asked"
+    "Counts the operations on the GPU"
     def __init__(self):
         super().__init__()
         self.kernels, self.bytes = collections.Counter(), collections.Counter()
@@ -105,7 +105,7 @@ class Watch(TorchDispatchMode):
 
 
 def packed(p)->torch.nn.Parameter:
-    "A weight in 4 bits, as bitsandbytes has it on a card"
+    "A 4-bit weight, as bitsandbytes stores it on a GPU"
     from bitsandbytes.functional import QuantState
     blocks = p.numel() // 64
     def room(n, dtype=torch.float32): return torch.empty(n, dtype=dtype, device="cuda")
@@ -118,7 +118,7 @@ def packed(p)->torch.nn.Parameter:
 
 
 def put_on_card(model)->None:
-    "Fake CUDA tensors in the place of meta tensors; what is tied stays tied"
+    "Replace meta tensors by fake CUDA tensors; tied weights stay tied"
     made = {}
     for module in model.modules():
         for store in (module._parameters, module._buffers):
@@ -134,12 +134,12 @@ def put_on_card(model)->None:
 
 
 def make_model(cfg, layers:int, *, kernels:str, checkpointing:bool, keep_attention:bool, parts:bool):
-    "Ready to train, as `load_model` and the trainer leave it"
+    "A model ready to train, as set up by `load_model` and the trainer"
     with unset_fake_temporarily(): model = skeleton(cfg, load_tokenizer(cfg), layers=layers)
     if cfg.method != "full": adapters_to_float32(model)
     put_on_card(model)
     model.train()
-    with unset_fake_temporarily(): use_kernels(model, kernels)   # once more: now it is on a card
+    with unset_fake_temporarily(): use_kernels(model, kernels)   # again, now on a GPU
     if checkpointing: recompute_layers(model, keep_attention=keep_attention)
     if parts: recompute_parts(model)
     inner = causal_lm(model)
@@ -150,7 +150,7 @@ def make_model(cfg, layers:int, *, kernels:str, checkpointing:bool, keep_attenti
 
 
 def make_batch(lengths:list[int])->dict:
-    "As the trainer's collator makes it, on the card"
+    "A batch as made by the trainer's collator, on the GPU"
     with unset_fake_temporarily():
         rows = [dict(input_ids=[5] * n, labels=[5] * n) for n in lengths]
         batch = CollatorWithPositions(DataCollatorFlattening())(rows)
@@ -159,7 +159,7 @@ def make_batch(lengths:list[int])->dict:
 
 
 def watch_step(cfg, layers:int, lengths:list[int], **how)->Watch:
-    "Forward and backward of a micro-batch, as the trainer runs them"
+    "Run forward and backward passes of a micro-batch as the trainer does"
     watch = Watch()
     with FakeTensorMode(allow_non_fake_inputs=True):
         model, batch = make_model(cfg, layers, **how), make_batch(lengths)

@@ -1,8 +1,8 @@
-"""Liger's kernels as machine code for cards that are not here: Triton's compiler and NVIDIA's assembler need none.
+"""Compile Liger's kernels for GPUs that are not present: Triton's compiler and NVIDIA's assembler need no GPU.
 
-    python tests/model/ahead_of_time.py 90 1          # compute capability, and how many kernels; without: all
+    python tests/model/ahead_of_time.py 90 1          # compute capability, and number of kernels; default: all
 
-Prints, as JSON, how many compiled and what went wrong with the others. `test_liger.py` runs it."""
+Prints as JSON how many compiled, and the errors of the others. `test_liger.py` runs it."""
 import json
 import sys
 
@@ -21,7 +21,7 @@ SWIGLU = dict(a_ptr=HALF, b_ptr=HALF, c_ptr=HALF, dc_ptr=HALF, stride=INT, gate_
 
 
 def norms():
-    "In 16 bits, with weights in 16 and 32 bits, of short and long rows, as Llama and as Gemma computes them"
+    "Norms in 16 bits with weights in 16 and 32 bits, for short and long rows, as in Llama and in Gemma"
     for weight in (HALF, FULL):
         types = NORM | dict(W_ptr=weight)
         for mode in (0, 1):
@@ -39,7 +39,7 @@ def norms():
 
 
 def others():
-    "Rotary positions of heads of some sizes, and the product of gate and up"
+    "Rotary positions for several head sizes, and the product of gate and up"
     for back in (False, True):
         for head, turned in ((128, 128), (80, 80), (96, 96), (128, 64)):
             fixed = dict(bs=1, cos_bs=1, n_qh=32, n_kh=8, hd=head, pad_n_qh=32, pad_n_kh=8, rd=turned,
@@ -53,7 +53,7 @@ def others():
 
 
 def compile_kernel(kernel, types:dict, fixed:dict, warps:int, capability:int)->None:
-    "RuntimeError if there is no machine code in the end"
+    "Compile a kernel; RuntimeError if it yields no machine code"
     constants = {p.name: fixed.get(p.name, 0 if types.get(p.name) is None else False)
                  for p in kernel.params if p.is_constexpr or p.name in fixed}
     signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}

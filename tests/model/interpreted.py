@@ -1,6 +1,6 @@
-"""Liger's kernels beside the layers that they stand for, without a GPU: run with TRITON_INTERPRET=1, it prints how far
-logits and gradients of the small models that it is given are apart, as JSON. `test_liger.py` runs it, in a process of
-its own."""
+"""Compare Liger's kernels with the layers they replace, without a GPU: with TRITON_INTERPRET=1, print the differences
+of logits and gradients of the given small models as JSON. `test_liger.py` runs it in a separate
+process."""
 import json
 import sys
 
@@ -13,7 +13,7 @@ KINDS = ("qwen3", "llama", "gemma2", "phi3", "mixtral")
 
 
 def out(m):
-    "Logits, and the gradients of all weights"
+    "Logits and the gradients of all weights"
     m.zero_grad()
     logits = m(IDS).logits
     (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum().backward()
@@ -28,7 +28,7 @@ def apart(got, want)->dict:
 
 
 def let_floats_be_scalars():
-    "As on a GPU, where a float is a scalar of 32 bits; and three functions of a GPU's own library in other words"
+    "Treat floats as 32-bit scalars, as on a GPU, and replace three functions of the GPU's own library"
     import numpy as np
     from liger_kernel.ops import geglu, rms_norm
     from triton import language as tl
@@ -43,7 +43,7 @@ def let_floats_be_scalars():
 
 
 def small(kind:str):
-    "One layer; of experts, two of three"
+    "A model of one layer; with experts, two of three are used"
     if kind != "mixtral": return model(kind, num_hidden_layers=1).train()
     shape = AutoConfig.for_model(kind, **SMALL | dict(num_hidden_layers=1, num_local_experts=3, num_experts_per_tok=2))
     torch.manual_seed(0)
@@ -63,7 +63,7 @@ def compared(kind:str)->dict:
 
 
 def as_a_run_has_it()->dict:
-    "The tiny model with an adapter, and its layers computed again"
+    "The tiny model with an adapter and checkpointing"
     from sft_nb.config import load_config
     from sft_nb.model.adapter import load_model
     from sft_nb.model.kernels import fuse_lora, use_liger
@@ -75,7 +75,7 @@ def as_a_run_has_it()->dict:
         for name, p in m.named_parameters():
             if "lora_B" in name: p.copy_(torch.linspace(-.02, .02, p.numel()).view_as(p))
     want = out(m)
-    used = [fuse_lora(m), use_liger(m)]   # `use_kernels` refuses the interpreter, which nobody else teaches scalars
+    used = [fuse_lora(m), use_liger(m)]   # `use_kernels` refuses the interpreter
     recompute_layers(m)
     return apart(out(m), want) | dict(modules=[repair.what.split(":")[0] for repair in used])
 

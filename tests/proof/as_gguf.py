@@ -1,5 +1,5 @@
-"""A folder of the tiny model's shape (Qwen3) as a GGUF file: enough of llama.cpp's converter for tests. Its name for
-a pre-tokenizer that splits digits, as ours does, is smollm."""
+"""Convert a folder with the tiny model's shape (Qwen3) to GGUF: enough of llama.cpp's converter for tests. Its name for
+a pre-tokenizer that splits digits like ours is smollm."""
 import json
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def vocabulary(folder: Path, rows: int) -> tuple[list[str], list[int], list[str]
 def convert(folder: Path, out: Path, kind: str = "F32", *, says: int | None = None, template: str | None = None,
             add_bos: bool = False, ends: int = 2, bos: int | None = 0, context: int | None = None, head=None,
             temperature: float | None = None, weights: Path | None = None) -> Path:
-    "Write the file, right or with a fault"
+    "Write the file, optionally with a fault"
     config = json.loads((folder/"config.json").read_text())
     tokens, types, merges = vocabulary(folder, config["vocab_size"])
     w = gguf.GGUFWriter(str(out), "qwen3")

@@ -1,4 +1,4 @@
-"Rows and settings that the tests of tokens share"
+"Rows and settings shared by the tests of tokens"
 import json, random
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from sft_nb.config import load_config
 
 
 def pairs(n, seed=0):
-    "Questions and answers of many lengths"
+    "Questions and answers of various lengths"
     r, rows = random.Random(seed), []
     for k in range(n):
         question = f"{k}: {r.randint(0, 99)} and {r.randint(0, 99)}?" + " well" * r.randint(0, 30)
@@ -35,5 +35,5 @@ def finding(data, check): return next(f for f in data.report.findings if f.check
 
 
 def supervised(tokenizer, data):
-    "What is supervised in each example, as text"
+    "The supervised part of each example as text"
     return [tokenizer.decode([l for l in x["labels"] if l != -100]) for x in data.train.tokens]
