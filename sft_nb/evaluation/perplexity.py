@@ -6,7 +6,7 @@
 __all__ = ['GENERAL', 'row_losses', 'general_examples', 'Forgetting', 'forgetting']
 
 # %% ../../nbs/12_evaluation/01_perplexity.ipynb #li0imp01
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from ..tokens.encode import encode
 from ..tokens.tokenizer import ASSETS
 from ..model.generate import eval_mode
 from ..model.hardware import free_memory, is_out_of_memory
+from ..model.loss import Head, head_of, supervised_logits
 from .statistics import mean_interval
 
 # %% ../../nbs/12_evaluation/01_perplexity.ipynb #li0row02
@@ -39,13 +40,27 @@ def _make_batches(examples:list, batch_tokens:int)->list[list[int]]:
     return found
 
 # %% ../../nbs/12_evaluation/01_perplexity.ipynb #li0row04
-def _row_losses(logits:torch.Tensor, labels:torch.Tensor)->torch.Tensor:
+def _row_losses(model, head:Head|None, batch:dict)->torch.Tensor:
     "(B,) nats of the supervised tokens of each row"
-    of = F.cross_entropy(logits[:, :-1].float().transpose(1, 2), labels[:, 1:], ignore_index=-100, reduction="none")
-    return of.sum(-1)
+    labels, width = batch["labels"], batch["labels"].shape[1] - 1
+    nats = torch.zeros(len(labels))
+    for at, targets, logits in supervised_logits(model, batch, head):
+        nats.index_add_(0, (at // width).cpu(), F.cross_entropy(logits, targets, reduction="none").cpu())
+    return nats
 
-def _compute_logits(model, batch:dict)->torch.Tensor:
-    return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+def _compute_in_batches(compute:Callable, examples:list, batch_tokens:int, device)->np.ndarray:
+    "(k, n): what `compute` returns for batches, (k, B) each; where memory runs out, for half as many rows at a time"
+    found, waiting = {}, _make_batches(examples, batch_tokens)
+    while waiting:
+        some, computed = waiting.pop(0), None
+        try: computed = compute(_pad_examples([examples[i] for i in some], device))
+        except Exception as e:
+            if len(some) == 1 or not is_out_of_memory(e): raise
+        if computed is not None: found |= dict(zip(some, computed.cpu().double().numpy().T))
+        else:
+            free_memory()
+            waiting = [some[:len(some) // 2], some[len(some) // 2:], *waiting]
+    return np.array([found[i] for i in range(len(examples))]).T
 
 def _count_targets(examples:list)->np.ndarray:
     return np.array([sum(l != -100 for l in labels[1:]) for _, labels in examples])
@@ -56,19 +71,12 @@ def row_losses(
     examples:list[tuple[list[int],list[int]]],   # ids and labels
     *, batch_tokens:int=2048,                    # in one forward pass; if memory runs out, half as many
 )->tuple[np.ndarray,np.ndarray]:                 # nats of each row, and how many supervised tokens it has
-    "How likely a model finds the supervised tokens of each row"
-    nats, waiting = np.zeros(len(examples)), _make_batches(examples, batch_tokens)
+    "How likely a model finds the supervised tokens of each row; the logits of other tokens are not computed"
+    if not examples: return np.zeros(0), np.zeros(0, int)
     with eval_mode(model):
-        while waiting:
-            some, found = waiting.pop(0), None
-            batch = _pad_examples([examples[i] for i in some], model.device)
-            try: found = _row_losses(_compute_logits(model, batch), batch["labels"])
-            except Exception as e:
-                if len(some) == 1 or not is_out_of_memory(e): raise
-            if found is not None: nats[some] = found.cpu().double().numpy()
-            else:
-                free_memory()
-                waiting = [some[:len(some) // 2], some[len(some) // 2:], *waiting]
+        head = head_of(model)
+        def losses(batch): return _row_losses(model, head, batch)[None]
+        nats, = _compute_in_batches(losses, examples, batch_tokens, model.device)
     return nats, _count_targets(examples)
 
 # %% ../../nbs/12_evaluation/01_perplexity.ipynb #li0gen01
@@ -101,25 +109,23 @@ class Forgetting:
                 f"{self.base_loss:.3f} to {self.loss:.3f} on {self.texts} texts, {self.kl:.3f} nats from the base)")
     def to_dict(self)->dict: return asdict(self)
 
-def _kl_divergence(before:torch.Tensor, after:torch.Tensor, labels:torch.Tensor)->torch.Tensor:
-    "(B,) nats from the first model to the second, at the supervised tokens of each row"
-    p, q = (x[:, :-1].float().log_softmax(-1) for x in (before, after))
-    return ((p.exp() * (p - q)).sum(-1) * (labels[:, 1:] != -100)).sum(-1)
-
 @torch.no_grad()
 def _losses_before_and_after(model, base, examples:list, batch_tokens:int)->np.ndarray:
-    "(3, n): nats before, nats after, and from the one to the other"
-    found = np.zeros((3, len(examples)))
+    "(3, n): nats before, nats after, and the Kullback-Leibler divergence, summed over the tokens of each text"
+    first = model if base is None else base
+    def three(batch):
+        with model.disable_adapter() if base is None else eval_mode(base):
+            before = [logits for *_, logits in supervised_logits(first, batch, head_of(first))]
+        found, width = torch.zeros(3, len(batch["labels"])), batch["labels"].shape[1] - 1
+        for (at, targets, after), logits in zip(supervised_logits(model, batch, head), before):
+            p, q = logits.to(after.device).log_softmax(-1), after.log_softmax(-1)
+            nats = [-x.gather(1, targets[:, None])[:, 0] for x in (p, q)]
+            values = torch.stack([*nats, (p.exp() * (p - q)).sum(-1)])
+            found.index_add_(1, (at // width).cpu(), values.cpu())
+        return found
     with eval_mode(model):
-        for some in _make_batches(examples, batch_tokens):
-            batch = _pad_examples([examples[i] for i in some], model.device)
-            with model.disable_adapter() if base is None else nullcontext():
-                before = _compute_logits(base or model, batch)
-            after, labels = _compute_logits(model, batch), batch["labels"]
-            moved = _kl_divergence(before, after, labels)
-            three = torch.stack([_row_losses(before, labels), _row_losses(after, labels), moved])
-            found[:, some] = three.cpu().double().numpy()
-    return found
+        head = head_of(model)
+        return _compute_in_batches(three, examples, batch_tokens, model.device)
 
 def forgetting(
     model,                 # tuned

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['chunked_cross_entropy', 'dtype_of_products', 'add_product', 'adds_to_float32', 'chunk_size', 'causal_lm',
            'language_model', 'backbone', 'Head', 'head_of', 'SupervisedLoss', 'add_supervised_loss', 'batch_loss',
-           'loss_of_scores']
+           'loss_of_scores', 'supervised_logits']
 
 # %% ../../nbs/06_model/05_loss.ipynb #6b768726
 import functools, types
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Callable
@@ -238,6 +239,7 @@ def head_of(
     model,          # a causal language model, with or without an adapter
 )->Head|None:       # None: this model's scores are made in another way
     "The head of a model, checked against the scores of the model itself"
+    if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()): return None
     model = causal_lm(model)
     if getattr(model, "get_output_embeddings", lambda: None)() is None or backbone(model) is model: return None
     head = Head(model)
@@ -355,3 +357,26 @@ def loss_of_scores(
     labels = batch.pop("labels")[:, 1:]
     with _autocast_in(dtype, labels.device.type): scores = model(**batch, use_cache=False).logits[:, :-1]
     return torch.nn.functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten())
+
+# %% ../../nbs/06_model/05_loss.ipynb #6267a0a9
+@torch.no_grad()
+def supervised_logits(
+    model,                      # a causal language model, with or without an adapter, in whatever mode it is
+    batch:dict,                 # input_ids and labels (B, T), and what else the model takes
+    head:Head|None,             # from `head_of`; None: the model computes the logits of all positions
+    *, max_logits_mib:int=512,  # memory for the logits of a chunk with what is made of them
+)->Iterator[tuple[torch.Tensor,torch.Tensor,torch.Tensor]]:
+    """The logits that predict the supervised tokens, a chunk at a time
+
+    Yields positions (n,) among the B * (T - 1) next tokens, their labels (n,), and logits (n, V) in float32."""
+    batch = _move_to_model(batch, model)
+    labels = batch.pop("labels")[:, 1:]
+    out = (model if head is None else backbone(causal_lm(model)))(**batch, use_cache=False)
+    vectors = out.logits if head is None else out.last_hidden_state
+    at, width = supervised_positions(labels).to(vectors.device), labels.shape[1]
+    vocabulary = vectors.shape[-1] if head is None else head.layer.weight.shape[0]
+    for some in at.split(chunk_size(vocabulary, max_logits_mib, linear=False)):
+        if not len(some): continue   # nothing is supervised
+        logits = vectors[some // width, some % width]
+        if head is not None: logits = head(logits)
+        yield some, labels.flatten()[some.to(labels.device)].to(logits.device), logits.float()

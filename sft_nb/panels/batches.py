@@ -24,6 +24,7 @@ from ..tokens.dataset import Data, Split
 from ..tokens.display import spans_html, spans_text, Token, tokens_of
 from ..batches.packing import BatchSampler, TrainingRows
 from ..model.generate import eval_mode
+from ..model.loss import head_of, supervised_logits
 from ..workbench import Workbench, workbench_for
 from ..runs.directory import Run
 from .panel import Button, chart, Choice, Control, controls_row, html_block, Number, Panel
@@ -370,14 +371,14 @@ def measure(self:BatchState)->list[list[float]]:
     if self.model is None:
         trained = self.run is not None and self.run.adapter.is_dir()
         self.model = self.workbench.trained(self.run.adapter) if trained else self.workbench.base()
-    losses = []
+    losses, head = [], head_of(self.model)
     for document in self.documents():
-        ids, labels = (torch.tensor([part[:document.n]], device=self.model.device)
-                       for part in (document.ids, document.labels))
-        with torch.no_grad(), eval_mode(self.model): logits = self.model(ids, use_cache=False).logits
-        costs = torch.nn.functional.cross_entropy(logits[0, :-1].float(), labels[0, 1:], reduction="none")
-        costs[labels[0, 1:] == -100] = math.nan
-        losses.append([math.nan, *costs.tolist()])
+        ids, labels = (torch.tensor([part[:document.n]]) for part in (document.ids, document.labels))
+        costs = torch.full((document.n,), math.nan)
+        with eval_mode(self.model):
+            for at, targets, logits in supervised_logits(self.model, dict(input_ids=ids, labels=labels), head):
+                costs[at.cpu() + 1] = torch.nn.functional.cross_entropy(logits, targets, reduction="none").cpu()
+        losses.append(costs.tolist())
     self.measured = here, losses
     return losses
 

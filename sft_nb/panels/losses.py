@@ -21,6 +21,7 @@ from ..report import ConfigError, pluralise
 from ..tokens.dataset import Split
 from ..tokens.display import spans_html, Token, tokens_of, TOKENS_STYLE, visible_html
 from ..model.generate import eval_mode
+from ..model.loss import Head, head_of, supervised_logits
 from ..runs.directory import open_run, Run
 from ..evaluation.sweep import CheckpointSwapper
 from .panel import Button, Choice, columns, Control, controls_row, html_block, Panel, Table, table_html
@@ -38,17 +39,17 @@ def token_costs(
     model,
     ids:list[int],
     labels:list[int],
+    *, head:Head|None=None,   # from `head_of`; None: logits of all tokens are computed
 )->Cost:
     "The token losses of a single row, alone in its batch"
-    at = [k for k in range(1, len(ids)) if labels[k] != -100]
     loss, sure = np.full(len(ids), np.nan), np.full(len(ids), np.nan)
-    if not at: return Cost(loss, sure)
+    if all(label == -100 for label in labels[1:]): return Cost(loss, sure)
     with eval_mode(model):
-        logits = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0]
-    predicted = logits[[k - 1 for k in at]].float().log_softmax(-1)
-    wanted = torch.tensor([labels[k] for k in at], device=predicted.device)
-    loss[at] = -predicted.gather(1, wanted[:, None])[:, 0].cpu().numpy()
-    sure[at] = predicted.max(-1).values.exp().cpu().numpy()
+        batch = dict(input_ids=torch.tensor([ids]), labels=torch.tensor([labels]))
+        for at, targets, logits in supervised_logits(model, batch, head):
+            predicted, places = logits.log_softmax(-1), at.cpu().numpy() + 1
+            loss[places] = -predicted.gather(1, targets[:, None])[:, 0].cpu().numpy()
+            sure[places] = predicted.max(-1).values.exp().cpu().numpy()
     return Cost(loss, sure)
 
 # %% ../../nbs/14_panels/03_losses.ipynb #los0sta2
@@ -111,7 +112,8 @@ def measure(self:LossState,
 @patch
 def _all(self:LossState, model)->list[Cost]:
     rows = self.side.tokens[:self.n]
-    return [token_costs(model, ids, labels) for ids, labels in zip(rows["input_ids"], rows["labels"])]
+    head = head_of(model)
+    return [token_costs(model, ids, labels, head=head) for ids, labels in zip(rows["input_ids"], rows["labels"])]
 
 # %% ../../nbs/14_panels/03_losses.ipynb #84fa1cc4
 @patch

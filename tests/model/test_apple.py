@@ -1,8 +1,9 @@
 """What a Mac with an Apple GPU changes, as far as it can be tried without one: the platform is patched, and a tensor
 refuses what MPS refuses, which is float64."""
-from contextlib import nullcontext
+import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ class OnApple(torch.Tensor):
     @property
     def device(self): return torch.device("mps")
     def cpu(self): return self.as_subclass(torch.Tensor)
+    def to(self, *args, **kwargs): return self
     def double(self): raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
     def sum(self, *args, dtype=None, **kwargs):
         if dtype == torch.float64: self.double()
@@ -73,11 +75,12 @@ def test_no_float64_on_the_gpu(monkeypatch):
     assert weight_norms(model).tolist() == [2] and weight_norms(model).dtype == torch.float64
     assert _tensor_sums(dict(weight=tensor)) == dict(weight=(4, 4))
 
-    monkeypatch.setattr(perplexity, "_compute_logits", lambda model, batch: None)
-    monkeypatch.setattr(perplexity, "_row_losses", lambda *a: torch.ones(2).as_subclass(OnApple))
-    monkeypatch.setattr(perplexity, "_kl_divergence", lambda *a: torch.ones(2).as_subclass(OnApple))
+    def on_apple(*tensors): return [t.as_subclass(OnApple) for t in tensors]
+    logits = torch.tensor([[0., 0.], [0., 0.]])
+    chunk = on_apple(torch.tensor([0, 1]), torch.tensor([0, 1]), logits)
+    monkeypatch.setattr(perplexity, "supervised_logits", lambda *a: iter([chunk]))
     model = torch.nn.Linear(1, 1)
     model.device, rows = torch.device("cpu"), [([1, 2], [1, 2])] * 2
-    assert perplexity.row_losses(model, rows)[0].tolist() == [1, 1]
-    model.disable_adapter = nullcontext
-    assert perplexity._losses_before_and_after(model, model, rows, 64).tolist() == [[1, 1]] * 3
+    assert perplexity.row_losses(model, rows)[0] == pytest.approx([math.log(2)] * 2)
+    both = perplexity._losses_before_and_after(model, model, rows, 64)
+    assert both == pytest.approx(np.array([[math.log(2)] * 2] * 2 + [[0, 0]]))
