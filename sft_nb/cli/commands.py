@@ -26,7 +26,7 @@ def _say_report(report)->None:
     text = escape_controls(str(report))
     print(wrap_report(text, terminal_width()) if sys.stdout.isatty() else text, flush=True)
 
-def _say_json(found)->None: _say(json.dumps(found))   # in ASCII, so that it stays JSON in every terminal
+def _say_json(found)->None: _say(json.dumps(found))   # in ASCII, so that it is valid JSON in every terminal
 
 def _say_json_or_report(made, as_json:bool)->None:
     "Print a result as JSON or as a report"
@@ -47,7 +47,7 @@ def _config_option(more:str)->Option:
 _CONFIG = dict(config=_config_option(" or a run"), json=_JSON,
                all=Option(bool, False, "also the settings that are at their default"))
 
-_LIBRARY_NAMES = ("optim", "lr_scheduler_type", "report_to", "deepspeed")   # only the libraries know their values
+_LIBRARY_NAMES = ("optim", "lr_scheduler_type", "report_to", "deepspeed")   # values known only to the libraries
 
 def config_command(args:list[str])->int:
     "Print settings, their values and where each came from"
@@ -149,7 +149,7 @@ def _new_run(cfg:Config):
     "Announce a new run, and train it"
     from sft_nb.runs.directory import reserve_name
     _say(table(cfg), "\n")
-    with reserve_name(cfg):   # of two that start at once, the second is refused now, not after its preflight
+    with reserve_name(cfg):   # if two start at once, refuse the second now, not after its preflight
         _check_agreement(cfg)
         from sft_nb.model.parallelism import check_several
         check_several(cfg, 1)
@@ -164,7 +164,7 @@ def _new_run(cfg:Config):
         return train(bench, checked=checked)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #27586de9
-_LONGER = ("num_train_epochs", "max_steps")   # what a finished run may have more of
+_LONGER = ("num_train_epochs", "max_steps")   # settings by which a finished run can be extended
 
 def _resume_run(options, cfg:Config, longer:dict, several:int|None):
     "Resume a run, here or in one or several other processes"
@@ -173,7 +173,7 @@ def _resume_run(options, cfg:Config, longer:dict, several:int|None):
     run, max_time = open_run(options.resume, trust_remote_code=cfg.trust_remote_code), cfg.max_time
     if several is not None: settings_for_world_size(run, several)   # or the run would be longer, and not go on
     if longer: _say(extend_training(run, **longer))
-    can_resume(run)   # problems are reported before torch is loaded
+    can_resume(run)   # report problems before loading torch
     if several is not None and (says := change_world_size(run, several)): _say(says)
     if not _is_launched(options) and (options.detach or run.config.num_processes > 1):
         return run.resume(max_time=max_time)
@@ -191,7 +191,7 @@ def _print_until_end(run):
                     time.sleep(.2)
                 _say(log.read())
     except KeyboardInterrupt: run.stop()
-    run.wait()   # raises what ended it, also if that was before anybody could look
+    run.wait()   # raises its error, even if it failed before the first check
     return run
 
 # %% ../../nbs/15_cli/01_commands.ipynb #20519e14
@@ -202,7 +202,7 @@ def _print_result(run, n_examples:int)->int:
     if status.reason:
         way = "Go on with" if status.fix and status.fix.command else "Fix"
         _say_report(f"{status.state}: {status.reason}" + (f". {way}: {status.fix}" if status.fix else ""))
-    if (guards := run.path/"guards.json").exists():   # each was printed at its step
+    if (guards := run.path/"guards.json").exists():   # each was already printed at its step
         noticed = Report.load(guards).findings
         names = ", ".join(f.check for f in noticed)
         if noticed: _say_report(f"noticed on the way: {names}; guards.json has the details")

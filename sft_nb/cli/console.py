@@ -69,7 +69,7 @@ _EXIT_CODES = {"SIGTERM": 143, "SIGHUP": 129}
 
 def main(
     args:list[str]|None=None,  # None: the command line
-)->int:                        # 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM
+)->int:                        # exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM
     "The console script"
     if args is None:
         own_this_process()
@@ -79,12 +79,12 @@ def main(
         try:
             if args[:1] in ([], ["-h"], ["--help"], ["--version"]):
                 _say(_version_line() if args == ["--version"] else _help_text())
-                code = 0 if args else 2   # without arguments it was called wrongly
+                code = 0 if args else 2   # without arguments, usage is wrong
             else:
                 run_command, rest = _find_command(args[0]), choose_card(args[1:])
                 load_env_files()
                 code = run_command(rest)
-            sys.stdout.flush()   # a disk error is this command's fault; a closed pipe (| head) is not
+            sys.stdout.flush()   # a disk error is a failure; a closed pipe (| head) is not
             return code
         except SftError as e:
             print(shorten_words(f"sft_nb: {e}"), *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)

@@ -36,7 +36,7 @@ def runs_command(args:list[str])->int:
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #b32f6d2e
-_WHERE_NARROW = "time model method seconds guards best_eval_loss reason by".split()   # the first columns to go
+_WHERE_NARROW = "time model method seconds guards best_eval_loss reason by".split()   # columns in the order of dropping
 
 def _as_text(table, *, named:bool)->str:
     "A table of runs for a terminal, without empty columns; runs that were named are columns"
@@ -238,7 +238,7 @@ def generate_command(args:list[str])->int:
         return 0
     for k, prompt in enumerate(options.prompt):
         texts = {name: answers[k].text + ("" if answers[k].ended else " [cut]") for name, answers in said.items()}
-        if len(said) == len(options.prompt) == 1: _say(said["tuned"][k].text)   # one answer alone is its text
+        if len(said) == len(options.prompt) == 1: _say(said["tuned"][k].text)   # print a single answer as plain text
         else: _say("\n".join([prompt, *(f"{name:<6} {text}" for name, text in texts.items())]))
     return 0
 
@@ -272,7 +272,7 @@ def merge_command(args:list[str])->int:
     options = parse_own("merge", args, _MERGE, summary=merge_command.__doc__)
     from sft_nb.runs.errors import merge_target
     from sft_nb.runs.directory import earlier_adapter, open_run
-    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # reported before torch is loaded
+    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # report errors before loading torch
     run.weights(options.checkpoint)
     merge_target(run, options.out, options.checkpoint)
     if run.state != "finished": _say(f"{run.name} is not finished ({run.standing})")
@@ -291,7 +291,7 @@ def report_command(args:list[str])->int:
     "Write everything about a run into a single HTML file"
     options = parse_own("report", args, _PAGE, summary=report_command.__doc__)
     from sft_nb.runs.directory import open_run
-    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # reported before torch is loaded
+    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # report errors before loading torch
     from sft_nb.panels.html_report import run_page
     _say(run_page(run, options.out, rows=options.rows))
     return 0
@@ -312,7 +312,7 @@ def prove_command(args:list[str])->int:
     "Prove that what is served is what was trained, or name the stage that broke it"
     options = parse_own("prove", args, _PROVE, summary=prove_command.__doc__)
     from sft_nb.runs.directory import open_run
-    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # reported before torch is loaded
+    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # report errors before loading torch
     run.weights(options.checkpoint)
     from sft_nb.proof.prove import prove
     same = "server gguf folder checkpoint model quantised prompts max_new_tokens timeout".split()

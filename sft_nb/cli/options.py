@@ -25,9 +25,9 @@ from ..config import config_names, find_config, load_config
 class Option:
     "An option that a command has besides the settings"
     kind:Any
-    default:Any       # ...: it must be given
+    default:Any       # ...: required
     help:str
-    first:bool=False  # given by its place, without a name
+    first:bool=False  # True: positional
 
 # %% ../../nbs/15_cli/00_options.ipynb #d7a7f62e
 def flag(name:str)->str:
@@ -56,7 +56,7 @@ def _field_of_option(name:str, option:Option)->tuple:
     also = ", ".join(map(flag, aliases(name)))
     placeholder = name.upper() if option.first else _value_placeholder(option.kind)
     says = f"{option.help}; also {also}" if also else option.help
-    hint = "" if option.default is None else None   # the help says what None means; None: tyro's own hint
+    hint = "" if option.default is None else None   # the help text explains None; None: tyro's default hint
     arg = tyro.conf.arg(help=says, metavar=placeholder, help_behavior_hint=hint)
     default = field() if option.default is ... else field(default=option.default)
     return name, Annotated[kind, arg], default
@@ -64,14 +64,14 @@ def _field_of_option(name:str, option:Option)->tuple:
 # %% ../../nbs/15_cli/00_options.ipynb #eb8e3aa3
 _TITLES = dict(row="rows", model="base_model", adapter="adapters", guard="guards", output="outputs")
 
-# the settings that a help shows first, above the options of the command itself
+# settings shown first in the help, before the command's own options
 FIRST_SETTINGS = ("model", "train_file", "fields", "eval_fraction", "max_samples", "max_length", "method",
                   "learning_rate", "num_train_epochs", "per_device_train_batch_size")
 
 def options_class(
     command:str,
     own:dict[str,Option],  # the command's own options
-    cfg:Config|None=None,  # with settings, and these as their defaults; None: no settings
+    cfg:Config|None=None,  # include settings with these defaults; None: no settings
 )->type:
     "The dataclass of a command's options"
     import tyro
@@ -81,7 +81,7 @@ def options_class(
              for name in FIRST_SETTINGS]
     begin = [specs.pop(name) for name in [*own] if own[name].first or name == "config"]   # a place of its own, --config
     folder = Option(str|None, None, "the folder of this run: sets runs_dir and run_name")
-    groups = []   # of settings, in reading order: each under its name, its options without one
+    groups = []   # groups of settings in reading order; options have no group prefix
     for kind in reversed(Config.__mro__[1:-1]):
         known = [s for s in SETTINGS.values() if s.group is kind and s.name not in FIRST_SETTINGS]
         fields = [_field_of_option(s.name, Option(s.type, getattr(cfg, s.name), s.help)) for s in known]
@@ -96,13 +96,13 @@ def options_class(
 # %% ../../nbs/15_cli/00_options.ipynb #eaa918be
 def given(
     args:list[str],
-)->dict[str,str]:   # full name of a setting -> the name that was used
+)->dict[str,str]:   # full name of a setting -> the name used
     "The settings that a command line names; ConfigError where two names mean the same setting"
     names = {}
     for arg in args:
         if not arg.startswith("--"): continue
         name = arg[2:].split("=")[0].replace("-", "_").lower().removeprefix("no_")
-        full = name if name == "output_dir" else full_name(name)   # a run_name beside it is what a tracker shows
+        full = name if name == "output_dir" else full_name(name)   # with it, run_name is the tracker's name
         if full not in SETTINGS and full != "output_dir": continue
         if names.setdefault(full, name) != name:
             raise ConfigError("command line", f"{flag(names[full])} and {flag(name)} set the same", "one of them",
@@ -120,7 +120,7 @@ def config_name(args:list[str])->str|None:
 # %% ../../nbs/15_cli/00_options.ipynb #c81ec201
 def three_way(args:list[str])->list[str]:
     "Options of settings that can also be auto, with True and False written out"
-    names, out = {}, []   # each option of a setting that is true, false or a word -> its full option
+    names, out = {}, []   # option of a setting that takes Booleans or words -> its full option
     for s in SETTINGS.values():
         kinds = get_args(s.type)
         if bool not in kinds or not any(get_origin(kind) is Literal for kind in kinds): continue
@@ -166,17 +166,17 @@ def _without_dashes(name:str)->str: return plain_name(name.removeprefix("--"))
 # %% ../../nbs/15_cli/00_options.ipynb #a531b89c
 def set_apart(
     args:list[str],
-)->tuple[list[str],dict[str,Any]]:   # the line without them, and their values
+)->tuple[list[str],dict[str,Any]]:   # the command line without them, and their values
     "Settings of other programs that a command line has, and values that only they take: `--fsdp full_shard`"
     rest, foreign, types = [], {}, {name: s.type for name, s in SETTINGS.items()}
     for name, texts in words(args):
         bare, full = _without_dashes(name), full_name(_without_dashes(name))
         kind = types.get(full)
-        if bool in get_args(kind):   # true, false or a word, of which tyro knows True and False alone
+        if bool in get_args(kind):   # Booleans or words, of which tyro accepts only True and False
             texts = [text.capitalize() if text.lower() in ("true", "false") else text for text in texts]
         value = texts[0] if len(texts) == 1 else texts
         is_ours = kind is None or all(_can_read(text, kind) for text in texts)
-        if bare in FOREIGN:   # as Python's value: True, 8, wandb
+        if bare in FOREIGN:   # as a Python value: True, 8, wandb
             try: value = ast.literal_eval(value.capitalize() if value in ("true", "false", "none") else value)
             except (ValueError, SyntaxError, RecursionError, MemoryError, AttributeError): pass
             foreign[bare] = value if texts else True
@@ -239,7 +239,7 @@ def check_line(
 def line_problems(command:str, args:list[str], own:dict[str,Option], base:Config|None=None)->list[ConfigError]:
     "All problems of a command line, in order"
     def setting(name, option): return Setting(option.help, name=name, type=option.kind, default=option.default)
-    known = {name: setting(name, option) for name, option in own.items() if not option.first}   # by every name
+    known = {name: setting(name, option) for name, option in own.items() if not option.first}   # under every name
     if base is not None:
         known["output_dir"] = setting("output_dir", Option(str|None, "runs/NAME", ""))
         for s in SETTINGS.values(): known |= dict.fromkeys((s.name, *aliases(s.name)), s)
@@ -305,7 +305,7 @@ def switches(
     return out
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0pla03
-_DURATIONS = ("max_time", "timeout")   # options that take 90s, 30m, 5h or 1:30:00 too
+_DURATIONS = ("max_time", "timeout")   # options that also take 90s, 30m, 5h or 1:30:00
 
 def arrange(
     args:list[str],
@@ -342,7 +342,7 @@ EXAMPLES = dict(
 def described(command:str, summary:str)->str:
     "The text above the options in a help"
     lines = [f"  sft_nb {command} {line}".rstrip() for line in EXAMPLES.get(command, ())]
-    summary = textwrap.fill(summary, terminal_width(), subsequent_indent=" ")   # tyro joins lines that are not indented
+    summary = textwrap.fill(summary, terminal_width(), subsequent_indent=" ")   # tyro joins unindented lines
     return "\n".join([summary, "", "Examples:", *lines]) if lines else summary
 
 def terminal_width()->int:
@@ -375,7 +375,7 @@ def parse_own(
     args:list[str],
     own:dict[str,Option],
     *, summary:str,        # first line of the help
-    base:Config|None=None, # with settings, and these as their defaults; None: no settings
+    base:Config|None=None, # include settings with these defaults; None: no settings
 )->SimpleNamespace:
     "Parse a command's options; ConfigError for anything that it does not take"
     import tyro
@@ -399,7 +399,7 @@ def parse(
     args, foreign = set_apart(three_way(args))
     name, names = config_name(args), given(args)
     try: base = load_config(name)
-    except ConfigError:   # of the file; what the line says may be wrong, too, or put it right
+    except ConfigError:   # from the file; the command line may be wrong too, or correct it
         find_config(name)
         base = load_config()
     lines = {} if "--help" in args else line_problems(command, switches(arrange(args, own), base), own, base)
@@ -411,6 +411,6 @@ def parse(
     options = parse_own(command, args, own, summary=summary, base=base)
     options.said = values = {n: getattr(options, n) for n in names} | foreign
     repeats = base.run_name and not {"run_name", "output_dir"} & {*values} and find_config(name).suffix == ".json"
-    if repeats: values = values | dict(run_name=None)   # to repeat a run is to make another
-    typed = {names.get(n, n): v for n, v in values.items()}   # as it was typed: TRL's names show whose line it is
+    if repeats: values = values | dict(run_name=None)   # repeating a run creates a new one
+    typed = {names.get(n, n): v for n, v in values.items()}   # as typed: TRL's names identify a TRL command line
     return options, load_config(name, source="command line", **typed)

@@ -37,7 +37,7 @@ from .generations import (
     Questions, score_generations, Scores, weights_key)
 
 # %% ../../nbs/12_evaluation/04_evaluate.ipynb #1d71f03f
-_KEEP_BASE = ("default", "gaussian", "orthogonal")   # initialisations that do not change the base
+_KEEP_BASE = ("default", "gaussian", "orthogonal")   # initialisations that leave the base unchanged
 
 def leaves_base(cfg:Config)->bool:
     "Does removing the adapter from the trained model restore the base?"
@@ -90,7 +90,7 @@ class ServerEvaluator:
         progress:bool=True,
     ):
         self.server, self.questions, self.progress = server, questions, progress
-        self.longer = 0   # rows in which the last model got another number of prompt tokens than here
+        self.longer = 0   # rows for which the last model received a different number of prompt tokens
         if questions.by != "loss": return
         fix = edit(metric_for_best_model="accuracy") if questions.prompts else edit(task="chat")
         raise ConfigError(f"server {server.url}", "it cannot be asked for a loss", "a figure of answers", fix)
@@ -100,7 +100,7 @@ class ServerEvaluator:
 
     def score(self,
         name:str,              # base, tuned or checkpoint-N
-        model:str|None=None,   # as the server calls it; None: the one that was named, or the only one
+        model:str|None=None,   # its name on the server; None: the given one, or the only one
     )->Scores:
         "Let a model answer all rows, and score the answers"
         cfg, server = self.questions.cfg, replace(self.server, wanted=model or self.server.wanted)
@@ -121,11 +121,11 @@ class Evaluator:
     "Scores models on the same rows; known answers are read from the cache"
     def __init__(self,
         target:Target,
-        bench:Workbench,              # with the settings of the evaluation
+        bench:Workbench,              # with the evaluation's settings
         questions:Questions,
         cache:GenerationCache,
-        *, files:tuple[str,...]=(),   # other rows than the run's
-        server:ServerEvaluator|None=None,   # None: models are loaded
+        *, files:tuple[str,...]=(),   # files with other rows than the run's
+        server:ServerEvaluator|None=None,   # None: load models
         progress:bool=True,
     ):
         self.target, self.bench, self.questions, self.cache = target, bench, questions, cache
@@ -139,8 +139,8 @@ class Evaluator:
 
     def score(self,
         name:str,              # base, tuned or checkpoint-N
-        weights:Path|None,     # for the key; None: the base
-        load,                  # makes a context with the model
+        weights:Path|None,     # used in the key; None: the base
+        load,                  # returns a context with the model
     )->Scores:
         "Let a model answer all rows, and score the answers"
         questions, losses = self.questions, None
@@ -156,7 +156,7 @@ class Evaluator:
 def rows_in_words(
     n:int,
     left_out:dict[str,int],   # reason -> rows
-    clusters:list[str]|None=None,   # the record of each row; None: rows are independent
+    clusters:list[str]|None=None,   # record of each row; None: rows are independent
 )->str:
     "The number of scored held-out rows and records, and why others were left out"
     rows = pluralise(n, "held-out row")
@@ -177,7 +177,7 @@ def detectable_in_words(d:Difference)->str:
 def gains_in_words(
     base:Scores,
     tuned:Scores,
-    by:str,       # the figure that counts
+    by:str,       # the figure to compare by
 )->list[str]:
     "The difference, and the smallest that could have been shown; for free text both loss and f1"
     figures = [by]
@@ -195,14 +195,14 @@ def gains_in_words(
     return lines
 
 def scores_html(
-    scores:list[Scores],   # of models on the same rows
-    *, by:str="accuracy",  # the figure that counts
+    scores:list[Scores],   # scores of models on the same rows
+    *, by:str="accuracy",  # the figure to compare by
 )->Html:
     "A line for each model, with a bar and an interval"
     more = [name for name in scores[0].figures if name not in ("accuracy", "answered", "ended")]
     def titles(names): return [f"{name} (it counts)" if name == by else name for name in names]
     lines = []
-    if by in LEADING and by in more:   # free text: exact match is one figure among others
+    if by in LEADING and by in more:   # free text: exact match is just one figure
         first = [name for name in dict.fromkeys((by, *LEADING)) if name in more]
         rest = [name for name in more if name not in first]
         head = ["", *titles(first), "exact match", "answered", "ended", *rest]
@@ -224,17 +224,17 @@ class Evaluation:
     "Base and tuned model on the same held-out rows"
     run:str              # its name
     checkpoint:str       # adapter, checkpoint-N or model
-    base:Scores|None     # None: nothing was trained, there is one model
+    base:Scores|None     # None: nothing was trained, so there is only one model
     tuned:Scores
     by:str="accuracy"    # the figure by which they are compared
-    forgotten:Forgetting|None=None   # None: general texts were not read
-    server:str|None=None             # its address; None: the models were loaded
-    longer:int=0                     # rows whose prompt has another number of tokens there
+    forgotten:Forgetting|None=None   # None: not measured on general texts
+    server:str|None=None             # address of a server; None: models were loaded
+    longer:int=0                     # rows whose prompt has a different number of tokens on the server
     left_out:dict[str,int]=field(default_factory=dict)   # reason -> other held-out rows
-    weights:str=""                   # a digest of what was scored; empty: it is no checkpoint of a run
-    earlier:str=""                   # if newer weights of its run wait in a checkpoint: which, and why
-    scored_alike:int=field(default=1, compare=False)     # models of its folder with scores of these rows
-    is_full:bool=False               # method full: the result of the run is a whole model, and no adapter
+    weights:str=""                   # digest of the scored weights; empty: not a checkpoint of a run
+    earlier:str=""                   # newer checkpoint of the run, if any, with the reason
+    scored_alike:int=field(default=1, compare=False)     # models in its folder with scores on these rows
+    is_full:bool=False               # True: method full, the result is a whole model
 
     @property
     def title(self)->str:
@@ -323,11 +323,11 @@ class Evaluation:
 # %% ../../nbs/12_evaluation/04_evaluate.ipynb #eaf49b96
 _ALSO = dict(batch_size="per_device_eval_batch_size", data="eval_file")
 _NUMBER_OF_ROWS = ("n", "rows", "n_rows", "num_rows", "max_rows", "limit", "samples", "n_samples", "num_samples",
-                   "max_samples", "max_eval_samples")   # what other tools call it
+                   "max_samples", "max_eval_samples")   # names in other tools
 _SETTINGS = settings_with("for_evaluation")
 
 def evaluation_settings(
-    settings:dict,   # as they were given
+    settings:dict,   # as given
 )->dict:
     "The settings by the names of the config; ConfigError for one that an evaluation does not have"
     found = {_ALSO.get(name, name): value for name, value in settings.items() if value is not None}
@@ -335,7 +335,7 @@ def evaluation_settings(
         if name in _SETTINGS: continue
         if callable(value):
             own = getattr(value, "__name__", "")
-            shown, function = (own, own) if own.isidentifier() else ("name", "function")   # a lambda has no name
+            shown, function = (own, own) if own.isidentifier() else ("name", "function")   # lambdas have no name
             raise ConfigError("evaluate", f"{name} is a function, and no setting of an evaluation",
                               "figures of your own in metrics, by name", f"metrics={{'{shown}': {function}}}")
         near = difflib.get_close_matches(name, (*_SETTINGS, *_ALSO), 1, .6)
@@ -350,12 +350,12 @@ def evaluation_settings(
     return found
 
 # %% ../../nbs/12_evaluation/04_evaluate.ipynb #7e09a047
-_ANY_LENGTH = 10**9   # for a model that was not trained by a run
+_ANY_LENGTH = 10**9   # for a model not trained by a run
 
 def held_out(
     target:Target,
-    tokenizer=None,      # None: the one that its config names
-)->tuple[dict[str,dict],dict[str,int]]:   # place -> row; reason -> rows that are left out
+    tokenizer=None,      # None: the one named by its config
+)->tuple[dict[str,dict],dict[str,int]]:   # place -> row; reason -> number of dropped rows
     "The held-out rows that preparation keeps, with a prompt; ConfigError if there is none, or none is asked for"
     cfg, where = target.config, f"evaluate {target.name}"
     if not cfg.eval_samples:
@@ -377,13 +377,13 @@ def make_evaluator(
     what:Run|str|Path,        # as for `evaluate`
     *, checkpoint:str="adapter",
     trust_remote_code:bool=False,
-    cluster:str|None=None,    # column that says which rows belong together; row: none do; None: by record
-    reuse:bool=True,          # False: generate known answers again
+    cluster:str|None=None,    # column that groups dependent rows; row: independent; None: by record
+    reuse:bool=True,          # False: generate saved answers again
     progress:bool=True,
-    server:str|None=None,     # its address; None: models are loaded
-    served:str|None=None,     # the name that the model has there; None: the only one
-    metrics:dict|None=None,   # name -> function of your own, (answer, row) -> number; more is better
-    by:str|None=None,         # the figure that counts; None: the first of `metrics`, else that of the task
+    server:str|None=None,     # address of a server; None: load models
+    served:str|None=None,     # name of the model on the server; None: the only one
+    metrics:dict|None=None,   # name -> your function, (answer, row) -> number; higher is better
+    by:str|None=None,         # figure to compare by; None: the first of `metrics`, else the task's
     **settings,               # from `evaluation_settings`
 )->Evaluator:
     "Prepare the rows; errors in settings or rows are raised before a model is loaded"
@@ -395,8 +395,8 @@ def make_evaluator(
     questions = replace(questions, left_out=left_out, metrics=metrics, figure="loss" if by == "perplexity" else by)
     loss_by_default = bench.cfg.metric_for_best_model == "loss" and by is None
     if server and questions.prompts and questions.by == "loss" and loss_by_default:
-        questions = replace(questions, figure="f1")   # a server returns no loss
-    if not (server and questions.by == "loss"): questions.check_figure()   # a server has an error of its own for it
+        questions = replace(questions, figure="f1")   # servers return no loss
+    if not (server and questions.by == "loss"): questions.check_figure()   # a server raises its own error
     cache = GenerationCache(target.folder and target.folder/"answers.jsonl")
     if not reuse: cache.clear()
     remote = server and ServerEvaluator(Server(server, bench.tokenizer, served), questions, progress)
@@ -407,8 +407,8 @@ def make_evaluator(
 def evaluate(
     what:Run|str|Path,              # run, its name, a checkpoint, an adapter, a model
     *, checkpoint:str="adapter",    # of a run: adapter, the result; or checkpoint-N
-    general:bool|str|Path=False,    # True, or a file: also read general texts
-    trust_remote_code:bool=False,   # True: code that the config names may run
+    general:bool|str|Path=False,    # True, or a file: also measure forgetting on general texts
+    trust_remote_code:bool=False,   # True: trust code named by the config
     **how,   # metrics, by, server, cluster, reuse, progress; task, eval_file, eval_samples, max_new_tokens, device ...
 )->Evaluation:
     "Score base and tuned model on held-out rows; ConfigError if there is nothing to evaluate, or no row"
@@ -436,7 +436,7 @@ def evaluate(
     return e if run is None else replace(e, scored_alike=scored_alike(run.path, e.checkpoint))
 
 # %% ../../nbs/12_evaluation/04_evaluate.ipynb #6495b1b2
-_TRACKED_ANSWERS = 20   # in a tracker's table
+_TRACKED_ANSWERS = 20   # answers in a tracker's table
 
 def _send_to_trackers(e:Evaluation, run:Run)->None:
     "The figures of both models, and the first answers"
@@ -460,7 +460,7 @@ def save_evaluation(
     other = "".join(f"-{Path(name).stem}" for name in evaluator.files)
     if e.server is not None: other += "-served"
     e.save(run.path/"eval"/f"{e.checkpoint}{other}.json")
-    remove_temporaries(run.path/"eval", patient=True)   # of a process that was killed
+    remove_temporaries(run.path/"eval", patient=True)   # left by a killed process
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, evaluator.questions.by
     value = figures.get(by, e.tuned.values(by).mean())
     keep_score(run.path, e.checkpoint, by, float(value), evaluator.questions.key, own=not other, weights=e.weights)

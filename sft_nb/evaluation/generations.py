@@ -40,13 +40,13 @@ class Answer:
     prompt:str       # the user's last message
     text:str         # what the model wrote
     correct:bool
-    got:str|None     # the answer found in the text; None: there is none
+    got:str|None     # the answer found in the text; None: none found
     expected:str
-    n_tokens:int     # generated, the end token included
-    ended:bool       # by itself; False: cut at max_new_tokens
-    figures:dict[str,float]=field(default_factory=dict)   # more figures: rouge1, f1, loss
-    cluster:str=""   # its record: rows of one document are not independent; empty: none
-    credit:float|None=None   # partial credit, from 0 to 1; None: `correct` counts
+    n_tokens:int     # generated, including the end token
+    ended:bool       # True: ended by itself; False: truncated at max_new_tokens
+    figures:dict[str,float]=field(default_factory=dict)   # further figures: rouge1, f1, loss
+    cluster:str=""   # its record, as rows of one document are dependent; empty: none
+    credit:float|None=None   # partial credit, from 0 to 1; None: use `correct`
 
     def value(self, figure:str)->float:
         "One of its figures; KeyError for one that it does not have"
@@ -55,7 +55,7 @@ class Answer:
         return float(self.got is not None) if figure == "answered" else self.figures[figure]
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #95dfa233
-LEADING = ("loss", "f1")   # figures of free text, where few answers equal those of the row word for word
+LEADING = ("loss", "f1")   # figures for free text, where few answers match word for word
 
 @dataclass(frozen=True)
 class Scores:
@@ -85,7 +85,7 @@ class Scores:
     def __str__(self): return self.line()
 
     def line(self,
-        by:str="accuracy",   # the figure that counts, which comes first
+        by:str="accuracy",   # the figure to compare by, which comes first
     )->str:
         "All figures in one line"
         low, high = self.interval
@@ -96,7 +96,7 @@ class Scores:
         accuracy = f"{self.model:<6} {self.accuracy:6.1%}  ({sure})   {shares}"
         if by == "accuracy": return "   ".join([accuracy, *more.values()])
         first = [more.pop(name) for name in dict.fromkeys((by, *LEADING)) if name in more]
-        if not any(a.n_tokens for a in self.answers):   # texts, to which nothing was answered
+        if not any(a.n_tokens for a in self.answers):   # texts without answers
             return "   ".join([f"{self.model:<6} {first[0]}", *(more[k] for k in ("perplexity",) if k in more)])
         is_free_text = by in LEADING or any(name in self.figures for name in LEADING)
         exact = f"{'exact match' if is_free_text else 'right'} {self.accuracy:.1%} ({self.correct} of {self.n})"
@@ -117,11 +117,11 @@ class Scores:
 
 def _no_figure(
     figure:str,
-    known:list[str],           # figures that they have
-    in_training:bool=False,    # it may be a training that asks for it
+    known:list[str],           # available figures
+    in_training:bool=False,    # True: requested during training
 )->ConfigError:
     "The error for a figure that answers do not have, with those they have, under the names of a table too"
-    is_free = any(name in LEADING for name in known)   # free text, in whose table accuracy is called so
+    is_free = any(name in LEADING for name in known)   # free text, whose table shows accuracy under this name
     shown = [f"{name} (exact match in a table)" if name == "accuracy" and is_free else name for name in known]
     best = "f1" if "f1" in known else "accuracy"
     if figure.replace("_", " ") == "exact match": best = "accuracy"
@@ -131,8 +131,8 @@ def _no_figure(
 
 @patch
 def values(self:Scores,
-    figure:str,      # accuracy, answered, ended, or what the task knows
-)->np.ndarray:       # (n,), in the order of the rows
+    figure:str,      # accuracy, answered, ended, or a figure of the task
+)->np.ndarray:       # (n,), in row order
     "The figure of each answer; ConfigError for one that the answers do not have"
     try: return np.array([a.value(figure) for a in self.answers])
     except KeyError as e:
@@ -163,7 +163,7 @@ def interval_of(self:Scores, figure:str)->tuple[float,float]:
         values = level + (values - level) * tokens / max(tokens.mean(), 1e-9)
     return interval(values, clusters=self.clusters)
 
-_OWN_UNITS = (*LOWER_IS_BETTER, "bleu", "chrf")   # figures that are no shares, whatever their values are
+_OWN_UNITS = (*LOWER_IS_BETTER, "bleu", "chrf")   # figures that are never shares
 
 def paired(
     base:Scores,
@@ -177,7 +177,7 @@ def paired(
 def with_unit(
     d:Difference,
     by:str,
-    *scores:Scores,   # of the models that were compared
+    *scores:Scores,   # scores of the compared models
 )->Difference:
     "The same difference with the unit of its figure"
     values = [s.values(by) for s in scores]
@@ -188,7 +188,7 @@ def with_unit(
 _LEAVE_OUT_GROUPS = 60   # at most
 
 def pseudo_values(
-    figure,                      # list of numbers of rows -> the figure of these rows
+    figure,                      # list of row numbers -> figure of these rows
     n:int,                       # rows
 )->list[float]:
     "For each row, its part in a figure of the whole set"
@@ -203,8 +203,8 @@ def make_scores(
     task:Task,
     answers:list[Answer],
     scores:list[Score],         # of the answers
-    rows:list[dict],            # as the task scored them
-    *, by:str="accuracy",       # the figure by which models are compared
+    rows:list[dict],            # rows as scored by the task
+    *, by:str="accuracy",       # the figure to compare by
 )->Scores:
     "Scores with all their figures; each answer has a value for `by`"
     texts = [a.text for a in answers]
@@ -239,13 +239,13 @@ def digest(value)->str:
 class GenerationCache:
     "Generations in a file, one per line"
     def __init__(self,
-        file:Path|None,         # it need not exist; None: only in memory
+        file:Path|None,         # need not exist; None: only in memory
     ):
         self.file, self.known = file, {}
         lines = file.read_bytes().split(b"\n") if file is not None and file.exists() else []
         for line in filter(None, lines):
             try: entry = parse_json(line)
-            except ValueError: continue   # cut when the machine went down
+            except ValueError: continue   # cut off by a crash
             if not isinstance(entry, dict) or "key" not in entry: continue
             key = entry.pop("key")
             self.known[key] = Generation(**entry)
@@ -270,7 +270,7 @@ def generation_keys(
     return [digest([w, ids, max_new_tokens]) for w, ids in zip(weights, prompts)]
 
 def answer_prompts(
-    model,                     # None if all answers are known
+    model,                     # None if all answers are saved
     tokenizer,
     prompts:list[list[int]],   # token ids
     weights:list[str],         # for each prompt, a `weights_key`
@@ -293,15 +293,15 @@ def answer_prompts(
 class Questions:
     "Held-out rows as prompts, the same for every model"
     cfg:Config                     # task, max_new_tokens, per_device_eval_batch_size
-    rows:dict[str,dict]            # place -> row, as the task scores it
+    rows:dict[str,dict]            # place -> row, as scored by the task
     talks:list[list[dict]]         # their conversations
-    prompts:list[list[int]]        # token ids; empty if the rows are texts without a prompt
-    examples:list[list]|None       # of each row, ids and labels; None: the loss is no figure of the task
-    clusters:list[str]             # the record of each row; empty: none
+    prompts:list[list[int]]        # token ids; empty for texts without a prompt
+    examples:list[list]|None       # ids and labels of each row; None: the task does not use the loss
+    clusters:list[str]             # record of each row; empty: none
     left_out:dict[str,int]=field(default_factory=dict)   # reason -> other held-out rows
-    raw:list[dict]=field(default_factory=list)           # the rows as they were read
+    raw:list[dict]=field(default_factory=list)           # rows as read
     metrics:dict=field(default_factory=dict)             # name -> your function: (answer, row) -> number
-    figure:str|None=None                                 # by which models are compared; None: `by` chooses
+    figure:str|None=None                                 # figure to compare by; None: chosen by `by`
 
     @cached_property
     def task(self)->Task: return task_of(self.cfg)
@@ -309,7 +309,7 @@ class Questions:
     def by(self)->str:
         "The figure by which models are compared"
         if self.figure: return self.figure
-        figure = self.cfg.metric_for_best_model   # if it is the loss, answers have better figures
+        figure = self.cfg.metric_for_best_model   # for answers, figures other than the loss are better
         if self.metrics: return next(iter(self.metrics))
         if not self.prompts: return "loss"
         if figure == "loss": figure = headline_figure(self.task)
@@ -327,7 +327,7 @@ def check_figure(self:Questions)->None:
     rows = list(self.rows.values())
     try:   # as if nothing were answered
         measured = measure_answers(self.task, [""] * len(rows), [self.task.score("", row) for row in rows], rows)
-    except Exception: return   # a task that cannot score an empty answer: the first real one shows it
+    except Exception: return   # the task cannot score an empty answer; the first real answer decides
     if self.by in measured: return
     raise _no_figure(self.by, [*known, *(k for k, v in measured.items() if k not in known and isinstance(v, float))])
 
@@ -337,17 +337,17 @@ def _row_to_score(task, row:dict, talk:list[dict])->dict:
     if task.name == "chat": return dict(question=talk[0]["content"], answer=talk[-1]["content"])
     missing = [field for field in task.fields if field not in row]
     if not missing or len(task.fields) != 2: return row
-    return row | dict(zip(task.fields, (talk[-2]["content"], talk[-1]["content"])))   # it came as a conversation
+    return row | dict(zip(task.fields, (talk[-2]["content"], talk[-1]["content"])))   # the row was a conversation
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #5825e5cf
 _RECORD = re.compile(r"(?i)(^|_)(id|uid|doc|document|meeting|article|dialogue?|conversation|passage|record|session|"
                      r"patient|case|paper|story|book|url)(_|$)")
-_LONG = 100   # characters: longer than an instruction
+_LONG = 100   # characters; longer than an instruction
 
 def records_of(
     rows:list[dict],            # held-out
     talks:list[list[dict]],     # their conversations
-)->list[str]:                   # the record of each row; empty: none
+)->list[str]:                   # record of each row; empty: none
     "Rows that are about the same thing: by a column that names it, or a long text that prompts share"
     prompts = ["\n".join(m["content"] for m in talk[:-1] if m["role"] != "system") for talk in talks]
     def is_shared(keys, least)->bool:
@@ -359,7 +359,7 @@ def records_of(
         if _RECORD.search(name) and is_shared(values, max(2, len(rows) / 20)): return values
         inside = [v if len(v) >= _LONG and v in prompt else "" for v, prompt in zip(values, prompts)]
         if is_shared(inside, 2): return [v and f"{name} {digest(v)[:12]}" for v in inside]
-    for order in (1, -1):   # the same beginning, the same end
+    for order in (1, -1):   # common beginning, common end
         texts = [prompt[::order] for prompt in prompts]
         common = len(os.path.commonprefix(texts))
         keys = [t[common:common + _LONG] if len(t) >= common + _LONG else "" for t in texts]
@@ -367,20 +367,20 @@ def records_of(
     return [""] * len(rows)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #aa31c483
-_LIKELIHOOD = ("chat", "text")   # tasks of which the loss is a figure
+_LIKELIHOOD = ("chat", "text")   # tasks with the loss as a figure
 
 def make_questions(
     cfg:Config,
     tokenizer,
     rows:dict[str,dict],       # place -> held-out row
-    *, cluster:str|None=None,  # column with the record of a row; row: rows are independent; None: `records_of`
+    *, cluster:str|None=None,  # column with the record of a row; row: independent; None: `records_of`
 )->Questions:
     "Rows as prompts; `SftError` for a row without one"
     task = task_of(cfg)
     talks = [conversation(task, row, where, cfg) for where, row in rows.items()]
     are_texts = task.name in _LIKELIHOOD and all(talk[0]["role"] == "text" and len(talk) == 1 for talk in talks)
     for where, talk in zip(rows, talks):
-        if len(talk) > 1 or task.name == "text" or are_texts: continue   # a text has a loss
+        if len(talk) > 1 or task.name == "text" or are_texts: continue   # texts have a loss
         raise SftError(where, "it has no prompt, so there is nothing to ask", "a question and an answer",
                        edit(eval_samples=0) | "{response_template} for rows of text")
 
@@ -432,7 +432,7 @@ def check_metrics(
 def own_figures(
     metrics:dict,        # name -> your function: (answer, row) -> number, more is better
     texts:list[str],     # what a model wrote
-    rows:list[dict],     # as they were read, with the names that `fields` gives to their columns
+    rows:list[dict],     # rows as read, with columns renamed by `fields`
     places:list[str],    # of the rows
 )->list[dict[str,float]]:
     "The figures of each answer; `SftError` with the row if a function fails or returns no number"
@@ -482,7 +482,7 @@ def answer_rows(
     tokenizer,
     rows:dict[str,dict],  # place -> held-out row
     cfg:Config,           # task, max_new_tokens, per_device_eval_batch_size
-    *, name:str="model",  # what to call the model
+    *, name:str="model",  # name for the model
     progress:bool=True,
 )->Scores:
     "Let a model answer every row, and score the answers; `SftError` for a row without a prompt"

@@ -34,11 +34,11 @@ class ServerReply(NamedTuple):
     text:str
     finish:str                           # stop, length, or another reason
     n_prompt:int|None                    # tokens of the prompt
-    reasoning:str                        # which the server has removed from the text
-    tokens:list[int|None]|None           # of the answer; None among them: not known; None: not shown
-    top:list[dict[int,float]]|None       # at each token: likeliest tokens -> log-probability
+    reasoning:str                        # reasoning that the server separated from the text
+    tokens:list[int|None]|None           # of the answer; None items: unknown; None: not returned
+    top:list[dict[int,float]]|None       # per token: likeliest tokens -> log-probability
     n_answer:int|None=None               # tokens of the answer
-    calls:tuple[dict,...]=()             # tool calls that the server has parsed: name, arguments
+    calls:tuple[dict,...]=()             # tool calls parsed by the server: name, arguments
 
 @dataclass(frozen=True)
 class RenderedPrompt:
@@ -106,7 +106,7 @@ def rejection(url:str, code:int, body:str)->RequestRejected:
 
 # %% ../../nbs/12_evaluation/02_openai_client.ipynb #337cf2d9
 class _NoRedirection(HTTPRedirectHandler):
-    def redirect_request(self, *args, **kwargs): return None   # the answer 302 is then an error
+    def redirect_request(self, *args, **kwargs): return None   # makes a 302 response an error
 
 @dataclass
 class Server:
@@ -115,16 +115,16 @@ class Server:
     tokenizer:object           # of the run
     wanted:str|None=None       # name of the model; None: the only one
     timeout:float=120          # seconds for an answer
-    fallback:str|None=None     # the name if it lists no model
+    fallback:str|None=None     # name to use if it lists no models
 
     def __post_init__(self):
         self.url = _server_root(self.url)
         self._open = build_opener(_NoRedirection, *([ProxyHandler({})] if is_local(self.url) else []))
-        self.shows_logprobs = True    # until it refuses
+        self.shows_logprobs = True    # False after it refuses
 
     def request(self, path:str, body:dict|None=None)->dict:
         "The JSON of the response; `RequestRejected` for an HTTP error, `SftError` if there is none in time"
-        outcome = Queue()   # in a thread, because a server that sends a byte now and then would block forever
+        outcome = Queue()   # in a thread, as a server that keeps sending single bytes would block forever
         Thread(target=lambda: outcome.put(self._fetch(path, body)), daemon=True).start()
         try: found = outcome.get(timeout=self.timeout)
         except Empty: raise _timeout_error(self) from None
@@ -211,7 +211,7 @@ def choose_model(
     "The listed model that requests are sent to; ConfigError if several are possible"
     known = server.wanted or server.fallback
     try: listed = server.models
-    except RequestRejected as e:   # transformers, if there is no cache of the hub
+    except RequestRejected as e:   # transformers serve, without a hub cache
         if not known or e.code < 500: raise
         return dict(id=known)
     if server.wanted: return next((m for m in listed if m["id"] == server.wanted), dict(id=server.wanted))
@@ -368,7 +368,7 @@ def tokens(self:Server, text:str)->list[int]|None:
 @patch
 def rendered(self:Server,
     conversation:list[dict],
-    n:int|None=None,      # tokens of the prompt, as an earlier answer has counted them; None: request one
+    n:int|None=None,      # prompt tokens counted by an earlier answer; None: request one
 )->RenderedPrompt:
     "How the server renders a prompt, as far as it is shown"
     if n is None: n = self.chat(conversation, max_tokens=1, temperature=0).n_prompt
@@ -387,7 +387,7 @@ def rendered(self:Server,
     return RenderedPrompt(n, ids, text)
 
 # %% ../../nbs/12_evaluation/02_openai_client.ipynb #5bac34d8
-_PAUSES = (1., 5.)   # seconds before the second and the third attempt
+_PAUSES = (1., 5.)   # seconds before the second and third attempts
 
 def retry(
     call,
@@ -403,16 +403,16 @@ def retry(
 
 def ask_server(
     server:Server,
-    conversations:list[list[dict]],   # each ends with a message of the user
+    conversations:list[list[dict]],   # each ends with a user message
     *, max_new_tokens:int=256,
-    concurrent:int=8,         # requests at the same time
+    concurrent:int=8,         # concurrent requests
     progress:str="",          # label of a progress bar; none without
 )->list[ServerReply]:               # in the order of `conversations`
     "Greedy answers; `SftError` if the server rejects one, or cannot be reached"
     def ask(conversation:list[dict])->ServerReply:
         return retry(lambda: plain.chat(conversation, max_tokens=max_new_tokens, temperature=0.))
 
-    plain = replace(server, wanted=server.name)   # the name is looked up once, before there are threads
+    plain = replace(server, wanted=server.name)   # look up the name once, before starting threads
     plain.shows_logprobs = False
     pool = ThreadPoolExecutor(concurrent)
     replies = []

@@ -69,8 +69,8 @@ def _count_targets(examples:list)->np.ndarray:
 def row_losses(
     model,
     examples:list[tuple[list[int],list[int]]],   # ids and labels
-    *, batch_tokens:int=2048,                    # in one forward pass; if memory runs out, half as many
-)->tuple[np.ndarray,np.ndarray]:                 # nats of each row, and how many supervised tokens it has
+    *, batch_tokens:int=2048,                    # in one forward pass; halved if memory runs out
+)->tuple[np.ndarray,np.ndarray]:                 # nats and number of supervised tokens of each row
     "How likely a model finds the supervised tokens of each row; the logits of other tokens are not computed"
     if not examples: return np.zeros(0), np.zeros(0, int)
     with eval_mode(model):
@@ -84,7 +84,7 @@ GENERAL = Path(ASSETS)/"general.jsonl"
 
 def general_examples(
     tokenizer,
-    file:str|Path|None=None,   # rows in any format; None: the texts that ship
+    file:str|Path|None=None,   # rows in any format; None: the shipped texts
 )->list[tuple[list[int],list[int]]]:   # ids and labels
     "Texts that have nothing to do with the task; `SftError` for a file without rows"
     rows = read_rows(str(file or GENERAL))
@@ -97,12 +97,12 @@ def general_examples(
 class Forgetting:
     "What general texts say of a tuned model"
     texts:int
-    base_loss:float        # nats for each token
+    base_loss:float        # nats per token
     loss:float
-    rise:float             # of the loss, as a share
+    rise:float             # relative rise of the loss
     low:float              # 95% interval of the rise
     high:float
-    kl:float               # from the base, nats for each token
+    kl:float               # KL divergence from the base, nats per token
 
     def __str__(self):
         return (f"general text {-self.rise:+.1%} (95% interval {-self.high:+.1%} to {-self.low:+.1%}; loss "
@@ -136,7 +136,7 @@ def forgetting(
     "What a training cost on texts that have nothing to do with it"
     before, after, between = _losses_before_and_after(model, base, examples, batch_tokens)
     n, share = _count_targets(examples), before.sum() / len(examples)
-    rise = (after - before) / share   # of each text; their mean is the rise of the sum
+    rise = (after - before) / share   # per text; their mean is the rise of the sum
     low, high = mean_interval(rise)
     tokens = n.sum()
     return Forgetting(len(examples), before.sum() / tokens, after.sum() / tokens, float(rise.mean()), low, high,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-import scipy   # scipy.stats is loaded where it is used
+import scipy   # scipy.stats is imported on use
 
 from ..report import SftError
 
@@ -33,8 +33,8 @@ def wilson(
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #st0clu02
 def grouped(
-    values:np.ndarray,      # (..., n), the last axis are rows
-    clusters:list|None,     # for each row, what it belongs to; None: each row stands for itself
+    values:np.ndarray,      # (..., n), rows on the last axis
+    clusters:list|None,     # cluster of each row; None: independent rows
 )->tuple[np.ndarray,np.ndarray]:   # sums (..., G) and sizes (G)
     "The sums of each cluster"
     values = np.asarray(values, float)
@@ -46,8 +46,8 @@ def grouped(
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #st0boo01
 def _bounds_by_t(
-    sums:np.ndarray, sizes:np.ndarray,   # of `grouped`, two clusters at least
-    z:float=1.96,                        # as wide as this many standard errors are of a normal distribution
+    sums:np.ndarray, sizes:np.ndarray,   # from `grouped`, at least two clusters
+    z:float=1.96,                        # half-width in standard errors of a normal distribution
 )->tuple[list[float],list[float]]:
     "Lower and upper bounds of a mean, by Student's t and by Hall's transformed t (1992, JRSS B 54:221)"
     G, mean = len(sizes), sums.sum() / sizes.sum()
@@ -63,7 +63,7 @@ def _bounds_by_t(
     return lower, upper
 
 def mean_interval(
-    values,                    # (n,), one for each row
+    values,                    # (n,), one per row
     *, clusters:list|None=None,
 )->tuple[float,float]:
     """95% interval of a mean; the mean itself twice, if there is one cluster
@@ -78,7 +78,7 @@ def mean_interval(
     if np.min(values) < 0 or np.max(values) > 1: return float(min(lower)), float(max(upper))
     t = float(scipy.stats.t.ppf(.975, G - 1))
     error = float(np.sqrt(((sums - mean * sizes) ** 2).sum() * G / (G - 1))) / n
-    rows = mean * (1 - mean) / error ** 2 if error > 0 else n   # whose share would have this variance
+    rows = mean * (1 - mean) / error ** 2 if error > 0 else n   # number of rows whose share would have this variance
     rows = rows * (1.96 / t) ** 2
     if mean > 0: lower.append(scipy.stats.beta.ppf(.025, mean * rows, (1 - mean) * rows + 1))
     if mean < 1: upper.append(scipy.stats.beta.ppf(.975, mean * rows + 1, (1 - mean) * rows))
@@ -86,7 +86,7 @@ def mean_interval(
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #st0int01
 def interval(
-    values,                      # (n,), one for each row
+    values,                      # (n,), one per row
     *, clusters:list|None=None,
 )->tuple[float,float]:
     "95% interval of a mean: Wilson's for independent rights and wrongs, else `mean_interval`"
@@ -111,14 +111,14 @@ def _scale_differences(differences:np.ndarray)->np.ndarray:
     return np.divide(differences, norm, out=np.zeros_like(differences), where=norm > 0)
 
 def mcnemar(
-    won:int,    # rows that the first model has wrong and the second right
-    lost:int,   # and the other way round
+    won:int,    # rows with the first model wrong and the second right
+    lost:int,   # rows with the first model right and the second wrong
 )->float:
     "Two-sided p of the exact test; 1 if no row differs"
     return float(scipy.stats.binomtest(won, won + lost).pvalue) if won + lost else 1.
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #st0per01
-_MOST_TO_ENUMERATE = 16   # differences, of which 65,536 choices of signs are looked at
+_MOST_TO_ENUMERATE = 16   # differences, for 65,536 choices of signs
 
 def sign_test(
     differences,                   # (n,), tuned less base
@@ -143,15 +143,15 @@ class Difference:
     gain:float
     low:float      # 95% interval of the gain
     high:float
-    p:float        # two-sided: could it be chance?
+    p:float        # two-sided p-value
     won:int        # rows on which tuned is better
-    lost:int       # and on which it is worse
+    lost:int       # rows on which tuned is worse
     n:int          # rows
-    sd:float|None=None   # standard deviation of the paired differences; None: of right and wrong, `won` and `lost` tell
-    figure:str=""        # what is compared: f1, loss; empty: not given
-    is_share:bool=True   # from 0 to 1, so that a hundredth is a point; False: it has a unit of its own
-    sign:int=1           # -1: less is better, as of a loss; the gain is above 0 all the same where tuned is better
-    clusters:int|None=None   # of rows that belong together; None: each row stands for itself
+    sd:float|None=None   # standard deviation of the paired differences; None: right/wrong, from `won` and `lost`
+    figure:str=""        # figure compared: f1, loss; empty: not given
+    is_share:bool=True   # True: from 0 to 1, shown in points; False: in its own unit
+    sign:int=1           # -1: lower is better, as for a loss; the gain is still above 0 if tuned is better
+    clusters:int|None=None   # number of clusters of dependent rows; None: independent rows
 
     @property
     def differing(self)->float:
@@ -161,7 +161,7 @@ class Difference:
     @property
     def smallest(self)->float:
         "The smallest gain that these rows show in 80% of all cases, by this interval and its test; infinity: none"
-        if (self.clusters or self.n) < 6: return math.inf   # even if all were won, p would be 2 / 2**5 or more
+        if (self.clusters or self.n) < 6: return math.inf   # even with all won, p would be at least 2 / 2**5
         if self.sd is None and rows_needed(1., self.differing) > self.n: return math.inf
         return max(self._smallest_by_interval, detectable(self.n, self.differing, sd=self.sd))
 
@@ -220,14 +220,14 @@ def mean_and_standard_error(
     G, mean = len(sizes), sums.sum(-1, keepdims=True) / sizes.sum()
     rest = sums - mean * sizes
     most = np.abs(sums).max(-1)
-    most = np.where(most > 0, most, 1.)   # no row differs: as if one more could
+    most = np.where(most > 0, most, 1.)   # if no row differs, act as if one more row did
     centre = sums.sum(-1) / (sizes.sum() + 2 * sizes.mean())
     squares = (rest ** 2).sum(-1) + 2 * most ** 2
     return centre, np.sqrt(squares * (G + 2) / max(G + 1, 1)) / (sizes.sum() + 2 * sizes.mean())
 
 def paired_sd(
     differences:np.ndarray,    # (n,)
-    clusters:list|None=None,   # rows that belong together count as fewer
+    clusters:list|None=None,   # clusters of dependent rows, which count as fewer
 )->float:                      # the standard error of their mean, times the root of n
     "The standard deviation of the differences of single rows, in their own unit"
     sums, sizes = grouped(differences, clusters)
@@ -235,7 +235,7 @@ def paired_sd(
     rest = sums - sums.sum() / n * sizes
     sd = math.sqrt((rest ** 2).sum() * G / max(G - 1, 1) / n)
     if sd: return sd
-    _, error = mean_and_standard_error(differences, clusters)   # all are equal: as if two more were not
+    _, error = mean_and_standard_error(differences, clusters)   # if all are equal, act as if two more were not
     return float(error * math.sqrt(n))
 
 def _check_finite(values, name:str)->np.ndarray:
@@ -247,10 +247,10 @@ def _check_finite(values, name:str)->np.ndarray:
                    "look at its weights and at {dtype}: a model whose scores overflow cannot be compared")
 
 def difference(
-    base,                          # (n,), one value for each row
+    base,                          # (n,), one value per row
     tuned,                         # in the same order
     *, clusters:list|None=None,
-    z:float=1.96,                  # how many standard errors the interval has on each side
+    z:float=1.96,                  # standard errors on each side of the interval
 )->Difference:
     "The difference between two models; `SftError` for a value that is not finite"
     d = _check_finite(tuned, "the tuned model") - _check_finite(base, "the base")
@@ -271,7 +271,7 @@ def difference(
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #st0max02
 def largest(
-    differences,                # (K, n): each checkpoint less the base, on the same rows
+    differences,                # (K, n): each checkpoint minus the base, on the same rows
     *, clusters:list|None=None,
     resamples:int=2000,
     seed:int=0,
@@ -284,13 +284,13 @@ def largest(
 @dataclass(frozen=True)
 class Pick:
     "The best of K checkpoints, and how sure that is"
-    best:int              # its number
+    best:int              # its index
     of:int                # K
-    difference:Difference   # from the base; interval and p are corrected for the choice
-    simplest:int          # the first checkpoint that is as good, by one standard error
+    difference:Difference   # difference from the base; interval and p corrected for selection
+    simplest:int          # first checkpoint within one standard error of the best
 
 def gain_of_choice(
-    differences,                # (K, n): each checkpoint less the base, on the same rows
+    differences,                # (K, n): each checkpoint minus the base, on the same rows
     *, clusters:list|None=None,
     resamples:int=500,
     seed:int=0,
@@ -310,7 +310,7 @@ def gain_of_choice(
 
 def pick(
     base,                        # (n,)
-    candidates,                  # (K, n), in the order of their steps
+    candidates,                  # (K, n), in order of steps
     *, clusters:list|None=None,
 )->Pick:
     "The best of K checkpoints, tested as one that was picked; `SftError` for a value that is not finite"
@@ -328,8 +328,8 @@ def pick(
     return Pick(best, len(d), replace(corrected, gain=gain, p=p), simplest)
 
 def correct_for_choice(
-    d:Difference,   # between two of the models
-    of:int,         # models that were scored on the same rows, from which these two may have been chosen
+    d:Difference,   # difference between two of the models
+    of:int,         # models scored on the same rows, from which these two may have been selected
 )->Difference:
     """The same, with the interval and p of any pair of `of` models: the best against the worst as well
 
@@ -342,7 +342,7 @@ def correct_for_choice(
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #st0one01
 def one_standard_error(
-    candidates,                  # (K, n), in the order of their steps
+    candidates,                  # (K, n), in order of steps
     *, clusters:list|None=None,
 )->int:
     "The first checkpoint that is within one standard error of the best (Breiman et al., 1984), on the same rows"
@@ -355,10 +355,10 @@ def one_standard_error(
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #st0pow02
 def rows_needed(
-    gain:float,               # to be found, in the unit of the figure; a share: .05
-    differing:float=.2,       # share of the rows on which the models differ, of right and wrong answers
-    *, sd:float|None=None,    # of any other figure, the standard deviation of the paired differences
-    power:float=.8,           # how often it is found
+    gain:float,               # gain to detect, in the figure's unit; as a share: .05
+    differing:float=.2,       # for right/wrong answers, share of rows on which the models differ
+    *, sd:float|None=None,    # for other figures, standard deviation of the paired differences
+    power:float=.8,           # probability of detecting it
     z:float=1.96,             # of the test
 )->int:
     "Rows that are needed to detect a gain"
@@ -366,14 +366,14 @@ def rows_needed(
     gain, found = abs(gain), scipy.stats.norm.ppf(power)
     differing = max(differing, gain)
     root = z * math.sqrt(differing) + found * math.sqrt(max(differing - gain * gain, 0))
-    return math.ceil(((root + math.sqrt(root * root + 4 * gain)) / (2 * gain)) ** 2)   # the exact test loses a row
+    return math.ceil(((root + math.sqrt(root * root + 4 * gain)) / (2 * gain)) ** 2)   # the exact test costs one row
 
 def detectable(
     n:int,                    # rows
     differing:float=.2,
     *, sd:float|None=None,
     power:float=.8,
-    z:float=1.96,             # all as for `rows_needed`
+    z:float=1.96,             # the others as for `rows_needed`
 )->float:
     "The smallest gain that so many rows show; 1 if they show none, or with `sd` infinity"
     if sd is not None:
@@ -389,9 +389,9 @@ def detectable(
 
 def power(
     n:int,                    # rows
-    gain:float=.05,           # the true one; or a loss
-    differing:float=.2,       # share of the rows on which the models differ, of right and wrong answers
-    *, sd:float|None=None,    # of any other figure, the standard deviation of the paired differences
+    gain:float=.05,           # the true gain, or a loss
+    differing:float=.2,       # for right/wrong answers, share of rows on which the models differ
+    *, sd:float|None=None,    # for other figures, standard deviation of the paired differences
     z:float=1.96,             # of the test
 )->float:
     "The probability that so many rows detect a difference; for right and wrong answers, by the exact test"
@@ -399,5 +399,5 @@ def power(
         reach = math.sqrt(max(n - z * z / 2, 0)) * abs(gain) / max(sd, 1e-12)
         return float(scipy.stats.norm.cdf(reach - z))
     differing = max(differing, abs(gain))
-    reach = math.sqrt(n) * abs(gain) - z * math.sqrt(differing) - 1 / math.sqrt(n)   # the exact test loses a row
+    reach = math.sqrt(n) * abs(gain) - z * math.sqrt(differing) - 1 / math.sqrt(n)   # the exact test costs one row
     return float(scipy.stats.norm.cdf(reach / math.sqrt(max(differing - gain * gain, 1e-9))))

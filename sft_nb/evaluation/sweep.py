@@ -58,11 +58,11 @@ def mix_adapters(
 # %% ../../nbs/12_evaluation/05_sweep.ipynb #b3d84acb
 class CheckpointSwapper:
     "One base into which the weights of one checkpoint after the other are loaded"
-    kept = None     # folder -> its weights: with a dict they are read once, and set where others were set since
-    loaded = None   # the folder whose weights were set last
+    kept = None     # folder -> weights: with a dict, read once and restored after others were set
+    loaded = None   # folder of the weights set last
     def __init__(self,
         bench:Workbench,
-        first:Path,      # the checkpoint with which the base is loaded
+        first:Path,      # the checkpoint to load the base with
     ):
         self.bench, self.first = bench, first
 
@@ -101,11 +101,11 @@ class Sweep:
     run:str
     by:str                       # the figure by which they are compared
     base:Scores
-    checkpoints:dict[str,Scores]          # in the order of their steps
+    checkpoints:dict[str,Scores]          # in order of steps
     forgotten:dict[str,Forgetting]=field(default_factory=dict)
-    lowest_loss:str|None=None    # the checkpoint with the lowest held-out loss in training; None: not known
+    lowest_loss:str|None=None    # checkpoint with the lowest held-out loss in training; None: unknown
     left_out:dict[str,int]=field(default_factory=dict)   # reason -> other held-out rows
-    weights:dict[str,str]=field(default_factory=dict)    # all checkpoints that were in the run -> `weights_digest`
+    weights:dict[str,str]=field(default_factory=dict)    # all checkpoints in the run -> `weights_digest`
 
     @cached_property
     def pick(self)->Pick:
@@ -269,7 +269,7 @@ def _score_mixed(evaluator:Evaluator, swapper:CheckpointSwapper, folders:list[Pa
 
 def checkpoints_of(
     run:Run,
-    wanted:tuple[str,...]|None=None,   # names; None: all that are complete
+    wanted:tuple[str,...]|None=None,   # names; None: all complete ones
 )->list[Path]:
     "The folders of a run's checkpoints, in the order of their steps; ConfigError if there is none with finite weights"
     if wanted is not None:
@@ -289,8 +289,8 @@ def checkpoints_of(
 def sweep(
     run:Run|str|Path,
     *, checkpoints:tuple[str,...]|None=None,   # names; None: all
-    general:bool|str|Path=True,     # also read general texts: those that ship, or a file
-    trust_remote_code:bool=False,   # True: code that its config names may run
+    general:bool|str|Path=True,     # also measure forgetting on general texts: the shipped ones, or a file
+    trust_remote_code:bool=False,   # True: trust code named by its config
     **how,                          # as for `evaluate`
 )->Sweep:
     "Evaluate every checkpoint and the base on the same rows; ConfigError for a run without checkpoints, or rows"
@@ -300,7 +300,7 @@ def sweep(
     evaluator = make_evaluator(run, checkpoint=folders[-1].name, trust_remote_code=trust_remote_code, **how)
     bench, questions, server, target = evaluator.bench, evaluator.questions, evaluator.server, evaluator.target
     forgotten, names = {}, [folder.name for folder in folders]
-    if server is not None:   # it serves all models, and returns no loss of general texts
+    if server is not None:   # a server serves all models and returns no loss of general texts
         require_served(server.server, names)
         scores = dict(base=server.score("base", served_base(replace(server.server, wanted=names[0]))))
         for name in names: scores[name] = server.score(name, name)
@@ -375,9 +375,9 @@ class Follower:
 
 def follow(
     run:Run|str|Path,
-    *, every:float=5.,              # seconds between two looks for a new checkpoint
-    trust_remote_code:bool=False,   # True: code that its config names may run
-    progress:bool=True,             # a line for each checkpoint
+    *, every:float=5.,              # seconds between checks for a new checkpoint
+    trust_remote_code:bool=False,   # True: trust code named by its config
+    progress:bool=True,             # True: print a line for each checkpoint
     **how,                          # as for `sweep`
 )->Sweep:
     "Score the checkpoints of a training as they are saved; the sweep of the run when it has ended"
@@ -385,7 +385,7 @@ def follow(
     settings = {name: value for name, value in how.items() if name not in ("checkpoints", "general")}
     follower = Follower(run, trust_remote_code=trust_remote_code, progress=False, **settings)
     while True:
-        is_active = run.state in ACTIVE   # read first, so that the last checkpoints are seen
+        is_active = run.state in ACTIVE   # read first, so that no last checkpoint is missed
         for line in follower.score_new():
             if progress: log(line)
         if not is_active: return sweep(run, trust_remote_code=trust_remote_code, progress=progress, **how)

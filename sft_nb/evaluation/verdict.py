@@ -35,7 +35,7 @@ class Verdict:
     reason:str             # one sentence
     difference:Difference
     checkpoint:str=""      # which was compared
-    of:int=1               # among how many it was picked: the interval is corrected for that
+    of:int=1               # number it was selected from; the interval is corrected for that
     forgotten:Forgetting|None=None
 
     @property
@@ -61,7 +61,7 @@ class Verdict:
         return vars(self) | dict(difference=vars(self.difference), forgotten=forgotten, exit_code=self.exit_code)
 
 # %% ../../nbs/12_evaluation/06_verdict.ipynb #06aa6149
-_MUCH_FORGETTING = .05   # rise of the loss on general texts; reported if the whole interval is above
+_MUCH_FORGETTING = .05   # rise of the loss on general texts, reported if the whole interval is above this
 
 def _judge_gain(d:Difference, min_gain:float)->tuple[str,str]:
     "better, worse, not enough or cannot tell, and the reason"
@@ -86,9 +86,9 @@ def _judge_forgetting(f:Forgetting, limit:float|None)->tuple[str,str]|None:
     return ("worse" if f.low > limit else "cannot tell"), f"{text}, and {limit:.1%} may be lost"
 
 def decide(
-    d:Difference,                    # tuned less base; of a pick, corrected for it
-    *, min_gain:float=0.,            # in the unit of the figure: .02 of a share is 2 points
-    max_forgetting:float|None=None,  # rise of the loss on general texts, as a share; None: any
+    d:Difference,                    # tuned minus base; corrected for selection, if any
+    *, min_gain:float=0.,            # in the figure's unit: .02 of a share is 2 points
+    max_forgetting:float|None=None,  # allowed relative rise of the loss on general texts; None: any
     forgotten:Forgetting|None=None,
 )->Verdict:
     "Better, worse, not enough, or cannot tell"
@@ -102,9 +102,9 @@ def decide(
 @with_parameters_of(evaluate)
 def verdict(
     run:Run|str|Path,
-    *, min_gain:float=0.,             # the whole interval must lie above: .02 is 2 points, or .02 of a loss
-    max_forgetting:float|None=None,   # rise of the loss on general texts, as a share; None: any
-    checkpoint:str|None=None,         # None: the pick of the sweep in the run, else its adapter
+    *, min_gain:float=0.,             # lower limit for the whole interval: .02 is 2 points, or .02 of a loss
+    max_forgetting:float|None=None,   # allowed relative rise of the loss on general texts; None: any
+    checkpoint:str|None=None,         # None: the best of the run's sweep, else its adapter
     trust_remote_code:bool=False,
     **how,                            # as for `evaluate`
 )->Verdict:
@@ -141,8 +141,8 @@ class Comparison:
     "Two tuned models on the same rows"
     a:Evaluation
     b:Evaluation
-    difference:Difference   # b less a; corrected for the choice
-    of:int=2                # models from which these two may have been chosen
+    difference:Difference   # b minus a, corrected for selection
+    of:int=2                # number of models these two may have been selected from
 
     @property
     def headline(self)->str:
@@ -192,7 +192,7 @@ def _keep_rows(e:Evaluation, kept:set)->Evaluation:
 def compare(
     a:Run|str|Path,   # as for `evaluate`
     b:Run|str|Path,   # the other one
-    *, among:int|None=None,   # models from which the two were chosen; None: all in their folder scored on these rows
+    *, among:int|None=None,   # models the two were selected from; None: all in their folder scored on these rows
     **how,            # as for `evaluate`
 )->Comparison:
     "Is `b` better than `a` on the same rows? ConfigError if they have different ones"
@@ -211,7 +211,7 @@ def compare(
             raise ConfigError(where, "their tokenizers differ, and so do their tokens",
                               "one tokenizer, where texts are compared by the loss of their tokens",
                               "compare each with its own base: sft_nb evaluate")
-        by = "f1"   # the loss of other tokens is another figure
+        by = "f1"   # losses over different tokens are not comparable
         first, second = replace(first, by=by), replace(second, by=by)
     of = max(2, among or max(first.scored_alike, second.scored_alike))
     return Comparison(first, second, correct_for_choice(paired(first.tuned, second.tuned, by), of), of)

@@ -40,7 +40,7 @@ def text_path(model)->str:
     reads = language_model(model)
     return next(name for name, module in model.named_modules() if module is reads)
 
-# type -> layers whose weight a kernel reads directly, bypassing an adapter; for `out_proj`, peft knows it
+# type -> layers whose weight a kernel reads directly, bypassing an adapter; peft handles `out_proj` itself
 _PASSED_BY = dict(jamba={"dt_proj"}) | dict.fromkeys(("falcon_mamba", "mamba"), {"dt_proj", "out_proj"})
 _PASSED_BY |= dict.fromkeys(("falcon_h1", "mamba2", "nemotron_h"), {"out_proj"})
 _PASSED_BY |= dict.fromkeys(("gemma3n", "gemma3n_text"), {"correction_coefs"})   # the model clamps it in training
@@ -78,7 +78,7 @@ def excluded_modules(model)->str|None:
     others = {path for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)
               and path not in linear and _short_name(path) in names
               and (is_router(path, module, experts) or path not in for_text)}
-    patterns = {re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(path)) for path in others}   # whatever the layer
+    patterns = {re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(path)) for path in others}   # for any layer number
     if inside: patterns.add(rf"(?!{re.escape(inside)}\.).*")
     return "|".join(sorted(patterns)) or None
 
@@ -149,7 +149,7 @@ def _token_rows(model, tokenizer, cfg:Config)->dict[str,list[int]]|None:
             raise ConfigError("train_tokens", found, "one of the two", fix)
         names = names[:1]
     ids = [tokenizer.convert_tokens_to_ids(t) for t in cfg.train_tokens]
-    return {n: ids for n in names if n not in whole} or None   # a layer that is trained in full needs no rows
+    return {n: ids for n in names if n not in whole} or None   # a fully trained layer needs no single rows
 
 # %% ../../nbs/06_model/08_adapter.ipynb #743c0080
 _BEGINNINGS = ("default", "gaussian", "orthogonal", "olora", "mica", "pissa", "pissa_niter_16")
@@ -205,7 +205,7 @@ def lora_config(
         raise ConfigError("use_dora", found, "4 bits, or a GPU", edit(load_in_8bit=False) | edit(use_dora=False))
     parameters = target_parameters(model, cfg.lora_target_modules, cfg.lora_target_parameters)
     if parameters: _refuse_beside_experts(cfg)
-    by_name = auto_class(model.config) is AutoModelForCausalLM   # else peft writes the name of the class
+    by_name = auto_class(model.config) is AutoModelForCausalLM   # otherwise peft writes the class name
     adapter = LoraConfig(
         r=cfg.lora_r, lora_alpha=cfg.lora_alpha, lora_dropout=cfg.lora_dropout, bias="none",
         task_type="CAUSAL_LM" if by_name else None,
@@ -266,11 +266,11 @@ def _keep_saved_names()->None:
 def targets_as_named():
     "Context manager in which peft adapts exactly the layers that a config names, and takes no linear layer for experts"
     from peft.utils import transformers_weight_conversion as conversion
-    _keep_saved_names()   # Laguna's pattern for `shared_expert.` meets `shared_experts` too, which then went missing
+    _keep_saved_names()   # Laguna's pattern for `shared_expert.` also matches `shared_experts`, which would be lost
     whole = conversion.convert_peft_config_for_transformers
     conversion.convert_peft_config_for_transformers = lambda *args, **kwargs: None
     try:
-        with warnings.catch_warnings():   # peft looks for the ranks of experts among layers alone
+        with warnings.catch_warnings():   # peft looks for expert ranks only among layers
             warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys")
             yield
     finally: conversion.convert_peft_config_for_transformers = whole
@@ -281,7 +281,7 @@ def _is_taken_for_experts(name:str, adapter, model)->bool:
     alone = deepcopy(adapter)
     alone.target_modules, alone.target_parameters = {name}, None
     try: convert_peft_config_for_transformers(alone, model=model, conversions=None)
-    except ValueError: return True   # only together with another
+    except ValueError: return True   # only in combination with another
     return name not in alone.target_modules
 
 def name_by_weights(
@@ -395,7 +395,7 @@ def name_base(
     cfg:Config,
 )->None:
     "Record the name of the base in an adapter, which saves it; a base with random weights has no name to record"
-    # with a name, peft would look for the base's config, and compare its vocabulary with that of the random weights
+    # with a name, peft would load the base's config and compare its vocabulary with the random weights'
     name = "" if cfg.init == "random" else base_name(cfg)
     for adapter in getattr(model, "peft_config", {}).values():
         adapter.base_model_name_or_path, adapter.revision = name, cfg.revision
@@ -447,7 +447,7 @@ def load_model(
     tokenizer,
 ):               # ready to train
     "The base with its adapter (for `full`, all weights trainable); the adapter is new or from `adapter_name_or_path`"
-    folder = _earlier_adapter(cfg)   # said before anything is loaded
+    folder = _earlier_adapter(cfg)   # raised before anything is loaded
     with quiet():
         model = add_adapter(load_base(cfg, tokenizer), tokenizer, cfg)
         if folder is not None: _take_over(model, folder)
@@ -460,10 +460,10 @@ class Reach:
     "How much of the base an adapter reaches, in parameters; embeddings and head do not count"
     adapted:int
     weights:int
-    left_out:dict[str,int]   # other matrices, the largest first: mlp.experts.down_proj -> numbers
-    experts:int=0            # among which a router chooses
-    frozen_ends:tuple[str,...]=("embeddings", "head")   # of these two, those that are not trained in full
-    tokens:int=0             # whose embeddings are trained all the same
+    left_out:dict[str,int]   # other matrices, largest first: mlp.experts.down_proj -> number of weights
+    experts:int=0            # number that a router chooses from
+    frozen_ends:tuple[str,...]=("embeddings", "head")   # which of these are not fully trained
+    tokens:int=0             # number whose embeddings are trained anyway
     trains_routers:bool=False   # `lora_target_parameters` names them
 
     @property
@@ -499,7 +499,7 @@ def lora_reach(
     for path, module in _reached_by_text(inner).items():
         beside_text = inside and not path.startswith(inside + ".")
         if beside_text or "lora_" in path or "original_module" in path or "trainable_tokens" in path: continue
-        if isinstance(module, torch.nn.Embedding): continue   # of positions too
+        if isinstance(module, torch.nn.Embedding): continue   # also for positions
         place = ".".join([part for part in path.split(".") if part != "base_layer" and not part.isdigit()][-2:])
         for name, p in module._parameters.items():
             if p is None or id(p) in seen: continue
@@ -549,5 +549,5 @@ def load_adapter(
     check_trained(path, cfg)
     if cfg.method == "full":
         return load_base(replace(cfg, model=str(path), init="pretrained", revision=None), tokenizer)
-    transformers.set_seed(cfg.seed)   # the initial weights of some adapters are part of what was learned
+    transformers.set_seed(cfg.seed)   # some adapters depend on their initial weights
     with quiet(): return read_adapter(load_base(cfg, tokenizer), path).eval()

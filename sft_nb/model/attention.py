@@ -16,7 +16,7 @@ from typing import Callable, NamedTuple
 
 import torch
 import torch.nn.functional as F
-import transformers   # its parts are loaded where they are used: masks and attentions load the compiler of torch
+import transformers   # parts are imported on use: masks and attentions load torch's compiler
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
 from ..report import ConfigError, SftError, edit, error_summary
@@ -26,12 +26,12 @@ from ..batches.states import separate_rows
 # %% ../../nbs/06_model/02_attention.ipynb #5e1b42b0
 class Documents(NamedTuple):
     "The documents that are flattened into one row; passed where other attentions get a mask"
-    cu:torch.Tensor   # where each begins, and the end: int32, D + 1
+    cu:torch.Tensor   # cumulative lengths: int32, D + 1
     longest:int       # tokens of the longest
-    window:int|None   # tokens that a token sees, itself included; None: all of its document
-    share:object=None # what this process has of their tokens (see `Share`); None: all of them
-    known:tuple[int,...]|None=None   # tokens of each, where the host knows them
-    sinks:bool=False  # the first token of each is a sink, which every token of it sees
+    window:int|None   # tokens that a token can see, including itself; None: its whole document
+    share:object=None # this process's part of the tokens (see `Share`); None: all
+    known:tuple[int,...]|None=None   # tokens of each, if known on the host
+    sinks:bool=False  # the first token of each is a sink, visible to all its tokens
 
     @property
     def lengths(self)->tuple[int,...]:
@@ -50,10 +50,10 @@ def _sliding_window(see:Callable, at:torch.Tensor, first:int, n:int)->int|None|b
 
 # %% ../../nbs/06_model/02_attention.ipynb #5b11a4f1
 def find_documents(
-    mask_function:Callable,  # (batch, head, query, key) -> may it see? as transformers builds it, on tensors of indices
+    mask_function:Callable,  # (batch, head, query, key) -> is it visible? on index tensors, as in transformers
     T:int,                   # tokens in the row
     device="cpu",
-)->Documents|None:           # None: this mask is something else
+)->Documents|None:           # None: a mask of another kind
     "Find the documents and the window by evaluating a mask function"
     at, zero = torch.arange(T, device=device), torch.zeros((), dtype=torch.long, device=device)
     def see(q, k): return mask_function(zero, zero, q, k).expand(k.shape)
@@ -84,7 +84,7 @@ def _closure_values(f:Callable)->dict:
 # %% ../../nbs/06_model/02_attention.ipynb #6a80e2d7
 def window_of(
     mask_function:Callable,   # as for `find_documents`
-)->int|None|bool:             # False: part of it is not known here, so it must be called
+)->int|None|bool:             # False: it has an unknown part, so it must be called
     "The window in tokens (None: the whole document), read from the functions that a mask function is composed of"
     code = getattr(mask_function, "__code__", None)
     known, sliding = _known_code()
@@ -101,8 +101,8 @@ _ANNOUNCED:ContextVar[tuple|None] = ContextVar("told", default=None)
 
 @contextmanager
 def announce_documents(
-    cu:torch.Tensor|None,   # where each document begins, and the end: int32, D + 1, on the model's device
-    longest:int|None,       # tokens of the longest; None: nothing is known
+    cu:torch.Tensor|None,   # cumulative document lengths: int32, D + 1, on the model's device
+    longest:int|None,       # tokens of the longest; None: unknown
     share=None,             # see `Documents`
     lengths=None,           # tokens of each document; None: read from the device when needed
 ):
@@ -116,7 +116,7 @@ def announce_documents(
 class _Assumed(NamedTuple):
     "What `assume_documents` was given"
     lengths:tuple[int,...]
-    cuda:bool   # as on a CUDA device
+    cuda:bool   # True: as on a CUDA device
 
 _ASSUMED:ContextVar[_Assumed|None] = ContextVar("assumed", default=None)
 
@@ -124,7 +124,7 @@ _ASSUMED:ContextVar[_Assumed|None] = ContextVar("assumed", default=None)
 @contextmanager
 def assume_documents(
     *lengths:int,   # tokens of each document
-    cuda:bool,      # as on a CUDA device
+    cuda:bool,      # True: as on a CUDA device
 ):
     "Context manager in which every mask is these documents, whatever the tensors say; for tensors without values"
     token = _ASSUMED.set(_Assumed(lengths, cuda))
@@ -154,7 +154,7 @@ def varlen_mask(
     *args,
     mask_function:Callable,   # as for `find_documents`
     attention_mask=None,      # of the padding
-    use_vmap:bool=False,      # the mask function takes single indices
+    use_vmap:bool=False,      # True: the mask function takes single indices
     device="cpu",
     **kwargs,
 )->Documents|torch.Tensor|None:
@@ -180,7 +180,7 @@ def _to_additive_mask(mask:torch.Tensor|None, scores:torch.Tensor)->torch.Tensor
 def _attention_from_scores(q, k, v, mask:torch.Tensor|None, *, scale:float, dropout:float, softcap:float|None,
                  sinks:torch.Tensor|None=None)->torch.Tensor:
     "Attention with its scores in memory: (B, H, T, D)"
-    from transformers.integrations.sdpa_attention import repeat_kv   # loads the compiler of torch
+    from transformers.integrations.sdpa_attention import repeat_kv   # loads torch's compiler
     groups = q.shape[1] // k.shape[1]
     k, v = repeat_kv(k, groups), repeat_kv(v, groups)
     scores = q @ k.transpose(2, 3) * scale
@@ -222,12 +222,12 @@ def _flash_can_compute(q, v, dropout:float, softcap:float|None)->bool:
     return q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 # %% ../../nbs/06_model/02_attention.ipynb #1d38caea
-# older ones accept fewer heads of keys and values than of queries without an argument (same results in 2.11)
+# older versions need no argument for grouped-query attention (same results in 2.11)
 _ASKS_FOR_GROUPS = torch.__version__ >= "2.12"
 
 # %% ../../nbs/06_model/02_attention.ipynb #37dfd6d1
-_MOST = 2**31      # numbers that the kernel's backward pass can address
-_SUMMED = 2**28    # numbers that it may sum up at a time: 1 GiB
+_MOST = 2**31      # elements that the kernel's backward pass can address
+_SUMMED = 2**28    # elements it may accumulate at a time: 1 GiB
 
 def _heads_in_a_call(tokens:int, documents:int, key_heads:int, groups:int, size:int)->int:
     "How many key-value heads fit in one call; at least 1"
@@ -239,7 +239,7 @@ def _call_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     "A single call of PyTorch's FlashAttention: (1, H, T, D)"
     from torch.nn.attention.varlen import varlen_attn
     more = dict(enable_gqa=q.shape[1] != k.shape[1]) if _ASKS_FOR_GROUPS else {}
-    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))   # the gradient of `x[0]` is a copy among zeros
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))   # the gradient of `x[0]` would be a zero-filled copy
     window = (-1 if docs.window is None else docs.window - 1, 0)
     out = varlen_attn(q, k, v, docs.cu, docs.cu, docs.longest, docs.longest, scale=scale, window_size=window, **more)
     return out.transpose(0, 1)[None]
@@ -250,7 +250,7 @@ def _attend_by_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     size, groups = q.shape[-1], q.shape[1] // k.shape[1]
     if size % 8: q, k, v = (F.pad(x, (0, -size % 8)) for x in (q, k, v))
     n = _heads_in_a_call(q.shape[2], len(docs.cu) - 1, k.shape[1], groups, q.shape[-1])
-    if n == k.shape[1]: return _call_flash(q, k, v, docs, scale)[..., :size]   # a split copies all gradients
+    if n == k.shape[1]: return _call_flash(q, k, v, docs, scale)[..., :size]   # a split would copy all gradients
     pieces = zip(q.split(n * groups, 1), k.split(n, 1), v.split(n, 1))
     return torch.cat([_call_flash(*qkv, docs, scale) for qkv in pieces], 1)[..., :size]
 
@@ -273,7 +273,7 @@ _SHORT = 512   # tokens: a CPU attends to shorter documents faster in float32 th
 def _attend_to_documents(q, k, v, docs:Documents, **how)->torch.Tensor:
     "(B, T, H, D)"
     q, k, v = _as_autocast(q, k, v)
-    sees_all = not docs.sinks or docs.window is None or docs.window >= docs.longest - 1   # a window hides the sink
+    sees_all = not docs.sinks or docs.window is None or docs.window >= docs.longest - 1   # a window would hide the sink
     if sees_all and _flash_can_compute(q, v, how["dropout"], how["softcap"]):
         if docs.sinks: docs = docs._replace(window=None)
         return _attend_by_flash(q, k, v, docs, how["scale"]).transpose(1, 2)
@@ -316,7 +316,7 @@ def _attend_in_python(q, k, v, mask:Documents|torch.Tensor|None, cu, *, scaling:
         if mask.share is not None: raise _cannot_be_shared("attention sinks")
         return _attend_to_documents_with_sinks(q, k, v, _documents_of_collator(mask, cu), sinks, **how)
     if mask.share is None: return _attend_to_documents(q, k, v, _documents_of_collator(mask, cu), **how)
-    q, k, v = (mask.share.to_heads(x) for x in _as_autocast(q, k, v))   # other processes have the other tokens
+    q, k, v = (mask.share.to_heads(x) for x in _as_autocast(q, k, v))   # the other tokens are in other processes
     return mask.share.to_tokens(_attend_to_documents(q, k, v, mask, **how))
 
 # %% ../../nbs/06_model/02_attention.ipynb #4968d3b3
@@ -327,9 +327,9 @@ def varlen_attention(
     value:torch.Tensor,
     attention_mask:Documents|torch.Tensor|None,  # from `varlen_mask`
     dropout:float=0.,
-    scaling:float|None=None,    # of the scores; None: 1 / sqrt(D)
+    scaling:float|None=None,    # factor of the scores; None: 1 / sqrt(D)
     softcap:float|None=None,
-    s_aux:torch.Tensor|None=None,   # a sink of each head: (H,)
+    s_aux:torch.Tensor|None=None,   # one sink per head: (H,)
     cu_seq_lens_q:torch.Tensor|None=None,
     **kwargs,
 )->tuple[torch.Tensor,None]:   # (B, T, H, D)
@@ -354,7 +354,7 @@ def register_varlen()->None:
 # %% ../../nbs/06_model/02_attention.ipynb #f752e4e1
 class _FlashPackage(NamedTuple):
     "A flash-attn package and transformers' test for it; versions 2 and 4 are two packages that share a directory"
-    package:str              # as pip knows it
+    package:str              # its name for pip
     module:str
     is_available:Callable[[],bool]
 
@@ -367,7 +367,7 @@ def _why_no_flash(name:str)->str:
     flash = _FLASH[name]
     if not flash.is_available(): return f"it needs the package {flash.package}, which is not here"
     try: import_module(flash.module)
-    except (ImportError, OSError, RuntimeError) as e:   # built for another torch: an undefined symbol
+    except (ImportError, OSError, RuntimeError) as e:   # built for another torch version: an undefined symbol
         return f"the package {flash.package} cannot be imported ({type(e).__name__}: {error_summary(e)})"
     return ""
 
@@ -401,7 +401,7 @@ def _check_requested_attention(name:str, device:str)->str:
 def _has_custom_attention(kind, shape)->bool:
     "Does the model compute an attention that `varlen` does not know, or a mask that depends on the tokens?"
     source = inspect.getsource(inspect.getmodule(kind))
-    if "prepare_dynamic_mask" in source: return True   # Doge's attention chooses what it sees
+    if "prepare_dynamic_mask" in source: return True   # Doge's attention chooses its own mask
     softcap = getattr(text_config(shape), "attn_logit_softcapping", None)
     if getattr(kind, "_supports_sdpa", False) or softcap: return False
     return "s_aux" not in source
@@ -412,7 +412,7 @@ def choose_attention(
     device:str,
     dtype:torch.dtype,
     shape,                # the model's config
-)->tuple[str|None,str]:   # the name and the reason; None: what transformers chooses
+)->tuple[str|None,str]:   # the name and the reason; None: transformers' default
     "The attention to load a model with; ConfigError for one that is not there"
     register_varlen()
     separate_rows(model_class(shape))

@@ -41,14 +41,14 @@ def _is_kept(f, args:tuple, kwargs:dict)->bool:
 # %% ../../nbs/06_model/12_checkpointing.ipynb #rc0beside
 class CopyStream:
     "Copies between a GPU and host memory that run while the GPU computes"
-    MOST = 5    # copies under way
-    AHEAD = 3   # tensors that are brought back before autograd asks for them: those of about one layer
+    MOST = 5    # copies in flight
+    AHEAD = 3   # tensors to prefetch before autograd needs them: about one layer
     def __init__(self, device:torch.device):
         self.device, self.stream = device, torch.cuda.Stream(device)
         self.under_way:deque = deque()   # (event of its end, target, source)
-        self.waiting:deque = deque()     # weak references to what is in host memory, in the order of the forward pass
-        self.early = 0   # most bytes that came back early
-        self.room = 0    # bytes that no step has needed; 0 until one is over
+        self.waiting:deque = deque()     # weak references to offloaded tensors, in forward order
+        self.early = 0   # most bytes prefetched
+        self.room = 0    # bytes unused in every step so far; 0 before the first
 
     def start_copy(self, target:torch.Tensor, source:torch.Tensor):
         "Start a copy after everything that was computed so far; returns the event that marks its end"
@@ -136,7 +136,7 @@ class OnDevice:
     def back(self)->torch.Tensor: return self.there.detach()
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #da5ba5bf
-SMALL = 2**20   # bytes that may stay on the device
+SMALL = 2**20   # tensors up to this many bytes stay on the device
 
 class KeptAttention:
     "Outputs of the attention of one layer, in the order in which they were computed"
@@ -205,12 +205,12 @@ def recompute_layers(
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #687c161f
 def offload_saved_tensors(
-    model,                      # whose weights stay
+    model,                      # its weights are not offloaded
     waiting:Callable=OnHost,
 )->torch.autograd.graph.saved_tensors_hooks:   # a context for the forward pass, and for the backward pass
     "Keep in host memory what autograd saves for the backward pass"
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
-    sent = WeakValueDictionary()   # place of a tensor -> where it waits
+    sent = WeakValueDictionary()   # address of a tensor -> its offloaded copy
 
     def pack(t:torch.Tensor):
         storage = t.untyped_storage()
@@ -218,7 +218,7 @@ def offload_saved_tensors(
         if is_weight or t.nbytes < SMALL or storage.nbytes() < t.nbytes: return OnDevice(t)
         place = storage._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version
         known = sent.get(place)
-        if known is None or known.source.expired():   # else another tensor may have taken the place
+        if known is None or known.source.expired():   # otherwise another tensor may reuse the address
             sent[place] = known = waiting(t)
             known.source = StorageWeakRef(storage)
         return known
@@ -226,7 +226,7 @@ def offload_saved_tensors(
     return torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.back())
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #07362776
-_FEWEST, _MOST_PARTS = 4096, 16   # tokens of a part; parts
+_FEWEST, _MOST_PARTS = 4096, 16   # fewest tokens of a part; most parts
 
 def part_length(
     tokens:int,   # of a row
@@ -236,7 +236,7 @@ def part_length(
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #21cac809
 def checkpoint_parts(
-    forward,          # it computes each token by itself
+    forward,          # must process each token independently
     x:torch.Tensor,
     n:int,            # tokens of a part
     along:int,        # dimension of the tokens
@@ -265,8 +265,8 @@ def parts_of(model)->list:
 # %% ../../nbs/06_model/12_checkpointing.ipynb #b65730ce
 def recompute_parts(
     model,                                     # a causal language model, with or without an adapter
-    compute_parts:Callable=checkpoint_parts,   # a simulation has its own
-)->Repair:                                     # `.n` is how many modules
+    compute_parts:Callable=checkpoint_parts,   # replaced in simulations
+)->Repair:                                     # `.n` is the number of modules
     "Process long rows in parts in MLPs and norms"
     parts = parts_of(model)
     repairs = [swap_forward([m], partial(_forward_in_parts, forward_of(m), compute_parts), "in parts") for m in parts]
@@ -276,12 +276,12 @@ def recompute_parts(
 
 # %% ../../nbs/06_model/12_checkpointing.ipynb #0ca0b61e
 def save_memory(
-    model,        # that is trained
-    *, gradient_checkpointing:bool,   # layers are computed again in the backward pass
-    keep_attention:bool,              # but for their attention
-    activation_offloading:bool,       # what is kept of them is in host memory
-    in_parts:bool,                    # long rows go through MLPs and norms in parts
-)->list[Repair]:  # what was changed in its modules
+    model,        # being trained
+    *, gradient_checkpointing:bool,   # recompute layers in the backward pass
+    keep_attention:bool,              # except for their attention
+    activation_offloading:bool,       # keep their inputs in host memory
+    in_parts:bool,                    # process long rows in parts in MLPs and norms
+)->list[Repair]:  # the changes made to its modules
     "Set up recomputation and offloading of activations as the config of a training asks"
     waiting = OnHost if activation_offloading else OnDevice
     if gradient_checkpointing: recompute_layers(model, keep_attention=keep_attention, waiting=waiting)

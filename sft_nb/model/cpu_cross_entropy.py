@@ -10,15 +10,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 # %% ../../nbs/06_model/03_cpu_cross_entropy.ipynb #b10cks02
-BLOCK = 512    # tokens of the vocabulary whose scores lie in the cache together
-ROWS = 2048    # positions at a time: with such a block, 4 MB
+BLOCK = 512    # vocabulary tokens whose scores fit into the cache together
+ROWS = 2048    # positions at a time: 4 MB with such a block
 
 # %% ../../nbs/06_model/03_cpu_cross_entropy.ipynb #b10cks20
 class _Passing:
     "Softmax of scores (n, V) of which a block is there at a time; `d`: gets the gradient of `h` in float32, or None"
     def __init__(self, h, targets, d, blocks:range):
         self.h, self.targets, self.d, n = h, targets, d, len(h)
-        ordered, self.order = targets.sort()      # the rows whose target is in a block follow each other
+        ordered, self.order = targets.sort()      # sort rows so that targets of the same block are adjacent
         borders = torch.tensor([*blocks, blocks.stop], device=h.device)
         self.ends = None if isinstance(h, FakeTensor) else torch.searchsorted(ordered, borders).tolist()
         self.top = h.new_full((n,), -torch.inf, dtype=torch.float32)   # highest score
@@ -54,7 +54,7 @@ class _Passing:
         own = scores[rows, at]
         self.own[rows], scores[rows, at] = own, -torch.inf
         best = own >= top[rows]
-        if not best.any(): return   # then nobody asks what was before
+        if not best.any(): return   # no earlier maximum is needed
         rows, at = rows[best], at[best]
         later = torch.arange(scores.shape[1], device=at.device) >= at[:, None]
         self.before[rows] = torch.maximum(scores[rows].masked_fill_(later, -torch.inf).amax(-1), self.top[rows])
@@ -79,7 +79,7 @@ class _InBlocks(torch.autograd.Function):
         buffer = h.new_empty(min(chunk, len(h)) * min(BLOCK, len(weight)), dtype=torch.float32)
         rounded = buffer if dtype == torch.float32 else torch.empty_like(buffer, dtype=dtype)
         blocks = range(0, len(weight), BLOCK)
-        if isinstance(h, FakeTensor): blocks = blocks[:2]   # the others take the same room
+        if isinstance(h, FakeTensor): blocks = blocks[:2]   # the others need the same memory
         for a in range(0, len(targets), chunk):
             here = slice(a, a + chunk)
             passing = _Passing(h[here], targets[here], None if d_h is None else d_h[here], blocks)
@@ -104,13 +104,13 @@ def blockwise_cross_entropy(
     *, factor:float=1,      # the scores are `factor * hidden @ weight.T`
     chunk:int=ROWS,         # positions at a time
     dtype:torch.dtype=torch.float32,  # of the products: float32 or bfloat16; sums are in float32
-)->tuple[torch.Tensor,torch.Tensor]:  # sum over the positions, and how many have their target as the highest score
+)->tuple[torch.Tensor,torch.Tensor]:  # sum over the positions, and the number whose highest score is the target
     "Cross entropy that never holds more than `chunk` times `BLOCK` scores"
     return _InBlocks.apply(hidden, weight, targets, factor, chunk, dtype)
 
 # %% ../../nbs/06_model/03_cpu_cross_entropy.ipynb #b10cks16
 def fits_blocks(
-    weight:torch.Tensor,   # of a head that is one matrix
+    weight:torch.Tensor,   # weight of a head that is one matrix
     dtype:torch.dtype,     # of the products
     kind:str,              # of device
 )->bool:

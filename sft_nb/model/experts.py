@@ -26,7 +26,7 @@ def count_experts(
 )->int:      # 0: it is dense
     "Experts among which the routers of a model choose"
     text, names = text_config(shape), ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    if not getattr(text, "is_moe", True): return 0   # Doge names a number all the same
+    if not getattr(text, "is_moe", True): return 0   # Doge's config has a number anyway
     return next((n for name in names if isinstance(n := getattr(text, name, None), int)), 0)
 
 def count_active_experts(
@@ -64,7 +64,7 @@ def is_router(
 
 # %% ../../nbs/06_model/04_experts.ipynb #3792acd9
 def computes_product(
-    layer:torch.nn.Module,   # a linear layer, perhaps of a model's own class
+    layer:torch.nn.Module,   # a linear layer, possibly of a custom class
 )->bool:
     "Does this layer return its input times its weight? Only models' own classes are asked"
     kind = type(layer)
@@ -138,8 +138,8 @@ def unpack_whole_blocks()->bool:
         packed = torch.nn.functional.pad(packed, (0, len(scales) * block // 2 - len(packed)))
         whole = kernel.call_boxed(keyset, packed, scales, block, kind, (len(scales), block), dtype)
         return whole.view(-1)[:math.prod(shape)].view(shape)
-    unpack_whole_blocks.library = torch.library.Library("bitsandbytes", "IMPL")   # in force as long as this lives
-    with warnings.catch_warnings(action="ignore"):   # that a kernel is replaced
+    unpack_whole_blocks.library = torch.library.Library("bitsandbytes", "IMPL")   # registered while this object lives
+    with warnings.catch_warnings(action="ignore"):   # about the replaced kernel
         unpack_whole_blocks.library.impl("dequantize_4bit", by_blocks, "CPU", with_keyset=True)
     return True
 
@@ -148,7 +148,7 @@ def unpack_experts(
     module:torch.nn.Module,   # one of `packed_experts`
     name:str,                 # down_proj
     first:int=0,
-    last:int|None=None,       # the first one that is not unpacked; None: all
+    last:int|None=None,       # exclusive end; None: all
 )->torch.Tensor:              # (last - first, out, in), in the format that the weights were loaded in
     "The unpacked weights of some experts"
     from bitsandbytes.functional import QuantState, dequantize_4bit, dequantize_blockwise
@@ -224,7 +224,7 @@ def forward_packed(
     module:torch.nn.Module,         # one of `packed_experts`
     hidden_states:torch.Tensor,     # (tokens, hidden)
     top_k_index:torch.Tensor,       # (tokens, k): the experts of each token
-    top_k_weights:torch.Tensor,     # (tokens, k): what they count
+    top_k_weights:torch.Tensor,     # (tokens, k): their weights
 )->torch.Tensor:                    # (tokens, hidden)
     "transformers' grouped forward pass of experts, with weights that are unpacked while they are used"
     from transformers.integrations import moe
@@ -251,8 +251,8 @@ def forward_packed(
     return x[back].view(len(hidden_states), k, -1).sum(1).to(hidden_states.dtype)
 
 # %% ../../nbs/06_model/04_experts.ipynb #8f7b9151
-_UNPACKED_BYTES = 2**28   # unpacked experts that are alive at a time
-_BLOCK = 64               # numbers with one scale
+_UNPACKED_BYTES = 2**28   # memory for unpacked experts
+_BLOCK = 64               # weights that share one scale
 _CLAMPED = ("altup.correction_coefs", "altup.prediction_coefs")   # of Gemma 3n: it clamps their numbers in training
 
 def packed_experts(
@@ -286,7 +286,7 @@ def pack_experts(
         module.packed = {name: p.shape for name, p in matrices.items()}
         module.packed_dtype = next(iter(matrices.values())).dtype
         module.lora_factors = {name: [] for name in matrices}
-        module.source_cls = type(module)   # transformers asks each packed layer what it was
+        module.source_cls = type(module)   # transformers expects this attribute on packed layers
         module.forward = MethodType(forward_packed, module)
 
 @contextmanager
@@ -315,7 +315,7 @@ def experts_in_4_bits():
             for module in packed_experts(model).values():
                 for name, (n, rows, columns) in module.packed.items():
                     p = getattr(module, name)
-                    p.data = p.data.view(n, rows, columns // 2)   # two numbers in a byte
+                    p.data = p.data.view(n, rows, columns // 2)   # two weights per byte
             return super()._process_model_after_weight_loading(model, **kwargs)
 
     whole = auto.AUTO_QUANTIZER_MAPPING["bitsandbytes_4bit"]
@@ -351,7 +351,7 @@ def wrap_packed(
     experts = target.get_base_layer() if hasattr(target, "get_base_layer") else target
     if parameter_name not in getattr(experts, "packed", ()): return None
     packed = experts._parameters[parameter_name]
-    like = torch.zeros((), device=packed.device).expand(experts.packed[parameter_name])   # peft asks for its shape
+    like = torch.zeros((), device=packed.device).expand(experts.packed[parameter_name])   # peft reads its shape
     experts._parameters[parameter_name] = torch.nn.Parameter(like, requires_grad=False)
     try: wrapper = ParamWrapper(target, adapter_name, parameter_name=parameter_name, **kwargs)
     finally: experts._parameters[parameter_name] = packed
@@ -361,7 +361,7 @@ def wrap_packed(
 # %% ../../nbs/06_model/04_experts.ipynb #34aaa3d0
 def balance_loss_of(
     model,   # a causal language model, without an adapter
-):           # a function, or None: this type has no such loss
+):           # a function; None: this type has no such loss
     "transformers' load-balancing loss for the type of a model"
     has_logits = count_experts(model.config) > 1 and hasattr(text_config(model.config), "output_router_logits")
     return getattr(inspect.getmodule(type(model)), "load_balancing_loss_func", None) if has_logits else None

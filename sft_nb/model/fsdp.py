@@ -21,13 +21,13 @@ def shard(
 )->None:
     "Shard all weights across the processes that train together, before an optimiser is created; all must call this"
     mesh = init_device_mesh(device, (dist.get_world_size(),))
-    whole = {p for p in model.parameters() if p.ndim == 0 and not p.requires_grad}   # one number has no parts
+    whole = {p for p in model.parameters() if p.ndim == 0 and not p.requires_grad}   # scalars are not sharded
     for layer in layers_of(model): fully_shard(layer, mesh=mesh, ignored_params=whole)
     fully_shard(model, mesh=mesh, ignored_params=whole, reshard_after_forward=False)
 
 # %% ../../nbs/06_model/14_fsdp.ipynb #890344f5
 def own_part(
-    t:torch.Tensor,    # a weight or its gradient, divided by FSDP2, by ZeRO-3, or not
+    t:torch.Tensor,    # a weight or its gradient, possibly sharded by FSDP2 or ZeRO-3
 )->torch.Tensor:
     "The part of a tensor that this process holds; nothing is gathered"
     return t.to_local() if isinstance(t, DTensor) else getattr(t, "ds_tensor", t)
@@ -41,14 +41,14 @@ def _gather_tensor(t):
 
 def whole_weights(
     model,                   # divided by `shard`
-)->dict[str,torch.Tensor]:   # name -> weight, in the first process; of a model with an adapter, only what is trained
+)->dict[str,torch.Tensor]:   # name -> weight, on rank 0; with an adapter, only trained weights
     "The state that would be saved without sharding; every process must call this"
     for m in model.modules():
-        if isinstance(m, FSDPModule): m.reshard()   # an evaluation may have left some of them whole
+        if isinstance(m, FSDPModule): m.reshard()   # an evaluation may have left some unsharded
     adapted, found = hasattr(model, "peft_config"), {}
     tensors = model.state_dict(keep_vars=True)
     wanted = {name: t for name, t in tensors.items() if t.requires_grad or not adapted}
-    # a tied weight is one, and stays one
+    # tied weights stay tied
     for t in dict.fromkeys(wanted.values()): found[t] = _gather_tensor(t.detach())
     return {name: found[t] for name, t in wanted.items()} if dist.get_rank() == 0 else {}
 

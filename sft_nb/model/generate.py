@@ -38,7 +38,7 @@ class Generation:
     "One answer"
     text:str      # without special tokens
     n_tokens:int  # generated tokens, the end token included
-    ended:bool    # the model ended it; False: it was cut at max_new_tokens
+    ended:bool    # True: ended by the model; False: truncated at max_new_tokens
 
 # %% ../../nbs/06_model/10_generate.ipynb #bb8d8b9e
 def _decode_answer(new:list[int], tokenizer, ends)->Generation:
@@ -78,7 +78,7 @@ def eval_mode(model):
 class GrowingLayer(DynamicLayer):
     "Keys and values (B, H, T, D) of one layer, with spare room for further tokens"
     ROOM = 64        # tokens
-    whole:tuple=()   # keys and values with their spare room; empty: there is none
+    whole:tuple=()   # keys and values with spare room; empty: none
 
     def update(self, key_states, value_states, *args, **kwargs):
         "Add keys and values; returns all of them"
@@ -103,10 +103,10 @@ class GrowingLayer(DynamicLayer):
 class Running:
     "The rows that are being answered"
     rows:list[int]            # their numbers
-    next:torch.Tensor         # (B, t) ids that the model has not read: the prompts, then a token at a time
+    next:torch.Tensor         # (B, t) ids not yet processed: prompts, then one token at a time
     mask:torch.Tensor         # (B, T) 1: a token, 0: padding
     positions:torch.Tensor    # (B, t) of `next`
-    cache:DynamicCache        # keys and values of all that was read
+    cache:DynamicCache        # keys and values of all processed tokens
 
     @property
     def width(self)->int: return self.mask.shape[1]
@@ -131,7 +131,7 @@ def positions_of(
 # %% ../../nbs/06_model/10_generate.ipynb #gen0run3
 def _sees_all(model)->bool:
     "Does a model use a single mask without a window, although its config names a window? Moshi does"
-    module = inspect.getmodule(type(causal_lm(model)))   # None for a class that was made at run time
+    module = inspect.getmodule(type(causal_lm(model)))   # None for a class created at run time
     masks = {name for name in vars(module or object) if name.startswith("create_")}
     return "create_causal_mask" in masks and not any("sliding" in name or "chunked" in name for name in masks)
 
@@ -152,7 +152,7 @@ def start_rows(
 # %% ../../nbs/06_model/10_generate.ipynb #gen0run4
 @patch
 def advance(self:Running,
-    tokens:torch.Tensor,   # (B,) what was chosen
+    tokens:torch.Tensor,   # (B,) chosen tokens
 )->None:
     "Append a token to each row"
     self.next, self.positions = tokens[:, None], self.positions.amax(-1, keepdim=True) + 1
@@ -161,7 +161,7 @@ def advance(self:Running,
 # %% ../../nbs/06_model/10_generate.ipynb #e19bb4bd
 @patch
 def keep(self:Running,
-    places:list[int],   # of the rows that stay
+    places:list[int],   # places of the rows that stay
 )->None:
     "Keep these rows and drop the others"
     at = torch.tensor(places, device=self.mask.device)
@@ -173,7 +173,7 @@ def keep(self:Running,
 # %% ../../nbs/06_model/10_generate.ipynb #e618edc1
 @patch
 def narrow(self:Running,
-    n:int,   # columns on the left in which all rows have padding
+    n:int,   # leading columns that are padding in all rows
 )->None:
     "Remove these columns"
     if not n: return
@@ -189,7 +189,7 @@ def _pad_left(t:torch.Tensor, width:int, dim:int)->torch.Tensor:
 # %% ../../nbs/06_model/10_generate.ipynb #2d605c28
 @patch
 def join(self:Running,
-    other:Running,   # of which as much is read
+    other:Running,   # rows with equally many processed tokens
 )->None:
     "Add rows"
     width = max(self.width, other.width)
@@ -205,7 +205,7 @@ def join(self:Running,
 class StaticLayer(DynamicLayer):
     "Keys and values (B, H, L, D) of one layer in fixed memory; unlike in transformers' own, each row has its position"
     def __init__(self,
-        like:DynamicLayer,   # of a model that has read something
+        like:DynamicLayer,   # a layer that has already been used
         batch:int,
         length:int,
         at:torch.Tensor,     # (B, 1) where each row's next token is written
@@ -225,18 +225,18 @@ class StaticLayer(DynamicLayer):
 class StaticRows:
     "The rows that are being answered, in slots of memory with a fixed address; a slot may be empty"
     def __init__(self,
-        running:Running,   # of which all but one token is read; they move in
-        length:int,        # tokens of a row, at most
+        running:Running,   # rows to move in, with all but one token processed
+        length:int,        # maximum tokens of a row
     ):
         self.places, device = len(running.rows), running.mask.device
-        self.length = length = length + -length % 64   # as kernels for attention like a mask
-        self.next = torch.zeros_like(running.next)                      # (B, 1) ids that the model has not read
+        self.length = length = length + -length % 64   # a good mask size for attention kernels
+        self.next = torch.zeros_like(running.next)                      # (B, 1) ids not yet processed
         self.positions = torch.zeros_like(running.positions)            # (B, 1) of these
-        self.at = torch.zeros_like(self.next)                           # (B, 1) where they stand in the cache
-        self.mask = torch.zeros(self.places, 1, 1, length, dtype=torch.bool, device=device)   # what they see
+        self.at = torch.zeros_like(self.next)                           # (B, 1) their positions in the cache
+        self.mask = torch.zeros(self.places, 1, 1, length, dtype=torch.bool, device=device)   # visible tokens
         self.cache = DynamicCache()
         self.cache.layers = [StaticLayer(layer, self.places, length, self.at) for layer in running.cache.layers]
-        self.rows, self.taken = [], []   # numbers of the rows, and the place of each
+        self.rows, self.taken = [], []   # numbers of the rows, and their places
         self.is_plain, self.replay = True, None
         self.join(running)
 
@@ -248,7 +248,7 @@ class StaticRows:
 # %% ../../nbs/06_model/10_generate.ipynb #f643add4
 @patch
 def keep(self:StaticRows,
-    places:list[int],   # of the rows that stay, in their order
+    places:list[int],   # places of the rows that stay, in order
 )->None:
     "Keep these rows and drop the others; what is computed for an empty slot is ignored"
     self.rows, self.taken = [self.rows[p] for p in places], [self.taken[p] for p in places]
@@ -256,7 +256,7 @@ def keep(self:StaticRows,
 
 @patch
 def advance(self:StaticRows,
-    tokens:torch.Tensor,   # (rows,) what was chosen
+    tokens:torch.Tensor,   # (rows,) chosen tokens
 )->None:
     "Append a token to each row"
     self.next[self.index, 0] = tokens
@@ -266,7 +266,7 @@ def advance(self:StaticRows,
 
 @patch
 def join(self:StaticRows,
-    other:Running,   # of which all but one token is read
+    other:Running,   # rows with all but one token processed
 )->None:
     "Put rows into empty slots"
     empty = [place for place in range(self.places) if place not in self.taken][:len(other.rows)]
@@ -279,7 +279,7 @@ def join(self:StaticRows,
     source = (torch.arange(width, device=device) + width - n) % width   # (rows, width): without the padding
     for ours, theirs in zip(self.cache.layers, other.cache.layers):
         for whole, new in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
-            whole[at] = 0   # masked or not, what is NaN spoils a sum
+            whole[at] = 0   # NaN would spoil a sum even if masked
             whole[at, :, :width] = new.gather(2, source[:, None, :, None].expand_as(new))
 
 @patch
@@ -322,8 +322,8 @@ class Decoder:
     def __init__(self,
         model,
         tokenizer,
-        *, batch_size:int=32,           # rows that are answered together, at most
-        batch_tokens:int=65536,         # tokens of these rows, answers included, at most
+        *, batch_size:int=32,           # most rows to answer together
+        batch_tokens:int=65536,         # most tokens of these rows, including answers
         adapters:list[str]|None=None,   # for each prompt, the name of its adapter; None: the active one answers all
         **how,                          # as for `Sampling`
     ):
@@ -335,8 +335,8 @@ class Decoder:
         self.takes = {"position_ids", "logits_to_keep"} & set(known)
         self.cache_argument = _cache_argument(known)
         self.running:Running|StaticRows|None = None
-        self.replays = True   # until a step could not be recorded
-        self.written:dict[int,list[int]] = {}   # of rows that have begun and not ended
+        self.replays = True   # False once a step could not be recorded
+        self.written:dict[int,list[int]] = {}   # tokens of rows in progress
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0dec5
 @patch
@@ -361,7 +361,7 @@ def write(self:Decoder, running)->None:
     running.advance(tokens.to(self.model.device))
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0dec6
-_TAIL = 32   # tokens in which a stop text is looked for: longer than any that is in use
+_TAIL = 32   # tokens searched for a stop text: longer than any in use
 
 def _stop_in(text:str, stops:tuple[str,...])->int|None:
     "The index at which the first stop string begins; None if there is none"
@@ -398,7 +398,7 @@ def room(self:Decoder)->int:
         if here > most * 7 // 8 or not self.running.is_plain: return 0
     width = max(width, len(self.prompts[self.waiting[0]])) + self.how.max_new_tokens
     fits = min(self.most, max(1, self.batch_tokens // width))
-    if static: fits = self.running.places if fits < 2 * self.running.places else 0   # else they wait for a larger batch
+    if static: fits = self.running.places if fits < 2 * self.running.places else 0   # otherwise wait for a larger batch
     return max(0, min(fits - here, len(self.waiting)))
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0dec9
@@ -439,7 +439,7 @@ def halve(self:Decoder, e:Exception)->None:
 @patch
 def answers(self:Decoder,
     prompts:list[list[int]],   # token ids, none empty
-):   # yields (number of a prompt, its `Generation`), in the order in which they end
+):   # yields (number of a prompt, its `Generation`) as they end
     "Answer prompts, longest first"
     self.prompts, self.draws = prompts, self.how.draws(len(prompts))
     self.waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
@@ -447,7 +447,7 @@ def answers(self:Decoder,
         over = None
         try: over = self.step()
         except Exception as e: self.halve(e)
-        if over is None: free_memory()   # here, where nothing references the tensors of the step
+        if over is None: free_memory()   # here, where no tensors of the step are referenced
         for row in over or (): yield row, self.answer(self.written.pop(row))
 
 # %% ../../nbs/06_model/10_generate.ipynb #d3ca84c7
@@ -455,19 +455,19 @@ def answers(self:Decoder,
 def _recording_stream(device:torch.device): return torch.cuda.Stream(device)   # one: cuBLAS keeps memory for each
 
 def record_graph(
-    step:Callable,          # no arguments; reads and writes the same memory at each call
+    step:Callable,          # without arguments; reads and writes the same memory each time
     device:torch.device,
-)->Callable:                # does the same; what it returns is overwritten by the next call
+)->Callable:                # does the same; its result is overwritten by the next call
     "Record a function as a CUDA graph; RuntimeError for one that waits for the device"
     stream, graph, collects = _recording_stream(device), torch.cuda.CUDAGraph(), gc.isenabled()
     with torch.cuda.device(device):
         outside, mode = torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
         stream.wait_stream(outside)
-        gc.disable()   # what it frees may not be freed while a graph is recorded
+        gc.disable()   # memory must not be freed while a graph is recorded
         try:
             with torch.cuda.stream(stream):
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")   # that this is a prototype
+                    warnings.simplefilter("ignore")   # about a prototype feature
                     torch.cuda.set_sync_debug_mode("error")
                 try: step()
                 finally: torch.cuda.set_sync_debug_mode(mode)
@@ -484,8 +484,8 @@ def record_graph(
 
 # %% ../../nbs/06_model/10_generate.ipynb #40888579
 _RECORDED_ON = ("cuda",)
-_FEW_TOKENS = 8   # answers that are over by then need no recording
-_ROOM = 256       # tokens that each place has before a step is recorded anew
+_FEW_TOKENS = 8   # shorter answers are not worth recording
+_ROOM = 256       # tokens per place until a step is recorded again
 
 def _can_record(decoder:Decoder, running:Running)->bool:
     "Is it worth recording a CUDA graph?"
@@ -499,7 +499,7 @@ def _can_record(decoder:Decoder, running:Running)->bool:
 
 @patch
 def record(self:Decoder,
-    running:Running,   # with tokens that are written
+    running:Running,   # rows being generated
 )->StaticRows|None:
     "The same rows with a recorded step, or None to leave them as they are"
     if not _can_record(self, running): return None
@@ -513,9 +513,9 @@ def record(self:Decoder,
         rows = StaticRows(running, self.length_of_places(running))
         rows.replay = record_graph(step, self.model.device)
         tolerance, size = 1e-3 if want.dtype == torch.float32 else 5e-2, want.abs()
-        limit = tolerance * float(size.where(size < 1e4, 0).max())   # neither of NaN nor of scores that are masked
+        limit = tolerance * float(size.where(size < 1e4, 0).max())   # ignoring NaN and masked scores
         self.replays = torch.allclose(rows.scores(), want, rtol=0, atol=limit, equal_nan=True)
-    except Exception: self.replays = False   # whatever it is, rows can be answered without
+    except Exception: self.replays = False   # recording is optional, so any error disables it
     return rows if self.replays else None
 
 @patch
@@ -548,11 +548,11 @@ def _generate_one_batch(decoder:Decoder, prompts:list[list[int]], rows:list[int]
     more = {} if decoder.adapters is None else dict(adapter_names=[decoder.adapters[i] for i in rows])
     if decoder.how.seed is not None: torch.manual_seed(decoder.how.seed)
     inner, how = causal_lm(model), decoder.how
-    settings = GenerationConfig(   # the same in transformers' words; of the model's own only the end tokens are kept
+    settings = GenerationConfig(   # equivalent settings for transformers, with only the model's end tokens
         do_sample=how.temperature > 0, temperature=how.temperature or None, top_p=how.top_p, use_cache=True,
         max_new_tokens=how.max_new_tokens, stop_strings=list(how.stop) or None, eos_token_id=sorted(decoder.ends),
         pad_token_id=tokenizer.pad_token_id)
-    own, inner.generation_config = inner.generation_config, settings   # else what is None comes from the model's own
+    own, inner.generation_config = inner.generation_config, settings   # otherwise None values come from the model's own
     more |= dict(attention_mask=mask, tokenizer=tokenizer)
     try: out = model.generate(input_ids=ids, generation_config=settings, **more)
     finally: inner.generation_config = own
@@ -573,7 +573,7 @@ def reads_padding(
         return inner(ids, attention_mask=mask, use_cache=False, **more).logits[0, -1].float()
     with inference_mode(inner): alone, padded = last_scores(0), last_scores(16)
     tolerance = 1e-3 if model.dtype == torch.float32 else 5e-2
-    limit = tolerance * float(alone.nan_to_num().abs().max())   # weights may be NaN, with padding or without
+    limit = tolerance * float(alone.nan_to_num().abs().max())   # weights may be NaN in both cases
     return not torch.allclose(alone, padded, rtol=0, atol=limit, equal_nan=True)
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0alt2
@@ -619,8 +619,8 @@ def continue_tokens(
 def generate(
     model,
     tokenizer,
-    conversations:list[list[dict]],  # each ends with a message of the user
-    **how,                           # as `continue_tokens`
+    conversations:list[list[dict]],  # each ends with a user message
+    **how,                           # as for `continue_tokens`
 )->list[Generation]:                 # in the order of `conversations`
     "Answer each conversation; `SftError` for one without messages, or one that the chat template refuses"
     return continue_tokens(model, tokenizer, encode_prompts(conversations, tokenizer), **how)

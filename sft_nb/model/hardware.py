@@ -27,7 +27,7 @@ def choose_device(
     wanted:str="auto",  # auto, cpu, mps or cuda
 )->tuple[str,str]:      # the device and the reason for it
     "The device to train on; ConfigError if the requested one is not available"
-    seen = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)   # the fastest first
+    seen = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)   # fastest first
     visible = [device for device, is_there in seen.items() if is_there]
     if wanted == "auto" and visible == ["cpu"]: return "cpu", "auto: no GPU is visible"
     if wanted == "auto": return visible[0], f"auto: {visible[0]} is available"
@@ -36,8 +36,8 @@ def choose_device(
     raise ConfigError(f"device {wanted}", found, f"one of {', '.join(visible)}", edit(device="auto"))
 
 # %% ../../nbs/06_model/00_hardware.ipynb #hwgain02
-_LEAST_GAIN = 1.5         # times as fast: less is not worth the rounding
-_FEWEST_WEIGHTS = 10**7   # below, a step is more than its products: that of `tiny` would be 1.08 times as fast
+_LEAST_GAIN = 1.5         # speed-up below which rounding is not worth it
+_FEWEST_WEIGHTS = 10**7   # fewer weights gain little: a step of `tiny` would be 1.08 times as fast
 
 @lru_cache
 def _size_of(path:str, revision:str|None)->tuple[int,...]:
@@ -71,11 +71,11 @@ def _measured_gain(hidden:int, intermediate:int, layers:int, vocabulary:int)->fl
 
 def bfloat16_gain(
     cfg:Config,      # `model` and `method`
-)->float|None:       # None: not measured, because a step would gain too little
+)->float|None:       # None: not measured, as a step would gain too little
     "Speed-up of a model's matrix products on this CPU by bfloat16 over float32"
-    if cfg.method == "full" or why_missing(cfg.model, cfg.revision): return None   # a head that learns gains little
+    if cfg.method == "full" or why_missing(cfg.model, cfg.revision): return None   # a trained head gains little
     try: hidden, intermediate, layers, vocabulary = _size_of(str(model_path(cfg.model)), cfg.revision)
-    except Exception: return None   # the model itself is read later, and its error says more
+    except Exception: return None   # the model is loaded later with a better error
     weights = layers * hidden * (4 * hidden + 3 * intermediate) + vocabulary * hidden
     return None if weights < _FEWEST_WEIGHTS else _measured_gain(hidden, intermediate, layers, vocabulary)
 
@@ -83,7 +83,7 @@ def bfloat16_gain(
 def choose_dtype(
     wanted:str="auto",   # auto, bfloat16, float16 or float32
     device:str="cpu",
-    *, gain:float|None=None,   # of a CPU, from `bfloat16_gain`
+    *, gain:float|None=None,   # for a CPU, from `bfloat16_gain`
 )->tuple[torch.dtype,str]: # the format to compute in and the reason for it
     "bfloat16 where the hardware supports it, else float32; float16 only on request, and never on a CPU"
     if wanted == "float16" and device == "cpu":
@@ -106,7 +106,7 @@ class Hardware:
     device_reason:str
     dtype:torch.dtype   # what the model computes in
     dtype_reason:str
-    gain:float|None=None   # of `bfloat16_gain`, if that was measured
+    gain:float|None=None   # from `bfloat16_gain`, if measured
     tf32:bool=False     # float32 products of a CUDA device round their factors to 10 bits
 
     @property
@@ -136,15 +136,15 @@ def find_hardware(
 class Device:
     "What a plan needs to know about a device"
     name:str
-    gib:float            # memory that a process can have, including what its driver needs
+    gib:float            # memory available to a process, including its driver context
     tflops:float         # dense bfloat16 products, 10^12 floating-point operations a second
     gb_per_second:float  # memory bandwidth
     kind:str="cuda"      # cuda, cpu or mps
     dtype:str="bfloat16" # what `dtype="auto"` computes in
     attention:float=.6   # share of `tflops` that FlashAttention 2 reaches
-    bus:float=25         # GB a second to host memory and back: what PCIe 4 gives, of 32
-    host:float|None=None # GiB of host memory for what waits there; None: unknown
-    taken:str=""         # what other programs hold of the GPU's memory; empty: nothing
+    bus:float=25         # GB per second to and from host memory: what PCIe 4 reaches of its 32
+    host:float|None=None # GiB of host memory for offloading; None: unknown
+    taken:str=""         # GPU memory used by other programs, in words; empty: none
 
     def holds(self, total:int, waiting:int=0)->bool:
         "Do `total` bytes fit the device, and `waiting` bytes the host, where buffers are rounded up to powers of two?"
@@ -195,10 +195,10 @@ def _measured_tflops(kind:str, dtype:torch.dtype)->float:
     best, spent = math.inf, 0.
     for _ in range(6):
         began = time.perf_counter()
-        float((a @ a)[0, 0])   # waits for it
+        float((a @ a)[0, 0])   # synchronises
         took = time.perf_counter() - began
         best, spent = min(best, took), spent + took
-        if spent > .2: break   # CPUs that emulate 16 bits take a hundred times longer
+        if spent > .2: break   # CPUs that emulate 16 bits are a hundred times slower
     return 2 * n**3 / best / 1e12
 
 # %% ../../nbs/06_model/00_hardware.ipynb #cb1d5ae0
@@ -212,12 +212,12 @@ def _measured_bandwidth(kind:str)->float:
     for _ in range(11):
         began = time.perf_counter()
         b.copy_(a)
-        int(b[0])   # waits for it
+        int(b[0])   # synchronises
         best = min(best, time.perf_counter() - began)
     return 2 * n / best / 1e9
 
 # %% ../../nbs/06_model/00_hardware.ipynb #db3a746e
-_CGROUPS = Path("/sys/fs/cgroup")   # where Linux tells what containers and batch jobs may have
+_CGROUPS = Path("/sys/fs/cgroup")   # where Linux shows limits of containers and batch jobs
 
 def _read_number(file:Path)->int|None:
     "The number in a file; None if there is no such file, or it says `max`"
@@ -270,7 +270,7 @@ def _programs_on_card()->list[str]:
     return [f"{name} (pid {pid}, {used})" for pid, name, used in (row for row in rows if len(row) == 3)
             if pid != str(os.getpid())]
 
-_OWN_CONTEXT = .6   # GiB that the driver takes for a process; a plan counts it under "driver and gaps"
+_OWN_CONTEXT = .6   # GiB of driver context per process; part of a plan's "driver and gaps"
 
 def _memory_of_card()->tuple[float,float,str]:
     "GiB of a GPU, GiB that this process can use, and who holds the rest"
@@ -285,7 +285,7 @@ def _memory_of_card()->tuple[float,float,str]:
 def this_device(
     kind:str,              # cuda, cpu or mps
     dtype:torch.dtype,
-    *, processes:int=1,    # that train together: those on this machine share its memory
+    *, processes:int=1,    # processes that train together and share this machine's memory
 )->Device:
     "The device of this machine, computing in `dtype`"
     format = str(dtype).removeprefix("torch.")
@@ -294,7 +294,7 @@ def this_device(
         if kind == "mps": gib = min(gib, torch.mps.recommended_max_memory() / 2**30)   # a part of the host's memory
         return Device(kind, gib, _measured_tflops(kind, dtype), 20, kind, format)
     total, gib, taken = _memory_of_card()
-    host = _free_gib() / max(1, min(processes, torch.cuda.device_count()))   # as much for each process
+    host = _free_gib() / max(1, min(processes, torch.cuda.device_count()))   # an equal share per process
     name = torch.cuda.get_device_name().lower()
     for word in ("nvidia", "geforce", "generation", "blackwell", " "): name = name.replace(word, "")
     found = dict(gib=gib, dtype=format, host=host, taken=taken)

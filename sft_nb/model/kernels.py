@@ -27,7 +27,7 @@ from .precision import Repair
 from .loss import causal_lm, dtype_of_products
 
 # %% ../../nbs/06_model/07_kernels.ipynb #7f86882f
-# older ones compile a Function that writes into its own result to gradients of zero (measured with 2.11)
+# older versions compile a Function that writes into its own result to zero gradients (measured with 2.11)
 _COMPILES_IN_PLACE = torch.__version__ >= (2, 13)
 
 class _Adapted(torch.autograd.Function):
@@ -64,7 +64,7 @@ def _base_product(x:torch.Tensor, W:torch.Tensor, bias:torch.Tensor|None, state)
     "`x W^T + bias`, by bitsandbytes where W has 4 bits"
     if state is None: return F.linear(x, W, bias)
     from bitsandbytes import matmul_4bit
-    return matmul_4bit(x, W.t(), bias=bias, quant_state=state)   # transposed: before 0.50 it must be
+    return matmul_4bit(x, W.t(), bias=bias, quant_state=state)   # transposed, as versions before 0.50 require
 
 def _gradient_of_x(d_outs, Ws, states)->torch.Tensor:
     "The gradient of x through the frozen matrices, which are unpacked one at a time"
@@ -102,7 +102,7 @@ def _quantisation_of(base):
     "The `quant_state` of a 4-bit layer; None for other layers"
     state = getattr(getattr(base, "weight", None), "quant_state", None)
     if type(base).__name__ != "Linear4bit" or state is None or "forward" in vars(base): return None
-    packed = getattr(state, "packing_format_for_cpu", False)   # for inference alone
+    packed = getattr(state, "packing_format_for_cpu", False)   # for inference only
     return None if packed or tuple(state.shape) != (base.out_features, base.in_features) else state
 
 def _is_frozen_matrix(base, x:torch.Tensor)->bool:
@@ -119,7 +119,7 @@ def _compute_products(layers:list, name:str, x:torch.Tensor)->list[torch.Tensor]
     "Outputs of several adapted layers for x (..., in)"
     if any(_has_dropout(layer, name) for layer in layers): return [_on_top(layer, name, x) for layer in layers]
     As = [layer.lora_A[name].weight for layer in layers]
-    A = (torch.cat(As) if len(As) > 1 else As[0]).to(dtype_of_products(x))   # one below the other
+    A = (torch.cat(As) if len(As) > 1 else As[0]).to(dtype_of_products(x))   # stacked
     if all(_is_frozen_matrix(layer.base_layer, x) for layer in layers): return _of_frozen(layers, name, x, A)
     hs = F.linear(x, A).split([len(one) for one in As], -1)
     return [_on_top(layer, name, x, h) for layer, h in zip(layers, hs)]
@@ -150,7 +150,7 @@ class _Together:
     def take(self, layer, name:str, x:torch.Tensor)->torch.Tensor:
         "The output of a layer for x (..., in)"
         mine = layer in self.outs and self.asked[0] is x and self.asked[1:] == (name, torch.is_grad_enabled())
-        if mine: self.proven = True   # set without reading it, or a compiled layer would be compiled again
+        if mine: self.proven = True   # set without reading it, to avoid recompiling the layer
         else: self.compute(layer, name, x)
         out = self.outs.pop(layer)
         if not self.outs: self.asked = None
@@ -158,7 +158,7 @@ class _Together:
 
     def compute(self, layer, name:str, x:torch.Tensor)->None:
         "Compute the output of this layer, and of the others if the same adapter is active in them"
-        if self.outs and not self.proven: self.layers = []   # they read something else
+        if self.outs and not self.proven: self.layers = []   # they read different inputs
         others = [one for one in self.layers
                   if one is not layer and _single_adapter(one) == name and _is_plain(one, name, x)]
         self.asked = (x, name, torch.is_grad_enabled())
@@ -181,16 +181,16 @@ def forward_of(module):
 
 def swap_forward(
     layers:list,
-    forward,         # (layer, *args, **kwargs), in place of the one that they have
-    what:str,        # that is changed, in words
-)->Repair:           # `.n` is how many layers
+    forward,         # (layer, *args, **kwargs), replaces their own forward
+    what:str,        # what is changed, in words
+)->Repair:           # `.n` is the number of layers
     "Replace the `forward` of layers by a bound method, so that a copy of a layer computes with its own weights"
     before = [vars(layer).get("forward") for layer in layers]
     ours = [types.MethodType(forward, layer) for layer in layers]
     for layer, method in zip(layers, ours): layer.forward = method
     def undo():
         for layer, method, was in zip(layers, ours, before):
-            if vars(layer).get("forward") is not method: continue   # it has been changed since
+            if vars(layer).get("forward") is not method: continue   # changed again since
             del layer.forward
             if was: layer.forward = was
     return Repair(f"{what}: {len(layers)} layers", len(layers), undo)
@@ -218,12 +218,12 @@ def _that_read_the_same(model, layers:list)->list[_Together]:
 # %% ../../nbs/06_model/07_kernels.ipynb #kn6tog03
 def fuse_lora(
     model,                  # a PeftModel
-    *, together:bool=True,  # False: also layers that read the same tensor compute each by itself
-)->Repair:                  # `.n` is how many layers; `undo()` gives them back to peft
+    *, together:bool=True,  # False: do not combine layers that read the same tensor
+)->Repair:                  # `.n` is the number of layers; `undo()` restores peft's
     "Let adapted layers compute base and adapter in one autograd function"
     from peft.tuners.lora import layer as peft_layers
     kinds = {peft_layers.Linear}
-    with suppress(ImportError):   # bitsandbytes is not installed, or is too old
+    with suppress(ImportError):   # bitsandbytes is missing or too old
         from peft.tuners.lora.bnb import Linear4bit
         kinds.add(Linear4bit)
     layers = [m for m in model.modules() if type(m) in kinds and not getattr(m, "fan_in_fan_out", False)]
@@ -259,7 +259,7 @@ def layers_of(
 def compile_layers(
     model,                    # a causal language model, with or without an adapter
     *, backend:str="inductor",
-)->Repair:                    # `.n` is how many layers
+)->Repair:                    # `.n` is the number of layers
     "Compile the decoder layers, for training"
     return swap_forward(layers_of(model), partial(_layer_forward, backend=backend), "compiled")
 
@@ -297,7 +297,7 @@ def _rms_norm(norm, x:torch.Tensor, *, added:int, as_input:bool)->torch.Tensor:
 
 def fuse_norms(
     model,       # with or without an adapter
-)->Repair:       # `.n` is how many norms
+)->Repair:       # `.n` is the number of norms
     "Use PyTorch's fused kernel for every RMSNorm whose class computes the same"
     found = {m: formula for m in model.modules() if (formula := _norm_formula(m)) is not None}
     repairs = [swap_forward([m], partial(_rms_norm, added=added, as_input=as_input), "norms as one operation")
@@ -306,9 +306,9 @@ def fuse_norms(
 
 # %% ../../nbs/06_model/07_kernels.ipynb #b62ba427
 def knowing(
-    function,   # written in Python
-    **names,    # names of its module, and what they refer to in the copy
-):              # the same function, to which they mean that; the module is not touched
+    function,   # a Python function
+    **names,    # names of its module -> values in the copy
+):              # a copy of the function that sees these values; the module is unchanged
     "A copy of a function in which some global names are bound to other objects"
     twin = types.FunctionType(function.__code__, function.__globals__ | names, function.__name__,
                               function.__defaults__, function.__closure__)
@@ -327,7 +327,7 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *d_outs):
         cos, sin = ctx.saved_tensors
-        back = -sin.roll(sin.shape[-1] // 2, -1)   # what the first half gave to the second comes back
+        back = -sin.roll(sin.shape[-1] // 2, -1)   # gradient of the first half, through the second
         return *(_turn_halves(d, cos, back).to(dtype) for d, dtype in zip(d_outs, ctx.dtypes)), None, None
 
 def _turn_halves(x:torch.Tensor, cos:torch.Tensor, sin:torch.Tensor)->torch.Tensor:
@@ -340,14 +340,14 @@ def _turn_halves(x:torch.Tensor, cos:torch.Tensor, sin:torch.Tensor)->torch.Tens
     return out
 
 # %% ../../nbs/06_model/07_kernels.ipynb #42fe6f6e
-_ROTATE = "apply_rotary_pos_emb"   # as every model of transformers calls it
+_ROTATE = "apply_rotary_pos_emb"   # its name in every transformers model
 
 def _rotate_with(model, choose:Callable)->list[Repair]:
     "Let attention modules rotate with another function, which is chosen by their present one"
     repairs = []
     for m in model.modules():
         try: forward = inspect.unwrap(type(m).forward)
-        except AttributeError: continue   # a script of TorchScript
+        except AttributeError: continue   # a TorchScript function
         code, changed = getattr(forward, "__code__", None), "forward" in vars(m)
         if code is None or changed or _ROTATE not in code.co_names: continue
         rotate = choose(forward.__globals__.get(_ROTATE))
@@ -369,13 +369,13 @@ def _rotation_like(theirs:Callable)->Callable|None:
         try:
             same = [a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, close, close)
                     for a, b in zip(theirs(*asked), rotate(*asked), strict=True)]
-        except Exception: return None   # whatever it is, it is not this formula
+        except Exception: return None   # any error means that it is a different formula
         if not all(same): return None
     return rotate
 
 def fuse_rotary(
     model,       # with or without an adapter
-)->Repair:       # `.n` is how many attentions
+)->Repair:       # `.n` is the number of attentions
     "Apply rotary embeddings in fewer operations, in every attention whose class rotates halves of vectors"
     repairs = _rotate_with(model, lambda theirs: None if theirs is None else _rotation_like(theirs))
     return _as_one(repairs, "rotary positions in four operations")
@@ -391,7 +391,7 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d):
         gate, up = ctx.saved_tensors
-        d_gate = torch.ops.aten.silu_backward(d * up, gate)   # first, so that one tensor less is there at once
+        d_gate = torch.ops.aten.silu_backward(d * up, gate)   # first, to have one tensor less at a time
         return d_gate, F.silu(gate).mul_(d)
 
 def _gated_mlp(mlp, *args, **kwargs)->torch.Tensor:
@@ -421,7 +421,7 @@ def _is_swiglu(mlp)->bool:
 
 def fuse_gates(
     model,       # with or without an adapter
-)->Repair:       # `.n` is how many MLPs
+)->Repair:       # `.n` is the number of MLPs
     "Let SwiGLU MLPs save their gate only once for the backward pass"
     return swap_forward([m for m in model.modules() if _is_swiglu(m)], _gated_mlp, "gates kept once")
 
@@ -473,8 +473,8 @@ def _put_in(model, put_in)->None:
 # %% ../../nbs/06_model/07_kernels.ipynb #dc30b8fe
 def use_liger(
     model,                        # a causal language model, with or without an adapter
-    *, put_in:Callable|None=None,  # what changes the model it is given; None: Liger
-)->Repair:                        # `.n` is how many modules
+    *, put_in:Callable|None=None,  # function that changes the model; None: Liger
+)->Repair:                        # `.n` is the number of modules
     "Let Liger's kernels compute norms, rotary positions and MLPs; ConfigError for a kind that it does not know"
     base = causal_lm(model)
     before = {m: dict(vars(m)) for m in base.modules()}
@@ -497,7 +497,7 @@ def use_liger(
 def use_if_proven(
     model,             # with or without an adapter
     change:Callable,   # changes it and returns a `Repair`
-)->Repair|None:        # None: the model is as it was
+)->Repair|None:        # None: the model is unchanged
     "Change a model only if scores and gradients of two short rows stay the same up to rounding"
     device, repair, draw = model.device, None, torch.Generator().manual_seed(0)
     modes = {m: m.training for m in model.modules()}
@@ -517,9 +517,9 @@ def use_if_proven(
         ids = torch.randint(0, n, (2, 33), generator=draw).to(device)
         want = measure(ids)
         rounding, repair = apart(measure(ids, 2**-8), want), change(model)
-        proven = [far < 2 * near + 1e-2 for far, near in zip(apart(measure(ids), want), rounding)]   # NaN is not
+        proven = [far < 2 * near + 1e-2 for far, near in zip(apart(measure(ids), want), rounding)]   # False for NaN
         if all(proven): return repair
-    except Exception: pass   # whatever it is, the model can do without
+    except Exception: pass   # any error: the model works without it
     finally:
         for m, learns in modes.items(): m.training = learns
     if repair is not None: repair.undo()
@@ -557,13 +557,13 @@ def _use_on_card(model)->list[Repair]:
 def use_kernels(
     model,         # in train mode, with its adapter
     kernels:str,   # auto, compile, liger or none
-)->list[Repair]:   # what was changed
+)->list[Repair]:   # the changes
     "Install the kernels that a config asks for; ConfigError if they are not installed or the device cannot run them"
     if kernels == "none": return []
     _check_card(kernels, model.device.type)
     check_kernels(kernels)
     used = [fuse_lora(model)] if hasattr(model, "peft_config") else []
-    if kernels == "auto" and model.device.type == "cuda": used += _use_on_card(model)   # a CPU gains nothing
+    if kernels == "auto" and model.device.type == "cuda": used += _use_on_card(model)   # a CPU does not gain
     if kernels == "liger": used.append(use_liger(model))
     if kernels == "compile": used.append(compile_layers(model))
     return used

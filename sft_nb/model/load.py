@@ -30,7 +30,7 @@ from .loss import causal_lm
 # %% ../../nbs/06_model/06_load.ipynb #84164a02
 def _is_news(record)->bool: return "Setting accelerator to CPU" not in record.getMessage()
 
-logging.getLogger("DeepSpeed").addFilter(_is_news)   # accelerate loads it where it is installed, and it sees no GPU
+logging.getLogger("DeepSpeed").addFilter(_is_news)   # accelerate imports it if installed, and it warns without a GPU
 
 @contextmanager
 def quiet():
@@ -83,7 +83,7 @@ def can_recompute_layers(
 
 def load_shape(
     cfg:Config,     # `model`, `revision`, `trust_remote_code`, `init`
-    tokenizer,      # the vocabulary of `init="random"` grows to it
+    tokenizer,      # with `init="random"`, the vocabulary is at least as large
 ):                  # transformers' config of the model
     "The config of a model, without its weights; ConfigError if it cannot be read"
     require_trust(cfg, "trust_remote_code", "attn_implementation")
@@ -91,7 +91,7 @@ def load_shape(
     if why := why_missing(cfg.model, cfg.revision): raise _loading_error(cfg, FileNotFoundError(why))
     try: shape = AutoConfig.from_pretrained(path, revision=cfg.revision, trust_remote_code=trust)
     except Exception as e: raise _loading_error(cfg, e) from e
-    if model_class(shape) is None and not cfg.trust_remote_code:   # an encoder, speech, a diffusion model
+    if model_class(shape) is None and not cfg.trust_remote_code:   # an encoder, a speech or a diffusion model
         found = f"transformers {transformers.__version__} has no causal language model of type {shape.model_type}"
         raise ConfigError(f"model {cfg.model!r}", found, "a model that continues text, with or without a vision tower",
                           "another {model}, or {trust_remote_code} if its code comes with it")
@@ -106,7 +106,7 @@ def load_shape(
         raise ConfigError("gradient_checkpointing", found, "False for this type of model",
                           edit(gradient_checkpointing=False))
     if cfg.init == "random":
-        text = text_config(shape)   # beside that of a vision tower, or the config itself
+        text = text_config(shape)   # the language model's part, or the config itself
         text.vocab_size = max(text.vocab_size, len(tokenizer))
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"): setattr(text, name, getattr(tokenizer, name))
     return shape
@@ -114,19 +114,19 @@ def load_shape(
 def auto_class(shape):
     "The class of transformers that loads the `model_class` of a config"
     mapping = AutoModelForCausalLM._model_mapping
-    known = mapping.get(type(shape), None) is model_class(shape)   # None for both: its code comes with it
+    known = mapping.get(type(shape), None) is model_class(shape)   # both None: it has its own code
     return AutoModelForCausalLM if known else AutoModelForImageTextToText
 
 # %% ../../nbs/06_model/06_load.ipynb #c693845d
 def random_weights(
     cfg:Config,     # `seed`
     shape,          # from `load_shape`
-    folder:str,     # where the weights are written
+    folder:str,     # where to write the weights
 )->str:
     "Write a model of the wanted shape with new float32 weights into `folder`"
     transformers.set_seed(cfg.seed)
     model = auto_class(shape).from_config(shape, dtype=torch.float32, trust_remote_code=cfg.trust_remote_code)
-    model.should_save_on_this_rank = lambda is_main: True   # of several processes, each has a folder of its own
+    model.should_save_on_this_rank = lambda is_main: True   # each of several processes has its own folder
     model.save_pretrained(folder)
     return folder
 
@@ -135,7 +135,7 @@ def guard_4bit(model:torch.nn.Module)->int:
     """Make 4-bit layers on a CPU train: no repacking in place, and the right scales where a row ends inside a block
 
     Returns how many 4-bit layers there are."""
-    if "bitsandbytes" not in sys.modules: return 0   # no layer can be of a package that was never loaded
+    if "bitsandbytes" not in sys.modules: return 0   # without the package there are no such layers
     from bitsandbytes.nn import Linear4bit
     layers = [m for m in model.modules() if isinstance(m, Linear4bit)]
     for m in layers: m.support_avx512bf16_for_cpu = False
@@ -158,7 +158,7 @@ def _check_vocabulary(n:int, rows:int, cfg:Config)->None:
 def _initialise_rows(model, new:list[int])->None:
     "Initialise unused rows of embedding and head with the mean of the others"
     layers = (model.get_input_embeddings(), model.get_output_embeddings()) if new else ()
-    for layer in {id(layer): layer for layer in layers}.values():   # a tied head is one with the embedding
+    for layer in {id(layer): layer for layer in layers}.values():   # a tied head is the embedding
         old = torch.ones(len(layer.weight), dtype=torch.bool, device=layer.weight.device)
         old[new] = False
         layer.weight[new] = layer.weight[old].float().mean(0).to(layer.weight.dtype)
@@ -175,7 +175,7 @@ def fit_vocabulary(
     if n > rows: model.resize_token_embeddings(n, mean_resizing=False)
     named = map(tokenizer.convert_tokens_to_ids, getattr(tokenizer, "new_tokens", ()))
     _initialise_rows(model, [*range(rows, n), *(i for i in named if i < rows)])
-    # not the config's: some models are built with that number (positions of RoBERTa and XGLM, an empty row of Youtu)
+    # not the config's: some models depend on that number (positions of RoBERTa and XGLM, an empty row of Youtu)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     ends = model.generation_config.eos_token_id
     ends = [ends] if isinstance(ends, int) else ends or []
@@ -211,7 +211,7 @@ def _looked_at(weight)->list[torch.Tensor]:
     return [n for n in numbers if n.is_floating_point() and n.itemsize > 1 and n.numel() and not n.is_meta]
 
 def broken_weights(
-    weights:dict[str,torch.Tensor],   # plain, or of bitsandbytes
+    weights:dict[str,torch.Tensor],   # plain or bitsandbytes weights
 )->list[str]:
     "The names of the weights that hold NaN or infinity"
     def is_finite(weight): return all(bool(end.isfinite()) for part in _looked_at(weight) for end in part.aminmax())
@@ -220,7 +220,7 @@ def broken_weights(
 # %% ../../nbs/06_model/06_load.ipynb #load0012
 def check_weights(
     model,
-    cfg:Config,   # says what it is called
+    cfg:Config,   # names the model
 )->None:
     "ConfigError if a weight is NaN or infinite"
     weights = dict(model.named_parameters())
@@ -265,8 +265,8 @@ def count_parameters(
 # %% ../../nbs/06_model/06_load.ipynb #0e768654
 def packed_share(
     model,                        # from `load_base`, with or without an adapter
-    inside:str="",                # a path: the share of its matrices; empty: of all
-)->tuple[float,dict[str,int]]:    # share, and numbers of other matrices: mlp.experts.down_proj -> 1000
+    inside:str="",                # path of a part of the model; empty: the whole model
+)->tuple[float,dict[str,int]]:    # share, and sizes of other matrices: mlp.experts.down_proj -> 1000
     "The share of a base's matrices, embeddings and head excluded, that is stored in 4 or 8 bits"
     inner = causal_lm(model)
     ends = (inner.get_input_embeddings(), inner.get_output_embeddings())

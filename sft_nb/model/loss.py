@@ -65,9 +65,9 @@ def chunked_cross_entropy(
     hidden:torch.Tensor,    # (N, hidden size)
     targets:torch.Tensor,   # (N), token ids
     head:Callable,          # (n, hidden size) -> scores (n, V)
-    *, chunk:int=1024,      # positions whose scores are in memory together
-    learns:list=(),         # parameters of the head that are trained
-)->tuple[torch.Tensor,torch.Tensor]:  # sum over the positions, and how many have their target as the highest score
+    *, chunk:int=1024,      # positions processed at a time
+    learns:list=(),         # trained parameters of the head
+)->tuple[torch.Tensor,torch.Tensor]:  # sum over the positions, and the number whose highest score is the target
     "Cross entropy in float32 that never holds more than a chunk of the scores"
     return _Chunked.apply(hidden, targets, head, chunk, *learns)
 
@@ -79,7 +79,7 @@ def dtype_of_products(hidden:torch.Tensor)->torch.dtype:
 
 # %% ../../nbs/06_model/05_loss.ipynb #d734123f
 def _softmax_in_float32(
-    scores:torch.Tensor,   # (n, V); those in float32 are overwritten
+    scores:torch.Tensor,   # (n, V); overwritten if float32
     top:torch.Tensor,      # (n, 1), the highest of each row
 )->torch.Tensor:
     "Probabilities (n, V) in float32: of 16-bit scores in one pass, without a copy of them in float32"
@@ -89,9 +89,9 @@ def _softmax_in_float32(
 
 # %% ../../nbs/06_model/05_loss.ipynb #10550042
 def add_product(
-    total:torch.Tensor,   # (V, hidden size), float32; is added to
+    total:torch.Tensor,   # (V, hidden size), float32; updated in place
     g:torch.Tensor,       # (n, V)
-    h:torch.Tensor,       # (n, hidden size), in the format of `g`
+    h:torch.Tensor,       # (n, hidden size), in the dtype of `g`
 )->None:
     "Add `g.T @ h`"
     if g.dtype != torch.float32 and not isinstance(g, FakeTensor) and adds_to_float32(g.device, g.dtype):
@@ -125,7 +125,7 @@ class _ChunkedLinear(torch.autograd.Function):
         w, h = weight.to(dtype), hidden.to(dtype)
         if factor != 1: h = h * factor
         d_h = torch.empty_like(hidden) if hidden.requires_grad else None
-        d_w = torch.zeros_like(weight, dtype=torch.float32) if weight.requires_grad else None   # a sum of many parts
+        d_w = torch.zeros_like(weight, dtype=torch.float32) if weight.requires_grad else None   # accumulates many parts
         total, right = _zero_sums(hidden)
         buffer = torch.empty(min(chunk, len(targets)), len(w), dtype=dtype, device=hidden.device)
         for a in range(0, len(targets), chunk):
@@ -135,7 +135,7 @@ class _ChunkedLinear(torch.autograd.Function):
             behind = top.float() - scores.gather(1, t).float()
             p = _softmax_in_float32(scores, top)
             right += (best == t).sum()
-            total += (behind - p.gather(1, best).log()).sum()   # log Z is -log p of the highest score
+            total += (behind - p.gather(1, best).log()).sum()   # log Z - top is -log p of the highest score
             if d_h is None and d_w is None: continue
             g = scores.copy_(p).scatter_(1, t, (p.gather(1, t) - 1).to(dtype))
             if d_h is not None: d_h[a:a + chunk] = factor * (g @ w)
@@ -152,10 +152,10 @@ class _ChunkedLinear(torch.autograd.Function):
 # %% ../../nbs/06_model/05_loss.ipynb #835d1d78
 def chunk_size(
     vocabulary:int,        # V
-    max_logits_mib:int,    # memory for the scores of a chunk with all that is made of them
-    *, itemsize:int=4,     # bytes of a score as the head computes it
-    linear:bool=True,      # the head is one matrix
-    in_blocks:bool=False,  # and passes by in blocks
+    max_logits_mib:int,    # memory for the scores of a chunk and everything derived from them
+    *, itemsize:int=4,     # bytes of a score computed by the head
+    linear:bool=True,      # True: the head is one matrix
+    in_blocks:bool=False,  # True: processed in blocks
 )->int:
     "Positions in a chunk, at least 1"
     if in_blocks: return min(ROWS, max(1, max_logits_mib * 2**20 // (4 * BLOCK)))
@@ -192,7 +192,7 @@ def language_model(model):
 def backbone(model):
     "A causal language model without its head"
     if model.base_model is not model: return model.base_model
-    inside = language_model(model)   # of Llama 4, a whole causal model that has no base by the name it gives
+    inside = language_model(model)   # in Llama 4, a whole causal model whose base has another name
     return getattr(inside, "model", inside)
 
 # %% ../../nbs/06_model/05_loss.ipynb #001bb3e7
@@ -237,7 +237,7 @@ class Head:
 # %% ../../nbs/06_model/05_loss.ipynb #ebf46a3c
 def head_of(
     model,          # a causal language model, with or without an adapter
-)->Head|None:       # None: this model's scores are made in another way
+)->Head|None:       # None: this model computes its scores differently
     "The head of a model, checked against the scores of the model itself"
     if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()): return None
     model = causal_lm(model)
@@ -249,7 +249,7 @@ def head_of(
         own = model(ids, use_cache=False).logits
         ours = head(backbone(model)(ids, use_cache=False).last_hidden_state)
     if own.shape != ours.shape: return None
-    limit = 1e-3 * float(own.nan_to_num().abs().max())   # weights may be NaN, in both
+    limit = 1e-3 * float(own.nan_to_num().abs().max())   # weights may be NaN in both
     same = torch.allclose(own.float(), ours.float(), rtol=1e-3, atol=limit, equal_nan=True)
     return head if same else None
 
@@ -259,15 +259,15 @@ class SupervisedLoss(ModelOutput):
     "What a model with `supervised=True` returns"
     loss:torch.Tensor|None=None       # sum of the cross entropies of the supervised tokens, nats
     n_tokens:torch.Tensor|None=None   # supervised tokens
-    n_correct:torch.Tensor|None=None  # of these, how many had the highest score
-    aux_loss:torch.Tensor|None=None   # of the routers of a mixture of experts, if `output_router_logits` asks for it
+    n_correct:torch.Tensor|None=None  # number of these with the highest score
+    aux_loss:torch.Tensor|None=None   # router loss of a mixture of experts, if `output_router_logits` is set
 
 # %% ../../nbs/06_model/05_loss.ipynb #841940b2
 def _loss_of(hidden, labels, at, *, head:Head, max_logits_mib:int, learns:list)->SupervisedLoss:
     "From hidden vectors (B, T, hidden size), labels of the tokens that follow them (B, T), and which are supervised"
     if at is None: at = supervised_positions(labels)
     targets = labels.reshape(-1)[at]
-    now = [getattr(module, name) for module, name in learns]   # sharding puts others in their place
+    now = [getattr(module, name) for module, name in learns]   # sharding replaces them
     loss, right = head.loss(hidden.flatten(0, 1)[at], targets, max_logits_mib=max_logits_mib, learns=now)
     n_tokens = torch.full((), len(targets), device=targets.device)
     return SupervisedLoss(loss=loss, n_tokens=n_tokens, n_correct=right)
@@ -277,8 +277,8 @@ def _trained_parameters(head:Head, model)->list:
     "Module and name of the trained parameters that the head depends on: its own, a tied embedding, an adapter's"
     dtype, device = model.get_input_embeddings().weight.dtype, model.get_output_embeddings().weight.device
     trained = [p for p in model.parameters() if p.requires_grad]
-    size = model.get_output_embeddings().weight.shape[1]   # of Reformer, twice the hidden size
-    with torch.enable_grad():   # a workbench may be made for an evaluation
+    size = model.get_output_embeddings().weight.shape[1]   # for Reformer, twice the hidden size
+    with torch.enable_grad():   # a workbench may be built during an evaluation
         with autocast_to_weights(model): scores = head(torch.ones(1, size, device=device, dtype=dtype))
         if not scores.requires_grad: return []
         gradients = torch.autograd.grad(scores.float().sum(), trained, allow_unused=True)
@@ -310,7 +310,7 @@ def _with_supervised(model, loss:Callable)->Callable:
 def add_supervised_loss(
     model,                      # a causal language model, with or without an adapter
     *, max_logits_mib:int=512,  # memory for the scores of a chunk
-)->bool:                        # False: its head is unknown, and nothing was changed
+)->bool:                        # False: unknown head, nothing was changed
     "Let `model(..., labels=..., supervised=True)` return a `SupervisedLoss`"
     inner, head = causal_lm(model), head_of(model)
     if head is None: return False
@@ -335,9 +335,9 @@ def _autocast_in(dtype:torch.dtype, device:str):
 def batch_loss(
     model,                               # a causal language model, in train or eval mode
     batch:dict,                          # from a collator
-    *, dtype:torch.dtype=torch.float32,  # computed in: 16 bits under autocast
+    *, dtype:torch.dtype=torch.float32,  # compute dtype: 16 bits run under autocast
     supervised:bool,                     # `add_supervised_loss` was called; False: the model's own loss
-)->tuple[torch.Tensor,torch.Tensor]:     # sum over the supervised tokens in nats, and how many they are
+)->tuple[torch.Tensor,torch.Tensor]:     # sum over the supervised tokens in nats, and their number
     "The loss of a batch, as training computes it"
     batch = _move_to_model(batch, model)
     with _autocast_in(dtype, batch["labels"].device.type):
@@ -350,7 +350,7 @@ def batch_loss(
 def loss_of_scores(
     model,                               # a causal language model
     batch:dict,                          # from a collator
-    *, dtype:torch.dtype=torch.float32,  # computed in: 16 bits under autocast
+    *, dtype:torch.dtype=torch.float32,  # compute dtype: 16 bits run under autocast
 )->torch.Tensor:                         # nats per supervised token
     "The cross entropy of the next tokens by the scores that a model generates with, whatever its own loss is"
     batch = _move_to_model(batch, model)

@@ -43,7 +43,7 @@ def _odd_layer(model, adapter)->str:
 
 def read_lora_settings(
     model,      # a PeftModel
-)->dict:        # settings of this package, so that a later process builds the same adapter
+)->dict:        # settings from which a later process builds the same adapter
     "The settings that describe the adapter of a model; ConfigError if it is no LoRA, or one they cannot describe"
     adapter = model.peft_config[model.active_adapter]
     found, expected = "", "a LoRA adapter with one rank and one scale"
@@ -68,8 +68,8 @@ def read_lora_settings(
 def with_model(
     cfg:Config,
     model,       # a causal language model, with or without a LoRA adapter
-    base:Path|None=None,   # where `save_unnamed_base` has written its base
-)->Config:                 # `model` names where a later process finds the base
+    base:Path|None=None,   # where `save_unnamed_base` wrote its base
+)->Config:                 # its `model` names where a later process finds the base
     "The config of a training of this very model; ConfigError for an adapter that settings cannot describe"
     has_adapter, quantised = hasattr(model, "peft_config"), getattr(model, "quantization_method", None) is not None
     new = dict(method="qlora" if quantised else "lora", tokenizer=cfg.tokenizer or cfg.model)
@@ -95,7 +95,7 @@ def _find_base(model):
 
 def save_unnamed_base(
     model,
-)->Path|None:   # a temporary folder; None: the base has a name from which it can be loaded
+)->Path|None:   # a temporary folder; None: the base can be loaded by name
     "Write a model that comes from no folder and no hub; ConfigError if it has an adapter already"
     base = _find_base(model)
     name = base.config._name_or_path
@@ -112,7 +112,7 @@ def save_unnamed_base(
 def make_trainable(
     model,       # changed in place
     tokenizer,
-    cfg:Config,  # from `with_model`, with nothing `auto` left
+    cfg:Config,  # from `with_model`, without `auto`
 ):               # a PeftModel, or the model itself for `method="full"`
     "Make a handed-over model ready to train, on its device; ConfigError for broken weights or a foreign vocabulary"
     hardware = find_hardware(cfg)
@@ -123,7 +123,7 @@ def make_trainable(
         if cfg.method == "lora" and not hasattr(model, "peft_config"): model.to(hardware.dtype)
         if cfg.method != "qlora": model.to(hardware.device)
         if not hasattr(model, "peft_config"):
-            if cfg.method == "full": model.float()   # as a loaded one: steps of 2e-4 are lost in 16 bits
+            if cfg.method == "full": model.float()   # as when loading: steps of 2e-4 are lost in 16 bits
             fit_vocabulary(model, tokenizer, cfg)
             attention, _ = choose_attention(cfg.attn_implementation, hardware.device, hardware.dtype, model.config)
             if attention is not None: model.set_attn_implementation(attention)

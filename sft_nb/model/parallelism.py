@@ -47,17 +47,17 @@ def _read_deepspeed(file:Path)->dict:
 # %% ../../nbs/06_model/11_parallelism.ipynb #wo000014
 def deepspeed_config(
     cfg:Config,
-)->dict|None:   # as DeepSpeed's config; None: it is not requested
+)->dict|None:   # DeepSpeed's config; None: not requested
     "The config that DeepSpeed is given; ConfigError for a file that contradicts ours"
     if cfg.deepspeed is None: return None
-    if cfg.deepspeed in ZERO: return json.loads(json.dumps(ZERO[cfg.deepspeed]))   # a copy, which may be written into
+    if cfg.deepspeed in ZERO: return json.loads(json.dumps(ZERO[cfg.deepspeed]))   # a copy, as it may be modified
     file = Path(cfg.deepspeed)
     said = _AUTO | _read_deepspeed(file)
     for theirs, ours in _SAID_TWICE.items():
         if said[theirs] in ("auto", getattr(cfg, ours)): continue
         found, fix = f"{theirs} is {said[theirs]}, and {ours} is {getattr(cfg, ours)}", edit(**{ours: said[theirs]})
         raise ConfigError(f"{file}", found, "one number", fix | f'write "auto" for {theirs}')
-    said.pop("train_batch_size", None)   # the product of the others and the number of processes
+    said.pop("train_batch_size", None)   # computed from the others and the number of processes
     if zero_stage(said) == 3: said["zero_optimization"] = said["zero_optimization"] | _WHOLE_WHEN_SAVED
     return said
 
@@ -122,7 +122,7 @@ def _check_zero3(cfg:Config)->None:
         found = "ZeRO-3 fetches the weights of each module as it is called, which a compiled layer does not"
         raise ConfigError("kernels", found, "kernels as they are", edit(kernels="none") | edit(deepspeed="zero2"))
 
-_SINCE = Version("5.19")   # transformers' trainer leaves weights alone that are divided already
+_SINCE = Version("5.19")   # since then transformers' trainer accepts weights that are already sharded
 
 _STATE_OF_ITS_SHAPE = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 
@@ -137,7 +137,7 @@ def _check_fsdp(cfg:Config)->None:
         raise ConfigError("fsdp", f"deepspeed is {cfg.deepspeed!r}, and both divide the same", "one of them", fix)
     if cfg.method == "qlora":
         found = "packed 4-bit and 8-bit weights cannot be divided"
-        fix = edit(fsdp=False) | edit(method="lora")   # each process holds the base, which is small
+        fix = edit(fsdp=False) | edit(method="lora")   # each process holds the whole base, which is small
         raise ConfigError("fsdp", found, "weights in 16 or 32 bits", fix)
     if cfg.optim not in _STATE_OF_ITS_SHAPE:
         found, expected = f"the state of {cfg.optim} has not the shape of the weights", ", ".join(_STATE_OF_ITS_SHAPE)
@@ -146,7 +146,7 @@ def _check_fsdp(cfg:Config)->None:
 # %% ../../nbs/06_model/11_parallelism.ipynb #dvfsdp02
 def check_several(
     cfg:Config,
-    processes:int,   # that a launcher started
+    processes:int,   # number that a launcher started
 )->None:
     "ConfigError if there is only one process, or too few to share rows; and as `check_division`"
     check_division(cfg)
@@ -160,7 +160,7 @@ def check_several(
 # %% ../../nbs/06_model/11_parallelism.ipynb #0f1c6ac6
 def check_heads(
     cfg:Config,
-    attention:str|None,   # that the model would be loaded with; None: its own
+    attention:str|None,   # attention the model would be loaded with; None: its own
     shape,                # the model's config
 )->None:
     "ConfigError for a model whose rows cannot be shared"
@@ -179,10 +179,10 @@ def check_heads(
 @dataclass(frozen=True)
 class Division:
     "What one of several processes holds"
-    stage:int=0           # of ZeRO; 0: everything
+    stage:int=0           # of ZeRO; 0: shards nothing
     processes:int=1
-    bucket:int|None=None  # numbers of a gradient that are sent together; None: the hidden size squared
-    by_layer:bool=False   # FSDP2: a layer at a time, and without a copy of what is trained
+    bucket:int|None=None  # gradient elements sent together; None: the hidden size squared
+    by_layer:bool=False   # FSDP2: layer by layer, without copies of trained weights
 
 def division_of(
     cfg:Config,

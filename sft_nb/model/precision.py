@@ -40,7 +40,7 @@ def _cast_in_place(parameters, dtype:torch.dtype, what:str)->Repair:
     before = [(p, p.dtype, p.data if torch.finfo(p.dtype).bits > bits else None) for p in others]
     for p in others: p.data = p.data.to(dtype)
     def undo():
-        for p, was, numbers in before:   # what was learned meanwhile stays learned
+        for p, was, numbers in before:   # keep what was learned in the meantime
             untouched = numbers is not None and torch.equal(p.data, numbers.to(p.dtype))
             p.data = numbers if untouched else p.data.to(was)
     return Repair(f"{what}: {len(others)} in {_dtype_name(dtype)}", len(others), undo)
@@ -65,7 +65,7 @@ def preserve_dtypes(model):
 # %% ../../nbs/06_model/01_precision.ipynb #5caa7ff1
 def cast_head(
     model,              # a causal language model
-    dtype:torch.dtype,  # what the rest computes in
+    dtype:torch.dtype,  # compute dtype of the rest
 )->Repair:
     "Cast the output head, and an embedding that is tied to it, to the format that the model computes in"
     return _cast_in_place(model.get_output_embeddings().parameters(), dtype, "head")
@@ -83,7 +83,7 @@ def autocast_forward(
     forward.autocast_dtype = dtype
     model.forward = forward
     def undo():
-        forward.autocast_dtype = None   # enough, if another wrapper is on top of this one
+        forward.autocast_dtype = None   # works even if another wrapper is on top
         if model.forward is not forward: return
         if own: model.forward = plain
         else: del model.forward
@@ -122,7 +122,7 @@ class Kind(NamedTuple):
 # %% ../../nbs/06_model/01_precision.ipynb #5ac55f68
 def formats(
     model,
-)->Counter:   # `Kind` -> numbers; a 4-bit weight counts as the bytes that hold it
+)->Counter:   # `Kind` -> number of elements; packed 4-bit weights count bytes
     "What a model is made of"
     head = getattr(model, "get_output_embeddings", lambda: None)()
     found, seen = Counter(), set()
@@ -204,8 +204,8 @@ def _audit_quantised(model, found, dtype:str, cast:bool)->Finding|None:
 # %% ../../nbs/06_model/01_precision.ipynb #cbee1fd0
 def audit(
     model,
-    dtype:torch.dtype,          # what it should compute in: from `choose_dtype`
-    *, autocast:bool|None=None, # does it run under autocast, as in training? None: as `autocast_forward` says
+    dtype:torch.dtype,          # intended compute dtype, from `choose_dtype`
+    *, autocast:bool|None=None, # runs under autocast, as in training; None: detect `autocast_forward`
 )->Report:
     "Formats by part, and a finding for each that will not go well"
     found, name = formats(model), _dtype_name(dtype)

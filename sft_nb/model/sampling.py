@@ -17,8 +17,8 @@ class Sampling:
     max_new_tokens:int=256
     temperature:float=0.        # 0: greedy
     top_p:float=1.              # sample from the most likely tokens with this total probability
-    stop:tuple[str,...]=()      # texts that end an answer; they are not part of it
-    seed:int|None=None          # of the sampling; None: a new one each time
+    stop:tuple[str,...]=()      # texts that end an answer and are not part of it
+    seed:int|None=None          # seed for sampling; None: a new one each time
 
     def draws(self, n:int)->torch.Tensor|None:
         "A number for each of `n` rows and each step; None: it is greedy"
@@ -37,7 +37,7 @@ def chosen(
     "The next token of each row"
     if draws is None: return logits.argmax(-1)
     shares, ids = (logits.float() / how.temperature).softmax(-1).sort(-1, descending=True)
-    below = shares.cumsum(-1) - shares   # what the likelier tokens have
+    below = shares.cumsum(-1) - shares   # probability of likelier tokens
     kept = torch.where(below < how.top_p, shares, 0.)
     reach = kept.cumsum(-1)
     at = (reach <= (draws.to(reach.device) * reach[:, -1])[:, None]).sum(-1, keepdim=True)

@@ -25,8 +25,8 @@ def _group_of(world, size:int):
     return dist.new_subgroups(size)[0]
 
 def sequence_group(
-    size:int,   # processes that share their rows
-):              # those of this process
+    size:int,   # number of processes that share rows
+):              # the group of this process
     "The group of neighbouring ranks that share rows; the first call must be made by all processes"
     return _group_of(dist.group.WORLD, size)
 
@@ -48,14 +48,14 @@ class _AllToAll(torch.autograd.Function):
 class Share:
     "The share of a batch that one process holds"
     size:int     # processes that share it
-    rank:int     # of this one among them
-    tokens:int   # that it holds, without those that were added
+    rank:int     # rank of this process among them
+    tokens:int   # tokens it holds, without padding
 
     def to_heads(self,
         x:torch.Tensor,    # (1, H, t, D): all heads of the tokens of this process
     )->torch.Tensor:       # (1, H / size, size * t, D)
         "From all heads of some tokens to some heads of all tokens"
-        x = repeat_kv(x, self.size // math.gcd(self.size, x.shape[1]))   # heads of keys and values may be few
+        x = repeat_kv(x, self.size // math.gcd(self.size, x.shape[1]))   # key-value heads may be fewer
         _, H, t, D = x.shape
         pieces = x[0].reshape(self.size, H // self.size, t, D)
         found = _AllToAll.apply(pieces, sequence_group(self.size))
@@ -72,16 +72,16 @@ class Share:
 
 # %% ../../nbs/06_model/13_sequence_parallel.ipynb #b829d7b5
 def share_of(
-    batch:dict,   # from `DataCollatorFlattening`, with the borders of its documents
-    rank:int,     # of this process among those that share it
-    size:int,     # how many these are
-)->dict:          # ids and positions (1, t), labels (1, t + 1), the borders of the whole batch, and `share`
+    batch:dict,   # from `DataCollatorFlattening`, with document boundaries
+    rank:int,     # rank of this process among those that share the batch
+    size:int,     # number of these processes
+)->dict:          # ids and positions (1, t), labels (1, t + 1), boundaries of the whole batch, and `share`
     "This process's part of a flattened batch"
     T = batch["input_ids"].shape[1]
     t = -(-T // size)
     more, here = size * t - T, slice(rank * t, rank * t + t)
     labels = F.pad(batch["labels"], (0, more + 1), value=-100)[:, here.start:here.stop + 1].clone()
-    labels[:, 0] = -100   # the process before has it
+    labels[:, 0] = -100   # the previous process has it
     out = {k: F.pad(batch[k], (0, more))[:, here] for k in ("input_ids", "position_ids")}
     share = Share(size, rank, max(0, min(T - here.start, t)))
     return batch | out | dict(labels=labels, share=share) | (_with_document(batch, more) if more else {})
@@ -97,14 +97,14 @@ def _with_document(batch:dict, more:int)->dict:
 class ShareTokens:
     "A collator whose batches are the share of one process"
     collate:Callable   # rows -> a flattened batch
-    rank:int           # of this process among those that share it
+    rank:int           # rank of this process among those that share the batch
     size:int
 
     def __call__(self, features:list[dict])->dict: return share_of(self.collate(features), self.rank, self.size)
 
 def own_tokens(
-    batch:dict,   # flattened, whole or a share
-)->int:           # without those that were added to a share
+    batch:dict,   # a flattened batch or a share of one
+)->int:           # number of tokens, without padding of a share
     "The tokens that this process holds"
     return batch["share"].tokens if "share" in batch else batch["input_ids"].numel()
 
@@ -112,7 +112,7 @@ def own_tokens(
 def in_shares(
     collate:Callable,   # rows -> a flattened batch
     size:int,           # processes that share each row
-    *, supervised:bool, # the model computes our loss
+    *, supervised:bool, # True: the model computes our loss
 )->Callable:
     "The collator of this process; all that train together must ask for it. ConfigError for a loss that is not ours"
     if size == 1: return collate

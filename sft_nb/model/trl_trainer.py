@@ -25,20 +25,20 @@ class OneGpuConfig(SFTConfig):
 
 # %% ../../nbs/06_model/16_trl_trainer.ipynb #e472ccde
 def undo_trl_changes(
-    model,   # that a trainer was made around; changed in place
+    model,   # model of a trainer; changed in place
 )->None:
     "Adapters in float32 again, and router logits only where they are asked for"
     if hasattr(model, "peft_config"): adapters_to_float32(model)
     withhold_router_logits(model)
 
 def make_trainer_around(
-    model,       # ready to train; changed in place, as by the trainer of a training
+    model,       # ready to train; changed in place, exactly as in training
     tokenizer,
-    rows,        # a `datasets.Dataset`; it is not read
+    rows,        # a `datasets.Dataset`; not read
     *, device:str,              # cuda, mps or cpu
     dtype:torch.dtype,          # what it computes in
     router_aux_loss_coef:float|None=None,   # None: the one in the model's config
-):               # TRL's `SFTTrainer`; it trains nothing
+):               # TRL's `SFTTrainer`, not used for training
     "TRL's trainer around a model, with the arguments of a training that change it; raises what TRL refuses"
     load_libraries("trl.trainer.sft_trainer")
     from trl import SFTTrainer

@@ -60,7 +60,7 @@ class Schedule:
 
 # %% ../../nbs/14_panels/01_batches.ipynb #st0sch04
 def schedule_of(
-    cfg:Config,       # with nothing `auto` left
+    cfg:Config,       # without `auto`
     batches:BatchSampler,  # of one process
 )->Schedule:
     "When the training of `cfg` takes which of `batches`"
@@ -71,7 +71,7 @@ def schedule_of(
 
 # %% ../../nbs/14_panels/01_batches.ipynb #st0bat02
 def bench_of(
-    source:Config|Data|Workbench|Run|str|Path,  # a str or a Path is a run's directory
+    source:Config|Data|Workbench|Run|str|Path,  # str or Path: a run's directory
 )->Workbench:
     "The workbench of what is looked at"
     if isinstance(source, Data): return Workbench(source.cfg, data=source)
@@ -82,13 +82,13 @@ def bench_of(
 # %% ../../nbs/14_panels/01_batches.ipynb #262d6871
 def resized(
     workbench:Workbench,
-    rows:int,             # in a batch, of training and evaluation; packed batches keep their budget
+    rows:int,             # rows in a batch, for training and evaluation; packed batches keep their budget
 )->Workbench:
     "The same with batches of another size; nothing is planned again"
     cfg = replace(workbench.cfg, per_device_train_batch_size=rows, per_device_eval_batch_size=rows)
     model = vars(workbench).get("model")
     other = Workbench(cfg, data=workbench.data, model=model, is_resolved=True)
-    if model is not None: other.make("model")   # the layout is one that the model supports
+    if model is not None: other.make("model")   # so that the layout is one that the model supports
     return other
 
 # %% ../../nbs/14_panels/01_batches.ipynb #9b3ffaf7
@@ -96,15 +96,15 @@ class BatchState:
     "One batch as the model is given it, and the way to the others"
     def __init__(self,
         source:Config|Data|Workbench|Run|str|Path,  # what is looked at
-        batch_size:int|None=None,                   # rows in a batch; None: as the config says
+        batch_size:int|None=None,                   # rows in a batch; None: from the config
         *, split:str="train",                       # train or eval
     ):
         self.workbench = bench_of(source)
         self.split = "train"
-        self.index = 0        # which batch; stays inside the training or the evaluation
-        self.collated = None  # the batch that was made last: which one, and its tensors
-        self.measured = None  # the batch that was measured last, and the losses of its tokens
-        self.model = None     # that measures; loaded when it is first asked for
+        self.index = 0        # index of the batch, within training or evaluation
+        self.collated = None  # the latest batch: its index and tensors
+        self.measured = None  # the batch measured last, and the losses of its tokens
+        self.model = None     # for measuring; loaded on first use
         if isinstance(source, (str, Path)): source = Run(source)
         self.run = source if isinstance(source, Run) else None
         self.move(split=split, batch_size=batch_size)
@@ -165,8 +165,8 @@ def batch(self:BatchState)->dict:
 @patch
 def move(self:BatchState,
     *, index:int|None=None,
-    split:str|None=None,       # another one starts at its beginning
-    batch_size:int|None=None,  # stays near the rows that were in view
+    split:str|None=None,       # a different split starts at its beginning
+    batch_size:int|None=None,  # stays near the rows in view
 )->BatchState:
     "Go to another batch; ConfigError for a split that is not there"
     if split is not None and split not in self.splits:
@@ -213,7 +213,7 @@ def borders(self:BatchState)->list[int]:
     return [*(k for k, p in enumerate(positions) if p == 0), len(positions)]
 
 # %% ../../nbs/14_panels/01_batches.ipynb #st0row02
-PIECE = 512   # tokens of a document that are drawn at once
+PIECE = 512   # tokens of a document drawn at once
 
 class Document(NamedTuple):
     "A row in a batch, as the model reads it"
@@ -243,7 +243,7 @@ def documents(self:BatchState)->list[Document]:
     return [Document(ids[a:b], labels[a:b], None, positions[a:b]) for a, b in pairwise(self.borders)]
 
 # %% ../../nbs/14_panels/01_batches.ipynb #b61d1859
-_CONTEXT = 8   # tokens before a piece that decide how its first one is written
+_CONTEXT = 8   # preceding tokens that decide how the first token of a piece is written
 
 def _read_tokens(document:Document, start:int, end:int, tokenizer, losses:list[float]|None=None)->list[Token]:
     "Tokens of a part of a document, with what each costs if that was measured; padding, which is not read, behind them"
@@ -305,7 +305,7 @@ _BORDER = dict(padded="1px solid rgba(128,128,128,.6)", flattened="2px dashed #8
 
 @patch
 def html(self:BatchState,
-    most:int=3000,   # tokens that are drawn; a count stands for the others
+    most:int=3000,   # most tokens to draw; the others are counted
 )->str:
     "Coloured tokens, a border before each document; what a token says is escaped"
     line, tokenizer, left = _BORDER[self.workbench.layout.name], self.workbench.data.tokenizer, most
@@ -333,11 +333,11 @@ def to_dict(self:BatchState)->dict:
 @patch
 def find(self:BatchState,
     row:int,          # of the source, counted from 1
-)->int:               # number of the first batch that it is in
+)->int:               # number of the first batch with this row
     "Where a row is trained or scored first; ConfigError if it is in no batch"
     examples = (self.side.stats["row"] == row - 1).nonzero()[0].tolist()
     wanted = {*examples, *(~n for n in examples)}
-    for k in range(min(self.n_batches, len(self.batches))):   # every row is in the first epoch
+    for k in range(min(self.n_batches, len(self.batches))):   # the first epoch contains every row
         if wanted.intersection(self.batches[k]): return k
     if examples:
         found = f"row {row} is in none of the {self.n_batches:,} batches: the training ends before it"
@@ -355,7 +355,7 @@ def longest(self:BatchState)->int:
 # %% ../../nbs/14_panels/01_batches.ipynb #917b9e2b
 @patch
 def at_step(self:BatchState,
-    step:int,         # of the optimiser, counted from 1
+    step:int,         # optimiser step, counted from 1
 )->int:
     "The number of the first micro-batch of a step"
     schedule = self.schedule
@@ -386,7 +386,7 @@ def measure(self:BatchState)->list[list[float]]:
 @patch
 def sizes(self:BatchState,
     most:int=200,   # batches
-)->tuple[list[tuple],list[tuple]]:   # (number of the batch from 1, tokens), and the same for supervised tokens
+)->tuple[list[tuple],list[tuple]]:   # (batch number from 1, tokens), and the same for supervised tokens
     "How large the batches around this one are"
     first = max(0, min(self.index - most // 2, self.n_batches - most))
     length, supervised, batches = self.side.stats["length"], self.side.stats["supervised"], self.batches
@@ -398,7 +398,7 @@ def sizes(self:BatchState,
     return tokens, learned
 
 # %% ../../nbs/14_panels/01_batches.ipynb #95dce230
-_FIRST = 1500   # tokens that are sent with the view
+_FIRST = 1500   # tokens sent with the view
 _LEGEND = spans_html([("supervised", "supervised"), (" context", "context"), ("padding", "padding")])
 _LEGEND = _LEGEND.replace("padding × 1", "padding")   # a name, not a count
 
@@ -455,11 +455,11 @@ class BatchPanel(Panel):
     "The batches of a training, token by token, coloured by what the loss sees"
     def __init__(self,
         source:Config|Data|Workbench|Run|str|Path,  # from `prepare`, or a config, a workbench, a run
-        *, batch_size:int|None=None,                # rows in a batch; None: as the config says
+        *, batch_size:int|None=None,                # rows in a batch; None: from the config
     ):
         super().__init__()
         self.source, self.batch_size = source, batch_size
-        self.losses = None   # of the batch in view, if they are asked for
+        self.losses = None   # losses of the batch in view, if requested
 
     @cached_property
     def state(self)->BatchState:
@@ -529,14 +529,14 @@ def show(self:BatchPanel, **where)->None:
     "Move the state and draw it"
     state, c = self.state.move(**where), self.controls
     self.error = ""
-    if f"row {c.row.value}" not in state.names(): c.row.value = 0   # the row that was found is no longer in view
+    if f"row {c.row.value}" not in state.names(): c.row.value = 0   # the row found is no longer in view
     c.size.value = state.batch_size
-    c.size.disabled = state.packed   # a packed batch has as many rows as fit
+    c.size.disabled = state.packed   # packed batches hold as many rows as fit
     c.number.max, c.number.value = state.n_batches, state.index + 1
     c.previous.disabled = state.index == 0
     c.next.disabled = state.index == state.n_batches - 1
     self.losses = None
     if c.losses.value == "on":
         try: self.losses = state.measure()
-        except Exception as e: return self.fail(e)   # whatever a model raises
+        except Exception as e: return self.fail(e)   # a model can raise anything
     self.draw()

@@ -29,8 +29,8 @@ class ChatModel:
     "A model that can be asked: the base, a checkpoint, or the result of a run"
     name:str              # base, adapter, checkpoint-30, demo-2 adapter
     config:Config
-    weights:Path|None     # adapter, or a whole model that was trained; None: the base alone
-    seat:Path|None=None   # an adapter with which the base is loaded; None: without one
+    weights:Path|None     # adapter or trained model; None: only the base
+    seat:Path|None=None   # an adapter to load the base with; None: without one
 
     @cached_property
     def bench(self)->Workbench: return Workbench(self.config, is_resolved=True)
@@ -40,7 +40,7 @@ class ChatModel:
 # %% ../../nbs/14_panels/08_chat_models.ipynb #spk0sea1
 def names_in(
     run:Run,
-)->list[str]:   # base first, then checkpoint-N in their order, then adapter
+)->list[str]:   # base, then checkpoint-N in order, then adapter
     "The names of a run's own models"
     own = ["adapter"] if run.adapter.is_dir() else []
     return ["base", *(path.name for path in run.checkpoints()), *own]
@@ -63,7 +63,7 @@ def _find_chat_model(run:Run, what:ChatModel|Run|str|Path)->ChatModel:
 # %% ../../nbs/14_panels/08_chat_models.ipynb #spk0of03
 def find_chat_models(
     run:Run,
-    what:str|Path|Run|ChatModel|tuple|None=None,   # base, adapter, checkpoint-N, a run, a model. None: the newest
+    what:str|Path|Run|ChatModel|tuple|None=None,   # base, adapter, checkpoint-N, a run or a model; None: the newest
 )->list[ChatModel]:
     "The models to ask; ConfigError for none, or one that does not exist"
     if what is None: what = names_in(run)[-1]
@@ -94,7 +94,7 @@ class ModelCache:
     "Keeps models loaded between questions"
     def __init__(self):
         self.swapped = {}   # key from `fits_on` -> a base with its adapters
-        self.kept = None    # while models take turns: folder -> weights that were read
+        self.kept = None    # while models take turns: folder -> loaded weights
 
     def stays_loaded(self, s:ChatModel)->bool:
         "Does a model stay in memory between turns? Full models, and bases without an adapter, are loaded each time"
@@ -105,7 +105,7 @@ class ModelCache:
     def turns(self):
         "Context manager in which the weights of each model are read only once"
         self.kept = {}
-        for swapped in self.swapped.values(): swapped.loaded = None   # a folder may have been written again since
+        for swapped in self.swapped.values(): swapped.loaded = None   # a folder may have been rewritten since
         try: yield
         finally: self.kept = None
 

@@ -37,13 +37,13 @@ from .chat_models import ChatModel, find_chat_models, fits_on, ModelCache, names
 class Turn:
     "One question and the reply of each model"
     prompt:str
-    before:list[dict]              # messages that only this turn brings: system, or what stood in a row
+    before:list[dict]              # messages that only this turn adds: a system message, or those of a row
     replies:dict[str,Reply]        # name of the speaker -> its reply
     how:dict                       # max_new_tokens, temperature, top_p, seed
-    expected:str|None=None         # the answer of the row, if the prompt is that of a held-out row
+    expected:str|None=None         # the row's answer, if the prompt is from a held-out row
     where:str=""                   # place of that row
-    row:dict|None=None             # as the task scores it
-    read:dict[str,str]=field(default_factory=dict)   # name of the speaker -> the prompt as it was given to the model
+    row:dict|None=None             # the row as scored by the task
+    read:dict[str,str]=field(default_factory=dict)   # name of the speaker -> the prompt given to the model
     id:str=field(default_factory=lambda: uuid.uuid4().hex[:12])
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0sta1
@@ -51,16 +51,16 @@ class GenerationState:
     "The models of a run and a conversation with each of them; ConfigError for a model that does not exist"
     def __init__(self,
         run:Run|str|Path,
-        checkpoint:str|Path|Run|tuple|None=None,   # the models to ask beside the base; as for `find_chat_models`
+        checkpoint:str|Path|Run|tuple|None=None,   # models besides the base; as for `find_chat_models`
     ):
         self.run = open_run(run)
         self.speakers = find_chat_models(self.run, checkpoint)
         self.stage = ModelCache()
-        self.turns = []          # of the conversation that is on
-        self.past = []           # conversations that are over
-        self.enough = False      # was it stopped?
-        self.read = None         # held-out rows, once they were needed
-        self.set_answers = []    # kept prompts, each with the answers of all models
+        self.turns = []          # turns of the current conversation
+        self.past = []           # finished conversations
+        self.enough = False      # True: generation was stopped
+        self.read = None         # held-out rows, read on first use
+        self.set_answers = []    # saved prompts, each with the answers of all models
 
     @property
     def names(self)->list[str]: return [s.name for s in self.speakers]
@@ -89,8 +89,8 @@ def rows(self:GenerationState)->dict[str,dict]:
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0row3
 @patch
 def talk_of(self:GenerationState,
-    row:int|str,                 # its number among the held-out rows, from 1; or its place
-)->tuple[str,list[dict]]:        # place and messages, answer included
+    row:int|str,                 # its number among the held-out rows, from 1, or its place
+)->tuple[str,list[dict]]:        # place and messages, including the answer
     "A held-out row as a conversation; ConfigError if there is no such row"
     rows, cfg = self.rows(), self.run.config
     places = [*rows]
@@ -104,7 +104,7 @@ def talk_of(self:GenerationState,
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0tal2
 def under(
     messages:list[dict],
-    system:str|None,       # empty: none; None: as it is
+    system:str|None,       # empty: none; None: unchanged
 )->list[dict]:
     "The conversation with another system prompt"
     if system is None or not messages: return messages
@@ -118,7 +118,7 @@ def under(
 @patch
 def talk_with(self:GenerationState,
     name:str,         # of a speaker
-    turn:Turn,        # whose prompt it ends with
+    turn:Turn,        # the turn to end with
 )->list[dict]:
     "The messages that a model is given for a turn: the conversation with its own replies, without failed turns"
     messages = []
@@ -132,8 +132,8 @@ def talk_with(self:GenerationState,
 @patch
 def begin(self:GenerationState,
     prompt:str,
-    *, row:int|str|None=None,   # a held-out row: with its own prompt it begins a conversation
-    system:str|None=None,       # None: as the row has it
+    *, row:int|str|None=None,   # a held-out row, whose prompt starts a conversation
+    system:str|None=None,       # None: from the row
     max_new_tokens:int|None=None,   # None: as in the run's config
     **how,                      # as for `Sampling`
 )->Turn:
@@ -176,17 +176,17 @@ def _expect(self:GenerationState, turn:Turn, place:str, talk:list[dict])->None:
 @patch
 def answer(self:GenerationState,
     turn:Turn,                  # from `begin`
-    on_token:Callable=lambda reply: None,   # called after each token; True: it is enough
+    on_token:Callable=lambda reply: None,   # called after each token; return True to stop
 )->Turn:
     "Let every model answer; an error of one is recorded in its reply, and the others continue"
-    groups = {}   # speakers that share a loaded base write in turn; one base comes after the other
+    groups = {}   # speakers that share a loaded base alternate; bases follow one another
     for s in self.speakers: groups.setdefault(fits_on(s), []).append(s)
     for group in groups.values():
         with self.stage.turns(): self._write_in_turn(group, turn, on_token)
     return turn
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0ask5
-_TURN = 8   # tokens that a model writes before it is the next one's turn
+_TURN = 8   # tokens that a model writes before the next one continues
 
 @patch
 def _write_in_turn(self:GenerationState, group:list[ChatModel], turn:Turn, on_token:Callable)->None:
@@ -197,8 +197,8 @@ def _write_in_turn(self:GenerationState, group:list[ChatModel], turn:Turn, on_to
         for s in group:
             reply, failure = turn.replies[s.name], None
             try: self._write_tokens(s, turn, steps, tokens, on_token)
-            except Exception as e: failure = e.with_traceback(None)   # whatever a model or a task raises
-            if failure is not None:   # here, where nothing holds what the model had
+            except Exception as e: failure = e.with_traceback(None)   # a model or a task can raise anything
+            if failure is not None:   # here, where nothing references the model's tensors
                 steps.pop(s.name, None)
                 reply.state, reply.error = "failed", _failure_in_words(reply, failure)
             if failure is not None and is_out_of_memory(failure):
@@ -208,7 +208,7 @@ def _write_in_turn(self:GenerationState, group:list[ChatModel], turn:Turn, on_to
         group = [s for s in group if not turn.replies[s.name].over]
     if not memory_ran_out: return
     steps.clear()
-    self.stage.clear()   # without memory, all models go
+    self.stage.clear()   # out of memory: unload all models
 
 @patch
 def _write_tokens(self:GenerationState, s:ChatModel, turn:Turn, steps:dict, tokens:int|None, on_token:Callable)->None:
@@ -236,7 +236,7 @@ def _failure_in_words(reply:Reply, e:Exception)->str:
 @patch
 def ask(self:GenerationState,
     prompt:str,
-    *, on_token:Callable=lambda reply: None,   # called after each token; True: it is enough
+    *, on_token:Callable=lambda reply: None,   # called after each token; return True to stop
     **how,                                     # as for `begin`
 )->Turn:
     "Start a turn, and let every model answer"
@@ -281,7 +281,7 @@ def _keep(self:GenerationState, turn:Turn)->Path:
 @patch
 def rate(self:GenerationState,
     name:str,          # of a speaker
-    rating:str,        # good or bad; the same again takes it back
+    rating:str,        # good or bad; repeating it removes the rating
     turn:Turn|None=None,   # None: the newest
 )->Path:
     "Write a rating into the run's preferences.jsonl; ConfigError if there is no answer yet"

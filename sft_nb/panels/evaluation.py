@@ -40,8 +40,8 @@ class EvalState:
     ):
         self.run, self.page = open_run(run), page
         self.filter, self.klass, self.text = "all", "all", ""
-        self.at = self.chosen = 0     # first row of the page, and the number on it of the row in view
-        self.order = None             # (number of a column, descending); None: as they were asked
+        self.at = self.chosen = 0     # first row of the page, and index of the selected row on it
+        self.order = None             # (column index, descending); None: in order of evaluation
         self.reload()
 
     def reload(self)->None:
@@ -204,7 +204,7 @@ def _chart(self:EvalState)->str:
 def outcome(
     before:Answer,
     after:Answer,
-    by:str="accuracy",   # the figure that counts
+    by:str="accuracy",   # the figure to compare by
 )->str:
     "The outcome of a row: right or wrong, or another figure"
     if by != "accuracy": return f"{by} {before.value(by):.2f} → {after.value(by):.2f}"
@@ -289,7 +289,7 @@ class EvalPanel(Panel):
     "The sweep of a run and all of its rows"
     def __init__(self,
         run:Run|str|Path,
-        *, thread:bool=True,   # of the answers that are tried: as for `GenerationPanel`
+        *, thread:bool=True,   # for answers tried in the panel: as for `GenerationPanel`
     ):
         super().__init__(EvalState(run))
         state = self.state
@@ -403,10 +403,10 @@ def try_it(self:EvalPanel)->None:
     c, where = self.trial.controls, pair[0].where
     if self.trial.state.names != [*names]: c.models.value = names
     if where in self.trial.state.rows(): self.trial.choose_row(where)
-    else: c.row.value, c.prompt.value = 0, pair[0].prompt   # a sweep may have asked more rows than the training
+    else: c.row.value, c.prompt.value = 0, pair[0].prompt   # a sweep may have used more rows than training
 
 @patch
 def close(self:EvalPanel)->None:
     "Close the panel, and the one in which a question was tried"
-    if getattr(self, "trial", None) is not None: self.trial.close()   # a panel that could not be made has none
+    if getattr(self, "trial", None) is not None: self.trial.close()   # a panel that failed to build has none
     super(EvalPanel, self).close()

@@ -44,7 +44,7 @@ class Controls:
         self.seed = Number("seed", value=0, title="of what is drawn: the same seed, the same answer")
         self.keep = Button("keep this prompt", title="in the run's prompt set; once more takes it out")
         self.ask_set = Button("ask every checkpoint", title="all kept prompts, and export the answers")
-        self.thumbs = []   # two buttons for each model that has answered
+        self.thumbs = []   # two buttons per model that has answered
 
     def rows(self)->list[dict]:
         "The rows of controls from top to bottom"
@@ -57,22 +57,22 @@ class Controls:
 # %% ../../nbs/14_panels/10_generation.ipynb #vew0pan2
 class GenerationPanel(Panel):
     "A prompt and the answers of several models, side by side"
-    writing = False  # is an answer being written?
-    worker = None    # the thread that writes
-    last = 0.        # when the last picture was drawn
-    follower = None  # the thread that looks for new checkpoints
-    said = ""        # HTML: what became of the prompt set
+    writing = False  # True while an answer is being written
+    worker = None    # the generating thread
+    last = 0.        # time of the last update
+    follower = None  # the thread that checks for new checkpoints
+    said = ""        # HTML: result of the prompt set
 
     def __init__(self,
         run:Run|str|Path,
-        checkpoint:str|Path|Run|tuple|None=None,   # beside the base; a tuple: just these. None: the newest
-        *, row:int|str|None=None,  # held-out row to begin with: number or place. None: the first
+        checkpoint:str|Path|Run|tuple|None=None,   # besides the base; a tuple: only these; None: the newest
+        *, row:int|str|None=None,  # held-out row to start with: number or place; None: the first
         thread:bool=True,          # False: a click returns when all answers are complete
         drawn:Callable|None=None,  # called instead of drawing
     ):
         super().__init__(GenerationState(run, checkpoint))
         state = self.state
-        self.given = {s.name: s for s in state.speakers}   # those of other runs, too
+        self.given = {s.name: s for s in state.speakers}   # including those of other runs
         self.controls = Controls(state)
         self.thread, self.drawn = thread, drawn
         self._bind()
@@ -126,7 +126,7 @@ def draw(self:GenerationPanel, *, save:bool=True)->None:
 # %% ../../nbs/14_panels/10_generation.ipynb #vew0pan5
 @patch
 def choose_row(self:GenerationPanel,
-    row:int|str,   # its number among the held-out rows, from 1; or its place; 0: none
+    row:int|str,   # its number among the held-out rows, from 1, or its place; 0: none
 )->None:
     "Put a held-out row into the prompt; ConfigError if there is no such row"
     if not row: return
@@ -152,7 +152,7 @@ def generate(self:GenerationPanel)->None:
         self.error = error_html(e)
         return self.draw()
     self.writing = True
-    self._enable(False)     # before the turn is drawn, so that nobody can ask the next question yet
+    self._enable(False)     # before drawing the turn, so that no further question can be asked yet
     self.draw(save=False)   # a model may have to be loaded before the first token
     self.worker = threading.Thread(target=self._work, args=[turn], daemon=True)
     if self.thread: self.worker.start()
@@ -167,7 +167,7 @@ def _enable(self:GenerationPanel, free:bool)->None:
     c.ask.label = "Generate" if free else "writing …"
 
 # %% ../../nbs/14_panels/10_generation.ipynb #vew0pan7
-_EVERY = .2   # seconds between two pictures of an answer that grows
+_EVERY = .2   # seconds between updates of a growing answer
 
 @patch
 def _work(self:GenerationPanel, turn)->None:
@@ -175,7 +175,7 @@ def _work(self:GenerationPanel, turn)->None:
     try: self.state.answer(turn, self._grown)
     except Exception as e: self.error = error_html(e)
     finally:
-        self.writing = False   # before the browser may ask again
+        self.writing = False   # before the browser can send the next question
         self._enable(True)
         self._offer_thumbs()
         self.draw()
@@ -230,12 +230,12 @@ def _show_new_checkpoints(self:GenerationPanel, every:float=2.)->None:
     enough = threading.Event()
     try:
         while self.comm is not None:   # None: it was closed
-            is_active = self.state.run.state in ACTIVE   # read first, so that the last checkpoint is seen
+            is_active = self.state.run.state in ACTIVE   # read first, so that no last checkpoint is missed
             there = {*names_in(self.state.run)}
             if there - {*self.controls.models.options} and not self.writing: self.draw(save=False)
             if not is_active: return
             enough.wait(every)
-    except Exception as e: self.fail(e)   # the next window that shows the panel looks again
+    except Exception as e: self.fail(e)   # the next view of the panel starts checking again
 
 @patch
 def begin_showing(self:GenerationPanel)->None:

@@ -110,8 +110,8 @@ def versions_part(run:Run)->str:
 # %% ../../nbs/14_panels/13_html_report.ipynb #pg0all02
 def page_parts(
     run:Run,
-    rows:int=5,   # examples, and answers
-)->dict[str,str]:   # heading -> HTML; empty: there is nothing to show
+    rows:int=5,   # number of examples and answers
+)->dict[str,str]:   # heading -> HTML; empty: nothing to show
     "What the page of a run shows, in order"
     parts = {"How it stands": (Run._repr_html_, run), "Data": (_saved_report, run, "data.json"),
              f"{pluralise(rows, 'row')}, token by token": (tokens_part, run, rows),
@@ -129,8 +129,8 @@ def page_parts(
 def run_page(
     run:Run|str|Path,
     path:str|Path|None=None,   # None: report.html, in the run
-    *, rows:int=5,             # examples whose tokens are shown, and answers
-    trust_remote_code:bool=False,   # True: code that its config names may run
+    *, rows:int=5,             # number of examples and answers to show
+    trust_remote_code:bool=False,   # True: trust code named by its config
 )->Path:
     "Write one HTML file with all that is known of a run; `SftError` if it cannot be written"
     run = open_run(run, trust_remote_code=trust_remote_code)

@@ -61,7 +61,7 @@ class RowCost(NamedTuple):
     row:int           # of the source, counted from 1
     base:float        # nats per supervised token
     tuned:float
-    doubt:float       # the largest product of loss and of the surety that another token is right
+    doubt:float       # largest product of the loss and the confidence in another token
     @property
     def gain(self)->float: return self.base - self.tuned
 
@@ -72,7 +72,7 @@ class LossState:
         run:Run|str|Path,
         *, split:str="eval",            # train or eval
         checkpoint:str="adapter",       # the result; or checkpoint-N
-        n:int=100,                      # of the first rows
+        n:int=100,                      # number of first rows to measure
     ):
         self.run, self.split = open_run(run), split
         self.workbench = bench_of(self.run)
@@ -161,7 +161,7 @@ def export(self:LossState,
 # %% ../../nbs/14_panels/03_losses.ipynb #b853b89d
 def _token_html(token:Token, value:float, tells:str, gain:bool=False)->str:
     "One supervised token: red for a loss of `value` nats, green below 0; a gain is also underlined"
-    depth = min(.6, abs(value) / 3 * .6)   # words stay readable on the deepest, in light and dark
+    depth = min(.6, abs(value) / 3 * .6)   # text stays readable on the deepest tint, in light and dark themes
     end, red_or_green = "<br>" * ("\n" in token.text), "207,34,46" if value > 0 else "46,160,67"
     style = f"background:rgba({red_or_green},{depth:.2f})"
     if gain and abs(value) > .1: style += ";text-decoration:underline " + ("wavy" if value > 0 else "solid")
@@ -279,7 +279,7 @@ def show(self:LossPanel, **where)->None:
     if (name := where.get("checkpoint", "base")) not in self.state.costs | dict(base=None):
         rows = pluralise(self.state.n, f"{self.state.split} row")
         self.said = f"<div role='status'>Measuring {rows} with {escape_html(name)} …</div>"
-        self.draw(save=False)   # it may take a while
+        self.draw(save=False)   # measuring may take a while
         self.said = ""
     try: self.state.move(**where)
     except Exception as e: return self.fail(e)   # a checkpoint may have been removed

@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 class Control(traitlets.HasTraits):
     "A part of a panel that a person can change; the browser draws what `to_dict` returns"
     kind = "text"
-    label, title = traitlets.Unicode(), traitlets.Unicode()   # its name, and what is shown under the mouse
+    label, title = traitlets.Unicode(), traitlets.Unicode()   # label and tooltip
     value = traitlets.Any()
     disabled, hidden = traitlets.Bool(False), traitlets.Bool(False)
 
@@ -91,7 +91,7 @@ class Number(Control):
     "A number within bounds; whole, if `step` is"
     kind = "number"
     min, max, step = traitlets.Any(0), traitlets.Any(2**31 - 1), traitlets.Any(1)
-    blank, placeholder = traitlets.Any(None), traitlets.Unicode()   # the value of an empty field, and its text
+    blank, placeholder = traitlets.Any(None), traitlets.Unicode()   # value of an empty field, and placeholder text
 
     @traitlets.validate("value")
     def _within_bounds(self, proposal):
@@ -136,12 +136,12 @@ class Table(Control):
     "Rows of a list: one is chosen by a click or by ↑ and ↓, and the heads of the columns sort"
     kind = "table"
     def __init__(self,
-        head:list[dict],     # name of each column, `number` to align it right, `width` as in CSS, `wide`: not on phones
+        head:list[dict],     # name of each column, `number`: right-aligned, `width` as in CSS, `wide`: hidden on phones
         rows:Callable,       # rows(first, end) -> their cells
-        *, sorts:Control|None=None,   # takes (column, descending), or None for the order of the list
+        *, sorts:Control|None=None,   # receives (column, descending), or None for the original order
         lines:int=9,         # that are seen
-        width:str="480px",   # below which it scrolls
-        empty:str="no rows", # shown in a table without rows
+        width:str="480px",   # narrower tables scroll
+        empty:str="no rows", # text for an empty table
         **how,
     ):
         super().__init__(**how)
@@ -179,7 +179,7 @@ def html_block(html:str, *, boxed:bool=False, title:str|None=None)->dict:
 def bar_row_html(
     name:str,
     value:str,       # with its unit
-    share:float,     # of the widest bar, 0 to 1
+    share:float,     # relative to the widest bar, 0 to 1
     colour:str="var(--sft-accent,#2b7fc4)",
 )->str:
     "A row of a table of bars: name, value, bar"
@@ -200,10 +200,10 @@ def columns(*groups:list[dict])->dict:
 
 def chart(
     title:str,
-    series:dict[str,list[tuple]],   # name -> (x, y), in order; of intervals (x, y, low, high)
+    series:dict[str,list[tuple]],   # name -> (x, y), in order; for intervals (x, y, low, high)
     *, look:str="line",             # line, interval or bars
-    click:Control|None=None,        # takes the x of a point that is clicked
-    drag:Control|None=None,         # takes the range that is drawn with the mouse, which zooms otherwise
+    click:Control|None=None,        # receives the x of a clicked point
+    drag:Control|None=None,         # receives a range selected with the mouse; None: the range zooms
     **how,                          # marks, lines, log, smooth, percent, height, sync, x, hint: as in `js/src/chart.js`
 )->dict:
     "Curves, intervals or bars on axes, with the values under the mouse"
@@ -213,7 +213,7 @@ def chart(
 
 # %% ../../nbs/14_panels/00_panel.ipynb #6eb24bdd
 _ASSETS = Path(sft_nb.display.__file__).parent/"assets"/"panels"
-# JupyterLab shows "model not found" where a panel was; hide that right above the saved picture
+# JupyterLab shows "model not found" for a closed panel; hide that above the saved picture
 _HIDE = ("<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .sft-picture) "
          ".jp-OutputArea-output.jupyter-widgets:not(:has(*)){display:none}</style>")
 
@@ -222,20 +222,20 @@ class Panel(anywidget.AnyWidget):
     _esm, _css = _ASSETS/"panel.js", _ASSETS/"panel.css"
     title = traitlets.Unicode().tag(sync=True)
     view = traitlets.List().tag(sync=True)            # blocks, as `js/src/panel.js` draws them
-    saved_id = traitlets.Unicode().tag(sync=True)     # of the picture that is saved beside it
-    beat = traitlets.Int(0).tag(sync=True)            # changes while the panel follows something
-    beat_seconds = traitlets.Float(0.).tag(sync=True) # so often; 0: it follows nothing
+    saved_id = traitlets.Unicode().tag(sync=True)     # id of the saved picture
+    beat = traitlets.Int(0).tag(sync=True)            # changes while the panel follows a run
+    beat_seconds = traitlets.Float(0.).tag(sync=True) # interval of `beat`; 0: follows nothing
 
     def __init__(self,
-        state=None,       # has `html()` and `to_dict()`; None: a property of the panel makes it when it is asked for
+        state=None,       # has `html()` and `to_dict()`; None: created by a property of the panel on first use
         **traits,
     ):
         super().__init__(title=type(self).__name__, saved_id=uuid.uuid4().hex[:12], **traits)
         if state is not None: self.state = state
         self.error = ""      # HTML above all blocks
         self.failure = None  # the exception behind `error`
-        self.shown = False   # has a notebook been given the picture?
-        self.live = {}       # id -> control that is drawn now
+        self.shown = False   # True: a notebook has the picture
+        self.live = {}       # id -> control drawn now
         self.lock = threading.RLock()
         self.on_msg(self._receive_event)
 
@@ -310,12 +310,12 @@ def fail(self:Panel, error:Exception)->None:
     "Show what went wrong above everything else; the exception is kept in `failure`"
     self.failure = error
     run = getattr(self.state, "run", None)
-    is_removed = run is not None and not run.path.is_dir()   # then whatever else was missed follows from that
+    is_removed = run is not None and not run.path.is_dir()   # the other error follows from that
     self.error = error_html(removed_run(run) if is_removed else error)
     self.draw()
 
 def removed_run(
-    run,   # a `Run`, whose directory existed before
+    run,   # a `Run` whose directory existed before
 )->ConfigError:
     "The error for a run whose directory was removed while a panel showed it"
     fix = "put the directory back, or run the cell again with another run"
@@ -323,14 +323,14 @@ def removed_run(
 
 def error_html(
     error:Exception,
-    title:str="",   # empty: the place that the error names
+    title:str="",   # empty: the place named by the error
 )->str:
     "An error as a part of a picture: what was found, what was expected, and the fix; never a traceback"
     if not isinstance(error, SftError):
         fix = "try it again, or run the cell again; if it stays, `raise panel.failure` shows where it comes from"
         return card_html(title or "that did not work", f"{type(error).__name__}: {error}", lines=dict(Fix=fix))
     card = error.card()
-    _, _, where = card["title"].partition(": ")   # without the name of the class
+    _, _, where = card["title"].partition(": ")   # without the class name
     title = title or ("that did not work" if where in _PANELS else where)
     return card_html(title, card["says"], lines=dict(Fix=card["lines"]["Fix"], Page=card["lines"]["Page"]))
 

@@ -28,18 +28,18 @@ CHANGEABLE = ("method", "gradient_checkpointing", "lora_r", "max_length", "per_d
 class PlanState:
     "A config, a GPU, and the memory that a training takes there"
     def __init__(self,
-        source:Config|Data,            # rows are prepared for a config, unless `lengths` are given
-        *, device:str|None=None,       # h200-141gb ...: any GPU of the list; None: as the config says
+        source:Config|Data,            # for a config, rows are prepared unless `lengths` are given
+        *, device:str|None=None,       # h200-141gb ...: any GPU of the list; None: from the config
         lengths:list[int]|None=None,   # lengths of some rows that represent all
     ):
         self.asked = source.cfg if isinstance(source, Data) else source
-        if lengths is None:   # at most a thousand rows, the longest among them
+        if lengths is None:   # at most a thousand rows, including the longest
             data = source if isinstance(source, Data) else prepare(source)
             ordered = sorted(map(int, data.train.lengths), reverse=True)
             lengths = ordered[::-(-len(ordered) // 1000)]
         self.lengths, self.cfg = lengths, self.asked
         self.device = None if device is None else find_device(device)
-        self.made:dict[tuple,Plan] = {}   # what was planned already
+        self.made:dict[tuple,Plan] = {}   # existing plans
         self.error:SftError|None = None
         self._plan()
 
@@ -70,7 +70,7 @@ def _plan(self:PlanState)->None:
 @patch
 def change(self:PlanState,
     *, device:str|None=None,     # another card
-    gib:float|None=None,         # memory of the card
+    gib:float|None=None,         # memory of the GPU, GiB
     **settings,                  # some of `CHANGEABLE`
 )->PlanState:
     "Plan with other settings; if they are invalid, `error` says why, and the last plan stays"
@@ -180,8 +180,8 @@ def _choice_control(label:str, value, options:list, **how)->Choice:
 class PlanPanel(Panel):
     "Memory by part, with controls for the settings that decide it"
     def __init__(self,
-        source:Config|Data,            # rows are prepared for a config, unless `lengths` are given
-        *, device:str|None=None,       # h200-141gb ...: any GPU of the list; None: as the config says
+        source:Config|Data,            # for a config, rows are prepared unless `lengths` are given
+        *, device:str|None=None,       # h200-141gb ...: any GPU of the list; None: from the config
         lengths:list[int]|None=None,   # lengths of some rows that represent all
     ):
         super().__init__(PlanState(source, device=device, lengths=lengths))

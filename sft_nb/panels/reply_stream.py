@@ -24,15 +24,15 @@ class Reply:
     "The reply of one model to one prompt, as far as it is written"
     speaker:str
     state:str="waiting"     # waiting, speaking, ended, cut (at max_new_tokens), stopped or failed
-    ids:list[int]=field(default_factory=list)         # without the token that ended it
-    pieces:list[str]=field(default_factory=list)      # what each of them adds to the text
-    shares:list[float|None]=field(default_factory=list)   # how probable each was, before the temperature; None: unknown
-    instead:list[str]=field(default_factory=list)     # what else was likely, in words
+    ids:list[int]=field(default_factory=list)         # without the final end token
+    pieces:list[str]=field(default_factory=list)      # the text added by each
+    shares:list[float|None]=field(default_factory=list)   # probability of each, before the temperature; None: unknown
+    instead:list[str]=field(default_factory=list)     # likely alternatives, in words
     text:str=""             # all of it, without special tokens
     error:str=""            # why it failed
-    score:Score|None=None   # where the task knows the answer
-    rating:str=""           # good or bad, by a person
-    window:int=0            # where `piece_of` begins to read
+    score:Score|None=None   # if the task can score it
+    rating:str=""           # good or bad, by the user
+    window:int=0            # where `piece_of` starts to decode
 
     @property
     def over(self)->bool: return self.state not in ("waiting", "speaking")
@@ -43,7 +43,7 @@ class Reply:
 
 # %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0pie1
 def piece_of(
-    reply:Reply,      # whose last token has no piece yet
+    reply:Reply,      # a reply whose last token has no piece yet
     tokenizer,
 )->str:
     "The text that the last token adds; empty while a character is incomplete"
@@ -79,7 +79,7 @@ def write_reply(
     model,
     tokenizer,
     prompt:list[int],       # token ids
-    *, on_token:Callable=lambda reply: None,   # called after each token; True: it is enough
+    *, on_token:Callable=lambda reply: None,   # called after each token; return True to stop
     **how,                  # as for `Sampling`
 ):                          # yields after each token; each step runs under `torch.no_grad()` and `eval_mode(model)`
     "Answer a prompt token by token, so that several models can take turns"
@@ -91,7 +91,7 @@ def write_reply(
     for k in range(decoder.how.max_new_tokens):
         logits = _next_logits(decoder, running, prompt + reply.ids)
         token = chosen(logits, decoder.how, None if draws is None else draws[:, k])
-        chosen_id = token.item()   # waits for the device, so once
+        chosen_id = token.item()   # synchronises with the device, so only once
         if chosen_id in decoder.ends:
             state = "ended"
             break
@@ -121,7 +121,7 @@ def speak(
     model,
     tokenizer,
     prompt:list[int],       # token ids
-    *, on_token:Callable=lambda reply: None,   # called after each token; True: it is enough
+    *, on_token:Callable=lambda reply: None,   # called after each token; return True to stop
     **how,                  # as for `Sampling`
 )->Reply:                   # the same
     "Answer a prompt token by token"
@@ -133,12 +133,12 @@ def speak(
 def first_difference(
     a:Reply,
     b:Reply,
-)->int|None:   # number of a token in `b`, or how many there are if it ends too early; None: they agree so far
+)->int|None:   # index of a token in `b`, or their number if `b` ends too early; None: no difference so far
     "The index at which `b` begins to differ from `a`"
     ours, theirs = "".join(b.pieces), "".join(a.pieces)
     same = next((k for k, (x, y) in enumerate(zip(ours, theirs)) if x != y), min(len(ours), len(theirs)))
     if same == len(ours): return len(b.pieces) if b.state == "ended" and same < len(theirs) else None
-    if same == len(theirs) and a.state != "ended": return None   # stopped or cut: it might have said the same
+    if same == len(theirs) and a.state != "ended": return None   # stopped or truncated: it might have continued equally
     reached = 0
     for k, piece in enumerate(b.pieces):
         reached += len(piece)
@@ -163,7 +163,7 @@ def _token_html(piece:str, share:float|None, others:str, differs:bool)->str:
 # %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0htm3
 def pieces_html(
     reply:Reply,
-    at:int|None=None,   # the token that differs; None: there is none
+    at:int|None=None,   # the token that differs; None: none
 )->str:
     "A reply token by token; everything is escaped"
     parts = zip(reply.pieces, reply.shares, reply.instead)

@@ -26,13 +26,13 @@ from .panel import (
 # %% ../../nbs/14_panels/02_rows.ipynb #row0ent1
 class Entry(NamedTuple):
     "A row in a list"
-    row:int|None          # of the source, counted from 1; None if `place` is given
+    row:int|None          # row of the source, counted from 1; None if `place` is given
     place:str             # empty if `row` is given
-    says:str              # why it is in the list
+    says:str              # why it is listed
     tokens:int
     supervised:int
-    example:int|None=None # its number among those that are kept
-    gone:int|None=None    # its number among those that were left out
+    example:int|None=None # its index among kept examples
+    gone:int|None=None    # its index among dropped rows
 
 FACETS = ("kept", "left out", "cut", "duplicates", "no end token", "longest", "least supervised")
 
@@ -47,13 +47,13 @@ class DataState:
         self.split, self.facet = "train", "kept"
         self.at = 0              # the first row of the page
         self.chosen = 0          # number on the page
-        self.within = None       # (fewest, most) tokens of rows that are listed; None: all
-        self.text = ""           # that rows of either side hold; empty: all rows
-        self.found = None        # numbers and places of the rows of this side that hold it; None: all
+        self.within = None       # (fewest, most) tokens of listed rows; None: all
+        self.text = ""           # text that listed rows of either split contain; empty: all rows
+        self.found = None        # numbers and places of rows of this split with that text; None: all
         self.marked = []         # places
-        self.face = "tokens"     # of the chosen row: raw, messages, text or tokens
+        self.face = "tokens"     # view of the selected row: raw, messages, text or tokens
         self.kept = {}           # (split, facet) -> entries
-        self.order = None        # (number of a column, descending); None: as the facet has them
+        self.order = None        # (column index, descending); None: in the facet's order
 
     @property
     def splits(self)->list[str]: return ["train", "eval"] if self.data.eval else ["train"]
@@ -145,7 +145,7 @@ def _is_found(self:DataState, e:Entry)->bool:
 def move(self:DataState, **where)->DataState:
     "Set split, facet, at, chosen, within, order or face; a new list begins at its beginning"
     for name, value in where.items(): setattr(self, name, value)
-    if "split" in where: self.search(self.text)   # the rows of the other side have numbers of their own
+    if "split" in where: self.search(self.text)   # rows of the other split are numbered separately
     if {"split", "facet"}.intersection(where): self.order = where.get("order")
     if {"split", "facet", "within", "order"}.intersection(where): self.at = self.chosen = 0
     last_page = max(0, (len(self.listed()) - 1) // self.page * self.page)
@@ -193,7 +193,7 @@ def look(self:DataState)->str:
 def _messages(self:DataState, place:str, row:dict)->str:
     "The conversation of a row, or why there is none"
     try: talk = conversation(self.data.task, row, place, self.data.cfg)
-    except Exception as e: return f"no conversation: {e}"   # of a task of yours, too
+    except Exception as e: return f"no conversation: {e}"   # a user's task can raise anything
     def words(m:dict)->str:
         calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in m.get("tool_calls") or []]
         return "\n".join([*filter(None, [m.get("content")]), *calls])
@@ -264,7 +264,7 @@ def _begins(self:DataState, e:Entry)->str:
     "The beginning of the user's message; for a row that is no conversation, of its text"
     place, row = self.side.row(e.example)
     try: talk = conversation(self.data.task, row, place, self.data.cfg)
-    except Exception: talk = []   # of a task of yours, too
+    except Exception: talk = []   # a user's task can raise anything
     said = [m["content"] for m in talk if m.get("role") == "user" and isinstance(m.get("content"), str)]
     ids = self.side.tokens[e.example]["input_ids"][:40]
     begins = said[0] if said else self.data.tokenizer.decode(ids, skip_special_tokens=True)

@@ -20,9 +20,9 @@ from .run_state import RunState
 class RunPanel(Panel):
     "A run while it is trained: stop it, resume it, request a checkpoint, look at the batch of a step"
     def __init__(self,
-        run:Run|str|Path|list,  # or a list of all of them
-        *others:Run|str|Path,   # drawn into the same curves
-        every:float=1.,         # seconds between two looks
+        run:Run|str|Path|list,  # a run, or a list of runs
+        *others:Run|str|Path,   # more runs for the same curves
+        every:float=1.,         # seconds between checks
     ):
         super().__init__(RunState(run, *others))
         self.every, self._thread = every, None
@@ -34,7 +34,7 @@ class RunPanel(Panel):
         self.scale = Choice("scale", options=["linear", "log"], value="linear", as_chips=True)
         averages = [("none", 0.), *((f"EMA {weight}", weight) for weight in (.6, .9, .98))]
         self.smooth = Choice("smoothing", options=averages, value=0.)
-        self.rises = []   # a button for each of the largest rises of the loss
+        self.rises = []   # a button for each of the largest increases of the loss
         self._bind()
         self._enable()
         self.draw()
@@ -110,7 +110,7 @@ def look(self:RunPanel, *, always:bool=False)->None:
         self.draw()
 
 # %% ../../nbs/14_panels/05_run.ipynb #liv0pan4
-_BEAT = 2.   # seconds between two signs of life
+_BEAT = 2.   # seconds between heartbeats
 
 @patch
 def follow(self:RunPanel)->None:
@@ -130,7 +130,7 @@ def _follow_until_end(self:RunPanel)->None:
             self.look()
             if time.monotonic() - last > _BEAT:
                 self.beat, last = self.beat + 1, time.monotonic()
-    except Exception as e: self.fail(e)   # the kernel is alive; a click refreshes and follows again
+    except Exception as e: self.fail(e)   # keep the kernel alive; a click refreshes and resumes following
     finally: self.beat_seconds = 0.
 
 # %% ../../nbs/14_panels/05_run.ipynb #b52f0962

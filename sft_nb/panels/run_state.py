@@ -25,18 +25,18 @@ from .batches import BatchState
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sta2
 CURVES = dict(loss=("loss", "eval_loss"), learning_rate=("learning_rate",), grad_norm=("grad_norm",),
               tokens_per_second=("tokens_per_second",))
-_POINTS = 840   # of a curve: two for each dot of its width
+_POINTS = 840   # points of a curve: two per pixel of width
 
 class RunState:
     "The current state of a run, and of others that it is compared with"
     def __init__(self,
-        run:Run|str|Path|list,  # or a list of all of them
-        *others:Run|str|Path,   # drawn into the same curves
+        run:Run|str|Path|list,  # a run, or a list of runs
+        *others:Run|str|Path,   # more runs for the same curves
     ):
         self.runs, self.tails = [], []
-        self.at = None          # the step whose batch is looked at
-        self.batches = None     # made when the first batch is looked at
-        self.said = None        # what the last look saw
+        self.at = None          # the step whose batch is shown
+        self.batches = None     # created when the first batch is shown
+        self.said = None        # result of the last check
         runs = [*run, *others] if isinstance(run, (list, tuple)) else [run, *others]
         if not runs:
             fix = command("sft_nb runs", "list_runs()")
@@ -197,8 +197,8 @@ def _memory_html(gib:dict[str,float])->str:
     return f"<table style='font-size:12px;width:100%;max-width:480px;margin:4px 0'>{bars}</table>{there}"
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sam2
-_SHOWN = 4   # answers to a prompt
-# What chat templates write around messages, with the name of the role; the file keeps it
+_SHOWN = 4   # most answers to show per prompt
+# Markers that chat templates write around messages, with the role's name; the file keeps them
 _TEMPLATE_MARKS = re.compile(
     r"\s*(?:<[|｜][^<>|｜]{1,40}[|｜]>|<(?:start|end)_of_turn>|</?(?:s|bos|eos)>|\[/?INST\])"
     r"(?:(?:system|user|assistant|model)(?=\s|<|$))?\s*")
@@ -212,7 +212,7 @@ def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
             ends = "" if said.get("ended") else " … (not ended)"
             asked = _TEMPLATE_MARKS.sub("\n", str(said.get("asked", ""))).strip()
             found.setdefault(asked, []).append((line["step"], f"{said.get('text', '')}{ends}"))
-    def some(answers):   # the first, the last, and others between, evenly
+    def some(answers):   # the first, the last, and evenly spaced ones between
         if len(answers) <= _SHOWN: return answers
         return [answers[round(k * (len(answers) - 1) / (_SHOWN - 1))] for k in range(_SHOWN)]
     return [(asked[-200:], some(answers)) for asked, answers in found.items()][:n]
@@ -223,7 +223,7 @@ def _answers_html(self:RunState)->str:
     "A small table for each prompt"
     if not self.samples: return ""
     tables, style = "", f"margin-top:6px;{WRAPPED}"
-    for asked, answers in self.answers():   # a model that is stuck writes hundreds of blank lines: they are counted
+    for asked, answers in self.answers():   # a degenerate model may write hundreds of blank lines: count them
         rows = [(step, re.sub(r"\n{3,}", lambda found: f" ⏎ × {len(found[0])} ", text)) for step, text in answers]
         tables += f"<div style='{style}'><b>{escape_html(asked)}</b></div>" + table_html(rows, head=["step", "answer"])
     return f"<details open><summary>answers as it learns</summary>{tables}</details>"
@@ -286,16 +286,16 @@ _SERIES = dict(_TITLES, loss="training", eval_loss="held out")
 
 @patch
 def charts(self:RunState,
-    *, log:bool=False,      # the scale of loss and gradient norm
+    *, log:bool=False,      # True: logarithmic scale for loss and gradient norm
     smooth:float=0.,        # weight of the past in a moving average; 0: as logged
-    click=None,             # a control that takes the step of a point that is clicked
+    click=None,             # a control that receives the step of a clicked point
 )->list[dict]:              # blocks of a panel, with the steps aligned
     "The curves, with the findings of the guards as marks"
     marks = [dict(x=f.step, text=f"{f.check}: {f.says}", status=f.status) for f in self.noticed if f.step is not None]
     made = []
     for key, keys in CURVES.items():
         if not (series := self.series(*keys)): continue
-        for name in [*series]:   # `a eval_loss` of several runs
+        for name in [*series]:   # such as `a eval_loss` with several runs
             run, _, figure = name.rpartition(" ")
             series[f"{run} {_SERIES[figure]}".strip()] = series.pop(name)
         steady = key == "learning_rate"

@@ -24,7 +24,7 @@ from ..model.parallelism import Division
 # %% ../../nbs/07_planning/00_memory.ipynb #st0dora2
 @contextmanager
 def weights_for_dora(
-    dtype:torch.dtype,   # of what it is given
+    dtype:torch.dtype,   # dtype of its input
 ):
     "Context manager in which DoRA gets the unpacked weights of quantised layers, in the right shape and without values"
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
@@ -42,40 +42,40 @@ def weights_for_dora(
 def skeleton(
     cfg:Config,
     tokenizer,
-    *, layers:int|None=None,   # as many of the model's layers; None: all
+    *, layers:int|None=None,   # number of layers; None: all of the model's
     attention:str="varlen",
     dtype:torch.dtype=torch.bfloat16,  # what the model computes in
-):                             # on the meta device: shapes, no numbers
+):                             # on the meta device: shapes without values
     "The model that `load_model` would load, on the meta device"
     register_varlen()
     shape = load_shape(cfg, tokenizer)
     if layers is not None:
         text = text_config(shape)
         text.num_hidden_layers = layers
-        kinds = getattr(text, "layer_types", None)   # of some types, they follow from the number
+        kinds = getattr(text, "layer_types", None)   # some types derive them from the number of layers
         if kinds and len(kinds) != layers: text.layer_types = kinds[:layers]
     kept = torch.float32 if cfg.method == "full" else dtype
     how = dict(dtype=kept, attn_implementation=attention, trust_remote_code=cfg.trust_remote_code)
     with quiet(), torch.device("meta"):
         model, n = auto_class(shape).from_config(shape, **how), len(tokenizer)
         if n > text_config(model.config).vocab_size: model.resize_token_embeddings(n, mean_resizing=False)
-        if cfg.method == "full":   # of a few layers, all are trained: a pattern may name others
+        if cfg.method == "full":   # with few layers all are trained, as a pattern may name others
             train_in_full(model, cfg if layers is None else replace(cfg, unfrozen_parameters=None))
             return model.train()
 
         bits = quantization(cfg, dtype)
-        if bits is not None:   # linear layers as bitsandbytes has them
+        if bits is not None:   # linear layers as in bitsandbytes
             from transformers.quantizers import AutoHfQuantizer
             with experts_in_4_bits(): quantizer = AutoHfQuantizer.from_config(bits, pre_quantized=False)
             quantizer.preprocess_model(model=model, device_map=None)
             setattr(model, "is_loaded_in_8bit" if bits.load_in_8bit else "is_loaded_in_4bit", True)
         from peft import get_peft_model
         adapter = lora_config(model, tokenizer, cfg)
-        adapter.init_lora_weights = True   # other ways to begin need numbers, and take no other room
+        adapter.init_lora_weights = True   # other initialisations need values and take the same memory
         with weights_for_dora(model.dtype), targets_as_named():
             model = get_peft_model(model.requires_grad_(False), adapter, low_cpu_mem_usage=True)
             model = tie_adapters(spare_casts(model))
-        use_kernels(model, "none" if cfg.kernels == "none" else "auto")   # compiled layers keep no more than these
+        use_kernels(model, "none" if cfg.kernels == "none" else "auto")   # compiled layers need no more
         return model.train()
 
 # %% ../../nbs/07_planning/00_memory.ipynb #5996010e
@@ -88,7 +88,7 @@ def _four_bit_bytes(n:int, double:bool)->int:
     return math.ceil(n / 2) + table + scales
 
 # %% ../../nbs/07_planning/00_memory.ipynb #937e0984
-# numbers that an optimiser keeps for each parameter
+# numbers that an optimiser keeps per parameter
 _STATES = dict(adamw=2, lion=1, ademamix=3, adamax=2, radam=2, nadam=2, rmsprop=1, adagrad=1, sgd=0)
 
 def optimizer_bytes(
@@ -104,7 +104,7 @@ def optimizer_bytes(
     k = next((v for key, v in _STATES.items() if key in name), 2)
     if "8bit" in name and n >= 4096: return k * (n + 4 * 256 + 4 * math.ceil(n / 256))
     if any(word in name for word in ("8bit", "bnb", "paged", "32bit")): return 4 * k * n
-    steps = 4 if k else 0   # torch counts the steps of each tensor
+    steps = 4 if k else 0   # torch keeps a step counter per tensor
     return k * n * p.element_size() + steps
 
 # %% ../../nbs/07_planning/00_memory.ipynb #b5417f3b
@@ -128,7 +128,7 @@ def static_bytes(
     buffers = [b for module in model.modules() for b in module._buffers.values() if b is not None]
     sizes = dict(weights=sum(map(_tensor_bytes, buffers)), adapter=0, gradients=0, optimiser=0)
     for module, name, p in _each_once(model):
-        n = _tensor_bytes(p)   # with the state of its quantisation
+        n = _tensor_bytes(p)   # including its quantisation state
         if name == "weight" and type(module).__name__ == "Linear8bitLt": n = p.numel() + 4 * p.shape[0]
         elif type(p).__name__ == "Params4bit": n = _four_bit_bytes(p.numel(), p.compress_statistics)
         sizes["adapter" if adapted and p.requires_grad else "weights"] += n
@@ -169,7 +169,7 @@ def passing_bytes(
 )->int:
     "Bytes that sharding needs temporarily: a bucket of gradients, and gathered weights"
     if division.stage == 0: return 0
-    if division.by_layer:   # FSDP2 has three layers whole, all that is no layer, and their gradients
+    if division.by_layer:   # FSDP2 gathers three layers, everything outside layers, and their gradients
         layers = [list(m.parameters()) for m in layers_of(model)]
         inside = {p for layer in layers for p in layer}
         rest = [p for p in model.parameters() if p not in inside]

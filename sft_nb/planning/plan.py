@@ -37,15 +37,15 @@ LABELS = dict(weights="weights", adapter="adapter", gradients="gradients", optim
 class Plan:
     "The memory and speed of a training on a device, and the settings chosen for it"
     device:Device
-    settings:dict            # what the plan decided or found decided
+    settings:dict            # the decided settings
     reasons:dict             # setting -> why
-    parts:dict               # bytes at the worst moment of a training step
-    evaluation:int           # bytes at the worst moment of an evaluation; 0: there is none
-    tokens_per_second:float  # estimate, tokens of rows without padding
+    parts:dict               # peak bytes of a training step, by part
+    evaluation:int           # peak bytes of an evaluation; 0: no evaluation
+    tokens_per_second:float  # estimate, without padding
     findings:list=field(default_factory=list)
-    host:int=0               # bytes that wait in host memory
-    reach:str=""             # which share of the weights LoRA reaches
-    model:str=""             # whose memory it is, with the number of its weights
+    host:int=0               # bytes offloaded to host memory
+    reach:str=""             # share of the weights that LoRA adapts, in words
+    model:str=""             # name of the model and number of its weights
 
     @property
     def training(self)->int: return sum(self.parts.values())
@@ -129,11 +129,11 @@ def plot(self:Plan):   # a matplotlib `Figure`
     fig = Figure(figsize=(7, 1.9), layout="constrained")
     ax = fig.add_subplot()
     at, size = 0, self.device.gib
-    for part, n in self.shown_parts.items():   # beside each other
+    for part, n in self.shown_parts.items():   # side by side
         ax.barh(0, n / 2**30, left=at, color=_COLOURS[part], label=f"{LABELS[part]} {format_bytes(n)}")
         at += n / 2**30
     ax.axvline(size, color="#cf222e")
-    right = max(at, min(size, 4 * at))   # a card that is nearly empty is not drawn to its end
+    right = max(at, min(size, 4 * at))   # do not draw all of a nearly empty GPU
     title = f"{self.device.name}: {format_bytes(self.training)} of {size:.1f} GiB"
     ax.set(yticks=[], title=title, xlim=(0, 1.05 * right))
     fig.legend(frameon=False, fontsize=7, ncols=4, loc="outside lower center")
@@ -146,14 +146,14 @@ def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:
     wanted, is_open = planner.cfg.effective_batch_size, planner.cfg.max_tokens_per_batch == "auto"
     if c.budget is None or wanted is None: return None
     rows, _ = planner.rows_per_step(c.budget)
-    if abs(rows / wanted - 1) < (.25 if is_open else .1): return None   # the decisions name its rows
+    if abs(rows / wanted - 1) < (.25 if is_open else .1): return None   # named in the decisions
     found = f"a step has about {rows:.3g} rows, and effective_batch_size is {wanted}: "
     found += f"a batch of {c.budget:,} tokens holds {planner.rows_per_batch(c.budget):.3g} rows"
     if planner.world_size > 1: found += f" on each of {planner.world_size} processes"
     fix = edit(effective_batch_size=max(1, round(rows)))
     smaller = planner.budget_for_whole_steps(c.budget)
     if abs(planner.rows_per_step(smaller)[0] / wanted - 1) < .1: fix = edit(max_tokens_per_batch=smaller) | fix
-    elif wanted % planner.world_size == 0:   # batches of rows in place of tokens
+    elif wanted % planner.world_size == 0:   # batches by rows instead of tokens
         rows_in_a_batch = math.gcd(wanted // planner.world_size, planner.cfg.per_device_train_batch_size)
         fix = edit(max_tokens_per_batch=None, per_device_train_batch_size=rows_in_a_batch) | fix
     return warn(found, fix, check="rows_in_a_step")
@@ -235,7 +235,7 @@ def findings(
     card = f"{plan.device.name} has {free:.1f}"
     if plan.device.taken: card += f" ({plan.device.taken})"
     if plan.fits: return [ok(f"{format_bytes(plan.total)} of {free:.1f} GiB, {100 * gib / free:.0f}%", check="memory")]
-    if plan.device.holds(plan.total):   # it fits on the card, and not in host memory
+    if plan.device.holds(plan.total):   # it fits on the GPU, but not in host memory
         text = (f"{format_bytes(plan.host)} wait in host memory, which has {plan.device.host:.1f} GiB, "
                 "of which a plan may use 60%")
         return [fail(text, edit(activation_offloading=False) | edit(keep_attention=False), check="memory_host")]
@@ -243,7 +243,7 @@ def findings(
         fix = edit(per_device_eval_batch_size=max(1, cfg.per_device_eval_batch_size // 2))
         return [fail(f"an evaluation takes {gib:.1f} GiB, {card}", fix, check="memory_evaluation")]
 
-    # the first edit that makes a training smaller
+    # the first edit that reduces memory
     now, larger = plan.settings, dict(keep_attention=True, recompute_parts=False)
     if plan.device.kind == "cuda": larger["activation_offloading"] = False
     forced = {name: "auto" for name, value in larger.items() if getattr(cfg, name) is value}
@@ -273,7 +273,7 @@ def _explain_simulation_errors(cfg:Config):
     printed.setLevel(logging.CRITICAL + 1)
     try: yield
     except SftError: raise
-    except Exception as e:   # a model that branches on its numbers, an operation without a fake
+    except Exception as e:   # a model that branches on values, or an operation without a fake version
         found = f"its training step cannot be simulated ({type(e).__name__}: {error_summary(e)[:150]})"
         fix = "set {method}, {gradient_checkpointing} and the batch by hand"
         raise SftError(f"plan for {cfg.model!r}", found, "a model and an adapter that run on tensors without numbers",
@@ -284,9 +284,9 @@ def _explain_simulation_errors(cfg:Config):
 def plan(
     cfg:Config|Data,             # a config; or data, which carries the config it was prepared with
     data:Data|None=None,         # from `prepare`; None: prepare the rows
-    *, device:str|Device|None=None,  # h200-141gb ...: a card that need not be here; None: the one that `cfg` means
-    lengths:list[int]|None=None, # tokens of some rows that stand for all, instead of data
-    world_size:int|None=None,    # processes that see different rows; None: as many as `cfg` says
+    *, device:str|Device|None=None,  # h200-141gb ...: any GPU of the list; None: the device of `cfg`
+    lengths:list[int]|None=None, # lengths of representative rows, instead of data
+    world_size:int|None=None,    # processes with different rows; None: from `cfg`
 )->Plan:
     "GiB by part and the fastest settings that fit; `SftError` for a model that cannot be simulated"
     cfg, data = config_and_data(cfg, data)
@@ -321,7 +321,7 @@ def plan(
     found = findings(made, cfg)
     if uneven := _uneven_steps(planner, chosen): found.append(uneven)
     made = replace(made, findings=found)
-    if data is not None and device is None: data.results["plan", cfg, world_size] = made   # what was shown is used
+    if data is not None and device is None: data.results["plan", cfg, world_size] = made   # use the plan that was shown
     return made
 
 # %% ../../nbs/07_planning/04_plan.ipynb #820ad0e6
@@ -332,7 +332,7 @@ def _with_choices(cfg:Config, new:dict, reasons:dict)->Config:
 
 def with_plan(
     cfg:Config,
-    made:Plan,   # for `cfg`
+    made:Plan,   # a plan for `cfg`
 )->Config:
     "`cfg` with a value for everything that was `auto`, its reason as the source"
     new = {name: value for name, value in made.settings.items() if getattr(cfg, name) == "auto"}
@@ -344,7 +344,7 @@ def with_plan(
 def without_plan(
     cfg:Config,
     data:Data,
-    why:str,    # there is no plan
+    why:str,    # reason why there is no plan
 )->Config:
     "`cfg` without a plan: padded, with checkpointing on a GPU"
     hardware = find_hardware(cfg)

@@ -39,8 +39,8 @@ class RowLengths:
     train:tuple[int,...]
     held_out:tuple[int,...]=()
     share:float=.5          # of the tokens that are supervised
-    complete:bool=True      # False: these are a sample, and there are more
-    in_order:tuple[int,...]=()   # as they are packed; empty: as in `train`
+    complete:bool=True      # False: these are a sample of the rows
+    in_order:tuple[int,...]=()   # lengths in packing order; empty: as in `train`
 
     @property
     def mean(self)->float: return sum(self.train) / len(self.train)
@@ -62,7 +62,7 @@ class RowLengths:
 def _attention_of_device(cfg:Config, device:Device, dtype:torch.dtype, shape)->tuple[str|None,str]:
     "`choose_attention`, also for a GPU that is not in this machine"
     here = device.kind != "cuda" or torch.cuda.is_available()
-    stock = not here or cfg.sequence_parallel_size > 1   # flash-attn knows nothing of shares
+    stock = not here or cfg.sequence_parallel_size > 1   # flash-attn does not support shares
     if cfg.attn_implementation == "auto" and stock: return choose_attention("auto", "cpu", dtype, shape)
     if here: return choose_attention(cfg.attn_implementation, device.kind, dtype, shape)
     return cfg.attn_implementation, "asked for"
@@ -84,13 +84,13 @@ class Planner:
         self.attention, self.why_attention = _attention_of_device(cfg, device, self.dtype, self.shape)
         check_heads(cfg, self.attention, self.shape)
         self.flat, self.why_flat = should_flatten(cfg, self.attention, self.shape)
-        self.room = .95 * device.gib * 2**30   # bytes that can be planned with
+        self.room = .95 * device.gib * 2**30   # bytes available for planning
         self.kept = {}
 
     @cached_property
     def kernel(self)->str:
         "The attention whose memory is counted: varlen, sdpa or eager"
-        if takes_flattened(self.attention): return "varlen"   # they take the same
+        if takes_flattened(self.attention): return "varlen"   # the same memory
         if self.attention and "/" not in self.attention: return self.attention
         kind = model_class(self.shape)
         return "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
@@ -114,19 +114,19 @@ def keeps(self:Planner)->bool:
     return self.kernel != "eager" and self.cfg.kernels != "compile"
 
 # %% ../../nbs/07_planning/03_search.ipynb #20aa46ff
-_SKELETONS:dict[tuple,torch.nn.Module] = {}   # of this process, the last four
+_SKELETONS:dict[tuple,torch.nn.Module] = {}   # the last four of this process
 _READ_BY_SKELETON = [f.name for part in (ModelSettings, AdapterSettings) for f in fields(part)] + ["kernels"]
 
 @patch
 def whole(self:Planner,
     method:str,   # lora, qlora or full
-):                # read it, and change nothing
+):                # read-only
     "The skeleton with all layers; one that was built before is reused, for another device or other batches"
     if method in self.kept: return self.kept[method]
     cfg = replace(self.cfg, method=method)
     settings = repr([getattr(cfg, name) for name in _READ_BY_SKELETON])
     key = settings, self.shape.to_json_string(use_diff=False), len(self.tokenizer), self.kernel, self.dtype
-    made = _SKELETONS.get(key)   # another thread may plan too
+    made = _SKELETONS.get(key)   # another thread may plan at the same time
     if made is None:
         made = skeleton(cfg, self.tokenizer, attention=self.kernel, dtype=self.dtype)
         if len(_SKELETONS) > 3: _SKELETONS.pop(next(iter(_SKELETONS)), None)
@@ -145,10 +145,10 @@ def facts(self:Planner, method:str)->Facts:
 class Way:
     "A way to train"
     method:str                # lora, qlora or full
-    checkpointing:bool=False  # layers are computed again
-    keep:bool=False           # but for their attention
-    parts:bool=False          # long rows go through MLPs and norms in parts
-    offloading:bool=False     # what is kept waits in host memory
+    checkpointing:bool=False  # recompute layers
+    keep:bool=False           # except for their attention
+    parts:bool=False          # process long rows in parts in MLPs and norms
+    offloading:bool=False     # offload what is kept to host memory
 
     @property
     def again(self)->Again:
@@ -159,8 +159,8 @@ class Way:
 def ways(
     cfg:Config,
     device:Device,
-    *, keeps:bool=True,       # what attention gives can be kept
-    recomputes:bool=True,     # layers can be computed again
+    *, keeps:bool=True,       # attention outputs can be kept
+    recomputes:bool=True,     # layers can be recomputed
 )->list[Way]:
     "The ways that `cfg` leaves open, 16 bits before 4; ConfigError if there is none"
     methods = ("lora", "qlora") if cfg.method == "auto" else (cfg.method,)
@@ -170,7 +170,7 @@ def ways(
     can_offload, found = device.kind == "cuda", []
     for way in (Way(*how) for how in product(methods, *choices)):
         can_keep = way.checkpointing and keeps
-        for_nothing = can_keep and way.offloading and not way.keep   # it could wait there too
+        for_nothing = can_keep and way.offloading and not way.keep   # it could be offloaded too
         if cfg.keep_attention == "auto" and (way.keep > can_keep or for_nothing): continue
         last = way.checkpointing and (way.offloading or not can_offload or cfg.activation_offloading is False)
         if cfg.recompute_parts == "auto" and way.parts and not last: continue
@@ -205,8 +205,8 @@ def parts(self:Planner,
     "Bytes by part at the peak of training"
     model = self.whole(method)
     fixed = divided_bytes(model, self.cfg.optim, self.division)
-    whole = self.cfg.optim == "adamw_torch" and self.device.kind != "cuda"   # there, one kernel does it all
-    roots = fixed["gradients"] if whole else 0                              # of all second moments at once
+    whole = self.cfg.optim == "adamw_torch" and self.device.kind != "cuda"   # one kernel does everything there
+    roots = fixed["gradients"] if whole else 0                              # for all second moments at once
     working = max(step.peak - step.activations, roots - step.activations, 0) + passing_bytes(model, self.division)
     if self.division.stage == 3: working = max(working, loaded_bytes(model) - sum(fixed.values()) - step.activations)
     gaps = int(.05 * (step.peak + fixed["gradients"])) if self.device.kind == "cuda" else 0
@@ -230,11 +230,11 @@ def evaluation(self:Planner,
 class Candidate:
     "A way to train, its largest batch, and the memory and speed of both"
     way:Way
-    budget:int|None     # tokens in a batch; None: rows as the config says
+    budget:int|None     # tokens in a batch; None: rows as in the config
     batch:BatchLengths
     parts:dict          # bytes by part
-    rate:float          # tokens of rows a second
-    host:int=0          # bytes that wait in host memory
+    rate:float          # tokens per second, without padding
+    host:int=0          # bytes offloaded to host memory
 
     @property
     def total(self)->int: return sum(self.parts.values())
@@ -257,7 +257,7 @@ def rate(self:Planner,
 # %% ../../nbs/07_planning/03_search.ipynb #ch3batch1
 @patch
 def batch(self:Planner,
-    budget:int|None,   # tokens in it; None: rows as the config says
+    budget:int|None,   # tokens in it; None: rows as in the config
 )->BatchLengths:
     "The largest batch that can occur"
     rows = self.rows
@@ -268,7 +268,7 @@ def batch(self:Planner,
 @patch
 def candidate(self:Planner,
     way:Way,
-    budget:int|None,   # tokens in a batch; None: rows as the config says
+    budget:int|None,   # tokens in a batch; None: rows as in the config
 )->Candidate:
     "Memory and speed of a way with a token budget"
     batch = self.batch(budget)
@@ -288,7 +288,7 @@ def largest_budget(self:Planner,
     small = self.candidate(way, low)
     if small.total > self.room or limit <= low: return small
     large = self.candidate(way, min(limit, 4 * low))
-    slope = (large.total - small.total) / max(1, large.budget - low)   # bytes a token
+    slope = (large.total - small.total) / max(1, large.budget - low)   # bytes per token
     budget = int(min(limit, (low + (self.room - small.total) / max(slope, 1)) // 64 * 64))
     while budget > low:
         last = large if budget == large.budget else self.candidate(way, budget)
@@ -334,7 +334,7 @@ def rows_per_step(self:Planner,
 @patch
 def budget_for_whole_steps(self:Planner,
     budget:int,   # tokens in a batch
-)->int:           # at most as many, and at least the longest row
+)->int:           # at most `budget`, at least the longest row
     "A token budget with which whole passes add up to the wanted rows per step"
     wanted, in_a_pass = self.rows_in_a_step, self.rows_per_batch(budget) * self.world_size
     passes = math.ceil(wanted / in_a_pass)
@@ -347,7 +347,7 @@ def with_whole_steps(self:Planner,
     "The same way with a smaller budget, if passes of `c.budget` tokens do not add up to the wanted rows"
     def miss(budget): return abs(self.rows_per_step(budget)[0] / self.rows_in_a_step - 1)
     best = budget = c.budget
-    for _ in range(8):   # few rows in few batches: the first guess may pack otherwise than expected
+    for _ in range(8):   # with few rows, packing may differ from the first guess
         smaller = self.budget_for_whole_steps(budget)
         if miss(best) < (.05 if best == c.budget else .1) or smaller == budget: break
         budget = smaller
@@ -363,7 +363,7 @@ def candidates(
     "Candidates in order of preference, computed lazily"
     cfg, lengths, done = planner.cfg, planner.rows.train, set()
     in_a_step = planner.rows_in_a_step / planner.world_size * sum(lengths) / len(lengths)
-    limit = int(max(lengths[0], in_a_step))   # tokens that a batch need not exceed: the rows of an optimiser step
+    limit = int(max(lengths[0], in_a_step))   # most useful tokens of a batch: the rows of an optimiser step
     smallest = planner.rows.train[0] if cfg.max_tokens_per_batch == "auto" else cfg.max_tokens_per_batch
     batch = planner.batch(smallest)
     recomputes = can_recompute_layers(planner.shape)
@@ -371,7 +371,7 @@ def candidates(
     is_short = max(batch.shape[1], limit) <= part_length(1)
     if is_short and cfg.recompute_parts == "auto": found = [way for way in found if not way.parts]   # there are none
     def by_speed(way): return way.method != found[0].method, -round(planner.rate(way, batch), 3)   # 16 bits before 4
-    fastest = 0.   # of those that fit
+    fastest = 0.   # the best rate that fits so far
     for way in sorted(found, key=by_speed):
         if cfg.max_tokens_per_batch != "auto":
             yield planner.candidate(way, cfg.max_tokens_per_batch)
@@ -381,7 +381,7 @@ def candidates(
             if not planner.fits(largest): continue
             fastest = max(fastest, largest.rate)
             if largest.budget < limit: continue
-            if not way.checkpointing: return   # nothing can be faster
+            if not way.checkpointing: return   # no later option can be faster
             done.add(way.method)
 
 # %% ../../nbs/07_planning/03_search.ipynb #ch3fits01

@@ -40,13 +40,13 @@ def _scratch_bytes(f, args:tuple)->int:
     given = dict(zip((a.name for a in f._schema.arguments), args))
     tokens, heads, size = given["query"].shape
     documents = len(given["cu_seq_q"]) - 1
-    return 4 * (tokens + 128 * documents) * heads * (size + 1)   # FlashAttention 2 sums up the gradient of q in 32 bits
+    return 4 * (tokens + 128 * documents) * heads * (size + 1)   # FlashAttention 2 keeps the gradient of q in 32 bits
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #7ef02890
 class MemoryTracker(TorchDispatchMode):
     "Counts the bytes of the tensors that are created inside: now, and at the peak"
     def __init__(self,
-        begin:int=0,   # bytes that are there already
+        begin:int=0,   # bytes that are already allocated
     ):
         super().__init__()
         self.now = self.peak = begin
@@ -65,7 +65,7 @@ class MemoryTracker(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
     def __torch_dispatch__(self, f, types, args=(), kwargs=None):
-        if f is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):   # most of what is asked
+        if f is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):   # the most frequent call
             return args[0].fake_device
         out = f(*args, **(kwargs or {}))
         for t in tree_iter(out):
@@ -152,14 +152,14 @@ def _grouped_products():
         for place, function in whole.items(): setattr(*place, function)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #958eb2fa
-_MOST_KNOWN = 2**26   # numbers of a tensor whose values are computed
+_MOST_KNOWN = 2**26   # most elements of a tensor whose values are computed
 _ASKS_FOR_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 class _KnownValues(TorchDispatchMode):
     "Gives values to fake tensors that do not depend on weights, so that a model may branch on them"
     def __init__(self):
         super().__init__()
-        self.known = {}   # where a fake tensor lies, and how -> a real one, until the storage is gone
+        self.known = {}   # storage and layout of a fake tensor -> a real one, until the storage is freed
 
     @staticmethod
     def key(t)->tuple: return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype
@@ -201,14 +201,14 @@ class _KnownValues(TorchDispatchMode):
         out = f(*args, **kwargs)
         results = [t for t in tree_iter(out) if isinstance(t, torch.Tensor)]
         values = [None] * len(results)
-        if name == "aten::topk":   # of the scores of a router
+        if name == "aten::topk":   # on router scores
             n = args[0].shape[args[2] if len(args) > 2 else -1]
             with _disable_current_modes(): values[1] = torch.arange(out[1].numel()).view(out[1].shape) % n
         elif all(t.numel() <= _MOST_KNOWN for t in results):
             value = self.compute(f, args, kwargs)
             if value is not None: values = list(tree_iter(value))
         for t, value in zip(results, values):
-            if value is None: self.known.pop(self.key(t), None)   # it was written to
+            if value is None: self.known.pop(self.key(t), None)   # it was modified
             else: self.remember(t, value)
         return out
 
@@ -219,45 +219,45 @@ def _make_fake(model, dtype:torch.dtype)->None:
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
     new = {}
     for module in model.modules():
-        quantised = isinstance(module, (Linear4bit, Linear8bitLt))   # peft has classes of these names too
+        quantised = isinstance(module, (Linear4bit, Linear8bitLt))   # peft has classes of the same names
         size = torch.Size((module.out_features, module.in_features)) if quantised else None
         if isinstance(module, Linear8bitLt): module.forward = lambda x, n=size: _Unpack.apply(x, n, dtype, None)
-        if isinstance(module, Linear4bit): module.support_avx512bf16_for_cpu = False   # nothing can be packed anew
+        if isinstance(module, Linear4bit): module.support_avx512bf16_for_cpu = False   # prevents repacking
         for store in (module._parameters, module._buffers):
             for name, p in store.items():
                 if p is None: continue
                 packed = (quantised and name == "weight") or name in getattr(module, "packed", ())
-                if p not in new:   # the bytes of a packed weight are counted elsewhere
+                if p not in new:   # bytes of packed weights are counted elsewhere
                     t = torch.empty(1, dtype=torch.uint8) if packed else torch.empty(p.shape, dtype=p.dtype)
                     is_parameter = store is module._parameters
                     new[p] = torch.nn.Parameter(t, requires_grad=p.requires_grad) if is_parameter else t
                     if isinstance(module, Linear4bit) and packed: new[p].quant_state = _Quantised(size, dtype)
-                store[name] = new[p]   # a tied weight stays tied
+                store[name] = new[p]   # tied weights stay tied
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #7aa1bcc8
 @dataclass(frozen=True)
 class Pass:
     "How a pass over the model is run"
     attention:str="varlen"
-    kind:str="cuda"                    # whose kernels: cuda or cpu
+    kind:str="cuda"                    # kernels of cuda or cpu
     dtype:torch.dtype=torch.bfloat16   # what it computes in
     checkpointing:bool=False
-    keep_attention:bool=False          # with checkpointing, all but attention is computed again
-    recompute_parts:bool=False         # long rows go through MLPs and norms in parts
-    offloading:bool=False              # what autograd saves waits in host memory
-    accumulating:bool=False            # gradients of an earlier pass are there
+    keep_attention:bool=False          # with checkpointing, recompute everything except attention
+    recompute_parts:bool=False         # process long rows in parts in MLPs and norms
+    offloading:bool=False              # offload saved tensors to host memory
+    accumulating:bool=False            # gradients of an earlier pass exist
     max_logits_mib:int=512
     train:bool=True                    # False: the forward pass of an evaluation
-    known:bool=False                   # tensors that no weight has a part in have values
+    known:bool=False                   # compute values of tensors that do not depend on weights
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #19f74c5d
 @dataclass(frozen=True)
 class Step:
     "Bytes of one forward and backward pass, in addition to weights, gradients and optimiser state"
-    activations:int   # alive after the forward pass: what the backward pass needs
-    forward:int       # most alive in the forward pass and the loss
-    backward:int      # most alive in the backward pass
-    layer:int=0       # what one more layer adds to each
+    activations:int   # bytes alive after the forward pass, for the backward pass
+    forward:int       # peak bytes of the forward pass and the loss
+    backward:int      # peak bytes of the backward pass
+    layer:int=0       # bytes that one more layer adds to each
 
     @property
     def peak(self)->int: return max(self.forward, self.backward)
@@ -279,12 +279,12 @@ def _forward_and_loss(inner, batch:BatchLengths, attention:str, dtype:torch.dtyp
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         B, T = batch.shape
         ids, mask = torch.zeros(B, T, dtype=torch.long), torch.ones(B, T, dtype=torch.long)
-        reads = backbone(language_model(inner))   # no vision tower
+        reads = backbone(language_model(inner))   # without the vision tower
         file = vars(inspect.getmodule(type(reads)))
-        own_mask = "create_causal_mask" not in file or "build_alibi_tensor" in file   # made from that of the tokens
-        tables = [m for m in reads.modules() if isinstance(m, torch.nn.Embedding)]   # OPT counts positions from it
+        own_mask = "create_causal_mask" not in file or "build_alibi_tensor" in file   # built from the attention mask
+        tables = [m for m in reads.modules() if isinstance(m, torch.nn.Embedding)]   # OPT derives positions from it
         own_mask = own_mask or any("attention_mask" in inspect.signature(m.forward).parameters for m in tables)
-        if not own_mask and (attention != "varlen" or not batch.flat):   # what the attention of the batch would have
+        if not own_mask and (attention != "varlen" or not batch.flat):   # as the batch's attention would have
             mask = torch.zeros(B, 1, T, T, dtype=dtype if attention == "eager" else torch.bool)
         hidden = reads(ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
         n, chunk = _supervised_positions(inner, batch, dtype, max_logits_mib, kind)
@@ -316,7 +316,7 @@ def checkpoint_first_and_last_parts(forward, x:torch.Tensor, n:int, along:int)->
     "`checkpoint_parts` that computes the first and the last whole part and what is left, and allocates the others"
     parts = x.split(n, along)
     if len(parts) < 4: return checkpoint_parts(forward, x, n, along)
-    n_last = 1 if parts[-1].shape == parts[0].shape else 2   # a whole part, and what is left
+    n_last = 1 if parts[-1].shape == parts[0].shape else 2   # a full part and the remainder
     first, between, last = parts[0], parts[1:-n_last], parts[-n_last:]
     def compute(part): return checkpoint(forward, part, use_reentrant=False)
     result = compute(first)
@@ -339,7 +339,7 @@ def _pass_context(model, batch:BatchLengths, how:Pass):
     rows = documents = nullcontext()
     if batch.flat: rows = assume_lengths(*batch.lengths)
     if how.attention == "varlen" and batch.flat: documents = assume_documents(*batch.lengths, cuda=is_cuda)
-    was = torch.is_autocast_enabled("cuda")   # some libraries ask
+    was = torch.is_autocast_enabled("cuda")   # some libraries check this
     torch.set_autocast_enabled("cuda", is_cuda and how.dtype != torch.float32)
     try:
         with (documents, rows, weights_for_dora(how.dtype), _grouped_products(), _four_bit_products(),
@@ -382,7 +382,7 @@ def _run_pass(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[i
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #f7c4f2c9
 def simulate(
-    model,                  # from `skeleton`; it is used up
+    model,                  # from `skeleton`; modified
     batch:BatchLengths,
     how:Pass=Pass(),        # noqa: B008  (it is frozen)
 )->Step:
@@ -390,25 +390,25 @@ def simulate(
     inner = causal_lm(model)
     with FakeTensorMode(), quiet():
         alive = _prepare_model(model, how)
-        at_layer = []   # bytes alive in front of the second and the third layer
+        at_layer = []   # bytes alive before the second and third layer
         for layer in _decoder_layers(inner)[1:3]:
             layer.register_forward_pre_hook(lambda *_: at_layer.append(alive.now))
         kept, forward, backward = _run_pass(model, batch, how, alive)
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    if how.train and not how.accumulating: backward -= gradients   # they are counted with what lies still
-    # the chunks of the loss that are not run
-    with FakeTensorMode(allow_non_fake_inputs=True):   # a tied head with trained tokens adds up its weight
+    if how.train and not how.accumulating: backward -= gradients   # they are counted as static memory
+    # chunks of the loss that are not simulated
+    with FakeTensorMode(allow_non_fake_inputs=True):   # a tied head with trained tokens sums its weight
         n, chunk = _supervised_positions(inner, batch, how.dtype, how.max_logits_mib, how.kind)
     hidden_size = text_config(inner.config).hidden_size
     more = max(0, n - 2 * chunk) * hidden_size * how.dtype.itemsize * (1 + how.train)
-    # on their way to host memory, until the backward pass of the loss
+    # being copied to host memory until the backward pass of the loss
     in_transfer = CopyStream.MOST * batch.tokens * hidden_size * how.dtype.itemsize if how.offloading else 0
     layer = at_layer[1] - at_layer[0] if len(at_layer) > 1 else 0
     return Step(kept + more, forward + more + in_transfer, max(0, backward) + more, layer)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #963dd4a0
 _SIMULATED:dict[tuple,Step] = {}   # of this process
-_DESCRIBED = weakref.WeakKeyDictionary()   # skeleton, which is never changed -> modules, weights and config
+_DESCRIBED = weakref.WeakKeyDictionary()   # skeleton (never changed) -> modules, weights and config
 
 def footprint(
     cfg:Config,
@@ -423,19 +423,19 @@ def footprint(
     if whole not in _DESCRIBED:
         weights = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in whole.named_parameters())
         _DESCRIBED[whole] = repr(whole), weights, whole.config.to_json_string()
-    # models of which this is equal take the same memory
+    # models with equal descriptions take the same memory
     key = batch, _DESCRIBED[whole], cfg.kernels, str(quantization(cfg, how.dtype)), how
     if key in _SIMULATED: return _SIMULATED[key]
     n = text_config(whole.config).num_hidden_layers
     sizes = {sum(p.numel() for p in layer.parameters()) for layer in _decoder_layers(whole)}
-    counts_twice = getattr(whole.config, "num_decoder_layers", None)   # ProphetNet's number is that of two halves
-    few = 3 if n >= 4 and len(sizes) == 1 and not counts_twice else None   # where all layers are alike
+    counts_twice = getattr(whole.config, "num_decoder_layers", None)   # ProphetNet's number counts two halves
+    few = 3 if n >= 4 and len(sizes) == 1 and not counts_twice else None   # if all layers are alike
     def simulate_step(how:Pass)->Step:
         model = skeleton(cfg, tokenizer, layers=few, attention=how.attention, dtype=how.dtype)
         if how.kind == "cuda" and cfg.kernels == "auto": fuse_pointwise(model)   # as `use_kernels` does
         return simulate(model, batch, how)
     try: step = simulate_step(how)
-    except (DataDependentOutputException, DynamicOutputShapeException):   # it branches on numbers
+    except (DataDependentOutputException, DynamicOutputShapeException):   # the model branches on values
         step = simulate_step(replace(how, known=True))
     if len(_SIMULATED) == 100: _SIMULATED.clear()
     _SIMULATED[key] = step if few is None else step.with_layers(n - few)

@@ -21,13 +21,13 @@ from ..model.checkpointing import parts_of
 class Facts:
     "What the speed of a model depends on"
     layers:int
-    linear:int      # weights in its layers' products
-    parts:int       # of these, in modules that can be computed in parts
+    linear:int      # weights in matrix products of the layers
+    parts:int       # of these, in modules that can run in parts
     quantised:int   # of these, in 4 or 8 bits
-    adapter:int     # numbers in the adapter
+    adapter:int     # weights of the adapter
     head:int        # weights of the head
     width:int       # heads x head size
-    hidden:int      # numbers between two layers, for each token
+    hidden:int      # hidden size
     full:bool       # all weights are trained
 
 # %% ../../nbs/07_planning/02_throughput.ipynb #65326066
@@ -40,17 +40,17 @@ def facts_of(
     inner = causal_lm(model)
     text = text_config(inner.config)
     outer = {id(m) for m in (inner.get_input_embeddings(), inner.get_output_embeddings())}
-    base = [m for name, m in inner.named_modules()   # linear layers between embedding and head, but for the adapter's
+    base = [m for name, m in inner.named_modules()   # linear layers between embedding and head, except the adapter's
             if isinstance(m, torch.nn.Linear) and "lora_" not in name and id(m) not in outer]
     inside = {id(m) for part in parts_of(inner) for m in part.modules()}
     adapted = hasattr(model, "peft_config")
-    width = []   # numbers in the queries of a token; 0: nothing but a state looks back
+    width = []   # query size per token; 0: only states look back
     for layer in getattr(text, "per_layer_config", None) or (text,):
         heads = getattr(layer, "num_attention_heads", 0)
         width.append(heads * (getattr(layer, "head_dim", None) or layer.hidden_size // max(heads, 1)))
     packed = sum(shape.numel() for m in packed_experts(inner).values() for shape in m.packed.values())
     experts = packed or sum(p.numel() for p in expert_parameters(inner).values())
-    met = experts * count_active_experts(text) // max(count_experts(text), 1)   # a token meets a few of them
+    met = experts * count_active_experts(text) // max(count_experts(text), 1)   # a token uses only some of them
     return Facts(
         layers=text.num_hidden_layers,
         linear=sum(map(_weight_numbers, base)) + met,
@@ -67,9 +67,9 @@ def facts_of(
 class Again:
     "What a pass computes more than once, and where it keeps what it saves"
     layers:bool=False      # with checkpointing
-    attention:bool=False   # in them too
-    parts:bool=False       # of long rows; where layers are computed again, that is a third time
-    offloading:bool=False  # what is kept comes back from host memory
+    attention:bool=False   # also inside them
+    parts:bool=False       # parts of long rows; a third time if layers are recomputed too
+    offloading:bool=False  # copy offloaded tensors back from host memory
 
 # %% ../../nbs/07_planning/02_throughput.ipynb #sp2tran01
 def waiting_bytes(
@@ -79,8 +79,8 @@ def waiting_bytes(
 )->int:
     "Bytes of a pass that are kept in host memory"
     if not again.offloading: return 0
-    numbers = facts.hidden   # what goes into a layer
-    if not again.layers: numbers *= 17   # all that a layer holds: 34 bytes (Korthikanti et al., arXiv:2205.05198)
+    numbers = facts.hidden   # input of a layer
+    if not again.layers: numbers *= 17   # everything a layer holds: 34 bytes (Korthikanti et al., arXiv:2205.05198)
     elif not again.attention: numbers += facts.width
     return 2 * batch.tokens * facts.layers * numbers
 
@@ -91,23 +91,23 @@ def pass_seconds(
     device:Device,
     *, activations:int,     # bytes
     again:Again=Again(),    # noqa: B008  (it is frozen)
-    fused:bool=True,        # with kernels of ours or Liger's; False: as transformers and peft compute
+    fused:bool=True,        # True: our or Liger's kernels; False: those of transformers and peft
 )->float:
     "Estimated seconds of one forward and backward pass; the constants are those of `gpu_speed.json`, see below"
     bandwidth, operations, card = device.gb_per_second * 1e9, device.tflops * 1e12, device.kind == "cuda"
     linear = facts.linear * (4 + 2 * facts.full + 2 * again.layers) + facts.parts * 2 * again.parts
     products = batch.tokens * (linear + facts.adapter * 6)
     products += batch.tokens * batch.share * facts.head * (4 + 2 * facts.full)
-    squares = len(batch.lengths) * max(batch.lengths) ** 2   # of attention; half of each is masked
+    squares = len(batch.lengths) * max(batch.lengths) ** 2   # for attention; half of each is masked
     if batch.flat: squares = sum(n * n for n in batch.lengths)
-    if card: squares += 600 * batch.tokens                   # a kernel is slower where rows are short
+    if card: squares += 600 * batch.tokens                   # kernels are slower on short rows
     attention = squares * facts.layers * facts.width * 2 * (3.5 + again.attention)
     compute = products / ((.68 if card else .6) * operations) + attention / (device.attention * operations)
     traffic = 4 * activations / bandwidth
     if card:
-        held = 34 * facts.hidden * facts.layers * batch.tokens * (1 + facts.full)   # in full it is float32
+        held = 34 * facts.hidden * facts.layers * batch.tokens * (1 + facts.full)   # full fine-tuning uses float32
         traffic = held * (22 if fused else 38) * (1 + .45 * again.layers) / bandwidth
     unpack = facts.quantised * 4.5 * (2 + again.layers) / (bandwidth * (.7 if card else .1))
-    watched = again.layers and not again.attention   # each operation is looked at, to find the attention
+    watched = again.layers and not again.attention   # each operation is inspected to find the attention
     python = facts.layers * (3 + again.layers + 2 * watched) * 1e-3
     return max(compute + traffic + unpack, python) + waiting_bytes(facts, batch, again) / (device.bus * 1e9)

@@ -45,7 +45,7 @@ class ProofStage:
     link:str          # adapter, folder, gguf or server
     finding:Finding   # its `check` names the stage
     figures:dict=field(default_factory=dict)   # name -> number or short text
-    stops:bool=True   # False: if it is broken, later stages can still be compared
+    stops:bool=True   # False: later stages can be compared even if it fails
 
     @property
     def name(self)->str: return f"{self.link} {self.finding.check}"
@@ -140,7 +140,7 @@ class Expected:
     source:Path              # of the weights
     run:Path                 # of the run
     reference:Reference
-    quantised:str|None=None  # how the weights were quantised on purpose: a name in `QUANTISED`
+    quantised:str|None=None  # intended quantisation of the weights: a name in `QUANTISED`
 
     @property
     def learned(self)->str:
@@ -200,7 +200,7 @@ def compare_tokens(
 def compare_vocabularies(
     ours,     # tokenizer
     theirs,
-)->str:       # empty: they are the same
+)->str:       # empty if they are the same
     "What differs between two tokenizers: numbers of tokens, special tokens, merges or scores"
     a, b = ours.get_vocab(), theirs.get_vocab()
     other = [token for token in a.keys() | b.keys() if a.get(token) != b.get(token)]
@@ -218,7 +218,7 @@ def compare_vocabularies(
     if other: return f"{ours.convert_ids_to_tokens(other[0])!r} is another kind of token than in training"
     def rules(tokenizer):
         model = json.loads(tokenizer.backend_tokenizer.to_str())["model"] if tokenizer.is_fast else {}
-        return model.get("merges"), model.get("vocab")   # some have a score for each entry
+        return model.get("merges"), model.get("vocab")   # some have a score per entry
     return "" if rules(ours) == rules(theirs) else "its merges or scores are not those of training"
 
 def folder_tokenizer(x:Expected, f:Folder)->ProofStage:
@@ -232,7 +232,7 @@ def folder_tokenizer(x:Expected, f:Folder)->ProofStage:
 def compare_templates(
     ours:str|dict|None,
     theirs:str|dict|None,
-)->str:   # empty: they are the same text, except for spaces at both ends
+)->str:   # empty if the texts are the same, apart from spaces at both ends
     "The first line in which two chat templates differ, except for a BOS that only one of them writes"
     if not (isinstance(ours, str) and isinstance(theirs, str)):
         return "" if ours == theirs else "one has no template, or several"
@@ -246,10 +246,10 @@ def compare_templates(
 
 def compare_prompts(
     x:Expected,
-    tokenizer,             # with the template of the folder or file
+    tokenizer,             # tokenizer with the template of the folder or file
     link:str,              # folder or gguf
     fix:Fix,
-    begin=lambda ids: ids, # what a server does with the ids
+    begin=lambda ids: ids, # how a server changes the ids
 )->ProofStage:
     "Are prompts rendered as in training?"
     answers = x.reference.tuned + x.reference.open_ended
@@ -268,7 +268,7 @@ def compare_prompts(
     return passed(link, "prompt", "prompts are the same tokens", figures)
 
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #4706bb2f
-NEUTRAL = dict(   # setting of generation_config.json -> values that leave a greedy answer as it is
+NEUTRAL = dict(   # setting of generation_config.json -> values that do not change greedy answers
     temperature=(None, 0, 1), top_p=(None, 1), top_k=(None, 0, -1, 50), min_p=(None, 0), typical_p=(None, 1),
     epsilon_cutoff=(None, 0), eta_cutoff=(None, 0), do_sample=(None, False), num_beams=(None, 1),
     repetition_penalty=(None, 1), encoder_repetition_penalty=(None, 1), no_repeat_ngram_size=(None, 0),
@@ -303,7 +303,7 @@ def compare_ends(x:Expected, link:str, ends:list[int], text:str, fix:Fix|str)->P
     tokenizer, answers = x.bench.tokenizer, x.reference.tuned + x.reference.open_ended
     known = {*x.reference.ends, *ends_in(x.base_generation), *ends_in(text_config(x.bench.shape).to_dict())}
     special = {*tokenizer.all_special_ids, *(i for i, t in tokenizer.added_tokens_decoder.items() if t.special)}
-    special -= {token for a in answers for token in a.tokens[:-1]}   # those are part of an answer here
+    special -= {token for a in answers for token in a.tokens[:-1]}   # these are part of an answer here
     more = [end for end in ends if end not in known]
     def names(ends): return ", ".join(f"{tokenizer.convert_ids_to_tokens(end)!r} ({end})" for end in ends)
     if ordinary := [end for end in more if end not in special]:
@@ -319,7 +319,7 @@ def ends_in(config:dict)->list[int]:
 def compare_length(
     x:Expected,
     generation_config:dict,
-)->tuple[str,bool]:   # empty: there is enough room; is an answer cut?
+)->tuple[str,bool]:   # problem, empty if none; is an answer truncated?
     "Does a limit on the length of an answer cut those of the run, or is it less than the run's own limit?"
     name = "max_new_tokens" if generation_config.get("max_new_tokens") else "max_length"
     limit, answers = generation_config.get(name), x.reference.tuned + x.reference.open_ended
@@ -362,7 +362,7 @@ def folder_context(x:Expected, f:Folder)->ProofStage:
     return compare_context("folder", x.reference, told, fix)
 
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #c2b79eb4
-_NO_SHAPE = {   # keys of config.json that do not change what the weights compute, or have a stage of their own
+_NO_SHAPE = {   # keys of config.json that do not affect the computation, or have their own stage
     "dtype", "torch_dtype", "transformers_version", "_name_or_path", "name_or_path", "architectures", "use_cache",
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "quantization_config",
     "max_position_embeddings", "tie_word_embeddings", "initializer_range", "return_dict", "output_hidden_states",
@@ -374,7 +374,7 @@ def folder_shape(x:Expected, f:Folder)->ProofStage:
     "Does config.json describe the model that was trained: layers, heads, rotary base, window?"
     from transformers import AutoConfig
     found, unreadable = flatten_config(f.config), ""
-    try: found = flatten_config(AutoConfig.from_pretrained(f.path).to_dict())   # with the defaults of its type
+    try: found = flatten_config(AutoConfig.from_pretrained(f.path).to_dict())   # including the defaults of its type
     except Exception as e: unreadable = f"config.json cannot be loaded ({type(e).__name__})"
     other = {}
     for key, value in x.config.items():
@@ -425,7 +425,7 @@ def folder_tied(x:Expected, f:Folder)->ProofStage:
     return passed("folder", "tied", "embedding and head are as in training", figures)
 
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #6569c520
-ROUNDS = dict(float32=1e-4, bfloat16=4e-3, float16=2e-3)   # of the norm of a tensor, and of each of its rows
+ROUNDS = dict(float32=1e-4, bfloat16=4e-3, float16=2e-3)   # relative to the norm of a tensor, and of each row
 # What quantisation explains, as a share of a tensor's norm: block-wise rounding of normally distributed weights (RMS
 # error 0.6% at 8 bits, 9% at NF4), with room for the coarser schemes of each width
 QUANTISED = dict(int8=.02, fp8=.05, int6=.05, int5=.09, int4=.16, int3=.3, int2=.5)
@@ -435,9 +435,9 @@ class TensorDifference:
     "The distance of a tensor from that of the run"
     name:str
     error:float                 # norm of the difference / norm of the tensor; infinite: not finite, other shape
-    worst_row:int|None=None     # each element of a vector is a row; None: not compared
-    worst_row_error:float=0.    # share of that row's norm
-    adapter_share:float|None=None   # of what training changed: 1 all of it, 0 nothing; None: too small to measure
+    worst_row:int|None=None     # for a vector, each element is a row; None: not compared
+    worst_row_error:float=0.    # relative to that row's norm
+    adapter_share:float|None=None   # share of the trained change that is present, 0 to 1; None: too small to measure
     is_vector:bool=False
 
 def relative_error(a:torch.Tensor, b:torch.Tensor)->float:
@@ -452,7 +452,7 @@ def row_errors(found:torch.Tensor, wanted:torch.Tensor)->torch.Tensor:
 
 def compare_tensor(
     name:str,
-    found:torch.Tensor,             # float32; it may have more rows than `wanted`: vocabularies are filled up
+    found:torch.Tensor,             # float32; may have more rows than `wanted`, as vocabularies are padded
     wanted:torch.Tensor,            # float32
     base:torch.Tensor|None=None,    # before training
 )->TensorDifference:
@@ -476,7 +476,7 @@ def compare_tensor(
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #06bad091
 def differs(
     d:TensorDifference,
-    limit:float,           # share of the norm that rounding explains
+    limit:float,           # relative error explained by rounding
     *, quantised:bool=False,
 )->bool:
     "Is a tensor further away than rounding explains, as a whole, in a row, or along the change of the training?"
@@ -499,13 +499,13 @@ def worst_of(differences:list[TensorDifference])->TensorDifference:
     return max(differences, key=lambda d: max(d.error, d.worst_row_error))
 
 def recognise_fault(
-    name:str,                            # of a tensor that differs
+    name:str,                            # name of a tensor that differs
     f:Folder,
     wanted:dict[str,torch.Tensor],       # name -> weight
-)->str:                                  # empty: none of these
+)->str:                                  # empty if none of these
     "Was a tensor set to zero, transposed, or replaced by another one?"
     found, ours = f.tensor(name), wanted[name]
-    if ours.dim() < 2: return ""   # norms may be alike
+    if ours.dim() < 2: return ""   # norm weights may coincide
     if not bool(found.any()): return "it is all zeros"
     def same(a, b): return a.shape == b.shape and relative_error(a, b) <= ROUNDS["bfloat16"]
     if same(found, ours.transpose(-1, -2)): return "it is transposed"
@@ -532,14 +532,14 @@ def describe_differences(
 
 def _missing_tensors(x:Expected, f:Folder)->list[str]:
     "Tensors of the run that a folder with its names lacks; a head that is the embedding is stored once"
-    if any(name not in x.merged for name in f.tensors): return []   # stored in another way
+    if any(name not in x.merged for name in f.tensors): return []   # stored differently
     def is_stored(w): return any(w.shape == x.merged[n].shape and torch.equal(w, x.merged[n]) for n in f.tensors)
     return [name for name, w in x.merged.items() if name not in f.tensors and not is_stored(w)]
 
 def is_of_base(name:str, x:Expected, f:Folder, limit:float)->bool:
     "Is a tensor the base's, up to rounding, and not the one that training made of it?"
     found, base, merged = f.tensor(name), x.base.get(name), x.merged[name]
-    if base is None or torch.equal(base, merged): return False   # nothing was trained here
+    if base is None or torch.equal(base, merged): return False   # not trained
     return relative_error(found, base) <= min(limit, relative_error(found, merged))
 
 def folder_weights(x:Expected, f:Folder)->ProofStage:
@@ -573,7 +573,7 @@ def folder_weights(x:Expected, f:Folder)->ProofStage:
 def lead_where_parting(
     ours:GreedyAnswer,
     theirs:GreedyAnswer,
-)->float:   # 0: they are the same; infinite: only one of them ends there
+)->float:   # 0: the same; infinite: only one of them ends there
     "By how many nats our token led theirs where two answers diverge"
     if (ours.tokens, ours.ended) == (theirs.tokens, theirs.ended): return 0.
     pairs = zip(ours.top, ours.tokens, theirs.tokens)
@@ -597,7 +597,7 @@ def folder_answers(x:Expected, f:Folder)->ProofStage:
                "equal answers": f"{equal} of {len(answers)}"}
     fix, leads = x.merge_again(f.path), [lead_where_parting(a, b) for a, b in zip(r.tuned, answers)]
     if to_tuned <= limit:
-        far = [k for k, lead in enumerate(leads) if lead > 5 * limit]   # one position may be off by more than the mean
+        far = [k for k, lead in enumerate(leads) if lead > 5 * limit]   # one position may differ by more than the mean
         if far:
             what = "ends elsewhere" if math.isinf(leads[far[0]]) else "is another, and no token nearly tied"
             text = f"{len(far)} of {len(answers)} answers differ; the first {what}: {answers[far[0]].text[-40:]!r}"
@@ -614,7 +614,7 @@ def folder_stages(
     f:Folder,
 )->Iterator[ProofStage]:
     "Files, tensors, answers"
-    yield folder_shape(x, f)   # first, because nothing can be loaded with a broken config
+    yield folder_shape(x, f)   # first, as nothing can be loaded with an invalid config
     yield folder_tokenizer(x, f)
     yield compare_prompts(x, tokenizer_of(f, x.bench.tokenizer), "folder", x.merge_again(f.path))
     for check in (folder_stop, folder_sampling, folder_context, folder_dtype, folder_tied, folder_weights,

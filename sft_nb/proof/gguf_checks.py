@@ -22,7 +22,7 @@ from .folder_checks import (
     passed, relative_error, ProofStage)
 
 # %% ../../nbs/13_proof/03_gguf_checks.ipynb #8dfaede9
-# Share of its norm by which a matrix may be off: half a step of its grid, with room. By type, or by its first digit
+# Allowed relative error of a matrix: half a quantisation step, with a margin. By type, or by its first digit
 _TYPE_ERRORS = {
     "F32": 1e-4, "F16": 2e-3, "BF16": 5e-3, "8": .02, "6": .05, "5": .09, "4": .16, "3": .3, "2": .5, "1": .9}
 
@@ -88,7 +88,7 @@ def convert_again(
     return command(f"python convert_hf_to_gguf.py {shell_quote(x.run/'merged')} --outfile {shell_quote(f.path)}")
 
 # %% ../../nbs/13_proof/03_gguf_checks.ipynb #bc951d72
-_SPECIAL = (3, 4)   # control, user defined: found in a text before anything else
+_SPECIAL = (3, 4)   # control, user defined: matched in a text before other tokens
 
 def gguf_tokenizer(x:Expected, f:Gguf)->ProofStage:
     "Has it the vocabulary of the run and the same merges, and are special tokens special?"
@@ -97,7 +97,7 @@ def gguf_tokenizer(x:Expected, f:Gguf)->ProofStage:
     other = [k for k, token in enumerate(ours) if k >= len(theirs) or theirs[k] != token]
     backend = getattr(tok, "backend_tokenizer", None)
     model = json.loads(backend.to_str())["model"] if backend else {}
-    our_merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges") or []]   # none: no BPE
+    our_merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges") or []]   # empty: not BPE
     their_merges = f.get("tokenizer.ggml.merges")
     types, added = f.get("tokenizer.ggml.token_type", []), tok.added_tokens_decoder.items()
     plain = [t.content for i, t in added if t.special and i < len(types) and types[i] not in _SPECIAL]
@@ -113,7 +113,7 @@ def gguf_tokenizer(x:Expected, f:Gguf)->ProofStage:
 def gguf_prompt(x:Expected, f:Gguf)->ProofStage:
     "Are prompts rendered as in training?"
     ours, bos = x.bench.tokenizer, f.get("tokenizer.ggml.bos_token_id")
-    if ours.chat_template is None:   # a run on plain text
+    if ours.chat_template is None:   # a run trained on plain text
         has_bos = all(a.prompt[:1] == [bos] for a in x.reference.tuned)
         if f.adds_bos == has_bos: return passed("gguf", "bos", "prompts begin as in training")
         text = f"add_bos_token is {str(f.adds_bos).lower()}, and was not in training"
@@ -221,7 +221,7 @@ def _is_base(x:Expected, f:Gguf, names:dict[str,str])->bool:
     both = [n for n in names if n in x.base and x.base[n].shape == x.merged[n].shape]
     changed = [n for n in both if _common_error(x.base[n], x.merged[n]) > 1e-3]
     for n in changed:
-        weight = f.tensor(names[n])   # one at a time: a model may be larger than the memory that is left
+        weight = f.tensor(names[n])   # one at a time, as a model may exceed free memory
         if _common_error(weight, x.base[n]) >= _common_error(weight, x.merged[n]): return False
     return bool(changed)
 

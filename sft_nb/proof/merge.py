@@ -47,8 +47,8 @@ class Probe:
 def probe(
     model,
     tokenizer,
-    conversations:list[list[dict]],  # each ends with a message of the user
-    *, like:Probe|None=None,         # compute the logits over the sequences of this probe
+    conversations:list[list[dict]],  # each ends with a user message
+    *, like:Probe|None=None,         # compute logits on the sequences of this probe
     max_new_tokens:int=32,
 )->Probe:
     "Answer one prompt at a time, so that padding cannot make a difference"
@@ -60,7 +60,7 @@ def probe(
     logits = []
     with eval_mode(model):
         for sequence, prompt in zip(sequences, prompts):
-            keep = max(1, len(sequence) - len(prompt) + 8)   # the answer, and the last 8 tokens of the prompt
+            keep = max(1, len(sequence) - len(prompt) + 8)   # the answer and the last 8 prompt tokens
             ids = torch.tensor([sequence], device=model.device)
             logits.append(model(ids, logits_to_keep=keep).logits[0].float().cpu())
     return Probe(texts, sequences, logits)
@@ -74,12 +74,12 @@ class Gap:
     mean:float          # of all differences
     scale:float         # the largest logit of the first model
     same:int            # greedy answers that are equal
-    tie:float           # where they differ, the best two tokens of the first model are at most this far apart
-    effect:float|None   # mean difference of the first model and its base; None: no base
+    tie:float           # where they differ, largest gap between the first model's two best tokens
+    effect:float|None   # mean difference between the first model and its base; None: no base
 
     def is_close(self,
         tolerance:float,
-        *, on_average:bool=False,   # the largest difference does not count
+        *, on_average:bool=False,   # True: ignore the largest difference
     )->bool:
         "Is the second model the same as the first, and not its base? False for NaN"
         close = self.mean <= tolerance / 8 * self.scale and (on_average or self.worst <= tolerance * self.scale)
@@ -109,10 +109,10 @@ def measure_gap(
 def parity(
     a:Probe,
     b:Probe,                  # with `like=a`
-    *, base:Probe|None=None,  # the model without its adapter, with `like=a`: `b` must be much closer to `a`
-    tolerance:float,          # of the largest logit, for the largest difference and for 8 times the mean
+    *, base:Probe|None=None,  # the model without its adapter, with `like=a`; `b` must be much closer to `a`
+    tolerance:float,          # relative to the largest logit, for the largest difference and 8 times the mean
     names:tuple[str,str]=("adapter", "merged"),
-    has_experts:bool=False,   # in 16 bits, rounding may route a token to other experts
+    has_experts:bool=False,   # True: in 16 bits, rounding may route tokens to other experts
 )->Report:
     "Do two models agree? ok: yes; warn: except for ties of two tokens; fail: no"
     g = measure_gap(a, b, base)
@@ -150,16 +150,16 @@ def _dequantised_weight(layer)->torch.Tensor:
     return w.data.float() * scale.float()[:, None] / 127
 
 def dequantise(
-    model,              # with layers of bitsandbytes, or without
+    model,              # with or without bitsandbytes layers
     dtype:torch.dtype,  # of the new weights
-    *, to_host:bool=False,  # move the new weights, and at the end all, to host memory, one at a time
+    *, to_host:bool=False,  # True: move weights to host memory one by one
 ):                      # the same model
     "Replace 4-bit and 8-bit layers by linear layers with the same values"
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
     quantised = [(n, m) for n, m in model.named_modules() if isinstance(m, (Linear4bit, Linear8bitLt))]
     for name, layer in quantised:
         weight = _dequantised_weight(layer)
-        if getattr(getattr(layer, "source_cls", None), "__name__", "") == "Conv1D":   # GPT-2 keeps weights transposed
+        if getattr(getattr(layer, "source_cls", None), "__name__", "") == "Conv1D":   # GPT-2 stores weights transposed
             plain = Conv1D(layer.out_features, layer.in_features)
             weight = weight.t().contiguous()
         else:
@@ -181,7 +181,7 @@ def load_trained(
     "Load the trained model"
     model = workbench.trained(source)
     if workbench.requested.method != "qlora" or not workbench.requested.load_in_8bit: return model
-    return dequantise(model, workbench.hardware.dtype)   # layers in 8 bits round their inputs; a merged model does not
+    return dequantise(model, workbench.hardware.dtype)   # 8-bit layers round their inputs; a merged model does not
 
 # %% ../../nbs/13_proof/00_merge.ipynb #02247ad7
 def _merge_layer(layer, dtype:torch.dtype)->None:
@@ -213,7 +213,7 @@ def _merge_into_base(workbench:Workbench, path:Path, dtype:torch.dtype, *, to_ho
         text_model = text_path(base)   # set only for a model with a vision tower
         quantised = [n for n, p in base.named_parameters() if not p.is_floating_point()]
         vision = [n.rpartition(".")[0] for n in quantised if text_model and not n.startswith(text_model + ".")]
-        # in training, the base stood for numbers of this format
+        # in training, the base had values of this dtype
         base = dequantise(base, workbench.hardware.dtype, to_host=to_host)
         if vision:   # no adapter was trained on these layers, so nothing compensates for their rounding
             published = load_base(replace(workbench.requested, method="lora"), workbench.tokenizer)
@@ -234,14 +234,14 @@ def _merge_into_base(workbench:Workbench, path:Path, dtype:torch.dtype, *, to_ho
 
 # %% ../../nbs/13_proof/00_merge.ipynb #e1e857ef
 def held_out_prompts(
-    cfg:Config,   # of a run
+    cfg:Config,   # config of a run
     n:int,        # at most
 )->list[list[dict]]:
     "Prompts of held-out rows, or of training rows if none are held out"
     rows, _ = read_kept(cfg, "eval")
     if not rows:
         try: rows, _ = read_kept(replace(cfg, max_samples=max(n, 64)), "train")
-        except SftError: rows = {}   # the first training rows are all dropped
+        except SftError: rows = {}   # all of the first training rows are dropped
     talks = [conversation(task_of(cfg), row, where, cfg) for where, row in list(rows.items())[:n]]
     prompts = [talk[:-1] for talk in talks if len(talk) > 1]
     return prompts or [[dict(role="user", content="Hello")]]
@@ -285,7 +285,7 @@ def _write_and_compare(workbench:Workbench, source:Path, folder:Path, dtype:str,
     merged = merged_model(workbench, source, torch_dtype)
     _write_model(merged, workbench, folder)
     del merged
-    for device in dict.fromkeys((workbench.hardware.device, "cpu")):   # on the CPU if the GPU has no room for it
+    for device in dict.fromkeys((workbench.hardware.device, "cpu")):   # on the CPU if it does not fit on the GPU
         try:
             loaded = load_merged(folder, torch_dtype, device)
             result = probe(loaded, tokenizer, prompts, like=trained)
@@ -294,7 +294,7 @@ def _write_and_compare(workbench:Workbench, source:Path, folder:Path, dtype:str,
             if device == "cpu" or not is_out_of_memory(e): raise
         loaded = None
         free_memory()
-    is_exact = dtype == "float32" and workbench.hardware.dtype == torch.float32   # the adapter's own sums, too
+    is_exact = dtype == "float32" and workbench.hardware.dtype == torch.float32   # also for the adapter's sums
     learned = "trained model" if workbench.cfg.method == "full" else "adapter"
     return parity(trained, result, base=base, tolerance=1e-4 if is_exact else 4e-2, names=(learned, "merged"),
                   has_experts=count_experts(loaded.config) > 1)
@@ -302,11 +302,11 @@ def _write_and_compare(workbench:Workbench, source:Path, folder:Path, dtype:str,
 # %% ../../nbs/13_proof/00_merge.ipynb #ef2c9ab6
 def merge(
     run:Run|str|Path,
-    *, out:str|Path|None=None,  # new; None: `merged` in the run
+    *, out:str|Path|None=None,  # a new folder; None: `merged` in the run
     checkpoint:str="adapter",   # the result; or checkpoint-N
     dtype:str="bfloat16",       # bfloat16, float16 or float32
-    prompts:int=8,              # to compare the models on
-    trust_remote_code:bool=False,   # for code that its config names
+    prompts:int=8,              # number of prompts to compare the models on
+    trust_remote_code:bool=False,   # True: trust code named by its config
 )->Path:
     "Merge, save with the tokenizer, load again and compare; `SftError` if it is not the model that was trained"
     run = open_run(run, trust_remote_code=trust_remote_code)

@@ -63,7 +63,7 @@ def answer_as_reference(
 # %% ../../nbs/13_proof/05_prove.ipynb #2aa9fffc
 def adapter_stages(
     r:Reference,
-    *, is_full:bool=False,   # it trained a whole model, and no adapter
+    *, is_full:bool=False,   # True: it trained a whole model, not an adapter
 )->Iterator[ProofStage]:
     "Did training change the answers, and do they end?"
     link = "model" if is_full else "adapter"
@@ -87,7 +87,7 @@ class Proof:
     run:str              # its name
     checkpoint:str       # adapter, or checkpoint-N
     stages:list[ProofStage]
-    is_full:bool=False   # method full: it trained a whole model, and no adapter
+    is_full:bool=False   # True: method full, trained a whole model
 
     @property
     def broken(self)->ProofStage|None: return next((s for s in self.stages if s.is_broken), None)
@@ -155,17 +155,17 @@ _FORMATS = dict(F32="float32", F16="float16", BF16="bfloat16")
 
 def prove(
     run:Run|str|Path,
-    *, server:str|None=None,      # http://localhost:8000: a server that speaks OpenAI's API
-    gguf:str|Path|None=None,      # a file for llama.cpp
+    *, server:str|None=None,      # http://localhost:8000: a server with OpenAI's API
+    gguf:str|Path|None=None,      # a GGUF file for llama.cpp
     folder:str|Path|None=None,    # merged weights; None: `merged` in the run
     checkpoint:str="adapter",     # the result; or checkpoint-N
-    model:str|None=None,          # of the server; None: the only one
-    sends:dict|None=None,         # with each request of your client
-    quantised:str|None=None,      # how the merged weights were quantised on purpose: int8, fp8, int4 ...
+    model:str|None=None,          # name of the model on the server; None: the only one
+    sends:dict|None=None,         # fields that your client sends with each request
+    quantised:str|None=None,      # intended quantisation of the merged weights: int8, fp8, int4 ...
     prompts:int=8,
     max_new_tokens:int=48,        # of an answer
     timeout:float=120,            # seconds for an answer
-    trust_remote_code:bool=False, # for code that its config names
+    trust_remote_code:bool=False, # True: trust code named by its config
 )->Proof:
     "Compare stage by stage, up to the first broken one; `SftError` if something cannot be reached or read"
     run = open_run(run, trust_remote_code=trust_remote_code)
@@ -182,7 +182,7 @@ def prove(
     source = run.weights(checkpoint)
     if server is not None:
         client = Server(server, load_tokenizer(run.config), model, timeout, fallback=merged and str(merged.path))
-        _ = client.name   # an error if it cannot be reached
+        _ = client.name   # raises an error if the server cannot be reached
 
     bench = Workbench(run.config, is_resolved=True)
     reference = answer_as_reference(bench, run, source, prompts=prompts, max_new_tokens=max_new_tokens)

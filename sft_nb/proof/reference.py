@@ -26,12 +26,12 @@ _TOP_TOKENS = 50   # at each position
 @dataclass(frozen=True)
 class GreedyAnswer:
     "A prompt and the greedy answer of a model"
-    conversation:list[dict]        # messages; or one whose role is text
+    conversation:list[dict]        # messages, or one with role text
     prompt:list[int]               # token ids
-    tokens:list[int]               # of the answer, with the end token if there is one
+    tokens:list[int]               # tokens of the answer, including the end token if any
     text:str                       # without special tokens
-    ended:bool                     # False: cut at max_new_tokens
-    top:list[dict[int,float]]      # at each token of an answer: likeliest tokens -> log-probability
+    ended:bool                     # False: truncated at max_new_tokens
+    top:list[dict[int,float]]      # per token of an answer: likeliest tokens -> log-probability
 
     @property
     def certainty(self)->float:
@@ -44,7 +44,7 @@ def answer_greedily(
     tokenizer,
     conversations:list[list[dict]],
     *, max_new_tokens:int=48,
-    like:list[GreedyAnswer]|None=None,   # `top` at the tokens of these answers; None: of its own
+    like:list[GreedyAnswer]|None=None,   # compute `top` at the tokens of these answers; None: at its own
 )->list[GreedyAnswer]:
     "One prompt at a time, so that padding makes no difference; of the model's settings only the end tokens are kept"
     ends = model.generation_config.eos_token_id
@@ -74,8 +74,8 @@ _ONE_PERCENT = math.log(.01)
 
 def logprob_differences(
     reference:list[dict[int,float]],
-    other:list[dict[int,float]],    # for the first of the same positions
-)->list[float]:                     # for each position that both have
+    other:list[dict[int,float]],    # for the first of these positions
+)->list[float]:                     # for each common position
     "Mean difference of the log-probabilities of likely tokens, in nats"
     differences = []
     for a, b in zip(reference, other):
@@ -88,7 +88,7 @@ def logprob_differences(
 def mean_or_nan(numbers:list[float])->float: return sum(numbers) / len(numbers) if numbers else math.nan
 
 # %% ../../nbs/13_proof/01_reference.ipynb #e9bd850e
-FORMAT_NATS = dict(float32=.005, float16=.02, bfloat16=.1, q8_0=.1)   # a format that is not here: half the effect
+FORMAT_NATS = dict(float32=.005, float16=.02, bfloat16=.1, q8_0=.1)   # other formats: half the effect
 
 # %% ../../nbs/13_proof/01_reference.ipynb #7c7a9049
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class Reference:
     "How the tuned model and its base answer, as far as a server can be compared with them"
     tuned:list[GreedyAnswer]
     base:list[GreedyAnswer]         # the same prompts; `top` at the tokens of `tuned`
-    open_ended:list[GreedyAnswer]   # of the tuned model, to prompts at which it is less certain
+    open_ended:list[GreedyAnswer]   # of the tuned model, to prompts with less certain answers
     ends:list[int]                  # tokens that end an answer; the first ends a turn in the chat template
-    longest_row_tokens:int          # which the context must hold
+    longest_row_tokens:int          # the context must hold this many
     max_new_tokens:int
-    dtype:str="float32"             # in which it was computed here
+    dtype:str="float32"             # dtype of the reference
 
     @property
     def effect(self)->float:
@@ -122,8 +122,8 @@ class PromptComparison:
     "Prompts as they were trained, and as they are rendered elsewhere"
     template:Template
     trained:list[GreedyAnswer]        # `conversation` and `prompt` of each
-    rendered:list[RenderedPrompt]     # of the same conversations
-    render:Callable|None=None         # conversation -> RenderedPrompt; None: no more can be rendered
+    rendered:list[RenderedPrompt]     # prompts rendered for the same conversations
+    render:Callable|None=None         # conversation -> RenderedPrompt; None: cannot render further prompts
 
     @property
     def ids(self)->list[tuple[list[int],list[int]]]:
@@ -161,7 +161,7 @@ def _explain_truncation(c:PromptComparison)->str:
     shorter = [(a, b) for a, b in c.counts if b < a]
     is_cut_at_a_limit = all(b == min(a, longest) for a, b in c.counts)
     if not shorter or len({a for a, _ in c.counts}) < 2 or not is_cut_at_a_limit: return ""
-    for whole, part in c.ids:   # is `part` what remains of `whole` if one stretch is removed?
+    for whole, part in c.ids:   # is `part` equal to `whole` with one stretch removed?
         head = len(os.path.commonprefix([whole, part]))
         tail = len(os.path.commonprefix([whole[::-1], part[::-1]]))
         if head + tail < len(part): return ""
@@ -176,7 +176,7 @@ def _added_system_prompt(template:Template, conversation:list[dict], rendered:st
     if conversation[0]["role"] in ("system", "text"): return ""
     marked = [dict(role="system", content=_MARK), *conversation]
     try: before, _, after = template.render(marked, prompt=True).partition(_MARK)
-    except Exception: return ""   # a template that accepts no system prompt
+    except Exception: return ""   # the template does not accept system prompts
     fits = rendered.startswith(before) and rendered.endswith(after) and len(rendered) > len(before + after)
     return rendered[len(before):len(rendered) - len(after)].strip() if fits else ""
 
@@ -238,7 +238,7 @@ CAUSES = dict(bos=_explain_bos, cut=_explain_truncation, system=_explain_system_
 
 def find_cause(
     c:PromptComparison,
-)->tuple[str,str]|None:   # its name in `CAUSES`, and what was seen; None: the prompts are the same
+)->tuple[str,str]|None:   # its name in `CAUSES`, and the evidence; None: the prompts are the same
     "Why prompts are rendered differently than in training"
     if all(r.matches(a.prompt) for a, r in zip(c.trained, c.rendered)): return None
     for name, explain in CAUSES.items():

@@ -29,11 +29,11 @@ class ServedModel:
     server:Server
     reference:Reference
     run:Path                  # of the run
-    adapter:Path              # its weights; the template is in the same folder
+    adapter:Path              # the adapter's folder, also with the template
     folder:Path|None=None     # the merged folder, if there is one
-    gguf:Path|None=None       # the file, if there is one
-    weights:str=""            # float32, bfloat16, float16, a type of GGUF; empty: not known
-    sends:dict=field(default_factory=dict)   # what a client will send with each request
+    gguf:Path|None=None       # the GGUF file, if there is one
+    weights:str=""            # float32, bfloat16, float16, a GGUF type; empty: unknown
+    sends:dict=field(default_factory=dict)   # fields that a client sends with each request
 
     @property
     def tokenizer(self): return self.server.tokenizer
@@ -105,11 +105,11 @@ def check_prompt(served:ServedModel)->ProofStage:
     return passed("server", "prompt", f"prompts {'are the same' if c.ids else 'have as many'} tokens", figures)
 
 # %% ../../nbs/13_proof/04_server_checks.ipynb #5c8720ac
-_LONGEST_PROMPT = 4096   # tokens that are sent at most
+_LONGEST_PROMPT = 4096   # most tokens to send
 
 def long_prompt(
     served:ServedModel,
-)->tuple[list[dict],int]:   # a conversation, and its tokens
+)->tuple[list[dict],int]:   # a conversation and its number of tokens
     "A prompt of nearly as many tokens as the context must hold"
     *before, last = served.reference.tuned[0].conversation
     n, first = min(served.reference.longest_row_tokens, _LONGEST_PROMPT), len(served.reference.tuned[0].prompt)
@@ -148,7 +148,7 @@ def prompt_stages(
 # %% ../../nbs/13_proof/04_server_checks.ipynb #a004604d
 def mean_nats(
     reference:list[GreedyAnswer],   # of the tuned model, or of its base
-    tuned:list[GreedyAnswer],       # which define the positions
+    tuned:list[GreedyAnswer],       # these define the positions
     replies:list[ServerReply],
 )->float:
     "Distance of the log-probabilities of a model and a server; NaN if the server shows none"
@@ -156,7 +156,7 @@ def mean_nats(
     for a, t, r in zip(reference, tuned, replies):
         if not r.top: continue
         equal = [x == y for x, y in zip(t.tokens, r.tokens)]
-        n = 1 + (equal.index(False) if False in equal else len(equal))   # positions that can be compared
+        n = 1 + (equal.index(False) if False in equal else len(equal))   # number of comparable positions
         differences += logprob_differences(a.top[:min(n, len(t.tokens))], r.top[:n])
     return mean_or_nan(differences)
 
@@ -222,7 +222,7 @@ def check_stop(served:ServedModel, replies:list[ServerReply])->ProofStage:
     for a, r in zip(served.reference.tuned, replies):
         early += r.finish != "length" and _is_longer(a.text, r.text)
         if not a.ended: continue
-        ended += 1   # what follows the end may be special tokens, which no server shows
+        ended += 1   # after the end there may be special tokens, which servers do not show
         endless += _is_longer(r.text, a.text) or r.finish == "length" and a.text.strip() == r.text.strip()
     figures = {"ended": ended, "go on": endless, "stop early": early}
     if endless:
@@ -255,18 +255,18 @@ def model_sampling_settings(
 
 # %% ../../nbs/13_proof/04_server_checks.ipynb #104837a3
 _SEND_TEMPERATURE = as_fix('send "temperature": 0 with each request')
-_TIE_NATS = dict(float32=.02, float16=.05, bfloat16=.25, q8_0=.25) | {"": .25}   # another format: half a nat
+_TIE_NATS = dict(float32=.02, float16=.05, bfloat16=.25, q8_0=.25) | {"": .25}   # other formats: half a nat
 
 def check_texts(served:ServedModel, replies:list[ServerReply])->ProofStage:
     "Are the greedy answers equal, up to ties?"
-    other, lead = [], 0.   # the most by which our token is ahead of theirs where the texts differ, in nats
+    other, lead = [], 0.   # largest lead of our token over theirs where the texts differ, in nats
     for a, r in zip(served.reference.tuned, replies):
         ours = a.text.rpartition("</think>")[2] if r.reasoning else a.text
         if ours.strip() == r.text.strip(): continue
         other.append((a, r))
         theirs = r.tokens or served.tokenizer(r.text, add_special_tokens=False)["input_ids"]
         k = next((k for k, (x, y) in enumerate(zip(a.tokens, theirs)) if x != y), None)
-        if k is None: lead = math.inf   # the same tokens, and another text
+        if k is None: lead = math.inf   # same tokens, different text
         else: lead = max(lead, a.top[k][a.tokens[k]] - a.top[k].get(theirs[k], min(a.top[k].values())))
     figures = {"answers": len(replies), "equal": len(replies) - len(other)}
     if not other: return passed("server", "texts", "greedy answers are equal", figures)
@@ -300,7 +300,7 @@ def check_sampling(served:ServedModel)->ProofStage:
 
     answers = sorted([*served.reference.open_ended, *served.reference.tuned], key=lambda a: a.certainty)[:2]
     greedy = [ask(a, temperature=0) for a in answers]
-    undetected, varied, n = 1., 0, 0   # the probability that sampling has gone unnoticed so far
+    undetected, varied, n = 1., 0, 0   # probability that sampling is undetected so far
     while n < len(answers) or n < _MOST_REQUESTS and undetected > .01:
         k = n % len(answers)
         undetected *= max(answers[k].certainty, 1e-9)

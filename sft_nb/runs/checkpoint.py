@@ -23,7 +23,7 @@ def _file_sha256(path:Path)->str:
     with path.open("rb") as f: return hashlib.file_digest(f, "sha256").hexdigest()
 
 def write_checksums(
-    folder:Path,   # everything is written
+    folder:Path,   # all files must be written
 )->Path:           # the same
     "Flush every file and note its size and SHA-256"
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
@@ -44,8 +44,8 @@ def _file_damage(file:Path, was:dict, deep:bool)->str:
 
 def find_corruption(
     folder:Path,
-    *, deep:bool=True,  # read every byte; False: names and sizes only
-)->str:                 # what is wrong with it; empty if it is whole
+    *, deep:bool=True,  # True: read every byte; False: only names and sizes
+)->str:                 # what is wrong with it; empty if intact
     "Compare a checkpoint with the sizes and checksums that were written with it"
     try:
         if not (folder/MANIFEST).exists(): return f"there is no {MANIFEST} in it, so it was never finished"
@@ -57,7 +57,7 @@ def find_corruption(
 
 def weights_digest(
     folder:Path,   # an adapter or a checkpoint
-)->str:            # empty: it is not there, or it has no list of its files
+)->str:            # empty: it does not exist, or has no list of files
     "A digest of its weights as they were written, without reading them: scores are scores of these weights"
     files = read_json_object(folder/MANIFEST)
     sums = {name: noted.get("sha256") for name, noted in sorted(files.items())
@@ -95,7 +95,7 @@ def atomic_checkpoint(
         raise
 
 def flatten_folder(
-    folder:Path,   # a trainer may make one folder more than is wanted
+    folder:Path,   # a trainer may create an unwanted subfolder
 )->None:
     "Move the contents of a folder into its parent"
     for p in folder.iterdir(): p.rename(folder.parent/p.name)
@@ -103,13 +103,13 @@ def flatten_folder(
 
 # %% ../../nbs/10_runs/01_checkpoint.ipynb #938bac37
 _FULL, _MAY_NOT = (errno.ENOSPC, errno.EDQUOT), (errno.EACCES, errno.EPERM, errno.EROFS)
-_IN_WORDS = ("no space left", "quota exceeded", "os error 28",   # all that libraries in Rust and C++ report
-             "unexpected pos ")                                  # torch, whose file ends before it should
+_IN_WORDS = ("no space left", "quota exceeded", "os error 28",   # the only information from Rust and C++ libraries
+             "unexpected pos ")                                  # from torch, for a truncated file
 
 def cannot_write(
     target:Path,      # checkpoint-N, or the adapter
     error:Exception,  # what went wrong
-    fix:Fix|str,      # how to continue once there is space
+    fix:Fix|str,      # how to continue once there is free space
 )->SftError:
     "The error for a checkpoint that could not be written; only a full disk is called one"
     disk = next(p for p in (target, *target.parents) if p.exists())
@@ -136,7 +136,7 @@ def _checkpoint_folders(folder:Path)->list[Path]:
 
 def whole_checkpoints(
     folder:Path,         # runs/NAME/checkpoints
-    *, deep:bool=False,  # read every byte
+    *, deep:bool=False,  # True: read every byte
 )->list[Path]:
     "Complete checkpoint-N folders, oldest first"
     return [p for p in _checkpoint_folders(folder) if not find_corruption(p, deep=deep)]
@@ -164,9 +164,9 @@ def remove_leftovers(
 # %% ../../nbs/10_runs/01_checkpoint.ipynb #a135f764
 def prune(
     folder:Path,            # runs/NAME/checkpoints
-    keep:int,               # of the newest
-    *, best:set[int|None]=frozenset(),  # steps of those that stay as well
-)->list[str]:               # names of those that went
+    keep:int,               # number of newest checkpoints to keep
+    *, best:set[int|None]=frozenset(),  # steps of further checkpoints to keep
+)->list[str]:               # names of the removed ones
     "Remove old checkpoints, never the newest and never the best"
     old = [p for p in whole_checkpoints(folder)[:-max(keep, 1)] if step_of(p) not in best]
     for p in old:
@@ -181,11 +181,11 @@ LOWER_IS_BETTER = ("loss", "perplexity")
 def keep_score(
     path:Path,        # runs/NAME
     checkpoint:str,   # adapter or checkpoint-N
-    figure:str,       # by which it is judged: accuracy, loss, bleu
+    figure:str,       # figure by which it is ranked: accuracy, loss, bleu
     value:float,
-    rows:str,         # digest of the rows that were evaluated
-    *, own:bool=True, # False: other rows than the run's own, or through a server; no checkpoint is kept by them
-    weights:str="",   # from `weights_digest`: the score is no longer one of the checkpoint if that changes
+    rows:str,         # digest of the evaluated rows
+    *, own:bool=True, # False: on other rows, or through a server; such scores do not protect checkpoints
+    weights:str="",   # from `weights_digest`: the score becomes invalid if it changes
 )->None:
     "Append a line to eval/scores.jsonl"
     file = path/_SCORES
@@ -210,14 +210,14 @@ def _read_scores(path:Path, *, own:bool=True)->list[dict]:
         if not all(isinstance(text, str) for text in texts) or type(value) not in (int, float): continue
         known = re.fullmatch(r"adapter|checkpoint-\d{1,18}", texts[0]) and math.isfinite(value)
         was, has = score.get("weights"), now.get(texts[0])
-        is_outdated = bool(was and has and was != has)   # overwritten by a training that was continued
+        is_outdated = bool(was and has and was != has)   # overwritten by resumed training
         if known and (not own or score.get("own", True) and not is_outdated): scores.append(score)
     return scores
 
 def scored_steps(
     path:Path,               # runs/NAME
-    figure:str|None=None,    # None: the one of the newest line
-)->dict[int,float]:          # in the order of the steps; more is better
+    figure:str|None=None,    # None: that of the newest line
+)->dict[int,float]:          # in order of steps; more is better
     "Step -> score of its checkpoint, of those evaluated on the same rows as the newest; a loss is negated"
     lines = [l for l in _read_scores(path) if l["checkpoint"] != "adapter" and figure in (None, l["figure"])]
     if not lines: return {}
@@ -228,8 +228,8 @@ def scored_steps(
 
 def scored_best(
     path:Path,               # runs/NAME
-    figure:str|None=None,    # None: the one of the newest line
-)->str|None:                 # checkpoint-N; None: no checkpoint was scored
+    figure:str|None=None,    # None: that of the newest line
+)->str|None:                 # checkpoint-N; None: none was scored
     "The checkpoint with the best of `scored_steps`; the first of equals"
     scores = scored_steps(path, figure)
     return f"checkpoint-{max(scores, key=scores.get)}" if scores else None
@@ -264,7 +264,7 @@ def unscored_steps(
 # %% ../../nbs/10_runs/01_checkpoint.ipynb #6269a03b
 def scored_alike(
     path:Path,                  # runs/NAME
-    checkpoint:str="adapter",   # whose newest score counts
+    checkpoint:str="adapter",   # whose newest score is used
 )->int:                         # at least 1
     "How many models beside this run were scored by the same figure on the same rows; checkpoints only beside another"
     newest = [line for line in _read_scores(path, own=False) if line["checkpoint"] == checkpoint]

@@ -44,11 +44,11 @@ class Run:
     "A run: its directory and its process; ConfigError if the directory holds no run"
     def __init__(self,
         path:str|Path,   # runs/NAME
-        *, trust_remote_code:bool=False,  # True: code that its config names may run
+        *, trust_remote_code:bool=False,  # True: trust code named by its config
     ):
-        self.path = Path(path).absolute()   # a notebook may change its folder
+        self.path = Path(path).absolute()   # a notebook may change the working folder
         self.trusts = trust_remote_code
-        self._lock = None                   # what `locked` holds
+        self._lock = None                   # the lock held by `locked`
         if os.path.isfile(self.path/"config.json"): return
         near = ", ".join(p.name for p in run_folders(self.path.parent)[-5:])
         found = "there is no config.json in it" if os.path.isdir(self.path) else "there is no such directory"
@@ -74,7 +74,7 @@ class Run:
         return plot(self)
 
     def log(self,
-        lines:int=40,   # from the end
+        lines:int=40,   # number of last lines
     )->str:
         "The last lines that a launched process printed"
         file = self.path/"log.txt"
@@ -83,7 +83,7 @@ class Run:
 
 # %% ../../nbs/10_runs/09_directory.ipynb #run00tr2
 def check_links(
-    path:Path,   # the directory of a run; it may be reached by a link itself
+    path:Path,   # directory of a run; may itself be a link
 )->None:
     "ConfigError for a link in it that leads out of it: a run reads, writes and removes only its own files"
     root, weights = Path(os.path.realpath(path)), (path/"adapter", path/"checkpoints")
@@ -92,7 +92,7 @@ def check_links(
         folder = folders.pop()
         try: entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError: continue
-        if any(folder.is_relative_to(part) for part in weights):   # everything in them is loaded
+        if any(folder.is_relative_to(part) for part in weights):   # every file in these is loaded
             folders += [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
         for link in (entry.path for entry in entries if entry.is_symlink()):
             target = Path(os.path.realpath(link))
@@ -103,7 +103,7 @@ def check_links(
 
 def open_run(
     run:Run|str|Path,
-    *, trust_remote_code:bool=False,   # True: code that its config names may run
+    *, trust_remote_code:bool=False,   # True: trust code named by its config
 )->Run:
     "The run, whose code may run; ConfigError if that was not allowed, or for links that lead out of it"
     run = run if isinstance(run, Run) else Run(named_run(run))
@@ -141,18 +141,18 @@ def reserve_name(
         if not is_free:
             found, fix = "another process is about to train it", edit(run_name=free_path(path).name)
             raise ConfigError(f"run {cfg.run_name!r}", found, "a name that is free", fix)
-        check_free(cfg)   # it may have been made while the lock was taken
+        check_free(cfg)   # it may have been created while waiting for the lock
         yield
 
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 
 def create_run(
     cfg:Config,
-    *, data:Data|None=None, # rows that it will train on: those that came from memory are kept in its directory
-    plan=None,              # the `Plan` it was given, for plan.json
-    checked=None,           # the `Report` of its preflight, for preflight.json
-    device:str="",          # name of the device, for environment.json
-    state:str="running",    # the first state in status.json
+    *, data:Data|None=None, # rows to train on; rows from memory are saved in its directory
+    plan=None,              # its `Plan`, for plan.json
+    checked=None,           # its preflight `Report`, for preflight.json
+    device:str="",          # device name, for environment.json
+    state:str="running",    # initial state in status.json
 )->Run:
     "Make the directory of a new run; ConfigError if its name is in use, `SftError` if it cannot be written"
     reports = {"data": data and data.report, "plan": plan, "preflight": checked}
@@ -178,7 +178,7 @@ def create_run(
                 break
             except OSError as e:
                 if e.errno not in _TAKEN: raise
-                if cfg.run_name: raise name_taken(Run(path)) from e   # in this very instant
+                if cfg.run_name: raise name_taken(Run(path)) from e   # created at the same moment
     except OSError as e:
         found, expected = f"it cannot be written ({e.strerror})", "a folder of yours with space"
         raise SftError(f"run directory {root}", found, expected, edit(runs_dir="another/folder")) from e
@@ -205,9 +205,9 @@ def status(self:Run)->Status:
 @patch
 def set_status(self:Run,
     state:str,           # starting, running, finished, stopped or failed
-    *, reason:str="",    # one sentence for people
-    fix:Fix|str="",      # what to do now
-    step:int|None=None,  # optimiser steps that were taken; None: as it was
+    *, reason:str="",    # one sentence for the user
+    fix:Fix|str="",      # what to do next
+    step:int|None=None,  # optimiser steps taken; None: unchanged
     stopped_by:str="",   # Ctrl-C, SIGTERM, max_time or guard
 )->None:
     "Write status.json"
@@ -257,7 +257,7 @@ def history(self:Run):
 
 @patch
 def rewind(self:Run,
-    step:int,   # of the checkpoint at which training starts again
+    step:int,   # step of the checkpoint at which training resumes
 )->None:
     "Remove what was logged after `step`, and the summary at the end"
     cut_lines(self.path/"metrics.jsonl", step)
@@ -307,7 +307,7 @@ def state(self:Run)->str:
     "As in its status; or killed: its process is gone and has written no other status"
     written = self.status.state
     if written not in ACTIVE or is_trained(self.path, written): return written
-    now = self.status.state   # it may have ended while we looked
+    now = self.status.state   # it may have ended in the meantime
     return "killed" if now in ACTIVE else now
 
 # %% ../../nbs/10_runs/09_directory.ipynb #f8e008ea
@@ -324,7 +324,7 @@ def weights(self:Run,
     folder = self.adapter if checkpoint == "adapter" else self.path/"checkpoints"/checkpoint
     if folder.exists(): return folder
     there = [p.name for p in (self.adapter, *self.checkpoints()) if p.exists()]
-    there = there or [p.name for p in sorted((self.path/"checkpoints").glob("checkpoint-*"))]   # all of them damaged
+    there = there or [p.name for p in sorted((self.path/"checkpoints").glob("checkpoint-*"))]   # all are damaged
     expected, fix = "something that was saved; nothing was yet", resume_command(self)
     if there: expected, fix = f"one of {', '.join(there)}", edit(checkpoint=there[-1])
     elif self.state in ACTIVE: fix = command(f"sft_nb stop {self.path}", f'Run("{self.path}").stop()')
@@ -342,11 +342,11 @@ def standing(self:Run)->str:
 
 def earlier_adapter(
     run:Run,
-)->str:   # empty: it is the result, or there is none
+)->str:   # empty: it is the result, or does not exist
     "Note that a run's adapter is older than its continued training, if that has not ended"
     newest, state = run.checkpoints()[-1:], run.state
     if state not in (*ACTIVE, "killed") or not newest or not run.adapter.exists(): return ""
-    if weights_digest(newest[0]) == weights_digest(run.adapter): return ""   # it was not yet continued
+    if weights_digest(newest[0]) == weights_digest(run.adapter): return ""   # it was not resumed yet
     return (f"its adapter is from before the training was continued ({state} at step {run.step}); "
             f"newer weights are in {newest[0].name}")
 
@@ -404,7 +404,7 @@ def _training_environment(n:int)->dict:
 
 def start_process(
     run:Run,
-    *options:str,   # of `python -m sft_nb.training.launch`
+    *options:str,   # options of `python -m sft_nb.training.launch`
 )->Run:
     "Train a run in a process, or several, of its own session; what it prints goes to log.txt"
     require_trust(run.config)
@@ -435,8 +435,8 @@ def failure(self:Run)->SftError:
 @patch
 def wait(self:Run,
     timeout:float|None=None,  # seconds; None: as long as it takes
-    *, every:float=.2,        # seconds between two looks
-)->str:                       # finished or stopped; running if the time is over
+    *, every:float=.2,        # seconds between checks
+)->str:                       # finished or stopped; running after the timeout
     "Wait until it has ended; `SftError` with the reason and the last lines of its log if it failed"
     began = time.monotonic()
     with ProgressBar() as bar:
@@ -453,27 +453,27 @@ def wait(self:Run,
 # %% ../../nbs/10_runs/09_directory.ipynb #15eb6a49
 @patch
 def stop(self:Run,
-    timeout:float|None=120,   # seconds for the step and its checkpoint; then it is killed. None: it is only asked
-)->str:                       # how it ended
+    timeout:float|None=120,   # seconds for the step and its checkpoint, then kill it; None: only request it
+)->str:                       # its final state
     "Ask for an end after this step, with a checkpoint; kill what does not end in time. ConfigError if it is elsewhere"
     who, within_reach = who_to_stop(self.path, self.status.state)
     if not within_reach: raise out_of_reach(self, who)
     if who is None: return self.state
     try: killed = end(who, self.launched(), timeout=timeout)
     except PermissionError as e: raise out_of_reach(self, who) from e
-    if not killed and who.lives is False and self.state == "killed":   # before it could write its status
+    if not killed and who.lives is False and self.state == "killed":   # it was killed before it could write its status
         self.set_status("stopped", reason="SIGTERM", fix=resume_command(self), stopped_by="SIGTERM")
     return self.state
 
 # %% ../../nbs/10_runs/09_directory.ipynb #8926c043
 @patch
 def resume(self:Run,
-    *, max_time:float|str|None=None,     # seconds, or "5h", for this part; None: until it is finished
-    num_processes:int|None=None,         # that go on with it; None: as many as it had
-    trust_remote_code:bool=False,        # True: code that its config names may run
-    num_train_epochs:float|None=None,    # more of them, for a run that is finished
-    max_steps:int|None=None,             # or more steps
-    **settings,                          # refused: the settings of a run stay
+    *, max_time:float|str|None=None,     # seconds, or "5h", for this part; None: until finished
+    num_processes:int|None=None,         # processes that resume it; None: as before
+    trust_remote_code:bool=False,        # True: trust code named by its config
+    num_train_epochs:float|None=None,    # a larger number, to extend a finished run
+    max_steps:int|None=None,             # or a larger number of steps
+    **settings,                          # refused: settings of a run cannot change
 )->Run:
     "Continue in a process of its own, or in several; ConfigError if that cannot be done"
     open_run(self, trust_remote_code=trust_remote_code)
@@ -498,7 +498,7 @@ def progress(self:Run)->Progress:
 @patch
 def checkpoint(self:Run,
     timeout:float=0.,   # seconds to wait for it; 0: only request it
-)->Path|None:           # the new checkpoint; None: it is not there yet
+)->Path|None:           # the new checkpoint; None: not saved yet
     "Request a checkpoint after this step; ConfigError if no process trains it"
     if self.state not in ACTIVE:
         fix = command("sft_nb runs", "list_runs()") if self.state == "finished" else resume_command(self)
@@ -507,7 +507,7 @@ def checkpoint(self:Run,
     before, until = {*self.checkpoints()}, time.monotonic() + timeout
     (self.path/CHECKPOINT_ASKED).touch()
     while True:
-        waits = time.monotonic() < until and self.state in ACTIVE   # asked first: its last checkpoint counts too
+        waits = time.monotonic() < until and self.state in ACTIVE   # read first, so that its last checkpoint counts
         if new := [p for p in self.checkpoints() if p not in before]: return new[-1]
         if not waits: return None
         time.sleep(.1)
@@ -559,7 +559,7 @@ def to_dict(self:Run)->dict:
 @patch
 def report(self:Run,
     path:str|Path|None=None,   # None: report.html, in the run
-    *, rows:int=5,             # examples whose tokens are shown
+    *, rows:int=5,             # number of examples whose tokens are shown
 )->Path:
     "Write one HTML file with everything about the run"
     import sft_nb
@@ -568,7 +568,7 @@ def report(self:Run,
 @patch
 def _ipython_display_(self:Run)->None:
     "Show a live panel while the run is trained, else its text"
-    if not in_notebook() or self.state not in ACTIVE: raise NotImplementedError   # so it is shown by its text
+    if not in_notebook() or self.state not in ACTIVE: raise NotImplementedError   # falls back to its text
     import_module("sft_nb.panels.run").RunPanel(self)._ipython_display_()
 
 # %% ../../nbs/10_runs/09_directory.ipynb #af42d233
@@ -583,7 +583,7 @@ def is_there(v)->bool: return v is not None and v == v and not (isinstance(v, st
 
 def with_html(
     table,   # a pandas `DataFrame` of runs
-):           # the same, which a notebook draws
+):           # the same, with an HTML display for notebooks
     "Draw no column that is empty, a badge for the state, and nothing where pandas would write NaN"
     def draw()->str:
         columns = [name for name in table if any(is_there(v) for v in table[name])]
@@ -596,7 +596,7 @@ def with_html(
 
 def list_runs(
     root:str|Path="runs",
-    *, only:tuple[str,...]=(),  # names; none: all. Of two or more, the settings that differ are columns
+    *, only:tuple[str,...]=(),  # names; empty: all. With two or more, differing settings are columns
 ):                              # a pandas `DataFrame`
     "The runs in a folder, oldest first; ConfigError if there is none"
     import pandas as pd
@@ -609,7 +609,7 @@ def list_runs(
     table = pd.DataFrame(lines)
     table["checkpoint"] = pd.Series([line["checkpoint"] for line in lines], dtype=object)   # not 12345.0
     if len(only) < 2: return with_html(table)
-    cfgs = [run.config for run in runs]   # a file is read for each
+    cfgs = [run.config for run in runs]   # reads a file for each
     values = {name: [getattr(cfg, name) for cfg in cfgs] for name in SETTINGS if name != "run_name"}
     differing = {name: column for name, column in values.items() if any(v != column[0] for v in column)}
     return with_html(table.drop(columns=["model", "method"]).join(pd.DataFrame(differing, index=table.index)))

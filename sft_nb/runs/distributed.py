@@ -20,9 +20,9 @@ from ..config import Config
 @dataclass(frozen=True)
 class ProcessInfo:
     "The rank of this process and the number of processes that train together"
-    rank:int=0         # its number across all machines
-    size:int=1         # how many there are
-    local_rank:int=0   # its number on this machine, and that of its GPU
+    rank:int=0         # rank across all machines
+    size:int=1         # number of processes
+    local_rank:int=0   # rank on this machine, also the number of its GPU
 
     @property
     def main(self)->bool:
@@ -31,7 +31,7 @@ class ProcessInfo:
 
 # %% ../../nbs/10_runs/05_distributed.ipynb #wo000008
 def first_host(
-    nodes:str,   # as Slurm writes them
+    nodes:str,   # in Slurm's notation
 )->str:
     "The first machine of a list"
     name, several, inside = nodes.partition("[")
@@ -40,12 +40,12 @@ def first_host(
 
 def slurm_variables(
     here:dict[str,str],   # the environment
-)->dict[str,str]:         # none: srun did not start this, or started it alone
+)->dict[str,str]:         # empty: not started by srun, or as a single task
     "The environment variables that torchrun would set, for processes started by srun"
     if int(here.get("SLURM_STEP_NUM_TASKS", 1)) == 1 or "SLURM_PTY_PORT" in here: return {}
     nodes = here.get("SLURM_STEP_NODELIST") or here.get("SLURM_NODELIST", "localhost")
     meeting = dict(MASTER_ADDR=first_host(nodes), MASTER_PORT=str(20000 + int(here.get("SLURM_JOB_ID", 0)) % 10000))
-    seen = here.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")   # one: each task sees its own GPU as the first
+    seen = here.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")   # one: each task sees only its own GPU, as the first
     return dict(RANK=here["SLURM_PROCID"], WORLD_SIZE=here["SLURM_STEP_NUM_TASKS"],
                 LOCAL_RANK="0" if len(seen) == 1 else here["SLURM_LOCALID"]) | meeting | {
                     k: here[k] for k in meeting if k in here}
@@ -83,7 +83,7 @@ def with_world_size(
 
 # %% ../../nbs/10_runs/05_distributed.ipynb #584c356b
 _CPU_RANKS = dict(DS_ACCELERATOR="cpu", ACCELERATE_TORCH_DEVICE="cpu")
-_PATIENCE = timedelta(hours=1)   # in which the first process reads rows, plans and checks, while the others wait
+_PATIENCE = timedelta(hours=1)   # time for the first process to read rows, plan and check while others wait
 
 @contextmanager
 def _with_deepspeed():
@@ -97,13 +97,13 @@ def init_distributed(
 )->ProcessInfo:
     "Initialise the process group"
     world = get_process_info()
-    os.environ.pop(_USE_FSDP, None)   # accelerate is not to divide once more
+    os.environ.pop(_USE_FSDP, None)   # accelerate must not shard again
     if world.size == 1: return world
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import check_cuda_p2p_ib_support
     from sft_nb.model.hardware import choose_device
     cpu = choose_device(cfg.device)[0] == "cpu"
-    if not cpu and not check_cuda_p2p_ib_support():   # two RTX 40, an old driver: as accelerate's own launcher does
+    if not cpu and not check_cuda_p2p_ib_support():   # two RTX 40 with an old driver: as accelerate's launcher does
         for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"): os.environ.setdefault(name, "1")
     if cfg.deepspeed is None: PartialState(cpu=cpu, timeout=_PATIENCE)
     else:
@@ -111,13 +111,13 @@ def init_distributed(
             os.environ.update(_CPU_RANKS)
             import deepspeed
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        AcceleratorState._reset_state(reset_partial_state=True)   # a preflight has made another; the group stays
+        AcceleratorState._reset_state(reset_partial_state=True)   # a preflight created another; the process group stays
         with _with_deepspeed(): PartialState(backend="gloo" if cpu else None, timeout=_PATIENCE)
     return world
 
 # %% ../../nbs/10_runs/05_distributed.ipynb #wo000023
 def on_main_process(
-    make:Callable,   # in the first process; what it returns is pickled
+    make:Callable,   # called in the first process; its result is pickled
 ):
     "The result of the first process in all processes; if it raises, all raise an `SftError`"
     if get_process_info().size == 1: return make()
@@ -155,10 +155,10 @@ def _count_processes(asked:int, together:int)->None:
     raise SftError("processes", found, "one number", fix, "one_process_instead_of_two")
 
 def check_processes(
-    asked:int,         # processes, by the config
-    together:int,      # by the group that was made
-    first:list[int],   # rows of the first batch of this process; below 0: filled up
-    sharing:int=1,     # neighbours that share their rows
+    asked:int,         # processes in the config
+    together:int,      # processes in the group
+    first:list[int],   # rows of the first batch of this process; negative: filler
+    sharing:int=1,     # number of neighbours that share rows
 )->None:
     "`SftError` if there are not as many processes as were asked for, or two groups begin with the same rows"
     _count_processes(asked, together)

@@ -16,7 +16,7 @@ from ..files import write_atomically
 
 # %% ../../nbs/10_runs/00_environment.ipynb #eb42b92d
 def installed(
-    package:str,  # as pip calls it
+    package:str,  # its name for pip
 )->str|None:
     "The version of a package; None if it is not installed"
     try: return version(package)
@@ -26,11 +26,11 @@ def installed(
 _PACKAGES = "sft_nb torch transformers trl peft bitsandbytes accelerate datasets tokenizers numpy".split()
 
 def environment(
-    device:str="",  # name of the device, if it is known
+    device:str="",  # device name, if known
 )->dict:
     "Versions, platform, device and git commit"
     packages, git = {p: installed(p) for p in _PACKAGES}, None
-    if shutil.which("git"):   # the commit of the current folder
+    if shutil.which("git"):   # commit of the current folder
         said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
         git = said.stdout.strip() or None
     return dict(python=platform.python_version(), platform=platform.platform(), cpus=os.cpu_count(), device=device,
@@ -40,7 +40,7 @@ def environment(
 def write_text(
     file:Path,
     text:str,
-    *, ours:bool=False,  # True: nothing in it is free text
+    *, ours:bool=False,  # True: contains no free text
 )->None:
     "Write a file in one piece and without secrets"
     write_atomically(file, text if ours else redact(text))

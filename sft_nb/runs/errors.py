@@ -31,11 +31,11 @@ def check_name(
     raise ConfigError("run_name", found, expected, edit(run_name=_nearest_allowed_name(name)))
 
 # %% ../../nbs/10_runs/06_errors.ipynb #ref00004
-_SIDES = ("train", "training", "data", "dataset", "rows", "messages")   # what files are called beside their subject
+_SIDES = ("train", "training", "data", "dataset", "rows", "messages")   # words in file names that are not the subject
 
 def subject_of_run(
     task:str,
-    files:list[str]|None,   # with its training rows
+    files:list[str]|None,   # files of its training rows
 )->str:
     "What a run is about: its task; where that is any chat, its rows"
     if task not in ("auto", "chat") or files is None: return "arithmetic" if task == "auto" else task.replace(":", ".")
@@ -56,7 +56,7 @@ def free_name(
 # %% ../../nbs/10_runs/06_errors.ipynb #7cfca372
 def free_path(
     path:Path,  # runs/demo-1, or runs/demo
-)->Path:        # runs/demo-2, or the first number that is free
+)->Path:        # runs/demo-2, or the next free number
     "A path near `path` that is free"
     stem = re.sub(r"-\d+$", "", path.name)
     k = 2
@@ -66,8 +66,8 @@ def free_path(
 # %% ../../nbs/10_runs/06_errors.ipynb #cb90a31b
 def resume_command(
     run,
-    *, anew:bool=False,  # start again, although there is a checkpoint
-    **settings,          # to change, if it begins again
+    *, anew:bool=False,  # True: restart although there is a checkpoint
+    **settings,          # settings to change when restarting
 )->Fix:
     "What continues a run, or begins it again"
     if run.checkpoints() and not anew:
@@ -98,7 +98,7 @@ def run_folders(
     "The runs in a folder, oldest first; what may not be read, or is being made, is none"
     found = {}
     try: entries = [e for e in os.scandir(root) if not e.name.startswith(".")]
-    except (OSError, ValueError): return []   # a name that no file can have is a ValueError
+    except (OSError, ValueError): return []   # an invalid file name is a ValueError
     for entry in entries:
         try: found[entry.name] = os.stat(f"{entry.path}/config.json").st_mtime
         except OSError: pass
@@ -107,7 +107,7 @@ def run_folders(
 # %% ../../nbs/10_runs/06_errors.ipynb #e3d0206d
 def no_locks(
     root:Path,     # runs, or one of them
-    why:str,       # the message of the system
+    why:str,       # message of the operating system
 )->SftError:
     "The error for a file system without locks"
     expected = "a disk of this machine, or a network disk with its lock service"
@@ -124,7 +124,7 @@ def name_taken(run)->ConfigError:
 # %% ../../nbs/10_runs/06_errors.ipynb #6046abc0
 def being_trained(
     run,
-    who:Process|None,  # None: that is not known yet
+    who:Process|None,  # None: not known yet
 )->ConfigError:
     "The error for a run that a process trains"
     found = f"{who or 'another process'} is training it now"
@@ -133,7 +133,7 @@ def being_trained(
 
 def out_of_reach(
     run,
-    who:Process|None,  # None: that is not known
+    who:Process|None,  # None: unknown
 )->ConfigError:
     "The error for a run that is trained where it cannot be stopped from"
     found = f"{who or 'a process that has not said who it is'} trains it, which cannot be stopped from here"

@@ -20,7 +20,7 @@ from .directory import open_run, Run
 # %% ../../nbs/10_runs/10_locate.ipynb #331c33f6
 def name_of_weights(
     checkpoint:str,   # adapter, checkpoint-N or model
-    is_full:bool,     # of method full, whose result is a whole model
+    is_full:bool,     # True: method full, whose result is a whole model
 )->str:
     "What a text calls the weights of a run: the folder of a result is called adapter whatever is in it"
     return "trained model" if is_full and checkpoint == "adapter" else checkpoint
@@ -29,11 +29,11 @@ def name_of_weights(
 @dataclass(frozen=True)
 class Target:
     "What is evaluated"
-    name:str              # for people
-    checkpoint:str        # adapter, checkpoint-N, or model, if there is nothing but a base
+    name:str              # a readable name
+    checkpoint:str        # adapter, checkpoint-N, or model for a base alone
     config:Config
-    weights:Path|None     # adapter, or a whole model that was trained; None: the base alone
-    run:Run|None=None     # None: it belongs to no run
+    weights:Path|None     # adapter or trained model; None: only the base
+    run:Run|None=None     # None: does not belong to a run
 
     @property
     def folder(self)->Path|None:
@@ -44,15 +44,15 @@ def _is_run(folder:Path)->bool: return "config" in read_json_object(folder/"conf
 
 def find_target(
     what:Run|str|Path,             # a run, its name, a checkpoint, an adapter, a model
-    *, checkpoint:str="adapter",   # of a run
-    trust_remote_code:bool=False,  # True: code that its config names may run
-    **settings,                    # other ones than the run's; None: the run's
+    *, checkpoint:str="adapter",   # of a run: adapter or checkpoint-N
+    trust_remote_code:bool=False,  # True: trust code named by its config
+    **settings,                    # settings that replace the run's; None: the run's
 )->Target:
     "Find a run or a model by path or name; ConfigError if there is none, or its code may not run"
     settings = {name: value for name, value in settings.items() if value is not None}
     path = what.path if isinstance(what, Run) else named_run(what)
     absolute = path.absolute()
-    if absolute.name == "adapter" or absolute.name.startswith("checkpoint-"):   # weights in the folder of a run
+    if absolute.name == "adapter" or absolute.name.startswith("checkpoint-"):   # weights inside a run's folder
         around = absolute.parent.parent if absolute.parent.name == "checkpoints" else absolute.parent
         if _is_run(around): checkpoint, what, path = absolute.name, around, around
     if isinstance(what, Run) or _is_run(path):
@@ -65,9 +65,9 @@ def find_target(
         cfg = load_config(**dict(model=model_name(base), method="lora") | settings)
         target = Target(path.name, "adapter", cfg, path)
     else:
-        known = "model_type" in read_json_object(Path(model_path(what))/"config.json")   # tiny is in the package
+        known = "model_type" in read_json_object(Path(model_path(what))/"config.json")   # tiny ships with the package
         if not known and (os.path.exists(path) or what.count("/") != 1 or what.startswith((".", "/", "runs/"))):
-            if not os.path.exists(path): Run(path)   # its error names the runs nearby
+            if not os.path.exists(path): Run(path)   # its error names similar runs
             found = "there is no run and no model in it" if os.path.isdir(path) else "there is no such thing"
             raise ConfigError(what, found, "a run, a checkpoint, an adapter, a folder with a model, or a hub id",
                               "a path in which config.json or adapter_config.json is")

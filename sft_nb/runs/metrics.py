@@ -21,7 +21,7 @@ from .environment import write_text
 
 # %% ../../nbs/10_runs/03_metrics.ipynb #11a3fca7
 _NOT_FINITE = ("nan", "inf", "-inf")
-_QUOTED_NOT_FINITE = tuple(f'"{word}"'.encode() for word in _NOT_FINITE)   # as they are written in a file
+_QUOTED_NOT_FINITE = tuple(f'"{word}"'.encode() for word in _NOT_FINITE)   # as written in a file
 
 def to_line(
     metrics:dict,  # with the `step`
@@ -67,14 +67,14 @@ def read_lines(
     "The whole lines of a file, in the order in which they were written"
     try: written = file.read_bytes()
     except (FileNotFoundError, IsADirectoryError): return []
-    return _parse_lines(written[:written.rfind(b"\n") + 1])   # what does not end was cut: the machine went down
+    return _parse_lines(written[:written.rfind(b"\n") + 1])   # an incomplete line was cut off by a crash
 
 # %% ../../nbs/10_runs/03_metrics.ipynb #met00004
-_TAIL_BYTES = 4096   # a line or two
+_TAIL_BYTES = 4096   # enough for a line or two
 
 def last_line(
     file:Path,  # metrics.jsonl; it need not exist yet
-)->dict:        # empty: there is none
+)->dict:        # empty if there is none
     "The last whole line"
     try:
         with file.open("rb") as f:
@@ -88,7 +88,7 @@ def last_line(
 # %% ../../nbs/10_runs/03_metrics.ipynb #aeaea794
 def cut_lines(
     file:Path,  # metrics.jsonl
-    step:int,   # of the checkpoint at which training starts again
+    step:int,   # step of the checkpoint at which training resumes
 )->None:
     "Remove what was logged after `step`, and the summary at the end"
     kept = [l for l in read_lines(file) if l["step"] <= step and "train_runtime" not in l]
@@ -102,11 +102,11 @@ def _visible_indices(values, limit:int):
     width = math.ceil(len(values) / (limit // 2))
     padded = np.append(values, np.full(-len(values) % width, values[-1])).reshape(-1, width)
     begins = np.arange(len(padded)) * width
-    found = np.concatenate([begins + padded.argmin(1), begins + padded.argmax(1)])   # of a NaN both are its index
+    found = np.concatenate([begins + padded.argmin(1), begins + padded.argmax(1)])   # with NaN, both are its index
     return np.unique(np.minimum(found, len(values) - 1))
 
 def thinned(
-    points:list[tuple],   # (step, value), in order
+    points:list[tuple],   # (step, value), ordered by step
 )->list[tuple]:           # at most 2,000
     "Only the points that are visible"
     if len(points) <= _MOST_POINTS: return points
@@ -144,8 +144,8 @@ class Column:
         self.values.append(value)
 
     def points(self,
-        limit:int=_MOST_POINTS,   # at most, even
-    )->list[tuple]:               # (step, value), in order
+        limit:int=_MOST_POINTS,   # most points; even
+    )->list[tuple]:               # (step, value), ordered by step
         "The points that are visible: of neighbours the lowest and the highest, or a NaN"
         steps, values = np.asarray(self.steps), np.asarray(self.values)
         kept = _visible_indices(values, limit) if len(steps) > limit else slice(None)
@@ -163,7 +163,7 @@ class Tail:
     def _forget(self, first:bytes)->None:
         "Start over with a file that has this first line"
         self.first, self.read_to, self.n = first, 0, 0
-        self.columns, self.newest = {}, {}   # figure -> its `Column`; its last value
+        self.columns, self.newest = {}, {}   # figure -> its `Column`; figure -> last value
         self.recent = deque(maxlen=40)       # lines
 
     def look(self)->bool:
@@ -176,7 +176,7 @@ class Tail:
                 f.seek(self.read_to)
                 found = f.read()
         except OSError: return False
-        whole = found[:found.rfind(b"\n") + 1]   # the last line may not be whole yet
+        whole = found[:found.rfind(b"\n") + 1]   # the last line may be incomplete
         self.read_to += len(whole)
         for metrics in _parse_lines(whole):
             self.n += 1
@@ -189,7 +189,7 @@ class Tail:
 # %% ../../nbs/10_runs/03_metrics.ipynb #met00016
 _COLOURS = ("#0969da", "#cf222e", "#8250df", "#bf8700", "#1a7f37", "#57606a")
 _DASHES = ("none", "6 3", "2 2", "8 2 2 2")
-_FEW_POINTS = 60   # these are marked one by one
+_FEW_POINTS = 60   # with so few, mark each point
 
 def _stroke_style(k:int)->str:
     "SVG attributes of series `k`"

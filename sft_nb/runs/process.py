@@ -46,10 +46,10 @@ def _start_time(pid:int)->float|None:
 class Process:
     "A process, identified across machines and time"
     pid:int
-    began:float=0   # clock ticks since the machine started, on Linux
+    began:float=0   # start time in clock ticks since boot, on Linux
     host:str=""
-    boot:str=""     # of this start of the machine
-    space:str=""    # of the container
+    boot:str=""     # id of this boot
+    space:str=""    # id of the container's pid namespace
     user:str=""
 
     @property
@@ -76,10 +76,10 @@ def _this_machine()->dict:
 
 def _user_name()->str:
     try: return getpass.getuser()
-    except (KeyError, OSError): return str(os.getuid())   # a container in which users have no names
+    except (KeyError, OSError): return str(os.getuid())   # a container without user names
 
 def process_of(
-    pid:int|None=None,   # of this container; None: of this process
+    pid:int|None=None,   # pid in this container; None: this process
 )->Process:
     "The identity of a process"
     pid = os.getpid() if pid is None else pid
@@ -92,7 +92,7 @@ def _directory_identity(folder:Path)->str:
     return f"{found.st_dev}:{found.st_ino}"
 
 def _write_process(
-    folder:Path,       # of a run
+    folder:Path,       # directory of a run
     name:str,          # owner.json or process.json
     process:Process,
     **more,
@@ -101,7 +101,7 @@ def _write_process(
 
 def read_process(
     file:Path,        # owner.json or process.json
-)->Process|None:      # None: there is none, or it is damaged, or copied from the directory of another run
+)->Process|None:      # None: missing, damaged, or copied from another run
     "The process that a file names"
     try: said = read_json(file)
     except (OSError, ValueError): return None
@@ -116,8 +116,8 @@ def read_process(
 
 # %% ../../nbs/10_runs/04_process.ipynb #19f24d88
 def is_locked(
-    folder:Path,   # of a run
-)->bool|None:      # None: that is not known
+    folder:Path,   # directory of a run
+)->bool|None:      # None: unknown
     "Is a process training the run?"
     try: handle = try_lock(folder/"lock", shared=True)
     except FileNotFoundError: return False
@@ -126,7 +126,7 @@ def is_locked(
     os.close(handle)
     return False
 
-_HANDLES:set[int] = set()   # of locks that this process holds
+_HANDLES:set[int] = set()   # locks held by this process
 
 def _let_go_in_a_fork()->None:
     "Release the lock in a forked child, which would otherwise hold it after its parent has died"
@@ -136,8 +136,8 @@ def _let_go_in_a_fork()->None:
 os.register_at_fork(after_in_child=_let_go_in_a_fork)
 
 def take_lock(
-    folder:Path,            # of a run
-    *, timeout:float=2.,    # seconds: another process may be checking the lock
+    folder:Path,            # directory of a run
+    *, timeout:float=2.,    # seconds to wait, as another process may be checking the lock
 )->int|None:                # for `release_lock`; None: another process trains it
     "Lock a run and record this process in owner.json; OSError if it cannot be locked"
     (folder/"lock").touch()
@@ -161,7 +161,7 @@ def release_lock(folder:Path, handle:int)->None:
     _close_lock(handle)
 
 # %% ../../nbs/10_runs/04_process.ipynb #c76e8681
-_RESERVED:set[Path] = set()   # names that this process holds
+_RESERVED:set[Path] = set()   # names reserved by this process
 
 @contextmanager
 def reserve(
@@ -172,14 +172,14 @@ def reserve(
         yield True
         return
     made = [folder for folder in path.parents if not folder.exists()]
-    file, handle, is_free = path.with_name(f".{path.name}.new"), None, True   # `remove_temporaries` knows such names
+    file, handle, is_free = path.with_name(f".{path.name}.new"), None, True   # `remove_temporaries` handles such names
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         end = time.monotonic() + .2   # another process may be checking the lock
         while (handle := try_lock(file)) is None and time.monotonic() < end: time.sleep(.02)
         is_free = handle is not None
-    except OSError: pass   # not writable: creating the directory will report that
+    except OSError: pass   # not writable: creating the directory reports this
     if handle is not None:
         _HANDLES.add(handle)
         _RESERVED.add(path)
@@ -189,14 +189,14 @@ def reserve(
             _RESERVED.discard(path)
             file.unlink(missing_ok=True)
             _close_lock(handle)
-        for folder in made:   # a training that is refused leaves nothing behind
+        for folder in made:   # a refused run leaves nothing behind
             try: folder.rmdir()
             except OSError: break
 
 # %% ../../nbs/10_runs/04_process.ipynb #prc00008
 def why_no_locks(
     folder:Path,   # it need not exist yet
-)->str:            # empty: files in it can be locked, or nothing can be written there at all
+)->str:            # empty: files in it can be locked, or it is not writable at all
     "Why the file system cannot lock a file"
     there = next(p for p in (folder, *folder.absolute().parents) if p.is_dir())
     try: file = tempfile.NamedTemporaryFile(dir=there, prefix=".lock-")
@@ -221,9 +221,9 @@ def _at_once(by:str)->None: raise Interrupted(by)
 class SignalListener:
     "Calls a function when a signal asks for an end; two of one moment are one"
     def __init__(self,
-        on_signal:Callable[[str],None]=_at_once,   # is given the name of the signal
+        on_signal:Callable[[str],None]=_at_once,   # called with the name of the signal
     ):
-        self.on_signal, self.ignoring = on_signal, False   # ignoring: what is being written must not be cut short
+        self.on_signal, self.ignoring = on_signal, False   # ignoring: do not interrupt writing
         self._last = -MOMENT
         self._before = {}                     # signal -> its previous handler
 
@@ -255,11 +255,11 @@ def _signals_blocked(wait:bool)->Iterator[None]:
     finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 def start(
-    folder:Path,             # of a run
+    folder:Path,             # directory of a run
     command:list[str],       # what to run
     environment:dict[str,str],
-    *, listens:bool=False,   # True: it has a `SignalListener`; signals wait for it
-)->int:                      # its number
+    *, listens:bool=False,   # True: it has a `SignalListener`; signals are blocked until it is ready
+)->int:                      # its pid
     "Run a command in a session of its own; what it prints goes to log.txt"
     with (folder/"log.txt").open("a") as log, _signals_blocked(listens):
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
@@ -269,17 +269,17 @@ def start(
     return child.pid
 
 def started_process(
-    folder:Path,  # of a run
+    folder:Path,  # directory of a run
 )->int|None:
     "The process that `start` started, while it lives on this machine"
     was = read_process(folder/"process.json")
-    if was is None or was.pid == os.getpid(): return None   # of `announce`
+    if was is None or was.pid == os.getpid(): return None   # written by `announce`
     if was.pid in _CHILDREN and was.here: lives = _CHILDREN[was.pid].poll() is None
     else: lives = was.lives
     return was.pid if lives else None
 
 # %% ../../nbs/10_runs/04_process.ipynb #prc00015
-_SOON = 60   # seconds within which an announced process must exist, or begin to train out of our sight
+_SOON = 60   # seconds within which an announced process must start, even if we cannot see it
 
 def record_launcher(folder:Path)->None:
     "Record that this process is about to start one for the run"
@@ -287,7 +287,7 @@ def record_launcher(folder:Path)->None:
     _write_process(folder, "process.json", process_of())
 
 def is_starting(
-    folder:Path,   # of a run whose status says so
+    folder:Path,   # folder of a run with this status
 )->bool:
     "Will a process train the run, or start one that does?"
     file = folder/"process.json"
@@ -295,18 +295,18 @@ def is_starting(
     if was is None: return False
     if started_process(folder) is not None: return True
     if was.lives is False: return False
-    return time.time() - file.stat().st_mtime < _SOON   # announced, or where it cannot be seen
+    return time.time() - file.stat().st_mtime < _SOON   # announced, or running where we cannot see it
 
 # %% ../../nbs/10_runs/04_process.ipynb #prc00020
 def is_trained(
-    folder:Path,   # of a run
+    folder:Path,   # directory of a run
     said:str,      # starting or running
 )->bool:
     "Is a process training the run, or about to?"
     held = is_locked(folder)
     if held or started_process(folder) is not None: return True
     if held is False: return said == "starting" and is_starting(folder)
-    who = read_process(folder/"owner.json")   # nothing is known of the lock: the status is believed, unless ...
+    who = read_process(folder/"owner.json")   # without a lock, trust the status, unless ...
     return who is None or who.lives is not False
 
 def _find_owner(folder:Path, said:str)->tuple[Process|None,bool]:
@@ -319,14 +319,14 @@ def _find_owner(folder:Path, said:str)->tuple[Process|None,bool]:
     who = read_process(folder/"process.json")
     if started_process(folder) is not None: return who, True
     if said != "starting" or not is_starting(folder): return None, True
-    return who, who.lives is None   # it is elsewhere, or about to exist
+    return who, who.lives is None   # it is elsewhere or about to start
 
-_PATIENCE = 5   # seconds in which a process must identify itself
+_PATIENCE = 5   # seconds for a process to identify itself
 
 def who_to_stop(
-    folder:Path,   # of a run
+    folder:Path,   # directory of a run
     said:str,
-)->tuple[Process|None,bool]:   # None: no process trains it; False: it cannot be signalled from here
+)->tuple[Process|None,bool]:   # None: no process trains it; False: cannot be signalled from here
     "The process to ask for an end"
     until = time.monotonic() + _PATIENCE
     while True:
@@ -348,20 +348,20 @@ def _with_children(pids:set[int])->list:
 def end(
     who:Process,          # the training process
     *also:int|None,       # the process that started it
-    timeout:float|None=120,   # seconds for the step and its checkpoint; None: it is only asked
-)->bool:                      # True: it did not end in time, and was killed
+    timeout:float|None=120,   # seconds for the step and its checkpoint; None: only request
+)->bool:                      # True: it did not end in time and was killed
     "Ask a process to end, then kill it and its descendants; never this process, nor another one with a reused PID"
     import psutil
     own = os.getpid()
     family = _with_children({who.pid, *also} - {None, own})
     asked = [p for p in family if p.pid == who.pid]
-    if not asked or not who.lives: return False   # looked at after it was found, so it is no other
+    if not asked or not who.lives: return False   # checked after it was found, so the pid was not reused
     try: asked[0].send_signal(signal.SIGTERM)
     except psutil.NoSuchProcess: pass
     except psutil.AccessDenied as e: raise PermissionError(1, "it belongs to another user") from e
     if timeout is None: return False
     _, alive = psutil.wait_procs(family, timeout=timeout)
-    for p in _with_children({p.pid for p in alive}):   # also what they have started meanwhile
+    for p in _with_children({p.pid for p in alive}):   # including processes started in the meantime
         with suppress(psutil.NoSuchProcess): p.kill()
     psutil.wait_procs(alive, timeout=10)
     return bool(alive)
@@ -372,7 +372,7 @@ class FallbackStream:
     def __init__(self,
         stream:io.TextIOWrapper,
         log:Path|None=None,   # None: nowhere
-        errors=(OSError, ValueError),   # that mean that nothing can be written any more; others are raised
+        errors=(OSError, ValueError),   # errors that end writing; others are raised
     ):
         self.stream, self.lost, self.errors = stream, False, errors
         self._next = [str(p) for p in (log, os.devnull) if p is not None]
@@ -382,7 +382,7 @@ class FallbackStream:
         except self.errors:
             if not self._next: raise
         self.turn()
-        self._try(self.stream.flush)   # what was not read and is still in the buffer
+        self._try(self.stream.flush)   # flush what is still in the buffer
         return self._try(act, *args)
 
     def turn(self)->None:
@@ -410,8 +410,8 @@ def _keep_stream(stream, log:Path|None, errors):
 
 @contextmanager
 def keep_output(
-    log:Path|None=None,   # where output continues; None: nowhere, until a run is known
-    errors=(OSError, ValueError),   # after which output continues there
+    log:Path|None=None,   # where output continues; None: nowhere, until the run is known
+    errors=(OSError, ValueError),   # errors after which output continues there
 )->Iterator[None]:
     "Context manager in which printing never fails"
     before = sys.stdout, sys.stderr

@@ -21,7 +21,7 @@ from .environment import environment, write_json
 from .errors import free_path, resume_command, no_checkpoint
 
 # %% ../../nbs/10_runs/07_provenance.ipynb #org00006
-_SAMPLES, _BLOCK = 64, 4096   # of each file, bytes
+_SAMPLES, _BLOCK = 64, 4096   # blocks per file, bytes per block
 
 def _sample_digest(file:Path)->str:
     "Digest of the header and of samples of the numbers"
@@ -43,14 +43,14 @@ def weights_of(
 
 def base_folder(
     cfg:Config,
-)->Path|None:   # None: its weights are new, or they are not on this machine
+)->Path|None:   # None: random weights, or not on this machine
     "The folder of the base's weights; for a model of the hub it is named after the commit"
     if cfg.init == "random": return None
     folder = Path(model_path(cfg.model))
     if folder.is_dir(): return folder
     from huggingface_hub import try_to_load_from_cache
     try: file = try_to_load_from_cache(cfg.model, "config.json", revision=cfg.revision)
-    except ValueError: return None   # no name of a model
+    except ValueError: return None   # not a model name
     return Path(file).parent if isinstance(file, str) else None
 
 # %% ../../nbs/10_runs/07_provenance.ipynb #org00011
@@ -67,17 +67,17 @@ def record_provenance(
     base = dict(folder=str(folder or ""), files=weights_of(folder))
     write_json(run.path/"origin.json", dict(config=_saved_settings(run), base=base))
 
-_IN_A_CHECKPOINT = frozenset(settings_with("fixed_on_resume"))   # the others may be edited
+_IN_A_CHECKPOINT = frozenset(settings_with("fixed_on_resume"))   # the others may change
 
-_IN_A_STEP = ("num_processes", "gradient_accumulation_steps")   # which may differ if their product does not
+_IN_A_STEP = ("num_processes", "gradient_accumulation_steps")   # may differ if their product is the same
 
 @dataclass(frozen=True)
 class Changes:
     "Differences from the start of the run: name -> (was, is)"
     weights:dict=field(default_factory=dict)   # files of the base
-    refused:dict=field(default_factory=dict)   # settings that the checkpoint was made with
+    refused:dict=field(default_factory=dict)   # settings on which the checkpoint depends
     taken:dict=field(default_factory=dict)     # other settings
-    versions:dict=field(default_factory=dict)  # of packages, Python and code
+    versions:dict=field(default_factory=dict)  # versions of packages, Python and code
 
 def _changed_items(was:dict, now:dict)->dict:
     "Name -> (was, is), for names that both have"
@@ -112,7 +112,7 @@ def _list_changes(changed:dict)->str: return ", ".join(f"{k} was {was}, is {now}
 
 def check_provenance(
     run,
-)->list[str]:   # one line for each change that does not matter
+)->list[str]:   # one line per harmless change
     "ConfigError if the base or a setting of the checkpoint has changed; else the other changes"
     changed, config = changes(run), run.path/"config.json"
     new_run = command(f"sft_nb train --config {shell_quote(config)} --run-name ANOTHER",
@@ -133,7 +133,7 @@ def check_provenance(
 # %% ../../nbs/10_runs/07_provenance.ipynb #org00021
 def _change_config(
     run,
-    cfg:Config,   # with the settings that shall change
+    cfg:Config,   # with the changed settings
 )->None:
     "Replace config.json, and origin.json, so that the change does not count as an edit"
     before = _saved_settings(run)
@@ -146,7 +146,7 @@ def _change_config(
 
 def check_resume_settings(
     run,
-    settings:dict,   # that shall change as it is resumed
+    settings:dict,   # settings to change when resuming
 )->None:
     "ConfigError if there are any: a resumed run keeps its settings"
     if not settings: return
@@ -159,9 +159,9 @@ def check_resume_settings(
 
 def extend_training(
     run,
-    *, num_train_epochs:float|None=None,   # passes over the rows, with those that it had
-    max_steps:int|None=None,               # or steps
-)->str:                                    # what that means
+    *, num_train_epochs:float|None=None,   # total passes over the rows
+    max_steps:int|None=None,               # or total steps
+)->str:                                    # its effect in words
     "Extend a finished run; ConfigError if it is not finished, or would not be longer"
     wanted = dict(num_train_epochs=num_train_epochs, max_steps=max_steps)
     more = {name: value for name, value in wanted.items() if value is not None}
@@ -182,7 +182,7 @@ def extend_training(
 # %% ../../nbs/10_runs/07_provenance.ipynb #orgsp002
 def settings_for_world_size(
     run,
-    num_processes:int,   # that go on with it
+    num_processes:int,   # processes that resume it
 )->Config:
     "The run's settings for so many processes; ConfigError if they cannot go on"
     cfg = run.config
@@ -198,8 +198,8 @@ def settings_for_world_size(
 
 def change_world_size(
     run,
-    num_processes:int,   # that go on with it
-)->str:                  # what that means; empty if they are as many as before
+    num_processes:int,   # processes that resume it
+)->str:                  # its effect in words; empty if the number is unchanged
     "Let as many processes go on, with the same rows in each step; ConfigError as of `settings_for_world_size`"
     cfg, now = run.config, settings_for_world_size(run, num_processes)
     if cfg.num_processes == num_processes: return ""

@@ -17,19 +17,19 @@ from ..progress import Progress
 from ..report import as_fix, Fix
 
 # %% ../../nbs/10_runs/02_status.ipynb #34c2ecc3
-ACTIVE = ("starting", "running")   # states of a run that a process trains
+ACTIVE = ("starting", "running")   # states of a run with a training process
 STOPPED_BY = ("", "Ctrl-C", "SIGTERM", "SIGHUP", "max_time", "guard")   # what stopped a run
 
 @dataclass(frozen=True)
 class Status:
     "The status of a run, as last written"
     state:str="new"
-    reason:str=""        # one sentence for people
-    fix:Fix|str=""       # what to do now
-    step:int=0           # optimiser steps that were taken
-    time:str=""          # when it was written, with the time zone
+    reason:str=""        # one sentence for the user
+    fix:Fix|str=""       # what to do next
+    step:int=0           # optimiser steps taken
+    time:str=""          # when it was written, with time zone
     pid:int|None=None    # of the process that wrote it
-    host:str=""          # on which it ran
+    host:str=""          # machine on which it ran
     stopped_by:str=""    # one of `STOPPED_BY`
 
     def __post_init__(self):
@@ -89,7 +89,7 @@ class ProgressFile:
     "Writes progress to a file: immediately when a phase begins, else from time to time"
     def __init__(self,
         file:Path,            # progress.json
-        *, every:float=.5,    # seconds between two writings
+        *, every:float=.5,    # seconds between two writes
     ):
         self.file, self.every = file, every
         self._phase, self._next = "", 0.
@@ -109,4 +109,4 @@ def read_progress(
     except (OSError, ValueError, AttributeError, TypeError): return Progress()
 
 # %% ../../nbs/10_runs/02_status.ipynb #sta00006
-CHECKPOINT_ASKED = "checkpoint.asked"   # a file in a run's directory: a checkpoint is wanted after this step
+CHECKPOINT_ASKED = "checkpoint.asked"   # a file in a run's directory that requests a checkpoint after this step

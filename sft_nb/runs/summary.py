@@ -32,12 +32,12 @@ def _newest_value(lines:bytes, key:re.Pattern)->float|None:
 
 def _leading_scores(path:Path)->dict:
     "The leading figure of base and tuned model; None if they were not evaluated, or the adapter has changed since"
-    scores = _read_if_there(path/"eval/adapter.json")   # no answer holds bare quotes
+    scores = _read_if_there(path/"eval/adapter.json")   # answers contain no bare quotes
     was = re.search(rb'"weights": "(\w+)"', scores)
     if was and weights_digest(path/"adapter") not in ("", was[1].decode()): scores = b""
     named = re.search(rb'"by": "([^"]+)"', scores)
     by = named[1] if named else b"accuracy"
-    between = rb'\s*' if by == b"accuracy" else rb'[^{]*"figures": \{[^}]*'   # what is older has no figures
+    between = rb'\s*' if by == b"accuracy" else rb'[^{]*"figures": \{[^}]*'   # older files have no figures
     score = rb'"model": "(base|tuned)",%s"%s": ([\d.eE+-]+)' % (between, re.escape(by))
     found = {who.decode(): float(value) for who, value in re.findall(score, scores)}
     return dict(by=by.decode() if found else None) | {k: found.get(k) for k in ("base", "tuned")}
@@ -53,9 +53,9 @@ def summary(
     guards = ", ".join(str(f["check"]) for f in findings if isinstance(f, dict) and "check" in f)
 
     lines = _read_if_there(run.path/"metrics.jsonl")
-    lines = lines[:lines.rfind(b"\n") + 1]   # what does not end was cut
+    lines = lines[:lines.rfind(b"\n") + 1]   # drop an incomplete line
     state = run.state if status.state in ACTIVE else status.state
-    newest = None   # the step at which it would go on
+    newest = None   # the step at which it would resume
     if state in ("killed", "failed", "stopped"):
         newest = max(map(step_of, whole_checkpoints(run.path/"checkpoints")), default=None)
     held_out = [float(v) for v in _HELD_OUT.findall(lines)]
@@ -77,7 +77,7 @@ def state_badge(state:str)->str: return badge_html(BADGES.get(state, "skipped"),
 def loss_line(
     metrics:list[dict],
     *, wide:int=24,      # characters
-)->str:                  # empty: nothing was logged
+)->str:                  # empty if nothing was logged
     "Draw the loss as one line of text, with its first and its last value"
     points = [(m["step"], m["loss"]) for m in metrics if "loss" in m]
     values = [v for _, v in points if math.isfinite(v)]

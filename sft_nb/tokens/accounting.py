@@ -22,10 +22,10 @@ from .pipeline import Batch, Row, RowStatistics
 # %% ../../nbs/04_tokens/07_accounting.ipynb #5297b187
 class Truncated(NamedTuple):
     "The result of fitting an example into `max_length`"
-    examples:list     # ids and labels of each that is left; empty: it is left out
-    kind:str          # whole, cut, split; or left out: too_long, too_short, unsupervised, duplicate, unusable
+    examples:list     # ids and labels of each remaining example; empty: dropped
+    kind:str          # whole, cut, split; or dropped: too_long, too_short, unsupervised, duplicate, unusable
     lost:int=0        # tokens
-    reason:str=""     # why it is left out, in words
+    reason:str=""     # why it is dropped, in words
 
 def _answer_edges(labels)->tuple[list[int],list[int]]:
     "The indices at which answers begin, and those at which context begins after one"
@@ -33,12 +33,12 @@ def _answer_edges(labels)->tuple[list[int],list[int]]:
     return [i for i in edges if labels[i] != -100], [i for i in edges if labels[i] == -100]
 
 def truncate_to_length(
-    ids:np.ndarray,     # of an example that is longer than `max_length`
+    ids:np.ndarray,     # ids of an example longer than `max_length`
     labels:np.ndarray,
     max_length:int,     # tokens
     *, on_long:str,     # drop, cut, split or error
     cut_side:str,       # start or end
-    bos:int=0,          # tokens at the start that stay when the start is cut
+    bos:int=0,          # tokens kept at the start when the start is cut
     where:str="row",    # the row's place, for the error
 )->Truncated:
     "Truncate a long example to `max_length`; `SftError` if on_long is error"
@@ -47,7 +47,7 @@ def truncate_to_length(
         raise SftError(where, f"the row is {n} tokens and max_length is {limit}", "a row that fits",
                        edit(max_length=n) | edit(on_long="drop"), "truncated_answers")
     if on_long == "drop": return Truncated([], "too_long", n, f"longer than max_length {limit}")
-    if on_long == "split":   # into pieces of at most `limit` tokens, cut after an answer where one ends in time
+    if on_long == "split":   # pieces of at most `limit` tokens, cut after an answer if possible
         pieces, start, (_, ends) = [], 0, _answer_edges(labels)
         while start < n:
             stop = n
@@ -67,7 +67,7 @@ def truncate_to_length(
 
     start, labels = n - limit + bos, labels.copy()
     answers, _ = _answer_edges(labels)
-    if (labels[1:] != -100).all(): answers = [start]   # text: all of it is supervised, from wherever it begins
+    if (labels[1:] != -100).all(): answers = [start]   # text: everything is supervised, from any start
     if not answers or answers[-1] < start: return Truncated([], "too_long", n, f"answer longer than max_length {limit}")
     labels[start:next(i for i in answers if i >= start)] = -100   # an answer without its beginning is only context
     kept = np.r_[:bos, start:n]
@@ -79,20 +79,20 @@ def truncate_to_length(
 class Counts:
     "Counts of the rows of one side by outcome"
     read:int=0
-    dropped:int=0           # rows of which nothing is left
-    requested:int=0         # of these, rows that a setting asks to leave out: duplicates, shorter than min_length
+    dropped:int=0           # rows that are dropped
+    requested:int=0         # of these, rows that a setting drops: duplicates, shorter than min_length
     cut:int=0               # examples that lost an end
     split:int=0             # examples that became several
-    tokens_lost:int=0       # but for those of examples that a setting asks to leave out
-    longest_dropped:int=0   # tokens of the longest that `max_length` left out; 0: none
-    too_long:int=0          # examples that `max_length` left out
+    tokens_lost:int=0       # except those of examples that a setting drops
+    longest_dropped:int=0   # tokens of the longest example that `max_length` dropped; 0: none
+    too_long:int=0          # examples that `max_length` dropped
     too_long_tokens:int=0   # their tokens
-    tokens:int=0            # of all that was read
-    answers:int=0           # runs of supervised tokens, of all that was read
+    tokens:int=0            # of everything read
+    answers:int=0           # runs of supervised tokens, in everything read
     answers_kept:int=0
-    tokens_requested:int=0  # of examples that a setting asks to leave out
+    tokens_requested:int=0  # tokens of examples that a setting drops
     answers_requested:int=0
-    length_of_most:int=0    # examples up to this length hold 99% of the tokens, without those that a setting leaves out
+    length_of_most:int=0    # examples up to this length hold 99% of the tokens, without those that a setting drops
 
     @property
     def shortened(self)->int:
@@ -104,9 +104,9 @@ class Totals:
     "The totals of one side after its last row"
     counts:Counts
     seen:RowStatistics
-    reasons:dict[str,int]   # why rows are left out -> how many, the most frequent first
-    first_dropped:str       # the place of the first of them; empty: none is left out
-    fingerprint:str         # of all tokens and labels, in their order
+    reasons:dict[str,int]   # why rows are dropped -> how many, most frequent first
+    first_dropped:str       # place of the first dropped row; empty: none
+    fingerprint:str         # of all tokens and labels, in order
     kinds:dict[str,str]=field(default_factory=dict)   # reason -> kind, as in `Truncated`
 
     def save(self, folder:Path):
@@ -120,7 +120,7 @@ class Totals:
         return cls(**d | dict(counts=Counts(**d["counts"]), seen=RowStatistics(**d["seen"])))
 
 # %% ../../nbs/04_tokens/07_accounting.ipynb #dbe8490e
-REQUESTED = ("duplicate", "too_short")   # kinds that `drop_duplicates` and `min_length` ask to leave out
+REQUESTED = ("duplicate", "too_short")   # kinds that `drop_duplicates` and `min_length` drop
 _STATS = ("length", "supervised", "row", "last", "whole", "prompt")
 
 def _count_answers(labels:np.ndarray, starts:np.ndarray)->int:
@@ -132,9 +132,9 @@ def _count_answers(labels:np.ndarray, starts:np.ndarray)->int:
     return int(begins.sum())
 
 def piece_checksums(
-    tokens:np.ndarray,   # of all pieces
+    tokens:np.ndarray,   # tokens of all pieces
     starts:np.ndarray,   # where each piece begins
-    ends:np.ndarray,     # and ends
+    ends:np.ndarray,     # where each piece ends
 )->np.ndarray:           # int64, one for each piece
     "A 64-bit checksum of each piece of `tokens`"
     pieces = zip(starts.tolist(), ends.tolist())
@@ -145,9 +145,9 @@ class Ledger:
     "Writes the examples of one side to `folder` and records what became of its rows"
     def __init__(self,
         folder:Path,      # empty
-        *, bos:int,       # first tokens that stay when a start is cut
-        min_length:int,   # tokens of the shortest example that is kept
-        max_length:int,   # and of the longest
+        *, bos:int,       # first tokens kept when a start is cut
+        min_length:int,   # tokens of the shortest example to keep
+        max_length:int,   # tokens of the longest example to keep
         on_long:str,      # what happens to a longer one: drop, cut, split or error
         cut_side:str,     # start or end
         drop_duplicates:bool,
@@ -163,8 +163,8 @@ class Ledger:
         self.shortened = (folder/"cut.jsonl").open("w", encoding="utf-8")
         self.counts, self.seen = Counts(), RowStatistics()
         self.reasons, self.kinds, self.first_dropped = {}, {}, ""   # as in `Totals`
-        self.stats, self.lengths = [], []   # of each example that is kept, and of all
-        self.requested = []          # tokens of each example that a setting asks to leave out
+        self.stats, self.lengths = [], []   # of each kept example, and of all examples
+        self.requested = []          # tokens of each example that a setting drops
         self.hash = hashlib.sha256()
         self.known = set()           # checksums, to drop duplicates
 
@@ -185,7 +185,7 @@ class Ledger:
         if len(plain) and plain.all() and not any_dropped:
             return self.write(e.ids, e.labels, e.lengths, np.array(e.of, dtype=np.int64) + batch.first)
 
-        kept, of_row = [], [[] for _ in batch.rows]   # row by row, in their order
+        kept, of_row = [], [[] for _ in batch.rows]   # row by row, in order
         for k, i in enumerate(e.of): of_row[i].append(k)
         for i, (row, examples) in enumerate(zip(batch.rows, of_row)):
             spans = [(slice(starts[k], ends[k]), plain[k]) for k in examples]
@@ -251,7 +251,7 @@ class Ledger:
         supervised = labels != -100
         sums = np.r_[0, np.cumsum(supervised)]
         where = np.flatnonzero(np.r_[supervised, True])
-        answers = where[np.searchsorted(where, starts)]   # where the first answer of each begins
+        answers = where[np.searchsorted(where, starts)]   # where the first answer of each example begins
         whole = piece_checksums(np.stack([ids, labels], 1), starts, ends)
         self.stats.append(dict(
             length=lengths.astype(np.int32), row=np.asarray(rows, dtype=np.int64), last=labels[ends - 1], whole=whole,

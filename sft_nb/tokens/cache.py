@@ -55,7 +55,7 @@ def _tokenizer_digest(tokenizer)->str:
     known, large = getattr(tokenizer, "_sft_nb_digest", (None, ""))
     if known is not backend:
         large = hashlib.blake2b(backend.to_str().encode("utf-8", "surrogatepass")).hexdigest()
-        tokenizer._sft_nb_digest = backend, large   # kept where the tokenizer is, as long as it has this backend
+        tokenizer._sft_nb_digest = backend, large   # stored on the tokenizer, valid for this backend
     return small + large
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00008
@@ -69,7 +69,7 @@ def token_inputs(
     cfg:Config,
     task:Task,
     tokenizer,
-)->dict[str,str]:   # name -> value, or its digest; first what is not a setting
+)->dict[str,str]:   # name -> value or digest; non-settings first
     "All that tokens depend on, but for the rows and the code"
     large = dict(tokenizer=_tokenizer_digest(tokenizer), chat_template=str(tokenizer.chat_template),
                  special_tokens=repr(sorted(tokenizer.special_tokens_map.items())))
@@ -99,7 +99,7 @@ def cache_key(
     task:Task,
     tokenizer,
     rows:Mixture,
-    *, digest:str|None=None,   # of the rows, if it is known
+    *, digest:str|None=None,   # digest of the rows, if known
 )->str|None:                   # None: it cannot be determined
     "A key that changes when a token could"
     if digest is None: digest = rows.digest()
@@ -115,14 +115,14 @@ def _flush_to_disk(path:Path)->None:
     handle = os.open(path, os.O_RDONLY)
     try: os.fsync(handle)
     except OSError:
-        if not path.is_dir(): raise   # not every file system flushes a folder
+        if not path.is_dir(): raise   # not every file system can flush folders
     finally: os.close(handle)
 
 def seal_entry(
-    folder:Path,   # with all its files
+    folder:Path,   # a folder with all its files
 )->None:
     "Note the length and the checksum of each file, and flush them all"
-    files = [file for file in sorted(folder.iterdir()) if file.name != _LIST]   # a copy of an entry has a list already
+    files = [file for file in sorted(folder.iterdir()) if file.name != _LIST]   # a copied entry already has a list
     noted = {file.name: [file.stat().st_size, file_digest(file)] for file in files}
     (folder/_LIST).write_text(json.dumps(noted, indent=1))
     for path in (*folder.iterdir(), folder): _flush_to_disk(path)
@@ -171,9 +171,9 @@ def entry_damage(
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00014
 def publish_entry(
-    folder:Path,   # sealed, beside `place`
+    folder:Path,   # a sealed folder next to `place`
     place:Path,
-)->bool:           # False: something is there already, or it may not be put there
+)->bool:           # False: `place` exists, or cannot be written
     "Give an entry its name, readable by those who may read the folder around it"
     mode = place.parent.stat().st_mode
     for path in (folder, *folder.iterdir()):
@@ -185,12 +185,12 @@ def publish_entry(
     return True
 
 def remove_entry(
-    place:Path,   # of an entry that is damaged
+    place:Path,   # place of a damaged entry
 )->None:
     "Remove a damaged entry, as far as this user may"
     aside = place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}")
     try: place.rename(aside)
-    except OSError: return   # someone else's, or gone
+    except OSError: return   # owned by someone else, or gone
     shutil.rmtree(aside, ignore_errors=True)
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00017

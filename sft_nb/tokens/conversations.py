@@ -26,11 +26,11 @@ from .turns import has_content
 # %% ../../nbs/04_tokens/05_conversations.ipynb #0f9a6ff7
 class ParsedRow(NamedTuple):
     "A row as a conversation"
-    messages:list[dict]   # the last one is the assistant's, or text; empty if there is no answer
+    messages:list[dict]   # ends with the assistant or text; empty if there is no answer
     has_extra_messages:bool=False   # there were messages after the last answer
     unread:list[str]=[]             # columns that were not read
-    dropped_because:str=""          # why the row excludes itself from training; empty: it does not
-    numbers:dict={}                 # column -> number in it that is learned as text
+    dropped_because:str=""          # why the row excludes itself from training; empty: not excluded
+    numbers:dict={}                 # column -> number in it that is trained on as text
 
 def parse_row(
     task:Task,
@@ -60,9 +60,9 @@ def parse_row(
         unread = unread_columns(tracked)
         if task.name == "chat": unread += [name for name in unread_message_keys(row) if name not in ignored]
         reason = exclusion_reason(row, unread)
-    except SftError as e:   # neither task nor format knows the place of the row
+    except SftError as e:   # tasks and formats do not know the place of the row
         raise type(e)(where, e.found, e.expected, e.fix, e.page) from e
-    ends = ("assistant", "text", "tokens")   # roles with which a conversation may end
+    ends = ("assistant", "text", "tokens")   # roles that may end a conversation
     n = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] in ends), 0)
     return ParsedRow(messages[:n], n < len(messages), [k for k in unread if not is_honoured(row, k)], reason, numbers)
 
@@ -102,7 +102,7 @@ def _read_messages(task:Task, row:dict, cfg:Config|None, is_empty:bool)->list[di
     if cfg is None or cfg.system_prompt is None: return found
     if not found or found[0]["role"] in ("text", "tokens"): return found
     has_system = found[0]["role"] == "system"
-    if has_system and (is_conversation or "system" in row): return found   # the row's own
+    if has_system and (is_conversation or "system" in row): return found   # the row's own system message
     rest = found[1:] if has_system else found
     if not cfg.system_prompt: return rest
     extra = {k: v for k, v in found[0].items() if k in ("tools", "chat_template_kwargs")}
@@ -114,7 +114,7 @@ def conversation(
     row:dict,
     where:str,                # the row's place, for the error
     cfg:Config|None=None,     # `data_format` and `response_template`
-)->list[dict]:                # messages; the last one is the assistant's, or text
+)->list[dict]:                # messages; the last one is from the assistant, or text
     "The messages of a row; `SftError` if it lacks a field or has no answer"
     messages = parse_row(task, row, where, cfg).messages
     if messages: return messages
@@ -143,7 +143,7 @@ def prompt_of_row(
 
 def has_own_eval_rows(
     task:Task,
-    *, trains_on_own:bool,   # the training rows are the task's, too
+    *, trains_on_own:bool,   # True: the training rows are the task's too
 )->bool:
     "Does the task have held-out rows for this training?"
     own = getattr(task, "own_rows", True)
@@ -171,8 +171,8 @@ def hold_out(
     task:Task,
     sources:list[Source],
     weights:tuple[float,...]|None=None,   # of the training rows
-    *, in_memory:bool=False,              # passed as objects
-)->tuple[Mixture,Mixture]:                # training and held-out rows, which share no prompt
+    *, in_memory:bool=False,              # True: passed as objects
+)->tuple[Mixture,Mixture]:                # training and held-out rows, without common prompts
     "Split rows by `eval_fraction` or `eval_rows`; ConfigError for a second way to hold out rows"
     name = "eval_fraction" if cfg.eval_fraction else "eval_rows"
     if getattr(cfg, name):
@@ -182,7 +182,7 @@ def hold_out(
         if cfg.eval_fraction and cfg.eval_rows: found = "eval_rows is set too"
         if found: raise ConfigError(name, found, "one of them", f"leave {{{name}}} out")
     share = cfg.eval_fraction or 0.
-    if not share and cfg.eval_rows:   # of unknown sources, the rows are counted by reading them
+    if not share and cfg.eval_rows:   # rows of unknown sources are counted by reading them
         n = sum(source.total if source.total is not None else sum(1 for _ in source.read()) for source in sources)
         share = min(.5, cfg.eval_rows / max(n, 1))
     options = dict(seed=cfg.seed, share=share, prompt_of=partial(prompt_of_row, task, cfg), in_memory=in_memory)
@@ -206,7 +206,7 @@ def open_split(
     cfg:Config,
     task:Task,
     split:str,      # train or eval
-    rows=None,      # anything that `open_rows` takes, instead of the files that `cfg` names
+    rows=None,      # anything `open_rows` accepts, instead of the files in `cfg`
 )->Mixture|None:    # None: there are no held-out rows
     "The rows of one split; `SftError` if a file is missing, ConfigError for a test file that would be ignored"
     if split == "eval" and not cfg.eval_samples: return None

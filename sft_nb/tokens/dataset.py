@@ -43,7 +43,7 @@ class Split:
     totals:Totals               # counts, formats, reasons, fingerprint
     source:Mixture              # where the rows came from
     folder:Path                 # tokens.arrow, dropped.jsonl, cut.jsonl
-    tokenizer:object=None       # that wrote them
+    tokenizer:object=None       # the tokenizer that wrote them
 
     @property
     def counts(self)->Counts: return self.totals.counts
@@ -71,7 +71,7 @@ class Split:
         return RecordTable(lines, f"{pluralise(len(lines), 'row')} lost a part")
 
     def row(self,
-        example:int,        # its number on this side
+        example:int,        # number of the example in this split
     )->tuple[str,dict]:     # place and row
         "Where an example came from; the source is read again up to its row"
         return next(islice(iter(self.source), int(self.stats["row"][example]), None))
@@ -93,9 +93,9 @@ class Split:
         return f"{examples} of {rows}, {self.lengths.sum():,} tokens; [0] is the first"
 
 def load_split(
-    folder:Path,     # where a ledger was kept
+    folder:Path,     # folder written by a ledger
     source:Mixture,  # its rows
-    tokenizer=None,  # that wrote it
+    tokenizer=None,  # the tokenizer that wrote it
 )->Split:
     "The side that was written into `folder`"
     import datasets
@@ -112,7 +112,7 @@ class Data:
     report:Report
     tokenizer:object
     task:Task
-    cfg:Config      # what it was prepared with
+    cfg:Config      # the config it was prepared with
     # results for training on it: ("plan" or "preflight", config) -> result, which the training run uses
     results:dict=field(default_factory=dict, compare=False)
 
@@ -135,7 +135,7 @@ class Data:
 # %% ../../nbs/04_tokens/09_dataset.ipynb #accdro04
 def examples(
     data:Data,
-    n:int,                 # as many as there are, if there are fewer
+    n:int,                 # number of examples, at most all
     *, colour:bool=False,  # as for `spans_text`
 )->list[dict]:             # where, tokens, supervised (tokens) and text of each
     "The first training examples as text, with what is supervised in double brackets"
@@ -192,7 +192,7 @@ def _find_dropped(cfg:Config, s:Split, name:str)->list[Finding]:
     if too_long:
         check, counts, text = f"{name}_too_long", s.counts, describe_reasons(too_long)
         longer = edit(max_length=counts.longest_dropped)
-        if few_too_long(s):   # what it would cost to keep them
+        if few_too_long(s):   # report the cost of keeping them
             kept, median = int(s.lengths.sum()), int(np.median(s.lengths))
             text += (f": a few outliers of up to {counts.longest_dropped:,} tokens, where the median is {median:,}. "
                      f"To keep them, a batch must hold {counts.longest_dropped:,} tokens instead of "
@@ -230,7 +230,7 @@ def _find_in_rows(cfg:Config, s:Split, name:str, chat:bool)->list[Finding]:
     return out
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acctxt02
-_SHARE = .05   # of the rows looked at, from which a flaw of their texts is reported
+_SHARE = .05   # share of inspected rows above which a flaw of their texts is reported
 
 def _find_in_texts(s:Split, name:str, chat:bool)->list[Finding]:
     "Chat markers of a template that was applied already, and answers that hold markup, fillers or boilerplate"
@@ -299,7 +299,7 @@ def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:
     if are_metadata(names): return [*out, ok(text, check=f"{name}_columns")]
     fix = edit(ignore_columns=(*(cfg.ignore_columns or ()), *names[:6])) | "a task that reads them"
     answer = next(filter(is_answer_name, names), None)
-    if answer and cfg.task in ("auto", "chat") and [*s.seen.formats] == ["text"]:   # and what is to be said of it
+    if answer and cfg.task in ("auto", "chat") and [*s.seen.formats] == ["text"]:   # and how to fix it
         text += "; the whole text is learned"
         fix = edit(fields=("question=text", f"answer={answer}")) | fix
     return [*out, warn(text, fix, check=f"{name}_columns")]
@@ -311,7 +311,7 @@ def _find_in_answers(s:Split, name:str)->list[Finding]:
     if n := seen.empty_answers:
         text = f"{pluralise(n, 'answer is', 'answers are')} empty and not supervised: it would teach to end at once"
         out.append(warn(text, "leave them out, or write the answers", check=f"{name}_empty"))
-    if n := int(((s.lengths == 2) & (s.stats["supervised"] == 1)).sum()):   # the first is predicted by nothing
+    if n := int(((s.lengths == 2) & (s.stats["supervised"] == 1)).sum()):   # nothing predicts the first token
         text = f"{pluralise(n, 'row')} of text have one token, so only the end token behind it is learned"
         out.append(warn(text, "leave them out, or write longer texts", check=f"{name}_one_token"))
     if n := seen.tools_as_text:
@@ -336,7 +336,7 @@ def _find_overlap(cfg:Config, train:Split, held_out:Split|None)->Finding:
         files = [file for folder in cfg.train_file or () for file in unused_test_files(folder, cfg.domain)]
         fix = edit(eval_file=[*files, "rows.jsonl"][0]) | edit(eval_fraction=0.05)
         return skipped("no rows are held out", fix, check="held_out")
-    has_prompts = (held_out.lengths > held_out.stats["supervised"] + 1).any()   # text has none
+    has_prompts = (held_out.lengths > held_out.stats["supervised"] + 1).any()   # plain text has none
     by = "prompt" if has_prompts else "whole"
     both = int(np.isin(held_out.stats[by], train.stats[by]).sum())
     if not both: return ok("no held-out prompt is a training prompt", check="held_out")
@@ -363,7 +363,7 @@ def _find_in_template(t:Template)->list[Finding]:
         text = (f"the chat template writes no end token behind an answer; {eos} is appended and supervised, which no "
                 "earlier answer of a conversation ends with")
         out.append(warn(text, "set {chat_template} to one that ends each answer", check="template_end"))
-    if probe and not probe.is_prefix and "header" not in t.notes:   # `_find_in_answers` tells of a header
+    if probe and not probe.is_prefix and "header" not in t.notes:   # `_find_in_answers` reports headers
         text = (f"the chat template ends a prompt with {probe.prompt[-30:]!r}, but does not write that in front of an "
                 "answer; answers are supervised right behind it")
         out.append(warn(text, "set {chat_template} to one that writes both alike", check="template_prompt"))
@@ -375,14 +375,14 @@ def find_all(
     tokenizer,
     train:Split,
     eval:Split|None,
-    *, train_ends:bool=True,  # False: leave out whether the answers of training rows end
+    *, train_ends:bool=True,  # False: skip the check that training answers end
 )->list[Finding]:
     "All findings about both sides, their overlap, and the template"
     ends, t, out = end_ids(tokenizer), Template(tokenizer), []
     for name, s in (("train", train), ("eval", eval)):
         if s is None: continue
         out += _find_dropped(cfg, s, name)
-        if train_ends or name == "eval":   # does every answer end with a supervised end token?
+        if train_ends or name == "eval":   # do all answers end with a supervised end token?
             check, n = f"{name}_ends", int((~np.isin(s.stats["last"], ends)).sum())
             text = f"{n:,} of {pluralise(len(s.lengths), 'answer')} without a supervised end token at the end"
             fix = "put the end token behind each row of tokens or text: they end as they are"
@@ -432,7 +432,7 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
     if tokens < counts.tokens:
         asked = f", but for {counts.requested:,} that are asked to go" if counts.requested else ""
         title += f": {train.n_kept:,} of {train.n_read:,} rows{asked}"
-    if tokens < wanted:   # something is lost
+    if tokens < wanted:   # some tokens would be lost
         title += (f", {tokens / wanted:.0%} of their tokens and {counts.answers_kept:,} of "
                   f"{counts.answers - counts.answers_requested:,} answers are kept")
         if counts.longest_dropped or counts.shortened:

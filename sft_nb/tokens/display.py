@@ -26,7 +26,7 @@ def spans(
     texts, start, before = [], 0, ""   # decode from `start` on, because spaces depend on the preceding text
     for k in range(len(ids)):
         now = decode(ids[start:k + 1])
-        if now.endswith("\ufffd") and k - start < 24 and k + 1 < len(ids):   # not a whole character yet
+        if now.endswith("\ufffd") and k - start < 24 and k + 1 < len(ids):   # an incomplete character
             texts.append("⋯")
             continue
         texts.append(now[len(before):] if now.startswith(before) else decode(ids[k:k + 1]))
@@ -48,7 +48,7 @@ def visible_html(text:str)->str:
 # %% ../../nbs/04_tokens/08_display.ipynb #5h0w0023
 class Token(NamedTuple):
     "One token of a batch"
-    text:str             # what it adds to the text
+    text:str             # the text it adds
     kind:str             # supervised, context or padding
     id:int|None=None
     position:int|None=None   # in its document, from 0
@@ -67,7 +67,7 @@ def tokens_of(
     return [Token(*span, id, position) for span, id, position in zip(read, ids, positions)]
 
 # %% ../../nbs/04_tokens/08_display.ipynb #5h0w0027
-_TINTS = dict(supervised="rgba(46,160,67,.25)", context="rgba(128,128,128,.2)")   # of every second token
+_TINTS = dict(supervised="rgba(46,160,67,.25)", context="rgba(128,128,128,.2)")   # tint of every second token
 _STYLES = dict(supervised="background:rgba(46,160,67,.15);border-bottom:2px solid #2da44e", context="opacity:.8")
 _PADDING = "opacity:.8;border:1px dashed;border-radius:3px;padding:0 4px;margin-left:4px"
 TOKENS_STYLE = f"font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.75;{WRAPPED}"
@@ -84,7 +84,7 @@ def _run_html(run:list[Token])->str:
 
 def spans_html(
     tokens:list[tuple],  # from `spans` or `tokens_of`
-    *, fold:int=400,     # tokens of a kind that are seen before the rest of them folds
+    *, fold:int=400,     # tokens of one kind shown before the rest is folded
 )->str:
     "Tokens as a picture; the text of a token is escaped"
     out = []
@@ -105,7 +105,7 @@ def spans_html(
 # %% ../../nbs/04_tokens/08_display.ipynb #5h0w0006
 def spans_text(
     tokens:list[tuple],           # from `spans` or `tokens_of`
-    *, colour:bool=False,         # green as well, for a terminal
+    *, colour:bool=False,         # True: also green, for a terminal
 )->str:
     "Tokens as text; supervised ones are in double brackets"
     out = []
@@ -114,20 +114,20 @@ def spans_text(
         if kind == "padding":
             out.append(f"({len(texts)} padding)")
             continue
-        text = "".join(text for text in texts if text != "⋯")   # the last token of a character writes all of it
+        text = "".join(text for text in texts if text != "⋯")   # a character is written by its last token
         visible = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
         if kind == "context": out.append(visible)
         else: out.append(f"\x1b[32m[[{visible}]]\x1b[0m" if colour else f"[[{visible}]]")
     return "".join(out)
 
 # %% ../../nbs/04_tokens/08_display.ipynb #5h0wex02
-_MOST = 5000   # characters of a row that are drawn
+_MOST = 5000   # most characters of a row to draw
 
 class Example:
     "One example: its tokens, its labels, and the row that they were made of"
     def __init__(self,
         side,         # has `tokens`, `tokenizer` and `row(number)`
-        number:int,   # on its side, from 0
+        number:int,   # number in its split, from 0
     ):
         self.side, self.number = side, number
         x = side.tokens[number]

@@ -21,7 +21,7 @@ from .turns import Chunk, split_conversation
 class Encoded:
     "Examples as flat arrays: example `k` has `lengths[k]` tokens"
     ids:np.ndarray      # int32, all tokens of all examples
-    labels:np.ndarray   # int32, the same length: the token itself where it is supervised, -100 for context
+    labels:np.ndarray   # int32, same length: the token itself if supervised, -100 for context
     lengths:np.ndarray  # int64
     of:list[int]        # which conversation each example came from
 
@@ -37,7 +37,7 @@ class _Flat:
     "Concatenated examples"
     def __init__(self):
         self.ids, self.of = [], []             # for each example: its tokens, and its conversation
-        self.sizes, self.supervised = [], []   # for each chunk: how many tokens, and of which kind
+        self.sizes, self.supervised = [], []   # for each chunk: number of tokens, and whether supervised
 
     def add(self, conversation:int, example:list[Chunk], ids:np.ndarray, sizes:list[int]):
         "One example: its chunks, its ids, and how many of them each chunk has"
@@ -59,7 +59,7 @@ class Encoder:
         self.t = t
         backend = getattr(t.tokenizer, "backend_tokenizer", None)
         self.backend = backend if hasattr(backend, "encode_batch_fast") else None   # None: a tokenizer in Python
-        if self.backend is not None:   # take off what a saved tokenizer.json may have left on
+        if self.backend is not None:   # disable settings that a saved tokenizer.json may have enabled
             backend.no_truncation()
             backend.no_padding()
         self.known = {}   # short anchor -> its ids
@@ -78,8 +78,8 @@ class Encoder:
         return self.t.tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
 
     def __call__(self,
-        layouts:list[list[list[Chunk]]],  # of each conversation, its examples
-        again,                            # number of a conversation -> its layout with one example for each turn
+        layouts:list[list[list[Chunk]]],  # examples of each conversation
+        again,                            # number of a conversation -> its layout with one example per turn
     )->Encoded:
         "Encode conversations; those whose turns cannot form one sequence become one example per turn"
         found = iter(self.examples([e for examples in layouts for e in examples]))
@@ -145,7 +145,7 @@ def together(self:Encoder, examples:list[list[Chunk]])->list[tuple[np.ndarray,li
     first = np.searchsorted(found, starts)                          # number of the first one of each example
     right = np.searchsorted(found, ends) - first == np.diff(n_added[opens])
 
-    borders = starts[example]   # where each chunk begins: so far, all at the start of their example
+    borders = starts[example]   # start of each chunk: at first the start of its example
     places = {}
     for k, c in enumerate(chunks): places.setdefault(c.anchor, []).append(k)
     places.pop("", None)
@@ -194,9 +194,9 @@ def prompt_text(messages:list[dict], t:Template)->str:
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #80d4e6d7
 def encode_prompts(
-    conversations:list[list[dict]],  # each ends with a message of the user
+    conversations:list[list[dict]],  # each ends with a user message
     tokenizer,
-)->list[list[int]]:                  # token ids that generation is given
+)->list[list[int]]:                  # token ids given to generation
     "Prompts as token ids; `SftError` for one without a message"
     if [] in conversations:
         raise SftError(f"prompt {conversations.index([]) + 1}", "there is no message in it",
@@ -210,10 +210,10 @@ def encode_prompts(
 # %% ../../nbs/04_tokens/04_encode.ipynb #764f83ce
 def end_ids(tokenizer)->list[int]:
     "The tokens at which generation stops: the end of a turn in the chat template, and the tokenizer's end token"
-    found, refused = [], None   # the last label of a plain answer, and of one after tools
+    found, refused = [], None   # last label of a plain answer, and of one after tools
     for tools in ({}, dict(tools=[_TOOL])):
         try: (_, labels), = encode({"probe": [_ASKS | tools, dict(role="assistant", content="Hello")]}, tokenizer)
         except SftError as e: refused = e
         else: found.append(labels[-1])
-    if not found: raise refused   # the template refuses both
+    if not found: raise refused   # both were refused by the template
     return list(dict.fromkeys([*found, tokenizer.eos_token_id]))

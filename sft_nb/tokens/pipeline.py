@@ -32,39 +32,39 @@ from .conversations import parse_row, ParsedRow
 @dataclass
 class Row:
     "A row while it is prepared"
-    place:str                    # where it is: `train.jsonl line 17`
+    place:str                    # its place: `train.jsonl line 17`
     row:dict
     messages:list[dict]
-    examples:list[list[Chunk]]   # their chunks; empty for a row that is left out
-    dropped_because:str=""       # why it is left out
+    examples:list[list[Chunk]]   # chunks of each example; empty for a dropped row
+    dropped_because:str=""       # why it is dropped
 
 @dataclass
 class RowStatistics:
     "Statistics of the rows"
-    formats:dict[str,int]=field(default_factory=dict)   # format -> rows, in the order in which they came
-    apart:int=0                 # conversations that became one example for each turn
+    formats:dict[str,int]=field(default_factory=dict)   # format -> rows, in order of appearance
+    apart:int=0                 # conversations split into one example per turn
     with_more:int=0             # rows with messages after the last answer
     with_special_tokens:int=0   # rows with special tokens in their text
-    unread:dict[str,int]=field(default_factory=dict)    # column that nothing reads -> rows in which it holds something
-    numbers:dict[str,int]=field(default_factory=dict)   # column -> rows whose number in it is learned as text
-    empty_answers:int=0         # answers without a word, in rows that have others
+    unread:dict[str,int]=field(default_factory=dict)    # unread column -> rows in which it is not empty
+    numbers:dict[str,int]=field(default_factory=dict)   # column -> rows whose number in it is trained on as text
+    empty_answers:int=0         # empty answers in rows that have others
     tools_as_text:int=0         # rows whose tools the template would not write
     reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
-    notes:dict[str,str]=field(default_factory=dict)       # what is odd about prompts (`Template.notes`) -> first place
-    label_zero:int=0            # rows that a `label` of 0 left out
+    notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.notes`) -> first place
+    label_zero:int=0            # rows dropped by a `label` of 0
     texts:dict[str,int]=field(default_factory=dict)       # looked_at, single, once, markup, ... -> answers
-    repeated:dict[str,int]=field(default_factory=dict)    # an answer that came again and again -> how often
+    repeated:dict[str,int]=field(default_factory=dict)    # repeated answer -> count
     markers:dict[str,int]=field(default_factory=dict)     # chat marker -> rows whose text contains it
     ends:dict[str,int]=field(default_factory=dict)        # end token of another model -> answers that end with it
-    examples:dict[str,str]=field(default_factory=dict)    # what is odd about texts -> the first of them
+    examples:dict[str,str]=field(default_factory=dict)    # peculiarity of texts -> first example
 
     def add(self,
-        more:"RowStatistics",   # of rows that came later
+        more:"RowStatistics",   # statistics of later rows
     )->None:
         "Add the statistics of other rows"
         for name in (f.name for f in fields(self)):
             mine, new = getattr(self, name), getattr(more, name)
-            if name in ("notes", "examples"): setattr(self, name, new | mine)   # the first stays
+            if name in ("notes", "examples"): setattr(self, name, new | mine)   # keep the first
             elif isinstance(mine, int): setattr(self, name, mine + new)
             else:
                 for key, n in new.items(): mine[key] = mine.get(key, 0) + n
@@ -74,12 +74,12 @@ class Batch:
     "Rows that are prepared together"
     first:int                                     # number of its first row on this side
     rows:list[Row]=field(default_factory=list)
-    seen:RowStatistics=field(default_factory=RowStatistics)   # what they were like
+    seen:RowStatistics=field(default_factory=RowStatistics)   # statistics of its rows
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00010
 _BATCH = 512   # rows; small enough that a small file is read and encoded at the same time
-_FEW = 16      # blocks that are read before it is worth while to start other processes
-_ALL_OF, _OF_A_BLOCK = 1024, 64   # rows whose texts are looked at: the first ones, and the first of each later block
+_FEW = 16      # blocks to read before starting other processes is worthwhile
+_ALL_OF, _OF_A_BLOCK = 1024, 64   # rows whose texts are inspected: the first ones, and the first of each later block
 
 def _row_blocks(rows:Iterable)->Iterator[tuple[int,list]]:
     "Number of the first row, and the rows, of one block after another"
@@ -94,13 +94,13 @@ class Reader:
         cfg:Config,
         task:Task,
         t:Template,
-        *, skeletons:bool=True,  # False: the template is run for every conversation
+        *, skeletons:bool=True,  # False: run the template for every conversation
     ):
         self.cfg, self.task, self.t = cfg, task, t
         self.encoder = Encoder(t)
         self.how = dict(turns=cfg.train_on_turns, prompt_too=cfg.train_on_prompt)
         self.split_conversation = ConversationSplitter(t, skeletons=skeletons, **self.how)
-        self.seen = RowStatistics()   # of the batch that is being read
+        self.seen = RowStatistics()   # statistics of the current batch
 
     def __call__(self,
         rows:Iterable[tuple[str,dict]],     # place and row
@@ -119,7 +119,7 @@ class Reader:
         "A block of rows -> a batch of chunks"
         self.seen = RowStatistics()
         try: found = [self.read(place, row) for place, row in rows]
-        except SftError as e:   # of one row among others, that row can be left out
+        except SftError as e:   # one row of several can be dropped
             if not (first or self.seen.formats) or "on_bad_row" in str(e.fix).replace("-", "_"): raise
             raise type(e)(e.where, e.found, e.expected, e.fix | edit(on_bad_row="drop"), e.page) from e
         self.look_at_texts(found if first < _ALL_OF else found[:_OF_A_BLOCK])
@@ -135,7 +135,7 @@ def read(self:Reader, place:str, row:dict)->Row:
     "A row with its chunks, or with the reason for leaving it out; `SftError` if `on_bad_row` is error"
     messages, examples, seen = [], [], self.seen
     try:
-        if isinstance(row, SftError): raise row   # a line that could not be read
+        if isinstance(row, SftError): raise row   # an unreadable line
         parsed = parse_row(self.task, row, place, self.cfg)
         messages = parsed.messages
         self.count_unlearned(parsed)
@@ -160,7 +160,7 @@ def count_unlearned(self:Reader, parsed:ParsedRow)->None:
         if str(number).endswith(".0"): self.seen.examples.setdefault("whole_number", str(number))
     names = parsed.unread
     if not self.t.chat and parsed.messages and "chat_template_kwargs" in parsed.messages[0]:
-        names = [*names, "chat_template_kwargs"]   # for a template that is not there
+        names = [*names, "chat_template_kwargs"]   # for a missing template
     for name in names: self.seen.unread[str(name)] = self.seen.unread.get(str(name), 0) + 1
 
 @patch
@@ -171,7 +171,7 @@ def why_nothing_to_learn(self:Reader, messages:list[dict])->str:
     if messages[0]["role"] == "tokens": return ""
     if messages[0]["role"] == "text": return "" if last["content"].strip() else "empty answer"
     ends_with_answer = last["role"] == "assistant" and last.get("train", True) and (last["content"] or "").strip()
-    if not ends_with_answer:   # look at all of them, which takes longer
+    if not ends_with_answer:   # check all of them, which is slower
         if not any(m["role"] == "assistant" and m.get("train", True) for m in messages):
             return "no answer that is trained"
         if not supervised_messages(messages, self.cfg.train_on_turns): return "empty answer"
@@ -218,7 +218,7 @@ def look_at_texts(self:Reader, rows:list[Row])->None:
             counts["filler"] += 1
             examples.setdefault("filler", answer)
         counts["cut_reasoning"] += is_cut_reasoning(answer)
-        is_cut = messages[0]["role"] == "text" and len(messages) > 1   # by a response_template, which is its marker
+        is_cut = messages[0]["role"] == "text" and len(messages) > 1   # by a response_template
         marker = None if is_cut else answer_marker("\n".join([m["content"] for m in messages[:-1]] or [answer]))
         if marker: self.seen.markers[marker] = self.seen.markers.get(marker, 0) + 1
         end = end_marker(answer)
@@ -299,9 +299,9 @@ def _usable_cores()->int:
 def _worker_count(cfg:Config)->int:
     "Processes that split rows: those that are set, or one for each core; 1 where a process cannot be forked safely"
     if sys.platform == "darwin" or "fork" not in multiprocessing.get_all_start_methods(): return 1
-    if multiprocessing.current_process().daemon: return 1   # may have no children
+    if multiprocessing.current_process().daemon: return 1   # daemons cannot have children
     if cfg.num_workers != "auto": return min(cfg.num_workers, max(_MOST, _usable_cores()))
-    return min(_MOST, _usable_cores()) if _usable_cores() > 2 else 1   # the tokenizer's threads keep a second core busy
+    return min(_MOST, _usable_cores()) if _usable_cores() > 2 else 1   # the tokenizer's threads use a second core
 
 _worker_reader = None   # the reader of this process, in a worker
 
@@ -328,7 +328,7 @@ def _encode_block(first:int, rows:list)->tuple[list[str],RowStatistics,Encoded]:
 def _fork_workers(reader:Reader, n:int)->Iterator[ProcessPoolExecutor]:
     "Workers, forked while the tokenizer may not use its threads (those do not live on in a fork) and Ctrl-C waits"
     with ProcessPoolExecutor(n, multiprocessing.get_context("fork"), _start_worker, (reader, os.getpid())) as pool:
-        # in the middle of a fork, Ctrl-C would be lost, or leave workers that nothing ends
+        # during a fork, Ctrl-C would be lost or leave orphaned workers
         on_ctrl_c, waiting = signal.getsignal(signal.SIGINT), []
         defer = on_ctrl_c is not None and threading.current_thread() is threading.main_thread()
         if defer: signal.signal(signal.SIGINT, lambda *_: waiting.append(1))
@@ -337,8 +337,8 @@ def _fork_workers(reader:Reader, n:int)->Iterator[ProcessPoolExecutor]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)   # about forks with threads, which are not needed
-                try: pool.submit(os.getpid)   # the first that is asked for starts them all
-                except OSError: pass          # no more processes may be made: nothing is submitted, then
+                try: pool.submit(os.getpid)   # the first request starts all workers
+                except OSError: pass          # no more processes can be created, so nothing is submitted
         finally:
             if parallelism is None: del os.environ[name]
             else: os.environ[name] = parallelism
@@ -360,7 +360,7 @@ def together(self:Reader,
         waiting = deque()
         for block in chain([first], blocks):
             try: encoding = pool.submit(_encode_block, *block)
-            except (RuntimeError, OSError): encoding = None   # no worker takes it any more
+            except (RuntimeError, OSError): encoding = None   # the workers no longer accept it
             waiting.append((block, encoding))
             if len(waiting) > 2 * n: yield self.laid_out(*waiting.popleft())
         while waiting: yield self.laid_out(*waiting.popleft())
@@ -370,6 +370,6 @@ def laid_out(self:Reader, block:tuple[int,list], encoding:Future|None)->tuple[Ba
     "What a worker has made of a block, or this process where the worker failed"
     first, rows = block
     try: dropped, seen, encoded = encoding.result()
-    except Exception: return next(self.alone([block]))   # whatever it is, it happens again here if it is real
+    except Exception: return next(self.alone([block]))   # a real error is raised again here
     found = [Row(place, _as_recorded(row), [], [], why) for (place, row), why in zip(rows, dropped)]
     return Batch(first, found, seen), encoded

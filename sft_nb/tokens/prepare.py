@@ -65,11 +65,11 @@ def _nothing_left(cfg:Config, ledger:Ledger, rows:Mixture)->SftError:
     if n:
         found = f"none is left: {describe_reasons(ledger.reasons)}; the first is {ledger.first_dropped}"
         fix = edit(max_length=counts.longest_dropped) if counts.longest_dropped else f"look at {ledger.first_dropped}"
-        is_text = set(ledger.seen.formats) <= {"text"}   # which goes on wherever it is cut
+        is_text = set(ledger.seen.formats) <= {"text"}   # text continues wherever it is cut
         if is_text and counts.longest_dropped: fix = edit(on_long="split") | fix
         return SftError(pluralise(n, "row"), found, "rows to learn from", fix, "nothing_to_learn")
     is_empty = all(source.total == 0 for source in rows.sources)
-    if (is_empty or not rows.share) and not any(s.can_change for s in rows.sources):   # they were handed over
+    if (is_empty or not rows.share) and not any(s.can_change for s in rows.sources):   # they were passed in memory
         return SftError(names, "there are none: it is empty", "at least one row",
                         as_fix("look at what you pass, such as len(rows), or name a file in {train_file}"))
     if not rows.share:
@@ -118,13 +118,13 @@ def make_split(
     tokenizer,
     rows:Mixture,
     *, name:str="train",
-    key:str|None=None,     # where it may be found; None: nowhere
-    digest:str|None=None,  # of the rows, when the key was made; None: they are not checked again
+    key:str|None=None,     # cache key; None: not cached
+    digest:str|None=None,  # digest of the rows when the key was made; None: not checked again
 )->Split:
     "Encode `rows`, leave out what cannot be learned from, and keep account; `SftError` if nothing is left"
-    rows, home = replace(rows, yield_errors=True), cache_folder(cfg)   # the reader raises them, or leaves them out
+    rows, home = replace(rows, yield_errors=True), cache_folder(cfg)   # the reader raises or drops them
     place = home/key if key else None
-    if key and os.path.lexists(place):   # it was prepared before
+    if key and os.path.lexists(place):   # already prepared
         damage = entry_damage(place)
         if not damage: return load_split(place, rows, tokenizer)
         _log_finding(f"prepared rows in {place} are damaged ({damage}) and are made again")
@@ -133,7 +133,7 @@ def make_split(
     folder = _make_workplace(cfg, home, key)
     try:
         try: _write_side(cfg, task, tokenizer, rows, name, folder, cfg.template_skeletons)
-        except SkeletonMismatch: _write_side(cfg, task, tokenizer, rows, name, folder, False)   # by the template alone
+        except SkeletonMismatch: _write_side(cfg, task, tokenizer, rows, name, folder, False)   # without skeletons
         if digest is not None and rows.changed(digest): raise RowsChanged
         if folder.parent == home: seal_entry(folder)
     except BaseException as e:
@@ -141,7 +141,7 @@ def make_split(
         if isinstance(e, OSError) and e.errno in _FULL: raise disk_full_error(folder.parent, e) from e
         raise
     if key is None or folder.parent != home: return _temporary_side(folder, rows, tokenizer)
-    if not publish_entry(folder, place):   # another process was faster, or it cannot go
+    if not publish_entry(folder, place):   # another process was faster, or it cannot be moved
         if entry_damage(place): return _temporary_side(folder, rows, tokenizer)
         shutil.rmtree(folder, ignore_errors=True)
     return load_split(place, rows, tokenizer)
@@ -155,7 +155,7 @@ def _rows_of_both_sides(cfg:Config, task:Task, train, eval):
     yield "train", open_split(cfg, task, "train", train)
     asks_task = train is not None and eval is None and cfg.eval_file is None
     if asks_task and not has_own_eval_rows(task, trains_on_own=False): return
-    yield "eval", open_split(cfg, task, "eval", eval)   # not before the training rows are found to be sound
+    yield "eval", open_split(cfg, task, "eval", eval)   # only after the training rows were prepared
 
 def _prepare_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str)->Split:
     "One side, from rows that do not change while they are read"
@@ -171,7 +171,7 @@ def _prepare_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str)->Spl
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0021
 def name_task(
     task:Task,   # an object
-)->str:          # of a task that ships, or one that means this object while the process lives
+)->str:          # name of a shipped task, or one for this object in this process
     "The name by which a config can have a task; ConfigError for an object that is none"
     missing = [member for member in ("name", "fields", "rows", "messages", "score") if not hasattr(task, member)]
     if missing:
@@ -181,7 +181,7 @@ def name_task(
     return name if module == f"sft_nb.tasks.{name}" else register_task(task)
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0051
-_NOT_OF_THE_ROWS = ("num_workers", "template_skeletons", "cache_dir")   # they change neither rows nor tokens
+_NOT_OF_THE_ROWS = ("num_workers", "template_skeletons", "cache_dir")   # these change neither rows nor tokens
 _ROW_SETTINGS = tuple(f.name for group in (RowSettings, SizeSettings) for f in fields(group)
                      if f.name not in _NOT_OF_THE_ROWS)
 _PREPARED_IN_MEMORY:dict[tuple,bool] = {}   # row settings -> was `prepare` last given rows for them?
@@ -203,10 +203,10 @@ def check_rows_are_named(
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #2bea49a7
 def prepare(
-    cfg:Config|str|Path|dict,   # or what `load_config` takes: "demo"
-    tokenizer=None,        # None: the one that `cfg` names
+    cfg:Config|str|Path|dict,   # or an argument for `load_config`: "demo"
+    tokenizer=None,        # None: the one named by `cfg`
     *, task:Task|None=None,# None: the one that `cfg` names
-    train=None, eval=None, # rows instead of the files: a list, a Dataset, anything iterable
+    train=None, eval=None, # rows instead of files: a list, a Dataset, any iterable
 )->Data:
     "Rows -> tokens and labels, with a report of every row kept, cut or dropped; `SftError` if nothing is left"
     cfg = as_config(cfg)
@@ -219,7 +219,7 @@ def prepare(
     if task is None: task = task_of(cfg)
     else: cfg = replace(cfg, task=name_task(task))
     both = _rows_of_both_sides(cfg, task, train, eval)
-    first = next(both)   # a file that is not there is reported before the tokenizer's library is loaded
+    first = next(both)   # report a missing file before loading the tokenizer's library
     if tokenizer is None: tokenizer = load_tokenizer(cfg)
     elif not hasattr(tokenizer, "prompt_separator"): configure_tokenizer(tokenizer, cfg)   # the caller's own
     sides = dict(train=None, eval=None)
@@ -230,8 +230,8 @@ def prepare(
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0055
 def config_and_data(
-    cfg:Any,             # a config, what `load_config` takes, or data
-    data:Any=None,       # from `prepare`; if data comes first, its config may be here
+    cfg:Any,             # a config, an argument for `load_config`, or data
+    data:Any=None,       # from `prepare`; if data is the first argument, a config
 )->tuple[Config,Data|None]:
     "Config and data from two arguments in either order; ConfigError for anything else"
     if isinstance(cfg, Data):
@@ -257,7 +257,7 @@ def with_data(
                           "one config for the rows and for the training",
                           edit(**{name: before}) | "prepare the rows again, with this config")
     differ = any(getattr(cfg, name) != getattr(data.cfg, name) for name in _TOKENIZER_SETTINGS)
-    if differ and not is_own_tokenizer(data.tokenizer, data.cfg):   # one of the caller's own goes with the data
+    if differ and not is_own_tokenizer(data.tokenizer, data.cfg):   # the caller's own tokenizer belongs to the data
         made = token_inputs(data.cfg, data.task, data.tokenizer)
         wanted = token_inputs(cfg, data.task, load_tokenizer(cfg))
         other = [name for name in ("tokenizer", "special_tokens", "chat_template") if made[name] != wanted[name]]
@@ -271,8 +271,8 @@ def with_data(
 def read_kept(
     cfg:Config,
     split:str,             # train or eval
-    tokenizer=None,        # None: the one that `cfg` names
-)->tuple[dict[str,dict],dict[str,int]]:   # place -> row, in memory; reason -> rows that are left out
+    tokenizer=None,        # None: the one named by `cfg`
+)->tuple[dict[str,dict],dict[str,int]]:   # place -> row, in memory; reason -> number of dropped rows
     "The rows of one side that `prepare` keeps; none where the side has no rows, `SftError` if nothing is left"
     task = task_of(cfg)
     rows = open_split(cfg, task, split)
@@ -288,8 +288,8 @@ def read_kept(
 def keep_rows(
     data:Data,
     folder:Path,          # the directory of a run
-    *, home:Path|None=None,  # what `folder` will be called; None: as it is
-)->dict:                  # settings that name what is kept; none if the config names everything already
+    *, home:Path|None=None,  # final path of `folder`; None: unchanged
+)->dict:                  # settings that name the saved files; empty if the config names everything
     "Write rows that were passed in memory into `folder/rows` as JSON lines, all or nothing"
     sides = [(name, side.source) for name, side in (("train", data.train), ("eval", data.eval)) if side is not None]
     given = [(name, source) for name, source in sides if source.in_memory]
@@ -298,7 +298,7 @@ def keep_rows(
         for name, source in given:
             with (aside/f"{name}.jsonl").open("w", encoding="utf-8", errors="backslashreplace") as out:
                 for _, row in replace(source, yield_errors=True):
-                    if isinstance(row, SftError): continue   # one that could not be read
+                    if isinstance(row, SftError): continue   # an unreadable row
                     out.write(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n")
     rows = (home or folder)/"rows"
     files = {f"{name}_file": (str(rows/f"{name}.jsonl"),) for name, _ in given}
@@ -307,7 +307,7 @@ def keep_rows(
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0058
 def cache_kept_rows(
     data:Data,
-    cfg:Config,   # which names the files of `keep_rows`
+    cfg:Config,   # config with the files of `keep_rows`
 )->None:
     "Let the tokens of handed-over rows be found from the files that keep those rows, where the cache can be written"
     home = cache_folder(cfg)
@@ -322,4 +322,4 @@ def cache_kept_rows(
             shutil.copytree(side.folder, copy, dirs_exist_ok=True)
             seal_entry(copy)
             if not publish_entry(copy, home/key): shutil.rmtree(copy, ignore_errors=True)
-        except OSError: continue   # it only saves time
+        except OSError: continue   # this only saves time

@@ -16,9 +16,9 @@ from ..report import ConfigError, edit, error_summary, SftError
 from ..rows.formats import REASONING_KEYS
 
 # %% ../../nbs/04_tokens/01_template.ipynb #fac8aae3
-_OURS = ("train", "tools", "chat_template_kwargs")   # keys of a message that no template is shown
+_OURS = ("train", "tools", "chat_template_kwargs")   # message keys that are not passed to templates
 
-# a conversation that every template is tried with
+# a conversation to try every template with
 _PROBE = "Hello-probe"
 _ASKS = dict(role="user", content="Hi")
 _ANSWERS = dict(role="assistant", content=_PROBE)
@@ -29,8 +29,8 @@ _CALL = dict(type="function", id="probe0001",
 
 class Calls(NamedTuple):
     "Which parts of tool use a template writes"
-    written:tuple[str,...]   # of: definitions, calls, results
-    as_string:bool           # the arguments of a call have to be a string of JSON
+    written:tuple[str,...]   # which of: definitions, calls, results
+    as_string:bool           # call arguments must be a JSON string
 
 def _any_of(words)->re.Pattern:
     "A pattern that matches any of `words`, the longest first; matches nothing if there are none"
@@ -55,11 +55,11 @@ class Template:
         added = tokenizer.added_tokens_decoder.values()
         special = {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
         self.added = _any_of({*special, *(t.content for t in added)})   # no tokenizer merges across one of these
-        self.special = _any_of(special)                                 # nor does a user write one of these
+        self.special = _any_of(special)                                 # users must not write one of these
         self.reasoning = getattr(tokenizer, "reasoning", "auto")
         self.shapes = {}   # shape of a conversation -> its skeleton
-        self.notes = {}    # what is odd about its prompts -> the place where that was first seen
-        self.skipped_header = ""   # what stands between a prompt and its answer, and is in no prompt
+        self.notes = {}    # peculiarity of its prompts -> first place
+        self.skipped_header = ""   # text between prompt and answer that no prompt contains
 
     def probe(self, *messages:dict, prompt:bool=False)->str:
         "The rendered probe; empty if the template refuses it both with and without a tool"
@@ -118,7 +118,7 @@ class Template:
                           results=("probe result", asks, calls, result, _ANSWERS))
             written = tuple(name for name, (word, *messages) in probes.items() if word in self.probe(*messages))
             found.append(Calls(written, call is not _CALL))
-        return max(found, key=lambda calls: len(calls.written))   # the object, where both show as much
+        return max(found, key=lambda calls: len(calls.written))   # the object, if both show equally much
 
     @cached_property
     def wants_parts(self)->bool:
@@ -126,7 +126,7 @@ class Template:
         def keeps(content):
             question = [dict(role="user", content=content)]
             try: return _PROBE in self.tokenizer.apply_chat_template(question, tokenize=False)
-            except Exception: return False   # a template raises what it likes
+            except Exception: return False   # a template can raise anything
         return self.chat and not keeps(_PROBE) and keeps([dict(type="text", text=_PROBE)])
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0012
@@ -145,7 +145,7 @@ def _run(self:Template, messages, tools, prompt, **arguments)->str:
 @patch
 def render(self:Template,
     messages:list[dict],
-    *, prompt:bool=False,  # end with the start of an assistant's turn, as generation wants it
+    *, prompt:bool=False,  # True: end with the start of an assistant turn, as for generation
     where:str="row",       # the row's place, for the error
 )->str:
     "The text of a conversation; `SftError` if the template refuses it"
@@ -156,12 +156,12 @@ def render(self:Template,
     tools, arguments = first.get("tools"), first.get("chat_template_kwargs", {})
     shown = [{k: v for k, v in m.items() if k not in _OURS} for m in messages]
     try: return self._run(self.parted(shown), tools, prompt, **arguments)
-    except Exception as e:   # a template raises what it likes
+    except Exception as e:   # a template can raise anything
         kind = type(e).__name__
         if kind in ("TemplateSyntaxError", "TemplateAssertionError"):
             raise ConfigError("chat_template", f"line {e.lineno} is not valid Jinja: {e.message}", "a valid template",
                               f"mend line {e.lineno} of the template, or set another {{chat_template}}") from e
-        if kind != "TemplateError":   # not a refusal of the template's own
+        if kind != "TemplateError":   # not raised by the template itself
             raise SftError(where, f"the chat template fails on this conversation ({kind}: {error_summary(e)})",
                            "a template that reads role and content of each message",
                            "mend the template, or set another {chat_template}") from e
@@ -226,26 +226,26 @@ def fitting(self:Template, messages:list[dict], where:str="row")->list[dict]:
 @patch
 def in_front(self:Template,
     messages:list[dict],     # a prompt
-    answer:dict|None=None,   # an answer of the same kind; None: a plain one
+    answer:dict|None=None,   # an answer of the kind to test; None: a plain one
     where:str="row",
 )->str:
     "Everything that the template writes before the words of an answer"
     answer = answer or dict(role="assistant", content="?")
     keys = [k for k in ("content", *REASONING_KEYS) if (answer.get(k) or "").strip()]
-    def like(word): return {k: word.ljust(len(answer[k]), "x") for k in keys}   # a header may tell of the length
+    def like(word): return {k: word.ljust(len(answer[k]), "x") for k in keys}   # a header may depend on the length
     return os.path.commonprefix([self.render([*messages, answer | like(word)], where=where)
                                  for word in ("Aq1", "Zw2")])
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0053
 @patch
 def to_skip(self:Template,
-    prompt:str,            # what generation is given for `messages`
+    prompt:str,            # the prompt of generation for `messages`
     messages:list[dict],
     where:str="row",       # the row's place, for the error
 )->str:                    # empty for most templates
     "The header that a conversation writes between a prompt and the answer's own words"
     if not self.chat or self.opening and prompt.endswith(self.opening): return ""
-    several = isinstance(self.tokenizer.chat_template, dict)   # one of them may be for conversations with tools
+    several = isinstance(self.tokenizer.chat_template, dict)   # there may be one for conversations with tools
     return "" if self.needs_no_opening and not several else self._header(prompt, messages, where)
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0054
@@ -255,7 +255,7 @@ def _header(self:Template, prompt:str, messages:list[dict], where:str)->str:
     front = self.in_front(messages, where=where)
     gap = front.removeprefix(prompt)
     if not front.startswith(prompt) or not gap.strip(): return ""
-    known = prompt.rstrip().endswith(gap.strip()) or self.opening.endswith(gap)   # it is what opens an answer
-    if not known and self.render(messages, where=where) != prompt: return ""   # it has an opening of another kind
+    known = prompt.rstrip().endswith(gap.strip()) or self.opening.endswith(gap)   # it opens the answer
+    if not known and self.render(messages, where=where) != prompt: return ""   # it opens answers differently
     before, opening, _ = gap.rpartition(self.opening) if self.opening else ("", "", "")
     return before + opening or gap

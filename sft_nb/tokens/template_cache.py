@@ -37,7 +37,7 @@ class _WatchedText(_Recording):
     "A string that records what is asked of it"
     def __new__(cls, text, log, whole=True):
         self = super().__new__(cls, text)
-        self.log, self.whole = log, whole   # whole: a content as it is, not a part of one or one with something added
+        self.log, self.whole = log, whole   # whole: unmodified contents only
         return self
     def __bool__(self): return True
     def __add__(self, other): return _WatchedText(str.__add__(self, other), self.log, False)
@@ -47,7 +47,7 @@ class _WatchedText(_Recording):
         return str.__iter__(self)
 
 # %% ../../nbs/04_tokens/03_template_cache.ipynb #54e36546
-# A content that shows any change: quotes, a line, capitals, its length
+# A content that reveals any change: quotes, a line break, capitals, its length
 _SENTINEL = "A\u00e9\"\\<&>'\n\t{{%%x}} %d " + "w" * 300 + " q\u2603"
 _STRIPS = {"strip", "lstrip", "rstrip"}
 _LOOKS = {"__contains__", "startswith", "endswith", "split", "rsplit", "partition", "rpartition", "replace", "find",
@@ -55,8 +55,8 @@ _LOOKS = {"__contains__", "startswith", "endswith", "split", "rsplit", "partitio
 
 class _Literals(NamedTuple):
     "What a content must not be, so that the answers are those of the watched one"
-    inside:set[str]   # literals that it must not hold
-    equal:set[str]    # and that it must not be
+    inside:set[str]   # literals that it must not contain
+    equal:set[str]    # literals that it must not equal
 
 def _content_conditions(log:list)->_Literals|None:
     "What the questions in `log` demand of a content; None if one of them cannot be foreseen"
@@ -74,7 +74,7 @@ def _content_conditions(log:list)->_Literals|None:
 # %% ../../nbs/04_tokens/03_template_cache.ipynb #82a71173
 _MEASURES = {"length", "count", "first", "last", "truncate", "wordcount", "list", "reverse", "sort", "upper", "lower",
              "title", "capitalize", "format", "hash"}
-_LISTS = ("messages", "loop_messages", "tools", "documents")   # what a template may measure and cut: not a string
+_LISTS = ("messages", "loop_messages", "tools", "documents")   # not strings: a template may measure and slice these
 
 def _string_constants(x)->set[str]:
     "The string constants of an expression"
@@ -83,7 +83,7 @@ def _string_constants(x)->set[str]:
     if isinstance(x, (n.List, n.Tuple)): return {w for item in x.items for w in _string_constants(item)}
     return set()
 
-@lru_cache(8)   # a template has one answer for all shapes
+@lru_cache(8)   # one result per template for all shapes
 def _foreseeable_questions(program, source:str)->_Literals|None:
     "What a template may ask of strings that cannot be watched; None if that may be anything"
     from jinja2 import nodes as n
@@ -91,14 +91,14 @@ def _foreseeable_questions(program, source:str)->_Literals|None:
     hides = (n.Macro, n.Concat, n.CallBlock, n.FilterBlock, n.AssignBlock)
     if not any(list(tree.find_all(kind)) for kind in hides): return found
 
-    # does it measure, change or cut a string?
+    # does the template measure, change or slice a string?
     def is_list(x): return isinstance(x, n.Name) and x.name in _LISTS
     def is_key(x): return isinstance(x, n.Const) and isinstance(x.value, str)
     filters, getitems = list(tree.find_all(n.Filter)), tree.find_all(n.Getitem)
     if any(f.name in _MEASURES and not is_list(f.node) for f in filters): return None
     if any(not (is_key(g.arg) or is_list(g.node) or isinstance(g.node, n.Call)) for g in getitems): return None
 
-    # every literal that it looks for or compares with
+    # every literal that the template searches for or compares with
     for c in tree.find_all(n.Compare):
         for o in c.ops:
             if o.op in ("in", "notin"): found.inside.update(_string_constants(c.expr))
@@ -113,18 +113,18 @@ def _foreseeable_questions(program, source:str)->_Literals|None:
 class Piece(NamedTuple):
     "A chunk with holes"
     anchor:str
-    pattern:str        # with a %s for each content
-    holes:list[int]    # which contents go in
+    pattern:str        # text with %s for each content
+    holes:list[int]    # which contents to fill in
     supervised:bool
     last:bool
-    n_added:int|None   # added tokens in the pattern; no content holds one
+    n_added:int|None   # added tokens in the pattern; no content contains one
 
 @dataclass(frozen=True)
 class Skeleton:
     "What a template writes for conversations of one shape"
     examples:list[list[Piece]]
-    inside:re.Pattern     # literals that no content may hold
-    equal:frozenset       # and that none may be
+    inside:re.Pattern     # literals that no content may contain
+    equal:frozenset       # literals that no content may equal
 
     def fill(self, contents:list[str])->list[list[Chunk]]|None:
         "The chunks of a conversation; None if a content needs the template itself"
@@ -138,7 +138,7 @@ class _WatchingTemplate(Template):
     "A template that is run on watched contents"
     def __init__(self, t:Template, log:list):
         for known in ("closer", "eos_ends_turns", "opening", "needs_no_opening", "wants_parts"):
-            getattr(t, known)   # asked once, of `t`
+            getattr(t, known)   # ask `t` once
         self.__dict__.update(t.__dict__, log=log)
     @cached_property
     def source(self)->str: return self.tokenizer.get_chat_template()
@@ -153,7 +153,7 @@ class _WatchingTemplate(Template):
                                    **self.tokenizer.special_tokens_map)
 
 def make_skeleton(
-    messages:list[dict],  # a conversation of the shape
+    messages:list[dict],  # a conversation of this shape
     t:Template,
     **how,                # as for `split_conversation`
 )->Skeleton|None:
@@ -173,9 +173,9 @@ def make_skeleton(
     for example in examples:
         pieces = []
         for c in example:
-            if "\u2603" in c.anchor: return None   # a part of a content is in it
+            if "\u2603" in c.anchor: return None   # contains part of a content
             parts = border.split(c.text)
-            if any("w" * 40 in part.lower() for part in parts if part not in names): return None   # one was changed
+            if any("w" * 40 in part.lower() for part in parts if part not in names): return None   # it was changed
             text = "".join("%s" if part in names else part.replace("%", "%%") for part in parts)
             holes = [names.index(part) for part in parts if part in names]
             pieces.append(Piece(c.anchor, text, holes, c.supervised, c.last, c.n_added))
@@ -185,19 +185,19 @@ def make_skeleton(
 # %% ../../nbs/04_tokens/03_template_cache.ipynb #b7f37652
 class SkeletonMismatch(Exception): "A skeleton was wrong: do it again without"
 
-_PLAIN = {"role", "content", "train"}   # keys of messages that a shape can describe
+_PLAIN = {"role", "content", "train"}   # message keys that a shape can describe
 
 class ConversationSplitter:
     "Splits conversations into chunks, by skeletons where they hold"
     def __init__(self,
         t:Template,
-        *, skeletons:bool=True,  # False: by the template alone
+        *, skeletons:bool=True,  # False: without skeletons
         **how,                   # as for `split_conversation`
     ):
         self.t, self.skeletons, self.how = t, skeletons, how
-        self.n = 0                 # conversations that have a shape
-        self.seen = Counter()      # shape -> conversations, until it has a skeleton
-        self.used = Counter()      # shape -> conversations that its skeleton was filled with
+        self.n = 0                 # number of conversations with a shape
+        self.seen = Counter()      # shape -> conversations seen before it has a skeleton
+        self.used = Counter()      # shape -> conversations filled into its skeleton
 
     def __call__(self, messages:list[dict], where:str="row")->list[list[Chunk]]:
         "As `split_conversation`; `SkeletonMismatch` if a skeleton is found to be wrong"
@@ -205,7 +205,7 @@ class ConversationSplitter:
         filled = None if key is None else self.filled(key, messages)
         if not filled: return split_conversation(messages, self.t, where=where, **self.how)
         self.used[key] += 1
-        every = 64 if self.n <= 1024 else 512   # of so many conversations, one is split by the template too
+        every = 64 if self.n <= 1024 else 512   # one in this many conversations is checked with the template
         both_ways = self.used[key] <= 2 or self.n % every == 0
         if both_ways and filled != split_conversation(messages, self.t, where=where, **self.how): raise SkeletonMismatch
         return filled
@@ -224,6 +224,6 @@ class ConversationSplitter:
             self.seen[key] += 1
             if self.seen[key] > 2 and len(self.t.shapes) < 512:
                 try: self.t.shapes[key] = make_skeleton(messages, self.t, **self.how) if self.t.chat else None
-                except (ImportError, AttributeError, TypeError): self.t.shapes[key] = None   # of an older transformers
+                except (ImportError, AttributeError, TypeError): self.t.shapes[key] = None   # an older transformers
         skeleton = self.t.shapes.get(key)
         return skeleton and skeleton.fill([m["content"] for m in messages])

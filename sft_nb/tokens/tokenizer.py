@@ -44,17 +44,17 @@ def why_missing(
     try:
         cached = [isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in files]
         if not constants.HF_HUB_OFFLINE and not any(cached): HfApi().model_info(name, revision=revision, timeout=10)
-    except errors.GatedRepoError: pass   # the libraries say how to get in
+    except errors.GatedRepoError: pass   # the libraries explain how to get access
     except errors.RevisionNotFoundError: return f"the hub has no revision {revision} of it"
     except (errors.RepositoryNotFoundError, errors.HFValidationError): return "the hub has no such model, or hides it"
     except Exception as e: return f"the hub cannot be reached: {str(e).strip().partition(chr(10))[0][:100]}"
     return ""
 
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #70ke0003
-_RESERVED = ("pad", "reserved", "unused", "endoftext")   # in the names of tokens that a vocabulary keeps free
+_RESERVED = ("pad", "reserved", "unused", "endoftext")   # in names of tokens reserved by a vocabulary
 
 def choose_pad(
-    tokenizer,        # its pad token is set if it must be
+    tokenizer,        # its pad token is set if necessary
 )->tuple[str,str]:    # the pad token and the reason for it
     "Give `tokenizer` a pad token that is not the end token"
     pad, eos, unknown = tokenizer.pad_token, tokenizer.eos_token, tokenizer.unk_token
@@ -132,12 +132,12 @@ def configure_tokenizer(
         raise ConfigError(
             f"tokenizer {tokenizer.name_or_path!r}", "it has no end token", "a model can only learn to stop with one",
             "set tokenizer.eos_token, save_pretrained it into a folder, and name that folder in {tokenizer}")
-    wanted, before = cfg.train_tokens or (), getattr(tokenizer, "new_tokens", ())   # it may be configured again
-    known = {*tokenizer.get_vocab()} - {*before} if wanted else set()   # a large one takes a fifth of a second
+    wanted, before = cfg.train_tokens or (), getattr(tokenizer, "new_tokens", ())   # it may have been configured before
+    known = {*tokenizer.get_vocab()} - {*before} if wanted else set()   # takes 0.2 s for a large vocabulary
     tokenizer.new_tokens = [t for t in wanted if t not in known]
     tokenizer.add_tokens(tokenizer.new_tokens, special_tokens=True)
     choose_pad(tokenizer)
-    tokenizer.prompt_separator = cfg.prompt_separator   # these two travel with it, to wherever prompts are made
+    tokenizer.prompt_separator = cfg.prompt_separator   # stored on the tokenizer for all code that renders prompts
     tokenizer.reasoning = cfg.reasoning
     if cfg.chat_template is not None: tokenizer.chat_template = _read_template(cfg.chat_template)
     return tokenizer
@@ -158,7 +158,7 @@ def load_tokenizer(
         if os.path.isdir(name) and not _TOKENIZER_FILES & {*os.listdir(name)}: raise _no_tokenizer_error(name) from e
         raise _not_loaded(name, f"{e}") from e
     if not {*tokenizer("a 1", add_special_tokens=False).input_ids} - {tokenizer.unk_token_id}:
-        raise _no_tokenizer_error(name)   # without a file, transformers makes one whose vocabulary is empty
+        raise _no_tokenizer_error(name)   # without a file, transformers returns a tokenizer with an empty vocabulary
     configure_tokenizer(tokenizer, cfg)
     tokenizer.loaded_from = name, revision, cfg.chat_template, cfg.train_tokens, tokenizer.chat_template
     return tokenizer

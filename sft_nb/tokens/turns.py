@@ -17,19 +17,19 @@ from .template import _PROBE, _with_json_arguments, Template, thought_of
 @dataclass
 class RenderedTurn:
     "One supervised answer"
-    prompt:str             # what generation is given
-    completion:str         # what has to be produced, up to and with its end token
-    ended:bool=True        # the template wrote that end token; False: the tokenizer's own was added
-    is_prefix:bool=True    # the template writes `prompt` before the answer too
-    supervised:bool=True   # False: an answer that the loss must not see, in the middle of a supervised prompt
+    prompt:str             # the prompt of generation
+    completion:str         # what must be generated, including its end token
+    ended:bool=True        # the template wrote the end token; False: the tokenizer's was added
+    is_prefix:bool=True    # the template also writes `prompt` before the answer
+    supervised:bool=True   # False: an answer excluded from the loss inside a supervised prompt
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #01e670d3
 def end_of_answer(
     completion:str,   # what the template wrote for the answer
     answer:dict,      # the message
     t:Template,
-    closer:str|None=None,   # what the template writes after an answer here; None: what it usually writes
-)->int|None:          # `completion[:end]` ends with the end token; None: the template wrote none
+    closer:str|None=None,   # what the template writes after an answer here; None: as usual
+)->int|None:          # end, where `completion[:end]` ends with the end token; None: no end token
     "The end of an answer: after the tokenizer's end token if it ends every turn, else after the first special token"
     content, closer = (answer["content"] or "").strip(), t.closer if closer is None else closer
     if closer and completion.endswith(closer): start = len(completion) - len(closer)
@@ -79,7 +79,7 @@ def _missing_calls(wrote:str, calls:list[dict])->list[dict]:
     for call in calls:
         parts = [call["function"]["name"], *_keys_and_values(_call_arguments(call))]
         ends = []
-        for x in parts:   # a key or a value may be written in several ways
+        for x in parts:   # keys and values may be written in several ways
             is_text = isinstance(x, str)
             spellings = {x, json.dumps(x), json.dumps(x, ensure_ascii=False)} if is_text else {
                 json.dumps(x, default=str), str(x)}
@@ -118,9 +118,9 @@ def _check_calls(where:str, messages:list[dict], wrote:str, t:Template)->None:
         | "set {chat_template} to one that writes every call")
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #d837bbe1
-_MARKS = re.compile(r"\s*(</?\w+>\s*)*")   # of a thought, open or closed
+_MARKS = re.compile(r"\s*(</?\w+>\s*)*")   # tags of reasoning, open or closed
 _THOUGHT = r"(?:</?[\w:]*(?:think|thought|reason)\w*>|<\|\w*THINK\w*\|>|\[/?THINK\])"
-_OPENED = re.compile(rf"(?:{_THOUGHT}\s*)+\Z", re.IGNORECASE)   # a thought that a prompt opens, or leaves empty
+_OPENED = re.compile(rf"(?:{_THOUGHT}\s*)+\Z", re.IGNORECASE)   # reasoning that a prompt opens or leaves empty
 _BEGINS_WITH_THOUGHT = re.compile(rf"\s*{_THOUGHT}", re.IGNORECASE)
 
 def _common_prefix(a:str, b:str)->int:
@@ -130,9 +130,9 @@ def _common_prefix(a:str, b:str)->int:
     return tag if tag > a.rfind(">", 0, n) else n
 
 def _completion_after(
-    prompt:str,           # what generation is given
-    after:str,            # what the template wrote, with the answer
-    messages:list[dict],  # up to and with the answer
+    prompt:str,           # the prompt of generation
+    after:str,            # rendered text including the answer
+    messages:list[dict],  # up to and including the answer
     t:Template,
 )->str|None:              # None if it cannot be determined
     "The completion of a prompt that the template writes differently before the answer"
@@ -145,7 +145,7 @@ def _completion_after(
     own = _common_prefix(after, front)
     if not _MARKS.fullmatch(front[own:]): return None
 
-    # the end of the prompt: from its last special token on, or what the template opens an answer with
+    # the end of the prompt: from its last special token, or the template's opening of an answer
     last = max((found.start() for found in t.special.finditer(prompt)), default=None)
     tail = t.opening if prompt.endswith(t.opening) else ""
     if last is not None: tail = prompt[last:]
@@ -155,12 +155,12 @@ def _completion_after(
     # the answer begins after a header that both have; without one, at the end of `front`
     header, found, marks = front.rpartition(tail) if tail else ("", "", "")
     if found and _MARKS.fullmatch(marks): return after[min(own, len(header + found)):]
-    blank = front[len(front.rstrip()):]   # what a prompt does not end with belongs to the answer
+    blank = front[len(front.rstrip()):]   # blanks that are not part of a prompt belong to the answer
     return after[min(own, len(front) if prompt.endswith(blank) else len(front) - len(blank)):]
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #4370c3a7
 def render_turn(
-    messages:list[dict],  # up to and with the answer
+    messages:list[dict],  # up to and including the answer
     t:Template,
     where:str="row",      # the row's place, for the error
 )->RenderedTurn:
@@ -184,7 +184,7 @@ def render_turn(
     closer, content = t.closer, answer["content"] or ""
     ends = [end for end in (content + closer, content.strip() + closer) if completion.endswith(end)]
     is_usual = ends and _MARKS.fullmatch(completion.removesuffix(ends[0])) and not answer.get("tool_calls")
-    if t.chat and not is_usual:   # what the template writes after an answer in this conversation
+    if t.chat and not is_usual:   # text after an answer in this conversation
         try: text = t.render([*messages[:-1], dict(role="assistant", content=_PROBE)])
         except SftError: text = ""
         if _PROBE in text: closer = text.rpartition(_PROBE)[2]
@@ -211,12 +211,12 @@ def supervised_messages(
 # %% ../../nbs/04_tokens/02_turns.ipynb #532101cc
 class Chunk(NamedTuple):
     "A piece of an example"
-    anchor:str         # the text before it since the last added token, encoded with it and taken away again
+    anchor:str         # preceding text since the last added token, encoded with it and then removed
     text:str
-    supervised:bool    # its tokens are labels; else they are context, -100
-    last:bool          # the end of its example: nothing has to fit after it
-    add_bos:bool=False # no template wrote a BOS: the tokenizer's own goes in front
-    ids:tuple=()       # tokens that came as tokens; there is no text then
+    supervised:bool    # its tokens are labels; False: context, -100
+    last:bool          # ends its example, so nothing must fit after it
+    add_bos:bool=False # no template wrote a BOS, so add the tokenizer's
+    ids:tuple=()       # tokens given as tokens, without text
     n_added:int|None=None   # added tokens in its text; None: its anchor does not begin with one
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #a71280ea
@@ -244,15 +244,15 @@ def _example_chunks(turns:list[RenderedTurn], t:Template, prompt_too:bool)->list
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #c1302cfc
 def split_conversation(
-    messages:list[dict],    # at least one answer among them
+    messages:list[dict],    # with at least one answer
     t:Template,
     *, turns:str="all",     # which answers are supervised: all, or the last
-    prompt_too:bool=False,  # supervise the context as well
-    apart:bool=False,       # one example for each turn, whatever the template allows
+    prompt_too:bool=False,  # True: supervise the context as well
+    apart:bool=False,       # True: one example per turn, even if the template allows one in all
     where:str="row",        # the row's place, for the error
 )->list[list[Chunk]]:       # examples
     "Split a conversation into examples and chunks; `SftError` if no answer is supervised or the template refuses it"
-    if messages and messages[0]["role"] == "text":   # as it is, with an end token
+    if messages and messages[0]["role"] == "text":   # unchanged, with an end token
         out, done, eos = [], "", t.tokenizer.eos_token
         for k, m in enumerate(messages):
             last, text = k == len(messages) - 1, m["content"]
@@ -271,17 +271,17 @@ def split_conversation(
                        edit(on_bad_row="drop") | "put the question in front, as a message of the user")
     found = {i: render_turn(messages[:i + 1], t, where) for i in answers}
     context = messages[:answers[-1]]
-    for i, m in enumerate(context):   # a call of the context must not be gone either
+    for i, m in enumerate(context):   # a call in the context must not disappear either
         if i and i not in found and m.get("tool_calls"):
             before, after = t.render(messages[:i], where=where), t.render(messages[:i + 1], where=where)
             _check_calls(where, messages[:i + 1], after[len(os.path.commonprefix([before, after])):], t)
 
-    hidden = []   # answers in a supervised prompt that the loss must never see
+    hidden = []   # answers in a supervised prompt that are excluded from the loss
     if prompt_too: hidden = [i for i, m in enumerate(context) if m["role"] == "assistant"
                              and (m.get("train") is False or not has_content(m))]
     unseen = {i: replace(render_turn(context[:i + 1], t), supervised=False) for i in hidden if i}
     every = [turn for _, turn in sorted((found | unseen).items())]
-    # one sequence, if each turn follows the previous one as generation would show it
+    # a single sequence if each prompt extends the previous turn as in generation
     follow = all(a.ended and a.is_prefix and b.is_prefix and b.prompt.startswith(a.prompt + a.completion)
                  for a, b in zip(every, every[1:]))
     if follow and not apart and 0 not in hidden: return [_example_chunks(every, t, prompt_too)]

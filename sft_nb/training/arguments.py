@@ -82,7 +82,7 @@ def check_names(cfg:Config)->None:
         near = _nearest_choice(value, known, getattr(Config, setting))
         raise _unknown_name(cfg, setting, value, "a name that TrainingArguments knows", near)
     _requested_trackers(cfg)
-    if cfg.deepspeed and not Path(cfg.deepspeed).suffix: deepspeed_config(cfg)   # a name; a file may be elsewhere
+    if cfg.deepspeed and not Path(cfg.deepspeed).suffix: deepspeed_config(cfg)   # only a name; a file may be elsewhere
 
 def check_settings(cfg:Config)->None:
     "ConfigError for unknown names, and for settings that contradict each other"
@@ -175,14 +175,14 @@ def training_arguments(
                   f"{checkpointing}_kwargs": dict(use_reentrant=False)}
 
     deepspeed = deepspeed_config(cfg)
-    if deepspeed is not None and get_process_info().size > 1:   # of one process, settings are only checked
+    if deepspeed is not None and get_process_info().size > 1:   # with one process, settings are only checked
         for name, dtype in _FORMATS.items():
             enabled = deepspeed.get(name, {}).get("enabled", "auto")
             if enabled == "auto" or enabled == arguments[name]: continue
             found = f"{name} is {enabled}, and the training computes otherwise"
             fix = edit(dtype=dtype if enabled else "auto") | f'write "auto" for {name} there'
             raise ConfigError(cfg.deepspeed, found, "one format", fix)
-        arguments |= dict(deepspeed=deepspeed, use_cpu=False)   # and the process group of `init_distributed`:
+        arguments |= dict(deepspeed=deepspeed, use_cpu=False)   # use the process group of `init_distributed`:
         arguments["accelerator_config"] = dict(use_configured_state=True)
     try:
         with _cpu_has_bfloat16(arguments): return OneGpuConfig(**arguments)
@@ -230,7 +230,7 @@ class TrackedScores:
     step:int
     figures:dict[str,float]    # accuracy, bleu ...
     head:tuple[str,...]        # of the table
-    rows:list[list]            # its first answers
+    rows:list[list]            # the first answers
 
     @property
     def named(self)->dict[str,float]: return {f"eval/{name}": value for name, value in self.figures.items()}
@@ -269,7 +269,7 @@ def send_scores(
     told:TrackedScores,   # without secrets
 )->None:
     "Figures and answers of a checkpoint, where its run is logged; what fails is said, and harms nothing"
-    cfg = run.config   # a file is read for it
+    cfg = run.config   # reads a file
     try: names = tracker_names(cfg)
     except SftError as e: return log(f"sft_nb: {e}")
     for name in names:

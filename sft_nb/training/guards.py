@@ -36,8 +36,8 @@ from .recorder import Stop, StopRequest
 # %% ../../nbs/11_training/02_guards.ipynb #677e6ec8
 def all_finite(
     losses:list[torch.Tensor],  # of the micro-batches of a step
-    model,                      # with its gradients
-)->tuple[torch.Tensor,torch.Tensor]:  # is everything finite (bool), and the norm of the gradient
+    model,                      # the model with its gradients
+)->tuple[torch.Tensor,torch.Tensor]:  # whether everything is finite (bool), and the gradient norm
     "Are the losses and the gradient of a step finite? Does not wait for the device"
     grads = [own_part(p.grad) for p in model.parameters() if p.grad is not None]
     norm = torch.zeros((), device=losses[0].device)
@@ -49,7 +49,7 @@ def all_finite(
 def row_loss(
     model,
     batch:dict,           # from a collator
-    *, supervised:bool,   # the model knows `supervised=True` (`add_supervised_loss`)
+    *, supervised:bool,   # True: the model supports `supervised=True` (`add_supervised_loss`)
 )->tuple[torch.Tensor,torch.Tensor]:  # sum over the supervised tokens, and their number
     "The loss of a batch, in eval mode"
     with eval_mode(model): return batch_loss(model, batch, supervised=supervised)
@@ -59,14 +59,14 @@ def non_finite_rows(
     rows:dict[int,dict],  # number -> `input_ids` and `labels`
     collate:Callable,
     *, supervised:bool,
-)->list[int]:             # none: it takes all of them together, or dropout, or the backward pass
+)->list[int]:             # empty: only all together, dropout or the backward pass fails
     "The rows whose loss alone is not finite"
     return [k for k, r in rows.items() if not row_loss(model, collate([r]), supervised=supervised)[0].isfinite()]
 
 # %% ../../nbs/11_training/02_guards.ipynb #fafaf753
 def split_rows(
     rows:list[int],  # of a micro-batch
-    parts:int,       # how many; at most one for each row
+    parts:int,       # number of parts; at most one per row
 )->list[list[int]]:
     "A micro-batch in pieces of about the same number of rows"
     n = -(-len(rows) // parts)
@@ -75,9 +75,9 @@ def split_rows(
 # %% ../../nbs/11_training/02_guards.ipynb #eab3ea3d
 def repetition(
     text:str,
-    *, least:int=32,    # characters at the end that must repeat
-    longest:int=16,     # characters in the unit
-)->str:                 # the unit; empty if there is none
+    *, least:int=32,    # fewest characters at the end that must repeat
+    longest:int=16,     # most characters of the unit
+)->str:                 # the repeated unit; empty if there is none
     "The text that is repeated at the end of an answer"
     if len(text) < least: return ""
     end = text[-least:]
@@ -89,8 +89,8 @@ _COLLAPSED = "a lower {learning_rate}, and look at the labels: sft_nb data"
 
 def judge_answers(
     answers:list[Generation],
-    *, must_end:bool=True,  # the rows end with an end token
-    row_tokens:int=0,       # of the longest answer of the rows; 0: not known
+    *, must_end:bool=True,  # True: the rows end with an end token
+    row_tokens:int=0,       # tokens of the longest answer of the rows; 0: unknown
 )->list[Finding]:
     "Have answers collapsed into repetition or special tokens, and does one of them end?"
     n, found = len(answers), []
@@ -104,7 +104,7 @@ def judge_answers(
     if not must_end or not answers or any(a.ended for a in answers): return found
     limit = max(a.n_tokens for a in answers)
     says = f"none of {n} answers ends within {limit} tokens"
-    if row_tokens >= limit:   # they could not have
+    if row_tokens >= limit:   # the rows' answers could not end in time
         says += f"; those of the rows have up to {row_tokens}"
         return [*found, warn(says, edit(max_new_tokens=2 * row_tokens), check="never_ends")]
     fix = "wait, if the training is young; else {train_tokens} for the end token, or a base that knows it"
@@ -118,7 +118,7 @@ class SampleProbe:
         tokens,                 # rows with `input_ids` and `labels`
         ends:list[int],         # end tokens
         *, n:int=4,             # prompts
-        max_new_tokens:int=256, # at most; less if the rows' own answers are shorter
+        max_new_tokens:int=256, # at most; fewer if the rows' answers are shorter
     ):
         rows = [tokens[i] for i in range(min(len(tokens), 64))]
         supervised = [[k for k, label in enumerate(r["labels"]) if label != -100] for r in rows]
@@ -130,7 +130,7 @@ class SampleProbe:
         self.answers:list[Generation] = []   # the last ones
 
     def __call__(self, model,
-        at_most:int|None=None,   # tokens of an answer; None: as many as the rows' own answers suggest
+        at_most:int|None=None,   # most tokens of an answer; None: according to the rows' answers
     )->list[Finding]:
         "Decode the prompts; answers that are cut short are not blamed for having no end"
         if not self.prompts: return []
@@ -151,7 +151,7 @@ def weight_norms(model)->torch.Tensor:   # float64, one for each trained tensor
     return torch.stack([torch.zeros((), dtype=torch.float64), *each])[1:]
 
 def unchanged_weights(
-    before:torch.Tensor,  # `norms` at the start
+    before:torch.Tensor,  # `weight_norms` at the start
     after:torch.Tensor,
     steps:int,            # between them
 )->list[Finding]:
@@ -179,7 +179,7 @@ def loss_is_flat(
     return [warn(says, "a higher or a lower {learning_rate}, and look at the labels: sft_nb data", check="flat_loss")]
 
 def worse_than_before(
-    losses:list[float],   # logged training losses of a whole training, oldest first
+    losses:list[float],   # logged training losses of a whole run, oldest first
 )->list[Finding]:
     "A warning if the loss ends above its start by more than its logged values vary"
     n = max(1, len(losses) // 4)
@@ -207,7 +207,7 @@ def receipt(
     micro_batches:list[list[dict]],   # rows of the first step
     layouts:dict[str,Callable],       # name -> collator; the first is the run's own
     *, supervised:bool,
-    tolerance:float=1e-4,             # share by which they may differ: rounding
+    tolerance:float=1e-4,             # allowed relative difference, for rounding
 )->Report:
     "The first loss in several layouts; a warning if they differ"
     alone = [[row] for rows in micro_batches for row in rows]
@@ -224,7 +224,7 @@ def receipt(
 
 def first_rows(
     micro_batches:list[list[dict]],   # rows with `input_ids`
-    max_tokens:int=1024,              # a micro-batch keeps two rows all the same, so that they could read each other
+    max_tokens:int=1024,              # micro-batches keep at least two rows, so that rows could see each other
 )->list[list[dict]]:
     "The first rows of the first micro-batches, up to `max_tokens` tokens"
     chosen, n = [], 0
@@ -243,20 +243,20 @@ class Guards(TrainerCallback):
     def __init__(self,
         bench:Workbench,
         run:Run,
-        stop:StopRequest,   # asked to stop if `on_collapse` is stop
+        stop:StopRequest,   # used to stop if `on_collapse` is stop
     ):
         self.bench, self.cfg, self.run, self.stop = bench, bench.cfg, run, stop
         tokenizer, rows = bench.tokenizer, bench.data.train.tokens
         self.probe = SampleProbe(tokenizer, rows, end_ids(tokenizer), max_new_tokens=bench.cfg.max_new_tokens)
-        self.notes:dict[str,Finding] = {}   # the last word on each check
-        self.losses:list[float] = []        # as they were logged
-        self.bad = 0                        # samples in a row, bad
-        self.sampled = -1                   # the last step at which samples were decoded
+        self.notes:dict[str,Finding] = {}   # latest finding of each check
+        self.losses:list[float] = []        # losses as logged
+        self.bad = 0                        # consecutive bad samples
+        self.sampled = -1                   # last step with samples
         self.spent = 0.                     # seconds spent on samples
-        self.token_seconds:float|None = None   # that the last sample took for a token of its longest answer
+        self.token_seconds:float|None = None   # seconds per token of the longest answer in the last sample
         self.held_out:list[float] = []      # of evaluations
-        self.began, self.started = 0, time.monotonic()   # the step and the time at which this part began
-        self.first:torch.Tensor|None = None              # norms of what is trained, then
+        self.began, self.started = 0, time.monotonic()   # step and time at the start of this part
+        self.first:torch.Tensor|None = None              # weight norms at that time
 
 @patch
 def note(self:Guards, finding:Finding, step:int)->None:
@@ -326,7 +326,7 @@ def on_evaluate(self:Guards, args, state, control, model=None, metrics=None, **k
     self.note(fail(says, fix, check="held_out_loss"), state.global_step)
 
 # %% ../../nbs/11_training/02_guards.ipynb #58973ac0
-_SHORT_SAMPLE = 32   # tokens: enough to see a collapse
+_SHORT_SAMPLE = 32   # tokens: enough to detect a collapse
 
 @patch
 def tokens_to_sample(self:Guards)->int|None:   # None: whole answers
@@ -358,7 +358,7 @@ def _decode(self:Guards, model, step:int, at_most:int|None)->list[Finding]:
     try:
         found = self.probe(model, at_most)
         if self.cfg.init == "pretrained" or self.cfg.method == "full": return found
-        # a base that knows nothing learns little through an adapter, whatever the learning rate
+        # an untrained base learns little through an adapter at any learning rate
         return [replace(f, says=f"{f.says}; the base is random, and an adapter alone learns little on it",
                         fix=edit(method="full")) if f.check == "collapse" else f for f in found]
     except Exception as e:
@@ -389,7 +389,7 @@ def _forget(self:Guards, checks:set[str])->None:
 @patch
 def keep(self:Guards,
     step:int,
-    numbers:list[int],   # of training examples; the first 64 are written
+    numbers:list[int],   # numbers of training examples; the first 64 are written
 )->str:                  # the file's name
     "Save rows as the model saw them"
     file = self.run.path/f"rows-step-{step}.jsonl"

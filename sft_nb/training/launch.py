@@ -25,8 +25,8 @@ from ..runs.distributed import is_main_process
 def launch(
     cfg:Config|Data,                 # data carries the config that it was prepared with
     data:Data|None=None,             # from `prepare`; None: the new process prepares the rows
-    *, num_processes:int|None=None,  # processes that train together, one for each GPU; None: as `cfg` says
-)->Run:                              # it has begun; `wait()` until it has ended
+    *, num_processes:int|None=None,  # processes that train together, one per GPU; None: from `cfg`
+)->Run:                              # a started run; `wait()` blocks until it ends
     "Train in a process of its own, or in several; ConfigError if the run's name is in use, or for other rows"
     load_env_files()
     cfg, data = config_and_data(cfg, data)
@@ -40,7 +40,7 @@ def launch(
     checked, plan = None, None
     if data is not None:
         checked, planned_cfg = data.results.get(("preflight", cfg), (None, cfg))
-        if checked is not None and checked.failed: checked = None   # the new process checks again
+        if checked is not None and checked.failed: checked = None   # the new process repeats the check
         plan = data.results.get(("plan", cfg, data_processes(cfg)))
         if checked is not None: cfg = planned_cfg
     with reserve_name(cfg): run = create_run(cfg, data=data, plan=plan, checked=checked, state="starting")
@@ -63,7 +63,7 @@ def main(args:list[str]|None=None)->int:   # 0 finished or stopped, 1 failed
             try:
                 from sft_nb.training.train import train_run
                 train_run(run, max_time=options.max_time)
-            except KeyboardInterrupt as e:   # perhaps while the libraries were loaded: that is a stop, too
+            except KeyboardInterrupt as e:   # also while libraries are loading: this counts as a stop
                 signals.ignoring, by = True, getattr(e, "by", "Ctrl-C")
                 if is_main and run.status.state == "starting":
                     run.set_status("stopped", reason=by, fix=resume_command(run), stopped_by=by)

@@ -31,7 +31,7 @@ class Stop:
     "Why a training ends before its last step"
     by:str          # Ctrl-C, SIGTERM, SIGHUP, max_time, guard or score
     reason:str      # one sentence
-    fix:Fix=field(default_factory=Fix)   # what to change; empty: resume it as it is
+    fix:Fix=field(default_factory=Fix)   # what to change; empty: resume unchanged
 
 # %% ../../nbs/11_training/01_recorder.ipynb #b4c06eb5
 def agree_across_ranks(mine:Stop|str|None)->Stop|str|None:
@@ -45,14 +45,14 @@ class StopRequest(TrainerCallback):
     "A request by a signal, a time limit or a guard to end the training after the current step, with a checkpoint"
     def __init__(self,
         max_time:float|None=None,   # seconds; None: no limit
-        folder:Path|None=None,      # of the run, in which a checkpoint may be asked for
+        folder:Path|None=None,      # directory of the run, in which a checkpoint may be requested
     ):
         self.max_time, self.folder, self.began = max_time, folder, time.monotonic()
-        self.asked:Stop|None = None     # an end was requested
-        self.granted:Stop|None = None   # it ends because of this
+        self.asked:Stop|None = None     # a requested stop
+        self.granted:Stop|None = None   # the stop that ends training
         self.training = False
         self.signals = SignalListener(self._on_signal)
-        self._heard = False             # one signal was received; the next one stops at once
+        self._heard = False             # True after the first signal; the next stops at once
 
     def ask(self, stop:Stop)->None:
         "Ask for an end after this step; the first request counts"
@@ -71,7 +71,7 @@ class StopRequest(TrainerCallback):
         if self._heard or not self.training: raise Interrupted(name)
         self._heard = True
         self.ask(Stop(name, name))
-        time.sleep(MOMENT / 2)   # a second signal of the same moment arrives now, not after a long step
+        time.sleep(MOMENT / 2)   # wait for a second signal of the same event now, not after a long step
 
     def on_train_begin(self, args, state, control, **kwargs): self.began, self.training = time.monotonic(), True
     def on_train_end(self, args, state, control, **kwargs): self.training = False
@@ -102,7 +102,7 @@ def chooses_best(run:Run)->bool:
 def best_folder(
     run:Run,
     state:TrainerState,
-)->Path|None:   # None: the last state is the result
+)->Path|None:   # None: the final state is the result
     "The checkpoint that becomes the result"
     if not chooses_best(run): return None
     figure = run.config.metric_for_best_model
@@ -125,7 +125,7 @@ class EarlyStoppingByScore(TrainerCallback):
         self.run, cfg = run, run.config
         self.figure, self.patience = cfg.metric_for_best_model, cfg.early_stopping_patience
         self.asked = chooses_best(run)
-        self.reason = ""   # why the training ends early
+        self.reason = ""   # why training ends early
 
     def on_train_begin(self, args, state, control, **kwargs):
         if not self.asked or not state.is_world_process_zero: return
@@ -175,8 +175,8 @@ class Pace:
     def begin(self, tokens:float|None): self.tokens, self.since = tokens, time.monotonic()
     def pause(self, seconds:float): self.since += seconds
     def now(self,
-        tokens:float|None,   # of the whole training, by now
-    )->float|None:           # None: the count before is not known
+        tokens:float|None,   # tokens of the whole training so far
+    )->float|None:           # None: the earlier count is unknown
         "The pace since it was last asked for"
         before, began = self.tokens, self.since
         self.begin(tokens)

@@ -25,10 +25,10 @@ from ..optimizer import create_optimizer, make_schedule
 @dataclass
 class StepInProgress:
     "The current optimiser step"
-    rows:list[list[int]]=field(default_factory=list)           # numbers of the rows of each micro-batch
-    losses:list[torch.Tensor]=field(default_factory=list)      # of the micro-batches that are done
-    micro_batch:int=-1                                         # which one is being computed
-    counted_before:int=0                                       # micro-batches that were counted when the step began
+    rows:list[list[int]]=field(default_factory=list)           # row numbers of each micro-batch
+    losses:list[torch.Tensor]=field(default_factory=list)      # losses of completed micro-batches
+    micro_batch:int=-1                                         # index of the current micro-batch
+    counted_before:int=0                                       # micro-batches counted before this step
 
     @property
     def numbers(self)->list[int]:
@@ -76,7 +76,7 @@ class SkippedSteps:
         self.in_a_row += 1
 
     def corrected(self,
-        logs:dict,   # of a line; its loss is a mean over all steps since the last one, those left out too
+        logs:dict,   # a log line; its loss is a mean over all steps since the last, including skipped ones
         steps:int,   # so far
     )->dict:
         "The mean over the steps that were taken; no loss where none was"
@@ -88,7 +88,7 @@ class SkippedSteps:
     def in_line(self, logs:dict, steps:int)->dict:
         "A line of the log, corrected; the next one begins here"
         logs = self.corrected(logs, steps)
-        if "learning_rate" not in logs: return logs   # it is no line of the training
+        if "learning_rate" not in logs: return logs   # not a line of the training
         self.since_line, self.last_line = 0, steps
         return logs | (dict(skipped_steps=self.total) if self.total else {})
 
@@ -103,7 +103,7 @@ def describe_micro_batch(
 
 # %% ../../nbs/11_training/03_step.ipynb #6115a0fb
 def describe_rows(
-    bad:list[int],      # rows that are not finite alone
+    bad:list[int],      # rows that are not finite by themselves
     numbers:list[int],  # all rows of the step
 )->str:
     "The rows that a non-finite value comes from, as far as that can be determined"
@@ -115,7 +115,7 @@ def describe_rows(
 
 # %% ../../nbs/11_training/03_step.ipynb #883a2fb1
 def non_finite_fix(
-    bad:list[int],      # rows that are not finite alone; empty if all of them are not
+    bad:list[int],      # rows that are not finite by themselves; empty if all are
     on_nan:str,         # stop or skip
 )->Fix:
     "A fix: other rows, or other settings"
@@ -126,7 +126,7 @@ def non_finite_fix(
 
 # %% ../../nbs/11_training/03_step.ipynb #e1457171
 def save_trained_only(
-    engine,   # DeepSpeed's, of a model with an adapter
+    engine,   # DeepSpeed's engine for a model with an adapter
 )->None:
     "Save only what is trained in DeepSpeed's checkpoints"
     whole, module = engine.module_state_dict, engine.module
@@ -139,7 +139,7 @@ class CheckedDeepSpeedEngine(DeepSpeedEngineWrapper):
     "accelerate's DeepSpeed engine, with a check between backward pass and step"
     def __init__(self,
         engine,          # DeepSpeed's
-        look:Callable,   # is told whether the gradient is finite, in all processes, and this micro-batch's loss
+        look:Callable,   # called with whether the gradient is finite in all processes, and with the micro-batch's loss
     ):
         super().__init__(engine)
         self.look = look
@@ -182,10 +182,10 @@ class ShardedTrainerMixin:
         optimizer = optimizer or self.optimizer
         while self.is_deepspeed_enabled and hasattr(optimizer, "optimizer"): optimizer = optimizer.optimizer
         self.lr_scheduler = make_schedule(optimizer, self.bench.cfg, num_training_steps)
-        self._created_lr_scheduler = True   # as the parent notes it
+        self._created_lr_scheduler = True   # as in the parent class
         try:
             for rate in getattr(self.lr_scheduler, "lr_lambdas", ()): rate(num_training_steps)
-        except ZeroDivisionError as e:   # polynomial, where all steps warm up
+        except ZeroDivisionError as e:   # polynomial schedule if all steps are warm-up
             name, steps = self.bench.cfg.lr_scheduler_type, pluralise(num_training_steps, "step")
             raise ConfigError("lr_scheduler_type", f"{name!r} cannot run over {steps}, all of them to warm up",
                               "steps after the warm-up", edit(warmup_steps=0) | edit(lr_scheduler_type="linear")) from e
@@ -197,10 +197,10 @@ class ShardedTrainerMixin:
         if self.args.should_save: self._save(output_dir, state_dict=weights)
 
     def _save_optimizer_and_scheduler(self, output_dir)->None:
-        if self.divides and not self.args.should_save: self.optimizer.state_dict()   # takes part, and writes nothing
+        if self.divides and not self.args.should_save: self.optimizer.state_dict()   # takes part without writing
         super()._save_optimizer_and_scheduler(output_dir)
 
-    def _defer_fsdp_gradient_reduction(self): return nullcontext()   # whole gradients would not have room
+    def _defer_fsdp_gradient_reduction(self): return nullcontext()   # unsharded gradients would not fit
 
     def _load_optimizer_and_scheduler(self, checkpoint)->None:
         "A state that is whole has no room on a card, and in a host's memory only once: the file is mapped"
@@ -213,7 +213,7 @@ class ShardedTrainerMixin:
 def read_log_state(
     checkpoint:Path,
     rank:int,
-    processes:int,   # that go on from it
+    processes:int,   # processes that resume from it
 )->dict|None:
     "The logging state of a process, or the mean of all if the number of processes has changed; None if there is none"
     files = [checkpoint/f"meters-{k}.json" for k in range(len([*checkpoint.glob("meters-*.json")]))]
@@ -224,7 +224,7 @@ def read_log_state(
 # %% ../../nbs/11_training/03_step.ipynb #614d83d7
 @contextmanager
 def without_model_card(
-    model,   # any; of peft's, the method that writes a card is covered
+    model,   # any model; for a PeftModel, override the method that writes a card
 ):
     "Context manager in which peft saves adapters without a model card"
     covered = hasattr(model, "create_or_update_model_card")

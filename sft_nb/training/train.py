@@ -56,13 +56,13 @@ def raise_if_failed(cfg:Config, checked:Report)->Report:
     return checked
 
 _FIRST_FIGURES = ("rows are", "prompt format", "rows read", "rows kept", "rows dropped", "rows cut",
-                  "supervised tokens", "row length, tokens")   # the others: sft_nb data
+                  "supervised tokens", "row length, tokens")   # further figures: sft_nb data
 
 def describe_setup(
     bench:Workbench,
-):                    # yields each text as soon as it is known
+):                    # yields each text as soon as it is available
     "Rows, device and memory of a training that is to begin, in short"
-    hardware = bench.hardware   # a missing device is reported before the rows are read
+    hardware = bench.hardware   # report a missing device before reading rows
     rows = bench.data.report
     short = {name: value for name, value in rows.figures.items() if name.rpartition(": ")[2] in _FIRST_FIGURES}
     yield str(replace(rows, figures=short))
@@ -88,15 +88,15 @@ _SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
 def check_before_training(
     bench:Workbench,
-    checked:Report|None=None,   # from `preflight`; None: check now, if the config wants it
-    *, run:Run|None=None,       # a launched run, whose directory exists already: the findings go there
+    checked:Report|None=None,   # from `preflight`; None: check now if `cfg.preflight`
+    *, run:Run|None=None,       # a launched run with an existing directory, where findings are saved
 )->Report:
     "Settings, rows, plan and preflight; raises what is wrong before anything is written"
     from sft_nb.training.arguments import training_arguments
     training_arguments(bench.requested, Path(bench.requested.runs_dir)/"x")
-    is_new = checked is None   # a report that the caller has is not printed again
+    is_new = checked is None   # do not print the caller's report again
     for text in describe_setup(bench) if is_new and run is not None else (): print(escape_controls(text), flush=True)
-    bench.make("cfg", "batches")   # rows and plan; a row that no batch can hold
+    bench.make("cfg", "batches")   # rows and plan; errors for rows longer than the budget
     if none := check_held_out(bench.data, bench.requested):
         raise ConfigError("eval_steps", none.says, "rows to evaluate on", none.fix)
     if bench.requested.model == "tiny" and not all(source.from_task for source in bench.data.train.source.sources):
@@ -110,7 +110,7 @@ def check_before_training(
         off = skipped("it was turned off", edit(preflight=True), check="preflight")
         checked = Report("preflight", {}, [off, *filter(None, [check_gpu(bench.requested)])])
     if run is not None:
-        run.keep(bench.cfg)   # first: where there is a report, the config is resolved
+        run.keep(bench.cfg)   # first: if there is a report, the config is resolved
         checked.save(run.path/"preflight.json")
     raise_if_failed(bench.cfg, checked)
     for finding in checked.by_weight() if is_new else ():
@@ -121,8 +121,8 @@ def check_before_training(
 def build_trainer(
     bench:Workbench,
     run:Run,
-    *, stop=None,                 # `StopRequest`: who may ask for an end; None: `max_time` alone
-    checkpoint:Path|None=None,    # that the training will continue from
+    *, stop=None,                 # `StopRequest` to stop early; None: only `max_time`
+    checkpoint:Path|None=None,    # to resume from
 ):                                # a `SupervisedTrainer`
     "The trainer with its recorder and its guards; what it runs on is written into trainer.json"
     load_libraries("transformers.modeling_utils", "peft", "trl.trainer.sft_trainer")
@@ -130,10 +130,10 @@ def build_trainer(
     from sft_nb.training.recorder import Recorder, StopRequest
     from sft_nb.training.trainer import SupervisedTrainer
     stop = stop or StopRequest(bench.cfg.max_time)
-    with Phase("loading"): bench.make("model", "layout")   # the model itself decides the layout of its rows
+    with Phase("loading"): bench.make("model", "layout")   # the layout depends on the loaded model
     name_base(bench.model, bench.cfg)
     is_main = is_main_process()
-    if is_main and bench.cfg.padding_free is True and not bench.layout.flat:   # found with the model itself
+    if is_main and bench.cfg.padding_free is True and not bench.layout.flat:   # only known with the loaded model
         sources = bench.cfg.sources | dict(padding_free="plan (the rows would read each other)")
         run.keep(replace(bench.cfg, padding_free=False, sources=sources))
     if is_main:
@@ -168,7 +168,7 @@ def _write_result(trainer, best:Path|None)->None:
         with atomic_checkpoint(run.adapter) as aside:
             if best: shutil.copytree(best, aside, dirs_exist_ok=True, ignore=_files_of_training_state)
             else: trainer.save_model(str(aside))
-            # without peft's card, full of blanks, and the arguments, a pickle of ours; ready to be trained on
+            # without peft's empty model card and our pickled arguments; ready for further training
             for name in ("README.md", "training_args.bin"): (aside/name).unlink(missing_ok=True)
             file = aside/"adapter_config.json"
             if file.exists():
@@ -183,7 +183,7 @@ def _save_result(trainer)->None:
     trainer.check_weights()
     best = on_main_process(lambda: best_folder(trainer.run, trainer.state))
     if is_main_process(): _write_result(trainer, best)
-    elif best is None: trainer.save_model(str(trainer.run.adapter))   # it gives its part, and writes nothing
+    elif best is None: trainer.save_model(str(trainer.run.adapter))   # this process takes part without writing
 
 def _save_after_error(trainer, done:int, error:BaseException)->None:
     "Write what the steps after `done` have learned, if one process can do that alone"
@@ -191,7 +191,7 @@ def _save_after_error(trainer, done:int, error:BaseException)->None:
     from sft_nb.training.recorder import best_folder
     run, bench, step = trainer.run, trainer.bench, trainer.state.global_step
     if step <= done or not bench.alone or not is_main_process(): return
-    if isinstance(error, KeyboardInterrupt) and bench.cfg.method == "full": return   # that may take minutes
+    if isinstance(error, KeyboardInterrupt) and bench.cfg.method == "full": return   # saving may take minutes
     try:
         best, broken = best_folder(run, trainer.state), broken_weights(trained_parts(trainer.model))
         if broken and not best:
@@ -222,7 +222,7 @@ def _record_end(trainer, stop)->None:
     try:
         plot(run).savefig(picture, format="png", dpi=120)
         write_atomically(run.path/"loss.png", picture.getvalue())
-    except Exception as e:   # a training does not fail because of a picture
+    except Exception as e:   # a plot must not fail the run
         log(f"sft_nb: loss.png cannot be made ({getattr(e, 'strerror', None) or error_summary(e)})")
     remove_temporaries(run.path)
     stop.ignore_signals()   # it has ended
@@ -238,7 +238,7 @@ def _record_failure(run:Run, trainer, error:BaseException)->None:
         step = trainer.state.global_step
     interrupted = isinstance(error, KeyboardInterrupt)
     if get_process_info().size > 1:
-        if interrupted and not is_main_process() or run.status.state == "failed": return   # the first reason counts
+        if interrupted and not is_main_process() or run.status.state == "failed": return   # keep the first reason
     if isinstance(error, SftError): reason = error.reason
     elif interrupted: reason = str(error) or "Ctrl-C"
     else: reason = f"{type(error).__name__}: {error}"
@@ -246,7 +246,7 @@ def _record_failure(run:Run, trainer, error:BaseException)->None:
         run.set_status("stopped" if interrupted else "failed", reason=reason, step=step,
                        fix=getattr(error, "fix", Fix()) or resume_command(run),
                        stopped_by=getattr(error, "by", "Ctrl-C") if interrupted else "")
-        if not isinstance(error, (SftError, KeyboardInterrupt)):   # nothing of ours foresaw it
+        if not isinstance(error, (SftError, KeyboardInterrupt)):   # an unexpected error
             file = run.path/"traceback.txt"
             write_text(file, "".join(traceback.format_exception(error)))
             error.add_note(f"the whole traceback is in {file}")
@@ -260,13 +260,13 @@ def _check_new_run(run:Run)->Workbench:
         written, cfg = run.path/"preflight.json", run.config
         checked = Report.load(written) if written.exists() else None
         bench = Workbench(cfg, is_resolved=checked is not None)
-        if checked is not None and checked.failed and not cfg.force: checked = None   # what it refused may be mended
+        if checked is not None and checked.failed and not cfg.force: checked = None   # the cause may have been fixed
         check_before_training(bench, checked, run=run)
         run.set_device(bench.hardware.name)
         if bench.plan is not None: bench.plan.save(run.path/"plan.json")
         made.append(bench)
     on_main_process(check_once)
-    return made[0] if made else Workbench(run.config, is_resolved=True)   # as the first process has settled it
+    return made[0] if made else Workbench(run.config, is_resolved=True)   # as resolved by the first process
 
 def _check_same_rows(run:Run, data:Data)->None:
     "ConfigError if the rows have changed since the run started"
@@ -307,10 +307,10 @@ def _prepare_folder(run:Run, data:Data, done:int)->None:
     run.set_status("running", step=done)
 
 def train_run(
-    run:Run,                        # from `create_run`, or one that was stopped, killed or failed
-    bench:Workbench|None=None,      # of a new run that was checked in this process; None: that of the run's config
-    *, max_time:float|None=None,    # seconds, for this part of a run that is continued
-    callbacks=(),                   # transformers' `TrainerCallback`s of your own
+    run:Run,                        # from `create_run`, or a stopped, killed or failed run
+    bench:Workbench|None=None,      # for a new run checked in this process; None: from the run's config
+    *, max_time:float|None=None,    # seconds, for this part of a resumed run
+    callbacks=(),                   # your own `TrainerCallback`s of transformers
 )->Run:                             # finished or stopped
     "Begin a run, or continue it at its newest whole checkpoint; the run records how it ends"
     from sft_nb.training.arguments import reset_zero3, tracked
@@ -329,8 +329,8 @@ def train_run(
                 else:
                     bench = _check_new_run(run)
                     bench.callbacks = list(callbacks)
-                with main_process_first(): bench.make("data")   # the others wait, and find its files
-                _check_same_rows(run, bench.data)       # as those of the launcher, or of the part before
+                with main_process_first(): bench.make("data")   # the others wait and use its files
+                _check_same_rows(run, bench.data)       # the same as in the launcher or in the previous part
                 if continues:
                     checkpoint = _newest_checkpoint(run)
                     done = step_of(checkpoint)
@@ -340,7 +340,7 @@ def train_run(
                         log(f"sft_nb: {run.name} continues at {checkpoint.name}{limit}")
                         if idle := check_gpu(bench.requested): log(f"sft_nb: {idle}")
 
-            is_open = True   # from here on a failure is that of this run, and not a reason to leave it as it was
+            is_open = True   # from here on, failures are recorded in the run
             stop = StopRequest(bench.cfg.max_time, run.path)
             init_distributed(bench.cfg)
             for context in (keep_output(run.path/"log.txt"), tracked(bench.cfg, run), quiet(), reset_zero3(), stop):
@@ -349,7 +349,7 @@ def train_run(
             trainer = build_trainer(bench, run, stop=stop, checkpoint=checkpoint)
             together = trainer.accelerator.num_processes
             check_processes(bench.cfg.num_processes, together, bench.batches[0], trainer.sharing)
-            if is_main: record_provenance(run)   # the weights are here, and the config is as it will stay
+            if is_main: record_provenance(run)   # weights are available and the config is final
             try: trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             except Exception as e:
                 in_steps = trainer.step.micro_batch >= 0
@@ -358,7 +358,7 @@ def train_run(
             with Phase("saving"): _save_result(trainer)
             if is_main: _record_end(trainer, stop)
         except BaseException as error:
-            if stop is not None: stop.ignore_signals()   # a second one must not cut short what is written now
+            if stop is not None: stop.ignore_signals()   # a second signal must not interrupt writing
             if trainer is not None: _save_after_error(trainer, done, error)
             if is_open or run.status.state == "starting": _record_failure(run, trainer, error)
             raise
@@ -369,17 +369,17 @@ def train_run(
 def train(
     cfg:Config|Data|Workbench, # data carries the config that it was prepared with
     data:Data|None=None,       # from `prepare`; None: prepare the rows
-    *, plan:Plan|None=None,    # None: the one that was made for these rows, else a new one
-    checked:Report|None=None,  # None: the `preflight` that these rows have passed, else check now, if `cfg.preflight`
-    model=None,                # a model object of your own, with or without a LoRA adapter; None: the one `cfg` names
-    tokenizer=None,            # a tokenizer of your own; None: that of `data`, else the one `cfg` names
-    callbacks=(),              # transformers' `TrainerCallback`s of your own
+    *, plan:Plan|None=None,    # None: the existing plan for these rows, else a new one
+    checked:Report|None=None,  # None: the passed `preflight` of these rows, else check now if `cfg.preflight`
+    model=None,                # your own model, with or without a LoRA adapter; None: the one named by `cfg`
+    tokenizer=None,            # your own tokenizer; None: that of `data`, else the one named by `cfg`
+    callbacks=(),              # your own `TrainerCallback`s of transformers
 )->Run:                        # finished, or stopped by `max_time`, SIGTERM or Ctrl-C
     "Train as `cfg` says; raises what stopped it, after writing it into the run"
     bench = workbench_for(cfg, data=data, plan=plan, tokenizer=tokenizer, callbacks=callbacks)
     if model is not None: bench.use_model(model)
     load_env_files()
-    if get_process_info().size > 1:   # the first process makes the run; all train it as a launched one is trained
+    if get_process_info().size > 1:   # the first process creates the run; all train it like a launched run
         if bench.untrained is not None or bench.own_tokenizer is not None:
             raise ConfigError("train", "a model or tokenizer object is given to several processes", "one process",
                               "save_pretrained() them, and name the folder in {model} and {tokenizer}")
@@ -406,7 +406,7 @@ def train(
 
 def passed_preflight(
     bench:Workbench,
-)->Report|None:   # None: these rows were not checked with this config, or it failed
+)->Report|None:   # None: not checked with these rows and this config, or failed
     "The report of the preflight that these rows have passed with this config in this process"
     data = vars(bench).get("data", bench.given["data"])
     report, _ = data.results.get(("preflight", bench.requested), (None, None)) if data is not None else (None, None)
@@ -430,14 +430,14 @@ def _keep_own_objects(bench:Workbench, run:Run)->None:
 # %% ../../nbs/11_training/05_train.ipynb #72286f1c
 @show_progress()
 def resume(
-    run:Run|str|Path,           # a run that was stopped, killed or failed
-    *, max_time:float|str|None=None,    # seconds, or "5h", for this part; None: until it is finished
-    trust_remote_code:bool=False,       # True: code that the run's config names may run
-    num_processes:int|None=None,        # None: as many as it had, or as a launcher started
-    callbacks=(),                       # transformers' `TrainerCallback`s of your own; a run does not keep them
-    num_train_epochs:float|None=None,   # more of them, for a run that is finished
-    max_steps:int|None=None,            # or more steps
-    **settings,                         # refused: the settings of a run stay
+    run:Run|str|Path,           # a stopped, killed or failed run
+    *, max_time:float|str|None=None,    # seconds, or "5h", for this part; None: until finished
+    trust_remote_code:bool=False,       # True: trust code named by the run's config
+    num_processes:int|None=None,        # None: as before, or as started by a launcher
+    callbacks=(),                       # your own `TrainerCallback`s of transformers; not saved with the run
+    num_train_epochs:float|None=None,   # a larger number, to extend a finished run
+    max_steps:int|None=None,            # or a larger number of steps
+    **settings,                         # refused: settings of a run cannot change
 )->Run:
     "Continue a run at its newest whole checkpoint; ConfigError if it has none, is finished or is being trained"
     run = open_run(run, trust_remote_code=trust_remote_code)

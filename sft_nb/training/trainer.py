@@ -63,7 +63,7 @@ class _TrainerHooks(TrainerCallback):
     def __init__(self, trainer:"SupervisedTrainer", checkpoint:Path|None):
         self.trainer, self.checkpoint = trainer, checkpoint
     def on_train_begin(self, args, state, control, **kwargs):
-        for part, pad in self.trainer.pads: part.pad_token_id = pad   # transformers takes the tokenizer's
+        for part, pad in self.trainer.pads: part.pad_token_id = pad   # transformers would use the tokenizer's
         model, cfg = self.trainer.model, self.trainer.bench.cfg
         save_memory(model, gradient_checkpointing=cfg.gradient_checkpointing, keep_attention=cfg.keep_attention,
                     activation_offloading=cfg.activation_offloading, in_parts=cfg.recompute_parts)
@@ -84,19 +84,19 @@ class SupervisedTrainer(ShardedTrainerMixin, SFTTrainer):
         *, guards:Guards,
         recorder:Recorder,
         stop:StopRequest,
-        checkpoint:Path|None=None,   # that the training will continue from
+        checkpoint:Path|None=None,   # to resume from
     ):
         self.bench, self.run, self.guards, self.recorder = bench, run, guards, recorder
         self.step, self.skipped, self.counted = StepInProgress(), SkippedSteps(), TokenCounts()
-        self.parts = 1                # in which a micro-batch is computed
+        self.parts = 1                # number of parts per micro-batch
         self.seen = torch.zeros(2)    # loss and tokens
         self.aside:Path|None = None   # a checkpoint being written
         self.balance_weight = balance_weight(bench.cfg.router_aux_loss_coef, causal_lm(bench.model))
-        self.balances:list[torch.Tensor] = []   # load-balancing losses since the last line of the log
+        self.balances:list[torch.Tensor] = []   # load-balancing losses since the last log line
         shape = causal_lm(bench.model).config
         self.pads = [(part, part.pad_token_id) for part in (shape, text_config(shape)) if hasattr(part, "pad_token_id")]
         callbacks = [guards, recorder, stop, _TrainerHooks(self, checkpoint), *early_stopping(run), *bench.callbacks]
-        huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True   # the variable of this name is read too early
+        huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True   # the environment variable is read too early
         held_out = bench.data.eval.tokens if bench.cfg.eval_steps and bench.data.eval else None
         with preserve_dtypes(bench.model):
             super().__init__(
@@ -107,14 +107,14 @@ class SupervisedTrainer(ShardedTrainerMixin, SFTTrainer):
         # undo what the parent changed
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
         undo_trl_changes(self.bench.model)
-        self.supervised = self.bench.supervised   # after TRL, which changes the head
+        self.supervised = self.bench.supervised   # after TRL has changed the head
         offloads = self.bench.cfg.activation_offloading is True
         self.offloading = offload_saved_tensors(self.model) if offloads else nullcontext()
         self.sharing = self.bench.cfg.sequence_parallel_size   # processes that share each row
         self.data_collator = in_shares(self.data_collator, self.sharing, supervised=self.supervised)
         if self.supervised: self.data_collator = CollatorWithPositions(self.data_collator)
         self.flops_per_token = super().floating_point_ops(dict(input_ids=torch.zeros(1)))
-    def create_model_card(self, *args, **kwargs): pass   # full of blanks, and might be published
+    def create_model_card(self, *args, **kwargs): pass   # mostly empty, and might be published
 
 # %% ../../nbs/11_training/04_trainer.ipynb #69054432
 @patch
@@ -133,7 +133,7 @@ def compute_loss(self:SupervisedTrainer, model, inputs, return_outputs=False, nu
         if self.args.average_tokens_across_devices: everywhere = self.accelerator.num_processes
         passes = self.current_gradient_accumulation_steps * self.parts
     loss = out.loss / n * everywhere   # gradients are averaged over processes
-    if not balanced or out.aux_loss is None: return loss   # no layer of it has a router
+    if not balanced or out.aux_loss is None: return loss   # no layer has a router
     self.balances.append(out.aux_loss.detach())
     return loss + self.balance_weight * out.aux_loss.to(loss.device) / passes
 
@@ -245,7 +245,7 @@ def forward_backward_in_parts(self:SupervisedTrainer, model, k:int, inputs:dict|
         return total
     except Exception as e:
         if not is_out_of_memory(e): raise
-        is_mean_of_step = self.supervised or self.model_accepts_loss_kwargs   # whatever the parts are
+        is_mean_of_step = self.supervised or self.model_accepts_loss_kwargs   # independent of the parts
         if self.accelerator.num_processes > 1 or not is_mean_of_step: raise self.out_of_memory_error(k) from e
 
 @patch
@@ -297,7 +297,7 @@ def evaluate(self:SupervisedTrainer, *args, **kwargs):
 @patch
 def check_step(self:SupervisedTrainer)->None:
     "`SftError` for what is not finite, or leave the step out, as `on_nan` says"
-    if self.is_deepspeed_enabled: return   # it was looked at inside of the backward pass
+    if self.is_deepspeed_enabled: return   # already checked inside the backward pass
     if self.is_finite():
         self.skipped.in_a_row = 0
         return
@@ -309,7 +309,7 @@ def check_step(self:SupervisedTrainer)->None:
 def is_finite(self:SupervisedTrainer)->bool:
     "Are losses and gradient finite, on every process?"
     fine, _ = all_finite(self.step.losses, self.model)
-    if getattr(self.accelerator, "scaler", None) is not None:   # float16 scales its loss until nothing overflows
+    if getattr(self.accelerator, "scaler", None) is not None:   # float16 scales the loss to avoid overflow
         fine = torch.stack(self.step.losses).isfinite().all()
     if self.accelerator.num_processes == 1: return bool(fine)
     return bool(self.accelerator.reduce(fine.float(), reduction="mean").item() == 1)
@@ -407,13 +407,13 @@ def write_checkpoint(self:SupervisedTrainer, target:Path, model, trial)->None:
     if self.args.should_save: aside = atomic_checkpoint(target)
     with Phase("saving"), aside as self.aside:
         try:
-            self.accelerator.wait_for_everyone()   # the folder exists
+            self.accelerator.wait_for_everyone()   # wait until the folder exists
             super(SupervisedTrainer, self)._save_checkpoint(model, trial)
             inner = self.aside/target.name
-            (inner/"training_args.bin").unlink(missing_ok=True)   # a pickle that nobody reads, with all settings
+            (inner/"training_args.bin").unlink(missing_ok=True)   # an unused pickle of all settings
             (inner/f"meters-{self.args.process_index}.json").write_text(json.dumps(self.log_state()))
-            self.accelerator.wait_for_everyone()   # all processes have written
-            if self.args.should_save: flatten_folder(inner)   # the parent made one folder more than is wanted
+            self.accelerator.wait_for_everyone()   # wait until all processes have written
+            if self.args.should_save: flatten_folder(inner)   # the parent creates an unwanted subfolder
         finally: self.aside = None
 
 @patch
