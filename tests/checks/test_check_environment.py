@@ -106,6 +106,14 @@ def test_hub(monkeypatch, tmp_path):
     assert check_hub(small()) is None and check_hub(small(model=str(tmp_path))) is None
     assert check_hub(small(model="nobody/nothing")).status == "fail"
     assert "nobody/other" in check_hub(small(tokenizer="nobody/other")).says
+    downloaded, commit = tmp_path/"models--nobody--nothing", "0" * 40
+    for file, text in (("refs/main", commit), (f"snapshots/{commit}/config.json", "{}")):
+        (downloaded/file).parent.mkdir(parents=True)
+        (downloaded/file).write_text(text)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert check_hub(small(model="nobody/nothing")) is None
+    assert check_hub(small(model="nobody/nothing", revision="v2")).status == "fail"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path/"empty"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert check_hub(small(model="nobody/nothing")) is None
 

@@ -1,10 +1,11 @@
 """Every row is kept, cut or dropped, with its reason, and its tokens are counted."""
+import numpy as np
 import pytest
 from samples import finding, no_eval, pairs, supervised
 
 from sft_nb.config import load_config
 from sft_nb.report import SftError
-from sft_nb.tokens.accounting import Counts
+from sft_nb.tokens.accounting import _count_answers, Counts
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 
@@ -21,6 +22,13 @@ def test_every_row_is_kept_cut_or_dropped_with_its_reason(tokenizer):
         assert all(12 <= n <= 60 for n in s.lengths) and (s.stats["supervised"] > 0).all() or on_long == "split"
         if on_long != "split": assert int(s.lengths.sum()) + s.counts.tokens_lost == n_whole
         assert bool(s.cut) == (on_long != "drop")
+
+
+def test_answers_are_runs_of_supervised_tokens_inside_an_example():
+    def count(labels, starts): return _count_answers(np.array(labels), np.array(starts))
+    assert count([-100, 5, 6, -100, 7, -100, 8], [0, 3, 5]) == 3
+    assert count([4, 5, 6, 7], [0, 2]) == 2                 # two examples, each of which is one answer
+    assert count([-100, 5, -100, -100], [0, 2, 4]) == 1     # the last one, cut off, has no tokens
 
 
 def test_cutting_the_start_keeps_the_answers(tokenizer):
