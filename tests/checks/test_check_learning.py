@@ -1,4 +1,5 @@
 "Checks of ten steps: each fires on a planted defect and is quiet without it"
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +30,22 @@ def test_steps_that_are_too_large_on_the_way():
     told = check_learns(Learned(8., 2.4, [], 2, 10, .5, 40.))
     assert told.status == "fail" and "40.0000 on the way" in told.says and str(told.fix) == "learning_rate=0.05"
     assert check_learns(Learned(8., 2.4, [], 2, 10, .5, 9.)).status == "ok"
+
+
+def test_the_highest_loss_on_the_way_is_kept():
+    "A parabola whose steps are too large first: 1 is left for 7, then a smaller rate comes back"
+    model = torch.nn.Linear(1, 1, bias=False)
+    model.weight.data.fill_(1)
+    def loss(batch): return model.weight.square().sum()
+    def score(batch): return float(loss(batch))
+    class Slower(torch.optim.SGD):
+        def step(self):
+            super().step()
+            self.param_groups[0]["lr"] = .4
+    optimizer = Slower(model.parameters(), lr=4)
+    done = learn_some(model, loss, score, {}, small(max_grad_norm=0.), optimizer=optimizer, steps=3)
+    assert (done.before, done.highest) == (1, pytest.approx(49)) and done.after < 49 / 20
+    assert check_learns(replace(done, after=.5)).status == "fail"
 
 
 def test_moves():
