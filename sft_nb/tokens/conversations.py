@@ -104,10 +104,11 @@ def _read_messages(task:Task, row:dict, cfg:Config|None, is_empty:bool)->list[di
     has_system = found[0]["role"] == "system"
     if has_system and (is_conversation or "system" in row): return found   # the row's own system message
     rest = found[1:] if has_system else found
-    if not cfg.system_prompt: return rest
-    extra = {k: v for k, v in found[0].items() if k in ("tools", "chat_template_kwargs")}
-    rest = [{k: v for k, v in rest[0].items() if k not in extra}, *rest[1:]]
-    return [dict(role="system", content=cfg.system_prompt) | extra, *rest]
+    if not rest: return rest
+    extra = {k: v for k, v in found[0].items() if k in ("tools", "chat_template_kwargs")}   # of the first message
+    if not cfg.system_prompt: return [rest[0] | extra, *rest[1:]]
+    first = {k: v for k, v in rest[0].items() if k not in extra}
+    return [dict(role="system", content=cfg.system_prompt) | extra, first, *rest[1:]]
 
 def conversation(
     task:Task,
