@@ -1,0 +1,57 @@
+"""Settings arrive where they are meant to: in the trainer's arguments, in the optimiser, in its schedule."""
+import pytest
+import torch
+from learner import small
+
+from sft_nb.config import load_config
+from sft_nb.model.adapter import load_model
+from sft_nb.optimizer import make_optimizer, make_schedule
+from sft_nb.runs.directory import create_run
+from sft_nb.settings import settings_with
+from sft_nb.training.arguments import training_arguments
+from sft_nb.training.train import build_trainer
+from sft_nb.workbench import Workbench
+
+OTHER = dict(
+    per_device_train_batch_size=3, per_device_eval_batch_size=5, gradient_accumulation_steps=7, learning_rate=3e-5,
+    num_train_epochs=4.5, max_steps=11, weight_decay=.02, max_grad_norm=.7, warmup_steps=.25, seed=77,
+    optim="adafactor", lr_scheduler_type="linear", logging_steps=13, adam_beta1=.8, adam_beta2=.97, adam_epsilon=1e-6,
+    router_aux_loss_coef=.03)
+
+
+@pytest.mark.parametrize("name", settings_with("hf"))
+def test_a_setting_of_the_trainer_reaches_it(tmp_path, name):
+    if name not in OTHER: pytest.fail(f"which value shows that {name} arrives? Add it to OTHER")
+    before = getattr(training_arguments(load_config(), tmp_path), name)
+    after = getattr(training_arguments(load_config(**{name: OTHER[name]}), tmp_path), name)
+    assert after == OTHER[name] != before
+
+
+def test_the_optimiser_and_its_schedule_are_the_configured_ones(tmp_path):
+    how = dict(optim="adamw_torch", adam_beta1=.8, adam_beta2=.97, adam_epsilon=1e-6, weight_decay=.02,
+               learning_rate=3e-3, lr_scheduler_type="linear", warmup_steps=2, max_steps=6)
+    cfg = small(tmp_path, **how)
+    bench = Workbench(cfg)
+    trainer = build_trainer(bench, create_run(bench.cfg))
+    trainer.create_optimizer_and_scheduler(6)
+    groups = trainer.optimizer.param_groups
+    assert all((g["betas"], g["eps"], g["initial_lr"]) == ((.8, .97), 1e-6, 3e-3) for g in groups)
+    assert {g["weight_decay"] for g in groups if g["params"]} <= {.02, 0} and groups[0]["weight_decay"] == .02
+    assert isinstance(trainer.optimizer, torch.optim.AdamW)
+
+    model = load_model(cfg, bench.data.tokenizer)   # as preflight takes its ten steps
+    optimizer = make_optimizer(model, cfg)
+    assert all((g["betas"], g["eps"], g["lr"], g["weight_decay"]) == ((.8, .97), 1e-6, 3e-3, 0)
+               for g in optimizer.param_groups)
+    schedule, rates = make_schedule(optimizer, cfg, 6), []
+    for _ in range(6):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([0, 1.5e-3, 3e-3, 2.25e-3, 1.5e-3, .75e-3])
+
+
+def test_a_tracker_is_told_the_name_of_the_run(tmp_path):
+    assert training_arguments(load_config(), tmp_path/"runs"/"a-1").run_name == "a-1"
+    named = training_arguments(load_config(wandb_name="mine", wandb_project="ours"), tmp_path/"runs"/"a-1")
+    assert (named.run_name, named.project) == ("mine", "ours")
