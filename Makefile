@@ -59,6 +59,7 @@ bench: $(READY)         ## figures of this machine into benchmarks/results
 	$(BIN)/python benchmarks/generate.py
 	$(BIN)/python benchmarks/reports.py
 	$(BIN)/python benchmarks/long_rows.py
+	$(BIN)/python benchmarks/row_losses.py
 	$(BIN)/python benchmarks/roofline.py
 
 measure: $(READY)       ## how the code reads, in figures
