@@ -343,8 +343,8 @@ class Config(OutputSettings, GuardSettings, EvaluationSettings, TrainingSettings
     "All settings of a run"
     sources:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # setting -> source of its value
     planned:frozenset=field(default=frozenset(), compare=False, repr=False)       # settings that the plan chose
-    untrusted:frozenset=field(default=frozenset(), compare=False, repr=False)     # that run code, as only a file says
-    accepted:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # another tool's -> what it is here
+    untrusted:frozenset=field(default=frozenset(), compare=False, repr=False)     # run code only because of a file
+    accepted:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # another tool's -> effect here
 
     def __post_init__(self):
         found = [s.problem(getattr(self, s.name), self.sources.get(s.name, "Config")) for s in SETTINGS.values()]

@@ -271,7 +271,7 @@ def _start_training(options, cfg:Config, args:list[str]):
         from sft_nb.training.train import train
         if is_main_process(): _say(table(cfg), "\n")
         return train(cfg)
-    if options.detach or cfg.num_processes > 1:   # in a process of its own
+    if options.detach or cfg.num_processes > 1:   # in a separate process
         from sft_nb.training.launch import launch
         _say(table(cfg), "\n")
         return launch(cfg)
