@@ -59,28 +59,28 @@ def _is_hub_kernel(attention:str)->bool: return "/" in attention
 # %% ../nbs/00_settings.ipynb #c0nf0003
 @dataclass(frozen=True)
 class RowSettings:
-    "Task and rows, and what in them is supervised"
+    "Task and rows, and which parts are supervised"
     task:Annotated[str, Setting(
         "arithmetic, chat, gsm8k, nli, summarize, text, tools, translate, units, units_rft; or your own: task.py, "
         "task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, else arithmetic for the tiny "
         "model", is_path=True, runs_code=_is_imported, for_evaluation=True)] = "auto"
     fields:Annotated[tuple[str,...]|None, Setting(
-        "which columns hold what the task reads, where they are called otherwise: question=Problem answer=Solution",
+        "columns of the fields that the task reads, if named differently: question=Problem answer=Solution",
         pairs=True, changes_tokens=True, for_evaluation=True)] = None
     system_prompt:Annotated[str|None, Setting(
         "system text before each conversation, instead of the task's own; None: the task's",
         changes_tokens=True, for_evaluation=True)] = None
     train_file:Annotated[tuple[str,...]|None, Setting(
-        "rows to train on: JSON, JSON lines, CSV, TSV, Parquet, a folder of them, or a hub dataset (name:split); "
-        "None: the rows that the task brings", is_path=True, accepted_by="prepare(cfg, train=rows)")] = None
+        "rows to train on: JSON, JSON lines, CSV, TSV, Parquet, a folder of them, or a hub dataset (name:split); None: "
+        "the task's own rows", is_path=True, accepted_by="prepare(cfg, train=rows)")] = None
     train_weights:Annotated[tuple[float,...]|None, Setting(
-        "how often each train_file is used: 2 twice, 0.5 half of it; None: once")] = None
+        "how often to use each train_file: 2: twice, 0.5: half of it; None: once")] = None
     domain:Annotated[str|None, Setting(
-        "of a folder, only the files of this domain: technology_train.jsonl; a task may name it to the model",
+        "from a folder, only the files of this domain: technology_train.jsonl; a task may name it in the prompt",
         changes_tokens=True)] = None
     eval_file:Annotated[tuple[str,...]|None, Setting(
         "held-out rows, of which eval_samples are read; None: eval_fraction, the validation files of a folder in "
-        "train_file, or the rows that the task brings",
+        "train_file, or the task's own rows",
         is_path=True, for_evaluation=True, accepted_by="prepare(cfg, train=rows, eval=held_out)")] = None
     eval_fraction:Annotated[float|None, Setting(
         "hold out about this share of train_file instead, chosen by a hash of the prompt; None: none",
@@ -88,55 +88,55 @@ class RowSettings:
     eval_rows:Annotated[int|None, Setting(
         "hold out about this many rows of train_file, instead of a share; None: none", ge=1)] = None
     data_format:Annotated[_Format, Setting(
-        "auto: recognised by the fields of each row", changes_tokens=True, for_evaluation=True)] = "auto"
+        "auto: detected from the fields of each row", changes_tokens=True, for_evaluation=True)] = "auto"
     ignore_columns:Annotated[tuple[str,...]|None, Setting(
         "columns to ignore; any other column that is not read is honoured, refused or named in the report",
         changes_tokens=True)] = None
     response_template:Annotated[str|None, Setting(
-        "rows of plain text: only what follows this is supervised; None: all of it",
+        "plain-text rows: supervise only the text after this; None: all of it",
         changes_tokens=True, for_evaluation=True)] = None
     chat_template:Annotated[str|None, Setting(
         "alpaca, chatml, gemma, llama3, mistral, zephyr, a file with a Jinja template or the template itself, or "
         "none for plain text; None: the tokenizer's own", is_path=True, for_evaluation=True)] = None
     prompt_separator:Annotated[str, Setting(
-        "plain text without a chat template: what stands after each message", changes_tokens=True)] = "\n"
+        "plain text without a chat template: the text after each message", changes_tokens=True)] = "\n"
     train_on_turns:Annotated[Literal["all","last"], Setting(
         "supervise every answer of a conversation, or only the last one", changes_tokens=True)] = "all"
     train_on_prompt:Annotated[bool, Setting("True: supervise the prompts too", changes_tokens=True)] = False
     reasoning:Annotated[Literal["auto","native","inline","drop"], Setting(
         "reasoning of an answer: native, where the template has a place for it, else the row is refused (auto is "
-        "native); inline, as <think> in front of the answer; drop, left out", changes_tokens=True)] = "auto"
+        "native); inline, as <think> before the answer; drop, removed", changes_tokens=True)] = "auto"
 
 # %% ../nbs/00_settings.ipynb #c0nf0036
 @dataclass(frozen=True)
 class SizeSettings:
-    "How many rows, how long, and what becomes of the others"
-    max_samples:Annotated[int|None, Setting("train on the first rows, this many; None: all", ge=1)] = None
+    "How many rows, how long, and what happens to the others"
+    max_samples:Annotated[int|None, Setting("train on this many first rows; None: all", ge=1)] = None
     eval_samples:Annotated[int, Setting(
         "held-out rows that the base and the tuned model answer; 0: none", ge=0, for_evaluation=True)] = 200
-    min_length:Annotated[int, Setting("a row with fewer tokens is left out", ge=0, changes_tokens=True)] = 0
+    min_length:Annotated[int, Setting("drop rows with fewer tokens", ge=0, changes_tokens=True)] = 0
     max_length:Annotated[int, Setting(
-        "tokens that a row may have, prompt and answer together", ge=2, changes_tokens=True, for_evaluation=True)] = 512
+        "most tokens of a row, prompt and answer together", ge=2, changes_tokens=True, for_evaluation=True)] = 512
     on_long:Annotated[Literal["drop","cut","split","error"], Setting(
-        "a longer row is left out, loses a part, becomes several examples, or stops the preparation",
+        "a longer row is dropped, cut, split into several examples, or stops the preparation",
         changes_tokens=True)] = "drop"
     cut_side:Annotated[Literal["end","start"], Setting(
         "with on_long cut: lose the end of the answer, or the oldest context", changes_tokens=True)] = "end"
     drop_duplicates:Annotated[bool, Setting(
-        "True: of rows with the same tokens, only the first is kept", changes_tokens=True)] = False
+        "True: keep only the first of rows with the same tokens", changes_tokens=True)] = False
     template_skeletons:Annotated[bool, Setting(
         "False: run the chat template for every row; slower, the same tokens")] = True
     on_bad_row:Annotated[Literal["error","drop"], Setting(
-        "a row that cannot be read: stop, or drop and count it", changes_tokens=True, for_evaluation=True)] = "error"
+        "an unreadable row: stop, or drop and count it", changes_tokens=True, for_evaluation=True)] = "error"
     num_workers:Annotated[int|_Auto, Setting(
-        "processes that prepare rows; auto: one for each core, for 8,192 rows and more", ge=1)] = "auto"
+        "processes that prepare rows; auto: one per core, for 8,192 rows or more", ge=1)] = "auto"
     cache_dir:Annotated[str|None, Setting(
         "where prepared rows are kept; None: SFT_NB_CACHE, else ~/.cache/sft_nb")] = None
 
 # %% ../nbs/00_settings.ipynb #c0nf0007
 @dataclass(frozen=True)
 class ModelSettings:
-    "The model, and what it runs on"
+    "The model, and the hardware it runs on"
     model:Annotated[str, Setting(
         "tiny (ships with sft_nb), a hub id or a folder",
         is_path=True, changes_base=True, accepted_by="train(cfg, model=model)")] = "tiny"
@@ -147,30 +147,30 @@ class ModelSettings:
         changes_base=True, fixed_on_resume=True)] = "pretrained"
     revision:Annotated[str|None, Setting("branch, tag or commit of a hub model; None: main", changes_base=True)] = None
     trust_remote_code:Annotated[bool, Setting(
-        "True: run Python code that the model's author put beside the weights", runs_code=bool)] = False
+        "True: run Python code that the model's author published with the weights", runs_code=bool)] = False
     device:Annotated[Literal["auto","cpu","mps","cuda"], Setting(
         "auto: cuda, else mps, else cpu", for_evaluation=True)] = "auto"
     dtype:Annotated[Literal["auto","bfloat16","float16","float32"], Setting(
         "auto: bfloat16 where the hardware computes in it, else float32",
         changes_base=True, fixed_on_resume=True, for_evaluation=True)] = "auto"
     attn_implementation:Annotated[str, Setting(
-        "auto: flash-attn 3 where it is installed, else varlen (keeps rows apart, on stock PyTorch); or varlen, "
-        "sdpa, eager, flash_attention_2 ...", runs_code=_is_hub_kernel, for_evaluation=True)] = "auto"
+        "auto: flash-attn 3 if installed, else varlen (keeps rows apart, on stock PyTorch); or varlen, sdpa, eager, "
+        "flash_attention_2 ...", runs_code=_is_hub_kernel, for_evaluation=True)] = "auto"
     device_map:Annotated[str|None, Setting(
         "auto: spread the model over all GPUs, for evaluation; None: all of it on one", for_evaluation=True)] = None
     train_tokens:Annotated[tuple[str,...]|None, Setting(
-        "tokens whose embeddings are trained beside the adapter, added if the vocabulary lacks them: those that a "
-        "base has never seen, such as <|im_end|>", fixed_on_resume=True)] = None
+        "tokens that the base has never seen, such as <|im_end|>: train their embeddings with the adapter, and add "
+        "those that the vocabulary lacks", fixed_on_resume=True)] = None
 
 # %% ../nbs/00_settings.ipynb #c0nf0010
 @dataclass(frozen=True)
 class AdapterSettings:
     "Which weights are trained"
     method:Annotated[Literal["qlora","lora","full","auto"], Setting(
-        "4-bit base with an adapter, 16- or 32-bit base with an adapter, or all weights; auto: lora where it fits, "
-        "else qlora", changes_base=True, fixed_on_resume=True)] = "qlora"
+        "4-bit base with an adapter, 16- or 32-bit base with an adapter, or all weights; auto: lora if it fits, else "
+        "qlora", changes_base=True, fixed_on_resume=True)] = "qlora"
     adapter_name_or_path:Annotated[str|None, Setting(
-        "begin with the weights of this adapter: a run, or a folder; None: with a new one", is_path=True)] = None
+        "start from the weights of this adapter: a run or a folder; None: from a new one", is_path=True)] = None
     lora_r:Annotated[int, Setting(
         "rank: a higher one learns more and takes more memory", ge=1, fixed_on_resume=True)] = 16
     lora_alpha:Annotated[int, Setting(
@@ -182,24 +182,24 @@ class AdapterSettings:
         "all-linear, attention, mlp, or names: q_proj k_proj v_proj o_proj",
         split_words=True, fixed_on_resume=True, methods=("qlora", "lora"))] = ("all-linear",)
     lora_target_parameters:Annotated[tuple[str,...]|None, Setting(
-        "parameters beside which LoRA is put too: experts.down_proj, a router's gate.weight; "
-        "None: the experts of a mixture, where lora_target_modules means them",
+        "further parameters that LoRA adapts: experts.down_proj, a router's gate.weight; None: the experts of a "
+        "mixture, if lora_target_modules includes them",
         split_words=True, fixed_on_resume=True, methods=("qlora", "lora"))] = None
     use_rslora:Annotated[bool, Setting(
         "True: scale by lora_alpha / sqrt(lora_r), for high ranks",
         fixed_on_resume=True, methods=("qlora", "lora"))] = False
     use_dora:Annotated[bool, Setting(
-        "True: learn the length of each weight's rows apart; better at low ranks, slower",
+        "True: learn the length of each weight's rows separately; better at low ranks, slower",
         fixed_on_resume=True, methods=("qlora", "lora"))] = False
     init_lora_weights:Annotated[str, Setting(
         "default (the adapter changes nothing at first), gaussian, orthogonal, olora, pissa, pissa_niter_16 ... "
         "(the names are peft's)", fixed_on_resume=True, methods=("qlora", "lora"))] = "default"
     modules_to_save:Annotated[tuple[str,...]|None, Setting(
-        "modules that are trained in full beside the adapter: lm_head",
+        "modules that are trained in full along with the adapter: lm_head",
         split_words=True, fixed_on_resume=True, methods=("qlora", "lora"))] = None
     unfrozen_parameters:Annotated[tuple[str,...]|None, Setting(
-        "with method full: only the parameters whose names match one of these regular expressions, from their "
-        "start, in which a period is a period: model.layers.2[0-9]. lm_head; None: all", fixed_on_resume=True)] = None
+        "with method full: train only parameters whose names begin with a match of one of these regular expressions, "
+        "with literal periods: model.layers.2[0-9]. lm_head; None: all", fixed_on_resume=True)] = None
     bnb_4bit_quant_type:Annotated[Literal["nf4","fp4"], Setting(
         "nf4 suits weights that are normally distributed", changes_base=True, fixed_on_resume=True)] = "nf4"
     bnb_4bit_use_double_quant:Annotated[bool, Setting(
@@ -214,36 +214,35 @@ class AdapterSettings:
 class TrainingSettings:
     "Optimiser, batches and memory"
     learning_rate:Annotated[float, Setting(
-        "at the peak, after the warm-up", ge=0, lt=1, hf=True, fixed_on_resume=True)] = 2e-4
+        "peak value, after the warm-up", ge=0, lt=1, hf=True, fixed_on_resume=True)] = 2e-4
     num_train_epochs:Annotated[float, Setting("passes over the rows", ge=0, hf=True)] = 3.0
     max_steps:Annotated[int, Setting(
-        "optimiser steps to stop after, whatever num_train_epochs says; -1: no limit", ge=-1, hf=True)] = -1
+        "stop after this many optimiser steps, regardless of num_train_epochs; -1: no limit", ge=-1, hf=True)] = -1
     max_time:Annotated[float|None, Setting(
-        "stop after these seconds (or 30m, 5h, 1:30:00) and the step; None: no limit", ge=0)] = None
+        "stop after this many seconds (or 30m, 5h, 1:30:00), when the step ends; None: no limit", ge=0)] = None
     per_device_train_batch_size:Annotated[int, Setting(
         "rows in one forward pass; more is faster and takes more memory", ge=1, hf=True, fixed_on_resume=True)] = 4
     max_tokens_per_batch:Annotated[int|_Auto|None, Setting(
-        "pack rows into batches of at most this many tokens; replaces per_device_train_batch_size. auto: what is "
-        "fastest and fits", ge=2, fixed_on_resume=True)] = None
+        "pack rows into batches of at most this many tokens; replaces per_device_train_batch_size. auto: the fastest "
+        "that fits", ge=2, fixed_on_resume=True)] = None
     padding_free:Annotated[bool|_Auto, Setting(
-        "True: concatenate the rows of a batch, without padding; auto: where attention keeps them apart")] = "auto"
+        "True: concatenate the rows of a batch, without padding; auto: if attention keeps them apart")] = "auto"
     group_by_length:Annotated[bool, Setting(
-        "True: padded batches of rows of about the same length, for less padding", fixed_on_resume=True)] = False
+        "True: padded batches of rows of similar length, for less padding", fixed_on_resume=True)] = False
     shuffle:Annotated[bool, Setting(
-        "False: every epoch has the rows in the order of the files, as a curriculum wants",
-        fixed_on_resume=True)] = True
+        "False: keep the order of the files in every epoch, as for a curriculum", fixed_on_resume=True)] = True
     gradient_accumulation_steps:Annotated[int, Setting(
         "forward passes in one optimiser step", ge=1, hf=True, fixed_on_resume=True)] = 4
     effective_batch_size:Annotated[int|None, Setting(
-        "rows in one optimiser step, over all passes and processes: sets gradient_accumulation_steps. None: what "
-        "the others multiply to", ge=1, fixed_on_resume=True)] = None
+        "rows in one optimiser step, over all passes and processes: sets gradient_accumulation_steps. None: the "
+        "product of the others", ge=1, fixed_on_resume=True)] = None
     optim:Annotated[str, Setting(
         "any optimiser that TrainingArguments knows: paged_adamw_8bit saves GPU memory",
         hf=True, fixed_on_resume=True, accepted_by="its name: optim='adamw_torch'")] = "adamw_torch"
     adam_beta1:Annotated[float, Setting(
         "decay rate of Adam's mean of the gradients", ge=0, lt=1, hf=True, fixed_on_resume=True)] = 0.9
     adam_beta2:Annotated[float, Setting(
-        "decay rate of Adam's mean of their squares", ge=0, lt=1, hf=True, fixed_on_resume=True)] = 0.999
+        "decay rate of Adam's mean of the squared gradients", ge=0, lt=1, hf=True, fixed_on_resume=True)] = 0.999
     adam_epsilon:Annotated[float, Setting(
         "added to Adam's denominator, against a division by zero", ge=0, hf=True, fixed_on_resume=True)] = 1e-8
     lr_scheduler_type:Annotated[str, Setting(
@@ -255,29 +254,28 @@ class TrainingSettings:
         "steps until the peak; below 1: a share of all steps", ge=0, hf=True, fixed_on_resume=True)] = 0.03
     weight_decay:Annotated[float, Setting(
         "pull of the trained weights towards zero", ge=0, lt=1, hf=True, is_share=True, fixed_on_resume=True)] = 0.01
-    max_grad_norm:Annotated[float, Setting("gradients are scaled down to this norm", ge=0, hf=True)] = 1.0
+    max_grad_norm:Annotated[float, Setting("scale gradients down to this norm", ge=0, hf=True)] = 1.0
     router_aux_loss_coef:Annotated[float|None, Setting(
-        "weight of the loss that spreads tokens over the experts of a mixture; None: as the model's config has it; "
-        "0: none", ge=0, hf=True, fixed_on_resume=True)] = None
+        "weight of the loss that spreads tokens over the experts of a mixture; None: from the model's config; 0: none",
+        ge=0, hf=True, fixed_on_resume=True)] = None
     gradient_checkpointing:Annotated[bool|_Auto, Setting(
-        "True: less memory, about a third slower; auto: only where it would not fit otherwise")] = "auto"
+        "True: less memory, about a third slower; auto: only if needed to fit")] = "auto"
     activation_offloading:Annotated[bool|_Auto, Setting(
-        "True: with checkpointing on a GPU, checkpoints wait in host memory; auto: where they would not fit "
-        "otherwise, or where the transfer costs less than computing the attention of long rows again")] = "auto"
+        "True: with checkpointing on a GPU, keep checkpoints in host memory; auto: if needed to fit, or if the "
+        "transfer costs less than recomputing the attention of long rows")] = "auto"
     keep_attention:Annotated[bool|_Auto, Setting(
-        "True: layers that are recomputed keep the output of their attention; auto: where it fits. Long rows spend "
-        "most of their time in attention")] = "auto"
+        "True: recomputed layers keep the output of their attention; auto: if it fits. Long rows spend most of their "
+        "time in attention")] = "auto"
     recompute_parts:Annotated[bool|_Auto, Setting(
         "True: MLPs and norms process long rows in parts, each recomputed; auto: only if nothing else fits")] = "auto"
     kernels:Annotated[Literal["auto","compile","liger","none"], Setting(
-        "auto: base and adapter in one product, where that is the same, and on a GPU fewer operations for norms, "
-        "rotary positions and MLPs: Liger's, where it is installed and proven; liger: Liger's or an error (GPU, pip "
-        "install 'sft_nb[fast]'); compile: one program for each layer (GPU); none: every operation by itself, as peft "
-        "and transformers have it")] = "auto"
+        "auto: base and adapter in one product, where equivalent, and on a GPU fused norms, rotary positions and MLPs: "
+        "Liger's, if installed and verified; liger: Liger's or an error (GPU, pip install 'sft_nb[fast]'); compile: "
+        "one program per layer (GPU); none: unfused, as in peft and transformers")] = "auto"
     max_logits_mib:Annotated[int, Setting(
         "memory that the loss may use for logits; less is slower", ge=1)] = 512
     seed:Annotated[int, Setting(
-        "of the weights, the order of the rows and the dropout",
+        "for the weights, the order of the rows and the dropout",
         ge=0, lt=2**32, hf=True, changes_base=True, fixed_on_resume=True)] = 42
 
 # %% ../nbs/00_settings.ipynb #c0nf0016
@@ -285,19 +283,18 @@ class TrainingSettings:
 class EvaluationSettings:
     "Held-out loss and answers"
     eval_steps:Annotated[int|float|_Epoch|None, Setting(
-        "loss on held-out rows every this many steps (below 1: every such share of all steps), or after each "
-        "epoch; None: never", ge=0)] = None
+        "loss on held-out rows every this many steps (below 1: a share of all steps), or after each epoch; None: never",
+        ge=0)] = None
     load_best_model_at_end:Annotated[bool, Setting(
-        "True: the result is the best checkpoint, which is kept beside the newest")] = False
+        "True: the result is the best checkpoint, which is kept along with the newest")] = False
     metric_for_best_model:Annotated[str, Setting(
-        "what makes a checkpoint the best: loss on held-out rows; or a score of the answers, such as accuracy, "
-        "which `sft_nb sweep RUN --follow` computes during training")] = "loss"
+        "how to rank checkpoints: loss on held-out rows; or a score of the answers, such as accuracy, which `sft_nb "
+        "sweep RUN --follow` computes during training")] = "loss"
     early_stopping_patience:Annotated[int|None, Setting(
-        "stop after this many evaluations without a better one, and take the best; None: never", ge=1)] = None
+        "stop after this many evaluations without improvement, and take the best; None: never", ge=1)] = None
     per_device_eval_batch_size:Annotated[int, Setting(
         "rows that are scored or answered together", ge=1, hf=True, for_evaluation=True)] = 32
-    max_new_tokens:Annotated[int, Setting(
-        "an answer ends here if the model does not end it", ge=1, for_evaluation=True)] = 256
+    max_new_tokens:Annotated[int, Setting("most tokens of a generated answer", ge=1, for_evaluation=True)] = 256
 
 # %% ../nbs/00_settings.ipynb #c0nf0019
 @dataclass(frozen=True)
@@ -305,15 +302,13 @@ class GuardSettings:
     "Checks before training and guards during it"
     preflight:Annotated[bool, Setting(
         "True: check rows, model and one real step before training, and refuse what cannot work")] = True
-    force:Annotated[bool, Setting(
-        "True: train although preflight refuses; its report is kept in the run")] = False
+    force:Annotated[bool, Setting("True: train even if preflight fails; its report is kept in the run")] = False
     on_nan:Annotated[Literal["stop","skip"], Setting(
-        "a loss or gradient that is not finite: stop at that step, or leave the step out and count it")] = "stop"
+        "a loss or gradient that is not finite: stop at that step, or skip the step and count it")] = "stop"
     on_collapse:Annotated[Literal["warn","stop"], Setting(
-        "answers that repeat a token or never end, weights that do not move: a line in guards.json, or stop "
-        "as well")] = "warn"
+        "repetitive or endless answers, weights that do not change: a line in guards.json, or stop as well")] = "warn"
     sample_steps:Annotated[int|None, Setting(
-        "decode a few prompts every this many steps, to see a collapse; None: with each checkpoint", ge=1)] = None
+        "answer a few prompts every this many steps, to detect a collapse; None: with each checkpoint", ge=1)] = None
 
 # %% ../nbs/00_settings.ipynb #c0nf0022
 @dataclass(frozen=True)
@@ -321,23 +316,22 @@ class OutputSettings:
     "What is written, where, and by how many processes"
     logging_steps:Annotated[int, Setting("a line in metrics.jsonl every this many steps", ge=1, hf=True)] = 10
     save_steps:Annotated[int|float|_Epoch, Setting(
-        "a checkpoint every this many steps (below 1: every such share of all steps), or after each epoch", ge=0)] = 200
-    save_total_limit:Annotated[int, Setting("checkpoints kept; the oldest goes first", ge=1)] = 2
+        "a checkpoint every this many steps (below 1: a share of all steps), or after each epoch", ge=0)] = 200
+    save_total_limit:Annotated[int, Setting("checkpoints to keep; the oldest is deleted first", ge=1)] = 2
     runs_dir:Annotated[str, Setting("the folder of all runs")] = "runs"
-    run_name:Annotated[str|None, Setting("the folder of this run in it; None: task-model-1, -2, ...")] = None
+    run_name:Annotated[str|None, Setting("the folder of this run in runs_dir; None: task-model-1, -2, ...")] = None
     report_to:Annotated[tuple[str,...]|None, Setting(
-        "log there too: wandb, tensorboard, trackio (pip install 'sft_nb[track]'); metrics.jsonl is always written",
+        "also log to: wandb, tensorboard, trackio (pip install 'sft_nb[track]'); metrics.jsonl is always written",
         split_words=True)] = None
     wandb:Annotated[bool, Setting("True: the same as report_to wandb")] = False
     wandb_project:Annotated[str, Setting("the project in which trackers log the run")] = "sft_nb"
-    wandb_name:Annotated[str|None, Setting("the name of the run there; None: that of its folder")] = None
-    num_processes:Annotated[int, Setting(
-        "processes that train together, one for each GPU", ge=1, fixed_on_resume=True)] = 1
+    wandb_name:Annotated[str|None, Setting("the name of the run in trackers; None: that of its folder")] = None
+    num_processes:Annotated[int, Setting("processes that train together, one per GPU", ge=1, fixed_on_resume=True)] = 1
     deepspeed:Annotated[str|None, Setting(
-        "what DeepSpeed shards across them: zero2 (gradients, optimiser state), zero3 (weights too), or a JSON file "
-        "for DeepSpeed; None: each process holds everything (DDP)", is_path=True)] = None
+        "what DeepSpeed shards across processes: zero2 (gradients, optimiser state), zero3 (weights too), or a JSON "
+        "file for DeepSpeed; None: each process holds everything (DDP)", is_path=True)] = None
     fsdp:Annotated[bool, Setting(
-        "True: shard weights, gradients and optimiser state by PyTorch's FSDP2, as zero3 does by DeepSpeed")] = False
+        "True: shard weights, gradients and optimiser state with PyTorch's FSDP2, like zero3 in DeepSpeed")] = False
     sequence_parallel_size:Annotated[int, Setting(
         "processes that share the tokens of each row, for rows too long for one GPU; it must divide num_processes",
         ge=1, fixed_on_resume=True)] = 1
@@ -349,8 +343,8 @@ class Config(OutputSettings, GuardSettings, EvaluationSettings, TrainingSettings
     "All settings of a run"
     sources:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # setting -> source of its value
     planned:frozenset=field(default=frozenset(), compare=False, repr=False)       # settings that the plan chose
-    untrusted:frozenset=field(default=frozenset(), compare=False, repr=False)     # that run code, as only a file says
-    accepted:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # another tool's -> what it is here
+    untrusted:frozenset=field(default=frozenset(), compare=False, repr=False)     # run code only because of a file
+    accepted:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # another tool's -> effect here
 
     def __post_init__(self):
         found = [s.problem(getattr(self, s.name), self.sources.get(s.name, "Config")) for s in SETTINGS.values()]

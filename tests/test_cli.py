@@ -1,4 +1,4 @@
-"""The command line as a new user meets it, wrong arguments first."""
+"""The command line as a new user sees it, wrong arguments first."""
 import json, os, re, shlex, signal, subprocess, sys, time
 from contextlib import suppress
 from unittest.mock import patch
@@ -14,7 +14,7 @@ SFT_NB = [sys.executable, "-c", "import sys; from sft_nb.cli import main; sys.ex
 
 
 def small_model()->list[str]:
-    "Options that put the synthetic learner into the place of the demo's model, few rows, and no samples"
+    "Options that replace the demo's model by the synthetic learner, with few rows and no samples"
     how = learner() | dict(max_samples=64, sample_steps=1000)
     return [f"--{name.replace('_', '-')}={value}" for name, value in how.items()]
 
@@ -257,7 +257,7 @@ def test_ctrl_c_is_written_down(tmp_path):
 
 
 def _in_a_terminal(line:str, columns:int, **env)->str:
-    "What a command writes to a pseudo-terminal of so many columns"
+    "The output of a command on a pseudo-terminal with this many columns"
     env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | dict(TERM="xterm", COLUMNS=str(columns)) | env
     master, slave = os.openpty()
     with open(master, "rb", buffering=0) as terminal:

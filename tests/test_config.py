@@ -1,4 +1,4 @@
-"""Properties of the config: any mixture of names, files and values ends in an equal config or in one clear error."""
+"""Properties of the config: any mixture of names, files and values gives an equal config or one clear error."""
 from dataclasses import replace
 from typing import Literal, get_args, get_origin
 
@@ -14,7 +14,7 @@ from sft_nb.foreign_settings import FOREIGN
 
 
 def values(f):
-    "Values that setting `f` takes"
+    "Values that setting `f` accepts"
     t = f.type
     if get_origin(t) is Literal: return st.sampled_from(get_args(t))
     if tuple[float, ...] in (t, *get_args(t)): return st.lists(st.floats(.1, 10), min_size=1, max_size=3).map(tuple)
@@ -66,7 +66,7 @@ def test_a_name_is_a_setting_an_alias_or_refused(name):
     else: assert known
 
 
-OTHER = {   # a value that is nobody's default
+OTHER = {   # values that are not defaults
     bool: True, int: 7, float: .5, str: "some/name", int | None: 7, float | None: 7., str | None: "some/name",
     tuple[str, ...]: ("q_proj",), tuple[str, ...] | None: ("some/name",)}
 
@@ -142,7 +142,7 @@ def test_shipped_configs_load_and_are_listed_with_their_lines(name):
 
 
 def test_every_setting_is_explained_and_used():
-    "No setting is accepted and then ignored"
+    "No setting is accepted but ignored"
     own = ("settings.py", "config_files.py", "config.py", "_modidx.py")
     files = [p for p in (ROOT/"sft_nb").rglob("*.py")
              if p.name not in own and not p.name.startswith("foreign_") and p.parent.name != "configs"]

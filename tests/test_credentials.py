@@ -1,4 +1,4 @@
-"""Keys: from which files they are read, and that no file and no line of a log holds one."""
+"""Keys: from which files they are read, and that no file or log line contains one."""
 import base64
 import json
 import os
@@ -17,7 +17,7 @@ from sft_nb.report import Report, fail
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    "A home and, in another folder, a project that is worked in; no key is set"
+    "A home folder and a separate project as working folder; no key is set"
     for name in [n for n in os.environ if credentials.is_allowed_in_env_file(n)]: monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path/"home"))
     monkeypatch.setattr(credentials, "_WARNED", set())

@@ -1,4 +1,4 @@
-"""What the README says is what the package does."""
+"""The README describes what the package does."""
 import hashlib
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a caller catches: errors are of the kinds that Python's own libraries raise."""
+"""Errors have the same exception types as in Python's standard library."""
 import pickle
 
 import pytest

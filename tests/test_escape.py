@@ -1,4 +1,4 @@
-"""Text of strangers: nothing in it reaches a terminal or a page as a command."""
+"""Untrusted text: nothing in it reaches a terminal or a page as a command."""
 import ast
 import json
 
@@ -34,7 +34,7 @@ def test_errors_findings_and_reports():
 
 @pytest.fixture
 def hostile(tmp_path):
-    "A run whose every file was written by somebody who means harm"
+    "A run in which every file is malicious"
     from sft_nb.runs.directory import create_run
     run = create_run(load_config(runs_dir=str(tmp_path), run_name="x", wandb_project=EVIL))
     status = dict(state=EVIL, reason=EVIL, fix=EVIL, step=3, time=EVIL, host=EVIL, stopped_by=EVIL)

@@ -1,4 +1,4 @@
-"""What a day with a graphics card begins with, on the models that a CPU can run."""
+"""scripts/gpu_day.py with models that a CPU can run."""
 import json
 import sys
 

@@ -1,4 +1,4 @@
-"""Imports point down the list of parts, and what must stay light stays light."""
+"""Imports only point to earlier parts, and light modules stay light."""
 import ast
 import re
 import subprocess
@@ -40,14 +40,14 @@ MODULES = sorted(p for p in PACKAGE.rglob("*.py")
 
 
 def place(module:str)->tuple[int, int]:
-    "Where `tokens.encode` stands: its part, its number in the part; a part itself ends with its last module"
+    "The place of `tokens.encode`: its part and number in the part; a part itself counts as its last module"
     part, _, name = module.partition(".")
     inside = [m for m in CHAPTERS if m.split(".")[0] == part]
     return PARTS.index(part), inside.index(module) if module in inside else len(inside)
 
 
 def imports(path:Path, package:Path=PACKAGE):
-    "Every module of ours that a file imports, also relatively and inside functions: `tokens.encode`"
+    "Our modules that a file imports, including relative imports and those inside functions: `tokens.encode`"
     here = ["sft_nb", *dotted(path, package).split(".")]
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
@@ -71,7 +71,7 @@ def ours(name:str)->str:
 
 
 def pointing_up(path:Path, package:Path=PACKAGE)->list[str]:
-    "Imports of a module that does not stand before it"
+    "Imports of modules that do not come earlier"
     me = dotted(path, package)
     above = [name for name in imports(path, package) if name and place(name) >= place(me)]
     return [f"{me} imports {name}" for name in above if (me, name) not in LISTED]
@@ -183,7 +183,7 @@ def test_a_star_import_loads_no_trainer():
 
 
 def methods_of_a_run()->set[str]:
-    "What all chapters add to it"
+    "The methods that all chapters add"
     trees = (ast.parse(file.read_text()) for file in PACKAGE.glob("runs/*.py"))
     functions = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.args.args]
     return {f.name for f in functions if f.args.args[0].arg == "self" and f.args.args[0].annotation is not None

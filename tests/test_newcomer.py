@@ -1,4 +1,4 @@
-"""What a newcomer types and hands over, and the answer to each: it names the right setting, function or place."""
+"""Typical mistakes of newcomers, and the answer to each: it names the right setting, function or place."""
 import inspect
 
 import pytest
@@ -33,7 +33,7 @@ LINES = [   # a wrong line -> words of its answer
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    "Rows, a template that is none, a model's folder, and a run"
+    "Rows, an invalid template, a model's folder, and a run"
     home = tmp_path_factory.mktemp("newcomer")
     (home/"rows.jsonl").write_text(ROW * 20)
     (home/"bad.jinja").write_text("{% for m in messages %}\n{{ m.role }\n{% endfor %}")

@@ -1,4 +1,4 @@
-"""scripts/test_notebooks.py: what a notebook finds, and what is said of one that fails."""
+"""scripts/test_notebooks.py: the environment of a notebook, and the report of a failure."""
 import json
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What is published: an sdist, a wheel that is built from it, and what the wheel carries."""
+"""The published package: an sdist, a wheel built from it, and the content of the wheel."""
 import os
 import re
 import shutil
@@ -24,7 +24,7 @@ def ran(*command, cwd, **env)->str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    "The wheel that a stranger builds: from the sdist, outside of this repository"
+    "A wheel built from the sdist, outside this repository"
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("out")
     for file in TOP: shutil.copy(ROOT/file, tree)
     shutil.copytree(ROOT/"sft_nb", tree/"sft_nb", ignore=shutil.ignore_patterns("__pycache__"))

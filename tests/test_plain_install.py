@@ -1,4 +1,4 @@
-"""What an installation without extras can do. Optional packages are hidden: a `None` in the table of loaded modules
+"""An installation without extras. Optional packages are hidden: a `None` in the table of loaded modules
 makes both `import name` and `find_spec(name)` answer as if it were not installed.
 
 All are hidden at once in one process that imports every module and trains: a module that needs any of them fails there

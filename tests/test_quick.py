@@ -1,4 +1,4 @@
-"""`make quick` runs the tests of what changed, and none that takes long by nature."""
+"""`make quick` runs the tests of what changed, except for slow ones."""
 import sys
 
 from conftest import ROOT

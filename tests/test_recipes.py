@@ -1,4 +1,4 @@
-"""The notebooks for those who use it, in order, that define nothing; `make lab` opens the quickstart."""
+"""The notebooks for users are in order and define nothing; `make lab` opens the quickstart."""
 import json
 import re
 import sys

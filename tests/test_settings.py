@@ -18,7 +18,7 @@ SAY_WHAT_THERE_IS = {p.name for p in PACKAGE.glob("foreign_*.py")} | {
 
 
 def unread(names:list[str])->list[str]:
-    "Those that no module reads from a config, and that are not handed to the trainer"
+    "Settings that no module reads from a config, and that are not passed to the trainer"
     read = {name for fact in FACTS for name in settings_with(fact)}
     for path in PACKAGE.rglob("*.py"):
         if path.name in SAY_WHAT_THERE_IS or path.parent.name == "configs": continue

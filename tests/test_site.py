@@ -1,4 +1,4 @@
-"""The pages of the documentation: nbdev makes them from the notebooks, and no text is lost on the way."""
+"""The documentation's pages: nbdev generates them from the notebooks without losing text."""
 import ast
 import json
 import os
@@ -82,7 +82,7 @@ def test_no_link_is_put_into_a_link():
 
 
 def entries(contents:list)->list[dict]:
-    "All pages of a sidebar, whatever section they stand in"
+    "All pages of a sidebar, in any section"
     found = []
     for x in contents: found += entries(x["contents"]) if "contents" in x else [x]
     return found

@@ -1,4 +1,4 @@
-"""Small things that misled: the last loss, the headline of a report, a misspelt model, a home that is not there."""
+"""Small things that misled users: the last loss, a report's headline, a misspelt model, a missing home folder."""
 import json
 import logging
 import socket
@@ -67,7 +67,7 @@ def test_rows_that_are_asked_to_go_are_not_lost(tmp_path):
 
 @pytest.fixture
 def no_network(monkeypatch):
-    "A machine without one, on which the hub is asked for all that"
+    "A machine without a network, on which the hub is still asked"
     import huggingface_hub.constants as constants
     def refuse(*args, **kw): raise socket.gaierror(-2, "Name or service not known")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

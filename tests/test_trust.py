@@ -1,4 +1,4 @@
-"""A stranger's run or config is a program only with the user's word."""
+"""An untrusted run or config runs code only if the user allows it."""
 import json
 import sys
 
@@ -15,7 +15,7 @@ CODE = dict(task="stranger:Task", trust_remote_code=True, attn_implementation="s
 
 @pytest.fixture(params=CODE, ids=str)
 def stranger(request, tmp_path, monkeypatch):
-    "The run of a stranger whose config runs code, in the folder where that code lies"
+    "An untrusted run whose config runs code, in the folder with that code"
     monkeypatch.chdir(tmp_path)
     folder = tmp_path/"runs/theirs"
     for part in ("adapter", "code"): (folder/part).mkdir(parents=True)

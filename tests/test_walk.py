@@ -19,7 +19,7 @@ HIDDEN = re.compile(r"^#\| *(hide|exporti?|default_exp)\b", re.M)
 
 
 def html_of(name:str)->str:
-    "A page as the site has it, by nbconvert: no hidden cells, links to pages instead of notebooks"
+    "A page as on the site, by nbconvert: no hidden cells, links to pages instead of notebooks"
     book = nbformat.read(NBS/f"{name}.ipynb", as_version=4)
     book.cells = [c for c in book.cells if not HIDDEN.search(c.source)]
     for c in book.cells:
@@ -44,7 +44,7 @@ def site(tmp_path_factory):
 
 
 def looks_whole(page)->list[str]:
-    "What is wrong with a page as it is seen"
+    "What is visibly wrong with a page"
     page.wait_for_function("[...document.images].every(i => i.complete)")
     broken = page.evaluate("[...document.images].filter(i => !i.naturalWidth).map(i => i.src)")
     text = page.inner_text("body")

@@ -1,4 +1,4 @@
-"""A process that starts warm is the process that was asked for."""
+"""A warm start gives the requested process."""
 import os
 import signal
 import subprocess

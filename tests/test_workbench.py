@@ -1,4 +1,4 @@
-"""A workbench makes each part once, remembers what failed, and forgets both when it is closed."""
+"""A workbench builds each part once, remembers failures, and forgets both when closed."""
 from unittest.mock import patch
 
 import pytest

@@ -1,4 +1,4 @@
-"""Not one Python traceback, whatever is typed and whatever lies on the disk: a sentence answers every wrong line."""
+"""Every wrong command line or damaged file is answered by a sentence, never by a Python traceback."""
 import contextlib
 import io
 import random
@@ -36,7 +36,7 @@ def answer(line:list[str])->tuple[object, str]:
 
 
 def fault(line:list[str], code, said:str)->str:
-    "What is wrong with an answer; empty if nothing is"
+    "What is wrong with an answer; empty if nothing"
     if code not in (0, 1, 2, 130): return f"exit code {str(code)[:300]!r}"
     if "Traceback" in said or "not foreseen" in said: return said[:600]
     if code and not said.strip(): return "nothing is said"

@@ -101,7 +101,7 @@ def check_packed(model, cfg:Config)->Finding|None:
     experts = [m for m in model.modules() if is_experts(m) and not hasattr(m, "packed")
                and any(p.ndim == 3 for p in m.parameters(recurse=False))]
     if not experts:
-        of_text, _ = packed_share(model, text_path(model))   # a vision tower stays as it is
+        of_text, _ = packed_share(model, text_path(model))   # a vision tower is not quantised
         if of_text >= .5: return ok(says)
         says += ": bitsandbytes packs plain `nn.Linear` layers that share no weight, and most layers here are not"
         return warn(says, edit(method="lora"))

@@ -37,7 +37,7 @@ def _say_json_or_report(made, as_json:bool)->None:
 _JSON = Option(bool, False, "print one JSON object and nothing else")
 _RUN = Option(str, ..., "directory of the run", first=True)
 _CHECKPOINT = Option(str, "adapter", "adapter: the result; or checkpoint-N")
-_TRUST = Option(bool, False, "run Python code that the run's config names: a task of its own, code beside the weights")
+_TRUST = Option(bool, False, "run Python code named by the run's config: your own task, code beside the weights")
 
 def _config_option(more:str)->Option:
     "The option `--config`"
@@ -45,7 +45,7 @@ def _config_option(more:str)->Option:
 
 # %% ../../nbs/15_cli/01_commands.ipynb #ec191926
 _CONFIG = dict(config=_config_option(" or a run"), json=_JSON,
-               all=Option(bool, False, "also the settings that are at their default"))
+               all=Option(bool, False, "also show settings at their default"))
 
 _LIBRARY_NAMES = ("optim", "lr_scheduler_type", "report_to", "deepspeed")   # values known only to the libraries
 
@@ -64,10 +64,10 @@ def config_command(args:list[str])->int:
     return 0
 
 # %% ../../nbs/15_cli/01_commands.ipynb #a83aa13c
-_ALL_CHECKS = Option(bool, False, "also list the checks that passed, and not only their number")
+_ALL_CHECKS = Option(bool, False, "also list the checks that passed, not only their number")
 _DATA = dict(config=_config_option(""), json=_JSON, all=_ALL_CHECKS,
-             dropped=Option(int, 0, "also print this many of the rows that are left out"),
-             show=Option(int, 0, "also print this many examples; what is supervised stands in [[double brackets]]"))
+             dropped=Option(int, 0, "also print this many of the dropped rows"),
+             show=Option(int, 0, "also print this many examples; supervised parts are in [[double brackets]]"))
 
 def data_command(args:list[str])->int:
     "Prepare the rows and print the report; exits with 1 if a row cannot be read or none is left"
@@ -271,7 +271,7 @@ def _start_training(options, cfg:Config, args:list[str]):
         from sft_nb.training.train import train
         if is_main_process(): _say(table(cfg), "\n")
         return train(cfg)
-    if options.detach or cfg.num_processes > 1:   # in a process of its own
+    if options.detach or cfg.num_processes > 1:   # in a separate process
         from sft_nb.training.launch import launch
         _say(table(cfg), "\n")
         return launch(cfg)
@@ -296,7 +296,7 @@ def _nothing_else(options, args:list[str])->None:
                       as_fix("leave it out") | anew)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cf53dea1
-_STOP = dict(run=_RUN, timeout=Option(float, 120., "seconds until it is killed"))
+_STOP = dict(run=_RUN, timeout=Option(float, 120., "seconds to wait before killing it"))
 
 def stop_command(args:list[str])->int:
     "Stop a run after its current step, with a checkpoint"
@@ -310,7 +310,7 @@ def stop_command(args:list[str])->int:
     return 0
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cm0chk02
-_CHECKPOINT_NOW = dict(run=_RUN, timeout=Option(float, 600., "seconds to wait for it; 0: it is only asked for"))
+_CHECKPOINT_NOW = dict(run=_RUN, timeout=Option(float, 600., "seconds to wait for it; 0: only request it"))
 
 def checkpoint_command(args:list[str])->int:
     "Request a checkpoint from a run that is being trained; training continues"

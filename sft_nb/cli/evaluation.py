@@ -19,7 +19,7 @@ from .commands import (
     _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _say, _say_json, _say_json_or_report, _say_report, _score, _TRUST)
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #8de837ac
-_NAMES = Option(tuple[str,...], (), "runs to compare, with what differs; or the folder of all runs", first=True)
+_NAMES = Option(tuple[str,...], (), "runs to compare, with differing settings; or the folder of all runs", first=True)
 _RUNS = dict(names=_NAMES, root=Option(str, "runs", "the folder of all runs"), json=_JSON)
 
 def runs_command(args:list[str])->int:
@@ -84,21 +84,21 @@ _ASKS = dict(
     task=Option(str|None, None, "a task; None: the run's"),
     eval_samples=Option(int|None, None, "held-out rows; None: as in training"),
     eval_file=Option(str|None, None, "other rows than the run's"),
-    max_new_tokens=Option(int|None, None, "an answer ends here if the model does not end it; None: as in training"),
-    batch_size=Option(int|None, None, "rows that are answered together, at most; None: as in training"),
+    max_new_tokens=Option(int|None, None, "most tokens of an answer; None: as in training"),
+    batch_size=Option(int|None, None, "most rows to answer together; None: as in training"),
     device=Option(Literal["auto","cpu","mps","cuda"]|None, None, "None: as in training"),
     dtype=Option(Literal["auto","bfloat16","float16","float32"]|None, None, "None: as in training"),
     device_map=Option(str|None, None, "auto: spread the model over all GPUs"),
-    server=Option(str|None, None, "http://host:port of one that answers (OpenAI's API); None: the weights are loaded"),
-    served=Option(str|None, None, "the name of the model there; None: the only one"),
-    cluster=Option(str|None, None, "column of the record that a row is about; row: each by itself; None: it is found"),
-    by=Option(str|None, None, "the figure that counts: loss, f1, accuracy ...; None: that of the task"),
-    on_bad_row=Option(Literal["error","drop"]|None, None, "a held-out row that cannot be read; None: as in training"),
-    max_length=Option(int|None, None, "longer held-out rows are left out; None: as in training"),
-    reuse=Option(bool, True, "False: ask again what is known"), trust_remote_code=_TRUST, json=_JSON)
+    server=Option(str|None, None, "http://host:port of a server (OpenAI's API); None: load the weights"),
+    served=Option(str|None, None, "name of the model on the server; None: the only one"),
+    cluster=Option(str|None, None, "column that groups rows of one record; row: independent rows; None: detected"),
+    by=Option(str|None, None, "the figure to compare by: loss, f1, accuracy ...; None: that of the task"),
+    on_bad_row=Option(Literal["error","drop"]|None, None, "an unreadable held-out row; None: as in training"),
+    max_length=Option(int|None, None, "drop longer held-out rows; None: as in training"),
+    reuse=Option(bool, True, "False: generate saved answers again"), trust_remote_code=_TRUST, json=_JSON)
 _GENERAL = dict(
-    general=Option(bool, True, "also read general texts, for what was forgotten"),
-    general_file=Option(str|None, None, "other general texts than those that ship"))
+    general=Option(bool, True, "also measure forgetting on general texts"),
+    general_file=Option(str|None, None, "other general texts than the shipped ones"))
 
 def _evaluation_options(options)->dict:
     "The keyword arguments of `evaluate`"
@@ -125,7 +125,7 @@ def _with_target(command_name:str, options:SimpleNamespace)->SimpleNamespace:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #c7641e12
 _EVALUATE = dict(run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, examples=_EXAMPLES, **_ASKS) | _GENERAL | dict(
-    general=Option(bool, False, "also read general texts, for what was forgotten"))
+    general=Option(bool, False, "also measure forgetting on general texts"))
 
 def evaluate_command(args:list[str])->int:
     "Score base and tuned model of a run on held-out rows"
@@ -139,7 +139,7 @@ def evaluate_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0swe01
 _SWEEP = dict(run=_RUN, checkpoints=Option(tuple[str,...]|None, None, "checkpoint-N ...; None: all"),
-              follow=Option(bool, False, "True: of a training that goes on, score each checkpoint as it comes"),
+              follow=Option(bool, False, "True: during training, score each checkpoint as it is saved"),
               **_ASKS, **_GENERAL)
 
 def sweep_command(args:list[str])->int:
@@ -154,9 +154,9 @@ def sweep_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0ver01
 _VERDICT = dict(
-    run=_RUN, checkpoint=Option(str|None, None, "None: the pick of the last sweep, else the adapter"),
-    min_gain=Option(float, 0., "the whole interval of the gain must lie above: 0.02 is 2 points"),
-    max_forgetting=Option(float|None, None, "rise of the loss on general texts that is allowed, 0.01; None: any"),
+    run=_RUN, checkpoint=Option(str|None, None, "None: the best of the last sweep, else the adapter"),
+    min_gain=Option(float, 0., "lower limit for the whole interval of the gain: 0.02 is 2 points"),
+    max_forgetting=Option(float|None, None, "allowed rise of the loss on general texts, such as 0.01; None: any"),
     **_ASKS, **_GENERAL)
 
 def verdict_command(args:list[str])->int:
@@ -171,8 +171,8 @@ def verdict_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0com01
 _COMPARE = dict(
-    a=_WHAT, b=Option(str, ..., "the other one", first=True),
-    among=Option(int|None, None, "models from which the two were chosen; None: all scored on the same rows"), **_ASKS)
+    a=_WHAT, b=Option(str, ..., "the second model", first=True),
+    among=Option(int|None, None, "models the two were selected from; None: all scored on the same rows"), **_ASKS)
 
 def compare_command(args:list[str])->int:
     "Compare two tuned models on the same rows: is the second better than the first?"
@@ -185,15 +185,15 @@ def compare_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen02
 _SAYS = dict(
-    run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, system=Option(str|None, None, "a system message in front"),
-    max_new_tokens=Option(int|None, None, "an answer ends here if the model does not end it; None: as in training"),
-    temperature=Option(float, 0., "0: the likeliest tokens; above: drawn"),
-    top_p=Option(float, 1., "draw from the likeliest tokens that have this share together"),
-    stop=Option(tuple[str,...], (), "texts that end an answer"), seed=Option(int|None, None, "of what is drawn"),
+    run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, system=Option(str|None, None, "a system message before the prompt"),
+    max_new_tokens=Option(int|None, None, "most tokens of an answer; None: as in training"),
+    temperature=Option(float, 0., "0: greedy; above 0: sample"),
+    top_p=Option(float, 1., "sample from the most likely tokens with this total probability"),
+    stop=Option(tuple[str,...], (), "texts that end an answer"), seed=Option(int|None, None, "seed for sampling"),
     trust_remote_code=_TRUST)
-_PROMPT = Option(tuple[str,...], ..., "what the user says; several are answered one by one")
+_PROMPT = Option(tuple[str,...], ..., "the user's message; several are answered separately")
 _GENERATE = dict(prompt=_PROMPT) | _SAYS | dict(
-    base=Option(bool, False, "also what the model said before training"), json=_JSON)
+    base=Option(bool, False, "also show the base model's answer"), json=_JSON)
 
 def _make_talker(options):
     "A function that generates with the model or its base: conversations -> generations"
@@ -263,9 +263,9 @@ def chat_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #dc9ba746
 _MERGE = dict(run=_RUN, checkpoint=_CHECKPOINT,
-              out=Option(str|None, None, "a folder that is not there; None: merged, in the run"),
+              out=Option(str|None, None, "a new folder; None: merged, in the run"),
               dtype=Option(Literal["bfloat16","float16","float32"], "bfloat16", "format of the weights"),
-              prompts=Option(int, 8, "rows on which adapter and merged model are compared"), trust_remote_code=_TRUST)
+              prompts=Option(int, 8, "number of rows to compare adapter and merged model on"), trust_remote_code=_TRUST)
 
 def merge_command(args:list[str])->int:
     "Merge a run's adapter into its base, and prove that nothing was lost"
@@ -285,7 +285,7 @@ def merge_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0rep02
 _PAGE = dict(run=_RUN, out=Option(str|None, None, "the file; None: report.html, in the run"),
-             rows=Option(int, 5, "examples whose tokens are shown, and answers"), trust_remote_code=_TRUST)
+             rows=Option(int, 5, "number of examples and answers to show"), trust_remote_code=_TRUST)
 
 def report_command(args:list[str])->int:
     "Write everything about a run into a single HTML file"
@@ -298,15 +298,15 @@ def report_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cs3pro01
 _PROVE = dict(run=_RUN, checkpoint=_CHECKPOINT, json=_JSON,
-              server=Option(str|None, None, "http://localhost:8000: a server that speaks OpenAI's API"),
-              gguf=Option(str|None, None, "a GGUF file, made of the merged folder"),
-              folder=Option(str|None, None, "a merged folder; None: merged, in the run, if it is there"),
-              model=Option(str|None, None, "of the server; None: the only one that it lists"),
-              temperature=Option(float|None, None, "what your client sends with each request; None: nothing"),
-              quantised=Option(str|None, None, "int8, fp8, int4 ...: done to the merged weights on purpose"),
-              prompts=Option(int, 8, "of the run, to compare"),
-              max_new_tokens=Option(int, 48, "of an answer"),
-              timeout=Option(float, 120., "seconds for an answer of the server"), trust_remote_code=_TRUST)
+              server=Option(str|None, None, "http://localhost:8000: a server with OpenAI's API"),
+              gguf=Option(str|None, None, "a GGUF file made from the merged folder"),
+              folder=Option(str|None, None, "a merged folder; None: merged, in the run, if it exists"),
+              model=Option(str|None, None, "name of the model on the server; None: the only one that it lists"),
+              temperature=Option(float|None, None, "temperature that your client sends; None: none"),
+              quantised=Option(str|None, None, "intended quantisation of the merged weights: int8, fp8, int4 ..."),
+              prompts=Option(int, 8, "number of the run's prompts to compare"),
+              max_new_tokens=Option(int, 48, "most tokens of an answer"),
+              timeout=Option(float, 120., "seconds to wait for the server's answer"), trust_remote_code=_TRUST)
 
 def prove_command(args:list[str])->int:
     "Prove that what is served is what was trained, or name the stage that broke it"

@@ -79,7 +79,7 @@ def options_class(
     if cfg is None: return make_dataclass(command, [*specs.values()])
     first = [_field_of_option(name, Option(SETTINGS[name].type, getattr(cfg, name), SETTINGS[name].help))
              for name in FIRST_SETTINGS]
-    begin = [specs.pop(name) for name in [*own] if own[name].first or name == "config"]   # a place of its own, --config
+    begin = [specs.pop(name) for name in [*own] if own[name].first or name == "config"]   # positional, and --config
     folder = Option(str|None, None, "the folder of this run: sets runs_dir and run_name")
     groups = []   # groups of settings in reading order; options have no group prefix
     for kind in reversed(Config.__mro__[1:-1]):

@@ -226,7 +226,7 @@ class Evaluation:
     checkpoint:str       # adapter, checkpoint-N or model
     base:Scores|None     # None: nothing was trained, so there is only one model
     tuned:Scores
-    by:str="accuracy"    # the figure by which they are compared
+    by:str="accuracy"    # the figure to compare by
     forgotten:Forgetting|None=None   # None: not measured on general texts
     server:str|None=None             # address of a server; None: models were loaded
     longer:int=0                     # rows whose prompt has a different number of tokens on the server

@@ -99,7 +99,7 @@ class CheckpointSwapper:
 class Sweep:
     "The checkpoints of a run on the same held-out rows as the base"
     run:str
-    by:str                       # the figure by which they are compared
+    by:str                       # the figure to compare by
     base:Scores
     checkpoints:dict[str,Scores]          # in order of steps
     forgotten:dict[str,Forgetting]=field(default_factory=dict)

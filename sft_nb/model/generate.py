@@ -271,7 +271,7 @@ def join(self:StaticRows,
     "Put rows into empty slots"
     empty = [place for place in range(self.places) if place not in self.taken][:len(other.rows)]
     self.rows, self.taken = self.rows + other.rows, self.taken + empty
-    device, width = self.at.device, other.width - 1   # of what is read, with padding on the left
+    device, width = self.at.device, other.width - 1   # width of processed tokens, including padding on the left
     self.index, at = torch.tensor(self.taken, device=device), torch.tensor(empty, device=device)
     n = other.mask.sum(-1, keepdim=True) - 1          # (rows, 1) tokens that are read
     self.next[at], self.positions[at], self.at[at] = other.next, other.positions, n

@@ -95,7 +95,7 @@ def resized(
 class BatchState:
     "One batch as the model is given it, and the way to the others"
     def __init__(self,
-        source:Config|Data|Workbench|Run|str|Path,  # what is looked at
+        source:Config|Data|Workbench|Run|str|Path,  # what to show
         batch_size:int|None=None,                   # rows in a batch; None: from the config
         *, split:str="train",                       # train or eval
     ):

@@ -237,7 +237,7 @@ def compare_templates(
     if not (isinstance(ours, str) and isinstance(theirs, str)):
         return "" if ours == theirs else "one has no template, or several"
     def without_bos(text): return re.sub(r"\{\{-?\s*bos_token\s*-?\}\}", "", text).strip().splitlines()
-    lines = zip_longest(without_bos(ours), without_bos(theirs), fillvalue="")   # a server may add it; tokens show that
+    lines = zip_longest(without_bos(ours), without_bos(theirs), fillvalue="")   # servers may add BOS; tokens show that
     for number, (a, b) in enumerate(lines, 1):
         if a == b: continue
         start = max(0, len(commonprefix([a, b])) - 20)
@@ -324,7 +324,7 @@ def compare_length(
     name = "max_new_tokens" if generation_config.get("max_new_tokens") else "max_length"
     limit, answers = generation_config.get(name), x.reference.tuned + x.reference.open_ended
     if not isinstance(limit, int): return "", False
-    rooms = [limit - (len(a.prompt) if name == "max_length" else 0) for a in answers]   # the other counts the prompt
+    rooms = [limit - (len(a.prompt) if name == "max_length" else 0) for a in answers]   # that one counts the prompt
     cut = sum(len(a.tokens) > room for a, room in zip(answers, rooms))
     if cut: return f"{name} is {limit}, which cuts {cut} of {len(answers)} answers of the run", True
     wanted = x.bench.cfg.max_new_tokens
@@ -466,7 +466,7 @@ def compare_tensor(
         change, difference = (wanted - base).flatten().double(), (found - wanted).flatten().double()
         size = change.dot(change).item()
         if size > 0:
-            uncertainty = (difference.dot(difference) / len(difference) / size).sqrt().item()   # if it is all rounding
+            uncertainty = (difference.dot(difference) / len(difference) / size).sqrt().item()   # if only rounding
             if uncertainty < .02: share = 1 + difference.dot(change).item() / size
     is_vector = wanted.dim() < 2
     errors = row_errors(*(w.reshape(-1, 1 if is_vector else w.shape[-1]) for w in (found, wanted)))
@@ -481,7 +481,7 @@ def differs(
 )->bool:
     "Is a tensor further away than rounding explains, as a whole, in a row, or along the change of the training?"
     if not d.error <= limit: return True
-    if not d.worst_row_error <= limit * (3 if quantised else 1): return True   # quantisation is coarser in some rows
+    if not d.worst_row_error <= limit * (3 if quantised else 1): return True   # some rows are coarser
     return d.adapter_share is not None and abs(d.adapter_share - 1) > (.25 if quantised else .03)
 
 def compare_tensors(x:Expected, f:Folder, names:list[str])->list[TensorDifference]:

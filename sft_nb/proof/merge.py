@@ -95,7 +95,7 @@ def measure_gap(
 )->Gap:
     "Compare the logits and the answers of two probes"
     pairs = list(zip(a.logits, b.logits))
-    lead = [x.max(-1).values - x.gather(1, y.argmax(-1)[:, None])[:, 0] for x, y in pairs]   # of our token over theirs
+    lead = [x.max(-1).values - x.gather(1, y.argmax(-1)[:, None])[:, 0] for x, y in pairs]   # lead of our token
     return Gap(
         prompts=len(a.texts),
         worst=max((x - y).abs().max().item() for x, y in pairs),
@@ -225,7 +225,7 @@ def _merge_into_base(workbench:Workbench, path:Path, dtype:torch.dtype, *, to_ho
         for layer in model.modules():
             if not hasattr(layer, "merge") or not hasattr(layer, "get_base_layer"): continue
             weight = layer.get_param() if hasattr(layer, "get_param") else layer.get_base_layer().weight
-            if weight in merged and getattr(layer, "lora_A", None):   # by a layer that shares weight and adapter
+            if weight in merged and getattr(layer, "lora_A", None):   # already merged through a shared layer
                 layer.merged_adapters = list(layer.active_adapters)
             else: _merge_layer(layer, dtype)
             merged.add(weight)

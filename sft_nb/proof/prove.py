@@ -43,7 +43,7 @@ def answer_as_reference(
 )->Reference:
     "Generate the reference answers with the run's model and its base"
     tokenizer = bench.tokenizer
-    asked = [c for c in held_out_prompts(bench.requested, prompts) if c[0]["role"] != "tokens"]   # no server takes ids
+    asked = [c for c in held_out_prompts(bench.requested, prompts) if c[0]["role"] != "tokens"]   # servers take no ids
     asked = asked or [[dict(role="user", content="Hello")]]
     role = "user" if Template(tokenizer).chat else "text"
     open_ended = [[dict(role=role, content=text)] for text in _OPEN_ENDED]

@@ -35,7 +35,7 @@ def _sample_digest(file:Path)->str:
     return found.hexdigest()
 
 def weights_of(
-    folder:Path|None,         # None: there are none
+    folder:Path|None,         # None: no folder
 )->dict[str,dict]:
     "File -> bytes and digest"
     files = sorted(folder.glob("*.safetensors")) if folder is not None else []

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings as how, strategies as st
 
 from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
 
-tokens = st.lists(st.tuples(st.integers(4, 700), st.booleans()), min_size=1, max_size=40)   # id, and is it supervised?
+tokens = st.lists(st.tuples(st.integers(4, 700), st.booleans()), min_size=1, max_size=40)   # id, supervised
 rows = st.lists(tokens, min_size=1, max_size=8).map(
     lambda batch: [dict(input_ids=[i for i, _ in r], labels=[i if s else -100 for i, s in r]) for r in batch])
 

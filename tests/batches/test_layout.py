@@ -1,4 +1,4 @@
-"""Padded or flattened: one answer, its reason, and the collator that goes with it."""
+"""Padded or flattened: the choice, its reason, and the matching collator."""
 from dataclasses import replace
 
 import numpy as np
@@ -38,7 +38,7 @@ def test_the_layout_and_its_reason(tokenizer, how, attention, name, reason):
 
 @pytest.mark.parametrize("kind", list(ODD))
 def test_a_model_whose_rows_would_read_each_other(tokenizer, kind):
-    "What the plan chose gives way; what was asked for is refused, by the config where that says it, else by the model"
+    "The plan's choice is overridden; a requested one is refused, by the config if it says so, else by the model"
     if kind == "falcon" and Version(transformers.__version__) >= Version("5.24"):
         pytest.skip("since 5.24 transformers gives Falcon's mask the positions, and its rows stay apart")
     m = model(kind, **{"init_std" if kind == "opt" else "initializer_range": .3})
@@ -60,7 +60,7 @@ def test_a_model_whose_rows_would_read_each_other(tokenizer, kind):
 
 @pytest.mark.parametrize("fault", [None, "reads the other rows", "wrong numbers"])
 def test_a_kernel_of_the_hub_is_probed(tokenizer, monkeypatch, fault):
-    "Flattened rows, if it says of them what PyTorch's attention says of each alone"
+    "Flattened rows, if the results equal PyTorch's attention on each row alone"
     name, m = "kernels-community/flash-attn3", model("qwen3", initializer_range=.3)
     def kernel(module, q, k, v, mask, **how):
         if fault == "reads the other rows": mask = None
@@ -81,7 +81,7 @@ def test_a_kernel_of_the_hub_is_probed(tokenizer, monkeypatch, fault):
 @given(lengths, st.one_of(st.none(), st.integers(60, 300)), st.integers(1, 9))
 @how(max_examples=100, deadline=None)
 def test_the_rows_of_the_largest_batch_are_not_larger_than_its_bound(n, budget, size):
-    "What a plan takes for the largest batch bounds what can be made of the rows, and holds the longest"
+    "The plan's largest batch bounds every batch of the rows, and contains the longest"
     cfg = load_config(max_tokens_per_batch=budget, per_device_train_batch_size=size)
     rows = rows_of_largest_batch(cfg, n)
     bound = largest_batch(cfg, n, flat=True)

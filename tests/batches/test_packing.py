@@ -30,7 +30,7 @@ def test_every_row_is_in_one_batch_of_one_process(n, mode, seed, world, epoch):
     every = [r for p in parts for b in p for r in b]
     assert sorted(r for r in every if r >= 0) == list(range(len(n)))
     batches = [b for p in parts for b in p]
-    # work without labels, only where nothing could be cut
+    # work without labels, only where nothing could be split
     assert not any(r < 0 for r in every) or max(map(len, batches)) == 1
     if "max_tokens" in mode: assert all(sum(n[r if r >= 0 else ~r] for r in b) <= mode["max_tokens"] for b in batches)
     else: assert all(len(b) <= mode["batch_size"] for b in batches)
@@ -65,7 +65,7 @@ def test_epochs_beyond_those_that_were_asked_for_differ_too(mode):
 
 
 def test_the_steps_of_two_processes_have_the_rows_of_one():
-    "Micro-batches k and k+1 of one process are those of two processes, but for the last"
+    "Micro-batches k and k+1 of one process are those of two processes, except for the last"
     n = np.random.default_rng(0).integers(1, 500, 999)
     for mode in (dict(max_tokens=2048), dict(batch_size=4), dict(batch_size=4, group_by_length=True)):
         one = list(BatchSampler(n, **mode))
@@ -107,7 +107,7 @@ class _Epochs(DataLoader):
 
 
 class _Recording(Trainer):
-    "Keeps the rows of every micro-batch, by the optimiser step that they made"
+    "Records the rows of every micro-batch by optimiser step"
     def get_train_dataloader(self):
         self.seen = {}
         rows = TrainingRows(self.train_dataset)
@@ -161,7 +161,7 @@ def model():
 @given(docs)
 @how(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_document_sees_another(model, rows):
-    "Logits of a flattened batch against separate forward passes, in float64: nothing but a leak can differ"
+    "Logits of a flattened batch against separate forward passes, in float64: only a leak can make a difference"
     rows = [[i % model.config.vocab_size for i in r] for r in rows]
     batch = DataCollatorFlattening(return_seq_lens=False)([dict(input_ids=r, labels=r) for r in rows])
     with torch.no_grad():
@@ -175,7 +175,7 @@ def test_no_document_sees_another(model, rows):
 @given(lengths)
 @how(max_examples=100, deadline=None)
 def test_no_two_batches_would_fit_into_one(n):
-    "What every any-fit packing promises, so at most twice the least number of batches"
+    "The guarantee of any-fit packing: at most twice the least number of batches"
     n = np.array(n)
     size = sorted(int(n[b].sum()) for b in pack_rows(n, 60, np.arange(len(n))))
     assert len(size) < 2 or size[0] + size[1] > 60

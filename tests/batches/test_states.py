@@ -1,4 +1,4 @@
-"""Hybrids: convolutions and scans begin anew with each row of a flattened batch."""
+"""Hybrids: convolutions and scans restart at each row of a flattened batch."""
 from importlib.machinery import ModuleSpec
 
 import pytest
@@ -22,7 +22,7 @@ LENGTHS = [5, 70, 2, 23, 9]   # one longer than a chunk, some shorter than the c
 
 
 def hybrid(kind:str):
-    "With weights that are wide enough for a state to show"
+    "A model with weights large enough for states to matter"
     shape = tiny_config(kind, 500)
     attention, _ = choose_attention("auto", "cpu", torch.float32, shape)
     torch.manual_seed(0)

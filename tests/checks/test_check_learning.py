@@ -51,11 +51,11 @@ def test_the_highest_loss_on_the_way_is_kept():
 def test_moves():
     def look(*still, rate=1e-3): return check_moves(Learned(2., 1., list(still), 2, 10, rate))
     assert look() is None and look("a").status == "warn" and look("a", "b").status == "fail"
-    assert look("a", "b", rate=0.) is None   # `check_learns` says that
+    assert look("a", "b", rate=0.) is None   # reported by `check_learns`
 
 
 def test_steps_that_round_away():
-    "adapters in bfloat16 at a small learning rate: the loss is computed, the gradient is there, and nothing moves"
+    "Adapters in bfloat16 at a small learning rate: loss and gradient exist, but nothing changes"
     seen = Evidence(Workbench(small(learning_rate=1e-9)))
     for p in seen.model.parameters():
         if p.requires_grad: p.data = (torch.ones_like(p) + p.data).bfloat16().float()

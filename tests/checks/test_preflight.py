@@ -1,4 +1,4 @@
-"All checks together: planted defects are caught, clean configs are not flagged, and nothing is noticed afterwards"
+"All checks together: planted defects are caught, clean configs are not flagged, and nothing is changed afterwards"
 import json, random
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Figures of one's own and of free text: what they are worth, how they are compared, and what is refused."""
+"""User-defined figures and figures of free text: their values, comparisons, and what is refused."""
 from dataclasses import replace
 
 import numpy as np

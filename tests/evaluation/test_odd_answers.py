@@ -1,4 +1,4 @@
-"""A server may answer anything, at any pace: each call ends in time, with what can be used or with one sentence."""
+"""A server may answer anything, at any pace: each call ends in time, with a usable result or a one-line error."""
 import copy
 import json
 import random
@@ -63,7 +63,7 @@ def url():
 
 
 def places(said, path=()):
-    "Every place in an answer"
+    "Every path in an answer"
     yield path
     for key in said if isinstance(said, dict) else range(len(said)) if isinstance(said, list) else ():
         yield from places(said[key], (*path, key))

@@ -1,4 +1,4 @@
-"""Held-out rows that a server answers: the scores that its weights give, and every way in which it cannot be asked."""
+"""Held-out rows answered by a server: scores equal to those of its weights, and every way it can fail."""
 import shutil
 
 import pytest

@@ -1,5 +1,5 @@
-"""What the statistics promise, shown by simulation. Errors of n simulated experiments are binomial: with a true rate of
-5%, 400 of them show more than 7.75% once in a hundred times. The promise is 5% at most, so the limit is 20."""
+"""Guarantees of the statistics, tested by simulation. Errors of n simulated experiments are binomial: with a rate of
+5%, 400 of them show more than 7.75% once in a hundred times. The guarantee is 5% at most, so the limit is 20."""
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ def says_better(d)->bool: return d.low > 0 and d.p < .05
 
 
 def sweep_of(r, *, rows:int=150, checkpoints:int=10, skill:float=.5, gain:float=0., alike:float=.5):
-    "Rights and wrongs of a base and of checkpoints that share the difficulty of a row, and some of their luck"
+    "Correctness of a base and checkpoints that share each row's difficulty and part of their randomness"
     hard, luck = r.normal(size=rows), r.normal(size=rows)
     own = r.normal(size=(checkpoints, rows))
     shared = alike ** .5 * luck + (1 - alike) ** .5 * own

@@ -1,4 +1,4 @@
-"""Evaluations that resume, sweeps on one base, the best that is never deleted, and a verdict that keeps its promise."""
+"""Evaluations that resume, sweeps on one base, a best checkpoint that is never deleted, and a reliable verdict."""
 import json
 import shutil
 from dataclasses import replace
@@ -41,7 +41,7 @@ def swept(run): return sweep(run, **FEW)
 
 
 def counted(n_before_death:int|None=None):
-    "Count the prompts that are generated; after so many, the process is killed"
+    "Count generated prompts, and kill the process after `n_before_death`"
     seen, write = [], kept_answers.continue_tokens
     def counting(model, tokenizer, prompts, on_answer, **how):
         def told(number, generation):

@@ -1,4 +1,4 @@
-"""A training whose checkpoints are scored beside it: it keeps the best, ends by it, and hands it on as its result."""
+"""Training whose checkpoints are scored in parallel: it keeps the best, stops early by it, and returns it."""
 import shutil
 from unittest.mock import patch
 
@@ -17,7 +17,7 @@ BY_SCORE = dict(metric_for_best_model="accuracy", save_steps=1, save_total_limit
 
 
 def scored_at_once(values:dict[int, float]):
-    "Each checkpoint gets its score in the moment in which it is written, as a fast follower would give it"
+    "Score each checkpoint as soon as it is written, like a fast follower"
     write = trainers.SupervisedTrainer.write_checkpoint
     def written(self, target, *args):
         write(self, target, *args)

@@ -1,4 +1,4 @@
-"""On a graphics card: PyTorch's variable-length kernel, the loss in bfloat16, and the plan against the allocator.
+"""On a GPU: PyTorch's variable-length kernel, the loss in bfloat16, and the plan against the allocator.
 
     pytest tests/gpu     # on a machine that has one
 """
@@ -94,7 +94,7 @@ COMBINATIONS = [
 
 
 def fresh_peak():
-    "Begin to measure anew"
+    "Reset the peak memory statistics"
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -275,7 +275,7 @@ def test_heads_are_called_in_groups_that_the_kernel_can_address(monkeypatch):
 
 
 def decoded(m, prompts, **how):
-    "Tokens of each answer, and the decoder"
+    "The tokens of each answer, and the decoder"
     decoder = Decoder(m, None, **how)
     decoder.tokenizer, decoder.answer = type("Pad", (), dict(pad_token_id=0)), list
     with torch.no_grad(): found = dict(decoder.answers(prompts))

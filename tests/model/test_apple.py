@@ -19,7 +19,7 @@ from sft_nb.training.recorder import peak_memory_gib
 
 
 class OnApple(torch.Tensor):
-    "A tensor on the CPU that says it is on MPS and has no float64"
+    "A CPU tensor that claims to be on MPS and rejects float64"
     @property
     def device(self): return torch.device("mps")
     def cpu(self): return self.as_subclass(torch.Tensor)

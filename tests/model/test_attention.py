@@ -1,4 +1,4 @@
-"""Flattened rows are read as if each were alone; everything else is what it was."""
+"""Flattened rows are processed as if each were alone; everything else is unchanged."""
 import sys
 from importlib.util import find_spec
 
@@ -84,7 +84,7 @@ def test_any_lengths(lengths):
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt2"])
 @pytest.mark.parametrize("training", [False, True])
 def test_no_gradient_crosses_a_border(kind, training):
-    "What the second row says does not depend on the first, with dropout in the attention too"
+    "Scores of the second row do not depend on the first, even with dropout in the attention"
     lengths, dropout = [6, 9, 4], dict(attention_dropout=.3)
     if kind == "gpt2": dropout = dict(attn_pdrop=.3, resid_pdrop=0., embd_pdrop=0.)
     m = model(kind, attention="varlen", **dropout).train(training)
@@ -196,7 +196,7 @@ def test_documents_and_window_are_read_off_the_mask(lengths, window):
 
 @pytest.fixture
 def hopper(monkeypatch):
-    "An H100, as transformers and `choose_attention` see it; nothing that was found out about packages before counts"
+    "An H100, as seen by transformers and `choose_attention`, without cached facts about packages"
     if any(map(find_spec, ("flash_attn", "flash_attn_interface"))): pytest.skip("a flash-attn is installed")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *a: (9, 0))
     monkeypatch.setattr(import_utils, "is_torch_cuda_available", lambda: True)
@@ -209,7 +209,7 @@ def hopper(monkeypatch):
 
 
 def install(folder, monkeypatch, package:str, module:str, code:str="", version:str="2.8.3"):
-    "A package that pip knows by the name `package`"
+    "Install a package named `package` for pip"
     name = package.replace("-", "_")
     file = folder/package/module.replace(".", "/")/"__init__.py"
     file.parent.mkdir(parents=True)
@@ -275,7 +275,7 @@ def test_what_the_collator_says_is_what_the_mask_says(kind):
 
 
 def test_lengths_that_the_host_knows_are_not_asked_of_the_device():
-    "On cards before Ampere each document is attended to alone, in every layer, in the forward pass and again"
+    "On GPUs before Ampere each document is computed separately, in every layer, in the forward pass and again"
     lengths, asked = [5, 23, 1, 12], []
     ids, m = rows(lengths), model("qwen3", attention="varlen").train()
     m.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
@@ -313,7 +313,7 @@ def test_the_window_of_every_mask_that_is_known_is_the_one_that_is_found():
 
 @pytest.fixture
 def kernel(monkeypatch):
-    "PyTorch's kernel, played by its own definition; what it was called with"
+    "A stand-in for PyTorch's kernel, computed by its definition; records its arguments"
     import torch.nn.attention.varlen as stock
     seen = []
     def played(q, k, v, cu, cu_k, longest, longest_k, *, scale, window_size, **how):

@@ -1,4 +1,4 @@
-"""What a plan takes a card for: by the names that `nvidia-smi` prints, what is free of it, and the host beside it."""
+"""How a plan sees a GPU: its name from `nvidia-smi`, its free memory, and the host memory."""
 import math
 import os
 import subprocess
@@ -40,7 +40,7 @@ MEASURED = [
 
 @pytest.fixture
 def card(monkeypatch):
-    "`card(name, gib, free, mine)`: what PyTorch says of the card in this machine"
+    "`card(name, gib, free, mine)`: set what PyTorch reports about this GPU"
     def put_in(name:str, gib:float, free:float|None=None, mine:float=0., capability=(8, 0)):
         free = gib - .5 if free is None else free
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -71,7 +71,7 @@ def test_another_card_or_a_slice_of_one_is_measured(card, name, gib):
 
 
 def smi(text:str):
-    "In place of `subprocess.run`: what the driver says"
+    "A stand-in for `subprocess.run` with the driver's output"
     return lambda command, **how: SimpleNamespace(stdout=text)
 
 

@@ -1,4 +1,4 @@
-"""What is kept and computed again: attention runs once, numbers stay what they were, and bytes are as planned."""
+"""Recomputation: attention runs once, results are unchanged, and memory is as planned."""
 import gc
 import weakref
 from collections import deque
@@ -36,13 +36,13 @@ THOROUGH = ("qwen3", "mistral", "gemma2")   # whose every way is tried; of the o
 
 
 def grid(kinds, ways, one):
-    "Architecture and way: every way of some architectures, one way of each, and the others marked"
+    "Architecture and option: every option of some architectures, one of each, and the others marked"
     return [pytest.param(kind, way, marks=[] if kind in THOROUGH or way is one else pytest.mark.soak)
             for kind in kinds for way in ways]
 
 
 class Count(TorchDispatchMode):
-    "How often attention runs"
+    "Counts how often attention runs"
     n = 0
     def __torch_dispatch__(self, f, types, args=(), kwargs=None):
         self.n += f.name().partition(".")[0] in ATTENTION
@@ -58,7 +58,7 @@ def adapted(kind="qwen3", *, attention="varlen", layers=4, **how):
 
 
 def out(m)->tuple[int,list]:
-    "How often attention ran, the loss, and the gradients"
+    "The number of attention calls, the loss, and the gradients"
     m.zero_grad()
     torch.manual_seed(5)
     with Count() as attention, announce_documents(CU, max(LENGTHS)):
@@ -126,7 +126,7 @@ def test_what_waits_in_host_memory_is_a_copy_of_its_own(monkeypatch):
 
 
 class Bus(checkpointing.CopyStream):
-    "Copies that run when the computation waits for them, and not a moment earlier: what was not waited for is missing"
+    "Copies that run only when the computation waits for them, so that a missing wait is detected"
     def __init__(self):
         self.under_way, self.waiting, self.queue, self.most, self.ahead = deque(), deque(), deque(), 0, 0
         self.early, self.room, self.free = 0, 0, 2**30
@@ -152,7 +152,7 @@ class Bus(checkpointing.CopyStream):
 
 
 def on_a_card(monkeypatch)->Bus:
-    "Every tensor is large, and lies on a card with such a bus"
+    "Treat every tensor as large and on a GPU with such a bus"
     bus = Bus()
     monkeypatch.setattr(checkpointing, "SMALL", 0)
     monkeypatch.setattr(checkpointing, "_copy_stream", lambda device: bus)
@@ -265,7 +265,7 @@ def test_parts_are_for_long_rows_that_are_learned_from(monkeypatch):
 
 
 def peak(m)->int:
-    "Bytes that are alive at the most in a backward pass, beside what is there before"
+    "Peak bytes of a backward pass, without those allocated before"
     with MemoryTracker() as alive, torch.autocast("cpu", torch.bfloat16):
         for p in m.parameters(): alive.add(p)
         before = alive.now
@@ -300,7 +300,7 @@ def test_living_bytes_are_as_planned(how, monkeypatch):
 
 
 def held(cfg, tok, how:dict)->int:
-    "Bytes alive after a real forward pass, beside what was there before"
+    "Bytes alive after a real forward pass, without those allocated before"
     from sft_nb.model.adapter import load_model
     from sft_nb.planning.simulate import _forward_and_loss, _pass_context, _save_memory
     m = load_model(cfg, tok)

@@ -20,7 +20,7 @@ def each(cu, *tensors): return zip(*(t.split(cu.diff().tolist()) for t in tensor
 @torch.library.custom_op("sft_nb_tests::varlen", mutates_args={})
 def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, longest: int, scale: float
            ) -> torch.Tensor:
-    "What the kernel of a GPU computes, on a CPU: (T, heads, size)"
+    "The result of the GPU kernel, computed on a CPU: (T, heads, size)"
     def attend(q, k, v):
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
@@ -91,7 +91,7 @@ def batches(n:int):
 
 
 def losses(m, n:int)->list[tuple]:
-    "Of each batch: the loss, and the norm of each gradient"
+    "For each batch: the loss, and the norm of each gradient"
     found = []
     for batch in batches(n):
         m.zero_grad()

@@ -1,4 +1,4 @@
-"""Adapters beside the experts of mixtures, the loss of their routers, and what a mixture is not given."""
+"""Adapters on the experts of mixtures, the loss of their routers, and what is not supported."""
 import copy
 import re
 import shutil
@@ -34,7 +34,7 @@ def base(kind:str):
 
 
 def adapted(kind:str, tokenizer, **how):
-    "With an adapter that has learned something"
+    "A model with a non-zero adapter"
     with quiet(): model = add_adapter(base(kind), tokenizer, load_config(method="lora", **how)).eval()
     for name, p in model.named_parameters():
         if "lora_B" in name: torch.nn.init.normal_(p, std=.05)
@@ -174,7 +174,7 @@ def test_a_state_space_model_trains_and_the_fix_for_its_projections_works(kind, 
 
 
 def in_4_bits(tmp_path, tokenizer, kind:str, dtype:str="float32", **how):
-    "A base from its files, and the config of its training"
+    "A base loaded from files, and the config of its training"
     if not (tmp_path/"config.json").exists():
         torch.manual_seed(0)
         with quiet(): AutoModelForCausalLM.from_config(tiny_config(kind, len(tokenizer))).save_pretrained(tmp_path)
@@ -183,7 +183,7 @@ def in_4_bits(tmp_path, tokenizer, kind:str, dtype:str="float32", **how):
 
 
 def pass_through(model):
-    "Logits, and the gradient of the embedded tokens"
+    "Logits and the gradient of the embedded tokens"
     ids = torch.arange(3, 43).view(2, 20)
     embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
     out = model(inputs_embeds=embedded, labels=ids, use_cache=False)

@@ -1,4 +1,4 @@
-"""What a training step would ask of a card, counted without one: `tests/fake_cuda` gives PyTorch's CPU build a CUDA
+"""Count what a training step does on a GPU, without a GPU: `tests/fake_cuda` gives PyTorch's CPU build a CUDA
 device that computes nothing."""
 import json
 import os
@@ -28,7 +28,7 @@ BUDGETS = {   # kernels and 10^9 bytes read and written, forward and backward, o
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory):
-    "`counted(names)`: what a step in each of these ways takes, from a process that has the card"
+    "`counted(names)`: the counts of a step with each of these options, from a process with the fake GPU"
     compiler, parts = shutil.which("g++"), Path(torch.__file__).parent
     if compiler is None or not (parts/"include").exists(): pytest.skip("no C++ compiler, or no headers of torch")
     if torch.version.cuda or sys.platform != "linux": pytest.skip("only a CPU build on Linux has no CUDA of its own")

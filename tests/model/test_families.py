@@ -1,4 +1,4 @@
-"""What single model families do in their own way: how they count positions, layers that are more than one product,
+"""Peculiarities of model families: how they count positions, layers that are more than one product,
 layers that text never reaches."""
 import json
 
@@ -24,7 +24,7 @@ from sft_nb.training.train import train
 
 
 def settings(tmp_path, kind:str, *, own:dict|None=None, **how):
-    "With a model of random numbers in a folder; `own`: of its config"
+    "Settings with a random model in a folder; `own`: values of its config"
     shape = tiny_config(kind, 745)
     shape.update(own or {})
     torch.manual_seed(0)
@@ -36,7 +36,7 @@ def settings(tmp_path, kind:str, *, own:dict|None=None, **how):
 
 
 def without_a_cache(model, ids:list[int], n:int)->list[int]:
-    "As a model continues when it reads all that is there before each token, and counts positions by itself"
+    "Greedy continuation without a cache, with the model's own positions"
     for _ in range(n):
         with torch.no_grad(): ids = ids + [int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())]
     return ids[-n:]

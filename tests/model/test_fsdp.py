@@ -44,7 +44,7 @@ def rows()->torch.Tensor:
 
 
 def made(kind:str, method="lora", prepare=None, dtype=torch.float32, **more):
-    "A model in training, whose trained weights are in float32"
+    "A model in train mode with trained weights in float32"
     torch.manual_seed(1)
     how = dict(r=4, lora_alpha=1, target_modules="all-linear", init_lora_weights=False)
     how |= {name: more.pop(name) for name in ADAPTER if name in more}
@@ -98,7 +98,7 @@ def one_of_two(rank:int, place:str, names:list):
     found = {name: computed(name, divide=True) for name in names}
     if rank == 0: torch.save(found, f"{place}/found.pt")
     dist.barrier()
-    os._exit(0)   # the fork of a test is not to clean up after it
+    os._exit(0)   # a forked test must not run the cleanup
 
 
 @pytest.fixture(scope="module")

@@ -187,7 +187,7 @@ def test_a_model_may_call_its_cache_by_either_name(monkeypatch, tokenizer, name)
 
 
 def record_operations(step, device):
-    "As a CUDA graph does: the operations of one call, on the tensors that they had; Python is not run again"
+    "Record the operations of one call and replay them on the same tensors, like a CUDA graph, without Python"
     step()
     recorded = make_fx(step)()
     return lambda: recorded()
@@ -199,7 +199,7 @@ def without_recording(*args, **how):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    "Steps are recorded here too; how many were"
+    "Record steps here too; returns their number"
     times = []
     monkeypatch.setattr(generation, "_RECORDED_ON", ("cpu",))
     monkeypatch.setattr(generation, "record_graph", lambda *args: times.append(1) or record_operations(*args))
@@ -298,7 +298,7 @@ def test_places_that_are_full_are_made_larger(tokenizer, recorded, monkeypatch):
 
 
 def with_exact_length(make):
-    "Places of just the tokens that are asked for"
+    "Use places with exactly the requested number of tokens"
     def init(self, running, length):
         make(self, running, length)
         self.length = length

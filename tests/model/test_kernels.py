@@ -1,4 +1,4 @@
-"""Base and adapter in one product: equal to peft wherever it is used, and peft itself wherever it is not."""
+"""Base and adapter in one product: equal to peft where used, and peft itself elsewhere."""
 import copy
 import types
 
@@ -23,7 +23,7 @@ def adapted(kind="qwen3", dtype=torch.float32, **how):
 
 
 def out(m, autocast=None, ids=IDS):
-    "Logits, and the gradient of what is trained"
+    "Logits and gradients of trained weights"
     m.zero_grad()
     torch.manual_seed(5)
     with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
@@ -36,7 +36,7 @@ def off(a, b)->float: return ((a - b).abs().max() / b.abs().max().clamp(min=1e-3
 
 
 def compare(m, autocast=None, **how)->tuple[int,float,float]:
-    "Layers that are fused, and how far logits and gradients are from peft's"
+    "The number of fused layers, and the differences of logits and gradients from peft's"
     want, want_grads = out(m, autocast)
     fused = fuse_lora(m, **how)
     got, grads = out(m, autocast)
@@ -44,7 +44,7 @@ def compare(m, autocast=None, **how)->tuple[int,float,float]:
 
 
 def calls(monkeypatch)->list:
-    "Layers that go the short way"
+    "Layers that use the fused path"
     seen, products = [], kernels._compute_products
     def noted(layers, *args): return seen.extend(layers) or products(layers, *args)
     monkeypatch.setattr(kernels, "_compute_products", noted)
@@ -86,7 +86,7 @@ def test_equal_to_peft_whatever_the_adapter(how):
 
 
 def groups(m)->list:
-    "Those that may compute together"
+    "Groups of layers that may be computed together"
     return list({id(x.reads_with): x.reads_with for x in m.modules() if getattr(x, "reads_with", None)}.values())
 
 
@@ -112,7 +112,7 @@ def test_together_whatever_is_adapted(how):
 
 
 def a_group():
-    "q, k and v of a layer, in 64 bits, each by itself as it should be, and vectors to read"
+    "q, k and v of a layer in 64 bits, their separate results, and inputs"
     m = adapted().double()
     fuse_lora(m)
     group = groups(m)[0]
@@ -171,7 +171,7 @@ def test_one_with_a_hook_computes_for_itself():
 
 
 def errors(seed:int)->list[float]:
-    "Of logits and gradients in mixed precision, against 64 bits: peft's two, then ours"
+    "Errors of logits and gradients in mixed precision, against 64 bits: peft's two, then ours"
     ids = torch.randint(3, 768, (2, 19), generator=torch.Generator().manual_seed(seed))
     m = adapted(dtype=torch.bfloat16)
     for p in m.parameters():
@@ -339,7 +339,7 @@ def test_an_mlp_of_another_formula_is_left_alone():
 
 
 def on_a_card(monkeypatch, m):
-    "What `auto` puts into a model that says it is on a GPU"
+    "The changes of `auto` in a model that claims to be on a GPU"
     monkeypatch.setattr(type(m), "device", torch.device("cuda"), raising=False)
     return [r.what.split(":")[0] for r in use_kernels(m, "auto")]
 

@@ -1,4 +1,4 @@
-"""Liger's kernels: put into one model and nothing else, and the numbers of the layers that they stand for."""
+"""Liger's kernels: inserted into one model only, with the results of the layers they replace."""
 import copy
 import inspect
 import json
@@ -27,7 +27,7 @@ def equal(a, b)->bool: return torch.equal(a[0], b[0]) and all(torch.equal(a[1][n
 
 
 class Stand:
-    "In place of the package: it gives new names to classes and functions as Liger does, and counts its calls"
+    "A stand-in for the package that replaces classes and functions as Liger does, and counts calls"
     def __init__(self): self.norms = self.rotations = 0
 
     def forward(self, norm, x):
@@ -124,7 +124,7 @@ def found(): return compared_by_the_interpreter(HERE)
 
 
 def compared_by_the_interpreter(kinds)->dict:
-    "What `interpreted.py` found, in a process of its own: Triton has to know from the start that it interprets"
+    "The results of `interpreted.py` in a separate process, as Triton must be started in interpreter mode"
     if not find_spec("liger_kernel"): pytest.skip("Liger is not installed: pip install 'sft_nb[fast]'")
     script = Path(__file__).with_name("interpreted.py")
     path = os.pathsep.join([str(script.parent), *sys.path])
@@ -155,7 +155,7 @@ def test_as_a_run_has_it(found):
 
 
 def compiled_for(folder, capability:int, *most:int)->dict:
-    "What `ahead_of_time.py` made for cards of this kind"
+    "The results of `ahead_of_time.py` for GPUs of this kind"
     if not find_spec("liger_kernel"): pytest.skip("Liger is not installed: pip install 'sft_nb[fast]'")
     script = Path(__file__).with_name("ahead_of_time.py")
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | dict(TRITON_CACHE_DIR=str(folder))

@@ -14,7 +14,7 @@ from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 
 @pytest.fixture
 def second_of_two():
-    "This process believes that it is the second of two"
+    "Make this process believe that it is the second of two"
     torch.distributed.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
     yield
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""One number, however it is computed."""
+"""The loss is the same however it is computed."""
 import json
 
 import pytest
@@ -171,7 +171,7 @@ def test_models_whose_rows_would_read_each_other_are_padded(tmp_path, kind):
 # 16 bits
 
 def in_16_bits(sure, dtype, factor):
-    "Hidden vectors that are nearly their targets' rows, a head, targets"
+    "Hidden vectors close to their targets' rows, a head, targets"
     chance = torch.Generator().manual_seed(0)
     weight = torch.randn(300, 48, generator=chance)
     targets = torch.randint(0, 300, (80,), generator=chance)

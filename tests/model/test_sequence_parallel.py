@@ -59,7 +59,7 @@ def one_of_two(rank:int, place:str):
     found = {name: computed(collate, **dict(kind=name) | how) for name, how in CASES.items()}
     if rank == 0: torch.save(found, f"{place}/found.pt")
     dist.barrier()
-    os._exit(0)   # the fork of a test is not to clean up after it
+    os._exit(0)   # a forked test must not run the cleanup
 
 
 @pytest.fixture(scope="module")

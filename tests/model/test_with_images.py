@@ -26,7 +26,7 @@ INSIDE = dict(gemma3="model.language_model", mistral3="model.language_model", ll
 
 
 def published(tmp_path, kind:str)->str:
-    "A folder with random weights, as the published class writes them"
+    "A folder with random weights, as saved by the published class"
     torch.manual_seed(0)
     shape = with_images(kind)
     auto_class(shape).from_config(shape, dtype=torch.float32).save_pretrained(tmp_path/kind)

@@ -1,4 +1,4 @@
-"""Panels in a real JupyterLab, in a real browser, used as a person uses them."""
+"""Panels in a real JupyterLab and a real browser, used like a user would."""
 import json, os, shutil, signal, socket, subprocess, sys, time, urllib.request
 
 import nbformat
@@ -74,7 +74,7 @@ def _notebook(file, cells:list[str])->None:
 
 
 def _swept(trained, folder)->str:
-    "A copy of a run whose checkpoints have been asked eight rows"
+    "A copy of a run whose checkpoints have answered eight rows"
     from sft_nb.evaluation.sweep import sweep
     run = shutil.copytree(trained.path, folder/"swept-1")
     sweep(run, eval_samples=8, general=False, progress=False)
@@ -115,7 +115,7 @@ def _soon(page, holds, seconds=20):
 
 
 def pictures(file)->list[str]:
-    "What a page without a kernel has of the notebook: the HTML that was saved"
+    "The saved HTML that a page without a kernel shows"
     try: cells = nbformat.read(file, 4).cells
     except nbformat.reader.NotJSONError: return []   # JupyterLab is just writing it
     outputs = [o for cell in cells for o in cell.outputs]

@@ -1,4 +1,4 @@
-"""Models side by side: what they are given, what a stop leaves, and what is written into the run."""
+"""Models side by side: their prompts, the state after a stop, and what is written into the run."""
 import json
 import shutil
 import time

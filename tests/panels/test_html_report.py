@@ -1,4 +1,4 @@
-"""A run on a page: all of it in one file that can do nothing, and nothing that is broken hides what is not."""
+"""A run on a page: one file without active content, and a broken part does not hide the others."""
 import json
 import re
 
@@ -22,7 +22,7 @@ def answers(correct:int)->list[dict]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    "A run whose rows, answers and notes mean harm"
+    "A run with malicious rows, answers and notes"
     folder = tmp_path_factory.mktemp("page")
     talk = [dict(role="user", content=HOSTILE), dict(role="assistant", content=HOSTILE)]
     (folder/"rows.jsonl").write_text(f"{json.dumps(dict(messages=talk))}\n" * 3)

@@ -1,4 +1,4 @@
-"""What rows cost, before training and at each checkpoint."""
+"""Losses of rows, before training and at each checkpoint."""
 import json
 
 import numpy as np

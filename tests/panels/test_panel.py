@@ -1,4 +1,4 @@
-"""The widget of all panels: what is built, what browsers send, what they are sent; no browser is needed."""
+"""The widget of all panels: what it builds, receives from browsers and sends to them, without a browser."""
 import hashlib
 import json
 import re
@@ -52,7 +52,7 @@ class Picks(Panel):
 
 @pytest.fixture
 def sent(monkeypatch):
-    "What the panel sends to every window, beside its traits"
+    "Messages that the panel sends to every window, besides its traits"
     messages = []
     monkeypatch.setattr(Panel, "send", lambda self, content, buffers=None: messages.append(content))
     return messages

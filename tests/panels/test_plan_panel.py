@@ -1,4 +1,4 @@
-"""PlanPanel's state: each setting moves its part, what was planned is kept, and what cannot be is said."""
+"""PlanPanel's state: each setting changes its part, plans are cached, and impossible ones are reported."""
 import json
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""DataPanel: what a list says of its rows, and what stands there if it has none."""
+"""DataPanel: what a list shows about its rows, and what it shows if empty."""
 import json
 
 import pytest

@@ -1,4 +1,4 @@
-"""RunPanel's state on directories made by hand: what it reads, how fast, and that nothing it shows is obeyed."""
+"""RunPanel's state on hand-made directories: what it reads, how fast, and that displayed text is inert."""
 import json
 import shutil
 import time

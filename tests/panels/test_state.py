@@ -1,4 +1,4 @@
-"""A panel shows the very batches that the training's own loader hands to the model."""
+"""A panel shows exactly the batches that the training's loader passes to the model."""
 from itertools import accumulate
 
 import pytest
@@ -27,7 +27,7 @@ WAYS = {
 
 @pytest.fixture
 def handed(monkeypatch):
-    "What the training hands to the model: its (step, batch), and the batches of its evaluations"
+    "The batches that training passes to the model: (step, batch), and those of its evaluations"
     trained, evaluated = [], []
     step, prediction = SupervisedTrainer.training_step, SupervisedTrainer.prediction_step
 
@@ -45,7 +45,7 @@ def handed(monkeypatch):
 
 
 def borders(batch)->list[int]:
-    "Where the documents of a batch begin and end, by what the model reads"
+    "Where the documents of a batch begin and end, according to the model's inputs"
     if "attention_mask" in batch: return [0, *accumulate(row.sum().item() for row in batch["attention_mask"])]
     positions = batch["position_ids"].flatten()
     return [*(positions == 0).nonzero().flatten().tolist(), len(positions)]

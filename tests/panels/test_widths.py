@@ -156,7 +156,7 @@ def _wait(page, holds, seconds=5):
 
 
 def _is_bound(control)->bool:
-    "Does something happen in Python when the browser sends a value or a press?"
+    "Does Python react when the browser sends a value or a press?"
     if isinstance(control, Button): return bool(control.actions)
     return control.label in READ_LATER or bool(control._trait_notifiers.get("value", {}).get("change"))
 

@@ -1,4 +1,4 @@
-"""What lies still in a training, against loaded objects, to the byte."""
+"""Static memory of a training run, compared with loaded objects to the byte."""
 import pytest
 import torch
 from shapes import folder

@@ -1,4 +1,4 @@
-"""What a plan chooses, what it says where nothing fits, and what a run does with it."""
+"""What a plan chooses, what it reports if nothing fits, and how a run uses it."""
 import json
 from dataclasses import replace
 

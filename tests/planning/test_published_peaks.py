@@ -1,4 +1,4 @@
-"""Planned memory beside what others published, and why they differ.
+"""Planned memory compared with published figures, and why they differ.
 
 Unsloth's table (docs.unsloth.ai/basics/unsloth-benchmarks, "Llama 3.1 (8B) max. context length": QLoRA of all linear
 layers, r 32, one row): both of its columns are straight lines to the token, so each has two figures, not seven: bytes
@@ -35,7 +35,7 @@ LLAMA = dict(vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num
 
 
 def line(gb, tokens)->tuple[float,float]:
-    "Fixed bytes, and bytes of a token, from the first and the last point"
+    "Fixed bytes and bytes per token, from the first and the last point"
     slope = (gb[-1] - gb[0]) / (tokens[-1] - tokens[0])
     return gb[0] - slope * tokens[0], slope
 

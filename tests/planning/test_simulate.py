@@ -1,4 +1,4 @@
-"""A step without numbers against a real one on a CPU, within 10%."""
+"""A simulated step against a real one on a CPU, within 10%."""
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -26,7 +26,7 @@ def size(t)->int: return t.numel() * t.element_size()
 
 
 def tracked(model, batch, attention, *, checkpointing=False)->tuple[int, int, int]:
-    "Of a real step: held after the forward pass by autograd's hooks, and the most alive in forward and backward"
+    "Of a real step: bytes saved by autograd after the forward pass, and peaks of forward and backward"
     inner, seen, own = causal_lm(model), {}, {p.untyped_storage().data_ptr() for p in model.parameters()}
     inner.set_attn_implementation(attention)
     if checkpointing: recompute_layers(model)

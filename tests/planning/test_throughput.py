@@ -1,4 +1,4 @@
-"""The table of where time goes counts what a formula counts."""
+"""The table of operations agrees with a formula."""
 import sys
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What is loaded is what was trained, and what is exported too, for every kind of adapter."""
+"""Loaded and exported models equal the trained one, for every kind of adapter."""
 import json
 from dataclasses import replace
 from functools import partial
@@ -34,12 +34,12 @@ ADAPTERS = {
 
 @pytest.fixture(autouse=True)
 def answers_are_short(monkeypatch):
-    "A model that has hardly learned never ends its answer, and two models that differ do so from the first token on"
+    "Short answers: a barely trained model never ends its answer, and differing models differ from the first token"
     monkeypatch.setattr(merging, "probe", partial(probe, max_new_tokens=8))
 
 
 def short(tmp_path, **how):
-    "A run of four steps, of which no samples are taken"
+    "A run of four steps without samples"
     small = dict(runs_dir=str(tmp_path), max_steps=4, max_samples=16, per_device_train_batch_size=4, eval_samples=0,
                  save_steps=100, preflight=False, max_new_tokens=8, sample_steps=100)
     return train(load_config("demo", **small | how))

@@ -1,4 +1,4 @@
-"""Served is trained: each planted fault is named as the first broken stage, and clean chains raise none. The twelve:
+"""Served equals trained: each planted fault is named as the first failed stage, and clean chains have none. The twelve:
 template, bos, stop, adapter, tied, dtype, sampling, context, tokenizer, thinking, system, cut."""
 import builtins
 import copy
@@ -28,7 +28,7 @@ APIS = ("vLLM", "llama.cpp", "plain")
 
 
 def by(served, stub=None, **how):
-    "The proof of a server"
+    "The proof for a server"
     stub = stub or Stub(served.tuned, served.tokenizer)
     with listening(stub) as url: return served.prove(server=url, **how)
 
@@ -56,7 +56,7 @@ def test_what_is_wrong_with_a_prompt_is_named(served, api, name):
 
 
 def fewer_merges(folder):
-    "Another tokenizer in a folder"
+    "Replace the tokenizer of a folder"
     said = json.loads((folder/"tokenizer.json").read_text())
     said["model"]["merges"] = said["model"]["merges"][:200]
     (folder/"tokenizer.json").write_text(json.dumps(said))
@@ -217,7 +217,7 @@ def test_weights_that_differ_are_never_the_same(served, fault):
 
 
 def swap_layers(w):
-    "The first two, one in the place of the other"
+    "Swap the first two layers"
     def other(name): return re.sub(r"(?<=layers\.)[01](?=\.)", lambda k: str(1 - int(k[0])), name)
     return {other(name): v for name, v in w.items()}
 
@@ -513,7 +513,7 @@ class Odd(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def odd():
-    "Starts a server that is no model's"
+    "Starts a server that does not serve a model"
     running = []
 
     def start(**how):

@@ -21,7 +21,7 @@ EXPERT = LAYER + "experts.3."
 
 @pytest.fixture(scope="module")
 def mixture(tokenizer, tmp_path_factory):
-    "The weights of a base, and the folder into which an adapter beside all of its experts was merged"
+    "The weights of a base, and a folder with a merged adapter on all of its experts"
     torch.manual_seed(0)
     shape = tiny_config("glm4_moe")
     shape.moe_intermediate_size = 64   # shares of an adapter are measured from 2,500 numbers on

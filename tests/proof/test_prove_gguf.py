@@ -8,7 +8,7 @@ pytest.importorskip("gguf")
 
 @pytest.fixture(scope="module")
 def llama_cpp():
-    "Starts llama.cpp's server with a file; all of them are gone with the last test"
+    "Starts llama.cpp's server with a file; all servers are stopped after the last test"
     x = pytest.importorskip("xllamacpp")
     running = []
 

@@ -1,4 +1,4 @@
-"""`transformers serve` in a process of its own: a merged folder, and the base."""
+"""`transformers serve` in a separate process: a merged folder, and the base."""
 import os
 import socket
 import subprocess
@@ -20,7 +20,7 @@ def free_port() -> int:
 
 
 def wait_for(url: str, process, seconds: float = 120) -> None:
-    "Until it answers"
+    "Wait until the server answers"
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:
         try: return urlopen(url + "/health", timeout=2).close()
@@ -30,7 +30,7 @@ def wait_for(url: str, process, seconds: float = 120) -> None:
 
 @contextmanager
 def transformers_serve():
-    "Its address; the process is gone afterwards"
+    "The server's address; the process is stopped afterwards"
     port = free_port()
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", "--port", str(port),
                "--host", "127.0.0.1", "--device", "cpu"]

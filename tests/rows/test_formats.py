@@ -1,4 +1,4 @@
-"""However a conversation is spelled, it is the same messages and the same tokens."""
+"""Every spelling of a conversation gives the same messages and tokens."""
 import re
 
 import pytest

@@ -1,4 +1,4 @@
-"""Missing is missing and a number is its digits, whatever kind of file or table the rows come from."""
+"""Missing values stay missing and numbers keep their digits, for every kind of file and table."""
 import json
 from decimal import Decimal
 
@@ -78,7 +78,7 @@ def test_values_of_numpy_and_pandas_become_those_of_json():
 
 
 def test_words_for_nothing_stay_words_in_json():
-    "In a table NaN and null are nothing; None, NA and N/A may be answers, and a string in JSON always is one"
+    "In a table, NaN and null are missing; None, NA and N/A may be answers, as is every JSON string"
     rows = [dict(question="Which?", answer=a) for a in ("None", "NA", "N/A", "null", "nan")]
     data = prepare(load_config(**SETTINGS), train=rows)
     assert [a.removesuffix("<|im_end|>") for a in answers(data)] == ["None", "NA", "N/A", "null", "nan"]

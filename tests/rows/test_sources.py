@@ -1,4 +1,4 @@
-"""The same rows are the same data whatever holds them, and a broken file is an error of ours."""
+"""Equal rows give equal data from every source, and a broken file raises our own error."""
 import csv, gzip, inspect, itertools, json, pathlib, random, shlex
 
 import datasets, pandas, pyarrow, pyarrow.parquet, pytest

@@ -1,4 +1,4 @@
-"""Splits stay apart, separators are found, columns find their fields: with files as people have them."""
+"""Splits stay apart, separators are detected and columns matched to fields, with realistic files."""
 import csv
 import json
 import random
@@ -88,7 +88,7 @@ def test_a_folder_without_validation_files_cannot_be_evaluated_on(tmp_path):
 
 
 def test_a_test_file_is_proposed_and_the_hub_is_not_asked_instead(tmp_path, monkeypatch):
-    "A folder with train and test, and a task that would bring held-out rows of its own"
+    "A folder with train and test, and a task that has its own held-out rows"
     import datasets
     from sft_nb.tokens.prepare import prepare
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("the hub was asked"))
@@ -99,7 +99,7 @@ def test_a_test_file_is_proposed_and_the_hub_is_not_asked_instead(tmp_path, monk
     assert e.value.fix.settings == dict(eval_file=f"{folder}/test.jsonl")
     data = prepare(load_config(model="tiny", task="gsm8k", train_file=folder, eval_file=f"{folder}/test.jsonl"))
     assert (data.train.n_kept, data.eval.n_kept) == (1, 1)
-    chat = prepare(load_config(model="tiny", task="chat", train_file=folder))   # a task without rows of its own
+    chat = prepare(load_config(model="tiny", task="chat", train_file=folder))   # a task without its own rows
     held_out = next(f for f in chat.report.findings if f.check == "held_out")
     assert held_out.status == "skipped" and held_out.fix.settings == dict(eval_file=f"{folder}/test.jsonl")
     (tmp_path/"valid.jsonl").write_text((tmp_path/"test.jsonl").read_text())

@@ -1,4 +1,4 @@
-"""Texts that should not be learned as they are: rendered chats, HTML, fillers and boilerplate, without false alarms."""
+"""Detect texts that should not be learned: rendered chats, HTML, fillers and boilerplate, without false alarms."""
 import json
 
 import pytest

@@ -1,4 +1,4 @@
-"""Files of a run that are empty, of another type or foreign: what reads them says so, or does without."""
+"""Files of a run that are empty, of another type or foreign: readers report it, or work without them."""
 import json
 import pickle
 import shutil
@@ -34,7 +34,7 @@ READERS = [str, lambda r: r._repr_html_(), lambda r: json.dumps(r.to_dict()), la
 
 
 def fields_of(text:bytes, every:bool):
-    "The same object with one field of another type, or of every other"
+    "The same object with one field, or every other field, of another type"
     said, odd = json.loads(text), ([], 3, {"a": 1}, None)
     for k, name in enumerate(said if isinstance(said, dict) else ()):
         yield from (json.dumps(said | {name: value}).encode() for value in (odd if every else odd[k % 4:][:1]))
@@ -66,7 +66,7 @@ def test_any_damage_is_a_sentence_or_does_no_harm(undisturbed, tmp_path, every):
 def foreign(file:Path)->None: file.write_bytes(pickle.dumps(Foreign()))
 
 class Foreign:
-    "What torch reads only with its safety switched off"
+    "An object that torch loads only in unsafe mode"
 
 
 def test_a_foreign_state_in_a_checkpoint(undisturbed, tmp_path, capfd):

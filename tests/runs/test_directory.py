@@ -1,4 +1,4 @@
-"""What is written into a run, and what can still be read of it after a fault."""
+"""What is written into a run, and what can still be read after a failure."""
 import os, shutil
 from contextlib import contextmanager
 
@@ -17,7 +17,7 @@ def curve(run)->list: return [(m["step"], m["loss"]) for m in run.metrics() if "
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    "A run as ten steps of training leave it"
+    "A run after ten steps of training"
     run = create_run(load_config("demo", runs_dir=str(tmp_path_factory.mktemp("whole")), max_steps=10))
     for step in range(1, 11): run.record(dict(step=step, loss=3 / step))
     run.set_status("finished", step=10)
@@ -36,7 +36,7 @@ def test_half_a_line_of_metrics_is_no_line(tmp_path, whole):
 
 @contextmanager
 def nobody():
-    "Not root, who may read everything"
+    "Run as a user other than root, who may read everything"
     if os.geteuid() != 0: yield
     else:
         os.seteuid(65534)

@@ -1,4 +1,4 @@
-"""A run directory that an older version has written is still a run: it opens, goes on, and is evaluated."""
+"""A run directory written by an older version still works: it opens, resumes, and is evaluated."""
 import shutil
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who trains a run: the lock, and the very process that holds it. Another container is one that `unshare` makes."""
+"""Which process trains a run: the lock and its holder. Other containers are created with `unshare`."""
 import errno
 import os
 import shutil
@@ -55,7 +55,7 @@ def holder(run, *before:str):
 
 @pytest.fixture
 def bystander():
-    "A process that has nothing to do with it"
+    "An unrelated process"
     found = subprocess.Popen(["sleep", "60"])
     yield found
     assert found.poll() is None, "a process that does not train was signalled"

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, runs that are made at once, and lists that nothing breaks."""
+"""Atomic files, runs created at the same time, and lists that survive damage."""
 import json
 import os
 import signal
@@ -18,7 +18,7 @@ from sft_nb.runs.directory import list_runs
 
 
 def killed_at(n:int, code:str, *args)->int:
-    "A process that is killed when something is about to be on the disk for the `n`th time"
+    "Run a process that is killed just before its `n`th flush to disk"
     head = """
 import os, signal, sys
 left, sync = [int(sys.argv[1])], os.fsync

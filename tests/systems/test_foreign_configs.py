@@ -1,4 +1,4 @@
-"""Files as users of TRL, the handbook, Axolotl and LLaMA-Factory have them: read with their meaning, or refused."""
+"""Config files of TRL, the handbook, Axolotl and LLaMA-Factory: read with their meaning, or refused."""
 import json
 import os
 import random
@@ -24,7 +24,7 @@ def read(path):
 
 
 def print_table(folder=PUBLISHED):
-    "What becomes of each file below a folder: python tests/systems/test_foreign_configs.py FOLDER"
+    "Print the result for each file below a folder: python tests/systems/test_foreign_configs.py FOLDER"
     for tool in sorted(p for p in Path(folder).iterdir() if p.is_dir()):
         found = {file: read(file) for file in sorted(tool.glob("*.y*ml"))}
         for file, cfg in found.items():

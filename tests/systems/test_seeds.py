@@ -16,14 +16,14 @@ from sft_nb.tasks.core import task_names
 
 
 def needs(*names):
-    "Skip where a task or a setting is not there yet"
+    "Skip if a task or a setting does not exist yet"
     missing = [n for n in names if n not in task_names() and n not in defaults()]
     return pytest.mark.skipif(bool(missing), reason=f"no {', '.join(missing)}")
 
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    "The config that a command line of `sft_nb train` means, in a folder of its own"
+    "The config of an `sft_nb train` command line, in a separate folder"
     def config(line):
         met = []
         def meet(cfg):

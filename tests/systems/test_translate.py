@@ -1,4 +1,4 @@
-"""Settings of other programs: each is translated, accepted with words, or refused with what to write; never ignored."""
+"""Settings of other programs: each is translated, accepted with a note, or refused with a fix; never ignored."""
 import contextlib
 import io
 

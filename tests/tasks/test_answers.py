@@ -1,4 +1,4 @@
-"""Two hundred answers for each parser, read by a person first: what models write, what is malformed, what is meant to
+"""Two hundred answers for each parser, labelled by a person: typical of models, malformed, or meant to
 mislead."""
 import json
 

@@ -1,4 +1,4 @@
-"""Figures are those of rouge-score, sacrebleu and scikit-learn, called directly."""
+"""Figures equal those of rouge-score, sacrebleu and scikit-learn."""
 import json
 import random
 

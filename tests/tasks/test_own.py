@@ -1,4 +1,4 @@
-"""Tasks of one's own: a file, a module, an object, a function; and none runs because a stranger's run names it."""
+"""User-defined tasks: a file, a module, an object, a function; none runs just because an untrusted run names it."""
 import json
 
 import pytest
@@ -30,7 +30,7 @@ class Capitals:
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    "A file with one task, beside a module that it imports, seen from another folder"
+    "A file with one task, next to a module that it imports, used from another folder"
     (tmp_path/"tasks").mkdir()
     (tmp_path/"tasks/helper.py").write_text("CAPITAL = 'Lima'\n")
     (tmp_path/"tasks/mine.py").write_text(MINE.format(ran=str(tmp_path/"ran")))

@@ -1,4 +1,4 @@
-"""Answers are read as the people who wrote the data meant them."""
+"""Answers are parsed as the authors of the data meant them."""
 import json
 
 import pytest
@@ -63,7 +63,7 @@ def test_tasks_are_found_by_name_and_by_path():
 # units whose answers are missing, or stand in the reasoning already
 
 def units_of(tmp_path, *rows, task="units", **settings):
-    "What is learned from a file of rows, and why the others are left out"
+    "What is learned from a file of rows, and why the others are dropped"
     import json
     from sft_nb.config import load_config
     from sft_nb.tokens.prepare import prepare

@@ -1,4 +1,4 @@
-"""What is typed: fields, a folder by its domain, a task in a file."""
+"""Command-line values: fields, a folder by domain, a task in a file."""
 import json
 
 from sft_nb.cli import main

@@ -1,4 +1,4 @@
-"""What was prepared is found again, and nothing else."""
+"""Prepared rows are found again, and nothing else is."""
 import errno
 import json
 import os
@@ -67,7 +67,7 @@ def test_lines_that_cannot_be_read_are_left_out_when_asked(tmp_path, tokenizer):
 
 @pytest.fixture
 def entry(tmp_path, tokenizer):
-    "Prepared rows in a cache of their own: where the entry is, and how to prepare them"
+    "Prepared rows in a separate cache: the folder of the entry, and how to prepare them"
     file = write(tmp_path/"a.jsonl", pairs(30))
     cfg = no_eval(train_file=file, cache_dir=str(tmp_path/"cache"))
     def ask(): return prepare(cfg, tokenizer).train
@@ -75,7 +75,7 @@ def entry(tmp_path, tokenizer):
 
 
 def turned(file, at=-20):
-    "One bit of a file is another"
+    "Flip one bit of a file"
     content = bytearray(file.read_bytes())
     content[at] ^= 1
     file.write_bytes(content)

@@ -1,4 +1,4 @@
-"""No column is passed over in silence: it is obeyed, refused or named in the report."""
+"""No column is ignored silently: it is honoured, refused or named in the report."""
 import datasets
 import pytest
 from conftest import shared

@@ -1,4 +1,4 @@
-"""Skeletons save time and change nothing."""
+"""Skeletons save time and change no tokens."""
 import json
 
 import pytest

@@ -1,4 +1,4 @@
-"""An adapter names a base that peft finds from any working directory."""
+"""An adapter names its base so that peft finds it from any working directory."""
 import json
 import shutil
 

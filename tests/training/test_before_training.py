@@ -1,4 +1,4 @@
-"""What is said before a run is written: a preflight that fails; rows, settings or processes that cannot be meant."""
+"""Errors before a run is created: a failed preflight; rows, settings or processes that make no sense."""
 import json
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Evaluations and checkpoints after each epoch, and what a line of the log says of speed, memory and perplexity."""
+"""Evaluations and checkpoints after each epoch, and speed, memory and perplexity in a log line."""
 import math
 
 import pytest

@@ -1,4 +1,4 @@
-"""Full disks and damaged checkpoints: what was saved is kept, and what continues ends where an undisturbed run ends."""
+"""Full disks and damaged checkpoints: saved state is kept, and a resumed run ends like an undisturbed one."""
 import json
 import resource
 import signal

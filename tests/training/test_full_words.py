@@ -1,4 +1,4 @@
-"""A run of method full has no adapter, and no text about it speaks of one."""
+"""A run of method full has no adapter, and no text about it mentions one."""
 import re
 import warnings
 

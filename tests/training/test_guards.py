@@ -1,4 +1,4 @@
-"""What the guards see while a model trains: answers that collapse, weights that do not move, a loss that stays flat."""
+"""What the guards detect during training: collapsing answers, unchanged weights, a flat loss."""
 import json
 from unittest.mock import patch
 
@@ -14,7 +14,7 @@ DECODING = "sft_nb.training.guards.continue_tokens"
 
 
 def answers(text:str, *, ended:bool=False):
-    "A model that answers this, whatever it is asked"
+    "A model that gives this answer to every prompt"
     def answer(model, tokenizer, prompts, **how): return [Generation(text, 80, ended)] * len(prompts)
     return patch(DECODING, answer)
 

@@ -1,4 +1,4 @@
-"""A training in processes of its own: two are one, a crash says why, and who is asked to stop does."""
+"""Training in separate processes: two train together, a crash reports its reason, and a stop request works."""
 import json
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A finished run that goes on for longer, and an adapter that goes on learning on other rows."""
+"""Extend a finished run, and train an adapter further on other rows."""
 import shutil
 
 import pytest

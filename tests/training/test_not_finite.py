@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not finite: the step is not taken, its rows are named, and `on_nan` decides."""
+"""A loss or gradient that is not finite: the step is not taken, its rows are named, and `on_nan` decides."""
 import json
 from unittest.mock import patch
 

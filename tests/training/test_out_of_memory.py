@@ -1,4 +1,4 @@
-"""Memory that runs out in a step or an evaluation: smaller parts and the same loss, or an error that says what fits."""
+"""Out of memory in a step or an evaluation: smaller parts with the same loss, or an error that says what fits."""
 import json
 from dataclasses import replace
 from unittest.mock import patch

@@ -1,4 +1,4 @@
-"""What a training tells while it goes on, and a checkpoint that somebody asks for in the middle of it."""
+"""Progress reports during training, and a checkpoint requested in the middle of it."""
 import io
 import json
 from types import SimpleNamespace
@@ -61,7 +61,7 @@ def test_a_preflight_counts_its_checks_and_is_told_as_a_whole(monkeypatch):
 
 @pytest.fixture
 def terminal(monkeypatch, capsys):
-    "A person at a terminal; what they read"
+    "A user at a terminal; records what they see"
     monkeypatch.setattr(progress, "display_target", lambda: "terminal")
     return lambda: capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""What a resumed run is compared with, and a reader that goes away while it is trained."""
+"""What is compared when a run is resumed, and a reader of its output that disappears."""
 import json
 import os
 import sys
@@ -70,7 +70,7 @@ def test_the_mean_loss_of_a_resumed_run_is_that_of_all_steps(tmp_path, undisturb
 
 @contextmanager
 def nobody_reads():
-    "Standard output and error are pipes whose reader has gone"
+    "Standard output and error are pipes whose reader is closed"
     with ExitStack() as stack:
         for name in ("stdout", "stderr"):
             ours, theirs = os.pipe()

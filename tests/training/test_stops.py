@@ -1,4 +1,4 @@
-"""A stop request is granted after the step in hand, and what continues ends where an undisturbed run ends."""
+"""A stop request takes effect after the current step, and a resumed run ends like an undisturbed one."""
 import shutil
 import signal
 import time

@@ -1,4 +1,4 @@
-"""Several processes are one training, whoever starts them and whatever is divided among them."""
+"""Several processes train one model, for every launcher and every kind of sharding."""
 import json
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The trackers have the lines of metrics.jsonl, and no file has a secret."""
+"""Trackers receive the lines of metrics.jsonl, and no file contains a secret."""
 import json
 import os
 import shutil

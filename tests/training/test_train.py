@@ -1,4 +1,4 @@
-"""The loss is the loss that is meant, an evaluation leaves training as it was, and a run tells what happened."""
+"""The loss is the intended one, an evaluation does not affect training, and a run records what happened."""
 import json
 import shutil
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the trainer takes from its parents: every private name is listed with its reason, and exists."""
+"""Private names that the trainer uses from its parents: each is listed with its reason, and exists."""
 import ast
 import inspect
 import re
@@ -24,7 +24,7 @@ def is_trainer(node)->bool:
 
 
 def touched(source:str)->set[str]:
-    "Private names of a trainer that a source reads, writes or defines again"
+    "Private names of a trainer that a source reads, writes or overrides"
     tree = ast.parse(source)
     used = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and is_trainer(n.value)}
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]

@@ -1,4 +1,4 @@
-"""A GPU is asked for a number at most twice a micro-batch: every answer empties its queue."""
+"""At most two device synchronisations per micro-batch, since each empties the GPU's queue."""
 import collections
 import traceback
 
