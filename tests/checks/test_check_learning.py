@@ -23,7 +23,8 @@ def test_learns():
     def look(before, after, rate=1e-3): return check_learns(Learned(before, after, [], 2, 10, rate)).status
     assert [look(2., x) for x in (1., 2., 2.1, 2.3, float("nan"))] == ["ok", "warn", "warn", "fail", "fail"]
     assert look(2., 1., 0.) == "fail"
-    assert look(2., 1.9999) == "warn" and look(2., 1.99) == "ok"   # it hardly moves
+    assert look(2., 1.9999) == look(8., 7.997) == "warn"   # it hardly moves
+    assert look(2., 1.99) == look(8., 7.99) == "ok"
 
 
 def test_steps_that_are_too_large_on_the_way():
