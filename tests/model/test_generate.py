@@ -127,6 +127,20 @@ def test_a_recurrent_model_is_answered_by_transformers_loop(tokenizer):
     assert answers[:2] == answers[2:] and answers[0].n_tokens <= 4
 
 
+def test_out_of_memory_halves_the_batches_of_transformers_loop(tokenizer):
+    model, sizes, seen = small_model(kind=MambaConfig, state_size=4), [], []
+    right, own = continue_tokens(model, tokenizer, PROMPTS, max_new_tokens=4), model.generate
+    def tight(input_ids, **more):
+        sizes.append(len(input_ids))
+        if sizes[-1] > 2: raise torch.OutOfMemoryError("CUDA out of memory")
+        return own(input_ids=input_ids, **more)
+    with patch.object(model, "generate", tight):
+        found = continue_tokens(model, tokenizer, PROMPTS, max_new_tokens=4, on_answer=lambda i, g: seen.append(i))
+    assert found == right and sorted(seen) == [*range(len(PROMPTS))] and sizes.count(len(PROMPTS)) == 1
+    with patch.object(model, "generate", side_effect=torch.OutOfMemoryError("CUDA out of memory")):
+        with pytest.raises(torch.OutOfMemoryError): continue_tokens(model, tokenizer, PROMPTS)
+
+
 def test_a_stop_text_ends_an_answer_and_is_no_part_of_it(tokenizer):
     base = load_base(load_config(), tokenizer)
     whole, = generate(base, tokenizer, ask("What colour is the sky?"), max_new_tokens=20)
