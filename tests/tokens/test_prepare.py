@@ -7,7 +7,7 @@ from conftest import shared
 from samples import finding, no_eval, pairs, supervised, trl_template, write
 
 from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.report import ConfigError, SftError
 from sft_nb.rows.sources import read_rows
 from sft_nb.tokens.encode import encode_prompts
 from sft_nb.tokens.prepare import prepare
@@ -138,6 +138,8 @@ def test_files_are_mixed_by_weight(tmp_path, tokenizer):
     def count(**kw): return prepare(no_eval(train_file=files, **kw), tokenizer).train.n_read
     assert count() == 500 and count(train_weights=(3., 1.)) == 700 and 150 < count(train_weights=(1., .25)) < 250
     assert count(train_weights=(1., .25)) == count(train_weights=(1., .25))
+    for wrong in (0., -1.):
+        with pytest.raises(ConfigError, match=f"a weight is {wrong:g}"): count(train_weights=(1., wrong))
 
 
 def test_a_cut_share_is_no_training_row_and_duplicates_stay_together(tmp_path, tokenizer):

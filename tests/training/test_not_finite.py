@@ -7,7 +7,7 @@ import torch
 from learner import assert_same, curve, notes, small
 from transformers import TrainerCallback
 
-from sft_nb.report import SftError
+from sft_nb.report import edit, SftError
 from sft_nb.runs.directory import Run
 from sft_nb.tokens.prepare import prepare
 from sft_nb.training import guards
@@ -128,8 +128,9 @@ def test_weights_that_become_nan_are_never_saved(tmp_path):
         run = Run(tmp_path/name)
         assert (run.status.state, [p.name for p in run.checkpoints()]) == ("failed", ["checkpoint-2"])
         assert not run.adapter.exists() and "row" not in run.status.reason
-    said = notes(Run(tmp_path/"last"))["held_out_loss"].says
-    assert "the weights hold NaN or infinity, the first in " in said and "row" not in said
+    note = notes(Run(tmp_path/"last"))["held_out_loss"]
+    assert "the weights hold NaN or infinity, the first in " in note.says and "row" not in note.says
+    assert str(note.fix) == str(edit(learning_rate=run.config.learning_rate / 2))
 
 
 def test_the_best_checkpoint_is_kept_when_the_last_step_breaks_the_weights(tmp_path):
