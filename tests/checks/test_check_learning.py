@@ -22,7 +22,7 @@ def test_learns():
     def look(before, after, rate=1e-3): return check_learns(Learned(before, after, [], 2, 10, rate)).status
     assert [look(2., x) for x in (1., 2., 2.1, 2.3, float("nan"))] == ["ok", "warn", "warn", "fail", "fail"]
     assert look(2., 1., 0.) == "fail"
-    assert look(2., 1.9999) == "warn" and look(2., 1.99) == "ok"   # it hardly moves
+    assert look(2., 1.9999) == "warn" and look(2., 1.99) == "ok"   # it hardly changes
 
 
 def test_steps_that_are_too_large_on_the_way():
@@ -95,7 +95,7 @@ def test_weights_that_become_nan_are_one_finding(monkeypatch):
     assert told.says.startswith("the weights are not finite after step 3 of 10 on the same rows"), told
     assert told.fix.says("shell") == "--learning-rate 0.0005"
     assert found["learning.answers"].status == "skipped" and "not finite" in found["learning.answers"].says
-    assert not any("could not be made" in f.says or "atol" in f.says for f in report.findings), report
+    assert not any("could not be created" in f.says or "atol" in f.says for f in report.findings), report
 
 
 def test_a_state_that_was_written_is_read_again():
