@@ -65,7 +65,7 @@ class RowSettings:
         "task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, else arithmetic for the tiny "
         "model", is_path=True, runs_code=_is_imported, for_evaluation=True)] = "auto"
     fields:Annotated[tuple[str,...]|None, Setting(
-        "which columns hold what the task reads, where they are called otherwise: question=Problem answer=Solution",
+        "columns that hold what the task reads, where their names differ: question=Problem answer=Solution",
         pairs=True, changes_tokens=True, for_evaluation=True)] = None
     system_prompt:Annotated[str|None, Setting(
         "system text before each conversation, instead of the task's own; None: the task's",

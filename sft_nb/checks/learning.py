@@ -98,7 +98,7 @@ def check_learns(learned:Learned)->Finding:
     says = f"after {learned.steps} steps on the same rows the loss is {learned.after:.4f}, from {learned.before:.4f}"
     if not math.isfinite(learned.after) or learned.after > 1.1 * learned.before: return fail(says, edit_rate(rate / 10))
     if learned.highest > 2 * learned.before + 1:
-        says += f", but {learned.highest:.4f} on the way: the steps are too large"
+        says += f", with a peak of {learned.highest:.4f}: the steps are too large"
         return fail(says, edit_rate(rate / 10))
     if 0 < down < 5e-4 * learned.before: return warn(f"{says}: it hardly changes", edit_rate(min(rate * 100, 2e-4)))
     if down > 0: return ok(says)

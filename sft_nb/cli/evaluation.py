@@ -91,14 +91,14 @@ _ASKS = dict(
     device_map=Option(str|None, None, "auto: spread the model over all GPUs"),
     server=Option(str|None, None, "http://host:port of one that answers (OpenAI's API); None: the weights are loaded"),
     served=Option(str|None, None, "the name of the model there; None: the only one"),
-    cluster=Option(str|None, None, "column of the record that a row is about; row: each by itself; None: it is found"),
-    by=Option(str|None, None, "the figure that counts: loss, f1, accuracy ...; None: that of the task"),
+    cluster=Option(str|None, None, "column of the record that a row is about; row: each by itself; None: detected"),
+    by=Option(str|None, None, "the figure to judge by: loss, f1, accuracy ...; None: that of the task"),
     on_bad_row=Option(Literal["error","drop"]|None, None, "a held-out row that cannot be read; None: as in training"),
     max_length=Option(int|None, None, "longer held-out rows are left out; None: as in training"),
-    reuse=Option(bool, True, "False: ask again what is known"), trust_remote_code=_TRUST, json=_JSON)
+    reuse=Option(bool, True, "False: generate again what is known"), trust_remote_code=_TRUST, json=_JSON)
 _GENERAL = dict(
-    general=Option(bool, True, "also read general texts, for what was forgotten"),
-    general_file=Option(str|None, None, "other general texts than those that ship"))
+    general=Option(bool, True, "also score general texts, for what was forgotten"),
+    general_file=Option(str|None, None, "general texts in place of those that ship"))
 
 def _evaluation_options(options)->dict:
     "The keyword arguments of `evaluate`"
@@ -125,7 +125,7 @@ def _with_target(command_name:str, options:SimpleNamespace)->SimpleNamespace:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #c7641e12
 _EVALUATE = dict(run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, examples=_EXAMPLES, **_ASKS) | _GENERAL | dict(
-    general=Option(bool, False, "also read general texts, for what was forgotten"))
+    general=Option(bool, False, "also score general texts, for what was forgotten"))
 
 def evaluate_command(args:list[str])->int:
     "Score base and tuned model of a run on held-out rows"
@@ -139,7 +139,7 @@ def evaluate_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0swe01
 _SWEEP = dict(run=_RUN, checkpoints=Option(tuple[str,...]|None, None, "checkpoint-N ...; None: all"),
-              follow=Option(bool, False, "True: of a training that goes on, score each checkpoint as it comes"),
+              follow=Option(bool, False, "True: while a run trains, score each checkpoint as it comes"),
               **_ASKS, **_GENERAL)
 
 def sweep_command(args:list[str])->int:
@@ -155,7 +155,7 @@ def sweep_command(args:list[str])->int:
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0ver01
 _VERDICT = dict(
     run=_RUN, checkpoint=Option(str|None, None, "None: the pick of the last sweep, else the adapter"),
-    min_gain=Option(float, 0., "the whole interval of the gain must lie above: 0.02 is 2 points"),
+    min_gain=Option(float, 0., "the whole interval of the gain must be above this: 0.02 is 2 points"),
     max_forgetting=Option(float|None, None, "rise of the loss on general texts that is allowed, 0.01; None: any"),
     **_ASKS, **_GENERAL)
 
@@ -185,15 +185,15 @@ def compare_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen02
 _SAYS = dict(
-    run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, system=Option(str|None, None, "a system message in front"),
+    run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, system=Option(str|None, None, "a system message to begin with"),
     max_new_tokens=Option(int|None, None, "an answer ends here if the model does not end it; None: as in training"),
-    temperature=Option(float, 0., "0: the likeliest tokens; above: drawn"),
-    top_p=Option(float, 1., "draw from the likeliest tokens that have this share together"),
-    stop=Option(tuple[str,...], (), "texts that end an answer"), seed=Option(int|None, None, "of what is drawn"),
+    temperature=Option(float, 0., "0: the likeliest tokens; above: sampled"),
+    top_p=Option(float, 1., "sample from the likeliest tokens with this total probability"),
+    stop=Option(tuple[str,...], (), "texts that end an answer"), seed=Option(int|None, None, "of the sampling"),
     trust_remote_code=_TRUST)
-_PROMPT = Option(tuple[str,...], ..., "what the user says; several are answered one by one")
+_PROMPT = Option(tuple[str,...], ..., "user messages; several are answered one by one")
 _GENERATE = dict(prompt=_PROMPT) | _SAYS | dict(
-    base=Option(bool, False, "also what the model said before training"), json=_JSON)
+    base=Option(bool, False, "also what the base answers"), json=_JSON)
 
 def _make_talker(options):
     "A function that generates with the model or its base: conversations -> generations"
@@ -249,7 +249,7 @@ def chat_command(args:list[str])->int:
     if len(texts) > 1:
         instead = command(f"sft_nb generate {shell_quote(texts[0])} {shell_quote(texts[1])}")
         raise ConfigError("sft_nb chat", f"it takes no question ({texts[1][:100]!r})",
-                          "what you say is read from the input", instead)
+                          "your messages are read from the input", instead)
     options = _with_target("chat", parse_own("chat", args, _SAYS, summary=chat_command.__doc__))
     ask, talk = _make_talker(options), _opening_messages(options)
     if sys.stdin.isatty(): _say(f"{options.run}: an empty line ends it")
@@ -263,7 +263,7 @@ def chat_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #dc9ba746
 _MERGE = dict(run=_RUN, checkpoint=_CHECKPOINT,
-              out=Option(str|None, None, "a folder that is not there; None: merged, in the run"),
+              out=Option(str|None, None, "a new folder; None: merged, in the run"),
               dtype=Option(Literal["bfloat16","float16","float32"], "bfloat16", "format of the weights"),
               prompts=Option(int, 8, "rows on which adapter and merged model are compared"), trust_remote_code=_TRUST)
 
@@ -303,7 +303,7 @@ _PROVE = dict(run=_RUN, checkpoint=_CHECKPOINT, json=_JSON,
               folder=Option(str|None, None, "a merged folder; None: merged, in the run, if it is there"),
               model=Option(str|None, None, "of the server; None: the only one that it lists"),
               temperature=Option(float|None, None, "what your client sends with each request; None: nothing"),
-              quantised=Option(str|None, None, "int8, fp8, int4 ...: done to the merged weights on purpose"),
+              quantised=Option(str|None, None, "int8, fp8, int4 ...: how the merged weights were quantised"),
               prompts=Option(int, 8, "of the run, to compare"),
               max_new_tokens=Option(int, 48, "of an answer"),
               timeout=Option(float, 120., "seconds for an answer of the server"), trust_remote_code=_TRUST)

@@ -63,7 +63,7 @@ class Units(GeneratedTask):
         "The question and the tagged number; `SftError` for an answer without a number, or another in the reasoning"
         reasoning, expected = str(row.get("reasoning") or ""), self.expected(row)   # reads the column, even if unused
         if expected is None:
-            raise SftError("row", "its answer is no number", f"a number instead of {str(row['answer'])[:40]!r}",
+            raise SftError("row", "its answer is not a number", f"a number instead of {str(row['answer'])[:40]!r}",
                            "write its answer as a number")
         answer = str(row["answer"]) if _TAGS.search(str(row["answer"])) else f"<answer>{row['answer']}</answer>"
         if self.reasoning and _TAGS.search(reasoning):   # it has its answer already: a second one would be learned

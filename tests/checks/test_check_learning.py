@@ -27,7 +27,7 @@ def test_learns():
 
 def test_steps_that_are_too_large_on_the_way():
     told = check_learns(Learned(8., 2.4, [], 2, 10, .5, 40.))
-    assert told.status == "fail" and "40.0000 on the way" in told.says and str(told.fix) == "learning_rate=0.05"
+    assert told.status == "fail" and "a peak of 40.0000" in told.says and str(told.fix) == "learning_rate=0.05"
     assert check_learns(Learned(8., 2.4, [], 2, 10, .5, 9.)).status == "ok"
 
 
