@@ -122,7 +122,7 @@ def test_weights_that_become_nan_are_never_saved(tmp_path):
     few = dict(max_steps=4, save_steps=2, eval_samples=4, eval_steps=4)
     for name, at, how in (("last", 4, {}), ("late", 3, dict(on_nan="skip"))):
         says = (f"step {at}: an earlier step has made the weights NaN or infinite, the first in .*lora_A.*; "
-                "finite weights, as checkpoint-2 has them. Fix: resume.*learning_rate=")
+                "finite weights, as in checkpoint-2. Fix: resume.*learning_rate=")
         with pytest.raises(SftError, match=says):
             train(small(tmp_path, run_name=name, **few | how), callbacks=[BreaksWeights(at)])
         run = Run(tmp_path/name)
