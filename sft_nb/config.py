@@ -139,7 +139,7 @@ def find_config(
 
     where = f"config {str(p)!r}"
     if os.path.exists(p):
-        found = "this is neither a .py nor a .yaml nor a .json file"
+        found = "this is not a .py, .yaml or .json file"
         fix = as_fix("write it in YAML: max_length: 512") if p.is_file() else edit(config="default")
         if p.is_file() and p.suffix in FILE_SUFFIXES:   # a file of rows
             fix = Fix(dict(train_file=str(p)), call=f"load_config(train_file={str(p)!r})")
@@ -150,8 +150,8 @@ def find_config(
         kinds = (".py", ".yaml", ".yml", ".json")
         files = [str(f) for f in sorted(p.parent.iterdir()) if f.suffix in kinds] if p.parent.is_dir() else []
         near = difflib.get_close_matches(str(p), files, 3, .7) or near
-    expected = f"near it is {' or '.join(near)}" if near else f"the names are {', '.join(config_names())}"
-    raise MissingPathError(where, "there is no such name and no such file", expected,
+    expected = f"the nearest is {' or '.join(near)}" if near else f"the names are {', '.join(config_names())}"
+    raise MissingPathError(where, "no config and no file has this name", expected,
                            edit(config=[*near, "default"][0]))
 
 # %% ../nbs/01_config.ipynb #cfg00001
@@ -332,7 +332,7 @@ def command_line_options(
 def _refuse_assignment(self:Config, name:str, value):
     known = [full_name(name)] if full_name(name) in SETTINGS else nearest_names(name, SETTINGS)
     right = known[0] if known else name
-    raise FrozenInstanceError(f"a Config does not change. Fix: cfg = load_config(cfg, {right}={value!r})")
+    raise FrozenInstanceError(f"a Config is immutable. Fix: cfg = load_config(cfg, {right}={value!r})")
 
 def _no_attribute(self:Config, name:str):
     full, near = full_name(name), []
@@ -376,5 +376,5 @@ def require_trust(
     asked = sorted(name for name in cfg.untrusted if name in names or not names)
     if not asked: return
     settings = " and ".join(f"{name} = {getattr(cfg, name)!r}" for name in asked)
-    raise ConfigError(cfg.sources[asked[0]], f"it asks for {settings}, which runs Python code",
+    raise ConfigError(cfg.sources[asked[0]], f"it sets {settings}, which runs Python code",
                       "code that you have read", edit(trust_remote_code=True))

@@ -124,14 +124,14 @@ def registered_task(
 ):
     "The registered task of this name; ConfigError if it belonged to another process"
     if name in _TASKS_IN_MEMORY: return _TASKS_IN_MEMORY[name]
-    found = "it was an object of another process, and is not here"
-    fix = edit(task="task.py") | f"run the cell that defines {name[7:]}, and give it to load_config again"
+    found = "it was an object in another process"
+    fix = edit(task="task.py") | f"run the cell that defines {name[7:]}, and pass it to load_config again"
     raise ConfigError(f"task {name!r}", found, "a task in a file, or that object again", fix)
 
 def check_portable(cfg:Config)->None:
     "ConfigError for a task that another process could not find"
     if not cfg.task.startswith("memory:"): return
-    found = "it is an object of this process, and a process of its own would not find it"
+    found = "it is an object in this process, and a separate process would not find it"
     raise ConfigError(f"task {cfg.task!r}", found, "a task in a file", edit(task="task.py"))
 
 # %% ../nbs/00_config_files.ipynb #54e9d917
@@ -182,7 +182,7 @@ def run_config_file(path:Path)->dict[str,Any]:
         lines = [line for frame, line in frames if frame.f_code.co_filename == str(path)]
         line = e.lineno if isinstance(e, SyntaxError) else [1, *lines][-1]
         fix = command(f"python {shell_quote(path)}")
-        raise ConfigError(f"{path}:{line}", f"{type(e).__name__}: {e}", "a config file is Python that runs", fix) from e
+        raise ConfigError(f"{path}:{line}", f"{type(e).__name__}: {e}", "Python that runs without errors", fix) from e
 
     hooks = {name for names in _HOOKS for name in names.split()}   # refused by name, not skipped
     skipped = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, __future__._Feature)
@@ -249,7 +249,7 @@ def _count_values(
     known:dict,   # id of a node -> its count; None while it is being counted
 )->int:
     "Count the values below a YAML node with aliases expanded; ValueError for a recursive alias"
-    if known.setdefault(id(node), 0) is None: raise ValueError("an alias stands inside of what it names")
+    if known.setdefault(id(node), 0) is None: raise ValueError("an alias is inside the value it stands for")
     if known[id(node)]: return known[id(node)]
     known[id(node)] = None
     below = node.value if isinstance(node.value, list) else []
@@ -288,15 +288,15 @@ def _no_settings_error(
     lines = text.splitlines()
     bad = lines[line - 1] if line and line <= len(lines) else ""
     pair = re.match(r"\s*([\w.-]+)(?:\s*=\s*|:\s*)([^\s=].*)", bad)
-    fix = "write one setting in a line, such as max_length: 512"
+    fix = "write one setting per line, such as max_length: 512"
     def is_setting(line:str)->bool:
         import yaml
         try: return isinstance(yaml.safe_load(line), dict)
         except yaml.YAMLError: return False
     if "mapping values" in why and bad[:1] == " ":
         end = next((end for end in ("", "]", "}", '"', "'") if is_setting(bad.strip() + end)), None)
-        closed = f", and with {end} behind it" if end else ""
-        fix = f"write it without spaces in front{closed}: {bad.strip()}{end}"
+        closed = f", and with {end} at the end" if end else ""
+        fix = f"write it without leading spaces{closed}: {bad.strip()}{end}"
         if end is None: fix = f"correct line {line}, which is: {bad.strip()}"
     elif "mapping values" in why and pair: fix = f"write {pair[1]}: {json.dumps(pair[2].strip(), ensure_ascii=False)}"
     elif "\t" in bad[:len(bad) - len(bad.lstrip())]: fix = f"indent line {line} with spaces, not with tabs"
@@ -304,7 +304,7 @@ def _no_settings_error(
         fix = f"write {pair[1]}: {pair[2]}"
     elif bad: fix = f"correct line {line}, which is: {bad.strip()}"
     where = f"{path}:{line}" if line else str(path)
-    return ConfigError(where, f"this is no YAML of settings: {why}", "lines of name: value", fix[:200])
+    return ConfigError(where, f"this is not valid YAML for settings: {why}", "lines of name: value", fix[:200])
 
 def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     "The settings of a YAML file, and an error for each unknown name; ConfigError if it cannot be read"
@@ -315,11 +315,11 @@ def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
         if tree is None: raise _no_settings_error(path, text, "it is empty")
         if isinstance(tree, yaml.ScalarNode):
-            raise _no_settings_error(path, text, "it is a text, without a colon and a space behind a name",
+            raise _no_settings_error(path, text, "it is plain text, without a colon and a space after a name",
                                      tree.start_mark.line + 1)
         if isinstance(tree, yaml.SequenceNode): raise _no_settings_error(path, text, "it is a list")
         if (n := _count_values(tree, {})) > _MAX_YAML_VALUES:
-            raise ConfigError(str(path), f"its aliases make {n:.0e} values of it", f"at most {_MAX_YAML_VALUES:,}",
+            raise ConfigError(str(path), f"its aliases expand to {n:.0e} values", f"at most {_MAX_YAML_VALUES:,}",
                               "write the values out, without aliases of aliases")
         problems = _contradictory_keys(tree, path, set())
         lines, merged = _line_numbers(tree), _merged_names(tree)
@@ -356,12 +356,12 @@ def read_json_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
         first, *others = e.doc.splitlines() or [""]
         try: several = others and is_row(json.loads(first))
         except ValueError: several = False
-        if several: raise ConfigError(str(path), "these are lines of JSON, as rows have them", expected, rows) from e
+        if several: raise ConfigError(str(path), "these are JSON lines, the format of rows", expected, rows) from e
         fix = f"correct line {e.lineno}, which is: {e.doc.splitlines()[e.lineno - 1].strip()[:150]}" if e.doc else fix
         raise ConfigError(f"{path}:{e.lineno}", f"this is not a saved config: {e.msg}", expected, fix) from e
     except (OSError, ValueError) as e: raise ConfigError(str(path), error_summary(e), expected, fix) from e
     if isinstance(found, list) and found and all(map(is_row, found)):
-        raise ConfigError(str(path), "these are rows, and no settings", expected, rows)
+        raise ConfigError(str(path), "these are rows, not settings", expected, rows)
     if not isinstance(found, dict):
         raise ConfigError(str(path), f"this is not a saved config, but a {type(found).__name__}", expected, fix)
     if {"model_type", "architectures", "peft_type"} & {*found}:

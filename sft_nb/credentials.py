@@ -220,7 +220,7 @@ def read_private_file(
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode): return "", ""
         if found.st_uid != os.getuid(): return "", "it belongs to another user"
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH): return "", "others may write it"
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH): return "", "others can write to it"
         return os.read(handle, 100_000).decode("utf-8", "replace"), ""
     finally: os.close(handle)
 

@@ -168,7 +168,7 @@ class Tool:
 
 # %% ../nbs/00_foreign_meaning.ipynb #d8e075db
 _IGNORED = {
-    "logs are written as report_to, wandb and logging_steps say": """
+    "logs are written as report_to, wandb and logging_steps specify": """
         log_on_each_node include_tokens_per_second include_num_input_tokens_seen
         include_tkps
         include_effective_tokens_per_second include_for_metrics batch_eval_metrics plot_loss print_param_status project
@@ -187,7 +187,7 @@ _IGNORED = {
         push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision hub_model_revision
         push_to_hub_model_id push_to_hub_organization push_to_hub_token push_dataset_to_hub push_to_hub_revision""",
     "the hub is asked with HF_TOKEN": "hf_use_auth_token use_auth_token hf_hub_token ms_hub_token om_hub_token",
-    "kernels compute the same faster; the setting kernels chooses ours": """
+    "kernels compute the same, faster; the setting kernels chooses ours": """
         liger_rope liger_rms_norm liger_rms_norm_gated liger_layer_norm liger_glu_activation liger_cross_entropy
         liger_fused_linear_cross_entropy liger_use_token_scaling liger_kernel_config enable_liger_kernel
         use_kernels use_kernel_forward use_unsloth use_unsloth_gc unsloth_cross_entropy_loss unsloth_lora_mlp
@@ -207,7 +207,7 @@ _IGNORED = {
         quantize_moe_experts bnb_4bit_quant_storage fp32_norms fp32_norm_classes upcast_layernorm upcast_lmhead_output
         use_cache use_kv_cache relora_cpu_offload optim_cpu_offload use_reentrant_gc peft_autocast_adapter_dtype
         quantization_device_map tensor_parallel_size gradient_checkpointing_use_reentrant""",
-    "num_processes says how many train together": """
+    "num_processes sets how many train together": """
         local_rank world_size ddp ddp_timeout ddp_backend ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph
         accelerator_config parallelism_config dp_shard_size dp_replicate_size use_ray ray_run_name ray_storage_path
         ray_storage_filesystem ray_num_workers ray_init_kwargs resources_per_worker placement_strategy heads_k_stride
@@ -239,7 +239,7 @@ _IGNORED = {
         tokenizer_use_mistral_common cls_model_config base_model_config is_falcon_derived_model is_llama_derived_model
         is_mistral_derived_model is_qwen_derived_model model_quantization_config model_quantization_config_kwargs
         model_code_revision base_model_revision""",
-    "rows of the vocabulary that no token uses change no loss": """
+    "vocabulary rows that no token uses do not change the loss": """
         resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings resize_vocab""",
     "only the language model is adapted: rows are text": """
         freeze_mm_modules freeze_vision_tower freeze_multi_modal_projector""",
@@ -281,30 +281,30 @@ PARAMETERS = same_for(_PARAMETERS, any_value())
 
 # %% ../nbs/00_foreign_meaning.ipynb #65fb3200
 _LACKING = {
-    "it trains by another loss": """
+    "it trains with another loss": """
         use_eaft use_dft_loss use_asft_loss label_smoothing_factor
         scaling_softmax""",
     "it adds noise to the embeddings": "neftune_noise_alpha noisy_embedding_alpha",
     "its optimiser is not one of TrainingArguments": """
         use_galore use_apollo use_badam use_adam_mini use_muon optim_target_modules optim_args adam_epsilon2 adam_beta3
         dion_lr dion_momentum dion_rank_fraction dion_rank_multiple_of muon_ns_steps""",
-    "some weights would learn at another rate": """
+    "some weights would have another learning rate": """
         loraplus_lr_ratio lr_groups embedding_lr embedding_lr_scale""",
-    "the schedule of the learning rate is not one of TrainingArguments": """
+    "its learning rate schedule is not one of TrainingArguments": """
         lr_quadratic_warmup lr_div_factor jagged_restart_steps jagged_restart_warmup_steps
         jagged_restart_anneal_steps relora_steps""",
-    "only a part of the weights would be trained, which is not done here": """
+    "only some of the weights would be trained, which is not supported": """
         freeze_language_model use_llama_pro lisa_n_layers peft_layers_to_transform
         peft_layers_pattern peft_trainable_token_indices""",
-    "the adapter would be another one than LoRA on linear layers": """
+    "the adapter would not be LoRA on linear layers": """
         peft_layer_replication relora loftq_config create_new_adapter""",
     "the model would be changed before it is trained": """
         mixture_of_depths shift_attn s2_attention use_pose rope_scaling fix_untrained_tokens added_tokens_overrides
         new_special_tokens_config split_special_tokens dense_mixer""",
-    "it trains for a number format that is not computed here": "qat fp8 gptq",
+    "it trains for a number format that is not supported": "qat fp8 gptq",
     "only a part of the rows would be read": "dataset_shard_num dataset_shard_idx",
-    "it brings a trainer of its own": "trainer_cls",
-    "what a sequence may hold was another thing": "max_packed_sequence_len",
+    "it has its own trainer": "trainer_cls",
+    "it limits a sequence in another way": "max_packed_sequence_len",
 }
 LACKING = {name: when_on(refused(why, f"leave {{{name}}} out"))
            for why, names in _LACKING.items() for name in names.split()}

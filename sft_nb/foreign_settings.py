@@ -43,7 +43,7 @@ def _read_warmup(v, given:FileSettings)->Meaning|None:
     "warmup_ratio is a share below 1, and counts less than warmup_steps beside it"
     if given.key != "warmup_ratio": return None
     if given.written.get("warmup_steps") and "warmup_steps" not in given.overridden:
-        return accepted("warmup_steps says it")
+        return accepted("warmup_steps sets it")
     if isinstance(v, bool) or not isinstance(v, (int, float)) or v < 1: return None
     share = v / 100 if 1 < v < 100 else .1
     return refused("warmup_ratio is a share of all steps, below 1",
@@ -101,8 +101,8 @@ def _read_logging_steps(v, given:FileSettings)->Meaning|None:
     return accepted("logs are written every 10 steps") if isinstance(v, float) and v < 1 else None
 
 def _read_max_samples(v, given:FileSettings)->Meaning|None:
-    "LLaMA-Factory reads so many rows of each dataset: DATASET[:N]"
-    return accepted("so many rows of each dataset") if given.tool == "llama-factory" else None
+    "LLaMA-Factory reads that many rows of each dataset: DATASET[:N]"
+    return accepted("that many rows of each dataset") if given.tool == "llama-factory" else None
 
 def _read_target_modules(v, given:FileSettings)->Meaning|None:
     "all-linear for all; a pattern gives the names in it: (up|down|gate)_proj"
@@ -218,7 +218,7 @@ def translate_setting(
     try: return found(v, given)
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError):
         if meanings is None: return None   # validation names what the setting accepts
-        return refused(f"a value of another kind than {type(v).__name__}", "look up the name in its tool")
+        return refused(f"a value of a type other than {type(v).__name__}", "look up the name in that tool")
 
 # %% ../nbs/00_foreign_settings.ipynb #3d76fdef
 def refusal(
@@ -242,7 +242,7 @@ def method_refusal(
     fix = "train that with the tool that wrote it"
     if "preference" in what: fix = "fine-tune first, then see the recipe from_here_to_preferences"
     if "sft_nb merge" in what: fix = command("sft_nb merge runs/NAME")
-    return ConfigError(where, f"{setting} asks for {what}", "only supervised fine-tuning on text is done here",
+    return ConfigError(where, f"{setting} asks for {what}", "sft_nb only does supervised fine-tuning on text",
                        fix_for_source(where, fix))
 
 # %% ../nbs/00_foreign_settings.ipynb #24b53447
@@ -261,7 +261,7 @@ def foreign_keys()->list[tuple[str,str]]:
     "Every foreign key with its meaning, sorted by name; a key with a tool-specific meaning is listed with its tool"
     found = [(name, setting) for name, setting in ALIASES.items()]
     found += [(name, describe_meanings(meanings)) for name, meanings in FOREIGN.items() if name not in PARAMETERS]
-    found += [(name, "ignored: it belongs to a method that is refused where it is on") for name in PARAMETERS]
+    found += [(name, "ignored: it belongs to a method that is refused if it is on") for name in PARAMETERS]
     found += [(name, read.__doc__) for name, read in VALUES.items()]
     found += [(f"{name} ({tool.title})", describe_meanings(meanings)) for tool in TOOLS.values()
               for name, meanings in tool.own.items()]

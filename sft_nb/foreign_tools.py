@@ -45,10 +45,10 @@ def _read_load_in_4bit(v, given:FileSettings)->Meaning:
     "method = 'qlora', if an adapter is trained"
     asked_elsewhere = ("adapter", "use_peft", "finetuning_type", "quantization_bit")
     if given.tool and any(name in given.written for name in asked_elsewhere): return accepted()
-    if given.tool: return accepted("all weights are trained, and such are not quantised" if v else "")
+    if given.tool: return accepted("all weights are trained, so they are not quantised" if v else "")
     if v: return sets(method="qlora")
     if given["method"] != "qlora": return accepted("the base is not quantised by this method")
-    return accepted("8 bits are asked for") if given["load_in_8bit"] else sets(method="lora")
+    return accepted("8 bits are requested") if given["load_in_8bit"] else sets(method="lora")
 
 def _read_use_peft(v, given:FileSettings)->Meaning:
     "method = 'lora', or 'qlora' where the base is quantised"
@@ -89,7 +89,7 @@ def _read_greater_is_better(v, given:FileSettings)->Meaning:
 _NEVER = sets_over_others(eval_steps=None)
 _EVALUATE = {"steps": _evaluate_by_steps, "epoch": _evaluate_by_epoch, "no": _NEVER, False: _NEVER, None: accepted()}
 _LOG_LEVELS = only_values("debug", "info", "warning", "error", "critical", "passive",
-                          note="logs are written as report_to, wandb and logging_steps say")
+                          note="logs are written as report_to, wandb and logging_steps specify")
 EVALUATION_KEYS = dict(
     eval_strategy=_EVALUATE, evaluation_strategy=_EVALUATE,
     do_train={True: accepted("sft_nb train does"), None: accepted(),
@@ -109,7 +109,7 @@ EVALUATION_KEYS = dict(
     eval_packing=true_or_false("held-out rows are scored whole"),
     prediction_loss_only=true_or_false("an evaluation in training computes the loss alone"),
     resume_from_checkpoint={None: accepted(), False: accepted(), ...: refused(
-        "a run goes on with its own settings", command("sft_nb train --resume runs/NAME", "resume(run)"))},
+        "a run resumes with its own settings", command("sft_nb train --resume runs/NAME", "resume(run)"))},
     disable_tqdm=true_or_false("a bar, or lines in a log"))
 
 # %% ../nbs/00_foreign_tools.ipynb #f28d1b17
@@ -238,9 +238,9 @@ def _read_model_kwargs(v, given:FileSettings)->Meaning:
     return accepted("how the model is loaded changes nothing that it learns")
 
 def _read_distributed(v, given:FileSettings)->Meaning:
-    "num_processes says how many"
+    "num_processes sets how many"
     if given["num_processes"] > 1: return accepted("num_processes train together")
-    return refused("num_processes says how many", edit(num_processes=2))
+    return refused("num_processes sets how many", edit(num_processes=2))
 
 _FSDP = """version reshard_after_forward state_dict_type final_state_dict_type auto_wrap_policy offload_params
     cpu_offload activation_checkpointing transformer_layer_cls_to_wrap cpu_ram_efficient_loading sync_module_states
@@ -254,7 +254,7 @@ def _read_fsdp_config(v, given:FileSettings)->Meaning:
     options = {k.removeprefix("fsdp_"): wanted for k, wanted in v.items()}
     asked = [k for k, wanted in options.items() if k not in unless_zero or wanted]
     odd = [k for k in asked if k not in _FSDP]
-    if odd: return refused(f"{odd[0]} is not known; it knows {', '.join(_FSDP[:6])} ...", edit(fsdp=True))
+    if odd: return refused(f"{odd[0]} is not known; known are {', '.join(_FSDP[:6])} ...", edit(fsdp=True))
     return sets(fsdp=True) if asked else accepted()
 
 def _refuse_gpu(v, given:FileSettings)->Meaning:
@@ -265,7 +265,7 @@ def _refuse_gpu(v, given:FileSettings)->Meaning:
 ATTENTION_NOTE = "auto takes flash-attn where it is installed, else varlen"
 ATTENTION = {True: sets_if_unset(ATTENTION_NOTE, attn_implementation="auto"), False: accepted(), None: accepted()}
 MODEL_KWARGS = when_on(_read_model_kwargs)
-_NO_BIAS = "an adapter of its own has no biases; modules_to_save trains more"
+_NO_BIAS = "the adapter has no biases of its own; modules_to_save trains more"
 _ON_CPU = {True: sets(device="cpu")} | only_values(False, note="device chooses")
 TRL_MACHINE_KEYS = dict(
     bias=only_values("none", note=_NO_BIAS), lora_bias=only_values("none", False, note=_NO_BIAS),
@@ -336,7 +336,7 @@ def _read_target_linear(v, given:FileSettings)->Meaning:
     named = given.written.get("lora_target_modules") or ()
     not_meant = ("lm_head", "embed_tokens", "wte", "embed_out", "embed_in")   # linear, but not part of all-linear
     odd = [name for name in named if name in not_meant] if isinstance(named, (list, tuple)) else []
-    if odd: return refused(f"{odd[0]} would get an adapter beside all linear layers", edit(modules_to_save=(odd[0],)))
+    if odd: return refused(f"{odd[0]} would get an adapter besides all linear layers", edit(modules_to_save=(odd[0],)))
     return sets_over_others(lora_target_modules=("all-linear",))
 
 def _read_bnb_config(v, given:FileSettings)->Meaning:
@@ -383,7 +383,7 @@ def read_special_tokens(v, given:FileSettings)->Meaning:
     if not isinstance(v, dict): return refused("names with tokens", edit(train_tokens=("<|im_end|>",)))
     known = "bos_token eos_token unk_token pad_token cls_token sep_token mask_token additional_special_tokens".split()
     odd = [k for k in v if k not in known]
-    if odd: return refused(f"{odd[0]} is no special token", "leave {special_tokens} out")
+    if odd: return refused(f"{odd[0]} is not a special token", "leave {special_tokens} out")
     if added := v.get("additional_special_tokens"): return sets(train_tokens=tuple(added))
     return accepted("an answer ends as the chat template writes it; padding is masked" if any(v.values()) else "")
 
@@ -532,10 +532,10 @@ def read_dataset_names(v, given:FileSettings, setting:str="train_file")->Meaning
     if settings and len(settings) == len(names) and setting == "train_file":
         formats = {one["data_format"] for one in settings}
         fields = join_fields([one.get("fields") for one in settings])
-        if fields is ...: return refused("their columns go by different names", f"name one of them in {{{setting}}}")
+        if fields is ...: return refused("their columns have different names", f"name one of them in {{{setting}}}")
         sets["data_format"] = formats.pop() if len(formats) == 1 else "auto"
         if fields: sets["fields"] = fields
-    note = f"there is no dataset_info.json, so it is taken for {', '.join(guessed)}" if guessed else ""
+    note = f"there is no dataset_info.json, so it is assumed to be in {', '.join(guessed)}" if guessed else ""
     return Meaning(note, sets)
 
 def _read_eval_dataset(v, given:FileSettings)->Meaning:

@@ -31,7 +31,7 @@ def create_optimizer(
     "The trainer's optimiser; ConfigError if it cannot be created"
     try: return create()
     except (ImportError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as e:
-        found = f"{cfg.optim!r} cannot be made: {error_summary(e)}"
+        found = f"{cfg.optim!r} cannot be created: {error_summary(e)}"
         expected = "an optimiser that is installed and runs here"
         raise ConfigError("optim", found, expected, edit(optim="adamw_torch")) from e
 
@@ -61,7 +61,7 @@ def schedule_arguments(
     for pair in cfg.lr_scheduler_kwargs or ():
         name, mark, text = pair.partition("=")
         if not mark or not name.isidentifier() or not text:
-            raise ConfigError("lr_scheduler_kwargs", f"{pair!r} is no pair", "name=value",
+            raise ConfigError("lr_scheduler_kwargs", f"{pair!r} is not a pair", "name=value",
                               edit(lr_scheduler_kwargs=("min_lr_rate=0.1",)))
         try: found[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError): found[name] = text

@@ -135,7 +135,7 @@ def to_dict(self:Fix)->dict:
 def from_dict(cls:Fix, d:dict)->"Fix":
     "A fix from the result of `to_dict`; TypeError for anything else"
     texts = [d.get(name, "") for name in ("command", "call", "advice", "language")]
-    if not all(isinstance(text, str) for text in texts): raise TypeError("a text was expected")
+    if not all(isinstance(text, str) for text in texts): raise TypeError("a string was expected")
     others = tuple(map(cls.from_dict, d.get("otherwise", ())))
     settings = {name: tuple(v) if isinstance(v, list) else v for name, v in d.get("settings", {}).items()}
     return cls(**d | dict(settings=settings, otherwise=others))
@@ -170,16 +170,16 @@ def with_article(noun:str)->str:
 def error_summary(error:Exception)->str:
     "An error's message in one line of at most 200 characters; without torch's advice to load unsafe files"
     said = str(error).strip() or "no message"
-    if "weights_only" in said: return "it holds something else than tensors, and is not read"
+    if "weights_only" in said: return "it holds something other than tensors"
     return said.splitlines()[0][:200]
 
 def why_unreadable(error:Exception)->str:
     "Why one of our JSON files could not be read, without Python's exception names"
     if isinstance(error, OSError) and error.strerror: return error.strerror
-    if isinstance(error, json.JSONDecodeError): return f"no JSON: {error.msg} in line {error.lineno}"
-    if isinstance(error, UnicodeDecodeError): return "it is not text in UTF-8"
+    if isinstance(error, json.JSONDecodeError): return f"not JSON: {error.msg} on line {error.lineno}"
+    if isinstance(error, UnicodeDecodeError): return "it is not UTF-8 text"
     if isinstance(error, KeyError): return f"{error} is missing"
-    return "something else is in it"
+    return "it has other contents"
 
 # %% ../nbs/00_report.ipynb #fef3bd6e
 class SftError(Exception):
@@ -257,7 +257,7 @@ def _render_traceback_(self:SftError)->list[str]:
     if tracer and (again or tracer.mode == "Verbose" or os.environ.get("SFT_NB_TRACEBACK")):
         return tracer.structured_traceback(type(self), self, at)
     colour = str(getattr(shell, "colors", "nocolor")).lower() != "nocolor"
-    return [*card_text(**self.card(), colour=colour).split("\n"), "", "%tb shows the whole path"]
+    return [*card_text(**self.card(), colour=colour).split("\n"), "", "%tb shows the full traceback"]
 
 # %% ../nbs/00_report.ipynb #30f00831
 STATUSES = ("ok", "skipped", "warn", "fail")   # from best to worst

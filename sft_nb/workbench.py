@@ -60,7 +60,7 @@ class _Asked:
         if data is not None and tokenizer not in (None, data.tokenizer):
             made, given = (token_inputs(data.cfg, data.task, one) for one in (data.tokenizer, tokenizer))
             if made != given:
-                raise ConfigError("tokenizer", "the data was prepared with another one", "one tokenizer",
+                raise ConfigError("tokenizer", "the data was prepared with a different one", "one tokenizer",
                                   "prepare(cfg, tokenizer, train=rows) with this tokenizer, or leave it out here")
         brings_own = data is not None and not is_resolved and is_own_tokenizer(data.tokenizer, data.cfg)
         if brings_own or (data is not None and tokenizer is not None): tokenizer = data.tokenizer

@@ -55,7 +55,7 @@ WRONG = [  # arguments, exit code, what the message says
     (["evaluate", "runs/none"], 2, ["no such directory"]),
     (["evaluate"], 2, ["run"]),
     (["train", "--resume", "runs/none"], 2, ["no such directory"]),
-    (["train", "--resume", "runs/none", "--lr", "1e-3"], 2, ["--learning-rate is given too"]),
+    (["train", "--resume", "runs/none", "--lr", "1e-3"], 2, ["--learning-rate is also given"]),
     (["train", "--task", "chat"], 1, ["there is no file", "--train-file rows.jsonl"]),
     (["data", "--task", "gsm8k", "--train-file", "fields.jsonl"], 1,
      ["fields.jsonl line 1", "question, answer is missing", "the row has utterance, reply"]),
@@ -74,9 +74,9 @@ WRONG = [  # arguments, exit code, what the message says
     (["data", "--train-file", "."], 1, ["broken.jsonl line 2", "not valid JSON"]),
     (["data", "--train-file", "nobody/nothing:train"], 1,
      ["dataset 'nobody/nothing:train'", "cannot be loaded from the hub"]),
-    (["train", "--resume", "runs/none", "--config", "demo"], 2, ["--config is given too"]),
+    (["train", "--resume", "runs/none", "--config", "demo"], 2, ["--config is also given"]),
     (["config", "--lr-scheduler-type", "cosin"], 2, ["'cosin' is not known", "Fix: --lr-scheduler-type cosine"]),
-    (["config", "--deepspeed", "zero9"], 2, ["'zero9' is not there; zero2, zero3", "Fix: --deepspeed zero2"]),
+    (["config", "--deepspeed", "zero9"], 2, ["'zero9' does not exist; zero2, zero3", "Fix: --deepspeed zero2"]),
     (["config", "--report-to", "wandbb"], 2, ["'wandbb' is not known", "Fix: --report-to wandb"]),
     (["config", "cosin.yaml"], 2, ["cosin.yaml:2: lr_scheduler_type 'cosin'", "Fix: lr_scheduler_type: cosine"]),
     (["train", "--config", "demo", "--optim", "adamm"], 2, ["optim: 'adamm' is not known", "Fix: --optim "]),
@@ -114,7 +114,7 @@ WRONG = [  # arguments, exit code, what the message says
      ["preflight: learning.learns", "learning_rate is 0"]),
     (["check", "--config", "demo", "--learning-rate", "0", "--max-samples", "40", "--eval-samples", "0"], 1,
      ["learning_rate is 0"]),
-    (["train", "--batch-size", "4", "--per-device-train-batch-size", "8"], 2, ["set the same"]),
+    (["train", "--batch-size", "4", "--per-device-train-batch-size", "8"], 2, ["are one setting"]),
     (["trian"], 2, ["no such command", "Fix: sft_nb train"]),
     (["sft"], 2, ["no such command", "Fix: sft_nb train"]),
     (["nosuch"], 2, ["no such command", "Fix: sft_nb --help"]),
@@ -138,7 +138,7 @@ def test_a_run_name_that_is_taken(trained):
     done = shell("train", "--config", "demo", "--runs-dir", trained.path.parent, "--run-name", trained.name)
     stem = trained.name.rsplit("-", 1)[0]
     assert done.returncode == 2 and f"--run-name {stem}-2" in done.stderr
-    assert "exists already (finished at step 60)" in done.stderr
+    assert "already exists (finished at step 60)" in done.stderr
 
 
 def test_data_as_json_is_one_object(files):
@@ -191,7 +191,7 @@ def test_max_time_stops_and_resume_goes_on(tmp_path):
     named = ["train", "--config", "demo", "--runs-dir", tmp_path, "--run-name", "x"]
     first = shell(*named, *small_model(), "--max-steps", 8, "--max-time", 0, "--eval-samples", 4, "--no-preflight")
     assert first.returncode == 0, first.stderr
-    assert f"Go on with: sft_nb train --resume {tmp_path}/x" in first.stdout, first.stdout
+    assert f"Continue with: sft_nb train --resume {tmp_path}/x" in first.stdout, first.stdout
     assert f"sft_nb evaluate {tmp_path}/x" in first.stdout
     again = shell(*named)
     assert again.returncode == 2 and f"sft_nb train --resume {tmp_path}/x" in again.stderr

@@ -129,8 +129,8 @@ def test_a_damaged_json_is_named(tmp_path, text, says):
 
 def test_find_config(tmp_path):
     (tmp_path/"notes.txt").touch()
-    with pytest.raises(ConfigError, match="neither a .py nor a .yaml nor a .json"): find_config(tmp_path/"notes.txt")
-    with pytest.raises(ConfigError, match="no such name and no such file"): find_config("zzz")
+    with pytest.raises(ConfigError, match="not a .py, .yaml or .json file"): find_config(tmp_path/"notes.txt")
+    with pytest.raises(ConfigError, match="no config and no file has this name"): find_config("zzz")
     save_config(load_config(), tmp_path/"config.json")
     assert find_config(tmp_path) == tmp_path/"config.json"
 
@@ -205,9 +205,9 @@ def test_a_yaml_file_is_answered_in_its_own_words(tmp_path, text, line, found, f
 
 
 @pytest.mark.parametrize("text,line,why,fix", [
-    ("lora_r: 8\n  seed: 5\n", 2, "mapping values are not allowed here", "write it without spaces in front: seed: 5"),
+    ("lora_r: 8\n  seed: 5\n", 2, "mapping values are not allowed here", "write it without leading spaces: seed: 5"),
     ("lora_r: 8\n  lr_scheduler_kwargs: [1\n", 2, "mapping values are not allowed here",
-     "write it without spaces in front, and with ] behind it: lr_scheduler_kwargs: [1]"),
+     "write it without leading spaces, and with ] at the end: lr_scheduler_kwargs: [1]"),
     ("lora_r: 8\n  seed: [1}\n", 2, "mapping values are not allowed here", "correct line 2, which is: seed: [1}"),
     ('run_name: a: "b"\n', 1, "mapping values are not allowed here", 'write run_name: "a: \\"b\\""'),
     ("run_name: a: b\n", 1, "mapping values are not allowed here", 'write run_name: "a: b"'),

@@ -78,7 +78,7 @@ def test_what_is_left_in_a_file_is_said(folders, capsys):
 @pytest.mark.parametrize("mode", [0o622, 0o660, 0o666, 0o602])
 def test_a_file_that_others_may_write_is_not_read(folders, capsys, mode):
     file = put(folders/"above/project", "HF_TOKEN=of-anybody\n", mode)
-    assert read() == set() and f"{file} is not read: others may write it. Fix: " in capsys.readouterr().err
+    assert read() == set() and f"{file} is not read: others can write to it. Fix: " in capsys.readouterr().err
 
 
 def test_a_file_of_another_user_is_not_read(folders, capsys, monkeypatch):
@@ -90,7 +90,7 @@ def test_a_file_of_another_user_is_not_read(folders, capsys, monkeypatch):
 def test_a_link_is_judged_by_what_it_leads_to(folders, capsys):
     target = put(folders/"home", "HF_TOKEN=of-anybody\n", 0o666)
     Path(".env").symlink_to(target)
-    assert read() == set() and "others may write it" in capsys.readouterr().err
+    assert read() == set() and "others can write to it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
@@ -253,6 +253,6 @@ def test_a_prompt_with_something_like_a_secret_is_refused(tmp_path, prompt):
     from sft_nb.config import load_config
     from sft_nb.report import ConfigError
     from sft_nb.runs.directory import create_run
-    with pytest.raises(ConfigError, match="system_prompt: something like a secret is in it") as e:
+    with pytest.raises(ConfigError, match="system_prompt: it seems to contain a secret") as e:
         create_run(load_config("demo", system_prompt=prompt, runs_dir=str(tmp_path)))
     assert "geheim" not in str(e.value) and "x1y2z3" not in str(e.value) and not list(tmp_path.iterdir())

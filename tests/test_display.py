@@ -58,7 +58,7 @@ def test_the_whole_path_is_there_when_it_is_asked_for(shell, again):
 def test_raised_anew_it_is_a_card_again(shell):
     "A workbench raises the same error for each part that needs it"
     said(shell, "from sft_nb.report import SftError\nerror = SftError('rows', 'none is left')")
-    for _ in range(2): assert "%tb shows the whole path" in said(shell, "raise error")
+    for _ in range(2): assert "%tb shows the full traceback" in said(shell, "raise error")
 
 
 def test_verbose_and_the_variable_mean_the_whole_path(shell, monkeypatch):

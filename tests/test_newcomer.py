@@ -21,7 +21,7 @@ LINES = [   # a wrong line -> words of its answer
     ("train --gpus 2", "--num-processes 2"), ("train --steps 9", "--max-steps"), ("train --output x", "--output-dir"),
     ("train --max-time soon", "90s, 30m, 5h, 1:30:00"), ("train --max-samples 10k", "--max-samples 10000"),
     ("train --max-samples many", "leave --max-samples out, or write an integer"), ("train --resume", "runs/NAME"),
-    ("train --resume runs/a --lr 1e-4", "--learning-rate is given too"),
+    ("train --resume runs/a --lr 1e-4", "--learning-rate is also given"),
     ("stop runs/a --timeout soon", "seconds, or a duration"),
     ("train --train-file row.jsonl", "--train-file rows.jsonl"), ("data --train-file no.csv", "no such file in"),
     ("data --config no/such.py", "no/such.py' in"),

@@ -20,7 +20,7 @@ def test_the_last_step_is_logged_and_told(tmp_path):
     assert [m["step"] for m in run.metrics() if "loss" in m] == [1, 3, 5]
     assert "at step 5" in _describe_losses(run) and "of 5 steps" not in _describe_losses(run)
     run.set_status("stopped", step=8)
-    assert _describe_losses(run).endswith("at step 5, the last that was logged of 8 steps")
+    assert _describe_losses(run).endswith("at step 5, the last logged of 8 steps")
 
 
 def long_rows(path):
@@ -57,12 +57,12 @@ def test_rows_that_are_asked_to_go_are_not_lost(tmp_path):
         data = prepare(cfg)
         return data.report.title, data.train.counts
     title, counts = report(lines[:9] * 4, drop_duplicates=True)
-    assert title == "data of task chat: 9 of 36 rows, but for 27 that are asked to go"
+    assert title == "data of task chat: 9 of 36 rows (27 left out as requested)"
     assert counts.tokens_lost == 0 and 4 * (counts.tokens - counts.tokens_requested) == counts.tokens
     once, before = report(lines, max_length=100)
     title, counts = report(lines[:9] * 30 + lines[9:], max_length=100, drop_duplicates=True)
     assert counts.length_of_most == before.length_of_most > 100 and counts.tokens_lost == before.tokens_lost
-    assert title.endswith(once.partition("rows, ")[2]) and "261 that are asked to go" in title
+    assert title.endswith(once.partition("rows, ")[2]) and "261 left out as requested)" in title
 
 
 @pytest.fixture
@@ -106,9 +106,9 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch, cap
     (OSError(28, "No space left on device"), "a disk with room"),
     (OSError(122, "Disk quota exceeded"), "a disk with room"),
     (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), "a disk with room"),
-    (PermissionError(13, "Permission denied"), "a folder that you may write"),
-    (OSError(30, "Read-only file system"), "a folder that you may write"),
-    (TypeError("cannot pickle a lock"), "nothing that stands in its way"), (AssertionError(), "nothing that stands"),
+    (PermissionError(13, "Permission denied"), "a folder that you can write to"),
+    (OSError(30, "Read-only file system"), "a folder that you can write to"),
+    (TypeError("cannot pickle a lock"), "nothing else in its place"), (AssertionError(), "nothing else in its place"),
 ])
 def test_only_a_full_disk_is_told_as_one(tmp_path, error, says):
     told = cannot_write(tmp_path/"checkpoint-3", error, command("sft_nb train --resume x"))

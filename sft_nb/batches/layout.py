@@ -87,7 +87,7 @@ def should_flatten(
 )->tuple[bool,str]:
     "Whether the rows of a batch are flattened, and why; ConfigError if requested but not supported"
     is_supported, is_required = supports_flattening(shape), _requires_flattening(cfg)
-    obstacle = f"{shape.model_type} has layers or positions that reach from row to row"
+    obstacle = f"{shape.model_type} has layers or positions that reach across rows"
     if cfg.sequence_parallel_size > 1 and has_states(shape):
         is_supported, obstacle = False, f"a state of {shape.model_type} runs through all tokens of a row"
     if (cfg.padding_free is True or is_required) and not is_supported:
@@ -101,7 +101,7 @@ def should_flatten(
         raise ConfigError("padding_free", f"it is False and {other} is set", f"{rows} rows are flattened",
                           edit(padding_free="auto") | edit(**{other: off}))
     if cfg.padding_free != "auto":
-        return cfg.padding_free, "chosen by the plan" if "padding_free" in cfg.planned else "asked for"
+        return cfg.padding_free, "chosen by the plan" if "padding_free" in cfg.planned else "requested"
     if is_required: return True, "rows are packed" if cfg.max_tokens_per_batch else "rows are shared"
     if not is_supported: return False, f"auto: {obstacle}"
     if takes_flattened(attention):
@@ -182,7 +182,7 @@ def choose_layout(
     flat, reason = should_flatten(cfg, attention, shape)
     if flat and model is not None and not rows_stay_apart(model):
         if _requires_flattening(cfg) or (cfg.padding_free is True and "padding_free" not in cfg.planned):
-            found = f"{shape.model_type} has positions or layers that reach from row to row"
+            found = f"{shape.model_type} has positions or layers that reach across rows"
             raise ConfigError("padding_free", f"in a flattened batch the rows read each other: {found}",
                               "padded batches", edit(padding_free=False, max_tokens_per_batch=None))
         flat, reason = False, f"in a flattened batch the rows of {shape.model_type} would read each other"

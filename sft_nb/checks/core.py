@@ -67,12 +67,12 @@ def run_check(
     "The findings of a check; skipped if its evidence cannot be built. AttributeError for an unknown parameter"
     parts = signature(f).parameters
     unknown = [part for part in parts if part not in dir(evidence)]
-    if unknown: raise AttributeError(f"{name} looks at {unknown[0]!r}, and no evidence is called so")
+    if unknown: raise AttributeError(f"{name} takes {unknown[0]!r}, and no evidence has that name")
     try: args = [getattr(evidence, part) for part in parts]
     except Exception as e:
         part = next((part for part, known in evidence.failures.items() if known is e), None)
-        if part is None: return [error_finding(name, e, "what it looks at cannot be made")]
-        return [skipped(f"there is no {describe_part(part)} to look at", check=name)]
+        if part is None: return [error_finding(name, e, "its evidence cannot be made")]
+        return [skipped(f"there is no {describe_part(part)} to check", check=name)]
     try: found = f(*args)
     except Exception as e: return [error_finding(name, e, "the check itself crashed")]
     if found is None: return [ok(f.__doc__, check=name)]

@@ -37,7 +37,7 @@ def check_versions(requirements:list[str]|None)->Finding|None:
         problems.append(f"{needed.name} is {installed or 'not installed'}")
         packages.append(f"'{needed.name}{needed.specifier}'")
     if not problems: return None
-    return fail(", ".join(problems) + ": too old, or not there", command(f"pip install -U {' '.join(packages)}"))
+    return fail(", ".join(problems) + ": too old or missing", command(f"pip install -U {' '.join(packages)}"))
 
 # %% ../../nbs/09_checks/01_environment.ipynb #bb2a8d95
 @check("environment")
@@ -77,14 +77,14 @@ def check_gpu(requested:Config)->Finding|None:
         first = "the first" if used == 1 else f"{used}"
         rest = "the other is" if idle == 1 else f"the other {idle} are"
         fix = as_fix(f"torchrun --nproc-per-node {visible}") if started else edit(num_processes=visible)
-        return warn(f"training uses {first} of {visible} visible GPUs, and {rest} idle",
-                    fix | "CUDA_VISIBLE_DEVICES names those to use")
+        return warn(f"training uses {first} of {visible} visible GPUs; {rest} idle",
+                    fix | "set CUDA_VISIBLE_DEVICES to those to use")
     n = nvidia_cards()
     if not n or requested.device == "cuda": return None
     cards = "1 NVIDIA card is" if n == 1 else f"{n} NVIDIA cards are"
     build = "is built without CUDA"
     if torch.version.cuda is not None: build = f"is built for CUDA {torch.version.cuda}, and its driver cannot be used"
-    text = f"{cards} here, but torch {torch.__version__} {build}: training would run on the CPU"
+    text = f"{cards} present, but torch {torch.__version__} {build}: training would run on the CPU"
     return warn(text, as_fix(_torch_for_driver()) | edit(device="cpu"))
 
 # %% ../../nbs/09_checks/01_environment.ipynb #ba134230
@@ -116,7 +116,7 @@ def check_disk(requested:Config, checkpoint_bytes:int)->Finding:
     says = f"{n} checkpoints of {_to_mib(checkpoint_bytes)} take {_to_mib(needed)}, and {_to_mib(free)} are free"
     fix = edit(save_total_limit=1) | "{runs_dir} on a larger disk"
     if needed > free: return fail(says, fix)
-    if 2 * needed > free: return warn(f"{says}: less than twice as much", fix)
+    if 2 * needed > free: return warn(f"{says}: less than twice that", fix)
     return ok(says)
 
 # %% ../../nbs/09_checks/01_environment.ipynb #70867317
@@ -125,7 +125,7 @@ def check_tracking(requested:Config)->Finding|None:
     "the run's trackers start without asking for a key"
     if not requested.wandb and "wandb" not in (requested.report_to or ()): return None
     if not is_installed("wandb"):
-        return fail("wandb is asked for and not installed", command("pip install 'sft_nb[track]'") | edit(wandb=False))
+        return fail("wandb is requested but not installed", command("pip install 'sft_nb[track]'") | edit(wandb=False))
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"): return None
     try: has_key = "wandb" in Path(os.environ.get("NETRC") or Path.home()/".netrc").read_text()
     except OSError: has_key = False

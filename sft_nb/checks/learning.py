@@ -95,12 +95,12 @@ def check_learns(learned:Learned)->Finding:
         is_new = f"after step {learned.broke_at} of {learned.steps} on the same rows"
         says = f"the weights are not finite {is_new if learned.broke_at else 'before the first step'}"
         return fail(f"{says}, the first is {learned.broken}", edit_rate(rate / 10) if learned.broke_at else _REPAIRED)
-    says = f"after {learned.steps} steps on the same rows the loss is {learned.after:.4f}, it was {learned.before:.4f}"
+    says = f"after {learned.steps} steps on the same rows the loss is {learned.after:.4f}, from {learned.before:.4f}"
     if not math.isfinite(learned.after) or learned.after > 1.1 * learned.before: return fail(says, edit_rate(rate / 10))
     if learned.highest > 2 * learned.before + 1:
-        says += f", but {learned.highest:.4f} on the way: the steps are too large"
+        says += f", with a peak of {learned.highest:.4f}: the steps are too large"
         return fail(says, edit_rate(rate / 10))
-    if 0 < down < 5e-4 * learned.before: return warn(f"{says}: it hardly moves", edit_rate(min(rate * 100, 2e-4)))
+    if 0 < down < 5e-4 * learned.before: return warn(f"{says}: it hardly changes", edit_rate(min(rate * 100, 2e-4)))
     if down > 0: return ok(says)
     return warn(f"{says}: it did not go down", edit_rate(rate * 10 if learned.unchanged else rate / 10))
 
@@ -110,9 +110,9 @@ def check_moves(learned:Learned)->Finding|None:
     "every trained tensor has changed"
     unchanged = [] if learned.broken else learned.unchanged   # reported by `check_learns`
     if not unchanged or not learned.learning_rate: return None   # `check_learns` reports a zero rate
-    says = f"{len(unchanged)} of {learned.of} trained tensors did not move in {learned.steps} steps"
+    says = f"{len(unchanged)} of {learned.of} trained tensors did not change in {learned.steps} steps"
     says += f", the first is {unchanged[0]}"
-    fix = "adapters_to_float32(model): in 16 bits, small steps round away"
+    fix = "adapters_to_float32(model): in 16 bits, small steps are rounded away"
     if learned.learning_rate < 1e-6: fix = edit(learning_rate=2e-4)
     return fail(says, fix) if len(unchanged) == learned.of else warn(says, fix)
 
@@ -152,12 +152,13 @@ def check_schedule(schedule:ScheduleRun, requested:Config)->Finding:
     "the learning rate reaches its peak"
     steps, warm_up = schedule.steps, schedule.warm_up
     if not steps:
-        return fail("the training has no step: num_train_epochs is 0", edit(num_train_epochs=1) | edit(max_steps=100))
-    says = f"{steps:,} optimiser steps, {warm_up:,} of them to warm up"
+        fix = edit(num_train_epochs=1) | edit(max_steps=100)
+        return fail("there are no steps to train: num_train_epochs is 0", fix)
+    says = f"{steps:,} optimiser steps, {warm_up:,} of them warm-up"
     if not schedule.highest and requested.learning_rate:
         return warn(f"{says}: the learning rate is 0 in every step, and nothing is learned", edit(warmup_steps=0))
     if schedule.highest >= .999 * requested.learning_rate: return ok(says)
-    says += f": the learning rate gets to {schedule.highest:.3g}, and never to {requested.learning_rate:g}"
+    says += f": the learning rate only reaches {schedule.highest:.3g}, not {requested.learning_rate:g}"
     return warn(says, edit(warmup_steps=.03) | "more {num_train_epochs}")
 
 # %% ../../nbs/09_checks/05_learning.ipynb #b175b85d
@@ -188,5 +189,5 @@ def check_saves(saved:Saved|None)->Finding:
 @check("learning")
 def check_answers(answers:list[Generation]|None)->Finding|None:
     "the model can generate during training"
-    if answers is None: return skipped("the weights are not finite after the steps on a few rows: nothing was asked")
+    if answers is None: return skipped("after the steps on a few rows the weights are not finite: no answers")
     if not answers: return skipped("the first rows have no prompt")

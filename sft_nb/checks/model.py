@@ -70,7 +70,7 @@ def check_trainable(model, cfg:Config)->Finding:
     says = "{:,} of {:,} parameters are trained".format(*count_parameters(model))
     text_model = text_path(model)   # if the model has a vision tower
     if cfg.method == "full" and cfg.unfrozen_parameters: says += ", those that unfrozen_parameters names"
-    elif text_model: says += f", all of them in {text_model}: rows are text, and reach nothing else"
+    elif text_model: says += f", all of them in {text_model}: rows are text and use nothing else"
     return ok(says)
 
 # %% ../../nbs/09_checks/03_model.ipynb #df1bceb3
@@ -97,7 +97,7 @@ def check_packed(model, cfg:Config)->Finding|None:
     share, left_out = packed_share(model)
     says = f"{share:.1%} of the base is stored in {8 if cfg.load_in_8bit else 4} bits"
     if share >= .9 or not left_out: return ok(says)
-    says += f", and not {', '.join([*left_out][:3])}"
+    says += f", but not {', '.join([*left_out][:3])}"
     experts = [m for m in model.modules() if is_experts(m) and not hasattr(m, "packed")
                and any(p.ndim == 3 for p in m.parameters(recurse=False))]
     if not experts:
@@ -114,7 +114,7 @@ def check_packed(model, cfg:Config)->Finding|None:
 def check_causal(model, cfg:Config)->Finding|None:
     "no token attends to later ones"
     if cfg.load_in_8bit or getattr(causal_lm(model), "is_loaded_in_8bit", False):
-        return skipped("in 8 bits all tokens of a batch decide together what is rounded")
+        return skipped("in 8 bits, rounding depends on all tokens of a batch")
     inner, vocabulary = causal_lm(model), len(model.get_input_embeddings().weight)
     row = torch.arange(3, 11, device=model.get_input_embeddings().weight.device) % vocabulary
     other = row.clone()
@@ -204,7 +204,7 @@ def unused_tokens(
 @check("model")
 def check_special_tokens(model, tokenizer, data:Data, cfg:Config)->Finding|None:
     "the base was trained on the tokens that begin and end a turn"
-    if cfg.init == "random": return skipped("the weights are new: no token has met anything")
+    if cfg.init == "random": return skipped("the weights are random: no token is trained yet")
     if cfg.method == "full": return None
     seen = Counter(t for ids in data.train.tokens[:256]["input_ids"] for t in ids)
     trained = {tokenizer.convert_tokens_to_ids(t) for t in cfg.train_tokens or ()}
@@ -223,8 +223,8 @@ def check_special_tokens(model, tokenizer, data:Data, cfg:Config)->Finding|None:
     unwritten = untrained_in(causal_lm(model).get_output_embeddings(), ends)
     unread = untrained_in(causal_lm(model).get_input_embeddings(), in_question)
     if unwritten is None or unread is None:
-        return skipped("rows of common tokens look like rows of unused ones, so nothing can be told")
+        return skipped("embeddings of common tokens look like unused ones, so this is unknown")
     names = tuple(tokenizer.convert_ids_to_tokens(unwritten or unread))
     said, fix = " ".join(names), edit(train_tokens=names)
-    if unwritten: return fail(f"the base has never written {said}: an adapter hardly learns to end with it", fix)
+    if unwritten: return fail(f"the base has never written {said}: an adapter can hardly learn to end with it", fix)
     if unread: return warn(f"the base has never read {said}: it means nothing yet", fix)

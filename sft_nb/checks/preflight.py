@@ -327,7 +327,7 @@ def run_checks(
         for name, f in all_checks():
             found = run_check(name, f, evidence)
             new = {part: e for part, e in evidence.failures.items() if part not in reported}
-            findings += [error_finding(describe_part(part), e, "it could not be made") for part, e in new.items()]
+            findings += [error_finding(describe_part(part), e, "it could not be created") for part, e in new.items()]
             findings += found
             reported |= set(new)
             phase.update(phase.done + 1)

@@ -80,7 +80,7 @@ def check_kept(data:Data)->Finding|None:
     fix = look_at_dropped(data.cfg, data.train, "train")
     if counts.longest_dropped and counts.too_long >= .5 * gone: fix = edit(max_length=counts.longest_dropped)
     says = f"{gone:,} of {n:,} rows are left out and {cut:,} cut"
-    if counts.requested: says += f"; {counts.requested:,} more are left out as the settings ask"
+    if counts.requested: says += f"; {counts.requested:,} more are left out as requested"
     if reasons := data.train.reasons: says += f" ({describe_reasons(reasons)})"
     return fail(says, fix) if gone + cut >= .5 * n else warn(says, fix)
 
@@ -106,7 +106,7 @@ def check_masked(survey:Survey)->Finding|None:
 def check_ends(survey:Survey, data:Data)->Finding:
     "answers end with a token at which generation stops"
     says = f"{survey.ended:,} of {survey.rows:,} examples end with a supervised end token"
-    fix = "an end token behind each row, or a {chat_template} that writes one"
+    fix = "an end token after each row, or a {chat_template} that writes one"
     if data.train.counts.shortened: fix = edit(on_long="drop") | "a larger {max_length}"
     if not survey.ended and not (set(data.train.seen.formats) <= {"text", "tokens"}):
         return fail(f"{says}: the model would never learn to stop", fix)
@@ -119,7 +119,7 @@ def check_bos(survey:Survey)->Finding|None:
     "no example begins with two BOS tokens"
     if not survey.doubled: return None
     first = survey.doubled[0]
-    fix = f"take the BOS out of the rows, data.train.row({first}) is the first: the tokenizer writes its own"
+    fix = f"remove the BOS from the rows, data.train.row({first}) is the first: the tokenizer writes its own"
     return fail(f"{len(survey.doubled):,} examples begin with two BOS, the first is number {first}", fix)
 
 @check("data")
@@ -140,7 +140,7 @@ def check_pad(tokenizer, survey:Survey)->Finding|None:
     if pad not in end_ids(tokenizer): return None
     says = f"the pad token {tokenizer.pad_token} is an end token"
     if not survey.ended: return fail(f"{says}, and no example ends with a supervised one", _CHOOSE_PAD)
-    return warn(f"{says}: what masks padding by its token masks every end", _CHOOSE_PAD)
+    return warn(f"{says}: masking the pad token masks every end token too", _CHOOSE_PAD)
 
 # %% ../../nbs/09_checks/02_rows.ipynb #0ece86b0
 def prompts_differ(
@@ -173,13 +173,13 @@ def prompts_differ(
 def check_prompts(data:Data, cfg:Config)->Finding:
     "answers follow the same prompt tokens as in generation"
     if cfg.train_on_prompt:
-        return skipped("prompts are supervised too (train_on_prompt), so the labels do not say where an answer begins")
+        return skipped("prompts are supervised too (train_on_prompt), so the labels do not show where an answer begins")
     wrong, n = prompts_differ(data, cfg)
     if wrong:
-        says = f"{len(wrong)} of the first rows have other tokens in front of the answer than generation is given"
+        says = f"{len(wrong)} of the first rows have other tokens before the answer than generation gets"
         return fail(f"{says}, the first is {wrong[0]}", "prepare(cfg) again, with this chat template")
     if not n: return skipped("the first rows have no prompt: they are text or ids, or were cut")
-    return ok(f"{n} answers of the first rows are learned behind what generation is given")
+    return ok(f"{n} answers of the first rows follow the tokens that generation gets")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #71870b1c
 _LIKE_IDS = ("input_ids", "labels", "attention_mask", "position_ids")
@@ -205,7 +205,7 @@ def check_mask(batch:dict, lengths:list[int])->Finding|None:
     if "attention_mask" not in batch: return None
     wrong = (batch["attention_mask"] != _is_token(batch, lengths)).any(1).nonzero()[:, 0].tolist()
     if not wrong: return None
-    says = f"row {wrong[0]}: the mask is not 1 on its {lengths[wrong[0]]} tokens and 0 behind them"
+    says = f"row {wrong[0]}: the mask is not 1 on its {lengths[wrong[0]]} tokens and 0 after them"
     return fail(says, "pad on the right, and build the mask from lengths, not from token ids")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #b7cda941
@@ -221,7 +221,7 @@ def check_positions(batch:dict, lengths:list[int])->Finding|None:
         says = "rows are flattened and there is an attention mask too: with it, transformers does not keep them apart"
         return fail(says, "leave attention_mask out of a batch without padding")
     if positions[0].tolist() == [i for n in lengths for i in range(n)]: return None
-    return fail("positions do not begin again with each row: rows would read each other", _FLATTEN)
+    return fail("positions do not restart at each row: rows would read each other", _FLATTEN)
 
 # %% ../../nbs/09_checks/02_rows.ipynb #1e0cb21e
 @check("batch")
@@ -231,7 +231,7 @@ def check_padding(batch:dict, lengths:list[int], tokenizer)->Finding|None:
     if (batch["labels"][padding] != -100).any():
         return fail("the model would learn to write padding", "labels of padding are -100")
     if (batch["input_ids"][padding] != tokenizer.pad_token_id).any():
-        return fail("there are other tokens than the pad token in the padding: is it on the left?", "pad on the right")
+        return fail("the padding holds tokens other than the pad token: is it on the left?", "pad on the right")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #6f7be0a8
 @check("batch")
@@ -239,7 +239,7 @@ def check_labels(batch:dict)->Finding|None:
     "labels are the tokens themselves, or -100"
     supervised = batch["labels"] != -100
     if torch.equal(batch["labels"][supervised], batch["input_ids"][supervised]): return None
-    says = "there are labels that are not the token at their place: the model shifts them itself"
+    says = "some labels are not the token at their position: the model shifts them itself"
     return fail(says, "labels = input_ids where they are supervised, -100 elsewhere")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #cb524df6

@@ -82,13 +82,13 @@ def check_loss(first_step:FirstStep, vocabulary:int, requested:Config)->Finding:
     if not math.isfinite(loss): return fail(f"the loss of the first micro-batch is {loss}", _NOT_FINITE)
     if loss == 0: return fail("the loss of the first micro-batch is exactly 0: nothing is supervised",
                               "BatchPanel(cfg) shows the labels")
-    says = f"the loss of the first micro-batch is {loss:.3f}, guessing among {vocabulary:,} tokens has {chance:.3f}"
-    fix = as_fix("a {model} that has met such text")
+    says = f"the loss of the first micro-batch is {loss:.3f}; guessing among {vocabulary:,} tokens gives {chance:.3f}"
+    fix = as_fix("a {model} trained on such text")
     is_toy = requested.model == "tiny" and requested.tokenizer is None   # the tiny model has its own tokenizer
     if not is_toy: fix = as_fix("the {tokenizer} that this {model} was trained with") | fix
     if loss > chance + 1 and pretrained and loss > 2 * chance: return fail(f"{says}: worse than guessing", fix)
     if loss > chance + 1: return warn(f"{says}: worse than guessing", fix)
-    if pretrained and loss > chance - .5: return warn(f"{says}: the base knows nothing of this text", fix)
+    if pretrained and loss > chance - .5: return warn(f"{says}: the base does not know such text", fix)
     return ok(says)
 
 # %% ../../nbs/09_checks/04_step.ipynb #6ffa9504
@@ -98,7 +98,7 @@ def check_own_loss(own_loss:tuple[float,float]|None, tolerance:float)->Finding|N
     if own_loss is None: return None
     own, of_scores = own_loss
     if math.isnan(of_scores) or abs(own - of_scores) <= tolerance / 10 * abs(of_scores): return None
-    says = f"the model computes its loss itself, as {own:.5g}, and its scores of the next tokens have {of_scores:.5g}"
+    says = f"the model computes its own loss, {own:.5g}, and its next-token scores give {of_scores:.5g}"
     return fail(says, "a {model} that is trained to predict the next token")
 
 
@@ -131,10 +131,10 @@ def check_gradient(first_step:FirstStep)->Finding:
 @check("step")
 def check_measured(plan:Plan|None, first_step:FirstStep)->Finding:
     "the first step used as much memory as planned"
-    if first_step.peak_bytes is None: return skipped("only CUDA counts what a step takes")
+    if first_step.peak_bytes is None: return skipped("peak memory is measured only on CUDA")
     if plan is None: return skipped("there is no plan to compare with")
     planned = plan.allocated - plan.parts["optimiser"]   # the optimiser state does not exist yet
-    says = f"the first step took {first_step.peak_bytes / 2**30:.2f} GiB, {planned / 2**30:.2f} were planned"
+    says = f"the first step took {first_step.peak_bytes / 2**30:.2f} GiB; {planned / 2**30:.2f} GiB was planned"
     if first_step.peak_bytes <= 1.1 * planned: return ok(says)
     return warn(says, edit(per_device_train_batch_size=1) | edit(gradient_checkpointing=True))
 
@@ -145,7 +145,7 @@ def _compare_losses(a:float, b:float, tolerance:float, where:str, fix)->Finding|
     "A finding if the losses of the same rows in two layouts differ or are not finite"
     if not math.isfinite(a): return fail(f"the loss of the first rows is {a}", _NOT_FINITE)
     if _relative_difference(a, b) <= tolerance: return None
-    return fail(f"the loss of the same rows is {a:.6f}, and {b:.6f} {where}", fix)
+    return fail(f"the loss of the same rows is {a:.6f}, but {b:.6f} {where}", fix)
 
 _KEEP_APART = edit(padding_free=False) | "another {attn_implementation}" | "use_cache=False in the training step"
 
@@ -276,9 +276,9 @@ _FIND_IT |= edit(attn_implementation="sdpa") | edit(method="lora")
 @check("step")
 def check_derivative(slopes:list[Slope], slack:float, low_precision:bool)->Finding:
     "the gradient predicts how the loss changes"
-    if not slopes: return fail("there is no gradient at all", "see what step.gradient and model.trainable say")
+    if not slopes: return fail("there is no gradient at all", "see step.gradient and model.trainable")
     def describe(s:Slope)->str:
-        changes = f"the loss changes by {s.difference:.4g}, and the gradient says {s.gradient:.4g}"
+        changes = f"the loss changes by {s.difference:.4g}; the gradient predicts {s.gradient:.4g}"
         return f"along the gradient of {s.part} {changes}"
 
     wrong = [s for s in slopes if not s.off <= 2 * slack + 4 * s.doubt / s.gradient]   # `not <=` also catches NaN
@@ -290,4 +290,4 @@ def check_derivative(slopes:list[Slope], slack:float, low_precision:bool)->Findi
     if unclear:
         doubt = f"give or take {unclear[0].doubt:.2g}"
         return skipped(f"number formats are too coarse to tell: {describe(unclear[0])}, {doubt}")
-    return ok(f"losses on both sides agree with the gradient to {max(s.off for s in slopes):.1%}")
+    return ok(f"finite differences agree with the gradient to {max(s.off for s in slopes):.1%}")

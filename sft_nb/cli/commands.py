@@ -101,8 +101,8 @@ def _card_as_device(args:list[str])->list[str]:
     return out
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cabfc129
-_CARD = "a card that need not be here: h200-141gb, rtx4090-24gb ...; --device CARD says the same"
-_LENGTHS = "tokens of some rows that stand for all, instead of preparing them"
+_CARD = "a card that need not be here: h200-141gb, rtx4090-24gb ...; same as --device CARD"
+_LENGTHS = "tokens of sample rows, instead of preparing them"
 _PLAN = dict(config=_config_option(" or a run"), card=Option(str|None, None, _CARD),
              lengths=Option(tuple[int,...]|None, None, _LENGTHS), json=_JSON)
 
@@ -200,12 +200,12 @@ def _print_result(run, n_examples:int)->int:
     status = run.status
     _say(_describe_losses(run))
     if status.reason:
-        way = "Go on with" if status.fix and status.fix.command else "Fix"
+        way = "Continue with" if status.fix and status.fix.command else "Fix"
         _say_report(f"{status.state}: {status.reason}" + (f". {way}: {status.fix}" if status.fix else ""))
     if (guards := run.path/"guards.json").exists():   # each was already printed at its step
         noticed = Report.load(guards).findings
         names = ", ".join(f.check for f in noticed)
-        if noticed: _say_report(f"noticed on the way: {names}; guards.json has the details")
+        if noticed: _say_report(f"noticed during training: {names}; guards.json has the details")
     if status.state == "finished" and run.config.eval_samples: _score_or_say(run, n_examples)
     if status.stopped_by == "max_time" and run.checkpoints():
         _say(f"to score what it has learned so far: sft_nb evaluate {shell_quote(run.path)}")
@@ -220,7 +220,7 @@ def _describe_losses(run)->str:
     first_and_last = dict.fromkeys((losses[0], losses[-1]))
     says = ", ".join(f"loss {loss:.3f} at step {step}" for step, loss in first_and_last)
     last, taken = losses[-1][0], run.status.step
-    return says if last >= taken else f"{says}, the last that was logged of {taken} steps"
+    return says if last >= taken else f"{says}, the last logged of {taken} steps"
 
 # %% ../../nbs/15_cli/01_commands.ipynb #e29f8178
 def _score_or_say(run, n_examples:int)->None:
@@ -239,9 +239,9 @@ def _score(evaluation, n_examples:int)->None:
     if n_examples: _say_report(f"\n{evaluation.examples(n_examples)}")
 
 # %% ../../nbs/15_cli/01_commands.ipynb #253ef7c7
-_RESUME = ("continue this run at its last checkpoint, with its own settings; max_time, trust_remote_code and another "
+_RESUME = ("continue this run from its last checkpoint, with its own settings; max_time, trust_remote_code and another "
            "num_processes may be given too, and more num_train_epochs or max_steps if it is finished")
-_DETACH = "train in a process of its own and return at once: sft_nb runs shows it, sft_nb stop ends it"
+_DETACH = "train in its own process and return at once: sft_nb runs shows it, sft_nb stop ends it"
 _EXAMPLES = Option(int, 5, "generations to print")
 _TRAIN = dict(config=_config_option(", or a run to repeat"), resume=Option(str|None, None, _RESUME),
               detach=Option(bool, False, _DETACH), examples=_EXAMPLES)
@@ -292,7 +292,7 @@ def _nothing_else(options, args:list[str])->None:
     if options.config is not None: extra.append("config")
     if not extra: return
     anew = command(f"sft_nb train --config {shell_quote(options.resume)}/config.json")
-    raise ConfigError("--resume", f"{flag(extra[0])} is given too", "a resumed run keeps its settings",
+    raise ConfigError("--resume", f"{flag(extra[0])} is also given", "a resumed run keeps its settings",
                       as_fix("leave it out") | anew)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cf53dea1
@@ -318,5 +318,5 @@ def checkpoint_command(args:list[str])->int:
     from sft_nb.runs.directory import Run
     from sft_nb.runs.errors import named_run
     made = Run(named_run(options.run)).checkpoint(options.timeout)
-    _say(made or "a checkpoint is asked for, and is not there yet")
+    _say(made or "a checkpoint is requested, but not written yet")
     return 0 if made or not options.timeout else 1

@@ -59,8 +59,8 @@ def _report_unforeseen(e:Exception)->int:
     if os.environ.get("SFT_NB_TRACEBACK"): traceback.print_exc()
     last = traceback.extract_tb(e.__traceback__)[-1]
     found = escape_controls(f"{type(e).__name__}: {e}").strip()[:300]
-    print(f"sft_nb: {found} ({last.filename} line {last.lineno}). This was not foreseen. "
-          "Fix: set SFT_NB_TRACEBACK=1 and call it again to see the whole path, and report it.",
+    print(f"sft_nb: {found} ({last.filename} line {last.lineno}). This is unexpected. "
+          "Fix: set SFT_NB_TRACEBACK=1 and run it again to see the full traceback, and report it.",
           *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
     return 1
 
@@ -113,5 +113,7 @@ def choose_card(
         if name.lower() != "--gpu": rest += [*filter(None, [name]), *texts]
         elif len(texts) == 1 and re.fullmatch(r"\d{1,3}(,\d{1,3})*", texts[0]):
             os.environ |= dict(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES=texts[0])
-        else: raise ConfigError("--gpu", f"{' '.join(texts)[:50]!r} is no number", "what nvidia-smi says", edit(gpu=0))
+        else:
+            found = f"{' '.join(texts)[:50]!r} is not a number"
+            raise ConfigError("--gpu", found, "a number that nvidia-smi shows", edit(gpu=0))
     return rest

@@ -249,7 +249,7 @@ def chat_command(args:list[str])->int:
     if len(texts) > 1:
         instead = command(f"sft_nb generate {shell_quote(texts[0])} {shell_quote(texts[1])}")
         raise ConfigError("sft_nb chat", f"it takes no question ({texts[1][:100]!r})",
-                          "what you say is read from the input", instead)
+                          "your messages are read from the input", instead)
     options = _with_target("chat", parse_own("chat", args, _SAYS, summary=chat_command.__doc__))
     ask, talk = _make_talker(options), _opening_messages(options)
     if sys.stdin.isatty(): _say(f"{options.run}: an empty line ends it")

@@ -105,7 +105,7 @@ def given(
         full = name if name == "output_dir" else full_name(name)   # with it, run_name is the tracker's name
         if full not in SETTINGS and full != "output_dir": continue
         if names.setdefault(full, name) != name:
-            raise ConfigError("command line", f"{flag(names[full])} and {flag(name)} set the same", "one of them",
+            raise ConfigError("command line", f"{flag(names[full])} and {flag(name)} are one setting", "one of them",
                               f"leave out {{{names[full]}}}")
     return names
 

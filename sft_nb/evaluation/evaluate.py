@@ -93,7 +93,7 @@ class ServerEvaluator:
         self.longer = 0   # rows for which the last model received a different number of prompt tokens
         if questions.by != "loss": return
         fix = edit(metric_for_best_model="accuracy") if questions.prompts else edit(task="chat")
-        raise ConfigError(f"server {server.url}", "it cannot be asked for a loss", "a figure of answers", fix)
+        raise ConfigError(f"server {server.url}", "it cannot compute a loss", "a figure of answers", fix)
 
     @property
     def url(self)->str: return self.server.url
@@ -259,8 +259,8 @@ class Evaluation:
             line = f"asked: {self.server}"
             if self.longer:
                 prove = f"sft_nb prove {shell_quote(self.run)} --server {shell_quote(self.server)}"
-                line += f", which counts other prompt tokens in {self.longer} of {self.tuned.n} rows; "
-                line += f"`{prove}` tells why"
+                line += f", which counts different prompt tokens in {self.longer} of {self.tuned.n} rows; "
+                line += f"`{prove}` shows why"
             lines.append(line)
         return lines
 
@@ -299,7 +299,7 @@ class Evaluation:
         "Why the scores do not belong to the current state of the run; empty if they do, or if that is not known"
         now = weights_digest(run.adapter if self.checkpoint == "adapter" else run.path/"checkpoints"/self.checkpoint)
         name = name_of_weights(self.checkpoint, self.is_full)
-        return f"{name} has other weights now" if self.weights and now and now != self.weights else ""
+        return f"{name} has changed since" if self.weights and now and now != self.weights else ""
 
     def save(self, path:Path)->Path:
         "Write everything as JSON, atomically and without secrets"
@@ -336,12 +336,12 @@ def evaluation_settings(
         if callable(value):
             own = getattr(value, "__name__", "")
             shown, function = (own, own) if own.isidentifier() else ("name", "function")   # lambdas have no name
-            raise ConfigError("evaluate", f"{name} is a function, and no setting of an evaluation",
+            raise ConfigError("evaluate", f"{name} is a function, not a setting of an evaluation",
                               "figures of your own in metrics, by name", f"metrics={{'{shown}': {function}}}")
         near = difflib.get_close_matches(name, (*_SETTINGS, *_ALSO), 1, .6)
         if name in _NUMBER_OF_ROWS: near = ["eval_samples"]
         expected = f"one of {', '.join((*_SETTINGS, *_ALSO))}"
-        raise ConfigError("evaluate", f"{name} is no setting of an evaluation", expected,
+        raise ConfigError("evaluate", f"{name} is not a setting of an evaluation", expected,
                           f"write {near[0]}" if near else f"leave {name} out")
     if "eval_file" in found:
         files = found["eval_file"]
@@ -418,7 +418,7 @@ def evaluate(
     of_run = {} if run is None else dict(weights=weights_digest(target.weights))
     if run is not None and target.checkpoint == "adapter": of_run["earlier"] = earlier_adapter(run)
     if server is not None and general:
-        raise ConfigError(f"server {server.url}", "it cannot be asked for the loss of general texts", "answers alone",
+        raise ConfigError(f"server {server.url}", "it cannot compute the loss of general texts", "answers only",
                           edit(general=False))
     if server is not None: base, tuned = server.score_both()
     elif models.weights is None: tuned = evaluator.score("model", None, models.tuned)

@@ -425,7 +425,7 @@ def check_metrics(
         if not callable(f):
             raise ConfigError("metrics", f"{name!r} is a {type(f).__name__}", "a function (answer, row)", example)
         if not isinstance(name, str) or not name or name in _TAKEN_NAMES:
-            raise ConfigError("metrics", f"{name!r} is the name of another figure", "a name of its own",
+            raise ConfigError("metrics", f"{name!r} is the name of another figure", "another name",
                               f"metrics={{'my_{name}': ...}}")
     return dict(metrics)
 

@@ -64,10 +64,10 @@ def _server_root(url:str)->str:
     try: parts = urlsplit(url)
     except ValueError: parts = urlsplit("")
     if parts.username or parts.password:
-        raise ConfigError("server", "a name or a password stands in its address", f"a key in the variable {KEY}",
+        raise ConfigError("server", "its address contains a user name or a password", f"a key in the variable {KEY}",
                           command(f"export {KEY}=..."))
     if parts.scheme in ("http", "https") and parts.hostname: return url.removesuffix("/v1")
-    raise ConfigError(f"server {url[:100]!r}", "it is no address", "http:// or https://, a host and a port",
+    raise ConfigError(f"server {url[:100]!r}", "it is not a valid address", "http:// or https://, a host and a port",
                       edit(server="http://localhost:8000"))
 
 def is_local(
@@ -93,8 +93,8 @@ def _error_message(body:str)->str:
 
 def rejection(url:str, code:int, body:str)->RequestRejected:
     "The exception for an HTTP error"
-    expected, fix = "an answer", "look into the log of the server"
-    if code in (401, 403): expected, fix = "a key that it takes", command(f"export {KEY}=...")
+    expected, fix = "an answer", "check the server's log"
+    if code in (401, 403): expected, fix = "a key that it accepts", command(f"export {KEY}=...")
     if code in (404, 405):
         expected, fix = "a server that speaks OpenAI's API", edit(server="http://localhost:8000")
     if 300 <= code < 400: expected, fix = "no redirection", "name the address to which it redirects as {server}"
@@ -152,9 +152,9 @@ class Server:
         except Exception as e:
             reason = getattr(e, "reason", e)
             if isinstance(reason, TimeoutError): return _timeout_error(self)
-            found = f"nobody answers there ({redact(str(reason))[:120]})"
+            found = f"nothing answers there ({redact(str(reason))[:120]})"
             start = command("transformers serve MODEL_FOLDER") | "name another {server}"
-            return SftError(f"server {self.url}", found, "a server that runs", start)
+            return SftError(f"server {self.url}", found, "a running server", start)
 
     def try_request(self, path:str, body:dict|None=None)->dict:
         "The JSON of the response; empty if there is an error"
@@ -162,7 +162,7 @@ class Server:
         except SftError: return {}
 
 def _timeout_error(server:Server)->SftError:
-    found = f"there is no answer in {server.timeout:g} seconds"
+    found = f"there is no answer within {server.timeout:g} seconds"
     return SftError(f"server {server.url}", found, "one that answers", edit(timeout=server.timeout * 5))
 
 def _parse_object(url:str, received:bytes)->dict:

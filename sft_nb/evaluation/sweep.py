@@ -47,7 +47,7 @@ def mix_adapters(
     checkpoints:int,
 )->tuple[bool,str]:     # and why
     "Do all checkpoints answer in one batch?"
-    if not leaves_base(cfg): return False, "each checkpoint comes with a base of its own"
+    if not leaves_base(cfg): return False, "each checkpoint has its own base"
     if checkpoints < 2: return False, "there is one checkpoint"
     if cfg.use_dora: return False, "peft cannot mix adapters of DoRA in a batch"
     if cfg.modules_to_save or cfg.train_tokens: return False, "modules that are trained in full cannot be mixed"
@@ -138,7 +138,8 @@ class Sweep:
         if d.p >= .05: lines.append(detectable_in_words(d))
         if self.by in LEADING and any(a.n_tokens for a in best.answers):
             lines += gains_in_words(self.base, best, self.by)[1:]
-        if self.simplest != self.best: lines.append(f"{self.simplest} is as good, by one standard error, and earlier")
+        if self.simplest != self.best:
+            lines.append(f"{self.simplest} is as good within one standard error, and earlier")
         if self.best in self.forgotten: lines.append(str(self.forgotten[self.best]))
         if (found := compare_with_lowest_loss(self)) and found.status != "ok": lines.append(str(found))
         return lines
@@ -211,7 +212,7 @@ class Sweep:
         changed = [name for name in self.checkpoints if (was := self.weights.get(name)) and now.get(name, was) != was]
         reasons = []
         if new: reasons.append(f"{', '.join(new)} {'was' if len(new) == 1 else 'were'} saved after it")
-        if changed: reasons.append(f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} other weights now")
+        if changed: reasons.append(f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since")
         if self.best not in now: reasons.append(f"{self.best}, the best of it, is no longer there")
         return "; ".join(reasons)
 
@@ -224,7 +225,7 @@ class Sweep:
         "Read `eval/sweep.json`; `SftError` if it is damaged"
         try:
             d = read_json(Path(path))
-            if not isinstance(d["by"], str) or not isinstance(d["run"], str): raise TypeError("a text was expected")
+            if not isinstance(d["by"], str) or not isinstance(d["run"], str): raise TypeError("a string was expected")
             scores = {name: Scores.from_dict(s) for name, s in d["checkpoints"].items()}
             forgotten = {name: Forgetting(**f) for name, f in d["forgotten"].items()}
             return cls(d["run"], d["by"], Scores.from_dict(d["base"]), scores, forgotten, d["lowest_loss"],
@@ -241,7 +242,8 @@ def compare_with_lowest_loss(e:Sweep)->Finding|None:
     if behind.gain <= 0: return ok(f"{e.lowest_loss}, the best by loss, is as good", check="best_by_loss")
     gain = f"{behind.amount(behind.gain)}, {behind.p_text}"
     if behind.p >= .05:
-        return ok(f"{e.lowest_loss}, the best by loss, cannot be told from {e.best} ({gain})", check="best_by_loss")
+        found = f"{e.lowest_loss}, the best by loss, cannot be told apart from {e.best} ({gain})"
+        return ok(found, check="best_by_loss")
     fix = command(f"sft_nb merge {shell_quote(e.run)} --checkpoint {e.best}",
                   f'merge("{e.run}", checkpoint="{e.best}")')
     return warn(f"the best by held-out loss is {e.lowest_loss}, and by {e.by} {e.best} ({gain})", fix,

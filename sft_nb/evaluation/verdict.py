@@ -46,7 +46,7 @@ class Verdict:
         detectable = detectable_in_words(d)
         if d.is_share and d.smallest != math.inf:
             found = power(d.n, .05, d.differing, sd=d.sd)
-            detectable = f"{d.n} rows find a loss of 5 points in {found:.0%} of all cases"
+            detectable = f"{d.n} rows detect a loss of 5 points in {found:.0%} of cases"
         lines = [f"{self.says}: {self.reason}", f"  {d}", f"  {detectable}"]
         if self.of > 1: lines.append(f"  {self.checkpoint} is the best of {self.of}: the interval is corrected")
         if self.forgotten is not None: lines.append(f"  {self.forgotten}")
@@ -66,14 +66,14 @@ _MUCH_FORGETTING = .05   # rise of the loss on general texts, reported if the wh
 def _judge_gain(d:Difference, min_gain:float)->tuple[str,str]:
     "better, worse, not enough or cannot tell, and the reason"
     seen = f"{d.amount(d.gain)} (95% interval {d.span})"
-    required = f", and {d.amount(min_gain)} are asked for" if min_gain else ""
+    required = f", and {d.amount(min_gain)} are required" if min_gain else ""
     if d.high < 0 and d.p < .05: return "worse", seen
     if d.low > 0 and d.low >= min_gain and d.p < .05: return "better", seen
     if min_gain and d.high < min_gain: return "not enough", seen + required
     if d.disagreement: seen += f", {d.disagreement}"
 
     apart, advice = abs(d.gain - min_gain), "the difference is too small for any number of rows"
-    if not d.won + d.lost: advice = "both score the same in every row"
+    if not d.won + d.lost: advice = "both score the same on every row"
     if apart >= (.005 if d.is_share else 1e-9) and (n := d.rows_for(apart)) <= 1_000_000:
         advice = f"about {n:,} rows would tell, if it is as large as it looks"
     return "cannot tell", f"{seen}{required}; {advice}"
@@ -83,7 +83,7 @@ def _judge_forgetting(f:Forgetting, limit:float|None)->tuple[str,str]|None:
     text = f"general text {-f.rise:+.1%} (95% interval {-f.high:+.1%} to {-f.low:+.1%})"
     if limit is None: return (_AT_A_COST, text) if f.low > _MUCH_FORGETTING else None
     if f.high <= limit: return None
-    return ("worse" if f.low > limit else "cannot tell"), f"{text}, and {limit:.1%} may be lost"
+    return ("worse" if f.low > limit else "cannot tell"), f"{text}, and at most {limit:.1%} may be lost"
 
 def decide(
     d:Difference,                    # tuned minus base; corrected for selection, if any
@@ -151,7 +151,7 @@ class Comparison:
     @property
     def notes(self)->list[str]:
         notes = [f"{name}: {e.earlier}" for name, e in dict(A=self.a, B=self.b).items() if e.earlier]
-        if self.a.weights and self.a.weights == self.b.weights: notes.append("A and B are the same weights")
+        if self.a.weights and self.a.weights == self.b.weights: notes.append("A and B have the same weights")
         if self.of <= 2: return notes
         return [*notes, f"corrected for a choice among the {self.of} models that were scored on these rows; "
                 "--among 2 if these two were chosen before"]
@@ -202,7 +202,7 @@ def compare(
     if _row_keys(first) != _row_keys(second) and common and (first.left_out or second.left_out):
         first, second = _keep_rows(first, common), _keep_rows(second, common)
     if _row_keys(first) != _row_keys(second):
-        found = f"{first.tuned.n} and {second.tuned.n} held-out rows, which are not the same"
+        found = f"{first.tuned.n} and {second.tuned.n} held-out rows, and not the same ones"
         raise ConfigError(where, found, "the same rows", edit(eval_file="rows.jsonl"))
 
     by, pairs = first.by, zip(first.tuned.answers, second.tuned.answers)

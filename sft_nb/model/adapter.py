@@ -119,7 +119,7 @@ def _saved_modules(model, wanted:tuple[str,...]|None)->list[str]|None:
     for w in wanted or ():
         if w in names: continue
         near = difflib.get_close_matches(w, names, 1, .4)
-        expected = f"near it is {near[0]}" if near else ""
+        expected = f"the nearest is {near[0]}" if near else ""
         fix = edit(modules_to_save=(near[0] if near else "lm_head",))
         raise ConfigError("modules_to_save", f"the model has no module {w!r}", expected, fix)
     _refuse_quantised(model, wanted or ())
@@ -131,7 +131,7 @@ def _refuse_quantised(model, wanted:tuple[str,...])->None:
     for name, module in model.named_modules():
         whole = name.rpartition(".")[2] in wanted
         if not whole or all(p.is_floating_point() for p in module.parameters()): continue
-        found = f"{name} is stored in 4 or 8 bits, and such numbers cannot be trained"
+        found = f"{name} is stored in 4 or 8 bits, which cannot be trained"
         raise ConfigError("modules_to_save", found, "modules in 16 or 32 bits: lm_head, embed_tokens",
                           edit(method="lora") | edit(modules_to_save=None))
 
@@ -163,10 +163,10 @@ def _init_lora_weights(cfg:Config)->str|bool:
     if name == "default": return True
     if name in known or counted: return name
     near = difflib.get_close_matches(name, known, 1, .5) or ["default"]
-    found, fix = "there is no such way to begin", edit(init_lora_weights=near[0])
+    found, fix = "there is no such initialisation", edit(init_lora_weights=near[0])
     if name in ("eva", "corda", "loftq", "lora_ga"): found = "it needs rows or settings of its own"
     if name.startswith("pissa"):
-        found = "it takes the base apart, which cannot be done in 4 or 8 bits"
+        found = "it decomposes the base, which is impossible in 4 or 8 bits"
         fix = edit(method="lora") | edit(init_lora_weights="default")
     raise ConfigError(f"init_lora_weights {name!r}", found, f"one of {', '.join(known)}", fix)
 
@@ -179,7 +179,7 @@ def _refuse_beside_experts(cfg:Config)->None:
     elif cfg.init_lora_weights not in ("default", "gaussian"):
         found, fix = f"init_lora_weights is {cfg.init_lora_weights!r}", edit(init_lora_weights="default")
     if fix is None: return
-    expected = "plain LoRA beside the experts of a mixture, which are parameters and no layers"
+    expected = "plain LoRA beside the experts of a mixture, which are parameters, not layers"
     leave_out = edit(lora_target_modules=("attention",), lora_target_parameters=None)
     raise ConfigError("lora_target_parameters", found, expected, fix | leave_out)
 
@@ -336,8 +336,8 @@ def full_parameters(
         for pattern in cfg.unfrozen_parameters:
             try: wanted = re.compile(re.sub(r"\\?\.(?![+*?{])", r"\\.", pattern))
             except re.error as e:
-                raise ConfigError("unfrozen_parameters", f"{pattern!r} is no regular expression ({e})",
-                                  "what a parameter's name begins with", edit(unfrozen_parameters=("lm_head",))) from e
+                raise ConfigError("unfrozen_parameters", f"{pattern!r} is not a regular expression ({e})",
+                                  "the beginning of a parameter's name", edit(unfrozen_parameters=("lm_head",))) from e
             matching = [name for name in named if wanted.match(name)]
             if not matching:
                 example = [*named][-1]
@@ -426,7 +426,7 @@ def _earlier_adapter(cfg:Config)->Path|None:
     if not other:
         check_trained(folder, cfg)
         return folder
-    found = f"it was made with another {', '.join(other)}"
+    found = f"it was made with a different {', '.join(other)}"
     raise ConfigError(f"adapter {str(folder)!r}", found, "the same shape and base", edit(**other))
 
 # %% ../../nbs/06_model/08_adapter.ipynb #adap0022
@@ -436,7 +436,7 @@ def _take_over(model, folder:Path)->None:
     from peft.utils import load_peft_weights
     saved, mine = load_peft_weights(str(folder), device="cpu"), get_peft_model_state_dict(model)
     if odd := sorted({*saved} ^ {*mine}):
-        found = f"{len(odd)} of its tensors are not those of this adapter, the first is {odd[0]}"
+        found = f"{len(odd)} of its tensors do not match this adapter, the first is {odd[0]}"
         raise ConfigError(f"adapter {str(folder)!r}", found, "the same layers",
                           "set {lora_target_modules} and {modules_to_save} as in its run")
     set_peft_model_state_dict(model, saved)

@@ -335,7 +335,7 @@ def varlen_attention(
 )->tuple[torch.Tensor,None]:   # (B, T, H, D)
     "Attention as transformers' interface calls it; `SftError` for what it does not support"
     if kwargs.get("position_bias") is not None:
-        raise SftError("attention varlen", "the model wants position_bias", "an attention that knows it",
+        raise SftError("attention varlen", "the model needs position_bias", "an attention that supports it",
                        edit(attn_implementation="eager"))
     how = dict(dropout=dropout, scaling=scaling)
     if softcap is None and s_aux is None and not isinstance(attention_mask, Documents):
@@ -365,7 +365,7 @@ _FLASH = dict(flash_attention_2=_FlashPackage("flash-attn", "flash_attn", is_fla
 def _why_no_flash(name:str)->str:
     "Why an attention of flash-attn cannot be used here; empty if it can"
     flash = _FLASH[name]
-    if not flash.is_available(): return f"it needs the package {flash.package}, which is not here"
+    if not flash.is_available(): return f"it needs the package {flash.package}, which is not installed"
     try: import_module(flash.module)
     except (ImportError, OSError, RuntimeError) as e:   # built for another torch version: an undefined symbol
         return f"the package {flash.package} cannot be imported ({type(e).__name__}: {error_summary(e)})"
@@ -391,7 +391,7 @@ def _check_requested_attention(name:str, device:str)->str:
     "`name`, if it is available here"
     where, fix = f"attn_implementation {name}", edit(attn_implementation="auto")
     if name in _FLASH and device != "cuda":
-        raise ConfigError(where, "it needs a CUDA device, which is not here", _INSTEAD, fix)
+        raise ConfigError(where, "it needs a CUDA device, and there is none", _INSTEAD, fix)
     if name in _FLASH and (why := _why_no_flash(name)): raise ConfigError(where, why, _INSTEAD, fix)
     known = ["eager", *transformers.AttentionInterface().valid_keys()]
     if name in known or "/" in name: return name
@@ -416,7 +416,7 @@ def choose_attention(
     "The attention to load a model with; ConfigError for one that is not there"
     register_varlen()
     separate_rows(model_class(shape))
-    if wanted != "auto": return _check_requested_attention(wanted, device), "asked for"
+    if wanted != "auto": return _check_requested_attention(wanted, device), "requested"
     return _choose_automatically(device, dtype, shape)
 
 # %% ../../nbs/06_model/02_attention.ipynb #b8e0599c
@@ -435,8 +435,8 @@ def _choose_automatically(device:str, dtype:torch.dtype, shape)->tuple[str|None,
         return "varlen", "auto: PyTorch's own kernel, that of flash-attn 2, for as many heads as it can address"
     if flash: return flash, f"auto: {flash} is installed"
     if not _uses_attention_interface(kind):
-        return None, f"auto: {name} does not let its attention be chosen"
-    if not supports_flattening(shape): return None, f"auto: {name} has layers or positions that reach from row to row"
-    if _has_custom_attention(kind, shape): return None, f"auto: {name} has an attention of its own"
+        return None, f"auto: {name} has a fixed attention"
+    if not supports_flattening(shape): return None, f"auto: {name} has layers or positions that reach across rows"
+    if _has_custom_attention(kind, shape): return None, f"auto: {name} has its own attention"
     if device != "cuda": return "varlen", "auto: each row by itself, without padding or masks"
     return "varlen", f"auto: PyTorch's own variable-length kernel{broken}"

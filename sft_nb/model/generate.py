@@ -312,7 +312,7 @@ def choose_decoding(
     if not inner._supports_default_dynamic_cache(): return "transformers", "it has a cache of its own kind"
     layers = DynamicCache(config=inner.config).layers
     fixed = [layer for layer in layers if not isinstance(layer, DynamicLayer)]
-    if fixed: return "transformers", f"{type(fixed[0]).__name__} is no cache that rows can leave"
+    if fixed: return "transformers", f"{type(fixed[0]).__name__} is not a cache that rows can leave"
     return "sft_nb", "rows that have ended leave the batch"
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0dec4

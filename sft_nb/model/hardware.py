@@ -31,7 +31,7 @@ def choose_device(
     visible = [device for device, is_there in seen.items() if is_there]
     if wanted == "auto" and visible == ["cpu"]: return "cpu", "auto: no GPU is visible"
     if wanted == "auto": return visible[0], f"auto: {visible[0]} is available"
-    if wanted in visible: return wanted, "asked for"
+    if wanted in visible: return wanted, "requested"
     found = f"torch {torch.__version__} does not see one"
     raise ConfigError(f"device {wanted}", found, f"one of {', '.join(visible)}", edit(device="auto"))
 
@@ -87,8 +87,8 @@ def choose_dtype(
 )->tuple[torch.dtype,str]: # the format to compute in and the reason for it
     "bfloat16 where the hardware supports it, else float32; float16 only on request, and never on a CPU"
     if wanted == "float16" and device == "cpu":
-        raise ConfigError("dtype float16", "a CPU does not train in it", "float32 or bfloat16", edit(dtype="auto"))
-    if wanted != "auto": return getattr(torch, wanted), "asked for"
+        raise ConfigError("dtype float16", "a CPU cannot train in it", "float32 or bfloat16", edit(dtype="auto"))
+    if wanted != "auto": return getattr(torch, wanted), "requested"
     if device == "cpu" and gain is None: return torch.float32, "bfloat16 gains too little"
     if device == "cpu":
         reason = f"products of this model's shapes are {gain:.1f} times as fast in bfloat16 as in float32"
@@ -96,7 +96,7 @@ def choose_dtype(
     if device == "mps": return torch.float32, "bfloat16 is slower than float32 on most Apple GPUs"
     card = torch.cuda.get_device_name()
     if torch.cuda.is_bf16_supported(including_emulation=False): return torch.bfloat16, f"{card} computes in bfloat16"
-    return torch.float32, f"{card} only emulates bfloat16, and float16 needs a scaled loss: it must be asked for"
+    return torch.float32, f"{card} only emulates bfloat16, and float16 needs a scaled loss: it must be set explicitly"
 
 # %% ../../nbs/06_model/00_hardware.ipynb #d6dd2d01
 @dataclass(frozen=True)

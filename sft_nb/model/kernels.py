@@ -488,9 +488,9 @@ def use_liger(
         changed |= {m: of_it for m, was in before.items() if (of_it := _changed_names(vars(m), was))}
         if not done: undo()
     if not changed:
-        found = f"Liger has no kernels for models of the kind {base.config.model_type}"
+        found = f"Liger has no kernels for models of type {base.config.model_type}"
         fix = edit(kernels="auto") | edit(kernels="compile")
-        raise ConfigError("kernels liger", found, "a kind that it knows, such as llama or qwen3", fix)
+        raise ConfigError("kernels liger", found, "a type that it supports, such as llama or qwen3", fix)
     return Repair(f"Liger's kernels: {len(changed)} modules", len(changed), undo)
 
 # %% ../../nbs/06_model/07_kernels.ipynb #cc79d0aa
@@ -534,7 +534,7 @@ def check_kernels(
         raise ConfigError("kernels liger", "they are not installed", "the package liger-kernel", fix)
 
 # %% ../../nbs/06_model/07_kernels.ipynb #649358dc
-_NO_CARD = dict(compile="there, every batch would be compiled anew", liger="Liger's kernels are written for GPUs")
+_NO_CARD = dict(compile="there, every batch would be recompiled", liger="Liger's kernels are written for GPUs")
 
 def _check_card(kernels:str, device:str)->None:
     "ConfigError for kernels that this device cannot run; Triton's interpreter cannot run Liger's as they are"

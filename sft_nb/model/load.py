@@ -99,10 +99,10 @@ def load_shape(
         found = f"{shape.model_type} {_NOT_TRAINED[shape.model_type]}"
         raise ConfigError(f"model {cfg.model!r}", found, "a model that trains on rows of any length", "another {model}")
     if cfg.method == "qlora" and shape.model_type in _MULTIPLIES_ITSELF:
-        found = f"{shape.model_type} multiplies with the numbers of a layer's weights, which qlora stores packed"
+        found = f"{shape.model_type} uses the weights of a layer directly, which qlora stores packed"
         raise ConfigError("method qlora", found, "weights of 16 or 32 bits", edit(method="lora"))
     if cfg.gradient_checkpointing is True and not can_recompute_layers(shape):
-        found = f"{shape.model_type} cannot compute its layers again"
+        found = f"{shape.model_type} cannot recompute its layers"
         raise ConfigError("gradient_checkpointing", found, "False for this type of model",
                           edit(gradient_checkpointing=False))
     if cfg.init == "random":

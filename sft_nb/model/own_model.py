@@ -58,7 +58,7 @@ def read_lora_settings(
     elif isinstance(adapter.target_modules, str): found = "its adapter names its layers by a pattern"
     elif odd := _odd_layer(model, adapter): found = f"its adapter has {odd}"
     elif missing := {*target_parameters(model, tuple(adapter.target_modules | layers))} - parameters:
-        found = f"its adapter leaves {', '.join(sorted(missing))} out, which lora_target_modules would mean"
+        found = f"its adapter leaves {', '.join(sorted(missing))} out, which lora_target_modules would include"
     if found: raise ConfigError("model", found, expected, "merge_and_unload() it, or train it with TRL's SFTTrainer")
     settings = {ours: getattr(adapter, theirs) for theirs, ours in _COUNTERPARTS.items()}
     kept = tuple(sorted(adapter.modules_to_save)) if adapter.modules_to_save else None
@@ -90,8 +90,8 @@ def _find_base(model):
     "The model below its adapter; ConfigError where an earlier training has put LoRA layers into it"
     if not hasattr(model, "peft_config"): return model
     if hasattr(model, "get_base_model"): return model.get_base_model()
-    raise ConfigError("model", "an earlier training has put LoRA layers into this object", "a base, or a PeftModel",
-                      "load the model anew; to go on with what it has learned, resume(run)")
+    raise ConfigError("model", "this object has LoRA layers from an earlier training", "a base, or a PeftModel",
+                      "load the model again; to continue its training, resume(run)")
 
 def save_unnamed_base(
     model,
@@ -101,9 +101,9 @@ def save_unnamed_base(
     name = base.config._name_or_path
     if name and not why_missing(name): return None
     if base is not model:
-        raise ConfigError("model", "the base of its adapter comes from no folder and no hub",
+        raise ConfigError("model", "the base of its adapter is not from a folder or the hub",
                           "a base that a later process can load",
-                          "save_pretrained() the base before the adapter is put on it, and load it from there")
+                          "save_pretrained() the base before the adapter is added, and load it from there")
     folder = Path(tempfile.mkdtemp(prefix="sft_nb-"))/type(base).__name__
     with quiet(): base.save_pretrained(folder)
     return folder

@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from ..installation import is_installed
-from ..report import command, ConfigError, edit, MissingPathError
+from ..report import command, ConfigError, edit, MissingPathError, pluralise
 from ..settings import defaults
 from ..config import Config
 
@@ -34,8 +34,8 @@ def _read_deepspeed(file:Path)->dict:
     "ConfigError if it is no JSON object"
     try: said = json.loads(file.read_text())
     except FileNotFoundError:
-        expected = "zero2, zero3 or a JSON file"
-        raise MissingPathError("deepspeed", f"{str(file)!r} is not there", expected, edit(deepspeed="zero2")) from None
+        found, expected = f"{str(file)!r} does not exist", "zero2, zero3 or a JSON file"
+        raise MissingPathError("deepspeed", found, expected, edit(deepspeed="zero2")) from None
     except (OSError, ValueError) as e:
         raise ConfigError(f"{file}", f"it cannot be read ({e})", "a JSON object", edit(deepspeed="zero2")) from e
     parts = [said, said.get("zero_optimization", {})] if isinstance(said, dict) else [said]
@@ -79,8 +79,8 @@ def data_processes(
 # %% ../../nbs/06_model/11_parallelism.ipynb #9ee3eabd
 _CAN_SHARE = dict(kernels=("auto", "none", "liger"), padding_free=("auto", True),
                   attn_implementation=("auto", "varlen"))
-_WHY = dict(kernels="a compiled layer cannot trade tokens for heads", padding_free="shared rows are flattened",
-            attn_implementation="varlen alone trades tokens for heads")
+_WHY = dict(kernels="a compiled layer cannot exchange tokens for heads", padding_free="shared rows are flattened",
+            attn_implementation="only varlen exchanges tokens for heads")
 
 def _check_sharing(cfg:Config, processes:int)->None:
     "ConfigError for settings with which these processes cannot share rows"
@@ -88,7 +88,7 @@ def _check_sharing(cfg:Config, processes:int)->None:
     if size == 1: return
     if processes % size:
         fix = edit(num_processes=size) | edit(sequence_parallel_size=1)
-        found = f"groups of {size} cannot be made of {processes}"
+        found = f"{pluralise(processes, 'process', 'processes')} cannot be split into groups of {size}"
         raise ConfigError("sequence_parallel_size", found, "a divisor of num_processes", fix)
     name = next((name for name, can in _CAN_SHARE.items() if getattr(cfg, name) not in can), None)
     if name is None: return
@@ -115,7 +115,7 @@ def check_division(
 def _check_zero3(cfg:Config)->None:
     "ConfigError for what needs whole weights"
     if cfg.method == "qlora":
-        found = "ZeRO-3 divides the weights, and packed 4-bit weights cannot be divided"
+        found = "ZeRO-3 shards the weights, and packed 4-bit weights cannot be sharded"
         fix = edit(deepspeed="zero2") | edit(method="lora")
         raise ConfigError("deepspeed", found, "whole weights in each process", fix)
     if cfg.kernels == "compile":
@@ -129,18 +129,19 @@ _STATE_OF_ITS_SHAPE = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rm
 def _check_fsdp(cfg:Config)->None:
     "ConfigError for what FSDP2 cannot divide, and for an installation that cannot"
     if Version(version("transformers")) < _SINCE:
-        found = f"the trainer of transformers {version('transformers')} wraps what is divided once more"
+        found = f"the trainer of transformers {version('transformers')} wraps sharded modules again"
         fix = command("pip install -U transformers") | edit(fsdp=False, deepspeed="zero3")
         raise ConfigError("fsdp", found, f"transformers {_SINCE} or newer", fix)
     if cfg.deepspeed is not None:
         fix = edit(fsdp=False) | edit(deepspeed=None)
-        raise ConfigError("fsdp", f"deepspeed is {cfg.deepspeed!r}, and both divide the same", "one of them", fix)
+        raise ConfigError("fsdp", f"deepspeed is {cfg.deepspeed!r}, and both shard the state", "one of them", fix)
     if cfg.method == "qlora":
-        found = "packed 4-bit and 8-bit weights cannot be divided"
+        found = "packed 4-bit and 8-bit weights cannot be sharded"
         fix = edit(fsdp=False) | edit(method="lora")   # each process holds the whole base, which is small
         raise ConfigError("fsdp", found, "weights in 16 or 32 bits", fix)
     if cfg.optim not in _STATE_OF_ITS_SHAPE:
-        found, expected = f"the state of {cfg.optim} has not the shape of the weights", ", ".join(_STATE_OF_ITS_SHAPE)
+        found = f"the state of {cfg.optim} does not have the shape of the weights"
+        expected = ", ".join(_STATE_OF_ITS_SHAPE)
         raise ConfigError("optim", found, expected, edit(optim="adamw_torch") | edit(fsdp=False))
 
 # %% ../../nbs/06_model/11_parallelism.ipynb #dvfsdp02
@@ -154,7 +155,7 @@ def check_several(
     _check_sharing(cfg, processes)
     by = "fsdp" if cfg.fsdp else "deepspeed"
     if processes > 1 or not getattr(cfg, by): return
-    found, fix = "it divides what several processes hold, and there is only one", edit(num_processes=2)
+    found, fix = "it shards across processes, and there is only one", edit(num_processes=2)
     raise ConfigError(by, found, "num_processes above 1", fix | edit(**{by: defaults()[by]}))
 
 # %% ../../nbs/06_model/11_parallelism.ipynb #0f1c6ac6
@@ -171,7 +172,7 @@ def check_heads(
     if attention != "varlen":
         found = f"the attention of {shape.model_type} is {attention or 'its own'}"
         if cfg.attn_implementation != "auto": fix = edit(attn_implementation="auto") | fix
-    elif heads % size: found = f"{heads} heads cannot be divided among {size}"
+    elif heads % size: found = f"{heads} heads cannot be split among {size} processes"
     else: return
     raise ConfigError("sequence_parallel_size", found, "varlen, and heads for each process", fix)
 

@@ -147,7 +147,7 @@ def _audit_head(model, found, dtype:str, cast:bool)->Finding|None:
     others = (_is_in(found, "head") or _is_in(found, "embedding")) - {dtype}
     if not others: return None
     says, fix = f"the head is {others.pop()} and the model computes in {dtype}", f"cast_head(model, torch.{dtype})"
-    if cast: return warn(f"{says}: autocast copies it in every step", fix, check="head_format")
+    if cast: return warn(f"{says}: autocast copies it at every step", fix, check="head_format")
     return fail(f"{says}: {_SAME}", fix, check="head_format")
 
 # %% ../../nbs/06_model/01_precision.ipynb #1d468179
@@ -155,7 +155,7 @@ def _audit_norms(model, found, dtype:str, cast:bool)->Finding|None:
     "The norms are not in `dtype`"
     others = _is_in(found, "norms") - {dtype}
     if cast or not others: return None
-    says = f"the norms are {others.pop()} and hand it on to layers in {dtype}"
+    says = f"the norms are {others.pop()} and pass it on to layers in {dtype}"
     return fail(says, f"autocast_forward(model, torch.{dtype})", check="norm_format")
 
 # %% ../../nbs/06_model/01_precision.ipynb #7d2b0343
@@ -176,7 +176,7 @@ def _one_format(found:Counter)->str|None:
 # %% ../../nbs/06_model/01_precision.ipynb #d85e9486
 def _audit_whole(model, found, dtype:str, cast:bool)->Finding|None:
     if cast: return None
-    says = f"the whole model is {_one_format(found)}, and so it computes in that and not in {dtype}"
+    says = f"the whole model is {_one_format(found)}, so it computes in that, not in {dtype}"
     return warn(says, f"autocast_forward(model, torch.{dtype})", check="model_format")
 
 # %% ../../nbs/06_model/01_precision.ipynb #bafe6b74
@@ -188,7 +188,8 @@ def _audit_trained(model, found, dtype:str, cast:bool)->Finding|None:
     if "float16" in names:
         return fail(f"the {what} is float16: its gradients vanish or overflow, and the loss is NaN", fix, check=check)
     if len(names) > 1: return fail(f"the {what} is partly {' and partly '.join(sorted(names))}", fix, check=check)
-    if "bfloat16" in names: return warn(f"the {what} is bfloat16: steps of AdamW round away", fix, check=check)
+    if "bfloat16" in names:
+        return warn(f"the {what} is bfloat16: AdamW's small steps are rounded away", fix, check=check)
 
 # %% ../../nbs/06_model/01_precision.ipynb #a9fc6244
 def _audit_quantised(model, found, dtype:str, cast:bool)->Finding|None:

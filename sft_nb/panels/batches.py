@@ -344,7 +344,7 @@ def find(self:BatchState,
         raise ConfigError("BatchPanel", found, "a row that the training reaches", edit(max_steps=-1))
     last = int(self.side.stats["row"].max()) + 1
     found, expected = f"row {row} is not among the rows that are kept", f"a number up to {last:,}"
-    raise ConfigError("BatchPanel", found, expected, "DataPanel(data) says what became of each row")
+    raise ConfigError("BatchPanel", found, expected, "DataPanel(data) shows what became of each row")
 
 # %% ../../nbs/14_panels/01_batches.ipynb #a7a2b55c
 @patch
@@ -447,7 +447,7 @@ class BatchControls:
         self.row = Number("find row", min=1, value=0, blank=0, placeholder="number",
                           title="the first batch with this row of the source")
         self.size = Number("rows in a batch", min=1, max=1024, value=state.batch_size)
-        tells = "reads each batch in view with the model, and tells the loss of a token under the mouse"
+        tells = "runs the model on each batch in view; hover over a token for its loss"
         self.losses = Choice("losses", options=["off", "on"], value="off", as_chips=True, title=tells)
         self.tokens = TokenList()
 

@@ -68,7 +68,7 @@ def find_chat_models(
     "The models to ask; ConfigError for none, or one that does not exist"
     if what is None: what = names_in(run)[-1]
     some = [*what] if isinstance(what, (tuple, list)) else ["base", what]
-    if not some: raise ConfigError("GenerationPanel", "nobody is asked", "at least one model", 'checkpoint="base"')
+    if not some: raise ConfigError("GenerationPanel", "no model is given", "at least one model", 'checkpoint="base"')
     found = [_find_chat_model(run, one) for one in dict.fromkeys(some)]
     several = {name for name, n in Counter(s.name for s in found).items() if n > 1}
     return [replace(s, name=f"{s.name} ({k})") if s.name in several else s for k, s in enumerate(found, 1)]

@@ -288,7 +288,7 @@ def rate(self:GenerationState,
     turn = turn or (self.turns[-1] if self.turns else None)
     reply = turn and turn.replies.get(name)
     if not reply or not reply.text:
-        raise ConfigError("GenerationPanel", f"{name} has said nothing", "an answer", "press Generate first")
+        raise ConfigError("GenerationPanel", f"{name} has not answered", "an answer", "press Generate first")
     reply.rating = "" if reply.rating == rating else rating
     return self._keep(turn)
 
@@ -416,7 +416,7 @@ def turn_html(
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0htm5
 _LEGEND = ("<div style='opacity:.8;font-size:85%'>≠ and a frame: where answers part · dotted: less than 50% sure · "
-           "a token tells its probability under the mouse</div>")
+           "hover over a token for its probability</div>")
 
 @patch
 def html(self:GenerationState)->str:

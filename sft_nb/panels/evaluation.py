@@ -297,7 +297,7 @@ class EvalPanel(Panel):
         self.checkpoint, self.klass = Choice("checkpoint"), Choice("expected answer")
         self.filter = Choice("rows", as_chips=True)
         self.text = Text("", placeholder="search, then Enter")
-        self.export = Button("export these rows", title="their places, as JSON lines, into the run")
+        self.export = Button("export these rows", title="their locations, as JSON lines, in the run")
         self.ask = Button("ask both now", title="base and checkpoint answer the question in view, below")
         self.again = Button("read the sweep again", title="after another sweep of the run")
         self.sorts, self.step = Control(), Control()

@@ -28,21 +28,21 @@ class Controls:
     def __init__(self, state:GenerationState):
         there = [*dict.fromkeys([*names_in(state.run), *state.names])]
         self.row = Number("held-out row", value=0, min=1, blank=0, placeholder="none",
-                          title="its question is put into the prompt")
+                          title="copies its question into the prompt")
         self.models = Choice("models", options=there, value=tuple(state.names), as_chips=True, several=True)
         self.ask = Button("Generate", primary=True, title="or Ctrl+Enter in the prompt")
         self.stop = Button("stop", disabled=True, title="after this token")
         self.new = Button("new conversation")
         self.prompt = Text("prompt", rows=3, sends=self.ask, placeholder="Ask something; Ctrl+Enter sends it")
-        self.system = Text("system prompt", rows=2, placeholder="counts from the next conversation on")
+        self.system = Text("system prompt", rows=2, placeholder="applies from the next conversation on")
         self.tokens = Number("tokens at most", value=state.run.config.max_new_tokens, min=1,
-                             title="an answer that is longer is cut off")
+                             title="longer answers are cut off")
         self.temperature = Number("temperature", value=0., min=0., max=2., step=.05,
-                                  title="0: the likeliest token each time; more: tokens are drawn")
+                                  title="0: the likeliest token each time; above: tokens are sampled")
         self.top_p = Number("top-p", value=1., min=.05, max=1., step=.05,
-                            title="drawn from the likeliest tokens that have this share together")
-        self.seed = Number("seed", value=0, title="of what is drawn: the same seed, the same answer")
-        self.keep = Button("keep this prompt", title="in the run's prompt set; once more takes it out")
+                            title="sampled from the likeliest tokens with this total probability")
+        self.seed = Number("seed", value=0, title="of the sampling: the same seed gives the same answer")
+        self.keep = Button("keep this prompt", title="in the run's prompt set; click again to remove it")
         self.ask_set = Button("ask every checkpoint", title="all kept prompts, and export the answers")
         self.thumbs = []   # two buttons per model that has answered
 
@@ -256,7 +256,7 @@ def _offer_thumbs(self:GenerationPanel)->None:
     replies = self.state.turns[-1].replies if self.state.turns else {}
     for name in [name for name, reply in replies.items() if reply.text]:
         for rating in ("good", "bad"):
-            tells, says = f"kept in {file}; once more takes it back", f"rate {name} {rating}"
+            tells, says = f"kept in {file}; click again to undo", f"rate {name} {rating}"
             button = Button(says, title=tells)
             button.on_click(lambda _, name=name, rating=rating: self._try(lambda: self.state.rate(name, rating)))
             buttons.append(button)
@@ -265,7 +265,7 @@ def _offer_thumbs(self:GenerationPanel)->None:
 @patch
 def close(self:GenerationPanel)->None:
     "Stop the current answer and release the models"
-    if not hasattr(self, "state"): return   # it could not be made
+    if not hasattr(self, "state"): return   # it could not be created
     self.state.stop()
     if self.busy and self.worker is not threading.current_thread(): self.worker.join(30)
     self.state.stage.clear()

@@ -86,7 +86,7 @@ def _verdict_html(run:Run, said:dict)->str:
     "The last verdict, and whether its weights are still there"
     name, was = said.get("checkpoint") or "adapter", said.get("weights")
     now = weights_digest(run.adapter if name == "adapter" else run.path/"checkpoints"/name)
-    why = f"{name} has other weights now" if now else f"{name} is no longer there"
+    why = f"{name} has changed since" if now else f"{name} is no longer there"
     if not was or was == now: why = ""
     line = f"{badge_html(SEEN[said['says']], said['says'])} {as_html(said['reason'])}"
     return _outdated_html("the verdict", why) + line
@@ -113,7 +113,7 @@ def page_parts(
     rows:int=5,   # number of examples and answers
 )->dict[str,str]:   # heading -> HTML; empty: nothing to show
     "What the page of a run shows, in order"
-    parts = {"How it stands": (Run._repr_html_, run), "Data": (_saved_report, run, "data.json"),
+    parts = {"Status": (Run._repr_html_, run), "Data": (_saved_report, run, "data.json"),
              f"{pluralise(rows, 'row')}, token by token": (tokens_part, run, rows),
              "Memory": (memory_part, run), "Curves": (curves_part, run),
              "What the guards saw": (_saved_report, run, "guards.json"),
@@ -140,4 +140,4 @@ def run_page(
     except OSError as e:
         fix = command(f"sft_nb report {shell_quote(run.path)} --out report.html", 'run.report("report.html")')
         found = f"it cannot be written ({e.strerror})"
-        raise SftError(str(target), found, "a file in a folder that is there", fix) from e
+        raise SftError(str(target), found, "a file in a folder that exists", fix) from e

@@ -194,7 +194,7 @@ def cells(self:LossState, rows:list[RowCost])->list[list]:
 @patch
 def summary(self:LossState)->str:
     "Which rows are ranked, and by what"
-    by = {"wrong labels?": "doubt: rows whose labels may be wrong come first", "loss": "the loss after training",
+    by = {"wrong labels?": "doubt: rows with possibly wrong labels first", "loss": "the loss after training",
           "gain": "how far training has lowered the loss"}
     rows = pluralise(self.n, f"{self.split} row")
     return f"{self.checkpoint}: {rows}, loss in nats per supervised token, sorted by {by[self.rank]}"
@@ -207,7 +207,7 @@ def row_html(self:LossState)->str:
     title = f"<div style='margin-top:6px'><b>{escape_html(where)}</b>, the loss of each token: {self.shows}</div>"
     says = "the redder, the higher the loss"
     if self.shows == "gain": says = "green: the loss has fallen; red: it has risen"
-    legend = f"<div style='font-size:85%;opacity:.85'>{says}; a token tells both losses under the mouse</div>"
+    legend = f"<div style='font-size:85%;opacity:.85'>{says}; hover over a token for both losses</div>"
     return title + self._tokens(chosen) + legend
 
 @patch
@@ -242,7 +242,7 @@ class LossPanel(Panel):
         self.rank = Choice("sort by", options=[*RANKS], value=state.rank, as_chips=True)
         self.shows = Choice("loss of each token", options=["tuned", "base", "gain"], value=state.shows, as_chips=True)
         self.checkpoint = Choice("checkpoint", options=state.names, value=state.checkpoint)
-        self.export = Button("export the ranking", title="as JSON lines, into the run")
+        self.export = Button("export the ranking", title="as JSON lines, in the run")
         self.said = ""
         self.sorts = Control()
         numbers = [dict(name=name, number=True) for name in ("base", "tuned", "gain", "doubt")]

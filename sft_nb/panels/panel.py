@@ -327,7 +327,7 @@ def error_html(
 )->str:
     "An error as a part of a picture: what was found, what was expected, and the fix; never a traceback"
     if not isinstance(error, SftError):
-        fix = "try it again, or run the cell again; if it stays, `raise panel.failure` shows where it comes from"
+        fix = "try it again, or run the cell again; if it persists, `raise panel.failure` shows where it comes from"
         return card_html(title or "that did not work", f"{type(error).__name__}: {error}", lines=dict(Fix=fix))
     card = error.card()
     _, _, where = card["title"].partition(": ")   # without the class name

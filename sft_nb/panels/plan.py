@@ -153,7 +153,7 @@ def html(self:PlanState)->str:
     speed = f"<div>about {self.plan.tokens_per_second:,.0f} tokens a second, a rough estimate</div>"
     if self.plan.host: speed += f"<div>{_format_bytes(self.plan.host)} wait in host memory</div>"
     fitting = [name for name, _, fits in self.cards() if fits]
-    smallest = f"the smallest card that it fits on: {fitting[0]}" if fitting else "it fits on none of the cards"
+    smallest = f"the smallest card that it fits on: {fitting[0]}" if fitting else "it fits on no card"
     cards = ", ".join(f"{'✓' if fits else '✗'} {name}" for name, _, fits in self.cards())
     decided = [[name, value, self.plan.reasons[name]] for name, value in self.plan.shown_settings.items()]
     copied = "\n".join(self.lines()) or "# as in the config"

@@ -28,7 +28,7 @@ class RunPanel(Panel):
         self.every, self._thread = every, None
         self.stop = Button("stop after this step", title="with a checkpoint, from which it can be resumed")
         self.resume = Button("resume")
-        self.checkpoint = Button("checkpoint after this step", title="the training goes on")
+        self.checkpoint = Button("checkpoint after this step", title="training continues")
         self.step = Number("batch of step", value=0, blank=0, placeholder="none",
                            title="the rows of this optimiser step")
         self.scale = Choice("scale", options=["linear", "log"], value="linear", as_chips=True)

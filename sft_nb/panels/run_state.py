@@ -134,7 +134,7 @@ def now(self:RunState)->Progress:
 def phase(self:RunState)->str:
     "The current phase in words"
     if self.state == "running": return format_progress(self.now())
-    if self.state == "removed": return f"its directory {self.run.path} is gone; this is what was read last"
+    if self.state == "removed": return f"its directory {self.run.path} is gone; this is the last that was read"
     if self.active: return format_progress(self.progress)
     of = f" of {self.steps:,}" if self.steps else ""
     says = f"{self.state} at step {self.step:,}{of}"
@@ -266,7 +266,7 @@ def numbers(self:RunState)->dict[str,str]:
 def head_html(self:RunState)->str:
     "Name, state, current phase, figures, and pending requests"
     fix = f"<div><b>Fix</b> <code>{escape_html(self.status.fix)}</code></div>" if self.status.fix else ""
-    wish = "<div>a checkpoint is asked for, after this step</div>" if self.asked and self.active else ""
+    wish = "<div>a checkpoint is requested, after this step</div>" if self.asked and self.active else ""
     bar = progress_html(self.now()) if self.active else escape_html(self.phase())
     if self.state in ("failed", "killed"):
         bar = f"<div role='alert' style='border-left:4px solid {_COLOURS['fail']};padding:2px 10px'>{bar}{fix}</div>"

@@ -165,10 +165,10 @@ def _explain_kept_attention(planner:Planner, c:Candidate)->tuple[bool,str]:
     "Whether the output of attention is kept, and why"
     on = c.way.keep
     if planner.cfg.keep_attention != "auto": return on, _GIVEN
-    if not c.way.checkpointing: return on, "auto: nothing is computed again"
-    if not planner.keeps: return on, "auto: this attention cannot be kept"
+    if not c.way.checkpointing: return on, "auto: nothing is recomputed"
+    if not planner.keeps: return on, "auto: this attention's output cannot be kept"
     if c.way.offloading: return on, "auto: it waits in host memory"
-    if on: return on, "auto: faster than to compute it again, and fits"
+    if on: return on, "auto: faster than recomputing it, and fits"
     kept = planner.rate(replace(c.way, keep=True), c.batch)
     return on, "auto: would not fit" if kept > planner.rate(c.way, c.batch) else "auto: no faster in so short a batch"
 
@@ -189,7 +189,7 @@ def _explain_accumulation(planner:Planner, c:Candidate)->tuple[int,str]:
     rows, steps = planner.rows_per_step(c.budget)
     if steps == cfg.gradient_accumulation_steps and not cfg.effective_batch_size: return steps, _GIVEN
     if abs(rows / wanted - 1) < .05: return steps, f"for about {wanted} rows in a step"
-    return steps, f"for about {rows:.3g} rows in a step; {wanted} were asked for"
+    return steps, f"for about {rows:.3g} rows in a step; {wanted} were requested"
 
 def decisions(
     planner:Planner,
@@ -236,7 +236,7 @@ def findings(
     if plan.device.taken: card += f" ({plan.device.taken})"
     if plan.fits: return [ok(f"{format_bytes(plan.total)} of {free:.1f} GiB, {100 * gib / free:.0f}%", check="memory")]
     if plan.device.holds(plan.total):   # it fits on the GPU, but not in host memory
-        text = (f"{format_bytes(plan.host)} wait in host memory, which has {plan.device.host:.1f} GiB, "
+        text = (f"{format_bytes(plan.host)} would be in host memory, which has {plan.device.host:.1f} GiB, "
                 "of which a plan may use 60%")
         return [fail(text, edit(activation_offloading=False) | edit(keep_attention=False), check="memory_host")]
     if training <= .95 * free:
@@ -276,7 +276,7 @@ def _explain_simulation_errors(cfg:Config):
     except Exception as e:   # a model that branches on values, or an operation without a fake version
         found = f"its training step cannot be simulated ({type(e).__name__}: {error_summary(e)[:150]})"
         fix = "set {method}, {gradient_checkpointing} and the batch by hand"
-        raise SftError(f"plan for {cfg.model!r}", found, "a model and an adapter that run on tensors without numbers",
+        raise SftError(f"plan for {cfg.model!r}", found, "a model and an adapter that run on fake tensors",
                        fix) from e
     finally: printed.setLevel(before)
 
@@ -300,7 +300,7 @@ def plan(
                           edit(max_length=max(lengths, default=1)))
     if cfg.load_in_8bit and cfg.method in ("lora", "full"):
         raise ConfigError("load_in_8bit", f"method is {cfg.method}",
-                          "qlora, which is the method with a quantised base", edit(method="qlora"))
+                          "qlora, the method with a quantised base", edit(method="qlora"))
     if device is None:
         hardware = find_hardware(cfg)
         card = this_device(hardware.device, hardware.dtype, processes=cfg.num_processes)

@@ -65,7 +65,7 @@ def _attention_of_device(cfg:Config, device:Device, dtype:torch.dtype, shape)->t
     stock = not here or cfg.sequence_parallel_size > 1   # flash-attn does not support shares
     if cfg.attn_implementation == "auto" and stock: return choose_attention("auto", "cpu", dtype, shape)
     if here: return choose_attention(cfg.attn_implementation, device.kind, dtype, shape)
-    return cfg.attn_implementation, "asked for"
+    return cfg.attn_implementation, "requested"
 
 # %% ../../nbs/07_planning/03_search.ipynb #f145d7b8
 class Planner:

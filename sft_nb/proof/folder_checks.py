@@ -73,7 +73,7 @@ class Folder:
         self.path = Path(path)
         if (self.path/"config.json").is_file(): return
         found = "there is no config.json in it" if self.path.is_dir() else "there is no such folder"
-        if (self.path/"adapter_config.json").exists(): found = "it holds an adapter and no model"
+        if (self.path/"adapter_config.json").exists(): found = "it holds an adapter, not a model"
         kind = ConfigError if self.path.is_dir() else MissingPathError
         raise kind(f"folder {str(self.path)!r}", found, "a folder with merged weights",
                    command("sft_nb merge RUN", "merge(run)"))
@@ -194,7 +194,7 @@ def compare_tokens(
     other = [text for text, a, b in zip(TEXTS, ours, theirs) if a != b]
     figures = dict(texts=len(TEXTS), other=len(other))
     if not other: return passed(link, "tokenizer", "texts become the same tokens", figures)
-    text = f"{len(other)} of {len(TEXTS)} texts become other tokens, the first is {other[0]!r}"
+    text = f"{len(other)} of {len(TEXTS)} texts become different tokens, the first is {other[0]!r}"
     return failed(link, "tokenizer", text, fix, figures)
 
 def compare_vocabularies(
@@ -219,7 +219,7 @@ def compare_vocabularies(
     def rules(tokenizer):
         model = json.loads(tokenizer.backend_tokenizer.to_str())["model"] if tokenizer.is_fast else {}
         return model.get("merges"), model.get("vocab")   # some have a score per entry
-    return "" if rules(ours) == rules(theirs) else "its merges or scores are not those of training"
+    return "" if rules(ours) == rules(theirs) else "its merges or scores differ from training"
 
 def folder_tokenizer(x:Expected, f:Folder)->ProofStage:
     "Are texts and the entire vocabulary the same tokens?"
@@ -419,7 +419,7 @@ def folder_tied(x:Expected, f:Folder)->ProofStage:
         fault = "the head was trained separately, and loading overwrites it with the embedding"
     elif is_tied and differs: fault = "the file has a head of its own, which loading overwrites with the embedding"
     elif not is_tied and not has_head: fault = "the file has no head, and loading makes a random one"
-    elif was_tied and differs: fault = "the head was the embedding in training, and is another one here"
+    elif was_tied and differs: fault = "the head was the embedding in training, but is separate here"
     figures = {"in training": was_tied, "config ties them": is_tied, "file has a head": has_head}
     if fault: return failed("folder", "tied", fault, x.merge_again(f.path), figures)
     return passed("folder", "tied", "embedding and head are as in training", figures)
@@ -518,7 +518,7 @@ def describe_differences(
 )->str:
     "How many tensors differ, where it is worst, and how much of the adapter is in them"
     worst = worst_of(other)
-    if math.isinf(worst.error): return f"{worst.name} has another shape than the run's"
+    if math.isinf(worst.error): return f"{worst.name} does not have the run's shape"
     where = f"{worst.name} differs by {100 * worst.error:.3g}% of its norm"
     if worst.worst_row is not None and worst.worst_row_error > 2 * worst.error:
         part = "element" if worst.is_vector else "row"

@@ -43,7 +43,7 @@ class Gguf:
             raise ConfigError("GGUF files", "the package gguf is not installed", "it reads them",
                               command("pip install 'sft_nb[prove]'")) from e
         try: self.reader = gguf.GGUFReader(self.path)
-        except Exception as e: raise _unreadable_file(self.path, f"it is no GGUF file ({type(e).__name__})") from e
+        except Exception as e: raise _unreadable_file(self.path, f"it is not a GGUF file ({type(e).__name__})") from e
         self.arch = self.get("general.architecture", "")
 
     def get(self, key:str, otherwise=None):
@@ -103,9 +103,9 @@ def gguf_tokenizer(x:Expected, f:Gguf)->ProofStage:
     plain = [t.content for i, t in added if t.special and i < len(types) and types[i] not in _SPECIAL]
 
     text = ""
-    if other: text = f"{len(other)} tokens are other ones, the first is number {other[0]}"
-    elif their_merges and our_merges and their_merges != our_merges: text = "it has other merges"
-    elif plain: text = f"{plain[0]} is no special token in it"
+    if other: text = f"{len(other)} tokens differ, the first is number {other[0]}"
+    elif their_merges and our_merges and their_merges != our_merges: text = "it has different merges"
+    elif plain: text = f"{plain[0]} is not a special token in it"
     figures = {"our tokens": len(ours), "their tokens": len(theirs), "other": len(other)}
     if text: return failed("gguf", "tokenizer", text, convert_again(x, f), figures)
     return passed("gguf", "tokenizer", "it has the vocabulary of the run", figures)

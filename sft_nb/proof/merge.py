@@ -203,7 +203,7 @@ def merged_model(
     except Exception as e:
         if workbench.hardware.device == "cpu" or not is_out_of_memory(e): raise
     free_memory()
-    log("sft_nb: the card has no room for the merged model, which is made in host memory")
+    log("sft_nb: the card has no room for the merged model, so it is made in host memory")
     return _merge_into_base(workbench, path, dtype, to_host=True)
 
 def _merge_into_base(workbench:Workbench, path:Path, dtype:torch.dtype, *, to_host:bool=False):
@@ -322,7 +322,7 @@ def merge(
         try: folder = stack.enter_context(atomic_folder(out))
         except OSError as e:
             found = f"{out} cannot be made ({e.strerror})"
-            raise ConfigError(f"merge {run.name}", found, "a folder of yours", edit(out="another/folder")) from e
+            raise ConfigError(f"merge {run.name}", found, "a writable folder", edit(out="another/folder")) from e
         workbench = Workbench(run.config, is_resolved=True)
         report = _write_and_compare(workbench, source, folder, dtype, held_out_prompts(run.config, prompts))
         again, shell, python = out if report.failed else out.with_name(f"{out.name}-float32"), "", ""

@@ -148,7 +148,7 @@ def _explain_bos(c:PromptComparison)->str:
     bos = c.template.tokenizer.bos_token_id
     if bos is None: return ""
     if c.ids:
-        added = "a second BOS" if all(a[:1] == [bos] for a, _ in c.ids) else "a BOS that training had not"
+        added = "a second BOS" if all(a[:1] == [bos] for a, _ in c.ids) else "a BOS that training did not have"
         if all(b == [bos, *a] for a, b in c.ids): return f"each prompt begins with {added}"
         if all([bos, *b] == a for a, b in c.ids): return "the BOS that training had is missing"
         return ""
@@ -217,7 +217,7 @@ def _explain_thinking(c:PromptComparison)->str:
 
 # %% ../../nbs/13_proof/01_reference.ipynb #18bcf3dd
 def _explain_tokenizer(c:PromptComparison)->str:
-    text = "the same text becomes other tokens"
+    text = "the same text becomes different tokens"
     if c.ids:
         has_texts = all(r.text is not None for r in c.rendered)
         return text if has_texts and all(a == b for a, b in c.texts) else ""
@@ -231,7 +231,7 @@ def _explain_template(c:PromptComparison)->str:
         k = max(0, len(os.path.commonprefix([a, b])) - 8)
         return f"it is rendered as {b[k:k + 40]!r}, and was trained as {a[k:k + 40]!r}"
     surplus = min(b - a for a, b in c.counts)
-    return f"each prompt has {surplus:+} tokens, so it is rendered by another template"
+    return f"each prompt has {surplus:+} tokens, so it is rendered by a different template"
 
 CAUSES = dict(bos=_explain_bos, cut=_explain_truncation, system=_explain_system_prompt, thinking=_explain_thinking,
               tokenizer=_explain_tokenizer, template=_explain_template)

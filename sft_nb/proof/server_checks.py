@@ -232,7 +232,7 @@ def check_stop(served:ServedModel, replies:list[ServerReply])->ProofStage:
         if served.gguf or served.server.kind == "llama.cpp":
             fix = command(f"gguf-set-metadata {served.file} tokenizer.ggml.eos_token_id {number}")
         fix |= as_fix(f'send "stop": {json.dumps([end])} with each request')
-        return failed("server", "stop", f"{endless} of {ended} answers go on behind {end}", fix, figures)
+        return failed("server", "stop", f"{endless} of {ended} answers continue after {end}", fix, figures)
     if early:
         fix = "take the stop strings out of the server's settings"
         return failed("server", "stop", f"{early} of {len(replies)} answers stop early", fix, figures)
@@ -285,7 +285,7 @@ def check_reasoning(served:ServedModel, replies:list[ServerReply])->ProofStage:
     "Does it reason only where the trained model does?"
     reasoned = [r for a, r in zip(served.reference.tuned, replies)
                 if "<think>" not in a.text and (r.reasoning.strip() or "<think>" in r.text)]
-    if not reasoned: return passed("server", "thinking", "no reasoning that training had not")
+    if not reasoned: return passed("server", "thinking", "no reasoning that training did not have")
     text = f"{len(reasoned)} of {len(replies)} answers begin with reasoning, and training had none"
     return failed("server", "thinking", text, prompt_fix(served, "thinking"),
                   {"thought": reasoned[0].reasoning[:60] or reasoned[0].text[:60]})

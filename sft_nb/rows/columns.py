@@ -29,7 +29,7 @@ def parse_fields(
     pairs = [f.partition("=")[::2] for f in fields or ()]
     for name, column in pairs:
         if not (name and column):
-            raise ConfigError("fields", f"{name or column!r} is no pair", "field=column",
+            raise ConfigError("fields", f"{name or column!r} is not a pair", "field=column",
                               edit(fields=("question=Problem", "answer=Solution")))
         if known and name not in known:
             near = difflib.get_close_matches(name, known, 1) or sorted(known)
@@ -75,7 +75,7 @@ def _check_given_columns(row:dict, given:dict[str,str], found:dict[str,str], req
     if near[field]: expected = f"did you mean {near[field][0]}? T{expected[1:]}"
     outer = re.split(r"[.\[]", given[field])[0]
     if outer in row and outer != given[field]:
-        found = f"{given[field]} is a place inside the column {outer}, and a field is a whole column"
+        found = f"{given[field]} is a path inside the column {outer}, and a field is a whole column"
         raise SftError("row", found, expected, f"write the rows with a column {field}")
     raise SftError("row", f"there is no column {given[field]} for {field} (fields)", expected,
                    edit(fields=tuple(f"{f}={c}" for f, c in right.items())))
@@ -225,7 +225,7 @@ def exclusion_reason(
 )->str:                # `weight is 0`; empty if the row is to be learned
     "Why the columns exclude the row from training; `SftError` for columns that cannot be honoured"
     for name in names:
-        fix = edit(ignore_columns=(name,)) | f"take {name} out of the row"
+        fix = edit(ignore_columns=(name,)) | f"remove {name} from the row"
         if _key_of(name) in _MEDIA:
             raise SftError("row", f"it has {name}, and only text is learned here", "a row of text", fix)
         if kto_label(row, name) is False: return f"{name} is {str(dict.get(row, name)).lower()}: a bad answer"
@@ -233,7 +233,7 @@ def exclusion_reason(
             try: weight = float(row[name])
             except (TypeError, ValueError): weight = None
             if weight not in (0, 1):
-                found = f"{name} is {str(row[name])[:40]}, and rows are learned or not: there is nothing between"
+                found = f"{name} is {str(row[name])[:40]}, and a row is either learned or not"
                 raise SftError("row", found, "0 or 1", fix)
             if weight == 0: return f"{name} is 0"
     return ""

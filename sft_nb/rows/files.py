@@ -256,11 +256,11 @@ def unreadable_error(path:Path, e:Exception)->SftError:
         return SftError(where, found, "text in UTF-8", _utf8_command(path, "cp1252"))   # which covers latin1
     if isinstance(e, csv.Error):
         fix = command(f"head {shell_quote(path)}")
-        return SftError(where, f"it is not a table ({e})", "CSV with a line of names", fix)
+        return SftError(where, f"it is not a table ({e})", "CSV with a header line", fix)
     if isinstance(e, PermissionError):
-        return SftError(where, "it may not be read (permission denied)", "a file that you may read", look)
+        return SftError(where, "it cannot be read (permission denied)", "a file that you can read", look)
     why = getattr(e, "strerror", None) or str(e)
-    return SftError(where, f"it cannot be read ({why[:80]})", "a whole file", look)
+    return SftError(where, f"it cannot be read ({why[:80]})", "a complete file", look)
 
 def file_digest(path:Path)->str:
     "A hash of the bytes of a file; `SftError` if it cannot be read"
@@ -291,7 +291,7 @@ def file_source(
         unit = "row" if suffix in (".json", ".parquet", ".txt") else "line"
         return Source(path.name, unit, partial(_read_file, path), partial(file_digest, path), can_change=True)
     if unpack := UNPACK_COMMANDS.get(path.suffix.lower()):
-        raise SftError(where, f"{path.suffix} files are not unpacked here", f"{kinds}, or one of these with .gz",
+        raise SftError(where, f"{path.suffix} files are not supported", f"{kinds}, or one of these with .gz",
                        command(f"{unpack} {shell_quote(path)}"))
-    raise SftError(where, f"{path.suffix or 'no suffix'} is not a kind of file that is read", kinds,
+    raise SftError(where, f"{path.suffix or 'no suffix'} is not a supported file type", kinds,
                    f"rename it to {path.name}.jsonl if its lines are JSON objects, or to {path.name}.txt if it is text")

@@ -159,7 +159,7 @@ def _add_system_message(messages:list[dict], system)->list[dict]:
     if messages[0]["role"] != "system": return [dict(role="system", content=content), *messages]
     if messages[0]["content"] == content: return messages
     found = f"it has two system messages: {messages[0]['content'][:40]!r} and, in system, {content[:40]!r}"
-    raise SftError("row", found, "one system message", "take one of the two out of the row")
+    raise SftError("row", found, "one system message", "remove one of the two")
 
 def _add_row_fields(messages:list[dict], row)->list[dict]:
     "Add the row's `system`, `tools` and `chat_template_kwargs` to its messages"
@@ -284,7 +284,7 @@ def _read_text(row, response_template:str|None=None)->list[dict]:
     before, marker, answer = text.rpartition(response_template)
     if not marker:
         found = f"response_template {response_template!r} is not in the text: {text[:60]!r}"
-        raise SftError("row", found, "a text that has it", "another {response_template}, as the texts write it")
+        raise SftError("row", found, "a text that contains it", "another {response_template}, as in the texts")
     return [dict(role="text", content=before + marker, train=False), dict(role="text", content=answer)]
 
 # %% ../../nbs/02_rows/00_formats.ipynb #40776f4e
@@ -332,7 +332,7 @@ def _read_tokens(row)->list[dict]:
                            "exclamation_marks")
         if kept: examples.append(example)
     if examples: return examples
-    raise SftError("row", "attention_mask is 0 for every token", "a token that is no padding", "leave the row out")
+    raise SftError("row", "attention_mask is 0 for every token", "a token that is not padding", "leave the row out")
 
 # %% ../../nbs/02_rows/00_formats.ipynb #907a2e71
 _ANSWER_WORDS = ("answer", "completion", "response", "reply", "output", "resolution", "solution", "target",

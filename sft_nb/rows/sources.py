@@ -81,7 +81,7 @@ def files_of_split(
     if split == "eval": return chosen
     unnamed = [f for f in files if not splits[f]]
     if chosen and unnamed:
-        raise SftError(folder, f"{unnamed[0]} is next to {chosen[0]}, and its name tells no split",
+        raise SftError(folder, f"{unnamed[0]} is next to {chosen[0]}, and its name shows no split",
                        "train, validation or test in each name", edit(train_file=f"{folder}/{chosen[0]}"))
     if chosen or unnamed: return chosen or unnamed
     raise SftError(folder, f"it has no training file next to {files[0]}", "a file with train in its name",
@@ -217,7 +217,7 @@ def disk_full_error(
 )->SftError:
     "The error for rows or tokens that cannot be written"
     fix = edit(cache_dir="/another/disk") | command(f"df -h {shell_quote(folder)}")
-    return SftError(shorten_path(folder), f"it takes no more ({e.strerror or e})", "room for the prepared rows", fix)
+    return SftError(shorten_path(folder), f"it cannot hold more ({e.strerror or e})", "room for the prepared rows", fix)
 
 class _RowSpool:
     "The rows of an iterator, kept in a temporary file as far as they have been read"
@@ -260,7 +260,7 @@ def memory_source(
 def _rows_of_columns(columns:dict, name:str)->list[dict]:
     "The rows of a dict of equally long columns; `SftError` for a single row or several splits"
     found = {key: values.tolist() if hasattr(values, "tolist") else values for key, values in columns.items()}
-    expected, fix = "rows, or columns that are equally long", "put a single row into a list: [row]"
+    expected, fix = "rows, or columns of equal length", "put a single row into a list: [row]"
     if not found: raise SftError(name, "this is an empty dict", expected, fix)
     if not all(isinstance(values, (list, tuple)) for values in found.values()):
         raise SftError(name, "this is a dict, and not all of its values are columns", expected, fix)
@@ -269,10 +269,10 @@ def _rows_of_columns(columns:dict, name:str)->list[dict]:
         raise SftError(name, "this is a dict of one conversation", expected, fix)
     if dicts:
         one = next(iter(found))
-        raise SftError(name, "this is a dict of lists of rows", expected, f"take one of them: rows[{one!r}]")
+        raise SftError(name, "this is a dict of lists of rows", expected, f"pass one of them: rows[{one!r}]")
     if len({*map(len, found.values())}) > 1:
         sizes = ", ".join(f"{key} {len(values):,}" for key, values in found.items())
-        raise SftError(name, f"this is a dict of columns, which are not equally long: {sizes}", expected,
+        raise SftError(name, f"this is a dict of columns of different lengths: {sizes}", expected,
                        "give each column a value for every row")
     return [dict(zip(found, values)) for values in zip(*found.values())]
 

@@ -39,7 +39,7 @@ def _file_damage(file:Path, was:dict, deep:bool)->str:
     if not file.exists(): return "is missing"
     size = file.stat().st_size
     if size != was["bytes"]: return f"has {size:,} bytes, not {was['bytes']:,}"
-    if deep and _file_sha256(file) != was["sha256"]: return "has other bytes than were written"
+    if deep and _file_sha256(file) != was["sha256"]: return "has changed since it was written"
     return ""
 
 def find_corruption(
@@ -52,7 +52,7 @@ def find_corruption(
         for name, was in read_json(folder/MANIFEST).items():
             if harm := _file_damage(folder/name, was, deep): return f"{name} {harm}"
     except (OSError, ValueError) as e: return f"it cannot be read ({getattr(e, 'strerror', None) or e})"
-    except (AttributeError, KeyError, TypeError): return f"its {MANIFEST} is no list of files"
+    except (AttributeError, KeyError, TypeError): return f"its {MANIFEST} is not a list of files"
     return ""
 
 def weights_digest(
@@ -117,9 +117,9 @@ def cannot_write(
     number, said = getattr(error, "errno", None), str(error).lower()
     full = number in _FULL or free < 2**20 or any(words in said for words in _IN_WORDS)
     if full: wanted = f"a disk with room for it ({free / 2**20:,.0f} MiB are free)"
-    else: wanted = "a folder that you may write" if number in _MAY_NOT else "nothing that stands in its way"
+    else: wanted = "a folder that you can write to" if number in _MAY_NOT else "nothing else in its place"
     why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
-    found, expected = f"it could not be written ({why})", f"{wanted}; what was saved before is as it was"
+    found, expected = f"it could not be written ({why})", f"{wanted}; earlier saves are unchanged"
     return SftError(target.name, found, expected, fix)
 
 # %% ../../nbs/10_runs/01_checkpoint.ipynb #b737e87f

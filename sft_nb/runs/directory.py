@@ -97,7 +97,7 @@ def check_links(
         for link in (entry.path for entry in entries if entry.is_symlink()):
             target = Path(os.path.realpath(link))
             if target.is_relative_to(root): continue
-            found = f"{Path(link).relative_to(path)} is a link to {target}, outside of the run"
+            found = f"{Path(link).relative_to(path)} is a link to {target}, outside the run"
             fix = f"remove the link {link}; {{runs_dir}} may be, or may lead to, a folder on another disk"
             raise ConfigError(f"run {path.name!r}", found, "files and folders of its own", fix)
 
@@ -125,7 +125,7 @@ def check_free(
     if (path/"config.json").exists(): raise name_taken(Run(path))
     if path.exists():
         fix = edit(run_name=free_path(path).name)
-        raise ConfigError(f"run {cfg.run_name!r}", f"{path} exists and is not a run", "a name that is free", fix)
+        raise ConfigError(f"run {cfg.run_name!r}", f"{path} exists and is not a run", "an unused name", fix)
 
 @contextmanager
 def reserve_name(
@@ -140,7 +140,7 @@ def reserve_name(
     with reserve(path) as is_free:
         if not is_free:
             found, fix = "another process is about to train it", edit(run_name=free_path(path).name)
-            raise ConfigError(f"run {cfg.run_name!r}", found, "a name that is free", fix)
+            raise ConfigError(f"run {cfg.run_name!r}", found, "an unused name", fix)
         check_free(cfg)   # it may have been created while waiting for the lock
         yield
 
@@ -162,9 +162,9 @@ def create_run(
         value = getattr(cfg, name)
         if variable := secret_inside(value): found = f"the secret of ${variable} is in it"
         elif not setting.is_path and isinstance(value, str) and redact_patterns(value) != value:
-            found = "something like a secret is in it"
+            found = "it seems to contain a secret"
         else: continue
-        raise ConfigError(name, f"{found}, and would stand in the run's config.json", "a value that others may read",
+        raise ConfigError(name, f"{found}, and would be saved in the run's config.json", "a value that others can read",
                           f"{{{name}}} without it")
     root, here = Path(cfg.runs_dir).absolute(), environment(device) | dict(id=uuid.uuid4().hex[:8])
     subject = subject_of_run(cfg.task, cfg.train_file)
@@ -180,7 +180,7 @@ def create_run(
                 if e.errno not in _TAKEN: raise
                 if cfg.run_name: raise name_taken(Run(path)) from e   # created at the same moment
     except OSError as e:
-        found, expected = f"it cannot be written ({e.strerror})", "a folder of yours with space"
+        found, expected = f"it cannot be written ({e.strerror})", "a writable folder with space"
         raise SftError(f"run directory {root}", found, expected, edit(runs_dir="another/folder")) from e
     if data is not None: cache_kept_rows(data, run.config)
     return run
@@ -325,7 +325,7 @@ def weights(self:Run,
     if folder.exists(): return folder
     there = [p.name for p in (self.adapter, *self.checkpoints()) if p.exists()]
     there = there or [p.name for p in sorted((self.path/"checkpoints").glob("checkpoint-*"))]   # all are damaged
-    expected, fix = "something that was saved; nothing was yet", resume_command(self)
+    expected, fix = "something saved; nothing was saved yet", resume_command(self)
     if there: expected, fix = f"one of {', '.join(there)}", edit(checkpoint=there[-1])
     elif self.state in ACTIVE: fix = command(f"sft_nb stop {self.path}", f'Run("{self.path}").stop()')
     found = f"there is no {checkpoint} in it ({self.standing})"

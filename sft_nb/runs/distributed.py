@@ -76,7 +76,7 @@ def with_world_size(
     "The config of a training by the processes that a launcher started; ConfigError if others were asked for"
     n = get_process_info().size
     if cfg.num_processes not in (1, n):
-        found = f"{cfg.num_processes} were asked for, but the launcher started {n}"
+        found = f"{cfg.num_processes} were requested, but the launcher started {n}"
         raise ConfigError("num_processes", found, "one number", edit(num_processes=n), "one_process_instead_of_two")
     fsdp = cfg.fsdp or os.environ.get(_USE_FSDP, "false").lower() == "true"
     return replace(cfg, num_processes=n, deepspeed=cfg.deepspeed or _told_by_accelerate(), fsdp=fsdp)
@@ -151,7 +151,7 @@ def _count_processes(asked:int, together:int)->None:
     if together == started == asked: return
     fix = command("sft_nb train --num-processes, or torchrun", "launch(cfg, num_processes=...)")
     if started == together: fix = edit(num_processes=started)
-    found = f"{asked} were asked for, {started} were started, and {together} train together"
+    found = f"{asked} were requested, {started} were started, and {together} train together"
     raise SftError("processes", found, "one number", fix, "one_process_instead_of_two")
 
 def check_processes(

@@ -110,7 +110,7 @@ def no_locks(
     why:str,       # message of the operating system
 )->SftError:
     "The error for a file system without locks"
-    expected = "a disk of this machine, or a network disk with its lock service"
+    expected = "a local disk, or a network disk with a lock service"
     return SftError(f"run directory {root}", f"it cannot be locked ({why})", expected, edit(runs_dir="another/folder"))
 
 def name_taken(run)->ConfigError:
@@ -118,8 +118,8 @@ def name_taken(run)->ConfigError:
     state = run.state
     fix = edit(run_name=free_path(run.path).name)
     if state in ("stopped", "failed", "killed") and run.checkpoints(): fix = resume_command(run) | fix
-    found = f"{run.path} exists already ({run.standing})"
-    return ConfigError(f"run {run.name!r}", found, "a name that is free", fix)
+    found = f"{run.path} already exists ({run.standing})"
+    return ConfigError(f"run {run.name!r}", found, "an unused name", fix)
 
 # %% ../../nbs/10_runs/06_errors.ipynb #6046abc0
 def being_trained(
@@ -129,14 +129,14 @@ def being_trained(
     "The error for a run that a process trains"
     found = f"{who or 'another process'} is training it now"
     stop = command(f"sft_nb stop {run.path}", f'Run("{run.path}").stop()')
-    return ConfigError(f"run {run.name!r}", found, "a run that nobody trains", stop)
+    return ConfigError(f"run {run.name!r}", found, "a run that is not being trained", stop)
 
 def out_of_reach(
     run,
     who:Process|None,  # None: unknown
 )->ConfigError:
     "The error for a run that is trained where it cannot be stopped from"
-    found = f"{who or 'a process that has not said who it is'} trains it, which cannot be stopped from here"
+    found = f"{who or 'an unknown process'} is training it and cannot be stopped from here"
     where = "where it runs"
     if who is not None: where = f"as {who.user} on {who.host}"
     return ConfigError(f"run {run.name!r}", found, "the same machine, container and user",
@@ -153,14 +153,14 @@ def merge_target(
     out = Path(out or run.path/name).absolute()
     if not os.path.lexists(out): return out
     fix = edit(out=f"{out}-2")
-    raise ConfigError(f"merge {run.name}", f"{out} exists already", "a folder that is not there", fix)
+    raise ConfigError(f"merge {run.name}", f"{out} already exists", "a folder that does not exist", fix)
 
 # %% ../../nbs/10_runs/06_errors.ipynb #f0e75c49
 def no_checkpoint(run)->ConfigError:
     "The error for a run that cannot be resumed, with what is wrong with its checkpoints"
     _, damaged = newest_whole(run.path/"checkpoints")
     found = f"it has no checkpoint ({run.standing})"
-    if damaged: found = "it has no whole checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
+    if damaged: found = "it has no complete checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
     every = run.config.save_steps
     earlier = 50 if every == "epoch" or every < 1 else max(1, min(50, int(every) // 2))
     fix = resume_command(run, save_steps=earlier)

@@ -68,9 +68,9 @@ def find_target(
         known = "model_type" in read_json_object(Path(model_path(what))/"config.json")   # tiny ships with the package
         if not known and (os.path.exists(path) or what.count("/") != 1 or what.startswith((".", "/", "runs/"))):
             if not os.path.exists(path): Run(path)   # its error names similar runs
-            found = "there is no run and no model in it" if os.path.isdir(path) else "there is no such thing"
+            found = "there is no run and no model in it" if os.path.isdir(path) else "there is no such path or model"
             raise ConfigError(what, found, "a run, a checkpoint, an adapter, a folder with a model, or a hub id",
-                              "a path in which config.json or adapter_config.json is")
+                              "a path with config.json or adapter_config.json")
         target = Target(path.name, "model", load_config(**dict(model=what, method="lora") | settings), None)
     if trust_remote_code: target = replace(target, config=with_trusted_code(target.config))
     require_trust(target.config)

@@ -119,15 +119,15 @@ def check_provenance(
                       f'train(load_config("{config}", run_name=...))')
     if changed.weights:
         found = f"the weights of {run.config.model} have changed since the run started ({', '.join(changed.weights)})"
-        raise ConfigError(f"run {run.name!r}", found, "the same base", new_run | "put the weights back")
+        raise ConfigError(f"run {run.name!r}", found, "the same base", new_run | "restore the weights")
     if changed.refused:
-        found = f"config.json was edited since it began: {_list_changes(changed.refused)}"
+        found = f"config.json was edited since the run began: {_list_changes(changed.refused)}"
         raise ConfigError(f"run {run.name!r}", found, "the settings that its checkpoints were made with",
-                          new_run | "put them back")
+                          new_run | "restore them")
     lines = []
-    if changed.taken: lines.append(f"config.json was edited, and that is taken: {_list_changes(changed.taken)}")
+    if changed.taken: lines.append(f"config.json was edited, and the edits are used: {_list_changes(changed.taken)}")
     if changed.versions:
-        lines.append(f"it may not end byte for byte as it would have: {_list_changes(changed.versions)}")
+        lines.append(f"the result may not be byte for byte the same: {_list_changes(changed.versions)}")
     return lines
 
 # %% ../../nbs/10_runs/07_provenance.ipynb #org00021
@@ -176,8 +176,8 @@ def extend_training(
         found = f"{name} is {value:g}, and it was trained with {was:g}"
         raise ConfigError(f"run {run.name!r}", found, "more than before", edit(**{name: was + max(1, was)}))
     _change_config(run, replace(run.config, **more))
-    run.set_status("stopped", reason="it is to go on for longer", fix=resume_command(run))
-    return f"{run.name} goes on after step {run.step}; its learning rate goes back up, to the longer schedule"
+    run.set_status("stopped", reason="it was extended", fix=resume_command(run))
+    return f"{run.name} continues after step {run.step}; its learning rate goes back up, to the longer schedule"
 
 # %% ../../nbs/10_runs/07_provenance.ipynb #orgsp002
 def settings_for_world_size(
@@ -187,12 +187,12 @@ def settings_for_world_size(
     "The run's settings for so many processes; ConfigError if they cannot go on"
     cfg = run.config
     if cfg.deepspeed and cfg.num_processes != num_processes:
-        found = f"DeepSpeed's checkpoints are those of {cfg.num_processes} processes"
+        found = f"DeepSpeed's checkpoints are for {cfg.num_processes} processes"
         raise ConfigError(f"run {run.name!r}", found, "as many", resume_command(run))
     now = replace(cfg, num_processes=num_processes, fsdp=cfg.fsdp and num_processes > 1)
     in_a_step = data_processes(cfg) * cfg.gradient_accumulation_steps
     if num_processes % cfg.sequence_parallel_size or in_a_step % data_processes(now):
-        found = f"{in_a_step} micro-batches of a step cannot be divided among {num_processes} processes"
+        found = f"{in_a_step} micro-batches in a step cannot be split among {num_processes} processes"
         raise ConfigError(f"run {run.name!r}", found, "a number that divides them", resume_command(run))
     return replace(now, gradient_accumulation_steps=in_a_step // data_processes(now))
 
@@ -205,4 +205,4 @@ def change_world_size(
     if cfg.num_processes == num_processes: return ""
     _change_config(run, now)
     changed = {k: (getattr(cfg, k), getattr(now, k)) for k in _IN_A_STEP}
-    return f"{run.name} goes on with the same rows in each step: {_list_changes(changed)}"
+    return f"{run.name} continues with the same rows in each step: {_list_changes(changed)}"

@@ -43,7 +43,7 @@ class Status:
         known = {k: v for k, v in d.items() if k in names}
         texts = [known.get(name, "") for name in ("state", "reason", "time", "host", "stopped_by")]
         texts += [known.get("fix", "")] if not isinstance(known.get("fix"), Fix) else []
-        if not all(isinstance(text, str) for text in texts): raise TypeError("a text was expected")
+        if not all(isinstance(text, str) for text in texts): raise TypeError("a string was expected")
         if "fix_parts" in d: known["fix"] = Fix.from_dict(d["fix_parts"])
         return cls(**known)
 

@@ -63,7 +63,7 @@ def no_rows_error(task:str, split:str)->SftError:
     "The error for a task without rows of its own"
     fix = edit(**{f"{split}_file": "rows.jsonl"})
     if split == "eval": fix |= edit(eval_samples=0)
-    return SftError(f"task {task}, {split} rows", "there is no file", "this task brings no rows of its own", fix)
+    return SftError(f"task {task}, {split} rows", "there is no file", "this task has no rows of its own", fix)
 
 # %% ../../nbs/03_tasks/00_core.ipynb #e477efe5
 def finite_number(

@@ -63,7 +63,7 @@ class Units(GeneratedTask):
         "The question and the tagged number; `SftError` if the answer has no number, or the reasoning a different one"
         reasoning, expected = str(row.get("reasoning") or ""), self.expected(row)   # marks it as read
         if expected is None:
-            raise SftError("row", "its answer is no number", f"a number instead of {str(row['answer'])[:40]!r}",
+            raise SftError("row", "its answer is not a number", f"a number instead of {str(row['answer'])[:40]!r}",
                            "write its answer as a number")
         answer = str(row["answer"]) if _TAGS.search(str(row["answer"])) else f"<answer>{row['answer']}</answer>"
         if self.reasoning and _TAGS.search(reasoning):   # it already has a tagged answer; do not add a second one

@@ -161,13 +161,13 @@ def entry_damage(
         try:
             found = file.stat().st_size
             if found != size: return f"{file.name} has {found:,} bytes instead of {size:,}"
-            if file_digest(file) != digest: return f"{file.name} holds other bytes than were written"
+            if file_digest(file) != digest: return f"{file.name} has changed since it was written"
         except (OSError, SftError): return f"{file.name} cannot be read"
     missing = ", ".join(sorted(_FILES - {file.name for file, *_ in noted}))
     if missing: return f"{missing} is not there"
     try: is_same = tokens_fingerprint(place) == Totals.load(place).fingerprint
     except Exception as e: return f"its tokens cannot be read ({type(e).__name__})"   # files may hold anything
-    return "" if is_same else "its fingerprint is not that of its tokens"
+    return "" if is_same else "its fingerprint does not match its tokens"
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00014
 def publish_entry(

@@ -68,7 +68,7 @@ class Split:
     def cut(self)->RecordTable:
         "The rows that lost a part: where, tokens (lost), what (cut or split)"
         lines = _read_lines(self.folder/"cut.jsonl")
-        return RecordTable(lines, f"{pluralise(len(lines), 'row')} lost a part")
+        return RecordTable(lines, f"{pluralise(len(lines), 'row')} cut")
 
     def row(self,
         example:int,        # number of the example in this split
@@ -200,10 +200,10 @@ def _find_dropped(cfg:Config, s:Split, name:str)->list[Finding]:
                      "read")
         if not few_too_long(s): out.append(warn(text, longer, check=check))
         elif cfg.on_long == "drop" and "on_long" in {setting for setting, _, _ in explicit_settings(cfg)}:
-            out.append(ok(f"left out as on_long asks: {text}", check=check))
+            out.append(ok(f"left out as on_long requests: {text}", check=check))
         else: out.append(warn(text, edit(on_long="drop") | longer, check=check))
     if requested:
-        text = f"left out as the settings ask: {describe_reasons(requested)}"
+        text = f"left out as requested: {describe_reasons(requested)}"
         out.append(ok(text, check=f"{name}_left_out"))
     return out
 
@@ -212,7 +212,7 @@ def _find_in_rows(cfg:Config, s:Split, name:str, chat:bool)->list[Finding]:
     "Rows that were cut or became several examples, with words behind the last answer or special tokens in their text"
     out, seen = [], s.seen
     if cut := s.counts.shortened:
-        text = f"{pluralise(cut, 'row is', 'rows are')} longer than max_length {cfg.max_length} and lost a part"
+        text = f"{pluralise(cut, 'row was', 'rows were')} cut to fit max_length {cfg.max_length}"
         out.append(warn(text, f"a larger {{max_length}}; data.{name}.cut lists them", check=f"{name}_cut"))
     if seen.apart:
         text = f"{pluralise(seen.apart, 'conversation')} became one example for each turn: "
@@ -224,9 +224,9 @@ def _find_in_rows(cfg:Config, s:Split, name:str, chat:bool)->list[Finding]:
         text = f"{pluralise(more, 'row has', 'rows have')} messages after the last answer, which are not used"
         out.append(warn(text, "end the messages of each row with an answer", check=f"{name}_more"))
     if special := seen.with_special_tokens:
-        text = (f"{pluralise(special, 'row has', 'rows have')} special tokens in the text, and the tokenizer takes "
-                "them for its own: one may end a turn that goes on")
-        out.append(warn(text, "take the special tokens out of the content of these rows", check=f"{name}_special"))
+        text = (f"{pluralise(special, 'row has', 'rows have')} special tokens in the text, and the tokenizer "
+                "reads them as its own: one may end a turn too early")
+        out.append(warn(text, "remove the special tokens from the content of these rows", check=f"{name}_special"))
     return out
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acctxt02
@@ -242,28 +242,28 @@ def _find_in_texts(s:Split, name:str, chat:bool)->list[Finding]:
     if rows >= least and (is_plain or chat):
         text = f"{rows:,} of {pluralise(n, 'row')} looked at hold {marker.strip()!r}, the chat marker of a template"
         if is_plain:
-            text += ": they are conversations, of which the user's words are learned like the answers"
+            text += ": they are conversations, and the user's words are learned like the answers"
             fix = edit(response_template=marker) | "rows of messages, which this model's template renders"
         else:
             text += ", and this model's own template is written around it"
-            fix = "take the markers out of the rows, and leave the messages"
+            fix = "remove the markers from the rows, and keep the messages"
         out.append(warn(text, fix, check=f"{name}_markers"))
     end, rows = max(seen.ends.items(), key=itemgetter(1), default=("", 0))
     if rows >= least:
         text = (f"{rows:,} of {pluralise(n, 'answer')} looked at end with {end!r}, which is plain text for this "
                 "tokenizer: the model would learn to write it")
-        out.append(warn(text, f"take {end!r} off the end of the rows", check=f"{name}_end_markers"))
+        out.append(warn(text, f"remove {end!r} from the end of the rows", check=f"{name}_end_markers"))
 
     if k := texts.get("cut_reasoning", 0):
         cut = pluralise(k, "opens its reasoning and never closes it", "open their reasoning and never close it")
-        text = f"of {pluralise(n, 'answer')} looked at, {cut}: cut short, it teaches to think without an end"
+        text = f"of {pluralise(n, 'answer')} looked at, {cut}: cut short, it teaches endless reasoning"
         out.append(warn(text, "leave these rows out, or generate them with more tokens", check=f"{name}_cut_reasoning"))
 
     flaws, least = [], max(_SHARE * n, 3)
     if (k := texts.get("markup", 0)) >= least: flaws.append(f"{k:,} hold HTML, as in {seen.examples['markup'][:60]!r}")
     fillers = texts.get("filler", 0)
     if fillers >= least and mostly_unique(single, once, fillers):
-        flaws.append(f"{fillers:,} stand for none, as {seen.examples['filler'].strip()!r}")
+        flaws.append(f"{fillers:,} are placeholders, as {seen.examples['filler'].strip()!r}")
     for answer, k in sorted(seen.repeated.items(), key=itemgetter(1), reverse=True)[:3]:
         if k < max(_SHARE * single, 3) or not mostly_unique(single, once, k) or is_filler(answer): continue
         short = answer if len(answer) <= 60 else answer[:60] + "…"
@@ -279,11 +279,11 @@ def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:
     out, names = [], [*s.seen.unread]
     if s.seen.numbers:
         each = ", ".join(f"{name} in {pluralise(n, 'row')}" for name, n in s.seen.numbers.items())
-        text = f"numbers are learned as text, by their digits: {each}"
+        text = f"numbers are learned as text, digit by digit: {each}"
         whole = s.seen.examples.get("whole_number")
         if whole is None: out.append(ok(text, check=f"{name}_numbers"))
         else:
-            text += f"; whole ones are written {whole}, as pandas does where a column has a gap"
+            text += f"; whole ones are written {whole}, as pandas does if a column has missing values"
             fix = f"write {whole.removesuffix('.0')} instead of {whole}, as text"
             out.append(warn(text, fix, check=f"{name}_numbers"))
     if n := s.seen.label_zero:
@@ -292,10 +292,10 @@ def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:
         out.append(warn(text, fix, check=f"{name}_label"))
     if n := s.seen.formats.get("preference"):
         text = f"{n:,} preference rows: SFT on the chosen answer, and nothing is learned from the rejected one"
-        fix = "a trainer for preferences (TRL's DPOTrainer) if both are to count"
+        fix = "a trainer for preferences (TRL's DPOTrainer) to learn from both"
         out.append(warn(text, fix, check=f"{name}_pairs"))
     if not names or all(source.from_task for source in s.source.sources): return out
-    text = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} not used: no conversation is made of it"
+    text = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} not used in any conversation"
     if are_metadata(names): return [*out, ok(text, check=f"{name}_columns")]
     fix = edit(ignore_columns=(*(cfg.ignore_columns or ()), *names[:6])) | "a task that reads them"
     answer = next(filter(is_answer_name, names), None)
@@ -309,21 +309,21 @@ def _find_in_answers(s:Split, name:str)->list[Finding]:
     "Empty answers, tools as text, and answers in front of which the template writes no prompt, or another one"
     out, seen = [], s.seen
     if n := seen.empty_answers:
-        text = f"{pluralise(n, 'answer is', 'answers are')} empty and not supervised: it would teach to end at once"
+        text = f"{pluralise(n, 'answer is', 'answers are')} empty, so not supervised: it would teach to stop at once"
         out.append(warn(text, "leave them out, or write the answers", check=f"{name}_empty"))
     if n := int(((s.lengths == 2) & (s.stats["supervised"] == 1)).sum()):   # nothing predicts the first token
-        text = f"{pluralise(n, 'row')} of text have one token, so only the end token behind it is learned"
+        text = f"{pluralise(n, 'row')} of text have one token, so only the end token after it is learned"
         out.append(warn(text, "leave them out, or write longer texts", check=f"{name}_one_token"))
     if n := seen.tools_as_text:
-        text = f"the tools of {pluralise(n, 'row')} are written as JSON text: the chat template does not write them all"
+        text = f"the tools of {pluralise(n, 'row')} are written as JSON text: the chat template cannot render them"
         out.append(warn(text, "set {chat_template} to one that knows tools", check=f"{name}_tools"))
     if place := seen.notes.get("header"):
         text = (f"the chat template writes {seen.examples.get('header', '').strip()!r} in front of an answer, and does "
                 f"not end the prompt with it (first at {place}): these tokens are in no label and in no prompt, and "
-                "answers are supervised right behind the prompt")
+                "answers are supervised right after the prompt")
         out.append(warn(text, "set {chat_template} to one that obeys add_generation_prompt", check=f"{name}_header"))
     if place := seen.notes.get("parted"):
-        text = f"the chat template writes a prompt otherwise once its answer follows (first at {place})"
+        text = f"the chat template writes a prompt differently once its answer follows (first at {place})"
         out.append(ok(f"{text}; only the answer's own words are supervised", check=f"{name}_parted"))
     return out
 
@@ -351,22 +351,22 @@ def _find_in_template(t:Template)->list[Finding]:
     out, closer, eos = [], t.closer.strip(), t.tokenizer.eos_token
     several = [found[0] for found in t.special.finditer(t.closer_of_every_answer)] if t.chat else []
     if t.chat and closer and not t.special.search(closer):
-        text = (f"the chat template ends an answer with {closer[:30]!r}, which is no special token of this tokenizer; "
-                f"{eos} is supervised behind it")
+        text = (f"the chat template ends an answer with {closer[:30]!r}, not a special token of this tokenizer; "
+                f"{eos} is supervised after it")
         out.append(warn(text, "set {chat_template} to a chat template of this model", check="template_end"))
     elif len(several) > 1 and eos not in closer:
         text = (f"the chat template ends every answer with {' '.join(several)}, and the end token of the tokenizer, "
                 f"{eos}, is not among them: answers are supervised up to {several[0]}")
-        fix = f"set eos_token of the tokenizer to {several[-1]}, the one at which generation is to stop"
+        fix = f"set eos_token of the tokenizer to {several[-1]}, where generation is to stop"
         out.append(warn(text, fix, check="template_end"))
     elif t.chat and probe and not probe.ended:
-        text = (f"the chat template writes no end token behind an answer; {eos} is appended and supervised, which no "
+        text = (f"the chat template writes no end token after an answer; {eos} is appended and supervised, which no "
                 "earlier answer of a conversation ends with")
         out.append(warn(text, "set {chat_template} to one that ends each answer", check="template_end"))
     if probe and not probe.is_prefix and "header" not in t.notes:   # `_find_in_answers` reports headers
         text = (f"the chat template ends a prompt with {probe.prompt[-30:]!r}, but does not write that in front of an "
-                "answer; answers are supervised right behind it")
-        out.append(warn(text, "set {chat_template} to one that writes both alike", check="template_prompt"))
+                "answer; answers are supervised right after it")
+        out.append(warn(text, "set {chat_template} to one that writes both the same way", check="template_prompt"))
     return out
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00014
@@ -385,14 +385,14 @@ def find_all(
         if train_ends or name == "eval":   # do all answers end with a supervised end token?
             check, n = f"{name}_ends", int((~np.isin(s.stats["last"], ends)).sum())
             text = f"{n:,} of {pluralise(len(s.lengths), 'answer')} without a supervised end token at the end"
-            fix = "put the end token behind each row of tokens or text: they end as they are"
+            fix = "put the end token after each row of tokens or text: none is added"
             if s.counts.shortened: fix = edit(on_long="drop") | "a larger {max_length}"
             out.append(warn(text, fix, check=check) if n else
                        ok("every answer ends with a supervised end token", check=check))
         out += [*_find_in_rows(cfg, s, name, t.chat), *_find_in_answers(s, name), *_find_columns(cfg, s, name),
                 *_find_in_texts(s, name, t.chat)]
         if n := s.duplicates():
-            text = f"{n:,} of {len(s.lengths):,} examples are equal to an earlier one"
+            text = f"{n:,} of {len(s.lengths):,} examples repeat an earlier one"
             out.append(warn(text, edit(drop_duplicates=True), check=f"{name}_duplicates"))
     return [*out, _find_overlap(cfg, train, eval), *_find_in_template(t)]
 
@@ -430,7 +430,7 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
     title, counts, tokens = f"data of task {task.name}", train.counts, int(train.lengths.sum())
     wanted = counts.tokens - counts.tokens_requested
     if tokens < counts.tokens:
-        asked = f", but for {counts.requested:,} that are asked to go" if counts.requested else ""
+        asked = f" ({counts.requested:,} left out as requested)" if counts.requested else ""
         title += f": {train.n_kept:,} of {train.n_read:,} rows{asked}"
     if tokens < wanted:   # some tokens would be lost
         title += (f", {tokens / wanted:.0%} of their tokens and {counts.answers_kept:,} of "

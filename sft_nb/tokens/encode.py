@@ -200,7 +200,7 @@ def encode_prompts(
     "Prompts as token ids; `SftError` for one without a message"
     if [] in conversations:
         raise SftError(f"prompt {conversations.index([]) + 1}", "there is no message in it",
-                       "at least one message of the user", "leave it out")
+                       "at least one user message", "leave it out")
     t = Template(tokenizer)
     encoder = Encoder(t)
     def starts(messages): return not t.chat or messages[0]["role"] == "text"   # no template wrote a BOS

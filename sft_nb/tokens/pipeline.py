@@ -263,8 +263,8 @@ def encode(self:Reader, batch:Batch)->Encoded:
         bad = next((row for row in batch.rows if row.examples and has_half_a_character(row)), None)
         if bad is None: raise
         if self.cfg.on_bad_row == "error":
-            raise SftError(bad.place, "there is half a character in it (a lone surrogate)", "text in Unicode",
-                           edit(on_bad_row="drop") | "take the character out of the row") from e
+            raise SftError(bad.place, "it holds half a character (a lone surrogate)", "text in Unicode",
+                           edit(on_bad_row="drop") | "remove the character from the row") from e
         bad.examples, bad.dropped_because = [], "half a character (a lone surrogate)"
         return self.encode(batch)
 

@@ -59,7 +59,7 @@ def _nothing_left(cfg:Config, ledger:Ledger, rows:Mixture)->SftError:
     more = edit(eval_fraction=.25 if rows.share < .125 else .5)
     if by == "eval_rows": more = edit(eval_rows=4 * cfg.eval_rows)
     if n and rows.held_out:
-        found = f"none of the {pluralise(n, 'row')} that it holds out is left: {describe_reasons(ledger.reasons)}"
+        found = f"none of the {pluralise(n, 'row')} held out is left: {describe_reasons(ledger.reasons)}"
         found = f"{found}; the first is {ledger.first_dropped}"
         return SftError(by, found, "rows to evaluate on", more | edit(**{by: None}))
     if n:
@@ -127,7 +127,7 @@ def make_split(
     if key and os.path.lexists(place):   # already prepared
         damage = entry_damage(place)
         if not damage: return load_split(place, rows, tokenizer)
-        _log_finding(f"prepared rows in {place} are damaged ({damage}) and are made again")
+        _log_finding(f"prepared rows in {place} are damaged ({damage}) and are prepared again")
         remove_entry(place)
 
     folder = _make_workplace(cfg, home, key)
@@ -165,7 +165,7 @@ def _prepare_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str)->Spl
         try: return make_split(cfg, task, tokenizer, rows, name=name, key=key, digest=digest)
         except RowsChanged: pass
     names = ", ".join(s.name for s in rows.sources)[:80]
-    raise SftError(names, "the rows change while they are read", "files that nobody writes to meanwhile",
+    raise SftError(names, "the rows change while they are read", "files that do not change meanwhile",
                    f"wait until {names} is written, or read a copy of it")
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0021
@@ -197,7 +197,7 @@ def check_rows_are_named(
     given_for_another = names_none and given_for_it is None and any(_PREPARED_IN_MEMORY.values())
     if not (given_for_it or given_for_another): return
     named = f"task {cfg.task}" if cfg.train_file is None else ", ".join(cfg.train_file)
-    found = f"prepare() was given rows in this process, and this config alone means those of {named}"
+    found = f"prepare() was given rows in this process, but this config alone uses those of {named}"
     fix = "pass what prepare() returned: plan(cfg, data), preflight(cfg, data), train(cfg, data), launch(cfg, data)"
     raise ConfigError("train rows", found, "the rows that were prepared", f"{fix}; or name a {{train_file}}")
 
@@ -262,8 +262,8 @@ def with_data(
         wanted = token_inputs(cfg, data.task, load_tokenizer(cfg))
         other = [name for name in ("tokenizer", "special_tokens", "chat_template") if made[name] != wanted[name]]
         if other:
-            found = f"it was prepared for {data.cfg.model}, and {other[0].replace('_', ' ')} of {cfg.model} is another"
-            raise ConfigError("data", found, "tokens of the model that is trained",
+            found = f"it was prepared for {data.cfg.model}, and {cfg.model} differs in {other[0].replace('_', ' ')}"
+            raise ConfigError("data", found, "tokens for the model that is trained",
                               edit(model=data.cfg.model) | "prepare the rows again, with this config")
     return cfg if cfg.task == data.cfg.task else replace(cfg, task=data.cfg.task)
 

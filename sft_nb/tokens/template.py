@@ -160,14 +160,14 @@ def render(self:Template,
         kind = type(e).__name__
         if kind in ("TemplateSyntaxError", "TemplateAssertionError"):
             raise ConfigError("chat_template", f"line {e.lineno} is not valid Jinja: {e.message}", "a valid template",
-                              f"mend line {e.lineno} of the template, or set another {{chat_template}}") from e
+                              f"correct line {e.lineno} of the template, or set another {{chat_template}}") from e
         if kind != "TemplateError":   # not raised by the template itself
             raise SftError(where, f"the chat template fails on this conversation ({kind}: {error_summary(e)})",
                            "a template that reads role and content of each message",
-                           "mend the template, or set another {chat_template}") from e
+                           "correct the template, or set another {chat_template}") from e
         roles = " ".join(m["role"] for m in messages)
         raise SftError(where, f"the chat template refuses this conversation ({type(e).__name__}: {e})",
-                       f"roles {roles} in an order that it takes",
+                       f"roles {roles} in an order that it accepts",
                        f"change the order of its roles, {roles}, or set another {{chat_template}}") from e
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0037

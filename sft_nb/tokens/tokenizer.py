@@ -120,7 +120,7 @@ def _no_tokenizer_error(name:str)->ConfigError:
     if not named or named == name:
         fix = replace(edit(tokenizer="NAME"), advice="where NAME is the folder or hub id of the model it was made from")
     fix = fix | f"copy its tokenizer.json and tokenizer_config.json into {name}"
-    return ConfigError(f"tokenizer {name!r}", "there is no tokenizer in this folder: a text becomes no tokens",
+    return ConfigError(f"tokenizer {name!r}", "there is no tokenizer in this folder, so text cannot be tokenised",
                        "tokenizer.json and tokenizer_config.json in it, or the name of a tokenizer", fix)
 
 def configure_tokenizer(

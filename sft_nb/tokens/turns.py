@@ -50,7 +50,7 @@ def _check_words(where:str, answer:dict, wrote:str)->None:
     text, content, thought = _without_spaces(wrote), answer["content"] or "", thought_of(answer)
     if _without_spaces(content) not in text:
         beside_calls = answer.get("tool_calls") and text
-        lost = "its words are left out beside its calls" if beside_calls else "its words are not written as they are"
+        lost = "its text is left out when it has calls" if beside_calls else "its text is not written unchanged"
         missing = content
     elif _without_spaces(thought) not in text:
         lost, missing = "its reasoning is left out", thought
@@ -114,7 +114,7 @@ def _check_calls(where:str, messages:list[dict], wrote:str, t:Template)->None:
         where, f"the chat template changes the answer: {len(calls) - len(missing)} of {pluralise(len(calls), 'call')} "
                f"{is_or_are} written with name and arguments",
         f"all of them; {json.dumps(missing[0]['function'], ensure_ascii=False, default=str)[:100]} is missing",
-        edit(on_bad_row="drop") | "one call in a message, with its result behind it"
+        edit(on_bad_row="drop") | "one call in a message, with its result after it"
         | "set {chat_template} to one that writes every call")
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #d837bbe1
@@ -170,9 +170,9 @@ def render_turn(
     is_prefix = after.startswith(prompt + skip)
     completion = after[len(prompt + skip):] if is_prefix else _completion_after(prompt, after, messages, t)
     if completion is None:
-        found = "the chat template changes the answer: its beginning is written otherwise than the prompt"
-        raise SftError(where, found, f"a prompt in front of the answer; the prompt ends with {prompt[-40:]!r}",
-                       "set {chat_template} to one that writes both alike")
+        found = "the chat template changes the answer: its beginning differs from the prompt"
+        raise SftError(where, found, f"a prompt before the answer; the prompt ends with {prompt[-40:]!r}",
+                       "set {chat_template} to one that writes both the same way")
     opened = prompt[-64:] if is_prefix else ""   # a prompt may end with <think>
     answer = messages[-1]
     _check_words(where, answer, opened + completion)
@@ -264,11 +264,11 @@ def split_conversation(
     messages = t.fitting(messages, where)
     answers = supervised_messages(messages, turns)
     if not answers:
-        raise SftError(where, "there is no answer to learn in it", "a message of the assistant",
+        raise SftError(where, "there is no answer to learn in it", "an assistant message",
                        edit(on_bad_row="drop") | "add a message with the role assistant")
     if answers[0] == 0:
         raise SftError(where, "it begins with an answer", "a question before the first answer",
-                       edit(on_bad_row="drop") | "put the question in front, as a message of the user")
+                       edit(on_bad_row="drop") | "put the question first, as a user message")
     found = {i: render_turn(messages[:i + 1], t, where) for i in answers}
     context = messages[:answers[-1]]
     for i, m in enumerate(context):   # a call in the context must not disappear either

@@ -104,9 +104,9 @@ def check_settings(cfg:Config)->None:
         raise ConfigError(by_best[0], found, "held-out rows to choose by", edit(eval_samples=200))
 
     if cfg.num_train_epochs == 0 and cfg.max_steps == -1:
-        found = "it is 0 and max_steps is not set: there is no step to train"
+        found = "it is 0 and max_steps is not set: there are no steps to train"
         fix = edit(num_train_epochs=1) | edit(max_steps=100)
-        raise ConfigError("num_train_epochs", found, "a part of an epoch, or steps", fix)
+        raise ConfigError("num_train_epochs", found, "more than 0 epochs, or steps", fix)
     if cfg.max_tokens_per_batch and cfg.group_by_length:
         expected = "packed batches have no padding to save"
         raise ConfigError("group_by_length", "max_tokens_per_batch is set too", expected, edit(group_by_length=False))
@@ -120,12 +120,12 @@ def check_settings(cfg:Config)->None:
         for name in ("keep_attention", "recompute_parts"):
             if getattr(cfg, name) is not True: continue
             fix = edit(**{name: False}) | edit(kernels="auto")
-            expected = "a compiled layer is one program, which decides itself what it keeps"
+            expected = "a compiled layer decides for itself what to keep"
             raise ConfigError(name, "kernels is compile", expected, fix)
     if cfg.device_map:
         where = cfg.sources.get("device_map", "Config")
         found = f"device_map = {cfg.device_map!r} spreads a model over several devices"
-        expected, fix = "training has a whole model on each device", fix_for_source(where, edit(device_map=None))
+        expected, fix = "training keeps a whole model on each device", fix_for_source(where, edit(device_map=None))
         raise ConfigError(where, found, expected, fix)
     check_division(cfg)
     check_kernels(cfg.kernels)
@@ -179,7 +179,7 @@ def training_arguments(
         for name, dtype in _FORMATS.items():
             enabled = deepspeed.get(name, {}).get("enabled", "auto")
             if enabled == "auto" or enabled == arguments[name]: continue
-            found = f"{name} is {enabled}, and the training computes otherwise"
+            found = f"{name} is {enabled}, and the training uses another format"
             fix = edit(dtype=dtype if enabled else "auto") | f'write "auto" for {name} there'
             raise ConfigError(cfg.deepspeed, found, "one format", fix)
         arguments |= dict(deepspeed=deepspeed, use_cpu=False)   # use the process group of `init_distributed`:
@@ -187,7 +187,7 @@ def training_arguments(
     try:
         with _cpu_has_bfloat16(arguments): return OneGpuConfig(**arguments)
     except (ImportError, ValueError) as e:
-        raise ConfigError("training arguments", error_summary(e), "what transformers.TrainingArguments takes",
+        raise ConfigError("training arguments", error_summary(e), "what transformers.TrainingArguments accepts",
                           "look at {optim} and {lr_scheduler_type}") from e
 
 # %% ../../nbs/11_training/00_arguments.ipynb #f0ee28b2
@@ -277,4 +277,4 @@ def send_scores(
         try:
             with tracked(cfg, run): _TELL[name](run, told)
         except Exception as e:
-            log(f"sft_nb: {name} was not told the scores ({redact(str(e))[:160]})")
+            log(f"sft_nb: {name} did not get the scores ({redact(str(e))[:160]})")

@@ -107,7 +107,7 @@ def judge_answers(
     if row_tokens >= limit:   # the rows' answers could not end in time
         says += f"; those of the rows have up to {row_tokens}"
         return [*found, warn(says, edit(max_new_tokens=2 * row_tokens), check="never_ends")]
-    fix = "wait, if the training is young; else {train_tokens} for the end token, or a base that knows it"
+    fix = "wait, if training has just begun; else {train_tokens} for the end token, or a base that knows it"
     return [*found, warn(says, fix, check="never_ends")]
 
 # %% ../../nbs/11_training/02_guards.ipynb #889d674a
@@ -322,7 +322,7 @@ def on_evaluate(self:Guards, args, state, control, model=None, metrics=None, **k
         fix = edit(learning_rate=self.cfg.learning_rate / 2)
     elif self.bench.alone:
         bad = non_finite_rows(model, rows, self.bench.layout.collate, supervised=self.bench.supervised)
-        if bad: says += f"; alone it comes from held-out row {', '.join(map(str, bad[:8]))}"
+        if bad: says += f"; it comes from held-out row {', '.join(map(str, bad[:8]))} alone"
     self.note(fail(says, fix, check="held_out_loss"), state.global_step)
 
 # %% ../../nbs/11_training/02_guards.ipynb #58973ac0

@@ -150,7 +150,7 @@ def _enough(self:EarlyStoppingByScore)->Stop|None:
     later = [step for step in worth if step > best]
     if len(later) < self.patience: return None
     many = pluralise(len(later), "later checkpoint")
-    return Stop("score", f"{many} did not have a better {self.figure} than that of step {best}")
+    return Stop("score", f"{many} had no better {self.figure} than step {best}")
 
 def early_stopping(run:Run)->list[TrainerCallback]:
     "The callbacks that end a training once it stops improving"
@@ -247,7 +247,7 @@ def _record(self:Recorder, line:dict)->None:
     try: self.run.record(line)
     except OSError as e:
         raise SftError(f"{self.run.path}/metrics.jsonl", f"it cannot be written ({e.strerror})",
-            "a file that may grow; what was saved is as it was", resume_command(self.run)) from e
+            "a file that can grow; what was saved is unchanged", resume_command(self.run)) from e
 
 @patch
 def close(self:Recorder)->None:

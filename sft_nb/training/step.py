@@ -108,8 +108,8 @@ def describe_rows(
 )->str:
     "The rows that a non-finite value comes from, as far as that can be determined"
     def some(rows): return ", ".join(map(str, rows[:8]))
-    if len(bad) == len(numbers) > 1: return f"each of the {len(bad)} rows does it alone, so no row is the cause"
-    if bad: return f"alone it comes from row {some(bad)}"
+    if len(bad) == len(numbers) > 1: return f"each of the {len(bad)} rows causes it alone, so no row is to blame"
+    if bad: return f"it comes from row {some(bad)} alone"
     more = " ..." if len(numbers) > 8 else ""
     return f"no single row reproduces it; the step's rows are {some(numbers)}{more}"
 
@@ -187,7 +187,7 @@ class ShardedTrainerMixin:
             for rate in getattr(self.lr_scheduler, "lr_lambdas", ()): rate(num_training_steps)
         except ZeroDivisionError as e:   # polynomial schedule if all steps are warm-up
             name, steps = self.bench.cfg.lr_scheduler_type, pluralise(num_training_steps, "step")
-            raise ConfigError("lr_scheduler_type", f"{name!r} cannot run over {steps}, all of them to warm up",
+            raise ConfigError("lr_scheduler_type", f"{name!r} cannot run over {steps}, all of them warm-up",
                               "steps after the warm-up", edit(warmup_steps=0) | edit(lr_scheduler_type="linear")) from e
         return self.lr_scheduler
 

@@ -50,9 +50,9 @@ def raise_if_failed(cfg:Config, checked:Report)->Report:
     if failed and not cfg.force:
         found = "; ".join(f"{f.check}: {f.says}" for f in failed)
         otherwise = command("sft_nb check", "preflight(cfg)") | edit(force=True)
-        raise SftError("preflight", found, "a training that can work", failed[0].fix or otherwise,
+        raise SftError("preflight", found, "a run that can work", failed[0].fix or otherwise,
                        failure_page(failed[0].check))
-    if failed: checked.figures["forced"] = f"in spite of {', '.join(f.check for f in failed)}"
+    if failed: checked.figures["forced"] = f"despite {', '.join(f.check for f in failed)}"
     return checked
 
 _FIRST_FIGURES = ("rows are", "prompt format", "rows read", "rows kept", "rows dropped", "rows cut",
@@ -101,7 +101,7 @@ def check_before_training(
         raise ConfigError("eval_steps", none.says, "rows to evaluate on", none.fix)
     if bench.requested.model == "tiny" and not all(source.from_task for source in bench.data.train.source.sources):
         log("sft_nb: tiny is a toy that knows arithmetic and a few simple sentences: on other rows it shows that "
-            f"everything works, and not what a model can learn from them; a small real one: {edit(model=_SMALL_MODEL)}")
+            f"everything works, but not what a model can learn from them; a small real one: {edit(model=_SMALL_MODEL)}")
     if checked is None and bench.requested.preflight:
         checked = preflight(bench, keep_model=True)
         if run is not None: print(escape_controls(describe_preflight(bench, checked)), flush=True)
@@ -145,7 +145,7 @@ def build_trainer(
     trainer = SupervisedTrainer(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
     if is_main:
         if trainer.balance_weight:
-            log(f"sft_nb: the loss of a step has {trainer.balance_weight:g} of the routers' load-balancing loss in it")
+            log(f"sft_nb: the loss of a step has {trainer.balance_weight:g} of the routers' load-balancing loss")
         write_json(run.path/"trainer.json", dict(
             attention=bench.model.config._attn_implementation or "", rows=bench.layout.name,
             processes=trainer.accelerator.num_processes, loss="sft_nb" if trainer.supervised else "trl",
@@ -209,7 +209,7 @@ def _reason_of_early_end(trainer)->str:
     callbacks = trainer.callback_handler.callbacks
     by_score = [c.reason for c in callbacks if isinstance(c, EarlyStoppingByScore) and c.reason]
     if by_score: return by_score[0]
-    if patience is None: return f"a callback asked for the end at step {state.global_step}"
+    if patience is None: return f"a callback ended the training at step {state.global_step}"
     if not state.best_global_step: return "the held-out loss was never finite"
     return f"no lower held-out loss in {patience} evaluations; the best was at step {state.best_global_step}"
 
@@ -223,7 +223,7 @@ def _record_end(trainer, stop)->None:
         plot(run).savefig(picture, format="png", dpi=120)
         write_atomically(run.path/"loss.png", picture.getvalue())
     except Exception as e:   # a plot must not fail the run
-        log(f"sft_nb: loss.png cannot be made ({getattr(e, 'strerror', None) or error_summary(e)})")
+        log(f"sft_nb: loss.png cannot be created ({getattr(e, 'strerror', None) or error_summary(e)})")
     remove_temporaries(run.path)
     stop.ignore_signals()   # it has ended
     why = stop.granted
@@ -278,11 +278,11 @@ def _check_same_rows(run:Run, data:Data)->None:
     config = run.path/"config.json"
     found = f"the training rows have changed since the run started (fingerprint {now}, was {was})"
     fix = command(f"sft_nb train --config {shell_quote(config)}", f'train(load_config("{config}", run_name=None))')
-    raise ConfigError(f"run {run.name!r}", found, "the same rows in the same order", fix | "put the rows back")
+    raise ConfigError(f"run {run.name!r}", found, "the same rows in the same order", fix | "restore the rows")
 
 def _not_loadable(run:Run, checkpoint:Path, why:str)->SftError:
     fix = command(f"rm -r {shell_quote(checkpoint)}") | resume_command(run, anew=True)
-    return SftError(f"{run.name}/{checkpoint.name}", f"the training cannot go on from it ({why})",
+    return SftError(f"{run.name}/{checkpoint.name}", f"training cannot continue from it ({why})",
                     "a checkpoint as sft_nb wrote it", fix)
 
 def _newest_checkpoint(run:Run)->Path:
@@ -290,10 +290,10 @@ def _newest_checkpoint(run:Run)->Path:
     checkpoint, damaged = newest_whole(run.path/"checkpoints")
     for name, why in damaged.items(): log(f"sft_nb: {name} is not used: {why}")
     if checkpoint is None:
-        found = "it has no whole checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
+        found = "it has no complete checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
         raise ConfigError(f"run {run.name!r}", found, "one to resume from", resume_command(run, anew=True))
     if read_json_object(checkpoint/"trainer_state.json").get("global_step") != step_of(checkpoint):
-        raise _not_loadable(run, checkpoint, f"its trainer_state.json is not of step {step_of(checkpoint)}")
+        raise _not_loadable(run, checkpoint, f"its trainer_state.json is not from step {step_of(checkpoint)}")
     return checkpoint
 
 # %% ../../nbs/11_training/05_train.ipynb #aec33e10
@@ -381,7 +381,7 @@ def train(
     load_env_files()
     if get_process_info().size > 1:   # the first process creates the run; all train it like a launched run
         if bench.untrained is not None or bench.own_tokenizer is not None:
-            raise ConfigError("train", "a model or tokenizer object is given to several processes", "one process",
+            raise ConfigError("train", "a model or tokenizer object was passed to several processes", "one process",
                               "save_pretrained() them, and name the folder in {model} and {tokenizer}")
         bench.requested = with_world_size(bench.requested)
         check_several(bench.requested, bench.requested.num_processes)
@@ -393,7 +393,7 @@ def train(
         check_several(bench.requested, 1)
         if (n := bench.requested.num_processes) > 1:
             fix = command(f"sft_nb train --num-processes {n}", "launch(cfg)")
-            raise ConfigError("num_processes", f"{n} processes are asked for, and this is one",
+            raise ConfigError("num_processes", f"{n} processes are requested, but this is one",
                               "a launcher that starts them", fix, "one_process_instead_of_two")
         if checked is None: checked = passed_preflight(bench)
         checked = check_before_training(bench, checked)

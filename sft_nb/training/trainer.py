@@ -272,9 +272,9 @@ def in_words(self:SupervisedTrainer, k:int)->str:
 @patch
 def out_of_memory_error(self:SupervisedTrainer, k:int)->SftError:
     "The error for a micro-batch that does not fit in any way"
-    found = f"memory ran out at {self.in_words(k)}, and it cannot be made in smaller parts"
+    found = f"memory ran out at {self.in_words(k)}, and it cannot be split further"
     fix = edit(gradient_checkpointing=True)
-    fix |= "a smaller {max_length} or {per_device_train_batch_size}; sft_nb plan says what fits"
+    fix |= "a smaller {max_length} or {per_device_train_batch_size}; sft_nb plan shows what fits"
     return SftError(f"step {self.state.global_step + 1}", found, "a step that fits", fix)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000034
@@ -321,7 +321,7 @@ def skip_step(self:SupervisedTrainer)->None:
     self._tr_loss -= sum(loss.nan_to_num(0., 0., 0.) for loss in self.step.losses)
     error = self.non_finite_error()
     self.skipped.count()
-    says = f"{error.found}; the step was left out, {self.skipped.total} so far"
+    says = f"{error.found}; the step was skipped, {self.skipped.total} so far"
     self.guards.note(warn(says, error.fix, check="skipped_steps"), self.state.global_step + 1)
 
 @patch
@@ -330,7 +330,7 @@ def check_weights(self:SupervisedTrainer)->None:
     name = agree_across_ranks(next(iter(broken_weights(trained_parts(self.model))), None))
     if name is None: return
     good, rate = self.run.checkpoints(), self.bench.cfg.learning_rate / 2
-    expected = f"finite weights, as {good[-1].name} has them" if good else "finite weights"
+    expected = f"finite weights, as in {good[-1].name}" if good else "finite weights"
     fix = resume_command(self.run, learning_rate=rate)
     if good: fix |= resume_command(self.run, anew=True, learning_rate=rate)
     found = f"an earlier step has made the weights NaN or infinite, the first in {name}"
@@ -351,7 +351,7 @@ def non_finite_error(self:SupervisedTrainer)->SftError:
     found = f"the {what} is not finite{many}; {describe_rows(bad, numbers)} (in {file})"
     to_blame = bad if len(bad) < len(numbers) or len(bad) == 1 else []
     fix = non_finite_fix(to_blame, "skip" if self.is_deepspeed_enabled else self.bench.cfg.on_nan)
-    return SftError(f"step {step}", found, "finite numbers; the weights are as before the step", fix, "nan_in_the_log")
+    return SftError(f"step {step}", found, "finite numbers; the weights are unchanged", fix, "nan_in_the_log")
 
 # %% ../../nbs/11_training/04_trainer.ipynb #6454ad6d
 @patch

@@ -24,8 +24,8 @@ lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
     (dict(), "kernels-community/flash-attn3", "flattened", "auto: kernels-community/flash-attn3 keeps rows apart"),
     (dict(), "sdpa", "padded", "auto: sdpa would compute all pairs of tokens"),
     (dict(), None, "padded", "auto: the default attention would compute all pairs of tokens"),
-    (dict(padding_free=True), "sdpa", "flattened", "asked for"),
-    (dict(padding_free=False), "varlen", "padded", "asked for"),
+    (dict(padding_free=True), "sdpa", "flattened", "requested"),
+    (dict(padding_free=False), "varlen", "padded", "requested"),
     (dict(max_tokens_per_batch=99), "sdpa", "flattened", "rows are packed"),
 ], ids=str)
 def test_the_layout_and_its_reason(tokenizer, how, attention, name, reason):
@@ -43,9 +43,9 @@ def test_a_model_whose_rows_would_read_each_other(tokenizer, kind):
         pytest.skip("since 5.24 transformers gives Falcon's mask the positions, and its rows stay apart")
     m = model(kind, **{"init_std" if kind == "opt" else "initializer_range": .3})
     asked = load_config(padding_free=True)
-    with pytest.raises(ConfigError, match="reach from row to row.*Fix: padding_free=False"):
+    with pytest.raises(ConfigError, match="reach across rows.*Fix: padding_free=False"):
         collator_for(asked, m, tokenizer)
-    with pytest.raises(ConfigError, match="reach from row to row"):
+    with pytest.raises(ConfigError, match="reach across rows"):
         collator_for(load_config(max_tokens_per_batch=99), m, tokenizer)
     auto = choose_layout(load_config(), "sdpa", m.config, tokenizer, model=m)
     assert not auto.flat

@@ -48,7 +48,7 @@ def test_a_card_that_torch_does_not_see(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(environment, "nvidia_cards", lambda: 2)
-    assert check_gpu(small()).status == "warn" and "2 NVIDIA cards are here" in check_gpu(small()).says
+    assert check_gpu(small()).status == "warn" and "2 NVIDIA cards are present" in check_gpu(small()).says
     assert check_gpu(small(device="cpu")) is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert check_gpu(small()) is None

@@ -29,7 +29,7 @@ def test_learns():
 
 def test_steps_that_are_too_large_on_the_way():
     told = check_learns(Learned(8., 2.4, [], 2, 10, .5, 40.))
-    assert told.status == "fail" and "40.0000 on the way" in told.says and str(told.fix) == "learning_rate=0.05"
+    assert told.status == "fail" and "a peak of 40.0000" in told.says and str(told.fix) == "learning_rate=0.05"
     assert check_learns(Learned(8., 2.4, [], 2, 10, .5, 9.)).status == "ok"
 
 
@@ -113,7 +113,7 @@ def test_weights_that_become_nan_are_one_finding(monkeypatch):
     assert told.says.startswith("the weights are not finite after step 3 of 10 on the same rows"), told
     assert told.fix.says("shell") == "--learning-rate 0.0005"
     assert found["learning.answers"].status == "skipped" and "not finite" in found["learning.answers"].says
-    assert not any("could not be made" in f.says or "atol" in f.says for f in report.findings), report
+    assert not any("could not be created" in f.says or "atol" in f.says for f in report.findings), report
 
 
 def test_a_state_that_was_written_is_read_again():

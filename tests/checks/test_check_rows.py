@@ -53,7 +53,7 @@ def test_ends():
     found = [status(check_ends(Survey(100, [], n, [], []), chat)) for n in (0, 89, 90, 100)]
     assert found == ["fail", "warn", "ok", "ok"]
     assert check_ends(Survey(100, [], 0, [], []), text).status == "warn"
-    assert "end token behind each row" in str(check_ends(Survey(100, [], 0, [], []), chat).fix)
+    assert "end token after each row" in str(check_ends(Survey(100, [], 0, [], []), chat).fix)
     cut = split(RowStatistics(dict(messages=9)), cut=100)
     assert "max_length" in str(check_ends(Survey(100, [], 0, [], []), cut).fix)
 

@@ -32,7 +32,7 @@ def test_loss():
 
 def test_the_toy_has_no_other_tokenizer_to_propose():
     def fix(**more): return check_loss(FirstStep(7.7, {}, 1, 1.), 768, small(**more)).fix.says("shell")
-    assert fix(model="tiny") == "a --model that has met such text"
+    assert fix(model="tiny") == "a --model trained on such text"
     assert fix(model="gpt2").startswith("the --tokenizer that this --model was trained with, or")
 
 

@@ -73,7 +73,7 @@ def test_a_model_that_cannot_be_loaded(data, plan, monkeypatch):
     def broken(cfg, tokenizer): raise OSError("truncated")
     monkeypatch.setattr("sft_nb.workbench.load_model", broken)
     by = {f.check: f for f in preflight(small(), data=data, plan=plan).findings}
-    assert by["model"].says == "it could not be made: OSError: truncated" and by["step.loss"].status == "skipped"
+    assert by["model"].says == "it could not be created: OSError: truncated" and by["step.loss"].status == "skipped"
     assert by["data.prompts"].status == by["plan.memory"].status == "ok"
 
 

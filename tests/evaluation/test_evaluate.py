@@ -104,9 +104,10 @@ def test_a_model_without_a_run_is_asked_for_rows_to_evaluate_and_for_nothing_els
 
 def test_a_fix_of_an_evaluation_can_be_done_in_an_evaluation(undisturbed):
     for name in ("max_rows", "n", "max_samples"):
-        with pytest.raises(ConfigError, match="is no setting of an evaluation") as e: evaluate(undisturbed, **{name: 6})
+        with pytest.raises(ConfigError, match="is not a setting of an evaluation") as e:
+            evaluate(undisturbed, **{name: 6})
         assert str(e.value.fix) == "write eval_samples"
-    with pytest.raises(ConfigError, match="is no setting") as e: evaluate(undisturbed, temperature=6)
+    with pytest.raises(ConfigError, match="is not a setting") as e: evaluate(undisturbed, temperature=6)
     assert str(e.value.fix) == "leave temperature out"
 
 

@@ -98,7 +98,7 @@ def test_odd_answers_end_in_a_sentence(url):
 def test_a_server_that_sends_a_byte_now_and_then_holds_nobody(url):
     for slow in ("headers", "body"):
         Page.slow, began = slow, time.monotonic()
-        with pytest.raises(SftError, match="there is no answer in 0.5 seconds"):
+        with pytest.raises(SftError, match="there is no answer within 0.5 seconds"):
             Server(url, None, timeout=.5).request("/props")
         assert time.monotonic() - began < 2
 

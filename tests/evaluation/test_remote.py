@@ -62,7 +62,7 @@ def test_other_prompts_are_counted_and_a_base_that_is_not_served_is_none(run, st
             alone.name = "checkpoint-10"
             sweep(run, checkpoints=("checkpoint-10",), server=url, **FEW)
     assert e.base is None and e.longer == 6
-    assert "counts other prompt tokens in 6 of 6 rows; `sft_nb prove learner-1 --server" in str(e)
+    assert "counts different prompt tokens in 6 of 6 rows; `sft_nb prove learner-1 --server" in str(e)
 
 
 def test_what_a_server_cannot_be_asked_is_refused_at_once(run, stub, monkeypatch, tmp_path):
@@ -70,7 +70,7 @@ def test_what_a_server_cannot_be_asked_is_refused_at_once(run, stub, monkeypatch
     (tmp_path/"texts.jsonl").write_text('{"text": "Four apples."}\n')
     texts = dict(task="text", eval_file=str(tmp_path/"texts.jsonl"))
     with listening(stub) as url:
-        for how, says in ((dict(general=True), "the loss of general texts"), (texts, "asked for a loss")):
+        for how, says in ((dict(general=True), "the loss of general texts"), (texts, "compute a loss")):
             with pytest.raises(ConfigError, match=says): evaluate(run, server=url, **FEW | how)
         before = stub.requests
         with pytest.raises(SftError, match="it lists 3 models|Not Found"): evaluate(run, server=url + "/nothing", **FEW)
@@ -78,7 +78,7 @@ def test_what_a_server_cannot_be_asked_is_refused_at_once(run, stub, monkeypatch
             stub.context = 8
             evaluate(run, server=url, served="learner", **FEW)
         assert stub.requests - before < 30   # a refusal is not tried again
-    with pytest.raises(SftError, match="nobody answers there"): evaluate(run, server="http://127.0.0.1:1", **FEW)
+    with pytest.raises(SftError, match="nothing answers there"): evaluate(run, server="http://127.0.0.1:1", **FEW)
 
 
 def test_the_command_line_asks_a_server(run, stub, capsys, monkeypatch):
@@ -89,7 +89,7 @@ def test_the_command_line_asks_a_server(run, stub, capsys, monkeypatch):
         assert main(line) in (0, None)
     assert f"asked: {url}" in capsys.readouterr().out
     assert main([*line[:2], "--server", "localhost:8000", *line[-2:]]) != 0
-    assert "it is no address" in capsys.readouterr().err
+    assert "it is not a valid address" in capsys.readouterr().err
 
 
 def test_a_verdict_needs_a_base(run, stub):

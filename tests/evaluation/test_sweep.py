@@ -151,7 +151,7 @@ def test_the_best_by_loss_need_not_be_the_best_by_score(swept):
         return replace(scores, answers=[replace(right[0], correct=name != worst), *right[1:]])
     a_row = replace(right, checkpoints={name: behind_by_a_row(name, s) for name, s in swept.checkpoints.items()})
     assert compare_with_lowest_loss(a_row).status == "ok"
-    assert f"cannot be told from {a_row.best} (+8.3 points, p 1)" in compare_with_lowest_loss(a_row).says
+    assert f"cannot be told apart from {a_row.best} (+8.3 points, p 1)" in compare_with_lowest_loss(a_row).says
     assert f"best {a_row.best}, and 2 equal to it: " in str(a_row)   # three of four checkpoints
 
 
@@ -209,7 +209,7 @@ def test_a_verdict_takes_the_pick_of_the_sweep_and_a_comparison_the_same_rows(ru
     assert set(make_evaluator(run, cluster="row", **FEW).questions.clusters) == {""}
     other = [same.a, evaluate(run, eval_samples=5, progress=False)]
     with patch("sft_nb.evaluation.verdict.evaluate", side_effect=other):
-        with pytest.raises(ConfigError, match="which are not the same"): compare("a", "b")
+        with pytest.raises(ConfigError, match="and not the same ones"): compare("a", "b")
 
 
 def test_a_gain_that_costs_general_text_has_both_in_its_headline():
@@ -260,7 +260,7 @@ def test_a_verdict_does_not_quote_a_sweep_that_knows_fewer_checkpoints_than_the_
     with pytest.raises(ConfigError, match="its sweep is outdated: checkpoint-12 was saved after it") as e: verdict(run)
     assert e.value.fix.says("shell") == f"sft_nb sweep {run.path}, or --checkpoint adapter"
     page, panel = scores_part(run), EvalState(run).summary_html()
-    assert "the sweep: checkpoint-12 was saved after it" in page and "the scores: adapter has other weights now" in page
+    assert "the sweep: checkpoint-12 was saved after it" in page and "the scores: adapter has changed since" in page
     assert "outdated: checkpoint-12 was saved after it" in panel
     assert summary(run)["tuned"] is None   # of the adapter that was
     assert verdict(run, checkpoint="adapter", **FEW).of == 1
@@ -271,8 +271,8 @@ def test_a_verdict_does_not_quote_a_sweep_that_knows_fewer_checkpoints_than_the_
     folder = run.path/"checkpoints"/swept.best
     (folder/"adapter_model.safetensors").write_bytes((folder/"adapter_model.safetensors").read_bytes() + b" ")
     write_checksums(folder)
-    with pytest.raises(ConfigError, match=f"{swept.best} has other weights now"): verdict(run)
-    assert f"the verdict: {swept.best} has other weights now" in scores_part(run)
+    with pytest.raises(ConfigError, match=f"{swept.best} has changed since"): verdict(run)
+    assert f"the verdict: {swept.best} has changed since" in scores_part(run)
     assert run.best != swept.best   # its score is one of other weights
     shutil.rmtree(folder)
     with pytest.raises(ConfigError, match=f"{swept.best}, the best of it, is no longer there"): verdict(run)

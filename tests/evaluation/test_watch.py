@@ -34,7 +34,7 @@ def test_a_training_ends_when_its_answers_get_no_better_and_its_result_is_the_be
     cfg = small(tmp_path, early_stopping_patience=2, **BY_SCORE)
     with scored_at_once({1: .2, 2: .7, 3: .5, 4: .7, 5: .9}): run = train(cfg)
     assert (run.state, run.step) == ("finished", 4)
-    assert "2 later checkpoints did not have a better accuracy than that of step 2" in run.status.reason
+    assert "2 later checkpoints had no better accuracy than step 2" in run.status.reason
     assert run.best == "checkpoint-2" and [p.name for p in run.checkpoints()] == ["checkpoint-2", "checkpoint-4"]
     assert weights(run.adapter) == weights(run.weights("checkpoint-2")) != weights(run.weights("checkpoint-4"))
 

@@ -144,7 +144,7 @@ def test_gradient_checkpointing_changes_nothing():
 
 def test_what_it_cannot_compute_is_refused():
     q = torch.zeros(1, 2, 4, 8)
-    with pytest.raises(SftError, match="wants position_bias"):
+    with pytest.raises(SftError, match="needs position_bias"):
         varlen_attention(None, q, q, q, None, position_bias=torch.zeros(1))
     shared = Documents(torch.tensor([0, 4]).int(), 4, None, share="a half")
     with pytest.raises(SftError, match="attention sinks.*Fix: sequence_parallel_size=1"):
@@ -233,12 +233,13 @@ PACKAGES = dict(flash_attention_2=("flash-attn", "flash_attn"),
 @pytest.mark.parametrize("name", PACKAGES)
 def test_flash_attention_is_taken_where_it_is(name, hopper, monkeypatch, tmp_path):
     assert chosen() == ("varlen", "auto: PyTorch's own variable-length kernel")
-    with pytest.raises(ConfigError, match=f"needs the package {PACKAGES[name][0]}, which is not here"): chosen(name)
+    missing = f"needs the package {PACKAGES[name][0]}, which is not installed"
+    with pytest.raises(ConfigError, match=missing): chosen(name)
     for probe in ours._FLASH.values(): probe.is_available.cache_clear()
     import_utils._package_distribution_mapping.cache_clear()
 
     install(tmp_path, monkeypatch, *PACKAGES[name])
-    assert chosen(name) == (name, "asked for")
+    assert chosen(name) == (name, "requested")
     auto = name if name == "flash_attention_3" else "varlen"   # PyTorch's kernel is that of version 2
     assert chosen()[0] == auto
     soft = choose_attention("auto", "cuda", torch.bfloat16, AutoConfig.for_model("gemma2"))   # its scores have a cap

@@ -138,7 +138,7 @@ def test_an_adapter_that_settings_cannot_describe_is_refused(how, says):
     (dict(lora_dropout=.1), "lora_dropout=0.0"), (dict(use_dora=True), "use_dora=False"),
     (dict(init_lora_weights="orthogonal"), "init_lora_weights='default'")])
 def test_what_peft_cannot_do_beside_experts_is_refused_with_an_edit_that_helps(how, fix, tokenizer):
-    with pytest.raises(ConfigError, match=f"which are parameters and no layers. Fix: .*{fix}"):
+    with pytest.raises(ConfigError, match=f"which are parameters, not layers. Fix: .*{fix}"):
         add_adapter(base("qwen3_moe"), tokenizer, load_config(method="lora", **how))
     only = load_config(method="lora", lora_target_modules=("attention",), **how)
     assert lora_reach(add_adapter(base("qwen3_moe"), tokenizer, only)).share < .5
@@ -244,9 +244,9 @@ def test_lora_beside_packed_experts(kind, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("kind, how, says, fix", [
-    ("llama4_text", {}, ", and not feed_forward.experts.gate_up_proj, .*: their forward pass is one of their own",
+    ("llama4_text", {}, ", but not feed_forward.experts.gate_up_proj, .*: their forward pass is one of their own",
      "method='lora'"),
-    ("qwen3_moe", dict(load_in_8bit=True), "is stored in 8 bits, and not mlp.experts", "load_in_8bit=False")])
+    ("qwen3_moe", dict(load_in_8bit=True), "is stored in 8 bits, but not mlp.experts", "load_in_8bit=False")])
 def test_experts_that_stay_in_16_bits_are_reported(kind, how, says, fix, tokenizer, tmp_path):
     packed, cfg = in_4_bits(tmp_path, tokenizer, kind, **how)
     found = check_packed(packed, cfg)

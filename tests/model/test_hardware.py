@@ -13,8 +13,8 @@ from sft_nb.report import ConfigError, fix_language
 
 def test_on_this_machine():
     found = find_hardware(load_config(device="cpu", dtype="bfloat16"))
-    assert found == Hardware("cpu", "asked for", torch.bfloat16, "asked for")
-    assert str(found) == "cpu (asked for), bfloat16 (asked for)" and found.name == "cpu"
+    assert found == Hardware("cpu", "requested", torch.bfloat16, "requested")
+    assert str(found) == "cpu (requested), bfloat16 (requested)" and found.name == "cpu"
 
 
 @pytest.mark.parametrize("emulated, dtype", [(False, torch.bfloat16), (True, torch.float32)])
@@ -30,7 +30,7 @@ def test_on_a_card(monkeypatch, emulated, dtype):
 def test_what_is_not_there(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="device cuda.*Fix: device='auto'"): find_hardware(load_config(device="cuda"))
-    with pytest.raises(ConfigError, match="a CPU does not train in it"):
+    with pytest.raises(ConfigError, match="a CPU cannot train in it"):
         find_hardware(load_config(device="cpu", dtype="float16"))
     with fix_language("shell"), pytest.raises(ConfigError) as e: find_hardware(load_config(device="cuda"))
     with fix_language("shell"): assert "Fix: --device auto." in str(e.value)

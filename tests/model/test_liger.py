@@ -95,7 +95,7 @@ def test_in_parts_it_stays_what_it_was(stand, monkeypatch):
 
 
 def test_a_kind_that_liger_does_not_know(stand):
-    with pytest.raises(ConfigError, match="for models of the kind llama.*Fix: kernels='auto', or kernels='compile'"):
+    with pytest.raises(ConfigError, match="for models of type llama.*Fix: kernels='auto', or kernels='compile'"):
         use_liger(model("llama"))
 
 

@@ -165,7 +165,7 @@ def test_models_whose_rows_would_read_each_other_are_padded(tmp_path, kind):
     assert run.config.padding_free is False
     assert json.loads((run.path/"trainer.json").read_text())["rows"] == "padded"
     for asked in (dict(max_tokens_per_batch=512), dict(padding_free=True)):
-        with pytest.raises(SftError, match="reach from row to row"): train(load_config("demo", **how | asked))
+        with pytest.raises(SftError, match="reach across rows"): train(load_config("demo", **how | asked))
 
 
 # 16 bits

@@ -89,7 +89,7 @@ def refusal(**how):
 @pytest.mark.parametrize("how, says", [
     (dict(attn_implementation="sdpa"), "the attention of qwen3 is sdpa"),
     (dict(padding_free=False), "padding_free: it is False and sequence_parallel_size is set"),
-    (dict(sequence_parallel_size=4, num_processes=4), "6 heads cannot be divided among 4")])
+    (dict(sequence_parallel_size=4, num_processes=4), "6 heads cannot be split among 4 processes")])
 def test_what_cannot_be_shared_is_refused(how, says): assert says in refusal(**how)
 
 

@@ -194,7 +194,7 @@ def test_thumbs_are_lines_that_preference_trainers_read(learned, asked):
     asked.rate("base", "good")
     asked.rate("adapter", "good")
     assert file.read_text() == "not ours\n"
-    with pytest.raises(ConfigError, match="nobody has said nothing"): asked.rate("nobody", "good")
+    with pytest.raises(ConfigError, match="nobody has not answered"): asked.rate("nobody", "good")
     file.unlink()
     asked.new()
 

@@ -51,7 +51,7 @@ def page(run):
 
 
 def test_it_holds_all_there_is(page):
-    for heading in ("How it stands", "2 rows, token by token", "Memory", "Curves", "What the guards saw", "Scores",
+    for heading in ("Status", "2 rows, token by token", "Memory", "Curves", "What the guards saw", "Scores",
                     "Settings", "Versions"): assert f"<h2>{heading}</h2>" in page
     assert "<h2>Preflight</h2>" not in page   # nothing was kept of one
     for said in (format_bytes(2**27), format_bytes(2**28), "75.0%", "lora_r", "override", "cannot tell",
@@ -90,7 +90,7 @@ def test_a_damaged_file_says_so_in_its_place(run, file, heading, written):
 
 def test_it_is_written_where_it_is_asked_for(run, tmp_path):
     assert run_page(run.path, tmp_path/"a.html", rows=0) == tmp_path/"a.html"
-    with pytest.raises(SftError, match="a folder that is there"): run_page(run, tmp_path/"no"/"a.html", rows=0)
+    with pytest.raises(SftError, match="a folder that exists"): run_page(run, tmp_path/"no"/"a.html", rows=0)
     with pytest.raises(ConfigError): run_page(tmp_path)
 
 

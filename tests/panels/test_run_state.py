@@ -111,7 +111,7 @@ def test_a_press_asks_and_does_not_wait(run, monkeypatch):
         panel.stop.click()
         panel.checkpoint.click()
         assert asked == [None] and (run.path/CHECKPOINT_ASKED).exists()
-        assert "a checkpoint is asked for" in panel.to_html()
+        assert "a checkpoint is requested" in panel.to_html()
         panel.close()
         panel._thread.join(5)
         assert not panel._thread.is_alive()
@@ -152,9 +152,9 @@ def test_a_run_that_is_removed_while_it_is_shown_says_so(run):
     shutil.rmtree(run.path)
     panel.look()
     head = panel.state.head_html()
-    assert panel.state.state == "removed" and "is gone; this is what was read last" in head and ">2<" in head
+    assert panel.state.state == "removed" and "is gone; this is the last that was read" in head and ">2<" in head
     panel.step.value = 1   # what a press misses first is not what is wrong
-    assert "its directory" in panel.error and "no such name" not in panel.error
+    assert "its directory" in panel.error and "has this name" not in panel.error
     assert not run.path.exists()
 
 

@@ -78,12 +78,12 @@ def test_attention_is_kept_where_that_is_faster_and_fits(tmp_path):
         made = plan(replace(cfg, **how), device=card, lengths=lengths)
         assert not made.settings["recompute_parts"]
         return made.settings["keep_attention"], made.reasons["keep_attention"]
-    assert decided([8192] * 8) == (True, "auto: faster than to compute it again, and fits")
+    assert decided([8192] * 8) == (True, "auto: faster than recomputing it, and fits")
     assert decided([500] * 8) == (False, "auto: no faster in so short a batch")
     small = replace(DEVICES["h200-141gb"], gib=plan(cfg, device="h200-141gb", lengths=[8192] * 8).total / 2**30)
     assert decided([8192] * 8, small, activation_offloading=False) == (False, "auto: would not fit")
-    assert decided([8192] * 8, kernels="compile") == (False, "auto: this attention cannot be kept")
-    assert decided([900] * 8, gradient_checkpointing=False) == (False, "auto: nothing is computed again")
+    assert decided([8192] * 8, kernels="compile") == (False, "auto: this attention's output cannot be kept")
+    assert decided([900] * 8, gradient_checkpointing=False) == (False, "auto: nothing is recomputed")
     assert decided([900] * 8, keep_attention=True) == (True, "as configured")
 
 
@@ -118,7 +118,7 @@ def test_a_packed_step_has_the_rows_that_were_asked_for():
         4, "for 16 rows in a step", [])
     wide = replace(packed, max_tokens_per_batch=24 * 192)
     steps, reason, (finding,) = decided(wide, [192])
-    assert (steps, reason) == (1, "for about 24 rows in a step; 16 were asked for")
+    assert (steps, reason) == (1, "for about 24 rows in a step; 16 were requested")
     assert "effective_batch_size is 16: a batch of 4,608 tokens holds 24 rows" in finding.sentence
     assert finding.fix == edit(max_tokens_per_batch=3078) | edit(effective_batch_size=24)
     few = replace(wide, effective_batch_size=2, num_processes=2, per_device_train_batch_size=8)
@@ -131,7 +131,7 @@ def test_a_packed_step_has_the_rows_that_were_asked_for():
 
 
 def test_whole_steps_need_a_smaller_budget_where_memory_gives_an_odd_one(tmp_path):
-    "Room for 11 rows of 1,000 tokens, and 16 are asked for: twice 8 in place of 11 or 22"
+    "Room for 11 rows of 1,000 tokens, and 16 are required: twice 8 in place of 11 or 22"
     cfg = four_b(tmp_path, method="lora", max_tokens_per_batch="auto", effective_batch_size=16,
                  gradient_checkpointing=False)
     need = plan(replace(cfg, max_tokens_per_batch=11_500), device="h200-141gb", lengths=[1000]).total
@@ -295,7 +295,7 @@ def test_what_cannot_compute_its_layers_again_is_planned_without(tmp_path, kind,
     made = plan(replace(cfg, device="auto"), device="t4-16gb", lengths=[20, 40])
     assert made.settings["gradient_checkpointing"] is False
     asked = replace(cfg, gradient_checkpointing=True)
-    with pytest.raises(ConfigError, match="cannot compute its layers again") as e: plan(asked, lengths=[20, 40])
+    with pytest.raises(ConfigError, match="cannot recompute its layers") as e: plan(asked, lengths=[20, 40])
     assert e.value.fix.settings == dict(gradient_checkpointing=False)
     assert [f.fix.settings for f in preflight(asked).failed] == [dict(gradient_checkpointing=False)]
     card = replace(find_hardware(cfg), device="cuda")

@@ -119,7 +119,7 @@ def test_16_bits_and_a_checkpoint_and_another_folder(tmp_path, of_six_steps):
     config = json.loads((out/"config.json").read_text())
     assert "quantization_config" not in config and "varlen" not in json.dumps(config)
     assert merge(run, checkpoint="checkpoint-3", prompts=1, dtype="float16").name == "merged-checkpoint-3"
-    with pytest.raises(ConfigError, match="exists already"): merge(run, out=tmp_path/"there")
+    with pytest.raises(ConfigError, match="already exists"): merge(run, out=tmp_path/"there")
     with pytest.raises(ConfigError, match="prompts is 0"): merge(run, prompts=0)
     with pytest.raises(ConfigError, match="there is no checkpoint-7 in it"): merge(run, checkpoint="checkpoint-7")
 
@@ -196,8 +196,8 @@ def test_what_was_merged_is_compared_on_the_host_if_the_card_has_no_room(of_six_
 
 
 @pytest.mark.parametrize("how, says", [
-    (dict(init_lora_weights="pissa"), "takes the base apart"),
-    (dict(init_lora_weights="nonsense", method="lora"), "no such way to begin"),
+    (dict(init_lora_weights="pissa"), "decomposes the base"),
+    (dict(init_lora_weights="nonsense", method="lora"), "no such initialisation"),
     (dict(use_dora=True, lora_target_modules=("attention",), modules_to_save=("q_proj",)), "stored in 4 or 8 bits"),
     (dict(modules_to_save=("lmhead",)), "no module 'lmhead'"),
     (dict(lora_target_modules=("q_projj",)), "no linear layer"),

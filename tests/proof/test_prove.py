@@ -396,8 +396,8 @@ def test_a_key_is_sent_and_never_shown(served, monkeypatch):
 
 def test_a_server_is_asked_before_a_model_is_loaded(served, monkeypatch):
     monkeypatch.setattr(proving, "answer_as_reference", None)
-    with pytest.raises(SftError, match="nobody answers there"): served.prove(server="http://127.0.0.1:1")
-    with pytest.raises(ConfigError, match="it is no address"): served.prove(server="localhost")
+    with pytest.raises(SftError, match="nothing answers there"): served.prove(server="http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="it is not a valid address"): served.prove(server="localhost")
     with pytest.raises(ConfigError, match="no such folder"): served.prove(folder="nowhere")
 
 
@@ -532,11 +532,11 @@ def odd():
     (dict(said='{"object": "list"}'), "its list of models has no data"),
     (dict(said='{"data": []}'), "it lists 0 models"),
     (dict(said="<h1>no</h1>", code=404), r"error \(404\); a server that speaks OpenAI's API"),
-    (dict(said='{"detail": "overloaded"}', code=503), r"error \(503: overloaded\).*log of the server"),
+    (dict(said='{"detail": "overloaded"}', code=503), r"error \(503: overloaded\).*server's log"),
     (dict(code=302, headers_sent=dict(Location="http://127.0.0.1:1/")), "no redirection"),
     (dict(said='{"data": [', headers_sent={"Content-Length": "90"}), "does not answer with JSON"),
-    (dict(said="SSH-2.0-OpenSSH", raw=True), "nobody answers there"),
-    (dict(waits=.6), "there is no answer in 0.2 seconds.*timeout"),
+    (dict(said="SSH-2.0-OpenSSH", raw=True), "nothing answers there"),
+    (dict(waits=.6), "there is no answer within 0.2 seconds.*timeout"),
 ])
 def test_what_is_no_server_of_openais_api_says_so(tokenizer, odd, how, says):
     with pytest.raises(SftError, match=says): print(Server(odd(**how), tokenizer, timeout=.2).name)
@@ -557,7 +557,7 @@ def test_a_damaged_folder_says_which_file(tmp_path, tokenizer, file, text, says)
 
 def test_an_adapter_is_no_merged_folder(tmp_path):
     (tmp_path/"adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="it holds an adapter and no model"): Folder(tmp_path)
+    with pytest.raises(ConfigError, match="it holds an adapter, not a model"): Folder(tmp_path)
 
 
 def test_files_cannot_be_read_without_their_package(tmp_path, monkeypatch):

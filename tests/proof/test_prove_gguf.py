@@ -83,4 +83,4 @@ def test_llama_cpp_with_a_short_context_or_the_base_is_named(served, llama_cpp):
 def test_what_is_no_gguf_file_is_said(served):
     from sft_nb.report import ConfigError
     with pytest.raises(ConfigError, match="there is no such file"): served.prove(gguf="nothing.gguf")
-    with pytest.raises(ConfigError, match="no GGUF file"): served.prove(gguf=served.merged/"config.json")
+    with pytest.raises(ConfigError, match="not a GGUF file"): served.prove(gguf=served.merged/"config.json")

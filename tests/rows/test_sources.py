@@ -67,7 +67,7 @@ def test_a_disk_that_takes_no_more_rows_is_an_error_of_ours(monkeypatch):
     source = open_rows((r for r in pairs(3)), name="stream")[0]
     kept = inspect.getclosurevars(source.read).nonlocals["rows"]
     monkeypatch.setattr(kept.file, "flush", lambda: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(SftError, match="it takes no more .No space left on device"): list(source)
+    with pytest.raises(SftError, match="it cannot hold more .No space left on device"): list(source)
 
 
 def saved(folder):
@@ -91,10 +91,10 @@ def refused(*a, **k): raise PermissionError(13, "Permission denied")
     ("u.jsonl", '{"question": "1?", "answer": "2"}'.encode("utf-16"), "it is UTF-16 text.*iconv -f utf-16 .* -t utf-8"),
     ("u.csv", "question,answer\n1,2".encode("utf-16le"), "it is UTF-16LE text"),
     ("u.jsonl.gz", gzip.compress("[]".encode("utf-16"), mtime=0), "it is UTF-16 text.*zcat .* > u.utf8.jsonl"),
-    ("a.jsonl.zst", b"(\xb5/\xfd", "zst files are not unpacked here.*zstd -d"),
-    ("a.zip", b"PK", "zip files are not unpacked here.*unzip"),
-    ("a.xlsx", b"PK", "xlsx is not a kind of file"),
-    ("deep/a.jsonl.zst", b"", "zst files are not unpacked here"),
+    ("a.jsonl.zst", b"(\xb5/\xfd", "zst files are not supported.*zstd -d"),
+    ("a.zip", b"PK", "zip files are not supported.*unzip"),
+    ("a.xlsx", b"PK", "xlsx is not a supported file type"),
+    ("deep/a.jsonl.zst", b"", "zst files are not supported"),
     ("both", None, "a DatasetDict with the splits train; one split.*both/train"),
     ("", None, "the name of the file is empty"),
 ])
@@ -115,7 +115,7 @@ def test_a_file_that_may_not_be_read_has_its_sentence(tmp_path, monkeypatch, met
     monkeypatch.setattr("sft_nb.rows.files.open", refused, raising=False)
     def look(): return [s.digest() for s in open_rows(tmp_path/"a.jsonl")]
     for ask in (look, lambda: read_rows(tmp_path/"a.jsonl")):
-        with pytest.raises(SftError, match="a.jsonl: it may not be read .permission denied"): ask()
+        with pytest.raises(SftError, match="a.jsonl: it cannot be read .permission denied"): ask()
 
 
 @pytest.mark.parametrize("rows, says", [

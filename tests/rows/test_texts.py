@@ -28,7 +28,7 @@ FREE = [f"Reset the router {k} times." for k in range(90)]
 
 @pytest.mark.parametrize("answers, says", [
     (["<p>Restart&nbsp;it.</p>"] * 10, "10 hold HTML, as in '<p>Restart&nbsp;it.</p>'"),
-    (["N/A", "n/a", "-"] * 4, "12 stand for none, as 'N/A'"),
+    (["N/A", "n/a", "-"] * 4, "12 are placeholders, as 'N/A'"),
     (["Please contact support."] * 10, "10 are 'Please contact support.'")])
 def test_flaws_of_answers_are_one_finding(answers, says):
     seen = found(asked(*FREE, *answers))

@@ -78,7 +78,7 @@ def test_a_foreign_state_in_a_checkpoint(undisturbed, tmp_path, capfd):
         whole = (newest/name).read_bytes()
         spoil(newest/name)
         write_checksums(newest)
-        with pytest.raises(SftError, match="damaged/checkpoint-6: the training cannot go on from it .*Fix: rm -r"):
+        with pytest.raises(SftError, match="damaged/checkpoint-6: training cannot continue from it .*Fix: rm -r"):
             resume(run)
         (newest/name).write_bytes(whole)
     write_checksums(newest)
@@ -93,7 +93,7 @@ def test_what_a_machine_may_lack(tmp_path, monkeypatch, capfd):
     assert _free_gib() > 0
     with patch.object(training, "plot", side_effect=ImportError("no matplotlib")):
         run = train(small(tmp_path, run_name="a", max_steps=1))
-    assert run.state == "finished" and "loss.png cannot be made" in "".join(capfd.readouterr())
+    assert run.state == "finished" and "loss.png cannot be created" in "".join(capfd.readouterr())
     (tmp_path/"file").write_text("")
     for out in (tmp_path/"file/below", tmp_path/("n" * 300)):
         with pytest.raises(ConfigError, match="cannot be made .*Fix: out="): merge(run, out=out)
@@ -105,8 +105,9 @@ def test_what_a_machine_may_lack(tmp_path, monkeypatch, capfd):
 
 
 def test_optimisers_and_schedules_that_cannot_run(tmp_path):
-    no_steps = "'polynomial' cannot run over 1 step, all of them to warm up"
-    for how, says in ((dict(optim="lomo"), "'lomo' cannot be made"), (dict(lr_scheduler_type="polynomial"), no_steps)):
+    no_steps = "'polynomial' cannot run over 1 step, all of them warm-up"
+    for how, says in ((dict(optim="lomo"), "'lomo' cannot be created"),
+                      (dict(lr_scheduler_type="polynomial"), no_steps)):
         with pytest.raises(ConfigError, match=says): train(small(tmp_path, max_steps=1, **how))
 
 
@@ -114,10 +115,10 @@ def test_aliases_of_aliases_in_yaml(tmp_path):
     lines = ["_a: &a [x, x, x, x, x, x, x, x, x]"]
     lines += [f"_{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefghijk", "bcdefghijkl")]
     (tmp_path/"bomb.yaml").write_text("\n".join([*lines, "lora_target_modules: *l"]))
-    with pytest.raises(ConfigError, match="its aliases make 7e.11 values of it; at most 100,000"):
+    with pytest.raises(ConfigError, match="its aliases expand to 7e.11 values; at most 100,000"):
         load_config(tmp_path/"bomb.yaml")
     (tmp_path/"cycle.yaml").write_text("_a: &a [*a]\nlora_target_modules: *a\n")
-    with pytest.raises(ConfigError, match="this is no YAML of settings"): load_config(tmp_path/"cycle.yaml")
+    with pytest.raises(ConfigError, match="this is not valid YAML for settings"): load_config(tmp_path/"cycle.yaml")
     for merge_keys in ("<<: *x", "<<: [*x, *empty]", "<<: *empty\nlora_r: 4"):
         (tmp_path/"merge.yaml").write_text("_x: &x {lora_r: 4}\n_empty: &empty {}\n" + merge_keys + "\n")
         assert load_config(tmp_path/"merge.yaml").lora_r == 4

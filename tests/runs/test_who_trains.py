@@ -222,7 +222,7 @@ def test_links_out_of_a_run_are_not_followed(run, tmp_path):
         if link.is_dir(): link.rmdir()
         else: link.unlink(missing_ok=True)
         link.symlink_to(outside/"mine" if "." in name else outside)
-        with pytest.raises(ConfigError, match=f"{name} is a link to .*outside of the run"):
+        with pytest.raises(ConfigError, match=f"{name} is a link to .*outside the run"):
             with run.locked(): pass
         with pytest.raises(ConfigError, match="is a link"): open_run(run.path)
         with pytest.raises(ConfigError, match="is a link"): start_process(run)
@@ -244,7 +244,7 @@ def test_weights_of_a_run_are_its_own_files(run, tmp_path, name):
     uses = (lambda: open_run(run.path), lambda: find_target(run.path), lambda: start_process(run),
             run.locked().__enter__)
     for use in uses:
-        with pytest.raises(ConfigError, match=f"{name} is a link to .*outside of the run.*Fix: remove the link"): use()
+        with pytest.raises(ConfigError, match=f"{name} is a link to .*outside the run.*Fix: remove the link"): use()
     link.unlink()
     (link.parent/"own").write_text("own")
     link.symlink_to("own")
@@ -281,10 +281,10 @@ def test_on_another_machine_it_says_where(run, monkeypatch, bystander):
     with run.locked():
         run.set_status("running", step=3)
         write_json(run.path/"owner.json", asdict(replace(process_of(bystander.pid), host="node-7", user="ada")))
-        says = r"process \d+ of ada on node-7 trains it, which cannot be stopped from here.*, as ada on node-7"
+        says = r"process \d+ of ada on node-7 is training it and cannot be stopped from here.*, as ada on node-7"
         with pytest.raises(ConfigError, match=says): Run(run.path).stop()
         (run.path/"owner.json").unlink()   # it holds the lock and has not said who it is
-        with pytest.raises(ConfigError, match="a process that has not said who it is trains it"): Run(run.path).stop()
+        with pytest.raises(ConfigError, match="an unknown process is training it"): Run(run.path).stop()
 
 
 def test_another_users_training_is_left_alone(run, monkeypatch):
@@ -293,7 +293,7 @@ def test_another_users_training_is_left_alone(run, monkeypatch):
     def denied(self, number): raise psutil.AccessDenied(self.pid)
     with monkeypatch.context() as m:
         m.setattr(psutil.Process, "send_signal", denied)
-        with pytest.raises(ConfigError, match=f"process {training.pid} trains it, which cannot be stopped from here"):
+        with pytest.raises(ConfigError, match=f"process {training.pid} is training it and cannot be stopped from here"):
             run.stop()
     assert training.poll() is None and run.stop(timeout=20) == "stopped"
     training.wait()
@@ -345,7 +345,7 @@ def stopped_in(container, run)->str:
 def test_a_container_does_not_stop_what_is_trained_outside(run, container, bystander):
     training = holder(run)
     said = stopped_in(container, run)
-    assert "running" in said and "in another container trains it, which cannot be stopped from here" in said
+    assert "running" in said and "in another container is training it and cannot be stopped from here" in said
     assert training.poll() is None and run.stop(timeout=20) == "stopped"
     training.wait()
 
@@ -354,7 +354,7 @@ def test_what_is_trained_in_a_container_is_not_stopped_from_outside(run, contain
     "There it has number 1, which is the first process of this machine here"
     training = holder(run, *container, "--kill-child")
     assert read_process(run.path/"owner.json").pid in (1, 2) and run.state == "running"
-    with pytest.raises(ConfigError, match="process [12] of .* in another container trains it"): run.stop()
+    with pytest.raises(ConfigError, match="process [12] of .* in another container is training it"): run.stop()
     assert run.state == "running"
     training.kill()
     training.wait()

@@ -70,7 +70,7 @@ def test_a_run_is_there_with_all_that_it_begins_with_or_its_name_is_free(tmp_pat
 def test_a_name_that_is_taken_in_the_same_instant(tmp_path):
     cfg = load_config("demo", runs_dir=str(tmp_path), run_name="a")
     create_run(cfg)
-    with patch("sft_nb.runs.directory.check_free"), pytest.raises(ConfigError, match="exists already"): create_run(cfg)
+    with patch("sft_nb.runs.directory.check_free"), pytest.raises(ConfigError, match="already exists"): create_run(cfg)
     assert create_run(load_config("demo", runs_dir=str(tmp_path))).name == "arithmetic-tiny-1"
 
 

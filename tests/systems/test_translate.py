@@ -69,10 +69,10 @@ REFUSED = [   # and what the error says
     (dict(load_in_4bit=True, method="lora"), "method is set twice"), (dict(resume_from_checkpoint="x"), "--resume"),
     (dict(distributed_training=True), "num_processes=2"),
     (dict(fsdp_config="fsdp.json"), "a file of its own is not read"),
-    (dict(fsdp_config=dict(sharding="full")), "it knows version, reshard_after_forward"),
+    (dict(fsdp_config=dict(sharding="full")), "known are version, reshard_after_forward"),
     (dict(return_tensors="np"), "torch tensors"),
     (dict(greater_is_better=True), "a lower loss is better"),
-    (dict(special_tokens=dict(eos="x")), "eos is no special token"),
+    (dict(special_tokens=dict(eos="x")), "eos is not a special token"),
     (dict(datasets=[dict(path="x", type="input_output")]), "type input_output"),
     (dict(load_in_3bit=True), "is not a setting. Fix: leave"), (dict(num_cards=2), "is not a setting. Fix: leave"),
     (dict(eval_fraction=5), "Fix: eval_fraction=0.05")]
@@ -200,7 +200,7 @@ def test_axolotls_yaml(tmp_path):
 @pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "3", "", "a: !!python/object:os.system x", "\0"])
 def test_what_is_no_yaml_of_settings(tmp_path, text):
     (tmp_path/"x.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="this is no YAML of settings"): load_config(tmp_path/"x.yaml")
+    with pytest.raises(ConfigError, match="this is not valid YAML for settings"): load_config(tmp_path/"x.yaml")
 
 
 def test_yaml_runs_no_code_that_nobody_has_said_again(tmp_path):

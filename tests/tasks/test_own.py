@@ -98,7 +98,7 @@ def test_a_function_is_a_task():
     assert rivers.score("half", row).figures == dict(score=.5) and rivers("Lima", row) is True
     assert get_task(load_config(task=rivers).task) is rivers
     with pytest.raises(ConfigError, match="it was given 1 of them"): task("country")
-    with pytest.raises(SftError, match="brings no rows of its own"): rivers.rows("train")
+    with pytest.raises(SftError, match="this task has no rows of its own"): rivers.rows("train")
 
 
 def test_tasks_of_a_notebook_are_found_in_their_process_alone(tokenizer):
@@ -107,8 +107,8 @@ def test_tasks_of_a_notebook_are_found_in_their_process_alone(tokenizer):
     exec("@task('q', 'a', prompt='{q}!')\ndef others(text, row): return True\n", names)
     cfg = load_config(task=names["twins"])
     assert cfg.task == "memory:twins" and task_of(cfg) is names["twins"]
-    with pytest.raises(ConfigError, match="a process of its own would not find it"): launch(cfg)
-    with pytest.raises(ConfigError, match="it was an object of another process"): get_task("memory:nobody")
+    with pytest.raises(ConfigError, match="a separate process would not find it"): launch(cfg)
+    with pytest.raises(ConfigError, match="it was an object in another process"): get_task("memory:nobody")
     rows = [dict(q="1", a="2")]
     assert prepare(cfg, tokenizer, train=rows).task is names["twins"]
     both = [prepare(load_config(), tokenizer, task=names[n], train=rows) for n in ("twins", "others")]

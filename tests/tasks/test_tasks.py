@@ -80,7 +80,7 @@ def test_units_without_a_gold_answer_are_dropped_and_counted(tmp_path):
     rows = [dict(question="How many?", answer=a) for a in ("3000", "", None, "unknown", "<answer>7</answer>")]
     said, reasons = units_of(tmp_path, *rows)
     assert [s.strip() for s in said] == ["<answer>3000</answer>", "<answer>7</answer>"]
-    assert reasons == {"empty answer": 2, "its answer is no number": 1}
+    assert reasons == {"empty answer": 2, "its answer is not a number": 1}
 
 
 def test_reasoning_that_ends_in_its_answer_is_not_answered_twice(tmp_path):

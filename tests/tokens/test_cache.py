@@ -88,14 +88,14 @@ def resealed(folder):
 
 
 DAMAGE = {
-    "tokens.arrow holds other bytes": lambda f: turned(f/"tokens.arrow"),
-    "stats.npz holds other bytes": lambda f: turned(f/"stats.npz"),
+    "tokens.arrow has changed since": lambda f: turned(f/"tokens.arrow"),
+    "stats.npz has changed since": lambda f: turned(f/"stats.npz"),
     "meta.json has 0 bytes instead of": lambda f: (f/"meta.json").write_text(""),
     "tokens.arrow has .* bytes instead of": lambda f: os.truncate(f/"tokens.arrow", 100),
     "dropped.jsonl cannot be read": lambda f: (f/"dropped.jsonl").unlink(),
     "entry.json cannot be read": lambda f: (f/"entry.json").write_text("["),
     "cut.jsonl, .*tokens.arrow is not there": lambda f: (f/"entry.json").write_text("{}"),
-    "its fingerprint is not that of its tokens|its tokens cannot be read": resealed,
+    "its fingerprint does not match its tokens|its tokens cannot be read": resealed,
 }
 
 
@@ -181,7 +181,7 @@ def test_a_full_disk_is_an_error_of_ours(tmp_path, tokenizer, monkeypatch, step)
     def full(*a, **k): raise OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(step, full)
     cfg = no_eval(train_file=write(tmp_path/"a.jsonl", pairs(3)), cache_dir=str(tmp_path/"cache"))
-    with pytest.raises(SftError, match="it takes no more .No space left on device.*room for the prepared rows"):
+    with pytest.raises(SftError, match="it cannot hold more .No space left on device.*room for the prepared rows"):
         prepare(cfg, tokenizer)
     assert not list((tmp_path/"cache/data").iterdir())
 
@@ -192,7 +192,7 @@ def test_a_file_size_limit_is_told_as_a_full_disk(tmp_path, tokenizer):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
     try:
-        with pytest.raises(SftError, match="it takes no more"): prepare(cfg, tokenizer)
+        with pytest.raises(SftError, match="it cannot hold more"): prepare(cfg, tokenizer)
     finally: resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 

@@ -39,7 +39,7 @@ def test_a_column_without_a_near_name():
 
 def test_a_place_inside_a_column():
     rows = [dict(about="a sentence", chats=[dict(messages=[])])]
-    with pytest.raises(SftError, match="chats.list.messages is a place inside the column chats"):
+    with pytest.raises(SftError, match="chats.list.messages is a path inside the column chats"):
         prepare(settings(fields=("messages=chats.list.messages",)), train=rows)
 
 
@@ -77,7 +77,7 @@ def test_held_out_rows_of_which_none_is_left_are_named_as_such(way, name):
     held_out = {place for place, _ in kept.eval.source}
     assert held_out
     spoilt = [dict(r, completion="") if f"train rows row {k + 1}" in held_out else r for k, r in enumerate(rows)]
-    with pytest.raises(SftError, match="that it holds out is left") as e: prepare(settings(**way), train=spoilt)
+    with pytest.raises(SftError, match="held out is left") as e: prepare(settings(**way), train=spoilt)
     assert e.value.where == name and name in e.value.fix.settings
 
 

@@ -91,7 +91,7 @@ THINKING = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last an
 
 
 @pytest.mark.parametrize("template, answers, check, status, says", [
-    (None, [dict(content=""), dict(content="2")], "train_empty", "warn", "1 answer is empty and not supervised"),
+    (None, [dict(content=""), dict(content="2")], "train_empty", "warn", "1 answer is empty, so not supervised"),
     (None, [CALL], "train_tools", "warn", "the tools of 1 row are written as JSON text"),
     (NO_HEADER, [dict(content="2")], "train_header", "warn",
      r"writes '<\|im_start\|>assistant' in front of an answer, and does not end the prompt with it .*train rows row 1"),
@@ -173,7 +173,7 @@ def test_only_text_is_said_to_be_learned_as_a_whole(tmp_path, tokenizer):
     assert says == dict(messages=False, text=True)
 
 
-@pytest.mark.parametrize("answer, says", [("N/A", "3 stand for none, as 'N/A'"), ("<p>a</p>", "3 hold HTML")])
+@pytest.mark.parametrize("answer, says", [("N/A", "3 are placeholders, as 'N/A'"), ("<p>a</p>", "3 hold HTML")])
 def test_three_answers_of_sixty_are_a_flaw_and_two_are_not(tmp_path, tokenizer, answer, says):
     found = {}
     for n in (2, 3):

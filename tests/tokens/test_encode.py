@@ -204,7 +204,7 @@ def test_tool_turns_in_every_template_that_knows_them():
                     dict(role="assistant", content=answer)]
             try: lay = split_conversation(talk, t)
             except SftError as e:   # llama 3 writes a call or words, not both
-                assert before and "left out beside its calls; 'Let me see.'" in str(e), (file.name, e)
+                assert before and "left out when it has calls; 'Let me see.'" in str(e), (file.name, e)
                 continue
             examples = Encoder(t)([lay], lambda _, talk=talk, t=t: split_conversation(talk, t, apart=True)).rows()
             try: check(tok, talk, examples, own=False)

@@ -25,7 +25,7 @@ def test_a_refusal_writes_nothing_and_a_force_is_written_down(tmp_path):
     assert not (tmp_path/"runs").exists()
     run = train(replace(cfg, force=True))
     said = json.loads((run.path/"preflight.json").read_text())
-    assert said["status"] == "fail" and "in spite of learning" in said["figures"]["forced"]
+    assert said["status"] == "fail" and "despite learning" in said["figures"]["forced"]
 
 
 def test_a_preflight_leaves_no_trace_in_the_training(tmp_path, undisturbed_qlora, monkeypatch):
@@ -65,10 +65,10 @@ def test_an_optimiser_that_is_not_there_is_named_before_anything_is_written(tmp_
 @pytest.mark.parametrize("how, says", [
     (dict(lr_scheduler_type="warmup_stable_decay"), "lr_scheduler_type: 'warmup_stable_decay' cannot run"),
     (dict(lr_scheduler_type="cosine_with_min_lr"), "lr_scheduler_type: 'cosine_with_min_lr' cannot run"),
-    (dict(lr_scheduler_kwargs=("min_lr_rate",)), "lr_scheduler_kwargs: 'min_lr_rate' is no pair"),
+    (dict(lr_scheduler_kwargs=("min_lr_rate",)), "lr_scheduler_kwargs: 'min_lr_rate' is not a pair"),
     (dict(lr_scheduler_type="polynomial", learning_rate=1e-8), "'polynomial' cannot run at 1e-08"),
-    (dict(optim="lomo"), "optim: 'lomo' cannot be made: .*optim='adamw_torch'"),
-    (dict(num_train_epochs=0, max_steps=-1), "num_train_epochs: .*there is no step to train"),
+    (dict(optim="lomo"), "optim: 'lomo' cannot be created: .*optim='adamw_torch'"),
+    (dict(num_train_epochs=0, max_steps=-1), "num_train_epochs: .*there are no steps to train"),
     (dict(method="qlora", modules_to_save=("q_proj",)), "q_proj is stored in 4 or 8 bits.*method='lora'")])
 def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path, how, says):
     with pytest.raises(SftError, match=says): train(small(tmp_path/"runs", **SHORT | how))
@@ -99,12 +99,12 @@ def test_a_row_that_no_batch_can_hold_is_said_before_anything_is_written(tmp_pat
 
 def test_processes_that_are_not_what_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    says = "2 were asked for, 2 were started, and 1 train together.*launch"
+    says = "2 were requested, 2 were started, and 1 train together.*launch"
     with pytest.raises(SftError, match=says): check_processes(2, 1, [])
     monkeypatch.setenv("WORLD_SIZE", "1")
-    says = "2 were asked for, 1 were started, and 1 train together.*num_processes=1"
+    says = "2 were requested, 1 were started, and 1 train together.*num_processes=1"
     with pytest.raises(SftError, match=says): check_processes(2, 1, [])
-    says = "2 processes are asked for, and this is one.*launch"
+    says = "2 processes are requested, but this is one.*launch"
     with pytest.raises(ConfigError, match=says): train(small(tmp_path, num_processes=2))
 
 

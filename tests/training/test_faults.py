@@ -39,7 +39,7 @@ def test_a_disk_that_fills_up_inside_a_checkpoint(tmp_path, undisturbed):
     def on_a_small_disk(self, *args, **kwargs):
         if self.state.global_step != 6: return save(self, *args, **kwargs)
         with disk_of(100_000): return save(self, *args, **kwargs)
-    says = r"checkpoint-6: it could not be written .*MiB are free.*what was saved before is as it was.*Fix: resume\("
+    says = r"checkpoint-6: it could not be written .*MiB are free.*earlier saves are unchanged.*Fix: resume\("
     with patch.object(SupervisedTrainer, "_save_checkpoint", on_a_small_disk), pytest.raises(SftError, match=says):
         train(small(tmp_path, run_name="full"))
     run = Run(tmp_path/"full")
@@ -136,13 +136,13 @@ def test_a_damaged_checkpoint_is_seen_and_the_one_before_it_is_used(tmp_path, un
 def test_a_damaged_checkpoint_of_a_quantised_model(tmp_path, undisturbed_qlora, capfd):
     run = killed_at_eight(tmp_path, undisturbed_qlora)
     flip(run.path/"checkpoints/checkpoint-6/optimizer.pt")
-    assert_the_one_before_is_used(run, undisturbed_qlora, "has other bytes than were written", capfd)
+    assert_the_one_before_is_used(run, undisturbed_qlora, "has changed since it was written", capfd)
 
 
 def test_no_checkpoint_is_whole(tmp_path, undisturbed):
     run = killed_at_eight(tmp_path, undisturbed)
     for n in (3, 6): flip(run.path/f"checkpoints/checkpoint-{n}/optimizer.pt")
-    says = "no whole checkpoint: checkpoint-6: optimizer.pt has other bytes.*checkpoint-3: .*run_name=.damaged-2"
+    says = "no complete checkpoint: checkpoint-6: optimizer.pt has changed since.*checkpoint-3: .*run_name=.damaged-2"
     with pytest.raises(ConfigError, match=says): resume(run)
 
 
@@ -150,7 +150,7 @@ def test_checkpoints_with_a_file_less_are_named_not_forgotten(tmp_path, undistur
     run = killed_at_eight(tmp_path, undisturbed)
     for n in (3, 6): (run.path/f"checkpoints/checkpoint-{n}/optimizer.pt").unlink()
     missing = "checkpoint-6: optimizer.pt is missing; checkpoint-3: optimizer.pt is missing"
-    with pytest.raises(ConfigError, match=f"no whole checkpoint: {missing}.*save_steps=1"): resume(run)
+    with pytest.raises(ConfigError, match=f"no complete checkpoint: {missing}.*save_steps=1"): resume(run)
     with pytest.raises(ConfigError, match="there is no adapter in it.*one of checkpoint-3, checkpoint-6"): run.weights()
 
 

@@ -28,7 +28,7 @@ def test_a_mixture_trains_is_sampled_evaluated_and_merged(tmp_path, kind, method
     assert run.state == "finished" and [m["step"] for m in run.metrics() if "eval_loss" in m] == [2, 4]
     assert [json.loads(line)["step"] for line in (run.path/"samples.jsonl").open()] == [2, 4]
     said, has_loss = "".join(capfd.readouterr()), kind == "qwen3_moe"   # the other has a bias that does the same
-    assert ("the loss of a step has 0.001 of the routers' load-balancing loss in it" in said) == has_loss
+    assert ("the loss of a step has 0.001 of the routers' load-balancing loss" in said) == has_loss
     assert all(("aux_loss" in m) == has_loss for m in run.metrics() if "loss" in m)
     reach = re.search(r"LoRA reaches 9\d\.\d% of the weights; routers, embeddings and head are frozen", said)[0]
     checked = {f.check: f for f in Report.load(run.path/"preflight.json").findings}
@@ -49,7 +49,7 @@ def test_preflight_answers_with_the_model_as_the_trainer_holds_it(tmp_path, monk
     monkeypatch.setattr(trl_trainer, "withhold_router_logits", lambda model: None)   # as TRL leaves the model
     report = preflight(mixture(tmp_path, "qwen3_moe"))
     failed = {f.check: f.says for f in report.failed}
-    assert "it could not be made: RuntimeError: The size of tensor" in failed["answers"]
+    assert "it could not be created: RuntimeError: The size of tensor" in failed["answers"]
 
 
 def test_the_routers_loss_is_added_as_trl_adds_it(tmp_path):

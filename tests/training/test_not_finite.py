@@ -38,7 +38,7 @@ def not_finite(at:int, what:str="loss"):
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_a_nan_at_step_seven(tmp_path, undisturbed, what):
     says = (f"step 7: the {what} is not finite; no single row reproduces it; the step's rows are "
-            ".*weights are as before the step.*on_nan='skip'")
+            ".*weights are unchanged.*on_nan='skip'")
     with not_finite(7, what), pytest.raises(SftError, match=says): train(small(tmp_path, run_name="nan"))
     run = Run(tmp_path/"nan")
     assert (run.status.state, run.checkpoints()[-1].name) == ("failed", "checkpoint-6")
@@ -61,7 +61,7 @@ def test_the_row_that_does_it_is_named(tmp_path):
     def row_loss(model, batch, **how):
         total, n = plain(model, batch, **how)
         return total * factor(batch), n
-    says = "alone it comes from row 41 .in rows-step-.*correct or drop row 41"
+    says = "it comes from row 41 alone .in rows-step-.*correct or drop row 41"
     with (patch.object(SupervisedTrainer, "compute_loss", compute_loss), patch.object(guards, "row_loss", row_loss),
           pytest.raises(SftError, match=says)): train(small(tmp_path, run_name="row"))
 
@@ -106,7 +106,7 @@ def test_a_held_out_loss_that_is_nan_at_every_evaluation(tmp_path, monkeypatch):
     monkeypatch.setattr(guards, "row_loss", row_loss)
     run = train(cfg)
     said = notes(run)["held_out_loss"]
-    assert said.status == "fail" and "nan at 3 of 3 evaluations; alone it comes from held-out row 2" in said.says
+    assert said.status == "fail" and "nan at 3 of 3 evaluations; it comes from held-out row 2 alone" in said.says
     assert (run.status.state, run.status.reason) == ("finished", "the held-out loss was never finite")
 
 
@@ -122,7 +122,7 @@ def test_weights_that_become_nan_are_never_saved(tmp_path):
     few = dict(max_steps=4, save_steps=2, eval_samples=4, eval_steps=4)
     for name, at, how in (("last", 4, {}), ("late", 3, dict(on_nan="skip"))):
         says = (f"step {at}: an earlier step has made the weights NaN or infinite, the first in .*lora_A.*; "
-                "finite weights, as checkpoint-2 has them. Fix: resume.*learning_rate=")
+                "finite weights, as in checkpoint-2. Fix: resume.*learning_rate=")
         with pytest.raises(SftError, match=says):
             train(small(tmp_path, run_name=name, **few | how), callbacks=[BreaksWeights(at)])
         run = Run(tmp_path/name)

@@ -85,7 +85,7 @@ def test_other_row_settings_than_the_data_has_are_refused(tmp_path):
     tokenizer.add_tokens(["a word that no other tokenizer has"])
     tokenizer.save_pretrained(tmp_path/"tokenizer")
     other = replace(cfg, tokenizer=str(tmp_path/"tokenizer"))
-    with pytest.raises(ConfigError, match="tokens of the model that is trained"): train(other, data)
+    with pytest.raises(ConfigError, match="tokens for the model that is trained"): train(other, data)
 
 
 def test_rows_that_change_between_preparation_and_launch_are_refused(tmp_path):

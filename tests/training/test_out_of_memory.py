@@ -45,7 +45,7 @@ def test_out_of_memory_at_step_five(tmp_path, how):
 
 
 def test_memory_for_not_even_one_row(tmp_path):
-    says = ("step 2: memory ran out at a micro-batch of 4 rows.*cannot be made in smaller parts"
+    says = ("step 2: memory ran out at a micro-batch of 4 rows.*cannot be split further"
             ".*gradient_checkpointing=True")
     with out_of_memory(rows=0, step=2), pytest.raises(SftError, match=says): train(small(tmp_path))
 

@@ -46,7 +46,7 @@ def test_a_callback_sees_the_steps_and_may_end_the_training(tmp_path):
     mine = Stops(2)
     run = train(data_of(quick(tmp_path)), callbacks=[mine])
     assert (mine.events, run.state, run.status.step) == ([1, 2], "finished", 2)
-    assert run.status.reason == "a callback asked for the end at step 2"
+    assert run.status.reason == "a callback ended the training at step 2"
 
 
 def test_a_callback_that_fails_fails_the_run(tmp_path):
@@ -139,7 +139,7 @@ def test_a_tokenizer_of_ones_own_is_kept_with_the_run(tmp_path):
     run = train(cfg, data_of(cfg, tokenizer), tokenizer=tokenizer)
     assert "+ ':'" in load_tokenizer(run.config).chat_template
     assert len(evaluate(run).tuned.answers) == 4
-    with pytest.raises(ConfigError, match="data was prepared with another one"):
+    with pytest.raises(ConfigError, match="data was prepared with a different one"):
         train(cfg, data_of(cfg), tokenizer=tokenizer)
 
 
@@ -148,7 +148,7 @@ def test_objects_are_refused_where_a_launcher_started_several_processes(tmp_path
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "0")
     model = AutoModelForCausalLM.from_pretrained(model_path("tiny"))
-    with pytest.raises(ConfigError, match="given to several processes"):
+    with pytest.raises(ConfigError, match="passed to several processes"):
         train(small(tmp_path, num_processes=2), model=model)
 
 
@@ -165,7 +165,7 @@ def test_rows_prepared_with_a_tokenizer_bring_it_to_a_model_object(tmp_path, aga
     run = train(data, model=model, **(dict(tokenizer=AutoTokenizer.from_pretrained(folder)) if again else {}))
     assert "<own>" in load_tokenizer(run.config).get_vocab()
     assert (resume(run, max_steps=6).status.step, len(evaluate(run).tuned.answers)) == (6, 4)
-    with pytest.raises(ConfigError, match="an earlier training has put LoRA layers into this object"):
+    with pytest.raises(ConfigError, match="this object has LoRA layers from an earlier training"):
         train(data, model=model)
 
 

@@ -30,7 +30,7 @@ def test_settings_that_a_checkpoint_was_made_with_cannot_be_edited(tmp_path, und
     run = killed_at_eight(tmp_path, undisturbed)
     assert check_provenance(run) == []
     edit(run, learning_rate=1e-3, save_steps=4)
-    says = "edited since it began: learning_rate was 0.005, is 0.001; .*Fix: train.load_config.*put them back"
+    says = "edited since the run began: learning_rate was 0.005, is 0.001; .*Fix: train.load_config.*restore them"
     with pytest.raises(ConfigError, match=says): resume(run)
     assert run.status.step == 8 and run.status.state == "running"   # nothing was touched
 
@@ -39,7 +39,7 @@ def test_what_may_be_edited_is_taken_and_said(tmp_path, undisturbed):
     run = killed_at_eight(tmp_path, undisturbed)
     edit(run, save_steps=4, logging_steps=2)
     assert check_provenance(run) == [
-        "config.json was edited, and that is taken: logging_steps was 1, is 2, save_steps was 3, is 4"]
+        "config.json was edited, and the edits are used: logging_steps was 1, is 2, save_steps was 3, is 4"]
 
 
 def test_other_versions_are_said(tmp_path, undisturbed):
@@ -47,7 +47,7 @@ def test_other_versions_are_said(tmp_path, undisturbed):
     was = json.loads((run.path/"environment.json").read_text())
     was["packages"]["torch"] = "1.0"
     write_json(run.path/"environment.json", was)
-    assert "byte for byte as it would have: torch was 1.0, is " in check_provenance(run)[0]
+    assert "may not be byte for byte the same: torch was 1.0, is " in check_provenance(run)[0]
 
 
 def test_a_run_without_an_origin_is_resumed_as_before(tmp_path, undisturbed):

@@ -220,7 +220,7 @@ def test_weights_that_become_nan_end_a_training_of_two_processes_with_the_last_g
     run = Run(tmp_path/"nan")
     assert done[0].returncode == 1 and run.status.state == "failed", done[0].stdout
     assert "an earlier step has made the weights NaN or infinite, the first in " in run.status.reason
-    assert "finite weights, as checkpoint-2 has them" in run.status.reason and "row" not in run.status.reason
+    assert "finite weights, as in checkpoint-2" in run.status.reason and "row" not in run.status.reason
     assert [p.name for p in run.checkpoints()] == ["checkpoint-2"] and not run.adapter.exists()
     assert "--resume" in run.status.fix.says("shell")
 
@@ -279,16 +279,16 @@ def test_an_error_of_the_first_process_is_that_of_all(tmp_path):
 def test_settings_that_cannot_be_divided_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(division, "version", lambda name: "5.19.0")
     for how in (dict(deepspeed="zero2"), dict(fsdp=True)):
-        with pytest.raises(ConfigError, match="divides what several processes hold, and there is only one"):
+        with pytest.raises(ConfigError, match="it shards across processes, and there is only one"):
             train(small(tmp_path, num_processes=1, **how))
     def says(**how):
         with pytest.raises(ConfigError) as said: training_arguments(small(tmp_path, **how), tmp_path)
         return str(said.value)
     assert "it cannot be skipped" in says(deepspeed="zero2", on_nan="skip")
-    assert "packed 4-bit weights cannot be divided" in says(deepspeed="zero3", method="qlora")
-    assert "4-bit and 8-bit weights cannot be divided" in says(fsdp=True, method="qlora")
-    assert "both divide the same" in says(fsdp=True, deepspeed="zero2")
-    assert "the state of paged_adamw_8bit has not the shape" in says(fsdp=True, optim="paged_adamw_8bit")
+    assert "packed 4-bit weights cannot be sharded" in says(deepspeed="zero3", method="qlora")
+    assert "4-bit and 8-bit weights cannot be sharded" in says(fsdp=True, method="qlora")
+    assert "both shard the state" in says(fsdp=True, deepspeed="zero2")
+    assert "the state of paged_adamw_8bit does not have the shape" in says(fsdp=True, optim="paged_adamw_8bit")
     monkeypatch.setattr(division, "version", lambda name: "5.18.0")
     assert "transformers 5.19 or newer. Fix: pip install -U transformers" in says(fsdp=True)
     assert "a compiled layer" in says(deepspeed="zero3", kernels="compile")
@@ -299,5 +299,5 @@ def test_a_number_format_that_deepspeeds_file_and_the_config_do_not_share_is_ref
     monkeypatch.setenv("WORLD_SIZE", "2")
     cfg = small(tmp_path, deepspeed=divided("file", tmp_path), device="cpu")
     (tmp_path/"ds.json").write_text(json.dumps(ZERO3 | dict(bf16=dict(enabled=True))))
-    with pytest.raises(ConfigError, match="ds.json: bf16 is True, and the training computes otherwise.*bfloat16"):
+    with pytest.raises(ConfigError, match="ds.json: bf16 is True, and the training uses another format.*bfloat16"):
         training_arguments(cfg, tmp_path)

@@ -95,7 +95,7 @@ def test_a_tracker_that_fails_costs_a_line_and_no_score(undisturbed, tmp_path, c
     run.keep(replace(run.config, report_to=("tensorboard",)))
     (run.path/"tensorboard").write_text("a file where a folder should be")
     e = evaluate(run, eval_samples=4, progress=False)
-    assert "tensorboard was not told the scores" in capfd.readouterr().err
+    assert "tensorboard did not get the scores" in capfd.readouterr().err
     assert Evaluation.load(run.path/"eval/adapter.json") == e
 
 

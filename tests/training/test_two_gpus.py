@@ -13,7 +13,7 @@ from sft_nb.report import Report
 from sft_nb.runs.distributed import init_distributed
 from sft_nb.training.train import resume, train
 
-IDLE = "training uses the first of 2 visible GPUs, and the other is idle"
+IDLE = "training uses the first of 2 visible GPUs; the other is idle"
 
 
 def see_gpus(monkeypatch, n:int):
@@ -35,7 +35,7 @@ def test_one_process_trains_as_on_one_gpu_and_reports_the_idle_one(tmp_path, two
     finding, = (f for f in Report.load(run.path/"preflight.json").findings if f.check == "environment.gpu")
     assert finding.says == IDLE
     printed = capfd.readouterr()
-    assert f"{IDLE}  Fix: num_processes=2, or CUDA_VISIBLE_DEVICES" in printed.out + printed.err
+    assert f"{IDLE}  Fix: num_processes=2, or set CUDA_VISIBLE_DEVICES" in printed.out + printed.err
     assert not (run.adapter/"training_args.bin").exists()   # a pickle that needs this package to be read
 
 
@@ -50,7 +50,7 @@ def test_cards_that_cannot_reach_each_other_are_told_so(monkeypatch, tmp_path, r
     def begin(**how): begun.append([os.environ.get(name) for name in names])
     monkeypatch.setattr("accelerate.state.PartialState", begin)
     monkeypatch.setattr("accelerate.utils.check_cuda_p2p_ib_support", lambda: reach_each_other)
-    monkeypatch.setattr("sft_nb.model.hardware.choose_device", lambda wanted: ("cuda", "asked for"))
+    monkeypatch.setattr("sft_nb.model.hardware.choose_device", lambda wanted: ("cuda", "requested"))
     init_distributed(small(tmp_path))
     assert begun == [[None if reach_each_other else "1", "0"]]
     monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
@@ -65,9 +65,9 @@ def test_a_resumed_run_reports_it_too(tmp_path, two_gpus, undisturbed, capfd):
 
 def test_how_many_are_idle(tmp_path, monkeypatch):
     see_gpus(monkeypatch, 4)
-    assert "the first of 4 visible GPUs, and the other 3 are idle" in check_gpu(small(tmp_path)).says
+    assert "the first of 4 visible GPUs; the other 3 are idle" in check_gpu(small(tmp_path)).says
     assert check_gpu(small(tmp_path, device="cuda")).fix.settings == dict(num_processes=4)
-    assert "uses 3 of 4 visible GPUs, and the other is idle" in check_gpu(small(tmp_path, num_processes=3)).says
+    assert "uses 3 of 4 visible GPUs; the other is idle" in check_gpu(small(tmp_path, num_processes=3)).says
     assert check_gpu(small(tmp_path, num_processes=4)) is None
     assert check_gpu(small(tmp_path, device="cpu")) is None
     see_gpus(monkeypatch, 1)
