@@ -100,8 +100,12 @@ def test_what_a_machine_may_lack(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("HOME", str(tmp_path/"file"))
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr("os.getuid", lambda: 54321)
-    (tmp_path/"sft_nb-54321").write_text("")
-    assert _own_cache().is_dir() and _own_cache() != tmp_path/"sft_nb-54321"
+    taken = tmp_path/"sft_nb-54321"   # by another user, with a file or a folder that nobody else may read
+    taken.touch(mode=0o600)
+    assert _own_cache().is_dir() and _own_cache() != taken
+    taken.unlink()
+    taken.mkdir(mode=0o700)
+    assert _own_cache().is_dir() and _own_cache() != taken
 
 
 def test_optimisers_and_schedules_that_cannot_run(tmp_path):
