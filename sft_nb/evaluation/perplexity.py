@@ -20,7 +20,7 @@ from ..tokens.encode import encode
 from ..tokens.tokenizer import ASSETS
 from ..model.generate import eval_mode
 from ..model.hardware import free_memory, is_out_of_memory
-from ..model.loss import Head, head_of, supervised_logits
+from ..model.loss import head_of, supervised_logits
 from .statistics import mean_interval
 
 # %% ../../nbs/12_evaluation/01_perplexity.ipynb #li0row02
@@ -40,14 +40,6 @@ def _make_batches(examples:list, batch_tokens:int)->list[list[int]]:
     return found
 
 # %% ../../nbs/12_evaluation/01_perplexity.ipynb #li0row04
-def _row_losses(model, head:Head|None, batch:dict)->torch.Tensor:
-    "(B,) nats of the supervised tokens of each row"
-    labels, width = batch["labels"], batch["labels"].shape[1] - 1
-    nats = torch.zeros(len(labels))
-    for at, targets, logits in supervised_logits(model, batch, head):
-        nats.index_add_(0, (at // width).cpu(), F.cross_entropy(logits, targets, reduction="none").cpu())
-    return nats
-
 def _compute_in_batches(compute:Callable, examples:list, batch_tokens:int, device)->np.ndarray:
     "(k, n): what `compute` returns for batches, (k, B) each; where memory runs out, for half as many rows at a time"
     found, waiting = {}, _make_batches(examples, batch_tokens)
@@ -73,9 +65,13 @@ def row_losses(
 )->tuple[np.ndarray,np.ndarray]:                 # nats and number of supervised tokens of each row
     "How likely a model finds the supervised tokens of each row; the logits of other tokens are not computed"
     if not examples: return np.zeros(0), np.zeros(0, int)
+    def losses(batch):
+        nats, width = torch.zeros(1, len(batch["labels"])), batch["labels"].shape[1] - 1
+        for at, targets, logits in supervised_logits(model, batch, head):
+            nats[0].index_add_(0, (at // width).cpu(), F.cross_entropy(logits, targets, reduction="none").cpu())
+        return nats
     with eval_mode(model):
         head = head_of(model)
-        def losses(batch): return _row_losses(model, head, batch)[None]
         nats, = _compute_in_batches(losses, examples, batch_tokens, model.device)
     return nats, _count_targets(examples)
 
