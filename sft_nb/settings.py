@@ -116,7 +116,7 @@ class SizeSettings:
         "held-out rows that the base and the tuned model answer; 0: none", ge=0, for_evaluation=True)] = 200
     min_length:Annotated[int, Setting("drop rows with fewer tokens", ge=0, changes_tokens=True)] = 0
     max_length:Annotated[int, Setting(
-        "most tokens of a row, prompt and answer together", ge=2, changes_tokens=True, for_evaluation=True)] = 512
+        "maximum tokens in a row, prompt and answer together", ge=2, changes_tokens=True, for_evaluation=True)] = 512
     on_long:Annotated[Literal["drop","cut","split","error"], Setting(
         "a longer row is dropped, cut, split into several examples, or stops the preparation",
         changes_tokens=True)] = "drop"
@@ -294,7 +294,7 @@ class EvaluationSettings:
         "stop after this many evaluations without improvement, and take the best; None: never", ge=1)] = None
     per_device_eval_batch_size:Annotated[int, Setting(
         "rows that are scored or answered together", ge=1, hf=True, for_evaluation=True)] = 32
-    max_new_tokens:Annotated[int, Setting("most tokens of a generated answer", ge=1, for_evaluation=True)] = 256
+    max_new_tokens:Annotated[int, Setting("maximum tokens in a generated answer", ge=1, for_evaluation=True)] = 256
 
 # %% ../nbs/00_settings.ipynb #c0nf0019
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class BatchSampler:
     def __init__(self,
         lengths,                    # tokens of every row
         *, batch_size:int=1,        # rows in a batch
-        max_tokens:int|None=None,   # most tokens in a batch; replaces `batch_size`
+        max_tokens:int|None=None,   # maximum tokens in a batch; replaces `batch_size`
         group_by_length:bool=False, # True: batch rows of similar length
         shuffle:bool=True,          # False: keep the order of the rows in every epoch
         seed:int=42,

@@ -84,8 +84,8 @@ _ASKS = dict(
     task=Option(str|None, None, "a task; None: the run's"),
     eval_samples=Option(int|None, None, "held-out rows; None: as in training"),
     eval_file=Option(str|None, None, "other rows than the run's"),
-    max_new_tokens=Option(int|None, None, "most tokens of an answer; None: as in training"),
-    batch_size=Option(int|None, None, "most rows to answer together; None: as in training"),
+    max_new_tokens=Option(int|None, None, "maximum tokens in an answer; None: as in training"),
+    batch_size=Option(int|None, None, "maximum rows to answer together; None: as in training"),
     device=Option(Literal["auto","cpu","mps","cuda"]|None, None, "None: as in training"),
     dtype=Option(Literal["auto","bfloat16","float16","float32"]|None, None, "None: as in training"),
     device_map=Option(str|None, None, "auto: spread the model over all GPUs"),
@@ -186,7 +186,7 @@ def compare_command(args:list[str])->int:
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen02
 _SAYS = dict(
     run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, system=Option(str|None, None, "a system message before the prompt"),
-    max_new_tokens=Option(int|None, None, "most tokens of an answer; None: as in training"),
+    max_new_tokens=Option(int|None, None, "maximum tokens in an answer; None: as in training"),
     temperature=Option(float, 0., "0: greedy; above 0: sample"),
     top_p=Option(float, 1., "sample from the most likely tokens with this total probability"),
     stop=Option(tuple[str,...], (), "texts that end an answer"), seed=Option(int|None, None, "seed for sampling"),
@@ -305,7 +305,7 @@ _PROVE = dict(run=_RUN, checkpoint=_CHECKPOINT, json=_JSON,
               temperature=Option(float|None, None, "temperature that your client sends; None: none"),
               quantised=Option(str|None, None, "intended quantisation of the merged weights: int8, fp8, int4 ..."),
               prompts=Option(int, 8, "number of the run's prompts to compare"),
-              max_new_tokens=Option(int, 48, "most tokens of an answer"),
+              max_new_tokens=Option(int, 48, "maximum tokens in an answer"),
               timeout=Option(float, 120., "seconds to wait for the server's answer"), trust_remote_code=_TRUST)
 
 def prove_command(args:list[str])->int:

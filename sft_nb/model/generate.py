@@ -322,8 +322,8 @@ class Decoder:
     def __init__(self,
         model,
         tokenizer,
-        *, batch_size:int=32,           # most rows to answer together
-        batch_tokens:int=65536,         # most tokens of these rows, including answers
+        *, batch_size:int=32,           # maximum rows to answer together
+        batch_tokens:int=65536,         # maximum tokens of these rows, including answers
         adapters:list[str]|None=None,   # for each prompt, the name of its adapter; None: the active one answers all
         **how,                          # as for `Sampling`
     ):

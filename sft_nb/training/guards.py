@@ -130,7 +130,7 @@ class SampleProbe:
         self.answers:list[Generation] = []   # the last ones
 
     def __call__(self, model,
-        at_most:int|None=None,   # most tokens of an answer; None: according to the rows' answers
+        at_most:int|None=None,   # maximum tokens in an answer; None: according to the rows' answers
     )->list[Finding]:
         "Decode the prompts; answers that are cut short are not blamed for having no end"
         if not self.prompts: return []
