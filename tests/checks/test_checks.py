@@ -11,12 +11,14 @@ from sft_nb.planning.plan import plan as make_plan
 from sft_nb.tokens.prepare import prepare
 from sft_nb.workbench import Workbench
 
-IN_ORDER = """environment.versions environment.device environment.gpu environment.writable environment.disk
-environment.tracking environment.hub data.prepared data.kept data.held_out data.masked data.ends data.bos data.ids
-data.pad data.prompts plan.memory model.trainable model.reach model.packed model.causal model.method model.formats
-model.vocabulary model.special_tokens batch.shapes batch.mask batch.positions batch.padding batch.labels
-batch.supervised step.loss step.own_loss step.gradient step.measured step.order step.width step.evaluation
-step.derivative learning.learns learning.moves learning.schedule learning.saves learning.answers""".split()
+IN_ORDER = [f"{group}.{name}" for group, names in {
+    "environment": "versions device gpu writable disk tracking hub",
+    "data": "prepared kept held_out masked ends bos ids pad prompts",
+    "plan": "memory",
+    "model": "trainable reach packed causal method formats vocabulary special_tokens",
+    "batch": "shapes mask positions padding labels supervised",
+    "step": "loss own_loss gradient measured order width evaluation derivative",
+    "learning": "learns moves schedule saves answers"}.items() for name in names.split()]
 
 
 @pytest.fixture(scope="module")
