@@ -72,7 +72,7 @@ def _is_negative(m:re.Match, text:str)->bool:
     return is_attached and not re.search(r"[\w)\]]$|[\d)\]%]\s+$", before)
 
 def _parse_number(m:re.Match, text:str)->Decimal|None:
-    "The value of a match; None for a time that is not a full hour, division by zero, or exponents beyond 300"
+    "The value of a match; None for a time that is not a full hour, division by zero, 0^0, or exponents beyond 300"
     if m["time"]:
         hours, rest = m["time"].split(":", 1)
         return None if rest.strip("0:") else Decimal(hours)
@@ -92,7 +92,7 @@ def _parse_number(m:re.Match, text:str)->Decimal|None:
     if power := m["power"]:   # 1.5 with e3 or × 10^3 is 1500, 5 with ^2 is 25
         exponent = int(re.search(r"[-+]?\d+(?=\D*$)", power)[0])
         is_of_ten = "^" not in power or "10" in power.split("^")[0]
-        if abs(exponent) > 300 or not is_of_ten and exponent >= 30: return None
+        if abs(exponent) > 300 or not is_of_ten and (exponent >= 30 or not value and exponent <= 0): return None
         value = _EXACT.scaleb(value, exponent) if is_of_ten else _EXACT.power(value, exponent)
     return value.copy_negate() if _is_negative(m, text) else value
 

@@ -30,6 +30,13 @@ def test_no_text_breaks_a_reader(name, text):
     READERS[name](f'<answer>{text}</answer> {{"predicted_label": "{text}", "name": "{text}"}}')
 
 
+def test_zero_to_the_power_of_zero_is_no_number():
+    "Found by the test above: `decimal` raises, and an evaluation would have ended there"
+    assert final_number("0^0") is None and final_number("The answer is 0.0^0.") is None
+    assert (final_number("0^3"), final_number("5^0")) == ("0", "1")
+    for read in READERS.values(): read("#### 0^0")
+
+
 ENDINGS = ["A: {}", "Answer: {}", "The answer is {}.", "The answer is: {}", "**Answer:** {}", "**Answer: {}**",
            "Final answer: {}", "So the final answer is ${}.", "Therefore, the answer is {} dollars.", "answer = {}",
            "ANSWER: {} apples", "The correct answer is **{}**", "Thus the answer is $\\boxed{{{}}}$", "Answer:\n{}",
