@@ -5,7 +5,6 @@
 Kept is what a page shows. Removed are the state of widgets (panels keep a picture in their output), displays that ended
 empty, such as a progress bar's, and warnings of libraries about themselves."""
 import argparse
-import json
 from pathlib import Path
 
 import nbformat
@@ -27,8 +26,7 @@ def run(path:Path)->None:
     for cell in book.cells:
         cell.metadata.pop("execution", None)   # when it ran
         if cell.cell_type == "code": cell.outputs = [output for output in cell.outputs if is_shown(output)]
-    text = nbformat.writes(book)
-    path.write_text(json.dumps(json.loads(text), indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+    nbformat.write(book, path)
 
 
 def main():

@@ -111,7 +111,7 @@ def _losses_before_and_after(model, base, examples:list, batch_tokens:int)->np.n
     first = model if base is None else base
     def three(batch):
         with model.disable_adapter() if base is None else eval_mode(base):
-            before = [logits for *_, logits in supervised_logits(first, batch, head_of(first))]
+            before = [logits for *_, logits in supervised_logits(first, batch, first_head)]
         found, width = torch.zeros(3, len(batch["labels"])), batch["labels"].shape[1] - 1
         for (at, targets, after), logits in zip(supervised_logits(model, batch, head), before):
             p, q = logits.to(after.device).log_softmax(-1), after.log_softmax(-1)
@@ -121,6 +121,7 @@ def _losses_before_and_after(model, base, examples:list, batch_tokens:int)->np.n
         return found
     with eval_mode(model):
         head = head_of(model)
+        first_head = head if base is None else head_of(base)
         return _compute_in_batches(three, examples, batch_tokens, model.device)
 
 def forgetting(

@@ -373,10 +373,12 @@ def supervised_logits(
     labels = batch.pop("labels")[:, 1:]
     out = (model if head is None else backbone(causal_lm(model)))(**batch, use_cache=False)
     vectors = out.logits if head is None else out.last_hidden_state
-    at, width = supervised_positions(labels).to(vectors.device), labels.shape[1]
+    at, width = supervised_positions(labels), labels.shape[1]
+    targets = labels.flatten()[at]
     vocabulary = vectors.shape[-1] if head is None else head.layer.weight.shape[0]
-    for some in at.split(chunk_size(vocabulary, max_logits_mib, linear=False)):
+    chunk = chunk_size(vocabulary, max_logits_mib, linear=False)
+    for some, wanted in zip(at.to(vectors.device).split(chunk), targets.split(chunk)):
         if not len(some): continue   # nothing is supervised
         logits = vectors[some // width, some % width]
         if head is not None: logits = head(logits)
-        yield some, labels.flatten()[some.to(labels.device)].to(logits.device), logits.float()
+        yield some, wanted.to(logits.device), logits.float()
