@@ -229,7 +229,7 @@ def made_or_not(path:Path, cfg:Config)->list[str]:
         first = {"config.json", "environment.json", "status.json"}
         missing = first - {p.name for p in path.iterdir()}
         return [f"it is half made, without {missing}"] if missing else []
-    check_free(replace(cfg, run_name=path.name))
+    check_free(cfg.runs_dir, path.name)
     create_run(replace(cfg, run_name=path.name))
     return [f"left behind: {p.name}" for p in path.parent.glob(".*.new")]
 

@@ -350,6 +350,11 @@ class Config(OutputSettings, GuardSettings, EvaluationSettings, TrainingSettings
         found = [s.problem(getattr(self, s.name), self.sources.get(s.name, "Config")) for s in SETTINGS.values()]
         if problems := [p for p in found if p]: raise ConfigError.all(problems)
 
+    @property
+    def data_processes(self)->int:
+        "How many processes see different rows: one for each group that shares them"
+        return max(1, self.num_processes // self.sequence_parallel_size)
+
 # %% ../nbs/00_settings.ipynb #fec0c2b3
 SETTINGS:dict[str,Setting] = {   # in reading order
     f.name: replace(get_args(f.type)[1], name=f.name, type=get_args(f.type)[0], default=f.default, group=group)

@@ -28,7 +28,7 @@ from .model.loss import add_supervised_loss, batch_loss
 from .model.load import load_base, load_shape, quiet
 from .model.adapter import load_adapter, load_model
 from .model.own_model import make_trainable, save_unnamed_base, with_model
-from .model.parallelism import data_processes, divides_weights
+from .model.parallelism import divides_weights
 from .planning.plan import Plan, plan as make_plan
 from .planning.plan import with_plan, without_plan
 
@@ -103,7 +103,7 @@ class _Planned(_Asked):
     def plan(self)->Plan|None:
         "The settings that fit; None if the step cannot be simulated, with the reason in `no_plan`"
         if self.is_resolved or self.given["plan"] is not None: return self.given["plan"]
-        data, n = self.data, data_processes(self.requested)   # first, so its errors are not the plan's
+        data, n = self.data, self.requested.data_processes   # first, so its errors are not the plan's
         shown = data.results.get(("plan", self.requested, n))
         if shown is not None: return shown
         with quiet(): load_libraries("transformers.modeling_utils", "peft")
@@ -173,7 +173,7 @@ class Workbench(_Planned):
     def batches(self)->BatchSampler:
         "The rows of each micro-batch of this process; `SftError` for a row longer than the token budget"
         rank = int(os.environ.get("RANK", 0)) // self.cfg.sequence_parallel_size
-        return batch_sampler(self.cfg, self.data.train.lengths, rank=rank, world_size=data_processes(self.cfg))
+        return batch_sampler(self.cfg, self.data.train.lengths, rank=rank, world_size=self.cfg.data_processes)
 
 # %% ../nbs/08_workbench.ipynb #wb000061
 @patch

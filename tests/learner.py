@@ -31,6 +31,7 @@ def shape()->str:
         config = Qwen3Config(
             vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
             num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         aside = tempfile.mkdtemp(dir=folder.parent)
         config.save_pretrained(aside)
         try: os.rename(aside, folder)

@@ -94,12 +94,12 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch, cap
     monkeypatch.delenv("SFT_NB_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path/"file/home"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = cache_folder(load_config())
+    folder = cache_folder()
     assert folder.parent.parent == tmp_path and folder.parent.stat().st_mode & 0o077 == 0
     assert f"prepared rows are kept in {folder.parent}" in capsys.readouterr().err
     assert len(prepare(load_config(max_samples=5, eval_samples=0)).train.tokens) == 5
     folder.parent.chmod(0o777)   # as somebody else may have made it
-    assert cache_folder(load_config()).parent != folder.parent
+    assert cache_folder().parent != folder.parent
 
 
 @pytest.mark.parametrize("error, says", [

@@ -226,39 +226,40 @@ class BatchLengths:
 
 # %% ../../nbs/05_batches/03_layout.ipynb #23b63f04
 def largest_batch(
-    cfg:Config,
     lengths,            # tokens of every row
-    *, flat:bool,       # rows are flattened
+    *, batch_size:int,  # rows in a batch, without `max_tokens`
+    max_tokens:int|None=None,   # tokens that a batch may hold; None: `batch_size` rows
+    flat:bool,          # rows are flattened
     share:float=.5,     # share of supervised tokens
     all_rows:bool=True, # False: `lengths` is a sample, and there are more
 )->BatchLengths:
-    "The largest batch of these rows with `cfg`; `SftError` if a row does not fit into any"
+    "The largest batch of these rows; `SftError` if a row does not fit into any"
     longest = sorted(map(int, lengths), reverse=True)
-    budget, n = cfg.max_tokens_per_batch, cfg.per_device_train_batch_size
-    if budget and longest[0] > budget:
-        raise SftError("max_tokens_per_batch", f"the longest row is {longest[0]:,} tokens and a batch holds {budget:,}",
-                       "a batch that holds the longest row",
-                       edit(max_tokens_per_batch=longest[0]) | edit(max_length=budget))
-    if budget:   # filled with the longest rows, the last one cut, each used as often as needed
-        rows, left = [], min(budget, sum(longest)) if all_rows else budget
+    if max_tokens and longest[0] > max_tokens:
+        found = f"the longest row is {longest[0]:,} tokens and a batch holds {max_tokens:,}"
+        raise SftError("max_tokens_per_batch", found, "a batch that holds the longest row",
+                       edit(max_tokens_per_batch=longest[0]) | edit(max_length=max_tokens))
+    if max_tokens:   # filled with the longest rows, the last one cut, each used as often as needed
+        rows, left = [], min(max_tokens, sum(longest)) if all_rows else max_tokens
         while left:
             rows.append(min(longest[len(rows) % len(longest)], left))
             left -= rows[-1]
         return BatchLengths(tuple(rows), True, share)
-    if all_rows: n = min(n, len(longest))
+    n = min(batch_size, len(longest)) if all_rows else batch_size
     if flat: return BatchLengths(tuple(longest[k % len(longest)] for k in range(n)), True, share)
     width = -(-longest[0] // 8) * 8   # as the collator pads
     return BatchLengths((width,) * n, False, share)
 
 # %% ../../nbs/05_batches/03_layout.ipynb #25f84f22
 def rows_of_largest_batch(
-    cfg:Config,
-    lengths,      # tokens of every row
-)->list[int]:     # numbers of rows
-    "The rows of the largest batch with `cfg`"
+    lengths,            # tokens of every row
+    *, batch_size:int,  # as for `largest_batch`
+    max_tokens:int|None=None,
+)->list[int]:           # numbers of rows
+    "The rows of the largest batch"
     order = np.argsort(-np.asarray(lengths), kind="stable").tolist()
-    if not cfg.max_tokens_per_batch: return order[:cfg.per_device_train_batch_size]
-    rows, left = [], cfg.max_tokens_per_batch
+    if not max_tokens: return order[:batch_size]
+    rows, left = [], max_tokens
     for r in order:
         if lengths[r] > left: continue
         rows.append(r)

@@ -17,7 +17,7 @@ import torch
 from ..report import ConfigError, Finding, SftError, edit, fail, error_summary, ok, skipped, warn
 from ..config import Config
 from ..model.generate import Generation
-from ..optimizer import AFTER_EVALUATION, make_optimizer, make_schedule, warmup_steps
+from ..optimizer import AFTER_EVALUATION, count_warmup_steps, make_optimizer, make_schedule
 from .core import check
 
 # %% ../../nbs/09_checks/05_learning.ipynb #618d2459
@@ -130,11 +130,12 @@ def run_schedule(
     steps:int,   # optimiser steps of the training
 )->ScheduleRun:
     "Run the configured schedule to the end of the warm-up; ConfigError if it cannot run"
-    warm_up, rates = warmup_steps(cfg, steps), []
+    warm_up, rates = count_warmup_steps(cfg.warmup_steps, steps), []
     for group in optimizer.param_groups: group["lr"] = cfg.learning_rate
     try:
         with warnings.catch_warnings(action="ignore"):
-            schedule = make_schedule(optimizer, cfg, steps)
+            schedule = make_schedule(optimizer, cfg.lr_scheduler_type, steps, warmup=cfg.warmup_steps,
+                                     arguments=cfg.lr_scheduler_kwargs)
             for _ in range(min(steps, warm_up + 10)):
                 rates.append(float(optimizer.param_groups[0]["lr"]))
                 if cfg.lr_scheduler_type in AFTER_EVALUATION: schedule.step(1.)

@@ -28,7 +28,7 @@ from .core import check
 # %% ../../nbs/09_checks/03_model.ipynb #fb73aff0
 _ADAPTER_PARTS = ("lora_", "modules_to_save", "trainable_tokens")   # what peft trains
 _LOAD = as_fix("load_model(cfg, tokenizer)")
-_IN_FULL = as_fix("train_in_full(model, cfg)") | _LOAD
+_IN_FULL = as_fix("train_in_full(model, cfg.unfrozen_parameters)") | _LOAD
 _THAW = as_fix("PeftModel.from_pretrained(base, folder, is_trainable=True), for a saved adapter") | _LOAD
 
 def _check_adapter(model, trained:list[str], frozen:list[str])->Finding|None:
@@ -58,7 +58,7 @@ def check_trainable(model, cfg:Config)->Finding:
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     if not trained: return fail("no parameter is trained", _THAW)
     if cfg.method == "full":
-        wanted = {id(model.get_parameter(name)) for name in full_parameters(model, cfg)}
+        wanted = {id(model.get_parameter(name)) for name in full_parameters(model, cfg.unfrozen_parameters)}
         still = [name for name, p in model.named_parameters() if id(p) in wanted and not p.requires_grad]
         if still: return fail(f"{len(still)} parameters are frozen, the first is {still[0]}", _IN_FULL)
         others = [name for name, p in model.named_parameters() if id(p) not in wanted and p.requires_grad]

@@ -157,7 +157,9 @@ class LayoutEvidence(BatchEvidence):
     @cached_part
     def largest_batch(self)->dict:
         "The largest batch that the config can produce"
-        return self.layout.collate(self.rows(rows_of_largest_batch(self.cfg, self.data.train.lengths)))
+        rows = rows_of_largest_batch(self.data.train.lengths, batch_size=self.cfg.per_device_train_batch_size,
+                                     max_tokens=self.cfg.max_tokens_per_batch)
+        return self.layout.collate(self.rows(rows))
 
     @cached_part
     def some_batch(self)->dict: return self.layout.collate(self.first_rows[:4])

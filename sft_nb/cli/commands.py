@@ -149,7 +149,8 @@ def _new_run(cfg:Config):
     "Announce a new run, and train it"
     from sft_nb.runs.directory import reserve_name
     _say(table(cfg), "\n")
-    with reserve_name(cfg):   # if two start at once, refuse the second now, not after its preflight
+    # if two start at once, refuse the second now, not after its preflight
+    with reserve_name(cfg.runs_dir, cfg.run_name):
         _check_agreement(cfg)
         from sft_nb.model.parallelism import check_several
         check_several(cfg, 1)

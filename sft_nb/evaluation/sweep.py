@@ -276,11 +276,11 @@ def checkpoints_of(
     "The folders of a run's checkpoints, in the order of their steps; ConfigError if there is none with finite weights"
     if wanted is not None:
         named = sorted((run.weights(name) for name in wanted if name != "adapter"), key=step_of)
-        for folder in named: check_trained(folder, run.config)
+        for folder in named: check_trained(folder, run.config.method)
         return named
     found = []
     for folder in run.checkpoints():
-        try: check_trained(folder, run.config)
+        try: check_trained(folder, run.config.method)
         except SftError as e: log(f"sft_nb: {folder.name} is left out: {e.found}")
         else: found.append(folder)
     if found: return found

@@ -136,29 +136,28 @@ def _refuse_quantised(model, wanted:tuple[str,...])->None:
                           edit(method="lora") | edit(modules_to_save=None))
 
 # %% ../../nbs/06_model/08_adapter.ipynb #4b07383e
-def _token_rows(model, tokenizer, cfg:Config)->dict[str,list[int]]|None:
+def _token_rows(model, tokenizer, tokens:tuple|None, trained_whole:tuple|None)->dict[str,list[int]]|None:
     "The rows of the embedding (and of an untied head) that are trained along with the adapter"
-    if not cfg.train_tokens: return None
+    if not tokens: return None
     layers = model.get_input_embeddings(), model.get_output_embeddings()
     names = [next(n.rpartition(".")[2] for n, m in model.named_modules() if m is layer) for layer in layers]
-    whole = [n for n in names if n in (cfg.modules_to_save or ())]
+    whole = [n for n in names if n in (trained_whole or ())]
     if layers[0].weight is layers[1].weight:
         if whole:
             found = f"modules_to_save has {whole[0]}, which is tied to the rows that train_tokens trains"
             fix = edit(modules_to_save=None) | edit(train_tokens=None)
             raise ConfigError("train_tokens", found, "one of the two", fix)
         names = names[:1]
-    ids = [tokenizer.convert_tokens_to_ids(t) for t in cfg.train_tokens]
+    ids = [tokenizer.convert_tokens_to_ids(t) for t in tokens]
     return {n: ids for n in names if n not in whole} or None   # a fully trained layer needs no single rows
 
 # %% ../../nbs/06_model/08_adapter.ipynb #743c0080
 _BEGINNINGS = ("default", "gaussian", "orthogonal", "olora", "mica", "pissa", "pissa_niter_16")
 
 # %% ../../nbs/06_model/08_adapter.ipynb #912857e5
-def _init_lora_weights(cfg:Config)->str|bool:
+def _init_lora_weights(name:str, *, quantised:bool)->str|bool:
     "`init_lora_weights` for `LoraConfig`; ConfigError for a value that peft does not know, or cannot use with 4 bits"
-    name = cfg.init_lora_weights
-    known = [b for b in _BEGINNINGS if cfg.method != "qlora" or not b.startswith("pissa")]
+    known = [b for b in _BEGINNINGS if not quantised or not b.startswith("pissa")]
     counted = name.startswith("pissa_niter_") and name[12:].isdigit() and "pissa" in known
     if name == "default": return True
     if name in known or counted: return name
@@ -212,8 +211,9 @@ def lora_config(
         target_modules=target_modules(model, cfg.lora_target_modules), exclude_modules=excluded_modules(model),
         target_parameters=parameters or None, **_expert_patterns(model, parameters, cfg),
         modules_to_save=_saved_modules(model, cfg.modules_to_save),
-        trainable_token_indices=_token_rows(model, tokenizer, cfg),
-        use_rslora=cfg.use_rslora, use_dora=cfg.use_dora, init_lora_weights=_init_lora_weights(cfg))
+        trainable_token_indices=_token_rows(model, tokenizer, cfg.train_tokens, cfg.modules_to_save),
+        use_rslora=cfg.use_rslora, use_dora=cfg.use_dora,
+        init_lora_weights=_init_lora_weights(cfg.init_lora_weights, quantised=cfg.method == "qlora"))
     adapter._register_custom_module({torch.nn.Module: wrap_packed})
     return adapter
 
@@ -327,13 +327,13 @@ def read_adapter(
 # %% ../../nbs/06_model/08_adapter.ipynb #adap0031
 def full_parameters(
     model,       # a base
-    cfg:Config,  # with `method="full"`
+    patterns:tuple[str,...]|None=None,   # of names, as in `unfrozen_parameters`; None: the whole language model
 )->list[str]:    # names
     "The parameters that full fine-tuning trains; ConfigError for a pattern that matches none"
     named = dict(model.named_parameters(remove_duplicate=False))
-    if cfg.unfrozen_parameters:
+    if patterns:
         found = []
-        for pattern in cfg.unfrozen_parameters:
+        for pattern in patterns:
             try: wanted = re.compile(re.sub(r"\\?\.(?![+*?{])", r"\\.", pattern))
             except re.error as e:
                 raise ConfigError("unfrozen_parameters", f"{pattern!r} is not a regular expression ({e})",
@@ -350,9 +350,9 @@ def full_parameters(
     head = {id(p) for p in model.get_output_embeddings().parameters()}
     return [name for name, p in named.items() if name.startswith(inside + ".") or id(p) in head]
 
-def train_in_full(model, cfg:Config)->None:
+def train_in_full(model, patterns:tuple[str,...]|None=None)->None:
     "Freeze everything but `full_parameters`"
-    trained = full_parameters(model, cfg)
+    trained = full_parameters(model, patterns)
     model.requires_grad_(False)
     for name in trained: model.get_parameter(name).requires_grad_(True)
 
@@ -367,7 +367,7 @@ def add_adapter(
     from peft import get_peft_model
     transformers.set_seed(cfg.seed)
     if cfg.method == "full":
-        train_in_full(model, cfg)
+        train_in_full(model, cfg.unfrozen_parameters)
         return model.train()
     wanted = lora_config(model, tokenizer, cfg)
     model.requires_grad_(False)
@@ -384,10 +384,10 @@ def add_adapter(
 
 # %% ../../nbs/06_model/08_adapter.ipynb #adap0021
 def base_name(
-    cfg:Config,
+    model:str,   # tiny, a folder, or a hub id
 )->str:   # a hub id, or the whole path of a folder
     "The name of the base as it is recorded in an adapter, so that peft finds it from any working directory"
-    path = model_path(cfg.model)
+    path = model_path(model)
     return str(Path(path).absolute()) if Path(path).is_dir() else path
 
 def name_base(
@@ -396,16 +396,15 @@ def name_base(
 )->None:
     "Record the name of the base in an adapter, which saves it; a base with random weights has no name to record"
     # with a name, peft would load the base's config and compare its vocabulary with the random weights'
-    name = "" if cfg.init == "random" else base_name(cfg)
+    name = "" if cfg.init == "random" else base_name(cfg.model)
     for adapter in getattr(model, "peft_config", {}).values():
         adapter.base_model_name_or_path, adapter.revision = name, cfg.revision
 
 _SHAPE = dict(lora_r="r", lora_alpha="lora_alpha", use_rslora="use_rslora", use_dora="use_dora")   # ours -> peft's
 
-def _folder_of(cfg:Config)->Path:
+def _adapter_folder(given:Path, runs_dir:Path)->Path:
     "The directory of the earlier adapter; ConfigError if there is none"
-    given = Path(cfg.adapter_name_or_path)
-    for folder in (given/"adapter", given, Path(cfg.runs_dir)/given/"adapter"):
+    for folder in (given/"adapter", given, runs_dir/given/"adapter"):
         if (folder/"adapter_config.json").is_file(): return folder
     kind, found = MissingPathError, f"there is no such folder in {Path.cwd()}"
     if given.exists(): kind, found = ConfigError, "there is no adapter_config.json in it"
@@ -418,13 +417,13 @@ def _earlier_adapter(cfg:Config)->Path|None:
     if cfg.adapter_name_or_path is None: return None
     if cfg.method == "full":
         raise ConfigError("adapter_name_or_path", "method full has no adapter", "lora or qlora", edit(method="lora"))
-    folder = _folder_of(cfg)
+    folder = _adapter_folder(Path(cfg.adapter_name_or_path), Path(cfg.runs_dir))
     said = json.loads((folder/"adapter_config.json").read_text())
     base = model_name(said.get("base_model_name_or_path") or cfg.model)
     other = {ours: said[peft] for ours, peft in _SHAPE.items() if peft in said and said[peft] != getattr(cfg, ours)}
-    if base != cfg.model and Path(base).resolve() != Path(base_name(cfg)).resolve(): other["model"] = base
+    if base != cfg.model and Path(base).resolve() != Path(base_name(cfg.model)).resolve(): other["model"] = base
     if not other:
-        check_trained(folder, cfg)
+        check_trained(folder, cfg.method)
         return folder
     found = f"it was made with a different {', '.join(other)}"
     raise ConfigError(f"adapter {str(folder)!r}", found, "the same shape and base", edit(**other))
@@ -520,10 +519,10 @@ def lora_reach(
 # %% ../../nbs/06_model/08_adapter.ipynb #d3107355
 def check_trained(
     path:Path,     # the result of a run, or a checkpoint
-    cfg:Config,    # of the run
+    method:str,    # full, lora or qlora
 )->None:
     "ConfigError if the folder holds no weights, `SftError` if they cannot be read or are not finite"
-    name = "model.safetensors" if cfg.method == "full" else "adapter_model.safetensors"
+    name = "model.safetensors" if method == "full" else "adapter_model.safetensors"
     if not (path/name).exists() and not (path/f"{name}.index.json").exists():
         raise ConfigError(str(path), f"there is no {name}", "a trained adapter",
                           "let the training finish, or name a checkpoint")
@@ -546,7 +545,7 @@ def load_adapter(
 ):                       # in eval mode; for an adapter, `model.disable_adapter()` is the base
     "A trained model from its run; ConfigError if the folder holds no weights, `SftError` if they are not finite"
     path = Path(path)
-    check_trained(path, cfg)
+    check_trained(path, cfg.method)
     if cfg.method == "full":
         return load_base(replace(cfg, model=str(path), init="pretrained", revision=None), tokenizer)
     transformers.set_seed(cfg.seed)   # some adapters depend on their initial weights

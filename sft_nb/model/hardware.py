@@ -70,11 +70,12 @@ def _measured_gain(hidden:int, intermediate:int, layers:int, vocabulary:int)->fl
     return exact / rounded
 
 def bfloat16_gain(
-    cfg:Config,      # `model` and `method`
+    model:str,               # tiny, a folder, or a hub id
+    revision:str|None=None,
 )->float|None:       # None: not measured, as a step would gain too little
     "Speed-up of a model's matrix products on this CPU by bfloat16 over float32"
-    if cfg.method == "full" or why_missing(cfg.model, cfg.revision): return None   # a trained head gains little
-    try: hidden, intermediate, layers, vocabulary = _size_of(str(model_path(cfg.model)), cfg.revision)
+    if why_missing(model, revision): return None
+    try: hidden, intermediate, layers, vocabulary = _size_of(str(model_path(model)), revision)
     except Exception: return None   # the model is loaded later with a better error
     weights = layers * hidden * (4 * hidden + 3 * intermediate) + vocabulary * hidden
     return None if weights < _FEWEST_WEIGHTS else _measured_gain(hidden, intermediate, layers, vocabulary)
@@ -125,7 +126,9 @@ def find_hardware(
 )->Hardware:
     "Device and dtype of `cfg` on this machine; ConfigError for what the machine cannot do"
     device, device_reason = choose_device(cfg.device)
-    gain = bfloat16_gain(cfg) if (cfg.dtype, device) == ("auto", "cpu") else None
+    gain = None
+    if (cfg.dtype, device) == ("auto", "cpu") and cfg.method != "full":   # a trained head gains little
+        gain = bfloat16_gain(cfg.model, cfg.revision)
     dtype, dtype_reason = choose_dtype(cfg.dtype, device, gain=gain)
     tf32 = (cfg.dtype, device) == ("float32", "cuda") and torch.cuda.get_device_capability() >= (8, 0)
     if tf32: dtype_reason += "; products in TF32, whose factors are rounded to 10 bits"

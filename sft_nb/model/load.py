@@ -59,17 +59,17 @@ def quantization(
         bnb_4bit_use_double_quant=cfg.bnb_4bit_use_double_quant, bnb_4bit_compute_dtype=dtype)
 
 # %% ../../nbs/06_model/06_load.ipynb #b773e19b
-def _loading_error(cfg:Config, e:Exception)->ConfigError:
+def _loading_error(model:str, e:Exception, *, chosen_attention:bool=False)->ConfigError:
     "The error for a model that cannot be loaded"
     found = f"it cannot be loaded ({type(e).__name__}: {error_summary(e)})"
     expected = "tiny, a folder with config.json and safetensors, or a hub id that can be reached"
     fix = "another {model}"
-    if cfg.attn_implementation != "auto": fix += ", or another {attn_implementation}"
-    is_folder = Path(cfg.model, "config.json").is_file()
-    if is_folder and not any(p.suffix in (".safetensors", ".bin", ".gguf") for p in Path(cfg.model).iterdir()):
+    if chosen_attention: fix += ", or another {attn_implementation}"
+    is_folder = Path(model, "config.json").is_file()
+    if is_folder and not any(p.suffix in (".safetensors", ".bin", ".gguf") for p in Path(model).iterdir()):
         found, fix = "there are no weights in this folder", edit(init="random", method="full") | "another {model}"
     kind = MissingPathError if isinstance(e, FileNotFoundError) else ConfigError
-    return kind(f"model {cfg.model!r}", found, expected, fix)
+    return kind(f"model {model!r}", found, expected, fix)
 
 # %% ../../nbs/06_model/06_load.ipynb #e7bc4842
 _NOT_TRAINED = dict(reformer="trains on rows of a multiple of its chunks, and passes no gradient to an adapter")
@@ -88,9 +88,9 @@ def load_shape(
     "The config of a model, without its weights; ConfigError if it cannot be read"
     require_trust(cfg, "trust_remote_code", "attn_implementation")
     path, trust = model_path(cfg.model), cfg.trust_remote_code
-    if why := why_missing(cfg.model, cfg.revision): raise _loading_error(cfg, FileNotFoundError(why))
+    if why := why_missing(cfg.model, cfg.revision): raise _loading_error(cfg.model, FileNotFoundError(why))
     try: shape = AutoConfig.from_pretrained(path, revision=cfg.revision, trust_remote_code=trust)
-    except Exception as e: raise _loading_error(cfg, e) from e
+    except Exception as e: raise _loading_error(cfg.model, e) from e
     if model_class(shape) is None and not cfg.trust_remote_code:   # an encoder, a speech or a diffusion model
         found = f"transformers {transformers.__version__} has no causal language model of type {shape.model_type}"
         raise ConfigError(f"model {cfg.model!r}", found, "a model that continues text, with or without a vision tower",
@@ -119,13 +119,14 @@ def auto_class(shape):
 
 # %% ../../nbs/06_model/06_load.ipynb #c693845d
 def random_weights(
-    cfg:Config,     # `seed`
     shape,          # from `load_shape`
     folder:str,     # where to write the weights
+    *, seed:int,
+    trust_remote_code:bool=False,   # True: the shape may have its own code
 )->str:
     "Write a model of the wanted shape with new float32 weights into `folder`"
-    transformers.set_seed(cfg.seed)
-    model = auto_class(shape).from_config(shape, dtype=torch.float32, trust_remote_code=cfg.trust_remote_code)
+    transformers.set_seed(seed)
+    model = auto_class(shape).from_config(shape, dtype=torch.float32, trust_remote_code=trust_remote_code)
     model.should_save_on_this_rank = lambda is_main: True   # each of several processes has its own folder
     model.save_pretrained(folder)
     return folder
@@ -220,7 +221,7 @@ def broken_weights(
 # %% ../../nbs/06_model/06_load.ipynb #load0012
 def check_weights(
     model,
-    cfg:Config,   # names the model
+    name:str,   # as the error names the model
 )->None:
     "ConfigError if a weight is NaN or infinite"
     weights = dict(model.named_parameters())
@@ -228,8 +229,8 @@ def check_weights(
     if not wrong: return
     found = f"{len(wrong)} of {len(weights)} tensors hold NaN or infinity, the first is {wrong[0]}"
     fix = as_fix("download it again, or another {model}: its weights are broken")
-    if any(weights[name].dtype == torch.float16 for name in wrong): fix = edit(dtype="bfloat16") | fix
-    raise ConfigError(f"model {cfg.model!r}", found, "finite weights", fix)
+    if any(weights[w].dtype == torch.float16 for w in wrong): fix = edit(dtype="bfloat16") | fix
+    raise ConfigError(f"model {name!r}", found, "finite weights", fix)
 
 # %% ../../nbs/06_model/06_load.ipynb #432ee2fc
 def load_base(
@@ -243,11 +244,14 @@ def load_base(
         try:
             shape = load_shape(cfg, tokenizer)
             how = _loading_arguments(cfg, hardware, shape)
-            path = random_weights(cfg, shape, folder) if cfg.init == "random" else model_path(cfg.model)
+            path = model_path(cfg.model)
+            if cfg.init == "random":
+                path = random_weights(shape, folder, seed=cfg.seed, trust_remote_code=cfg.trust_remote_code)
             with experts_in_4_bits(): model = auto_class(shape).from_pretrained(path, **how)
         except ConfigError: raise
-        except Exception as e: raise _loading_error(cfg, e) from e   # a truncated file, a missing package, no network
-    check_weights(model, cfg)
+        except Exception as e:   # a truncated file, a missing package, no network
+            raise _loading_error(cfg.model, e, chosen_attention=cfg.attn_implementation != "auto") from e
+    check_weights(model, cfg.model)
     guard_4bit(model)
     withhold_router_logits(model)
     fit_vocabulary(model, tokenizer, cfg)

@@ -117,7 +117,7 @@ def make_trainable(
     "Make a handed-over model ready to train, on its device; ConfigError for broken weights or a foreign vocabulary"
     hardware = find_hardware(cfg)
     with quiet():
-        check_weights(model, cfg)
+        check_weights(model, cfg.model)
         guard_4bit(model)
         withhold_router_logits(model)
         if cfg.method == "lora" and not hasattr(model, "peft_config"): model.to(hardware.dtype)

@@ -22,7 +22,7 @@ from ..report import ConfigError, edit, pluralise
 from ..config import Config
 from ..tokens.dataset import Data, Split
 from ..tokens.display import spans_html, spans_text, Token, tokens_of
-from ..batches.packing import BatchSampler, TrainingRows
+from ..batches.packing import BatchSampler, optimizer_steps, TrainingRows
 from ..model.generate import eval_mode
 from ..model.loss import head_of, supervised_logits
 from ..workbench import Workbench, workbench_for
@@ -64,10 +64,7 @@ def schedule_of(
     batches:BatchSampler,  # of one process
 )->Schedule:
     "When the training of `cfg` takes which of `batches`"
-    accumulation = cfg.gradient_accumulation_steps
-    if cfg.max_steps > 0: return Schedule(len(batches), accumulation, cfg.max_steps)
-    per_epoch = math.ceil(len(batches) / accumulation)
-    return Schedule(len(batches), accumulation, math.ceil(cfg.num_train_epochs * per_epoch))
+    return Schedule(len(batches), cfg.gradient_accumulation_steps, optimizer_steps(cfg, batches))
 
 # %% ../../nbs/14_panels/01_batches.ipynb #st0bat02
 def bench_of(

@@ -8,7 +8,6 @@ __all__ = ['weights_for_dora', 'skeleton', 'optimizer_bytes', 'static_bytes', 'd
 # %% ../../nbs/07_planning/00_memory.ipynb #dec63945
 import math
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
@@ -60,7 +59,7 @@ def skeleton(
         model, n = auto_class(shape).from_config(shape, **how), len(tokenizer)
         if n > text_config(model.config).vocab_size: model.resize_token_embeddings(n, mean_resizing=False)
         if cfg.method == "full":   # with few layers all are trained, as a pattern may name others
-            train_in_full(model, cfg if layers is None else replace(cfg, unfrozen_parameters=None))
+            train_in_full(model, cfg.unfrozen_parameters if layers is None else None)
             return model.train()
 
         bits = quantization(cfg, dtype)

@@ -25,7 +25,6 @@ from ..tokens.prepare import check_rows_are_named, config_and_data, prepare, wit
 from ..batches.layout import supports_flattening
 from ..model.load import can_recompute_layers, load_shape
 from ..model.adapter import lora_reach
-from ..model.parallelism import data_processes
 from ..model.hardware import Device, find_device, find_hardware, this_device
 from .search import Candidate, choose, Planner, RowLengths
 
@@ -256,17 +255,17 @@ def findings(
     return [fail(f"training takes {training:.1f} GiB, {card}, of which a plan may use 95%", fix, check="memory")]
 
 # %% ../../nbs/07_planning/04_plan.ipynb #9b816ddb
-def _describe_model(cfg:Config, model)->str:
+def _describe_model(name:str, model)->str:
     "A model's name and number of weights, tied ones counted once: tiny, 1.7 M weights"
     added = ("lora_", "modules_to_save", "trainable_tokens")
-    n = sum(p.numel() for name, p in model.named_parameters() if not any(part in name for part in added))
+    n = sum(p.numel() for path, p in model.named_parameters() if not any(part in path for part in added))
     millions = n / 1e6
     size, unit = (millions, "M") if millions < 1000 else (millions / 1000, "B")
-    name = Path(cfg.model).absolute().name if Path(cfg.model).is_dir() else cfg.model
+    if Path(name).is_dir(): name = Path(name).absolute().name
     return f"{name}, {size:.{0 if size >= 100 else 1}f} {unit} weights"
 
 @contextmanager
-def _explain_simulation_errors(cfg:Config):
+def _explain_simulation_errors(model:str):
     "Context manager that turns a failed simulation into an `SftError`, without the traceback that torch prints itself"
     printed = logging.getLogger("torch._subclasses.fake_tensor")
     before = printed.level
@@ -276,7 +275,7 @@ def _explain_simulation_errors(cfg:Config):
     except Exception as e:   # a model that branches on values, or an operation without a fake version
         found = f"its training step cannot be simulated ({type(e).__name__}: {error_summary(e)[:150]})"
         fix = "set {method}, {gradient_checkpointing} and the batch by hand"
-        raise SftError(f"plan for {cfg.model!r}", found, "a model and an adapter that run on fake tensors",
+        raise SftError(f"plan for {model!r}", found, "a model and an adapter that run on fake tensors",
                        fix) from e
     finally: printed.setLevel(before)
 
@@ -305,19 +304,20 @@ def plan(
         hardware = find_hardware(cfg)
         card = this_device(hardware.device, hardware.dtype, processes=cfg.num_processes)
     else: card = device if isinstance(device, Device) else find_device(device)
-    if world_size is None: world_size = data_processes(cfg)
+    if world_size is None: world_size = cfg.data_processes
     tokenizer = data.tokenizer if data is not None else load_tokenizer(cfg)
     rows = RowLengths.of(data) if lengths is None else RowLengths.like(lengths)
-    with _explain_simulation_errors(cfg), show_progress(delay=2), Phase("planning"):
+    with _explain_simulation_errors(cfg.model), show_progress(delay=2), Phase("planning"):
         planner = Planner(cfg, card, tokenizer, rows, world_size=world_size)
         chosen = choose(planner)
         evaluation = planner.evaluation(chosen.way.method)
 
-    decided, reach = decisions(planner, chosen), lora_reach(planner.whole(chosen.way.method))
+    decided, model = decisions(planner, chosen), planner.whole(chosen.way.method)
     settings = {name: value for name, (value, _) in decided.items()}
     reasons = {name: why for name, (_, why) in decided.items()}
+    reach = lora_reach(model)
     made = Plan(planner.device, settings, reasons, chosen.parts, evaluation, chosen.rate, host=chosen.host,
-                reach="" if reach is None else str(reach), model=_describe_model(cfg, planner.whole(chosen.way.method)))
+                reach="" if reach is None else str(reach), model=_describe_model(cfg.model, model))
     found = findings(made, cfg)
     if uneven := _uneven_steps(planner, chosen): found.append(uneven)
     made = replace(made, findings=found)

@@ -59,13 +59,13 @@ class RowLengths:
         return cls(_longest_first(lengths), _longest_first(lengths), complete=False)
 
 # %% ../../nbs/07_planning/03_search.ipynb #655b5b4e
-def _attention_of_device(cfg:Config, device:Device, dtype:torch.dtype, shape)->tuple[str|None,str]:
+def _attention_of_device(wanted:str, device:Device, dtype:torch.dtype, shape, *, shared:bool)->tuple[str|None,str]:
     "`choose_attention`, also for a GPU that is not in this machine"
     here = device.kind != "cuda" or torch.cuda.is_available()
-    stock = not here or cfg.sequence_parallel_size > 1   # flash-attn does not support shares
-    if cfg.attn_implementation == "auto" and stock: return choose_attention("auto", "cpu", dtype, shape)
-    if here: return choose_attention(cfg.attn_implementation, device.kind, dtype, shape)
-    return cfg.attn_implementation, "requested"
+    stock = not here or shared   # flash-attn does not support shares
+    if wanted == "auto" and stock: return choose_attention("auto", "cpu", dtype, shape)
+    if here: return choose_attention(wanted, device.kind, dtype, shape)
+    return wanted, "requested"
 
 # %% ../../nbs/07_planning/03_search.ipynb #f145d7b8
 class Planner:
@@ -81,7 +81,8 @@ class Planner:
         self.rows, self.world_size = rows, world_size
         self.dtype = getattr(torch, device.dtype if cfg.dtype == "auto" else cfg.dtype)
         self.shape = load_shape(cfg, tokenizer)
-        self.attention, self.why_attention = _attention_of_device(cfg, device, self.dtype, self.shape)
+        self.attention, self.why_attention = _attention_of_device(
+            cfg.attn_implementation, device, self.dtype, self.shape, shared=cfg.sequence_parallel_size > 1)
         check_heads(cfg, self.attention, self.shape)
         self.flat, self.why_flat = should_flatten(cfg, self.attention, self.shape)
         self.room = .95 * device.gib * 2**30   # bytes available for planning
@@ -261,8 +262,8 @@ def batch(self:Planner,
 )->BatchLengths:
     "The largest batch that can occur"
     rows = self.rows
-    return largest_batch(replace(self.cfg, max_tokens_per_batch=budget), rows.train,
-                       flat=self.flat or budget is not None, share=rows.share, all_rows=rows.complete)
+    return largest_batch(rows.train, batch_size=self.cfg.per_device_train_batch_size, max_tokens=budget,
+                         flat=self.flat or budget is not None, share=rows.share, all_rows=rows.complete)
 
 # %% ../../nbs/07_planning/03_search.ipynb #39092900
 @patch

@@ -49,6 +49,7 @@ class Run:
         self.path = Path(path).absolute()   # a notebook may change the working folder
         self.trusts = trust_remote_code
         self._lock = None                   # the lock held by `locked`
+        self._config = None                 # the config that was read last, and the state of its file
         if os.path.isfile(self.path/"config.json"): return
         near = ", ".join(p.name for p in run_folders(self.path.parent)[-5:])
         found = "there is no config.json in it" if os.path.isdir(self.path) else "there is no such directory"
@@ -64,8 +65,14 @@ class Run:
     def name(self)->str: return self.path.name
     @property
     def config(self)->Config:
-        cfg = load_config(self.path/"config.json")
-        return with_trusted_code(cfg) if self.trusts else cfg
+        "Its config; the file is read again if it has changed"
+        file = self.path/"config.json"
+        found = file.stat() if file.exists() else None   # otherwise `load_config` says so
+        now = found and (found.st_ino, found.st_mtime_ns, found.st_size, self.trusts)
+        if now is None or self._config is None or self._config[1] != now:
+            cfg = load_config(file)
+            self._config = (with_trusted_code(cfg) if self.trusts else cfg), now
+        return self._config[0]
     @property
     def adapter(self)->Path: return self.path/"adapter"
 
@@ -114,34 +121,36 @@ def open_run(
 
 # %% ../../nbs/10_runs/09_directory.ipynb #31b9b6bd
 def check_free(
-    cfg:Config,
+    runs_dir:str|Path,
+    name:str|None,   # None: a free one will be chosen
 )->None:
-    "ConfigError if `cfg.run_name` is in use, or no name; `SftError` for a file system without locks"
-    root = Path(cfg.runs_dir).absolute()
+    "ConfigError if a name is in use, or none; `SftError` for a file system without locks"
+    root = Path(runs_dir).absolute()
     if why := why_no_locks(root): raise no_locks(root, why)
-    if not cfg.run_name: return
-    check_name(cfg.run_name)
-    path = root/cfg.run_name
+    if not name: return
+    check_name(name)
+    path = root/name
     if (path/"config.json").exists(): raise name_taken(Run(path))
     if path.exists():
         fix = edit(run_name=free_path(path).name)
-        raise ConfigError(f"run {cfg.run_name!r}", f"{path} exists and is not a run", "an unused name", fix)
+        raise ConfigError(f"run {name!r}", f"{path} exists and is not a run", "an unused name", fix)
 
 @contextmanager
 def reserve_name(
-    cfg:Config,
+    runs_dir:str|Path,
+    name:str|None,   # None: a free one will be chosen, and none is reserved
 ):
-    "As `check_free`, and inside no other process takes `cfg.run_name`; ConfigError if one is about to train under it"
-    check_free(cfg)
-    if not cfg.run_name:
+    "As `check_free`, and inside no other process takes the name; ConfigError if one is about to train under it"
+    check_free(runs_dir, name)
+    if not name:
         yield
         return
-    path = Path(cfg.runs_dir).absolute()/cfg.run_name
+    path = Path(runs_dir).absolute()/name
     with reserve(path) as is_free:
         if not is_free:
             found, fix = "another process is about to train it", edit(run_name=free_path(path).name)
-            raise ConfigError(f"run {cfg.run_name!r}", found, "an unused name", fix)
-        check_free(cfg)   # it may have been created while waiting for the lock
+            raise ConfigError(f"run {name!r}", found, "an unused name", fix)
+        check_free(runs_dir, name)   # it may have been created while waiting for the lock
         yield
 
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
@@ -157,7 +166,7 @@ def create_run(
     "Make the directory of a new run; ConfigError if its name is in use, `SftError` if it cannot be written"
     reports = {"data": data and data.report, "plan": plan, "preflight": checked}
     reports = {name: report for name, report in reports.items() if report is not None}
-    check_free(cfg)
+    check_free(cfg.runs_dir, cfg.run_name)
     for name, setting in SETTINGS.items():
         value = getattr(cfg, name)
         if variable := secret_inside(value): found = f"the secret of ${variable} is in it"

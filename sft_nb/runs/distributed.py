@@ -93,7 +93,8 @@ def _with_deepspeed():
     finally: del os.environ["ACCELERATE_USE_DEEPSPEED"]
 
 def init_distributed(
-    cfg:Config,
+    device:str="auto",
+    deepspeed:str|None=None,   # as configured; None: without DeepSpeed
 )->ProcessInfo:
     "Initialise the process group"
     world = get_process_info()
@@ -102,15 +103,15 @@ def init_distributed(
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import check_cuda_p2p_ib_support
     from sft_nb.model.hardware import choose_device
-    cpu = choose_device(cfg.device)[0] == "cpu"
+    cpu = choose_device(device)[0] == "cpu"
     if not cpu and not check_cuda_p2p_ib_support():   # two RTX 40 with an old driver: as accelerate's launcher does
         for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"): os.environ.setdefault(name, "1")
-    if cfg.deepspeed is None: PartialState(cpu=cpu, timeout=_PATIENCE)
+    if deepspeed is None: PartialState(cpu=cpu, timeout=_PATIENCE)
     else:
         if cpu:
             os.environ.update(_CPU_RANKS)
-            import deepspeed
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+            from deepspeed import ops
+            ops.__compatible_ops__["deepspeed_shm_comm"] = False
         AcceleratorState._reset_state(reset_partial_state=True)   # a preflight created another; the process group stays
         with _with_deepspeed(): PartialState(backend="gloo" if cpu else None, timeout=_PATIENCE)
     return world

@@ -16,7 +16,6 @@ from ..report import command, ConfigError, edit, shell_quote
 from ..config import Config
 from ..settings import settings_with
 from ..tokens.tokenizer import model_path
-from ..model.parallelism import data_processes
 from .environment import environment, write_json
 from .errors import free_path, resume_command, no_checkpoint
 
@@ -190,11 +189,11 @@ def settings_for_world_size(
         found = f"DeepSpeed's checkpoints are for {cfg.num_processes} processes"
         raise ConfigError(f"run {run.name!r}", found, "as many", resume_command(run))
     now = replace(cfg, num_processes=num_processes, fsdp=cfg.fsdp and num_processes > 1)
-    in_a_step = data_processes(cfg) * cfg.gradient_accumulation_steps
-    if num_processes % cfg.sequence_parallel_size or in_a_step % data_processes(now):
+    in_a_step = cfg.data_processes * cfg.gradient_accumulation_steps
+    if num_processes % cfg.sequence_parallel_size or in_a_step % now.data_processes:
         found = f"{in_a_step} micro-batches in a step cannot be split among {num_processes} processes"
         raise ConfigError(f"run {run.name!r}", found, "a number that divides them", resume_command(run))
-    return replace(now, gradient_accumulation_steps=in_a_step // data_processes(now))
+    return replace(now, gradient_accumulation_steps=in_a_step // now.data_processes)
 
 def change_world_size(
     run,

@@ -23,9 +23,11 @@ from ..tasks.core import Task
 from .accounting import piece_checksums, Totals
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #3b0867f0
-def cache_folder(cfg:Config)->Path:
+def cache_folder(
+    cache_dir:str|None=None,   # as configured
+)->Path:
     "Where prepared rows are kept: `cache_dir`, else SFT_NB_CACHE, else ~/.cache/sft_nb, or a temporary folder"
-    home = cfg.cache_dir or os.environ.get("SFT_NB_CACHE") or _own_cache()
+    home = cache_dir or os.environ.get("SFT_NB_CACHE") or _own_cache()
     return Path(home)/"data"
 
 def _own_cache()->Path:

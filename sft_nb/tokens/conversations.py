@@ -159,13 +159,13 @@ def _mixture_options(cfg:Config, task:Task)->dict:
     rename = ColumnRenamer(fields, given, aliases, () if is_chat else tuple(task.fields))
     return dict(rename=rename, expand=getattr(task, "expand", None))
 
-def _open_files(files:tuple, cfg:Config, split:str, name:str="rows")->list[Source]:
+def _open_files(files:tuple, split:str, domain:str, name:str="rows")->list[Source]:
     "The sources of files, folders, data sets or rows in memory"
-    return [source for file in files for source in open_rows(file, name=name, split=split, domain=cfg.domain)]
+    return [source for file in files for source in open_rows(file, name=name, split=split, domain=domain)]
 
-def _validation_files(cfg:Config)->list[Source]:
+def _validation_files(train_file:tuple|None, domain:str)->list[Source]:
     "The validation files in the folders of the training rows"
-    return [source for file in cfg.train_file or () for source in validation_sources(file, cfg.domain)]
+    return [source for file in train_file or () for source in validation_sources(file, domain)]
 
 def hold_out(
     cfg:Config,
@@ -177,7 +177,7 @@ def hold_out(
     "Split rows by `eval_fraction` or `eval_rows`; ConfigError for a second way to hold out rows"
     name = "eval_fraction" if cfg.eval_fraction else "eval_rows"
     if getattr(cfg, name):
-        files, found = _validation_files(cfg), ""
+        files, found = _validation_files(cfg.train_file, cfg.domain), ""
         if files: found = f"there is a validation file: {files[0].name}"
         elif cfg.eval_file is not None: found = "eval_file is set too"
         if cfg.eval_fraction and cfg.eval_rows: found = "eval_rows is set too"
@@ -201,7 +201,7 @@ def source_weights(cfg:Config)->tuple[float,...]|None:
     if len(weights) != len(files):
         raise ConfigError("train_weights", f"{len(weights)} weights for {len(files)} files", "one for each train_file",
                           edit(train_weights=(1.,) * len(files)))
-    return tuple(w for file, w in zip(files, weights) for _ in _open_files((file,), cfg, "train"))
+    return tuple(w for file, w in zip(files, weights) for _ in _open_files((file,), "train", cfg.domain))
 
 def open_split(
     cfg:Config,
@@ -213,15 +213,16 @@ def open_split(
     if split == "eval" and not cfg.eval_samples: return None
     n, options = cfg.max_samples if split == "train" else cfg.eval_samples, _mixture_options(cfg, task)
     if rows is not None:
-        return Mixture(_open_files((rows,), cfg, split, f"{split} rows"), n=n, in_memory=True, **options)
+        return Mixture(_open_files((rows,), split, cfg.domain, f"{split} rows"), n=n, in_memory=True, **options)
 
     if split == "train" and cfg.train_file is not None:
-        return hold_out(cfg, task, _open_files(cfg.train_file, cfg, "train"), source_weights(cfg))[0]
+        return hold_out(cfg, task, _open_files(cfg.train_file, "train", cfg.domain), source_weights(cfg))[0]
     if split == "eval":
-        named = _validation_files(cfg) if cfg.eval_file is None else _open_files(cfg.eval_file, cfg, "eval")
+        if cfg.eval_file is None: named = _validation_files(cfg.train_file, cfg.domain)
+        else: named = _open_files(cfg.eval_file, "eval", cfg.domain)
         if named: return Mixture(named, seed=cfg.seed, n=n, **options)
         if (cfg.eval_fraction or cfg.eval_rows) and cfg.train_file:
-            return hold_out(cfg, task, _open_files(cfg.train_file, cfg, "train"))[1]
+            return hold_out(cfg, task, _open_files(cfg.train_file, "train", cfg.domain))[1]
         if not has_own_eval_rows(task, trains_on_own=cfg.train_file is None): return None
         for folder in cfg.train_file or ():
             if not (files := unused_test_files(folder, cfg.domain)): continue

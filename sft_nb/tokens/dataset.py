@@ -208,11 +208,11 @@ def _find_dropped(cfg:Config, s:Split, name:str)->list[Finding]:
     return out
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #d8e189e8
-def _find_in_rows(cfg:Config, s:Split, name:str, chat:bool)->list[Finding]:
+def _find_in_rows(s:Split, name:str, chat:bool, max_length:int)->list[Finding]:
     "Rows that were cut or became several examples, with words behind the last answer or special tokens in their text"
     out, seen = [], s.seen
     if cut := s.counts.shortened:
-        text = f"{pluralise(cut, 'row was', 'rows were')} cut to fit max_length {cfg.max_length}"
+        text = f"{pluralise(cut, 'row was', 'rows were')} cut to fit max_length {max_length}"
         out.append(warn(text, f"a larger {{max_length}}; data.{name}.cut lists them", check=f"{name}_cut"))
     if seen.apart:
         text = f"{pluralise(seen.apart, 'conversation')} became one example for each turn: "
@@ -274,7 +274,7 @@ def _find_in_texts(s:Split, name:str, chat:bool)->list[Finding]:
     return out
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00017
-def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:
+def _find_columns(s:Split, name:str, task:str, ignored:tuple|None)->list[Finding]:
     "Columns that are not used, and answers that are"
     out, names = [], [*s.seen.unread]
     if s.seen.numbers:
@@ -288,7 +288,7 @@ def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:
             out.append(warn(text, fix, check=f"{name}_numbers"))
     if n := s.seen.label_zero:
         text = f"{pluralise(n, 'row')} left out for a label of 0, which calls a completion bad (KTO)"
-        fix = edit(ignore_columns=(*(cfg.ignore_columns or ()), "label")) | "true and false as labels, if that is meant"
+        fix = edit(ignore_columns=(*(ignored or ()), "label")) | "true and false as labels, if that is meant"
         out.append(warn(text, fix, check=f"{name}_label"))
     if n := s.seen.formats.get("preference"):
         text = f"{n:,} preference rows: SFT on the chosen answer, and nothing is learned from the rejected one"
@@ -297,9 +297,9 @@ def _find_columns(cfg:Config, s:Split, name:str)->list[Finding]:
     if not names or all(source.from_task for source in s.source.sources): return out
     text = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} not used in any conversation"
     if are_metadata(names): return [*out, ok(text, check=f"{name}_columns")]
-    fix = edit(ignore_columns=(*(cfg.ignore_columns or ()), *names[:6])) | "a task that reads them"
+    fix = edit(ignore_columns=(*(ignored or ()), *names[:6])) | "a task that reads them"
     answer = next(filter(is_answer_name, names), None)
-    if answer and cfg.task in ("auto", "chat") and [*s.seen.formats] == ["text"]:   # and how to fix it
+    if answer and task in ("auto", "chat") and [*s.seen.formats] == ["text"]:   # and how to fix it
         text += "; the whole text is learned"
         fix = edit(fields=("question=text", f"answer={answer}")) | fix
     return [*out, warn(text, fix, check=f"{name}_columns")]
@@ -389,8 +389,8 @@ def find_all(
             if s.counts.shortened: fix = edit(on_long="drop") | "a larger {max_length}"
             out.append(warn(text, fix, check=check) if n else
                        ok("every answer ends with a supervised end token", check=check))
-        out += [*_find_in_rows(cfg, s, name, t.chat), *_find_in_answers(s, name), *_find_columns(cfg, s, name),
-                *_find_in_texts(s, name, t.chat)]
+        out += [*_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name),
+                *_find_columns(s, name, cfg.task, cfg.ignore_columns), *_find_in_texts(s, name, t.chat)]
         if n := s.duplicates():
             text = f"{n:,} of {len(s.lengths):,} examples repeat an earlier one"
             out.append(warn(text, edit(drop_duplicates=True), check=f"{name}_duplicates"))

@@ -108,7 +108,7 @@ class Reader:
         "Batches with their tokens, in the order of their rows"
         blocks = _row_blocks(rows)
         yield from self.alone(islice(blocks, _FEW))
-        workers = _worker_count(self.cfg)
+        workers = _worker_count(self.cfg.num_workers)
         yield from self.together(blocks, workers) if workers > 1 else self.alone(blocks)
 
     def batches(self, rows)->Iterator[Batch]:
@@ -296,11 +296,11 @@ def _usable_cores()->int:
     "The number of cores that this process may use"
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-def _worker_count(cfg:Config)->int:
+def _worker_count(wanted:int|str)->int:
     "Processes that split rows: those that are set, or one for each core; 1 where a process cannot be forked safely"
     if sys.platform == "darwin" or "fork" not in multiprocessing.get_all_start_methods(): return 1
     if multiprocessing.current_process().daemon: return 1   # daemons cannot have children
-    if cfg.num_workers != "auto": return min(cfg.num_workers, max(_MOST, _usable_cores()))
+    if wanted != "auto": return min(wanted, max(_MOST, _usable_cores()))
     return min(_MOST, _usable_cores()) if _usable_cores() > 2 else 1   # the tokenizer's threads use a second core
 
 _worker_reader = None   # the reader of this process, in a worker

@@ -46,18 +46,18 @@ def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder
             ledger.add(batch, encoded)
             phase.update(phase.done + len(batch.rows))
     ledger.close()
-    if not ledger.stats: raise _nothing_left(cfg, ledger, rows)
+    if not ledger.stats: raise _nothing_left(ledger, rows, None if cfg.eval_fraction else cfg.eval_rows)
     if name == "train" and rows.rename and (rows.n is None or ledger.counts.read < rows.n):
         rows.rename.check_columns_were_found()
     return ledger
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #1967d657
-def _nothing_left(cfg:Config, ledger:Ledger, rows:Mixture)->SftError:
+def _nothing_left(ledger:Ledger, rows:Mixture, eval_rows:int|None)->SftError:
     "The error for a side without examples"
     names, n, counts = ", ".join(s.name for s in rows.sources), ledger.counts.read, ledger.counts
-    by = "eval_rows" if cfg.eval_rows and not cfg.eval_fraction else "eval_fraction"
+    by = "eval_rows" if eval_rows else "eval_fraction"
     more = edit(eval_fraction=.25 if rows.share < .125 else .5)
-    if by == "eval_rows": more = edit(eval_rows=4 * cfg.eval_rows)
+    if by == "eval_rows": more = edit(eval_rows=4 * eval_rows)
     if n and rows.held_out:
         found = f"none of the {pluralise(n, 'row')} held out is left: {describe_reasons(ledger.reasons)}"
         found = f"{found}; the first is {ledger.first_dropped}"
@@ -86,7 +86,7 @@ def _nothing_left(cfg:Config, ledger:Ledger, rows:Mixture)->SftError:
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0010
 def _log_finding(text:str)->None: print(f"sft_nb: {text}", file=sys.stderr, flush=True)
 
-def _make_workplace(cfg:Config, home:Path, key:str|None)->Path:
+def _make_workplace(home:Path, key:str|None, *, is_chosen:bool)->Path:
     "A new folder: beside the place where it will be found, or a temporary one"
     if key is None: return Path(tempfile.mkdtemp(prefix="sft_nb-"))
     try:
@@ -94,7 +94,7 @@ def _make_workplace(cfg:Config, home:Path, key:str|None)->Path:
         remove_unfinished(home)
         return Path(tempfile.mkdtemp(prefix=f"{key}.", dir=home))
     except OSError as e:
-        if cfg.cache_dir or os.environ.get("SFT_NB_CACHE"):
+        if is_chosen:
             raise ConfigError("cache_dir", f"{home} cannot be written ({e.strerror})", "a folder for prepared rows",
                               edit(cache_dir="/tmp/sft_nb")) from e
         folder = Path(tempfile.mkdtemp(prefix="sft_nb-"))
@@ -122,7 +122,7 @@ def make_split(
     digest:str|None=None,  # digest of the rows when the key was made; None: not checked again
 )->Split:
     "Encode `rows`, leave out what cannot be learned from, and keep account; `SftError` if nothing is left"
-    rows, home = replace(rows, yield_errors=True), cache_folder(cfg)   # the reader raises or drops them
+    rows, home = replace(rows, yield_errors=True), cache_folder(cfg.cache_dir)   # the reader raises or drops them
     place = home/key if key else None
     if key and os.path.lexists(place):   # already prepared
         damage = entry_damage(place)
@@ -130,7 +130,7 @@ def make_split(
         _log_finding(f"prepared rows in {place} are damaged ({damage}) and are prepared again")
         remove_entry(place)
 
-    folder = _make_workplace(cfg, home, key)
+    folder = _make_workplace(home, key, is_chosen=bool(cfg.cache_dir or os.environ.get("SFT_NB_CACHE")))
     try:
         try: _write_side(cfg, task, tokenizer, rows, name, folder, cfg.template_skeletons)
         except SkeletonMismatch: _write_side(cfg, task, tokenizer, rows, name, folder, False)   # without skeletons
@@ -310,7 +310,7 @@ def cache_kept_rows(
     cfg:Config,   # config with the files of `keep_rows`
 )->None:
     "Let the tokens of handed-over rows be found from the files that keep those rows, where the cache can be written"
-    home = cache_folder(cfg)
+    home = cache_folder(cfg.cache_dir)
     for name, side in (("train", data.train), ("eval", data.eval)):
         if side is None or not side.source.in_memory: continue
         rows = open_split(cfg, data.task, name)

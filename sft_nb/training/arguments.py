@@ -160,8 +160,8 @@ def training_arguments(
     arguments = {name: getattr(cfg, name) for name in settings_with("hf")} | _ALWAYS
     arguments |= dict(
         output_dir=str(path/"checkpoints"), run_name=cfg.wandb_name or path.name, project=cfg.wandb_project,
-        report_to=tracker_names(cfg), lr_scheduler_kwargs=schedule_arguments(cfg),
-        optim=optimizer_name(cfg, hardware.device), use_cpu=hardware.device == "cpu",
+        report_to=tracker_names(cfg), lr_scheduler_kwargs=schedule_arguments(cfg.lr_scheduler_kwargs),
+        optim=optimizer_name(cfg.optim, hardware.device), use_cpu=hardware.device == "cpu",
         bf16=hardware.dtype == torch.bfloat16, fp16=hardware.dtype == torch.float16,
         dataloader_pin_memory=hardware.device == "cuda") | _interval_arguments("save", cfg.save_steps)
 
@@ -198,12 +198,12 @@ def reset_zero3():
     finally: unset_hf_deepspeed_config()
 
 # %% ../../nbs/11_training/00_arguments.ipynb #42914d09
-def _tracker_environment(cfg:Config, run:Run)->dict[str,str]:
+def _tracker_environment(run:Run, names:list[str], wandb_project:str)->dict[str,str]:
     "The variables that tell each tracker where this run is"
-    names, ours = tracker_names(cfg), {}
+    ours = {}
     if "wandb" in names:
         id = str(read_json_object(run.path/"environment.json").get("id", run.name))
-        ours |= dict(WANDB_PROJECT=cfg.wandb_project, WANDB_DIR=str(run.path), WANDB_RUN_ID=id, WANDB_RESUME="allow")
+        ours |= dict(WANDB_PROJECT=wandb_project, WANDB_DIR=str(run.path), WANDB_RUN_ID=id, WANDB_RESUME="allow")
     if "tensorboard" in names: ours["TENSORBOARD_LOGGING_DIR"] = str(run.path/"tensorboard")
     if "trackio" in names: ours["TRACKIO_DIR"] = str(run.path/"trackio")
     return {k: v for k, v in ours.items() if k not in os.environ}
@@ -215,12 +215,13 @@ def _open_wandb_run():
 @contextmanager
 def tracked(cfg:Config, run:Run):
     "A context with the variables of the trackers; it leaves no variable and no open wandb run behind"
-    ours = _tracker_environment(cfg, run)
+    names = tracker_names(cfg)
+    ours = _tracker_environment(run, names, cfg.wandb_project)
     os.environ.update(ours)
     before = _open_wandb_run()
     try: yield
     finally:
-        if before is None and "wandb" in tracker_names(cfg) and (opened := _open_wandb_run()): opened.finish()
+        if before is None and "wandb" in names and (opened := _open_wandb_run()): opened.finish()
         for name in ours: os.environ.pop(name, None)
 
 # %% ../../nbs/11_training/00_arguments.ipynb #a1sco002

@@ -16,7 +16,7 @@ from ..config import require_trust, Config
 from ..config_files import check_portable
 from ..tokens.dataset import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, with_data
-from ..model.parallelism import check_several, data_processes
+from ..model.parallelism import check_several
 from ..runs.process import SignalListener
 from ..runs.directory import check_free, create_run, open_run, reserve_name, resume_command, Run, start_process
 from ..runs.distributed import is_main_process
@@ -36,14 +36,15 @@ def launch(
     check_portable(cfg)
     if num_processes is not None: cfg = replace(cfg, num_processes=num_processes)
     check_several(cfg, cfg.num_processes)
-    check_free(cfg)
+    check_free(cfg.runs_dir, cfg.run_name)
     checked, plan = None, None
     if data is not None:
         checked, planned_cfg = data.results.get(("preflight", cfg), (None, cfg))
         if checked is not None and checked.failed: checked = None   # the new process repeats the check
-        plan = data.results.get(("plan", cfg, data_processes(cfg)))
+        plan = data.results.get(("plan", cfg, cfg.data_processes))
         if checked is not None: cfg = planned_cfg
-    with reserve_name(cfg): run = create_run(cfg, data=data, plan=plan, checked=checked, state="starting")
+    with reserve_name(cfg.runs_dir, cfg.run_name):
+        run = create_run(cfg, data=data, plan=plan, checked=checked, state="starting")
     return start_process(run)
 
 # %% ../../nbs/11_training/06_launch.ipynb #l6000002

@@ -172,7 +172,7 @@ class ShardedTrainerMixin:
         if self.divides:
             shard(self.model, self.args.device.type)
             self.is_distributed_loading_by_transformers = True   # it owns its weights, and accelerate wraps nothing
-        made = create_optimizer(lambda: super(ShardedTrainerMixin, self).create_optimizer(model), self.bench.cfg)
+        made = create_optimizer(lambda: super(ShardedTrainerMixin, self).create_optimizer(model), self.bench.cfg.optim)
         if self.divides: whole_when_saved(self.optimizer)
         return made
 
@@ -181,12 +181,14 @@ class ShardedTrainerMixin:
         if self.lr_scheduler is not None: return self.lr_scheduler
         optimizer = optimizer or self.optimizer
         while self.is_deepspeed_enabled and hasattr(optimizer, "optimizer"): optimizer = optimizer.optimizer
-        self.lr_scheduler = make_schedule(optimizer, self.bench.cfg, num_training_steps)
+        cfg = self.bench.cfg
+        self.lr_scheduler = make_schedule(optimizer, cfg.lr_scheduler_type, num_training_steps, warmup=cfg.warmup_steps,
+                                          arguments=cfg.lr_scheduler_kwargs)
         self._created_lr_scheduler = True   # as in the parent class
         try:
             for rate in getattr(self.lr_scheduler, "lr_lambdas", ()): rate(num_training_steps)
         except ZeroDivisionError as e:   # polynomial schedule if all steps are warm-up
-            name, steps = self.bench.cfg.lr_scheduler_type, pluralise(num_training_steps, "step")
+            name, steps = cfg.lr_scheduler_type, pluralise(num_training_steps, "step")
             raise ConfigError("lr_scheduler_type", f"{name!r} cannot run over {steps}, all of them warm-up",
                               "steps after the warm-up", edit(warmup_steps=0) | edit(lr_scheduler_type="linear")) from e
         return self.lr_scheduler

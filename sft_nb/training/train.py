@@ -44,10 +44,10 @@ from sft_nb.runs.distributed import (
     with_world_size)
 
 # %% ../../nbs/11_training/05_train.ipynb #e3bcde72
-def raise_if_failed(cfg:Config, checked:Report)->Report:
+def raise_if_failed(checked:Report, *, force:bool=False)->Report:
     "The report of a preflight that allows the training; `SftError` if it does not"
     failed = checked.failed
-    if failed and not cfg.force:
+    if failed and not force:
         found = "; ".join(f"{f.check}: {f.says}" for f in failed)
         otherwise = command("sft_nb check", "preflight(cfg)") | edit(force=True)
         raise SftError("preflight", found, "a run that can work", failed[0].fix or otherwise,
@@ -112,7 +112,7 @@ def check_before_training(
     if run is not None:
         run.keep(bench.cfg)   # first: if there is a report, the config is resolved
         checked.save(run.path/"preflight.json")
-    raise_if_failed(bench.cfg, checked)
+    raise_if_failed(checked, force=bench.cfg.force)
     for finding in checked.by_weight() if is_new else ():
         if finding.status in ("warn", "fail"): log(f"sft_nb: {finding}")
     return checked
@@ -173,7 +173,7 @@ def _write_result(trainer, best:Path|None)->None:
             file = aside/"adapter_config.json"
             if file.exists():
                 settings = json.loads(file.read_text())
-                settings |= dict(base_model_name_or_path=base_name(trainer.bench.cfg), inference_mode=False)
+                settings |= dict(base_model_name_or_path=base_name(trainer.bench.cfg.model), inference_mode=False)
                 file.write_text(json.dumps(settings, indent=2) + "\n")
     except Exception as e: raise cannot_write(run.adapter, e, resume_command(run)) from e
 
@@ -315,7 +315,7 @@ def train_run(
     "Begin a run, or continue it at its newest whole checkpoint; the run records how it ends"
     from sft_nb.training.arguments import reset_zero3, tracked
     from sft_nb.training.recorder import StopRequest, report_progress_to
-    init_distributed(run.config)
+    init_distributed(run.config.device, run.config.deepspeed)
     trainer = stop = checkpoint = None
     is_main, is_open, done = is_main_process(), False, 0
     with ExitStack() as contexts:
@@ -342,7 +342,7 @@ def train_run(
 
             is_open = True   # from here on, failures are recorded in the run
             stop = StopRequest(bench.cfg.max_time, run.path)
-            init_distributed(bench.cfg)
+            init_distributed(bench.cfg.device, bench.cfg.deepspeed)
             for context in (keep_output(run.path/"log.txt"), tracked(bench.cfg, run), quiet(), reset_zero3(), stop):
                 contexts.enter_context(context)
             if is_main: _prepare_folder(run, bench.data, done)
@@ -385,11 +385,11 @@ def train(
                               "save_pretrained() them, and name the folder in {model} and {tokenizer}")
         bench.requested = with_world_size(bench.requested)
         check_several(bench.requested, bench.requested.num_processes)
-        init_distributed(bench.requested)
+        init_distributed(bench.requested.device, bench.requested.deepspeed)
         path = on_main_process(lambda: create_run(bench.requested, data=bench.given["data"], state="starting").path)
         return train_run(Run(path, trust_remote_code=not bench.requested.untrusted), callbacks=bench.callbacks)
 
-    with reserve_name(bench.requested):
+    with reserve_name(bench.requested.runs_dir, bench.requested.run_name):
         check_several(bench.requested, 1)
         if (n := bench.requested.num_processes) > 1:
             fix = command(f"sft_nb train --num-processes {n}", "launch(cfg)")
@@ -446,7 +446,7 @@ def resume(
     load_env_files()
     if num_train_epochs is not None or max_steps is not None:
         log(f"sft_nb: {extend_training(run, num_train_epochs=num_train_epochs, max_steps=max_steps)}")
-    init_distributed(run.config)
+    init_distributed(run.config.device, run.config.deepspeed)
     n = get_process_info().size
     if n == 1: n = num_processes or run.config.num_processes
     changed = on_main_process(lambda: can_resume(run) or change_world_size(run, n))

@@ -82,11 +82,10 @@ def test_a_kernel_of_the_hub_is_probed(tokenizer, monkeypatch, fault):
 @how(max_examples=100, deadline=None)
 def test_the_rows_of_the_largest_batch_are_not_larger_than_its_bound(n, budget, size):
     "The plan's largest batch bounds every batch of the rows, and contains the longest"
-    cfg = load_config(max_tokens_per_batch=budget, per_device_train_batch_size=size)
-    rows = rows_of_largest_batch(cfg, n)
-    bound = largest_batch(cfg, n, flat=True)
+    rows = rows_of_largest_batch(n, batch_size=size, max_tokens=budget)
+    bound = largest_batch(n, batch_size=size, max_tokens=budget, flat=True)
     assert len(set(rows)) == len(rows) and n[rows[0]] == max(n) == bound.lengths[0]
     assert sum(n[r] for r in rows) <= bound.tokens
     if budget is None: assert [n[r] for r in rows] == list(bound.lengths) == sorted(n, reverse=True)[:size]
     else: assert bound.tokens == min(budget, sum(n))
-    assert largest_batch(cfg, np.array(n), flat=True) == bound
+    assert largest_batch(np.array(n), batch_size=size, max_tokens=budget, flat=True) == bound

@@ -65,7 +65,7 @@ def test_random_numbers_are_put_back(mac):
     assert mac == ["rng"]
 
 
-def test_rows_are_prepared_by_one_process(mac): assert _worker_count(load_config(num_workers=8)) == 1
+def test_rows_are_prepared_by_one_process(mac): assert _worker_count(8) == 1
 
 
 def test_no_float64_on_the_gpu(monkeypatch):

@@ -199,8 +199,8 @@ def test_every_card_has_a_plan_and_a_wrong_one_an_error(tmp_path):
     for name in DEVICES: assert plan(cfg, data, device=name).fits, name
     with pytest.raises(ConfigError, match="not in the list"): find_device("voodoo2")
     with pytest.raises(ConfigError, match="no such attention"): plan(replace(cfg, attn_implementation="sdpaa"), data)
-    narrow = replace(cfg, max_tokens_per_batch=10)
-    with pytest.raises(SftError, match="the longest row is"): largest_batch(narrow, data.train.lengths, flat=True)
+    with pytest.raises(SftError, match="the longest row is"):
+        largest_batch(data.train.lengths, batch_size=4, max_tokens=10, flat=True)
 
 
 def test_the_plan_is_in_the_run_and_the_run_can_be_repeated(tmp_path):
@@ -230,7 +230,7 @@ def test_a_model_that_cannot_be_simulated_is_trained_all_the_same(tmp_path, monk
 
 
 def test_the_format_that_a_processor_was_measured_in_stays(monkeypatch, tmp_path):
-    def measure(gain): monkeypatch.setattr("sft_nb.model.hardware.bfloat16_gain", lambda cfg: gain)
+    def measure(gain): monkeypatch.setattr("sft_nb.model.hardware.bfloat16_gain", lambda model, revision: gain)
     cfg = load_config("demo", device="cpu", max_samples=8, eval_samples=0, runs_dir=str(tmp_path))
     data = prepare(cfg)
     measure(4.)

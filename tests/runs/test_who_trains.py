@@ -99,7 +99,7 @@ def test_a_disk_without_locks_is_told_before_the_work(run, monkeypatch, number):
     def without(path, **how): raise OSError(number, os.strerror(number))
     monkeypatch.setattr(process, "try_lock", without)
     says = f"it cannot be locked .{os.strerror(number)}.*Fix: runs_dir='another/folder'"
-    with pytest.raises(SftError, match=says): check_free(run.config)
+    with pytest.raises(SftError, match=says): check_free(run.path.parent, None)
     with pytest.raises(SftError, match=says), run.locked(): pass
 
 
@@ -122,9 +122,8 @@ def test_a_child_of_the_training_does_not_hold_its_run(run):
 
 RESERVE = """
 import sys, time
-from sft_nb.config import load_config
 from sft_nb.runs.directory import reserve_name
-with reserve_name(load_config("demo", runs_dir=sys.argv[1], run_name="same")):
+with reserve_name(sys.argv[1], "same"):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -140,11 +139,11 @@ def test_a_name_that_another_training_is_about_to_take_is_refused_before_the_row
         for begin in (lambda: train(bench), lambda: launch(cfg)):
             with pytest.raises(ConfigError, match=says): begin()
         assert "data" not in vars(bench)
-        with reserve_name(replace(cfg, run_name="other")), reserve_name(replace(cfg, run_name=None)): pass
+        with reserve_name(cfg.runs_dir, "other"), reserve_name(cfg.runs_dir, None): pass
     finally:
         other.kill()
         other.wait()
-    with reserve_name(cfg): run = create_run(cfg)   # a dead process holds nothing
+    with reserve_name(cfg.runs_dir, cfg.run_name): run = create_run(cfg)   # a dead process holds nothing
     assert [p.name for p in run.path.parent.iterdir()] == ["same"]
 
 

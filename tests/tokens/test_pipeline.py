@@ -239,10 +239,10 @@ def test_ctrl_c_in_the_middle_of_a_fork_waits(tokenizer, small_blocks, monkeypat
 
 def test_there_is_an_end_to_what_is_asked_for(monkeypatch):
     monkeypatch.setattr(pipeline, "_usable_cores", lambda: 48)
-    assert pipeline._worker_count(no_eval(num_workers=10**6)) == 48
-    assert pipeline._worker_count(no_eval(num_workers=40)) == 40
+    assert pipeline._worker_count(10**6) == 48
+    assert pipeline._worker_count(40) == 40
     monkeypatch.setattr(pipeline, "_usable_cores", lambda: 2)
-    assert pipeline._worker_count(no_eval(num_workers=300)) == pipeline._MOST
+    assert pipeline._worker_count(300) == pipeline._MOST
 
 
 def test_workers_go_with_the_process_that_made_them(tmp_path):

@@ -43,7 +43,7 @@ def test_the_optimiser_and_its_schedule_are_the_configured_ones(tmp_path):
     optimizer = make_optimizer(model, cfg)
     assert all((g["betas"], g["eps"], g["lr"], g["weight_decay"]) == ((.8, .97), 1e-6, 3e-3, 0)
                for g in optimizer.param_groups)
-    schedule, rates = make_schedule(optimizer, cfg, 6), []
+    schedule, rates = make_schedule(optimizer, "linear", 6, warmup=2), []
     for _ in range(6):
         rates.append(schedule.get_last_lr()[0])
         optimizer.step()

@@ -180,7 +180,7 @@ def test_what_is_kept(tmp_path):
 
 
 def test_a_failure_before_there_is_a_trainer_is_written_down(tmp_path, monkeypatch):
-    def no_tracker(cfg, run): raise OSError("no room for a tracker")
+    def no_tracker(run, names, project): raise OSError("no room for a tracker")
     monkeypatch.setattr("sft_nb.training.arguments._tracker_environment", no_tracker)
     with pytest.raises(OSError, match="no room"): train(small(tmp_path, run_name="untracked"))
     run = Run(tmp_path/"untracked")
