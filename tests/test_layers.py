@@ -96,6 +96,18 @@ def test_numbers_in_a_part_have_no_gap():
 def test_imports_point_down(path): assert pointing_up(path) == []
 
 
+def test_no_private_name_is_imported_from_another_module():
+    "The commands are one part in three files"
+    found = []
+    for path in MODULES:
+        if path.parent.name == "cli": continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom): continue
+            is_ours = node.level or (node.module or "").startswith("sft_nb")
+            found += [f"{dotted(path)}: {name.name}" for name in node.names if is_ours and name.name.startswith("_")]
+    assert found == []
+
+
 UP = {   # in tokens/encode.py
     "relative, another part": "from ..training.train import train",
     "relative, a module of another part": "from ..training import train",

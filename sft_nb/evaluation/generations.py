@@ -23,7 +23,7 @@ from ..report import ConfigError, edit, SftError
 from ..config import Config
 from ..settings import settings_with
 from ..tasks.core import finite_number, Score, Task, task_of
-from ..tasks.metrics import headline_figure, measure_answers
+from ..tasks.metrics import figure_names, headline_figure, measure_answers, row_to_score
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
 from ..model.generate import continue_tokens, Generation
@@ -324,20 +324,9 @@ def check_figure(self:Questions)->None:
     "ConfigError if answers to these rows will not have the figure by which models are compared"
     known = ["accuracy", "answered", "ended", *self.metrics, *(("loss", "perplexity") if self.examples else ())]
     if self.by in (*known, headline_figure(self.task)): return
-    rows = list(self.rows.values())
-    try:   # as if nothing were answered
-        measured = measure_answers(self.task, [""] * len(rows), [self.task.score("", row) for row in rows], rows)
-    except Exception: return   # the task cannot score an empty answer; the first real answer decides
-    if self.by in measured: return
-    raise _no_figure(self.by, [*known, *(k for k, v in measured.items() if k not in known and isinstance(v, float))])
-
-def _row_to_score(task, row:dict, talk:list[dict])->dict:
-    "The row for `task.score`; the chat task takes rows of any format, so it gets the conversation"
-    if task.name == "chat" and talk[0]["role"] != "text": return dict(messages=talk)
-    if task.name == "chat": return dict(question=talk[0]["content"], answer=talk[-1]["content"])
-    missing = [field for field in task.fields if field not in row]
-    if not missing or len(task.fields) != 2: return row
-    return row | dict(zip(task.fields, (talk[-2]["content"], talk[-1]["content"])))   # the row was a conversation
+    named = figure_names(self.task, list(self.rows.values()))
+    if not named or self.by in named: return   # without names, the first real answer decides
+    raise _no_figure(self.by, [*known, *(name for name in named if name not in known)])
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #5825e5cf
 _RECORD = re.compile(r"(?i)(^|_)(id|uid|doc|document|meeting|article|dialogue?|conversation|passage|record|session|"
@@ -394,7 +383,7 @@ def make_questions(
             columns = ", ".join(next(iter(rows.values())))
             raise ConfigError("cluster", f"no held-out row has a column {cluster!r}", f"one of {columns}",
                               "name one of these for {cluster}, or row where rows are independent")
-    to_score = {where: _row_to_score(task, row, talk) for (where, row), talk in zip(rows.items(), talks)}
+    to_score = {where: row_to_score(task, row, talk) for (where, row), talk in zip(rows.items(), talks)}
     prompts = encode_prompts([talk[:-1] for talk in talks], tokenizer) if all(len(t) > 1 for t in talks) else []
     return Questions(cfg, to_score, talks, prompts, examples, clusters, raw=list(rows.values()))
 

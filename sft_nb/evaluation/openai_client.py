@@ -25,7 +25,7 @@ from ..credentials import redact
 from ..files import parse_json
 from ..progress import Phase, show_progress
 from ..report import command, ConfigError, edit, SftError
-from ..tokens.template import _OURS, Template
+from ..tokens.template import OWN_KEYS, Template
 from ..model.generate import Generation
 
 # %% ../../nbs/12_evaluation/02_openai_client.ipynb #3006c517
@@ -274,7 +274,7 @@ def request_body(
     if first["role"] == "text": return "/v1/completions", dict(prompt="".join(m["content"] for m in conversation))
     if not template.chat: return "/v1/completions", dict(prompt=template.render(conversation, prompt=True))
     messages = template.fitting(conversation, "prompt")
-    body = dict(messages=[{k: v for k, v in m.items() if k not in _OURS} for m in messages])
+    body = dict(messages=[{k: v for k, v in m.items() if k not in OWN_KEYS} for m in messages])
     if first.get("tools") and messages[0].get("tools"): body["tools"] = first["tools"]
     if arguments := first.get("chat_template_kwargs"): body["chat_template_kwargs"] = arguments
     return "/v1/chat/completions", body

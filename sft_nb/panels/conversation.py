@@ -22,13 +22,13 @@ from ..credentials import redact_json
 from ..files import parse_json, write_atomically
 from ..report import ConfigError, pluralise, SftError
 from ..tasks.core import task_of
+from ..tasks.metrics import row_to_score
 from ..tokens.conversations import conversation
 from ..tokens.prepare import read_kept
 from ..tokens.encode import encode_prompts
 from ..model.generate import eval_mode
 from ..model.hardware import free_memory, is_out_of_memory
 from ..runs.directory import open_run, Run
-from ..evaluation.generations import _row_to_score
 from .reply_stream import end_reply, first_difference, pieces_html, Reply, speak, write_reply
 from .chat_models import ChatModel, find_chat_models, fits_on, ModelCache, names_in
 
@@ -170,7 +170,7 @@ def question_of(
 @patch
 def _expect(self:GenerationState, turn:Turn, place:str, talk:list[dict])->None:
     turn.where, turn.expected = place, talk[-1]["content"]
-    turn.row = _row_to_score(task_of(self.run.config), self.rows()[place], talk)
+    turn.row = row_to_score(task_of(self.run.config), self.rows()[place], talk)
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0ask4
 @patch

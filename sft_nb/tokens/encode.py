@@ -13,7 +13,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..report import SftError
-from .template import _ASKS, _TOOL, Template
+from .template import PROBE_QUESTION, PROBE_TOOL, Template
 from .turns import Chunk, split_conversation
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #6e325fae
@@ -211,8 +211,9 @@ def encode_prompts(
 def end_ids(tokenizer)->list[int]:
     "The tokens at which generation stops: the end of a turn in the chat template, and the tokenizer's end token"
     found, refused = [], None   # last label of a plain answer, and of one after tools
-    for tools in ({}, dict(tools=[_TOOL])):
-        try: (_, labels), = encode({"probe": [_ASKS | tools, dict(role="assistant", content="Hello")]}, tokenizer)
+    for tools in ({}, dict(tools=[PROBE_TOOL])):
+        messages = [PROBE_QUESTION | tools, dict(role="assistant", content="Hello")]
+        try: (_, labels), = encode({"probe": messages}, tokenizer)
         except SftError as e: refused = e
         else: found.append(labels[-1])
     if not found: raise refused   # both were refused by the template

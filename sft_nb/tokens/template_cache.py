@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from ..report import SftError
-from .template import _any_of, Template
+from .template import pattern_of_any, Template
 from .turns import Chunk, split_conversation
 
 # %% ../../nbs/04_tokens/03_template_cache.ipynb #6b9fcf0c
@@ -166,7 +166,7 @@ def make_skeleton(
     asked, read = _content_conditions(log), _foreseeable_questions(watching.program, watching.source)
     if asked is None or read is None: return None
     inside = asked.inside | read.inside
-    pattern = re.compile(f"{_any_of(inside).pattern}|{t.added.pattern}") if inside else t.added
+    pattern = re.compile(f"{pattern_of_any(inside).pattern}|{t.added.pattern}") if inside else t.added
 
     border = re.compile("(" + "|".join(map(re.escape, names)) + ")")
     with_holes = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..report import pluralise, edit, SftError
-from .template import _PROBE, _with_json_arguments, Template, thought_of
+from .template import PROBE, Template, thought_of, with_json_arguments
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #4b9e4478
 @dataclass
@@ -106,7 +106,7 @@ def _check_calls(where:str, messages:list[dict], wrote:str, t:Template)->None:
     if not missing: return
     plain = [c | dict(function=c["function"] | dict(arguments=_in_plain_words(_call_arguments(c), 100 * k)))
              for k, c in enumerate(calls, 1)]
-    if t.calls.as_string: plain = [_with_json_arguments(c) for c in plain]
+    if t.calls.as_string: plain = [with_json_arguments(c) for c in plain]
     before, after = t.render(messages[:-1], where=where), t.render([*messages[:-1], answer | dict(tool_calls=plain)])
     if not _missing_calls(after[len(os.path.commonprefix([before, after])):], plain): return
     is_or_are = "is" if len(calls) - len(missing) == 1 else "are"
@@ -185,9 +185,9 @@ def render_turn(
     ends = [end for end in (content + closer, content.strip() + closer) if completion.endswith(end)]
     is_usual = ends and _MARKS.fullmatch(completion.removesuffix(ends[0])) and not answer.get("tool_calls")
     if t.chat and not is_usual:   # text after an answer in this conversation
-        try: text = t.render([*messages[:-1], dict(role="assistant", content=_PROBE)])
+        try: text = t.render([*messages[:-1], dict(role="assistant", content=PROBE)])
         except SftError: text = ""
-        if _PROBE in text: closer = text.rpartition(_PROBE)[2]
+        if PROBE in text: closer = text.rpartition(PROBE)[2]
     end = end_of_answer(completion, answer, t, closer)
     if end is not None: return RenderedTurn(prompt, completion[:end], ended=True, is_prefix=is_prefix)
     completion, eos = completion.removesuffix(closer), t.tokenizer.eos_token

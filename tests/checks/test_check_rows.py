@@ -8,10 +8,11 @@ import pytest
 from learner import learner
 from planted import END, bad, small, status
 
+from sft_nb.report import edit
 from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
-from sft_nb.checks.rows import (Survey, check_bos, check_ends, check_ids, check_kept, check_masked, check_pad,
-                                check_prepared, check_prompts, survey)
+from sft_nb.checks.rows import (Survey, check_best_figure, check_bos, check_ends, check_ids, check_kept, check_masked,
+                                check_pad, check_prepared, check_prompts, survey)
 from sft_nb.tokens.accounting import Counts
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.pipeline import RowStatistics
@@ -127,6 +128,31 @@ def test_prompts_of_several_turns(tokenizer):
     broken = tokens(ids, list(made.train.tokens["labels"]))
     assert check_prompts(replace(made, train=replace(made.train, tokens=broken)), cfg).says.startswith(
         "3 of the first rows")
+
+
+@pytest.mark.parametrize("how, rows, named, instead", [
+    (dict(task="arithmetic"), None, "acuracy", "accuracy"),
+    (dict(task="arithmetic"), None, "bleu", "accuracy"),
+    (dict(task="chat"), [dict(question=f"{k}?", answer=f"{k} and more") for k in range(9)], "f2", "f1"),
+], ids=str)
+def test_a_figure_that_answers_do_not_have_is_noticed_before_the_training(tokenizer, how, rows, named, instead):
+    made = prepare(small(eval_samples=4, **how), tokenizer, train=rows, eval=rows and rows[:4])
+    found = check_best_figure(made, replace(made.cfg, metric_for_best_model=named))
+    assert found.status == "warn" and found.fix == edit(metric_for_best_model=instead)
+    for known in ("loss", "perplexity", "answered", "ended", instead):
+        assert check_best_figure(made, replace(made.cfg, metric_for_best_model=known)) is None, known
+    none = prepare(small(eval_samples=0, **how), tokenizer, train=rows)
+    assert check_best_figure(none, replace(none.cfg, metric_for_best_model=named)) is None
+
+
+def test_no_figure_is_refused_where_a_task_cannot_score_an_empty_answer(data):
+    class Odd:
+        name, fields = "odd", data.task.fields
+        def __getattr__(self, name): return getattr(data.task, name)
+        def score(self, text, row): raise ZeroDivisionError
+    odd = replace(data, task=Odd())
+    assert data.eval is not None
+    assert check_best_figure(odd, replace(data.cfg, metric_for_best_model="mine")) is None
 
 
 def test_the_data_report_is_taken_over(data):

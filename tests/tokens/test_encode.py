@@ -12,7 +12,7 @@ from sft_nb.config import load_config
 from sft_nb.report import SftError
 from sft_nb.tokens.encode import Encoder, encode, encode_prompts
 from sft_nb.tokens.template_cache import ConversationSplitter
-from sft_nb.tokens.template import _CALL, Template
+from sft_nb.tokens.template import PROBE_CALL, Template
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.tokens.turns import end_of_answer, split_conversation, has_content
 
@@ -199,7 +199,8 @@ def test_tool_turns_in_every_template_that_knows_them():
         t = Template(tok)
         if len(t.calls.written) < 3: continue
         for before, result, answer in said:
-            talk = [dict(role="user", content="Ask it."), dict(role="assistant", content=before, tool_calls=[_CALL]),
+            talk = [dict(role="user", content="Ask it."),
+                    dict(role="assistant", content=before, tool_calls=[PROBE_CALL]),
                     dict(role="tool", name="probe_fn", tool_call_id="probe0001", content=result),
                     dict(role="assistant", content=answer)]
             try: lay = split_conversation(talk, t)
