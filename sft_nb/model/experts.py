@@ -318,6 +318,9 @@ def experts_in_4_bits():
                     p.data = p.data.view(n, rows, columns // 2)   # two weights per byte
             return super()._process_model_after_weight_loading(model, **kwargs)
 
+        def __reduce__(self):   # a saved model names the class of transformers, as this one exists only in here
+            return object.__new__, (Bnb4BitHfQuantizer,), vars(self)
+
     whole = auto.AUTO_QUANTIZER_MAPPING["bitsandbytes_4bit"]
     auto.AUTO_QUANTIZER_MAPPING["bitsandbytes_4bit"] = ExpertsQuantizer
     try: yield

@@ -312,7 +312,9 @@ def fail(self:Panel, error:Exception)->None:
     run = getattr(self.state, "run", None)
     is_removed = run is not None and not run.path.is_dir()   # the other error follows from that
     self.error = error_html(removed_run(run) if is_removed else error)
-    self.draw()
+    try: self.draw()
+    except Exception:   # what failed is needed to draw the panel: the error alone is shown
+        self.view = self._to_json([html_block(self.error)])
 
 def removed_run(
     run,   # a `Run` whose directory existed before

@@ -163,9 +163,9 @@ def describe_reasons(
 )->str:
     "Counts and reasons: 3 empty answers, 1 row: this is not valid JSON"
     def describe(reason:str, n:int)->str:
-        if n > 1 and reason.startswith("empty "): return f"{n:,} {reason}s"
         is_sentence = re.match(r"\d|(\S+ ){1,4}?(?<!that )(is|are|has|holds|was|cannot)\b", reason)   # an error
-        return f"{pluralise(n, 'row')}: {reason}" if is_sentence else f"{n:,} {reason}"
+        if is_sentence: return f"{pluralise(n, 'row')}: {reason}"
+        return f"{n:,} " + (reason if n == 1 else re.sub(r"^(prompt|answer|duplicate|empty \S+)", r"\1s", reason))
     return ", ".join(describe(reason, n) for reason, n in reasons.items())
 
 def look_at_dropped(cfg:Config, s:Split, name:str)->Fix:

@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
+from sft_nb.model.adapter import load_model
 from sft_nb.model.load import load_base
 from sft_nb.report import ConfigError
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
@@ -72,3 +73,14 @@ def test_a_folder_without_weights(tmp_path):
     with pytest.raises(ConfigError, match="there are no weights in this folder") as e: load_base(cfg, tokenizer)
     assert e.value.fix.settings == dict(init="random", method="full")
     load_base(load_config(cfg, **e.value.fix.settings), tokenizer)
+
+
+def test_a_model_in_4_bits_can_be_saved_whole_and_loaded_in_another_process(tmp_path, tokenizer):
+    "transformers' own can; a class that exists only while a model is loaded must not be in the file"
+    cfg = load_config("demo", kernels="none")
+    model = load_model(cfg, tokenizer).eval()
+    torch.save(model, tmp_path/"model.pt")
+    ids = torch.arange(9)[None]
+    again = torch.load(tmp_path/"model.pt", weights_only=False)
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    assert type(again.base_model.model.hf_quantizer).__module__.startswith("transformers.")

@@ -103,6 +103,20 @@ def test_an_error_is_shown_and_acknowledged(sent):
     assert sent == [dict(ack=1)]
 
 
+def test_an_error_is_shown_even_if_the_panel_cannot_be_drawn(sent):
+    panel = Picks()
+    def fail(*_): raise ValueError("metrics.jsonl cannot be read")
+    panel.button.on_click(fail)
+    panel.blocks = fail
+    message(panel, panel.button, event="click", n=1)
+    (block,) = panel.view
+    assert "metrics.jsonl cannot be read" in block["html"] and "Fix" in block["html"]
+    assert sent == [dict(ack=1)]
+    del panel.blocks
+    panel.draw()
+    assert len(panel.view) > 1   # everything is there again
+
+
 def test_the_saved_picture_stands_beside_the_panel_under_its_name(monkeypatch):
     shown = []
     monkeypatch.setattr("sft_nb.panels.panel.display", lambda *parts, **how: shown.append((parts, how)))
