@@ -23,7 +23,7 @@ from ..tokens.tokenizer import load_tokenizer
 from ..tokens.dataset import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
 from ..batches.layout import supports_flattening
-from ..model.load import can_recompute_layers, load_shape
+from ..model.load import can_recompute_layers, check_quantization, load_shape
 from ..model.adapter import lora_reach
 from ..model.hardware import Device, find_device, find_hardware, this_device
 from .search import Candidate, choose, Planner, RowLengths
@@ -297,9 +297,7 @@ def plan(
         raise ConfigError("lengths", f"they are {min(lengths, default='none')} to {max(lengths, default='none')}",
                           f"integers from 1 to max_length, which is {cfg.max_length}",
                           edit(max_length=max(lengths, default=1)))
-    if cfg.load_in_8bit and cfg.method in ("lora", "full"):
-        raise ConfigError("load_in_8bit", f"method is {cfg.method}",
-                          "qlora, the method with a quantised base", edit(method="qlora"))
+    check_quantization(cfg.method, cfg.load_in_8bit)
     if device is None:
         hardware = find_hardware(cfg)
         card = this_device(hardware.device, hardware.dtype, processes=cfg.num_processes)

@@ -164,7 +164,8 @@ def ways(
     recomputes:bool=True,     # layers can be recomputed
 )->list[Way]:
     "The ways that `cfg` leaves open, 16 bits before 4; ConfigError if there is none"
-    methods = ("lora", "qlora") if cfg.method == "auto" else (cfg.method,)
+    methods = (cfg.method,)
+    if cfg.method == "auto": methods = ("qlora",) if cfg.load_in_8bit else ("lora", "qlora")
     switches = cfg.gradient_checkpointing, cfg.keep_attention, cfg.recompute_parts, cfg.activation_offloading
     choices = [(False, True) if value == "auto" else (value,) for value in switches]
     if not recomputes: choices[0] = (False,)

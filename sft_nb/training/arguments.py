@@ -27,6 +27,7 @@ from ..report import ConfigError, command, edit, error_summary, SftError
 from ..config import Config
 from ..settings import fix_for_source, settings_with
 from ..model.hardware import find_hardware
+from ..model.load import check_quantization
 from ..model.parallelism import check_division, deepspeed_config
 from ..model.kernels import check_kernels
 from ..model.trl_trainer import OneGpuConfig
@@ -127,6 +128,7 @@ def check_settings(cfg:Config)->None:
         found = f"device_map = {cfg.device_map!r} spreads a model over several devices"
         expected, fix = "training keeps a whole model on each device", fix_for_source(where, edit(device_map=None))
         raise ConfigError(where, found, expected, fix)
+    check_quantization(cfg.method, cfg.load_in_8bit)
     check_division(cfg)
     check_kernels(cfg.kernels)
 

@@ -229,6 +229,13 @@ def test_a_model_that_cannot_be_simulated_is_trained_all_the_same(tmp_path, monk
     assert "padding_free" in settled.planned
 
 
+@pytest.mark.parametrize("load_in_8bit, method", [(True, "qlora"), (False, "lora")])
+def test_auto_takes_the_method_that_stores_8_bits_if_they_are_asked_for(load_in_8bit, method):
+    "Weights of 32 bits would fit too"
+    made = plan(load_config("demo", method="auto", load_in_8bit=load_in_8bit), lengths=[50] * 40)
+    assert made.settings["method"] == method and made.fits
+
+
 def test_the_format_that_a_processor_was_measured_in_stays(monkeypatch, tmp_path):
     def measure(gain): monkeypatch.setattr("sft_nb.model.hardware.bfloat16_gain", lambda model, revision: gain)
     cfg = load_config("demo", device="cpu", max_samples=8, eval_samples=0, runs_dir=str(tmp_path))

@@ -31,6 +31,8 @@ def test_only_the_named_parameters_learn_and_a_resumed_run_ends_with_the_same_by
 
 @pytest.mark.parametrize("settings, says", [
     (dict(method="lora", unfrozen_parameters="lm_head"), "method lora trains an adapter; full fine-tuning. Fix: "),
+    (dict(method="lora", load_in_8bit=True), "load_in_8bit: method is lora"),
+    (dict(method="full", load_in_8bit=True), "load_in_8bit: method is full"),
     (dict(group_by_length=True, shuffle=False), "group_by_length is set too")], ids=lambda x: str(x)[:20])
 def test_what_does_not_go_together_is_refused(tmp_path, settings, says):
     with pytest.raises(ConfigError, match=says): check_settings(small(tmp_path, **settings))
