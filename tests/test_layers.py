@@ -108,6 +108,33 @@ def test_no_private_name_is_imported_from_another_module():
     assert found == []
 
 
+BELOW_THE_WORKBENCH = "rows tokens batches model planning optimizer.py".split()
+
+
+def configs_for_two_settings(tree)->list[str]:
+    "Functions that are given a config, and only read one or two of its settings"
+    found = []
+    for f in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+        if not any(a.arg == "cfg" for a in [*f.args.args, *f.args.kwonlyargs]): continue
+        named = [n for n in ast.walk(f) if isinstance(n, ast.Name) and n.id == "cfg"]
+        read = [n for n in ast.walk(f) if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == "cfg"]
+        if len(named) == len(read) and len({n.attr for n in read}) <= 2: found.append(f.name)
+    return found
+
+
+@pytest.mark.parametrize("code, seen", [
+    ("def f(cfg): return cfg.a + cfg.b", ["f"]), ("def f(*, cfg): return cfg.a", ["f"]),
+    ("def f(cfg): return cfg.a + cfg.b + cfg.c", []), ("def f(cfg): return g(cfg, cfg.a)", []),
+    ("def f(cfg):\n    h = cfg\n    return h.a", []), ("def f(a, b): return a + b", [])])
+def test_what_a_function_does_with_a_config(code, seen): assert configs_for_two_settings(ast.parse(code)) == seen
+
+
+def test_functions_below_the_workbench_take_values_where_they_need_few():
+    below = [path for path in MODULES if path.relative_to(PACKAGE).parts[0] in BELOW_THE_WORKBENCH]
+    found = {dotted(path): names for path in below if (names := configs_for_two_settings(ast.parse(path.read_text())))}
+    assert found == {}
+
+
 UP = {   # in tokens/encode.py
     "relative, another part": "from ..training.train import train",
     "relative, a module of another part": "from ..training import train",

@@ -70,8 +70,8 @@ def has_states(
     return supports_flattening(shape) and bool(state_functions(model_class(shape)))
 
 # %% ../../nbs/05_batches/03_layout.ipynb #e5e59d05
-def _requires_flattening(cfg:Config)->bool:
-    return cfg.max_tokens_per_batch is not None or cfg.sequence_parallel_size > 1
+def _requires_flattening(max_tokens:int|None, processes_per_row:int)->bool:
+    return max_tokens is not None or processes_per_row > 1
 
 def takes_flattened(
     attention:str|None,   # from `choose_attention`, or from a loaded model
@@ -86,7 +86,8 @@ def should_flatten(
     shape,                # the model's config
 )->tuple[bool,str]:
     "Whether the rows of a batch are flattened, and why; ConfigError if requested but not supported"
-    is_supported, is_required = supports_flattening(shape), _requires_flattening(cfg)
+    is_supported = supports_flattening(shape)
+    is_required = _requires_flattening(cfg.max_tokens_per_batch, cfg.sequence_parallel_size)
     obstacle = f"{shape.model_type} has layers or positions that reach across rows"
     if cfg.sequence_parallel_size > 1 and has_states(shape):
         is_supported, obstacle = False, f"a state of {shape.model_type} runs through all tokens of a row"
@@ -181,7 +182,8 @@ def choose_layout(
     "The layout of batches; ConfigError if flattening is requested but rows would see each other"
     flat, reason = should_flatten(cfg, attention, shape)
     if flat and model is not None and not rows_stay_apart(model):
-        if _requires_flattening(cfg) or (cfg.padding_free is True and "padding_free" not in cfg.planned):
+        is_required = _requires_flattening(cfg.max_tokens_per_batch, cfg.sequence_parallel_size)
+        if is_required or (cfg.padding_free is True and "padding_free" not in cfg.planned):
             found = f"{shape.model_type} has positions or layers that reach across rows"
             raise ConfigError("padding_free", f"in a flattened batch the rows read each other: {found}",
                               "padded batches", edit(padding_free=False, max_tokens_per_batch=None))

@@ -153,18 +153,19 @@ def check_several(
 
 # %% ../../nbs/06_model/11_parallelism.ipynb #0f1c6ac6
 def check_heads(
-    cfg:Config,
+    size:int,             # processes that share a row
     attention:str|None,   # attention the model would be loaded with; None: its own
     shape,                # the model's config
+    *, is_chosen:bool=False,   # True: a setting names the attention
 )->None:
     "ConfigError for a model whose rows cannot be shared"
-    if cfg.sequence_parallel_size == 1: return
+    if size == 1: return
     from sft_nb.batches.layout import text_config   # loads torch
-    size, heads = cfg.sequence_parallel_size, getattr(text_config(shape), "num_attention_heads", 0)
+    heads = getattr(text_config(shape), "num_attention_heads", 0)
     fix = edit(sequence_parallel_size=1)
     if attention != "varlen":
         found = f"the attention of {shape.model_type} is {attention or 'its own'}"
-        if cfg.attn_implementation != "auto": fix = edit(attn_implementation="auto") | fix
+        if is_chosen: fix = edit(attn_implementation="auto") | fix
     elif heads % size: found = f"{heads} heads cannot be split among {size} processes"
     else: return
     raise ConfigError("sequence_parallel_size", found, "varlen, and heads for each process", fix)

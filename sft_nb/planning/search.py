@@ -83,7 +83,8 @@ class Planner:
         self.shape = load_shape(cfg, tokenizer)
         self.attention, self.why_attention = _attention_of_device(
             cfg.attn_implementation, device, self.dtype, self.shape, shared=cfg.sequence_parallel_size > 1)
-        check_heads(cfg, self.attention, self.shape)
+        check_heads(cfg.sequence_parallel_size, self.attention, self.shape,
+                    is_chosen=cfg.attn_implementation != "auto")
         self.flat, self.why_flat = should_flatten(cfg, self.attention, self.shape)
         self.room = .95 * device.gib * 2**30   # bytes available for planning
         self.kept = {}

@@ -150,13 +150,13 @@ def has_own_eval_rows(
     own = getattr(task, "own_rows", True)
     return trains_on_own if own == "alone" else own
 
-def _mixture_options(cfg:Config, task:Task)->dict:
+def _mixture_options(task:Task, fields:tuple|None, data_format:str)->dict:
     "How a mixture reads rows: with the task's names for columns, and a row for each part of a record"
-    is_chat = task.name == "chat" or cfg.data_format != "auto"
+    is_chat = task.name == "chat" or data_format != "auto"
     aliases = getattr(task, "aliases", {})
-    fields = () if is_chat else tuple(dict.fromkeys([*task.fields, *aliases]))
-    given = parse_fields(cfg.fields, fields or FORMAT_FIELDS)
-    rename = ColumnRenamer(fields, given, aliases, () if is_chat else tuple(task.fields))
+    own = () if is_chat else tuple(dict.fromkeys([*task.fields, *aliases]))
+    given = parse_fields(fields, own or FORMAT_FIELDS)
+    rename = ColumnRenamer(own, given, aliases, () if is_chat else tuple(task.fields))
     return dict(rename=rename, expand=getattr(task, "expand", None))
 
 def _open_files(files:tuple, split:str, domain:str, name:str="rows")->list[Source]:
@@ -187,7 +187,7 @@ def hold_out(
         n = sum(source.total if source.total is not None else sum(1 for _ in source.read()) for source in sources)
         share = min(.5, cfg.eval_rows / max(n, 1))
     options = dict(seed=cfg.seed, share=share, prompt_of=partial(prompt_of_row, task, cfg), in_memory=in_memory)
-    options |= _mixture_options(cfg, task)
+    options |= _mixture_options(task, cfg.fields, cfg.data_format)
     return (Mixture(sources, weights, n=cfg.max_samples, **options),
             Mixture(sources, held_out=True, n=cfg.eval_samples, **options))
 
@@ -211,7 +211,8 @@ def open_split(
 )->Mixture|None:    # None: there are no held-out rows
     "The rows of one split; `SftError` if a file is missing, ConfigError for a test file that would be ignored"
     if split == "eval" and not cfg.eval_samples: return None
-    n, options = cfg.max_samples if split == "train" else cfg.eval_samples, _mixture_options(cfg, task)
+    n = cfg.max_samples if split == "train" else cfg.eval_samples
+    options = _mixture_options(task, cfg.fields, cfg.data_format)
     if rows is not None:
         return Mixture(_open_files((rows,), split, cfg.domain, f"{split} rows"), n=n, in_memory=True, **options)
 
