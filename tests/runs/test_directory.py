@@ -1,11 +1,12 @@
 """What is written into a run, and what can still be read after a failure."""
 import os, shutil
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.report import MissingPathError, SftError
 from sft_nb.runs.checkpoint import find_corruption, flatten_folder, prune, remove_leftovers, write_checksums
 from sft_nb.runs.directory import Run, create_run
 from sft_nb.runs.status import Status, read_status
@@ -125,3 +126,20 @@ def test_a_folder_more_than_is_wanted_leaves_nothing_behind(tmp_path):
     (inner/"weights").write_text("1")
     flatten_folder(inner)
     assert [p.name for p in (tmp_path/"adapter").iterdir()] == ["weights"]
+
+
+def test_a_config_is_read_once_and_again_when_another_process_has_changed_it(tmp_path, monkeypatch):
+    read = []
+    def counted(path, **how):
+        read.append(path)
+        return load_config(path, **how)
+    monkeypatch.setattr("sft_nb.runs.directory.load_config", counted)
+    run = create_run(load_config("demo", runs_dir=str(tmp_path), max_steps=7))
+    assert [run.config.max_steps for _ in range(3)] == [7] * 3 and len(read) == 1
+    other = Run(run.path)
+    other.keep(replace(other.config, max_steps=9))   # of the same length
+    assert [run.config.max_steps for _ in range(3)] == [9] * 3 and len(read) == 3
+    run.trusts = True
+    assert not run.config.untrusted and len(read) == 4
+    (run.path/"config.json").unlink()
+    with pytest.raises(MissingPathError): _ = run.config
