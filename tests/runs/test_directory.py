@@ -139,7 +139,10 @@ def test_a_config_is_read_once_and_again_when_another_process_has_changed_it(tmp
     other = Run(run.path)
     other.keep(replace(other.config, max_steps=9))   # of the same length
     assert [run.config.max_steps for _ in range(3)] == [9] * 3 and len(read) == 3
-    run.trusts = True
-    assert not run.config.untrusted and len(read) == 4
+    run.keep(replace(run.config, task="capitals:Capitals"))
+    stranger = Run(run.path)
+    assert stranger.config.untrusted == {"task"} and run.config.untrusted == frozenset()
+    stranger.trusts = True   # as `open_run` sets it
+    assert stranger.config.untrusted == frozenset()
     (run.path/"config.json").unlink()
     with pytest.raises(MissingPathError): _ = run.config
