@@ -126,29 +126,29 @@ def secret_inside(
     value,    # value of a setting
 )->str:       # name of a variable; empty: none
     "The variable whose secret a value contains; only secrets of 12 or more characters that look random are found"
-    said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    if len(said) < 12: return ""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) < 12: return ""
     for secret, name in _secret_values():
         looks_random = re.search(r"\d", secret) and re.search(r"[A-Za-z]", secret) and not re.search(r"[\s/]", secret)
-        if len(secret) >= 12 and looks_random and secret in said: return name
+        if len(secret) >= 12 and looks_random and secret in text: return name
     return ""
 
 # fields whose values are our own words
 NEVER_REDACTED = frozenset("state status check stopped_by time host model checkpoint dtype".split())
 
 def redact_json(
-    said,   # any JSON value
+    data,   # any JSON value
 ):          # the same value without secrets
     "Redact every text in a JSON value, except in `NEVER_REDACTED` fields"
-    return _redact_value(said, _secret_forms())   # list them once: that is slower than redacting a text
+    return _redact_value(data, _secret_forms())   # list them once: that is slower than redacting a text
 
 # %% ../nbs/00_credentials.ipynb #ea8bcde1
-def _redact_value(said, marks:list[tuple[str,str]]):
-    if isinstance(said, str): return _redact_forms(said, marks)
-    if isinstance(said, dict):
-        ours = {name: v for name, v in said.items() if name in NEVER_REDACTED and isinstance(v, str)}
-        return {name: ours[name] if name in ours else _redact_value(v, marks) for name, v in said.items()}
-    return [_redact_value(v, marks) for v in said] if isinstance(said, (list, tuple)) else said
+def _redact_value(data, marks:list[tuple[str,str]]):
+    if isinstance(data, str): return _redact_forms(data, marks)
+    if isinstance(data, dict):
+        ours = {name: v for name, v in data.items() if name in NEVER_REDACTED and isinstance(v, str)}
+        return {name: ours[name] if name in ours else _redact_value(v, marks) for name, v in data.items()}
+    return [_redact_value(v, marks) for v in data] if isinstance(data, (list, tuple)) else data
 
 # %% ../nbs/00_credentials.ipynb #key00021
 _BEGINNINGS = ("hf_ api_org_ wandb_v1_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- sk- gsk_ nvapi- AKIA ASIA AIza xox "

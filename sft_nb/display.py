@@ -46,13 +46,13 @@ STATUS_COLOURS = dict(ok="#1a7f37", skipped="#57606a", warn="#9a6700", fail="#cf
 
 def badge_html(
     status:str,     # ok, skipped, warn or fail
-    says:str="",    # empty: only the mark
+    text:str="",    # empty: only the mark
     *, wraps:bool=False,   # True: a long text may wrap
 )->Html:
     "A mark and a text on a coloured background"
     wrap = "overflow-wrap:anywhere;box-decoration-break:clone" if wraps else "white-space:nowrap"
     style = f"background:{STATUS_COLOURS[status]};color:#fff;border-radius:3px;padding:0 6px;{wrap}"
-    return Html(f"<span style='{style}'>{STATUS_MARKS[status]} {as_html(says)}</span>")
+    return Html(f"<span style='{style}'>{STATUS_MARKS[status]} {as_html(text)}</span>")
 
 # %% ../nbs/00_display.ipynb #fac0tab2
 def table_html(
@@ -102,11 +102,11 @@ class RecordTable(list):
     "A list of dicts that displays as a table"
     def __init__(self,
         lines:list[dict]=(),
-        says:str="",       # a heading: `3 rows left out`
+        text:str="",       # a heading: `3 rows left out`
         *, most:int=20,    # most rows to display
     ):
         super().__init__(lines)
-        self.says, self.most = says, most
+        self.says, self.most = text, most
 
     @property
     def head(self)->list[str]: return [*dict.fromkeys(key for line in self[:self.most] for key in line)]
@@ -133,13 +133,13 @@ class RecordTable(list):
 
 # %% ../nbs/00_display.ipynb #fac0fol2
 def details_html(
-    says:str,          # the line that is always visible
+    text:str,          # the line that is always visible
     inside:str,        # HTML that is visible when opened
     *, opened:bool=False,
 )->Html:
     "A collapsible section"
     now = " open" if opened else ""
-    return Html(f"<details{now}><summary style='cursor:pointer'>{as_html(says)}</summary>{inside}</details>")
+    return Html(f"<details{now}><summary style='cursor:pointer'>{as_html(text)}</summary>{inside}</details>")
 
 # %% ../nbs/00_display.ipynb #fac0bar1
 _TONES = ("#57606a", "#0969da", "#54aeff", "#8250df", "#1a7f37", "#bf8700", "#8c959f")   # none that suggests a warning
@@ -177,10 +177,10 @@ def code_html(text:str)->Html: return Html(f"<code style='{WRAPPED}'>{as_html(te
 
 def link_html(
     to:str,          # https://...
-    says:str="",     # empty: the address itself
+    text:str="",     # empty: the address itself
 )->Html:
     "A link in the colour of the text"
-    return Html(f"<a style='color:inherit' href='{as_html(to)}'>{as_html(says or to)}</a>")
+    return Html(f"<a style='color:inherit' href='{as_html(to)}'>{as_html(text or to)}</a>")
 
 # %% ../nbs/00_display.ipynb #fac0car9
 def card_html(

@@ -458,8 +458,8 @@ AXOLOTL = Tool(
 def axolotl_defaults(given:FileSettings)->dict:
     "Axolotl evaluates after each epoch if rows are held out and no key says when"
     when = ("eval_strategy", "evaluation_strategy", "evals_per_epoch", "eval_steps")
-    said = any(name in given.written for name in when)
-    return dict(eval_steps="epoch") if given.holds_out() and not said else {}
+    is_set = any(name in given.written for name in when)
+    return dict(eval_steps="epoch") if given.holds_out() and not is_set else {}
 
 # %% ../nbs/00_foreign_tools.ipynb #30b1a82a
 def find_dataset_info(given:FileSettings)->tuple[Path|None,dict]:
@@ -477,16 +477,16 @@ def find_dataset_info(given:FileSettings)->tuple[Path|None,dict]:
 _ALPACA_COLUMNS = dict(prompt="instruction", query="input", response="output", history="history", system="system")
 _SHAREGPT_COLUMNS = dict(messages="messages", system="system", tools="tools")
 
-def _read_description(name:str, said:dict, folder:Path)->tuple[str,dict,list[str]]:
+def _read_description(name:str, described:dict, folder:Path)->tuple[str,dict,list[str]]:
     "File, settings and unsupported keys of a dataset in dataset_info.json"
-    columns, tags = said.get("columns") or {}, said.get("tags") or {}
+    columns, tags = described.get("columns") or {}, described.get("tags") or {}
     odd = [f"{name} has {c}" for c in ("images", "videos", "audios", "kto_tag") if columns.get(c)]
-    if said.get("ranking"): odd.append(f"{name} has preferences")
-    if said.get("script_url"): odd.append(f"{name} is loaded by a script")
-    place = dict(path=said.get("hf_hub_url") or said.get("ms_hub_url") or said.get("script_url"),
-                 name=said.get("subset"), split=said.get("split"), revision=said.get("revision"))
-    file = dataset_files(place)[0] if place["path"] else str(folder/str(said.get("file_name", f"{name}.json")))
-    talks = said.get("formatting", "alpaca") in ("sharegpt", "openai")
+    if described.get("ranking"): odd.append(f"{name} has preferences")
+    if described.get("script_url"): odd.append(f"{name} is loaded by a script")
+    place = dict(path=described.get("hf_hub_url") or described.get("ms_hub_url") or described.get("script_url"),
+                 name=described.get("subset"), split=described.get("split"), revision=described.get("revision"))
+    file = dataset_files(place)[0] if place["path"] else str(folder/str(described.get("file_name", f"{name}.json")))
+    talks = described.get("formatting", "alpaca") in ("sharegpt", "openai")
     known = _SHAREGPT_COLUMNS if talks else _ALPACA_COLUMNS
     fields = [f"{known[theirs]}={column}" for theirs, column in columns.items()
               if theirs in known and column not in (None, known[theirs])]
@@ -495,7 +495,7 @@ def _read_description(name:str, said:dict, folder:Path)->tuple[str,dict,list[str
     if talks and (keys[0] not in ("from", "role") or keys[1] not in ("value", "content")):
         odd.append(f"{name} has messages with the keys {keys[0]} and {keys[1]}")
     wanted = dict(data_format="auto" if talks else "alpaca") | (dict(fields=tuple(fields)) if fields else {})
-    if said.get("num_samples"): file += f"[:{said['num_samples']}]"
+    if described.get("num_samples"): file += f"[:{described['num_samples']}]"
     return file, wanted, odd
 
 def _with_limit(file:str, limit:str)->str:

@@ -127,9 +127,9 @@ def renamed(self:Fix,
 @patch
 def to_dict(self:Fix)->dict:
     "The non-empty fields, ready for JSON"
-    said = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name)}
-    if self.otherwise: said["otherwise"] = [f.to_dict() for f in self.otherwise]
-    return said
+    out = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name)}
+    if self.otherwise: out["otherwise"] = [f.to_dict() for f in self.otherwise]
+    return out
 
 @patch(cls_method=True)
 def from_dict(cls:Fix, d:dict)->"Fix":
@@ -169,9 +169,9 @@ def with_article(noun:str)->str:
 # %% ../nbs/00_report.ipynb #65d98ddb
 def error_summary(error:Exception)->str:
     "An error's message in one line of at most 200 characters; without torch's advice to load unsafe files"
-    said = str(error).strip() or "no message"
-    if "weights_only" in said: return "it holds something other than tensors"
-    return said.splitlines()[0][:200]
+    text = str(error).strip() or "no message"
+    if "weights_only" in text: return "it holds something other than tensors"
+    return text.splitlines()[0][:200]
 
 def why_unreadable(error:Exception)->str:
     "Why one of our JSON files could not be read, without Python's exception names"
@@ -237,10 +237,10 @@ class MissingRunError(MissingPathError):
 @patch
 def card(self:SftError)->dict:
     "The content of an error card: title, says, lines"
-    says = self.found.strip("\n") + (f"; {self.expected}" if self.expected else "")
-    says = "\n".join([says, *map(shorten_words, getattr(self, "__notes__", ()))])
+    text = self.found.strip("\n") + (f"; {self.expected}" if self.expected else "")
+    text = "\n".join([text, *map(shorten_words, getattr(self, "__notes__", ()))])
     lines = dict(Fix=str(self.fix), Page=page_url(self.page), Asked=calling_line(self.__traceback__))
-    return redact_json(dict(title=f"{type(self).__name__}: {self.where}", says=says, lines=lines))
+    return redact_json(dict(title=f"{type(self).__name__}: {self.where}", says=text, lines=lines))
 
 @patch
 def _repr_html_(self:SftError)->str: return card_html(**self.card())
@@ -285,10 +285,10 @@ class Finding:
 
     def to_dict(self)->dict:
         "Ready for JSON: `fix` in shell syntax, and its parts"
-        said = dict(check=self.check, status=self.status, says=self.says, fix=self.fix.says("shell"))
-        if self.fix: said["fix_parts"] = self.fix.to_dict()
-        if self.step is not None: said |= dict(step=self.step, until=self.until)
-        return said
+        out = dict(check=self.check, status=self.status, says=self.says, fix=self.fix.says("shell"))
+        if self.fix: out["fix_parts"] = self.fix.to_dict()
+        if self.step is not None: out |= dict(step=self.step, until=self.until)
+        return out
 
     @classmethod
     def from_dict(cls, d:dict)->"Finding":
@@ -304,21 +304,21 @@ def sentence(self:Finding)->str:
     return f"{when}{self.says}"
 
 # %% ../nbs/00_report.ipynb #f1nd0002
-def ok(says:str, *, check:str="")->Finding:
+def ok(text:str, *, check:str="")->Finding:
     "A finding of a check that passed"
-    return Finding(check, "ok", says)
+    return Finding(check, "ok", text)
 
-def skipped(says:str, fix:Fix|str="", *, check:str="")->Finding:
+def skipped(text:str, fix:Fix|str="", *, check:str="")->Finding:
     "A finding of a check that could not run"
-    return Finding(check, "skipped", says, fix)
+    return Finding(check, "skipped", text, fix)
 
-def warn(says:str, fix:Fix|str="", *, check:str="", step:int|None=None)->Finding:
+def warn(text:str, fix:Fix|str="", *, check:str="", step:int|None=None)->Finding:
     "A finding that warns"
-    return Finding(check, "warn", says, fix, step, step)
+    return Finding(check, "warn", text, fix, step, step)
 
-def fail(says:str, fix:Fix|str="", *, check:str="", step:int|None=None)->Finding:
+def fail(text:str, fix:Fix|str="", *, check:str="", step:int|None=None)->Finding:
     "A finding of a check that failed"
-    return Finding(check, "fail", says, fix, step, step)
+    return Finding(check, "fail", text, fix, step, step)
 
 # %% ../nbs/00_report.ipynb #f17a533c
 @dataclass(frozen=True)
@@ -342,10 +342,10 @@ class Report:
         "A summary in words: `ready, 1 warning`; empty without findings"
         if not self.findings: return ""
         n = {status: sum(f.status == status for f in self.findings) for status in STATUSES}
-        said = [pluralise(n[status], word) for status, word in _PROBLEMS.items() if n[status]]
-        if self.good: said.insert(0, f"not {self.good}" if n["fail"] else self.good)
-        said = said or ["fine"]
-        return ", ".join([*said, f"{n['skipped']} skipped"] if n["skipped"] else said)
+        problems = [pluralise(n[status], word) for status, word in _PROBLEMS.items() if n[status]]
+        if self.good: problems.insert(0, f"not {self.good}" if n["fail"] else self.good)
+        problems = problems or ["fine"]
+        return ", ".join([*problems, f"{n['skipped']} skipped"] if n["skipped"] else problems)
 
 # %% ../nbs/00_report.ipynb #f17a5304
 _MAX_PASSED_LISTED = 2    # if more checks passed, they are counted

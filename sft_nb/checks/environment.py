@@ -113,11 +113,11 @@ def check_disk(requested:Config, checkpoint_bytes:int)->Finding:
     free = shutil.disk_usage(nearest_folder(requested.runs_dir)).free
     n = requested.save_total_limit + 2   # plus one being written, and the result
     needed = n * checkpoint_bytes
-    says = f"{n} checkpoints of {_to_mib(checkpoint_bytes)} take {_to_mib(needed)}, and {_to_mib(free)} are free"
+    text = f"{n} checkpoints of {_to_mib(checkpoint_bytes)} take {_to_mib(needed)}, and {_to_mib(free)} are free"
     fix = edit(save_total_limit=1) | "{runs_dir} on a larger disk"
-    if needed > free: return fail(says, fix)
-    if 2 * needed > free: return warn(f"{says}: less than twice that", fix)
-    return ok(says)
+    if needed > free: return fail(text, fix)
+    if 2 * needed > free: return warn(f"{text}: less than twice that", fix)
+    return ok(text)
 
 # %% ../../nbs/09_checks/01_environment.ipynb #70867317
 @check("environment")
@@ -141,8 +141,8 @@ def check_hub(requested:Config)->Finding|None:
         revision = requested.revision if name == requested.model else None
         if name is None or Path(model_path(name)).is_dir() or not constants.HF_HUB_OFFLINE: continue
         if isinstance(try_to_load_from_cache(name, file, revision=revision), str): continue
-        says = f"{name} is neither a folder nor in the local cache, and HF_HUB_OFFLINE=1"
-        return fail(says, command(f"HF_HUB_OFFLINE=0 hf download {name}") | edit(**{setting: "path/to/a/folder"}))
+        text = f"{name} is neither a folder nor in the local cache, and HF_HUB_OFFLINE=1"
+        return fail(text, command(f"HF_HUB_OFFLINE=0 hf download {name}") | edit(**{setting: "path/to/a/folder"}))
 
 # %% ../../nbs/09_checks/01_environment.ipynb #1b97ad23
 @check("plan")
@@ -150,6 +150,6 @@ def check_memory(plan:Plan|None, no_plan:str)->Finding|list[Finding]:
     "training fits in memory"
     if plan is None: return skipped(no_plan or "this model's step could not be simulated")
     if plan.findings: return plan.findings
-    says = f"{plan.total / 2**30:.1f} of {plan.device.gib:.1f} GiB"
-    if plan.fits: return ok(says)
-    return fail(says, as_fix("a smaller {max_length}") | "a smaller {per_device_train_batch_size}")
+    text = f"{plan.total / 2**30:.1f} of {plan.device.gib:.1f} GiB"
+    if plan.fits: return ok(text)
+    return fail(text, as_fix("a smaller {max_length}") | "a smaller {per_device_train_batch_size}")

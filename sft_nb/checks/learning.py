@@ -93,16 +93,16 @@ def check_learns(learned:Learned)->Finding:
     if rate == 0: return fail("learning_rate is 0: nothing is learned", edit(learning_rate=2e-4))
     if learned.broken:
         is_new = f"after step {learned.broke_at} of {learned.steps} on the same rows"
-        says = f"the weights are not finite {is_new if learned.broke_at else 'before the first step'}"
-        return fail(f"{says}, the first is {learned.broken}", edit_rate(rate / 10) if learned.broke_at else _REPAIRED)
-    says = f"after {learned.steps} steps on the same rows the loss is {learned.after:.4f}, from {learned.before:.4f}"
-    if not math.isfinite(learned.after) or learned.after > 1.1 * learned.before: return fail(says, edit_rate(rate / 10))
+        text = f"the weights are not finite {is_new if learned.broke_at else 'before the first step'}"
+        return fail(f"{text}, the first is {learned.broken}", edit_rate(rate / 10) if learned.broke_at else _REPAIRED)
+    text = f"after {learned.steps} steps on the same rows the loss is {learned.after:.4f}, from {learned.before:.4f}"
+    if not math.isfinite(learned.after) or learned.after > 1.1 * learned.before: return fail(text, edit_rate(rate / 10))
     if learned.highest > 2 * learned.before + 1:
-        says += f", with a peak of {learned.highest:.4f}: the steps are too large"
-        return fail(says, edit_rate(rate / 10))
-    if 0 < down < 5e-4 * learned.before: return warn(f"{says}: it hardly changes", edit_rate(min(rate * 100, 2e-4)))
-    if down > 0: return ok(says)
-    return warn(f"{says}: it did not go down", edit_rate(rate * 10 if learned.unchanged else rate / 10))
+        text += f", with a peak of {learned.highest:.4f}: the steps are too large"
+        return fail(text, edit_rate(rate / 10))
+    if 0 < down < 5e-4 * learned.before: return warn(f"{text}: it hardly changes", edit_rate(min(rate * 100, 2e-4)))
+    if down > 0: return ok(text)
+    return warn(f"{text}: it did not go down", edit_rate(rate * 10 if learned.unchanged else rate / 10))
 
 # %% ../../nbs/09_checks/05_learning.ipynb #f75a3f7c
 @check("learning")
@@ -110,11 +110,11 @@ def check_moves(learned:Learned)->Finding|None:
     "every trained tensor has changed"
     unchanged = [] if learned.broken else learned.unchanged   # reported by `check_learns`
     if not unchanged or not learned.learning_rate: return None   # `check_learns` reports a zero rate
-    says = f"{len(unchanged)} of {learned.of} trained tensors did not change in {learned.steps} steps"
-    says += f", the first is {unchanged[0]}"
+    text = f"{len(unchanged)} of {learned.of} trained tensors did not change in {learned.steps} steps"
+    text += f", the first is {unchanged[0]}"
     fix = "adapters_to_float32(model): in 16 bits, small steps are rounded away"
     if learned.learning_rate < 1e-6: fix = edit(learning_rate=2e-4)
-    return fail(says, fix) if len(unchanged) == learned.of else warn(says, fix)
+    return fail(text, fix) if len(unchanged) == learned.of else warn(text, fix)
 
 # %% ../../nbs/09_checks/05_learning.ipynb #694106c2
 @dataclass(frozen=True)
@@ -155,12 +155,12 @@ def check_schedule(schedule:ScheduleRun, requested:Config)->Finding:
     if not steps:
         fix = edit(num_train_epochs=1) | edit(max_steps=100)
         return fail("there are no steps to train: num_train_epochs is 0", fix)
-    says = f"{steps:,} optimiser steps, {warm_up:,} of them warm-up"
+    text = f"{steps:,} optimiser steps, {warm_up:,} of them warm-up"
     if not schedule.highest and requested.learning_rate:
-        return warn(f"{says}: the learning rate is 0 in every step, and nothing is learned", edit(warmup_steps=0))
-    if schedule.highest >= .999 * requested.learning_rate: return ok(says)
-    says += f": the learning rate only reaches {schedule.highest:.3g}, not {requested.learning_rate:g}"
-    return warn(says, edit(warmup_steps=.03) | "more {num_train_epochs}")
+        return warn(f"{text}: the learning rate is 0 in every step, and nothing is learned", edit(warmup_steps=0))
+    if schedule.highest >= .999 * requested.learning_rate: return ok(text)
+    text += f": the learning rate only reaches {schedule.highest:.3g}, not {requested.learning_rate:g}"
+    return warn(text, edit(warmup_steps=.03) | "more {num_train_epochs}")
 
 # %% ../../nbs/09_checks/05_learning.ipynb #b175b85d
 MOST_TO_SAVE = 2**30   # bytes; larger checkpoints are not written for the check

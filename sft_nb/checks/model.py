@@ -38,8 +38,8 @@ def _check_adapter(model, trained:list[str], frozen:list[str])->Finding|None:
     if still: return fail(f"{len(still)} tensors of the adapter are frozen, the first is {still[0]}", _THAW)
     strays = [n for n in trained if not is_adapter(n)]
     if strays:
-        says = f"{len(strays)} tensors of the base are trained, the first is {strays[0]}"
-        return fail(says, "model.requires_grad_(False) before the adapter is added")
+        text = f"{len(strays)} tensors of the base are trained, the first is {strays[0]}"
+        return fail(text, "model.requires_grad_(False) before the adapter is added")
 
     adapter = model.peft_config["default"]
     wanted, excluded = adapter.target_modules, adapter.exclude_modules
@@ -67,11 +67,11 @@ def check_trainable(model, cfg:Config)->Finding:
                         f"{others[0]}", _IN_FULL)
     elif wrong := _check_adapter(model, trained, frozen): return wrong
 
-    says = "{:,} of {:,} parameters are trained".format(*count_parameters(model))
+    text = "{:,} of {:,} parameters are trained".format(*count_parameters(model))
     text_model = text_path(model)   # if the model has a vision tower
-    if cfg.method == "full" and cfg.unfrozen_parameters: says += ", those that unfrozen_parameters names"
-    elif text_model: says += f", all of them in {text_model}: rows are text and use nothing else"
-    return ok(says)
+    if cfg.method == "full" and cfg.unfrozen_parameters: text += ", those that unfrozen_parameters names"
+    elif text_model: text += f", all of them in {text_model}: rows are text and use nothing else"
+    return ok(text)
 
 # %% ../../nbs/09_checks/03_model.ipynb #df1bceb3
 @check("model")
@@ -95,18 +95,18 @@ def check_packed(model, cfg:Config)->Finding|None:
     "with `method='qlora'`, nearly all of the base is stored in 4 or 8 bits"
     if cfg.method != "qlora": return None
     share, left_out = packed_share(model)
-    says = f"{share:.1%} of the base is stored in {8 if cfg.load_in_8bit else 4} bits"
-    if share >= .9 or not left_out: return ok(says)
-    says += f", but not {', '.join([*left_out][:3])}"
+    text = f"{share:.1%} of the base is stored in {8 if cfg.load_in_8bit else 4} bits"
+    if share >= .9 or not left_out: return ok(text)
+    text += f", but not {', '.join([*left_out][:3])}"
     experts = [m for m in model.modules() if is_experts(m) and not hasattr(m, "packed")
                and any(p.ndim == 3 for p in m.parameters(recurse=False))]
     if not experts:
         of_text, _ = packed_share(model, text_path(model))   # a vision tower is not quantised
-        if of_text >= .5: return ok(says)
-        says += ": bitsandbytes packs plain `nn.Linear` layers that share no weight, and most layers here are not"
-        return warn(says, edit(method="lora"))
-    if cfg.load_in_8bit: return warn(says, edit(load_in_8bit=False))
-    return warn(f"{says}: {why_not_packed(experts[0])}", edit(method="lora"))
+        if of_text >= .5: return ok(text)
+        text += ": bitsandbytes packs plain `nn.Linear` layers that share no weight, and most layers here are not"
+        return warn(text, edit(method="lora"))
+    if cfg.load_in_8bit: return warn(text, edit(load_in_8bit=False))
+    return warn(f"{text}: {why_not_packed(experts[0])}", edit(method="lora"))
 
 # %% ../../nbs/09_checks/03_model.ipynb #015e1781
 @check("model")
@@ -124,10 +124,10 @@ def check_causal(model, cfg:Config)->Finding|None:
     tolerance = 1e-4 if model.dtype == torch.float32 else 1e-2   # experts may be summed in another order
     if not before.isfinite().all(): return None   # `step.loss` reports this
     if torch.allclose(before, after, rtol=0, atol=tolerance * float(before.abs().max())): return None
-    says = f"{inner.config.model_type} reads ahead: the scores of a token depend on the tokens after it"
+    text = f"{inner.config.model_type} reads ahead: the scores of a token depend on the tokens after it"
     if getattr(inner.config, "is_decoder", None) is False:
-        return fail(says, as_fix('"is_decoder": true in its config.json') | "a causal {model}")
-    return fail(says, "a causal {model}")
+        return fail(text, as_fix('"is_decoder": true in its config.json') | "a causal {model}")
+    return fail(text, "a causal {model}")
 
 # %% ../../nbs/09_checks/03_model.ipynb #aab8b9c8
 @check("model")
@@ -154,16 +154,16 @@ def check_vocabulary(model, tokenizer)->Finding|None:
     "tokenizer, embedding and head have the same vocabulary"
     inner = causal_lm(model)
     rows, head = len(inner.get_input_embeddings().weight), inner.get_output_embeddings()
-    said = text_config(inner.config).vocab_size
+    written = text_config(inner.config).vocab_size
     fix = as_fix("model.resize_token_embeddings(len(tokenizer))") | "the tokenizer that the model was trained with"
     if len(tokenizer) > rows:
         return fail(f"the tokenizer has {len(tokenizer):,} tokens and the embedding {rows:,} rows", fix)
     is_known = head is not None and not hasattr(head.weight, "quant_state")
     scores = len(head.weight) if is_known else rows
-    if scores != rows and (scores < len(tokenizer) or scores != said):   # Llama 3.2 Vision has no image logits
+    if scores != rows and (scores < len(tokenizer) or scores != written):   # Llama 3.2 Vision has no image logits
         return fail(f"the embedding has {rows:,} rows and the head {scores:,}", fix)
-    if said not in (rows, scores):
-        return fail(f"the config says vocab_size {said:,} and the embedding has {rows:,} rows", fix)
+    if written not in (rows, scores):
+        return fail(f"the config says vocab_size {written:,} and the embedding has {rows:,} rows", fix)
 
 # %% ../../nbs/09_checks/03_model.ipynb #dd371aa8
 def untrained(
@@ -225,6 +225,6 @@ def check_special_tokens(model, tokenizer, data:Data, cfg:Config)->Finding|None:
     if unwritten is None or unread is None:
         return skipped("embeddings of common tokens look like unused ones, so this is unknown")
     names = tuple(tokenizer.convert_ids_to_tokens(unwritten or unread))
-    said, fix = " ".join(names), edit(train_tokens=names)
-    if unwritten: return fail(f"the base has never written {said}: an adapter can hardly learn to end with it", fix)
-    if unread: return warn(f"the base has never read {said}: it means nothing yet", fix)
+    listed, fix = " ".join(names), edit(train_tokens=names)
+    if unwritten: return fail(f"the base has never written {listed}: an adapter can hardly learn to end with it", fix)
+    if unread: return warn(f"the base has never read {listed}: it means nothing yet", fix)

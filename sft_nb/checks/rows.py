@@ -81,17 +81,17 @@ def check_kept(data:Data)->Finding|None:
     if gone + cut <= .1 * n: return None
     fix = look_at_dropped(data.cfg, data.train, "train")
     if counts.longest_dropped and counts.too_long >= .5 * gone: fix = edit(max_length=counts.longest_dropped)
-    says = f"{gone:,} of {n:,} rows are left out and {cut:,} cut"
-    if counts.requested: says += f"; {counts.requested:,} more are left out as requested"
-    if reasons := data.train.reasons: says += f" ({describe_reasons(reasons)})"
-    return fail(says, fix) if gone + cut >= .5 * n else warn(says, fix)
+    text = f"{gone:,} of {n:,} rows are left out and {cut:,} cut"
+    if counts.requested: text += f"; {counts.requested:,} more are left out as requested"
+    if reasons := data.train.reasons: text += f" ({describe_reasons(reasons)})"
+    return fail(text, fix) if gone + cut >= .5 * n else warn(text, fix)
 
 @check("data")
 def check_held_out(data:Data, requested:Config)->Finding|None:
     "rows are held out if evaluation is requested"
     if not requested.eval_steps or data.eval is not None: return None
-    says = f"eval_steps is {requested.eval_steps}, and no row is held out"
-    return fail(says, edit(eval_fraction=.05) | edit(eval_file="rows.jsonl") | edit(eval_steps=None))
+    text = f"eval_steps is {requested.eval_steps}, and no row is held out"
+    return fail(text, edit(eval_fraction=.05) | edit(eval_file="rows.jsonl") | edit(eval_steps=None))
 
 # %% ../../nbs/09_checks/02_rows.ipynb #9135269b
 @check("data")
@@ -105,8 +105,8 @@ def check_best_figure(data:Data, requested:Config)->Finding|None:
     known = figure_names(data.task, [row_to_score(data.task, row, messages)])
     if figure in known or not known: return None
     near = difflib.get_close_matches(figure, known, 1) or ["f1" if "f1" in known else "accuracy"]
-    says = f"metric_for_best_model is {figure!r}, and answers to task {data.task.name} have {', '.join(known)}"
-    return warn(says, edit(metric_for_best_model=near[0]))
+    text = f"metric_for_best_model is {figure!r}, and answers to task {data.task.name} have {', '.join(known)}"
+    return warn(text, edit(metric_for_best_model=near[0]))
 
 # %% ../../nbs/09_checks/02_rows.ipynb #3cf147da
 @check("data")
@@ -114,21 +114,21 @@ def check_masked(survey:Survey)->Finding|None:
     "every example has a supervised token"
     if not survey.masked: return None
     first = survey.masked[0]
-    says = f"{len(survey.masked):,} of {survey.rows:,} examples have no supervised token, the first is number {first}"
+    text = f"{len(survey.masked):,} of {survey.rows:,} examples have no supervised token, the first is number {first}"
     fix = f"prepare(cfg), which leaves such rows out and says why; data.train.row({first}) is the first"
-    return fail(f"{says}: their loss is 0 and they teach nothing", fix)
+    return fail(f"{text}: their loss is 0 and they teach nothing", fix)
 
 # %% ../../nbs/09_checks/02_rows.ipynb #81f9f302
 @check("data")
 def check_ends(survey:Survey, data:Data)->Finding:
     "answers end with a token at which generation stops"
-    says = f"{survey.ended:,} of {survey.rows:,} examples end with a supervised end token"
+    text = f"{survey.ended:,} of {survey.rows:,} examples end with a supervised end token"
     fix = "an end token after each row, or a {chat_template} that writes one"
     if data.train.counts.shortened: fix = edit(on_long="drop") | "a larger {max_length}"
     if not survey.ended and not (set(data.train.seen.formats) <= {"text", "tokens"}):
-        return fail(f"{says}: the model would never learn to stop", fix)
-    if survey.ended < .9 * survey.rows: return warn(says, fix)
-    return ok(says)
+        return fail(f"{text}: the model would never learn to stop", fix)
+    if survey.ended < .9 * survey.rows: return warn(text, fix)
+    return ok(text)
 
 # %% ../../nbs/09_checks/02_rows.ipynb #1ba490dd
 @check("data")
@@ -143,8 +143,8 @@ def check_bos(survey:Survey)->Finding|None:
 def check_ids(survey:Survey)->Finding|None:
     "every id is in the vocabulary, every label is -100 or its token"
     if not survey.strange: return None
-    says = f"{len(survey.strange):,} examples have an id outside the vocabulary or a label that is not its token"
-    return fail(f"{says}, the first is number {survey.strange[0]}", "prepare(cfg) with the tokenizer of this model")
+    text = f"{len(survey.strange):,} examples have an id outside the vocabulary or a label that is not its token"
+    return fail(f"{text}, the first is number {survey.strange[0]}", "prepare(cfg) with the tokenizer of this model")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #daf02e62
 _CHOOSE_PAD = "choose_pad(tokenizer)"
@@ -155,9 +155,9 @@ def check_pad(tokenizer, survey:Survey)->Finding|None:
     pad = tokenizer.pad_token_id
     if pad is None: return fail("the tokenizer has no pad token", _CHOOSE_PAD)
     if pad not in end_ids(tokenizer): return None
-    says = f"the pad token {tokenizer.pad_token} is an end token"
-    if not survey.ended: return fail(f"{says}, and no example ends with a supervised one", _CHOOSE_PAD)
-    return warn(f"{says}: masking the pad token masks every end token too", _CHOOSE_PAD)
+    text = f"the pad token {tokenizer.pad_token} is an end token"
+    if not survey.ended: return fail(f"{text}, and no example ends with a supervised one", _CHOOSE_PAD)
+    return warn(f"{text}: masking the pad token masks every end token too", _CHOOSE_PAD)
 
 # %% ../../nbs/09_checks/02_rows.ipynb #0ece86b0
 def prompts_differ(
@@ -193,8 +193,8 @@ def check_prompts(data:Data, cfg:Config)->Finding:
         return skipped("prompts are supervised too (train_on_prompt), so the labels do not show where an answer begins")
     wrong, n = prompts_differ(data, cfg)
     if wrong:
-        says = f"{len(wrong)} of the first rows have other tokens before the answer than generation gets"
-        return fail(f"{says}, the first is {wrong[0]}", "prepare(cfg) again, with this chat template")
+        text = f"{len(wrong)} of the first rows have other tokens before the answer than generation gets"
+        return fail(f"{text}, the first is {wrong[0]}", "prepare(cfg) again, with this chat template")
     if not n: return skipped("the first rows have no prompt: they are text or ids, or were cut")
     return ok(f"{n} answers of the first rows follow the tokens that generation gets")
 
@@ -206,8 +206,8 @@ def check_shapes(batch:dict)->Finding|None:
     "ids, labels, mask and positions have one shape"
     shapes = {k: tuple(v.shape) for k, v in batch.items() if k in _LIKE_IDS}
     if len(set(shapes.values())) == 1 and len(shapes["input_ids"]) == 2: return None
-    said = ", ".join(f"{k} {shape}" for k, shape in shapes.items())
-    return fail(f"{said} do not fit together", "the collator of choose_layout(cfg, attention, shape, tokenizer)")
+    listed = ", ".join(f"{k} {shape}" for k, shape in shapes.items())
+    return fail(f"{listed} do not fit together", "the collator of choose_layout(cfg, attention, shape, tokenizer)")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #c88ecbca
 def _is_token(batch:dict, lengths:list[int])->torch.Tensor:
@@ -222,8 +222,8 @@ def check_mask(batch:dict, lengths:list[int])->Finding|None:
     if "attention_mask" not in batch: return None
     wrong = (batch["attention_mask"] != _is_token(batch, lengths)).any(1).nonzero()[:, 0].tolist()
     if not wrong: return None
-    says = f"row {wrong[0]}: the mask is not 1 on its {lengths[wrong[0]]} tokens and 0 after them"
-    return fail(says, "pad on the right, and build the mask from lengths, not from token ids")
+    text = f"row {wrong[0]}: the mask is not 1 on its {lengths[wrong[0]]} tokens and 0 after them"
+    return fail(text, "pad on the right, and build the mask from lengths, not from token ids")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #b7cda941
 _FLATTEN = "DataCollatorFlattening, which writes position_ids"
@@ -235,8 +235,8 @@ def check_positions(batch:dict, lengths:list[int])->Finding|None:
     if positions is None and "attention_mask" in batch: return None
     if positions is None: return fail("rows are flattened without positions: they would read each other", _FLATTEN)
     if "attention_mask" in batch:
-        says = "rows are flattened and there is an attention mask too: with it, transformers does not keep them apart"
-        return fail(says, "leave attention_mask out of a batch without padding")
+        text = "rows are flattened and there is an attention mask too: with it, transformers does not keep them apart"
+        return fail(text, "leave attention_mask out of a batch without padding")
     if positions[0].tolist() == [i for n in lengths for i in range(n)]: return None
     return fail("positions do not restart at each row: rows would read each other", _FLATTEN)
 
@@ -256,8 +256,8 @@ def check_labels(batch:dict)->Finding|None:
     "labels are the tokens themselves, or -100"
     supervised = batch["labels"] != -100
     if torch.equal(batch["labels"][supervised], batch["input_ids"][supervised]): return None
-    says = "some labels are not the token at their position: the model shifts them itself"
-    return fail(says, "labels = input_ids where they are supervised, -100 elsewhere")
+    text = "some labels are not the token at their position: the model shifts them itself"
+    return fail(text, "labels = input_ids where they are supervised, -100 elsewhere")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #cb524df6
 @check("batch")
@@ -266,5 +266,5 @@ def check_supervised(batches:list[list[int]], supervised_tokens:np.ndarray)->Fin
     real = {k: [r for r in batch if r >= 0] for k, batch in enumerate(batches)}
     empty = [k for k, rows in real.items() if rows and not supervised_tokens[rows].any()]
     if not empty: return None
-    says = f"{len(empty):,} of {len(batches):,} batches have no supervised token, the first is number {empty[0]}"
-    return fail(says, "leave rows without a supervised token out: prepare(cfg) does")
+    text = f"{len(empty):,} of {len(batches):,} batches have no supervised token, the first is number {empty[0]}"
+    return fail(text, "leave rows without a supervised token out: prepare(cfg) does")

@@ -82,14 +82,14 @@ def check_loss(first_step:FirstStep, vocabulary:int, requested:Config)->Finding:
     if not math.isfinite(loss): return fail(f"the loss of the first micro-batch is {loss}", _NOT_FINITE)
     if loss == 0: return fail("the loss of the first micro-batch is exactly 0: nothing is supervised",
                               "BatchPanel(cfg) shows the labels")
-    says = f"the loss of the first micro-batch is {loss:.3f}; guessing among {vocabulary:,} tokens gives {chance:.3f}"
+    text = f"the loss of the first micro-batch is {loss:.3f}; guessing among {vocabulary:,} tokens gives {chance:.3f}"
     fix = as_fix("a {model} trained on such text")
     is_toy = requested.model == "tiny" and requested.tokenizer is None   # the tiny model has its own tokenizer
     if not is_toy: fix = as_fix("the {tokenizer} that this {model} was trained with") | fix
-    if loss > chance + 1 and pretrained and loss > 2 * chance: return fail(f"{says}: worse than guessing", fix)
-    if loss > chance + 1: return warn(f"{says}: worse than guessing", fix)
-    if pretrained and loss > chance - .5: return warn(f"{says}: the base does not know such text", fix)
-    return ok(says)
+    if loss > chance + 1 and pretrained and loss > 2 * chance: return fail(f"{text}: worse than guessing", fix)
+    if loss > chance + 1: return warn(f"{text}: worse than guessing", fix)
+    if pretrained and loss > chance - .5: return warn(f"{text}: the base does not know such text", fix)
+    return ok(text)
 
 # %% ../../nbs/09_checks/04_step.ipynb #6ffa9504
 @check("step")
@@ -98,8 +98,8 @@ def check_own_loss(own_loss:tuple[float,float]|None, tolerance:float)->Finding|N
     if own_loss is None: return None
     own, of_scores = own_loss
     if math.isnan(of_scores) or abs(own - of_scores) <= tolerance / 10 * abs(of_scores): return None
-    says = f"the model computes its own loss, {own:.5g}, and its next-token scores give {of_scores:.5g}"
-    return fail(says, "a {model} that is trained to predict the next token")
+    text = f"the model computes its own loss, {own:.5g}, and its next-token scores give {of_scores:.5g}"
+    return fail(text, "a {model} that is trained to predict the next token")
 
 
 # %% ../../nbs/09_checks/04_step.ipynb #8ef044c3
@@ -113,19 +113,19 @@ def check_gradient(first_step:FirstStep)->Finding:
     if not norms: return fail("nothing has a gradient", "load_model(cfg, tokenizer)")
     bad = [n for n, norm in norms.items() if not math.isfinite(norm)]
     if bad:
-        says = f"the gradient of {len(bad)} tensors is not finite, the first is {bad[0]}"
-        return fail(says, edit(dtype="float32"))
+        text = f"the gradient of {len(bad)} tensors is not finite, the first is {bad[0]}"
+        return fail(text, edit(dtype="float32"))
     parts = Counter()
     for name, norm in norms.items(): parts[name.split(".lora_")[0]] += norm
     may_be_idle = ("expert", "trainable_tokens", "compressor")   # compressors of windows longer than these rows
     dry = [part for part, norm in parts.items() if norm == 0 and not any(word in part for word in may_be_idle)]
     if not dry: return ok(f"norm {first_step.norm:.3g}, over {len(parts)} trained parts")
-    says = f"{len(dry)} of {len(parts)} trained parts get no gradient, the first is {dry[0]}"
+    text = f"{len(dry)} of {len(parts)} trained parts get no gradient, the first is {dry[0]}"
     idle, learning = ({part.rpartition(".")[2] for part in some} for some in (dry, parts.keys() - {*dry}))
     others = tuple(sorted(learning - idle))   # target modules that do get a gradient
-    if others and any(".lora_" in n for n in norms): return fail(says, edit(lora_target_modules=others) | _NO_GRADIENT)
-    if len(dry) == len(parts) or any(".lora_" in n for n in norms): return fail(says, _NO_GRADIENT)
-    return warn(says, _NO_GRADIENT)
+    if others and any(".lora_" in n for n in norms): return fail(text, edit(lora_target_modules=others) | _NO_GRADIENT)
+    if len(dry) == len(parts) or any(".lora_" in n for n in norms): return fail(text, _NO_GRADIENT)
+    return warn(text, _NO_GRADIENT)
 
 # %% ../../nbs/09_checks/04_step.ipynb #4379cbae
 @check("step")
@@ -134,9 +134,9 @@ def check_measured(plan:Plan|None, first_step:FirstStep)->Finding:
     if first_step.peak_bytes is None: return skipped("peak memory is measured only on CUDA")
     if plan is None: return skipped("there is no plan to compare with")
     planned = plan.allocated - plan.parts["optimiser"]   # the optimiser state does not exist yet
-    says = f"the first step took {first_step.peak_bytes / 2**30:.2f} GiB; {planned / 2**30:.2f} GiB was planned"
-    if first_step.peak_bytes <= 1.1 * planned: return ok(says)
-    return warn(says, edit(per_device_train_batch_size=1) | edit(gradient_checkpointing=True))
+    text = f"the first step took {first_step.peak_bytes / 2**30:.2f} GiB; {planned / 2**30:.2f} GiB was planned"
+    if first_step.peak_bytes <= 1.1 * planned: return ok(text)
+    return warn(text, edit(per_device_train_batch_size=1) | edit(gradient_checkpointing=True))
 
 # %% ../../nbs/09_checks/04_step.ipynb #6fc0e199
 def _relative_difference(a:float, b:float)->float: return abs(a - b) / max(abs(a), abs(b), 1e-12)
@@ -178,8 +178,8 @@ def check_evaluation(evaluated:Evaluated)->Finding:
     if not math.isfinite(evaluated.loss): return fail(f"the loss of held-out rows is {evaluated.loss}", _NOT_FINITE)
     if _relative_difference(before, after) <= evaluated.tolerance:
         return ok(f"held-out loss {evaluated.loss:.3f}, the training loss is the same before and after")
-    says = f"the training loss was {before:.6f} before an evaluation and is {after:.6f} after it"
-    return fail(says, as_fix("guard_4bit(model)") | edit(method="lora"))
+    text = f"the training loss was {before:.6f} before an evaluation and is {after:.6f} after it"
+    return fail(text, as_fix("guard_4bit(model)") | edit(method="lora"))
 
 # %% ../../nbs/09_checks/04_step.ipynb #de15a936
 def _estimate_derivative(f:Callable, eps:float, points:int)->tuple[float,float]:

@@ -175,7 +175,7 @@ def _resume_run(options, cfg:Config, longer:dict, several:int|None):
     if several is not None: settings_for_world_size(run, several)   # or the run would be longer, and not go on
     if longer: _say(extend_training(run, **longer))
     can_resume(run)   # report problems before loading torch
-    if several is not None and (says := change_world_size(run, several)): _say(says)
+    if several is not None and (text := change_world_size(run, several)): _say(text)
     if not _is_launched(options) and (options.detach or run.config.num_processes > 1):
         return run.resume(max_time=max_time)
     from sft_nb.training.train import resume
@@ -219,9 +219,9 @@ def _describe_losses(run)->str:
     losses = [(m["step"], m["loss"]) for m in run.metrics() if "loss" in m]
     if not losses: return "no step was taken"
     first_and_last = dict.fromkeys((losses[0], losses[-1]))
-    says = ", ".join(f"loss {loss:.3f} at step {step}" for step, loss in first_and_last)
+    text = ", ".join(f"loss {loss:.3f} at step {step}" for step, loss in first_and_last)
     last, taken = losses[-1][0], run.status.step
-    return says if last >= taken else f"{says}, the last logged of {taken} steps"
+    return text if last >= taken else f"{text}, the last logged of {taken} steps"
 
 # %% ../../nbs/15_cli/01_commands.ipynb #e29f8178
 def _score_or_say(run, n_examples:int)->None:

@@ -230,15 +230,16 @@ def generate_command(args:list[str])->int:
     options = _with_target("generate", parse_own("generate", args, _GENERATE, summary=generate_command.__doc__))
     ask = _make_talker(options)
     talks = [[*_opening_messages(options), dict(role="user", content=prompt)] for prompt in options.prompt]
-    said = dict(tuned=ask(talks))
-    if options.base: said = dict(base=ask(talks, base=True)) | said
+    by_model = dict(tuned=ask(talks))
+    if options.base: by_model = dict(base=ask(talks, base=True)) | by_model
     if options.json:
-        _say_json([dict(prompt=prompt) | {name: vars(answers[k]) for name, answers in said.items()}
+        _say_json([dict(prompt=prompt) | {name: vars(answers[k]) for name, answers in by_model.items()}
                    for k, prompt in enumerate(options.prompt)])
         return 0
     for k, prompt in enumerate(options.prompt):
-        texts = {name: answers[k].text + ("" if answers[k].ended else " [cut]") for name, answers in said.items()}
-        if len(said) == len(options.prompt) == 1: _say(said["tuned"][k].text)   # print a single answer as plain text
+        texts = {name: answers[k].text + ("" if answers[k].ended else " [cut]")
+                 for name, answers in by_model.items()}
+        if len(by_model) == len(options.prompt) == 1: _say(by_model["tuned"][k].text)   # a single answer as plain text
         else: _say("\n".join([prompt, *(f"{name:<6} {text}" for name, text in texts.items())]))
     return 0
 

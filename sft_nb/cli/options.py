@@ -55,9 +55,9 @@ def _field_of_option(name:str, option:Option)->tuple:
     kind = tyro.conf.Positional[option.kind] if option.first else option.kind
     also = ", ".join(map(flag, aliases(name)))
     placeholder = name.upper() if option.first else _value_placeholder(option.kind)
-    says = f"{option.help}; also {also}" if also else option.help
+    text = f"{option.help}; also {also}" if also else option.help
     hint = "" if option.default is None else None   # the help text explains None; None: tyro's default hint
-    arg = tyro.conf.arg(help=says, metavar=placeholder, help_behavior_hint=hint)
+    arg = tyro.conf.arg(help=text, metavar=placeholder, help_behavior_hint=hint)
     default = field() if option.default is ... else field(default=option.default)
     return name, Annotated[kind, arg], default
 
@@ -395,7 +395,7 @@ def parse(
     own:dict[str,Option],
     *, summary:str,
 )->tuple[Any,Config]:
-    "A command's own options, with all that was `said` of settings, and the config with the sources of its values"
+    "A command's own options, and the config with the sources of its values"
     args, foreign = set_apart(three_way(args))
     name, names = config_name(args), given(args)
     try: base = load_config(name)
@@ -409,7 +409,7 @@ def parse(
         except ConfigError as e: theirs = [e]
         raise ConfigError.all([*lines, *theirs])
     options = parse_own(command, args, own, summary=summary, base=base)
-    options.said = values = {n: getattr(options, n) for n in names} | foreign
+    values = {n: getattr(options, n) for n in names} | foreign
     repeats = base.run_name and not {"run_name", "output_dir"} & {*values} and find_config(name).suffix == ".json"
     if repeats: values = values | dict(run_name=None)   # repeating a run creates a new one
     typed = {names.get(n, n): v for n, v in values.items()}   # as typed: TRL's names identify a TRL command line

@@ -92,11 +92,11 @@ def decide(
     forgotten:Forgetting|None=None,
 )->Verdict:
     "Better, worse, not enough, or cannot tell"
-    says, reason = _judge_gain(d, min_gain)
+    text, reason = _judge_gain(d, min_gain)
     against = forgotten and _judge_forgetting(forgotten, max_forgetting)
-    if against and (against[0] == "worse" or says == "better"):
-        says, reason = against[0], f"{reason}; {against[1]}" if says == "better" else against[1]
-    return Verdict(says, reason, d, forgotten=forgotten)
+    if against and (against[0] == "worse" or text == "better"):
+        text, reason = against[0], f"{reason}; {against[1]}" if text == "better" else against[1]
+    return Verdict(text, reason, d, forgotten=forgotten)
 
 # %% ../../nbs/12_evaluation/06_verdict.ipynb #6c919a91
 @with_parameters_of(evaluate)
@@ -146,8 +146,8 @@ class Comparison:
 
     @property
     def headline(self)->str:
-        says = decide(self.difference).says
-        return f"B is {says}" if says in ("better", "worse") else "cannot tell which is better"
+        text = decide(self.difference).says
+        return f"B is {text}" if text in ("better", "worse") else "cannot tell which is better"
     @property
     def notes(self)->list[str]:
         notes = [f"{name}: {e.earlier}" for name, e in dict(A=self.a, B=self.b).items() if e.earlier]

@@ -418,9 +418,9 @@ def _earlier_adapter(cfg:Config)->Path|None:
     if cfg.method == "full":
         raise ConfigError("adapter_name_or_path", "method full has no adapter", "lora or qlora", edit(method="lora"))
     folder = _adapter_folder(Path(cfg.adapter_name_or_path), Path(cfg.runs_dir))
-    said = json.loads((folder/"adapter_config.json").read_text())
-    base = model_name(said.get("base_model_name_or_path") or cfg.model)
-    other = {ours: said[peft] for ours, peft in _SHAPE.items() if peft in said and said[peft] != getattr(cfg, ours)}
+    saved = json.loads((folder/"adapter_config.json").read_text())
+    base = model_name(saved.get("base_model_name_or_path") or cfg.model)
+    other = {ours: saved[peft] for ours, peft in _SHAPE.items() if peft in saved and saved[peft] != getattr(cfg, ours)}
     if base != cfg.model and Path(base).resolve() != Path(base_name(cfg.model)).resolve(): other["model"] = base
     if not other:
         check_trained(folder, cfg.method)
@@ -470,12 +470,12 @@ class Reach:
 
     def __str__(self):
         frozen = [*(("routers",) if self.experts > 1 and not self.trains_routers else ()), *self.frozen_ends]
-        says = f"LoRA reaches {self.share:.1%} of the weights"
+        text = f"LoRA reaches {self.share:.1%} of the weights"
         if frozen:
             named = " and ".join(filter(None, [", ".join(frozen[:-1]), frozen[-1]]))
-            says += f"; {named} {'is' if frozen == ['head'] else 'are'} frozen"
-        if self.tokens: says += f", but for those of {pluralise(self.tokens, 'token')}"
-        return says if self.share >= .9 else f"{says}, and so are {', '.join([*self.left_out][:3])}"
+            text += f"; {named} {'is' if frozen == ['head'] else 'are'} frozen"
+        if self.tokens: text += f", but for those of {pluralise(self.tokens, 'token')}"
+        return text if self.share >= .9 else f"{text}, and so are {', '.join([*self.left_out][:3])}"
 
 def _count_numbers(module, p)->int:
     "The number of weights that a parameter holds, also if they are packed in 4 bits"

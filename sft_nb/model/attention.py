@@ -97,7 +97,7 @@ def window_of(
     return min((w for w in windows if w is not None), default=None)
 
 # %% ../../nbs/06_model/02_attention.ipynb #eea8248d
-_ANNOUNCED:ContextVar[tuple|None] = ContextVar("told", default=None)
+_ANNOUNCED:ContextVar[tuple|None] = ContextVar("announced", default=None)
 
 @contextmanager
 def announce_documents(
@@ -139,8 +139,8 @@ def _cannot_be_shared(found:str)->SftError:
 
 def _find_documents(mask_function:Callable, T:int, device)->Documents|None:
     "The documents that were announced, else those that the mask function describes"
-    if (told := _ANNOUNCED.get()) is not None:
-        cu, longest, share, lengths = told
+    if (announced := _ANNOUNCED.get()) is not None:
+        cu, longest, share, lengths = announced
         window = window_of(mask_function)
         if window is not False: return Documents(cu, longest, window, share, lengths)
         if share is not None: raise _cannot_be_shared("a mask of its own")

@@ -267,9 +267,9 @@ def _listed_device(name:str, gib:float)->Device|None:
 def _programs_on_card()->list[str]:
     "Programs that hold memory of a GPU, as the driver lists them; none where it does not, as in most containers"
     asked = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
-    try: told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
+    try: listed = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError): return []
-    rows = [[part.strip() for part in line.split(",")] for line in told.splitlines()]
+    rows = [[part.strip() for part in line.split(",")] for line in listed.splitlines()]
     return [f"{name} (pid {pid}, {used})" for pid, name, used in (row for row in rows if len(row) == 3)
             if pid != str(os.getpid())]
 

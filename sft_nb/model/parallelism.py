@@ -32,17 +32,17 @@ _SAID_TWICE = dict(train_micro_batch_size_per_gpu="per_device_train_batch_size",
 
 def _read_deepspeed(file:Path)->dict:
     "ConfigError if it is no JSON object"
-    try: said = json.loads(file.read_text())
+    try: settings = json.loads(file.read_text())
     except FileNotFoundError:
         found, expected = f"{str(file)!r} does not exist", "zero2, zero3 or a JSON file"
         raise MissingPathError("deepspeed", found, expected, edit(deepspeed="zero2")) from None
     except (OSError, ValueError) as e:
         raise ConfigError(f"{file}", f"it cannot be read ({e})", "a JSON object", edit(deepspeed="zero2")) from e
-    parts = [said, said.get("zero_optimization", {})] if isinstance(said, dict) else [said]
+    parts = [settings, settings.get("zero_optimization", {})] if isinstance(settings, dict) else [settings]
     for part in parts:
         if isinstance(part, dict): continue
         raise ConfigError(f"{file}", f"it holds {part!r}"[:80], "a JSON object", edit(deepspeed="zero2"))
-    return said
+    return settings
 
 # %% ../../nbs/06_model/11_parallelism.ipynb #wo000014
 def deepspeed_config(
@@ -52,18 +52,19 @@ def deepspeed_config(
     if cfg.deepspeed is None: return None
     if cfg.deepspeed in ZERO: return json.loads(json.dumps(ZERO[cfg.deepspeed]))   # a copy, as it may be modified
     file = Path(cfg.deepspeed)
-    said = _AUTO | _read_deepspeed(file)
+    settings = _AUTO | _read_deepspeed(file)
     for theirs, ours in _SAID_TWICE.items():
-        if said[theirs] in ("auto", getattr(cfg, ours)): continue
-        found, fix = f"{theirs} is {said[theirs]}, and {ours} is {getattr(cfg, ours)}", edit(**{ours: said[theirs]})
+        if settings[theirs] in ("auto", getattr(cfg, ours)): continue
+        found = f"{theirs} is {settings[theirs]}, and {ours} is {getattr(cfg, ours)}"
+        fix = edit(**{ours: settings[theirs]})
         raise ConfigError(f"{file}", found, "one number", fix | f'write "auto" for {theirs}')
-    said.pop("train_batch_size", None)   # computed from the others and the number of processes
-    if zero_stage(said) == 3: said["zero_optimization"] = said["zero_optimization"] | _WHOLE_WHEN_SAVED
-    return said
+    settings.pop("train_batch_size", None)   # computed from the others and the number of processes
+    if zero_stage(settings) == 3: settings["zero_optimization"] = settings["zero_optimization"] | _WHOLE_WHEN_SAVED
+    return settings
 
-def zero_stage(said:dict|None)->int:
+def zero_stage(settings:dict|None)->int:
     "How much is divided: 1 the optimiser's state, 2 gradients too, 3 weights too; 0 nothing"
-    return int((said or {}).get("zero_optimization", {}).get("stage", 0))
+    return int((settings or {}).get("zero_optimization", {}).get("stage", 0))
 
 def divides_weights(cfg:Config)->bool:
     "Does each process hold only a part of the weights? Then nothing can be computed in one process alone"
@@ -93,16 +94,16 @@ def check_division(
     cfg:Config,
 )->None:
     "ConfigError for what cannot be divided, or not with these settings, or if DeepSpeed is not installed"
-    said = deepspeed_config(cfg)
+    settings = deepspeed_config(cfg)
     if cfg.fsdp: _check_fsdp(cfg)
-    if said is None: return
+    if settings is None: return
     if not is_installed("deepspeed"):
         fix = command("pip install 'sft_nb[deepspeed]'") | edit(deepspeed=None)
         raise ConfigError("deepspeed", "it is not installed", "the package deepspeed", fix)
     if cfg.on_nan == "skip":
         found = "DeepSpeed takes the step inside the backward pass, so it cannot be skipped"
         raise ConfigError("on_nan", found, "stop", edit(on_nan="stop") | edit(deepspeed=None))
-    if zero_stage(said) == 3: _check_zero3(cfg.method, cfg.kernels)
+    if zero_stage(settings) == 3: _check_zero3(cfg.method, cfg.kernels)
 
 # %% ../../nbs/06_model/11_parallelism.ipynb #dvfsdp01
 def _check_zero3(method:str, kernels:str)->None:
@@ -184,6 +185,6 @@ def division_of(
 )->Division:
     "What each process of a training holds; ConfigError as in `deepspeed_config`"
     if cfg.fsdp: return Division(3, cfg.num_processes, by_layer=True)
-    said = deepspeed_config(cfg)
-    bucket = (said or {}).get("zero_optimization", {}).get("reduce_bucket_size", 5e8)
-    return Division(zero_stage(said), cfg.num_processes, None if bucket == "auto" else int(bucket))
+    settings = deepspeed_config(cfg)
+    bucket = (settings or {}).get("zero_optimization", {}).get("reduce_bucket_size", 5e8)
+    return Division(zero_stage(settings), cfg.num_processes, None if bucket == "auto" else int(bucket))

@@ -146,17 +146,17 @@ def _audit_head(model, found, dtype:str, cast:bool)->Finding|None:
     "The head, or the embedding that is tied to it, is not in `dtype`"
     others = (_is_in(found, "head") or _is_in(found, "embedding")) - {dtype}
     if not others: return None
-    says, fix = f"the head is {others.pop()} and the model computes in {dtype}", f"cast_head(model, torch.{dtype})"
-    if cast: return warn(f"{says}: autocast copies it at every step", fix, check="head_format")
-    return fail(f"{says}: {_SAME}", fix, check="head_format")
+    text, fix = f"the head is {others.pop()} and the model computes in {dtype}", f"cast_head(model, torch.{dtype})"
+    if cast: return warn(f"{text}: autocast copies it at every step", fix, check="head_format")
+    return fail(f"{text}: {_SAME}", fix, check="head_format")
 
 # %% ../../nbs/06_model/01_precision.ipynb #1d468179
 def _audit_norms(model, found, dtype:str, cast:bool)->Finding|None:
     "The norms are not in `dtype`"
     others = _is_in(found, "norms") - {dtype}
     if cast or not others: return None
-    says = f"the norms are {others.pop()} and pass it on to layers in {dtype}"
-    return fail(says, f"autocast_forward(model, torch.{dtype})", check="norm_format")
+    text = f"the norms are {others.pop()} and pass it on to layers in {dtype}"
+    return fail(text, f"autocast_forward(model, torch.{dtype})", check="norm_format")
 
 # %% ../../nbs/06_model/01_precision.ipynb #7d2b0343
 def _audit_linear(model, found, dtype:str, cast:bool)->Finding|None:
@@ -164,8 +164,8 @@ def _audit_linear(model, found, dtype:str, cast:bool)->Finding|None:
     for part, who in (("linear", "some linear layers are"), ("embedding", "the embedding is")):
         others = _is_in(found, part) - {dtype}
         if cast or not others: continue
-        says = f"{who} {others.pop()} and the model computes in {dtype}: {_SAME}"
-        return fail(says, f"autocast_forward(model, torch.{dtype})", check=f"{part}_format")
+        text = f"{who} {others.pop()} and the model computes in {dtype}: {_SAME}"
+        return fail(text, f"autocast_forward(model, torch.{dtype})", check=f"{part}_format")
 
 # %% ../../nbs/06_model/01_precision.ipynb #5f546aab
 def _one_format(found:Counter)->str|None:
@@ -176,8 +176,8 @@ def _one_format(found:Counter)->str|None:
 # %% ../../nbs/06_model/01_precision.ipynb #d85e9486
 def _audit_whole(model, found, dtype:str, cast:bool)->Finding|None:
     if cast: return None
-    says = f"the whole model is {_one_format(found)}, so it computes in that, not in {dtype}"
-    return warn(says, f"autocast_forward(model, torch.{dtype})", check="model_format")
+    text = f"the whole model is {_one_format(found)}, so it computes in that, not in {dtype}"
+    return warn(text, f"autocast_forward(model, torch.{dtype})", check="model_format")
 
 # %% ../../nbs/06_model/01_precision.ipynb #bafe6b74
 def _audit_trained(model, found, dtype:str, cast:bool)->Finding|None:
@@ -197,10 +197,10 @@ def _audit_quantised(model, found, dtype:str, cast:bool)->Finding|None:
     layers = [m for m in model.modules() if hasattr(m, "quant_state")]
     others = {_dtype_name(m.compute_dtype) for m in layers if getattr(m, "compute_dtype", None) is not None} - {dtype}
     if not others: return None
-    says = f"4-bit layers compute in {' and '.join(sorted(others))}, not in {dtype}"
+    text = f"4-bit layers compute in {' and '.join(sorted(others))}, not in {dtype}"
     fix = f"BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.{dtype})"
-    if "float16" in others: return fail(says, fix, check="quantised_format")
-    return warn(says, fix, check="quantised_format")
+    if "float16" in others: return fail(text, fix, check="quantised_format")
+    return warn(text, fix, check="quantised_format")
 
 # %% ../../nbs/06_model/01_precision.ipynb #cbee1fd0
 def audit(

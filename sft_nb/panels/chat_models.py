@@ -77,10 +77,10 @@ def find_chat_models(
 def _adapter_shape(folder:Path|None)->dict:
     "An adapter's config without its location; lists are unordered"
     if folder is None: return {}
-    try: said = read_json(folder/"adapter_config.json")
+    try: saved = read_json(folder/"adapter_config.json")
     except (OSError, ValueError): return {}
-    told = {k: v for k, v in said.items() if k not in _OF_THE_FILE}
-    return {k: sorted(map(str, v)) if isinstance(v, list) else v for k, v in told.items()}
+    shape = {k: v for k, v in saved.items() if k not in _OF_THE_FILE}
+    return {k: sorted(map(str, v)) if isinstance(v, list) else v for k, v in shape.items()}
 
 _OF_THE_FILE = ("inference_mode", "base_model_name_or_path", "peft_version")
 

@@ -262,9 +262,9 @@ def preferences(self:GenerationState,
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0rat3
 def _is_of(line:bytes, turn:Turn)->bool:
     "Does a line belong to this turn? A line that is not JSON does not, and is kept"
-    try: said = parse_json(line)
+    try: saved = parse_json(line)
     except ValueError: return False
-    return isinstance(said, dict) and said.get("id") == turn.id
+    return isinstance(saved, dict) and saved.get("id") == turn.id
 
 @patch
 def _keep(self:GenerationState, turn:Turn)->Path:
@@ -382,7 +382,7 @@ def _sampling_in_words(how:dict)->str:
     parts = [f"at most {pluralise(how['max_new_tokens'], 'token')}"]
     if not how.get("temperature"): return f"{parts[0]}, the likeliest each time"
     words = dict(temperature="temperature {:g}", top_p="top-p {:g}", seed="seed {}")
-    return ", ".join(parts + [says.format(how[k]) for k, says in words.items() if how.get(k) is not None])
+    return ", ".join(parts + [text.format(how[k]) for k, text in words.items() if how.get(k) is not None])
 
 def _prompts_html(turn:Turn)->str:
     "The rendered prompts, folded; models that got the same one share it"
@@ -396,13 +396,13 @@ def _turn_header(turn:Turn, number:int)->str:
     "The header above the answers"
     how = _sampling_in_words(turn.how)
     lines = (escape_html(f"{m['role']}: {m['content']}") for m in turn.before)
-    told = "".join(f"<div style='opacity:.8'>{line}</div>" for line in lines)
+    caption = "".join(f"<div style='opacity:.8'>{line}</div>" for line in lines)
     expected = ""
     if turn.expected:
-        says = escape_html(turn.expected).replace("\n", " | ")
-        expected = f"<div style='opacity:.8'>expected ({escape_html(turn.where)}): {says}</div>"
-    if how: told = f"<div style='opacity:.8'>turn {number} · {escape_html(how)}</div>{told}"
-    return f"{told}<b style='{WRAPPED}'>{escape_html(turn.prompt)}</b>{expected}{_prompts_html(turn)}"
+        text = escape_html(turn.expected).replace("\n", " | ")
+        expected = f"<div style='opacity:.8'>expected ({escape_html(turn.where)}): {text}</div>"
+    if how: caption = f"<div style='opacity:.8'>turn {number} · {escape_html(how)}</div>{caption}"
+    return f"{caption}<b style='{WRAPPED}'>{escape_html(turn.prompt)}</b>{expected}{_prompts_html(turn)}"
 
 def turn_html(
     turn:Turn,

@@ -112,7 +112,7 @@ def numbers(self:EvalState)->np.ndarray:
     seen = masks[self.filter].copy()
     if self.klass != "all": seen &= np.array([a.expected == self.klass for a in self.base.answers])
     wanted = self.text.casefold()
-    if wanted: seen &= np.array([wanted in says for says in self._haystack()])
+    if wanted: seen &= np.array([wanted in text for text in self._haystack()])
     numbers = seen.nonzero()[0]
     if self.order is not None:
         column, descending = self.order
@@ -260,8 +260,8 @@ def list_title(self:EvalState, *, paged:bool=True)->str:
 def problem_html(self:EvalState)->str:
     "Why there are no scores: none were made yet, which is no error, or they cannot be read"
     if not self.run.path.is_dir() or (self.run.path/"eval"/"sweep.json").exists(): return error_html(self.problem)
-    says = f"The checkpoints of {escape_html(self.run.name)} have not been scored yet. To score them:"
-    return f"<div role='status'>{says} <code>{escape_html(self.problem.fix)}</code></div>"
+    text = f"The checkpoints of {escape_html(self.run.name)} have not been scored yet. To score them:"
+    return f"<div role='status'>{text} <code>{escape_html(self.problem.fix)}</code></div>"
 
 @patch
 def html(self:EvalState)->str:
@@ -293,7 +293,7 @@ class EvalPanel(Panel):
     ):
         super().__init__(EvalState(run))
         state = self.state
-        self.thread, self.said, self.trial, self.filling = thread, "", None, False
+        self.thread, self.note, self.trial, self.filling = thread, "", None, False
         self.checkpoint, self.klass = Choice("checkpoint"), Choice("expected answer")
         self.filter = Choice("rows", as_chips=True)
         self.text = Text("", placeholder="search, then Enter")
@@ -312,18 +312,18 @@ class EvalPanel(Panel):
 
     def to_html(self)->str:
         tried = self.trial.to_html() if self.trial is not None else ""
-        return f"{self.said}{tried}{super().to_html()}"
+        return f"{self.note}{tried}{super().to_html()}"
 
     def blocks(self)->list[dict]:
         "The chart, filters, the list, the row in view, and what is tried"
-        state, said = self.state, html_block(self.said)
-        if state.sweep is None: return [said, html_block(state.problem_html()), controls_row(self.again)]
+        state, note = self.state, html_block(self.note)
+        if state.sweep is None: return [note, html_block(state.problem_html()), controls_row(self.again)]
         trial = self.trial.blocks() if self.trial is not None else []
         if trial and self.trial.error: trial.insert(0, html_block(self.trial.error))
         return [state.scores_chart(self.step), html_block(state.summary_html()),
                 controls_row(self.checkpoint, self.klass, self.text), controls_row(self.filter),
                 html_block(f"<div class='sft-title'>{escape_html(state.list_title(paged=False))}</div>"), self.table,
-                controls_row(self.ask, self.export, self.again), said, html_block(state.pair_html()), *trial]
+                controls_row(self.ask, self.export, self.again), note, html_block(state.pair_html()), *trial]
 
 # %% ../../nbs/14_panels/12_evaluation.ipynb #95eff7ea
 @patch
@@ -358,9 +358,9 @@ def _go_to_step(self:EvalPanel, step:int|None)->None:
 @patch
 def _do(self:EvalPanel, act:Callable)->None:
     "Carry out an action, show what went wrong, and redraw"
-    self.said = ""
+    self.note = ""
     try: act()
-    except Exception as e: self.said = error_html(e)
+    except Exception as e: self.note = error_html(e)
     self.fill()
     self.draw()
 
@@ -391,7 +391,7 @@ def _set_options(choice:Choice, options:list, value)->None:
 def _export(self:EvalPanel)->None:
     "Export the ids, and show where they are"
     file = self.state.export()
-    self.said = f"<div>{len(self.state.numbers()):,} ids are in {escape_html(file)}</div>"
+    self.note = f"<div>{len(self.state.numbers()):,} ids are in {escape_html(file)}</div>"
 
 # %% ../../nbs/14_panels/12_evaluation.ipynb #8674d77a
 @patch

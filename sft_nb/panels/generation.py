@@ -61,7 +61,7 @@ class GenerationPanel(Panel):
     worker = None    # the generating thread
     last = 0.        # time of the last update
     follower = None  # the thread that checks for new checkpoints
-    said = ""        # HTML: result of the prompt set
+    note = ""        # HTML: result of the prompt set
 
     def __init__(self,
         run:Run|str|Path,
@@ -80,11 +80,11 @@ class GenerationPanel(Panel):
 
     def blocks(self)->list[dict]:
         "The controls, the answers to kept prompts, and the conversation"
-        answers = self.said + self.state.prompt_set_html()
+        answers = self.note + self.state.prompt_set_html()
         kept = [html_block(answers, boxed=True, title="answers to kept prompts")] if answers else []
         return [*self.controls.rows(), *kept, html_block(self.state.html(), boxed=True, title="conversation")]
 
-    def to_html(self)->str: return f"{self.said}{self.state.prompt_set_html()}{super().to_html()}"
+    def to_html(self)->str: return f"{self.note}{self.state.prompt_set_html()}{super().to_html()}"
 
     @property
     def busy(self)->bool:
@@ -192,7 +192,7 @@ def _grown(self:GenerationPanel, reply:Reply)->None:
 @patch
 def _keep_prompt(self:GenerationPanel)->None:
     file = self.state.keep_prompt(self.controls.prompt.value, self.controls.system.value)
-    self.said = f"<div>{pluralise(len(self.state.kept_prompts()), 'prompt')} in {escape_html(short_path(file))}</div>"
+    self.note = f"<div>{pluralise(len(self.state.kept_prompts()), 'prompt')} in {escape_html(short_path(file))}</div>"
 
 @patch
 def ask_prompt_set(self:GenerationPanel)->None:
@@ -211,7 +211,7 @@ def _work_on_set(self:GenerationPanel)->None:
     try:
         file = self.state.ask_prompt_set(max_new_tokens=self.controls.tokens.value,
                                          on_answer=lambda: self.draw(save=False))
-        self.said = f"<div>the answers are in {escape_html(short_path(file))}</div>"
+        self.note = f"<div>the answers are in {escape_html(short_path(file))}</div>"
     except Exception as e: self.error = error_html(e)
     finally:
         self.writing = False
@@ -256,8 +256,8 @@ def _offer_thumbs(self:GenerationPanel)->None:
     replies = self.state.turns[-1].replies if self.state.turns else {}
     for name in [name for name, reply in replies.items() if reply.text]:
         for rating in ("good", "bad"):
-            tells, says = f"kept in {file}; click again to undo", f"rate {name} {rating}"
-            button = Button(says, title=tells)
+            tells, text = f"kept in {file}; click again to undo", f"rate {name} {rating}"
+            button = Button(text, title=tells)
             button.on_click(lambda _, name=name, rating=rating: self._try(lambda: self.state.rate(name, rating)))
             buttons.append(button)
     self.controls.thumbs = buttons

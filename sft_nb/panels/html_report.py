@@ -72,9 +72,9 @@ def scores_part(
         parts.append(_outdated_html("the sweep", swept.outdated(run)) + swept._repr_html_())
     if adapter.exists():
         e = Evaluation.load(adapter)
-        said = f"<pre style='{WRAPPED}'>{as_html(e.examples(rows))}</pre>"
+        answers = f"<pre style='{WRAPPED}'>{as_html(e.examples(rows))}</pre>"
         parts.append(_outdated_html("the scores", e.outdated(run)) + e._repr_html_())
-        parts.append(details_html(f"{min(rows, e.tuned.n)} of its answers", said))
+        parts.append(details_html(f"{min(rows, e.tuned.n)} of its answers", answers))
     return "".join(f"<div style='margin:1em 0'>{part}</div>" for part in parts)
 
 # %% ../../nbs/14_panels/13_html_report.ipynb #pg0eva02
@@ -82,18 +82,18 @@ def _outdated_html(what:str, why:str)->str:
     "A line that says that scores are not those of the run as it is now; empty if they are"
     return f"<div>{badge_html('warn', 'outdated')} {as_html(f'{what}: {why}')}</div>" if why else ""
 
-def _verdict_html(run:Run, said:dict)->str:
+def _verdict_html(run:Run, verdict:dict)->str:
     "The last verdict, and whether its weights are still there"
-    name, was = said.get("checkpoint") or "adapter", said.get("weights")
+    name, was = verdict.get("checkpoint") or "adapter", verdict.get("weights")
     now = weights_digest(run.adapter if name == "adapter" else run.path/"checkpoints"/name)
     why = f"{name} has changed since" if now else f"{name} is no longer there"
     if not was or was == now: why = ""
-    line = f"{badge_html(SEEN[said['says']], said['says'])} {as_html(said['reason'])}"
+    line = f"{badge_html(SEEN[verdict['says']], verdict['says'])} {as_html(verdict['reason'])}"
     return _outdated_html("the verdict", why) + line
 
 # %% ../../nbs/14_panels/13_html_report.ipynb #pg0set01
 def settings_part(run:Run)->str:
-    "What was not at its default, and who said it first"
+    "The settings that are not at their defaults, each with its source"
     sources = read_json(run.path/"config.json").get("sources", {})
     return replace(run.config, sources=sources)._repr_html_()
 
@@ -102,9 +102,9 @@ def versions_part(run:Run)->str:
     "What it ran on"
     file = run.path/"environment.json"
     if not file.exists(): return ""
-    said = read_json(file)
-    nested = {k: v for k, v in said.items() if isinstance(v, dict)}
-    plain = [[k, v] for k, v in said.items() if k not in nested and v not in (None, "")]
+    saved = read_json(file)
+    nested = {k: v for k, v in saved.items() if isinstance(v, dict)}
+    plain = [[k, v] for k, v in saved.items() if k not in nested and v not in (None, "")]
     return table_html(plain) + "".join(details_html(k, table_html([*map(list, v.items())])) for k, v in nested.items())
 
 # %% ../../nbs/14_panels/13_html_report.ipynb #pg0all02

@@ -41,13 +41,13 @@ def intervals_svg(
     drawn += "".join(_svg_text(place(step, low)[0], height - 4, f"{step:,}", "middle") for step, *_ in points[:12])
     drawn += _svg_band(points, place) + _base_line(base, place, (left, right)) + dots
     box = f"viewBox='0 0 {width} {height}' width='{width}' height='{height}' style='max-width:100%'"
-    says = escape_html(f"{title} over steps; base {base[0]:.4g}")
-    return f"<svg {box} role='img' aria-label='{says}'>{drawn}</svg>"
+    text = escape_html(f"{title} over steps; base {base[0]:.4g}")
+    return f"<svg {box} role='img' aria-label='{text}'>{drawn}</svg>"
 
 # %% ../../nbs/14_panels/11_intervals.ipynb #evl0svg3
-def _svg_text(x:float, y:float, says:str, anchor:str="start")->str:
+def _svg_text(x:float, y:float, text:str, anchor:str="start")->str:
     at = f"x='{x:.0f}' y='{y:.0f}' text-anchor='{anchor}'"
-    return f"<text {at} font-size='11' fill='currentColor'>{escape_html(says)}</text>"
+    return f"<text {at} font-size='11' fill='currentColor'>{escape_html(text)}</text>"
 
 def _base_line(base:tuple, place, steps:tuple)->str:
     (x, y), (end, _) = (place(step, base[0]) for step in steps)
@@ -55,7 +55,7 @@ def _base_line(base:tuple, place, steps:tuple)->str:
     name = _svg_text(end + 26, y - 4, f"base {base[0]:.4g}", "end")
     return f"<line {ends} stroke='currentColor' stroke-dasharray='5 4'/>{name}"
 
-def _svg_dot(point:tuple, place, says:str)->str:
+def _svg_dot(point:tuple, place, text:str)->str:
     "A checkpoint; the mouse tells its figures"
     step, value, low, high = point
     x, y = place(step, value)
@@ -63,6 +63,6 @@ def _svg_dot(point:tuple, place, says:str)->str:
     _, end = place(step, low)
     tells = escape_html(f"step {step:,}: {value:.4g} (95% interval {low:.4g} to {high:.4g})")
     whisker = f"<line x1='{x:.1f}' x2='{x:.1f}' y1='{top:.1f}' y2='{end:.1f}' stroke='currentColor'/>"
-    name = _svg_text(x, max(24, top - 5), says, "middle") if says else ""
-    circle = f"<circle cx='{x:.1f}' cy='{y:.1f}' r='{5 if says else 3}' fill='currentColor'>"
+    name = _svg_text(x, max(24, top - 5), text, "middle") if text else ""
+    circle = f"<circle cx='{x:.1f}' cy='{y:.1f}' r='{5 if text else 3}' fill='currentColor'>"
     return f"<g>{whisker}{circle}<title>{tells}</title></circle>{name}</g>"

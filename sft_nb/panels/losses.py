@@ -205,9 +205,9 @@ def row_html(self:LossState)->str:
     chosen = self.ranked()[self.chosen]
     where = self.side.row(chosen.example)[0]
     title = f"<div style='margin-top:6px'><b>{escape_html(where)}</b>, the loss of each token: {self.shows}</div>"
-    says = "the redder, the higher the loss"
-    if self.shows == "gain": says = "green: the loss has fallen; red: it has risen"
-    legend = f"<div style='font-size:85%;opacity:.85'>{says}; hover over a token for both losses</div>"
+    text = "the redder, the higher the loss"
+    if self.shows == "gain": text = "green: the loss has fallen; red: it has risen"
+    legend = f"<div style='font-size:85%;opacity:.85'>{text}; hover over a token for both losses</div>"
     return title + self._tokens(chosen) + legend
 
 @patch
@@ -243,7 +243,7 @@ class LossPanel(Panel):
         self.shows = Choice("loss of each token", options=["tuned", "base", "gain"], value=state.shows, as_chips=True)
         self.checkpoint = Choice("checkpoint", options=state.names, value=state.checkpoint)
         self.export = Button("export the ranking", title="as JSON lines, in the run")
-        self.said = ""
+        self.note = ""
         self.sorts = Control()
         numbers = [dict(name=name, number=True) for name in ("base", "tuned", "gain", "doubt")]
         self.table = Table([dict(name="row", width="64px"), *numbers], lambda a, b: state.cells(state.ranked()[a:b]),
@@ -251,7 +251,7 @@ class LossPanel(Panel):
         self._bind()
         self.draw()
 
-    def to_html(self)->str: return self.said + super().to_html()
+    def to_html(self)->str: return self.note + super().to_html()
 
     def blocks(self)->list[dict]:
         "Ranks, the list, and the row in view"
@@ -259,7 +259,7 @@ class LossPanel(Panel):
         self.table.fill(state.n, f"{state.checkpoint} {state.rank}", state.chosen)
         self.sorts.set_trait("value", [next(k for k, rank in _SORTED_BY.items() if rank == state.rank), True])
         row_in_view = [controls_row(self.shows), html_block(state.row_html(), boxed=True, title="row in view")]
-        return [controls_row(self.checkpoint, self.rank, self.export), html_block(self.said),
+        return [controls_row(self.checkpoint, self.rank, self.export), html_block(self.note),
                 html_block(f"<div>{escape_html(state.summary())}</div>"), columns([self.table], row_in_view)]
 
 # %% ../../nbs/14_panels/03_losses.ipynb #cbe77953
@@ -275,12 +275,12 @@ def _bind(self:LossPanel)->None:
 @patch
 def show(self:LossPanel, **where)->None:
     "Move the state and draw it, or say what went wrong"
-    self.said = self.error = ""
+    self.note = self.error = ""
     if (name := where.get("checkpoint", "base")) not in self.state.costs | dict(base=None):
         rows = pluralise(self.state.n, f"{self.state.split} row")
-        self.said = f"<div role='status'>Measuring {rows} with {escape_html(name)} …</div>"
+        self.note = f"<div role='status'>Measuring {rows} with {escape_html(name)} …</div>"
         self.draw(save=False)   # measuring may take a while
-        self.said = ""
+        self.note = ""
     try: self.state.move(**where)
     except Exception as e: return self.fail(e)   # a checkpoint may have been removed
     self.draw()
@@ -298,5 +298,5 @@ def _sort_rows(self:LossPanel, order:list|None)->None:
 
 @patch
 def _export(self:LossPanel)->None:
-    self.said = f"<div>the ranking is in {escape_html(self.state.export())}</div>"
+    self.note = f"<div>the ranking is in {escape_html(self.state.export())}</div>"
     self.draw()

@@ -137,15 +137,15 @@ def _stacked_bar(self:PlanState)->str:
                      for (part, n), tone in zip(made.parts.items(), _TONES) if n)
     line = f"position:absolute;left:{100 * room / scale:.2f}%;top:-3px;height:24px;border-left:2px solid"
     box = "position:relative;font-size:0;line-height:0;margin:4px 0 8px;background:rgba(128,128,128,.2)"
-    says = f"{_format_bytes(used)} of {_format_bytes(room)} on {made.device.name}"
-    return (f"<div role='img' aria-label='{escape_html(says)}' title='{escape_html(says)}' "
+    text = f"{_format_bytes(used)} of {_format_bytes(room)} on {made.device.name}"
+    return (f"<div role='img' aria-label='{escape_html(text)}' title='{escape_html(text)}' "
             f"style='{box}'>{pieces}<span style='{line}'></span></div>")
 
 # %% ../../nbs/14_panels/06_plan.ipynb #plp00017
 @patch
 def html(self:PlanState)->str:
     "Whether it fits, memory by part, GPUs, and lines to copy"
-    says = error_html(self.error, "these settings cannot be planned") if self.error is not None else ""
+    text = error_html(self.error, "these settings cannot be planned") if self.error is not None else ""
     verdict = ""
     for f in self.plan.findings:
         fix = f"<div><b>Fix</b> <code>{escape_html(f.fix)}</code></div>" if f.fix else ""
@@ -157,7 +157,7 @@ def html(self:PlanState)->str:
     cards = ", ".join(f"{'✓' if fits else '✗'} {name}" for name, _, fits in self.cards())
     decided = [[name, value, self.plan.reasons[name]] for name, value in self.plan.shown_settings.items()]
     copied = "\n".join(self.lines()) or "# as in the config"
-    return (f"{says}{verdict}{self._stacked_bar()}{self._bars()}{speed}<div>{escape_html(smallest)}</div>"
+    return (f"{text}{verdict}{self._stacked_bar()}{self._bars()}{speed}<div>{escape_html(smallest)}</div>"
             f"<details><summary>all cards</summary>{escape_html(cards)}</details>"
             f"<details><summary>settings, and why</summary>{table_html(decided)}</details>"
             f"<div>lines for the config:</div><pre style='margin:4px 0'>{escape_html(copied)}</pre>")

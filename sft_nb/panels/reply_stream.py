@@ -179,10 +179,10 @@ _STATES = dict(waiting="waiting", speaking="writing", ended="ended by itself", c
 def verdict(self:Reply)->str:
     "Right or wrong, in a sign and in words; empty where nothing is expected"
     if self.score is None: return ""
-    says, s = "✓ right", self.score
-    if not s.correct: says = f"✗ wrong: read {s.got!r}, expected {s.expected!r}"
-    if not s.correct and s.got is None: says = "✗ wrong: no answer in it"
-    return says + "".join(f", {name} {value:.3g}" for name, value in self.score.figures.items())
+    text, s = "✓ right", self.score
+    if not s.correct: text = f"✗ wrong: read {s.got!r}, expected {s.expected!r}"
+    if not s.correct and s.got is None: text = "✗ wrong: no answer in it"
+    return text + "".join(f", {name} {value:.3g}" for name, value in self.score.figures.items())
 
 # %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0fac3
 @patch
@@ -191,10 +191,10 @@ def caption(self:Reply)->str:
     if self.state == "waiting": return "waiting"
     known = [share for share in self.shares if share is not None]
     mean = f", {sum(known) / len(known):.0%} sure" if known else ""
-    said = [pluralise(self.n_tokens, "token") + mean, _STATES[self.state]]
-    if verdict := self.verdict(): said.append(verdict)
-    if self.rating: said.append(f"rated {self.rating}")
-    return " · ".join(said)
+    parts = [pluralise(self.n_tokens, "token") + mean, _STATES[self.state]]
+    if verdict := self.verdict(): parts.append(verdict)
+    if self.rating: parts.append(f"rated {self.rating}")
+    return " · ".join(parts)
 
 # %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0dic1
 @patch

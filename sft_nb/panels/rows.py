@@ -213,10 +213,10 @@ def as_test(self:DataState)->str:
     "A Python test that asserts what is supervised in the selected row"
     place, row = self.source()
     x = self.side.tokens[self.entry().example]
-    says = [t.text for t in tokens_of(x["input_ids"], x["labels"], self.data.tokenizer) if t.kind == "supervised"]
+    text = [t.text for t in tokens_of(x["input_ids"], x["labels"], self.data.tokenizer) if t.kind == "supervised"]
     return (f"def test_row():   # {place}\n    data = prepare(cfg, train=[{row!r}])\n    x = data.train.tokens[0]\n"
             f"    supervised = [i for i in x['labels'] if i != -100]\n"
-            f"    assert data.tokenizer.decode(supervised) == {''.join(says)!r}\n")
+            f"    assert data.tokenizer.decode(supervised) == {''.join(text)!r}\n")
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0htm2
 @patch
@@ -265,9 +265,9 @@ def _begins(self:DataState, e:Entry)->str:
     place, row = self.side.row(e.example)
     try: talk = conversation(self.data.task, row, place, self.data.cfg)
     except Exception: talk = []   # a user's task can raise anything
-    said = [m["content"] for m in talk if m.get("role") == "user" and isinstance(m.get("content"), str)]
+    questions = [m["content"] for m in talk if m.get("role") == "user" and isinstance(m.get("content"), str)]
     ids = self.side.tokens[e.example]["input_ids"][:40]
-    begins = said[0] if said else self.data.tokenizer.decode(ids, skip_special_tokens=True)
+    begins = questions[0] if questions else self.data.tokenizer.decode(ids, skip_special_tokens=True)
     return " ".join(begins[:200].split())[:100]
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0htm4
@@ -348,8 +348,8 @@ def blocks(self:DataPanel)->list[dict]:
     self.table.fill(len(listed), version, state.at + state.chosen if listed else None)
     self.mark.label = f"mark ({len(state.marked)} marked)" if state.marked else "mark"
     self.mark.disabled = not listed
-    says = html_block(f"<div>{escape_html(self._list_in_words(len(listed)))}</div>")
-    controls = [controls_row(self.split, self.facet), lengths, controls_row(self.range, self.text), says]
+    text = html_block(f"<div>{escape_html(self._list_in_words(len(listed)))}</div>")
+    controls = [controls_row(self.split, self.facet), lengths, controls_row(self.range, self.text), text]
     if not listed: return controls
     row_in_view = [controls_row(self.face, self.mark), html_block(state.face_html(), boxed=True, title="row in view")]
     return [*controls, columns([self.table], row_in_view)]

@@ -36,7 +36,7 @@ class RunState:
         self.runs, self.tails = [], []
         self.at = None          # the step whose batch is shown
         self.batches = None     # created when the first batch is shown
-        self.said = None        # result of the last check
+        self.last_seen = None        # result of the last check
         runs = [*run, *others] if isinstance(run, (list, tuple)) else [run, *others]
         if not runs:
             fix = command("sft_nb runs", "list_runs()")
@@ -66,9 +66,9 @@ def _read_guards(file:Path)->list[Finding]:
 
 def _read_plan(file:Path)->dict:
     "The plan of the run; empty if there was none"
-    try: said = read_json(file)
+    try: saved = read_json(file)
     except (OSError, ValueError): return {}
-    return said if isinstance(said, dict) and "allocated" in said and "device" in said else {}
+    return saved if isinstance(saved, dict) and "allocated" in saved and "device" in saved else {}
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sta7
 @patch
@@ -82,9 +82,9 @@ def refresh(self:RunState)->bool:
     self.samples = [line for line in read_lines(path/"samples.jsonl") if isinstance(line.get("answers"), list)]
     self.checkpoints = [p.name for p in run.checkpoints()]
     self.asked = (path/CHECKPOINT_ASKED).exists()
-    before = self.said
-    self.said = (self.state, self.status, self.progress, self.noticed, self.samples, self.checkpoints, self.asked)
-    return any(come) or before != self.said
+    before = self.last_seen
+    self.last_seen = (self.state, self.status, self.progress, self.noticed, self.samples, self.checkpoints, self.asked)
+    return any(come) or before != self.last_seen
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sta3
 @patch(as_prop=True)
@@ -137,9 +137,9 @@ def phase(self:RunState)->str:
     if self.state == "removed": return f"its directory {self.run.path} is gone; this is the last that was read"
     if self.active: return format_progress(self.progress)
     of = f" of {self.steps:,}" if self.steps else ""
-    says = f"{self.state} at step {self.step:,}{of}"
-    if (newest := self.run.standing.partition("; ")[2]): says += f" ({newest})"
-    return f"{says}: {self.status.reason}" if self.status.reason else says
+    text = f"{self.state} at step {self.step:,}{of}"
+    if (newest := self.run.standing.partition("; ")[2]): text += f" ({newest})"
+    return f"{text}: {self.status.reason}" if self.status.reason else text
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #05efc879
 @patch
@@ -208,10 +208,10 @@ def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
     "For each of `n` prompts: its end without template markers, and the answers as (step, answer)"
     found = {}
     for line in self.samples:
-        for said in line["answers"][:n]:
-            ends = "" if said.get("ended") else " … (not ended)"
-            asked = _TEMPLATE_MARKS.sub("\n", str(said.get("asked", ""))).strip()
-            found.setdefault(asked, []).append((line["step"], f"{said.get('text', '')}{ends}"))
+        for answer in line["answers"][:n]:
+            ends = "" if answer.get("ended") else " … (not ended)"
+            asked = _TEMPLATE_MARKS.sub("\n", str(answer.get("asked", ""))).strip()
+            found.setdefault(asked, []).append((line["step"], f"{answer.get('text', '')}{ends}"))
     def some(answers):   # the first, the last, and evenly spaced ones between
         if len(answers) <= _SHOWN: return answers
         return [answers[round(k * (len(answers) - 1) / (_SHOWN - 1))] for k in range(_SHOWN)]

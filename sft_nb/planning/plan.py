@@ -102,10 +102,10 @@ def report(self:Plan)->Report:
 @patch
 def _repr_html_(self:Plan)->str:
     verdict = badge_html("ok", "it fits") if self.fits else badge_html("fail", "it does not fit")
-    says = [f"<div>{as_html(f.sentence)} Fix: {code_html(str(f.fix))}</div>" for f in self.findings if f.fix]
+    problems = [f"<div>{as_html(f.sentence)} Fix: {code_html(str(f.fix))}</div>" for f in self.findings if f.fix]
     settings = [[name, value, self.reasons[name]] for name, value in self.shown_settings.items()]
     chosen = table_html(settings, head=["setting", "value", "why"])
-    return f"<div><b>{as_html(self.title)}</b> {verdict}{''.join(says)}{self._memory()}{chosen}</div>"
+    return f"<div><b>{as_html(self.title)}</b> {verdict}{''.join(problems)}{self._memory()}{chosen}</div>"
 
 @patch
 def _memory(self:Plan)->Html:

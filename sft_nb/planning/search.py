@@ -180,8 +180,8 @@ def ways(
         is_asked = way.checkpointing or cfg.activation_offloading is True
         if not way.offloading or can_offload and is_asked: found.append(way)
     if found: return found
-    says = f"there is no memory to offload to on {device.kind}"
-    raise ConfigError("activation_offloading", says, "a GPU", edit(activation_offloading=False))
+    text = f"there is no memory to offload to on {device.kind}"
+    raise ConfigError("activation_offloading", text, "a GPU", edit(activation_offloading=False))
 
 # %% ../../nbs/07_planning/03_search.ipynb #ad283afd
 @patch

@@ -291,7 +291,7 @@ def compare_context(
 )->ProofStage:
     "Is the context long enough for the longest training row?"
     needed = reference.longest_row_tokens
-    figures = dict(needed=needed, told=available)
+    figures = dict(needed=needed, available=available)
     if isinstance(available, int) and available < needed:
         return failed(link, "context", f"the context is {available} tokens, and training had {needed}", fix, figures)
     return passed(link, "context", "the longest row fits", figures)
@@ -356,10 +356,10 @@ def folder_sampling(x:Expected, f:Folder)->ProofStage:
 
 def folder_context(x:Expected, f:Folder)->ProofStage:
     "The context length, of the language model if the config has several parts"
-    told = f.config.get("text_config", f.config).get("max_position_embeddings")
+    available = f.config.get("text_config", f.config).get("max_position_embeddings")
     trained = getattr(text_config(x.bench.shape), "max_position_embeddings", x.reference.longest_row_tokens)
     fix = f'set "max_position_embeddings": {trained} in {f.path}/config.json'
-    return compare_context("folder", x.reference, told, fix)
+    return compare_context("folder", x.reference, available, fix)
 
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #c2b79eb4
 _NO_SHAPE = {   # keys of config.json that do not affect the computation, or have their own stage

@@ -125,7 +125,7 @@ def check_context(served:ServedModel)->ProofStage:
     needed, reported = served.reference.longest_row_tokens, served.server.context_tokens
     fix = prompt_fix(served, "context")
     if reported and reported < needed: return compare_context("server", served.reference, reported, fix)
-    figures = dict(needed=needed) | (dict(told=reported) if reported else {})
+    figures = dict(needed=needed) | (dict(available=reported) if reported else {})
 
     conversation, n = long_prompt(served)
     try: received = served.server.rendered(conversation).n

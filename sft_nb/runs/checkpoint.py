@@ -114,8 +114,8 @@ def cannot_write(
     "The error for a checkpoint that could not be written; only a full disk is called one"
     disk = next(p for p in (target, *target.parents) if p.exists())
     free = shutil.disk_usage(disk).free
-    number, said = getattr(error, "errno", None), str(error).lower()
-    full = number in _FULL or free < 2**20 or any(words in said for words in _IN_WORDS)
+    number, text = getattr(error, "errno", None), str(error).lower()
+    full = number in _FULL or free < 2**20 or any(words in text for words in _IN_WORDS)
     if full: wanted = f"a disk with room for it ({free / 2**20:,.0f} MiB are free)"
     else: wanted = "a folder that you can write to" if number in _MAY_NOT else "nothing else in its place"
     why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]

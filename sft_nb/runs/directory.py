@@ -344,10 +344,10 @@ def weights(self:Run,
 def standing(self:Run)->str:
     "State and step; for a run that can be resumed, also the step at which it continues"
     state = self.state
-    says = f"{state} at step {self.step:,}"
+    text = f"{state} at step {self.step:,}"
     newest = self.checkpoints()[-1:] if state in ("killed", "failed", "stopped") else []
-    if not newest or step_of(newest[0]) >= self.step: return says
-    return f"{says}; its last checkpoint is of step {step_of(newest[0]):,}"
+    if not newest or step_of(newest[0]) >= self.step: return text
+    return f"{text}; its last checkpoint is of step {step_of(newest[0]):,}"
 
 def earlier_adapter(
     run:Run,
@@ -491,7 +491,7 @@ def resume(self:Run,
     if num_train_epochs is not None or max_steps is not None:
         log(f"sft_nb: {extend_training(self, num_train_epochs=num_train_epochs, max_steps=max_steps)}")
     can_resume(self)
-    if says := change_world_size(self, num_processes or self.config.num_processes): log(f"sft_nb: {says}")
+    if text := change_world_size(self, num_processes or self.config.num_processes): log(f"sft_nb: {text}")
     options = [] if max_time is None else ["--max-time", str(max_time)]
     return start_process(self, *options)
 
@@ -530,9 +530,9 @@ def _figures(self:Run)->dict:
     line = summary(self)
     by = "held-out loss" if line["by"] == "loss" else line["by"]
     names = dict(best_eval_loss="best held-out loss", base=f"{by} of the base", tuned=by, guards="noticed")
-    said = {names.get(k, k): v for k, v in line.items() if k not in _LEFT_OUT}
-    said = dict(loss=loss_line(self.metrics())) | said | dict(folder=short_path(self.path))
-    return {k: v for k, v in said.items() if v not in (None, "") and v == v}
+    shown = {names.get(k, k): v for k, v in line.items() if k not in _LEFT_OUT}
+    shown = dict(loss=loss_line(self.metrics())) | shown | dict(folder=short_path(self.path))
+    return {k: v for k, v in shown.items() if v not in (None, "") and v == v}
 
 @patch
 def _next_fix(self:Run)->Fix:
@@ -562,8 +562,8 @@ def __str__(self:Run)->str:
 def to_dict(self:Run)->dict:
     "State and figures, ready for JSON"
     status = self.status
-    said = dict(state=self.state, reason=status.reason, fix=self._next_fix().says("shell"), path=str(self.path))
-    return {k: v for k, v in (summary(self) | said).items() if v == v}
+    own = dict(state=self.state, reason=status.reason, fix=self._next_fix().says("shell"), path=str(self.path))
+    return {k: v for k, v in (summary(self) | own).items() if v == v}
 
 @patch
 def report(self:Run,

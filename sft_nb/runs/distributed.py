@@ -63,7 +63,7 @@ def is_main_process()->bool:
 
 # %% ../../nbs/10_runs/05_distributed.ipynb #wo000018
 def _told_by_accelerate()->str|None:
-    "What `accelerate launch --use_deepspeed` said of DeepSpeed; None: nothing"
+    "DeepSpeed as `accelerate launch --use_deepspeed` requests it; None: not at all"
     here = os.environ
     if here.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true": return None
     return here.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") or f"zero{here.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', 2)}"

@@ -31,8 +31,8 @@ def environment(
     "Versions, platform, device and git commit"
     packages, git = {p: installed(p) for p in _PACKAGES}, None
     if shutil.which("git"):   # commit of the current folder
-        said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
-        git = said.stdout.strip() or None
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+        git = done.stdout.strip() or None
     return dict(python=platform.python_version(), platform=platform.platform(), cpus=os.cpu_count(), device=device,
                 git=git, loaded_with=torch_environment(), packages=packages)
 
@@ -45,6 +45,6 @@ def write_text(
     "Write a file in one piece and without secrets"
     write_atomically(file, text if ours else redact(text))
 
-def write_json(file:Path, said:dict)->None:
+def write_json(file:Path, data:dict)->None:
     "`write_text` of JSON, whose texts are without secrets"
-    write_text(file, json.dumps(redact_json(said), indent=1) + "\n", ours=True)
+    write_text(file, json.dumps(redact_json(data), indent=1) + "\n", ours=True)

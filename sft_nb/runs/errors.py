@@ -40,8 +40,8 @@ def subject_of_run(
     "What a run is about: its task; where that is any chat, its rows"
     if task not in ("auto", "chat") or files is None: return "arithmetic" if task == "auto" else task.replace(":", ".")
     path = Path(files[0].split(":")[0])
-    said = path.stem.partition(".")[0]
-    return path.absolute().parent.name if said.lower() in _SIDES else said
+    name = path.stem.partition(".")[0]
+    return path.absolute().parent.name if name.lower() in _SIDES else name
 
 def free_name(
     root:Path,       # the folder of all runs

@@ -34,8 +34,8 @@ def _pid_namespace()->str:
 
 def _start_time(pid:int)->float|None:
     "The start time of a process by a monotonic clock; None if it does not exist or has ended"
-    said = _read_system_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    if said: return None if said[0] in "ZX" else float(said[19])
+    fields_of_process = _read_system_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if fields_of_process: return None if fields_of_process[0] in "ZX" else float(fields_of_process[19])
     if Path("/proc/self/stat").exists(): return None
     import psutil   # not Linux
     try: process = psutil.Process(pid)
@@ -103,15 +103,15 @@ def read_process(
     file:Path,        # owner.json or process.json
 )->Process|None:      # None: missing, damaged, or copied from another run
     "The process that a file names"
-    try: said = read_json(file)
+    try: saved = read_json(file)
     except (OSError, ValueError): return None
-    if not isinstance(said, dict): return None
-    known = {f.name: said[f.name] for f in fields(Process) if f.name in said}
+    if not isinstance(saved, dict): return None
+    known = {f.name: saved[f.name] for f in fields(Process) if f.name in saved}
     numbers = [known.pop("pid", None), known.pop("began", 0)]
     if type(numbers[0]) is not int or type(numbers[1]) not in (int, float): return None
     if not all(isinstance(text, str) for text in known.values()): return None
     process = Process(*numbers, **known)
-    is_copy = process.here and said.get("folder", _directory_identity(file.parent)) != _directory_identity(file.parent)
+    is_copy = process.here and saved.get("folder", _directory_identity(file.parent)) != _directory_identity(file.parent)
     return None if is_copy else process
 
 # %% ../../nbs/10_runs/04_process.ipynb #19f24d88
@@ -300,37 +300,37 @@ def is_starting(
 # %% ../../nbs/10_runs/04_process.ipynb #prc00020
 def is_trained(
     folder:Path,   # directory of a run
-    said:str,      # starting or running
+    state:str,      # starting or running
 )->bool:
     "Is a process training the run, or about to?"
     held = is_locked(folder)
     if held or started_process(folder) is not None: return True
-    if held is False: return said == "starting" and is_starting(folder)
+    if held is False: return state == "starting" and is_starting(folder)
     who = read_process(folder/"owner.json")   # without a lock, trust the status, unless ...
     return who is None or who.lives is not False
 
-def _find_owner(folder:Path, said:str)->tuple[Process|None,bool]:
+def _find_owner(folder:Path, state:str)->tuple[Process|None,bool]:
     "The process to ask for an end, and whether it is certain to be the right one"
     held, who = is_locked(folder), read_process(folder/"owner.json")
     if held is not False:
         known = who is not None and who.lives is not False
-        nobody = held is None and not known and said not in ("starting", "running")
+        nobody = held is None and not known and state not in ("starting", "running")
         return (who if known else None), known or nobody
     who = read_process(folder/"process.json")
     if started_process(folder) is not None: return who, True
-    if said != "starting" or not is_starting(folder): return None, True
+    if state != "starting" or not is_starting(folder): return None, True
     return who, who.lives is None   # it is elsewhere or about to start
 
 _PATIENCE = 5   # seconds for a process to identify itself
 
 def who_to_stop(
     folder:Path,   # directory of a run
-    said:str,
+    state:str,
 )->tuple[Process|None,bool]:   # None: no process trains it; False: cannot be signalled from here
     "The process to ask for an end"
     until = time.monotonic() + _PATIENCE
     while True:
-        who, sure = _find_owner(folder, said)
+        who, sure = _find_owner(folder, state)
         if sure or time.monotonic() > until: break
         time.sleep(.02)
     return who, sure and (who is None or bool(who.lives))

@@ -50,10 +50,10 @@ class Status:
 @patch
 def to_dict(self:Status)->dict:
     "Ready for JSON: `fix` as a shell reads it, and its parts"
-    said = {f.name: getattr(self, f.name) for f in fields(self)}
-    said["fix"] = self.fix.says("shell")
-    if self.fix: said["fix_parts"] = self.fix.to_dict()
-    return said
+    out = {f.name: getattr(self, f.name) for f in fields(self)}
+    out["fix"] = self.fix.says("shell")
+    if self.fix: out["fix_parts"] = self.fix.to_dict()
+    return out
 
 # %% ../../nbs/10_runs/02_status.ipynb #1b68b7bd
 _EXIT_CODES = {"Ctrl-C": 130, "SIGTERM": 143, "SIGHUP": 129, "max_time": 0}
@@ -78,11 +78,11 @@ def read_status(
 # %% ../../nbs/10_runs/02_status.ipynb #57dc68d9
 def stamped(
     state:str,
-    **said,         # other fields of `Status`
+    **more,         # other fields of `Status`
 )->Status:
     "A status with the current time and process"
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return Status(state, time=now, pid=os.getpid(), host=socket.gethostname(), **said)
+    return Status(state, time=now, pid=os.getpid(), host=socket.gethostname(), **more)
 
 # %% ../../nbs/10_runs/02_status.ipynb #sta00002
 class ProgressFile:

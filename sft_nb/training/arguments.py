@@ -229,7 +229,7 @@ def tracked(cfg:Config, run:Run):
 # %% ../../nbs/11_training/00_arguments.ipynb #a1sco002
 @dataclass(frozen=True)
 class TrackedScores:
-    "What trackers are told of a checkpoint"
+    "What trackers get of a checkpoint"
     step:int
     figures:dict[str,float]    # accuracy, bleu ...
     head:tuple[str,...]        # of the table
@@ -243,41 +243,41 @@ class TrackedScores:
         def line(cells)->str: return "|".join(str(c).replace("|", "\\|").replace("\n", "<br>") for c in cells)
         return "\n".join([line(self.head), "|".join("-" * len(self.head)), *map(line, self.rows)])
 
-def _to_tensorboard(run:Run, told:TrackedScores)->None:
+def _to_tensorboard(run:Run, scores:TrackedScores)->None:
     from torch.utils.tensorboard import SummaryWriter
     with SummaryWriter(str(run.path/"tensorboard")) as writer:
-        for name, value in told.named.items(): writer.add_scalar(name, value, told.step)
-        writer.add_text("eval/answers", told.markdown, told.step)
+        for name, value in scores.named.items(): writer.add_scalar(name, value, scores.step)
+        writer.add_text("eval/answers", scores.markdown, scores.step)
 
-def _to_wandb(run:Run, told:TrackedScores)->None:
+def _to_wandb(run:Run, scores:TrackedScores)->None:
     "Into the run that the training made"
     import wandb
     with wandb.init(resume="allow", settings=wandb.Settings(silent=True)) as theirs:
-        table = wandb.Table(columns=list(told.head), data=[[str(c) for c in row] for row in told.rows])
-        theirs.log(told.named | {"train/global_step": told.step, "eval/answers": table})
+        table = wandb.Table(columns=list(scores.head), data=[[str(c) for c in row] for row in scores.rows])
+        theirs.log(scores.named | {"train/global_step": scores.step, "eval/answers": table})
 
-def _to_trackio(run:Run, told:TrackedScores)->None:
+def _to_trackio(run:Run, scores:TrackedScores)->None:
     import pandas as pd
     import trackio
     trackio.init(project=run.config.wandb_project, name=run.config.wandb_name or run.path.name, resume="allow",
                  embed=False)
-    table = trackio.Table(dataframe=pd.DataFrame(told.rows, columns=list(told.head)))
-    trackio.log(told.named | {"train/global_step": told.step, "eval/answers": table})
+    table = trackio.Table(dataframe=pd.DataFrame(scores.rows, columns=list(scores.head)))
+    trackio.log(scores.named | {"train/global_step": scores.step, "eval/answers": table})
     trackio.finish()
 
 _TELL = dict(tensorboard=_to_tensorboard, wandb=_to_wandb, trackio=_to_trackio)
 
 def send_scores(
     run:Run,
-    told:TrackedScores,   # without secrets
+    scores:TrackedScores,   # without secrets
 )->None:
-    "Figures and answers of a checkpoint, where its run is logged; what fails is said, and harms nothing"
+    "Figures and answers of a checkpoint, where its run is logged; a tracker that fails is reported, and harms nothing"
     cfg = run.config   # reads a file
     try: names = tracker_names(cfg)
     except SftError as e: return log(f"sft_nb: {e}")
     for name in names:
         if name == "wandb" and run.state in ACTIVE: continue
         try:
-            with tracked(cfg, run): _TELL[name](run, told)
+            with tracked(cfg, run): _TELL[name](run, scores)
         except Exception as e:
             log(f"sft_nb: {name} did not get the scores ({redact(str(e))[:160]})")

@@ -97,18 +97,18 @@ def judge_answers(
     units = list(filter(None, (repetition(a.text) for a in answers if not a.ended)))
     mute = [a for a in answers if not a.text.strip() and a.n_tokens > 8]
     if 2 * len(units) > n:
-        says = f"{len(units)} of {n} answers end in {units[0] * 3!r} and so on"
-        found.append(fail(says, _COLLAPSED, check="collapse"))
+        text = f"{len(units)} of {n} answers end in {units[0] * 3!r} and so on"
+        found.append(fail(text, _COLLAPSED, check="collapse"))
     elif 2 * len(mute) > n:
         found.append(fail(f"{len(mute)} of {n} answers are special tokens only", _COLLAPSED, check="collapse"))
     if not must_end or not answers or any(a.ended for a in answers): return found
     limit = max(a.n_tokens for a in answers)
-    says = f"none of {n} answers ends within {limit} tokens"
+    text = f"none of {n} answers ends within {limit} tokens"
     if row_tokens >= limit:   # the rows' answers could not end in time
-        says += f"; those of the rows have up to {row_tokens}"
-        return [*found, warn(says, edit(max_new_tokens=2 * row_tokens), check="never_ends")]
+        text += f"; those of the rows have up to {row_tokens}"
+        return [*found, warn(text, edit(max_new_tokens=2 * row_tokens), check="never_ends")]
     fix = "wait, if training has just begun; else {train_tokens} for the end token, or a base that knows it"
-    return [*found, warn(says, fix, check="never_ends")]
+    return [*found, warn(text, fix, check="never_ends")]
 
 # %% ../../nbs/11_training/02_guards.ipynb #889d674a
 class SampleProbe:
@@ -158,12 +158,12 @@ def unchanged_weights(
     "A warning if the weights did not change"
     still, of = int((before == after).sum()), len(before)
     if still == of:
-        says = f"after {steps} steps not one of {of} trained tensors has changed"
+        text = f"after {steps} steps not one of {of} trained tensors has changed"
         fix = "{learning_rate} above 0; look at trainer.json and the labels"
-        return [fail(says, fix, check="nothing_moves")]
+        return [fail(text, fix, check="nothing_moves")]
     if 4 * still <= of: return []
-    says = f"after {steps} steps {still} of {of} trained tensors have not changed"
-    return [warn(says, "a higher {learning_rate}, or other {lora_target_modules}", check="some_do_not_move")]
+    text = f"after {steps} steps {still} of {of} trained tensors have not changed"
+    return [warn(text, "a higher {learning_rate}, or other {lora_target_modules}", check="some_do_not_move")]
 
 # %% ../../nbs/11_training/02_guards.ipynb #fc5cf2c3
 def loss_is_flat(
@@ -175,8 +175,8 @@ def loss_is_flat(
     third = len(losses) // 3
     first, last = sum(losses[:third]) / third, sum(losses[-third:]) / third
     if last < .995 * first: return []
-    says = f"the loss was {first:.4g} in the first third of the lines and is {last:.4g} in the last"
-    return [warn(says, "a higher or a lower {learning_rate}, and look at the labels: sft_nb data", check="flat_loss")]
+    text = f"the loss was {first:.4g} in the first third of the lines and is {last:.4g} in the last"
+    return [warn(text, "a higher or a lower {learning_rate}, and look at the labels: sft_nb data", check="flat_loss")]
 
 def worse_than_before(
     losses:list[float],   # logged training losses of a whole run, oldest first
@@ -187,8 +187,8 @@ def worse_than_before(
     before, after = (sum(some) / n for some in (first, last))
     spread = math.sqrt(sum((x - m)**2 for some, m in ((first, before), (last, after)) for x in some)) / n
     if len(losses) < 2 or after <= 1.01 * before + 2 * spread or n == 1 and after < 1.5 * before: return []
-    says = f"the model is worse than before training: the loss began at {before:.4g} and ends at {after:.4g}"
-    return [warn(says, "a lower {learning_rate}, and look at the labels: sft_nb data", check="worse_than_before")]
+    text = f"the model is worse than before training: the loss began at {before:.4g} and ends at {after:.4g}"
+    return [warn(text, "a lower {learning_rate}, and look at the labels: sft_nb data", check="worse_than_before")]
 
 # %% ../../nbs/11_training/02_guards.ipynb #22065525
 def step_loss(
@@ -217,9 +217,9 @@ def receipt(
     losses |= {f"loss, {name}": step_loss(model, micro_batches, c, supervised=supervised) for name, c in others}
     lowest, highest = min(losses.values()), max(losses.values())
     apart = (highest - lowest) / max(abs(lowest), 1e-9)
-    says = f"the first loss in {len(losses)} layouts differs by {apart:.1g}"
-    finding = ok(says, check="first_loss")
-    if apart > tolerance: finding = warn(says, edit(padding_free=False), check="first_loss")
+    text = f"the first loss in {len(losses)} layouts differs by {apart:.1g}"
+    finding = ok(text, check="first_loss")
+    if apart > tolerance: finding = warn(text, edit(padding_free=False), check="first_loss")
     return Report("receipt", {"rows of the first step": len(alone)} | losses, [finding])
 
 def first_rows(
@@ -314,16 +314,16 @@ def on_evaluate(self:Guards, args, state, control, model=None, metrics=None, **k
     self.held_out.append(metrics.get("eval_loss", 0.))
     if math.isfinite(self.held_out[-1]) or not is_main_process(): return
     wrong = [loss for loss in self.held_out if not math.isfinite(loss)]
-    says = f"the held-out loss is {wrong[-1]} at {len(wrong)} of {len(self.held_out)} evaluations"
+    text = f"the held-out loss is {wrong[-1]} at {len(wrong)} of {len(self.held_out)} evaluations"
     rows = dict(enumerate(self.bench.rows_held_out(256)))
     fix = edit(dtype="float32") | "look at these rows, and lower the {learning_rate}"
     if broken := broken_weights(trained_parts(model)):
-        says += f"; the weights hold NaN or infinity, the first in {broken[0]}"
+        text += f"; the weights hold NaN or infinity, the first in {broken[0]}"
         fix = edit(learning_rate=self.cfg.learning_rate / 2)
     elif self.bench.alone:
         bad = non_finite_rows(model, rows, self.bench.layout.collate, supervised=self.bench.supervised)
-        if bad: says += f"; it comes from held-out row {', '.join(map(str, bad[:8]))} alone"
-    self.note(fail(says, fix, check="held_out_loss"), state.global_step)
+        if bad: text += f"; it comes from held-out row {', '.join(map(str, bad[:8]))} alone"
+    self.note(fail(text, fix, check="held_out_loss"), state.global_step)
 
 # %% ../../nbs/11_training/02_guards.ipynb #58973ac0
 _SHORT_SAMPLE = 32   # tokens: enough to detect a collapse
@@ -362,11 +362,11 @@ def _decode(self:Guards, model, step:int, at_most:int|None)->list[Finding]:
         return [replace(f, says=f"{f.says}; the base is random, and an adapter alone learns little on it",
                         fix=edit(method="full")) if f.check == "collapse" else f for f in found]
     except Exception as e:
-        says = f"a few prompts could not be answered ({type(e).__name__}: {error_summary(e)})"
-        finding = fail(says, command("sft_nb check", "preflight(cfg)"), check="sample_failed")
+        text = f"a few prompts could not be answered ({type(e).__name__}: {error_summary(e)})"
+        finding = fail(text, command("sft_nb check", "preflight(cfg)"), check="sample_failed")
         if is_out_of_memory(e):
-            says = "memory ran out while a few prompts were answered"
-            finding = warn(says, "a smaller {max_new_tokens}", check="sample_out_of_memory")
+            text = "memory ran out while a few prompts were answered"
+            finding = warn(text, "a smaller {max_new_tokens}", check="sample_out_of_memory")
     self.probe.prompts = []
     self.note(replace(finding, says=f"{finding.says}, so no more samples are decoded"), step)
     return []
@@ -375,8 +375,8 @@ def _decode(self:Guards, model, step:int, at_most:int|None)->list[Finding]:
 def _keep_answers(self:Guards, step:int)->None:
     "Add a line to samples.jsonl: what is asked and what is answered"
     asked = [redact(self.probe.tokenizer.decode(prompt)) for prompt in self.probe.prompts]
-    said = [dict(asked=q, text=redact(a.text), ended=a.ended) for q, a in zip(asked, self.probe.answers)]
-    if said: append_line(self.run.path/"samples.jsonl", dict(step=step, answers=said))
+    answers = [dict(asked=q, text=redact(a.text), ended=a.ended) for q, a in zip(asked, self.probe.answers)]
+    if answers: append_line(self.run.path/"samples.jsonl", dict(step=step, answers=answers))
 
 @patch
 def _forget(self:Guards, checks:set[str])->None:

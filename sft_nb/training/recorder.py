@@ -214,8 +214,8 @@ class Recorder(TrainerCallback):
         if not state.is_world_process_zero: return
         self._record(dict(step=state.global_step, **logs, **self._figures(logs), seconds=self.seconds))
         if "loss" in logs and self.phase: self.phase.update(state.global_step, loss=logs["loss"])
-        said = ", ".join(f"{k} {v:.4g}" for k, v in logs.items() if k in ("loss", "eval_loss", "grad_norm"))
-        if said and not shows_bars(): print(f"step {state.global_step} of {state.max_steps}: {said}", flush=True)
+        text = ", ".join(f"{k} {v:.4g}" for k, v in logs.items() if k in ("loss", "eval_loss", "grad_norm"))
+        if text and not shows_bars(): print(f"step {state.global_step} of {state.max_steps}: {text}", flush=True)
 
 @patch
 def on_prediction_step(self:Recorder, args, state, control, eval_dataloader=None, **kwargs):

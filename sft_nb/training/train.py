@@ -81,8 +81,8 @@ def describe_preflight(
     n_bad = sum(f.status in ("warn", "fail") for f in checked.findings)
     above = f" ({n_bad - len(new)} of them above)" if n_bad > len(new) else ""
     passed = sum(f.status == "ok" for f in checked.findings)
-    says = f"\npreflight: {checked.verdict}{above}, {passed} passed ({checked.figures.get('seconds', 0):.1f} s)"
-    return "\n  ".join([says, *map(str, new if not checked.failed or bench.cfg.force else [])])
+    text = f"\npreflight: {checked.verdict}{above}, {passed} passed ({checked.figures.get('seconds', 0):.1f} s)"
+    return "\n  ".join([text, *map(str, new if not checked.failed or bench.cfg.force else [])])
 
 _SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 

@@ -258,11 +258,11 @@ def split_further(self:SupervisedTrainer)->None:
     self.model.zero_grad(set_to_none=True)
     self.counted.cut(step.counted_before)
     free_memory()
-    says = (f"memory ran out at {self.in_words(step.micro_batch)}; "
+    text = (f"memory ran out at {self.in_words(step.micro_batch)}; "
             f"micro-batches are computed in {self.parts} parts from now on, with the same loss")
     fix = edit(per_device_train_batch_size=-(-len(largest) // self.parts),
                gradient_accumulation_steps=self.args.gradient_accumulation_steps * self.parts)
-    self.guards.note(warn(says, fix, check="out_of_memory"), self.state.global_step + 1)
+    self.guards.note(warn(text, fix, check="out_of_memory"), self.state.global_step + 1)
 
 @patch
 def in_words(self:SupervisedTrainer, k:int)->str:
@@ -289,9 +289,9 @@ def evaluate(self:SupervisedTrainer, *args, **kwargs):
         self.args.per_device_eval_batch_size //= 2
         free_memory()
         rows = self.args.per_device_eval_batch_size
-        says = f"memory ran out in an evaluation; {pluralise(rows, 'row')} together from now on"
+        text = f"memory ran out in an evaluation; {pluralise(rows, 'row')} together from now on"
         fix = edit(per_device_eval_batch_size=rows)
-        self.guards.note(warn(says, fix, check="evaluation_out_of_memory"), self.state.global_step)
+        self.guards.note(warn(text, fix, check="evaluation_out_of_memory"), self.state.global_step)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #5c03058c
 @patch
@@ -321,8 +321,8 @@ def skip_step(self:SupervisedTrainer)->None:
     self._tr_loss -= sum(loss.nan_to_num(0., 0., 0.) for loss in self.step.losses)
     error = self.non_finite_error()
     self.skipped.count()
-    says = f"{error.found}; the step was skipped, {self.skipped.total} so far"
-    self.guards.note(warn(says, error.fix, check="skipped_steps"), self.state.global_step + 1)
+    text = f"{error.found}; the step was skipped, {self.skipped.total} so far"
+    self.guards.note(warn(text, error.fix, check="skipped_steps"), self.state.global_step + 1)
 
 @patch
 def check_weights(self:SupervisedTrainer)->None:
