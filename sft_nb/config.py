@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['short_repr', 'SettingsMerger', 'config_names', 'find_config', 'split_task_name', 'with_settings',
            'with_parameters_of', 'load_config', 'as_config', 'explicit_settings', 'table', 'command_line_options',
-           'save_config', 'with_absolute_paths', 'with_trusted_code', 'require_trust']
+           'save_config', 'with_absolute_paths', 'absolute_paths', 'with_trusted_code', 'require_trust']
 
 # %% ../nbs/01_config.ipynb #6705964c
 import difflib, inspect, json, os, re
@@ -362,6 +362,15 @@ def with_absolute_paths(
     values = {name: getattr(cfg, name) for name in settings_with("is_path")}
     def find(path:str)->str|None: return path if os.path.exists(path) else None
     return replace(cfg, **{name: _replace_paths(name, v, find) for name, v in values.items()})
+
+def absolute_paths(
+    cfg:Config,
+)->list[str]:
+    "The absolute paths among the settings"
+    values = [getattr(cfg, name) for name in settings_with("is_path")]
+    named = [v for value in values for v in (value if isinstance(value, tuple) else (value,))]
+    paths = [split_task_name(v)[0] for v in named]
+    return [path for path in paths if isinstance(path, str) and os.path.isabs(path)]
 
 # %% ../nbs/01_config.ipynb #trust004
 def with_trusted_code(cfg:Config)->Config:

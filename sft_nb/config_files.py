@@ -145,7 +145,9 @@ def normalise(
     full = full_name(name)
     if full == "dtype": v = plain_value(v)
     if full == "max_time": v = parse_duration(v)
-    if full == "metric_for_best_model" and isinstance(v, str): v = v.removeprefix("eval_")
+    if full == "metric_for_best_model" and isinstance(v, str):
+        v = v.removeprefix("eval_")
+        if v == "perplexity": v = "loss"   # it ranks alike
     if full == "task" and hasattr(v, "messages"): return dict(task=register_task(v))
     return {full: _as_tuple(full, v)}
 

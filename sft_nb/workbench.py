@@ -240,7 +240,7 @@ def loss(self:Workbench,
 @patch
 def trained(self:Workbench,
     folder:str|Path,   # a run's adapter, or a checkpoint
-):                     # in eval mode; for an adapter, `model.disable_adapter()` is the base
+):                     # in eval mode; without its adapter it is the base, unless the adapter's start changed that
     "The trained model in `folder`; ConfigError if it has no weights"
     return load_adapter(self.requested, self.tokenizer, folder)
 

@@ -14,7 +14,7 @@ from itertools import islice
 
 import numpy as np, torch
 
-from ..report import edit, fail, Finding, ok, SftError, skipped, warn
+from ..report import edit, fail, Finding, ok, skipped, warn
 from ..config import Config
 from ..tasks.metrics import figure_names, row_to_score
 from ..tokens.turns import supervised_messages
@@ -98,12 +98,15 @@ def check_held_out(data:Data, requested:Config)->Finding|None:
 def check_best_figure(data:Data, requested:Config)->Finding|None:
     "answers have the figure by which checkpoints are ranked"
     figure = requested.metric_for_best_model
-    if figure in ("loss", "perplexity", "answered", "ended") or data.eval is None: return None
-    place, row = next(iter(data.eval.source))
-    try: messages = conversation(data.task, row, place, data.cfg)
-    except SftError: return None   # this row is left out
+    if figure == "loss" or data.eval is None: return None
+    first = int(data.eval.stats["row"][0])   # the first row that is kept
+    place, row = next(islice(iter(data.eval.source), first, None))
+    messages = conversation(data.task, row, place, data.cfg)
+    if len(messages) < 2:
+        text = f"metric_for_best_model is {figure!r}, and the held-out rows have no prompt to answer"
+        return warn(text, edit(metric_for_best_model="loss"))
     known = figure_names(data.task, [row_to_score(data.task, row, messages)])
-    if figure in known or not known: return None
+    if figure in (*known, "ended") or not known: return None
     near = difflib.get_close_matches(figure, known, 1) or ["f1" if "f1" in known else "accuracy"]
     text = f"metric_for_best_model is {figure!r}, and answers to task {data.task.name} have {', '.join(known)}"
     return warn(text, edit(metric_for_best_model=near[0]))

@@ -173,20 +173,23 @@ def _resume_run(options, cfg:Config, longer:dict, several:int|None):
     from sft_nb.runs.provenance import extend_training, change_world_size, settings_for_world_size
     run, max_time = open_run(options.resume, trust_remote_code=cfg.trust_remote_code), cfg.max_time
     if several is not None: settings_for_world_size(run, several)   # or the run would be longer, and not go on
+    if _is_launched(options):   # of several processes, the first changes the run
+        from sft_nb.training.train import resume
+        return resume(run, max_time=max_time, **longer)
     if longer: _say(extend_training(run, **longer))
     can_resume(run)   # report problems before loading torch
     if several is not None and (text := change_world_size(run, several)): _say(text)
-    if not _is_launched(options) and (options.detach or run.config.num_processes > 1):
-        return run.resume(max_time=max_time)
+    if options.detach or run.config.num_processes > 1: return run.resume(max_time=max_time)
     from sft_nb.training.train import resume
     return resume(run, max_time=max_time)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #57d9a51c
-def _print_until_end(run):
-    "Print the output of a launched run until it ends; Ctrl-C stops it"
+def _print_until_end(run, begin:int=0):
+    "Print the output of a launched run from a place in its log until it ends; Ctrl-C stops it"
     try:
         if run.launched():
             with (run.path/"log.txt").open(errors="replace") as log:
+                log.seek(begin)
                 while run.launched():
                     if text := log.read(): print(escape_controls(text), end="", flush=True)
                     time.sleep(.2)
@@ -250,12 +253,15 @@ _TRAIN = dict(config=_config_option(", or a run to repeat"), resume=Option(str|N
 def train_command(args:list[str])->int:
     "Train, then score base and tuned model on held-out rows"
     options, cfg = parse("train", args, _TRAIN, summary=train_command.__doc__)
+    from sft_nb.runs.errors import named_run
     from sft_nb.runs.process import keep_output
     require_trust(cfg)
     with keep_output():   # | head
+        printed = named_run(options.resume)/"log.txt" if options.resume else None
+        begin = printed.stat().st_size if printed and printed.exists() else 0   # by earlier parts
         run = _start_training(options, cfg, args)
         if not is_main_process(): return run.status.exit_code
-        if not options.detach: return _print_result(_print_until_end(run), options.examples)
+        if not options.detach: return _print_result(_print_until_end(run, begin), options.examples)
         path, log, root = (shell_quote(p) for p in (run.path, run.path/"log.txt", run.path.parent))
         _say(f"{run.name} trains in process {run.launched()}\n  sft_nb runs --root {root}\n  tail -f {log}")
         _say(f"  sft_nb stop {path}\n  sft_nb evaluate {path}   when it has finished")
@@ -303,9 +309,8 @@ def stop_command(args:list[str])->int:
     "Stop a run after its current step, with a checkpoint"
     options = parse_own("stop", args, _STOP, summary=stop_command.__doc__)
     from sft_nb.runs.directory import Run
-    in_runs = Path("runs")/options.run
-    bare_name = not os.path.exists(options.run) and os.path.exists(in_runs)
-    run = Run(in_runs if bare_name else options.run)
+    from sft_nb.runs.errors import named_run
+    run = Run(named_run(options.run))
     state = run.stop(options.timeout)
     _say(f"{run.name}: {state} at step {run.step}")
     return 0

@@ -113,6 +113,12 @@ def _check_target_exists(what:str, options, checkpoint:str="adapter")->None:
     from sft_nb.runs.locate import find_target
     find_target(what, checkpoint=checkpoint, trust_remote_code=options.trust_remote_code)
 
+def _check_run_exists(options, *checkpoints:str)->None:
+    "ConfigError if there is no such run, or a named checkpoint of it, before torch is loaded"
+    from sft_nb.runs.directory import open_run
+    run = open_run(options.run, trust_remote_code=options.trust_remote_code)
+    for name in checkpoints: run.weights(name)
+
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0poi02
 def _with_target(command_name:str, options:SimpleNamespace)->SimpleNamespace:
     "The options with the run or model filled in; ConfigError if none is named"
@@ -145,7 +151,7 @@ _SWEEP = dict(run=_RUN, checkpoints=Option(tuple[str,...]|None, None, "checkpoin
 def sweep_command(args:list[str])->int:
     "Score every checkpoint of a run against the base, and say which is the best"
     options = parse_own("sweep", args, _SWEEP, summary=sweep_command.__doc__)
-    _check_target_exists(options.run, options, (options.checkpoints or ["adapter"])[0])
+    _check_run_exists(options, *(options.checkpoints or ()))
     from sft_nb.evaluation.sweep import follow, sweep
     score = follow if options.follow else sweep
     made = score(options.run, checkpoints=options.checkpoints, **_evaluation_options(options))
@@ -162,7 +168,7 @@ _VERDICT = dict(
 def verdict_command(args:list[str])->int:
     "Is a run better than its base? Exits with 0 for better, 1 for worse or not enough, 3 if it is undecided"
     options = parse_own("verdict", args, _VERDICT, summary=verdict_command.__doc__)
-    _check_target_exists(options.run, options, options.checkpoint or "adapter")
+    _check_run_exists(options, *filter(None, [options.checkpoint]))
     from sft_nb.evaluation.verdict import verdict
     made = verdict(options.run, checkpoint=options.checkpoint, min_gain=options.min_gain,
                    max_forgetting=options.max_forgetting, **_evaluation_options(options))

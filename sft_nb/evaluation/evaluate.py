@@ -459,6 +459,7 @@ def save_evaluation(
     if run is None: return
     other = "".join(f"-{Path(name).stem}" for name in evaluator.files)
     if e.server is not None: other += "-served"
+    if evaluator.target.config.task != run.config.task: other += f"-{evaluator.bench.cfg.task}"
     e.save(run.path/"eval"/f"{e.checkpoint}{other}.json")
     remove_temporaries(run.path/"eval", patient=True)   # left by a killed process
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, evaluator.questions.by

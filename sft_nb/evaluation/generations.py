@@ -8,7 +8,7 @@ __all__ = ['LEADING', 'Answer', 'Scores', 'paired', 'with_unit', 'pseudo_values'
            'losses_of', 'check_metrics', 'own_figures', 'score_generations', 'answer_rows']
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #an0imp01
-import difflib, hashlib, json, os, re
+import difflib, hashlib, json, math, os, re
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -185,17 +185,26 @@ def with_unit(
     return replace(d, figure=by, is_share=is_share, sign=-1 if by in LOWER_IS_BETTER else 1)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #50b7630c
-_LEAVE_OUT_GROUPS = 60   # at most
+_MOST_TO_LEAVE_OUT = 1000   # times that a figure is computed
 
 def pseudo_values(
     figure,                      # list of row numbers -> figure of these rows
     n:int,                       # rows
-)->list[float]:
+    *, clusters:list[str]|None=None,   # record of each row; None: rows are independent
+)->np.ndarray:                   # (n,), whose mean is the figure of all rows
     "For each row, its part in a figure of the whole set"
-    if n < 2: return [figure([*range(n)])] * n
-    of_all, G = figure([*range(n)]), min(n, _LEAVE_OUT_GROUPS)
-    without = [figure([k for k in range(n) if k % G != g]) for g in range(G)]
-    return [G * of_all - (G - 1) * without[k % G] for k in range(n)]
+    of_all = figure([*range(n)])
+    _, unit = np.unique(np.arange(n) if clusters is None else np.asarray(clusters, dtype=str), return_inverse=True)
+    units = int(unit.max()) + 1 if n else 0
+    if units < 2: return np.full(n, of_all, float)
+    group, found = unit % _MOST_TO_LEAVE_OUT, np.zeros(n)
+    for g in range(min(units, _MOST_TO_LEAVE_OUT)):
+        out = group == g
+        size, together = out.sum(), len(range(g, units, _MOST_TO_LEAVE_OUT))
+        rest = figure(np.flatnonzero(~out).tolist())
+        found[out] = (n * of_all - (n - size) * rest) / size - of_all   # their part, less the figure
+        found[out] *= math.sqrt(together)
+    return of_all + found - found.mean()
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #36c27dae
 def make_scores(
@@ -213,7 +222,7 @@ def make_scores(
     if by in figures and by not in own and by not in ("accuracy", "answered"):
         def figure(numbers:list[int])->float:
             return task.corpus(*([them[k] for k in numbers] for them in (texts, scores, rows)))[by]
-        parts = pseudo_values(figure, len(rows))
+        parts = pseudo_values(figure, len(rows), clusters=Scores(name, answers).clusters).tolist()
         answers = [Answer(**vars(a) | dict(figures=a.figures | {by: part})) for a, part in zip(answers, parts)]
     return Scores(name, answers, figures)
 
@@ -248,7 +257,8 @@ class GenerationCache:
             except ValueError: continue   # cut off by a crash
             if not isinstance(entry, dict) or "key" not in entry: continue
             key = entry.pop("key")
-            self.known[key] = Generation(**entry)
+            try: self.known[key] = Generation(**entry)
+            except TypeError: continue   # of another version
 
     def lacks(self, keys:list[str])->bool: return not all(key in self.known for key in keys)
     def clear(self)->None: self.known = {}
@@ -378,7 +388,8 @@ def make_questions(
     if cluster is None: clusters = records_of(list(rows.values()), talks)
     elif cluster == "row": clusters = [""] * len(rows)
     else:
-        clusters = [str(row.get(cluster, "")) for row in rows.values()]
+        values = [row.get(cluster) for row in rows.values()]
+        clusters = ["" if value is None else str(value) for value in values]   # such rows are independent
         if not any(clusters):
             columns = ", ".join(next(iter(rows.values())))
             raise ConfigError("cluster", f"no held-out row has a column {cluster!r}", f"one of {columns}",

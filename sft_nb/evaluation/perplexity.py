@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ..report import SftError
 from ..rows.formats import to_messages
 from ..rows.sources import read_rows
 from ..tokens.encode import encode
@@ -77,16 +78,20 @@ def row_losses(
 
 # %% ../../nbs/12_evaluation/01_perplexity.ipynb #li0gen01
 GENERAL = Path(ASSETS)/"general.jsonl"
+_LONGEST = 512   # tokens of a general text
 
 def general_examples(
     tokenizer,
     file:str|Path|None=None,   # rows in any format; None: the shipped texts
 )->list[tuple[list[int],list[int]]]:   # ids and labels
-    "Texts that have nothing to do with the task; `SftError` for a file without rows"
+    "Texts that have nothing to do with the task; `SftError` for a file without rows, or with answers out of reach"
     rows = read_rows(str(file or GENERAL))
     found = encode({where: to_messages(row) for where, row in rows.items()}, tokenizer)
-    found = [(ids[:512], labels[:512]) for ids, labels in found]
-    return [example for example in found if _count_targets([example])[0]]
+    found = [(ids[:_LONGEST], labels[:_LONGEST]) for ids, labels in found]
+    found = [example for example in found if _count_targets([example])[0]]
+    if found: return found
+    raise SftError(str(file), f"no answer begins within the first {_LONGEST} tokens of its row", "shorter rows",
+                   "name another file in {general}")
 
 # %% ../../nbs/12_evaluation/01_perplexity.ipynb #li0for02
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def mean_interval(
     if np.min(values) < 0 or np.max(values) > 1: return float(min(lower)), float(max(upper))
     t = float(scipy.stats.t.ppf(.975, G - 1))
     error = float(np.sqrt(((sums - mean * sizes) ** 2).sum() * G / (G - 1))) / n
-    rows = mean * (1 - mean) / error ** 2 if error > 0 else n   # number of rows whose share would have this variance
+    rows = mean * (1 - mean) / error ** 2 if error > 1e-9 else n   # number of rows whose share would have this variance
     rows = rows * (1.96 / t) ** 2
     if mean > 0: lower.append(scipy.stats.beta.ppf(.025, mean * rows, (1 - mean) * rows + 1))
     if mean < 1: upper.append(scipy.stats.beta.ppf(.975, mean * rows + 1, (1 - mean) * rows))
@@ -95,10 +95,15 @@ def interval(
     return mean_interval(values, clusters=clusters)
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #st0sig01
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _random_signs(n:int, resamples:int, seed:int)->np.ndarray:
     "(resamples, n) of -1 and 1"
-    return np.random.default_rng(seed).integers(0, 2, (resamples, n), dtype=np.int8).astype(np.float32) * 2 - 1
+    return np.random.default_rng(seed).integers(0, 2, (resamples, n), dtype=np.int8) * 2 - 1
+
+def _sums_with_random_signs(t:np.ndarray, resamples:int, seed:int)->np.ndarray:
+    "(n,) or (n, K) numbers -> (resamples,) or (resamples, K) sums, each with other signs; in blocks, to save memory"
+    signs, t = _random_signs(len(t), resamples, seed), t.astype(np.float32)
+    return np.concatenate([signs[k:k + 500].astype(np.float32) @ t for k in range(0, resamples, 500)])
 
 @lru_cache(maxsize=4)
 def _all_signs(n:int)->np.ndarray:
@@ -133,7 +138,7 @@ def sign_test(
     if np.count_nonzero(t) <= _MOST_TO_ENUMERATE:   # the p is exact
         moved = t[t != 0]
         return float((np.abs(_all_signs(len(moved)) @ moved) >= abs(t.sum()) - 1e-9).mean())
-    drawn = np.abs(_random_signs(len(t), resamples, seed) @ t)
+    drawn = np.abs(_sums_with_random_signs(t, resamples, seed))
     return float((1 + (drawn >= abs(t.sum()) - 1e-9).sum()) / (resamples + 1))
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #st0dif02
@@ -279,7 +284,7 @@ def largest(
     "The largest of K statistics (a sum over its root of squares), when no checkpoint is better than the base"
     sums, _ = grouped(differences, clusters)
     t = _scale_differences(sums)
-    return (_random_signs(t.shape[-1], resamples, seed) @ t.T.astype(np.float32)).max(-1)
+    return _sums_with_random_signs(t.T, resamples, seed).max(-1)
 
 @dataclass(frozen=True)
 class Pick:

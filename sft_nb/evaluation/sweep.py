@@ -21,7 +21,7 @@ from ..display import aligned_text, format_change, table_html
 from ..credentials import redact_json
 from ..files import read_json, write_atomically
 from ..progress import log
-from ..report import command, ConfigError, Finding, ok, shell_quote, SftError, warn, why_unreadable
+from ..report import as_fix, command, ConfigError, Finding, ok, shell_quote, SftError, warn, why_unreadable
 from ..config import Config, with_parameters_of
 from ..model.hardware import free_memory
 from ..model.adapter import check_trained
@@ -77,6 +77,7 @@ class CheckpointSwapper:
             free_memory()
             return
         from peft import load_peft_weights, set_peft_model_state_dict
+        if "model" not in vars(self): self.first = folder   # the one it was made with may be gone
         known = self.kept is not None and folder in self.kept
         weights = self.kept[folder] if known else load_peft_weights(str(folder), device="cpu")
         if self.kept is not None: self.kept[folder] = weights
@@ -277,7 +278,9 @@ def checkpoints_of(
     if wanted is not None:
         named = sorted((run.weights(name) for name in wanted if name != "adapter"), key=step_of)
         for folder in named: check_trained(folder, run.config.method)
-        return named
+        if named: return named
+        expected = f"some of {', '.join(p.name for p in run.checkpoints()) or 'its checkpoints'}"
+        raise ConfigError(f"sweep {run.name}", "no checkpoint is named", expected, "leave {checkpoints} out")
     found = []
     for folder in run.checkpoints():
         try: check_trained(folder, run.config.method)
@@ -385,6 +388,12 @@ def follow(
     "Score the checkpoints of a training as they are saved; the sweep of the run when it has ended"
     run = open_run(run, trust_remote_code=trust_remote_code)
     settings = {name: value for name, value in how.items() if name not in ("checkpoints", "general")}
+    if settings.get("server"):
+        found = "a server has the checkpoints that it was started with"
+        again = command(f"sft_nb sweep {shell_quote(run.path)} --server {shell_quote(settings['server'])}",
+                        f'sweep("{run.path}", server={settings["server"]!r})')
+        fix = as_fix("leave {server} out") | again
+        raise ConfigError("follow", found, "models loaded from the run", fix)
     follower = Follower(run, trust_remote_code=trust_remote_code, progress=False, **settings)
     while True:
         is_active = run.state in ACTIVE   # read first, so that no last checkpoint is missed

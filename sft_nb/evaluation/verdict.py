@@ -110,7 +110,9 @@ def verdict(
 )->Verdict:
     "Is the tuned model better? Known answers are read, others are generated"
     run = open_run(run, trust_remote_code=trust_remote_code)
-    file, given = run.path/"eval"/"sweep.json", [k for k, v in how.items() if v not in (None, True, False)]
+    file = run.path/"eval"/"sweep.json"
+    is_anew = how.get("reuse") is False
+    given = is_anew or [name for name, value in how.items() if value is not None and not isinstance(value, bool)]
     if checkpoint is None and not given and file.exists():
         swept = Sweep.load(file)
         if why := swept.outdated(run):

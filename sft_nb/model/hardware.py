@@ -293,7 +293,7 @@ def this_device(
     "The device of this machine, computing in `dtype`"
     format = str(dtype).removeprefix("torch.")
     if kind != "cuda":
-        gib = _free_gib()
+        gib = _free_gib() / max(1, processes)
         if kind == "mps": gib = min(gib, torch.mps.recommended_max_memory() / 2**30)   # a part of the host's memory
         return Device(kind, gib, _measured_tflops(kind, dtype), 20, kind, format)
     total, gib, taken = _memory_of_card()

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..report import ConfigError
+
 # %% ../../nbs/06_model/09_sampling.ipynb #gen0how1
 @dataclass(frozen=True)
 class Sampling:
@@ -19,6 +21,14 @@ class Sampling:
     top_p:float=1.              # sample from the most likely tokens with this total probability
     stop:tuple[str,...]=()      # texts that end an answer and are not part of it
     seed:int|None=None          # seed for sampling; None: a new one each time
+
+    def __post_init__(self):
+        "ConfigError for numbers out of their ranges"
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError("temperature", f"it is {self.temperature:g}", "0 for greedy decoding, or more",
+                              "another {temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError("top_p", f"it is {self.top_p:g}", "a probability above 0, at most 1", "another {top_p}")
 
     def draws(self, n:int)->torch.Tensor|None:
         "A number for each of `n` rows and each step; None: it is greedy"

@@ -309,12 +309,17 @@ def _receive_event(self:Panel, _, message:dict, buffers)->None:
 def fail(self:Panel, error:Exception)->None:
     "Show what went wrong above everything else; the exception is kept in `failure`"
     self.failure = error
-    run = getattr(self.state, "run", None)
+    try: run = getattr(self.state, "run", None)
+    except Exception: run = None   # the state is created on first use, and may be what failed
     is_removed = run is not None and not run.path.is_dir()   # the other error follows from that
     self.error = error_html(removed_run(run) if is_removed else error)
-    try: self.draw()
+    try: self.draw(save=False)
     except Exception:   # what failed is needed to draw the panel: the error alone is shown
         self.view = self._to_json([html_block(self.error)])
+        return
+    if self.shown:
+        try: update_display(HTML(self._saved_picture()), display_id=self.saved_id)
+        except Exception: return   # the panel itself is drawn
 
 def removed_run(
     run,   # a `Run` whose directory existed before

@@ -34,6 +34,7 @@ from ..model.generate import eval_mode, generate
 from ..workbench import Workbench
 from ..runs.errors import merge_target
 from ..runs.directory import open_run, Run
+from ..evaluation.evaluate import leaves_base
 
 # %% ../../nbs/13_proof/00_merge.ipynb #b1e4bd9c
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class Gap:
     )->bool:
         "Is the second model the same as the first, and not its base? False for NaN"
         close = self.mean <= tolerance / 8 * self.scale and (on_average or self.worst <= tolerance * self.scale)
-        return close and (self.effect is None or self.mean <= self.effect / 2)
+        as_rounding = 1e-6 * self.scale   # of an adapter that has learned nothing, the merged model is the base
+        return close and (self.effect is None or self.mean <= max(self.effect / 2, as_rounding))
 
 def _mean_difference(a:Probe, b:Probe)->float:
     return sum((x - y).abs().sum().item() for x, y in zip(a.logits, b.logits)) / sum(x.numel() for x in a.logits)
@@ -276,11 +278,15 @@ def _write_and_compare(workbench:Workbench, source:Path, folder:Path, dtype:str,
     torch_dtype = getattr(torch, dtype)
     tokenizer = workbench.tokenizer
     model = load_trained(workbench, source)
-    trained, base = probe(model, tokenizer, prompts), None
-    if hasattr(model, "disable_adapter"):
-        with model.disable_adapter(): base = probe(model, tokenizer, prompts, like=trained, max_new_tokens=1)
+    trained, base, how = probe(model, tokenizer, prompts), None, dict(max_new_tokens=1)
+    has_adapter, in_the_model = hasattr(model, "disable_adapter"), leaves_base(workbench.requested)
+    if in_the_model:
+        with model.disable_adapter(): base = probe(model, tokenizer, prompts, like=trained, **how)
     del model
     gc.collect()
+    if has_adapter and not in_the_model:   # its initialisation has changed the base that is beside it
+        base = probe(workbench.base(), tokenizer, prompts, like=trained, **how)
+        gc.collect()
 
     merged = merged_model(workbench, source, torch_dtype)
     _write_model(merged, workbench, folder)

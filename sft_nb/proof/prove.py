@@ -24,6 +24,7 @@ from ..tokens.tokenizer import load_tokenizer
 from ..workbench import Workbench
 from ..runs.directory import open_run, Run
 from ..runs.locate import name_of_weights
+from ..evaluation.evaluate import leaves_base
 from ..evaluation.openai_client import Server
 from .merge import held_out_prompts, load_trained
 from .reference import answer_greedily, Reference
@@ -51,9 +52,9 @@ def answer_as_reference(
     model, settings = load_trained(bench, source), dict(max_new_tokens=max_new_tokens)
     tuned = answer_greedily(model, tokenizer, asked, **settings)
     uncertain = answer_greedily(model, tokenizer, open_ended, **settings)
-    is_full = bench.requested.method == "full"
-    with nullcontext() if is_full else model.disable_adapter():
-        base = answer_greedily(bench.base() if is_full else model, tokenizer, asked, like=tuned, **settings)
+    in_the_model = leaves_base(bench.requested)   # without its adapter, the model is its base
+    with model.disable_adapter() if in_the_model else nullcontext():
+        base = answer_greedily(model if in_the_model else bench.base(), tokenizer, asked, like=tuned, **settings)
 
     try: longest = int(read_json(run.path/"data.json")["figures"]["train: lengths"]["edges"][-1])
     except (OSError, ValueError, LookupError, TypeError): longest = 0

@@ -218,13 +218,18 @@ def scored_steps(
     path:Path,               # runs/NAME
     figure:str|None=None,    # None: that of the newest line
 )->dict[int,float]:          # in order of steps; more is better
-    "Step -> score of its checkpoint, of those evaluated on the same rows as the newest; a loss is negated"
+    """Step -> score of its checkpoint, on the rows on which most checkpoints have one; a loss is negated
+
+    Of two sets of rows the newer counts. So a single checkpoint that is evaluated on other rows replaces no sweep."""
     lines = [l for l in _read_scores(path) if l["checkpoint"] != "adapter" and figure in (None, l["figure"])]
     if not lines: return {}
-    newest = lines[-1]
-    sign = -1 if newest["figure"] in LOWER_IS_BETTER else 1
-    comparable = [l for l in lines if (l["figure"], l["rows"]) == (newest["figure"], newest["rows"])]
-    return dict(sorted({step_of(Path(l["checkpoint"])): sign * l["value"] for l in comparable}.items()))
+    figure, on_rows = lines[-1]["figure"], {}   # digest of rows -> step -> score; the newest rows last
+    sign = -1 if figure in LOWER_IS_BETTER else 1
+    for l in (l for l in lines if l["figure"] == figure):
+        scores = on_rows.pop(l["rows"], {})
+        on_rows[l["rows"]] = scores | {step_of(Path(l["checkpoint"])): sign * l["value"]}
+    most = max(reversed(on_rows.values()), key=len)
+    return dict(sorted(most.items()))
 
 def scored_best(
     path:Path,               # runs/NAME
@@ -237,7 +242,7 @@ def scored_best(
 def best_steps(
     folder:Path,   # runs/NAME/checkpoints
 )->set[int]:
-    "Steps of the checkpoints that are best by any figure, each on the rows that were evaluated last"
+    "Steps of the checkpoints that are best by any figure"
     figures = {l["figure"] for l in _read_scores(folder.parent)}
     return {step_of(Path(name)) for figure in figures if (name := scored_best(folder.parent, figure))}
 

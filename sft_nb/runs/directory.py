@@ -23,7 +23,8 @@ from ..progress import in_notebook, log, Progress, ProgressBar
 from ..report import (
     command, ConfigError, edit, Fix, MissingPathError, MissingRunError, pluralise, SftError, shell_quote)
 from ..settings import max_time_seconds, SETTINGS
-from ..config import Config, load_config, require_trust, save_config, with_absolute_paths, with_trusted_code
+from ..config import (
+    absolute_paths, Config, load_config, require_trust, save_config, with_absolute_paths, with_trusted_code)
 from ..tokens.dataset import Data
 from ..tokens.prepare import cache_kept_rows, keep_rows
 from .environment import environment, write_json
@@ -65,13 +66,16 @@ class Run:
     def name(self)->str: return self.path.name
     @property
     def config(self)->Config:
-        "Its config; the file is read again if it has changed"
+        "Its config; the file is read again if it has changed, or a file that it names is not where it was"
         file = self.path/"config.json"
-        found = file.stat() if file.exists() else None   # otherwise `load_config` says so
-        now = found and (found.st_ino, found.st_mtime_ns, found.st_size, self.trusts)
-        if now is None or self._config is None or self._config[1] != now:
-            cfg = load_config(file)
-            self._config = (with_trusted_code(cfg) if self.trusts else cfg), now
+        try:
+            with file.open() as f: found = os.fstat(f.fileno())   # NFS asks its server when a file is opened
+        except OSError: return load_config(file)   # raises its own error
+        now = found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, self.trusts
+        known, at = self._config or (None, None)
+        if at == now and all(map(os.path.exists, absolute_paths(known))): return known
+        cfg = load_config(file)
+        self._config = (with_trusted_code(cfg) if self.trusts else cfg), now
         return self._config[0]
     @property
     def adapter(self)->Path: return self.path/"adapter"

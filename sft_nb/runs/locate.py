@@ -57,7 +57,9 @@ def find_target(
         if _is_run(around): checkpoint, what, path = absolute.name, around, around
     if isinstance(what, Run) or _is_run(path):
         run = open_run(what, trust_remote_code=trust_remote_code)
-        return Target(run.name, checkpoint, replace(run.config, **settings), run.weights(checkpoint), run)
+        sources = run.config.sources | dict.fromkeys(settings, "override")
+        cfg = replace(run.config, **settings, sources=sources)
+        return Target(run.name, checkpoint, cfg, run.weights(checkpoint), run)
 
     what = str(what)
     base = read_json_object(path/"adapter_config.json").get("base_model_name_or_path")

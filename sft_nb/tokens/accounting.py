@@ -54,9 +54,9 @@ def truncate_to_length(
             if stop - start > limit: stop = max([e for e in ends if start < e <= start + limit], default=start + limit)
             pieces.append((ids[start:stop], labels[start:stop].copy()))
             start = stop
-        hidden = sum(int(l[0] != -100) for _, l in pieces)
-        for _, l in pieces: l[0] = -100   # nothing predicts a first token
-        kept = [(i, l) for i, l in pieces if (l != -100).any()]
+        kept = [(i, l) for i, l in pieces if (l[1:] != -100).any()]
+        hidden = sum(int(l[0] != -100) for _, l in kept)
+        for _, l in kept: l[0] = -100   # nothing predicts a first token
         lost = n - sum(len(i) for i, _ in kept) + hidden
         if not kept: return Truncated([], "too_long", lost, f"no answer within max_length {limit}")
         return Truncated(kept, "split", lost)
@@ -208,8 +208,8 @@ class Ledger:
         elif n < least: found = Truncated([], "too_short", n, f"shorter than min_length {least}")
         else: found = self.truncate(ids, labels, where=place)
         if not found.examples or not self.drop_duplicates: return found
-        ids, labels = found.examples[0]
-        key = hashlib.blake2b(ids.tobytes() + labels.tobytes(), digest_size=8).digest()
+        pieces = b"".join(part.tobytes() for example in found.examples for part in example)
+        key = hashlib.blake2b(pieces, digest_size=8).digest()
         n = sum(len(ids) for ids, _ in found.examples)
         if key in self.known: return Truncated([], "duplicate", n, "duplicate of an earlier row")
         self.known.add(key)

@@ -281,6 +281,7 @@ def report_and_stop(self:Guards, found:list[Finding], step:int)->None:
 def on_train_begin(self:Guards, args, state, control, model=None, **kwargs):
     self.began, self.started, self.first = state.global_step, time.monotonic(), weight_norms(model)
     if not is_main_process(): return
+    if state.global_step: self.losses = [line["loss"] for line in self.run.metrics() if "loss" in line]   # resumed
     if (self.run.path/"samples.jsonl").exists(): cut_lines(self.run.path/"samples.jsonl", state.global_step)
     if state.global_step == 0 and self.bench.alone: self._write_receipt()
     elif noted := _report_there(self.run.path/"guards.json"): self.notes = {f.check: f for f in noted.findings}

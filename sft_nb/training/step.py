@@ -29,6 +29,7 @@ class StepInProgress:
     losses:list[torch.Tensor]=field(default_factory=list)      # losses of completed micro-batches
     micro_batch:int=-1                                         # index of the current micro-batch
     counted_before:int=0                                       # micro-batches counted before this step
+    balanced_before:int=0                                      # the same of load-balancing losses
 
     @property
     def numbers(self)->list[int]:

@@ -444,11 +444,13 @@ def resume(
     check_resume_settings(run, settings)
     max_time = max_time_seconds(max_time)
     load_env_files()
-    if num_train_epochs is not None or max_steps is not None:
-        log(f"sft_nb: {extend_training(run, num_train_epochs=num_train_epochs, max_steps=max_steps)}")
     init_distributed(run.config.device, run.config.deepspeed)
     n = get_process_info().size
     if n == 1: n = num_processes or run.config.num_processes
-    changed = on_main_process(lambda: can_resume(run) or change_world_size(run, n))
-    if changed and is_main_process(): log(f"sft_nb: {changed}")
+    longer = dict(num_train_epochs=num_train_epochs, max_steps=max_steps)
+    def change_run()->list[str]:   # the first process does it for all
+        extended = extend_training(run, **longer) if any(v is not None for v in longer.values()) else ""
+        return [extended, can_resume(run) or change_world_size(run, n)]
+    for change in filter(None, on_main_process(change_run)):
+        if is_main_process(): log(f"sft_nb: {change}")
     return train_run(run, max_time=max_time, callbacks=callbacks)

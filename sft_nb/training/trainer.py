@@ -215,7 +215,7 @@ def get_batch_samples(self:SupervisedTrainer, *args, **kwargs):
     "The micro-batches of the next step; their rows are remembered"
     samples, n = super(SupervisedTrainer, self).get_batch_samples(*args, **kwargs)
     rows = [batch.pop("rows") for batch in samples]
-    self.step = StepInProgress(rows, counted_before=len(self.counted))
+    self.step = StepInProgress(rows, counted_before=len(self.counted), balanced_before=len(self.balances))
     return samples, n
 
 # %% ../../nbs/11_training/04_trainer.ipynb #14588bb5
@@ -257,6 +257,7 @@ def split_further(self:SupervisedTrainer)->None:
     self.parts *= 2
     self.model.zero_grad(set_to_none=True)
     self.counted.cut(step.counted_before)
+    del self.balances[step.balanced_before:]
     free_memory()
     text = (f"memory ran out at {self.in_words(step.micro_batch)}; "
             f"micro-batches are computed in {self.parts} parts from now on, with the same loss")

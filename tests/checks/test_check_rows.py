@@ -139,10 +139,30 @@ def test_a_figure_that_answers_do_not_have_is_noticed_before_the_training(tokeni
     made = prepare(small(eval_samples=4, **how), tokenizer, train=rows, eval=rows and rows[:4])
     found = check_best_figure(made, replace(made.cfg, metric_for_best_model=named))
     assert found.status == "warn" and found.fix == edit(metric_for_best_model=instead)
-    for known in ("loss", "perplexity", "answered", "ended", instead):
+    for known in ("loss", "answered", "ended", instead):
         assert check_best_figure(made, replace(made.cfg, metric_for_best_model=known)) is None, known
     none = prepare(small(eval_samples=0, **how), tokenizer, train=rows)
     assert check_best_figure(none, replace(none.cfg, metric_for_best_model=named)) is None
+
+
+
+def test_the_figure_is_looked_for_in_the_first_held_out_row_that_is_kept(tokenizer, tmp_path):
+    "The first one cannot be read, the second has no answer"
+    lines = ["{broken", '{"question": "1?", "answer": ""}', '{"question": "2?", "answer": "3"}']
+    (tmp_path/"eval.jsonl").write_text("\n".join(lines))
+    made = prepare(small(task="chat", eval_file=(str(tmp_path/"eval.jsonl"),), on_bad_row="drop"), tokenizer,
+                   train=[dict(question="a", answer="b")] * 4)
+    assert check_best_figure(made, replace(made.cfg, metric_for_best_model="f1")) is None
+    found = check_best_figure(made, replace(made.cfg, metric_for_best_model="f2"))
+    assert found.fix == edit(metric_for_best_model="f1")
+
+
+def test_rows_without_a_prompt_have_no_answers_to_rank_checkpoints_by(tokenizer):
+    rows = [dict(text=f"Some text of {k} words.") for k in range(6)]
+    made = prepare(small(task="chat"), tokenizer, train=rows, eval=rows[:2])
+    found = check_best_figure(made, replace(made.cfg, metric_for_best_model="f1"))
+    assert "no prompt to answer" in found.says and found.fix == edit(metric_for_best_model="loss")
+    assert check_best_figure(made, load_config(metric_for_best_model="perplexity")) is None   # it becomes loss
 
 
 def test_no_figure_is_refused_where_a_task_cannot_score_an_empty_answer(data):

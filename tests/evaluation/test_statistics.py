@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from sft_nb.evaluation.generations import pseudo_values
 from sft_nb.evaluation.statistics import (
-    correct_for_choice, detectable, difference, gain_of_choice, interval, mcnemar, mean_and_standard_error,
+    correct_for_choice, detectable, difference, gain_of_choice, grouped, interval, mcnemar, mean_and_standard_error,
     mean_interval, pick, power, rows_needed, sign_test, wilson)
 
 
@@ -231,3 +232,32 @@ def test_two_more_clusters_keep_equal_rows_from_an_error_of_nothing():
     centre, error = mean_and_standard_error(np.ones(4))
     assert centre == pytest.approx(4 / 6)                      # four won, and one more of each kind
     assert error == pytest.approx(np.sqrt(2 * 6 / 5) / 6)      # their two squares, and nothing else
+
+
+def standard_error(values, clusters)->float:
+    sums, sizes = grouped(values, clusters)
+    residual = sums - values.mean() * sizes
+    return np.sqrt((residual ** 2).sum() * len(sizes) / (len(sizes) - 1)) / len(values)
+
+
+@pytest.mark.parametrize("n, records", [(60, None), (200, None), (3000, None), (240, 40), (4000, 2000)])
+def test_pseudo_values_have_the_standard_error_of_their_figure(n, records):
+    "A ratio of sums, as BLEU is made of: its linear terms are known (the delta method)"
+    r = np.random.default_rng(n)
+    top, clusters = r.gamma(2, 1, n), None
+    below = .5 * top + r.gamma(3, 1, n)
+    if records:
+        which = np.arange(n) % records
+        clusters, top = which.astype(str).tolist(), top + r.gamma(1, 1, records)[which]
+    ratio = top.sum() / below.sum()
+    found = pseudo_values(lambda rows: top[rows].sum() / below[rows].sum(), n, clusters=clusters)
+    assert found.mean() == pytest.approx(ratio)
+    linear = ratio + (top - ratio * below) / below.mean()
+    assert standard_error(found, clusters) == pytest.approx(standard_error(linear, clusters), rel=.1)
+
+
+def test_values_that_are_all_equal_are_judged_alike_whatever_rounding_makes_of_their_variance():
+    "The mean of ten times .3 is not exactly .3"
+    for value in (.1, .3, .5, 1 / 3, .7):
+        low, high = mean_interval([value] * 10)
+        assert low < value < high and high - low > .4

@@ -12,6 +12,7 @@ from test_statistics import sweep_of
 
 from sft_nb.report import ConfigError, SftError
 from sft_nb.evaluation import generations as kept_answers# the module
+from sft_nb.evaluation import verdict as verdicts# the module
 from sft_nb.evaluation.generations import GenerationCache, make_scores
 from sft_nb.evaluation.evaluate import evaluate, make_evaluator, BaseAndTuned
 from sft_nb.evaluation.perplexity import Forgetting
@@ -19,7 +20,7 @@ from sft_nb.proof.merge import merge
 from sft_nb.evaluation.statistics import Difference, difference, pick, power
 from sft_nb.evaluation.sweep import _score_mixed, compare_with_lowest_loss, checkpoints_of, CheckpointSwapper, sweep
 from sft_nb.evaluation.verdict import compare, decide, SEEN, verdict
-from sft_nb.runs.checkpoint import best_steps, keep_score
+from sft_nb.runs.checkpoint import best_steps, keep_score, scored_steps
 from sft_nb.runs.directory import Run
 from sft_nb.runs.checkpoint import write_checksums
 from sft_nb.training.train import train
@@ -302,3 +303,47 @@ def test_points_are_given_as_shares(run, swept):
     for how, fix in ((dict(min_gain=2), "--min-gain 0.02"), (dict(max_forgetting=1.), "--max-forgetting 0.01")):
         with pytest.raises(ConfigError, match="a share below 1") as e: verdict(run, progress=False, **how)
         assert e.value.fix.says("shell") == fix
+
+
+@pytest.mark.parametrize("names", [(), ("adapter",)])
+def test_a_sweep_without_checkpoints_is_refused(run, names):
+    with pytest.raises(ConfigError, match="no checkpoint is named; some of checkpoint-3, .*Fix: leave checkpoints out"):
+        sweep(run, checkpoints=names, **FEW)
+
+
+def test_one_checkpoint_on_other_rows_replaces_no_sweep(run, swept, tmp_path):
+    "Neither as the best of the run, nor in its files"
+    copy = Run(shutil.copytree(run.path, tmp_path/"copy"))
+    best, scores = copy.best, scored_steps(copy.path, swept.by)
+    assert len(scores) == len(swept.checkpoints)
+    first = copy.checkpoints()[0].name
+    before = (copy.path/"eval"/f"{first}.json").read_bytes()
+    evaluate(copy, checkpoint=first, eval_samples=5, progress=False)
+    assert (copy.best, scored_steps(copy.path, swept.by)) == (best, scores)
+    (copy.path/"eval"/f"{first}.json").write_bytes(before)
+    evaluate(copy, checkpoint=first, task="units", eval_samples=5, progress=False)
+    assert (copy.best, scored_steps(copy.path, swept.by)) == (best, scores)
+    assert (copy.path/"eval"/f"{first}.json").read_bytes() == before
+    assert (copy.path/"eval"/f"{first}-units.json").exists()
+    keep_score(copy.path, first, swept.by, 7., "newer rows")
+    assert scored_steps(copy.path, swept.by) == scores
+    for k, folder in enumerate(copy.checkpoints()): keep_score(copy.path, folder.name, swept.by, k, "newer rows")
+    assert [*scored_steps(copy.path, swept.by).values()] == [0, 1, 2, 3]   # as many checkpoints, on newer rows
+
+
+@pytest.mark.parametrize("how", [dict(eval_samples=1), dict(max_new_tokens=1), dict(reuse=False)])
+def test_a_verdict_with_other_settings_does_not_read_the_last_sweep(run, swept, tmp_path, how):
+    copy = Run(shutil.copytree(run.path, tmp_path/"copy"))
+    with patch.object(verdicts, "evaluate", side_effect=InterruptedError) as asked, pytest.raises(InterruptedError):
+        verdict(copy, **how)
+    assert asked.call_args.kwargs.items() >= how.items()
+
+
+def test_a_setting_of_an_evaluation_that_is_wrong_is_corrected_where_it_was_given(run):
+    with pytest.raises(ConfigError, match="override: max_new_tokens = 0; .* Fix: max_new_tokens=256"): evaluate(run, max_new_tokens=0)
+
+
+def test_general_texts_whose_answers_are_out_of_reach_are_refused(run, tmp_path):
+    (tmp_path/"long.jsonl").write_text(json.dumps(dict(question="word " * 900, answer="yes")))
+    with pytest.raises(SftError, match="no answer begins within the first 512 tokens"):
+        evaluate(run, general=str(tmp_path/"long.jsonl"), eval_samples=2, progress=False)

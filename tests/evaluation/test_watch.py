@@ -81,3 +81,23 @@ def test_the_command_follows(undisturbed, tmp_path, capsys):
     run = shutil.copytree(undisturbed.path, tmp_path/"learner-1")
     assert main(["sweep", str(run), "--follow", "--eval-samples", "4", "--no-general"]) in (0, None)
     assert "best checkpoint-" in capsys.readouterr().out
+
+
+def test_a_follower_that_was_started_again_outlives_the_checkpoints_it_knows(tmp_path, undisturbed):
+    "Their answers are known, so no model was loaded with them, and the training has removed them since"
+    run = Run(shutil.copytree(undisturbed.path, tmp_path/"again", ignore=shutil.ignore_patterns("eval")))
+    first, *others, last = run.checkpoints()
+    aside = last.rename(tmp_path/last.name)
+    few = dict(eval_samples=2, max_new_tokens=4, progress=False)
+    assert len([*Follower(run, **few).score_new()]) == 1 + len(others)
+    again = Follower(run, **few)
+    assert len([*again.score_new()]) == 1 + len(others)
+    shutil.rmtree(first)
+    aside.rename(last)
+    assert [line.partition(":")[0] for line in again.score_new()] == [last.name]
+
+
+def test_a_server_does_not_get_the_checkpoints_of_a_training(tmp_path, undisturbed):
+    run = Run(shutil.copytree(undisturbed.path, tmp_path/"served"))
+    with pytest.raises(ConfigError, match="a server has the checkpoints that it was started with"):
+        follow(run, server="http://localhost:9")

@@ -117,6 +117,17 @@ def test_an_error_is_shown_even_if_the_panel_cannot_be_drawn(sent):
     assert len(panel.view) > 1   # everything is there again
 
 
+
+def test_a_state_that_cannot_be_made_is_an_error_too(sent):
+    class Late(Panel):
+        @property
+        def state(self): raise FileNotFoundError("rows.jsonl")
+        def blocks(self): return [html_block(self.state.html())]
+    panel = Late()
+    panel.fail(FileNotFoundError("rows.jsonl"))
+    assert "rows.jsonl" in panel.view[0]["html"]
+
+
 def test_the_saved_picture_stands_beside_the_panel_under_its_name(monkeypatch):
     shown = []
     monkeypatch.setattr("sft_nb.panels.panel.display", lambda *parts, **how: shown.append((parts, how)))

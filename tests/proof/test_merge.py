@@ -2,10 +2,11 @@
 import json
 from dataclasses import replace
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
-from learner import learner
+from learner import learner, small
 
 import sft_nb.proof.merge as merging
 from sft_nb.config import load_config
@@ -13,6 +14,7 @@ from sft_nb.model.adapter import load_adapter, load_model
 from sft_nb.model.load import load_base
 from sft_nb.report import ConfigError, edit, Report, SftError, warn
 from sft_nb.proof.merge import merge, parity, probe
+from sft_nb.proof.prove import answer_as_reference
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.train import train
 from sft_nb.workbench import Workbench
@@ -223,3 +225,14 @@ def test_checkpointing_asks_for_gradients_of_the_input_and_not_reentrantly(token
     ids = torch.arange(5)[None]
     assert model(ids).logits.requires_grad and model.get_input_embeddings()(ids).requires_grad
     assert training_arguments(cfg, Path("runs/x")).gradient_checkpointing_kwargs == dict(use_reentrant=False)
+
+
+@pytest.mark.parametrize("start", ["olora", "pissa"])
+def test_the_base_of_an_adapter_whose_start_changed_it_is_the_base_itself(tmp_path, start):
+    "These subtract the adapter's start from the weights beside it. Nothing is learned here, so nothing differs"
+    run = train(small(tmp_path, init_lora_weights=start, learning_rate=1e-12, max_steps=1, eval_samples=4))
+    bench = Workbench(run.config, is_resolved=True)
+    assert answer_as_reference(bench, run, run.adapter, prompts=2, max_new_tokens=4).effect < 1e-3
+    with patch.object(merging, "parity", wraps=parity) as compared: merge(run, dtype="float32", prompts=2)
+    base, trained = compared.call_args.kwargs["base"], compared.call_args.args[0]
+    for a, b in zip(base.logits, trained.logits): assert torch.allclose(a[-len(b):], b[-len(a):], atol=1e-3)

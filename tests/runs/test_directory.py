@@ -146,3 +146,14 @@ def test_a_config_is_read_once_and_again_when_another_process_has_changed_it(tmp
     assert stranger.config.untrusted == frozenset()
     (run.path/"config.json").unlink()
     with pytest.raises(MissingPathError): _ = run.config
+
+
+def test_rows_that_were_moved_into_the_run_are_found_without_a_new_object(tmp_path):
+    "As `load_config` finds them: under the last two parts of their path, beside config.json"
+    rows = tmp_path/"data"/"rows.jsonl"
+    rows.parent.mkdir()
+    rows.write_text('{"text": "a"}\n')
+    run = create_run(load_config("demo", runs_dir=str(tmp_path/"runs"), train_file=(str(rows),)))
+    assert run.config.train_file == (str(rows),)
+    rows.parent.rename(run.path/"data")
+    assert run.config.train_file == (str(run.path/"data"/"rows.jsonl"),)

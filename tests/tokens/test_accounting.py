@@ -5,7 +5,7 @@ from samples import finding, no_eval, pairs, supervised
 
 from sft_nb.config import load_config
 from sft_nb.report import SftError
-from sft_nb.tokens.accounting import _count_answers, Counts
+from sft_nb.tokens.accounting import _count_answers, Counts, truncate_to_length
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 
@@ -86,3 +86,21 @@ def test_each_row_that_is_left_out_is_written_down_with_its_reason(tokenizer):
     line, = s.dropped
     assert (line["kind"], line["row"], line["reason"]) == ("too_long", long, "longer than max_length 60")
     assert line["tokens"] == s.counts.too_long_tokens == s.counts.longest_dropped and s.counts.too_long == 1
+
+
+def test_texts_that_begin_alike_and_end_otherwise_are_no_duplicates(tokenizer):
+    "With on_long=split, all of their pieces are compared"
+    begin = "Ada has 97 rings. " * 12
+    rows = [dict(text=begin + end) for end in ("Ben has 3.", "Kim has 44 shells.", "Ben has 3.")]
+    cfg = load_config("demo", task="chat", max_length=40, on_long="split", drop_duplicates=True, eval_samples=0)
+    data = prepare(cfg, tokenizer, train=rows)
+    assert [d["where"] for d in data.dropped] == ["train rows row 3"] and data.train.n_kept == 2
+
+
+def test_what_is_lost_of_a_row_is_never_more_than_the_row(tokenizer):
+    ids = np.arange(9, dtype=np.int32)
+    for first in (0, 3, 6):
+        labels = np.full(9, -100, dtype=np.int32)
+        labels[first] = ids[first]   # nothing predicts the first token of a piece
+        found = truncate_to_length(ids, labels, 3, on_long="split", cut_side="end")
+        assert (found.examples, found.kind, found.lost) == ([], "too_long", 9)

@@ -7,8 +7,9 @@ from learner import notes, small, small_qlora, weights
 
 from sft_nb.model.generate import Generation
 from sft_nb.runs.environment import environment
+from sft_nb.training import guards as guarding   # the module
 from sft_nb.training.guards import SampleProbe
-from sft_nb.training.train import train
+from sft_nb.training.train import resume, train
 
 DECODING = "sft_nb.training.guards.continue_tokens"
 
@@ -120,3 +121,17 @@ def test_answers_that_could_not_end_within_the_limit_are_given_more_tokens(token
     with patch(DECODING, lambda *args, **how: [Generation("on it goes", 16, False)]): found, = probe(None)
     assert found.says == "none of 1 answers ends within 16 tokens; those of the rows have up to 40"
     assert found.fix.says("shell") == "--max-new-tokens 80"
+
+
+def test_a_resumed_part_knows_the_losses_from_before(tmp_path):
+    "A loss that fell in the first part and stays low in the second is not flat"
+    run = train(small(tmp_path, max_steps=8, logging_steps=1, max_time=0., save_steps=4))
+    assert run.state == "stopped"
+    made = []
+    begin = guarding.Guards.on_train_begin
+    def watched(self, *args, **how):
+        begin(self, *args, **how)
+        made.append(list(self.losses))
+    with patch.object(guarding.Guards, "on_train_begin", watched): resume(run)
+    before = [line["loss"] for line in run.metrics() if "loss" in line][:len(made[0])]
+    assert made[0] and made[0] == before and run.state == "finished"

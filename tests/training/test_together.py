@@ -248,7 +248,8 @@ def by_slurm(folder, *options, name="both"):
 
 def by_torchrun(folder, *options, name="both"):
     run = folder/"a b"/name
-    more = ["--resume", str(run)] if run.exists() else [*options, "--runs-dir", str(run.parent), "--run-name", name]
+    more = [*options, "--runs-dir", str(run.parent), "--run-name", name]
+    if run.exists(): more = ["--resume", str(run), *(options if "--max-steps" in options else ())]
     return run_all([[*TORCHRUN, "-m", "sft_nb", "train", *more]])[0]
 
 
@@ -264,6 +265,10 @@ def test_who_starts_two_processes_starts_one_training(start, tmp_path, alone):
     done = start(tmp_path, *line)
     assert done.returncode == 0 and done.stdout.count("run directory:") == 1, done.stdout   # one tells what came out
     same(run, alone)
+    if start is by_slurm: return   # its script begins a run, or continues one that is not finished
+    steps = run.step + 1
+    done = start(tmp_path, "--max-steps", str(steps))
+    assert done.returncode == 0 and (run.state, run.step) == ("finished", steps), done.stdout
 
 
 def test_an_error_of_the_first_process_is_that_of_all(tmp_path):
