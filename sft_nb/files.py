@@ -84,7 +84,7 @@ def is_abandoned(
     "Is the process that wrote it dead? Without locks, its age decides: a minute for a file, a day for a folder"
     try:
         age, is_folder = time.time() - path.stat().st_mtime, path.is_dir()
-        if age < 1: return False   # the writer may not have locked it yet
+        if age < 1 and not is_folder: return False   # the writer may not have locked it yet
         handle = try_lock(path)
     except FileNotFoundError: return False   # another process renamed or removed it
     except OSError: return age > (24 * 3600 if is_folder else 60)

@@ -67,6 +67,9 @@ def schedule_arguments(
         except (ValueError, SyntaxError): found[name] = text
     return found
 
+_NEEDS = dict(cosine_with_min_lr="min_lr_rate=0.1", cosine_warmup_with_min_lr="min_lr_rate=0.1",
+              warmup_stable_decay="num_decay_steps=100")   # name -> an argument without which it cannot be made
+
 def count_warmup_steps(
     warmup:float,   # steps, or a share of all if below 1
     steps:int,      # optimiser steps of the training
@@ -81,10 +84,18 @@ def make_schedule(
     *, warmup:float=0,                    # as for `count_warmup_steps`
     arguments:tuple[str,...]|None=None,   # as for `schedule_arguments`
 ):                  # a torch scheduler
-    "The learning rate schedule of this name"
-    return transformers.get_scheduler(
-        name, optimizer, num_warmup_steps=count_warmup_steps(warmup, steps), num_training_steps=steps,
-        scheduler_specific_kwargs=schedule_arguments(arguments))
+    "The learning rate schedule of this name; ConfigError for arguments that it lacks, or does not take"
+    try:
+        return transformers.get_scheduler(
+            name, optimizer, num_warmup_steps=count_warmup_steps(warmup, steps), num_training_steps=steps,
+            scheduler_specific_kwargs=schedule_arguments(arguments))
+    except (TypeError, ValueError) as e:
+        needed = _NEEDS.get(name)
+        if needed is None and not arguments: raise
+        fix = edit(lr_scheduler_kwargs=None)
+        if needed: fix = edit(lr_scheduler_kwargs=(needed,)) | edit(lr_scheduler_type="cosine")
+        found = f"{name} cannot be made: {error_summary(e)}"
+        raise ConfigError("lr_scheduler_type", found, "a schedule with the arguments that it takes", fix) from e
 
 def follow_schedule(
     scheduler,   # scheduler of a resumed run

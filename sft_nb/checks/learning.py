@@ -141,6 +141,7 @@ def run_schedule(
                 if cfg.lr_scheduler_type in AFTER_EVALUATION: schedule.step(1.)
                 else: schedule.step()
             schedule.load_state_dict(schedule.state_dict())   # as resuming a run does
+    except ConfigError: raise
     except Exception as e:
         found = f"{cfg.lr_scheduler_type!r} cannot run at {cfg.learning_rate:g}: {error_summary(e)}"
         expected = "a schedule that needs no settings of its own"

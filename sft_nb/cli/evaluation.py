@@ -210,7 +210,8 @@ def _make_talker(options):
     from sft_nb.workbench import Workbench
     bench = Workbench(target.config, is_resolved=True)
     pair, how = BaseAndTuned(bench, target.weights), {name: getattr(options, name) for name in _SAMPLING}
-    how["max_new_tokens"] = options.max_new_tokens or target.config.max_new_tokens
+    longest = options.max_new_tokens
+    how["max_new_tokens"] = target.config.max_new_tokens if longest is None else longest
     def ask(talks:list[list[dict]], *, base:bool=False)->list:
         with (pair.base if base else pair.tuned)() as model: return generate(model, bench.tokenizer, talks, **how)
     return ask

@@ -28,6 +28,7 @@ from ..tokens.prepare import name_task, read_kept
 from ..workbench import Workbench
 from ..runs.directory import earlier_adapter, Run
 from ..runs.checkpoint import keep_score, scored_alike, step_of, weights_digest
+from ..runs.errors import missing_rows_are_of_the_run
 from ..runs.locate import find_target, name_of_weights, Target
 from .statistics import Difference
 from .perplexity import Forgetting, forgetting, general_examples
@@ -364,7 +365,9 @@ def held_out(
         raise ConfigError(where, "there are no rows to evaluate it on", "rows, or a task that brings them",
                           edit(eval_file="rows.jsonl") | edit(task="gsm8k"))
     if target.run is None and cfg.max_length == Config().max_length: cfg = replace(cfg, max_length=_ANY_LENGTH)
-    rows, left_out = read_kept(cfg, "eval", tokenizer)
+    of_run = target.run is not None and cfg.eval_file == target.run.config.eval_file
+    with missing_rows_are_of_the_run(target.run.path) if of_run else nullcontext():
+        rows, left_out = read_kept(cfg, "eval", tokenizer)
     if not rows: raise ConfigError(where, "no rows are held out", "at least one", edit(eval_file="rows.jsonl"))
     task = task_of(cfg)
     prompted = {place: row for place, row in rows.items() if len(conversation(task, row, place, cfg)) > 1}
@@ -459,7 +462,7 @@ def save_evaluation(
     if run is None: return
     other = "".join(f"-{Path(name).stem}" for name in evaluator.files)
     if e.server is not None: other += "-served"
-    if evaluator.target.config.task != run.config.task: other += f"-{evaluator.bench.cfg.task}"
+    if evaluator.target.config.task != run.config.task: other += f"-{evaluator.questions.task.name}"
     e.save(run.path/"eval"/f"{e.checkpoint}{other}.json")
     remove_temporaries(run.path/"eval", patient=True)   # left by a killed process
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, evaluator.questions.by

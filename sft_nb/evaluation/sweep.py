@@ -276,6 +276,7 @@ def checkpoints_of(
 )->list[Path]:
     "The folders of a run's checkpoints, in the order of their steps; ConfigError if there is none with finite weights"
     if wanted is not None:
+        wanted = (wanted,) if isinstance(wanted, str) else wanted
         named = sorted((run.weights(name) for name in wanted if name != "adapter"), key=step_of)
         for folder in named: check_trained(folder, run.config.method)
         if named: return named

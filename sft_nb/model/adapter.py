@@ -416,7 +416,9 @@ def _earlier_adapter(cfg:Config)->Path|None:
     "The directory of the adapter to start from; ConfigError that names the settings it does not match"
     if cfg.adapter_name_or_path is None: return None
     if cfg.method == "full":
-        raise ConfigError("adapter_name_or_path", "method full has no adapter", "lora or qlora", edit(method="lora"))
+        whole, fix = Path(cfg.adapter_name_or_path)/"adapter", edit(method="lora")
+        if (whole/"config.json").is_file(): fix = edit(model=str(whole), adapter_name_or_path=None)   # of a full run
+        raise ConfigError("adapter_name_or_path", "method full has no adapter", "lora or qlora", fix)
     folder = _adapter_folder(Path(cfg.adapter_name_or_path), Path(cfg.runs_dir))
     saved = json.loads((folder/"adapter_config.json").read_text())
     base = model_name(saved.get("base_model_name_or_path") or cfg.model)
@@ -437,7 +439,7 @@ def _take_over(model, folder:Path)->None:
     if odd := sorted({*saved} ^ {*mine}):
         found = f"{len(odd)} of its tensors do not match this adapter, the first is {odd[0]}"
         raise ConfigError(f"adapter {str(folder)!r}", found, "the same layers",
-                          "set {lora_target_modules} and {modules_to_save} as in its run")
+                          "set {lora_target_modules}, {modules_to_save} and {train_tokens} as in its run")
     set_peft_model_state_dict(model, saved)
 
 # %% ../../nbs/06_model/08_adapter.ipynb #d8dee1b8

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..report import ConfigError
+from ..report import ConfigError, edit
 
 # %% ../../nbs/06_model/09_sampling.ipynb #gen0how1
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Sampling:
 
     def __post_init__(self):
         "ConfigError for numbers out of their ranges"
+        if self.max_new_tokens < 1:
+            raise ConfigError("max_new_tokens", f"it is {self.max_new_tokens}", "at least 1", edit(max_new_tokens=256))
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError("temperature", f"it is {self.temperature:g}", "0 for greedy decoding, or more",
                               "another {temperature}")

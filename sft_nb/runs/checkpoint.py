@@ -220,7 +220,8 @@ def scored_steps(
 )->dict[int,float]:          # in order of steps; more is better
     """Step -> score of its checkpoint, on the rows on which most checkpoints have one; a loss is negated
 
-    Of two sets of rows the newer counts. So a single checkpoint that is evaluated on other rows replaces no sweep."""
+    Only checkpoints that are there are counted, and of two such sets of rows the newer is taken. So a single checkpoint
+    that is evaluated on other rows replaces no sweep."""
     lines = [l for l in _read_scores(path) if l["checkpoint"] != "adapter" and figure in (None, l["figure"])]
     if not lines: return {}
     figure, on_rows = lines[-1]["figure"], {}   # digest of rows -> step -> score; the newest rows last
@@ -228,7 +229,8 @@ def scored_steps(
     for l in (l for l in lines if l["figure"] == figure):
         scores = on_rows.pop(l["rows"], {})
         on_rows[l["rows"]] = scores | {step_of(Path(l["checkpoint"])): sign * l["value"]}
-    most = max(reversed(on_rows.values()), key=len)
+    present = {step_of(folder) for folder in (path/"checkpoints").glob("checkpoint-*")}
+    most = max(reversed(on_rows.values()), key=lambda scores: len(present & scores.keys()))
     return dict(sorted(most.items()))
 
 def scored_best(

@@ -47,6 +47,7 @@ class Run:
         path:str|Path,   # runs/NAME
         *, trust_remote_code:bool=False,  # True: trust code named by its config
     ):
+        if not isinstance(path, (str, Path)): path = named_run(path)   # its error
         self.path = Path(path).absolute()   # a notebook may change the working folder
         self.trusts = trust_remote_code
         self._lock = None                   # the lock held by `locked`
@@ -331,10 +332,11 @@ def checkpoints(self:Run)->list[Path]:
 
 @patch
 def weights(self:Run,
-    checkpoint:str="adapter",   # the result; or checkpoint-N
+    checkpoint:str|int="adapter",   # the result; or checkpoint-N, or its step
 )->Path:
     "The folder of the weights; ConfigError that lists the available ones if it does not exist"
-    folder = self.adapter if checkpoint == "adapter" else self.path/"checkpoints"/checkpoint
+    if isinstance(checkpoint, int): checkpoint = f"checkpoint-{checkpoint}"
+    folder = self.adapter if checkpoint == "adapter" else self.path/"checkpoints"/str(checkpoint)
     if folder.exists(): return folder
     there = [p.name for p in (self.adapter, *self.checkpoints()) if p.exists()]
     there = there or [p.name for p in sorted((self.path/"checkpoints").glob("checkpoint-*"))]   # all are damaged
@@ -586,9 +588,10 @@ def _ipython_display_(self:Run)->None:
 
 # %% ../../nbs/10_runs/09_directory.ipynb #af42d233
 def plot(
-    run:Run,
+    run:Run|str|Path,
 ):   # a matplotlib `Figure`
     "The loss curve"
+    run = run if isinstance(run, Run) else Run(named_run(run))
     return curve(run.metrics(), run.name)
 
 # %% ../../nbs/10_runs/09_directory.ipynb #tabfac02

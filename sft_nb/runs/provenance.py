@@ -169,7 +169,7 @@ def extend_training(
                           resume_command(run))
     if not run.checkpoints(): raise no_checkpoint(run)
     limits = more if "max_steps" in more or run.config.max_steps <= 0 else more | dict(max_steps=run.config.max_steps)
-    for name, value in limits.items():
+    for name, value in sorted(limits.items()):   # max_steps first: it ends a run, whatever its epochs
         was = run.step if name == "max_steps" else getattr(run.config, name)
         if value > was: continue
         found = f"{name} is {value:g}, and it was trained with {was:g}"

@@ -105,8 +105,12 @@ class FunctionTask:
         if isinstance(result, Score): return result
         got, expected = text.strip(), reference_answer(row, self.answer)
         if isinstance(result, bool): return Score(result, got, expected)
-        result = finite_number(result, f"task {self.name!r}", "True, False, or a number from 0 to 1")
-        return Score(result == 1, got, expected, dict(score=result), result if 0 <= result <= 1 else None)
+        wanted = "True, False, or a number from 0 to 1"
+        result = finite_number(result, f"task {self.name!r}", wanted)
+        if not 0 <= result <= 1:
+            raise SftError(f"task {self.name!r}", f"it returned {result:g}", wanted,
+                           "a share, or a Score with the number in its figures")
+        return Score(result == 1, got, expected, dict(score=result), result)
 
     def __call__(self, text:str, row:dict): return self.function(text, row)
 
@@ -117,6 +121,9 @@ def task(
 ):                            # a decorator: the function `(text, row)` becomes a task
     "Make a task from a function that scores an answer; ConfigError for fewer than two columns"
     if len(fields) > 1 and all(isinstance(f, str) for f in fields):
+        if prompt is not None and not any(f"{{{f}}}" in prompt for f in fields[:-1]):
+            raise ConfigError("prompt", f"none of the columns is in {prompt!r:.80}", "a column in braces",
+                              f'prompt="{{{fields[0]}}}"')
         return lambda function: FunctionTask(function, fields, prompt, system)
     raise ConfigError("task", f"it was given {len(fields)} of them",
                       "the columns of the question, then that of the answer", '@task("question", "answer")')

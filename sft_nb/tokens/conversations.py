@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from ..report import as_fix, ConfigError, edit, SftError
+from ..report import as_fix, ConfigError, edit, pluralise, SftError
 from ..config import Config
 from ..rows.formats import (
     content_text, detect, is_missing, is_normalised, no_format_error, propose_fields, to_messages)
@@ -185,7 +185,10 @@ def hold_out(
     share = cfg.eval_fraction or 0.
     if not share and cfg.eval_rows:   # rows of unknown sources are counted by reading them
         n = sum(source.total if source.total is not None else sum(1 for _ in source.read()) for source in sources)
-        share = min(.5, cfg.eval_rows / max(n, 1))
+        if cfg.eval_rows >= n > 1:
+            raise ConfigError("eval_rows", f"it is {cfg.eval_rows}, and there are {pluralise(n, 'row')}",
+                              "rows to train on too", edit(eval_rows=max(1, n // 10)))
+        share = cfg.eval_rows / max(n, 2)
     options = dict(seed=cfg.seed, share=share, prompt_of=partial(prompt_of_row, task, cfg), in_memory=in_memory)
     options |= _mixture_options(task, cfg.fields, cfg.data_format)
     return (Mixture(sources, weights, n=cfg.max_samples, **options),
@@ -198,6 +201,9 @@ def source_weights(cfg:Config)->tuple[float,...]|None:
     if any(w <= 0 for w in weights):
         raise ConfigError("train_weights", f"a weight is {min(weights):g}", "weights above 0",
                           "leave out the file in {train_file} whose weight is 0")
+    if cfg.drop_duplicates and max(weights) > 1:
+        raise ConfigError("drop_duplicates", f"a weight of {max(weights):g} repeats rows, which would be dropped again",
+                          "one of them", edit(drop_duplicates=False) | edit(train_weights=None))
     if len(weights) != len(files):
         raise ConfigError("train_weights", f"{len(weights)} weights for {len(files)} files", "one for each train_file",
                           edit(train_weights=(1.,) * len(files)))

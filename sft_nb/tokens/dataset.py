@@ -24,7 +24,7 @@ from ..rows.formats import is_answer_name, join_names
 from ..rows.sources import Mixture, unused_test_files
 from ..rows.texts import is_filler, mostly_unique
 from ..tasks.core import Task
-from .template import Template
+from .template import PROBE, Template
 from .turns import render_turn
 from .encode import end_ids
 from .pipeline import RowStatistics
@@ -113,6 +113,7 @@ class Data:
     tokenizer:object
     task:Task
     cfg:Config      # the config it was prepared with
+    asked_task:str|None=field(default=None, compare=False)   # the task of the config that `prepare` was given
     # results for training on it: ("plan" or "preflight", config) -> result, which the training run uses
     results:dict=field(default_factory=dict, compare=False)
 
@@ -349,6 +350,11 @@ def _find_in_template(t:Template)->list[Finding]:
     try: probe = render_turn([dict(role="user", content="Hi"), dict(role="assistant", content="Hello")], t)
     except SftError: probe = None
     out, closer, eos = [], t.closer.strip(), t.tokenizer.eos_token
+    asked = t.probe(dict(role="user", content=PROBE), prompt=True)
+    if asked and PROBE not in asked:
+        text = "the chat template leaves out what the user writes: answers are learned without their questions"
+        out.append(warn(text, "set {chat_template} to one that writes the content of each message",
+                        check="template_user"))
     several = [found[0] for found in t.special.finditer(t.closer_of_every_answer)] if t.chat else []
     if t.chat and closer and not t.special.search(closer):
         text = (f"the chat template ends an answer with {closer[:30]!r}, not a special token of this tokenizer; "
@@ -391,7 +397,8 @@ def find_all(
                        ok("every answer ends with a supervised end token", check=check))
         out += [*_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name),
                 *_find_columns(s, name, cfg.task, cfg.ignore_columns), *_find_in_texts(s, name, t.chat)]
-        if n := s.duplicates():
+        ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for
+        if not ordered and (n := s.duplicates()):
             text = f"{n:,} of {len(s.lengths):,} examples repeat an earlier one"
             out.append(warn(text, edit(drop_duplicates=True), check=f"{name}_duplicates"))
     return [*out, _find_overlap(cfg, train, eval), *_find_in_template(t)]

@@ -215,6 +215,12 @@ def prepare(
         found = f"the second argument is a tokenizer, and this is of type {type(tokenizer).__name__}"
         raise ConfigError("tokenizer", found, "a tokenizer object", f"prepare(cfg, train=rows) for rows{named}")
     asked = cfg
+    if cfg.train_weights is not None and (train is not None or cfg.train_file is None):
+        raise ConfigError("train_weights", "the rows come from no file", "a weight for each {train_file}",
+                          edit(train_weights=None))
+    for by in ("eval_fraction", "eval_rows"):
+        if eval is None or not getattr(cfg, by): continue
+        raise ConfigError(by, "held-out rows are passed too", "one of them", edit(**{by: None}))
     if train is not None and cfg.task == "auto": cfg = replace(cfg, task="chat")
     if task is None: task = task_of(cfg)
     else: cfg = replace(cfg, task=name_task(task))
@@ -226,7 +232,8 @@ def prepare(
     for name, rows in chain([first], both):
         if rows is not None: sides[name] = _prepare_side(cfg, task, tokenizer, rows, name)
     _PREPARED_IN_MEMORY[_row_key(asked)] = train is not None
-    return Data(**sides, report=data_report(cfg, task, tokenizer, **sides), tokenizer=tokenizer, task=task, cfg=cfg)
+    return Data(**sides, report=data_report(cfg, task, tokenizer, **sides), tokenizer=tokenizer, task=task, cfg=cfg,
+                asked_task=asked.task)
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0055
 def config_and_data(
@@ -242,6 +249,13 @@ def config_and_data(
                           "data = prepare(cfg, train=rows)")
     return as_config(cfg), data
 
+def _depend_on_seed(data:Data)->bool:
+    "Does the seed decide which rows are generated, repeated or held out? Not for rows that a run keeps"
+    if data.train.source.in_memory: return False
+    weights = data.train.source.weights or ()
+    return bool(data.train.source.share) or any(w % 1 for w in weights) or any(
+        source.from_task for side in (data.train, data.eval) if side is not None for source in side.source.sources)
+
 _TOKENIZER_SETTINGS = ("model", "tokenizer", "revision", "init")
 
 def with_data(
@@ -250,6 +264,8 @@ def with_data(
 )->Config:       # with the task of `data`
     "The config of a training on `data`; ConfigError where it would prepare other rows, or other tokens"
     differing = [name for name in _ROW_SETTINGS if name != "task" and getattr(cfg, name) != getattr(data.cfg, name)]
+    if cfg.task not in ("auto", data.cfg.task, data.asked_task): differing.insert(0, "task")
+    if cfg.seed != data.cfg.seed and _depend_on_seed(data): differing.append("seed")
     if differing:
         name = differing[0]
         before, now = getattr(data.cfg, name), getattr(cfg, name)

@@ -8,7 +8,7 @@ __all__ = ['raise_if_failed', 'describe_setup', 'describe_preflight', 'check_bef
 
 # %% ../../nbs/11_training/05_train.ipynb #2bfb3f70
 import json, shutil, sys, traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -36,6 +36,7 @@ from ..checks.preflight import preflight
 from ..runs.environment import write_json, write_text
 from ..runs.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, atomic_checkpoint
 from ..runs.directory import can_resume, create_run, open_run, plot, reserve_name, resume_command, Run
+from ..runs.errors import missing_rows_are_of_the_run
 from ..runs.provenance import (
     change_world_size, check_provenance, check_resume_settings, extend_training, record_provenance)
 from ..runs.process import keep_output
@@ -329,7 +330,8 @@ def train_run(
                 else:
                     bench = _check_new_run(run)
                     bench.callbacks = list(callbacks)
-                with main_process_first(): bench.make("data")   # the others wait and use its files
+                with missing_rows_are_of_the_run(run.path) if continues else nullcontext(), main_process_first():
+                    bench.make("data")   # the others wait and use its files
                 _check_same_rows(run, bench.data)       # the same as in the launcher or in the previous part
                 if continues:
                     checkpoint = _newest_checkpoint(run)

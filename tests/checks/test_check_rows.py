@@ -12,7 +12,8 @@ from sft_nb.report import edit
 from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
 from sft_nb.checks.rows import (Survey, check_best_figure, check_bos, check_ends, check_ids, check_kept, check_masked,
-                                check_pad, check_prepared, check_prompts, survey)
+                                check_pad, check_prepared, check_prompts, check_score, survey)
+from sft_nb.tasks.core import Score, task
 from sft_nb.tokens.accounting import Counts
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.pipeline import RowStatistics
@@ -144,6 +145,23 @@ def test_a_figure_that_answers_do_not_have_is_noticed_before_the_training(tokeni
     none = prepare(small(eval_samples=0, **how), tokenizer, train=rows)
     assert check_best_figure(none, replace(none.cfg, metric_for_best_model=named)) is None
 
+
+
+def test_a_task_that_cannot_score_is_found_before_the_training(tokenizer):
+    @task("question", "answer")
+    def forgetful(text): return True
+    @task("question", "answer")
+    def wordy(text, row): return Score(False, text, row["answer"], dict(f1="high"))
+    @task("question", "answer")
+    def fine(text, row): return text == row["answer"]
+    rows = [dict(question=f"{k}?", answer=str(k)) for k in range(6)]
+    for broken, says in ((forgetful, "takes 1 positional argument"), (wordy, "unsupported operand")):
+        made = prepare(small(), tokenizer, task=broken, train=rows, eval=rows[:2])
+        found = check_score(made)
+        assert found.status == "fail" and f"task {broken.name} cannot score the answer of eval rows row 1" in found.says
+        assert says in found.says
+    made = prepare(small(), tokenizer, task=fine, train=rows, eval=rows[:2])
+    assert check_score(made) is None and check_score(replace(made, eval=None)) is None
 
 
 def test_the_figure_is_looked_for_in_the_first_held_out_row_that_is_kept(tokenizer, tmp_path):

@@ -340,7 +340,8 @@ def test_a_verdict_with_other_settings_does_not_read_the_last_sweep(run, swept, 
 
 
 def test_a_setting_of_an_evaluation_that_is_wrong_is_corrected_where_it_was_given(run):
-    with pytest.raises(ConfigError, match="override: max_new_tokens = 0; .* Fix: max_new_tokens=256"): evaluate(run, max_new_tokens=0)
+    with pytest.raises(ConfigError, match="override: max_new_tokens = 0; .* Fix: max_new_tokens=256"):
+        evaluate(run, max_new_tokens=0)
 
 
 def test_general_texts_whose_answers_are_out_of_reach_are_refused(run, tmp_path):

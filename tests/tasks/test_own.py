@@ -101,6 +101,15 @@ def test_a_function_is_a_task():
     with pytest.raises(SftError, match="this task has no rows of its own"): rivers.rows("train")
 
 
+@pytest.mark.parametrize("value", [85.0, -0.5, 2])
+def test_a_number_that_is_no_share_is_refused(value):
+    "Percent count as percent of nothing: 1.0 would be right and 85 wrong"
+    @task("q", "a")
+    def percent(text, row): return value
+    with pytest.raises(SftError, match=f"task 'percent': it returned {value:g}; True, False, or a number from 0 to 1"):
+        percent.score("x", dict(q="1", a="2"))
+
+
 def test_tasks_of_a_notebook_are_found_in_their_process_alone(tokenizer):
     names = {"__name__": "__main__", "task": task}
     exec("@task('q', 'a')\ndef twins(text, row): return True\n", names)

@@ -63,8 +63,9 @@ def test_an_optimiser_that_is_not_there_is_named_before_anything_is_written(tmp_
 
 
 @pytest.mark.parametrize("how, says", [
-    (dict(lr_scheduler_type="warmup_stable_decay"), "lr_scheduler_type: 'warmup_stable_decay' cannot run"),
-    (dict(lr_scheduler_type="cosine_with_min_lr"), "lr_scheduler_type: 'cosine_with_min_lr' cannot run"),
+    (dict(lr_scheduler_type="warmup_stable_decay"), r"warmup_stable_decay cannot be made.*num_decay_steps=100"),
+    (dict(lr_scheduler_type="cosine_with_min_lr"), r"cosine_with_min_lr cannot be made.*Fix: .*min_lr_rate=0.1"),
+    (dict(lr_scheduler_kwargs=("min_lr=0.1",)), "cosine cannot be made.*'min_lr'.*Fix: lr_scheduler_kwargs=None"),
     (dict(lr_scheduler_kwargs=("min_lr_rate",)), "lr_scheduler_kwargs: 'min_lr_rate' is not a pair"),
     (dict(lr_scheduler_type="polynomial", learning_rate=1e-8), "'polynomial' cannot run at 1e-08"),
     (dict(optim="lomo"), "optim: 'lomo' cannot be created: .*optim='adamw_torch'"),
