@@ -347,6 +347,8 @@ class Config(OutputSettings, GuardSettings, EvaluationSettings, TrainingSettings
     accepted:dict[str,str]=field(default_factory=dict, compare=False, repr=False)  # another tool's -> effect here
 
     def __post_init__(self):
+        for name in SETTINGS:
+            if isinstance(v := getattr(self, name), list): object.__setattr__(self, name, tuple(v))
         found = [s.problem(getattr(self, s.name), self.sources.get(s.name, "Config")) for s in SETTINGS.values()]
         if problems := [p for p in found if p]: raise ConfigError.all(problems)
 

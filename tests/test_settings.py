@@ -9,7 +9,8 @@ import typing
 
 from conftest import ROOT
 
-from sft_nb.settings import Setting, SETTINGS, settings_with
+from sft_nb.config import load_config
+from sft_nb.settings import Config, Setting, SETTINGS, settings_with
 
 PACKAGE = ROOT/"sft_nb"
 FACTS = ("hf", "changes_tokens", "changes_base")   # code reads the settings of which these are true
@@ -72,3 +73,9 @@ def test_a_new_setting_is_one_line(tmp_path, warm_processes):
     done = subprocess.run([sys.executable, "-c", DOES_IT], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--torch-empty-cache-steps" in done.stdout, done.stderr
+
+
+def test_a_list_is_as_good_as_a_tuple():
+    "In Python one writes a list; a config holds a tuple, so that it can be a key"
+    cfg = Config(train_file=["a.jsonl"], train_weights=[2.])
+    assert (cfg.train_file, cfg.train_weights) == (("a.jsonl",), (2.,)) and hash(cfg) == hash(load_config(cfg))

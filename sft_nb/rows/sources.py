@@ -330,7 +330,13 @@ def open_rows(
         return [_dataset_source(rows, name)]
     if hasattr(rows, "to_dicts"): rows = rows.to_dicts()                                                 # polars
     elif hasattr(rows, "to_pylist"): rows = rows.to_pylist()                                             # pyarrow
-    elif hasattr(rows, "to_dict") and hasattr(rows, "columns"): rows = rows.to_dict("records")           # pandas
+    elif hasattr(rows, "to_dict") and hasattr(rows, "columns"):                                          # pandas
+        names = list(rows.columns)
+        twice = next((column for column in names if names.count(column) > 1), None)
+        if twice is not None or any(isinstance(column, tuple) for column in names):
+            found = f"two columns are called {twice!r}" if twice is not None else "its columns have several levels"
+            raise SftError(name, found, "columns with a name each", "rename them: rows.columns = [...]")
+        rows = rows.to_dict("records")
     elif isinstance(rows, dict): rows = _rows_of_columns(rows, name)
     if isinstance(rows, list) and rows and all(isinstance(s, Source) for s in rows): return rows
     if isinstance(rows, Iterable) and not isinstance(rows, bytes): return [memory_source(rows, name)]

@@ -47,6 +47,15 @@ def test_all_files_of_the_same_rows_are_the_same_data(tmp_path, tokenizer):
     assert len(prints) == 11 and len(set(prints.values())) == 1, prints
 
 
+@pytest.mark.parametrize("columns, says", [
+    (["question", "question"], "two columns are called 'question'"),
+    (pandas.MultiIndex.from_tuples([("a", "question"), ("a", "answer")]), "its columns have several levels")])
+def test_a_data_frame_whose_columns_have_no_name_each_is_refused(columns, says):
+    "pandas would leave one out, or make rows with tuples as keys"
+    frame = pandas.DataFrame([["1+1?", "2"]], columns=columns)
+    with pytest.raises(SftError, match=f"train rows: {says}.*Fix: rename them"): open_rows(frame, name="train rows")
+
+
 def test_a_data_frame_is_rows(tokenizer):
     assert fingerprint(tokenizer, pandas.DataFrame(pairs(5))) == fingerprint(tokenizer, pairs(5))
 
