@@ -544,7 +544,7 @@ def load_adapter(
     cfg:Config,          # of the run
     tokenizer,
     path:str|Path,       # folder with adapter_config.json, or with the whole model for `method="full"`
-):                       # in eval mode; for an adapter, `model.disable_adapter()` is the base
+):                       # in eval mode; without its adapter it is the base, unless the adapter's start changed that
     "A trained model from its run; ConfigError if the folder holds no weights, `SftError` if they are not finite"
     path = Path(path)
     check_trained(path, cfg.method)

@@ -279,12 +279,11 @@ def _write_and_compare(workbench:Workbench, source:Path, folder:Path, dtype:str,
     tokenizer = workbench.tokenizer
     model = load_trained(workbench, source)
     trained, base, how = probe(model, tokenizer, prompts), None, dict(max_new_tokens=1)
-    has_adapter, in_the_model = hasattr(model, "disable_adapter"), leaves_base(workbench.requested)
-    if in_the_model:
+    if leaves_base(workbench.requested):
         with model.disable_adapter(): base = probe(model, tokenizer, prompts, like=trained, **how)
     del model
     gc.collect()
-    if has_adapter and not in_the_model:   # its initialisation has changed the base that is beside it
+    if base is None and workbench.requested.method != "full":   # the adapter's start has changed the base beside it
         base = probe(workbench.base(), tokenizer, prompts, like=trained, **how)
         gc.collect()
 

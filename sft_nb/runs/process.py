@@ -34,8 +34,8 @@ def _pid_namespace()->str:
 
 def _start_time(pid:int)->float|None:
     "The start time of a process by a monotonic clock; None if it does not exist or has ended"
-    fields_of_process = _read_system_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    if fields_of_process: return None if fields_of_process[0] in "ZX" else float(fields_of_process[19])
+    stat_fields = _read_system_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if stat_fields: return None if stat_fields[0] in "ZX" else float(stat_fields[19])
     if Path("/proc/self/stat").exists(): return None
     import psutil   # not Linux
     try: process = psutil.Process(pid)
