@@ -375,7 +375,7 @@ _WORDS = {   # role -> English words; parts of words in other languages
         "作者 分数 系统 历史 工具 推理 思考 日付 番号 言語 履歴 날짜 번호 언어 출처 المصدر التاريخ رقم اللغة "
         "النظام المعرف")}
 _WHOLE_NAMES = {"answer": {"a", "next", "out", "code", "doctor", "agent"}, "question": {"q"},
-                "neither": {"model", "name"}}
+                "neither": {"model", "name", "source"}}
 
 def _fold(name)->str:
     "A name in lower case without accents: `reponse` for Réponse"
@@ -384,7 +384,7 @@ def _fold(name)->str:
 
 _VOCABULARY = {role: (_fold(english).split(), _fold(others).split()) for role, (english, others) in _WORDS.items()}
 
-def _name_words(column)->list[str]: return re.findall(r"[^\W_]+", _fold(column))
+def _name_words(column)->list[str]: return re.findall(r"[^\W\d_]+|\d+", _fold(column))
 
 def _singular(word:str)->set[str]:
     "The word, and the words that it may be the plural of"
@@ -471,7 +471,9 @@ class _Columns:
         self.kinds = {c: kind_of_values(found) for c, found in self.values.items()}
 
     def __contains__(self, column)->bool: return column in self.values
-    def is_metadata(self, column)->bool: return self.kinds[column] == "reference" or _has_role(column, "neither")
+    def is_metadata(self, column)->bool:
+        is_translated = _fold(column) == "source" and any("target" in map(_fold, (c, str(c)[:-1])) for c in self.values)
+        return self.kinds[column] == "reference" or _has_role(column, "neither") and not is_translated
 
     def named(self, role:str, *kinds:str)->list[str]:
         "Columns of these kinds whose names fit the role, best first; reasoning and text come before numbers"
@@ -520,6 +522,7 @@ def guess_columns(
     "Guess the column of each field from names and values"
     columns = _Columns([rows] if isinstance(rows, dict) else rows)
     classes = columns.named("class", "text", "label", "number")
+    if not fields: return {}
     answers = [None] if fields[-1] in columns else [*columns.answers(), *classes, None]
     return _guess(columns, fields, next(c for c in answers if c not in fields))
 
