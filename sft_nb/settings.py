@@ -102,7 +102,9 @@ class RowSettings:
         "plain text without a chat template: the text after each message", changes_tokens=True)] = "\n"
     train_on_turns:Annotated[Literal["all","last"], Setting(
         "supervise every answer of a conversation, or only the last one", changes_tokens=True)] = "all"
-    train_on_prompt:Annotated[bool, Setting("True: supervise the prompts too", changes_tokens=True)] = False
+    train_on_prompt:Annotated[bool|Literal["conversations"], Setting(
+        "True: supervise the prompts too; conversations: only in rows of messages, not in those with prompt and "
+        "completion, as TRL does by default", changes_tokens=True)] = False
     reasoning:Annotated[Literal["auto","native","inline","drop"], Setting(
         "reasoning of an answer: native, where the template has a place for it, else the row is refused (auto is "
         "native); inline, as <think> before the answer; drop, removed", changes_tokens=True)] = "auto"
@@ -179,7 +181,7 @@ class AdapterSettings:
         "share of the adapter's inputs that is dropped in training; costs memory",
         ge=0, lt=1, is_share=True, fixed_on_resume=True)] = 0.0
     lora_target_modules:Annotated[tuple[str,...], Setting(
-        "all-linear, attention, mlp, or names: q_proj k_proj v_proj o_proj",
+        "all-linear, attention, mlp, or names: q_proj k_proj v_proj o_proj; none: lora_target_parameters alone",
         split_words=True, fixed_on_resume=True, methods=("qlora", "lora"))] = ("all-linear",)
     lora_target_parameters:Annotated[tuple[str,...]|None, Setting(
         "further parameters that LoRA adapts: experts.down_proj, a router's gate.weight; None: the experts of a "

@@ -430,6 +430,9 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
                "prompt format": "plain text (no chat template)" if tokenizer.chat_template is None else "chat template",
                "pad token": tokenizer.pad_token,
                "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))}
+    if n := train.seen.prompts_too:
+        source = cfg.sources.get("train_on_prompt", "Config")
+        figures["prompts learned too"] = f"in {pluralise(n, 'row')} (train_on_prompt: {source})"
     if train.seen.unread: figures["columns not used"] = join_names([*train.seen.unread])
     figures |= _side_figures(train, "train")
     if eval: figures |= _side_figures(eval, "eval")
