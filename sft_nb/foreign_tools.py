@@ -416,8 +416,7 @@ AXOLOTL_ROW_KEYS = dict(
     excess_length_strategy=unless_none(_read_excess_length),
     dataset_prepared_path=any_value("prepared rows are kept in cache_dir"),
     chat_template_jinja=when_on(same_value("chat_template")),
-    chat_template_kwargs=when_on(refused(
-        "arguments of the template stand in each row", "write chat_template_kwargs into the rows")),
+    chat_template_kwargs=when_on(same_value("chat_template_kwargs")),
     special_tokens=unless_none(read_special_tokens), tokens=when_on(read_added_tokens))
 
 # %% ../nbs/00_foreign_tools.ipynb #c9f07ffe

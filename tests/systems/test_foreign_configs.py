@@ -172,6 +172,7 @@ MEANS = [   # a file, what is added to it, and some of its settings
      dict(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs=("min_lr_rate=0.1",))),
     (AXOLOTL, "adam_beta2: 0.95\nadam_epsilon: 0.00001\nwarmup_steps: 10", dict(adam_beta2=.95, adam_epsilon=1e-5,
                                                                                warmup_steps=10)),
+    (AXOLOTL, "chat_template_kwargs: {enable_thinking: false}", dict(chat_template_kwargs=("enable_thinking=False",))),
     (TRL, "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.1}\nwarmup_ratio: 0.03",
      dict(lr_scheduler_kwargs=("min_lr_rate=0.1",), warmup_steps=.03)),
     (TRL, "warmup_ratio: 0.03\nwarmup_steps: 20", dict(warmup_steps=20)),
@@ -367,7 +368,6 @@ REFUSED = [   # a file, what is added to it, and what the error says
     (HANDBOOK, "dataset_mixer: 3", "a dataset and its part"), (HANDBOOK, "dataset_splits: [x]", "none for training"),
     (AXOLOTL, "peft_init_lora_weights: false", "changes nothing at first"),
     (AXOLOTL, "peft: {backend: torchao}", "quantised"),
-    (AXOLOTL, "chat_template_kwargs: {enable_thinking: false}", "stand in each row"),
     (TRL, "dataset_config: a\ndatasets: [{path: u/x}, {path: u/y}]", "belongs to one dataset"),
 ]
 
