@@ -1,7 +1,6 @@
 """Small inputs that strangers had, each with the command and what it should give, in `../shared/field_cases`."""
 import re, shlex
 
-import pytest
 
 from sft_nb.cli import main
 
