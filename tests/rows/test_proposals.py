@@ -29,7 +29,8 @@ NAMES = dict(   # language -> names of questions, of answers, and of what is nei
              ("编号", "日期", "来源", "语言", "作者", "分数", "回答时间")))
 TOOLS = json.dumps([dict(name="weather", description="The weather of a city", parameters=dict(city="str"))])
 TEXT = "You are the assistant of a company and answer in one sentence."
-BESIDE = "2026-11-{:02d}", "TCK-10{:02d}", "https://example.org/{}", "{}", "imported", "9f3c21aa{:02d}", TEXT, "Reset {}"
+BESIDE = ("2026-11-{:02d}", "TCK-10{:02d}", "https://example.org/{}", "{}", "imported", "9f3c21aa{:02d}", TEXT,
+          "Reset {}")
 
 
 def made_rows():
@@ -80,7 +81,8 @@ PUBLISHED = dict(   # name -> row, and the columns that may be learned
     dolly=(dict(instruction="Where is Oslo?", context="Oslo is in Norway.", response="Norway", category="closed_qa"),
            "response"),
     openorca=(dict(id="niv.1", system_prompt="Be brief.", question="1+1?", response="2, of course"), "response"),
-    metamath=(dict(query="What is 1+1?", response="It is 2.", type="GSM_Rephrased", original_question="1+1?"), "response"),
+    metamath=(dict(query="What is 1+1?", response="It is 2.", type="GSM_Rephrased", original_question="1+1?"),
+              "response"),
     commonsense=(dict(id="a1", question="Where do people buy tea?", question_concept="tea",
                       choices=dict(label=["A", "B"], text=["shop", "sea"]), answerKey="A"), ""),
     openbook=(dict(id="7-980", question_stem="The sun is", choices=dict(text=["hot"], label=["A"]), answerKey="A"), ""),
@@ -95,12 +97,14 @@ PUBLISHED = dict(   # name -> row, and the columns that may be learned
     qqp=(dict(question1="Why?", question2="How come?", is_duplicate=1), ""),
     numina=(dict(source="amc", problem="What is 1+1?", solution="Adding gives 2.", answer="2", problem_type="Algebra"),
             "solution answer"),
-    magicoder=(dict(lang="python", raw_index=5, problem="Write a sum", solution="def f(a, b): return a + b"), "solution"),
+    magicoder=(dict(lang="python", raw_index=5, problem="Write a sum", solution="def f(a, b): return a + b"),
+               "solution"),
     evol=(dict(instruction="Write a sum", response="def f(): ..."), "response"),
     dialogsum=(dict(id="t_0", dialogue="#Person1#: Hi\n#Person2#: Hello\n#Person1#: Bye\n#Person2#: Bye",
                     summary="Two people greet each other.", topic="greeting"), "summary"),
     xsum=(dict(document="A long text about Oslo.", summary="About Oslo.", id="35232142"), "summary"),
-    cnn=(dict(article="A long text about Oslo.", highlights="About Oslo.", id="f001ec5c4704938247d27a44948eff"), "highlights"),
+    cnn=(dict(article="A long text about Oslo.", highlights="About Oslo.", id="f001ec5c4704938247d27a44948eff"),
+         "highlights"),
     wmt=(dict(translation=dict(en="Hello", de="Hallo")), ""),
     s1k=(dict(question="What is 1+1?", solution="It is 2.", cot=None, thinking_trajectories=["Hm."], cot_type="math",
               source_type="x", metadata="{}", attempt="2"), "solution"),
@@ -110,7 +114,8 @@ PUBLISHED = dict(   # name -> row, and the columns that may be learned
         "targets_pretokenized"),
     aya=(dict(inputs="Wer?", targets="Niemand.", language="German", language_code="deu", annotation_type="original",
               user_id="ca908e583236b208e473e89dae5c7b7d"), "targets"),
-    nq=(dict(id="797803103760793766", document=dict(title="Oslo"), question=dict(text="where"), annotations=dict(id=[])), ""),
+    nq=(dict(id="797803103760793766", document=dict(title="Oslo"), question=dict(text="where"),
+             annotations=dict(id=[])), ""),
     bitext=(dict(flags="BQZ", instruction="cancel my order please", category="ORDER", intent="cancel_order",
                  response="I can help."), "response"),
     counsel=(dict(Context="I feel sad.", Response="Tell me more."), "Response"),
@@ -122,8 +127,8 @@ PUBLISHED = dict(   # name -> row, and the columns that may be learned
                  generation="<think>1+1</think>It is 2."), "generation solution answer"),
     sms=(dict(sms="Win a prize now", label="spam"), "label"))
 PUBLISHED["tickets"] = ({
-    "Ticket ID": 1, "Customer Email": "a@b.org", "Ticket Type": "Technical issue", "Ticket Subject": "Setup", "Ticket Priority":
-    "Critical", "Ticket Description": "It does not start.", "Ticket Status": "Closed", "Resolution": "Restart it.",
+    "Ticket ID": 1, "Customer Email": "a@b.org", "Ticket Type": "Technical issue", "Ticket Subject": "Setup",
+    "Ticket Priority": "Critical", "Ticket Description": "It does not start.", "Ticket Status": "Closed", "Resolution": "Restart it.",
     "Time to Resolution": "2023-06-01 18:05:38", "Customer Satisfaction Rating": 3.0}, "Resolution")
 
 
@@ -177,14 +182,16 @@ def test_columns_are_joined():
     data = prepare(settings(fields=("question=Subject + Body", "answer=Reply")), train=[*without, *MAIL])
     assert data.train.n_kept == 5 and "user\nIt is slow." in prompts(data)[0]
     named = [{"Subject + Body": "Slow", "Reply": "Restart it."}]   # a column of that name
-    assert "user\nSlow" in prompts(prepare(settings(fields=("question=Subject + Body", "answer=Reply")), train=named))[0]
+    data = prepare(settings(fields=("question=Subject + Body", "answer=Reply")), train=named)
+    assert "user\nSlow" in prompts(data)[0]
     with pytest.raises(SftError, match="no.* column Subjekt for question.*did you mean Subject") as e:
         prepare(settings(fields=("question=Subjekt + Body", "answer=Reply")), train=MAIL)
     assert e.value.fix.settings == dict(fields=("question=Subject + Body", "answer=Reply"))
 
 
-@pytest.mark.parametrize("fields", [("question=Subject,Body", "answer=Reply"), ("question=Subject", "Body", "answer=Reply"),
-                                    ("question=Subject, Body", "answer=Reply")])
+@pytest.mark.parametrize("fields", [
+    ("question=Subject,Body", "answer=Reply"), ("question=Subject", "Body", "answer=Reply"),
+    ("question=Subject, Body", "answer=Reply")])
 def test_a_list_of_columns_is_named_as_one(fields):
     with pytest.raises(SftError, match="is a list of columns for question") as e:
         prepare(settings(fields=fields), train=MAIL)
