@@ -128,7 +128,8 @@ PUBLISHED = dict(   # name -> row, and the columns that may be learned
     sms=(dict(sms="Win a prize now", label="spam"), "label"))
 PUBLISHED["tickets"] = ({
     "Ticket ID": 1, "Customer Email": "a@b.org", "Ticket Type": "Technical issue", "Ticket Subject": "Setup",
-    "Ticket Priority": "Critical", "Ticket Description": "It does not start.", "Ticket Status": "Closed", "Resolution": "Restart it.",
+    "Ticket Priority": "Critical", "Ticket Description": "It does not start.", "Ticket Status": "Closed",
+    "Resolution": "Restart it.",
     "Time to Resolution": "2023-06-01 18:05:38", "Customer Satisfaction Rating": 3.0}, "Resolution")
 
 
