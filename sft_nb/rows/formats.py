@@ -529,8 +529,8 @@ def guess_columns(
 # %% ../../nbs/02_rows/00_formats.ipynb #prop0007
 _PAIRS = ("question", "answer"), ("prompt", "completion"), ("instruction", "output")
 _OPTIONAL = dict(   # field -> names of the columns that may fill it
-    system=re.compile("sys(tem)?(prompt|message|instructions?|nachricht|anweisung)?|(mensaje|prompt|instruccion)(del?)?sistema"
-                      "|系统(提示词?|消息|指令)?"),
+    system=re.compile("sys(tem)?(prompt|message|instructions?|nachricht|anweisung)?"
+                      "|(mensaje|prompt|instruccion)(del?)?sistema|系统(提示词?|消息|指令)?"),
     input=re.compile("(user|task)?(inputs?|eingabe|entrada|entree|输入)|المدخل"),
     context=re.compile("(context|passage|background|kontext|contexto|contesto|contexte|上下文|背景|السياق)(text)?"))
 
