@@ -396,11 +396,11 @@ def _name_rank(column:str, role:str)->tuple[int,int]|None:
     words, (english, others) = _name_words(column), _VOCABULARY[role]
     joined = "".join(words)
     if joined in _WHOLE_NAMES.get(role, ()): return 0, len(english)
-    hits = [min((english.index(w) for w in _singular(word) if w in english), default=None) for word in words]
-    ranks = [k for k in hits if k is not None]
+    known = filter(None, [_singular(word) & {*english} for word in words])
+    ranks = [min(map(english.index, singulars)) for singulars in known]
     ranks += [len(english) + k for k, part in enumerate(others)
               if part in words or part in joined and (len(part) > 4 or not part.isascii())]
-    return (hits.count(None) if len(ranks) < len(hits) else 0, min(ranks)) if ranks else None
+    return (max(0, len(words) - len(ranks)), min(ranks)) if ranks else None
 
 def _has_role(column, role:str)->bool: return _name_rank(str(column), role) is not None
 
