@@ -23,13 +23,14 @@ from ..batches.layout import Layout, rows_of_largest_batch
 from ..batches.packing import optimizer_steps
 from ..model.hardware import Hardware
 from ..model.checkpointing import save_memory
-from ..model.loss import causal_lm, loss_of_scores
+from ..model.experts import balance_weight
+from ..model.loss import batch_balance_loss, causal_lm, loss_of_scores
 from ..model.load import count_parameters, quiet
 from ..model.generate import continue_tokens, eval_mode, Generation
 from ..planning.plan import Plan
 from ..workbench import cached_part, Workbench, workbench_for
 from .rows import Survey, survey
-from .step import Evaluated, FirstStep, no_dropout, Slope, slopes, take_step
+from .step import Balance, Evaluated, FirstStep, no_dropout, Slope, slopes, take_step
 from .learning import learn_some, Learned, MOST_TO_SAVE, run_schedule, save_once, Saved, ScheduleRun
 from ..optimizer import make_optimizer
 from ..progress import Phase, show_progress
@@ -200,6 +201,15 @@ class LossEvidence(LayoutEvidence):
         if self.bench.supervised: return None
         with torch.no_grad(), no_dropout(model): of_scores = float(loss_of_scores(model, batch, dtype=self.dtype))
         return self.score(batch), of_scores
+
+    @cached_part
+    def balance(self)->Balance|None:
+        "The load-balancing loss of the experts beside the loss; None if none is added"
+        model, batch = self.model, dict(self.some_batch)
+        weight, _ = balance_weight(self.cfg.router_aux_loss_coef, causal_lm(model))
+        if not weight or not self.bench.supervised: return None
+        with torch.no_grad(), no_dropout(model): found = batch_balance_loss(model, batch, dtype=self.dtype)
+        return None if found is None else Balance(weight, weight * float(found), self.score(batch))
 
     @property
     def low_precision(self)->bool: return self.bench.low_precision

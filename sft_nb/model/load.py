@@ -207,10 +207,12 @@ def _loading_arguments(cfg:Config, hardware:Hardware, shape)->dict:
 def withhold_router_logits(
     model,   # with or without an adapter; changed in place
 )->None:
-    "Let a mixture of experts return router logits only from a forward pass that asks for them"
-    shape = causal_lm(model).config
-    for part in {id(part): part for part in (shape, text_config(shape))}.values():
-        if getattr(part, "output_router_logits", False): part.output_router_logits = False
+    "Router logits only from a forward pass that asks for them; what the config said is kept as `config_balances`"
+    inner = causal_lm(model)
+    parts = {id(part): part for part in (inner.config, text_config(inner.config))}.values()
+    asking = [part for part in parts if getattr(part, "output_router_logits", False)]
+    if not hasattr(inner, "config_balances"): inner.config_balances = bool(asking)   # later, TRL has changed it
+    for part in asking: part.output_router_logits = False
 
 # %% ../../nbs/06_model/06_load.ipynb #load0011
 def _looked_at(weight)->list[torch.Tensor]:

@@ -17,7 +17,7 @@ IN_ORDER = [f"{group}.{name}" for group, names in {
     "plan": "memory",
     "model": "trainable reach packed causal method formats vocabulary special_tokens",
     "batch": "shapes mask positions padding labels supervised",
-    "step": "loss own_loss gradient measured order width evaluation derivative",
+    "step": "loss own_loss balance gradient measured order width evaluation derivative",
     "learning": "learns moves schedule saves answers"}.items() for name in names.split()]
 
 
