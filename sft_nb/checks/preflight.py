@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['FromWorkbench', 'prepared', 'RowEvidence', 'BatchEvidence', 'LayoutEvidence', 'LossEvidence', 'StepEvidence',
-           'Evidence', 'same_rng_state', 'same_model', 'run_checks', 'preflight_figures', 'preflight']
+           'Evidence', 'same_rng_state', 'same_model', 'run_checks', 'estimated_seconds', 'preflight_figures',
+           'preflight']
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #ff081073
 import math, random, time
@@ -20,7 +21,7 @@ from ..tokens.encode import end_ids
 from ..tokens.dataset import Data
 from ..batches.collate import DataCollatorForCausalLM
 from ..batches.layout import Layout, rows_of_largest_batch
-from ..batches.packing import optimizer_steps
+from ..batches.packing import Extent, training_extent
 from ..model.hardware import Hardware
 from ..model.checkpointing import save_memory
 from ..model.experts import balance_weight
@@ -61,6 +62,8 @@ class FromWorkbench:
     def no_plan(self)->str: return self.bench.no_plan
     @property
     def cfg(self)->Config: return self.bench.cfg
+    @property
+    def shape(self): return self.bench.shape
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #28dad2cd
 @contextmanager
@@ -85,6 +88,11 @@ class RowEvidence(FromWorkbench):
         "Counts over the tokens of all training examples"
         tok = self.tokenizer
         return survey(self.data.train.tokens, ends=end_ids(tok), bos=tok.bos_token_id, vocabulary=len(tok))
+
+    @cached_part
+    def extent(self)->Extent:
+        "Steps of the training, and passes over the rows"
+        return training_extent(self.cfg, self.bench.batches)
 
     @cached_part
     def trainer(self):
@@ -270,7 +278,7 @@ class Evidence(StepEvidence):
     def schedule(self)->ScheduleRun:
         "The learning rate schedule of the whole run"
         _ = self.learned
-        return run_schedule(self.optimizer, self.cfg, optimizer_steps(self.cfg, self.bench.batches))
+        return run_schedule(self.optimizer, self.cfg, self.extent.steps)
 
     @cached_part
     def saved(self)->Saved|None:
@@ -345,6 +353,18 @@ def run_checks(
             phase.update(phase.done + 1)
     return findings
 
+def estimated_seconds(
+    evidence:Evidence,   # with a first step
+)->float:
+    "Duration of the training's steps, by the faster of two measurements; evaluations and saving come on top"
+    first, learned, bench = evidence.first_step, vars(evidence).get("learned"), evidence.bench
+    rates = [first.seconds / first.tokens]   # seconds per token
+    if learned is not None and learned.seconds: rates.append(learned.seconds / evidence.some_batch["input_ids"].numel())
+    lengths, batches = bench.data.train.lengths, bench.batches
+    if bench.layout.flat: tokens = int(lengths.sum())
+    else: tokens = sum(int(lengths[[r for r in b if r >= 0]].max(initial=0)) * len(b) for b in evidence.batches)
+    return min(rates) * tokens * evidence.extent.passes / batches.world_size
+
 def preflight_figures(
     evidence:Evidence,
 )->dict:
@@ -358,6 +378,9 @@ def preflight_figures(
     if first is not None:
         figures |= {"first loss": first.loss, "gradient norm": first.norm, "tokens in the largest batch": first.tokens}
         figures["seconds of its first step"] = round(first.seconds, 3)
+    if "extent" in made:
+        figures |= {"steps": evidence.extent.steps, "passes over the rows": evidence.extent.passes}
+        if first is not None: figures["seconds of all steps, estimated"] = round(estimated_seconds(evidence), 1)
     if "evaluated" in made: figures["held-out loss"] = evidence.evaluated.loss
     if "learned" in made: figures["loss after ten steps on a few rows"] = evidence.learned.after
     if plan is not None: figures["GiB planned"] = plan.total / 2**30
