@@ -19,6 +19,7 @@ from ..escape import escape_html, escape_controls
 from ..display import bar_html, format_change, Html, table_html
 from ..credentials import redact_json
 from ..files import read_json, remove_temporaries, write_atomically
+from ..thoughts import answer_of
 from ..report import ConfigError, pluralise, edit, shell_quote, SftError, why_unreadable
 from ..config import Config, with_parameters_of, with_settings
 from ..settings import settings_with
@@ -100,7 +101,8 @@ class ServerEvaluator:
         counts = [(reply.n_prompt, len(ids)) for reply, ids in zip(replies, self.questions.prompts)]
         self.longer = sum(n is not None and n != ours for n, ours in counts)
         generations = [as_generation(reply, server.tokenizer) for reply in replies]
-        return score_generations(name, self.questions, generations)
+        opened = [False] * len(replies) if any(reply.reasoning for reply in replies) else None   # it separates thoughts
+        return score_generations(name, self.questions, generations, opened=opened)
 
     def score_both(self)->tuple[Scores|None,Scores]:
         "Base and tuned model; None if the base is not served"
@@ -172,13 +174,15 @@ def gains_in_words(
     lines = []
     for figure in figures:
         d = paired(base, tuned, figure)
-        line = f"{d.number(d.gain)} (95% interval {d.span}; {d.won} won, {d.lost} lost, {d.p_text})"
+        line = f"{d.number(d.gain)} (95% interval {d.span}; {d.rows_in_words}; {d.p_text})"
         if figure != "accuracy":
             line = f"{figure} {format_change(base.overall(figure), tuned.overall(figure))}, {line}"
         if d.disagreement: line += f", {d.disagreement}: cannot tell"
         if figure == by and d.p >= .05: line += f"; {detectable_in_words(d)}"
         lines.append(line)
     return lines
+
+_SHARES = ("in the asked form", "stopped by itself")   # headings of two columns
 
 def scores_html(
     scores:list[Scores],   # scores of models on the same rows
@@ -191,7 +195,7 @@ def scores_html(
     if by in LEADING and by in more:   # free text: exact match is just one figure
         first = [name for name in dict.fromkeys((by, *LEADING)) if name in more]
         rest = [name for name in more if name not in first]
-        head = ["", *titles(first), "exact match", "answered", "ended", *rest]
+        head = ["", *titles(first), "exact match", *_SHARES, *rest]
         for s in scores:
             shares = [f"{s.accuracy:.1%}", f"{s.answered:.0%}", f"{s.ended:.0%}"]
             own = [f"{s.figures[name]:.3g}" for name in first]
@@ -202,7 +206,7 @@ def scores_html(
         low, high = s.interval
         shares = [f"{s.accuracy:.1%}", f"{low:.1%} to {high:.1%}", f"{s.answered:.0%}", f"{s.ended:.0%}"]
         lines.append([s.model, bar_html(s.accuracy), *shares, *(s.figures.get(name) for name in more)])
-    return table_html(lines, head=["", "", accuracy, "95% interval", "answered", "ended", *others])
+    return table_html(lines, head=["", "", accuracy, "95% interval", *_SHARES, *others])
 
 # %% ../../nbs/12_evaluation/04_evaluate.ipynb #f3c39221
 @dataclass(frozen=True, repr=False)
@@ -239,6 +243,7 @@ class Evaluation:
     def notes(self)->list[str]:
         "The gain, the cost in general texts, and whether a server got the same prompts"
         lines = [] if self.base is None else gains_in_words(self.base, self.tuned, self.by)
+        lines += [f"{s.model}: {s.thoughts}" for s in (self.base, self.tuned) if s is not None and s.thoughts]
         if self.earlier: lines.append(self.earlier)
         if self.forgotten is not None: lines.append(str(self.forgotten))
         if self.server is not None:
@@ -269,7 +274,7 @@ class Evaluation:
             for name, scores in (("base", self.base), ("tuned", self.tuned)):
                 if scores is None: continue
                 answer = scores.answers[k]
-                text = answer.text.strip().replace("\n", " | ")[:110]
+                text = (answer_of(answer.text) or answer.text).strip().replace("\n", " | ")[:110]
                 prompt += f"\n  {name:<6} {'✓' if answer.correct else '✗'} {text}"
             lines.append(prompt)
         return escape_controls("\n\n".join(lines))
