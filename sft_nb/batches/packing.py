@@ -217,10 +217,9 @@ class Extent:
     is_short:bool=False     # True: a large step asks for more than twice as many rows as there are
 
     def __str__(self):
-        passes = "1 pass" if self.passes == 1 else f"{self.passes:,.{0 if self.passes >= 10 else 2}f} passes"
-        each = f"{self.rows_in_a_step:,.1f}".removesuffix(".0")
-        return (f"{pluralise(self.steps, 'step')}, {passes.replace('.00 ', ' ')} over {pluralise(self.rows, 'example')}"
-                f", {each} in a step")
+        passes, each = (f"{n:,.1f}".removesuffix(".0") for n in (self.passes, self.rows_in_a_step))
+        over = f"{passes} {'pass' if passes == '1' else 'passes'} over {pluralise(self.rows, 'example')}"
+        return f"{pluralise(self.steps, 'step')}, {over}, {each} in a step"
 
 def training_extent(
     cfg:Config,              # without `auto`
