@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['FromWorkbench', 'prepared', 'RowEvidence', 'BatchEvidence', 'LayoutEvidence', 'LossEvidence', 'StepEvidence',
-           'Evidence', 'same_rng_state', 'same_model', 'run_checks', 'estimated_seconds', 'preflight_figures',
-           'preflight']
+           'Evidence', 'same_rng_state', 'same_model', 'run_checks', 'preflight_figures', 'preflight']
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #ff081073
 import math, random, time
@@ -353,7 +352,7 @@ def run_checks(
             phase.update(phase.done + 1)
     return findings
 
-def estimated_seconds(
+def _estimated_seconds(
     evidence:Evidence,   # with a first step
 )->float:
     "Duration of the training's steps, by the faster of two measurements; evaluations and saving come on top"
@@ -380,7 +379,7 @@ def preflight_figures(
         figures["seconds of its first step"] = round(first.seconds, 3)
     if "extent" in made:
         figures |= {"steps": evidence.extent.steps, "passes over the rows": evidence.extent.passes}
-        if first is not None: figures["seconds of all steps, estimated"] = round(estimated_seconds(evidence), 1)
+        if first is not None: figures["seconds of all steps, estimated"] = round(_estimated_seconds(evidence), 1)
     if "evaluated" in made: figures["held-out loss"] = evidence.evaluated.loss
     if "learned" in made: figures["loss after ten steps on a few rows"] = evidence.learned.after
     if plan is not None: figures["GiB planned"] = plan.total / 2**30
