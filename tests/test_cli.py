@@ -49,7 +49,8 @@ WRONG = [  # arguments, exit code, what the message says
     (["train", "--train-file", "broken.jsonl"], 1, ["broken.jsonl line 2", "not valid JSON"]),
     (["train", "--train-file", "fields.jsonl"], 1,
      ["fields.jsonl line 1", "it has the fields utterance, reply", "one of these: messages; conversations"]),
-    (["data", "--train-file", "good.jsonl", "--max-length", "4"], 1, ["none is left", "--max-length "]),
+    (["data", "--train-file", "good.jsonl", "--max-length", "4"], 1,
+     ["longer than 4 tokens: nothing is left to learn", "--max-length "]),
     (["data", "--train-file", "good.jsonl", "--max-length", "8", "--on-long", "error"], 1,
      ["good.jsonl line 1", "max_length is 8"]),
     (["evaluate", "runs/none"], 2, ["no such directory"]),
@@ -299,11 +300,11 @@ def test_a_table_of_runs_fits_and_leaves_out_what_is_not_known():
 def test_reports_fit_the_terminal_and_fixes_stay_whole(trained):
     from sft_nb.cli.options import wrap_report
     lines = wrap_report(
-        "  tuned  100.0%  (20 of 20; 95% interval 83.9% to 100.0%)   answered 100%, ended 100%\n"
+        "  tuned  100.0%  (20 of 20; 95% interval 83.9% to 100.0%)   100% in the asked form\n"
         "  trained                      LoRA reaches 99.9% of the weights; embeddings and head are frozen\n"
         f"  ! rows_dropped: {'word ' * 20}Fix: sft_nb train --train-file {'x' * 90} --max-length 74", 80).split("\n")
     assert lines[:4] == ["  tuned  100.0%  (20 of 20; 95% interval 83.9% to 100.0%)",
-                         "                 answered 100%, ended 100%",
+                         "                 100% in the asked form",
                          "  trained                      LoRA reaches 99.9% of the weights; embeddings and",
                          "                               head are frozen"]
     assert lines[-1].strip() == f"Fix: sft_nb train --train-file {'x' * 90} --max-length 74"

@@ -190,6 +190,7 @@ def prompts_differ(
         examples = [data.train.tokens[int(i)] for i in np.flatnonzero(row_of == k)]
         if not examples or isinstance(raw, Exception): continue
         if max(len(e["input_ids"]) for e in examples) >= cfg.max_length: continue   # a truncated row may start later
+        if any(label != -100 for e in examples for label in e["labels"][1:2]): continue   # the prompt is supervised
         talk = conversation(data.task, raw, place, cfg)
         if talk[0]["role"] in ("text", "tokens"): continue
         before_answers = []
@@ -207,13 +208,13 @@ def prompts_differ(
 @check("data")
 def check_prompts(data:Data, cfg:Config)->Finding:
     "answers follow the same prompt tokens as in generation"
-    if cfg.train_on_prompt:
+    if cfg.train_on_prompt is True:
         return skipped("prompts are supervised too (train_on_prompt), so the labels do not show where an answer begins")
     wrong, n = prompts_differ(data, cfg)
     if wrong:
         text = f"{len(wrong)} of the first rows have other tokens before the answer than generation gets"
         return fail(f"{text}, the first is {wrong[0]}", "prepare(cfg) again, with this chat template")
-    if not n: return skipped("the first rows have no prompt: they are text or ids, or were cut")
+    if not n: return skipped("the first rows have no prompt: they are text or ids, were cut, or are supervised whole")
     return ok(f"{n} answers of the first rows follow the tokens that generation gets")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #71870b1c

@@ -172,13 +172,15 @@ def gains_in_words(
     lines = []
     for figure in figures:
         d = paired(base, tuned, figure)
-        line = f"{d.number(d.gain)} (95% interval {d.span}; {d.won} won, {d.lost} lost, {d.p_text})"
+        line = f"{d.number(d.gain)} (95% interval {d.span}; {d.rows_in_words}; {d.p_text})"
         if figure != "accuracy":
             line = f"{figure} {format_change(base.overall(figure), tuned.overall(figure))}, {line}"
         if d.disagreement: line += f", {d.disagreement}: cannot tell"
         if figure == by and d.p >= .05: line += f"; {detectable_in_words(d)}"
         lines.append(line)
     return lines
+
+_SHARES = ("in the asked form", "stopped by itself")   # headings of two columns
 
 def scores_html(
     scores:list[Scores],   # scores of models on the same rows
@@ -191,7 +193,7 @@ def scores_html(
     if by in LEADING and by in more:   # free text: exact match is just one figure
         first = [name for name in dict.fromkeys((by, *LEADING)) if name in more]
         rest = [name for name in more if name not in first]
-        head = ["", *titles(first), "exact match", "answered", "ended", *rest]
+        head = ["", *titles(first), "exact match", *_SHARES, *rest]
         for s in scores:
             shares = [f"{s.accuracy:.1%}", f"{s.answered:.0%}", f"{s.ended:.0%}"]
             own = [f"{s.figures[name]:.3g}" for name in first]
@@ -202,7 +204,7 @@ def scores_html(
         low, high = s.interval
         shares = [f"{s.accuracy:.1%}", f"{low:.1%} to {high:.1%}", f"{s.answered:.0%}", f"{s.ended:.0%}"]
         lines.append([s.model, bar_html(s.accuracy), *shares, *(s.figures.get(name) for name in more)])
-    return table_html(lines, head=["", "", accuracy, "95% interval", "answered", "ended", *others])
+    return table_html(lines, head=["", "", accuracy, "95% interval", *_SHARES, *others])
 
 # %% ../../nbs/12_evaluation/04_evaluate.ipynb #f3c39221
 @dataclass(frozen=True, repr=False)

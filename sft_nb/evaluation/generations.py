@@ -91,7 +91,7 @@ class Scores:
         low, high = self.interval
         right = f"mean of {self.n}, {self.correct} in full" if self.graded else f"{self.correct} of {self.n}"
         sure = f"{right}; 95% interval {low:.1%} to {high:.1%}"
-        shares = f"answered {self.answered:.0%}, ended {self.ended:.0%}"
+        shares = f"{self.answered:.0%} in the asked form; {self.ended:.0%} stopped by themselves"
         more = {k: f"{k} {v:.3g}" for k, v in self.figures.items() if k not in ("accuracy", "answered", "ended")}
         accuracy = f"{self.model:<6} {self.accuracy:6.1%}  ({sure})   {shares}"
         if by == "accuracy": return "   ".join([accuracy, *more.values()])

@@ -276,7 +276,8 @@ def request_body(
     messages = template.fitting(conversation, "prompt")
     body = dict(messages=[{k: v for k, v in m.items() if k not in OWN_KEYS} for m in messages])
     if first.get("tools") and messages[0].get("tools"): body["tools"] = first["tools"]
-    if arguments := first.get("chat_template_kwargs"): body["chat_template_kwargs"] = arguments
+    arguments = getattr(template.tokenizer, "template_arguments", {}) | first.get("chat_template_kwargs", {})
+    if arguments: body["chat_template_kwargs"] = arguments
     return "/v1/chat/completions", body
 
 # %% ../../nbs/12_evaluation/02_openai_client.ipynb #9ae8c55e

@@ -96,7 +96,7 @@ def general_examples(
 # %% ../../nbs/12_evaluation/01_perplexity.ipynb #li0for02
 @dataclass(frozen=True)
 class Forgetting:
-    "What general texts say of a tuned model"
+    "The loss on general texts before and after training"
     texts:int
     base_loss:float        # nats per token
     loss:float
@@ -106,8 +106,13 @@ class Forgetting:
     kl:float               # KL divergence from the base, nats per token
 
     def __str__(self):
-        return (f"general text {-self.rise:+.1%} (95% interval {-self.high:+.1%} to {-self.low:+.1%}; loss "
-                f"{self.base_loss:.3f} to {self.loss:.3f} on {self.texts} texts, {self.kl:.3f} nats from the base)")
+        return (f"{self.headline}, 95% interval {self.low:+.1%} to {self.high:+.1%}, on {self.texts} texts; "
+                f"{self.kl:.3f} nats from the base")
+    @property
+    def headline(self)->str:
+        "forgets: loss on general text 10.41 → 14.23 (+37%); no verb where it may not have risen"
+        change = f"loss on general text {self.base_loss:.2f} → {self.loss:.2f} ({self.rise:+.0%})"
+        return f"forgets: {change}" if self.low > 0 else change
     def to_dict(self)->dict: return asdict(self)
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 import scipy   # scipy.stats is imported on use
 
-from ..report import SftError
+from ..report import pluralise, SftError
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #7dc967ec
 def wilson(
@@ -205,6 +205,11 @@ class Difference:
         return f"but p is {self.p:.2g}" if self.p >= .05 and not covers_0 else ""
 
     @property
+    def rows_in_words(self)->str:
+        "On how many rows tuned is better, and on how many it is worse"
+        return f"better on {pluralise(self.won, 'row')}, worse on {self.lost or 'none'}"
+
+    @property
     def span(self)->str:
         "The interval in words"
         if self.is_share: return f"{100 * self.low:+.1f} to {100 * self.high:+.1f}"
@@ -213,7 +218,7 @@ class Difference:
 
     def __str__(self):
         return (f"{self.amount(self.gain)} (95% interval {self.span}; "
-                f"{self.won} won, {self.lost} lost of {self.n}; {self.p_text})")
+                f"{self.rows_in_words} of {self.n}; {self.p_text})")
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #st0spr01
 def mean_and_standard_error(

@@ -96,6 +96,8 @@ class CheckpointSwapper:
         with self.model.disable_adapter(): yield self.model
 
 # %% ../../nbs/12_evaluation/05_sweep.ipynb #06a8fee3
+_GENERAL = "loss on general text"   # heading of a column
+
 @dataclass(frozen=True, repr=False)
 class Sweep:
     "The checkpoints of a run on the same held-out rows as the base"
@@ -133,7 +135,7 @@ class Sweep:
         line = f"best {self.best}, and {ties} equal to it: " if ties else f"best {self.best}: "
         if self.by != "accuracy":
             line += f"{self.by} {format_change(self.base.overall(self.by), best.overall(self.by))}, "
-        line += f"{d.number(d.gain)} (95% interval {d.span}; {d.won} won, {d.lost} lost; {d.p_text}), "
+        line += f"{d.number(d.gain)} (95% interval {d.span}; {d.rows_in_words}; {d.p_text}), "
         if d.disagreement: line += f"{d.disagreement}: cannot tell, "
         lines = [line + f"corrected for the choice among {n}"]
         if d.p >= .05: lines.append(detectable_in_words(d))
@@ -155,7 +157,8 @@ class Sweep:
             if name != "base":
                 gain = paired(self.base, scores, self.by)
                 line |= dict(gain=gain.gain, won=gain.won, lost=gain.lost, p=gain.p)
-            if name in self.forgotten: line |= dict(general=-self.forgotten[name].rise, kl=self.forgotten[name].kl)
+            if name in self.forgotten:
+                line |= dict(general_loss_rise=self.forgotten[name].rise, kl=self.forgotten[name].kl)
             more = {k: v for k, v in scores.figures.items() if k != self.by}
             lines.append(line | more | dict(ended=scores.ended))
         return pd.DataFrame(lines)
@@ -169,18 +172,20 @@ class Sweep:
             score, low, high = (f"{v:.1%}" if d.is_share else f"{v:.4g}" for v in (scores.overall(self.by), low, high))
             line = {"checkpoint": name, self.by: score, "95% interval": f"{low} to {high}"}
             if name != "base":
-                line |= dict(gain=d.number(d.gain), won=f"{d.won:,}", lost=f"{d.lost:,}", p=d.p_text.removeprefix("p "))
+                line |= {"gain": d.number(d.gain), "better on": f"{d.won:,}", "worse on": f"{d.lost:,}",
+                         "p": d.p_text.removeprefix("p ")}
             if name in self.forgotten:
-                line |= {"general text": f"{-self.forgotten[name].rise:+.1%}", "nats": f"{self.forgotten[name].kl:.3g}"}
+                line |= {_GENERAL: f"{self.forgotten[name].rise:+.1%}", "nats": f"{self.forgotten[name].kl:.3g}"}
             line |= {k: f"{v:.4g}" for k, v in scores.figures.items() if k not in (self.by, "answered")}
-            if "answered" in scores.figures: line["answered"] = f"{scores.figures['answered']:.0%}"
-            lines.append(line | dict(ended=f"{scores.ended:.0%}"))
+            if "answered" in scores.figures: line["in the asked form"] = f"{scores.figures['answered']:.0%}"
+            lines.append(line | {"stopped by itself": f"{scores.ended:.0%}"})
         return lines
 
     def __str__(self):
         width, lines, hidden = shutil.get_terminal_size((80, 24)).columns, self.lines(), []
         names = [*dict.fromkeys(name for line in lines for name in line)]
-        first = ["checkpoint", self.by, "95% interval", "gain", "p", "won", "lost", "general text", "ended"]
+        first = ["checkpoint", self.by, "95% interval", "gain", "p", "better on", "worse on", _GENERAL,
+                 "stopped by itself"]
         optional = [name for name in names if name not in first] + [*reversed(first[5:])]   # the first to go
         while True:
             rows = [names, *([line.get(name, "") for name in names] for line in lines)]

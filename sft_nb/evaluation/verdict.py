@@ -24,7 +24,7 @@ from .evaluate import detectable_in_words, evaluate, Evaluation, scores_html
 from .sweep import Sweep
 
 # %% ../../nbs/12_evaluation/06_verdict.ipynb #b1763c25
-_AT_A_COST = "better, but worse at general text"
+_AT_A_COST = "better, but forgets general text"
 EXIT_CODES = {"better": 0, _AT_A_COST: 0, "worse": 1, "not enough": 1, "cannot tell": 3}
 SEEN = {"better": "ok", _AT_A_COST: "warn", "worse": "fail", "not enough": "warn", "cannot tell": "skipped"}   # badges
 
@@ -80,10 +80,10 @@ def _judge_gain(d:Difference, min_gain:float)->tuple[str,str]:
 
 def _judge_forgetting(f:Forgetting, limit:float|None)->tuple[str,str]|None:
     "Does forgetting count against the model? None: no"
-    text = f"general text {-f.rise:+.1%} (95% interval {-f.high:+.1%} to {-f.low:+.1%})"
+    text = f"{f.headline}, 95% interval {f.low:+.1%} to {f.high:+.1%}"
     if limit is None: return (_AT_A_COST, text) if f.low > _MUCH_FORGETTING else None
     if f.high <= limit: return None
-    return ("worse" if f.low > limit else "cannot tell"), f"{text}, and at most {limit:.1%} may be lost"
+    return ("worse" if f.low > limit else "cannot tell"), f"{text}, and it may rise by {limit:.1%} at most"
 
 def decide(
     d:Difference,                    # tuned minus base; corrected for selection, if any

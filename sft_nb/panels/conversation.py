@@ -152,7 +152,7 @@ def begin(self:GenerationState,
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0ask3
 def _empty_prompt()->ConfigError:
     fix = "write a prompt, or choose a held-out row"
-    return ConfigError("GenerationPanel", "the prompt is empty", "a question", fix)
+    return ConfigError("GenerationPanel", "the prompt is empty", "", fix)
 
 @patch
 def _of_row(self:GenerationState, prompt:str, row:int|str|None)->tuple[str,list[dict]]:
@@ -288,7 +288,7 @@ def rate(self:GenerationState,
     turn = turn or (self.turns[-1] if self.turns else None)
     reply = turn and turn.replies.get(name)
     if not reply or not reply.text:
-        raise ConfigError("GenerationPanel", f"{name} has not answered", "an answer", "press Generate first")
+        raise ConfigError("GenerationPanel", f"{name} has not answered", "", "press Generate first")
     reply.rating = "" if reply.rating == rating else rating
     return self._keep(turn)
 
@@ -326,7 +326,7 @@ def ask_prompt_set(self:GenerationState,
 )->Path:
     "Ask base, checkpoints and result every kept prompt; ConfigError if none is kept"
     prompts = self.kept_prompts()
-    if not prompts: raise ConfigError("GenerationPanel", "no prompt is kept", "a prompt set", "keep a prompt first")
+    if not prompts: raise ConfigError("GenerationPanel", "no prompt is kept", "", "keep a prompt first")
     self.enough, self.set_answers = False, [dict(p, answers={}) for p in prompts]
     how = dict(max_new_tokens=max_new_tokens or self.run.config.max_new_tokens)
     for s in find_chat_models(self.run, tuple(names_in(self.run))):

@@ -34,7 +34,7 @@ def test_free_text_leads_with_paired_loss_and_f1():
     e = Evaluation("tickets-1", "adapter", base, tuned, "loss")
     lines = str(e).splitlines()
     assert lines[1].lstrip().startswith("base   loss 8.") and "f1 0.0" in lines[1] and "exact match 0.0%" in lines[1]
-    assert lines[3].startswith("  loss 8.") and "30 won, 0 lost" in lines[3]
+    assert lines[3].startswith("  loss 8.") and "better on 30 rows, worse on none" in lines[3]
     assert lines[4].startswith("  f1 0.0") and "points" in lines[4]
     assert abs(e.difference.gain - (base.figures["loss"] - tuned.figures["loss"])) < 1e-9   # of the tokens, not of rows
     assert e.difference.sign == -1 and not e.difference.is_share

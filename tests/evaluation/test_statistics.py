@@ -190,7 +190,8 @@ def test_what_cannot_differ():
 
 def test_a_difference_of_shares_is_printed_in_points_and_of_another_figure_in_its_unit():
     d = difference(np.zeros(300), np.repeat([1, -1, 0], [40, 12, 248]))
-    assert str(d).startswith("+9.3 points (95% interval +") and str(d).endswith("; 40 won, 12 lost of 300; p < 0.001)")
+    assert str(d).startswith("+9.3 points (95% interval +")
+    assert str(d).endswith("; better on 40 rows, worse on 12 of 300; p < 0.001)")
     assert "%" not in str(d).replace("95%", "")
     assert str(replace(d, figure="loss", is_share=False, sign=-1)).startswith("loss -0.0933 (95% interval -")
 

@@ -217,8 +217,8 @@ def test_a_gain_that_costs_general_text_has_both_in_its_headline():
     gain = difference(np.zeros(100), np.repeat([1, 0], [40, 60]))
     lost = Forgetting(64, 3., 4.2, .4, .35, .45, 1.)
     made = decide(gain, forgotten=lost)
-    assert str(made).startswith("better, but worse at general text: +40.0 points") and made.exit_code == 0
-    assert "general text -40.0%" in made.reason and SEEN[made.says] == "warn"
+    assert str(made).startswith("better, but forgets general text: +40.0 points") and made.exit_code == 0
+    assert "forgets: loss on general text 3.00 → 4.20 (+40%)" in made.reason and SEEN[made.says] == "warn"
     assert decide(gain, forgotten=replace(lost, low=.01)).says == "better"   # it may be as little as 1%
     assert decide(gain, forgotten=lost, max_forgetting=.5).says == "better"
     assert decide(gain, forgotten=lost, max_forgetting=.1).says == "worse"
