@@ -48,9 +48,9 @@ class Setting:
 # %% ../nbs/00_settings.ipynb #set00004
 _Auto = Literal["auto"]
 _Epoch = Literal["epoch"]
-FORMATS = dict(   # formats of rows, in the order in which they are tried, and the fields of each
-    preference=("chosen", "rejected"), messages=("messages",), sharegpt=("conversations",),
-    alpaca=("instruction", "output"), prompt_completion=("prompt", "completion"),
+FORMATS = dict(   # formats of rows, and the fields of each
+    messages=("messages",), sharegpt=("conversations",), alpaca=("instruction", "output"),
+    preference=("chosen", "rejected"), prompt_completion=("prompt", "completion"),
     question_answer=("question", "answer"),
     alpaca_prompt=("instruction", "output"), alpaca_chat=("instruction", "output"),
     jeopardy=("question", "category", "answer"),

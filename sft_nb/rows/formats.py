@@ -37,7 +37,8 @@ def detect_by_columns(
     columns:tuple[str,...],
 )->str|None:
     "The first format whose fields are all among the columns; None if there is none, or if contents decide"
-    return next((name for name in FORMATS if name not in _HOLD_MESSAGES and not missing_fields(columns, name)), None)
+    names = ("preference", *(name for name in FORMATS if name not in _HOLD_MESSAGES))
+    return next((name for name in names if not missing_fields(columns, name)), None)
 
 def _holds_messages(x)->bool:
     if isinstance(x, dict): return "messages" in x
@@ -167,7 +168,7 @@ def _parse_tool_call(x, name:str)->dict:
     if not isinstance(arguments or {}, dict):
         raise SftError("row", f"{written} are {arguments!r:.60}", "an object", f"write {written} as an object: {{}}")
     call = dict(type="function", function=dict(name=called, arguments=arguments or {}))
-    id = _first_present(x, _CALL_ID)
+    id = _first_present(x, _CALL_ID) or _first_present(function, _CALL_ID)
     return call | dict(id=id) if isinstance(id, str) else call
 
 def _parse_python_calls(text:str, name:str)->list[dict]:
@@ -322,7 +323,7 @@ def _parse_tools(tools, name:str)->list[dict]:
                 out.append(t)
                 continue
             schema = next((k for k in ("input_schema", "inputSchema") if k in function), None)   # Anthropic, Bedrock
-            function = {"parameters" if k == schema else k: v for k, v in function.items()}
+            function = {"parameters" if k == schema else k: v for k, v in function.items() if k != "type"}
             inside = function.get("parameters")
             if isinstance(inside, dict) and [*inside] == ["json"]: function["parameters"] = inside["json"]
             out.append(dict(type="function", function=function))
@@ -505,11 +506,11 @@ def _read_preference(row)->list[dict]:
     if all(isinstance(x, str) for x in (prompt, chosen, rejected)) and rejected.startswith(prompt):
         chosen = chosen.removeprefix(prompt)   # both begin with it
     answer = _as_messages(chosen, "assistant", "chosen")
-    if prompt is not None: shared = _as_messages(prompt, "user", name)
-    else:
+    shared = answer if prompt is None else _as_messages(prompt, "user", name)
+    if shared == answer:   # the prompt is what both begin with
         other = _as_messages(rejected, "assistant", "rejected") if rejected else []
         shared = [m for m, _ in takewhile(lambda both: both[0] == both[1], zip(answer, other))]
-    if shared and shared[-len(answer):] == answer: shared = shared[:-len(answer)]   # which repeats the chosen answer
+    elif shared[-len(answer):] == answer: shared = shared[:-len(answer)]   # the conversation has the chosen answer, too
     if name != "prompt" and shared and shared[-1]["role"] == "assistant" and answer[:len(shared)] != shared:
         raise SftError("row", f"{name} end with an answer, and chosen is another one", "a question before the answers",
                        edit(data_format=name.replace("conversations", "sharegpt")) | f"leave the answer out of {name}")

@@ -230,12 +230,13 @@ def hidden_spans(
         what = "writes it twice" if written else "changes it"
         raise SftError(where, f"parts of an answer are not learned, and the chat template {what}",
                        f"{whole.strip()[:40]!r} once in {completion[-60:]!r}", fix)
+    ends_with_parts = not answer.get("tool_calls") and answer["content"].rstrip().endswith(written.rstrip())
     end, hidden = completion.index(written) - whole.index(written), []
     for k, (text, learned) in enumerate(parts):
         start, end = end, end + len(text)
         if learned: continue
-        is_last = k == len(parts) - 1 and not answer.get("tool_calls")
-        hidden.append((max(start, 0), len(completion) if is_last else end))
+        to_the_end = ends_with_parts and k == len(parts) - 1
+        hidden.append((max(start, 0), len(completion) if to_the_end else end))
     return tuple(hidden)
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #532101cc

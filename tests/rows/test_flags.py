@@ -78,7 +78,8 @@ def test_a_flag_of_the_row_has_an_entry_for_each_message_or_answer(mask):
 
 def test_a_flag_of_the_row_with_other_entries_is_refused():
     row = dict(messages=[ASKED, BAD, ASKED, GOOD], loss_mask=[0, 1, 1])
-    with pytest.raises(SftError, match="loss_mask has 3 entries, and there are 4 messages with 2 answers") as e: read(row)
+    found = "loss_mask has 3 entries, and there are 4 messages with 2 answers"
+    with pytest.raises(SftError, match=found) as e: read(row)
     assert e.value.fix.settings == dict(ignore_columns=("loss_mask",))
     with pytest.raises(SftError, match="loss_mask has 2 entries"):   # and the messages have it too
         read(dict(messages=[ASKED, BAD, ASKED, GOOD | dict(loss_mask=1)], loss_mask=[0, 1]))
@@ -116,8 +117,9 @@ def test_keys_of_parts_and_calls_are_read_or_named():
 
 @pytest.mark.parametrize("name, status", [
     ("id", "ok"), ("conversation_id", "ok"), ("num_turns", "ok"), ("source", "ok"), ("token_count", "ok"),
-    ("created_at", "ok"), ("openai_moderation", "ok"), ("label_id", "warn"), ("antwort", "warn"), ("is_correct", "warn"),
-    ("sample_weights", "warn"), ("loss_value", "warn"), ("trained_on", "warn"), ("attention_masking", "warn")])
+    ("created_at", "ok"), ("openai_moderation", "ok"), ("label_id", "warn"), ("antwort", "warn"),
+    ("is_correct", "warn"), ("sample_weights", "warn"), ("loss_value", "warn"),
+    ("trained_on", "warn"), ("attention_masking", "warn")])
 def test_unread_names_are_harmless_by_a_list_or_a_warning(name, status):
     rows = dict(messages=[ASKED, GOOD]) | {name: "x"}, dict(messages=[ASKED | {name: "x"}, GOOD])
     for row in rows:
@@ -126,7 +128,8 @@ def test_unread_names_are_harmless_by_a_list_or_a_warning(name, status):
 
 
 def test_rows_of_another_split_in_a_training_file_are_a_warning():
-    rows = [dict(question=f"a{i}?", answer="right", split=s) for i, s in enumerate(("train", "test", "Validation", "test"))]
+    splits = "train", "test", "Validation", "test"
+    rows = [dict(question=f"a{i}?", answer="right", split=s) for i, s in enumerate(splits)]
     found = warned(read(*rows))["train_split"]
     assert "split: test in 2 rows, split: Validation in 1 row" in found.says
     assert "train_split" not in warned(read(rows[0]))
