@@ -15,8 +15,9 @@ from itertools import islice
 import numpy as np, torch
 
 from ..report import edit, error_summary, fail, Finding, ok, skipped, warn
+from ..thoughts import split_thought
 from ..config import Config
-from ..tasks.metrics import figure_names, measure_answers, row_to_score
+from ..tasks.metrics import figure_names, measure_answers, row_to_score, score_answer
 from ..tokens.turns import supervised_messages
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.conversations import conversation
@@ -120,8 +121,8 @@ def check_score(data:Data)->Finding|None:
     if data.eval is None: return None
     place, row, messages = _first_held_out(data)
     if len(messages) < 2: return None   # its loss is measured
-    answer, row = messages[-1]["content"], row_to_score(data.task, row, messages)
-    try: measure_answers(data.task, [answer], [data.task.score(answer, row)], [row])
+    parts, row = split_thought(messages[-1]["content"]), row_to_score(data.task, row, messages)
+    try: measure_answers(data.task, [parts.answer], [score_answer(data.task, parts, row)], [row])
     except Exception as e:   # a user's function may raise anything
         text = f"task {data.task.name} cannot score the answer of {place} ({type(e).__name__}: {error_summary(e)})"
         return fail(text, "correct the task's `score`, or hold out no rows: {eval_samples} 0")
