@@ -18,7 +18,7 @@ from fastcore.basics import patch
 
 from ..report import edit, SftError
 from ..config import Config
-from ..rows.formats import ColumnsError, detect
+from ..rows.formats import ColumnsError, detect, is_blank, may_be_answer
 from ..rows.columns import is_numeric_label, names_held_out_split
 from ..rows.texts import answer_marker, end_marker, has_markup, is_cut_reasoning, is_filler, repeated_answers
 from ..tasks.core import Task
@@ -48,6 +48,8 @@ class RowStatistics:
     with_more:int=0             # rows with messages after the last answer
     with_special_tokens:int=0   # rows with special tokens in their text
     unread:dict[str,int]=field(default_factory=dict)    # unread column -> rows in which it is not empty
+    answers:dict[str,str]=field(default_factory=dict)   # unread column that may be learned -> itself
+    columns:dict[str,str]=field(default_factory=dict)   # field -> column, if they are called differently
     numbers:dict[str,int]=field(default_factory=dict)   # column -> rows whose number in it is trained on as text
     empty_answers:int=0         # empty answers in rows that have others
     tools_as_text:int=0         # rows whose tools the template would not write
@@ -68,7 +70,7 @@ class RowStatistics:
         "Add the statistics of other rows"
         for name in (f.name for f in fields(self)):
             mine, new = getattr(self, name), getattr(more, name)
-            if name in ("notes", "examples"): setattr(self, name, new | mine)   # keep the first
+            if name in ("notes", "examples", "columns", "answers"): setattr(self, name, new | mine)   # keep the first
             elif isinstance(mine, int): setattr(self, name, mine + new)
             else:
                 for key, n in new.items(): mine[key] = mine.get(key, 0) + n
@@ -223,6 +225,9 @@ def look_at_texts(self:Reader, rows:list[Row])->None:
     "Count markup, fillers, repeated answers and another model's chat markers in some rows"
     conversations = [row.messages for row in rows if row.examples and row.messages[0]["role"] != "tokens"]
     answers = [messages[-1]["content"] for messages in conversations]
+    for name in self.seen.unread:
+        values = [value for row in rows if not is_blank(value := dict.get(row.row, name))]
+        if values and may_be_answer(name, values): self.seen.answers[name] = name
     counts, examples = Counter(looked_at=len(conversations)), self.seen.examples
     for messages, answer in zip(conversations, answers):
         if has_markup(answer):
