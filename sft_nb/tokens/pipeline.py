@@ -52,7 +52,7 @@ class RowStatistics:
     empty_answers:int=0         # empty answers in rows that have others
     tools_as_text:int=0         # rows whose tools the template would not write
     reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
-    notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.notes`) -> first place
+    notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.shared`) -> first place
     label_zero:int=0            # rows dropped by a `label` of 0
     texts:dict[str,int]=field(default_factory=dict)       # looked_at, single, once, markup, ... -> answers
     repeated:dict[str,int]=field(default_factory=dict)    # repeated answer -> count
@@ -289,10 +289,10 @@ def alone(self:Reader, blocks:Iterable[tuple[int,list]])->Iterator[tuple[Batch,E
 @patch
 def done(self:Reader, batch:Batch, encoding:Future)->tuple[Batch,Encoded]:
     "A batch and its tokens, with what was noted about the prompts of its rows"
-    encoded, notes = encoding.result(), self.t.notes
+    encoded, notes = encoding.result(), self.t.shared["notes"]
     places = {row.place for row in batch.rows} if notes else ()
     batch.seen.notes = {name: place for name, place in notes.items() if place in places}
-    if "header" in batch.seen.notes: batch.seen.examples["header"] = self.t.skipped_header
+    if "header" in batch.seen.notes: batch.seen.examples["header"] = self.t.shared["header"]
     return batch, encoded
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #43586c41
