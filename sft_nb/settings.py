@@ -270,8 +270,8 @@ class TrainingSettings:
         "pull of the trained weights towards zero", ge=0, lt=1, hf=True, is_share=True, fixed_on_resume=True)] = 0.01
     max_grad_norm:Annotated[float, Setting("scale gradients down to this norm", ge=0, hf=True)] = 1.0
     router_aux_loss_coef:Annotated[float|None, Setting(
-        "weight of the loss that spreads tokens over the experts of a mixture; None: from the model's config; 0: none",
-        ge=0, hf=True, fixed_on_resume=True)] = None
+        "weight of the loss that spreads tokens over the experts of a mixture; None: as the model's config has it, "
+        "if its output_router_logits is true; 0: none", ge=0, hf=True, fixed_on_resume=True)] = None
     gradient_checkpointing:Annotated[bool|_Auto, Setting(
         "True: less memory, about a third slower; auto: only if needed to fit")] = "auto"
     activation_offloading:Annotated[bool|_Auto, Setting(
