@@ -431,8 +431,11 @@ def as_generation(
     reply:ServerReply,
     tokenizer,
 )->Generation:
-    "A server's answer in the form of our own"
+    "A server's answer in the form of our own; reasoning that the server separated comes first, as a block"
     text = "\n".join(filter(None, [reply.text, *(json.dumps(call, ensure_ascii=False) for call in reply.calls)]))
+    if reply.reasoning:
+        is_over = text or reply.finish != "length"
+        text = f"<think>\n{reply.reasoning}" + (f"\n</think>\n\n{text}" if is_over else "")
     n = reply.n_answer
     if n is None: n = len(tokenizer(text, add_special_tokens=False)["input_ids"])
     return Generation(text, n, reply.finish != "length")

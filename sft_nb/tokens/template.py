@@ -16,10 +16,10 @@ from fastcore.basics import patch
 
 from ..report import ConfigError, edit, error_summary, SftError
 from ..rows.formats import REASONING_KEYS
-from ..rows.texts import THOUGHT_TAGS
+from ..thoughts import BLOCKS
 
 # %% ../../nbs/04_tokens/01_template.ipynb #fac8aae3
-OWN_KEYS = ("train", "tools", "chat_template_kwargs", "block")   # message keys that templates never get
+OWN_KEYS = ("train", "train_parts", "tools", "chat_template_kwargs", "block")   # message keys that templates never get
 
 # a conversation to try every template with
 PROBE = "Hello-probe"
@@ -146,13 +146,13 @@ class Template:
             before, _, after = text.partition(_THOUGHT)
             after = after.partition(PROBE)[0].strip()
             opening = before[len(os.path.commonprefix([before, prompt])):].strip()
-            known = next(((tag, end) for tag, end in THOUGHT_TAGS if end in after and tag in before), None)
+            known = next(((tag, end) for tag, end in BLOCKS.items() if end in after and tag in before), None)
             first = self.special.search(after)
             close = first.group() if first and not known else after
             if known: opening, close = known
             if opening and close: return ThoughtTags(opening, close, after.partition(close)[2].strip())
         texts = [prompt.rstrip(), *self.sources]
-        for text, tags in ((text, tags) for text in texts for tags in THOUGHT_TAGS):
+        for text, tags in ((text, tags) for text in texts for tags in BLOCKS.items()):
             if text.endswith(tags) or text in self.sources and tags[1] in text: return ThoughtTags(*tags)
         return None
 
@@ -270,7 +270,7 @@ def thought_of(m:dict)->str:
     return next((m[k] for k in REASONING_KEYS if isinstance(m.get(k), str) and m[k].strip()), "")
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0074
-_ENDS = {end for _, end in THOUGHT_TAGS}
+_ENDS = {*BLOCKS.values()}
 
 class Block(NamedTuple):
     "The reasoning block at the beginning of a text"
@@ -293,7 +293,7 @@ def tags(self:Template)->re.Pattern:
 def _blocks_and_tags(self:Template)->tuple:
     if "known_blocks" not in self.__dict__:
         own = [tuple(self.thought_tags[:2])] if self.thought_tags else []
-        pairs = own + [pair for pair in THOUGHT_TAGS if not own or pair[0] != own[0][0]]
+        pairs = own + [pair for pair in BLOCKS.items() if not own or pair[0] != own[0][0]]
         self.known_blocks = tuple(pairs), pattern_of_any({tag for pair in pairs for tag in pair})
     return self.known_blocks
 
@@ -354,7 +354,7 @@ def as_text(messages:list[dict])->list[dict]:
     for m in messages:
         calls = [json.dumps(c["function"], ensure_ascii=False) for c in m.get("tool_calls") or []]
         words = [m["content"]] if m["content"] else []
-        kept = {k: m[k] for k in ("train", "chat_template_kwargs", *REASONING_KEYS) if k in m}
+        kept = {k: m[k] for k in ("train", "train_parts", "chat_template_kwargs", *REASONING_KEYS) if k in m}
         out.append(dict(role="user" if m["role"] == "tool" else m["role"], content="\n".join(words + calls)) | kept)
     if not (tools := messages[0].get("tools")): return out
     definitions = "Tools: " + json.dumps(tools, ensure_ascii=False)
