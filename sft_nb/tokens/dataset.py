@@ -435,6 +435,7 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
                "prompt format": "plain text (no chat template)" if tokenizer.chat_template is None else "chat template",
                "pad token": tokenizer.pad_token,
                "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))}
+    if train.seen.system_prompt: figures["system prompt"] = train.seen.system_prompt
     if train.seen.unread: figures["columns not learned from"] = join_names([*train.seen.unread])
     figures |= _side_figures(train, "train")
     if eval: figures |= _side_figures(eval, "eval")
