@@ -24,7 +24,7 @@ from .report import as_fix, ConfigError, edit, Fix, MissingPathError, shell_quot
 from .settings import Config, defaults, SETTINGS, settings_with
 from .foreign_meaning import FILE_SUFFIXES, FileSettings, full_name, Meaning, plain_name
 from .foreign_settings import (
-    dependent_defaults, meanings_of, method_refusal, refusal, TOOLS, translate_setting, VALUES)
+    dependent_defaults, meanings_of, method_refusal, recognise_tool, refusal, TOOLS, translate_setting, VALUES)
 from .config_files import (
     ASSIGNED, CONFIGS, DEFAULT, SettingEntry, is_known_name, nearest_names, normalise, OVERRIDE, read_json_config,
     read_python_config, read_yaml_config, unknown_setting_error)
@@ -57,7 +57,7 @@ class SettingsMerger:
         "Add the settings that another tool's setting maps to, or note why it is ignored or refused"
         shown = f"{entry.name} = {short_repr(redact_setting(entry.name, entry.value))}"
         if meant.method:
-            self.methods.append((meant.method, f"{entry.source} {shown}"))
+            self.methods.append((meant, f"{entry.source} {shown}"))
             return
         if meant.fix:
             self.problems.append(refusal(entry.name, entry.value, meant, entry.source))
@@ -74,7 +74,7 @@ class SettingsMerger:
 _TRANSLATED_LAST = """packing sample_packing neat_packing batch_flattening dataset_train_split dataset_config
     dataset_test_split evals_per_epoch saves_per_epoch eval_strategy evaluation_strategy save_strategy greater_is_better
     lora_target_linear cosine_min_lr_ratio
-    curriculum_sampling""".split()   # these depend on other settings; translate them in this order
+    curriculum_sampling enable_thinking""".split()   # these depend on other settings; translate them in this order
 
 @patch
 def merge(self:SettingsMerger,
@@ -156,11 +156,12 @@ def find_config(
 
 # %% ../nbs/01_config.ipynb #cfg00001
 def split_task_name(
-    v:Any,             # task.py:NLI
-)->tuple[Any,str]:     # ("task.py", ":NLI"); any other value, and ""
-    "Split a task's name into the path of its file and the rest"
-    path, mark, name = v.rpartition(".py:") if isinstance(v, str) else ("", "", "")
-    return (f"{path}.py", f":{name}") if mark else (v, "")
+    v:Any,             # task.py:NLI, or rows.jsonl[:5%]
+)->tuple[Any,str]:     # ("task.py", ":NLI"), ("rows.jsonl", "[:5%]"); any other value, and ""
+    "Split a task's name, or a file with a slice of its rows, into the path of the file and the rest"
+    found = re.fullmatch(r"(.*\.py)(:.*)|(.*)(\[[\d:%]+\])", v, re.DOTALL) if isinstance(v, str) else None
+    if found is None: return v, ""
+    return found[1] or found[3], found[2] or found[4]
 
 def _replace_paths(setting:str, v:Any, find:Callable[[str],str|Path|None])->Any:
     "The value of a setting, with its paths replaced by the absolute paths that `find` returns, if any"
@@ -223,9 +224,10 @@ def load_config(
 
     tool = next((e.tool for e in entries if e.tool), "")
     if not entries and {"model_name_or_path", "dataset_name"} <= {*map(plain_name, overrides)}: tool = "trl"
+    if not entries and recognise_tool(overrides) == "ms-swift": tool = "ms-swift"   # its names are its own
     for k, v in overrides.items():
         if is_known_name(k, tool): entries.append(SettingEntry(k, v, source, OVERRIDE, tool))
-        else: problems.append(unknown_setting_error(k, source, tool))
+        else: problems.append(unknown_setting_error(k, source, tool, value=v))
     merger = SettingsMerger().merge(entries, file.parent if file else None)
     if merger.methods: raise method_refusal(merger.methods)
 

@@ -19,6 +19,7 @@ from ..escape import escape_html, escape_controls
 from ..display import bar_html, format_change, Html, table_html
 from ..credentials import redact_json
 from ..files import read_json, remove_temporaries, write_atomically
+from ..thoughts import answer_of
 from ..report import ConfigError, pluralise, edit, shell_quote, SftError, why_unreadable
 from ..config import Config, with_parameters_of, with_settings
 from ..settings import settings_with
@@ -100,7 +101,8 @@ class ServerEvaluator:
         counts = [(reply.n_prompt, len(ids)) for reply, ids in zip(replies, self.questions.prompts)]
         self.longer = sum(n is not None and n != ours for n, ours in counts)
         generations = [as_generation(reply, server.tokenizer) for reply in replies]
-        return score_generations(name, self.questions, generations)
+        opened = [False] * len(replies) if any(reply.reasoning for reply in replies) else None   # it separates thoughts
+        return score_generations(name, self.questions, generations, opened=opened)
 
     def score_both(self)->tuple[Scores|None,Scores]:
         "Base and tuned model; None if the base is not served"
@@ -157,6 +159,7 @@ def rows_in_words(
 def detectable_in_words(d:Difference)->str:
     "The smallest difference that so many rows can show"
     rows = pluralise(d.n, "row") if d.clusters is None else pluralise(d.clusters, "record")
+    if not d.differs: return f"no row differs, so what {rows} can show is not known"
     if d.smallest == math.inf: return f"{rows} cannot show any difference"
     return f"{rows} can show a difference of {d.size(d.smallest)}"
 
@@ -241,6 +244,7 @@ class Evaluation:
     def notes(self)->list[str]:
         "The gain, the cost in general texts, and whether a server got the same prompts"
         lines = [] if self.base is None else gains_in_words(self.base, self.tuned, self.by)
+        lines += [f"{s.model}: {s.thoughts}" for s in (self.base, self.tuned) if s is not None and s.thoughts]
         if self.earlier: lines.append(self.earlier)
         if self.forgotten is not None: lines.append(str(self.forgotten))
         if self.server is not None:
@@ -271,7 +275,7 @@ class Evaluation:
             for name, scores in (("base", self.base), ("tuned", self.tuned)):
                 if scores is None: continue
                 answer = scores.answers[k]
-                text = answer.text.strip().replace("\n", " | ")[:110]
+                text = (answer_of(answer.text) or answer.text).strip().replace("\n", " | ")[:110]
                 prompt += f"\n  {name:<6} {'✓' if answer.correct else '✗'} {text}"
             lines.append(prompt)
         return escape_controls("\n\n".join(lines))

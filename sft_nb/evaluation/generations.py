@@ -19,17 +19,18 @@ from fastcore.basics import patch
 
 from ..credentials import redact
 from ..files import parse_json
-from ..report import ConfigError, edit, SftError
+from ..report import ConfigError, edit, pluralise, SftError
+from ..thoughts import opens_thought, split_thought, without_thoughts
 from ..config import Config
 from ..settings import settings_with
 from ..tasks.core import finite_number, Score, Task, task_of
-from ..tasks.metrics import figure_names, headline_figure, measure_answers, row_to_score
+from ..tasks.metrics import figure_names, headline_figure, measure_answers, row_to_score, score_answer
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
 from ..model.generate import continue_tokens, Generation
 from ..runs.checkpoint import LOWER_IS_BETTER
 from ..runs.provenance import base_folder, weights_of
-from .statistics import difference, Difference, interval
+from .statistics import difference, Difference, interval, mean_interval
 from .perplexity import row_losses
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #c34856b4
@@ -38,7 +39,7 @@ class Answer:
     "One held-out row, what the model wrote, and its score"
     where:str        # place of the row
     prompt:str       # the user's last message
-    text:str         # what the model wrote
+    text:str         # what the model wrote, including its thought
     correct:bool
     got:str|None     # the answer found in the text; None: none found
     expected:str
@@ -47,6 +48,8 @@ class Answer:
     figures:dict[str,float]=field(default_factory=dict)   # further figures: rouge1, f1, loss
     cluster:str=""   # its record, as rows of one document are dependent; empty: none
     credit:float|None=None   # partial credit, from 0 to 1; None: use `correct`
+    thought:int|None=None    # characters of the thought before the answer; None: there is no block for one
+    closed:bool=True         # False: the thought never ends, so that there is no answer
 
     def value(self, figure:str)->float:
         "One of its figures; KeyError for one that it does not have"
@@ -63,6 +66,7 @@ class Scores:
     model:str             # base, tuned or checkpoint-N
     answers:list[Answer]
     figures:dict[str,float]=field(default_factory=dict)   # of the set
+    scales:dict[str,float]=field(default_factory=dict)    # figures of the set alone, which begin at 0 -> where they end
 
     @property
     def n(self)->int: return len(self.answers)
@@ -107,13 +111,24 @@ class Scores:
         "Are answers right in part?"
         return any(a.credit not in (None, 0., 1.) for a in self.answers)
 
+    @property
+    def thoughts(self)->str:
+        "How many answers follow a thought, how long it is, and how many thoughts never end; empty if there are none"
+        lengths = sorted(a.thought for a in self.answers if a.thought)
+        empty, endless = sum(a.thought == 0 for a in self.answers), sum(not a.closed for a in self.answers)
+        unanswered = pluralise(endless, "thought never ends: unanswered", "thoughts never end: unanswered")
+        middle = f"{lengths[len(lengths) // 2]:,} characters" if lengths else ""
+        parts = {f"{len(lengths)} of {self.n} think first (median {middle})": lengths,
+                 f"{empty} of {self.n} begin with an empty thought": empty, unanswered: endless}
+        return ", ".join(text for text, found in parts.items() if found)
+
     def to_dict(self)->dict:
-        names = "model accuracy interval correct n answered ended figures".split()
+        names = "model accuracy interval correct n answered ended thoughts figures scales".split()
         return {k: getattr(self, k) for k in names} | dict(answers=[asdict(a) for a in self.answers])
     @classmethod
     def from_dict(cls, d:dict)->"Scores":
         "Also of an older version, which had no figures"
-        return cls(d["model"], [Answer(**a) for a in d["answers"]], d.get("figures", {}))
+        return cls(d["model"], [Answer(**a) for a in d["answers"]], d.get("figures", {}), d.get("scales", {}))
 
 def _no_figure(
     figure:str,
@@ -161,9 +176,11 @@ def interval_of(self:Scores, figure:str)->tuple[float,float]:
     if figure in LOWER_IS_BETTER and "supervised" in self.answers[0].figures:
         tokens, level = self.values("supervised"), self.overall(figure)
         values = level + (values - level) * tokens / max(tokens.mean(), 1e-9)
+    if figure in self.scales: return mean_interval(values, clusters=self.clusters, largest=self.scales[figure])
     return interval(values, clusters=self.clusters)
 
-_OWN_UNITS = (*LOWER_IS_BETTER, "bleu", "chrf")   # figures that are never shares
+_SCALES = dict(bleu=100., chrf=100.)   # figures of a set that begin at 0, and where they end; others end at 1
+_OWN_UNITS = (*LOWER_IS_BETTER, *_SCALES)   # figures that are never shares
 
 def paired(
     base:Scores,
@@ -180,9 +197,14 @@ def with_unit(
     *scores:Scores,   # scores of the compared models
 )->Difference:
     "The same difference with the unit of its figure"
-    values = [s.values(by) for s in scores]
-    is_share = by not in _OWN_UNITS and all(((v >= 0) & (v <= 1)).all() for v in values)
-    return replace(d, figure=by, is_share=is_share, sign=-1 if by in LOWER_IS_BETTER else 1)
+    def is_shared(s:Scores)->bool:
+        values = s.values(by)
+        return s.scales.get(by) == 1 or bool(((values >= 0) & (values <= 1)).all())
+    is_share = by not in _OWN_UNITS and all(map(is_shared, scores))
+    largest = 1. if is_share else max((s.scales.get(by, math.inf) for s in scores), default=math.inf)
+    low, high = max(d.low, -largest), min(d.high, largest)
+    if not is_share and not d.differs and largest < math.inf: low, high = -largest, largest   # anything is possible
+    return replace(d, figure=by, is_share=is_share, sign=-1 if by in LOWER_IS_BETTER else 1, low=low, high=high)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #50b7630c
 _MOST_TO_LEAVE_OUT = 1000   # times that a figure is computed
@@ -214,17 +236,21 @@ def make_scores(
     scores:list[Score],         # of the answers
     rows:list[dict],            # rows as scored by the task
     *, by:str="accuracy",       # the figure to compare by
+    texts:list[str]|None=None,  # the answers without their thoughts; None: there are none
 )->Scores:
     "Scores with all their figures; each answer has a value for `by`"
-    texts = [a.text for a in answers]
+    texts = [a.text for a in answers] if texts is None else texts
     figures = {k: v for k, v in measure_answers(task, texts, scores, rows).items() if isinstance(v, (int, float))}
-    own = answers[0].figures
+    own, scales = answers[0].figures, {}
     if by in figures and by not in own and by not in ("accuracy", "answered"):
+        seen = []
         def figure(numbers:list[int])->float:
-            return task.corpus(*([them[k] for k in numbers] for them in (texts, scores, rows)))[by]
+            seen.append(task.corpus(*([them[k] for k in numbers] for them in (texts, scores, rows)))[by])
+            return seen[-1]
         parts = pseudo_values(figure, len(rows), clusters=Scores(name, answers).clusters).tolist()
         answers = [Answer(**vars(a) | dict(figures=a.figures | {by: part})) for a, part in zip(answers, parts)]
-    return Scores(name, answers, figures)
+        if by in _SCALES or 0 <= min(seen) and max(seen) <= 1: scales[by] = _SCALES.get(by, 1.)
+    return Scores(name, answers, figures, scales)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #d6e4506b
 def weights_key(
@@ -311,6 +337,7 @@ class Questions:
     left_out:dict[str,int]=field(default_factory=dict)   # reason -> other held-out rows
     raw:list[dict]=field(default_factory=list)           # rows as read
     metrics:dict=field(default_factory=dict)             # name -> your function: (answer, row) -> number
+    opened:list[bool]=field(default_factory=list)        # does the prompt end inside a thought?
     figure:str|None=None                                 # figure to compare by; None: chosen by `by`
 
     @cached_property
@@ -367,6 +394,7 @@ def records_of(
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #aa31c483
 _LIKELIHOOD = ("chat", "text")   # tasks with the loss as a figure
+_PROMPT_END = 32   # tokens: enough for a tag that opens a thought
 
 def make_questions(
     cfg:Config,
@@ -396,7 +424,8 @@ def make_questions(
                               "name one of these for {cluster}, or row where rows are independent")
     to_score = {where: row_to_score(task, row, talk) for (where, row), talk in zip(rows.items(), talks)}
     prompts = encode_prompts([talk[:-1] for talk in talks], tokenizer) if all(len(t) > 1 for t in talks) else []
-    return Questions(cfg, to_score, talks, prompts, examples, clusters, raw=list(rows.values()))
+    opened = [opens_thought(tokenizer.decode(ids[-_PROMPT_END:])) for ids in prompts] or [False] * len(rows)
+    return Questions(cfg, to_score, talks, prompts, examples, clusters, raw=list(rows.values()), opened=opened)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #9476e474
 def losses_of(
@@ -431,7 +460,7 @@ def check_metrics(
 
 def own_figures(
     metrics:dict,        # name -> your function: (answer, row) -> number, more is better
-    texts:list[str],     # what a model wrote
+    texts:list[str],     # what a model answered, without its thoughts
     rows:list[dict],     # rows as read, with columns renamed by `fields`
     places:list[str],    # of the rows
 )->list[dict[str,float]]:
@@ -441,7 +470,7 @@ def own_figures(
         figures = {}
         for name, f in metrics.items():
             where = f"metric {name!r}, {place}"
-            try: value = f(text, dict(row))
+            try: value = f(text, without_thoughts(row))
             except Exception as e:
                 says = f"it raised {type(e).__name__}: {e}"[:200]
                 fix = f"correct {name}, and evaluate again: in a run, no answer is generated twice"
@@ -455,22 +484,27 @@ def score_generations(
     questions:Questions,
     generations:list[Generation],
     losses:list[dict]|None=None, # from `losses_of`
+    *, opened:list[bool]|None=None,   # does the text begin inside a thought? None: as the prompts end
 )->Scores:
-    "The scores of a model's answers"
+    "The scores of a model's answers, each without the thought before it"
     task, rows = questions.task, list(questions.rows.values())
     generations = generations or [Generation("", 0, True)] * len(rows)   # texts without a prompt
-    scores = [task.score(g.text, row) for g, row in zip(generations, rows)]
+    opened = opened or questions.opened or [False] * len(rows)
+    parts = [split_thought(g.text, opened=inside) for g, inside in zip(generations, opened)]
+    texts = [p.answer for p in parts]
+    scores = [score_answer(task, p, row) for p, row in zip(parts, rows)]
     if questions.metrics:
-        own = own_figures(questions.metrics, [g.text for g in generations], questions.raw, list(questions.rows))
+        own = own_figures(questions.metrics, texts, questions.raw, list(questions.rows))
         scores = [replace(s, figures=s.figures | figures) for s, figures in zip(scores, own)]
     losses = losses or [{}] * len(rows)
     answers = []
-    for where, talk, g, s, loss, cluster in zip(
-            questions.rows, questions.talks, generations, scores, losses, questions.clusters):
+    for where, talk, g, p, s, loss, cluster in zip(
+            questions.rows, questions.talks, generations, parts, scores, losses, questions.clusters):
         prompt = talk[-2]["content"] if len(talk) > 1 else ""
+        thought = None if p.thought is None else len(p.thought)
         answers.append(Answer(where, prompt, g.text, s.correct, s.got, s.expected, g.n_tokens, g.ended,
-                              s.figures | loss, cluster, s.credit))
-    made = make_scores(name, task, answers, scores, rows, by=questions.by)
+                              s.figures | loss, cluster, s.credit, thought, p.closed))
+    made = make_scores(name, task, answers, scores, rows, by=questions.by, texts=texts)
     if "supervised" not in answers[0].figures: return made
     nats, n = made.values("loss"), made.values("supervised")   # loss and perplexity are means over tokens
     loss = float((nats * n).sum() / max(n.sum(), 1))

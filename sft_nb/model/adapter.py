@@ -97,6 +97,7 @@ def target_modules(
     "`target_modules` for `LoraConfig`; ConfigError for a name that no linear layer has"
     linear, found = _linear_layers(model), []
     names = {_short_name(path) for path in linear}
+    if wanted == ("none",): return []
     if wanted == ("all-linear",):
         passed_by = {m for m in model.modules() if isinstance(m, torch.nn.Linear)} - {*linear.values()}
         is_plain = not expert_parameters(model) and passed_by <= {model.get_output_embeddings()}
@@ -204,6 +205,9 @@ def lora_config(
         raise ConfigError("use_dora", found, "4 bits, or a GPU", edit(load_in_8bit=False) | edit(use_dora=False))
     parameters = target_parameters(model, cfg.lora_target_modules, cfg.lora_target_parameters)
     if parameters: _refuse_beside_experts(cfg)
+    elif cfg.lora_target_modules == ("none",):
+        raise ConfigError("lora_target_modules", "it is none, and lora_target_parameters names nothing",
+                          "something to adapt", edit(lora_target_modules=("all-linear",)))
     by_name = auto_class(model.config) is AutoModelForCausalLM   # otherwise peft writes the class name
     adapter = LoraConfig(
         r=cfg.lora_r, lora_alpha=cfg.lora_alpha, lora_dropout=cfg.lora_dropout, bias="none",

@@ -21,8 +21,9 @@ from ..escape import escape_html
 from ..credentials import redact_json
 from ..files import parse_json, write_atomically
 from ..report import ConfigError, pluralise, SftError
+from ..thoughts import opens_thought, split_thought
 from ..tasks.core import task_of
-from ..tasks.metrics import row_to_score
+from ..tasks.metrics import row_to_score, score_answer
 from ..tokens.conversations import conversation
 from ..tokens.prepare import read_kept
 from ..tokens.encode import encode_prompts
@@ -224,7 +225,8 @@ def _write_tokens(self:GenerationState, s:ChatModel, turn:Turn, steps:dict, toke
                                         on_token=lambda r: on_token(r) or self.enough, **turn.how)
         for _ in islice(steps[s.name], tokens): pass
     if not reply.over or reply.state == "stopped" or turn.row is None: return
-    reply.score = task_of(self.run.config).score(reply.text, turn.row)
+    parts = split_thought(reply.text, opened=opens_thought(turn.read[s.name]))
+    reply.score = score_answer(task_of(self.run.config), parts, turn.row)
 
 def _failure_in_words(reply:Reply, e:Exception)->str:
     "The reason for a failed reply"

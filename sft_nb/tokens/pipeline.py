@@ -18,15 +18,15 @@ from fastcore.basics import patch
 
 from ..report import edit, SftError
 from ..config import Config
-from ..rows.formats import detect
-from ..rows.columns import is_numeric_label
+from ..rows.formats import ColumnsError, detect
+from ..rows.columns import is_numeric_label, names_held_out_split
 from ..rows.texts import answer_marker, end_marker, has_markup, is_cut_reasoning, is_filler, repeated_answers
 from ..tasks.core import Task
 from .template import Template, thought_of
 from .turns import Chunk, split_conversation, has_content, supervised_messages
 from .template_cache import ConversationSplitter
 from .encode import Encoded, Encoder
-from .conversations import parse_row, ParsedRow
+from .conversations import name_columns, parse_row, ParsedRow
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00006
 @dataclass
@@ -37,11 +37,13 @@ class Row:
     messages:list[dict]
     examples:list[list[Chunk]]   # chunks of each example; empty for a dropped row
     dropped_because:str=""       # why it is dropped
+    prompt_too:bool=False        # True: its prompt is supervised too
 
 @dataclass
 class RowStatistics:
     "Statistics of the rows"
     formats:dict[str,int]=field(default_factory=dict)   # format -> rows, in order of appearance
+    prompts_too:int=0           # rows whose prompts are supervised too
     apart:int=0                 # conversations split into one example per turn
     with_more:int=0             # rows with messages after the last answer
     with_special_tokens:int=0   # rows with special tokens in their text
@@ -53,6 +55,8 @@ class RowStatistics:
     reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
     notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.notes`) -> first place
     label_zero:int=0            # rows dropped by a `label` of 0
+    other_split:dict[str,int]=field(default_factory=dict)   # `split: test` -> rows that a column calls held out
+    flags:dict[str,int]=field(default_factory=dict)   # hidden, in_part, unflagged, others -> messages, by their flags
     texts:dict[str,int]=field(default_factory=dict)       # looked_at, single, once, markup, ... -> answers
     repeated:dict[str,int]=field(default_factory=dict)    # repeated answer -> count
     markers:dict[str,int]=field(default_factory=dict)     # chat marker -> rows whose text contains it
@@ -105,8 +109,8 @@ class Reader:
     ):
         self.cfg, self.task, self.t = cfg, task, t
         self.encoder = Encoder(t)
-        self.how = dict(turns=cfg.train_on_turns, prompt_too=cfg.train_on_prompt)
-        self.split_conversation = ConversationSplitter(t, skeletons=skeletons, **self.how)
+        self.splitters = {prompt_too: ConversationSplitter(
+            t, skeletons=skeletons, turns=cfg.train_on_turns, prompt_too=prompt_too) for prompt_too in (False, True)}
         self.seen = RowStatistics()   # statistics of the current batch
 
     def __call__(self,
@@ -127,8 +131,11 @@ class Reader:
         self.seen = RowStatistics()
         try: found = [self.read(place, row) for place, row in rows]
         except SftError as e:   # one row of several can be dropped
-            if not (first or self.seen.formats) or "on_bad_row" in str(e.fix).replace("-", "_"): raise
-            raise type(e)(e.where, e.found, e.expected, e.fix | edit(on_bad_row="drop"), e.page) from e
+            fix = e.fix
+            if isinstance(e, ColumnsError): fix = name_columns(self.task, [row for _, row in rows], self.cfg)
+            if (first or self.seen.formats) and "on_bad_row" not in str(fix).replace("-", "_"):
+                fix |= edit(on_bad_row="drop")
+            raise type(e)(e.where, e.found, e.expected, fix, e.page) from e
         self.look_at_texts(found if first < _ALL_OF else found[:_OF_A_BLOCK])
         return Batch(first, found, self.seen)
 
@@ -141,29 +148,34 @@ def _as_recorded(row:dict|SftError)->dict:
 def read(self:Reader, place:str, row:dict)->Row:
     "A row with its chunks, or with the reason for leaving it out; `SftError` if `on_bad_row` is error"
     messages, examples, seen = [], [], self.seen
+    if isinstance(row, SftError): name = "unknown"
+    elif self.cfg.data_format != "auto": name = self.cfg.data_format
+    else: name = self.task.name if self.task.name != "chat" else detect(row) or "unknown"
+    prompt_too = self.cfg.train_on_prompt
+    if prompt_too == "conversations": prompt_too = name in ("messages", "sharegpt")
     try:
         if isinstance(row, SftError): raise row   # an unreadable line
         parsed = parse_row(self.task, row, place, self.cfg)
         messages = parsed.messages
-        self.count_unlearned(parsed)
+        self.count_unlearned(parsed, row)
         dropped_because = parsed.dropped_because or self.why_nothing_to_learn(messages)
         if parsed.dropped_because and is_numeric_label(row): seen.label_zero += 1
         if not dropped_because:
-            examples = self.split(messages, place)
+            examples = self.split(messages, place, prompt_too)
             system = messages[0]["content"] if messages[0]["role"] == "system" else ""
             if system in seen.systems or len(seen.systems) < 2: seen.systems[system] = seen.systems.get(system, 0) + 1
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise
         dropped_because = e.found if len(e.found) <= 160 else e.found[:160] + "…"
-    if isinstance(row, SftError): name = "unknown"
-    elif self.cfg.data_format != "auto": name = self.cfg.data_format
-    else: name = self.task.name if self.task.name != "chat" else detect(row) or "unknown"
     seen.formats[name] = seen.formats.get(name, 0) + 1
-    return Row(place, _as_recorded(row), messages, examples, dropped_because)
+    seen.prompts_too += prompt_too and bool(examples)
+    return Row(place, _as_recorded(row), messages, examples, dropped_because, prompt_too)
 
 @patch
-def count_unlearned(self:Reader, parsed:ParsedRow)->None:
+def count_unlearned(self:Reader, parsed:ParsedRow, row:dict)->None:
     "Count the parts of a row that are not learned, and numbers that are learned as text"
+    if "split" in parsed.unread and (other := names_held_out_split(row)):
+        self.seen.other_split[other] = self.seen.other_split.get(other, 0) + 1
     if parsed.has_extra_messages and parsed.messages: self.seen.with_more += 1
     for name, number in parsed.numbers.items():
         self.seen.numbers[name] = self.seen.numbers.get(name, 0) + 1
@@ -189,17 +201,19 @@ def why_nothing_to_learn(self:Reader, messages:list[dict])->str:
     return "empty question" if questions and not any(map(str.strip, questions)) else ""
 
 @patch
-def split(self:Reader, messages:list[dict], place:str)->list[list[Chunk]]:
+def split(self:Reader, messages:list[dict], place:str, prompt_too:bool=False)->list[list[Chunk]]:
     "The examples of a conversation, in chunks; what is remarkable about it is counted"
     if messages[0]["role"] == "tokens": return [self.split_tokens(m, place) for m in messages]
-    examples = self.split_conversation(messages, place)
+    examples = self.splitters[prompt_too](messages, place)
     if len(examples) > 1: self.seen.apart += 1
     if messages[0]["role"] == "text": return examples
     contents = [m["content"] for m in messages]
     if self.t.special.search("\0".join(contents)): self.seen.with_special_tokens += 1
     if not all(contents):
         self.seen.empty_answers += sum(m["role"] == "assistant" and not has_content(m) for m in messages)
-    if any([len(m) > 2 for m in messages]): self.count_tools_and_reasoning(messages, examples)
+    if any([len(m) > 2 for m in messages]):
+        self.count_tools_and_reasoning(messages, examples)
+        self.count_flags(messages)
     return examples
 
 @patch
@@ -257,13 +271,26 @@ def count_tools_and_reasoning(self:Reader, messages:list[dict], examples:list[li
     if kept == "kept": count["removed"] += sum("".join(t.split()) not in last for t in thoughts[:-1])
     self.seen.reasoning = {name: n for name, n in count.items() if n}
 
+# %% ../../nbs/04_tokens/06_pipeline.ipynb #57rflag2
+@patch
+def count_flags(self:Reader, messages:list[dict])->None:
+    "Count what the flags of messages change"
+    answers = [m for m in messages if m["role"] == "assistant"]
+    marked = any(m.get("train") for m in answers)
+    found = dict(hidden=sum(m.get("train") is False for m in answers), in_part=sum("train_parts" in m for m in answers),
+                 unflagged=marked * sum("train" not in m for m in answers),
+                 others=sum(m["role"] != "assistant" and bool(m.get("train")) for m in messages))
+    for name, n in found.items():
+        if n: self.seen.flags[name] = self.seen.flags.get(name, 0) + n
+
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00019
 @patch
 def encode(self:Reader, batch:Batch)->Encoded:
     "The tokens of a batch; a row with half a character stops it or is left out"
     def again(k):
         row = batch.rows[k]
-        return split_conversation(row.messages, self.t, where=row.place, **self.how, apart=True)
+        return split_conversation(row.messages, self.t, where=row.place, turns=self.cfg.train_on_turns,
+                                  prompt_too=row.prompt_too, apart=True)
     def has_half_a_character(row):
         try: json.dumps(row.messages, ensure_ascii=False, default=str).encode()
         except UnicodeError: return True
