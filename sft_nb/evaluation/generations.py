@@ -23,7 +23,8 @@ from ..report import ConfigError, edit, SftError
 from ..config import Config
 from ..settings import settings_with
 from ..tasks.core import finite_number, Score, Task, task_of
-from ..tasks.metrics import figure_names, headline_figure, measure_answers, row_to_score
+from ..tasks.metrics import (
+    ClassTable, figure_names, headline_figure, measure_answers, row_to_score, shown_figures)
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
 from ..model.generate import continue_tokens, Generation
@@ -92,7 +93,8 @@ class Scores:
         right = f"mean of {self.n}, {self.correct} in full" if self.graded else f"{self.correct} of {self.n}"
         sure = f"{right}; 95% interval {low:.1%} to {high:.1%}"
         shares = f"{self.answered:.0%} in the asked form; {self.ended:.0%} stopped by themselves"
-        more = {k: f"{k} {v:.3g}" for k, v in self.figures.items() if k not in ("accuracy", "answered", "ended")}
+        figures = shown_figures(self.figures)
+        more = {k: f"{k} {v:.3g}" for k, v in figures.items() if k not in ("accuracy", "answered", "ended")}
         accuracy = f"{self.model:<6} {self.accuracy:6.1%}  ({sure})   {shares}"
         if by == "accuracy": return "   ".join([accuracy, *more.values()])
         first = [more.pop(name) for name in dict.fromkeys((by, *LEADING)) if name in more]
@@ -107,9 +109,16 @@ class Scores:
         "Are answers right in part?"
         return any(a.credit not in (None, 0., 1.) for a in self.answers)
 
+    @property
+    def class_table(self)->ClassTable|None:
+        "Figures of each label; None: targets are no labels"
+        return ClassTable.of([a.expected for a in self.answers], [a.got for a in self.answers])
+
     def to_dict(self)->dict:
         names = "model accuracy interval correct n answered ended figures".split()
-        return {k: getattr(self, k) for k in names} | dict(answers=[asdict(a) for a in self.answers])
+        classes = self.class_table
+        return {k: getattr(self, k) for k in names} | dict(classes=classes and classes.to_dict(),
+                                                           answers=[asdict(a) for a in self.answers])
     @classmethod
     def from_dict(cls, d:dict)->"Scores":
         "Also of an older version, which had no figures"
@@ -312,9 +321,14 @@ class Questions:
     raw:list[dict]=field(default_factory=list)           # rows as read
     metrics:dict=field(default_factory=dict)             # name -> your function: (answer, row) -> number
     figure:str|None=None                                 # figure to compare by; None: chosen by `by`
+    training:list[tuple[dict,list[dict]]]=field(default_factory=list)   # some training rows and their conversations
 
     @cached_property
-    def task(self)->Task: return task_of(self.cfg)
+    def task(self)->Task:
+        "The task of the config; one with labels is given the rows"
+        task = task_of(self.cfg)
+        if not hasattr(task, "with_rows"): return task
+        return task.with_rows([*self.rows.values(), *(row for row, _ in self.training)])
     @property
     def by(self)->str:
         "The figure by which models are compared"

@@ -23,6 +23,7 @@ from ..files import read_json, write_atomically
 from ..progress import log
 from ..report import as_fix, command, ConfigError, Finding, ok, shell_quote, SftError, warn, why_unreadable
 from ..config import Config, with_parameters_of
+from ..tasks.metrics import shown_figures
 from ..model.hardware import free_memory
 from ..model.adapter import check_trained
 from ..model.load import quiet
@@ -30,11 +31,12 @@ from ..workbench import Workbench
 from ..runs.checkpoint import LOWER_IS_BETTER, mark_followed, step_of, weights_digest
 from ..runs.directory import open_run, Run
 from ..runs.status import ACTIVE
-from .statistics import correct_for_choice, Pick, pick
+from .statistics import correct_for_choice, Difference, Pick, pick
 from .perplexity import Forgetting, forgetting, general_examples
 from .openai_client import require_served, served_base
 from .generations import (
     answer_prompts, LEADING, paired, score_generations, Scores, weights_key, with_unit)
+from .trivial import Baselines, figure_in_words, find_trivial
 from sft_nb.evaluation.evaluate import (
     detectable_in_words, Evaluation, Evaluator, gains_in_words, leaves_base, make_evaluator, rows_in_words,
     save_evaluation)
@@ -109,13 +111,25 @@ class Sweep:
     lowest_loss:str|None=None    # checkpoint with the lowest held-out loss in training; None: unknown
     left_out:dict[str,int]=field(default_factory=dict)   # reason -> other held-out rows
     weights:dict[str,str]=field(default_factory=dict)    # all checkpoints in the run -> `weights_digest`
+    baselines:Baselines|None=None   # trivial answers, and the base with examples; None: not known
+
+    def pick_over(self,
+        values:np.ndarray,   # the part of each row, of what checkpoints are compared with
+    )->Pick:
+        "The best checkpoint, corrected for having been picked"
+        own = np.array([scores.contributions(self.by) for scores in self.checkpoints.values()])
+        picked = pick(values, own, clusters=self.base.clusters)
+        return replace(picked, difference=with_unit(picked.difference, self.by, self.base, *self.checkpoints.values()))
 
     @cached_property
     def pick(self)->Pick:
-        "The best checkpoint, corrected for having been picked"
-        values = np.array([scores.contributions(self.by) for scores in self.checkpoints.values()])
-        picked = pick(self.base.contributions(self.by), values, clusters=self.base.clusters)
-        return replace(picked, difference=with_unit(picked.difference, self.by, self.base, *self.checkpoints.values()))
+        "The best checkpoint compared with the base"
+        return self.pick_over(self.base.contributions(self.by))
+    @cached_property
+    def over_trivial(self)->Difference|None:
+        "The best checkpoint less the best trivial answer, corrected for having been picked"
+        best = self.baselines and self.baselines.best
+        return self.pick_over(np.array(best.parts)).difference if best and len(best.parts) == self.base.n else None
 
     @property
     def best(self)->str: return [*self.checkpoints][self.pick.best]
@@ -141,6 +155,8 @@ class Sweep:
         if d.p >= .05: lines.append(detectable_in_words(d))
         if self.by in LEADING and any(a.n_tokens for a in best.answers):
             lines += gains_in_words(self.base, best, self.by)[1:]
+        if self.baselines is not None: lines += self.baselines.notes(best)
+        lines += map(str, find_trivial(best, self.baselines))
         if self.simplest != self.best:
             lines.append(f"{self.simplest} is as good within one standard error, and earlier")
         if self.best in self.forgotten: lines.append(str(self.forgotten[self.best]))
@@ -159,7 +175,7 @@ class Sweep:
                 line |= dict(gain=gain.gain, won=gain.won, lost=gain.lost, p=gain.p)
             if name in self.forgotten:
                 line |= dict(general_loss_rise=self.forgotten[name].rise, kl=self.forgotten[name].kl)
-            more = {k: v for k, v in scores.figures.items() if k != self.by}
+            more = {k: v for k, v in shown_figures(scores.figures).items() if k != self.by}
             lines.append(line | more | dict(ended=scores.ended))
         return pd.DataFrame(lines)
 
@@ -176,9 +192,13 @@ class Sweep:
                          "p": d.p_text.removeprefix("p ")}
             if name in self.forgotten:
                 line |= {_GENERAL: f"{self.forgotten[name].rise:+.1%}", "nats": f"{self.forgotten[name].kl:.3g}"}
-            line |= {k: f"{v:.4g}" for k, v in scores.figures.items() if k not in (self.by, "answered")}
+            line |= {k: f"{v:.4g}" for k, v in shown_figures(scores.figures).items() if k not in (self.by, "answered")}
             if "answered" in scores.figures: line["in the asked form"] = f"{scores.figures['answered']:.0%}"
             lines.append(line | {"stopped by itself": f"{scores.ended:.0%}"})
+        if self.baselines is not None and self.baselines.matters(self.checkpoints[self.best]):
+            best = self.baselines.best
+            value = figure_in_words(self.by, best.figures[self.by], named=False)
+            lines.insert(1, {"checkpoint": best.name, self.by: value})
         return lines
 
     def __str__(self):
@@ -193,21 +213,27 @@ class Sweep:
             if max(map(len, table.splitlines())) <= width or not optional: break
             if (name := optional.pop(0)) in names: hidden.append(names.pop(names.index(name)))
         if hidden: table += "\n" + textwrap.fill(f"not shown: {', '.join(hidden)} (table() has them)", width)
-        return escape_controls("\n".join([f"{self.run}: {self.headline}", table, *self.conclusions]))
+        classes = self.checkpoints[self.best].class_table
+        lines = [f"{self.run}: {self.headline}", table, *self.conclusions, *([str(classes)] if classes else [])]
+        return escape_controls("\n".join(lines))
     __repr__ = __str__
     def _repr_html_(self):
-        lines, best = self.lines(), [*self.checkpoints].index(self.best)
+        lines = self.lines()
         names = [*dict.fromkeys(name for line in lines for name in line)]
-        html = table_html([[line.get(name, "") for name in names] for line in lines], head=names, marked=1 + best)
+        marked = next(k for k, line in enumerate(lines) if line["checkpoint"] == self.best)
+        html = table_html([[line.get(name, "") for name in names] for line in lines], head=names, marked=marked)
+        table = self.checkpoints[self.best].class_table
         lines = "<br>".join(map(escape_html, self.conclusions))
-        return f"<div><b>{escape_html(self.run)}</b>: {escape_html(self.headline)}{html}{lines}</div>"
+        return f"<div><b>{escape_html(self.run)}</b>: {escape_html(self.headline)}{html}{lines}" \
+               f"{table._repr_html_() if table else ''}</div>"
 
     def to_dict(self)->dict:
         "Ready for JSON"
         return dict(run=self.run, by=self.by, best=self.best, difference=vars(self.pick.difference),
                     base=self.base.to_dict(), checkpoints={k: s.to_dict() for k, s in self.checkpoints.items()},
                     forgotten={k: f.to_dict() for k, f in self.forgotten.items()}, lowest_loss=self.lowest_loss,
-                    left_out=self.left_out, weights=self.weights)
+                    left_out=self.left_out, weights=self.weights,
+                    baselines=self.baselines and self.baselines.to_dict())
 
     def outdated(self, run:Run)->str:
         "Why this is not a sweep of the run as it is now; empty: it is. What was left out of it on purpose stays out"
@@ -235,7 +261,8 @@ class Sweep:
             scores = {name: Scores.from_dict(s) for name, s in d["checkpoints"].items()}
             forgotten = {name: Forgetting(**f) for name, f in d["forgotten"].items()}
             return cls(d["run"], d["by"], Scores.from_dict(d["base"]), scores, forgotten, d["lowest_loss"],
-                       d.get("left_out", {}), d.get("weights", {}))
+                       d.get("left_out", {}), d.get("weights", {}),
+                       d.get("baselines") and Baselines.from_dict(d["baselines"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise SftError(str(path), f"it cannot be read ({why_unreadable(e)})", "scores that sft_nb wrote",
                            f"remove {path}, and sweep again") from e
@@ -331,11 +358,15 @@ def sweep(
 
     base = scores.pop("base")
     swept = Sweep(target.name, questions.by, base, scores, forgotten, target.run.lowest_loss(), questions.left_out,
-                  weights)
+                  weights, evaluator.baselines)
+    if server is None:
+        made = evaluator.baselines_of(base, scores[swept.best], swapper.base)
+        swept = replace(swept, baselines=made)
     for name, of_checkpoint in scores.items():
         e = Evaluation(target.name, name, base, replace(of_checkpoint, model="tuned"), questions.by,
                        forgotten.get(name), server and server.url, left_out=questions.left_out,
-                       weights=weights.get(name, ""), is_full=bench.cfg.method == "full")
+                       weights=weights.get(name, ""), is_full=bench.cfg.method == "full",
+                       baselines=evaluator.baselines)
         save_evaluation(e, evaluator)
     file = "sweep.json" if server is None else "sweep-served.json"
     if not evaluator.files: swept.save(target.folder/file)
@@ -373,7 +404,7 @@ class Follower:
         self.known[folder.name] = scores
         questions = self.evaluator.questions
         e = Evaluation(self.run.name, folder.name, self.base, replace(scores, model="tuned"), questions.by,
-                       left_out=questions.left_out, weights=weights)
+                       left_out=questions.left_out, weights=weights, baselines=self.evaluator.baselines)
         save_evaluation(e, self.evaluator)
         return scores
 

@@ -8,6 +8,7 @@ __all__ = ['EXIT_CODES', 'SEEN', 'Verdict', 'decide', 'verdict', 'Comparison', '
 # %% ../../nbs/12_evaluation/06_verdict.ipynb #3b5d6512
 import json, math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from ..escape import escape_html, escape_controls
@@ -34,6 +35,8 @@ class Verdict:
     says:str               # better, better at a cost, worse, not enough, cannot tell
     reason:str             # one sentence
     difference:Difference
+    over:str=""            # the best trivial answer
+    over_trivial:Difference|None=None   # difference from it; None: it is not known
     checkpoint:str=""      # which was compared
     of:int=1               # number it was selected from; the interval is corrected for that
     forgotten:Forgetting|None=None
@@ -48,6 +51,7 @@ class Verdict:
             found = power(d.n, .05, d.differing, sd=d.sd)
             detectable = f"{d.n} rows detect a loss of 5 points in {found:.0%} of cases"
         lines = [f"{self.says}: {self.reason}", f"  {d}", f"  {detectable}"]
+        if self.over_trivial is not None: lines.append(f"  over {self.over}: {self.over_trivial}")
         if self.of > 1: lines.append(f"  {self.checkpoint} is the best of {self.of}: the interval is corrected")
         if self.forgotten is not None: lines.append(f"  {self.forgotten}")
         return escape_controls("\n".join(lines))
@@ -58,7 +62,9 @@ class Verdict:
         return f"<div>{badge} {escape_html(self.reason)}<br>{'<br>'.join(map(escape_html, lines))}</div>"
     def to_dict(self)->dict:
         forgotten = self.forgotten and self.forgotten.to_dict()
-        return vars(self) | dict(difference=vars(self.difference), forgotten=forgotten, exit_code=self.exit_code)
+        over = self.over_trivial and vars(self.over_trivial)
+        return vars(self) | dict(difference=vars(self.difference), over_trivial=over, forgotten=forgotten,
+                                 exit_code=self.exit_code)
 
 # %% ../../nbs/12_evaluation/06_verdict.ipynb #06aa6149
 _MUCH_FORGETTING = .05   # rise of the loss on general texts, reported if the whole interval is above this
@@ -90,13 +96,21 @@ def decide(
     *, min_gain:float=0.,            # in the figure's unit: .02 of a share is 2 points
     max_forgetting:float|None=None,  # allowed relative rise of the loss on general texts; None: any
     forgotten:Forgetting|None=None,
+    over_trivial:Difference|None=None,   # tuned minus the best trivial answer, corrected alike
+    over:str="a trivial answer",         # its name
 )->Verdict:
-    "Better, worse, not enough, or cannot tell"
+    "Better, worse, not enough, or cannot tell; better only than both the base and the best trivial answer"
     text, reason = _judge_gain(d, min_gain)
+    if over_trivial is not None and text in ("better", "cannot tell"):
+        found, why = _judge_gain(over_trivial, min_gain)
+        if found == "worse": text, found = "not enough", f"worse than {over}"
+        elif found != "better" and text == "better": text, found = found, f"not shown to be better than {over}"
+        else: found = ""
+        if found: reason = f"{found}: {why}; over the base {reason}"
     against = forgotten and _judge_forgetting(forgotten, max_forgetting)
     if against and (against[0] == "worse" or text == "better"):
         text, reason = against[0], f"{reason}; {against[1]}" if text == "better" else against[1]
-    return Verdict(text, reason, d, forgotten=forgotten)
+    return Verdict(text, reason, d, over if over_trivial else "", over_trivial, forgotten=forgotten)
 
 # %% ../../nbs/12_evaluation/06_verdict.ipynb #6c919a91
 @with_parameters_of(evaluate)
@@ -120,10 +134,11 @@ def verdict(
             raise ConfigError(f"verdict {run.name}", f"its sweep is outdated: {why}", "scores of the run as it is now",
                               fix)
         d, name, of = swept.pick.difference, swept.best, len(swept.checkpoints)
-        forgotten = swept.forgotten.get(name)
+        forgotten, baselines, over_trivial = swept.forgotten.get(name), swept.baselines, swept.over_trivial
     else:
         e = evaluate(run, checkpoint=checkpoint or "adapter", **dict(general=True) | how)
-        d, name, of, forgotten = e.difference, e.checkpoint, 1, e.forgotten
+        d, name, of, forgotten, baselines = e.difference, e.checkpoint, 1, e.forgotten, e.baselines
+        over_trivial = baselines and baselines.over_best(e.tuned)
         if d is None:
             raise ConfigError(f"verdict {run.name}", "the server does not serve its base", "answers of both models",
                               "serve the base as well, or leave {server} out")
@@ -131,7 +146,8 @@ def verdict(
         if value >= 1:
             raise ConfigError("verdict", f"{setting} is {value:g}, which is {100 * value:,.0f}%", "a share below 1",
                               edit(**{setting: value / 100 if value < 100 else .02}))
-    made = decide(d, min_gain=min_gain, max_forgetting=max_forgetting, forgotten=forgotten)
+    trivial = dict(over_trivial=over_trivial, over=baselines.best.name) if over_trivial else {}
+    made = decide(d, min_gain=min_gain, max_forgetting=max_forgetting, forgotten=forgotten, **trivial)
     made = replace(made, checkpoint=name, of=of)
     about = made.to_dict() | dict(weights=weights_digest(run.weights(name)))
     write_atomically(run.path/"eval"/"verdict.json", json.dumps(about, indent=1) + "\n")
@@ -146,9 +162,18 @@ class Comparison:
     difference:Difference   # b minus a, corrected for selection
     of:int=2                # number of models these two may have been selected from
 
+    @cached_property
+    def verdict(self)->Verdict:
+        "Is B better than A, and than the best trivial answer?"
+        baselines = self.b.baselines
+        if baselines is None or baselines.by != self.b.by: return decide(self.difference)
+        over = baselines.over_best(self.b.tuned)
+        return decide(self.difference, over_trivial=over, over=baselines.best.name if over else "")
+
     @property
     def headline(self)->str:
-        text = decide(self.difference).says
+        text = self.verdict.says
+        if text == "not enough": return f"B is not better than {self.verdict.over}"
         return f"B is {text}" if text in ("better", "worse") else "cannot tell which is better"
     @property
     def notes(self)->list[str]:
@@ -162,18 +187,18 @@ class Comparison:
         lines = []
         for name, e in dict(A=self.a, B=self.b).items():
             lines += [f"{name}  {e.title}", f"   {e.tuned.line(e.by)}"]
-        lines += [f"{self.headline}: {decide(self.difference).reason}", *self.notes]
+        lines += [f"{self.headline}: {self.verdict.reason}", *self.notes]
         return escape_controls("\n".join(lines))
     __repr__ = __str__
     def _repr_html_(self)->str:
-        both, result = dict(A=self.a, B=self.b), decide(self.difference)
+        both, result = dict(A=self.a, B=self.b), self.verdict
         scores = [replace(e.tuned, model=f"{name}: {e.title}") for name, e in both.items()]
         line = f"{badge_html(SEEN[result.says], self.headline)} {escape_html(result.reason)}"
-        notes = map(escape_html, self.notes)
-        return f"<div>{scores_html(scores, by=self.a.by)}{'<br>'.join([line, *notes])}</div>"
+        table = scores_html(scores, by=self.a.by, baselines=self.b.baselines)
+        return f"<div>{table}{'<br>'.join([line, *map(escape_html, self.notes)])}</div>"
     def to_dict(self)->dict:
         return dict(a=self.a.to_dict(), b=self.b.to_dict(), difference=vars(self.difference), of=self.of,
-                    says=decide(self.difference).says)
+                    says=self.verdict.says, reason=self.verdict.reason)
 
 def _row_keys(e:Evaluation)->list[tuple[str,str,str]]: return [(x.where, x.prompt, x.expected) for x in e.tuned.answers]
 
@@ -188,7 +213,8 @@ def _keep_rows(e:Evaluation, kept:set)->Evaluation:
         means = {name: float(part.values(name).mean()) for name in names}
         return replace(part, figures=means | {name: part.overall(name) for name in names if name == "loss"})
     left_out = e.left_out | {"left out by the other": len(keep) - sum(keep)}
-    return replace(e, base=select(e.base), tuned=select(e.tuned), left_out=left_out)
+    baselines = e.baselines and e.baselines.keep(keep)
+    return replace(e, base=select(e.base), tuned=select(e.tuned), left_out=left_out, baselines=baselines)
 
 @with_parameters_of(evaluate)
 def compare(
