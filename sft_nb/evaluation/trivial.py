@@ -45,26 +45,32 @@ class Trivial:
         return ", ".join(filter(None, [text, source if self.source else ""]))
 
 _KINDS = ("same answer", "empty answer", "copy of the prompt", "label shares")
-_SECONDS = 20.      # scoring trivial answers takes no longer, even where a task asks a judge
-_MOST_TRAINING_ROWS = 5000
+_SECONDS = 5.   # a task that takes longer to score empty answers, as a judge does, scores no trivial ones
 
 def expected_answers(
     task,
     rows:list[dict],   # as scored
-)->list[str]:          # empty: the task cannot score an empty answer
+)->list[str]:          # empty: the task cannot score an empty answer, or takes too long
     "What the task expects of each row"
-    try: return [task.score("", row).expected for row in rows]
-    except Exception: return []   # a task may raise anything
+    began, found = time.monotonic(), []
+    for row in rows:
+        try: found.append(task.score("", row).expected)
+        except Exception: return []   # a task may raise anything
+        if time.monotonic() - began > _SECONDS: return []
+    return found
 
 def most_common_answer(questions:Questions)->tuple[str,str]:   # empty: targets are no texts
     "The text of the most common target, and the rows that it is from"
-    rows = questions.training or [*zip(questions.rows.values(), questions.talks)]
+    rows, source = questions.training, "training rows"
     expected = expected_answers(questions.task, [row for row, _ in rows])
+    if not expected:
+        rows, source = [*zip(questions.rows.values(), questions.talks)], "held-out rows"
+        expected = expected_answers(questions.task, [*questions.rows.values()])
     if not expected: return "", ""
     (value, _), = Counter(expected).most_common(1)
     texts = [talk[-1]["content"] for (_, talk), e in zip(rows, expected) if e == value]
     text = min((t for t in texts if isinstance(t, str)), key=len, default="")
-    return text, "training rows" if questions.training else "held-out rows"
+    return text, source
 
 # %% ../../nbs/12_evaluation/03_trivial.ipynb #trv00007
 def _label_shares(questions:Questions)->Trivial|None:
@@ -84,15 +90,15 @@ def _label_shares(questions:Questions)->Trivial|None:
 def trivial_answers(questions:Questions)->list[Trivial]:
     "Trivial answers to held-out rows and their scores; none for texts without a prompt, or where scoring is slow"
     if not questions.prompts: return []
-    by, n, began, found = questions.by, len(questions.rows), time.monotonic(), []
-    figure = "accuracy" if by in LOWER_IS_BETTER else by   # an answer has no loss
-    asked = replace(questions, figure=figure)
+    by, n, found = questions.by, len(questions.rows), []
+    asked = replace(questions, figure="accuracy") if by in LOWER_IS_BETTER else questions   # an answer has no loss
     text, source = most_common_answer(questions)
+    if not source: return []
     prompts = [talk[-2]["content"] if isinstance(talk[-2]["content"], str) else "" for talk in questions.talks]
     texts = {"same answer": [text] * n if text.strip() else None, "empty answer": [""] * n,
              "copy of the prompt": prompts}
     for kind, answers in texts.items():
-        if answers is None or time.monotonic() - began > _SECONDS: continue
+        if answers is None: continue
         try: scores = score_generations(kind, asked, [Generation(t, 0, True) for t in answers])
         except Exception: continue   # a task, or a figure of yours, may raise anything
         parts = [] if by in LOWER_IS_BETTER else scores.contributions(by).tolist()
