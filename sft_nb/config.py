@@ -57,7 +57,7 @@ class SettingsMerger:
         "Add the settings that another tool's setting maps to, or note why it is ignored or refused"
         shown = f"{entry.name} = {short_repr(redact_setting(entry.name, entry.value))}"
         if meant.method:
-            self.methods.append((meant.method, f"{entry.source} {shown}"))
+            self.methods.append((meant, f"{entry.source} {shown}"))
             return
         if meant.fix:
             self.problems.append(refusal(entry.name, entry.value, meant, entry.source))
@@ -156,11 +156,12 @@ def find_config(
 
 # %% ../nbs/01_config.ipynb #cfg00001
 def split_task_name(
-    v:Any,             # task.py:NLI
-)->tuple[Any,str]:     # ("task.py", ":NLI"); any other value, and ""
-    "Split a task's name into the path of its file and the rest"
-    path, mark, name = v.rpartition(".py:") if isinstance(v, str) else ("", "", "")
-    return (f"{path}.py", f":{name}") if mark else (v, "")
+    v:Any,             # task.py:NLI, or rows.jsonl[:5%]
+)->tuple[Any,str]:     # ("task.py", ":NLI"), ("rows.jsonl", "[:5%]"); any other value, and ""
+    "Split a task's name, or a file with a slice of its rows, into the path of the file and the rest"
+    found = re.fullmatch(r"(.*\.py)(:.*)|(.*)(\[[\d:%]+\])", v, re.DOTALL) if isinstance(v, str) else None
+    if found is None: return v, ""
+    return found[1] or found[3], found[2] or found[4]
 
 def _replace_paths(setting:str, v:Any, find:Callable[[str],str|Path|None])->Any:
     "The value of a setting, with its paths replaced by the absolute paths that `find` returns, if any"

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin
 from .files import read_json
 from .report import as_fix, command, ConfigError, edit, error_summary, Fix, shell_quote
 from sft_nb.settings import (
-    Config, fix_for_source, is_default, language_of_source, OTHER_TRAINERS, parse_duration, preference_recipe,
+    as_pairs, Config, fix_for_source, is_default, language_of_source, OTHER_TRAINERS, parse_duration, preference_recipe,
     SETTINGS)
 from .foreign_meaning import ALIASES, full_name, is_off, plain_name
 from .foreign_settings import FOREIGN, meanings_of, plain_value, recognise_tool, TOOLS
@@ -95,11 +95,11 @@ def _as_tuple(full:str, v:Any)->Any:
         return tuple(word for one in words for word in one)
 
     if get_args(kinds[0])[0] is float: return (v,) if isinstance(v, (int, float)) and not isinstance(v, bool) else v
-    if isinstance(v, (str, Path)): return (str(v),)
-    if full == "lr_scheduler_kwargs" and isinstance(v, tuple) and len(v) == 1 and str(v[0]).startswith("{"):
+    if isinstance(v, (str, Path)): v = (str(v),)
+    if setting.pairs and isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], str) and v[0][:1] == "{":
         try: v = json.loads(v[0])   # from a command line
         except ValueError: return v
-    if setting.pairs and isinstance(v, dict): return tuple(f"{name}={value}" for name, value in v.items())
+    if setting.pairs and isinstance(v, dict): return as_pairs(v) or None
     return v
 
 # %% ../nbs/00_config_files.ipynb #cfgtask2

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .report import as_fix, edit, Fix
+from .report import as_fix, command, edit, Fix
 
 # %% ../nbs/00_foreign_meaning.ipynb #59f616f7
 ALIASES = dict(
@@ -62,8 +62,8 @@ class Meaning:
     settings:dict=field(default_factory=dict) # settings of ours; empty: it is done anyway
     if_unset:bool=False                       # True: only if nothing else sets these settings
     takes_precedence:bool=False               # True: overrides the rest of the file, as a strategy does its steps
-    fix:Fix|None=None                         # if not supported: what to write instead
     method:str=""                             # the file's method, if not supervised fine-tuning on text
+    fix:Fix|None=None                         # if not supported: what to write, or do, instead
 
     def __str__(self):
         if self.method: return f"refused: {self.method}"
@@ -108,9 +108,9 @@ def refused(expected:str, fix:Fix|str)->Meaning:
     "A key that would change what is learned and is not supported"
     return Meaning(expected, fix=as_fix(fix))
 
-def other_method(what:str)->Meaning:
+def other_method(what:str, fix:Fix|str="train that with the tool that wrote it")->Meaning:
     "A key of a file for something other than supervised fine-tuning on text"
-    return Meaning("", method=what)
+    return Meaning("", method=what, fix=as_fix(fix))
 
 # %% ../nbs/00_foreign_meaning.ipynb #aeba396a
 Meanings = dict[Any, Meaning | Callable]   # value -> what it means
@@ -163,7 +163,7 @@ class Tool:
     title:str
     marks:frozenset           # names that only its files contain
     needed:int                # this many of them identify it
-    defaults:dict             # setting of ours -> the tool's default, if different
+    defaults:dict             # setting of ours -> the tool's default, if different; task: rows are those of the file
     own:dict=field(default_factory=dict)   # name -> its meanings, for names with another meaning here
 
 # %% ../nbs/00_foreign_meaning.ipynb #d8e075db
@@ -232,7 +232,7 @@ _IGNORED = {
         num_generation_samples generation_max_new_tokens generation_temperature generation_top_p generation_top_k
         generation_prompt_ratio generation_do_sample do_sample temperature top_p top_k num_beams repetition_penalty
         length_penalty skip_special_tokens compute_accuracy eval_on_each_dataset eval_num_beams eval_delay eval_on_start
-        eval_do_concat_batches eval_use_gather_object eval_sequence_len eval_dataloader_num_workers do_predict""",
+        eval_do_concat_batches eval_use_gather_object eval_sequence_len eval_dataloader_num_workers""",
     "the model's own config.json says it": """
         model_type type_of_model tokenizer_type tokenizer_use_fast use_fast_tokenizer tokenizer_legacy
         use_slow_tokenizer
@@ -314,12 +314,21 @@ _PREFERENCES = dict(dpo="DPO", ipo="IPO", orpo="ORPO", kto="KTO", simpo="SimPO",
 _REWARDS = dict(grpo="GRPO", gdpo="GDPO", ppo="PPO", rloo="RLOO", ebft="energy-based fine-tuning",
                 online_dpo="online DPO", gspo="GSPO")
 
+_TUNE_FIRST = "fine-tune first, then see the recipe from_here_to_preferences"
+
 def _read_rl(v, given:FileSettings)->Meaning:
     "refused: preference training, reinforcement learning, pretraining or a reward model"
     name = str(v).lower()
-    if name in _PREFERENCES: return other_method(f"preference training ({_PREFERENCES[name]})")
+    if name in _PREFERENCES: return other_method(f"preference training ({_PREFERENCES[name]})", _TUNE_FIRST)
     if name in _REWARDS: return other_method(f"reinforcement learning ({_REWARDS[name]})")
     return other_method(dict(pt="pretraining on raw text", rm="the training of a reward model").get(name, name))
+
+def _read_do_predict(v, given:FileSettings)->Meaning:
+    "refused without do_train, which LLaMA-Factory needs to train; else ignored: an evaluation answers held-out rows"
+    if given.written.get("do_train") or given.tool not in ("", "llama-factory"):
+        return accepted("an evaluation scores held-out rows, and sft_nb evaluate answers them")
+    return other_method("answers to held-out rows, and no training (do_train is not set)",
+                        command("sft_nb evaluate runs/NAME") | Fix(dict(do_train=True)))
 
 _REWARD_MODEL = when_on(other_method("the training of a reward model"))
 _IMAGES = when_on(other_method("training on images, video or sound"))
@@ -328,13 +337,14 @@ METHODS = (
     dict(rl=when_on(_read_rl), stage={"sft": accepted("it is supervised fine-tuning"), ...: _read_rl},
          reward_model=_REWARD_MODEL, process_reward_model=_REWARD_MODEL,
          pretraining_dataset=when_on(other_method("pretraining on raw text")),
-         export_dir=when_on(other_method("merging an adapter into its base, which sft_nb merge does")),
+         export_dir=when_on(other_method("merging an adapter into its base", command("sft_nb merge runs/NAME"))),
+         do_predict=when_on(_read_do_predict),
          provider=when_on(other_method("a machine of Axolotl's own service, and no training")),
          diffusion=when_on(other_method("the training of a diffusion model")),
          kd_trainer=when_on(other_method("distillation from another model's scores")))
     | same_for("num_generations reward_funcs max_completion_length reward_weights", _RL)
     | same_for("beta max_prompt_length ref_model_name_or_path",
-            when_on(other_method("preference training, with a reference model")))
+            when_on(other_method("preference training, with a reference model", _TUNE_FIRST)))
     | same_for("""processor_type is_multimodal image_size image_resize_algorithm image_max_pixels image_min_pixels
                image_do_pan_and_scan crop_to_patches video_max_pixels video_min_pixels video_fps video_maxlen
                use_audio_in_video audio_sampling_rate vision_tower image_column""", _IMAGES))
@@ -485,6 +495,7 @@ def dataset_files(one:dict)->tuple[str,...]:
 # %% ../nbs/00_foreign_meaning.ipynb #304f9ea8
 _ROLES = dict(user=("human", "user"), assistant=("gpt", "assistant", "model", "bot", "chatgpt"), system=("system",),
               tool=("tool", "observation", "function_response"))   # names of roles that rows may use
+_LOSS_KEYS = ("train", "training", "trainable", "weight", "loss", "loss_mask", "loss_scale", "loss_weight")
 _ANY_MATTER = ("path", "id", "ds_type", "name", "config", "split", "train_on_split", "data_files", "data_dir",
                "columns", "trust_remote_code", "revision", "type", "weight", "shards", "shards_idx",
                "preprocess_shards",
@@ -506,8 +517,8 @@ def _unknown_in_entry(one:dict)->list[str]:
         odd = [name for name in names or () if name not in _ROLES.get(role, ())]
         if odd: found.append(f"the role {odd[0]} of {role}")
     if one.get("train_on_eos") not in (None, "turn"): found.append(f"train_on_eos {one['train_on_eos']}")
-    if one.get("message_field_training") not in (None, "train", "training", "weight"):
-        found.append(f"message_field_training {one['message_field_training']}")
+    if (key := one.get("message_field_training")) not in (None, *_LOSS_KEYS):
+        found.append(f"message_field_training {key}, and not one of {', '.join(_LOSS_KEYS)}")
     if one.get("shards") and one.get("shards_idx") is not None: found.append("a part of the rows (shards)")
     for name in ("drop_system_message", "skip"):
         if one.get(name): found.append(name)
@@ -592,7 +603,9 @@ def read_datasets(
     elif template:
         meant = read_chat_template(template, given) or sets(chat_template=template)
         wanted |= meant.settings
-    return Meaning("", wanted)
+    keys = [one.get("message_field_training") for one in entries if one.get("roles_to_train") == []]
+    note = f"an answer without {keys[0]} is learned too; {keys[0]}: false leaves it out" if keys else ""
+    return Meaning(note, wanted)
 
 def join_fields(
     values:list,   # `fields` of each dataset

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .credentials import redact_setting
-from .report import command, ConfigError, edit, Fix
+from .report import ConfigError, edit, Fix
 from .settings import fix_for_source, SETTINGS
 from .foreign_meaning import (
     accepted, ALIASES, FileSettings, full_name, IGNORED, LACKING, Meaning, Meanings, METHODS, PARAMETERS, plain_name,
@@ -234,16 +234,13 @@ def refusal(
     return ConfigError(where, found, meant.note, fix)
 
 def method_refusal(
-    methods:list[tuple[str,str]],   # the file's method, and the setting and place that request it
+    methods:list[tuple[Meaning,str]],   # meanings with a method, and the setting and place that request it
 )->ConfigError:
     "The error for a file that requests something other than supervised fine-tuning on text"
-    what = " and ".join(dict.fromkeys(method for method, _ in methods))
+    what = " and ".join(dict.fromkeys(meant.method for meant, _ in methods))
     where, _, setting = methods[0][1].partition(" ")
-    fix = "train that with the tool that wrote it"
-    if "preference" in what: fix = "fine-tune first, then see the recipe from_here_to_preferences"
-    if "sft_nb merge" in what: fix = command("sft_nb merge runs/NAME")
     return ConfigError(where, f"{setting} asks for {what}", "sft_nb only does supervised fine-tuning on text",
-                       fix_for_source(where, fix))
+                       fix_for_source(where, methods[0][0].fix))
 
 # %% ../nbs/00_foreign_settings.ipynb #24b53447
 def describe_meanings(

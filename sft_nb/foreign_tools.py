@@ -86,6 +86,12 @@ def _read_greater_is_better(v, given:FileSettings)->Meaning:
     if given["metric_for_best_model"] != "loss": return accepted("more is better, of a score")
     return refused("a lower loss is better", "leave {greater_is_better} out, or set {metric_for_best_model}")
 
+def _read_do_eval(v, given:FileSettings)->Meaning:
+    "refused in a file of LLaMA-Factory without do_train, which it needs to train; else eval_steps says when"
+    if given.tool != "llama-factory" or given.written.get("do_train") or given.written.get("do_predict"):
+        return accepted("eval_steps and eval_samples say when")
+    return other_method("evaluation, and no training (do_train is not set)", command("sft_nb evaluate runs/NAME"))
+
 _NEVER = sets_over_others(eval_steps=None)
 _EVALUATE = {"steps": _evaluate_by_steps, "epoch": _evaluate_by_epoch, "no": _NEVER, False: _NEVER, None: accepted()}
 _LOG_LEVELS = only_values("debug", "info", "warning", "error", "critical", "passive",
@@ -93,8 +99,8 @@ _LOG_LEVELS = only_values("debug", "info", "warning", "error", "critical", "pass
 EVALUATION_KEYS = dict(
     eval_strategy=_EVALUATE, evaluation_strategy=_EVALUATE,
     do_train={True: accepted("sft_nb train does"), None: accepted(),
-              False: Meaning("", method="evaluation, and no training")},
-    do_eval=true_or_false("eval_steps and eval_samples say when"),
+              False: other_method("evaluation, and no training", command("sft_nb evaluate runs/NAME"))},
+    do_eval=only_values(False) | {True: _read_do_eval},
     save_strategy={
         "steps": accepted("every save_steps"), "epoch": sets_over_others(save_steps="epoch"),
         "best": sets(load_best_model_at_end=True), None: accepted(),
@@ -151,9 +157,16 @@ def _read_test_split(v, given:FileSettings)->Meaning:
     held_out = with_split(files[0], v, given.written.get("dataset_config"))
     return sets_if_unset(f"the split {v} of {files[0]}", eval_file=(held_out,))
 
-def _read_only_loss(v, given:FileSettings)->Meaning:
-    "train_on_prompt is the opposite"
-    return sets(train_on_prompt=not v)
+_WHOLE = "rows of messages are learned whole, as TRL does; assistant_only_loss: true learns their answers alone"
+
+def _read_assistant_only_loss(v, given:FileSettings)->Meaning:
+    "train_on_prompt = 'conversations' for False, which is TRL's default"
+    return sets(train_on_prompt=False) if v else sets_if_unset(_WHOLE, train_on_prompt="conversations")
+
+def _read_completion_only_loss(v, given:FileSettings)->Meaning:
+    "train_on_prompt = True for False, unless assistant_only_loss is True; None and True are the default"
+    if v or given.written.get("assistant_only_loss"): return accepted("of rows with prompt and completion")
+    return sets_over_others(train_on_prompt=True)
 
 def read_truncation(v, given:FileSettings)->Meaning:
     "cut_side"
@@ -165,7 +178,6 @@ PACKING = {True: _read_packing, "auto": _read_packing, False: sets(max_tokens_pe
 PADDING = any_value("padding is masked and never supervised: it changes no loss")
 _NO_LOADER = any_value("rows are prepared once and read from memory: nothing waits for a loader")
 _TEXT_FIELD = only_values("text", note="plain text is read from there") | {...: _read_text_field}
-_ONLY_LOSS = {True: _read_only_loss, False: _read_only_loss, None: accepted()}
 TRL_ROW_KEYS = dict(
     packing=PACKING, pad_to_multiple_of=PADDING,
     packing_strategy=only_values("bfd", "ffd", note="rows stay whole") | {...: _read_packing_strategy},
@@ -183,7 +195,8 @@ TRL_ROW_KEYS = dict(
     dataloader_drop_last=true_or_false("every row is trained on in every epoch"),
     remove_unused_columns=true_or_false("batches hold ids and labels alone, and every column is accounted for"),
     label_names=only_values("labels", ("labels",), note="labels are made by sft_nb, and always called so"),
-    completion_only_loss=_ONLY_LOSS, assistant_only_loss=_ONLY_LOSS,
+    completion_only_loss=dict.fromkeys((True, False), _read_completion_only_loss) | only_values(),
+    assistant_only_loss=dict.fromkeys((True, False), _read_assistant_only_loss) | only_values(),
     train_sampling_strategy={"random": accepted(), "group_by_length": sets(group_by_length=True),
                              "sequential": sets(shuffle=False)})
 
@@ -196,9 +209,6 @@ def _read_mixture(v, given:FileSettings)->Meaning:
     if found.fix or found.method: return found
     held_out = v.get("test_split_size")
     wanted = found.settings | (read_held_out(held_out, given).settings if held_out else {})
-    columns = {name for one in v["datasets"] if isinstance(one, dict) for name in one.get("columns") or ()}
-    if columns & {"messages", "conversations"} and "assistant_only_loss" not in given.written:
-        wanted["train_on_prompt"] = True
     return sets(**wanted)
 
 def _read_mixer(v, given:FileSettings)->Meaning:
@@ -221,7 +231,6 @@ def _read_mixer(v, given:FileSettings)->Meaning:
     evaluates = not is_off(given.written.get("eval_strategy"))
     if held_out and evaluates: wanted["eval_file"] = tuple(held_out)
     if any(weight != 1 for weight in weights): wanted["train_weights"] = tuple(weights)
-    if "assistant_only_loss" not in given.written: wanted["train_on_prompt"] = True
     return sets(**wanted)
 
 HANDBOOK_KEYS = dict(
@@ -293,8 +302,9 @@ TRL = Tool(
     "TRL",
     frozenset("model_name_or_path dataset_name dataset_mixer dataset_mixture use_peft torch_dtype eos_token "
               "dataset_train_split dataset_test_split dataset_config datasets packing dataset_text_field".split()), 2,
-    dict(method="full", learning_rate=2e-5, lr_scheduler_type="linear", warmup_steps=0., weight_decay=0.,
-         max_length=1024, per_device_train_batch_size=8, gradient_accumulation_steps=1, on_long="cut", save_steps=500),
+    dict(task="chat", method="full", learning_rate=2e-5, lr_scheduler_type="linear", warmup_steps=0., weight_decay=0.,
+         max_length=1024, per_device_train_batch_size=8, gradient_accumulation_steps=1, on_long="cut", save_steps=500,
+         train_on_prompt="conversations"),
     DEVICE_KEYS)
 
 def trl_defaults(given:FileSettings)->dict:
@@ -406,8 +416,7 @@ AXOLOTL_ROW_KEYS = dict(
     excess_length_strategy=unless_none(_read_excess_length),
     dataset_prepared_path=any_value("prepared rows are kept in cache_dir"),
     chat_template_jinja=when_on(same_value("chat_template")),
-    chat_template_kwargs=when_on(refused(
-        "arguments of the template stand in each row", "write chat_template_kwargs into the rows")),
+    chat_template_kwargs=when_on(same_value("chat_template_kwargs")),
     special_tokens=unless_none(read_special_tokens), tokens=when_on(read_added_tokens))
 
 # %% ../nbs/00_foreign_tools.ipynb #c9f07ffe
@@ -450,16 +459,20 @@ AXOLOTL = Tool(
     frozenset("base_model sequence_len micro_batch_size sample_packing val_set_size adapter datasets num_epochs rl "
               "dataset_prepared_path pretraining_dataset lora_target_linear lora_model_dir evals_per_epoch "
               "saves_per_epoch special_tokens test_datasets provider".split()), 2,
-    dict(method="full", per_device_train_batch_size=1, gradient_accumulation_steps=1, num_train_epochs=1.,
+    dict(task="chat", method="full", per_device_train_batch_size=1, gradient_accumulation_steps=1, num_train_epochs=1.,
          max_length=512, weight_decay=0., save_steps="epoch"),
     DEVICE_KEYS | dict(batch_size={...: same_value("effective_batch_size")},
                        wandb_project=when_on(_read_wandb_project)))
 
 def axolotl_defaults(given:FileSettings)->dict:
-    "Axolotl evaluates after each epoch if rows are held out and no key says when"
+    "An evaluation after each epoch if rows are held out and no key says when; no layers beside named parameters"
     when = ("eval_strategy", "evaluation_strategy", "evals_per_epoch", "eval_steps")
     is_set = any(name in given.written for name in when)
-    return dict(eval_steps="epoch") if given.holds_out() and not is_set else {}
+    found = dict(eval_steps="epoch") if given.holds_out() and not is_set else {}
+    layers = ("lora_target_modules", "lora_target_linear")
+    if given["lora_target_parameters"] and all(is_off(given.written.get(name)) for name in layers):
+        found["lora_target_modules"] = ("none",)   # those parameters alone
+    return found
 
 # %% ../nbs/00_foreign_tools.ipynb #30b1a82a
 def find_dataset_info(given:FileSettings)->tuple[Path|None,dict]:
@@ -587,7 +600,7 @@ LLAMA_FACTORY = Tool(
     "LLaMA-Factory",
     frozenset("stage finetuning_type template cutoff_len dataset_dir quantization_bit infer_backend "
               "export_dir lora_target pref_loss plot_loss".split()), 1,
-    dict(method="lora", learning_rate=5e-5, lr_scheduler_type="linear", warmup_steps=0., weight_decay=0.,
+    dict(task="chat", method="lora", learning_rate=5e-5, lr_scheduler_type="linear", warmup_steps=0., weight_decay=0.,
          max_length=2048, per_device_train_batch_size=8, gradient_accumulation_steps=1, lora_r=8, on_long="cut",
          save_steps=500),
     DEVICE_KEYS | dict(dataset=unless_none(read_dataset_names), cache_dir=any_value("models lie in HF_HOME")))

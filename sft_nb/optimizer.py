@@ -7,7 +7,7 @@ __all__ = ['AFTER_EVALUATION', 'optimizer_name', 'create_optimizer', 'make_optim
            'make_schedule', 'follow_schedule']
 
 # %% ../nbs/08_optimizer.ipynb #0e953c56
-import ast, math, tempfile
+import math, tempfile
 from typing import Any, Callable
 
 import torch
@@ -15,6 +15,7 @@ import transformers   # the Trainer and its parts are loaded on first use
 
 from .report import ConfigError, edit, error_summary
 from .config import Config
+from .settings import named_arguments
 
 # %% ../nbs/08_optimizer.ipynb #6586f095
 def optimizer_name(
@@ -57,15 +58,7 @@ def schedule_arguments(
     pairs:tuple[str,...]|None,   # `lr_scheduler_kwargs`: min_lr_rate=0.1 ...
 )->dict[str,Any]:                # name -> number or text
     "The arguments of a schedule as transformers takes them; ConfigError if one is not name=value"
-    found = {}
-    for pair in pairs or ():
-        name, mark, text = pair.partition("=")
-        if not mark or not name.isidentifier() or not text:
-            raise ConfigError("lr_scheduler_kwargs", f"{pair!r} is not a pair", "name=value",
-                              edit(lr_scheduler_kwargs=("min_lr_rate=0.1",)))
-        try: found[name] = ast.literal_eval(text)
-        except (ValueError, SyntaxError): found[name] = text
-    return found
+    return named_arguments("lr_scheduler_kwargs", pairs, "min_lr_rate=0.1")
 
 _NEEDS = dict(cosine_with_min_lr="min_lr_rate=0.1", cosine_warmup_with_min_lr="min_lr_rate=0.1",
               warmup_stable_decay="num_decay_steps=100")   # name -> an argument without which it cannot be made

@@ -6,10 +6,11 @@
 __all__ = ['SETTINGS', 'OTHER_TRAINERS', 'Setting', 'RowSettings', 'SizeSettings', 'ModelSettings', 'AdapterSettings',
            'TrainingSettings', 'EvaluationSettings', 'GuardSettings', 'OutputSettings', 'Config', 'defaults',
            'is_default', 'settings_with', 'is_union', 'describe_annotation', 'fits_type', 'parse_duration',
-           'max_time_seconds', 'parse_count', 'language_of_source', 'fix_for_source', 'preference_recipe']
+           'max_time_seconds', 'parse_count', 'as_pairs', 'named_arguments', 'language_of_source', 'fix_for_source',
+           'preference_recipe']
 
 # %% ../nbs/00_settings.ipynb #sch00003
-import difflib, math, re, sys, types
+import ast, difflib, json, math, re, sys, types
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, KW_ONLY, replace
 from datetime import date, timedelta
@@ -98,11 +99,16 @@ class RowSettings:
     chat_template:Annotated[str|None, Setting(
         "alpaca, chatml, gemma, llama3, mistral, zephyr, a file with a Jinja template or the template itself, or "
         "none for plain text; None: the tokenizer's own", is_path=True, for_evaluation=True)] = None
+    chat_template_kwargs:Annotated[tuple[str,...]|None, Setting(
+        "arguments of the chat template: enable_thinking=False; a row's own replace them, and the saved template has "
+        "them as defaults; None: none", pairs=True, changes_tokens=True, for_evaluation=True)] = None
     prompt_separator:Annotated[str, Setting(
         "plain text without a chat template: the text after each message", changes_tokens=True)] = "\n"
     train_on_turns:Annotated[Literal["all","last"], Setting(
         "supervise every answer of a conversation, or only the last one", changes_tokens=True)] = "all"
-    train_on_prompt:Annotated[bool, Setting("True: supervise the prompts too", changes_tokens=True)] = False
+    train_on_prompt:Annotated[bool|Literal["conversations"], Setting(
+        "True: supervise the prompts too; conversations: only in rows of messages, not in those with prompt and "
+        "completion, as TRL does by default", changes_tokens=True)] = False
     reasoning:Annotated[Literal["auto","native","inline","drop"], Setting(
         "reasoning of an answer: native, where the template has a place for it, else the row is refused (auto is "
         "native); inline, as <think> before the answer; drop, removed", changes_tokens=True)] = "auto"
@@ -179,7 +185,7 @@ class AdapterSettings:
         "share of the adapter's inputs that is dropped in training; costs memory",
         ge=0, lt=1, is_share=True, fixed_on_resume=True)] = 0.0
     lora_target_modules:Annotated[tuple[str,...], Setting(
-        "all-linear, attention, mlp, or names: q_proj k_proj v_proj o_proj",
+        "all-linear, attention, mlp, or names: q_proj k_proj v_proj o_proj; none: lora_target_parameters alone",
         split_words=True, fixed_on_resume=True, methods=("qlora", "lora"))] = ("all-linear",)
     lora_target_parameters:Annotated[tuple[str,...]|None, Setting(
         "further parameters that LoRA adapts: experts.down_proj, a router's gate.weight; None: the experts of a "
@@ -431,6 +437,38 @@ def parse_count(
     found = re.fullmatch(r"(\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)([km]?)", v.strip().lower())
     if found is None or not (found[2] or "," in found[1]): return v
     return int(float(found[1].replace(",", "")) * dict(k=1e3, m=1e6).get(found[2], 1))
+
+# %% ../nbs/00_settings.ipynb #set00011
+_JSON_CONSTANTS = dict(true=True, false=False, null=None)
+
+def _as_value(text:str)->Any:
+    "A literal of Python or JSON; any other text is returned unchanged"
+    if text in _JSON_CONSTANTS: return _JSON_CONSTANTS[text]
+    for parse in (ast.literal_eval, json.loads):
+        try: return parse(text)
+        except (ValueError, SyntaxError): continue
+    return text
+
+def as_pairs(
+    arguments:dict[str,Any],
+)->tuple[str,...]:
+    "Arguments as a list of NAME=VALUE, from which `named_arguments` makes them again"
+    def as_text(v): return v if isinstance(v, str) and _as_value(v) == v else repr(v)
+    return tuple(f"{name}={as_text(v)}" for name, v in arguments.items())
+
+def named_arguments(
+    setting:str,                  # name of the setting
+    pairs:tuple[str,...]|None,    # NAME=VALUE
+    example:str,                  # of a pair, for the error
+)->dict[str,Any]:
+    "The arguments that a setting names; ConfigError for one that is not NAME=VALUE"
+    found = {}
+    for pair in pairs or ():
+        name, mark, text = pair.partition("=")
+        if not mark or not name.isidentifier() or not text:
+            raise ConfigError(setting, f"{pair!r} is not a pair", "name=value", edit(**{setting: (example,)}))
+        found[name] = _as_value(text)
+    return found
 
 # %% ../nbs/00_settings.ipynb #set00006
 @patch

@@ -182,7 +182,7 @@ def use_model(self:Workbench,
 )->Workbench:      # itself
     "Use this model object for training; ConfigError if its adapter cannot be described by settings"
     if not isinstance(model, torch.nn.Module):
-        raise ConfigError("model", f"it is of type {type(model).__name__}", "a model object",
+        raise ConfigError("model", f"it is of type {type(model).__name__}", "",
                           f"load_config(cfg, model={str(model)[:80]!r}), which loads it")
     self.unnamed_base = save_unnamed_base(model)
     if self.unnamed_base is not None:   # a run takes it over; otherwise it is deleted with the workbench

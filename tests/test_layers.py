@@ -9,11 +9,11 @@ import pytest
 from conftest import ROOT
 
 PARTS = ("before_torch escape display installation credentials files progress report settings "
-         "foreign_meaning foreign_tools foreign_settings config_files config rows "
+         "foreign_meaning foreign_tools foreign_settings config_files thoughts config rows "
          "tasks tokens batches model planning workbench optimizer checks runs training evaluation proof panels "
          "cli").split()
 LIGHT = ("before_torch escape display installation credentials files progress report settings "
-         "foreign_meaning foreign_tools foreign_settings config_files config rows "
+         "foreign_meaning foreign_tools foreign_settings config_files thoughts config rows "
          "tasks tokens runs cli training.launch").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks")}   # the files of a folder are listed, nothing in it is imported

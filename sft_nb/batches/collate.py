@@ -19,7 +19,7 @@ from ..report import SftError
 def row_lengths(features:list[dict])->list[int]:
     "The number of tokens of each row; `SftError` for rows that cannot be collated"
     if not features:
-        raise SftError("collate", "the batch is empty", "at least one row", "check the sampler, or len(dataset)")
+        raise SftError("collate", "the batch is empty", "", "check the sampler, or len(dataset)")
     try: lengths = [len(f["input_ids"]) for f in features]
     except KeyError: lengths = []
     if lengths and all(lengths) and [len(f.get("labels", ())) for f in features] == lengths: return lengths
@@ -30,11 +30,9 @@ def row_lengths(features:list[dict])->list[int]:
             raise SftError(where, found, "rows from `prepare`", "remove_unused_columns=False for a trainer of your own")
         n, n_labels = len(row["input_ids"]), len(row["labels"])
         if n != n_labels:
-            raise SftError(where, f"{n} ids and {n_labels} labels", "one label for each id",
-                           "labels from sft_nb.tokens.encode.encode")
+            raise SftError(where, f"{n} ids and {n_labels} labels", "", "labels from sft_nb.tokens.encode.encode")
         if not n:
-            raise SftError(where, "the row has no tokens", "at least one token",
-                           f"leave row {i} out, as `prepare` does")
+            raise SftError(where, "the row has no tokens", "", f"leave row {i} out, as `prepare` does")
 
 def _concatenate_column(features:list[dict], name:str, n:int)->np.ndarray:
     "Concatenate one column of all rows: int64, length n"
@@ -60,7 +58,7 @@ class DataCollatorForCausalLM:
         "Pad and stack; `SftError` for an empty batch, labels and ids of different lengths, or a missing pad token"
         lengths, pad = row_lengths(features), self.tokenizer.pad_token_id
         if pad is None:
-            raise SftError("collate", "the tokenizer has no pad token", "one that is not the end token",
+            raise SftError("collate", "the tokenizer has no pad token", "",
                            "sft_nb.tokens.tokenizer.choose_pad(tokenizer)")
         n, T = sum(lengths), max(lengths)
         if self.pad_to_multiple_of: T = -(-T // self.pad_to_multiple_of) * self.pad_to_multiple_of

@@ -239,8 +239,8 @@ def largest_batch(
     longest = sorted(map(int, lengths), reverse=True)
     if max_tokens and longest[0] > max_tokens:
         found = f"the longest row is {longest[0]:,} tokens and a batch holds {max_tokens:,}"
-        raise SftError("max_tokens_per_batch", found, "a batch that holds the longest row",
-                       edit(max_tokens_per_batch=longest[0]) | edit(max_length=max_tokens))
+        fix = edit(max_tokens_per_batch=longest[0]) | edit(max_length=max_tokens)
+        raise SftError("max_tokens_per_batch", found, "", fix)
     if max_tokens:   # filled with the longest rows, the last one cut, each used as often as needed
         rows, left = [], min(max_tokens, sum(longest)) if all_rows else max_tokens
         while left:

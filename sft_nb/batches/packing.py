@@ -40,7 +40,7 @@ def _check_budget(lengths:np.ndarray, budget:int):
     if not len(lengths) or lengths.max() <= budget: return
     row, longest = int(lengths.argmax()), int(lengths.max())
     raise SftError("max_tokens_per_batch", f"row {row} is {longest:,} tokens and a batch holds {budget:,}",
-                   "a batch that holds the longest row", edit(max_tokens_per_batch=longest) | edit(max_length=budget))
+                   "", edit(max_tokens_per_batch=longest) | edit(max_length=budget))
 
 def pack_rows(
     lengths:np.ndarray,   # tokens of every row
@@ -177,7 +177,7 @@ class BatchSampler:
         accumulation:int,   # micro-batches in an optimiser step
     )->range:               # numbers for `self[k]`
         "The micro-batches that make a step; the last step of an epoch may have fewer"
-        if step < 1: raise SftError("micro_batches", f"step {step}", "steps are counted from 1", "step=1 is the first")
+        if step < 1: raise SftError("micro_batches", f"step {step}", "", "step=1 is the first")
         epoch, position = divmod(step - 1, math.ceil(len(self) / accumulation))
         first = epoch * len(self) + position * accumulation
         return range(first, min(first + accumulation, (epoch + 1) * len(self)))

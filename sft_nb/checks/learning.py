@@ -59,7 +59,7 @@ def learn_some(
     "Train the model in place on one batch; stop if weights are not finite; `SftError` if nothing is trained"
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     tensors = list(trained.values())
-    if not tensors: raise SftError("ten steps", "no parameter is trained", "a gradient", "load_model(cfg, tokenizer)")
+    if not tensors: raise SftError("ten steps", "no parameter is trained", "", "load_model(cfg, tokenizer)")
     if optimizer is None: optimizer = make_optimizer(model, cfg)
     before, was, losses, broken = score(batch), _tensor_sums(trained), [], ""
     for _ in range(steps):
@@ -73,7 +73,7 @@ def learn_some(
         try: optimizer.step()
         except (RuntimeError, TypeError, NotImplementedError) as e:
             found = f"{cfg.optim!r} cannot take a step: {error_summary(e)}"
-            raise ConfigError("optim", found, "an optimiser that runs on this model", edit(optim="adamw_torch")) from e
+            raise ConfigError("optim", found, "", edit(optim="adamw_torch")) from e
         optimizer.zero_grad(set_to_none=True)
     now = _tensor_sums(trained)
     done = len(losses) - bool(broken)   # steps taken

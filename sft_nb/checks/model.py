@@ -79,10 +79,11 @@ def check_reach(model, cfg:Config)->Finding|None:
     "LoRA adapts nearly all of the weights"
     reach = lora_reach(model)
     if reach is None: return None
-    is_chosen = cfg.lora_target_modules != ("all-linear",) and reach.experts < 2   # as requested
+    wanted = cfg.lora_target_modules
+    is_chosen = wanted == ("none",) or wanted != ("all-linear",) and reach.experts < 2   # as requested
     if reach.share >= .9 or is_chosen or not reach.left_out: return ok(str(reach))
 
-    if cfg.lora_target_modules != ("all-linear",): return warn(str(reach), edit(lora_target_modules=("all-linear",)))
+    if wanted != ("all-linear",): return warn(str(reach), edit(lora_target_modules=("all-linear",)))
     parameters = tuple(name for name in reach.left_out if not name.endswith(".weight"))[:4]
     if parameters: return warn(str(reach), edit(lora_target_parameters=parameters))
     layers = dict.fromkeys(name.split(".")[-2] for name in reach.left_out if "conv" not in name)

@@ -15,8 +15,9 @@ from itertools import islice
 import numpy as np, torch
 
 from ..report import edit, error_summary, fail, Finding, ok, skipped, warn
+from ..thoughts import split_thought
 from ..config import Config
-from ..tasks.metrics import figure_names, measure_answers, row_to_score
+from ..tasks.metrics import figure_names, measure_answers, row_to_score, score_answer
 from ..tokens.turns import supervised_messages
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.conversations import conversation
@@ -120,8 +121,8 @@ def check_score(data:Data)->Finding|None:
     if data.eval is None: return None
     place, row, messages = _first_held_out(data)
     if len(messages) < 2: return None   # its loss is measured
-    answer, row = messages[-1]["content"], row_to_score(data.task, row, messages)
-    try: measure_answers(data.task, [answer], [data.task.score(answer, row)], [row])
+    parts, row = split_thought(messages[-1]["content"]), row_to_score(data.task, row, messages)
+    try: measure_answers(data.task, [parts.answer], [score_answer(data.task, parts, row)], [row])
     except Exception as e:   # a user's function may raise anything
         text = f"task {data.task.name} cannot score the answer of {place} ({type(e).__name__}: {error_summary(e)})"
         return fail(text, "correct the task's `score`, or hold out no rows: {eval_samples} 0")
@@ -190,6 +191,7 @@ def prompts_differ(
         examples = [data.train.tokens[int(i)] for i in np.flatnonzero(row_of == k)]
         if not examples or isinstance(raw, Exception): continue
         if max(len(e["input_ids"]) for e in examples) >= cfg.max_length: continue   # a truncated row may start later
+        if any(label != -100 for e in examples for label in e["labels"][1:2]): continue   # the prompt is supervised
         talk = conversation(data.task, raw, place, cfg)
         if talk[0]["role"] in ("text", "tokens"): continue
         before_answers = []
@@ -207,13 +209,13 @@ def prompts_differ(
 @check("data")
 def check_prompts(data:Data, cfg:Config)->Finding:
     "answers follow the same prompt tokens as in generation"
-    if cfg.train_on_prompt:
+    if cfg.train_on_prompt is True:
         return skipped("prompts are supervised too (train_on_prompt), so the labels do not show where an answer begins")
     wrong, n = prompts_differ(data, cfg)
     if wrong:
         text = f"{len(wrong)} of the first rows have other tokens before the answer than generation gets"
         return fail(f"{text}, the first is {wrong[0]}", "prepare(cfg) again, with this chat template")
-    if not n: return skipped("the first rows have no prompt: they are text or ids, or were cut")
+    if not n: return skipped("the first rows have no prompt: they are text or ids, were cut, or are supervised whole")
     return ok(f"{n} answers of the first rows follow the tokens that generation gets")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #71870b1c

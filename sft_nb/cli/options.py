@@ -114,7 +114,7 @@ def config_name(args:list[str])->str|None:
     "The value of `--config`; ConfigError if it is given twice"
     names = [arg.split("=", 1)[1] for arg in args if arg.startswith("--config=")]
     names += [following for arg, following in zip(args, [*args[1:], None]) if arg == "--config"]
-    if len(names) > 1: raise ConfigError("command line", "--config is given twice", "one config", "leave one out")
+    if len(names) > 1: raise ConfigError("command line", "--config is given twice", "", "leave one out")
     return names[0] if names else None
 
 # %% ../../nbs/15_cli/00_options.ipynb #c81ec201

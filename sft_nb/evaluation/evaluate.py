@@ -20,6 +20,7 @@ from ..escape import escape_html, escape_controls
 from ..display import bar_html, format_change, Html, table_html
 from ..credentials import redact_json
 from ..files import read_json, remove_temporaries, write_atomically
+from ..thoughts import answer_of
 from ..report import ConfigError, Finding, pluralise, edit, shell_quote, SftError, why_unreadable
 from ..config import Config, with_parameters_of, with_settings
 from ..settings import settings_with
@@ -105,7 +106,8 @@ class ServerEvaluator:
         counts = [(reply.n_prompt, len(ids)) for reply, ids in zip(replies, self.questions.prompts)]
         self.longer = sum(n is not None and n != ours for n, ours in counts)
         generations = [as_generation(reply, server.tokenizer) for reply in replies]
-        return score_generations(name, self.questions, generations)
+        opened = [False] * len(replies) if any(reply.reasoning for reply in replies) else None   # it separates thoughts
+        return score_generations(name, self.questions, generations, opened=opened)
 
     def score_both(self)->tuple[Scores|None,Scores]:
         "Base and tuned model; None if the base is not served"
@@ -301,6 +303,7 @@ class Evaluation:
     def notes(self)->list[str]:
         "The gain, the cost in general texts, and whether a server got the same prompts"
         lines = [] if self.base is None else gains_in_words(self.base, self.tuned, self.by)
+        lines += [f"{s.model}: {s.thoughts}" for s in (self.base, self.tuned) if s is not None and s.thoughts]
         if self.baselines is not None: lines += self.baselines.notes(self.tuned)
         lines += map(str, self.findings)
         if self.earlier: lines.append(self.earlier)
@@ -336,7 +339,7 @@ class Evaluation:
             for name, scores in (("base", self.base), ("tuned", self.tuned)):
                 if scores is None: continue
                 answer = scores.answers[k]
-                text = answer.text.strip().replace("\n", " | ")[:110]
+                text = (answer_of(answer.text) or answer.text).strip().replace("\n", " | ")[:110]
                 prompt += f"\n  {name:<6} {'✓' if answer.correct else '✗'} {text}"
             lines.append(prompt)
         return escape_controls("\n\n".join(lines))

@@ -19,12 +19,14 @@ from fastcore.basics import patch
 
 from ..credentials import redact
 from ..files import parse_json
-from ..report import ConfigError, edit, SftError
+from ..report import ConfigError, edit, pluralise, SftError
+from ..thoughts import opens_thought, split_thought, without_thoughts
 from ..config import Config
 from ..settings import settings_with
 from ..tasks.core import finite_number, Score, Task, task_of
-from ..tasks.metrics import (
-    ClassTable, figure_names, headline_figure, measure_answers, row_to_score, shown_figures)
+from sft_nb.tasks.metrics import (
+    ClassTable, figure_names, headline_figure, measure_answers, row_to_score, score_answer,
+    shown_figures)
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
 from ..model.generate import continue_tokens, Generation
@@ -39,7 +41,7 @@ class Answer:
     "One held-out row, what the model wrote, and its score"
     where:str        # place of the row
     prompt:str       # the user's last message
-    text:str         # what the model wrote
+    text:str         # what the model wrote, including its thought
     correct:bool
     got:str|None     # the answer found in the text; None: none found
     expected:str
@@ -48,6 +50,8 @@ class Answer:
     figures:dict[str,float]=field(default_factory=dict)   # further figures: rouge1, f1, loss
     cluster:str=""   # its record, as rows of one document are dependent; empty: none
     credit:float|None=None   # partial credit, from 0 to 1; None: use `correct`
+    thought:int|None=None    # characters of the thought before the answer; None: there is no block for one
+    closed:bool=True         # False: the thought never ends, so that there is no answer
 
     def value(self, figure:str)->float:
         "One of its figures; KeyError for one that it does not have"
@@ -110,12 +114,23 @@ class Scores:
         return any(a.credit not in (None, 0., 1.) for a in self.answers)
 
     @property
+    def thoughts(self)->str:
+        "How many answers follow a thought, how long it is, and how many thoughts never end; empty if there are none"
+        lengths = sorted(a.thought for a in self.answers if a.thought)
+        empty, endless = sum(a.thought == 0 for a in self.answers), sum(not a.closed for a in self.answers)
+        unanswered = pluralise(endless, "thought never ends: unanswered", "thoughts never end: unanswered")
+        middle = f"{lengths[len(lengths) // 2]:,} characters" if lengths else ""
+        parts = {f"{len(lengths)} of {self.n} think first (median {middle})": lengths,
+                 f"{empty} of {self.n} begin with an empty thought": empty, unanswered: endless}
+        return ", ".join(text for text, found in parts.items() if found)
+
+    @property
     def class_table(self)->ClassTable|None:
         "Figures of each label; None: targets are no labels"
         return ClassTable.of([a.expected for a in self.answers], [a.got for a in self.answers])
 
     def to_dict(self)->dict:
-        names = "model accuracy interval correct n answered ended figures".split()
+        names = "model accuracy interval correct n answered ended thoughts figures".split()
         classes = self.class_table
         return {k: getattr(self, k) for k in names} | dict(classes=classes and classes.to_dict(),
                                                            answers=[asdict(a) for a in self.answers])
@@ -220,12 +235,12 @@ def make_scores(
     name:str,                   # of the model
     task:Task,
     answers:list[Answer],
+    texts:list[str],            # the answers without their thoughts
     scores:list[Score],         # of the answers
     rows:list[dict],            # rows as scored by the task
     *, by:str="accuracy",       # the figure to compare by
 )->Scores:
     "Scores with all their figures; each answer has a value for `by`"
-    texts = [a.text for a in answers]
     figures = {k: v for k, v in measure_answers(task, texts, scores, rows).items() if isinstance(v, (int, float))}
     own = answers[0].figures
     if by in figures and by not in own and by not in ("accuracy", "answered"):
@@ -320,6 +335,7 @@ class Questions:
     left_out:dict[str,int]=field(default_factory=dict)   # reason -> other held-out rows
     raw:list[dict]=field(default_factory=list)           # rows as read
     metrics:dict=field(default_factory=dict)             # name -> your function: (answer, row) -> number
+    opened:list[bool]=field(default_factory=list)        # does the prompt end inside a thought?
     figure:str|None=None                                 # figure to compare by; None: chosen by `by`
     training:list[tuple[dict,list[dict]]]=field(default_factory=list)   # some training rows and their conversations
 
@@ -381,6 +397,7 @@ def records_of(
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #aa31c483
 _LIKELIHOOD = ("chat", "text")   # tasks with the loss as a figure
+_PROMPT_END = 32   # tokens: enough for a tag that opens a thought
 
 def make_questions(
     cfg:Config,
@@ -410,7 +427,8 @@ def make_questions(
                               "name one of these for {cluster}, or row where rows are independent")
     to_score = {where: row_to_score(task, row, talk) for (where, row), talk in zip(rows.items(), talks)}
     prompts = encode_prompts([talk[:-1] for talk in talks], tokenizer) if all(len(t) > 1 for t in talks) else []
-    return Questions(cfg, to_score, talks, prompts, examples, clusters, raw=list(rows.values()))
+    opened = [opens_thought(tokenizer.decode(ids[-_PROMPT_END:])) for ids in prompts] or [False] * len(rows)
+    return Questions(cfg, to_score, talks, prompts, examples, clusters, raw=list(rows.values()), opened=opened)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #9476e474
 def losses_of(
@@ -445,7 +463,7 @@ def check_metrics(
 
 def own_figures(
     metrics:dict,        # name -> your function: (answer, row) -> number, more is better
-    texts:list[str],     # what a model wrote
+    texts:list[str],     # what a model answered, without its thoughts
     rows:list[dict],     # rows as read, with columns renamed by `fields`
     places:list[str],    # of the rows
 )->list[dict[str,float]]:
@@ -455,7 +473,7 @@ def own_figures(
         figures = {}
         for name, f in metrics.items():
             where = f"metric {name!r}, {place}"
-            try: value = f(text, dict(row))
+            try: value = f(text, without_thoughts(row))
             except Exception as e:
                 says = f"it raised {type(e).__name__}: {e}"[:200]
                 fix = f"correct {name}, and evaluate again: in a run, no answer is generated twice"
@@ -469,22 +487,27 @@ def score_generations(
     questions:Questions,
     generations:list[Generation],
     losses:list[dict]|None=None, # from `losses_of`
+    *, opened:list[bool]|None=None,   # does the text begin inside a thought? None: as the prompts end
 )->Scores:
-    "The scores of a model's answers"
+    "The scores of a model's answers, each without the thought before it"
     task, rows = questions.task, list(questions.rows.values())
     generations = generations or [Generation("", 0, True)] * len(rows)   # texts without a prompt
-    scores = [task.score(g.text, row) for g, row in zip(generations, rows)]
+    opened = opened or questions.opened or [False] * len(rows)
+    parts = [split_thought(g.text, opened=inside) for g, inside in zip(generations, opened)]
+    texts = [p.answer for p in parts]
+    scores = [score_answer(task, p, row) for p, row in zip(parts, rows)]
     if questions.metrics:
-        own = own_figures(questions.metrics, [g.text for g in generations], questions.raw, list(questions.rows))
+        own = own_figures(questions.metrics, texts, questions.raw, list(questions.rows))
         scores = [replace(s, figures=s.figures | figures) for s, figures in zip(scores, own)]
     losses = losses or [{}] * len(rows)
     answers = []
-    for where, talk, g, s, loss, cluster in zip(
-            questions.rows, questions.talks, generations, scores, losses, questions.clusters):
+    for where, talk, g, p, s, loss, cluster in zip(
+            questions.rows, questions.talks, generations, parts, scores, losses, questions.clusters):
         prompt = talk[-2]["content"] if len(talk) > 1 else ""
+        thought = None if p.thought is None else len(p.thought)
         answers.append(Answer(where, prompt, g.text, s.correct, s.got, s.expected, g.n_tokens, g.ended,
-                              s.figures | loss, cluster, s.credit))
-    made = make_scores(name, task, answers, scores, rows, by=questions.by)
+                              s.figures | loss, cluster, s.credit, thought, p.closed))
+    made = make_scores(name, task, answers, texts, scores, rows, by=questions.by)
     if "supervised" not in answers[0].figures: return made
     nats, n = made.values("loss"), made.values("supervised")   # loss and perplexity are means over tokens
     loss = float((nats * n).sum() / max(n.sum(), 1))

@@ -276,7 +276,8 @@ def request_body(
     messages = template.fitting(conversation, "prompt")
     body = dict(messages=[{k: v for k, v in m.items() if k not in OWN_KEYS} for m in messages])
     if first.get("tools") and messages[0].get("tools"): body["tools"] = first["tools"]
-    if arguments := first.get("chat_template_kwargs"): body["chat_template_kwargs"] = arguments
+    arguments = getattr(template.tokenizer, "template_arguments", {}) | first.get("chat_template_kwargs", {})
+    if arguments: body["chat_template_kwargs"] = arguments
     return "/v1/chat/completions", body
 
 # %% ../../nbs/12_evaluation/02_openai_client.ipynb #9ae8c55e
@@ -430,8 +431,11 @@ def as_generation(
     reply:ServerReply,
     tokenizer,
 )->Generation:
-    "A server's answer in the form of our own"
+    "A server's answer in the form of our own; reasoning that the server separated comes first, as a block"
     text = "\n".join(filter(None, [reply.text, *(json.dumps(call, ensure_ascii=False) for call in reply.calls)]))
+    if reply.reasoning:
+        is_over = text or reply.finish != "length"
+        text = f"<think>\n{reply.reasoning}" + (f"\n</think>\n\n{text}" if is_over else "")
     n = reply.n_answer
     if n is None: n = len(tokenizer(text, add_special_tokens=False)["input_ids"])
     return Generation(text, n, reply.finish != "length")

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from ..report import Finding, pluralise, SftError, warn
+from ..thoughts import answer_of, without_thought
 from ..tasks.metrics import labels_of, repeated_answer
 from ..tokens.encode import encode_prompts
 from ..model.generate import Generation
@@ -69,7 +70,7 @@ def most_common_answer(questions:Questions)->tuple[str,str]:   # empty: targets 
     if not expected: return "", ""
     (value, _), = Counter(expected).most_common(1)
     texts = [talk[-1]["content"] for (_, talk), e in zip(rows, expected) if e == value]
-    text = min((t for t in texts if isinstance(t, str)), key=len, default="")
+    text = min((without_thought(t) for t in texts if isinstance(t, str)), key=len, default="")
     return text, source
 
 # %% ../../nbs/12_evaluation/03_trivial.ipynb #trv00007
@@ -99,7 +100,7 @@ def trivial_answers(questions:Questions)->list[Trivial]:
              "copy of the prompt": prompts}
     for kind, answers in texts.items():
         if answers is None: continue
-        try: scores = score_generations(kind, asked, [Generation(t, 0, True) for t in answers])
+        try: scores = score_generations(kind, asked, [Generation(t, 0, True) for t in answers], opened=[False] * n)
         except Exception: continue   # a task, or a figure of yours, may raise anything
         parts = [] if by in LOWER_IS_BETTER else scores.contributions(by).tolist()
         about = dict(text=text, source=source) if kind == "same answer" else {}
@@ -268,7 +269,7 @@ def find_trivial(
 )->list[Finding]:
     "Findings: one answer to most questions, and a model that is not better than a trivial answer"
     out, fix = [], "more steps or rows, another {learning_rate}, and look at the labels: sft_nb data"
-    given = [a.text.strip() if a.got is None else a.got for a in tuned.answers]
+    given = [answer_of(a.text).strip() if a.got is None else a.got for a in tuned.answers]
     if tuned.answers and (found := repeated_answer(given, [a.expected for a in tuned.answers])):
         out.append(warn(str(found), fix, check="one_answer"))
     if baselines is None or not baselines.matters(tuned): return out

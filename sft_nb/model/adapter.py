@@ -97,6 +97,7 @@ def target_modules(
     "`target_modules` for `LoraConfig`; ConfigError for a name that no linear layer has"
     linear, found = _linear_layers(model), []
     names = {_short_name(path) for path in linear}
+    if wanted == ("none",): return []
     if wanted == ("all-linear",):
         passed_by = {m for m in model.modules() if isinstance(m, torch.nn.Linear)} - {*linear.values()}
         is_plain = not expert_parameters(model) and passed_by <= {model.get_output_embeddings()}
@@ -204,6 +205,9 @@ def lora_config(
         raise ConfigError("use_dora", found, "4 bits, or a GPU", edit(load_in_8bit=False) | edit(use_dora=False))
     parameters = target_parameters(model, cfg.lora_target_modules, cfg.lora_target_parameters)
     if parameters: _refuse_beside_experts(cfg)
+    elif cfg.lora_target_modules == ("none",):
+        raise ConfigError("lora_target_modules", "it is none, and lora_target_parameters names nothing",
+                          "something to adapt", edit(lora_target_modules=("all-linear",)))
     by_name = auto_class(model.config) is AutoModelForCausalLM   # otherwise peft writes the class name
     adapter = LoraConfig(
         r=cfg.lora_r, lora_alpha=cfg.lora_alpha, lora_dropout=cfg.lora_dropout, bias="none",
@@ -320,7 +324,7 @@ def read_adapter(
         try: model = PeftModel.from_pretrained(base, str(folder), config=adapter)
         except UserWarning as e:
             raise SftError(f"adapter {folder}", f"tensors are missing: {error_summary(e)[:200]}",
-                           "a tensor for each layer that its config names", "train it again, or copy it again") from e
+                           "", "train it again, or copy it again") from e
     name_by_weights(adapter, base)
     return model
 
@@ -418,7 +422,7 @@ def _earlier_adapter(cfg:Config)->Path|None:
     if cfg.method == "full":
         whole, fix = Path(cfg.adapter_name_or_path)/"adapter", edit(method="lora")
         if (whole/"config.json").is_file(): fix = edit(model=str(whole), adapter_name_or_path=None)   # of a full run
-        raise ConfigError("adapter_name_or_path", "method full has no adapter", "lora or qlora", fix)
+        raise ConfigError("adapter_name_or_path", "method full has no adapter", "", fix)
     folder = _adapter_folder(Path(cfg.adapter_name_or_path), Path(cfg.runs_dir))
     saved = json.loads((folder/"adapter_config.json").read_text())
     base = model_name(saved.get("base_model_name_or_path") or cfg.model)
@@ -427,8 +431,10 @@ def _earlier_adapter(cfg:Config)->Path|None:
     if not other:
         check_trained(folder, cfg.method)
         return folder
-    found = f"it was made with a different {', '.join(other)}"
-    raise ConfigError(f"adapter {str(folder)!r}", found, "the same shape and base", edit(**other))
+    found = [f"it belongs to {base}, not to {cfg.model}"] if other.get("model") else []
+    shape = {name: value for name, value in other.items() if name != "model"}
+    found += [f"its {name} is {value!r}, not {getattr(cfg, name)!r}" for name, value in shape.items()]
+    raise ConfigError(f"adapter {str(folder)!r}", "; ".join(found), fix=edit(**other))
 
 # %% ../../nbs/06_model/08_adapter.ipynb #adap0022
 def _take_over(model, folder:Path)->None:
@@ -438,7 +444,7 @@ def _take_over(model, folder:Path)->None:
     saved, mine = load_peft_weights(str(folder), device="cpu"), get_peft_model_state_dict(model)
     if odd := sorted({*saved} ^ {*mine}):
         found = f"{len(odd)} of its tensors do not match this adapter, the first is {odd[0]}"
-        raise ConfigError(f"adapter {str(folder)!r}", found, "the same layers",
+        raise ConfigError(f"adapter {str(folder)!r}", found, "",
                           "set {lora_target_modules}, {modules_to_save} and {train_tokens} as in its run")
     set_peft_model_state_dict(model, saved)
 
@@ -526,17 +532,15 @@ def check_trained(
     "ConfigError if the folder holds no weights, `SftError` if they cannot be read or are not finite"
     name = "model.safetensors" if method == "full" else "adapter_model.safetensors"
     if not (path/name).exists() and not (path/f"{name}.index.json").exists():
-        raise ConfigError(str(path), f"there is no {name}", "a trained adapter",
-                          "let the training finish, or name a checkpoint")
+        raise ConfigError(str(path), f"there is no {name}", "", "let the training finish, or name a checkpoint")
     broken = []
     for file in sorted(path.glob("*.safetensors")):
         try: broken += broken_weights(load_file(file))
         except (SafetensorError, OSError) as e:
-            raise SftError(str(file), f"it cannot be read ({error_summary(e)})", "weights that sft_nb wrote",
-                           "name another checkpoint") from e
+            raise SftError(str(file), f"it cannot be read ({error_summary(e)})", "", "name another checkpoint") from e
     if broken:
         found = f"it holds NaN or infinity in {pluralise(len(broken), 'tensor')}, the first is {broken[0]}"
-        raise SftError(str(path), found, "finite weights",
+        raise SftError(str(path), found, "",
                        "name an earlier checkpoint, and train again with a lower {learning_rate}", "nan_in_the_log")
 
 # %% ../../nbs/06_model/08_adapter.ipynb #346cd826

@@ -335,8 +335,7 @@ def varlen_attention(
 )->tuple[torch.Tensor,None]:   # (B, T, H, D)
     "Attention as transformers' interface calls it; `SftError` for what it does not support"
     if kwargs.get("position_bias") is not None:
-        raise SftError("attention varlen", "the model needs position_bias", "an attention that supports it",
-                       edit(attn_implementation="eager"))
+        raise SftError("attention varlen", "the model needs position_bias", "", edit(attn_implementation="eager"))
     how = dict(dropout=dropout, scaling=scaling)
     if softcap is None and s_aux is None and not isinstance(attention_mask, Documents):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward

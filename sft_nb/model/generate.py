@@ -25,6 +25,7 @@ from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..progress import Phase, show_progress
+from ..thoughts import decode_answer
 from ..config import with_parameters_of
 from ..tokens.encode import encode_prompts
 from ..batches.layout import autocast_to_weights, inference_mode
@@ -36,7 +37,7 @@ from .sampling import chosen, Sampling
 @dataclass(frozen=True)
 class Generation:
     "One answer"
-    text:str      # without special tokens
+    text:str      # without special tokens, but with those that delimit a thought
     n_tokens:int  # generated tokens, the end token included
     ended:bool    # True: ended by the model; False: truncated at max_new_tokens
 
@@ -46,7 +47,7 @@ def _decode_answer(new:list[int], tokenizer, ends)->Generation:
     ends = {ends} if isinstance(ends, int) else set(ends)
     n = next((k for k, t in enumerate(new) if t in ends), None)
     kept = new if n is None else new[:n]
-    return Generation(tokenizer.decode(kept, skip_special_tokens=True), len(kept) + (n is not None), n is not None)
+    return Generation(decode_answer(kept, tokenizer), len(kept) + (n is not None), n is not None)
 
 # %% ../../nbs/06_model/10_generate.ipynb #69e19be8
 def left_pad(

@@ -531,7 +531,7 @@ def check_kernels(
     "ConfigError for kernels that are not installed"
     if kernels == "liger" and not is_installed("liger_kernel"):
         fix = command("pip install 'sft_nb[fast]'") | edit(kernels="auto")
-        raise ConfigError("kernels liger", "they are not installed", "the package liger-kernel", fix)
+        raise ConfigError("kernels liger", "they are not installed", "", fix)
 
 # %% ../../nbs/06_model/07_kernels.ipynb #649358dc
 _NO_CARD = dict(compile="there, every batch would be recompiled", liger="Liger's kernels are written for GPUs")

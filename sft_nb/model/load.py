@@ -239,7 +239,7 @@ def check_weights(
     found = f"{len(wrong)} of {len(weights)} tensors hold NaN or infinity, the first is {wrong[0]}"
     fix = as_fix("download it again, or another {model}: its weights are broken")
     if any(weights[w].dtype == torch.float16 for w in wrong): fix = edit(dtype="bfloat16") | fix
-    raise ConfigError(f"model {name!r}", found, "finite weights", fix)
+    raise ConfigError(f"model {name!r}", found, "", fix)
 
 # %% ../../nbs/06_model/06_load.ipynb #432ee2fc
 def load_base(

@@ -62,7 +62,7 @@ def read_lora_settings(
     if found: raise ConfigError("model", found, expected, "merge_and_unload() it, or train it with TRL's SFTTrainer")
     settings = {ours: getattr(adapter, theirs) for theirs, ours in _COUNTERPARTS.items()}
     kept = tuple(sorted(adapter.modules_to_save)) if adapter.modules_to_save else None
-    return settings | dict(lora_target_modules=tuple(sorted(adapter.target_modules | layers)),
+    return settings | dict(lora_target_modules=tuple(sorted(adapter.target_modules | layers)) or ("none",),
                            lora_target_parameters=tuple(sorted(parameters)) or None, modules_to_save=kept)
 
 def with_model(

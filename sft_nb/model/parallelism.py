@@ -99,7 +99,7 @@ def check_division(
     if settings is None: return
     if not is_installed("deepspeed"):
         fix = command("pip install 'sft_nb[deepspeed]'") | edit(deepspeed=None)
-        raise ConfigError("deepspeed", "it is not installed", "the package deepspeed", fix)
+        raise ConfigError("deepspeed", "it is not installed", "", fix)
     if cfg.on_nan == "skip":
         found = "DeepSpeed takes the step inside the backward pass, so it cannot be skipped"
         raise ConfigError("on_nan", found, "stop", edit(on_nan="stop") | edit(deepspeed=None))

@@ -118,4 +118,4 @@ def in_shares(
     if size == 1: return collate
     if supervised: return ShareTokens(collate, dist.get_rank(sequence_group(size)), size)
     raise ConfigError("sequence_parallel_size", "the head of this model is unknown, so its loss cannot be shared",
-                      "a loss of supervised positions", edit(sequence_parallel_size=1))
+                      "", edit(sequence_parallel_size=1))

@@ -338,7 +338,7 @@ def find(self:BatchState,
         if wanted.intersection(self.batches[k]): return k
     if examples:
         found = f"row {row} is in none of the {self.n_batches:,} batches: the training ends before it"
-        raise ConfigError("BatchPanel", found, "a row that the training reaches", edit(max_steps=-1))
+        raise ConfigError("BatchPanel", found, "", edit(max_steps=-1))
     last = int(self.side.stats["row"].max()) + 1
     found, expected = f"row {row} is not among the rows that are kept", f"a number up to {last:,}"
     raise ConfigError("BatchPanel", found, expected, "DataPanel(data) shows what became of each row")

@@ -68,7 +68,7 @@ def find_chat_models(
     "The models to ask; ConfigError for none, or one that does not exist"
     if what is None: what = names_in(run)[-1]
     some = [*what] if isinstance(what, (tuple, list)) else ["base", what]
-    if not some: raise ConfigError("GenerationPanel", "no model is given", "at least one model", 'checkpoint="base"')
+    if not some: raise ConfigError("GenerationPanel", "no model is given", "", 'checkpoint="base"')
     found = [_find_chat_model(run, one) for one in dict.fromkeys(some)]
     several = {name for name, n in Counter(s.name for s in found).items() if n > 1}
     return [replace(s, name=f"{s.name} ({k})") if s.name in several else s for k, s in enumerate(found, 1)]
@@ -114,7 +114,7 @@ class ModelCache:
         "Context manager that yields the loaded model; ConfigError if its weights are gone"
         if s.weights is not None and not s.weights.is_dir():
             fix = "ask another checkpoint, or train the run again"
-            raise ConfigError(s.name, f"{s.weights} is gone", "the folder of its weights", fix)
+            raise ConfigError(s.name, f"{s.weights} is gone", "", fix)
         if s.weights is None and (s.seat is None or not s.seat.is_dir()):
             yield s.bench.base()
             return

@@ -21,8 +21,9 @@ from ..escape import escape_html
 from ..credentials import redact_json
 from ..files import parse_json, write_atomically
 from ..report import ConfigError, pluralise, SftError
+from ..thoughts import opens_thought, split_thought
 from ..tasks.core import task_of
-from ..tasks.metrics import row_to_score
+from ..tasks.metrics import row_to_score, score_answer
 from ..tokens.conversations import conversation
 from ..tokens.prepare import read_kept
 from ..tokens.encode import encode_prompts
@@ -152,7 +153,7 @@ def begin(self:GenerationState,
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0ask3
 def _empty_prompt()->ConfigError:
     fix = "write a prompt, or choose a held-out row"
-    return ConfigError("GenerationPanel", "the prompt is empty", "a question", fix)
+    return ConfigError("GenerationPanel", "the prompt is empty", "", fix)
 
 @patch
 def _of_row(self:GenerationState, prompt:str, row:int|str|None)->tuple[str,list[dict]]:
@@ -223,7 +224,8 @@ def _write_tokens(self:GenerationState, s:ChatModel, turn:Turn, steps:dict, toke
                                         on_token=lambda r: on_token(r) or self.enough, **turn.how)
         for _ in islice(steps[s.name], tokens): pass
     if not reply.over or reply.state == "stopped" or turn.row is None: return
-    reply.score = task_of(self.run.config).score(reply.text, turn.row)
+    parts = split_thought(reply.text, opened=opens_thought(turn.read[s.name]))
+    reply.score = score_answer(task_of(self.run.config), parts, turn.row)
 
 def _failure_in_words(reply:Reply, e:Exception)->str:
     "The reason for a failed reply"
@@ -288,7 +290,7 @@ def rate(self:GenerationState,
     turn = turn or (self.turns[-1] if self.turns else None)
     reply = turn and turn.replies.get(name)
     if not reply or not reply.text:
-        raise ConfigError("GenerationPanel", f"{name} has not answered", "an answer", "press Generate first")
+        raise ConfigError("GenerationPanel", f"{name} has not answered", "", "press Generate first")
     reply.rating = "" if reply.rating == rating else rating
     return self._keep(turn)
 
@@ -326,7 +328,7 @@ def ask_prompt_set(self:GenerationState,
 )->Path:
     "Ask base, checkpoints and result every kept prompt; ConfigError if none is kept"
     prompts = self.kept_prompts()
-    if not prompts: raise ConfigError("GenerationPanel", "no prompt is kept", "a prompt set", "keep a prompt first")
+    if not prompts: raise ConfigError("GenerationPanel", "no prompt is kept", "", "keep a prompt first")
     self.enough, self.set_answers = False, [dict(p, answers={}) for p in prompts]
     how = dict(max_new_tokens=max_new_tokens or self.run.config.max_new_tokens)
     for s in find_chat_models(self.run, tuple(names_in(self.run))):

@@ -140,4 +140,4 @@ def run_page(
     except OSError as e:
         fix = command(f"sft_nb report {shell_quote(run.path)} --out report.html", 'run.report("report.html")')
         found = f"it cannot be written ({e.strerror})"
-        raise SftError(str(target), found, "a file in a folder that exists", fix) from e
+        raise SftError(str(target), found, "", fix) from e

@@ -326,7 +326,7 @@ def removed_run(
 )->ConfigError:
     "The error for a run whose directory was removed while a panel showed it"
     fix = "put the directory back, or run the cell again with another run"
-    return ConfigError(f"run {run.name!r}", f"its directory {run.path} is gone", "the run that the panel shows", fix)
+    return ConfigError(f"run {run.name!r}", f"its directory {run.path} is gone", "", fix)
 
 def error_html(
     error:Exception,

@@ -14,6 +14,7 @@ from fastcore.basics import patch
 
 from ..escape import escape_html
 from ..report import pluralise
+from ..thoughts import decode_answer
 from ..tasks.core import Score
 from ..model.generate import start_rows, Decoder, choose_decoding, eval_mode
 from ..model.sampling import chosen
@@ -28,7 +29,7 @@ class Reply:
     pieces:list[str]=field(default_factory=list)      # the text added by each
     shares:list[float|None]=field(default_factory=list)   # probability of each, before the temperature; None: unknown
     instead:list[str]=field(default_factory=list)     # likely alternatives, in words
-    text:str=""             # all of it, without special tokens
+    text:str=""             # all of it, without special tokens other than those of a thought
     error:str=""            # why it failed
     score:Score|None=None   # if the task can score it
     rating:str=""           # good or bad, by the user
@@ -113,7 +114,7 @@ def end_reply(
     tokenizer,
 )->None:
     "Record how a reply ended, and its whole text"
-    reply.state, reply.text = state, tokenizer.decode(reply.ids, skip_special_tokens=True)
+    reply.state, reply.text = state, decode_answer(reply.ids, tokenizer)
 
 # %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0say2
 def speak(

@@ -275,8 +275,7 @@ def _explain_simulation_errors(model:str):
     except Exception as e:   # a model that branches on values, or an operation without a fake version
         found = f"its training step cannot be simulated ({type(e).__name__}: {error_summary(e)[:150]})"
         fix = "set {method}, {gradient_checkpointing} and the batch by hand"
-        raise SftError(f"plan for {model!r}", found, "a model and an adapter that run on fake tensors",
-                       fix) from e
+        raise SftError(f"plan for {model!r}", found, "", fix) from e
     finally: printed.setLevel(before)
 
 # %% ../../nbs/07_planning/04_plan.ipynb #fcf2da55

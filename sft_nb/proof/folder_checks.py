@@ -84,7 +84,7 @@ class Folder:
         except FileNotFoundError: return {}
         except (OSError, ValueError) as e:
             found = f"it cannot be read ({why_unreadable(e)})"
-            raise SftError(str(self.path/name), found, "JSON", "merge again") from e
+            raise SftError(str(self.path/name), found, "", "merge again") from e
         return found if isinstance(found, dict) else {}
 
     @cached_property
@@ -99,7 +99,7 @@ class Folder:
             try:
                 with open(file, "rb") as f: header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
             except (OSError, ValueError, MemoryError, OverflowError) as e:
-                raise SftError(str(file), f"it is damaged ({type(e).__name__})", "safetensors", "merge again") from e
+                raise SftError(str(file), f"it is damaged ({type(e).__name__})", "", "merge again") from e
             found |= {name: (about["dtype"], file) for name, about in header.items() if name != "__metadata__"}
         return found
     def tensor(self, name:str)->torch.Tensor:
@@ -114,7 +114,7 @@ def tokenizer_of(
     try: found = AutoTokenizer.from_pretrained(folder.path)
     except Exception as e:   # a broken file can raise anything
         found = f"it cannot be loaded ({type(e).__name__})"
-        raise SftError(f"tokenizer in {folder.path}", found, "the run's", "merge again") from e
+        raise SftError(f"tokenizer in {folder.path}", found, "", "merge again") from e
     for name in ("prompt_separator", "reasoning"): setattr(found, name, getattr(like, name))
     return found
 

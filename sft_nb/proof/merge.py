@@ -327,7 +327,7 @@ def merge(
         try: folder = stack.enter_context(atomic_folder(out))
         except OSError as e:
             found = f"{out} cannot be made ({e.strerror})"
-            raise ConfigError(f"merge {run.name}", found, "a writable folder", edit(out="another/folder")) from e
+            raise ConfigError(f"merge {run.name}", found, "", edit(out="another/folder")) from e
         workbench = Workbench(run.config, is_resolved=True)
         report = _write_and_compare(workbench, source, folder, dtype, held_out_prompts(run.config, prompts))
         again, shell, python = out if report.failed else out.with_name(f"{out.name}-float32"), "", ""
@@ -335,7 +335,12 @@ def merge(
         fix = command(f"sft_nb merge {shell_quote(run.path)}{shell} --dtype float32 --out {shell_quote(again)}",
                       f'merge("{run.path}"{python}, dtype="float32", out="{again}")')
         if report.failed:
-            raise SftError(f"merge {run.name}", report.findings[0].says, "the model that was trained",
+            moved, effect = (report.figures.get(name, 0.) for name in ("mean_difference", "effect_of_the_adapter"))
+            why = "it does not answer as what was trained does"
+            if dtype != "float32" and moved > effect / 2:
+                size = "more than" if moved > .9 * effect else "more than half of what"
+                why = f"rounding to {dtype} changes {size} the adapter did"
+            raise SftError(f"merge {run.name}", f"the merge was not kept: {why} ({report.findings[0].says})", "",
                            fix | "serve the adapter beside its base")
         findings = [f if f.status == "ok" else replace(f, fix=fix) for f in report.findings]
         merged = dict(run=str(run.path), checkpoint=checkpoint, state=run.state, step=run.step, dtype=dtype)

@@ -173,7 +173,7 @@ def prove(
     if quantised not in (None, *QUANTISED):
         expected = ", ".join(QUANTISED)
         raise ConfigError("quantised", f"it is {quantised!r}", f"one of {expected}", edit(quantised="int8"))
-    if prompts < 1: raise ConfigError(f"prove {run.name}", f"prompts is {prompts}", "at least one", edit(prompts=8))
+    if prompts < 1: raise ConfigError(f"prove {run.name}", f"prompts is {prompts}", "", edit(prompts=8))
 
     own = run.path/("merged" if checkpoint == "adapter" else f"merged-{checkpoint}")
     merged = None

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..thoughts import answer_of, decode_answer, split_thought
 from ..report import as_fix, command, Fix, ok, shell_quote, skipped, warn
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
@@ -261,7 +262,7 @@ def check_texts(served:ServedModel, replies:list[ServerReply])->ProofStage:
     "Are the greedy answers equal, up to ties?"
     other, lead = [], 0.   # largest lead of our token over theirs where the texts differ, in nats
     for a, r in zip(served.reference.tuned, replies):
-        ours = a.text.rpartition("</think>")[2] if r.reasoning else a.text
+        ours = answer_of(decode_answer(a.tokens, served.tokenizer)) if r.reasoning else a.text
         if ours.strip() == r.text.strip(): continue
         other.append((a, r))
         theirs = r.tokens or served.tokenizer(r.text, add_special_tokens=False)["input_ids"]
@@ -283,8 +284,9 @@ def check_texts(served:ServedModel, replies:list[ServerReply])->ProofStage:
 # %% ../../nbs/13_proof/04_server_checks.ipynb #10d15cfa
 def check_reasoning(served:ServedModel, replies:list[ServerReply])->ProofStage:
     "Does it reason only where the trained model does?"
+    def thinks(text:str)->bool: return split_thought(text).thought is not None
     reasoned = [r for a, r in zip(served.reference.tuned, replies)
-                if "<think>" not in a.text and (r.reasoning.strip() or "<think>" in r.text)]
+                if not thinks(a.text) and (r.reasoning.strip() or thinks(r.text))]
     if not reasoned: return passed("server", "thinking", "no reasoning that training did not have")
     text = f"{len(reasoned)} of {len(replies)} answers begin with reasoning, and training had none"
     return failed("server", "thinking", text, prompt_fix(served, "thinking"),

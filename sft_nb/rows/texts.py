@@ -10,6 +10,8 @@ __all__ = ['ANSWER_MARKERS', 'END_MARKERS', 'answer_marker', 'end_marker', 'has_
 import re
 from collections import Counter
 
+from ..thoughts import split_thought
+
 # %% ../../nbs/02_rows/04_texts.ipynb #txs00006
 ANSWER_MARKERS = (   # before an answer in the chat formats of common models
     "[/INST]", "<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<start_of_turn>model\n",
@@ -70,9 +72,6 @@ def mostly_unique(
     return once >= .5 * max(1, n - others)
 
 # %% ../../nbs/02_rows/04_texts.ipynb #599df41a
-_REASONING_TAG = re.compile(r"<(/?)(think|thinking|thought|reasoning)>")
-
 def is_cut_reasoning(answer:str)->bool:
     "Does the answer begin with a reasoning block that is never closed?"
-    tags = _REASONING_TAG.findall(answer) if answer.lstrip().startswith("<") else []
-    return bool(tags) and not tags[0][0] and ("/", tags[0][1]) not in tags
+    return not split_thought(answer).closed

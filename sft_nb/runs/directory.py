@@ -138,7 +138,7 @@ def check_free(
     if (path/"config.json").exists(): raise name_taken(Run(path))
     if path.exists():
         fix = edit(run_name=free_path(path).name)
-        raise ConfigError(f"run {name!r}", f"{path} exists and is not a run", "an unused name", fix)
+        raise ConfigError(f"run {name!r}", f"{path} exists and is not a run", "", fix)
 
 @contextmanager
 def reserve_name(
@@ -154,7 +154,7 @@ def reserve_name(
     with reserve(path) as is_free:
         if not is_free:
             found, fix = "another process is about to train it", edit(run_name=free_path(path).name)
-            raise ConfigError(f"run {name!r}", found, "an unused name", fix)
+            raise ConfigError(f"run {name!r}", found, "", fix)
         check_free(runs_dir, name)   # it may have been created while waiting for the lock
         yield
 
@@ -517,7 +517,7 @@ def checkpoint(self:Run,
     "Request a checkpoint after this step; ConfigError if no process trains it"
     if self.state not in ACTIVE:
         fix = command("sft_nb runs", "list_runs()") if self.state == "finished" else resume_command(self)
-        raise ConfigError(f"run {self.name!r}", f"it is {self.state}", "a run that is being trained", fix)
+        raise ConfigError(f"run {self.name!r}", f"it is {self.state}", "", fix)
     check_links(self.path)
     before, until = {*self.checkpoints()}, time.monotonic() + timeout
     (self.path/CHECKPOINT_ASKED).touch()
@@ -620,7 +620,7 @@ def list_runs(
     runs = [Run(root/name) for name in only] or [Run(path) for path in run_folders(root)]
     if not runs:
         begin = command("sft_nb train --config demo", 'train(load_config("demo"))')
-        raise ConfigError(f"runs in {root}", "there is none", "a folder with runs", begin)
+        raise ConfigError(f"runs in {root}", "there is none", "", begin)
     lines = [summary(r) for r in runs]
     table = pd.DataFrame(lines)
     table["checkpoint"] = pd.Series([line["checkpoint"] for line in lines], dtype=object)   # not 12345.0

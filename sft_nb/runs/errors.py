@@ -132,7 +132,7 @@ def name_taken(run)->ConfigError:
     fix = edit(run_name=free_path(run.path).name)
     if state in ("stopped", "failed", "killed") and run.checkpoints(): fix = resume_command(run) | fix
     found = f"{run.path} already exists ({run.standing})"
-    return ConfigError(f"run {run.name!r}", found, "an unused name", fix)
+    return ConfigError(f"run {run.name!r}", found, "", fix)
 
 # %% ../../nbs/10_runs/06_errors.ipynb #6046abc0
 def being_trained(
@@ -142,7 +142,7 @@ def being_trained(
     "The error for a run that a process trains"
     found = f"{who or 'another process'} is training it now"
     stop = command(f"sft_nb stop {run.path}", f'Run("{run.path}").stop()')
-    return ConfigError(f"run {run.name!r}", found, "a run that is not being trained", stop)
+    return ConfigError(f"run {run.name!r}", found, "", stop)
 
 def out_of_reach(
     run,
@@ -166,7 +166,7 @@ def merge_target(
     out = Path(out or run.path/name).absolute()
     if not os.path.lexists(out): return out
     fix = edit(out=f"{out}-2")
-    raise ConfigError(f"merge {run.name}", f"{out} already exists", "a folder that does not exist", fix)
+    raise ConfigError(f"merge {run.name}", f"{out} already exists", "", fix)
 
 # %% ../../nbs/10_runs/06_errors.ipynb #f0e75c49
 def no_checkpoint(run)->ConfigError:
@@ -177,4 +177,4 @@ def no_checkpoint(run)->ConfigError:
     every = run.config.save_steps
     earlier = 50 if every == "epoch" or every < 1 else max(1, min(50, int(every) // 2))
     fix = resume_command(run, save_steps=earlier)
-    return ConfigError(f"run {run.name!r}", found, "a checkpoint to resume from", fix)
+    return ConfigError(f"run {run.name!r}", found, "", fix)

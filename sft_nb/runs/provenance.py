@@ -118,7 +118,7 @@ def check_provenance(
                       f'train(load_config("{config}", run_name=...))')
     if changed.weights:
         found = f"the weights of {run.config.model} have changed since the run started ({', '.join(changed.weights)})"
-        raise ConfigError(f"run {run.name!r}", found, "the same base", new_run | "restore the weights")
+        raise ConfigError(f"run {run.name!r}", found, "", new_run | "restore the weights")
     if changed.refused:
         found = f"config.json was edited since the run began: {_list_changes(changed.refused)}"
         raise ConfigError(f"run {run.name!r}", found, "the settings that its checkpoints were made with",
@@ -173,7 +173,7 @@ def extend_training(
         was = run.step if name == "max_steps" else getattr(run.config, name)
         if value > was: continue
         found = f"{name} is {value:g}, and it was trained with {was:g}"
-        raise ConfigError(f"run {run.name!r}", found, "more than before", edit(**{name: was + max(1, was)}))
+        raise ConfigError(f"run {run.name!r}", found, "", edit(**{name: was + max(1, was)}))
     _change_config(run, replace(run.config, **more))
     run.set_status("stopped", reason="it was extended", fix=resume_command(run))
     return f"{run.name} continues after step {run.step}; its learning rate goes back up, to the longer schedule"
@@ -187,7 +187,7 @@ def settings_for_world_size(
     cfg = run.config
     if cfg.deepspeed and cfg.num_processes != num_processes:
         found = f"DeepSpeed's checkpoints are for {cfg.num_processes} processes"
-        raise ConfigError(f"run {run.name!r}", found, "as many", resume_command(run))
+        raise ConfigError(f"run {run.name!r}", found, "", resume_command(run))
     now = replace(cfg, num_processes=num_processes, fsdp=cfg.fsdp and num_processes > 1)
     in_a_step = cfg.data_processes * cfg.gradient_accumulation_steps
     if num_processes % cfg.sequence_parallel_size or in_a_step % now.data_processes:

@@ -8,7 +8,8 @@ __all__ = ['NAMES', 'THINGS', 'TASK', 'is_held_out', 'GeneratedTask', 'solve', '
 # %% ../../nbs/03_tasks/03_arithmetic.ipynb #5175e9ea
 import random, zlib
 
-from .core import Score
+from ..thoughts import answer_of
+from .core import reference_answer, Score
 from .answers import final_number, same_number
 
 # %% ../../nbs/03_tasks/03_arithmetic.ipynb #bd2a3601
@@ -108,7 +109,7 @@ class Arithmetic(GeneratedTask):
 
     def score(self, text:str, row:dict)->Score:
         "Correct if the final number of `text` is"
-        got, expected = final_number(text), final_number(row["answer"])
+        got, expected = final_number(answer_of(text)), final_number(reference_answer(row, "answer"))
         return Score(same_number(got, expected), got, expected)
 
 TASK = Arithmetic()

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 
 from ..rows.formats import to_messages
+from ..thoughts import answer_of, without_thought
 from .core import no_rows_error, Score
 
 # %% ../../nbs/03_tasks/10_chat.ipynb #8ca06cc0
@@ -42,7 +43,7 @@ class Chat:
 
     def score(self, text:str, row:dict)->Score:
         "Correct if `text` is the last message of the row"
-        expected = self.messages(row)[-1]["content"].strip()
-        return Score(text.strip() == expected, text.strip(), expected, word_overlap(text, expected))
+        text, expected = answer_of(text).strip(), without_thought(self.messages(row)[-1]["content"]).strip()
+        return Score(text == expected, text, expected, word_overlap(text, expected))
 
 TASK = Chat()

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from ..report import command, ConfigError, edit, MissingPathError, shell_quote, SftError
 from ..config import require_trust, split_task_name
 from ..config_files import registered_task
+from ..thoughts import answer_of, without_thought, without_thoughts
 from ..rows.formats import is_missing, to_messages
 
 # %% ../../nbs/03_tasks/00_core.ipynb #58377e66
@@ -58,8 +59,8 @@ def fill_template(
     return re.sub("{(" + "|".join(map(re.escape, names)) + ")}", text, template)
 
 def reference_answer(row:dict, field:str)->str:
-    "The answer of a row: its field, or the last message if the row is a conversation"
-    return str(row[field]) if field in row else to_messages(row)[-1]["content"]
+    "The answer of a row, without a thought before it: its field, or the last message if the row is a conversation"
+    return without_thought(str(row[field]) if field in row else to_messages(row)[-1]["content"])
 
 def no_rows_error(task:str, split:str)->SftError:
     "The error for a task without rows of its own"
@@ -103,7 +104,8 @@ class FunctionTask:
 
     def score(self, text:str, row:dict)->Score:
         "The result of the function as a `Score`"
-        result = self.function(text, row)
+        text = answer_of(text)
+        result = self.function(text, without_thoughts(row))
         if isinstance(result, Score): return result
         got, expected = text.strip(), reference_answer(row, self.answer)
         if isinstance(result, bool): return Score(result, got, expected)

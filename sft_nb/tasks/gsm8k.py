@@ -7,6 +7,7 @@ __all__ = ['TASK', 'GSM8K']
 
 # %% ../../nbs/03_tasks/04_gsm8k.ipynb #4f9f8f38
 from ..report import edit, error_summary, SftError
+from ..thoughts import answer_of
 from .core import reference_answer, Score
 from .answers import final_number, same_number
 
@@ -38,7 +39,7 @@ class GSM8K:
 
     def score(self, text:str, row:dict)->Score:
         "Correct if the final number of `text` is"
-        got, expected = final_number(text), final_number(reference_answer(row, "answer"))
+        got, expected = final_number(answer_of(text)), final_number(reference_answer(row, "answer"))
         return Score(same_number(got, expected), got, expected)
 
 TASK = GSM8K()

@@ -9,6 +9,7 @@ __all__ = ['INSTRUCTION', 'PROMPT', 'TASK', 'parse_label', 'read_answer', 'NLI',
 import json, random, re
 
 from ..report import SftError
+from ..thoughts import answer_of
 from .core import fill_template, reference_answer, Score
 from .metrics import class_figures
 from .answers import find_json_objects
@@ -108,7 +109,7 @@ class NLI(GeneratedTask):
     def score(self, text:str, row:dict)->Score:
         "Correct if the label is; `got` is None for an answer without a label"
         expected = parse_label(row["label"]) if "label" in row else read_answer(reference_answer(row, "label"))[0]
-        got, thought, strict = read_answer(text)
+        got, thought, strict = read_answer(answer_of(text))
         words = len(re.findall(r"\w+|[^\w\s]", thought or ""))
         figures = dict(valid_json=float(strict), thought_words=float(words))
         return Score(got is not None and got == expected, got, str(expected), figures)

@@ -10,6 +10,7 @@ import re
 from functools import lru_cache
 
 from ..report import SftError
+from ..thoughts import answer_of, without_thought
 from .core import no_rows_error, reference_answer, Score
 
 # %% ../../nbs/03_tasks/07_summarize.ipynb #77641686
@@ -96,7 +97,9 @@ class Summarize:
 
     def score(self, text:str, row:dict)->Score:
         "ROUGE figures; correct only if it is the summary itself"
+        text = answer_of(text).strip()
         expected = format_document(row["summary"]) if "summary" in row else reference_answer(row, "summary")
-        return Score(text.strip() == expected, text.strip() or None, expected, rouge(text, expected))
+        expected = without_thought(expected)
+        return Score(text == expected, text or None, expected, rouge(text, expected))
 
 TASK = Summarize()

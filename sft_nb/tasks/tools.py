@@ -10,6 +10,7 @@ import ast, json, re
 from collections import Counter
 
 from ..rows.formats import to_messages
+from ..thoughts import answer_of
 from .core import no_rows_error, Score
 from .answers import find_json_objects
 
@@ -48,7 +49,7 @@ def read_calls(
     text:str,         # what a model wrote
 )->list[dict]:        # name and arguments of each, in order; empty: no call can be parsed
     "The calls in a text, in any of the formats"
-    text = re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL)   # calls in the reasoning do not count
+    text = answer_of(text)   # calls in a thought do not count
     if calls := _python_calls(text): return calls
     calls, end = [], 0
     text = _QUOTED_ARGUMENTS.sub(lambda m: m[1] + m[2].replace("\\'", "'"), text)

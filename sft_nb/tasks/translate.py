@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..rows.columns import parse_fields
+from ..thoughts import answer_of
 from .core import no_rows_error, reference_answer, Score
 
 # %% ../../nbs/03_tasks/08_translate.ipynb #d6755c19
@@ -40,8 +41,8 @@ class Translate:
 
     def score(self, text:str, row:dict)->Score:
         "BLEU and chrF of this sentence; correct only if it is the translation itself"
-        expected = reference_answer(row, "target").strip()
-        return Score(text.strip() == expected, text.strip() or None, expected, sentence_figures(text.strip(), expected))
+        text, expected = answer_of(text).strip(), reference_answer(row, "target").strip()
+        return Score(text == expected, text or None, expected, sentence_figures(text, expected))
 
     def corpus(self, texts:list[str], scores:list[Score], rows:list[dict])->dict[str,float]:
         "BLEU and chrF of all answers together"

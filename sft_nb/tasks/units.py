@@ -9,8 +9,8 @@ __all__ = ['TASK', 'TASK_RFT', 'tagged_number', 'Units']
 import random, re
 
 from ..report import SftError
-from ..rows.formats import to_messages
-from .core import Score
+from ..thoughts import answer_of
+from .core import reference_answer, Score
 from .answers import final_number, plain_math, same_number, single_number
 from .arithmetic import GeneratedTask
 
@@ -56,8 +56,8 @@ class Units(GeneratedTask):
 
     def expected(self, row:dict)->str|None:
         "The number of a row, plain or in tags"
-        if "answer" not in row: return tagged_number(to_messages(row)[-1]["content"])
-        return tagged_number(str(row["answer"])) or final_number(str(row["answer"]))
+        answer = reference_answer(row, "answer")
+        return tagged_number(answer) or (final_number(answer) if "answer" in row else None)
 
     def messages(self, row:dict)->list[dict]:
         "The question and the tagged number; `SftError` if the answer has no number, or the reasoning a different one"
@@ -76,7 +76,7 @@ class Units(GeneratedTask):
 
     def score(self, text:str, row:dict)->Score:
         "Correct if the tagged number is within 5%; the figure `exact` requires equality"
-        got, expected = tagged_number(text), self.expected(row)
+        got, expected = tagged_number(answer_of(text)), self.expected(row)
         exact = dict(exact=float(same_number(got, expected)))
         return Score(same_number(got, expected, within=.05), got, str(expected), exact)
 

@@ -44,7 +44,7 @@ def truncate_to_length(
     "Truncate a long example to `max_length`; `SftError` if on_long is error"
     n, limit = len(ids), max_length
     if on_long == "error":
-        raise SftError(where, f"the row is {n} tokens and max_length is {limit}", "a row that fits",
+        raise SftError(where, f"the row is {n} tokens and max_length is {limit}", "",
                        edit(max_length=n) | edit(on_long="drop"), "truncated_answers")
     if on_long == "drop": return Truncated([], "too_long", n, f"longer than max_length {limit}")
     if on_long == "split":   # pieces of at most `limit` tokens, cut after an answer if possible

@@ -119,7 +119,7 @@ def conversation(
     "The messages of a row; `SftError` if it lacks a field or has no answer"
     messages = parse_row(task, row, where, cfg).messages
     if messages: return messages
-    raise SftError(where, "there is no answer in it", "an assistant message",
+    raise SftError(where, "there is no answer in it", "",
                    edit(on_bad_row="drop") | "add a message with the role assistant")
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #c6788497

@@ -426,11 +426,19 @@ def _side_figures(s:Split, name:str)->dict:
 
 def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)->Report:
     "Figures and findings of both sides"
-    figures = {"rows are": ", ".join(f"{name} ({pluralise(n, 'row')})" for name, n in train.seen.formats.items()),
+    def rows_are(name:str, n:int)->str:
+        if name != "text": return f"{name} ({pluralise(n, 'row')})"
+        learned = f"what follows {cfg.response_template!r} is learned"
+        if not cfg.response_template: learned = "everything is learned, without question and answer"
+        return f"plain text ({pluralise(n, 'row')}): {learned}"
+    figures = {"rows are": ", ".join(rows_are(*one) for one in train.seen.formats.items()),
                "prompt format": "plain text (no chat template)" if tokenizer.chat_template is None else "chat template",
                "pad token": tokenizer.pad_token,
                "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))}
-    if train.seen.unread: figures["columns not used"] = join_names([*train.seen.unread])
+    if n := train.seen.prompts_too:
+        source = cfg.sources.get("train_on_prompt", "Config")
+        figures["prompts learned too"] = f"in {pluralise(n, 'row')} (train_on_prompt: {source})"
+    if train.seen.unread: figures["columns not learned from"] = join_names([*train.seen.unread])
     figures |= _side_figures(train, "train")
     if eval: figures |= _side_figures(eval, "eval")
 

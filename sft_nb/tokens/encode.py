@@ -199,8 +199,7 @@ def encode_prompts(
 )->list[list[int]]:                  # token ids given to generation
     "Prompts as token ids; `SftError` for one without a message"
     if [] in conversations:
-        raise SftError(f"prompt {conversations.index([]) + 1}", "there is no message in it",
-                       "at least one user message", "leave it out")
+        raise SftError(f"prompt {conversations.index([]) + 1}", "there is no message in it", "", "leave it out")
     t = Template(tokenizer)
     encoder = Encoder(t)
     def starts(messages): return not t.chat or messages[0]["role"] == "text"   # no template wrote a BOS

@@ -37,11 +37,13 @@ class Row:
     messages:list[dict]
     examples:list[list[Chunk]]   # chunks of each example; empty for a dropped row
     dropped_because:str=""       # why it is dropped
+    prompt_too:bool=False        # True: its prompt is supervised too
 
 @dataclass
 class RowStatistics:
     "Statistics of the rows"
     formats:dict[str,int]=field(default_factory=dict)   # format -> rows, in order of appearance
+    prompts_too:int=0           # rows whose prompts are supervised too
     apart:int=0                 # conversations split into one example per turn
     with_more:int=0             # rows with messages after the last answer
     with_special_tokens:int=0   # rows with special tokens in their text
@@ -98,8 +100,8 @@ class Reader:
     ):
         self.cfg, self.task, self.t = cfg, task, t
         self.encoder = Encoder(t)
-        self.how = dict(turns=cfg.train_on_turns, prompt_too=cfg.train_on_prompt)
-        self.split_conversation = ConversationSplitter(t, skeletons=skeletons, **self.how)
+        self.splitters = {prompt_too: ConversationSplitter(
+            t, skeletons=skeletons, turns=cfg.train_on_turns, prompt_too=prompt_too) for prompt_too in (False, True)}
         self.seen = RowStatistics()   # statistics of the current batch
 
     def __call__(self,
@@ -134,6 +136,11 @@ def _as_recorded(row:dict|SftError)->dict:
 def read(self:Reader, place:str, row:dict)->Row:
     "A row with its chunks, or with the reason for leaving it out; `SftError` if `on_bad_row` is error"
     messages, examples, seen = [], [], self.seen
+    if isinstance(row, SftError): name = "unknown"
+    elif self.cfg.data_format != "auto": name = self.cfg.data_format
+    else: name = self.task.name if self.task.name != "chat" else detect(row) or "unknown"
+    prompt_too = self.cfg.train_on_prompt
+    if prompt_too == "conversations": prompt_too = name in ("messages", "sharegpt")
     try:
         if isinstance(row, SftError): raise row   # an unreadable line
         parsed = parse_row(self.task, row, place, self.cfg)
@@ -141,15 +148,13 @@ def read(self:Reader, place:str, row:dict)->Row:
         self.count_unlearned(parsed)
         dropped_because = parsed.dropped_because or self.why_nothing_to_learn(messages)
         if parsed.dropped_because and is_numeric_label(row): seen.label_zero += 1
-        if not dropped_because: examples = self.split(messages, place)
+        if not dropped_because: examples = self.split(messages, place, prompt_too)
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise
         dropped_because = e.found if len(e.found) <= 160 else e.found[:160] + "…"
-    if isinstance(row, SftError): name = "unknown"
-    elif self.cfg.data_format != "auto": name = self.cfg.data_format
-    else: name = self.task.name if self.task.name != "chat" else detect(row) or "unknown"
     seen.formats[name] = seen.formats.get(name, 0) + 1
-    return Row(place, _as_recorded(row), messages, examples, dropped_because)
+    seen.prompts_too += prompt_too and bool(examples)
+    return Row(place, _as_recorded(row), messages, examples, dropped_because, prompt_too)
 
 @patch
 def count_unlearned(self:Reader, parsed:ParsedRow)->None:
@@ -179,10 +184,10 @@ def why_nothing_to_learn(self:Reader, messages:list[dict])->str:
     return "empty question" if questions and not any(map(str.strip, questions)) else ""
 
 @patch
-def split(self:Reader, messages:list[dict], place:str)->list[list[Chunk]]:
+def split(self:Reader, messages:list[dict], place:str, prompt_too:bool=False)->list[list[Chunk]]:
     "The examples of a conversation, in chunks; what is remarkable about it is counted"
     if messages[0]["role"] == "tokens": return [self.split_tokens(m, place) for m in messages]
-    examples = self.split_conversation(messages, place)
+    examples = self.splitters[prompt_too](messages, place)
     if len(examples) > 1: self.seen.apart += 1
     if messages[0]["role"] == "text": return examples
     contents = [m["content"] for m in messages]
@@ -253,7 +258,8 @@ def encode(self:Reader, batch:Batch)->Encoded:
     "The tokens of a batch; a row with half a character stops it or is left out"
     def again(k):
         row = batch.rows[k]
-        return split_conversation(row.messages, self.t, where=row.place, **self.how, apart=True)
+        return split_conversation(row.messages, self.t, where=row.place, turns=self.cfg.train_on_turns,
+                                  prompt_too=row.prompt_too, apart=True)
     def has_half_a_character(row):
         try: json.dumps(row.messages, ensure_ascii=False, default=str).encode()
         except UnicodeError: return True

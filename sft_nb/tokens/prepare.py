@@ -63,21 +63,26 @@ def _nothing_left(ledger:Ledger, rows:Mixture, eval_rows:int|None)->SftError:
         found = f"{found}; the first is {ledger.first_dropped}"
         return SftError(by, found, "rows to evaluate on", more | edit(**{by: None}))
     if n:
-        found = f"none is left: {describe_reasons(ledger.reasons)}; the first is {ledger.first_dropped}"
+        found = f"no row is left to learn from: {describe_reasons(ledger.reasons)}; the first is {ledger.first_dropped}"
+        if {*ledger.kinds.values()} == {"too_long"}:
+            which = "the prompts of" if all(reason.startswith("prompt") for reason in ledger.reasons) else ""
+            length = f"longer than {pluralise(ledger.max_length, 'token')}: nothing is left to learn"
+            found = f"{which} all {pluralise(n, 'row')} are {length}".strip()
+            if n == 1: found = f"its only row is {length}"
         fix = edit(max_length=counts.longest_dropped) if counts.longest_dropped else f"look at {ledger.first_dropped}"
         is_text = set(ledger.seen.formats) <= {"text"}   # text continues wherever it is cut
         if is_text and counts.longest_dropped: fix = edit(on_long="split") | fix
-        return SftError(pluralise(n, "row"), found, "rows to learn from", fix, "nothing_to_learn")
+        return SftError(names, found, fix=fix, page="nothing_to_learn")
     is_empty = all(source.total == 0 for source in rows.sources)
     if (is_empty or not rows.share) and not any(s.can_change for s in rows.sources):   # they were passed in memory
-        return SftError(names, "there are none: it is empty", "at least one row",
-                        as_fix("look at what you pass, such as len(rows), or name a file in {train_file}"))
+        return SftError(names, "there are none: it is empty",
+                        fix=as_fix("look at what you pass, such as len(rows), or name a file in {train_file}"))
     if not rows.share:
-        return SftError(names, "there is no row in it", "rows to learn from",
-                        f"look at {names}, and at the step that wrote it")
+        return SftError(names, "there is no row in it",
+                        fix=f"look at {names}, and at the step that wrote it")
     if not rows.held_out:
         found = f"every row of {names} falls into a held-out share of {rows.share:g}"
-        return SftError(by, found, "rows to learn from", edit(**{by: None}) | "more rows")
+        return SftError(by, found, fix=edit(**{by: None}) | "more rows")
     fix = edit(eval_file="rows.jsonl", **{by: None})
     if rows.share < .25: fix = more | fix
     found = f"none of the rows falls into a held-out share of {rows.share:g}"

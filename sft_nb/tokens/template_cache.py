@@ -220,6 +220,7 @@ class ConversationSplitter:
     def filled(self, key:tuple, messages:list[dict])->list[list[Chunk]]|None:
         "By the skeleton of this shape; None if there is none or it does not hold"
         self.n += 1
+        key = (self.how.get("prompt_too", False), *key)   # the template's skeletons are those of all splitters
         if key not in self.t.shapes:
             self.seen[key] += 1
             if self.seen[key] > 2 and len(self.t.shapes) < 512:

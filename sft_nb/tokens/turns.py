@@ -264,7 +264,7 @@ def split_conversation(
     messages = t.fitting(messages, where)
     answers = supervised_messages(messages, turns)
     if not answers:
-        raise SftError(where, "there is no answer to learn in it", "an assistant message",
+        raise SftError(where, "there is no answer to learn in it", "",
                        edit(on_bad_row="drop") | "add a message with the role assistant")
     if answers[0] == 0:
         raise SftError(where, "it begins with an answer", "a question before the first answer",

@@ -91,18 +91,18 @@ def check_settings(cfg:Config)->None:
 
     if cfg.eval_steps and not cfg.eval_samples:
         found = f"eval_steps is {cfg.eval_steps} and eval_samples is 0"
-        raise ConfigError("eval_steps", found, "held-out rows to evaluate on", edit(eval_samples=200))
+        raise ConfigError("eval_steps", found, "", edit(eval_samples=200))
     if cfg.lr_scheduler_type in AFTER_EVALUATION and not cfg.eval_steps:
         found = f"{cfg.lr_scheduler_type} lowers the rate by the held-out loss, and eval_steps is not set"
         fix = edit(eval_steps=100) | edit(lr_scheduler_type="cosine")
-        raise ConfigError("lr_scheduler_type", found, "evaluations", fix)
+        raise ConfigError("lr_scheduler_type", found, "", fix)
     by_best = [name for name in ("load_best_model_at_end", "early_stopping_patience") if getattr(cfg, name)]
     if by_best and cfg.metric_for_best_model == "loss" and not cfg.eval_steps:
         found = "eval_steps is not set, so there is no held-out loss"
-        raise ConfigError(by_best[0], found, "evaluations to choose by", edit(eval_steps=100))
+        raise ConfigError(by_best[0], found, "", edit(eval_steps=100))
     if by_best and cfg.metric_for_best_model != "loss" and not cfg.eval_samples:
         found = f"eval_samples is 0, so there is no {cfg.metric_for_best_model}"
-        raise ConfigError(by_best[0], found, "held-out rows to choose by", edit(eval_samples=200))
+        raise ConfigError(by_best[0], found, "", edit(eval_samples=200))
 
     if cfg.num_train_epochs == 0 and cfg.max_steps == -1:
         found = "it is 0 and max_steps is not set: there are no steps to train"
@@ -116,7 +116,7 @@ def check_settings(cfg:Config)->None:
         raise ConfigError("shuffle", "group_by_length is set too", expected, fix)
     if cfg.unfrozen_parameters and cfg.method != "full":
         fix = edit(method="full") | edit(unfrozen_parameters=None)
-        raise ConfigError("unfrozen_parameters", f"method {cfg.method} trains an adapter", "full fine-tuning", fix)
+        raise ConfigError("unfrozen_parameters", f"method {cfg.method} trains an adapter", "", fix)
     if cfg.kernels == "compile":
         for name in ("keep_attention", "recompute_parts"):
             if getattr(cfg, name) is not True: continue

@@ -51,8 +51,7 @@ def raise_if_failed(checked:Report, *, force:bool=False)->Report:
     if failed and not force:
         found = "; ".join(f"{f.check}: {f.says}" for f in failed)
         otherwise = command("sft_nb check", "preflight(cfg)") | edit(force=True)
-        raise SftError("preflight", found, "a run that can work", failed[0].fix or otherwise,
-                       failure_page(failed[0].check))
+        raise SftError("preflight", found, "", failed[0].fix or otherwise, failure_page(failed[0].check))
     if failed: checked.figures["forced"] = f"despite {', '.join(f.check for f in failed)}"
     return checked
 
@@ -279,12 +278,12 @@ def _check_same_rows(run:Run, data:Data)->None:
     config = run.path/"config.json"
     found = f"the training rows have changed since the run started (fingerprint {now}, was {was})"
     fix = command(f"sft_nb train --config {shell_quote(config)}", f'train(load_config("{config}", run_name=None))')
-    raise ConfigError(f"run {run.name!r}", found, "the same rows in the same order", fix | "restore the rows")
+    raise ConfigError(f"run {run.name!r}", found, "", fix | "restore the rows")
 
 def _not_loadable(run:Run, checkpoint:Path, why:str)->SftError:
     fix = command(f"rm -r {shell_quote(checkpoint)}") | resume_command(run, anew=True)
     return SftError(f"{run.name}/{checkpoint.name}", f"training cannot continue from it ({why})",
-                    "a checkpoint as sft_nb wrote it", fix)
+                    "", fix)
 
 def _newest_checkpoint(run:Run)->Path:
     "The newest one that is whole; ConfigError if there is none, `SftError` if its files are of different steps"
@@ -292,7 +291,7 @@ def _newest_checkpoint(run:Run)->Path:
     for name, why in damaged.items(): log(f"sft_nb: {name} is not used: {why}")
     if checkpoint is None:
         found = "it has no complete checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
-        raise ConfigError(f"run {run.name!r}", found, "one to resume from", resume_command(run, anew=True))
+        raise ConfigError(f"run {run.name!r}", found, "", resume_command(run, anew=True))
     if read_json_object(checkpoint/"trainer_state.json").get("global_step") != step_of(checkpoint):
         raise _not_loadable(run, checkpoint, f"its trainer_state.json is not from step {step_of(checkpoint)}")
     return checkpoint

@@ -276,7 +276,7 @@ def out_of_memory_error(self:SupervisedTrainer, k:int)->SftError:
     found = f"memory ran out at {self.in_words(k)}, and it cannot be split further"
     fix = edit(gradient_checkpointing=True)
     fix |= "a smaller {max_length} or {per_device_train_batch_size}; sft_nb plan shows what fits"
-    return SftError(f"step {self.state.global_step + 1}", found, "a step that fits", fix)
+    return SftError(f"step {self.state.global_step + 1}", found, "", fix)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000034
 @patch

@@ -101,6 +101,19 @@ def test_routers_that_are_trained_are_not_called_frozen(tokenizer):
     assert "; embeddings and head are frozen" in str(lora_reach(trained))
 
 
+def test_parameters_alone(tokenizer):
+    "As peft with target_modules=[]: no linear layer has an adapter"
+    how = dict(lora_target_modules=("none",), lora_target_parameters=("experts.down_proj",))
+    model = adapted("qwen3_moe", tokenizer, **how)
+    trained = {n.partition(".lora_")[0] for n, p in model.named_parameters() if p.requires_grad}
+    assert {name.rpartition(".")[2] for name in trained} == {"experts"}
+    again = read_lora_settings(model)
+    assert {name: again[name] for name in how} == how
+    with pytest.raises(ConfigError, match="it is none, and lora_target_parameters names nothing"):
+        adapted("qwen3_moe", tokenizer, lora_target_modules=("none",))
+    assert check_reach(model, load_config(method="lora", **how)).status == "ok"   # as requested
+
+
 def test_a_word_that_means_nothing_is_answered_with_those_of_experts_too(tokenizer):
     with pytest.raises(ConfigError, match="no linear layer 'down_projs'.*gate_up_proj") as e:
         adapted("gpt_oss", tokenizer, lora_target_modules=("down_projs",))

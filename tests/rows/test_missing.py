@@ -120,7 +120,7 @@ def test_text_files_are_documents(tmp_path):
     data = prepare(cfg)
     assert data.train.n_kept == 2 and "red in a.txt.\n" in answers(data)[0]
     (tmp_path/"book.txt").write_text("Roses are red.\n" * 500)
-    with pytest.raises(SftError, match="none is left") as e:
+    with pytest.raises(SftError, match="nothing is left to learn") as e:
         prepare(load_config(**SETTINGS, train_file=str(tmp_path/"book.txt")))
     assert e.value.fix.settings == dict(on_long="split")
     (tmp_path/"c.jsonl").write_text('{"text": "Violets are blue."}')

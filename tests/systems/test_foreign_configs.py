@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from sft_nb.config import load_config, table
-from sft_nb.report import ConfigError
+from sft_nb.report import ConfigError, SftError
 from sft_nb.settings import defaults
 from sft_nb.foreign_meaning import ALIASES, FileSettings, Meaning
 from sft_nb.foreign_settings import FOREIGN, foreign_keys, TOOLS, translate_setting, VALUES
@@ -91,7 +91,8 @@ MEANS = [   # a file, what is added to it, and some of its settings
                              warmup_steps=0, lora_target_modules=("all-linear",), train_on_prompt=False)),
     (TRL, "", dict(method="full", max_length=1024, learning_rate=2e-5, per_device_train_batch_size=8, on_long="cut",
                    dtype="bfloat16", gradient_accumulation_steps=1, train_file=("trl-lib/Capybara",))),
-    (HANDBOOK, "", dict(train_file=("HuggingFaceH4/ultrachat_200k:train_sft",), eval_file=None, train_on_prompt=True)),
+    (HANDBOOK, "", dict(train_file=("HuggingFaceH4/ultrachat_200k:train_sft",), eval_file=None,
+                        train_on_prompt="conversations")),   # messages whole, and of prompt and completion the latter
     (HANDBOOK, "eval_strategy: epoch", dict(eval_file=("HuggingFaceH4/ultrachat_200k:test_sft",), eval_steps="epoch")),
     # how it is trained
     (AXOLOTL, "adapter: lora\nload_in_8bit: true", dict(method="qlora", load_in_8bit=True)),
@@ -115,11 +116,24 @@ MEANS = [   # a file, what is added to it, and some of its settings
     (TRL, "use_peft: true\nlora_r: 32\nlora_alpha: 16", dict(method="lora", lora_r=32, lora_alpha=16, lora_dropout=.05,
                                                              lora_target_modules=("q_proj", "v_proj"))),
     (AXOLOTL, "adapter: lora\nlora_target_parameters: [experts.gate_up_proj]",
-     dict(method="lora", lora_target_parameters=("experts.gate_up_proj",))),
+     dict(method="lora", lora_target_parameters=("experts.gate_up_proj",), lora_target_modules=("none",))),
+    (AXOLOTL, "adapter: lora\nlora_target_parameters: [experts.gate_up_proj]\nlora_target_linear: true",
+     dict(lora_target_parameters=("experts.gate_up_proj",), lora_target_modules=("all-linear",))),
     (LLAMA_FACTORY, "finetuning_type: lora\nmoe_aux_loss_coef: 0.01", dict(method="lora", router_aux_loss_coef=.01)),
     (TRL, "use_peft: true\nload_in_4bit: true\nlora_target_modules: all-linear",
      dict(method="qlora", lora_target_modules=("all-linear",), bnb_4bit_use_double_quant=False)),
     (TRL, "bf16: true\nfp16: false\nassistant_only_loss: true", dict(dtype="bfloat16", train_on_prompt=False)),
+    # what is learned: TRL 1.16 learns rows of messages whole, and completions without their prompts
+    (TRL, "", dict(train_on_prompt="conversations")), (TRL, "assistant_only_loss: false", dict(
+        train_on_prompt="conversations")),
+    (TRL, "completion_only_loss: false", dict(train_on_prompt=True)),
+    (TRL, "completion_only_loss: true", dict(train_on_prompt="conversations")),
+    (TRL, "completion_only_loss: true\nassistant_only_loss: false", dict(train_on_prompt="conversations")),
+    (TRL, "completion_only_loss: false\nassistant_only_loss: true", dict(train_on_prompt=False)),
+    (TRL, "train_on_prompt: false", dict(train_on_prompt=False)),
+    (AXOLOTL, "", dict(train_on_prompt=False, task="chat")),
+    (LLAMA_FACTORY, "do_train: true\ndo_predict: true\ndo_eval: true", dict(train_on_prompt=False)),
+    (TRL, "do_eval: true\ndo_predict: true", dict(method="full")),   # its script trains anyway
     # how often
     (AXOLOTL, "val_set_size: 0.1\nevals_per_epoch: 4\nsaves_per_epoch: 2",
      dict(eval_fraction=.1, eval_steps=.125, save_steps=.25)),
@@ -158,6 +172,7 @@ MEANS = [   # a file, what is added to it, and some of its settings
      dict(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs=("min_lr_rate=0.1",))),
     (AXOLOTL, "adam_beta2: 0.95\nadam_epsilon: 0.00001\nwarmup_steps: 10", dict(adam_beta2=.95, adam_epsilon=1e-5,
                                                                                warmup_steps=10)),
+    (AXOLOTL, "chat_template_kwargs: {enable_thinking: false}", dict(chat_template_kwargs=("enable_thinking=False",))),
     (TRL, "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.1}\nwarmup_ratio: 0.03",
      dict(lr_scheduler_kwargs=("min_lr_rate=0.1",), warmup_steps=.03)),
     (TRL, "warmup_ratio: 0.03\nwarmup_steps: 20", dict(warmup_steps=20)),
@@ -216,6 +231,8 @@ ENTRIES = [   # an entry of Axolotl's or TRL's datasets, and what it sets
     (dict(path="u/x", type="chat_template", roles_to_train=["assistant"], train_on_eos="turn"),
      dict(train_on_prompt=False)),
     (dict(path="u/x", type="chat_template", roles_to_train=["human", "gpt"]), dict(train_on_prompt=True)),
+    (dict(path="u/x", type="chat_template", roles_to_train=[], message_field_training="training"),
+     dict(train_on_prompt=False)),
     (dict(path="u/x", type="chat_template", roles_to_train=None, train_on_eos=None), dict(train_on_turns="last")),
     (dict(path="u/x", type="gpteacher"), dict(data_format="alpaca_prompt", fields=("output=response",))),
     (dict(path="u/x", type="oasst"), dict(fields=("instruction=INSTRUCTION", "output=RESPONSE"))),
@@ -309,6 +326,10 @@ REFUSED = [   # a file, what is added to it, and what the error says
     ("model_name_or_path: u/m\ntemplate: qwen3\nexport_dir: out\nexport_size: 5\n", "", "sft_nb merge"),
     ("model_name_or_path: u/m\ntemplate: qwen3\ninfer_backend: huggingface\n", "", "answering with a model"),
     (TRL, "beta: 0.1\nmax_prompt_length: 512", "preference training"),
+    (LLAMA_FACTORY, "do_predict: true\npredict_with_generate: true", "do_predict = True asks for answers"),
+    (LLAMA_FACTORY, "do_eval: true", "do_eval = True asks for evaluation"),
+    (LLAMA_FACTORY, "do_train: false\ndo_predict: true", "asks for evaluation, and no training"),
+    ("do_predict: true\n", "", "asks for answers to held-out rows"),
     (TRL, "num_generations: 8\nmax_completion_length: 100", "reinforcement learning"),
     (AXOLOTL, "use_eaft: true", "another loss"), (LLAMA_FACTORY, "use_dft_loss: true", "another loss"),
     (TRL, "loss_type: dft", "it is the loss of the next token"), (AXOLOTL, "neftune_noise_alpha: 5", "adds noise"),
@@ -347,7 +368,6 @@ REFUSED = [   # a file, what is added to it, and what the error says
     (HANDBOOK, "dataset_mixer: 3", "a dataset and its part"), (HANDBOOK, "dataset_splits: [x]", "none for training"),
     (AXOLOTL, "peft_init_lora_weights: false", "changes nothing at first"),
     (AXOLOTL, "peft: {backend: torchao}", "quantised"),
-    (AXOLOTL, "chat_template_kwargs: {enable_thinking: false}", "stand in each row"),
     (TRL, "dataset_config: a\ndatasets: [{path: u/x}, {path: u/y}]", "belongs to one dataset"),
 ]
 
@@ -490,6 +510,24 @@ TRL_LINE = """--model_name_or_path Qwen/Qwen2-0.5B --dataset_name trl-lib/Capyba
     --eos_token <|im_end|> --eval_strategy steps --eval_steps 100 --use_peft --lora_r 32 --lora_alpha 16
     --output_dir Qwen2-0.5B-SFT
     --push_to_hub --lr_scheduler_kwargs {"min_lr_rate":0.1}"""
+
+
+def test_rows_that_a_limit_shortens_are_looked_for_beside_the_file_too(tmp_path):
+    (tmp_path/"rows.jsonl").write_text("{}\n")
+    cfg = load(tmp_path, LLAMA_FACTORY.replace("u/rows", "rows.jsonl") + "max_samples: 5\n")
+    assert cfg.train_file == (f"{tmp_path}/rows.jsonl[:5]",)
+    cfg = load(tmp_path, AXOLOTL.replace("{path: u/rows", "{path: rows.jsonl, split: 'train[:20%]'"))
+    assert cfg.train_file == (f"{tmp_path}/rows.jsonl[:20%]",)
+
+
+@pytest.mark.parametrize("text", ["model_name_or_path: tiny\nstage: sft\n", "base_model: tiny\nadapter: lora\n",
+                                  "model_name_or_path: tiny\nuse_peft: true\n"])
+def test_a_file_without_rows_does_not_train_on_those_of_the_demo(tmp_path, text):
+    from sft_nb.tasks.core import task_of
+    from sft_nb.tokens.conversations import open_split
+    cfg = load(tmp_path, text)
+    with pytest.raises(SftError, match="task chat, train rows: there is no file"):
+        open_split(cfg, task_of(cfg), "train")
 
 
 def test_trls_documented_command_line():

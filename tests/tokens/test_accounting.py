@@ -38,7 +38,7 @@ def test_cutting_the_start_keeps_the_answers(tokenizer):
     assert len(data.train.tokens[0]["input_ids"]) == 30 and supervised(tokenizer, data) == ["#### 7<|im_end|>"]
     end = prepare(no_eval(**cut), tokenizer, train=[dict(question="hm", answer="7 " * 50)])
     assert finding(end, "train_ends").status == "warn" and "1 of 1" in str(end.report)
-    with pytest.raises(SftError, match="none is left: 1 prompt longer than max_length 30"):
+    with pytest.raises(SftError, match="its only row is longer than 30 tokens: nothing is left to learn"):
         prepare(no_eval(**cut), tokenizer, train=rows)
 
 

@@ -30,7 +30,7 @@ def test_only_the_named_parameters_learn_and_a_resumed_run_ends_with_the_same_by
 
 
 @pytest.mark.parametrize("settings, says", [
-    (dict(method="lora", unfrozen_parameters="lm_head"), "method lora trains an adapter; full fine-tuning. Fix: "),
+    (dict(method="lora", unfrozen_parameters="lm_head"), "method lora trains an adapter. Fix: "),
     (dict(method="lora", load_in_8bit=True), "load_in_8bit: method is lora"),
     (dict(method="full", load_in_8bit=True), "load_in_8bit: method is full"),
     (dict(group_by_length=True, shuffle=False), "group_by_length is set too")], ids=lambda x: str(x)[:20])
