@@ -25,7 +25,7 @@ from ..config import Config
 from ..settings import settings_with
 from ..tasks.core import finite_number, Score, Task, task_of
 from sft_nb.tasks.metrics import (
-    ClassTable, figure_names, headline_figure, measure_answers, row_to_score, score_answer,
+    ClassTable, figure_names, headline_figure, labels_of, measure_answers, row_to_score, score_answer,
     shown_figures)
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
@@ -85,6 +85,11 @@ class Scores:
     @property
     def answered(self)->float: return sum(a.got is not None for a in self.answers) / self.n
     @property
+    def in_form(self)->float:
+        "The share of answers in the asked form: they can be parsed and, where targets are labels, are one of these"
+        labels = labels_of([a.expected for a in self.answers])
+        return sum(a.got is not None and (not labels or a.got in labels) for a in self.answers) / self.n
+    @property
     def ended(self)->float: return sum(a.ended for a in self.answers) / self.n
 
     def __str__(self): return self.line()
@@ -96,7 +101,7 @@ class Scores:
         low, high = self.interval
         right = f"mean of {self.n}, {self.correct} in full" if self.graded else f"{self.correct} of {self.n}"
         sure = f"{right}; 95% interval {low:.1%} to {high:.1%}"
-        shares = f"{self.answered:.0%} in the asked form; {self.ended:.0%} stopped by themselves"
+        shares = f"{self.in_form:.0%} in the asked form; {self.ended:.0%} stopped by themselves"
         figures = shown_figures(self.figures)
         more = {k: f"{k} {v:.3g}" for k, v in figures.items() if k not in ("accuracy", "answered", "ended")}
         accuracy = f"{self.model:<6} {self.accuracy:6.1%}  ({sure})   {shares}"
@@ -130,7 +135,7 @@ class Scores:
         return ClassTable.of([a.expected for a in self.answers], [a.got for a in self.answers])
 
     def to_dict(self)->dict:
-        names = "model accuracy interval correct n answered ended thoughts figures".split()
+        names = "model accuracy interval correct n answered in_form ended thoughts figures".split()
         classes = self.class_table
         return {k: getattr(self, k) for k in names} | dict(classes=classes and classes.to_dict(),
                                                            answers=[asdict(a) for a in self.answers])
