@@ -154,7 +154,7 @@ def few_shot_questions(
 )->tuple[Questions|None,int]:   # None: no training row fits
     "At most 100 of the rows, each behind `k` training rows or as many as fit, and their number"
     shots, n = _choose_shots(questions, k), len(questions.talks)
-    shot_tokens = sum(map(len, tokenizer(["\n".join(m["content"] for m in s) for s in shots])["input_ids"])) if shots else 0
+    shot_tokens = sum(len(tokenizer(m["content"])["input_ids"]) for shot in shots for m in shot)
     plain_tokens = sum(map(len, questions.prompts))
     affordable = int(2 * plain_tokens / (plain_tokens / n + shot_tokens))   # what both models' plain answers cost
     step = max(1, -(-n // min(_FEW_SHOT_ROWS, max(_FEWEST_ROWS, affordable))))
