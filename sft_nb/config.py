@@ -24,7 +24,7 @@ from .report import as_fix, ConfigError, edit, Fix, MissingPathError, shell_quot
 from .settings import Config, defaults, SETTINGS, settings_with
 from .foreign_meaning import FILE_SUFFIXES, FileSettings, full_name, Meaning, plain_name
 from .foreign_settings import (
-    dependent_defaults, meanings_of, method_refusal, refusal, TOOLS, translate_setting, VALUES)
+    dependent_defaults, meanings_of, method_refusal, recognise_tool, refusal, TOOLS, translate_setting, VALUES)
 from .config_files import (
     ASSIGNED, CONFIGS, DEFAULT, SettingEntry, is_known_name, nearest_names, normalise, OVERRIDE, read_json_config,
     read_python_config, read_yaml_config, unknown_setting_error)
@@ -74,7 +74,7 @@ class SettingsMerger:
 _TRANSLATED_LAST = """packing sample_packing neat_packing batch_flattening dataset_train_split dataset_config
     dataset_test_split evals_per_epoch saves_per_epoch eval_strategy evaluation_strategy save_strategy greater_is_better
     lora_target_linear cosine_min_lr_ratio
-    curriculum_sampling""".split()   # these depend on other settings; translate them in this order
+    curriculum_sampling enable_thinking""".split()   # these depend on other settings; translate them in this order
 
 @patch
 def merge(self:SettingsMerger,
@@ -224,9 +224,10 @@ def load_config(
 
     tool = next((e.tool for e in entries if e.tool), "")
     if not entries and {"model_name_or_path", "dataset_name"} <= {*map(plain_name, overrides)}: tool = "trl"
+    if not entries and recognise_tool(overrides) == "ms-swift": tool = "ms-swift"   # its names are its own
     for k, v in overrides.items():
         if is_known_name(k, tool): entries.append(SettingEntry(k, v, source, OVERRIDE, tool))
-        else: problems.append(unknown_setting_error(k, source, tool))
+        else: problems.append(unknown_setting_error(k, source, tool, value=v))
     merger = SettingsMerger().merge(entries, file.parent if file else None)
     if merger.methods: raise method_refusal(merger.methods)
 

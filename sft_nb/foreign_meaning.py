@@ -137,7 +137,7 @@ def when_on(meaning:Meaning|Callable)->Meanings:
     def read(value, given:FileSettings)->Meaning:
         if is_off(value): return accepted()
         return meaning(value, given) if callable(meaning) else meaning
-    read.__doc__ = meaning.__doc__ if callable(meaning) else str(meaning)
+    read.__doc__, read.when_on = meaning.__doc__ if callable(meaning) else str(meaning), meaning
     return {...: read}
 
 def unless_none(read:Callable)->Meanings:
@@ -250,7 +250,6 @@ _IGNORED = {
     "environment variables are set in the shell": "env",
     "an empty system message is not added": "auto_insert_empty_system_msg",
     "no released version reads it": "torchdistx_path gptq_groupsize gptq_model_v1 eta_min max_prompt_len test_value",
-    "the template writes reasoning where a row has some": "enable_thinking preserve_thinking",
 }
 IGNORED = {name: when_on(accepted(note)) for note, names in _IGNORED.items() for name in names.split()}
 

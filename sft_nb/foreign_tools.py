@@ -6,19 +6,20 @@
 __all__ = ['DTYPES', 'MODEL_KEYS', 'EVALUATION_KEYS', 'PACKING', 'PADDING', 'TRL_ROW_KEYS', 'HANDBOOK_KEYS', 'ATTENTION_NOTE',
            'ATTENTION', 'MODEL_KWARGS', 'TRL_MACHINE_KEYS', 'TRL_KEYS', 'DEVICE_KEYS', 'TRL', 'ADAPTER_KEYS',
            'AXOLOTL_ROW_KEYS', 'AXOLOTL_MACHINE_KEYS', 'AXOLOTL_KEYS', 'AXOLOTL', 'LLAMA_FACTORY_KEYS', 'LLAMA_FACTORY',
-           'read_dtype', 'computes_in', 'adapter_method', 'holds_nothing_out', 'read_truncation', 'trl_defaults',
-           'times_per_epoch', 'read_special_tokens', 'read_added_tokens', 'axolotl_defaults', 'find_dataset_info',
-           'read_dataset_names', 'llama_factory_defaults']
+           'SWIFT_KEYS', 'MS_SWIFT', 'read_dtype', 'computes_in', 'adapter_method', 'holds_nothing_out',
+           'read_truncation', 'read_thinking', 'trl_defaults', 'times_per_epoch', 'read_special_tokens',
+           'read_added_tokens', 'axolotl_defaults', 'find_dataset_info', 'read_dataset_names', 'llama_factory_defaults',
+           'swift_defaults']
 
 # %% ../nbs/00_foreign_tools.ipynb #8fb2e9a3
 import json, re
 from pathlib import Path
 
-from .report import command, edit
+from .report import command, edit, Fix
 from .foreign_meaning import (
     accepted, any_value, dataset_files, FILE_SUFFIXES, FileSettings, is_hub_dataset, is_off, join_fields, Meaning,
-    only_values, other_method, read_chat_template, read_datasets, read_held_out, refused, same_for, same_value, sets,
-    sets_if_unset, sets_over_others, Tool, true_or_false, unless_none, when_on, with_split)
+    METHODS, only_values, other_method, read_chat_template, read_datasets, read_held_out, refused, same_for, same_value,
+    sets, sets_if_unset, sets_over_others, Tool, true_or_false, unless_none, when_on, with_split)
 
 # %% ../nbs/00_foreign_tools.ipynb #138a1d3b
 _DTYPE_NOTE = "dtype chooses: auto is bfloat16 where the hardware computes in it, else float32"
@@ -295,8 +296,15 @@ TRL_MACHINE_KEYS = dict(
     early_stopping_steps=when_on(same_value("early_stopping_patience")))
 
 # %% ../nbs/00_foreign_tools.ipynb #d0909ea3
+def read_thinking(v, given:FileSettings)->Meaning:
+    "chat_template_kwargs, with enable_thinking and preserve_thinking as the file has them"
+    names = ("enable_thinking", "preserve_thinking")
+    asked = given.written | {given.key: v}
+    return sets(chat_template_kwargs=tuple(f"{k}={asked[k]}" for k in names if isinstance(asked.get(k), bool)))
+
 TRL_KEYS = MODEL_KEYS | EVALUATION_KEYS | TRL_ROW_KEYS | HANDBOOK_KEYS | TRL_MACHINE_KEYS | dict(
-    datasets=unless_none(read_datasets))
+    datasets=unless_none(read_datasets), enable_thinking=dict.fromkeys((True, False), read_thinking) | only_values(),
+    preserve_thinking=dict.fromkeys((True, False), read_thinking) | only_values())
 DEVICE_KEYS = {"device": any_value("device chooses"), "mode": any_value("no released version reads it")}
 TRL = Tool(
     "TRL",
@@ -416,7 +424,6 @@ AXOLOTL_ROW_KEYS = dict(
     excess_length_strategy=unless_none(_read_excess_length),
     dataset_prepared_path=any_value("prepared rows are kept in cache_dir"),
     chat_template_jinja=when_on(same_value("chat_template")),
-    chat_template_kwargs=when_on(same_value("chat_template_kwargs")),
     special_tokens=unless_none(read_special_tokens), tokens=when_on(read_added_tokens))
 
 # %% ../nbs/00_foreign_tools.ipynb #c9f07ffe
@@ -579,6 +586,29 @@ def _read_infer_backend(v, given:FileSettings)->Meaning:
     if trains: return accepted("the model is trained, not served")
     return other_method("answering with a model, and no training")
 
+_REASONING_TEMPLATES = """aeva deepseekr1 ernie_vl gemma4 gemma4n glm4_5v glm4_7 glm4_moe glm4v glmz1 gpt_oss hy3
+    keye_vl kimi_vl mimo mimo_v2 mimo_vl minimax2 qwen3 qwen3_5 qwen3_6 qwen3_omni qwen3_vl seed_oss youtu""".split()
+
+def _template_reads(argument:str, given:FileSettings)->bool:
+    "Does the chat template read the argument? Taken for granted of the tokenizer's own, which is not known here"
+    template = given["chat_template"]
+    if template is None: return True
+    file = next((p for p in (Path(template[:200]), (given.folder or Path())/template[:200]) if p.is_file()), None)
+    return argument in (file.read_text(encoding="utf-8", errors="replace") if file else template)
+
+def _read_enable_thinking(v, given:FileSettings)->Meaning:
+    "False, with a template that reasons: reasoning = 'drop', and an empty block in the prompt; True is the default"
+    template = given.written.get("template")
+    if template and template not in _REASONING_TEMPLATES: return accepted(f"{template} has no place for reasoning")
+    if v: return accepted("reasoning is learned, and where a row has none, an empty block if the template writes one")
+    if v is None:
+        return refused("rows without reasoning would get an empty block in their prompts, and the others none", Fix(
+            dict(enable_thinking=True)) | 'write {"enable_thinking": false} as chat_template_kwargs of rows without it')
+    if not _template_reads("enable_thinking", given):
+        return sets("reasoning is removed; the chat template has no empty block to put into prompts", reasoning="drop")
+    return sets("reasoning is removed, and the prompt has the empty block", reasoning="drop",
+                chat_template_kwargs=("enable_thinking=False",))
+
 _INTERLEAVED = refused("rows of all files are taken, each as often as train_weights says", edit(train_weights=(1., 2.)))
 _ADDED_TOKENS = when_on(read_added_tokens)
 LLAMA_FACTORY_KEYS = dict(
@@ -603,8 +633,108 @@ LLAMA_FACTORY = Tool(
     dict(task="chat", method="lora", learning_rate=5e-5, lr_scheduler_type="linear", warmup_steps=0., weight_decay=0.,
          max_length=2048, per_device_train_batch_size=8, gradient_accumulation_steps=1, lora_r=8, on_long="cut",
          save_steps=500),
-    DEVICE_KEYS | dict(dataset=unless_none(read_dataset_names), cache_dir=any_value("models lie in HF_HOME")))
+    DEVICE_KEYS | dict(dataset=unless_none(read_dataset_names), cache_dir=any_value("models lie in HF_HOME"),
+                       enable_thinking=dict.fromkeys((True, False, None), _read_enable_thinking)))
 
 def llama_factory_defaults(given:FileSettings)->dict:
     "lora_alpha is twice the rank"
     return dict(lora_alpha=2 * given["lora_r"] if isinstance(given["lora_r"], int) else 16)
+
+# %% ../nbs/00_foreign_tools.ipynb #5w1ft002
+def _read_tuner_type(v, given:FileSettings)->Meaning:
+    "method; other tuners are refused"
+    if v == "lora": return sets(method="qlora" if given.written.get("quant_bits") else "lora")
+    if v == "full": return sets(method="full")
+    return refused(f"{v} is another way to train a part of the weights", edit(method="lora"))
+
+def _read_quant_bits(v, given:FileSettings)->Meaning:
+    "method = 'qlora', with load_in_8bit for 8"
+    if v not in (4, 8): return refused("a base is quantised to 4 or 8 bits", edit(method="qlora"))
+    return sets_over_others(method="qlora", load_in_8bit=v == 8)
+
+def _read_swift_datasets(v, given:FileSettings, setting:str="train_file")->Meaning:
+    "train_file: name:subset#500 is the first 500 rows of it"
+    names, files, drawn = [str(one) for one in (v.split() if isinstance(v, str) else v)], [], []
+    for name in names:
+        name, _, n = re.sub("^(HF|MS)::", "", name).partition("#")
+        if n and not n.isdigit(): return refused("a whole number after #", f"{{{setting}}} NAME#500")
+        if n: drawn.append(n)
+        folder, _, subset = name.partition(":")
+        if subset and is_hub_dataset(folder): name = f"{folder}:{subset}:train"
+        files.append(_with_limit(name, f"[:{n}]" if n else ""))
+    note = f"the first {', '.join(drawn)} rows, in the order of the file" if drawn else ""
+    return sets(note, **{setting: tuple(files)})
+
+def _read_val_datasets(v, given:FileSettings)->Meaning:
+    "eval_file"
+    return _read_swift_datasets(v, given, "eval_file")
+
+def _read_system(v, given:FileSettings)->Meaning:
+    "system_prompt, also from a text file"
+    if not str(v).endswith(".txt"): return sets(system_prompt=str(v))
+    file = next((p for p in (Path(v), (given.folder or Path())/v) if p.is_file()), None)
+    if file is None: return refused("there is no such file", edit(system_prompt="You are a helpful assistant."))
+    return sets(system_prompt=file.read_text(encoding="utf-8"))
+
+def _read_loss_scale(v, given:FileSettings)->Meaning:
+    "train_on_turns = 'last' for last_round, train_on_prompt = True for all; weights of parts of an answer are refused"
+    first, _, more = v.partition("+")
+    meant = dict(default=accepted("every answer is learned"), last_round=sets(train_on_turns="last"),
+                 all=sets(train_on_prompt=True)).get(first)
+    if "ignore_empty_think" in v:
+        return refused("an empty block is not learned where the prompt has it", Fix(dict(enable_thinking=False)))
+    if meant is None or more: return refused("parts of an answer are not weighted", "loss_scale: default")
+    return meant
+
+def _read_truncation_strategy(v, given:FileSettings)->Meaning:
+    "on_long, with cut_side"
+    how = dict(delete=dict(on_long="drop"), left=dict(on_long="cut", cut_side="start"), split=dict(on_long="split"),
+               right=dict(on_long="cut", cut_side="end"), **{"raise": dict(on_long="error")})
+    return sets(**how[v]) if v in how else refused("delete, left, right or split", edit(on_long="drop"))
+
+SWIFT_KEYS = (
+    same_for("tuner_type train_type sft_type", unless_none(_read_tuner_type))
+    | same_for("""lazy_tokenize load_from_cache_file shuffle_buffer_size dataset_shuffle val_dataset_shuffle use_hf
+        add_version create_checkpoint_symlink acc_strategy check_model safe_serialization max_shard_size load_args
+        load_data_args ignore_args_error download_mode norm_bbox stop_words response_prefix stream eval_use_evalscope
+        eval_limit use_logits_to_keep tuner_backend lora_dtype local_repo_path model_name model_author device_groups""",
+               any_value("it does not change what is learned"))
+    | same_for("freeze_vit freeze_aligner vit_lr aligner_lr vit_gradient_checkpointing max_pixels",
+               any_value("rows are text: no other part of the model is trained"))
+    | {name: when_on(refused("it is not supported here", f"leave {{{name}}} out")) for name in """freeze_parameters
+        freeze_parameters_ratio freeze_parameters_regex trainable_parameters_regex freeze_llm trainable_parameters
+        lisa_activated_layers lorap_lr_ratio enable_dft_loss enable_channel_loss target_regex custom_dataset_info
+        cached_dataset external_plugins custom_register_path interleave_prob""".split()}
+    | dict(quant_bits=when_on(_read_quant_bits),
+           quant_method=only_values("bnb", note="bitsandbytes quantises the base"),
+           val_dataset=when_on(_read_val_datasets), system=when_on(_read_system),
+           split_dataset_ratio=unless_none(read_held_out), truncation_strategy=unless_none(_read_truncation_strategy),
+           loss_scale=unless_none(_read_loss_scale), dataset=when_on(_read_swift_datasets),
+           agent_template=any_value("the chat template writes tools and calls"),
+           columns=when_on(refused("fields names the columns", edit(fields=("question=Problem", "answer=Solution")))),
+           rlhf_type=METHODS["rl"],
+           task_type=only_values("causal_lm") | {...: other_method("another task than answers")},
+           fsdp=when_on(sets(fsdp=True)), adapters=when_on(same_value("adapter_name_or_path")),
+           use_chat_template={True: accepted("the model's"), False: sets(chat_template="none"), None: accepted()},
+           add_non_thinking_prefix=true_or_false("the chat template says where an empty block stands"),
+           attn_impl={"sdpa": sets(attn_implementation="sdpa"), "eager": sets(attn_implementation="eager"),
+                      None: accepted(), ...: sets_if_unset(ATTENTION_NOTE, attn_implementation="auto")},
+           init_weights=unless_none(_read_init_lora_weights),
+           target_parameters=when_on(same_value("lora_target_parameters")),
+           train_dataloader_shuffle={False: sets(shuffle=False)} | only_values(True)))
+MS_SWIFT = Tool(
+    "ms-swift",
+    frozenset("tuner_type train_type sft_type split_dataset_ratio tuner_backend truncation_strategy val_dataset "
+              "quant_bits agent_template load_from_cache_file model_author rlhf_type attn_impl".split()), 1,
+    dict(task="chat", method="lora", learning_rate=1e-4, warmup_steps=0., weight_decay=.1, adam_beta2=.95, lora_r=8,
+         lora_alpha=32, lora_dropout=.05, per_device_train_batch_size=1, per_device_eval_batch_size=1,
+         gradient_accumulation_steps=16, save_steps=500, logging_steps=5, max_length=8192, router_aux_loss_coef=0.),
+    DEVICE_KEYS | SWIFT_KEYS)
+
+def swift_defaults(given:FileSettings)->dict:
+    "A smaller rate where all weights are trained, 16 rows in a step, and held-out rows scored with each checkpoint"
+    found = dict(learning_rate=1e-5) if given["method"] == "full" else {}
+    rows = given["per_device_train_batch_size"]
+    if isinstance(rows, int) and rows > 1: found["gradient_accumulation_steps"] = -(-16 // rows)
+    is_set = any(name in given.written for name in ("eval_strategy", "eval_steps"))
+    return found | (dict(eval_steps=given["save_steps"]) if given.holds_out() and not is_set else {})

@@ -73,7 +73,7 @@ OTHER = {   # values that are not defaults
 def another(full):
     "A value of setting `full` that is not its default"
     if full == "eval_fraction": return .5
-    if full == "gradient_checkpointing": return True
+    if full in ("gradient_checkpointing", "train_on_prompt"): return True
     if full == "num_workers": return 3
     if full == "bnb_4bit_use_double_quant": return False
     if full == "bnb_4bit_quant_type": return "fp4"

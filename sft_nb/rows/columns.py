@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FORMAT_FIELDS', 'TEXT_COLUMNS', 'parse_fields', 'match_columns', 'ColumnRenamer', 'TrackedRow', 'unread_columns',
            'unread_message_keys', 'numbers_in_texts', 'kto_label', 'exclusion_reason', 'is_numeric_label',
-           'is_honoured', 'are_metadata']
+           'is_honoured', 'are_metadata', 'names_held_out_split']
 
 # %% ../../nbs/02_rows/01_columns.ipynb #8b679461
 import difflib, re
@@ -14,8 +14,8 @@ from functools import lru_cache
 
 from ..report import ConfigError, edit, SftError
 from .formats import (
-    COMPLETION_KEYS, CONTENT_KEYS, detect, detect_by_columns, FORMATS, guess_columns, join_names,
-    REASONING_KEYS, ROLE_KEYS)
+    BLOCK_KEYS, column_words, COMPLETION_KEYS, CONTENT_KEYS, detect, detect_by_columns, FORMATS, guess_columns,
+    join_names, LOSS_FLAGS, read_flag, REASONING_KEYS, ROLE_KEYS)
 
 # %% ../../nbs/02_rows/01_columns.ipynb #233d50b2
 FORMAT_FIELDS = ({name for needed in FORMATS.values() for name in needed}
@@ -161,9 +161,29 @@ def unread_columns(
     return [k for k, v in dict.items(row) if k in unread and not _is_empty(v)] if unread else []
 
 # %% ../../nbs/02_rows/01_columns.ipynb #80e5a803
-_MESSAGE_KEYS = {*ROLE_KEYS, *CONTENT_KEYS, *REASONING_KEYS, "tool_calls", "function_call", "tool_call_id", "name",
-                 "train", "weight"}
-_MESSAGE_COLUMNS = ("messages", "conversations", "prompt", "completion", "response", "chosen")
+_MESSAGE_KEYS = {*ROLE_KEYS, *CONTENT_KEYS, *REASONING_KEYS, *LOSS_FLAGS, "tool_calls", "function_call", "tool_call_id",
+                 "name", "train_detail", "functions", "function_calls", "type"}
+_ITEM_KEYS = _MESSAGE_KEYS | BLOCK_KEYS   # of a message without a role
+_PART_KEYS = BLOCK_KEYS | {*LOSS_FLAGS}
+_CALL_KEYS = {"id", "type", "function", "name", "arguments", "index"}
+_MESSAGE_COLUMNS = ("messages", "conversations", "contents", "prompt", "completion", "response", "chosen", "input",
+                    "output", "preferred_output")
+
+def _unread_keys(m:dict)->list[str]:
+    "The keys of a message that are not read, also those of its blocks and calls"
+    known = _MESSAGE_KEYS if any(k in m for k in ROLE_KEYS) else _ITEM_KEYS
+    found = [k for k, v in m.items() if k not in known and not _is_empty(v)]
+    for key in ("content", "value", "parts"):
+        blocks = m.get(key)
+        if not isinstance(blocks, list): continue
+        found += [f"content.{k}" for block in blocks if isinstance(block, dict)
+                  for k, v in block.items() if k not in _PART_KEYS and not _is_empty(v)]
+    calls = m.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        for part in (call, call.get("function")) if isinstance(call, dict) else ():
+            if not isinstance(part, dict): continue
+            found += [f"tool_calls.{k}" for k, v in part.items() if k not in _CALL_KEYS and not _is_empty(v)]
+    return found
 
 def unread_message_keys(
     row:dict,
@@ -172,9 +192,10 @@ def unread_message_keys(
     found = []
     for column in _MESSAGE_COLUMNS:
         messages = dict.get(row, column)
+        if isinstance(messages, dict): messages = messages.get("messages", [messages])
         if not isinstance(messages, list): continue
-        keys = [k for m in messages if isinstance(m, dict) and len(m) > 2
-                for k, v in m.items() if k not in _MESSAGE_KEYS and not _is_empty(v)]
+        keys = [k for m in messages if isinstance(m, dict) and (len(m) > 2 or not isinstance(m.get("content"), str))
+                for k in _unread_keys(m)]
         found += [f"{column}.{k}" for k in dict.fromkeys(keys)]
     return found
 
@@ -198,13 +219,12 @@ def numbers_in_texts(
 
 # %% ../../nbs/02_rows/01_columns.ipynb #bb4da888
 _MEDIA = {name + s for name in ("image", "audio", "video") for s in ("", "s")} | {"pixel_values", "input_features"}
-_WEIGHTS = {"weight", "loss_weight"}
 _TRUE_FALSE, _ONE_ZERO = dict(true=True, false=False), {"1": True, "1.0": True, "0": False, "0.0": False}
 
 def _key_of(name)->str:
-    "`images` for messages.images; every other name as it is"
-    column, _, key = str(name).partition(".")
-    return key if key and column in _MESSAGE_COLUMNS else str(name)
+    "`images` for messages.images and messages.content.images; every other name as it is"
+    column, *keys = str(name).split(".")
+    return keys[-1] if keys and column in _MESSAGE_COLUMNS else str(name)
 
 def _label_text(row:dict, name:str)->str: return str(dict.get(row, name)).strip().lower()
 
@@ -219,23 +239,31 @@ def kto_label(
     if name == "label" and detect(row) != "prompt_completion": return None   # 0 and 1 are classes as well
     return _ONE_ZERO.get(value)
 
+def _is_users_mask(row:dict, name:str)->bool:
+    "Does a column `mask` name the user's role, whose messages are never learned?"
+    return name == "mask" and _label_text(row, name) in ("user", "human")
+
 def exclusion_reason(
     row:dict,
     names:list[str],   # names of unread columns
 )->str:                # `weight is 0`; empty if the row is to be learned
     "Why the columns exclude the row from training; `SftError` for columns that cannot be honoured"
     for name in names:
-        fix = edit(ignore_columns=(name,)) | f"remove {name} from the row"
-        if _key_of(name) in _MEDIA:
+        fix, key = edit(ignore_columns=(name,)) | f"remove {name} from the row", _key_of(name)
+        if key in _MEDIA:
             raise SftError("row", f"it has {name}, and only text is learned here", "a row of text", fix)
+        if key == "mask" and not _is_users_mask(row, name):
+            raise SftError("row", f"it has {name}, which may mean learned or hidden",
+                           "loss_mask (1: learned) or masked (true: hidden)", fix)
+        if key in LOSS_FLAGS and key != name:
+            raise SftError("row", f"it has {name}, and a call is learned with its message", "flags of messages", fix)
         if kto_label(row, name) is False: return f"{name} is {str(dict.get(row, name)).lower()}: a bad answer"
-        if name in _WEIGHTS:
-            try: weight = float(row[name])
-            except (TypeError, ValueError): weight = None
-            if weight not in (0, 1):
-                found = f"{name} is {str(row[name])[:40]}, and a row is either learned or not"
-                raise SftError("row", found, "0 or 1", fix)
-            if weight == 0: return f"{name} is 0"
+        if name not in LOSS_FLAGS: continue
+        try: learned = read_flag({name: dict.get(row, name)}, "the row")
+        except SftError as e:
+            found = f"{name} is {str(dict.get(row, name))[:40]}, and a row is either learned or not"
+            raise SftError("row", found, "0 or 1", fix) from e
+        if learned is False: return f"{name} is {dict.get(row, name)}"
     return ""
 
 def is_numeric_label(row:dict)->bool:
@@ -244,14 +272,43 @@ def is_numeric_label(row:dict)->bool:
 
 def is_honoured(row:dict, name:str)->bool:
     "Does `exclusion_reason` act on this column?"
-    return name in _WEIGHTS or kto_label(row, name) is not None
+    return name in LOSS_FLAGS or _is_users_mask(row, name) or kto_label(row, name) is not None
 
 # %% ../../nbs/02_rows/01_columns.ipynb #2051faf9
 _NO_METADATA = {*TEXT_COLUMNS, *REASONING_KEYS, "label", "kto_tag", "system", "system_prompt", "tools", "functions",
                 "history", "documents", "input_ids", "labels", "thought", "rationale", "explanation"}
+_NEVER_HARMLESS = re.compile("loss|train|mask|weight|label")
+_IDENTIFIERS = set("""
+    id ids idx index uuid uid guid hash sha sha1 sha256 md5 url urls uri link date time timestamp datetime
+    created updated modified count num length len score scores license""".split())   # one of these words is enough
+_METADATA = set("""
+    source src origin dataset subset config category categories subcategory type kind topic topics domain
+    domains tag tags lang language languages locale country author user users model models generator version
+    rating ratings quality difficulty level rank votes upvotes likes helpfulness toxicity perplexity ppl
+    temperature top p max min mean n no nr number total turn turns round rounds token tokens word words char
+    chars character characters size redacted moderation openai file filename path page line row fold seed meta
+    metadata finish stop reason usage cost latency duration provider annotator worker session channel status
+    state agent customer email phone priority severity department team assignee sent at by in of cache control
+    signature citations annotations is error refusal logprobs original system fingerprint schema split
+    """.split())   # all words of a name must be among these or the identifiers
+
+@lru_cache(4096)
+def _is_metadata(name:str)->bool:
+    key = _key_of(name)
+    if key.lower() in _NO_METADATA or _NEVER_HARMLESS.search(key.lower()): return False
+    words = set(column_words(key))
+    return bool(words & _IDENTIFIERS) or bool(words) and words <= _METADATA
 
 def are_metadata(
     names,   # column names
 )->bool:
-    "Are none of the names those of columns that formats learn from?"
-    return {_key_of(n).lower() for n in names}.isdisjoint(_NO_METADATA)
+    "Do all names tell where a row is from or what kind it is, so that nothing can be learned from the columns?"
+    return all(map(_is_metadata, map(str, names)))
+
+def names_held_out_split(
+    row:dict,
+)->str:   # `split: test`; empty for rows of the training set
+    "Does a column of the row name a split that is held out?"
+    value = dict.get(row, "split")
+    if not isinstance(value, str): return ""
+    return f"split: {value}" if value.strip().lower() in ("test", "validation", "valid", "val", "dev", "eval") else ""

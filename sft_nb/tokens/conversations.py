@@ -79,7 +79,7 @@ def _read_messages(task:Task, row:dict, cfg:Config|None, is_empty:bool)->list[di
     "All messages of a row, by its task or its format, with the system prompt of the config"
     format, marker = (cfg.data_format, cfg.response_template) if cfg else ("auto", None)
     pairs = tuple(pair for pair in (cfg and cfg.fields or ()) if pair.partition("=")[0] in row)   # of `fields`
-    is_conversation = detect(row) in ("messages", "sharegpt")
+    is_conversation = detect(row) in ("messages", "sharegpt", "vertex", "stored_completion")
     missing = [f for f in task.fields if f not in row]
     if task.name in ANY_FORMAT or format != "auto":
         if format == "auto" and cfg and cfg.fields and not detect(row): raise no_format_error(row, pairs)

@@ -291,7 +291,19 @@ def _find_columns(s:Split, name:str, task:str, ignored:tuple|None)->list[Finding
         text = f"{pluralise(n, 'row')} left out for a label of 0, which calls a completion bad (KTO)"
         fix = edit(ignore_columns=(*(ignored or ()), "label")) | "true and false as labels, if that is meant"
         out.append(warn(text, fix, check=f"{name}_label"))
-    if n := s.seen.formats.get("preference"):
+    if n := s.seen.flags.get("unflagged"):
+        text = f"{pluralise(n, 'answer')} without a flag, or with null, beside others that are marked as learned"
+        fix = "write the flag of every answer: train true or false"
+        out.append(warn(f"{text}: all of them are learned", fix, check=f"{name}_flags"))
+    if n := s.seen.flags.get("others"):
+        text = f"{pluralise(n, 'message')} of other roles than assistant marked as learned: only answers are"
+        out.append(warn(text, edit(train_on_prompt=True), check=f"{name}_marked"))
+    if name == "train" and (split := s.seen.other_split):
+        each = ", ".join(f"{value} in {pluralise(n, 'row')}" for value, n in split.items())
+        text = f"rows that a column calls held out are trained on: {each}"
+        fix = "leave these rows out of {train_file}, and name them in {eval_file}"
+        out.append(warn(text, fix, check="train_split"))
+    if n := sum(s.seen.formats.get(pairs, 0) for pairs in ("preference", "openai_preference")):
         text = f"{n:,} preference rows: SFT on the chosen answer, and nothing is learned from the rejected one"
         fix = "a trainer for preferences (TRL's DPOTrainer) to learn from both"
         out.append(warn(text, fix, check=f"{name}_pairs"))
@@ -417,6 +429,9 @@ def _side_figures(s:Split, name:str)->dict:
     if len(lengths) != s.n_kept: figures["examples"] = len(lengths)
     reasoning = [text.format(s.seen.reasoning[key]) for key, text in _REASONING.items() if key in s.seen.reasoning]
     if reasoning: figures["reasoning"] = ", ".join(reasoning)
+    flagged = [(s.seen.flags.get("hidden"), ""), (s.seen.flags.get("in_part"), " in part")]
+    if any(n for n, _ in flagged):
+        figures["excluded by flags"] = " and ".join(pluralise(n, "answer") + how for n, how in flagged if n)
     figures |= {"tokens": total, "tokens lost": s.counts.tokens_lost, "supervised tokens": supervised,
                 "share supervised": supervised / total,
                 "row length, tokens": f"median {p50:.0f}, 95% {p95:.0f}, max {lengths.max()}",

@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from ..report import edit, SftError
 from ..config import Config
 from ..rows.formats import detect
-from ..rows.columns import is_numeric_label
+from ..rows.columns import is_numeric_label, names_held_out_split
 from ..rows.texts import answer_marker, end_marker, has_markup, is_cut_reasoning, is_filler, repeated_answers
 from ..tasks.core import Task
 from .template import Template, thought_of
@@ -54,6 +54,8 @@ class RowStatistics:
     reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
     notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.notes`) -> first place
     label_zero:int=0            # rows dropped by a `label` of 0
+    other_split:dict[str,int]=field(default_factory=dict)   # `split: test` -> rows that a column calls held out
+    flags:dict[str,int]=field(default_factory=dict)   # hidden, in_part, unflagged, others -> messages, by their flags
     texts:dict[str,int]=field(default_factory=dict)       # looked_at, single, once, markup, ... -> answers
     repeated:dict[str,int]=field(default_factory=dict)    # repeated answer -> count
     markers:dict[str,int]=field(default_factory=dict)     # chat marker -> rows whose text contains it
@@ -145,7 +147,7 @@ def read(self:Reader, place:str, row:dict)->Row:
         if isinstance(row, SftError): raise row   # an unreadable line
         parsed = parse_row(self.task, row, place, self.cfg)
         messages = parsed.messages
-        self.count_unlearned(parsed)
+        self.count_unlearned(parsed, row)
         dropped_because = parsed.dropped_because or self.why_nothing_to_learn(messages)
         if parsed.dropped_because and is_numeric_label(row): seen.label_zero += 1
         if not dropped_because: examples = self.split(messages, place, prompt_too)
@@ -157,8 +159,10 @@ def read(self:Reader, place:str, row:dict)->Row:
     return Row(place, _as_recorded(row), messages, examples, dropped_because, prompt_too)
 
 @patch
-def count_unlearned(self:Reader, parsed:ParsedRow)->None:
+def count_unlearned(self:Reader, parsed:ParsedRow, row:dict)->None:
     "Count the parts of a row that are not learned, and numbers that are learned as text"
+    if "split" in parsed.unread and (other := names_held_out_split(row)):
+        self.seen.other_split[other] = self.seen.other_split.get(other, 0) + 1
     if parsed.has_extra_messages and parsed.messages: self.seen.with_more += 1
     for name, number in parsed.numbers.items():
         self.seen.numbers[name] = self.seen.numbers.get(name, 0) + 1
@@ -194,7 +198,9 @@ def split(self:Reader, messages:list[dict], place:str, prompt_too:bool=False)->l
     if self.t.special.search("\0".join(contents)): self.seen.with_special_tokens += 1
     if not all(contents):
         self.seen.empty_answers += sum(m["role"] == "assistant" and not has_content(m) for m in messages)
-    if any([len(m) > 2 for m in messages]): self.count_tools_and_reasoning(messages, examples)
+    if any([len(m) > 2 for m in messages]):
+        self.count_tools_and_reasoning(messages, examples)
+        self.count_flags(messages)
     return examples
 
 @patch
@@ -251,6 +257,18 @@ def count_tools_and_reasoning(self:Reader, messages:list[dict], examples:list[li
     last = "".join("".join(c.text for c in examples[-1]).split())
     if kept == "kept": count["removed"] += sum("".join(t.split()) not in last for t in thoughts[:-1])
     self.seen.reasoning = {name: n for name, n in count.items() if n}
+
+# %% ../../nbs/04_tokens/06_pipeline.ipynb #57rflag2
+@patch
+def count_flags(self:Reader, messages:list[dict])->None:
+    "Count what the flags of messages change"
+    answers = [m for m in messages if m["role"] == "assistant"]
+    marked = any(m.get("train") for m in answers)
+    found = dict(hidden=sum(m.get("train") is False for m in answers), in_part=sum("train_parts" in m for m in answers),
+                 unflagged=marked * sum("train" not in m for m in answers),
+                 others=sum(m["role"] != "assistant" and bool(m.get("train")) for m in messages))
+    for name, n in found.items():
+        if n: self.seen.flags[name] = self.seen.flags.get(name, 0) + n
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00019
 @patch

@@ -17,7 +17,7 @@ from ..report import ConfigError, edit, error_summary, SftError
 from ..rows.formats import REASONING_KEYS
 
 # %% ../../nbs/04_tokens/01_template.ipynb #fac8aae3
-OWN_KEYS = ("train", "tools", "chat_template_kwargs")   # message keys that templates never get
+OWN_KEYS = ("train", "train_parts", "tools", "chat_template_kwargs")   # message keys that templates never get
 
 # a conversation to try every template with
 PROBE = "Hello-probe"
@@ -187,7 +187,7 @@ def as_text(messages:list[dict])->list[dict]:
     for m in messages:
         calls = [json.dumps(c["function"], ensure_ascii=False) for c in m.get("tool_calls") or []]
         words = [m["content"]] if m["content"] else []
-        kept = {k: m[k] for k in ("train", "chat_template_kwargs", *REASONING_KEYS) if k in m}
+        kept = {k: m[k] for k in ("train", "train_parts", "chat_template_kwargs", *REASONING_KEYS) if k in m}
         out.append(dict(role="user" if m["role"] == "tool" else m["role"], content="\n".join(words + calls)) | kept)
     if not (tools := messages[0].get("tools")): return out
     definitions = "Tools: " + json.dumps(tools, ensure_ascii=False)

@@ -144,8 +144,9 @@ def build_trainer(
     guards, recorder = Guards(bench, run, stop), Recorder(run)
     trainer = SupervisedTrainer(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
     if is_main:
-        if trainer.balance_weight:
-            log(f"sft_nb: the loss of a step has {trainer.balance_weight:g} of the routers' load-balancing loss")
+        if why := trainer.why_balanced:
+            share = f"{trainer.balance_weight:g} of the routers' load-balancing loss"
+            log(f"sft_nb: the loss of a step has {share} ({why})")
         write_json(run.path/"trainer.json", dict(
             attention=bench.model.config._attn_implementation or "", rows=bench.layout.name,
             processes=trainer.accelerator.num_processes, loss="sft_nb" if trainer.supervised else "trl",

@@ -3,6 +3,7 @@ import json
 import os
 import random
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,11 @@ model_name_or_path: Qwen/Qwen3-0.6B
 dataset_name: trl-lib/Capybara
 torch_dtype: bfloat16
 """
+SWIFT = """
+model: Qwen/Qwen3-4B
+tuner_type: lora
+dataset: [u/rows#500]
+"""
 HANDBOOK = """
 model_name_or_path: mistralai/Mistral-7B-v0.1
 dataset_mixer:
@@ -94,6 +100,31 @@ MEANS = [   # a file, what is added to it, and some of its settings
     (HANDBOOK, "", dict(train_file=("HuggingFaceH4/ultrachat_200k:train_sft",), eval_file=None,
                         train_on_prompt="conversations")),   # messages whole, and of prompt and completion the latter
     (HANDBOOK, "eval_strategy: epoch", dict(eval_file=("HuggingFaceH4/ultrachat_200k:test_sft",), eval_steps="epoch")),
+    (SWIFT, "", dict(method="lora", lora_r=8, lora_alpha=32, lora_dropout=.05, learning_rate=1e-4, weight_decay=.1,
+                     train_file=("u/rows:train[:500]",), gradient_accumulation_steps=16, on_long="drop",
+                     lr_scheduler_type="cosine", lora_target_modules=("all-linear",), train_on_prompt=False)),
+    (SWIFT.replace("lora", "full"),
+     "per_device_train_batch_size: 4\ntruncation_strategy: left\nval_dataset: held.jsonl",
+     dict(method="full", learning_rate=1e-5, gradient_accumulation_steps=4, on_long="cut", cut_side="start",
+          eval_file=("held.jsonl",), eval_steps=500)),
+    (SWIFT.replace("tuner_type", "train_type"), "system: Be brief.\nquant_bits: 4\ntarget_modules: [q_proj]\n"
+     "split_dataset_ratio: 0.01\nmodel_name: bot\nmodel_author: me\nloss_scale: last_round\ninit_weights: pissa",
+     dict(method="qlora", system_prompt="Be brief.", lora_target_modules=("q_proj",), eval_fraction=.01,
+          model="Qwen/Qwen3-4B", train_on_turns="last", init_lora_weights="pissa")),
+    (SWIFT, "loss_scale: all\nattn_impl: flash_attn\ndeepspeed: zero3_offload\nuse_chat_template: false",
+     dict(train_on_prompt=True, attn_implementation="auto", deepspeed="zero3", chat_template="none")),
+    (SWIFT, "enable_thinking: false\ntrain_dataloader_shuffle: false",
+     dict(chat_template_kwargs=("enable_thinking=False",), shuffle=False)),
+    # reasoning
+    (LLAMA_FACTORY, "template: qwen3\nenable_thinking: false",
+     dict(reasoning="drop", chat_template_kwargs=("enable_thinking=False",))),
+    (LLAMA_FACTORY, "template: qwen3\nenable_thinking: true", dict(reasoning="auto", chat_template_kwargs=None)),
+    (LLAMA_FACTORY, "template: qwen\nenable_thinking: false", dict(reasoning="auto", chat_template_kwargs=None)),
+    (LLAMA_FACTORY, "template: qwen3\nenable_thinking: false\nchat_template: '{{ messages }}'",
+     dict(reasoning="drop", chat_template_kwargs=None)),
+    (TRL, "enable_thinking: false\npreserve_thinking: true",
+     dict(chat_template_kwargs=("enable_thinking=False", "preserve_thinking=True"))),
+    (AXOLOTL, "chat_template_kwargs: {enable_thinking: true}", dict(chat_template_kwargs=("enable_thinking=True",))),
     # how it is trained
     (AXOLOTL, "adapter: lora\nload_in_8bit: true", dict(method="qlora", load_in_8bit=True)),
     (AXOLOTL, "load_in_4bit: false\nadapter: lora\nload_in_8bit: false", dict(method="lora")),
@@ -330,6 +361,14 @@ REFUSED = [   # a file, what is added to it, and what the error says
     (LLAMA_FACTORY, "do_eval: true", "do_eval = True asks for evaluation"),
     (LLAMA_FACTORY, "do_train: false\ndo_predict: true", "asks for evaluation, and no training"),
     ("do_predict: true\n", "", "asks for answers to held-out rows"),
+    (LLAMA_FACTORY, "template: qwen3\nenable_thinking:", "rows without reasoning would get an empty block"),
+    (SWIFT, "rlhf_type: dpo", "preference training (DPO)"), (SWIFT, "loss_scale: hermes", "not weighted"),
+    (SWIFT, "loss_scale: default+ignore_empty_think", "enable_thinking: false"),
+    (SWIFT, "truncation_strategy: odd", "delete, left, right or split"), (SWIFT, "dataset: [u/x#many]", "whole number"),
+    (SWIFT, "tuner_type: vera", "another way to train"), (SWIFT, "system: odd.txt", "no such file"),
+    (SWIFT, "quant_bits: 3", "4 or 8 bits"), (SWIFT, "quant_method: hqq", "bitsandbytes"),
+    (SWIFT, "task_type: seq_cls", "another task"), (SWIFT, "columns: {a: query}", "fields names the columns"),
+    (SWIFT, "freeze_parameters_ratio: 0.5", "not supported here"),
     (TRL, "num_generations: 8\nmax_completion_length: 100", "reinforcement learning"),
     (AXOLOTL, "use_eaft: true", "another loss"), (LLAMA_FACTORY, "use_dft_loss: true", "another loss"),
     (TRL, "loss_type: dft", "it is the loss of the next token"), (AXOLOTL, "neftune_noise_alpha: 5", "adds noise"),
@@ -528,6 +567,67 @@ def test_a_file_without_rows_does_not_train_on_those_of_the_demo(tmp_path, text)
     cfg = load(tmp_path, text)
     with pytest.raises(SftError, match="task chat, train rows: there is no file"):
         open_split(cfg, task_of(cfg), "train")
+
+
+OTHER_TOOLS = [   # a file of a tool that is not read, as its documentation has it, and settings of the fix
+    ("torchtune", """
+        tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, max_seq_len: 2048}
+        model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_rank: 8}
+        dataset: {_component_: torchtune.datasets.alpaca_cleaned_dataset, source: u/x}
+        checkpointer: {checkpoint_dir: /tmp/m}
+        optimizer: {_component_: torch.optim.AdamW, lr: 2e-5}
+        max_steps_per_epoch: null
+        compile: false""",
+     dict(model="/tmp/m", train_file="u/x", max_length=2048, lora_r=8, learning_rate="2e-5", method="lora")),
+    ("LitGPT", "checkpoint_dir: c/x\nprecision: bf16-true\nlora_mlp: true\ntrain: {epochs: 2}",
+     dict(model="c/x", num_train_epochs=2, method="full")),
+    ("NeMo", "step_scheduler: {global_batch_size: 64}\nmodel: {_target_: x, pretrained_model_name_or_path: u/m}\n"
+             "peft: {dim: 8}", dict(model="u/m", effective_batch_size=64, lora_r=8, method="lora")),
+    ("NeMo", "trainer: {max_steps: 9}\nexp_manager: {}\nmodel: {optim: {lr: 1.0}}",
+     dict(max_steps=9, learning_rate=1., method="full")),
+    ("mlx-lm", "model: u/m\ntrain: true\ndata: rows\niters: 100\nadapter_path: a\nnum_layers: 16",
+     dict(model="u/m", train_file="rows", max_steps=100, output_dir="a", method="full")),
+    ("mistral-finetune", "data: {instruct_data: a.jsonl}\nmodel_id_or_path: m\nlora: {rank: 64}\nno_eval: false",
+     dict(train_file="a.jsonl", model="m", lora_r=64, method="lora")),
+    ("H2O LLM Studio", "llm_backbone: u/m\ndataset: {train_dataframe: a.csv}\ntraining: {lora_r: 4}",
+     dict(model="u/m", train_file="a.csv", lora_r=4, method="lora")),
+    ("LLaMA-Factory v1", "model: u/m\nmodel_class: llm\ntemplate: qwen3\ncutoff_len: 99\nkernel_config: {name: auto}",
+     dict(model="u/m", max_length=99, method="full")),
+    ("Unsloth Studio", "model: u/m\ndata: {dataset: u/x}\ntraining: {training_type: lora, batch_size: 2}\n"
+                       "lora: {lora_r: 64}",
+     dict(model="u/m", train_file="u/x", per_device_train_batch_size=2, lora_r=64, method="lora"))]
+
+
+@pytest.mark.parametrize("tool, text, settings", OTHER_TOOLS, ids=[tool for tool, *_ in OTHER_TOOLS])
+def test_a_file_of_a_tool_that_is_not_read_is_named_in_one_sentence(tmp_path, tool, text, settings):
+    with pytest.raises(ConfigError) as e: load(tmp_path, textwrap.dedent(text))
+    assert f"this is a config of {tool}, which is not read; those of ms-swift, LLaMA-Factory" in str(e.value)
+    assert len(str(e.value).splitlines()) == 1 and str(e.value).count(". Fix: ") == 1
+    assert e.value.fix.settings == settings and "Fix: sft_nb train --" in str(e.value)
+
+
+def test_a_file_that_says_nothing_that_is_known_here(tmp_path):
+    with pytest.raises(ConfigError, match="a config of torchtune.*Fix: sft_nb config lists the settings"):
+        load(tmp_path, "loss: {_component_: x}\n")
+
+
+def test_swifts_command_line():
+    from sft_nb.cli.options import Option, parse
+    line = """--model Qwen/Qwen2.5-7B-Instruct --train_type lora --dataset u/x:en#500 u/y#20 --torch_dtype bfloat16
+        --num_train_epochs 1 --lora_rank 8 --target_modules all-linear --split_dataset_ratio 0.1 --model_author swift
+        --model_name swift-robot --system Terse. --use_hf true --gradient_accumulation_steps 16"""
+    _, cfg = parse("train", line.split(), dict(config=Option(str | None, None, "")), summary="")
+    assert (cfg.model, cfg.method, cfg.lora_alpha) == ("Qwen/Qwen2.5-7B-Instruct", "lora", 32)
+    assert (cfg.train_file, cfg.eval_fraction) == (("u/x:en:train[:500]", "u/y:train[:20]"), .1)
+    assert (cfg.system_prompt, cfg.dtype) == ("Terse.", "bfloat16")
+
+
+@pytest.mark.parametrize("line", [
+    "precision: bf16", "lora_mlp_x: true", "num_layers: 16", "tuner_types_: x", "no_eval: true", "dist_configs: {}",
+    "disable_eval: true", "save_totl_limit: many"])
+def test_a_name_is_not_answered_with_one_that_means_something_else(tmp_path, line):
+    with pytest.raises(ConfigError) as e: load(tmp_path, f"model: tiny\n{line}\n")
+    assert "nearest" not in str(e.value) and "leave" in str(e.value)
 
 
 def test_trls_documented_command_line():
