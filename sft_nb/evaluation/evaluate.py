@@ -204,6 +204,7 @@ def rows_in_words(
 def detectable_in_words(d:Difference)->str:
     "The smallest difference that so many rows can show"
     rows = pluralise(d.n, "row") if d.clusters is None else pluralise(d.clusters, "record")
+    if not d.differs: return f"no row differs, so what {rows} can show is not known"
     if d.smallest == math.inf: return f"{rows} cannot show any difference"
     return f"{rows} can show a difference of {d.size(d.smallest)}"
 

@@ -32,7 +32,7 @@ from ..tokens.encode import encode, encode_prompts
 from ..model.generate import continue_tokens, Generation
 from ..runs.checkpoint import LOWER_IS_BETTER
 from ..runs.provenance import base_folder, weights_of
-from .statistics import difference, Difference, interval
+from .statistics import difference, Difference, interval, mean_interval
 from .perplexity import row_losses
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #c34856b4
@@ -68,6 +68,7 @@ class Scores:
     model:str             # base, tuned or checkpoint-N
     answers:list[Answer]
     figures:dict[str,float]=field(default_factory=dict)   # of the set
+    scales:dict[str,float]=field(default_factory=dict)    # figures of the set alone, which begin at 0 -> where they end
 
     @property
     def n(self)->int: return len(self.answers)
@@ -135,14 +136,14 @@ class Scores:
         return ClassTable.of([a.expected for a in self.answers], [a.got for a in self.answers])
 
     def to_dict(self)->dict:
-        names = "model accuracy interval correct n answered in_form ended thoughts figures".split()
+        names = "model accuracy interval correct n answered in_form ended thoughts figures scales".split()
         classes = self.class_table
         return {k: getattr(self, k) for k in names} | dict(classes=classes and classes.to_dict(),
                                                            answers=[asdict(a) for a in self.answers])
     @classmethod
     def from_dict(cls, d:dict)->"Scores":
         "Also of an older version, which had no figures"
-        return cls(d["model"], [Answer(**a) for a in d["answers"]], d.get("figures", {}))
+        return cls(d["model"], [Answer(**a) for a in d["answers"]], d.get("figures", {}), d.get("scales", {}))
 
 def _no_figure(
     figure:str,
@@ -190,9 +191,11 @@ def interval_of(self:Scores, figure:str)->tuple[float,float]:
     if figure in LOWER_IS_BETTER and "supervised" in self.answers[0].figures:
         tokens, level = self.values("supervised"), self.overall(figure)
         values = level + (values - level) * tokens / max(tokens.mean(), 1e-9)
+    if figure in self.scales: return mean_interval(values, clusters=self.clusters, largest=self.scales[figure])
     return interval(values, clusters=self.clusters)
 
-_OWN_UNITS = (*LOWER_IS_BETTER, "bleu", "chrf")   # figures that are never shares
+_SCALES = dict(bleu=100., chrf=100.)   # figures of a set that begin at 0, and where they end; others end at 1
+_OWN_UNITS = (*LOWER_IS_BETTER, *_SCALES)   # figures that are never shares
 
 def paired(
     base:Scores,
@@ -209,9 +212,14 @@ def with_unit(
     *scores:Scores,   # scores of the compared models
 )->Difference:
     "The same difference with the unit of its figure"
-    values = [s.values(by) for s in scores]
-    is_share = by not in _OWN_UNITS and all(((v >= 0) & (v <= 1)).all() for v in values)
-    return replace(d, figure=by, is_share=is_share, sign=-1 if by in LOWER_IS_BETTER else 1)
+    def is_shared(s:Scores)->bool:
+        values = s.values(by)
+        return s.scales.get(by) == 1 or bool(((values >= 0) & (values <= 1)).all())
+    is_share = by not in _OWN_UNITS and all(map(is_shared, scores))
+    largest = 1. if is_share else max((s.scales.get(by, math.inf) for s in scores), default=math.inf)
+    low, high = max(d.low, -largest), min(d.high, largest)
+    if not is_share and not d.differs and largest < math.inf: low, high = -largest, largest   # anything is possible
+    return replace(d, figure=by, is_share=is_share, sign=-1 if by in LOWER_IS_BETTER else 1, low=low, high=high)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #50b7630c
 _MOST_TO_LEAVE_OUT = 1000   # times that a figure is computed
@@ -240,20 +248,24 @@ def make_scores(
     name:str,                   # of the model
     task:Task,
     answers:list[Answer],
-    texts:list[str],            # the answers without their thoughts
     scores:list[Score],         # of the answers
     rows:list[dict],            # rows as scored by the task
     *, by:str="accuracy",       # the figure to compare by
+    texts:list[str]|None=None,  # the answers without their thoughts; None: there are none
 )->Scores:
     "Scores with all their figures; each answer has a value for `by`"
+    texts = [a.text for a in answers] if texts is None else texts
     figures = {k: v for k, v in measure_answers(task, texts, scores, rows).items() if isinstance(v, (int, float))}
-    own = answers[0].figures
+    own, scales = answers[0].figures, {}
     if by in figures and by not in own and by not in ("accuracy", "answered"):
+        seen = []
         def figure(numbers:list[int])->float:
-            return task.corpus(*([them[k] for k in numbers] for them in (texts, scores, rows)))[by]
+            seen.append(task.corpus(*([them[k] for k in numbers] for them in (texts, scores, rows)))[by])
+            return seen[-1]
         parts = pseudo_values(figure, len(rows), clusters=Scores(name, answers).clusters).tolist()
         answers = [Answer(**vars(a) | dict(figures=a.figures | {by: part})) for a, part in zip(answers, parts)]
-    return Scores(name, answers, figures)
+        if by in _SCALES or 0 <= min(seen) and max(seen) <= 1: scales[by] = _SCALES.get(by, 1.)
+    return Scores(name, answers, figures, scales)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #d6e4506b
 def weights_key(
@@ -512,7 +524,7 @@ def score_generations(
         thought = None if p.thought is None else len(p.thought)
         answers.append(Answer(where, prompt, g.text, s.correct, s.got, s.expected, g.n_tokens, g.ended,
                               s.figures | loss, cluster, s.credit, thought, p.closed))
-    made = make_scores(name, task, answers, texts, scores, rows, by=questions.by)
+    made = make_scores(name, task, answers, scores, rows, by=questions.by, texts=texts)
     if "supervised" not in answers[0].figures: return made
     nats, n = made.values("loss"), made.values("supervised")   # loss and perplexity are means over tokens
     loss = float((nats * n).sum() / max(n.sum(), 1))

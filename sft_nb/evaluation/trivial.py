@@ -222,7 +222,7 @@ class Baselines:
         answers = {a.where: a for a in tuned.answers}
         same = [answers.get(a.where) for a in self.few_shot.answers]
         if None in same: return None
-        part = Scores(tuned.model, same)
+        part = Scores(tuned.model, same, scales=tuned.scales)
         d = difference(self.few_shot.contributions(figure), part.contributions(figure), clusters=part.clusters)
         return with_unit(d, figure, self.few_shot, part)
 

@@ -47,7 +47,7 @@ class Verdict:
     def __str__(self):
         d = self.difference
         detectable = detectable_in_words(d)
-        if d.is_share and d.smallest != math.inf:
+        if d.is_share and d.differs and d.smallest != math.inf:
             found = power(d.n, .05, d.differing, sd=d.sd)
             detectable = f"{d.n} rows detect a loss of 5 points in {found:.0%} of cases"
         lines = [f"{self.says}: {self.reason}", f"  {d}", f"  {detectable}"]
@@ -79,9 +79,10 @@ def _judge_gain(d:Difference, min_gain:float)->tuple[str,str]:
     if d.disagreement: seen += f", {d.disagreement}"
 
     apart, advice = abs(d.gain - min_gain), "the difference is too small for any number of rows"
-    if not d.won + d.lost: advice = "both score the same on every row"
-    if apart >= (.005 if d.is_share else 1e-9) and (n := d.rows_for(apart)) <= 1_000_000:
-        advice = f"about {n:,} rows would tell, if it is as large as it looks"
+    if not d.differs: advice = "both score the same on every row"
+    elif apart >= (.005 if d.is_share else 1e-9) and d.rows_for(apart) <= 1_000_000:
+        fewest, most = d.rows_to_tell(apart)
+        advice = f"about {fewest:,} {'rows or more' if most is None else f'to {most:,} rows'} would tell"
     return "cannot tell", f"{seen}{required}; {advice}"
 
 def _judge_forgetting(f:Forgetting, limit:float|None)->tuple[str,str]|None:

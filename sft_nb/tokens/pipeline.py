@@ -18,7 +18,7 @@ from fastcore.basics import patch
 
 from ..report import edit, SftError
 from ..config import Config
-from ..rows.formats import detect
+from ..rows.formats import ColumnsError, detect
 from ..rows.columns import is_numeric_label, names_held_out_split
 from ..rows.texts import answer_marker, end_marker, has_markup, is_cut_reasoning, is_filler, repeated_answers
 from ..tasks.core import Task
@@ -26,7 +26,7 @@ from .template import Template, thought_of
 from .turns import Chunk, split_conversation, has_content, supervised_messages
 from .template_cache import ConversationSplitter
 from .encode import Encoded, Encoder
-from .conversations import parse_row, ParsedRow
+from .conversations import name_columns, parse_row, ParsedRow
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00006
 @dataclass
@@ -124,8 +124,11 @@ class Reader:
         self.seen = RowStatistics()
         try: found = [self.read(place, row) for place, row in rows]
         except SftError as e:   # one row of several can be dropped
-            if not (first or self.seen.formats) or "on_bad_row" in str(e.fix).replace("-", "_"): raise
-            raise type(e)(e.where, e.found, e.expected, e.fix | edit(on_bad_row="drop"), e.page) from e
+            fix = e.fix
+            if isinstance(e, ColumnsError): fix = name_columns(self.task, [row for _, row in rows], self.cfg)
+            if (first or self.seen.formats) and "on_bad_row" not in str(fix).replace("-", "_"):
+                fix |= edit(on_bad_row="drop")
+            raise type(e)(e.where, e.found, e.expected, fix, e.page) from e
         self.look_at_texts(found if first < _ALL_OF else found[:_OF_A_BLOCK])
         return Batch(first, found, self.seen)
 
