@@ -80,8 +80,8 @@ class RowSettings:
         "system text before each conversation, instead of the task's own; None: the task's",
         changes_tokens=True, for_evaluation=True)] = None
     train_file:Annotated[tuple[str,...]|None, Setting(
-        "rows to train on: JSON, JSON lines, CSV, TSV, Parquet, a folder of them, or a hub dataset (name:split); None: "
-        "the task's own rows", is_path=True, accepted_by="prepare(cfg, train=rows)")] = None
+        "rows to train on: JSON, JSON lines, CSV, TSV, Excel, Parquet, a folder of them, or a hub dataset "
+        "(name:split); None: the task's own rows", is_path=True, accepted_by="prepare(cfg, train=rows)")] = None
     train_weights:Annotated[tuple[float,...]|None, Setting(
         "how often to use each train_file: 2: twice, 0.5: half of it; None: once")] = None
     domain:Annotated[str|None, Setting(
