@@ -92,6 +92,7 @@ _ASKS = dict(
     server=Option(str|None, None, "http://host:port of a server (OpenAI's API); None: load the weights"),
     served=Option(str|None, None, "name of the model on the server; None: the only one"),
     cluster=Option(str|None, None, "column that groups rows of one record; row: independent rows; None: detected"),
+    shots=Option(int, 3, "training rows in the prompt of a base whose answers do not have the asked form; 0: none"),
     by=Option(str|None, None, "the figure to compare by: loss, f1, accuracy ...; None: that of the task"),
     on_bad_row=Option(Literal["error","drop"]|None, None, "an unreadable held-out row; None: as in training"),
     max_length=Option(int|None, None, "drop longer held-out rows; None: as in training"),
