@@ -70,9 +70,9 @@ def _is_hub_kernel(attention:str)->bool: return "/" in attention
 class RowSettings:
     "Task and rows, and which parts are supervised"
     task:Annotated[str, Setting(
-        "arithmetic, chat, gsm8k, nli, summarize, text, tools, translate, units, units_rft; or your own: task.py, "
-        "task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, else arithmetic for the tiny "
-        "model", is_path=True, runs_code=_is_imported, for_evaluation=True)] = "auto"
+        "arithmetic, chat, classify, gsm8k, nli, summarize, text, tools, translate, units, units_rft; or your own: "
+        "task.py, task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, else arithmetic for the "
+        "tiny model", is_path=True, runs_code=_is_imported, for_evaluation=True)] = "auto"
     fields:Annotated[tuple[str,...]|None, Setting(
         "columns of the fields that the task reads, if named differently: question=Problem answer=Solution",
         pairs=True, changes_tokens=True, for_evaluation=True)] = None

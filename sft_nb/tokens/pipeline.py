@@ -47,6 +47,7 @@ class RowStatistics:
     apart:int=0                 # conversations split into one example per turn
     with_more:int=0             # rows with messages after the last answer
     with_special_tokens:int=0   # rows with special tokens in their text
+    systems:dict[str,int]=field(default_factory=dict)   # first system message (empty: none) -> rows; two at most
     unread:dict[str,int]=field(default_factory=dict)    # unread column -> rows in which it is not empty
     numbers:dict[str,int]=field(default_factory=dict)   # column -> rows whose number in it is trained on as text
     empty_answers:int=0         # empty answers in rows that have others
@@ -71,7 +72,13 @@ class RowStatistics:
             if name in ("notes", "examples"): setattr(self, name, new | mine)   # keep the first
             elif isinstance(mine, int): setattr(self, name, mine + new)
             else:
-                for key, n in new.items(): mine[key] = mine.get(key, 0) + n
+                for key, n in new.items():
+                    if name != "systems" or key in mine or len(mine) < 2: mine[key] = mine.get(key, 0) + n
+
+    @property
+    def system_prompt(self)->str:
+        "The system message with which every row begins; empty if there is none, or not always the same"
+        return next(iter(self.systems)) if len(self.systems) == 1 else ""
 
 @dataclass
 class Batch:
@@ -153,7 +160,10 @@ def read(self:Reader, place:str, row:dict)->Row:
         self.count_unlearned(parsed, row)
         dropped_because = parsed.dropped_because or self.why_nothing_to_learn(messages)
         if parsed.dropped_because and is_numeric_label(row): seen.label_zero += 1
-        if not dropped_because: examples = self.split(messages, place, prompt_too)
+        if not dropped_because:
+            examples = self.split(messages, place, prompt_too)
+            system = messages[0]["content"] if messages[0]["role"] == "system" else ""
+            if system in seen.systems or len(seen.systems) < 2: seen.systems[system] = seen.systems.get(system, 0) + 1
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise
         dropped_because = e.found if len(e.found) <= 160 else e.found[:160] + "…"
