@@ -389,7 +389,7 @@ def _find_in_template(t:Template)->list[Finding]:
         text = (f"the chat template writes no end token after an answer; {eos} is appended and supervised, which no "
                 "earlier answer of a conversation ends with")
         out.append(warn(text, "set {chat_template} to one that ends each answer", check="template_end"))
-    if probe and not probe.is_prefix and "header" not in t.notes:   # `_find_in_answers` reports headers
+    if probe and not probe.is_prefix and "header" not in t.shared["notes"]:   # `_find_in_answers` reports headers
         text = (f"the chat template ends a prompt with {probe.prompt[-30:]!r}, but does not write that in front of an "
                 "answer; answers are supervised right after it")
         out.append(warn(text, "set {chat_template} to one that writes both the same way", check="template_prompt"))
@@ -458,6 +458,7 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
                "prompt format": "plain text (no chat template)" if tokenizer.chat_template is None else "chat template",
                "pad token": tokenizer.pad_token,
                "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))}
+    if train.seen.system_prompt: figures["system prompt"] = train.seen.system_prompt
     if n := train.seen.prompts_too:
         source = cfg.sources.get("train_on_prompt", "Config")
         figures["prompts learned too"] = f"in {pluralise(n, 'row')} (train_on_prompt: {source})"

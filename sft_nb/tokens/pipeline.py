@@ -47,6 +47,7 @@ class RowStatistics:
     apart:int=0                 # conversations split into one example per turn
     with_more:int=0             # rows with messages after the last answer
     with_special_tokens:int=0   # rows with special tokens in their text
+    systems:dict[str,int]=field(default_factory=dict)   # first system message (empty: none) -> rows; two at most
     unread:dict[str,int]=field(default_factory=dict)    # unread column -> rows in which it is not empty
     answers:dict[str,str]=field(default_factory=dict)   # unread column that may be learned -> itself
     columns:dict[str,str]=field(default_factory=dict)   # field -> column, if they are called differently
@@ -54,7 +55,7 @@ class RowStatistics:
     empty_answers:int=0         # empty answers in rows that have others
     tools_as_text:int=0         # rows whose tools the template would not write
     reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
-    notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.notes`) -> first place
+    notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.shared`) -> first place
     label_zero:int=0            # rows dropped by a `label` of 0
     other_split:dict[str,int]=field(default_factory=dict)   # `split: test` -> rows that a column calls held out
     flags:dict[str,int]=field(default_factory=dict)   # hidden, in_part, unflagged, others -> messages, by their flags
@@ -73,7 +74,13 @@ class RowStatistics:
             if name in ("notes", "examples", "columns", "answers"): setattr(self, name, new | mine)   # keep the first
             elif isinstance(mine, int): setattr(self, name, mine + new)
             else:
-                for key, n in new.items(): mine[key] = mine.get(key, 0) + n
+                for key, n in new.items():
+                    if name != "systems" or key in mine or len(mine) < 2: mine[key] = mine.get(key, 0) + n
+
+    @property
+    def system_prompt(self)->str:
+        "The system message with which every row begins; empty if there is none, or not always the same"
+        return next(iter(self.systems)) if len(self.systems) == 1 else ""
 
 @dataclass
 class Batch:
@@ -155,7 +162,10 @@ def read(self:Reader, place:str, row:dict)->Row:
         self.count_unlearned(parsed, row)
         dropped_because = parsed.dropped_because or self.why_nothing_to_learn(messages)
         if parsed.dropped_because and is_numeric_label(row): seen.label_zero += 1
-        if not dropped_because: examples = self.split(messages, place, prompt_too)
+        if not dropped_because:
+            examples = self.split(messages, place, prompt_too)
+            system = messages[0]["content"] if messages[0]["role"] == "system" else ""
+            if system in seen.systems or len(seen.systems) < 2: seen.systems[system] = seen.systems.get(system, 0) + 1
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise
         dropped_because = e.found if len(e.found) <= 160 else e.found[:160] + "…"
@@ -315,10 +325,10 @@ def alone(self:Reader, blocks:Iterable[tuple[int,list]])->Iterator[tuple[Batch,E
 @patch
 def done(self:Reader, batch:Batch, encoding:Future)->tuple[Batch,Encoded]:
     "A batch and its tokens, with what was noted about the prompts of its rows"
-    encoded, notes = encoding.result(), self.t.notes
+    encoded, notes = encoding.result(), self.t.shared["notes"]
     places = {row.place for row in batch.rows} if notes else ()
     batch.seen.notes = {name: place for name, place in notes.items() if place in places}
-    if "header" in batch.seen.notes: batch.seen.examples["header"] = self.t.skipped_header
+    if "header" in batch.seen.notes: batch.seen.examples["header"] = self.t.shared["header"]
     return batch, encoded
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #43586c41
