@@ -150,6 +150,7 @@ def read(self:Reader, place:str, row:dict)->Row:
     messages, examples, seen = [], [], self.seen
     if isinstance(row, SftError): name = "unknown"
     elif self.cfg.data_format != "auto": name = self.cfg.data_format
+    elif hasattr(self.task, "kind_of"): name = self.task.kind_of(row)
     else: name = self.task.name if self.task.name != "chat" else detect(row) or "unknown"
     prompt_too = self.cfg.train_on_prompt
     if prompt_too == "conversations": prompt_too = name in ("messages", "sharegpt")
