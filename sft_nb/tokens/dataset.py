@@ -8,7 +8,9 @@ __all__ = ['Split', 'load_split', 'Data', 'examples', 'describe_reasons', 'look_
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #fdabcae0
 import json, re
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -24,6 +26,7 @@ from ..rows.formats import is_answer_name, join_names
 from ..rows.sources import Mixture, unused_test_files
 from ..rows.texts import is_filler, mostly_unique
 from ..tasks.core import Task
+from ..tasks.metrics import labels_of
 from .template import PROBE, Template
 from .turns import render_turn
 from .encode import end_ids
@@ -34,6 +37,8 @@ from .display import Example, spans_text
 # %% ../../nbs/04_tokens/09_dataset.ipynb #86309b87
 def _read_lines(file:Path)->list[dict]:
     with file.open(encoding="utf-8", errors="surrogatepass") as lines: return [json.loads(line) for line in lines]
+
+_LONGEST_LABEL_TOKENS, _EXAMPLES_FOR_LABELS = 32, 2000
 
 @dataclass(repr=False)
 class Split:
@@ -79,6 +84,19 @@ class Split:
     def duplicates(self)->int:
         "Examples that are equal to an earlier one"
         return len(self.stats["whole"]) - len(np.unique(self.stats["whole"]))
+
+    @cached_property
+    def labels(self)->dict[str,int]:
+        "What is supervised in an example -> examples, among 2,000 of them at most; empty: targets are no labels"
+        supervised = self.stats["supervised"]
+        if np.median(supervised) > _LONGEST_LABEL_TOKENS: return {}
+        counts = Counter()
+        for i in range(0, len(self), max(1, -(-len(self) // _EXAMPLES_FOR_LABELS))):
+            labels = np.asarray(self.tokens[i]["labels"])
+            counts[tuple(labels[labels != -100].tolist())] += 1
+        texts = Counter()
+        for ids, n in counts.items(): texts[self.tokenizer.decode(ids, skip_special_tokens=True).strip()] += n
+        return labels_of([*texts.elements()])
 
     def __len__(self)->int: return len(self.lengths)
 
@@ -340,6 +358,22 @@ def _find_in_answers(s:Split, name:str)->list[Finding]:
         out.append(ok(f"{text}; only the answer's own words are supervised", check=f"{name}_parted"))
     return out
 
+# %% ../../nbs/04_tokens/09_dataset.ipynb #acclab02
+_TASKS_OF_LABELS = ("auto", "chat", "classify")
+
+def _find_labels(s:Split, name:str, task:str)->list[Finding]:
+    "Answers that are labels, scored as free text; and a task for labels whose answers are none"
+    if task not in _TASKS_OF_LABELS or s.seen.formats.get("text") or s.tokenizer is None: return []
+    if task == "classify" and s.labels or task != "classify" and not s.labels: return []
+    if task == "classify":
+        text = "task classify: the answers take more than 20 values, or few rows have the same one"
+        return [warn(text, edit(task="chat"), check=f"{name}_labels")]
+    n = sum(s.labels.values())
+    shares = ", ".join(f"{label[:24]!r} {k / n:.0%}" for label, k in [*s.labels.items()][:4])
+    rest = f" and {len(s.labels) - 4} more" if len(s.labels) > 4 else ""
+    text = f"answers are {len(s.labels)} labels ({shares}{rest}), scored as free text, without F1 of each label"
+    return [skipped(text, edit(task="classify"), check=f"{name}_labels")]
+
 # %% ../../nbs/04_tokens/09_dataset.ipynb #2f4506cd
 def _find_overlap(cfg:Config, train:Split, held_out:Split|None)->Finding:
     "Are held-out prompts trained on?"
@@ -409,6 +443,7 @@ def find_all(
                        ok("every answer ends with a supervised end token", check=check))
         out += [*_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name),
                 *_find_columns(s, name, cfg.task, cfg.ignore_columns), *_find_in_texts(s, name, t.chat)]
+        if name == "train": out += _find_labels(s, name, cfg.task)
         ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for
         if not ordered and (n := s.duplicates()):
             text = f"{n:,} of {len(s.lengths):,} examples repeat an earlier one"
