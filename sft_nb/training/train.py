@@ -102,6 +102,9 @@ def check_before_training(
     if bench.requested.model == "tiny" and not all(source.from_task for source in bench.data.train.source.sources):
         log("sft_nb: tiny is a toy that knows arithmetic and a few simple sentences: on other rows it shows that "
             f"everything works, but not what a model can learn from them; a small real one: {edit(model=_SMALL_MODEL)}")
+    if bench.requested.device_map:
+        log(f"sft_nb: device_map = {bench.requested.device_map!r} is kept for evaluation; training keeps a whole model "
+            "on each device: num_processes, fsdp or deepspeed use several")
     if checked is None and bench.requested.preflight:
         checked = preflight(bench, keep_model=True)
         if run is not None: print(escape_controls(describe_preflight(bench, checked)), flush=True)
