@@ -7,7 +7,7 @@ __all__ = ['OPTIMIZER_PACKAGES', 'AFTER_EVALUATION', 'optimizer_name', 'create_o
            'schedule_arguments', 'count_warmup_steps', 'make_schedule', 'follow_schedule']
 
 # %% ../nbs/08_optimizer.ipynb #0e953c56
-import math, sys, tempfile
+import importlib, math, tempfile, types
 from typing import Any, Callable
 
 import torch
@@ -39,11 +39,11 @@ def create_optimizer(
         found = f"{optim!r} cannot be created: {error_summary(e)}"
         expected = "an optimiser that is installed and runs here"
         raise ConfigError("optim", found, expected, edit(optim="adamw_torch")) from e
-    package = OPTIMIZER_PACKAGES.get(optim.partition("_")[0])
-    for name, module in [*sys.modules.items()]:   # its state may hold objects of its own, such as projections
-        if not package or name.partition(".")[0] != package: continue
-        kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == name]
-        torch.serialization.add_safe_globals(kinds)
+    if name := OPTIMIZER_PACKAGES.get(optim.partition("_")[0]):   # its state may hold its own objects: projections
+        package = importlib.import_module(name)
+        parts = [package, *(part for part in vars(package).values() if isinstance(part, types.ModuleType))]
+        kinds = {kind for part in parts for kind in vars(part).values() if isinstance(kind, type)}
+        torch.serialization.add_safe_globals([kind for kind in kinds if kind.__module__.partition(".")[0] == name])
     return made
 
 def optimizer_options(

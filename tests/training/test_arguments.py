@@ -1,7 +1,4 @@
 """Settings arrive where they are meant to: in the trainer's arguments, in the optimiser, in its schedule."""
-import sys
-import types
-
 import pytest
 import torch
 from learner import small
@@ -76,35 +73,36 @@ def test_an_optimiser_that_cannot_train_these_weights_is_refused(tmp_path, how, 
     assert fix in e.value.fix.says("python")
 
 
-class GaLoreProjector:
-    "An object in the state, as the package has one for each matrix"
+GALORE = """
+import torch
 
+class GaLoreProjector:
+    "An object in the state: one for each matrix"
 
 class GaLoreAdamW(torch.optim.AdamW):
-    "What the trainer gives to the package's class"
     def __init__(self, params, **how):
-        groups = [dict(g, params=list(g["params"])) for g in params]
-        super().__init__([{k: v for k, v in g.items() if k in ("params", "rank", "scale")} for g in groups], **how)
+        kept = ("params", "rank", "scale")
+        super().__init__([{k: v for k, v in group.items() if k in kept} for group in params], **how)
     def step(self, closure=None):
         found = super().step(closure)
         for group in self.param_groups:
             for p in group["params"] if "rank" in group else (): self.state[p]["projector"] = GaLoreProjector()
         return found
 
+GaLoreAdafactor = GaLoreAdamW8bit = GaLoreAdamW
+"""
+
 
 def test_galore_is_made_as_configured_and_its_state_is_read_again(tmp_path, monkeypatch):
     "With a stand-in for the package: no release of it is required"
-    package = types.ModuleType("galore_torch")
-    for name in ("GaLoreAdafactor", "GaLoreAdamW8bit", "GaLoreAdamW"): setattr(package, name, GaLoreAdamW)
-    package.GaLoreProjector = GaLoreProjector
-    monkeypatch.setattr(GaLoreProjector, "__module__", "galore_torch")
-    monkeypatch.setitem(sys.modules, "galore_torch", package)
+    (tmp_path/"galore_torch.py").write_text(GALORE)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("transformers.trainer_optimizer.is_galore_torch_available", lambda: True)
     monkeypatch.setattr("sft_nb.training.arguments.is_installed", lambda name: True)
     cfg = small(tmp_path, method="full", optim="galore_adamw", optim_args=("rank=8", "scale=0.5"),
                 optim_target_modules=("mlp",), max_steps=2)
     run = train(cfg)
-    assert run.status == "finished"
+    assert run.status.state == "finished"
     made = make_optimizer(load_model(cfg, Workbench(cfg).tokenizer), cfg)
     of_mlp = [g for g in made.param_groups if "rank" in g]
     assert [(g["rank"], g["scale"]) for g in of_mlp] == [(8, .5)] and all(p.ndim == 2 for p in of_mlp[0]["params"])
