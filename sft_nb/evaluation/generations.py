@@ -24,7 +24,9 @@ from ..thoughts import opens_thought, split_thought, without_thoughts
 from ..config import Config
 from ..settings import settings_with
 from ..tasks.core import finite_number, Score, Task, task_of
-from ..tasks.metrics import figure_names, headline_figure, measure_answers, row_to_score, score_answer
+from sft_nb.tasks.metrics import (
+    ClassTable, figure_names, headline_figure, labels_of, measure_answers, row_to_score, score_answer,
+    shown_figures)
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
 from ..model.generate import continue_tokens, Generation
@@ -84,6 +86,11 @@ class Scores:
     @property
     def answered(self)->float: return sum(a.got is not None for a in self.answers) / self.n
     @property
+    def in_form(self)->float:
+        "The share of answers in the asked form: they can be parsed and, where targets are labels, are one of these"
+        labels = labels_of([a.expected for a in self.answers])
+        return sum(a.got is not None and (not labels or a.got in labels) for a in self.answers) / self.n
+    @property
     def ended(self)->float: return sum(a.ended for a in self.answers) / self.n
 
     def __str__(self): return self.line()
@@ -95,8 +102,9 @@ class Scores:
         low, high = self.interval
         right = f"mean of {self.n}, {self.correct} in full" if self.graded else f"{self.correct} of {self.n}"
         sure = f"{right}; 95% interval {low:.1%} to {high:.1%}"
-        shares = f"{self.answered:.0%} in the asked form; {self.ended:.0%} stopped by themselves"
-        more = {k: f"{k} {v:.3g}" for k, v in self.figures.items() if k not in ("accuracy", "answered", "ended")}
+        shares = f"{self.in_form:.0%} in the asked form; {self.ended:.0%} stopped by themselves"
+        figures = shown_figures(self.figures)
+        more = {k: f"{k} {v:.3g}" for k, v in figures.items() if k not in ("accuracy", "answered", "ended")}
         accuracy = f"{self.model:<6} {self.accuracy:6.1%}  ({sure})   {shares}"
         if by == "accuracy": return "   ".join([accuracy, *more.values()])
         first = [more.pop(name) for name in dict.fromkeys((by, *LEADING)) if name in more]
@@ -122,9 +130,16 @@ class Scores:
                  f"{empty} of {self.n} begin with an empty thought": empty, unanswered: endless}
         return ", ".join(text for text, found in parts.items() if found)
 
+    @property
+    def class_table(self)->ClassTable|None:
+        "Figures of each label; None: targets are no labels"
+        return ClassTable.of([a.expected for a in self.answers], [a.got for a in self.answers])
+
     def to_dict(self)->dict:
-        names = "model accuracy interval correct n answered ended thoughts figures scales".split()
-        return {k: getattr(self, k) for k in names} | dict(answers=[asdict(a) for a in self.answers])
+        names = "model accuracy interval correct n answered in_form ended thoughts figures scales".split()
+        classes = self.class_table
+        return {k: getattr(self, k) for k in names} | dict(classes=classes and classes.to_dict(),
+                                                           answers=[asdict(a) for a in self.answers])
     @classmethod
     def from_dict(cls, d:dict)->"Scores":
         "Also of an older version, which had no figures"
@@ -339,9 +354,14 @@ class Questions:
     metrics:dict=field(default_factory=dict)             # name -> your function: (answer, row) -> number
     opened:list[bool]=field(default_factory=list)        # does the prompt end inside a thought?
     figure:str|None=None                                 # figure to compare by; None: chosen by `by`
+    training:list[tuple[dict,list[dict]]]=field(default_factory=list)   # some training rows and their conversations
 
     @cached_property
-    def task(self)->Task: return task_of(self.cfg)
+    def task(self)->Task:
+        "The task of the config; one with labels is given the rows"
+        task = task_of(self.cfg)
+        if not hasattr(task, "with_rows"): return task
+        return task.with_rows([*self.rows.values(), *(row for row, _ in self.training)])
     @property
     def by(self)->str:
         "The figure by which models are compared"

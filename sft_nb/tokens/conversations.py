@@ -21,7 +21,7 @@ from ..rows.columns import (
 from ..rows.files import Source
 from ..rows.sources import memory_source, Mixture, open_rows, unused_test_files, validation_sources
 from ..rows.columns import ColumnRenamer, FORMAT_FIELDS, parse_fields
-from ..tasks.core import Task
+from ..tasks.core import ANY_FORMAT, Task
 from .turns import has_content
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #0f9a6ff7
@@ -52,14 +52,14 @@ def parse_row(
     if not empty and questions and all(map(is_empty, questions)): empty = f"empty {questions[0]}"
 
     text_columns = [name for name in task.fields if name not in getattr(task, "untyped_fields", ())]
-    if task.name == "chat" or data_format != "auto": text_columns = TEXT_COLUMNS
+    if task.name in ANY_FORMAT or data_format != "auto": text_columns = TEXT_COLUMNS
     tracked = TrackedRow({k: v for k, v in row.items() if k not in ignored} if ignored else row)
     try:
         numbers = numbers_in_texts(tracked, text_columns)
         messages = _read_messages(task, tracked, cfg, bool(empty))
         if not messages and empty: return ParsedRow([], dropped_because=empty, numbers=numbers)
         unread = unread_columns(tracked)
-        if task.name == "chat": unread += [name for name in unread_message_keys(row) if name not in ignored]
+        if task.name in ANY_FORMAT: unread += [name for name in unread_message_keys(row) if name not in ignored]
         reason = exclusion_reason(row, unread)
     except SftError as e:   # tasks and formats do not know the place of the row
         raise type(e)(where, e.found, e.expected, e.fix, e.page) from e
@@ -69,7 +69,7 @@ def parse_row(
 
 def _plain_messages(task:Task, row:dict, cfg:Config|None)->list[dict]|None:
     "The messages of a row that holds nothing else and needs no translation, as most rows of chats do; None for others"
-    if task.name != "chat" or len(row) != 1: return None
+    if task.name not in ANY_FORMAT or len(row) != 1: return None
     if cfg and (cfg.ignore_columns or cfg.system_prompt is not None): return None
     if cfg and cfg.data_format not in ("auto", "messages"): return None
     messages = row.get("messages")
@@ -101,7 +101,7 @@ def _read_messages(task:Task, row:dict, cfg:Config|None, is_empty:bool)->list[di
     pairs = _applied_fields(row, cfg)
     is_conversation = detect(row) in ("messages", "sharegpt", "vertex", "stored_completion")
     missing = [f for f in task.fields if f not in row]
-    if task.name == "chat" or format != "auto":
+    if task.name in ANY_FORMAT or format != "auto":
         if format == "auto" and cfg and cfg.fields and not detect(row): raise no_format_error(row, pairs)
         found = to_messages(row, format=format, response_template=marker)
     elif is_conversation and missing: found = to_messages(row)
@@ -169,7 +169,7 @@ def has_own_eval_rows(
 
 def _mixture_options(task:Task, fields:tuple|None, data_format:str)->dict:
     "How a mixture reads rows: with the task's names for columns, and a row for each part of a record"
-    is_chat = task.name == "chat" or data_format != "auto"
+    is_chat = task.name in ANY_FORMAT or data_format != "auto"
     aliases = getattr(task, "aliases", {})
     own = () if is_chat else tuple(dict.fromkeys([*task.fields, *aliases]))
     given = parse_fields(fields, own or FORMAT_FIELDS)
