@@ -349,7 +349,7 @@ METHODS = (
                use_audio_in_video audio_sampling_rate vision_tower image_column""", _IMAGES))
 
 # %% ../nbs/00_foreign_meaning.ipynb #e058dd7e
-FILE_SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".arrow", ".txt")
+FILE_SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".xlsx", ".parquet", ".gz", ".arrow", ".txt")
 
 def is_hub_dataset(file:str)->bool:
     "Is this the name of a hub dataset, rather than a file or folder?"

@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['best_fit', 'pack_rows', 'pack_in_order', 'split_into_batches', 'group_similar_lengths', 'split_to_count',
-           'BatchSampler', 'batch_sampler', 'optimizer_steps', 'TrainingRows', 'NumberedRows', 'EpochLoader']
+           'BatchSampler', 'batch_sampler', 'optimizer_steps', 'Extent', 'training_extent', 'TrainingRows',
+           'NumberedRows', 'EpochLoader']
 
 # %% ../../nbs/05_batches/01_packing.ipynb #aad92681
 import math
 from bisect import bisect_left
+from dataclasses import dataclass
 
 import numpy as np
 from torch.utils.data import DataLoader
 
-from ..report import SftError, edit
+from ..report import SftError, edit, pluralise
 from ..config import Config
 
 # %% ../../nbs/05_batches/01_packing.ipynb #756b2ae7
@@ -203,6 +205,33 @@ def optimizer_steps(
     "Optimiser steps of the whole run: `max_steps`, or those of its epochs"
     if cfg.max_steps > 0: return cfg.max_steps
     return math.ceil(cfg.num_train_epochs * math.ceil(len(batches) / cfg.gradient_accumulation_steps))
+
+# %% ../../nbs/05_batches/01_packing.ipynb #extent02
+@dataclass(frozen=True)
+class Extent:
+    "How much of the rows a training sees"
+    rows:int                # examples
+    steps:int               # optimiser steps
+    passes:float            # over the rows
+    rows_in_a_step:float    # mean
+    is_short:bool=False     # True: a large step asks for more than twice as many rows as there are
+
+    def __str__(self):
+        passes, each = (f"{n:,.1f}".removesuffix(".0") for n in (self.passes, self.rows_in_a_step))
+        over = f"{passes} {'pass' if passes == '1' else 'passes'} over {pluralise(self.rows, 'example')}"
+        return f"{pluralise(self.steps, 'step')}, {over}, {each} in a step"
+
+def training_extent(
+    cfg:Config,              # without `auto`
+    batches:BatchSampler,    # of one process
+)->Extent:
+    "Steps, passes over the rows, and rows in a step"
+    rows, accumulation = len(batches.lengths), cfg.gradient_accumulation_steps
+    in_a_pass, steps = math.ceil(len(batches) / accumulation), optimizer_steps(cfg, batches)
+    passes = steps / in_a_pass if cfg.max_steps > 0 else cfg.num_train_epochs
+    asked = cfg.per_device_train_batch_size * accumulation * batches.world_size   # of rows, for a step
+    is_short = 2 * len(batches) < accumulation if cfg.max_tokens_per_batch else max(64, 2 * rows) < asked
+    return Extent(rows, steps, passes, rows / in_a_pass, is_short)
 
 # %% ../../nbs/05_batches/01_packing.ipynb #28fab401
 class TrainingRows:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['check_versions', 'check_device', 'nvidia_cards', 'check_gpu', 'nearest_folder', 'check_writable', 'check_disk',
-           'check_tracking', 'check_hub', 'check_memory']
+           'check_tracking', 'check_hub', 'check_memory', 'check_extent']
 
 # %% ../../nbs/09_checks/01_environment.ipynb #f969be02
 import os, re, shutil, subprocess, tempfile
@@ -20,6 +20,7 @@ from ..report import Finding, as_fix, command, edit, fail, ok, skipped, warn
 from ..config import Config
 from ..tokens.tokenizer import model_path
 from ..model.hardware import find_hardware
+from ..batches.packing import Extent
 from ..planning.plan import Plan
 from .core import check
 
@@ -153,3 +154,19 @@ def check_memory(plan:Plan|None, no_plan:str)->Finding|list[Finding]:
     text = f"{plan.total / 2**30:.1f} of {plan.device.gib:.1f} GiB"
     if plan.fits: return ok(text)
     return fail(text, as_fix("a smaller {max_length}") | "a smaller {per_device_train_batch_size}")
+
+# %% ../../nbs/09_checks/01_environment.ipynb #extchk02
+_MANY_PASSES = 30   # published recipes take 1 to 5; LIMA, with its 1,000 rows, 15
+
+@check("plan")
+def check_extent(extent:Extent, requested:Config)->Finding:
+    "steps and passes over the rows are of a usual number"
+    if extent.passes > _MANY_PASSES:
+        fix = edit(num_train_epochs=3) if requested.max_steps < 1 else edit(max_steps=max(1, round(
+            3 * extent.steps / extent.passes)))
+        return warn(f"{extent}: after so many passes a model repeats its rows instead of learning from them", fix)
+    if extent.is_short:
+        fewer = max(1, min(requested.per_device_train_batch_size, extent.rows // 8))
+        return warn(f"{extent}: a step asks for more rows than there are",
+                    edit(per_device_train_batch_size=fewer, gradient_accumulation_steps=1))
+    return ok(str(extent))

@@ -7,7 +7,7 @@ __all__ = ['MOST_TO_SAVE', 'Learned', 'learn_some', 'check_learns', 'check_moves
            'check_schedule', 'Saved', 'save_once', 'check_saves', 'check_answers']
 
 # %% ../../nbs/09_checks/05_learning.ipynb #67bc0b54
-import math, tempfile, warnings
+import math, tempfile, time, warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
@@ -33,6 +33,7 @@ class Learned:
     highest:float=0.      # highest training loss on the way
     broken:str=""         # first trained tensor that is not finite; empty: all are finite
     broke_at:int=0        # step after which it was not finite; 0: before the first
+    seconds:float=0.      # of the fastest step
 
 def _tensor_sums(trained:dict)->dict[str,tuple]:
     "Sum and sum of squares of each tensor, to detect any change"
@@ -61,8 +62,9 @@ def learn_some(
     tensors = list(trained.values())
     if not tensors: raise SftError("ten steps", "no parameter is trained", "", "load_model(cfg, tokenizer)")
     if optimizer is None: optimizer = make_optimizer(model, cfg)
-    before, was, losses, broken = score(batch), _tensor_sums(trained), [], ""
+    before, was, losses, times, broken = score(batch), _tensor_sums(trained), [], [], ""
     for _ in range(steps):
+        began = time.monotonic()
         value = loss(batch)
         losses.append(float(value.detach()))
         if not math.isfinite(losses[-1]) and (broken := _first_broken(_tensor_sums(trained))): break
@@ -75,12 +77,13 @@ def learn_some(
             found = f"{cfg.optim!r} cannot take a step: {error_summary(e)}"
             raise ConfigError("optim", found, "", edit(optim="adamw_torch")) from e
         optimizer.zero_grad(set_to_none=True)
+        times.append(time.monotonic() - began)
     now = _tensor_sums(trained)
     done = len(losses) - bool(broken)   # steps taken
     broken = broken or _first_broken(now)
     unchanged = [n for n in was if now[n] == was[n] and "expert" not in n and "trainable_tokens" not in n]
     return Learned(before, score(batch), unchanged, len(trained), steps, cfg.learning_rate, max(before, *losses),
-                   broken, done if broken else 0)
+                   broken, done if broken else 0, min(times, default=0.))
 
 # %% ../../nbs/09_checks/05_learning.ipynb #748793ee
 _REPAIRED = "weights without NaN or infinity: look at model.named_parameters()"

@@ -20,16 +20,17 @@ from ..tokens.encode import end_ids
 from ..tokens.dataset import Data
 from ..batches.collate import DataCollatorForCausalLM
 from ..batches.layout import Layout, rows_of_largest_batch
-from ..batches.packing import optimizer_steps
+from ..batches.packing import Extent, training_extent
 from ..model.hardware import Hardware
 from ..model.checkpointing import save_memory
-from ..model.loss import causal_lm, loss_of_scores
+from ..model.experts import balance_weight
+from ..model.loss import batch_balance_loss, causal_lm, loss_of_scores
 from ..model.load import count_parameters, quiet
 from ..model.generate import continue_tokens, eval_mode, Generation
 from ..planning.plan import Plan
 from ..workbench import cached_part, Workbench, workbench_for
 from .rows import Survey, survey
-from .step import Evaluated, FirstStep, no_dropout, Slope, slopes, take_step
+from .step import Balance, Evaluated, FirstStep, no_dropout, Slope, slopes, take_step
 from .learning import learn_some, Learned, MOST_TO_SAVE, run_schedule, save_once, Saved, ScheduleRun
 from ..optimizer import make_optimizer
 from ..progress import Phase, show_progress
@@ -60,6 +61,8 @@ class FromWorkbench:
     def no_plan(self)->str: return self.bench.no_plan
     @property
     def cfg(self)->Config: return self.bench.cfg
+    @property
+    def shape(self): return self.bench.shape
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #28dad2cd
 @contextmanager
@@ -84,6 +87,11 @@ class RowEvidence(FromWorkbench):
         "Counts over the tokens of all training examples"
         tok = self.tokenizer
         return survey(self.data.train.tokens, ends=end_ids(tok), bos=tok.bos_token_id, vocabulary=len(tok))
+
+    @cached_part
+    def extent(self)->Extent:
+        "Steps of the training, and passes over the rows"
+        return training_extent(self.cfg, self.bench.batches)
 
     @cached_part
     def trainer(self):
@@ -201,6 +209,15 @@ class LossEvidence(LayoutEvidence):
         with torch.no_grad(), no_dropout(model): of_scores = float(loss_of_scores(model, batch, dtype=self.dtype))
         return self.score(batch), of_scores
 
+    @cached_part
+    def balance(self)->Balance|None:
+        "The load-balancing loss of the experts beside the loss; None if none is added"
+        model, batch = self.model, dict(self.some_batch)
+        weight, _ = balance_weight(self.cfg.router_aux_loss_coef, causal_lm(model))
+        if not weight or not self.bench.supervised: return None
+        with torch.no_grad(), no_dropout(model): found = batch_balance_loss(model, batch, dtype=self.dtype)
+        return None if found is None else Balance(weight, weight * float(found), self.score(batch))
+
     @property
     def low_precision(self)->bool: return self.bench.low_precision
     @property
@@ -260,7 +277,7 @@ class Evidence(StepEvidence):
     def schedule(self)->ScheduleRun:
         "The learning rate schedule of the whole run"
         _ = self.learned
-        return run_schedule(self.optimizer, self.cfg, optimizer_steps(self.cfg, self.bench.batches))
+        return run_schedule(self.optimizer, self.cfg, self.extent.steps)
 
     @cached_part
     def saved(self)->Saved|None:
@@ -335,6 +352,18 @@ def run_checks(
             phase.update(phase.done + 1)
     return findings
 
+def _estimated_seconds(
+    evidence:Evidence,   # with a first step
+)->float:
+    "Duration of the training's steps, by the faster of two measurements; evaluations and saving come on top"
+    first, learned, bench = evidence.first_step, vars(evidence).get("learned"), evidence.bench
+    rates = [first.seconds / first.tokens]   # seconds per token
+    if learned is not None and learned.seconds: rates.append(learned.seconds / evidence.some_batch["input_ids"].numel())
+    lengths, batches = bench.data.train.lengths, bench.batches
+    if bench.layout.flat: tokens = int(lengths.sum())
+    else: tokens = sum(int(lengths[[r for r in b if r >= 0]].max(initial=0)) * len(b) for b in evidence.batches)
+    return min(rates) * tokens * evidence.extent.passes / batches.world_size
+
 def preflight_figures(
     evidence:Evidence,
 )->dict:
@@ -348,6 +377,9 @@ def preflight_figures(
     if first is not None:
         figures |= {"first loss": first.loss, "gradient norm": first.norm, "tokens in the largest batch": first.tokens}
         figures["seconds of its first step"] = round(first.seconds, 3)
+    if "extent" in made:
+        figures |= {"steps": evidence.extent.steps, "passes over the rows": evidence.extent.passes}
+        if first is not None: figures["seconds of all steps, estimated"] = round(_estimated_seconds(evidence), 1)
     if "evaluated" in made: figures["held-out loss"] = evidence.evaluated.loss
     if "learned" in made: figures["loss after ten steps on a few rows"] = evidence.learned.after
     if plan is not None: figures["GiB planned"] = plan.total / 2**30

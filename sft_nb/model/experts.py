@@ -383,15 +383,18 @@ def balance_loss(
     return spread(router_logits, n, k, attention_mask)
 
 def balance_weight(
-    coefficient:float|None,   # `router_aux_loss_coef`; None: as the model's config has it
+    coefficient:float|None,   # `router_aux_loss_coef`; None: as the model's config says
     model,                    # a causal language model, without an adapter
-)->float:                     # 0: it is not computed
-    "What the load-balancing loss is multiplied by; ConfigError for a model that has none"
+)->tuple[float,str]:          # 0: it is not computed; the reason is empty where the model has no such loss
+    "What the load-balancing loss is multiplied by, and why; ConfigError for a model that has none"
     if coefficient and balance_loss_of(model) is None:
         raise ConfigError("router_aux_loss_coef", f"{model.config.model_type} has no load-balancing loss",
                           "a mixture of experts that returns the scores of its routers",
                           edit(router_aux_loss_coef=None))
-    if balance_loss_of(model) is None: return 0.
+    if balance_loss_of(model) is None: return 0., ""
+    if coefficient is not None: return coefficient, "router_aux_loss_coef is set"
     text, names = text_config(model.config), ("router_aux_loss_coef", "aux_loss_coef")   # JetMoE has the second
-    own = next((getattr(text, name) for name in names if hasattr(text, name)), 0.)
-    return (own or 0.) if coefficient is None else coefficient
+    own = next((getattr(text, name) for name in names if hasattr(text, name)), 0.) or 0.
+    balances = getattr(model, "config_balances", getattr(text, "output_router_logits", False))
+    if balances or not own: return own, "from the model's config"
+    return 0., f"output_router_logits is false in the model's config; router_aux_loss_coef={own:g} would add it"

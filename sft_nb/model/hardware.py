@@ -146,7 +146,7 @@ class Device:
     dtype:str="bfloat16" # what `dtype="auto"` computes in
     attention:float=.6   # share of `tflops` that FlashAttention 2 reaches
     bus:float=25         # GB per second to and from host memory: what PCIe 4 reaches of its 32
-    host:float|None=None # GiB of host memory for offloading; None: unknown
+    host:float|None=None # GiB of host memory for offloading; in a plan, one process's share; None: unknown
     taken:str=""         # GPU memory used by other programs, in words; empty: none
 
     def holds(self, total:int, waiting:int=0)->bool:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['chunked_cross_entropy', 'dtype_of_products', 'add_product', 'adds_to_float32', 'chunk_size', 'causal_lm',
            'language_model', 'backbone', 'Head', 'head_of', 'SupervisedLoss', 'add_supervised_loss', 'batch_loss',
-           'loss_of_scores', 'supervised_logits']
+           'batch_balance_loss', 'loss_of_scores', 'supervised_logits']
 
 # %% ../../nbs/06_model/05_loss.ipynb #6b768726
 import functools, types
@@ -346,6 +346,16 @@ def batch_loss(
             return out.loss, out.n_tokens
         n = (batch["labels"][:, 1:] != -100).sum()
         return model(**batch, use_cache=False).loss * n, n
+
+def batch_balance_loss(
+    model,                               # after `add_supervised_loss`
+    batch:dict,                          # from a collator
+    *, dtype:torch.dtype=torch.float32,  # compute dtype: 16 bits run under autocast
+)->torch.Tensor|None:                    # None: no layer has a router
+    "The load-balancing loss of a batch, as training computes it"
+    batch = _move_to_model(batch, model)
+    with _autocast_in(dtype, batch["labels"].device.type):
+        return model(**batch, use_cache=False, supervised=True, output_router_logits=True).aux_loss
 
 def loss_of_scores(
     model,                               # a causal language model

@@ -37,7 +37,7 @@ def make_trainer_around(
     rows,        # a `datasets.Dataset`; not read
     *, device:str,              # cuda, mps or cpu
     dtype:torch.dtype,          # what it computes in
-    router_aux_loss_coef:float|None=None,   # None: the one in the model's config
+    router_aux_loss_coef:float|None=None,   # None: as the model's config says
 ):               # TRL's `SFTTrainer`, not used for training
     "TRL's trainer around a model, with the arguments of a training that change it; raises what TRL refuses"
     load_libraries("trl.trainer.sft_trainer")

@@ -151,7 +151,7 @@ def html(self:PlanState)->str:
         fix = f"<div><b>Fix</b> <code>{escape_html(f.fix)}</code></div>" if f.fix else ""
         verdict += f"<div>{badge_html(f.status, f.check)} <b>{escape_html(f.sentence)}</b>{fix}</div>"
     speed = f"<div>about {self.plan.tokens_per_second:,.0f} tokens a second, a rough estimate</div>"
-    if self.plan.host: speed += f"<div>{_format_bytes(self.plan.host)} wait in host memory</div>"
+    if self.plan.host: speed += f"<div>{escape_html(self.plan.host_text)} wait in host memory</div>"
     fitting = [name for name, _, fits in self.cards() if fits]
     smallest = f"the smallest card that it fits on: {fitting[0]}" if fitting else "it fits on no card"
     cards = ", ".join(f"{'✓' if fits else '✗'} {name}" for name, _, fits in self.cards())

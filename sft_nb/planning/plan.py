@@ -16,13 +16,14 @@ from fastcore.basics import patch
 
 from ..files import write_atomically
 from ..display import as_html, badge_html, bar_html, code_html, Html, with_png, format_bytes, table_html
-from ..progress import Phase, show_progress
+from ..progress import format_duration, Phase, show_progress
 from ..report import ConfigError, pluralise, edit, fail, Finding, error_summary, ok, Report, SftError, warn
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.dataset import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
 from ..batches.layout import supports_flattening
+from ..batches.packing import batch_sampler, Extent, training_extent
 from ..model.load import can_recompute_layers, check_quantization, load_shape
 from ..model.adapter import lora_reach
 from ..model.hardware import Device, find_device, find_hardware, this_device
@@ -42,9 +43,12 @@ class Plan:
     evaluation:int           # peak bytes of an evaluation; 0: no evaluation
     tokens_per_second:float  # estimate, without padding
     findings:list=field(default_factory=list)
-    host:int=0               # bytes offloaded to host memory
+    host:int=0               # bytes that a process offloads to host memory
+    processes:int=1          # that train together, and offload as much each
     reach:str=""             # share of the weights that LoRA adapts, in words
     model:str=""             # name of the model and number of its weights
+    extent:Extent|None=None  # steps and passes over the rows; None: only a sample of the rows is known
+    seconds:float=0.         # rough estimate of the duration of all steps
 
     @property
     def training(self)->int: return sum(self.parts.values())
@@ -56,6 +60,11 @@ class Plan:
     def total(self)->int: return max(self.training, self.evaluation)
     @property
     def fits(self)->bool: return self.device.holds(self.total, self.host)
+    @property
+    def host_text(self)->str:
+        "What is offloaded to host memory, in words: per process and in all"
+        if self.processes == 1: return format_bytes(self.host)
+        return f"{format_bytes(self.host)} per process, {format_bytes(self.host * self.processes)} in all"
     @property
     def title(self)->str:
         "The title of the plan: model, size and device"
@@ -75,7 +84,7 @@ class Plan:
 
     def to_dict(self)->dict:
         "The plan as a dict that JSON can hold"
-        sums = dict(allocated=self.allocated, total=self.total, fits=self.fits)
+        sums = dict(allocated=self.allocated, total=self.total, fits=self.fits, host_in_all=self.host * self.processes)
         return asdict(self) | dict(findings=[f.to_dict() for f in self.findings]) | sums
 
     def save(self,
@@ -91,9 +100,10 @@ def report(self:Plan)->Report:
     figures = {LABELS[part]: format_bytes(n) for part, n in self.shown_parts.items()}
     figures["together"] = f"{format_bytes(self.training)} of {self.device.gib:.1f} GiB"
     if self.evaluation: figures["an evaluation"] = format_bytes(self.evaluation)
-    if self.host: figures["in host memory"] = format_bytes(self.host)
+    if self.host: figures["in host memory"] = self.host_text
     if self.device.taken: figures["not free"] = self.device.taken
     figures["speed, a rough estimate"] = f"{self.tokens_per_second:,.0f} tokens/s"
+    if self.extent: figures["training"] = f"{self.extent}; about {format_duration(self.seconds)}"
     if self.reach: figures["trained"] = self.reach
     figures |= {name: f"{value}  ({self.reasons[name]})" for name, value in self.shown_settings.items()}
     return Report(self.title, figures, self.findings)
@@ -114,8 +124,10 @@ def _memory(self:Plan)->Html:
             for k, (part, n) in enumerate(self.shown_parts.items())]
     rows.append(["together", "", f"{format_bytes(self.training)} of {self.device.gib:.1f} GiB"])
     if self.evaluation: rows.append(["an evaluation", "", format_bytes(self.evaluation)])
-    if self.host: rows.append(["in host memory", "", format_bytes(self.host)])
-    return table_html([*rows, ["speed, a rough estimate", "", f"{self.tokens_per_second:,.0f} tokens/s"]])
+    if self.host: rows.append(["in host memory", "", self.host_text])
+    rows.append(["speed, a rough estimate", "", f"{self.tokens_per_second:,.0f} tokens/s"])
+    if self.extent: rows.append(["training", "", f"{self.extent}; about {format_duration(self.seconds)}"])
+    return table_html(rows)
 
 # %% ../../nbs/07_planning/04_plan.ipynb #3f1db7ce
 _COLOURS = dict(weights="#57606a", adapter="#0969da", gradients="#54aeff", optimiser="#b6e3ff", activations="#1a7f37",
@@ -235,7 +247,8 @@ def findings(
     if plan.device.taken: card += f" ({plan.device.taken})"
     if plan.fits: return [ok(f"{format_bytes(plan.total)} of {free:.1f} GiB, {100 * gib / free:.0f}%", check="memory")]
     if plan.device.holds(plan.total):   # it fits on the GPU, but not in host memory
-        text = (f"{format_bytes(plan.host)} would be in host memory, which has {plan.device.host:.1f} GiB, "
+        share = "" if plan.processes == 1 else " for each process"
+        text = (f"{plan.host_text} would be in host memory, which has {plan.device.host:.1f} GiB{share}, "
                 "of which a plan may use 60%")
         return [fail(text, edit(activation_offloading=False) | edit(keep_attention=False), check="memory_host")]
     if training <= .95 * free:
@@ -284,7 +297,7 @@ def plan(
     data:Data|None=None,         # from `prepare`; None: prepare the rows
     *, device:str|Device|None=None,  # h200-141gb ...: any GPU of the list; None: the device of `cfg`
     lengths:list[int]|None=None, # lengths of representative rows, instead of data
-    world_size:int|None=None,    # processes with different rows; None: from `cfg`
+    world_size:int|None=None,    # processes with different rows, all on one host; None: from `cfg`
 )->Plan:
     "GiB by part and the fastest settings that fit; `SftError` for a model that cannot be simulated"
     cfg, data = config_and_data(cfg, data)
@@ -297,11 +310,13 @@ def plan(
                           f"integers from 1 to max_length, which is {cfg.max_length}",
                           edit(max_length=max(lengths, default=1)))
     check_quantization(cfg.method, cfg.load_in_8bit)
+    if world_size is None: world_size = cfg.data_processes
+    processes = world_size * cfg.sequence_parallel_size
     if device is None:
         hardware = find_hardware(cfg)
-        card = this_device(hardware.device, hardware.dtype, processes=cfg.num_processes)
+        card = this_device(hardware.device, hardware.dtype, processes=processes)
     else: card = device if isinstance(device, Device) else find_device(device)
-    if world_size is None: world_size = cfg.data_processes
+    if device is not None and card.host is not None: card = replace(card, host=card.host / processes)   # equal shares
     tokenizer = data.tokenizer if data is not None else load_tokenizer(cfg)
     rows = RowLengths.of(data) if lengths is None else RowLengths.like(lengths)
     with _explain_simulation_errors(cfg.model), show_progress(delay=2), Phase("planning"):
@@ -314,10 +329,15 @@ def plan(
     reasons = {name: why for name, (_, why) in decided.items()}
     reach = lora_reach(model)
     made = Plan(planner.device, settings, reasons, chosen.parts, evaluation, chosen.rate, host=chosen.host,
-                reach="" if reach is None else str(reach), model=_describe_model(cfg.model, model))
+                processes=processes, reach="" if reach is None else str(reach), model=_describe_model(cfg.model, model))
     found = findings(made, cfg)
     if uneven := _uneven_steps(planner, chosen): found.append(uneven)
     made = replace(made, findings=found)
+    if data is not None:
+        batches = batch_sampler(with_plan(cfg, made), data.train.lengths, world_size=world_size)
+        extent = training_extent(with_plan(cfg, made), batches)
+        seconds = int(data.train.lengths.sum()) * extent.passes / chosen.rate / world_size
+        made = replace(made, extent=extent, seconds=seconds)
     if data is not None and device is None: data.results["plan", cfg, world_size] = made   # use the plan that was shown
     return made
 

@@ -5,17 +5,18 @@
 # %% auto #0
 __all__ = ['FORMAT_FIELDS', 'TEXT_COLUMNS', 'parse_fields', 'match_columns', 'ColumnRenamer', 'TrackedRow', 'unread_columns',
            'unread_message_keys', 'numbers_in_texts', 'kto_label', 'exclusion_reason', 'is_numeric_label',
-           'is_honoured', 'are_metadata']
+           'is_honoured', 'are_metadata', 'names_held_out_split']
 
 # %% ../../nbs/02_rows/01_columns.ipynb #8b679461
 import difflib, re
+from collections.abc import Iterable
 from decimal import Decimal
 from functools import lru_cache
 
-from ..report import ConfigError, edit, SftError
+from ..report import as_fix, ConfigError, edit, SftError
 from .formats import (
-    COMPLETION_KEYS, CONTENT_KEYS, detect, detect_by_columns, FORMATS, guess_columns, join_names,
-    REASONING_KEYS, ROLE_KEYS)
+    BLOCK_KEYS, column_words, COMPLETION_KEYS, CONTENT_KEYS, content_text, detect, detect_by_columns, FORMATS,
+    join_names, LOSS_FLAGS, propose_fields, read_flag, REASONING_KEYS, ROLE_KEYS)
 
 # %% ../../nbs/02_rows/01_columns.ipynb #233d50b2
 FORMAT_FIELDS = ({name for needed in FORMATS.values() for name in needed}
@@ -26,7 +27,11 @@ def parse_fields(
     known,                        # names of the fields that the task reads; empty: any
 )->dict[str,str]:                 # field -> column
     "The column of each field; ConfigError for a field that the task does not read"
-    pairs = [f.partition("=")[::2] for f in fields or ()]
+    pairs = []
+    for f in fields or ():
+        name, is_pair, column = f.partition("=")
+        if pairs and not is_pair: pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{f}")   # a list that was split at commas
+        else: pairs.append((name, column))
     for name, column in pairs:
         if not (name and column):
             raise ConfigError("fields", f"{name or column!r} is not a pair", "field=column",
@@ -58,27 +63,40 @@ def match_columns(
             if matches: break
     return found
 
-_LISTS = ("messages", "conversations")   # not guessed from the texts of a row
+def _parts(column:str)->list[str]: return [part.strip() for part in column.split(" + ")]
 
-def _check_given_columns(row:dict, given:dict[str,str], found:dict[str,str], required:tuple[str,...]):
-    "`SftError` for a column of `given` that the row lacks: a typo, or a row that cannot be read without it"
-    absent = [f for f, column in given.items() if column not in row and f not in row]
-    if not absent: return
-    if required: readable = all(f in found.values() or f in row for f in required)
-    else: readable = detect_by_columns((*row, *found.values()))
-    free = {c: v for c, v in row.items() if c not in found}
-    near = {f: difflib.get_close_matches(given[f], list(map(str, free)), 1) for f in absent}
-    if readable and not any(near.values()): return   # an optional field that this row lacks
-    field, guess = absent[0], guess_columns(free, tuple(f for f in absent if f not in _LISTS))
-    right = {f: (near.get(f) or [guess.get(f, c)])[0] for f, c in given.items()}
-    expected = f"the columns are {join_names(list(row))}"
-    if near[field]: expected = f"did you mean {near[field][0]}? T{expected[1:]}"
-    outer = re.split(r"[.\[]", given[field])[0]
-    if outer in row and outer != given[field]:
-        found = f"{given[field]} is a path inside the column {outer}, and a field is a whole column"
-        raise SftError("row", found, expected, f"write the rows with a column {field}")
-    raise SftError("row", f"there is no column {given[field]} for {field} (fields)", expected,
-                   edit(fields=tuple(f"{f}={c}" for f, c in right.items())))
+def _explain_wrong_column(
+    row:dict,
+    given:dict[str,str],
+    wrong:dict[str,str],      # the part of `given` whose columns do not exist
+    required:tuple[str,...],
+    found:str,                # with places for column and field
+)->tuple:
+    "What was found, what was expected, and a fix that names other columns or leaves them out"
+    columns, field = join_names(list(row)), next(iter(wrong))
+    column, expected = wrong[field], f"the columns are {columns}"
+    listed = [part.strip() for part in column.split(",")]
+    if len(listed) > 1 and {*listed} <= {*map(str, row)}:
+        joined = tuple(f"{f}={' + '.join(listed) if f == field else c}" for f, c in given.items())
+        return f"{column} is a list of columns for {field} (fields)", "columns joined by +", edit(fields=joined)
+    outer = re.split(r"[.\[]", column)[0]
+    if outer in row and outer != column:
+        found = f"{column} is a path inside the column {outer}, and a field is a whole column"
+        return found, expected, f"write the rows with a column {field}"
+
+    kept = {f: c for f, c in given.items() if f not in wrong}
+    free = [str(c) for c in row if c not in kept.values()]
+    near = {f: (difflib.get_close_matches(c, [c for c in free if c != f], 1) or [""])[0] for f, c in wrong.items()}
+    if near[field]: expected = f"did you mean {near[field]}? The columns are {columns}"
+    kept |= {f: given[f].replace(wrong[f], c) for f, c in near.items() if c}
+    pairs = tuple(f"{f}={kept[f]}" for f in given if f in kept)
+    fix, renamed = edit(fields=pairs or None), dict(row) | {f: row[c] for f, c in kept.items() if c in row}
+    for column in {*kept.values()} - {*kept}: renamed.pop(column, None)
+    is_read = all(f in renamed for f in required) if required else detect(renamed) not in (None, "text")
+    if not is_read and not all(near.values()):   # a fix that leaves the field out would not do
+        proposed = propose_fields(renamed, required, pairs)
+        fix = proposed or as_fix(f"name one of the columns in {{fields}}: {field}=...")
+    return found.format(wrong[field], field), expected, fix
 
 class ColumnRenamer:
     "Renames the columns of a row to fields; `SftError` for a row without a required column"
@@ -90,34 +108,62 @@ class ColumnRenamer:
     ):
         self.fields, self.given, self.required = fields, given, required
         self._pairs, self._aliases = tuple(given.items()), tuple(aliases.items())
-        self._not_found = dict(given)         # field -> column that no row has had yet
-        self._taken_instead:dict = {}         # such a field, if it is itself a column -> the columns of that row
+        self._joined = [column for column in given.values() if len(_parts(column)) > 1]
+        self._not_found = {part: f for f, column in given.items() for part in _parts(column)}   # column -> field
+        self._first_row:dict = {}
+        self.columns:dict[str,str] = {}       # field -> the column that it was in the first row that has it
+
+    def _find(self, row:dict)->None:
+        "Strike the columns of a row off the list of those that no row has had yet"
+        for part, field in tuple(self._not_found.items()):
+            if part in row or self.given[field] in row: del self._not_found[part]
+
+    def _join(self, row:dict)->dict:
+        "The row with one column instead of those that are joined"
+        for column in self._joined:
+            parts = [part for part in _parts(column) if part in row]
+            if column in row or not parts: continue
+            texts = [content_text(row[part], part) for part in parts]
+            others = {c: v for c, v in row.items() if c not in parts or c in self.given.values()}
+            row = others | {column: "\n\n".join(text for text in texts if text.strip())}
+        return row
 
     def __call__(self, row:dict)->dict:
         "The row with its columns renamed to fields"
+        if self._not_found:
+            self._first_row = self._first_row or row
+            self._find(row)
+        if self._joined: row = self._join(row)
         columns = tuple(row)
-        for field, column in tuple(self._not_found.items()):
-            if column in row: del self._not_found[field]
-            elif field in row: self._taken_instead.setdefault(field, columns)
         wanted = self.fields or (() if detect_by_columns(columns) else tuple(sorted(FORMAT_FIELDS)))
         found = match_columns(columns, wanted, self._pairs, self._aliases)
-        if self.given: _check_given_columns(row, self.given, found, self.required)
+        wrong = {f: next((c for c in _parts(column) if c not in row), column)
+                 for f, column in self.given.items() if column not in row and f not in row}
+        if wrong:   # an optional field may be missing, and a typo is reported at once
+            if self.required: is_read = all(f in found.values() or f in row for f in self.required)
+            else: is_read = detect_by_columns((*row, *found.values()))
+            free = [str(c) for c in row if c not in found]
+            if not is_read or any(difflib.get_close_matches(c, free, 1) for c in wrong.values()):
+                found = "there is no column {} for {} (fields)"
+                raise SftError("row", *_explain_wrong_column(row, self.given, wrong, self.required, found))
+        if not self.fields and not detect_by_columns((*row, *found.values())):
+            found = {c: f for c, f in found.items() if self.given.get(f) == c}   # a proposal repeats the other names
         if not found: return row
+        if not self.columns.keys() >= {*found.values()}: self.columns = {f: c for c, f in found.items()} | self.columns
         taken = set(found.values())   # drop a column with a field's name if another column was given for it
         return {found.get(c, c): v for c, v in row.items() if c in found or c not in taken}
 
-    def check_columns_were_found(self)->None:
-        "ConfigError for a given column that no row had, where a column with the field's own name was read instead"
-        field = next((f for f in self._not_found if f in self._taken_instead), None)
-        if field is None: return
-        column, all_columns = self.given[field], self._taken_instead[field]
-        near = difflib.get_close_matches(column, [str(c) for c in all_columns if c != field], 1)
-        right = {f: near[0] if near and f == field else c for f, c in self.given.items()}
-        if not near: del right[field]
-        columns = join_names(list(all_columns))
-        expected = f"did you mean {near[0]}? The columns are {columns}" if near else f"the columns are {columns}"
-        raise ConfigError("fields", f"no row has the column {column} for {field}", expected,
-                          edit(fields=tuple(f"{f}={c}" for f, c in right.items()) or None))
+    def check_columns_were_found(self,
+        more:Iterable=(),   # rows that have not been read, and may have the columns
+    )->None:
+        "ConfigError for a given column that no row has"
+        for row in more:
+            if not self._not_found: return
+            if isinstance(row, dict): self._find(row)
+        wrong = {f: part for part, f in self._not_found.items() if part != f}
+        if not (wrong and self._first_row): return
+        found = "no row has the column {} for {}"
+        raise ConfigError("fields", *_explain_wrong_column(self._first_row, self.given, wrong, self.required, found))
 
 # %% ../../nbs/02_rows/01_columns.ipynb #2e87d9f5
 class TrackedRow(dict):
@@ -161,9 +207,29 @@ def unread_columns(
     return [k for k, v in dict.items(row) if k in unread and not _is_empty(v)] if unread else []
 
 # %% ../../nbs/02_rows/01_columns.ipynb #80e5a803
-_MESSAGE_KEYS = {*ROLE_KEYS, *CONTENT_KEYS, *REASONING_KEYS, "tool_calls", "function_call", "tool_call_id", "name",
-                 "train", "weight"}
-_MESSAGE_COLUMNS = ("messages", "conversations", "prompt", "completion", "response", "chosen")
+_MESSAGE_KEYS = {*ROLE_KEYS, *CONTENT_KEYS, *REASONING_KEYS, *LOSS_FLAGS, "tool_calls", "function_call", "tool_call_id",
+                 "name", "train_detail", "functions", "function_calls", "type"}
+_ITEM_KEYS = _MESSAGE_KEYS | BLOCK_KEYS   # of a message without a role
+_PART_KEYS = BLOCK_KEYS | {*LOSS_FLAGS}
+_CALL_KEYS = {"id", "type", "function", "name", "arguments", "index"}
+_MESSAGE_COLUMNS = ("messages", "conversations", "contents", "prompt", "completion", "response", "chosen", "input",
+                    "output", "preferred_output")
+
+def _unread_keys(m:dict)->list[str]:
+    "The keys of a message that are not read, also those of its blocks and calls"
+    known = _MESSAGE_KEYS if any(k in m for k in ROLE_KEYS) else _ITEM_KEYS
+    found = [k for k, v in m.items() if k not in known and not _is_empty(v)]
+    for key in ("content", "value", "parts"):
+        blocks = m.get(key)
+        if not isinstance(blocks, list): continue
+        found += [f"content.{k}" for block in blocks if isinstance(block, dict)
+                  for k, v in block.items() if k not in _PART_KEYS and not _is_empty(v)]
+    calls = m.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        for part in (call, call.get("function")) if isinstance(call, dict) else ():
+            if not isinstance(part, dict): continue
+            found += [f"tool_calls.{k}" for k, v in part.items() if k not in _CALL_KEYS and not _is_empty(v)]
+    return found
 
 def unread_message_keys(
     row:dict,
@@ -172,9 +238,10 @@ def unread_message_keys(
     found = []
     for column in _MESSAGE_COLUMNS:
         messages = dict.get(row, column)
+        if isinstance(messages, dict): messages = messages.get("messages", [messages])
         if not isinstance(messages, list): continue
-        keys = [k for m in messages if isinstance(m, dict) and len(m) > 2
-                for k, v in m.items() if k not in _MESSAGE_KEYS and not _is_empty(v)]
+        keys = [k for m in messages if isinstance(m, dict) and (len(m) > 2 or not isinstance(m.get("content"), str))
+                for k in _unread_keys(m)]
         found += [f"{column}.{k}" for k in dict.fromkeys(keys)]
     return found
 
@@ -198,13 +265,12 @@ def numbers_in_texts(
 
 # %% ../../nbs/02_rows/01_columns.ipynb #bb4da888
 _MEDIA = {name + s for name in ("image", "audio", "video") for s in ("", "s")} | {"pixel_values", "input_features"}
-_WEIGHTS = {"weight", "loss_weight"}
 _TRUE_FALSE, _ONE_ZERO = dict(true=True, false=False), {"1": True, "1.0": True, "0": False, "0.0": False}
 
 def _key_of(name)->str:
-    "`images` for messages.images; every other name as it is"
-    column, _, key = str(name).partition(".")
-    return key if key and column in _MESSAGE_COLUMNS else str(name)
+    "`images` for messages.images and messages.content.images; every other name as it is"
+    column, *keys = str(name).split(".")
+    return keys[-1] if keys and column in _MESSAGE_COLUMNS else str(name)
 
 def _label_text(row:dict, name:str)->str: return str(dict.get(row, name)).strip().lower()
 
@@ -219,23 +285,31 @@ def kto_label(
     if name == "label" and detect(row) != "prompt_completion": return None   # 0 and 1 are classes as well
     return _ONE_ZERO.get(value)
 
+def _is_users_mask(row:dict, name:str)->bool:
+    "Does a column `mask` name the user's role, whose messages are never learned?"
+    return name == "mask" and _label_text(row, name) in ("user", "human")
+
 def exclusion_reason(
     row:dict,
     names:list[str],   # names of unread columns
 )->str:                # `weight is 0`; empty if the row is to be learned
     "Why the columns exclude the row from training; `SftError` for columns that cannot be honoured"
     for name in names:
-        fix = edit(ignore_columns=(name,)) | f"remove {name} from the row"
-        if _key_of(name) in _MEDIA:
+        fix, key = edit(ignore_columns=(name,)) | f"remove {name} from the row", _key_of(name)
+        if key in _MEDIA:
             raise SftError("row", f"it has {name}, and only text is learned here", "a row of text", fix)
+        if key == "mask" and not _is_users_mask(row, name):
+            raise SftError("row", f"it has {name}, which may mean learned or hidden",
+                           "loss_mask (1: learned) or masked (true: hidden)", fix)
+        if key in LOSS_FLAGS and key != name:
+            raise SftError("row", f"it has {name}, and a call is learned with its message", "flags of messages", fix)
         if kto_label(row, name) is False: return f"{name} is {str(dict.get(row, name)).lower()}: a bad answer"
-        if name in _WEIGHTS:
-            try: weight = float(row[name])
-            except (TypeError, ValueError): weight = None
-            if weight not in (0, 1):
-                found = f"{name} is {str(row[name])[:40]}, and a row is either learned or not"
-                raise SftError("row", found, "0 or 1", fix)
-            if weight == 0: return f"{name} is 0"
+        if name not in LOSS_FLAGS: continue
+        try: learned = read_flag({name: dict.get(row, name)}, "the row")
+        except SftError as e:
+            found = f"{name} is {str(dict.get(row, name))[:40]}, and a row is either learned or not"
+            raise SftError("row", found, "0 or 1", fix) from e
+        if learned is False: return f"{name} is {dict.get(row, name)}"
     return ""
 
 def is_numeric_label(row:dict)->bool:
@@ -244,14 +318,43 @@ def is_numeric_label(row:dict)->bool:
 
 def is_honoured(row:dict, name:str)->bool:
     "Does `exclusion_reason` act on this column?"
-    return name in _WEIGHTS or kto_label(row, name) is not None
+    return name in LOSS_FLAGS or _is_users_mask(row, name) or kto_label(row, name) is not None
 
 # %% ../../nbs/02_rows/01_columns.ipynb #2051faf9
 _NO_METADATA = {*TEXT_COLUMNS, *REASONING_KEYS, "label", "kto_tag", "system", "system_prompt", "tools", "functions",
                 "history", "documents", "input_ids", "labels", "thought", "rationale", "explanation"}
+_NEVER_HARMLESS = re.compile("loss|train|mask|weight|label")
+_IDENTIFIERS = set("""
+    id ids idx index uuid uid guid hash sha sha1 sha256 md5 url urls uri link date time timestamp datetime
+    created updated modified count num length len score scores license""".split())   # one of these words is enough
+_METADATA = set("""
+    source src origin dataset subset config category categories subcategory type kind topic topics domain
+    domains tag tags lang language languages locale country author user users model models generator version
+    rating ratings quality difficulty level rank votes upvotes likes helpfulness toxicity perplexity ppl
+    temperature top p max min mean n no nr number total turn turns round rounds token tokens word words char
+    chars character characters size redacted moderation openai file filename path page line row fold seed meta
+    metadata finish stop reason usage cost latency duration provider annotator worker session channel status
+    state agent customer email phone priority severity department team assignee sent at by in of cache control
+    signature citations annotations is error refusal logprobs original system fingerprint schema split
+    """.split())   # all words of a name must be among these or the identifiers
+
+@lru_cache(4096)
+def _is_metadata(name:str)->bool:
+    key = _key_of(name)
+    if key.lower() in _NO_METADATA or _NEVER_HARMLESS.search(key.lower()): return False
+    words = set(column_words(key))
+    return bool(words & _IDENTIFIERS) or bool(words) and words <= _METADATA
 
 def are_metadata(
     names,   # column names
 )->bool:
-    "Are none of the names those of columns that formats learn from?"
-    return {_key_of(n).lower() for n in names}.isdisjoint(_NO_METADATA)
+    "Do all names tell where a row is from or what kind it is, so that nothing can be learned from the columns?"
+    return all(map(_is_metadata, map(str, names)))
+
+def names_held_out_split(
+    row:dict,
+)->str:   # `split: test`; empty for rows of the training set
+    "Does a column of the row name a split that is held out?"
+    value = dict.get(row, "split")
+    if not isinstance(value, str): return ""
+    return f"split: {value}" if value.strip().lower() in ("test", "validation", "valid", "val", "dev", "eval") else ""

@@ -20,7 +20,7 @@ from ..display import RecordTable, with_png
 from ..report import command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata
-from ..rows.formats import is_answer_name, join_names
+from ..rows.formats import FORMATS, is_answer_name, join_names, propose_pairs
 from ..rows.sources import Mixture, unused_test_files
 from ..rows.texts import is_filler, mostly_unique
 from ..tasks.core import Task
@@ -275,9 +275,9 @@ def _find_in_texts(s:Split, name:str, chat:bool)->list[Finding]:
     return out
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00017
-def _find_columns(s:Split, name:str, task:str, ignored:tuple|None)->list[Finding]:
+def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     "Columns that are not used, and answers that are"
-    out, names = [], [*s.seen.unread]
+    out, names, ignored = [], [*s.seen.unread], cfg.ignore_columns
     if s.seen.numbers:
         each = ", ".join(f"{name} in {pluralise(n, 'row')}" for name, n in s.seen.numbers.items())
         text = f"numbers are learned as text, digit by digit: {each}"
@@ -291,18 +291,38 @@ def _find_columns(s:Split, name:str, task:str, ignored:tuple|None)->list[Finding
         text = f"{pluralise(n, 'row')} left out for a label of 0, which calls a completion bad (KTO)"
         fix = edit(ignore_columns=(*(ignored or ()), "label")) | "true and false as labels, if that is meant"
         out.append(warn(text, fix, check=f"{name}_label"))
-    if n := s.seen.formats.get("preference"):
+    if n := s.seen.flags.get("unflagged"):
+        text = f"{pluralise(n, 'answer')} without a flag, or with null, beside others that are marked as learned"
+        fix = "write the flag of every answer: train true or false"
+        out.append(warn(f"{text}: all of them are learned", fix, check=f"{name}_flags"))
+    if n := s.seen.flags.get("others"):
+        text = f"{pluralise(n, 'message')} of other roles than assistant marked as learned: only answers are"
+        out.append(warn(text, edit(train_on_prompt=True), check=f"{name}_marked"))
+    if name == "train" and (split := s.seen.other_split):
+        each = ", ".join(f"{value} in {pluralise(n, 'row')}" for value, n in split.items())
+        text = f"rows that a column calls held out are trained on: {each}"
+        fix = "leave these rows out of {train_file}, and name them in {eval_file}"
+        out.append(warn(text, fix, check="train_split"))
+    if n := sum(s.seen.formats.get(pairs, 0) for pairs in ("preference", "openai_preference")):
         text = f"{n:,} preference rows: SFT on the chosen answer, and nothing is learned from the rejected one"
         fix = "a trainer for preferences (TRL's DPOTrainer) to learn from both"
         out.append(warn(text, fix, check=f"{name}_pairs"))
     if not names or all(source.from_task for source in s.source.sources): return out
     text = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} not used in any conversation"
+    answers = [*s.seen.answers]
     if are_metadata(names): return [*out, ok(text, check=f"{name}_columns")]
     fix = edit(ignore_columns=(*(ignored or ()), *names[:6])) | "a task that reads them"
-    answer = next(filter(is_answer_name, names), None)
-    if answer and task in ("auto", "chat") and [*s.seen.formats] == ["text"]:   # and how to fix it
-        text += "; the whole text is learned"
-        fix = edit(fields=("question=text", f"answer={answer}")) | fix
+    format = next(iter(s.seen.formats)) if len(s.seen.formats) == 1 and cfg.task in ("auto", "chat") else ""
+    longer = [c for c in answers if is_answer_name(c, labels=False)]
+    if answers and format == "text":   # and how to fix it
+        column = s.seen.columns.get("text", "text")
+        text += f"; all of {column} is learned, without question and answer"
+        fix = propose_pairs(column, answers) | fix
+    elif longer and format in ("question_answer", "prompt_completion", "alpaca"):
+        answer = FORMATS[format][-1]
+        text += f"; only {s.seen.columns.get(answer, answer)} is learned"
+        others = [f for f in cfg.fields or () if f.partition("=")[0] != answer]
+        fix = edit(fields=(*others, f"{answer}={longer[0]}")) | fix
     return [*out, warn(text, fix, check=f"{name}_columns")]
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00021
@@ -369,7 +389,7 @@ def _find_in_template(t:Template)->list[Finding]:
         text = (f"the chat template writes no end token after an answer; {eos} is appended and supervised, which no "
                 "earlier answer of a conversation ends with")
         out.append(warn(text, "set {chat_template} to one that ends each answer", check="template_end"))
-    if probe and not probe.is_prefix and "header" not in t.notes:   # `_find_in_answers` reports headers
+    if probe and not probe.is_prefix and "header" not in t.shared["notes"]:   # `_find_in_answers` reports headers
         text = (f"the chat template ends a prompt with {probe.prompt[-30:]!r}, but does not write that in front of an "
                 "answer; answers are supervised right after it")
         out.append(warn(text, "set {chat_template} to one that writes both the same way", check="template_prompt"))
@@ -396,7 +416,7 @@ def find_all(
             out.append(warn(text, fix, check=check) if n else
                        ok("every answer ends with a supervised end token", check=check))
         out += [*_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name),
-                *_find_columns(s, name, cfg.task, cfg.ignore_columns), *_find_in_texts(s, name, t.chat)]
+                *_find_columns(s, name, cfg), *_find_in_texts(s, name, t.chat)]
         ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for
         if not ordered and (n := s.duplicates()):
             text = f"{n:,} of {len(s.lengths):,} examples repeat an earlier one"
@@ -417,6 +437,9 @@ def _side_figures(s:Split, name:str)->dict:
     if len(lengths) != s.n_kept: figures["examples"] = len(lengths)
     reasoning = [text.format(s.seen.reasoning[key]) for key, text in _REASONING.items() if key in s.seen.reasoning]
     if reasoning: figures["reasoning"] = ", ".join(reasoning)
+    flagged = [(s.seen.flags.get("hidden"), ""), (s.seen.flags.get("in_part"), " in part")]
+    if any(n for n, _ in flagged):
+        figures["excluded by flags"] = " and ".join(pluralise(n, "answer") + how for n, how in flagged if n)
     figures |= {"tokens": total, "tokens lost": s.counts.tokens_lost, "supervised tokens": supervised,
                 "share supervised": supervised / total,
                 "row length, tokens": f"median {p50:.0f}, 95% {p95:.0f}, max {lengths.max()}",
@@ -435,6 +458,7 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
                "prompt format": "plain text (no chat template)" if tokenizer.chat_template is None else "chat template",
                "pad token": tokenizer.pad_token,
                "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))}
+    if train.seen.system_prompt: figures["system prompt"] = train.seen.system_prompt
     if n := train.seen.prompts_too:
         source = cfg.sources.get("train_on_prompt", "Config")
         figures["prompts learned too"] = f"in {pluralise(n, 'row')} (train_on_prompt: {source})"

@@ -37,14 +37,14 @@ class _Flat:
     "Concatenated examples"
     def __init__(self):
         self.ids, self.of = [], []             # for each example: its tokens, and its conversation
-        self.sizes, self.supervised = [], []   # for each chunk: number of tokens, and whether supervised
+        self.sizes, self.supervised = [], []   # for each run: number of tokens, and whether supervised
 
-    def add(self, conversation:int, example:list[Chunk], ids:np.ndarray, sizes:list[int]):
-        "One example: its chunks, its ids, and how many of them each chunk has"
+    def add(self, conversation:int, ids:np.ndarray, sizes:list[int], supervised:list[bool]):
+        "One example: its ids, and the size of each run of tokens that are supervised, or not"
         self.ids.append(ids)
         self.of.append(conversation)
         self.sizes += sizes
-        self.supervised += [chunk.supervised for chunk in example]
+        self.supervised += supervised
 
     def encoded(self)->Encoded:
         ids = np.concatenate([np.zeros(0, np.int32), *self.ids])
@@ -89,7 +89,7 @@ class Encoder:
             if None in encoded:
                 examples = again(k)
                 encoded = self.examples(examples)
-            for e, (ids, sizes) in zip(examples, encoded): out.add(k, e, ids, sizes)
+            for e, (ids, sizes) in zip(examples, encoded): out.add(k, ids, *self.runs(e, ids, sizes))
         return out.encoded()
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #enc00008
@@ -174,6 +174,31 @@ def examples(self:Encoder, examples:list[list[Chunk]])->list[tuple[np.ndarray,li
         if None not in mine: found[k] = np.array(list(chain(*mine)), dtype=np.int32), [len(ids) for ids in mine]
     return found
 
+# %% ../../nbs/04_tokens/04_encode.ipynb #enc00025
+def _is_hidden(text:str, start:int, end:int, spans:tuple)->bool:
+    "Is a token in a hidden span, or a visible character of one in the token?"
+    return any(a <= start and end <= z or text[max(start, a):max(min(end, z), 0)].strip() for a, z in spans)
+
+@patch
+def learned_tokens(self:Encoder, c:Chunk, ids:list[int])->list[bool]:
+    "Which tokens of a supervised chunk are learned: none whose characters cannot be told"
+    for before in (c.anchor, "\n", ""):   # as in `behind` and `alone`
+        encoded = self.backend.encode(before + c.text, add_special_tokens=False)
+        if encoded.ids[-len(ids):] != ids: continue
+        offsets = [(a - len(before), z - len(before)) for a, z in encoded.offsets[-len(ids):]]
+        return [not _is_hidden(c.text, a, z, c.hidden) for a, z in offsets]
+    return [False] * len(ids)
+
+@patch
+def runs(self:Encoder, example:list[Chunk], ids:np.ndarray, sizes:list[int])->tuple[list[int],list[bool]]:
+    "The sizes of runs of tokens, and whether each is supervised: chunks, or the tokens of one that is learned in part"
+    if not any([c.hidden and c.supervised for c in example]): return sizes, [c.supervised for c in example]
+    out, starts = [], np.cumsum([0, *sizes]).tolist()
+    for c, start, n in zip(example, starts, sizes):
+        if not (c.hidden and c.supervised): out.append((n, c.supervised))
+        else: out += [(1, learned) for learned in self.learned_tokens(c, ids[start:start + n].tolist())]
+    return [n for n, _ in out], [learned for _, learned in out]
+
 # %% ../../nbs/04_tokens/04_encode.ipynb #cca3d46d
 def encode(
     conversations:dict[str,list[dict]],  # place -> messages
@@ -190,6 +215,7 @@ def encode(
 def prompt_text(messages:list[dict], t:Template)->str:
     "The prompt for generation as text"
     if messages[0]["role"] == "text": return "".join(m["content"] for m in messages)
+    t = t.for_row(messages)
     return t.render(t.fitting(messages, "prompt"), prompt=True, where="prompt")
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #80d4e6d7

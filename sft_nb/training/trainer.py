@@ -91,7 +91,7 @@ class SupervisedTrainer(ShardedTrainerMixin, SFTTrainer):
         self.parts = 1                # number of parts per micro-batch
         self.seen = torch.zeros(2)    # loss and tokens
         self.aside:Path|None = None   # a checkpoint being written
-        self.balance_weight = balance_weight(bench.cfg.router_aux_loss_coef, causal_lm(bench.model))
+        self.balance_weight, self.why_balanced = balance_weight(bench.cfg.router_aux_loss_coef, causal_lm(bench.model))
         self.balances:list[torch.Tensor] = []   # load-balancing losses since the last log line
         shape = causal_lm(bench.model).config
         self.pads = [(part, part.pad_token_id) for part in (shape, text_config(shape)) if hasattr(part, "pad_token_id")]

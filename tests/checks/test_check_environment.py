@@ -9,10 +9,11 @@ import torch
 from learner import learner
 from planted import bad, small
 
+from sft_nb.batches.packing import Extent
 from sft_nb.checks import environment
 from sft_nb.checks.core import run_check
-from sft_nb.checks.environment import (check_device, check_disk, check_gpu, check_hub, check_memory, check_tracking,
-                                       check_versions, check_writable)
+from sft_nb.checks.environment import (check_device, check_disk, check_extent, check_gpu, check_hub, check_memory,
+                                       check_tracking, check_versions, check_writable)
 from sft_nb.checks.preflight import preflight
 from sft_nb.checks.step import FirstStep, check_measured
 from sft_nb.planning.plan import plan as make_plan
@@ -131,3 +132,23 @@ def test_measured(plan):
     assert check_measured(plan, step).status == "ok"
     assert check_measured(plan, replace(step, peak_bytes=2 * step.peak_bytes)).status == "warn"
     assert check_measured(plan, replace(step, peak_bytes=None)).status == check_measured(None, step).status == "skipped"
+
+
+# how long a training is
+
+@pytest.mark.parametrize("more, expected, fix", [
+    ({}, "", ""), (dict(num_train_epochs=1000), "1,000 passes over 16 examples", "num_train_epochs=3"),
+    (dict(max_steps=1000), "250 passes over 16 examples", "max_steps=12"),
+    (dict(per_device_train_batch_size=5000), "a step asks for more rows than there are",
+     "per_device_train_batch_size=2, gradient_accumulation_steps=1"),
+    (dict(gradient_accumulation_steps=500), "a step asks for more rows than there are", "")])
+def test_many_passes_and_large_steps_are_seen(data, more, expected, fix):
+    report = preflight(small(**learner() | dict(num_train_epochs=1) | more), data=data)
+    found = {f.check: f for f in report.findings}["plan.extent"]
+    assert found.status == ("warn" if expected else "ok") and expected in found.says and fix in str(found.fix)
+    assert report.figures["steps"] >= 1 and report.figures["seconds of all steps, estimated"] >= 0
+
+
+def test_a_step_of_packed_batches_that_asks_for_more_than_there_are():
+    assert check_extent(Extent(16, 3, 3, 16), small()).status == "ok"
+    assert check_extent(Extent(16, 3, 3, 16, is_short=True), small(max_tokens_per_batch=512)).status == "warn"

@@ -7,12 +7,13 @@ import datasets
 import pytest
 from learner import learner
 from planted import END, bad, small, status
+from transformers import AutoConfig
 
 from sft_nb.report import edit
 from sft_nb.checks.preflight import preflight
 from sft_nb.config import load_config
 from sft_nb.checks.rows import (Survey, check_best_figure, check_bos, check_ends, check_ids, check_kept, check_masked,
-                                check_pad, check_prepared, check_prompts, check_score, survey)
+                                check_pad, check_prepared, check_prompts, check_row_lengths, check_score, survey)
 from sft_nb.tasks.core import Score, task
 from sft_nb.tokens.accounting import Counts
 from sft_nb.tokens.prepare import prepare
@@ -47,6 +48,25 @@ def test_survey_of_several_pieces():
 def test_rows(check, wrong):
     assert check(Survey(9, [], 9, [], [])) is None
     assert check(wrong).status == "fail" and "number 3" in check(wrong).says
+
+
+@pytest.mark.parametrize("kind, more, limit", [
+    ("gpt2", dict(n_positions=60), 60), ("llama", dict(max_position_embeddings=60), 60),
+    ("llama", dict(max_position_embeddings=15, rope_parameters=dict(
+        rope_type="yarn", factor=4., original_max_position_embeddings=15)), 60),
+    ("gpt_oss", dict(max_position_embeddings=60, rope_parameters=dict(
+        rope_type="yarn", factor=30., original_max_position_embeddings=2)), 60),
+    ("mistral", dict(sliding_window=8, max_position_embeddings=4096), None), ("bloom", {}, None),
+    ("mamba", {}, None), ("falcon", dict(alibi=True, max_position_embeddings=60), None),
+    ("falcon", dict(alibi=False, max_position_embeddings=60), 60), ("jamba", dict(max_position_embeddings=60), None),
+    ("gemma3", dict(text_config=dict(max_position_embeddings=60)), 60), ("rwkv", dict(context_length=60), None)])
+def test_rows_longer_than_the_positions_of_a_model(data, kind, more, limit):
+    found = check_row_lengths(data, AutoConfig.for_model(kind, **more), small())
+    assert (found is None) == (limit is None)
+    if not limit: return
+    assert found.status == "fail" and "rows are longer than the 60 positions of tiny" in found.says
+    assert "max_length=60" in str(found.fix)
+    assert check_row_lengths(prepare(small(max_length=60)), AutoConfig.for_model(kind, **more), small()) is None
 
 
 def test_ends():

@@ -72,6 +72,26 @@ def test_what_waits_in_host_memory_must_fit_there(tmp_path):
     assert asked.findings[0].fix == edit(activation_offloading=False) | edit(keep_attention=False)
 
 
+def test_host_memory_is_stated_per_process_and_in_all(tmp_path):
+    "89 GiB for one process are 357 for four, which a host of 400 GiB cannot lend"
+    planned = long_row(tmp_path, method="qlora", activation_offloading=True, num_processes=4)
+    chosen = planned("rtx4090-24gb")
+    assert chosen.processes == 4 and chosen.to_dict()["host_in_all"] == 4 * chosen.host
+    assert chosen.report.figures["in host memory"] == "89.26 GiB per process, 357.06 GiB in all"
+    asked = planned(replace(DEVICES["rtx4090-24gb"], host=400.))
+    assert not asked.fits and asked.findings[0].check == "memory_host"
+    assert "357.06 GiB in all would be in host memory, which has 100.0 GiB for each" in asked.findings[0].sentence
+    assert planned(replace(DEVICES["rtx4090-24gb"], host=700.)).fits
+
+
+def test_a_plan_names_steps_passes_and_time():
+    cfg = load_config("demo", max_samples=200, eval_samples=20, num_train_epochs=2)
+    made = plan(cfg, prepare(cfg), device="t4-16gb")
+    assert (made.extent.steps, made.extent.passes, made.extent.rows) == (26, 2, 200)   # 13 batches of 16 rows, twice
+    assert made.report.figures["training"].startswith("26 steps, 2 passes over 200 examples, 15.4 in a step; about")
+    assert plan(cfg, lengths=[100], device="t4-16gb").extent is None
+
+
 def test_attention_is_kept_where_that_is_faster_and_fits(tmp_path):
     cfg = four_b(tmp_path, method="lora", per_device_train_batch_size=4, gradient_checkpointing=True)
     def decided(lengths, card="h200-141gb", **how):

@@ -15,16 +15,18 @@ from sft_nb.proof.prove import prove
 from sft_nb.training.train import train
 
 
-def mixture(tmp_path, kind:str, **how):
-    "Four steps of a small mixture with random weights, sampled and evaluated on the way"
-    return small(tmp_path, model=folder(tmp_path, kind, num_hidden_layers=2), max_steps=4, sample_steps=2, eval_steps=2,
-                 eval_samples=4, save_steps=4, **dict(per_device_train_batch_size=2, max_new_tokens=4) | how)
+def mixture(tmp_path, kind:str, own:dict|None=None, **how):
+    "Four steps of a small mixture with random weights, sampled and evaluated on the way; `own`: for its config"
+    sizes = dict(per_device_train_batch_size=2, max_new_tokens=4, sample_steps=2, eval_steps=2)
+    return small(tmp_path, model=folder(tmp_path, kind, num_hidden_layers=2, **own or {}), max_steps=4,
+                 eval_samples=4, save_steps=4, **sizes | how)
 
 
 @pytest.mark.parametrize("kind, method", [("qwen3_moe", "lora"), ("glm4_moe", "lora"), ("qwen3_moe", "qlora")])
 def test_a_mixture_trains_is_sampled_evaluated_and_merged(tmp_path, kind, method, capfd):
     "TRL switches router logits on, and generation with a cache fails; peft keeps all experts in one 3-D parameter"
-    run = train(mixture(tmp_path, kind, preflight=True, run_name="run", max_length=256, method=method))
+    own = dict(output_router_logits=True) if kind == "qwen3_moe" else {}
+    run = train(mixture(tmp_path, kind, own=own, preflight=True, run_name="run", max_length=256, method=method))
     assert run.state == "finished" and [m["step"] for m in run.metrics() if "eval_loss" in m] == [2, 4]
     assert [json.loads(line)["step"] for line in (run.path/"samples.jsonl").open()] == [2, 4]
     said, has_loss = "".join(capfd.readouterr()), kind == "qwen3_moe"   # the other has a bias that does the same
@@ -60,6 +62,31 @@ def test_the_routers_loss_is_added_as_trl_adds_it(tmp_path):
     without, with_it = first(0.), first(.5)
     assert "aux_loss" not in without
     assert with_it["loss"] == pytest.approx(without["loss"] + .5 * with_it["aux_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("switch, setting, has_loss", [(False, None, False), (True, None, True), (False, .9, True),
+                                                       (True, 0., False)])
+def test_the_models_own_switch_decides_and_the_setting_overrides(tmp_path, switch, setting, has_loss, capfd):
+    "gpt-oss is published with a weight of 0.9 and output_router_logits false; TRL turns it on"
+    own = dict(output_router_logits=switch, router_aux_loss_coef=.9)
+    run = train(mixture(tmp_path, "qwen3_moe", own, router_aux_loss_coef=setting, eval_steps=None, sample_steps=None))
+    assert all(("aux_loss" in m) == has_loss for m in run.metrics() if "loss" in m)
+    said = "".join(capfd.readouterr())
+    why = dict.fromkeys([False, True], "router_aux_loss_coef is set") if setting is not None else {
+        True: "from the model's config", False: "output_router_logits is false in the model's config; "
+                                                "router_aux_loss_coef=0.9 would add it"}
+    assert f"of the routers' load-balancing loss ({why[has_loss]})" in said
+
+
+def test_a_large_load_balancing_loss_is_a_warning(tmp_path):
+    "As in gpt-oss with TRL: 1.8 of 8.8"
+    def found(**more):
+        report = preflight(mixture(tmp_path, "qwen3_moe", dict(router_aux_loss_coef=.9), **more))
+        return {f.check: f for f in report.findings}["step.balance"]
+    assert found().says == "the load-balancing loss of the experts is a small part of the loss"   # there is none
+    large = found(router_aux_loss_coef=.9)
+    assert large.status == "warn" and "which is more than a tenth of it" in large.says
+    assert found(router_aux_loss_coef=.001).status == "ok"
 
 
 def test_a_dense_model_has_no_such_loss(tmp_path):

@@ -1,0 +1,135 @@
+"""What other tools exclude from the loss is not learned, or is refused by name; what nothing reads is a warning."""
+import json
+
+import datasets
+import pytest
+
+from sft_nb.config import load_config
+from sft_nb.report import SftError
+from sft_nb.rows.formats import LOSS_FLAGS, to_messages
+from sft_nb.tokens.prepare import prepare
+
+BAD, GOOD = dict(role="assistant", content="WRONGONE"), dict(role="assistant", content="right")
+ASKED = dict(role="user", content="a?")
+
+
+def read(*rows, **settings): return prepare(load_config(task="chat", eval_samples=0, **settings), train=list(rows))
+
+
+def learned(data)->list[str]:
+    return [data.tokenizer.decode([i for i in x["labels"] if i != -100]).replace("<|im_end|>", "")
+            for x in data.train.tokens]
+
+
+def warned(data)->dict: return {f.check: f for f in data.report.findings if f.status == "warn"}
+
+
+@pytest.mark.parametrize("key", LOSS_FLAGS)
+@pytest.mark.parametrize("value", [False, 0, 0., "false", "0.0"])
+def test_every_flag_excludes_an_answer(key, value):
+    if key == "masked": value = not value if not isinstance(value, str) else "true"
+    data = read(dict(messages=[ASKED, BAD | {key: value}, ASKED, GOOD]))
+    assert learned(data) == ["right"] and data.train.seen.unread == {}
+    assert data.report.figures["train: excluded by flags"] == "1 answer"
+
+
+@pytest.mark.parametrize("key", LOSS_FLAGS)
+@pytest.mark.parametrize("value", [.5, 2, "half", [1], "last_round"])
+def test_a_flag_of_another_value_is_refused_by_name(key, value):
+    with pytest.raises(SftError, match=f"{key} of message 2 is .*; true or false, 1 or 0"):
+        to_messages(dict(messages=[ASKED, GOOD | {key: value}]))
+
+
+def test_flags_that_contradict_each_other_are_refused():
+    with pytest.raises(SftError, match="message 2 has train True and weight 0, which contradict each other"):
+        to_messages(dict(messages=[ASKED, GOOD | dict(train=True, weight=0)]))
+    assert to_messages(dict(messages=[ASKED, GOOD | dict(train=True, weight=1, masked=False)]))[1]["train"] is True
+
+
+def test_a_loss_of_null_is_not_learned_and_other_nulls_are_absent():
+    talk = [ASKED | dict(loss=None), BAD | dict(loss=None), ASKED, GOOD | dict(loss=True)]
+    assert learned(read(dict(conversations=talk))) == ["right"]
+    assert learned(read(dict(messages=[ASKED, GOOD | dict(weight=None, train=None)]))) == ["right"]
+    with pytest.raises(SftError, match="no answer that is trained"): read(dict(messages=[ASKED, BAD | dict(loss=None)]))
+
+
+def test_an_answer_without_a_flag_beside_marked_ones_is_a_warning():
+    "As Arrow writes it, where null and absent are the same"
+    rows = [dict(messages=[ASKED, BAD, ASKED, GOOD | dict(loss=True)])] * 2
+    for given in (rows, datasets.Dataset.from_list(rows)):
+        data = prepare(load_config(task="chat", eval_samples=0), train=given)
+        assert warned(data)["train_flags"].says.startswith("2 answers without a flag, or with null")
+    only_bad = read(dict(messages=[ASKED, BAD | dict(weight=0), ASKED, GOOD]))
+    assert "train_flags" not in warned(only_bad) and learned(only_bad) == ["right"]
+
+
+def test_a_message_of_another_role_that_is_marked_is_a_warning():
+    data = read(dict(messages=[ASKED | dict(train=True), GOOD | dict(train=True)]))
+    assert learned(data) == ["right"] and "1 message of other roles" in warned(data)["train_marked"].says
+    assert warned(data)["train_marked"].fix.settings == dict(train_on_prompt=True)
+
+
+@pytest.mark.parametrize("mask", [[0, 1], [0, 0, 0, 1], [False, True], "[0, 1]"])
+def test_a_flag_of_the_row_has_an_entry_for_each_message_or_answer(mask):
+    if isinstance(mask, str): mask = json.loads(mask)
+    data = read(dict(messages=[ASKED, BAD, ASKED, GOOD], loss_mask=mask))
+    assert learned(data) == ["right"] and data.train.seen.unread == {}
+
+
+def test_a_flag_of_the_row_with_other_entries_is_refused():
+    row = dict(messages=[ASKED, BAD, ASKED, GOOD], loss_mask=[0, 1, 1])
+    found = "loss_mask has 3 entries, and there are 4 messages with 2 answers"
+    with pytest.raises(SftError, match=found) as e: read(row)
+    assert e.value.fix.settings == dict(ignore_columns=("loss_mask",))
+    with pytest.raises(SftError, match="loss_mask has 2 entries"):   # and the messages have it too
+        read(dict(messages=[ASKED, BAD, ASKED, GOOD | dict(loss_mask=1)], loss_mask=[0, 1]))
+    with pytest.raises(SftError, match="loss_mask is .*, and a row is either learned or not"):
+        read(dict(prompt="a?", completion="right", loss_mask=[0, 1]))
+
+
+@pytest.mark.parametrize("key", LOSS_FLAGS)
+def test_a_row_is_left_out_by_its_own_flag(key):
+    off, on = (True, False) if key == "masked" else (0, 1)
+    data = read(dict(question="a?", answer="WRONGONE") | {key: off}, dict(question="a?", answer="right") | {key: on})
+    assert learned(data) == ["right"] and data.dropped[0]["reason"] == f"{key} is {off}"
+    with pytest.raises(SftError, match=f"{key} is 0.7, and a row is either learned or not; 0 or 1") as e:
+        read(dict(question="a?", answer="right") | {key: .7})
+    assert e.value.fix.settings == dict(ignore_columns=(key,))
+
+
+def test_a_mask_may_mean_two_things():
+    assert learned(read(dict(messages=[ASKED, GOOD], mask="User"))) == ["right"]   # NeMo's: whose messages are hidden
+    for row, name in ((dict(messages=[ASKED, GOOD], mask=[0, 1]), "mask"),
+                      (dict(messages=[ASKED, GOOD | dict(mask=1)]), "messages.mask")):
+        with pytest.raises(SftError, match=f"it has {name}, which may mean learned or hidden") as e: read(row)
+        assert learned(read(row, **e.value.fix.settings)) == ["right"]
+
+
+def test_keys_of_parts_and_calls_are_read_or_named():
+    call = dict(type="function", function=dict(name="f", arguments="{}", note="x"))
+    part = dict(type="text", text="right", cache_control=dict(type="ephemeral"))
+    data = read(dict(messages=[ASKED, dict(role="assistant", content=[part], tool_calls=[call])]))
+    assert data.train.seen.unread == {"messages.content.cache_control": 1, "messages.tool_calls.note": 1}
+    flagged = dict(messages=[ASKED, GOOD | dict(tool_calls=[call | dict(loss=False)])])
+    with pytest.raises(SftError, match="it has messages.tool_calls.loss, and a call is learned with its message"):
+        read(flagged)
+
+
+@pytest.mark.parametrize("name, status", [
+    ("id", "ok"), ("conversation_id", "ok"), ("num_turns", "ok"), ("source", "ok"), ("token_count", "ok"),
+    ("created_at", "ok"), ("openai_moderation", "ok"), ("label_id", "warn"), ("antwort", "warn"),
+    ("is_correct", "warn"), ("sample_weights", "warn"), ("loss_value", "warn"),
+    ("trained_on", "warn"), ("attention_masking", "warn")])
+def test_unread_names_are_harmless_by_a_list_or_a_warning(name, status):
+    rows = dict(messages=[ASKED, GOOD]) | {name: "x"}, dict(messages=[ASKED | {name: "x"}, GOOD])
+    for row in rows:
+        found = next(f for f in read(row).report.findings if f.check == "train_columns")
+        assert found.status == status and name in found.says
+
+
+def test_rows_of_another_split_in_a_training_file_are_a_warning():
+    splits = "train", "test", "Validation", "test"
+    rows = [dict(question=f"a{i}?", answer="right", split=s) for i, s in enumerate(splits)]
+    found = warned(read(*rows))["train_split"]
+    assert "split: test in 2 rows, split: Validation in 1 row" in found.says
+    assert "train_split" not in warned(read(rows[0]))

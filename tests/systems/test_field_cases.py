@@ -1,0 +1,71 @@
+"""Inputs from the field: what they mean in the tool that they were written for is what is learned and scored."""
+import json
+
+import pytest
+from conftest import shared
+
+from sft_nb.cli import main
+from sft_nb.config import load_config
+from sft_nb.tokens.prepare import prepare
+
+
+def prepare_case(name:str, file:str="rows.jsonl", **settings):
+    "The prepared rows of a case"
+    return prepare(load_config(train_file=str(shared(f"field_cases/{name}")/file), eval_samples=0, **settings))
+
+
+def learned(data)->list[str]:
+    "The supervised text of each example"
+    return [data.tokenizer.decode([i for i in x["labels"] if i != -100]) for x in data.train.tokens]
+
+
+def shown(data)->str: return data.tokenizer.decode(data.train.tokens[0]["input_ids"])
+
+
+@pytest.mark.parametrize("file", ["swift", "verl_mask", "verl_trainable", "lf_v1", "axolotl", "swift_scale",
+                                  "agentinstruct"])
+def test_01_answers_that_other_tools_exclude_are_not_learned(file):
+    data = prepare_case("01-loss-flags", f"{file}.jsonl")
+    assert learned(data) == [f"right {i}<|im_end|>" for i in range(3)]
+    assert data.report.figures["train: excluded by flags"] == "3 answers" and data.train.seen.unread == {}
+
+
+def test_02_parts_that_are_excluded_are_not_learned():
+    assert learned(prepare_case("02-content-parts")) == [" good part<|im_end|>"] * 3
+
+
+def test_12_of_a_preference_the_chosen_answer_is_learned():
+    assert learned(prepare_case("12-lf-dpo")) == [f"CHOSEN{i}<|im_end|>" for i in range(3)]
+
+
+def test_14_arguments_that_were_encoded_twice_are_an_object():
+    call, _ = learned(prepare_case("14-double-encoded-arguments"))[0].split("<|im_end|>")
+    assert json.loads(call) == dict(name="land", arguments=dict(location="current"))
+
+
+def test_17_blocks_of_anthropic_are_calls_and_their_results():
+    data = prepare_case("17-anthropic-blocks")
+    call = '{"name": "weather", "arguments": {"n": 0}}'
+    assert learned(data)[0] == f"Looking.\n{call}<|im_end|>Cold.<|im_end|>"
+    assert "4 C<|im_end|>" in shown(data) and '"parameters": {"type": "object"}' in shown(data)
+
+
+def test_18_functions_are_tools():
+    data = prepare_case("18-openai-functions")
+    assert '"name": "weather", "description": "d"' in shown(data) and data.train.seen.unread == {}
+
+
+def printed(capsys, name:str, *options)->str:
+    "What `sft_nb data` prints for the rows of a case"
+    main(["data", "--train-file", str(shared(f"field_cases/{name}")/"rows.jsonl"), "--eval-samples", "0", *options])
+    return "".join(capsys.readouterr())
+
+
+def test_07_calls_are_proposed_as_the_answer_and_tools_are_not(capsys):
+    text = printed(capsys, "07-proposal-xlam")
+    assert "Fix: --fields question=query answer=answers," in text and "answer=tools" not in text
+
+
+def test_09_a_transcript_is_no_answer(capsys):
+    text = printed(capsys, "09-proposal-glaive")
+    assert "--fields" not in text and "chat, a transcript of several turns" in text
