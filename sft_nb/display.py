@@ -281,6 +281,8 @@ def page_html(
     return f"<!doctype html><html lang='en'><head>{head}</head>\n<body>{body}</body></html>\n"
 
 # %% ../nbs/00_display.ipynb #4ab2f64c
+_LONGEST_FIGURE = 300   # characters
+
 def format_figure(
     v,         # number, text, or a histogram: edges and counts
     name:str="",   # `train: share supervised`: a share is a percentage
@@ -289,6 +291,9 @@ def format_figure(
     if isinstance(v, float) and name.rpartition(": ")[2].startswith("share "): return f"{v:.1%}"
     if isinstance(v, dict) and "counts" in v:
         return sparkline(v["counts"]) + f" {v['edges'][0]:g} to {v['edges'][-1]:g}"
+    if isinstance(v, str) and ("\n" in v or len(v) > _LONGEST_FIGURE):
+        v = " ".join(v.split())   # such as a system prompt
+        return v if len(v) <= _LONGEST_FIGURE else v[:_LONGEST_FIGURE - 1] + "…"
     return format_number(v)
 
 # %% ../nbs/00_display.ipynb #f17a5309

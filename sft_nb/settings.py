@@ -70,9 +70,9 @@ def _is_hub_kernel(attention:str)->bool: return "/" in attention
 class RowSettings:
     "Task and rows, and which parts are supervised"
     task:Annotated[str, Setting(
-        "arithmetic, chat, gsm8k, nli, summarize, text, tools, translate, units, units_rft; or your own: task.py, "
-        "task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, else arithmetic for the tiny "
-        "model", is_path=True, runs_code=_is_imported, for_evaluation=True)] = "auto"
+        "arithmetic, chat, classify, gsm8k, nli, summarize, text, tools, translate, units, units_rft; or your own: "
+        "task.py, task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, else arithmetic for the "
+        "tiny model", is_path=True, runs_code=_is_imported, for_evaluation=True)] = "auto"
     fields:Annotated[tuple[str,...]|None, Setting(
         "columns of the fields that the task reads, if named differently: question=Problem answer=Solution",
         pairs=True, changes_tokens=True, for_evaluation=True)] = None
@@ -80,8 +80,8 @@ class RowSettings:
         "system text before each conversation, instead of the task's own; None: the task's",
         changes_tokens=True, for_evaluation=True)] = None
     train_file:Annotated[tuple[str,...]|None, Setting(
-        "rows to train on: JSON, JSON lines, CSV, TSV, Parquet, a folder of them, or a hub dataset (name:split); None: "
-        "the task's own rows", is_path=True, accepted_by="prepare(cfg, train=rows)")] = None
+        "rows to train on: JSON, JSON lines, CSV, TSV, Excel, Parquet, a folder of them, or a hub dataset "
+        "(name:split); None: the task's own rows", is_path=True, accepted_by="prepare(cfg, train=rows)")] = None
     train_weights:Annotated[tuple[float,...]|None, Setting(
         "how often to use each train_file: 2: twice, 0.5: half of it; None: once")] = None
     domain:Annotated[str|None, Setting(
@@ -253,6 +253,12 @@ class TrainingSettings:
     optim:Annotated[str, Setting(
         "any optimiser that TrainingArguments knows: paged_adamw_8bit saves GPU memory",
         hf=True, fixed_on_resume=True, accepted_by="its name: optim='adamw_torch'")] = "adamw_torch"
+    optim_args:Annotated[tuple[str,...]|None, Setting(
+        "arguments of the optimiser: rank=64 update_proj_gap=200; None: its own defaults",
+        pairs=True, fixed_on_resume=True)] = None
+    optim_target_modules:Annotated[tuple[str,...]|None, Setting(
+        "with galore_adamw or apollo_adamw and method full: the layers whose gradients are projected, all-linear or "
+        "parts of their names: self_attn mlp", split_words=True, fixed_on_resume=True, methods=("full",))] = None
     adam_beta1:Annotated[float, Setting(
         "decay rate of Adam's mean of the gradients", ge=0, lt=1, hf=True, fixed_on_resume=True)] = 0.9
     adam_beta2:Annotated[float, Setting(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import torch
+from jinja2 import TemplateError
 from transformers import GenerationConfig
 
 THINK = "<think>\n"
@@ -20,6 +21,7 @@ class Stub:
     template: str | None = None      # another chat template
     bos_twice: bool = False
     system: str = ""                 # a system prompt added if none is given
+    keeps: object = None             # messages -> those that it keeps; None: all
     thinks: bool = False             # begins each answer with reasoning
     cut: int | None = None           # truncate prompts to this many tokens, from the left
     context: int = 2048              # reject longer prompts
@@ -35,7 +37,7 @@ class Stub:
 
     def text(self, body: dict) -> str:
         if "prompt" in body: return body["prompt"]
-        messages = body["messages"]
+        messages = body["messages"] if self.keeps is None else self.keeps(body["messages"])
         if self.system and messages[0]["role"] != "system":
             messages = [dict(role="system", content=self.system), *messages]
         text = self.tokenizer.apply_chat_template(
@@ -121,7 +123,7 @@ def handler(stub: Stub):
             if stub.key and self.headers.get("Authorization") != f"Bearer {stub.key}":
                 return self.say(401, dict(error=dict(message="Invalid key")))
             try: self.say(200, f())
-            except TooLong as e: self.say(400, dict(error=dict(message=str(e))))
+            except (TooLong, TemplateError) as e: self.say(400, dict(error=dict(message=str(e))))
             except ValueError as e: self.say(422, dict(detail=str(e)))
             except KeyError: self.say(404, dict(detail="Not Found"))
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Literal
 
 from ..display import aligned_text, format_number
-from ..progress import format_duration
+from ..progress import format_duration, log
 from ..report import command, ConfigError, shell_quote, Report
 from .options import arrange, Option, parse_own, words
 from .commands import (
@@ -92,6 +92,7 @@ _ASKS = dict(
     server=Option(str|None, None, "http://host:port of a server (OpenAI's API); None: load the weights"),
     served=Option(str|None, None, "name of the model on the server; None: the only one"),
     cluster=Option(str|None, None, "column that groups rows of one record; row: independent rows; None: detected"),
+    shots=Option(int, 3, "training rows in the prompt of a base whose answers do not have the asked form; 0: none"),
     by=Option(str|None, None, "the figure to compare by: loss, f1, accuracy ...; None: that of the task"),
     on_bad_row=Option(Literal["error","drop"]|None, None, "an unreadable held-out row; None: as in training"),
     max_length=Option(int|None, None, "drop longer held-out rows; None: as in training"),
@@ -191,7 +192,8 @@ def compare_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen02
 _SAYS = dict(
-    run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, system=Option(str|None, None, "a system message before the prompt"),
+    run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT,
+    system_prompt=Option(str|None, None, "None: what all training rows begin with, if there is such a text; '': none"),
     max_new_tokens=Option(int|None, None, "maximum tokens in an answer; None: as in training"),
     temperature=Option(float, 0., "0: greedy; above 0: sample"),
     top_p=Option(float, 1., "sample from the most likely tokens with this total probability"),
@@ -212,16 +214,17 @@ def _make_talker(options):
     pair, how = BaseAndTuned(bench, target.weights), {name: getattr(options, name) for name in _SAMPLING}
     longest = options.max_new_tokens
     how["max_new_tokens"] = target.config.max_new_tokens if longest is None else longest
+    system = target.system_prompt if options.system_prompt is None else options.system_prompt
+    if system and options.system_prompt is None:
+        log(f"sft_nb: system prompt of the training rows: {system[:60]!r}; without it: --system-prompt ''")
+    opening = [dict(role="system", content=system)] if system else []
     def ask(talks:list[list[dict]], *, base:bool=False)->list:
-        with (pair.base if base else pair.tuned)() as model: return generate(model, bench.tokenizer, talks, **how)
+        with (pair.base if base else pair.tuned)() as model:
+            return generate(model, bench.tokenizer, [[*opening, *talk] for talk in talks], **how)
     return ask
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #279e1710
 _SAMPLING = ("temperature", "top_p", "stop", "seed")
-
-def _opening_messages(options)->list[dict]:
-    "The messages before the first one of the user"
-    return [dict(role="system", content=options.system)] if options.system else []
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen03
 def _prompts_named(args:list[str])->list[str]:
@@ -236,7 +239,7 @@ def generate_command(args:list[str])->int:
     args = _prompts_named(args)
     options = _with_target("generate", parse_own("generate", args, _GENERATE, summary=generate_command.__doc__))
     ask = _make_talker(options)
-    talks = [[*_opening_messages(options), dict(role="user", content=prompt)] for prompt in options.prompt]
+    talks = [[dict(role="user", content=prompt)] for prompt in options.prompt]
     by_model = dict(tuned=ask(talks))
     if options.base: by_model = dict(base=ask(talks, base=True)) | by_model
     if options.json:
@@ -259,7 +262,7 @@ def chat_command(args:list[str])->int:
         raise ConfigError("sft_nb chat", f"it takes no question ({texts[1][:100]!r})",
                           "your messages are read from the input", instead)
     options = _with_target("chat", parse_own("chat", args, _SAYS, summary=chat_command.__doc__))
-    ask, talk = _make_talker(options), _opening_messages(options)
+    ask, talk = _make_talker(options), []
     if sys.stdin.isatty(): _say(f"{options.run}: an empty line ends it")
     for line in sys.stdin:
         if not line.strip(): break
@@ -270,10 +273,12 @@ def chat_command(args:list[str])->int:
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #dc9ba746
+_WRITE_SYSTEM_PROMPT = "let the chat template write the system prompt that all training rows begin with"
 _MERGE = dict(run=_RUN, checkpoint=_CHECKPOINT,
               out=Option(str|None, None, "a new folder; None: merged, in the run"),
               dtype=Option(Literal["bfloat16","float16","float32"], "bfloat16", "format of the weights"),
-              prompts=Option(int, 8, "number of rows to compare adapter and merged model on"), trust_remote_code=_TRUST)
+              prompts=Option(int, 8, "number of rows to compare adapter and merged model on"),
+              write_system_prompt=Option(bool, False, _WRITE_SYSTEM_PROMPT), trust_remote_code=_TRUST)
 
 def merge_command(args:list[str])->int:
     "Merge a run's adapter into its base, and prove that nothing was lost"
@@ -286,7 +291,8 @@ def merge_command(args:list[str])->int:
     if run.state != "finished": _say(f"{run.name} is not finished ({run.standing})")
     if options.checkpoint == "adapter" and (why := earlier_adapter(run)): _say(why)
     from sft_nb.proof.merge import merge
-    out = merge(run, out=options.out, checkpoint=options.checkpoint, dtype=options.dtype, prompts=options.prompts)
+    out = merge(run, out=options.out, checkpoint=options.checkpoint, dtype=options.dtype, prompts=options.prompts,
+                write_system_prompt=options.write_system_prompt)
     _say_report(Report.load(out/"parity.json").findings[0])
     _say(out)
     return 0

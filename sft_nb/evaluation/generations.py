@@ -24,13 +24,15 @@ from ..thoughts import opens_thought, split_thought, without_thoughts
 from ..config import Config
 from ..settings import settings_with
 from ..tasks.core import finite_number, Score, Task, task_of
-from ..tasks.metrics import figure_names, headline_figure, measure_answers, row_to_score, score_answer
+from sft_nb.tasks.metrics import (
+    ClassTable, figure_names, headline_figure, labels_of, measure_answers, row_to_score, score_answer,
+    shown_figures)
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
 from ..model.generate import continue_tokens, Generation
 from ..runs.checkpoint import LOWER_IS_BETTER
 from ..runs.provenance import base_folder, weights_of
-from .statistics import difference, Difference, interval
+from .statistics import difference, Difference, interval, mean_interval
 from .perplexity import row_losses
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #c34856b4
@@ -66,6 +68,7 @@ class Scores:
     model:str             # base, tuned or checkpoint-N
     answers:list[Answer]
     figures:dict[str,float]=field(default_factory=dict)   # of the set
+    scales:dict[str,float]=field(default_factory=dict)    # figures of the set alone, which begin at 0 -> where they end
 
     @property
     def n(self)->int: return len(self.answers)
@@ -83,6 +86,11 @@ class Scores:
     @property
     def answered(self)->float: return sum(a.got is not None for a in self.answers) / self.n
     @property
+    def in_form(self)->float:
+        "The share of answers in the asked form: they can be parsed and, where targets are labels, are one of these"
+        labels = labels_of([a.expected for a in self.answers])
+        return sum(a.got is not None and (not labels or a.got in labels) for a in self.answers) / self.n
+    @property
     def ended(self)->float: return sum(a.ended for a in self.answers) / self.n
 
     def __str__(self): return self.line()
@@ -94,8 +102,9 @@ class Scores:
         low, high = self.interval
         right = f"mean of {self.n}, {self.correct} in full" if self.graded else f"{self.correct} of {self.n}"
         sure = f"{right}; 95% interval {low:.1%} to {high:.1%}"
-        shares = f"{self.answered:.0%} in the asked form; {self.ended:.0%} stopped by themselves"
-        more = {k: f"{k} {v:.3g}" for k, v in self.figures.items() if k not in ("accuracy", "answered", "ended")}
+        shares = f"{self.in_form:.0%} in the asked form; {self.ended:.0%} stopped by themselves"
+        figures = shown_figures(self.figures)
+        more = {k: f"{k} {v:.3g}" for k, v in figures.items() if k not in ("accuracy", "answered", "ended")}
         accuracy = f"{self.model:<6} {self.accuracy:6.1%}  ({sure})   {shares}"
         if by == "accuracy": return "   ".join([accuracy, *more.values()])
         first = [more.pop(name) for name in dict.fromkeys((by, *LEADING)) if name in more]
@@ -121,13 +130,20 @@ class Scores:
                  f"{empty} of {self.n} begin with an empty thought": empty, unanswered: endless}
         return ", ".join(text for text, found in parts.items() if found)
 
+    @property
+    def class_table(self)->ClassTable|None:
+        "Figures of each label; None: targets are no labels"
+        return ClassTable.of([a.expected for a in self.answers], [a.got for a in self.answers])
+
     def to_dict(self)->dict:
-        names = "model accuracy interval correct n answered ended thoughts figures".split()
-        return {k: getattr(self, k) for k in names} | dict(answers=[asdict(a) for a in self.answers])
+        names = "model accuracy interval correct n answered in_form ended thoughts figures scales".split()
+        classes = self.class_table
+        return {k: getattr(self, k) for k in names} | dict(classes=classes and classes.to_dict(),
+                                                           answers=[asdict(a) for a in self.answers])
     @classmethod
     def from_dict(cls, d:dict)->"Scores":
         "Also of an older version, which had no figures"
-        return cls(d["model"], [Answer(**a) for a in d["answers"]], d.get("figures", {}))
+        return cls(d["model"], [Answer(**a) for a in d["answers"]], d.get("figures", {}), d.get("scales", {}))
 
 def _no_figure(
     figure:str,
@@ -175,9 +191,11 @@ def interval_of(self:Scores, figure:str)->tuple[float,float]:
     if figure in LOWER_IS_BETTER and "supervised" in self.answers[0].figures:
         tokens, level = self.values("supervised"), self.overall(figure)
         values = level + (values - level) * tokens / max(tokens.mean(), 1e-9)
+    if figure in self.scales: return mean_interval(values, clusters=self.clusters, largest=self.scales[figure])
     return interval(values, clusters=self.clusters)
 
-_OWN_UNITS = (*LOWER_IS_BETTER, "bleu", "chrf")   # figures that are never shares
+_SCALES = dict(bleu=100., chrf=100.)   # figures of a set that begin at 0, and where they end; others end at 1
+_OWN_UNITS = (*LOWER_IS_BETTER, *_SCALES)   # figures that are never shares
 
 def paired(
     base:Scores,
@@ -194,9 +212,14 @@ def with_unit(
     *scores:Scores,   # scores of the compared models
 )->Difference:
     "The same difference with the unit of its figure"
-    values = [s.values(by) for s in scores]
-    is_share = by not in _OWN_UNITS and all(((v >= 0) & (v <= 1)).all() for v in values)
-    return replace(d, figure=by, is_share=is_share, sign=-1 if by in LOWER_IS_BETTER else 1)
+    def is_shared(s:Scores)->bool:
+        values = s.values(by)
+        return s.scales.get(by) == 1 or bool(((values >= 0) & (values <= 1)).all())
+    is_share = by not in _OWN_UNITS and all(map(is_shared, scores))
+    largest = 1. if is_share else max((s.scales.get(by, math.inf) for s in scores), default=math.inf)
+    low, high = max(d.low, -largest), min(d.high, largest)
+    if not is_share and not d.differs and largest < math.inf: low, high = -largest, largest   # anything is possible
+    return replace(d, figure=by, is_share=is_share, sign=-1 if by in LOWER_IS_BETTER else 1, low=low, high=high)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #50b7630c
 _MOST_TO_LEAVE_OUT = 1000   # times that a figure is computed
@@ -225,20 +248,24 @@ def make_scores(
     name:str,                   # of the model
     task:Task,
     answers:list[Answer],
-    texts:list[str],            # the answers without their thoughts
     scores:list[Score],         # of the answers
     rows:list[dict],            # rows as scored by the task
     *, by:str="accuracy",       # the figure to compare by
+    texts:list[str]|None=None,  # the answers without their thoughts; None: there are none
 )->Scores:
     "Scores with all their figures; each answer has a value for `by`"
+    texts = [a.text for a in answers] if texts is None else texts
     figures = {k: v for k, v in measure_answers(task, texts, scores, rows).items() if isinstance(v, (int, float))}
-    own = answers[0].figures
+    own, scales = answers[0].figures, {}
     if by in figures and by not in own and by not in ("accuracy", "answered"):
+        seen = []
         def figure(numbers:list[int])->float:
-            return task.corpus(*([them[k] for k in numbers] for them in (texts, scores, rows)))[by]
+            seen.append(task.corpus(*([them[k] for k in numbers] for them in (texts, scores, rows)))[by])
+            return seen[-1]
         parts = pseudo_values(figure, len(rows), clusters=Scores(name, answers).clusters).tolist()
         answers = [Answer(**vars(a) | dict(figures=a.figures | {by: part})) for a, part in zip(answers, parts)]
-    return Scores(name, answers, figures)
+        if by in _SCALES or 0 <= min(seen) and max(seen) <= 1: scales[by] = _SCALES.get(by, 1.)
+    return Scores(name, answers, figures, scales)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #d6e4506b
 def weights_key(
@@ -327,9 +354,14 @@ class Questions:
     metrics:dict=field(default_factory=dict)             # name -> your function: (answer, row) -> number
     opened:list[bool]=field(default_factory=list)        # does the prompt end inside a thought?
     figure:str|None=None                                 # figure to compare by; None: chosen by `by`
+    training:list[tuple[dict,list[dict]]]=field(default_factory=list)   # some training rows and their conversations
 
     @cached_property
-    def task(self)->Task: return task_of(self.cfg)
+    def task(self)->Task:
+        "The task of the config; one with labels is given the rows"
+        task = task_of(self.cfg)
+        if not hasattr(task, "with_rows"): return task
+        return task.with_rows([*self.rows.values(), *(row for row, _ in self.training)])
     @property
     def by(self)->str:
         "The figure by which models are compared"
@@ -492,7 +524,7 @@ def score_generations(
         thought = None if p.thought is None else len(p.thought)
         answers.append(Answer(where, prompt, g.text, s.correct, s.got, s.expected, g.n_tokens, g.ended,
                               s.figures | loss, cluster, s.credit, thought, p.closed))
-    made = make_scores(name, task, answers, texts, scores, rows, by=questions.by)
+    made = make_scores(name, task, answers, scores, rows, by=questions.by, texts=texts)
     if "supervised" not in answers[0].figures: return made
     nats, n = made.values("loss"), made.values("supervised")   # loss and perplexity are means over tokens
     loss = float((nats * n).sum() / max(n.sum(), 1))

@@ -65,24 +65,27 @@ def _bounds_by_t(
 def mean_interval(
     values,                    # (n,), one per row
     *, clusters:list|None=None,
+    largest:float|None=None,   # the mean is from 0 to this; None: to 1 if all values are, else it has no bounds
 )->tuple[float,float]:
     """95% interval of a mean; the mean itself twice, if there is one cluster
 
-    The wider bounds of Student's t and of Hall's transformed t; for values from 0 to 1 also of Korn and Graubard's
+    The wider bounds of Student's t and of Hall's transformed t; for a mean with bounds also of Korn and Graubard's
     interval (1998, Survey Methodology 24:193)."""
-    sums, sizes = grouped(values, clusters)
+    if largest is None and np.min(values) >= 0 and np.max(values) <= 1: largest = 1.
+    sums, sizes = grouped(np.asarray(values, float) / (largest or 1.), clusters)
     G, n = len(sizes), sizes.sum()
     mean = sums.sum() / n
-    if G < 2: return float(mean), float(mean)
+    if G < 2: return (float(mean * (largest or 1.)),) * 2
     lower, upper = _bounds_by_t(sums, sizes)
-    if np.min(values) < 0 or np.max(values) > 1: return float(min(lower)), float(max(upper))
+    if largest is None: return float(min(lower)), float(max(upper))
+    mean = min(max(mean, 0.), 1.)   # rounding
     t = float(scipy.stats.t.ppf(.975, G - 1))
     error = float(np.sqrt(((sums - mean * sizes) ** 2).sum() * G / (G - 1))) / n
     rows = mean * (1 - mean) / error ** 2 if error > 1e-9 else n   # number of rows whose share would have this variance
     rows = rows * (1.96 / t) ** 2
     if mean > 0: lower.append(scipy.stats.beta.ppf(.025, mean * rows, (1 - mean) * rows + 1))
     if mean < 1: upper.append(scipy.stats.beta.ppf(.975, mean * rows + 1, (1 - mean) * rows))
-    return max(0., float(min(lower))), min(1., float(max(upper)))
+    return largest * max(0., float(min(lower))), largest * min(1., float(max(upper)))
 
 # %% ../../nbs/12_evaluation/00_statistics.ipynb #st0int01
 def interval(
@@ -164,6 +167,11 @@ class Difference:
         return (self.won + self.lost) / self.n
 
     @property
+    def differs(self)->bool:
+        "Do the models differ on any row?"
+        return self.won + self.lost > 0
+
+    @property
     def smallest(self)->float:
         "The smallest gain that these rows show in 80% of all cases, by this interval and its test; infinity: none"
         if (self.clusters or self.n) < 6: return math.inf   # even with all won, p would be at least 2 / 2**5
@@ -179,6 +187,13 @@ class Difference:
         "How many rows, like these, would show a gain"
         by_interval = math.ceil(self.n * (self._smallest_by_interval / gain) ** 2)
         return max(by_interval, rows_needed(gain, self.differing, sd=self.sd), self.n + 1)
+
+    def rows_to_tell(self, gain:float)->tuple[int,int|None]:
+        "About how many rows would show a gain, if it is one standard error larger or smaller; None: no number would"
+        error = (self.high - self.low) / 2 / 1.96
+        def rounded(rows:int)->int: return math.ceil(rows / (unit := 10 ** max(0, len(str(rows)) - 2))) * unit
+        most = rounded(self.rows_for(gain - error)) if gain > error else None
+        return rounded(self.rows_for(gain + error)), most if most is None or most <= 1_000_000 else None
 
     def number(self, gain:float)->str:
         "A gain in the unit of the figure; of a loss, what it changes by"
@@ -212,6 +227,7 @@ class Difference:
     @property
     def span(self)->str:
         "The interval in words"
+        if not self.is_share and not self.differs: return "not known, as no row differs"
         if self.is_share: return f"{100 * self.low:+.1f} to {100 * self.high:+.1f}"
         low, high = sorted((self.sign * self.low, self.sign * self.high))
         return f"{low:+.3g} to {high:+.3g}"

@@ -134,7 +134,7 @@ def talk_with(self:GenerationState,
 def begin(self:GenerationState,
     prompt:str,
     *, row:int|str|None=None,   # a held-out row, whose prompt starts a conversation
-    system:str|None=None,       # None: from the row
+    system:str|None=None,       # None: from the row, or that of all training rows; empty: none
     max_new_tokens:int|None=None,   # None: as in the run's config
     **how,                      # as for `Sampling`
 )->Turn:
@@ -142,6 +142,7 @@ def begin(self:GenerationState,
     if not prompt.strip(): raise _empty_prompt()
     place, talk = self._of_row(prompt, row)
     if talk: self.new()
+    elif system is None: system = self.run.system_prompt
     before = [] if self.turns else under(talk[:-1] or [dict(role="user", content=prompt)], system)[:-1]
     how["max_new_tokens"] = max_new_tokens or self.run.config.max_new_tokens
     turn = Turn(prompt, before, {name: Reply(name) for name in self.names}, how)
@@ -306,7 +307,7 @@ def kept_prompts(self:GenerationState)->list[dict]:
         if not isinstance(kept, dict) or not isinstance(kept.get("prompt"), str):
             raise SftError(f"{file} line {k}", "there is no prompt in it", 'a line as {"prompt": "..."}',
                            "write it so, or remove the line")
-        prompts.append(dict(prompt=kept["prompt"], system=str(kept.get("system") or "")))
+        prompts.append(dict(prompt=kept["prompt"], system=str(kept.get("system", self.run.system_prompt) or "")))
     return prompts
 
 @patch

@@ -17,6 +17,7 @@ from ..escape import escape_html
 from ..files import write_atomically
 from ..report import command, ConfigError, pluralise, shell_quote, SftError
 from ..tasks.core import Score
+from ..tasks.metrics import labels_of
 from ..runs.checkpoint import step_of
 from ..runs.directory import open_run, Run
 from ..evaluation.generations import Answer, Scores
@@ -86,9 +87,7 @@ def counts(self:EvalState)->dict[str,int]:
 @patch
 def classes(self:EvalState)->list[str]:
     "The expected answers, if they are classes; else nothing"
-    if self.sweep is None: return []
-    found = sorted({a.expected for a in self.base.answers})
-    return found if 1 < len(found) <= 20 and 4 * len(found) <= self.base.n else []
+    return [] if self.sweep is None else sorted(labels_of([a.expected for a in self.base.answers]))
 
 @patch
 def _haystack(self:EvalState)->list[str]:
@@ -190,9 +189,13 @@ def scores_chart(self:EvalState, click=None)->dict:
     points, (value, low, high), names = self.intervals()
     marks = [dict(x=step, y=top, text=names[step]) for step, _, _, top in points if step in names]
     marks.append(dict(x=step_of(Path(self.checkpoint)), text="in view", status="here"))
-    base = dict(name="base", value=value, low=low, high=high)
+    base = [dict(name="base", value=value, low=low, high=high)]
+    baselines = self.sweep.baselines
+    if baselines is not None and baselines.matters(self.tuned):
+        value = baselines.best.figures[self.sweep.by]
+        base.append(dict(name=baselines.best.name, value=value, low=value, high=value))
     title = f"{self.sweep.by} on {pluralise(self.base.n, 'held-out row')}, with 95% intervals"
-    return chart(title, {"checkpoint": points}, look="interval", lines=[base], marks=marks, click=click,
+    return chart(title, {"checkpoint": points}, look="interval", lines=base, marks=marks, click=click,
                  percent=self.sweep.by == "accuracy", height=210)
 
 @patch
@@ -242,12 +245,13 @@ def pair_html(self:EvalState)->str:
 
 @patch
 def summary_html(self:EvalState)->str:
-    "The conclusions of the sweep"
-    if "says" not in self.kept:
-        why = self.sweep.outdated(self.run)
+    "The conclusions of the sweep, and the figures of each label"
+    if (key := ("says", self.checkpoint)) not in self.kept:
+        why, table = self.sweep.outdated(self.run), self.tuned.class_table
         lines = [f"outdated: {why}; sweep again", *self.sweep.conclusions] if why else self.sweep.conclusions
-        self.kept["says"] = "".join(f"<div>{escape_html(line)}</div>" for line in lines)
-    return self.kept["says"]
+        classes = f"<b>{escape_html(self.checkpoint)}</b>{table._repr_html_()}" if table else ""
+        self.kept[key] = "".join(f"<div>{escape_html(line)}</div>" for line in lines) + classes
+    return self.kept[key]
 
 @patch
 def list_title(self:EvalState, *, paged:bool=True)->str:

@@ -34,7 +34,8 @@ class Controls:
         self.stop = Button("stop", disabled=True, title="after this token")
         self.new = Button("new conversation")
         self.prompt = Text("prompt", rows=3, sends=self.ask, placeholder="Ask something; Ctrl+Enter sends it")
-        self.system = Text("system prompt", rows=2, placeholder="applies from the next conversation on")
+        self.system = Text("system prompt", rows=2, value=state.run.system_prompt,
+                           placeholder="applies from the next conversation on")
         self.tokens = Number("tokens at most", value=state.run.config.max_new_tokens, min=1,
                              title="longer answers are cut off")
         self.temperature = Number("temperature", value=0., min=0., max=2., step=.05,

@@ -10,7 +10,7 @@ __all__ = ['type_error', 'Gguf', 'convert_again', 'gguf_tokenizer', 'gguf_prompt
 import copy, json, re
 from collections import Counter
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from ..report import as_fix, command, ConfigError, Fix, MissingPathError, shell_
 from ..batches.layout import text_config
 from .folder_checks import (
     compare_context, compare_ends, compare_prompts, compare_tensor, describe_differences, differs, Expected, failed,
-    passed, relative_error, ProofStage)
+    passed, relative_error, ProofStage, run_check)
 
 # %% ../../nbs/13_proof/03_gguf_checks.ipynb #8dfaede9
 # Allowed relative error of a matrix: half a quantisation step, with a margin. By type, or by its first digit
@@ -248,6 +248,6 @@ def gguf_stages(
     f:Gguf,
 )->Iterator[ProofStage]:
     "Metadata and matrices"
-    checks = (gguf_tokenizer, gguf_prompt, gguf_stop, gguf_sampling, gguf_context, gguf_shape, gguf_dtype, gguf_tied,
-              gguf_weights)
-    for check in checks: yield check(x, f)
+    checks = dict(tokenizer=gguf_tokenizer, prompt=gguf_prompt, stop=gguf_stop, sampling=gguf_sampling,
+                  context=gguf_context, shape=gguf_shape, dtype=gguf_dtype, tied=gguf_tied, weights=gguf_weights)
+    for name, check in checks.items(): yield run_check("gguf", name, partial(check, x, f), convert_again(x, f))

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['Probe', 'probe', 'Gap', 'measure_gap', 'parity', 'dequantise', 'load_trained', 'merged_model', 'held_out_prompts',
-           'load_merged', 'merge']
+           'load_merged', 'with_system_prompt', 'merge']
 
 # %% ../../nbs/13_proof/00_merge.ipynb #b8ca8f33
-import gc, shutil, warnings
+import gc, json, shutil, warnings
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from ..model.load import auto_class, load_base, quiet
 from ..model.generate import eval_mode, generate
 from ..workbench import Workbench
 from ..runs.errors import merge_target
-from ..runs.directory import open_run, Run
+from ..runs.directory import needs_system_prompt, open_run, Run, SYSTEM_PROMPT_FILE
 from ..evaluation.evaluate import leaves_base
 
 # %% ../../nbs/13_proof/00_merge.ipynb #b1e4bd9c
@@ -261,6 +261,15 @@ def load_merged(
 
 _FOR_IMAGES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
+def with_system_prompt(
+    template:str,   # a chat template in Jinja
+    system:str,
+)->str:
+    "The template with a system prompt for conversations that have no system message of their own"
+    first = f"[{{'role': 'system', 'content': {json.dumps(system, ensure_ascii=False)}}}]"
+    return ("{%- if messages and messages[0]['role'] not in ['system', 'developer'] %}"
+            f"{{%- set messages = {first} + messages %}}{{%- endif %}}{template}")
+
 def _write_model(model, workbench:Workbench, folder:Path)->None:
     "Weights, tokenizer with its template, generation config, and the image settings of a model that has some"
     with quiet():
@@ -272,6 +281,14 @@ def _write_model(model, workbench:Workbench, folder:Path)->None:
     for name in _FOR_IMAGES:
         file = cached_file(model_path(workbench.requested.model), name, **optional)
         if file is not None: shutil.copyfile(file, folder/name)
+
+def _write_into_template(folder:Path, system:str)->None:
+    "Let the chat template of a merged folder write a system prompt"
+    from transformers import AutoTokenizer
+    with quiet():
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.chat_template = with_system_prompt(tokenizer.chat_template, system)
+        tokenizer.save_pretrained(folder)
 
 def _write_and_compare(workbench:Workbench, source:Path, folder:Path, dtype:str, prompts:list[list[dict]])->Report:
     "Merge into `folder`, load the result, and compare both models"
@@ -311,6 +328,7 @@ def merge(
     checkpoint:str="adapter",   # the result; or checkpoint-N
     dtype:str="bfloat16",       # bfloat16, float16 or float32
     prompts:int=8,              # number of prompts to compare the models on
+    write_system_prompt:bool=False, # True: the template writes the system prompt that all training rows begin with
     trust_remote_code:bool=False,   # True: trust code named by its config
 )->Path:
     "Merge, save with the tokenizer, load again and compare; `SftError` if it is not the model that was trained"
@@ -322,6 +340,9 @@ def merge(
     if dtype not in ("bfloat16", "float16", "float32"):
         raise ConfigError(f"merge {run.name}", f"dtype is {dtype!r}", "bfloat16, float16 or float32",
                           edit(dtype="bfloat16"))
+    if write_system_prompt and not run.system_prompt:
+        raise ConfigError(f"merge {run.name}", "its training rows do not all begin with one system prompt", "",
+                          edit(write_system_prompt=False))
 
     with ExitStack() as stack:
         try: folder = stack.enter_context(atomic_folder(out))
@@ -329,8 +350,12 @@ def merge(
             found = f"{out} cannot be made ({e.strerror})"
             raise ConfigError(f"merge {run.name}", found, "", edit(out="another/folder")) from e
         workbench = Workbench(run.config, is_resolved=True)
+        if write_system_prompt and not isinstance(workbench.tokenizer.chat_template, str):
+            raise ConfigError(f"merge {run.name}", "there is no chat template to write the system prompt into", "",
+                              edit(write_system_prompt=False))
         report = _write_and_compare(workbench, source, folder, dtype, held_out_prompts(run.config, prompts))
         again, shell, python = out if report.failed else out.with_name(f"{out.name}-float32"), "", ""
+        other = out.with_name(f"{out.name}-with-system-prompt")
         if checkpoint != "adapter": shell, python = f" --checkpoint {checkpoint}", f', checkpoint="{checkpoint}"'
         fix = command(f"sft_nb merge {shell_quote(run.path)}{shell} --dtype float32 --out {shell_quote(again)}",
                       f'merge("{run.path}"{python}, dtype="float32", out="{again}")')
@@ -345,4 +370,10 @@ def merge(
         findings = [f if f.status == "ok" else replace(f, fix=fix) for f in report.findings]
         merged = dict(run=str(run.path), checkpoint=checkpoint, state=run.state, step=run.step, dtype=dtype)
         replace(report, findings=findings, figures=merged | report.figures).save(folder/"parity.json")
+        if write_system_prompt: _write_into_template(folder, run.system_prompt)
+        elif run.system_prompt:
+            (folder/SYSTEM_PROMPT_FILE).write_text(run.system_prompt, encoding="utf-8")
+            shell = f"sft_nb merge {shell_quote(run.path)}{shell} --write-system-prompt --out {shell_quote(other)}"
+            into = command(shell, f'merge("{run.path}"{python}, write_system_prompt=True, out="{other}")')
+            log(f"sft_nb: {needs_system_prompt(run)}; to have the chat template write it: {into}")
     return out

@@ -9,6 +9,7 @@ __all__ = ['FORMAT_NATS', 'CAUSES', 'GreedyAnswer', 'answer_greedily', 'logprob_
 # %% ../../nbs/13_proof/01_reference.ipynb #5bdb1c90
 import math, os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -49,11 +50,13 @@ def answer_greedily(
     "One prompt at a time, so that padding makes no difference; of the model's settings only the end tokens are kept"
     ends = model.generation_config.eos_token_id
     settings = GenerationConfig(
-        do_sample=False, max_new_tokens=max_new_tokens, repetition_penalty=1., no_repeat_ngram_size=0, num_beams=1,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=ends)
+        do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id, eos_token_id=ends)
     ends = [ends] if isinstance(ends, int) else ends or []
-    answers = []
-    with eval_mode(model):
+    answers, own = [], model.generation_config
+    with ExitStack() as stack:
+        stack.enter_context(eval_mode(model))
+        stack.callback(setattr, model, "generation_config", own)
+        model.generation_config = settings   # otherwise it would fill in what `settings` leaves open
         for k, (conversation, prompt) in enumerate(zip(conversations, encode_prompts(conversations, tokenizer))):
             ids = torch.tensor([prompt], device=model.device)
             with quiet():
@@ -181,10 +184,13 @@ def _added_system_prompt(template:Template, conversation:list[dict], rendered:st
     return rendered[len(before):len(rendered) - len(after)].strip() if fits else ""
 
 def _explain_system_prompt(c:PromptComparison)->str:
+    has_own = [a.conversation[0]["role"] == "system" for a in c.trained]   # these get no other
+    if all(has_own): return ""
     if c.texts:
-        found = [_added_system_prompt(c.template, a.conversation, b) for a, (_, b) in zip(c.trained, c.texts)]
+        found = [_added_system_prompt(c.template, a.conversation, b)
+                 for own, a, (_, b) in zip(has_own, c.trained, c.texts) if not own]
         return f"a system prompt was added: {found[0][:80]!r}" if all(found) else ""
-    surplus = {b - a for a, b in c.counts}
+    surplus = {b - a for own, (a, b) in zip(has_own, c.counts) if not own}
     if len(surplus) > 1 or min(surplus) < 2 or c.render is None: return ""
     own = [_OWN_SYSTEM_PROMPT, *(m for m in c.trained[0].conversation if m["role"] != "system")]
     disappears = c.render(own).n_tokens == len(encode_prompts([own], c.template.tokenizer)[0])
@@ -192,6 +198,33 @@ def _explain_system_prompt(c:PromptComparison)->str:
 
 # %% ../../nbs/13_proof/01_reference.ipynb #4974bd3b
 _THINKING_PREFIXES = ("<think>\n", "<think>", "<think>\n\n</think>\n\n")
+
+def _matching_variant(
+    c:PromptComparison,
+    variants:dict[str,Callable],   # description -> GreedyAnswer -> token ids
+)->str:                            # empty: none
+    "The description of the first way to render the prompts that gives what is rendered elsewhere"
+    for description, render in variants.items():
+        try: prompts = [render(a) for a in c.trained]
+        except Exception: continue   # a template may raise anything
+        if all(ids == a.prompt for ids, a in zip(prompts, c.trained)): continue
+        if c.ids: matches = prompts == [b for _, b in c.ids]
+        else: matches = [*map(len, prompts)] == [b for _, b in c.counts]
+        if matches: return description
+    return ""
+
+def _explain_history(c:PromptComparison)->str:
+    def render(keeps:Callable):   # messages -> those that are kept
+        def ids(a:GreedyAnswer)->list[int]:
+            kept = keeps(a.conversation)
+            extra = {k: a.conversation[0][k] for k in ("tools", "chat_template_kwargs") if k in a.conversation[0]}
+            return encode_prompts([[kept[0] | extra, *kept[1:]]], c.template.tokenizer)[0]
+        return ids
+    def no_system(talk): return [m for m in talk if m["role"] != "system"]
+    return _matching_variant(c, {
+        "system messages are left out": render(no_system),
+        "earlier turns are left out": render(lambda talk: [*(m for m in talk[:-1] if m["role"] == "system"), talk[-1]]),
+        "all messages but the last are left out": render(lambda talk: talk[-1:])})
 
 def _explain_thinking(c:PromptComparison)->str:
     tokenizer = c.template.tokenizer
@@ -206,14 +239,7 @@ def _explain_thinking(c:PromptComparison)->str:
     variants = {"thinking is on, and was off in training": switched(True),
                 "thinking is off, and was on in training": switched(False)}
     variants |= {f"each prompt opens the answer with {text!r}": opened(text) for text in _THINKING_PREFIXES}
-    for description, render in variants.items():
-        try: prompts = [render(a) for a in c.trained]
-        except Exception: continue   # a template may raise anything
-        if all(ids == a.prompt for ids, a in zip(prompts, c.trained)): continue
-        if c.ids: matches = prompts == [b for _, b in c.ids]
-        else: matches = [*map(len, prompts)] == [b for _, b in c.counts]
-        if matches: return description
-    return ""
+    return _matching_variant(c, variants)
 
 # %% ../../nbs/13_proof/01_reference.ipynb #18bcf3dd
 def _explain_tokenizer(c:PromptComparison)->str:
@@ -221,7 +247,9 @@ def _explain_tokenizer(c:PromptComparison)->str:
     if c.ids:
         has_texts = all(r.text is not None for r in c.rendered)
         return text if has_texts and all(a == b for a, b in c.texts) else ""
-    surplus = {b - a for a, b in c.counts}
+    by_turns = {}   # number of messages -> surplus: a template adds as much to each message
+    for answer, (a, b) in zip(c.trained, c.counts): by_turns.setdefault(len(answer.conversation), set()).add(b - a)
+    surplus = max(by_turns.values(), key=lambda found: max(found) - min(found))
     grows = max(surplus) - min(surplus) > 2
     return f"{text}: {min(surplus):+} to {max(surplus):+} in a prompt" if grows else ""
 
@@ -233,8 +261,8 @@ def _explain_template(c:PromptComparison)->str:
     surplus = min(b - a for a, b in c.counts)
     return f"each prompt has {surplus:+} tokens, so it is rendered by a different template"
 
-CAUSES = dict(bos=_explain_bos, cut=_explain_truncation, system=_explain_system_prompt, thinking=_explain_thinking,
-              tokenizer=_explain_tokenizer, template=_explain_template)
+CAUSES = dict(history=_explain_history, bos=_explain_bos, cut=_explain_truncation, system=_explain_system_prompt,
+              thinking=_explain_thinking, tokenizer=_explain_tokenizer, template=_explain_template)
 
 def find_cause(
     c:PromptComparison,

@@ -9,13 +9,14 @@ __all__ = ['FORMAT_FIELDS', 'TEXT_COLUMNS', 'parse_fields', 'match_columns', 'Co
 
 # %% ../../nbs/02_rows/01_columns.ipynb #8b679461
 import difflib, re
+from collections.abc import Iterable
 from decimal import Decimal
 from functools import lru_cache
 
-from ..report import ConfigError, edit, SftError
+from ..report import as_fix, ConfigError, edit, SftError
 from .formats import (
-    BLOCK_KEYS, column_words, COMPLETION_KEYS, CONTENT_KEYS, detect, detect_by_columns, FORMATS, guess_columns,
-    join_names, LOSS_FLAGS, read_flag, REASONING_KEYS, ROLE_KEYS)
+    BLOCK_KEYS, column_words, COMPLETION_KEYS, CONTENT_KEYS, content_text, detect, detect_by_columns, FORMATS,
+    join_names, LOSS_FLAGS, propose_fields, read_flag, REASONING_KEYS, ROLE_KEYS)
 
 # %% ../../nbs/02_rows/01_columns.ipynb #233d50b2
 FORMAT_FIELDS = ({name for needed in FORMATS.values() for name in needed}
@@ -26,7 +27,11 @@ def parse_fields(
     known,                        # names of the fields that the task reads; empty: any
 )->dict[str,str]:                 # field -> column
     "The column of each field; ConfigError for a field that the task does not read"
-    pairs = [f.partition("=")[::2] for f in fields or ()]
+    pairs = []
+    for f in fields or ():
+        name, is_pair, column = f.partition("=")
+        if pairs and not is_pair: pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{f}")   # a list that was split at commas
+        else: pairs.append((name, column))
     for name, column in pairs:
         if not (name and column):
             raise ConfigError("fields", f"{name or column!r} is not a pair", "field=column",
@@ -58,27 +63,40 @@ def match_columns(
             if matches: break
     return found
 
-_LISTS = ("messages", "conversations")   # not guessed from the texts of a row
+def _parts(column:str)->list[str]: return [part.strip() for part in column.split(" + ")]
 
-def _check_given_columns(row:dict, given:dict[str,str], found:dict[str,str], required:tuple[str,...]):
-    "`SftError` for a column of `given` that the row lacks: a typo, or a row that cannot be read without it"
-    absent = [f for f, column in given.items() if column not in row and f not in row]
-    if not absent: return
-    if required: readable = all(f in found.values() or f in row for f in required)
-    else: readable = detect_by_columns((*row, *found.values()))
-    free = {c: v for c, v in row.items() if c not in found}
-    near = {f: difflib.get_close_matches(given[f], list(map(str, free)), 1) for f in absent}
-    if readable and not any(near.values()): return   # an optional field that this row lacks
-    field, guess = absent[0], guess_columns(free, tuple(f for f in absent if f not in _LISTS))
-    right = {f: (near.get(f) or [guess.get(f, c)])[0] for f, c in given.items()}
-    expected = f"the columns are {join_names(list(row))}"
-    if near[field]: expected = f"did you mean {near[field][0]}? T{expected[1:]}"
-    outer = re.split(r"[.\[]", given[field])[0]
-    if outer in row and outer != given[field]:
-        found = f"{given[field]} is a path inside the column {outer}, and a field is a whole column"
-        raise SftError("row", found, expected, f"write the rows with a column {field}")
-    raise SftError("row", f"there is no column {given[field]} for {field} (fields)", expected,
-                   edit(fields=tuple(f"{f}={c}" for f, c in right.items())))
+def _explain_wrong_column(
+    row:dict,
+    given:dict[str,str],
+    wrong:dict[str,str],      # the part of `given` whose columns do not exist
+    required:tuple[str,...],
+    found:str,                # with places for column and field
+)->tuple:
+    "What was found, what was expected, and a fix that names other columns or leaves them out"
+    columns, field = join_names(list(row)), next(iter(wrong))
+    column, expected = wrong[field], f"the columns are {columns}"
+    listed = [part.strip() for part in column.split(",")]
+    if len(listed) > 1 and {*listed} <= {*map(str, row)}:
+        joined = tuple(f"{f}={' + '.join(listed) if f == field else c}" for f, c in given.items())
+        return f"{column} is a list of columns for {field} (fields)", "columns joined by +", edit(fields=joined)
+    outer = re.split(r"[.\[]", column)[0]
+    if outer in row and outer != column:
+        found = f"{column} is a path inside the column {outer}, and a field is a whole column"
+        return found, expected, f"write the rows with a column {field}"
+
+    kept = {f: c for f, c in given.items() if f not in wrong}
+    free = [str(c) for c in row if c not in kept.values()]
+    near = {f: (difflib.get_close_matches(c, [c for c in free if c != f], 1) or [""])[0] for f, c in wrong.items()}
+    if near[field]: expected = f"did you mean {near[field]}? The columns are {columns}"
+    kept |= {f: given[f].replace(wrong[f], c) for f, c in near.items() if c}
+    pairs = tuple(f"{f}={kept[f]}" for f in given if f in kept)
+    fix, renamed = edit(fields=pairs or None), dict(row) | {f: row[c] for f, c in kept.items() if c in row}
+    for column in {*kept.values()} - {*kept}: renamed.pop(column, None)
+    is_read = all(f in renamed for f in required) if required else detect(renamed) not in (None, "text")
+    if not is_read and not all(near.values()):   # a fix that leaves the field out would not do
+        proposed = propose_fields(renamed, required, pairs)
+        fix = proposed or as_fix(f"name one of the columns in {{fields}}: {field}=...")
+    return found.format(wrong[field], field), expected, fix
 
 class ColumnRenamer:
     "Renames the columns of a row to fields; `SftError` for a row without a required column"
@@ -90,34 +108,62 @@ class ColumnRenamer:
     ):
         self.fields, self.given, self.required = fields, given, required
         self._pairs, self._aliases = tuple(given.items()), tuple(aliases.items())
-        self._not_found = dict(given)         # field -> column that no row has had yet
-        self._taken_instead:dict = {}         # such a field, if it is itself a column -> the columns of that row
+        self._joined = [column for column in given.values() if len(_parts(column)) > 1]
+        self._not_found = {part: f for f, column in given.items() for part in _parts(column)}   # column -> field
+        self._first_row:dict = {}
+        self.columns:dict[str,str] = {}       # field -> the column that it was in the first row that has it
+
+    def _find(self, row:dict)->None:
+        "Strike the columns of a row off the list of those that no row has had yet"
+        for part, field in tuple(self._not_found.items()):
+            if part in row or self.given[field] in row: del self._not_found[part]
+
+    def _join(self, row:dict)->dict:
+        "The row with one column instead of those that are joined"
+        for column in self._joined:
+            parts = [part for part in _parts(column) if part in row]
+            if column in row or not parts: continue
+            texts = [content_text(row[part], part) for part in parts]
+            others = {c: v for c, v in row.items() if c not in parts or c in self.given.values()}
+            row = others | {column: "\n\n".join(text for text in texts if text.strip())}
+        return row
 
     def __call__(self, row:dict)->dict:
         "The row with its columns renamed to fields"
+        if self._not_found:
+            self._first_row = self._first_row or row
+            self._find(row)
+        if self._joined: row = self._join(row)
         columns = tuple(row)
-        for field, column in tuple(self._not_found.items()):
-            if column in row: del self._not_found[field]
-            elif field in row: self._taken_instead.setdefault(field, columns)
         wanted = self.fields or (() if detect_by_columns(columns) else tuple(sorted(FORMAT_FIELDS)))
         found = match_columns(columns, wanted, self._pairs, self._aliases)
-        if self.given: _check_given_columns(row, self.given, found, self.required)
+        wrong = {f: next((c for c in _parts(column) if c not in row), column)
+                 for f, column in self.given.items() if column not in row and f not in row}
+        if wrong:   # an optional field may be missing, and a typo is reported at once
+            if self.required: is_read = all(f in found.values() or f in row for f in self.required)
+            else: is_read = detect_by_columns((*row, *found.values()))
+            free = [str(c) for c in row if c not in found]
+            if not is_read or any(difflib.get_close_matches(c, free, 1) for c in wrong.values()):
+                found = "there is no column {} for {} (fields)"
+                raise SftError("row", *_explain_wrong_column(row, self.given, wrong, self.required, found))
+        if not self.fields and not detect_by_columns((*row, *found.values())):
+            found = {c: f for c, f in found.items() if self.given.get(f) == c}   # a proposal repeats the other names
         if not found: return row
+        if not self.columns.keys() >= {*found.values()}: self.columns = {f: c for c, f in found.items()} | self.columns
         taken = set(found.values())   # drop a column with a field's name if another column was given for it
         return {found.get(c, c): v for c, v in row.items() if c in found or c not in taken}
 
-    def check_columns_were_found(self)->None:
-        "ConfigError for a given column that no row had, where a column with the field's own name was read instead"
-        field = next((f for f in self._not_found if f in self._taken_instead), None)
-        if field is None: return
-        column, all_columns = self.given[field], self._taken_instead[field]
-        near = difflib.get_close_matches(column, [str(c) for c in all_columns if c != field], 1)
-        right = {f: near[0] if near and f == field else c for f, c in self.given.items()}
-        if not near: del right[field]
-        columns = join_names(list(all_columns))
-        expected = f"did you mean {near[0]}? The columns are {columns}" if near else f"the columns are {columns}"
-        raise ConfigError("fields", f"no row has the column {column} for {field}", expected,
-                          edit(fields=tuple(f"{f}={c}" for f, c in right.items()) or None))
+    def check_columns_were_found(self,
+        more:Iterable=(),   # rows that have not been read, and may have the columns
+    )->None:
+        "ConfigError for a given column that no row has"
+        for row in more:
+            if not self._not_found: return
+            if isinstance(row, dict): self._find(row)
+        wrong = {f: part for part, f in self._not_found.items() if part != f}
+        if not (wrong and self._first_row): return
+        found = "no row has the column {} for {}"
+        raise ConfigError("fields", *_explain_wrong_column(self._first_row, self.given, wrong, self.required, found))
 
 # %% ../../nbs/02_rows/01_columns.ipynb #2e87d9f5
 class TrackedRow(dict):

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['SUFFIXES', 'UNPACK_COMMANDS', 'Source', 'type_with_article', 'normalise_row', 'row_from_arrow', 'file_suffix',
            'read_json_lines', 'refuse_columns', 'read_json_file', 'detect_separator', 'read_table', 'read_parquet',
-           'read_document', 'shorten_path', 'wide_encoding', 'unreadable_error', 'file_digest', 'file_source']
+           'read_document', 'read_workbook', 'shorten_path', 'wide_encoding', 'unreadable_error', 'file_digest',
+           'file_source']
 
 # %% ../../nbs/02_rows/02_files.ipynb #2274274c
 import csv, gzip, hashlib, json, sys
@@ -16,7 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from ..report import command, error_summary, Fix, pluralise, shell_quote, SftError, with_article
-from .formats import detect, is_missing
+from .formats import detect, is_missing, ROLE_KEYS
 
 # %% ../../nbs/02_rows/02_files.ipynb #0a7f4a8f
 @dataclass
@@ -42,6 +43,7 @@ class Source:
 
 # %% ../../nbs/02_rows/02_files.ipynb #5af4e6ff
 _JSON_TYPES = {str, int, bool, type(None), list, dict}
+_ROLES = frozenset(ROLE_KEYS)
 
 def type_with_article(x)->str:
     "The type of `x` with its article: a list, an int"
@@ -62,6 +64,8 @@ def normalise_row(
     if isinstance(row, dict):
         if _JSON_TYPES.issuperset(map(type, row.values())): return row
         return {name: _as_json_value(value) for name, value in row.items()}
+    if isinstance(row, list) and row and all(isinstance(x, dict) and not _ROLES.isdisjoint(x) for x in row):
+        return normalise_row(dict(messages=row), place)
     if isinstance(row, (list, tuple)) and row and not any(isinstance(x, (dict, list)) for x in row):
         return normalise_row({str(k): value for k, value in enumerate(row)}, place)   # --fields question=0 answer=1
     return SftError(place, f"this is {type_with_article(row)}", "a JSON object with named fields",
@@ -173,6 +177,12 @@ def detect_separator(
     found = {c: share_and_width(c) for c in _SEPARATORS}
     return "," if found[","][0] == 1 else max(_SEPARATORS, key=found.get)   # ties: the first
 
+def _check_names(names:list[str], where:str)->None:
+    "`SftError` if two columns have the same name"
+    if len(set(names)) == len(names): return
+    raise SftError(where, f"two columns have the same name: {', '.join(names)[:80]}", "names that differ",
+                   "rename one of the two")
+
 def read_table(path:Path)->Iterator[tuple[int,dict|SftError]]:
     "Yield line number and row of a CSV or TSV file; `SftError` if two columns have the same name"
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
@@ -182,9 +192,7 @@ def read_table(path:Path)->Iterator[tuple[int,dict|SftError]]:
             reader = csv.reader(chain(sample, f), delimiter=detect_separator(sample))
         else: reader = csv.reader(f, delimiter="\t", quoting=csv.QUOTE_NONE)
         names = [name.strip() for name in next(reader, ())]
-        if len(set(names)) < len(names):
-            found = f"two columns have the same name: {', '.join(names)[:80]}"
-            raise SftError(f"{path} line 1", found, "names that differ", "rename one of the two in line 1")
+        _check_names(names, f"{path} line 1")
         line, end = 0, reader.line_num   # first line of a record, last line of the previous one
         for cells in reader:
             line, end = end + 1, reader.line_num
@@ -221,9 +229,46 @@ def read_document(path:Path)->Iterator[tuple[int,dict]]:
                        command(f"mv {shell_quote(path)} {shell_quote(new)}"))
     yield 1, dict(text=text)
 
+# %% ../../nbs/02_rows/02_files.ipynb #w0rkb002
+def _cells_of_sheets(path:Path)->dict[str,list[tuple]]:
+    "Sheet -> its rows of cells, for sheets that are not empty; `SftError` without openpyxl, or for a broken file"
+    where, other = str(path), "export the sheet as CSV"
+    try: import openpyxl
+    except ImportError as e:
+        raise SftError(where, "it is an Excel workbook, and openpyxl, which reads it, is not installed", "openpyxl",
+                       command("pip install 'sft_nb[excel]'") | other) from e
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        sheets = {sheet.title: list(sheet.iter_rows(values_only=True)) for sheet in book.worksheets}
+        book.close()
+    except Exception as e:   # a broken archive can raise anything
+        raise SftError(where, f"it cannot be read ({error_summary(e)[:80]})", "an Excel workbook", other) from e
+    return {name: rows for name, rows in sheets.items() if any(cell is not None for row in rows for cell in row)}
+
+def read_workbook(path:Path)->Iterator[tuple[int,dict|SftError]]:
+    "Yield row number and row of an Excel workbook; `SftError` if several sheets have cells"
+    sheets = _cells_of_sheets(path)
+    if len(sheets) != 1:
+        names = f" ({', '.join(sheets)[:60]})" if sheets else ""
+        raise SftError(str(path), f"it has {pluralise(len(sheets), 'sheet')} with cells{names}",
+                       "one sheet with rows", "save the sheet with the rows as a workbook or as CSV")
+    (rows,), names = sheets.values(), None
+    for n, cells in enumerate(rows, 1):
+        cells = [str(cell) if hasattr(cell, "isoformat") else cell for cell in cells]   # dates and times
+        if all(cell is None for cell in cells): continue
+        if names is None:
+            names = [None if cell is None else str(cell).strip() for cell in cells]
+            _check_names([name for name in names if name is not None], f"{path} row {n}")
+            continue
+        row = {name: cell for name, cell in zip(names, cells) if name is not None}
+        if any(cell is not None for name, cell in zip(names, cells) if name is None):
+            row = SftError(f"{path} row {n}", "a cell has no column name above it", "a name for each column",
+                           "write the names of the columns into the first row")
+        yield n, row
+
 # %% ../../nbs/02_rows/02_files.ipynb #9e4e0332
 _READERS = {".jsonl": read_json_lines, ".ndjson": read_json_lines, ".json": read_json_file, ".csv": read_table,
-            ".tsv": read_table, ".parquet": read_parquet, ".txt": read_document}
+            ".tsv": read_table, ".xlsx": read_workbook, ".parquet": read_parquet, ".txt": read_document}
 SUFFIXES = tuple(_READERS)
 UNPACK_COMMANDS = {".zst": "zstd -d", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zip": "unzip", ".tar": "tar xf",
                    ".tgz": "tar xf"}   # archives that are not read directly
@@ -272,7 +317,7 @@ def _read_file(path:Path)->Iterator[tuple[int,dict]]:
     "Yield the rows of the file at `path`; `SftError` for any error that a broken file raises"
     suffix = file_suffix(path)
     try:
-        if suffix != ".parquet":
+        if suffix not in (".parquet", ".xlsx"):
             open_bytes = gzip.open if path.suffix.lower() == ".gz" else open
             with open_bytes(path, "rb") as f: encoding = wide_encoding(f.read(64))
             if encoding:
@@ -288,7 +333,7 @@ def file_source(
     path = Path(path)
     suffix, where, kinds = file_suffix(path), shorten_path(path), ", ".join(SUFFIXES)
     if suffix in SUFFIXES:
-        unit = "row" if suffix in (".json", ".parquet", ".txt") else "line"
+        unit = "row" if suffix in (".json", ".parquet", ".xlsx", ".txt") else "line"
         return Source(path.name, unit, partial(_read_file, path), partial(file_digest, path), can_change=True)
     if unpack := UNPACK_COMMANDS.get(path.suffix.lower()):
         raise SftError(where, f"{path.suffix} files are not supported", f"{kinds}, or one of these with .gz",

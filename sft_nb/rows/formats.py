@@ -5,18 +5,20 @@
 # %% auto #0
 __all__ = ['COMPLETION_KEYS', 'BLOCK_KEYS', 'LOSS_FLAGS', 'ROLE_KEYS', 'CONTENT_KEYS', 'REASONING_KEYS', 'missing_fields',
            'detect_by_columns', 'detect', 'is_missing', 'Block', 'read_blocks', 'content_text', 'read_flag',
-           'normalise_message', 'is_normalised', 'column_words', 'is_answer_name', 'join_names', 'guess_columns',
-           'propose_fields', 'no_format_error', 'to_messages']
+           'normalise_message', 'is_normalised', 'column_words', 'is_answer_name', 'join_names', 'kind_of_values',
+           'is_blank', 'guess_columns', 'may_be_answer', 'propose_pairs', 'propose_fields', 'ColumnsError',
+           'how_to_read', 'no_format_error', 'to_messages']
 
 # %% ../../nbs/02_rows/00_formats.ipynb #97c4be44
-import ast, json, re
+import ast, json, operator, re, unicodedata
+from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from itertools import accumulate, groupby, pairwise, takewhile
 from numbers import Number
 from typing import NamedTuple
 
-from ..report import edit, Fix, SftError
+from ..report import as_fix, edit, Fix, SftError
 from ..settings import FORMATS
 
 # %% ../../nbs/02_rows/00_formats.ipynb #58146679
@@ -583,64 +585,283 @@ def _read_tokens(row)->list[dict]:
     raise SftError("row", "attention_mask is 0 for every token", "a token that is not padding", "leave the row out")
 
 # %% ../../nbs/02_rows/00_formats.ipynb #907a2e71
-_ANSWER_WORDS = ("answer", "completion", "response", "reply", "output", "resolution", "solution", "target",
-                 "translation", "summary", "assistant", "label", "result",
-                 "antwort", "lösung", "réponse", "respuesta", "solución", "risposta", "resposta")
-_QUESTION_WORDS = ("question", "prompt", "instruction", "query", "problem", "ticket", "request", "input", "source",
-                   "body", "document", "article", "text", "message", "description", "subject", "title", "user",
-                   "frage", "anfrage", "pregunta", "consulta", "domanda", "pergunta")
-_CLASS_WORDS = {"labels", "class", "category", "sentiment", "intent", "topic"}   # what a text is classified as
-_METADATA_WORDS = {"id", "ids", "idx", "index", "uuid", "uid", "no", "nr", "number", "date", "time", "timestamp",
-                   "created", "updated", "url"}
+_WORDS = {   # role -> English words; parts of words in other languages
+    "answer": (
+        "answer ans completion response resp reply output solution resolution target generation translation "
+        "summary highlights tldr accepted assistant bot chatbot gold truth result sql abstract",
+        "antwort lösung loesung ausgabe ergebnis zusammenfassung übersetzung uebersetzung réponse sortie "
+        "résultat résumé traduction respuesta solución salida resultado resumen traducción risposta soluzione "
+        "uscita risultato riassunto traduzione resposta solução saída resumo tradução antwoord oplossing "
+        "samenvatting vertaling odpowiedź rozwiązanie svar lösning vastaus cevap yanıt ответ решение 回答 答案 "
+        "答复 回复 回覆 输出 輸出 解答 译文 摘要 翻译 答え 返答 応答 出力 要約 翻訳 답변 대답 응답 출력 정답 "
+        "요약 إجابة اجابة جواب الرد حل ترجمة ملخص उत्तर जवाब"),
+    "class": (
+        "label class sentiment intent emotion category topic",
+        "kategorie klasse absicht stimmung catégorie étiquette categoría clasificación categoria categorie "
+        "klasifikasi категория 类别 分类 類別 カテゴリ 분류 الفئة تصنيف"),
+    "question": (
+        "question ques prompt instruction instr query problem ticket request utterance input inp src body "
+        "document article passage dialogue dialog conversation transcript text message description post review "
+        "tweet comment sentence user human patient customer subject title headline source context",
+        "frage anfrage anweisung aufgabe eingabe beschreibung nachricht anliegen betreff demande consigne "
+        "entrée requête énoncé pregunta consulta instrucción entrada problema mensaje domanda richiesta "
+        "istruzione pergunta instrução vraag opdracht pytanie zapytanie fråga kysymys soru вопрос запрос "
+        "задача 问题 問題 提问 指令 输入 輸入 题目 質問 入力 依頼 질문 문제 입력 지시 سؤال السؤال استفسار طلب "
+        "المدخل प्रश्न सवाल"),
+    "neither": (
+        "id idx index uuid uid guid no nr num number count date datetime time timestamp day created updated "
+        "url link uri path file filename image lang language locale is has start end len length token score "
+        "rating rank quality confidence weight vote upvote like reward status priority level difficulty grade "
+        "domain tag keyword type kind format version hash split subset license author name email phone country "
+        "key meta metadata info concept tool function api schema definition parameter argument system sys "
+        "persona history rejected wrong incorrect bad worst negative distractor hint note evidence citation "
+        "reference test entry starter reasoning cot thought thinking rationale explanation analysis choice "
+        "option ending candidate fingerprint seed",
+        "datum nummer kennung quelle sprache titel autor erstellt bewertung priorität hinweis verlauf werkzeug "
+        "begründung fecha idioma fuente puntuación fonte langue auteur titre identifiant horodatage prioridad "
+        "etiqueta sistema système outils herramienta historial historique 编号 序号 日期 时间 来源 语言 标签 "
+        "作者 分数 系统 历史 工具 推理 思考 日付 番号 言語 履歴 날짜 번호 언어 출처 المصدر التاريخ رقم اللغة "
+        "النظام المعرف")}
+_WHOLE_NAMES = {"answer": {"a", "next", "out", "code", "doctor", "agent"}, "question": {"q"},
+                "neither": {"model", "name", "source"}}
+
+def _fold(name)->str:
+    "A name in lower case without accents: `reponse` for Réponse"
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", str(name))
+    return "".join(c for c in unicodedata.normalize("NFKD", spaced.casefold()) if not unicodedata.combining(c))
+
+_VOCABULARY = {role: (_fold(english).split(), _fold(others).split()) for role, (english, others) in _WORDS.items()}
 
 def column_words(column)->list[str]:
-    "The lower-case words of a column name: ticket and text for TicketText"
-    return re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", str(column)).lower())
+    "The words of a column name in lower case, without accents: ticket and text for TicketText"
+    return re.findall(r"[^\W\d_]+|\d+", _fold(column))
 
-def is_answer_name(column)->bool:
-    "Does the column's name suggest an answer or a label, like `Resolution` or `label`?"
-    return not _CLASS_WORDS.union(_ANSWER_WORDS).isdisjoint(column_words(column))
+def _singular(word:str)->set[str]:
+    "The word, and the words that it may be the plural of"
+    return {word, word.removesuffix("s"), word.removesuffix("es"), re.sub("ies$", "y", word)}
+
+@lru_cache(4096)
+def _name_rank(column:str, role:str)->tuple[int,int]|None:
+    "How well a name fits a role, best first: the number of its other words, then the order of `_WORDS`; None: not"
+    words, (english, others) = column_words(column), _VOCABULARY[role]
+    joined = "".join(words)
+    if joined in _WHOLE_NAMES.get(role, ()): return 0, len(english)
+    known = filter(None, [_singular(word) & {*english} for word in words])
+    ranks = [min(map(english.index, singulars)) for singulars in known]
+    ranks += [len(english) + k for k, part in enumerate(others)
+              if part in words or part in joined and (len(part) > 4 or not part.isascii())]
+    return (max(0, len(words) - len(ranks)), min(ranks)) if ranks else None
+
+def _has_role(column, role:str)->bool: return _name_rank(str(column), role) is not None
+
+def is_answer_name(
+    column,
+    *, labels:bool=True,   # may it be a label?
+)->bool:
+    "Does the column's name suggest an answer or a label, like `Resolution` or `label`, and nothing else?"
+    if _has_role(column, "neither"): return False
+    return _has_role(column, "answer") or labels and _has_role(column, "class")
 
 def join_names(names:list[str])->str:
     "Names in one string: the first six, and how many more there are"
     shown = ", ".join(str(n)[:30] for n in names[:6])
     return shown if len(names) <= 6 else f"{shown} and {len(names) - 6:,} more"
 
+# %% ../../nbs/02_rows/00_formats.ipynb #prop0002
+_REFERENCE = re.compile(   # a link, an address, a date, an id, the name of a file
+    r"(https?://|www\.)\S+|\S+@\S+\.\w+|\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d.*)?"
+    r"|(?=\S*\d)[0-9a-f]{6,}(-[0-9a-f]{4,})+|(?=\d*[a-f])(?=\S*\d)[0-9a-f]{8,}|[a-z]{1,8}[-_#]\S*\d{2,}\S*"
+    r"|[\w./\\-]+\.(jpe?g|png|gif|wav|mp[34]|pdf|txt|jsonl?|csv|py|html?)", re.IGNORECASE)
+_NUMBER = re.compile(r"[\d.,%\s+-]*\d[\d.,%\s]*")
+_LABELLED_LINE = re.compile(r"^[\s*#<|\[]*([^\W\d_][\w# ]{0,20}?)[|>\]*\s]*[:：]", re.MULTILINE)
+_CHAT_MARKERS = "<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|user|>", "[INST]"
+_SPEAKERS = set(_fold(
+    "user human customer client patient instruction input kunde nutzer benutzer utilisateur usuario cliente 用户 客户 "
+    "المستخدم العميل assistant ai bot gpt agent chatbot response berater conseiller asistente agente 助手 客服 المساعد"
+    ).split())
+
+def _is_transcript(text:str)->bool:
+    "Does the text hold the turns of several speakers?"
+    if any(marker in text for marker in _CHAT_MARKERS): return True
+    labels = [_fold(label).strip() for label in _LABELLED_LINE.findall(text)]
+    return len({*labels} & _SPEAKERS) > 1 or len(labels) > 3 and 1 < len({*labels}) <= len(labels) / 2
+
+def _kind_of_value(value)->str:
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try: kind = _kind_of_value(json.loads(value))
+        except (ValueError, RecursionError): kind = "text"
+        return kind if kind in ("messages", "tools") else "text"   # an answer may be JSON
+    if isinstance(value, (list, dict)):
+        first = value[0] if isinstance(value, list) and value else value
+        if not isinstance(first, dict): return "nested"
+        if first is not value and _first_present(first, ROLE_KEYS): return "messages"
+        function = first["function"] if isinstance(first.get("function"), dict) else first
+        return "nested" if {"parameters", "input_schema"}.isdisjoint(function) else "tools"
+    text = str(value).strip()
+    if _REFERENCE.fullmatch(text): return "reference"
+    if isinstance(value, Number) or _NUMBER.fullmatch(text): return "number"
+    return "transcript" if _is_transcript(text) else "text"
+
+def kind_of_values(
+    values:list,   # of one column, none of them empty
+)->str:            # text, number, label, constant, transcript, messages, tools, reference or nested
+    "The kind of most of the values; a label is a short text that recurs"
+    kind, texts = Counter(map(_kind_of_value, values)).most_common(1)[0][0], [str(v) for v in values]
+    if kind != "text" or len(texts) < 5: return kind
+    if len({*texts}) == 1: return "constant"
+    return "label" if len({*texts}) <= .34 * len(texts) and max(map(len, texts)) <= 60 else "text"
+
+# %% ../../nbs/02_rows/00_formats.ipynb #prop0005
+def is_blank(value)->bool:
+    "Is the value missing, an empty list or dict, or a text without characters?"
+    if isinstance(value, str): return not value.strip()
+    return is_missing(value) or isinstance(value, (list, dict)) and not value
+
+class _Columns:
+    "The columns of the first rows that have content, with their values and the kinds of those"
+    def __init__(self, rows:list[dict], n:int=20):
+        self.rows = [row for row in rows if not all(map(is_blank, dict.values(row)))][:n]
+        names = dict.fromkeys(name for row in self.rows for name in dict.keys(row))
+        values = {c: [row[c] for row in self.rows if not is_blank(row.get(c))] for c in names}
+        self.values = {c: found for c, found in values.items() if found}
+        self.kinds = {c: kind_of_values(found) for c, found in self.values.items()}
+
+    def __contains__(self, column)->bool: return column in self.values
+    def is_metadata(self, column)->bool:
+        is_translated = _fold(column) == "source" and any("target" in map(_fold, (c, str(c)[:-1])) for c in self.values)
+        return self.kinds[column] == "reference" or _has_role(column, "neither") and not is_translated
+
+    def named(self, role:str, *kinds:str)->list[str]:
+        "Columns of these kinds whose names fit the role, best first; reasoning and text come before numbers"
+        def order(c):
+            is_trace = str(self.values[c][0]).lstrip().startswith("<think")
+            return not is_trace, self.kinds[c] == "number", _name_rank(str(c), role)
+        named = [c for c in self.values if _has_role(c, role) and not self.is_metadata(c)]
+        return sorted((c for c in named if self.kinds[c] in kinds), key=order)
+
+    def questions(self)->list[str]:
+        "Columns that may be a question, which hardly ever recurs"
+        recur = {c for c, v in self.values.items() if len(v) > 4 and len({*map(str, v)}) < .2 * len(v)}
+        return [c for c in self.named("question", "text", "number", "transcript", "label") if c not in recur]
+
+    def answers(self)->list[str]: return self.named("answer", "text", "number", "label")
+
+    def choices(self)->list[str]:
+        "Columns to choose from: choices; sol1 and sol2; option_a and option_b"
+        def stem(c): return re.sub(r"[ _]?[0-9a-eA-E]$", "", str(c))
+        stems = Counter(stem(c) for c in self.values if not self.is_metadata(c))
+        words = {c: {w for word in column_words(c) for w in _singular(word)} for c in self.values}
+        return [c for c in self.values if words[c] & {"choice", "option", "ending", "candidate"}
+                or len(stem(c)) > 1 and stems[stem(c)] > 1]
+
+def _guess(columns:_Columns, fields:tuple[str,...], answer:str|None)->dict:
+    "Field -> column; empty unless each field has one. Other names are accepted where no other column is left"
+    found = {} if answer is None else {fields[-1]: answer}
+    missing = [f for f in fields if f not in columns and f not in found]
+    free = [c for c in columns.questions() if c != answer and c not in fields]
+    for field in missing[:]:
+        if field == fields[-1] or not free: continue
+        found[field] = next((c for c in free if field in column_words(c)), free[0])
+        free.remove(found[field])
+        missing.remove(field)
+    used = {*found.values(), *fields}
+    unnamed = [c for c, kind in columns.kinds.items() if c not in used and not columns.is_metadata(c)]
+    if missing and len(unnamed) == len(missing) and {columns.kinds[c] for c in unnamed} <= {"text", "number", "label"}:
+        found |= zip(missing, unnamed)
+        missing = []
+    return {} if missing else {f: found[f] for f in fields if f in found}
+
 def guess_columns(
-    row:dict,
+    rows:list[dict]|dict,    # some rows, or one
     fields:tuple[str,...],   # the wanted fields; the last one is the answer
-)->dict[str,str]:            # field -> column; empty if the row has too few
-    "Guess the column of each field by its name, or else take the longest texts in the order of the columns"
-    columns = [(c, v) for c, v in dict.items(row) if c not in fields]
-    texts = {c: len(v) for c, v in columns if isinstance(v, str) and any(map(str.isalpha, v))}   # column -> letters
-    numbers = [c for c, v in columns if isinstance(v, Number) or (isinstance(v, str) and v.strip() and c not in texts)]
-    free = [c for c in [*texts, *numbers] if not _METADATA_WORDS.intersection(column_words(c))]
-    missing, found = [f for f in fields if row.get(f) is None], {}
-    if len(free) < len(missing): return {}
-    for field in reversed(missing):
-        words = (field, *(_ANSWER_WORDS if field == fields[-1] else _QUESTION_WORDS))
-        ranked = [(words.index(w), k) for k, c in enumerate(free) for w in column_words(c) if w in words]
-        if not ranked: continue
-        found[field] = free.pop(min(ranked)[1])
-    unnamed = [f for f in missing if f not in found]
-    longest = sorted(free, key=lambda c: -texts.get(c, 0))[:len(unnamed)]
-    found |= zip(unnamed, sorted(longest, key=list(row).index))
-    return {field: found[field] for field in missing}
+)->dict[str,str]:            # field -> column, of the fields that are no columns; empty if there are too few
+    "Guess the column of each field from names and values"
+    columns = _Columns([rows] if isinstance(rows, dict) else rows)
+    classes = columns.named("class", "text", "label", "number")
+    if not fields: return {}
+    answers = [None] if fields[-1] in columns else [*columns.answers(), *classes, None]
+    return _guess(columns, fields, next(c for c in answers if c not in fields))
+
+# %% ../../nbs/02_rows/00_formats.ipynb #prop0010
+def may_be_answer(
+    column,
+    values:list,   # none of them empty
+)->bool:
+    "Could a column beside a text be learned: by its name an answer or a title, or else long texts, or a few labels?"
+    if _has_role(column, "neither"): return False
+    kind, lengths = kind_of_values(values), sorted(len(str(v).encode("utf-8", "replace")) for v in values)
+    if kind == "label" or is_answer_name(column): return kind in ("text", "label")
+    return kind == "text" and lengths[len(lengths) // 2] >= 20
+
+def propose_pairs(
+    text:str,            # the column that is learned whole
+    columns:list[str],   # others that `may_be_answer`
+)->Fix:
+    "Settings that make a question of one column and an answer of the other, the likeliest first; at most three"
+    def order(c): return not is_answer_name(c), _has_role(c, "class")
+    pairs = [(c, text) if _has_role(c, "question") and not is_answer_name(c) else (text, c)
+             for c in sorted(columns, key=order)[:3]]
+    fixes = [edit(fields=(f"question={question}", f"answer={answer}")) for question, answer in pairs]
+    return reduce(operator.or_, fixes)
+
+# %% ../../nbs/02_rows/00_formats.ipynb #prop0007
+_PAIRS = ("question", "answer"), ("prompt", "completion"), ("instruction", "output")
+_OPTIONAL = dict(   # field -> names of the columns that may fill it
+    system=re.compile("sys(tem)?(prompt|message|instructions?|nachricht|anweisung)?"
+                      "|(mensaje|prompt|instruccion)(del?)?sistema|系统(提示词?|消息|指令)?"),
+    input=re.compile("(user|task)?(inputs?|eingabe|entrada|entree|输入)|المدخل"),
+    context=re.compile("(context|passage|background|kontext|contexto|contesto|contexte|上下文|背景|السياق)(text)?"))
+
+def _teaches(row:dict, pairs:dict[str,str], fields:tuple[str,...])->bool:
+    "Does a row with these columns as fields give a question and an answer?"
+    row = {c: v for c, v in dict.items(row) if c not in pairs.values()} | {f: row.get(c) for f, c in pairs.items()}
+    if fields: return not any(is_blank(row.get(f)) for f in fields)
+    try: messages = to_messages(row)
+    except SftError: return False
+    is_asked = any(m["role"] == "user" and m["content"].strip() for m in messages)
+    last = messages[-1] if messages else {}
+    return is_asked and last["role"] == "assistant" and bool(last["content"].strip() or last.get("tool_calls"))
+
+def _conversations(columns:_Columns)->list[dict]:
+    "Fields for each column of messages: it ends with an answer, or a column of text holds that"
+    found = []
+    for c, kind in columns.kinds.items():
+        if kind != "messages" or columns.is_metadata(c): continue
+        found += [dict(messages=c), *(dict(prompt=c, completion=answer) for answer in columns.answers())]
+    return found
+
+def _questions_and_answers(columns:_Columns, fields:tuple[str,...])->list[dict]:
+    "Fields for each column that may be the answer, and for what the rows have besides"
+    classes = columns.named("class", "text", "label", *(["number"] if fields not in _PAIRS else []))
+    found = []
+    for answer in columns.answers()[:3] or classes[:1] or [None]:
+        pairs = _guess(columns, fields, answer)
+        for field, names in _OPTIONAL.items() if pairs and fields in _PAIRS else ():
+            read = dict(input=fields == _PAIRS[2], context=fields != _PAIRS[1]).get(field, True)
+            more = [c for c in columns.values if c not in pairs.values() and names.fullmatch("".join(column_words(c)))]
+            if read and field not in columns and more: pairs[field] = more[0]
+        found.append({f: c for f, c in pairs.items() if f != c})
+    return found
 
 def propose_fields(
-    row:dict,
+    rows:list[dict]|dict,       # some rows, or one
     fields:tuple[str,...]=(),   # fields that a task needs, the answer last; empty: those of a format
     given:tuple[str,...]=(),    # pairs that are already set and correct: question=body
 )->Fix|None:
-    "The setting that names the columns of a row; None if they cannot be guessed"
-    conversations = [c for c, v in dict.items(row) if isinstance(v, list) and v and isinstance(v[0], dict)
-                     and _first_present(v[0], ROLE_KEYS)]
-    if conversations and not fields: return edit(fields=(*given, f"messages={conversations[0]}"))
+    "Settings that name the columns of rows, each tried on the first rows with content; None if none of them works"
+    columns = _Columns([rows] if isinstance(rows, dict) else rows)
+    proposals = []
     if not fields:
-        pairs = ("question", "answer"), ("prompt", "completion"), ("instruction", "output")
-        fields = next((pair for pair in pairs if any(f in row for f in pair)), pairs[0])
-    found = guess_columns(row, fields)
-    return edit(fields=(*given, *(f"{f}={column}" for f, column in found.items()))) if found else None
+        if columns.choices(): return None
+        wanted = next((pair for pair in _PAIRS if pair[0] in columns or pair[1] in columns), _PAIRS[0])
+        asked = ["".join(column_words(c)) for c in columns.questions()]
+        if "history" in columns or any(map(_OPTIONAL["input"].fullmatch, asked[1:])): wanted = _PAIRS[2]
+        proposals = _conversations(columns)
+    def works(pairs): return sum(_teaches(row, pairs, fields) for row in columns.rows) >= .5 * len(columns.rows)
+    found = next(([pairs] for pairs in proposals if works(pairs)), None)
+    if found is None: found = [p for p in _questions_and_answers(columns, fields or wanted) if p and works(p)]
+    fixes = [edit(fields=(*given, *(f"{f}={c}" for f, c in pairs.items()))) for pairs in found]
+    return reduce(operator.or_, fixes) if fixes else None
 
 # %% ../../nbs/02_rows/00_formats.ipynb #f6c823f1
 _EXPORTS = {   # fields of rows that are no conversation -> what they are, and what to write instead
@@ -675,17 +896,32 @@ _READERS = dict(
     openai_preference=_read_openai_preference, jeopardy=_read_jeopardy,
     alpaca_chat=partial(_read_alpaca_prompt, before_input="\n"))
 
+class ColumnsError(SftError):
+    "A row whose columns have other names than its fields; other rows may show which is which"
+
+def how_to_read(
+    rows:list[dict],           # some rows of unknown format, or one
+    given:tuple[str,...]=(),   # pairs that are already set: question=body
+)->Fix:
+    "A proposal for rows of unknown format, or the reason why there is none"
+    own_task = "a task of your own that reads them"
+    proposed = propose_fields(rows, given=given)
+    if proposed: return proposed | own_task
+    columns = _Columns(rows)
+    if choices := columns.choices(): return as_fix(f"{own_task}: {join_names(choices)} into the question")
+    for c, kind in columns.kinds.items():
+        if kind == "transcript": return as_fix(f"write {c}, a transcript of several turns, as messages") | own_task
+        if kind == "nested" and is_answer_name(c): return as_fix(f"write the text of {c} as a column") | own_task
+    return as_fix(own_task)
+
 def no_format_error(
     row:dict,
     given:tuple[str,...]=(),   # pairs that are already set: question=body
-)->SftError:
+)->ColumnsError:
     "The error for a row of unknown format; its fix proposes a column for each field"
     columns = join_names(list(row)) or "none"
     formats = "; ".join(" and ".join(needed) for needed in dict.fromkeys(FORMATS.values()))
-    own_task = "a task of your own that reads them"
-    proposed = propose_fields(row, given=given)
-    fix = proposed | own_task if proposed else own_task
-    return SftError("row", f"it has the fields {columns}", f"one of these: {formats}", fix)
+    return ColumnsError("row", f"it has the fields {columns}", f"one of these: {formats}", how_to_read([row], given))
 
 def to_messages(
     row:dict,

@@ -17,6 +17,7 @@ from typing import Any
 from fastcore.basics import patch
 
 from ..report import as_fix, command, ConfigError, edit, error_summary, MissingFileError, SftError, shell_quote
+from .columns import ColumnRenamer
 from .files import (
     file_digest, file_source, file_suffix, normalise_row, row_from_arrow, shorten_path, Source, SUFFIXES,
     type_with_article, UNPACK_COMMANDS, unreadable_error)
@@ -364,7 +365,7 @@ class Mixture:
     n:int|None=None      # at most this many
     yield_errors:bool=False   # yield the error of an unreadable row instead of raising it
     prompt_of:Callable[[dict],Any]|None=None      # the part of a row that decides whether it is held out; None: all
-    rename:Callable[[dict],dict]|None=None        # renames the columns of a row to the fields of its task
+    rename:ColumnRenamer|None=None                # renames the columns of a row to the fields of its task
     expand:Callable[[dict],list[dict]]|None=None  # the rows of a record; None: itself
     in_memory:bool=False                          # passed as an object, not named by the config
 
@@ -388,6 +389,12 @@ class Mixture:
                 repeats, part = int(weight), weight % 1
                 if part > 0 and chance.random() < part: repeats += 1
                 for _ in range(repeats): yield from zip(places, rows)
+
+    def check_columns(self)->None:
+        "ConfigError for a named column that no row has: none of those that were read, nor of the first 100,000"
+        if self.rename is None: return
+        unread = (row for source in self.sources for _, row in islice(source.read(), 100_000))
+        self.rename.check_columns_were_found(unread if self.n else ())
 
     def expand_record(self,
         record:dict|SftError,

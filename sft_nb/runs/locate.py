@@ -15,7 +15,7 @@ from ..report import ConfigError
 from ..config import require_trust, Config, load_config, with_trusted_code
 from ..tokens.tokenizer import model_name, model_path
 from .errors import named_run
-from .directory import open_run, Run
+from .directory import open_run, Run, SYSTEM_PROMPT_FILE
 
 # %% ../../nbs/10_runs/10_locate.ipynb #331c33f6
 def name_of_weights(
@@ -39,6 +39,14 @@ class Target:
     def folder(self)->Path|None:
         "Where scores are kept; None: nowhere"
         return None if self.run is None else self.run.path/"eval"
+
+    @property
+    def system_prompt(self)->str:
+        "The system message with which all its training rows begin; empty if there is none, or it is not known"
+        if self.run is not None: return self.run.system_prompt
+        folder = self.weights or Path(model_path(self.config.model))   # an adapter, or a merged model
+        try: return (folder/SYSTEM_PROMPT_FILE).read_text(encoding="utf-8")
+        except (OSError, ValueError): return ""
 
 def _is_run(folder:Path)->bool: return "config" in read_json_object(folder/"config.json")
 

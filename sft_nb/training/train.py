@@ -35,7 +35,8 @@ from ..checks.rows import check_held_out
 from ..checks.preflight import preflight
 from ..runs.environment import write_json, write_text
 from ..runs.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, atomic_checkpoint
-from ..runs.directory import can_resume, create_run, open_run, plot, reserve_name, resume_command, Run
+from ..runs.directory import (
+    can_resume, create_run, needs_system_prompt, open_run, plot, reserve_name, resume_command, Run, SYSTEM_PROMPT_FILE)
 from ..runs.errors import missing_rows_are_of_the_run
 from ..runs.provenance import (
     change_world_size, check_provenance, check_resume_settings, extend_training, record_provenance)
@@ -55,7 +56,7 @@ def raise_if_failed(checked:Report, *, force:bool=False)->Report:
     if failed: checked.figures["forced"] = f"despite {', '.join(f.check for f in failed)}"
     return checked
 
-_FIRST_FIGURES = ("rows are", "prompt format", "rows read", "rows kept", "rows dropped", "rows cut",
+_FIRST_FIGURES = ("rows are", "prompt format", "system prompt", "rows read", "rows kept", "rows dropped", "rows cut",
                   "supervised tokens", "row length, tokens")   # further figures: sft_nb data
 
 def describe_setup(
@@ -102,6 +103,9 @@ def check_before_training(
     if bench.requested.model == "tiny" and not all(source.from_task for source in bench.data.train.source.sources):
         log("sft_nb: tiny is a toy that knows arithmetic and a few simple sentences: on other rows it shows that "
             f"everything works, but not what a model can learn from them; a small real one: {edit(model=_SMALL_MODEL)}")
+    if bench.requested.device_map:
+        log(f"sft_nb: device_map = {bench.requested.device_map!r} is kept for evaluation; training keeps a whole model "
+            "on each device: num_processes, fsdp or deepspeed use several")
     if checked is None and bench.requested.preflight:
         checked = preflight(bench, keep_model=True)
         if run is not None: print(escape_controls(describe_preflight(bench, checked)), flush=True)
@@ -176,6 +180,7 @@ def _write_result(trainer, best:Path|None)->None:
                 settings = json.loads(file.read_text())
                 settings |= dict(base_model_name_or_path=base_name(trainer.bench.cfg.model), inference_mode=False)
                 file.write_text(json.dumps(settings, indent=2) + "\n")
+            if run.system_prompt: write_text(aside/SYSTEM_PROMPT_FILE, run.system_prompt)
     except Exception as e: raise cannot_write(run.adapter, e, resume_command(run)) from e
 
 def _save_result(trainer)->None:
@@ -228,6 +233,7 @@ def _record_end(trainer, stop)->None:
     remove_temporaries(run.path)
     stop.ignore_signals()   # it has ended
     why = stop.granted
+    if why is None and run.system_prompt: log(f"sft_nb: {needs_system_prompt(run)}")
     if why is None: run.set_status("finished", reason=_reason_of_early_end(trainer), step=step)
     else: run.set_status("stopped", reason=why.reason, fix=why.fix or resume_command(run), step=step, stopped_by=why.by)
 

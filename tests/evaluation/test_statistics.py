@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sft_nb.evaluation.generations import pseudo_values
+from sft_nb.evaluation.evaluate import gains_in_words
+from sft_nb.evaluation.generations import Answer, make_scores, paired, pseudo_values
 from sft_nb.evaluation.statistics import (
     correct_for_choice, detectable, difference, gain_of_choice, grouped, interval, mcnemar, mean_and_standard_error,
     mean_interval, pick, power, rows_needed, sign_test, wilson)
+from sft_nb.evaluation.verdict import decide
+from sft_nb.tasks.core import Score
+from sft_nb.tasks.translate import TASK as translate
 
 
 def says_better(d)->bool: return d.low > 0 and d.p < .05
@@ -262,3 +266,73 @@ def test_values_that_are_all_equal_are_judged_alike_whatever_rounding_makes_of_t
     for value in (.1, .3, .5, 1 / 3, .7):
         low, high = mean_interval([value] * 10)
         assert low < value < high and high - low > .4
+
+
+class MacroF1:
+    "A task with the macro F1 of its labels"
+    name, fields = "labels", ()
+    def corpus(self, texts, scores, rows):
+        t, g = (np.array([getattr(s, name) for s in scores]) for name in ("expected", "got"))
+        return dict(f1=np.mean([2 * ((t == c) & (g == c)).sum() / ((t == c).sum() + (g == c).sum()) for c in {*t}]))
+
+
+@pytest.mark.parametrize("shares, right, n", [
+    ((.5, .5), (.7, .7), 60), ((.9, .1), (.9, .5), 60), ((.6, .3, .1), (.8, .6, .4), 60), ((.5, .5), (.97, .97), 20),
+    ((.5, .5), (.97, .97), 200)])
+def test_the_interval_of_a_figure_of_the_whole_set_stays_on_its_scale_and_holds_its_promise(shares, right, n):
+    "93% in each case, so that 120 samples show less than 86.7% once in a hundred times"
+    r, classes = np.random.default_rng(5), len(shares)
+    truth = r.choice(classes, 20_000, p=shares)
+    other = (truth + r.integers(1, classes, len(truth))) % classes
+    got = np.where(r.random(len(truth)) < np.array(right)[truth], truth, other)
+    every = [Score(True, g, t) for g, t in zip(got.tolist(), truth.tolist())]
+    true = MacroF1().corpus([], every, [])["f1"]
+    answers = [Answer("row", "?", "", True, "", "", 1, True)] * n
+    spans = []
+    for _ in range(120):
+        some = [every[k] for k in r.integers(0, len(every), n)]
+        made = make_scores("tuned", MacroF1(), answers, some, [{}] * n, by="f1")
+        assert made.scales == dict(f1=1.)
+        spans.append(made.interval_of("f1"))
+    assert all(0 <= low <= high <= 1 for low, high in spans)
+    assert np.mean([low <= true <= high for low, high in spans]) > .867
+
+
+def bleu_scores(name, texts, rows):
+    found = [translate.score(text, row) for text, row in zip(texts, rows)]
+    answers = [Answer(f"row {k}", "?", text, s.correct, s.got, s.expected, 3, True, s.figures)
+               for k, (text, s) in enumerate(zip(texts, found))]
+    return make_scores(name, translate, answers, found, rows, by="bleu")
+
+
+def test_bleu_of_few_rows_stays_on_its_scale_where_all_or_none_is_right():
+    rows = [dict(source="s", target=f"the cat of number {k} sat on the mat today") for k in range(20)]
+    none, best = bleu_scores("base", ["dogs"] * 20, rows), bleu_scores("tuned", [row["target"] for row in rows], rows)
+    few = bleu_scores("few", [row["target"] if k == 3 else "a dog sat on it" for k, row in enumerate(rows)], rows)
+    for scores in (none, few, best):
+        low, high = scores.interval_of("bleu")
+        assert 0 <= low <= scores.figures["bleu"] <= high + 1e-9 and high <= 100 and high - low > 10
+    assert best.interval_of("bleu")[1] == 100 and none.interval_of("bleu")[0] == 0
+    d = paired(none, best, "bleu")
+    assert not d.is_share and d.low > 0 and d.high <= 100
+
+
+def test_nothing_is_computed_where_no_row_differs():
+    rows = [dict(source="s", target=f"the cat of number {k} sat on the mat today") for k in range(12)]
+    scores = bleu_scores("base", ["a cat sat on the mat"] * 12, rows)
+    said = str(decide(paired(scores, scores, "bleu"))) + "".join(gains_in_words(scores, scores, "bleu"))
+    assert "both score the same on every row" in said
+    assert "no row differs, so what 12 rows can show is not known" in said
+    assert "95% interval not known, as no row differs" in said and "can show a difference" not in said
+    assert decide(paired(scores, scores, "bleu"), min_gain=.5).says == "cannot tell"
+    same = decide(difference(np.ones(12), np.ones(12)))
+    assert "detect" not in str(same) and "what 12 rows can show is not known" in str(same)
+
+
+def test_how_many_rows_would_tell_is_a_range():
+    def of(won, lost, n): return difference(np.zeros(n), np.repeat([1, -1, 0], [won, lost, n - won - lost]))
+    fewest, most = of(8, 2, 60).rows_to_tell(.1)
+    assert 60 < fewest <= of(8, 2, 60).rows_for(.1) < most and (fewest % 1, most % 10) == (0, 0)
+    assert f"about {fewest:,} to {most:,} rows would tell" in decide(of(8, 2, 60)).reason
+    assert of(20, 15, 300).rows_to_tell(1 / 60)[1] is None   # one standard error less is no gain at all
+    assert "rows or more would tell" in decide(of(20, 15, 300)).reason

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
-from served import assert_named, edited, FEW, OTHER
+from served import assert_named, edited, FEW, OTHER, TEMPLATE
 from stub_server import listening, Stub
 from transformers import AutoTokenizer
 
@@ -21,7 +21,7 @@ from sft_nb.proof import prove as proving# the module
 from sft_nb.proof import folder_checks
 from sft_nb.proof.folder_checks import Folder, tokenizer_of
 from sft_nb.proof.gguf_checks import Gguf
-from sft_nb.evaluation.openai_client import Server
+from sft_nb.evaluation.openai_client import RenderedPrompt, Server
 from sft_nb.tokens.tokenizer import ASSETS
 
 APIS = ("vLLM", "llama.cpp", "plain")
@@ -53,6 +53,70 @@ PROMPT_FAULTS = dict(
 @pytest.mark.parametrize("name", PROMPT_FAULTS)
 def test_what_is_wrong_with_a_prompt_is_named(served, api, name):
     assert_named(by(served, stub(served, api=api, **PROMPT_FAULTS[name])), name)
+
+
+LOSSES = dict(
+    system=("system messages are left out", lambda talk: [m for m in talk if m["role"] != "system"]),
+    history=("earlier turns are left out", lambda talk: [*(m for m in talk[:-1] if m["role"] == "system"), talk[-1]]),
+    both=("all messages but the last are left out", lambda talk: talk[-1:]))
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_server_that_drops_messages_is_named(served, api, name):
+    says, keeps = LOSSES[name]
+    proof = by(served, stub(served, api=api, keeps=keeps))
+    assert_named(proof, "history")
+    assert proof.broken.finding.says == says
+
+
+def test_a_server_whose_template_refuses_several_turns_is_named(served):
+    template = "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}" + TEMPLATE
+    assert_named(by(served, stub(served, template=template)), "template")
+
+
+def test_a_folder_that_cannot_be_used_is_a_finding(served):
+    "Nothing that is in a folder may end a proof with an exception"
+    def proof_of(name, file, **settings):
+        folder = served.copy(name)
+        edited(folder/file, **settings)
+        return served.prove(folder=folder)
+    in_4_bits = dict(quant_method="bitsandbytes", load_in_4bit=True)
+    declared = proof_of("declared", "config.json", quantization_config=in_4_bits)
+    assert_named(declared, "dtype", link="folder")
+    assert "config.json declares bitsandbytes" in declared.broken.finding.says
+    healed = proof_of("healed", "generation_config.json", token_healing=True)
+    assert_named(healed, "generation", link="folder")
+    assert "take token_healing out of" in str(healed.fix)
+    odd = proof_of("odd", "config.json", architectures=["Nothing"], model_type="nothing")
+    assert_named(odd, "shape", link="folder")
+    for file in ("config.json", "model.safetensors", "tokenizer.json", "generation_config.json"):
+        damaged = served.copy("damaged")
+        (damaged/file).write_text("{")
+        proof = served.prove(folder=damaged)
+        assert not proof.same and proof.broken.link == "folder" and proof.fix, file
+
+
+def test_a_run_that_cannot_be_loaded_is_a_finding(served, monkeypatch):
+    def fail(*args, **how): raise RuntimeError("a tensor is missing")
+    monkeypatch.setattr(proving, "answer_as_reference", fail)
+    assert_named(served.prove(), "answers", link="adapter")
+
+
+def test_what_tokenizer_json_sets_is_a_warning(served):
+    folder = served.copy("limits")
+    cut = dict(direction="Right", max_length=64, strategy="LongestFirst", stride=0)
+    edited(folder/"tokenizer.json", truncation=cut)
+    found, = [s.finding for s in served.prove(folder=folder).stages if s.name == "folder tokenizer"]
+    assert found.status == "warn" and "tokenizer.json sets truncation (64)" in found.says
+
+
+def test_lost_turns_are_named_by_answers_alone(served, monkeypatch):
+    monkeypatch.setattr(Server, "rendered", lambda self, conversation: RenderedPrompt())
+    monkeypatch.setattr(Server, "tokens", lambda self, text: None)
+    proof = by(served, stub(served, keeps=lambda talk: talk[:2] if len(talk) > 2 else talk, logprobs=False))
+    assert_named(proof, "history")
+    assert "only questions of several turns are answered differently" in proof.broken.finding.says
 
 
 def fewer_merges(folder):

@@ -102,7 +102,7 @@ def refused(*a, **k): raise PermissionError(13, "Permission denied")
     ("u.jsonl.gz", gzip.compress("[]".encode("utf-16"), mtime=0), "it is UTF-16 text.*zcat .* > u.utf8.jsonl"),
     ("a.jsonl.zst", b"(\xb5/\xfd", "zst files are not supported.*zstd -d"),
     ("a.zip", b"PK", "zip files are not supported.*unzip"),
-    ("a.xlsx", b"PK", "xlsx is not a supported file type"),
+    ("a.xls", b"PK", "xls is not a supported file type"),
     ("deep/a.jsonl.zst", b"", "zst files are not supported"),
     ("both", None, "a DatasetDict with the splits train; one split.*both/train"),
     ("", None, "the name of the file is empty"),

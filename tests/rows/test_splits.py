@@ -207,7 +207,9 @@ def test_a_typo_in_fields_is_named(tmp_path):
     right = ("question=body", "answer=reply")
     with pytest.raises(SftError, match="no column persna for system"):   # the row could be read without it
         prepare(load_config(**settings, task="chat", fields=(*right, "system=persna")))
-    assert prepare(load_config(**settings, task="chat", fields=(*right, "system=mood"))).train.n_kept == 1
+    with pytest.raises(ConfigError, match="no row has the column mood for system") as e:
+        prepare(load_config(**settings, task="chat", fields=(*right, "system=mood")))
+    assert e.value.fix.settings == dict(fields=right)
     with pytest.raises(ConfigError, match="there is no field qestion") as e:
         prepare(load_config(**settings, task="chat", fields=("qestion=body", "answer=reply")))
     assert e.value.fix.settings == dict(fields=right)

@@ -4,6 +4,7 @@ import json
 import pytest
 from conftest import shared
 
+from sft_nb.cli import main
 from sft_nb.config import load_config
 from sft_nb.tokens.prepare import prepare
 
@@ -52,3 +53,19 @@ def test_17_blocks_of_anthropic_are_calls_and_their_results():
 def test_18_functions_are_tools():
     data = prepare_case("18-openai-functions")
     assert '"name": "weather", "description": "d"' in shown(data) and data.train.seen.unread == {}
+
+
+def printed(capsys, name:str, *options)->str:
+    "What `sft_nb data` prints for the rows of a case"
+    main(["data", "--train-file", str(shared(f"field_cases/{name}")/"rows.jsonl"), "--eval-samples", "0", *options])
+    return "".join(capsys.readouterr())
+
+
+def test_07_calls_are_proposed_as_the_answer_and_tools_are_not(capsys):
+    text = printed(capsys, "07-proposal-xlam")
+    assert "Fix: --fields question=query answer=answers," in text and "answer=tools" not in text
+
+
+def test_09_a_transcript_is_no_answer(capsys):
+    text = printed(capsys, "09-proposal-glaive")
+    assert "--fields" not in text and "chat, a transcript of several turns" in text

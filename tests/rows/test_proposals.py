@@ -1,0 +1,241 @@
+"""Which columns are proposed as fields: in five languages, with what stands beside an answer and is none."""
+import itertools, json
+
+import pytest
+
+from sft_nb.config import load_config
+from sft_nb.report import ConfigError, SftError
+from sft_nb.rows.columns import ColumnRenamer, parse_fields
+from sft_nb.rows.formats import detect, propose_fields, to_messages
+from sft_nb.tokens.prepare import prepare
+
+QUESTION, ANSWER = "How do I reset my password, number {}?", "Open the settings and choose reset ({})."
+NAMES = dict(   # language -> names of questions, of answers, and of what is neither
+    english=(("Query", "user_prompt", "instructions", "Ticket Text", "inputs"),
+             ("answers", "model_output", "agentReply", "solutions", "final_response", "targets"),
+             ("answer_id", "prompt_id", "created_at", "score", "source", "system_prompt", "tools", "metadata", "lang",
+              "response_time", "question_type", "hint", "url")),
+    german=(("Frage", "Kundenanfrage", "Aufgabenstellung", "ANWEISUNG"),
+            ("Antwort", "Musterlösung", "Loesungsweg", "Ausgabe", "Zusammenfassung"),
+            ("Ticket-Nr.", "Erstellt am", "Antwortdatum", "Quelle", "Bearbeiter-Kennung", "Sprache", "Bewertung",
+             "Titel")),
+    french=(("Question client", "Demande", "Énoncé", "consigne"),
+            ("Réponse", "reponse_finale", "Solution", "Résumé"),
+            ("Identifiant", "Date de réponse", "Langue", "Source", "Auteur", "Score")),
+    spanish=(("Pregunta", "consulta_cliente", "Instrucción", "Problema"),
+             ("Respuesta", "respuesta_final", "Solución", "Traducción", "Resumen"),
+             ("Fecha", "id_respuesta", "Idioma", "Fuente", "Puntuación", "Etiqueta")),
+    chinese=(("问题", "用户提问", "指令", "题目"), ("回答", "答案", "标准答案", "客服回复", "输出"),
+             ("编号", "日期", "来源", "语言", "作者", "分数", "回答时间")))
+TOOLS = json.dumps([dict(name="weather", description="The weather of a city", parameters=dict(city="str"))])
+TEXT = "You are the assistant of a company and answer in one sentence."
+BESIDE = ("2026-11-{:02d}", "TCK-10{:02d}", "https://example.org/{}", "{}", "imported", "9f3c21aa{:02d}", TEXT,
+          "Reset {}")
+
+
+def made_rows():
+    "Name and rows: an empty one first, then question and answer between columns that are neither"
+    for language, (questions, answers, others) in NAMES.items():
+        beside = itertools.cycle(itertools.product(others, BESIDE))
+        for k, (question, answer) in enumerate(itertools.product(questions, answers)):
+            more = dict(itertools.islice(beside, k, k + 40, 7))
+            more |= {name: dict(tools=TOOLS.replace("{", "{{").replace("}", "}}"), system_prompt=TEXT)[name]
+                     for name in more if name in ("tools", "system_prompt")}
+            names = [*list(more)[:2], *((question, answer) if k % 3 else (answer, question)), *list(more)[2:4]]
+            texts = more | {question: QUESTION, answer: ANSWER}
+            rows = [{name: texts[name].format(i) for name in names} for i in range(1, 9)]
+            yield pytest.param([dict.fromkeys(names, ""), *rows], answer, id=f"{language}-{question}-{answer}")
+            if k % 2:   # no answer at all
+                yield pytest.param([{n: v for n, v in r.items() if n != answer} for r in rows], None,
+                                   id=f"{language}-{question}-none")
+
+
+def learned(rows, fix):
+    "The answer of each row that has content, with the fields of a fix"
+    rename = ColumnRenamer((), parse_fields(fix.settings["fields"], ()), {})
+    return [to_messages(rename(row))[-1]["content"] for row in rows if any(row.values())]
+
+
+ROWS = list(made_rows())
+
+
+@pytest.mark.parametrize("rows, answer", ROWS)
+def test_a_proposal_teaches_the_answer(rows, answer):
+    fix = propose_fields(rows)
+    if answer is None: assert fix is None
+    else:
+        for proposal in (fix, *fix.otherwise): assert learned(rows, proposal) == [row[answer] for row in rows[1:]]
+
+
+def test_there_are_enough_of_them(): assert len(ROWS) >= 140
+
+
+CALLS = '[{"name": "weather", "arguments": {"city": "Oslo"}}]'
+TALK = [dict(role="user", content="Hi"), dict(role="assistant", content="Hello")]
+GLAIVE = "USER: Add 0+1\n\n\nASSISTANT: 1 <|endoftext|>\n\n\nUSER: thanks\n\n\nASSISTANT: welcome <|endoftext|>"
+PUBLISHED = dict(   # name -> row, and the columns that may be learned
+    xlam=(dict(id=0, query="Weather?", answers=CALLS, tools=TOOLS), "answers"),
+    squad=(dict(id="5733be28", title="Oslo", context="Oslo is in Norway.", question="Where?",
+                answers=dict(text=["Norway"], answer_start=[11])), ""),
+    glaive=(dict(system="SYSTEM: Be brief.", chat=GLAIVE), ""),
+    dolly=(dict(instruction="Where is Oslo?", context="Oslo is in Norway.", response="Norway", category="closed_qa"),
+           "response"),
+    openorca=(dict(id="niv.1", system_prompt="Be brief.", question="1+1?", response="2, of course"), "response"),
+    metamath=(dict(query="What is 1+1?", response="It is 2.", type="GSM_Rephrased", original_question="1+1?"),
+              "response"),
+    commonsense=(dict(id="a1", question="Where do people buy tea?", question_concept="tea",
+                      choices=dict(label=["A", "B"], text=["shop", "sea"]), answerKey="A"), ""),
+    openbook=(dict(id="7-980", question_stem="The sun is", choices=dict(text=["hot"], label=["A"]), answerKey="A"), ""),
+    hellaswag=(dict(ind=4, activity_label="Removing ice", ctx="A man", endings=["is wet", "is dry"], label="1"), ""),
+    piqa=(dict(goal="Open it", sol1="Pull", sol2="Push", label=1), ""),
+    copa=(dict(premise="He fell", choice1="He ran", choice2="He sat", question="cause", label=0), ""),
+    winogrande=(dict(sentence="Ann met _", option1="Bo", option2="Cy", gold="1"), ""),
+    sciq=(dict(question="What is wet?", distractor1="Fire", distractor2="Sand", correct_answer="Water",
+               support="Water is wet."), "correct_answer"),
+    truthful=(dict(type="Adversarial", category="Law", question="Is it legal?", best_answer="No, it is not",
+                   correct_answers=["No"], incorrect_answers=["Yes"], source="https://a.b"), "best_answer"),
+    qqp=(dict(question1="Why?", question2="How come?", is_duplicate=1), ""),
+    numina=(dict(source="amc", problem="What is 1+1?", solution="Adding gives 2.", answer="2", problem_type="Algebra"),
+            "solution answer"),
+    magicoder=(dict(lang="python", raw_index=5, problem="Write a sum", solution="def f(a, b): return a + b"),
+               "solution"),
+    evol=(dict(instruction="Write a sum", response="def f(): ..."), "response"),
+    dialogsum=(dict(id="t_0", dialogue="#Person1#: Hi\n#Person2#: Hello\n#Person1#: Bye\n#Person2#: Bye",
+                    summary="Two people greet each other.", topic="greeting"), "summary"),
+    xsum=(dict(document="A long text about Oslo.", summary="About Oslo.", id="35232142"), "summary"),
+    cnn=(dict(article="A long text about Oslo.", highlights="About Oslo.", id="f001ec5c4704938247d27a44948eff"),
+         "highlights"),
+    wmt=(dict(translation=dict(en="Hello", de="Hallo")), ""),
+    s1k=(dict(question="What is 1+1?", solution="It is 2.", cot=None, thinking_trajectories=["Hm."], cot_type="math",
+              source_type="x", metadata="{}", attempt="2"), "solution"),
+    medical=(dict(Question="What helps?", Complex_CoT="Let me think about it.", Response="Rest."), "Response"),
+    flan=(dict(inputs="Translate Hello", targets="Hallo", task="wmt"), "targets"),
+    p3=(dict(inputs=[3, 4], inputs_pretokenized="Is it?", targets=[5], targets_pretokenized="Yes, it is"),
+        "targets_pretokenized"),
+    aya=(dict(inputs="Wer?", targets="Niemand.", language="German", language_code="deu", annotation_type="original",
+              user_id="ca908e583236b208e473e89dae5c7b7d"), "targets"),
+    nq=(dict(id="797803103760793766", document=dict(title="Oslo"), question=dict(text="where"),
+             annotations=dict(id=[])), ""),
+    bitext=(dict(flags="BQZ", instruction="cancel my order please", category="ORDER", intent="cancel_order",
+                 response="I can help."), "response"),
+    counsel=(dict(Context="I feel sad.", Response="Tell me more."), "Response"),
+    chatdoctor=(dict(description="Q. Pain", Patient="It hurts here.", Doctor="Rest it."), "Doctor"),
+    tickets={}, capybara=(dict(source="Airoboros", conversation=[dict(input="Hi", output="Hello")]), ""),
+    last_user=(dict(prompt_id="3", dialog=TALK[:1], reply="Hello"), "reply"),
+    conversation=(dict(id=1, dialog=TALK, score=.5), "dialog"),
+    openr1=(dict(problem="What is 1+1?", solution="Adding gives 2.", answer="2", uuid="0f3c-aa12", source="amc",
+                 generation="<think>1+1</think>It is 2."), "generation solution answer"),
+    sms=(dict(sms="Win a prize now", label="spam"), "label"))
+PUBLISHED["tickets"] = ({
+    "Ticket ID": 1, "Customer Email": "a@b.org", "Ticket Type": "Technical issue", "Ticket Subject": "Setup",
+    "Ticket Priority": "Critical", "Ticket Description": "It does not start.", "Ticket Status": "Closed",
+    "Resolution": "Restart it.",
+    "Time to Resolution": "2023-06-01 18:05:38", "Customer Satisfaction Rating": 3.0}, "Resolution")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_formats(name):
+    row, expected = PUBLISHED[name]
+    assert detect(row) is None, "it needs no proposal"
+    fix, expected = propose_fields(row), expected.split()
+    found = {learned([row], proposal)[0] for proposal in (fix, *fix.otherwise)} if fix else set()
+    assert found == {row[c] if isinstance(row[c], str) else "Hello" for c in expected}
+
+
+MAIL = [dict(Subject="Slow", Body=f"It is slow, {k}.", Reply=f"Restart it, {k}.") for k in range(4)]
+
+
+def settings(**more): return load_config("default", model="tiny", task="chat", eval_samples=0, **more)
+
+
+def prompts(data): return [data.tokenizer.decode(row["input_ids"]) for row in data.train.tokens]
+
+
+def test_the_first_rows_may_be_empty():
+    rows = [dict(query="", answers=None)] * 3 + [dict(query="1+1?", answers="2")] * 3
+    with pytest.raises(SftError) as e: prepare(settings(), train=rows)
+    assert e.value.fix.settings == dict(fields=("question=query", "answer=answers"))
+
+
+@pytest.mark.parametrize("more", [{}, dict(max_samples=2)])
+@pytest.mark.parametrize("columns", [("text", "Antwort"), ("Text", "Antwort"), ("Text", "Kategorie")])
+def test_a_named_column_that_no_row_has(columns, more):
+    rows = [{columns[0]: f"Wo ist Paket {k}?", columns[1]: f"Im Lager {k}."} for k in range(5)]
+    with pytest.raises(ConfigError, match="no row has the column Foo for question") as e:
+        prepare(settings(fields=("question=Foo", "answer=Bar"), **more), train=rows)
+    assert e.value.fix.settings["fields"] == (f"question={columns[0]}", f"answer={columns[1]}")
+    assert prepare(settings(**e.value.fix.settings), train=rows).train.n_kept == 5
+
+
+def test_the_fix_for_a_wrong_column_of_a_table_repeats_no_wrong_column():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame([dict(Vorgang="Wo ist es?", Notiz="Im Lager.", Ort="Bonn")])
+    with pytest.raises(SftError, match="there is no column Frage for question") as e:
+        prepare(settings(fields=("question=Frage", "answer=Antwort")), train=table)
+    assert not e.value.fix.settings and "name one of the columns" in str(e.value.fix)
+
+
+def test_columns_are_joined():
+    joined = prepare(settings(fields=("question=Subject + Body", "answer=Reply")), train=MAIL)
+    assert all(f"Slow\n\nIt is slow, {k}." in text for k, text in enumerate(prompts(joined)))
+    assert not joined.train.seen.unread
+    without = [dict(Body="It is slow.", Reply="Restart it.")]   # a row without one of the two
+    data = prepare(settings(fields=("question=Subject + Body", "answer=Reply")), train=[*without, *MAIL])
+    assert data.train.n_kept == 5 and "user\nIt is slow." in prompts(data)[0]
+    named = [{"Subject + Body": "Slow", "Reply": "Restart it."}]   # a column of that name
+    data = prepare(settings(fields=("question=Subject + Body", "answer=Reply")), train=named)
+    assert "user\nSlow" in prompts(data)[0]
+    with pytest.raises(SftError, match="no.* column Subjekt for question.*did you mean Subject") as e:
+        prepare(settings(fields=("question=Subjekt + Body", "answer=Reply")), train=MAIL)
+    assert e.value.fix.settings == dict(fields=("question=Subject + Body", "answer=Reply"))
+
+
+@pytest.mark.parametrize("fields", [
+    ("question=Subject,Body", "answer=Reply"), ("question=Subject", "Body", "answer=Reply"),
+    ("question=Subject, Body", "answer=Reply")])
+def test_a_list_of_columns_is_named_as_one(fields):
+    with pytest.raises(SftError, match="is a list of columns for question") as e:
+        prepare(settings(fields=fields), train=MAIL)
+    assert e.value.fix.settings == dict(fields=("question=Subject + Body", "answer=Reply"))
+    assert "--fields 'question=Subject + Body' answer=Reply" in e.value.fix.says("shell")
+
+
+def unread_finding(rows, **more):
+    found = prepare(settings(**more), train=rows).report.findings
+    return next((f for f in found if f.check == "train_columns"), None)
+
+
+TEXTS = dict(German=("Text", "Kategorie", "Antwort"), Finnish=("Text", "Luokka", "Vastine"),
+             English=("text", "mood", "next"))
+
+
+@pytest.mark.parametrize("names", TEXTS.values(), ids=TEXTS)
+def test_a_second_column_beside_a_text_is_a_warning_with_its_name(names):
+    text, few, longer = names
+    rows = [{text: f"Nummer {k} ist noch nicht angekommen.", few: "ab"[k % 2],
+             longer: f"Wir schicken Nummer {k} morgen."} for k in range(8)]
+    found = unread_finding(rows)
+    assert found.status == "warn" and few in found.says and longer in found.says
+    fields = [fix.settings.get("fields") for fix in (found.fix, *found.fix.otherwise)]
+    assert (f"question={text}", f"answer={longer}") in fields
+    data = prepare(settings(fields=fields[0]), train=rows)
+    assert set(data.train.seen.formats) == {"question_answer"}
+    only_few = unread_finding([{text: row[text], few: row[few]} for row in rows])
+    assert only_few.fix.settings == dict(fields=(f"question={text}", f"answer={few}"))
+
+
+def test_columns_beside_a_text_that_are_no_answers():
+    rows = [dict(text=f"Oslo {k} is a city in Norway.", source="wiki", lang="en", url=f"https://a.b/{k}", score=.5,
+                 title_id=f"x{k}") for k in range(8)]
+    assert unread_finding(rows).status == "ok"
+    wiki = unread_finding([dict(text=f"Oslo {k} is a city in Norway.", title=f"Oslo {k}") for k in range(8)])
+    assert not any("answer=title" in fix.settings.get("fields", ()) for fix in (wiki.fix, *wiki.fix.otherwise))
+
+
+def test_a_longer_answer_that_is_not_learned_is_proposed():
+    rows = [dict(question=f"What is {k}+1?", solution=f"We add one to {k} and get {k + 1}.", answer=str(k + 1),
+                 topic="sums") for k in range(8)]
+    found = unread_finding(rows)
+    assert found.status == "warn" and found.fix.settings == dict(fields=("answer=solution",))
+    data = prepare(settings(**found.fix.settings), train=rows)
+    assert "We add one to 0 and get 1." in prompts(data)[0]
