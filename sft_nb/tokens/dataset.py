@@ -20,7 +20,7 @@ from ..display import RecordTable, with_png
 from ..report import command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata
-from ..rows.formats import is_answer_name, join_names
+from ..rows.formats import FORMATS, is_answer_name, join_names, propose_pairs
 from ..rows.sources import Mixture, unused_test_files
 from ..rows.texts import is_filler, is_unfinished, loose_text, mostly_unique
 from ..rows.tool_calls import CALL_FLAWS
@@ -348,9 +348,9 @@ def _find_in_texts(s:Split, name:str, chat:bool)->list[Finding]:
     return out
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00017
-def _find_columns(s:Split, name:str, task:str, ignored:tuple|None)->list[Finding]:
+def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     "Columns that are not used, and answers that are"
-    out, names = [], [*s.seen.unread]
+    out, names, ignored = [], [*s.seen.unread], cfg.ignore_columns
     if s.seen.numbers:
         each = ", ".join(f"{name} in {pluralise(n, 'row')}" for name, n in s.seen.numbers.items())
         text = f"numbers are learned as text, digit by digit: {each}"
@@ -382,12 +382,20 @@ def _find_columns(s:Split, name:str, task:str, ignored:tuple|None)->list[Finding
         out.append(warn(text, fix, check=f"{name}_pairs"))
     if not names or all(source.from_task for source in s.source.sources): return out
     text = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} not used in any conversation"
+    answers = [*s.seen.answers]
     if are_metadata(names): return [*out, ok(text, check=f"{name}_columns")]
     fix = edit(ignore_columns=(*(ignored or ()), *names[:6])) | "a task that reads them"
-    answer = next(filter(is_answer_name, names), None)
-    if answer and task in ("auto", "chat") and [*s.seen.formats] == ["text"]:   # and how to fix it
-        text += "; the whole text is learned"
-        fix = edit(fields=("question=text", f"answer={answer}")) | fix
+    format = next(iter(s.seen.formats)) if len(s.seen.formats) == 1 and cfg.task in ("auto", "chat") else ""
+    longer = [c for c in answers if is_answer_name(c, labels=False)]
+    if answers and format == "text":   # and how to fix it
+        column = s.seen.columns.get("text", "text")
+        text += f"; all of {column} is learned, without question and answer"
+        fix = propose_pairs(column, answers) | fix
+    elif longer and format in ("question_answer", "prompt_completion", "alpaca"):
+        answer = FORMATS[format][-1]
+        text += f"; only {s.seen.columns.get(answer, answer)} is learned"
+        others = [f for f in cfg.fields or () if f.partition("=")[0] != answer]
+        fix = edit(fields=(*others, f"{answer}={longer[0]}")) | fix
     return [*out, warn(text, fix, check=f"{name}_columns")]
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00021
@@ -474,7 +482,7 @@ def _find_in_template(t:Template)->list[Finding]:
         text = (f"the chat template writes no end token after an answer; {eos} is appended and supervised, which no "
                 "earlier answer of a conversation ends with")
         out.append(warn(text, "set {chat_template} to one that ends each answer", check="template_end"))
-    if probe and not probe.is_prefix and "header" not in t.notes:   # `_find_in_answers` reports headers
+    if probe and not probe.is_prefix and "header" not in t.shared["notes"]:   # `_find_in_answers` reports headers
         text = (f"the chat template ends a prompt with {probe.prompt[-30:]!r}, but does not write that in front of an "
                 "answer; answers are supervised right after it")
         out.append(warn(text, "set {chat_template} to one that writes both the same way", check="template_prompt"))
@@ -501,7 +509,7 @@ def find_all(
             out.append(warn(text, fix, check=check) if n else
                        ok("every answer ends with a supervised end token", check=check))
         out += [*_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name),
-                *_find_columns(s, name, cfg.task, cfg.ignore_columns), *_find_in_texts(s, name, t.chat)]
+                *_find_columns(s, name, cfg), *_find_in_texts(s, name, t.chat)]
         ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for
         if not ordered and (n := s.duplicates()):
             text = f"{n:,} of {len(s.lengths):,} examples repeat an earlier one"
@@ -543,6 +551,7 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
                "prompt format": "plain text (no chat template)" if tokenizer.chat_template is None else "chat template",
                "pad token": tokenizer.pad_token,
                "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))}
+    if train.seen.system_prompt: figures["system prompt"] = train.seen.system_prompt
     if n := train.seen.prompts_too:
         source = cfg.sources.get("train_on_prompt", "Config")
         figures["prompts learned too"] = f"in {pluralise(n, 'row')} (train_on_prompt: {source})"

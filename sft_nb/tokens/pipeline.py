@@ -18,7 +18,7 @@ from fastcore.basics import patch
 
 from ..report import edit, SftError
 from ..config import Config
-from ..rows.formats import detect
+from ..rows.formats import ColumnsError, detect, is_blank, may_be_answer
 from ..rows.columns import is_numeric_label, names_held_out_split
 from ..rows.texts import (
     ANSWER_FLAWS, answer_marker, cut_lengths, end_marker, loose_key, repeated_answers, TEXT_FLAWS)
@@ -28,7 +28,7 @@ from .template import Template, thought_of
 from .turns import Chunk, split_conversation, has_content, supervised_messages
 from .template_cache import ConversationSplitter
 from .encode import Encoded, Encoder
-from .conversations import parse_row, ParsedRow
+from .conversations import name_columns, parse_row, ParsedRow
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00006
 @dataclass
@@ -50,12 +50,15 @@ class RowStatistics:
     apart:int=0                 # conversations split into one example per turn
     with_more:int=0             # rows with messages after the last answer
     with_special_tokens:int=0   # rows with special tokens in their text
+    systems:dict[str,int]=field(default_factory=dict)   # first system message (empty: none) -> rows; two at most
     unread:dict[str,int]=field(default_factory=dict)    # unread column -> rows in which it is not empty
+    answers:dict[str,str]=field(default_factory=dict)   # unread column that may be learned -> itself
+    columns:dict[str,str]=field(default_factory=dict)   # field -> column, if they are called differently
     numbers:dict[str,int]=field(default_factory=dict)   # column -> rows whose number in it is trained on as text
     empty_answers:int=0         # empty answers in rows that have others
     tools_as_text:int=0         # rows whose tools the template would not write
     reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
-    notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.notes`) -> first place
+    notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.shared`) -> first place
     label_zero:int=0            # rows dropped by a `label` of 0
     other_split:dict[str,int]=field(default_factory=dict)   # `split: test` -> rows that a column calls held out
     flags:dict[str,int]=field(default_factory=dict)   # hidden, in_part, unflagged, others -> messages, by their flags
@@ -73,10 +76,16 @@ class RowStatistics:
         "Add the statistics of other rows"
         for name in (f.name for f in fields(self)):
             mine, new = getattr(self, name), getattr(more, name)
-            if name in ("notes", "examples"): setattr(self, name, new | mine)   # keep the first
+            if name in ("notes", "examples", "columns", "answers"): setattr(self, name, new | mine)   # keep the first
             elif isinstance(mine, int): setattr(self, name, mine + new)
             else:
-                for key, n in new.items(): mine[key] = mine.get(key, 0) + n
+                for key, n in new.items():
+                    if name != "systems" or key in mine or len(mine) < 2: mine[key] = mine.get(key, 0) + n
+
+    @property
+    def system_prompt(self)->str:
+        "The system message with which every row begins; empty if there is none, or not always the same"
+        return next(iter(self.systems)) if len(self.systems) == 1 else ""
 
 @dataclass
 class Batch:
@@ -129,8 +138,11 @@ class Reader:
         self.seen = RowStatistics()
         try: found = [self.read(place, row) for place, row in rows]
         except SftError as e:   # one row of several can be dropped
-            if not (first or self.seen.formats) or "on_bad_row" in str(e.fix).replace("-", "_"): raise
-            raise type(e)(e.where, e.found, e.expected, e.fix | edit(on_bad_row="drop"), e.page) from e
+            fix = e.fix
+            if isinstance(e, ColumnsError): fix = name_columns(self.task, [row for _, row in rows], self.cfg)
+            if (first or self.seen.formats) and "on_bad_row" not in str(fix).replace("-", "_"):
+                fix |= edit(on_bad_row="drop")
+            raise type(e)(e.where, e.found, e.expected, fix, e.page) from e
         self.look_at_texts(found if first < _ALL_OF else found[:_OF_A_BLOCK])
         return Batch(first, found, self.seen)
 
@@ -160,7 +172,10 @@ def read(self:Reader, place:str, row:dict)->Row:
         self.count_unlearned(parsed, row)
         dropped_because = parsed.dropped_because or self.why_nothing_to_learn(messages)
         if parsed.dropped_because and is_numeric_label(row): seen.label_zero += 1
-        if not dropped_because: examples = self.split(messages, place, prompt_too)
+        if not dropped_because:
+            examples = self.split(messages, place, prompt_too)
+            system = messages[0]["content"] if messages[0]["role"] == "system" else ""
+            if system in seen.systems or len(seen.systems) < 2: seen.systems[system] = seen.systems.get(system, 0) + 1
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise
         dropped_because = e.found if len(e.found) <= 160 else e.found[:160] + "…"
@@ -232,6 +247,9 @@ def look_at_texts(self:Reader, rows:list[Row])->None:
     inspected = [row for row in rows if row.examples and row.messages[0]["role"] != "tokens"]
     places, conversations = [row.place for row in inspected], [row.messages for row in inspected]
     answers = [messages[-1]["content"] for messages in conversations]
+    for name in self.seen.unread:
+        values = [value for row in rows if not is_blank(value := dict.get(row.row, name))]
+        if values and may_be_answer(name, values): self.seen.answers[name] = name
     counts, examples = Counter(looked_at=len(conversations)), self.seen.examples
     for place, messages, answer in zip(places, conversations, answers):
         whole = "\n".join([m["content"] for m in messages])
@@ -324,10 +342,10 @@ def alone(self:Reader, blocks:Iterable[tuple[int,list]])->Iterator[tuple[Batch,E
 @patch
 def done(self:Reader, batch:Batch, encoding:Future)->tuple[Batch,Encoded]:
     "A batch and its tokens, with what was noted about the prompts of its rows"
-    encoded, notes = encoding.result(), self.t.notes
+    encoded, notes = encoding.result(), self.t.shared["notes"]
     places = {row.place for row in batch.rows} if notes else ()
     batch.seen.notes = {name: place for name, place in notes.items() if place in places}
-    if "header" in batch.seen.notes: batch.seen.examples["header"] = self.t.skipped_header
+    if "header" in batch.seen.notes: batch.seen.examples["header"] = self.t.shared["header"]
     return batch, encoded
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #43586c41
