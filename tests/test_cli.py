@@ -100,7 +100,6 @@ WRONG = [  # arguments, exit code, what the message says
      ["the longest row is 60 tokens", "--max-tokens-per-batch 60"]),
     (["train", "--config", "demo", "--attn-implementation", "flash_attention_2"], 2,
      ["it needs a CUDA device", "Fix: --attn-implementation auto"]),
-    (["train", "--config", "demo", "--device-map", "auto"], 2, ["device_map", "Fix: no --device-map"]),
     (["train", "--config", "demo", "--gradient-checkpointing", "maybe"], 2, ["--gradient-checkpointing", "maybe"]),
     (["train", "--config", "demo", "--init-lora-weights", "pissa", "--max-steps", "1"], 2,
      ["init_lora_weights 'pissa'", "Fix: --method lora"]),

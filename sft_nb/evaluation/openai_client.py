@@ -273,7 +273,7 @@ def request_body(
     first = conversation[0]
     if first["role"] == "text": return "/v1/completions", dict(prompt="".join(m["content"] for m in conversation))
     if not template.chat: return "/v1/completions", dict(prompt=template.render(conversation, prompt=True))
-    messages = template.fitting(conversation, "prompt")
+    messages = template.for_row(conversation).fitting(conversation, "prompt")
     body = dict(messages=[{k: v for k, v in m.items() if k not in OWN_KEYS} for m in messages])
     if first.get("tools") and messages[0].get("tools"): body["tools"] = first["tools"]
     arguments = getattr(template.tokenizer, "template_arguments", {}) | first.get("chat_template_kwargs", {})

@@ -111,6 +111,7 @@ class ColumnRenamer:
         self._joined = [column for column in given.values() if len(_parts(column)) > 1]
         self._not_found = {part: f for f, column in given.items() for part in _parts(column)}   # column -> field
         self._first_row:dict = {}
+        self.columns:dict[str,str] = {}       # field -> the column that it was in the first row that has it
 
     def _find(self, row:dict)->None:
         "Strike the columns of a row off the list of those that no row has had yet"
@@ -148,6 +149,7 @@ class ColumnRenamer:
         if not self.fields and not detect_by_columns((*row, *found.values())):
             found = {c: f for c, f in found.items() if self.given.get(f) == c}   # a proposal repeats the other names
         if not found: return row
+        if not self.columns.keys() >= {*found.values()}: self.columns = {f: c for c, f in found.items()} | self.columns
         taken = set(found.values())   # drop a column with a field's name if another column was given for it
         return {found.get(c, c): v for c, v in row.items() if c in found or c not in taken}
 

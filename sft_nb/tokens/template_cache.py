@@ -137,9 +137,9 @@ class Skeleton:
 class _WatchingTemplate(Template):
     "A template that is run on watched contents"
     def __init__(self, t:Template, log:list):
-        for known in ("closer", "eos_ends_turns", "opening", "needs_no_opening", "wants_parts"):
-            getattr(t, known)   # ask `t` once
-        self.__dict__.update(t.__dict__, log=log)
+        for known in ("closer", "eos_ends_turns", "opening", "needs_no_opening", "wants_parts", "takes_system",
+                      "blocks", "thought_key"): getattr(t, known)   # ask `t` once
+        self.__dict__.update(t.__dict__, log=log, proposes=False)
     @cached_property
     def source(self)->str: return self.tokenizer.get_chat_template()
     @cached_property
@@ -148,9 +148,9 @@ class _WatchingTemplate(Template):
         return _compile_jinja_template(self.source)
     def parted(self, messages):
         return super().parted([m | dict(content=_WatchedText(m["content"], self.log)) for m in messages])
-    def _run(self, messages, tools, prompt):
+    def _run(self, messages, tools, prompt, **arguments):
         return self.program.render(messages=messages, tools=None, documents=None, add_generation_prompt=prompt,
-                                   **self.tokenizer.special_tokens_map)
+                                   **self.tokenizer.special_tokens_map, **arguments)
 
 def make_skeleton(
     messages:list[dict],  # a conversation of this shape
@@ -166,7 +166,8 @@ def make_skeleton(
     asked, read = _content_conditions(log), _foreseeable_questions(watching.program, watching.source)
     if asked is None or read is None: return None
     inside = asked.inside | read.inside
-    pattern = re.compile(f"{pattern_of_any(inside).pattern}|{t.added.pattern}") if inside else t.added
+    patterns = [pattern_of_any(inside).pattern] if inside else []
+    pattern = re.compile("|".join([*patterns, t.added.pattern, t.tags.pattern]))
 
     border = re.compile("(" + "|".join(map(re.escape, names)) + ")")
     with_holes = []

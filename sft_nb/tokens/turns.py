@@ -9,10 +9,15 @@ __all__ = ['RenderedTurn', 'end_of_answer', 'render_turn', 'has_content', 'super
 # %% ../../nbs/04_tokens/02_turns.ipynb #3668a623
 import json, os, re
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
-from ..report import pluralise, edit, SftError
-from .template import PROBE, Template, thought_of, with_json_arguments
+from ..report import as_fix, edit, Fix, pluralise, SftError
+from ..settings import as_pairs
+from ..thoughts import BLOCKS
+from .template import (
+    pattern_of_any, PROBE, Template, TemplateRefusal, thought_of, with_json_arguments)
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #4b9e4478
 @dataclass
@@ -57,14 +62,15 @@ def _check_words(where:str, answer:dict, wrote:str)->None:
     elif _without_spaces(thought) not in text:
         lost, missing = "its reasoning is left out", thought
     else: return
-    raise SftError(where, f"the chat template changes the answer: {lost}",
-                   f"{missing.strip()[:60]!r}, where the template wrote {wrote.strip()[-60:]!r}",
-                   "set {chat_template} to a template that keeps it, such as trl's *_training.jinja")
+    raise TemplateRefusal(where, f"the chat template changes the answer: {lost}",
+                          f"{missing.strip()[:60]!r}, where the template wrote {wrote.strip()[-60:]!r}",
+                          "set {chat_template} to a template that keeps it, such as trl's *_training.jinja")
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #e0e7ae9e
 def _keys_and_values(x)->list:
     "The keys and the values of arguments, nested ones too"
-    if isinstance(x, dict): return [leaf for k, v in x.items() for leaf in (str(k), *_keys_and_values(v))]
+    if isinstance(x, dict):   # null is the same as no argument: some templates leave it out
+        return [leaf for k, v in x.items() if v is not None for leaf in (str(k), *_keys_and_values(v))]
     if isinstance(x, (list, tuple)): return [leaf for v in x for leaf in _keys_and_values(v)]
     return [x]
 
@@ -120,8 +126,9 @@ def _check_calls(where:str, messages:list[dict], wrote:str, t:Template)->None:
         | "set {chat_template} to one that writes every call")
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #d837bbe1
-_MARKS = re.compile(r"\s*(</?\w+>\s*)*")   # tags of reasoning, open or closed
-_THOUGHT = r"(?:</?[\w:]*(?:think|thought|reason)\w*>|<\|\w*THINK\w*\|>|\[/?THINK\])"
+_TAGS = pattern_of_any({*BLOCKS, *BLOCKS.values()}).pattern
+_MARKS = re.compile(rf"\s*(?:(?:</?\w+>|{_TAGS})\s*)*")   # tags of reasoning, open or closed
+_THOUGHT = rf"(?:</?[\w:]*(?:think|thought|reason)\w*>|<\|\w*THINK\w*\|>|{_TAGS})"
 _OPENED = re.compile(rf"(?:{_THOUGHT}\s*)+\Z", re.IGNORECASE)   # reasoning that a prompt opens or leaves empty
 _BEGINS_WITH_THOUGHT = re.compile(rf"\s*{_THOUGHT}", re.IGNORECASE)
 
@@ -161,6 +168,21 @@ def _completion_after(
     return after[min(own, len(front) if prompt.endswith(blank) else len(front) - len(blank)):]
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #4370c3a7
+def _with_block(turn:RenderedTurn, answer:dict, t:Template, where:str)->RenderedTurn:
+    "The turn whose answer closes the reasoning that its prompt opens; `TemplateRefusal` if its block is malformed"
+    if not t.chat: return turn
+    state, tags = t.block_state(turn.prompt)
+    block, words, on_a_line = answer.get("block", ""), turn.completion, turn.prompt.endswith("\n")
+    if not block and state == "open" and tags[1] not in words:   # it has no reasoning
+        block = f"\n{tags[1]}\n\n" if on_a_line else tags[1]
+    elif block and state == "open" and on_a_line: block = block.lstrip("\n")
+    elif block and not state: block = t.blocks[0][0] + block
+    if block: words = block + words.lstrip()
+    if fault := t.block_fault(turn.prompt, words):
+        expected = f"one block; the prompt ends with {turn.prompt[-30:]!r}, and the answer begins with {words[:30]!r}"
+        raise TemplateRefusal(where, fault, expected, "set {chat_template} to one whose prompts begin as answers do")
+    return replace(turn, completion=words, is_prefix=False) if block else turn
+
 def render_turn(
     messages:list[dict],  # up to and including the answer
     t:Template,
@@ -173,14 +195,14 @@ def render_turn(
     completion = after[len(prompt + skip):] if is_prefix else _completion_after(prompt, after, messages, t)
     if completion is None:
         found = "the chat template changes the answer: its beginning differs from the prompt"
-        raise SftError(where, found, f"a prompt before the answer; the prompt ends with {prompt[-40:]!r}",
-                       "set {chat_template} to one that writes both the same way")
+        raise TemplateRefusal(where, found, f"a prompt before the answer; the prompt ends with {prompt[-40:]!r}",
+                              "set {chat_template} to one that writes both the same way")
     opened = prompt[-64:] if is_prefix else ""   # a prompt may end with <think>
     answer = messages[-1]
     _check_words(where, answer, opened + completion)
     _check_calls(where, messages, opened + completion, t)
-    if skip: t.skipped_header = t.skipped_header or skip
-    if skip or not is_prefix: t.notes.setdefault("header" if skip else "parted", where)   # for the report
+    if skip: t.shared["header"] = t.shared["header"] or skip
+    if skip or not is_prefix: t.shared["notes"].setdefault("header" if skip else "parted", where)   # for the report
     is_prefix = is_prefix and not skip
 
     closer, content = t.closer, answer["content"] or ""
@@ -191,10 +213,11 @@ def render_turn(
         except SftError: text = ""
         if PROBE in text: closer = text.rpartition(PROBE)[2]
     end = end_of_answer(completion, answer, t, closer)
-    if end is not None: return RenderedTurn(prompt, completion[:end], ended=True, is_prefix=is_prefix)
-    completion, eos = completion.removesuffix(closer), t.tokenizer.eos_token
-    if not completion.endswith(eos): completion += eos
-    return RenderedTurn(prompt, completion, ended=False, is_prefix=is_prefix)
+    if end is not None: completion = completion[:end]
+    else:
+        completion, eos = completion.removesuffix(closer), t.tokenizer.eos_token
+        if not completion.endswith(eos): completion += eos
+    return _with_block(RenderedTurn(prompt, completion, ended=end is not None, is_prefix=is_prefix), answer, t, where)
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #77ca2f5b
 def has_content(m:dict)->bool:
@@ -275,26 +298,9 @@ def _example_chunks(turns:list[RenderedTurn], t:Template, prompt_too:bool)->list
     at_border = [not c.hidden and (not c.anchor or t.added.match(c.anchor)) for c in out]
     return [c._replace(n_added=len(t.added.findall(c.text))) if ok else c for c, ok in zip(out, at_border)]
 
-# %% ../../nbs/04_tokens/02_turns.ipynb #c1302cfc
-def split_conversation(
-    messages:list[dict],    # with at least one answer
-    t:Template,
-    *, turns:str="all",     # which answers are supervised: all, or the last
-    prompt_too:bool=False,  # True: supervise the context as well
-    apart:bool=False,       # True: one example per turn, even if the template allows one in all
-    where:str="row",        # the row's place, for the error
-)->list[list[Chunk]]:       # examples
-    "Split a conversation into examples and chunks; `SftError` if no answer is supervised or the template refuses it"
-    if messages and messages[0]["role"] == "text":   # unchanged, with an end token
-        out, done, eos = [], "", t.tokenizer.eos_token
-        for k, m in enumerate(messages):
-            last, text = k == len(messages) - 1, m["content"]
-            if last and not text.rstrip().endswith(eos): text += eos
-            out.append(Chunk(done[-16:], text, prompt_too or bool(m.get("train", True)), last, add_bos=not k))
-            done += text
-        return [out]
-
-    messages = t.fitting(messages, where)
+# %% ../../nbs/04_tokens/02_turns.ipynb #7urn0050
+def _lay_out(messages:list[dict], t:Template, *, turns:str, prompt_too:bool, apart:bool, where:str)->list[list[Chunk]]:
+    "`split_conversation` for messages in a form that the template can write"
     answers = supervised_messages(messages, turns)
     if not answers:
         raise SftError(where, "there is no answer to learn in it", "",
@@ -322,3 +328,92 @@ def split_conversation(
     if follow and not apart and 0 not in hidden: return [_example_chunks(every, t, prompt_too)]
     first = min([*hidden, *in_part], default=len(context))
     return [_example_chunks([turn], t, prompt_too and i <= first) for i, turn in found.items()]
+
+# %% ../../nbs/04_tokens/02_turns.ipynb #7urn0052
+def _with_blocks_apart(messages:list[dict], t:Template)->list[dict]:
+    "`messages` whose answers have their reasoning beside the text"
+    def apart(m:dict)->dict:
+        block = t.block_in(m["content"]) if m["role"] == "assistant" else None
+        if block is None: return m
+        if t.thought_key and t.reasoning != "inline":
+            return m | {"content": block.answer, t.thought_key: block.thought.strip()}
+        return m | dict(content=block.answer, block=block.thought + block.gap)
+    return [apart(m) for m in messages]
+
+def _lay_out_fitted(messages:list[dict], t:Template, **how)->list[list[Chunk]]:
+    fitted = t.fitting(messages, how["where"])
+    try: return _lay_out(fitted, t, **how)
+    except TemplateRefusal:
+        apart = _with_blocks_apart(fitted, t)
+        if apart == fitted: raise
+        try: return _lay_out(apart, t, **how)
+        except SftError: pass
+        raise   # what the template does with the row as it is
+
+_CHANNEL = re.compile(r"<\|channel\|>.*?<\|message\|>", re.DOTALL)
+
+def _joined(messages:list[dict])->list[dict]:
+    "`messages` in which those of one role that follow each other are one"
+    out = []
+    for m in messages:
+        if out and out[-1]["role"] == m["role"]: out[-1] |= dict(content=f"{out[-1]['content']}\n\n{m['content']}")
+        else: out.append({**m})
+    return out
+
+def _changes(messages:list[dict], t:Template):
+    "Fixes that may help, each with the messages and the template after it"
+    own, defaults = messages[0].get("chat_template_kwargs", {}), getattr(t.tokenizer, "template_arguments", {})
+    for name, value in ((name, value) for name in t.switches for value in (True, False)):
+        if t.arguments.get(name) is value: continue
+        arguments = own | {name: value}
+        fix = edit(chat_template_kwargs=as_pairs(defaults | {name: value}))
+        if name in own: fix = as_fix(f'"chat_template_kwargs": {json.dumps(arguments)} in these rows')
+        yield fix, [messages[0] | dict(chat_template_kwargs=arguments), *messages[1:]], t.for_arguments(arguments)
+    if any(thought_of(m) or t.block_in(m["content"]) for m in messages if m["role"] == "assistant"):
+        for reasoning in ("inline", "drop"): yield edit(reasoning=reasoning), messages, t.with_reasoning(reasoning)
+
+    for tag, end in t.blocks:
+        halves = [end in (m["content"] or "") and tag not in m["content"] for m in messages]
+        opened = [m | dict(content=tag + m["content"]) if half else m for m, half in zip(messages, halves)]
+        if opened != messages: yield as_fix(f"write {tag} in front of reasoning that ends with {end}"), opened, t
+    joined = _joined(messages)
+    if joined != messages: yield as_fix("join messages of one role that follow each other"), joined, t
+    def tags(m): return _CHANNEL.findall(m["content"] or "") + t.special.findall(_CHANNEL.sub("", m["content"] or ""))
+    if found := sorted({tag for m in messages for tag in tags(m)}):
+        clean = [m | dict(content=t.special.sub("", _CHANNEL.sub("", m["content"] or ""))) for m in messages]
+        yield as_fix(f"leave {', '.join(found)} out of the text of these messages"), clean, t
+
+def _helpful_fix(messages:list[dict], t:Template, how:dict)->Fix|None:
+    "The changes with which a refused conversation can be written; None if none helps"
+    found = []
+    for fix, changed, template in _changes(messages, t) if t.proposes else ():
+        if len(found) == 3: break
+        try: _lay_out_fitted(changed, template, **how)
+        except Exception: continue   # a template can raise anything
+        if fix not in found: found.append(fix)
+    return reduce(or_, found) if found else None
+
+# %% ../../nbs/04_tokens/02_turns.ipynb #c1302cfc
+def split_conversation(
+    messages:list[dict],    # with at least one answer
+    t:Template,
+    *, turns:str="all",     # which answers are supervised: all, or the last
+    prompt_too:bool=False,  # True: supervise the context as well
+    apart:bool=False,       # True: one example per turn, even if the template allows one in all
+    where:str="row",        # the row's place, for the error
+)->list[list[Chunk]]:       # examples
+    "Split a conversation into examples and chunks; `SftError` if no answer is supervised or the template refuses it"
+    if messages and messages[0]["role"] == "text":   # unchanged, with an end token
+        out, done, eos = [], "", t.tokenizer.eos_token
+        for k, m in enumerate(messages):
+            last, text = k == len(messages) - 1, m["content"]
+            if last and not text.rstrip().endswith(eos): text += eos
+            out.append(Chunk(done[-16:], text, prompt_too or bool(m.get("train", True)), last, add_bos=not k))
+            done += text
+        return [out]
+
+    t, how = t.for_row(messages), dict(turns=turns, prompt_too=prompt_too, apart=apart, where=where)
+    try: return _lay_out_fitted(messages, t, **how)
+    except TemplateRefusal as e:
+        fix = _helpful_fix(messages, t, how) or (as_fix(e.fix.advice) if e.fix.advice else edit(on_bad_row="drop"))
+        raise TemplateRefusal(where, e.found, e.expected, fix, e.page) from e
