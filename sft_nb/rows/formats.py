@@ -102,6 +102,7 @@ def read_blocks(
     "The blocks of a content; `SftError` for one that is neither text, reasoning, a call nor a result"
     out = []
     for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, str) and content == [part]: part = dict(text=part)   # one text in a list
         if not isinstance(part, dict): part = {}
         spelled, value = part.get("type"), part
         key = spelled or next((k for k in part if k in _BLOCK_KINDS and part[k] is not None), None)
@@ -519,7 +520,7 @@ def _read_preference(row)->list[dict]:
     return _require_messages(_join_prompt(shared, answer), row)
 
 def _read_openai_preference(row)->list[dict]:
-    asked = row["input"]
+    asked, _ = row["input"], row.get("non_preferred_output")   # which is not learned
     shared = _add_row_fields(_read_conversation(asked, "messages", "message"), asked)
     return _join_prompt(shared, _as_messages(row["preferred_output"], "assistant", "preferred_output"))
 

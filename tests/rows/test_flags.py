@@ -97,6 +97,11 @@ def test_a_row_is_left_out_by_its_own_flag(key):
     assert e.value.fix.settings == dict(ignore_columns=(key,))
 
 
+def test_a_config_of_axolotl_may_name_every_flag():
+    from sft_nb.foreign_meaning import _LOSS_KEYS
+    assert {*_LOSS_KEYS} == {*LOSS_FLAGS} - {"masked"}   # which is the opposite
+
+
 def test_a_mask_may_mean_two_things():
     assert learned(read(dict(messages=[ASKED, GOOD], mask="User"))) == ["right"]   # NeMo's: whose messages are hidden
     for row, name in ((dict(messages=[ASKED, GOOD], mask=[0, 1]), "mask"),
