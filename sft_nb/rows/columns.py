@@ -218,7 +218,7 @@ _MESSAGE_COLUMNS = ("messages", "conversations", "contents", "prompt", "completi
 def _unread_keys(m:dict)->list[str]:
     "The keys of a message that are not read, also those of its blocks and calls"
     known = _MESSAGE_KEYS if any(k in m for k in ROLE_KEYS) else _ITEM_KEYS
-    found = [k for k, v in m.items() if k not in known and not _is_empty(v)]
+    found = [] if m.keys() <= known else [k for k, v in m.items() if k not in known and not _is_empty(v)]
     for key in ("content", "value", "parts"):
         blocks = m.get(key)
         if not isinstance(blocks, list): continue

@@ -138,3 +138,9 @@ def test_rows_of_another_split_in_a_training_file_are_a_warning():
     found = warned(read(*rows))["train_split"]
     assert "split: test in 2 rows, split: Validation in 1 row" in found.says
     assert "train_split" not in warned(read(rows[0]))
+
+
+def test_a_conversation_under_another_task_is_looked_at_too():
+    rows = [dict(messages=[ASKED, GOOD | dict(mood="glad"), ASKED, BAD | dict(loss=False)])]
+    data = prepare(load_config(task="gsm8k", eval_samples=0), train=rows)
+    assert learned(data) == ["right"] and data.train.seen.unread == {"messages.mood": 1}
