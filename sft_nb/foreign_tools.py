@@ -16,6 +16,7 @@ import json, re
 from pathlib import Path
 
 from .report import command, edit, Fix
+from .settings import as_pairs
 from .foreign_meaning import (
     accepted, any_value, dataset_files, FILE_SUFFIXES, FileSettings, is_hub_dataset, is_off, join_fields, Meaning,
     METHODS, only_values, other_method, read_chat_template, read_datasets, read_held_out, refused, same_for, same_value,
@@ -586,6 +587,19 @@ def _read_infer_backend(v, given:FileSettings)->Meaning:
     if trains: return accepted("the model is trained, not served")
     return other_method("answering with a model, and no training")
 
+def _read_projection(name:str, **default):
+    "The meaning of use_galore or use_apollo, with the tool's defaults"
+    def read(v, given:FileSettings)->Meaning:
+        def asked(k): return given.written.get(f"{name}_{k}", default.get(k))
+        if odd := next((k for k in ("layerwise", "scale_front") if asked(k)), ""):
+            return refused(f"{name}_{odd} is not supported", Fix({f"{name}_{odd}": False}))
+        targets = str(asked("target") or "all").replace(",", " ").split()
+        arguments = {"update_proj_gap" if k == "update_interval" else k: asked(k) for k in default}
+        return sets_over_others(optim=f"{name}_adamw", optim_args=as_pairs(arguments),
+                                optim_target_modules=("all-linear",) if targets == ["all"] else tuple(targets))
+    read.__doc__ = f"optim = '{name}_adamw', with optim_args and optim_target_modules"
+    return read
+
 _REASONING_TEMPLATES = """aeva deepseekr1 ernie_vl gemma4 gemma4n glm4_5v glm4_7 glm4_moe glm4v glmz1 gpt_oss hy3
     keye_vl kimi_vl mimo mimo_v2 mimo_vl minimax2 qwen3 qwen3_5 qwen3_6 qwen3_omni qwen3_vl seed_oss youtu""".split()
 
@@ -612,6 +626,9 @@ def _read_enable_thinking(v, given:FileSettings)->Meaning:
 _INTERLEAVED = refused("rows of all files are taken, each as often as train_weights says", edit(train_weights=(1., 2.)))
 _ADDED_TOKENS = when_on(read_added_tokens)
 LLAMA_FACTORY_KEYS = dict(
+    use_galore=when_on(_read_projection("galore", rank=16, update_interval=200, scale=2., proj_type="std")),
+    use_apollo=when_on(_read_projection("apollo", rank=16, update_interval=200, scale=32., proj="random",
+                                        proj_type="std", scale_type="channel")),
     finetuning_type=unless_none(_read_finetuning_type), quantization_bit=unless_none(_read_quantization_bit),
     quantization_method=only_values("bnb", "bitsandbytes", "BITS_AND_BYTES", note="bitsandbytes quantises the base"),
     pissa_init=when_on(_read_pissa), pissa_iter=any_value("pissa_init reads it"),
@@ -704,7 +721,7 @@ SWIFT_KEYS = (
     | {name: when_on(refused("it is not supported here", f"leave {{{name}}} out")) for name in """freeze_parameters
         freeze_parameters_ratio freeze_parameters_regex trainable_parameters_regex freeze_llm trainable_parameters
         lisa_activated_layers lorap_lr_ratio enable_dft_loss enable_channel_loss target_regex custom_dataset_info
-        cached_dataset external_plugins custom_register_path interleave_prob""".split()}
+        cached_dataset external_plugins custom_register_path interleave_prob use_galore""".split()}
     | dict(quant_bits=when_on(_read_quant_bits),
            quant_method=only_values("bnb", note="bitsandbytes quantises the base"),
            val_dataset=when_on(_read_val_datasets), system=when_on(_read_system),
