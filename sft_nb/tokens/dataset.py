@@ -436,6 +436,9 @@ def _side_figures(s:Split, name:str)->dict:
                "rows cut": s.counts.shortened}
     if len(lengths) != s.n_kept: figures["examples"] = len(lengths)
     reasoning = [text.format(s.seen.reasoning[key]) for key, text in _REASONING.items() if key in s.seen.reasoning]
+    if k := s.seen.texts.get("empty_block"):
+        answers = pluralise(s.seen.texts["looked_at"], "answer")
+        reasoning.append(f"an empty block is learned in {k:,} of {answers} looked at")
     if reasoning: figures["reasoning"] = ", ".join(reasoning)
     flagged = [(s.seen.flags.get("hidden"), ""), (s.seen.flags.get("in_part"), " in part")]
     if any(n for n, _ in flagged):
