@@ -197,3 +197,23 @@ def test_three_answers_of_sixty_are_a_flaw_and_two_are_not(tmp_path, tokenizer, 
         data = prepare(no_eval(task="chat", train_file=write(tmp_path/f"{n}.jsonl", rows)), tokenizer)
         found[n] = [f.says for f in data.report.findings if f.check == "train_texts"]
     assert found[2] == [] and says in found[3][0], found
+
+
+def test_answers_that_are_labels_are_given_their_task(tmp_path, tokenizer):
+    "In any format, through case and a full stop; and the task for labels is told that answers are none"
+    labels = ["Spam", "ham.", "Spam", "spam", "ham"] * 8
+    formats = dict(questions=lambda k, label: dict(question=f"{k}?", answer=label),
+                   messages=lambda k, label: dict(messages=[dict(role="user", content=f"{k}?"),
+                                                            dict(role="assistant", content=label)]))
+    for name, row in formats.items():
+        file = write(tmp_path/f"{name}.jsonl", [row(k, label) for k, label in enumerate(labels)])
+        found = finding(prepare(no_eval(train_file=file), tokenizer), "train_labels")
+        assert found.status == "skipped" and found.fix.says("shell") == "--task classify"
+        assert "'Spam' 40%" in found.says
+        report = prepare(no_eval(train_file=file, task="classify"), tokenizer).report
+        assert "train_labels" not in [f.check for f in report.findings]
+    varied = write(tmp_path/"varied.jsonl", pairs(40))
+    report = prepare(no_eval(train_file=varied), tokenizer).report
+    assert "train_labels" not in [f.check for f in report.findings]
+    found = finding(prepare(no_eval(train_file=varied, task="classify"), tokenizer), "train_labels")
+    assert found.status == "warn" and found.fix.says("shell") == "--task chat"
