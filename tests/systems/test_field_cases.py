@@ -69,3 +69,8 @@ def test_07_calls_are_proposed_as_the_answer_and_tools_are_not(capsys):
 def test_09_a_transcript_is_no_answer(capsys):
     text = printed(capsys, "09-proposal-glaive")
     assert "--fields" not in text and "chat, a transcript of several turns" in text
+
+
+def test_13_an_encoding_is_proposed_that_gives_text(capsys):
+    text = printed(capsys, "13-gbk")
+    assert "iconv -f gbk " in text and "cp1252" not in text
