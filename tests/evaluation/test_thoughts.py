@@ -32,6 +32,7 @@ ROWS = dict(   # task -> a row, its target, and a draft that is wrong
     tools=(dict(messages=[dict(role="user", content="1+?"), dict(role="assistant", content="", tool_calls=[CALL])]),
            json.dumps(CALL), json.dumps(CALL | dict(arguments=dict(a=2)))),
     chat=(dict(question="Hello?", answer="Hello, I am here."), "Hello, I am here.", "Bye."),
+    classify=(dict(question="Does it follow?", answer="entailment"), "entailment", "contradiction"),
     text=(dict(text="Hello?### Hello, I am here."), "Hello, I am here.", "Bye."))
 
 

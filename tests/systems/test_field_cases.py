@@ -118,3 +118,8 @@ def test_20_files_of_other_tools_are_named(file, tool):
 def test_20_swifts_file_is_read():
     cfg = config_of("20-other-tools", "swift.yaml")
     assert (cfg.method, cfg.train_file, cfg.system_prompt) == ("lora", ("rows.jsonl[:500]",), "You are terse.")
+
+
+def test_13_an_encoding_is_proposed_that_gives_text(capsys):
+    text = printed(capsys, "13-gbk")
+    assert "iconv -f gbk " in text and "cp1252" not in text
