@@ -285,7 +285,7 @@ _LACKING = {
         scaling_softmax""",
     "it adds noise to the embeddings": "neftune_noise_alpha noisy_embedding_alpha",
     "its optimiser is not one of TrainingArguments": """
-        use_galore use_apollo use_badam use_adam_mini use_muon optim_target_modules optim_args adam_epsilon2 adam_beta3
+        use_badam use_adam_mini use_muon adam_epsilon2 adam_beta3
         dion_lr dion_momentum dion_rank_fraction dion_rank_multiple_of muon_ns_steps""",
     "some weights would have another learning rate": """
         loraplus_lr_ratio lr_groups embedding_lr embedding_lr_scale""",

@@ -34,6 +34,12 @@ def _read_optim(v, given:FileSettings)->Meaning|None:
         return refused("an optimiser that TrainingArguments knows", edit(optim="adamw_torch"))
     return sets(optim="adamw_torch") if text in ("adamw", "adamw_hf") or v is None else None
 
+def _read_optim_args(v, given:FileSettings)->Meaning|None:
+    "pairs, also in one text with commas: rank=64, update_proj_gap=200"
+    texts = v if isinstance(v, (list, tuple)) else [v]
+    if not all(isinstance(text, str) for text in texts): return None
+    return sets(optim_args=tuple(pair for text in texts for pair in text.replace(",", " ").split()) or None)
+
 def _read_lr_scheduler(v, given:FileSettings)->Meaning|None:
     "refused, if TrainingArguments does not know the schedule: one_cycle, rex, jagged"
     if str(v) not in ("one_cycle", "rex", "jagged"): return None
@@ -131,8 +137,8 @@ def _read_init_lora(v, given:FileSettings)->Meaning|None:
     return sets(init_lora_weights="default") if v is True else None
 
 def _read_device_map(v, given:FileSettings)->Meaning|None:
-    "in a tool's file, ignored: a model is loaded whole onto each device"
-    return accepted("a model is loaded whole onto each device") if given.tool else None
+    "a name is kept for evaluation; a mapping is ignored: training keeps a whole model on each device"
+    return None if v is None or isinstance(v, str) else accepted("training keeps a whole model on each device")
 
 def _read_template_of_file(v, given:FileSettings)->Meaning|None:
     "one that ships with sft_nb, a file, the text itself, or the tokenizer's own"
@@ -153,7 +159,7 @@ def _read_whole_number(v, given:FileSettings)->Meaning|None:
     return sets(**{full_name(given.key): int(v)}) if is_whole else None
 
 VALUES = dict(
-    optim=_read_optim, lr_scheduler_type=_read_lr_scheduler, warmup_steps=_read_warmup,
+    optim=_read_optim, optim_args=_read_optim_args, lr_scheduler_type=_read_lr_scheduler, warmup_steps=_read_warmup,
     eval_fraction=_read_eval_fraction, attn_implementation=_read_attention,
     gradient_checkpointing=_read_checkpointing, activation_offloading=_read_offloading, fsdp=_read_fsdp,
     deepspeed=_read_deepspeed, report_to=_read_report_to, logging_steps=_read_logging_steps,

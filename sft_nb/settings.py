@@ -253,6 +253,12 @@ class TrainingSettings:
     optim:Annotated[str, Setting(
         "any optimiser that TrainingArguments knows: paged_adamw_8bit saves GPU memory",
         hf=True, fixed_on_resume=True, accepted_by="its name: optim='adamw_torch'")] = "adamw_torch"
+    optim_args:Annotated[tuple[str,...]|None, Setting(
+        "arguments of the optimiser: rank=64 update_proj_gap=200; None: its own defaults",
+        pairs=True, fixed_on_resume=True)] = None
+    optim_target_modules:Annotated[tuple[str,...]|None, Setting(
+        "with galore_adamw or apollo_adamw and method full: the layers whose gradients are projected, all-linear or "
+        "parts of their names: self_attn mlp", split_words=True, fixed_on_resume=True, methods=("full",))] = None
     adam_beta1:Annotated[float, Setting(
         "decay rate of Adam's mean of the gradients", ge=0, lt=1, hf=True, fixed_on_resume=True)] = 0.9
     adam_beta2:Annotated[float, Setting(

@@ -123,11 +123,14 @@ def check_best_figure(data:Data, requested:Config)->Finding|None:
     if len(messages) < 2:
         text = f"metric_for_best_model is {figure!r}, and the held-out rows have no prompt to answer"
         return warn(text, edit(metric_for_best_model="loss"))
-    known = figure_names(data.task, [row_to_score(data.task, row, messages)])
+    scored = [row_to_score(data.task, row, messages)]
+    known = figure_names(data.task, scored)
+    known += [name for name in figure_names(data.task, scored, [messages[-1]["content"]]) if name not in known]
     if figure in (*known, "ended") or not known: return None
     near = difflib.get_close_matches(figure, known, 1) or ["f1" if "f1" in known else "accuracy"]
     text = f"metric_for_best_model is {figure!r}, and answers to task {data.task.name} have {', '.join(known)}"
-    return warn(text, edit(metric_for_best_model=near[0]))
+    chooses = requested.load_best_model_at_end or requested.early_stopping_patience
+    return (fail if chooses else warn)(text, edit(metric_for_best_model=near[0]))
 
 @check("data")
 def check_score(data:Data)->Finding|None:

@@ -456,7 +456,8 @@ def load_model(
     "The base with its adapter (for `full`, all weights trainable); the adapter is new or from `adapter_name_or_path`"
     folder = _earlier_adapter(cfg)   # raised before anything is loaded
     with quiet():
-        model = add_adapter(load_base(cfg, tokenizer), tokenizer, cfg)
+        base = load_base(replace(cfg, device_map=None), tokenizer)   # training keeps it whole
+        model = add_adapter(base, tokenizer, cfg)
         if folder is not None: _take_over(model, folder)
         use_kernels(model, cfg.kernels)
     return model

@@ -111,6 +111,7 @@ class ColumnRenamer:
         self._joined = [column for column in given.values() if len(_parts(column)) > 1]
         self._not_found = {part: f for f, column in given.items() for part in _parts(column)}   # column -> field
         self._first_row:dict = {}
+        self.columns:dict[str,str] = {}       # field -> the column that it was in the first row that has it
 
     def _find(self, row:dict)->None:
         "Strike the columns of a row off the list of those that no row has had yet"
@@ -148,6 +149,7 @@ class ColumnRenamer:
         if not self.fields and not detect_by_columns((*row, *found.values())):
             found = {c: f for c, f in found.items() if self.given.get(f) == c}   # a proposal repeats the other names
         if not found: return row
+        if not self.columns.keys() >= {*found.values()}: self.columns = {f: c for c, f in found.items()} | self.columns
         taken = set(found.values())   # drop a column with a field's name if another column was given for it
         return {found.get(c, c): v for c, v in row.items() if c in found or c not in taken}
 
@@ -216,7 +218,7 @@ _MESSAGE_COLUMNS = ("messages", "conversations", "contents", "prompt", "completi
 def _unread_keys(m:dict)->list[str]:
     "The keys of a message that are not read, also those of its blocks and calls"
     known = _MESSAGE_KEYS if any(k in m for k in ROLE_KEYS) else _ITEM_KEYS
-    found = [k for k, v in m.items() if k not in known and not _is_empty(v)]
+    found = [] if m.keys() <= known else [k for k, v in m.items() if k not in known and not _is_empty(v)]
     for key in ("content", "value", "parts"):
         blocks = m.get(key)
         if not isinstance(blocks, list): continue
@@ -333,7 +335,9 @@ _METADATA = set("""
     chars character characters size redacted moderation openai file filename path page line row fold seed meta
     metadata finish stop reason usage cost latency duration provider annotator worker session channel status
     state agent customer email phone priority severity department team assignee sent at by in of cache control
-    signature citations annotations is error refusal logprobs original system fingerprint schema split
+    signature citations annotations is error refusal logprobs original system fingerprint schema split object
+    generation safety settings reward rewards views avatar toxic hashed ip header full skip formatting
+    identifier neighbor distance repeat similar percent percentage average avg probability confidence
     """.split())   # all words of a name must be among these or the identifiers
 
 @lru_cache(4096)

@@ -6,7 +6,8 @@
 __all__ = ['COMPLETION_KEYS', 'BLOCK_KEYS', 'LOSS_FLAGS', 'ROLE_KEYS', 'CONTENT_KEYS', 'REASONING_KEYS', 'missing_fields',
            'detect_by_columns', 'detect', 'is_missing', 'Block', 'read_blocks', 'content_text', 'read_flag',
            'normalise_message', 'is_normalised', 'column_words', 'is_answer_name', 'join_names', 'kind_of_values',
-           'guess_columns', 'propose_fields', 'ColumnsError', 'how_to_read', 'no_format_error', 'to_messages']
+           'is_blank', 'guess_columns', 'may_be_answer', 'propose_pairs', 'propose_fields', 'ColumnsError',
+           'how_to_read', 'no_format_error', 'to_messages']
 
 # %% ../../nbs/02_rows/00_formats.ipynb #97c4be44
 import ast, json, operator, re, unicodedata
@@ -81,7 +82,9 @@ def is_missing(
 
 def _first_present(m:dict, names:tuple[str,...]):
     "The value of the first field that is not None; None if all are"
-    return next((m[name] for name in names if m.get(name) is not None), None)
+    for name in names:   # faster than next(...), and this runs for every message
+        if (value := m.get(name)) is not None: return value
+    return None
 
 class Block(NamedTuple):
     "A part of a content"
@@ -101,6 +104,7 @@ def read_blocks(
     "The blocks of a content; `SftError` for one that is neither text, reasoning, a call nor a result"
     out = []
     for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, str) and content == [part]: part = dict(text=part)   # one text in a list
         if not isinstance(part, dict): part = {}
         spelled, value = part.get("type"), part
         key = spelled or next((k for k in part if k in _BLOCK_KINDS and part[k] is not None), None)
@@ -241,6 +245,7 @@ def _with_flags(m:dict, flag:bool|None, parts:list[tuple], name:str)->dict:
 # %% ../../nbs/02_rows/00_formats.ipynb #90612d21
 ROLE_KEYS, CONTENT_KEYS = ("role", "from", "speaker", "author"), ("content", "value", "text", "parts")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_REASONING = frozenset(REASONING_KEYS)
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _CALL_ROLES = {"function_call", "tool_call", "tool_calls"}   # whose content is a call
 _ROLE_ALIASES = {r: r for r in _ROLES} | dict.fromkeys(_CALL_ROLES, "assistant") | dict(
@@ -268,8 +273,10 @@ def normalise_message(
         fix = f'write {name} as {{"role": "user", "content": "..."}}'
         raise SftError("row", f"{name} is {str(m)[:80]}", expected, fix)
     content, written, parts = _first_present(m, CONTENT_KEYS), f"the content of {name}", []
-    thought = next((m[k] for k in REASONING_KEYS if isinstance(m.get(k), str) and m[k].strip()), "")
-    calls = _parse_list(m.get("tool_calls") or [], f"tool_calls of {name}")
+    thought, calls = "", m.get("tool_calls") or []
+    if not _REASONING.isdisjoint(m):
+        thought = next((m[k] for k in REASONING_KEYS if isinstance(m.get(k), str) and m[k].strip()), "")
+    if calls: calls = _parse_list(calls, f"tool_calls of {name}")
     if isinstance(m.get("function_call"), dict) and not calls: calls = [m["function_call"]]   # OpenAI's older format
     if isinstance(m.get("function_calls"), str): calls = calls or _parse_python_calls(m["function_calls"], name)
     if spelled in _CALL_ROLES:
@@ -285,7 +292,8 @@ def normalise_message(
     out = dict(role=role, content=content_text(content, written))
     if thought: out["reasoning_content"] = thought
     if calls: out["tool_calls"] = [_parse_tool_call(c, name) for c in calls]
-    out |= {k: m[k] for k in ("name", "tool_call_id") if isinstance(m.get(k), str)}
+    for key in ("name", "tool_call_id"):
+        if isinstance(m.get(key), str): out[key] = m[key]
     if m.get("functions"): out["tools"] = _parse_tools(m["functions"], f"functions of {name}")   # Olmo
     flag = read_flag(m, name)
     if role != "assistant": return out | dict(train=True) if flag else out   # which the report counts
@@ -518,7 +526,7 @@ def _read_preference(row)->list[dict]:
     return _require_messages(_join_prompt(shared, answer), row)
 
 def _read_openai_preference(row)->list[dict]:
-    asked = row["input"]
+    asked, _ = row["input"], row.get("non_preferred_output")   # which is not learned
     shared = _add_row_fields(_read_conversation(asked, "messages", "message"), asked)
     return _join_prompt(shared, _as_messages(row["preferred_output"], "assistant", "preferred_output"))
 
@@ -653,9 +661,13 @@ def _name_rank(column:str, role:str)->tuple[int,int]|None:
 
 def _has_role(column, role:str)->bool: return _name_rank(str(column), role) is not None
 
-def is_answer_name(column)->bool:
+def is_answer_name(
+    column,
+    *, labels:bool=True,   # may it be a label?
+)->bool:
     "Does the column's name suggest an answer or a label, like `Resolution` or `label`, and nothing else?"
-    return not _has_role(column, "neither") and (_has_role(column, "answer") or _has_role(column, "class"))
+    if _has_role(column, "neither"): return False
+    return _has_role(column, "answer") or labels and _has_role(column, "class")
 
 def join_names(names:list[str])->str:
     "Names in one string: the first six, and how many more there are"
@@ -699,23 +711,25 @@ def _kind_of_value(value)->str:
 
 def kind_of_values(
     values:list,   # of one column, none of them empty
-)->str:            # text, number, label, transcript, messages, tools, reference or nested
+)->str:            # text, number, label, constant, transcript, messages, tools, reference or nested
     "The kind of most of the values; a label is a short text that recurs"
     kind, texts = Counter(map(_kind_of_value, values)).most_common(1)[0][0], [str(v) for v in values]
-    recurs = len(texts) > 4 and len({*texts}) <= .34 * len(texts) and max(map(len, texts)) <= 60
-    return "label" if kind == "text" and recurs else kind
+    if kind != "text" or len(texts) < 5: return kind
+    if len({*texts}) == 1: return "constant"
+    return "label" if len({*texts}) <= .34 * len(texts) and max(map(len, texts)) <= 60 else "text"
 
 # %% ../../nbs/02_rows/00_formats.ipynb #prop0005
-def _is_blank(value)->bool:
+def is_blank(value)->bool:
+    "Is the value missing, an empty list or dict, or a text without characters?"
     if isinstance(value, str): return not value.strip()
     return is_missing(value) or isinstance(value, (list, dict)) and not value
 
 class _Columns:
     "The columns of the first rows that have content, with their values and the kinds of those"
     def __init__(self, rows:list[dict], n:int=20):
-        self.rows = [row for row in rows if not all(map(_is_blank, dict.values(row)))][:n]
+        self.rows = [row for row in rows if not all(map(is_blank, dict.values(row)))][:n]
         names = dict.fromkeys(name for row in self.rows for name in dict.keys(row))
-        values = {c: [row[c] for row in self.rows if not _is_blank(row.get(c))] for c in names}
+        values = {c: [row[c] for row in self.rows if not is_blank(row.get(c))] for c in names}
         self.values = {c: found for c, found in values.items() if found}
         self.kinds = {c: kind_of_values(found) for c, found in self.values.items()}
 
@@ -775,6 +789,28 @@ def guess_columns(
     answers = [None] if fields[-1] in columns else [*columns.answers(), *classes, None]
     return _guess(columns, fields, next(c for c in answers if c not in fields))
 
+# %% ../../nbs/02_rows/00_formats.ipynb #prop0010
+def may_be_answer(
+    column,
+    values:list,   # none of them empty
+)->bool:
+    "Could a column beside a text be learned: by its name an answer or a title, or else long texts, or a few labels?"
+    if _has_role(column, "neither"): return False
+    kind, lengths = kind_of_values(values), sorted(len(str(v).encode("utf-8", "replace")) for v in values)
+    if kind == "label" or is_answer_name(column): return kind in ("text", "label")
+    return kind == "text" and lengths[len(lengths) // 2] >= 20
+
+def propose_pairs(
+    text:str,            # the column that is learned whole
+    columns:list[str],   # others that `may_be_answer`
+)->Fix:
+    "Settings that make a question of one column and an answer of the other, the likeliest first; at most three"
+    def order(c): return not is_answer_name(c), _has_role(c, "class")
+    pairs = [(c, text) if _has_role(c, "question") and not is_answer_name(c) else (text, c)
+             for c in sorted(columns, key=order)[:3]]
+    fixes = [edit(fields=(f"question={question}", f"answer={answer}")) for question, answer in pairs]
+    return reduce(operator.or_, fixes)
+
 # %% ../../nbs/02_rows/00_formats.ipynb #prop0007
 _PAIRS = ("question", "answer"), ("prompt", "completion"), ("instruction", "output")
 _OPTIONAL = dict(   # field -> names of the columns that may fill it
@@ -786,7 +822,7 @@ _OPTIONAL = dict(   # field -> names of the columns that may fill it
 def _teaches(row:dict, pairs:dict[str,str], fields:tuple[str,...])->bool:
     "Does a row with these columns as fields give a question and an answer?"
     row = {c: v for c, v in dict.items(row) if c not in pairs.values()} | {f: row.get(c) for f, c in pairs.items()}
-    if fields: return not any(_is_blank(row.get(f)) for f in fields)
+    if fields: return not any(is_blank(row.get(f)) for f in fields)
     try: messages = to_messages(row)
     except SftError: return False
     is_asked = any(m["role"] == "user" and m["content"].strip() for m in messages)

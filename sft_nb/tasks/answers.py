@@ -46,19 +46,39 @@ _DIGITS = "|".join([
     r"(?P<decimal>(?<!\d,)(?:0,\d+|\d+,\d{1,2})(?!,?\d))",                     # 3,5
     r"(?P<plain>\d+(?:\.\d+)?|(?<![\w.])\.\d+)"])
 _MONEY = r"(?:(?:US|CA|A|R)?\$+|[€£¥₹₩₽₺]|\b(?:USD|EUR|GBP|INR|Rs\.?))"
+_SCALES = dict(hundred=2, thousand=3, million=6, billion=9, trillion=12, lakh=5, crore=7, mn=6, mln=6, bn=9,
+               k=3, m=6, b=9)   # powers of ten
+_UNITS = (   # units of one kind, of which two may write one quantity: 5 ft 11 in
+    r"years?|yrs?|months?|weeks?|wks?|days?|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s",
+    r"miles?|mi|yards?|yds?|feet|foot|ft|inch(?:es)?|in|[\"\u2033\u201d]|'{1,2}|\u2032|\u2019",
+    r"km|kilomet(?:er|re)s?|m|met(?:er|re)s?|cm|centimet(?:er|re)s?|mm|millimet(?:er|re)s?",
+    r"stones?|st|lbs?|pounds?|oz|ounces?", r"tonnes?|tons?|kg|kilos?|kilograms?|g|grams?|mg|milligrams?",
+    r"gallons?|gal|quarts?|qts?|pints?|cups?|oz|ounces?|tbsp|tablespoons?|tsp|teaspoons?",
+    r"l|lit(?:er|re)s?|cl|ml|millilit(?:er|re)s?", r"dollars?|euros?|pounds?|cents?|pence|quarters?|dimes?|nickels?",
+    r"\u00b0|degrees?|'|\u2032|minutes?|[\"\u2033]|seconds?")
+_COUNT = r"(?:\d[\d,.]*|\b(?:an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve)\b)"
+_BETWEEN = r"(?:\s?-\s?|\s*(?:,|&)?\s*(?:and\s+)?)"
+_COMPOUND = "|".join(
+    [rf"{_COUNT}[ -]?(?:{units})\.?(?:{_BETWEEN}\d[\d,.]*[ -]?(?:{units})(?!\w))+" for units in _UNITS]
+    + [r"\d+[ -]?(?:h|hr|ft|foot|feet|['\u2019\u2032])[ -]?\d{1,2}(?![\d/:%\w]|[.,]\d)",       # 1h30   5'11
+       rf"{_MONEY}\s?\d[\d,.]*\s*(?:,|and|&)\s*\d+\s?(?:cents?|pence)\b",                # $5 and 20 cents
+       r"\d[\d,.]*\s?(?:hundred|thousand|million|billion)s?\s(?:and\s)?\d[\d,.]*(?:\s?(?:hundred|thousand|million)s?)?"])
 _NUMBER = re.compile(rf"""
     (?P<skip>\^\s?\{{?\s?[-+]?\d+\}}?)                                 # an exponent
     |(?P<time>(?<![\d:])\d{{1,2}}:\d\d(?::\d\d)?(?![\d:]))
-    |(?P<below>\b(?:negative|minus)\s+)?(?:(?P<sign>[-+])\s?)?(?:{_MONEY}\s?(?P<inner>-)?)?
+    |(?P<compound>(?<![\w^.,/])(?:{_COMPOUND}))
+    |(?P<below>\b(?:negative|minus)\s+)?(?:(?P<sign>[-+])\s?)?(?:(?P<money>{_MONEY})\s?(?P<inner>-)?)?
      (?<![A-Za-z\d^])(?<![A-Za-z\d]_)(?:{_DIGITS})
      (?:(?P<fraction>\s\d+/\d+|\s?/\s?\d+(?:\.\d+)?)(?![\d/.]*\d))?     # 1 1/2   3/4
-     (?P<power>[eE][-+]?\d+(?![\w.])|\s?[×xX*·]\s?10\s?\^\s?\{{?\s?[-+]?\d+\}}?|\s?\^\s?\{{?\s?\d+\}}?)?
+     (?P<power>[eE][-+]?\d+(?!\w|\.\d)|\s?[×xX*·]\s?10\s?\^\s?\{{?\s?[-+]?\d+\}}?|\s?\^\s?\{{?\s?\d+\}}?)?
+     (?P<scale>[ \t-]{{0,3}}(?:(?:hundred|thousand|million|billion|trillion|lakh|crore|dozen)s?|mn|mln|bn)\b
+       |[kmb](?![\w/^]))?
     """, re.VERBOSE | re.IGNORECASE)
 _EXACT, _ROUNDED = Context(prec=700), Context(prec=28)
 
 class Number(NamedTuple):
     "A number in a text"
-    value:Decimal|None   # None: ambiguous, as in 3:30
+    value:Decimal|None   # None: ambiguous, as in 3:30 or 5 ft 11 in
     start:int
     end:int
 
@@ -72,11 +92,11 @@ def _is_negative(m:re.Match, text:str)->bool:
     return is_attached and not re.search(r"[\w)\]]$|[\d)\]%]\s+$", before)
 
 def _parse_number(m:re.Match, text:str)->Decimal|None:
-    "The value of a match; None for a time that is not a full hour, division by zero, 0^0, or exponents beyond 300"
+    "The value of a match; None for a time that is not a full hour, two units, division by zero, or huge exponents"
     if m["time"]:
         hours, rest = m["time"].split(":", 1)
         return None if rest.strip("0:") else Decimal(hours)
-    if len(m[0]) > 320: return None
+    if m["compound"] or len(m[0]) > 320: return None
 
     kind = next(k for k in ("point", "comma", "other", "decimal", "plain") if m[k])
     digits = m[kind]
@@ -94,6 +114,11 @@ def _parse_number(m:re.Match, text:str)->Decimal|None:
         is_of_ten = "^" not in power or "10" in power.split("^")[0]
         if abs(exponent) > 300 or not is_of_ten and (exponent >= 30 or not value and exponent <= 0): return None
         value = _EXACT.scaleb(value, exponent) if is_of_ten else _EXACT.power(value, exponent)
+    if word := (m["scale"] or "").strip(" \t-"):   # 2.5 with k is 2500, 2 with dozen is 24
+        is_letter, name = len(word) == 1, word.lower().rstrip("s")
+        if word in "KMB" and not m["money"]: return None   # thousands, or kelvin
+        if name == "dozen": value = _EXACT.multiply(value, 12)
+        elif not is_letter or m["money"] or word == "k": value = _EXACT.scaleb(value, _SCALES[name])
     return value.copy_negate() if _is_negative(m, text) else value
 
 def find_numbers(
@@ -107,8 +132,20 @@ _HEADING = re.compile(r"\W*(?:(?:step|part|phase|case|section|method|option|ques
                       r"\s*#?\d+\b|\d+[.)]\s+[A-Za-z])", re.IGNORECASE)
 _GROUPED_BY_SPACES = re.compile(r"(?<!\d)\d{1,3}(?: \d{3})+(?![\d/])")
 _ANOTHER_NUMBER = re.compile(
-    r"\s+(?=\d)|\s*(?:[,;:+*/×·–—&-]|\b(?:or|and|to|through|plus|minus|times)\b)[\s$€£-]*(?=[\d.])", re.IGNORECASE)
+    r"\s+(?=\d)|\s*(?:[,;:+*/×·–—&~-]|\b(?:or|and|to|through|plus|minus|times)\b)[\s$€£-]*(?=[\d.])", re.IGNORECASE)
+_RELATIONS = "per in for of every each at by from is to on with after than times equals".split()   # $18 per 2 days
+_SECOND_QUANTITY = re.compile(
+    r"\s*(?P<unit>[a-z%]+)\s*(?P<joined>[,;&×]|\b(?:and|or|plus|by|x)\b)?\s*(?:and\s+)?[$€£]?\d[\d.,]*\s*"
+    r"(?:[a-z]+\s*){0,2}\W*\Z", re.IGNORECASE)
+_ASSIGNMENTS = re.compile(   # x = 42, y = 7
+    r"(?<![\w)])[a-z]\w{0,9}\s*=\s*[-$\d][^=,;\n]*?(?:[,;\n]|\band\b|\bor\b)\s*(?:and\s+)?"
+    r"(?!total\b|sum\b|answer\b|result\b)[a-z]\w{0,9}\s*=\s*[-$]?\d[^=]*\Z", re.IGNORECASE)
 NO_NUMBER = Number(None, 0, 0)
+
+def _is_one_of_two(text:str, end:int, *, joined:bool=False)->bool:
+    "Does a second quantity end the text, as in 5 apples and 3 pears? `joined`: only after a word such as `and`"
+    found = _SECOND_QUANTITY.match(text, end)
+    return found is not None and found["unit"].lower() not in _RELATIONS and (found["joined"] or not joined)
 
 def _join_groups(text:str)->str: return _GROUPED_BY_SPACES.sub(lambda m: m[0].replace(" ", ""), text)
 
@@ -120,7 +157,8 @@ def single_number(
     parts = [re.sub(r"^\s*-\s+(?=\d)", "-", p) for p in re.split("[=≈]", _join_groups(text)) if find_numbers(p)]
     if not parts: return NO_NUMBER
     first, *more = find_numbers(parts[-1])
-    is_ambiguous = more and _ANOTHER_NUMBER.match(parts[-1], first.end)
+    is_ambiguous = _ASSIGNMENTS.search(text) or more and (
+        _ANOTHER_NUMBER.match(parts[-1], first.end) or _is_one_of_two(parts[-1], first.end))
     return first._replace(value=None) if is_ambiguous else first
 
 # %% ../../nbs/03_tasks/02_answers.ipynb #3c8dd80d
@@ -128,7 +166,7 @@ _ANSWER_PHRASE = re.compile(
     r"\banswer\W{0,4}(?:(?:is|was|be|equals|would be|comes to)\b(?!\s+not\b)|=|:)|^\W*A\W{0,2}:",
     re.IGNORECASE | re.MULTILINE)
 _REASON = re.compile(r"\b(?:because|since|as there)\b", re.IGNORECASE)
-_RANGE = re.compile(r"\bbetween\s+\S*\d\S*\s+and\s+\S*\d|\d\s+or\s+\S*\d", re.IGNORECASE)
+_RANGE = re.compile(r"\bbetween\s+\S*\d\S*\s+and\s+\S*\d|\d\s+or\s+\S*\d|\d\s*~\s*\d", re.IGNORECASE)
 
 def _calculator_result(text:str)->Number:
     "The result in the last calculator annotation: 72 for `<<48+24=72>>`"
@@ -175,10 +213,13 @@ def _number_in_last_line(text:str)->Number:
         plain = _join_groups(plain_math(line))
         claim = _REASON.split(plain)[0]   # text after the reason word is not the answer
         if find_numbers(claim): plain = claim
+        outside = re.sub(r"\s*\([^()]*\)\W*\Z", "", plain)   # 7 days (1 week)
+        if find_numbers(outside): plain = outside
         numbers = find_numbers(plain)
         if not numbers: continue
         if (result := _calculator_result(line)) != NO_NUMBER: return result
-        if _RANGE.search(plain): return numbers[-1]._replace(value=None)
+        several = len(numbers) > 1 and "=" not in plain and _is_one_of_two(plain, numbers[-2].end, joined=True)
+        if several or _RANGE.search(plain) or _ASSIGNMENTS.search(plain): return numbers[-1]._replace(value=None)
         _, equals, right = plain.rpartition("=")
         result = next(iter(find_numbers(right)), None) if equals else None
         if result is None or _ANOTHER_NUMBER.match(right, result.end) or re.search(r"[.;]\s", right[result.end:]):

@@ -121,7 +121,7 @@ class Totals:
 
 # %% ../../nbs/04_tokens/07_accounting.ipynb #dbe8490e
 REQUESTED = ("duplicate", "too_short")   # kinds that `drop_duplicates` and `min_length` drop
-_STATS = ("length", "supervised", "row", "last", "whole", "prompt")
+_STATS = ("length", "supervised", "row", "last", "whole", "prompt", "loose")
 
 def _count_answers(labels:np.ndarray, starts:np.ndarray)->int:
     "The number of runs of supervised tokens, none of which spans two examples"
@@ -183,7 +183,7 @@ class Ledger:
         plain = fits & (supervised > 0)
         any_dropped = self.drop_duplicates or any(row.dropped_because for row in batch.rows)
         if len(plain) and plain.all() and not any_dropped:
-            return self.write(e.ids, e.labels, e.lengths, np.array(e.of, dtype=np.int64) + batch.first)
+            return self.write(e.ids, e.labels, e.lengths, np.array(e.of, dtype=np.int64), batch)
 
         kept, of_row = [], [[] for _ in batch.rows]   # row by row, in order
         for k, i in enumerate(e.of): of_row[i].append(k)
@@ -195,10 +195,10 @@ class Ledger:
                 self.requested.append(s.stop - s.start)
                 self.counts.answers_requested += _count_answers(e.labels[s], np.zeros(1, dtype=np.int64))
             self.record(row, fitted or [Truncated([], "unusable", 0, row.dropped_because or "no supervised token")])
-            kept += [(i + batch.first, ids, labels) for f in fitted for ids, labels in f.examples]
+            kept += [(i, ids, labels) for f in fitted for ids, labels in f.examples]
         if not kept: return
         rows, ids, labels = zip(*kept)
-        self.write(np.concatenate(ids), np.concatenate(labels), np.array([len(x) for x in ids]), np.array(rows))
+        self.write(np.concatenate(ids), np.concatenate(labels), np.array([len(x) for x in ids]), np.array(rows), batch)
 
     def fit(self, ids:np.ndarray, labels:np.ndarray, plain:bool, place:str)->Truncated:
         "Fit an example into `max_length`, or drop it"
@@ -241,8 +241,8 @@ class Ledger:
         counts.dropped += 1
         counts.requested += all(f.kind in REQUESTED for f in fitted)
 
-    def write(self, ids:np.ndarray, labels:np.ndarray, lengths:np.ndarray, rows:np.ndarray):
-        "Append examples that stay: their tokens to the file, and a few numbers for each"
+    def write(self, ids:np.ndarray, labels:np.ndarray, lengths:np.ndarray, of:np.ndarray, batch:Batch):
+        "Append examples that stay, `of` these rows of a batch: their tokens to the file, and a few numbers for each"
         offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
         starts, ends = offsets[:-1], offsets[1:]
         columns = [self.pa.ListArray.from_arrays(self.pa.array(offsets), self.pa.array(x)) for x in (ids, labels)]
@@ -254,7 +254,8 @@ class Ledger:
         answers = where[np.searchsorted(where, starts)]   # where the first answer of each example begins
         whole = piece_checksums(np.stack([ids, labels], 1), starts, ends)
         self.stats.append(dict(
-            length=lengths.astype(np.int32), row=np.asarray(rows, dtype=np.int64), last=labels[ends - 1], whole=whole,
+            length=lengths.astype(np.int32), row=np.asarray(of, dtype=np.int64) + batch.first, last=labels[ends - 1],
+            whole=whole, loose=np.array([row.loose for row in batch.rows], dtype=np.int64)[of],
             supervised=(sums[ends] - sums[starts]).astype(np.int32), prompt=piece_checksums(ids, starts, answers)))
         self.hash.update(whole.tobytes())
 

@@ -8,7 +8,9 @@ __all__ = ['Split', 'load_split', 'Data', 'examples', 'describe_reasons', 'look_
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #fdabcae0
 import json, re
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -20,10 +22,12 @@ from ..display import RecordTable, with_png
 from ..report import command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata
-from ..rows.formats import is_answer_name, join_names
-from ..rows.sources import Mixture, unused_test_files
-from ..rows.texts import is_filler, mostly_unique
+from ..rows.formats import FORMATS, is_answer_name, join_names, propose_pairs
+from ..rows.sources import Mixture, NO_ROWS, unused_test_files
+from ..rows.texts import is_filler, is_unfinished, loose_text, mostly_unique
+from ..rows.tool_calls import CALL_FLAWS
 from ..tasks.core import Task
+from ..tasks.metrics import labels_of
 from .template import PROBE, PROBE_QUESTION, Template
 from .turns import fix_for_empty_blocks, render_turn
 from .encode import end_ids
@@ -35,11 +39,13 @@ from .display import Example, spans_text
 def _read_lines(file:Path)->list[dict]:
     with file.open(encoding="utf-8", errors="surrogatepass") as lines: return [json.loads(line) for line in lines]
 
+_LONGEST_LABEL_TOKENS, _EXAMPLES_FOR_LABELS = 32, 2000
+
 @dataclass(repr=False)
 class Split:
     "One side of the data: its examples, and what became of its rows"
     tokens:object               # a Dataset: columns input_ids and labels, int32, ragged; read from `folder` as needed
-    stats:dict[str,np.ndarray]  # for each example: length, supervised, row, last, whole, prompt; see `Ledger`
+    stats:dict[str,np.ndarray]  # for each example: length, supervised, row, last, whole, prompt, loose; see `Ledger`
     totals:Totals               # counts, formats, reasons, fingerprint
     source:Mixture              # where the rows came from
     folder:Path                 # tokens.arrow, dropped.jsonl, cut.jsonl
@@ -79,6 +85,19 @@ class Split:
     def duplicates(self)->int:
         "Examples that are equal to an earlier one"
         return len(self.stats["whole"]) - len(np.unique(self.stats["whole"]))
+
+    @cached_property
+    def labels(self)->dict[str,int]:
+        "What is supervised in an example -> examples, among 2,000 of them at most; empty: targets are no labels"
+        supervised = self.stats["supervised"]
+        if np.median(supervised) > _LONGEST_LABEL_TOKENS: return {}
+        counts = Counter()
+        for i in range(0, len(self), max(1, -(-len(self) // _EXAMPLES_FOR_LABELS))):
+            labels = np.asarray(self.tokens[i]["labels"])
+            counts[tuple(labels[labels != -100].tolist())] += 1
+        texts = Counter()
+        for ids, n in counts.items(): texts[self.tokenizer.decode(ids, skip_special_tokens=True).strip()] += n
+        return labels_of([*texts.elements()])
 
     def __len__(self)->int: return len(self.lengths)
 
@@ -232,6 +251,71 @@ def _find_in_rows(s:Split, name:str, chat:bool, max_length:int)->list[Finding]:
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acctxt02
 _SHARE = .05   # share of inspected rows above which a flaw of their texts is reported
+_ALIKE, _SHARED_PROMPT = .95, .2   # shares of one answer, and of one prompt
+_SHORT_TOKENS = 12                 # a label, a number or a name, with the tokens that end it
+
+_FLAWS = (   # name, share of the rows above which it is reported, what the rows do, fix
+    ("mojibake", .01, "hold characters of a wrong encoding, such as Ã© or �", "read the source again, as utf-8"),
+    ("key", 0, "hold an API key, a token or a private key", "remove it from the rows, and revoke it"),
+    ("card", 0, "hold the number of a payment card", "remove it from the rows"),
+    ("leading_blank", .5, "begin their answer with a blank, which is learned", "strip the answers"),
+    ("trailing_blank", .5, "end their answer with a blank or a new line, which is learned", "strip the answers"))
+
+def _answer_text(s:Split, k:int)->str:
+    "The supervised text of an example"
+    e = s.tokens[int(k)]
+    ids = [i for i, label in zip(e["input_ids"], e["labels"]) if label != -100]
+    return s.tokenizer.decode(ids, skip_special_tokens=True).strip()
+
+def _find_alike(s:Split, name:str)->list[Finding]:
+    "A warning if nearly all answers are the same"
+    n = s.seen.texts.get("single", 0)
+    answer, k = max(s.seen.commonest.items(), key=itemgetter(1), default=("", 0))
+    if k < max(_ALIKE * n, 8) or set(s.seen.formats) <= {"text"}: return []
+    text = f"{k:,} of {pluralise(n, 'answer')} looked at are {answer[:60]!r}: there is nothing else to learn"
+    return [warn(text, "rows with other answers too, or the column that holds them in {fields}", check=f"{name}_alike")]
+
+def _find_cut(s:Split, name:str)->list[Finding]:
+    "A warning if many answers end unfinished at the length of the longest"
+    cut, least = {}, max(_SHARE * s.seen.texts.get("single", 0), 5)
+    for unit in ("characters", "words"):
+        found = {int(key.split()[0]): n for key, n in s.seen.texts.items() if key.endswith(f" {unit}")}
+        if found and found[max(found)] >= least: cut[f"{max(found):,} {unit}"] = found[max(found)]
+    supervised = s.stats["supervised"]
+    at = np.flatnonzero(supervised == supervised.max())
+    if not cut and not s.counts.shortened and supervised.max() >= 48 and len(at) >= max(_SHARE * len(supervised), 5):
+        unfinished = [is_unfinished(_answer_text(s, k)) for k in at[:20]]
+        if sum(unfinished) >= .8 * len(unfinished): cut[f"{supervised.max():,} tokens"] = len(at)
+    if not cut: return []
+    length, n = next(iter(cut.items()))
+    text = f"{pluralise(n, 'answer')} end unfinished after exactly {length}, and none is longer: they were cut"
+    return [warn(text, "generate or export them with a larger limit, or leave them out", check=f"{name}_cut_answers")]
+
+def _find_contradictions(s:Split, name:str)->list[Finding]:
+    "Warnings for one prompt with several short answers, and for a prompt that many rows share"
+    has_prompt = np.flatnonzero(s.lengths > s.stats["supervised"] + 1)
+    prompts, inverse, counts = np.unique(s.stats["prompt"][has_prompt], return_inverse=True, return_counts=True)
+    again = has_prompt[counts[inverse] > 1] if len(prompts) else has_prompt
+    if not len(again): return []
+    of_prompt:dict[int,dict[int,int]] = {}   # prompt -> answer -> first example
+    for k, prompt, whole in zip(again.tolist(), s.stats["prompt"][again].tolist(), s.stats["whole"][again].tolist()):
+        of_prompt.setdefault(prompt, {}).setdefault(whole, k)
+    several = {prompt: [*answers.values()] for prompt, answers in of_prompt.items() if len(answers) > 1}
+    if not several: return []
+    commonest, out = int(counts.argmax()), []
+    if counts[commonest] >= max(_SHARED_PROMPT * len(s.lengths), 20) and int(prompts[commonest]) in several:
+        text = f"{counts[commonest]:,} of {pluralise(len(s.lengths), 'example')} have one prompt, and various answers"
+        out.append(warn(text, "name the column of the question in {fields}, or write the question into the prompt",
+                        check=f"{name}_same_prompt"))
+    short = [ks for ks in several.values() if s.stats["supervised"][ks].max() <= _SHORT_TOKENS]
+    if short:
+        first, second = short[0][:2]
+        rows = " and ".join(f"{int(s.stats['row'][k]) + 1:,}" for k in (first, second))
+        answers = " and ".join(repr(_answer_text(s, k)[:40]) for k in (first, second))
+        text = f"{pluralise(len(short), 'prompt has', 'prompts have')} different short answers, "
+        text += f"as in rows {rows}: {answers}"
+        out.append(warn(text, "leave out the wrong ones", check=f"{name}_contradictions"))
+    return out
 
 def _find_in_texts(s:Split, name:str, chat:bool)->list[Finding]:
     "Chat markers of a template that was applied already, and answers that hold markup, fillers or boilerplate"
@@ -260,6 +344,13 @@ def _find_in_texts(s:Split, name:str, chat:bool)->list[Finding]:
         text = f"of {pluralise(n, 'answer')} looked at, {cut}: cut short, it teaches endless reasoning"
         out.append(warn(text, "leave these rows out, or generate them with more tokens", check=f"{name}_cut_reasoning"))
 
+    for flaw, share, what, fix in _FLAWS:
+        k = texts.get(flaw, 0)
+        if not k or k < share * n or flaw.endswith("_blank") and (not chat or k < 3): continue
+        text = f"{k:,} of {pluralise(n, 'row')} looked at {what}, the first is {seen.examples[f'{flaw} at']}"
+        out.append(warn(text, fix, check=f"{name}_{flaw}"))
+    out += [*_find_alike(s, name), *_find_cut(s, name), *_find_contradictions(s, name)]
+
     flaws, least = [], max(_SHARE * n, 3)
     if (k := texts.get("markup", 0)) >= least: flaws.append(f"{k:,} hold HTML, as in {seen.examples['markup'][:60]!r}")
     fillers = texts.get("filler", 0)
@@ -275,9 +366,9 @@ def _find_in_texts(s:Split, name:str, chat:bool)->list[Finding]:
     return out
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00017
-def _find_columns(s:Split, name:str, task:str, ignored:tuple|None)->list[Finding]:
+def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     "Columns that are not used, and answers that are"
-    out, names = [], [*s.seen.unread]
+    out, names, ignored = [], [*s.seen.unread], cfg.ignore_columns
     if s.seen.numbers:
         each = ", ".join(f"{name} in {pluralise(n, 'row')}" for name, n in s.seen.numbers.items())
         text = f"numbers are learned as text, digit by digit: {each}"
@@ -309,13 +400,38 @@ def _find_columns(s:Split, name:str, task:str, ignored:tuple|None)->list[Finding
         out.append(warn(text, fix, check=f"{name}_pairs"))
     if not names or all(source.from_task for source in s.source.sources): return out
     text = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} not used in any conversation"
+    answers = [*s.seen.answers]
     if are_metadata(names): return [*out, ok(text, check=f"{name}_columns")]
     fix = edit(ignore_columns=(*(ignored or ()), *names[:6])) | "a task that reads them"
-    answer = next(filter(is_answer_name, names), None)
-    if answer and task in ("auto", "chat") and [*s.seen.formats] == ["text"]:   # and how to fix it
-        text += "; the whole text is learned"
-        fix = edit(fields=("question=text", f"answer={answer}")) | fix
+    format = next(iter(s.seen.formats)) if len(s.seen.formats) == 1 and cfg.task in ("auto", "chat") else ""
+    longer = [c for c in answers if is_answer_name(c, labels=False)]
+    if answers and format == "text":   # and how to fix it
+        column = s.seen.columns.get("text", "text")
+        text += f"; all of {column} is learned, without question and answer"
+        fix = propose_pairs(column, answers) | fix
+    elif longer and format in ("question_answer", "prompt_completion", "alpaca"):
+        answer = FORMATS[format][-1]
+        text += f"; only {s.seen.columns.get(answer, answer)} is learned"
+        others = [f for f in cfg.fields or () if f.partition("=")[0] != answer]
+        fix = edit(fields=(*others, f"{answer}={longer[0]}")) | fix
     return [*out, warn(text, fix, check=f"{name}_columns")]
+
+# %% ../../nbs/04_tokens/09_dataset.ipynb #notread1
+def _count_not_read(s:Split)->dict[str,list[str]]:
+    "Why files of a folder are not read -> those files"
+    found = {}
+    for source in s.source.sources:
+        for file, why in source.not_read.items(): found.setdefault(why, []).append(file)
+    return found
+
+def _find_files(s:Split, name:str)->list[Finding]:
+    "Files of a folder that are not read"
+    found = {why: files for why, files in _count_not_read(s).items() if why not in NO_ROWS}
+    if not found: return []
+    each = "; ".join(f"{len(files):,} ({why}): {join_names(files)}" for why, files in found.items())
+    n = sum(map(len, found.values()))
+    text = f"{pluralise(n, 'file')} of the folder {'is' if n == 1 else 'are'} not read: {each}"
+    return [warn(text, "write their text as .txt files, or name the files in {train_file}", check=f"{name}_files")]
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00021
 def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
@@ -330,6 +446,9 @@ def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
     if n := seen.tools_as_text:
         text = f"the tools of {pluralise(n, 'row')} are written as JSON text: the chat template cannot render them"
         out.append(warn(text, "set {chat_template} to one that knows tools", check=f"{name}_tools"))
+    for flaw, n in seen.call_flaws.items():
+        text = f"{n:,} of {pluralise(s.n_read, 'row')} {CALL_FLAWS[flaw]}, the first: {seen.examples[flaw]}"
+        out.append(warn(text, "correct these rows, or leave them out", check=f"{name}_{flaw}"))
     if place := seen.notes.get("header"):
         text = (f"the chat template writes {seen.examples.get('header', '').strip()!r} in front of an answer, and does "
                 f"not end the prompt with it (first at {place}): these tokens are in no label and in no prompt, and "
@@ -350,7 +469,37 @@ def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
         out.append(ok(f"{text}; only the answer's own words are supervised", check=f"{name}_parted"))
     return out
 
+# %% ../../nbs/04_tokens/09_dataset.ipynb #acclab02
+_TASKS_OF_LABELS = ("auto", "chat", "classify")
+
+def _find_labels(s:Split, name:str, task:str)->list[Finding]:
+    "Answers that are labels, scored as free text; and a task for labels whose answers are none"
+    if task not in _TASKS_OF_LABELS or s.seen.formats.get("text") or s.tokenizer is None: return []
+    if task == "classify" and s.labels or task != "classify" and not s.labels: return []
+    if task == "classify":
+        text = "task classify: the answers take more than 20 values, or few rows have the same one"
+        return [warn(text, edit(task="chat"), check=f"{name}_labels")]
+    n = sum(s.labels.values())
+    shares = ", ".join(f"{label[:24]!r} {k / n:.0%}" for label, k in [*s.labels.items()][:4])
+    rest = f" and {len(s.labels) - 4} more" if len(s.labels) > 4 else ""
+    text = f"answers are {len(s.labels)} labels ({shares}{rest}), scored as free text, without F1 of each label"
+    return [skipped(text, edit(task="classify"), check=f"{name}_labels")]
+
 # %% ../../nbs/04_tokens/09_dataset.ipynb #2f4506cd
+_MOST_COMPARED = 2000   # pairs of rows
+
+def _loosely_alike(train:Split, held_out:Split, examples:np.ndarray, *, whole:bool)->list[int]:
+    "Which of these held-out examples differ from a training example in case, blanks and punctuation only"
+    def text_of(s:Split, k:int)->str:
+        ids, n = s.tokens[int(k)]["input_ids"], int(s.lengths[k])
+        if not whole: n = next((i for i, label in enumerate(s.tokens[int(k)]["labels"]) if label != -100), n)
+        return loose_text(s.tokenizer.decode(ids[:n], skip_special_tokens=True))
+    keys, first = np.unique(train.stats["loose"], return_index=True)
+    of_example = dict(zip(keys.tolist(), first.tolist()))
+    pairs = [(int(k), of_example.get(int(held_out.stats["loose"][k]))) for k in examples if held_out.stats["loose"][k]]
+    pairs = [(k, j) for k, j in pairs if j is not None][:_MOST_COMPARED]
+    return [k for k, j in pairs if text_of(held_out, k) == text_of(train, j)]
+
 def _find_overlap(cfg:Config, train:Split, held_out:Split|None)->Finding:
     "Are held-out prompts trained on?"
     if held_out is None and not cfg.eval_samples:
@@ -361,10 +510,13 @@ def _find_overlap(cfg:Config, train:Split, held_out:Split|None)->Finding:
         return skipped("no rows are held out", fix, check="held_out")
     has_prompts = (held_out.lengths > held_out.stats["supervised"] + 1).any()   # plain text has none
     by = "prompt" if has_prompts else "whole"
-    both = int(np.isin(held_out.stats[by], train.stats[by]).sum())
-    if not both: return ok("no held-out prompt is a training prompt", check="held_out")
-    return warn(f"{both:,} held-out prompts are training prompts too", "take them out of {train_file} or {eval_file}",
-                check="held_out")
+    same = np.isin(held_out.stats[by], train.stats[by])
+    alike = _loosely_alike(train, held_out, np.flatnonzero(~same), whole=not has_prompts)
+    if not same.any() and not alike: return ok("no held-out prompt is a training prompt", check="held_out")
+    text = f"{pluralise(int(same.sum()) + len(alike), 'held-out prompt is a', 'held-out prompts are')} training "
+    text += "prompt too" if same.sum() + len(alike) == 1 else "prompts too"
+    if alike: text += f", {len(alike):,} of them but for case, blanks and punctuation, as held-out row {alike[0] + 1}"
+    return warn(text, "take them out of {train_file} or {eval_file}", check="held_out")
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #bb59e100
 def _find_in_template(t:Template)->list[Finding]:
@@ -422,8 +574,9 @@ def find_all(
             if s.counts.shortened: fix = edit(on_long="drop") | "a larger {max_length}"
             out.append(warn(text, fix, check=check) if n else
                        ok("every answer ends with a supervised end token", check=check))
-        out += [*_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name, t),
-                *_find_columns(s, name, cfg.task, cfg.ignore_columns), *_find_in_texts(s, name, t.chat)]
+        out += [*_find_files(s, name), *_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name, t),
+                *_find_columns(s, name, cfg), *_find_in_texts(s, name, t.chat)]
+        if name == "train": out += _find_labels(s, name, cfg.task)
         ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for
         if not ordered and (n := s.duplicates()):
             text = f"{n:,} of {len(s.lengths):,} examples repeat an earlier one"
@@ -443,6 +596,9 @@ def _side_figures(s:Split, name:str)->dict:
                "rows cut": s.counts.shortened}
     if len(lengths) != s.n_kept: figures["examples"] = len(lengths)
     reasoning = [text.format(s.seen.reasoning[key]) for key, text in _REASONING.items() if key in s.seen.reasoning]
+    if k := s.seen.texts.get("empty_block"):
+        answers = pluralise(s.seen.texts["looked_at"], "answer")
+        reasoning.append(f"an empty block is learned in {k:,} of {answers} looked at")
     if reasoning: figures["reasoning"] = ", ".join(reasoning)
     flagged = [(s.seen.flags.get("hidden"), ""), (s.seen.flags.get("in_part"), " in part")]
     if any(n for n, _ in flagged):
@@ -470,6 +626,8 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
         source = cfg.sources.get("train_on_prompt", "Config")
         figures["prompts learned too"] = f"in {pluralise(n, 'row')} (train_on_prompt: {source})"
     if Template(tokenizer).writes_date: figures["date in prompts"] = tokenizer.template_day
+    if others := _count_not_read(train):
+        figures["files not read"] = ", ".join(f"{len(files):,} ({why})" for why, files in others.items())
     if train.seen.unread: figures["columns not learned from"] = join_names([*train.seen.unread])
     figures |= _side_figures(train, "train")
     if eval: figures |= _side_figures(eval, "eval")

@@ -18,9 +18,12 @@ from fastcore.basics import patch
 
 from ..report import edit, SftError
 from ..config import Config
-from ..rows.formats import ColumnsError, detect
+from ..rows.formats import ColumnsError, detect, is_blank, may_be_answer
 from ..rows.columns import is_numeric_label, names_held_out_split
-from ..rows.texts import answer_marker, end_marker, has_markup, is_cut_reasoning, is_filler, repeated_answers
+from ..thoughts import split_thought
+from ..rows.texts import (
+    ANSWER_FLAWS, answer_marker, cut_lengths, end_marker, loose_key, repeated_answers, TEXT_FLAWS)
+from ..rows.tool_calls import call_flaws
 from ..tasks.core import Task
 from .template import Template, thought_of
 from .turns import Chunk, split_conversation, has_content, supervised_messages
@@ -38,6 +41,7 @@ class Row:
     examples:list[list[Chunk]]   # chunks of each example; empty for a dropped row
     dropped_because:str=""       # why it is dropped
     prompt_too:bool=False        # True: its prompt is supervised too
+    loose:int=0                  # `loose_key` of its prompt, or of a whole text; 0: of tokens, or of a dropped row
 
 @dataclass
 class RowStatistics:
@@ -49,6 +53,8 @@ class RowStatistics:
     with_special_tokens:int=0   # rows with special tokens in their text
     systems:dict[str,int]=field(default_factory=dict)   # first system message (empty: none) -> rows; two at most
     unread:dict[str,int]=field(default_factory=dict)    # unread column -> rows in which it is not empty
+    answers:dict[str,str]=field(default_factory=dict)   # unread column that may be learned -> itself
+    columns:dict[str,str]=field(default_factory=dict)   # field -> column, if they are called differently
     numbers:dict[str,int]=field(default_factory=dict)   # column -> rows whose number in it is trained on as text
     empty_answers:int=0         # empty answers in rows that have others
     tools_as_text:int=0         # rows whose tools the template would not write
@@ -61,6 +67,8 @@ class RowStatistics:
     flags:dict[str,int]=field(default_factory=dict)   # hidden, in_part, unflagged, others -> messages, by their flags
     texts:dict[str,int]=field(default_factory=dict)       # looked_at, single, once, markup, ... -> answers
     repeated:dict[str,int]=field(default_factory=dict)    # repeated answer -> count
+    call_flaws:dict[str,int]=field(default_factory=dict)  # name in `CALL_FLAWS` -> rows
+    commonest:dict[str,int]=field(default_factory=dict)   # the most common answer of each block -> count
     markers:dict[str,int]=field(default_factory=dict)     # chat marker -> rows whose text contains it
     ends:dict[str,int]=field(default_factory=dict)        # end token of another model -> answers that end with it
     examples:dict[str,str]=field(default_factory=dict)    # peculiarity of texts -> first example
@@ -71,7 +79,7 @@ class RowStatistics:
         "Add the statistics of other rows"
         for name in (f.name for f in fields(self)):
             mine, new = getattr(self, name), getattr(more, name)
-            if name in ("notes", "examples"): setattr(self, name, new | mine)   # keep the first
+            if name in ("notes", "examples", "columns", "answers"): setattr(self, name, new | mine)   # keep the first
             elif isinstance(mine, int): setattr(self, name, mine + new)
             else:
                 for key, n in new.items():
@@ -146,12 +154,18 @@ def _as_recorded(row:dict|SftError)->dict:
     "A row as dropped.jsonl has it"
     return dict(error=str(row)) if isinstance(row, SftError) else row
 
+def _prompt_text(messages:list[dict])->str:
+    "The text before the first answer, or all of a text"
+    first = next((k for k, m in enumerate(messages) if k and m["role"] == "assistant"), len(messages))
+    return "\n".join([m["content"] for m in messages[:first]])
+
 @patch
 def read(self:Reader, place:str, row:dict)->Row:
     "A row with its chunks, or with the reason for leaving it out; `SftError` if `on_bad_row` is error"
     messages, examples, seen = [], [], self.seen
     if isinstance(row, SftError): name = "unknown"
     elif self.cfg.data_format != "auto": name = self.cfg.data_format
+    elif hasattr(self.task, "kind_of"): name = self.task.kind_of(row)
     else: name = self.task.name if self.task.name != "chat" else detect(row) or "unknown"
     prompt_too = self.cfg.train_on_prompt
     if prompt_too == "conversations": prompt_too = name in ("messages", "sharegpt")
@@ -171,7 +185,8 @@ def read(self:Reader, place:str, row:dict)->Row:
         dropped_because = e.found if len(e.found) <= 160 else e.found[:160] + "…"
     seen.formats[name] = seen.formats.get(name, 0) + 1
     seen.prompts_too += prompt_too and bool(examples)
-    return Row(place, _as_recorded(row), messages, examples, dropped_because, prompt_too)
+    loose = loose_key(_prompt_text(messages)) if examples and messages[0]["role"] != "tokens" else 0
+    return Row(place, _as_recorded(row), messages, examples, dropped_because, prompt_too, loose)
 
 @patch
 def count_unlearned(self:Reader, parsed:ParsedRow, row:dict)->None:
@@ -218,7 +233,7 @@ def split(self:Reader, messages:list[dict], place:str, prompt_too:bool=False)->l
     if not all(contents):
         self.seen.empty_answers += sum(m["role"] == "assistant" and not has_content(m) for m in messages)
     if any([len(m) > 2 for m in messages]):
-        self.count_tools_and_reasoning(messages, examples)
+        self.count_tools_and_reasoning(messages, examples, place)
         self.count_flags(messages)
     return examples
 
@@ -237,17 +252,20 @@ def split_tokens(self:Reader, m:dict, place:str)->list[Chunk]:
 @patch
 def look_at_texts(self:Reader, rows:list[Row])->None:
     "Count markup, fillers, repeated answers and another model's chat markers in some rows"
-    conversations = [row.messages for row in rows if row.examples and row.messages[0]["role"] != "tokens"]
+    inspected = [row for row in rows if row.examples and row.messages[0]["role"] != "tokens"]
+    places, conversations = [row.place for row in inspected], [row.messages for row in inspected]
     answers = [messages[-1]["content"] for messages in conversations]
+    for name in self.seen.unread:
+        values = [value for row in rows if not is_blank(value := dict.get(row.row, name))]
+        if values and may_be_answer(name, values): self.seen.answers[name] = name
     counts, examples = Counter(looked_at=len(conversations)), self.seen.examples
-    for messages, answer in zip(conversations, answers):
-        if has_markup(answer):
-            counts["markup"] += 1
-            examples.setdefault("markup", answer[:200])
-        if is_filler(answer):
-            counts["filler"] += 1
-            examples.setdefault("filler", answer)
-        counts["cut_reasoning"] += is_cut_reasoning(answer)
+    for place, messages, answer in zip(places, conversations, answers):
+        whole = "\n".join([m["content"] for m in messages])
+        flaws = [name for name, has_it in ANSWER_FLAWS.items() if has_it(answer)]
+        for name in flaws: examples.setdefault(name, answer[:200])
+        for name in [*flaws, *(name for name, has_it in TEXT_FLAWS.items() if has_it(whole))]:
+            counts[name] += 1
+            examples.setdefault(f"{name} at", place)
         is_cut = messages[0]["role"] == "text" and len(messages) > 1   # by a response_template
         marker = None if is_cut else answer_marker("\n".join([m["content"] for m in messages[:-1]] or [answer]))
         if marker: self.seen.markers[marker] = self.seen.markers.get(marker, 0) + 1
@@ -255,16 +273,25 @@ def look_at_texts(self:Reader, rows:list[Row])->None:
         if end and not self.t.special.search(end): self.seen.ends[end] = self.seen.ends.get(end, 0) + 1
     single = [messages[-1]["content"] for messages in conversations
               if sum(m["role"] == "assistant" for m in messages) < 2]
+    learned = [next((c.text for c in row.examples[-1] if c.supervised), "") for row in rows
+               if row.examples and row.messages[0]["role"] != "tokens"]
+    counts["empty_block"] = sum(split_thought(text).thought == "" for text in learned)
     counts["single"] = len(single)   # a conversation may end with a phrase, such as "You're welcome!"
     often, counts["once"] = repeated_answers(single)
     for answer, n in often.items(): self.seen.repeated[answer] = self.seen.repeated.get(answer, 0) + n
+    self.seen.commonest = dict(Counter(single).most_common(1))
+    counts.update(cut_lengths(single))
     self.seen.texts = {name: n for name, n in counts.items() if n}
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00031
 @patch
-def count_tools_and_reasoning(self:Reader, messages:list[dict], examples:list[list[Chunk]]):
+def count_tools_and_reasoning(self:Reader, messages:list[dict], examples:list[list[Chunk]], place:str):
     "Count how reasoning and tools are handled"
     self.seen.tools_as_text += bool(self.t.lacking(messages))
+    flaws = call_flaws(messages) if any("tool_calls" in m or m["role"] == "tool" for m in messages) else {}
+    for flaw, first in flaws.items():
+        self.seen.call_flaws[flaw] = self.seen.call_flaws.get(flaw, 0) + 1
+        self.seen.examples.setdefault(flaw, f"{first} ({place})")
     answers = [m for m in messages if m["role"] == "assistant"]
     thoughts = [thought_of(m) for m in answers]
     if not any(thoughts): return
@@ -359,13 +386,13 @@ def _start_worker(reader:"Reader", parent:int)->None:
         os._exit(1)
     threading.Thread(target=watch, daemon=True).start()
 
-def _encode_block(first:int, rows:list)->tuple[list[str],RowStatistics,Encoded]:
-    "In a worker: exclusion reasons, statistics and tokens of a block of rows"
+def _encode_block(first:int, rows:list)->tuple[list[tuple],RowStatistics,Encoded]:
+    "In a worker: exclusion reason and loose key of each row, statistics and tokens of a block of rows"
     batch = _worker_reader.batch(first, rows)
     encoding = Future()
     encoding.set_result(_worker_reader.encode(batch))
     batch, encoded = _worker_reader.done(batch, encoding)
-    return [row.dropped_because for row in batch.rows], batch.seen, encoded
+    return [(row.dropped_because, row.loose) for row in batch.rows], batch.seen, encoded
 
 @contextmanager
 def _fork_workers(reader:Reader, n:int)->Iterator[ProcessPoolExecutor]:
@@ -412,7 +439,8 @@ def together(self:Reader,
 def laid_out(self:Reader, block:tuple[int,list], encoding:Future|None)->tuple[Batch,Encoded]:
     "What a worker has made of a block, or this process where the worker failed"
     first, rows = block
-    try: dropped, seen, encoded = encoding.result()
+    try: outcomes, seen, encoded = encoding.result()
     except Exception: return next(self.alone([block]))   # a real error is raised again here
-    found = [Row(place, _as_recorded(row), [], [], why) for (place, row), why in zip(rows, dropped)]
+    found = [Row(place, _as_recorded(row), [], [], why, loose=loose)
+             for (place, row), (why, loose) in zip(rows, outcomes)]
     return Batch(first, found, seen), encoded

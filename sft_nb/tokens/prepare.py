@@ -46,6 +46,7 @@ def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder
         for batch, encoded in batches:
             ledger.add(batch, encoded)
             phase.update(phase.done + len(batch.rows))
+    if rows.rename: ledger.seen.columns = rows.rename.columns
     ledger.close()
     if name == "train": rows.check_columns()
     if not ledger.stats: raise _nothing_left(ledger, rows, None if cfg.eval_fraction else cfg.eval_rows)

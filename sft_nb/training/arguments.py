@@ -31,7 +31,8 @@ from ..model.load import check_quantization
 from ..model.parallelism import check_division, deepspeed_config
 from ..model.kernels import check_kernels
 from ..model.trl_trainer import OneGpuConfig
-from ..optimizer import AFTER_EVALUATION, optimizer_name, schedule_arguments
+from ..optimizer import (
+    AFTER_EVALUATION, optimizer_name, OPTIMIZER_PACKAGES, optimizer_options, schedule_arguments)
 from ..runs.status import ACTIVE
 from ..runs.directory import Run
 from ..runs.distributed import get_process_info
@@ -85,6 +86,26 @@ def check_names(cfg:Config)->None:
     _requested_trackers(cfg)
     if cfg.deepspeed and not Path(cfg.deepspeed).suffix: deepspeed_config(cfg)   # only a name; a file may be elsewhere
 
+_PROJECTED = ("galore", "apollo")   # these project the gradients of whole matrices
+
+def _check_optimizer(cfg:Config)->None:
+    "ConfigError for an optimiser whose package is missing, or that cannot train these weights"
+    kind, plain, modules = cfg.optim.partition("_")[0], edit(optim="adamw_torch"), cfg.optim_target_modules
+    package = OPTIMIZER_PACKAGES.get(kind, "")
+    name, faults = {"optimi": "torch-optimi"}.get(package, package.replace("_", "-")), [
+        (modules and kind not in _PROJECTED, "it does not project the gradients of optim_target_modules",
+         edit(optim_target_modules=None) | edit(optim="galore_adamw"))]
+    if kind in _PROJECTED: faults = [
+        (cfg.optim.endswith("_layerwise"), "it steps within the backward pass, before a gradient is checked or clipped",
+         edit(optim=cfg.optim.removesuffix("_layerwise"))),
+        (cfg.method != "full", f"it projects gradients of whole matrices, and method {cfg.method} trains an adapter",
+         edit(method="full") | plain),
+        (not modules, "optim_target_modules is not set", edit(optim_target_modules=("all-linear",)))]
+    if package: faults.append((not is_installed(package), f"the package {name} is not installed",
+                               command(f"pip install {name}") | plain))
+    for is_wrong, found, fix in faults:
+        if is_wrong: raise ConfigError(f"optim {cfg.optim!r}", found, "", fix)
+
 def check_settings(cfg:Config)->None:
     "ConfigError for unknown names, and for settings that contradict each other"
     check_names(cfg)
@@ -123,11 +144,7 @@ def check_settings(cfg:Config)->None:
             fix = edit(**{name: False}) | edit(kernels="auto")
             expected = "a compiled layer decides for itself what to keep"
             raise ConfigError(name, "kernels is compile", expected, fix)
-    if cfg.device_map:
-        where = cfg.sources.get("device_map", "Config")
-        found = f"device_map = {cfg.device_map!r} spreads a model over several devices"
-        expected, fix = "training keeps a whole model on each device", fix_for_source(where, edit(device_map=None))
-        raise ConfigError(where, found, expected, fix)
+    _check_optimizer(cfg)
     check_quantization(cfg.method, cfg.load_in_8bit)
     check_division(cfg)
     check_kernels(cfg.kernels)
@@ -163,6 +180,7 @@ def training_arguments(
     arguments |= dict(
         output_dir=str(path/"checkpoints"), run_name=cfg.wandb_name or path.name, project=cfg.wandb_project,
         report_to=tracker_names(cfg), lr_scheduler_kwargs=schedule_arguments(cfg.lr_scheduler_kwargs),
+        **optimizer_options(cfg.optim_args, cfg.optim_target_modules),
         optim=optimizer_name(cfg.optim, hardware.device), use_cpu=hardware.device == "cpu",
         bf16=hardware.dtype == torch.bfloat16, fp16=hardware.dtype == torch.float16,
         dataloader_pin_memory=hardware.device == "cuda") | _interval_arguments("save", cfg.save_steps)

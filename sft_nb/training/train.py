@@ -103,6 +103,9 @@ def check_before_training(
     if bench.requested.model == "tiny" and not all(source.from_task for source in bench.data.train.source.sources):
         log("sft_nb: tiny is a toy that knows arithmetic and a few simple sentences: on other rows it shows that "
             f"everything works, but not what a model can learn from them; a small real one: {edit(model=_SMALL_MODEL)}")
+    if bench.requested.device_map:
+        log(f"sft_nb: device_map = {bench.requested.device_map!r} is kept for evaluation; training keeps a whole model "
+            "on each device: num_processes, fsdp or deepspeed use several")
     if checked is None and bench.requested.preflight:
         checked = preflight(bench, keep_model=True)
         if run is not None: print(escape_controls(describe_preflight(bench, checked)), flush=True)
@@ -142,7 +145,7 @@ def build_trainer(
         if trained_part: log(f"sft_nb: rows are text, so only {trained_part} is trained; the rest stays as it is")
         if reach is not None: log(f"sft_nb: {reach}")
 
-    guards, recorder = Guards(bench, run, stop), Recorder(run)
+    guards, recorder = Guards(bench, run, stop), Recorder(run, bench.data)
     trainer = SupervisedTrainer(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
     if is_main:
         if why := trainer.why_balanced:

@@ -168,10 +168,17 @@ def test_exports_that_are_no_conversation_are_refused_by_name(row, what):
 
 @pytest.mark.parametrize("block", [
     dict(type="image", source={}), dict(type="image_url", image_url=dict(url="x")), dict(inlineData=dict(data="x")),
-    dict(image=dict(format="png")), dict(type="input_audio", input_audio={}), "text", dict(type="tool_use")])
+    dict(image=dict(format="png")), dict(type="input_audio", input_audio={}), 3, dict(type="tool_use")])
 def test_blocks_that_are_no_text_are_refused(block):
     with pytest.raises(SftError, match="content of message 1 is|the call in message 1"):
         to_messages(dict(messages=[dict(role="user", content=[block]), COLD]))
+
+
+def test_an_annotation_that_is_a_list_of_one_text_is_that_text():
+    "As Argilla's flat records have them; of several answers, none is chosen"
+    row = dict(question="Hi", answer=["pos"])
+    assert to_messages(row)[1]["content"] == "pos"
+    with pytest.raises(SftError, match="the answer is .*; a string"): to_messages(row | dict(answer=["pos", "neg"]))
 
 
 def test_formats_that_hold_messages_need_messages():

@@ -198,3 +198,44 @@ def test_a_list_of_columns_is_named_as_one(fields):
         prepare(settings(fields=fields), train=MAIL)
     assert e.value.fix.settings == dict(fields=("question=Subject + Body", "answer=Reply"))
     assert "--fields 'question=Subject + Body' answer=Reply" in e.value.fix.says("shell")
+
+
+def unread_finding(rows, **more):
+    found = prepare(settings(**more), train=rows).report.findings
+    return next((f for f in found if f.check == "train_columns"), None)
+
+
+TEXTS = dict(German=("Text", "Kategorie", "Antwort"), Finnish=("Text", "Luokka", "Vastine"),
+             English=("text", "mood", "next"))
+
+
+@pytest.mark.parametrize("names", TEXTS.values(), ids=TEXTS)
+def test_a_second_column_beside_a_text_is_a_warning_with_its_name(names):
+    text, few, longer = names
+    rows = [{text: f"Nummer {k} ist noch nicht angekommen.", few: "ab"[k % 2],
+             longer: f"Wir schicken Nummer {k} morgen."} for k in range(8)]
+    found = unread_finding(rows)
+    assert found.status == "warn" and few in found.says and longer in found.says
+    fields = [fix.settings.get("fields") for fix in (found.fix, *found.fix.otherwise)]
+    assert (f"question={text}", f"answer={longer}") in fields
+    data = prepare(settings(fields=fields[0]), train=rows)
+    assert set(data.train.seen.formats) == {"question_answer"}
+    only_few = unread_finding([{text: row[text], few: row[few]} for row in rows])
+    assert only_few.fix.settings == dict(fields=(f"question={text}", f"answer={few}"))
+
+
+def test_columns_beside_a_text_that_are_no_answers():
+    rows = [dict(text=f"Oslo {k} is a city in Norway.", source="wiki", lang="en", url=f"https://a.b/{k}", score=.5,
+                 title_id=f"x{k}") for k in range(8)]
+    assert unread_finding(rows).status == "ok"
+    wiki = unread_finding([dict(text=f"Oslo {k} is a city in Norway.", title=f"Oslo {k}") for k in range(8)])
+    assert not any("answer=title" in fix.settings.get("fields", ()) for fix in (wiki.fix, *wiki.fix.otherwise))
+
+
+def test_a_longer_answer_that_is_not_learned_is_proposed():
+    rows = [dict(question=f"What is {k}+1?", solution=f"We add one to {k} and get {k + 1}.", answer=str(k + 1),
+                 topic="sums") for k in range(8)]
+    found = unread_finding(rows)
+    assert found.status == "warn" and found.fix.settings == dict(fields=("answer=solution",))
+    data = prepare(settings(**found.fix.settings), train=rows)
+    assert "We add one to 0 and get 1." in prompts(data)[0]

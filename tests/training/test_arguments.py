@@ -6,10 +6,11 @@ from learner import small
 from sft_nb.config import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.optimizer import make_optimizer, make_schedule
+from sft_nb.report import ConfigError
 from sft_nb.runs.directory import create_run
 from sft_nb.settings import settings_with
 from sft_nb.training.arguments import training_arguments
-from sft_nb.training.train import build_trainer
+from sft_nb.training.train import build_trainer, train
 from sft_nb.workbench import Workbench
 
 OTHER = dict(
@@ -55,3 +56,59 @@ def test_a_tracker_is_told_the_name_of_the_run(tmp_path):
     assert training_arguments(load_config(), tmp_path/"runs"/"a-1").run_name == "a-1"
     named = training_arguments(load_config(wandb_name="mine", wandb_project="ours"), tmp_path/"runs"/"a-1")
     assert (named.run_name, named.project) == ("mine", "ours")
+
+
+@pytest.mark.parametrize("how, says, fix", [
+    (dict(optim="galore_adamw", method="full"), "optim_target_modules is not set", "all-linear"),
+    (dict(optim="galore_adamw", method="lora"), "method lora trains an adapter", "method='full'"),
+    (dict(optim="galore_adamw_layerwise", method="full"), "within the backward pass", "optim='galore_adamw'"),
+    (dict(optim="apollo_adamw", method="full", optim_target_modules=("mlp",)), "apollo-torch is not installed",
+     "pip install apollo-torch"),
+    (dict(optim="adamw_torch", optim_target_modules=("mlp",)), "does not project", "optim_target_modules=None"),
+    (dict(optim="stable_adamw"), "torch-optimi is not installed", "pip install torch-optimi"),
+    (dict(optim_args=("rank",)), "'rank' is not a pair", "rank=64")])
+def test_an_optimiser_that_cannot_train_these_weights_is_refused(tmp_path, how, says, fix, monkeypatch):
+    monkeypatch.setattr("sft_nb.training.arguments.is_installed", lambda name: False)
+    with pytest.raises(ConfigError, match=says) as e: training_arguments(load_config(**how), tmp_path)
+    assert fix in e.value.fix.says("python")
+
+
+GALORE = """
+import torch
+
+class GaLoreProjector:
+    "An object in the state: one for each matrix"
+
+class GaLoreAdamW(torch.optim.AdamW):
+    def __init__(self, params, **how):
+        kept = ("params", "rank", "scale")
+        super().__init__([{k: v for k, v in group.items() if k in kept} for group in params], **how)
+    def step(self, closure=None):
+        found = super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"] if "rank" in group else (): self.state[p]["projector"] = GaLoreProjector()
+        return found
+
+GaLoreAdafactor = GaLoreAdamW8bit = GaLoreAdamW
+"""
+
+
+def test_galore_is_made_as_configured_and_its_state_is_read_again(tmp_path, monkeypatch):
+    "With a stand-in for the package: no release of it is required"
+    (tmp_path/"galore_torch.py").write_text(GALORE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("transformers.trainer_optimizer.is_galore_torch_available", lambda: True)
+    monkeypatch.setattr("sft_nb.training.arguments.is_installed", lambda name: True)
+    cfg = small(tmp_path, method="full", optim="galore_adamw", optim_args=("rank=8", "scale=0.5"),
+                optim_target_modules=("mlp",), max_steps=2)
+    run = train(cfg)
+    assert run.status.state == "finished"
+    made = make_optimizer(load_model(cfg, Workbench(cfg).tokenizer), cfg)
+    of_mlp = [g for g in made.param_groups if "rank" in g]
+    assert [(g["rank"], g["scale"]) for g in of_mlp] == [(8, .5)] and all(p.ndim == 2 for p in of_mlp[0]["params"])
+
+
+def test_device_map_is_kept_for_evaluation(tmp_path, capsys):
+    run = train(small(tmp_path, device_map="auto", max_steps=1))
+    assert "device_map = 'auto' is kept for evaluation; training keeps a whole model on each" in capsys.readouterr().err
+    assert run.config.device_map == "auto"

@@ -1,0 +1,84 @@
+"Defects of rows that train without an error: each is reported where it is planted, and not in clean rows"
+import random
+
+import pytest
+
+from sft_nb.config import load_config
+from sft_nb.tokens.prepare import prepare
+
+WORDS = ("the a of river light system quickly moves under many stones with careful hands when it rains often people "
+         "walk toward green").split()
+
+
+def sentence(n:int, seed)->str: return " ".join(random.Random(f"{n} {seed}").choices(WORDS, k=n))
+def question(k:int)->str: return f"Question {k}: {sentence(6, k)}?"
+def rows(answer, n:int=60)->list[dict]: return [dict(question=question(k), answer=answer(k)) for k in range(n)]
+def clean(k:int)->str: return sentence(5 + k % 25, k).capitalize() + "."
+
+
+def findings(train, tokenizer, held_out=None, **settings)->dict[str,str]:
+    data = prepare(load_config(task="chat", **settings), tokenizer, train=train, eval=held_out)
+    return {f.check: f.says for f in data.report.findings if f.status in ("warn", "fail")}
+
+
+CARD, KEY = "4111 1111 1111 1111", "AKIA" + "IOSFODNN7QW3RT5Y"
+
+
+@pytest.mark.parametrize("check, answer, expected", [
+    ("train_alike", lambda k: "yes", "60 of 60 answers looked at are 'yes'"),
+    ("train_mojibake", lambda k: clean(k) + (" cafÃ© itâ€™s" if k % 5 == 0 else ""), "12 of 60 rows"),
+    ("train_mojibake", lambda k: clean(k) + " \ufffd", "the first is train rows row 1"),
+    ("train_key", lambda k: clean(k) + (f" {KEY}" if k == 7 else ""), "the first is train rows row 8"),
+    ("train_card", lambda k: clean(k) + (f" {CARD} is mine" if k == 7 else ""), "the first is train rows row 8"),
+    ("train_leading_blank", lambda k: " " + clean(k), "60 of 60"),
+    ("train_trailing_blank", lambda k: clean(k) + "\n", "60 of 60"),
+    ("train_cut_answers", lambda k: sentence(10 + k, k)[:200], "after exactly 200 characters"),
+    ("train_cut_answers", lambda k: " ".join(sentence(10 + k, k).split()[:40]), "after exactly 40 words")])
+def test_a_flaw_of_the_answers_is_reported(check, answer, expected, tokenizer):
+    found = findings(rows(answer), tokenizer)
+    assert [*found] == [check] and expected in found[check]
+
+
+def test_clean_answers_are_not_flagged(tokenizer):
+    assert findings(rows(clean), tokenizer) == {}
+    assert findings(rows(lambda k: ("yes", "no")[k % 2]), tokenizer) == {}   # labels
+
+
+def test_answers_cut_at_a_number_of_tokens(tokenizer):
+    def cut(k): return tokenizer.decode(tokenizer(sentence(10 + 3 * k, k))["input_ids"][1:61], skip_special_tokens=True)
+    found = findings(rows(cut), tokenizer)
+    assert "they were cut" in found["train_cut_answers"]
+
+
+def test_one_prompt_with_contradictory_answers(tokenizer):
+    capital = [dict(question="Capital of France?", answer=name) for name in ("Paris", "Lyon", "Paris")]
+    found = findings(rows(clean) + capital, tokenizer)
+    assert found["train_contradictions"].startswith("1 prompt has different short answers, as in rows 61 and 62")
+    several = [dict(question=question(k % 20), answer=clean(k)) for k in range(60)]   # solutions of one problem
+    assert "train_contradictions" not in findings(several, tokenizer)
+
+
+def test_a_prompt_without_its_question(tokenizer):
+    same = [dict(question="Answer the question.", answer=clean(k)) for k in range(60)]
+    assert "60 of 60 examples have one prompt" in findings(same, tokenizer)["train_same_prompt"]
+
+
+def test_leaks_are_found_through_case_blanks_and_punctuation(tokenizer):
+    train = [dict(question=f"What is {k}.5 plus 2 , and why?", answer=clean(k)) for k in range(20)]
+    same = [dict(question=f"what  is {k}.5 plus 2, and WHY", answer=clean(k)) for k in range(3)]
+    other = [dict(question=f"what is {k}5 plus 2, and WHY", answer=clean(k)) for k in range(3)]
+    found = findings(train, tokenizer, [*same, *other])
+    assert found["held_out"].startswith("3 held-out prompts are training prompts too, 3 of them but for case")
+    assert "held_out" not in findings(train, tokenizer, other)
+    texts = [[dict(text=t) for t in side] for side in (["One river moves.", "Two stones."], ["one  river, moves"])]
+    assert "1 of them but for case" in findings(texts[0], tokenizer, texts[1])["held_out"]
+
+
+def test_the_same_in_worker_processes(tokenizer, monkeypatch):
+    from sft_nb.tokens import pipeline
+    monkeypatch.setattr(pipeline, "_FEW", 1)
+    monkeypatch.setattr(pipeline, "_BATCH", 16)
+    train, held_out = rows(lambda k: clean(k) + (f" {KEY}" if k > 40 else "")), [rows(clean)[50]]
+    held_out[0]["question"] = held_out[0]["question"].upper()
+    found = findings(train, tokenizer, held_out, num_workers=2)
+    assert "held_out" in found and "train_key" in found
