@@ -23,7 +23,7 @@ from ..report import command, pluralise, edit, Finding, Fix, ok, Report, SftErro
 from ..config import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata
 from ..rows.formats import FORMATS, is_answer_name, join_names, propose_pairs
-from ..rows.sources import Mixture, unused_test_files
+from ..rows.sources import Mixture, NO_ROWS, unused_test_files
 from ..rows.texts import is_filler, is_unfinished, loose_text, mostly_unique
 from ..rows.tool_calls import CALL_FLAWS
 from ..tasks.core import Task
@@ -416,6 +416,23 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
         fix = edit(fields=(*others, f"{answer}={longer[0]}")) | fix
     return [*out, warn(text, fix, check=f"{name}_columns")]
 
+# %% ../../nbs/04_tokens/09_dataset.ipynb #notread1
+def _count_not_read(s:Split)->dict[str,list[str]]:
+    "Why files of a folder are not read -> those files"
+    found = {}
+    for source in s.source.sources:
+        for file, why in source.not_read.items(): found.setdefault(why, []).append(file)
+    return found
+
+def _find_files(s:Split, name:str)->list[Finding]:
+    "Files of a folder that are not read"
+    found = {why: files for why, files in _count_not_read(s).items() if why not in NO_ROWS}
+    if not found: return []
+    each = "; ".join(f"{len(files):,} ({why}): {join_names(files)}" for why, files in found.items())
+    n = sum(map(len, found.values()))
+    text = f"{pluralise(n, 'file')} of the folder {'is' if n == 1 else 'are'} not read: {each}"
+    return [warn(text, "write their text as .txt files, or name the files in {train_file}", check=f"{name}_files")]
+
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00021
 def _find_in_answers(s:Split, name:str)->list[Finding]:
     "Empty answers, tools as text, and answers in front of which the template writes no prompt, or another one"
@@ -542,7 +559,7 @@ def find_all(
             if s.counts.shortened: fix = edit(on_long="drop") | "a larger {max_length}"
             out.append(warn(text, fix, check=check) if n else
                        ok("every answer ends with a supervised end token", check=check))
-        out += [*_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name),
+        out += [*_find_files(s, name), *_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name),
                 *_find_columns(s, name, cfg), *_find_in_texts(s, name, t.chat)]
         if name == "train": out += _find_labels(s, name, cfg.task)
         ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for
@@ -564,6 +581,9 @@ def _side_figures(s:Split, name:str)->dict:
                "rows cut": s.counts.shortened}
     if len(lengths) != s.n_kept: figures["examples"] = len(lengths)
     reasoning = [text.format(s.seen.reasoning[key]) for key, text in _REASONING.items() if key in s.seen.reasoning]
+    if k := s.seen.texts.get("empty_block"):
+        answers = pluralise(s.seen.texts["looked_at"], "answer")
+        reasoning.append(f"an empty block is learned in {k:,} of {answers} looked at")
     if reasoning: figures["reasoning"] = ", ".join(reasoning)
     flagged = [(s.seen.flags.get("hidden"), ""), (s.seen.flags.get("in_part"), " in part")]
     if any(n for n, _ in flagged):
@@ -590,6 +610,8 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
     if n := train.seen.prompts_too:
         source = cfg.sources.get("train_on_prompt", "Config")
         figures["prompts learned too"] = f"in {pluralise(n, 'row')} (train_on_prompt: {source})"
+    if others := _count_not_read(train):
+        figures["files not read"] = ", ".join(f"{len(files):,} ({why})" for why, files in others.items())
     if train.seen.unread: figures["columns not learned from"] = join_names([*train.seen.unread])
     figures |= _side_figures(train, "train")
     if eval: figures |= _side_figures(eval, "eval")

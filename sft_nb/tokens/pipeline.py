@@ -20,6 +20,7 @@ from ..report import edit, SftError
 from ..config import Config
 from ..rows.formats import ColumnsError, detect, is_blank, may_be_answer
 from ..rows.columns import is_numeric_label, names_held_out_split
+from ..thoughts import split_thought
 from ..rows.texts import (
     ANSWER_FLAWS, answer_marker, cut_lengths, end_marker, loose_key, repeated_answers, TEXT_FLAWS)
 from ..rows.tool_calls import call_flaws
@@ -266,6 +267,9 @@ def look_at_texts(self:Reader, rows:list[Row])->None:
         if end and not self.t.special.search(end): self.seen.ends[end] = self.seen.ends.get(end, 0) + 1
     single = [messages[-1]["content"] for messages in conversations
               if sum(m["role"] == "assistant" for m in messages) < 2]
+    learned = [next((c.text for c in row.examples[-1] if c.supervised), "") for row in rows
+               if row.examples and row.messages[0]["role"] != "tokens"]
+    counts["empty_block"] = sum(split_thought(text).thought == "" for text in learned)
     counts["single"] = len(single)   # a conversation may end with a phrase, such as "You're welcome!"
     often, counts["once"] = repeated_answers(single)
     for answer, n in often.items(): self.seen.repeated[answer] = self.seen.repeated.get(answer, 0) + n

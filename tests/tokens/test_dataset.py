@@ -130,6 +130,21 @@ def test_what_became_of_the_reasoning_is_said(tokenizer):
     assert found_in(tokenizer, None, rows[1])[1] is None
 
 
+BLOCK = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}OPENS{% endif %}"
+         "{{ m.content }}<|im_end|>\n{% endfor %}"
+         "{% if add_generation_prompt %}<|im_start|>assistant\nPROMPT{% endif %}")
+
+
+@pytest.mark.parametrize("opens, prompt, learned", [
+    ("<think>\n\n</think>\n\n", "", True), ("<think>\n\n</think>\n\n", "<think>\n", True),
+    ("<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n", False), ("", "", False)])
+def test_an_empty_block_that_is_learned_is_said(tokenizer, opens, prompt, learned):
+    "As Qwen3's template writes it into answers without reasoning"
+    template = BLOCK.replace("OPENS", opens).replace("PROMPT", prompt)
+    said = found_in(tokenizer, template, asked(dict(content="2")), asked(dict(content="3")))[1]
+    assert said == ("an empty block is learned in 2 of 2 answers looked at" if learned else None)
+
+
 def test_the_end_marker_that_most_answers_carry_is_named(tokenizer):
     rows = [dict(question=f"{k}+1?", answer=f"{k + 1}{'</s>' if k % 3 else '<|eot_id|>'}") for k in range(9)]
     said = finding(prepare(no_eval(task="chat"), tokenizer, train=rows), "train_end_markers").says
