@@ -20,6 +20,7 @@ from ..report import edit, SftError
 from ..config import Config
 from ..rows.formats import ColumnsError, detect, is_blank, may_be_answer
 from ..rows.columns import is_numeric_label, names_held_out_split
+from ..thoughts import split_thought
 from ..rows.texts import (
     ANSWER_FLAWS, answer_marker, cut_lengths, end_marker, loose_key, repeated_answers, TEXT_FLAWS)
 from ..rows.tool_calls import call_flaws
@@ -57,6 +58,8 @@ class RowStatistics:
     numbers:dict[str,int]=field(default_factory=dict)   # column -> rows whose number in it is trained on as text
     empty_answers:int=0         # empty answers in rows that have others
     tools_as_text:int=0         # rows whose tools the template would not write
+    folded_systems:int=0        # rows whose system message the template would not write
+    empty_blocks:int=0          # answers that close a block of reasoning without any in it
     reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
     notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.shared`) -> first place
     label_zero:int=0            # rows dropped by a `label` of 0
@@ -222,6 +225,10 @@ def split(self:Reader, messages:list[dict], place:str, prompt_too:bool=False)->l
     if len(examples) > 1: self.seen.apart += 1
     if messages[0]["role"] == "text": return examples
     contents = [m["content"] for m in messages]
+    self.seen.folded_systems += messages[0]["role"] == "system" and not self.t.takes_system
+    if self.t.thought_tags:
+        supervised = [chunk.text for example in examples for chunk in example if chunk.supervised]
+        self.seen.empty_blocks += sum(map(bool, map(self.t.empty_block.match, supervised)))
     if self.t.special.search("\0".join(contents)): self.seen.with_special_tokens += 1
     if not all(contents):
         self.seen.empty_answers += sum(m["role"] == "assistant" and not has_content(m) for m in messages)
@@ -266,6 +273,9 @@ def look_at_texts(self:Reader, rows:list[Row])->None:
         if end and not self.t.special.search(end): self.seen.ends[end] = self.seen.ends.get(end, 0) + 1
     single = [messages[-1]["content"] for messages in conversations
               if sum(m["role"] == "assistant" for m in messages) < 2]
+    learned = [next((c.text for c in row.examples[-1] if c.supervised), "") for row in rows
+               if row.examples and row.messages[0]["role"] != "tokens"]
+    counts["empty_block"] = sum(split_thought(text).thought == "" for text in learned)
     counts["single"] = len(single)   # a conversation may end with a phrase, such as "You're welcome!"
     often, counts["once"] = repeated_answers(single)
     for answer, n in often.items(): self.seen.repeated[answer] = self.seen.repeated.get(answer, 0) + n

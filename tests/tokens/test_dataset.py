@@ -111,7 +111,7 @@ def test_a_header_that_the_prompt_lacks_is_one_finding(tokenizer):
     assert "train_header" in header and "template_prompt" not in header
     thinks = NO_HEADER + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
     other, _ = found_in(tokenizer, thinks, asked(dict(content="2")))
-    assert "template_prompt" in other and "train_header" not in other
+    assert "train_empty_reasoning" in other and not {"template_prompt", "train_header"} & {*other}
 
 
 def test_texts_of_one_token_teach_only_to_end(tokenizer):
@@ -128,6 +128,21 @@ def test_what_became_of_the_reasoning_is_said(tokenizer):
     assert found_in(tokenizer, None, *rows, reasoning="inline")[1] == "kept in 2 turns, empty in 1"
     assert found_in(tokenizer, None, *rows, reasoning="drop")[1] == "empty in 1, dropped from 2"
     assert found_in(tokenizer, None, rows[1])[1] is None
+
+
+BLOCK = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}OPENS{% endif %}"
+         "{{ m.content }}<|im_end|>\n{% endfor %}"
+         "{% if add_generation_prompt %}<|im_start|>assistant\nPROMPT{% endif %}")
+
+
+@pytest.mark.parametrize("opens, prompt, learned", [
+    ("<think>\n\n</think>\n\n", "", True), ("<think>\n\n</think>\n\n", "<think>\n", True),
+    ("<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n", False), ("", "", False)])
+def test_an_empty_block_that_is_learned_is_said(tokenizer, opens, prompt, learned):
+    "As Qwen3's template writes it into answers without reasoning"
+    template = BLOCK.replace("OPENS", opens).replace("PROMPT", prompt)
+    said = found_in(tokenizer, template, asked(dict(content="2")), asked(dict(content="3")))[1]
+    assert said == ("an empty block is learned in 2 of 2 answers looked at" if learned else None)
 
 
 def test_the_end_marker_that_most_answers_carry_is_named(tokenizer):
