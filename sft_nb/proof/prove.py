@@ -9,7 +9,7 @@ __all__ = ['several_turns', 'answer_as_reference', 'adapter_stages', 'Proof', 'u
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ..files import read_json, write_atomically
 from ..report import ConfigError, edit, Fix, ok, SftError, warn
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.template import Template
-from ..tokens.tokenizer import load_tokenizer
+from ..tokens.tokenizer import load_tokenizer, without_day
 from ..workbench import Workbench
 from ..runs.directory import open_run, Run
 from ..runs.locate import name_of_weights
@@ -200,6 +200,8 @@ def prove(
         raise ConfigError("quantised", f"it is {quantised!r}", f"one of {expected}", edit(quantised="int8"))
     if prompts < 1: raise ConfigError(f"prove {run.name}", f"prompts is {prompts}", "", edit(prompts=8))
 
+    # a server writes its own day where the run's prompts have theirs
+    today = replace(run.config, chat_template_kwargs=without_day(run.config.chat_template_kwargs))
     own = run.path/("merged" if checkpoint == "adapter" else f"merged-{checkpoint}")
     merged = None
     if folder is not None: merged = Folder(Path(folder))
@@ -207,10 +209,10 @@ def prove(
     file = None if gguf is None else Gguf(Path(gguf))
     source = run.weights(checkpoint)
     if server is not None:
-        client = Server(server, load_tokenizer(run.config), model, timeout, fallback=merged and str(merged.path))
+        client = Server(server, load_tokenizer(today), model, timeout, fallback=merged and str(merged.path))
         _ = client.name   # raises an error if the server cannot be reached
 
-    bench = Workbench(run.config, is_resolved=True)
+    bench = Workbench(today, is_resolved=True)
     is_full, learned = run.config.method == "full", name_of_weights(checkpoint, run.config.method == "full")
     found = []
     def answer():

@@ -58,6 +58,8 @@ class RowStatistics:
     numbers:dict[str,int]=field(default_factory=dict)   # column -> rows whose number in it is trained on as text
     empty_answers:int=0         # empty answers in rows that have others
     tools_as_text:int=0         # rows whose tools the template would not write
+    folded_systems:int=0        # rows whose system message the template would not write
+    empty_blocks:int=0          # answers that close a block of reasoning without any in it
     reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
     notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.shared`) -> first place
     label_zero:int=0            # rows dropped by a `label` of 0
@@ -223,6 +225,10 @@ def split(self:Reader, messages:list[dict], place:str, prompt_too:bool=False)->l
     if len(examples) > 1: self.seen.apart += 1
     if messages[0]["role"] == "text": return examples
     contents = [m["content"] for m in messages]
+    self.seen.folded_systems += messages[0]["role"] == "system" and not self.t.takes_system
+    if self.t.thought_tags:
+        supervised = [chunk.text for example in examples for chunk in example if chunk.supervised]
+        self.seen.empty_blocks += sum(map(bool, map(self.t.empty_block.match, supervised)))
     if self.t.special.search("\0".join(contents)): self.seen.with_special_tokens += 1
     if not all(contents):
         self.seen.empty_answers += sum(m["role"] == "assistant" and not has_content(m) for m in messages)
