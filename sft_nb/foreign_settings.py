@@ -138,7 +138,7 @@ def _read_init_lora(v, given:FileSettings)->Meaning|None:
 
 def _read_device_map(v, given:FileSettings)->Meaning|None:
     "a name is kept for evaluation; a mapping is ignored: training keeps a whole model on each device"
-    return None if isinstance(v, str) else accepted("training keeps a whole model on each device")
+    return None if v is None or isinstance(v, str) else accepted("training keeps a whole model on each device")
 
 def _read_template_of_file(v, given:FileSettings)->Meaning|None:
     "one that ships with sft_nb, a file, the text itself, or the tokenizer's own"

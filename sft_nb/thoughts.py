@@ -20,8 +20,11 @@ BLOCKS = {f"<{name}>": f"</{name}>" for name in _NAMES} | {   # opening tag -> c
     "<|begin_of_thought|>": "<|end_of_thought|>",    # OpenThinker
     "◁think▷": "◁/think▷"}                          # Kimi
 # around an answer after a thought:
-_WRAPPERS = {"<response>": "</response>", "<|begin_of_solution|>": "<|end_of_solution|>"}
-_TAG = re.compile("|".join(map(re.escape, [*BLOCKS, *BLOCKS.values()])))
+_WRAPPERS = {"<response>": "</response>", "<|begin_of_solution|>": "<|end_of_solution|>",
+             "<|START_RESPONSE|>": "<|END_RESPONSE|>"}
+_CLOSING = {opening.lower(): closing.lower() for opening, closing in BLOCKS.items()}
+_TAG = re.compile("|".join(map(re.escape, [*BLOCKS, *BLOCKS.values()])), re.IGNORECASE)
+_CONNECTIVES = re.compile(r"\W*(?:\b(?:and|or|to|then|with|plus|before|und|oder|et|ou|y|o)\b\W*){0,3}", re.IGNORECASE)
 _QUOTES = "`'\"\u2018\u2019\u201c\u201d\u00ab\u00bb"
 
 class SplitText(NamedTuple):
@@ -35,33 +38,41 @@ def _between(text:str, start:int, end:int)->tuple[str,str]:
     return text[max(0, start - 1):start], text[end:end + 1]
 
 def _is_opening(text:str, tag:re.Match, end:int)->bool:
-    "Does a tag open a block, or does a sentence mention it? `end`: where the last block ended"
-    if not text[end:tag.start()].rpartition("\n")[2].strip(): return True   # at the beginning of a line
-    close = text.find(BLOCKS[tag[0]], tag.end())
-    if close < 0 or _between(text, *tag.span())[0] in _QUOTES: return False
-    return not re.fullmatch(r"\W*(?:\s\w{1,4}\s)?\W*", text[tag.end():close])   # <think> and </think>
+    "Does a tag open a block, or does a sentence or code mention it? `end`: where the last block ended"
+    before = text[end:tag.start()]
+    if before.count("```") % 2: return False
+    if not before.rpartition("\n")[2].strip(): return True   # at the beginning of a line
+    close = text.lower().find(_CLOSING[tag[0].lower()], tag.end())
+    if close < 0 or before[-1] in _QUOTES: return False
+    return not _CONNECTIVES.fullmatch(text[tag.end():close])   # <think> and </think>
 
-def _is_mentioned(text:str, tag:re.Match)->bool:
+def _is_mentioned(text:str, tag:re.Match, end:int)->bool:
     "Is a closing tag quoted, or a word of a sentence?"
     before, after = _between(text, *tag.span())
     if before and before in _QUOTES and after and after in _QUOTES: return True
-    return bool(re.search(r"[^\W\d_][ \t]+$", text[:tag.start()]) and re.match(r"[ \t]+[^\W\d_]", text[tag.end():])
-                and text[tag.end():].lstrip()[0].islower())
+    if text[end:tag.start()].count("```") % 2: return True
+    rest = text[tag.end():]
+    in_sentence = re.search(r"[^\W\d_][ \t]+\Z", text[:tag.start()]) and re.match(r"[ \t]+[^\W\d_]", rest)
+    return bool(in_sentence) and rest.lstrip()[0].islower()
 
 def _split_blocks(text:str, opened:bool)->SplitText:
     "Split at tags"
     thoughts, outside, end = [], [], 0   # outside: the texts around blocks
     start, closing, is_block = (0, None, True) if opened else (None, None, False)
     for tag in _TAG.finditer(text):
-        if start is None and tag[0] in BLOCKS:
-            start, closing, is_block = tag.end(), BLOCKS[tag[0]], _is_opening(text, tag, end)
+        name = tag[0].lower()
+        if start is None and name in _CLOSING:
+            start, closing, is_block = tag.end(), _CLOSING[name], _is_opening(text, tag, end)
             if is_block: outside.append(text[end:tag.start()])
-            elif text.find(closing, start) < 0: start = None
+            elif text.lower().find(closing, start) < 0: start = None
         elif start is None:   # closed without being opened: the prompt did that, or nothing
-            if _is_mentioned(text, tag): continue
+            if _is_mentioned(text, tag, end): continue
+            if not text[tag.end():].strip():   # at the end of an answer
+                text = text[:tag.start()]
+                break
             thoughts.append(text[end:tag.start()])
             end = tag.end()
-        elif tag[0] not in BLOCKS and closing in (None, tag[0]):
+        elif name not in _CLOSING and closing in (None, name):
             quotes = _between(text, *tag.span())
             if is_block and all(q and q in _QUOTES for q in quotes): continue
             if is_block:
@@ -80,7 +91,9 @@ _CHANNEL = "<|channel|>"
 _HARMONY_TOKENS = ("<|start|>", _CHANNEL, "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 _MESSAGE = re.compile(r"<\|channel\|>\s*(?P<channel>\w*)(?P<header>.*?)<\|message\|>(?P<text>.*?)"
                       r"(?=<\|(?:end|call|return|start|channel)\|>|\Z)", re.DOTALL)
-_WITHOUT_TOKENS = re.compile(r"\s*analysis(?P<thought>.*?)assistantfinal(?P<answer>.*)", re.DOTALL)
+_IN_WORDS = [re.compile(pattern, re.DOTALL) for pattern in (
+    r"\s*(?:assistant)?analysis(?P<thought>.*?)assistantfinal(?P<answer>.*)",   # gpt-oss without its special tokens
+    r"\s*Here is my thought process:(?P<thought>.*?)(?:Here is my response:(?P<answer>.*)|\Z)")]   # Granite 3.2
 
 def _split_channels(text:str)->SplitText:
     "Split the messages of gpt-oss: a channel named analysis is the thought, a message to a function is a call"
@@ -99,7 +112,9 @@ def split_thought(
 )->SplitText:
     "Separate the thought from the answer"
     if _CHANNEL in text: return _split_channels(text)
-    if found := _WITHOUT_TOKENS.fullmatch(text): return SplitText(found["answer"].strip(), found["thought"].strip())
+    for pattern in _IN_WORDS:
+        if not (found := pattern.fullmatch(text)): continue
+        return SplitText((found["answer"] or "").strip(), found["thought"].strip(), found["answer"] is not None)
     return _split_blocks(text, opened)
 
 def answer_of(text:str)->str:

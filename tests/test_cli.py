@@ -105,7 +105,7 @@ WRONG = [  # arguments, exit code, what the message says
      ["init_lora_weights 'pissa'", "Fix: --method lora"]),
     (["merge", "runs/none"], 2, ["no such directory"]),
     (["stop", "runs/none"], 2, ["no such directory", "sft_nb runs"]),
-    (["runs", "--root", "nowhere"], 2, ["there is none", "sft_nb train --config demo"]),
+    (["runs", "--runs-dir", "nowhere"], 2, ["there is none", "sft_nb train --config demo"]),
     (["train", "--config", "demo", "--report-to", "mlflow"], 2,
      ["'mlflow' is not known", "wandb, tensorboard, trackio"]),
     (["train", "--config", "demo", "--early-stopping-patience", "2"], 2,

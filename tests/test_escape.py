@@ -61,8 +61,8 @@ def test_the_table_of_a_strangers_runs(hostile, capsys):
     from sft_nb.cli import main
     from sft_nb.runs.directory import list_runs
     assert harmless(list_runs(hostile.path.parent)._repr_html_())
-    assert main(["runs", "--root", str(hostile.path.parent)]) == 0
-    assert main(["runs", "--root", str(hostile.path.parent), "--json"]) == 0
+    assert main(["runs", "--runs-dir", str(hostile.path.parent)]) == 0
+    assert main(["runs", "--runs-dir", str(hostile.path.parent), "--json"]) == 0
     assert cannot_move(capsys.readouterr().out)
 
 

@@ -33,14 +33,14 @@ train --batch-size 4 --micro-batch-size 8 | train --no-learning-rate | train --n
 train --resume nowhere | train --resume nowhere --lr 1 | train --resume nowhere --config demo | train --output-dir
 evaluate | evaluate nowhere | evaluate a b | evaluate nowhere --eval-samples many | evaluate --run x
 evaluate nowhere --lora-r 3 | merge | merge nowhere --dtype int3 | merge nowhere --prompts x | stop | stop nowhere
-stop nowhere --timeout soon | stop . | runs --root nowhere | runs a b | runs ../x | runs --root /dev/null
+stop nowhere --timeout soon | stop . | runs --runs-dir nowhere | runs a b | runs ../x | runs --runs-dir /dev/null
 config nowhere | config --all --nothing | plan --card h20 | plan --device h20 --lengths 60 | plan --lengths
 plan --lengths a | plan --lengths 0 | check --dropped 3 | data --dropped all | data --nothing"""
 ODD = [[""], ["train "], ["\x1b[2J"], ["\ud800"], ["x" * 100_000], ["train", "\ud800"], ["config", "\0"],
-       ["runs", "--root", ""], ["train", "--max-steps", "9" * 5000],
+       ["runs", "--runs-dir", ""], ["train", "--max-steps", "9" * 5000],
        *(["train", "--config", odd] for odd in ("", "\0", "x" * 5000)),
        *([command, odd] for command in ("evaluate", "merge", "stop") for odd in ("", "\0", "x" * 5000)),
-       *(["train", "--resume", odd] for odd in ("", "\0")), ["runs", "--root", "\0"]]
+       *(["train", "--resume", odd] for odd in ("", "\0")), ["runs", "--runs-dir", "\0"]]
 SPELLING = [line.split() for lines in TYPED.strip().splitlines() for line in lines.split(" | ")] + ODD
 
 

@@ -123,11 +123,14 @@ def check_best_figure(data:Data, requested:Config)->Finding|None:
     if len(messages) < 2:
         text = f"metric_for_best_model is {figure!r}, and the held-out rows have no prompt to answer"
         return warn(text, edit(metric_for_best_model="loss"))
-    known = figure_names(data.task, [row_to_score(data.task, row, messages)])
+    scored = [row_to_score(data.task, row, messages)]
+    known = figure_names(data.task, scored)
+    known += [name for name in figure_names(data.task, scored, [messages[-1]["content"]]) if name not in known]
     if figure in (*known, "ended") or not known: return None
     near = difflib.get_close_matches(figure, known, 1) or ["f1" if "f1" in known else "accuracy"]
     text = f"metric_for_best_model is {figure!r}, and answers to task {data.task.name} have {', '.join(known)}"
-    return warn(text, edit(metric_for_best_model=near[0]))
+    chooses = requested.load_best_model_at_end or requested.early_stopping_patience
+    return (fail if chooses else warn)(text, edit(metric_for_best_model=near[0]))
 
 @check("data")
 def check_score(data:Data)->Finding|None:
@@ -207,7 +210,7 @@ def prompts_differ(
         if max(len(e["input_ids"]) for e in examples) >= cfg.max_length: continue   # a truncated row may start later
         if any(label != -100 for e in examples for label in e["labels"][1:2]): continue   # the prompt is supervised
         talk = conversation(data.task, raw, place, cfg)
-        if talk[0]["role"] in ("text", "tokens"): continue
+        if talk[0]["role"] in ("text", "tokens") or any("train_parts" in m for m in talk): continue
         before_answers = []
         for example in examples:
             supervised = np.asarray(example["labels"]) != -100
@@ -229,7 +232,8 @@ def check_prompts(data:Data, cfg:Config)->Finding:
     if wrong:
         text = f"{len(wrong)} of the first rows have other tokens before the answer than generation gets"
         return fail(f"{text}, the first is {wrong[0]}", "prepare(cfg) again, with this chat template")
-    if not n: return skipped("the first rows have no prompt: they are text or ids, were cut, or are supervised whole")
+    if not n:
+        return skipped("the first rows have no prompt, or are text, ids, cut, or supervised whole or in part")
     return ok(f"{n} answers of the first rows follow the tokens that generation gets")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #71870b1c

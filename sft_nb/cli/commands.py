@@ -263,7 +263,7 @@ def train_command(args:list[str])->int:
         if not is_main_process(): return run.status.exit_code
         if not options.detach: return _print_result(_print_until_end(run, begin), options.examples)
         path, log, root = (shell_quote(p) for p in (run.path, run.path/"log.txt", run.path.parent))
-        _say(f"{run.name} trains in process {run.launched()}\n  sft_nb runs --root {root}\n  tail -f {log}")
+        _say(f"{run.name} trains in process {run.launched()}\n  sft_nb runs {root}\n  tail -f {log}")
         _say(f"  sft_nb stop {path}\n  sft_nb evaluate {path}   when it has finished")
     return 0
 

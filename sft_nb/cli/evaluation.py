@@ -20,13 +20,13 @@ from .commands import (
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #8de837ac
 _NAMES = Option(tuple[str,...], (), "runs to compare, with differing settings; or the folder of all runs", first=True)
-_RUNS = dict(names=_NAMES, root=Option(str, "runs", "the folder of all runs"), json=_JSON)
+_RUNS = dict(names=_NAMES, runs_dir=Option(str, "runs", "the folder of all runs"), json=_JSON)
 
 def runs_command(args:list[str])->int:
     "List the runs of a folder, or compare those that are named"
     options = parse_own("runs", args, _RUNS, summary=runs_command.__doc__)
     from sft_nb.runs.directory import list_runs
-    root = options.root.rstrip("/")
+    root = options.runs_dir.rstrip("/")
     only = tuple(n.removeprefix(f"{root}/").rstrip("/") for n in options.names)
     if len(only) == 1 and os.path.isdir(options.names[0]) and not os.path.exists(f"{root}/{only[0]}"):
         root, only = options.names[0], ()
@@ -142,6 +142,10 @@ def evaluate_command(args:list[str])->int:
     e = evaluate(options.run, checkpoint=options.checkpoint, **_evaluation_options(options))
     if options.json: _say_json(e.to_dict())
     else: _score(e, options.examples)
+    values = [scores.figures.get("perplexity") for scores in (e.base, e.tuned) if scores is not None]
+    if options.by == "perplexity" and not options.json and None not in values:
+        change = " → ".join(format_number(v) for v in values)
+        _say(f"perplexity {change} (of an answer's token: e to the loss, by which it is compared)")
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0swe01

@@ -155,6 +155,7 @@ class Sweep:
         if d.p >= .05: lines.append(detectable_in_words(d))
         if self.by in LEADING and any(a.n_tokens for a in best.answers):
             lines += gains_in_words(self.base, best, self.by)[1:]
+        lines += [f"{s.model}: {s.thoughts}" for s in (self.base, best) if s.thoughts]
         if self.baselines is not None: lines += self.baselines.notes(best)
         lines += map(str, find_trivial(best, self.baselines))
         if self.simplest != self.best:

@@ -88,7 +88,7 @@ def _verdict_html(run:Run, verdict:dict)->str:
     now = weights_digest(run.adapter if name == "adapter" else run.path/"checkpoints"/name)
     why = f"{name} has changed since" if now else f"{name} is no longer there"
     if not was or was == now: why = ""
-    line = f"{badge_html(SEEN[verdict['says']], verdict['says'])} {as_html(verdict['reason'])}"
+    line = f"{badge_html(SEEN.get(verdict['says'], 'warn'), verdict['says'])} {as_html(verdict['reason'])}"
     return _outdated_html("the verdict", why) + line
 
 # %% ../../nbs/14_panels/13_html_report.ipynb #pg0set01

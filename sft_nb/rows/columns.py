@@ -218,7 +218,7 @@ _MESSAGE_COLUMNS = ("messages", "conversations", "contents", "prompt", "completi
 def _unread_keys(m:dict)->list[str]:
     "The keys of a message that are not read, also those of its blocks and calls"
     known = _MESSAGE_KEYS if any(k in m for k in ROLE_KEYS) else _ITEM_KEYS
-    found = [k for k, v in m.items() if k not in known and not _is_empty(v)]
+    found = [] if m.keys() <= known else [k for k, v in m.items() if k not in known and not _is_empty(v)]
     for key in ("content", "value", "parts"):
         blocks = m.get(key)
         if not isinstance(blocks, list): continue
@@ -322,21 +322,25 @@ def is_honoured(row:dict, name:str)->bool:
 
 # %% ../../nbs/02_rows/01_columns.ipynb #2051faf9
 _NO_METADATA = {*TEXT_COLUMNS, *REASONING_KEYS, "label", "kto_tag", "system", "system_prompt", "tools", "functions",
-                "history", "documents", "input_ids", "labels", "thought", "rationale", "explanation"}
+                "history", "documents", "input_ids", "labels", "thought", "rationale", "explanation"} - {"category"}
 _NEVER_HARMLESS = re.compile("loss|train|mask|weight|label")
 _IDENTIFIERS = set("""
     id ids idx index uuid uid guid hash sha sha1 sha256 md5 url urls uri link date time timestamp datetime
-    created updated modified count num length len score scores license""".split())   # one of these words is enough
+    created updated modified count num length len score scores license type kind category categories subcategory
+    quality rate rating ratings name names lang language languages level moderation reward rewards
+    """.split())   # one of these words is enough
 _METADATA = set("""
-    source src origin dataset subset config category categories subcategory type kind topic topics domain
-    domains tag tags lang language languages locale country author user users model models generator version
-    rating ratings quality difficulty level rank votes upvotes likes helpfulness toxicity perplexity ppl
+    source src origin dataset subset config topic topics domain domains tag tags locale country author user
+    users model models generator version difficulty rank votes upvotes likes helpfulness toxicity perplexity ppl
     temperature top p max min mean n no nr number total turn turns round rounds token tokens word words char
-    chars character characters size redacted moderation openai file filename path page line row fold seed meta
-    metadata finish stop reason usage cost latency duration provider annotator worker session channel status
-    state agent customer email phone priority severity department team assignee sent at by in of cache control
-    signature citations annotations is error refusal logprobs original system fingerprint schema split
-    """.split())   # all words of a name must be among these or the identifiers
+    chars character characters size redacted openai file filename path page line row fold seed meta metadata
+    finish stop reason usage cost latency duration provider annotator worker session channel status state agent
+    customer email phone priority severity department team assignee sent at by in of cache control signature
+    citations annotations is error refusal logprobs original system fingerprint schema split object generation
+    safety settings views avatar toxic hashed ip header full skip formatting identifier neighbor distance repeat
+    similar percent percentage average avg probability confidence task other info extra data stars subreddit
+    permalink grade ability style endpoint method copyright tgt annotators bleu comet datum fecha
+    """.split())   # all words of a name must be among these
 
 @lru_cache(4096)
 def _is_metadata(name:str)->bool:

@@ -72,6 +72,9 @@ _RESULT_CONTENT = ("content", "response", "output", "result", "value")
 BLOCK_KEYS = {"type", "thought", "json", *_BLOCK_KINDS, *_BLOCK_TEXT, *_CALL_NAME, *_CALL_ID, *_CALL_ARGUMENTS,
               *_RESULT_ID, *_RESULT_CONTENT}   # keys of a block that are read
 
+LOSS_FLAGS = ("train", "training", "trainable", "weight", "loss", "loss_weight", "loss_scale", "loss_mask", "masked")
+_FLAGS = frozenset(LOSS_FLAGS)   # see below
+
 def is_missing(
     value,
 )->bool:
@@ -82,7 +85,9 @@ def is_missing(
 
 def _first_present(m:dict, names:tuple[str,...]):
     "The value of the first field that is not None; None if all are"
-    return next((m[name] for name in names if m.get(name) is not None), None)
+    for name in names:   # faster than next(...), and this runs for every message
+        if (value := m.get(name)) is not None: return value
+    return None
 
 class Block(NamedTuple):
     "A part of a content"
@@ -102,6 +107,7 @@ def read_blocks(
     "The blocks of a content; `SftError` for one that is neither text, reasoning, a call nor a result"
     out = []
     for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, str) and content == [part]: part = dict(text=part)   # one text in a list
         if not isinstance(part, dict): part = {}
         spelled, value = part.get("type"), part
         key = spelled or next((k for k in part if k in _BLOCK_KINDS and part[k] is not None), None)
@@ -127,6 +133,9 @@ def content_text(
     if isinstance(content, dict) and "parts" in content: content = content["parts"]   # Vertex
     if isinstance(content, (list, dict)):
         blocks = [b for b in read_blocks(content, name) if b.kind != "thought"]
+        if any(not _FLAGS.isdisjoint(b.part) for b in blocks):
+            raise SftError("row", f"{name} has parts with flags: {content!r:.60}", "flags in messages",
+                           "write the row as messages")
         if all(b.kind == "text" for b in blocks): return "".join(b.value for b in blocks)
     raise SftError("row", f"{name} is {content!r:.80}", "a string", f"write {name} as a string")
 
@@ -185,8 +194,6 @@ def _parse_python_calls(text:str, name:str)->list[dict]:
         raise SftError("row", f"function_calls of {name} is {text[:60]!r}", "f(name=value) on each line", fix) from e
 
 # %% ../../nbs/02_rows/00_formats.ipynb #f1ags001
-LOSS_FLAGS = ("train", "training", "trainable", "weight", "loss", "loss_weight", "loss_scale", "loss_mask", "masked")
-_FLAGS = frozenset(LOSS_FLAGS)
 _YES_NO = {"true": True, "1": True, "1.0": True, "yes": True, "false": False, "0": False, "0.0": False, "no": False}
 
 def read_flag(
@@ -242,6 +249,7 @@ def _with_flags(m:dict, flag:bool|None, parts:list[tuple], name:str)->dict:
 # %% ../../nbs/02_rows/00_formats.ipynb #90612d21
 ROLE_KEYS, CONTENT_KEYS = ("role", "from", "speaker", "author"), ("content", "value", "text", "parts")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_REASONING = frozenset(REASONING_KEYS)
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _CALL_ROLES = {"function_call", "tool_call", "tool_calls"}   # whose content is a call
 _ROLE_ALIASES = {r: r for r in _ROLES} | dict.fromkeys(_CALL_ROLES, "assistant") | dict(
@@ -269,8 +277,10 @@ def normalise_message(
         fix = f'write {name} as {{"role": "user", "content": "..."}}'
         raise SftError("row", f"{name} is {str(m)[:80]}", expected, fix)
     content, written, parts = _first_present(m, CONTENT_KEYS), f"the content of {name}", []
-    thought = next((m[k] for k in REASONING_KEYS if isinstance(m.get(k), str) and m[k].strip()), "")
-    calls = _parse_list(m.get("tool_calls") or [], f"tool_calls of {name}")
+    thought, calls = "", m.get("tool_calls") or []
+    if not _REASONING.isdisjoint(m):
+        thought = next((m[k] for k in REASONING_KEYS if isinstance(m.get(k), str) and m[k].strip()), "")
+    if calls: calls = _parse_list(calls, f"tool_calls of {name}")
     if isinstance(m.get("function_call"), dict) and not calls: calls = [m["function_call"]]   # OpenAI's older format
     if isinstance(m.get("function_calls"), str): calls = calls or _parse_python_calls(m["function_calls"], name)
     if spelled in _CALL_ROLES:
@@ -281,12 +291,14 @@ def normalise_message(
         thought = thought or "\n".join(b.value for b in blocks if b.kind == "thought" and b.value)
         calls = calls or [b.value for b in blocks if b.kind == "call"]
         parts = [(b.value if b.kind == "text" else None, read_flag(b.part, f"a part of {name}")) for b in blocks]
-        content = [b.part for b in blocks if b.kind != "call"]
+        content_text([b.part for b in blocks if b.kind == "result"], written)   # refused: a message of its own
+        content = "".join(b.value for b in blocks if b.kind == "text")
 
     out = dict(role=role, content=content_text(content, written))
     if thought: out["reasoning_content"] = thought
     if calls: out["tool_calls"] = [_parse_tool_call(c, name) for c in calls]
-    out |= {k: m[k] for k in ("name", "tool_call_id") if isinstance(m.get(k), str)}
+    for key in ("name", "tool_call_id"):
+        if isinstance(m.get(key), str): out[key] = m[key]
     if m.get("functions"): out["tools"] = _parse_tools(m["functions"], f"functions of {name}")   # Olmo
     flag = read_flag(m, name)
     if role != "assistant": return out | dict(train=True) if flag else out   # which the report counts
@@ -317,18 +329,17 @@ def _parse_tools(tools, name:str)->list[dict]:
     for tool in _parse_list(tools, name):
         inner = tool.get("functionDeclarations", tool.get("function_declarations")) if isinstance(tool, dict) else None
         for t in inner or [tool]:
+            t = _parse_json(t, name)
             function = t.get("function", t.get("toolSpec", t)) if isinstance(t, dict) else None
             if not isinstance(function, dict):
                 raise SftError("row", f"{name} are {tools!r:.60}", "a list of objects",
                                f"write {name} as a list of objects")
-            if "function" in t:
-                out.append(t)
-                continue
             schema = next((k for k in ("input_schema", "inputSchema") if k in function), None)   # Anthropic, Bedrock
             function = {"parameters" if k == schema else k: v for k, v in function.items() if k != "type"}
             inside = function.get("parameters")
+            if isinstance(inside, str): function["parameters"] = _parse_json(inside, f"parameters in {name}")
             if isinstance(inside, dict) and [*inside] == ["json"]: function["parameters"] = inside["json"]
-            out.append(dict(type="function", function=function))
+            out.append(t | dict(function=function) if "function" in t else dict(type="function", function=function))
     return out
 
 _SYSTEM_FIELDS = ("system", "systemInstruction", "system_instruction")
@@ -399,7 +410,8 @@ def _normalise_all(messages:list, name:str)->list[dict]:
     out = []
     for i, m in enumerate(messages, 1):
         place, spelled = f"{name} {i}", _spelled_role(m)
-        if not spelled and isinstance(m, dict) and m.get("type") in _BLOCK_KINDS:   # an item of OpenAI's responses
+        kind = _BLOCK_KINDS.get(m.get("type")) if isinstance(m, dict) and not spelled else None
+        if kind not in (None, "text"):   # an item of OpenAI's responses
             m = dict(role="assistant", content=[m])
         content = _first_present(m, CONTENT_KEYS) if isinstance(m, dict) else None
         several = isinstance(content, list) and spelled not in _CALL_ROLES
@@ -484,6 +496,8 @@ def _read_jeopardy(row)->list[dict]:
 def _as_messages(x, role:str, name:str)->list[dict]:
     "`x` as messages: a list is normalised, a string or a number becomes one message with `role`"
     if isinstance(x, (str, Number)) or is_missing(x): return [dict(role=role, content=content_text(x, name))]
+    if isinstance(x, list) and x and all(isinstance(p, dict) and _BLOCK_KINDS.get(p.get("type")) == "text" for p in x):
+        if not any(map(_spelled_role, x)): return [normalise_message(dict(role=role, content=x), name)]   # blocks
     return _normalise_all([x] if isinstance(x, dict) else _parse_list(x, name), f"message of {name}")
 
 def _join_prompt(prompt:list[dict], answer:list[dict])->list[dict]:
@@ -519,7 +533,7 @@ def _read_preference(row)->list[dict]:
     return _require_messages(_join_prompt(shared, answer), row)
 
 def _read_openai_preference(row)->list[dict]:
-    asked = row["input"]
+    asked, _ = row["input"], row.get("non_preferred_output")   # which is not learned
     shared = _add_row_fields(_read_conversation(asked, "messages", "message"), asked)
     return _join_prompt(shared, _as_messages(row["preferred_output"], "assistant", "preferred_output"))
 

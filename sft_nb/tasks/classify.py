@@ -9,6 +9,7 @@ __all__ = ['TASK', 'plain_label', 'Classify']
 from collections import Counter
 from copy import copy
 
+from ..thoughts import answer_of
 from .core import Score
 from .metrics import class_figures
 from .chat import Chat
@@ -38,7 +39,7 @@ class Classify(Chat):
 
     def score(self, text:str, row:dict)->Score:
         "Correct if `text` is the label of the row; `got` is None for a text that is no label"
-        target = self.target(row)
+        text, target = answer_of(text), self.target(row)
         labels = self.labels or {plain_label(label): label for label in (text.strip(), target)}
         got, expected = labels.get(plain_label(text)), labels.get(plain_label(target), target)
         return Score(got == expected, got, expected)

@@ -68,9 +68,11 @@ def row_to_score(
 def figure_names(
     task:Task,
     rows:list[dict],   # from `row_to_score`
-)->list[str]:          # none if the task cannot score an empty answer
+    texts:list[str]|None=None,   # answers to score; None: empty ones
+)->list[str]:          # none if the task cannot score these answers
     "The figures that answers to these rows will have"
-    try: found = measure_answers(task, [""] * len(rows), [task.score("", row) for row in rows], rows)
+    texts = texts or [""] * len(rows)
+    try: found = measure_answers(task, texts, [task.score(text, row) for text, row in zip(texts, rows)], rows)
     except Exception: return []   # a task may raise anything
     return [name for name, value in found.items() if isinstance(value, (int, float))]
 

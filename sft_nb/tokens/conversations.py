@@ -59,7 +59,8 @@ def parse_row(
         messages = _read_messages(task, tracked, cfg, bool(empty))
         if not messages and empty: return ParsedRow([], dropped_because=empty, numbers=numbers)
         unread = unread_columns(tracked)
-        if task.name in ANY_FORMAT: unread += [name for name in unread_message_keys(row) if name not in ignored]
+        if task.name in ANY_FORMAT or any(f not in row for f in task.fields):   # it was read as a conversation
+            unread += [name for name in unread_message_keys(row) if name not in ignored]
         reason = exclusion_reason(row, unread)
     except SftError as e:   # tasks and formats do not know the place of the row
         raise type(e)(where, e.found, e.expected, e.fix, e.page) from e

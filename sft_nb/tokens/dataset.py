@@ -8,7 +8,9 @@ __all__ = ['Split', 'load_split', 'Data', 'examples', 'describe_reasons', 'look_
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #fdabcae0
 import json, re
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -21,10 +23,11 @@ from ..report import command, pluralise, edit, Finding, Fix, ok, Report, SftErro
 from ..config import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata
 from ..rows.formats import FORMATS, is_answer_name, join_names, propose_pairs
-from ..rows.sources import Mixture, unused_test_files
+from ..rows.sources import Mixture, NO_ROWS, unused_test_files
 from ..rows.texts import is_filler, is_unfinished, loose_text, mostly_unique
 from ..rows.tool_calls import CALL_FLAWS
 from ..tasks.core import Task
+from ..tasks.metrics import labels_of
 from .template import PROBE, Template
 from .turns import render_turn
 from .encode import end_ids
@@ -35,6 +38,8 @@ from .display import Example, spans_text
 # %% ../../nbs/04_tokens/09_dataset.ipynb #86309b87
 def _read_lines(file:Path)->list[dict]:
     with file.open(encoding="utf-8", errors="surrogatepass") as lines: return [json.loads(line) for line in lines]
+
+_LONGEST_LABEL_TOKENS, _EXAMPLES_FOR_LABELS = 32, 2000
 
 @dataclass(repr=False)
 class Split:
@@ -80,6 +85,19 @@ class Split:
     def duplicates(self)->int:
         "Examples that are equal to an earlier one"
         return len(self.stats["whole"]) - len(np.unique(self.stats["whole"]))
+
+    @cached_property
+    def labels(self)->dict[str,int]:
+        "What is supervised in an example -> examples, among 2,000 of them at most; empty: targets are no labels"
+        supervised = self.stats["supervised"]
+        if np.median(supervised) > _LONGEST_LABEL_TOKENS: return {}
+        counts = Counter()
+        for i in range(0, len(self), max(1, -(-len(self) // _EXAMPLES_FOR_LABELS))):
+            labels = np.asarray(self.tokens[i]["labels"])
+            counts[tuple(labels[labels != -100].tolist())] += 1
+        texts = Counter()
+        for ids, n in counts.items(): texts[self.tokenizer.decode(ids, skip_special_tokens=True).strip()] += n
+        return labels_of([*texts.elements()])
 
     def __len__(self)->int: return len(self.lengths)
 
@@ -398,6 +416,23 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
         fix = edit(fields=(*others, f"{answer}={longer[0]}")) | fix
     return [*out, warn(text, fix, check=f"{name}_columns")]
 
+# %% ../../nbs/04_tokens/09_dataset.ipynb #notread1
+def _count_not_read(s:Split)->dict[str,list[str]]:
+    "Why files of a folder are not read -> those files"
+    found = {}
+    for source in s.source.sources:
+        for file, why in source.not_read.items(): found.setdefault(why, []).append(file)
+    return found
+
+def _find_files(s:Split, name:str)->list[Finding]:
+    "Files of a folder that are not read"
+    found = {why: files for why, files in _count_not_read(s).items() if why not in NO_ROWS}
+    if not found: return []
+    each = "; ".join(f"{len(files):,} ({why}): {join_names(files)}" for why, files in found.items())
+    n = sum(map(len, found.values()))
+    text = f"{pluralise(n, 'file')} of the folder {'is' if n == 1 else 'are'} not read: {each}"
+    return [warn(text, "write their text as .txt files, or name the files in {train_file}", check=f"{name}_files")]
+
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00021
 def _find_in_answers(s:Split, name:str)->list[Finding]:
     "Empty answers, tools as text, and answers in front of which the template writes no prompt, or another one"
@@ -423,6 +458,22 @@ def _find_in_answers(s:Split, name:str)->list[Finding]:
         text = f"the chat template writes a prompt differently once its answer follows (first at {place})"
         out.append(ok(f"{text}; only the answer's own words are supervised", check=f"{name}_parted"))
     return out
+
+# %% ../../nbs/04_tokens/09_dataset.ipynb #acclab02
+_TASKS_OF_LABELS = ("auto", "chat", "classify")
+
+def _find_labels(s:Split, name:str, task:str)->list[Finding]:
+    "Answers that are labels, scored as free text; and a task for labels whose answers are none"
+    if task not in _TASKS_OF_LABELS or s.seen.formats.get("text") or s.tokenizer is None: return []
+    if task == "classify" and s.labels or task != "classify" and not s.labels: return []
+    if task == "classify":
+        text = "task classify: the answers take more than 20 values, or few rows have the same one"
+        return [warn(text, edit(task="chat"), check=f"{name}_labels")]
+    n = sum(s.labels.values())
+    shares = ", ".join(f"{label[:24]!r} {k / n:.0%}" for label, k in [*s.labels.items()][:4])
+    rest = f" and {len(s.labels) - 4} more" if len(s.labels) > 4 else ""
+    text = f"answers are {len(s.labels)} labels ({shares}{rest}), scored as free text, without F1 of each label"
+    return [skipped(text, edit(task="classify"), check=f"{name}_labels")]
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #2f4506cd
 _MOST_COMPARED = 2000   # pairs of rows
@@ -508,8 +559,9 @@ def find_all(
             if s.counts.shortened: fix = edit(on_long="drop") | "a larger {max_length}"
             out.append(warn(text, fix, check=check) if n else
                        ok("every answer ends with a supervised end token", check=check))
-        out += [*_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name),
+        out += [*_find_files(s, name), *_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name),
                 *_find_columns(s, name, cfg), *_find_in_texts(s, name, t.chat)]
+        if name == "train": out += _find_labels(s, name, cfg.task)
         ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for
         if not ordered and (n := s.duplicates()):
             text = f"{n:,} of {len(s.lengths):,} examples repeat an earlier one"
@@ -529,6 +581,9 @@ def _side_figures(s:Split, name:str)->dict:
                "rows cut": s.counts.shortened}
     if len(lengths) != s.n_kept: figures["examples"] = len(lengths)
     reasoning = [text.format(s.seen.reasoning[key]) for key, text in _REASONING.items() if key in s.seen.reasoning]
+    if k := s.seen.texts.get("empty_block"):
+        answers = pluralise(s.seen.texts["looked_at"], "answer")
+        reasoning.append(f"an empty block is learned in {k:,} of {answers} looked at")
     if reasoning: figures["reasoning"] = ", ".join(reasoning)
     flagged = [(s.seen.flags.get("hidden"), ""), (s.seen.flags.get("in_part"), " in part")]
     if any(n for n, _ in flagged):
@@ -607,6 +662,8 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
     if n := train.seen.prompts_too:
         source = cfg.sources.get("train_on_prompt", "Config")
         figures["prompts learned too"] = f"in {pluralise(n, 'row')} (train_on_prompt: {source})"
+    if others := _count_not_read(train):
+        figures["files not read"] = ", ".join(f"{len(files):,} ({why})" for why, files in others.items())
     if train.seen.unread: figures["columns not learned from"] = join_names([*train.seen.unread])
     figures |= _side_figures(train, "train")
     if eval: figures |= _side_figures(eval, "eval")

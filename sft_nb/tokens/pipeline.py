@@ -16,19 +16,24 @@ from itertools import chain, islice
 
 from fastcore.basics import patch
 
-from ..report import edit, SftError
-from ..config import Config
-from ..rows.formats import ColumnsError, detect, is_blank, may_be_answer
-from ..rows.columns import columns_of_text, is_numeric_label, names_held_out_split
-from ..rows.texts import (
+from sft_nb.report import edit, SftError
+from sft_nb.config import Config
+from sft_nb.rows.formats import ColumnsError, detect, is_blank, may_be_answer
+<<<<<<< local
+from sft_nb.rows.columns import columns_of_text, is_numeric_label, names_held_out_split
+=======
+from sft_nb.rows.columns import is_numeric_label, names_held_out_split
+from sft_nb.thoughts import split_thought
+>>>>>>> remote
+from sft_nb.rows.texts import (
     ANSWER_FLAWS, answer_marker, cut_lengths, end_marker, loose_key, repeated_answers, TEXT_FLAWS)
-from ..rows.tool_calls import call_flaws
-from ..tasks.core import Task
-from .template import Template, thought_of
-from .turns import Chunk, split_conversation, has_content, supervised_messages
-from .template_cache import ConversationSplitter
-from .encode import Encoded, Encoder
-from .conversations import name_columns, parse_row, ParsedRow
+from sft_nb.rows.tool_calls import call_flaws
+from sft_nb.tasks.core import Task
+from sft_nb.tokens.template import Template, thought_of
+from sft_nb.tokens.turns import Chunk, split_conversation, has_content, supervised_messages
+from sft_nb.tokens.template_cache import ConversationSplitter
+from sft_nb.tokens.encode import Encoded, Encoder
+from sft_nb.tokens.conversations import name_columns, parse_row, ParsedRow
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00006
 @dataclass
@@ -166,6 +171,7 @@ def read(self:Reader, place:str, row:dict)->Row:
     messages, examples, seen = [], [], self.seen
     if isinstance(row, SftError): name = "unknown"
     elif self.cfg.data_format != "auto": name = self.cfg.data_format
+    elif hasattr(self.task, "kind_of"): name = self.task.kind_of(row)
     else: name = self.task.name if self.task.name != "chat" else detect(row) or "unknown"
     prompt_too = self.cfg.train_on_prompt
     if prompt_too == "conversations": prompt_too = name in ("messages", "sharegpt")
@@ -276,6 +282,9 @@ def look_at_texts(self:Reader, rows:list[Row])->None:
             for name in names: found[name] = found.get(name, 0) + 1
     single = [messages[-1]["content"] for messages in conversations
               if sum(m["role"] == "assistant" for m in messages) < 2]
+    learned = [next((c.text for c in row.examples[-1] if c.supervised), "") for row in rows
+               if row.examples and row.messages[0]["role"] != "tokens"]
+    counts["empty_block"] = sum(split_thought(text).thought == "" for text in learned)
     counts["single"] = len(single)   # a conversation may end with a phrase, such as "You're welcome!"
     often, counts["once"] = repeated_answers(single)
     for answer, n in often.items(): self.seen.repeated[answer] = self.seen.repeated.get(answer, 0) + n

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['all_finite', 'row_loss', 'non_finite_rows', 'split_rows', 'repetition', 'judge_answers', 'SampleProbe',
-           'trained_parts', 'weight_norms', 'unchanged_weights', 'loss_is_flat', 'worse_than_before', 'step_loss',
-           'receipt', 'first_rows', 'Guards']
+           'trained_parts', 'weight_norms', 'unchanged_weights', 'loss_is_flat', 'worse_than_before',
+           'knows_format_only', 'step_loss', 'receipt', 'first_rows', 'Guards']
 
 # %% ../../nbs/11_training/02_guards.ipynb #6649ce65
 import json, math, time
@@ -20,6 +20,9 @@ from ..credentials import redact
 from ..progress import Phase, log
 from ..files import read_json_object, write_atomically
 from ..report import Finding, Report, SftError, command, edit, fail, error_summary, ok, warn
+from ..thoughts import answer_of, without_thought
+from ..tasks.metrics import labels_of, repeated_answer
+from ..tokens.dataset import Split
 from ..tokens.encode import end_ids
 from ..batches.collate import DataCollatorForCausalLM
 from ..model.hardware import is_out_of_memory
@@ -31,7 +34,7 @@ from ..workbench import Workbench
 from ..runs.metrics import append_line, cut_lines
 from ..runs.directory import Run
 from ..runs.distributed import is_main_process
-from .recorder import Stop, StopRequest
+from .recorder import loss_per_answer, Stop, StopRequest
 
 # %% ../../nbs/11_training/02_guards.ipynb #677e6ec8
 def all_finite(
@@ -91,9 +94,14 @@ def judge_answers(
     answers:list[Generation],
     *, must_end:bool=True,  # True: the rows end with an end token
     row_tokens:int=0,       # tokens of the longest answer of the rows; 0: unknown
+    targets:list[str]=(),   # answers of the rows, in the same order; empty: unknown
 )->list[Finding]:
-    "Have answers collapsed into repetition or special tokens, and does one of them end?"
+    "Have answers collapsed into repetition, special tokens or one answer to all questions, and does one of them end?"
     n, found = len(answers), []
+    given = [answer_of(a.text).strip() if a.ended else f"{k}: not ended" for k, a in enumerate(answers)]
+    if targets and (same := repeated_answer(given, targets)):
+        fix = "wait, if training has just begun; else more rows, or another {learning_rate}"
+        found.append(warn(str(same), fix, check="one_answer"))
     units = list(filter(None, (repetition(a.text) for a in answers if not a.ended)))
     mute = [a for a in answers if not a.text.strip() and a.n_tokens > 8]
     if 2 * len(units) > n:
@@ -117,13 +125,17 @@ class SampleProbe:
         tokenizer,
         tokens,                 # rows with `input_ids` and `labels`
         ends:list[int],         # end tokens
-        *, n:int=4,             # prompts
+        *, n:int=4,             # prompts; three times as many where the rows' answers are labels
         max_new_tokens:int=256, # at most; fewer if the rows' answers are shorter
     ):
         rows = [tokens[i] for i in range(min(len(tokens), 64))]
         supervised = [[k for k, label in enumerate(r["labels"]) if label != -100] for r in rows]
         self.tokenizer = tokenizer
-        self.prompts = [list(r["input_ids"][:at[0]]) for r, at in zip(rows, supervised) if at and at[0] > 0][:n]
+        asked = [(r["input_ids"], at) for r, at in zip(rows, supervised) if at and at[0] > 0]
+        def first_answer(ids, at): return [ids[k] for j, k in enumerate(at) if k == at[0] + j]
+        targets = [tokenizer.decode(first_answer(*row), skip_special_tokens=True).strip() for row in asked]
+        if labels_of(targets): n *= 3
+        self.prompts, self.targets = [list(ids[:at[0]]) for ids, at in asked[:n]], targets[:n]
         self.must_end = any(at and r["input_ids"][at[-1]] in ends for r, at in zip(rows, supervised))
         self.row_tokens = max(map(len, supervised), default=0)
         self.max_new_tokens = min(max_new_tokens, max(32, 2 * self.row_tokens))
@@ -137,7 +149,8 @@ class SampleProbe:
         limit = self.max_new_tokens if at_most is None else min(at_most, self.max_new_tokens)
         self.answers = continue_tokens(model, self.tokenizer, self.prompts, max_new_tokens=limit)
         must_end = self.must_end and limit == self.max_new_tokens
-        return judge_answers(self.answers, must_end=must_end, row_tokens=self.row_tokens)
+        targets = [without_thought(target) for target in self.targets]
+        return judge_answers(self.answers, must_end=must_end, row_tokens=self.row_tokens, targets=targets)
 
 # %% ../../nbs/11_training/02_guards.ipynb #cf482662
 def trained_parts(model)->dict[str,torch.Tensor]:
@@ -189,6 +202,20 @@ def worse_than_before(
     if len(losses) < 2 or after <= 1.01 * before + 2 * spread or n == 1 and after < 1.5 * before: return []
     text = f"the model is worse than before training: the loss began at {before:.4g} and ends at {after:.4g}"
     return [warn(text, "a lower {learning_rate}, and look at the labels: sft_nb data", check="worse_than_before")]
+
+# %% ../../nbs/11_training/02_guards.ipynb #gu0fmt02
+_HARDLY_BELOW = .9
+
+def knows_format_only(
+    loss:float,    # nats per supervised token
+    split:Split,   # of these rows
+)->list[Finding]:
+    "A warning if a loss per token looks low, and the loss per answer is hardly below the entropy of the answers"
+    both = loss_per_answer(loss, split)
+    if both is None or both[0] < _HARDLY_BELOW * both[1]: return []
+    text = (f"it knows the format, not the label: the loss is {loss:.3g} nats a token and {both[0]:.3g} an answer; a "
+            f"guess by the shares of the labels has {both[1]:.3g}, their entropy")
+    return [warn(text, "more steps or rows, or another {learning_rate}", check="format_only")]
 
 # %% ../../nbs/11_training/02_guards.ipynb #22065525
 def step_loss(
@@ -347,10 +374,11 @@ def sample(self:Guards, model, step:int)->None:
     seconds, longest = time.monotonic() - began, max((a.n_tokens for a in self.probe.answers), default=0)
     self.spent += seconds
     if longest: self.token_seconds = seconds / longest
-    self.bad = self.bad + 1 if found else 0
-    self._forget({"collapse", "never_ends"} - {f.check for f in found})
+    self._forget({"collapse", "never_ends", "one_answer"} - {f.check for f in found})
     for finding in found:
-        if finding.status == "fail": self.note(finding, step)
+        if finding.status == "fail" or finding.check == "one_answer": self.note(finding, step)
+    found = [f for f in found if f.check != "one_answer"]   # a model learns how often labels occur before it knows them
+    self.bad = self.bad + 1 if found else 0
     if self.bad >= 2: self.report_and_stop(found, step)
 
 @patch
@@ -428,6 +456,9 @@ def finish(self:Guards, model, steps:int)->None:
     "Take the last samples and complete the receipt"
     self.sample(model, steps)
     for finding in worse_than_before(self.losses) if self.began == 0 else (): self.note(finding, steps)
+    data, last = self.bench.data, self.losses[-max(1, len(self.losses) // 4):]
+    loss, split = (self.held_out[-1], data.eval) if self.held_out else (sum(last) / max(1, len(last)), data.train)
+    for finding in knows_format_only(loss, split) if last and math.isfinite(loss) else (): self.note(finding, steps)
     file = self.run.path/"receipt.json"
     if not is_main_process() or not (made := _report_there(file)): return
     packages = read_json_object(self.run.path/"environment.json").get("packages", {})

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Stop', 'agree_across_ranks', 'StopRequest', 'chooses_best', 'best_folder', 'saves_better_loss',
-           'EarlyStoppingByScore', 'early_stopping', 'peak_memory_gib', 'Pace', 'shows_bars', 'Recorder',
-           'report_progress_to']
+           'EarlyStoppingByScore', 'early_stopping', 'peak_memory_gib', 'Pace', 'shows_bars', 'loss_per_answer',
+           'Recorder', 'report_progress_to']
 
 # %% ../../nbs/11_training/01_recorder.ipynb #455f79b0
 import math, resource, sys, time
@@ -18,6 +18,8 @@ from fastcore.basics import patch
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
 from ..progress import progress_listener, display_target, Phase, log
+from ..tasks.metrics import entropy_of
+from ..tokens.dataset import Data, Split
 from ..report import pluralise, Fix, shell_quote, SftError
 from ..runs.status import CHECKPOINT_ASKED, ProgressFile
 from ..runs.process import SignalListener, Interrupted, MOMENT
@@ -189,12 +191,21 @@ def shows_bars()->bool:
     return bool(display_target())
 
 # %% ../../nbs/11_training/01_recorder.ipynb #296bbc7a
+def loss_per_answer(
+    loss:float,    # nats per supervised token
+    split:Split,   # with labels as answers
+)->tuple[float,float]|None:   # None: answers are no labels
+    "The loss of a whole answer, in nats, and the entropy of the answers: the loss of a guess by their shares"
+    if not split.labels: return None
+    return loss * float(split.stats["supervised"].mean()), entropy_of(split.labels)
+
 class Recorder(TrainerCallback):
     "Writes the trainer's log to the run directory and reports progress"
     def __init__(self,
         run:Run,
+        data:Data|None=None,   # where answers are labels, the loss of an answer is recorded too
     ):
-        self.run, self.phase, self.evaluating = run, None, None
+        self.run, self.data, self.phase, self.evaluating = run, data, None, None
         self.began = time.monotonic()
         self.before = 0.   # seconds of earlier parts of a resumed run
         self.pace = Pace()
@@ -212,9 +223,12 @@ class Recorder(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero: return
-        self._record(dict(step=state.global_step, **logs, **self._figures(logs), seconds=self.seconds))
+        figures = self._figures(logs)
+        self._record(dict(step=state.global_step, **logs, **figures, seconds=self.seconds))
         if "loss" in logs and self.phase: self.phase.update(state.global_step, loss=logs["loss"])
         text = ", ".join(f"{k} {v:.4g}" for k, v in logs.items() if k in ("loss", "eval_loss", "grad_norm"))
+        if per_answer := figures.get("loss_per_answer", figures.get("eval_loss_per_answer")):
+            text += f" ({per_answer:.3g} nats an answer, entropy of the labels {figures['label_entropy']:.3g})"
         if text and not shows_bars(): print(f"step {state.global_step} of {state.max_steps}: {text}", flush=True)
 
 @patch
@@ -235,11 +249,15 @@ def _leave_phase(phase:Phase|None)->None:
 @patch
 def _figures(self:Recorder, logs:dict)->dict:
     "Pace and memory of the steps, and the perplexity of an evaluation"
-    if "eval_loss" in logs:
+    name = next((name for name in ("eval_loss", "loss") if name in logs), None)
+    if name is None: return {}
+    split = self.data and (self.data.eval if name == "eval_loss" else self.data.train)
+    both = split and loss_per_answer(logs[name], split)
+    found = {f"{name}_per_answer": both[0], "label_entropy": both[1]} if both else {}
+    if name == "eval_loss":
         self.pace.pause(logs.get("eval_runtime", 0.))
-        return dict(eval_perplexity=math.exp(min(logs["eval_loss"], 700.)))
-    if "loss" not in logs: return {}
-    found = dict(tokens_per_second=self.pace.now(logs.get("num_tokens")), peak_memory_gib=peak_memory_gib())
+        return found | dict(eval_perplexity=math.exp(min(logs["eval_loss"], 700.)))
+    found |= dict(tokens_per_second=self.pace.now(logs.get("num_tokens")), peak_memory_gib=peak_memory_gib())
     return {name: float(f"{value:.5g}") for name, value in found.items() if value is not None}
 
 @patch

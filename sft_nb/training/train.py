@@ -149,7 +149,7 @@ def build_trainer(
         if trained_part: log(f"sft_nb: rows are text, so only {trained_part} is trained; the rest stays as it is")
         if reach is not None: log(f"sft_nb: {reach}")
 
-    guards, recorder = Guards(bench, run, stop), Recorder(run)
+    guards, recorder = Guards(bench, run, stop), Recorder(run, bench.data)
     trainer = SupervisedTrainer(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
     if is_main:
         if why := trainer.why_balanced:

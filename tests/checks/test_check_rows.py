@@ -192,6 +192,9 @@ def test_the_figure_is_looked_for_in_the_first_held_out_row_that_is_kept(tokeniz
                    train=[dict(question="a", answer="b")] * 4)
     assert check_best_figure(made, replace(made.cfg, metric_for_best_model="f1")) is None
     found = check_best_figure(made, replace(made.cfg, metric_for_best_model="f2"))
+    assert found.status == "warn"
+    chooses = replace(made.cfg, metric_for_best_model="f2", load_best_model_at_end=True)
+    assert check_best_figure(made, chooses).status == "fail"   # or the first checkpoint would end the training
     assert found.fix == edit(metric_for_best_model="f1")
 
 

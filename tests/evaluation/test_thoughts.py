@@ -32,6 +32,7 @@ ROWS = dict(   # task -> a row, its target, and a draft that is wrong
     tools=(dict(messages=[dict(role="user", content="1+?"), dict(role="assistant", content="", tool_calls=[CALL])]),
            json.dumps(CALL), json.dumps(CALL | dict(arguments=dict(a=2)))),
     chat=(dict(question="Hello?", answer="Hello, I am here."), "Hello, I am here.", "Bye."),
+    classify=(dict(question="Does it follow?", answer="entailment"), "entailment", "contradiction"),
     text=(dict(text="Hello?### Hello, I am here."), "Hello, I am here.", "Bye."))
 
 
@@ -121,8 +122,24 @@ def test_forms_of_blocks(opening):
 @pytest.mark.parametrize("text", [
     "Write `<think>` before and `</think>` after it.", "The tags <think> and </think> enclose the reasoning.",
     "The tag </think> closes it.", "It answers \"</think>\" at once.", "a <b and c> d", "analysis of the assistant",
-    "It uses <think>…</think>. The answer is 42."])
+    "It uses <think>…</think>. The answer is 42.", "First <think>, and then </think>, and the answer 42.",
+    "```html\n<think>\n```\nis a tag.", "```\nhm </think>\nx\n```\nis cut"])
 def test_a_text_that_mentions_tags_is_whole(text): assert split_thought(text) == (text, None, True)
+
+
+@pytest.mark.parametrize("text, opened, answer, thought", [
+    ("<think>hm</think>42</think>", False, "42", "hm"), ("42</think>\n", False, "42", None),
+    ("</think>42", False, "42", ""), ("42\n<think>why</think>", False, "42", "why"),
+    ("a</think>\n<think>\n\n</think>\n42", True, "42", "a"), ("Sure. <think>40</think> 42", False, "42", "40"),
+    ("<Thinking>40</Thinking>42", False, "42", "40"),
+    ("<think>`</think>` ends it</think>42", False, "42", "`</think>` ends it"),
+    ("40 </think> 42", False, "42", "40"), ("the tag </think> ends</think>42", True, "42", "the tag \n ends"),
+    ("<think>a <think>b</think> c</think>\n42", False, "42", "a <think>b\n c"),
+    ("Here is my thought process: 40. Here is my response: 42", False, "42", "40."),
+    ("assistantanalysis40assistantfinal42", False, "42", "40"),
+    ("<|START_THINKING|>40<|END_THINKING|><|START_RESPONSE|>42<|END_RESPONSE|>", False, "42", "40")])
+def test_odd_blocks(text, opened, answer, thought):
+    assert split_thought(text, opened=opened) == (answer, thought, True)
 
 
 def test_channels():

@@ -114,3 +114,8 @@ def test_a_merge_that_cannot_write_it_says_why(run, tmp_path, monkeypatch):
     monkeypatch.setattr("sft_nb.workbench.Workbench.tokenizer", type("Plain", (), dict(chat_template=None))())
     with pytest.raises(ConfigError, match="no chat template to write the system prompt into"):
         merge(run, out=tmp_path/"x", write_system_prompt=True)
+
+
+def test_an_evaluation_by_perplexity_answers_in_that_word(run, capsys):
+    assert main(["evaluate", str(run.path), "--by", "perplexity", "--examples", "0"]) == 0
+    assert "perplexity" in capsys.readouterr().out.splitlines()[-1]

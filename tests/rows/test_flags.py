@@ -97,6 +97,11 @@ def test_a_row_is_left_out_by_its_own_flag(key):
     assert e.value.fix.settings == dict(ignore_columns=(key,))
 
 
+def test_a_config_of_axolotl_may_name_every_flag():
+    from sft_nb.foreign_meaning import _LOSS_KEYS
+    assert {*_LOSS_KEYS} == {*LOSS_FLAGS} - {"masked"}   # which is the opposite
+
+
 def test_a_mask_may_mean_two_things():
     assert learned(read(dict(messages=[ASKED, GOOD], mask="User"))) == ["right"]   # NeMo's: whose messages are hidden
     for row, name in ((dict(messages=[ASKED, GOOD], mask=[0, 1]), "mask"),
@@ -133,3 +138,9 @@ def test_rows_of_another_split_in_a_training_file_are_a_warning():
     found = warned(read(*rows))["train_split"]
     assert "split: test in 2 rows, split: Validation in 1 row" in found.says
     assert "train_split" not in warned(read(rows[0]))
+
+
+def test_a_conversation_under_another_task_is_looked_at_too():
+    rows = [dict(messages=[ASKED, GOOD | dict(mood="glad"), ASKED, BAD | dict(loss=False)])]
+    data = prepare(load_config(task="gsm8k", eval_samples=0), train=rows)
+    assert learned(data) == ["right"] and data.train.seen.unread == {"messages.mood": 1}

@@ -129,4 +129,6 @@ def test_text_files_are_documents(tmp_path):
     with pytest.raises(SftError, match="it holds JSON") as e: list(open_rows(tmp_path/"rows.txt")[0])
     assert str(e.value.fix) == f"mv {tmp_path}/rows.txt {tmp_path}/rows.jsonl"
     (tmp_path/"notes.md").write_text("# Notes")
-    with pytest.raises(SftError, match="or to notes.md.txt if it is text"): open_rows(tmp_path/"notes.md")
+    assert [*open_rows(tmp_path/"notes.md")[0]] == [(1, dict(text="# Notes"))]
+    (tmp_path/"notes.rst").write_text("Notes")
+    with pytest.raises(SftError, match="or to notes.rst.txt if it is text"): open_rows(tmp_path/"notes.rst")

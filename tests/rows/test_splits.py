@@ -185,7 +185,7 @@ def test_columns_find_their_fields(tmp_path):
     ({"utterance": "Slow", "next": "Restart"}, "chat", ("question=utterance", "answer=next")),
     ({"prompt": "Slow", "resolution": "Restart"}, "chat", ("completion=resolution",)),
     ({"input": "Slow", "output": "Restart"}, "chat", ("instruction=input",)),
-    ({"english": "Hi", "arabic": "مرحبا"}, "translate", ("source=english", "target=arabic")),
+    ({"sentence": "Hi", "rendering": "مرحبا"}, "translate", ("source=sentence", "target=rendering")),
     ({"article": "Long", "highlights": "Short"}, "gsm8k", ("question=article", "answer=highlights"))])
 def test_columns_of_other_names_are_guessed_and_the_guess_works(row, task, fields):
     from sft_nb.tokens.prepare import prepare
@@ -193,6 +193,25 @@ def test_columns_of_other_names_are_guessed_and_the_guess_works(row, task, field
     with pytest.raises(SftError) as e: prepare(load_config(**settings), train=[row])
     assert e.value.fix.settings == dict(fields=fields)
     assert prepare(load_config(**settings, fields=fields), train=[row]).train.n_kept == 1
+
+
+@pytest.mark.parametrize("row, into", [
+    (dict(en="Good day", de="Guten Tag"), "English to German"),
+    (dict(text_fr="Bonjour", text_en="Hello"), "French to English"),
+    (dict(id="x7", translation={"pt-BR": "Bom dia", "jpn_Jpan": "おはよう"}), "Portuguese to Japanese"),
+    (dict(id="selamat pagi", no="god morgen"), "Indonesian to Norwegian"), (dict(english="Hi", id="x7"), None),
+    (dict(english="Hi", german="Hallo", french="Salut"), None), (dict(english="Hi", note="short"), None)])
+def test_columns_that_are_languages_are_source_and_target(row, into):
+    from sft_nb.tokens.prepare import prepare
+    cfg = load_config(model="tiny", task="translate", eval_samples=0)
+    if into is None:
+        with pytest.raises(SftError, match="field source, target is missing"): prepare(cfg, train=[row])
+        return
+    data = prepare(cfg, train=[row])
+    assert data.report.figures["rows are"] == f"translate from {into} (1 row)"
+    prompt, answer = conversation(data.task, next(iter(data.train.source))[1], "row 1", cfg)
+    assert f"text from {into}:" in prompt["content"]
+    assert answer["content"] == [*row.get("translation", row).values()][-1]
 
 
 def test_a_typo_in_fields_is_named(tmp_path):
@@ -225,8 +244,12 @@ def test_translation_by_domain(tmp_path):
         write_table(tmp_path/f"technology_{side}.csv", named, ";", csv.QUOTE_MINIMAL)
     cfg = load_config(task="translate", data_dir=str(tmp_path), domain="technology", fields="source=english")
     with pytest.raises(SftError, match="target"): read_split(cfg, task_of(cfg), "train")
-    cfg = load_config(task="translate", data_dir=str(tmp_path), domain="technology",
-                      fields=("source=english", "target=arabic"))
+    fields = ("source=english", "target=arabic")
+    for how in (dict(fields=fields), {}): check_translation(load_config(
+        task="translate", data_dir=str(tmp_path), domain="technology", **how))
+
+
+def check_translation(cfg):
     task = task_of(cfg)
     rows = list(read_split(cfg, task, "train").values())
     assert [(r["source"], r["target"]) for r in rows] == ARABIC

@@ -6,6 +6,7 @@ from conftest import shared
 
 from sft_nb.cli import main
 from sft_nb.config import load_config
+from sft_nb.report import ConfigError
 from sft_nb.tokens.prepare import prepare
 
 
@@ -69,3 +70,56 @@ def test_07_calls_are_proposed_as_the_answer_and_tools_are_not(capsys):
 def test_09_a_transcript_is_no_answer(capsys):
     text = printed(capsys, "09-proposal-glaive")
     assert "--fields" not in text and "chat, a transcript of several turns" in text
+
+
+def config_of(name:str, file:str, **overrides):
+    "A config of a case, with its own rows"
+    return load_config(shared(f"field_cases/{name}")/file, eval_samples=0, **overrides)
+
+
+def test_04_reasoning_that_llama_factory_removes_is_removed():
+    template = shared("field_cases/04-lf-enable-thinking-false")/"think.jinja"
+    data = prepare(config_of("04-lf-enable-thinking-false", "lf.yaml", chat_template=str(template)))
+    assert learned(data) == ["Perhaps.<|im_end|>"] * 3 and "<think>" not in shown(data)
+    writes_blocks = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"""
+    data = prepare(config_of("04-lf-enable-thinking-false", "lf.yaml", chat_template=writes_blocks))
+    assert learned(data) == ["Perhaps.<|im_end|>"] * 3 and shown(data).count("<think>\n\n</think>\n\n") == 1
+
+
+def test_05_trl_learns_conversations_whole_and_completions_alone(tmp_path):
+    data = prepare(config_of("05-trl-messages", "trl.yaml"))
+    assert "user\nq0<|im_end|>\n<|im_start|>assistant\na0<|im_end|>" in learned(data)[0]
+    assert data.report.figures["prompts learned too"] == "in 3 rows (train_on_prompt: TRL's default)"
+    rows = tmp_path/"pairs.jsonl"
+    rows.write_text('{"prompt": "q", "completion": "a"}\n{"conversations": [{"from": "human", "value": "q"}, '
+                    '{"from": "gpt", "value": "a"}]}\n')
+    both = learned(prepare(config_of("05-trl-messages", "trl.yaml", train_file=str(rows))))
+    assert both[0] == "a<|im_end|>" and both[1].startswith("user\nq")
+    answers = config_of("05-trl-messages", "trl.yaml", assistant_only_loss=True)
+    assert learned(prepare(answers)) == [f"a{i}<|im_end|>" for i in range(3)]
+
+
+def test_06_a_file_that_only_predicts_is_refused_in_one_sentence():
+    with pytest.raises(ConfigError) as e: config_of("06-lf-predict", "predict.yaml")
+    assert "do_predict = True asks for answers to held-out rows, and no training" in str(e.value)
+    assert len(str(e.value).splitlines()) == 1 and "sft_nb evaluate runs/NAME" in str(e.value)
+
+
+@pytest.mark.parametrize("file, tool", [("torchtune.yaml", "torchtune"), ("litgpt.yaml", "LitGPT")])
+def test_20_files_of_other_tools_are_named(file, tool):
+    with pytest.raises(ConfigError, match=f"this is a config of {tool}, which is not read") as e:
+        config_of("20-other-tools", file)
+    assert len(str(e.value).splitlines()) == 1 and "nearest" not in str(e.value)
+
+
+def test_20_swifts_file_is_read():
+    cfg = config_of("20-other-tools", "swift.yaml")
+    assert (cfg.method, cfg.train_file, cfg.system_prompt) == ("lora", ("rows.jsonl[:500]",), "You are terse.")
+
+
+def test_13_an_encoding_is_proposed_that_gives_text(capsys):
+    text = printed(capsys, "13-gbk")
+    assert "iconv -f gbk " in text and "cp1252" not in text

@@ -307,3 +307,24 @@ def test_run_training_is_the_command(project):
     line = "--config train/configs/ablation2.py --batch_size 4 --learning_rate 1e-4 --no_wandb --lerning_rate 1"
     done = subprocess.run([ROOT/"run_training.sh", *line.split()], **how)
     assert done.returncode == 2 and "write --learning-rate" in done.stderr, done.stderr
+
+
+def test_run_training_is_a_container(project):
+    "`--dry-run` prints the line; the card, the folders and .env are those of the wrapper"
+    import shlex
+    import subprocess
+
+    from conftest import ROOT
+    for name in ("data", "models"): (project/name).mkdir()
+    (project/".env").write_text("HF_TOKEN=x\n")
+    def line(*args, **env):
+        how = dict(cwd=project, capture_output=True, text=True, check=True, env=os.environ | env)
+        return shlex.split(subprocess.run([ROOT/"run_training.sh", *args, "--dry-run"], **how).stdout)
+    found = line("--config", "my config.py", "--gpu", "1", "--batch_size", "4", IMAGE="mistral-nli-ft")
+    assert found[:5] == ["docker", "run", "--rm", "--gpus", '"device=1"'] and "--env-file" in found
+    mounts = [found[k + 1] for k, word in enumerate(found) if word == "-v"]
+    assert {f"{project}:/app", f"{project}/data:/data", f"{project}/models:/models"} <= {*mounts}
+    assert found[-7:] == ["mistral-nli-ft", "sft_nb", "train", "--config", "my config.py", "--batch_size", "4"]
+    default = line()
+    assert default[4] == "all" and default[-2:] == ["--config", "train/configs/default.py"]
+    assert line(DATA_DIR=str(project/"models"))[-2:] and f"{project}/models:/data" in line(DATA_DIR="models")

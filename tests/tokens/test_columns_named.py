@@ -95,9 +95,9 @@ def test_rows_in_the_place_of_a_tokenizer(rows):
     with pytest.raises(ConfigError, match="the second argument is a tokenizer"): prepare(settings(), rows)
 
 
-def test_a_folder_of_markdown(tmp_path):
-    (tmp_path/"a.md").write_text("# a")
-    with pytest.raises(SftError, match="no file with rows in this folder, only .md") as e:
+def test_a_folder_of_notes(tmp_path):
+    (tmp_path/"a.rst").write_text("a")
+    with pytest.raises(SftError, match="no file with rows in this folder, only .rst") as e:
         prepare(settings(train_file=str(tmp_path)))
     assert "*.txt" in str(e.value.fix)
 

@@ -130,6 +130,21 @@ def test_what_became_of_the_reasoning_is_said(tokenizer):
     assert found_in(tokenizer, None, rows[1])[1] is None
 
 
+BLOCK = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}OPENS{% endif %}"
+         "{{ m.content }}<|im_end|>\n{% endfor %}"
+         "{% if add_generation_prompt %}<|im_start|>assistant\nPROMPT{% endif %}")
+
+
+@pytest.mark.parametrize("opens, prompt, learned", [
+    ("<think>\n\n</think>\n\n", "", True), ("<think>\n\n</think>\n\n", "<think>\n", True),
+    ("<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n", False), ("", "", False)])
+def test_an_empty_block_that_is_learned_is_said(tokenizer, opens, prompt, learned):
+    "As Qwen3's template writes it into answers without reasoning"
+    template = BLOCK.replace("OPENS", opens).replace("PROMPT", prompt)
+    said = found_in(tokenizer, template, asked(dict(content="2")), asked(dict(content="3")))[1]
+    assert said == ("an empty block is learned in 2 of 2 answers looked at" if learned else None)
+
+
 def test_the_end_marker_that_most_answers_carry_is_named(tokenizer):
     rows = [dict(question=f"{k}+1?", answer=f"{k + 1}{'</s>' if k % 3 else '<|eot_id|>'}") for k in range(9)]
     said = finding(prepare(no_eval(task="chat"), tokenizer, train=rows), "train_end_markers").says
@@ -182,3 +197,23 @@ def test_three_answers_of_sixty_are_a_flaw_and_two_are_not(tmp_path, tokenizer, 
         data = prepare(no_eval(task="chat", train_file=write(tmp_path/f"{n}.jsonl", rows)), tokenizer)
         found[n] = [f.says for f in data.report.findings if f.check == "train_texts"]
     assert found[2] == [] and says in found[3][0], found
+
+
+def test_answers_that_are_labels_are_given_their_task(tmp_path, tokenizer):
+    "In any format, through case and a full stop; and the task for labels is told that answers are none"
+    labels = ["Spam", "ham.", "Spam", "spam", "ham"] * 8
+    formats = dict(questions=lambda k, label: dict(question=f"{k}?", answer=label),
+                   messages=lambda k, label: dict(messages=[dict(role="user", content=f"{k}?"),
+                                                            dict(role="assistant", content=label)]))
+    for name, row in formats.items():
+        file = write(tmp_path/f"{name}.jsonl", [row(k, label) for k, label in enumerate(labels)])
+        found = finding(prepare(no_eval(train_file=file), tokenizer), "train_labels")
+        assert found.status == "skipped" and found.fix.says("shell") == "--task classify"
+        assert "'Spam' 40%" in found.says
+        report = prepare(no_eval(train_file=file, task="classify"), tokenizer).report
+        assert "train_labels" not in [f.check for f in report.findings]
+    varied = write(tmp_path/"varied.jsonl", pairs(40))
+    report = prepare(no_eval(train_file=varied), tokenizer).report
+    assert "train_labels" not in [f.check for f in report.findings]
+    found = finding(prepare(no_eval(train_file=varied, task="classify"), tokenizer), "train_labels")
+    assert found.status == "warn" and found.fix.says("shell") == "--task chat"

@@ -135,3 +135,25 @@ def test_a_resumed_part_knows_the_losses_from_before(tmp_path):
     with patch.object(guarding.Guards, "on_train_begin", watched): resume(run)
     before = [line["loss"] for line in run.metrics() if "loss" in line][:len(made[0])]
     assert made[0] and made[0] == before and run.state == "finished"
+
+
+def labelled(tmp_path, n:int=48)->str:
+    "Rows whose answer is one of two labels, which no question decides"
+    rows = [dict(question=f"{k}?", answer=("yes", "no")[k % 3 == 0]) for k in range(n)]
+    file = tmp_path/"labels.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def test_one_answer_to_all_questions_is_seen_during_training_and_the_loss_is_that_of_an_answer(tmp_path):
+    "A finding, and no reason to stop: a model learns how often labels occur before it knows them"
+    files = dict(train_file=labelled(tmp_path), eval_fraction=.25, eval_samples=40, task="classify")
+    steps = dict(max_steps=8, sample_steps=2, eval_steps=4, logging_steps=2)
+    with answers("yes", ended=True): run = train(small(tmp_path, on_collapse="stop", **steps, **files))
+    assert run.state == "finished"
+    assert notes(run)["one_answer"].says == "12 of 12 answers are 'yes', which is the answer of 8 of these rows"
+    assert "nats a token" in notes(run)["format_only"].says
+    lines = [line for line in run.metrics() if "eval_loss" in line]
+    assert lines and all(line["eval_loss_per_answer"] > line["eval_loss"] for line in lines)
+    assert .5 < lines[0]["label_entropy"] < .7
+    assert "loss_per_answer" in next(line for line in run.metrics() if "loss" in line)

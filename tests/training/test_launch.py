@@ -125,10 +125,10 @@ def test_the_command_line_detaches_lists_compares_and_stops(tmp_path, capsys):
     assert main(["train", "--resume", str(root/"a")]) == 2 and "is training it now" in capsys.readouterr().err
     assert main(["stop", str(root/"a")]) == 0 and "a: stopped at step" in capsys.readouterr().out
     train(replace(Run(root/"a").config, run_name="b", learning_rate=1e-3, max_steps=2))
-    assert main(["runs", "--root", str(root)]) == 0
+    assert main(["runs", "--runs-dir", str(root)]) == 0
     out = capsys.readouterr().out
     assert "stopped" in out and "finished" in out
-    assert main(["runs", "a", f"{root}/b", "--root", str(root)]) == 0
+    assert main(["runs", "a", f"{root}/b", "--runs-dir", str(root)]) == 0
     assert "learning_rate" in capsys.readouterr().out
-    assert main(["runs", "a", "--root", str(root), "--json"]) == 0
+    assert main(["runs", "a", "--runs-dir", str(root), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["state"] == "stopped"
