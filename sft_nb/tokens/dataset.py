@@ -28,8 +28,8 @@ from ..rows.texts import is_filler, is_unfinished, loose_text, mostly_unique
 from ..rows.tool_calls import CALL_FLAWS
 from ..tasks.core import Task
 from ..tasks.metrics import labels_of
-from .template import PROBE, Template
-from .turns import render_turn
+from .template import PROBE, PROBE_QUESTION, Template
+from .turns import fix_for_empty_blocks, render_turn
 from .encode import end_ids
 from .pipeline import RowStatistics
 from .accounting import Counts, REQUESTED, Totals
@@ -434,7 +434,7 @@ def _find_files(s:Split, name:str)->list[Finding]:
     return [warn(text, "write their text as .txt files, or name the files in {train_file}", check=f"{name}_files")]
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00021
-def _find_in_answers(s:Split, name:str)->list[Finding]:
+def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
     "Empty answers, tools as text, and answers in front of which the template writes no prompt, or another one"
     out, seen = [], s.seen
     if n := seen.empty_answers:
@@ -454,6 +454,16 @@ def _find_in_answers(s:Split, name:str)->list[Finding]:
                 f"not end the prompt with it (first at {place}): these tokens are in no label and in no prompt, and "
                 "answers are supervised right after the prompt")
         out.append(warn(text, "set {chat_template} to one that obeys add_generation_prompt", check=f"{name}_header"))
+    if n := seen.folded_systems:
+        text = (f"the system messages of {pluralise(n, 'row')} are written at the beginning of the first question: the "
+                "chat template has no place for them, so whoever uses the model has to do the same")
+        out.append(warn(text, "set {chat_template} to one that writes system messages", check=f"{name}_system"))
+    if n := seen.empty_blocks:
+        _, tags = t.block_state(t.probe(PROBE_QUESTION, prompt=True))
+        opening, close = tags or t.blocks[0]
+        text = (f"{pluralise(n, 'answer')} without reasoning {'begins' if n == 1 else 'begin'} with an empty block, "
+                f"{opening}{close}, which is learned too: the model learns not to think")
+        out.append(warn(text, fix_for_empty_blocks(t), check=f"{name}_empty_reasoning"))
     if place := seen.notes.get("parted"):
         text = f"the chat template writes a prompt differently once its answer follows (first at {place})"
         out.append(ok(f"{text}; only the answer's own words are supervised", check=f"{name}_parted"))
@@ -514,6 +524,10 @@ def _find_in_template(t:Template)->list[Finding]:
     try: probe = render_turn([dict(role="user", content="Hi"), dict(role="assistant", content="Hello")], t)
     except SftError: probe = None
     out, closer, eos = [], t.closer.strip(), t.tokenizer.eos_token
+    if t.writes_date:
+        text = (f"the chat template writes the date into prompts: {t.day}. A run keeps the day of its rows, also when "
+                "it is resumed or evaluated; a server writes its own")
+        out.append(ok(text, check="template_date"))
     asked = t.probe(dict(role="user", content=PROBE), prompt=True)
     if asked and PROBE not in asked:
         text = "the chat template leaves out what the user writes: answers are learned without their questions"
@@ -533,7 +547,8 @@ def _find_in_template(t:Template)->list[Finding]:
         text = (f"the chat template writes no end token after an answer; {eos} is appended and supervised, which no "
                 "earlier answer of a conversation ends with")
         out.append(warn(text, "set {chat_template} to one that ends each answer", check="template_end"))
-    if probe and not probe.is_prefix and "header" not in t.shared["notes"]:   # `_find_in_answers` reports headers
+    closes = probe and t.block_state(probe.prompt)[0] == "open"   # `_find_in_answers` reports this, and headers
+    if probe and not (probe.is_prefix or closes or "header" in t.shared["notes"]):
         text = (f"the chat template ends a prompt with {probe.prompt[-30:]!r}, but does not write that in front of an "
                 "answer; answers are supervised right after it")
         out.append(warn(text, "set {chat_template} to one that writes both the same way", check="template_prompt"))
@@ -559,7 +574,7 @@ def find_all(
             if s.counts.shortened: fix = edit(on_long="drop") | "a larger {max_length}"
             out.append(warn(text, fix, check=check) if n else
                        ok("every answer ends with a supervised end token", check=check))
-        out += [*_find_files(s, name), *_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name),
+        out += [*_find_files(s, name), *_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name, t),
                 *_find_columns(s, name, cfg), *_find_in_texts(s, name, t.chat)]
         if name == "train": out += _find_labels(s, name, cfg.task)
         ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for
@@ -662,6 +677,7 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
     if n := train.seen.prompts_too:
         source = cfg.sources.get("train_on_prompt", "Config")
         figures["prompts learned too"] = f"in {pluralise(n, 'row')} (train_on_prompt: {source})"
+    if Template(tokenizer).writes_date: figures["date in prompts"] = tokenizer.template_day
     if others := _count_not_read(train):
         figures["files not read"] = ", ".join(f"{len(files):,} ({why})" for why, files in others.items())
     if train.seen.unread: figures["columns not learned from"] = join_names([*train.seen.unread])

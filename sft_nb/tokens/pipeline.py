@@ -16,24 +16,20 @@ from itertools import chain, islice
 
 from fastcore.basics import patch
 
-from sft_nb.report import edit, SftError
-from sft_nb.config import Config
-from sft_nb.rows.formats import ColumnsError, detect, is_blank, may_be_answer
-<<<<<<< local
-from sft_nb.rows.columns import columns_of_text, is_numeric_label, names_held_out_split
-=======
-from sft_nb.rows.columns import is_numeric_label, names_held_out_split
-from sft_nb.thoughts import split_thought
->>>>>>> remote
-from sft_nb.rows.texts import (
+from ..report import edit, SftError
+from ..config import Config
+from ..rows.formats import ColumnsError, detect, is_blank, may_be_answer
+from ..rows.columns import columns_of_text, is_numeric_label, names_held_out_split
+from ..thoughts import split_thought
+from ..rows.texts import (
     ANSWER_FLAWS, answer_marker, cut_lengths, end_marker, loose_key, repeated_answers, TEXT_FLAWS)
-from sft_nb.rows.tool_calls import call_flaws
-from sft_nb.tasks.core import Task
-from sft_nb.tokens.template import Template, thought_of
-from sft_nb.tokens.turns import Chunk, split_conversation, has_content, supervised_messages
-from sft_nb.tokens.template_cache import ConversationSplitter
-from sft_nb.tokens.encode import Encoded, Encoder
-from sft_nb.tokens.conversations import name_columns, parse_row, ParsedRow
+from ..rows.tool_calls import call_flaws
+from ..tasks.core import Task
+from .template import Template, thought_of
+from .turns import Chunk, split_conversation, has_content, supervised_messages
+from .template_cache import ConversationSplitter
+from .encode import Encoded, Encoder
+from .conversations import name_columns, parse_row, ParsedRow
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00006
 @dataclass
@@ -62,6 +58,8 @@ class RowStatistics:
     numbers:dict[str,int]=field(default_factory=dict)   # column -> rows whose number in it is trained on as text
     empty_answers:int=0         # empty answers in rows that have others
     tools_as_text:int=0         # rows whose tools the template would not write
+    folded_systems:int=0        # rows whose system message the template would not write
+    empty_blocks:int=0          # answers that close a block of reasoning without any in it
     reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
     notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.shared`) -> first place
     label_zero:int=0            # rows dropped by a `label` of 0
@@ -231,6 +229,10 @@ def split(self:Reader, messages:list[dict], place:str, prompt_too:bool=False)->l
     if len(examples) > 1: self.seen.apart += 1
     if messages[0]["role"] == "text": return examples
     contents = [m["content"] for m in messages]
+    self.seen.folded_systems += messages[0]["role"] == "system" and not self.t.takes_system
+    if self.t.thought_tags:
+        supervised = [chunk.text for example in examples for chunk in example if chunk.supervised]
+        self.seen.empty_blocks += sum(map(bool, map(self.t.empty_block.match, supervised)))
     if self.t.special.search("\0".join(contents)): self.seen.with_special_tokens += 1
     if not all(contents):
         self.seen.empty_answers += sum(m["role"] == "assistant" and not has_content(m) for m in messages)
