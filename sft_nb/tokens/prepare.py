@@ -298,12 +298,15 @@ def read_kept(
     cfg:Config,
     split:str,             # train or eval
     tokenizer=None,        # None: the one named by `cfg`
+    *, fingerprint:str|None=None,   # of the rows of a run: others are used, and said to be others; None: unknown
 )->tuple[dict[str,dict],dict[str,int]]:   # place -> row, in memory; reason -> number of dropped rows
     "The rows of one side that `prepare` keeps; none where the side has no rows, `SftError` if nothing is left"
     task = task_of(cfg)
     rows = open_split(cfg, task, split)
     if rows is None: return {}, {}
     side = _prepare_side(cfg, task, tokenizer or load_tokenizer(cfg), rows, split)
+    if fingerprint not in (None, side.fingerprint):
+        _log_finding(f"these are not the run's rows: their fingerprint is {side.fingerprint}, and was {fingerprint}")
     numbers = set(side.stats["row"].tolist())
     kept = {place: row for number, (place, row) in enumerate(side.source) if number in numbers}
     reason_of = {line["where"]: line["reason"] for line in side.dropped if line["where"] not in kept}
