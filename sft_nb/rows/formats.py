@@ -14,7 +14,7 @@ import ast, json, operator, re, unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache, partial, reduce
-from itertools import accumulate, groupby, pairwise, takewhile
+from itertools import accumulate, groupby, pairwise, product, takewhile
 from numbers import Number
 from typing import NamedTuple
 
@@ -780,6 +780,7 @@ def _guess(columns:_Columns, fields:tuple[str,...], answer:str|None)->dict:
         missing.remove(field)
     used = {*found.values(), *fields}
     unnamed = [c for c, kind in columns.kinds.items() if c not in used and not columns.is_metadata(c)]
+    if all(str(c).isdigit() for c in unnamed): unnamed = unnamed[:len(missing)]   # cells of a list, in order
     if missing and len(unnamed) == len(missing) and {columns.kinds[c] for c in unnamed} <= {"text", "number", "label"}:
         found |= zip(missing, unnamed)
         missing = []
@@ -819,6 +820,7 @@ def propose_pairs(
     return reduce(operator.or_, fixes)
 
 # %% ../../nbs/02_rows/00_formats.ipynb #prop0007
+_REASONING_NAMES = "reasoning cot thought thoughts thinking rationale explanation begrundung 推理 思考".split()
 _PAIRS = ("question", "answer"), ("prompt", "completion"), ("instruction", "output")
 _OPTIONAL = dict(   # field -> names of the columns that may fill it
     system=re.compile("sys(tem)?(prompt|message|instructions?|nachricht|anweisung)?"
@@ -861,6 +863,7 @@ def propose_fields(
     rows:list[dict]|dict,       # some rows, or one
     fields:tuple[str,...]=(),   # fields that a task needs, the answer last; empty: those of a format
     given:tuple[str,...]=(),    # pairs that are already set and correct: question=body
+    *, optional:tuple[str,...]=(),   # other fields that a task reads, such as reasoning
 )->Fix|None:
     "Settings that name the columns of rows, each tried on the first rows with content; None if none of them works"
     columns = _Columns([rows] if isinstance(rows, dict) else rows)
@@ -874,6 +877,10 @@ def propose_fields(
     def works(pairs): return sum(_teaches(row, pairs, fields) for row in columns.rows) >= .5 * len(columns.rows)
     found = next(([pairs] for pairs in proposals if works(pairs)), None)
     if found is None: found = [p for p in _questions_and_answers(columns, fields or wanted) if p and works(p)]
+    for pairs, field in product(found, [f for f in optional if f not in columns]):
+        left = [c for c, kind in columns.kinds.items() if kind == "text" and c not in (*pairs.values(), *fields)]
+        named = [c for c in left if {field, *_REASONING_NAMES} & {*column_words(c)} or str(c).isdigit()]
+        if named: pairs[field] = named[0]
     fixes = [edit(fields=(*given, *(f"{f}={c}" for f, c in pairs.items()))) for pairs in found]
     return reduce(operator.or_, fixes) if fixes else None
 
