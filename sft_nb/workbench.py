@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from .installation import load_libraries
 from .report import ConfigError, SftError
 from .config import as_config, Config
-from .tokens.tokenizer import configure_tokenizer, is_own_tokenizer, load_tokenizer
+from .tokens.tokenizer import configure_tokenizer, is_own_tokenizer, load_tokenizer, with_day
 from .tokens.cache import token_inputs
 from .tokens.dataset import Data
 from .tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data
@@ -115,8 +115,8 @@ class _Planned(_Asked):
     def cfg(self)->Config:
         "The resolved config without `auto`; its sources give the reasons"
         if self.is_resolved: return self.requested
-        if self.plan is None: return without_plan(self.requested, self.data, self.no_plan)
-        return with_plan(self.requested, self.plan)
+        asked = with_day(self.requested, self.data.tokenizer)
+        return without_plan(asked, self.data, self.no_plan) if self.plan is None else with_plan(asked, self.plan)
 
     @property
     def low_precision(self)->bool:

@@ -210,7 +210,7 @@ def prompts_differ(
         if max(len(e["input_ids"]) for e in examples) >= cfg.max_length: continue   # a truncated row may start later
         if any(label != -100 for e in examples for label in e["labels"][1:2]): continue   # the prompt is supervised
         talk = conversation(data.task, raw, place, cfg)
-        if talk[0]["role"] in ("text", "tokens"): continue
+        if talk[0]["role"] in ("text", "tokens") or any("train_parts" in m for m in talk): continue
         before_answers = []
         for example in examples:
             supervised = np.asarray(example["labels"]) != -100
@@ -232,7 +232,8 @@ def check_prompts(data:Data, cfg:Config)->Finding:
     if wrong:
         text = f"{len(wrong)} of the first rows have other tokens before the answer than generation gets"
         return fail(f"{text}, the first is {wrong[0]}", "prepare(cfg) again, with this chat template")
-    if not n: return skipped("the first rows have no prompt: they are text or ids, were cut, or are supervised whole")
+    if not n:
+        return skipped("the first rows have no prompt, or are text, ids, cut, or supervised whole or in part")
     return ok(f"{n} answers of the first rows follow the tokens that generation gets")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #71870b1c

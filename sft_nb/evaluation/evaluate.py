@@ -412,6 +412,8 @@ def evaluation_settings(
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #7e09a047
 _ANY_LENGTH = 10**9   # for a model not trained by a run
 
+_WHICH_ROWS = ("eval_samples", "max_length", "task", "on_bad_row")   # other rows are held out on purpose
+
 def held_out(
     target:Target,
     tokenizer=None,      # None: the one named by its config
@@ -425,8 +427,10 @@ def held_out(
                           edit(eval_file="rows.jsonl") | edit(task="gsm8k"))
     if target.run is None and cfg.max_length == Config().max_length: cfg = replace(cfg, max_length=_ANY_LENGTH)
     of_run = target.run is not None and cfg.eval_file == target.run.config.eval_file
+    same = target.run and all(getattr(cfg, name) == getattr(target.run.config, name) for name in _WHICH_ROWS)
+    fingerprint = target.run.fingerprint("eval") if same else None
     with missing_rows_are_of_the_run(target.run.path) if of_run else nullcontext():
-        rows, left_out = read_kept(cfg, "eval", tokenizer)
+        rows, left_out = read_kept(cfg, "eval", tokenizer, fingerprint=fingerprint)
     if not rows: raise ConfigError(where, "no rows are held out", "at least one", edit(eval_file="rows.jsonl"))
     task = task_of(cfg)
     prompted = {place: row for place, row in rows.items() if len(conversation(task, row, place, cfg)) > 1}

@@ -130,7 +130,7 @@ def tokenizer_of(
     except Exception as e:   # a broken file can raise anything
         found = f"it cannot be loaded ({type(e).__name__})"
         raise SftError(f"tokenizer in {folder.path}", found, "", "merge again") from e
-    for name in ("prompt_separator", "reasoning"): setattr(found, name, getattr(like, name))
+    for name in ("prompt_separator", "reasoning", "template_day"): setattr(found, name, getattr(like, name))
     return found
 
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #16473188

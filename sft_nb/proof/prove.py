@@ -9,7 +9,7 @@ __all__ = ['several_turns', 'answer_as_reference', 'adapter_stages', 'Proof', 'u
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -20,9 +20,10 @@ from ..files import read_json, write_atomically
 from ..report import ConfigError, edit, Fix, ok, SftError, warn
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.template import Template
-from ..tokens.tokenizer import load_tokenizer
+from ..tokens.tokenizer import load_tokenizer, without_day
 from ..workbench import Workbench
 from ..runs.directory import open_run, Run
+from ..runs.errors import missing_rows_are_of_the_run
 from ..runs.locate import name_of_weights
 from ..evaluation.evaluate import leaves_base
 from ..evaluation.openai_client import Server
@@ -65,7 +66,8 @@ def answer_as_reference(
 )->Reference:
     "Generate the reference answers with the run's model and its base"
     tokenizer = bench.tokenizer
-    asked = [c for c in held_out_prompts(bench.requested, prompts) if c[0]["role"] != "tokens"]   # servers take no ids
+    with missing_rows_are_of_the_run(run.path): asked = held_out_prompts(bench.requested, prompts)
+    asked = [c for c in asked if c[0]["role"] != "tokens"]   # servers take no ids
     asked = asked or [[dict(role="user", content="Hello")]]
     role = "user" if Template(tokenizer).chat else "text"
     system = [dict(role="system", content=run.system_prompt)] if run.system_prompt and role == "user" else []
@@ -200,6 +202,8 @@ def prove(
         raise ConfigError("quantised", f"it is {quantised!r}", f"one of {expected}", edit(quantised="int8"))
     if prompts < 1: raise ConfigError(f"prove {run.name}", f"prompts is {prompts}", "", edit(prompts=8))
 
+    # a server writes its own day where the run's prompts have theirs
+    today = replace(run.config, chat_template_kwargs=without_day(run.config.chat_template_kwargs))
     own = run.path/("merged" if checkpoint == "adapter" else f"merged-{checkpoint}")
     merged = None
     if folder is not None: merged = Folder(Path(folder))
@@ -207,10 +211,10 @@ def prove(
     file = None if gguf is None else Gguf(Path(gguf))
     source = run.weights(checkpoint)
     if server is not None:
-        client = Server(server, load_tokenizer(run.config), model, timeout, fallback=merged and str(merged.path))
+        client = Server(server, load_tokenizer(today), model, timeout, fallback=merged and str(merged.path))
         _ = client.name   # raises an error if the server cannot be reached
 
-    bench = Workbench(run.config, is_resolved=True)
+    bench = Workbench(today, is_resolved=True)
     is_full, learned = run.config.method == "full", name_of_weights(checkpoint, run.config.method == "full")
     found = []
     def answer():

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['FORMAT_FIELDS', 'TEXT_COLUMNS', 'parse_fields', 'match_columns', 'ColumnRenamer', 'TrackedRow', 'unread_columns',
            'unread_message_keys', 'numbers_in_texts', 'kto_label', 'exclusion_reason', 'is_numeric_label',
-           'is_honoured', 'are_metadata', 'names_held_out_split']
+           'is_honoured', 'are_metadata', 'like_flags', 'names_held_out_split', 'columns_of_text']
 
 # %% ../../nbs/02_rows/01_columns.ipynb #8b679461
 import difflib, re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from functools import lru_cache
 
@@ -322,23 +322,25 @@ def is_honoured(row:dict, name:str)->bool:
 
 # %% ../../nbs/02_rows/01_columns.ipynb #2051faf9
 _NO_METADATA = {*TEXT_COLUMNS, *REASONING_KEYS, "label", "kto_tag", "system", "system_prompt", "tools", "functions",
-                "history", "documents", "input_ids", "labels", "thought", "rationale", "explanation"}
+                "history", "documents", "input_ids", "labels", "thought", "rationale", "explanation"} - {"category"}
 _NEVER_HARMLESS = re.compile("loss|train|mask|weight|label")
 _IDENTIFIERS = set("""
     id ids idx index uuid uid guid hash sha sha1 sha256 md5 url urls uri link date time timestamp datetime
-    created updated modified count num length len score scores license""".split())   # one of these words is enough
+    created updated modified count num length len score scores license type kind category categories subcategory
+    quality rate rating ratings name names lang language languages level moderation reward rewards
+    """.split())   # one of these words is enough
 _METADATA = set("""
-    source src origin dataset subset config category categories subcategory type kind topic topics domain
-    domains tag tags lang language languages locale country author user users model models generator version
-    rating ratings quality difficulty level rank votes upvotes likes helpfulness toxicity perplexity ppl
+    source src origin dataset subset config topic topics domain domains tag tags locale country author user
+    users model models generator version difficulty rank votes upvotes likes helpfulness toxicity perplexity ppl
     temperature top p max min mean n no nr number total turn turns round rounds token tokens word words char
-    chars character characters size redacted moderation openai file filename path page line row fold seed meta
-    metadata finish stop reason usage cost latency duration provider annotator worker session channel status
-    state agent customer email phone priority severity department team assignee sent at by in of cache control
-    signature citations annotations is error refusal logprobs original system fingerprint schema split object
-    generation safety settings reward rewards views avatar toxic hashed ip header full skip formatting
-    identifier neighbor distance repeat similar percent percentage average avg probability confidence
-    """.split())   # all words of a name must be among these or the identifiers
+    chars character characters size redacted openai file filename path page line row fold seed meta metadata
+    finish stop reason usage cost latency duration provider annotator worker session channel status state agent
+    customer email phone priority severity department team assignee sent at by in of cache control signature
+    citations annotations is error refusal logprobs original system fingerprint schema split object generation
+    safety settings views avatar toxic hashed ip header full skip formatting identifier neighbor distance repeat
+    similar percent percentage average avg probability confidence task other info extra data stars subreddit
+    permalink grade ability style endpoint method copyright tgt annotators bleu comet datum fecha
+    """.split())   # all words of a name must be among these
 
 @lru_cache(4096)
 def _is_metadata(name:str)->bool:
@@ -353,6 +355,12 @@ def are_metadata(
     "Do all names tell where a row is from or what kind it is, so that nothing can be learned from the columns?"
     return all(map(_is_metadata, map(str, names)))
 
+def like_flags(
+    names:list[str],   # names of columns, or of keys such as messages.compute_loss
+)->list[str]:
+    "Those that may exclude something from the loss, by their names"
+    return [name for name in names if re.search("loss|train|mask|weight", _key_of(name).lower())]
+
 def names_held_out_split(
     row:dict,
 )->str:   # `split: test`; empty for rows of the training set
@@ -360,3 +368,24 @@ def names_held_out_split(
     value = dict.get(row, "split")
     if not isinstance(value, str): return ""
     return f"split: {value}" if value.strip().lower() in ("test", "validation", "valid", "val", "dev", "eval") else ""
+
+# %% ../../nbs/02_rows/01_columns.ipynb #srccol02
+def _texts_in(value)->Iterator[str]:
+    "The texts and numbers in a value, nested ones too"
+    if isinstance(value, dict): value = list(dict.values(value))
+    if isinstance(value, (list, tuple)):
+        for part in value: yield from _texts_in(part)
+    elif not _is_empty(value): yield str(value).strip()
+
+def columns_of_text(
+    row:dict,
+    text:str,   # an answer, or a prompt
+)->list[str]:   # empty: no column holds it
+    "The column that holds a text; else those that hold it among other things; else those that are in it"
+    text, parts = text.strip(), {str(k): [*_texts_in(v)] for k, v in dict.items(row)}
+    if not text: return []
+    equal = [k for k, texts in parts.items() if text in texts]
+    if equal: return equal[-1:]   # a copy of the question comes before the answer
+    inside = [k for k, texts in parts.items() if any(part and part in text for part in texts)]
+    long = [k for k in inside if any(len(part) > 2 and part in text for part in parts[k])] or inside
+    return [k for k, texts in parts.items() if any(text in part for part in texts)] or long

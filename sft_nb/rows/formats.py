@@ -14,7 +14,7 @@ import ast, json, operator, re, unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache, partial, reduce
-from itertools import accumulate, groupby, pairwise, takewhile
+from itertools import accumulate, groupby, pairwise, product, takewhile
 from numbers import Number
 from typing import NamedTuple
 
@@ -71,6 +71,9 @@ _RESULT_ID = ("tool_use_id", "call_id", "toolUseId", "tool_call_id", "toolCallId
 _RESULT_CONTENT = ("content", "response", "output", "result", "value")
 BLOCK_KEYS = {"type", "thought", "json", *_BLOCK_KINDS, *_BLOCK_TEXT, *_CALL_NAME, *_CALL_ID, *_CALL_ARGUMENTS,
               *_RESULT_ID, *_RESULT_CONTENT}   # keys of a block that are read
+
+LOSS_FLAGS = ("train", "training", "trainable", "weight", "loss", "loss_weight", "loss_scale", "loss_mask", "masked")
+_FLAGS = frozenset(LOSS_FLAGS)   # see below
 
 def is_missing(
     value,
@@ -130,6 +133,9 @@ def content_text(
     if isinstance(content, dict) and "parts" in content: content = content["parts"]   # Vertex
     if isinstance(content, (list, dict)):
         blocks = [b for b in read_blocks(content, name) if b.kind != "thought"]
+        if any(not _FLAGS.isdisjoint(b.part) for b in blocks):
+            raise SftError("row", f"{name} has parts with flags: {content!r:.60}", "flags in messages",
+                           "write the row as messages")
         if all(b.kind == "text" for b in blocks): return "".join(b.value for b in blocks)
     raise SftError("row", f"{name} is {content!r:.80}", "a string", f"write {name} as a string")
 
@@ -188,8 +194,6 @@ def _parse_python_calls(text:str, name:str)->list[dict]:
         raise SftError("row", f"function_calls of {name} is {text[:60]!r}", "f(name=value) on each line", fix) from e
 
 # %% ../../nbs/02_rows/00_formats.ipynb #f1ags001
-LOSS_FLAGS = ("train", "training", "trainable", "weight", "loss", "loss_weight", "loss_scale", "loss_mask", "masked")
-_FLAGS = frozenset(LOSS_FLAGS)
 _YES_NO = {"true": True, "1": True, "1.0": True, "yes": True, "false": False, "0": False, "0.0": False, "no": False}
 
 def read_flag(
@@ -287,7 +291,8 @@ def normalise_message(
         thought = thought or "\n".join(b.value for b in blocks if b.kind == "thought" and b.value)
         calls = calls or [b.value for b in blocks if b.kind == "call"]
         parts = [(b.value if b.kind == "text" else None, read_flag(b.part, f"a part of {name}")) for b in blocks]
-        content = [b.part for b in blocks if b.kind != "call"]
+        content_text([b.part for b in blocks if b.kind == "result"], written)   # refused: a message of its own
+        content = "".join(b.value for b in blocks if b.kind == "text")
 
     out = dict(role=role, content=content_text(content, written))
     if thought: out["reasoning_content"] = thought
@@ -324,18 +329,17 @@ def _parse_tools(tools, name:str)->list[dict]:
     for tool in _parse_list(tools, name):
         inner = tool.get("functionDeclarations", tool.get("function_declarations")) if isinstance(tool, dict) else None
         for t in inner or [tool]:
+            t = _parse_json(t, name)
             function = t.get("function", t.get("toolSpec", t)) if isinstance(t, dict) else None
             if not isinstance(function, dict):
                 raise SftError("row", f"{name} are {tools!r:.60}", "a list of objects",
                                f"write {name} as a list of objects")
-            if "function" in t:
-                out.append(t)
-                continue
             schema = next((k for k in ("input_schema", "inputSchema") if k in function), None)   # Anthropic, Bedrock
             function = {"parameters" if k == schema else k: v for k, v in function.items() if k != "type"}
             inside = function.get("parameters")
+            if isinstance(inside, str): function["parameters"] = _parse_json(inside, f"parameters in {name}")
             if isinstance(inside, dict) and [*inside] == ["json"]: function["parameters"] = inside["json"]
-            out.append(dict(type="function", function=function))
+            out.append(t | dict(function=function) if "function" in t else dict(type="function", function=function))
     return out
 
 _SYSTEM_FIELDS = ("system", "systemInstruction", "system_instruction")
@@ -406,7 +410,8 @@ def _normalise_all(messages:list, name:str)->list[dict]:
     out = []
     for i, m in enumerate(messages, 1):
         place, spelled = f"{name} {i}", _spelled_role(m)
-        if not spelled and isinstance(m, dict) and m.get("type") in _BLOCK_KINDS:   # an item of OpenAI's responses
+        kind = _BLOCK_KINDS.get(m.get("type")) if isinstance(m, dict) and not spelled else None
+        if kind not in (None, "text"):   # an item of OpenAI's responses
             m = dict(role="assistant", content=[m])
         content = _first_present(m, CONTENT_KEYS) if isinstance(m, dict) else None
         several = isinstance(content, list) and spelled not in _CALL_ROLES
@@ -491,6 +496,8 @@ def _read_jeopardy(row)->list[dict]:
 def _as_messages(x, role:str, name:str)->list[dict]:
     "`x` as messages: a list is normalised, a string or a number becomes one message with `role`"
     if isinstance(x, (str, Number)) or is_missing(x): return [dict(role=role, content=content_text(x, name))]
+    if isinstance(x, list) and x and all(isinstance(p, dict) and _BLOCK_KINDS.get(p.get("type")) == "text" for p in x):
+        if not any(map(_spelled_role, x)): return [normalise_message(dict(role=role, content=x), name)]   # blocks
     return _normalise_all([x] if isinstance(x, dict) else _parse_list(x, name), f"message of {name}")
 
 def _join_prompt(prompt:list[dict], answer:list[dict])->list[dict]:
@@ -773,6 +780,7 @@ def _guess(columns:_Columns, fields:tuple[str,...], answer:str|None)->dict:
         missing.remove(field)
     used = {*found.values(), *fields}
     unnamed = [c for c, kind in columns.kinds.items() if c not in used and not columns.is_metadata(c)]
+    if all(str(c).isdigit() for c in unnamed): unnamed = unnamed[:len(missing)]   # cells of a list, in order
     if missing and len(unnamed) == len(missing) and {columns.kinds[c] for c in unnamed} <= {"text", "number", "label"}:
         found |= zip(missing, unnamed)
         missing = []
@@ -812,6 +820,7 @@ def propose_pairs(
     return reduce(operator.or_, fixes)
 
 # %% ../../nbs/02_rows/00_formats.ipynb #prop0007
+_REASONING_NAMES = "reasoning cot thought thoughts thinking rationale explanation begrundung 推理 思考".split()
 _PAIRS = ("question", "answer"), ("prompt", "completion"), ("instruction", "output")
 _OPTIONAL = dict(   # field -> names of the columns that may fill it
     system=re.compile("sys(tem)?(prompt|message|instructions?|nachricht|anweisung)?"
@@ -854,6 +863,7 @@ def propose_fields(
     rows:list[dict]|dict,       # some rows, or one
     fields:tuple[str,...]=(),   # fields that a task needs, the answer last; empty: those of a format
     given:tuple[str,...]=(),    # pairs that are already set and correct: question=body
+    *, optional:tuple[str,...]=(),   # other fields that a task reads, such as reasoning
 )->Fix|None:
     "Settings that name the columns of rows, each tried on the first rows with content; None if none of them works"
     columns = _Columns([rows] if isinstance(rows, dict) else rows)
@@ -867,6 +877,10 @@ def propose_fields(
     def works(pairs): return sum(_teaches(row, pairs, fields) for row in columns.rows) >= .5 * len(columns.rows)
     found = next(([pairs] for pairs in proposals if works(pairs)), None)
     if found is None: found = [p for p in _questions_and_answers(columns, fields or wanted) if p and works(p)]
+    for pairs, field in product(found, [f for f in optional if f not in columns]):
+        left = [c for c, kind in columns.kinds.items() if kind == "text" and c not in (*pairs.values(), *fields)]
+        named = [c for c in left if {field, *_REASONING_NAMES} & {*column_words(c)} or str(c).isdigit()]
+        if named: pairs[field] = named[0]
     fixes = [edit(fields=(*given, *(f"{f}={c}" for f, c in pairs.items()))) for pairs in found]
     return reduce(operator.or_, fixes) if fixes else None
 

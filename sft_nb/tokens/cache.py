@@ -20,6 +20,7 @@ from ..settings import settings_with
 from ..rows.files import file_digest
 from ..rows.sources import Mixture
 from ..tasks.core import Task
+from .tokenizer import without_day
 from .accounting import piece_checksums, Totals
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #3b0867f0
@@ -76,7 +77,10 @@ def token_inputs(
     large = dict(tokenizer=_tokenizer_digest(tokenizer), chat_template=str(tokenizer.chat_template),
                  special_tokens=repr(sorted(tokenizer.special_tokens_map.items())))
     digests = {name: _digest_of([value.encode("utf-8", "surrogatepass")]) for name, value in large.items()}
-    return dict(task=task.name) | digests | {name: repr(getattr(cfg, name)) for name in settings_with("changes_tokens")}
+    settings = {name: repr(getattr(cfg, name)) for name in settings_with("changes_tokens")}
+    arguments = dict(chat_template_kwargs=repr(without_day(cfg.chat_template_kwargs)),
+                     day=getattr(tokenizer, "template_day", ""))
+    return dict(task=task.name) | digests | settings | arguments
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #f2d61559
 def _without_locations(code):

@@ -19,17 +19,17 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..display import RecordTable, with_png
-from ..report import command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
+from ..report import as_fix, command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import command_line_options, Config, explicit_settings
-from ..rows.columns import are_metadata
+from ..rows.columns import are_metadata, like_flags
 from ..rows.formats import FORMATS, is_answer_name, join_names, propose_pairs
 from ..rows.sources import Mixture, NO_ROWS, unused_test_files
 from ..rows.texts import is_filler, is_unfinished, loose_text, mostly_unique
 from ..rows.tool_calls import CALL_FLAWS
 from ..tasks.core import Task
 from ..tasks.metrics import labels_of
-from .template import PROBE, Template
-from .turns import render_turn
+from .template import PROBE, PROBE_QUESTION, Template
+from .turns import fix_for_empty_blocks, render_turn
 from .encode import end_ids
 from .pipeline import RowStatistics
 from .accounting import Counts, REQUESTED, Totals
@@ -403,6 +403,9 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     answers = [*s.seen.answers]
     if are_metadata(names): return [*out, ok(text, check=f"{name}_columns")]
     fix = edit(ignore_columns=(*(ignored or ()), *names[:6])) | "a task that reads them"
+    if flags := like_flags(names):
+        text += f"; {flags[0]} may exclude something from the loss, and is not read"
+        fix = as_fix(f"rename {flags[0]} to train, with true or false, if it does") | fix
     format = next(iter(s.seen.formats)) if len(s.seen.formats) == 1 and cfg.task in ("auto", "chat") else ""
     longer = [c for c in answers if is_answer_name(c, labels=False)]
     if answers and format == "text":   # and how to fix it
@@ -434,7 +437,7 @@ def _find_files(s:Split, name:str)->list[Finding]:
     return [warn(text, "write their text as .txt files, or name the files in {train_file}", check=f"{name}_files")]
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00021
-def _find_in_answers(s:Split, name:str)->list[Finding]:
+def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
     "Empty answers, tools as text, and answers in front of which the template writes no prompt, or another one"
     out, seen = [], s.seen
     if n := seen.empty_answers:
@@ -454,6 +457,16 @@ def _find_in_answers(s:Split, name:str)->list[Finding]:
                 f"not end the prompt with it (first at {place}): these tokens are in no label and in no prompt, and "
                 "answers are supervised right after the prompt")
         out.append(warn(text, "set {chat_template} to one that obeys add_generation_prompt", check=f"{name}_header"))
+    if n := seen.folded_systems:
+        text = (f"the system messages of {pluralise(n, 'row')} are written at the beginning of the first question: the "
+                "chat template has no place for them, so whoever uses the model has to do the same")
+        out.append(warn(text, "set {chat_template} to one that writes system messages", check=f"{name}_system"))
+    if n := seen.empty_blocks:
+        _, tags = t.block_state(t.probe(PROBE_QUESTION, prompt=True))
+        opening, close = tags or t.blocks[0]
+        text = (f"{pluralise(n, 'answer')} without reasoning {'begins' if n == 1 else 'begin'} with an empty block, "
+                f"{opening}{close}, which is learned too: the model learns not to think")
+        out.append(warn(text, fix_for_empty_blocks(t), check=f"{name}_empty_reasoning"))
     if place := seen.notes.get("parted"):
         text = f"the chat template writes a prompt differently once its answer follows (first at {place})"
         out.append(ok(f"{text}; only the answer's own words are supervised", check=f"{name}_parted"))
@@ -514,6 +527,10 @@ def _find_in_template(t:Template)->list[Finding]:
     try: probe = render_turn([dict(role="user", content="Hi"), dict(role="assistant", content="Hello")], t)
     except SftError: probe = None
     out, closer, eos = [], t.closer.strip(), t.tokenizer.eos_token
+    if t.writes_date:
+        text = (f"the chat template writes the date into prompts: {t.day}. A run keeps the day of its rows, also when "
+                "it is resumed or evaluated; a server writes its own")
+        out.append(ok(text, check="template_date"))
     asked = t.probe(dict(role="user", content=PROBE), prompt=True)
     if asked and PROBE not in asked:
         text = "the chat template leaves out what the user writes: answers are learned without their questions"
@@ -533,7 +550,8 @@ def _find_in_template(t:Template)->list[Finding]:
         text = (f"the chat template writes no end token after an answer; {eos} is appended and supervised, which no "
                 "earlier answer of a conversation ends with")
         out.append(warn(text, "set {chat_template} to one that ends each answer", check="template_end"))
-    if probe and not probe.is_prefix and "header" not in t.shared["notes"]:   # `_find_in_answers` reports headers
+    closes = probe and t.block_state(probe.prompt)[0] == "open"   # `_find_in_answers` reports this, and headers
+    if probe and not (probe.is_prefix or closes or "header" in t.shared["notes"]):
         text = (f"the chat template ends a prompt with {probe.prompt[-30:]!r}, but does not write that in front of an "
                 "answer; answers are supervised right after it")
         out.append(warn(text, "set {chat_template} to one that writes both the same way", check="template_prompt"))
@@ -556,10 +574,11 @@ def find_all(
             check, n = f"{name}_ends", int((~np.isin(s.stats["last"], ends)).sum())
             text = f"{n:,} of {pluralise(len(s.lengths), 'answer')} without a supervised end token at the end"
             fix = "put the end token after each row of tokens or text: none is added"
+            if s.seen.flags.get("in_part"): fix = "mark the last part of each answer as learned, if its end is to be"
             if s.counts.shortened: fix = edit(on_long="drop") | "a larger {max_length}"
             out.append(warn(text, fix, check=check) if n else
                        ok("every answer ends with a supervised end token", check=check))
-        out += [*_find_files(s, name), *_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name),
+        out += [*_find_files(s, name), *_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name, t),
                 *_find_columns(s, name, cfg), *_find_in_texts(s, name, t.chat)]
         if name == "train": out += _find_labels(s, name, cfg.task)
         ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for
@@ -595,6 +614,58 @@ def _side_figures(s:Split, name:str)->dict:
                 "fingerprint": s.fingerprint}
     return {f"{name}: {k}": v for k, v in figures.items()}
 
+def _names_of(s:Split, counts:dict[str,int])->list[str]:
+    "Columns by the names that they have in the files, the most frequent first, without those of a few rows"
+    least = .05 * max(counts.values(), default=0)
+    return [s.seen.columns.get(name, name) for name, n in sorted(counts.items(), key=itemgetter(1), reverse=True)
+            if n >= least]
+
+def _learning_facts(cfg:Config, train:Split)->dict:
+    "What is learned: columns of answers and prompts, rows, system prompts and arguments of the template"
+    seen = train.seen
+    arguments = [*(cfg.chat_template_kwargs or ()), *(f"{own} of rows" for own in seen.arguments)]
+    return dict(
+        answers_from=_names_of(train, seen.answers_from), prompts_from=_names_of(train, seen.prompts_from),
+        formats=seen.formats, response_template=cfg.response_template, turns=cfg.train_on_turns,
+        prompts_learned=seen.prompts_too, rows=train.n_kept, rows_read=train.n_read, left_out=train.reasons,
+        cut=train.counts.shortened, columns_not_used=[*seen.unread], system_prompts=[*seen.systems],
+        template_arguments=arguments[:4], max_samples=cfg.max_samples)
+
+def _learning_summary(
+    facts:dict,   # from `_learning_facts`
+)->str:
+    "The facts as a paragraph"
+    answers, prompts = facts["answers_from"], facts["prompts_from"]
+    formats = {*facts["formats"]} - {"unknown"}
+    if formats == {"text"}:
+        told = f"Learned: all of {join_names(answers)}" if answers else "Learned: whole texts"
+        if facts["response_template"]: told = f"Learned: what follows {facts['response_template']!r} in the text"
+    elif formats == {"tokens"}: told = "Learned: the tokens that their labels do not mask"
+    elif answers and answers == prompts:
+        which = "the last answer" if facts["turns"] == "last" else "the answers"
+        told = f"Learned: {which} in {join_names(answers)}"
+    elif answers:
+        told = f"Learned: {join_names(answers)}"
+        if prompts: told += f", as the answer to {join_names(prompts)}"
+    else: told = "Learned: answers that are made from several columns"
+    if facts["prompts_learned"]: told += "; prompts are learned too"
+    parts = [told]
+    rows = f"all {facts['rows']:,} rows" if facts["rows"] == facts["rows_read"] else (
+        f"{facts['rows']:,} of {pluralise(facts['rows_read'], 'row')}")
+    if facts["rows_read"] == 1: rows = "the row"
+    parts.append(f"From {rows}")
+    if facts["left_out"]: parts[-1] += f", without {describe_reasons(facts['left_out'])}"
+    if facts["cut"]: parts[-1] += f"; {facts['cut']:,} are cut"
+    if facts["max_samples"] == facts["rows_read"]: parts[-1] += " (max_samples)"
+    if facts["columns_not_used"]: parts.append(f"Not used: {join_names(facts['columns_not_used'])}")
+    systems = facts["system_prompts"]
+    if "tokens" not in formats and formats != {"text"}:
+        if len(systems) > 1: parts.append("System prompts differ between rows")
+        elif any(systems): parts.append(f"System prompt: {systems[0][:80]!r}")
+        else: parts.append("No system prompt in the rows")
+    if facts["template_arguments"]: parts.append(f"Template arguments: {', '.join(facts['template_arguments'])}")
+    return ". ".join(parts) + "."
+
 def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)->Report:
     "Figures and findings of both sides"
     def rows_are(name:str, n:int)->str:
@@ -610,6 +681,7 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
     if n := train.seen.prompts_too:
         source = cfg.sources.get("train_on_prompt", "Config")
         figures["prompts learned too"] = f"in {pluralise(n, 'row')} (train_on_prompt: {source})"
+    if Template(tokenizer).writes_date: figures["date in prompts"] = tokenizer.template_day
     if others := _count_not_read(train):
         figures["files not read"] = ", ".join(f"{len(files):,} ({why})" for why, files in others.items())
     if train.seen.unread: figures["columns not learned from"] = join_names([*train.seen.unread])
@@ -626,4 +698,5 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
                   f"{counts.answers - counts.answers_requested:,} answers are kept")
         if counts.longest_dropped or counts.shortened:
             title += f"; max_length {counts.length_of_most:,} would keep 99% of the tokens"
-    return Report(title, figures, find_all(cfg, tokenizer, train, eval))
+    facts = _learning_facts(cfg, train)
+    return Report(title, figures, find_all(cfg, tokenizer, train, eval), summary=_learning_summary(facts), facts=facts)

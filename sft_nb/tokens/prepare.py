@@ -24,7 +24,8 @@ from ..settings import RowSettings, SizeSettings
 from ..config_files import register_task
 from ..rows.sources import disk_full_error, Mixture, open_rows
 from ..tasks.core import Task, task_of
-from .tokenizer import configure_tokenizer, is_own_tokenizer, load_tokenizer
+from .tokenizer import (
+    configure_tokenizer, is_own_tokenizer, load_tokenizer, with_day, without_day)
 from .template import Template
 from .template_cache import SkeletonMismatch
 from .conversations import has_own_eval_rows, hold_out, open_split
@@ -237,6 +238,7 @@ def prepare(
     for name, rows in chain([first], both):
         if rows is not None: sides[name] = _prepare_side(cfg, task, tokenizer, rows, name)
     _PREPARED_IN_MEMORY[_row_key(asked)] = train is not None
+    cfg = with_day(cfg, tokenizer)
     return Data(**sides, report=data_report(cfg, task, tokenizer, **sides), tokenizer=tokenizer, task=task, cfg=cfg,
                 asked_task=asked.task)
 
@@ -268,6 +270,9 @@ def with_data(
     data:Data,   # from `prepare`
 )->Config:       # with the task of `data`
     "The config of a training on `data`; ConfigError where it would prepare other rows, or other tokens"
+    kept = data.cfg.chat_template_kwargs   # with the day of the rows, which a config need not name
+    if kept and cfg.chat_template_kwargs != kept and cfg.chat_template_kwargs == without_day(kept):
+        cfg = replace(cfg, chat_template_kwargs=kept)
     differing = [name for name in _ROW_SETTINGS if name != "task" and getattr(cfg, name) != getattr(data.cfg, name)]
     if cfg.task not in ("auto", data.cfg.task, data.asked_task): differing.insert(0, "task")
     if cfg.seed != data.cfg.seed and _depend_on_seed(data): differing.append("seed")
@@ -293,12 +298,15 @@ def read_kept(
     cfg:Config,
     split:str,             # train or eval
     tokenizer=None,        # None: the one named by `cfg`
+    *, fingerprint:str|None=None,   # of the rows of a run: others are used, and said to be others; None: unknown
 )->tuple[dict[str,dict],dict[str,int]]:   # place -> row, in memory; reason -> number of dropped rows
     "The rows of one side that `prepare` keeps; none where the side has no rows, `SftError` if nothing is left"
     task = task_of(cfg)
     rows = open_split(cfg, task, split)
     if rows is None: return {}, {}
     side = _prepare_side(cfg, task, tokenizer or load_tokenizer(cfg), rows, split)
+    if fingerprint not in (None, side.fingerprint):
+        _log_finding(f"these are not the run's rows: their fingerprint is {side.fingerprint}, and was {fingerprint}")
     numbers = set(side.stats["row"].tolist())
     kept = {place: row for number, (place, row) in enumerate(side.source) if number in numbers}
     reason_of = {line["where"]: line["reason"] for line in side.dropped if line["where"] not in kept}

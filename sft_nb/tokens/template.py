@@ -9,6 +9,7 @@ __all__ = ['OWN_KEYS', 'PROBE', 'PROBE_QUESTION', 'PROBE_ANSWER', 'PROBE_TOOL', 
 
 # %% ../../nbs/04_tokens/01_template.ipynb #3e61642c
 import copy, json, os, re
+from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -86,6 +87,7 @@ class Template:
         self.reasoning = getattr(tokenizer, "reasoning", "auto")
         self.proposes = True   # False: a refusal has no fix that was tried
         self.arguments = {}   # arguments of the template in `for_arguments`
+        self.day = getattr(tokenizer, "template_day", "")   # empty: by the clock, or it writes none
         self.shapes = {}      # shape of a conversation -> its skeleton
         self.shared = dict(   # by this template and those with other arguments
             bound={},           # arguments -> the template with them
@@ -208,7 +210,7 @@ def for_arguments(self:Template,
     key, bound = json.dumps(arguments, sort_keys=True, default=repr), self.shared["bound"]
     if key not in bound:
         bound[key] = found = Template(self.tokenizer)
-        found.reasoning, found.arguments, found.shared = self.reasoning, arguments, self.shared
+        found.reasoning, found.arguments, found.shared, found.day = self.reasoning, arguments, self.shared, self.day
     return bound[key]
 
 @patch
@@ -230,10 +232,33 @@ def parted(self:Template, messages:list[dict])->list[dict]:
     if not self.wants_parts: return messages
     return [m | dict(content=[dict(type="text", text=m["content"])]) for m in messages]
 
+_DIRECTIVES = "%a %A %b %B %d %-d %e %m %-m %y %Y %j %H %I %M %S %p %D %F".split()
+
+@lru_cache(8)
+def _clock(day:str)->str:
+    "The function of a template that tells the time, as a macro; transformers takes no function"
+    day = datetime.fromisoformat(day)
+    filters = "".join(f" | replace({d!r}, {day.strftime(d)!r})" for d in _DIRECTIVES)
+    return "{%- macro strftime_now(format) -%}{{- format" + filters + " -}}{%- endmacro -%}{{- '' }}"
+
+@patch
+def with_clock(self:Template, source:str)->str:
+    "A template whose clock shows the day of the run"
+    return _clock(self.day) + source if self.day and "strftime_now" in source else source
+
 @patch
 def _run(self:Template, messages, tools, prompt, **arguments)->str:
+    source = self.with_clock(self.tokenizer.get_chat_template(tools=tools)) if self.day else None
     return self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt,
-                                              **arguments)
+                                              chat_template=source, **arguments)
+
+@patch(as_prop=True)
+def writes_date(self:Template)->bool:
+    "Do prompts, at least those without a system message, contain the day?"
+    if not self.day: return False
+    other = copy.copy(self)
+    other.day = (datetime.fromisoformat(self.day) + timedelta(400)).date().isoformat()
+    return self.probe(PROBE_QUESTION, prompt=True) != other.probe(PROBE_QUESTION, prompt=True)
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0001
 @patch
@@ -290,11 +315,18 @@ def tags(self:Template)->re.Pattern:
     return self._blocks_and_tags[1]
 
 @patch(as_prop=True)
+def empty_block(self:Template)->re.Pattern:
+    "A pattern of an answer that begins with an empty block, or closes at once the one that its prompt opens"
+    return self._blocks_and_tags[2]
+
+@patch(as_prop=True)
 def _blocks_and_tags(self:Template)->tuple:
     if "known_blocks" not in self.__dict__:
         own = [tuple(self.thought_tags[:2])] if self.thought_tags else []
         pairs = own + [pair for pair in BLOCKS.items() if not own or pair[0] != own[0][0]]
-        self.known_blocks = tuple(pairs), pattern_of_any({tag for pair in pairs for tag in pair})
+        empty = "|".join(rf"(?:{re.escape(tag)}\s*)?{re.escape(end)}" for tag, end in pairs if end in _ENDS)
+        tags = pattern_of_any({tag for pair in pairs for tag in pair})
+        self.known_blocks = tuple(pairs), tags, re.compile(rf"\s*(?:{empty})")
     return self.known_blocks
 
 @patch

@@ -145,7 +145,7 @@ class _WatchingTemplate(Template):
     @cached_property
     def program(self):
         from transformers.utils.chat_template_utils import _compile_jinja_template
-        return _compile_jinja_template(self.source)
+        return _compile_jinja_template(self.with_clock(self.source))
     def parted(self, messages):
         return super().parted([m | dict(content=_WatchedText(m["content"], self.log)) for m in messages])
     def _run(self, messages, tools, prompt, **arguments):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RenderedTurn', 'end_of_answer', 'render_turn', 'has_content', 'supervised_messages', 'hidden_spans', 'Chunk',
-           'split_conversation']
+           'fix_for_empty_blocks', 'split_conversation']
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #3668a623
 import json, os, re
@@ -17,7 +17,7 @@ from ..report import as_fix, edit, Fix, pluralise, SftError
 from ..settings import as_pairs
 from ..thoughts import BLOCKS
 from .template import (
-    pattern_of_any, PROBE, Template, TemplateRefusal, thought_of, with_json_arguments)
+    pattern_of_any, PROBE, PROBE_QUESTION, Template, TemplateRefusal, thought_of, with_json_arguments)
 
 # %% ../../nbs/04_tokens/02_turns.ipynb #4b9e4478
 @dataclass
@@ -382,6 +382,17 @@ def _changes(messages:list[dict], t:Template):
     if found := sorted({tag for m in messages for tag in tags(m)}):
         clean = [m | dict(content=t.special.sub("", _CHANNEL.sub("", m["content"] or ""))) for m in messages]
         yield as_fix(f"leave {', '.join(found)} out of the text of these messages"), clean, t
+
+def fix_for_empty_blocks(t:Template)->Fix:
+    "The arguments of a template with which an answer without reasoning has no empty block to learn"
+    defaults = getattr(t.tokenizer, "template_arguments", {})
+    for name, value in ((name, value) for name in t.switches for value in (False, True)):
+        other = t.for_arguments({name: value})
+        try: turn = render_turn([PROBE_QUESTION, dict(role="assistant", content=PROBE)], other)
+        except SftError: continue
+        if not other.empty_block.match(turn.completion):
+            return edit(chat_template_kwargs=as_pairs(defaults | {name: value})) | "reasoning in each answer"
+    return as_fix("reasoning in each answer, or a {chat_template} without the block")
 
 def _helpful_fix(messages:list[dict], t:Template, how:dict)->Fix|None:
     "The changes with which a refused conversation can be written; None if none helps"

@@ -186,3 +186,20 @@ def test_formats_that_hold_messages_need_messages():
     for row in (dict(contents="Hi", label="x"), dict(input="Hi", output="Hello"), dict(input=[], output="x")):
         assert detect(row) is None
     assert {"vertex", "stored_completion", "openai_preference"} < {*FORMATS}
+
+
+def test_blocks_that_are_a_prompt_or_a_completion():
+    row = dict(prompt=[text("Weather"), text("?")], completion=[text("Cold."), text(" Very.")])
+    assert to_messages(row) == [ASKED, COLD | dict(content="Cold. Very.")]
+    flagged = to_messages(row | dict(completion=[text("BAD") | dict(train=False), text("good")]))
+    assert flagged[1]["train_parts"] == [["BAD", False], ["good", True]]
+    with pytest.raises(SftError, match="the answer has parts with flags"):
+        to_messages(dict(question="a?", answer=[text("BAD") | dict(weight=0), text("good")]))
+
+
+def test_definitions_of_tools_may_be_texts():
+    function = WEATHER | dict(parameters=json.dumps(WEATHER["parameters"]))
+    for tools in ([json.dumps(WEATHER)], json.dumps([WEATHER]), [dict(type="function", function=function)], [function]):
+        assert to_messages(dict(messages=[ASKED, COLD], tools=tools))[0]["tools"] == TOOLS
+    with pytest.raises(SftError, match="parameters in tools cannot be read as JSON"):
+        to_messages(dict(messages=[ASKED, COLD], tools=[WEATHER | dict(parameters="{")]))

@@ -239,3 +239,11 @@ def test_a_longer_answer_that_is_not_learned_is_proposed():
     assert found.status == "warn" and found.fix.settings == dict(fields=("answer=solution",))
     data = prepare(settings(**found.fix.settings), train=rows)
     assert "We add one to 0 and get 1." in prompts(data)[0]
+
+
+def test_the_reasoning_of_lists_is_proposed_for_a_task_that_reads_it():
+    rows = [[f"Convert {k} hours to minutes.", 60 * k, f"{k} * 60 = {60 * k}"] for k in range(2, 6)]
+    cfg = load_config("default", model="tiny", task="units_rft", eval_samples=0)
+    with pytest.raises(SftError, match="field question, answer is missing") as e: prepare(cfg, train=rows)
+    assert e.value.fix.settings == dict(fields=("question=0", "answer=1", "reasoning=2"))
+    assert "2 * 60 = 120" in prompts(prepare(load_config(cfg, **e.value.fix.settings), train=rows))[0]

@@ -1,5 +1,8 @@
 """Inputs from the field: what they mean in the tool that they were written for is what is learned and scored."""
 import json
+import shutil
+import subprocess
+import sys
 
 import pytest
 from conftest import shared
@@ -70,6 +73,27 @@ def test_07_calls_are_proposed_as_the_answer_and_tools_are_not(capsys):
 def test_09_a_transcript_is_no_answer(capsys):
     text = printed(capsys, "09-proposal-glaive")
     assert "--fields" not in text and "chat, a transcript of several turns" in text
+
+
+def test_15_a_system_message_that_the_template_refuses_begins_the_question(capsys):
+    template = str(shared("field_cases/15-template-refuses/t.jinja"))
+    data = prepare_case("15-template-refuses", chat_template=template)
+    assert shown(data).startswith("<|im_start|>user\nOne word.\n\nq0<|im_end|>")
+    assert learned(data) == ["a<|im_end|>"] * 3
+    said = printed(capsys, "15-template-refuses", "--chat-template", template)
+    assert "the system messages of 3 rows are written at the beginning of the first question" in said
+
+
+def test_23_the_day_that_a_template_writes_belongs_to_the_run(tmp_path):
+    "A run of November is resumed in December, without the rows that were prepared in November"
+    case = shared("field_cases/23-date-in-template")
+    for file in case.iterdir(): shutil.copy(file, tmp_path)
+    done = subprocess.run([sys.executable, "date.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert "dec, nov's cache: <|im_start|>system|Today: 01 Dec 2026" in done.stdout, done.stderr[-2000:]
+    assert "template_date: the chat template writes the date into prompts: 2026-12-01" in done.stdout
+    assert "RESUMED day: finished at step 6" in done.stdout, done.stdout
+    kept = json.loads((tmp_path/"runs_t/day/config.json").read_text())["config"]
+    assert kept["chat_template_kwargs"] == ["strftime_now=2026-11-28"]
 
 
 def config_of(name:str, file:str, **overrides):

@@ -111,7 +111,7 @@ def test_a_header_that_the_prompt_lacks_is_one_finding(tokenizer):
     assert "train_header" in header and "template_prompt" not in header
     thinks = NO_HEADER + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
     other, _ = found_in(tokenizer, thinks, asked(dict(content="2")))
-    assert "template_prompt" in other and "train_header" not in other
+    assert "train_empty_reasoning" in other and not {"template_prompt", "train_header"} & {*other}
 
 
 def test_texts_of_one_token_teach_only_to_end(tokenizer):

@@ -127,3 +127,11 @@ def test_parts_of_a_file_are_counted(tmp_path, tokenizer):
     file = write(tmp_path/"a.jsonl", [dict(messages=[ASKED, SLIP])] * 3)
     data = prepare(no_eval(task="chat", train_file=file), tokenizer)
     assert data.report.figures["train: excluded by flags"] == "3 answers in part" and data.train.seen.unread == {}
+
+
+def test_the_check_of_prompts_leaves_out_answers_in_part(tokenizer):
+    "Their labels do not show where the answer begins"
+    from sft_nb.checks.rows import prompts_differ
+    whole = dict(messages=[ASKED, dict(role="assistant", content="4")])
+    data = prepare(no_eval(task="chat"), tokenizer, train=[dict(messages=[ASKED, SLIP]), whole])
+    assert prompts_differ(data, no_eval(task="chat")) == ([], 1)

@@ -1,12 +1,14 @@
 "Arguments of the chat template: one setting for all code that renders a prompt, which a row's own replace"
+from datetime import date
+
 import pytest
 from transformers import AutoTokenizer
 
 from sft_nb.config import load_config
 from sft_nb.evaluation.openai_client import request_body
-from sft_nb.report import ConfigError
+from sft_nb.report import ConfigError, SftError
 from sft_nb.tokens.cache import token_inputs
-from sft_nb.tokens.encode import encode_prompts
+from sft_nb.tokens.encode import encode, encode_prompts
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.template import Template
 from sft_nb.tokens.tokenizer import configure_tokenizer, is_own_tokenizer, load_tokenizer
@@ -98,3 +100,109 @@ def test_a_tokenizer_is_configured_anew():
 def test_arguments_that_no_template_reads_are_refused(settings, says):
     with pytest.raises(ConfigError, match=says):
         load_tokenizer(load_config(None, **dict(chat_template=THINKS) | settings))
+
+
+# the date
+
+DATED = "{{ '<|im_start|>system\\nToday: ' + strftime_now('%d %b %Y') + '<|im_end|>\\n' }}" + THINKS
+NOVEMBER = "strftime_now=2026-11-28"
+
+
+def dated(**more): return load_config(None, chat_template=DATED, eval_samples=0, **more)
+
+
+def test_the_day_is_part_of_the_tokens_and_of_the_config(tmp_path):
+    first = prepare(dated(chat_template_kwargs=NOVEMBER, cache_dir=str(tmp_path)), train=[ROW])
+    other = prepare(dated(chat_template_kwargs="strftime_now=2026-12-01", cache_dir=str(tmp_path)), train=[ROW])
+    assert "Today: 28 Nov 2026" in first.tokenizer.decode(first.train[0].ids)
+    assert "Today: 01 Dec 2026" in other.tokenizer.decode(other.train[0].ids)
+    today = prepare(dated(), train=[ROW])
+    assert today.cfg.chat_template_kwargs == (f"strftime_now={date.today().isoformat()}",)
+    assert Workbench(dated(), data=today).requested.chat_template_kwargs == today.cfg.chat_template_kwargs
+    assert today.report.figures["date in prompts"] == date.today().isoformat()
+    assert "template_date" in {f.check for f in today.report.findings}
+    assert prepare(config(), train=[ROW]).cfg.chat_template_kwargs is None
+
+
+def test_the_day_is_not_in_the_template_that_is_saved(tmp_path):
+    "A server writes its own day"
+    tokenizer = load_tokenizer(dated(chat_template_kwargs=NOVEMBER))
+    assert tokenizer.chat_template == DATED and tokenizer.template_arguments == {}
+    assert is_own_tokenizer(tokenizer, dated()) is False
+    assert "28 Nov 2026" in tokenizer.decode(encode_prompts([QUESTION], tokenizer)[0])
+
+
+def test_a_skeleton_has_the_day_too():
+    cfg = dated(chat_template_kwargs=NOVEMBER)
+    rows = [dict(messages=[dict(role="user", content=f"{n}+1?"), ROW["messages"][1]]) for n in range(9)]
+    assert all("Today: 28 Nov 2026" in text for text in texts(cfg, *rows))
+
+
+def test_what_is_no_day_is_refused():
+    with pytest.raises(ConfigError, match="strftime_now is 'tomorrow'; a day"):
+        load_tokenizer(dated(chat_template_kwargs="strftime_now=tomorrow"))
+
+
+# findings about reasoning and system messages
+
+def findings(cfg, *rows): return {f.check: f for f in prepare(cfg, train=list(rows)).report.findings}
+
+
+def test_an_empty_block_that_is_learned_is_reported_with_a_fix_that_works():
+    template = THINKS.replace("{%- if m.reasoning_content %}", "{%- if m.role == 'assistant' %}")
+    template = template.replace("m.reasoning_content", "(m.reasoning_content or '')")
+    cfg = load_config(None, chat_template=template, eval_samples=0)
+    found = findings(cfg, ROW, ROW)["train_empty_reasoning"]
+    assert found.status == "warn" and "2 answers" in found.says and found.fix.settings == dict(
+        chat_template_kwargs=("enable_thinking=False",))
+    assert "train_empty_reasoning" not in findings(load_config(cfg, **found.fix.settings), ROW, ROW)
+    thinks = dict(messages=[*QUESTION, dict(role="assistant", content="2", reasoning_content="1 and 1")])
+    assert "train_empty_reasoning" not in findings(cfg, thinks)
+
+
+def test_a_template_that_leaves_out_the_system_message_gets_it_in_the_question():
+    template = "{%- for m in messages if m.role != 'system' %}" + THINKS.partition("{%- for m in messages %}")[2]
+    told = dict(messages=[dict(role="system", content="Be brief."), *ROW["messages"]])
+    cfg = load_config(None, chat_template=template, eval_samples=0)
+    assert "Be brief.\n\n1+1?" in texts(cfg, told)[0]
+    assert "train_system" in findings(cfg, told) and "train_system" not in findings(config(), told)
+
+
+CHANNELS = ("{%- for m in messages %}{%- if '<|channel|>' in m.content %}{{- raise_exception('no tags in content') }}"
+            "{%- endif %}{{- '<|start|>' + m.role }}{%- if m.thinking %}"
+            "{{- '<|channel|>analysis<|message|>' + m.thinking + '<|end|><|start|>assistant' }}{%- endif %}"
+            "{%- if m.role == 'assistant' %}{{- '<|channel|>final' }}{%- endif %}"
+            "{{- '<|message|>' + m.content + '<|end|>' }}{%- endfor %}"
+            "{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}")
+
+
+def channel_tokenizer():
+    tokenizer = load_tokenizer(load_config(None, chat_template=CHANNELS))
+    names = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>"]
+    tokenizer.add_special_tokens(dict(additional_special_tokens=names))
+    return tokenizer
+
+
+def learned(text):
+    tokenizer = channel_tokenizer()
+    talk = [*QUESTION, dict(role="assistant", content=text)]
+    (_, labels), = encode({"row": talk}, tokenizer)
+    return tokenizer.decode([label for label in labels if label != -100])
+
+
+def test_channels_in_the_text_of_an_answer():
+    "Reasoning that a row writes as the template does is reasoning; other tags are refused with what to leave out"
+    thought = "<|channel|>analysis<|message|>1 and 1<|end|><|start|>assistant<|channel|>final<|message|>2<|end|>"
+    assert learned("<think>1 and 1</think>2") == thought
+    assert learned(thought.removesuffix("<|end|>")) == thought
+    with pytest.raises(SftError, match=r"Fix: leave <\|channel\|>final<\|message\|> out of the text"):
+        learned("<|channel|>final<|message|>2")
+
+
+def test_roles_that_follow_each_other_are_refused_with_what_helps():
+    template = ("{%- for m in messages %}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+                "{{- raise_exception('roles must alternate') }}{%- endif %}"
+                + THINKS.partition("{%- for m in messages %}")[2])
+    tokenizer = load_tokenizer(load_config(None, chat_template=template))
+    with pytest.raises(SftError, match="join messages of one role that follow each other"):
+        encode({"row": [*QUESTION, *ROW["messages"]]}, tokenizer)
