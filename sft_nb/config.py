@@ -27,7 +27,7 @@ from .foreign_settings import (
     dependent_defaults, meanings_of, method_refusal, recognise_tool, refusal, TOOLS, translate_setting, VALUES)
 from .config_files import (
     ASSIGNED, CONFIGS, DEFAULT, SettingEntry, is_known_name, nearest_names, normalise, OVERRIDE, read_json_config,
-    read_python_config, read_yaml_config, unknown_setting_error)
+    read_python_config, read_shell_config, read_yaml_config, unknown_setting_error)
 
 # %% ../nbs/01_config.ipynb #4bd07cdc
 def short_repr(v:Any)->str:
@@ -134,7 +134,7 @@ def find_config(
     "The file that `name` refers to; ConfigError with similar names if there is none"
     p = Path(name)
     if os.path.isfile(p/"config.json"): return p/"config.json"   # os.path returns False for invalid names
-    if os.path.isfile(p) and p.suffix in (".py", ".json", ".yaml", ".yml"): return p
+    if os.path.isfile(p) and p.suffix in (".py", ".json", ".yaml", ".yml", ".sh"): return p
     if os.path.isfile(CONFIGS/f"{name}.py"): return CONFIGS/f"{name}.py"
 
     where = f"config {str(p)!r}"
@@ -147,7 +147,7 @@ def find_config(
     near = difflib.get_close_matches(p.stem[:100], config_names(), 3, .5)
     if p.suffix or len(p.parts) > 1:   # a path, not a name
         where += f" in {Path.cwd()}"
-        kinds = (".py", ".yaml", ".yml", ".json")
+        kinds = (".py", ".yaml", ".yml", ".json", ".sh")
         files = [str(f) for f in sorted(p.parent.iterdir()) if f.suffix in kinds] if p.parent.is_dir() else []
         near = difflib.get_close_matches(str(p), files, 3, .7) or near
     expected = f"the nearest is {' or '.join(near)}" if near else f"the names are {', '.join(config_names())}"
@@ -219,7 +219,8 @@ def load_config(
         ranks = {s: DEFAULT if source == "default" else ASSIGNED for s, source in sources.items()}
         entries = [SettingEntry(s, getattr(name, s), sources[s], ranks[s]) for s in SETTINGS]
     elif file is not None:
-        readers = {".json": read_json_config, ".yaml": read_yaml_config, ".yml": read_yaml_config}
+        readers = {".json": read_json_config, ".yaml": read_yaml_config, ".yml": read_yaml_config,
+                   ".sh": read_shell_config}
         entries, problems = readers.get(file.suffix, read_python_config)(file)
 
     tool = next((e.tool for e in entries if e.tool), "")

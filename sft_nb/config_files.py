@@ -5,11 +5,13 @@
 # %% auto #0
 __all__ = ['CONFIGS', 'OVERRIDE', 'ASSIGNED', 'IMPORTED', 'DEFAULT', 'nearest_names', 'names_that_set', 'is_known_name',
            'known_alternative', 'unknown_setting_error', 'register_task', 'registered_task', 'check_portable',
-           'normalise', 'run_config_file', 'SettingEntry', 'read_python_config', 'read_yaml_config', 'read_json_config']
+           'normalise', 'run_config_file', 'SettingEntry', 'read_python_config', 'read_yaml_config',
+           'read_shell_config', 'read_json_config']
 
 # %% ../nbs/00_config_files.ipynb #fa9a7c81
-import __future__, ast, builtins, importlib, json, re, sys, traceback, types
+import __future__, ast, builtins, importlib, json, re, shlex, sys, traceback, types
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -361,6 +363,19 @@ def _no_settings_error(
     where = f"{path}:{line}" if line else str(path)
     return ConfigError(where, f"this is not valid YAML for settings: {why}", "lines of name: value", fix[:200])
 
+def _entries_of(values:dict, lines:dict[str,int], path:Path, merged=frozenset())->tuple[list,list]:
+    "The settings of a file that has one value for each name, and an error for each unknown name"
+    tool, entries, problems = recognise_tool(values), [], []
+    for name, v in values.items():
+        if name.startswith(("_", ".", "x-")): continue
+        source = f"{path}:{lines.get(name, 1)}"
+        if is_known_name(name, tool):
+            means_something = tool and None in TOOLS[tool].own.get(plain_name(name), ())   # null is a value there
+            if v is not None or means_something: entries.append(SettingEntry(name, v, source, ASSIGNED, tool))
+        elif name not in merged and not (tool and is_off(v)):
+            problems.append(unknown_setting_error(name, source, tool, value=v))
+    return entries, problems
+
 def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     "The settings of a YAML file, and an error for each unknown name; ConfigError if it cannot be read"
     import yaml
@@ -391,16 +406,58 @@ def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
         raise _no_settings_error(path, text, error_summary(e)) from e
 
     if other := other_tool_error(values, str(path)): raise other
-    tool, entries = recognise_tool(values), []
-    for name, v in values.items():
-        if name.startswith(("_", ".", "x-")): continue
-        source = f"{path}:{lines.get(name, 1)}"
-        if is_known_name(name, tool):
-            means_something = tool and None in TOOLS[tool].own.get(plain_name(name), ())   # null is a value there
-            if v is not None or means_something: entries.append(SettingEntry(name, v, source, ASSIGNED, tool))
-        elif name not in merged and not (tool and is_off(v)):
-            problems.append(unknown_setting_error(name, source, tool, value=v))
-    return entries, problems
+    entries, more = _entries_of(values, lines, path, merged)
+    return entries, problems + more
+
+# %% ../nbs/00_config_files.ipynb #5h311002
+def _command_lines(text:str)->list[tuple[int,str]]:
+    "The lines of a script with the number of the first, those that end with a backslash joined to the next"
+    found, start, parts = [], 1, []
+    for n, line in enumerate(text.splitlines(), 1):
+        if not parts: start = n
+        parts.append(line.rstrip().removesuffix("\\"))
+        if line.rstrip().endswith("\\"): continue
+        found.append((start, " ".join(parts)))
+        parts = []
+    return found + ([(start, " ".join(parts))] if parts else [])
+
+def read_shell_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
+    "The options of the longest command in a shell script, as settings; ConfigError if it has none"
+    import yaml
+    try: text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise ConfigError(str(path), error_summary(e), fix="write it in YAML: max_length: 512") from e
+    set_here, best, first = {}, [], 1   # variables that the script sets; the longest command, and its line
+    def filled(word): return re.sub(r"\$\{?(\w+)\}?", lambda found: set_here.get(found[1], found[0]), word)
+    for n, line in _command_lines(text):
+        try: words = shlex.split(line)
+        except ValueError: continue   # a quotation mark without its partner
+        words = [filled(word) for word in takewhile(lambda word: word[:1] != "#", words)]   # up to a comment
+        set_here.update(word.split("=", 1) for word in words if re.match(r"[A-Za-z_]\w*=", word))
+        starts = [k for k, word in enumerate(words) if word.endswith(".py") or word in ("sft", "rlhf", "pt", "train")]
+        options = words[starts[0] + 1:] if starts else words   # those before belong to a launcher
+        if sum(word.startswith("--") for word in options) > sum(word.startswith("--") for word in best):
+            best, first = options, n
+    values, name = {}, ""
+    for word in best:
+        if word.startswith("--"):
+            name, is_one, value = word[2:].partition("=")
+            values[name] = [value] if is_one else []
+        elif name: values[name].append(word)
+    if not values:
+        raise ConfigError(str(path), "no command in it has options", fix="write the settings in YAML: max_length: 512")
+    def parsed(word):
+        try: found = yaml.safe_load(word)
+        except yaml.YAMLError: return word
+        try: return float(word) if isinstance(found, str) else found   # 1e-4
+        except ValueError: return found
+    values = {name: [*map(parsed, words)] or [True] for name, words in values.items()}
+    values = {name: v[0] if len(v) == 1 else v for name, v in values.items()}
+    lines = text.splitlines()
+    numbers = {name: next((n for n in range(first, len(lines) + 1) if f"--{name}" in lines[n - 1]), first)
+               for name in values}
+    if other := other_tool_error(values, str(path)): raise other
+    return _entries_of(values, numbers, path)
 
 # %% ../nbs/00_config_files.ipynb #5971286c
 def read_json_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:

@@ -9,7 +9,7 @@ __all__ = ['FIX_LANGUAGES', 'STATUSES', 'fix_language', 'shell_quote', 'spell_se
            'Report']
 
 # %% ../nbs/00_report.ipynb #caa7fd3a
-import json, os, re, shlex
+import json, os, re, shlex, textwrap
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
@@ -328,6 +328,8 @@ class Report:
     figures:dict=field(default_factory=dict)     # name -> number or short text, in reading order
     findings:list[Finding]=field(default_factory=list)
     good:str=""                                  # the verdict if nothing failed: ready
+    summary:str=""                               # a paragraph that comes first
+    facts:dict=field(default_factory=dict)       # what the summary was made from, for JSON
 
     @property
     def status(self)->str:
@@ -372,7 +374,8 @@ def text(self:Report,
 )->str:
     "Verdict, warnings and failures, figures, then what passed or was skipped"
     passed = [f for f in self.findings if f.status == "ok"]
-    lines = [f"{STATUS_MARKS[self._badge_status()]} {self.verdict}"] if self.verdict else []
+    lines = textwrap.wrap(self.summary, 110)
+    lines += [f"{STATUS_MARKS[self._badge_status()]} {self.verdict}"] if self.verdict else []
     lines += [str(f) for f in _merge_same(self.by_weight()) if f.status in _PROBLEMS]
     lines += figures_text(self.figures)
     for same in _group_same([f for f in self.findings if f.status == "skipped"]):
@@ -418,7 +421,8 @@ def _repr_html_(self:Report)->str:
     problems = table_html(open_rows) if open_rows else ""
     n = len(folded_rows)
     others = details_html(f"{pluralise(n, 'finding')} without a fault", table_html(folded_rows)) if n else ""
-    return f"<div><b>{as_html(self.title)}</b> {verdict}{problems}{figures_html(self.figures)}{others}</div>"
+    summary = f"<p>{as_html(self.summary)}</p>" if self.summary else ""
+    return f"<div><b>{as_html(self.title)}</b> {verdict}{summary}{problems}{figures_html(self.figures)}{others}</div>"
 
 # %% ../nbs/00_report.ipynb #f17a5401
 @patch
@@ -426,13 +430,13 @@ def to_dict(self:Report)->dict:
     "Ready for JSON"
     findings = [f.to_dict() for f in self.findings]
     return dict(title=self.title, figures=self.figures, findings=findings, status=self.status, good=self.good,
-                verdict=self.verdict)
+                verdict=self.verdict, summary=self.summary, facts=self.facts)
 
 @patch(cls_method=True)
 def from_dict(cls:Report, d:dict)->"Report":
     if not isinstance(d["title"], str) or not isinstance(d["figures"], dict): raise TypeError("no report of ours")
     findings = [Finding.from_dict(f) for f in d["findings"]]
-    return cls(d["title"], d["figures"], findings, d.get("good", ""))
+    return cls(d["title"], d["figures"], findings, d.get("good", ""), d.get("summary", ""), d.get("facts", {}))
 
 # %% ../nbs/00_report.ipynb #f17a5402
 @patch

@@ -524,9 +524,8 @@ def language_of_source(
     "The language of the place where a setting was made"
     place = re.match(r"(Config|override|command line)(?: \(|$)", where)
     if place: return "shell" if place[1] == "command line" else ""
-    file = re.search(r"\.(ya?ml|json)(?::\d+)?(?: \(|$)", where)
-    if file is None: return "file"
-    return "json" if file[1] == "json" else "yaml"
+    file = re.search(r"\.(ya?ml|json|sh)(?::\d+)?(?: \(|$)", where)
+    return dict(json="json", sh="shell").get(file[1], "yaml") if file else "file"
 
 def fix_for_source(
     where:str,

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['FromWorkbench', 'prepared', 'RowEvidence', 'BatchEvidence', 'LayoutEvidence', 'LossEvidence', 'StepEvidence',
-           'Evidence', 'same_rng_state', 'same_model', 'run_checks', 'preflight_figures', 'preflight']
+           'Evidence', 'same_rng_state', 'same_model', 'run_checks', 'training_summary', 'preflight_figures',
+           'preflight']
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #ff081073
 import math, random, time
@@ -33,7 +34,7 @@ from .rows import Survey, survey
 from .step import Balance, Evaluated, FirstStep, no_dropout, Slope, slopes, take_step
 from .learning import learn_some, Learned, MOST_TO_SAVE, run_schedule, save_once, Saved, ScheduleRun
 from ..optimizer import make_optimizer
-from ..progress import Phase, show_progress
+from ..progress import format_duration, Phase, show_progress
 from ..report import Finding, Report
 from .core import all_checks, error_finding, run_check, describe_part
 from . import environment, model as model_checks   # noqa: F401  they register their checks
@@ -364,6 +365,17 @@ def _estimated_seconds(
     else: tokens = sum(int(lengths[[r for r in b if r >= 0]].max(initial=0)) * len(b) for b in evidence.batches)
     return min(rates) * tokens * evidence.extent.passes / batches.world_size
 
+def training_summary(
+    bench:Workbench,           # with rows and batches
+    seconds:float|None=None,   # of all steps, as measured; None: as the plan estimates
+)->tuple[str,dict]:            # in words, and what they were made from
+    "The paragraph before a training: what is learned from which rows, how many steps, and how long"
+    data, extent = bench.data.report, training_extent(bench.cfg, bench.batches)
+    how = "by a measured step"
+    if seconds is None and bench.plan is not None: seconds, how = bench.plan.seconds, "a rough estimate"
+    facts = data.facts | dict(steps=extent.steps, passes=extent.passes, examples=extent.rows, seconds=seconds)
+    return f"{data.summary} {extent}" + (f", about {format_duration(seconds)} ({how})." if seconds else "."), facts
+
 def preflight_figures(
     evidence:Evidence,
 )->dict:
@@ -408,11 +420,14 @@ def preflight(
             evidence = Evidence(bench)
             findings = run_checks(evidence)
             figures = preflight_figures(evidence)
+            summary, facts = "", {}
+            if "extent" in vars(evidence):
+                summary, facts = training_summary(bench, figures.get("seconds of all steps, estimated"))
             evidence = None   # so that closing the workbench releases everything
     loaded = None
     seconds = dict(seconds=round(time.monotonic() - began, 1))
     title = f"preflight: {bench.requested.task} with {bench.requested.model}"
-    report = Report(title, seconds | figures, findings, good="ready")
+    report = Report(title, seconds | figures, findings, good="ready", summary=summary, facts=facts)
     if report.failed and keep_model: bench.given["model"] = given
     if "data" in vars(bench) and "cfg" in vars(bench):
         bench.data.results["preflight", bench.requested] = (report, bench.cfg)   # for the training of these rows

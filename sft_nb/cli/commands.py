@@ -8,6 +8,7 @@ __all__ = ['config_command', 'data_command', 'plan_command', 'check_command', 't
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cm0imp01
 import json, os, sys, time
+from contextlib import nullcontext
 from pathlib import Path
 
 from ..installation import load_libraries
@@ -134,8 +135,12 @@ def check_command(args:list[str])->int:
 def _check_files(cfg:Config)->None:
     "`SftError` for a missing file of rows, before torch is loaded"
     from sft_nb.rows.sources import open_rows
+    from sft_nb.runs.errors import missing_rows_are_of_the_run
     for side, files in (("train", cfg.train_file), ("eval", cfg.eval_file)):
-        for file in files or (): open_rows(file, split=side, domain=cfg.domain)
+        saved = Path(cfg.sources.get(f"{side}_file", "").partition(" ")[0])   # a run's own file is not another one
+        of_run = saved.name == "config.json" and saved.is_file()
+        with missing_rows_are_of_the_run(saved.parent) if of_run else nullcontext():
+            for file in files or (): open_rows(file, split=side, domain=cfg.domain)
 
 def _check_agreement(cfg:Config)->None:
     "`SftError` for a missing file or contradictory settings, before the rows are read"

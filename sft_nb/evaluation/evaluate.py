@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 from ..escape import escape_html, escape_controls
-from ..display import bar_html, format_change, Html, table_html
+from ..display import aligned_text, bar_html, format_change, Html, table_html
 from ..credentials import redact_json
 from ..files import read_json, remove_temporaries, write_atomically
 from ..thoughts import answer_of
@@ -319,9 +319,14 @@ class Evaluation:
         return lines
 
     def __str__(self):
-        scores = [s.line(self.by) for s in (self.base, self.tuned) if s is not None]
-        table = self.tuned.class_table
-        lines = [f"  {line}" for line in [*scores, *self.notes, *str(table or "").splitlines()]]
+        both = [s for s in (self.base, self.tuned) if s is not None]
+        scores, more = [s.line(self.by, short=True) for s in both], [s.more_figures(self.by) for s in both]
+        names = dict.fromkeys(name for figures in more for name in figures)
+        table = [[name, *(f"{f[name]:.3g}" if name in f else "" for f in more)] for name in names]
+        table.insert(0, ["", *(s.model for s in both)])
+        figures = aligned_text(table, [True, *[False] * len(both)]).splitlines() if names else []
+        classes = str(self.tuned.class_table or "").splitlines()
+        lines = [f"  {line}" for line in [*scores, *self.notes, *figures, *classes]]
         return escape_controls("\n".join([f"{self.title}: {self.headline}", *lines]))
     __repr__ = __str__
     def _repr_html_(self):
@@ -412,6 +417,8 @@ def evaluation_settings(
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #7e09a047
 _ANY_LENGTH = 10**9   # for a model not trained by a run
 
+_WHICH_ROWS = ("eval_samples", "max_length", "task", "on_bad_row")   # other rows are held out on purpose
+
 def held_out(
     target:Target,
     tokenizer=None,      # None: the one named by its config
@@ -425,8 +432,10 @@ def held_out(
                           edit(eval_file="rows.jsonl") | edit(task="gsm8k"))
     if target.run is None and cfg.max_length == Config().max_length: cfg = replace(cfg, max_length=_ANY_LENGTH)
     of_run = target.run is not None and cfg.eval_file == target.run.config.eval_file
+    same = target.run and all(getattr(cfg, name) == getattr(target.run.config, name) for name in _WHICH_ROWS)
+    fingerprint = target.run.fingerprint("eval") if same else None
     with missing_rows_are_of_the_run(target.run.path) if of_run else nullcontext():
-        rows, left_out = read_kept(cfg, "eval", tokenizer)
+        rows, left_out = read_kept(cfg, "eval", tokenizer, fingerprint=fingerprint)
     if not rows: raise ConfigError(where, "no rows are held out", "at least one", edit(eval_file="rows.jsonl"))
     task = task_of(cfg)
     prompted = {place: row for place, row in rows.items() if len(conversation(task, row, place, cfg)) > 1}

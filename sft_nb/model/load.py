@@ -19,7 +19,7 @@ from transformers.utils import logging as _logging
 
 from ..report import as_fix, ConfigError, edit, error_summary, MissingPathError
 from ..config import require_trust, Config
-from ..tokens.tokenizer import model_path, why_missing
+from ..tokens.tokenizer import check_is_base, model_path, why_missing
 from ..tokens.encode import end_ids
 from ..batches.layout import model_class, text_config
 from .hardware import Hardware, find_hardware
@@ -96,6 +96,7 @@ def load_shape(
 ):                  # transformers' config of the model
     "The config of a model, without its weights; ConfigError if it cannot be read"
     require_trust(cfg, "trust_remote_code", "attn_implementation")
+    check_is_base(cfg.model)
     path, trust = model_path(cfg.model), cfg.trust_remote_code
     if why := why_missing(cfg.model, cfg.revision): raise _loading_error(cfg.model, FileNotFoundError(why))
     try: shape = AutoConfig.from_pretrained(path, revision=cfg.revision, trust_remote_code=trust)

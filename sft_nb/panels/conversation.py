@@ -30,6 +30,7 @@ from ..tokens.encode import encode_prompts
 from ..model.generate import eval_mode
 from ..model.hardware import free_memory, is_out_of_memory
 from ..runs.directory import open_run, Run
+from ..runs.errors import missing_rows_are_of_the_run
 from .reply_stream import end_reply, first_difference, pieces_html, Reply, speak, write_reply
 from .chat_models import ChatModel, find_chat_models, fits_on, ModelCache, names_in
 
@@ -84,7 +85,8 @@ class GenerationState:
 @patch
 def rows(self:GenerationState)->dict[str,dict]:
     "Place -> held-out row; none if none are held out"
-    if self.read is None: self.read, _ = read_kept(self.run.config, "eval")
+    if self.read is None:
+        with missing_rows_are_of_the_run(self.run.path): self.read, _ = read_kept(self.run.config, "eval")
     return self.read
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0row3

@@ -32,7 +32,7 @@ from ..model.hardware import free_memory, is_out_of_memory
 from ..model.load import auto_class, load_base, quiet
 from ..model.generate import eval_mode, generate
 from ..workbench import Workbench
-from ..runs.errors import merge_target
+from ..runs.errors import merge_target, missing_rows_are_of_the_run
 from ..runs.directory import needs_system_prompt, open_run, Run, SYSTEM_PROMPT_FILE
 from ..evaluation.evaluate import leaves_base
 
@@ -353,7 +353,8 @@ def merge(
         if write_system_prompt and not isinstance(workbench.tokenizer.chat_template, str):
             raise ConfigError(f"merge {run.name}", "there is no chat template to write the system prompt into", "",
                               edit(write_system_prompt=False))
-        report = _write_and_compare(workbench, source, folder, dtype, held_out_prompts(run.config, prompts))
+        with missing_rows_are_of_the_run(run.path): asked = held_out_prompts(run.config, prompts)
+        report = _write_and_compare(workbench, source, folder, dtype, asked)
         again, shell, python = out if report.failed else out.with_name(f"{out.name}-float32"), "", ""
         other = out.with_name(f"{out.name}-with-system-prompt")
         if checkpoint != "adapter": shell, python = f" --checkpoint {checkpoint}", f', checkpoint="{checkpoint}"'

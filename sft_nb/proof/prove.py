@@ -23,6 +23,7 @@ from ..tokens.template import Template
 from ..tokens.tokenizer import load_tokenizer, without_day
 from ..workbench import Workbench
 from ..runs.directory import open_run, Run
+from ..runs.errors import missing_rows_are_of_the_run
 from ..runs.locate import name_of_weights
 from ..evaluation.evaluate import leaves_base
 from ..evaluation.openai_client import Server
@@ -65,7 +66,8 @@ def answer_as_reference(
 )->Reference:
     "Generate the reference answers with the run's model and its base"
     tokenizer = bench.tokenizer
-    asked = [c for c in held_out_prompts(bench.requested, prompts) if c[0]["role"] != "tokens"]   # servers take no ids
+    with missing_rows_are_of_the_run(run.path): asked = held_out_prompts(bench.requested, prompts)
+    asked = [c for c in asked if c[0]["role"] != "tokens"]   # servers take no ids
     asked = asked or [[dict(role="user", content="Hello")]]
     role = "user" if Template(tokenizer).chat else "text"
     system = [dict(role="system", content=run.system_prompt)] if run.system_prompt and role == "user" else []

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['FORMAT_FIELDS', 'TEXT_COLUMNS', 'parse_fields', 'match_columns', 'ColumnRenamer', 'TrackedRow', 'unread_columns',
            'unread_message_keys', 'numbers_in_texts', 'kto_label', 'exclusion_reason', 'is_numeric_label',
-           'is_honoured', 'are_metadata', 'names_held_out_split']
+           'is_honoured', 'are_metadata', 'like_flags', 'names_held_out_split', 'columns_of_text']
 
 # %% ../../nbs/02_rows/01_columns.ipynb #8b679461
 import difflib, re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from functools import lru_cache
 
@@ -355,6 +355,12 @@ def are_metadata(
     "Do all names tell where a row is from or what kind it is, so that nothing can be learned from the columns?"
     return all(map(_is_metadata, map(str, names)))
 
+def like_flags(
+    names:list[str],   # names of columns, or of keys such as messages.compute_loss
+)->list[str]:
+    "Those that may exclude something from the loss, by their names"
+    return [name for name in names if re.search("loss|train|mask|weight", _key_of(name).lower())]
+
 def names_held_out_split(
     row:dict,
 )->str:   # `split: test`; empty for rows of the training set
@@ -362,3 +368,24 @@ def names_held_out_split(
     value = dict.get(row, "split")
     if not isinstance(value, str): return ""
     return f"split: {value}" if value.strip().lower() in ("test", "validation", "valid", "val", "dev", "eval") else ""
+
+# %% ../../nbs/02_rows/01_columns.ipynb #srccol02
+def _texts_in(value)->Iterator[str]:
+    "The texts and numbers in a value, nested ones too"
+    if isinstance(value, dict): value = list(dict.values(value))
+    if isinstance(value, (list, tuple)):
+        for part in value: yield from _texts_in(part)
+    elif not _is_empty(value): yield str(value).strip()
+
+def columns_of_text(
+    row:dict,
+    text:str,   # an answer, or a prompt
+)->list[str]:   # empty: no column holds it
+    "The column that holds a text; else those that hold it among other things; else those that are in it"
+    text, parts = text.strip(), {str(k): [*_texts_in(v)] for k, v in dict.items(row)}
+    if not text: return []
+    equal = [k for k, texts in parts.items() if text in texts]
+    if equal: return equal[-1:]   # a copy of the question comes before the answer
+    inside = [k for k, texts in parts.items() if any(part and part in text for part in texts)]
+    long = [k for k in inside if any(len(part) > 2 and part in text for part in parts[k])] or inside
+    return [k for k, texts in parts.items() if any(text in part for part in texts)] or long

@@ -347,6 +347,14 @@ def weights(self:Run,
     found = f"there is no {checkpoint} in it ({self.standing})"
     raise MissingPathError(f"run {self.name!r}", found, expected, fix)
 
+@patch
+def fingerprint(self:Run,
+    side:str,   # train or eval
+)->str|None:    # None: it is not known
+    "The fingerprint of the tokens that it was trained or evaluated on"
+    figures = read_json_object(self.path/"data.json").get("figures")
+    return figures.get(f"{side}: fingerprint") if isinstance(figures, dict) else None
+
 SYSTEM_PROMPT_FILE = "system_prompt.txt"   # beside weights: what each of their training rows begins with
 
 @patch(as_prop=True)

@@ -93,7 +93,8 @@ def name_columns(
     pairs = _applied_fields(rows[0], cfg)
     if not task.fields: return how_to_read(rows, pairs)
     fix = as_fix(f"columns named {', '.join(task.fields)}")
-    if proposed := propose_fields(rows, task.fields, pairs): fix = proposed | fix
+    optional = tuple(f for f in getattr(task, "aliases", ()) if f not in task.fields)
+    if proposed := propose_fields(rows, task.fields, pairs, optional=optional): fix = proposed | fix
     return edit(task="chat") | fix if detect(rows[0]) else fix
 
 def _read_messages(task:Task, row:dict, cfg:Config|None, is_empty:bool)->list[dict]:

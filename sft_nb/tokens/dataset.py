@@ -19,9 +19,9 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..display import RecordTable, with_png
-from ..report import command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
+from ..report import as_fix, command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import command_line_options, Config, explicit_settings
-from ..rows.columns import are_metadata
+from ..rows.columns import are_metadata, like_flags
 from ..rows.formats import FORMATS, is_answer_name, join_names, propose_pairs
 from ..rows.sources import Mixture, NO_ROWS, unused_test_files
 from ..rows.texts import is_filler, is_unfinished, loose_text, mostly_unique
@@ -403,6 +403,9 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     answers = [*s.seen.answers]
     if are_metadata(names): return [*out, ok(text, check=f"{name}_columns")]
     fix = edit(ignore_columns=(*(ignored or ()), *names[:6])) | "a task that reads them"
+    if flags := like_flags(names):
+        text += f"; {flags[0]} may exclude something from the loss, and is not read"
+        fix = as_fix(f"rename {flags[0]} to train, with true or false, if it does") | fix
     format = next(iter(s.seen.formats)) if len(s.seen.formats) == 1 and cfg.task in ("auto", "chat") else ""
     longer = [c for c in answers if is_answer_name(c, labels=False)]
     if answers and format == "text":   # and how to fix it
@@ -571,6 +574,7 @@ def find_all(
             check, n = f"{name}_ends", int((~np.isin(s.stats["last"], ends)).sum())
             text = f"{n:,} of {pluralise(len(s.lengths), 'answer')} without a supervised end token at the end"
             fix = "put the end token after each row of tokens or text: none is added"
+            if s.seen.flags.get("in_part"): fix = "mark the last part of each answer as learned, if its end is to be"
             if s.counts.shortened: fix = edit(on_long="drop") | "a larger {max_length}"
             out.append(warn(text, fix, check=check) if n else
                        ok("every answer ends with a supervised end token", check=check))
@@ -610,6 +614,58 @@ def _side_figures(s:Split, name:str)->dict:
                 "fingerprint": s.fingerprint}
     return {f"{name}: {k}": v for k, v in figures.items()}
 
+def _names_of(s:Split, counts:dict[str,int])->list[str]:
+    "Columns by the names that they have in the files, the most frequent first, without those of a few rows"
+    least = .05 * max(counts.values(), default=0)
+    return [s.seen.columns.get(name, name) for name, n in sorted(counts.items(), key=itemgetter(1), reverse=True)
+            if n >= least]
+
+def _learning_facts(cfg:Config, train:Split)->dict:
+    "What is learned: columns of answers and prompts, rows, system prompts and arguments of the template"
+    seen = train.seen
+    arguments = [*(cfg.chat_template_kwargs or ()), *(f"{own} of rows" for own in seen.arguments)]
+    return dict(
+        answers_from=_names_of(train, seen.answers_from), prompts_from=_names_of(train, seen.prompts_from),
+        formats=seen.formats, response_template=cfg.response_template, turns=cfg.train_on_turns,
+        prompts_learned=seen.prompts_too, rows=train.n_kept, rows_read=train.n_read, left_out=train.reasons,
+        cut=train.counts.shortened, columns_not_used=[*seen.unread], system_prompts=[*seen.systems],
+        template_arguments=arguments[:4], max_samples=cfg.max_samples)
+
+def _learning_summary(
+    facts:dict,   # from `_learning_facts`
+)->str:
+    "The facts as a paragraph"
+    answers, prompts = facts["answers_from"], facts["prompts_from"]
+    formats = {*facts["formats"]} - {"unknown"}
+    if formats == {"text"}:
+        told = f"Learned: all of {join_names(answers)}" if answers else "Learned: whole texts"
+        if facts["response_template"]: told = f"Learned: what follows {facts['response_template']!r} in the text"
+    elif formats == {"tokens"}: told = "Learned: the tokens that their labels do not mask"
+    elif answers and answers == prompts:
+        which = "the last answer" if facts["turns"] == "last" else "the answers"
+        told = f"Learned: {which} in {join_names(answers)}"
+    elif answers:
+        told = f"Learned: {join_names(answers)}"
+        if prompts: told += f", as the answer to {join_names(prompts)}"
+    else: told = "Learned: answers that are made from several columns"
+    if facts["prompts_learned"]: told += "; prompts are learned too"
+    parts = [told]
+    rows = f"all {facts['rows']:,} rows" if facts["rows"] == facts["rows_read"] else (
+        f"{facts['rows']:,} of {pluralise(facts['rows_read'], 'row')}")
+    if facts["rows_read"] == 1: rows = "the row"
+    parts.append(f"From {rows}")
+    if facts["left_out"]: parts[-1] += f", without {describe_reasons(facts['left_out'])}"
+    if facts["cut"]: parts[-1] += f"; {facts['cut']:,} are cut"
+    if facts["max_samples"] == facts["rows_read"]: parts[-1] += " (max_samples)"
+    if facts["columns_not_used"]: parts.append(f"Not used: {join_names(facts['columns_not_used'])}")
+    systems = facts["system_prompts"]
+    if "tokens" not in formats and formats != {"text"}:
+        if len(systems) > 1: parts.append("System prompts differ between rows")
+        elif any(systems): parts.append(f"System prompt: {systems[0][:80]!r}")
+        else: parts.append("No system prompt in the rows")
+    if facts["template_arguments"]: parts.append(f"Template arguments: {', '.join(facts['template_arguments'])}")
+    return ". ".join(parts) + "."
+
 def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)->Report:
     "Figures and findings of both sides"
     def rows_are(name:str, n:int)->str:
@@ -642,4 +698,5 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
                   f"{counts.answers - counts.answers_requested:,} answers are kept")
         if counts.longest_dropped or counts.shortened:
             title += f"; max_length {counts.length_of_most:,} would keep 99% of the tokens"
-    return Report(title, figures, find_all(cfg, tokenizer, train, eval))
+    facts = _learning_facts(cfg, train)
+    return Report(title, figures, find_all(cfg, tokenizer, train, eval), summary=_learning_summary(facts), facts=facts)

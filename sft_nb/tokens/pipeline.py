@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from ..report import edit, SftError
 from ..config import Config
 from ..rows.formats import ColumnsError, detect, is_blank, may_be_answer
-from ..rows.columns import is_numeric_label, names_held_out_split
+from ..rows.columns import columns_of_text, is_numeric_label, names_held_out_split
 from ..thoughts import split_thought
 from ..rows.texts import (
     ANSWER_FLAWS, answer_marker, cut_lengths, end_marker, loose_key, repeated_answers, TEXT_FLAWS)
@@ -68,6 +68,9 @@ class RowStatistics:
     texts:dict[str,int]=field(default_factory=dict)       # looked_at, single, once, markup, ... -> answers
     repeated:dict[str,int]=field(default_factory=dict)    # repeated answer -> count
     call_flaws:dict[str,int]=field(default_factory=dict)  # name in `CALL_FLAWS` -> rows
+    answers_from:dict[str,int]=field(default_factory=dict)   # column -> inspected rows whose answer it holds
+    prompts_from:dict[str,int]=field(default_factory=dict)   # the same of prompts
+    arguments:dict[str,int]=field(default_factory=dict)   # the row's own arguments of the template, as JSON -> rows
     commonest:dict[str,int]=field(default_factory=dict)   # the most common answer of each block -> count
     markers:dict[str,int]=field(default_factory=dict)     # chat marker -> rows whose text contains it
     ends:dict[str,int]=field(default_factory=dict)        # end token of another model -> answers that end with it
@@ -100,6 +103,7 @@ class Batch:
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00010
 _BATCH = 512   # rows; small enough that a small file is read and encoded at the same time
 _FEW = 16      # blocks to read before starting other processes is worthwhile
+_TRACED = 16   # rows of a block whose columns are looked for in their messages
 _ALL_OF, _OF_A_BLOCK = 1024, 64   # rows whose texts are inspected: the first ones, and the first of each later block
 
 def _row_blocks(rows:Iterable)->Iterator[tuple[int,list]]:
@@ -271,6 +275,13 @@ def look_at_texts(self:Reader, rows:list[Row])->None:
         if marker: self.seen.markers[marker] = self.seen.markers.get(marker, 0) + 1
         end = end_marker(answer)
         if end and not self.t.special.search(end): self.seen.ends[end] = self.seen.ends.get(end, 0) + 1
+    for row in inspected[:_TRACED]:
+        prompt = _prompt_text(row.messages) if len(row.messages) > 1 else ""
+        own = row.messages[0].get("chat_template_kwargs")
+        for found, names in ((self.seen.answers_from, columns_of_text(row.row, row.messages[-1]["content"])),
+                             (self.seen.prompts_from, columns_of_text(row.row, prompt)),
+                             (self.seen.arguments, [json.dumps(own)] if own else [])):
+            for name in names: found[name] = found.get(name, 0) + 1
     single = [messages[-1]["content"] for messages in conversations
               if sum(m["role"] == "assistant" for m in messages) < 2]
     learned = [next((c.text for c in row.examples[-1] if c.supervised), "") for row in rows

@@ -73,7 +73,7 @@ def _nothing_left(ledger:Ledger, rows:Mixture, eval_rows:int|None)->SftError:
         fix = edit(max_length=counts.longest_dropped) if counts.longest_dropped else f"look at {ledger.first_dropped}"
         is_text = set(ledger.seen.formats) <= {"text"}   # text continues wherever it is cut
         if is_text and counts.longest_dropped: fix = edit(on_long="split") | fix
-        return SftError(names, found, fix=fix, page="nothing_to_learn")
+        return SftError(names, found, "", fix, "nothing_to_learn")
     is_empty = all(source.total == 0 for source in rows.sources)
     if (is_empty or not rows.share) and not any(s.can_change for s in rows.sources):   # they were passed in memory
         return SftError(names, "there are none: it is empty",
@@ -298,12 +298,15 @@ def read_kept(
     cfg:Config,
     split:str,             # train or eval
     tokenizer=None,        # None: the one named by `cfg`
+    *, fingerprint:str|None=None,   # of the rows of a run: others are used, and said to be others; None: unknown
 )->tuple[dict[str,dict],dict[str,int]]:   # place -> row, in memory; reason -> number of dropped rows
     "The rows of one side that `prepare` keeps; none where the side has no rows, `SftError` if nothing is left"
     task = task_of(cfg)
     rows = open_split(cfg, task, split)
     if rows is None: return {}, {}
     side = _prepare_side(cfg, task, tokenizer or load_tokenizer(cfg), rows, split)
+    if fingerprint not in (None, side.fingerprint):
+        _log_finding(f"these are not the run's rows: their fingerprint is {side.fingerprint}, and was {fingerprint}")
     numbers = set(side.stats["row"].tolist())
     kept = {place: row for number, (place, row) in enumerate(side.source) if number in numbers}
     reason_of = {line["where"]: line["reason"] for line in side.dropped if line["where"] not in kept}

@@ -7,7 +7,7 @@ __all__ = ['raise_if_failed', 'describe_setup', 'describe_preflight', 'check_bef
            'train', 'passed_preflight', 'resume']
 
 # %% ../../nbs/11_training/05_train.ipynb #2bfb3f70
-import json, shutil, sys, traceback
+import json, shutil, sys, textwrap, traceback
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from io import BytesIO
@@ -32,7 +32,7 @@ from ..planning.plan import Plan
 from ..workbench import Workbench, workbench_for
 from ..checks.environment import check_gpu
 from ..checks.rows import check_held_out
-from ..checks.preflight import preflight
+from ..checks.preflight import preflight, training_summary
 from ..runs.environment import write_json, write_text
 from ..runs.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, atomic_checkpoint
 from ..runs.directory import (
@@ -56,8 +56,7 @@ def raise_if_failed(checked:Report, *, force:bool=False)->Report:
     if failed: checked.figures["forced"] = f"despite {', '.join(f.check for f in failed)}"
     return checked
 
-_FIRST_FIGURES = ("rows are", "prompt format", "system prompt", "rows read", "rows kept", "rows dropped", "rows cut",
-                  "supervised tokens", "row length, tokens")   # further figures: sft_nb data
+_FIRST_FIGURES = ("rows kept", "supervised tokens", "row length, tokens")   # further figures: sft_nb data
 
 def describe_setup(
     bench:Workbench,
@@ -66,7 +65,7 @@ def describe_setup(
     hardware = bench.hardware   # report a missing device before reading rows
     rows = bench.data.report
     short = {name: value for name, value in rows.figures.items() if name.rpartition(": ")[2] in _FIRST_FIGURES}
-    yield str(replace(rows, figures=short))
+    yield str(replace(rows, figures=short, summary=""))   # the paragraph comes last, with steps and time
     yield (f"\n{bench.cfg.method} on {hardware.device} ({hardware.device_reason}) "
            f"in {hardware.dtype_name} ({hardware.dtype_reason})")
     made = bench.plan
@@ -83,7 +82,9 @@ def describe_preflight(
     above = f" ({n_bad - len(new)} of them above)" if n_bad > len(new) else ""
     passed = sum(f.status == "ok" for f in checked.findings)
     text = f"\npreflight: {checked.verdict}{above}, {passed} passed ({checked.figures.get('seconds', 0):.1f} s)"
-    return "\n  ".join([text, *map(str, new if not checked.failed or bench.cfg.force else [])])
+    begins = not checked.failed or bench.cfg.force
+    summary = ["", *textwrap.wrap(checked.summary, 110)] if begins and checked.summary else []
+    return "\n".join(["\n  ".join([text, *map(str, new if begins else [])]), *summary])
 
 _SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
@@ -112,11 +113,14 @@ def check_before_training(
         is_new = run is None
     if checked is None:
         off = skipped("it was turned off", edit(preflight=True), check="preflight")
-        checked = Report("preflight", {}, [off, *filter(None, [check_gpu(bench.requested)])])
+        summary, facts = training_summary(bench)
+        checked = Report("preflight", {}, [off, *filter(None, [check_gpu(bench.requested)])], "", summary, facts)
+        is_new = True
     if run is not None:
         run.keep(bench.cfg)   # first: if there is a report, the config is resolved
         checked.save(run.path/"preflight.json")
     raise_if_failed(checked, force=bench.cfg.force)
+    if is_new and checked.summary: log(f"sft_nb: {checked.summary}")
     for finding in checked.by_weight() if is_new else ():
         if finding.status in ("warn", "fail"): log(f"sft_nb: {finding}")
     return checked

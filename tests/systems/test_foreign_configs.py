@@ -297,6 +297,12 @@ def test_what_an_entry_of_datasets_means(tmp_path, entry, wanted):
     assert {k: getattr(cfg, k) for k in wanted} == wanted
 
 
+def test_a_key_of_messages_that_is_not_known_is_to_be_renamed(tmp_path):
+    entry = json.dumps(dict(path="u/x", type="chat_template", message_field_training="learn_it"))
+    with pytest.raises(ConfigError, match="learn_it, and not one of train, training.*rename that key of the messages"):
+        load(tmp_path, AXOLOTL.replace("{path: u/rows, type: chat_template}", entry))
+
+
 def test_several_datasets(tmp_path):
     both = AXOLOTL.replace("micro_batch", "  - {path: rows.jsonl, type: sharegpt}\nchat_template: chatml\nmicro_batch")
     cfg = load(tmp_path, both)
@@ -634,6 +640,38 @@ def test_swifts_command_line():
     assert (cfg.model, cfg.method, cfg.lora_alpha) == ("Qwen/Qwen2.5-7B-Instruct", "lora", 32)
     assert (cfg.train_file, cfg.eval_fraction) == (("u/x:en:train[:500]", "u/y:train[:20]"), .1)
     assert (cfg.system_prompt, cfg.dtype) == ("Terse.", "bfloat16")
+
+
+SWIFT_SCRIPT = """# 22GiB
+export MODEL=Qwen/Qwen3-4B
+CUDA_VISIBLE_DEVICES=0 \\
+swift sft \\
+    --model ${MODEL} \\
+    --train_type lora \\
+    --dataset 'u/x#500' \\
+              u/y#20 \\
+    --learning_rate 1e-4 --max_length 2048 \\
+    --system 'You are terse.' --model_author swift --model_name swift-robot
+"""
+
+
+def test_a_shell_script_is_read(tmp_path):
+    cfg = load(tmp_path, SWIFT_SCRIPT, "train.sh")
+    assert (cfg.model, cfg.method, cfg.learning_rate, cfg.max_length) == ("Qwen/Qwen3-4B", "lora", 1e-4, 2048)
+    assert cfg.train_file == ("u/x:train[:500]", "u/y:train[:20]") and cfg.system_prompt == "You are terse."
+    assert cfg.sources["max_length"].endswith("train.sh:9")
+    cfg = load(tmp_path, "accelerate launch --num_processes 2 trl/scripts/sft.py --model_name_or_path u/m "
+                         "--dataset_name u/x --packing --max-length 300", "trl.sh")
+    assert (cfg.num_processes, cfg.max_length, cfg.max_tokens_per_batch) == (1, 300, 2400)
+    with pytest.raises(ConfigError, match="train.sh:10: --lerning_rate|lerning_rate is not a setting") as e:
+        load(tmp_path, SWIFT_SCRIPT.replace("--learning_rate", "--lerning_rate"), "train.sh")
+    assert "write --learning-rate" in str(e.value)
+    with pytest.raises(ConfigError, match="asks for preference training"):
+        load(tmp_path, "swift rlhf --rlhf_type dpo --model u/m --dataset 'u/x'", "dpo.sh")
+    for text in ("ls\n", "echo 'open --a\n", ""):
+        with pytest.raises(ConfigError, match="no command in it has options"): load(tmp_path, text, "none.sh")
+    (tmp_path/"bytes.sh").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="bytes.sh"): load_config(tmp_path/"bytes.sh")
 
 
 @pytest.mark.parametrize("line", [

@@ -82,3 +82,25 @@ def test_the_same_in_worker_processes(tokenizer, monkeypatch):
     held_out[0]["question"] = held_out[0]["question"].upper()
     found = findings(train, tokenizer, held_out, num_workers=2)
     assert "held_out" in found and "train_key" in found
+
+
+# the paragraph before a training
+
+@pytest.mark.parametrize("train, settings, expected", [
+    ([dict(query="Hi?", reply="Yes.", id=7)] * 2, dict(fields=("question=query", "answer=reply")),
+     "Learned: reply, as the answer to query. From all 2 rows. Not used: id. No system prompt in the rows."),
+    ([dict(messages=[dict(role="system", content="Be brief."), dict(role="user", content="Hi?"),
+                     dict(role="assistant", content=text)]) for text in ("Yes.", "No.", "")], {},
+     "Learned: the answers in messages. From 2 of 3 rows, without 1 empty answer. System prompt: 'Be brief.'."),
+    ([dict(text="One river."), dict(text="Two stones.")], {}, "Learned: all of text. From all 2 rows."),
+    ([dict(prompt="Hi?", completion="Yes.", chat_template_kwargs=dict(enable_thinking=False))] * 2, {},
+     "Learned: completion, as the answer to prompt. From all 2 rows. No system prompt in the rows. "
+     'Template arguments: {"enable_thinking": false} of rows.'),
+    ([dict(prompt="Hi?", completion="Yes.")] * 2, dict(train_on_prompt=True, system_prompt="Be kind."),
+     "Learned: completion, as the answer to prompt; prompts are learned too. From all 2 rows. "
+     "System prompt: 'Be kind.'.")])
+def test_a_paragraph_names_what_is_learned(train, settings, expected, tokenizer):
+    report = prepare(load_config(task="chat", **settings), tokenizer, train=train).report
+    assert report.summary == expected
+    assert expected.split(".")[0] in str(report) and report.to_dict()["facts"]["rows"] == 2
+    assert "Learned: " in report._repr_html_()

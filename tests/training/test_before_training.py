@@ -119,3 +119,13 @@ def test_the_model_that_a_preflight_keeps_is_as_a_new_one():
             {k for k in vars(b) if "forward" in k or "accelerate" in k}, name
     trained = [{n for n, p in m.named_parameters() if p.requires_grad} for m in (kept, new)]
     assert trained[0] == trained[1]
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_one_paragraph_precedes_a_training(tmp_path, checks, capfd):
+    run = train(small(tmp_path, **SHORT | dict(preflight=checks)))
+    said = "".join(capfd.readouterr())
+    expected = "Learned: answer, as the answer to question. From all 16 rows (max_samples). Not used: problem."
+    assert expected in said and "2 steps, 1 pass over 16 examples, 8 in a step, about" in said
+    report = json.loads((run.path/"preflight.json").read_text())
+    assert report["summary"].startswith(expected) and report["facts"]["steps"] == 2
