@@ -20,7 +20,7 @@ from ..tokens.encode import encode_prompts
 from ..model.generate import Generation
 from ..runs.checkpoint import LOWER_IS_BETTER
 from .statistics import difference, Difference
-from .generations import Questions, score_generations, Scores, with_unit
+from .generations import own_figures, Questions, score_generations, Scores, with_unit
 
 # %% ../../nbs/12_evaluation/04_trivial.ipynb #trv00006
 @dataclass(frozen=True)
@@ -88,9 +88,17 @@ def _label_shares(questions:Questions)->Trivial|None:
     return Trivial("label shares", figures, (-nats / tokens).tolist(),
                    source="training rows" if questions.training else "held-out rows")
 
+def _has_slow_metrics(questions:Questions)->bool:
+    "Would your figures of trivial answers take too long, as those of a judge do?"
+    if not questions.metrics: return False
+    began = time.monotonic()
+    try: own_figures(questions.metrics, [""], questions.raw[:1], [*questions.rows][:1])
+    except SftError: return True   # it cannot judge an empty answer
+    return 4 * len(questions.rows) * (time.monotonic() - began) > _SECONDS
+
 def trivial_answers(questions:Questions)->list[Trivial]:
     "Trivial answers to held-out rows and their scores; none for texts without a prompt, or where scoring is slow"
-    if not questions.prompts: return []
+    if not questions.prompts or _has_slow_metrics(questions): return []
     by, n, found = questions.by, len(questions.rows), []
     asked = replace(questions, figure="accuracy") if by in LOWER_IS_BETTER else questions   # an answer has no loss
     if not expected_answers(questions.task, [*questions.rows.values()]): return []

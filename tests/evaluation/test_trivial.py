@@ -107,8 +107,12 @@ def test_a_task_that_raises_or_is_slow_has_no_trivial_answers(tokenizer, monkeyp
     picky = replace(questions)
     picky.__dict__["task"] = Picky()
     assert trivial_answers(picky) == []
+    called = []
+    judged = replace(questions, metrics=dict(judge=lambda answer, row: called.append(answer) or 1.), figure="judge")
+    assert trivial_answers(judged) and len(called) > 60
+    called.clear()
     monkeypatch.setattr("sft_nb.evaluation.trivial._SECONDS", -1)
-    assert trivial_answers(questions) == []
+    assert trivial_answers(questions) == trivial_answers(judged) == [] and called == [""]   # a judge is asked once
 
 
 @pytest.fixture
