@@ -589,6 +589,8 @@ def read_datasets(
     fix = "rename the columns of the rows; sft_nb data shows them"
     if _TWO_TEMPLATES in odd:
         fix = "type: chat_template for each; columns such as instruction and output are read by their names"
+    if any(one.get("message_field_training") not in (None, *_LOSS_KEYS) for one in entries):
+        fix = "rename that key of the messages to train"
     if any(one.startswith("type ") for one in odd): fix = "write the rows with the columns prompt and completion"
     if odd: return refused("; ".join(dict.fromkeys(odd)), fix)
     if "data_format" in names and "data_format" not in wanted: wanted["data_format"] = "auto"

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FORMAT_FIELDS', 'TEXT_COLUMNS', 'parse_fields', 'match_columns', 'ColumnRenamer', 'TrackedRow', 'unread_columns',
            'unread_message_keys', 'numbers_in_texts', 'kto_label', 'exclusion_reason', 'is_numeric_label',
-           'is_honoured', 'are_metadata', 'names_held_out_split', 'columns_of_text']
+           'is_honoured', 'are_metadata', 'like_flags', 'names_held_out_split', 'columns_of_text']
 
 # %% ../../nbs/02_rows/01_columns.ipynb #8b679461
 import difflib, re
@@ -354,6 +354,12 @@ def are_metadata(
 )->bool:
     "Do all names tell where a row is from or what kind it is, so that nothing can be learned from the columns?"
     return all(map(_is_metadata, map(str, names)))
+
+def like_flags(
+    names:list[str],   # names of columns, or of keys such as messages.compute_loss
+)->list[str]:
+    "Those that may exclude something from the loss, by their names"
+    return [name for name in names if re.search("loss|train|mask|weight", _key_of(name).lower())]
 
 def names_held_out_split(
     row:dict,

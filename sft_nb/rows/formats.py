@@ -616,12 +616,15 @@ _WORDS = {   # role -> English words; parts of words in other languages
     "question": (
         "question ques prompt instruction instr query problem ticket request utterance input inp src body "
         "document article passage dialogue dialog conversation transcript text message description post review "
-        "tweet comment sentence user human patient customer subject title headline source context",
-        "frage anfrage anweisung aufgabe eingabe beschreibung nachricht anliegen betreff demande consigne "
+        "tweet comment sentence user human patient customer subject title headline source premise "
+        "hypothesis context",
+        "frage anfrage anweisung aufgabe eingabe beschreibung nachricht anliegen demande consigne "
         "entrée requête énoncé pregunta consulta instrucción entrada problema mensaje domanda richiesta "
         "istruzione pergunta instrução vraag opdracht pytanie zapytanie fråga kysymys soru вопрос запрос "
         "задача 问题 問題 提问 指令 输入 輸入 题目 質問 入力 依頼 질문 문제 입력 지시 سؤال السؤال استفسار طلب "
-        "المدخل प्रश्न सवाल"),
+        "المدخل प्रश्न सवाल "
+        "inhalt sachverhalt texte texto testo messaggio текст сообщение описание 内容 正文 本文 내용 النص الرسالة "
+        "betreff asunto oggetto 标题 件名 제목"),
     "neither": (
         "id idx index uuid uid guid no nr num number count date datetime time timestamp day created updated "
         "url link uri path file filename image lang language locale is has start end len length token score "
@@ -629,15 +632,16 @@ _WORDS = {   # role -> English words; parts of words in other languages
         "domain tag keyword type kind format version hash split subset license author name email phone country "
         "key meta metadata info concept tool function api schema definition parameter argument system sys "
         "persona history rejected wrong incorrect bad worst negative distractor hint note evidence citation "
-        "reference test entry starter reasoning cot thought thinking rationale explanation analysis choice "
-        "option ending candidate fingerprint seed",
+        "test entry starter reasoning cot thought thinking rationale explanation analysis choice "
+        "option ending candidate fingerprint seed rubric criterion criteria "
+        "checklist constraint anchor positive",
         "datum nummer kennung quelle sprache titel autor erstellt bewertung priorität hinweis verlauf werkzeug "
         "begründung fecha idioma fuente puntuación fonte langue auteur titre identifiant horodatage prioridad "
         "etiqueta sistema système outils herramienta historial historique 编号 序号 日期 时间 来源 语言 标签 "
         "作者 分数 系统 历史 工具 推理 思考 日付 番号 言語 履歴 날짜 번호 언어 출처 المصدر التاريخ رقم اللغة "
         "النظام المعرف")}
 _WHOLE_NAMES = {"answer": {"a", "next", "out", "code", "doctor", "agent"}, "question": {"q"},
-                "neither": {"model", "name", "source"}}
+                "neither": {"model", "name", "source", "reference"}}
 
 def _fold(name)->str:
     "A name in lower case without accents: `reponse` for Réponse"
@@ -659,7 +663,7 @@ def _name_rank(column:str, role:str)->tuple[int,int]|None:
     "How well a name fits a role, best first: the number of its other words, then the order of `_WORDS`; None: not"
     words, (english, others) = column_words(column), _VOCABULARY[role]
     joined = "".join(words)
-    if joined in _WHOLE_NAMES.get(role, ()): return 0, len(english)
+    if _singular(joined) & _WHOLE_NAMES.get(role, set()): return 0, len(english)
     known = filter(None, [_singular(word) & {*english} for word in words])
     ranks = [min(map(english.index, singulars)) for singulars in known]
     ranks += [len(english) + k for k, part in enumerate(others)
@@ -781,7 +785,9 @@ def _guess(columns:_Columns, fields:tuple[str,...], answer:str|None)->dict:
     used = {*found.values(), *fields}
     unnamed = [c for c, kind in columns.kinds.items() if c not in used and not columns.is_metadata(c)]
     if all(str(c).isdigit() for c in unnamed): unnamed = unnamed[:len(missing)]   # cells of a list, in order
-    if missing and len(unnamed) == len(missing) and {columns.kinds[c] for c in unnamed} <= {"text", "number", "label"}:
+    is_learnable = {columns.kinds[c] for c in unnamed} <= {"text", "number", "label"}
+    is_question = missing[-1:] == [fields[-1]] and unnamed and _has_role(unnamed[-1], "question")   # and no answer
+    if missing and len(unnamed) == len(missing) and is_learnable and not is_question:
         found |= zip(missing, unnamed)
         missing = []
     return {} if missing else {f: found[f] for f in fields if f in found}
@@ -852,6 +858,9 @@ def _questions_and_answers(columns:_Columns, fields:tuple[str,...])->list[dict]:
     found = []
     for answer in columns.answers()[:3] or classes[:1] or [None]:
         pairs = _guess(columns, fields, answer)
+        last = pairs.get(fields[-1])
+        if fields in _PAIRS and answer is None and last is not None and not str(last).isdigit():
+            if columns.kinds[last] != "text": continue   # a number or a class, and its name does not say "answer"
         for field, names in _OPTIONAL.items() if pairs and fields in _PAIRS else ():
             read = dict(input=fields == _PAIRS[2], context=fields != _PAIRS[1]).get(field, True)
             more = [c for c in columns.values if c not in pairs.values() and names.fullmatch("".join(column_words(c)))]

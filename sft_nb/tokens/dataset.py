@@ -19,9 +19,9 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..display import RecordTable, with_png
-from ..report import command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
+from ..report import as_fix, command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import command_line_options, Config, explicit_settings
-from ..rows.columns import are_metadata
+from ..rows.columns import are_metadata, like_flags
 from ..rows.formats import FORMATS, is_answer_name, join_names, propose_pairs
 from ..rows.sources import Mixture, NO_ROWS, unused_test_files
 from ..rows.texts import is_filler, is_unfinished, loose_text, mostly_unique
@@ -403,11 +403,14 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     answers = [*s.seen.answers]
     if are_metadata(names): return [*out, ok(text, check=f"{name}_columns")]
     fix = edit(ignore_columns=(*(ignored or ()), *names[:6])) | "a task that reads them"
+    if flags := like_flags(names):
+        text += f"; {flags[0]} may exclude something from the loss, and is not read"
+        fix = as_fix(f"rename {flags[0]} to train, with true or false, if it does") | fix
     format = next(iter(s.seen.formats)) if len(s.seen.formats) == 1 and cfg.task in ("auto", "chat") else ""
     longer = [c for c in answers if is_answer_name(c, labels=False)]
     if answers and format == "text":   # and how to fix it
         column = s.seen.columns.get("text", "text")
-        text += f"; all of {column} is learned, without question and answer"
+        text += f"; the whole {column} is learned, without question and answer"
         fix = propose_pairs(column, answers) | fix
     elif longer and format in ("question_answer", "prompt_completion", "alpaca"):
         answer = FORMATS[format][-1]
@@ -571,6 +574,7 @@ def find_all(
             check, n = f"{name}_ends", int((~np.isin(s.stats["last"], ends)).sum())
             text = f"{n:,} of {pluralise(len(s.lengths), 'answer')} without a supervised end token at the end"
             fix = "put the end token after each row of tokens or text: none is added"
+            if s.seen.flags.get("in_part"): fix = "mark the last part of each answer as learned, if its end is to be"
             if s.counts.shortened: fix = edit(on_long="drop") | "a larger {max_length}"
             out.append(warn(text, fix, check=check) if n else
                        ok("every answer ends with a supervised end token", check=check))

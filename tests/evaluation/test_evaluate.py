@@ -87,7 +87,7 @@ def test_rows_of_any_length_are_asked_of_a_model_that_no_run_trained(tmp_path):
     file = tmp_path/"long.jsonl"
     file.write_text(json.dumps(dict(question="9+1? " * 200, answer="10")) + "\n")
     assert evaluate("tiny", task="chat", eval_file=str(file), max_new_tokens=2, progress=False).tuned.n == 1
-    with pytest.raises(SftError, match="longer than max_length 64"):
+    with pytest.raises(SftError, match="longer than 64 tokens"):
         evaluate("tiny", task="chat", eval_file=str(file), max_length=64, progress=False)
 
 

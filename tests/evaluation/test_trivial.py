@@ -57,6 +57,15 @@ def test_a_model_that_always_says_one_word_is_not_better(tokenizer, task):
     assert both.headline == "cannot tell which is better" and both.to_dict()["says"] == "cannot tell"
 
 
+def test_one_word_is_no_better_if_another_is_the_most_common_in_training(tokenizer):
+    "Labels are even in training, by one row, and held-out rows have more of the other"
+    questions = nli_questions(tokenizer, "classify")
+    talks = [[dict(role="user", content="?"), dict(role="assistant", content=label)] for label in LABELS[12:]]
+    made = trivial_answers(replace(questions, training=[(dict(messages=talk), talk) for talk in talks]))
+    assert [t.text for t in made if t.kind == "same answer"] == ["entailment"]
+    assert not Baselines("accuracy", made).over_best(answered("tuned", questions, ["entailment"] * 60)).gain
+
+
 def test_a_model_that_knows_the_labels_is_better(tokenizer):
     questions = nli_questions(tokenizer, "classify")
     base, tuned = (answered(name, questions, texts) for name, texts in (("base", ["?"] * 60), ("tuned", LABELS)))
@@ -98,8 +107,12 @@ def test_a_task_that_raises_or_is_slow_has_no_trivial_answers(tokenizer, monkeyp
     picky = replace(questions)
     picky.__dict__["task"] = Picky()
     assert trivial_answers(picky) == []
+    called = []
+    judged = replace(questions, metrics=dict(judge=lambda answer, row: called.append(answer) or 1.), figure="judge")
+    assert trivial_answers(judged) and len(called) > 60
+    called.clear()
     monkeypatch.setattr("sft_nb.evaluation.trivial._SECONDS", -1)
-    assert trivial_answers(questions) == []
+    assert trivial_answers(questions) == trivial_answers(judged) == [] and called == [""]   # a judge is asked once
 
 
 @pytest.fixture
@@ -153,9 +166,9 @@ def test_the_base_is_asked_again_with_examples_and_both_gains_are_shown(trained,
              "tuned": lambda talk: talk[-1]["content"]}
     files = dict(eval_file=str(rows), eval_samples=180, task="classify", progress=False)
     e = evaluate(trained, **files)
-    assert (e.baselines.shots, e.baselines.few_shot.n) == (3, 90)
+    assert (e.baselines.shots, e.baselines.few_shot.n) == (3, 100)
     line = next(line for line in str(e).splitlines() if "base with 3 examples in its prompt" in line)
-    assert "over it +" in line and "90 rows" in line
+    assert "over it +" in line and "100 rows" in line
     assert evaluate(trained, shots=0, **files).baselines.few_shot is None
     says |= {"base": lambda talk: "neutral"}   # in the asked form
     assert evaluate(trained, **files).baselines.few_shot is None

@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 from learner import small
 
 from sft_nb.config import load_config
@@ -122,6 +123,22 @@ def test_a_row_brings_its_system_prompt_its_answer_and_its_score(asked):
     assert {r.score.expected for r in turn.replies.values()} == {r.score.expected for r in asked.ask(
         question_of(talk), row=place).replies.values()}
     assert asked.ask("Something else", row=2).expected is None   # the words of the row were changed
+
+
+def test_a_thought_before_an_answer_is_not_marked(asked, tokenizer, monkeypatch):
+    "The next token is forced: a wrong draft in a thought, then the target"
+    place, talk = asked.talk_of(2)
+    text = f"<think>\nThe answer is 1.\n</think>\n\n{talk[-1]['content']}"
+    script, first = tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id], {}
+
+    def forced(decoder, running, ids):
+        token = script[len(ids) - first.setdefault(decoder, len(ids))]
+        return torch.nn.functional.one_hot(torch.tensor([token]), len(tokenizer)) * 1e4
+    monkeypatch.setattr("sft_nb.panels.reply_stream._next_logits", forced)
+    asked.new()
+    turn = asked.ask(question_of(talk), row=place, max_new_tokens=len(script))
+    for reply in turn.replies.values():
+        assert reply.text == text and reply.score.correct and reply.verdict().startswith("✓ right")
 
 
 def test_a_system_prompt_can_be_replaced_and_left_out(asked):

@@ -144,3 +144,18 @@ def test_a_conversation_under_another_task_is_looked_at_too():
     rows = [dict(messages=[ASKED, GOOD | dict(mood="glad"), ASKED, BAD | dict(loss=False)])]
     data = prepare(load_config(task="gsm8k", eval_samples=0), train=rows)
     assert learned(data) == ["right"] and data.train.seen.unread == {"messages.mood": 1}
+
+
+@pytest.mark.parametrize("row, name", [
+    (dict(messages=[ASKED, GOOD | dict(compute_loss=False)]), "messages.compute_loss"),
+    (dict(messages=[ASKED, GOOD], sample_weight=0.), "sample_weight")])
+def test_an_unknown_flag_is_named_with_the_key_that_is_read(row, name):
+    found = warned(read(row))["train_columns"]
+    assert f"{name} may exclude something from the loss, and is not read" in found.says
+    assert str(found.fix).startswith(f"rename {name} to train, with true or false, if it does, or ignore_columns=")
+
+
+def test_an_end_that_is_excluded_with_the_last_part_is_a_warning():
+    content = [dict(type="text", text="right"), dict(type="text", text="BAD", train=False)]
+    found = warned(read(dict(messages=[ASKED, dict(role="assistant", content=content)])))["train_ends"]
+    assert str(found.fix) == "mark the last part of each answer as learned, if its end is to be"

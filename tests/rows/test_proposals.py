@@ -247,3 +247,27 @@ def test_the_reasoning_of_lists_is_proposed_for_a_task_that_reads_it():
     with pytest.raises(SftError, match="field question, answer is missing") as e: prepare(cfg, train=rows)
     assert e.value.fix.settings == dict(fields=("question=0", "answer=1", "reasoning=2"))
     assert "2 * 60 = 120" in prompts(prepare(load_config(cfg, **e.value.fix.settings), train=rows))[0]
+
+
+@pytest.mark.parametrize("names", [
+    "question passage", "question context", "query documents", "question title", "question hint", "prompt model",
+    "question sources evidence", "instruction constraints checklist", "query positive negative", "question explanation",
+    "premise hypothesis", "question answer_a answer_b", "Frage Antwort_A Antwort_B", "sentence1 sentence2 label"])
+def test_texts_without_an_answer(names):
+    assert propose_fields([{name: f"The {name} of row {k}." for name in names.split()} for k in range(6)]) is None
+
+
+@pytest.mark.parametrize("question, answer, others", [
+    ("pergunta", "resposta", "assunto"), ("Domanda", "Risposta", "Fonte"), ("вопрос", "ответ", "источник"),
+    ("質問", "回答", "件名"), ("질문", "답변", "제목"), ("السؤال", "الجواب", "المصدر"), ("内容", "回复", "标题"),
+    ("Nachricht", "Antwort", "Betreff"), ("Mensaje", "Respuesta", "Asunto"), ("body", "reply", "subject"),
+    ("source", "target", "id"), ("english", "arabic", "id"), ("task", "reference_solution", "rubric")])
+def test_other_languages_and_titles_beside_texts(question, answer, others):
+    rows = [{others: f"{k}: short", question: f"What is {k} + 1?", answer: f"It is {k + 1}, of course."}
+            for k in range(6)]
+    assert propose_fields(rows).settings == dict(fields=(f"question={question}", f"answer={answer}"))
+
+
+@pytest.mark.parametrize("value", [3, "x", "https://a.b/{}"])
+def test_an_unnamed_column_that_holds_no_text_is_no_answer(value):
+    assert propose_fields([dict(question=f"What is {k} + 1?", bucket=str(value).format(k)) for k in range(6)]) is None

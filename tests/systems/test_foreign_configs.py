@@ -297,6 +297,12 @@ def test_what_an_entry_of_datasets_means(tmp_path, entry, wanted):
     assert {k: getattr(cfg, k) for k in wanted} == wanted
 
 
+def test_a_key_of_messages_that_is_not_known_is_to_be_renamed(tmp_path):
+    entry = json.dumps(dict(path="u/x", type="chat_template", message_field_training="learn_it"))
+    with pytest.raises(ConfigError, match="learn_it, and not one of train, training.*rename that key of the messages"):
+        load(tmp_path, AXOLOTL.replace("{path: u/rows, type: chat_template}", entry))
+
+
 def test_several_datasets(tmp_path):
     both = AXOLOTL.replace("micro_batch", "  - {path: rows.jsonl, type: sharegpt}\nchat_template: chatml\nmicro_batch")
     cfg = load(tmp_path, both)
