@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 from ..escape import escape_html, escape_controls
-from ..display import bar_html, format_change, Html, table_html
+from ..display import aligned_text, bar_html, format_change, Html, table_html
 from ..credentials import redact_json
 from ..files import read_json, remove_temporaries, write_atomically
 from ..thoughts import answer_of
@@ -319,9 +319,14 @@ class Evaluation:
         return lines
 
     def __str__(self):
-        scores = [s.line(self.by) for s in (self.base, self.tuned) if s is not None]
-        table = self.tuned.class_table
-        lines = [f"  {line}" for line in [*scores, *self.notes, *str(table or "").splitlines()]]
+        both = [s for s in (self.base, self.tuned) if s is not None]
+        scores, more = [s.line(self.by, short=True) for s in both], [s.more_figures(self.by) for s in both]
+        names = dict.fromkeys(name for figures in more for name in figures)
+        table = [[name, *(f"{f[name]:.3g}" if name in f else "" for f in more)] for name in names]
+        table.insert(0, ["", *(s.model for s in both)])
+        figures = aligned_text(table, [True, *[False] * len(both)]).splitlines() if names else []
+        classes = str(self.tuned.class_table or "").splitlines()
+        lines = [f"  {line}" for line in [*scores, *self.notes, *figures, *classes]]
         return escape_controls("\n".join([f"{self.title}: {self.headline}", *lines]))
     __repr__ = __str__
     def _repr_html_(self):

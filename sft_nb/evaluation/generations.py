@@ -95,15 +95,24 @@ class Scores:
 
     def __str__(self): return self.line()
 
+    def more_figures(self,
+        by:str="accuracy",   # the figure to compare by
+    )->dict[str,float]:      # empty: they fit into a line
+        "Figures for a table, if there are many besides the leading ones"
+        in_a_line = (by, *LEADING, "accuracy", "answered", "ended", "perplexity")
+        more = {name: v for name, v in shown_figures(self.figures).items() if name not in in_a_line}
+        return more if len(more) > 4 else {}
+
     def line(self,
         by:str="accuracy",   # the figure to compare by, which comes first
+        *, short:bool=False, # True: without the figures of `more_figures`
     )->str:
         "All figures in one line"
         low, high = self.interval
         right = f"mean of {self.n}, {self.correct} in full" if self.graded else f"{self.correct} of {self.n}"
         sure = f"{right}; 95% interval {low:.1%} to {high:.1%}"
         shares = f"{self.in_form:.0%} in the asked form; {self.ended:.0%} stopped by themselves"
-        figures = shown_figures(self.figures)
+        figures = {k: v for k, v in shown_figures(self.figures).items() if not short or k not in self.more_figures(by)}
         more = {k: f"{k} {v:.3g}" for k, v in figures.items() if k not in ("accuracy", "answered", "ended")}
         accuracy = f"{self.model:<6} {self.accuracy:6.1%}  ({sure})   {shares}"
         if by == "accuracy": return "   ".join([accuracy, *more.values()])

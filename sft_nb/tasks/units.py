@@ -35,8 +35,8 @@ class Units(GeneratedTask):
     "Unit conversions"
     seed_prefix, own_rows = "units-", "alone"
     name, fields, untyped_fields = "units", ("question", "answer"), ("answer",)
-    aliases = dict(question=("problem", "prompt", "input"), answer=("value", "target", "output"),
-                   reasoning=("explanation", "rationale"))
+    aliases = dict(question=("problem", "prompt", "input", "0"), answer=("value", "target", "output", "1"),
+                   reasoning=("explanation", "rationale", "2"))   # 0, 1, 2: rows that are lists
 
     def __init__(self, *, reasoning:bool=False):
         self.reasoning = reasoning

@@ -73,7 +73,7 @@ def _nothing_left(ledger:Ledger, rows:Mixture, eval_rows:int|None)->SftError:
         fix = edit(max_length=counts.longest_dropped) if counts.longest_dropped else f"look at {ledger.first_dropped}"
         is_text = set(ledger.seen.formats) <= {"text"}   # text continues wherever it is cut
         if is_text and counts.longest_dropped: fix = edit(on_long="split") | fix
-        return SftError(names, found, fix=fix, page="nothing_to_learn")
+        return SftError(names, found, "", fix, "nothing_to_learn")
     is_empty = all(source.total == 0 for source in rows.sources)
     if (is_empty or not rows.share) and not any(s.can_change for s in rows.sources):   # they were passed in memory
         return SftError(names, "there are none: it is empty",

@@ -117,6 +117,18 @@ def test_001_each_config_has_its_task():
     assert [load_config(name).task for name in ("units", "units_rft")] == ["units", "units_rft"]
 
 
+@pytest.mark.parametrize("config, learned", [
+    ("units", "<answer>6000.0</answer>"), ("units_rft", "6 * 1000 = <answer>6000</answer>")])
+def test_001_rows_that_are_lists(tmp_path, config, learned):
+    "[question, number, reasoning], as their files have them: no setting names the columns"
+    from sft_nb.tokens.prepare import prepare
+    rows = [["How many g are in 6 kg?", 6000.0, "6 * 1000 = <answer>6000</answer>"]]
+    (tmp_path/"rft.json").write_text(json.dumps(rows))
+    data = prepare(load_config(config, model="tiny", train_file=str(tmp_path/"rft.json"), eval_samples=0))
+    text = data.tokenizer.decode(data.train.tokens[0]["input_ids"])
+    assert learned in text and "6 kg?" in text
+
+
 @pytest.mark.parametrize("config", ["units", "units_rft", "nli_cot", "nli_minimal"])
 def test_the_tasks_rows_fit_their_config(tmp_path, config):
     "With the tokenizer that ships: nothing is cut or left out"

@@ -1,0 +1,20 @@
+"""A task with many figures: those that do not lead are a table below the line of each model."""
+from dataclasses import replace
+
+from sft_nb.evaluation.evaluate import Evaluation
+from sft_nb.evaluation.generations import Answer, Scores
+
+
+def scores(model, **figures):
+    answers = [Answer("row 1", "2+2?", "4", True, "4", "4", 2, True)] * 4
+    return Scores(model, answers, dict(precision=.5, recall=.25, **figures))
+
+
+def test_a_line_of_many_figures_becomes_a_table():
+    few, many = scores("base"), scores("base", valid_json=1., thought_words=7., unparsed=0., accuracy_0_100=.75)
+    assert few.more_figures() == {} and "recall 0.25" in few.line(short=True)
+    assert {*many.more_figures()} == {*many.figures} - {"accuracy"}
+    assert "thought_words" in many.line() and "thought_words" not in many.line(short=True)
+    lines = str(Evaluation("r", "adapter", many, replace(many, model="tuned"), by="accuracy")).splitlines()
+    row = next(line for line in lines if "thought_words" in line)
+    assert row.split() == ["thought_words", "7", "7"], lines
