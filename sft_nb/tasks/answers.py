@@ -62,7 +62,9 @@ _COMPOUND = "|".join(
     [rf"{_COUNT}[ -]?(?:{units})\.?(?:{_BETWEEN}\d[\d,.]*[ -]?(?:{units})(?!\w))+" for units in _UNITS]
     + [r"\d+[ -]?(?:h|hr|ft|foot|feet|['\u2019\u2032])[ -]?\d{1,2}(?![\d/:%\w]|[.,]\d)",       # 1h30   5'11
        rf"{_MONEY}\s?\d[\d,.]*\s*(?:,|and|&)\s*\d+\s?(?:cents?|pence)\b",                # $5 and 20 cents
-       r"\d[\d,.]*\s?(?:hundred|thousand|million|billion)s?\s(?:and\s)?\d[\d,.]*(?:\s?(?:hundred|thousand|million)s?)?"])
+       r"\d[\d,.]*\s?(?:hundred|thousand|million|billion)s?\s(?:and\s)?(?:\d[\d,.]*|one|two|three|"
+       r"four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty)\b(?:\s?(?:hundred|thousand|million)s?)?",
+       r"\d[\d,.]*\s?(?:[a-z]+\s)?and\s(?:a|one)\s(?:half|third|quarter)\b"])                  # 1 hour and a half
 _NUMBER = re.compile(rf"""
     (?P<skip>\^\s?\{{?\s?[-+]?\d+\}}?)                                 # an exponent
     |(?P<time>(?<![\d:])\d{{1,2}}:\d\d(?::\d\d)?(?![\d:]))

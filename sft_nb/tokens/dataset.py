@@ -410,7 +410,7 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     longer = [c for c in answers if is_answer_name(c, labels=False)]
     if answers and format == "text":   # and how to fix it
         column = s.seen.columns.get("text", "text")
-        text += f"; all of {column} is learned, without question and answer"
+        text += f"; the whole {column} is learned, without question and answer"
         fix = propose_pairs(column, answers) | fix
     elif longer and format in ("question_answer", "prompt_completion", "alpaca"):
         answer = FORMATS[format][-1]
