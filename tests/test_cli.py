@@ -55,6 +55,8 @@ WRONG = [  # arguments, exit code, what the message says
      ["good.jsonl line 1", "max_length is 8"]),
     (["evaluate", "runs/none"], 2, ["no such directory"]),
     (["evaluate"], 2, ["run"]),
+    (["evaluate", "--model", "./outputs/x"], 2, ["sft_nb evaluate PATH, without --model"]),
+    (["evaluate", "--checkpoint", "./x/checkpoint-400", "--num_samples", "50"], 2, ["write --eval-samples"]),
     (["train", "--resume", "runs/none"], 2, ["no such directory"]),
     (["train", "--resume", "runs/none", "--lr", "1e-3"], 2, ["--learning-rate is also given"]),
     (["train", "--task", "chat"], 1, ["there is no file", "--train-file rows.jsonl"]),

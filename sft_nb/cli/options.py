@@ -195,7 +195,12 @@ def _help_of(name:str): return command(f"sft_nb {name} --help")
 # %% ../../nbs/15_cli/00_options.ipynb #a66788ce
 def _no_option(command:str, name:str, known)->ConfigError:
     "The error for an unknown option, with the nearest known one"
-    pointer = known_alternative(_without_dashes(name)) if "learning_rate" in known else None
+    bare = _without_dashes(name)
+    if bare in ("num_samples", "n_samples") and "eval_samples" in known:
+        return ConfigError(_LINE, f"{name} is not an option", "", "write {eval_samples}")
+    if bare in ("model", "model_path", "adapter", "run") and "learning_rate" not in known:   # it is named first
+        return ConfigError(_LINE, f"{name} is not an option", "", f"sft_nb {command} PATH, without {name}")
+    pointer = known_alternative(bare) if "learning_rate" in known else None
     near = nearest_names(_without_dashes(name)[:100], [*known, *(names_that_set() if "learning_rate" in known else ())])
     if pointer or not near:
         return ConfigError(_LINE, f"{name[:100]} is not an option", "", pointer or _help_of(command))
