@@ -20,7 +20,7 @@ from .formats import (
 
 # %% ../../nbs/02_rows/01_columns.ipynb #233d50b2
 FORMAT_FIELDS = ({name for needed in FORMATS.values() for name in needed}
-                 | {*COMPLETION_KEYS, "input", "history", "context", "system", "tools"})   # what the formats read
+                 | {*COMPLETION_KEYS, "input", "history", "context", "system", "tools", "reasoning"})   # what the formats read
 
 def parse_fields(
     fields:tuple[str,...]|None,   # question=Problem
