@@ -41,7 +41,7 @@ class Trivial:
     def about(self)->str:
         "The answer, shortened, and where it comes from"
         text = " ".join(self.text.split())
-        text = repr(text if len(text) <= 40 else f"{text[:39]}…") if self.kind == "same answer" else ""
+        text = repr(text if len(text) <= 40 else f"{text[:19]}…{text[-20:]}") if self.kind == "same answer" else ""
         source = f"the most common in the {self.source}" if text else f"those of the {self.source}"
         return ", ".join(filter(None, [text, source if self.source else ""]))
 
@@ -67,7 +67,8 @@ def most_common_answers(questions:Questions)->dict[str,str]:   # empty: targets 
     for source, rows in {"training rows": questions.training, "held-out rows": held_out}.items():
         expected = expected_answers(questions.task, [row for row, _ in rows])
         if not expected: continue
-        (value, _), = Counter(expected).most_common(1)
+        (value, n), = Counter(expected).most_common(1)
+        if n == 1 and rows is held_out: continue   # it would be the answer of one of the rows that it is scored on
         texts = [talk[-1]["content"] for (_, talk), e in zip(rows, expected) if e == value]
         text = min((without_thought(t) for t in texts if isinstance(t, str)), key=len, default="")
         if text.strip(): found.setdefault(text, source)
@@ -276,7 +277,10 @@ def find_trivial(
     "Findings: one answer to most questions, and a model that is not better than a trivial answer"
     out, fix = [], "more steps or rows, another {learning_rate}, and look at the labels: sft_nb data"
     given = [answer_of(a.text).strip() if a.got is None else a.got for a in tuned.answers]
-    if tuned.answers and (found := repeated_answer(given, [a.expected for a in tuned.answers])):
+    if (n := sum(not a.closed for a in tuned.answers)) > tuned.n / 2:
+        text = f"{n} of {tuned.n} answers are a thought that never ends"
+        out.append(warn(text, "a larger {max_new_tokens}, or rows with shorter reasoning", check="endless_thoughts"))
+    elif tuned.answers and (found := repeated_answer(given, [a.expected for a in tuned.answers])):
         out.append(warn(str(found), fix, check="one_answer"))
     if baselines is None or not baselines.matters(tuned): return out
     if is_better(d := baselines.over_best(tuned)): return out
