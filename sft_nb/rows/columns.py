@@ -19,8 +19,9 @@ from .formats import (
     join_names, LOSS_FLAGS, propose_fields, read_flag, REASONING_KEYS, ROLE_KEYS)
 
 # %% ../../nbs/02_rows/01_columns.ipynb #233d50b2
-FORMAT_FIELDS = ({name for needed in FORMATS.values() for name in needed}
-                 | {*COMPLETION_KEYS, "input", "history", "context", "system", "tools"})   # what the formats read
+FORMAT_FIELDS = (   # what the formats read
+    {name for needed in FORMATS.values() for name in needed}
+    | {*COMPLETION_KEYS, "input", "history", "context", "system", "tools", "reasoning"})
 
 def parse_fields(
     fields:tuple[str,...]|None,   # question=Problem

@@ -241,12 +241,34 @@ def test_a_longer_answer_that_is_not_learned_is_proposed():
     assert "We add one to 0 and get 1." in prompts(data)[0]
 
 
-def test_the_reasoning_of_lists_is_proposed_for_a_task_that_reads_it():
+def test_the_reasoning_of_lists_is_read_by_a_task_that_wants_it():
     rows = [[f"Convert {k} hours to minutes.", 60 * k, f"{k} * 60 = {60 * k}"] for k in range(2, 6)]
     cfg = load_config("default", model="tiny", task="units_rft", eval_samples=0)
-    with pytest.raises(SftError, match="field question, answer is missing") as e: prepare(cfg, train=rows)
-    assert e.value.fix.settings == dict(fields=("question=0", "answer=1", "reasoning=2"))
-    assert "2 * 60 = 120" in prompts(prepare(load_config(cfg, **e.value.fix.settings), train=rows))[0]
+    assert "2 * 60 = 120" in prompts(prepare(cfg, train=rows))[0]
+    named = load_config(cfg, fields=("question=0", "answer=1", "reasoning=2"))
+    assert "2 * 60 = 120" in prompts(prepare(named, train=rows))[0]
+
+
+@pytest.mark.parametrize("column", ["Complex_CoT", "cot", "thinking_trace", "reasoning"])
+def test_a_column_of_reasoning_stands_before_the_only_answer(column):
+    rows = [{"Frage": f"Was ist {k} + 1?", column: f"Ich addiere 1 zu {k}.", "Antwort": f"Es ist {k + 1}."}
+            for k in range(8)]
+    fields = ("question=Frage", "answer=Antwort")
+    if column != "reasoning": fields = (*fields, f"reasoning={column}")
+    with pytest.raises(SftError) as e: prepare(settings(), train=rows)
+    assert e.value.fix.settings == dict(fields=fields)
+    with pytest.raises(SftError, match="an answer has reasoning") as e:
+        prepare(settings(fields=fields), train=rows)   # tiny's template has no place for it
+    data = prepare(settings(fields=fields, reasoning="inline"), train=rows)
+    assert "<think>\nIch addiere 1 zu 0.\n</think>\n\nEs ist 1." in prompts(data)[0]
+    assert e.value.fix.settings == dict(reasoning="inline")
+
+
+def test_a_column_of_reasoning_beside_several_answers_or_within_the_answer_is_not_added():
+    turns = [dict(role="user", content="a"), dict(role="assistant", content="b")]
+    assert to_messages(dict(messages=turns * 2, reasoning="why")) == turns * 2
+    inline = dict(prompt="a", completion="<think>why</think> b", reasoning="why")
+    assert to_messages(inline)[1] == dict(role="assistant", content="<think>why</think> b")
 
 
 @pytest.mark.parametrize("names", [
