@@ -67,8 +67,7 @@ def most_common_answers(questions:Questions)->dict[str,str]:   # empty: targets 
     for source, rows in {"training rows": questions.training, "held-out rows": held_out}.items():
         expected = expected_answers(questions.task, [row for row, _ in rows])
         if not expected: continue
-        (value, n), = Counter(expected).most_common(1)
-        if n == 1 and rows is held_out: continue   # it would be the answer of one of the rows that it is scored on
+        (value, _), = Counter(expected).most_common(1)
         texts = [talk[-1]["content"] for (_, talk), e in zip(rows, expected) if e == value]
         text = min((without_thought(t) for t in texts if isinstance(t, str)), key=len, default="")
         if text.strip(): found.setdefault(text, source)
@@ -102,9 +101,15 @@ def trivial_answers(questions:Questions)->list[Trivial]:
     if not questions.prompts or _has_slow_metrics(questions): return []
     by, n, found = questions.by, len(questions.rows), []
     asked = replace(questions, figure="accuracy") if by in LOWER_IS_BETTER else questions   # an answer has no loss
-    if not expected_answers(questions.task, [*questions.rows.values()]): return []
+    expected = expected_answers(questions.task, [*questions.rows.values()])
+    if not expected: return []
     prompts = [talk[-2]["content"] if isinstance(talk[-2]["content"], str) else "" for talk in questions.talks]
-    same = [("same answer", [text] * n, dict(text=text, source=source))
+    targets = [without_thought(t) if isinstance(t := talk[-1]["content"], str) else "" for talk in questions.talks]
+    def constant(text):   # a row's own answer, if no other row has it, is not used for that row
+        alike = {e for e, target in zip(expected, targets) if target == text}
+        own = [k for k, e in enumerate(expected) if e in alike]
+        return [targets[k - 1] if own == [k] else text for k in range(n)]
+    same = [("same answer", constant(text), dict(text=text, source=source))
             for text, source in most_common_answers(questions).items()]
     for kind, answers, about in [*same, ("empty answer", [""] * n, {}), ("copy of the prompt", prompts, {})]:
         try: scores = score_generations(kind, asked, [Generation(t, 0, True) for t in answers], opened=[False] * n)

@@ -344,13 +344,18 @@ def _parse_tools(tools, name:str)->list[dict]:
 
 _SYSTEM_FIELDS = ("system", "systemInstruction", "system_instruction")
 _TOOL_FIELDS = ("tools", "functions", "toolConfig")
-_ROW_FIELDS = {*_SYSTEM_FIELDS, *_TOOL_FIELDS, "chat_template_kwargs"}
+_ROW_FIELDS = {*_SYSTEM_FIELDS, *_TOOL_FIELDS, *REASONING_KEYS, "chat_template_kwargs"}
 
 def _add_row_fields(messages:list[dict], row)->list[dict]:
-    "Add the row's `system`, `tools` and `chat_template_kwargs` to its messages"
+    "Add the row's `system`, `tools`, `chat_template_kwargs` and the reasoning of its only answer to its messages"
     if not messages or _ROW_FIELDS.isdisjoint(dict.keys(row)): return messages
     def first(*names): return next(((k, row.get(k)) for k in names if not _is_empty(row.get(k))), ("", None))
     messages, extra = _add_system_message(messages, first(*_SYSTEM_FIELDS)[1]), {}
+    answers = [m for m in messages if m["role"] == "assistant"]
+    if len(answers) == 1 and answers[0] is messages[-1] and "reasoning_content" not in answers[0]:
+        reasoning = first(*REASONING_KEYS)[1]
+        if isinstance(reasoning, str) and reasoning.strip() not in answers[0]["content"]:
+            messages = [*messages[:-1], answers[0] | dict(reasoning_content=reasoning)]
     name, tools = first(*_TOOL_FIELDS)
     if tools and (parsed := _parse_tools(tools, name)): extra["tools"] = parsed
     if arguments := row.get("chat_template_kwargs"):
@@ -834,7 +839,8 @@ def propose_pairs(
     return reduce(operator.or_, fixes)
 
 # %% ../../nbs/02_rows/00_formats.ipynb #prop0007
-_REASONING_NAMES = "reasoning cot thought thoughts thinking rationale explanation begrundung 推理 思考".split()
+_CHAINS = {*"reasoning cot thought thoughts thinking 推理 思考".split()}   # what stands before an answer in any format
+_REASONING_NAMES = _CHAINS | {"rationale", "explanation", "begrundung"}
 _PAIRS = ("question", "answer"), ("prompt", "completion"), ("instruction", "output")
 _OPTIONAL = dict(   # field -> names of the columns that may fill it
     system=re.compile("sys(tem)?(prompt|message|instructions?|nachricht|anweisung)?"
@@ -895,9 +901,11 @@ def propose_fields(
     def works(pairs): return sum(_teaches(row, pairs, fields) for row in columns.rows) >= .5 * len(columns.rows)
     found = next(([pairs] for pairs in proposals if works(pairs)), None)
     if found is None: found = [p for p in _questions_and_answers(columns, fields or wanted) if p and works(p)]
+    names = _REASONING_NAMES if fields else _CHAINS
+    def word_set(c): return {*(words := column_words(c)), "".join(words[-2:])}   # Complex_CoT is complex, co, t
     for pairs, field in product(found, [f for f in optional if f not in columns]):
         left = [c for c, kind in columns.kinds.items() if kind == "text" and c not in (*pairs.values(), *fields)]
-        named = [c for c in left if {field, *_REASONING_NAMES} & {*column_words(c)} or str(c).isdigit()]
+        named = [c for c in left if {field, *names} & word_set(c) or fields and str(c).isdigit()]
         if named: pairs[field] = named[0]
     fixes = [edit(fields=(*given, *(f"{f}={c}" for f, c in pairs.items()))) for pairs in found]
     return reduce(operator.or_, fixes) if fixes else None
@@ -944,7 +952,7 @@ def how_to_read(
 )->Fix:
     "A proposal for rows of unknown format, or the reason why there is none"
     own_task = "a task of your own that reads them"
-    proposed = propose_fields(rows, given=given)
+    proposed = propose_fields(rows, given=given, optional=("reasoning",))
     if proposed: return proposed | own_task
     columns = _Columns(rows)
     if choices := columns.choices(): return as_fix(f"{own_task}: {join_names(choices)} into the question")
