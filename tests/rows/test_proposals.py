@@ -293,3 +293,22 @@ def test_other_languages_and_titles_beside_texts(question, answer, others):
 @pytest.mark.parametrize("value", [3, "x", "https://a.b/{}"])
 def test_an_unnamed_column_that_holds_no_text_is_no_answer(value):
     assert propose_fields([dict(question=f"What is {k} + 1?", bucket=str(value).format(k)) for k in range(6)]) is None
+
+
+@pytest.mark.parametrize("value", ["on", "off", "High", "", None, True])
+def test_a_column_of_reasoning_may_be_a_switch(value):
+    turns = [dict(role="user", content="a"), dict(role="assistant", content="b")]
+    assert to_messages(dict(messages=turns, reasoning=value)) == turns
+
+
+def test_reasoning_in_a_column_does_not_join_that_of_the_answer():
+    turns = [dict(role="user", content="a"), dict(role="assistant", content="<think>why</think> b")]
+    assert to_messages(dict(messages=turns, reasoning="another one")) == turns
+
+
+def test_the_heading_of_a_text_is_not_what_is_summarised():
+    rows = [dict(original_text=f"You agree that clause {k} shall bind you forever.", title=f"section {k}",
+                 reference_summary=f"Clause {k} binds you.") for k in range(8)]
+    assert propose_fields(rows).settings == dict(fields=("question=original_text", "answer=reference_summary"))
+    only = [dict(title=row["title"], summary=row["reference_summary"]) for row in rows]
+    assert propose_fields(only).settings == dict(fields=("question=title", "answer=summary"))
