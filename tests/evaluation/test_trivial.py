@@ -203,7 +203,7 @@ def test_labels_are_found_through_case_blanks_and_a_full_stop():
 def test_a_target_that_one_row_has_is_no_constant_answer_for_that_row(tokenizer):
     "Eight different targets, each unlike the others: the constant must not score with the row that it is from"
     words = "sun moon sea wind tree road cloud stone".split()
-    rows = {f"row {k}": dict(source=f"{word} in the north", target=" ".join([word] * 6)) for k, word in enumerate(words)}
+    rows = {f"row of {word}": dict(source=f"{word} in the north", target=" ".join([word] * 6)) for word in words}
     cfg = load_config("demo", task="translate", eval_samples=8)
     questions = make_questions(cfg, tokenizer, rows)
     same = next(t for t in trivial_answers(questions) if t.kind == "same answer")

@@ -321,7 +321,8 @@ def test_numbers_of_classes_beside_a_text_are_proposed():
 def test_a_column_that_answers_messages_is_proposed_where_none_of_them_does():
     rows = [dict(messages=[dict(role="user", content=f"What is {k} + 1?")], solution=f"It is {k + 1}.")
             for k in range(6)]
-    with pytest.raises(SftError, match="no row is left to learn from: 6 no answer") as e: prepare(settings(), train=rows)
+    with pytest.raises(SftError, match="no row is left to learn from: 6 no answer") as e:
+        prepare(settings(), train=rows)
     assert e.value.fix.settings == dict(fields=("prompt=messages", "completion=solution"))
     assert "It is 1." in prompts(prepare(settings(**e.value.fix.settings), train=rows))[0]
 
@@ -332,3 +333,22 @@ def test_rows_without_a_proposal_are_answered_with_the_setting_that_names_column
     with pytest.raises(SftError, match="name the columns in fields: question=... answer=...") as e:
         prepare(settings(), train=rows)
     assert "a task of your own" in str(e.value)
+
+
+@pytest.mark.parametrize("value", ["on", "off", "High", "", None, True])
+def test_a_column_of_reasoning_may_be_a_switch(value):
+    turns = [dict(role="user", content="a"), dict(role="assistant", content="b")]
+    assert to_messages(dict(messages=turns, reasoning=value)) == turns
+
+
+def test_reasoning_in_a_column_does_not_join_that_of_the_answer():
+    turns = [dict(role="user", content="a"), dict(role="assistant", content="<think>why</think> b")]
+    assert to_messages(dict(messages=turns, reasoning="another one")) == turns
+
+
+def test_the_heading_of_a_text_is_not_what_is_summarised():
+    rows = [dict(original_text=f"You agree that clause {k} shall bind you forever.", title=f"section {k}",
+                 reference_summary=f"Clause {k} binds you.") for k in range(8)]
+    assert propose_fields(rows).settings == dict(fields=("question=original_text", "answer=reference_summary"))
+    only = [dict(title=row["title"], summary=row["reference_summary"]) for row in rows]
+    assert propose_fields(only).settings == dict(fields=("question=title", "answer=summary"))
