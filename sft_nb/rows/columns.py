@@ -324,7 +324,8 @@ def is_honoured(row:dict, name:str)->bool:
 # %% ../../nbs/02_rows/01_columns.ipynb #2051faf9
 _NO_METADATA = {*TEXT_COLUMNS, *REASONING_KEYS, "label", "kto_tag", "system", "system_prompt", "tools", "functions",
                 "history", "documents", "input_ids", "labels", "thought", "rationale", "explanation"} - {"category"}
-_NEVER_HARMLESS = re.compile("loss|train|mask|weight|label")
+_LIKE_FLAGS = re.compile(r"loss|train|mask|weight|learn|supervise|ignore|exclude|\Askip\Z")
+_NEVER_HARMLESS = re.compile(f"{_LIKE_FLAGS.pattern}|label")
 _IDENTIFIERS = set("""
     id ids idx index uuid uid guid hash sha sha1 sha256 md5 url urls uri link date time timestamp datetime
     created updated modified count num length len score scores license type kind category categories subcategory
@@ -360,7 +361,7 @@ def like_flags(
     names:list[str],   # names of columns, or of keys such as messages.compute_loss
 )->list[str]:
     "Those that may exclude something from the loss, by their names"
-    return [name for name in names if re.search("loss|train|mask|weight", _key_of(name).lower())]
+    return [name for name in names if _LIKE_FLAGS.search(_key_of(name).lower())]
 
 def names_held_out_split(
     row:dict,

@@ -6,8 +6,8 @@
 __all__ = ['COMPLETION_KEYS', 'BLOCK_KEYS', 'LOSS_FLAGS', 'ROLE_KEYS', 'CONTENT_KEYS', 'REASONING_KEYS', 'missing_fields',
            'detect_by_columns', 'detect', 'is_missing', 'Block', 'read_blocks', 'content_text', 'read_flag',
            'normalise_message', 'is_normalised', 'column_words', 'is_answer_name', 'join_names', 'kind_of_values',
-           'is_blank', 'guess_columns', 'may_be_answer', 'propose_pairs', 'propose_fields', 'ColumnsError',
-           'how_to_read', 'no_format_error', 'to_messages']
+           'is_blank', 'choice_columns', 'guess_columns', 'may_be_answer', 'propose_pairs', 'propose_fields',
+           'ColumnsError', 'how_to_read', 'no_format_error', 'to_messages']
 
 # %% ../../nbs/02_rows/00_formats.ipynb #97c4be44
 import ast, json, operator, re, unicodedata
@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ..report import as_fix, edit, Fix, SftError
 from ..settings import FORMATS
+from ..thoughts import split_thought
 
 # %% ../../nbs/02_rows/00_formats.ipynb #58146679
 COMPLETION_KEYS = ("completion", "response", "chosen")
@@ -60,7 +61,7 @@ def detect(
 # %% ../../nbs/02_rows/00_formats.ipynb #9a464452
 _BLOCK_KINDS = {name: kind for kind, names in dict(
     text=("text", "input_text", "output_text"),
-    thought=("thinking", "reasoning", "reasoningContent"),
+    thought=("thinking", "reasoning", "reasoningContent", "redacted_thinking"),
     call=("tool_use", "toolUse", "functionCall", "function_call", "tool_call", "tool-call"),
     result=("tool_result", "toolResult", "functionResponse", "function_response", "function_call_output",
             "tool_response", "tool-result")).items() for name in names}
@@ -89,6 +90,10 @@ def _first_present(m:dict, names:tuple[str,...]):
         if (value := m.get(name)) is not None: return value
     return None
 
+def _block_kind(name)->str|None:
+    "The kind of a block from the name in its `type`, or from its key; None for another, or for what is no text"
+    return _BLOCK_KINDS.get(name) if isinstance(name, str) else None
+
 class Block(NamedTuple):
     "A part of a content"
     kind:str     # text, thought, call or result
@@ -111,7 +116,7 @@ def read_blocks(
         if not isinstance(part, dict): part = {}
         spelled, value = part.get("type"), part
         key = spelled or next((k for k in part if k in _BLOCK_KINDS and part[k] is not None), None)
-        kind = _BLOCK_KINDS.get(key)
+        kind = _block_kind(key)
         if kind and not spelled: value = part[key]
         if spelled and not kind and isinstance(part.get("text"), str): kind = "text"   # of an unknown type
         if kind == "text" and part.get("thought") is True: kind = "thought"                # Vertex
@@ -262,7 +267,7 @@ _ROLE_ALIASES = {r: r for r in _ROLES} | dict.fromkeys(_CALL_ROLES, "assistant")
 def _spelled_role(m)->str:
     "The role of a message in lower case and with underscores; empty if there is none"
     spelled = _first_present(m, ROLE_KEYS) if isinstance(m, dict) else None
-    if spelled in _ROLE_ALIASES: return spelled
+    if isinstance(spelled, str) and spelled in _ROLE_ALIASES: return spelled
     return "" if spelled is None else "_".join(str(spelled).lower().strip(" :").replace("-", " ").split())
 
 def normalise_message(
@@ -328,7 +333,7 @@ def _parse_tools(tools, name:str)->list[dict]:
     out = []
     for tool in _parse_list(tools, name):
         inner = tool.get("functionDeclarations", tool.get("function_declarations")) if isinstance(tool, dict) else None
-        for t in inner or [tool]:
+        for t in inner if isinstance(inner, list) and inner else [tool]:
             t = _parse_json(t, name)
             function = t.get("function", t.get("toolSpec", t)) if isinstance(t, dict) else None
             if not isinstance(function, dict):
@@ -345,6 +350,11 @@ def _parse_tools(tools, name:str)->list[dict]:
 _SYSTEM_FIELDS = ("system", "systemInstruction", "system_instruction")
 _TOOL_FIELDS = ("tools", "functions", "toolConfig")
 _ROW_FIELDS = {*_SYSTEM_FIELDS, *_TOOL_FIELDS, *REASONING_KEYS, "chat_template_kwargs"}
+_SWITCHES = {"on", "off", "true", "false", "yes", "no", "none", "null", "auto", "minimal", "low", "medium", "high"}
+
+def _is_reasoning(value)->bool:
+    "Is the value of a column of reasoning a text, and no switch (on, off) or effort (low, high)?"
+    return isinstance(value, str) and bool(value.strip()) and value.strip().lower() not in _SWITCHES
 
 def _add_row_fields(messages:list[dict], row)->list[dict]:
     "Add the row's `system`, `tools`, `chat_template_kwargs` and the reasoning of its only answer to its messages"
@@ -353,8 +363,9 @@ def _add_row_fields(messages:list[dict], row)->list[dict]:
     messages, extra = _add_system_message(messages, first(*_SYSTEM_FIELDS)[1]), {}
     answers = [m for m in messages if m["role"] == "assistant"]
     if len(answers) == 1 and answers[0] is messages[-1] and "reasoning_content" not in answers[0]:
-        reasoning = first(*REASONING_KEYS)[1]
-        if isinstance(reasoning, str) and reasoning.strip() not in answers[0]["content"]:
+        found, written = [k for k in REASONING_KEYS if _is_reasoning(dict.get(row, k))], answers[0]["content"]
+        reasoning = row[found[0]] if found else ""
+        if reasoning and reasoning.strip() not in written and split_thought(written).thought is None:
             messages = [*messages[:-1], answers[0] | dict(reasoning_content=reasoning)]
     name, tools = first(*_TOOL_FIELDS)
     if tools and (parsed := _parse_tools(tools, name)): extra["tools"] = parsed
@@ -376,15 +387,16 @@ def is_normalised(message)->bool:
     role, content = message.get("role"), message.get("content")
     return type(role) is str and role in _ROLES and type(content) is str
 
+def _as_json(x)->str: return json.dumps(x, ensure_ascii=False, default=str)   # a table may hold dates
+
 def _result_message(result:dict)->dict:
     "The result of a call as a message"
     content, id = _first_present(result, _RESULT_CONTENT), _first_present(result, _RESULT_ID)
     if isinstance(content, list):
         texts = [_text_in(x) for x in content]
-        content = [json.dumps(x.get("json", x), ensure_ascii=False) if text is None else text
-                   for x, text in zip(content, texts)]
-        content = "\n".join(content)
-    elif isinstance(content, dict): content = json.dumps(content, ensure_ascii=False)
+        values = [x.get("json", x) if isinstance(x, dict) else x for x in content]
+        content = "\n".join(_as_json(x) if text is None else text for x, text in zip(values, texts))
+    elif isinstance(content, dict): content = _as_json(content)
     named = dict(tool_call_id=id, name=_first_present(result, _CALL_NAME))
     return dict(role="tool", content=content) | {k: v for k, v in named.items() if isinstance(v, str)}
 
@@ -415,7 +427,8 @@ def _normalise_all(messages:list, name:str)->list[dict]:
     out = []
     for i, m in enumerate(messages, 1):
         place, spelled = f"{name} {i}", _spelled_role(m)
-        kind = _BLOCK_KINDS.get(m.get("type")) if isinstance(m, dict) and not spelled else None
+        kind = _block_kind(m.get("type")) if isinstance(m, dict) and not spelled else None
+        if kind == "thought" and not read_blocks([m], place)[0].value: continue   # encrypted
         if kind not in (None, "text"):   # an item of OpenAI's responses
             m = dict(role="assistant", content=[m])
         content = _first_present(m, CONTENT_KEYS) if isinstance(m, dict) else None
@@ -501,7 +514,7 @@ def _read_jeopardy(row)->list[dict]:
 def _as_messages(x, role:str, name:str)->list[dict]:
     "`x` as messages: a list is normalised, a string or a number becomes one message with `role`"
     if isinstance(x, (str, Number)) or is_missing(x): return [dict(role=role, content=content_text(x, name))]
-    if isinstance(x, list) and x and all(isinstance(p, dict) and _BLOCK_KINDS.get(p.get("type")) == "text" for p in x):
+    if isinstance(x, list) and x and all(isinstance(p, dict) and _block_kind(p.get("type")) == "text" for p in x):
         if not any(map(_spelled_role, x)): return [normalise_message(dict(role=role, content=x), name)]   # blocks
     return _normalise_all([x] if isinstance(x, dict) else _parse_list(x, name), f"message of {name}")
 
@@ -539,7 +552,8 @@ def _read_preference(row)->list[dict]:
 
 def _read_openai_preference(row)->list[dict]:
     asked, _ = row["input"], row.get("non_preferred_output")   # which is not learned
-    shared = _add_row_fields(_read_conversation(asked, "messages", "message"), asked)
+    if not isinstance(asked, dict): shared = _as_messages(asked, "user", "input")
+    else: shared = _add_row_fields(_read_conversation(asked, "messages", "message"), asked)
     return _join_prompt(shared, _as_messages(row["preferred_output"], "assistant", "preferred_output"))
 
 def _read_stored_completion(row)->list[dict]:
@@ -740,6 +754,16 @@ def is_blank(value)->bool:
     if isinstance(value, str): return not value.strip()
     return is_missing(value) or isinstance(value, (list, dict)) and not value
 
+def choice_columns(
+    names:list[str],   # names of columns
+)->list[str]:
+    "Columns to choose from: choices; sol1 and sol2; option_a and option_b; A, B, C and D"
+    def stem(c): return re.sub(r"[ _]?[0-9a-eA-E]$", "", str(c)) or str(c).isalpha() and "a letter" or ""
+    stems = Counter(map(stem, names))
+    words = {c: {w for word in column_words(c) for w in _singular(word)} for c in names}
+    return [c for c in names if words[c] & {"choice", "option", "ending", "candidate"}
+            or len(stem(c)) > 1 and stems[stem(c)] > 1]
+
 class _Columns:
     "The columns of the first rows that have content, with their values and the kinds of those"
     def __init__(self, rows:list[dict], n:int=20):
@@ -763,19 +787,18 @@ class _Columns:
         return sorted((c for c in named if self.kinds[c] in kinds), key=order)
 
     def questions(self)->list[str]:
-        "Columns that may be a question, which hardly ever recurs"
+        "Columns that may be a question, which hardly ever recurs; the heading of a text comes after the text"
         recur = {c for c, v in self.values.items() if len(v) > 4 and len({*map(str, v)}) < .2 * len(v)}
-        return [c for c in self.named("question", "text", "number", "transcript", "label") if c not in recur]
+        def is_heading(c): return not {"title", "headline", "subject"}.isdisjoint(column_words(c))
+        return sorted((c for c in self.named("question", "text", "number", "transcript", "label") if c not in recur),
+                      key=is_heading)
 
     def answers(self)->list[str]: return self.named("answer", "text", "number", "label")
+    def recurs(self, column)->bool: return len({*map(str, self.values[column])}) < len(self.values[column])
 
     def choices(self)->list[str]:
-        "Columns to choose from: choices; sol1 and sol2; option_a and option_b"
-        def stem(c): return re.sub(r"[ _]?[0-9a-eA-E]$", "", str(c))
-        stems = Counter(stem(c) for c in self.values if not self.is_metadata(c))
-        words = {c: {w for word in column_words(c) for w in _singular(word)} for c in self.values}
-        return [c for c in self.values if words[c] & {"choice", "option", "ending", "candidate"}
-                or len(stem(c)) > 1 and stems[stem(c)] > 1]
+        found = choice_columns([c for c in self.values if not self.is_metadata(c)])
+        return [c for c in self.values if c in found or choice_columns([c])]
 
 def _guess(columns:_Columns, fields:tuple[str,...], answer:str|None)->dict:
     "Field -> column; empty unless each field has one. Other names are accepted where no other column is left"
@@ -816,6 +839,7 @@ def may_be_answer(
     "Could a column beside a text be learned: by its name an answer or a title, or else long texts, or a few labels?"
     if _has_role(column, "neither"): return False
     kind, lengths = kind_of_values(values), sorted(len(str(v).encode("utf-8", "replace")) for v in values)
+    if kind == "number": return _has_role(column, "class") and len({*map(str, values)}) <= .34 * len(values)
     if kind == "label" or is_answer_name(column): return kind in ("text", "label")
     return kind == "text" and lengths[len(lengths) // 2] >= 20
 
@@ -861,6 +885,7 @@ def _conversations(columns:_Columns)->list[dict]:
 def _questions_and_answers(columns:_Columns, fields:tuple[str,...])->list[dict]:
     "Fields for each column that may be the answer, and for what the rows have besides"
     classes = columns.named("class", "text", "label", *(["number"] if fields not in _PAIRS else []))
+    if fields in _PAIRS and len(columns.rows) > 4: classes = [c for c in classes if columns.recurs(c)]
     found = []
     for answer in columns.answers()[:3] or classes[:1] or [None]:
         pairs = _guess(columns, fields, answer)
@@ -950,7 +975,8 @@ def how_to_read(
     for c, kind in columns.kinds.items():
         if kind == "transcript": return as_fix(f"write {c}, a transcript of several turns, as messages") | own_task
         if kind == "nested" and is_answer_name(c): return as_fix(f"write the text of {c} as a column") | own_task
-    return as_fix(own_task)
+    if given or len(columns.values) < 2: return as_fix(own_task)
+    return as_fix("name the columns in {fields}: question=... answer=...") | own_task
 
 def no_format_error(
     row:dict,

@@ -33,7 +33,9 @@ def argument_problem(
     properties = schema.get("properties")
     if not isinstance(value, dict) or not isinstance(properties, dict): return ""
     required = schema.get("required")
-    missing = [key for key in required if key not in value] if isinstance(required, list) else []
+    required = [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
+    value = {key: x for key, x in value.items() if x is not None or key in required}   # tables fill up with null
+    missing = [key for key in required if key not in value]
     if missing: return f"{path + '.' if path else ''}{missing[0]} is missing"
     unknown = [key for key in value if key not in properties] if not schema.get("additionalProperties") else []
     if unknown and properties: return f"there is no parameter {path + '.' if path else ''}{unknown[0]}"
@@ -57,10 +59,11 @@ def call_flaws(
     found, functions = {}, {}
     for tool in messages[0].get("tools") or ():
         function = tool.get("function", tool) if isinstance(tool, dict) else {}
+        if not isinstance(function.get("name"), str): continue
         parameters = function.get("parameters")
         if isinstance(parameters, dict) and "properties" not in parameters and all(
             isinstance(part, dict) for part in parameters.values()): parameters = dict(properties=parameters)   # xLAM
-        functions[function.get("name")] = parameters
+        functions[function["name"]] = parameters
     calls, results, known = [], [], set()   # of the latest answer with calls; ids of all calls
     for m in messages:
         if m["role"] == "tool":

@@ -17,7 +17,7 @@ from fastcore.basics import patch
 
 from ..report import ConfigError, edit, error_summary, SftError
 from ..rows.formats import REASONING_KEYS
-from ..thoughts import BLOCKS
+from ..thoughts import BLOCKS, split_thought
 
 # %% ../../nbs/04_tokens/01_template.ipynb #fac8aae3
 OWN_KEYS = ("train", "train_parts", "tools", "chat_template_kwargs", "block")   # message keys that templates never get
@@ -51,13 +51,15 @@ def pattern_of_any(
     longest_first = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
+def _as_json(x)->str: return json.dumps(x, ensure_ascii=False, default=str)   # a table may hold dates
+
 def with_json_arguments(
     call:dict,   # {"type": "function", "function": {"name": ..., "arguments": ...}}
 )->dict:
     "A tool call whose arguments are a JSON string"
     function = call["function"]
     if isinstance(function["arguments"], str): return call
-    return call | dict(function=function | dict(arguments=json.dumps(function["arguments"], ensure_ascii=False)))
+    return call | dict(function=function | dict(arguments=_as_json(function["arguments"])))
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0060
 _THOUGHT = "probe thought"
@@ -354,6 +356,13 @@ def block_state(self:Template,
     return state, pair
 
 @patch
+def _closes(self:Template, text:str, state:str)->bool:
+    "Does a tag close a block in a text, which no sentence or code only mentions?"
+    words = text.removesuffix(self.closer).removesuffix(self.tokenizer.eos_token or "")
+    if state: words += "\n\n."   # after a block that is closed, a tag at the end of an answer is one too many as well
+    return split_thought(words).thought is not None
+
+@patch
 def block_fault(self:Template,
     prompt:str,        # ends where the answer begins
     completion:str,
@@ -362,7 +371,8 @@ def block_fault(self:Template,
     state, pair = self.block_state(prompt)
     if not state and not self.tags.search(completion): return ""
     own, start = self.thought_tags and tuple(self.thought_tags[:2]), completion.lstrip()
-    for tag, end in [pair] if pair else self.blocks:
+    pairs = [pair] if pair else [pair for pair in self.blocks if start.startswith(pair[0])][:1]
+    for tag, end in pairs or self.blocks:
         ends_more = end in self.closer or end not in _ENDS   # <|end|> also ends an answer without reasoning
         has_block = state == "open" or start.startswith(tag)
         if has_block and end not in start:
@@ -372,11 +382,11 @@ def block_fault(self:Template,
         before, _, after = start.removeprefix("" if state == "open" else tag).partition(end)
         if has_block and tag in before: return f"{tag} opens the reasoning twice"
         if not has_block: after = start if state == "closed" or tag not in before else ""
-        if not ends_more and end in after and tag not in after[:after.index(end)]:
+        if not ends_more and end in after and tag not in after[:after.index(end)] and self._closes(after, state):
             before = "the prompt has closed the reasoning, and " if state == "closed" else ""
             return f"{before}{end} closes reasoning that is not open"
         again = re.search(rf"^\s*{re.escape(tag)}", after, re.MULTILINE) if has_block or state else None
-        if again: return f"{tag} opens a second block of reasoning"
+        if again and self._closes(after, state): return f"{tag} opens a second block of reasoning"
     return ""
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0014
@@ -384,12 +394,12 @@ def as_text(messages:list[dict])->list[dict]:
     "`messages` with tool definitions, calls and results as JSON text, for a template that has no place for them"
     out = []
     for m in messages:
-        calls = [json.dumps(c["function"], ensure_ascii=False) for c in m.get("tool_calls") or []]
+        calls = [_as_json(c["function"]) for c in m.get("tool_calls") or []]
         words = [m["content"]] if m["content"] else []
         kept = {k: m[k] for k in ("train", "train_parts", "chat_template_kwargs", *REASONING_KEYS) if k in m}
         out.append(dict(role="user" if m["role"] == "tool" else m["role"], content="\n".join(words + calls)) | kept)
     if not (tools := messages[0].get("tools")): return out
-    definitions = "Tools: " + json.dumps(tools, ensure_ascii=False)
+    definitions = "Tools: " + _as_json(tools)
     if out[0]["role"] != "system": return [out[0] | dict(role="system", content=definitions), *out]
     return [out[0] | dict(content=out[0]["content"] + "\n" + definitions), *out[1:]]
 
@@ -411,6 +421,12 @@ def lacking(self:Template, messages:list[dict])->tuple[str,...]:
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0042
 @patch
+def mentions_tags(self:Template, m:dict)->bool:
+    "Are there tags in an answer, and no reasoning?"
+    is_tagged = m["role"] == "assistant" and not thought_of(m) and self.tags.search(m["content"] or "")
+    return bool(is_tagged) and split_thought(m["content"]).thought is None
+
+@patch
 def thinking(self:Template, m:dict, where:str="row")->dict:
     "A message with its reasoning under the key that this template reads; `TemplateRefusal` if it reads none"
     thought = thought_of(m)
@@ -419,6 +435,7 @@ def thinking(self:Template, m:dict, where:str="row")->dict:
         own = self.thought_key and not block.open == self.thought_tags.open   # the template has another way to write it
         if self.reasoning == "drop": return plain | dict(content=block.answer)
         return plain | ({"content": block.answer, self.thought_key: block.thought.strip()} if own else {})
+    if self.thought_key and self.mentions_tags(m): return plain | {self.thought_key: ""}   # and looks for no other
     if not thought or self.reasoning == "drop": return plain
     if self.reasoning == "inline": return plain | dict(content=f"<think>\n{thought}\n</think>\n\n{m['content']}")
     if self.thought_key: return plain | {self.thought_key: thought}

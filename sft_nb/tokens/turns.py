@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..report import as_fix, edit, Fix, pluralise, SftError
 from ..settings import as_pairs
-from ..thoughts import BLOCKS
+from ..thoughts import BLOCKS, split_thought
 from .template import (
     pattern_of_any, PROBE, PROBE_QUESTION, Template, TemplateRefusal, thought_of, with_json_arguments)
 
@@ -52,8 +52,9 @@ def end_of_answer(
 # %% ../../nbs/04_tokens/02_turns.ipynb #da8594f2
 def _without_spaces(s:str)->str: return "".join(s.split())
 
-def _check_words(where:str, answer:dict, wrote:str)->None:
+def _check_words(where:str, answer:dict, opened:str, completion:str, t:Template)->None:
     "`SftError` unless the rendered text contains the answer's words and reasoning; whitespace may differ"
+    wrote = opened + completion
     text, content, thought = _without_spaces(wrote), answer["content"] or "", thought_of(answer)
     if _without_spaces(content) not in text:
         beside_calls = answer.get("tool_calls") and text
@@ -61,6 +62,8 @@ def _check_words(where:str, answer:dict, wrote:str)->None:
         missing = content
     elif _without_spaces(thought) not in text:
         lost, missing = "its reasoning is left out", thought
+    elif t.mentions_tags(answer) and split_thought(completion).thought:
+        lost, missing = "a part of its text is taken as reasoning", content
     else: return
     raise TemplateRefusal(where, f"the chat template changes the answer: {lost}",
                           f"{missing.strip()[:60]!r}, where the template wrote {wrote.strip()[-60:]!r}",
@@ -199,7 +202,7 @@ def render_turn(
                               "set {chat_template} to one that writes both the same way")
     opened = prompt[-64:] if is_prefix else ""   # a prompt may end with <think>
     answer = messages[-1]
-    _check_words(where, answer, opened + completion)
+    _check_words(where, answer, opened, completion, t)
     _check_calls(where, messages, opened + completion, t)
     if skip: t.shared["header"] = t.shared["header"] or skip
     if skip or not is_prefix: t.shared["notes"].setdefault("header" if skip else "parted", where)   # for the report

@@ -1,10 +1,13 @@
 """Rows as providers and other tools write them are read as the conversation they are, or refused with what to do."""
+import copy
+import datetime
 import json
 
 import pytest
 
 from sft_nb.report import SftError
 from sft_nb.rows.formats import detect, FORMATS, to_messages
+from sft_nb.rows.tool_calls import call_flaws
 
 WEATHER = dict(name="weather", description="d", parameters=dict(type="object"))
 TOOLS = [dict(type="function", function=WEATHER)]
@@ -203,3 +206,45 @@ def test_definitions_of_tools_may_be_texts():
         assert to_messages(dict(messages=[ASKED, COLD], tools=tools))[0]["tools"] == TOOLS
     with pytest.raises(SftError, match="parameters in tools cannot be read as JSON"):
         to_messages(dict(messages=[ASKED, COLD], tools=[WEATHER | dict(parameters="{")]))
+
+
+def test_reasoning_that_a_provider_keeps_to_itself_is_no_answer():
+    "OpenAI's items without a summary, Anthropic's encrypted blocks"
+    answer = dict(type="message", role="assistant", content=[dict(type="output_text", text="Cold.")])
+    assert to_messages(dict(input=[ASKED], output=[dict(type="reasoning", summary=[]), answer])) == [ASKED, COLD]
+    blocks = [dict(type="redacted_thinking", data="EmwK"), text("Cold.")]
+    assert to_messages(dict(messages=[ASKED, dict(role="assistant", content=blocks)])) == [ASKED, COLD]
+
+
+def places(x, path=()):
+    "The path of each value in a row, nested ones too"
+    if path: yield path
+    for key in range(len(x)) if isinstance(x, list) else x if isinstance(x, dict) else ():
+        yield from places(x[key], (*path, key))
+
+
+def replaced(row, path, value):
+    row = inner = copy.deepcopy(row)
+    for key in path[:-1]: inner = inner[key]
+    inner[path[-1]] = value
+    return row
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_any_value_may_be_of_another_type(kind):
+    "Every row is read or refused, and no other exception is raised"
+    values = [None, [], {}, "", 3, .5, True, "x", "[{}]", [None], [[]], [3], {"a": 1}, {"type": ["text"]}, {"role": {}},
+              {"name": ["f"]}, {"parts": 3}, {"functionDeclarations": 3}, [{"type": {}}], [datetime.date(2026, 1, 2)]]
+    n_read = 0
+    for path in places(ROWS[kind]):
+        for value in values:
+            try: messages = to_messages(replaced(ROWS[kind], path, value))
+            except SftError: continue
+            if messages: call_flaws(messages)
+            n_read += 1
+    assert n_read > 9
+
+
+def test_the_input_of_a_preference_may_be_a_list_of_messages():
+    row = dict(preferred_output=[COLD], non_preferred_output=[COLD | dict(content="Hot.")])
+    for asked in ([ASKED], dict(messages=[ASKED])): assert to_messages(row | dict(input=asked)) == [ASKED, COLD]

@@ -148,6 +148,9 @@ def test_a_conversation_under_another_task_is_looked_at_too():
 
 @pytest.mark.parametrize("row, name", [
     (dict(messages=[ASKED, GOOD | dict(compute_loss=False)]), "messages.compute_loss"),
+    (dict(messages=[ASKED, GOOD | dict(skip=True)]), "messages.skip"),
+    (dict(messages=[ASKED, GOOD | dict(learn=False)]), "messages.learn"),
+    (dict(messages=[ASKED, GOOD | dict(ignore=True)]), "messages.ignore"),
     (dict(messages=[ASKED, GOOD], sample_weight=0.), "sample_weight")])
 def test_an_unknown_flag_is_named_with_the_key_that_is_read(row, name):
     found = warned(read(row))["train_columns"]

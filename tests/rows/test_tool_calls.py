@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sft_nb.config import load_config
-from sft_nb.rows.tool_calls import argument_problem
+from sft_nb.rows.tool_calls import argument_problem, call_flaws
 from sft_nb.tokens.prepare import prepare
 
 SCHEMA = dict(type="object", required=["a"], properties=dict(a=dict(type="integer")))
@@ -60,3 +60,15 @@ def test_schemas_with_parts_that_are_not_checked():
         type="array", items=dict(type="object", properties=dict(b=dict(type="string"))))))) == "a[0].b is 1, not string"
     assert argument_problem(dict(a=True), SCHEMA) == "a is True, not integer"
     assert argument_problem(dict(a=2.0), SCHEMA) == ""
+
+
+def test_null_is_the_same_as_no_argument():
+    "A table gives each call the arguments of all"
+    assert argument_problem(dict(a=1, b=None), SCHEMA) == ""
+    assert argument_problem(dict(a=None), SCHEMA) == "a is None, not integer"
+
+
+def test_definitions_without_a_name_or_with_other_types():
+    messages = [dict(role="user", content="Hi"), dict(role="assistant", content="Hello")]
+    for name in (None, ["f"], {}): assert call_flaws([messages[0] | dict(tools=[dict(name=name)]), messages[1]]) == {}
+    assert argument_problem(dict(a=1), SCHEMA | dict(required=[{}, "b"])) == "b is missing"

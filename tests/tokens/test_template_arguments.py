@@ -2,6 +2,7 @@
 from datetime import date
 
 import pytest
+from reasoning_templates import TEMPLATES
 from transformers import AutoTokenizer
 
 from sft_nb.config import load_config
@@ -206,3 +207,34 @@ def test_roles_that_follow_each_other_are_refused_with_what_helps():
     tokenizer = load_tokenizer(load_config(None, chat_template=template))
     with pytest.raises(SftError, match="join messages of one role that follow each other"):
         encode({"row": [*QUESTION, *ROW["messages"]]}, tokenizer)
+
+
+MENTIONS = ["The model writes </think> when it is done.", "Use `</think>` to close.", "Use <think> and </think> tags.",
+            "```\n<think>x</think>\n```\nok", "<|end_of_thought|>"]
+
+
+def label_of(answer, template):
+    cfg = load_config(None, eval_samples=0, **dict(chat_template=template) if template else {})
+    data = prepare(cfg, train=[dict(messages=[*QUESTION, dict(role="assistant", content=answer)])])
+    return data.tokenizer.decode([l for l in data.train[0].labels if l != -100]).removesuffix("<|im_end|>")
+
+
+@pytest.mark.parametrize("answer", MENTIONS)
+@pytest.mark.parametrize("name", [None, "thinks", "qwen3", "qwen3_5_nothink"])
+def test_an_answer_may_mention_the_tags_of_reasoning(name, answer):
+    "It is learned as it is; templates that look for reasoning in a text do so where the key of reasoning is no string"
+    template = TEMPLATES.get(name, THINKS).replace("if not thought and", "if thought is not string and")
+    assert label_of(answer, name and template).removeprefix(EMPTY) == answer
+
+
+@pytest.mark.parametrize("answer", MENTIONS[:4])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_nothink"])
+def test_a_template_that_takes_a_mentioned_tag_as_reasoning(name, answer):
+    with pytest.raises(SftError, match="its text is not written unchanged|a part of its text is taken as reasoning"):
+        label_of(answer, TEMPLATES[name])
+
+
+def test_a_block_that_nothing_opened_is_refused():
+    row = dict(messages=[*QUESTION, dict(role="assistant", content="One and one.\n</think>\n\n2")])
+    with pytest.raises(SftError, match="</think> closes reasoning that is not open"):
+        prepare(load_config(None, eval_samples=0), train=[row])
