@@ -43,7 +43,7 @@ class Trivial:
         if not self.source: return ""
         if self.kind != "same answer": return f"those of the {self.source}"
         text = " ".join(self.text.split())
-        if len(text) > 40: text = f"{text[:39]}…"
+        if len(text) > 40: text = f"{text[:19]}…{text[-20:]}"
         return f"{text!r}, the most common in the {self.source}"
 
 _KINDS = ("same answer", "empty answer", "copy of the prompt", "label shares")
@@ -102,9 +102,15 @@ def trivial_answers(questions:Questions)->list[Trivial]:
     if not questions.prompts or _has_slow_metrics(questions): return []
     by, n, found = questions.by, len(questions.rows), []
     asked = replace(questions, figure="accuracy") if by in LOWER_IS_BETTER else questions   # an answer has no loss
-    if not expected_answers(questions.task, [*questions.rows.values()]): return []
+    expected = expected_answers(questions.task, [*questions.rows.values()])
+    if not expected: return []
     prompts = [talk[-2]["content"] if isinstance(talk[-2]["content"], str) else "" for talk in questions.talks]
-    same = [("same answer", [text] * n, dict(text=text, source=source))
+    targets = [without_thought(t) if isinstance(t := talk[-1]["content"], str) else "" for talk in questions.talks]
+    def constant(text):   # a row's own answer, if no other row has it, is not used for that row
+        alike = {e for e, target in zip(expected, targets) if target == text}
+        own = [k for k, e in enumerate(expected) if e in alike]
+        return [targets[k - 1] if own == [k] else text for k in range(n)]
+    same = [("same answer", constant(text), dict(text=text, source=source))
             for text, source in most_common_answers(questions).items()]
     for kind, answers, about in [*same, ("empty answer", [""] * n, {}), ("copy of the prompt", prompts, {})]:
         try: scores = score_generations(kind, asked, [Generation(t, 0, True) for t in answers], opened=[False] * n)
@@ -277,7 +283,10 @@ def find_trivial(
     "Findings: one answer to most questions, and a model that is not better than a trivial answer"
     out, fix = [], "another {learning_rate}, more steps, or look at the labels: sft_nb data"
     given = [answer_of(a.text).strip() if a.got is None else a.got for a in tuned.answers]
-    if tuned.answers and (found := repeated_answer(given, [a.expected for a in tuned.answers])):
+    if (n := sum(not a.closed for a in tuned.answers)) > tuned.n / 2:
+        text = f"{n} of {tuned.n} answers are a thought that never ends"
+        out.append(warn(text, "a larger {max_new_tokens}, or rows with shorter reasoning", check="endless_thoughts"))
+    elif tuned.answers and (found := repeated_answer(given, [a.expected for a in tuned.answers])):
         out.append(warn(str(found), fix, check="one_answer"))
     if baselines is None or not baselines.matters(tuned): return out
     if is_better(d := baselines.over_best(tuned)): return out
