@@ -22,7 +22,8 @@ from .settings import (
     preference_recipe, SETTINGS)
 from .foreign_meaning import (
     ALIASES, full_name, IGNORED, is_off, LACKING, Meaning, METHODS, PARAMETERS, plain_name)
-from .foreign_settings import FOREIGN, meanings_of, other_tool_error, plain_value, recognise_tool, TOOLS
+from .foreign_settings import (
+    FOREIGN, meanings_of, other_tool_error, plain_value, recognise_tool, refusal, TOOLS)
 
 # %% ../nbs/00_config_files.ipynb #b229c6f7
 def _count_edits(a:str, b:str)->int:
@@ -371,7 +372,9 @@ def _entries_of(values:dict, lines:dict[str,int], path:Path, merged=frozenset())
         source = f"{path}:{lines.get(name, 1)}"
         if is_known_name(name, tool):
             means_something = tool and None in TOOLS[tool].own.get(plain_name(name), ())   # null is a value there
-            if v is not None or means_something: entries.append(SettingEntry(name, v, source, ASSIGNED, tool))
+            if v is None and tool and (meant := TOOLS[tool].nulls.get(full_name(name))):
+                problems.append(refusal(name, v, meant, source))
+            elif v is not None or means_something: entries.append(SettingEntry(name, v, source, ASSIGNED, tool))
         elif name not in merged and not (tool and is_off(v)):
             problems.append(unknown_setting_error(name, source, tool, value=v))
     return entries, problems

@@ -165,6 +165,7 @@ class Tool:
     needed:int                # this many of them identify it
     defaults:dict             # setting of ours -> the tool's default, if different; task: rows are those of the file
     own:dict=field(default_factory=dict)   # name -> its meanings, for names with another meaning here
+    nulls:dict=field(default_factory=dict) # setting of ours -> meaning of null, where that is no default
 
 # %% ../nbs/00_foreign_meaning.ipynb #d8e075db
 _IGNORED = {

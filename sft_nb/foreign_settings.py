@@ -238,17 +238,23 @@ _OTHER_TOOLS = {   # title -> groups of telling keys, at any depth; setting of o
         per_device_train_batch_size=training.batch_size seed=training.random_seed
         gradient_accumulation_steps=training.gradient_accumulation_steps output_dir=training.output_dir""")}
 
+_MASKS_PROMPT = {"LitGPT": "data.init_args.mask_prompt", "mlx-lm": "mask_prompt"}   # false by default
+
 def _keys_inside(v, depth:int=8)->set[str]:
     "The keys of a mapping, and of those in it"
     if isinstance(v, list): return {key for one in v for key in _keys_inside(one, depth)}
     if not isinstance(v, dict) or not depth: return set()
     return {str(key) for key in v} | {key for one in v.values() for key in _keys_inside(one, depth - 1)}
 
+def _inside(file:dict, place:str):
+    "The value at a place such as `optim.lr`; None if there is none"
+    for key in place.split("."): file = file.get(key) if isinstance(file, dict) else None
+    return file
+
 def _value_at(file:dict, places:str):
     "The first plain value at one of the places, such as `optim.lr,optimizer.lr`; None if there is none"
     for place in places.split(","):
-        found = file
-        for key in place.split("."): found = found.get(key) if isinstance(found, dict) else None
+        found = _inside(file, place)
         if isinstance(found, list) and len(found) == 1: found = found[0]
         if isinstance(found, (str, int, float)) and not isinstance(found, bool) and found != "": return found
     return None
@@ -265,7 +271,9 @@ def other_tool_error(
         settings = {ours: v for ours, places in pairs if (v := _value_at(file, places)) is not None}
         fix = as_fix("sft_nb config lists the settings of a file of its own")
         if settings:   # the same, as far as there is an equal
-            settings["method"] = "lora" if "lora_r" in settings else "full"
+            has_adapter = "lora_r" in settings or title == "mlx-lm" and file.get("fine_tune_type") != "full"
+            settings["method"] = "lora" if has_adapter else "full"
+            if title in _MASKS_PROMPT and not _inside(file, _MASKS_PROMPT[title]): settings["train_on_prompt"] = True
             fix = Fix(settings, f"sft_nb train {edit(**settings).says('shell')}",
                       f"load_config({edit(**settings).says('python')})")
         *first, last = [tool.title for tool in TOOLS.values()]

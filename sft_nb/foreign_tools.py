@@ -314,7 +314,7 @@ TRL = Tool(
     dict(task="chat", method="full", learning_rate=2e-5, lr_scheduler_type="linear", warmup_steps=0., weight_decay=0.,
          max_length=1024, per_device_train_batch_size=8, gradient_accumulation_steps=1, on_long="cut", save_steps=500,
          train_on_prompt="conversations"),
-    DEVICE_KEYS)
+    DEVICE_KEYS, dict(max_length=refused("rows of any length stay whole there", edit(max_length=32768))))
 
 def trl_defaults(given:FileSettings)->dict:
     "TRL's defaults that depend on other keys: peft's target modules, and the held-out rows"

@@ -6,8 +6,8 @@
 __all__ = ['COMPLETION_KEYS', 'BLOCK_KEYS', 'LOSS_FLAGS', 'ROLE_KEYS', 'CONTENT_KEYS', 'REASONING_KEYS', 'missing_fields',
            'detect_by_columns', 'detect', 'is_missing', 'Block', 'read_blocks', 'content_text', 'read_flag',
            'normalise_message', 'is_normalised', 'column_words', 'is_answer_name', 'join_names', 'kind_of_values',
-           'is_blank', 'guess_columns', 'may_be_answer', 'propose_pairs', 'propose_fields', 'ColumnsError',
-           'how_to_read', 'no_format_error', 'to_messages']
+           'is_blank', 'choice_columns', 'guess_columns', 'may_be_answer', 'propose_pairs', 'propose_fields',
+           'ColumnsError', 'how_to_read', 'no_format_error', 'to_messages']
 
 # %% ../../nbs/02_rows/00_formats.ipynb #97c4be44
 import ast, json, operator, re, unicodedata
@@ -754,6 +754,16 @@ def is_blank(value)->bool:
     if isinstance(value, str): return not value.strip()
     return is_missing(value) or isinstance(value, (list, dict)) and not value
 
+def choice_columns(
+    names:list[str],   # names of columns
+)->list[str]:
+    "Columns to choose from: choices; sol1 and sol2; option_a and option_b; A, B, C and D"
+    def stem(c): return re.sub(r"[ _]?[0-9a-eA-E]$", "", str(c)) or str(c).isalpha() and "a letter" or ""
+    stems = Counter(map(stem, names))
+    words = {c: {w for word in column_words(c) for w in _singular(word)} for c in names}
+    return [c for c in names if words[c] & {"choice", "option", "ending", "candidate"}
+            or len(stem(c)) > 1 and stems[stem(c)] > 1]
+
 class _Columns:
     "The columns of the first rows that have content, with their values and the kinds of those"
     def __init__(self, rows:list[dict], n:int=20):
@@ -784,14 +794,11 @@ class _Columns:
                       key=is_heading)
 
     def answers(self)->list[str]: return self.named("answer", "text", "number", "label")
+    def recurs(self, column)->bool: return len({*map(str, self.values[column])}) < len(self.values[column])
 
     def choices(self)->list[str]:
-        "Columns to choose from: choices; sol1 and sol2; option_a and option_b"
-        def stem(c): return re.sub(r"[ _]?[0-9a-eA-E]$", "", str(c))
-        stems = Counter(stem(c) for c in self.values if not self.is_metadata(c))
-        words = {c: {w for word in column_words(c) for w in _singular(word)} for c in self.values}
-        return [c for c in self.values if words[c] & {"choice", "option", "ending", "candidate"}
-                or len(stem(c)) > 1 and stems[stem(c)] > 1]
+        found = choice_columns([c for c in self.values if not self.is_metadata(c)])
+        return [c for c in self.values if c in found or choice_columns([c])]
 
 def _guess(columns:_Columns, fields:tuple[str,...], answer:str|None)->dict:
     "Field -> column; empty unless each field has one. Other names are accepted where no other column is left"
@@ -832,6 +839,7 @@ def may_be_answer(
     "Could a column beside a text be learned: by its name an answer or a title, or else long texts, or a few labels?"
     if _has_role(column, "neither"): return False
     kind, lengths = kind_of_values(values), sorted(len(str(v).encode("utf-8", "replace")) for v in values)
+    if kind == "number": return _has_role(column, "class") and len({*map(str, values)}) <= .34 * len(values)
     if kind == "label" or is_answer_name(column): return kind in ("text", "label")
     return kind == "text" and lengths[len(lengths) // 2] >= 20
 
@@ -877,6 +885,7 @@ def _conversations(columns:_Columns)->list[dict]:
 def _questions_and_answers(columns:_Columns, fields:tuple[str,...])->list[dict]:
     "Fields for each column that may be the answer, and for what the rows have besides"
     classes = columns.named("class", "text", "label", *(["number"] if fields not in _PAIRS else []))
+    if fields in _PAIRS and len(columns.rows) > 4: classes = [c for c in classes if columns.recurs(c)]
     found = []
     for answer in columns.answers()[:3] or classes[:1] or [None]:
         pairs = _guess(columns, fields, answer)
@@ -966,7 +975,8 @@ def how_to_read(
     for c, kind in columns.kinds.items():
         if kind == "transcript": return as_fix(f"write {c}, a transcript of several turns, as messages") | own_task
         if kind == "nested" and is_answer_name(c): return as_fix(f"write the text of {c} as a column") | own_task
-    return as_fix(own_task)
+    if given or len(columns.values) < 2: return as_fix(own_task)
+    return as_fix("name the columns in {fields}: question=... answer=...") | own_task
 
 def no_format_error(
     row:dict,

@@ -143,7 +143,8 @@ class ClassTable:
     def cells(self)->list[list[str]]:
         "Heading and lines of the table"
         names = [label if len(label) <= 24 else f"{label[:23]}…" for label in self.labels]
-        head = ["expected", "rows", "precision", "recall", "F1", *(f"→ {name}" for name in names), "→ other"]
+        rest = "no label" if "other" in names else "other"
+        head = ["expected", "rows", "precision", "recall", "F1", *(f"→ {name}" for name in names), f"→ {rest}"]
         return [head, *([name, f"{n:,}", *(f"{x:.2f}" for x in figures), *map(str, answers)] for
                         name, n, *figures, answers in zip(names, self.rows, self.precision, self.recall, self.f1,
                                                           self.confusion))]

@@ -22,7 +22,7 @@ from ..display import RecordTable, with_png
 from ..report import as_fix, command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata, like_flags
-from ..rows.formats import FORMATS, is_answer_name, join_names, propose_pairs
+from ..rows.formats import choice_columns, FORMATS, is_answer_name, join_names, propose_pairs
 from ..rows.sources import Mixture, NO_ROWS, unused_test_files
 from ..rows.texts import is_filler, is_unfinished, loose_text, mostly_unique
 from ..rows.tool_calls import CALL_FLAWS
@@ -402,16 +402,21 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     text = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} not used in any conversation"
     answers = [*s.seen.answers]
     if are_metadata(names): return [*out, ok(text, check=f"{name}_columns")]
-    fix = edit(ignore_columns=(*(ignored or ()), *names[:6])) | "a task that reads them"
+    ignore = edit(ignore_columns=(*(ignored or ()), *names[:6]))
+    fix = ignore | "a task that reads them"
     if flags := like_flags(names):
         text += f"; {flags[0]} may exclude something from the loss, and is not read"
         fix = as_fix(f"rename {flags[0]} to train, with true or false, if it does") | fix
     format = next(iter(s.seen.formats)) if len(s.seen.formats) == 1 and cfg.task in ("auto", "chat") else ""
-    longer = [c for c in answers if is_answer_name(c, labels=False)]
+    choices = choice_columns(names)
+    longer = [c for c in answers if is_answer_name(c, labels=False) and c not in choices]
     if answers and format == "text":   # and how to fix it
         column = s.seen.columns.get("text", "text")
         text += f"; the whole {column} is learned, without question and answer"
         fix = propose_pairs(column, answers) | fix
+    elif choices and format in ("question_answer", "prompt_completion"):
+        text += f"; the question does not show {join_names(choices)}, of which the answer may be one"
+        fix = as_fix(f"a task of your own: {join_names(choices)} into the question") | ignore
     elif longer and format in ("question_answer", "prompt_completion", "alpaca"):
         answer = FORMATS[format][-1]
         text += f"; only {s.seen.columns.get(answer, answer)} is learned"

@@ -11,7 +11,7 @@ import errno, json, os, shutil, sys, tempfile, weakref
 from collections import Counter
 from contextlib import closing
 from dataclasses import fields, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..report import as_fix, ConfigError, edit, pluralise, SftError
 from ..config import as_config, Config
 from ..settings import RowSettings, SizeSettings
 from ..config_files import register_task
+from ..rows.formats import propose_fields
 from ..rows.sources import disk_full_error, Mixture, open_rows
 from ..tasks.core import Task, task_of
 from .tokenizer import (
@@ -71,6 +72,9 @@ def _nothing_left(ledger:Ledger, rows:Mixture, eval_rows:int|None)->SftError:
             found = f"{which} all {pluralise(n, 'row')} are {length}".strip()
             if n == 1: found = f"its only row is {length}"
         fix = edit(max_length=counts.longest_dropped) if counts.longest_dropped else f"look at {ledger.first_dropped}"
+        if {*ledger.reasons} == {"no answer"}:   # a column of its own may hold it
+            proposed = propose_fields([row for _, row in islice(rows, 20)])
+            if proposed: fix = proposed | fix
         is_text = set(ledger.seen.formats) <= {"text"}   # text continues wherever it is cut
         if is_text and counts.longest_dropped: fix = edit(on_long="split") | fix
         return SftError(names, found, "", fix, "nothing_to_learn")

@@ -1,8 +1,11 @@
 """A task with many figures: those that do not lead are a table below the line of each model."""
 from dataclasses import replace
 
+import pytest
+
 from sft_nb.evaluation.evaluate import Evaluation
 from sft_nb.evaluation.generations import Answer, Scores
+from sft_nb.tasks.metrics import ClassTable
 
 
 def scores(model, **figures):
@@ -18,3 +21,11 @@ def test_a_line_of_many_figures_becomes_a_table():
     lines = str(Evaluation("r", "adapter", many, replace(many, model="tuned"), by="accuracy")).splitlines()
     row = next(line for line in lines if "thought_words" in line)
     assert row.split() == ["thought_words", "7", "7"], lines
+
+
+@pytest.mark.parametrize("labels, rest", [(["refund", "other"], "no label"), (["refund", "delivery"], "other")])
+def test_other_answers_are_not_mixed_up_with_a_label_of_that_name(labels, rest):
+    table = ClassTable.of(labels * 10, [*labels * 9, None, "what?"])
+    head, *lines = table.cells()
+    assert head[-3:] == [*(f"→ {label}" for label in table.labels), f"→ {rest}"]
+    assert [line[-1] for line in lines] == ["1", "1"]

@@ -198,3 +198,32 @@ def test_labels_are_found_through_case_blanks_and_a_full_stop():
     found = measure_answers(known, ["x"] * 12, scores, rows)
     assert {s.expected for s in scores} == {"Spam", "ham"} and found["other_answers"] == .25
     assert found["majority"] == pytest.approx(2 / 3)
+
+
+def test_a_target_that_one_row_has_is_no_constant_answer_for_that_row(tokenizer):
+    "Eight different targets, each unlike the others: the constant must not score with the row that it is from"
+    words = "sun moon sea wind tree road cloud stone".split()
+    rows = {f"row of {word}": dict(source=f"{word} in the north", target=" ".join([word] * 6)) for word in words}
+    cfg = load_config("demo", task="translate", eval_samples=8)
+    questions = make_questions(cfg, tokenizer, rows)
+    same = next(t for t in trivial_answers(questions) if t.kind == "same answer")
+    assert same.figures["accuracy"] == 0 and same.figures["bleu"] < 1
+    base = answered("base", questions, ["no"] * 8)
+    tuned = answered("tuned", questions, [row["target"] for row in rows.values()])
+    e = Evaluation("t", "adapter", base, tuned, questions.by, baselines=Baselines("bleu", trivial_answers(questions)))
+    assert not find_trivial(tuned, e.baselines) and decide(e.difference).says == "better"
+
+
+def test_thoughts_that_never_end_are_named_and_not_called_one_answer(tokenizer):
+    questions = nli_questions(tokenizer, "classify")
+    tuned = answered("tuned", questions, ["<think> I wonder"] * 60)
+    assert [f.check for f in find_trivial(tuned, None)] == ["endless_thoughts"]
+    assert "60 of 60 answers are a thought that never ends" in str(find_trivial(tuned, None)[0])
+    assert "max_new_tokens" in str(find_trivial(tuned, None)[0])
+
+
+def test_a_long_constant_answer_is_shown_with_its_end(tokenizer):
+    rows = {f"row {k}": dict(premise=f"A {k}", hypothesis="B", label=k % 2) for k in range(12)}
+    questions = make_questions(load_config("demo", task="nli", eval_samples=12), tokenizer, rows)
+    same = next(t for t in trivial_answers(questions) if t.kind == "same answer")
+    assert '"predicted_label": ' in same.text and same.text[-4:] in same.about

@@ -295,6 +295,46 @@ def test_an_unnamed_column_that_holds_no_text_is_no_answer(value):
     assert propose_fields([dict(question=f"What is {k} + 1?", bucket=str(value).format(k)) for k in range(6)]) is None
 
 
+def test_a_class_whose_values_never_recur_is_what_a_text_is_about():
+    rows = [dict(topic=f"the sea in month {k}", essay=f"In month {k} the sea is {k} degrees warm, and few swim in it.")
+            for k in range(8)]
+    assert propose_fields(rows).settings == dict(fields=("question=topic", "answer=essay"))
+
+
+@pytest.mark.parametrize("names", ["A B C D", "option_a option_b", "choice1 choice2 choice3"])
+def test_choices_that_the_question_lacks_are_a_warning_and_no_answer(names):
+    rows = [dict(question=f"What is {k} + 1?", answer="ABCD"[k % 4]) | {c: f"It is {c} {k}." for c in names.split()}
+            for k in range(8)]
+    found = unread_finding(rows)
+    assert found.status == "warn" and f"the question does not show {', '.join(names.split())}" in str(found)
+    fixes = (found.fix, *found.fix.otherwise)
+    assert "into the question" in str(found.fix) and not any("fields" in fix.settings for fix in fixes)
+
+
+def test_numbers_of_classes_beside_a_text_are_proposed():
+    found = unread_finding([dict(text=f"Film {k} was long.", label=k % 2) for k in range(12)])
+    assert found.status == "warn" and found.fix.settings == dict(fields=("question=text", "answer=label"))
+    scores = unread_finding([dict(text=f"Film {k} was long.", label=k / 7) for k in range(12)])
+    assert not any("fields" in fix.settings for fix in (scores.fix, *scores.fix.otherwise))
+
+
+def test_a_column_that_answers_messages_is_proposed_where_none_of_them_does():
+    rows = [dict(messages=[dict(role="user", content=f"What is {k} + 1?")], solution=f"It is {k + 1}.")
+            for k in range(6)]
+    with pytest.raises(SftError, match="no row is left to learn from: 6 no answer") as e:
+        prepare(settings(), train=rows)
+    assert e.value.fix.settings == dict(fields=("prompt=messages", "completion=solution"))
+    assert "It is 1." in prompts(prepare(settings(**e.value.fix.settings), train=rows))[0]
+
+
+def test_rows_without_a_proposal_are_answered_with_the_setting_that_names_columns():
+    rows = [dict(Bericht=f"De lamp van rij {k} is stuk.", Terugkoppeling=f"Nummer {k} komt morgen.", Medewerker="Jan")
+            for k in range(6)]
+    with pytest.raises(SftError, match="name the columns in fields: question=... answer=...") as e:
+        prepare(settings(), train=rows)
+    assert "a task of your own" in str(e.value)
+
+
 @pytest.mark.parametrize("value", ["on", "off", "High", "", None, True])
 def test_a_column_of_reasoning_may_be_a_switch(value):
     turns = [dict(role="user", content="a"), dict(role="assistant", content="b")]
