@@ -42,7 +42,7 @@ WRONG = [  # arguments, exit code, what the message says
     (["train", "--method", "qlorra"], 2, ["--method", "qlora"]),
     (["train", "--max-length", "long"], 2, ["--max-length", "long"]),
     (["train", "--model", "./nowhere"], 2, ["./nowhere", "cannot be loaded"]),
-    (["train", "--task", "algebra"], 2, ["no such task", "arithmetic, chat, gsm8k, nli"]),
+    (["train", "--task", "algebra"], 2, ["no such task", "arithmetic, chat, classify, gsm8k"]),
     (["train", "--device", "cuda"], 2, ["device cuda", "Fix: --device auto"]),
     (["train", "--train-file", "missing.jsonl"], 1, ["missing.jsonl", "there is no such file"]),
     (["train", "--train-file", "empty.jsonl"], 1, ["empty.jsonl", "there is no row in it"]),

@@ -90,7 +90,7 @@ def test_a_damaged_file_says_so_in_its_place(run, file, heading, written):
 
 def test_it_is_written_where_it_is_asked_for(run, tmp_path):
     assert run_page(run.path, tmp_path/"a.html", rows=0) == tmp_path/"a.html"
-    with pytest.raises(SftError, match="a folder that exists"): run_page(run, tmp_path/"no"/"a.html", rows=0)
+    with pytest.raises(SftError, match="cannot be written"): run_page(run, tmp_path/"no"/"a.html", rows=0)
     with pytest.raises(ConfigError): run_page(tmp_path)
 
 

@@ -460,6 +460,9 @@ def test_every_entry_that_cannot_be_read_is_named(tmp_path):
                  "roles_to_train tool", "a format without {instruction}", "a part of the rows (shards)",
                  "drop_system_message",
                  "message_field_training learn", "odd is not known"): assert part in e.value.expected
+    nothing = [dict(path="a", type="chat_template", roles_to_train=[])]
+    with pytest.raises(ConfigError, match="roles_to_train empty. Fix: leave roles_to_train out"):
+        load(tmp_path, AXOLOTL.replace("\n  - {path: u/rows, type: chat_template}", f" {json.dumps(nothing)}"))
     two = [dict(path="a", type="alpaca", system_prompt="x"), dict(path="b", type="alpaca", system_prompt="y")]
     with pytest.raises(ConfigError, match="system_prompt differs"):
         load(tmp_path, AXOLOTL.replace("\n  - {path: u/rows, type: chat_template}", f" {json.dumps(two)}"))

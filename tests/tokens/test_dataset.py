@@ -184,7 +184,7 @@ def test_only_text_is_said_to_be_learned_as_a_whole(tmp_path, tokenizer):
     for name, row in kinds.items():
         file = write(tmp_path/f"{name}.jsonl", [row | dict(id=k) for k in range(3)])
         found = finding(prepare(no_eval(task="chat", train_file=file), tokenizer), "train_columns")
-        says[name] = "all of text is learned" in found.says
+        says[name] = "the whole text is learned" in found.says
     assert says == dict(messages=False, text=True)
 
 

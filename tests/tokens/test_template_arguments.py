@@ -238,3 +238,8 @@ def test_a_block_that_nothing_opened_is_refused():
     row = dict(messages=[*QUESTION, dict(role="assistant", content="One and one.\n</think>\n\n2")])
     with pytest.raises(SftError, match="</think> closes reasoning that is not open"):
         prepare(load_config(None, eval_samples=0), train=[row])
+
+
+def test_arguments_of_a_row_have_names():
+    row = dict(messages=[*QUESTION, dict(role="assistant", content="2")], chat_template_kwargs={1: 2, "a": 3})
+    with pytest.raises(SftError, match="chat_template_kwargs is .*; an object"): prepare(config(), train=[row])
