@@ -372,7 +372,7 @@ def _add_row_fields(messages:list[dict], row)->list[dict]:
     if arguments := row.get("chat_template_kwargs"):
         parsed = _parse_json(arguments, "chat_template_kwargs")
         fix = 'write chat_template_kwargs as {"enable_thinking": false}'
-        if not isinstance(parsed, dict):
+        if not isinstance(parsed, dict) or not all(isinstance(name, str) for name in parsed):
             raise SftError("row", f"chat_template_kwargs is {parsed!r:.60}", "an object", fix)
         if reserved := sorted(_RESERVED_ARGUMENTS & parsed.keys()):
             found = f"chat_template_kwargs sets {', '.join(reserved)}"
