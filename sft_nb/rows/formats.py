@@ -444,8 +444,10 @@ def _normalise_all(messages:list, name:str)->list[dict]:
 
 def _with_row_flags(messages:list, row)->list:
     "`messages` with the entries of a row's flag, one for each message or for each answer; `SftError` for other lists"
-    lists = {k: row.get(k) for k in LOSS_FLAGS if isinstance(dict.get(row, k), (list, tuple))}
+    def is_list(x): return isinstance(x, (list, tuple)) or isinstance(x, str) and x.lstrip().startswith("[")
+    lists = {k: row.get(k) for k in LOSS_FLAGS if is_list(dict.get(row, k))}
     for key, values in lists.items():
+        if isinstance(values, str): values = _parse_list(values, key)   # in a table
         answers = [i for i, m in enumerate(messages) if _ROLE_ALIASES.get(_spelled_role(m)) == "assistant"]
         places = range(len(messages)) if len(values) == len(messages) else answers
         if len(values) != len(places) or any(key in messages[i] for i in places):

@@ -66,7 +66,10 @@ def parse_row(
         raise type(e)(where, e.found, e.expected, e.fix, e.page) from e
     ends = ("assistant", "text", "tokens")   # roles that may end a conversation
     n = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] in ends), 0)
-    return ParsedRow(messages[:n], n < len(messages), [k for k in unread if not is_honoured(row, k)], reason, numbers)
+    texts = {m["content"] for m in messages[:n]} if unread else set()
+    def is_copy(value): return isinstance(value, str) and value in texts   # of a message, as many data sets have it
+    unread = [k for k in unread if not (is_honoured(row, k) or is_copy(row.get(k)))]
+    return ParsedRow(messages[:n], n < len(messages), unread, reason, numbers)
 
 def _plain_messages(task:Task, row:dict, cfg:Config|None)->list[dict]|None:
     "The messages of a row that holds nothing else and needs no translation, as most rows of chats do; None for others"
