@@ -401,7 +401,8 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     if not names or all(source.from_task for source in s.source.sources): return out
     text = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} not used in any conversation"
     answers = [*s.seen.answers]
-    if are_metadata(names) and not (cfg.task == "classify" and answers): return [*out, ok(text, check=f"{name}_columns")]
+    is_metadata = are_metadata(names) and not (cfg.task == "classify" and answers)   # a category may be a label
+    if is_metadata: return [*out, ok(text, check=f"{name}_columns")]
     ignore = edit(ignore_columns=(*(ignored or ()), *names[:6]))
     fix = ignore | "a task that reads them"
     if flags := like_flags(names):
