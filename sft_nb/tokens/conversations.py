@@ -94,8 +94,8 @@ def name_columns(
     if task.fields: rows = [row for row in rows if any(f not in row for f in task.fields)]
     else: rows = [row for row in rows if not detect(row)]
     pairs = _applied_fields(rows[0], cfg)
-    if not task.fields: return how_to_read(rows, pairs)
-    fix = as_fix(f"columns named {', '.join(task.fields)}")
+    if not task.fields: return how_to_read(rows, pairs, labels=task.name == "classify")
+    fix = as_fix(f"name the columns in {{fields}}: {' '.join(f'{f}=...' for f in task.fields)}")
     optional = tuple(f for f in getattr(task, "aliases", ()) if f not in task.fields)
     if proposed := propose_fields(rows, task.fields, pairs, optional=optional): fix = proposed | fix
     return edit(task="chat") | fix if detect(rows[0]) else fix
