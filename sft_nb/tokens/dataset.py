@@ -472,7 +472,8 @@ def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
         opening, close = tags or t.blocks[0]
         text = (f"{pluralise(n, 'answer')} without reasoning {'begins' if n == 1 else 'begin'} with an empty block, "
                 f"{opening}{close}, which is learned too: the model learns not to think")
-        out.append(warn(text, fix_for_empty_blocks(t), check=f"{name}_empty_reasoning"))
+        fix = fix_for_empty_blocks(t, [*map(json.loads, seen.arguments)])
+        out.append(warn(text, fix, check=f"{name}_empty_reasoning"))
     if place := seen.notes.get("parted"):
         text = f"the chat template writes a prompt differently once its answer follows (first at {place})"
         out.append(ok(f"{text}; only the answer's own words are supervised", check=f"{name}_parted"))
