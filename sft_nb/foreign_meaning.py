@@ -592,6 +592,9 @@ def read_datasets(
         fix = "type: chat_template for each; columns such as instruction and output are read by their names"
     if any(one.get("message_field_training") not in (None, *_LOSS_KEYS) for one in entries):
         fix = "rename that key of the messages to train"
+    if any(one.get("train_on_eos") not in (None, "turn") for one in entries):
+        fix = "train_on_eos: turn, as every answer that is learned ends with its token"
+    if any(one.startswith("roles_to_train") for one in odd): fix = "leave roles_to_train out: answers are learned"
     if any(one.startswith("type ") for one in odd): fix = "write the rows with the columns prompt and completion"
     if odd: return refused("; ".join(dict.fromkeys(odd)), fix)
     if "data_format" in names and "data_format" not in wanted: wanted["data_format"] = "auto"

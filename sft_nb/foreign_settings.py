@@ -239,6 +239,8 @@ _OTHER_TOOLS = {   # title -> groups of telling keys, at any depth; setting of o
         gradient_accumulation_steps=training.gradient_accumulation_steps output_dir=training.output_dir""")}
 
 _MASKS_PROMPT = {"LitGPT": "data.init_args.mask_prompt", "mlx-lm": "mask_prompt"}   # false by default
+_QUANTISED = "quantize quantize_base model.quantize_base model._component_ training.training_type training.load_in_4bit"
+_IN_4_BITS = re.compile(r"qlora|bnb\.(nf|fp)4|\btrue\b", re.IGNORECASE)   # a value at one of these places
 
 def _keys_inside(v, depth:int=8)->set[str]:
     "The keys of a mapping, and of those in it"
@@ -272,7 +274,9 @@ def other_tool_error(
         fix = as_fix("sft_nb config lists the settings of a file of its own")
         if settings:   # the same, as far as there is an equal
             has_adapter = "lora_r" in settings or title == "mlx-lm" and file.get("fine_tune_type") != "full"
-            settings["method"] = "lora" if has_adapter else "full"
+            in_4_bits = any(_IN_4_BITS.search(str(_inside(file, place))) for place in _QUANTISED.split())
+            settings["method"] = "full"
+            if has_adapter: settings["method"] = "qlora" if in_4_bits else "lora"
             if title in _MASKS_PROMPT and not _inside(file, _MASKS_PROMPT[title]): settings["train_on_prompt"] = True
             fix = Fix(settings, f"sft_nb train {edit(**settings).says('shell')}",
                       f"load_config({edit(**settings).says('python')})")

@@ -203,4 +203,4 @@ def log(
     if (bar := _BAR.get()) is not None and bar.target == "terminal": bar.clear()
     stream = sys.stdout if display_target() == "notebook" else sys.stderr
     try: print(text, file=stream, flush=True)
-    except ValueError: pass   # the stream is closed
+    except (ValueError, BrokenPipeError): pass   # the stream is closed, or its reader has gone

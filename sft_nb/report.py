@@ -374,7 +374,7 @@ def text(self:Report,
 )->str:
     "Verdict, warnings and failures, figures, then what passed or was skipped"
     passed = [f for f in self.findings if f.status == "ok"]
-    lines = textwrap.wrap(self.summary, 110)
+    lines = textwrap.wrap(self.summary, 100)
     lines += [f"{STATUS_MARKS[self._badge_status()]} {self.verdict}"] if self.verdict else []
     lines += [str(f) for f in _merge_same(self.by_weight()) if f.status in _PROBLEMS]
     lines += figures_text(self.figures)

@@ -342,12 +342,15 @@ def run_checks(
     evidence:Evidence,
 )->list[Finding]:
     "The findings of all checks; evidence that cannot be built is reported once, before the first check that needs it"
-    reported, findings = set(), []
+    reported, texts, findings = set(), set(), []
     with Phase("preflight", len(all_checks()), hide_inner=True) as phase:
         for name, f in all_checks():
             found = run_check(name, f, evidence)
             new = {part: e for part, e in evidence.failures.items() if part not in reported}
-            findings += [error_finding(describe_part(part), e, "it could not be created") for part, e in new.items()]
+            for part, e in new.items():   # two parts may need the same one
+                if str(e) in texts: continue
+                texts.add(str(e))
+                findings.append(error_finding(describe_part(part), e, "it could not be created"))
             findings += found
             reported |= set(new)
             phase.update(phase.done + 1)

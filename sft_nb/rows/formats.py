@@ -372,7 +372,7 @@ def _add_row_fields(messages:list[dict], row)->list[dict]:
     if arguments := row.get("chat_template_kwargs"):
         parsed = _parse_json(arguments, "chat_template_kwargs")
         fix = 'write chat_template_kwargs as {"enable_thinking": false}'
-        if not isinstance(parsed, dict):
+        if not isinstance(parsed, dict) or not all(isinstance(name, str) for name in parsed):
             raise SftError("row", f"chat_template_kwargs is {parsed!r:.60}", "an object", fix)
         if reserved := sorted(_RESERVED_ARGUMENTS & parsed.keys()):
             found = f"chat_template_kwargs sets {', '.join(reserved)}"
@@ -444,8 +444,10 @@ def _normalise_all(messages:list, name:str)->list[dict]:
 
 def _with_row_flags(messages:list, row)->list:
     "`messages` with the entries of a row's flag, one for each message or for each answer; `SftError` for other lists"
-    lists = {k: row.get(k) for k in LOSS_FLAGS if isinstance(dict.get(row, k), (list, tuple))}
+    def is_list(x): return isinstance(x, (list, tuple)) or isinstance(x, str) and x.lstrip().startswith("[")
+    lists = {k: row.get(k) for k in LOSS_FLAGS if is_list(dict.get(row, k))}
     for key, values in lists.items():
+        if isinstance(values, str): values = _parse_list(values, key)   # in a table
         answers = [i for i, m in enumerate(messages) if _ROLE_ALIASES.get(_spelled_role(m)) == "assistant"]
         places = range(len(messages)) if len(values) == len(messages) else answers
         if len(values) != len(places) or any(key in messages[i] for i in places):
@@ -882,10 +884,12 @@ def _conversations(columns:_Columns)->list[dict]:
         found += [dict(messages=c), *(dict(prompt=c, completion=answer) for answer in columns.answers())]
     return found
 
-def _questions_and_answers(columns:_Columns, fields:tuple[str,...])->list[dict]:
+def _questions_and_answers(columns:_Columns, fields:tuple[str,...], labels:bool)->list[dict]:
     "Fields for each column that may be the answer, and for what the rows have besides"
     classes = columns.named("class", "text", "label", *(["number"] if fields not in _PAIRS else []))
     if fields in _PAIRS and len(columns.rows) > 4: classes = [c for c in classes if columns.recurs(c)]
+    if labels and not classes: classes = [c for c, kind in columns.kinds.items() if kind == "label"
+                                          and not columns.is_metadata(c) and not _has_role(c, "question")]
     found = []
     for answer in columns.answers()[:3] or classes[:1] or [None]:
         pairs = _guess(columns, fields, answer)
@@ -904,6 +908,7 @@ def propose_fields(
     fields:tuple[str,...]=(),   # fields that a task needs, the answer last; empty: those of a format
     given:tuple[str,...]=(),    # pairs that are already set and correct: question=body
     *, optional:tuple[str,...]=(),   # other fields that a task reads, such as reasoning
+    labels:bool=False,               # is the answer a label? then its column may have any name
 )->Fix|None:
     "Settings that name the columns of rows, each tried on the first rows with content; None if none of them works"
     columns = _Columns([rows] if isinstance(rows, dict) else rows)
@@ -916,7 +921,7 @@ def propose_fields(
         proposals = _conversations(columns)
     def works(pairs): return sum(_teaches(row, pairs, fields) for row in columns.rows) >= .5 * len(columns.rows)
     found = next(([pairs] for pairs in proposals if works(pairs)), None)
-    if found is None: found = [p for p in _questions_and_answers(columns, fields or wanted) if p and works(p)]
+    if found is None: found = [p for p in _questions_and_answers(columns, fields or wanted, labels) if p and works(p)]
     names = _REASONING_NAMES if fields else _CHAINS
     def word_set(c): return {*(words := column_words(c)), "".join(words[-2:])}   # Complex_CoT is complex, co, t
     for pairs, field in product(found, [f for f in optional if f not in columns]):
@@ -965,10 +970,11 @@ class ColumnsError(SftError):
 def how_to_read(
     rows:list[dict],           # some rows of unknown format, or one
     given:tuple[str,...]=(),   # pairs that are already set: question=body
+    *, labels:bool=False,      # is the answer a label?
 )->Fix:
     "A proposal for rows of unknown format, or the reason why there is none"
     own_task = "a task of your own that reads them"
-    proposed = propose_fields(rows, given=given, optional=("reasoning",))
+    proposed = propose_fields(rows, given=given, optional=("reasoning",), labels=labels)
     if proposed: return proposed | own_task
     columns = _Columns(rows)
     if choices := columns.choices(): return as_fix(f"{own_task}: {join_names(choices)} into the question")

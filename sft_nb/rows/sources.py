@@ -249,6 +249,11 @@ def disk_full_error(
     fix = edit(cache_dir="/another/disk") | command(f"df -h {shell_quote(folder)}")
     return SftError(shorten_path(folder), f"it cannot hold more ({e.strerror or e})", "room for the prepared rows", fix)
 
+def _canonical_text(content)->str:
+    "A row, or a part of it, as a text that depends on its content alone"
+    try: return json.dumps(content, sort_keys=True, default=repr)
+    except TypeError: return repr(content)   # columns named by texts and numbers cannot be sorted
+
 class _RowSpool:
     "The rows of an iterator, kept in a temporary file as far as they have been read"
     def __init__(self, rows:Iterator):
@@ -281,7 +286,7 @@ def memory_source(
     if hasattr(rows, "__next__"): rows = _RowSpool(rows)
     def read(): return ((i, normalise_row(r, f"{name} row {i}")) for i, r in enumerate(rows, 1))
     def digest():
-        text = "\n".join(json.dumps(r, sort_keys=True, default=repr) for r in rows)
+        text = "\n".join(_canonical_text(r) for r in rows)
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     return Source(name, "row", read, digest if isinstance(rows, list) else None,
                   len(rows) if hasattr(rows, "__len__") else None)
@@ -379,7 +384,7 @@ def hash_to_unit(
     seed:int,
 )->float:
     "A number in [0, 1) that depends only on the content and the seed"
-    text = json.dumps(content, sort_keys=True, default=repr).encode("utf-8", "surrogatepass")
+    text = _canonical_text(content).encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(text, digest_size=8, salt=seed.to_bytes(8, "big")).digest()
     return int.from_bytes(digest, "big") / 2**64
 

@@ -111,7 +111,7 @@ class Totals:
 
     def save(self, folder:Path):
         "Write meta.json"
-        (folder/"meta.json").write_text(json.dumps(asdict(self), ensure_ascii=False), encoding="utf-8")
+        (folder/"meta.json").write_text(json.dumps(asdict(self)), encoding="utf-8")   # halves of characters, too
 
     @classmethod
     def load(cls, folder:Path)->"Totals":

@@ -66,7 +66,10 @@ def parse_row(
         raise type(e)(where, e.found, e.expected, e.fix, e.page) from e
     ends = ("assistant", "text", "tokens")   # roles that may end a conversation
     n = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] in ends), 0)
-    return ParsedRow(messages[:n], n < len(messages), [k for k in unread if not is_honoured(row, k)], reason, numbers)
+    texts = {m["content"] for m in messages[:n]} if unread else set()
+    def is_copy(value): return isinstance(value, str) and value in texts   # of a message, as many data sets have it
+    unread = [k for k in unread if not (is_honoured(row, k) or is_copy(row.get(k)))]
+    return ParsedRow(messages[:n], n < len(messages), unread, reason, numbers)
 
 def _plain_messages(task:Task, row:dict, cfg:Config|None)->list[dict]|None:
     "The messages of a row that holds nothing else and needs no translation, as most rows of chats do; None for others"
@@ -91,8 +94,8 @@ def name_columns(
     if task.fields: rows = [row for row in rows if any(f not in row for f in task.fields)]
     else: rows = [row for row in rows if not detect(row)]
     pairs = _applied_fields(rows[0], cfg)
-    if not task.fields: return how_to_read(rows, pairs)
-    fix = as_fix(f"columns named {', '.join(task.fields)}")
+    if not task.fields: return how_to_read(rows, pairs, labels=task.name == "classify")
+    fix = as_fix(f"name the columns in {{fields}}: {' '.join(f'{f}=...' for f in task.fields)}")
     optional = tuple(f for f in getattr(task, "aliases", ()) if f not in task.fields)
     if proposed := propose_fields(rows, task.fields, pairs, optional=optional): fix = proposed | fix
     return edit(task="chat") | fix if detect(rows[0]) else fix

@@ -26,7 +26,7 @@ from ..rows.formats import choice_columns, FORMATS, is_answer_name, join_names, 
 from ..rows.sources import Mixture, NO_ROWS, unused_test_files
 from ..rows.texts import is_filler, is_unfinished, loose_text, mostly_unique
 from ..rows.tool_calls import CALL_FLAWS
-from ..tasks.core import Task
+from ..tasks.core import ANY_FORMAT, Task
 from ..tasks.metrics import labels_of
 from .template import PROBE, PROBE_QUESTION, Template
 from .turns import fix_for_empty_blocks, render_turn
@@ -401,13 +401,14 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     if not names or all(source.from_task for source in s.source.sources): return out
     text = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} not used in any conversation"
     answers = [*s.seen.answers]
-    if are_metadata(names): return [*out, ok(text, check=f"{name}_columns")]
+    is_metadata = are_metadata(names) and not (cfg.task == "classify" and answers)   # a category may be a label
+    if is_metadata: return [*out, ok(text, check=f"{name}_columns")]
     ignore = edit(ignore_columns=(*(ignored or ()), *names[:6]))
     fix = ignore | "a task that reads them"
     if flags := like_flags(names):
         text += f"; {flags[0]} may exclude something from the loss, and is not read"
         fix = as_fix(f"rename {flags[0]} to train, with true or false, if it does") | fix
-    format = next(iter(s.seen.formats)) if len(s.seen.formats) == 1 and cfg.task in ("auto", "chat") else ""
+    format = next(iter(s.seen.formats)) if len(s.seen.formats) == 1 and cfg.task in ("auto", *ANY_FORMAT) else ""
     choices = choice_columns(names)
     longer = [c for c in answers if is_answer_name(c, labels=False) and c not in choices]
     if answers and format == "text":   # and how to fix it
@@ -471,7 +472,8 @@ def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
         opening, close = tags or t.blocks[0]
         text = (f"{pluralise(n, 'answer')} without reasoning {'begins' if n == 1 else 'begin'} with an empty block, "
                 f"{opening}{close}, which is learned too: the model learns not to think")
-        out.append(warn(text, fix_for_empty_blocks(t), check=f"{name}_empty_reasoning"))
+        fix = fix_for_empty_blocks(t, [*map(json.loads, seen.arguments)])
+        out.append(warn(text, fix, check=f"{name}_empty_reasoning"))
     if place := seen.notes.get("parted"):
         text = f"the chat template writes a prompt differently once its answer follows (first at {place})"
         out.append(ok(f"{text}; only the answer's own words are supervised", check=f"{name}_parted"))
@@ -482,7 +484,8 @@ _TASKS_OF_LABELS = ("auto", "chat", "classify")
 
 def _find_labels(s:Split, name:str, task:str)->list[Finding]:
     "Answers that are labels, scored as free text; and a task for labels whose answers are none"
-    if task not in _TASKS_OF_LABELS or s.seen.formats.get("text") or s.tokenizer is None: return []
+    if task not in _TASKS_OF_LABELS or s.tokenizer is None: return []
+    if task != "classify" and s.seen.formats.get("text"): return []
     if task == "classify" and s.labels or task != "classify" and not s.labels: return []
     if task == "classify":
         text = "task classify: the answers take more than 20 values, or few rows have the same one"
@@ -620,17 +623,18 @@ def _side_figures(s:Split, name:str)->dict:
     return {f"{name}: {k}": v for k, v in figures.items()}
 
 def _names_of(s:Split, counts:dict[str,int])->list[str]:
-    "Columns by the names that they have in the files, the most frequent first, without those of a few rows"
-    least = .05 * max(counts.values(), default=0)
+    "Columns by the names that they have in the files, the most frequent first, without those of a few rows or of none"
+    least, unread = .05 * max(counts.values(), default=0), s.seen.unread
     return [s.seen.columns.get(name, name) for name, n in sorted(counts.items(), key=itemgetter(1), reverse=True)
-            if n >= least]
+            if n >= least and unread.get(name, 0) < s.n_kept]
 
 def _learning_facts(cfg:Config, train:Split)->dict:
     "What is learned: columns of answers and prompts, rows, system prompts and arguments of the template"
     seen = train.seen
     arguments = [*(cfg.chat_template_kwargs or ()), *(f"{own} of rows" for own in seen.arguments)]
+    answers, prompts = _names_of(train, seen.answers_from), _names_of(train, seen.prompts_from)
     return dict(
-        answers_from=_names_of(train, seen.answers_from), prompts_from=_names_of(train, seen.prompts_from),
+        answers_from=answers, prompts_from=[name for name in prompts if name not in answers] or prompts,
         formats=seen.formats, response_template=cfg.response_template, turns=cfg.train_on_turns,
         prompts_learned=seen.prompts_too, rows=train.n_kept, rows_read=train.n_read, left_out=train.reasons,
         cut=train.counts.shortened, columns_not_used=[*seen.unread], system_prompts=[*seen.systems],

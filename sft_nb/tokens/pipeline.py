@@ -24,7 +24,7 @@ from ..thoughts import split_thought
 from ..rows.texts import (
     ANSWER_FLAWS, answer_marker, cut_lengths, end_marker, loose_key, repeated_answers, TEXT_FLAWS)
 from ..rows.tool_calls import call_flaws
-from ..tasks.core import Task
+from ..tasks.core import ANY_FORMAT, Task
 from .template import Template, thought_of
 from .turns import Chunk, split_conversation, has_content, supervised_messages
 from .template_cache import ConversationSplitter
@@ -170,7 +170,7 @@ def read(self:Reader, place:str, row:dict)->Row:
     if isinstance(row, SftError): name = "unknown"
     elif self.cfg.data_format != "auto": name = self.cfg.data_format
     elif hasattr(self.task, "kind_of"): name = self.task.kind_of(row)
-    else: name = self.task.name if self.task.name != "chat" else detect(row) or "unknown"
+    else: name = self.task.name if self.task.name not in ANY_FORMAT else detect(row) or "unknown"
     prompt_too = self.cfg.train_on_prompt
     if prompt_too == "conversations": prompt_too = name in ("messages", "sharegpt")
     try:

@@ -332,6 +332,12 @@ def _blocks_and_tags(self:Template)->tuple:
     return self.known_blocks
 
 @patch
+def mentions_tags(self:Template, m:dict)->bool:
+    "Are there tags in an answer, and no reasoning?"
+    is_tagged = m["role"] == "assistant" and not thought_of(m) and self.tags.search(m["content"] or "")
+    return bool(is_tagged) and split_thought(m["content"]).thought is None
+
+@patch
 def block_in(self:Template, text:str|None)->Block|None:
     "The block at the beginning of a text; None if there is none, or it is not closed"
     start = (text or "").lstrip()
@@ -420,12 +426,6 @@ def lacking(self:Template, messages:list[dict])->tuple[str,...]:
     return tuple(name for name, there in has.items() if there and name not in self.calls.written)
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0042
-@patch
-def mentions_tags(self:Template, m:dict)->bool:
-    "Are there tags in an answer, and no reasoning?"
-    is_tagged = m["role"] == "assistant" and not thought_of(m) and self.tags.search(m["content"] or "")
-    return bool(is_tagged) and split_thought(m["content"]).thought is None
-
 @patch
 def thinking(self:Template, m:dict, where:str="row")->dict:
     "A message with its reasoning under the key that this template reads; `TemplateRefusal` if it reads none"

@@ -363,6 +363,9 @@ def _joined(messages:list[dict])->list[dict]:
         else: out.append({**m})
     return out
 
+def _in_these_rows(arguments:dict)->Fix:
+    return as_fix(f'"chat_template_kwargs": {json.dumps(arguments)} in these rows')
+
 def _changes(messages:list[dict], t:Template):
     "Fixes that may help, each with the messages and the template after it"
     own, defaults = messages[0].get("chat_template_kwargs", {}), getattr(t.tokenizer, "template_arguments", {})
@@ -370,10 +373,11 @@ def _changes(messages:list[dict], t:Template):
         if t.arguments.get(name) is value: continue
         arguments = own | {name: value}
         fix = edit(chat_template_kwargs=as_pairs(defaults | {name: value}))
-        if name in own: fix = as_fix(f'"chat_template_kwargs": {json.dumps(arguments)} in these rows')
+        if name in own: fix = _in_these_rows(arguments)
         yield fix, [messages[0] | dict(chat_template_kwargs=arguments), *messages[1:]], t.for_arguments(arguments)
     if any(thought_of(m) or t.block_in(m["content"]) for m in messages if m["role"] == "assistant"):
-        for reasoning in ("inline", "drop"): yield edit(reasoning=reasoning), messages, t.with_reasoning(reasoning)
+        for reasoning in ("auto", "inline", "drop"):
+            if reasoning != t.reasoning: yield edit(reasoning=reasoning), messages, t.with_reasoning(reasoning)
 
     for tag, end in t.blocks:
         halves = [end in (m["content"] or "") and tag not in m["content"] for m in messages]
@@ -386,7 +390,10 @@ def _changes(messages:list[dict], t:Template):
         clean = [m | dict(content=t.special.sub("", _CHANNEL.sub("", m["content"] or ""))) for m in messages]
         yield as_fix(f"leave {', '.join(found)} out of the text of these messages"), clean, t
 
-def fix_for_empty_blocks(t:Template)->Fix:
+def fix_for_empty_blocks(
+    t:Template,
+    of_rows:list[dict]|tuple=(),   # arguments that rows have themselves, which come before the setting
+)->Fix:
     "The arguments of a template with which an answer without reasoning has no empty block to learn"
     defaults = getattr(t.tokenizer, "template_arguments", {})
     for name, value in ((name, value) for name in t.switches for value in (False, True)):
@@ -394,7 +401,9 @@ def fix_for_empty_blocks(t:Template)->Fix:
         try: turn = render_turn([PROBE_QUESTION, dict(role="assistant", content=PROBE)], other)
         except SftError: continue
         if not other.empty_block.match(turn.completion):
-            return edit(chat_template_kwargs=as_pairs(defaults | {name: value})) | "reasoning in each answer"
+            fix = edit(chat_template_kwargs=as_pairs(defaults | {name: value}))
+            if any(name in own for own in of_rows): fix = _in_these_rows({name: value})
+            return fix | "reasoning in each answer"
     return as_fix("reasoning in each answer, or a {chat_template} without the block")
 
 def _helpful_fix(messages:list[dict], t:Template, how:dict)->Fix|None:

@@ -83,7 +83,7 @@ def describe_preflight(
     passed = sum(f.status == "ok" for f in checked.findings)
     text = f"\npreflight: {checked.verdict}{above}, {passed} passed ({checked.figures.get('seconds', 0):.1f} s)"
     begins = not checked.failed or bench.cfg.force
-    summary = ["", *textwrap.wrap(checked.summary, 110)] if begins and checked.summary else []
+    summary = ["", *textwrap.wrap(checked.summary, 100)] if begins and checked.summary else []
     return "\n".join(["\n  ".join([text, *map(str, new if begins else [])]), *summary])
 
 _SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"

@@ -90,8 +90,12 @@ def test_the_routers_loss_weighs_what_the_config_says(kind):
     "JetMoE has another name for it"
     model = base(kind)
     own = getattr(model, "aux_loss_coef", None) if kind == "jetmoe" else model.router_aux_loss_coef
-    assert balance_weight(None, model) == own > 0
-    assert balance_weight(0., model) == 0.
+    model.config.output_router_logits = False
+    weight, why = balance_weight(None, model)
+    assert weight == 0 and f"router_aux_loss_coef={own:g} would add it" in why
+    model.config.output_router_logits = True
+    assert balance_weight(None, model)[0] == own > 0
+    assert balance_weight(0., model)[0] == 0.
 
 
 def test_routers_that_are_trained_are_not_called_frozen(tokenizer):

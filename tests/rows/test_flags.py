@@ -71,7 +71,6 @@ def test_a_message_of_another_role_that_is_marked_is_a_warning():
 
 @pytest.mark.parametrize("mask", [[0, 1], [0, 0, 0, 1], [False, True], "[0, 1]"])
 def test_a_flag_of_the_row_has_an_entry_for_each_message_or_answer(mask):
-    if isinstance(mask, str): mask = json.loads(mask)
     data = read(dict(messages=[ASKED, BAD, ASKED, GOOD], loss_mask=mask))
     assert learned(data) == ["right"] and data.train.seen.unread == {}
 
@@ -162,3 +161,16 @@ def test_an_end_that_is_excluded_with_the_last_part_is_a_warning():
     content = [dict(type="text", text="right"), dict(type="text", text="BAD", train=False)]
     found = warned(read(dict(messages=[ASKED, dict(role="assistant", content=content)])))["train_ends"]
     assert str(found.fix) == "mark the last part of each answer as learned, if its end is to be"
+
+
+def test_the_flags_of_a_row_may_be_json_in_a_table():
+    for mask in ("[0, 1]", "[false, true]", "[0, 0, 0, 1]"):
+        assert learned(read(dict(messages=json.dumps([ASKED, BAD, ASKED, GOOD]), loss_mask=mask))) == ["right"]
+    with pytest.raises(SftError, match="loss_mask has 3 entries"):
+        read(dict(messages=[ASKED, BAD, ASKED, GOOD], loss_mask="[0, 1, 1]"))
+
+
+def test_a_column_that_repeats_a_message_is_read():
+    "As in UltraChat; a column with another text is named"
+    row = dict(messages=[ASKED, GOOD], prompt=ASKED["content"], mood="glad")
+    assert read(row).train.seen.unread == {"mood": 1}

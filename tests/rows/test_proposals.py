@@ -145,7 +145,7 @@ def test_published_formats(name):
 MAIL = [dict(Subject="Slow", Body=f"It is slow, {k}.", Reply=f"Restart it, {k}.") for k in range(4)]
 
 
-def settings(**more): return load_config("default", model="tiny", task="chat", eval_samples=0, **more)
+def settings(**more): return load_config("default", **dict(model="tiny", task="chat", eval_samples=0) | more)
 
 
 def prompts(data): return [data.tokenizer.decode(row["input_ids"]) for row in data.train.tokens]
@@ -352,3 +352,27 @@ def test_the_heading_of_a_text_is_not_what_is_summarised():
     assert propose_fields(rows).settings == dict(fields=("question=original_text", "answer=reference_summary"))
     only = [dict(title=row["title"], summary=row["reference_summary"]) for row in rows]
     assert propose_fields(only).settings == dict(fields=("question=title", "answer=summary"))
+
+
+@pytest.mark.parametrize("names", ["tekst klasa", "Comentário Sentimento", "レビュー 感情"])
+def test_a_task_of_labels_takes_the_column_of_labels_in_any_language(names):
+    text, label = names.split()
+    rows = [{text: f"This is comment {k}, and it is long.", label: ("good", "bad")[k % 2]} for k in range(12)]
+    with pytest.raises(SftError) as e: prepare(settings(task="classify"), train=rows)
+    assert e.value.fix.settings == dict(fields=(f"question={text}", f"answer={label}"))
+    assert propose_fields(rows) is None or names.endswith("Sentimento")   # other tasks need a name that tells it
+
+
+@pytest.mark.parametrize("label, values", [("label", (0, 1)), ("category", ("good", "bad"))])
+def test_a_text_beside_a_label_is_no_answer_of_a_task_of_labels(label, values):
+    rows = [{"text": f"This is comment {k}.", label: values[k % 2]} for k in range(12)]
+    found = unread_finding(rows, task="classify")
+    assert found.status == "warn" and found.fix.settings == dict(fields=("question=text", f"answer={label}"))
+
+
+def test_only_columns_that_were_read_are_said_to_be_learned():
+    rows = [dict(Vraag=f"What is {k}+{k}?", Antwoord=f"{2 * k}", Moeilijkheid=k % 3) for k in range(12)]
+    data = prepare(settings(task="gsm8k", fields=("question=Vraag", "answer=Antwoord")), train=rows)
+    assert "Learned: Antwoord, as the answer to Vraag." in str(data)
+    rows = [dict(document=f"River {k} is long. It reaches the sea.", summary=f"River {k} is long") for k in range(6)]
+    assert "Learned: summary, as the answer to document." in str(prepare(settings(task="summarize"), train=rows))

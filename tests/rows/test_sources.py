@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings as how, strategies as st
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
 from sft_nb.rows.files import SUFFIXES, file_source
-from sft_nb.rows.sources import open_rows, read_rows
+from sft_nb.rows.sources import hash_to_unit, open_rows, read_rows
 from sft_nb.tokens.prepare import prepare
 
 
@@ -321,3 +321,10 @@ def test_a_dict_of_columns_is_rows():
                              (dict(train=[dict(text="a")]), "lists of rows", "rows['train']")):
         with pytest.raises(SftError, match=found) as e: open_rows(rows)
         assert fix in str(e.value.fix)
+
+
+def test_columns_may_be_named_by_numbers_and_texts():
+    rows = [{"question": f"{k}?", "answer": str(k), 0: "x"} for k in range(4)]
+    data = prepare(load_config(task="chat", eval_samples=2), train=rows, eval=rows[:2])
+    assert len(data.train) == 4
+    assert len({hash_to_unit(row, 1) for row in rows}) == 4 and hash_to_unit(rows[0], 1) == hash_to_unit({**rows[0]}, 1)

@@ -406,6 +406,7 @@ REFUSED = [   # a file, what is added to it, and what the error says
     (TRL, "greater_is_better: true", "a lower loss is better"), (TRL, "gpu: 1", "when the program starts"),
     (TRL, "distributed_training: true", "num_processes sets how many"),
     (AXOLOTL, "datasets: [{path: u/x, type: {odd: 1}}]", "type odd of a type"),
+    (AXOLOTL, "datasets: [{path: u/x, type: chat_template, train_on_eos: last}]", "Fix: train_on_eos: turn, as every"),
     (AXOLOTL, "plugins: [axolotl.integrations.kd.KDPlugin]", "KDPlugin"),
     (AXOLOTL, "adapter: lora\nlora_target_linear: true\nlora_target_modules: [lm_head]", "besides all linear layers"),
     (AXOLOTL, "adapter: vera", "lora or qlora"), (AXOLOTL, "tokens: {eos: x}", "not a special token"),
@@ -460,6 +461,9 @@ def test_every_entry_that_cannot_be_read_is_named(tmp_path):
                  "roles_to_train tool", "a format without {instruction}", "a part of the rows (shards)",
                  "drop_system_message",
                  "message_field_training learn", "odd is not known"): assert part in e.value.expected
+    nothing = [dict(path="a", type="chat_template", roles_to_train=[])]
+    with pytest.raises(ConfigError, match="roles_to_train empty. Fix: leave roles_to_train out"):
+        load(tmp_path, AXOLOTL.replace("\n  - {path: u/rows, type: chat_template}", f" {json.dumps(nothing)}"))
     two = [dict(path="a", type="alpaca", system_prompt="x"), dict(path="b", type="alpaca", system_prompt="y")]
     with pytest.raises(ConfigError, match="system_prompt differs"):
         load(tmp_path, AXOLOTL.replace("\n  - {path: u/rows, type: chat_template}", f" {json.dumps(two)}"))
@@ -602,6 +606,8 @@ OTHER_TOOLS = [   # a file of a tool that is not read, as its documentation has 
      dict(model="/tmp/m", train_file="u/x", max_length=2048, lora_r=8, learning_rate="2e-5", method="lora")),
     ("LitGPT", "checkpoint_dir: c/x\nprecision: bf16-true\nlora_mlp: true\ntrain: {epochs: 2}",
      dict(model="c/x", num_train_epochs=2, method="full", train_on_prompt=True)),
+    ("LitGPT", "checkpoint_dir: c/x\nlora_r: 4\nquantize: bnb.nf4-dq\ndata: {init_args: {mask_prompt: true}}",
+     dict(model="c/x", lora_r=4, method="qlora")),
     ("NeMo", "step_scheduler: {global_batch_size: 64}\nmodel: {_target_: x, pretrained_model_name_or_path: u/m}\n"
              "peft: {dim: 8}", dict(model="u/m", effective_batch_size=64, lora_r=8, method="lora")),
     ("NeMo", "trainer: {max_steps: 9}\nexp_manager: {}\nmodel: {optim: {lr: 1.0}}",

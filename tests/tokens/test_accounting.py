@@ -104,3 +104,12 @@ def test_what_is_lost_of_a_row_is_never_more_than_the_row(tokenizer):
         labels[first] = ids[first]   # nothing predicts the first token of a piece
         found = truncate_to_length(ids, labels, 3, on_long="split", cut_side="end")
         assert (found.examples, found.kind, found.lost) == ([], "too_long", 9)
+
+
+def test_a_reason_may_quote_half_a_character(tokenizer):
+    "As in JSON that was cut within an emoji"
+    odd = dict(messages=[dict(role="us\ud83der", content="Hi"), dict(role="assistant", content="Hello")])
+    data = prepare(no_eval(task="chat", on_bad_row="drop"), tokenizer, train=[*pairs(2), odd])
+    (reason,), (dropped,) = data.train.reasons, data.train.dropped
+    assert data.train.n_kept == 2 and "us\\ud83der" in reason and dropped["reason"] == reason
+    str(data.report).encode()

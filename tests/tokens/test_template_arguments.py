@@ -28,7 +28,7 @@ OFF, ON = dict(enable_thinking=False), dict(enable_thinking=True)
 EMPTY = "<think>\n\n</think>\n\n"
 
 
-def config(**more): return load_config(None, chat_template=THINKS, eval_samples=0, **more)
+def config(**more): return load_config(None, **dict(chat_template=THINKS, eval_samples=0) | more)
 
 
 def texts(cfg, *rows):
@@ -238,3 +238,30 @@ def test_a_block_that_nothing_opened_is_refused():
     row = dict(messages=[*QUESTION, dict(role="assistant", content="One and one.\n</think>\n\n2")])
     with pytest.raises(SftError, match="</think> closes reasoning that is not open"):
         prepare(load_config(None, eval_samples=0), train=[row])
+
+
+def test_arguments_of_a_row_have_names():
+    row = dict(messages=[*QUESTION, dict(role="assistant", content="2")], chat_template_kwargs={1: 2, "a": 3})
+    with pytest.raises(SftError, match="chat_template_kwargs is .*; an object"): prepare(config(), train=[row])
+
+
+def empty_blocks_of(*rows, **more):
+    data = prepare(config(chat_template=TEMPLATES["qwen3_5_nothink"], **more), train=list(rows))
+    return [f.fix for f in data.report.findings if f.check == "train_empty_reasoning"]
+
+
+def test_the_fix_for_empty_blocks_is_in_the_rows_if_these_have_arguments():
+    "A setting would change nothing"
+    for more in ({}, dict(chat_template_kwargs=OFF)):
+        fix, = empty_blocks_of(ROW | dict(chat_template_kwargs=ON), ROW, **more)
+        assert not fix.settings and '"chat_template_kwargs": {"enable_thinking": false} in these rows' in str(fix)
+    assert empty_blocks_of(ROW | dict(chat_template_kwargs=OFF), ROW) == []
+
+
+def test_reasoning_that_does_not_fit_into_a_text_may_fit_beside_it():
+    row = dict(messages=[*QUESTION, dict(role="assistant", content="2", reasoning_content="One and one.")],
+               chat_template_kwargs=ON)
+    how = dict(chat_template=TEMPLATES["deepseek_v4"], eval_samples=0)
+    with pytest.raises(SftError) as e: prepare(load_config(None, reasoning="inline", **how), train=[row])
+    assert dict(reasoning="auto") in [f.settings for f in (e.value.fix, *e.value.fix.otherwise)]
+    assert len(prepare(load_config(None, reasoning="auto", **how), train=[row]).train) == 1

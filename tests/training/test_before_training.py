@@ -68,7 +68,7 @@ def test_an_optimiser_that_is_not_there_is_named_before_anything_is_written(tmp_
     (dict(lr_scheduler_kwargs=("min_lr=0.1",)), "cosine cannot be made.*'min_lr'.*Fix: lr_scheduler_kwargs=None"),
     (dict(lr_scheduler_kwargs=("min_lr_rate",)), "lr_scheduler_kwargs: 'min_lr_rate' is not a pair"),
     (dict(lr_scheduler_type="polynomial", learning_rate=1e-8), "'polynomial' cannot run at 1e-08"),
-    (dict(optim="lomo"), "optim: 'lomo' cannot be created: .*optim='adamw_torch'"),
+    (dict(optim="lomo"), "'lomo': the package lomo-optim is not installed. .*optim='adamw_torch'"),
     (dict(num_train_epochs=0, max_steps=-1), "num_train_epochs: .*there are no steps to train"),
     (dict(method="qlora", modules_to_save=("q_proj",)), "q_proj is stored in 4 or 8 bits.*method='lora'")])
 def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path, how, says):
