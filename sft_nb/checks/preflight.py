@@ -377,7 +377,10 @@ def training_summary(
     how = "by a measured step"
     if seconds is None and bench.plan is not None: seconds, how = bench.plan.seconds, "a rough estimate"
     facts = data.facts | dict(steps=extent.steps, passes=extent.passes, examples=extent.rows, seconds=seconds)
-    return f"{data.summary} {extent}" + (f", about {format_duration(seconds)} ({how})." if seconds else "."), facts
+    text = f"{data.summary} {extent}"
+    if seconds is None: return f"{text}.", facts
+    duration = "under a second" if seconds < 1 else f"about {format_duration(seconds)}"
+    return f"{text}, {duration} ({how}).", facts
 
 def preflight_figures(
     evidence:Evidence,
