@@ -248,7 +248,7 @@ def _keys_inside(v, depth:int=8)->set[str]:
     if not isinstance(v, dict) or not depth: return set()
     return {str(key) for key in v} | {key for one in v.values() for key in _keys_inside(one, depth - 1)}
 
-def _inside(file:dict, place:str):
+def _nested_value(file:dict, place:str):
     "The value at a place such as `optim.lr`; None if there is none"
     for key in place.split("."): file = file.get(key) if isinstance(file, dict) else None
     return file
@@ -256,7 +256,7 @@ def _inside(file:dict, place:str):
 def _value_at(file:dict, places:str):
     "The first plain value at one of the places, such as `optim.lr,optimizer.lr`; None if there is none"
     for place in places.split(","):
-        found = _inside(file, place)
+        found = _nested_value(file, place)
         if isinstance(found, list) and len(found) == 1: found = found[0]
         if isinstance(found, (str, int, float)) and not isinstance(found, bool) and found != "": return found
     return None
@@ -274,10 +274,11 @@ def other_tool_error(
         fix = as_fix("sft_nb config lists the settings of a file of its own")
         if settings:   # the same, as far as there is an equal
             has_adapter = "lora_r" in settings or title == "mlx-lm" and file.get("fine_tune_type") != "full"
-            in_4_bits = any(_IN_4_BITS.search(str(_inside(file, place))) for place in _QUANTISED.split())
+            in_4_bits = any(_IN_4_BITS.search(str(_nested_value(file, place))) for place in _QUANTISED.split())
             settings["method"] = "full"
             if has_adapter: settings["method"] = "qlora" if in_4_bits else "lora"
-            if title in _MASKS_PROMPT and not _inside(file, _MASKS_PROMPT[title]): settings["train_on_prompt"] = True
+            if title in _MASKS_PROMPT and not _nested_value(file, _MASKS_PROMPT[title]):
+                settings["train_on_prompt"] = True
             fix = Fix(settings, f"sft_nb train {edit(**settings).says('shell')}",
                       f"load_config({edit(**settings).says('python')})")
         *first, last = [tool.title for tool in TOOLS.values()]

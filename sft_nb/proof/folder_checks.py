@@ -270,7 +270,7 @@ def compare_templates(
         return f"line {number} has {b[start:start + 60]!r} instead of {a[start:start + 60]!r}"
     return ""
 
-def _render(conversation:list[dict], tokenizer, begin:Callable=lambda ids: ids)->RenderedPrompt:
+def _render_prompt(conversation:list[dict], tokenizer, begin:Callable=lambda ids: ids)->RenderedPrompt:
     ids = begin(encode_prompts([conversation], tokenizer)[0])
     return RenderedPrompt(len(ids), ids)
 
@@ -283,7 +283,7 @@ def compare_prompts(
 )->ProofStage:
     "Are prompts rendered as in training?"
     answers = x.reference.tuned + x.reference.open_ended
-    def render(conversation): return _render(conversation, tokenizer, begin)
+    def render(conversation): return _render_prompt(conversation, tokenizer, begin)
     try: rendered = [render(a.conversation) for a in answers]
     except SftError as e: return failed(link, "template", f"its template refuses a prompt: {e.found}", fix)
 
@@ -683,7 +683,7 @@ def folder_prompt(x:Expected, f:Folder)->ProofStage:
 def folder_system(x:Expected, f:Folder)->ProofStage:
     "Does its template write the system prompt of the training rows?"
     tokenizer = tokenizer_of(f, x.bench.tokenizer)
-    def render(conversation): return _render(conversation, tokenizer)
+    def render(conversation): return _render_prompt(conversation, tokenizer)
     return compare_system_prompt("folder", x.run, x.bench.tokenizer, x.system_prompt, render)
 
 def folder_stages(

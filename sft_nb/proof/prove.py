@@ -220,7 +220,7 @@ def prove(
     def answer():
         found.append(answer_as_reference(bench, run, source, prompts=prompts, max_new_tokens=max_new_tokens))
     stage = run_check("adapter", "answers", answer, f"look at the {learned} in {source}, and at its base")
-    if stage is not None: return _kept(Proof(run.name, checkpoint, [stage], is_full), run)
+    if stage is not None: return _save_proof(Proof(run.name, checkpoint, [stage], is_full), run)
     reference, = found
     x = Expected(bench, source, run.path, reference, quantised)
     links = [adapter_stages(reference, is_full=is_full)]
@@ -232,8 +232,8 @@ def prove(
         served = ServedModel(client, reference, run.path, source, folder=merged and merged.path,
                              gguf=file and file.path, weights=weights, sends=sends or {})
         links += [prompt_stages(served), answer_stages(served)]
-    return _kept(Proof(run.name, checkpoint, until_broken(*links), is_full), run)
+    return _save_proof(Proof(run.name, checkpoint, until_broken(*links), is_full), run)
 
-def _kept(proof:Proof, run:Run)->Proof:
+def _save_proof(proof:Proof, run:Run)->Proof:
     proof.save(run.path/"eval"/f"proof-{proof.checkpoint}.json")
     return proof

@@ -64,7 +64,7 @@ def match_columns(
             if matches: break
     return found
 
-def _parts(column:str)->list[str]: return [part.strip() for part in column.split(" + ")]
+def _joined_columns(column:str)->list[str]: return [part.strip() for part in column.split(" + ")]
 
 def _explain_wrong_column(
     row:dict,
@@ -109,8 +109,9 @@ class ColumnRenamer:
     ):
         self.fields, self.given, self.required = fields, given, required
         self._pairs, self._aliases = tuple(given.items()), tuple(aliases.items())
-        self._joined = [column for column in given.values() if len(_parts(column)) > 1]
-        self._not_found = {part: f for f, column in given.items() for part in _parts(column)}   # column -> field
+        self._joined = [column for column in given.values() if len(_joined_columns(column)) > 1]
+        self._not_found = {   # column -> field
+            part: f for f, column in given.items() for part in _joined_columns(column)}
         self._first_row:dict = {}
         self.columns:dict[str,str] = {}       # field -> the column that it was in the first row that has it
 
@@ -122,7 +123,7 @@ class ColumnRenamer:
     def _join(self, row:dict)->dict:
         "The row with one column instead of those that are joined"
         for column in self._joined:
-            parts = [part for part in _parts(column) if part in row]
+            parts = [part for part in _joined_columns(column) if part in row]
             if column in row or not parts: continue
             texts = [content_text(row[part], part) for part in parts]
             others = {c: v for c, v in row.items() if c not in parts or c in self.given.values()}
@@ -138,7 +139,7 @@ class ColumnRenamer:
         columns = tuple(row)
         wanted = self.fields or (() if detect_by_columns(columns) else tuple(sorted(FORMAT_FIELDS)))
         found = match_columns(columns, wanted, self._pairs, self._aliases)
-        wrong = {f: next((c for c in _parts(column) if c not in row), column)
+        wrong = {f: next((c for c in _joined_columns(column) if c not in row), column)
                  for f, column in self.given.items() if column not in row and f not in row}
         if wrong:   # an optional field may be missing, and a typo is reported at once
             if self.required: is_read = all(f in found.values() or f in row for f in self.required)

@@ -233,7 +233,7 @@ def read_document(path:Path)->Iterator[tuple[int,dict]]:
 # %% ../../nbs/02_rows/02_files.ipynb #enc00001
 _PUNCTUATION = "　-】，。！？：；（）“”‘’—…～·％＋－＝"
 
-def _word(letters:str, capitals:str="")->str:
+def _word_pattern(letters:str, capitals:str="")->str:
     "A pattern of words of a script: lower case with a capital at most, or all capitals"
     return rf"(?<!\w)(?:[{capitals}]?[{letters}]+|[{capitals or letters}]+)(?!\w)"
 
@@ -242,7 +242,7 @@ def _few_letters(letters:str)->str:
     return rf"(?<![^\x00-\x7f])[{letters}“”‘’‚„–—…€«»§°\xa0]{{1,2}}(?![^\x00-\x7f])"
 
 @cache
-def _frequent(encoding:str, first:int, last:int)->str:
+def _frequent_letters(encoding:str, first:int, last:int)->str:
     "The characters whose first byte lies between two values: the frequent ones, in encodings of Chinese"
     codes = bytes(b for lead in range(first, last + 1) for trail in range(0x40, 0xff) for b in (lead, trail))
     return "".join({c for c in codes.decode(encoding, "ignore") if c > "\u3400"})
@@ -251,11 +251,11 @@ _KANA, _HANGUL = "[ぁ-ヶー]", "[이다는을를의에가고하지도은서로
 _ENCODINGS = {   # encoding -> pattern of ordinary text beside ASCII; characters of which it has at least a share
     "cp1252": (_few_letters("àâäáãåæçéèêëíìîïñóòôöõøœúùûüýßÀÂÄÁÃÅÆÇÉÈÊËÍÎÏÑÓÔÖÕØŒÚÛÜ¿¡ªº"), "", 0),
     "cp1250": (_few_letters("áâăäąćčçďđéęëěíîłľńňóôőöŕřśšşťţúůűüýźžżÁĄĆČĎĐÉĘĚÍŁĽŃŇÓŐÖŘŚŠŞŤÚŮŰÜÝŹŽŻß"), "", 0),
-    "cp1253": (_word("α-ωάέήίόύώϊϋ", "Α-ΩΆΈΉΊΌΎΏ") + "|[«»—–…]", "[άέήίόύώ]", .08),
+    "cp1253": (_word_pattern("α-ωάέήίόύώϊϋ", "Α-ΩΆΈΉΊΌΎΏ") + "|[«»—–…]", "[άέήίόύώ]", .08),
     "cp1255": (r"(?<!\w)[א-יכלמנסעפצק-ת]+[ךםןףץ]?(?!\w)|[“”–—…₪]", "", 0),   # five letters only end words
-    "cp1256": (_word("ء-يپچژگکی") + "|[،؛؟“”«»–—…]", "", 0),
-    "cp1251": (_word("а-яёіїєґ", "А-ЯЁІЇЄҐ") + "|[«»—–№…]", "", 0),
-    "koi8-r": (_word("а-яё", "А-ЯЁ"), "", 0),
+    "cp1256": (_word_pattern("ء-يپچژگکی") + "|[،؛؟“”«»–—…]", "", 0),
+    "cp1251": (_word_pattern("а-яёіїєґ", "А-ЯЁІЇЄҐ") + "|[«»—–№…]", "", 0),
+    "koi8-r": (_word_pattern("а-яё", "А-ЯЁ"), "", 0),
     "cp949": (f"[가-힣{_PUNCTUATION}]", _HANGUL, .1),
     "shift_jis": (f"[ぁ-ヶー一-龥々{_PUNCTUATION}]", _KANA, .2),
     "euc-jp": (f"[ぁ-ヶー一-龥々{_PUNCTUATION}]", _KANA, .2),
@@ -270,7 +270,7 @@ def plausible_encoding(
     for encoding, (pattern, typical, least) in _ENCODINGS.items():
         try: text = content.decode(encoding)[:1_000_000]
         except UnicodeDecodeError: continue
-        if isinstance(pattern, tuple): pattern = f"[{_frequent(*pattern)}{_PUNCTUATION}]"
+        if isinstance(pattern, tuple): pattern = f"[{_frequent_letters(*pattern)}{_PUNCTUATION}]"
         n = sum(c > "\x7f" for c in text)
         if typical and len(re.findall(typical, text)) < least * n: continue
         shares[encoding] = sum(c > "\x7f" for found in re.findall(pattern, text) for c in found) / max(n, 1)

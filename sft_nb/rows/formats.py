@@ -222,7 +222,7 @@ def read_flag(
     raise SftError("row", f"{name} has {keys}, which contradict each other", "one of them", f"leave one out of {name}")
 
 # %% ../../nbs/02_rows/00_formats.ipynb #f1ags004
-def _contradiction(name:str)->SftError:
+def _contradiction_error(name:str)->SftError:
     return SftError("row", f"{name} is not learned, and parts of it are", "one of the two",
                     f"remove the flag of {name} or those of its parts")
 
@@ -241,7 +241,7 @@ def _detail_parts(text:str, detail, name:str)->list:
 def _with_flags(m:dict, flag:bool|None, parts:list[tuple], name:str)->dict:
     "An answer with `train`, from its own flag and those of its parts (text or None, flag)"
     flags = [f for _, f in parts]
-    if flag is False and True in flags: raise _contradiction(name)
+    if flag is False and True in flags: raise _contradiction_error(name)
     if False not in flags or flag is False: return m if flag is None else m | dict(train=flag)
     if all(f is False for f in flags): return m | dict(train=False)
     if any(text is None for text, f in parts if f is False):
@@ -664,18 +664,19 @@ _WORDS = {   # role -> English words; parts of words in other languages
 _WHOLE_NAMES = {"answer": {"a", "next", "out", "code", "doctor", "agent"}, "question": {"q"},
                 "neither": {"model", "name", "source", "reference"}}
 
-def _fold(name)->str:
+def _fold_case(name)->str:
     "A name in lower case without accents: `reponse` for Réponse"
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", str(name))
     return "".join(c for c in unicodedata.normalize("NFKD", spaced.casefold()) if not unicodedata.combining(c))
 
-_VOCABULARY = {role: (_fold(english).split(), _fold(others).split()) for role, (english, others) in _WORDS.items()}
+_VOCABULARY = {role: (_fold_case(english).split(), _fold_case(others).split())
+               for role, (english, others) in _WORDS.items()}
 
 def column_words(column)->list[str]:
     "The words of a column name in lower case, without accents: ticket and text for TicketText"
-    return re.findall(r"[^\W\d_]+|\d+", _fold(column))
+    return re.findall(r"[^\W\d_]+|\d+", _fold_case(column))
 
-def _singular(word:str)->set[str]:
+def _singular_forms(word:str)->set[str]:
     "The word, and the words that it may be the plural of"
     return {word, word.removesuffix("s"), word.removesuffix("es"), re.sub("ies$", "y", word)}
 
@@ -684,8 +685,8 @@ def _name_rank(column:str, role:str)->tuple[int,int]|None:
     "How well a name fits a role, best first: the number of its other words, then the order of `_WORDS`; None: not"
     words, (english, others) = column_words(column), _VOCABULARY[role]
     joined = "".join(words)
-    if _singular(joined) & _WHOLE_NAMES.get(role, set()): return 0, len(english)
-    known = filter(None, [_singular(word) & {*english} for word in words])
+    if _singular_forms(joined) & _WHOLE_NAMES.get(role, set()): return 0, len(english)
+    known = filter(None, [_singular_forms(word) & {*english} for word in words])
     ranks = [min(map(english.index, singulars)) for singulars in known]
     ranks += [len(english) + k for k, part in enumerate(others)
               if part in words or part in joined and (len(part) > 4 or not part.isascii())]
@@ -714,7 +715,7 @@ _REFERENCE = re.compile(   # a link, an address, a date, an id, the name of a fi
 _NUMBER = re.compile(r"[\d.,%\s+-]*\d[\d.,%\s]*")
 _LABELLED_LINE = re.compile(r"^[\s*#<|\[]*([^\W\d_][\w# ]{0,20}?)[|>\]*\s]*[:：]", re.MULTILINE)
 _CHAT_MARKERS = "<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|user|>", "[INST]"
-_SPEAKERS = set(_fold(
+_SPEAKERS = set(_fold_case(
     "user human customer client patient instruction input kunde nutzer benutzer utilisateur usuario cliente 用户 客户 "
     "المستخدم العميل assistant ai bot gpt agent chatbot response berater conseiller asistente agente 助手 客服 المساعد"
     ).split())
@@ -722,7 +723,7 @@ _SPEAKERS = set(_fold(
 def _is_transcript(text:str)->bool:
     "Does the text hold the turns of several speakers?"
     if any(marker in text for marker in _CHAT_MARKERS): return True
-    labels = [_fold(label).strip() for label in _LABELLED_LINE.findall(text)]
+    labels = [_fold_case(label).strip() for label in _LABELLED_LINE.findall(text)]
     return len({*labels} & _SPEAKERS) > 1 or len(labels) > 3 and 1 < len({*labels}) <= len(labels) / 2
 
 def _kind_of_value(value)->str:
@@ -762,7 +763,7 @@ def choice_columns(
     "Columns to choose from: choices; sol1 and sol2; option_a and option_b; A, B, C and D"
     def stem(c): return re.sub(r"[ _]?[0-9a-eA-E]$", "", str(c)) or str(c).isalpha() and "a letter" or ""
     stems = Counter(map(stem, names))
-    words = {c: {w for word in column_words(c) for w in _singular(word)} for c in names}
+    words = {c: {w for word in column_words(c) for w in _singular_forms(word)} for c in names}
     return [c for c in names if words[c] & {"choice", "option", "ending", "candidate"}
             or len(stem(c)) > 1 and stems[stem(c)] > 1]
 
@@ -777,7 +778,8 @@ class _Columns:
 
     def __contains__(self, column)->bool: return column in self.values
     def is_metadata(self, column)->bool:
-        is_translated = _fold(column) == "source" and any("target" in map(_fold, (c, str(c)[:-1])) for c in self.values)
+        has_target = any("target" in map(_fold_case, (c, str(c)[:-1])) for c in self.values)
+        is_translated = _fold_case(column) == "source" and has_target
         return self.kinds[column] == "reference" or _has_role(column, "neither") and not is_translated
 
     def named(self, role:str, *kinds:str)->list[str]:
@@ -802,7 +804,7 @@ class _Columns:
         found = choice_columns([c for c in self.values if not self.is_metadata(c)])
         return [c for c in self.values if c in found or choice_columns([c])]
 
-def _guess(columns:_Columns, fields:tuple[str,...], answer:str|None)->dict:
+def _guess_fields(columns:_Columns, fields:tuple[str,...], answer:str|None)->dict:
     "Field -> column; empty unless each field has one. Other names are accepted where no other column is left"
     found = {} if answer is None else {fields[-1]: answer}
     missing = [f for f in fields if f not in columns and f not in found]
@@ -831,7 +833,7 @@ def guess_columns(
     classes = columns.named("class", "text", "label", "number")
     if not fields: return {}
     answers = [None] if fields[-1] in columns else [*columns.answers(), *classes, None]
-    return _guess(columns, fields, next(c for c in answers if c not in fields))
+    return _guess_fields(columns, fields, next(c for c in answers if c not in fields))
 
 # %% ../../nbs/02_rows/00_formats.ipynb #prop0010
 def may_be_answer(
@@ -866,7 +868,7 @@ _OPTIONAL = dict(   # field -> names of the columns that may fill it
     input=re.compile("(user|task)?(inputs?|eingabe|entrada|entree|输入)|المدخل"),
     context=re.compile("(context|passage|background|kontext|contexto|contesto|contexte|上下文|背景|السياق)(text)?"))
 
-def _teaches(row:dict, pairs:dict[str,str], fields:tuple[str,...])->bool:
+def _gives_answer(row:dict, pairs:dict[str,str], fields:tuple[str,...])->bool:
     "Does a row with these columns as fields give a question and an answer?"
     row = {c: v for c, v in dict.items(row) if c not in pairs.values()} | {f: row.get(c) for f, c in pairs.items()}
     if fields: return not any(is_blank(row.get(f)) for f in fields)
@@ -876,7 +878,7 @@ def _teaches(row:dict, pairs:dict[str,str], fields:tuple[str,...])->bool:
     last = messages[-1] if messages else {}
     return is_asked and last["role"] == "assistant" and bool(last["content"].strip() or last.get("tool_calls"))
 
-def _conversations(columns:_Columns)->list[dict]:
+def _propose_conversations(columns:_Columns)->list[dict]:
     "Fields for each column of messages: it ends with an answer, or a column of text holds that"
     found = []
     for c, kind in columns.kinds.items():
@@ -892,7 +894,7 @@ def _questions_and_answers(columns:_Columns, fields:tuple[str,...], labels:bool)
                                           and not columns.is_metadata(c) and not _has_role(c, "question")]
     found = []
     for answer in columns.answers()[:3] or classes[:1] or [None]:
-        pairs = _guess(columns, fields, answer)
+        pairs = _guess_fields(columns, fields, answer)
         last = pairs.get(fields[-1])
         if fields in _PAIRS and answer is None and last is not None and not str(last).isdigit():
             if columns.kinds[last] != "text": continue   # a number or a class, and its name does not say "answer"
@@ -918,8 +920,8 @@ def propose_fields(
         wanted = next((pair for pair in _PAIRS if pair[0] in columns or pair[1] in columns), _PAIRS[0])
         asked = ["".join(column_words(c)) for c in columns.questions()]
         if "history" in columns or any(map(_OPTIONAL["input"].fullmatch, asked[1:])): wanted = _PAIRS[2]
-        proposals = _conversations(columns)
-    def works(pairs): return sum(_teaches(row, pairs, fields) for row in columns.rows) >= .5 * len(columns.rows)
+        proposals = _propose_conversations(columns)
+    def works(pairs): return sum(_gives_answer(row, pairs, fields) for row in columns.rows) >= .5 * len(columns.rows)
     found = next(([pairs] for pairs in proposals if works(pairs)), None)
     if found is None: found = [p for p in _questions_and_answers(columns, fields or wanted, labels) if p and works(p)]
     names = _REASONING_NAMES if fields else _CHAINS

@@ -66,7 +66,7 @@ _THOUGHT = "probe thought"
 _SYSTEM = dict(role="system", content="probe system")
 
 @lru_cache(32)
-def _undeclared(source:str)->tuple[str,...]:
+def _undeclared_names(source:str)->tuple[str,...]:
     "The names that a template takes from outside, sorted"
     from jinja2 import meta, TemplateError
     from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -175,7 +175,7 @@ class Template:
     @cached_property
     def switches(self)->tuple[str,...]:
         "The arguments of the template that turn reasoning on or off, by their names: enable_thinking"
-        return tuple(dict.fromkeys(name for text in self.sources for name in _undeclared(text)
+        return tuple(dict.fromkeys(name for text in self.sources for name in _undeclared_names(text)
                                    if re.fullmatch(r"(\w+_)?(think|thinking|reasoning)", name)))
 
     @cached_property
@@ -237,7 +237,7 @@ def parted(self:Template, messages:list[dict])->list[dict]:
 _DIRECTIVES = "%a %A %b %B %d %-d %e %m %-m %y %Y %j %H %I %M %S %p %D %F".split()
 
 @lru_cache(8)
-def _clock(day:str)->str:
+def _clock_macro(day:str)->str:
     "The function of a template that tells the time, as a macro; transformers takes no function"
     day = datetime.fromisoformat(day)
     filters = "".join(f" | replace({d!r}, {day.strftime(d)!r})" for d in _DIRECTIVES)
@@ -246,7 +246,7 @@ def _clock(day:str)->str:
 @patch
 def with_clock(self:Template, source:str)->str:
     "A template whose clock shows the day of the run"
-    return _clock(self.day) + source if self.day and "strftime_now" in source else source
+    return _clock_macro(self.day) + source if self.day and "strftime_now" in source else source
 
 @patch
 def _run(self:Template, messages, tools, prompt, **arguments)->str:
@@ -362,7 +362,7 @@ def block_state(self:Template,
     return state, pair
 
 @patch
-def _closes(self:Template, text:str, state:str)->bool:
+def _closes_block(self:Template, text:str, state:str)->bool:
     "Does a tag close a block in a text, which no sentence or code only mentions?"
     words = text.removesuffix(self.closer).removesuffix(self.tokenizer.eos_token or "")
     if state: words += "\n\n."   # after a block that is closed, a tag at the end of an answer is one too many as well
@@ -388,11 +388,11 @@ def block_fault(self:Template,
         before, _, after = start.removeprefix("" if state == "open" else tag).partition(end)
         if has_block and tag in before: return f"{tag} opens the reasoning twice"
         if not has_block: after = start if state == "closed" or tag not in before else ""
-        if not ends_more and end in after and tag not in after[:after.index(end)] and self._closes(after, state):
+        if not ends_more and end in after and tag not in after[:after.index(end)] and self._closes_block(after, state):
             before = "the prompt has closed the reasoning, and " if state == "closed" else ""
             return f"{before}{end} closes reasoning that is not open"
         again = re.search(rf"^\s*{re.escape(tag)}", after, re.MULTILINE) if has_block or state else None
-        if again and self._closes(after, state): return f"{tag} opens a second block of reasoning"
+        if again and self._closes_block(after, state): return f"{tag} opens a second block of reasoning"
     return ""
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0014

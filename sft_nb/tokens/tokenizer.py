@@ -108,7 +108,7 @@ def _read_template(name:str)->str|None:
                            f"none, {', '.join(template_names())}, or a file with a Jinja template",
                            edit(chat_template=near[0]) if near else fix)
 
-def _today()->str:
+def _current_day()->str:
     "The day that a chat template would write, by the clock that templates get"
     from transformers.utils.chat_template_utils import _compile_jinja_template
     return _compile_jinja_template("{{ strftime_now('%Y-%m-%d') }}").render()
@@ -220,7 +220,7 @@ def configure_tokenizer(
     if day and not re.fullmatch(r"\d{4}-\d\d-\d\d", day):
         raise ConfigError("chat_template_kwargs", f"strftime_now is {day!r}", "a day",
                           edit(chat_template_kwargs=("strftime_now=2026-11-28",)))
-    tokenizer.template_day = (day or _today()) if reads_clock(tokenizer) else ""
+    tokenizer.template_day = (day or _current_day()) if reads_clock(tokenizer) else ""
     template = with_default_arguments(tokenizer.chat_template, tokenizer.template_arguments)
     if template != tokenizer.chat_template: tokenizer.chat_template = template
     return tokenizer

@@ -355,7 +355,7 @@ def _lay_out_fitted(messages:list[dict], t:Template, **how)->list[list[Chunk]]:
 
 _CHANNEL = re.compile(r"<\|channel\|>.*?<\|message\|>", re.DOTALL)
 
-def _joined(messages:list[dict])->list[dict]:
+def _join_roles(messages:list[dict])->list[dict]:
     "`messages` in which those of one role that follow each other are one"
     out = []
     for m in messages:
@@ -366,7 +366,7 @@ def _joined(messages:list[dict])->list[dict]:
 def _in_these_rows(arguments:dict)->Fix:
     return as_fix(f'"chat_template_kwargs": {json.dumps(arguments)} in these rows')
 
-def _changes(messages:list[dict], t:Template):
+def _changed_messages(messages:list[dict], t:Template):
     "Fixes that may help, each with the messages and the template after it"
     own, defaults = messages[0].get("chat_template_kwargs", {}), getattr(t.tokenizer, "template_arguments", {})
     for name, value in ((name, value) for name in t.switches for value in (True, False)):
@@ -383,7 +383,7 @@ def _changes(messages:list[dict], t:Template):
         halves = [end in (m["content"] or "") and tag not in m["content"] for m in messages]
         opened = [m | dict(content=tag + m["content"]) if half else m for m, half in zip(messages, halves)]
         if opened != messages: yield as_fix(f"write {tag} in front of reasoning that ends with {end}"), opened, t
-    joined = _joined(messages)
+    joined = _join_roles(messages)
     if joined != messages: yield as_fix("join messages of one role that follow each other"), joined, t
     def tags(m): return _CHANNEL.findall(m["content"] or "") + t.special.findall(_CHANNEL.sub("", m["content"] or ""))
     if found := sorted({tag for m in messages for tag in tags(m)}):
@@ -409,7 +409,7 @@ def fix_for_empty_blocks(
 def _helpful_fix(messages:list[dict], t:Template, how:dict)->Fix|None:
     "The changes with which a refused conversation can be written; None if none helps"
     found = []
-    for fix, changed, template in _changes(messages, t) if t.proposes else ():
+    for fix, changed, template in _changed_messages(messages, t) if t.proposes else ():
         if len(found) == 3: break
         try: _lay_out_fitted(changed, template, **how)
         except Exception: continue   # a template can raise anything
