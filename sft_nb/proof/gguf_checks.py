@@ -18,8 +18,8 @@ import torch
 from ..report import as_fix, command, ConfigError, Fix, MissingPathError, shell_quote, skipped
 from ..batches.layout import text_config
 from .folder_checks import (
-    compare_context, compare_ends, compare_prompts, compare_system_prompt, compare_tensor, describe_differences, differs,
-    Expected, failed, passed, relative_error, renderer_of, ProofStage, run_check)
+    compare_context, compare_ends, compare_prompts, compare_system_prompt, compare_tensor, describe_differences,
+    differs, Expected, failed, passed, relative_error, renderer_of, ProofStage, run_check)
 
 # %% ../../nbs/13_proof/03_gguf_checks.ipynb #8dfaede9
 # Allowed relative error of a matrix: half a quantisation step, with a margin. By type, or by its first digit
