@@ -65,7 +65,7 @@ _BLOCK_KINDS = {name: kind for kind, names in dict(
     call=("tool_use", "toolUse", "functionCall", "function_call", "tool_call", "tool-call"),
     result=("tool_result", "toolResult", "functionResponse", "function_response", "function_call_output",
             "tool_response", "tool-result")).items() for name in names}
-_BLOCK_TEXT = ("text", "value", "thinking", "reasoning", "reasoningText", "content")
+_BLOCK_TEXT = ("text", "value", "thinking", "reasoning", "reasoningText", "content", "summary")
 _CALL_NAME, _CALL_ID = ("name", "toolName"), ("call_id", "toolUseId", "tool_use_id", "toolCallId", "id")
 _CALL_ARGUMENTS = ("arguments", "input", "args", "parameters")
 _RESULT_ID = ("tool_use_id", "call_id", "toolUseId", "tool_call_id", "toolCallId", "id")
@@ -103,6 +103,9 @@ class Block(NamedTuple):
 def _text_in(x)->str|None:
     "The text of a block, however deep it is"
     while isinstance(x, dict): x = _first_present(x, _BLOCK_TEXT)
+    if isinstance(x, list):   # parts in a part, as in Mistral's reasoning
+        texts = [_text_in(part) for part in x]
+        return "".join(texts) if None not in texts else None
     return x if isinstance(x, str) else None
 
 def read_blocks(
@@ -121,7 +124,8 @@ def read_blocks(
         if spelled and not kind and isinstance(part.get("text"), str): kind = "text"   # of an unknown type
         if kind == "text" and part.get("thought") is True: kind = "thought"                # Vertex
         if kind in ("text", "thought"): value = _text_in(value)
-        if kind == "thought" and value is None: value = ""   # encrypted
+        is_plain = not any(isinstance(v, (list, dict)) for v in part.values())
+        if kind == "thought" and value is None and is_plain: value = ""   # encrypted
         if kind is None or value is None or kind in ("call", "result") and not isinstance(value, dict):
             raise SftError("row", f"{name} is {content!r:.80}", "a string", f"write {name} as a string")
         out.append(Block(kind, value, part))
