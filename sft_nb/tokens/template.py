@@ -444,7 +444,8 @@ def thinking(self:Template, m:dict, where:str="row")->dict:
     plain = {k: v for k, v in m.items() if k not in REASONING_KEYS}
     if m["role"] == "assistant" and not thought and (block := self.block_in(m["content"])):
         if self.reasoning == "drop": return plain | dict(content=block.answer)
-        if self.thought_tags and block.open == self.thought_tags.open: return plain
+        own = self.thought_tags.open if self.thought_tags else ""
+        if block.open == own or not self.thought_key and own not in BLOCKS: return plain
         # the template has another way to write it
         if self.thought_key: return plain | {"content": block.answer, self.thought_key: block.thought.strip()}
         return plain | dict(content=self.written_thought(block.thought.strip()) + block.answer)
