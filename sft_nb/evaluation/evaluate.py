@@ -27,13 +27,12 @@ from ..settings import settings_with
 from ..tasks.core import task_of
 from ..tasks.metrics import row_to_score, shown_figures
 from ..tokens.conversations import conversation, read_split
-from ..tokens.prepare import name_task, read_kept
+from ..tokens.prepare import missing_rows_are_of_the_run, name_task, read_kept
 from ..tokens.tokenizer import load_tokenizer
 from ..batches.layout import text_config
 from ..workbench import Workbench
 from ..runs.directory import earlier_adapter, Run
 from ..runs.checkpoint import keep_score, scored_alike, step_of, weights_digest
-from ..runs.errors import missing_rows_are_of_the_run
 from ..runs.locate import find_target, name_of_weights, Target
 from .statistics import Difference
 from .perplexity import Forgetting, forgetting, general_examples

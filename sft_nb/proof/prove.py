@@ -19,11 +19,11 @@ from ..credentials import redact_json
 from ..files import read_json, write_atomically
 from ..report import ConfigError, edit, Fix, ok, SftError, warn
 from ..tokens.encode import encode_prompts, end_ids
+from ..tokens.prepare import missing_rows_are_of_the_run
 from ..tokens.template import Template
 from ..tokens.tokenizer import load_tokenizer, without_day
 from ..workbench import Workbench
 from ..runs.directory import open_run, Run
-from ..runs.errors import missing_rows_are_of_the_run
 from ..runs.locate import name_of_weights
 from ..evaluation.evaluate import leaves_base
 from ..evaluation.openai_client import Server
