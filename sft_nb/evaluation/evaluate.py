@@ -335,6 +335,8 @@ class Evaluation:
         if self.earlier: lines.append(self.earlier)
         if self.forgotten is not None: lines.append(str(self.forgotten))
         if self.server is not None:
+            if self.base is not None and self.base.in_form < _KNOWS_THE_FORM:
+                lines.append("a base that a server serves is not asked with examples in its prompt")
             line = f"asked: {self.server}"
             if self.longer:
                 prove = f"sft_nb prove {shell_quote(self.run)} --server {shell_quote(self.server)}"

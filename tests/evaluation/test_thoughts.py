@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sft_nb.config import load_config
-from sft_nb.evaluation.evaluate import evaluate, scored_with_thoughts
+from sft_nb.evaluation.evaluate import evaluate, Evaluation, scored_with_thoughts
 from sft_nb.evaluation.generations import answer_rows, generation_keys, make_questions, score_generations, Scores
 from sft_nb.evaluation.openai_client import as_generation, ServerReply
 from sft_nb.model.generate import Decoder, Generation
@@ -259,3 +259,10 @@ def score_of(text):
     rows = {"row 1": dict(question="m?", answer="42")}
     questions = make_questions(cfg, load_tokenizer(cfg), rows)
     return score_generations("tuned", questions, [Generation(text, 3, True)])
+
+
+def test_an_evaluation_of_a_server_says_that_its_base_saw_no_examples():
+    says = "a base that a server serves is not asked with examples"
+    def notes(base, **how): return str(Evaluation("r", "adapter", score_of(base), score_of("<answer>42</answer>"), **how))
+    assert says in notes("I do not know.", server="http://localhost:1")
+    assert says not in notes("<answer>42</answer>", server="http://localhost:1") + notes("I do not know.")
