@@ -263,6 +263,7 @@ def score_of(text):
 
 def test_an_evaluation_of_a_server_says_that_its_base_saw_no_examples():
     says = "a base that a server serves is not asked with examples"
-    def notes(base, **how): return str(Evaluation("r", "adapter", score_of(base), score_of("<answer>42</answer>"), **how))
+    tuned = score_of("<answer>42</answer>")
+    def notes(base, **how): return str(Evaluation("r", "adapter", score_of(base), tuned, **how))
     assert says in notes("I do not know.", server="http://localhost:1")
     assert says not in notes("<answer>42</answer>", server="http://localhost:1") + notes("I do not know.")
