@@ -337,6 +337,7 @@ def test_run_training_is_a_container(project):
     mounts = [found[k + 1] for k, word in enumerate(found) if word == "-v"]
     assert {f"{project}:/app", f"{project}/data:/data", f"{project}/models:/models"} <= {*mounts}
     assert found[-7:] == ["mistral-nli-ft", "sft_nb", "train", "--config", "my config.py", "--batch_size", "4"]
+    assert found[found.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"   # who may write in /app
     default = line()
     assert default[4] == "all" and default[-2:] == ["--config", "train/configs/default.py"]
     assert line(DATA_DIR=str(project/"models"))[-2:] and f"{project}/models:/data" in line(DATA_DIR="models")
