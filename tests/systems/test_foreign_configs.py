@@ -224,6 +224,13 @@ MEANS = [   # a file, what is added to it, and some of its settings
         optim="apollo_adamw", optim_target_modules=("all-linear",), optim_args=(
             "rank=16", "update_proj_gap=200", "scale=32.0", "proj=random", "proj_type=std", "scale_type=channel"))),
     # processes
+    (TRL, "accelerate_config: zero3\nnum_processes: 4", dict(deepspeed="zero3", num_processes=4)),
+    (TRL, "accelerate_config: multi_gpu", dict(deepspeed=None)), (TRL, "accelerate_config: fsdp2", dict(fsdp=True)),
+    (SWIFT, "num_processes: 4", dict(gradient_accumulation_steps=4)),   # 16 rows in a step, on all processes together
+    (SWIFT, "num_processes: 4\nper_device_train_batch_size: 2", dict(gradient_accumulation_steps=2)),
+    (SWIFT, "new_special_tokens: [<a>, <b>]\nmax_epochs: 2\nearly_stop_interval: 3\nexperts_impl: grouped_mm",
+     dict(train_tokens=("<a>", "<b>"), num_train_epochs=2, early_stopping_patience=3)),
+    (AXOLOTL, "expert_parallel_size: 4\nuse_dsv4_kernels: true", dict(method="full")),
     (TRL, "device_map: auto", dict(device_map="auto")), (TRL, "device_map: {'': 0}", dict(device_map=None)),
     (AXOLOTL, "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_version: 1, fsdp_offload_params: true}",
      dict(fsdp=True)),
@@ -556,6 +563,18 @@ def test_anchors_merges_and_helpers(tmp_path):
     assert (cfg.lora_r, cfg.lora_alpha) == (4, 9)
 
 
+def test_turns_of_users_are_learned_with_system_messages_and_said(tmp_path):
+    def roles(names): return AXOLOTL.replace("type: chat_template", f"type: chat_template, roles_to_train: [{names}]")
+    cfg = load(tmp_path, roles("user, assistant"))
+    assert cfg.train_on_prompt is True and "system messages are learned too" in table(cfg)
+    assert "system messages" not in table(load(tmp_path, roles("system, user, assistant")))
+
+
+def test_tokens_that_are_listed_in_a_file(tmp_path):
+    (tmp_path/"new.txt").write_text("<a> <b>\n<c>\n")
+    assert load(tmp_path, SWIFT + "new_special_tokens: new.txt\n").train_tokens == ("<a>", "<b>", "<c>")
+
+
 def test_the_command_line_wins_and_puts_right(tmp_path):
     file = tmp_path/"a.yml"
     file.write_text(AXOLOTL + "val_set_size: 0.1\nevals_per_epoch: 4\nuse_eaft: true\n")
@@ -737,6 +756,39 @@ def test_a_shell_script_is_read(tmp_path):
         with pytest.raises(ConfigError, match="no command in it has options"): load(tmp_path, text, "none.sh")
     (tmp_path/"bytes.sh").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="bytes.sh"): load_config(tmp_path/"bytes.sh")
+
+
+REFUSED = [   # a file, what is added to it, what its refusal has, and a setting beside it with which it is read
+    (LLAMA_FACTORY, "finetuning_type: oft", "another way to train a part of the weights", "method: lora"),
+    (LLAMA_FACTORY, "quantization_bit: 3", "a base is quantised to 4 or 8 bits. Fix: quantization_bit: 4", ""),
+    (SWIFT.replace("tuner_type: lora", "tuner_type: adalora\nattn_impl: sdpa"), "", "another way to train",
+     "method: lora"),
+    (SWIFT, "loss_scale: ignore_empty_think", "Fix: enable_thinking: false", "enable_thinking: false"),
+    (SWIFT, "loss_scale: default+ignore_empty_think", "Fix: enable_thinking: false", "enable_thinking: false"),
+    (SWIFT, "loss_scale: react", "parts of an answer are not weighted. Fix: loss_scale: default", ""),
+    (SWIFT.replace("u/rows#500", "u/rows, swift/self-cognition#500"), "",
+     "{{NAME}} and {{AUTHOR}}.*Fix: dataset: .*u/rows", ""),
+    (SWIFT.replace("u/rows#500", "swift/self-cognition"), "", "Fix: write them into a copy of the rows", ""),
+    (SWIFT, "loss_type: loss_scale", "not supported here. Fix: leave loss_type out", ""),
+    (SWIFT, "new_special_tokens: none.txt", "there is no such file", "train_tokens: [<a>]"),
+    (SWIFT, "teacher_model: u/big", "distillation", ""),
+    (LLAMA_FACTORY, "mix_strategy: interleave_under\ninterleave_probs: 0.3,0.7", "Fix: mix_strategy: concat", ""),
+    (LLAMA_FACTORY, "use_eaft_loss: true", "another loss", ""),
+    (AXOLOTL, "model_config: {output_router_logits: true}", "the loss that balances experts",
+     "router_aux_loss_coef: 0.02"),
+    (AXOLOTL.replace("type: chat", "drop_system_message: true, type: chat"), "",
+     "Fix: leave drop_system_message out: a system message is a part of the prompt", ""),
+    (TRL, "accelerate_config: mine/eight.yaml", "a file of accelerate is not read", "num_processes: 2"),
+    (TRL, "packing: true\npacking_strategy: wrapped", "rows stay whole. Fix: leave packing_strategy out", "")]
+
+
+@pytest.mark.parametrize("text, more, says, beside", REFUSED, ids=range(len(REFUSED)))
+def test_a_refused_key_is_answered_with_what_works(tmp_path, text, more, says, beside):
+    with pytest.raises(ConfigError) as e: load(tmp_path, f"{text}\n{more}\n")
+    assert re.search(says, str(e.value)), str(e.value)
+    if beside: load(tmp_path, f"{text}\n{more}\n{beside}\n")
+    if beside: load_config(tmp_path/"theirs.yaml", **yaml.safe_load(beside))   # on the command line
+    elif e.value.fix.settings: load_config(tmp_path/"theirs.yaml", **e.value.fix.settings)
 
 
 @pytest.mark.parametrize("launcher, processes", [
