@@ -61,6 +61,11 @@ class SettingsMerger:
             self.methods.append((meant, f"{entry.source} {shown}"))
             return
         if meant.fix:
+            wanted = [self.best.get(full) for full in meant.fix.settings if full in SETTINGS]
+            if wanted and all(one and one.rank >= entry.rank and plain_name(one.name) in meant.fix.settings
+                              for one in wanted):   # the fix is there, under our own name
+                self.accepted[shown] = f"{wanted[0].name} sets it ({wanted[0].source})"
+                return
             self.problems.append(refusal(entry.name, entry.value, meant, entry.source))
             return
         for full, v in meant.settings.items():
