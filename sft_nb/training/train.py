@@ -88,7 +88,7 @@ def describe_preflight(
     summary = ["", *textwrap.wrap(checked.summary, 100)] if begins and checked.summary else []
     return "\n".join(["\n  ".join([text, *map(str, new if begins else [])]), *summary])
 
-_SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+_SMALL_MODEL = "smollm2"
 
 def check_before_training(
     bench:Workbench,
