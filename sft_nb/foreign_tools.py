@@ -242,6 +242,9 @@ HANDBOOK_KEYS = dict(
 # %% ../nbs/00_foreign_tools.ipynb #f8dcce7b
 def _read_model_kwargs(v, given:FileSettings)->Meaning:
     "accepted, if it says how the model is loaded; refused, if it would change the model"
+    if isinstance(v, dict) and [k for k in v if not is_off(v[k])] == ["output_router_logits"]:
+        return refused("the loss that balances experts needs its coefficient, as config.json has it",
+                       edit(router_aux_loss_coef=.001))
     loading = ("use_cache", "attn_implementation", "torch_dtype", "dtype", "low_cpu_mem_usage", "device_map",
                "trust_remote_code", "revision", "use_safetensors")
     odd = [str(k) for k in v if k not in loading] if isinstance(v, dict) else [str(v)[:40]]
@@ -268,6 +271,14 @@ def _read_fsdp_config(v, given:FileSettings)->Meaning:
     if odd: return refused(f"{odd[0]} is not known; known are {', '.join(_FSDP[:6])} ...", edit(fsdp=True))
     return sets(fsdp=True) if asked else accepted()
 
+def _read_accelerate_config(v, given:FileSettings)->Meaning:
+    "deepspeed or fsdp, for the names that TRL ships"
+    shipped = dict(single_gpu={}, multi_gpu={}, zero1=dict(deepspeed="zero2"), zero2=dict(deepspeed="zero2"),
+                   zero3=dict(deepspeed="zero3"), fsdp1=dict(fsdp=True), fsdp2=dict(fsdp=True))
+    name = Path(str(v)).stem.removeprefix("deepspeed_")
+    if name in shipped: return sets("num_processes sets how many train", **shipped[name])
+    return refused("a file of accelerate is not read", edit(num_processes=2))
+
 def _refuse_gpu(v, given:FileSettings)->Meaning:
     "refused: CUDA_VISIBLE_DEVICES, or --gpu, chooses it when the program starts"
     fix = command(f"sft_nb train --gpu {v}", f"import os; os.environ['CUDA_VISIBLE_DEVICES'] = '{v}'   # before torch")
@@ -289,7 +300,7 @@ TRL_MACHINE_KEYS = dict(
     ddp_find_unused_parameters=true_or_false("every trained weight is used"),
     fsdp_version=only_values(1, 2, note="it is FSDP2, with the same result"),
     fsdp_config=unless_none(_read_fsdp_config), use_cpu=_ON_CPU, no_cuda=_ON_CPU,
-    gpu={None: accepted("the first card"), ...: _refuse_gpu},
+    gpu={None: accepted("the first card"), ...: _refuse_gpu}, accelerate_config=unless_none(_read_accelerate_config),
     model_kwargs=MODEL_KWARGS, model_init_kwargs=MODEL_KWARGS,
     use_liger_kernel=true_or_false(
         "the loss is computed in chunks, of supervised positions; kernels: liger has its layers"),
@@ -564,16 +575,19 @@ def _read_eval_dataset(v, given:FileSettings)->Meaning:
     return read_dataset_names(v, given, "eval_file")
 
 # %% ../nbs/00_foreign_tools.ipynb #65aee0b2
-def _read_finetuning_type(v, given:FileSettings)->Meaning:
-    "method; freeze and oft are refused"
-    if v == "lora": return sets(method="qlora" if given.written.get("quantization_bit") else "lora")
+_TUNERS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
+_BITS = ("quantization_bit", "quant_bits")
+
+def _read_tuner(v, given:FileSettings)->Meaning:
+    "method; other ways to train a part of the weights are refused"
+    if v == "lora": return sets(method="qlora" if any(given.written.get(name) for name in _BITS) else "lora")
     if v == "full": return sets(method="full")
     return refused(f"{v} is another way to train a part of the weights", edit(method="lora"))
 
-def _read_quantization_bit(v, given:FileSettings)->Meaning:
+def _read_bits(v, given:FileSettings)->Meaning:
     "method = 'qlora', with load_in_8bit for 8"
-    if given.written.get("finetuning_type", "lora") != "lora": return accepted()
-    if v not in (4, 8): return refused("a base is quantised to 4 or 8 bits", edit(method="qlora"))
+    if any(given.written.get(name, "lora") != "lora" for name in _TUNERS): return accepted()
+    if v not in (4, 8): return refused("a base is quantised to 4 or 8 bits", Fix({given.key: 4}))
     return sets(method="qlora", load_in_8bit=v == 8)
 
 def _read_pissa(v, given:FileSettings)->Meaning:
@@ -623,13 +637,14 @@ def _read_enable_thinking(v, given:FileSettings)->Meaning:
     return sets("reasoning is removed, and the prompt has the empty block", reasoning="drop",
                 chat_template_kwargs=("enable_thinking=False",))
 
-_INTERLEAVED = refused("rows of all files are taken, each as often as train_weights says", edit(train_weights=(1., 2.)))
+_INTERLEAVED = refused("files are not interleaved: concat takes all rows, each as often as train_weights says",
+                       Fix(dict(mix_strategy="concat")))
 _ADDED_TOKENS = when_on(read_added_tokens)
 LLAMA_FACTORY_KEYS = dict(
     use_galore=when_on(_read_projection("galore", rank=16, update_interval=200, scale=2., proj_type="std")),
     use_apollo=when_on(_read_projection("apollo", rank=16, update_interval=200, scale=32., proj="random",
                                         proj_type="std", scale_type="channel")),
-    finetuning_type=unless_none(_read_finetuning_type), quantization_bit=unless_none(_read_quantization_bit),
+    finetuning_type=unless_none(_read_tuner), quantization_bit=unless_none(_read_bits),
     quantization_method=only_values("bnb", "bitsandbytes", "BITS_AND_BYTES", note="bitsandbytes quantises the base"),
     pissa_init=when_on(_read_pissa), pissa_iter=any_value("pissa_init reads it"),
     template=unless_none(read_chat_template),
@@ -658,20 +673,13 @@ def llama_factory_defaults(given:FileSettings)->dict:
     return dict(lora_alpha=2 * given["lora_r"] if isinstance(given["lora_r"], int) else 16)
 
 # %% ../nbs/00_foreign_tools.ipynb #5w1ft002
-def _read_tuner_type(v, given:FileSettings)->Meaning:
-    "method; other tuners are refused"
-    if v == "lora": return sets(method="qlora" if given.written.get("quant_bits") else "lora")
-    if v == "full": return sets(method="full")
-    return refused(f"{v} is another way to train a part of the weights", edit(method="lora"))
-
-def _read_quant_bits(v, given:FileSettings)->Meaning:
-    "method = 'qlora', with load_in_8bit for 8"
-    if v not in (4, 8): return refused("a base is quantised to 4 or 8 bits", edit(method="qlora"))
-    return sets_over_others(method="qlora", load_in_8bit=v == 8)
-
 def _read_swift_datasets(v, given:FileSettings, setting:str="train_file")->Meaning:
     "train_file: name:subset#500 is the first 500 rows of it"
     names, files, drawn = [str(one) for one in (v.split() if isinstance(v, str) else v)], [], []
+    others = [name for name in names if "self-cognition" not in name]
+    if others != names:
+        fix = Fix(dict(dataset=others)) if others else "write them into a copy of the rows, and name it in {dataset}"
+        return refused("rows of self-cognition have {{NAME}} and {{AUTHOR}}, which are not filled in", fix)
     for name in names:
         name, _, n = re.sub("^(HF|MS)::", "", name).partition("#")
         if n and not n.isdigit(): return refused("a whole number after #", f"{{{setting}}} NAME#500")
@@ -698,10 +706,20 @@ def _read_loss_scale(v, given:FileSettings)->Meaning:
     first, _, more = v.partition("+")
     meant = dict(default=accepted("every answer is learned"), last_round=sets(train_on_turns="last"),
                  all=sets(train_on_prompt=True)).get(first)
-    if "ignore_empty_think" in v:
+    if "ignore_empty_think" in v and given.written.get("enable_thinking") is not False:
         return refused("an empty block is not learned where the prompt has it", Fix(dict(enable_thinking=False)))
-    if meant is None or more: return refused("parts of an answer are not weighted", "loss_scale: default")
+    if meant is None and first == "ignore_empty_think": return accepted("the prompt has the empty block")
+    if meant is None or more and more != "ignore_empty_think":
+        return refused("parts of an answer are not weighted", Fix(dict(loss_scale="default")))
     return meant
+
+def _read_new_tokens(v, given:FileSettings)->Meaning:
+    "train_tokens, also from a text file with one in each line"
+    names = v.split() if isinstance(v, str) else [str(one) for one in v]
+    if not names[0].endswith(".txt"): return sets(train_tokens=tuple(names))
+    file = next((p for p in (Path(names[0]), (given.folder or Path())/names[0]) if p.is_file()), None)
+    if file is None: return refused("there is no such file", edit(train_tokens=("<think>",)))
+    return sets(train_tokens=tuple(file.read_text(encoding="utf-8").split()))
 
 def _read_truncation_strategy(v, given:FileSettings)->Meaning:
     "on_long, with cut_side"
@@ -710,26 +728,34 @@ def _read_truncation_strategy(v, given:FileSettings)->Meaning:
     return sets(**how[v]) if v in how else refused("delete, left, right or split", edit(on_long="drop"))
 
 SWIFT_KEYS = (
-    same_for("tuner_type train_type sft_type", unless_none(_read_tuner_type))
+    same_for("tuner_type train_type sft_type", unless_none(_read_tuner))
     | same_for("""lazy_tokenize load_from_cache_file shuffle_buffer_size dataset_shuffle val_dataset_shuffle use_hf
         add_version create_checkpoint_symlink acc_strategy check_model safe_serialization max_shard_size load_args
         load_data_args ignore_args_error download_mode norm_bbox stop_words response_prefix stream eval_use_evalscope
-        eval_limit use_logits_to_keep tuner_backend lora_dtype local_repo_path model_name model_author device_groups""",
+        eval_limit use_logits_to_keep tuner_backend lora_dtype local_repo_path model_name model_author device_groups
+        experts_impl packing_num_proc data_range deepspeed_autotp_size zero_hpz_partition_size use_flash_ckpt callbacks
+        template_backend disable_auto_column_mapping cache_files enable_npu_model_patch ray_exp_name eval_dataset_args
+        eval_generation_config swanlab_exp_name swanlab_notification_method swanlab_token swanlab_webhook_url""",
                any_value("it does not change what is learned"))
     | same_for("freeze_vit freeze_aligner vit_lr aligner_lr vit_gradient_checkpointing max_pixels",
                any_value("rows are text: no other part of the model is trained"))
     | {name: when_on(refused("it is not supported here", f"leave {{{name}}} out")) for name in """freeze_parameters
         freeze_parameters_ratio freeze_parameters_regex trainable_parameters_regex freeze_llm trainable_parameters
         lisa_activated_layers lorap_lr_ratio enable_dft_loss enable_channel_loss target_regex custom_dataset_info
-        cached_dataset external_plugins custom_register_path interleave_prob use_galore""".split()}
-    | dict(quant_bits=when_on(_read_quant_bits),
+        loss_type qk_clip_threshold packing_length is_binary_loss_scale disable_ignore_empty_think resume_only_model
+        max_model_len cached_val_dataset cached_dataset external_plugins custom_register_path interleave_prob
+        use_galore""".split()}
+    | dict(quant_bits=when_on(_read_bits),
            quant_method=only_values("bnb", note="bitsandbytes quantises the base"),
            val_dataset=when_on(_read_val_datasets), system=when_on(_read_system),
            split_dataset_ratio=unless_none(read_held_out), truncation_strategy=unless_none(_read_truncation_strategy),
            loss_scale=unless_none(_read_loss_scale), dataset=when_on(_read_swift_datasets),
            agent_template=any_value("the chat template writes tools and calls"),
            columns=when_on(refused("fields names the columns", edit(fields=("question=Problem", "answer=Solution")))),
-           rlhf_type=METHODS["rl"],
+           rlhf_type=METHODS["rl"], max_epochs=when_on(same_value("num_train_epochs")),
+           early_stop_interval=when_on(same_value("early_stopping_patience")),
+           new_special_tokens=when_on(_read_new_tokens),
+           teacher_model=when_on(other_method("distillation from another model's scores")),
            task_type=only_values("causal_lm") | {...: other_method("another task than answers")},
            fsdp=when_on(sets(fsdp=True)), adapters=when_on(same_value("adapter_name_or_path")),
            use_chat_template={True: accepted("the model's"), False: sets(chat_template="none"), None: accepted()},
@@ -751,7 +777,8 @@ MS_SWIFT = Tool(
 def swift_defaults(given:FileSettings)->dict:
     "A smaller rate where all weights are trained, 16 rows in a step, and held-out rows scored with each checkpoint"
     found = dict(learning_rate=1e-5) if given["method"] == "full" else {}
-    rows = given["per_device_train_batch_size"]
-    if isinstance(rows, int) and rows > 1: found["gradient_accumulation_steps"] = -(-16 // rows)
+    rows, processes = given["per_device_train_batch_size"], given["num_processes"]
+    if isinstance(rows, int) and isinstance(processes, int) and rows * processes > 1:
+        found["gradient_accumulation_steps"] = -(-16 // (rows * processes))
     is_set = any(name in given.written for name in ("eval_strategy", "eval_steps"))
     return found | (dict(eval_steps=given["save_steps"]) if given.holds_out() and not is_set else {})

@@ -277,7 +277,7 @@ def _check_first(command_name:str, texts:list[str], own:dict[str,Option])->None:
                           command(f"sft_nb {command_name} runs/NAME" + " runs/OTHER" * ("b" in needed)))
     if len(texts) <= len(places): return
     text = texts[len(places)]
-    is_config = text in config_names() or os.path.isfile(text) and text.endswith((".py", ".yaml", ".yml"))
+    is_config = text in config_names() or os.path.isfile(text) and text.endswith((".py", ".yaml", ".yml", ".sh"))
     fix = _help_of(command_name)
     if is_config: fix = edit(config=text)
     elif os.path.isfile(os.path.join(text, "status.json")):
