@@ -147,7 +147,7 @@ class SizeSettings:
 class ModelSettings:
     "The model, and the hardware it runs on"
     model:Annotated[str, Setting(
-        "tiny (ships with sft_nb), a hub id or a folder",
+        "tiny (ships with sft_nb), smollm2 (135 M weights), a hub id, a folder or a GGUF file",
         is_path=True, changes_base=True, accepted_by="train(cfg, model=model)")] = "tiny"
     tokenizer:Annotated[str|None, Setting(
         "a hub id or a folder; None: the model's own", is_path=True, accepted_by="prepare(cfg, tokenizer)")] = None

@@ -86,7 +86,7 @@ class GenerationState:
 def rows(self:GenerationState)->dict[str,dict]:
     "Place -> held-out row; none if none are held out"
     if self.read is None:
-        with missing_rows_are_of_the_run(self.run.path): self.read, _ = read_kept(self.run.config, "eval")
+        with missing_rows_are_of_the_run(self.run.path): self.read, *_ = read_kept(self.run.config, "eval")
     return self.read
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0row3
