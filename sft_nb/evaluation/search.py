@@ -239,7 +239,7 @@ class SharedBase:
         if self.load(bench): yield self.model.eval()
         else: yield bench.base()
 
-# %% ../../nbs/12_evaluation/08_search.ipynb #srch0019
+# %% ../../nbs/12_evaluation/08_search.ipynb #srch0020
 def _short(value)->str: return f"{value:g}" if isinstance(value, float) else str(value)
 
 def _in_words(values:dict)->str: return ", ".join(f"{name} {_short(v)}" for name, v in values.items())
@@ -371,7 +371,7 @@ class Search:
         all_axes[0].set(ylabel=self.by)
         return with_png(figure)
 
-# %% ../../nbs/12_evaluation/08_search.ipynb #srch0021
+# %% ../../nbs/12_evaluation/08_search.ipynb #srch0022
 def _run_name(values:dict)->str:
     "The name of a run with these values, the same in each process"
     text = re.sub(r"[^\w.-]+", "_", "-".join(f"{name}_{_short(v)}" for name, v in values.items())).strip("_")
@@ -479,7 +479,7 @@ class _Searcher:
         losses = {run.name: last_loss(run) for run in runs if run.status.stopped_by == _OURSELVES}
         return Search(self.folder, self.by, tuple(self.space), values, states, seconds_of, of_base, scores, losses)
 
-# %% ../../nbs/12_evaluation/08_search.ipynb #srch0022
+# %% ../../nbs/12_evaluation/08_search.ipynb #srch0023
 _BESIDE_THE_RUN = ("run_name", "runs_dir", "preflight")
 
 def _check_same_search(folder:Path, cfg:Config, by:str, names)->None:
