@@ -430,13 +430,10 @@ TURN_KEYS = _ROLE_ALIASES | dict(input="user", question="user", prompt="user", i
                                  output="assistant", answer="assistant", response="assistant")
 
 def _split_turns(messages:list)->list:
-    "Messages from turns of two: objects with a key for each role, pairs of texts, or texts that alternate"
-    if len(messages) > 1 and all(isinstance(m, str) for m in messages):
-        return [dict(role=("user", "assistant")[k % 2], content=text) for k, text in enumerate(messages)]
+    "Messages from turns of two: objects with a key for each role"
     out = []
     for m in messages:
-        if isinstance(m, list) and len(m) == 2 and all(isinstance(text, str) for text in m): out += _split_turns(m)
-        elif isinstance(m, dict) and not _spelled_role(m) and {"user", "assistant"} <= {*map(TURN_KEYS.get, m)}:
+        if isinstance(m, dict) and not _spelled_role(m) and {"user", "assistant"} <= {*map(TURN_KEYS.get, m)}:
             roles = sorted((k for k in m if k in TURN_KEYS), key=lambda k: TURN_KEYS[k] == "assistant")
             others = {k: v for k, v in m.items() if k not in TURN_KEYS}
             out += [others | dict(role=TURN_KEYS[k], content=m[k]) for k in roles]
@@ -490,6 +487,8 @@ def _require_messages(messages:list[dict], row:dict)->list[dict]:
 def _read_conversation(row, column:str, name:str)->list[dict]:
     if is_missing(row[column]): return []
     messages = _parse_list(row[column], column)
+    if len(messages) > 1 and all(isinstance(m, str) for m in messages):   # which take turns
+        messages = [dict(role=("user", "assistant")[k % 2], content=text) for k, text in enumerate(messages)]
     if not _FLAGS.isdisjoint(dict.keys(row)): messages = _with_row_flags(messages, row)
     return _require_messages(_normalise_all(messages, name), row)
 
@@ -674,7 +673,7 @@ _WORDS = {   # role -> English words; parts of words in other languages
         "question ques prompt instruction instr query problem ticket request utterance input inp src body "
         "document article passage dialogue dialog conversation transcript text message description post review "
         "tweet comment sentence user human patient customer subject title headline source premise "
-        "hypothesis context diff patch old original",
+        "hypothesis context diff patch old",
         "frage anfrage anweisung aufgabe eingabe beschreibung nachricht anliegen demande consigne "
         "entrée requête énoncé pregunta consulta instrucción entrada problema mensaje domanda richiesta "
         "istruzione pergunta instrução vraag opdracht pytanie zapytanie fråga kysymys soru вопрос запрос "
@@ -692,13 +691,14 @@ _WORDS = {   # role -> English words; parts of words in other languages
         "test entry starter reasoning cot thought thinking rationale explanation analysis choice "
         "option ending candidate fingerprint seed rubric criterion criteria "
         "checklist constraint anchor positive suggestion parse",
-        "datum nummer kennung quelle sprache titel autor erstellt bewertung priorität hinweis verlauf werkzeug "
+        "users annotators datum nummer kennung quelle sprache titel autor erstellt bewertung priorität hinweis "
+        "verlauf werkzeug "
         "begründung fecha idioma fuente puntuación fonte langue auteur titre identifiant horodatage prioridad "
         "etiqueta sistema système outils herramienta historial historique 编号 序号 日期 时间 来源 语言 标签 "
         "作者 分数 系统 历史 工具 推理 思考 日付 番号 言語 履歴 날짜 번호 언어 출처 المصدر التاريخ رقم اللغة "
         "النظام المعرف")}
-_WHOLE_NAMES = {"answer": {"a", "next", "out", "code", "doctor", "agent"}, "question": {"q"},
-                "neither": {"model", "name", "source", "reference"}}
+_WHOLE_NAMES = {"answer": {"a", "next", "out", "code", "doctor", "agent", "after"},
+                "question": {"q", "original", "before"}, "neither": {"model", "name", "source", "reference"}}
 
 def _fold_case(name)->str:
     "A name in lower case without accents: `reponse` for Réponse"
@@ -820,7 +820,7 @@ def value_at(
     for name, number in _STEP.findall(rest):
         if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"): value = _parse_json(value, path)   # in a table
         if number: value = value[int(number)] if isinstance(value, list) and int(number) < len(value) else None
-        elif isinstance(value, list): value = [x[name] for x in value if isinstance(x, dict) and name in x]
+        elif isinstance(value, list): value = [x[name] for x in value if isinstance(x, dict) and name in x] or None
         else: value = value.get(name) if isinstance(value, dict) else None
     if isinstance(value, list) and value and all(isinstance(text, str) for text in value): return "\n\n".join(value)
     return value
@@ -1067,6 +1067,8 @@ def _questions_and_answers(columns:_Columns, fields:tuple[str,...], labels:bool)
         if fields in _PAIRS and answer is None and last is not None and not str(last).isdigit():
             if columns.kinds[last] != "text": continue   # a number or a class, and its name does not say "answer"
         read = dict(input=fields == _PAIRS[2], history=fields == _PAIRS[2], context=fields != _PAIRS[1])
+        asked_of = pairs.get(fields[0], fields[0])
+        if answer not in columns.answers() and columns.kinds.get(asked_of) == "transcript": continue
         for c in columns.values if pairs and fields in _PAIRS and len(asked) < 2 else ():
             field = field_of(c)
             if field and read.get(field, True) and field not in (*columns.values, *pairs) and c not in pairs.values():

@@ -431,7 +431,7 @@ def split_conversation(
         for k, m in enumerate(messages):
             last, text = k == len(messages) - 1, m["content"]
             if last and not text.rstrip().endswith(eos): text += eos
-            anchor = done[-16:] if len(messages) == 2 else ""   # of segments, each is encoded on its own, as Axolotl does
+            anchor = done[-16:] if len(messages) == 2 else ""   # segments are encoded one by one, as Axolotl does
             out.append(Chunk(anchor, text, prompt_too or bool(m.get("train", True)), last, add_bos=not k))
             done += text
         return [out]
