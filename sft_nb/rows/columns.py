@@ -66,7 +66,6 @@ def match_columns(
     return found
 
 def _joined_columns(column:str)->list[str]: return [part.strip() for part in column.split(" + ")]
-def _is_word(text:str)->bool: return any(c.isalpha() for c in text)
 
 def _explain_wrong_column(
     row:dict,
@@ -136,7 +135,7 @@ class ColumnRenamer:
                 if not parts or name in self.given.values(): others[name] = whole
                 elif isinstance(whole, dict) and name not in parts:   # what else it holds
                     others |= {f"{name}.{k}": v for k, v in whole.items() if not any(
-                        part.startswith(f"{name}.{k}") for part in parts) and any(map(_is_word, _texts_in(v)))}
+                        part.startswith(f"{name}.{k}") for part in parts) and any(map(str.isalpha, str(v)))}
             row = others | {column: value}
         return row
 

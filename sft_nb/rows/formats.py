@@ -562,7 +562,8 @@ def _read_preference(row)->list[dict]:
     prompt, chosen, rejected = row.get(name), row["chosen"], row.get("rejected")
     if prompt is None and isinstance(chosen, str):
         fix = as_fix("add prompt to the row, or write chosen and rejected as lists of messages")
-        for column in _Columns([dict(row)]).questions()[:1]: fix = edit(fields=(f"prompt={column}",)) | fix
+        asked = next((k for k in ("question", "instruction", "query", "input") if isinstance(row.get(k), str)), None)
+        if asked: fix = edit(fields=(f"prompt={asked}",)) | fix
         raise SftError("row", f"chosen is text, and there is no prompt: {chosen[:60]!r}", "a prompt", fix)
     if all(isinstance(x, str) for x in (prompt, chosen, rejected)) and rejected.startswith(prompt):
         chosen = chosen.removeprefix(prompt)   # both begin with it
@@ -775,8 +776,8 @@ def _is_transcript(text:str)->bool:
 def _kind_of_value(value)->str:
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try: kind = _kind_of_value(json.loads(value))
-        except (ValueError, RecursionError): kind = "text"
-        return kind if kind in ("messages", "tools") else "text"   # an answer may be JSON
+        except (ValueError, RecursionError): kind = ""
+        if kind: return kind if kind in ("messages", "tools") else "text"   # an answer may be JSON
     if isinstance(value, (list, dict)):
         first = _split_turns(value[:1])[0] if isinstance(value, list) and value else value
         if not isinstance(first, dict): return "nested"
@@ -937,11 +938,10 @@ class _Columns:
 
     def rivals(self)->list[str]:
         "Columns with several answers to one question, of which one may be the better"
-        def is_named(stem): return bool(_singular_words(stem) & _SEVERAL) or any(
-            name.startswith(("score", "winner")) for name in groups)
-        groups = _column_groups([c for c in self.values if c == self.outer[c]])
-        found = [c for stem, group in groups.items() if is_named(stem) for c in group if self.kinds[c] in
-                 ("text", "messages") and not {"model", "id"} & {*column_words(c)}]
+        groups = _column_groups([c for c in self.values if c == self.outer[c] and not self.is_metadata(c)])
+        scored = any(str(c).lower().startswith(("score", "winner")) for c in self.values)
+        found = [c for stem, group in groups.items() for c in group if _singular_words(stem) & _SEVERAL or
+                 scored and self.kinds[c] in ("text", "messages") and not {"model", "id"} & {*column_words(c)}]
         is_pair = any(str(c)[-1].isalpha() for c in found) or any(_VERDICTS & {*column_words(c)} for c in self.values)
         return found if is_pair else []
 
