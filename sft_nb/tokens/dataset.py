@@ -658,7 +658,8 @@ def _learning_summary(
     facts:dict,   # from `_learning_facts`
 )->str:
     "The facts as a paragraph"
-    answers, prompts = facts["answers_from"], facts["prompts_from"]
+    answers, prompts = ([f"column {name}" if name.isdigit() else name for name in facts[key]]   # of rows that are lists
+                        for key in ("answers_from", "prompts_from"))
     formats = {*facts["formats"]} - {"unknown"}
     if formats == {"text"}:
         told = f"Learned: all of {join_names(answers)}" if answers else "Learned: whole texts"
