@@ -340,7 +340,8 @@ def command_line_options(
     return " ".join(filter(None, [*options, given.says("shell")]))
 
 # %% ../nbs/01_config.ipynb #cfgfrz02
-def _refuse_assignment(self:Config, name:str, value):
+@patch
+def __setattr__(self:Config, name:str, value):
     known = [full_name(name)] if full_name(name) in SETTINGS else nearest_names(name, SETTINGS)
     right = known[0] if known else name
     raise FrozenInstanceError(f"a Config is immutable. Fix: cfg = load_config(cfg, {right}={value!r})")
@@ -352,9 +353,7 @@ def _no_attribute(self:Config, name:str):
     hint = f"; the setting is called {near[0]}" if near else ""
     raise AttributeError(f"a Config has no {name}{hint}", name=name, obj=self)
 
-Config.__setattr__ = _refuse_assignment
-Config.__getattr__ = _no_attribute
-
+Config.__getattr__ = _no_attribute   # not with @patch, which would leave one in the module
 
 # %% ../nbs/01_config.ipynb #a282a13f
 def save_config(

@@ -26,7 +26,7 @@ ALIASES = dict(
     train_data="train_file", dataset="train_file", data_path="train_file", data_dir="train_file",
     data_files="train_file", dataset_name="train_file", eval_data="eval_file", validation_file="eval_file",
     val_size="eval_fraction", val_set_size="eval_fraction", test_split_size="eval_fraction",
-    num_samples="eval_samples", chat_template_path="chat_template",
+    num_samples="eval_samples", n_samples="eval_samples", chat_template_path="chat_template",
     default_system_message="system_prompt", default_system="system_prompt",
     train_on_inputs="train_on_prompt", max_seq_length="max_length", max_seq_len="max_length",
     sequence_len="max_length", cutoff_len="max_length", model_max_length="max_length", min_sample_len="min_length",

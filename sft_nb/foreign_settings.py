@@ -9,6 +9,7 @@ __all__ = ['FOREIGN', 'VALUES', 'TOOLS', 'recognise_tool', 'dependent_defaults',
 
 # %% ../nbs/00_foreign_settings.ipynb #b8211a47
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -42,11 +43,6 @@ def _read_optim_args(v, given:FileSettings)->Meaning|None:
     if not all(isinstance(text, str) for text in texts): return None
     return sets(optim_args=tuple(pair for text in texts for pair in text.replace(",", " ").split()) or None)
 
-def _read_lr_scheduler(v, given:FileSettings)->Meaning|None:
-    "refused, if TrainingArguments does not know the schedule: one_cycle, rex, jagged"
-    if str(v) not in ("one_cycle", "rex", "jagged"): return None
-    return refused("a schedule that TrainingArguments knows", edit(lr_scheduler_type="cosine"))
-
 def _read_warmup(v, given:FileSettings)->Meaning|None:
     "warmup_ratio is a share below 1, and counts less than warmup_steps beside it"
     if given.key != "warmup_ratio": return None
@@ -56,23 +52,6 @@ def _read_warmup(v, given:FileSettings)->Meaning|None:
     share = v / 100 if 1 < v < 100 else .1
     return refused("warmup_ratio is a share of all steps, below 1",
                    Fix(dict(warmup_ratio=share)) | edit(warmup_steps=int(v)))
-
-def _read_eval_fraction(v, given:FileSettings)->Meaning|None:
-    "under its other names, a number of rows from 1 on: eval_rows"
-    return None if given.key == "eval_fraction" else read_held_out(v, given)
-
-def _read_attention(v, given:FileSettings)->Meaning|None:
-    "in a tool's file, auto for every implementation but eager and sdpa: it computes the same"
-    if not given.tool or v in ("eager", "sdpa", "auto", "varlen"): return None
-    return sets_if_unset(f"attention computes the same, however: {ATTENTION_NOTE}", attn_implementation="auto")
-
-def _read_checkpointing(v, given:FileSettings)->Meaning|None:
-    "True for unsloth, offload and offload_disk"
-    return sets(gradient_checkpointing=True) if v in ("unsloth", "offload", "offload_disk") else None
-
-def _read_offloading(v, given:FileSettings)->Meaning|None:
-    "True for legacy, disk and hidden_states"
-    return sets(activation_offloading=True) if v in ("legacy", "disk", "hidden_states") else None
 
 def _read_fsdp(v, given:FileSettings)->Meaning|None:
     "True for full_shard auto_wrap and the like, as words or as a list of them"
@@ -84,7 +63,7 @@ def _read_fsdp(v, given:FileSettings)->Meaning|None:
     odd = [word for word in words if word.lower() not in known]
     return refused(f"{odd[0]} is not known", edit(fsdp=True)) if odd else sets(fsdp=True)
 
-def _read_deepspeed(v, given:FileSettings)->Meaning|None:
+def _read_zero_stage(v, given:FileSettings)->Meaning|None:
     "the stage of a dict; a file that is not here goes by its name: deepspeed_configs/zero3_bf16.json"
     stages = {0: None, 1: "zero2", 2: "zero2", 3: "zero3"}
     if isinstance(v, dict):
@@ -103,14 +82,6 @@ def _read_report_to(v, given:FileSettings)->Meaning|None:
     if not isinstance(v, (list, tuple)) or not given.tool: return None
     known = tuple(one for one in v if one in ("wandb", "tensorboard", "trackio"))
     return sets(report_to=known or None)
-
-def _read_logging_steps(v, given:FileSettings)->Meaning|None:
-    "a share of all steps is ignored"
-    return accepted("logs are written every 10 steps") if isinstance(v, float) and v < 1 else None
-
-def _read_max_samples(v, given:FileSettings)->Meaning|None:
-    "LLaMA-Factory reads that many rows of each dataset: DATASET[:N]"
-    return accepted("that many rows of each dataset") if given.tool == "llama-factory" else None
 
 def _read_target_modules(v, given:FileSettings)->Meaning|None:
     "all-linear for all; a pattern gives the names in it: (up|down|gate)_proj"
@@ -134,41 +105,56 @@ def _read_unfrozen_parameters(v, given:FileSettings)->Meaning|None:
         return accepted("only the language model is adapted")
     return refused("an adapter is trained, and no part of its base beside it", edit(modules_to_save=("lm_head",)))
 
-def _read_init_lora(v, given:FileSettings)->Meaning|None:
-    "default for True"
-    return sets(init_lora_weights="default") if v is True else None
+def _if_it(
+    applies:Callable,           # of the value and the other settings
+    meaning:Meaning|Callable,
+    doc:str,
+)->Callable:                    # a function for the table
+    "This meaning for values to which it applies; the others need no translation"
+    def read(v, given:FileSettings)->Meaning|None:
+        if not applies(v, given): return None
+        return meaning(v, given) if callable(meaning) else meaning
+    read.__doc__ = doc
+    return read
 
-def _read_device_map(v, given:FileSettings)->Meaning|None:
-    "a name is kept for evaluation; a mapping is ignored: training keeps a whole model on each device"
-    return None if v is None or isinstance(v, str) else accepted("training keeps a whole model on each device")
-
-def _read_template_of_file(v, given:FileSettings)->Meaning|None:
-    "one that ships with sft_nb, a file, the text itself, or the tokenizer's own"
-    if types_write_prompts(given): return accepted("the types of the datasets write their own prompts")
-    return read_chat_template(v, given)
-
-def _read_save_total_limit(v, given:FileSettings)->Meaning|None:
-    "0 and -1 are ignored: the newest are kept"
-    return accepted("the newest are kept") if v in (0, None, -1) and not isinstance(v, bool) else None
-
-def _read_dtype_of_file(v, given:FileSettings)->Meaning|None:
-    "in a tool's file, unless bf16 or fp16 says what a step computes in"
-    return read_dtype(v, given) if given.tool and v in DTYPES else None
+def _if_one_of(meaning:Meaning, *values)->Callable:
+    "This meaning for these values"
+    return _if_it(lambda v, _: v in values, meaning, f"{meaning} for {', '.join(values)}")
 
 def _read_whole_number(v, given:FileSettings)->Meaning|None:
     "a whole number may be written with a point: 16.0"
     is_whole = isinstance(v, float) and v == int(v) and abs(v) < 2**53
     return sets(**{full_name(given.key): int(v)}) if is_whole else None
 
+_SAME_ATTENTION = f"attention computes the same, however: {ATTENTION_NOTE}"
 VALUES = dict(
-    optim=_read_optim, optim_args=_read_optim_args, lr_scheduler_type=_read_lr_scheduler, warmup_steps=_read_warmup,
-    eval_fraction=_read_eval_fraction, attn_implementation=_read_attention,
-    gradient_checkpointing=_read_checkpointing, activation_offloading=_read_offloading, fsdp=_read_fsdp,
-    deepspeed=_read_deepspeed, report_to=_read_report_to, logging_steps=_read_logging_steps,
-    max_samples=_read_max_samples, lora_target_modules=_read_target_modules,
-    unfrozen_parameters=_read_unfrozen_parameters, init_lora_weights=_read_init_lora, device_map=_read_device_map,
-    chat_template=_read_template_of_file, save_total_limit=_read_save_total_limit, dtype=_read_dtype_of_file,
-    lora_alpha=_read_whole_number, max_length=_read_whole_number)
+    optim=_read_optim, optim_args=_read_optim_args, warmup_steps=_read_warmup, fsdp=_read_fsdp,
+    deepspeed=_read_zero_stage, report_to=_read_report_to, lora_target_modules=_read_target_modules,
+    unfrozen_parameters=_read_unfrozen_parameters, lora_alpha=_read_whole_number, max_length=_read_whole_number,
+    lr_scheduler_type=_if_one_of(refused("a schedule that TrainingArguments knows", edit(lr_scheduler_type="cosine")),
+                                 "one_cycle", "rex", "jagged"),
+    eval_fraction=_if_it(lambda _, given: given.key != "eval_fraction", read_held_out,
+                         "under its other names, a number of rows from 1 on: eval_rows"),
+    attn_implementation=_if_it(lambda v, given: given.tool and v not in ("eager", "sdpa", "auto", "varlen"),
+                               sets_if_unset(_SAME_ATTENTION, attn_implementation="auto"),
+                               "in a tool's file, auto for every implementation but eager and sdpa"),
+    gradient_checkpointing=_if_one_of(sets(gradient_checkpointing=True), "unsloth", "offload", "offload_disk"),
+    activation_offloading=_if_one_of(sets(activation_offloading=True), "legacy", "disk", "hidden_states"),
+    logging_steps=_if_it(lambda v, _: isinstance(v, float) and v < 1, accepted("logs are written every 10 steps"),
+                         "a share of all steps is ignored"),
+    max_samples=_if_it(lambda _, given: given.tool == "llama-factory", accepted("that many rows of each dataset"),
+                       "LLaMA-Factory reads that many rows of each dataset: DATASET[:N]"),
+    init_lora_weights=_if_it(lambda v, _: v is True, sets(init_lora_weights="default"), "default for True"),
+    device_map=_if_it(lambda v, _: not (v is None or isinstance(v, str)),
+                      accepted("training keeps a whole model on each device"),
+                      "a name is kept for evaluation; a mapping is ignored"),
+    chat_template=_if_it(lambda *_: True, lambda v, given: accepted("the types of the datasets write their own prompts")
+                         if types_write_prompts(given) else read_chat_template(v, given),
+                         "one that ships with sft_nb, a file, the text itself, or the tokenizer's own"),
+    save_total_limit=_if_it(lambda v, _: v in (0, None, -1) and not isinstance(v, bool),
+                            accepted("the newest are kept"), "0 and -1 are ignored: the newest are kept"),
+    dtype=_if_it(lambda v, given: given.tool and v in DTYPES, read_dtype,
+                 "in a tool's file, unless bf16 or fp16 says what a step computes in"))
 
 # %% ../nbs/00_foreign_settings.ipynb #3f508745
 TOOLS = {"ms-swift": MS_SWIFT, "llama-factory": LLAMA_FACTORY, "axolotl": AXOLOTL, "trl": TRL}

@@ -245,7 +245,7 @@ def _score_or_say(run, n_examples:int)->None:
 # %% ../../nbs/15_cli/01_commands.ipynb #bb96cf4f
 def _score(evaluation, n_examples:int)->None:
     _say_report(f"\n{evaluation}")
-    if n_examples: _say_report(f"\n{evaluation.examples(n_examples)}")
+    if n_examples and (shown := evaluation.examples(n_examples)): _say_report(f"\n{shown}")
 
 # %% ../../nbs/15_cli/01_commands.ipynb #253ef7c7
 _RESUME = ("continue this run from its last checkpoint, with its own settings; max_time, trust_remote_code and another "
