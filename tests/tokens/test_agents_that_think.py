@@ -105,7 +105,7 @@ def test_an_answer_that_is_cut_off_in_its_reasoning_is_refused_as_such(template,
 
 
 @pytest.mark.parametrize("part", [
-    dict(type="thinking", thinking=[dict(type="text", text="One "), dict(type="text", text="and one.")]),
+    dict(type="thinking", thinking=[dict(type="text", text="One and one.")]),
     dict(type="reasoning", summary=[dict(type="summary_text", text="One and one.")]),
     dict(type="thinking", thinking="One and one.")])
 def test_reasoning_in_parts_is_read_however_deep_it_is(part):
