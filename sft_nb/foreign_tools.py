@@ -49,7 +49,7 @@ def _read_load_in_4bit(v, given:FileSettings)->Meaning:
     if given.tool and any(name in given.written for name in asked_elsewhere): return accepted()
     if given.tool: return accepted("all weights are trained, so they are not quantised" if v else "")
     if v: return sets(method="qlora")
-    if given["method"] != "qlora": return accepted("the base is not quantised by this method")
+    if given["method"] not in ("qlora", "auto"): return accepted("the base is not quantised by this method")
     return accepted("8 bits are requested") if given["load_in_8bit"] else sets(method="lora")
 
 def _read_use_peft(v, given:FileSettings)->Meaning:

@@ -17,7 +17,7 @@ import torch
 
 from transformers import AutoConfig
 
-from ..report import ConfigError, edit
+from ..report import ConfigError, edit, SftError
 from ..config import Config
 from ..tokens.tokenizer import model_path, why_missing
 from ..batches.layout import text_config
@@ -251,10 +251,13 @@ def _left_in_container(groups:Path=_CGROUPS, own:Path=Path("/proc/self/cgroup"))
     return left
 
 def _free_gib()->float:
-    "GiB of host memory available now, file cache included, within the limit of a container"
+    "GiB of host memory available now, file cache included, within a container's limit; `SftError` if it is not known"
     try: available = psutil.virtual_memory().available
     except (OSError, RuntimeError):   # there is no /proc/meminfo
-        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        try: available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError, AttributeError) as e:   # unknown names, or no such function
+            fix = "set {method}, {gradient_checkpointing} and the batch by hand"
+            raise SftError("plan", "the free memory of this machine cannot be read", "", fix) from e
     return min(available, _left_in_container()) / 2**30
 
 # %% ../../nbs/06_model/00_hardware.ipynb #874faac2
