@@ -418,10 +418,13 @@ def _adapter_folder(given:Path, runs_dir:Path)->Path:
                edit(adapter_name_or_path="runs/NAME") | edit(adapter_name_or_path=None))
 
 # %% ../../nbs/06_model/08_adapter.ipynb #14f485ac
-def method_of_earlier(cfg:Config)->str:
-    "The method of the run whose adapter is continued; empty without one, or if it is from no run. ConfigError as below"
-    if cfg.adapter_name_or_path is None: return ""
-    folder = _adapter_folder(Path(cfg.adapter_name_or_path), Path(cfg.runs_dir)).absolute()
+def method_of_earlier(
+    adapter:str|None,     # a run, or a folder
+    runs_dir:str="runs",
+)->str:                   # empty: there is none, or it does not belong to a run
+    "The method of the run whose adapter is continued; ConfigError if there is no such folder"
+    if adapter is None: return ""
+    folder = _adapter_folder(Path(adapter), Path(runs_dir)).absolute()
     run = folder.parent.parent if folder.parent.name == "checkpoints" else folder.parent
     settings = read_json_object(run/"config.json").get("config")
     return settings.get("method", "") if isinstance(settings, dict) else ""

@@ -78,7 +78,7 @@ def open_methods(
     if cfg.method != "auto": return (cfg.method,), "as configured"
     if cfg.load_in_8bit: return ("qlora",), "auto: load_in_8bit is set"
     if stored_by(shape) == "bitsandbytes": return ("qlora",), "auto: bitsandbytes has quantised the base"
-    earlier = method_of_earlier(cfg)
+    earlier = method_of_earlier(cfg.adapter_name_or_path, cfg.runs_dir)
     if earlier in ("lora", "qlora"): return (earlier,), "auto: the earlier adapter was trained so"
     if divides_weights(cfg): return ("lora",), "auto: packed weights cannot be sharded"
     try:
