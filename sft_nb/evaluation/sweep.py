@@ -25,7 +25,7 @@ from ..report import as_fix, command, ConfigError, Finding, ok, shell_quote, Sft
 from ..config import Config, with_parameters_of
 from ..tasks.metrics import shown_figures
 from ..model.hardware import free_memory
-from ..model.adapter import check_trained
+from ..model.adapter import check_trained, leaves_base
 from ..model.load import quiet
 from ..workbench import Workbench
 from ..runs.checkpoint import LOWER_IS_BETTER, mark_followed, step_of, weights_digest
@@ -38,7 +38,7 @@ from .generations import (
     answer_prompts, LEADING, paired, score_generations, Scores, weights_key, with_unit)
 from .trivial import Baselines, figure_in_words, find_trivial
 from sft_nb.evaluation.evaluate import (
-    detectable_in_words, Evaluation, Evaluator, gains_in_words, leaves_base, make_evaluator, rows_in_words,
+    detectable_in_words, Evaluation, Evaluator, gains_in_words, make_evaluator, rows_in_words,
     save_evaluation)
 
 # %% ../../nbs/12_evaluation/06_sweep.ipynb #7ee70609

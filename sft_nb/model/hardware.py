@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DEVICES', 'choose_device', 'bfloat16_gain', 'choose_dtype', 'Hardware', 'find_hardware', 'Device', 'find_device',
-           'this_device', 'is_out_of_memory', 'free_memory']
+           'this_device', 'free_bytes', 'is_out_of_memory', 'free_memory']
 
 # %% ../../nbs/06_model/00_hardware.ipynb #403cf7b6
 import difflib, gc, itertools, math, os, subprocess, time
@@ -306,6 +306,17 @@ def this_device(
     found = dict(gib=gib, dtype=format, host=host, taken=taken)
     if known := _listed_device(name, total): return replace(known, **found)
     return Device(name, tflops=_measured_tflops(kind, dtype), gb_per_second=_measured_bandwidth(kind), **found)
+
+# %% ../../nbs/06_model/00_hardware.ipynb #hwfree01
+def free_bytes(
+    kind:str,   # cpu, mps or cuda
+)->float:
+    "Bytes that this process can still allocate on its device; `SftError` if that is not known"
+    if kind == "cuda":   # what torch has reserved and does not use is free too
+        return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    free = _free_gib() * 2**30
+    if kind == "cpu": return free
+    return min(free, torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
 
 # %% ../../nbs/06_model/00_hardware.ipynb #cc23e47e
 _NO_ROOM = ("out of memory", "can't allocate memory", "cannot allocate memory",   # what PyTorch's allocators say

@@ -135,6 +135,15 @@ def keeps(self:Planner)->bool:
     "Can the output of attention be kept? Not in compiled layers, nor in eager attention, which is not one operation"
     return self.kernel != "eager" and self.cfg.kernels != "compile"
 
+# %% ../../nbs/07_planning/03_search.ipynb #ch3auto02
+FREE_BESIDE_16_BITS = .1   # share of the device
+
+@patch
+def limit(self:Planner, method:str)->float:
+    "Bytes that a training may take: 95% of the device, and less if 16 bits are chosen although 4 are possible"
+    is_chosen = method == "lora" and len(self.methods) > 1
+    return (1 - FREE_BESIDE_16_BITS) * self.device.gib * 2**30 if is_chosen else self.room
+
 # %% ../../nbs/07_planning/03_search.ipynb #20aa46ff
 _SKELETONS:dict[tuple,torch.nn.Module] = {}   # the last four of this process
 _READ_BY_SKELETON = [f.name for part in (ModelSettings, AdapterSettings) for f in fields(part)] + ["kernels"]
@@ -410,14 +419,6 @@ def candidates(
             done.add(way.method)
 
 # %% ../../nbs/07_planning/03_search.ipynb #ch3fits01
-FREE_BESIDE_16_BITS = .1   # share of the device
-
-@patch
-def limit(self:Planner, method:str)->float:
-    "Bytes that a training may take: 95% of the device, and less if 16 bits are chosen although 4 are possible"
-    is_chosen = method == "lora" and len(self.methods) > 1
-    return (1 - FREE_BESIDE_16_BITS) * self.device.gib * 2**30 if is_chosen else self.room
-
 @patch
 def fits(self:Planner, c:Candidate)->bool:
     "Does a candidate fit the device and its host memory? Where 16 bits are chosen, an evaluation too"

@@ -86,7 +86,8 @@ def test_a_vocabulary_in_blocks(tmp_path, tokenizer, rows):
 
 
 HOW = dict(lora=dict(method="lora"), qlora=dict(method="qlora"), full=dict(method="full"),
-           dora=dict(method="lora", lora_target_modules=("attention",), use_dora=True), qdora=dict(method="qlora", use_dora=True))
+           dora=dict(method="lora", lora_target_modules=("attention",), use_dora=True),
+           qdora=dict(method="qlora", use_dora=True))
 
 
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
