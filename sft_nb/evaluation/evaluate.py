@@ -12,7 +12,7 @@ import difflib, json, math, time
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 
@@ -27,9 +27,13 @@ from ..settings import settings_with
 from ..tasks.core import task_of
 from ..tasks.metrics import row_to_score, shown_figures
 from ..tokens.conversations import conversation, read_split
+from ..tokens.encode import encode
 from ..tokens.prepare import name_task, read_kept
 from ..batches.layout import text_config
 from ..model.adapter import leaves_base
+from ..model.hardware import free_memory
+from ..model.load import load_base
+from ..planning.bits import BitsCost, cost_of_bits, few_rows, in_16_bits, why_not_in_16_bits
 from ..workbench import Workbench
 from ..runs.directory import earlier_adapter, Run
 from ..runs.checkpoint import keep_score, scored_alike, step_of, weights_digest
@@ -122,6 +126,7 @@ class Evaluator:
     ):
         self.target, self.bench, self.questions, self.cache = target, bench, questions, cache
         self.files, self.server, self.progress, self.shots = files, server, progress, shots
+        self.why_stored = ""   # why the base is not compared in 16 bits
 
     @cached_property
     def baselines(self)->Baselines:
@@ -139,10 +144,11 @@ class Evaluator:
         weights:Path|None,     # used in the key; None: the base
         load,                  # returns a context with the model
         questions:Questions|None=None,   # None: the evaluator's
+        *, cfg:Config|None=None,         # of a base that is stored in another way; None: the run's
     )->Scores:
         "Let a model answer all rows, and score the answers"
         questions, losses = questions or self.questions, None
-        keys = [weights_key(self.bench.cfg, weights)] * len(questions.prompts)
+        keys = [weights_key(cfg or self.bench.cfg, weights)] * len(questions.prompts)
         is_new = self.cache.lacks(generation_keys(questions.prompts, keys, questions.cfg.max_new_tokens))
         with load() if is_new or questions.examples is not None else nullcontext() as model:
             generations = answer_prompts(model, self.bench.tokenizer, questions.prompts, keys, self.cache,
@@ -150,10 +156,54 @@ class Evaluator:
             if questions.examples is not None: losses = losses_of(model, questions)
         return score_generations(name, questions, generations, losses)
 
+    def knows_base(self, cfg:Config)->bool:
+        "Has the base of `cfg` answered all rows, and is its loss not wanted?"
+        questions, key = self.questions, weights_key(cfg, None)
+        keys = generation_keys(questions.prompts, [key] * len(questions.prompts), questions.cfg.max_new_tokens)
+        return questions.examples is None and not self.cache.lacks(keys)
+
+    @cached_property
+    def base_cfg(self)->Config:
+        "The config of the base to compare with: the named one in 16 bits, or as the run stored it if they do not fit"
+        cfg = self.bench.cfg
+        if cfg.method != "qlora": return cfg
+        if self.knows_base(in_16_bits(cfg)): return in_16_bits(cfg)
+        self.why_stored = why_not_in_16_bits(cfg, self.bench.tokenizer)
+        return cfg if self.why_stored else in_16_bits(cfg)
+
+    @contextmanager
+    def named_base(self, load_stored):
+        "A context with the base of `base_cfg`"
+        if self.base_cfg == self.bench.cfg:
+            with load_stored() as model: yield model
+            return
+        yield load_base(self.base_cfg, self.bench.tokenizer)
+        free_memory()
+
+    def score_bases(self,
+        load_stored,   # returns a context with the base that the run trained on
+    )->tuple[Scores,Scores|None]:
+        "The base that was named, and the one that was trained on where it lost much by being stored in 4 or 8 bits"
+        cfg, base = self.bench.cfg, None
+        if self.base_cfg == cfg: return self.score("base", None, load_stored), None
+        is_known = self.knows_base(self.base_cfg)
+        with nullcontext() if is_known else self.named_base(load_stored) as plain:
+            if is_known: differs = self.knows_base(cfg)
+            else:
+                talks = [e for talk in self.questions.talks[:64] for e in encode({"": talk}, self.bench.tokenizer)]
+                tokens = [dict(input_ids=ids, labels=labels) for ids, labels in talks]
+                rows = few_rows(tokens, [len(ids) for ids, _ in talks])
+                with load_stored() as stored: cost = cost_of_bits(cfg, self.bench.tokenizer, stored, rows, plain=plain)
+                differs = isinstance(cost, BitsCost) and cost.matters
+            name = f"base in {8 if cfg.load_in_8bit else 4} bits"
+            stored = self.score(name, None, load_stored) if differs else None
+            base = self.score("base", None, lambda: nullcontext(plain), cfg=self.base_cfg)
+        return base, stored
+
     def baselines_of(self,
         base:Scores,
         tuned:Scores,
-        load,           # returns a context with the base
+        load,           # returns a context with the base that the run trained on
     )->Baselines:
         "Trivial answers, and the base with examples in its prompt where it was worse and not in the asked form"
         made, by = self.baselines, self.questions.by
@@ -165,7 +215,8 @@ class Evaluator:
                                         longest=positions or self.bench.cfg.max_length)
         if few is None: return made
         began = time.monotonic()
-        scores = self.score(f"base, {pluralise(shots, 'example')}", None, load, few)
+        named = partial(self.named_base, load)
+        scores = self.score(f"base, {pluralise(shots, 'example')}", None, named, few, cfg=self.base_cfg)
         return replace(made, few_shot=scores, shots=shots, seconds=round(time.monotonic() - began, 1))
 
 _KNOWS_THE_FORM = .8   # share of answers
@@ -276,6 +327,8 @@ class Evaluation:
     scored_alike:int=field(default=1, compare=False)     # models in its folder with scores on these rows
     is_full:bool=False               # True: method full, the result is a whole model
     baselines:Baselines|None=None    # trivial answers, and the base with examples; None: not known
+    stored:Scores|None=None          # the base in 4 or 8 bits, if it is worse than `base`
+    why_stored:str=""                # why `base` is in 4 or 8 bits; empty: it is not
 
     @property
     def title(self)->str:
@@ -289,6 +342,10 @@ class Evaluation:
         return paired(self.base, self.tuned, self.by)
 
     @property
+    def models(self)->list[Scores]:
+        "The scores to show, the trained model last"
+        return [s for s in (self.base, self.stored, self.tuned) if s is not None]
+    @property
     def headline(self)->str: return rows_in_words(self.tuned.n, self.left_out, self.tuned.clusters)
     @property
     def findings(self)->list[Finding]:
@@ -299,6 +356,7 @@ class Evaluation:
         "The gain, the cost in general texts, and whether a server got the same prompts"
         lines = [] if self.base is None else gains_in_words(self.base, self.tuned, self.by)
         lines += [f"{s.model}: {s.thoughts}" for s in (self.base, self.tuned) if s is not None and s.thoughts]
+        if self.why_stored: lines.append(f"the base is as it was trained on, in 4 or 8 bits: {self.why_stored}")
         if self.baselines is not None: lines += self.baselines.notes(self.tuned)
         lines += map(str, self.findings)
         if self.earlier: lines.append(self.earlier)
@@ -313,7 +371,7 @@ class Evaluation:
         return lines
 
     def __str__(self):
-        both = [s for s in (self.base, self.tuned) if s is not None]
+        both = self.models
         scores, more = [s.line(self.by, short=True) for s in both], [s.more_figures(self.by) for s in both]
         names = dict.fromkeys(name for figures in more for name in figures)
         table = [[name, *(f"{f[name]:.3g}" if name in f else "" for f in more)] for name in names]
@@ -325,7 +383,7 @@ class Evaluation:
     __repr__ = __str__
     def _repr_html_(self):
         title = f"<b>{escape_html(self.title)}</b>: {escape_html(self.headline)}"
-        table = scores_html([s for s in (self.base, self.tuned) if s is not None], by=self.by, baselines=self.baselines)
+        table = scores_html(self.models, by=self.by, baselines=self.baselines)
         classes = self.tuned.class_table
         lines = "<br>".join(map(escape_html, self.notes))
         return f"<div>{title}{table}{lines}{classes._repr_html_() if classes else ''}</div>"
@@ -351,6 +409,7 @@ class Evaluation:
                     forgotten=self.forgotten and self.forgotten.to_dict(), server=self.server, longer=self.longer,
                     left_out=self.left_out, weights=self.weights, earlier=self.earlier, is_full=self.is_full,
                     baselines=self.baselines and self.baselines.to_dict(),
+                    stored=self.stored and self.stored.to_dict(), why_stored=self.why_stored,
                     findings=[finding.to_dict() for finding in self.findings])
 
     def outdated(self, run:Run)->str:
@@ -374,7 +433,8 @@ class Evaluation:
             return cls(d["run"], d["checkpoint"], base, tuned, d.get("by", "accuracy"), forgotten, d.get("server"),
                        d.get("longer", 0), d.get("left_out", {}), d.get("weights", ""), d.get("earlier", ""),
                        is_full=d.get("is_full", False),
-                       baselines=d.get("baselines") and Baselines.from_dict(d["baselines"]))
+                       baselines=d.get("baselines") and Baselines.from_dict(d["baselines"]),
+                       stored=d.get("stored") and Scores.from_dict(d["stored"]), why_stored=d.get("why_stored", ""))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise SftError(str(path), f"it cannot be read ({why_unreadable(e)})", "scores that sft_nb wrote",
                            f"remove {path}, and evaluate again") from e
@@ -488,7 +548,7 @@ def evaluate(
     "Score base and tuned model on held-out rows; ConfigError if there is nothing to evaluate, or no row"
     evaluator = make_evaluator(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **how)
     target, server, questions = evaluator.target, evaluator.server, evaluator.questions
-    run, models, base, forgotten = target.run, BaseAndTuned(evaluator.bench, target.weights), None, None
+    run, models, base, stored, forgotten = target.run, BaseAndTuned(evaluator.bench, target.weights), None, None, None
     baselines = evaluator.baselines
     of_run = {} if run is None else dict(weights=weights_digest(target.weights))
     if run is not None and target.checkpoint == "adapter": of_run["earlier"] = earlier_adapter(run)
@@ -499,14 +559,15 @@ def evaluate(
     elif models.weights is None: tuned = evaluator.score("model", None, models.tuned)
     else:
         tuned = evaluator.score("tuned", models.weights, models.tuned)
-        base = evaluator.score("base", None, models.base)
+        base, stored = evaluator.score_bases(models.base)
         baselines = evaluator.baselines_of(base, tuned, models.base)
     if general and models.weights is not None:
         texts = general_examples(evaluator.bench.tokenizer, None if general is True else general)
         forgotten = forgetting(models.model, texts, base=models.separate_base)
 
     e = Evaluation(target.name, target.checkpoint, base, tuned, questions.by, forgotten, left_out=questions.left_out,
-                   is_full=evaluator.bench.cfg.method == "full", baselines=baselines, **of_run)
+                   is_full=evaluator.bench.cfg.method == "full", baselines=baselines, stored=stored,
+                   why_stored=evaluator.why_stored, **of_run)
     if server is not None: e = replace(e, server=server.url, longer=server.longer)
     save_evaluation(e, evaluator)
     return e if run is None else replace(e, scored_alike=scored_alike(run.path, e.checkpoint))

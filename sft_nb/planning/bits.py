@@ -76,7 +76,7 @@ def few_rows(
 def in_16_bits(cfg:Config)->Config:
     "The config of the same base as its author published it, not stored in 4 or 8 bits"
     plain = ("load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
-    return replace(cfg, method="lora", device_map=None, **{name: defaults()[name] for name in plain})
+    return replace(cfg, method="lora", **{name: defaults()[name] for name in plain})
 
 def why_not_in_16_bits(
     cfg:Config,
@@ -123,7 +123,7 @@ def cost_of_bits(
     if plain is None and (why := why_not_in_16_bits(cfg, tokenizer)): return f"the base is not loaded in 16 bits: {why}"
     is_adapted = hasattr(model, "peft_config") and leaves_base(cfg)
     with model.disable_adapter() if is_adapted else nullcontext(): stored = losses_of_rows(model, rows)
-    base = load_base(in_16_bits(cfg), tokenizer) if plain is None else plain
+    base = load_base(replace(in_16_bits(cfg), device_map=None), tokenizer) if plain is None else plain
     found = BitsCost(8 if cfg.load_in_8bit else 4, losses_of_rows(base, rows), stored)
     del base
     free_memory()
