@@ -9,7 +9,7 @@ __all__ = ['FromWorkbench', 'prepared', 'RowEvidence', 'BatchEvidence', 'LayoutE
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #ff081073
 import math, random, time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, requires
 from typing import Callable
 
@@ -30,7 +30,7 @@ from ..model.load import count_parameters, quiet
 from ..model.generate import continue_tokens, eval_mode, Generation
 from ..planning.bits import BitsCost, cost_of_bits, few_rows, in_16_bits
 from ..planning.plan import Plan, plan as make_plan
-from ..workbench import cached_part, Workbench, workbench_for
+from ..workbench import cached_part, leaves_base, Workbench, workbench_for
 from .rows import Survey, survey
 from .step import Balance, Evaluated, FirstStep, no_dropout, Slope, slopes, take_step
 from .learning import learn_some, Learned, MOST_TO_SAVE, run_schedule, save_once, Saved, ScheduleRun
@@ -118,7 +118,9 @@ class RowEvidence(FromWorkbench):
         "What storing the base in 4 or 8 bits costs it; a text: why that is not known; None: it is not so stored"
         if self.cfg.method != "qlora": return None
         rows = self.data.eval or self.data.train
-        return cost_of_bits(self.cfg, self.tokenizer, self.model, few_rows(rows.tokens, rows.lengths))
+        few = few_rows(rows.tokens, rows.lengths)
+        with self.model.disable_adapter() if leaves_base(self.cfg) else nullcontext():
+            return cost_of_bits(self.cfg, self.tokenizer, self.model, few)
 
     @cached_part
     def plan_in_16_bits(self)->Plan|None:

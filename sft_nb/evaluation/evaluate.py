@@ -30,11 +30,10 @@ from ..tokens.conversations import conversation, read_split
 from ..tokens.encode import encode
 from ..tokens.prepare import name_task, read_kept
 from ..batches.layout import text_config
-from ..model.adapter import leaves_base
 from ..model.hardware import free_memory
 from ..model.load import load_base
 from ..planning.bits import BitsCost, cost_of_bits, few_rows, in_16_bits, why_not_in_16_bits
-from ..workbench import Workbench
+from ..workbench import leaves_base, Workbench
 from ..runs.directory import earlier_adapter, Run
 from ..runs.checkpoint import keep_score, scored_alike, step_of, weights_digest
 from ..runs.errors import missing_rows_are_of_the_run

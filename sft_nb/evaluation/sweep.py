@@ -25,9 +25,9 @@ from ..report import as_fix, command, ConfigError, Finding, ok, shell_quote, Sft
 from ..config import Config, with_parameters_of
 from ..tasks.metrics import shown_figures
 from ..model.hardware import free_memory
-from ..model.adapter import check_trained, leaves_base
+from ..model.adapter import check_trained
 from ..model.load import quiet
-from ..workbench import Workbench
+from ..workbench import leaves_base, Workbench
 from ..runs.checkpoint import LOWER_IS_BETTER, mark_followed, step_of, weights_digest
 from ..runs.directory import open_run, Run
 from ..runs.status import ACTIVE

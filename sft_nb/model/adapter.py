@@ -6,7 +6,7 @@
 __all__ = ['text_path', 'excluded_modules', 'target_modules', 'initial_weights', 'lora_config', 'spare_casts', 'tie_adapters',
            'targets_as_named', 'name_by_weights', 'name_by_layers', 'read_adapter', 'full_parameters', 'train_in_full',
            'add_adapter', 'base_name', 'name_base', 'method_of_earlier', 'load_model', 'Reach', 'lora_reach',
-           'check_trained', 'load_adapter', 'leaves_base']
+           'check_trained', 'load_adapter']
 
 # %% ../../nbs/06_model/08_adapter.ipynb #5445e818
 import difflib, json, re, warnings
@@ -570,10 +570,3 @@ def load_adapter(
         return load_base(replace(cfg, model=str(path), init="pretrained", revision=None), tokenizer)
     transformers.set_seed(cfg.seed)   # some adapters depend on their initial weights
     with quiet(): return read_adapter(load_base(cfg, tokenizer), path).eval()
-
-# %% ../../nbs/06_model/08_adapter.ipynb #adapbas2
-_KEEP_BASE = ("default", "gaussian", "orthogonal")   # initialisations that leave the base unchanged
-
-def leaves_base(cfg:Config)->bool:
-    "Does removing the adapter from the trained model restore the base?"
-    return cfg.method != "full" and cfg.init_lora_weights in _KEEP_BASE

@@ -15,9 +15,8 @@ from pathlib import Path
 from ..files import read_json
 from ..report import ConfigError
 from ..config import Config
-from ..model.adapter import leaves_base
 from ..model.hardware import free_memory
-from ..workbench import Workbench
+from ..workbench import leaves_base, Workbench
 from ..runs.directory import Run
 from ..runs.locate import find_target
 from ..evaluation.generations import digest, weights_key

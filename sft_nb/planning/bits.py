@@ -7,7 +7,6 @@ __all__ = ['COSTS_MUCH', 'BitsCost', 'few_rows', 'in_16_bits', 'why_not_in_16_bi
 
 # %% ../../nbs/07_planning/05_bits.ipynb #bits0003
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +20,6 @@ from ..config import Config
 from ..model.hardware import find_hardware, free_bytes, free_memory
 from ..model.loss import head_of, supervised_logits
 from ..model.load import auto_class, load_base, load_shape, quiet, stored_by
-from ..model.adapter import leaves_base
 from ..model.generate import eval_mode
 
 # %% ../../nbs/07_planning/05_bits.ipynb #bits0006
@@ -113,7 +111,7 @@ def losses_of_rows(
 def cost_of_bits(
     cfg:Config,    # resolved, with method qlora
     tokenizer,
-    model,         # the base as stored, with or without an adapter
+    model,         # the base as stored; the caller turns an adapter off
     rows:list[tuple[list[int],list[int]]],   # from `few_rows`
     *, plain=None, # the base in 16 bits; None: load it, and release it again
 )->BitsCost|str:   # in words why it is not known
@@ -121,8 +119,7 @@ def cost_of_bits(
     if cfg.init == "random": return "the weights are random"
     if not rows: return "no short row has anything to learn"
     if plain is None and (why := why_not_in_16_bits(cfg, tokenizer)): return f"the base is not loaded in 16 bits: {why}"
-    is_adapted = hasattr(model, "peft_config") and leaves_base(cfg)
-    with model.disable_adapter() if is_adapted else nullcontext(): stored = losses_of_rows(model, rows)
+    stored = losses_of_rows(model, rows)
     base = load_base(replace(in_16_bits(cfg), device_map=None), tokenizer) if plain is None else plain
     found = BitsCost(8 if cfg.load_in_8bit else 4, losses_of_rows(base, rows), stored)
     del base

@@ -21,8 +21,7 @@ from ..report import ConfigError, edit, Fix, ok, SftError, warn
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.template import Template
 from ..tokens.tokenizer import load_tokenizer, without_day
-from ..model.adapter import leaves_base
-from ..workbench import Workbench
+from ..workbench import leaves_base, Workbench
 from ..runs.directory import open_run, Run
 from ..runs.errors import missing_rows_are_of_the_run
 from ..runs.locate import name_of_weights
