@@ -46,9 +46,9 @@ class BitsCost:
 
     def __str__(self):
         before, after = np.mean(self.plain), np.mean(self.stored)
-        if not self.matters and self.cost < self.error: cost = "nothing that can be measured"
-        else: cost = f"{self.cost:.1f} nats" if self.cost >= .95 else f"{self.cost:.2f} nats"
-        return f"{self.bits} bits cost this base {cost} a token on your rows ({before:.2f} → {after:.2f})"
+        cost = f"{self.cost:.1f} nats a token" if self.cost >= .95 else f"{self.cost:.2f} nats a token"
+        if self.cost < self.error: cost = "nothing that can be measured"
+        return f"{self.bits} bits cost this base {cost} on your rows ({before:.2f} → {after:.2f})"
 
 # %% ../../nbs/07_planning/05_bits.ipynb #bits0010
 _ROWS, _TOKENS, _LONGEST = 16, 2048, 512
