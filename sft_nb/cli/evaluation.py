@@ -231,16 +231,12 @@ def _make_talker(options):
 _SAMPLING = ("temperature", "top_p", "stop", "seed")
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen03
-def _prompts_named(args:list[str])->list[str]:
-    "The command line with the words after the run as values of `--prompt`"
-    (_, first), *options = words(arrange(args, _GENERATE))
-    prompts = [*first[1:], *(text for name, texts in options if name == "--prompt" for text in texts)]
-    others = [word for name, texts in options if name != "--prompt" for word in (name, *texts)]
-    return [*first[:1], *others, *(["--prompt", *prompts] if prompts else [])]
-
 def generate_command(args:list[str])->int:
     "Answer prompts with a model, and with its base for comparison if asked for"
-    args = _prompts_named(args)
+    (_, first), *options = words(arrange(args, _GENERATE))   # words after the run are values of --prompt
+    prompts = [*first[1:], *(text for name, texts in options if name == "--prompt" for text in texts)]
+    others = [word for name, texts in options if name != "--prompt" for word in (name, *texts)]
+    args = [*first[:1], *others, *(["--prompt", *prompts] if prompts else [])]
     options = _with_target("generate", parse_own("generate", args, _GENERATE, summary=generate_command.__doc__))
     ask = _make_talker(options)
     talks = [[dict(role="user", content=prompt)] for prompt in options.prompt]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 from ..escape import escape_html, escape_controls
-from ..display import aligned_text, bar_html, format_change, Html, table_html
+from ..display import aligned_text, bar_html, format_change, Html, RecordTable, table_html
 from ..credentials import redact_json
 from ..files import read_json, remove_temporaries, write_atomically
 from ..thoughts import answer_of
@@ -42,8 +42,8 @@ from .statistics import Difference
 from .perplexity import Forgetting, forgetting, general_examples
 from .openai_client import as_generation, ask_server, served_base, Server
 from .generations import (
-    answer_prompts, check_metrics, generation_keys, GenerationCache, LEADING, losses_of, make_questions, paired,
-    Questions, score_generations, Scores, weights_key)
+    answer_prompts, check_metrics, generation_keys, GenerationCache, group_table, LEADING, losses_of, make_questions,
+    paired, Questions, score_generations, Scores, weights_key)
 from .trivial import (
     Baselines, expected_answers, few_shot_questions, find_trivial, is_better, trivial_answers)
 
@@ -344,6 +344,12 @@ class Evaluation:
     def models(self)->list[Scores]:
         "The scores to show, the trained model last"
         return [s for s in (self.base, self.stored, self.tuned) if s is not None]
+
+    @property
+    def group_table(self)->RecordTable:
+        "The figures of each domain, or other group; empty: there are no groups"
+        return group_table(self.models, self.by)
+
     @property
     def headline(self)->str: return rows_in_words(self.tuned.n, self.left_out, self.tuned.clusters)
     @property
@@ -376,20 +382,20 @@ class Evaluation:
         table = [[name, *(f"{f[name]:.3g}" if name in f else "" for f in more)] for name in names]
         table.insert(0, ["", *(s.model for s in both)])
         figures = aligned_text(table, [True, *[False] * len(both)]).splitlines() if names else []
-        classes = str(self.tuned.class_table or "").splitlines()
-        lines = [f"  {line}" for line in [*scores, *self.notes, *figures, *classes]]
+        groups, classes = str(self.group_table or "").splitlines(), str(self.tuned.class_table or "").splitlines()
+        lines = [f"  {line}" for line in [*scores, *self.notes, *figures, *groups, *classes]]
         return escape_controls("\n".join([f"{self.title}: {self.headline}", *lines]))
     __repr__ = __str__
     def _repr_html_(self):
         title = f"<b>{escape_html(self.title)}</b>: {escape_html(self.headline)}"
         table = scores_html(self.models, by=self.by, baselines=self.baselines)
-        classes = self.tuned.class_table
-        lines = "<br>".join(map(escape_html, self.notes))
-        return f"<div>{title}{table}{lines}{classes._repr_html_() if classes else ''}</div>"
+        more = "".join(table._repr_html_() for table in (self.group_table, self.tuned.class_table) if table)
+        return f"<div>{title}{table}{'<br>'.join(map(escape_html, self.notes))}{more}</div>"
 
     def examples(self, n:int=5)->str:
-        "The first `n` rows: prompt, answer of the base, answer of the tuned model"
+        "The first `n` rows: prompt, answer of the base, answer of the tuned model; empty for texts without a prompt"
         lines = []
+        if not any(a.n_tokens for a in self.tuned.answers): return ""
         for k, a in enumerate(self.tuned.answers[:n]):
             prompt = a.prompt
             if len(prompt) > 500: prompt = f"{prompt[:200]} [{len(prompt) - 400:,} characters] {prompt[-200:]}"
@@ -470,12 +476,12 @@ def evaluation_settings(
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #7e09a047
 _ANY_LENGTH = 10**9   # for a model not trained by a run
 
-_WHICH_ROWS = ("eval_samples", "max_length", "task", "on_bad_row")   # other rows are held out on purpose
+_WHICH_ROWS = ("eval_file", "eval_samples", "max_length", "task", "on_bad_row")   # other rows are held out on purpose
 
 def held_out(
     target:Target,
     tokenizer=None,      # None: the one named by its config
-)->tuple[dict[str,dict],dict[str,int]]:   # place -> row; reason -> number of dropped rows
+)->tuple[dict[str,dict],dict[str,int],dict[str,str]]:   # place -> row, reason -> dropped rows, place -> domain
     "The held-out rows that preparation keeps, with a prompt; ConfigError if there is none, or none is asked for"
     cfg, where = target.config, f"evaluate {target.name}"
     if not cfg.eval_samples:
@@ -488,12 +494,12 @@ def held_out(
     same = target.run and all(getattr(cfg, name) == getattr(target.run.config, name) for name in _WHICH_ROWS)
     fingerprint = target.run.fingerprint("eval") if same else None
     with missing_rows_are_of_the_run(target.run.path) if of_run else nullcontext():
-        rows, left_out = read_kept(cfg, "eval", tokenizer, fingerprint=fingerprint)
+        rows, left_out, domains = read_kept(cfg, "eval", tokenizer, fingerprint=fingerprint)
     if not rows: raise ConfigError(where, "no rows are held out", "at least one", edit(eval_file="rows.jsonl"))
     task = task_of(cfg)
     prompted = {place: row for place, row in rows.items() if len(conversation(task, row, place, cfg)) > 1}
-    if not prompted or len(prompted) == len(rows): return rows, left_out
-    return prompted, left_out | {"no prompt": len(rows) - len(prompted)}
+    if not prompted or len(prompted) == len(rows): return rows, left_out, domains
+    return prompted, left_out | {"no prompt": len(rows) - len(prompted)}, domains
 
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #cfc33a29
 @with_settings(*_SETTINGS, "batch_size", default=None)
@@ -515,8 +521,9 @@ def make_evaluator(
     settings, metrics = evaluation_settings(settings), check_metrics(metrics)
     target = find_target(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **settings)
     bench = Workbench(target.config, is_resolved=True)
-    rows, left_out = held_out(target, bench.tokenizer)
-    questions = make_questions(bench.cfg, bench.tokenizer, rows, cluster=cluster)
+    rows, left_out, domains = held_out(target, bench.tokenizer)
+    questions = make_questions(bench.cfg, bench.tokenizer, rows, cluster=cluster, domains=domains,
+                               likelihood=by in ("loss", "perplexity") and not server)
     questions = replace(questions, left_out=left_out, metrics=metrics, figure="loss" if by == "perplexity" else by)
     loss_by_default = bench.cfg.metric_for_best_model == "loss" and by is None
     if server and questions.prompts and questions.by == "loss" and loss_by_default:

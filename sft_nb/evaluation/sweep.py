@@ -35,8 +35,8 @@ from .statistics import correct_for_choice, Difference, Pick, pick
 from .perplexity import Forgetting, forgetting, general_examples
 from .openai_client import require_served, served_base
 from .generations import (
-    answer_prompts, LEADING, paired, score_generations, Scores, weights_key, with_unit)
-from .trivial import Baselines, figure_in_words, find_trivial
+    answer_prompts, group_table, LEADING, paired, score_generations, Scores, weights_key, with_unit)
+from .trivial import Baselines, find_trivial
 from sft_nb.evaluation.evaluate import (
     detectable_in_words, Evaluation, Evaluator, gains_in_words, make_evaluator, rows_in_words,
     save_evaluation)
@@ -205,9 +205,14 @@ class Sweep:
             lines.append(line | {"stopped by itself": f"{scores.ended:.0%}"})
         if self.baselines is not None and self.baselines.matters(self.checkpoints[self.best]):
             best = self.baselines.best
-            value = figure_in_words(self.by, best.figures[self.by], named=False)
-            lines.insert(1, {"checkpoint": best.name, self.by: value})
+            value = best.figures[self.by]
+            lines.insert(1, {"checkpoint": best.name, self.by: f"{value:.1%}" if d.is_share else f"{value:.4g}"})
         return lines
+
+    def tables(self, checkpoint:str)->list:
+        "The figures of a checkpoint for each group of rows, beside the base, and for each label, where there are any"
+        scores = self.checkpoints[checkpoint]
+        return [table for table in (group_table([self.base, scores], self.by), scores.class_table) if table]
 
     def __str__(self):
         width, lines, hidden = shutil.get_terminal_size((80, 24)).columns, self.lines(), []
@@ -221,8 +226,7 @@ class Sweep:
             if max(map(len, table.splitlines())) <= width or not optional: break
             if (name := optional.pop(0)) in names: hidden.append(names.pop(names.index(name)))
         if hidden: table += "\n" + textwrap.fill(f"not shown: {', '.join(hidden)} (table() has them)", width)
-        classes = self.checkpoints[self.best].class_table
-        lines = [f"{self.run}: {self.headline}", table, *self.conclusions, *([str(classes)] if classes else [])]
+        lines = [f"{self.run}: {self.headline}", table, *self.conclusions, *map(str, self.tables(self.best))]
         return escape_controls("\n".join(lines))
     __repr__ = __str__
     def _repr_html_(self):
@@ -230,10 +234,9 @@ class Sweep:
         names = [*dict.fromkeys(name for line in lines for name in line)]
         marked = next(k for k, line in enumerate(lines) if line["checkpoint"] == self.best)
         html = table_html([[line.get(name, "") for name in names] for line in lines], head=names, marked=marked)
-        table = self.checkpoints[self.best].class_table
         lines = "<br>".join(map(escape_html, self.conclusions))
-        return f"<div><b>{escape_html(self.run)}</b>: {escape_html(self.headline)}{html}{lines}" \
-               f"{table._repr_html_() if table else ''}</div>"
+        tables = "".join(table._repr_html_() for table in self.tables(self.best))
+        return f"<div><b>{escape_html(self.run)}</b>: {escape_html(self.headline)}{html}{lines}{tables}</div>"
 
     def to_dict(self)->dict:
         "Ready for JSON"

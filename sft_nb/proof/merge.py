@@ -239,9 +239,9 @@ def held_out_prompts(
     n:int,        # at most
 )->list[list[dict]]:
     "Prompts of held-out rows, or of training rows if none are held out"
-    rows, _ = read_kept(cfg, "eval")
+    rows, *_ = read_kept(cfg, "eval")
     if not rows:
-        try: rows, _ = read_kept(replace(cfg, max_samples=max(n, 64)), "train")
+        try: rows, *_ = read_kept(replace(cfg, max_samples=max(n, 64)), "train")
         except SftError: rows = {}   # all of the first training rows are dropped
     talks = [conversation(task_of(cfg), row, where, cfg) for where, row in list(rows.items())[:n]]
     prompts = [talk[:-1] for talk in talks if len(talk) > 1]

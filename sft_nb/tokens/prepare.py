@@ -303,18 +303,19 @@ def read_kept(
     split:str,             # train or eval
     tokenizer=None,        # None: the one named by `cfg`
     *, fingerprint:str|None=None,   # of the rows of a run: others are used, and said to be others; None: unknown
-)->tuple[dict[str,dict],dict[str,int]]:   # place -> row, in memory; reason -> number of dropped rows
+)->tuple[dict[str,dict],dict[str,int],dict[str,str]]:   # place -> row, reason -> dropped rows, place -> domain
     "The rows of one side that `prepare` keeps; none where the side has no rows, `SftError` if nothing is left"
     task = task_of(cfg)
     rows = open_split(cfg, task, split)
-    if rows is None: return {}, {}
+    if rows is None: return {}, {}, {}
     side = _prepare_side(cfg, task, tokenizer or load_tokenizer(cfg), rows, split)
     if fingerprint not in (None, side.fingerprint):
         _log_finding(f"these are not the run's rows: their fingerprint is {side.fingerprint}, and was {fingerprint}")
     numbers = set(side.stats["row"].tolist())
-    kept = {place: row for number, (place, row) in enumerate(side.source) if number in numbers}
+    found = [parts for number, parts in enumerate(side.source.with_domains()) if number in numbers]
+    kept, domains = {place: row for place, row, _ in found}, {place: domain for place, _, domain in found}
     reason_of = {line["where"]: line["reason"] for line in side.dropped if line["where"] not in kept}
-    return kept, dict(Counter(reason_of.values()).most_common())
+    return kept, dict(Counter(reason_of.values()).most_common()), domains
 
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0024

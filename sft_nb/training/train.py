@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..installation import load_libraries
 from ..files import read_json_object, remove_temporaries, write_atomically
+from ..bases import describe_base
 from ..credentials import load_env_files
 from ..display import failure_page
 from ..escape import escape_controls
@@ -70,6 +71,7 @@ def describe_setup(
     why = f" ({made.reasons['method']})" if made is not None and "method" in bench.cfg.planned else ""
     yield (f"\n{bench.cfg.method}{why} on {hardware.device} ({hardware.device_reason}) "
            f"in {hardware.dtype_name} ({hardware.dtype_reason})")
+    if about := describe_base(bench.requested.model): yield about
     if made is None: yield f"no plan could be made: {bench.no_plan}"
     else: yield f"attention {bench.cfg.attn_implementation} ({made.reasons['attn_implementation']})\n{made.findings[0]}"
 
@@ -87,7 +89,7 @@ def describe_preflight(
     summary = ["", *textwrap.wrap(checked.summary, 100)] if begins and checked.summary else []
     return "\n".join(["\n  ".join([text, *map(str, new if begins else [])]), *summary])
 
-_SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+_SMALL_MODEL = "smollm2"
 
 def check_before_training(
     bench:Workbench,
