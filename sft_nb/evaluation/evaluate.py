@@ -422,7 +422,7 @@ def evaluation_settings(
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #7e09a047
 _ANY_LENGTH = 10**9   # for a model not trained by a run
 
-_WHICH_ROWS = ("eval_samples", "max_length", "task", "on_bad_row")   # other rows are held out on purpose
+_WHICH_ROWS = ("eval_file", "eval_samples", "max_length", "task", "on_bad_row")   # other rows are held out on purpose
 
 def held_out(
     target:Target,

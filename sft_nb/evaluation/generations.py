@@ -461,7 +461,6 @@ def records_of(
 # %% ../../nbs/12_evaluation/03_generations.ipynb #grp00002
 _GROUP_COLUMNS = ("domain", "category", "subject", "topic", "source", "dataset", "subset", "type", "difficulty",
                   "level", "language")
-_MOST_GROUPS = 20
 
 def groups_of(
     rows:list[dict],           # held-out
@@ -469,7 +468,7 @@ def groups_of(
     domains:list[str],         # domain of each row's file; empty: none
 )->tuple[str,list[str]]:       # what the groups are, and the group of each row; empty: there are none
     "The groups of rows: the domains of their files, or a column of few values that is not the answer"
-    if 2 <= len(set(domains)) <= _MOST_GROUPS: return "domain", [domain or "other" for domain in domains]
+    if 2 <= len(set(domains)) <= len(rows) / 2: return "domain", [domain or "other" for domain in domains]
     columns = {str(name).lower(): name for name in (rows[0] if rows else ())}
     for column in filter(columns.get, _GROUP_COLUMNS):
         found = [row.get(columns[column]) for row in rows]

@@ -390,6 +390,8 @@ def hash_to_unit(
     digest = hashlib.blake2b(text, digest_size=8, salt=seed.to_bytes(8, "big")).digest()
     return int.from_bytes(digest, "big") / 2**64
 
+_MOST_DOMAINS = 20   # more are documents of a folder
+
 def _in_turn(iterators:list[Iterator])->Iterator:
     "An element of each, again and again, until all have ended"
     while iterators:
@@ -418,10 +420,13 @@ class Mixture:
 
     @property
     def domains(self)->list[str]:
-        "The domain of each source: the words that its path has and the others lack; empty: none"
-        words = [domain_of(Path(s.origin)).split("_") for s in self.sources]
+        "The domain of each source: the words that its path has and the others lack; empty: none, or there are too many"
+        parts = [Path(s.origin).parts for s in self.sources]
+        start = len(os.path.commonprefix(parts))
+        words = [domain_of(Path(*own[start:])).split("_") for own in parts]
         common = set.intersection(*map(set, words)) if words else set()
-        return ["_".join(w for w in own if w not in common) for own in words]
+        found = ["_".join(w for w in own if w not in common) for own in words]
+        return found if len(set(found)) <= _MOST_DOMAINS else [""] * len(found)
 
     def __iter__(self)->Iterator[tuple[str,dict]]:
         "Yield place and row"
@@ -430,12 +435,12 @@ class Mixture:
     def with_domains(self)->Iterator[tuple[str,dict,str]]:
         "Yield place, row and domain; the first `n` rows of several domains in turn"
         of_domain = {}
-        for k, domain in enumerate(self.domains if self.n is not None else [""] * len(self.sources)):
-            of_domain.setdefault(domain, []).append(self._rows_of(k))
+        for k, domain in enumerate(self.domains):
+            of_domain.setdefault(domain if self.n is not None else "", []).append(self._rows_of(k, domain))
         return islice(_in_turn([chain(*rows) for rows in of_domain.values()]), self.n)
 
-    def _rows_of(self, k:int)->Iterator[tuple[str,dict,str]]:
-        source, domain, chance = self.sources[k], self.domains[k], random.Random(f"{self.seed}-{k}")
+    def _rows_of(self, k:int, domain:str)->Iterator[tuple[str,dict,str]]:
+        source, chance = self.sources[k], random.Random(f"{self.seed}-{k}")
         weight = self.weights[k] if self.weights else 1.
         for i, record in source.read() if self.yield_errors else source:
             place = source.place(i)
