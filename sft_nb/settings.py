@@ -54,7 +54,7 @@ FORMATS = dict(   # formats of rows, and the fields of each
     question_answer=("question", "answer"),
     alpaca_prompt=("instruction", "output"), alpaca_chat=("instruction", "output"),
     jeopardy=("question", "category", "answer"),
-    text=("text",), tokens=("input_ids",),
+    text=("text",), tokens=("input_ids",), segments=("segments",),
     openai_preference=("input", "preferred_output", "non_preferred_output"),
     stored_completion=("input", "output"), vertex=("contents",))
 _Format = Literal[("auto", *FORMATS)]

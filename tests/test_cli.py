@@ -49,7 +49,7 @@ WRONG = [  # arguments, exit code, what the message says
     (["train", "--train-file", "empty.jsonl"], 1, ["empty.jsonl", "there is no row in it"]),
     (["train", "--train-file", "broken.jsonl"], 1, ["broken.jsonl line 2", "not valid JSON"]),
     (["train", "--train-file", "fields.jsonl"], 1,
-     ["fields.jsonl line 1", "it has the fields utterance, reply", "one of these: messages; conversations"]),
+     ["fields.jsonl line 1", "it has the fields utterance, reply", "no format has those"]),
     (["data", "--train-file", "good.jsonl", "--max-length", "4"], 1,
      ["longer than 4 tokens: nothing is left to learn", "--max-length "]),
     (["data", "--train-file", "good.jsonl", "--max-length", "8", "--on-long", "error"], 1,

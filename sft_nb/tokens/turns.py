@@ -431,7 +431,8 @@ def split_conversation(
         for k, m in enumerate(messages):
             last, text = k == len(messages) - 1, m["content"]
             if last and not text.rstrip().endswith(eos): text += eos
-            out.append(Chunk(done[-16:], text, prompt_too or bool(m.get("train", True)), last, add_bos=not k))
+            anchor = done[-16:] if len(messages) == 2 else ""   # segments are encoded one by one, as Axolotl does
+            out.append(Chunk(anchor, text, prompt_too or bool(m.get("train", True)), last, add_bos=not k))
             done += text
         return [out]
 
