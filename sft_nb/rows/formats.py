@@ -1161,7 +1161,7 @@ _READERS = dict(
     openai_preference=_read_openai_preference, jeopardy=_read_jeopardy, segments=_read_segments,
     alpaca_chat=partial(_read_alpaca_prompt, before_input="\n"))
 
-_PLAIN = {"text", "content", "contents", "code", "body", "document", "article", "passage", "story"}   # may be learned whole
+_PLAIN = {"text", "content", "contents", "code", "body", "document", "article", "passage", "story"}   # learned whole
 
 class ColumnsError(SftError):
     "A row whose columns have other names than its fields; other rows may show which is which"
