@@ -211,12 +211,21 @@ def _unread_weights(header:GgufHeader, model, missing:set[str])->str:
     if stored > read: return f"{stored - read:,} of its {stored:,} weights have no place in transformers' model"
     return ""
 
+# Rules that cut a text at each digit before GPT-2's rule cuts it into words; transformers has only the latter
+_DIGITS_FIRST = ("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder")
+
+def _split_digits(tokenizer)->None:
+    from tokenizers import pre_tokenizers
+    each_digit = pre_tokenizers.Digits(individual_digits=True)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([each_digit, words])
+
 def _splits_differently(header:GgufHeader)->bool:
-    "Does transformers split a text into words by another rule than this file names?"
+    "Is a text split into words by a rule that is not known here?"
     if header.get("tokenizer.ggml.model") != "gpt2": return False
     try: from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS as known
     except ImportError: return False   # an older release has the rule of each architecture
-    return header.get("tokenizer.ggml.pre", "default") not in ("default", "gpt-2", "smollm", *known)
+    return header.get("tokenizer.ggml.pre", "default") not in ("default", "gpt-2", *_DIGITS_FIRST, *known)
 
 def _load_with_transformers(header:GgufHeader):
     "Tokenizer and dequantised model; ValueError if something of the file would be lost"
@@ -228,6 +237,7 @@ def _load_with_transformers(header:GgufHeader):
     with tempfile.TemporaryDirectory() as beside:
         Path(beside, "model.gguf").symlink_to(header.path.resolve())   # the files of Ollama have no suffix
         tokenizer = transformers.AutoTokenizer.from_pretrained(beside, gguf_file="model.gguf")
+        if header.get("tokenizer.ggml.pre") in _DIGITS_FIRST: _split_digits(tokenizer)
         for dtype in stored:
             model, info = transformers.AutoModelForCausalLM.from_pretrained(beside, dtype=dtype, **how)
             if all(bool(p.isfinite().all()) for p in model.parameters()): break   # else too large for float16

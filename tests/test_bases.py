@@ -171,6 +171,15 @@ def test_scaled_positions_are_kept(tmp_path):
     assert (rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"]) == ("yarn", 4, 128)
 
 
+def test_digits_are_cut_where_the_file_says_so(tmp_path):
+    parts = {}
+    for rule in ("gpt-2", "smollm"):
+        folder = dequantised(str(write_gguf(tmp_path/f"{rule}.gguf", tokenizer_ggml_pre=rule)))
+        cut = AutoTokenizer.from_pretrained(folder).backend_tokenizer.pre_tokenizer.pre_tokenize_str("a 2² ½5")
+        parts[rule] = [text for text, _ in cut]
+    assert parts == {"gpt-2": ["a", "Ġ2Â²", "ĠÂ½5"], "smollm": ["a", "Ġ", "2", "Â²", "Ġ", "Â½", "5"]}
+
+
 def test_an_unknown_rule_for_words_is_said(tmp_path):
     file = write_gguf(tmp_path/"model.gguf", tokenizer_ggml_pre="a-rule-of-2031")
     assert "text may be split into other words" in describe_base(str(file))
