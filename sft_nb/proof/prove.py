@@ -22,10 +22,9 @@ from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.prepare import missing_rows_are_of_the_run
 from ..tokens.template import Template
 from ..tokens.tokenizer import load_tokenizer, without_day
-from ..workbench import Workbench
+from ..workbench import leaves_base, Workbench
 from ..runs.directory import open_run, Run
 from ..runs.locate import name_of_weights
-from ..evaluation.evaluate import leaves_base
 from ..evaluation.openai_client import Server
 from .merge import held_out_prompts, load_trained
 from .reference import answer_greedily, GreedyAnswer, Reference

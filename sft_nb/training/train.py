@@ -67,10 +67,11 @@ def describe_setup(
     rows = bench.data.report
     short = {name: value for name, value in rows.figures.items() if name.rpartition(": ")[2] in _FIRST_FIGURES}
     yield str(replace(rows, figures=short, summary=""))   # the paragraph comes last, with steps and time
-    yield (f"\n{bench.cfg.method} on {hardware.device} ({hardware.device_reason}) "
+    made = bench.plan
+    why = f" ({made.reasons['method']})" if made is not None and "method" in bench.cfg.planned else ""
+    yield (f"\n{bench.cfg.method}{why} on {hardware.device} ({hardware.device_reason}) "
            f"in {hardware.dtype_name} ({hardware.dtype_reason})")
     if about := describe_base(bench.requested.model): yield about
-    made = bench.plan
     if made is None: yield f"no plan could be made: {bench.no_plan}"
     else: yield f"attention {bench.cfg.attn_implementation} ({made.reasons['attn_implementation']})\n{made.findings[0]}"
 
