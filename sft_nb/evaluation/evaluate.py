@@ -159,7 +159,8 @@ class Evaluator:
     def knows_base(self, cfg:Config)->bool:
         "Has the base of `cfg` answered all rows, and is its loss not wanted?"
         questions, key = self.questions, weights_key(cfg, None)
-        keys = generation_keys(questions.prompts, [key] * len(questions.prompts), questions.cfg.max_new_tokens)
+        keys = generation_keys(questions.prompts, [key] * len(questions.prompts), questions.cfg.max_new_tokens,
+                               self.bench.tokenizer)
         return questions.examples is None and not self.cache.lacks(keys)
 
     @cached_property
