@@ -380,14 +380,18 @@ def weight_prints(
 def _share_in_words(other:list[tuple[WeightPrint,torch.Tensor]], learned:str)->str:
     "How much of what was trained is in weights that differ by just that; empty: they differ otherwise"
     if any(math.isinf(p.distance(found)) or torch.equal(p.base, p.trained) for p, found in other): return ""
-    changes = [(found - p.base, p.trained - p.base) for p, found in other]
-    share = sum(is_.dot(was) for is_, was in changes) / sum(was.dot(was) for _, was in changes)
-    rest = sum((is_ - share * was).norm() ** 2 for is_, was in changes)
-    off, rounding = sum((is_ - was).norm() ** 2 for is_, was in changes), sum(p.rounding ** 2 for p, _ in other)
+    def share_of(side)->float:
+        "The share of what was trained that is in them"
+        changes = [(side(p, found) - p.base, p.trained - p.base) for p, found in other]
+        return float(sum(is_.dot(was) for is_, was in changes) / sum(was.dot(was) for _, was in changes))
+    share, right = share_of(lambda p, found: found), share_of(lambda p, found: p.rounded)
+    rest = sum((found - p.base - share * (p.trained - p.base)).norm() ** 2 for p, found in other)
+    off, rounding = sum((found - p.trained).norm() ** 2 for p, found in other), sum(p.rounding ** 2 for p, _ in other)
     if rest > 4 * rounding + .01 * off: return ""
     verb, have, them = ("is", "has", "it") if len(other) == 1 else ("are", "have", "them")
     if abs(share) < .03: return f"{verb} the base's: {learned} is not in {them}"
-    return f"{have} {learned} {share:.2f} times"
+    usual = f" ({right:.2f} if rounded right)" if abs(right - 1) > .03 else ""
+    return f"{have} {learned} {share:.2f} times{usual}"
 
 def _fault_in_words(name:str, found:torch.Tensor, prints:dict[str,WeightPrint])->str:
     "How a weight differs from what it should be"
