@@ -29,17 +29,16 @@ from ..tasks.core import task_of
 from ..tokens.encode import encode, encode_prompts
 from ..tokens.tokenizer import model_path
 from ..tokens.conversations import conversation
-from ..tokens.prepare import read_kept
+from ..tokens.prepare import missing_rows_are_of_the_run, read_kept
 from ..model.adapter import read_adapter, text_path
 from ..model.experts import restore_experts
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.load import auto_class, load_base, quiet
 from ..model.generate import eval_mode, generate
 from ..model.loss import causal_lm
-from ..workbench import Workbench
-from ..runs.errors import merge_target, missing_rows_are_of_the_run
+from ..workbench import leaves_base, Workbench
+from ..runs.errors import merge_target
 from ..runs.directory import needs_system_prompt, open_run, Run, SYSTEM_PROMPT_FILE
-from ..evaluation.evaluate import leaves_base
 from ..evaluation.statistics import mean_interval
 
 # %% ../../nbs/13_proof/00_merge.ipynb #mg0fmt01
@@ -428,9 +427,9 @@ def held_out_talks(
     n:int,        # at most
 )->dict[str,list[dict]]:   # place of a row -> its messages
     "Held-out rows with a prompt, or training rows if none are held out; empty if there are none"
-    rows, _ = read_kept(cfg, "eval")
+    rows, *_ = read_kept(cfg, "eval")
     if not rows:
-        try: rows, _ = read_kept(replace(cfg, max_samples=max(n, 64)), "train")
+        try: rows, *_ = read_kept(replace(cfg, max_samples=max(n, 64)), "train")
         except SftError: rows = {}   # all of the first training rows are dropped
     talks = {where: conversation(task_of(cfg), row, where, cfg) for where, row in list(rows.items())[:n]}
     return {where: talk for where, talk in talks.items() if len(talk) > 1}
