@@ -232,7 +232,7 @@ class Slope:
         return max(self.off, self.doubt / self.gradient) < most
 
 _FINE = (.01, [(1e-2, 2), (1e-3, 2), (1e-4, 2)], (1e-5, 2))   # tolerance; walks: share of the loss, points
-_COARSE = (.3, [(.2, 6), (.05, 6)])                # for 16 bits
+_COARSE = (.3, [(.4, 3), (.2, 6)])                 # for 16 bits
 _MOST_DOUBT = .1                                   # relative to the smaller slope; above this, a walk is inconclusive
 
 def _choose_walk(slope_at:Callable, enough:float, walks:list, shortest:tuple=())->Slope:
@@ -262,7 +262,7 @@ def _measure_slope(part:str, pieces:list[list], score:Callable, batch:dict, loss
         for p, was, share in moved: p.copy_(was + (t * share) * p.grad)
         return score(batch)
     def slope_at(move:float, points:int)->Slope:
-        return Slope(part, slope, *_estimate_derivative(at, move * loss / slope, points))
+        return Slope(part, slope, *_estimate_derivative(at, len(pieces) * move * loss / slope, points))
     try: return _choose_walk(slope_at, *walks)
     finally:
         for p, was, _ in moved: p.copy_(was)
@@ -289,9 +289,12 @@ def slopes(
         pieces[f"{first} ..."] = [p for _, p in piece]
     enough, walks, *shortest = _COARSE if low_precision else _FINE
     how, found = (score, batch, float(value.detach())), []
-    if len(pieces) > 1:   # half as much is enough: it may be a quarter of what one piece is off by
+    def agrees(s:Slope)->bool:   # half as much is enough: it may be a quarter of what one piece is off by
+        is_rounded = low_precision and s.difference <= s.gradient and s.doubt <= _MOST_DOUBT * s.gradient
+        return is_rounded or s.agrees(enough / 2)
+    if len(pieces) > 1:
         found = [_measure_slope(f"all {len(pieces)} parts", [*pieces.values()], *how, (enough / 2, walks[:-1]))]
-    if not found or not found[0].agrees(enough / 2):
+    if not found or not agrees(found[0]):
         found = [_measure_slope(name, [piece], *how, (enough, walks, *shortest)) for name, piece in pieces.items()]
     model.zero_grad(set_to_none=True)
     return found
