@@ -214,11 +214,19 @@ class LossEvidence(LayoutEvidence):
         return score
 
     @cached_part
+    def pass_seconds(self)->list[float]:
+        "Seconds of the passes over the few rows"
+        return []
+
+    @cached_part
     def scored(self)->Callable:
         "Function: batch -> its `score` before any step, computed once"
         score, known = self.score, {}
         def scored(batch:dict)->float:
-            if id(batch) not in known: known[id(batch)] = score(batch), batch   # which keeps its id from being reused
+            if id(batch) not in known:
+                began = time.monotonic()
+                known[id(batch)] = score(batch), batch   # which keeps its id from being reused
+                self.pass_seconds.append(time.monotonic() - began)
             return known[id(batch)][0]
         return scored
 
@@ -254,7 +262,7 @@ class LossEvidence(LayoutEvidence):
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #time0001
 LEAST_SECONDS, MOST_SHARE = 60., .1   # time for a preflight: seconds, or a share of the training, whichever is more
-_SHARES = dict(evaluated=.05, first_step=.4, learned=.3)   # of that time, for its longest parts
+_SHARES = dict(evaluated=.02, first_step=.4, learned=.3)   # of that time, for its longest parts
 
 class TimedEvidence(LossEvidence):
     "How long a pass takes here, and the rows for which there is time"
@@ -265,11 +273,9 @@ class TimedEvidence(LossEvidence):
 
     @cached_part
     def pace(self)->float:
-        "Seconds that a token of the few rows takes in a forward pass"
-        scored, batch = self.scored, self.some_batch
-        began = time.monotonic()
-        scored(batch)
-        return (time.monotonic() - began) / batch["input_ids"].numel()
+        "Seconds that a token of the few rows takes in a forward pass; the first pass may also compile kernels"
+        for batch in (self.some_batch, self.reversed_batch): self.scored(batch)
+        return min(self.pass_seconds) / self.some_batch["input_ids"].numel()
 
     @property
     def passes(self)->int:

@@ -262,7 +262,7 @@ def _measure_slope(part:str, pieces:list[list], score:Callable, batch:dict, loss
         for p, was, share in moved: p.copy_(was + (t * share) * p.grad)
         return score(batch)
     def slope_at(move:float, points:int)->Slope:
-        return Slope(part, slope, *_estimate_derivative(at, len(pieces) * move * loss / slope, points))
+        return Slope(part, slope, *_estimate_derivative(at, move * loss / slope, points))
     try: return _choose_walk(slope_at, *walks)
     finally:
         for p, was, _ in moved: p.copy_(was)
@@ -293,7 +293,9 @@ def slopes(
         is_rounded = low_precision and s.difference <= s.gradient and s.doubt <= _MOST_DOUBT * s.gradient
         return is_rounded or s.agrees(enough / 2)
     if len(pieces) > 1:
-        found = [_measure_slope(f"all {len(pieces)} parts", [*pieces.values()], *how, (enough / 2, walks[:-1]))]
+        far = len(pieces) if low_precision else 1   # each piece as far as alone, or more of it is rounded away
+        together = [(far * move, points) for move, points in walks[:-1]]
+        found = [_measure_slope(f"all {len(pieces)} parts", [*pieces.values()], *how, (enough / 2, together))]
     if not found or not agrees(found[0]):
         found = [_measure_slope(name, [piece], *how, (enough, walks, *shortest)) for name, piece in pieces.items()]
     model.zero_grad(set_to_none=True)

@@ -498,8 +498,12 @@ def make_questions(
                               "name one of these for {cluster}, or row where rows are independent")
     to_score = {where: row_to_score(task, row, talk) for (where, row), talk in zip(rows.items(), talks)}
     prompts = encode_prompts([talk[:-1] for talk in talks], tokenizer) if all(len(t) > 1 for t in talks) else []
-    opened = [opens_thought(tokenizer.decode(ids[-_PROMPT_END:])) for ids in prompts] or [False] * len(rows)
-    return Questions(cfg, to_score, talks, prompts, examples, clusters, raw=list(rows.values()), opened=opened)
+    opened = [prompt_opens_thought(ids, tokenizer) for ids in prompts] or [False] * len(rows)
+    longest, thought_tokens = longest_target(talks, tokenizer) if prompts else 0, 0
+    if prompts and cfg.sources.get("max_new_tokens") == "default":
+        cfg, thought_tokens = replace(cfg, max_new_tokens=answer_limit(longest)), _THOUGHT_TOKENS
+    return Questions(cfg, to_score, talks, prompts, examples, clusters, raw=list(rows.values()), opened=opened,
+                     longest_target=longest, thought_tokens=thought_tokens)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #9476e474
 def losses_of(
