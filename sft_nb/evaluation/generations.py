@@ -501,7 +501,9 @@ def make_questions(
     opened = [prompt_opens_thought(ids, tokenizer) for ids in prompts] or [False] * len(rows)
     longest, thought_tokens = longest_target(talks, tokenizer) if prompts else 0, 0
     if prompts and cfg.sources.get("max_new_tokens") == "default":
-        cfg, thought_tokens = replace(cfg, max_new_tokens=answer_limit(longest)), _THOUGHT_TOKENS
+        sources = cfg.sources | dict(max_new_tokens="the longest target")
+        cfg = replace(cfg, max_new_tokens=answer_limit(longest), sources=sources)
+        thought_tokens = _THOUGHT_TOKENS
     return Questions(cfg, to_score, talks, prompts, examples, clusters, raw=list(rows.values()), opened=opened,
                      longest_target=longest, thought_tokens=thought_tokens)
 
