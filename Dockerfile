@@ -10,7 +10,9 @@ RUN useradd --create-home me
 USER me
 COPY --chown=me . /home/me/sft_nb
 RUN python3 -m venv /home/me/env \
-    && /home/me/env/bin/pip install --no-cache-dir -c /home/me/sft_nb/constraints.txt '/home/me/sft_nb[lab,deepspeed,prove]'
+    && /home/me/env/bin/pip install --no-cache-dir -c /home/me/sft_nb/constraints.txt \
+       '/home/me/sft_nb[lab,track,deepspeed,prove]' \
+    && chmod 755 /home/me
 ENV PATH=/home/me/env/bin:$PATH
 WORKDIR /home/me/work
 EXPOSE 8888

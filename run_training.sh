@@ -26,9 +26,11 @@ if [[ -z $dry_run ]] && { [[ -n ${PYTHON:-} ]] || ! docker image inspect "$image
 fi
 
 line=(docker run --rm --gpus "$gpus" --shm-size 8g -v "$PWD:/app" -w /app)
+line+=(--user "$(id -u):$(id -g)" -e USER="$(id -un)" -e HOME=/tmp)   # what is written in /app belongs to its owner
 mount() { [[ -d $1 ]] && line+=(-v "$(realpath "$1"):$2"); return 0; }
 mount "${DATA_DIR:-data}" /data
 mount "${MODELS_DIR:-models}" /models
+mkdir -p "${HF_HOME:-$HOME/.cache/huggingface}"
 mount "${HF_HOME:-$HOME/.cache/huggingface}" /hf_cache
 line+=(-e HF_HOME=/hf_cache)
 [[ -f .env ]] && line+=(--env-file .env)

@@ -21,6 +21,7 @@ from .display import as_html, details_html, table_html
 from .credentials import redact_patterns, redact_setting
 from .files import write_atomically
 from .report import as_fix, ConfigError, edit, Fix, MissingPathError, shell_quote
+from .bases import choose_base, SHIPPED
 from .settings import Config, defaults, SETTINGS, settings_with
 from .foreign_meaning import FILE_SUFFIXES, FileSettings, full_name, Meaning, plain_name
 from .foreign_settings import (
@@ -60,6 +61,11 @@ class SettingsMerger:
             self.methods.append((meant, f"{entry.source} {shown}"))
             return
         if meant.fix:
+            wanted = [self.best.get(full) for full in meant.fix.settings if full in SETTINGS]
+            if wanted and all(one and one.rank >= entry.rank and plain_name(one.name) in meant.fix.settings
+                              for one in wanted):   # the fix is there, under our own name
+                self.accepted[shown] = f"{wanted[0].name} sets it ({wanted[0].source})"
+                return
             self.problems.append(refusal(entry.name, entry.value, meant, entry.source))
             return
         for full, v in meant.settings.items():
@@ -169,7 +175,7 @@ def _replace_paths(setting:str, v:Any, find:Callable[[str],str|Path|None])->Any:
     path, name_in_file = split_task_name(v)
     if not isinstance(path, str): return v
     if setting == "task" and not path.endswith(".py"): return v   # shipped with sft_nb, or in a module
-    if setting == "model" and v == "tiny" or setting == "chat_template" and v.isalnum(): return v   # shipped
+    if setting == "model" and v in SHIPPED or setting == "chat_template" and v.isalnum(): return v   # shipped
     if not 0 < len(path) < 1000 or {*"\0\n"} & {*path} or "{{" in path or "{%" in path: return v   # a template
     found = find(path)
     return v if found is None else str(Path(found).absolute()) + name_in_file
@@ -243,6 +249,8 @@ def load_config(
         values[full], sources[full] = entry.value, entry.source
         if file is not None and SETTINGS[full].is_path and entry.rank < OVERRIDE:
             values[full] = _replace_paths(full, entry.value, beside_the_file)
+    for full in ("model", "tokenizer"):
+        if isinstance(values.get(full), str): values[full] = choose_base(values[full])
     written = {full: entry.name for full, entry in merger.best.items() if full_name(entry.name) == full}
     found = [s.problem(values[full], sources[full], written.get(full, ""))
              for full, s in SETTINGS.items() if full in values]
@@ -332,7 +340,8 @@ def command_line_options(
     return " ".join(filter(None, [*options, given.says("shell")]))
 
 # %% ../nbs/01_config.ipynb #cfgfrz02
-def _refuse_assignment(self:Config, name:str, value):
+@patch
+def __setattr__(self:Config, name:str, value):
     known = [full_name(name)] if full_name(name) in SETTINGS else nearest_names(name, SETTINGS)
     right = known[0] if known else name
     raise FrozenInstanceError(f"a Config is immutable. Fix: cfg = load_config(cfg, {right}={value!r})")
@@ -344,9 +353,7 @@ def _no_attribute(self:Config, name:str):
     hint = f"; the setting is called {near[0]}" if near else ""
     raise AttributeError(f"a Config has no {name}{hint}", name=name, obj=self)
 
-Config.__setattr__ = _refuse_assignment
-Config.__getattr__ = _no_attribute
-
+Config.__getattr__ = _no_attribute   # not with @patch, which would leave one in the module
 
 # %% ../nbs/01_config.ipynb #a282a13f
 def save_config(

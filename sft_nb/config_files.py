@@ -9,8 +9,8 @@ __all__ = ['CONFIGS', 'OVERRIDE', 'ASSIGNED', 'IMPORTED', 'DEFAULT', 'nearest_na
            'read_shell_config', 'read_json_config']
 
 # %% ../nbs/00_config_files.ipynb #fa9a7c81
-import __future__, ast, builtins, importlib, json, re, shlex, sys, traceback, types
-from dataclasses import dataclass
+import __future__, ast, builtins, importlib, json, os, re, shlex, sys, traceback, types
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -364,9 +364,9 @@ def _no_settings_error(
     where = f"{path}:{line}" if line else str(path)
     return ConfigError(where, f"this is not valid YAML for settings: {why}", "lines of name: value", fix[:200])
 
-def _entries_of(values:dict, lines:dict[str,int], path:Path, merged=frozenset())->tuple[list,list]:
+def _entries_of(values:dict, lines:dict[str,int], path:Path, merged=frozenset(), tool:str="")->tuple[list,list]:
     "The settings of a file that has one value for each name, and an error for each unknown name"
-    tool, entries, problems = recognise_tool(values), [], []
+    tool, entries, problems = tool or recognise_tool(values), [], []
     for name, v in values.items():
         if name.startswith(("_", ".", "x-")): continue
         source = f"{path}:{lines.get(name, 1)}"
@@ -413,54 +413,130 @@ def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     return entries, problems + more
 
 # %% ../nbs/00_config_files.ipynb #5h311002
-def _command_lines(text:str)->list[tuple[int,str]]:
-    "The lines of a script with the number of the first, those that end with a backslash joined to the next"
-    found, start, parts = [], 1, []
-    for n, line in enumerate(text.splitlines(), 1):
+def _fill_in(line:str, known:dict[str,str])->str:
+    "A line of a script with the variables that it sets, and the sums that it computes: $((16 / 4)), $(expr 16 / 4)"
+    def value(found): return known.get(found[1] or found[2], os.environ.get(found[1] or found[2], found[3] or found[0]))
+    line = re.sub(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})", value, line)
+    def result(found):
+        numbers, *operators = re.findall(r"\d+", found[1] or found[2]), *re.findall(r"[-+*/%]", found[1] or found[2])
+        if len(operators) != len(numbers) - 1: return found[0]
+        total = int(numbers[0])
+        for operator, number in zip(operators, map(int, numbers[1:])):
+            if operator in "/%" and not number: return found[0]
+            total = {"+": total + number, "-": total - number, "*": total * number}.get(operator) \
+                if operator not in "/%" else divmod(total, number)[operator == "%"]
+        return str(total)
+    return re.sub(r"\$\(\(([\d\s+*/%-]+)\)\)|\$\(expr ([\d\s+*/%\\-]+)\)", result, line)
+
+def _commands_of(text:str)->tuple[list[tuple[int,list[str]]],dict[str,str]]:
+    "The commands of a script, each with the number of its first line, and the variables that it sets"
+    found, known, start, parts = [], {}, 1, []
+    for n, line in enumerate([*text.splitlines(), ""], 1):
         if not parts: start = n
         parts.append(line.rstrip().removesuffix("\\"))
         if line.rstrip().endswith("\\"): continue
-        found.append((start, " ".join(parts)))
-        parts = []
-    return found + ([(start, " ".join(parts))] if parts else [])
-
-def read_shell_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
-    "The options of the longest command in a shell script, as settings; ConfigError if it has none"
-    import yaml
-    try: text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as e:
-        raise ConfigError(str(path), error_summary(e), fix="write it in YAML: max_length: 512") from e
-    set_here, best, first = {}, [], 1   # variables that the script sets; the longest command, and its line
-    def filled(word): return re.sub(r"\$\{?(\w+)\}?", lambda found: set_here.get(found[1], found[0]), word)
-    for n, line in _command_lines(text):
-        try: words = shlex.split(line)
+        whole, parts = " ".join(parts), []
+        try: words = shlex.split(_fill_in(whole, known))
         except ValueError: continue   # a quotation mark without its partner
-        words = [filled(word) for word in takewhile(lambda word: word[:1] != "#", words)]   # up to a comment
-        set_here.update(word.split("=", 1) for word in words if re.match(r"[A-Za-z_]\w*=", word))
-        starts = [k for k, word in enumerate(words) if word.endswith(".py") or word in ("sft", "rlhf", "pt", "train")]
-        options = words[starts[0] + 1:] if starts else words   # those before belong to a launcher
-        if sum(word.startswith("--") for word in options) > sum(word.startswith("--") for word in best):
-            best, first = options, n
-    values, name = {}, ""
-    for word in best:
-        if word.startswith("--"):
-            name, is_one, value = word[2:].partition("=")
-            values[name] = [value] if is_one else []
+        words = [*takewhile(lambda word: word[:1] != "#", words)]   # up to a comment
+        known.update(word.split("=", 1) for word in words if re.match(r"[A-Za-z_]\w*=", word))
+        while words:
+            command = [*takewhile(lambda word: not re.fullmatch(r"&&?|\|\|?|;|\d?>.*|<", word), words)]
+            words = words[len(command) + 1:]
+            found.append((start, [word for word in command if word not in ("$@", "$*", "\\")]))
+    return found, known
+
+def _started_processes(launcher:list[str], known:dict[str,str])->int:
+    "How many processes a launcher such as torchrun, accelerate or deepspeed starts; 1 if it does not say"
+    asked = dict(found.groups() for found in re.finditer(r"--([\w-]+)[ =](\d+)", " ".join(launcher)))
+    asked = {plain_name(name): int(n) for name, n in asked.items()}
+    if "num_processes" in asked: return asked["num_processes"]
+    each = asked.get("nproc_per_node", asked.get("num_gpus", known.get("NPROC_PER_NODE", 1)))
+    nodes = asked.get("nnodes", asked.get("num_nodes", known.get("NNODES", 1)))
+    return int(each) * int(nodes) if str(each).isdigit() and str(nodes).isdigit() else 1
+
+_SUBCOMMANDS = ("sft", "rlhf", "pt", "train", "train_sft")
+
+def _split_command(words:list[str])->tuple[list[str],list[str]]:
+    "A command up to the program that trains, with its name, and the options of that program"
+    for k, word in enumerate(words):
+        if word in ("-m", "--module") and k + 1 < len(words): return words[:k + 2], words[k + 2:]
+        is_value = k and words[k - 1].startswith("--")   # as in --split train
+        if word.endswith(".py") or not is_value and word.rpartition(".")[2] in _SUBCOMMANDS:
+            return words[:k + 1], words[k + 1:]
+    return [], words
+
+def _option_values(options:list[str])->tuple[dict[str,Any],list[str]]:
+    "The options of a command, `--name value` or `name=value`, as a file has them, and the words before the first"
+    import yaml
+    values, name, first = {}, "", []
+    for word in options:
+        pair = re.fullmatch(r"--([\w.-]+)=(.*)|\+{0,2}(\w[\w.]*)=(.*)", word, re.DOTALL)
+        if pair and (pair[1] or not name): values[pair[1] or pair[3]] = [pair[2] or pair[4] or ""]
+        elif word.startswith("--"):
+            name = word[2:]
+            values[name] = []
         elif name: values[name].append(word)
-    if not values:
-        raise ConfigError(str(path), "no command in it has options", fix="write the settings in YAML: max_length: 512")
+        else: first.append(word)
     def parsed(word):
         try: found = yaml.safe_load(word)
         except yaml.YAMLError: return word
         try: return float(word) if isinstance(found, str) else found   # 1e-4
         except ValueError: return found
     values = {name: [*map(parsed, words)] or [True] for name, words in values.items()}
-    values = {name: v[0] if len(v) == 1 else v for name, v in values.items()}
+    return {name: v[0] if len(v) == 1 else v for name, v in values.items()}, first
+
+def _as_nested(values:dict[str,Any])->dict:
+    "Options with points in their names as a file has them: {'optim.lr': 1} -> {'optim': {'lr': 1}}"
+    nested = {}
+    for name, v in values.items():
+        *places, last = name.split(".")
+        inside = nested
+        for place in places:
+            if not isinstance(inside.get(place), dict): inside[place] = {}
+            inside = inside[place]
+        inside[last] = v
+    return nested
+
+def read_shell_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
+    "The options of the longest command in a shell script, and of a file that it names; ConfigError if it has none"
+    try: text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise ConfigError(str(path), error_summary(e), fix="write it in YAML: max_length: 512") from e
+    commands, known = _commands_of(text)
+    def options_in(words): return sum(word[:2] == "--" or "=" in word for word in _split_command(words)[1])
+    def yaml_in(words): return sum(word.endswith((".yaml", ".yml")) for word in _split_command(words)[1])
+    candidates = [one for one in commands if _split_command(one[1])[0] or options_in(one[1])]
+    first, words = max(candidates, key=lambda one: (bool(_split_command(one[1])[0]), options_in(one[1]),
+                                                    yaml_in(one[1])), default=(1, []))
+    launcher, options = _split_command(words)
+    values, alone = _option_values(options)
+    named = values.pop("config", None) or next((word for word in alone if word.endswith((".yaml", ".yml"))), None)
+    if not values and not named:
+        raise ConfigError(str(path), "no command in it has options", fix="write the settings in YAML: max_length: 512")
     lines = text.splitlines()
-    numbers = {name: next((n for n in range(first, len(lines) + 1) if f"--{name}" in lines[n - 1]), first)
-               for name in values}
-    if other := other_tool_error(values, str(path)): raise other
-    return _entries_of(values, numbers, path)
+    numbers = {name: next((n for n in range(first, len(lines) + 1) if name in lines[n - 1]), first) for name in values}
+    entries, problems, tool = [], [], ""
+    if named:
+        near = [folder/str(named) for folder in (path.parent, Path.cwd(), *path.absolute().parents[:4])]
+        file = next((p for p in near if p.is_file()), None)
+        if file is None:
+            raise ConfigError(f"{path}:{first}", f"its settings are in {named}, which is not there", "",
+                              command(f"sft_nb config --config {shell_quote(Path(str(named)).name)}"))
+        entries, problems = read_yaml_config(file)
+        entries = [replace(entry, rank=IMPORTED) for entry in entries]
+        tool = next((entry.tool for entry in entries if entry.tool), "")
+    elif other := other_tool_error(_as_nested(values), str(path)): raise other
+    unset = {name: v for name, v in values.items() if re.search(r"\$[\w{(]", str(v))}
+    for name, v in unset.items():
+        problems.append(ConfigError(f"{path}:{numbers[name]}", f"--{name} is {v}, which the script does not set", "",
+                                    f"write its value: --{name} VALUE"))
+    values = {name: v for name, v in values.items() if name not in unset}
+    if launcher[-1:] == ["pt"]: values["stage"] = "pt"   # not an option there, but a command
+    own, more = _entries_of(values, numbers, path, tool=tool)
+    if (n := _started_processes(launcher, known)) > 1 and "num_processes" not in map(full_name, values):
+        own.append(SettingEntry("num_processes", n, f"{path}:{first}", ASSIGNED, own[0].tool if own else tool))
+    return entries + own, problems + more
 
 # %% ../nbs/00_config_files.ipynb #5971286c
 def read_json_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:

@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['fsync', 'write_atomically', 'parse_json', 'read_json', 'read_json_object', 'try_lock', 'is_abandoned',
-           'remove_temporaries', 'inherit_read_permissions', 'fsync_tree', 'atomic_folder']
+           'remove_temporaries', 'inherit_read_permissions', 'fsync_tree', 'atomic_folder', 'cache_home']
 
 # %% ../nbs/00_files.ipynb #dsk00003
-import fcntl, json, os, shutil, stat, time, uuid
+import fcntl, json, os, shutil, stat, tempfile, time, uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from .credentials import warn_once
 
 # %% ../nbs/00_files.ipynb #dsk00006
 def fsync(
@@ -143,3 +145,20 @@ def atomic_folder(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         if lock is not None: os.close(lock)
+
+# %% ../nbs/00_files.ipynb #dsk00031
+def cache_home()->Path:
+    "Where this user's files are kept between processes: SFT_NB_CACHE, else ~/.cache/sft_nb, or a temporary folder"
+    if os.environ.get("SFT_NB_CACHE"): return Path(os.environ["SFT_NB_CACHE"])
+    home = Path(os.path.expanduser("~"))/".cache"/"sft_nb"
+    try: home.mkdir(parents=True, exist_ok=True)
+    except OSError: pass
+    if os.access(home, os.W_OK | os.X_OK): return home
+    folder = Path(tempfile.gettempdir())/f"sft_nb-{os.getuid()}"
+    try: folder.mkdir(mode=0o700)
+    except OSError: pass
+    found = folder.lstat() if os.path.lexists(folder) else None   # anyone may have created it, or a file of that name
+    is_own = found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not is_own or found.st_mode & 0o077: folder = Path(tempfile.mkdtemp(prefix="sft_nb-"))
+    warn_once(f"{home} cannot be written, so the cache is {folder}. Fix: set SFT_NB_CACHE")
+    return folder

@@ -6,8 +6,9 @@
 __all__ = ['ALIASES', 'Meanings', 'IGNORED', 'PARAMETERS', 'LACKING', 'METHODS', 'FILE_SUFFIXES', 'plain_name', 'full_name',
            'Meaning', 'FileSettings', 'accepted', 'sets', 'sets_over_others', 'sets_if_unset', 'refused',
            'other_method', 'is_off', 'any_value', 'only_values', 'true_or_false', 'when_on', 'unless_none',
-           'same_value', 'same_for', 'Tool', 'is_hub_dataset', 'with_split', 'read_held_out', 'read_chat_template',
-           'settings_of_type', 'types_write_prompts', 'dataset_files', 'entry_settings', 'read_datasets', 'join_fields']
+           'same_value', 'sets_from', 'same_for', 'Tool', 'is_hub_dataset', 'with_split', 'read_held_out',
+           'read_chat_template', 'settings_of_type', 'types_write_prompts', 'dataset_files', 'entry_settings',
+           'read_datasets', 'join_fields']
 
 # %% ../nbs/00_foreign_meaning.ipynb #481233ca
 import json, re
@@ -26,7 +27,7 @@ ALIASES = dict(
     train_data="train_file", dataset="train_file", data_path="train_file", data_dir="train_file",
     data_files="train_file", dataset_name="train_file", eval_data="eval_file", validation_file="eval_file",
     val_size="eval_fraction", val_set_size="eval_fraction", test_split_size="eval_fraction",
-    num_samples="eval_samples", chat_template_path="chat_template",
+    num_samples="eval_samples", n_samples="eval_samples", chat_template_path="chat_template",
     default_system_message="system_prompt", default_system="system_prompt",
     train_on_inputs="train_on_prompt", max_seq_length="max_length", max_seq_len="max_length",
     sequence_len="max_length", cutoff_len="max_length", model_max_length="max_length", min_sample_len="min_length",
@@ -152,6 +153,15 @@ def same_value(
     read.__doc__ = setting
     return read
 
+def sets_from(
+    settings_of:Callable,   # of the value and the other settings
+    doc:str,
+)->Callable:                # a function for a table of meanings
+    "A meaning that sets what a function returns"
+    def read(value, given:FileSettings)->Meaning: return sets(**settings_of(value, given))
+    read.__doc__ = doc
+    return read
+
 def same_for(names:str, meanings:Meanings)->dict[str,Meanings]:
     "Several keys with the same meanings"
     return dict.fromkeys(names.split(), meanings)
@@ -200,7 +210,8 @@ _IGNORED = {
         large_head_attention flash_attn_d512 gemma4_hybrid_attn_impl use_v1_kernels use_kt kt_optimize_rule kt_config
         kt_cpu_activation kt_maxlen kt_use_cuda_graph kt_mode kt_force_think kt_backend kt_num_threads
         kt_expert_weight_format kt_tp_enabled kt_weight_path kt_expert_checkpoint_path cpu_infer chunk_size deepcompile
-        llama4_linearized_experts flex_attn_compile_kwargs scattermoe sdp_attention_kernel fp8_backend tf32""",
+        llama4_linearized_experts flex_attn_compile_kwargs scattermoe sdp_attention_kernel fp8_backend tf32
+        use_dsv4_kernels use_glm_dsa_kernels kt_non_expert_weight_path""",
     "memory is planned here: sft_nb plan shows what a step takes": """
         low_cpu_mem_usage max_memory gpu_memory_limit lora_on_cpu qlora_sharded_model_loading
         experimental_skip_move_to_device layer_offloading ple_cpu_offload selective_checkpointing gc_steps
@@ -213,7 +224,9 @@ _IGNORED = {
         accelerator_config parallelism_config dp_shard_size dp_replicate_size use_ray ray_run_name ray_storage_path
         ray_storage_filesystem ray_num_workers ray_init_kwargs resources_per_worker placement_strategy heads_k_stride
         ring_attn_func average_tokens_across_devices ignore_bias_buffers master_addr master_port nnodes node_rank
-        fsdp_final_state_dict_type""",
+        fsdp_final_state_dict_type fsdp_transformer_layer_cls_to_wrap fsdp_auto_wrap_policy fsdp_sharding_strategy
+        fsdp_state_dict_type fsdp_offload_params expert_parallel_size expert_parallel_backend
+        expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes expert_parallel_token_capacity""",
     "rows are prepared by sft_nb and kept in cache_dir": """
         overwrite_cache preprocessing_batch_size dataset_keep_in_memory num_dataset_shards_to_save tokenized_path
         preprocess_iterable is_preprocess skip_prepare_dataset sample_packing_group_size sample_packing_bin_size
@@ -238,6 +251,7 @@ _IGNORED = {
         model_type type_of_model tokenizer_type tokenizer_use_fast use_fast_tokenizer tokenizer_legacy
         use_slow_tokenizer
         tokenizer_use_mistral_common cls_model_config base_model_config is_falcon_derived_model is_llama_derived_model
+        base_model_ignore_patterns
         is_mistral_derived_model is_qwen_derived_model model_quantization_config model_quantization_config_kwargs
         model_code_revision base_model_revision""",
     "vocabulary rows that no token uses do not change the loss": """
@@ -282,7 +296,7 @@ PARAMETERS = same_for(_PARAMETERS, any_value())
 # %% ../nbs/00_foreign_meaning.ipynb #65fb3200
 _LACKING = {
     "it trains with another loss": """
-        use_eaft use_dft_loss use_asft_loss label_smoothing_factor
+        use_eaft use_eaft_loss use_dft_loss use_asft_loss label_smoothing_factor
         scaling_softmax""",
     "it adds noise to the embeddings": "neftune_noise_alpha noisy_embedding_alpha",
     "its optimiser is not one of TrainingArguments": """
@@ -594,6 +608,7 @@ def read_datasets(
         fix = "rename that key of the messages to train"
     if any(one.get("train_on_eos") not in (None, "turn") for one in entries):
         fix = "train_on_eos: turn, as every answer that is learned ends with its token"
+    if "drop_system_message" in odd: fix = "leave drop_system_message out: a system message is a part of the prompt"
     if any(one.startswith("roles_to_train") for one in odd): fix = "leave roles_to_train out: answers are learned"
     if any(one.startswith("type ") for one in odd): fix = "write the rows with the columns prompt and completion"
     if odd: return refused("; ".join(dict.fromkeys(odd)), fix)
@@ -610,6 +625,8 @@ def read_datasets(
         wanted |= meant.settings
     keys = [one.get("message_field_training") for one in entries if one.get("roles_to_train") == []]
     note = f"an answer without {keys[0]} is learned too; {keys[0]}: false leaves it out" if keys else ""
+    if wanted.get("train_on_prompt") and not all("system" in (one.get("roles_to_train") or ()) for one in entries):
+        note = "with the turns of users, system messages are learned too"
     return Meaning(note, wanted)
 
 def join_fields(

@@ -8,11 +8,12 @@ __all__ = ['DTYPES', 'MODEL_KEYS', 'EVALUATION_KEYS', 'PACKING', 'PADDING', 'TRL
            'AXOLOTL_ROW_KEYS', 'AXOLOTL_MACHINE_KEYS', 'AXOLOTL_KEYS', 'AXOLOTL', 'LLAMA_FACTORY_KEYS', 'LLAMA_FACTORY',
            'SWIFT_KEYS', 'MS_SWIFT', 'read_dtype', 'computes_in', 'adapter_method', 'holds_nothing_out',
            'read_truncation', 'read_thinking', 'trl_defaults', 'times_per_epoch', 'read_special_tokens',
-           'read_added_tokens', 'axolotl_defaults', 'find_dataset_info', 'read_dataset_names', 'llama_factory_defaults',
-           'swift_defaults']
+           'read_added_tokens', 'as_held_out', 'axolotl_defaults', 'find_dataset_info', 'read_dataset_names',
+           'llama_factory_defaults', 'swift_defaults']
 
 # %% ../nbs/00_foreign_tools.ipynb #8fb2e9a3
 import json, re
+from collections.abc import Callable
 from pathlib import Path
 
 from .report import command, edit, Fix
@@ -20,7 +21,7 @@ from .settings import as_pairs
 from .foreign_meaning import (
     accepted, any_value, dataset_files, FILE_SUFFIXES, FileSettings, is_hub_dataset, is_off, join_fields, Meaning,
     METHODS, only_values, other_method, read_chat_template, read_datasets, read_held_out, refused, same_for, same_value,
-    sets, sets_if_unset, sets_over_others, Tool, true_or_false, unless_none, when_on, with_split)
+    sets, sets_from, sets_if_unset, sets_over_others, Tool, true_or_false, unless_none, when_on, with_split)
 
 # %% ../nbs/00_foreign_tools.ipynb #138a1d3b
 _DTYPE_NOTE = "dtype chooses: auto is bfloat16 where the hardware computes in it, else float32"
@@ -49,7 +50,7 @@ def _read_load_in_4bit(v, given:FileSettings)->Meaning:
     if given.tool and any(name in given.written for name in asked_elsewhere): return accepted()
     if given.tool: return accepted("all weights are trained, so they are not quantised" if v else "")
     if v: return sets(method="qlora")
-    if given["method"] != "qlora": return accepted("the base is not quantised by this method")
+    if given["method"] not in ("qlora", "auto"): return accepted("the base is not quantised by this method")
     return accepted("8 bits are requested") if given["load_in_8bit"] else sets(method="lora")
 
 def _read_use_peft(v, given:FileSettings)->Meaning:
@@ -126,27 +127,14 @@ def _read_packing(v, given:FileSettings)->Meaning:
     tokens = given["per_device_train_batch_size"] * given["max_length"]
     return sets_if_unset("per_device_train_batch_size rows of max_length tokens", max_tokens_per_batch=tokens)
 
-def _read_packing_strategy(v, given:FileSettings)->Meaning:
-    "on_long = 'split' for bfd_split; refused where rows would be cut anywhere"
-    if v in ("bfd_split", "bfd-requeue"): return sets("rows stay whole, longer ones are split", on_long="split")
-    return refused("rows stay whole", "leave {packing_strategy} out")
-
-def _read_text_field(v, given:FileSettings)->Meaning:
-    "fields = text=COLUMN"
-    return sets(fields=(f"text={v}",))
-
-def _read_train_split(v, given:FileSettings)->Meaning:
-    "train_file = DATASET:SPLIT"
-    files = given["train_file"] or ()
-    if v == "train" or len(files) != 1: return accepted("a hub dataset's train split is read; name:split is another")
-    return sets_over_others(train_file=(with_split(files[0], v, given.written.get("dataset_config")),))
-
-def _read_dataset_config(v, given:FileSettings)->Meaning:
+def _read_train_part(v, given:FileSettings)->Meaning:
     "train_file = DATASET:CONFIG:SPLIT"
-    files = given["train_file"] or ()
-    if len(files) != 1: return refused("it belongs to one dataset", edit(train_file="name:config:split"))
-    if given.written.get("dataset_train_split", "train") != "train": return accepted()   # which has set both
-    return sets_over_others(train_file=(with_split(files[0], "train", v),))
+    files, asked = given["train_file"] or (), given.written | {given.key: v}
+    config, split = asked.get("dataset_config"), asked.get("dataset_train_split", "train")
+    if len(files) != 1 and config: return refused("it belongs to one dataset", edit(train_file="name:config:split"))
+    if len(files) != 1 or split == "train" and not config:
+        return accepted("a hub dataset's train split is read; name:split is another")
+    return sets_over_others(train_file=(with_split(files[0], split, config),))
 
 def _read_test_split(v, given:FileSettings)->Meaning:
     "eval_file = DATASET:SPLIT, if it evaluates"
@@ -160,10 +148,6 @@ def _read_test_split(v, given:FileSettings)->Meaning:
     return sets_if_unset(f"the split {v} of {files[0]}", eval_file=(held_out,))
 
 _WHOLE = "rows of messages are learned whole, as TRL does; assistant_only_loss: true learns their answers alone"
-
-def _read_assistant_only_loss(v, given:FileSettings)->Meaning:
-    "train_on_prompt = 'conversations' for False, which is TRL's default"
-    return sets(train_on_prompt=False) if v else sets_if_unset(_WHOLE, train_on_prompt="conversations")
 
 def _read_completion_only_loss(v, given:FileSettings)->Meaning:
     "train_on_prompt = True for False, unless assistant_only_loss is True; None and True are the default"
@@ -179,10 +163,13 @@ PACKING = {True: _read_packing, "auto": _read_packing, False: sets(max_tokens_pe
            None: accepted("rows are not packed")}
 PADDING = any_value("padding is masked and never supervised: it changes no loss")
 _NO_LOADER = any_value("rows are prepared once and read from memory: nothing waits for a loader")
-_TEXT_FIELD = only_values("text", note="plain text is read from there") | {...: _read_text_field}
+_TEXT_FIELD = only_values("text", note="plain text is read from there") | {
+    ...: sets_from(lambda v, _: dict(fields=(f"text={v}",)), "fields = text=COLUMN")}
 TRL_ROW_KEYS = dict(
     packing=PACKING, pad_to_multiple_of=PADDING,
-    packing_strategy=only_values("bfd", "ffd", note="rows stay whole") | {...: _read_packing_strategy},
+    packing_strategy=only_values("bfd", "ffd", note="rows stay whole") | dict.fromkeys(
+        ("bfd_split", "bfd-requeue"), sets("rows stay whole, longer ones are split", on_long="split"))
+        | {...: refused("rows stay whole", "leave {packing_strategy} out")},
     padding_side=only_values("right", note="training pads on the right, generation on the left"),
     padding=true_or_false("rows are padded as far as their batch needs"),
     truncation_mode=unless_none(read_truncation), truncation_side=unless_none(read_truncation),
@@ -190,15 +177,16 @@ TRL_ROW_KEYS = dict(
     mlm=only_values(False, note="the loss is of the next token"),
     loss_type=only_values("nll", "chunked_nll", note="it is the loss of the next token"),
     dataset_text_field=_TEXT_FIELD, text_column=_TEXT_FIELD,
-    dataset_train_split={...: _read_train_split}, dataset_test_split={...: _read_test_split},
-    dataset_config=unless_none(_read_dataset_config),
+    dataset_train_split=unless_none(_read_train_part), dataset_test_split={...: _read_test_split},
+    dataset_config=unless_none(_read_train_part),
     dataloader_num_workers=_NO_LOADER, dataloader_pin_memory=_NO_LOADER, dataloader_prefetch_factor=_NO_LOADER,
     dataloader_persistent_workers=_NO_LOADER,
     dataloader_drop_last=true_or_false("every row is trained on in every epoch"),
     remove_unused_columns=true_or_false("batches hold ids and labels alone, and every column is accounted for"),
     label_names=only_values("labels", ("labels",), note="labels are made by sft_nb, and always called so"),
     completion_only_loss=dict.fromkeys((True, False), _read_completion_only_loss) | only_values(),
-    assistant_only_loss=dict.fromkeys((True, False), _read_assistant_only_loss) | only_values(),
+    assistant_only_loss={True: sets(train_on_prompt=False), None: accepted(),
+                         False: sets_if_unset(_WHOLE, train_on_prompt="conversations")},
     train_sampling_strategy={"random": accepted(), "group_by_length": sets(group_by_length=True),
                              "sequential": sets(shuffle=False)})
 
@@ -242,16 +230,14 @@ HANDBOOK_KEYS = dict(
 # %% ../nbs/00_foreign_tools.ipynb #f8dcce7b
 def _read_model_kwargs(v, given:FileSettings)->Meaning:
     "accepted, if it says how the model is loaded; refused, if it would change the model"
+    if isinstance(v, dict) and [k for k in v if not is_off(v[k])] == ["output_router_logits"]:
+        return refused("the loss that balances experts needs its coefficient, as config.json has it",
+                       edit(router_aux_loss_coef=.001))
     loading = ("use_cache", "attn_implementation", "torch_dtype", "dtype", "low_cpu_mem_usage", "device_map",
                "trust_remote_code", "revision", "use_safetensors")
     odd = [str(k) for k in v if k not in loading] if isinstance(v, dict) else [str(v)[:40]]
     if odd: return refused(f"{', '.join(odd)} would change the model", "change its config.json, and name the folder")
     return accepted("how the model is loaded changes nothing that it learns")
-
-def _read_distributed(v, given:FileSettings)->Meaning:
-    "num_processes sets how many"
-    if given["num_processes"] > 1: return accepted("num_processes train together")
-    return refused("num_processes sets how many", edit(num_processes=2))
 
 _FSDP = """version reshard_after_forward state_dict_type final_state_dict_type auto_wrap_policy offload_params
     cpu_offload activation_checkpointing transformer_layer_cls_to_wrap cpu_ram_efficient_loading sync_module_states
@@ -285,11 +271,16 @@ TRL_MACHINE_KEYS = dict(
     peft_type=only_values("LORA", note="adapters are LoRA's"), fan_in_fan_out=true_or_false("peft finds it"),
     inference_mode=only_values(False, note="it is trained"),
     gradient_checkpointing_kwargs=any_value("checkpointing is never reentrant, with the same result"),
-    distributed_training={False: accepted("one process"), True: _read_distributed},
+    distributed_training={False: accepted("one process"),
+                          True: refused("num_processes sets how many", edit(num_processes=2))},
     ddp_find_unused_parameters=true_or_false("every trained weight is used"),
     fsdp_version=only_values(1, 2, note="it is FSDP2, with the same result"),
     fsdp_config=unless_none(_read_fsdp_config), use_cpu=_ON_CPU, no_cuda=_ON_CPU,
-    gpu={None: accepted("the first card"), ...: _refuse_gpu},
+    gpu={None: accepted("the first card"), ...: _refuse_gpu}, 
+    accelerate_config=only_values("single_gpu", "multi_gpu", note="num_processes sets how many train")
+        | same_for("zero1 zero2", sets(deepspeed="zero2")) | dict(zero3=sets(deepspeed="zero3"))
+        | same_for("fsdp1 fsdp2", sets(fsdp=True))
+        | {...: refused("a file of accelerate is not read", edit(num_processes=2))},
     model_kwargs=MODEL_KWARGS, model_init_kwargs=MODEL_KWARGS,
     use_liger_kernel=true_or_false(
         "the loss is computed in chunks, of supervised positions; kernels: liger has its layers"),
@@ -392,11 +383,6 @@ def _read_curriculum(v, given:FileSettings)->Meaning:
         return accepted("several datasets are shuffled when they are merged: their order is drawn by seed")
     return sets(shuffle=False)
 
-def _read_excess_length(v, given:FileSettings)->Meaning:
-    "on_long"
-    how = dict(drop="drop", truncate="cut", **{"raise": "error"}).get(v)
-    return sets(on_long=how) if how else refused("drop, truncate or raise", edit(on_long="drop"))
-
 def read_special_tokens(v, given:FileSettings)->Meaning:
     "train_tokens, for additional_special_tokens; the others end an answer as the chat template does"
     if not isinstance(v, dict): return refused("names with tokens", edit(train_tokens=("<|im_end|>",)))
@@ -412,17 +398,23 @@ def read_added_tokens(v, given:FileSettings)->Meaning:
     names = [one.strip() for one in v.split(",")] if isinstance(v, str) else [str(one) for one in v]
     return sets(train_tokens=tuple(names))
 
-def _read_test_datasets(v, given:FileSettings)->Meaning:
-    "eval_file"
-    return read_datasets(v, given, "eval_file")
+def as_held_out(
+    read:Callable,   # reads rows, and takes a setting as third argument
+)->Callable:         # a function for a table of meanings
+    "The same for held-out rows: eval_file"
+    def read_as_eval_file(v, given:FileSettings)->Meaning: return read(v, given, "eval_file")
+    read_as_eval_file.__doc__ = "eval_file"
+    return read_as_eval_file
 
 AXOLOTL_ROW_KEYS = dict(
-    datasets=unless_none(read_datasets), test_datasets=unless_none(_read_test_datasets), sample_packing=PACKING,
+    datasets=unless_none(read_datasets), test_datasets=unless_none(as_held_out(read_datasets)), sample_packing=PACKING,
     curriculum_sampling=when_on(_read_curriculum),
     batch_flattening={"auto": sets(padding_free="auto")} | when_on(sets(padding_free=True)),
     multipack_sampler=true_or_false("rows stay whole"), pad_to_sequence_len=PADDING,
     eval_sample_packing=true_or_false("held-out rows are scored whole"),
-    excess_length_strategy=unless_none(_read_excess_length),
+    excess_length_strategy={
+        "drop": sets(on_long="drop"), "truncate": sets(on_long="cut"), "raise": sets(on_long="error"),
+        None: accepted(), ...: refused("drop, truncate or raise", edit(on_long="drop"))},
     dataset_prepared_path=any_value("prepared rows are kept in cache_dir"),
     chat_template_jinja=when_on(same_value("chat_template")),
     special_tokens=unless_none(read_special_tokens), tokens=when_on(read_added_tokens))
@@ -559,27 +551,23 @@ def read_dataset_names(v, given:FileSettings, setting:str="train_file")->Meaning
     note = f"there is no dataset_info.json, so it is assumed to be in {', '.join(guessed)}" if guessed else ""
     return Meaning(note, sets)
 
-def _read_eval_dataset(v, given:FileSettings)->Meaning:
-    "eval_file, by the names in dataset_info.json"
-    return read_dataset_names(v, given, "eval_file")
+
 
 # %% ../nbs/00_foreign_tools.ipynb #65aee0b2
-def _read_finetuning_type(v, given:FileSettings)->Meaning:
-    "method; freeze and oft are refused"
-    if v == "lora": return sets(method="qlora" if given.written.get("quantization_bit") else "lora")
+_TUNERS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
+_BITS = ("quantization_bit", "quant_bits")
+
+def _read_tuner(v, given:FileSettings)->Meaning:
+    "method; other ways to train a part of the weights are refused"
+    if v == "lora": return sets(method="qlora" if any(given.written.get(name) for name in _BITS) else "lora")
     if v == "full": return sets(method="full")
     return refused(f"{v} is another way to train a part of the weights", edit(method="lora"))
 
-def _read_quantization_bit(v, given:FileSettings)->Meaning:
+def _read_bits(v, given:FileSettings)->Meaning:
     "method = 'qlora', with load_in_8bit for 8"
-    if given.written.get("finetuning_type", "lora") != "lora": return accepted()
-    if v not in (4, 8): return refused("a base is quantised to 4 or 8 bits", edit(method="qlora"))
+    if any(given.written.get(name, "lora") != "lora" for name in _TUNERS): return accepted()
+    if v not in (4, 8): return refused("a base is quantised to 4 or 8 bits", Fix({given.key: 4}))
     return sets(method="qlora", load_in_8bit=v == 8)
-
-def _read_pissa(v, given:FileSettings)->Meaning:
-    "init_lora_weights = pissa_niter_N, with N from pissa_iter"
-    n = given.written.get("pissa_iter", 16)
-    return sets(init_lora_weights="pissa" if n == -1 else f"pissa_niter_{n}")
 
 def _read_infer_backend(v, given:FileSettings)->Meaning:
     "ignored in a file that trains; else refused: answering with a model"
@@ -623,17 +611,21 @@ def _read_enable_thinking(v, given:FileSettings)->Meaning:
     return sets("reasoning is removed, and the prompt has the empty block", reasoning="drop",
                 chat_template_kwargs=("enable_thinking=False",))
 
-_INTERLEAVED = refused("rows of all files are taken, each as often as train_weights says", edit(train_weights=(1., 2.)))
+_INTERLEAVED = refused("files are not interleaved: concat takes all rows, each as often as train_weights says",
+                       Fix(dict(mix_strategy="concat")))
 _ADDED_TOKENS = when_on(read_added_tokens)
 LLAMA_FACTORY_KEYS = dict(
     use_galore=when_on(_read_projection("galore", rank=16, update_interval=200, scale=2., proj_type="std")),
     use_apollo=when_on(_read_projection("apollo", rank=16, update_interval=200, scale=32., proj="random",
                                         proj_type="std", scale_type="channel")),
-    finetuning_type=unless_none(_read_finetuning_type), quantization_bit=unless_none(_read_quantization_bit),
+    finetuning_type=unless_none(_read_tuner), quantization_bit=unless_none(_read_bits),
     quantization_method=only_values("bnb", "bitsandbytes", "BITS_AND_BYTES", note="bitsandbytes quantises the base"),
-    pissa_init=when_on(_read_pissa), pissa_iter=any_value("pissa_init reads it"),
+    pissa_init=when_on(sets_from(
+        lambda _, given: dict(init_lora_weights=f"pissa_niter_{given.written.get('pissa_iter', 16)}".removesuffix(
+            "_niter_-1")), "init_lora_weights = pissa_niter_N, with N from pissa_iter")),
+    pissa_iter=any_value("pissa_init reads it"),
     template=unless_none(read_chat_template),
-    eval_dataset=when_on(_read_eval_dataset), dataset_dir=any_value("datasets are looked for there"),
+    eval_dataset=when_on(as_held_out(read_dataset_names)), dataset_dir=any_value("datasets are looked for there"),
     infer_backend=when_on(_read_infer_backend), add_tokens=_ADDED_TOKENS, add_special_tokens=_ADDED_TOKENS,
     neat_packing=PACKING | {False: accepted()}, mask_history={True: sets(train_on_turns="last")} | only_values(False),
     mix_strategy=only_values("concat", note="the rows of all files are read") | {...: _INTERLEAVED},
@@ -658,20 +650,13 @@ def llama_factory_defaults(given:FileSettings)->dict:
     return dict(lora_alpha=2 * given["lora_r"] if isinstance(given["lora_r"], int) else 16)
 
 # %% ../nbs/00_foreign_tools.ipynb #5w1ft002
-def _read_tuner_type(v, given:FileSettings)->Meaning:
-    "method; other tuners are refused"
-    if v == "lora": return sets(method="qlora" if given.written.get("quant_bits") else "lora")
-    if v == "full": return sets(method="full")
-    return refused(f"{v} is another way to train a part of the weights", edit(method="lora"))
-
-def _read_quant_bits(v, given:FileSettings)->Meaning:
-    "method = 'qlora', with load_in_8bit for 8"
-    if v not in (4, 8): return refused("a base is quantised to 4 or 8 bits", edit(method="qlora"))
-    return sets_over_others(method="qlora", load_in_8bit=v == 8)
-
 def _read_swift_datasets(v, given:FileSettings, setting:str="train_file")->Meaning:
     "train_file: name:subset#500 is the first 500 rows of it"
     names, files, drawn = [str(one) for one in (v.split() if isinstance(v, str) else v)], [], []
+    others = [name for name in names if "self-cognition" not in name]
+    if others != names:
+        fix = Fix(dict(dataset=others)) if others else "write them into a copy of the rows, and name it in {dataset}"
+        return refused("rows of self-cognition have {{NAME}} and {{AUTHOR}}, which are not filled in", fix)
     for name in names:
         name, _, n = re.sub("^(HF|MS)::", "", name).partition("#")
         if n and not n.isdigit(): return refused("a whole number after #", f"{{{setting}}} NAME#500")
@@ -682,54 +667,66 @@ def _read_swift_datasets(v, given:FileSettings, setting:str="train_file")->Meani
     note = f"the first {', '.join(drawn)} rows, in the order of the file" if drawn else ""
     return sets(note, **{setting: tuple(files)})
 
-def _read_val_datasets(v, given:FileSettings)->Meaning:
-    "eval_file"
-    return _read_swift_datasets(v, given, "eval_file")
-
-def _read_system(v, given:FileSettings)->Meaning:
-    "system_prompt, also from a text file"
-    if not str(v).endswith(".txt"): return sets(system_prompt=str(v))
-    file = next((p for p in (Path(v), (given.folder or Path())/v) if p.is_file()), None)
-    if file is None: return refused("there is no such file", edit(system_prompt="You are a helpful assistant."))
-    return sets(system_prompt=file.read_text(encoding="utf-8"))
+def _from_text_file(
+    setting:str,
+    example,             # a value of the setting
+    of_text:Callable,    # a text, or a list -> the value
+)->Callable:             # a function for a table of meanings
+    "A setting whose value may be the name of a text file"
+    def read(v, given:FileSettings)->Meaning:
+        if not str(v).endswith(".txt"): return sets(**{setting: of_text(v)})
+        file = next((p for p in (Path(v), (given.folder or Path())/v) if p.is_file()), None)
+        if file is None: return refused("there is no such file", edit(**{setting: example}))
+        return sets(**{setting: of_text(file.read_text(encoding="utf-8"))})
+    read.__doc__ = f"{setting}, also from a text file"
+    return read
 
 def _read_loss_scale(v, given:FileSettings)->Meaning:
     "train_on_turns = 'last' for last_round, train_on_prompt = True for all; weights of parts of an answer are refused"
     first, _, more = v.partition("+")
     meant = dict(default=accepted("every answer is learned"), last_round=sets(train_on_turns="last"),
                  all=sets(train_on_prompt=True)).get(first)
-    if "ignore_empty_think" in v:
+    if "ignore_empty_think" in v and given.written.get("enable_thinking") is not False:
         return refused("an empty block is not learned where the prompt has it", Fix(dict(enable_thinking=False)))
-    if meant is None or more: return refused("parts of an answer are not weighted", "loss_scale: default")
+    if meant is None and first == "ignore_empty_think": return accepted("the prompt has the empty block")
+    if meant is None or more and more != "ignore_empty_think":
+        return refused("parts of an answer are not weighted", Fix(dict(loss_scale="default")))
     return meant
 
-def _read_truncation_strategy(v, given:FileSettings)->Meaning:
-    "on_long, with cut_side"
-    how = dict(delete=dict(on_long="drop"), left=dict(on_long="cut", cut_side="start"), split=dict(on_long="split"),
-               right=dict(on_long="cut", cut_side="end"), **{"raise": dict(on_long="error")})
-    return sets(**how[v]) if v in how else refused("delete, left, right or split", edit(on_long="drop"))
-
 SWIFT_KEYS = (
-    same_for("tuner_type train_type sft_type", unless_none(_read_tuner_type))
+    same_for("tuner_type train_type sft_type", unless_none(_read_tuner))
     | same_for("""lazy_tokenize load_from_cache_file shuffle_buffer_size dataset_shuffle val_dataset_shuffle use_hf
         add_version create_checkpoint_symlink acc_strategy check_model safe_serialization max_shard_size load_args
         load_data_args ignore_args_error download_mode norm_bbox stop_words response_prefix stream eval_use_evalscope
-        eval_limit use_logits_to_keep tuner_backend lora_dtype local_repo_path model_name model_author device_groups""",
+        eval_limit use_logits_to_keep tuner_backend lora_dtype local_repo_path model_name model_author device_groups
+        experts_impl packing_num_proc data_range deepspeed_autotp_size zero_hpz_partition_size use_flash_ckpt callbacks
+        template_backend disable_auto_column_mapping cache_files enable_npu_model_patch ray_exp_name eval_dataset_args
+        eval_generation_config swanlab_exp_name swanlab_notification_method swanlab_token swanlab_webhook_url""",
                any_value("it does not change what is learned"))
     | same_for("freeze_vit freeze_aligner vit_lr aligner_lr vit_gradient_checkpointing max_pixels",
                any_value("rows are text: no other part of the model is trained"))
     | {name: when_on(refused("it is not supported here", f"leave {{{name}}} out")) for name in """freeze_parameters
         freeze_parameters_ratio freeze_parameters_regex trainable_parameters_regex freeze_llm trainable_parameters
         lisa_activated_layers lorap_lr_ratio enable_dft_loss enable_channel_loss target_regex custom_dataset_info
-        cached_dataset external_plugins custom_register_path interleave_prob use_galore""".split()}
-    | dict(quant_bits=when_on(_read_quant_bits),
+        loss_type qk_clip_threshold packing_length is_binary_loss_scale disable_ignore_empty_think resume_only_model
+        max_model_len cached_val_dataset cached_dataset external_plugins custom_register_path interleave_prob
+        use_galore""".split()}
+    | dict(quant_bits=when_on(_read_bits),
            quant_method=only_values("bnb", note="bitsandbytes quantises the base"),
-           val_dataset=when_on(_read_val_datasets), system=when_on(_read_system),
-           split_dataset_ratio=unless_none(read_held_out), truncation_strategy=unless_none(_read_truncation_strategy),
+           val_dataset=when_on(as_held_out(_read_swift_datasets)),
+           system=when_on(_from_text_file("system_prompt", "You are a helpful assistant.", str)),
+           split_dataset_ratio=unless_none(read_held_out), truncation_strategy={
+               "delete": sets(on_long="drop"), "left": sets(on_long="cut", cut_side="start"), None: accepted(),
+               "right": sets(on_long="cut", cut_side="end"), "split": sets(on_long="split"),
+               "raise": sets(on_long="error"), ...: refused("delete, left, right or split", edit(on_long="drop"))},
            loss_scale=unless_none(_read_loss_scale), dataset=when_on(_read_swift_datasets),
            agent_template=any_value("the chat template writes tools and calls"),
            columns=when_on(refused("fields names the columns", edit(fields=("question=Problem", "answer=Solution")))),
-           rlhf_type=METHODS["rl"],
+           rlhf_type=METHODS["rl"], max_epochs=when_on(same_value("num_train_epochs")),
+           early_stop_interval=when_on(same_value("early_stopping_patience")),
+           new_special_tokens=when_on(_from_text_file(
+               "train_tokens", ("<think>",), lambda v: tuple(v.split() if isinstance(v, str) else v))),
+           teacher_model=when_on(other_method("distillation from another model's scores")),
            task_type=only_values("causal_lm") | {...: other_method("another task than answers")},
            fsdp=when_on(sets(fsdp=True)), adapters=when_on(same_value("adapter_name_or_path")),
            use_chat_template={True: accepted("the model's"), False: sets(chat_template="none"), None: accepted()},
@@ -751,7 +748,8 @@ MS_SWIFT = Tool(
 def swift_defaults(given:FileSettings)->dict:
     "A smaller rate where all weights are trained, 16 rows in a step, and held-out rows scored with each checkpoint"
     found = dict(learning_rate=1e-5) if given["method"] == "full" else {}
-    rows = given["per_device_train_batch_size"]
-    if isinstance(rows, int) and rows > 1: found["gradient_accumulation_steps"] = -(-16 // rows)
+    rows, processes = given["per_device_train_batch_size"], given["num_processes"]
+    if isinstance(rows, int) and isinstance(processes, int) and rows * processes > 1:
+        found["gradient_accumulation_steps"] = -(-16 // (rows * processes))
     is_set = any(name in given.written for name in ("eval_strategy", "eval_steps"))
     return found | (dict(eval_steps=given["save_steps"]) if given.holds_out() and not is_set else {})

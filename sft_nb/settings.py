@@ -54,16 +54,10 @@ FORMATS = dict(   # formats of rows, and the fields of each
     question_answer=("question", "answer"),
     alpaca_prompt=("instruction", "output"), alpaca_chat=("instruction", "output"),
     jeopardy=("question", "category", "answer"),
-    text=("text",), tokens=("input_ids",),
+    text=("text",), tokens=("input_ids",), segments=("segments",),
     openai_preference=("input", "preferred_output", "non_preferred_output"),
     stored_completion=("input", "output"), vertex=("contents",))
 _Format = Literal[("auto", *FORMATS)]
-
-def _is_imported(task:str)->bool:
-    "Is a task imported or run from a file? A task defined in a notebook is not"
-    return not task.startswith("memory:") and (":" in task or task.endswith(".py"))
-
-def _is_hub_kernel(attention:str)->bool: return "/" in attention
 
 # %% ../nbs/00_settings.ipynb #c0nf0003
 @dataclass(frozen=True)
@@ -72,7 +66,8 @@ class RowSettings:
     task:Annotated[str, Setting(
         "arithmetic, chat, classify, gsm8k, nli, summarize, text, tools, translate, units, units_rft; or your own: "
         "task.py, task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, else arithmetic for the "
-        "tiny model", is_path=True, runs_code=_is_imported, for_evaluation=True)] = "auto"
+        "tiny model", is_path=True, for_evaluation=True,   # memory:NAME is defined in a notebook, not in a file
+        runs_code=lambda task: task[:7] != "memory:" and (":" in task or task.endswith(".py")))] = "auto"
     fields:Annotated[tuple[str,...]|None, Setting(
         "columns of the fields that the task reads, if named differently: question=Problem answer=Solution",
         pairs=True, changes_tokens=True, for_evaluation=True)] = None
@@ -152,7 +147,7 @@ class SizeSettings:
 class ModelSettings:
     "The model, and the hardware it runs on"
     model:Annotated[str, Setting(
-        "tiny (ships with sft_nb), a hub id or a folder",
+        "tiny (ships with sft_nb), smollm2 (135 M weights), a hub id, a folder or a GGUF file",
         is_path=True, changes_base=True, accepted_by="train(cfg, model=model)")] = "tiny"
     tokenizer:Annotated[str|None, Setting(
         "a hub id or a folder; None: the model's own", is_path=True, accepted_by="prepare(cfg, tokenizer)")] = None
@@ -169,7 +164,7 @@ class ModelSettings:
         changes_base=True, fixed_on_resume=True, for_evaluation=True)] = "auto"
     attn_implementation:Annotated[str, Setting(
         "auto: flash-attn 3 if installed, else varlen (keeps rows apart, on stock PyTorch); or varlen, sdpa, eager, "
-        "flash_attention_2 ...", runs_code=_is_hub_kernel, for_evaluation=True)] = "auto"
+        "flash_attention_2 ...", runs_code=lambda attention: "/" in attention, for_evaluation=True)] = "auto"
     device_map:Annotated[str|None, Setting(
         "auto: spread the model over all GPUs, for evaluation; None: all of it on one", for_evaluation=True)] = None
     train_tokens:Annotated[tuple[str,...]|None, Setting(
@@ -181,8 +176,8 @@ class ModelSettings:
 class AdapterSettings:
     "Which weights are trained"
     method:Annotated[Literal["qlora","lora","full","auto"], Setting(
-        "4-bit base with an adapter, 16- or 32-bit base with an adapter, or all weights; auto: lora if it fits, else "
-        "qlora", changes_base=True, fixed_on_resume=True)] = "qlora"
+        "4-bit base with an adapter, 16- or 32-bit base with an adapter, or all weights; auto: lora if it fits with "
+        "room, else qlora", changes_base=True, fixed_on_resume=True)] = "auto"
     adapter_name_or_path:Annotated[str|None, Setting(
         "start from the weights of this adapter: a run or a folder; None: from a new one", is_path=True)] = None
     lora_r:Annotated[int, Setting(

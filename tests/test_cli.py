@@ -31,6 +31,7 @@ def files(tmp_path):
     (tmp_path/"unreadable.py").write_text("class Broken(:\n")
     (tmp_path/"comma.py").write_text("from sft_nb.configs.default import *\nMAX_SEQ_LENGTH = 262144,\n")
     (tmp_path/"cosin.yaml").write_text("seed: 1\nlr_scheduler_type: cosin\n")
+    (tmp_path/"sft.sh").write_text("swift sft --model tiny --tuner_type lora --dataset good.jsonl\n")
     return tmp_path
 
 
@@ -48,15 +49,18 @@ WRONG = [  # arguments, exit code, what the message says
     (["train", "--train-file", "empty.jsonl"], 1, ["empty.jsonl", "there is no row in it"]),
     (["train", "--train-file", "broken.jsonl"], 1, ["broken.jsonl line 2", "not valid JSON"]),
     (["train", "--train-file", "fields.jsonl"], 1,
-     ["fields.jsonl line 1", "it has the fields utterance, reply", "one of these: messages; conversations"]),
+     ["fields.jsonl line 1", "it has the fields utterance, reply", "no format has those"]),
     (["data", "--train-file", "good.jsonl", "--max-length", "4"], 1,
      ["longer than 4 tokens: nothing is left to learn", "--max-length "]),
     (["data", "--train-file", "good.jsonl", "--max-length", "8", "--on-long", "error"], 1,
      ["good.jsonl line 1", "max_length is 8"]),
     (["evaluate", "runs/none"], 2, ["no such directory"]),
     (["evaluate"], 2, ["run"]),
-    (["evaluate", "--model", "./outputs/x"], 2, ["sft_nb evaluate PATH, without --model"]),
-    (["evaluate", "--checkpoint", "./x/checkpoint-400", "--num_samples", "50"], 2, ["write --eval-samples"]),
+    (["evaluate", "--model", "./outputs/x"], 2, ["outputs/x", "no such directory"]),
+    (["evaluate", "--checkpoint", "./x/checkpoint-400", "--num_samples", "50"], 2, ["no such directory"]),
+    (["test_model.py", "--model", "./outputs/x"], 2, ["Fix: sft_nb evaluate --model ./outputs/x"]),
+    (["eval_all_checkpoints.sh", "runs/x"], 2, ["Fix: sft_nb sweep runs/x"]),
+    (["launch_train.sh"], 2, ["Fix: sft_nb train"]),
     (["train", "--resume", "runs/none"], 2, ["no such directory"]),
     (["train", "--resume", "runs/none", "--lr", "1e-3"], 2, ["--learning-rate is also given"]),
     (["train", "--task", "chat"], 1, ["there is no file", "--train-file rows.jsonl"]),
@@ -81,6 +85,8 @@ WRONG = [  # arguments, exit code, what the message says
     (["config", "--lr-scheduler-type", "cosin"], 2, ["'cosin' is not known", "Fix: --lr-scheduler-type cosine"]),
     (["config", "--deepspeed", "zero9"], 2, ["'zero9' does not exist; zero2, zero3", "Fix: --deepspeed zero2"]),
     (["config", "--report-to", "wandbb"], 2, ["'wandbb' is not known", "Fix: --report-to wandb"]),
+    (["train", "cosin.yaml"], 2, ["nothing takes 'cosin.yaml'", "Fix: --config cosin.yaml"]),
+    (["train", "sft.sh"], 2, ["nothing takes 'sft.sh'", "Fix: --config sft.sh"]),
     (["config", "cosin.yaml"], 2, ["cosin.yaml:2: lr_scheduler_type 'cosin'", "Fix: lr_scheduler_type: cosine"]),
     (["train", "--config", "demo", "--optim", "adamm"], 2, ["optim: 'adamm' is not known", "Fix: --optim "]),
     (["train", "--task", "unreadable:Broken"], 2, ["unreadable:Broken", "SyntaxError"]),

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PARTS = ("before_torch escape display installation credentials files progress report settings "
+PARTS = ("before_torch escape display installation credentials files progress report bases settings "
          "foreign_meaning foreign_tools foreign_settings config_files thoughts config rows "
          "tasks tokens batches model planning workbench optimizer checks runs training evaluation proof panels "
          "cli").split()
-LIGHT = ("before_torch escape display installation credentials files progress report settings "
+LIGHT = ("before_torch escape display installation credentials files progress report bases settings "
          "foreign_meaning foreign_tools foreign_settings config_files thoughts config rows "
          "tasks tokens runs cli training.launch").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}

@@ -12,20 +12,21 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from ..installation import own_this_process
 from ..escape import shorten_words, escape_controls
 from ..credentials import load_env_files, RedactingStream
-from ..report import command, ConfigError, edit, SftError, fix_language
+from ..report import command, ConfigError, edit, shell_quote, SftError, fix_language
 from ..runs.process import keep_output
 from .options import terminal_width, words
 from .commands import (
     _say, check_command, checkpoint_command, config_command, data_command, plan_command,
-    stop_command, train_command)
+    search_command, stop_command, train_command)
 from .evaluation import (
     chat_command, compare_command, evaluate_command, generate_command, merge_command, report_command,
     prove_command, runs_command, sweep_command, verdict_command)
 
 # %% ../../nbs/15_cli/03_console.ipynb #ac0075f1
 COMMANDS = dict(
-    train=train_command, evaluate=evaluate_command, sweep=sweep_command, verdict=verdict_command,
-    compare=compare_command, generate=generate_command, chat=chat_command, merge=merge_command, prove=prove_command,
+    train=train_command, search=search_command, evaluate=evaluate_command, sweep=sweep_command,
+    verdict=verdict_command, compare=compare_command, generate=generate_command, chat=chat_command,
+    merge=merge_command, prove=prove_command,
     report=report_command,
     check=check_command, plan=plan_command,
     data=data_command, config=config_command, runs=runs_command, stop=stop_command, checkpoint=checkpoint_command)
@@ -46,12 +47,20 @@ def _help_text()->str:
     return "\n".join([*lines, "Begin with: sft_nb train --config demo"])
 
 # %% ../../nbs/15_cli/03_console.ipynb #cn0cmd01
-def _find_command(name:str):
-    "The function of a command; ConfigError with the nearest name if there is none"
+_WORDS = dict(sft="train", finetune="train", launch="train", fit="train", test="evaluate", eval="evaluate",
+              evaluation="evaluate", predict="generate", inference="generate", infer="generate", export="merge")
+
+def _find_command(
+    name:str,
+    rest:list[str]=(),   # its arguments, for the fix
+):
+    "The function of a command; ConfigError with the nearest name if there is none, also for a script: eval_model.py"
     if name in COMMANDS: return COMMANDS[name]
-    near = difflib.get_close_matches(name[:100], COMMANDS, 1, .6) or ["train" if name == "sft" else "--help"]   # as TRL
-    raise ConfigError(f"sft_nb {name}", "there is no such command", f"one of {', '.join(COMMANDS)}",
-                      command(f"sft_nb {near[0]}"))
+    parts = re.findall("[a-z]+", name[:100].lower())
+    known = ["sweep"] if {"all", "checkpoints"} <= {*parts} else [_WORDS[part] for part in parts if part in _WORDS]
+    near = (known or difflib.get_close_matches(name[:100], COMMANDS, 1, .6) or ["--help"])[0]
+    line = " ".join(["sft_nb", near, *(map(shell_quote, rest) if near in COMMANDS else ())])
+    raise ConfigError(f"sft_nb {name}", "there is no such command", f"one of {', '.join(COMMANDS)}", command(line))
 
 # %% ../../nbs/15_cli/03_console.ipynb #cn0unf01
 def _report_unforeseen(e:Exception)->int:
@@ -81,7 +90,7 @@ def main(
                 _say(_version_line() if args == ["--version"] else _help_text())
                 code = 0 if args else 2   # without arguments, usage is wrong
             else:
-                run_command, rest = _find_command(args[0]), choose_card(args[1:])
+                run_command, rest = _find_command(args[0], args[1:]), choose_card(args[1:])
                 load_env_files()
                 code = run_command(rest)
             sys.stdout.flush()   # a disk error is a failure; a closed pipe (| head) is not

@@ -196,10 +196,6 @@ def _help_of(name:str): return command(f"sft_nb {name} --help")
 def _no_option(command:str, name:str, known)->ConfigError:
     "The error for an unknown option, with the nearest known one"
     bare = _without_dashes(name)
-    if bare in ("num_samples", "n_samples") and "eval_samples" in known:
-        return ConfigError(_LINE, f"{name} is not an option", "", "write {eval_samples}")
-    if bare in ("model", "model_path", "adapter", "run") and "learning_rate" not in known:   # it is named first
-        return ConfigError(_LINE, f"{name} is not an option", "", f"sft_nb {command} PATH, without {name}")
     pointer = known_alternative(bare) if "learning_rate" in known else None
     near = nearest_names(_without_dashes(name)[:100], [*known, *(names_that_set() if "learning_rate" in known else ())])
     if pointer or not near:
@@ -281,7 +277,7 @@ def _check_first(command_name:str, texts:list[str], own:dict[str,Option])->None:
                           command(f"sft_nb {command_name} runs/NAME" + " runs/OTHER" * ("b" in needed)))
     if len(texts) <= len(places): return
     text = texts[len(places)]
-    is_config = text in config_names() or os.path.isfile(text) and text.endswith((".py", ".yaml", ".yml"))
+    is_config = text in config_names() or os.path.isfile(text) and text.endswith((".py", ".yaml", ".yml", ".sh"))
     fix = _help_of(command_name)
     if is_config: fix = edit(config=text)
     elif os.path.isfile(os.path.join(text, "status.json")):
@@ -289,30 +285,43 @@ def _check_first(command_name:str, texts:list[str], own:dict[str,Option])->None:
         if command_name == "train": fix = edit(resume=text) | fix
     elif os.path.isfile(os.path.join(text, "config.json")): fix = edit(model=text)
     elif os.path.exists(text) or text.endswith((".json", ".jsonl", ".csv", ".tsv", ".parquet")):
-        fix = edit(train_file=text)
+        fix = edit(**{"eval_file" if "eval_file" in own else "train_file": text})
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", text): fix = edit(model=text)
     raise ConfigError(_LINE, f"nothing takes {text[:100]!r}", "options, each with its value", fix)
 
 # %% ../../nbs/15_cli/00_options.ipynb #94c19f85
+_NAMES_OF_A_RUN = ("model", "model_path", "adapter", "adapter_path", "run")   # in other programs
+
 def switches(
     args:list[str],
+    own:dict[str,Option],
     base:Config|None=None,   # with settings
 )->list[str]:
-    "A command line in full names, whose switches are on or off: `--use_wandb False` -> `--no-wandb`"
-    if base is None: return args
-    plain, out = {name for name, s in SETTINGS.items() if s.type is bool}, []
+    """A command line in full names, whose switches are on or off: `--use_wandb False` -> `--no-wandb`
+
+    A run or a model is named first: `evaluate --model runs/NAME` -> `evaluate runs/NAME`."""
+    plain = set() if base is None else {name for name, s in SETTINGS.items() if s.type is bool}
+    known = {*own} if base is None else {*SETTINGS}
+    takes_run, first, out = base is None and any(option.first for option in own.values()), [], []
     for name, texts in words(args):
         bare = _without_dashes(name)
+        if takes_run and bare in _NAMES_OF_A_RUN and bare not in own and len(texts) == 1:
+            first += texts
+            continue
         is_off = bare.startswith("no_") and bare not in ALIASES
         if is_off: bare = bare.removeprefix("no_")
-        if bare in ALIASES and bare != "output_dir": name = flag(f"no_{ALIASES[bare]}" if is_off else ALIASES[bare])
+        full = ALIASES.get(bare)
+        if full in known and bare not in ("output_dir", *own): name = flag(f"no_{full}" if is_off else full)
         written = _without_dashes(name) in plain and len(texts) == 1 and texts[0].lower() in ("true", "false")
         if written and texts[0].lower() == "false": name = f"--no-{name.removeprefix('--')}"
         out += [*filter(None, [name]), *(() if written else texts)]
-    return out
+    return [*first, *out]
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0pla03
 _DURATIONS = ("max_time", "timeout")   # options that also take 90s, 30m, 5h or 1:30:00
+
+def _is_run(text:str)->bool:
+    return any(os.path.isfile(os.path.join(root, text, "config.json")) for root in ("", "runs"))
 
 def arrange(
     args:list[str],
@@ -332,6 +341,9 @@ def arrange(
             if has_places and option is not None and not _takes_many(option.kind):
                 first += texts[1:]
                 texts = texts[:1]
+            elif has_places and option is not None:   # --eval-file a.jsonl b.jsonl runs/NAME
+                first += filter(_is_run, texts[1:])
+                texts = [*texts[:1], *(text for text in texts[1:] if not _is_run(text))]
             if _without_dashes(name) in _DURATIONS: texts = [f"{parse_duration(text)}" for text in texts]
             rest += [name, *texts]
     return [*first, *rest]
@@ -386,7 +398,7 @@ def parse_own(
 )->SimpleNamespace:
     "Parse a command's options; ConfigError for anything that it does not take"
     import tyro
-    args = switches(arrange(args, own), base)
+    args = switches(arrange(args, own), own, base)
     check_line(command, args, own, base)
     if os.environ.get("NO_COLOR") and {"-h", "--help"} & {*args}: os.environ["TERM"] = "dumb"   # tyro heeds only that
     made = tyro.cli(options_class(command, own, base), args=args, prog=f"sft_nb {command}",
@@ -409,7 +421,7 @@ def parse(
     except ConfigError:   # from the file; the command line may be wrong too, or correct it
         find_config(name)
         base = load_config()
-    lines = {} if "--help" in args else line_problems(command, switches(arrange(args, own), base), own, base)
+    lines = {} if "--help" in args else line_problems(command, switches(arrange(args, own), own, base), own, base)
     if lines:
         theirs = []
         try: load_config(name, source="command line", **foreign)

@@ -190,10 +190,9 @@ def few_shot_questions(
                    **made), len(shots)
 
 # %% ../../nbs/12_evaluation/04_trivial.ipynb #trv00014
-def figure_in_words(name:str, value:float, *, named:bool=True)->str:
+def figure_in_words(name:str, value:float)->str:
     "53.3% for accuracy, loss 0.216 for another figure"
-    if name == "accuracy": return f"{value:.1%}"
-    return f"{name} {value:.3g}" if named else f"{value:.4g}"
+    return f"{value:.1%}" if name == "accuracy" else f"{name} {value:.3g}"
 
 @dataclass(frozen=True)
 class Baselines:
@@ -281,10 +280,11 @@ def find_trivial(
     "Findings: one answer to most questions, and a model that is not better than a trivial answer"
     out, fix = [], "another {learning_rate}, more steps, or look at the labels: sft_nb data"
     given = [answer_of(a.text).strip() if a.got is None else a.got for a in tuned.answers]
+    targets = [a.expected for a in tuned.answers]
     if (n := sum(not a.closed for a in tuned.answers)) > tuned.n / 2:
         text = f"{n} of {tuned.n} answers are a thought that never ends"
         out.append(warn(text, "a larger {max_new_tokens}, or rows with shorter reasoning", check="endless_thoughts"))
-    elif tuned.answers and (found := repeated_answer(given, [a.expected for a in tuned.answers])):
+    elif any(a.n_tokens for a in tuned.answers) and (found := repeated_answer(given, targets)):   # no texts
         out.append(warn(str(found), fix, check="one_answer"))
     if baselines is None or not baselines.matters(tuned): return out
     if is_better(d := baselines.over_best(tuned)): return out

@@ -242,7 +242,7 @@ def documents(self:BatchState)->list[Document]:
 # %% ../../nbs/14_panels/01_batches.ipynb #b61d1859
 _CONTEXT = 8   # preceding tokens that decide how the first token of a piece is written
 
-def _read_tokens(document:Document, start:int, end:int, tokenizer, losses:list[float]|None=None)->list[Token]:
+def _tokens_of_part(document:Document, start:int, end:int, tokenizer, losses:list[float]|None=None)->list[Token]:
     "Tokens of a part of a document, with what each costs if that was measured; padding, which is not read, behind them"
     first = max(0, start - _CONTEXT)
     cut = slice(first, min(end, document.n))
@@ -257,7 +257,7 @@ def _read_tokens(document:Document, start:int, end:int, tokenizer, losses:list[f
 def rows(self:BatchState)->list[list[Token]]:
     "For each document, its tokens"
     tokenizer = self.workbench.data.tokenizer
-    return [_read_tokens(document, 0, len(document.ids), tokenizer) for document in self.documents()]
+    return [_tokens_of_part(document, 0, len(document.ids), tokenizer) for document in self.documents()]
 
 # %% ../../nbs/14_panels/01_batches.ipynb #c3acc1a0
 @patch
@@ -313,7 +313,7 @@ def html(self:BatchState,
     for name, document in zip(self.names(), documents):
         if left <= 0: break
         end = len(document.ids) if document.n <= left else left
-        drawn.append(document_html.format(escape_html(name), spans_html(_read_tokens(document, 0, end, tokenizer))))
+        drawn.append(document_html.format(escape_html(name), spans_html(_tokens_of_part(document, 0, end, tokenizer))))
         left -= document.n
     hidden = sum(document.n for document in documents) - most
     if hidden > 0: drawn.append(f"<div>… {hidden:,} more tokens; a panel in a notebook shows them all</div>")
@@ -425,7 +425,7 @@ class TokenList(Control):
         "One piece, its tokens with id, place and loss under the mouse"
         number, start = self.pieces[k]
         losses = self.losses and self.losses[number]
-        tokens = _read_tokens(self.documents[number], start, start + PIECE, self.tokenizer, losses)
+        tokens = _tokens_of_part(self.documents[number], start, start + PIECE, self.tokenizer, losses)
         return spans_html(tokens, fold=2 * PIECE)
 
     def answer(self, value:list[int])->dict:

@@ -16,11 +16,10 @@ from ..files import read_json
 from ..report import ConfigError
 from ..config import Config
 from ..model.hardware import free_memory
-from ..workbench import Workbench
+from ..workbench import leaves_base, Workbench
 from ..runs.directory import Run
 from ..runs.locate import find_target
 from ..evaluation.generations import digest, weights_key
-from ..evaluation.evaluate import leaves_base
 from ..evaluation.sweep import CheckpointSwapper
 
 # %% ../../nbs/14_panels/08_chat_models.ipynb #spk0spk1
@@ -45,16 +44,16 @@ def names_in(
     own = ["adapter"] if run.adapter.is_dir() else []
     return ["base", *(path.name for path in run.checkpoints()), *own]
 
-def _newest_adapter(run:Run)->Path|None:
-    "The newest weights of a run, if they are an adapter's"
-    there = names_in(run)
-    return run.weights(there[-1]) if len(there) > 1 and leaves_base(run.config) else None
+
 
 # %% ../../nbs/14_panels/08_chat_models.ipynb #spk0of02
 def _find_chat_model(run:Run, what:ChatModel|Run|str|Path)->ChatModel:
     "The model that a name refers to"
     if isinstance(what, ChatModel): return what
-    if what == "base": return ChatModel("base", run.config, None, _newest_adapter(run))
+    if what == "base":
+        there = names_in(run)
+        newest = run.weights(there[-1]) if len(there) > 1 and leaves_base(run.config) else None
+        return ChatModel("base", run.config, None, newest)
     if what == "adapter" or str(what).startswith("checkpoint-"):
         return ChatModel(str(what), run.config, run.weights(str(what)))
     found = find_target(what)

@@ -25,12 +25,11 @@ from ..thoughts import opens_thought, split_thought
 from ..tasks.core import task_of
 from ..tasks.metrics import row_to_score, score_answer
 from ..tokens.conversations import conversation
-from ..tokens.prepare import read_kept
+from ..tokens.prepare import missing_rows_are_of_the_run, read_kept
 from ..tokens.encode import encode_prompts
 from ..model.generate import eval_mode
 from ..model.hardware import free_memory, is_out_of_memory
 from ..runs.directory import open_run, Run
-from ..runs.errors import missing_rows_are_of_the_run
 from .reply_stream import end_reply, first_difference, pieces_html, Reply, speak, write_reply
 from .chat_models import ChatModel, find_chat_models, fits_on, ModelCache, names_in
 
@@ -86,7 +85,7 @@ class GenerationState:
 def rows(self:GenerationState)->dict[str,dict]:
     "Place -> held-out row; none if none are held out"
     if self.read is None:
-        with missing_rows_are_of_the_run(self.run.path): self.read, _ = read_kept(self.run.config, "eval")
+        with missing_rows_are_of_the_run(self.run.path): self.read, *_ = read_kept(self.run.config, "eval")
     return self.read
 
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0row3
@@ -373,13 +372,6 @@ def _reply_cell(reply:Reply, at:int|None)->str:
             f"<span style='opacity:.8'>{escape_html(reply.caption())}</span>{error}"
             f"<pre dir='auto' class='sft-{kind}' style='{_SAYS}'>{pieces_html(reply, at)}</pre></div>")
 
-# %% ../../nbs/14_panels/09_conversation.ipynb #gen0htm3
-def _first_differences(replies:list[Reply])->list[int|None]:
-    "For each reply, the token at which it differs from the first; for the first, where another differs from it"
-    first, *others = replies
-    where = [first_difference(r, first) for r in others]
-    return [min((k for k in where if k is not None), default=None), *(first_difference(first, r) for r in others)]
-
 # %% ../../nbs/14_panels/09_conversation.ipynb #gen0htm4
 def _sampling_in_words(how:dict)->str:
     "The length limit and sampling settings in words; empty if they are not known"
@@ -415,7 +407,10 @@ def turn_html(
 )->str:
     "A prompt and its answers side by side or stacked; all text is escaped"
     replies = [*turn.replies.values()]
-    cells = "".join(_reply_cell(r, at) for r, at in zip(replies, _first_differences(replies)))
+    first, *others = replies
+    differing = [k for r in others if (k := first_difference(r, first)) is not None]
+    where = [min(differing, default=None), *(first_difference(first, r) for r in others)]
+    cells = "".join(_reply_cell(r, at) for r, at in zip(replies, where))
     answers = f"<div style='display:flex;flex-wrap:wrap;gap:8px;margin-top:4px'>{cells}</div>"
     return f"<div class='sft-turn' style='margin:8px 0'>{_turn_header(turn, number)}{answers}</div>"
 

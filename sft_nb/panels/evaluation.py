@@ -31,7 +31,7 @@ from .generation import GenerationPanel
 from .intervals import intervals_svg
 
 # %% ../../nbs/14_panels/12_evaluation.ipynb #evl0sta2
-FILTERS = ("all", "won", "lost", "both right", "both wrong", "not ended", "changed since base")
+FILTERS = ("all", "better", "worse", "both right", "both wrong", "not ended", "changed since base")
 
 class EvalState:
     "A sweep and its rows, read from the run without loading a model"
@@ -245,12 +245,13 @@ def pair_html(self:EvalState)->str:
 
 @patch
 def summary_html(self:EvalState)->str:
-    "The conclusions of the sweep, and the figures of each label"
+    "The conclusions of the sweep, and the figures of each group and label"
     if (key := ("says", self.checkpoint)) not in self.kept:
-        why, table = self.sweep.outdated(self.run), self.tuned.class_table
+        why, tables = self.sweep.outdated(self.run), self.sweep.tables(self.checkpoint)
         lines = [f"outdated: {why}; sweep again", *self.sweep.conclusions] if why else self.sweep.conclusions
-        classes = f"<b>{escape_html(self.checkpoint)}</b>{table._repr_html_()}" if table else ""
-        self.kept[key] = "".join(f"<div>{escape_html(line)}</div>" for line in lines) + classes
+        shown = "".join(table._repr_html_() for table in tables)
+        shown = f"<b>{escape_html(self.checkpoint)}</b>{shown}" if tables else ""
+        self.kept[key] = "".join(f"<div>{escape_html(line)}</div>" for line in lines) + shown
     return self.kept[key]
 
 @patch

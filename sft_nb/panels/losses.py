@@ -159,7 +159,7 @@ def export(self:LossState,
     return write_atomically(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 # %% ../../nbs/14_panels/03_losses.ipynb #b853b89d
-def _token_html(token:Token, value:float, tells:str, gain:bool=False)->str:
+def _loss_html(token:Token, value:float, tells:str, gain:bool=False)->str:
     "One supervised token: red for a loss of `value` nats, green below 0; a gain is also underlined"
     depth = min(.6, abs(value) / 3 * .6)   # text stays readable on the deepest tint, in light and dark themes
     end, red_or_green = "<br>" * ("\n" in token.text), "207,34,46" if value > 0 else "46,160,67"
@@ -181,7 +181,7 @@ def _tokens(self:LossState, r:RowCost)->str:
             parts.append(spans_html([t for _, t in run], fold=120))
             continue
         tells, gain = "base {:.2f}, tuned {:.2f}", self.shows == "gain"
-        tokens_html = "".join(_token_html(t, shown[k], tells.format(base[k], tuned[k]), gain) for k, t in run)
+        tokens_html = "".join(_loss_html(t, shown[k], tells.format(base[k], tuned[k]), gain) for k, t in run)
         parts.append(f"<div dir='ltr' style='{TOKENS_STYLE}'>{tokens_html}</div>")
     return "".join(parts)
 

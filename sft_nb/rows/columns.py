@@ -15,8 +15,9 @@ from functools import lru_cache
 
 from ..report import as_fix, ConfigError, edit, SftError
 from .formats import (
-    BLOCK_KEYS, column_words, COMPLETION_KEYS, CONTENT_KEYS, content_text, detect, detect_by_columns, FORMATS,
-    join_names, LOSS_FLAGS, propose_fields, read_flag, REASONING_KEYS, ROLE_KEYS)
+    BLOCK_KEYS, column_words, COMPLETION_KEYS, CONTENT_KEYS, detect, detect_by_columns, FORMATS,
+    join_names, LOSS_FLAGS, propose_fields, read_flag, REASONING_KEYS, ROLE_KEYS,
+    TURN_KEYS, value_at)
 
 # %% ../../nbs/02_rows/01_columns.ipynb #233d50b2
 FORMAT_FIELDS = (   # what the formats read
@@ -82,8 +83,10 @@ def _explain_wrong_column(
         return f"{column} is a list of columns for {field} (fields)", "columns joined by +", edit(fields=joined)
     outer = re.split(r"[.\[]", column)[0]
     if outer in row and outer != column:
-        found = f"{column} is a path inside the column {outer}, and a field is a whole column"
-        return found, expected, f"write the rows with a column {field}"
+        found, inside = f"there is nothing at {column} for {field} (fields)", row[outer]
+        holds = f"a list of {len(inside)}" if isinstance(inside, list) else f"the text {str(inside)[:40]!r}"
+        if isinstance(inside, dict): holds = f"an object with {join_names([*inside]) or 'nothing in it'}"
+        return found, f"{outer} is {holds}", as_fix(f"name what it holds in {{fields}}: {field}={outer}...")
 
     kept = {f: c for f, c in given.items() if f not in wrong}
     free = [str(c) for c in row if c not in kept.values()]
@@ -109,7 +112,7 @@ class ColumnRenamer:
     ):
         self.fields, self.given, self.required = fields, given, required
         self._pairs, self._aliases = tuple(given.items()), tuple(aliases.items())
-        self._joined = [column for column in given.values() if len(_joined_columns(column)) > 1]
+        self._built = [column for column in given.values() if re.search(r" \+ |[.\[]", column)]
         self._not_found = {   # column -> field
             part: f for f, column in given.items() for part in _joined_columns(column)}
         self._first_row:dict = {}
@@ -118,16 +121,22 @@ class ColumnRenamer:
     def _find(self, row:dict)->None:
         "Strike the columns of a row off the list of those that no row has had yet"
         for part, field in tuple(self._not_found.items()):
-            if part in row or self.given[field] in row: del self._not_found[part]
+            if self.given[field] in row or value_at(row, part) is not None: del self._not_found[part]
 
     def _join(self, row:dict)->dict:
-        "The row with one column instead of those that are joined"
-        for column in self._joined:
-            parts = [part for part in _joined_columns(column) if part in row]
-            if column in row or not parts: continue
-            texts = [content_text(row[part], part) for part in parts]
-            others = {c: v for c, v in row.items() if c not in parts or c in self.given.values()}
-            row = others | {column: "\n\n".join(text for text in texts if text.strip())}
+        "The row with one column instead of those that are joined, or of a part of one"
+        for column in self._built:
+            value, listed = value_at(row, column), re.sub(r"\[\d+\]$", "", column)
+            if column in row or value is None and (listed == column or value_at(row, listed) is None): continue
+            others = {}
+            for name, whole in row.items():
+                parts = [part for part in _joined_columns(column)
+                         if part == name or re.match(rf"{re.escape(str(name))}[.\[]", part)]
+                if not parts or name in self.given.values(): others[name] = whole
+                elif isinstance(whole, dict) and name not in parts:   # what else it holds
+                    others |= {f"{name}.{k}": v for k, v in whole.items() if not any(
+                        part.startswith(f"{name}.{k}") for part in parts) and any(map(str.isalpha, str(v)))}
+            row = others | {column: value}
         return row
 
     def __call__(self, row:dict)->dict:
@@ -135,7 +144,7 @@ class ColumnRenamer:
         if self._not_found:
             self._first_row = self._first_row or row
             self._find(row)
-        if self._joined: row = self._join(row)
+        if self._built: row = self._join(row)
         columns = tuple(row)
         wanted = self.fields or (() if detect_by_columns(columns) else tuple(sorted(FORMAT_FIELDS)))
         found = match_columns(columns, wanted, self._pairs, self._aliases)
@@ -201,17 +210,28 @@ for _name in ("__iter__", "__or__", "__ror__", "keys", "items", "values", "copy"
 
 def _is_empty(v)->bool: return v is None or isinstance(v, (str, list, dict, tuple)) and not v
 
+_LIKE_FLAGS = re.compile(r"loss|train|mask|weight|learn|supervise|ignore|exclude|\Askip\Z")
+
+def _with_nested_flags(name:str, value)->Iterator[str]:
+    "The name of a value that is not read, and those of keys in it that may be flags: metadata, metadata.train"
+    yield name
+    if isinstance(value, dict):
+        for key, inside in value.items():
+            found = [*_with_nested_flags(f"{name}.{key}", inside)]
+            yield from found if _LIKE_FLAGS.search(str(key).lower()) and not _is_empty(inside) else found[1:]
+
 def unread_columns(
     row:TrackedRow,
 )->list[str]:   # in the order of the row
-    "The columns that are neither empty nor read"
+    "The columns that are neither empty nor read, and keys in them that may be flags"
     unread = dict.keys(row) - row.read
-    return [k for k, v in dict.items(row) if k in unread and not _is_empty(v)] if unread else []
+    if not unread: return []
+    return [name for k, v in dict.items(row) if k in unread and not _is_empty(v) for name in _with_nested_flags(k, v)]
 
 # %% ../../nbs/02_rows/01_columns.ipynb #80e5a803
 _MESSAGE_KEYS = {*ROLE_KEYS, *CONTENT_KEYS, *REASONING_KEYS, *LOSS_FLAGS, "tool_calls", "function_call", "tool_call_id",
                  "name", "train_detail", "functions", "function_calls", "type"}
-_ITEM_KEYS = _MESSAGE_KEYS | BLOCK_KEYS   # of a message without a role
+_ITEM_KEYS = _MESSAGE_KEYS | BLOCK_KEYS | {*TURN_KEYS}   # of a message without a role
 _PART_KEYS = BLOCK_KEYS | {*LOSS_FLAGS}
 _CALL_KEYS = {"id", "type", "function", "name", "arguments", "index"}
 _MESSAGE_COLUMNS = ("messages", "conversations", "contents", "prompt", "completion", "response", "chosen", "input",
@@ -220,7 +240,8 @@ _MESSAGE_COLUMNS = ("messages", "conversations", "contents", "prompt", "completi
 def _unread_keys(m:dict)->list[str]:
     "The keys of a message that are not read, also those of its blocks and calls"
     known = _MESSAGE_KEYS if any(k in m for k in ROLE_KEYS) else _ITEM_KEYS
-    found = [] if m.keys() <= known else [k for k, v in m.items() if k not in known and not _is_empty(v)]
+    found = [] if m.keys() <= known else [
+        name for k, v in m.items() if k not in known and not _is_empty(v) for name in _with_nested_flags(k, v)]
     for key in ("content", "value", "parts"):
         blocks = m.get(key)
         if not isinstance(blocks, list): continue
@@ -270,9 +291,9 @@ _MEDIA = {name + s for name in ("image", "audio", "video") for s in ("", "s")} |
 _TRUE_FALSE, _ONE_ZERO = dict(true=True, false=False), {"1": True, "1.0": True, "0": False, "0.0": False}
 
 def _key_of(name)->str:
-    "`images` for messages.images and messages.content.images; every other name as it is"
+    "`images` for messages.images and messages.content.images, `train` for metadata.train; every other name as it is"
     column, *keys = str(name).split(".")
-    return keys[-1] if keys and column in _MESSAGE_COLUMNS else str(name)
+    return keys[-1] if keys and (column in _MESSAGE_COLUMNS or _LIKE_FLAGS.search(keys[-1].lower())) else str(name)
 
 def _label_text(row:dict, name:str)->str: return str(dict.get(row, name)).strip().lower()
 
@@ -303,7 +324,7 @@ def exclusion_reason(
         if key == "mask" and not _is_users_mask(row, name):
             raise SftError("row", f"it has {name}, which may mean learned or hidden",
                            "loss_mask (1: learned) or masked (true: hidden)", fix)
-        if key in LOSS_FLAGS and key != name:
+        if key in LOSS_FLAGS and ".tool_calls." in str(name):
             raise SftError("row", f"it has {name}, and a call is learned with its message", "flags of messages", fix)
         if kto_label(row, name) is False: return f"{name} is {str(dict.get(row, name)).lower()}: a bad answer"
         if name not in LOSS_FLAGS: continue
@@ -325,7 +346,6 @@ def is_honoured(row:dict, name:str)->bool:
 # %% ../../nbs/02_rows/01_columns.ipynb #2051faf9
 _NO_METADATA = {*TEXT_COLUMNS, *REASONING_KEYS, "label", "kto_tag", "system", "system_prompt", "tools", "functions",
                 "history", "documents", "input_ids", "labels", "thought", "rationale", "explanation"} - {"category"}
-_LIKE_FLAGS = re.compile(r"loss|train|mask|weight|learn|supervise|ignore|exclude|\Askip\Z")
 _NEVER_HARMLESS = re.compile(f"{_LIKE_FLAGS.pattern}|label")
 _IDENTIFIERS = set("""
     id ids idx index uuid uid guid hash sha sha1 sha256 md5 url urls uri link date time timestamp datetime

@@ -31,6 +31,7 @@ class Source:
     from_task:bool=False                           # rows of a task, which knows their columns
     can_change:bool=False                          # other programs can change the rows while they are read
     not_read:dict[str,str]=field(default_factory=dict)   # file of the same folder -> why it is not read
+    origin:str=""                                  # path of the file, or name of the dataset; empty: rows in memory
 
     def __iter__(self)->Iterator[tuple[int,dict]]:
         "Yield number and row; raise the error of an unreadable row"
@@ -386,7 +387,8 @@ def file_source(
     suffix, where, kinds = file_suffix(path), shorten_path(path), ", ".join(SUFFIXES)
     if suffix in SUFFIXES:
         unit = "row" if suffix in (".json", ".parquet", ".xlsx", *TEXT_SUFFIXES) else "line"
-        return Source(path.name, unit, partial(_read_file, path), partial(file_digest, path), can_change=True)
+        return Source(path.name, unit, partial(_read_file, path), partial(file_digest, path), can_change=True,
+                      origin=str(path))
     if unpack := UNPACK_COMMANDS.get(path.suffix.lower()):
         raise SftError(where, f"{path.suffix} files are not supported", f"{kinds}, or one of these with .gz",
                        command(f"{unpack} {shell_quote(path)}"))

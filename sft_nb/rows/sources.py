@@ -9,9 +9,10 @@ __all__ = ['NO_ROWS', 'path_words', 'split_of', 'domain_of', 'files_of_domain', 
 
 # %% ../../nbs/02_rows/03_sources.ipynb #254f1e3c
 import difflib, hashlib, json, os, random, re, tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def files_of_domain(
     if found: return found
     domains = sorted({d for d in map(domain_of, files) if d})
     expected = f"one of {', '.join(domains)}"[:120] if domains else "files whose names begin with it"
-    fix = edit(domain=domains[0]) if domains else "leave {domain} out"
+    fix = as_fix("leave {domain} out, which reads all of them and scores each")
+    if domains and wanted != "all": fix = edit(domain=domains[0]) | fix
     raise SftError(folder, f"no file in it is of the domain {domain!r}", expected, fix)
 
 # %% ../../nbs/02_rows/03_sources.ipynb #b04c5d77
@@ -171,9 +173,9 @@ _SLICE = re.compile(r"(.+)\[:(\d+)(%?)\]")
 def _dataset_source(dataset, name:str)->Source:
     "The rows of a `Dataset`, or of an `IterableDataset`, whose length and digest are unknown"
     read = lambda: enumerate(map(row_from_arrow, dataset), 1)
-    if not hasattr(dataset, "__len__"): return Source(name, "row", read)
+    if not hasattr(dataset, "__len__"): return Source(name, "row", read, origin=name)
     digest = (lambda: dataset._fingerprint) if hasattr(dataset, "_fingerprint") else None
-    return Source(name, "row", read, digest, len(dataset))
+    return Source(name, "row", read, digest, len(dataset), origin=name)
 
 def _several_splits_error(where:str, splits)->SftError:
     shown, first = ", ".join(map(str, splits))[:80], next(iter(splits), "train")
@@ -388,6 +390,15 @@ def hash_to_unit(
     digest = hashlib.blake2b(text, digest_size=8, salt=seed.to_bytes(8, "big")).digest()
     return int.from_bytes(digest, "big") / 2**64
 
+_MOST_DOMAINS = 20   # more are documents of a folder
+
+def _in_turn(iterators:list[Iterator])->Iterator:
+    "An element of each, again and again, until all have ended"
+    while iterators:
+        for one in [*iterators]:
+            try: yield next(one)
+            except StopIteration: iterators.remove(one)
+
 @dataclass
 class Mixture:
     "Rows of several sources, repeated by weight, without the rows of the other split"
@@ -403,26 +414,46 @@ class Mixture:
     expand:Callable[[dict],list[dict]]|None=None  # the rows of a record; None: itself
     in_memory:bool=False                          # passed as an object, not named by the config
 
+    def __post_init__(self):
+        names = Counter(s.name for s in self.sources)   # a place names one row, also of a/val.jsonl and b/val.jsonl
+        self.sources = [replace(s, name=s.origin) if names[s.name] > 1 and s.origin else s for s in self.sources]
+
+    @property
+    def domains(self)->list[str]:
+        "The domain of each source: the words that its path has and the others lack; empty: none, or there are too many"
+        parts = [Path(s.origin).parts for s in self.sources]
+        start = len(os.path.commonprefix(parts))
+        words = [domain_of(Path(*own[start:])).split("_") for own in parts]
+        common = set.intersection(*map(set, words)) if words else set()
+        found = ["_".join(w for w in own if w not in common) for own in words]
+        return found if len(set(found)) <= _MOST_DOMAINS else [""] * len(found)
+
     def __iter__(self)->Iterator[tuple[str,dict]]:
         "Yield place and row"
-        return islice(self._all_rows(), self.n)
+        return ((place, row) for place, row, _ in self.with_domains())
 
-    def _all_rows(self)->Iterator[tuple[str,dict]]:
-        for k, source in enumerate(self.sources):
-            chance = random.Random(f"{self.seed}-{k}")
-            weight = self.weights[k] if self.weights else 1.
-            for i, record in source.read() if self.yield_errors else source:
-                place = source.place(i)
-                rows = self.expand_record(record, place)
-                if self.share and isinstance(rows[0], SftError):
-                    if self.held_out: continue   # an unreadable row is not held out
-                elif self.share:
-                    hashed = self.prompt_of(rows[0]) if self.prompt_of and len(rows) == 1 else record
-                    if (hash_to_unit(hashed, self.seed) < self.share) != self.held_out: continue
-                places = [place] if len(rows) == 1 else [f"{place}, part {k}" for k in range(1, len(rows) + 1)]
-                repeats, part = int(weight), weight % 1
-                if part > 0 and chance.random() < part: repeats += 1
-                for _ in range(repeats): yield from zip(places, rows)
+    def with_domains(self)->Iterator[tuple[str,dict,str]]:
+        "Yield place, row and domain; the first `n` rows of several domains in turn"
+        of_domain = {}
+        for k, domain in enumerate(self.domains):
+            of_domain.setdefault(domain if self.n is not None else "", []).append(self._rows_of(k, domain))
+        return islice(_in_turn([chain(*rows) for rows in of_domain.values()]), self.n)
+
+    def _rows_of(self, k:int, domain:str)->Iterator[tuple[str,dict,str]]:
+        source, chance = self.sources[k], random.Random(f"{self.seed}-{k}")
+        weight = self.weights[k] if self.weights else 1.
+        for i, record in source.read() if self.yield_errors else source:
+            place = source.place(i)
+            rows = self.expand_record(record, place)
+            if self.share and isinstance(rows[0], SftError):
+                if self.held_out: continue   # an unreadable row is not held out
+            elif self.share:
+                hashed = self.prompt_of(rows[0]) if self.prompt_of and len(rows) == 1 else record
+                if (hash_to_unit(hashed, self.seed) < self.share) != self.held_out: continue
+            places = [place] if len(rows) == 1 else [f"{place}, part {part}" for part in range(1, len(rows) + 1)]
+            repeats, part = int(weight), weight % 1
+            if part > 0 and chance.random() < part: repeats += 1
+            for _ in range(repeats): yield from zip(places, rows, [domain] * len(rows))
 
     def check_columns(self)->None:
         "ConfigError for a named column that no row has: none of those that were read, nor of the first 100,000"
@@ -450,6 +481,7 @@ def digest(self:Mixture)->str|None:
     "A string that changes when a row does; None if unknown"
     if any(s.digest is None for s in self.sources): return None
     settings = repr((self.weights, self.seed, self.share, self.held_out, self.n))
+    if self.n is not None and len(set(self.domains)) > 1: settings += " in turn"
     return "-".join([*(s.digest() for s in self.sources), settings])
 
 @patch

@@ -44,11 +44,11 @@ def argument_problem(
     return next(filter(None, found), "")
 
 # %% ../../nbs/02_rows/05_tool_calls.ipynb #calls009
-CALL_FLAWS = dict(   # name -> what a row with it does
-    unknown_function="call a function that is not among their tools",
-    arguments="call a function with arguments that its parameters do not allow",
-    result_without_call="hold a result whose id no call has",
-    call_without_result="go on after a call without its result")
+CALL_FLAWS = dict(   # name -> what is in a row with it
+    unknown_function="a call of a function that is not among the tools",
+    arguments="a call with arguments that the function's parameters do not allow",
+    result_without_call="a result whose id no call has",
+    call_without_result="a call without its result")
 
 def _call_ids(calls:list[dict])->set: return {call["id"] for call in calls if call.get("id")}
 

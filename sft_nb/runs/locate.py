@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..files import read_json_object
 from ..report import ConfigError
+from ..bases import choose_base
 from ..config import require_trust, Config, load_config, with_trusted_code
 from ..tokens.tokenizer import model_name, model_path
 from .errors import named_run
@@ -69,7 +70,7 @@ def find_target(
         cfg = replace(run.config, **settings, sources=sources)
         return Target(run.name, checkpoint, cfg, run.weights(checkpoint), run)
 
-    what = str(what)
+    what = choose_base(str(what))
     base = read_json_object(path/"adapter_config.json").get("base_model_name_or_path")
     if base is not None:
         cfg = load_config(**dict(model=model_name(base), method="lora") | settings)

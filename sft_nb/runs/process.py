@@ -74,16 +74,14 @@ def _this_machine()->dict:
     boot = _read_system_file("/proc/sys/kernel/random/boot_id")
     return dict(host=socket.gethostname(), boot=boot, space=_pid_namespace())
 
-def _user_name()->str:
-    try: return getpass.getuser()
-    except (KeyError, OSError): return str(os.getuid())   # a container without user names
-
 def process_of(
     pid:int|None=None,   # pid in this container; None: this process
 )->Process:
     "The identity of a process"
     pid = os.getpid() if pid is None else pid
-    return Process(pid, _start_time(pid) or 0, user=_user_name(), **_this_machine())
+    try: user = getpass.getuser()
+    except (KeyError, OSError): user = str(os.getuid())   # a container without user names
+    return Process(pid, _start_time(pid) or 0, user=user, **_this_machine())
 
 # %% ../../nbs/10_runs/04_process.ipynb #prc00005
 def _directory_identity(folder:Path)->str:

@@ -98,9 +98,10 @@ class NLI(GeneratedTask):
     def messages(self, row:dict)->list[dict]:
         "The prompt, and the thought and label as JSON; `SftError` for an invalid label"
         label = parse_label(row["label"])
-        if label is None:
-            raise SftError("row", f"its label is {str(row['label'])[:40]!r}", "0, 1, or entailment",
-                           "write its label as 0 or 1")
+        if label not in ("0", "1"):
+            fix = "write its label as a word: SNLI's and MNLI's 0, 1 and 2 are entailment, neutral and contradiction"
+            if label is None: fix = "write its label as 0 or 1"
+            raise SftError("row", f"its label is {str(row['label'])[:40]!r}", "1 for entailment, else 0, or words", fix)
         answer = dict(thought_process=str(row.get("thought_process") or ""), predicted_label=int(label))
         prompt = fill_template(PROMPT, row, self.fields[:2]) + (row.get("instruction") or INSTRUCTION)
         return [dict(role="user", content=prompt),

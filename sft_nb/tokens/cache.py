@@ -7,13 +7,13 @@ __all__ = ['cache_folder', 'token_inputs', 'cache_key', 'seal_entry', 'batch_che
            'publish_entry', 'remove_entry', 'remove_unfinished']
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00003
-import hashlib, inspect, json, marshal, os, re, shutil, stat, tempfile, time, uuid
+import hashlib, inspect, json, marshal, os, re, shutil, time, uuid
 from pathlib import Path
 
 import numpy as np
 
 import sft_nb
-from ..credentials import warn_once
+from ..files import cache_home
 from ..report import SftError
 from ..config import Config
 from ..settings import settings_with
@@ -28,23 +28,7 @@ def cache_folder(
     cache_dir:str|None=None,   # as configured
 )->Path:
     "Where prepared rows are kept: `cache_dir`, else SFT_NB_CACHE, else ~/.cache/sft_nb, or a temporary folder"
-    home = cache_dir or os.environ.get("SFT_NB_CACHE") or _own_cache()
-    return Path(home)/"data"
-
-def _own_cache()->Path:
-    "A folder of this user: in the home, or a temporary one, which is named, if nothing can be written there"
-    home = Path(os.path.expanduser("~"))/".cache"/"sft_nb"
-    try: home.mkdir(parents=True, exist_ok=True)
-    except OSError: pass
-    if os.access(home, os.W_OK | os.X_OK): return home
-    folder = Path(tempfile.gettempdir())/f"sft_nb-{os.getuid()}"
-    try: folder.mkdir(mode=0o700)
-    except OSError: pass
-    found = folder.lstat() if os.path.lexists(folder) else None   # anyone may have created it, or a file of that name
-    is_own = found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    if not is_own or found.st_mode & 0o077: folder = Path(tempfile.mkdtemp(prefix="sft_nb-"))
-    warn_once(f"{home} cannot be written, so prepared rows are kept in {folder}. Fix: set cache_dir, or SFT_NB_CACHE")
-    return folder
+    return Path(cache_dir or cache_home())/"data"
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #d50fd98e
 def _tokenizer_digest(tokenizer)->str:

@@ -7,21 +7,22 @@ __all__ = ['ParsedRow', 'parse_row', 'name_columns', 'conversation', 'prompt_of_
            'source_weights', 'open_split', 'read_split']
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #74dd104d
+import operator
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 from ..report import as_fix, ConfigError, edit, Fix, pluralise, SftError
 from ..config import Config
-from sft_nb.rows.formats import (
-    ColumnsError, content_text, detect, how_to_read, is_missing, is_normalised, no_format_error, propose_fields,
-    to_messages)
+from ..rows.formats import (
+    ColumnsError, content_text, detect, how_to_read, is_blank, is_missing, is_normalised, no_format_error,
+    propose_fields, to_messages)
 from ..rows.columns import (
     exclusion_reason, is_honoured, numbers_in_texts, TEXT_COLUMNS, TrackedRow, unread_columns, unread_message_keys)
 from ..rows.files import Source
 from ..rows.sources import memory_source, Mixture, open_rows, unused_test_files, validation_sources
 from ..rows.columns import ColumnRenamer, FORMAT_FIELDS, parse_fields
-from ..tasks.core import ANY_FORMAT, Task
+from ..tasks.core import ANY_FORMAT, get_task, Task
 from .turns import has_content
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #0f9a6ff7
@@ -60,14 +61,18 @@ def parse_row(
         if not messages and empty: return ParsedRow([], dropped_because=empty, numbers=numbers)
         unread = unread_columns(tracked)
         if task.name in ANY_FORMAT or any(f not in row for f in task.fields):   # it was read as a conversation
-            unread += [name for name in unread_message_keys(row) if name not in ignored]
+            unread += unread_message_keys(row)
+        unread = [name for name in unread if name not in ignored]
         reason = exclusion_reason(row, unread)
     except SftError as e:   # tasks and formats do not know the place of the row
         raise type(e)(where, e.found, e.expected, e.fix, e.page) from e
     ends = ("assistant", "text", "tokens")   # roles that may end a conversation
     n = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] in ends), 0)
     texts = {m["content"] for m in messages[:n]} if unread else set()
-    def is_copy(value): return isinstance(value, str) and value in texts   # of a message, as many data sets have it
+    def is_copy(value):   # of a message, or of all of them, as many data sets have it
+        if isinstance(value, str): return value in texts or bool(texts) and all(text in value for text in texts)
+        contents = [m.get("content") for m in value if isinstance(m, dict)] if isinstance(value, list) else []
+        return bool(contents) and len(contents) == len(value) and all(text in texts for text in contents)
     unread = [k for k in unread if not (is_honoured(row, k) or is_copy(row.get(k)))]
     return ParsedRow(messages[:n], n < len(messages), unread, reason, numbers)
 
@@ -84,6 +89,16 @@ def _applied_fields(row:dict, cfg:Config|None)->tuple[str,...]:
     "The pairs of `fields` whose column the row had"
     return tuple(pair for pair in (cfg and cfg.fields or ()) if pair.partition("=")[0] in row)
 
+_TASKS_BY_COLUMNS = ("nli", "translate")   # whose columns tell that they are meant
+
+def _reads(task:Task, rows:list[dict])->bool:
+    "Can a task read all rows that have content, by the names of its own fields?"
+    rename = ColumnRenamer(tuple(task.fields), {}, {})
+    expand = getattr(task, "expand", lambda row: [row])
+    found = [rename(part) for row in rows if not all(map(is_blank, row.values())) for part in expand(row)]
+    try: return all(f in row for row in found for f in task.fields) and bool([task.messages(row) for row in found])
+    except (SftError, KeyError, TypeError): return False
+
 def name_columns(
     task:Task,
     rows:list,         # some rows, of which at least one cannot be read
@@ -94,7 +109,9 @@ def name_columns(
     if task.fields: rows = [row for row in rows if any(f not in row for f in task.fields)]
     else: rows = [row for row in rows if not detect(row)]
     pairs = _applied_fields(rows[0], cfg)
-    if not task.fields: return how_to_read(rows, pairs, labels=task.name == "classify")
+    if not task.fields:
+        found = [edit(task=name) for name in _TASKS_BY_COLUMNS if task.name == "chat" and _reads(get_task(name), rows)]
+        return reduce(operator.or_, [*found, how_to_read(rows, pairs, labels=task.name == "classify")])
     fix = as_fix(f"name the columns in {{fields}}: {' '.join(f'{f}=...' for f in task.fields)}")
     optional = tuple(f for f in getattr(task, "aliases", ()) if f not in task.fields)
     if proposed := propose_fields(rows, task.fields, pairs, optional=optional): fix = proposed | fix

@@ -22,7 +22,7 @@ from ..display import RecordTable, with_png
 from ..report import as_fix, command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata, like_flags
-from ..rows.formats import choice_columns, FORMATS, is_answer_name, join_names, propose_pairs
+from ..rows.formats import choice_columns, field_of, FORMATS, is_answer_name, join_names, propose_pairs
 from ..rows.sources import Mixture, NO_ROWS, unused_test_files
 from ..rows.texts import is_filler, is_unfinished, loose_text, mostly_unique
 from ..rows.tool_calls import CALL_FLAWS
@@ -366,6 +366,11 @@ def _find_in_texts(s:Split, name:str, chat:bool)->list[Finding]:
     return out
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00017
+_READ_BESIDE = {   # format -> fields that it may have besides
+    name: ("system", "tools", *more) for name, more in dict(
+        messages=(), sharegpt=(), stored_completion=(), prompt_completion=(), question_answer=("context",),
+        alpaca=("context", "history")).items()}
+
 def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     "Columns that are not used, and answers that are"
     out, names, ignored = [], [*s.seen.unread], cfg.ignore_columns
@@ -389,6 +394,10 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     if n := s.seen.flags.get("others"):
         text = f"{pluralise(n, 'message')} of other roles than assistant marked as learned: only answers are"
         out.append(warn(text, edit(train_on_prompt=True), check=f"{name}_marked"))
+    if n := s.seen.flags.get("prompts_not_learned"):
+        text = (f"{pluralise(n, 'prompt is', 'prompts are')} not learned, against train_on_prompt: an answer that is "
+                "excluded stands in the prompt, and the chat template writes it differently in the next one")
+        out.append(warn(text, edit(train_on_prompt=False) | "leave the excluded answers out", check=f"{name}_prompts"))
     if name == "train" and (split := s.seen.other_split):
         each = ", ".join(f"{value} in {pluralise(n, 'row')}" for value, n in split.items())
         text = f"rows that a column calls held out are trained on: {each}"
@@ -399,11 +408,12 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
         fix = "a trainer for preferences (TRL's DPOTrainer) to learn from both"
         out.append(warn(text, fix, check=f"{name}_pairs"))
     if not names or all(source.from_task for source in s.source.sources): return out
-    text = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} not used in any conversation"
-    answers = [*s.seen.answers]
-    is_metadata = are_metadata(names) and not (cfg.task == "classify" and answers)   # a category may be a label
-    if is_metadata: return [*out, ok(text, check=f"{name}_columns")]
-    ignore = edit(ignore_columns=(*(ignored or ()), *names[:6]))
+    answers = [*s.seen.answers.values()]
+    learnable = [c for c in names if not are_metadata([c]) or cfg.task == "classify" and c in s.seen.answers]
+    shown = learnable or names
+    text = f"{join_names(shown)} {'is' if len(shown) == 1 else 'are'} not used in any conversation"
+    if not learnable: return [*out, ok(text, check=f"{name}_columns")]
+    ignore = edit(ignore_columns=(*(ignored or ()), *learnable))
     fix = ignore | "a task that reads them"
     if flags := like_flags(names):
         text += f"; {flags[0]} may exclude something from the loss, and is not read"
@@ -418,6 +428,9 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     elif choices and format in ("question_answer", "prompt_completion"):
         text += f"; the question does not show {join_names(choices)}, of which the answer may be one"
         fix = as_fix(f"a task of your own: {join_names(choices)} into the question") | ignore
+    elif more := {field: c for c in reversed(learnable) if (field := field_of(c)) in _READ_BESIDE.get(format, ())}:
+        text += f"; {', '.join(more.values())} may belong to the prompt"
+        fix = edit(fields=(*(cfg.fields or ()), *(f"{field}={c}" for field, c in more.items()))) | fix
     elif longer and format in ("question_answer", "prompt_completion", "alpaca"):
         answer = FORMATS[format][-1]
         text += f"; only {s.seen.columns.get(answer, answer)} is learned"
@@ -456,7 +469,7 @@ def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
         text = f"the tools of {pluralise(n, 'row')} are written as JSON text: the chat template cannot render them"
         out.append(warn(text, "set {chat_template} to one that knows tools", check=f"{name}_tools"))
     for flaw, n in seen.call_flaws.items():
-        text = f"{n:,} of {pluralise(s.n_read, 'row')} {CALL_FLAWS[flaw]}, the first: {seen.examples[flaw]}"
+        text = f"{n:,} of {pluralise(s.n_read, 'row')} with {CALL_FLAWS[flaw]}, the first: {seen.examples[flaw]}"
         out.append(warn(text, "correct these rows, or leave them out", check=f"{name}_{flaw}"))
     if place := seen.notes.get("header"):
         text = (f"the chat template writes {seen.examples.get('header', '').strip()!r} in front of an answer, and does "
@@ -638,13 +651,15 @@ def _learning_facts(cfg:Config, train:Split)->dict:
         formats=seen.formats, response_template=cfg.response_template, turns=cfg.train_on_turns,
         prompts_learned=seen.prompts_too, rows=train.n_kept, rows_read=train.n_read, left_out=train.reasons,
         cut=train.counts.shortened, columns_not_used=[*seen.unread], system_prompts=[*seen.systems],
+        files_not_read={why: len(files) for why, files in _count_not_read(train).items() if why not in NO_ROWS},
         template_arguments=arguments[:4], max_samples=cfg.max_samples)
 
 def _learning_summary(
     facts:dict,   # from `_learning_facts`
 )->str:
     "The facts as a paragraph"
-    answers, prompts = facts["answers_from"], facts["prompts_from"]
+    answers, prompts = ([f"column {name}" if name.isdigit() else name for name in facts[key]]   # of rows that are lists
+                        for key in ("answers_from", "prompts_from"))
     formats = {*facts["formats"]} - {"unknown"}
     if formats == {"text"}:
         told = f"Learned: all of {join_names(answers)}" if answers else "Learned: whole texts"
@@ -667,6 +682,9 @@ def _learning_summary(
     if facts["cut"]: parts[-1] += f"; {facts['cut']:,} are cut"
     if facts["max_samples"] == facts["rows_read"]: parts[-1] += " (max_samples)"
     if facts["columns_not_used"]: parts.append(f"Not used: {join_names(facts['columns_not_used'])}")
+    if facts["files_not_read"]:
+        each = ", ".join(f"{n:,} ({why})" for why, n in facts["files_not_read"].items())
+        parts.append(f"Files of the folder that are not read: {each}")
     systems = facts["system_prompts"]
     if "tokens" not in formats and formats != {"text"}:
         if len(systems) > 1: parts.append("System prompts differ between rows")

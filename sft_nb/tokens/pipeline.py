@@ -53,7 +53,7 @@ class RowStatistics:
     with_special_tokens:int=0   # rows with special tokens in their text
     systems:dict[str,int]=field(default_factory=dict)   # first system message (empty: none) -> rows; two at most
     unread:dict[str,int]=field(default_factory=dict)    # unread column -> rows in which it is not empty
-    answers:dict[str,str]=field(default_factory=dict)   # unread column that may be learned -> itself
+    answers:dict[str,str]=field(default_factory=dict)   # unread column that may be learned -> itself, or its only entry
     columns:dict[str,str]=field(default_factory=dict)   # field -> column, if they are called differently
     numbers:dict[str,int]=field(default_factory=dict)   # column -> rows whose number in it is trained on as text
     empty_answers:int=0         # empty answers in rows that have others
@@ -227,6 +227,8 @@ def split(self:Reader, messages:list[dict], place:str, prompt_too:bool=False)->l
     if messages[0]["role"] == "tokens": return [self.split_tokens(m, place) for m in messages]
     examples = self.splitters[prompt_too](messages, place)
     if len(examples) > 1: self.seen.apart += 1
+    if prompt_too and (n := sum(not example[0].supervised for example in examples)):
+        self.seen.flags["prompts_not_learned"] = self.seen.flags.get("prompts_not_learned", 0) + n
     if messages[0]["role"] == "text": return examples
     contents = [m["content"] for m in messages]
     self.seen.folded_systems += messages[0]["role"] == "system" and not self.t.takes_system
@@ -261,7 +263,9 @@ def look_at_texts(self:Reader, rows:list[Row])->None:
     answers = [messages[-1]["content"] for messages in conversations]
     for name in self.seen.unread:
         values = [value for row in rows if not is_blank(value := dict.get(row.row, name))]
-        if values and may_be_answer(name, values): self.seen.answers[name] = name
+        is_list = bool(values) and all(isinstance(v, list) and len(v) == 1 and isinstance(v[0], str) for v in values)
+        if is_list: values = [text for text, in values]   # as annotation tools write a label
+        if values and may_be_answer(name, values): self.seen.answers[name] = f"{name}[0]" if is_list else name
     counts, examples = Counter(looked_at=len(conversations)), self.seen.examples
     for place, messages, answer in zip(places, conversations, answers):
         whole = "\n".join([m["content"] for m in messages])

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import sft_nb
+from ..bases import base_setting, dequantised, file_of_base, is_gguf, SHIPPED
 from ..files import read_json_object
 from ..report import as_fix, command, ConfigError, edit, MissingPathError, shell_quote
 from ..settings import as_pairs, named_arguments
@@ -22,12 +23,12 @@ from ..config import require_trust, Config, load_config
 ASSETS = Path(sft_nb.__file__).parent/"assets"   # what ships with sft_nb
 
 def model_path(name:str)->str:
-    "The path or hub id to load `name` from; `tiny` ships with sft_nb"
-    return str(ASSETS/"tiny") if name == "tiny" else name
+    "The path or hub id to load `name` from: `tiny` ships with sft_nb, and a GGUF file is dequantised into the cache"
+    return str(ASSETS/"tiny") if name == "tiny" else str(dequantised(name) or name)
 
 def model_name(path:str)->str:
-    "The setting for a base that an adapter names: `tiny` for the folder in this or another installation of sft_nb"
-    return "tiny" if Path(path).parts[-3:] == ("sft_nb", "assets", "tiny") else path
+    "The setting for a base that an adapter names: `tiny`, or a GGUF file, for the folder that was made from it"
+    return "tiny" if Path(path).parts[-3:] == ("sft_nb", "assets", "tiny") else base_setting(path)
 
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #tok00m02
 def _names_a_path(name:str)->bool:
@@ -56,7 +57,8 @@ def why_missing(
     revision:str|None=None,    # branch, tag or commit; None: main
 )->str:
     "Why there is no such model; empty if there may be one"
-    if name == "tiny" or os.path.isdir(name): return ""
+    if name in SHIPPED or is_gguf(name) or os.path.isdir(name): return ""
+    if file := file_of_base(name): return f"it was made of {file}, and is not in the cache of this machine"
     if _names_a_path(name): return "there is no such folder"
     from huggingface_hub import constants, errors, HfApi, try_to_load_from_cache
     files = ("config.json", "tokenizer_config.json")
@@ -167,7 +169,8 @@ def _not_loaded(name:str, why:str)->ConfigError:
     "The error for a tokenizer that cannot be loaded; its fix is a similar folder, a cached model, or the download"
     from huggingface_hub import constants
     is_missing_folder = _names_a_path(name) and not os.path.isdir(name)
-    if is_missing_folder:
+    if file := file_of_base(name): fix = edit(model=f"path/to/{file}")
+    elif is_missing_folder:
         parent = Path(name).expanduser().parent
         models = [p.name for p in parent.iterdir() if (p/"config.json").is_file()] if parent.is_dir() else []
         near = difflib.get_close_matches(Path(name).name, models, 1, .4) or models[:1]
@@ -238,8 +241,8 @@ def load_tokenizer(
     if why := why_missing(name, revision):
         check_is_base(str(Path("runs")/name))   # the name of a run
         raise _not_loaded(name, why)
-    try: tokenizer = AutoTokenizer.from_pretrained(model_path(name), revision=revision,
-                                                   trust_remote_code=cfg.trust_remote_code)
+    path = model_path(name)
+    try: tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=cfg.trust_remote_code)
     except Exception as e:   # a broken file can raise anything
         if os.path.isdir(name) and not _TOKENIZER_FILES & {*os.listdir(name)}: raise _no_tokenizer_error(name) from e
         raise _not_loaded(name, f"{e}") from e

@@ -136,6 +136,7 @@ class SampleProbe:
         targets = [tokenizer.decode(first_answer(*row), skip_special_tokens=True).strip() for row in asked]
         if labels_of(targets): n *= 3
         self.prompts, self.targets = [list(ids[:at[0]]) for ids, at in asked[:n]], targets[:n]
+        if len({*map(tuple, self.prompts)}) < 2: self.targets = []   # texts begin alike: one answer to one prompt
         self.must_end = any(at and r["input_ids"][at[-1]] in ends for r, at in zip(rows, supervised))
         self.row_tokens = max(map(len, supervised), default=0)
         self.max_new_tokens = min(max_new_tokens, max(32, 2 * self.row_tokens))

@@ -114,10 +114,12 @@ def test_a_fix_of_an_evaluation_can_be_done_in_an_evaluation(undisturbed):
 def test_a_figure_that_answers_will_not_have_is_refused_before_they_are_generated(undisturbed, monkeypatch, tmp_path):
     def generated(*args, **how): raise AssertionError("answers were generated")
     monkeypatch.setattr("sft_nb.evaluation.evaluate.answer_prompts", generated)
-    for by in ("loss", "rougeL"):
-        with pytest.raises(ConfigError, match=f"the answers have no '{by}'; one of accuracy, answered, ended") as e:
+    with pytest.raises(ConfigError, match="the answers have no 'rougeL'; one of accuracy, answered, ended") as e:
+        evaluate(undisturbed, by="rougeL", eval_samples=1, max_new_tokens=2, progress=False)
+    assert (e.value.fix.says("shell"), e.value.fix.says("python")) == ("--by accuracy", "by='accuracy'")
+    for by in ("loss", "perplexity"):   # of any task, where it is asked for
+        with pytest.raises(AssertionError, match="answers were generated"):
             evaluate(undisturbed, by=by, eval_samples=1, max_new_tokens=2, progress=False)
-        assert (e.value.fix.says("shell"), e.value.fix.says("python")) == ("--by accuracy", "by='accuracy'")
     file = tmp_path/"talks.jsonl"
     file.write_text("".join(json.dumps(dict(question=f"{k}+1?", answer=str(k + 1))) + "\n" for k in range(3)))
     free = dict(task="chat", eval_file=str(file), eval_samples=3, max_new_tokens=2, progress=False)

@@ -76,7 +76,7 @@ GLAIVE = "USER: Add 0+1\n\n\nASSISTANT: 1 <|endoftext|>\n\n\nUSER: thanks\n\n\nA
 PUBLISHED = dict(   # name -> row, and the columns that may be learned
     xlam=(dict(id=0, query="Weather?", answers=CALLS, tools=TOOLS), "answers"),
     squad=(dict(id="5733be28", title="Oslo", context="Oslo is in Norway.", question="Where?",
-                answers=dict(text=["Norway"], answer_start=[11])), ""),
+                answers=dict(text=["Norway"], answer_start=[11])), "Norway"),
     glaive=(dict(system="SYSTEM: Be brief.", chat=GLAIVE), ""),
     dolly=(dict(instruction="Where is Oslo?", context="Oslo is in Norway.", response="Norway", category="closed_qa"),
            "response"),
@@ -107,7 +107,7 @@ PUBLISHED = dict(   # name -> row, and the columns that may be learned
          "highlights"),
     wmt=(dict(translation=dict(en="Hello", de="Hallo")), ""),
     s1k=(dict(question="What is 1+1?", solution="It is 2.", cot=None, thinking_trajectories=["Hm."], cot_type="math",
-              source_type="x", metadata="{}", attempt="2"), "solution"),
+              source_type="x", metadata="{}", attempt="2"), "solution attempt"),
     medical=(dict(Question="What helps?", Complex_CoT="Let me think about it.", Response="Rest."), "Response"),
     flan=(dict(inputs="Translate Hello", targets="Hallo", task="wmt"), "targets"),
     p3=(dict(inputs=[3, 4], inputs_pretokenized="Is it?", targets=[5], targets_pretokenized="Yes, it is"),
@@ -120,7 +120,8 @@ PUBLISHED = dict(   # name -> row, and the columns that may be learned
                  response="I can help."), "response"),
     counsel=(dict(Context="I feel sad.", Response="Tell me more."), "Response"),
     chatdoctor=(dict(description="Q. Pain", Patient="It hurts here.", Doctor="Rest it."), "Doctor"),
-    tickets={}, capybara=(dict(source="Airoboros", conversation=[dict(input="Hi", output="Hello")]), ""),
+    tickets={}, capybara=(dict(source="Airoboros", conversation=[dict(input="Hi", output="Hello")]),
+                        "conversation"),
     last_user=(dict(prompt_id="3", dialog=TALK[:1], reply="Hello"), "reply"),
     conversation=(dict(id=1, dialog=TALK, score=.5), "dialog"),
     openr1=(dict(problem="What is 1+1?", solution="Adding gives 2.", answer="2", uuid="0f3c-aa12", source="amc",
@@ -139,7 +140,8 @@ def test_published_formats(name):
     assert detect(row) is None, "it needs no proposal"
     fix, expected = propose_fields(row), expected.split()
     found = {learned([row], proposal)[0] for proposal in (fix, *fix.otherwise)} if fix else set()
-    assert found == {row[c] if isinstance(row[c], str) else "Hello" for c in expected}
+    texts = {c: row.get(c, c) for c in expected}   # of a column, or within one
+    assert found == {text if isinstance(text, str) else "Hello" for text in texts.values()}
 
 
 MAIL = [dict(Subject="Slow", Body=f"It is slow, {k}.", Reply=f"Restart it, {k}.") for k in range(4)]

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings as how, strategies as st
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
 from sft_nb.rows.files import SUFFIXES, file_source
-from sft_nb.rows.sources import hash_to_unit, open_rows, read_rows
+from sft_nb.rows.sources import hash_to_unit, Mixture, open_rows, read_rows
 from sft_nb.tokens.prepare import prepare
 
 
@@ -257,6 +257,28 @@ def test_so_many_rows_are_held_out(tmp_path):
     file = f"{tmp_path}/a.jsonl"
     for settings, name in ((dict(eval_fraction=.1), "eval_fraction"), (dict(eval_file=file), "eval_rows")):
         with pytest.raises(ConfigError, match=f"{name}: "): prepare(load_config(eval_rows=9, **settings, **more))
+
+
+def test_the_first_rows_of_a_few_domains_are_of_each_and_those_of_many_documents_are_the_first(tmp_path):
+    "A folder of documents is no set of domains: reading them in turn would open all files at once"
+    def first(n_files, n):
+        folder = tmp_path/str(n_files)
+        folder.mkdir()
+        for k in range(n_files):
+            (folder/f"{chr(97 + k // 26)}{chr(97 + k % 26)}x.jsonl").write_text('{"text": "a"}\n' * 3)
+        return [place.split(".")[0] for place, _ in Mixture(open_rows(folder), n=n)]
+    assert first(3, 4) == ["aax", "abx", "acx", "aax"]
+    assert first(30, 4) == ["aax", "aax", "aax", "abx"]
+
+
+@pytest.mark.parametrize("names", [("a/val.jsonl", "b/val.jsonl"), ("law/en/test.jsonl", "news/en/test.jsonl")])
+def test_a_place_names_one_row(tmp_path, names):
+    for name in names:
+        (tmp_path/name).parent.mkdir(parents=True)
+        (tmp_path/name).write_text('{"text": "a"}\n' * 3)
+    mixed = Mixture([source for name in names for source in open_rows(tmp_path/name)])
+    assert len(dict(mixed)) == 6 and [*dict.fromkeys(d for _, _, d in mixed.with_domains())] == [
+        name.split("/")[0] for name in names]
 
 
 TABLE = pandas.DataFrame(dict(question=["1+1?", "2+2?", "3+3?"], answer=["2", "04", "6"]))

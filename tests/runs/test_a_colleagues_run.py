@@ -55,7 +55,9 @@ def test_other_rows_are_said_by_their_fingerprint(theirs, tmp_path, capsys):
     write(tmp_path/"held.jsonl", rows("Joe"))
     held_out(find_target(theirs))
     assert f"{says} " in (said := capsys.readouterr().err) and f"was {theirs.fingerprint('eval')}" in said
-    held_out(find_target(theirs, eval_samples=3))   # other rows on purpose
+    write(tmp_path/"more.jsonl", rows("Eve"))
+    for others in (dict(eval_samples=3), dict(eval_file=("more.jsonl",))):   # on purpose
+        held_out(find_target(theirs, **others))
     assert says not in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ from learner import killed_at_eight, small
 
 from sft_nb.config import load_config
 from sft_nb.model.hardware import _free_gib
-from sft_nb.files import read_json_object
+from sft_nb.files import cache_home, read_json_object
 from sft_nb.panels.run_state import RunState
 from sft_nb.report import ConfigError, SftError
 from sft_nb.evaluation.evaluate import Evaluation
@@ -22,7 +22,6 @@ from sft_nb.runs.directory import can_resume
 from sft_nb.runs.directory import Run
 from sft_nb.runs.provenance import check_provenance
 from sft_nb.runs.directory import list_runs
-from sft_nb.tokens.cache import _own_cache
 from sft_nb.training import train as training   # the module
 from sft_nb.training.train import resume, train
 
@@ -98,14 +97,15 @@ def test_what_a_machine_may_lack(tmp_path, monkeypatch, capfd):
     for out in (tmp_path/"file/below", tmp_path/("n" * 300)):
         with pytest.raises(ConfigError, match="cannot be made .*Fix: out="): merge(run, out=out)
     monkeypatch.setenv("HOME", str(tmp_path/"file"))
+    monkeypatch.delenv("SFT_NB_CACHE")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr("os.getuid", lambda: 54321)
     taken = tmp_path/"sft_nb-54321"   # by another user, with a file or a folder that nobody else may read
     taken.touch(mode=0o600)
-    assert _own_cache().is_dir() and _own_cache() != taken
+    assert cache_home().is_dir() and cache_home() != taken
     taken.unlink()
     taken.mkdir(mode=0o700)
-    assert _own_cache().is_dir() and _own_cache() != taken
+    assert cache_home().is_dir() and cache_home() != taken
 
 
 def test_optimisers_and_schedules_that_cannot_run(tmp_path):

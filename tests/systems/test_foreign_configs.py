@@ -224,6 +224,13 @@ MEANS = [   # a file, what is added to it, and some of its settings
         optim="apollo_adamw", optim_target_modules=("all-linear",), optim_args=(
             "rank=16", "update_proj_gap=200", "scale=32.0", "proj=random", "proj_type=std", "scale_type=channel"))),
     # processes
+    (TRL, "accelerate_config: zero3\nnum_processes: 4", dict(deepspeed="zero3", num_processes=4)),
+    (TRL, "accelerate_config: multi_gpu", dict(deepspeed=None)), (TRL, "accelerate_config: fsdp2", dict(fsdp=True)),
+    (SWIFT, "num_processes: 4", dict(gradient_accumulation_steps=4)),   # 16 rows in a step, on all processes together
+    (SWIFT, "num_processes: 4\nper_device_train_batch_size: 2", dict(gradient_accumulation_steps=2)),
+    (SWIFT, "new_special_tokens: [<a>, <b>]\nmax_epochs: 2\nearly_stop_interval: 3\nexperts_impl: grouped_mm",
+     dict(train_tokens=("<a>", "<b>"), num_train_epochs=2, early_stopping_patience=3)),
+    (AXOLOTL, "expert_parallel_size: 4\nuse_dsv4_kernels: true", dict(method="full")),
     (TRL, "device_map: auto", dict(device_map="auto")), (TRL, "device_map: {'': 0}", dict(device_map=None)),
     (AXOLOTL, "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_version: 1, fsdp_offload_params: true}",
      dict(fsdp=True)),
@@ -556,6 +563,18 @@ def test_anchors_merges_and_helpers(tmp_path):
     assert (cfg.lora_r, cfg.lora_alpha) == (4, 9)
 
 
+def test_turns_of_users_are_learned_with_system_messages_and_said(tmp_path):
+    def roles(names): return AXOLOTL.replace("type: chat_template", f"type: chat_template, roles_to_train: [{names}]")
+    cfg = load(tmp_path, roles("user, assistant"))
+    assert cfg.train_on_prompt is True and "system messages are learned too" in table(cfg)
+    assert "system messages" not in table(load(tmp_path, roles("system, user, assistant")))
+
+
+def test_tokens_that_are_listed_in_a_file(tmp_path):
+    (tmp_path/"new.txt").write_text("<a> <b>\n<c>\n")
+    assert load(tmp_path, SWIFT + "new_special_tokens: new.txt\n").train_tokens == ("<a>", "<b>", "<c>")
+
+
 def test_the_command_line_wins_and_puts_right(tmp_path):
     file = tmp_path/"a.yml"
     file.write_text(AXOLOTL + "val_set_size: 0.1\nevals_per_epoch: 4\nuse_eaft: true\n")
@@ -603,25 +622,61 @@ OTHER_TOOLS = [   # a file of a tool that is not read, as its documentation has 
         optimizer: {_component_: torch.optim.AdamW, lr: 2e-5}
         max_steps_per_epoch: null
         compile: false""",
-     dict(model="/tmp/m", train_file="u/x", max_length=2048, lora_r=8, learning_rate="2e-5", method="lora")),
+     dict(model="/tmp/m", train_file="u/x", max_length=2048, lora_r=8, learning_rate=2e-5, method="lora",
+          train_on_prompt=True, on_long="cut", lr_scheduler_type="constant", warmup_steps=0, max_grad_norm=0)),
     ("LitGPT", "checkpoint_dir: c/x\nprecision: bf16-true\nlora_mlp: true\ntrain: {epochs: 2}",
-     dict(model="c/x", num_train_epochs=2, method="full", train_on_prompt=True)),
+     dict(model="c/x", num_train_epochs=2, method="lora", train_on_prompt=True, learning_rate=1e-3, lora_r=8,
+          lora_alpha=16, lora_dropout=.05, effective_batch_size=16, warmup_steps=100, chat_template="alpaca",
+          lora_target_modules=("q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"))),
+    ("LitGPT", "checkpoint_dir: c/x\nout_dir: o\nlora_key: false\n"
+               "optimizer: {init_args: {lr: 3e-4, betas: [0.9, 0.95]}}",
+     dict(model="c/x", method="full", learning_rate=3e-4, adam_beta2=.95, num_train_epochs=5, output_dir="o")),
     ("LitGPT", "checkpoint_dir: c/x\nlora_r: 4\nquantize: bnb.nf4-dq\ndata: {init_args: {mask_prompt: true}}",
      dict(model="c/x", lora_r=4, method="qlora")),
     ("NeMo", "step_scheduler: {global_batch_size: 64}\nmodel: {_target_: x, pretrained_model_name_or_path: u/m}\n"
              "peft: {dim: 8}", dict(model="u/m", effective_batch_size=64, lora_r=8, method="lora")),
-    ("NeMo", "trainer: {max_steps: 9}\nexp_manager: {}\nmodel: {optim: {lr: 1.0}}",
-     dict(max_steps=9, learning_rate=1., method="full")),
+    ("NeMo", "trainer: {max_steps: 9}\nexp_manager: {}\nmodel: {optim: {lr: 1e-5}}",
+     dict(max_steps=9, learning_rate=1e-5, method="full")),
     ("mlx-lm", "model: u/m\ntrain: true\ndata: rows\niters: 100\nadapter_path: a\nnum_layers: 16",
-     dict(model="u/m", train_file="rows", max_steps=100, output_dir="a", method="lora", train_on_prompt=True)),
+     dict(model="u/m", train_file="rows", max_steps=100, output_dir="a", method="lora", train_on_prompt=True,
+          lora_r=8, lora_alpha=160, learning_rate=1e-5, lr_scheduler_type="constant", weight_decay=0.)),
+    ("mlx-lm", "lora_parameters: {rank: 4, scale: 2.5, keys: [self_attn.q_proj]}\niters: 100\n"
+               "grad_accumulation_steps: 4", dict(lora_r=4, lora_alpha=10, lora_target_modules=("q_proj",),
+                                                 max_steps=25, gradient_accumulation_steps=4)),
     ("mlx-lm", "model: u/m\ndata: rows\nfine_tune_type: full\nmask_prompt: true\nsteps_per_eval: 50",
-     dict(model="u/m", train_file="rows", eval_steps=50, method="full")),
+     dict(model="u/m", train_file="rows", eval_steps=50, method="full", train_on_prompt=False)),
     ("mistral-finetune", "data: {instruct_data: a.jsonl}\nmodel_id_or_path: m\nlora: {rank: 64}\nno_eval: false",
-     dict(train_file="a.jsonl", model="m", lora_r=64, method="lora")),
+     dict(train_file="a.jsonl", model="m", lora_r=64, lora_alpha=128, method="lora", warmup_steps=.05)),
     ("H2O LLM Studio", "llm_backbone: u/m\ndataset: {train_dataframe: a.csv}\ntraining: {lora_r: 4}",
      dict(model="u/m", train_file="a.csv", lora_r=4, method="lora")),
     ("LLaMA-Factory v1", "model: u/m\nmodel_class: llm\ntemplate: qwen3\ncutoff_len: 99\nkernel_config: {name: auto}",
      dict(model="u/m", max_length=99, method="full")),
+    ("LLaMA-Factory v1", "model: u/m\nmodel_class: llm\ntrain_dataset: data/demo.yaml\n"
+                         "peft_config: {name: lora, r: 4}\n"
+                         "quant_config: {name: bnb, quantization_bit: 4}\nmicro_batch_size: 2",
+     dict(method="qlora", lora_r=4, lora_alpha=16, per_device_train_batch_size=2, gradient_accumulation_steps=1)),
+    ("Unsloth Studio", "model: u/m\ntraining: {training_type: full, num_epochs: 0, max_steps: 30}\nlora: {lora_r: 64}",
+     dict(model="u/m", method="full", max_steps=30, train_on_prompt=True)),
+    ("H2O LLM Studio", "llm_backbone: u/m\ndataset: {train_dataframe: a.csv, validation_dataframe: None, "
+                       "prompt_column: [ask], answer_column: reply, validation_size: 0.1}\n"
+                       "architecture: {backbone_dtype: int4}",
+     dict(method="qlora", fields=("question=ask", "answer=reply"), eval_fraction=.1, lora_r=4)),
+    ("NeMo", "step_scheduler: {max_steps: 9}\nmodel: {pretrained_model_name_or_path: u/m}\n"
+             "peft: {dim: 8, target_modules: '*_proj'}\nquantization: {load_in_4bit: true}\n"
+             "lr_scheduler: {lr_decay_style: cosine, min_lr: 1e-6}",
+     dict(method="qlora", max_steps=9, lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs=("min_lr=1e-6",))),
+    ("NeMo RL", "defaults: sft.yaml\npolicy: {model_name: u/m, dtensor_cfg: {lora_cfg: {enabled: true, dim: 128}}}",
+     dict(model="u/m", method="lora", lora_r=128)),
+    ("verl", "data: {train_files: a.parquet, micro_batch_size_per_gpu: 4, prompt_key: ask, response_key: reply}\n"
+             "model: {partial_pretrain: u/m, lora_rank: 32, target_modules: [q_proj]}\noptim: {lr: 1e-4}",
+     dict(model="u/m", method="lora", lora_r=32, lora_target_modules=("q_proj",), on_long="error", learning_rate=1e-4,
+          effective_batch_size=256, fields=("question=ask", "answer=reply"))),
+    ("Open Instruct", "model_name_or_path: u/m\ndataset_mixer_list: [u/x, 1.0, u/y, 1.0]\nwith_tracking: true",
+     dict(model="u/m", train_file=("u/x", "u/y"), learning_rate=2e-5, lr_scheduler_type="linear", method="full")),
+    ("Megatron", "model: u/m\ndataset: u/x\ntuner_type: lora\ntensor_model_parallel_size: 2\nlr: 1e-4",
+     dict(model="u/m", train_file="u/x", method="lora", learning_rate=1e-4)),
+    ("OLMo-core", "train_module: {optim: {lr: 1e-4}}\ntrainer: {max_duration: {value: 2}}",
+     dict(learning_rate=1e-4, num_train_epochs=2)),
     ("Unsloth Studio", "model: u/m\ndata: {dataset: u/x}\ntraining: {training_type: lora, batch_size: 2}\n"
                        "lora: {lora_r: 64}",
      dict(model="u/m", train_file="u/x", per_device_train_batch_size=2, lora_r=64, method="lora"))]
@@ -632,7 +687,27 @@ def test_a_file_of_a_tool_that_is_not_read_is_named_in_one_sentence(tmp_path, to
     with pytest.raises(ConfigError) as e: load(tmp_path, textwrap.dedent(text))
     assert f"this is a config of {tool}, which is not read; those of ms-swift, LLaMA-Factory" in str(e.value)
     assert len(str(e.value).splitlines()) == 1 and str(e.value).count(". Fix: ") == 1
-    assert e.value.fix.settings == settings and "Fix: sft_nb train --" in str(e.value)
+    assert settings.items() <= e.value.fix.settings.items() and "Fix: sft_nb train --" in str(e.value)
+    load_config(**e.value.fix.settings)   # the line can be run
+
+
+@pytest.mark.parametrize("text, says", [
+    ("_component_: x\nteacher_model: {_component_: y}", "a config of torchtune for distillation"),
+    ("quantizer: {_component_: y}", "a config of torchtune for training for a number format"),
+    ("model_name: pythia\ntokenizer_dir: c\ntrain: {max_tokens: 9}", "a config of LitGPT for pretraining"),
+    ("data_stages: [{data: {}}]\nparallelism: {dp: 8}", "a config of nanotron for pretraining"),
+    ("model: u/m\nmodel_class: llm\npeft_config: {name: freeze, freeze_trainable_layers: 2}",
+     "a config of LLaMA-Factory v1 for training some of the layers")])
+def test_a_file_of_another_tool_for_another_method_gets_no_line(tmp_path, text, says):
+    with pytest.raises(ConfigError, match="sft_nb only does supervised fine-tuning on text") as e: load(tmp_path, text)
+    assert says in str(e.value) and "sft_nb train" not in str(e.value)
+
+
+def test_what_a_proposed_line_lacks_is_named(tmp_path):
+    text = ("_component_: x\ndataset: {source: u/x, packed: true}\noptimizer: {lr: 1e-4, _component_: torchao.Low8}\n"
+            "loss: {_component_: y}\nepochs: 1")
+    with pytest.raises(ConfigError, match="the line is without dataset.packed, optimizer._component_. Fix"):
+        load(tmp_path, text)
 
 
 def test_a_file_that_says_nothing_that_is_known_here(tmp_path):
@@ -671,7 +746,7 @@ def test_a_shell_script_is_read(tmp_path):
     assert cfg.sources["max_length"].endswith("train.sh:9")
     cfg = load(tmp_path, "accelerate launch --num_processes 2 trl/scripts/sft.py --model_name_or_path u/m "
                          "--dataset_name u/x --packing --max-length 300", "trl.sh")
-    assert (cfg.num_processes, cfg.max_length, cfg.max_tokens_per_batch) == (1, 300, 2400)
+    assert (cfg.num_processes, cfg.max_length, cfg.max_tokens_per_batch) == (2, 300, 2400)
     with pytest.raises(ConfigError, match="train.sh:10: --lerning_rate|lerning_rate is not a setting") as e:
         load(tmp_path, SWIFT_SCRIPT.replace("--learning_rate", "--lerning_rate"), "train.sh")
     assert "write --learning-rate" in str(e.value)
@@ -681,6 +756,75 @@ def test_a_shell_script_is_read(tmp_path):
         with pytest.raises(ConfigError, match="no command in it has options"): load(tmp_path, text, "none.sh")
     (tmp_path/"bytes.sh").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="bytes.sh"): load_config(tmp_path/"bytes.sh")
+
+
+REFUSED = [   # a file, what is added to it, what its refusal has, and a setting beside it with which it is read
+    (LLAMA_FACTORY, "finetuning_type: oft", "another way to train a part of the weights", "method: lora"),
+    (LLAMA_FACTORY, "quantization_bit: 3", "a base is quantised to 4 or 8 bits. Fix: quantization_bit: 4", ""),
+    (SWIFT.replace("tuner_type: lora", "tuner_type: adalora\nattn_impl: sdpa"), "", "another way to train",
+     "method: lora"),
+    (SWIFT, "loss_scale: ignore_empty_think", "Fix: enable_thinking: false", "enable_thinking: false"),
+    (SWIFT, "loss_scale: default+ignore_empty_think", "Fix: enable_thinking: false", "enable_thinking: false"),
+    (SWIFT, "loss_scale: react", "parts of an answer are not weighted. Fix: loss_scale: default", ""),
+    (SWIFT.replace("u/rows#500", "u/rows, swift/self-cognition#500"), "",
+     "{{NAME}} and {{AUTHOR}}.*Fix: dataset: .*u/rows", ""),
+    (SWIFT.replace("u/rows#500", "swift/self-cognition"), "", "Fix: write them into a copy of the rows", ""),
+    (SWIFT, "loss_type: loss_scale", "not supported here. Fix: leave loss_type out", ""),
+    (SWIFT, "new_special_tokens: none.txt", "there is no such file", "train_tokens: [<a>]"),
+    (SWIFT, "teacher_model: u/big", "distillation", ""),
+    (LLAMA_FACTORY, "mix_strategy: interleave_under\ninterleave_probs: 0.3,0.7", "Fix: mix_strategy: concat", ""),
+    (LLAMA_FACTORY, "use_eaft_loss: true", "another loss", ""),
+    (AXOLOTL, "model_config: {output_router_logits: true}", "the loss that balances experts",
+     "router_aux_loss_coef: 0.02"),
+    (AXOLOTL.replace("type: chat", "drop_system_message: true, type: chat"), "",
+     "Fix: leave drop_system_message out: a system message is a part of the prompt", ""),
+    (TRL, "accelerate_config: mine/eight.yaml", "a file of accelerate is not read", "num_processes: 2"),
+    (TRL, "packing: true\npacking_strategy: wrapped", "rows stay whole. Fix: leave packing_strategy out", "")]
+
+
+@pytest.mark.parametrize("text, more, says, beside", REFUSED, ids=range(len(REFUSED)))
+def test_a_refused_key_is_answered_with_what_works(tmp_path, text, more, says, beside):
+    with pytest.raises(ConfigError) as e: load(tmp_path, f"{text}\n{more}\n")
+    assert re.search(says, str(e.value)), str(e.value)
+    if beside: load(tmp_path, f"{text}\n{more}\n{beside}\n")
+    if beside: load_config(tmp_path/"theirs.yaml", **yaml.safe_load(beside))   # on the command line
+    elif e.value.fix.settings: load_config(tmp_path/"theirs.yaml", **e.value.fix.settings)
+
+
+@pytest.mark.parametrize("launcher, processes", [
+    ("accelerate launch --config_file zero3.yaml --num_processes=8 sft.py", 8),
+    ("torchrun --nproc_per_node 4 --nnodes 2 sft.py", 8), ("deepspeed --num_gpus 2 sft.py", 2),
+    ("NPROC_PER_NODE=4 CUDA_VISIBLE_DEVICES=0,1,2,3 swift sft", 4), ("CUDA_VISIBLE_DEVICES=0,1 swift sft", 1),
+    ("N=2\nexport NPROC_PER_NODE=$N\nswift sft", 2), ("torchrun --nproc_per_node $1 -m trl.sft", 1)])
+def test_a_launcher_says_how_many_processes_train(tmp_path, launcher, processes):
+    cfg = load(tmp_path, f"{launcher} --model u/m --train_type lora --dataset u/x && echo --done 1 2 3", "train.sh")
+    assert (cfg.num_processes, cfg.method, cfg.train_file) == (processes, "lora", ("u/x",))
+
+
+def test_a_script_computes_and_names_other_files(tmp_path):
+    line = "swift sft --tuner_type lora --model u/m --dataset u/x --gradient_accumulation_steps "
+    for text, steps in (("$(expr 16 / 2)", 8), ("$((128/4/2))", 16), ("${STEPS:-6}", 6), ("$((2 * 3 - 1)) > log", 5)):
+        assert load(tmp_path, line + text, "sums.sh").gradient_accumulation_steps == steps
+    other = "mytool --model_name_or_path u/m --dataset_name u/x --dataset_train_split train --lr 1e-3"
+    cfg = load(tmp_path, other, "a.sh")
+    assert (cfg.model, cfg.learning_rate) == ("u/m", 1e-3)   # train is a value here
+    for text in ("$1", "$STEPS", "$(nproc)", "$((4/0))"):
+        with pytest.raises(ConfigError, match="gradient_accumulation_steps is .*, which the script does not set"):
+            load(tmp_path, line + text, "unset.sh")
+    (tmp_path/"recipes").mkdir()
+    (tmp_path/"recipes/sft.yaml").write_text(TRL + "learning_rate: 1e-3\nmax_length: 99\n")
+    cfg = load(tmp_path, "accelerate launch sft.py --config recipes/sft.yaml --lr 2e-4", "run.sh")
+    assert (cfg.learning_rate, cfg.max_length, cfg.dtype) == (2e-4, 99, "bfloat16")
+    assert load(tmp_path, "swift sft recipes/sft.yaml", "run.sh").max_length == 99
+    with pytest.raises(ConfigError, match="its settings are in gone.yaml, which is not there"):
+        load(tmp_path, "trl sft --config gone.yaml", "run.sh")
+    with pytest.raises(ConfigError, match="pretraining on raw text"):
+        load(tmp_path, "swift pt --model u/m --train_type full --dataset u/x", "pt.sh")
+    with pytest.raises(ConfigError, match="a config of verl.*the line is without data.prompt_dict_keys"):
+        load(tmp_path, "torchrun -m verl.sft data.train_files=$HOME/a.parquet model.partial_pretrain=u/m \\\n"
+                       "  data.prompt_dict_keys=['question'] trainer.default_local_dir=$2", "verl.sh")
+    with pytest.raises(ConfigError, match="a config of OpenRLHF"):
+        load(tmp_path, "deepspeed --module openrlhf.cli.train_sft --data.max_len 99 --data.input_key ask", "rlhf.sh")
 
 
 @pytest.mark.parametrize("line", [

@@ -337,6 +337,91 @@ def test_run_training_is_a_container(project):
     mounts = [found[k + 1] for k, word in enumerate(found) if word == "-v"]
     assert {f"{project}:/app", f"{project}/data:/data", f"{project}/models:/models"} <= {*mounts}
     assert found[-7:] == ["mistral-nli-ft", "sft_nb", "train", "--config", "my config.py", "--batch_size", "4"]
+    assert found[found.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"   # who may write in /app
     default = line()
     assert default[4] == "all" and default[-2:] == ["--config", "train/configs/default.py"]
     assert line(DATA_DIR=str(project/"models"))[-2:] and f"{project}/models:/data" in line(DATA_DIR="models")
+
+
+# 000 again: all domains of a folder in one command
+
+DOMAINS = ("economic", "education", "religious", "technology")
+
+
+@pytest.fixture(params=["{d}_{s}.jsonl", "{d}/{s}.jsonl", "{d}_{s}.csv"])
+def folder(tmp_path, request):
+    "Rows of four domains, as messages or as a table of two languages"
+    for d in DOMAINS:
+        for side, n in (("train", 8), ("val", 6), ("test", 2)):
+            file = tmp_path/"data"/request.param.format(d=d, s=side)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pairs = [(f"the {k} words of {d} for {side}", f"die {k} Worte aus {d} für {side}") for k in range(n)]
+            lines = [json.dumps(dict(messages=[
+                dict(role="system", content=f"You translate texts on {d}."), dict(role="user", content=a),
+                dict(role="assistant", content=b)])) for a, b in pairs]
+            if file.suffix == ".csv": lines = ["english,german", *(f"{a},{b}" for a, b in pairs)]
+            file.write_text("\n".join(lines) + "\n")
+    return tmp_path/"data"
+
+
+def test_000_all_domains_have_figures_of_their_own(folder, tokenizer):
+    "Fewer rows than there are: each domain has its part, and one that got worse is seen"
+    from sft_nb.evaluation.evaluate import Evaluation, held_out
+    from sft_nb.evaluation.generations import make_questions, score_generations
+    from sft_nb.model.generate import Generation
+    from sft_nb.runs.locate import Target
+    cfg = load_config("translate", model="tiny", train_file=str(folder), eval_samples=16)
+    rows, _, domains = held_out(Target("all", "adapter", cfg, None), tokenizer)
+    assert len(rows) == 16 and sorted(domains.values()) == sorted(DOMAINS * 4)
+    questions = make_questions(cfg, tokenizer, rows, domains=domains)
+    right = [talk[-1]["content"] for talk in questions.talks]
+    tuned = [text if domain != "religious" else "nothing" for text, domain in zip(right, questions.groups)]
+    made = [score_generations(name, questions, [Generation(text, 5, True) for text in texts])
+            for name, texts in (("base", ["no"] * 16), ("tuned", tuned))]
+    e = Evaluation("all", "adapter", *made, by=questions.by)
+    lines = {line["domain"]: line for line in e.group_table if line["model"] == "tuned"}
+    assert {d: line["bleu"] for d, line in lines.items()} == dict.fromkeys(DOMAINS, "100") | dict(religious="0")
+    assert all(line["rows"] == "4" and "chrf" in line for line in lines.values())
+    assert "by domain" in str(e) and all(d in e._repr_html_() for d in DOMAINS)
+    groups = e.to_dict()["tuned"]["groups"]
+    assert groups["technology"]["figures"]["chrf"] == 100 and groups["technology"]["n"] == 4
+    assert e.tuned == type(e.tuned).from_dict(json.loads(json.dumps(e.tuned.to_dict())))
+
+
+def test_000_all_is_answered_with_the_line_that_reads_all(folder, capsys):
+    line = ["data", "--config", "translate", "--model", "tiny", "--data_dir", str(folder)]
+    assert main([*line, "--domain", "all"]) == 1
+    assert "Fix: leave --domain out, which reads all of them and scores each" in capsys.readouterr().err
+    assert main(line) == 0 and "From all 32 rows" in capsys.readouterr().out
+    assert main([*line, "--domain", "religious"]) == 0 and "From all 8 rows" in capsys.readouterr().out
+
+
+def test_004_texts_have_no_answers_to_judge(tokenizer):
+    "Rows of plain text have a loss; that they are all answered alike, and five empty examples, was noise"
+    from sft_nb.evaluation.evaluate import Evaluation
+    from sft_nb.evaluation.generations import make_questions, score_generations
+    from sft_nb.training.guards import SampleProbe
+    rows = {f"row {k}": dict(text=f"[INST] {k} [/INST] {k % 3}") for k in range(6)}
+    questions = make_questions(load_config(task="chat"), tokenizer, rows)
+    texts = score_generations("tuned", questions, [], [dict(loss=2., supervised=9)] * 6)
+    e = Evaluation("nli", "adapter", None, texts, by="loss")
+    assert e.findings == [] and e.examples() == ""
+    tokens = [dict(input_ids=[1, 5, 6 + k], labels=[-100, 5, 6 + k]) for k in range(6)]
+    assert SampleProbe(tokenizer, tokens, []).targets == []
+
+
+def test_000_the_test_files_of_all_domains_are_named_at_once(monkeypatch, tmp_path):
+    "*_test.jsonl, as the shell writes it out, before and behind the run"
+    asked = []
+    monkeypatch.setattr("sft_nb.cli.evaluation._check_target_exists", lambda *args: None)
+    def evaluate(what, **how): asked.append((what, how["eval_file"]))
+    monkeypatch.setattr("sft_nb.evaluation.evaluate.evaluate", evaluate)
+    monkeypatch.setattr("sft_nb.cli.evaluation._score", lambda *args: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/"runs/all").mkdir(parents=True)
+    (tmp_path/"runs/all/config.json").write_text("{}")
+    files = [f"{d}_test.jsonl" for d in DOMAINS]
+    for line in (["runs/all", "--eval-file", *files], ["--eval-file", *files, "runs/all"],
+                 ["--eval-file", *files, "all"], ["--model", "runs/all", "--eval-file", *files]):
+        main(["evaluate", *line])
+    assert [(what.split("/")[-1], files) for what, files in asked] == [("all", tuple(files))] * 4

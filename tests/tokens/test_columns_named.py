@@ -5,7 +5,7 @@ import pytest
 
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
-from sft_nb.rows.formats import guess_columns
+from sft_nb.rows.formats import propose_fields
 from sft_nb.tokens.prepare import prepare
 
 ROWS = [dict(prompt=f"say {k}", completion=f"bad {k}", completion_clean=f"good {k}") for k in range(6)]
@@ -39,7 +39,7 @@ def test_a_column_without_a_near_name():
 
 def test_a_place_inside_a_column():
     rows = [dict(about="a sentence", chats=[dict(messages=[])])]
-    with pytest.raises(SftError, match="chats.list.messages is a path inside the column chats"):
+    with pytest.raises(SftError, match="there is nothing at chats.list.messages for messages .*; chats is a list"):
         prepare(settings(fields=("messages=chats.list.messages",)), train=rows)
 
 
@@ -47,11 +47,12 @@ def test_columns_are_guessed_by_their_texts_and_not_by_their_place():
     row = {"Ticket-Nr.": "1000", "Erstellt am": "01.02.2026", "Betreff": "Drucker",
            "Kundenanfrage": "Der Drucker im zweiten Stock druckt nicht mehr",
            "Loesungsweg": "Bitte das Kabel neu stecken", "Status": "offen"}
-    assert guess_columns(row, ("question", "answer")) == dict(question="Kundenanfrage", answer="Loesungsweg")
+    def proposed(row, *fields): return propose_fields(row, fields).settings["fields"]
+    assert proposed(row, "question", "answer") == ("question=Kundenanfrage", "answer=Loesungsweg")
     languages = dict(english="one two", arabic="x")
-    assert guess_columns(languages, ("source", "target")) == dict(source="english", target="arabic")
+    assert proposed(languages, "source", "target") == ("source=english", "target=arabic")
     numbers = {"id": "7", "1st": "5", "2nd": "6"}
-    assert guess_columns(numbers, ("question", "answer")) == dict(question="1st", answer="2nd")
+    assert propose_fields(numbers, ("question", "answer")) is None   # a number is no question, unless its name tells
 
 
 def test_of_one_bad_row_among_others_the_fix_is_to_leave_it_out():
