@@ -14,7 +14,8 @@ from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import model_path
 from transformers import AutoConfig
 
-SHAPE = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=8, num_key_value_heads=8,
+SHAPE = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=8,
+             num_key_value_heads=8,
              vocab_size=2000)
 CARD = DEVICES["t4-16gb"]
 
@@ -59,7 +60,8 @@ def test_what_other_settings_rule_out(model, how, method, why):
     assert made.settings["method"] == method and why in made.reasons["method"]
 
 
-@pytest.mark.parametrize("by, method", [("gptq", "lora"), ("fp8", "lora"), ("mxfp4", "lora"), ("bitsandbytes", "qlora")])
+@pytest.mark.parametrize("by, method", [
+    ("gptq", "lora"), ("fp8", "lora"), ("mxfp4", "lora"), ("bitsandbytes", "qlora")])
 def test_a_base_that_is_quantised_already_stays_as_it_is(tmp_path, by, method):
     shape = AutoConfig.from_pretrained(model_path("tiny"))
     shape.quantization_config = dict(quant_method=by, load_in_4bit=True)
