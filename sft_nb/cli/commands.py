@@ -137,7 +137,7 @@ def check_command(args:list[str])->int:
 def _check_files(cfg:Config)->None:
     "`SftError` for a missing file of rows, before torch is loaded"
     from sft_nb.rows.sources import open_rows
-    from sft_nb.runs.errors import missing_rows_are_of_the_run
+    from sft_nb.tokens.prepare import missing_rows_are_of_the_run
     for side, files in (("train", cfg.train_file), ("eval", cfg.eval_file)):
         saved = Path(cfg.sources.get(f"{side}_file", "").partition(" ")[0])   # a run's own file is not another one
         of_run = saved.name == "config.json" and saved.is_file()

@@ -142,10 +142,6 @@ def evaluate_command(args:list[str])->int:
     e = evaluate(options.run, checkpoint=options.checkpoint, **_evaluation_options(options))
     if options.json: _say_json(e.to_dict())
     else: _score(e, options.examples)
-    values = [scores.figures.get("perplexity") for scores in (e.base, e.tuned) if scores is not None]
-    if options.by == "perplexity" and not options.json and None not in values:
-        change = " → ".join(format_number(v) for v in values)
-        _say(f"perplexity {change} (of an answer's token: e to the loss, by which it is compared)")
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0swe01

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ..escape import escape_html, escape_controls
-from ..display import aligned_text, format_change, table_html
+from ..display import aligned_text, table_html
 from ..credentials import redact_json
 from ..files import read_json, write_atomically
 from ..progress import log
@@ -37,9 +37,9 @@ from .openai_client import require_served, served_base
 from .generations import (
     answer_prompts, group_table, LEADING, paired, score_generations, Scores, weights_key, with_unit)
 from .trivial import Baselines, find_trivial
-from sft_nb.evaluation.evaluate import (
-    detectable_in_words, Evaluation, Evaluator, gains_in_words, make_evaluator, rows_in_words,
-    save_evaluation)
+from .evaluate import (
+    change_in_words, detectable_in_words, Evaluation, Evaluator, gains_in_words, make_evaluator,
+    rows_in_words, save_evaluation, scored_with_thoughts, WITH_THOUGHTS)
 
 # %% ../../nbs/12_evaluation/06_sweep.ipynb #7ee70609
 def mix_adapters(
@@ -155,7 +155,7 @@ class Sweep:
         ties = sum(value == means[self.best] for value in means.values()) - 1
         line = f"best {self.best}, and {ties} equal to it: " if ties else f"best {self.best}: "
         if self.by != "accuracy":
-            line += f"{self.by} {format_change(self.base.overall(self.by), best.overall(self.by))}, "
+            line += f"{change_in_words(self.by, self.base, best)}, "
         line += f"{d.number(d.gain)} (95% interval {d.span}; {d.rows_in_words}; {d.p_text}), "
         if d.disagreement: line += f"{d.disagreement}: cannot tell, "
         lines = [line + f"corrected for the choice among {n}"]
@@ -258,6 +258,7 @@ class Sweep:
         if new: reasons.append(f"{', '.join(new)} {'was' if len(new) == 1 else 'were'} saved after it")
         if changed: reasons.append(f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since")
         if self.best not in now: reasons.append(f"{self.best}, the best of it, is no longer there")
+        if scored_with_thoughts(run, [self.base, *self.checkpoints.values()]): reasons.append(WITH_THOUGHTS)
         return "; ".join(reasons)
 
     def save(self, path:Path)->Path:

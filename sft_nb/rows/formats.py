@@ -122,7 +122,8 @@ def read_blocks(
         if spelled and not kind and isinstance(part.get("text"), str): kind = "text"   # of an unknown type
         if kind == "text" and part.get("thought") is True: kind = "thought"                # Vertex
         if kind in ("text", "thought"): value = _text_in(value)
-        if kind == "thought" and value is None: value = ""   # encrypted
+        is_plain = not any(v and isinstance(v, (list, dict)) for v in part.values())
+        if kind == "thought" and value is None and is_plain: value = ""   # encrypted
         if kind is None or value is None or kind in ("call", "result") and not isinstance(value, dict):
             raise SftError("row", f"{name} is {content!r:.80}", "a string", f"write {name} as a string")
         out.append(Block(kind, value, part))

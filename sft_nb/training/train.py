@@ -24,6 +24,7 @@ from ..report import command, ConfigError, edit, error_summary, Fix, shell_quote
 from ..config import Config
 from ..settings import max_time_seconds
 from ..tokens.dataset import Data
+from ..tokens.prepare import missing_rows_are_of_the_run
 from ..model.adapter import base_name, lora_reach, name_base, text_path
 from ..model.parallelism import check_several
 from ..model.hardware import is_out_of_memory
@@ -38,7 +39,6 @@ from ..runs.environment import write_json, write_text
 from ..runs.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, atomic_checkpoint
 from ..runs.directory import (
     can_resume, create_run, needs_system_prompt, open_run, plot, reserve_name, resume_command, Run, SYSTEM_PROMPT_FILE)
-from ..runs.errors import missing_rows_are_of_the_run
 from ..runs.provenance import (
     change_world_size, check_provenance, check_resume_settings, extend_training, record_provenance)
 from ..runs.process import keep_output
