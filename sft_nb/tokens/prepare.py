@@ -215,10 +215,10 @@ def check_rows_are_named(
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #2bea49a7
 def run_of_rows(
-    cfg:Config,
+    sources:dict[str,str],   # setting -> where its value comes from, of a config
 )->Path|None:   # None: there is none, or other rows or tokens are requested
     "The directory of the run whose `config.json` names the rows of a config"
-    named = {cfg.sources.get(name, "default").partition(" ")[0] for name in (*_ROW_SETTINGS, *_TOKENIZER_SETTINGS)}
+    named = {sources.get(name, "default").partition(" ")[0] for name in (*_ROW_SETTINGS, *_TOKENIZER_SETTINGS)}
     files = [Path(name) for name in named - {"default", "plan"}]
     if len(files) != 1 or files[0].name != "config.json" or not (files[0].parent/"data.json").is_file(): return None
     return files[0].parent
@@ -265,7 +265,7 @@ def prepare(
     if train is not None and cfg.task == "auto": cfg = replace(cfg, task="chat")
     if task is None: task = task_of(cfg)
     else: cfg = replace(cfg, task=name_task(task))
-    both, run = _rows_of_both_sides(cfg, task, train, eval), run_of_rows(asked) if train is None else None
+    both, run = _rows_of_both_sides(cfg, task, train, eval), run_of_rows(asked.sources) if train is None else None
     with nullcontext() if run is None else missing_rows_are_of_the_run(run):
         first = next(both)   # report a missing file before loading the tokenizer's library
     if tokenizer is None: tokenizer = load_tokenizer(cfg)
