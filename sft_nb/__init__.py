@@ -47,6 +47,7 @@ _NAMES = {
     "evaluation.sweep": "Sweep sweep",
     "evaluation.verdict": "Verdict verdict compare",
     "proof.merge": "merge probe parity",
+    "proof.gguf_checks": "gguf_adapter",
     "proof.prove": "Proof prove",
     "panels.batches": "BatchState BatchPanel",
     "panels.rows": "DataState DataPanel",

@@ -250,6 +250,16 @@ def _load_with_transformers(header:GgufHeader):
     model.generation_config.eos_token_id = [*dict.fromkeys(end for end in ends if end is not None)]
     return tokenizer, model
 
+def _drop_invented_tokens(folder:Path, n:int)->None:
+    "Remove tokens past the file's `n`: transformers gives GPT-2's end token to every vocabulary of its kind"
+    saved, settings = (read_json_object(folder/name) for name in ("tokenizer.json", "tokenizer_config.json"))
+    invented = {token["content"] for token in saved["added_tokens"] if token["id"] >= n}
+    if not invented: return
+    saved["added_tokens"] = [token for token in saved["added_tokens"] if token["id"] < n]
+    settings = {name: value for name, value in settings.items() if not isinstance(value, str) or value not in invented}
+    write_atomically(folder/"tokenizer.json", json.dumps(saved, ensure_ascii=False))
+    write_atomically(folder/"tokenizer_config.json", json.dumps(settings, indent=2, ensure_ascii=False))
+
 def _write_folder(header:GgufHeader, folder:Path, *, file:str)->None:
     "Dequantise a checked file into `folder`; ConfigError if transformers cannot read it, or there is no room"
     import transformers
@@ -267,6 +277,7 @@ def _write_folder(header:GgufHeader, folder:Path, *, file:str)->None:
             tokenizer, model = _load_with_transformers(header)
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+            _drop_invented_tokens(folder, header.get("tokenizer.ggml.tokens"))
     except Exception as e:   # transformers raises anything for a file that it does not know
         if no_room():   # also where it ended while it was written
             found = f"dequantised, it takes {needed / 2**30:.1f} GiB, and there is no room in {folder.parent}"
