@@ -46,6 +46,7 @@ _NAMES = {
     "evaluation.evaluate": "Evaluation evaluate",
     "evaluation.sweep": "Sweep sweep",
     "evaluation.verdict": "Verdict verdict compare",
+    "evaluation.search": "Search search",
     "proof.merge": "merge probe parity",
     "proof.gguf_checks": "gguf_adapter",
     "proof.prove": "Proof prove",

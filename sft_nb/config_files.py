@@ -461,7 +461,9 @@ def _split_command(words:list[str])->tuple[list[str],list[str]]:
     "A command up to the program that trains, with its name, and the options of that program"
     for k, word in enumerate(words):
         if word in ("-m", "--module") and k + 1 < len(words): return words[:k + 2], words[k + 2:]
-        if word.endswith(".py") or word.rpartition(".")[2] in _SUBCOMMANDS: return words[:k + 1], words[k + 1:]
+        is_value = k and words[k - 1].startswith("--")   # as in --split train
+        if word.endswith(".py") or not is_value and word.rpartition(".")[2] in _SUBCOMMANDS:
+            return words[:k + 1], words[k + 1:]
     return [], words
 
 def _option_values(options:list[str])->tuple[dict[str,Any],list[str]]:

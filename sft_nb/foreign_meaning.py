@@ -6,8 +6,9 @@
 __all__ = ['ALIASES', 'Meanings', 'IGNORED', 'PARAMETERS', 'LACKING', 'METHODS', 'FILE_SUFFIXES', 'plain_name', 'full_name',
            'Meaning', 'FileSettings', 'accepted', 'sets', 'sets_over_others', 'sets_if_unset', 'refused',
            'other_method', 'is_off', 'any_value', 'only_values', 'true_or_false', 'when_on', 'unless_none',
-           'same_value', 'same_for', 'Tool', 'is_hub_dataset', 'with_split', 'read_held_out', 'read_chat_template',
-           'settings_of_type', 'types_write_prompts', 'dataset_files', 'entry_settings', 'read_datasets', 'join_fields']
+           'same_value', 'sets_from', 'same_for', 'Tool', 'is_hub_dataset', 'with_split', 'read_held_out',
+           'read_chat_template', 'settings_of_type', 'types_write_prompts', 'dataset_files', 'entry_settings',
+           'read_datasets', 'join_fields']
 
 # %% ../nbs/00_foreign_meaning.ipynb #481233ca
 import json, re
@@ -150,6 +151,15 @@ def same_value(
     "A meaning that sets `setting` to the same value"
     def read(value, given:FileSettings)->Meaning: return sets(**{setting: value})
     read.__doc__ = setting
+    return read
+
+def sets_from(
+    settings_of:Callable,   # of the value and the other settings
+    doc:str,
+)->Callable:                # a function for a table of meanings
+    "A meaning that sets what a function returns"
+    def read(value, given:FileSettings)->Meaning: return sets(**settings_of(value, given))
+    read.__doc__ = doc
     return read
 
 def same_for(names:str, meanings:Meanings)->dict[str,Meanings]:

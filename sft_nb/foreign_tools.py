@@ -21,7 +21,7 @@ from .settings import as_pairs
 from .foreign_meaning import (
     accepted, any_value, dataset_files, FILE_SUFFIXES, FileSettings, is_hub_dataset, is_off, join_fields, Meaning,
     METHODS, only_values, other_method, read_chat_template, read_datasets, read_held_out, refused, same_for, same_value,
-    sets, sets_if_unset, sets_over_others, Tool, true_or_false, unless_none, when_on, with_split)
+    sets, sets_from, sets_if_unset, sets_over_others, Tool, true_or_false, unless_none, when_on, with_split)
 
 # %% ../nbs/00_foreign_tools.ipynb #138a1d3b
 _DTYPE_NOTE = "dtype chooses: auto is bfloat16 where the hardware computes in it, else float32"
@@ -50,7 +50,7 @@ def _read_load_in_4bit(v, given:FileSettings)->Meaning:
     if given.tool and any(name in given.written for name in asked_elsewhere): return accepted()
     if given.tool: return accepted("all weights are trained, so they are not quantised" if v else "")
     if v: return sets(method="qlora")
-    if given["method"] != "qlora": return accepted("the base is not quantised by this method")
+    if given["method"] not in ("qlora", "auto"): return accepted("the base is not quantised by this method")
     return accepted("8 bits are requested") if given["load_in_8bit"] else sets(method="lora")
 
 def _read_use_peft(v, given:FileSettings)->Meaning:
@@ -127,10 +127,6 @@ def _read_packing(v, given:FileSettings)->Meaning:
     tokens = given["per_device_train_batch_size"] * given["max_length"]
     return sets_if_unset("per_device_train_batch_size rows of max_length tokens", max_tokens_per_batch=tokens)
 
-def _read_text_field(v, given:FileSettings)->Meaning:
-    "fields = text=COLUMN"
-    return sets(fields=(f"text={v}",))
-
 def _read_train_part(v, given:FileSettings)->Meaning:
     "train_file = DATASET:CONFIG:SPLIT"
     files, asked = given["train_file"] or (), given.written | {given.key: v}
@@ -167,7 +163,8 @@ PACKING = {True: _read_packing, "auto": _read_packing, False: sets(max_tokens_pe
            None: accepted("rows are not packed")}
 PADDING = any_value("padding is masked and never supervised: it changes no loss")
 _NO_LOADER = any_value("rows are prepared once and read from memory: nothing waits for a loader")
-_TEXT_FIELD = only_values("text", note="plain text is read from there") | {...: _read_text_field}
+_TEXT_FIELD = only_values("text", note="plain text is read from there") | {
+    ...: sets_from(lambda v, _: dict(fields=(f"text={v}",)), "fields = text=COLUMN")}
 TRL_ROW_KEYS = dict(
     packing=PACKING, pad_to_multiple_of=PADDING,
     packing_strategy=only_values("bfd", "ffd", note="rows stay whole") | dict.fromkeys(
@@ -242,11 +239,6 @@ def _read_model_kwargs(v, given:FileSettings)->Meaning:
     if odd: return refused(f"{', '.join(odd)} would change the model", "change its config.json, and name the folder")
     return accepted("how the model is loaded changes nothing that it learns")
 
-def _read_distributed(v, given:FileSettings)->Meaning:
-    "num_processes sets how many"
-    if given["num_processes"] > 1: return accepted("num_processes train together")
-    return refused("num_processes sets how many", edit(num_processes=2))
-
 _FSDP = """version reshard_after_forward state_dict_type final_state_dict_type auto_wrap_policy offload_params
     cpu_offload activation_checkpointing transformer_layer_cls_to_wrap cpu_ram_efficient_loading sync_module_states
     use_orig_params sharding_strategy limit_all_gathers forward_prefetch backward_prefetch mixed_precision_policy
@@ -279,7 +271,8 @@ TRL_MACHINE_KEYS = dict(
     peft_type=only_values("LORA", note="adapters are LoRA's"), fan_in_fan_out=true_or_false("peft finds it"),
     inference_mode=only_values(False, note="it is trained"),
     gradient_checkpointing_kwargs=any_value("checkpointing is never reentrant, with the same result"),
-    distributed_training={False: accepted("one process"), True: _read_distributed},
+    distributed_training={False: accepted("one process"),
+                          True: refused("num_processes sets how many", edit(num_processes=2))},
     ddp_find_unused_parameters=true_or_false("every trained weight is used"),
     fsdp_version=only_values(1, 2, note="it is FSDP2, with the same result"),
     fsdp_config=unless_none(_read_fsdp_config), use_cpu=_ON_CPU, no_cuda=_ON_CPU,
@@ -576,11 +569,6 @@ def _read_bits(v, given:FileSettings)->Meaning:
     if v not in (4, 8): return refused("a base is quantised to 4 or 8 bits", Fix({given.key: 4}))
     return sets(method="qlora", load_in_8bit=v == 8)
 
-def _read_pissa(v, given:FileSettings)->Meaning:
-    "init_lora_weights = pissa_niter_N, with N from pissa_iter"
-    n = given.written.get("pissa_iter", 16)
-    return sets(init_lora_weights="pissa" if n == -1 else f"pissa_niter_{n}")
-
 def _read_infer_backend(v, given:FileSettings)->Meaning:
     "ignored in a file that trains; else refused: answering with a model"
     trains = any(name in given.written for name in ("stage", "dataset", "do_train"))
@@ -632,7 +620,10 @@ LLAMA_FACTORY_KEYS = dict(
                                         proj_type="std", scale_type="channel")),
     finetuning_type=unless_none(_read_tuner), quantization_bit=unless_none(_read_bits),
     quantization_method=only_values("bnb", "bitsandbytes", "BITS_AND_BYTES", note="bitsandbytes quantises the base"),
-    pissa_init=when_on(_read_pissa), pissa_iter=any_value("pissa_init reads it"),
+    pissa_init=when_on(sets_from(
+        lambda _, given: dict(init_lora_weights=f"pissa_niter_{given.written.get('pissa_iter', 16)}".removesuffix(
+            "_niter_-1")), "init_lora_weights = pissa_niter_N, with N from pissa_iter")),
+    pissa_iter=any_value("pissa_init reads it"),
     template=unless_none(read_chat_template),
     eval_dataset=when_on(as_held_out(read_dataset_names)), dataset_dir=any_value("datasets are looked for there"),
     infer_backend=when_on(_read_infer_backend), add_tokens=_ADDED_TOKENS, add_special_tokens=_ADDED_TOKENS,

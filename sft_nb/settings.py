@@ -176,8 +176,8 @@ class ModelSettings:
 class AdapterSettings:
     "Which weights are trained"
     method:Annotated[Literal["qlora","lora","full","auto"], Setting(
-        "4-bit base with an adapter, 16- or 32-bit base with an adapter, or all weights; auto: lora if it fits, else "
-        "qlora", changes_base=True, fixed_on_resume=True)] = "qlora"
+        "4-bit base with an adapter, 16- or 32-bit base with an adapter, or all weights; auto: lora if it fits with "
+        "room, else qlora", changes_base=True, fixed_on_resume=True)] = "auto"
     adapter_name_or_path:Annotated[str|None, Setting(
         "start from the weights of this adapter: a run or a folder; None: from a new one", is_path=True)] = None
     lora_r:Annotated[int, Setting(

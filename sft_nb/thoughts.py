@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BLOCKS', 'SplitText', 'split_thought', 'answer_of', 'opens_thought', 'without_thought', 'without_thoughts',
-           'marks_thought', 'decode_answer']
+           'marks_thought', 'has_thought_tokens', 'decode_answer']
 
 # %% ../nbs/00_thoughts.ipynb #tht00002
 import re
@@ -149,6 +149,15 @@ def marks_thought(
     "Is a special token needed to find a thought?"
     return token in _HARMONY_TOKENS or _TAG.fullmatch(token) is not None or token in ("<|channel>", "<channel|>")
 
+_ENDS_OF_TURNS = {"<|start|>", "<|end|>", "<|message|>"}   # of models without channels
+
+def has_thought_tokens(
+    tokenizer,
+)->bool:
+    "Has it special tokens that delimit a thought, so that a text without special tokens loses them?"
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    return any(t.special and marks_thought(str(t)) and str(t) not in _ENDS_OF_TURNS for t in added)
+
 def decode_answer(
     ids:list[int],   # generated, without the end token
     tokenizer,
@@ -157,6 +166,6 @@ def decode_answer(
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {i: str(added[i]) for i in {*ids} if i in added and added[i].special}
     kept = {i for i, text in special.items() if marks_thought(text)}
-    if {*map(special.get, kept)} <= {"<|start|>", "<|end|>", "<|message|>"}: kept = set()   # ends of turns elsewhere
+    if {*map(special.get, kept)} <= _ENDS_OF_TURNS: kept = set()
     if not kept: return tokenizer.decode(ids, skip_special_tokens=True)
     return tokenizer.decode([i for i in ids if i in kept or i not in special], skip_special_tokens=False)

@@ -70,7 +70,7 @@ def test_the_package_index_gets_whole_addresses(wheel):
     assert pictures and all(u.startswith("https://raw.githubusercontent.com/") for u in pictures)
     extras = set(re.findall(r"^Provides-Extra: (.+)$", metadata, re.M))
     assert extras == {"lab", "eval", "track", "deepspeed", "flash", "fast", "hybrid", "prove", "smollm2", "excel",
-                      "all", "dev"}
+                      "search", "all", "dev"}
 
 
 WORKFLOWS = {p.stem: yaml.safe_load(p.read_text()) for p in (ROOT/".github/workflows").glob("*.yml")}

@@ -9,7 +9,7 @@ __all__ = ['FromWorkbench', 'prepared', 'RowEvidence', 'BatchEvidence', 'LayoutE
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #ff081073
 import math, random, time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, requires
 from typing import Callable
 
@@ -28,14 +28,15 @@ from ..model.experts import balance_weight
 from ..model.loss import batch_balance_loss, causal_lm, loss_of_scores
 from ..model.load import count_parameters, quiet
 from ..model.generate import continue_tokens, eval_mode, Generation
-from ..planning.plan import Plan
-from ..workbench import cached_part, Workbench, workbench_for
+from ..planning.bits import BitsCost, cost_of_bits, few_rows, in_16_bits
+from ..planning.plan import Plan, plan as make_plan
+from ..workbench import cached_part, leaves_base, Workbench, workbench_for
 from .rows import Survey, survey
 from .step import Balance, Evaluated, FirstStep, no_dropout, Slope, slopes, take_step
 from .learning import learn_some, Learned, MOST_TO_SAVE, run_schedule, save_once, Saved, ScheduleRun
 from ..optimizer import make_optimizer
 from ..progress import format_duration, Phase, show_progress
-from ..report import Finding, Report
+from ..report import Finding, Report, SftError
 from .core import all_checks, error_finding, run_check, describe_part
 from . import environment, model as model_checks   # noqa: F401  they register their checks
 
@@ -111,6 +112,22 @@ class RowEvidence(FromWorkbench):
         save_memory(model, gradient_checkpointing=cfg.gradient_checkpointing, keep_attention=cfg.keep_attention,
                     activation_offloading=cfg.activation_offloading, in_parts=cfg.recompute_parts)
         return model.train()
+
+    @cached_part
+    def bits(self)->BitsCost|str|None:
+        "What storing the base in 4 or 8 bits costs it; a text: why that is not known; None: it is not so stored"
+        if self.cfg.method != "qlora": return None
+        rows = self.data.eval or self.data.train
+        few = few_rows(rows.tokens, rows.lengths)
+        with self.model.disable_adapter() if leaves_base(self.cfg) else nullcontext():
+            return cost_of_bits(self.cfg, self.tokenizer, self.model, few)
+
+    @cached_part
+    def plan_in_16_bits(self)->Plan|None:
+        "The plan of the same training in 16 bits, if `bits` cost much; None: they do not, or there is no plan"
+        if not isinstance(self.bits, BitsCost) or not self.bits.matters: return None
+        try: return make_plan(in_16_bits(self.requested), self.data)
+        except SftError: return None
 
     @cached_part
     def vocabulary(self)->int:

@@ -83,7 +83,7 @@ _WHAT = Option(str, ..., "a run, a checkpoint, an adapter, a folder with a model
 _ASKS = dict(
     task=Option(str|None, None, "a task; None: the run's"),
     eval_samples=Option(int|None, None, "held-out rows; None: as in training"),
-    eval_file=Option(str|None, None, "other rows than the run's"),
+    eval_file=Option(tuple[str,...]|None, None, "other rows than the run's: files, or folders of them"),
     max_new_tokens=Option(int|None, None, "maximum tokens in an answer; None: as in training"),
     batch_size=Option(int|None, None, "maximum rows to answer together; None: as in training"),
     device=Option(Literal["auto","cpu","mps","cuda"]|None, None, "None: as in training"),
@@ -142,10 +142,6 @@ def evaluate_command(args:list[str])->int:
     e = evaluate(options.run, checkpoint=options.checkpoint, **_evaluation_options(options))
     if options.json: _say_json(e.to_dict())
     else: _score(e, options.examples)
-    values = [scores.figures.get("perplexity") for scores in (e.base, e.tuned) if scores is not None]
-    if options.by == "perplexity" and not options.json and None not in values:
-        change = " → ".join(format_number(v) for v in values)
-        _say(f"perplexity {change} (of an answer's token: e to the loss, by which it is compared)")
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0swe01

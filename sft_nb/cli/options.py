@@ -285,7 +285,7 @@ def _check_first(command_name:str, texts:list[str], own:dict[str,Option])->None:
         if command_name == "train": fix = edit(resume=text) | fix
     elif os.path.isfile(os.path.join(text, "config.json")): fix = edit(model=text)
     elif os.path.exists(text) or text.endswith((".json", ".jsonl", ".csv", ".tsv", ".parquet")):
-        fix = edit(train_file=text)
+        fix = edit(**{"eval_file" if "eval_file" in own else "train_file": text})
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", text): fix = edit(model=text)
     raise ConfigError(_LINE, f"nothing takes {text[:100]!r}", "options, each with its value", fix)
 
@@ -320,6 +320,9 @@ def switches(
 # %% ../../nbs/15_cli/00_options.ipynb #op0pla03
 _DURATIONS = ("max_time", "timeout")   # options that also take 90s, 30m, 5h or 1:30:00
 
+def _is_run(text:str)->bool:
+    return any(os.path.isfile(os.path.join(root, text, "config.json")) for root in ("", "runs"))
+
 def arrange(
     args:list[str],
     own:dict[str,Option],
@@ -338,6 +341,9 @@ def arrange(
             if has_places and option is not None and not _takes_many(option.kind):
                 first += texts[1:]
                 texts = texts[:1]
+            elif has_places and option is not None:   # --eval-file a.jsonl b.jsonl runs/NAME
+                first += filter(_is_run, texts[1:])
+                texts = [*texts[:1], *(text for text in texts[1:] if not _is_run(text))]
             if _without_dashes(name) in _DURATIONS: texts = [f"{parse_duration(text)}" for text in texts]
             rest += [name, *texts]
     return [*first, *rest]

@@ -4,7 +4,6 @@
 """
 from sft_nb.configs.default import *
 
-method = "auto"
 max_tokens_per_batch = "auto"
 effective_batch_size = 16
 max_length = 2048

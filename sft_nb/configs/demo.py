@@ -3,6 +3,7 @@ from sft_nb.configs.default import *
 
 task = "arithmetic"
 model = "tiny"
+method = "qlora"  # to show it; a model this small needs no 4 bits
 max_length = 128
 max_samples = 3000
 num_train_epochs = 2

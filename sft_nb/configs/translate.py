@@ -6,7 +6,7 @@ from sft_nb.configs.default import *
 
 task = "translate"
 model = "Qwen/Qwen2-1.5B-Instruct"
-method = "qlora"  # NF4 with double quantisation, as by default; --method lora turns it off
+method = "qlora"  # NF4 with double quantisation; --method lora turns it off
 lora_r = 16
 lora_alpha = 32
 lora_dropout = 0.05

@@ -22,7 +22,7 @@ from ..credentials import redact
 from ..display import RecordTable
 from ..files import parse_json
 from ..report import ConfigError, edit, pluralise, SftError
-from ..thoughts import opens_thought, split_thought, without_thoughts
+from ..thoughts import has_thought_tokens, opens_thought, split_thought, without_thoughts
 from ..config import Config
 from ..settings import settings_with
 from ..tasks.core import finite_number, Score, Task, task_of
@@ -80,6 +80,7 @@ class Scores:
     scales:dict[str,float]=field(default_factory=dict)    # figures of the set alone, which begin at 0 -> where they end
     grouped_by:str=""                                     # domain, or a column; empty: there are no groups
     groups:dict[str,GroupScores]=field(default_factory=dict)
+    splits_thoughts:bool=field(default=True, compare=False)   # False: of an older version, which scored thoughts too
 
     @property
     def n(self)->int: return len(self.answers)
@@ -167,7 +168,12 @@ class Scores:
         groups = {name: GroupScores(group["n"], group["figures"], tuple(group["interval"]))
                   for name, group in d.get("groups", {}).items()}
         return cls(d["model"], [Answer(**a) for a in d["answers"]], d.get("figures", {}), d.get("scales", {}),
-                   d.get("grouped_by", ""), groups)
+                   d.get("grouped_by", ""), groups, "thoughts" in d)
+
+    def scores_thoughts(self, tokenizer)->bool:
+        "Did an older version score thoughts as answers? Their special tokens are not in its texts"
+        if self.splits_thoughts: return False
+        return has_thought_tokens(tokenizer) or any(split_thought(a.text).thought is not None for a in self.answers)
 
 _MOST_FIGURES = 5   # columns of figures
 
@@ -360,9 +366,11 @@ def generation_keys(
     prompts:list[list[int]],   # token ids
     weights:list[str],         # the `weights_key` for each prompt
     max_new_tokens:int,
+    tokenizer=None,            # of the answers
 )->list[str]:
     "The key of each answer in a `GenerationCache`"
-    return [digest([w, ids, max_new_tokens]) for w, ids in zip(weights, prompts)]
+    decoded = ["with thought tokens"] if has_thought_tokens(tokenizer) else []   # older versions dropped these
+    return [digest([w, ids, max_new_tokens, *decoded]) for w, ids in zip(weights, prompts)]
 
 def answer_prompts(
     model,                     # None if all answers are saved
@@ -374,7 +382,7 @@ def answer_prompts(
     **how,                     # as for `continue_tokens`
 )->list[Generation]:           # in the order of `prompts`
     "Greedy answers: those in the cache are read, each of the others is added to it"
-    keys = generation_keys(prompts, weights, max_new_tokens)
+    keys = generation_keys(prompts, weights, max_new_tokens, tokenizer)
     new = {key: k for k, key in enumerate(keys) if key not in cache.known}   # each once
     new_keys = [*new]
     def add(number:int, g:Generation)->None: cache.add(new_keys[number], g)

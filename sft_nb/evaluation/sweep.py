@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ..escape import escape_html, escape_controls
-from ..display import aligned_text, format_change, table_html
+from ..display import aligned_text, table_html
 from ..credentials import redact_json
 from ..files import read_json, write_atomically
 from ..progress import log
@@ -27,7 +27,7 @@ from ..tasks.metrics import shown_figures
 from ..model.hardware import free_memory
 from ..model.adapter import check_trained
 from ..model.load import quiet
-from ..workbench import Workbench
+from ..workbench import leaves_base, Workbench
 from ..runs.checkpoint import LOWER_IS_BETTER, mark_followed, step_of, weights_digest
 from ..runs.directory import open_run, Run
 from ..runs.status import ACTIVE
@@ -37,9 +37,9 @@ from .openai_client import require_served, served_base
 from .generations import (
     answer_prompts, group_table, LEADING, paired, score_generations, Scores, weights_key, with_unit)
 from .trivial import Baselines, find_trivial
-from sft_nb.evaluation.evaluate import (
-    detectable_in_words, Evaluation, Evaluator, gains_in_words, leaves_base, make_evaluator, rows_in_words,
-    save_evaluation)
+from .evaluate import (
+    change_in_words, detectable_in_words, Evaluation, Evaluator, gains_in_words, make_evaluator,
+    rows_in_words, save_evaluation, scored_with_thoughts, WITH_THOUGHTS)
 
 # %% ../../nbs/12_evaluation/06_sweep.ipynb #7ee70609
 def mix_adapters(
@@ -112,6 +112,13 @@ class Sweep:
     left_out:dict[str,int]=field(default_factory=dict)   # reason -> other held-out rows
     weights:dict[str,str]=field(default_factory=dict)    # all checkpoints in the run -> `weights_digest`
     baselines:Baselines|None=None   # trivial answers, and the base with examples; None: not known
+    stored:Scores|None=None         # the base in 4 or 8 bits, if it is worse than `base`
+
+    @property
+    def models(self)->dict[str,Scores]:
+        "The scores to show, the base first"
+        stored = {} if self.stored is None else {self.stored.model: self.stored}
+        return dict(base=self.base) | stored | self.checkpoints
 
     def pick_over(self,
         values:np.ndarray,   # the part of each row, of what checkpoints are compared with
@@ -148,7 +155,7 @@ class Sweep:
         ties = sum(value == means[self.best] for value in means.values()) - 1
         line = f"best {self.best}, and {ties} equal to it: " if ties else f"best {self.best}: "
         if self.by != "accuracy":
-            line += f"{self.by} {format_change(self.base.overall(self.by), best.overall(self.by))}, "
+            line += f"{change_in_words(self.by, self.base, best)}, "
         line += f"{d.number(d.gain)} (95% interval {d.span}; {d.rows_in_words}; {d.p_text}), "
         if d.disagreement: line += f"{d.disagreement}: cannot tell, "
         lines = [line + f"corrected for the choice among {n}"]
@@ -168,7 +175,7 @@ class Sweep:
         "A row for each checkpoint, the base first; gains are not corrected for the choice"
         import pandas as pd
         lines = []
-        for name, scores in dict(base=self.base, **self.checkpoints).items():
+        for name, scores in self.models.items():
             low, high = scores.interval_of(self.by)
             line = dict(checkpoint=name, **{self.by: scores.overall(self.by)}, low=low, high=high)
             if name != "base":
@@ -183,7 +190,7 @@ class Sweep:
     def lines(self)->list[dict[str,str]]:
         "The same for people: shares in per cent, gains in points, p as one writes it; empty where the base has none"
         lines = []
-        for name, scores in dict(base=self.base, **self.checkpoints).items():
+        for name, scores in self.models.items():
             d = with_unit(paired(self.base, scores, self.by), self.by, self.base, scores)
             low, high = scores.interval_of(self.by)
             score, low, high = (f"{v:.1%}" if d.is_share else f"{v:.4g}" for v in (scores.overall(self.by), low, high))
@@ -237,7 +244,8 @@ class Sweep:
                     base=self.base.to_dict(), checkpoints={k: s.to_dict() for k, s in self.checkpoints.items()},
                     forgotten={k: f.to_dict() for k, f in self.forgotten.items()}, lowest_loss=self.lowest_loss,
                     left_out=self.left_out, weights=self.weights,
-                    baselines=self.baselines and self.baselines.to_dict())
+                    baselines=self.baselines and self.baselines.to_dict(),
+                    stored=self.stored and self.stored.to_dict())
 
     def outdated(self, run:Run)->str:
         "Why this is not a sweep of the run as it is now; empty: it is. What was left out of it on purpose stays out"
@@ -250,6 +258,7 @@ class Sweep:
         if new: reasons.append(f"{', '.join(new)} {'was' if len(new) == 1 else 'were'} saved after it")
         if changed: reasons.append(f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since")
         if self.best not in now: reasons.append(f"{self.best}, the best of it, is no longer there")
+        if scored_with_thoughts(run, [self.base, *self.checkpoints.values()]): reasons.append(WITH_THOUGHTS)
         return "; ".join(reasons)
 
     def save(self, path:Path)->Path:
@@ -266,7 +275,8 @@ class Sweep:
             forgotten = {name: Forgetting(**f) for name, f in d["forgotten"].items()}
             return cls(d["run"], d["by"], Scores.from_dict(d["base"]), scores, forgotten, d["lowest_loss"],
                        d.get("left_out", {}), d.get("weights", {}),
-                       d.get("baselines") and Baselines.from_dict(d["baselines"]))
+                       d.get("baselines") and Baselines.from_dict(d["baselines"]),
+                       d.get("stored") and Scores.from_dict(d["stored"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise SftError(str(path), f"it cannot be read ({why_unreadable(e)})", "scores that sft_nb wrote",
                            f"remove {path}, and sweep again") from e
@@ -341,7 +351,7 @@ def sweep(
     folders = checkpoints_of(run, checkpoints)
     evaluator = make_evaluator(run, checkpoint=folders[-1].name, trust_remote_code=trust_remote_code, **how)
     bench, questions, server, target = evaluator.bench, evaluator.questions, evaluator.server, evaluator.target
-    forgotten, names = {}, [folder.name for folder in folders]
+    forgotten, stored, names = {}, None, [folder.name for folder in folders]
     if server is not None:   # a server serves all models and returns no loss of general texts
         require_served(server.server, names)
         scores = dict(base=server.score("base", served_base(replace(server.server, wanted=names[0]))))
@@ -351,9 +361,11 @@ def sweep(
         is_mixed, _ = mix_adapters(bench.cfg, bench.hardware.device, len(questions.prompts), len(folders))
         if is_mixed and questions.examples is None: scores = _score_mixed(evaluator, swapper, folders)
         else:
-            scores = dict(base=evaluator.score("base", None, swapper.base))
+            scores = dict(base=None)
             for folder in folders:
                 scores[folder.name] = evaluator.score(folder.name, folder, partial(swapper.tuned, folder))
+        if bench.cfg.method == "qlora" or scores["base"] is None:
+            scores["base"], stored = evaluator.score_bases(swapper.base)
         if general:
             texts = general_examples(bench.tokenizer, None if general is True else general)
             base = None if leaves_base(bench.requested) else bench.base()
@@ -362,7 +374,7 @@ def sweep(
 
     base = scores.pop("base")
     swept = Sweep(target.name, questions.by, base, scores, forgotten, target.run.lowest_loss(), questions.left_out,
-                  weights, evaluator.baselines)
+                  weights, evaluator.baselines, stored)
     if server is None:
         made = evaluator.baselines_of(base, scores[swept.best], swapper.base)
         swept = replace(swept, baselines=made)
@@ -370,7 +382,7 @@ def sweep(
         e = Evaluation(target.name, name, base, replace(of_checkpoint, model="tuned"), questions.by,
                        forgotten.get(name), server and server.url, left_out=questions.left_out,
                        weights=weights.get(name, ""), is_full=bench.cfg.method == "full",
-                       baselines=evaluator.baselines)
+                       baselines=evaluator.baselines, stored=stored, why_stored=evaluator.why_stored)
         save_evaluation(e, evaluator)
     file = "sweep.json" if server is None else "sweep-served.json"
     if not evaluator.files: swept.save(target.folder/file)
@@ -395,7 +407,7 @@ class Follower:
     @cached_property
     def swapper(self)->CheckpointSwapper: return CheckpointSwapper(self.evaluator.bench, self.new_checkpoints()[0])
     @cached_property
-    def base(self)->Scores: return self.evaluator.score("base", None, self.swapper.base)
+    def base(self)->Scores: return self.evaluator.score_bases(self.swapper.base)[0]
 
     def score(self, folder:Path)->Scores|None:
         "The scores of a checkpoint, which are saved in the run; None if it is gone"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DEVICES', 'choose_device', 'bfloat16_gain', 'choose_dtype', 'Hardware', 'find_hardware', 'Device', 'find_device',
-           'this_device', 'is_out_of_memory', 'free_memory']
+           'this_device', 'free_bytes', 'is_out_of_memory', 'free_memory']
 
 # %% ../../nbs/06_model/00_hardware.ipynb #403cf7b6
 import difflib, gc, itertools, math, os, subprocess, time
@@ -17,7 +17,7 @@ import torch
 
 from transformers import AutoConfig
 
-from ..report import ConfigError, edit
+from ..report import ConfigError, edit, SftError
 from ..config import Config
 from ..tokens.tokenizer import model_path, why_missing
 from ..batches.layout import text_config
@@ -251,10 +251,13 @@ def _left_in_container(groups:Path=_CGROUPS, own:Path=Path("/proc/self/cgroup"))
     return left
 
 def _free_gib()->float:
-    "GiB of host memory available now, file cache included, within the limit of a container"
+    "GiB of host memory available now, file cache included, within a container's limit; `SftError` if it is not known"
     try: available = psutil.virtual_memory().available
     except (OSError, RuntimeError):   # there is no /proc/meminfo
-        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        try: available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError, AttributeError) as e:   # unknown names, or no such function
+            fix = "set {method}, {gradient_checkpointing} and the batch by hand"
+            raise SftError("plan", "the free memory of this machine cannot be read", "", fix) from e
     return min(available, _left_in_container()) / 2**30
 
 # %% ../../nbs/06_model/00_hardware.ipynb #874faac2
@@ -303,6 +306,17 @@ def this_device(
     found = dict(gib=gib, dtype=format, host=host, taken=taken)
     if known := _listed_device(name, total): return replace(known, **found)
     return Device(name, tflops=_measured_tflops(kind, dtype), gb_per_second=_measured_bandwidth(kind), **found)
+
+# %% ../../nbs/06_model/00_hardware.ipynb #hwfree01
+def free_bytes(
+    kind:str,   # cpu, mps or cuda
+)->float:
+    "Bytes that this process can still allocate on its device; `SftError` if that is not known"
+    if kind == "cuda":   # what torch has reserved and does not use is free too
+        return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    free = _free_gib() * 2**30
+    if kind == "cpu": return free
+    return min(free, torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
 
 # %% ../../nbs/06_model/00_hardware.ipynb #cc23e47e
 _NO_ROOM = ("out of memory", "can't allocate memory", "cannot allocate memory",   # what PyTorch's allocators say

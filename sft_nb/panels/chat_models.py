@@ -16,11 +16,10 @@ from ..files import read_json
 from ..report import ConfigError
 from ..config import Config
 from ..model.hardware import free_memory
-from ..workbench import Workbench
+from ..workbench import leaves_base, Workbench
 from ..runs.directory import Run
 from ..runs.locate import find_target
 from ..evaluation.generations import digest, weights_key
-from ..evaluation.evaluate import leaves_base
 from ..evaluation.sweep import CheckpointSwapper
 
 # %% ../../nbs/14_panels/08_chat_models.ipynb #spk0spk1

@@ -25,12 +25,11 @@ from ..thoughts import opens_thought, split_thought
 from ..tasks.core import task_of
 from ..tasks.metrics import row_to_score, score_answer
 from ..tokens.conversations import conversation
-from ..tokens.prepare import read_kept
+from ..tokens.prepare import missing_rows_are_of_the_run, read_kept
 from ..tokens.encode import encode_prompts
 from ..model.generate import eval_mode
 from ..model.hardware import free_memory, is_out_of_memory
 from ..runs.directory import open_run, Run
-from ..runs.errors import missing_rows_are_of_the_run
 from .reply_stream import end_reply, first_difference, pieces_html, Reply, speak, write_reply
 from .chat_models import ChatModel, find_chat_models, fits_on, ModelCache, names_in
 

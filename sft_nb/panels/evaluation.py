@@ -31,7 +31,7 @@ from .generation import GenerationPanel
 from .intervals import intervals_svg
 
 # %% ../../nbs/14_panels/12_evaluation.ipynb #evl0sta2
-FILTERS = ("all", "won", "lost", "both right", "both wrong", "not ended", "changed since base")
+FILTERS = ("all", "better", "worse", "both right", "both wrong", "not ended", "changed since base")
 
 class EvalState:
     "A sweep and its rows, read from the run without loading a model"

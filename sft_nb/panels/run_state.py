@@ -59,11 +59,6 @@ class RunState:
 
 
 # %% ../../nbs/14_panels/04_run_state.ipynb #liv0sta6
-def _read_guards(file:Path)->list[Finding]:
-    "The findings of the guards; none while the file is being written, or if it is damaged"
-    try: return Report.load(file).findings
-    except SftError: return []
-
 def _read_plan(file:Path)->dict:
     "The plan of the run; empty if there was none"
     try: saved = read_json(file)
@@ -78,7 +73,9 @@ def refresh(self:RunState)->bool:
     run, path = self.run, self.run.path
     self.state = run.state if path.is_dir() else "removed"
     self.status, self.progress = run.status, run.progress
-    self.noticed, self.plan = _read_guards(path/"guards.json"), _read_plan(path/"plan.json")
+    try: self.noticed = Report.load(path/"guards.json").findings
+    except SftError: self.noticed = []   # it is being written, or is damaged
+    self.plan = _read_plan(path/"plan.json")
     self.samples = [line for line in read_lines(path/"samples.jsonl") if isinstance(line.get("answers"), list)]
     self.checkpoints = [p.name for p in run.checkpoints()]
     self.asked = (path/CHECKPOINT_ASKED).exists()

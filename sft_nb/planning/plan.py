@@ -27,7 +27,7 @@ from ..batches.packing import batch_sampler, Extent, training_extent
 from ..model.load import can_recompute_layers, check_quantization, load_shape
 from ..model.adapter import lora_reach
 from ..model.hardware import Device, find_device, find_hardware, this_device
-from .search import Candidate, choose, Planner, RowLengths
+from .search import Candidate, choose, open_methods, Planner, RowLengths
 
 # %% ../../nbs/07_planning/04_plan.ipynb #212342dc
 LABELS = dict(weights="weights", adapter="adapter", gradients="gradients", optimiser="optimiser state",
@@ -212,7 +212,7 @@ def decisions(
         measured["dtype"] = (hardware.dtype_name, f"auto: {hardware.dtype_reason}")
     if planner.cfg.dtype == "float32" and planner.device.kind == "cuda" and torch.cuda.is_available():
         measured["dtype"] = ("float32", find_hardware(planner.cfg).dtype_reason)
-    cfg, way, dtype = planner.cfg, chosen.way, str(planner.dtype).removeprefix("torch.")
+    cfg, way = planner.cfg, chosen.way
     def explain(setting, value, why):
         "The value of a setting and its reason: that of the plan if the setting was `auto`"
         if getattr(cfg, setting) != "auto": return value, _GIVEN
@@ -222,8 +222,7 @@ def decisions(
     if cfg.max_tokens_per_batch == "auto": budget = chosen.budget, "auto: the fastest that fits"
     else: budget = (chosen.budget, _GIVEN) if chosen.budget else (None, rows)
     return measured | dict(
-        method=explain("method", way.method,
-                       "fastest that fits" if way.method != "lora" else f"weights in {dtype} fit"),
+        method=(way.method, planner.method_reason(chosen)),
         attn_implementation=(planner.attention or "auto", planner.why_attention),
         padding_free=(chosen.batch.flat, planner.why_flat),
         gradient_checkpointing=explain("gradient_checkpointing", way.checkpointing,
@@ -369,7 +368,8 @@ def without_plan(
     shape = load_shape(cfg, data.tokenizer)
     budget = int(data.train.lengths.max()) if supports_flattening(shape) else None
     recomputes = hardware.device == "cuda" and can_recompute_layers(shape)
-    safe = dict(method="qlora", gradient_checkpointing=recomputes, activation_offloading=False,
+    methods, _ = open_methods(cfg, shape)
+    safe = dict(method=methods[-1], gradient_checkpointing=recomputes, activation_offloading=False,
                 keep_attention=False, recompute_parts=False, padding_free=bool(cfg.max_tokens_per_batch) or shared,
                 max_tokens_per_batch=budget, attn_implementation="varlen" if shared else "auto")
     new = {name: value for name, value in safe.items() if getattr(cfg, name) == "auto"}

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['TEXTS', 'NEUTRAL', 'ROUNDS', 'QUANTISED', 'ProofStage', 'passed', 'failed', 'run_check', 'Folder', 'tokenizer_of',
            'flatten_config', 'Expected', 'compare_tokens', 'compare_vocabularies', 'folder_tokenizer',
-           'compare_templates', 'compare_prompts', 'compare_system_prompt', 'sampling_settings', 'compare_context',
-           'compare_ends', 'ends_in', 'compare_length', 'folder_stop', 'folder_sampling', 'folder_context',
-           'folder_shape', 'stored_as', 'folder_dtype', 'folder_tied', 'TensorDifference', 'relative_error',
-           'row_errors', 'compare_tensor', 'differs', 'compare_tensors', 'worst_of', 'recognise_fault',
-           'describe_differences', 'is_of_base', 'folder_weights', 'lead_where_parting', 'folder_answers',
-           'folder_prompt', 'folder_system', 'folder_stages']
+           'compare_templates', 'renderer_of', 'compare_prompts', 'compare_system_prompt', 'sampling_settings',
+           'compare_context', 'compare_ends', 'ends_in', 'compare_length', 'folder_stop', 'folder_sampling',
+           'folder_context', 'folder_shape', 'stored_as', 'folder_dtype', 'folder_tied', 'TensorDifference',
+           'relative_error', 'row_errors', 'compare_tensor', 'differs', 'compare_tensors', 'worst_of',
+           'recognise_fault', 'describe_differences', 'is_of_base', 'folder_weights', 'lead_where_parting',
+           'folder_answers', 'folder_prompt', 'folder_system', 'folder_stages']
 
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #e0bb6c41
 import gc, json, math, re
@@ -270,9 +270,15 @@ def compare_templates(
         return f"line {number} has {b[start:start + 60]!r} instead of {a[start:start + 60]!r}"
     return ""
 
-def _render_prompt(conversation:list[dict], tokenizer, begin:Callable=lambda ids: ids)->RenderedPrompt:
-    ids = begin(encode_prompts([conversation], tokenizer)[0])
-    return RenderedPrompt(len(ids), ids)
+def renderer_of(
+    tokenizer,             # tokenizer with the template of the folder or file
+    begin:Callable=lambda ids: ids,   # how a server changes the ids
+)->Callable:               # conversation -> `RenderedPrompt`
+    "A function that renders prompts with this template"
+    def render(conversation:list[dict])->RenderedPrompt:
+        ids = begin(encode_prompts([conversation], tokenizer)[0])
+        return RenderedPrompt(len(ids), ids)
+    return render
 
 def compare_prompts(
     x:Expected,
@@ -282,8 +288,7 @@ def compare_prompts(
     begin=lambda ids: ids, # how a server changes the ids
 )->ProofStage:
     "Are prompts rendered as in training?"
-    answers = x.reference.tuned + x.reference.open_ended
-    def render(conversation): return _render_prompt(conversation, tokenizer, begin)
+    answers, render = x.reference.tuned + x.reference.open_ended, renderer_of(tokenizer, begin)
     try: rendered = [render(a.conversation) for a in answers]
     except SftError as e: return failed(link, "template", f"its template refuses a prompt: {e.found}", fix)
 
@@ -682,8 +687,7 @@ def folder_prompt(x:Expected, f:Folder)->ProofStage:
 
 def folder_system(x:Expected, f:Folder)->ProofStage:
     "Does its template write the system prompt of the training rows?"
-    tokenizer = tokenizer_of(f, x.bench.tokenizer)
-    def render(conversation): return _render_prompt(conversation, tokenizer)
+    render = renderer_of(tokenizer_of(f, x.bench.tokenizer))
     return compare_system_prompt("folder", x.run, x.bench.tokenizer, x.system_prompt, render)
 
 def folder_stages(

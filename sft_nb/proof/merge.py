@@ -25,16 +25,15 @@ from ..tasks.core import task_of
 from ..tokens.encode import encode_prompts
 from ..tokens.tokenizer import model_path
 from ..tokens.conversations import conversation
-from ..tokens.prepare import read_kept
+from ..tokens.prepare import missing_rows_are_of_the_run, read_kept
 from ..model.adapter import read_adapter, text_path
 from ..model.experts import count_experts, restore_experts
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.load import auto_class, load_base, quiet
 from ..model.generate import eval_mode, generate
-from ..workbench import Workbench
-from ..runs.errors import merge_target, missing_rows_are_of_the_run
+from ..workbench import leaves_base, Workbench
+from ..runs.errors import merge_target
 from ..runs.directory import needs_system_prompt, open_run, Run, SYSTEM_PROMPT_FILE
-from ..evaluation.evaluate import leaves_base
 
 # %% ../../nbs/13_proof/00_merge.ipynb #b1e4bd9c
 @dataclass(frozen=True)

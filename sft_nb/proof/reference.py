@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMAT_NATS', 'CAUSES', 'GreedyAnswer', 'answer_greedily', 'logprob_differences', 'mean_or_nan', 'Reference',
-           'PromptComparison', 'find_cause']
+           'PromptComparison', 'prompt_with_argument', 'find_cause']
 
 # %% ../../nbs/13_proof/01_reference.ipynb #5bdb1c90
 import math, os
@@ -226,18 +226,23 @@ def _explain_history(c:PromptComparison)->str:
         "earlier turns are left out": render(lambda talk: [*(m for m in talk[:-1] if m["role"] == "system"), talk[-1]]),
         "all messages but the last are left out": render(lambda talk: talk[-1:])})
 
+def prompt_with_argument(
+    a:GreedyAnswer,
+    tokenizer,
+    argument:dict,   # of the chat template: {"enable_thinking": False}
+)->list[int]:
+    "The prompt of an answer, rendered with another argument"
+    first, *others = a.conversation
+    arguments = first.get("chat_template_kwargs", {}) | argument
+    return encode_prompts([[first | dict(chat_template_kwargs=arguments), *others]], tokenizer)[0]
+
 def _explain_thinking(c:PromptComparison)->str:
     tokenizer = c.template.tokenizer
-    def switched(on:bool):
-        def render(a:GreedyAnswer)->list[int]:
-            first, *others = a.conversation
-            arguments = first.get("chat_template_kwargs", {}) | dict(enable_thinking=on)
-            return encode_prompts([[first | dict(chat_template_kwargs=arguments), *others]], tokenizer)[0]
-        return render
+    def switched(argument:dict): return lambda a: prompt_with_argument(a, tokenizer, argument)
     def opened(text:str): return lambda a: a.prompt + tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    variants = {"thinking is on, and was off in training": switched(True),
-                "thinking is off, and was on in training": switched(False)}
+    values = {True: "thinking is on, and was off in training", False: "thinking is off, and was on in training"}
+    variants = {f"{text} ({name})": switched({name: on}) for name in c.template.switches for on, text in values.items()}
     variants |= {f"each prompt opens the answer with {text!r}": opened(text) for text in _THINKING_PREFIXES}
     return _matching_variant(c, variants)
 

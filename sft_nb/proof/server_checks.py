@@ -15,13 +15,13 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from ..thoughts import answer_of, decode_answer, split_thought
-from ..report import as_fix, command, Fix, ok, shell_quote, skipped, warn
+from ..report import as_fix, command, Fix, ok, SftError, shell_quote, skipped, warn
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..runs.directory import Run
 from ..evaluation.openai_client import is_local, ServerReply, RequestRejected, Server
 from .reference import (
-    find_cause, GreedyAnswer, logprob_differences, mean_or_nan, PromptComparison, Reference)
+    find_cause, GreedyAnswer, logprob_differences, mean_or_nan, prompt_with_argument, PromptComparison, Reference)
 from sft_nb.proof.folder_checks import (
     compare_context, compare_system_prompt, compare_tokens, failed, passed, run_check, sampling_settings, ProofStage,
     TEXTS)
@@ -71,6 +71,16 @@ class ServedModel:
         return as_fix(otherwise)
 
 # %% ../../nbs/13_proof/04_server_checks.ipynb #aeed411e
+def _argument_of_training(served:ServedModel)->dict:
+    "The argument with which a template writes the prompts of training; empty if requests have one, or none does so"
+    tokenizer, answers = served.tokenizer, served.reference.tuned
+    if getattr(tokenizer, "template_arguments", {}): return {}   # each request has them
+    for argument in ({name: on} for name in Template(tokenizer).switches for on in (False, True)):
+        try: is_same = all(prompt_with_argument(a, tokenizer, argument) == a.prompt for a in answers)
+        except SftError: continue
+        if is_same: return argument
+    return {}
+
 def prompt_fix(
     served:ServedModel,
     cause:str,   # one of `CAUSES`, or context
@@ -82,7 +92,9 @@ def prompt_fix(
         otherwise=f"give it the chat template in {template}")
     if cause == "template": return own_template
     if cause == "thinking":
-        return as_fix('send "chat_template_kwargs": {"enable_thinking": false} with each request') | own_template
+        argument = _argument_of_training(served)
+        fix = as_fix(f'send "chat_template_kwargs": {json.dumps(argument)} with each request')
+        return fix | own_template if argument else own_template
     if cause == "history":
         return as_fix("have all messages of a request reach the model: the server, or a program in front of it, drops "
                       "some") | own_template

@@ -122,7 +122,8 @@ def read_blocks(
         if spelled and not kind and isinstance(part.get("text"), str): kind = "text"   # of an unknown type
         if kind == "text" and part.get("thought") is True: kind = "thought"                # Vertex
         if kind in ("text", "thought"): value = _text_in(value)
-        if kind == "thought" and value is None: value = ""   # encrypted
+        is_plain = not any(v and isinstance(v, (list, dict)) for v in part.values())
+        if kind == "thought" and value is None and is_plain: value = ""   # encrypted
         if kind is None or value is None or kind in ("call", "result") and not isinstance(value, dict):
             raise SftError("row", f"{name} is {content!r:.80}", "a string", f"write {name} as a string")
         out.append(Block(kind, value, part))
@@ -804,6 +805,8 @@ def is_blank(value)->bool:
     if isinstance(value, str): return not value.strip()
     return is_missing(value) or isinstance(value, (list, dict)) and not value
 
+def _are_texts(value)->bool: return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 def value_at(
@@ -823,7 +826,7 @@ def value_at(
         if number: value = value[int(number)] if isinstance(value, list) and int(number) < len(value) else None
         elif isinstance(value, list): value = [x[name] for x in value if isinstance(x, dict) and name in x] or None
         else: value = value.get(name) if isinstance(value, dict) else None
-    if isinstance(value, list) and value and all(isinstance(text, str) for text in value): return "\n\n".join(value)
+    if value and _are_texts(value): return "\n\n".join(value)
     return value
 
 def _values_inside(path:str, value, depth:int=4)->Iterator[tuple[str,object]]:
@@ -833,7 +836,7 @@ def _values_inside(path:str, value, depth:int=4)->Iterator[tuple[str,object]]:
         return
     if isinstance(value, list) and value and all(isinstance(x, dict) for x in value):   # for a question
         found = [(f"{path}.{k}", [x.get(k) for x in value]) for k in value[0]]
-        yield from ((inner, texts) for inner, texts in found if all(isinstance(text, str) for text in texts))
+        yield from ((inner, texts) for inner, texts in found if _are_texts(texts))
     if isinstance(value, list) and len(value) == 1: path, value = f"{path}[0]", value[0]
     if isinstance(value, dict) and depth:
         is_pair = len(value) > 1 and all(len(str(k)) < 4 and isinstance(v, str) for k, v in value.items())   # en, de
@@ -880,7 +883,7 @@ class _Columns:
         self.kinds = {c: kind_of_values(found) for c, found in self.values.items()}
         for c, found in self.values.items():
             if self.outer[c] == c: continue
-            if isinstance(found[0], list): self.kinds[c] = "joined"
+            if isinstance(found[0], list): self.kinds[c] = "joined" if _are_texts(found[0]) else "nested"
             elif len(found) > 1 and len({*map(str, found)}) == 1: self.kinds[c] = "constant"
 
     def __contains__(self, column)->bool: return column in self.values
@@ -1070,7 +1073,9 @@ def _questions_and_answers(columns:_Columns, fields:tuple[str,...], labels:bool)
         asked_of = pairs.get(fields[0], fields[0])
         if answer not in columns.answers() and columns.kinds.get(asked_of) == "transcript": continue
         for c in columns.values if pairs and fields in _PAIRS and len(asked) < 2 else ():
-            field = field_of(c)
+            field = field_of(columns.name_of(c))
+            is_text = columns.kinds[c] != "nested" or _are_texts(columns.values[c][0])
+            if not is_text and field not in ("history", "tools"): continue
             if field and read.get(field, True) and field not in (*columns.values, *pairs) and c not in pairs.values():
                 pairs[field] = c
         found.append({f: c for f, c in pairs.items() if f != c})
@@ -1157,7 +1162,7 @@ _READERS = dict(
     openai_preference=_read_openai_preference, jeopardy=_read_jeopardy, segments=_read_segments,
     alpaca_chat=partial(_read_alpaca_prompt, before_input="\n"))
 
-_PLAIN = {"text", "content", "code", "body", "document", "article", "passage", "story"}   # may be learned whole
+_PLAIN = {"text", "content", "contents", "code", "body", "document", "article", "passage", "story"}   # learned whole
 
 class ColumnsError(SftError):
     "A row whose columns have other names than its fields; other rows may show which is which"
@@ -1183,7 +1188,7 @@ def how_to_read(
         if kind == "nested" and is_answer_name(c): return as_fix(f"write the text of {c} as a column") | own_task
     texts = [c for c, kind in columns.kinds.items() if kind in ("text", "label") and not columns.is_metadata(c)]
     if given or len(own) < 2 or not texts: return as_fix(own_task)
-    is_text = len(texts) == 1 and texts[0] in own and _PLAIN & _singular_words(texts[0])
+    is_text = len(texts) == 1 and texts[0] in own and {*column_words(texts[0])} <= _PLAIN
     if len(texts) == 1: return edit(fields=(f"text={texts[0]}",)) | own_task if is_text else as_fix(own_task)
     return as_fix("name the columns in {fields}: question=... answer=...") | own_task
 

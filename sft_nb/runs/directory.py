@@ -562,6 +562,8 @@ def _figures(self:Run)->dict:
     names = dict(best_eval_loss="best held-out loss", base=f"{by} of the base", tuned=by, guards="noticed")
     shown = {names.get(k, k): v for k, v in line.items() if k not in _LEFT_OUT}
     shown = dict(loss=loss_line(self.metrics())) | shown | dict(folder=short_path(self.path))
+    why = read_json_object(self.path/"plan.json").get("reasons")
+    if isinstance(why, dict) and "method" in why: shown["method"] = f"{shown['method']}  ({why['method']})"
     return {k: v for k, v in shown.items() if v not in (None, "") and v == v}
 
 @patch

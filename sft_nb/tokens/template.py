@@ -377,6 +377,8 @@ def block_fault(self:Template,
     state, pair = self.block_state(prompt)
     if not state and not self.tags.search(completion): return ""
     own, start = self.thought_tags and tuple(self.thought_tags[:2]), completion.lstrip()
+    again = [tag for tag, _ in self.blocks if start.startswith(tag)]
+    if state == "closed" and again: return f"the prompt has closed the reasoning, and {again[0]} opens it again"
     pairs = [pair] if pair else [pair for pair in self.blocks if start.startswith(pair[0])][:1]
     for tag, end in pairs or self.blocks:
         ends_more = end in self.closer or end not in _ENDS   # <|end|> also ends an answer without reasoning
@@ -384,7 +386,8 @@ def block_fault(self:Template,
         if has_block and end not in start:
             if state: return f"the prompt opens reasoning with {tag}, and the answer never closes it"
             return f"{tag} opens reasoning that is never closed" if (tag, end) == own else ""
-        if state == "closed" and has_block: return f"the prompt has closed the reasoning, and {tag} opens it again"
+        if self.special.fullmatch(tag) and completion.count(tag) > (not state):   # no text mentions a special token
+            return f"{tag} opens the reasoning twice"
         before, _, after = start.removeprefix("" if state == "open" else tag).partition(end)
         if has_block and tag in before: return f"{tag} opens the reasoning twice"
         if not has_block: after = start if state == "closed" or tag not in before else ""
@@ -427,17 +430,28 @@ def lacking(self:Template, messages:list[dict])->tuple[str,...]:
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0042
 @patch
+def written_thought(self:Template, thought:str)->str:
+    "Reasoning as text in front of an answer, in the tags of the template, or in <think> where it has none"
+    tag = self.thought_tags.open if self.thought_tags and self.thought_tags.open in BLOCKS else "<think>"
+    if re.fullmatch(r"<[\w:]+>", tag): return f"{tag}\n{thought}\n{BLOCKS[tag]}\n\n"
+    line = "\n" if tag[-1].isalpha() else ""   # <|channel>thought
+    return f"{tag}{line}{thought}{line}{BLOCKS[tag]}"
+
+@patch
 def thinking(self:Template, m:dict, where:str="row")->dict:
     "A message with its reasoning under the key that this template reads; `TemplateRefusal` if it reads none"
     thought = thought_of(m)
     plain = {k: v for k, v in m.items() if k not in REASONING_KEYS}
     if m["role"] == "assistant" and not thought and (block := self.block_in(m["content"])):
-        own = self.thought_key and not block.open == self.thought_tags.open   # the template has another way to write it
         if self.reasoning == "drop": return plain | dict(content=block.answer)
-        return plain | ({"content": block.answer, self.thought_key: block.thought.strip()} if own else {})
+        own = self.thought_tags.open if self.thought_tags else ""
+        if block.open == own or not self.thought_key and own not in BLOCKS: return plain
+        # the template has another way to write it
+        if self.thought_key: return plain | {"content": block.answer, self.thought_key: block.thought.strip()}
+        return plain | dict(content=self.written_thought(block.thought.strip()) + block.answer)
     if self.thought_key and self.mentions_tags(m): return plain | {self.thought_key: ""}   # and looks for no other
     if not thought or self.reasoning == "drop": return plain
-    if self.reasoning == "inline": return plain | dict(content=f"<think>\n{thought}\n</think>\n\n{m['content']}")
+    if self.reasoning == "inline": return plain | dict(content=self.written_thought(thought) + m["content"])
     if self.thought_key: return plain | {self.thought_key: thought}
     raise TemplateRefusal(where, "an answer has reasoning, and the chat template has no key for it",
                    f"a template that reads {', '.join(REASONING_KEYS)}",

@@ -52,6 +52,13 @@ def end_of_answer(
 # %% ../../nbs/04_tokens/02_turns.ipynb #da8594f2
 def _without_spaces(s:str)->str: return "".join(s.split())
 
+def _is_after_calls(wrote:str, answer:dict, t:Template)->bool:
+    "Does the reasoning of an answer follow its calls?"
+    block = t.block_in(answer["content"])
+    thought = (block.thought if block else thought_of(answer)).strip()
+    before, found, _ = wrote.partition(thought) if thought else ("", "", "")
+    return bool(found) and len(_missing_calls(before, answer["tool_calls"])) < len(answer["tool_calls"])
+
 def _check_words(where:str, answer:dict, opened:str, completion:str, t:Template)->None:
     "`SftError` unless the rendered text contains the answer's words and reasoning; whitespace may differ"
     wrote = opened + completion
@@ -64,6 +71,8 @@ def _check_words(where:str, answer:dict, opened:str, completion:str, t:Template)
         lost, missing = "its reasoning is left out", thought
     elif t.mentions_tags(answer) and split_thought(completion).thought:
         lost, missing = "a part of its text is taken as reasoning", content
+    elif answer.get("tool_calls") and _is_after_calls(wrote, answer, t):
+        lost, missing = "its reasoning is written after its calls", thought or content
     else: return
     raise TemplateRefusal(where, f"the chat template changes the answer: {lost}",
                           f"{missing.strip()[:60]!r}, where the template wrote {wrote.strip()[-60:]!r}",
@@ -141,6 +150,12 @@ def _common_prefix(a:str, b:str)->int:
     tag = a.rfind("<", 0, n)
     return tag if tag > a.rfind(">", 0, n) else n
 
+def _is_header(text:str, t:Template)->bool:
+    "Is a text in front of an answer the rest of its header, as a channel of gpt-oss?"
+    mark = rf"(?:{t.special.pattern})"
+    if t.tokenizer.eos_token in text: return False   # of an earlier answer
+    return re.fullmatch(rf"(?:(?:{mark})?[ \w=.]{{0,40}}{mark})+", text) is not None
+
 def _completion_after(
     prompt:str,           # the prompt of generation
     after:str,            # rendered text including the answer
@@ -166,7 +181,8 @@ def _completion_after(
 
     # the answer begins after a header that both have; without one, at the end of `front`
     header, found, marks = front.rpartition(tail) if tail else ("", "", "")
-    if found and _MARKS.fullmatch(marks): return after[min(own, len(header + found)):]
+    if found and (_MARKS.fullmatch(marks) or tail == t.opening and _is_header(marks, t)):
+        return after[min(own, len(header + found)):]
     blank = front[len(front.rstrip()):]   # blanks that are not part of a prompt belong to the answer
     return after[min(own, len(front) if prompt.endswith(blank) else len(front) - len(blank)):]
 
@@ -180,11 +196,21 @@ def _with_block(turn:RenderedTurn, answer:dict, t:Template, where:str)->Rendered
         block = f"\n{tags[1]}\n\n" if on_a_line else tags[1]
     elif block and state == "open" and on_a_line: block = block.lstrip("\n")
     elif block and not state: block = t.blocks[0][0] + block
-    if block: words = block + words.lstrip()
+    if block: words = block + t.empty_block.sub("", words, count=1).lstrip()
+    elif state == "closed" and words.startswith(tags[1]) and not (answer["content"] or "").startswith(tags[1]):
+        words = words.removeprefix(tags[1])   # written in both places
     if fault := t.block_fault(turn.prompt, words):
         expected = f"one block; the prompt ends with {turn.prompt[-30:]!r}, and the answer begins with {words[:30]!r}"
         raise TemplateRefusal(where, fault, expected, "set {chat_template} to one whose prompts begin as answers do")
-    return replace(turn, completion=words, is_prefix=False) if block else turn
+    return turn if words == turn.completion else replace(turn, completion=words, is_prefix=False)
+
+def _check_is_closed(answer:dict, t:Template, where:str)->None:
+    "`SftError` for an answer that is cut off inside its reasoning"
+    content = (answer["content"] or "").lstrip()
+    tag, end = next((pair for pair in t.blocks if content.startswith(pair[0])), ("", ""))
+    if not t.chat or not tag or split_thought(content).closed: return
+    fix = edit(on_bad_row="drop") | f"write {end} where the reasoning of this answer ends"
+    raise SftError(where, f"{tag} opens reasoning that is never closed", "an answer after the reasoning", fix)
 
 def render_turn(
     messages:list[dict],  # up to and including the answer
@@ -192,6 +218,7 @@ def render_turn(
     where:str="row",      # the row's place, for the error
 )->RenderedTurn:
     "Prompt and completion of the last message; `SftError` if the template refuses or changes it"
+    _check_is_closed(messages[-1], t, where)
     prompt, after = t.render(messages[:-1], prompt=True, where=where), t.render(messages, where=where)
     skip = t.to_skip(prompt, messages[:-1], where)
     is_prefix = after.startswith(prompt + skip)
@@ -376,7 +403,7 @@ def _changed_messages(messages:list[dict], t:Template):
         if name in own: fix = _in_these_rows(arguments)
         yield fix, [messages[0] | dict(chat_template_kwargs=arguments), *messages[1:]], t.for_arguments(arguments)
     if any(thought_of(m) or t.block_in(m["content"]) for m in messages if m["role"] == "assistant"):
-        for reasoning in ("auto", "inline", "drop"):
+        for reasoning in ("inline", "drop"):
             if reasoning != t.reasoning: yield edit(reasoning=reasoning), messages, t.with_reasoning(reasoning)
 
     for tag, end in t.blocks:

@@ -24,6 +24,7 @@ from ..report import command, ConfigError, edit, error_summary, Fix, shell_quote
 from ..config import Config
 from ..settings import max_time_seconds
 from ..tokens.dataset import Data
+from ..tokens.prepare import missing_rows_are_of_the_run
 from ..model.adapter import base_name, lora_reach, name_base, text_path
 from ..model.parallelism import check_several
 from ..model.hardware import is_out_of_memory
@@ -38,7 +39,6 @@ from ..runs.environment import write_json, write_text
 from ..runs.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, atomic_checkpoint
 from ..runs.directory import (
     can_resume, create_run, needs_system_prompt, open_run, plot, reserve_name, resume_command, Run, SYSTEM_PROMPT_FILE)
-from ..runs.errors import missing_rows_are_of_the_run
 from ..runs.provenance import (
     change_world_size, check_provenance, check_resume_settings, extend_training, record_provenance)
 from ..runs.process import keep_output
@@ -67,10 +67,11 @@ def describe_setup(
     rows = bench.data.report
     short = {name: value for name, value in rows.figures.items() if name.rpartition(": ")[2] in _FIRST_FIGURES}
     yield str(replace(rows, figures=short, summary=""))   # the paragraph comes last, with steps and time
-    yield (f"\n{bench.cfg.method} on {hardware.device} ({hardware.device_reason}) "
+    made = bench.plan
+    why = f" ({made.reasons['method']})" if made is not None and "method" in bench.cfg.planned else ""
+    yield (f"\n{bench.cfg.method}{why} on {hardware.device} ({hardware.device_reason}) "
            f"in {hardware.dtype_name} ({hardware.dtype_reason})")
     if about := describe_base(bench.requested.model): yield about
-    made = bench.plan
     if made is None: yield f"no plan could be made: {bench.no_plan}"
     else: yield f"attention {bench.cfg.attn_implementation} ({made.reasons['attn_implementation']})\n{made.findings[0]}"
 

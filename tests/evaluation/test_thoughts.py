@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from sft_nb.config import load_config
-from sft_nb.evaluation.evaluate import evaluate
-from sft_nb.evaluation.generations import answer_rows, make_questions, score_generations, Scores
+from sft_nb.evaluation.evaluate import evaluate, Evaluation, scored_with_thoughts
+from sft_nb.evaluation.generations import answer_rows, generation_keys, make_questions, score_generations, Scores
 from sft_nb.evaluation.openai_client import as_generation, ServerReply
 from sft_nb.model.generate import Decoder, Generation
 from sft_nb.model.load import load_base
@@ -219,3 +219,51 @@ def test_a_model_that_repeats_its_targets_behind_a_thought_scores_100(name, form
     assert e.tuned.accuracy == 1 and e.tuned.answered == 1 and e.tuned.answers[0].text == written
     for figure, value in headline.items(): assert e.tuned.figures.get(figure, value) == pytest.approx(value)
     assert f"3 of 3 think first (median {len(draft)} characters)" in str(e)
+
+
+# scores and answers of older versions, which dropped the special tokens of a thought
+
+def test_answers_that_were_saved_without_the_tokens_of_a_thought_are_generated_again(tmp_path):
+    tokenizer = load_tokenizer("tiny")
+    before = generation_keys([[1]], ["w"], 8)
+    assert generation_keys([[1]], ["w"], 8, tokenizer) == before   # as ever where no token marks a thought
+    tokenizer.add_special_tokens(dict(additional_special_tokens=["[THINK]", "[/THINK]"]))
+    assert generation_keys([[1]], ["w"], 8, tokenizer) != before
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.add_special_tokens(dict(additional_special_tokens=["<|start|>", "<|end|>"]))   # ends of turns
+    assert generation_keys([[1]], ["w"], 8, tokenizer) == before
+
+
+def older(scores):
+    "As a version without thoughts wrote them"
+    d = scores.to_dict()
+    del d["thoughts"]
+    return Scores.from_dict(json.loads(json.dumps(d)))
+
+
+def test_scores_of_an_older_version_are_not_taken_for_those_of_answers(tmp_path):
+    plain, thinks = (score_of(text) for text in ("42", "<think>40</think>42"))
+    assert plain.splits_thoughts and thinks.splits_thoughts and Scores.from_dict(thinks.to_dict()).splits_thoughts
+    tokenizer = load_tokenizer("tiny")
+    assert not older(plain).scores_thoughts(tokenizer) and older(thinks).scores_thoughts(tokenizer)
+    tokenizer.add_special_tokens(dict(additional_special_tokens=["[THINK]", "[/THINK]"]))
+    assert older(plain).scores_thoughts(tokenizer) and not plain.scores_thoughts(tokenizer)
+    run = SimpleNamespace(config=load_config(None))
+    assert scored_with_thoughts(run, [older(thinks)]) and not scored_with_thoughts(run, [thinks, older(plain)])
+    lost = SimpleNamespace(config=load_config(None, tokenizer=str(tmp_path/"nothing")))
+    assert not scored_with_thoughts(lost, [older(plain)])
+
+
+def score_of(text):
+    cfg = load_config(None, task="units")
+    rows = {"row 1": dict(question="m?", answer="42")}
+    questions = make_questions(cfg, load_tokenizer(cfg), rows)
+    return score_generations("tuned", questions, [Generation(text, 3, True)])
+
+
+def test_an_evaluation_of_a_server_says_that_its_base_saw_no_examples():
+    says = "a base that a server serves is not asked with examples"
+    tuned = score_of("<answer>42</answer>")
+    def notes(base, **how): return str(Evaluation("r", "adapter", score_of(base), tuned, **how))
+    assert says in notes("I do not know.", server="http://localhost:1")
+    assert says not in notes("<answer>42</answer>", server="http://localhost:1") + notes("I do not know.")

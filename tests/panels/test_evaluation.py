@@ -64,16 +64,16 @@ def test_a_damaged_sweep_is_a_line(run):
 def test_rows_are_filtered_by_what_became_of_them(run):
     state = swept(run, scores("base", "0011"), checkpoint_1=scores("checkpoint-1", "0101", ended="1101"))
     found = {name: state.move(filter=name).on_page() for name in FILTERS}
-    assert found == {"all": [0, 1, 2], "won": [1], "lost": [2], "both right": [3], "both wrong": [0], "not ended": [2],
-                     "changed since base": [1, 2]}
-    with pytest.raises(ConfigError, match="there is no filter 'x'; one of all, won"): state.move(filter="x")
+    assert found == {"all": [0, 1, 2], "better": [1], "worse": [2], "both right": [3], "both wrong": [0],
+                     "not ended": [2], "changed since base": [1, 2]}
+    with pytest.raises(ConfigError, match="there is no filter 'x'; one of all, better"): state.move(filter="x")
 
 
 def test_what_is_better_goes_by_the_figure(run):
     low, high = (Scores("x", [Answer("row 1", "q", "", False, None, "r", 1, True, dict(loss=x))]) for x in (2., 1.))
     (run.path/"eval").mkdir()
     Sweep("one", "loss", low, {"checkpoint-1": high}).save(run.path/"eval/sweep.json")
-    assert EvalState(run).counts()["won"] == 1 and EvalState(run).counts()["both wrong"] == 1
+    assert EvalState(run).counts()["better"] == 1 and EvalState(run).counts()["both wrong"] == 1
 
 
 def test_the_best_and_the_lowest_loss_are_named(run):
@@ -117,7 +117,7 @@ def test_ten_thousand_rows(run):
     state = EvalState(run, page=3)
     state.html()
     start = time.process_time()
-    assert state.move(filter="lost").on_page() == [3, 7, 11]
+    assert state.move(filter="worse").on_page() == [3, 7, 11]
     assert len(state.move(filter="all", text="row 9999").numbers()) == 1
     assert len(state.move(text="", at=n).on_page()) == 1 and len(state.html()) < 20_000
     assert time.process_time() - start < 1
@@ -130,7 +130,7 @@ def test_the_list_is_clicked(run):
     assert [cells[2] for cells in panel.table.block()["rows"]] == ["wrong → right", "right → wrong"]
     panel.table.value = 1
     assert panel.state.pair()[0].where == "row 3" and "expected (row 3)" in panel.to_html()
-    panel.filter.value = "lost"
+    panel.filter.value = "worse"
     assert panel.table.value == 0 and panel.table.total == 1
     panel.export.click()
     assert "1 ids are in" in panel.to_html() and "model" not in vars(panel)

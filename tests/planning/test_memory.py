@@ -50,7 +50,8 @@ def loaded_bytes(model, optim:str)->dict[str, int]:
                 optimiser=optimiser)
 
 
-HOW = dict(qlora=dict(), fp4=dict(bnb_4bit_use_double_quant=False, bnb_4bit_quant_type="fp4"))
+HOW = dict(qlora=dict(method="qlora"),
+           fp4=dict(method="qlora", bnb_4bit_use_double_quant=False, bnb_4bit_quant_type="fp4"))
 HOW |= {"lora-8bit": dict(method="lora", optim="adamw_8bit"), "full": dict(method="full")}
 
 

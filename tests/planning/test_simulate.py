@@ -85,8 +85,9 @@ def test_a_vocabulary_in_blocks(tmp_path, tokenizer, rows):
     assert card.forward > step.forward + sum(rows) * 10_000   # where the scores are in one piece
 
 
-HOW = dict(lora=dict(method="lora"), qlora=dict(), full=dict(method="full"),
-           dora=dict(method="lora", lora_target_modules=("attention",), use_dora=True), qdora=dict(use_dora=True))
+HOW = dict(lora=dict(method="lora"), qlora=dict(method="qlora"), full=dict(method="full"),
+           dora=dict(method="lora", lora_target_modules=("attention",), use_dora=True),
+           qdora=dict(method="qlora", use_dora=True))
 
 
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)

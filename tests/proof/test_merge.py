@@ -203,7 +203,8 @@ def test_what_was_merged_is_compared_on_the_host_if_the_card_has_no_room(of_six_
 @pytest.mark.parametrize("how, says", [
     (dict(init_lora_weights="pissa"), "decomposes the base"),
     (dict(init_lora_weights="nonsense", method="lora"), "no such initialisation"),
-    (dict(use_dora=True, lora_target_modules=("attention",), modules_to_save=("q_proj",)), "stored in 4 or 8 bits"),
+    (dict(method="qlora", use_dora=True, lora_target_modules=("attention",), modules_to_save=("q_proj",)),
+     "stored in 4 or 8 bits"),
     (dict(modules_to_save=("lmhead",)), "no module 'lmhead'"),
     (dict(lora_target_modules=("q_projj",)), "no linear layer"),
     (dict(tokenizer="small"), "rows for 768"),

@@ -119,3 +119,17 @@ def test_a_merge_that_cannot_write_it_says_why(run, tmp_path, monkeypatch):
 def test_an_evaluation_by_perplexity_answers_in_that_word(run, capsys):
     assert main(["evaluate", str(run.path), "--by", "perplexity", "--examples", "0"]) == 0
     assert "perplexity" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_gguf_file_is_asked_for_it_too(run, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    from as_gguf import convert
+    assert gguf
+    folders = [merge(run, out=tmp_path/name, prompts=2, dtype="float32", write_system_prompt=written)
+               for name, written in (("plain", False), ("written", True))]
+    templates = [AutoTokenizer.from_pretrained(folder).chat_template for folder in folders]
+    files = [convert(folder, tmp_path/f"{folder.name}.gguf", template=template)
+             for folder, template in zip(folders, templates)]
+    proofs = [prove(run, folder=folders[0], gguf=file, **FEW) for file in files]
+    assert all(p.same for p in proofs), "\n".join(map(str, proofs))
+    assert [s.finding.status for p in proofs for s in p.stages if s.name == "gguf system"] == ["warn", "ok"]

@@ -114,8 +114,9 @@ PROPOSED = dict(   # name -> row, settings of the first fix, learned of the firs
               FIRST, "Think."),
     squad=(dict(id="57{k}", title="Sums", context="About {k}.", question=Q, answers=dict(text=[A], answer_start=[3])),
            "answer=answers.text[0]", FIRST, "About 0."),
-    ms_marco=(dict(query_id=3, query=Q, query_type="DESCRIPTION", answers=[A], wellFormedAnswers=[]),
-              "question=query answer=answers[0]", FIRST, "What is 0"),
+    ms_marco=(dict(query_id=3, query=Q, answers=[A], wellFormedAnswers=[], passages=dict(
+        is_selected=[0, 1], passage_text=["One {k}.", "Two {k}."])),
+              "question=query answer=answers[0] context=passages.passage_text", FIRST, "One 0.\n\nTwo 0."),
     eli5=(dict(q_id="q{k}", title=Q, selftext="", answers=dict(a_id=["a"], text=[A], score=[3])),
           "question=title answer=answers.text[0]", FIRST, "What is 0"),
     verl=(dict(data_source="x", prompt=[USER], reward_model=dict(style="rule", ground_truth="g {k}"), extra_info=dict(

@@ -805,6 +805,9 @@ def test_a_script_computes_and_names_other_files(tmp_path):
     line = "swift sft --tuner_type lora --model u/m --dataset u/x --gradient_accumulation_steps "
     for text, steps in (("$(expr 16 / 2)", 8), ("$((128/4/2))", 16), ("${STEPS:-6}", 6), ("$((2 * 3 - 1)) > log", 5)):
         assert load(tmp_path, line + text, "sums.sh").gradient_accumulation_steps == steps
+    other = "mytool --model_name_or_path u/m --dataset_name u/x --dataset_train_split train --lr 1e-3"
+    cfg = load(tmp_path, other, "a.sh")
+    assert (cfg.model, cfg.learning_rate) == ("u/m", 1e-3)   # train is a value here
     for text in ("$1", "$STEPS", "$(nproc)", "$((4/0))"):
         with pytest.raises(ConfigError, match="gradient_accumulation_steps is .*, which the script does not set"):
             load(tmp_path, line + text, "unset.sh")

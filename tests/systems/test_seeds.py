@@ -408,3 +408,20 @@ def test_004_texts_have_no_answers_to_judge(tokenizer):
     assert e.findings == [] and e.examples() == ""
     tokens = [dict(input_ids=[1, 5, 6 + k], labels=[-100, 5, 6 + k]) for k in range(6)]
     assert SampleProbe(tokenizer, tokens, []).targets == []
+
+
+def test_000_the_test_files_of_all_domains_are_named_at_once(monkeypatch, tmp_path):
+    "*_test.jsonl, as the shell writes it out, before and behind the run"
+    asked = []
+    monkeypatch.setattr("sft_nb.cli.evaluation._check_target_exists", lambda *args: None)
+    def evaluate(what, **how): asked.append((what, how["eval_file"]))
+    monkeypatch.setattr("sft_nb.evaluation.evaluate.evaluate", evaluate)
+    monkeypatch.setattr("sft_nb.cli.evaluation._score", lambda *args: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/"runs/all").mkdir(parents=True)
+    (tmp_path/"runs/all/config.json").write_text("{}")
+    files = [f"{d}_test.jsonl" for d in DOMAINS]
+    for line in (["runs/all", "--eval-file", *files], ["--eval-file", *files, "runs/all"],
+                 ["--eval-file", *files, "all"], ["--model", "runs/all", "--eval-file", *files]):
+        main(["evaluate", *line])
+    assert [(what.split("/")[-1], files) for what, files in asked] == [("all", tuple(files))] * 4

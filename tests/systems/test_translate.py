@@ -18,7 +18,7 @@ SETS = [   # what others write, and what it is here
     (dict(torch_dtype=torch.bfloat16), dict(dtype="bfloat16")), (dict(torch_dtype="float32"), dict(dtype="float32")),
     (dict(torch_dtype="auto"), {}), (dict(dtype=torch.float16), dict(dtype="float16")),
     (dict(bnb_4bit_compute_dtype="torch.bfloat16", torch_dtype="bfloat16"), dict(dtype="bfloat16")),
-    (dict(load_in_4bit=True), {}), (dict(load_in_4bit=False), dict(method="lora")),
+    (dict(load_in_4bit=True), dict(method="qlora")), (dict(load_in_4bit=False), dict(method="lora")),
     (dict(load_in_4bit=False, load_in_8bit=True), dict(load_in_8bit=True)),
     (dict(use_4bit=False, method="full"), dict(method="full")),
     (dict(eval_strategy="steps"), dict(eval_steps=100)),
@@ -43,7 +43,8 @@ SETS = [   # what others write, and what it is here
     (dict(fsdp_config=dict(min_num_params=0, xla=False)), {}),
     (dict(output_dir="out/x", run_name="y"), dict(runs_dir="out", run_name="x", wandb_name="y")),
     (dict(output_dir="out/x", wandb_name="y"), dict(runs_dir="out", run_name="x", wandb_name="y")),
-    (dict(adapter="lora"), dict(method="lora")), (dict(adapter="lora", load_in_8bit=True), dict(load_in_8bit=True)),
+    (dict(adapter="lora"), dict(method="lora")), (dict(adapter="lora", load_in_8bit=True),
+                                                                       dict(method="qlora", load_in_8bit=True)),
     (dict(lora_target_modules="q_proj,v_proj"), dict(lora_target_modules=("q_proj", "v_proj"))),
 ]
 

@@ -6,8 +6,8 @@ import pytest
 from conftest import shared
 from samples import finding, no_eval, pairs, supervised, trl_template, write
 
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError, SftError
+from sft_nb.config import load_config, save_config
+from sft_nb.report import ConfigError, MissingFileError, SftError
 from sft_nb.rows.sources import read_rows
 from sft_nb.tokens.encode import encode_prompts
 from sft_nb.tokens.prepare import prepare
@@ -165,3 +165,26 @@ def test_rows_that_ask_the_same_are_on_one_side(tmp_path, tokenizer, spell):
     for data in (prepare(cfg, tokenizer), prepare(cfg, tokenizer, train=[row for _, row in read_rows(file).items()])):
         assert finding(data, "held_out").status == "ok" and data.train.n_read + data.eval.n_read == 400
         assert data.eval.n_read % 10 == 0 and 0 < data.eval.n_read < 250
+
+
+def test_the_rows_of_a_run_are_known_by_their_fingerprint(tmp_path):
+    "Other rows under the name of a run's file are a warning; settings of other rows, or other rows, are none"
+    file, run = tmp_path/"rows.jsonl", tmp_path/"runs"/"first-1"
+    run.mkdir(parents=True)
+    def written(answer): write(file, [dict(question=f"{k}?", answer=f"{answer} {k}") for k in range(20)])
+    def found(**how): return [f for f in prepare(load_config(run/"config.json", **how)).report.findings
+                              if f.check == "rows_of_the_run"]
+    written("It is")
+    save_config(no_eval(train_file=str(file)), run/"config.json")
+    assert found() == []   # its rows are not known
+    prepare(run/"config.json").report.save(run/"data.json")
+    assert found() == []
+    written("It was")
+    finding, = found()
+    assert finding.status == "warn" and "not the rows of run first-1 (fingerprints: train: " in finding.says
+    assert found(max_samples=9) == found(train_file=str(file)) == []
+    file.rename(tmp_path/"rows2.jsonl")
+    with pytest.raises(MissingFileError, match="rows.jsonl: there is no such file.*Fix: put it back, or write") as e:
+        prepare(run/"config.json")
+    assert "rows2" not in str(e.value)
+    with pytest.raises(MissingFileError, match="rows2"): prepare(no_eval(train_file=str(file)))

@@ -258,10 +258,19 @@ def test_the_fix_for_empty_blocks_is_in_the_rows_if_these_have_arguments():
     assert empty_blocks_of(ROW | dict(chat_template_kwargs=OFF), ROW) == []
 
 
-def test_reasoning_that_does_not_fit_into_a_text_may_fit_beside_it():
+def test_reasoning_in_a_text_replaces_the_empty_block_of_the_template():
     row = dict(messages=[*QUESTION, dict(role="assistant", content="2", reasoning_content="One and one.")],
                chat_template_kwargs=ON)
     how = dict(chat_template=TEMPLATES["deepseek_v4"], eval_samples=0)
-    with pytest.raises(SftError) as e: prepare(load_config(None, reasoning="inline", **how), train=[row])
-    assert dict(reasoning="auto") in [f.settings for f in (e.value.fix, *e.value.fix.otherwise)]
-    assert len(prepare(load_config(None, reasoning="auto", **how), train=[row]).train) == 1
+    for reasoning in ("auto", "inline"):
+        data = prepare(load_config(None, reasoning=reasoning, **how), train=[row])
+        assert data.tokenizer.decode(data.train[0].ids).count("<think>") == 1, reasoning
+        assert data.tokenizer.decode(data.train[0].ids).endswith("One and one.\n</think>\n\n2<|im_end|>"), reasoning
+
+
+def test_reasoning_that_a_template_refuses_in_a_text_is_written_in_front_of_it():
+    row = dict(messages=[*QUESTION, dict(role="assistant", content="2", reasoning_content="One and one.")])
+    template = "{%- for m in messages %}{%- if '<think>' in m.content %}{{- raise_exception('no tags in content') }}"
+    cfg = load_config(None, chat_template=template + "{%- endif %}{%- endfor %}" + THINKS, eval_samples=0,
+                      reasoning="inline")
+    assert texts(cfg, row)[0].endswith("assistant\n<think>\nOne and one.\n</think>\n\n2<|im_end|>")
