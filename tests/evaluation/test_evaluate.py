@@ -12,8 +12,9 @@ from sft_nb.model.load import load_base
 from sft_nb.panels.conversation import GenerationState
 from sft_nb.report import ConfigError, SftError
 from sft_nb.evaluation.generations import Answer, answer_rows, make_questions, Scores
-from sft_nb.evaluation.evaluate import Evaluation, evaluate
+from sft_nb.evaluation.evaluate import Evaluation, evaluate, make_evaluator
 from sft_nb.evaluation.sweep import sweep, Sweep
+from sft_nb.runs.directory import Run
 from sft_nb.tasks.core import Score, task_of
 from sft_nb.tokens.conversations import read_split
 from sft_nb.tokens.tokenizer import load_tokenizer
@@ -148,3 +149,35 @@ def test_scores_without_a_figure_name_both_places_that_choose_it(tokenizer):
     scores = Scores("tuned", [Answer("row 1", "1+1?", "2", True, "2", "2", 1, True, dict(f1=1.))])
     with pytest.raises(ConfigError, match="the answers have no 'bleu'") as e: scores.values("bleu")
     assert e.value.fix.says("shell") == "--by f1, or --metric-for-best-model f1"
+
+
+def test_the_base_is_the_named_one_and_the_stored_one_has_a_line_if_it_is_worse(
+        undisturbed_qlora, tmp_path, monkeypatch):
+    from sft_nb.evaluation import evaluate as chapter
+    from sft_nb.planning.bits import BitsCost, in_16_bits
+    def scored(name, cost, why=""):
+        run = Run(shutil.copytree(undisturbed_qlora.path, tmp_path/name))
+        shutil.rmtree(run.path/"eval", ignore_errors=True)
+        monkeypatch.setattr(chapter, "cost_of_bits", lambda *args, **how: cost)
+        monkeypatch.setattr(chapter, "why_not_in_16_bits", lambda *args: why)
+        return run, evaluate(run, eval_samples=4, max_new_tokens=8, progress=False)
+
+    much, nothing = BitsCost(4, (5.,) * 4, (8., 8.1, 8.2, 8.)), BitsCost(4, (5.,) * 4, (5.,) * 4)
+    run, e = scored("much", much)
+    assert [s.model for s in e.models] == ["base", "base in 4 bits", "tuned"] and "base in 4 bits" in str(e)
+    assert "base in 4 bits" in e._repr_html_()
+    assert Evaluation.load(run.path/"eval/adapter.json") == replace(e, scored_alike=1)
+    alone = evaluate("tiny", task=run.config.task, eval_samples=4, max_new_tokens=8, progress=False)
+    assert [a.text for a in alone.tuned.answers] == [a.text for a in e.base.answers]   # in 16 bits, or 32
+    monkeypatch.setattr(chapter, "load_base", None)   # all answers are known
+    again = evaluate(run, eval_samples=4, max_new_tokens=8, progress=False)
+    assert (again.base, again.stored) == (e.base, e.stored)
+    monkeypatch.undo()
+
+    run, e = scored("nothing", nothing)
+    assert e.stored is None and [s.model for s in e.models] == ["base", "tuned"] and not e.why_stored
+    monkeypatch.undo()
+    run, e = scored("no room", much, "its weights take 14.2 GiB in bfloat16, and 9.1 GiB are free")
+    assert e.stored is None and "in 4 or 8 bits: its weights take 14.2 GiB" in str(e)
+    evaluator = make_evaluator(run, eval_samples=4, max_new_tokens=8, progress=False)
+    assert evaluator.base_cfg == evaluator.bench.cfg and not evaluator.knows_base(in_16_bits(evaluator.bench.cfg))

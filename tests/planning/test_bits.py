@@ -2,7 +2,10 @@
 import math
 
 import pytest
+import torch
+from sft_nb.checks.core import CHECKS, run_check
 from sft_nb.checks.model import check_bits
+from sft_nb.checks.preflight import Evidence
 from sft_nb.config import load_config
 from sft_nb.model.hardware import DEVICES
 from sft_nb.model.load import load_base
@@ -11,15 +14,13 @@ from sft_nb.planning.bits import BitsCost, cost_of_bits, few_rows, in_16_bits
 from sft_nb.planning.plan import Plan
 from sft_nb.report import edit, SftError
 from sft_nb.tokens.prepare import prepare
+from sft_nb.workbench import Workbench
 
 RUINED = BitsCost(4, (5.2, 5.4, 5.3), (8.1, 8.6, 8.3))
 
 
 @pytest.fixture(scope="module")
 def data(): return prepare(load_config("demo", max_samples=60, eval_samples=10))
-
-
-def in_8_bits(cfg): return load_config(cfg, load_in_8bit=True)
 
 
 @pytest.mark.parametrize("how", [dict(), dict(load_in_8bit=True), dict(bnb_4bit_quant_type="fp4")], ids=str)
@@ -31,20 +32,22 @@ def test_tiny_loses_nothing_in_any_format(data, how):
     assert 0 < cost.error < .1 and len(cost.plain) == len(rows)
 
 
-def test_a_base_with_weights_of_random_size_is_found_out(data, tmp_path):
-    "One large weight in each block of 64 uses up its scale; saved so, the base in 16 bits is whole and loses much in 4"
-    import torch
+@pytest.mark.parametrize("how, matters", [(dict(), True), (dict(bnb_4bit_quant_type="fp4"), True),
+                                          (dict(method="lora"), None)], ids=str)
+def test_a_base_that_cannot_be_packed_is_found_out(data, tmp_path, how, matters):
+    "Inputs 50 times smaller and their weights 50 times larger: the same in 32 bits, and one of them uses up each scale"
     cfg = load_config("demo")
     base = load_base(in_16_bits(cfg), data.tokenizer)
     with torch.no_grad():
-        for name, p in base.named_parameters():
-            if p.ndim == 2 and "layers" in name: p[:, ::64] = 4 * p.abs().max()
+        for layer in base.model.layers:
+            layer.post_attention_layernorm.weight[::64] /= 50
+            for linear in (layer.mlp.gate_proj, layer.mlp.up_proj): linear.weight[:, ::64] *= 50
     base.save_pretrained(tmp_path)
     data.tokenizer.save_pretrained(tmp_path)
-    cfg = load_config(cfg, model=str(tmp_path))
-    rows = few_rows(data.train.tokens, data.train.lengths)
-    cost = cost_of_bits(cfg, data.tokenizer, load_base(cfg, data.tokenizer), rows)
-    assert abs(cost.cost) > 0 and cost.stored != cost.plain
+    bench = Workbench(load_config(cfg, model=str(tmp_path), tokenizer="tiny", max_samples=60, eval_samples=10, **how))
+    found, = run_check("model.bits", CHECKS["model.bits"], Evidence(bench))
+    if matters is None: assert found.status == "ok"   # nothing is stored in 4 bits
+    else: assert found.status == "warn" and found.fix == edit(method="lora") and "4 bits cost this base" in found.says
 
 
 def test_rows_are_short_few_and_have_something_to_learn():
