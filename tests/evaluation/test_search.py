@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from sft_nb import load_config, SftError, train
 from sft_nb.evaluation import search as searching
-from sft_nb.evaluation.search import next_from_optuna, Range, search, Trial
+from sft_nb.evaluation.search import next_from_optuna, ValueRange, search, Trial
 from sft_nb.report import ConfigError
 from sft_nb.runs.directory import Run
 
@@ -160,7 +160,8 @@ def test_a_sampler_is_asked_again_after_each_run(cfg):
 
 
 def test_integers_and_any_value_can_be_sampled():
-    space = dict(lora_r=Range(2, 64), lora_target_modules=[("q_proj",), ("q_proj", "v_proj")], use_rslora=[True, False])
+    layers = [("q_proj",), ("q_proj", "v_proj")]
+    space = dict(lora_r=ValueRange(2, 64), lora_target_modules=layers, use_rslora=[True, False])
     trials = []
     for k in range(12): trials.append(Trial(next_from_optuna(space, trials, "tpe"), None if k == 3 else float(k)))
     assert all(isinstance(t.values["lora_r"], int) and 2 <= t.values["lora_r"] <= 64 for t in trials)
