@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['type_error', 'Gguf', 'convert_again', 'gguf_tokenizer', 'gguf_prompt', 'gguf_system', 'gguf_stop', 'gguf_sampling',
-           'gguf_context', 'gguf_shape', 'gguf_dtype', 'gguf_tied', 'gguf_weights', 'gguf_stages', 'adapter_tensors',
-           'gguf_adapter', 'gguf_adapter_stages']
+           'gguf_context', 'gguf_shape', 'gguf_dtype', 'gguf_tied', 'source_format', 'gguf_weights', 'gguf_stages',
+           'adapter_tensors', 'gguf_adapter', 'gguf_adapter_stages']
 
 # %% ../../nbs/13_proof/03_gguf_checks.ipynb #7c6d7a5c
 import copy, json, re
@@ -218,7 +218,14 @@ def gguf_tied(x:Expected, f:Gguf)->ProofStage:
     return passed("gguf", "tied", "embedding and head are as in training", figures)
 
 # %% ../../nbs/13_proof/03_gguf_checks.ipynb #23edace7
-_REORDERED = {"llama": ("attn_q.", "attn_k.")}   # matrices whose rows the converter reorders
+_REORDERED = {"attn_q.": "attention.head_count", "attn_k.": "attention.head_count_kv"}   # by the converter of a Llama
+
+def _as_stored(f:Gguf, here:str, weight:torch.Tensor)->torch.Tensor:
+    "A weight with its rows in the order of the file, which rotates neighbouring ones"
+    if f.arch != "llama": return weight
+    heads = next((f.get_arch(count) for part, count in _REORDERED.items() if part in here), None)
+    if heads is None: return weight
+    return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 def _tensor_names(x:Expected, f:Gguf)->dict[str,str]:
     "Matrices: name in the model -> name in the file"
@@ -227,17 +234,35 @@ def _tensor_names(x:Expected, f:Gguf)->dict[str,str]:
     if arch is None: return {}
     known = gguf.get_tensor_name_map(arch, f.get_arch("block_count") or 0)
     found = {name: known.get_name(name, (".weight",)) for name, w in x.merged.items() if w.dim() == 2}
-    reordered = _REORDERED.get(f.arch, ())
-    return {name: here for name, here in found.items() if here in f.tensors and not any(r in here for r in reordered)}
+    return {name: here for name, here in found.items() if here in f.tensors}
+
+def _changed(x:Expected, names:dict[str,str])->list[str]:
+    "Matrices that training has changed"
+    both = [n for n in names if n in x.base and x.base[n].shape == x.merged[n].shape]
+    return [n for n in both if _common_error(x.base[n], x.merged[n]) > 1e-3]
 
 def _is_base(x:Expected, f:Gguf, names:dict[str,str])->bool:
     "Is each matrix that training has changed closer to the base's?"
-    both = [n for n in names if n in x.base and x.base[n].shape == x.merged[n].shape]
-    changed = [n for n in both if _common_error(x.base[n], x.merged[n]) > 1e-3]
-    for n in changed:
-        weight = f.tensor(names[n])   # one at a time, as a model may exceed free memory
-        if _common_error(weight, x.base[n]) >= _common_error(weight, x.merged[n]): return False
+    changed = _changed(x, names)
+    for n in changed:   # one at a time, as a model may exceed free memory
+        base, merged = (_as_stored(f, names[n], w[n]) for w in (x.base, x.merged))
+        weight = f.tensor(names[n])
+        if _common_error(weight, base) >= _common_error(weight, merged): return False
     return bool(changed)
+
+_SOURCES = (torch.float32, torch.bfloat16, torch.float16)
+
+def source_format(
+    x:Expected,
+    f:Gguf,
+    names:dict[str,str],   # of matrices, in the model and in the file
+)->torch.dtype:
+    "The format of the merged folder that a file was converted from: its rounding is in the file, too"
+    some = (_changed(x, names) or [*names])[:4]
+    def off(dtype)->float:
+        return sum(_common_error(f.tensor(names[n]), _as_stored(f, names[n], x.merged[n]).to(dtype).float())
+                   for n in some)
+    return min(_SOURCES, key=off)
 
 def gguf_weights(x:Expected, f:Gguf)->ProofStage:
     "Are the matrices those of the run, as far as their types allow?"
@@ -245,10 +270,15 @@ def gguf_weights(x:Expected, f:Gguf)->ProofStage:
     if not names:
         unknown = f"matrices of {f.arch} have names that are not known"
         return ProofStage("gguf", skipped(unknown, check="weights"))
-    compared = [compare_tensor(here, f.tensor(here), x.merged[n], x.base.get(n)) for n, here in names.items()]
+    source, compared = source_format(x, f, names), []
+    for name, here in names.items():
+        wanted = _as_stored(f, here, x.merged[name].to(source).float())
+        base = _as_stored(f, here, x.base[name]) if name in x.base else None
+        compared.append(compare_tensor(here, f.tensor(here), wanted, base))
     other = [d for d in compared if differs(d, f.allowed_error(d.name), quantised=f.is_quantised(d.name))]
     worst = max(d.error / f.allowed_error(d.name) for d in compared)
-    figures = {"matrices": len(compared), "worst, of what its type explains": f"{worst:.2g}"}
+    figures = {"matrices": len(compared), "converted from": str(source).removeprefix("torch."),
+               "worst, of what its type explains": f"{worst:.2g}"}
     if _is_base(x, f, names):
         return failed("gguf", "adapter", f"matrices are the base's: {x.learned} is not in it", fix, figures)
     broken = [d.name for d in other if d.error == float("inf")]
