@@ -81,14 +81,15 @@ class Phase:
     ):
         self.name, self.of, self.done, self.what, self.hide_inner = name, of or 0, done, what, hide_inner
         self.first, self.started = done, time.monotonic()
-        self.figures = {}
+        self.figures, self.seconds_left = {}, None   # function that returns the time left; None: by the amount done
         self.listeners, self.outer = (), None
 
     @property
     def progress(self)->Progress:
         "The progress now"
         taken, left = self.done - self.first, None
-        if self.of and taken > 0: left = (time.monotonic() - self.started) / taken * (self.of - self.done)
+        if self.seconds_left is not None: left = self.seconds_left()
+        elif self.of and taken > 0: left = (time.monotonic() - self.started) / taken * (self.of - self.done)
         return Progress(self.name, self.done, self.of, self.what, left, time.time(), dict(self.figures))
 
     def update(self, done:int, **figures:float)->None:
@@ -115,9 +116,11 @@ def in_notebook()->bool:
     shell = getattr(builtins, "get_ipython", None)
     return shell is not None and getattr(shell(), "kernel", None) is not None
 
+def _is_turned_off()->bool: return os.environ.get("TQDM_DISABLE", "") not in ("", "0")
+
 def display_target()->str:   # notebook, terminal or empty
     "Where progress can be displayed"
-    if os.environ.get("TQDM_DISABLE", "") not in ("", "0"): return ""
+    if _is_turned_off(): return ""
     if in_notebook(): return "notebook"
     return "terminal" if sys.stderr.isatty() else ""
 
@@ -142,19 +145,25 @@ def progress_html(
     return f"<div role='status'><div style='{outside}'>{inside}</div>{line}</div>"
 
 # %% ../nbs/00_progress.ipynb #prg00021
+_SECONDS_BETWEEN_LINES = 30.          # in a log
+_LOGGED = ("preflight", "generating")
+
 class ProgressBar:
-    "Displays progress in a notebook or a terminal, otherwise nothing"
+    "Displays progress in a notebook or a terminal; in a log, a line now and then"
     def __init__(self,
         *, delay:float=0.,    # seconds before it is first displayed
         every:float=.25,      # seconds between two updates of the display
     ):
         self.target, self.every, self.shown = display_target(), every, ""
+        if not self.target: delay = self.every = _SECONDS_BETWEEN_LINES
         self._next, self._handle = time.monotonic() + delay, None
 
     def show(self, p:Progress)->None:
         "Display `p`, unless the display was updated less than `every` seconds ago"
-        if not self.target or time.monotonic() < self._next or not p.phase: return
+        if time.monotonic() < self._next or not p.phase: return
+        if not self.target and (p.phase not in _LOGGED or _is_turned_off()): return
         self._next = time.monotonic() + self.every
+        if not self.target: return log(f"sft_nb: {format_progress(p)}")
         self.shown = format_progress(p)
         line = escape_controls(self.shown)[:shutil.get_terminal_size().columns - 1]
         self._display(html=progress_html(p), text=f"\r{line}\x1b[K")

@@ -309,7 +309,9 @@ class EvaluationSettings:
         "stop after this many evaluations without improvement, and take the best; None: never", ge=1)] = None
     per_device_eval_batch_size:Annotated[int, Setting(
         "rows that are scored or answered together", ge=1, hf=True, for_evaluation=True)] = 32
-    max_new_tokens:Annotated[int, Setting("maximum tokens in a generated answer", ge=1, for_evaluation=True)] = 256
+    max_new_tokens:Annotated[int, Setting(
+        "maximum tokens in a generated answer; unless it is set, an evaluation goes by the longest target",
+        ge=1, for_evaluation=True)] = 256
 
 # %% ../nbs/00_settings.ipynb #c0nf0019
 @dataclass(frozen=True)

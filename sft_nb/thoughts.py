@@ -33,7 +33,7 @@ class SplitText(NamedTuple):
     thought:str|None     # None: there is no block; empty: there is an empty one
     closed:bool=True     # False: a block is opened and never closed
 
-def _split_thought(text:str, start:int, end:int)->tuple[str,str]:
+def _adjacent_characters(text:str, start:int, end:int)->tuple[str,str]:
     "The characters directly before and after a tag; empty at the ends of the text"
     return text[max(0, start - 1):start], text[end:end + 1]
 
@@ -48,7 +48,7 @@ def _is_opening(text:str, tag:re.Match, end:int)->bool:
 
 def _is_mentioned(text:str, tag:re.Match, end:int)->bool:
     "Is a closing tag quoted, or a word of a sentence?"
-    before, after = _split_thought(text, *tag.span())
+    before, after = _adjacent_characters(text, *tag.span())
     if before and before in _QUOTES and after and after in _QUOTES: return True
     if text[end:tag.start()].count("```") % 2: return True
     rest = text[tag.end():]
@@ -73,7 +73,7 @@ def _split_blocks(text:str, opened:bool)->SplitText:
             thoughts.append(text[end:tag.start()])
             end = tag.end()
         elif name not in _CLOSING and closing in (None, name):
-            quotes = _split_thought(text, *tag.span())
+            quotes = _adjacent_characters(text, *tag.span())
             if is_block and all(q and q in _QUOTES for q in quotes): continue
             if is_block:
                 thoughts.append(text[start:tag.start()])

@@ -180,6 +180,13 @@ def test_digits_are_cut_where_the_file_says_so(tmp_path):
     assert parts == {"gpt-2": ["a", "Ġ2Â²", "ĠÂ½5"], "smollm": ["a", "Ġ", "2", "Â²", "Ġ", "Â½", "5"]}
 
 
+def test_no_token_is_invented(tmp_path, monkeypatch):
+    monkeypatch.setattr("small_gguf.WORDS", ["<|begin_of_text|>", *WORDS[1:]])   # as in Llama 3
+    tokenizer = AutoTokenizer.from_pretrained(dequantised(str(write_gguf(tmp_path/"model.gguf"))))
+    assert len(tokenizer) == len(WORDS) and tokenizer.eos_token == "<|begin_of_text|>"
+    assert tokenizer.decode(tokenizer("ab<|im_end|>").input_ids) == "ab<|im_end|>"
+
+
 def test_an_unknown_rule_for_words_is_said(tmp_path):
     file = write_gguf(tmp_path/"model.gguf", tokenizer_ggml_pre="a-rule-of-2031")
     assert "text may be split into other words" in describe_base(str(file))

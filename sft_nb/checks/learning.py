@@ -28,7 +28,7 @@ class Learned:
     after:float
     unchanged:list[str]   # trained tensors that did not change
     of:int                # number of trained tensors
-    steps:int
+    steps:int             # taken
     learning_rate:float
     highest:float=0.      # highest training loss on the way
     broken:str=""         # first trained tensor that is not finite; empty: all are finite
@@ -47,6 +47,8 @@ def _first_broken(sums:dict[str,tuple])->str:
     "The first tensor with NaN or infinity in it; empty if there is none"
     return next((name for name, both in sums.items() if not math.isfinite(both[0])), "")
 
+_LEAST_STEPS = 3
+
 def learn_some(
     model,
     loss:Callable,   # batch -> tensor
@@ -54,17 +56,23 @@ def learn_some(
     batch:dict,
     cfg:Config,
     *, optimizer=None, # None: make the configured one
+    before:float|None=None,   # loss of the batch, as `score` gives it; None: it is computed
     steps:int=10,
+    seconds:float=math.inf,   # time for the steps after the third
     scale:float=1,     # as for `take_step`
 )->Learned:
-    "Train the model in place on one batch; stop if weights are not finite; `SftError` if nothing is trained"
+    "Train the model in place on one batch until weights are not finite; `SftError` if nothing is trained"
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     tensors = list(trained.values())
     if not tensors: raise SftError("ten steps", "no parameter is trained", "", "load_model(cfg, tokenizer)")
     if optimizer is None: optimizer = make_optimizer(model, cfg)
-    before, was, losses, times, broken = score(batch), _tensor_sums(trained), [], [], ""
-    for _ in range(steps):
+    if before is None: before = score(batch)
+    was, losses, times, broken, ends = _tensor_sums(trained), [], [], "", time.monotonic() + seconds
+    for k in range(steps):
         began = time.monotonic()
+        if k >= _LEAST_STEPS and began > ends:
+            steps = k
+            break
         value = loss(batch)
         losses.append(float(value.detach()))
         if not math.isfinite(losses[-1]) and (broken := _first_broken(_tensor_sums(trained))): break

@@ -169,17 +169,17 @@ def _compare_losses(a:float, b:float, tolerance:float, where:str, fix)->Finding|
 _KEEP_APART = edit(padding_free=False) | "another {attn_implementation}" | "use_cache=False in the training step"
 
 @check("step")
-def check_order(score:Callable, some_batch:dict, reversed_batch:dict, tolerance:float)->Finding|None:
+def check_order(scored:Callable, some_batch:dict, reversed_batch:dict, tolerance:float)->Finding|None:
     "the loss does not depend on the order of the rows"
-    found = score(some_batch), score(reversed_batch)
+    found = scored(some_batch), scored(reversed_batch)
     return _compare_losses(*found, tolerance, "in another order: rows read each other", _KEEP_APART)
 
 # %% ../../nbs/09_checks/04_step.ipynb #a82ec618
 @check("step")
-def check_width(score:Callable, some_batch:dict, wide_batch:dict, tolerance:float)->Finding|None:
+def check_width(scored:Callable, some_batch:dict, wide_batch:dict, tolerance:float)->Finding|None:
     "the loss does not depend on padding"
     fix = edit(attn_implementation="sdpa") | edit(padding_free=False)
-    return _compare_losses(score(some_batch), score(wide_batch), tolerance, "with more padding", fix)
+    return _compare_losses(scored(some_batch), scored(wide_batch), tolerance, "with more padding", fix)
 
 # %% ../../nbs/09_checks/04_step.ipynb #4c0c4e20
 @dataclass(frozen=True)
@@ -227,40 +227,45 @@ class Slope:
         "Relative difference of the two"
         return abs(self.difference - self.gradient) / self.gradient
 
+    def agrees(self, most:float)->bool:
+        "Are both the difference and its uncertainty less than `most`, relative to the gradient?"
+        return max(self.off, self.doubt / self.gradient) < most
+
 _FINE = (.01, [(1e-2, 2), (1e-3, 2), (1e-4, 2)], (1e-5, 2))   # tolerance; walks: share of the loss, points
-_COARSE = (.3, [(.2, 6), (.05, 6)])                # for 16 bits
+_COARSE = (.3, [(.4, 3), (.2, 6)])                 # for 16 bits
 _MOST_DOUBT = .1                                   # relative to the smaller slope; above this, a walk is inconclusive
 
 def _choose_walk(slope_at:Callable, enough:float, walks:list, shortest:tuple=())->Slope:
     "The first walk whose slopes agree; else the reliable one that contradicts the gradient least"
-    def agrees(slope:Slope, most:float)->bool: return max(slope.off, slope.doubt / slope.gradient) < most
     found = []
     for walk in walks:
         found.append(slope_at(*walk))
-        if agrees(found[-1], enough): return found[-1]
+        if found[-1].agrees(enough): return found[-1]
     def is_reliable(slope:Slope)->bool:   # far out, where the loss is flat, `doubt` alone would be small
         return slope.doubt <= _MOST_DOUBT * min(slope.gradient, abs(slope.difference))
     reliable = [slope for slope in found if is_reliable(slope)]
     if shortest:
         short = slope_at(*shortest)
-        if agrees(short, 2 * enough): return short
+        if short.agrees(2 * enough): return short
         if not reliable: found.append(short)   # rounding affects it, so it must not override reliable walks
     return min(reliable or found, key=lambda slope: slope.off - 4 * slope.doubt / slope.gradient)
 
 # %% ../../nbs/09_checks/04_step.ipynb #1071c7d9
 @torch.no_grad()
-def _measure_slope(part:str, tensors:list, score:Callable, batch:dict, loss:float, walks:tuple)->Slope:
-    "The derivative of the loss along the gradient of `tensors`, which are restored"
-    norm = math.sqrt(sum(float(p.grad.float().square().sum()) for p in tensors))
-    kept = [p.detach().clone() for p in tensors]
+def _measure_slope(part:str, pieces:list[list], score:Callable, batch:dict, loss:float, walks:tuple)->Slope:
+    "The derivative of the loss along the gradient of tensors, which are restored; each piece has an equal part in it"
+    norms = [math.sqrt(sum(float(p.grad.float().square().sum()) for p in piece)) for piece in pieces]
+    unit = (sum(norm**-2 for norm in norms) or math.nan)**-.5   # for one piece, its norm; NaN: the norm is infinite
+    moved = [(p, p.detach().clone(), unit / norm**2) for piece, norm in zip(pieces, norms) for p in piece]
+    slope = unit * len(pieces)
     def at(t:float)->float:
-        for p, was in zip(tensors, kept): p.copy_(was + (t / norm) * p.grad)
+        for p, was, share in moved: p.copy_(was + (t * share) * p.grad)
         return score(batch)
     def slope_at(move:float, points:int)->Slope:
-        return Slope(part, norm, *_estimate_derivative(at, move * loss / norm, points))
+        return Slope(part, slope, *_estimate_derivative(at, move * loss / slope, points))
     try: return _choose_walk(slope_at, *walks)
     finally:
-        for p, was in zip(tensors, kept): p.copy_(was)
+        for p, was, _ in moved: p.copy_(was)
 
 def slopes(
     model,
@@ -270,7 +275,7 @@ def slopes(
     *, parts:int=4,
     low_precision:bool=False,# True: for 16 bits, with longer steps and more points
 )->list[Slope]:
-    "Derivatives of the loss for each of `parts` groups of trained tensors; the model is restored"
+    "The derivative of the loss along all trained tensors, or, if it is off, of each of `parts`; the model is restored"
     model.zero_grad(set_to_none=True)
     with no_dropout(model):   # also around the backward pass: checkpointing reruns the layers
         value = loss(batch)
@@ -278,12 +283,21 @@ def slopes(
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
     trained = [(name, p) for name, p in trained if bool(p.grad.any())]
     cuts = [round(k * len(trained) / parts) for k in range(parts + 1)]
-    found = []
+    pieces = {}
     for piece in (trained[a:b] for a, b in zip(cuts, cuts[1:]) if a < b):
         first = re.sub(r"^base_model\.model\.|\.lora_.*|\.weight$", "", piece[0][0])
-        tensors = [p for _, p in piece]
-        walks = _COARSE if low_precision else _FINE
-        found.append(_measure_slope(f"{first} ...", tensors, score, batch, float(value.detach()), walks))
+        pieces[f"{first} ..."] = [p for _, p in piece]
+    enough, walks, *shortest = _COARSE if low_precision else _FINE
+    how, found = (score, batch, float(value.detach())), []
+    def agrees(s:Slope)->bool:   # half as much is enough: it may be a quarter of what one piece is off by
+        is_rounded = low_precision and s.difference <= s.gradient and s.doubt <= _MOST_DOUBT * s.gradient
+        return is_rounded or s.agrees(enough / 2)
+    if len(pieces) > 1:
+        far = len(pieces) if low_precision else 1   # each piece as far as alone, or more of it is rounded away
+        together = [(far * move, points) for move, points in walks[:-1]]
+        found = [_measure_slope(f"all {len(pieces)} parts", [*pieces.values()], *how, (enough / 2, together))]
+    if not found or not agrees(found[0]):
+        found = [_measure_slope(name, [piece], *how, (enough, walks, *shortest)) for name, piece in pieces.items()]
     model.zero_grad(set_to_none=True)
     return found
 

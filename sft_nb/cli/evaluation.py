@@ -271,7 +271,7 @@ def chat_command(args:list[str])->int:
 # %% ../../nbs/15_cli/02_evaluation.ipynb #dc9ba746
 _WRITE_SYSTEM_PROMPT = "let the chat template write the system prompt that all training rows begin with"
 _MERGE = dict(run=_RUN, checkpoint=_CHECKPOINT,
-              out=Option(str|None, None, "a new folder; None: merged, in the run"),
+              out=Option(str|None, None, "a new folder, or ADAPTER.gguf for a GGUF base; None: merged, in the run"),
               dtype=Option(Literal["bfloat16","float16","float32"], "bfloat16", "format of the weights"),
               prompts=Option(int, 8, "number of rows to compare adapter and merged model on"),
               write_system_prompt=Option(bool, False, _WRITE_SYSTEM_PROMPT), trust_remote_code=_TRUST)
@@ -286,6 +286,11 @@ def merge_command(args:list[str])->int:
     merge_target(run, options.out, options.checkpoint)
     if run.state != "finished": _say(f"{run.name} is not finished ({run.standing})")
     if options.checkpoint == "adapter" and (why := earlier_adapter(run)): _say(why)
+    if str(options.out).endswith(".gguf"):
+        from sft_nb.proof.gguf_checks import gguf_adapter
+        out = gguf_adapter(run, options.out, checkpoint=options.checkpoint)
+        _say(f"llama-server -m {shell_quote(run.config.model)} --lora {shell_quote(out)}")
+        return 0
     from sft_nb.proof.merge import merge
     out = merge(run, out=options.out, checkpoint=options.checkpoint, dtype=options.dtype, prompts=options.prompts,
                 write_system_prompt=options.write_system_prompt)

@@ -20,6 +20,7 @@ from ..escape import escape_html, escape_controls
 from ..display import aligned_text, bar_html, format_change, Html, RecordTable, table_html
 from ..credentials import redact_json
 from ..files import read_json, remove_temporaries, write_atomically
+from ..progress import format_duration, log, Progress, progress_listener
 from ..thoughts import answer_of
 from ..report import ConfigError, Finding, pluralise, edit, shell_quote, SftError, why_unreadable
 from ..config import Config, with_parameters_of, with_settings
@@ -40,10 +41,10 @@ from ..runs.checkpoint import keep_score, scored_alike, step_of, weights_digest
 from ..runs.locate import find_target, name_of_weights, Target
 from .statistics import Difference
 from .perplexity import Forgetting, forgetting, general_examples
-from .openai_client import as_generation, ask_server, served_base, Server
+from .openai_client import as_generation, ask_server, served_base, Server, ServerReply
 from .generations import (
-    answer_prompts, check_metrics, generation_keys, GenerationCache, group_table, LEADING, losses_of, make_questions,
-    paired, Questions, score_generations, Scores, weights_key)
+    answer_prompts, check_metrics, generation_keys, GenerationCache, group_table, is_cut_in_thought, LEADING,
+    losses_of, make_questions, paired, Questions, score_generations, Scores, weights_key)
 from .trivial import (
     Baselines, expected_answers, few_shot_questions, find_trivial, is_better, trivial_answers)
 
@@ -96,11 +97,17 @@ class ServerEvaluator:
         model:str|None=None,   # its name on the server; None: the given one, or the only one
     )->Scores:
         "Let a model answer all rows, and score the answers"
-        cfg, server = self.questions.cfg, replace(self.server, wanted=model or self.server.wanted)
-        replies = ask_server(
-            server, [talk[:-1] for talk in self.questions.talks], max_new_tokens=cfg.max_new_tokens,
-            concurrent=cfg.per_device_eval_batch_size, progress=name if self.progress else "")
-        counts = [(reply.n_prompt, len(ids)) for reply, ids in zip(replies, self.questions.prompts)]
+        questions, server = self.questions, replace(self.server, wanted=model or self.server.wanted)
+        how = dict(concurrent=questions.cfg.per_device_eval_batch_size, progress=name if self.progress else "")
+        def ask(talks:list[list[dict]], limit:int)->list[ServerReply]:
+            return ask_server(server, [talk[:-1] for talk in talks], max_new_tokens=limit, **how)
+        def is_cut(reply:ServerReply, opened:bool)->bool:
+            return is_cut_in_thought(as_generation(reply, server.tokenizer), opened=opened)
+        limit, more = questions.limits.values()
+        replies = ask(questions.talks, limit)
+        if more and (again := [k for k, reply in enumerate(replies) if is_cut(reply, questions.opened[k])]):
+            for k, reply in zip(again, ask([questions.talks[k] for k in again], limit + more)): replies[k] = reply
+        counts = [(reply.n_prompt, len(ids)) for reply, ids in zip(replies, questions.prompts)]
         self.longer = sum(n is not None and n != ours for n, ours in counts)
         generations = [as_generation(reply, server.tokenizer) for reply in replies]
         opened = [False] * len(replies) if any(reply.reasoning for reply in replies) else None   # it separates thoughts
@@ -125,6 +132,7 @@ class Evaluator:
     ):
         self.target, self.bench, self.questions, self.cache = target, bench, questions, cache
         self.files, self.server, self.progress, self.shots = files, server, progress, shots
+        self.models, self.timed = 2, False   # models to score; is their time already compared with the training's?
         self.why_stored = ""   # why the base is not compared in 16 bits
 
     @cached_property
@@ -132,11 +140,27 @@ class Evaluator:
         "The scores of trivial answers"
         return Baselines(self.questions.by, trivial_answers(self.questions))
 
+    def compare_time(self,
+        p:Progress,
+        *, began:float,   # by the monotonic clock
+    )->None:
+        "After the first batch, a line if answers to all rows take more than a quarter of the training"
+        run, batch = self.target.run, self.questions.cfg.per_device_eval_batch_size
+        if self.timed or run is None or p.phase != "generating" or p.done < min(batch, p.of): return
+        self.timed = True
+        models = self.models + bool(self.shots)   # the base may be asked twice
+        seconds = (time.monotonic() - began) / p.done * p.of * models
+        training = max((line.get("seconds", 0) for line in run.metrics()), default=0)
+        if not training or seconds < max(_SHORT_SECONDS, training / 4): return
+        fewer = max(1, int(p.of * training / 4 / seconds))
+        log(f"sft_nb: to score {pluralise(p.of, 'row')} takes about {format_duration(seconds)}, the training took "
+            f"{format_duration(training)}; a quarter of that: {edit(eval_samples=fewer)}")
+
     def generation_settings(self, name:str, questions:Questions|None=None)->dict:
         "Arguments of `answer_prompts`"
-        cfg = (questions or self.questions).cfg
-        return dict(max_new_tokens=cfg.max_new_tokens, batch_size=cfg.per_device_eval_batch_size,
-                    progress=name if self.progress else "")
+        questions = questions or self.questions
+        return questions.limits | dict(batch_size=questions.cfg.per_device_eval_batch_size,
+                                       progress=name if self.progress else "")
 
     def score(self,
         name:str,              # base, tuned or checkpoint-N
@@ -151,8 +175,9 @@ class Evaluator:
         is_new = self.cache.lacks(generation_keys(questions.prompts, keys, questions.cfg.max_new_tokens,
                                                   self.bench.tokenizer))
         with load() if is_new or questions.examples is not None else nullcontext() as model:
-            generations = answer_prompts(model, self.bench.tokenizer, questions.prompts, keys, self.cache,
-                                         **self.generation_settings(name, questions))
+            with progress_listener(partial(self.compare_time, began=time.monotonic())):
+                generations = answer_prompts(model, self.bench.tokenizer, questions.prompts, keys, self.cache,
+                                             **self.generation_settings(name, questions))
             if questions.examples is not None: losses = losses_of(model, questions)
         return score_generations(name, questions, generations, losses)
 
@@ -221,6 +246,7 @@ class Evaluator:
         return replace(made, few_shot=scores, shots=shots, seconds=round(time.monotonic() - began, 1))
 
 _KNOWS_THE_FORM = .8   # share of answers
+_SHORT_SECONDS = 60    # an evaluation that is not compared with its training
 _TRAINING_ROWS = 5000
 
 def training_rows(target:Target)->list[tuple[dict,list[dict]]]:
@@ -556,6 +582,10 @@ def make_evaluator(
                                likelihood=by in ("loss", "perplexity") and not server)
     questions = replace(questions, left_out=left_out, metrics=metrics, figure="loss" if by == "perplexity" else by)
     loss_by_default = bench.cfg.metric_for_best_model == "loss" and by is None
+    if questions.thought_tokens:   # not set by the user
+        log(f"sft_nb: answers may have {questions.cfg.max_new_tokens} tokens (the longest target has "
+            f"{questions.longest_target}), and {questions.thought_tokens:,} more after a thought; "
+            f"{edit(max_new_tokens=256)} sets another limit")
     if server and questions.prompts and questions.by == "loss" and loss_by_default:
         questions = replace(questions, figure="f1")   # servers return no loss
     if not (server and questions.by == "loss"): questions.check_figure()   # a server raises its own error

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LEADING', 'Answer', 'GroupScores', 'Scores', 'group_table', 'paired', 'with_unit', 'pseudo_values', 'make_scores',
-           'weights_key', 'digest', 'GenerationCache', 'generation_keys', 'answer_prompts', 'Questions', 'records_of',
-           'groups_of', 'make_questions', 'losses_of', 'check_metrics', 'own_figures', 'score_generations',
-           'answer_rows']
+           'weights_key', 'digest', 'GenerationCache', 'generation_keys', 'is_cut_in_thought', 'prompt_opens_thought',
+           'answer_prompts', 'Questions', 'records_of', 'groups_of', 'longest_target', 'answer_limit', 'make_questions',
+           'losses_of', 'check_metrics', 'own_figures', 'score_generations', 'answer_rows']
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #an0imp01
 import difflib, hashlib, json, math, os, re
@@ -372,6 +372,20 @@ def generation_keys(
     decoded = ["with thought tokens"] if has_thought_tokens(tokenizer) else []   # older versions dropped these
     return [digest([w, ids, max_new_tokens, *decoded]) for w, ids in zip(weights, prompts)]
 
+def is_cut_in_thought(
+    g:Generation,
+    *, opened:bool=False,   # True: the prompt has opened the block
+)->bool:
+    "Was an answer cut off within its thought, or after one?"
+    thought = split_thought(g.text, opened=opened)
+    return not g.ended and (bool(thought.thought) or not thought.closed)
+
+_PROMPT_END = 32   # tokens: enough for a tag that opens a thought
+
+def prompt_opens_thought(prompt:list[int], tokenizer)->bool:
+    "Does a prompt end inside a thought?"
+    return opens_thought(tokenizer.decode(prompt[-_PROMPT_END:]))
+
 def answer_prompts(
     model,                     # None if all answers are saved
     tokenizer,
@@ -379,16 +393,24 @@ def answer_prompts(
     weights:list[str],         # for each prompt, a `weights_key`
     cache:GenerationCache,
     *, max_new_tokens:int=256,
+    thought_tokens:int=0,      # further tokens for answers that begin with a thought
     **how,                     # as for `continue_tokens`
 )->list[Generation]:           # in the order of `prompts`
     "Greedy answers: those in the cache are read, each of the others is added to it"
     keys = generation_keys(prompts, weights, max_new_tokens, tokenizer)
-    new = {key: k for k, key in enumerate(keys) if key not in cache.known}   # each once
-    new_keys = [*new]
-    def add(number:int, g:Generation)->None: cache.add(new_keys[number], g)
-    if "adapters" in how: how["adapters"] = [how["adapters"][k] for k in new.values()]
-    new_prompts = [prompts[k] for k in new.values()]
-    if new_prompts: continue_tokens(model, tokenizer, new_prompts, on_answer=add, max_new_tokens=max_new_tokens, **how)
+    longest = max_new_tokens + thought_tokens
+    place = {key: k for k, key in enumerate(keys)}   # each once
+    def ask(new:list[str], limit:int)->None:
+        again, more = [], how | {name: [how[name][place[key]] for key in new] for name in ("adapters",) if name in how}
+        def add(number:int, g:Generation)->None:
+            key = new[number]
+            opened = limit < longest and prompt_opens_thought(prompts[place[key]], tokenizer)
+            if limit < longest and is_cut_in_thought(g, opened=opened): again.append(key)
+            else: cache.add(key, g)
+        asked = [prompts[place[key]] for key in new]
+        continue_tokens(model, tokenizer, asked, on_answer=add, max_new_tokens=limit, **more)
+        if again: ask(again, longest)
+    if new := [key for key in place if key not in cache.known]: ask(new, max_new_tokens)
     return [cache.known[key] for key in keys]
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #6fcfc7bd
@@ -405,6 +427,8 @@ class Questions:
     raw:list[dict]=field(default_factory=list)           # rows as read
     metrics:dict=field(default_factory=dict)             # name -> your function: (answer, row) -> number
     opened:list[bool]=field(default_factory=list)        # does the prompt end inside a thought?
+    longest_target:int=0                                 # tokens; 0: there are no prompts
+    thought_tokens:int=0                                 # further tokens for answers that begin with a thought
     figure:str|None=None                                 # figure to compare by; None: chosen by `by`
     training:list[tuple[dict,list[dict]]]=field(default_factory=list)   # some training rows and their conversations
     grouped_by:str=""                                    # domain, or a column; empty: there are no groups
@@ -416,6 +440,10 @@ class Questions:
         task = task_of(self.cfg)
         if not hasattr(task, "with_rows"): return task
         return task.with_rows([*self.rows.values(), *(row for row, _ in self.training)])
+    @property
+    def limits(self)->dict[str,int]:
+        "Arguments of `answer_prompts`"
+        return dict(max_new_tokens=self.cfg.max_new_tokens, thought_tokens=self.thought_tokens)
     @property
     def by(self)->str:
         "The figure by which models are compared"
@@ -487,7 +515,24 @@ def groups_of(
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #aa31c483
 _LIKELIHOOD = ("chat", "text")   # tasks with the loss as a figure, unasked
-_PROMPT_END = 32   # tokens: enough for a tag that opens a thought
+_THOUGHT_TOKENS = 1024   # for the thought before an answer, unless `max_new_tokens` is given
+
+def longest_target(
+    talks:list[list[dict]],   # each ends with an answer
+    tokenizer,
+)->int:                       # tokens, with the end token
+    "The length of the longest answer, with its thought"
+    def length(labels)->int:
+        at = [k for k, label in enumerate(labels) if label != -100]
+        return next((n for n in range(1, len(at)) if at[-n] != at[-n - 1] + 1), len(at))   # of the last answer
+    rows = encode({f"row {k}": talk for k, talk in enumerate(talks)}, tokenizer)
+    return max((length(labels) for _, labels in rows), default=0)
+
+def answer_limit(
+    target_tokens:int,   # of the longest target
+)->int:
+    "Tokens that an answer may have: twice as many and 16 more, rounded up to a multiple of 32"
+    return -(-(2 * target_tokens + 16) // 32) * 32
 
 def make_questions(
     cfg:Config,
@@ -520,11 +565,16 @@ def make_questions(
                               "name one of these for {cluster}, or row where rows are independent")
     to_score = {where: row_to_score(task, row, talk) for (where, row), talk in zip(rows.items(), talks)}
     prompts = encode_prompts([talk[:-1] for talk in talks], tokenizer) if all(len(t) > 1 for t in talks) else []
-    opened = [opens_thought(tokenizer.decode(ids[-_PROMPT_END:])) for ids in prompts] or [False] * len(rows)
+    opened = [prompt_opens_thought(ids, tokenizer) for ids in prompts] or [False] * len(rows)
+    longest, thought_tokens = longest_target(talks, tokenizer) if prompts else 0, 0
+    if prompts and cfg.sources.get("max_new_tokens") == "default":
+        sources = cfg.sources | dict(max_new_tokens="the longest target")
+        cfg = replace(cfg, max_new_tokens=answer_limit(longest), sources=sources)
+        thought_tokens = _THOUGHT_TOKENS
     raw = list(rows.values())
     grouped_by, groups = groups_of(raw, talks, [(domains or {}).get(where, "") for where in rows])
     return Questions(cfg, to_score, talks, prompts, examples, clusters, raw=raw, opened=opened, grouped_by=grouped_by,
-                     groups=groups)
+                     groups=groups, longest_target=longest, thought_tokens=thought_tokens)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #9476e474
 def losses_of(
@@ -631,6 +681,6 @@ def answer_rows(
     questions = make_questions(cfg, tokenizer, rows)
     prompts = questions.prompts
     generations = answer_prompts(
-        model, tokenizer, prompts, [""] * len(prompts), GenerationCache(None), max_new_tokens=cfg.max_new_tokens,
+        model, tokenizer, prompts, [""] * len(prompts), GenerationCache(None), **questions.limits,
         batch_size=cfg.per_device_eval_batch_size, progress=name if progress else "")
     return score_generations(name, questions, generations, questions.examples and losses_of(model, questions))

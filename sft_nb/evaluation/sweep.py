@@ -352,6 +352,7 @@ def sweep(
     evaluator = make_evaluator(run, checkpoint=folders[-1].name, trust_remote_code=trust_remote_code, **how)
     bench, questions, server, target = evaluator.bench, evaluator.questions, evaluator.server, evaluator.target
     forgotten, stored, names = {}, None, [folder.name for folder in folders]
+    evaluator.models = 1 + len(folders)
     if server is not None:   # a server serves all models and returns no loss of general texts
         require_served(server.server, names)
         scores = dict(base=server.score("base", served_base(replace(server.server, wanted=names[0]))))

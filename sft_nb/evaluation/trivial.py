@@ -20,7 +20,7 @@ from ..tokens.encode import encode_prompts
 from ..model.generate import Generation
 from ..runs.checkpoint import LOWER_IS_BETTER
 from .statistics import difference, Difference
-from .generations import own_figures, Questions, score_generations, Scores, with_unit
+from .generations import answer_limit, own_figures, Questions, score_generations, Scores, with_unit
 
 # %% ../../nbs/12_evaluation/04_trivial.ipynb #trv00006
 @dataclass(frozen=True)
@@ -175,9 +175,7 @@ def few_shot_questions(
     keep = [k * n // n_asked for k in range(n_asked)]
     def pick(values): return [values[i] for i in keep] if values else values
     talks, places = pick(questions.talks), pick([*questions.rows])
-    targets = [str(talk[-1].get("content") or "") for talk in talks]
-    target_tokens = max(map(len, tokenizer(targets, add_special_tokens=False)["input_ids"]))
-    limit = min(questions.cfg.max_new_tokens, max(32, 2 * target_tokens))
+    limit = min(questions.cfg.max_new_tokens, answer_limit(questions.longest_target))
     while shots:
         try: prompts = encode_prompts([with_examples(talk[:-1], shots) for talk in talks], tokenizer)
         except SftError: return None, 0   # the chat template refuses such a conversation

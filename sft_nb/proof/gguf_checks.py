@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['type_error', 'Gguf', 'convert_again', 'gguf_tokenizer', 'gguf_prompt', 'gguf_system', 'gguf_stop', 'gguf_sampling',
-           'gguf_context', 'gguf_shape', 'gguf_dtype', 'gguf_tied', 'gguf_weights', 'gguf_stages']
+           'gguf_context', 'gguf_shape', 'gguf_dtype', 'gguf_tied', 'source_format', 'gguf_weights', 'gguf_stages',
+           'adapter_tensors', 'gguf_adapter', 'gguf_adapter_stages']
 
 # %% ../../nbs/13_proof/03_gguf_checks.ipynb #7c6d7a5c
 import copy, json, re
@@ -14,9 +15,16 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import torch
+from peft import PeftConfig
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from ..report import as_fix, command, ConfigError, Fix, MissingPathError, shell_quote, skipped
+from ..bases import gguf_package, is_gguf
+from ..tokens.tokenizer import model_path
 from ..batches.layout import text_config
+from ..runs.directory import open_run, Run
+from ..evaluation.evaluate import leaves_base
 from .folder_checks import (
     compare_context, compare_ends, compare_prompts, compare_system_prompt, compare_tensor, describe_differences,
     differs, Expected, failed, passed, relative_error, renderer_of, ProofStage, run_check)
@@ -38,11 +46,7 @@ class Gguf:
     def __init__(self, path:Path):
         self.path = Path(path)
         if not self.path.is_file(): raise _unreadable_file(self.path, "there is no such file")
-        try: import gguf
-        except ImportError as e:
-            raise ConfigError("GGUF files", "the package gguf is not installed", "it reads them",
-                              command("pip install 'sft_nb[prove]'")) from e
-        try: self.reader = gguf.GGUFReader(self.path)
+        try: self.reader = gguf_package().GGUFReader(self.path)
         except Exception as e: raise _unreadable_file(self.path, f"it is not a GGUF file ({type(e).__name__})") from e
         self.arch = self.get("general.architecture", "")
 
@@ -214,7 +218,14 @@ def gguf_tied(x:Expected, f:Gguf)->ProofStage:
     return passed("gguf", "tied", "embedding and head are as in training", figures)
 
 # %% ../../nbs/13_proof/03_gguf_checks.ipynb #23edace7
-_REORDERED = {"llama": ("attn_q.", "attn_k.")}   # matrices whose rows the converter reorders
+_REORDERED = {"attn_q.": "attention.head_count", "attn_k.": "attention.head_count_kv"}   # by the converter of a Llama
+
+def _as_stored(f:Gguf, here:str, weight:torch.Tensor)->torch.Tensor:
+    "A weight with its rows in the order of the file, which rotates neighbouring ones"
+    if f.arch != "llama": return weight
+    heads = next((f.get_arch(count) for part, count in _REORDERED.items() if part in here), None)
+    if heads is None: return weight
+    return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 def _tensor_names(x:Expected, f:Gguf)->dict[str,str]:
     "Matrices: name in the model -> name in the file"
@@ -223,17 +234,35 @@ def _tensor_names(x:Expected, f:Gguf)->dict[str,str]:
     if arch is None: return {}
     known = gguf.get_tensor_name_map(arch, f.get_arch("block_count") or 0)
     found = {name: known.get_name(name, (".weight",)) for name, w in x.merged.items() if w.dim() == 2}
-    reordered = _REORDERED.get(f.arch, ())
-    return {name: here for name, here in found.items() if here in f.tensors and not any(r in here for r in reordered)}
+    return {name: here for name, here in found.items() if here in f.tensors}
+
+def _changed(x:Expected, names:dict[str,str])->list[str]:
+    "Matrices that training has changed"
+    both = [n for n in names if n in x.base and x.base[n].shape == x.merged[n].shape]
+    return [n for n in both if _common_error(x.base[n], x.merged[n]) > 1e-3]
 
 def _is_base(x:Expected, f:Gguf, names:dict[str,str])->bool:
     "Is each matrix that training has changed closer to the base's?"
-    both = [n for n in names if n in x.base and x.base[n].shape == x.merged[n].shape]
-    changed = [n for n in both if _common_error(x.base[n], x.merged[n]) > 1e-3]
-    for n in changed:
-        weight = f.tensor(names[n])   # one at a time, as a model may exceed free memory
-        if _common_error(weight, x.base[n]) >= _common_error(weight, x.merged[n]): return False
+    changed = _changed(x, names)
+    for n in changed:   # one at a time, as a model may exceed free memory
+        base, merged = (_as_stored(f, names[n], w[n]) for w in (x.base, x.merged))
+        weight = f.tensor(names[n])
+        if _common_error(weight, base) >= _common_error(weight, merged): return False
     return bool(changed)
+
+_SOURCES = (torch.float32, torch.bfloat16, torch.float16)
+
+def source_format(
+    x:Expected,
+    f:Gguf,
+    names:dict[str,str],   # of matrices, in the model and in the file
+)->torch.dtype:
+    "The format of the merged folder that a file was converted from: its rounding is in the file, too"
+    some = (_changed(x, names) or [*names])[:4]
+    def off(dtype)->float:
+        return sum(_common_error(f.tensor(names[n]), _as_stored(f, names[n], x.merged[n]).to(dtype).float())
+                   for n in some)
+    return min(_SOURCES, key=off)
 
 def gguf_weights(x:Expected, f:Gguf)->ProofStage:
     "Are the matrices those of the run, as far as their types allow?"
@@ -241,10 +270,15 @@ def gguf_weights(x:Expected, f:Gguf)->ProofStage:
     if not names:
         unknown = f"matrices of {f.arch} have names that are not known"
         return ProofStage("gguf", skipped(unknown, check="weights"))
-    compared = [compare_tensor(here, f.tensor(here), x.merged[n], x.base.get(n)) for n, here in names.items()]
+    source, compared = source_format(x, f, names), []
+    for name, here in names.items():
+        wanted = _as_stored(f, here, x.merged[name].to(source).float())
+        base = _as_stored(f, here, x.base[name]) if name in x.base else None
+        compared.append(compare_tensor(here, f.tensor(here), wanted, base))
     other = [d for d in compared if differs(d, f.allowed_error(d.name), quantised=f.is_quantised(d.name))]
     worst = max(d.error / f.allowed_error(d.name) for d in compared)
-    figures = {"matrices": len(compared), "worst, of what its type explains": f"{worst:.2g}"}
+    figures = {"matrices": len(compared), "converted from": str(source).removeprefix("torch."),
+               "worst, of what its type explains": f"{worst:.2g}"}
     if _is_base(x, f, names):
         return failed("gguf", "adapter", f"matrices are the base's: {x.learned} is not in it", fix, figures)
     broken = [d.name for d in other if d.error == float("inf")]
@@ -263,3 +297,105 @@ def gguf_stages(
                   weights=gguf_weights)
     if not x.system_prompt: del checks["system"]
     for name, check in checks.items(): yield run_check("gguf", name, partial(check, x, f), convert_again(x, f))
+
+# %% ../../nbs/13_proof/03_gguf_checks.ipynb #gg1ada01
+def _lora_pairs(run:Run, source:Path)->dict[str,tuple[torch.Tensor,torch.Tensor]]:
+    "Path of a layer -> A and B, for the scale that llama.cpp has; ConfigError for what is no plain LoRA"
+    settings, found = PeftConfig.from_pretrained(str(source)), load_file(source/"adapter_model.safetensors")
+    other = next((name for name in found if not name.endswith((".lora_A.weight", ".lora_B.weight"))), "")
+    if settings.use_dora: other = "DoRA"
+    elif not leaves_base(run.config): other = f"init_lora_weights={run.config.init_lora_weights}"
+    if other:
+        found = f"it has {other}, which a GGUF adapter cannot hold"
+        raise ConfigError(f"run {run.name}", found, "a plain LoRA adapter",
+                          command(f"sft_nb merge {shell_quote(run.path)}", f"merge({str(run.path)!r})"))
+    pairs = {}
+    for name in (n for n in found if n.endswith(".lora_A.weight")):
+        path = name.removesuffix(".lora_A.weight").removeprefix("base_model.model.")
+        a, b = found[name].float(), found[name.replace("lora_A", "lora_B")].float()
+        alpha = next((v for k, v in settings.alpha_pattern.items() if path.endswith(k)), settings.lora_alpha)
+        rank = len(a)
+        scale = alpha / (rank ** .5 if settings.use_rslora else rank)
+        pairs[path] = a, b * (scale * rank / settings.lora_alpha)   # llama.cpp multiplies by lora_alpha / rank
+    return pairs
+
+def _row_order(here:torch.Tensor, ours:torch.Tensor, heads:list[int])->torch.Tensor|None:
+    "The order of our rows in which llama.cpp keeps them; None: its matrix is another"
+    rows = torch.arange(len(ours))
+    pairs = [rows.view(n, 2, -1).transpose(1, 2).reshape(-1) for n in heads if n and len(ours) % (2 * n) == 0]
+    close = dict(rtol=0, atol=4e-3 * float(ours.abs().max()))
+    if here.shape != ours.shape: return None
+    return next((order for order in (rows, *pairs) if torch.allclose(here, ours[order], **close)), None)
+
+def adapter_tensors(
+    run:Run,
+    base:Gguf,            # the file that the run was trained on
+    source:Path,          # of the adapter
+)->dict[str,torch.Tensor]:
+    "Name in a GGUF adapter -> A or B of a LoRA layer; ConfigError if they do not belong to the file"
+    pairs, folder = _lora_pairs(run, source), Path(model_path(run.config.model))
+    arch = {name: arch for arch, name in gguf_package().MODEL_ARCH_NAMES.items()}.get(base.arch)
+    names = gguf_package().get_tensor_name_map(arch, base.get_arch("block_count") or 0)
+    heads, made = [base.get_arch(f"attention.head_count{kv}") for kv in ("", "_kv")], {}
+    with safe_open(folder/"model.safetensors", "pt") as ours:
+        for path, (a, b) in pairs.items():
+            here = f"{names.get_name(path)}.weight"
+            order = None
+            if here in base.tensors:
+                order = _row_order(base.tensor(here), ours.get_tensor(f"{path}.weight").float(), heads)
+            if order is None:
+                raise ConfigError(f"GGUF file {str(base.path)!r}", f"its matrix of {path} is not the base's",
+                                  f"the file from which {run.config.model} was made", f"look at {run.config.model}")
+            made |= {f"{here}.lora_a": a, f"{here}.lora_b": b[order]}
+    return made
+
+def gguf_adapter(
+    run:Run|str|Path,
+    out:str|Path,              # adapter.gguf
+    *, base:str|Path|None=None,   # the GGUF file of the base; None: the run's `model`
+    checkpoint:str="adapter",  # the result; or checkpoint-N
+)->Path:
+    "Write a LoRA adapter for `llama-server -m BASE --lora ADAPTER`; ConfigError if it is no plain LoRA of that file"
+    run = open_run(run)
+    if base is None and not is_gguf(run.config.model):
+        raise ConfigError(f"run {run.name}", f"its base, {run.config.model}, is no GGUF file", "the base's GGUF file",
+                          command(f"sft_nb merge {shell_quote(run.path)}", f"merge({str(run.path)!r})"))
+    base, package = Gguf(Path(base or run.config.model)), gguf_package()
+    source, out = run.weights(checkpoint), Path(out)
+    tensors = adapter_tensors(run, base, source)
+    aside = out.with_name(f".{out.name}.new")
+    try:
+        writer = package.GGUFWriter(str(aside), base.arch)
+        writer.add_type("adapter")
+        writer.add_string("adapter.type", "lora")
+        writer.add_float32("adapter.lora.alpha", PeftConfig.from_pretrained(str(source)).lora_alpha)
+        writer.add_string("general.name", run.name)
+        for name, tensor in tensors.items(): writer.add_tensor(name, tensor.contiguous().numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        aside.replace(out)
+    finally: aside.unlink(missing_ok=True)
+    return out
+
+# %% ../../nbs/13_proof/03_gguf_checks.ipynb #gg1ada02
+def gguf_adapter_stages(
+    x:Expected,
+    f:Gguf,
+)->Iterator[ProofStage]:
+    "Are the matrices of a GGUF adapter those of the run's?"
+    run = open_run(x.run)
+    fix = command(f"sft_nb merge {shell_quote(run.path)} --out {shell_quote(f.path)}",
+                  f"gguf_adapter({str(run.path)!r}, {str(f.path)!r})")
+    def check()->ProofStage:
+        if not is_gguf(run.config.model):
+            return ProofStage("gguf", skipped(f"its base, {run.config.model}, is no GGUF file", check="adapter"))
+        wanted, found = adapter_tensors(run, Gguf(Path(run.config.model)), x.source), {}
+        if f.get("adapter.lora.alpha") == PeftConfig.from_pretrained(str(x.source)).lora_alpha:
+            found = {name: f.tensor(name) for name in f.tensors}
+        same = [name for name in wanted if name in found and torch.equal(wanted[name], found[name])]
+        figures = dict(matrices=len(wanted), same=len(same))
+        if len(same) == len(wanted) == len(found): return passed("gguf", "adapter", "it is the run's adapter", figures)
+        return failed("gguf", "adapter", "its matrices are not those of the run's adapter", fix, figures)
+    yield run_check("gguf", "adapter", check, fix)

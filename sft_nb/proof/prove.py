@@ -21,6 +21,7 @@ from ..report import ConfigError, edit, Fix, ok, SftError, warn
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.prepare import missing_rows_are_of_the_run
 from ..tokens.template import Template
+from ..bases import is_gguf
 from ..tokens.tokenizer import load_tokenizer, without_day
 from ..workbench import leaves_base, Workbench
 from ..runs.directory import open_run, Run
@@ -30,7 +31,7 @@ from .merge import held_out_prompts, load_trained
 from .reference import answer_greedily, GreedyAnswer, Reference
 from .folder_checks import (
     Expected, Folder, folder_stages, QUANTISED, ProofStage, run_check, stored_as)
-from .gguf_checks import Gguf, gguf_stages
+from .gguf_checks import Gguf, gguf_adapter_stages, gguf_stages
 from .server_checks import answer_stages, prompt_stages, ServedModel
 
 # %% ../../nbs/13_proof/05_prove.ipynb #17e85992
@@ -192,7 +193,7 @@ def writes_day_of_run(
 def prove(
     run:Run|str|Path,
     *, server:str|None=None,      # http://localhost:8000: a server with OpenAI's API
-    gguf:str|Path|None=None,      # a GGUF file for llama.cpp
+    gguf:str|Path|None=None,      # a GGUF file for llama.cpp: the merged model, or an adapter
     folder:str|Path|None=None,    # merged weights; None: `merged` in the run
     checkpoint:str="adapter",     # the result; or checkpoint-N
     model:str|None=None,          # name of the model on the server; None: the only one
@@ -237,10 +238,12 @@ def prove(
     x = Expected(bench, source, run.path, reference, quantised)
     links = [adapter_stages(reference, is_full=is_full)]
     if merged: links.append(folder_stages(x, merged))
-    if file: links.append(gguf_stages(x, file))
+    is_adapter = file is not None and file.get("general.type") == "adapter"
+    if file: links.append(gguf_adapter_stages(x, file) if is_adapter else gguf_stages(x, file))
     if server is not None:
         weights = "" if folder is None else stored_as(merged)
-        if file: weights = _FORMATS.get(file.main_type, file.main_type.lower())
+        served_file = Gguf(Path(run.config.model)) if is_adapter and is_gguf(run.config.model) else file
+        if file: weights = _FORMATS.get(served_file.main_type, served_file.main_type.lower())
         served = ServedModel(client, reference, run.path, source, folder=merged and merged.path,
                              gguf=file and file.path, weights=weights, sends=sends or {})
         links += [iter(dates), prompt_stages(served), answer_stages(served)]

@@ -117,7 +117,8 @@ class Reference:
     def allowed_nats(self, stored:str)->float:
         "How far weights in this format may be off; for an unknown format, half the effect"
         if stored not in FORMAT_NATS: return max(self.effect / 2, FORMAT_NATS["bfloat16"])
-        return max(FORMAT_NATS[stored], FORMAT_NATS.get(self.dtype, 0))
+        of_a_base = max(FORMAT_NATS[stored], FORMAT_NATS.get(self.dtype, 0))
+        return of_a_base * max(1, self.effect / 3)   # what was learned is rounded, too
 
 # %% ../../nbs/13_proof/01_reference.ipynb #9f02da47
 @dataclass(frozen=True)

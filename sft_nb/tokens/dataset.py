@@ -641,7 +641,7 @@ def _names_of(s:Split, counts:dict[str,int])->list[str]:
     return [s.seen.columns.get(name, name) for name, n in sorted(counts.items(), key=itemgetter(1), reverse=True)
             if n >= least and unread.get(name, 0) < s.n_kept]
 
-def _learning_facts(cfg:Config, train:Split)->dict:
+def _learning_facts(cfg:Config, train:Split, template:Template)->dict:
     "What is learned: columns of answers and prompts, rows, system prompts and arguments of the template"
     seen = train.seen
     arguments = [*(cfg.chat_template_kwargs or ()), *(f"{own} of rows" for own in seen.arguments)]
@@ -651,6 +651,7 @@ def _learning_facts(cfg:Config, train:Split)->dict:
         formats=seen.formats, response_template=cfg.response_template, turns=cfg.train_on_turns,
         prompts_learned=seen.prompts_too, rows=train.n_kept, rows_read=train.n_read, left_out=train.reasons,
         cut=train.counts.shortened, columns_not_used=[*seen.unread], system_prompts=[*seen.systems],
+        default_system="" if all(seen.systems) else template.default_system,
         files_not_read={why: len(files) for why, files in _count_not_read(train).items() if why not in NO_ROWS},
         template_arguments=arguments[:4], max_samples=cfg.max_samples)
 
@@ -690,6 +691,8 @@ def _learning_summary(
         if len(systems) > 1: parts.append("System prompts differ between rows")
         elif any(systems): parts.append(f"System prompt: {systems[0][:80]!r}")
         else: parts.append("No system prompt in the rows")
+        if own := facts["default_system"]:
+            parts[-1] += f"; where there is none, the chat template writes {own[:80]!r}, also when it is served"
     if facts["template_arguments"]: parts.append(f"Template arguments: {', '.join(facts['template_arguments'])}")
     return ". ".join(parts) + "."
 
@@ -725,5 +728,5 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
                   f"{counts.answers - counts.answers_requested:,} answers are kept")
         if counts.longest_dropped or counts.shortened:
             title += f"; max_length {counts.length_of_most:,} would keep 99% of the tokens"
-    facts = _learning_facts(cfg, train)
+    facts = _learning_facts(cfg, train, Template(tokenizer))
     return Report(title, figures, find_all(cfg, tokenizer, train, eval), summary=_learning_summary(facts), facts=facts)

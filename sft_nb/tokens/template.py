@@ -167,6 +167,14 @@ class Template:
         return _SYSTEM["content"] in self.probe(_SYSTEM, PROBE_QUESTION, prompt=True)
 
     @cached_property
+    def default_system(self)->str:
+        "The system prompt that the template itself writes where a conversation has none; empty if it writes none"
+        before, given, after = self.probe(_SYSTEM, PROBE_QUESTION, prompt=True).partition(_SYSTEM["content"])
+        without = self.probe(PROBE_QUESTION, prompt=True)
+        if not given or not without.startswith(before) or not without.endswith(after): return ""
+        return without[len(before):len(without) - len(after)].strip()
+
+    @cached_property
     def sources(self)->list[str]:
         "The text of the template; several where a tokenizer has one for tools"
         template = self.tokenizer.chat_template

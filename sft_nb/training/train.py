@@ -34,7 +34,7 @@ from ..planning.plan import Plan
 from ..workbench import Workbench, workbench_for
 from ..checks.environment import check_gpu
 from ..checks.rows import check_held_out
-from ..checks.preflight import preflight, training_summary
+from ..checks.preflight import IN_PART, preflight, training_summary
 from ..runs.environment import write_json, write_text
 from ..runs.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, atomic_checkpoint
 from ..runs.directory import (
@@ -85,6 +85,7 @@ def describe_preflight(
     above = f" ({n_bad - len(new)} of them above)" if n_bad > len(new) else ""
     passed = sum(f.status == "ok" for f in checked.findings)
     text = f"\npreflight: {checked.verdict}{above}, {passed} passed ({checked.figures.get('seconds', 0):.1f} s)"
+    if partial := checked.figures.get(IN_PART): text += f", {IN_PART}: {partial}"
     begins = not checked.failed or bench.cfg.force
     summary = ["", *textwrap.wrap(checked.summary, 100)] if begins and checked.summary else []
     return "\n".join(["\n  ".join([text, *map(str, new if begins else [])]), *summary])

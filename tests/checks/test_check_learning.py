@@ -129,7 +129,7 @@ def test_padding_that_is_added_is_not_attended_to():
     row = dict(input_ids=[1, 5, 7], labels=[-100, 5, 7])
     bench = SimpleNamespace(failures={}, tokenizer=SimpleNamespace(pad_token_id=9))
     seen = Evidence(bench)
-    seen.__dict__["first_rows"] = [row, row]
+    seen.__dict__["few_rows"] = [row, row]
     wide = seen.wide_batch
     assert wide["attention_mask"].sum(1).tolist() == [3, 3] and not wide["attention_mask"][:, -8:].any()
     assert (wide["labels"][:, -8:] == -100).all() and (wide["input_ids"][:, -8:] == 9).all()

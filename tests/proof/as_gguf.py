@@ -1,5 +1,5 @@
-"""Convert a folder with the tiny model's shape (Qwen3) to GGUF: enough of llama.cpp's converter for tests. Its name for
-a pre-tokenizer that splits digits like ours is smollm."""
+"""Convert a folder with the tiny model's shape (Qwen3) or a Llama's to GGUF: enough of llama.cpp's converter for tests.
+Its name for a pre-tokenizer that splits digits like ours is smollm."""
 import json
 from pathlib import Path
 
@@ -19,13 +19,19 @@ def vocabulary(folder: Path, rows: int) -> tuple[list[str], list[int], list[str]
     return [names.get(i, f"[PAD{i}]") for i in range(rows)], types, merges
 
 
+def pairs_apart(weight, heads: int):
+    "llama.cpp rotates neighbouring rows of a Llama's queries and keys, transformers those half a head apart"
+    return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
 def convert(folder: Path, out: Path, kind: str = "F32", *, says: int | None = None, template: str | None = None,
             add_bos: bool = False, ends: int = 2, bos: int | None = 0, context: int | None = None, head=None,
             temperature: float | None = None, weights: Path | None = None) -> Path:
     "Write the file, optionally with a fault"
     config = json.loads((folder/"config.json").read_text())
     tokens, types, merges = vocabulary(folder, config["vocab_size"])
-    w = gguf.GGUFWriter(str(out), "qwen3")
+    arch, splits = config["model_type"], json.loads((folder/"tokenizer.json").read_text())["pre_tokenizer"]
+    w = gguf.GGUFWriter(str(out), arch)
     w.add_name("tiny")
     w.add_context_length(context or config["max_position_embeddings"])
     w.add_embedding_length(config["hidden_size"])
@@ -39,21 +45,26 @@ def convert(folder: Path, out: Path, kind: str = "F32", *, says: int | None = No
     w.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     w.add_file_type(FILES[kind] if says is None else says)
     w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("smollm")
+    w.add_tokenizer_pre("smollm" if "Digits" in json.dumps(splits) else "gpt-2")
     w.add_token_list(tokens)
     w.add_token_types(types)
     w.add_token_merges(merges)
     w.add_eos_token_id(ends)
-    w.add_pad_token_id(3)
+    w.add_pad_token_id(config["pad_token_id"] or 3)
+    w.add_rope_dimension_count(config["head_dim"])
+    w.add_vocab_size(config["vocab_size"])
     if bos is not None: w.add_bos_token_id(bos)
     w.add_add_bos_token(add_bos)
     if temperature: w.add_sampling_temp(temperature)
     w.add_chat_template(template or (folder/"chat_template.jinja").read_text())
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     tensors = load_file((weights or folder)/"model.safetensors")
     if head: tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * head
     for name, tensor in tensors.items():
         data = tensor.float().numpy()
+        heads = dict(q_proj=config["num_attention_heads"], k_proj=config["num_key_value_heads"])
+        if arch == "llama" and (n := heads.get(name.split(".")[-2])): data = pairs_apart(data, n)
         to = gguf.GGMLQuantizationType[kind if data.ndim > 1 else "F32"]
         w.add_tensor(names.get_name(name, (".weight",)), gguf.quantize(data, to), raw_dtype=to)
     for step in (w.write_header_to_file, w.write_kv_data_to_file, w.write_tensors_to_file, w.close): step()

@@ -68,7 +68,7 @@ def test_trained_loaded_merged_and_reloaded_are_one_model(trained_as, kind):
     talk = [[dict(role="user", content="Ben has 3 figs. Then Ben buys 4 more. How many figs does Ben have?")]]
     tuned = probe(load_adapter(run.config, tok, run.adapter), tok, talk, max_new_tokens=8)
     base = probe(load_base(run.config, tok), tok, talk, like=tuned, max_new_tokens=1)
-    assert parity(tuned, base, tolerance=1e-3).status == "fail", "nothing was learned, so nothing is proved"
+    assert parity(tuned, base).status == "fail", "nothing was learned, so nothing is proved"
 
 
 def test_only_the_rows_of_the_tokens_are_trained(trained_as):
@@ -136,19 +136,116 @@ def test_a_fix_of_a_merge_that_was_made_names_a_folder_that_is_not_there(of_six_
                    f"--out {run.path}/merged-checkpoint-3-float32")
 
 
-def test_a_merge_that_lost_something_is_an_error_and_leaves_nothing(tmp_path, of_six_steps, monkeypatch):
-    run = of_six_steps
-    def forgetful(workbench, path, dtype):
-        return merging.dequantise(load_base(workbench.requested, workbench.tokenizer), dtype)
-    monkeypatch.setattr(merging, "merged_model", forgetful)
+def test_an_adapter_that_16_bits_cannot_hold_is_an_error_and_leaves_nothing(tmp_path):
+    "The fix is tried"
+    run = short(tmp_path, **FLOAT | dict(learning_rate=1e-6))
     refused = "the merge was not kept: rounding to bfloat16 changes more than the adapter did"
-    with pytest.raises(SftError, match=refused) as e: merge(run, out=tmp_path/"my out")
+    with pytest.raises(SftError, match=refused) as e: merge(run, out=tmp_path/"my out", prompts=2)
     assert f"--dtype float32 --out '{tmp_path}/my out'" in e.value.fix.says("shell")
-    with pytest.raises(SftError, match="it does not answer as what was trained does"):
-        merge(run, out=tmp_path/"my out", dtype="float32")
     assert not (tmp_path/"my out").exists()
     assert not [*run.path.glob("merged*"), *run.path.glob(".merged*")]
     assert (run.adapter/"adapter_model.safetensors").exists()
+    assert merge(run, out=tmp_path/"my out", dtype="float32", prompts=2).exists()
+
+
+LAYER = "model.layers.1.self_attn.o_proj.weight"
+
+
+def base_alone(bench, path, dtype): return merging.dequantise(bench.base(), torch.float32).to(dtype)
+
+
+def with_adapter_times(scale, only=""):
+    "A merged model in which the adapter was scaled, everywhere or in one weight"
+    def fault(model, base):
+        for name, p in model.named_parameters():
+            if only in name: p.data = (base[name] + scale * (p.data.float() - base[name])).to(p.dtype)
+    return fault
+
+
+def changed(change, name=LAYER):
+    def fault(model, base): model.get_parameter(name).data = change(model.get_parameter(name).data)
+    return fault
+
+
+def rounded_twice(model, base):
+    for p in model.parameters(): p.data = p.data.to(torch.float8_e5m2).to(p.dtype)
+
+
+def swapped(model, base):
+    a, b = (model.get_submodule(f"model.layers.{k}.self_attn.o_proj") for k in (1, 2))
+    a.weight, b.weight = b.weight, a.weight
+
+
+def of_another_base(model, base):
+    torch.manual_seed(0)
+    for name, p in model.named_parameters():
+        other = base[name] * (1 + .02 * torch.randn(base[name].shape))
+        p.data = (p.data.float() - base[name] + other).to(p.dtype)
+
+
+def own_head(model, base):
+    "Stored beside the embedding that it was in training"
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.data * 1.05)
+    model.config.tie_word_embeddings = False
+
+
+def other_positions(model, base): model.config.rope_parameters["rope_theta"] *= 4
+
+
+FAULTS = {
+    "the adapter is added twice": (with_adapter_times(2), "have the adapter 2.00 times"),
+    "half of its scale": (with_adapter_times(.5), "have the adapter 0.50 times"),
+    "not added": (with_adapter_times(0), "are the base's: the adapter is not in them"),
+    "subtracted": (with_adapter_times(-1), "have the adapter -1.00 times"),
+    "not in one layer": (with_adapter_times(0, LAYER), f"is the base's: the adapter is not in it, as in {LAYER}"),
+    "twice in one layer": (with_adapter_times(2, LAYER), f"has the adapter 2.00 times, as in {LAYER}"),
+    "transposed": (changed(torch.t), f"{LAYER} differs by"),
+    "zeros": (changed(torch.zeros_like), f"{LAYER} is all zeros"),
+    "NaN": (changed(lambda w: w / 0), f"{LAYER} is not finite"),
+    "two layers are swapped": (swapped, "o_proj.weight holds model.layers."),
+    "a norm is off": (changed(lambda w: 1.05 * w, "model.norm.weight"), "model.norm.weight differs by 0.05"),
+    "tokens are others": (changed(lambda w: w.roll(1, 0), "model.embed_tokens.weight"), "embed_tokens.weight differs"),
+    "rounded twice": (rounded_twice, "differ from the run's"),
+    "another base": (of_another_base, "differ from the run's"),
+    "a head of its own": (own_head, "lm_head.weight differs by 0.05"),
+    "other positions": (other_positions, "it does not answer as what was trained does"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_went_wrong_in_a_merge_is_named_and_nothing_is_left(tmp_path, trained_as, fault, monkeypatch):
+    run, (plant, says), merged_model = trained_as("qlora"), FAULTS[fault], merging.merged_model
+
+    def planted(bench, path, dtype):
+        model = merged_model(bench, path, dtype)
+        before = {name: p.data.float() for name, p in base_alone(bench, path, dtype).named_parameters()}
+        with torch.no_grad(): plant(model, before)
+        return model
+    monkeypatch.setattr(merging, "merged_model", planted)
+    with pytest.raises(SftError, match="the merge was not kept: ") as e: merge(run, out=tmp_path/"out", prompts=2)
+    assert says in e.value.found, e.value.found
+    assert e.value.fix and not (tmp_path/"out").exists()
+
+
+def test_a_weight_that_is_not_there_is_named(trained_as):
+    run = trained_as("qlora")
+    bench = Workbench(run.config, is_resolved=True)
+    prints = merging.weight_prints(merging._with_adapter(bench, run.adapter), torch.bfloat16)
+    merged = merging.merged_model(bench, run.adapter, torch.bfloat16)
+    assert merging.compare_weights(prints, merged).status == "ok"
+    del merged.model.layers[1].self_attn.o_proj.weight
+    assert merging.compare_weights(prints, merged).says == f"1 of {len(prints)} weights missing: {LAYER}"
+
+
+def test_an_answer_that_became_unlikely_is_a_failure():
+    "Also where all logits are close, since only a few of them are the answer's"
+    ids = [0, 1, 2]
+    def logits(lead): return lead * torch.nn.functional.one_hot(torch.tensor([*ids[1:], 0]), 50)
+    def probe_of(lead): return merging.Probe([], [ids] * 4, [1] * 4, [logits(lead + k / 9) for k in range(4)])
+    found, figures = merging._loss_finding(probe_of(9.), probe_of(1.), probe_of(0.))
+    assert found.status == "fail" and "training lowered it by" in found.says
+    assert figures["loss_rise_low"] > 0
+    assert merging._loss_finding(probe_of(9.), probe_of(8.9), probe_of(0.))[0].status == "ok"
 
 
 def test_a_run_in_16_bits_is_merged_in_32(tmp_path):
@@ -192,12 +289,11 @@ def test_what_was_merged_is_compared_on_the_host_if_the_card_has_no_room(of_six_
         if device == "cuda": raise torch.OutOfMemoryError("CUDA out of memory")
         return load(folder, dtype, device)
     monkeypatch.setattr(merging, "load_merged", small_card)
-    hello = [[dict(role="user", content="Hello")]]
-    found = merging._write_and_compare(bench, of_six_steps.adapter, tmp_path, "float32", hello)
+    found = merging._write_and_compare(bench, of_six_steps.adapter, tmp_path, "float32", {})
     assert not found.failed and devices == ["cuda", "cpu"]
     monkeypatch.setattr(merging, "load_merged", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        merging._write_and_compare(bench, of_six_steps.adapter, tmp_path, "float32", hello)
+        merging._write_and_compare(bench, of_six_steps.adapter, tmp_path, "float32", {})
 
 
 @pytest.mark.parametrize("how, says", [

@@ -13,7 +13,7 @@ from sft_nb.config import load_config
 from sft_nb.model.adapter import add_adapter
 from sft_nb.model.load import quiet
 from sft_nb.proof.folder_checks import Expected, Folder, _state_by_file_name, folder_weights
-from sft_nb.proof.merge import _merge_layer
+from sft_nb.proof.merge import merge_weights
 
 LAYER = "model.layers.2.mlp."
 EXPERT = LAYER + "experts.3."
@@ -31,8 +31,7 @@ def mixture(tokenizer, tmp_path_factory):
         model = add_adapter(base, tokenizer, load_config(method="lora"))
         for name, p in model.named_parameters():
             if "lora_B" in name: torch.nn.init.normal_(p, std=.05)
-        for layer in model.modules():
-            if hasattr(layer, "merge") and hasattr(layer, "get_base_layer"): _merge_layer(layer, torch.float32)
+        for _ in merge_weights(model): pass
         merged = model.merge_and_unload()
         folder = tmp_path_factory.mktemp("merged")
         merged.save_pretrained(folder)

@@ -12,11 +12,15 @@ def llama_cpp():
     x = pytest.importorskip("xllamacpp")
     running = []
 
-    def start(file, temperature=None):
+    def start(file, temperature=None, lora=None):
         p = x.CommonParams()
         p.model.path, p.n_ctx, p.n_parallel, p.port, p.warmup = str(file), 512, 1, 0, False
         p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 1
         if temperature is not None: p.sampling.temp = temperature
+        if lora is not None:
+            adapter = x.CommonAdapterLoraInfo()
+            adapter.path, adapter.scale = str(lora), 1.
+            p.lora_adapters = [adapter]
         running.append(x.Server(p))
         return running[-1].listening_address
     yield start
@@ -84,3 +88,56 @@ def test_what_is_no_gguf_file_is_said(served):
     from sft_nb.report import ConfigError
     with pytest.raises(ConfigError, match="there is no such file"): served.prove(gguf="nothing.gguf")
     with pytest.raises(ConfigError, match="not a GGUF file"): served.prove(gguf=served.merged/"config.json")
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
+def on_a_file(request, tmp_path_factory):
+    "A run whose base is a GGUF file, and its adapter for that file; a Llama keeps queries and keys in another order"
+    from served import ASSETS, Served, TEMPLATE
+    from small_gguf import write_gguf
+    from sft_nb.proof.gguf_checks import gguf_adapter
+    folder = tmp_path_factory.mktemp("on_a_file")
+    if request.param == "llama": base = write_gguf(folder/"base.gguf", "F32")
+    else: base = convert(ASSETS/"tiny", folder/"base.gguf", template=TEMPLATE)
+    from sft_nb.config import load_config
+    from sft_nb.training.train import train
+    run = train(load_config(
+        "demo", model=str(base), tokenizer=None, runs_dir=str(folder/"runs"), method="lora", max_steps=14,
+        max_samples=112, eval_samples=6, save_steps=100, learning_rate=1e-2, per_device_train_batch_size=8,
+        preflight=False, max_new_tokens=24, max_length=512))
+    return Served(folder, run, folder/"none"), base, gguf_adapter(run, folder/"adapter.gguf")
+
+
+def test_an_adapter_is_served_on_the_original_file(on_a_file, llama_cpp):
+    served, base, adapter = on_a_file
+    proof = served.prove(gguf=adapter, server=llama_cpp(base, temperature=0, lora=adapter))
+    assert proof.same, str(proof)
+    assert {"gguf adapter", "server adapter", "server texts"} <= {s.name for s in proof.stages}
+    assert_named(served.prove(server=llama_cpp(base, temperature=0)), "adapter")   # forgotten
+
+
+def test_an_adapter_that_is_another_is_named(on_a_file, tmp_path):
+    from small_gguf import write_gguf
+    from sft_nb.proof.gguf_checks import gguf_adapter
+    from sft_nb.report import ConfigError
+    served, _, adapter = on_a_file
+    content = bytearray(adapter.read_bytes())
+    content[-100] ^= 255
+    (tmp_path/"other.gguf").write_bytes(content)
+    assert_named(served.prove(gguf=tmp_path/"other.gguf"), "adapter", link="gguf")
+    other = write_gguf(tmp_path/"another.gguf", scale=.3)
+    with pytest.raises(ConfigError, match="its matrix of .* is not the base's"):
+        gguf_adapter(served.run, tmp_path/"a.gguf", base=other)
+    assert not (tmp_path/"a.gguf").exists()
+
+
+def test_what_cannot_be_an_adapter_of_a_file_is_said(served, on_a_file, monkeypatch):
+    from sft_nb.proof.gguf_checks import adapter_tensors, Gguf, gguf_adapter
+    from sft_nb.report import ConfigError
+    with pytest.raises(ConfigError, match="is no GGUF file"): gguf_adapter(served.run, served.folder/"a.gguf")
+    proof = served.prove(gguf=on_a_file[2])
+    assert "skipped" in {s.finding.status for s in proof.stages if s.name == "gguf adapter"}
+    run, base = on_a_file[0].run, on_a_file[1]
+    monkeypatch.setattr("sft_nb.proof.gguf_checks.leaves_base", lambda cfg: False)
+    with pytest.raises(ConfigError, match="init_lora_weights=.*, which a GGUF adapter cannot hold"):
+        adapter_tensors(run, Gguf(base), run.adapter)

@@ -217,3 +217,17 @@ def test_answers_that_are_labels_are_given_their_task(tmp_path, tokenizer):
     assert "train_labels" not in [f.check for f in report.findings]
     found = finding(prepare(no_eval(train_file=varied, task="classify"), tokenizer), "train_labels")
     assert found.status == "warn" and found.fix.says("shell") == "--task chat"
+
+
+def test_a_template_with_a_system_prompt_of_its_own_is_named(tmp_path):
+    "As those of SmolLM2 and Qwen2.5"
+    talks = [[dict(role="user", content=f"{k}?"), dict(role="assistant", content=f"{k}!")] for k in range(3)]
+    rows = [dict(messages=talk) for talk in talks]
+    template = ("{% if messages[0].role != 'system' %}<s>system\nBe kind.</s>{% endif %}{% for m in messages %}"
+                "<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
+                "{% if add_generation_prompt %}<s>assistant\n{% endif %}")
+    (tmp_path/"own.jinja").write_text(template)
+    cfg = load_config(chat_template=str(tmp_path/"own.jinja"), eval_samples=0, cache_dir=str(tmp_path/"cache"))
+    assert "where there is none, the chat template writes 'Be kind.'" in prepare(cfg, train=rows).report.summary
+    told = [dict(messages=[dict(role="system", content="Be short."), *row["messages"]]) for row in rows]
+    assert prepare(cfg, train=told).report.summary.endswith("System prompt: 'Be short.'.")

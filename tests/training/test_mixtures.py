@@ -1,18 +1,22 @@
 """Mixtures of experts train, are sampled, evaluated and merged."""
 import json
 import re
+from unittest.mock import patch
 
 import pytest
+import torch
 from learner import small
 from shapes import folder
 
 from sft_nb.checks.preflight import preflight
 from sft_nb.model import trl_trainer
-from sft_nb.report import ConfigError, Report
+from sft_nb.report import ConfigError, Report, SftError
 from sft_nb.evaluation.evaluate import evaluate
+from sft_nb.proof import merge as merging
 from sft_nb.proof.merge import merge
 from sft_nb.proof.prove import prove
 from sft_nb.training.train import train
+from sft_nb.workbench import Workbench
 
 
 def mixture(tmp_path, kind:str, own:dict|None=None, **how):
@@ -44,6 +48,29 @@ def test_a_mixture_trains_is_sampled_evaluated_and_merged(tmp_path, kind, method
     parity = Report.load(merged/"parity.json")
     assert parity.status == "ok" and parity.figures["effect_of_the_adapter"] > 0
     if method == "qlora": assert prove(run, folder=merged, prompts=2, max_new_tokens=4).same
+    check_merges_with_a_fault_in_one_expert(run)
+
+
+EXPERTS = "model.layers.1.mlp.experts.down_proj"
+
+
+def check_merges_with_a_fault_in_one_expert(run):
+    "No prompt may be routed to it, so that logits need not show it"
+    bench = Workbench(run.config, is_resolved=True)
+    before = merging.dequantise(bench.base(), torch.float32).get_parameter(EXPERTS)[0].data.float()
+    merged_model = merging.merged_model
+    def planted(fault):
+        def with_fault(bench, path, dtype):
+            merged = merged_model(bench, path, dtype)
+            weight = merged.get_parameter(EXPERTS).data
+            weight[0] = fault(weight[0].float()).to(dtype)
+            return merged
+        return with_fault
+    for fault in (lambda w: w.t().reshape(w.shape), lambda w: before):
+        with patch.object(merging, "merged_model", planted(fault)), pytest.raises(SftError) as e:
+            merge(run, out=run.path/"faulty", prompts=1)
+        assert f"weights differ from the run's: {EXPERTS} differs by" in e.value.found
+        assert not (run.path/"faulty").exists()
 
 
 def test_preflight_answers_with_the_model_as_the_trainer_holds_it(tmp_path, monkeypatch):
