@@ -43,8 +43,7 @@ JOBS = {"nli": Job(nli, dict(task="classify", method="lora", learning_rate=3e-4,
 def scores_of(scores)->dict|None:
     "The figures of one model, without its answers"
     if scores is None: return None
-    return dict(accuracy=round(scores.accuracy, 4), interval=[round(v, 4) for v in scores.interval], n=scores.n,
-                loss=round(scores.figures["loss"], 4))
+    return dict(accuracy=round(scores.accuracy, 4), interval=[round(v, 4) for v in scores.interval], n=scores.n)
 
 
 def measure(name:str, seed:int, folder:str, **changes)->dict:
@@ -67,6 +66,7 @@ def measure(name:str, seed:int, folder:str, **changes)->dict:
     e = evaluate(run, progress=False)
     figures, plan = run.metrics(), read_json(run.path/"plan.json")
     losses = [m["loss"] for m in figures if "loss" in m]
+    held_out_losses = [round(m["eval_loss"], 4) for m in figures if "eval_loss" in m]
     peak = max(m["peak_memory_gib"] for m in figures if "peak_memory_gib" in m)
     planned = plan["total"] / 2**30
     few = e.baselines and e.baselines.few_shot
@@ -76,6 +76,7 @@ def measure(name:str, seed:int, folder:str, **changes)->dict:
         base=scores_of(e.base), few_shot=scores_of(few), shots=e.baselines.shots if few else 0,
         chance=best and dict(what=best.name, answer=best.text, accuracy=round(sum(best.parts) / len(best.parts), 4)),
         tuned=scores_of(e.tuned), first_loss=round(losses[0], 4), last_loss=round(losses[-1], 4),
+        held_out_losses=held_out_losses,
         train_seconds=round(trained - began, 1), evaluate_seconds=round(time.perf_counter() - trained, 1),
         peak_gib=round(peak, 3), planned_gib=round(planned, 3), share_of_plan=round(peak / planned, 3),
         findings=[f.says for f in e.findings])

@@ -239,7 +239,9 @@ def _load_with_transformers(header:GgufHeader):
         tokenizer = transformers.AutoTokenizer.from_pretrained(beside, **how)
         if header.get("tokenizer.ggml.pre") in _DIGITS_FIRST: _split_digits(tokenizer)
         shape, head = transformers.AutoConfig.from_pretrained(beside, **how), header.get("{arch}.attention.key_length")
-        if head and head != getattr(shape, "head_dim", head): how["config"], shape.head_dim = shape, head
+        if head and head != getattr(shape, "head_dim", head):   # transformers reads it for some architectures
+            shape.update(dict(head_dim=head))
+            how["config"] = shape
         for dtype in stored:
             model, info = transformers.AutoModelForCausalLM.from_pretrained(beside, dtype=dtype, **how, **options)
             if all(bool(p.isfinite().all()) for p in model.parameters()): break   # else too large for float16

@@ -430,8 +430,9 @@ class Evaluation:
         return lines
 
     def __str__(self):
-        both = self.models
-        scores, more = [s.line(self.by, short=True) for s in both], [s.more_figures(self.by) for s in both]
+        both, wide = self.models, max(len(s.model) for s in self.models)
+        scores = [replace(s, model=s.model.ljust(wide)).line(self.by, short=True) for s in both]
+        more = [s.more_figures(self.by) for s in both]
         names = dict.fromkeys(name for figures in more for name in figures)
         table = [[name, *(f"{f[name]:.3g}" if name in f else "" for f in more)] for name in names]
         table.insert(0, ["", *(s.model for s in both)])

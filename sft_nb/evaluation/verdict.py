@@ -215,7 +215,8 @@ def _keep_rows(e:Evaluation, kept:set)->Evaluation:
         return replace(part, figures=means | {name: part.overall(name) for name in names if name == "loss"})
     left_out = e.left_out | {"left out by the other": len(keep) - sum(keep)}
     baselines = e.baselines and e.baselines.keep(keep)
-    return replace(e, base=select(e.base), tuned=select(e.tuned), left_out=left_out, baselines=baselines)
+    return replace(e, base=select(e.base), stored=select(e.stored), tuned=select(e.tuned), left_out=left_out,
+                   baselines=baselines)
 
 @with_parameters_of(evaluate)
 def compare(

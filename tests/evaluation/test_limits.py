@@ -1,12 +1,14 @@
 """How long an answer may be, what happens to a thought, and what an evaluation says about its time."""
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
 from sft_nb.config import load_config
 from sft_nb.evaluation import generations as chapter
-from sft_nb.evaluation.evaluate import Evaluator
+from sft_nb.evaluation.evaluate import Evaluator, ServerEvaluator
 from sft_nb.evaluation.generations import answer_prompts, GenerationCache, longest_target, make_questions
+from sft_nb.evaluation.openai_client import ServerReply
 from sft_nb.model.generate import Generation
 from sft_nb.progress import Progress
 
@@ -79,3 +81,26 @@ def test_a_long_evaluation_says_so_once(monkeypatch, capsys, seconds, training, 
     for done in (0, 7, 20, 40): evaluator.compare_time(Progress("generating", done, 60), began=100.)
     err = capsys.readouterr().err
     assert err.count("sft_nb:") == bool(says) and says in err
+
+
+@dataclass(frozen=True)
+class Served:
+    url:str = "http://here"
+    wanted:str|None = None
+    tokenizer:object = None
+
+
+def reply(text, finish, n, reasoning=""): return ServerReply(text, finish, None, reasoning, None, None, n)
+
+
+@pytest.mark.parametrize("settings, asked", [({}, [(2, 32), (1, 1056)]), (dict(max_new_tokens=40), [(2, 40)])])
+def test_a_server_gives_a_thought_more_tokens(tokenizer, monkeypatch, settings, asked):
+    rows = {f"row {k}": dict(question=f"Is it {k}?", answer="yes") for k in range(2)}
+    questions, calls = make_questions(load_config(task="gsm8k", **settings), tokenizer, rows), []
+    def ask(server, talks, *, max_new_tokens, **how):
+        calls.append((len(talks), max_new_tokens))
+        if max_new_tokens > 1000: return [reply("yes", "stop", 60, "hm " * 50)]
+        return [reply("yes", "stop", 2), reply("", "length", 32, "hm hm")]
+    monkeypatch.setattr("sft_nb.evaluation.evaluate.ask_server", ask)
+    scores = ServerEvaluator(Served(tokenizer=tokenizer), questions, progress=False).score("tuned")
+    assert calls == asked and [a.ended for a in scores.answers] == [True, len(asked) == 2]

@@ -297,7 +297,7 @@ def test_what_was_merged_is_compared_on_the_host_if_the_card_has_no_room(of_six_
 
 
 @pytest.mark.parametrize("how, says", [
-    (dict(init_lora_weights="pissa"), "decomposes the base"),
+    (dict(method="qlora", init_lora_weights="pissa"), "decomposes the base"),
     (dict(init_lora_weights="nonsense", method="lora"), "no such initialisation"),
     (dict(method="qlora", use_dora=True, lora_target_modules=("attention",), modules_to_save=("q_proj",)),
      "stored in 4 or 8 bits"),

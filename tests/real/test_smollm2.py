@@ -77,6 +77,5 @@ def test_twelve_steps_on_real_rows_are_learned_and_the_adapter_finds_its_base(sm
     assert run.config.model == smollm2 and sum(losses[-3:]) < .5 * sum(losses[:3])
     assert find_target(run.adapter).config.model == smollm2
     e = evaluate(run, progress=False)
-    assert e.tuned.figures["loss"] < e.base.figures["loss"] - 1
     in_form = [sum("####" in answer.text for answer in scores.answers) for scores in (e.base, e.tuned)]
     assert in_form[1] > in_form[0]
