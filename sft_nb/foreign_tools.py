@@ -254,6 +254,11 @@ def _read_fsdp_config(v, given:FileSettings)->Meaning:
     if odd: return refused(f"{odd[0]} is not known; known are {', '.join(_FSDP[:6])} ...", edit(fsdp=True))
     return sets(fsdp=True) if asked else accepted()
 
+def _read_distributed(v, given:FileSettings)->Meaning:
+    "num_processes sets how many"
+    if given["num_processes"] > 1: return accepted("num_processes train together")
+    return refused("num_processes sets how many", edit(num_processes=2))
+
 def _refuse_gpu(v, given:FileSettings)->Meaning:
     "refused: CUDA_VISIBLE_DEVICES, or --gpu, chooses it when the program starts"
     fix = command(f"sft_nb train --gpu {v}", f"import os; os.environ['CUDA_VISIBLE_DEVICES'] = '{v}'   # before torch")
@@ -271,8 +276,7 @@ TRL_MACHINE_KEYS = dict(
     peft_type=only_values("LORA", note="adapters are LoRA's"), fan_in_fan_out=true_or_false("peft finds it"),
     inference_mode=only_values(False, note="it is trained"),
     gradient_checkpointing_kwargs=any_value("checkpointing is never reentrant, with the same result"),
-    distributed_training={False: accepted("one process"),
-                          True: refused("num_processes sets how many", edit(num_processes=2))},
+    distributed_training={False: accepted("one process"), True: _read_distributed},
     ddp_find_unused_parameters=true_or_false("every trained weight is used"),
     fsdp_version=only_values(1, 2, note="it is FSDP2, with the same result"),
     fsdp_config=unless_none(_read_fsdp_config), use_cpu=_ON_CPU, no_cuda=_ON_CPU,

@@ -96,7 +96,7 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch, cap
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = cache_folder()
     assert folder.parent.parent == tmp_path and folder.parent.stat().st_mode & 0o077 == 0
-    assert f"prepared rows are kept in {folder.parent}" in capsys.readouterr().err
+    assert f"cannot be written, so the cache is {folder.parent}" in capsys.readouterr().err
     assert len(prepare(load_config(max_samples=5, eval_samples=0)).train.tokens) == 5
     folder.parent.chmod(0o777)   # as somebody else may have made it
     assert cache_folder().parent != folder.parent

@@ -15,7 +15,6 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import torch
-from peft import PeftConfig
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -299,9 +298,13 @@ def gguf_stages(
     for name, check in checks.items(): yield run_check("gguf", name, partial(check, x, f), convert_again(x, f))
 
 # %% ../../nbs/13_proof/03_gguf_checks.ipynb #gg1ada01
+def _adapter_config(source:Path):
+    from peft import PeftConfig
+    return PeftConfig.from_pretrained(str(source))
+
 def _lora_pairs(run:Run, source:Path)->dict[str,tuple[torch.Tensor,torch.Tensor]]:
     "Path of a layer -> A and B, for the scale that llama.cpp has; ConfigError for what is no plain LoRA"
-    settings, found = PeftConfig.from_pretrained(str(source)), load_file(source/"adapter_model.safetensors")
+    settings, found = _adapter_config(source), load_file(source/"adapter_model.safetensors")
     other = next((name for name in found if not name.endswith((".lora_A.weight", ".lora_B.weight"))), "")
     if settings.use_dora: other = "DoRA"
     elif not leaves_base(run.config): other = f"init_lora_weights={run.config.init_lora_weights}"
@@ -368,7 +371,7 @@ def gguf_adapter(
         writer = package.GGUFWriter(str(aside), base.arch)
         writer.add_type("adapter")
         writer.add_string("adapter.type", "lora")
-        writer.add_float32("adapter.lora.alpha", PeftConfig.from_pretrained(str(source)).lora_alpha)
+        writer.add_float32("adapter.lora.alpha", _adapter_config(source).lora_alpha)
         writer.add_string("general.name", run.name)
         for name, tensor in tensors.items(): writer.add_tensor(name, tensor.contiguous().numpy())
         writer.write_header_to_file()
@@ -392,7 +395,7 @@ def gguf_adapter_stages(
         if not is_gguf(run.config.model):
             return ProofStage("gguf", skipped(f"its base, {run.config.model}, is no GGUF file", check="adapter"))
         wanted, found = adapter_tensors(run, Gguf(Path(run.config.model)), x.source), {}
-        if f.get("adapter.lora.alpha") == PeftConfig.from_pretrained(str(x.source)).lora_alpha:
+        if f.get("adapter.lora.alpha") == _adapter_config(x.source).lora_alpha:
             found = {name: f.tensor(name) for name in f.tensors}
         same = [name for name in wanted if name in found and torch.equal(wanted[name], found[name])]
         figures = dict(matrices=len(wanted), same=len(same))

@@ -205,7 +205,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, tokenizer, monkeypatch, capsys
     monkeypatch.delenv("SFT_NB_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path/"no"))
     data = prepare(no_eval(train_file=file), tokenizer)
-    assert data.train.n_kept == 3 and "prepared rows are kept in" in capsys.readouterr().err
+    assert data.train.n_kept == 3 and "cannot be written, so the cache is" in capsys.readouterr().err
 
 
 def test_the_digest_of_a_tokenizer_covers_more_than_its_vocabulary():
