@@ -119,12 +119,14 @@ class GgufHeader:
         ends = [offset + self._stored_bytes(shape, kind) for shape, kind, offset in self.tensors.values()]
         return self.data_begins + max(ends, default=0)
 
-def gguf_package():
+def gguf_package(
+    extra:str="smollm2",   # of sft_nb, which installs it
+):
     "The package gguf; ConfigError if it is not installed"
     try: import gguf
     except ImportError as e:
         raise ConfigError("GGUF files", "the package gguf is not installed", "it reads them",
-                          command("pip install 'sft_nb[smollm2]'")) from e
+                          command(f"pip install 'sft_nb[{extra}]'")) from e
     return gguf
 
 # %% ../nbs/00_bases.ipynb #bas00009

@@ -45,7 +45,8 @@ class Gguf:
     def __init__(self, path:Path):
         self.path = Path(path)
         if not self.path.is_file(): raise _unreadable_file(self.path, "there is no such file")
-        try: self.reader = gguf_package().GGUFReader(self.path)
+        package = gguf_package("prove")
+        try: self.reader = package.GGUFReader(self.path)
         except Exception as e: raise _unreadable_file(self.path, f"it is not a GGUF file ({type(e).__name__})") from e
         self.arch = self.get("general.architecture", "")
 

@@ -30,7 +30,7 @@ from ..tokens.encode import encode, encode_prompts
 from ..tokens.tokenizer import model_path
 from ..tokens.conversations import conversation
 from ..tokens.prepare import missing_rows_are_of_the_run, read_kept
-from ..model.adapter import read_adapter, text_path
+from ..model.adapter import check_trained, read_adapter, text_path
 from ..model.experts import restore_experts
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.load import auto_class, load_base, quiet
@@ -209,7 +209,8 @@ def parity(
     text += f"; {g.same} of {g.prompts} greedy answers are equal"
     if g.effect is not None:
         figures |= dict(effect_of_the_adapter=g.effect, kept_of_it=g.kept)
-        text += f"; the adapter moved them by {g.effect:.2g} on average"
+        what = "the adapter" if names[0] == "adapter" else "the training"
+        text += f"; {what} moved them by {g.effect:.2g} on average"
         if noise: text += f", {g.kept:.0%} of which is kept"
 
     fix = edit(dtype="float32")
@@ -557,6 +558,7 @@ def merge(
     "Merge, save with the tokenizer, load again and compare; `SftError` if it is not the model that was trained"
     run = open_run(run, trust_remote_code=trust_remote_code)
     source, out = run.weights(checkpoint), merge_target(run, out, checkpoint)
+    check_trained(source, run.config.method)
     if prompts < 1:
         expected = "at least one prompt to compare the models on"
         raise ConfigError(f"merge {run.name}", f"prompts is {prompts}", expected, edit(prompts=8))

@@ -5,9 +5,10 @@ import pytest
 from conftest import shared
 
 from sft_nb.config import load_config
-from sft_nb.report import FIX_LANGUAGES, fix_language
+from sft_nb.report import FIX_LANGUAGES, fix_language, SftError
 from sft_nb.rows.sources import open_rows
 from sft_nb.tokens.prepare import prepare
+from sft_nb.tokens.tokenizer import load_tokenizer
 
 KINDS = ("texts", "markers", "end_markers", "cut_reasoning")
 
@@ -39,8 +40,19 @@ def test_flaws_of_answers_are_one_finding(answers, says):
 def test_reasoning_that_was_cut_short():
     thought = [f"<think>\n{k} and so on\n</think>\n\n{k}" for k in range(30)]
     assert not found(asked(*thought))
-    seen = found(asked(*thought, "<think>\nFirst, I add 1 and"))
-    assert seen["cut_reasoning"].says.startswith("of 31 answers looked at, 1 opens its reasoning and never closes it")
+    cut = asked(*thought, "<think>\nFirst, I add 1 and")
+    with pytest.raises(SftError, match="never closed.*Fix: on_bad_row='drop'"): found(cut)
+    assert not found(cut, on_bad_row="drop")
+
+
+def test_reasoning_that_was_cut_short_without_a_template(tmp_path):
+    "In plain text there are no blocks that must be closed"
+    tokenizer = load_tokenizer(load_config(cache_dir=str(tmp_path)))
+    tokenizer.chat_template = None
+    rows = asked(*["<think>\n1 and so on\n</think>\n\n1"] * 30, "<think>\nFirst, I add 1 and")
+    data = prepare(load_config(task="chat", eval_samples=0, max_length=10**6), tokenizer, train=rows)
+    seen, = [f for f in data.report.findings if f.check == "train_cut_reasoning"]
+    assert seen.says.startswith("of 31 answers looked at, 1 opens its reasoning and never closes it")
 
 
 def test_labels_and_numbers_are_no_flaws():

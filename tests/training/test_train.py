@@ -146,7 +146,7 @@ def test_without_the_guard_an_evaluation_ruins_the_training(tmp_path, monkeypatc
 
 def test_the_guard_is_on_every_layer_of_every_quantised_base(tokenizer):
     from bitsandbytes.nn import Linear4bit
-    base = load_base(load_config(), tokenizer)
+    base = load_base(load_config(method="qlora"), tokenizer)
     layers = [m for m in base.modules() if isinstance(m, Linear4bit)]
     assert len(layers) == guard_4bit(base) == 28 and not any(m.support_avx512bf16_for_cpu for m in layers)
 
