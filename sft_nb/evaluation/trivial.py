@@ -252,7 +252,7 @@ class Baselines:
         if self.best is not None and self.best.kind == "label shares":
             if constant is not None and constant.figures.get("accuracy"):
                 lines.append(f"{constant.name}: exact match {constant.figures['accuracy']:.1%} ({constant.about})")
-            per_answer = _loss_per_answer(tuned)
+            per_answer = (tuned.values("loss") * tuned.values("supervised")).mean()
             guess = self.best.figures["loss_per_answer"]
             line = f"loss per answer {per_answer:.3g} nats; of a guess by the label shares {guess:.3g}"
             lines.append(line if is_better(self.over_best(tuned)) else f"{line}: it knows the format, not the label")
@@ -295,6 +295,3 @@ def find_trivial(
 def is_better(d:Difference|None)->bool:
     "Does the whole interval lie above 0, with a p-value below 5%?"
     return d is not None and d.low > 0 and d.p < .05
-
-def _loss_per_answer(scores:Scores)->float:
-    return float((scores.values("loss") * scores.values("supervised")).mean())

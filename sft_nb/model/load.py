@@ -29,9 +29,8 @@ from .experts import experts_in_4_bits, unpack_whole_blocks
 from .loss import causal_lm
 
 # %% ../../nbs/06_model/06_load.ipynb #84164a02
-def _is_news(record)->bool: return "Setting accelerator to CPU" not in record.getMessage()
-
-logging.getLogger("DeepSpeed").addFilter(_is_news)   # accelerate imports it if installed, and it warns without a GPU
+# accelerate imports DeepSpeed if it is installed, and that warns without a GPU
+logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
 
 @contextmanager
 def quiet():
