@@ -66,14 +66,16 @@ def search_space(
     values:dict,    # setting -> list of values, or a range as text
 )->dict[str,list|ValueRange]:   # by the settings' full names
     "The values to try; ConfigError for a setting that cannot be searched, or a value that it does not take"
-    space, example = {}, "search(cfg, learning_rate=[1e-4, 3e-4])"
-    if not values: raise ConfigError("search", "no values are named", "lists of values by setting", example)
+    space = {}
+    if not values:
+        fix = command("sft_nb search --learning-rate 1e-4 3e-4", "search(cfg, learning_rate=[1e-4, 3e-4])")
+        raise ConfigError("search", "no values are named", "several values of a setting", fix)
     for given, some in values.items():
         name = full_name(given)
         if name in SETTINGS and name not in _MAY_DIFFER:
             found = f"{given} cannot differ between its runs: which rows are scored, or how, may change"
             raise ConfigError("search", found, "settings of the adapter or of the training",
-                              "two runs, and sft_nb compare")
+                              command("sft_nb compare runs/A runs/B", 'compare("runs/A", "runs/B")'))
         some = _read_range(name, some) if isinstance(some, str) and ".." in some else some
         if not isinstance(some, (list, tuple, ValueRange)) or not some:
             raise ConfigError("search", f"{given} is {some!r}", "a list of values, or a range", f"{given}=[{some!r}]")
