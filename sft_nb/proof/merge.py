@@ -558,7 +558,6 @@ def merge(
     "Merge, save with the tokenizer, load again and compare; `SftError` if it is not the model that was trained"
     run = open_run(run, trust_remote_code=trust_remote_code)
     source, out = run.weights(checkpoint), merge_target(run, out, checkpoint)
-    check_trained(source, run.config.method)
     if prompts < 1:
         expected = "at least one prompt to compare the models on"
         raise ConfigError(f"merge {run.name}", f"prompts is {prompts}", expected, edit(prompts=8))
@@ -579,6 +578,7 @@ def merge(
             raise ConfigError(f"merge {run.name}", "there is no chat template to write the system prompt into", "",
                               edit(write_system_prompt=False))
         with missing_rows_are_of_the_run(run.path): talks = held_out_talks(run.config, prompts)
+        check_trained(source, run.config.method)
         report = _write_and_compare(workbench, source, folder, dtype, talks)
         again, shell, python = out if report.failed else out.with_name(f"{out.name}-float32"), "", ""
         other = out.with_name(f"{out.name}-with-system-prompt")
