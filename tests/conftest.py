@@ -72,7 +72,8 @@ def smollm2(smollm2_gguf)->str:
     from unittest.mock import patch
     from sft_nb import bases
     name = "smollm2-q4_1"
-    with patch.dict(os.environ, SFT_NB_CACHE=str(REAL)), patch.object(bases, "_fetch", lambda *a: smollm2_gguf):
+    from_the_wheel = patch.object(bases, "_download_wheel", lambda *a: smollm2_gguf)
+    with patch.dict(os.environ, SFT_NB_CACHE=str(REAL)), from_the_wheel:
         folder = bases.dequantised(name)
     link = Path(os.environ["SFT_NB_CACHE"])/"models"/name
     link.parent.mkdir(parents=True, exist_ok=True)

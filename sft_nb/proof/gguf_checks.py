@@ -236,14 +236,14 @@ def _tensor_names(x:Expected, f:Gguf)->dict[str,str]:
     found = {name: known.get_name(name, (".weight",)) for name, w in x.merged.items() if w.dim() == 2}
     return {name: here for name, here in found.items() if here in f.tensors}
 
-def _changed(x:Expected, names:dict[str,str])->list[str]:
+def _changed_matrices(x:Expected, names:dict[str,str])->list[str]:
     "Matrices that training has changed"
     both = [n for n in names if n in x.base and x.base[n].shape == x.merged[n].shape]
     return [n for n in both if _common_error(x.base[n], x.merged[n]) > 1e-3]
 
 def _is_base(x:Expected, f:Gguf, names:dict[str,str])->bool:
     "Is each matrix that training has changed closer to the base's?"
-    changed = _changed(x, names)
+    changed = _changed_matrices(x, names)
     for n in changed:   # one at a time, as a model may exceed free memory
         base, merged = (_as_stored(f, names[n], w[n]) for w in (x.base, x.merged))
         weight = f.tensor(names[n])
@@ -258,7 +258,7 @@ def source_format(
     names:dict[str,str],   # of matrices, in the model and in the file
 )->torch.dtype:
     "The format of the merged folder that a file was converted from: its rounding is in the file, too"
-    some = (_changed(x, names) or [*names])[:4]
+    some = (_changed_matrices(x, names) or [*names])[:4]
     def off(dtype)->float:
         return sum(_common_error(f.tensor(names[n]), _as_stored(f, names[n], x.merged[n]).to(dtype).float())
                    for n in some)

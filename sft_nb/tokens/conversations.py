@@ -91,7 +91,7 @@ def _applied_fields(row:dict, cfg:Config|None)->tuple[str,...]:
 
 _TASKS_BY_COLUMNS = ("nli", "translate")   # whose columns tell that they are meant
 
-def _reads(task:Task, rows:list[dict])->bool:
+def _can_read_all(task:Task, rows:list[dict])->bool:
     "Can a task read all rows that have content, by the names of its own fields?"
     rename = ColumnRenamer(tuple(task.fields), {}, {})
     expand = getattr(task, "expand", lambda row: [row])
@@ -110,7 +110,8 @@ def name_columns(
     else: rows = [row for row in rows if not detect(row)]
     pairs = _applied_fields(rows[0], cfg)
     if not task.fields:
-        found = [edit(task=name) for name in _TASKS_BY_COLUMNS if task.name == "chat" and _reads(get_task(name), rows)]
+        names = _TASKS_BY_COLUMNS if task.name == "chat" else ()
+        found = [edit(task=name) for name in names if _can_read_all(get_task(name), rows)]
         return reduce(operator.or_, [*found, how_to_read(rows, pairs, labels=task.name == "classify")])
     fix = as_fix(f"name the columns in {{fields}}: {' '.join(f'{f}=...' for f in task.fields)}")
     optional = tuple(f for f in getattr(task, "aliases", ()) if f not in task.fields)
