@@ -222,8 +222,9 @@ class AdapterSettings:
 @dataclass(frozen=True)
 class TrainingSettings:
     "Optimiser, batches and memory"
-    learning_rate:Annotated[float, Setting(
-        "peak value, after the warm-up", ge=0, lt=1, hf=True, fixed_on_resume=True)] = 2e-4
+    learning_rate:Annotated[float|_Auto, Setting(
+        "peak value, after the warm-up; auto: 2e-4 for an adapter of a model 4,096 wide, more for narrower ones, a "
+        "tenth with method full", ge=0, lt=1, hf=True, fixed_on_resume=True)] = "auto"
     num_train_epochs:Annotated[float, Setting("passes over the rows", ge=0, hf=True)] = 3.0
     max_steps:Annotated[int, Setting(
         "stop after this many optimiser steps, regardless of num_train_epochs; -1: no limit", ge=-1, hf=True)] = -1

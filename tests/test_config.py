@@ -67,7 +67,7 @@ def test_a_name_is_a_setting_an_alias_or_refused(name):
 
 
 OTHER = {   # values that are not defaults
-    bool: True, int: 7, float: .5, str: "some/name", int | None: 7, float | None: 7., str | None: "some/name",
+    bool: True, int: 7, float: .5, float | Literal["auto"]: .5, str: "some/name", int | None: 7, float | None: 7., str | None: "some/name",
     tuple[str, ...]: ("q_proj",), tuple[str, ...] | None: ("some/name",)}
 
 def another(full):

@@ -161,17 +161,17 @@ def run_schedule(
 
 # %% ../../nbs/09_checks/05_learning.ipynb #1fd27afd
 @check("learning")
-def check_schedule(schedule:ScheduleRun, requested:Config)->Finding:
+def check_schedule(schedule:ScheduleRun, cfg:Config)->Finding:
     "the learning rate reaches its peak"
     steps, warm_up = schedule.steps, schedule.warm_up
     if not steps:
         fix = edit(num_train_epochs=1) | edit(max_steps=100)
         return fail("there are no steps to train: num_train_epochs is 0", fix)
     text = f"{steps:,} optimiser steps, {warm_up:,} of them warm-up"
-    if not schedule.highest and requested.learning_rate:
+    if not schedule.highest and cfg.learning_rate:
         return warn(f"{text}: the learning rate is 0 in every step, and nothing is learned", edit(warmup_steps=0))
-    if schedule.highest >= .999 * requested.learning_rate: return ok(text)
-    text += f": the learning rate only reaches {schedule.highest:.3g}, not {requested.learning_rate:g}"
+    if schedule.highest >= .999 * cfg.learning_rate: return ok(text)
+    text += f": the learning rate only reaches {schedule.highest:.3g}, not {cfg.learning_rate:g}"
     return warn(text, edit(warmup_steps=.03) | "more {num_train_epochs}")
 
 # %% ../../nbs/09_checks/05_learning.ipynb #b175b85d

@@ -27,6 +27,7 @@ from ..batches.packing import batch_sampler, Extent, training_extent
 from ..model.load import can_recompute_layers, check_quantization, load_shape
 from ..model.adapter import lora_reach
 from ..model.hardware import Device, find_device, find_hardware, this_device
+from .learning_rate import choose_learning_rate
 from .search import Candidate, choose, open_methods, Planner, RowLengths
 
 # %% ../../nbs/07_planning/04_plan.ipynb #212342dc
@@ -223,6 +224,7 @@ def decisions(
     else: budget = (chosen.budget, _GIVEN) if chosen.budget else (None, rows)
     return measured | dict(
         method=(way.method, planner.method_reason(chosen)),
+        learning_rate=choose_learning_rate(cfg, way.method, planner.shape),
         attn_implementation=(planner.attention or "auto", planner.why_attention),
         padding_free=(chosen.batch.flat, planner.why_flat),
         gradient_checkpointing=explain("gradient_checkpointing", way.checkpointing,
@@ -374,6 +376,8 @@ def without_plan(
                 max_tokens_per_batch=budget, attn_implementation="varlen" if shared else "auto")
     new = {name: value for name, value in safe.items() if getattr(cfg, name) == "auto"}
     reasons = dict.fromkeys(new, why)
+    if cfg.learning_rate == "auto":
+        new["learning_rate"], reasons["learning_rate"] = choose_learning_rate(cfg, new.get("method", cfg.method), shape)
     if hardware.gain is not None: new["dtype"], reasons["dtype"] = hardware.dtype_name, hardware.dtype_reason
     return _with_choices(cfg, new, reasons)
 
