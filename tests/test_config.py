@@ -67,8 +67,8 @@ def test_a_name_is_a_setting_an_alias_or_refused(name):
 
 
 OTHER = {   # values that are not defaults
-    bool: True, int: 7, float: .5, float | Literal["auto"]: .5, str: "some/name", int | None: 7, float | None: 7., str | None: "some/name",
-    tuple[str, ...]: ("q_proj",), tuple[str, ...] | None: ("some/name",)}
+    bool: True, int: 7, float: .5, float | Literal["auto"]: .5, str: "some/name", int | None: 7, float | None: 7.,
+    str | None: "some/name", tuple[str, ...]: ("q_proj",), tuple[str, ...] | None: ("some/name",)}
 
 def another(full):
     "A value of setting `full` that is not its default"
@@ -182,7 +182,7 @@ AXOLOTL = "base_model: tiny\nadapter: lora\nmicro_batch_size: 1\n"
 @pytest.mark.parametrize("text,line,found,fix", [
     ("max_length: 1.5\n", 1, "max_length: 1.5 is a number", "max_length: 512"),
     ("seed: 1\nlora_r: [8]\n", 2, "lora_r: [8] is a list", "lora_r: 8"),
-    ("learning_rate: [1, 2]\n", 1, "learning_rate: [1, 2] is a list", "learning_rate: 0.0002"),
+    ("learning_rate: [1, 2]\n", 1, "learning_rate: [1, 2] is a list", "learning_rate: auto"),
     ("run_name: 2024-01-31\n", 1, "run_name: 2024-01-31 is a date in YAML", 'write run_name: "2024-01-31", in quotes'),
     ("seed: on\n", 1, "seed: true is true", "seed: 1"),
     ("report_to: {a: 1}\n", 1, "report_to is a dict", "leave report_to out, or write a list of strings"),
