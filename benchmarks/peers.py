@@ -11,11 +11,12 @@ messages, the Trainer the same tokens with labels. `--rows` are those of one ste
 transformers' guide to fine-tuning, which learns the whole text.
 
 Each training has a process of its own, and the tools take turns. `cpu_seconds` is what the training loop computed, with
-one thread: its time on a quiet core; `process_cpu_seconds` has imports, loading, checks and saving as well. Every result
+one thread: its time on a quiet core; `process_cpu_seconds` has imports, loading, checks and saving as well. Each result
 is scored by the same code, on the same held-out rows, with stock transformers and peft, in bfloat16: `loss` in nats per
-supervised token of sft_nb's encoding, and greedy answers. `supervised` are the labels that a tool learns, `same_labels`
-whether they are those of sft_nb in every row. Writes benchmarks/results/peers_MODE_JOB.json after each training;
-`--add` continues such a file.
+supervised token of sft_nb's encoding, and greedy answers. `supervised` counts the labels that a tool learns,
+`after_end` those after the end token (the line break of ChatML); `same_labels`: the others are those of sft_nb in every
+row. On a CPU, TRL computes the logits of every token; on a GPU, only those of supervised ones. Writes
+benchmarks/results/peers_MODE_JOB.json after each training; `--add` continues a file of the same sizes.
 """
 import argparse, hashlib, json, os, random, statistics, sys, tempfile, time
 from contextlib import redirect_stderr
@@ -68,7 +69,7 @@ def clock(seconds:dict):
             seconds.setdefault("steps", []).append(time.process_time() - self.step)
         def on_train_end(self, args, state, control, **kwargs):
             cpu, wall = self.began
-            seconds |= dict(cpu=time.process_time() - cpu, wall=time.perf_counter() - wall, n_steps=state.global_step)
+            seconds.update(cpu=time.process_time() - cpu, wall=time.perf_counter() - wall, n_steps=state.global_step)
     return Clock()
 
 
@@ -113,7 +114,7 @@ def train_plain(a:dict, talks:list, tokenizer, seconds:dict):
         model, args = get_peft_model(model, LoraConfig(**LORA)), same_arguments(TrainingArguments, a)
         rows, collator = [prompt_and_answer(talk, tokenizer) for talk in talks], DataCollatorForSeq2Seq(tokenizer)
     else:
-        args, collator = TrainingArguments(**run_arguments(a), **GUIDE), None
+        args = TrainingArguments(**run_arguments(a), **GUIDE)
         texts = [tokenizer.apply_chat_template(talk, tokenize=False) for talk in talks]
         rows = [dict(tokenizer(text, truncation=True, max_length=512, add_special_tokens=False)) for text in texts]
         collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
@@ -130,12 +131,14 @@ def prompt_and_answer(talk:list[dict], tokenizer)->dict:
 
 
 def run_arguments(a:dict)->dict:
+    "Where to run, the budget, and no files or bars; bfloat16 without a GPU needs `use_cpu`"
+    import torch
     return dict(output_dir=a["folder"] + "/out", num_train_epochs=1, seed=a["seed"], save_strategy="no", report_to=[],
-                disable_tqdm=True)
+                disable_tqdm=True, use_cpu=not torch.cuda.is_available())
 
 
 def same_arguments(kind, a:dict, **more):
-    "The settings of `expert`; no autocast, since the weights are in bfloat16, as in sft_nb"
+    "The settings of `expert`"
     return kind(**run_arguments(a) | SAME | more, per_device_train_batch_size=a["rows"], max_steps=a["steps"],
                 train_sampling_strategy="sequential", bf16=True)
 
@@ -154,6 +157,11 @@ def learned_labels(rows)->list[tuple[int,...]]:
     return [tuple(int(label) for label in row["labels"][1:] if label != -100) for row in rows]
 
 
+def up_to_end(labels:tuple[int,...], end:int)->tuple[int,...]:
+    "Labels without what a template writes after the last end token: here a line break, which sft_nb does not learn"
+    return labels[:len(labels) - labels[::-1].index(end)] if end in labels else labels
+
+
 def digest(labels:list[tuple[int,...]])->list[str]:
     return [hashlib.sha256(repr(row).encode()).hexdigest()[:12] for row in labels]
 
@@ -167,10 +175,12 @@ def train_one(a:dict)->dict:
     train = dict(sft_nb=train_sft_nb, trl=train_trl, trl_lora=train_trl, plain=train_plain)[a["tool"]]
     rows, path, settings = train(a, talks, tokenizer, seconds)
     labels = learned_labels(rows)
+    ended = [up_to_end(row, tokenizer.eos_token_id) for row in labels]
     return dict(
-        path=str(path), labels=digest(labels), settings={k: v if v is None or isinstance(v, (int, float, str, bool))
+        path=str(path), labels=digest(ended), settings={k: v if v is None or isinstance(v, (int, float, str, bool))
                                                          else str(v) for k, v in settings.items()},
-        rows_given=len(talks), rows_learned=len(labels), supervised=sum(map(len, labels)), steps=seconds["n_steps"],
+        rows_given=len(talks), rows_learned=len(labels), supervised=sum(map(len, labels)),
+        after_end=sum(map(len, labels)) - sum(map(len, ended)), steps=seconds["n_steps"],
         cpu_seconds=round(seconds["cpu"], 1), wall_seconds=round(seconds["wall"], 1),
         cpu_seconds_per_step=round(statistics.median(seconds["steps"]), 3),
         process_cpu_seconds=round(time.process_time(), 1), peak_mib=round(resident_mib()))
@@ -180,13 +190,14 @@ def score_one(a:dict, path:str|None)->dict:
     "Held-out loss and answers of a saved result, or of the base"
     import torch
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from sft_nb.evaluation.generations import (
         answer_prompts, GenerationCache, losses_of, make_questions, score_generations)
     from sft_nb.tokens.tokenizer import load_tokenizer
     job = JOBS[a["job"]]
     is_adapter = path is not None and (Path(path)/"adapter_config.json").exists()
-    model = AutoModelForCausalLM.from_pretrained(a["base"] if is_adapter or path is None else path, dtype=torch.bfloat16)
+    weights = a["base"] if is_adapter or path is None else path
+    model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.bfloat16)
     if is_adapter: model = PeftModel.from_pretrained(model, path)
     cfg = config(a, task=job.settings["task"])
     tokenizer = load_tokenizer(cfg)
@@ -196,10 +207,11 @@ def score_one(a:dict, path:str|None)->dict:
                              **questions.limits, batch_size=32)
     s = score_generations(a["tool"], questions, answers, losses_of(model, questions))
     low, high = s.interval
-    figures = {name: round(float(s.figures[name]), 4) for name in getattr(job, "figures", ()) if name in s.figures}
+    figures = {name: round(float(s.figures[name]), 4) for name in job.figures if name in s.figures}
     return dict(loss=round(float(s.figures["loss"]), 4), accuracy=round(float(s.accuracy), 4),
                 interval=[round(float(low), 4), round(float(high), 4)], n=s.n, stopped=round(float(s.ended), 4),
-                **figures, score_cpu_seconds=round(time.process_time(), 1), answers=[x.text[:60] for x in s.answers[:3]])
+                **figures, score_cpu_seconds=round(time.process_time(), 1),
+                answers=[x.text[:60] for x in s.answers[:3]])
 
 
 def base_folder()->str:
@@ -210,7 +222,7 @@ def base_folder()->str:
 
 
 def summary(runs:list[dict])->dict:
-    "Of each tool the medians over seeds, and its cost against that of sft_nb, seed by seed"
+    "Of each tool the medians over seeds; `ratio`: its cost / that of sft_nb with the same seed"
     found = {}
     for tool in dict.fromkeys(r["tool"] for r in runs):
         own = [r for r in runs if r["tool"] == tool]
@@ -218,9 +230,8 @@ def summary(runs:list[dict])->dict:
         found[tool] = {name: round(statistics.median(r[name] for r in own), 4) for name in names if name in own[0]}
         ours = {r["seed"]: r for r in runs if r["tool"] == "sft_nb"}
         pairs = [(r, ours[r["seed"]]) for r in own if r["seed"] in ours and tool not in ("sft_nb", "base")]
-        if pairs:
-            found[tool] |= {f"{name}_against_sft_nb": round(statistics.median(r[name] / our[name] for r, our in pairs), 2)
-                            for name in ("cpu_seconds", "process_cpu_seconds", "peak_mib")}
+        for name in ("cpu_seconds", "process_cpu_seconds", "peak_mib") if pairs else ():
+            found[tool][f"{name}_ratio"] = round(statistics.median(r[name] / our[name] for r, our in pairs), 2)
     return found
 
 
@@ -228,7 +239,9 @@ def measure(mode:str, job:str, *, seeds:list[int], add:bool, **sizes)->dict:
     "Train with every tool and seed, in turns; the results are saved after each"
     name = f"peers_{mode}_{job}"
     file, runs = HERE/"results"/f"{name}.json", []
-    if add and file.exists(): runs = json.loads(file.read_text())["runs"]
+    if add and file.exists():
+        before = json.loads(file.read_text())
+        if before["sizes"] == sizes: runs = before["runs"]
     def is_known(tool:str, seed:int)->bool: return any((r["tool"], r["seed"]) == (tool, seed) for r in runs)
     base = base_folder()
     for seed in seeds:
@@ -243,9 +256,8 @@ def measure(mode:str, job:str, *, seeds:list[int], add:bool, **sizes)->dict:
                 elif labels and expected: run["same_labels"] = labels == expected
                 run = dict(tool=tool, seed=seed) | run | in_own_process(score_one, a, run.pop("path", None))
             runs.append(run)
-            settings = dict(base=SAME | dict(lora=LORA)) if mode == "expert" else {}
-            result = save(name, mode=mode, job=job, task=JOBS[job].settings["task"], sizes=sizes, same=settings,
-                          summary=summary(runs), runs=runs)
+            result = save(name, mode=mode, job=job, task=JOBS[job].settings["task"], sizes=sizes,
+                          same=SAME | dict(lora=LORA) if mode == "expert" else {}, summary=summary(runs), runs=runs)
             print(f"{job}, seed {seed}, {tool}: loss {run['loss']}, accuracy {run['accuracy']:.1%}"
                   + (f"; {run['cpu_seconds']:.0f} CPU s in {run['steps']} steps, {run['peak_mib']:,} MiB"
                      if "cpu_seconds" in run else ""), file=sys.stderr, flush=True)
