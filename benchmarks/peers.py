@@ -119,7 +119,7 @@ def train_plain(a:dict, talks:list, tokenizer, seconds:dict):
         rows = [dict(tokenizer(text, truncation=True, max_length=512, add_special_tokens=False)) for text in texts]
         collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     trainer = Trainer(model=model, args=args, train_dataset=rows, data_collator=collator)
-    learned = [row if "labels" in row else row | dict(labels=row["input_ids"]) for row in rows]
+    learned = [row if "labels" in row else dict(labels=collator([row])["labels"][0].tolist()) for row in rows]
     return learned, *trained(trainer, a, seconds)
 
 
