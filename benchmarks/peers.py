@@ -11,12 +11,13 @@ messages, the Trainer the same tokens with labels. `--rows` are those of one ste
 transformers' guide to fine-tuning, which learns the whole text.
 
 Each training has a process of its own, and the tools take turns. `cpu_seconds` is what the training loop computed, with
-one thread: its time on a quiet core; `process_cpu_seconds` has imports, loading, checks and saving as well. Each result
-is scored by the same code, on the same held-out rows, with stock transformers and peft, in bfloat16: `loss` in nats per
-supervised token of sft_nb's encoding, and greedy answers. `supervised` counts the labels that a tool learns,
-`after_end` those after the end token (the line break of ChatML); `same_labels`: the others are those of sft_nb in every
-row. On a CPU, TRL computes the logits of every token; on a GPU, only those of supervised ones. Writes
-benchmarks/results/peers_MODE_JOB.json after each training; `--add` continues a file of the same sizes.
+one thread: its time on a quiet core; `process_cpu_seconds` has imports, loading, checks and saving as well. `peak_mib`
+is of the whole process, `before_mib` until the first step. Each result is scored by the same code, on the same held-out
+rows, with stock transformers and peft, in bfloat16: `loss` in nats per supervised token of sft_nb's encoding, and
+greedy answers. `supervised` counts the labels that a tool learns, `after_end` those after the end token (the line break
+of ChatML); `same_labels`: the others are those of sft_nb in every row. On a CPU, TRL computes the logits of every
+token; on a GPU, only those of supervised ones. Writes benchmarks/results/peers_MODE_JOB.json after each training;
+`--add` continues a file of the same sizes.
 """
 import argparse, hashlib, json, os, random, statistics, sys, tempfile, time
 from contextlib import redirect_stderr
@@ -59,21 +60,23 @@ def training_rows(a:dict, task, tokenizer)->list[list[dict]]:
     return conversations(random.Random(a["seed"]).sample(rows, min(n, len(rows))), task, tokenizer)
 
 
-def clock(seconds:dict):
+def clock(measured:dict):
     "A callback that measures the training loop and its steps"
     from transformers import TrainerCallback
     class Clock(TrainerCallback):
-        def on_train_begin(self, *args, **kwargs): self.began = time.process_time(), time.perf_counter()
+        def on_train_begin(self, *args, **kwargs):
+            measured["before_mib"] = round(resident_mib())
+            self.began = time.process_time(), time.perf_counter()
         def on_step_begin(self, *args, **kwargs): self.step = time.process_time()
         def on_step_end(self, *args, **kwargs):
-            seconds.setdefault("steps", []).append(time.process_time() - self.step)
+            measured.setdefault("steps", []).append(time.process_time() - self.step)
         def on_train_end(self, args, state, control, **kwargs):
             cpu, wall = self.began
-            seconds.update(cpu=time.process_time() - cpu, wall=time.perf_counter() - wall, n_steps=state.global_step)
+            measured.update(cpu=time.process_time() - cpu, wall=time.perf_counter() - wall, n_steps=state.global_step)
     return Clock()
 
 
-def train_sft_nb(a:dict, talks:list, tokenizer, seconds:dict):
+def train_sft_nb(a:dict, talks:list, tokenizer, measured:dict):
     from sft_nb.tokens.prepare import prepare
     from sft_nb.training.train import train
     settings = dict(num_train_epochs=1)
@@ -83,12 +86,12 @@ def train_sft_nb(a:dict, talks:list, tokenizer, seconds:dict):
             per_device_train_batch_size=a["rows"], max_steps=a["steps"], max_length=4096)
     cfg = config(a, eval_samples=0, **settings)
     data = prepare(cfg, train=[dict(messages=talk) for talk in talks])
-    run = train(cfg, data, callbacks=[clock(seconds)])
+    run = train(cfg, data, callbacks=[clock(measured)])
     used = {name: getattr(run.config, name) for name in ("method", *SAME, "per_device_train_batch_size", "max_length")}
     return data.train.tokens, run.path/"adapter", used
 
 
-def train_trl(a:dict, talks:list, tokenizer, seconds:dict):
+def train_trl(a:dict, talks:list, tokenizer, measured:dict):
     from datasets import Dataset
     from peft import LoraConfig
     from trl import SFTConfig, SFTTrainer
@@ -100,10 +103,10 @@ def train_trl(a:dict, talks:list, tokenizer, seconds:dict):
         args, lora = SFTConfig(**run_arguments(a)), {} if a["tool"] == "trl_lora" else None
     trainer = SFTTrainer(model=a["base"], args=args, train_dataset=Dataset.from_list(rows),
                          peft_config=None if lora is None else LoraConfig(**lora))
-    return trainer.train_dataset, *trained(trainer, a, seconds)
+    return trainer.train_dataset, *trained(trainer, a, measured)
 
 
-def train_plain(a:dict, talks:list, tokenizer, seconds:dict):
+def train_plain(a:dict, talks:list, tokenizer, measured:dict):
     from peft import get_peft_model, LoraConfig
     from transformers import (
         AutoModelForCausalLM, DataCollatorForLanguageModeling, DataCollatorForSeq2Seq, set_seed, Trainer,
@@ -120,7 +123,7 @@ def train_plain(a:dict, talks:list, tokenizer, seconds:dict):
         collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     trainer = Trainer(model=model, args=args, train_dataset=rows, data_collator=collator)
     learned = [row if "labels" in row else dict(labels=collator([row])["labels"][0].tolist()) for row in rows]
-    return learned, *trained(trainer, a, seconds)
+    return learned, *trained(trainer, a, measured)
 
 
 def prompt_and_answer(talk:list[dict], tokenizer)->dict:
@@ -143,8 +146,8 @@ def same_arguments(kind, a:dict, **more):
                 train_sampling_strategy="sequential", bf16=True)
 
 
-def trained(trainer, a:dict, seconds:dict)->tuple[Path,dict]:
-    trainer.add_callback(clock(seconds))
+def trained(trainer, a:dict, measured:dict)->tuple[Path,dict]:
+    trainer.add_callback(clock(measured))
     trainer.train()
     trainer.save_model(a["folder"] + "/saved")
     return Path(a["folder"])/"saved", {name: getattr(trainer.args, name) for name in
@@ -170,20 +173,21 @@ def train_one(a:dict)->dict:
     "Train with one tool: what it cost, and where the result is"
     from transformers import AutoTokenizer
     from sft_nb.tasks.core import get_task
-    tokenizer, seconds = AutoTokenizer.from_pretrained(a["base"]), {}
+    tokenizer, measured = AutoTokenizer.from_pretrained(a["base"]), {}
     talks = training_rows(a, get_task(JOBS[a["job"]].settings["task"]), tokenizer)
     train = dict(sft_nb=train_sft_nb, trl=train_trl, trl_lora=train_trl, plain=train_plain)[a["tool"]]
-    rows, path, settings = train(a, talks, tokenizer, seconds)
+    rows, path, settings = train(a, talks, tokenizer, measured)
     labels = learned_labels(rows)
     ended = [up_to_end(row, tokenizer.eos_token_id) for row in labels]
     return dict(
         path=str(path), labels=digest(ended), settings={k: v if v is None or isinstance(v, (int, float, str, bool))
                                                          else str(v) for k, v in settings.items()},
         rows_given=len(talks), rows_learned=len(labels), supervised=sum(map(len, labels)),
-        after_end=sum(map(len, labels)) - sum(map(len, ended)), steps=seconds["n_steps"],
-        cpu_seconds=round(seconds["cpu"], 1), wall_seconds=round(seconds["wall"], 1),
-        cpu_seconds_per_step=round(statistics.median(seconds["steps"]), 3),
-        process_cpu_seconds=round(time.process_time(), 1), peak_mib=round(resident_mib()))
+        after_end=sum(map(len, labels)) - sum(map(len, ended)), steps=measured["n_steps"],
+        cpu_seconds=round(measured["cpu"], 1), wall_seconds=round(measured["wall"], 1),
+        cpu_seconds_per_step=round(statistics.median(measured["steps"]), 3),
+        process_cpu_seconds=round(time.process_time(), 1), before_mib=measured["before_mib"],
+        peak_mib=round(resident_mib()))
 
 
 def score_one(a:dict, path:str|None)->dict:
