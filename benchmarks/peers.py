@@ -255,10 +255,10 @@ def measure(mode:str, job:str, *, seeds:list[int], add:bool, **sizes)->dict:
             with tempfile.TemporaryDirectory() as folder:
                 a = dict(mode=mode, job=job, tool=tool, seed=seed, base=base, folder=folder, **sizes)
                 run = {} if tool == "base" else in_own_process(train_one, a)
-                labels = run.pop("labels", None)
+                labels, path = run.pop("labels", None), run.pop("path", None)
                 if tool == "sft_nb": expected = labels
                 elif labels and expected: run["same_labels"] = labels == expected
-                run = dict(tool=tool, seed=seed) | run | in_own_process(score_one, a, run.pop("path", None))
+                run = dict(tool=tool, seed=seed) | run | in_own_process(score_one, a, path)
             runs.append(run)
             result = save(name, mode=mode, job=job, task=JOBS[job].settings["task"], sizes=sizes,
                           same=SAME | dict(lora=LORA) if mode == "expert" else {}, summary=summary(runs), runs=runs)
