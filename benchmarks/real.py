@@ -140,7 +140,8 @@ def score_job(path:str, figures:tuple[str,...])->dict:
     answers = {a.where: a for a in s.checkpoints[s.best].answers}
     return dict(
         base=scores_of(s.base, figures), few_shot=few and scores_of(few, figures) | dict(shots=s.baselines.shots),
-        chance=best and dict(what=best.name, answer=best.text, value=round(float(sum(best.parts) / len(best.parts)), 4)),
+        chance=best and dict(what=best.name, answer=best.text,
+                             value=round(float(sum(best.parts) / len(best.parts)), 4)),
         checkpoints={name: scores_of(scores, figures) for name, scores in s.checkpoints.items()}, by=s.by, best=s.best,
         gain=dict(gain=round(float(gain.gain), 4), low=round(float(gain.low), 4), high=round(float(gain.high), 4),
                   p=round(float(gain.p), 4)),
@@ -196,8 +197,9 @@ def main():
             key = r["by"] if r["by"] in r["base"] else "accuracy"
             found = [f"{what} {s[key]:.3g}" for what, s in models.items() if s]
             if r["chance"]: found.append(f"{r['chance']['what']} {r['chance']['value']:.3g}")
-            print(f"{name}, seed {r['seed']}, {key}: {'; '.join(found)}; trained in {r['train_cpu_seconds']:.0f} CPU s, "
-                  f"scored in {r['score_cpu_seconds']:.0f}; {r['peak_gib']:.2f} GiB, {r['share_of_plan']:.2f} of the plan")
+            print(f"{name}, seed {r['seed']}, {key}: {'; '.join(found)}; "
+                  f"trained in {r['train_cpu_seconds']:.0f} CPU s, scored in {r['score_cpu_seconds']:.0f}; "
+                  f"{r['peak_gib']:.2f} GiB, {r['share_of_plan']:.2f} of the plan")
 
 
 if __name__ == "__main__": main()
