@@ -28,7 +28,7 @@ from ..progress import Phase, show_progress
 from ..thoughts import decode_answer
 from ..config import with_parameters_of
 from ..tokens.encode import encode_prompts
-from ..batches.layout import autocast_to_weights, inference_mode
+from ..batches.layout import are_same_logits, autocast_to_weights, inference_mode
 from .hardware import free_memory, is_out_of_memory
 from .loss import causal_lm
 from .sampling import chosen, Sampling
@@ -567,15 +567,14 @@ def reads_padding(
     inner = causal_lm(model)
     takes = inspect.signature(type(inner).forward).parameters
     if "attention_mask" not in takes: return True
+    tokens = 24
+    spread = [(k + 1) * inner.config.get_text_config().vocab_size // (tokens + 1) for k in range(tokens)]
     def last_scores(padding:int)->torch.Tensor:
-        ids, mask = left_pad([[*range(3, 11)]], 0)
+        ids, mask = left_pad([spread], 0)
         ids, mask = (F.pad(t, (padding, 0)).to(model.device) for t in (ids, mask))
         more = dict(position_ids=positions_of(inner, ids, mask)) if "position_ids" in takes else {}
-        return inner(ids, attention_mask=mask, use_cache=False, **more).logits[0, -1].float()
-    with inference_mode(inner): alone, padded = last_scores(0), last_scores(16)
-    tolerance = 1e-3 if model.dtype == torch.float32 else 5e-2
-    limit = tolerance * float(alone.nan_to_num().abs().max())   # weights may be NaN in both cases
-    return not torch.allclose(alone, padded, rtol=0, atol=limit, equal_nan=True)
+        return inner(ids, attention_mask=mask, use_cache=False, **more).logits[0, -1]
+    with inference_mode(inner): return not are_same_logits(last_scores(0), last_scores(16), model.dtype)
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0alt2
 @patch

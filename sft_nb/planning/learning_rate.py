@@ -17,7 +17,7 @@ def choose_learning_rate(
     method:str,        # qlora, lora or full
     shape,             # the model's config, as transformers reads it
 )->tuple[float,str]:   # the rate, rounded to two digits, and the reason
-    "The configured rate; for `auto`, 2e-4 for an adapter at a width of 4,096, more for narrower models, a tenth in full"
+    "The configured rate; for `auto` 2e-4 for an adapter 4,096 wide, more for narrower models, a tenth for all weights"
     if cfg.learning_rate != "auto": return cfg.learning_rate, "as configured"
     width = getattr(shape.get_text_config(), "hidden_size", None) or _ANCHOR_WIDTH
     rate = _ANCHOR_RATE * (_ANCHOR_WIDTH / width)**_POWER
