@@ -86,7 +86,7 @@ JOBS = {
     "legal": Job(legal, dict(task="summarize", num_train_epochs=2, eval_samples=40), ("rouge1", "rouge2", "rougeL")),
     "tools": Job(tools, dict(task="tools", num_train_epochs=2, max_length=768, eval_samples=30),
                  ("exact", "name", "arguments")),
-    "gsm8k": Job(gsm8k, dict(task="gsm8k", max_samples=640, num_train_epochs=1, eval_samples=40)),
+    "gsm8k": Job(gsm8k, dict(task="gsm8k", max_samples=320, num_train_epochs=1, eval_samples=40)),
 }
 
 

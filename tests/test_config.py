@@ -23,8 +23,9 @@ def values(f):
     if t is bool: return st.booleans()
     if words := [w for a in get_args(t) if get_origin(a) is Literal for w in get_args(a)]:   # or a value of its own
         own = st.booleans() if bool in get_args(t) else st.integers(2, 10_000)
+        if f.name == "learning_rate": own = st.floats(0, .9)
         return st.sampled_from(words) | own
-    if f.name in ("lora_dropout", "learning_rate", "weight_decay", "eval_fraction", "adam_beta1", "adam_beta2"):
+    if f.name in ("lora_dropout", "weight_decay", "eval_fraction", "adam_beta1", "adam_beta2"):
         return st.floats(0, .9)
     if int in (t, *get_args(t)): return st.integers(2, 10_000)
     if float in (t, *get_args(t)): return st.floats(0, 1e6) | st.integers(0, 100)
