@@ -153,20 +153,17 @@ def _read_model_kwargs(v, given:FileSettings)->Meaning:
     if odd: return refused(f"{', '.join(odd)} would change the model", "change its config.json, and name the folder")
     return accepted("how the model is loaded changes nothing that it learns")
 
-_FSDP = """version reshard_after_forward state_dict_type final_state_dict_type auto_wrap_policy offload_params
-    cpu_offload activation_checkpointing transformer_layer_cls_to_wrap cpu_ram_efficient_loading sync_module_states
-    use_orig_params sharding_strategy limit_all_gathers forward_prefetch backward_prefetch mixed_precision_policy
-    cpu_offload_pin_memory min_num_params cpu_offload_params""".split()
-
 @conversion
-def _read_fsdp_config(v, given:FileSettings)->Meaning:
+def _read_fsdp_config(v, given:FileSettings, *,
+    known:tuple[str,...],         # its options, without fsdp_
+    unless_zero:tuple[str,...],   # written by transformers
+)->Meaning:
     "fsdp = True: none of its own options changes the result"
     if not isinstance(v, dict): return refused("a file of its own is not read", edit(fsdp=True))
-    unless_zero = ("min_num_params", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt")   # written by transformers
     options = {k.removeprefix("fsdp_"): wanted for k, wanted in v.items()}
     asked = [k for k, wanted in options.items() if k not in unless_zero or wanted]
-    odd = [k for k in asked if k not in _FSDP]
-    if odd: return refused(f"{odd[0]} is not known; known are {', '.join(_FSDP[:6])} ...", edit(fsdp=True))
+    odd = [k for k in asked if k not in known]
+    if odd: return refused(f"{odd[0]} is not known; known are {', '.join(known[:6])} ...", edit(fsdp=True))
     return sets(fsdp=True) if asked else accepted()
 
 @conversion
@@ -270,10 +267,8 @@ def _read_min_lr(v, given:FileSettings)->Meaning:
     return sets_over_others(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs=(f"min_lr_rate={v}",))
 
 @conversion
-def _read_plugins(v, given:FileSettings)->Meaning:
+def _read_plugins(v, given:FileSettings, *, harmless:tuple[str,...])->Meaning:
     "accepted, if they compute the same faster, or log it elsewhere"
-    harmless = """CutCrossEntropyPlugin LigerPlugin LMEvalPlugin SwanLabPlugin KernelsPlugin ScatterMoEPlugin
-        SonicMoEPlugin ExpertParallelPlugin OpenTelemetryPlugin TrackioPlugin""".split()
     names = [str(one).rpartition(".")[2] for one in (v if isinstance(v, (list, tuple)) else [v])]
     odd = [name for name in names if name not in harmless]
     if odd: return refused(f"{', '.join(odd)} trains in a way of its own", "leave {plugins} out")
@@ -341,9 +336,6 @@ def _read_pissa(v, given:FileSettings)->Meaning:
     rounds = given.written.get("pissa_iter", 16)
     return sets(init_lora_weights=f"pissa_niter_{rounds}".removesuffix("_niter_-1"))
 
-_REASONING_TEMPLATES = """aeva deepseekr1 ernie_vl gemma4 gemma4n glm4_5v glm4_7 glm4_moe glm4v glmz1 gpt_oss hy3
-    keye_vl kimi_vl mimo mimo_v2 mimo_vl minimax2 qwen3 qwen3_5 qwen3_6 qwen3_omni qwen3_vl seed_oss youtu""".split()
-
 def _template_reads(argument:str, given:FileSettings)->bool:
     "Does the chat template read the argument? Taken for granted of the tokenizer's own, which is not known here"
     template = given["chat_template"]
@@ -352,10 +344,10 @@ def _template_reads(argument:str, given:FileSettings)->bool:
     return argument in (file.read_text(encoding="utf-8", errors="replace") if file else template)
 
 @conversion
-def _read_enable_thinking(v, given:FileSettings)->Meaning:
+def _read_enable_thinking(v, given:FileSettings, *, templates:tuple[str,...])->Meaning:
     "False, with a template that reasons: reasoning = 'drop', and an empty block in the prompt; True is the default"
     template = given.written.get("template")
-    if template and template not in _REASONING_TEMPLATES: return accepted(f"{template} has no place for reasoning")
+    if template and template not in templates: return accepted(f"{template} has no place for reasoning")
     if v: return accepted("reasoning is learned, and where a row has none, an empty block if the template writes one")
     if v is None:
         return refused("rows without reasoning would get an empty block in their prompts, and the others none", Fix(

@@ -11,6 +11,7 @@ __all__ = ['Meanings', 'CONVERSIONS', 'TOOL_FILES', 'Meaning', 'FileSettings', '
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ def conversion(read:Callable)->Callable:
 # %% ../../nbs/16_extras/00_meanings.ipynb #1f19f246
 TOOL_FILES = Path(str(files("sft_nb")))/"extras/tools"
 
+@cache
 def read_toml(
     name:str,   # trl, axolotl ...; unread/torchtune
 )->dict:
