@@ -1,11 +1,15 @@
 """Without `sft_nb.extras` every command works on our own names and files, and other tools' keys get a sentence."""
 import ast
+import re
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT
 from test_layers import imports
+
+from sft_nb.extras.meanings import CONVERSIONS, TOOL_FILES, read_toml
+from sft_nb.extras.other_tools import FOREIGN, TOOLS
 
 HIDE = "import sys\nsys.modules['sft_nb.extras'] = None   # as if the folder were not there\n"
 CORE = [p for p in (ROOT/"sft_nb").rglob("*.py") if not {"extras", "configs"} & {*p.relative_to(ROOT/"sft_nb").parts}]
@@ -62,3 +66,27 @@ def test_configs_of_our_own_are_read_without_the_extras(tmp_path):
 def test_commands_work_without_the_extras(tmp_path, line, says):
     code = f"from sft_nb.cli import main\nprint('code', main({line.split()!r}))"
     assert says in hidden(code.replace("\n", "\nsys.stderr = sys.stdout\n", 1), tmp_path)
+
+
+def test_the_files_of_tools_and_the_functions_fit_together():
+    text = "".join(file.read_text() for file in TOOL_FILES.glob("*.toml"))
+    assert {*re.findall(r'(?:by|dependent_defaults) = "(\w+)"', text)} == {*CONVERSIONS}
+    assert {file.stem for file in TOOL_FILES.glob("*.toml")} == {*TOOLS}
+    common, unread = read_toml("unread/every-tool"), {file.stem for file in (TOOL_FILES/"unread").glob("*.toml")}
+    assert {*common["order"]} == unread - {"every-tool"}
+
+
+def test_a_key_of_any_file_has_one_meaning():
+    "`datasets` is a list in the files of two tools, with the same function"
+    named = [name for tool in TOOLS.values() for name in (*tool.keys, *tool.set_nothing)]
+    assert {name for name in named if named.count(name) > 1} == {"datasets"} and {*named} == {*FOREIGN}
+
+
+def test_the_files_of_tools_have_no_other_parts():
+    "A misspelled section would be skipped"
+    known = set("title marks needed dependent_defaults defaults nulls keys own methods accepted ignored refused "
+                "parameters types entries columns".split())
+    assert {name: found for name in TOOLS if (found := {*read_toml(name)} - known)} == {}
+    known = set("title marks adapter alpha_scale counts_batches equal layers datasets other_methods".split())
+    tools = read_toml("unread/every-tool")["order"]
+    assert {name: found for name in tools if (found := {*read_toml(f"unread/{name}")} - known)} == {}
