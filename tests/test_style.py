@@ -79,9 +79,8 @@ def options()->set[str]:
     import io
 
     from sft_nb.cli import COMMANDS, main
-    from sft_nb.settings import defaults
-    from sft_nb.foreign_meaning import ALIASES
-    from sft_nb.foreign_settings import FOREIGN
+    from sft_nb.settings import ALIASES, defaults
+    from sft_nb.extras.other_tools import FOREIGN
     said = io.StringIO()
     for command in COMMANDS:
         with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit): main([command, "--help"])
