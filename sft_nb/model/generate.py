@@ -28,7 +28,7 @@ from ..progress import Phase, show_progress
 from ..thoughts import decode_answer
 from ..config import with_parameters_of
 from ..tokens.encode import encode_prompts
-from ..batches.layout import are_same_logits, autocast_to_weights, inference_mode
+from ..batches.layout import are_same_logits, autocast_to_weights, inference_mode, text_config
 from .hardware import free_memory, is_out_of_memory
 from .loss import causal_lm
 from .sampling import chosen, Sampling
@@ -568,7 +568,7 @@ def reads_padding(
     takes = inspect.signature(type(inner).forward).parameters
     if "attention_mask" not in takes: return True
     tokens = 24
-    spread = [(k + 1) * inner.config.get_text_config().vocab_size // (tokens + 1) for k in range(tokens)]
+    spread = [(k + 1) * text_config(inner.config).vocab_size // (tokens + 1) for k in range(tokens)]
     def last_scores(padding:int)->torch.Tensor:
         ids, mask = left_pad([spread], 0)
         ids, mask = (F.pad(t, (padding, 0)).to(model.device) for t in (ids, mask))
