@@ -31,11 +31,11 @@ from sft_nb.tasks.metrics import (
     shown_figures)
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
+from ..model.loss import row_losses
 from ..model.generate import continue_tokens, Generation
 from ..runs.checkpoint import LOWER_IS_BETTER
 from ..runs.provenance import base_folder, weights_of
 from .statistics import difference, Difference, interval, mean_interval
-from .perplexity import row_losses
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #c34856b4
 @dataclass(frozen=True)

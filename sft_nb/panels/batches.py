@@ -22,8 +22,8 @@ from ..report import ConfigError, edit, pluralise
 from ..config import Config
 from ..tokens.dataset import Data, Split
 from ..tokens.display import spans_html, spans_text, Token, tokens_of
+from ..batches.layout import eval_mode
 from ..batches.packing import BatchSampler, optimizer_steps, TrainingRows
-from ..model.generate import eval_mode
 from ..model.loss import head_of, supervised_logits
 from ..workbench import Workbench, workbench_for
 from ..runs.directory import Run

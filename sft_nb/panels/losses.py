@@ -20,7 +20,7 @@ from ..files import write_atomically
 from ..report import ConfigError, pluralise
 from ..tokens.dataset import Split
 from ..tokens.display import spans_html, Token, tokens_of, TOKENS_STYLE, visible_html
-from ..model.generate import eval_mode
+from ..batches.layout import eval_mode
 from ..model.loss import Head, head_of, supervised_logits
 from ..runs.directory import open_run, Run
 from ..evaluation.sweep import CheckpointSwapper

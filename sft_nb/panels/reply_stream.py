@@ -16,7 +16,8 @@ from ..escape import escape_html
 from ..report import pluralise
 from ..thoughts import decode_answer
 from ..tasks.core import Score
-from ..model.generate import start_rows, Decoder, choose_decoding, eval_mode
+from ..batches.layout import eval_mode
+from ..model.generate import start_rows, Decoder, choose_decoding
 from ..model.sampling import chosen
 
 # %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0rep1

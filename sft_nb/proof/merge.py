@@ -30,11 +30,12 @@ from ..tokens.encode import encode, encode_prompts
 from ..tokens.tokenizer import model_path
 from ..tokens.conversations import conversation
 from ..tokens.prepare import missing_rows_are_of_the_run, read_kept
+from ..batches.layout import eval_mode
 from ..model.adapter import check_trained, read_adapter, text_path
 from ..model.experts import restore_experts
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.load import auto_class, load_base, quiet
-from ..model.generate import eval_mode, generate
+from ..model.generate import generate
 from ..model.loss import causal_lm
 from ..workbench import leaves_base, Workbench
 from ..runs.errors import merge_target

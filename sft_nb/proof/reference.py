@@ -17,8 +17,8 @@ from transformers import GenerationConfig
 
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
+from ..batches.layout import eval_mode
 from ..model.load import quiet
-from ..model.generate import eval_mode
 from ..evaluation.openai_client import RenderedPrompt
 
 # %% ../../nbs/13_proof/01_reference.ipynb #f4ce5b4f

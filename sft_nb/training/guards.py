@@ -25,11 +25,12 @@ from ..tasks.metrics import labels_of, repeated_answer
 from ..tokens.dataset import Split
 from ..tokens.encode import end_ids
 from ..batches.collate import DataCollatorForCausalLM
+from ..batches.layout import eval_mode
 from ..model.hardware import is_out_of_memory
 from ..model.load import broken_weights
 from ..model.loss import batch_loss
 from ..model.fsdp import own_part
-from ..model.generate import Generation, continue_tokens, eval_mode
+from ..model.generate import Generation, continue_tokens
 from ..workbench import Workbench
 from ..runs.metrics import append_line, cut_lines
 from ..runs.directory import Run
