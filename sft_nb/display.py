@@ -329,7 +329,7 @@ def format_figure(
 def figures_html(
     figures:dict,   # name -> value; `side: name` puts each side into its own column
 )->Html:
-    "Figures as a table; empty if there are none"
+    "Figures as a table, or an empty text"
     sides = [*dict.fromkeys(side for side, named, _ in (name.partition(": ") for name in figures) if named)]
     plain = [[k, format_figure(v, k)] for k, v in figures.items() if ": " not in k]
     names = dict.fromkeys(name for side, named, name in (name.partition(": ") for name in figures) if named)

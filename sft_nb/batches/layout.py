@@ -175,7 +175,7 @@ def rows_stay_apart(
 # %% ../../nbs/05_batches/03_layout.ipynb #8a9be5b9
 @dataclass(frozen=True)
 class Layout:
-    "How the rows of a batch are arranged, the reason, and the collator"
+    "The arrangement of the rows of a batch, its reason, and the collator"
     flat:bool         # True: flattened; False: padded
     reason:str
     collate:Callable  # rows -> a batch

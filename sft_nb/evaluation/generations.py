@@ -142,7 +142,7 @@ class Scores:
 
     @property
     def thoughts(self)->str:
-        "How many answers follow a thought, how long it is, and how many thoughts never end; empty if there are none"
+        "Thoughts before answers: their number and length, and how many never end; empty without thoughts"
         lengths = sorted(a.thought for a in self.answers if a.thought)
         empty, endless = sum(a.thought == 0 for a in self.answers), sum(not a.closed for a in self.answers)
         unanswered = pluralise(endless, "thought never ends: unanswered", "thoughts never end: unanswered")

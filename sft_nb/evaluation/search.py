@@ -399,7 +399,7 @@ class _Searcher:
         return self.finish(resume(run, callbacks=[behind]), behind)
 
     def callback(self):
-        "What stops a run that cannot win"
+        "A callback that stops a run that cannot win"
         from sft_nb.training.recorder import StopByCurve
         finished = [loss_curve(run) for run in self.runs() if run.state == "finished"] if self.stop_early else []
         return StopByCurve(partial(cannot_win, finished=[curve for curve in finished if curve]))

@@ -283,7 +283,7 @@ def release(self:StaticRows)->Running:
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0dec2
 def _cache_argument(parameters)->str|None:
-    "The argument that takes the cache in a model's forward: `cache` since transformers 5.24; None if there is none"
+    "The argument that takes the cache in a model's forward, or None: `cache` since transformers 5.24"
     return next((name for name in ("past_key_values", "cache") if name in parameters), None)
 
 def choose_decoding(
@@ -349,7 +349,7 @@ def write(self:Decoder, running)->None:
 _TAIL = 32   # tokens searched for a stop text: longer than any in use
 
 def _stop_in(text:str, stops:tuple[str,...])->int|None:
-    "The index at which the first stop string begins; None if there is none"
+    "The index at which the first stop string begins, or None"
     return min((text.find(stop) for stop in stops if stop in text), default=None)
 
 # %% ../../nbs/06_model/10_generate.ipynb #2b851fce
@@ -374,7 +374,7 @@ def answer(self:Decoder, new:list[int])->Generation:
 # %% ../../nbs/06_model/10_generate.ipynb #gen0dec8
 @patch
 def room(self:Decoder)->int:
-    "How many of the waiting prompts can be started now"
+    "The number of waiting prompts that can be started now"
     if not self.waiting: return 0
     here, width, static = 0, 0, isinstance(self.running, StaticRows)
     if self.running is not None:
@@ -401,7 +401,7 @@ def admit(self:Decoder, n:int)->None:
 @patch
 def step(self:Decoder)->list[int]:
     "Start prompts if there is room, else append a token to each row; returns the rows that have ended, and drops them"
-    self.settle()
+    self.maybe_record()
     if n := self.room(): self.admit(n)
     else: self.write(self.running)
     over = [row for row in self.running.rows if self.is_over(row)]
@@ -412,7 +412,7 @@ def step(self:Decoder)->list[int]:
 
 # %% ../../nbs/06_model/10_generate.ipynb #gen0deca
 @patch
-def halve(self:Decoder, e:Exception)->None:
+def retry_with_half(self:Decoder, e:Exception)->None:
     "After running out of memory, restart unfinished rows with half as many at a time; raises any other error"
     rows = list(self.written)
     if len(rows) == 1 or not is_out_of_memory(e): raise e
@@ -431,7 +431,7 @@ def answers(self:Decoder,
     while self.waiting or self.running is not None:
         over = None
         try: over = self.step()
-        except Exception as e: self.halve(e)
+        except Exception as e: self.retry_with_half(e)
         if over is None: free_memory()   # here, where no tensors of the step are referenced
         for row in over or (): yield row, self.answer(self.written.pop(row))
 
@@ -515,7 +515,7 @@ def length_of_places(self:Decoder, running:Running)->int:
     return min(max(self.longest(running), prompt) + _ROOM, prompt + self.how.max_new_tokens)
 
 @patch
-def settle(self:Decoder)->None:
+def maybe_record(self:Decoder)->None:
     "Record the step once rows turn out to be long, and again when a slot is full"
     running = self.running
     if running is None: return

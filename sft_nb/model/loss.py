@@ -259,7 +259,7 @@ def head_of(
 # %% ../../nbs/06_model/05_loss.ipynb #e7a72832
 @dataclass
 class SupervisedLoss(ModelOutput):
-    "What a model with `supervised=True` returns"
+    "The output of a model with `supervised=True`"
     loss:torch.Tensor|None=None       # sum of the cross entropies of the supervised tokens, nats
     n_tokens:torch.Tensor|None=None   # supervised tokens
     n_correct:torch.Tensor|None=None  # number of these with the highest score
@@ -437,7 +437,7 @@ def row_losses(
     examples:list[tuple[list[int],list[int]]],   # ids and labels
     *, batch_tokens:int=2048,                    # in one forward pass; halved if memory runs out
 )->tuple[np.ndarray,np.ndarray]:                 # nats and number of supervised tokens of each row
-    "How likely a model finds the supervised tokens of each row; the logits of other tokens are not computed"
+    "The loss of the supervised tokens of each row; the logits of other tokens are not computed"
     if not examples: return np.zeros(0), np.zeros(0, int)
     def losses(batch):
         nats, width = torch.zeros(1, len(batch["labels"])), batch["labels"].shape[1] - 1

@@ -222,7 +222,7 @@ def html(self:LossState)->str:
 # %% ../../nbs/14_panels/03_losses.ipynb #639d6457
 @patch
 def to_dict(self:LossState)->dict:
-    "What is seen"
+    "The view as JSON"
     ranked = self.ranked()
     rows = [r._asdict() | dict(gain=r.gain) for r in ranked[:20]]
     return dict(run=self.run.name, checkpoint=self.checkpoint, split=self.split, rank=self.rank, chosen=self.chosen,

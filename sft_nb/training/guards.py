@@ -360,7 +360,7 @@ _SHORT_SAMPLE = 32   # tokens: enough to detect a collapse
 
 @patch
 def tokens_to_sample(self:Guards)->int|None:   # None: whole answers
-    "How long the next sample may be, so that all samples take at most a twentieth of the training's time"
+    "The length of the next sample, so that all samples take at most a twentieth of the training's time"
     if self.cfg.sample_steps: return None   # requested
     if self.token_seconds is None: return _SHORT_SAMPLE
     left = .05 * (time.monotonic() - self.started) - self.spent
