@@ -8,7 +8,7 @@ NEWEST := .venv-newest
 NEWEST_TESTS := tests/batches tests/model/test_attention.py tests/model/test_loss.py tests/tokens/test_encode.py \
     tests/training/test_trainer.py tests/training/test_resume.py tests/proof/test_merge.py
 
-.PHONY: demo run quick test newest soak real profile lab docs bench measure tiny
+.PHONY: demo run quick test newest soak real peers profile lab docs bench measure tiny
 
 demo: $(READY)          ## a small model learns to solve word problems: about a minute of 4-bit QLoRA
 	$(BIN)/sft_nb train --config demo
@@ -46,6 +46,10 @@ soak: $(READY)          ## what takes hours: every page executed, 200 kills, eve
 real: $(READY)          ## a pretrained model and real rows: all of tests/real, and the jobs of benchmarks/real.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real -q -m "real or soak" -rs
 	$(BIN)/python benchmarks/real.py
+
+peers: $(READY)         ## the same real job with sft_nb, TRL and the plain Trainer: hours on a CPU
+	$(BIN)/python benchmarks/peers.py expert nli --seeds 1 2 3
+	$(BIN)/python benchmarks/peers.py defaults units nli legal tools gsm8k
 
 profile: $(READY)       ## CPU seconds of every test and notebook, child processes included
 	$(BIN)/python scripts/profile_tests.py

@@ -1,5 +1,5 @@
 """What the benchmarks share: real rows, a real tokenizer with a real chat template, medians, and a file of results."""
-import json, os, platform, statistics, time
+import json, os, platform, resource, statistics, time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -41,6 +41,14 @@ def alternating(jobs:dict, *, times:int=5)->dict[str,list[float]]:
 
 
 def median_rate(n:int, seconds:list[float])->float: return n / statistics.median(seconds)
+
+
+def resident_mib()->float:
+    "Most memory that this process held; on Linux not what getrusage says, which begins with the parent's"
+    status = Path("/proc/self/status")
+    if not status.exists(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    high = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(high.split()[1]) / 1024
 
 
 def save(name:str, device:str="cpu", **result)->dict:

@@ -21,7 +21,6 @@ of the card's dense bfloat16 peak. Writes benchmarks/results/train_step.json (tr
 """
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -34,7 +33,7 @@ from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
 
-from common import save, shared, template
+from common import resident_mib, save, shared, template
 
 VOCABULARY = 151_936
 SHAPES = {
@@ -203,14 +202,6 @@ def one(a)->None:
     contender(a.one, a, a.folder)()
     peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else resident_mib()
     print(json.dumps(dict(peak_mib=round(peak))))
-
-
-def resident_mib()->float:
-    "Most memory that this process held; on Linux not what getrusage says, which begins with the parent's"
-    status = Path("/proc/self/status")
-    if not status.exists(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    high = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return int(high.split()[1]) / 1024
 
 
 def compare(a, folder:str)->dict:

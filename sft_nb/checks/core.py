@@ -50,7 +50,7 @@ def error_finding(
     return fail(f"{otherwise}: {type(error).__name__}: {error_summary(error)}", check=name)
 
 # %% ../../nbs/09_checks/00_core.ipynb #27f85122
-_PART_NAMES = dict(cfg="plan", some_batch="batch", largest_batch="largest batch")
+_PART_NAMES = dict(cfg="plan", few_batch="batch", some_batch="batch", largest_batch="largest batch")
 
 def describe_part(
     part:str,   # name of a piece of evidence: first_step

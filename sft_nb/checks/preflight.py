@@ -19,7 +19,7 @@ import torch
 from ..config import Config
 from ..tokens.encode import end_ids
 from ..tokens.dataset import Data
-from ..batches.collate import DataCollatorForCausalLM
+from ..batches.collate import DataCollatorForCausalLM, supervise_all
 from ..batches.layout import Layout, rows_of_largest_batch
 from ..batches.packing import Extent, training_extent
 from ..model.hardware import Hardware
@@ -199,17 +199,27 @@ class BatchEvidence(RowEvidence):
 class LayoutEvidence(BatchEvidence):
     "Evidence from a few rows in several layouts"
     @cached_part
-    def some_batch(self)->dict: return self.layout.collate(self.few_rows)
+    def few_batch(self)->dict:
+        "The few rows as they are trained"
+        return self.layout.collate(self.few_rows)
+
+    @cached_part
+    def compared_rows(self)->list[dict]:
+        "The few rows with all tokens supervised: over many tokens rounding averages out, over three of an answer not"
+        return [supervise_all(row) for row in self.few_rows]
+
+    @cached_part
+    def some_batch(self)->dict: return self.layout.collate(self.compared_rows)
 
     @cached_part
     def reversed_batch(self)->dict:
         "The rows of `some_batch` in reverse order"
-        return self.layout.collate(self.few_rows[::-1])
+        return self.layout.collate(self.compared_rows[::-1])
 
     @cached_part
     def wide_batch(self)->dict:
         "The rows of `some_batch`, padded by 8 tokens more than necessary"
-        batch = DataCollatorForCausalLM(self.tokenizer, 8)(self.few_rows)
+        batch = DataCollatorForCausalLM(self.tokenizer, 8)(self.compared_rows)
         fill = dict(input_ids=self.tokenizer.pad_token_id, labels=-100, attention_mask=0)
         return {k: torch.nn.functional.pad(v, (0, 8), value=fill[k]) for k, v in batch.items()}
 
@@ -250,19 +260,19 @@ class LossEvidence(LayoutEvidence):
     @cached_part
     def own_loss(self)->tuple[float,float]|None:
         "The loss computed by the model itself, and from its logits; None if our loss is computed from its head"
-        model, batch = self.model, dict(self.some_batch)
+        model, batch = self.model, dict(self.few_batch)
         if self.bench.supervised: return None
         with torch.no_grad(), no_dropout(model): of_scores = float(loss_of_scores(model, batch, dtype=self.dtype))
-        return self.scored(self.some_batch), of_scores
+        return self.scored(self.few_batch), of_scores
 
     @cached_part
     def balance(self)->Balance|None:
         "The load-balancing loss of the experts beside the loss; None if none is added"
-        model, batch = self.model, dict(self.some_batch)
+        model, batch = self.model, dict(self.few_batch)
         weight, _ = balance_weight(self.cfg.router_aux_loss_coef, causal_lm(model))
         if not weight or not self.bench.supervised: return None
         with torch.no_grad(), no_dropout(model): found = batch_balance_loss(model, batch, dtype=self.dtype)
-        return None if found is None else Balance(weight, weight * float(found), self.scored(self.some_batch))
+        return None if found is None else Balance(weight, weight * float(found), self.scored(self.few_batch))
 
     @property
     def low_precision(self)->bool: return self.bench.low_precision
@@ -375,7 +385,7 @@ class StepEvidence(TimedEvidence):
     def slopes(self)->list[Slope]:
         "Derivatives of the loss along the gradient"
         _ = self.evaluated
-        return slopes(self.model, self.loss, self.score, self.some_batch, low_precision=self.low_precision)
+        return slopes(self.model, self.loss, self.score, self.few_batch, low_precision=self.low_precision)
 
     @cached_part
     def optimizer(self):
@@ -387,8 +397,8 @@ class StepEvidence(TimedEvidence):
         "The result of ten steps on a few rows"
         _ = self.slopes
         optimizer = self.optimizer
-        learned = learn_some(self.model, self.loss, self.score, self.some_batch, self.cfg, optimizer=optimizer,
-                             before=self.evaluated.after, seconds=self.seconds_for("learned"), scale=self.scale)
+        learned = learn_some(self.model, self.loss, self.score, self.few_batch, self.cfg, optimizer=optimizer,
+                             before=self.scored(self.few_batch), seconds=self.seconds_for("learned"), scale=self.scale)
         if learned.steps < 10 and not learned.broken: self.partial["learned"] = f"{learned.steps} of 10 steps"
         return learned
 
@@ -486,7 +496,7 @@ def _estimated_seconds(
     "Duration of the training's steps, by the faster of two measurements; evaluations and saving come on top"
     first, learned = evidence.first_step, vars(evidence).get("learned")
     rates = [first.seconds / first.tokens]   # seconds per token
-    if learned is not None and learned.seconds: rates.append(learned.seconds / evidence.some_batch["input_ids"].numel())
+    if learned is not None and learned.seconds: rates.append(learned.seconds / evidence.few_batch["input_ids"].numel())
     return min(rates) * evidence.training_tokens
 
 def training_summary(

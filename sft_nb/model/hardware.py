@@ -7,7 +7,8 @@ __all__ = ['DEVICES', 'choose_device', 'bfloat16_gain', 'choose_dtype', 'Hardwar
            'this_device', 'free_bytes', 'is_out_of_memory', 'free_memory']
 
 # %% ../../nbs/06_model/00_hardware.ipynb #403cf7b6
-import difflib, gc, itertools, math, os, subprocess, time
+import ctypes, difflib, gc, itertools, math, os, subprocess, time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -331,5 +332,6 @@ def is_out_of_memory(e:BaseException)->bool:
 def free_memory()->None:
     "Release unreferenced memory; call it after the `except` block, in which the error still holds the step's tensors"
     gc.collect()
+    with suppress(OSError, AttributeError): ctypes.CDLL("libc.so.6").malloc_trim(0)   # Linux with glibc
     if torch.cuda.is_available(): torch.cuda.empty_cache()
     elif torch.backends.mps.is_available(): torch.mps.empty_cache()

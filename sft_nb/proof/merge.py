@@ -8,7 +8,7 @@ __all__ = ['computed_in', 'Probe', 'probe', 'Gap', 'mean_difference', 'measure_g
            'held_out_prompts', 'load_merged', 'with_system_prompt', 'merge']
 
 # %% ../../nbs/13_proof/00_merge.ipynb #b8ca8f33
-import gc, json, math, shutil, warnings
+import json, math, shutil, warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, ExitStack
 from dataclasses import dataclass, replace
@@ -517,18 +517,18 @@ def _write_and_compare(workbench:Workbench, source:Path, folder:Path, dtype:str,
             with model.disable_adapter(): found = probe_base(model, trained)
         prints = weight_prints(model, torch_dtype)
         del model
-        gc.collect()
+        free_memory()
         if not in_the_model:   # the adapter's start has changed the base beside it, or all was trained
             base = dequantise(workbench.base(), workbench.hardware.dtype, **how)
             found = probe_base(base, trained)
         return trained, *found, prints
     trained, base, noise, prints = _where_it_fits(workbench, look, "model to compare with")
-    gc.collect()
+    free_memory()
 
     merged = merged_model(workbench, source, torch_dtype)
     _write_model(merged, workbench, folder)
     del merged
-    gc.collect()
+    free_memory()
     for device in dict.fromkeys((workbench.hardware.device, "cpu")):   # on the CPU if it does not fit on the GPU
         try:
             loaded = load_merged(folder, torch_dtype, device)

@@ -1,13 +1,15 @@
 """Device and number format, each with its reason."""
 import json
+import platform
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
 
 from sft_nb.config import load_config
 from sft_nb.model import hardware
-from sft_nb.model.hardware import Hardware, find_hardware
+from sft_nb.model.hardware import Hardware, find_hardware, free_memory
 from sft_nb.report import ConfigError, fix_language
 
 
@@ -61,3 +63,14 @@ def test_measuring_leaves_no_trace():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         gain = hardware._measured_gain.__wrapped__(256, 512, 2, 2048)
     assert gain > 0 and torch.equal(torch.get_rng_state(), before) and torch.is_grad_enabled() == was
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library returns what is freed by itself")
+def test_memory_that_is_freed_is_returned():
+    "glibc keeps pieces below others that are still in use; a merge would hold three times its weights"
+    pieces = [torch.ones(2**14) for _ in range(3000)]   # 64 KiB each, of the heap
+    kept = pieces[-1]
+    del pieces
+    before = psutil.Process().memory_info().rss
+    free_memory()
+    assert before - psutil.Process().memory_info().rss > 100 * 2**20 and kept.sum() == 2**14

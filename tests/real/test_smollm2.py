@@ -1,11 +1,15 @@
 """A pretrained model: it answers, llama.cpp reads its file alike, and a short training on real rows is learned."""
+import csv
 import json
 import math
 import urllib.request
 
 import pytest
+import torch
 from conftest import shared
 
+from sft_nb.checks.core import CHECKS, run_check
+from sft_nb.checks.preflight import Evidence
 from sft_nb.config import load_config
 from sft_nb.evaluation.evaluate import evaluate
 from sft_nb.model.generate import continue_tokens
@@ -15,6 +19,7 @@ from sft_nb.tokens.encode import encode_prompts
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.train import train
+from sft_nb.workbench import Workbench
 
 pytestmark = pytest.mark.real
 QUESTION = [dict(role="user", content="What is the capital of France?")]
@@ -60,7 +65,6 @@ def test_llama_cpp_reads_the_file_alike(smollm2, llama_cpp):
     assert llama_cpp("/tokenize", content=asked, parse_special=True)["tokens"] == ids
     told = llama_cpp("/completion", prompt=ids, n_predict=1, n_probs=20, temperature=0)
     likely = {t["id"]: t["logprob"] for t in told["completion_probabilities"][0]["top_logprobs"]}
-    import torch
     with torch.no_grad(): ours = load_base(cfg, tokenizer)(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
     off = [abs(float(ours[token]) - value) for token, value in likely.items()]
     assert max(off) < .5 and math.fsum(off) / len(off) < .15, off   # it multiplies by inputs rounded to 8 bits
@@ -79,3 +83,27 @@ def test_twelve_steps_on_real_rows_are_learned_and_the_adapter_finds_its_base(sm
     e = evaluate(run, progress=False)
     in_form = [sum("####" in answer.text for answer in scores.answers) for scores in (e.base, e.tuned)]
     assert in_form[1] > in_form[0]
+
+
+@pytest.mark.parametrize("rows, first", [("nli", 0), ("nli", 700), ("units", 0)])
+def test_bfloat16_rounds_but_rows_that_read_each_other_are_found(smollm2, rows, first):
+    "Answers of two to four tokens, whose loss changes by several percent with the width of a batch"
+    if rows == "units":
+        lines = shared("data/unit_conversion_deepmind/train.jsonl").read_text(encoding="utf-8").splitlines()
+        chosen = [json.loads(line) for line in lines[first:first + 40]]
+    else:
+        with shared("data/med_nli/MED.tsv").open(encoding="utf-8") as file:
+            table = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[first:first + 40]
+        chosen = [dict(question=f"Premise: {r['sentence1']}\nHypothesis: {r['sentence2']}\nDoes it follow?",
+                       answer=r["gold_label"]) for r in table]
+    cfg = load_config(model=smollm2, method="lora", dtype="bfloat16", device="cpu", eval_samples=4,
+                      per_device_train_batch_size=16)
+    seen = Evidence(Workbench(cfg, data=prepare(cfg, train=chosen)))
+    for name in ("step.order", "step.width", "step.evaluation"):
+        found, = run_check(name, CHECKS[name], seen)
+        assert found.status == "ok", found
+    batch = {name: v for name, v in seen.some_batch.items() if name in ("input_ids", "labels")}
+    batch |= dict(position_ids=torch.arange(batch["input_ids"].shape[1])[None])
+    vars(seen)["some_batch"] = batch   # positions run on, and where rows begin is not known
+    found, = run_check("step.width", CHECKS["step.width"], seen)
+    assert found.status == "fail"

@@ -157,3 +157,16 @@ def test_one_answer_to_all_questions_is_seen_during_training_and_the_loss_is_tha
     assert lines and all(line["eval_loss_per_answer"] > line["eval_loss"] for line in lines)
     assert .5 < lines[0]["label_entropy"] < .7
     assert "loss_per_answer" in next(line for line in run.metrics() if "loss" in line)
+
+
+def test_a_receipt_that_differs_by_rounding_is_decided_by_all_tokens(monkeypatch):
+    rows, wrong = [dict(input_ids=[5, 6, 7, 8], labels=[-100, -100, -100, 8])], [False]
+    def loss(model, batches, collate, *, supervised):   # one supervised token is rounded, three are not
+        is_rounded = wrong[0] or sum(label != -100 for label in batches[0][0]["labels"]) == 1
+        return 8.9 if collate == "padded" and is_rounded else 8.7
+    monkeypatch.setattr(guarding, "step_loss", loss)
+    layouts = dict(flattened="own", padded="padded")
+    def made(): return guarding.receipt(None, [rows], layouts, supervised=True, tolerance=.02)
+    assert made().status == "ok" and made().figures["loss, padded"] == 8.9
+    wrong[0] = True
+    assert made().status == "warn"
