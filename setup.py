@@ -36,7 +36,7 @@ setup(
     url=cfg["git_url"],
     project_urls={"Documentation": cfg["doc_host"] + cfg["doc_baseurl"]},
     packages=find_packages(include=["sft_nb", "sft_nb.*"]),
-    package_data={"sft_nb": ["assets/**/*", "configs/*.py"]},
+    package_data={"sft_nb": ["assets/**/*", "configs/*.py", "extras/tools/**/*.toml"]},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require=extras,

@@ -18,17 +18,14 @@ from fastcore.basics import patch
 
 from .escape import escape_controls
 from .display import as_html, details_html, table_html
-from .credentials import redact_patterns, redact_setting
+from .credentials import redact_patterns
 from .files import write_atomically
 from .report import as_fix, ConfigError, edit, Fix, MissingPathError, shell_quote
 from .bases import choose_base, SHIPPED
-from .settings import Config, defaults, SETTINGS, settings_with
-from .foreign_meaning import FILE_SUFFIXES, FileSettings, full_name, Meaning, plain_name
-from .foreign_settings import (
-    dependent_defaults, meanings_of, method_refusal, recognise_tool, refusal, TOOLS, translate_setting, VALUES)
+from .settings import Config, FILE_SUFFIXES, full_name, plain_name, SETTINGS, settings_with
 from .config_files import (
-    ASSIGNED, CONFIGS, DEFAULT, SettingEntry, is_known_name, nearest_names, normalise, OVERRIDE, read_json_config,
-    read_python_config, read_shell_config, read_yaml_config, unknown_setting_error)
+    ASSIGNED, CONFIGS, DEFAULT, known_names, nearest_names, normalise, OVERRIDE, read_json_config, read_python_config,
+    read_yaml_config, SettingEntry, unknown_setting_error)
 
 # %% ../nbs/01_config.ipynb #4bd07cdc
 def short_repr(v:Any)->str:
@@ -39,10 +36,9 @@ def short_repr(v:Any)->str:
 class SettingsMerger:
     "Merges entries into one per setting, and collects the problems"
     def __init__(self):
-        self.best:dict[str,SettingEntry] = {}       # setting -> the entry in effect
-        self.accepted:dict[str,str] = {}     # another tool's setting -> why it has no effect
+        self.best:dict[str,SettingEntry] = {}     # setting -> the entry in effect
+        self.accepted:dict[str,str] = {}          # another tool's setting -> why it has no effect
         self.problems:list[ConfigError] = []
-        self.methods:list[tuple] = []        # methods other than supervised fine-tuning, and where they were requested
 
     def add(self, new:SettingEntry, full:str)->None:
         "Add an entry: the higher rank wins, and two of the same rank must agree"
@@ -54,74 +50,28 @@ class SettingsMerger:
             fix = f"keep {old.name} or {new.name}, and delete the other"
             self.problems.append(ConfigError(new.source, found, "", fix))
 
-    def add_translated(self, entry:SettingEntry, meant:Meaning)->None:
-        "Add the settings that another tool's setting maps to, or note why it is ignored or refused"
-        shown = f"{entry.name} = {short_repr(redact_setting(entry.name, entry.value))}"
-        if meant.method:
-            self.methods.append((meant, f"{entry.source} {shown}"))
-            return
-        if meant.fix:
-            wanted = [self.best.get(full) for full in meant.fix.settings if full in SETTINGS]
-            if wanted and all(one and one.rank >= entry.rank and plain_name(one.name) in meant.fix.settings
-                              for one in wanted):   # the fix is there, under our own name
-                self.accepted[shown] = f"{wanted[0].name} sets it ({wanted[0].source})"
-                return
-            self.problems.append(refusal(entry.name, entry.value, meant, entry.source))
-            return
-        for full, v in meant.settings.items():
-            old, new = self.best.get(full), replace(entry, value=v, source=f"{entry.source} ({shown})")
-            if meant.if_unset and old is not None and old.rank > DEFAULT and old.rank >= new.rank: continue
-            if meant.takes_precedence and old is not None and new.rank >= old.rank: self.best[full] = new
-            else: self.add(new, full)
-        is_news = not meant.settings or entry.tool and not meant.if_unset
-        if meant.note and is_news: self.accepted[shown] = f"{meant.note} ({entry.source})"
-
 # %% ../nbs/01_config.ipynb #cfgset04
-_TRANSLATED_LAST = """packing sample_packing neat_packing batch_flattening dataset_train_split dataset_config
-    dataset_test_split evals_per_epoch saves_per_epoch eval_strategy evaluation_strategy save_strategy greater_is_better
-    lora_target_linear cosine_min_lr_ratio
-    curriculum_sampling enable_thinking""".split()   # these depend on other settings; translate them in this order
+@patch
+def add_all(self:SettingsMerger,
+    entries:list[SettingEntry],
+    folder:Path|None=None,        # folder of the file
+)->None:
+    "Add entries under our own names"
+    with_output_dir = {e.rank for e in entries if plain_name(e.name) == "output_dir"}
+    for e in entries:
+        is_tracker_name = e.rank and e.rank in with_output_dir and plain_name(e.name) == "run_name"
+        name = "wandb_name" if is_tracker_name else e.name
+        for full, v in normalise(name, e.value).items(): self.add(replace(e, value=v), full)
 
 @patch
 def merge(self:SettingsMerger,
     entries:list[SettingEntry],
     folder:Path|None=None,        # folder of the file
 )->SettingsMerger:
-    "Merge all entries: our own settings, then another tool's, then defaults that depend on both"
+    "Merge all entries: of those with the same name, the ones of the highest rank"
     highest = {}
     for e in entries: highest[plain_name(e.name)] = max(e.rank, highest.get(plain_name(e.name), 0))
-    entries = [e for e in entries if e.rank == highest[plain_name(e.name)]]
-    written = {plain_name(e.name): e.value for e in entries}
-    tool = next((e.tool for e in entries if e.tool), "")
-    if tool:
-        for full, v in TOOLS[tool].defaults.items():
-            self.add(SettingEntry(full, v, f"{TOOLS[tool].title}'s default", DEFAULT), full)
-
-    with_output_dir = {e.rank for e in entries if plain_name(e.name) == "output_dir"}
-    foreign = []
-    for e in entries:
-        if meanings_of(e.name, tool) is not None or full_name(e.name) in VALUES:
-            foreign.append(e)
-            continue
-        is_tracker_name = e.rank and e.rank in with_output_dir and plain_name(e.name) == "run_name"
-        name = "wandb_name" if is_tracker_name else e.name
-        for full, v in normalise(name, e.value).items(): self.add(replace(e, value=v), full)
-
-    def file_settings(rank:int=DEFAULT)->FileSettings:
-        values = defaults() | {full: entry.value for full, entry in self.best.items()}
-        overridden = frozenset(name for name in written if highest[name] < rank)
-        return FileSettings(values, written, tool, folder, overridden=overridden)
-    last = {name: k for k, name in enumerate(_TRANSLATED_LAST, 1)}
-    for e in sorted(foreign, key=lambda e: last.get(plain_name(e.name), 0)):
-        meant = translate_setting(e.name, e.value, file_settings(e.rank))
-        plain = {} if meanings_of(e.name, tool) else normalise(e.name, e.value)
-        if meant is not None and (meant.settings != plain or not plain): self.add_translated(e, meant)
-        else:
-            for full, v in plain.items(): self.add(replace(e, value=v), full)
-
-    for full, v in dependent_defaults(file_settings()).items():
-        if full not in self.best or self.best[full].rank == DEFAULT:
-            self.best[full] = SettingEntry(full, v, f"{TOOLS[tool].title}'s default", DEFAULT)
+    self.add_all([e for e in entries if e.rank == highest[plain_name(e.name)]], folder)
     wandb, trackers = self.best.get("wandb"), self.best.get("report_to")
     if wandb and trackers and wandb.value is False and wandb.rank > trackers.rank and isinstance(trackers.value, tuple):
         others = tuple(name for name in trackers.value if name != "wandb")   # --no-wandb overrides the file
@@ -140,7 +90,7 @@ def find_config(
     "The file that `name` refers to; ConfigError with similar names if there is none"
     p = Path(name)
     if os.path.isfile(p/"config.json"): return p/"config.json"   # os.path returns False for invalid names
-    if os.path.isfile(p) and p.suffix in (".py", ".json", ".yaml", ".yml", ".sh"): return p
+    if os.path.isfile(p) and p.suffix in (".py", ".json", ".yaml", ".yml", *known_names().readers): return p
     if os.path.isfile(CONFIGS/f"{name}.py"): return CONFIGS/f"{name}.py"
 
     where = f"config {str(p)!r}"
@@ -153,7 +103,7 @@ def find_config(
     near = difflib.get_close_matches(p.stem[:100], config_names(), 3, .5)
     if p.suffix or len(p.parts) > 1:   # a path, not a name
         where += f" in {Path.cwd()}"
-        kinds = (".py", ".yaml", ".yml", ".json", ".sh")
+        kinds = (".py", ".yaml", ".yml", ".json", *known_names().readers)
         files = [str(f) for f in sorted(p.parent.iterdir()) if f.suffix in kinds] if p.parent.is_dir() else []
         near = difflib.get_close_matches(str(p), files, 3, .7) or near
     expected = f"the nearest is {' or '.join(near)}" if near else f"the names are {', '.join(config_names())}"
@@ -219,24 +169,20 @@ def load_config(
     "Merge default < file < overrides; raise one `ConfigError` that lists every problem"
     if isinstance(name, dict): name, overrides = None, name | overrides
     file = find_config(name) if isinstance(name, (str, Path)) else None
-    entries, problems = [], []
+    entries, problems, known = [], [], known_names()
     if isinstance(name, Config):
         sources = {s: name.sources.get(s, "Config") for s in SETTINGS}
         ranks = {s: DEFAULT if source == "default" else ASSIGNED for s, source in sources.items()}
         entries = [SettingEntry(s, getattr(name, s), sources[s], ranks[s]) for s in SETTINGS]
     elif file is not None:
-        readers = {".json": read_json_config, ".yaml": read_yaml_config, ".yml": read_yaml_config,
-                   ".sh": read_shell_config}
+        readers = {".json": read_json_config, ".yaml": read_yaml_config, ".yml": read_yaml_config} | known.readers
         entries, problems = readers.get(file.suffix, read_python_config)(file)
 
-    tool = next((e.tool for e in entries if e.tool), "")
-    if not entries and {"model_name_or_path", "dataset_name"} <= {*map(plain_name, overrides)}: tool = "trl"
-    if not entries and recognise_tool(overrides) == "ms-swift": tool = "ms-swift"   # its names are its own
+    tool = next((e.tool for e in entries if e.tool), "") if entries else known.tool_of_call(overrides)
     for k, v in overrides.items():
-        if is_known_name(k, tool): entries.append(SettingEntry(k, v, source, OVERRIDE, tool))
+        if known.is_known(k, tool): entries.append(SettingEntry(k, v, source, OVERRIDE, tool))
         else: problems.append(unknown_setting_error(k, source, tool, value=v))
-    merger = SettingsMerger().merge(entries, file.parent if file else None)
-    if merger.methods: raise method_refusal(merger.methods)
+    merger = (known.merger or SettingsMerger)().merge(entries, file.parent if file else None)
 
     def beside_the_file(path:str)->Path|None:
         if os.path.exists(path): return None

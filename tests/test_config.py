@@ -8,9 +8,8 @@ from hypothesis import given, settings as how, strategies as st
 from conftest import ROOT
 from sft_nb.config import config_names, find_config, load_config, save_config, table
 from sft_nb.report import ConfigError
-from sft_nb.settings import defaults, SETTINGS
-from sft_nb.foreign_meaning import ALIASES
-from sft_nb.foreign_settings import FOREIGN
+from sft_nb.settings import ALIASES, defaults, SETTINGS
+from sft_nb.extras.other_tools import FOREIGN
 
 
 def values(f):
@@ -145,7 +144,7 @@ def test_every_setting_is_explained_and_used():
     "No setting is accepted but ignored"
     own = ("settings.py", "config_files.py", "config.py", "_modidx.py")
     files = [p for p in (ROOT/"sft_nb").rglob("*.py")
-             if p.name not in own and not p.name.startswith("foreign_") and p.parent.name != "configs"]
+             if p.name not in own and p.parent.name not in ("configs", "extras")]
     code = "\n".join(p.read_text() for p in files)
     assert [n for n in defaults() if n not in code] == []
     assert all(len(text) > 10 for text in (s.help for s in SETTINGS.values()))

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PARTS = ("before_torch escape display installation credentials files progress report bases settings "
-         "foreign_meaning foreign_tools foreign_settings config_files thoughts config rows "
+PARTS = ("before_torch escape display installation credentials files progress report bases settings extensions "
+         "config_files thoughts config rows "
          "tasks tokens batches model planning workbench optimizer checks runs training evaluation proof panels "
-         "cli").split()
-LIGHT = ("before_torch escape display installation credentials files progress report bases settings "
-         "foreign_meaning foreign_tools foreign_settings config_files thoughts config rows "
-         "tasks tokens runs cli training.launch").split()
+         "cli extras").split()
+LIGHT = ("before_torch escape display installation credentials files progress report bases settings extensions "
+         "config_files thoughts config rows tasks tokens runs cli training.launch extras").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
-LISTED = {("tasks.core", "tasks")}   # the files of a folder are listed, nothing in it is imported
+LISTED = {("tasks.core", "tasks"),       # the files of a folder are listed, nothing in it is imported
+          ("extensions", "extras")}      # the one way to the optional parts, which works without them
 PACKAGE = ROOT/"sft_nb"
 
 
@@ -83,7 +83,7 @@ def test_every_module_is_a_chapter_and_every_part_is_in_the_list():
     numbers = {part: int(number) for number, part in numbered}
     assert sorted(numbers) == sorted(PARTS)
     in_order = [numbers[part] for part in PARTS]
-    assert in_order == sorted(in_order) and {*in_order} == {*range(16)}   # those before config share 0
+    assert in_order == sorted(in_order) and {*in_order} == {*range(17)}   # those before config share 0
 
 
 def test_numbers_in_a_part_have_no_gap():

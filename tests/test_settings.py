@@ -14,7 +14,7 @@ from sft_nb.settings import Config, Setting, SETTINGS, settings_with
 
 PACKAGE = ROOT/"sft_nb"
 FACTS = ("hf", "changes_tokens", "changes_base")   # code reads the settings of which these are true
-SAY_WHAT_THERE_IS = {p.name for p in PACKAGE.glob("foreign_*.py")} | {
+SAY_WHAT_THERE_IS = {p.name for p in PACKAGE.glob("extras/*.py")} | {
     "settings.py", "config_files.py", "config.py", "options.py"}   # and do nothing with it
 
 

@@ -39,7 +39,7 @@ def test_every_public_name_is_shown_in_its_chapter():
     assert {chapter(b): sorted(b.never_shown) for b in BOOKS if b.never_shown} == {}
 
 
-UNREVISED = ("foreign", "config", "checks/", "planning/")   # whose docstrings are older than the rule
+UNREVISED = ("extras/", "foreign", "config", "checks/", "planning/")   # whose docstrings are older than the rule
 
 
 def test_docstrings_name_the_thing_and_not_a_question():
@@ -53,7 +53,7 @@ def test_docstrings_name_the_thing_and_not_a_question():
     assert found == []
 
 
-JOINED_LATER = ("00_config_files", "01_config", "07_planning/", "09_checks/", "index")   # chapters from before the rule
+JOINED_LATER = ("extras/", "00_config_files", "01_config", "07_planning/", "09_checks/", "index")   # chapters from before the rule
 
 
 def test_prose_between_two_pieces_of_code_is_one_cell():
@@ -105,9 +105,8 @@ def options()->set[str]:
     import io
 
     from sft_nb.cli import COMMANDS, main
-    from sft_nb.settings import defaults
-    from sft_nb.foreign_meaning import ALIASES
-    from sft_nb.foreign_settings import FOREIGN
+    from sft_nb.settings import ALIASES, defaults
+    from sft_nb.extras.other_tools import FOREIGN
     said = io.StringIO()
     for command in COMMANDS:
         with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit): main([command, "--help"])

@@ -14,10 +14,9 @@ from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, Literal
 
 from ..report import command, ConfigError, edit
-from ..settings import Config, defaults, describe_annotation, is_union, parse_duration, Setting, SETTINGS
-from ..foreign_meaning import ALIASES, full_name, plain_name
-from ..foreign_settings import FOREIGN, recognise_tool, TOOLS, translate_setting
-from ..config_files import known_alternative, names_that_set, nearest_names
+from ..settings import (
+    ALIASES, Config, describe_annotation, full_name, is_union, parse_duration, plain_name, Setting, SETTINGS)
+from ..config_files import known_alternative, known_names, nearest_names
 from ..config import config_names, find_config, load_config
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0opt01
@@ -169,8 +168,9 @@ def split_foreign_options(
 )->tuple[list[str],dict[str,Any]]:   # the command line without them, and their values
     "Settings of other programs that a command line has, and values that only they take: `--fsdp full_shard`"
     rest, foreign, types = [], {}, {name: s.type for name, s in SETTINGS.items()}
-    tool = recognise_tool(_without_dashes(name) for name, _ in words(args))
-    known = FOREIGN | (TOOLS[tool].own if tool == "ms-swift" else {})   # of others, a few names say too little
+    known = known_names()
+    of_any_tool = known.options()
+    of_tool = known.options(known.tool_of(_without_dashes(name) for name, _ in words(args)))
     for name, texts in words(args):
         bare, full = _without_dashes(name), full_name(_without_dashes(name))
         kind = types.get(full)
@@ -178,12 +178,12 @@ def split_foreign_options(
             texts = [text.capitalize() if text.lower() in ("true", "false") else text for text in texts]
         value = texts[0] if len(texts) == 1 else texts
         is_ours = kind is None or all(_can_read(text, kind) for text in texts)
-        if bare in known:   # as a Python value: True, 8, wandb
+        if bare in of_tool:   # as a Python value: True, 8, wandb
             try: value = ast.literal_eval(value.capitalize() if value in ("true", "false", "none") else value)
             except (ValueError, SyntaxError, RecursionError, MemoryError, AttributeError): pass
             foreign[bare] = value if texts else True
-        elif texts and not is_ours and translate_setting(bare, value, defaults()) is not None: foreign[bare] = value
-        elif bare.removeprefix("no_") in FOREIGN and not texts: foreign[bare.removeprefix("no_")] = False
+        elif texts and not is_ours and known.is_only_theirs(bare, value): foreign[bare] = value
+        elif bare.removeprefix("no_") in of_any_tool and not texts: foreign[bare.removeprefix("no_")] = False
         else: rest += [*filter(None, [name]), *texts]
     return rest, foreign
 
@@ -197,9 +197,11 @@ def _no_option(command:str, name:str, known)->ConfigError:
     "The error for an unknown option, with the nearest known one"
     bare = _without_dashes(name)
     pointer = known_alternative(bare) if "learning_rate" in known else None
-    near = nearest_names(_without_dashes(name)[:100], [*known, *(names_that_set() if "learning_rate" in known else ())])
+    names = known_names() if "learning_rate" in known else None
+    near = nearest_names(_without_dashes(name)[:100], [*known, *(names.that_set() if names else ())])
     if pointer or not near:
-        return ConfigError(_LINE, f"{name[:100]} is not an option", "", pointer or _help_of(command))
+        hint = names.hint if names and not pointer else ""
+        return ConfigError(_LINE, f"{name[:100]} is not an option", hint, pointer or _help_of(command))
     return ConfigError(_LINE, f"{name} is not an option", f"the nearest is {flag(near[0])}", f"write {{{near[0]}}}")
 
 # %% ../../nbs/15_cli/00_options.ipynb #3a165165

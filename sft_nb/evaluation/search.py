@@ -18,10 +18,9 @@ import numpy as np
 from ..display import format_change, with_png
 from ..files import read_json, write_atomically
 from ..installation import is_installed
-from ..foreign_meaning import full_name
 from ..progress import log
 from ..report import command, ConfigError, edit, error_summary, pluralise, shell_quote, SftError
-from ..settings import SETTINGS
+from ..settings import full_name, SETTINGS
 from ..config import Config, load_config
 from ..tokens.dataset import Data
 from ..tokens.encode import encode

@@ -98,7 +98,7 @@ def test_a_row_is_left_out_by_its_own_flag(key):
 
 
 def test_a_config_of_axolotl_may_name_every_flag():
-    from sft_nb.foreign_meaning import _LOSS_KEYS
+    from sft_nb.extras.datasets import _LOSS_KEYS
     assert {*_LOSS_KEYS} == {*LOSS_FLAGS} - {"masked"}   # which is the opposite
 
 

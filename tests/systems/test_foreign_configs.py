@@ -11,9 +11,9 @@ import yaml
 
 from sft_nb.config import load_config, table
 from sft_nb.report import ConfigError, SftError
-from sft_nb.settings import defaults
-from sft_nb.foreign_meaning import ALIASES, FileSettings, Meaning
-from sft_nb.foreign_settings import FOREIGN, foreign_keys, TOOLS, translate_setting, VALUES
+from sft_nb.settings import ALIASES, defaults
+from sft_nb.extras.meanings import FileSettings, Meaning
+from sft_nb.extras.other_tools import FOREIGN, foreign_keys, TOOLS, translate_setting, VALUES
 
 PUBLISHED = Path(os.environ.get("SFT_NB_SHARED", Path(__file__).parents[3]/"shared"))/"foreign_configs"
 

@@ -9,8 +9,8 @@ from sft_nb.cli import main
 from sft_nb.config import config_names, load_config, table
 from sft_nb.report import ConfigError
 from sft_nb.settings import defaults
-from sft_nb.foreign_meaning import Meaning
-from sft_nb.foreign_settings import FOREIGN, translate_setting
+from sft_nb.extras.meanings import Meaning
+from sft_nb.extras.other_tools import FOREIGN, translate_setting
 
 SETS = [   # what others write, and what it is here
     (dict(bf16=True), dict(dtype="bfloat16")), (dict(fp16=True), dict(dtype="float16")),

@@ -1,0 +1,92 @@
+"""Without `sft_nb.extras` every command works on our own names and files, and other tools' keys get a sentence."""
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+from test_layers import imports
+
+from sft_nb.extras.meanings import CONVERSIONS, TOOL_FILES, read_toml
+from sft_nb.extras.other_tools import FOREIGN, TOOLS
+
+HIDE = "import sys\nsys.modules['sft_nb.extras'] = None   # as if the folder were not there\n"
+CORE = [p for p in (ROOT/"sft_nb").rglob("*.py") if not {"extras", "configs"} & {*p.relative_to(ROOT/"sft_nb").parts}]
+
+
+def hidden(code:str, folder)->str:
+    done = subprocess.run([sys.executable, "-c", HIDE + code], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_one_module_of_the_core_imports_the_extras_and_does_so_when_asked():
+    def names_them(path)->bool:
+        strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
+        return any(name.split(".")[0] == "extras" for name in imports(path)) or any(
+            isinstance(text, str) and text.startswith(("sft_nb.extras.", ".extras")) for text in strings)
+    assert [p.name for p in CORE if p.name != "_modidx.py" and names_them(p)] == ["extensions.py"]
+    tree = ast.parse((ROOT/"sft_nb/extensions.py").read_text())
+    assert not any(isinstance(node, ast.Try) for node in tree.body)   # not when it is imported, but in a function
+
+
+CONFIGS = """
+from pathlib import Path
+from sft_nb.config import config_names, load_config, save_config
+from sft_nb.report import ConfigError
+for name in config_names(): load_config(name)
+assert load_config(lr=1e-3, batch_size=2).per_device_train_batch_size == 2
+Path("mine.py").write_text("from sft_nb.configs.default import *\\nlora_rank = 8\\n")
+Path("mine.yaml").write_text("lora_rank: 8\\nlr: 1e-3\\n")
+for name in ("mine.py", "mine.yaml", save_config(load_config("mine.py"), "config.json")):
+    assert load_config(name).lora_r == 8
+Path("theirs.yaml").write_text("base_model: u/m\\nlora_r: 8\\nsample_packing: true\\n")
+Path("theirs.sh").write_text("swift sft --model u/m\\n")
+for name in ("theirs.yaml", "theirs.sh"):
+    try: load_config(name)
+    except ConfigError as e: print(e)
+try: load_config(warmup_ratio=10)
+except ConfigError as e: print(e)
+"""
+
+
+def test_configs_of_our_own_are_read_without_the_extras(tmp_path):
+    said = hidden(CONFIGS, tmp_path)
+    assert "theirs.yaml:3: sample_packing is not a setting; keys of other tools are read by sft_nb.extras" in said
+    assert "'theirs.sh': this is not a .py, .yaml or .json file" in said
+    assert "warmup_ratio = 10; warmup_ratio is a share of all steps, below 1" in said
+
+
+@pytest.mark.parametrize("line, says", [
+    ("config --config demo --lr 1e-3", "learning_rate"),
+    ("data --config demo --max-samples 4 --show 1 --eval-samples 0", "arithmetic"),
+    ("plan --config demo --max-samples 4", "GiB"), ("runs", "run"),
+    ("train --config demo --bf16 true", "--bf16 is not an option; keys of other tools are read by sft_nb.extras")])
+def test_commands_work_without_the_extras(tmp_path, line, says):
+    code = f"from sft_nb.cli import main\nprint('code', main({line.split()!r}))"
+    assert says in hidden(code.replace("\n", "\nsys.stderr = sys.stdout\n", 1), tmp_path)
+
+
+def test_the_files_of_tools_and_the_functions_fit_together():
+    text = "".join(file.read_text() for file in TOOL_FILES.glob("*.toml"))
+    assert {*re.findall(r'(?:by|dependent_defaults) = "(\w+)"', text)} == {*CONVERSIONS}
+    assert {file.stem for file in TOOL_FILES.glob("*.toml")} == {*TOOLS}
+    common, unread = read_toml("unread/every-tool"), {file.stem for file in (TOOL_FILES/"unread").glob("*.toml")}
+    assert {*common["order"]} == unread - {"every-tool"}
+
+
+def test_a_key_of_any_file_has_one_meaning():
+    "`datasets` is a list in the files of two tools, with the same function"
+    named = [name for tool in TOOLS.values() for name in (*tool.keys, *tool.set_nothing)]
+    assert {name for name in named if named.count(name) > 1} == {"datasets"} and {*named} == {*FOREIGN}
+
+
+def test_the_files_of_tools_have_no_other_parts():
+    "A misspelled section would be skipped"
+    known = set("title marks needed dependent_defaults defaults nulls keys own methods accepted ignored refused "
+                "parameters types entries columns".split())
+    assert {name: found for name in TOOLS if (found := {*read_toml(name)} - known)} == {}
+    known = set("title marks adapter alpha_scale counts_batches equal layers datasets other_methods".split())
+    tools = read_toml("unread/every-tool")["order"]
+    assert {name: found for name in tools if (found := {*read_toml(f"unread/{name}")} - known)} == {}
