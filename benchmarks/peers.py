@@ -49,7 +49,7 @@ def conversations(rows:list[dict], task, tokenizer)->list[list[dict]]:
     from sft_nb.tokens.conversations import conversation
     from sft_nb.tokens.template import Template
     t = Template(tokenizer)
-    return [[dict(role=m["role"], content=m["content"]) for m in t.fitting(conversation(task, row, f"row {k}"))]
+    return [[dict(role=m["role"], content=m["content"]) for m in t.adapt_messages(conversation(task, row, f"row {k}"))]
             for k, row in enumerate(rows)]
 
 

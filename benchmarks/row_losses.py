@@ -19,17 +19,17 @@ from common import save
 def measure(way:str, tokens:int)->dict:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
-    from sft_nb.evaluation import perplexity
+    from sft_nb.model import loss
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(
         "qwen3", vocab_size=151_936, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, tie_word_embeddings=True, max_position_embeddings=tokens))
-    if way == "all": perplexity.head_of = lambda model: None
+    if way == "all": loss.head_of = lambda model: None
     ids = torch.randint(3, 1000, (tokens,)).tolist()
     labels = [-100] * (tokens - 100) + ids[-100:]
-    perplexity.row_losses(model, [(ids[:200], ids[:200])])   # the first call of a process takes longer
+    loss.row_losses(model, [(ids[:200], ids[:200])])   # the first call of a process takes longer
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    nats, _ = perplexity.row_losses(model, [(ids, labels)])
+    nats, _ = loss.row_losses(model, [(ids, labels)])
     seconds, peak = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return dict(way=way, tokens=tokens, seconds=round(seconds, 2), gib=round(peak / 2**20, 2), nats=float(nats[0]))
 

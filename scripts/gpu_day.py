@@ -26,12 +26,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sft_nb.batches.collate import CollatorWithPositions, DataCollatorFlattening
+from sft_nb.batches.layout import eval_mode
 from sft_nb.config import Config, load_config
 from sft_nb.model.adapter import add_adapter
 from sft_nb.model.attention import register_varlen
 from sft_nb.model.checkpointing import OnDevice, OnHost, offload_saved_tensors, recompute_layers
 from sft_nb.model import generate as generation
-from sft_nb.model.generate import Decoder, eval_mode
+from sft_nb.model.generate import Decoder
 from sft_nb.model.hardware import choose_device, free_memory, is_out_of_memory, this_device
 from sft_nb.model.kernels import (
     compile_layers, fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_kernels, use_liger)

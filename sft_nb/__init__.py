@@ -12,7 +12,8 @@ _set_torch_environment()
 _NAMES = {
     "report": "SftError ConfigError Finding Report",
     "config": "Config load_config save_config config_names table",
-    "rows.formats": "detect to_messages",
+    "rows.readers": "detect",
+    "rows.formats": "to_messages",
     "rows.sources": "open_rows read_rows",
     "tasks.core": "Task Score get_task task task_names",
     "tasks.answers": "final_number",

@@ -328,7 +328,7 @@ def _is_on_hub(name:str)->bool:
 def choose_base(
     name:str,   # the setting `model`
 )->str:         # a hub id, or a name in `PACKAGED`; other names as they are
-    "What `smollm2` stands for on this machine"
+    "Resolve `smollm2` to the original if the hub is reachable, and to the packaged file otherwise"
     packaged = _ALIASES.get(name)
     if packaged is None: return name
     return PACKAGED[packaged].hub if _is_on_hub(PACKAGED[packaged].hub) else packaged

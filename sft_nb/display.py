@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['STATUS_MARKS', 'STATUS_COLOURS', 'WRAPPED', 'FAILURE_PAGES', 'Html', 'as_html', 'format_number', 'format_change',
-           'badge_html', 'table_html', 'table_text', 'aligned_text', 'RecordTable', 'details_html', 'bar_html',
-           'sparkline', 'format_bytes', 'code_html', 'link_html', 'card_html', 'card_text', 'failure_page', 'page_url',
-           'calling_line', 'page_html', 'format_figure', 'figures_html', 'figures_text', 'with_png']
+           'badge_html', 'table_html', 'table_text', 'aligned_text', 'fitted_text', 'lines_html', 'RecordTable',
+           'details_html', 'bar_html', 'sparkline', 'format_bytes', 'code_html', 'link_html', 'card_html', 'card_text',
+           'failure_page', 'page_url', 'calling_line', 'page_html', 'format_figure', 'figures_html', 'figures_text',
+           'with_png']
 
 # %% ../nbs/00_display.ipynb #fac0imp1
-import json, math, os, traceback
+import json, math, os, shutil, textwrap, traceback
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 
@@ -96,6 +98,33 @@ def aligned_text(
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [[f"{c:<{w}}" if is_left else f"{c:>{w}}" for c, w, is_left in zip(row, widths, left)] for row in rows]
     return "\n".join("  ".join(line).rstrip() for line in lines)
+
+# %% ../nbs/00_display.ipynb #fit00002
+def fitted_text(
+    lines:list[dict[str,str]],      # column -> text; a column that a line lacks is empty there
+    *, left:Iterable[str]=(),       # columns of words; others hold figures and are right-aligned
+    optional:Iterable[str]=(),      # columns to leave out where the terminal is too narrow, in this order
+    others:str="table() has them",  # where a reader finds them
+)->str:
+    "Lines as aligned columns, no wider than the terminal if enough columns are optional"
+    width, hidden = shutil.get_terminal_size((80, 24)).columns, []
+    names = [*dict.fromkeys(name for line in lines for name in line)]
+    waiting = [name for name in dict.fromkeys(optional) if name in names]
+    while True:
+        rows = [names, *([line.get(name, "") for name in names] for line in lines)]
+        table = aligned_text(rows, [name in left for name in names])
+        if not waiting or max(map(len, table.splitlines())) <= width: break
+        hidden.append(waiting.pop(0))
+        names.remove(hidden[-1])
+    return f"{table}\n" + textwrap.fill(f"not shown: {', '.join(hidden)} ({others})", width) if hidden else table
+
+def lines_html(
+    lines:list[dict],       # column -> text
+    *, marked:int|None=None,   # number of the line to outline
+)->Html:
+    "Lines as a table"
+    names = [*dict.fromkeys(name for line in lines for name in line)]
+    return table_html([[line.get(name, "") for name in names] for line in lines], head=names, marked=marked)
 
 # %% ../nbs/00_display.ipynb #facli002
 class RecordTable(list):
@@ -300,7 +329,7 @@ def format_figure(
 def figures_html(
     figures:dict,   # name -> value; `side: name` puts each side into its own column
 )->Html:
-    "Figures as a table; empty if there are none"
+    "Figures as a table, or an empty text"
     sides = [*dict.fromkeys(side for side, named, _ in (name.partition(": ") for name in figures) if named)]
     plain = [[k, format_figure(v, k)] for k, v in figures.items() if ": " not in k]
     names = dict.fromkeys(name for side, named, name in (name.partition(": ") for name in figures) if named)

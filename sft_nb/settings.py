@@ -119,7 +119,7 @@ class RowSettings:
 # %% ../nbs/00_settings.ipynb #c0nf0036
 @dataclass(frozen=True)
 class SizeSettings:
-    "How many rows, how long, and what happens to the others"
+    "The number of rows and their lengths"
     max_samples:Annotated[int|None, Setting("train on this many first rows; None: all", ge=1)] = None
     eval_samples:Annotated[int, Setting(
         "held-out rows that the base and the tuned model answer; 0: none", ge=0, for_evaluation=True)] = 200
@@ -331,7 +331,7 @@ class GuardSettings:
 # %% ../nbs/00_settings.ipynb #c0nf0022
 @dataclass(frozen=True)
 class OutputSettings:
-    "What is written, where, and by how many processes"
+    "Files that are written, and the processes of a training"
     logging_steps:Annotated[int, Setting("a line in metrics.jsonl every this many steps", ge=1, hf=True)] = 10
     save_steps:Annotated[int|float|_Epoch, Setting(
         "a checkpoint every this many steps (below 1: a share of all steps), or after each epoch", ge=0)] = 200
@@ -372,7 +372,7 @@ class Config(OutputSettings, GuardSettings, EvaluationSettings, TrainingSettings
 
     @property
     def data_processes(self)->int:
-        "How many processes see different rows: one for each group that shares them"
+        "The number of processes that see different rows: one for each group that shares them"
         return max(1, self.num_processes // self.sequence_parallel_size)
 
 # %% ../nbs/00_settings.ipynb #fec0c2b3

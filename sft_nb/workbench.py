@@ -141,7 +141,7 @@ class _Planned(_Asked):
 
 # %% ../nbs/08_workbench.ipynb #wb000043
 class Workbench(_Planned):
-    "What `cfg` resolves to on this machine; each part is built on first use"
+    "`cfg` as resolved on this machine; each part is built on first use"
     @cached_part
     def model(self):
         "Base and new adapter, ready to train; ConfigError if it cannot be loaded"

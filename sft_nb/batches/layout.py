@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['text_config', 'model_class', 'counts_from_padding', 'supports_flattening', 'has_states', 'takes_flattened',
-           'should_flatten', 'autocast_to_weights', 'inference_mode', 'are_same_logits', 'rows_stay_apart', 'Layout',
-           'choose_layout', 'collator_for', 'BatchLengths', 'largest_batch', 'rows_of_largest_batch']
+           'should_flatten', 'autocast_to_weights', 'inference_mode', 'are_same_logits', 'eval_mode', 'rows_stay_apart',
+           'Layout', 'choose_layout', 'collator_for', 'BatchLengths', 'largest_batch', 'rows_of_largest_batch']
 
 # %% ../../nbs/05_batches/03_layout.ipynb #8b0436f9
 import inspect
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Callable
 
@@ -146,6 +146,18 @@ def are_same_logits(
     limit = 1e-3 if dtype == torch.float32 else .15   # of the spread of a token's logits
     return bool(((b - a).square().mean(-1).sqrt() <= limit * a.std(-1)).all())
 
+# %% ../../nbs/05_batches/03_layout.ipynb #02cc964b
+@contextmanager
+def eval_mode(model):
+    "Context manager that puts a model in eval mode, under autocast if its dtypes are mixed, and restores it afterwards"
+    was = model.training
+    saved = [p for name, p in model.named_parameters() if "modules_to_save" in name and p.is_floating_point()]
+    is_mixed = any(p.dtype != model.dtype for p in saved)   # trained in full along with an adapter
+    model.eval()
+    try:
+        with autocast_to_weights(model) if is_mixed else nullcontext(): yield model
+    finally: model.train(was)
+
 # %% ../../nbs/05_batches/03_layout.ipynb #6e6c4b0e
 def rows_stay_apart(
     model,       # a loaded model
@@ -173,7 +185,7 @@ def rows_stay_apart(
 # %% ../../nbs/05_batches/03_layout.ipynb #8a9be5b9
 @dataclass(frozen=True)
 class Layout:
-    "How the rows of a batch are arranged, the reason, and the collator"
+    "The arrangement of the rows of a batch, its reason, and the collator"
     flat:bool         # True: flattened; False: padded
     reason:str
     collate:Callable  # rows -> a batch

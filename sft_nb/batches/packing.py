@@ -209,7 +209,7 @@ def optimizer_steps(
 # %% ../../nbs/05_batches/01_packing.ipynb #extent02
 @dataclass(frozen=True)
 class Extent:
-    "How much of the rows a training sees"
+    "The rows, steps and passes of a training"
     rows:int                # examples
     steps:int               # optimiser steps
     passes:float            # over the rows

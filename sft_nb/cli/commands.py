@@ -18,7 +18,7 @@ from ..settings import full_name, plain_name, SETTINGS
 from ..config import require_trust, Config, config_names, table
 from ..runs.distributed import get_process_info, is_main_process
 from .options import (
-    _takes_many, flag, given, Option, parse, parse_own, set_apart, terminal_width, words, wrap_report)
+    _takes_many, flag, given, Option, parse, parse_own, split_foreign_options, terminal_width, words, wrap_report)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #e3ea05e8
 def _say(*parts)->None: print(*(escape_controls(str(part)) for part in parts), flush=True)
@@ -301,7 +301,8 @@ def _is_launched(options)->bool:
 # %% ../../nbs/15_cli/01_commands.ipynb #8453fa7a
 def _nothing_else(options, args:list[str])->None:
     "ConfigError for a setting given along with `--resume`"
-    extra = sorted({*given(args), *set_apart(args)[1]} - {"max_time", "trust_remote_code", "num_processes", *_LONGER})
+    harmless = {"max_time", "trust_remote_code", "num_processes", *_LONGER}
+    extra = sorted({*given(args), *split_foreign_options(args)[1]} - harmless)
     if options.config is not None: extra.append("config")
     if not extra: return
     anew = command(f"sft_nb train --config {shell_quote(options.resume)}/config.json")

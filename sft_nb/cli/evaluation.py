@@ -11,7 +11,7 @@ import os, shutil, sys, textwrap
 from types import SimpleNamespace
 from typing import Literal
 
-from ..display import aligned_text, format_number
+from ..display import aligned_text, fitted_text, format_number
 from ..progress import format_duration, log
 from ..report import command, ConfigError, shell_quote, Report
 from .options import arrange, Option, parse_own, words
@@ -50,15 +50,9 @@ def _as_text(table, *, named:bool)->str:
     lines = [{name: shown(name, value, run["by"]) for name, value in run.items()} for run in table.to_dict("records")]
     names = [name for name in table.columns if any(line[name] for line in lines)]
     if named: return _side_by_side(lines, [name for name in names if name != "run"], width)
-    left, gone = [False if name in _FIGURES else True for name in names], []
-    def text()->str: return aligned_text([names, *([line[name] for name in names] for line in lines)], left)
-    for name in [name for name in _WHERE_NARROW if name in names]:
-        if max(map(len, text().splitlines())) <= width: break
-        k = names.index(name)
-        del names[k], left[k]
-        gone.insert(0, name)
-    if not gone: return text()
-    return f"{text()}\n" + textwrap.fill(f"not shown: {', '.join(gone)} (sft_nb runs NAME, or --json)", width)
+    lines = [{name: line[name] for name in names} for line in lines]
+    left = [name for name in names if name not in _FIGURES]
+    return fitted_text(lines, left=left, optional=_WHERE_NARROW, others="sft_nb runs NAME, or --json")
 
 _FIGURES = ("step", "loss", "best_eval_loss", "base", "tuned", "seconds")
 

@@ -31,11 +31,11 @@ from sft_nb.tasks.metrics import (
     shown_figures)
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
+from ..model.loss import row_losses
 from ..model.generate import continue_tokens, Generation
 from ..runs.checkpoint import LOWER_IS_BETTER
 from ..runs.provenance import base_folder, weights_of
 from .statistics import difference, Difference, interval, mean_interval
-from .perplexity import row_losses
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #c34856b4
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Scores:
 
     @property
     def thoughts(self)->str:
-        "How many answers follow a thought, how long it is, and how many thoughts never end; empty if there are none"
+        "Thoughts before answers: their number and length, and how many never end; empty without thoughts"
         lengths = sorted(a.thought for a in self.answers if a.thought)
         empty, endless = sum(a.thought == 0 for a in self.answers), sum(not a.closed for a in self.answers)
         unanswered = pluralise(endless, "thought never ends: unanswered", "thoughts never end: unanswered")

@@ -225,7 +225,7 @@ def choose_model(
 
 # %% ../../nbs/12_evaluation/02_openai_client.ipynb #a6b3d8cb
 class ServerInfo:
-    "What a server reports about itself; each part is requested once"
+    "A server's description of itself; each part is requested once"
     def __init__(self, server:Server): self.server = server
 
     @cached_property
@@ -273,7 +273,7 @@ def request_body(
     first = conversation[0]
     if first["role"] == "text": return "/v1/completions", dict(prompt="".join(m["content"] for m in conversation))
     if not template.chat: return "/v1/completions", dict(prompt=template.render(conversation, prompt=True))
-    messages = template.for_row(conversation).fitting(conversation, "prompt")
+    messages = template.for_row(conversation).adapt_messages(conversation, "prompt")
     body = dict(messages=[{k: v for k, v in m.items() if k not in OWN_KEYS} for m in messages])
     if first.get("tools") and messages[0].get("tools"): body["tools"] = first["tools"]
     arguments = getattr(template.tokenizer, "template_arguments", {}) | first.get("chat_template_kwargs", {})
@@ -371,7 +371,7 @@ def rendered(self:Server,
     conversation:list[dict],
     n:int|None=None,      # prompt tokens counted by an earlier answer; None: request one
 )->RenderedPrompt:
-    "How the server renders a prompt, as far as it is shown"
+    "A prompt as the server renders it, as far as that is shown"
     if n is None: n = self.chat(conversation, max_tokens=1, temperature=0).n_prompt
     path, body = request_body(conversation, Template(self.tokenizer))
     is_chat, text, ids = path.endswith("chat/completions"), None, None

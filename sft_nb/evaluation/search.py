@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..escape import escape_controls, escape_html
-from ..display import aligned_text, format_change, table_html, with_png
+from ..display import format_change, with_png
 from ..files import read_json, write_atomically
 from ..installation import is_installed
 from ..progress import log
@@ -39,7 +38,7 @@ from ..training.train import raise_if_failed, resume, train
 from .statistics import correct_for_choice
 from .generations import digest, paired, Scores
 from .evaluate import Evaluator, leaves_base, make_evaluator
-from .sweep import Sweep
+from .sweep import Ranking, Sweep
 
 # %% ../../nbs/12_evaluation/08_search.ipynb #srch0006
 @dataclass(frozen=True)
@@ -223,7 +222,7 @@ def _short_value(value)->str: return f"{value:g}" if isinstance(value, float) el
 def _in_words(values:dict)->str: return ", ".join(f"{name} {_short_value(v)}" for name, v in values.items())
 
 @dataclass(frozen=True, repr=False)
-class Search:
+class Search(Ranking):
     "Runs with different values of some settings"
     folder:Path
     by:str                          # the figure to choose by
@@ -262,8 +261,9 @@ class Search:
 
     @property
     def conclusions(self)->list[str]:
-        "The best run, by how much, and what to try next"
-        if not self.scores: return ["no run has finished"]
+        "The best run, by how much, what to try next, and why runs ended early or failed"
+        why = [f"{_in_words(self.values[name])}: {text}" for name, text in self.states.items() if ":" in text]
+        if not self.scores: return ["no run has finished", *why]
         d, best = self.swept.pick.difference, self.swept.best
         change = format_change(self.base.overall(self.by), self.scores[best].overall(self.by))
         n = len(self.scores)
@@ -276,20 +276,21 @@ class Search:
             beyond = "smaller" if which == "smallest" else "larger"
             lines.append(f"its {name} is the {which} that was tried: {beyond} ones may be better")
         again = f"sft_nb verdict {shell_quote(self.folder/best)} --eval-file rows.jsonl"
-        return [*lines, f"on rows that did not choose it: {again}"]
+        return [*lines, f"on rows that did not choose it: {again}", *why]
 
     def lines(self)->list[dict[str,str]]:
         "The cells of the table: the base, then the runs, the best first"
         def value_of(name): return self.scores[name].contributions(self.by).mean() if name in self.scores else -math.inf
-        head = dict.fromkeys(("run", *self.names), "")
-        lines = [] if self.base is None else [head | {"run": "base", self.by: f"{self.base.overall(self.by):.4g}"}]
+        head = dict.fromkeys(self.names, "") | {self.names[0]: "base"}
+        lines = [] if self.base is None else [head | {self.by: f"{self.base.overall(self.by):.4g}"}]
         for name in sorted(self.values, key=value_of, reverse=True):
-            line = {"run": name} | {s: _short_value(self.values[name][s]) for s in self.names}
+            line = {s: _short_value(self.values[name][s]) for s in self.names}
             if name in self.scores:
                 low, high = self.scores[name].interval_of(self.by)
                 line[self.by] = f"{self.scores[name].overall(self.by):.4g}"
                 line["95% interval"] = f"{low:.4g} to {high:.4g}"
-            lines.append(line | {"time": f"{self.seconds[name]:,.0f} s", "state": self.states[name].partition(":")[0]})
+            state = self.states[name].partition(":")[0]
+            lines.append(line | {"time": f"{self.seconds[name]:,.0f} s", "state": state, "run": name})
         return lines
 
     def table(self):   # a pandas `DataFrame`
@@ -299,21 +300,15 @@ class Search:
                 | dict(seconds=self.seconds[name], state=self.states[name]) for name, values in self.values.items()]
         return pd.DataFrame(rows)
 
-    def __str__(self):
-        lines = self.lines()
-        names = [*dict.fromkeys(name for line in lines for name in line if name != "run")]
-        if self.base is not None: lines[0][names[0]] = "base"   # names of runs only repeat the values
-        table = aligned_text([names, *([line.get(name, "") for name in names] for line in lines)], [False] * len(names))
-        why = [f"{_in_words(self.values[name])}: {text}" for name, text in self.states.items() if ":" in text]
-        return escape_controls("\n".join([f"{self.folder}: {pluralise(len(self.values), 'run')}, by {self.by}", table,
-                                          *self.conclusions, *why]))
-    __repr__ = __str__
-    def _repr_html_(self)->str:
-        lines = self.lines()
-        names = [*dict.fromkeys(name for line in lines for name in line)]
-        marked = next((k for k, line in enumerate(lines) if self.scores and line["run"] == self.swept.best), None)
-        table = table_html([[line.get(name, "") for name in names] for line in lines], head=names, marked=marked)
-        return f"<div><b>{escape_html(self.folder)}</b>{table}{'<br>'.join(map(escape_html, self.conclusions))}</div>"
+    name_column = "run"
+    @property
+    def optional_columns(self)->tuple[str,...]: return "run", "time"   # names of runs only repeat the values
+    @property
+    def title(self)->str: return str(self.folder)
+    @property
+    def headline(self)->str: return f"{pluralise(len(self.values), 'run')}, by {self.by}"
+    @property
+    def best_name(self)->str|None: return self.swept.best if self.scores else None
     def to_dict(self)->dict:
         "Ready for JSON"
         rows = [dict(run=name, values=values, state=self.states[name], seconds=self.seconds[name],
@@ -403,7 +398,7 @@ class _Searcher:
         return self.finish(resume(run, callbacks=[behind]), behind)
 
     def callback(self):
-        "What stops a run that cannot win"
+        "A callback that stops a run that cannot win"
         from sft_nb.training.recorder import StopByCurve
         finished = [loss_curve(run) for run in self.runs() if run.state == "finished"] if self.stop_early else []
         return StopByCurve(partial(cannot_win, finished=[curve for curve in finished if curve]))

@@ -184,7 +184,7 @@ class Difference:
         return (self.high - self.low) / 2 + scipy.stats.norm.ppf(.8) * sd / math.sqrt(self.n)
 
     def rows_for(self, gain:float)->int:
-        "How many rows, like these, would show a gain"
+        "The number of rows like these that would show a gain"
         by_interval = math.ceil(self.n * (self._smallest_by_interval / gain) ** 2)
         return max(by_interval, rows_needed(gain, self.differing, sd=self.sd), self.n + 1)
 

@@ -53,7 +53,7 @@ def expected_answers(
     task,
     rows:list[dict],   # as scored
 )->list[str]:          # empty: the task cannot score an empty answer, or takes too long
-    "What the task expects of each row"
+    "The expected answer of each row"
     began, found = time.monotonic(), []
     for row in rows:
         try: found.append(task.score("", row).expected)
@@ -196,7 +196,7 @@ def figure_in_words(name:str, value:float)->str:
 
 @dataclass(frozen=True)
 class Baselines:
-    "What models are compared with besides their base, on the same rows"
+    "Scores to beat besides those of the base, on the same rows"
     by:str                       # the figure to compare by
     trivial:list[Trivial]=field(default_factory=list)
     few_shot:Scores|None=None    # base with training rows in its prompt; None: it was not asked

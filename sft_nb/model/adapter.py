@@ -74,7 +74,7 @@ def _short_name(path:str)->str:
     return re.search(r"[^.]*[^.\d][^.]*(\.\d+)*$", path)[0]
 
 def excluded_modules(model)->str|None:
-    "Pattern for the modules that LoRA must not touch: those that process no text, and routers; None if there are none"
+    "Pattern for the modules that LoRA must not touch (those that process no text, and routers), or None"
     inside, experts, linear = text_path(model), count_experts(model.config), _linear_layers(model)
     names, for_text = {_short_name(path) for path in linear}, _reached_by_text(model)
     others = {path for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)
@@ -478,7 +478,7 @@ def load_model(
 # %% ../../nbs/06_model/08_adapter.ipynb #edc76217
 @dataclass(frozen=True)
 class Reach:
-    "How much of the base an adapter reaches, in parameters; embeddings and head do not count"
+    "The parts of the base that an adapter reaches, in parameters; embeddings and head do not count"
     adapted:int
     weights:int
     left_out:dict[str,int]   # other matrices, largest first: mlp.experts.down_proj -> number of weights

@@ -114,7 +114,7 @@ def announce_documents(
 
 # %% ../../nbs/06_model/02_attention.ipynb #cccfa484
 class _Assumed(NamedTuple):
-    "What `assume_documents` was given"
+    "The document lengths passed to `assume_documents`"
     lengths:tuple[int,...]
     cuda:bool   # True: as on a CUDA device
 
@@ -168,7 +168,7 @@ def varlen_mask(
 
 # %% ../../nbs/06_model/02_attention.ipynb #e8655d1a
 def _to_additive_mask(mask:torch.Tensor|None, scores:torch.Tensor)->torch.Tensor:
-    "What is added to the scores (B, H, Tq, Tk); a mask is boolean (True: may see), additive, or None for causal"
+    "A mask as numbers to add to the scores (B, H, Tq, Tk); it is boolean (True: may see), additive, or None for causal"
     if mask is None:
         Tq, Tk = scores.shape[-2:]
         mask = torch.ones(Tq, Tk, dtype=torch.bool, device=scores.device).tril(Tk - Tq)
@@ -230,7 +230,7 @@ _MOST = 2**31      # elements that the kernel's backward pass can address
 _SUMMED = 2**28    # elements it may accumulate at a time: 1 GiB
 
 def _heads_in_a_call(tokens:int, documents:int, key_heads:int, groups:int, size:int)->int:
-    "How many key-value heads fit in one call; at least 1"
+    "The number of key-value heads that fit in one call; at least 1"
     each = (tokens + 128 * documents) * groups * size
     return max(1, min(key_heads, (_MOST - 1) // each, _SUMMED // each))
 

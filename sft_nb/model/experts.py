@@ -178,7 +178,7 @@ def rows_per_expert(
     experts:torch.Tensor,      # (rows,): the expert of each row
     n:int,                     # experts
 )->tuple[list[int],torch.Tensor]:
-    "How many rows each expert has, and where its rows end if they are sorted, (n,)"
+    "The number of rows of each expert, and where they end if rows are sorted, (n,)"
     counts = torch.bincount(experts, minlength=n)
     return counts.tolist(), counts.cumsum(0, dtype=torch.int32)
 
@@ -374,7 +374,7 @@ def balance_loss(
     router_logits:tuple,    # (tokens, experts) of each layer
     attention_mask=None,    # (B, T): padding is not counted
 )->torch.Tensor|None:       # None: this type has no such loss
-    "How unevenly the tokens of a batch are spread over the experts, as transformers computes it"
+    "The load-balancing loss of a batch, as transformers computes it"
     spread = balance_loss_of(model)
     if spread is None or not router_logits: return None
     shape = text_config(model.config)
@@ -386,7 +386,7 @@ def balance_weight(
     coefficient:float|None,   # `router_aux_loss_coef`; None: as the model's config says
     model,                    # a causal language model, without an adapter
 )->tuple[float,str]:          # 0: it is not computed; the reason is empty where the model has no such loss
-    "What the load-balancing loss is multiplied by, and why; ConfigError for a model that has none"
+    "The factor of the load-balancing loss, and its reason; ConfigError for a model that has none"
     if coefficient and balance_loss_of(model) is None:
         raise ConfigError("router_aux_loss_coef", f"{model.config.model_type} has no load-balancing loss",
                           "a mixture of experts that returns the scores of its routers",

@@ -138,7 +138,7 @@ def find_hardware(
 # %% ../../nbs/06_model/00_hardware.ipynb #d90cf26a
 @dataclass(frozen=True)
 class Device:
-    "What a plan needs to know about a device"
+    "The memory and speed of a device"
     name:str
     gib:float            # memory available to a process, including its driver context
     tflops:float         # dense bfloat16 products, 10^12 floating-point operations a second

@@ -60,7 +60,7 @@ def quantization(
     cfg:Config,         # `method` and the `bnb_4bit` settings
     dtype:torch.dtype,  # what the layers compute in
 )->BitsAndBytesConfig|None:
-    "How bitsandbytes stores the base: 4 or 8 bits for `qlora`, None for the other methods"
+    "The config with which bitsandbytes stores the base: 4 or 8 bits for `qlora`, None for the other methods"
     if cfg.method != "qlora": return None
     if cfg.load_in_8bit: return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
@@ -87,7 +87,7 @@ _MULTIPLIES_ITSELF = ("mamba", "falcon_mamba")   # their scan has `dt_proj.weigh
 def stored_by(
     shape,    # a model's config
 )->str:       # bitsandbytes, gptq, awq, fp8, mxfp4 ...; empty: by nothing
-    "What has quantised the base in its own files"
+    "The library that quantised the base in its own files"
     how = getattr(shape, "quantization_config", None)
     if how is None: return ""
     how = how if isinstance(how, dict) else how.to_dict()

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['chunked_cross_entropy', 'dtype_of_products', 'add_product', 'adds_to_float32', 'chunk_size', 'causal_lm',
            'language_model', 'backbone', 'Head', 'head_of', 'SupervisedLoss', 'add_supervised_loss', 'batch_loss',
-           'batch_balance_loss', 'loss_of_scores', 'supervised_logits']
+           'batch_balance_loss', 'loss_of_scores', 'supervised_logits', 'count_targets', 'compute_in_batches',
+           'row_losses']
 
 # %% ../../nbs/06_model/05_loss.ipynb #6b768726
 import functools, types
@@ -14,14 +15,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers.utils import ModelOutput
 
 from ..report import SftError
-from ..batches.collate import supervised_positions
-from ..batches.layout import autocast_to_weights, inference_mode, text_config
+from ..batches.collate import DataCollatorForCausalLM, supervised_positions
+from ..batches.layout import autocast_to_weights, eval_mode, inference_mode, text_config
+from .hardware import free_memory, is_out_of_memory
 from .attention import announce_documents
 from .experts import balance_loss
 from .cpu_cross_entropy import BLOCK, blockwise_cross_entropy, fits_blocks, ROWS
@@ -256,7 +259,7 @@ def head_of(
 # %% ../../nbs/06_model/05_loss.ipynb #e7a72832
 @dataclass
 class SupervisedLoss(ModelOutput):
-    "What a model with `supervised=True` returns"
+    "The output of a model with `supervised=True`"
     loss:torch.Tensor|None=None       # sum of the cross entropies of the supervised tokens, nats
     n_tokens:torch.Tensor|None=None   # supervised tokens
     n_correct:torch.Tensor|None=None  # number of these with the highest score
@@ -392,3 +395,56 @@ def supervised_logits(
         logits = vectors[some // width, some % width]
         if head is not None: logits = head(logits)
         yield some, wanted.to(logits.device), logits.float()
+
+# %% ../../nbs/06_model/05_loss.ipynb #li0row02
+def count_targets(
+    examples:list[tuple[list[int],list[int]]],   # ids and labels
+)->np.ndarray:
+    "The number of supervised tokens of each row"
+    return np.array([sum(label != -100 for label in labels[1:]) for _, labels in examples])
+
+def _make_batches(examples:list, batch_tokens:int)->list[list[int]]:
+    "Numbers of examples, longest first, that fit together"
+    order, found = sorted(range(len(examples)), key=lambda i: -len(examples[i][0])), []
+    for i in order:
+        if not found or (len(found[-1]) + 1) * len(examples[found[-1][0]][0]) > batch_tokens: found.append([])
+        found[-1].append(i)
+    return found
+
+# %% ../../nbs/06_model/05_loss.ipynb #li0row04
+def compute_in_batches(
+    compute:Callable,                            # batch of B rows -> k figures of each, (k, B)
+    examples:list[tuple[list[int],list[int]]],   # ids and labels
+    batch_tokens:int,                            # in one batch
+)->np.ndarray:                                   # (k, n)
+    "Figures of rows; where memory runs out, for half as many rows at a time"
+    found, waiting = {}, _make_batches(examples, batch_tokens)
+    collate = DataCollatorForCausalLM(types.SimpleNamespace(pad_token_id=0))
+    while waiting:
+        some, computed = waiting.pop(0), None
+        try: computed = compute(collate([dict(zip(("input_ids", "labels"), examples[i])) for i in some]))
+        except Exception as e:
+            if len(some) == 1 or not is_out_of_memory(e): raise
+        if computed is not None: found |= dict(zip(some, computed.cpu().double().numpy().T))
+        else:
+            free_memory()
+            waiting = [some[:len(some) // 2], some[len(some) // 2:], *waiting]
+    return np.array([found[i] for i in range(len(examples))]).T
+
+@torch.no_grad()
+def row_losses(
+    model,
+    examples:list[tuple[list[int],list[int]]],   # ids and labels
+    *, batch_tokens:int=2048,                    # in one forward pass; halved if memory runs out
+)->tuple[np.ndarray,np.ndarray]:                 # nats and number of supervised tokens of each row
+    "The loss of the supervised tokens of each row; the logits of other tokens are not computed"
+    if not examples: return np.zeros(0), np.zeros(0, int)
+    def losses(batch):
+        nats, width = torch.zeros(1, len(batch["labels"])), batch["labels"].shape[1] - 1
+        for at, targets, logits in supervised_logits(model, batch, head):
+            nats[0].index_add_(0, (at // width).cpu(), F.cross_entropy(logits, targets, reduction="none").cpu())
+        return nats
+    with eval_mode(model):
+        head = head_of(model)
+        nats, = compute_in_batches(losses, examples, batch_tokens)
+    return nats, count_targets(examples)

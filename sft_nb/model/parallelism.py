@@ -63,7 +63,7 @@ def deepspeed_config(
     return settings
 
 def zero_stage(settings:dict|None)->int:
-    "How much is divided: 1 the optimiser's state, 2 gradients too, 3 weights too; 0 nothing"
+    "The ZeRO stage: 1 divides the optimiser's state, 2 gradients too, 3 weights too; 0 nothing"
     return int((settings or {}).get("zero_optimization", {}).get("stage", 0))
 
 def divides_weights(cfg:Config)->bool:
@@ -174,7 +174,7 @@ def check_heads(
 # %% ../../nbs/06_model/11_parallelism.ipynb #dv000011
 @dataclass(frozen=True)
 class Division:
-    "What one of several processes holds"
+    "The part of the training state that one of several processes holds"
     stage:int=0           # of ZeRO; 0: shards nothing
     processes:int=1
     bucket:int|None=None  # gradient elements sent together; None: the hidden size squared
@@ -183,7 +183,7 @@ class Division:
 def division_of(
     cfg:Config,
 )->Division:
-    "What each process of a training holds; ConfigError as in `deepspeed_config`"
+    "The part of the training state that each process holds; ConfigError as in `deepspeed_config`"
     if cfg.fsdp: return Division(3, cfg.num_processes, by_layer=True)
     settings = deepspeed_config(cfg)
     bucket = (settings or {}).get("zero_optimization", {}).get("reduce_bucket_size", 5e8)

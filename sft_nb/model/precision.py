@@ -123,7 +123,7 @@ class Kind(NamedTuple):
 def formats(
     model,
 )->Counter:   # `Kind` -> number of elements; packed 4-bit weights count bytes
-    "What a model is made of"
+    "Count the parameters of each number format"
     head = getattr(model, "get_output_embeddings", lambda: None)()
     found, seen = Counter(), set()
     for prefix, module in model.named_modules():
@@ -181,7 +181,7 @@ def _audit_whole(model, found, dtype:str, cast:bool)->Finding|None:
 
 # %% ../../nbs/06_model/01_precision.ipynb #bafe6b74
 def _audit_trained(model, found, dtype:str, cast:bool)->Finding|None:
-    "What is trained is in 16 bits, or in several formats"
+    "Warn of trained weights in 16 bits, or in several formats"
     names = {kind.format for kind in found if kind.trained}
     what, check = ("adapter", "adapter_format") if _is_in(found, "adapter") else ("trained part", "trained_format")
     fix = "adapters_to_float32(model)"

@@ -15,7 +15,7 @@ from ..report import ConfigError, edit
 # %% ../../nbs/06_model/09_sampling.ipynb #gen0how1
 @dataclass(frozen=True)
 class Sampling:
-    "How tokens are chosen, and what ends an answer beside the model's own end tokens"
+    "Settings of sampling, and texts that end an answer besides the model's own end tokens"
     max_new_tokens:int=256
     temperature:float=0.        # 0: greedy
     top_p:float=1.              # sample from the most likely tokens with this total probability

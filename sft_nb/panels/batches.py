@@ -22,8 +22,8 @@ from ..report import ConfigError, edit, pluralise
 from ..config import Config
 from ..tokens.dataset import Data, Split
 from ..tokens.display import spans_html, spans_text, Token, tokens_of
+from ..batches.layout import eval_mode
 from ..batches.packing import BatchSampler, optimizer_steps, TrainingRows
-from ..model.generate import eval_mode
 from ..model.loss import head_of, supervised_logits
 from ..workbench import Workbench, workbench_for
 from ..runs.directory import Run
@@ -269,7 +269,7 @@ def names(self:BatchState)->list[str]:
 # %% ../../nbs/14_panels/01_batches.ipynb #713b848c
 @patch
 def counts(self:BatchState)->dict[str,int]:
-    "How many tokens of each kind"
+    "The number of tokens of each kind"
     batch = self.batch()
     supervised = int((batch["labels"] != -100).sum())
     padding = int((batch["attention_mask"] == 0).sum()) if "attention_mask" in batch else 0
@@ -322,7 +322,7 @@ def html(self:BatchState,
 # %% ../../nbs/14_panels/01_batches.ipynb #92a5dca1
 @patch
 def to_dict(self:BatchState)->dict:
-    "What is seen, without its colours"
+    "The view as JSON, without its colours"
     return dict(split=self.split, index=self.index, n_batches=self.n_batches, caption=self.caption(),
                 rows=self.names(), counts=self.counts(), texts=[spans_text(row) for row in self.rows()])
 
@@ -384,7 +384,7 @@ def measure(self:BatchState)->list[list[float]]:
 def sizes(self:BatchState,
     most:int=200,   # batches
 )->tuple[list[tuple],list[tuple]]:   # (batch number from 1, tokens), and the same for supervised tokens
-    "How large the batches around this one are"
+    "The sizes of the batches around this one"
     first = max(0, min(self.index - most // 2, self.n_batches - most))
     length, supervised, batches = self.side.stats["length"], self.side.stats["supervised"], self.batches
     tokens, learned = [], []
@@ -478,7 +478,7 @@ class BatchPanel(Panel):
         return c
 
     def waiting(self)->dict:
-        "What is shown before there are batches"
+        "A placeholder until there are batches"
         return html_block("<div role='status'>Preparing the rows and planning the batches …</div>")
 
     def _ipython_display_(self)->None:

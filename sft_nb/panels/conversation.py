@@ -27,7 +27,7 @@ from ..tasks.metrics import row_to_score, score_answer
 from ..tokens.conversations import conversation
 from ..tokens.prepare import missing_rows_are_of_the_run, read_kept
 from ..tokens.encode import encode_prompts
-from ..model.generate import eval_mode
+from ..batches.layout import eval_mode
 from ..model.hardware import free_memory, is_out_of_memory
 from ..runs.directory import open_run, Run
 from .reply_stream import end_reply, first_difference, pieces_html, Reply, speak, write_reply

@@ -279,7 +279,7 @@ def html(self:EvalState)->str:
 # %% ../../nbs/14_panels/12_evaluation.ipynb #evl0htm6
 @patch
 def to_dict(self:EvalState)->dict:
-    "What is seen"
+    "The view as JSON"
     if self.sweep is None: return dict(run=self.run.name, problem=str(self.problem))
     page = [self.base.answers[k].where for k in self.on_page()]
     pair = self.pair()

@@ -99,7 +99,7 @@ def settings_part(run:Run)->str:
 
 # %% ../../nbs/14_panels/13_html_report.ipynb #pg0ver01
 def versions_part(run:Run)->str:
-    "What it ran on"
+    "The machine and the versions of a run"
     file = run.path/"environment.json"
     if not file.exists(): return ""
     saved = read_json(file)
@@ -112,7 +112,7 @@ def page_parts(
     run:Run,
     rows:int=5,   # number of examples and answers
 )->dict[str,str]:   # heading -> HTML; empty: nothing to show
-    "What the page of a run shows, in order"
+    "The parts of the page of a run, in order"
     parts = {"Status": (Run._repr_html_, run), "Data": (_saved_report, run, "data.json"),
              f"{pluralise(rows, 'row')}, token by token": (tokens_part, run, rows),
              "Memory": (memory_part, run), "Curves": (curves_part, run),

@@ -20,7 +20,7 @@ from ..files import write_atomically
 from ..report import ConfigError, pluralise
 from ..tokens.dataset import Split
 from ..tokens.display import spans_html, Token, tokens_of, TOKENS_STYLE, visible_html
-from ..model.generate import eval_mode
+from ..batches.layout import eval_mode
 from ..model.loss import Head, head_of, supervised_logits
 from ..runs.directory import open_run, Run
 from ..evaluation.sweep import CheckpointSwapper
@@ -222,7 +222,7 @@ def html(self:LossState)->str:
 # %% ../../nbs/14_panels/03_losses.ipynb #639d6457
 @patch
 def to_dict(self:LossState)->dict:
-    "What is seen"
+    "The view as JSON"
     ranked = self.ranked()
     rows = [r._asdict() | dict(gain=r.gain) for r in ranked[:20]]
     return dict(run=self.run.name, checkpoint=self.checkpoint, split=self.split, rank=self.rank, chosen=self.chosen,

@@ -39,7 +39,7 @@ class Control(traitlets.HasTraits):
         "Take what the browser sends"
         if not self.disabled: self.value = value
     def to_dict(self)->dict:
-        "What the browser needs to draw it"
+        "The state from which the browser draws it"
         return dict(kind=self.kind, id=self.id, label=self.label, title=self.title or None, value=self.value,
                     disabled=self.disabled, hidden=self.hidden)
 
@@ -190,7 +190,7 @@ def bar_row_html(
             f"<td style='width:100%;text-align:left'>{bar}</td></tr>")
 
 def common_place(places:list[str])->str:
-    "What the places of rows have in common before their numbers: `train.jsonl row `; a narrow column leaves it out"
+    "The common beginning of the places of rows, `train.jsonl row `, which a narrow column leaves out"
     start = os.path.commonprefix([*places])
     return start[:start.rfind(" ") + 1]
 
@@ -241,7 +241,7 @@ class Panel(anywidget.AnyWidget):
 
     def __repr__(self): return type(self).__name__
     def blocks(self)->list[dict]:
-        "What is drawn, from top to bottom"
+        "The blocks, from top to bottom"
         return [html_block(self.state.html())]
     def to_html(self)->str:
         "The picture that is saved"
@@ -250,7 +250,7 @@ class Panel(anywidget.AnyWidget):
         "A window shows the panel; not every front end lets it draw itself before that"
         if not self.view: self.draw()
     def to_dict(self)->dict:
-        "What a person sees, as JSON can hold it"
+        "The view as JSON"
         return self.state.to_dict()
 
 # %% ../../nbs/14_panels/00_panel.ipynb #456b7fdb

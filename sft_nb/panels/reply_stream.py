@@ -16,7 +16,8 @@ from ..escape import escape_html
 from ..report import pluralise
 from ..thoughts import decode_answer
 from ..tasks.core import Score
-from ..model.generate import start_rows, Decoder, choose_decoding, eval_mode
+from ..batches.layout import eval_mode
+from ..model.generate import start_rows, Decoder, choose_decoding
 from ..model.sampling import chosen
 
 # %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0rep1
@@ -200,6 +201,6 @@ def caption(self:Reply)->str:
 # %% ../../nbs/14_panels/07_reply_stream.ipynb #rep0dic1
 @patch
 def to_dict(self:Reply)->dict:
-    "What is seen, as JSON can hold it"
+    "The view as JSON"
     return dict(speaker=self.speaker, state=self.state, text=self.text or "".join(self.pieces), n_tokens=self.n_tokens,
                 pieces=self.pieces, shares=self.shares, error=self.error, verdict=self.verdict(), rating=self.rating)

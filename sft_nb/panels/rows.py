@@ -249,7 +249,7 @@ def cells(self:DataState, entries:list[Entry])->list[list]:
 
 @patch
 def _last_column(self:DataState)->str:
-    "What it tells of the rows of this list"
+    "The heading of the last column"
     return "why" if self.facet in ("left out", "cut") else "begins with"
 
 @patch

@@ -312,7 +312,7 @@ def notes_html(self:RunState)->str:
 
 @patch
 def batch_html(self:RunState)->str:
-    "The selected batch; empty if there is none"
+    "The selected batch, or an empty text"
     return self.batches.html() if self.at is not None else ""
 
 @patch

@@ -11,16 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from ..display import format_bytes
 from ..report import SftError
 from ..settings import defaults
 from ..config import Config
 from ..model.hardware import find_hardware, free_bytes, free_memory
-from ..model.loss import head_of, supervised_logits
+from ..model.loss import row_losses
 from ..model.load import auto_class, load_base, load_shape, quiet, stored_by
-from ..model.generate import eval_mode
 
 # %% ../../nbs/07_planning/06_bits.ipynb #bits0006
 COSTS_MUCH = .1   # nats per supervised token
@@ -92,22 +90,6 @@ def why_not_in_16_bits(
     if needed <= .9 * free: return ""
     return f"its weights take {format_bytes(needed)} in {hardware.dtype_name}, and {format_bytes(int(free))} are free"
 
-@torch.no_grad()
-def _losses_of_rows(
-    model,
-    rows:list[tuple[list[int],list[int]]],   # ids and labels
-)->tuple[float,...]:                         # nats per supervised token
-    "The loss of each row by itself"
-    def loss(ids, labels):
-        batch = dict(input_ids=torch.tensor([ids]), labels=torch.tensor([labels]))
-        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
-        parts = [(F.cross_entropy(logits, targets, reduction="sum"), len(targets))
-                 for _, targets, logits in supervised_logits(model, batch, head)]
-        return float(sum(nats for nats, _ in parts)) / sum(n for _, n in parts)
-    with eval_mode(model):
-        head = head_of(model)
-        return tuple(loss(ids, labels) for ids, labels in rows)
-
 def cost_of_bits(
     cfg:Config,    # resolved, with method qlora
     tokenizer,
@@ -115,13 +97,16 @@ def cost_of_bits(
     rows:list[tuple[list[int],list[int]]],   # from `few_rows`
     *, plain=None, # the base in 16 bits; None: load it, and release it again
 )->BitsCost|str:   # in words why it is not known
-    "What storing the base costs on these rows"
+    "The cost of storing the base in 4 or 8 bits, measured on these rows"
     if cfg.init == "random": return "the weights are random"
     if not rows: return "no short row has anything to learn"
     if plain is None and (why := why_not_in_16_bits(cfg, tokenizer)): return f"the base is not loaded in 16 bits: {why}"
-    stored = _losses_of_rows(model, rows)
+    def losses(base)->tuple[float,...]:
+        nats, counts = row_losses(base, rows)
+        return tuple(nats / counts)
+    stored = losses(model)
     base = load_base(replace(in_16_bits(cfg), device_map=None), tokenizer) if plain is None else plain
-    found = BitsCost(8 if cfg.load_in_8bit else 4, _losses_of_rows(base, rows), stored)
+    found = BitsCost(8 if cfg.load_in_8bit else 4, losses(base), stored)
     del base
     free_memory()
     return found

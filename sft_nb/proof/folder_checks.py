@@ -163,7 +163,7 @@ class Expected:
         return Run(self.run).system_prompt if (self.run/"config.json").is_file() else ""
     @property
     def learned(self)->str:
-        "What was trained, in words"
+        "The name of the trained weights, in words"
         return "the training" if self.bench.cfg.method == "full" else "the adapter"
     @property
     def learner(self)->str:
@@ -220,7 +220,7 @@ def compare_vocabularies(
     ours,     # tokenizer
     theirs,
 )->str:       # empty if they are the same
-    "What differs between two tokenizers: numbers of tokens, special tokens, merges or scores"
+    "Differences between two tokenizers: numbers of tokens, special tokens, merges or scores"
     a, b = ours.get_vocab(), theirs.get_vocab()
     other = [token for token in a.keys() | b.keys() if a.get(token) != b.get(token)]
     if other:
@@ -576,7 +576,7 @@ def describe_differences(
     other:list[TensorDifference],
     n_tensors:int,                  # of the folder or file
 )->str:
-    "How many tensors differ, where it is worst, and how much of the adapter is in them"
+    "The number of tensors that differ, the worst of them, and their share of the adapter"
     worst = worst_of(other)
     if math.isinf(worst.error): return f"{worst.name} does not have the run's shape"
     where = f"{worst.name} differs by {100 * worst.error:.3g}% of its norm"

@@ -30,11 +30,12 @@ from ..tokens.encode import encode, encode_prompts
 from ..tokens.tokenizer import model_path
 from ..tokens.conversations import conversation
 from ..tokens.prepare import missing_rows_are_of_the_run, read_kept
+from ..batches.layout import eval_mode
 from ..model.adapter import check_trained, read_adapter, text_path
 from ..model.experts import restore_experts
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.load import auto_class, load_base, quiet
-from ..model.generate import eval_mode, generate
+from ..model.generate import generate
 from ..model.loss import causal_lm
 from ..workbench import leaves_base, Workbench
 from ..runs.errors import merge_target
@@ -378,7 +379,7 @@ def weight_prints(
     return prints
 
 def _share_in_words(other:list[tuple[WeightPrint,torch.Tensor]], learned:str)->str:
-    "How much of what was trained is in weights that differ by just that; empty: they differ otherwise"
+    "The share of the training that is in these weights, in words; empty: they differ in another way"
     if any(math.isinf(p.distance(found)) or torch.equal(p.base, p.trained) for p, found in other): return ""
     def share_of(side)->float:
         "The share of what was trained that is in them"
@@ -394,7 +395,7 @@ def _share_in_words(other:list[tuple[WeightPrint,torch.Tensor]], learned:str)->s
     return f"{have} {learned} {share:.2f} times{usual}"
 
 def _fault_in_words(name:str, found:torch.Tensor, prints:dict[str,WeightPrint])->str:
-    "How a weight differs from what it should be"
+    "The difference between a weight and the expected one, in words"
     if found.shape != prints[name].trained.shape: return "has another shape"
     if not bool(found.isfinite().all()): return "is not finite"
     if not bool(found.any()): return "is all zeros"

@@ -17,8 +17,8 @@ from transformers import GenerationConfig
 
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
+from ..batches.layout import eval_mode
 from ..model.load import quiet
-from ..model.generate import eval_mode
 from ..evaluation.openai_client import RenderedPrompt
 
 # %% ../../nbs/13_proof/01_reference.ipynb #f4ce5b4f
@@ -96,7 +96,7 @@ FORMAT_NATS = dict(float32=.005, float16=.02, bfloat16=.1, q8_0=.1)   # other fo
 # %% ../../nbs/13_proof/01_reference.ipynb #7c7a9049
 @dataclass(frozen=True)
 class Reference:
-    "How the tuned model and its base answer, as far as a server can be compared with them"
+    "Answers of the tuned model and its base, with which those of a server are compared"
     tuned:list[GreedyAnswer]
     base:list[GreedyAnswer]         # the same prompts; `top` at the tokens of `tuned`
     open_ended:list[GreedyAnswer]   # of the tuned model, to prompts with less certain answers
@@ -115,7 +115,7 @@ class Reference:
         return [k for k, (t, b) in enumerate(zip(self.tuned, self.base)) if t.text != b.text]
 
     def allowed_nats(self, stored:str)->float:
-        "How far weights in this format may be off; for an unknown format, half the effect"
+        "The nats by which weights in this format may be off; for an unknown format, half the effect"
         if stored not in FORMAT_NATS: return max(self.effect / 2, FORMAT_NATS["bfloat16"])
         of_a_base = max(FORMAT_NATS[stored], FORMAT_NATS.get(self.dtype, 0))
         return of_a_base * max(1, self.effect / 3)   # what was learned is rounded, too

@@ -85,7 +85,7 @@ def prompt_fix(
     served:ServedModel,
     cause:str,   # one of `CAUSES`, or context
 )->Fix:
-    "How to correct the rendering of prompts"
+    "The fix for prompts that are rendered differently"
     template, needed = served.template, served.reference.longest_row_tokens
     own_template = served.restart_with(
         llama_cpp=f"--jinja --chat-template-file {template}", vllm=f"--chat-template {template}",

@@ -35,7 +35,7 @@ def write_checksums(
     return folder
 
 def _file_damage(file:Path, was:dict, deep:bool)->str:
-    "What is wrong with one file"
+    "The damage to one file"
     if not file.exists(): return "is missing"
     size = file.stat().st_size
     if size != was["bytes"]: return f"has {size:,} bytes, not {was['bytes']:,}"
@@ -273,7 +273,7 @@ def scored_alike(
     path:Path,                  # runs/NAME
     checkpoint:str="adapter",   # whose newest score is used
 )->int:                         # at least 1
-    "How many models beside this run were scored by the same figure on the same rows; checkpoints only beside another"
+    "The number of models scored by the same figure on the same rows, checkpoints only where there are several"
     newest = [line for line in _read_scores(path, own=False) if line["checkpoint"] == checkpoint]
     if not newest: return 1
     same = {key: newest[-1][key] for key in ("figure", "rows")}

@@ -30,14 +30,14 @@ from ..tokens.dataset import Data
 from ..tokens.prepare import cache_kept_rows, keep_rows
 from .environment import environment, write_json
 from .checkpoint import scored_steps, step_of, weights_digest, whole_checkpoints
-from .status import ACTIVE, CHECKPOINT_ASKED, read_progress, read_status, stamped, Status
+from .status import ACTIVE, CHECKPOINT_ASKED, read_progress, read_status, with_timestamp, Status
 from .metrics import append_line, curve, cut_lines, last_line, read_lines
 from .process import (
     end, is_locked, is_trained, Process, read_process, record_launcher, release_lock, reserve, start, started_process,
     take_lock, who_to_stop, why_no_locks)
 from .errors import (
-    being_trained, check_name, free_name, free_path, name_taken, named_run, no_checkpoint, no_locks, out_of_reach,
-    resume_command, run_folders, subject_of_run)
+    being_trained_error, check_name, free_name, free_path, name_taken_error, named_run, no_checkpoint,
+    no_locks_error, out_of_reach_error, resume_command, run_folders, default_run_stem)
 from .provenance import change_world_size, check_resume_settings, extend_training
 from .summary import loss_line, short_path, state_badge, summary
 
@@ -132,11 +132,11 @@ def check_free(
 )->None:
     "ConfigError if a name is in use, or none; `SftError` for a file system without locks"
     root = Path(runs_dir).absolute()
-    if why := why_no_locks(root): raise no_locks(root, why)
+    if why := why_no_locks(root): raise no_locks_error(root, why)
     if not name: return
     check_name(name)
     path = root/name
-    if (path/"config.json").exists(): raise name_taken(Run(path))
+    if (path/"config.json").exists(): raise name_taken_error(Run(path))
     if path.exists():
         fix = edit(run_name=free_path(path).name)
         raise ConfigError(f"run {name!r}", f"{path} exists and is not a run", "", fix)
@@ -182,7 +182,7 @@ def create_run(
         raise ConfigError(name, f"{found}, and would be saved in the run's config.json", "a value that others can read",
                           f"{{{name}}} without it")
     root, here = Path(cfg.runs_dir).absolute(), environment(device) | dict(id=uuid.uuid4().hex[:8])
-    subject = subject_of_run(cfg.task, cfg.train_file)
+    subject = default_run_stem(cfg.task, cfg.train_file)
     try:
         root.mkdir(parents=True, exist_ok=True)
         remove_temporaries(root)
@@ -193,7 +193,7 @@ def create_run(
                 break
             except OSError as e:
                 if e.errno not in _TAKEN: raise
-                if cfg.run_name: raise name_taken(Run(path)) from e   # created at the same moment
+                if cfg.run_name: raise name_taken_error(Run(path)) from e   # created at the same moment
     except OSError as e:
         found, expected = f"it cannot be written ({e.strerror})", "a writable folder with space"
         raise SftError(f"run directory {root}", found, expected, edit(runs_dir="another/folder")) from e
@@ -207,7 +207,7 @@ def _create_directory(path:Path, cfg:Config, here:dict, state:str, data:Data|Non
         for name, report in reports.items(): report.save(aside/f"{name}.json")
         save_config(with_absolute_paths(cfg), aside/"config.json")
         write_json(aside/"environment.json", here)
-        write_json(aside/"status.json", stamped(state, step=0).to_dict())
+        write_json(aside/"status.json", with_timestamp(state, step=0).to_dict())
         if state == "starting": record_launcher(aside)
     return Run(path, trust_remote_code=not cfg.untrusted)
 
@@ -227,7 +227,7 @@ def set_status(self:Run,
 )->None:
     "Write status.json"
     if step is None: step = self.status.step
-    now = stamped(state, reason=reason, fix=fix, step=step, stopped_by=stopped_by)
+    now = with_timestamp(state, reason=reason, fix=fix, step=step, stopped_by=stopped_by)
     write_json(self.path/"status.json", now.to_dict())
 
 @patch
@@ -287,8 +287,8 @@ def locked(self:Run):
         return
     check_links(self.path)
     try: self._lock = take_lock(self.path)
-    except OSError as e: raise no_locks(self.path, e.strerror) from e
-    if self._lock is None: raise being_trained(self, self.trainer())
+    except OSError as e: raise no_locks_error(self.path, e.strerror) from e
+    if self._lock is None: raise being_trained_error(self, self.trainer())
     try: yield self
     finally:
         handle, self._lock = self._lock, None
@@ -301,14 +301,14 @@ def held(self:Run)->bool|None:
 
 @patch
 def trainer(self:Run)->Process|None:
-    "The process that is training it; None if there is none, or it is not known yet"
+    "The process that is training it; None if there is none yet"
     who = read_process(self.path/"owner.json")
-    if who is None or self.held() is False or who.lives is False: return None
+    if who is None or self.held() is False or who.is_alive is False: return None
     return who
 
 @patch
 def owner(self:Run)->int|None:
-    "The PID of the process that is training it; None if there is none"
+    "The PID of the process that is training it, or None"
     who = self.trainer()
     return None if who is None else who.pid
 
@@ -366,7 +366,7 @@ def system_prompt(self:Run)->str:
 def needs_system_prompt(
     run:Run,   # with a `system_prompt`
 )->str:
-    "What whoever uses the weights has to know about the system prompt of its rows"
+    "Tell users of the weights that they need the system prompt of the training rows"
     return (f"each training row begins with the system prompt {run.system_prompt[:60]!r}: chat, generate and panels "
             "send it, and other programs must")
 
@@ -391,7 +391,7 @@ def earlier_adapter(
 
 @patch
 def lowest_loss(self:Run)->str|None:
-    "The checkpoint with the lowest held-out loss of those that are there; None if there is none"
+    "The checkpoint with the lowest held-out loss of those that are there, or None"
     there = {step_of(p): p.name for p in self.checkpoints()}
     logged = {l["step"]: l["eval_loss"] for l in self.metrics() if "eval_loss" in l and l["step"] in there}
     finite = {step: loss for step, loss in logged.items() if isinstance(loss, (int, float)) and math.isfinite(loss)}
@@ -423,7 +423,7 @@ def can_resume(
         evaluate = command(f"sft_nb evaluate {shell_quote(run.path)}", f'evaluate("{run.path}")')
         raise ConfigError(f"run {run.name!r}", f"it is finished ({pluralise(run.step, 'step')})",
                           "a run that was stopped or failed, or more epochs or steps for this one", longer | evaluate)
-    if state in ACTIVE: raise being_trained(run, run.trainer() or read_process(run.path/"process.json"))
+    if state in ACTIVE: raise being_trained_error(run, run.trainer() or read_process(run.path/"process.json"))
     if not run.checkpoints(): raise no_checkpoint(run)
 
 # %% ../../nbs/10_runs/09_directory.ipynb #6dd8f286
@@ -496,11 +496,11 @@ def stop(self:Run,
 )->str:                       # its final state
     "Ask for an end after this step, with a checkpoint; kill what does not end in time. ConfigError if it is elsewhere"
     who, within_reach = who_to_stop(self.path, self.status.state)
-    if not within_reach: raise out_of_reach(self, who)
+    if not within_reach: raise out_of_reach_error(self, who)
     if who is None: return self.state
     try: killed = end(who, self.launched(), timeout=timeout)
-    except PermissionError as e: raise out_of_reach(self, who) from e
-    if not killed and who.lives is False and self.state == "killed":   # it was killed before it could write its status
+    except PermissionError as e: raise out_of_reach_error(self, who) from e
+    if not killed and who.is_alive is False and self.state == "killed":   # before it could write its status
         self.set_status("stopped", reason="SIGTERM", fix=resume_command(self), stopped_by="SIGTERM")
     return self.state
 
@@ -568,7 +568,7 @@ def _figures(self:Run)->dict:
 
 @patch
 def _next_fix(self:Run)->Fix:
-    "What to do next; for a run that was killed, how to continue it"
+    "The next step; for a run that was killed, the command that resumes it"
     return resume_command(self) if self.state == "killed" else self.status.fix
 
 @patch

@@ -23,13 +23,13 @@ def name_of_weights(
     checkpoint:str,   # adapter, checkpoint-N or model
     is_full:bool,     # True: method full, whose result is a whole model
 )->str:
-    "What a text calls the weights of a run: the folder of a result is called adapter whatever is in it"
+    "The name of a run's weights in texts: the folder of a result is called adapter, whatever is in it"
     return "trained model" if is_full and checkpoint == "adapter" else checkpoint
 
 # %% ../../nbs/10_runs/10_locate.ipynb #ta0tar01
 @dataclass(frozen=True)
 class Target:
-    "What is evaluated"
+    "A model to evaluate"
     name:str              # a readable name
     checkpoint:str        # adapter, checkpoint-N, or model for a base alone
     config:Config

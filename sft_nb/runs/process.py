@@ -59,7 +59,7 @@ class Process:
         return "?" not in (self.space, mine["space"]) and all(getattr(self, k) == v for k, v in mine.items())
 
     @property
-    def lives(self)->bool|None:
+    def is_alive(self)->bool|None:
         "Is it alive? None if that cannot be seen from here"
         if not self.here: return None
         return _start_time(self.pid) == self.began
@@ -273,7 +273,7 @@ def started_process(
     was = read_process(folder/"process.json")
     if was is None or was.pid == os.getpid(): return None   # written by `announce`
     if was.pid in _CHILDREN and was.here: lives = _CHILDREN[was.pid].poll() is None
-    else: lives = was.lives
+    else: lives = was.is_alive
     return was.pid if lives else None
 
 # %% ../../nbs/10_runs/04_process.ipynb #prc00015
@@ -292,7 +292,7 @@ def is_starting(
     was = read_process(file)
     if was is None: return False
     if started_process(folder) is not None: return True
-    if was.lives is False: return False
+    if was.is_alive is False: return False
     return time.time() - file.stat().st_mtime < _SOON   # announced, or running where we cannot see it
 
 # %% ../../nbs/10_runs/04_process.ipynb #prc00020
@@ -305,19 +305,19 @@ def is_trained(
     if held or started_process(folder) is not None: return True
     if held is False: return state == "starting" and is_starting(folder)
     who = read_process(folder/"owner.json")   # without a lock, trust the status, unless ...
-    return who is None or who.lives is not False
+    return who is None or who.is_alive is not False
 
 def _find_owner(folder:Path, state:str)->tuple[Process|None,bool]:
     "The process to ask for an end, and whether it is certain to be the right one"
     held, who = is_locked(folder), read_process(folder/"owner.json")
     if held is not False:
-        known = who is not None and who.lives is not False
+        known = who is not None and who.is_alive is not False
         nobody = held is None and not known and state not in ("starting", "running")
         return (who if known else None), known or nobody
     who = read_process(folder/"process.json")
     if started_process(folder) is not None: return who, True
     if state != "starting" or not is_starting(folder): return None, True
-    return who, who.lives is None   # it is elsewhere or about to start
+    return who, who.is_alive is None   # it is elsewhere or about to start
 
 _PATIENCE = 5   # seconds for a process to identify itself
 
@@ -331,7 +331,7 @@ def who_to_stop(
         who, sure = _find_owner(folder, state)
         if sure or time.monotonic() > until: break
         time.sleep(.02)
-    return who, sure and (who is None or bool(who.lives))
+    return who, sure and (who is None or bool(who.is_alive))
 
 # %% ../../nbs/10_runs/04_process.ipynb #fb29fcfb
 def _with_children(pids:set[int])->list:
@@ -353,7 +353,7 @@ def end(
     own = os.getpid()
     family = _with_children({who.pid, *also} - {None, own})
     asked = [p for p in family if p.pid == who.pid]
-    if not asked or not who.lives: return False   # checked after it was found, so the pid was not reused
+    if not asked or not who.is_alive: return False   # checked after it was found, so the pid was not reused
     try: asked[0].send_signal(signal.SIGTERM)
     except psutil.NoSuchProcess: pass
     except psutil.AccessDenied as e: raise PermissionError(1, "it belongs to another user") from e

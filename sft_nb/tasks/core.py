@@ -17,7 +17,8 @@ from ..report import command, ConfigError, edit, MissingPathError, shell_quote, 
 from ..config import require_trust, split_task_name
 from ..config_files import registered_task
 from ..thoughts import answer_of, without_thought, without_thoughts
-from ..rows.formats import is_missing, to_messages
+from ..rows.messages import is_missing
+from ..rows.formats import to_messages
 
 # %% ../../nbs/03_tasks/00_core.ipynb #58377e66
 ANY_FORMAT = ("chat", "classify")   # tasks whose rows may have any format

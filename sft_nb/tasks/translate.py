@@ -62,7 +62,7 @@ class Translate:
         return [dict(source=pair[source], target=pair[target], source_language=into, target_language=out) | others]
 
     def kind_of(self, row:dict)->str:
-        "What the report calls a row"
+        "The kind of a row, as in the report"
         source, target = row.get("source_language"), row.get("target_language")
         return f"{self.name} from {source} to {target}" if source and target else self.name
 

@@ -142,7 +142,7 @@ def tokens_fingerprint(
 def entry_damage(
     place:Path,   # of an entry
 )->str:
-    "What is wrong with an entry; empty if it is complete and as it was written"
+    "The damage to an entry; empty if it is complete and unchanged"
     try:
         checksums = json.loads((place/_LIST).read_text())
         noted = [(place/name, int(size), str(digest)) for name, (size, digest) in checksums.items()]

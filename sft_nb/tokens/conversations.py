@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from ..report import as_fix, ConfigError, edit, Fix, pluralise, SftError
 from ..config import Config
-from ..rows.formats import (
-    ColumnsError, content_text, detect, how_to_read, is_blank, is_missing, is_normalised, no_format_error,
-    propose_fields, to_messages)
+from ..rows.messages import content_text, is_blank, is_missing, is_normalised
+from ..rows.readers import detect
+from ..rows.proposals import propose_fields
+from ..rows.formats import ColumnsError, how_to_read, no_format_error, to_messages
 from ..rows.columns import (
     exclusion_reason, is_honoured, numbers_in_texts, TEXT_COLUMNS, TrackedRow, unread_columns, unread_message_keys)
 from ..rows.files import Source
@@ -191,7 +192,7 @@ def has_own_eval_rows(
     return trains_on_own if own == "alone" else own
 
 def _mixture_options(task:Task, fields:tuple|None, data_format:str)->dict:
-    "How a mixture reads rows: with the task's names for columns, and a row for each part of a record"
+    "Options with which a mixture reads rows: the task's names for columns, and a row for each part of a record"
     is_chat = task.name in ANY_FORMAT or data_format != "auto"
     aliases = getattr(task, "aliases", {})
     own = () if is_chat else tuple(dict.fromkeys([*task.fields, *aliases]))

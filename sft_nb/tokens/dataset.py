@@ -22,7 +22,9 @@ from ..display import RecordTable, with_png
 from ..report import as_fix, command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata, like_flags
-from ..rows.formats import choice_columns, field_of, FORMATS, is_answer_name, join_names, propose_pairs
+from ..settings import FORMATS
+from ..rows.column_names import choice_columns, field_of, is_answer_name, join_names
+from ..rows.proposals import propose_pairs
 from ..rows.sources import Mixture, NO_ROWS, unused_test_files
 from ..rows.texts import is_filler, is_unfinished, loose_text, mostly_unique
 from ..rows.tool_calls import CALL_FLAWS
@@ -88,7 +90,7 @@ class Split:
 
     @cached_property
     def labels(self)->dict[str,int]:
-        "What is supervised in an example -> examples, among 2,000 of them at most; empty: targets are no labels"
+        "Count the supervised texts of at most 2,000 examples; empty if they are too long for labels"
         supervised = self.stats["supervised"]
         if np.median(supervised) > _LONGEST_LABEL_TOKENS: return {}
         counts = Counter()
@@ -143,7 +145,7 @@ class Data:
         return RecordTable(lines, f"{pluralise(len(lines), 'row')} left out")
     @property
     def findings_but_ends(self)->list[Finding]:
-        "What the report found, without whether training answers end: preflight judges that by degrees"
+        "The findings of the report, except those on the ends of answers, which preflight judges by degrees"
         return find_all(self.cfg, self.tokenizer, self.train, self.eval, train_ends=False)
     def _repr_html_(self)->str: return self.report._repr_html_()
     def __str__(self): return str(self.report)
@@ -642,7 +644,7 @@ def _names_of(s:Split, counts:dict[str,int])->list[str]:
             if n >= least and unread.get(name, 0) < s.n_kept]
 
 def _learning_facts(cfg:Config, train:Split, template:Template)->dict:
-    "What is learned: columns of answers and prompts, rows, system prompts and arguments of the template"
+    "The facts about what is learned: columns, rows, system prompts and arguments of the template"
     seen = train.seen
     arguments = [*(cfg.chat_template_kwargs or ()), *(f"{own} of rows" for own in seen.arguments)]
     answers, prompts = _names_of(train, seen.answers_from), _names_of(train, seen.prompts_from)

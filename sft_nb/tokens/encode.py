@@ -216,7 +216,7 @@ def prompt_text(messages:list[dict], t:Template)->str:
     "The prompt for generation as text"
     if messages[0]["role"] == "text": return "".join(m["content"] for m in messages)
     t = t.for_row(messages)
-    return t.render(t.fitting(messages, "prompt"), prompt=True, where="prompt")
+    return t.render(t.adapt_messages(messages, "prompt"), prompt=True, where="prompt")
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #80d4e6d7
 def encode_prompts(

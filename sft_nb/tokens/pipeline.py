@@ -18,7 +18,10 @@ from fastcore.basics import patch
 
 from ..report import edit, SftError
 from ..config import Config
-from ..rows.formats import ColumnsError, detect, is_blank, may_be_answer
+from ..rows.messages import is_blank
+from ..rows.readers import detect
+from ..rows.proposals import may_be_answer
+from ..rows.formats import ColumnsError
 from ..rows.columns import columns_of_text, is_numeric_label, names_held_out_split
 from ..thoughts import split_thought
 from ..rows.texts import (
@@ -302,7 +305,7 @@ def look_at_texts(self:Reader, rows:list[Row])->None:
 @patch
 def count_tools_and_reasoning(self:Reader, messages:list[dict], examples:list[list[Chunk]], place:str):
     "Count how reasoning and tools are handled"
-    self.seen.tools_as_text += bool(self.t.lacking(messages))
+    self.seen.tools_as_text += bool(self.t.unsupported_tools(messages))
     flaws = call_flaws(messages) if any("tool_calls" in m or m["role"] == "tool" for m in messages) else {}
     for flaw, first in flaws.items():
         self.seen.call_flaws[flaw] = self.seen.call_flaws.get(flaw, 0) + 1
@@ -447,12 +450,12 @@ def together(self:Reader,
             try: encoding = pool.submit(_encode_block, *block)
             except (RuntimeError, OSError): encoding = None   # the workers no longer accept it
             waiting.append((block, encoding))
-            if len(waiting) > 2 * n: yield self.laid_out(*waiting.popleft())
-        while waiting: yield self.laid_out(*waiting.popleft())
+            if len(waiting) > 2 * n: yield self.finish_block(*waiting.popleft())
+        while waiting: yield self.finish_block(*waiting.popleft())
 
 @patch
-def laid_out(self:Reader, block:tuple[int,list], encoding:Future|None)->tuple[Batch,Encoded]:
-    "What a worker has made of a block, or this process where the worker failed"
+def finish_block(self:Reader, block:tuple[int,list], encoding:Future|None)->tuple[Batch,Encoded]:
+    "A block as encoded by a worker, or by this process if the worker failed"
     first, rows = block
     try: outcomes, seen, encoded = encoding.result()
     except Exception: return next(self.alone([block]))   # a real error is raised again here

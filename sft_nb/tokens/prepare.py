@@ -23,7 +23,7 @@ from ..report import (
 from ..config import as_config, Config
 from ..settings import RowSettings, SizeSettings
 from ..config_files import register_task
-from ..rows.formats import propose_fields
+from ..rows.proposals import propose_fields
 from ..rows.sources import disk_full_error, Mixture, open_rows
 from ..tasks.core import Task, task_of
 from .tokenizer import (

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fastcore.basics import patch
 
 from ..report import ConfigError, edit, error_summary, SftError
-from ..rows.formats import REASONING_KEYS
+from ..rows.messages import REASONING_KEYS
 from ..thoughts import BLOCKS, split_thought
 
 # %% ../../nbs/04_tokens/01_template.ipynb #fac8aae3
@@ -34,7 +34,7 @@ PROBE_CALL = dict(type="function", id="probe0001",
 class TemplateRefusal(SftError): "A conversation that a template cannot write, or not as it is meant"
 
 class ThoughtTags(NamedTuple):
-    "What a template writes around the reasoning of an answer"
+    "The tags that a template writes around the reasoning of an answer"
     open:str        # <think>, [THINK], <|channel|>analysis<|message|>
     close:str       # </think>, [/THINK], <|end|>
     header:str=""   # between the end of the reasoning and the answer: <|start|>assistant<|channel|>final<|message|>
@@ -75,7 +75,7 @@ def _undeclared_names(source:str)->tuple[str,...]:
     except TemplateError: return ()
 
 class Template:
-    "How a tokenizer writes a conversation: its chat template, or plain text where it has none"
+    "The chat template of a tokenizer, or plain text where it has none"
     def __init__(self,
         tokenizer,
     ):
@@ -135,14 +135,14 @@ class Template:
 
     @cached_property
     def thought_key(self)->str|None:
-        "The message key from which the template reads reasoning; None if there is none"
+        "The message key from which the template reads reasoning, or None"
         for key in REASONING_KEYS if self.chat else ():
             if _THOUGHT in self.probe(PROBE_QUESTION, PROBE_ANSWER | {key: _THOUGHT}): return key
         return None
 
     @cached_property
     def thought_tags(self)->ThoughtTags|None:
-        "What it writes around the reasoning of an answer, or opens in a prompt, or searches for; None if nothing"
+        "The tags around the reasoning of an answer, or opened in a prompt, or searched for; or None"
         if not self.chat: return None
         prompt = self.probe(PROBE_QUESTION, prompt=True)
         if self.thought_key:
@@ -188,7 +188,7 @@ class Template:
 
     @cached_property
     def calls(self)->Calls:
-        "What the template writes of a tool call, given as an object, or as a string if that shows more"
+        "A tool call as the template writes it, given as an object, or as a string if that shows more"
         if not self.chat: return Calls((), False)
         asks = PROBE_QUESTION | dict(tools=[PROBE_TOOL])
         result = dict(role="tool", name="probe_fn", tool_call_id="probe0001", content="probe result")
@@ -237,7 +237,7 @@ def with_reasoning(self:Template, reasoning:str)->Template:
     return found
 
 @patch
-def parted(self:Template, messages:list[dict])->list[dict]:
+def with_parts(self:Template, messages:list[dict])->list[dict]:
     "`messages` with contents as lists of parts if the template needs them"
     if not self.wants_parts: return messages
     return [m | dict(content=[dict(type="text", text=m["content"])]) for m in messages]
@@ -284,7 +284,7 @@ def render(self:Template,
     first = messages[0] if messages else {}
     tools, arguments = first.get("tools"), self.arguments | first.get("chat_template_kwargs", {})
     shown = [{k: v for k, v in m.items() if k not in OWN_KEYS} for m in messages]
-    try: return self._run(self.parted(shown), tools, prompt, **arguments)
+    try: return self._run(self.with_parts(shown), tools, prompt, **arguments)
     except Exception as e:   # a template can raise anything
         kind = type(e).__name__
         if kind in ("TemplateSyntaxError", "TemplateAssertionError"):
@@ -301,7 +301,7 @@ def render(self:Template,
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0037
 def thought_of(m:dict)->str:
-    "The reasoning of a message; empty if there is none"
+    "The reasoning of a message, or an empty text"
     return next((m[k] for k in REASONING_KEYS if isinstance(m.get(k), str) and m[k].strip()), "")
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0074
@@ -381,7 +381,7 @@ def block_fault(self:Template,
     prompt:str,        # ends where the answer begins
     completion:str,
 )->str:                # empty if there is none
-    "What is wrong with the reasoning block of an answer"
+    "The fault in the reasoning block of an answer"
     state, pair = self.block_state(prompt)
     if not state and not self.tags.search(completion): return ""
     own, start = self.thought_tags and tuple(self.thought_tags[:2]), completion.lstrip()
@@ -430,7 +430,7 @@ def with_folded_system(messages:list[dict])->list[dict]:
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0039
 @patch
-def lacking(self:Template, messages:list[dict])->tuple[str,...]:
+def unsupported_tools(self:Template, messages:list[dict])->tuple[str,...]:
     "Tool definitions, calls or results in `messages` that the template would not write"
     has = dict(definitions=any(m.get("tools") for m in messages), calls=any(m.get("tool_calls") for m in messages),
                results=any(m["role"] == "tool" for m in messages))
@@ -467,12 +467,12 @@ def thinking(self:Template, m:dict, where:str="row")->dict:
 
 # %% ../../nbs/04_tokens/01_template.ipynb #7emp0016
 @patch
-def fitting(self:Template, messages:list[dict], where:str="row")->list[dict]:
+def adapt_messages(self:Template, messages:list[dict], where:str="row")->list[dict]:
     "`messages` in a form that this template can write; `SftError` for reasoning that it cannot write"
     answers = [m["content"] or "" for m in messages if m["role"] == "assistant"]
     has_thoughts = any(k in m for m in messages for k in REASONING_KEYS) or any(map(self.tags.search, answers))
     has_more = any(len(m) > 2 or m["role"] == "tool" for m in messages)
-    if has_more and self.lacking(messages): messages = as_text(messages)
+    if has_more and self.unsupported_tools(messages): messages = as_text(messages)
     elif has_more and self.calls.as_string:
         def as_strings(m): return dict(tool_calls=[with_json_arguments(c) for c in m["tool_calls"]])
         messages = [m | as_strings(m) if m.get("tool_calls") else m for m in messages]

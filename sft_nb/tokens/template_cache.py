@@ -54,12 +54,12 @@ _LOOKS = {"__contains__", "startswith", "endswith", "split", "rsplit", "partitio
           "count"}
 
 class _Literals(NamedTuple):
-    "What a content must not be, so that the answers are those of the watched one"
+    "Literals that a content must avoid for the template to answer as it did to the watched one"
     inside:set[str]   # literals that it must not contain
     equal:set[str]    # literals that it must not equal
 
 def _content_conditions(log:list)->_Literals|None:
-    "What the questions in `log` demand of a content; None if one of them cannot be foreseen"
+    "The conditions on a content that follow from the questions in `log`; None if one cannot be foreseen"
     def is_literal(w): return isinstance(w, str) and bool(w) and w not in _SENTINEL % 0
     found = _Literals(set(), set())
     for name, args in log:
@@ -85,7 +85,7 @@ def _string_constants(x)->set[str]:
 
 @lru_cache(8)   # one result per template for all shapes
 def _foreseeable_questions(program, source:str)->_Literals|None:
-    "What a template may ask of strings that cannot be watched; None if that may be anything"
+    "The questions a template may ask of strings that cannot be watched; None if they are unknown"
     from jinja2 import nodes as n
     tree, found = program.environment.parse(source), _Literals(set(), set())
     hides = (n.Macro, n.Concat, n.CallBlock, n.FilterBlock, n.AssignBlock)
@@ -121,7 +121,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Skeleton:
-    "What a template writes for conversations of one shape"
+    "The text that a template writes for conversations of one shape"
     examples:list[list[Piece]]
     inside:re.Pattern     # literals that no content may contain
     equal:frozenset       # literals that no content may equal
@@ -146,8 +146,8 @@ class _WatchingTemplate(Template):
     def program(self):
         from transformers.utils.chat_template_utils import _compile_jinja_template
         return _compile_jinja_template(self.with_clock(self.source))
-    def parted(self, messages):
-        return super().parted([m | dict(content=_WatchedText(m["content"], self.log)) for m in messages])
+    def with_parts(self, messages):
+        return super().with_parts([m | dict(content=_WatchedText(m["content"], self.log)) for m in messages])
     def _run(self, messages, tools, prompt, **arguments):
         return self.program.render(messages=messages, tools=None, documents=None, add_generation_prompt=prompt,
                                    **self.tokenizer.special_tokens_map, **arguments)

@@ -371,7 +371,7 @@ def _with_blocks_apart(messages:list[dict], t:Template)->list[dict]:
     return [apart(m) for m in messages]
 
 def _lay_out_fitted(messages:list[dict], t:Template, **how)->list[list[Chunk]]:
-    fitted = t.fitting(messages, how["where"])
+    fitted = t.adapt_messages(messages, how["where"])
     try: return _lay_out(fitted, t, **how)
     except TemplateRefusal:
         apart = _with_blocks_apart(fitted, t)

@@ -229,7 +229,7 @@ def _tracker_environment(run:Run, names:list[str], wandb_project:str)->dict[str,
     return {k: v for k, v in ours.items() if k not in os.environ}
 
 def _open_wandb_run():
-    "The run that wandb has open in this process; None if there is none, or wandb was not imported"
+    "The run that wandb has open in this process, or None"
     return getattr(sys.modules.get("wandb"), "run", None)
 
 @contextmanager
@@ -247,7 +247,7 @@ def tracked(cfg:Config, run:Run):
 # %% ../../nbs/11_training/00_arguments.ipynb #a1sco002
 @dataclass(frozen=True)
 class TrackedScores:
-    "What trackers get of a checkpoint"
+    "The scores and first answers of a checkpoint, for trackers"
     step:int
     figures:dict[str,float]    # accuracy, bleu ...
     head:tuple[str,...]        # of the table

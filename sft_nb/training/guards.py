@@ -25,11 +25,12 @@ from ..tasks.metrics import labels_of, repeated_answer
 from ..tokens.dataset import Split
 from ..tokens.encode import end_ids
 from ..batches.collate import DataCollatorForCausalLM, supervise_all
+from ..batches.layout import eval_mode
 from ..model.hardware import is_out_of_memory
 from ..model.load import broken_weights
 from ..model.loss import batch_loss
 from ..model.fsdp import own_part
-from ..model.generate import Generation, continue_tokens, eval_mode
+from ..model.generate import Generation, continue_tokens
 from ..workbench import Workbench
 from ..runs.metrics import append_line, cut_lines
 from ..runs.directory import Run
@@ -365,7 +366,7 @@ _SHORT_SAMPLE = 32   # tokens: enough to detect a collapse
 
 @patch
 def tokens_to_sample(self:Guards)->int|None:   # None: whole answers
-    "How long the next sample may be, so that all samples take at most a twentieth of the training's time"
+    "The length of the next sample, so that all samples take at most a twentieth of the training's time"
     if self.cfg.sample_steps: return None   # requested
     if self.token_seconds is None: return _SHORT_SAMPLE
     left = .05 * (time.monotonic() - self.started) - self.spent

@@ -86,7 +86,7 @@ class SkippedSteps:
         if taken > since: return logs | dict(loss=logs["loss"] * taken / (taken - since))
         return {k: v for k, v in logs.items() if k not in ("grad_norm", "loss")}
 
-    def in_line(self, logs:dict, steps:int)->dict:
+    def without_skipped(self, logs:dict, steps:int)->dict:
         "A line of the log, corrected; the next one begins here"
         logs = self.corrected(logs, steps)
         if "learning_rate" not in logs: return logs   # not a line of the training
@@ -164,7 +164,7 @@ def check_deepspeed_steps(trainer)->None:
 
 # %% ../../nbs/11_training/03_step.ipynb #6a7f8f15
 class ShardedTrainerMixin:
-    "What a `Trainer` does differently under FSDP2 or DeepSpeed; must precede the trainer among the base classes"
+    "Adapt a `Trainer` to FSDP2 and DeepSpeed; must precede the trainer among the base classes"
     @property
     def divides(self)->bool: return self.bench.cfg.fsdp
 

@@ -360,7 +360,8 @@ def log(self:SupervisedTrainer, logs, *args, **kwargs):
     "Skipped steps are excluded from the logged mean; `train_loss` is the mean over all steps, also of a resumed run"
     self.read_counts()
     if "train_loss" in logs: logs = logs | dict(train_loss=self._total_loss_scalar / max(1, self.state.global_step))
-    return super(SupervisedTrainer, self).log(self.skipped.in_line(logs, self.state.global_step), *args, **kwargs)
+    logs = self.skipped.without_skipped(logs, self.state.global_step)
+    return super(SupervisedTrainer, self).log(logs, *args, **kwargs)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #tr0experts
 @patch

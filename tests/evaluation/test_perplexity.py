@@ -8,8 +8,9 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from shapes import model as made
 
 from sft_nb.evaluation import perplexity
-from sft_nb.evaluation.perplexity import forgetting, row_losses
-from sft_nb.model.loss import head_of, supervised_logits
+from sft_nb.evaluation.perplexity import forgetting
+from sft_nb.model import loss
+from sft_nb.model.loss import head_of, row_losses, supervised_logits
 from sft_nb.panels.losses import token_costs
 
 DRAW = torch.Generator().manual_seed(3)
@@ -85,17 +86,17 @@ def test_no_more_logits_are_computed_than_are_needed():
 
 
 def test_half_as_many_texts_where_memory_runs_out():
-    model, sizes, real = made("qwen3").eval(), [], perplexity.supervised_logits
+    model, sizes, real = made("qwen3").eval(), [], loss.supervised_logits
     def tight(model, batch, head):
         sizes.append(len(batch["labels"]))
         if sizes[-1] > 1: raise torch.OutOfMemoryError("CUDA out of memory")
         return real(model, batch, head)
     expected = forgetting(model, ROWS, base=made("qwen3"))
-    with patch.object(perplexity, "supervised_logits", tight):
+    with patch.object(perplexity, "supervised_logits", tight), patch.object(loss, "supervised_logits", tight):
         assert forgetting(model, ROWS, base=made("qwen3")) == expected and sizes[:2] == [4, 2]
         sizes.clear()
         nats = row_losses(model, ROWS)[0]
     assert nats == pytest.approx(row_losses(model, ROWS)[0]) and sizes.count(1) == 4
-    with patch.object(perplexity, "supervised_logits", side_effect=torch.OutOfMemoryError("CUDA out of memory")):
+    with patch.object(loss, "supervised_logits", side_effect=torch.OutOfMemoryError("CUDA out of memory")):
         with pytest.raises(torch.OutOfMemoryError): row_losses(model, ROWS)
     assert [len(x) for x in row_losses(model, [])] == [0, 0]

@@ -10,6 +10,7 @@ import torch
 from sft_nb.checks.learning import _tensor_sums
 from sft_nb.checks.preflight import same_rng_state
 from sft_nb.config import load_config
+from sft_nb.model import loss
 from sft_nb.model.hardware import choose_device, choose_dtype, find_hardware, free_memory, this_device
 from sft_nb.evaluation import perplexity
 from sft_nb.tokens.pipeline import _worker_count
@@ -78,9 +79,9 @@ def test_no_float64_on_the_gpu(monkeypatch):
     def on_apple(*tensors): return [t.as_subclass(OnApple) for t in tensors]
     logits = torch.tensor([[0., 0.], [0., 0.]])
     chunk = on_apple(torch.tensor([0, 1]), torch.tensor([0, 1]), logits)
-    monkeypatch.setattr(perplexity, "supervised_logits", lambda *a: iter([chunk]))
+    for module in (loss, perplexity): monkeypatch.setattr(module, "supervised_logits", lambda *a: iter([chunk]))
     model = torch.nn.Linear(1, 1)
     model.device, rows = torch.device("cpu"), [([1, 2], [1, 2])] * 2
-    assert perplexity.row_losses(model, rows)[0] == pytest.approx([math.log(2)] * 2)
+    assert loss.row_losses(model, rows)[0] == pytest.approx([math.log(2)] * 2)
     both = perplexity._losses_before_and_after(model, model, rows, 64)
     assert both == pytest.approx(np.array([[math.log(2)] * 2] * 2 + [[0, 0]]))

@@ -6,7 +6,8 @@ import pytest
 
 from sft_nb.config import load_config
 from sft_nb.report import SftError
-from sft_nb.rows.formats import LOSS_FLAGS, to_messages
+from sft_nb.rows.messages import LOSS_FLAGS
+from sft_nb.rows.formats import to_messages
 from sft_nb.tokens.prepare import prepare
 
 BAD, GOOD = dict(role="assistant", content="WRONGONE"), dict(role="assistant", content="right")

@@ -6,7 +6,9 @@ import pytest
 from sft_nb.config import load_config
 from sft_nb.report import ConfigError, SftError
 from sft_nb.rows.columns import ColumnRenamer, parse_fields
-from sft_nb.rows.formats import detect, propose_fields, to_messages
+from sft_nb.rows.readers import detect
+from sft_nb.rows.proposals import propose_fields
+from sft_nb.rows.formats import to_messages
 from sft_nb.tokens.prepare import prepare
 
 QUESTION, ANSWER = "How do I reset my password, number {}?", "Open the settings and choose reset ({})."

@@ -156,7 +156,7 @@ def test_scores_are_those_of_the_evaluation_whatever_a_model_wrote(tmp_path):
 def test_a_long_curve_is_thinned_and_keeps_its_peaks():
     points = [(k, 1.) for k in range(100_000)]
     points[77_777] = (77_777, 50.)
-    thin = metrics.thinned(points)
+    thin = metrics.downsample(points)
     assert len(thin) <= 2000 and (77_777, 50.) in thin and thin == sorted(thin)
 
 

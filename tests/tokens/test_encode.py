@@ -104,7 +104,8 @@ def spaceless(s): return "".join(s.replace("\u2581", " ").split())
 def check(tok, talk, examples, *, own=True):
     "The three demands, against apply_chat_template itself"
     template = Template(tok)
-    parted, talk = template.parted, template.fitting(talk)   # reasoning in a text may be written as the template has it
+    parted = template.with_parts
+    talk = template.adapt_messages(talk)   # reasoning in a text may be written as the template has it
     def write(m, **kw): return tok.apply_chat_template(parted(m), tokenize=False, **kw)
     def ids_of(m): return tok.apply_chat_template(parted(m), add_generation_prompt=True)["input_ids"]
     found = spans_of(examples)
@@ -150,8 +151,8 @@ def refuses(tok, t, talk):
     answers = [i for i, m in enumerate(talk) if m["role"] == "assistant"]
     with pytest.raises(Exception):   # noqa: B017  a template raises what it likes
         for i in answers:
-            tok.apply_chat_template(t.parted(talk[:i]), tokenize=False, add_generation_prompt=True)
-            tok.apply_chat_template(t.parted(talk[:i + 1]), tokenize=False)
+            tok.apply_chat_template(t.with_parts(talk[:i]), tokenize=False, add_generation_prompt=True)
+            tok.apply_chat_template(t.with_parts(talk[:i + 1]), tokenize=False)
 
 
 # two talks with every tokenizer, half of them with the special tokens of the templates; four, both ways, in `make soak`

@@ -9,7 +9,8 @@ from hypothesis import given, HealthCheck, settings as how, strategies as st
 
 from sft_nb.config import load_config
 from sft_nb.report import SftError
-from sft_nb.rows.formats import normalise_message, to_messages
+from sft_nb.rows.messages import normalise_message
+from sft_nb.rows.formats import to_messages
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
 from sft_nb.tokens.template import Template
 from sft_nb.tokens.tokenizer import load_tokenizer
@@ -147,7 +148,7 @@ def test_calls_are_native_and_nothing_stands_in_front_of_an_answer(shape, result
             dict(role="assistant", content=answer)]
     said = [tok.decode(span) for _, span in spans(encode({"row": talk}, tok))]
     assert said == ['<call>add {"a": 1}</call><|im_end|>', answer + "<|im_end|>"]
-    assert Template(tok).lacking(talk) == ()
+    assert Template(tok).unsupported_tools(talk) == ()
 
 
 def test_the_header_of_a_second_answer_in_a_row():

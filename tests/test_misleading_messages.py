@@ -1,4 +1,4 @@
-"""Small things that misled users: the last loss, a report's headline, a misspelt model, a missing home folder."""
+"""Messages and figures that misled users: the last loss, a headline, a misspelt model, a missing home folder."""
 import json
 import logging
 import socket
