@@ -8,11 +8,12 @@ import pytest
 import torch
 from conftest import shared
 
+from sft_nb.batches.layout import rows_stay_apart
 from sft_nb.checks.core import CHECKS, run_check
 from sft_nb.checks.preflight import Evidence
 from sft_nb.config import load_config
 from sft_nb.evaluation.evaluate import evaluate
-from sft_nb.model.generate import continue_tokens
+from sft_nb.model.generate import continue_tokens, reads_padding
 from sft_nb.model.load import load_base
 from sft_nb.runs.locate import find_target
 from sft_nb.tokens.encode import encode_prompts
@@ -52,6 +53,13 @@ def test_it_knows_the_capital_of_france_and_stops(smollm2):
     assert "You are a helpful AI assistant named SmolLM" in tokenizer.decode(prompts[0])   # the template's default
     answer, = continue_tokens(load_base(cfg, tokenizer), tokenizer, prompts, max_new_tokens=24)
     assert "Paris" in answer.text and answer.ended
+
+
+def test_rounding_in_bfloat16_is_not_taken_for_padding_that_is_read(smollm2):
+    "It was: all answers came one at a time, at a fifth of the speed"
+    cfg = load_config(model=smollm2, method="lora", dtype="bfloat16", device="cpu")
+    model = load_base(cfg, load_tokenizer(cfg))
+    assert not reads_padding(model) and rows_stay_apart(model)
 
 
 def test_llama_cpp_reads_the_file_alike(smollm2, llama_cpp):
