@@ -55,3 +55,18 @@ def test_the_quickstart_is_the_ten_lines_in_order():
 def test_make_lab_opens_the_quickstart():
     line, = re.findall(r"jupyter lab (.*)", (ROOT/"Makefile").read_text())
     assert line == "nbs --LabApp.default_url=/lab/tree/recipes/01_quickstart.ipynb"
+
+
+@pytest.mark.parametrize("job,recipe,figures", [
+    ("legal", "02_your_own_rows", ("base rougeL", "best rougeL", "chance")),
+    ("units", "05_unit_conversion", ("best accuracy",)),
+    ("nli", "07_inference_with_reasoning", ("best accuracy", "few_shot accuracy", "chance"))])
+def test_recipes_show_the_figures_of_a_real_model(job, recipe, figures):
+    "As they were measured last"
+    measured = json.loads((ROOT/f"benchmarks/results/real_{job}.json").read_text())["runs"][0]
+    measured |= dict(best=measured["checkpoints"][measured["best"]])
+    cells = json.loads((ROOT/f"nbs/recipes/{recipe}.ipynb").read_text())["cells"]
+    text = " ".join("".join(c["source"]) for c in cells).partition("## On a real model")[2]
+    for figure in figures:
+        of, _, name = figure.partition(" ")
+        assert f"{measured[of][name or 'value']:.1%}" in text, figure
