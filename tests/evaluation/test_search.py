@@ -54,7 +54,8 @@ def test_a_run_that_was_stopped_goes_on_and_its_scores_are_those_of_a_whole_run(
     monkeypatch.setattr(searching, "train", stop_after_two)
     partial = search(cfg, learning_rate=[1e-3, 1e-2], stop_early=False)
     assert len(partial.values) == 1 and not partial.scores and partial.best is None
-    assert partial.conclusions == ["no run has finished"] and str(partial) and partial._repr_html_()
+    assert partial.conclusions == ["no run has finished", "learning_rate 0.001: stopped: Ctrl-C"]
+    assert "stopped: Ctrl-C" in str(partial) and "stopped: Ctrl-C" in partial._repr_html_()
     monkeypatch.setattr(searching, "train", original)
     done = search(cfg, learning_rate=[1e-3, 1e-2], stop_early=False)
     assert [*done.states.values()] == ["finished"] * 2

@@ -220,7 +220,7 @@ def shell(line):
 
 LINES = [   # and what the answer ends in
     ("train --learnin-rate 1", "Fix: write --learning-rate."), ("train --colour red", "Fix: sft_nb train --help."),
-    ("train --lr", "Fix: --learning-rate 0.0002."), ("train --lr fast", "Fix: --learning-rate 0.0002."),
+    ("train --lr", "Fix: --learning-rate auto."), ("train --lr fast", "Fix: --learning-rate auto."),
     ("train --lr 1e-4 1e-5", "Fix: --learning-rate 1e-4."), ("train --method q-lora", "Fix: --method qlora."),
     ("train --max-length long", "Fix: --max-length 512."), ("train --eval-fraction 5", "Fix: --eval-fraction 0.05."),
     ("train demo", "Fix: --config demo."), ("evaluate", "Fix: sft_nb evaluate runs/NAME."),
