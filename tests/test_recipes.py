@@ -60,6 +60,7 @@ def test_make_lab_opens_the_quickstart():
 @pytest.mark.parametrize("job,recipe,figures", [
     ("legal", "02_your_own_rows", ("base rougeL", "best rougeL", "chance")),
     ("units", "05_unit_conversion", ("best accuracy",)),
+    ("tools", "09_tool_calls", ("best accuracy", "best name", "base accuracy")),
     ("nli", "07_inference_with_reasoning", ("best accuracy", "few_shot accuracy", "chance"))])
 def test_recipes_show_the_figures_of_a_real_model(job, recipe, figures):
     "As they were measured last"
