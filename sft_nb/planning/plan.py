@@ -203,7 +203,7 @@ def _explain_accumulation(planner:Planner, c:Candidate)->tuple[int,str]:
     if abs(rows / wanted - 1) < .05: return steps, f"for about {wanted} rows in a step"
     return steps, f"for about {rows:.3g} rows in a step; {wanted} were requested"
 
-def _width(shape)->int|None: return getattr(text_config(shape), "hidden_size", None)
+def _hidden_size(shape)->int|None: return getattr(text_config(shape), "hidden_size", None)
 
 def decisions(
     planner:Planner,
@@ -226,7 +226,7 @@ def decisions(
     else: budget = (chosen.budget, _GIVEN) if chosen.budget else (None, rows)
     return measured | dict(
         method=(way.method, planner.method_reason(chosen)),
-        learning_rate=choose_learning_rate(cfg.learning_rate, method=way.method, width=_width(planner.shape)),
+        learning_rate=choose_learning_rate(cfg.learning_rate, method=way.method, width=_hidden_size(planner.shape)),
         attn_implementation=(planner.attention or "auto", planner.why_attention),
         padding_free=(chosen.batch.flat, planner.why_flat),
         gradient_checkpointing=explain("gradient_checkpointing", way.checkpointing,
@@ -380,7 +380,7 @@ def without_plan(
     reasons = dict.fromkeys(new, why)
     if cfg.learning_rate == "auto":
         new["learning_rate"], reasons["learning_rate"] = choose_learning_rate(
-            "auto", method=new.get("method", cfg.method), width=_width(shape))
+            "auto", method=new.get("method", cfg.method), width=_hidden_size(shape))
     if hardware.gain is not None: new["dtype"], reasons["dtype"] = hardware.dtype_name, hardware.dtype_reason
     return _with_choices(cfg, new, reasons)
 
