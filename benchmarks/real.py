@@ -1,6 +1,6 @@
 """What smollm2 (SmolLM2-135M-Instruct) learns on real rows: base, base with examples, and every checkpoint.
 
-    python benchmarks/real.py [nli units legal tools gsm8k] [--seeds 1] [--set learning_rate=1e-3 ...] [--json]
+    python benchmarks/real.py [gsm8k nli units legal tools] [--seeds 1] [--set learning_rate=1e-3 ...] [--json]
 
 Each job trains with the defaults, except for the settings that its result lists, and is scored on rows that are not
 trained on; training and scoring are processes of their own. `cpu_seconds` is what a process computed: with one thread
@@ -81,12 +81,12 @@ def tools()->tuple[list[dict], list[dict]]:
 
 
 JOBS = {
+    "gsm8k": Job(gsm8k, dict(task="gsm8k", max_samples=320, num_train_epochs=1, eval_samples=40)),
     "nli": Job(nli, dict(task="classify", max_steps=100, eval_samples=100), ("f1", "majority")),
     "units": Job(units, dict(task="units", max_steps=120, eval_samples=100), ("exact",)),
     "legal": Job(legal, dict(task="summarize", num_train_epochs=2, eval_samples=40), ("rouge1", "rouge2", "rougeL")),
     "tools": Job(tools, dict(task="tools", num_train_epochs=2, max_length=768, eval_samples=30),
                  ("exact", "name", "arguments")),
-    "gsm8k": Job(gsm8k, dict(task="gsm8k", max_samples=320, num_train_epochs=1, eval_samples=40)),
 }
 
 
@@ -131,11 +131,10 @@ def scores_of(scores, figures:tuple[str,...])->dict:
 
 def score_job(path:str, figures:tuple[str,...])->dict:
     "Score the base, with and without examples, and every checkpoint"
-    from sft_nb.evaluation.evaluate import evaluate
     from sft_nb.evaluation.sweep import sweep
     began, computed = time.perf_counter(), time.process_time()
-    s = sweep(path, general=False, progress=False)
-    forgotten = evaluate(path, general=True, progress=False).forgotten
+    s = sweep(path, progress=False)
+    forgotten = s.forgotten[s.best]
     few, best, gain = s.baselines and s.baselines.few_shot, s.baselines and s.baselines.best, s.pick.difference
     answers = {a.where: a for a in s.checkpoints[s.best].answers}
     return dict(
