@@ -3,6 +3,7 @@ import json, os, platform, resource, statistics, time
 from pathlib import Path
 
 HERE = Path(__file__).parent
+RESULTS = HERE/"results"
 SHARED = Path(os.environ.get("SFT_NB_SHARED", HERE.parent.parent/"shared"))
 
 
@@ -56,6 +57,6 @@ def save(name:str, device:str="cpu", **result)->dict:
     from sft_nb.runs.environment import environment
     facts = {k: v for k, v in environment(device).items() if k in ("python", "cpus", "packages")}
     result = dict(benchmark=name, date=time.strftime("%Y-%m-%d"), processor=processor(), **facts, **result)
-    (HERE/"results").mkdir(exist_ok=True)
-    (HERE/"results"/f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS/f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     return result

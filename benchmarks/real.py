@@ -1,14 +1,18 @@
 """What smollm2 (SmolLM2-135M-Instruct) learns on real rows: base, base with examples, and every checkpoint.
 
     python benchmarks/real.py [gsm8k nli units legal tools] [--seeds 1] [--set learning_rate=1e-3 ...] [--json]
+    python benchmarks/real.py --memory [nli units ...]
 
 Each job trains with the defaults, except for the settings that its result lists, and is scored on rows that are not
 trained on; training and scoring are processes of their own. `cpu_seconds` is what a process computed: with one thread
-(OMP_NUM_THREADS=1), its time on a quiet core. `share of plan` is the largest resident memory of the training, less what
-the process held before it, / the plan's figure. `chance` is the best trivial answer. The rows are in ../shared/data
-(or SFT_NB_SHARED); the base comes from the hub or from the package index. Writes benchmarks/results/real_JOB.json.
+(OMP_NUM_THREADS=1), its time on a quiet core. `share of plan` is the largest resident memory of the training process
+/ the plan's figure. `chance` is the best trivial answer. The rows are in ../shared/data (or SFT_NB_SHARED); the base
+comes from the hub or from the package index. Writes benchmarks/results/real_JOB.json.
+
+With --memory, each job trains few steps and is not scored: the preflight computes its largest batch, and answers are
+sampled at the end. Writes benchmarks/results/memory_real.json, in which other jobs keep their results.
 """
-import argparse, csv, json, multiprocessing, random, resource, sys, tempfile, time
+import argparse, csv, json, multiprocessing, random, sys, tempfile, time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr
@@ -16,7 +20,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from common import save, shared
+from common import RESULTS, resident_mib, save, shared
 
 
 @dataclass(frozen=True)
@@ -101,24 +105,24 @@ def config_of(name:str, seed:int, folder:str, changes:dict):
     return load_config(model="smollm2", seed=seed, runs_dir=folder, run_name=f"{name}-{seed}", **settings)
 
 
-def peak_gib()->float: return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
 def train_job(name:str, seed:int, folder:str, changes:dict)->dict:
     "Train; memory and times of this process"
     from sft_nb.tokens.prepare import prepare
+    from sft_nb.files import read_json
     from sft_nb.training.train import train
     cfg = config_of(name, seed, folder, changes)
     data = prepare(cfg)
-    before, began, computed = peak_gib(), time.perf_counter(), time.process_time()
+    before, began, computed = resident_mib() / 1024, time.perf_counter(), time.process_time()
     run = train(cfg, data)
     steps = [m for m in run.metrics() if "loss" in m]
+    planned, peak = read_json(run.path/"plan.json")["total"] / 2**30, resident_mib() / 1024
     return dict(
         path=str(run.path), rows=len(data.train.lengths), steps=run.step,
         first_loss=round(steps[0]["loss"], 4), last_loss=round(steps[-1]["loss"], 4),
         train_seconds=round(time.perf_counter() - began, 1),
         train_cpu_seconds=round(time.process_time() - computed, 1),
-        before_gib=round(before, 3), peak_gib=round(peak_gib(), 3))
+        before_gib=round(before, 3), peak_gib=round(peak, 3), planned_gib=round(planned, 3),
+        share_of_plan=round(peak / planned, 3))
 
 
 def scores_of(scores, figures:tuple[str,...])->dict:
@@ -161,15 +165,40 @@ def in_own_process(call:Callable, *given):
 def measure(name:str, seed:int, folder:str, changes:dict)->dict:
     "Train and score one job with one seed"
     from sft_nb.bases import describe_base
-    from sft_nb.files import read_json
     trained = in_own_process(train_job, name, seed, folder, changes)
-    path = Path(trained.pop("path"))
-    planned = read_json(path/"plan.json")["total"] / 2**30
-    peak = trained["peak_gib"] - trained["before_gib"]
+    path = trained.pop("path")
     return dict(job=name, seed=seed, settings=JOBS[name].settings | changes,
                 base_model=describe_base(config_of(name, seed, folder, changes).model), **trained,
-                planned_gib=round(planned, 3), share_of_plan=round(peak / planned, 3),
-                **in_own_process(score_job, str(path), JOBS[name].figures))
+                **in_own_process(score_job, path, JOBS[name].figures))
+
+
+def train_with_whole_preflight(name:str, seed:int, folder:str, changes:dict)->dict:
+    "`train_job` whose preflight computes the largest batch as a whole: the time for that would depend on the training"
+    from sft_nb.checks import preflight
+    preflight.LEAST_SECONDS = 86400.
+    return train_job(name, seed, folder, changes)
+
+
+def measure_memory(name:str, seed:int, folder:str, changes:dict)->dict:
+    "Train one job for few steps: the plan by part, and the most that the process held"
+    from sft_nb.files import read_json
+    changes = dict(max_steps=1, save_steps=1) | changes
+    trained = in_own_process(train_with_whole_preflight, name, seed, folder, changes)
+    plan = read_json(Path(trained["path"])/"plan.json")
+    figures = ("rows", "steps", "train_cpu_seconds", "peak_gib", "planned_gib", "share_of_plan")
+    return dict(job=name, settings=changes, method=plan["settings"]["method"],
+                recomputes=plan["settings"]["gradient_checkpointing"],
+                parts_gib={part: round(n / 2**30, 3) for part, n in plan["parts"].items()},
+                **{figure: trained[figure] for figure in figures})
+
+
+def save_memory(runs:list[dict])->dict:
+    "Write memory_real.json; runs of other jobs, or with other settings, stay"
+    file = RESULTS/"memory_real.json"
+    def what(run): return run["job"], run["settings"]
+    known = json.loads(file.read_text())["runs"] if file.exists() else []
+    kept = [run for run in known if what(run) not in map(what, runs)]
+    return save("memory_real", runs=sorted([*kept, *runs], key=lambda run: (run["method"], run["job"])))
 
 
 def main():
@@ -177,6 +206,7 @@ def main():
     p.add_argument("jobs", nargs="*", default=[*JOBS], help=", ".join(JOBS))
     p.add_argument("--seeds", type=int, nargs="+", default=[1])
     p.add_argument("--set", nargs="+", default=[], metavar="SETTING=VALUE", help="other settings than the job's")
+    p.add_argument("--memory", action="store_true", help="few steps, to compare their memory with the plan")
     p.add_argument("--json", action="store_true", help="print one JSON object a job and nothing else")
     a = p.parse_args()
     if unknown := {*a.jobs} - {*JOBS}: p.error(f"there is no job {', '.join(unknown)}; the jobs are {', '.join(JOBS)}")
@@ -187,18 +217,23 @@ def main():
         except ValueError: changes[name] = value
     for name in a.jobs:
         with tempfile.TemporaryDirectory() as folder, redirect_stderr(StringIO() if a.json else sys.stderr):
-            result = save(f"real_{name}", runs=[measure(name, seed, folder, changes) for seed in a.seeds])
+            runs = [(measure_memory if a.memory else measure)(name, seed, folder, changes) for seed in a.seeds]
+            result = save_memory(runs) if a.memory else save(f"real_{name}", runs=runs)
         if a.json:
             print(json.dumps(result))
             continue
-        for r in result["runs"]:
+        for r in runs:
+            memory = f"{r['peak_gib']:.2f} GiB, {r['share_of_plan']:.2f} of the plan"
+            if a.memory:
+                print(f"{name}, {r['method']}: {memory}")
+                continue
             models = {"base": r["base"], "base with examples": r["few_shot"]} | r["checkpoints"]
             key = r["by"] if r["by"] in r["base"] else "accuracy"
             found = [f"{what} {s[key]:.3g}" for what, s in models.items() if s]
             if r["chance"]: found.append(f"{r['chance']['what']} {r['chance']['value']:.3g}")
             print(f"{name}, seed {r['seed']}, {key}: {'; '.join(found)}; "
                   f"trained in {r['train_cpu_seconds']:.0f} CPU s, scored in {r['score_cpu_seconds']:.0f}; "
-                  f"{r['peak_gib']:.2f} GiB, {r['share_of_plan']:.2f} of the plan")
+                  f"{memory}")
 
 
 if __name__ == "__main__": main()

@@ -9,23 +9,28 @@ __all__ = ['set_torch_environment', 'torch_environment']
 import os, sys
 
 # %% ../nbs/00_before_torch.ipynb #83c0ff87
-_SPIN = dict(GOMP_SPINCOUNT="1000")   # iterations that a waiting thread spins before it sleeps, some microseconds
-_GROW = dict(PYTORCH_ALLOC_CONF="expandable_segments:True")
+_VALUES = dict(
+    GOMP_SPINCOUNT="1000",                  # iterations that a waiting thread spins before it sleeps, some microseconds
+    LRU_CACHE_CAPACITY="128",               # kernels of 16-bit products on a CPU that PyTorch keeps
+    ONEDNN_PRIMITIVE_CACHE_CAPACITY="128",  # and those that oneDNN keeps
+    PYTORCH_ALLOC_CONF="expandable_segments:True")
+_DECIDED_BY = dict(   # other variables that set the same
+    GOMP_SPINCOUNT="OMP_WAIT_POLICY", ONEDNN_PRIMITIVE_CACHE_CAPACITY="DNNL_PRIMITIVE_CACHE_CAPACITY",
+    PYTORCH_ALLOC_CONF="PYTORCH_CUDA_ALLOC_CONF")
+if not sys.platform.startswith("linux"): del _VALUES["PYTORCH_ALLOC_CONF"]   # there are no such segments elsewhere
 _TORCH_WAS_LOADED = "torch" in sys.modules   # before this module, the first one that the package loads
 
 # %% ../nbs/00_before_torch.ipynb #30b5f2ae
 def set_torch_environment()->dict[str,str]:   # the variables that were set
     "Set variables that torch reads on import, unless torch is already loaded or you have set them"
     if "torch" in sys.modules: return {}
-    new = {} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & {*os.environ} else dict(_SPIN)
-    has_segments = sys.platform.startswith("linux")
-    if has_segments and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & {*os.environ}: new |= _GROW
+    new = {name: value for name, value in _VALUES.items() if not {name, _DECIDED_BY.get(name)} & {*os.environ}}
     os.environ.update(new)
     return new
 
 # %% ../nbs/00_before_torch.ipynb #0108e34c
 def torch_environment()->dict[str,str]:
     "The variables that torch is loaded with; a run saves them in environment.json"
-    names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    names = ("OMP_NUM_THREADS", *_VALUES, *_DECIDED_BY.values())
     found = {name: os.environ[name] for name in names if name in os.environ}
     return found | (dict(torch="loaded before sft_nb") if _TORCH_WAS_LOADED else {})

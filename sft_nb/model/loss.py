@@ -23,7 +23,7 @@ from transformers.utils import ModelOutput
 
 from ..report import SftError
 from ..batches.collate import DataCollatorForCausalLM, supervised_positions
-from ..batches.layout import autocast_to_weights, eval_mode, inference_mode, text_config
+from ..batches.layout import are_same_logits, autocast_to_weights, eval_mode, inference_mode, text_config
 from .hardware import free_memory, is_out_of_memory
 from .attention import announce_documents
 from .experts import balance_loss
@@ -252,9 +252,7 @@ def head_of(
         own = model(ids, use_cache=False).logits
         ours = head(backbone(model)(ids, use_cache=False).last_hidden_state)
     if own.shape != ours.shape: return None
-    limit = 1e-3 * float(own.nan_to_num().abs().max())   # weights may be NaN in both
-    same = torch.allclose(own.float(), ours.float(), rtol=1e-3, atol=limit, equal_nan=True)
-    return head if same else None
+    return head if are_same_logits(own, ours, model.dtype, in_16_bits=.02) else None   # rounded once or twice
 
 # %% ../../nbs/06_model/05_loss.ipynb #e7a72832
 @dataclass

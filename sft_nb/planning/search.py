@@ -229,6 +229,9 @@ def step(self:Planner,
         max_logits_mib=cfg.max_logits_mib, train=train)
 
 # %% ../../nbs/07_planning/03_search.ipynb #257bfe0c
+# bytes outside of tensors, and gaps as a share of what a step allocates
+_OUTSIDE = dict(cpu=(3 * 2**28, .1), cuda=(2**29, .05), mps=(2**29, 0))
+
 @patch
 def parts(self:Planner,
     method:str,
@@ -241,8 +244,9 @@ def parts(self:Planner,
     roots = fixed["gradients"] if whole else 0                              # for all second moments at once
     working = max(step.peak - step.activations, roots - step.activations, 0) + passing_bytes(model, self.division)
     if self.division.stage == 3: working = max(working, loaded_bytes(model) - sum(fixed.values()) - step.activations)
-    gaps = int(.05 * (step.peak + fixed["gradients"])) if self.device.kind == "cuda" else 0
-    return fixed | dict(activations=step.activations, working=working, outside=2**29 + gaps)
+    outside, gaps = _OUTSIDE[self.device.kind]
+    outside += int(gaps * (step.peak + fixed["gradients"]))
+    return fixed | dict(activations=step.activations, working=working, outside=outside)
 
 # %% ../../nbs/07_planning/03_search.ipynb #e21192eb
 @patch
@@ -254,8 +258,8 @@ def evaluation(self:Planner,
     if not self.cfg.eval_steps or not rows: return 0
     lengths = rows if self.flat else (rows[0],) * len(rows)
     step = self.step(Way(method), BatchLengths(lengths, self.flat, self.rows.share), train=False)
-    fixed = divided_bytes(self.whole(method), self.cfg.optim, self.division)
-    return sum(n for part, n in fixed.items() if part != "gradients") + step.peak + 2**29
+    held = divided_bytes(self.whole(method), self.cfg.optim, self.division) | dict(gradients=0)
+    return sum(held.values()) + step.peak + _OUTSIDE[self.device.kind][0]
 
 # %% ../../nbs/07_planning/03_search.ipynb #83610f1d
 @dataclass(frozen=True)

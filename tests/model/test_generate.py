@@ -7,6 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoTokenizer, DeepseekV3Config, GPT2Config, LlamaConfig, MambaConfig, MistralConfig, Qwen3Config)
 
@@ -252,6 +253,42 @@ def test_short_rows_wait_for_a_larger_batch(tokenizer, recorded):
     decoder = Decoder(model, tokenizer, max_new_tokens=20, batch_tokens=150)
     with torch.no_grad(): got = dict(decoder.answers(prompts))
     assert [got[i] for i in range(7)] == want and len(recorded) < 7
+
+
+class Products(TorchDispatchMode):
+    "The operations that compute a size in their last dimension"
+    def __init__(self, size:int):
+        super().__init__()
+        self.size, self.names = size, set()
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        out = f(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.ndim and out.shape[-1] == self.size: self.names.add(f._opname)
+        return out
+
+
+@pytest.mark.parametrize("kind", [Qwen3Config, MambaConfig])   # our loop, and that of transformers
+def test_the_weight_of_the_head_is_not_copied_for_each_row(kind, tokenizer):
+    "PyTorch multiplies slices of several rows one by one on a CPU, each with a copy of the weight"
+    model, prompts = small_model(kind=kind), [[*range(9, 29)], [*range(9, 27)], [*range(9, 29)]]
+    prompts = prompts if kind is Qwen3Config else prompts[::2]
+    head = model.get_output_embeddings()
+    with Products(len(head.weight)) as computed, patch.object(generation, "reads_padding", lambda model: False):
+        continue_tokens(model, tokenizer, prompts, max_new_tokens=2)
+    assert "mm" in computed.names and "bmm" not in computed.names and not head._forward_pre_hooks
+
+
+def test_a_recorded_step_is_compared_without_masked_scores(tokenizer, recorded, monkeypatch):
+    "A token at -3e38 is no reason to take other scores for the same"
+    model, shift = small_model(kind=Qwen3Config), [0.]
+    model.get_output_embeddings().register_forward_hook(
+        lambda module, args, scores: scores.index_fill(-1, torch.tensor([5]), -3e38))
+    def record(step, device): return lambda: step() + shift[0] * torch.randn(512)
+    monkeypatch.setattr(generation, "record_graph", record)
+    for shift[0], same in ((0., True), (1., False)):
+        decoder = Decoder(model, tokenizer, max_new_tokens=20, batch_size=2)
+        with torch.no_grad(): dict(decoder.answers(PROMPTS))
+        assert decoder.replays is same
 
 
 @pytest.mark.parametrize("why", ["waits", "differs", "out of memory"])

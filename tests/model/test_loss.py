@@ -71,6 +71,24 @@ def test_a_head_that_scales_in_secret_is_found_out():
     assert head_of(m) is None and not add_supervised_loss(m)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_that_a_model_masks_hides_no_secret_of_its_head(dtype):
+    "Next to a logit of -1e4 and less, what the others differ by looked like rounding"
+    m = model("llama", dtype=dtype)
+    head, factor = m.get_output_embeddings(), [1.]
+    def mask(scores): return scores.index_fill(-1, torch.tensor([5]), -3e38)
+    head.register_forward_hook(lambda module, args, scores: mask(scores))
+    plain = m.forward
+    def secret(*args, **kwargs):
+        out = plain(*args, **kwargs)
+        out.logits = mask(out.logits * factor[0])
+        return out
+    m.forward = secret
+    assert head_of(m) is not None
+    factor[0] = 1.1
+    assert head_of(m) is None
+
+
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 def test_the_loss_of_a_batch_is_the_same_in_every_layout_and_either_way(kind, tokenizer):
     "The model's own mean times its tokens, ours as a sum; flattened, padded, and row by row; the mode is left alone"
