@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..report import command, edit, Fix
-from ..settings import as_pairs, FILE_SUFFIXES, full_name
+from ..setting import as_pairs
+from ..settings import full_name
+from ..rows.settings import FILE_SUFFIXES
 from sft_nb.extras.meanings import (
     accepted, conversion, FileSettings, is_off, maps_to, maps_to_if_unset, maps_to_over_others, Meaning, other_method,
     refused)
