@@ -14,7 +14,7 @@ from typing import Any
 def extension(
     kind:str,   # a key of EXTENSIONS, in sft_nb/extras/__init__.py
 )->Any:         # None: there is none, or no sft_nb.extras
-    "The extension of this kind, made when it is first asked for"
+    "The extension of this kind, made on first use"
     try: from sft_nb.extras import EXTENSIONS
     except ModuleNotFoundError as e:
         if e.name != "sft_nb.extras": raise

@@ -56,7 +56,7 @@ def why_missing(
     name:str,                  # a hub id or a folder
     revision:str|None=None,    # branch, tag or commit; None: main
 )->str:
-    "Why there is no such model; empty if there may be one"
+    "The reason why there is no such model; empty if there may be one"
     if name in SHIPPED or is_gguf(name) or os.path.isdir(name): return ""
     if file := file_of_base(name): return f"it was made of {file}, and is not in the cache of this machine"
     if _names_a_path(name): return "there is no such folder"
