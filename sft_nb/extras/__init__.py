@@ -1,5 +1,7 @@
 """Optional parts. The core asks for them by `sft_nb.extensions.extension`, and works without this folder."""
 
+PUBLIC = {}   # module here -> its names that are public names of `sft_nb`
+
 
 def _other_tools():
     from .other_tools import OtherTools
@@ -7,4 +9,5 @@ def _other_tools():
 
 
 # kind of extension -> a function that makes it, called when the core first asks for one
-EXTENSIONS = {"known_names": _other_tools}
+EXTENSIONS = {"public_names": lambda: {f"extras.{module}": names for module, names in PUBLIC.items()},
+              "known_names": _other_tools}
