@@ -54,14 +54,11 @@ _NAMES = {
     "proof.prove": "Proof prove",
     "panels.batches": "BatchState BatchPanel",
     "panels.rows": "DataState DataPanel",
-    "panels.losses": "LossState LossPanel",
     "panels.run_state": "RunState",
     "panels.run": "RunPanel",
-    "panels.plan": "PlanState PlanPanel",
     "panels.conversation": "GenerationState",
     "panels.generation": "GenerationPanel",
     "panels.evaluation": "EvalState EvalPanel",
-    "panels.html_report": "run_page",
 } | (_extension("public_names") or {})
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 # All of them but one come with `import *`: `SupervisedTrainer` is a TRL trainer, and to make it TRL is loaded.

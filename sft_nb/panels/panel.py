@@ -338,7 +338,6 @@ def error_html(
         return card_html(title or "that did not work", f"{type(error).__name__}: {error}", lines=dict(Fix=fix))
     card = error.card()
     _, _, where = card["title"].partition(": ")   # without the class name
-    title = title or ("that did not work" if where in _PANELS else where)
+    title = title or ("that did not work" if where.endswith("Panel") else where)
     return card_html(title, card["says"], lines=dict(Fix=card["lines"]["Fix"], Page=card["lines"]["Page"]))
 
-_PANELS = ("BatchPanel", "DataPanel", "EvalPanel", "GenerationPanel", "LossPanel", "PlanPanel", "RunPanel")
