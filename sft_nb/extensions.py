@@ -14,7 +14,7 @@ from typing import Any
 def extension(
     kind:str,   # a key of EXTENSIONS, in sft_nb/extras/__init__.py or sft_nb/panels/__init__.py
 )->Any:         # None: there is none, or no sft_nb.extras
-    "The extension of this kind, made when it is first asked for"
+    "The extension of this kind, made on first use"
     from sft_nb.panels import EXTENSIONS as of_panels
     try: from sft_nb.extras import EXTENSIONS as of_extras
     except ModuleNotFoundError as e:

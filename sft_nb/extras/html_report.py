@@ -40,7 +40,7 @@ def tokens_part(
 
 # %% ../../nbs/16_extras/08_html_report.ipynb #pg0mem02
 def memory_part(run:Run)->str:
-    "The plan's parts, and beside their sum what was measured; empty if there was no plan"
+    "The plan's parts, and beside their sum what was measured; empty without a plan"
     file = run.path/"plan.json"
     if not file.exists(): return ""
     plan = read_json(file)

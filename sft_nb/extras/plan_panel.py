@@ -144,7 +144,7 @@ def _stacked_bar(self:PlanState)->str:
 # %% ../../nbs/16_extras/07_plan_panel.ipynb #plp00017
 @patch
 def html(self:PlanState)->str:
-    "Whether it fits, memory by part, GPUs, and lines to copy"
+    "The verdict, memory by part, GPUs, and lines to copy"
     text = error_html(self.error, "these settings cannot be planned") if self.error is not None else ""
     verdict = ""
     for f in self.plan.findings:

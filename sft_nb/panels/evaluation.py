@@ -263,7 +263,7 @@ def list_title(self:EvalState, *, paged:bool=True)->str:
 
 @patch
 def problem_html(self:EvalState)->str:
-    "Why there are no scores: none were made yet, which is no error, or they cannot be read"
+    "The reason why there are no scores: none were made yet, which is no error, or they cannot be read"
     if not self.run.path.is_dir() or (self.run.path/"eval"/"sweep.json").exists(): return error_html(self.problem)
     text = f"The checkpoints of {escape_html(self.run.name)} have not been scored yet. To score them:"
     return f"<div role='status'>{text} <code>{escape_html(self.problem.fix)}</code></div>"

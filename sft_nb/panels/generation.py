@@ -131,9 +131,9 @@ def choose_row(self:GenerationPanel,
 )->None:
     "Put a held-out row into the prompt; ConfigError if there is no such row"
     if not row: return
-    place, talk = self.state.talk_of(row)
-    c, first = self.controls, talk[0]
-    c.prompt.value = question_of(talk)
+    place, chat = self.state.chat_of(row)
+    c, first = self.controls, chat[0]
+    c.prompt.value = question_of(chat)
     c.system.value = first["content"] if first["role"] == "system" else ""
     c.row.value = row if isinstance(row, int) else [*self.state.rows()].index(place) + 1
 

@@ -153,7 +153,7 @@ class Table(Control):
         self.total, self.version = total, str(version)
         self.set_trait("value", chosen)
     def block(self)->dict:
-        "As a block of the view, with the rows around the chosen one"
+        "A block of the view, with the rows around the chosen one"
         first = max(0, min((self.value or 0) - self.lines, self.total - 3 * self.lines))
         rows = self._cells(first, min(self.total, first + 3 * self.lines))
         return dict(kind="table", key=self.id, title=self.label, head=self.head, rows=rows, rev=self.version,

@@ -98,12 +98,12 @@ def _try(self:RunPanel, act)->None:
     self.error = ""
     try: act()
     except Exception as e: self.fail(e)
-    self.look(always=True)
+    self.refresh(always=True)
     self.follow()
 
 # %% ../../nbs/14_panels/04_run.ipynb #1071f576
 @patch
-def look(self:RunPanel, *, always:bool=False)->None:
+def refresh(self:RunPanel, *, always:bool=False)->None:
     "Read what is new, and draw if there is anything"
     if self.state.refresh() or always:
         self._enable()
@@ -127,7 +127,7 @@ def _follow_until_end(self:RunPanel)->None:
     try:
         while self.state.any_active and self.comm is not None:   # None: it was closed
             enough.wait(self.every)
-            self.look()
+            self.refresh()
             if time.monotonic() - last > _BEAT:
                 self.beat, last = self.beat + 1, time.monotonic()
     except Exception as e: self.fail(e)   # keep the kernel alive; a click refreshes and resumes following
@@ -142,5 +142,5 @@ def _ipython_display_(self:RunPanel)->None:
 @patch
 def begin_showing(self:RunPanel)->None:
     "Called when a window shows the panel, perhaps again: read the run, and follow it"
-    self.look(always=True)
+    self.refresh(always=True)
     self.follow()

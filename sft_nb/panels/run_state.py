@@ -60,7 +60,7 @@ class RunState:
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta6
 def _read_plan(file:Path)->dict:
-    "The plan of the run; empty if there was none"
+    "The plan of the run, or empty"
     try: saved = read_json(file)
     except (OSError, ValueError): return {}
     return saved if isinstance(saved, dict) and "allocated" in saved and "device" in saved else {}
@@ -69,7 +69,7 @@ def _read_plan(file:Path)->dict:
 @patch
 def refresh(self:RunState)->bool:
     "Read the files again; True if something has changed"
-    come = [tail.look() for tail in self.tails]   # of all of them
+    come = [tail.read_new() for tail in self.tails]   # of all of them
     run, path = self.run, self.run.path
     self.state = run.state if path.is_dir() else "removed"
     self.status, self.progress = run.status, run.progress
@@ -78,9 +78,10 @@ def refresh(self:RunState)->bool:
     self.plan = _read_plan(path/"plan.json")
     self.samples = [line for line in read_lines(path/"samples.jsonl") if isinstance(line.get("answers"), list)]
     self.checkpoints = [p.name for p in run.checkpoints()]
-    self.asked = (path/CHECKPOINT_ASKED).exists()
+    self.save_requested = (path/CHECKPOINT_ASKED).exists()
     before = self.last_seen
-    self.last_seen = (self.state, self.status, self.progress, self.noticed, self.samples, self.checkpoints, self.asked)
+    self.last_seen = (self.state, self.status, self.progress, self.noticed, self.samples, self.checkpoints,
+                      self.save_requested)
     return any(come) or before != self.last_seen
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta3
@@ -135,7 +136,7 @@ def phase(self:RunState)->str:
     if self.active: return format_progress(self.progress)
     of = f" of {self.steps:,}" if self.steps else ""
     text = f"{self.state} at step {self.step:,}{of}"
-    if (newest := self.run.standing.partition("; ")[2]): text += f" ({newest})"
+    if (newest := self.run.state_in_words.partition("; ")[2]): text += f" ({newest})"
     return f"{text}: {self.status.reason}" if self.status.reason else text
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #05efc879
@@ -207,12 +208,12 @@ def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
     for line in self.samples:
         for answer in line["answers"][:n]:
             ends = "" if answer.get("ended") else " … (not ended)"
-            asked = _TEMPLATE_MARKS.sub("\n", str(answer.get("asked", ""))).strip()
-            found.setdefault(asked, []).append((line["step"], f"{answer.get('text', '')}{ends}"))
+            prompt = _TEMPLATE_MARKS.sub("\n", str(answer.get("asked", ""))).strip()
+            found.setdefault(prompt, []).append((line["step"], f"{answer.get('text', '')}{ends}"))
     def some(answers):   # the first, the last, and evenly spaced ones between
         if len(answers) <= _SHOWN: return answers
         return [answers[round(k * (len(answers) - 1) / (_SHOWN - 1))] for k in range(_SHOWN)]
-    return [(asked[-200:], some(answers)) for asked, answers in found.items()][:n]
+    return [(prompt[-200:], some(answers)) for prompt, answers in found.items()][:n]
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sam3
 @patch
@@ -220,9 +221,9 @@ def _answers_html(self:RunState)->str:
     "A small table for each prompt"
     if not self.samples: return ""
     tables, style = "", f"margin-top:6px;{WRAPPED}"
-    for asked, answers in self.answers():   # a degenerate model may write hundreds of blank lines: count them
+    for prompt, answers in self.answers():   # a degenerate model may write hundreds of blank lines: count them
         rows = [(step, re.sub(r"\n{3,}", lambda found: f" ⏎ × {len(found[0])} ", text)) for step, text in answers]
-        tables += f"<div style='{style}'><b>{escape_html(asked)}</b></div>" + table_html(rows, head=["step", "answer"])
+        tables += f"<div style='{style}'><b>{escape_html(prompt)}</b></div>" + table_html(rows, head=["step", "answer"])
     return f"<details open><summary>answers as it learns</summary>{tables}</details>"
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #8ec8332c
@@ -263,7 +264,7 @@ def numbers(self:RunState)->dict[str,str]:
 def head_html(self:RunState)->str:
     "Name, state, current phase, figures, and pending requests"
     fix = f"<div><b>Fix</b> <code>{escape_html(self.status.fix)}</code></div>" if self.status.fix else ""
-    wish = "<div>a checkpoint is requested, after this step</div>" if self.asked and self.active else ""
+    wish = "<div>a checkpoint is requested, after this step</div>" if self.save_requested and self.active else ""
     bar = progress_html(self.now()) if self.active else escape_html(self.phase())
     if self.state in ("failed", "killed"):
         bar = f"<div role='alert' style='border-left:4px solid {_COLOURS['fail']};padding:2px 10px'>{bar}{fix}</div>"

@@ -27,7 +27,7 @@ from .accounting import piece_checksums, Totals
 def cache_folder(
     cache_dir:str|None=None,   # as configured
 )->Path:
-    "Where prepared rows are kept: `cache_dir`, else SFT_NB_CACHE, else ~/.cache/sft_nb, or a temporary folder"
+    "The folder for prepared rows: `cache_dir`, else SFT_NB_CACHE, else ~/.cache/sft_nb, or a temporary folder"
     return Path(cache_dir or cache_home())/"data"
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #d50fd98e
@@ -73,7 +73,7 @@ def _without_locations(code):
     return code.replace(co_filename="", co_firstlineno=1, co_consts=inner)
 
 def _code_digest(task:Task)->str:
-    "Of what makes tokens of rows: this version, its parts rows and tokens, and the task, wherever that is defined"
+    "A digest of the code that turns rows into tokens: this version, its parts rows and tokens, and the task"
     files = [file for part in ("rows", "tokens") for file in sorted((ASSETS.parent/part).glob("*.py"))]
     module = getattr(inspect.getmodule(type(task)), "__file__", None)   # a task from a notebook has none
     if module: files.append(Path(module))
