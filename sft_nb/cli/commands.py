@@ -148,7 +148,7 @@ def _check_files(cfg:Config)->None:
 def _check_agreement(cfg:Config)->None:
     "`SftError` for a missing file or contradictory settings, before the rows are read"
     _check_files(cfg)
-    load_libraries("sft_nb.training.arguments")
+    load_libraries("transformers.integrations.deepspeed", "trl.trainer.sft_config")
     from sft_nb.training.arguments import training_arguments
     training_arguments(cfg, Path(cfg.runs_dir)/"x")
 

@@ -300,9 +300,8 @@ def report_command(args:list[str])->int:
     "Write everything about a run into a single HTML file"
     options = parse_own("report", args, _PAGE, summary=report_command.__doc__)
     from sft_nb.runs.directory import open_run
-    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # report errors before loading torch
-    from sft_nb.panels.html_report import run_page
-    _print(run_page(run, options.out, rows=options.rows))
+    run = open_run(options.run, trust_remote_code=options.trust_remote_code)
+    _print(run.report(options.out, rows=options.rows))
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cs3pro01

@@ -11,7 +11,6 @@ __all__ = ['SYSTEM_PROMPT_FILE', 'Run', 'check_links', 'open_run', 'check_free',
 import errno, math, os, sys, time, uuid
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 from fastcore.basics import patch
@@ -24,6 +23,7 @@ from ..progress import in_notebook, log, Progress, ProgressBar
 from ..report import (
     command, ConfigError, edit, Fix, MissingPathError, MissingRunError, pluralise, SftError, shell_quote)
 from ..settings import max_time_seconds, SETTINGS
+from ..extensions import extension, need_extension
 from ..config import (
     absolute_paths, Config, load_config, require_trust, save_config, with_absolute_paths, with_trusted_code)
 from ..tokens.dataset import Data
@@ -603,14 +603,13 @@ def report(self:Run,
     *, rows:int=5,             # number of examples whose tokens are shown
 )->Path:
     "Write one HTML file with everything about the run"
-    import sft_nb
-    return sft_nb.run_page(self, path, rows=rows)
+    return need_extension("run_page", f"report {self.name}")(self, path, rows=rows)
 
 @patch
 def _ipython_display_(self:Run)->None:
     "Show a live panel while the run is trained, else its text"
     if not in_notebook() or self.state not in ACTIVE: raise NotImplementedError   # falls back to its text
-    import_module("sft_nb.panels.run").RunPanel(self)._ipython_display_()
+    extension("run_panel")(self)._ipython_display_()
 
 # %% ../../nbs/10_runs/09_directory.ipynb #af42d233
 def plot(

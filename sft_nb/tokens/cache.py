@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-import sft_nb
+from .. import __version__
 from ..files import cache_home
 from ..report import SftError
 from ..config import Config
@@ -20,7 +20,7 @@ from ..settings import settings_with
 from ..rows.files import file_digest
 from ..rows.sources import Mixture
 from ..tasks.core import Task
-from .tokenizer import without_day
+from .tokenizer import ASSETS, without_day
 from .accounting import piece_checksums, Totals
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #3b0867f0
@@ -74,14 +74,13 @@ def _without_locations(code):
 
 def _code_digest(task:Task)->str:
     "A digest of the code that turns rows into tokens: this version, its parts rows and tokens, and the task"
-    home = Path(sft_nb.__file__).parent
-    files = [file for part in ("rows", "tokens") for file in sorted((home/part).glob("*.py"))]
+    files = [file for part in ("rows", "tokens") for file in sorted((ASSETS.parent/part).glob("*.py"))]
     module = getattr(inspect.getmodule(type(task)), "__file__", None)   # a task from a notebook has none
     if module: files.append(Path(module))
     values = {k: v for k, v in vars(task).items() if isinstance(v, (str, int, float, tuple, type(None)))}
     functions = [f for f in (*vars(type(task)).values(), *vars(task).values()) if hasattr(f, "__code__")]
     codes = [marshal.dumps(_without_locations(f.__code__), 2) for f in functions]
-    return _digest_of([sft_nb.__version__.encode(), *(file.read_bytes() for file in files),
+    return _digest_of([__version__.encode(), *(file.read_bytes() for file in files),
                        repr(sorted(values.items())).encode(), *codes])
 
 def cache_key(

@@ -76,14 +76,19 @@ class SkippedSteps:
         self.since_line += 1
         self.in_a_row += 1
 
-    def without_skipped(self,
+    def rescale_loss(self,
         logs:dict,   # a log line; its loss is a mean over all steps since the last, including skipped ones
         steps:int,   # so far
     )->dict:
-        "The mean over the steps that were taken, and no loss where none was; the next line begins here"
+        "The mean over the steps that were taken; no loss where none was"
         taken, since = steps - self.last_line, self.since_line
-        if "loss" in logs and 0 < since < taken: logs = logs | dict(loss=logs["loss"] * taken / (taken - since))
-        elif "loss" in logs and since: logs = {k: v for k, v in logs.items() if k not in ("grad_norm", "loss")}
+        if "loss" not in logs or not since: return logs
+        if taken > since: return logs | dict(loss=logs["loss"] * taken / (taken - since))
+        return {k: v for k, v in logs.items() if k not in ("grad_norm", "loss")}
+
+    def without_skipped(self, logs:dict, steps:int)->dict:
+        "A line of the log, corrected; the next one begins here"
+        logs = self.rescale_loss(logs, steps)
         if "learning_rate" not in logs: return logs   # not a line of the training
         self.since_line, self.last_line = 0, steps
         return logs | (dict(skipped_steps=self.total) if self.total else {})
