@@ -6,9 +6,9 @@ import pytest
 
 from sft_nb.config import load_config
 from sft_nb.evaluation import generations as chapter
-from sft_nb.evaluation.evaluate import Evaluator, ServerEvaluator
+from sft_nb.evaluation.evaluate import Evaluator
 from sft_nb.evaluation.generations import answer_prompts, GenerationCache, longest_target, make_questions
-from sft_nb.evaluation.openai_client import ServerReply
+from sft_nb.extras.openai_client import ServerEvaluator, ServerReply
 from sft_nb.model.generate import Generation
 from sft_nb.progress import Progress
 
