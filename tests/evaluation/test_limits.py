@@ -101,6 +101,6 @@ def test_a_server_gives_a_thought_more_tokens(tokenizer, monkeypatch, settings, 
         calls.append((len(talks), max_new_tokens))
         if max_new_tokens > 1000: return [reply("yes", "stop", 60, "hm " * 50)]
         return [reply("yes", "stop", 2), reply("", "length", 32, "hm hm")]
-    monkeypatch.setattr("sft_nb.evaluation.evaluate.ask_server", ask)
+    monkeypatch.setattr("sft_nb.extras.openai_client.ask_server", ask)
     scores = ServerEvaluator(Served(tokenizer=tokenizer), questions, progress=False).score("tuned")
     assert calls == asked and [a.ended for a in scores.answers] == [True, len(asked) == 2]
