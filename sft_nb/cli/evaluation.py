@@ -14,6 +14,7 @@ from typing import Literal
 from ..display import aligned_text, fitted_text, format_number
 from ..progress import format_duration, log
 from ..report import command, ConfigError, shell_quote, Report
+from ..extensions import need_extension
 from .options import arrange, Option, parse_own, split_options
 from sft_nb.cli.commands import (
     _CHECKPOINT, _EXAMPLES, _JSON, _print_json, _print_json_or_report, _print_report, _print_scores, _print_text, _RUN,
@@ -282,8 +283,8 @@ def merge_command(args:list[str])->int:
     if run.state != "finished": _print_text(f"{run.name} is not finished ({run.state_in_words})")
     if options.checkpoint == "adapter" and (why := earlier_adapter(run)): _print_text(why)
     if str(options.out).endswith(".gguf"):
-        from sft_nb.proof.gguf_checks import gguf_adapter
-        out = gguf_adapter(run, options.out, checkpoint=options.checkpoint)
+        write = need_extension("gguf_adapter", f"merge --out {options.out}")
+        out = write(run, options.out, checkpoint=options.checkpoint)
         _print_text(f"llama-server -m {shell_quote(run.config.model)} --lora {shell_quote(out)}")
         return 0
     from sft_nb.proof.merge import merge
