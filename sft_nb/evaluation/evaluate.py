@@ -16,8 +16,9 @@ from functools import cached_property, partial
 from pathlib import Path
 
 
-from ..escape import escape_html, escape_controls
-from ..display import aligned_text, bar_html, format_change, Html, RecordTable, table_html
+from ..escape import escape_controls
+from ..display import bar_html, format_change, Html, table_html
+from ..view import Drawn, own_fields, RecordTable, Table, View, view_text, Viewable
 from ..credentials import redact_json
 from ..files import read_json, remove_temporaries, write_atomically
 from ..progress import format_duration, log, Progress, progress_listener
@@ -362,7 +363,7 @@ def scored_with_thoughts(
     return any(s.scores_thoughts(tokenizer) for s in older)
 
 @dataclass(frozen=True, repr=False)
-class Evaluation:
+class Evaluation(Viewable):
     "Base and tuned model on the same held-out rows"
     run:str              # its name
     checkpoint:str       # adapter, checkpoint-N or model
@@ -380,6 +381,8 @@ class Evaluation:
     baselines:Baselines|None=None    # trivial answers, and the base with examples; None: not known
     stored:Scores|None=None          # the base in 4 or 8 bits, if it is worse than `base`
     why_stored:str=""                # why `base` is in 4 or 8 bits; empty: it is not
+
+    in_json = ("run", "checkpoint", "by", "difference")
 
     @property
     def title(self)->str:
@@ -415,7 +418,6 @@ class Evaluation:
         lines += [f"{s.model}: {s.thoughts}" for s in (self.base, self.tuned) if s is not None and s.thoughts]
         if self.why_stored: lines.append(f"the base is as it was trained on, in 4 or 8 bits: {self.why_stored}")
         if self.baselines is not None: lines += self.baselines.notes(self.tuned)
-        lines += map(str, self.findings)
         if self.earlier: lines.append(self.earlier)
         if self.forgotten is not None: lines.append(str(self.forgotten))
         if self.server is not None:
@@ -429,23 +431,17 @@ class Evaluation:
             lines.append(line)
         return lines
 
-    def __str__(self):
+    def view(self)->View:
         both, wide = self.models, max(len(s.model) for s in self.models)
-        scores = [replace(s, model=s.model.ljust(wide)).line(self.by, short=True) for s in both]
-        more = [s.more_figures(self.by) for s in both]
-        names = dict.fromkeys(name for figures in more for name in figures)
-        table = [[name, *(f"{f[name]:.3g}" if name in f else "" for f in more)] for name in names]
-        table.insert(0, ["", *(s.model for s in both)])
-        figures = aligned_text(table, [True, *[False] * len(both)]).splitlines() if names else []
-        groups, classes = str(self.group_table or "").splitlines(), str(self.tuned.class_table or "").splitlines()
-        lines = [f"  {line}" for line in [*scores, *self.notes, *figures, *groups, *classes]]
-        return escape_controls("\n".join([f"{self.title}: {self.headline}", *lines]))
-    __repr__ = __str__
-    def _repr_html_(self):
-        title = f"<b>{escape_html(self.title)}</b>: {escape_html(self.headline)}"
-        table = scores_html(self.models, by=self.by, baselines=self.baselines)
-        more = "".join(table._repr_html_() for table in (self.group_table, self.tuned.class_table) if table)
-        return f"<div>{title}{table}{'<br>'.join(map(escape_html, self.notes))}{more}</div>"
+        scores = "\n".join(replace(s, model=s.model.ljust(wide)).line(self.by, short=True) for s in both)
+        more = {s.model: s.more_figures(self.by) for s in both}
+        names = dict.fromkeys(name for figures in more.values() for name in figures)
+        lines = [{"": name} | {model: f"{f[name]:.3g}" for model, f in more.items() if name in f} for name in names]
+        figures = view_text(View(parts=[Table(lines, left=[""])]))   # columns of the table in HTML
+        tables = [table for table in (self.group_table, self.tuned.classes) if table]
+        drawn = Drawn(scores, scores_html(both, by=self.by, baselines=self.baselines))
+        return View(self.title, self.headline, findings=self.findings,
+                    parts=[drawn, *self.notes, Drawn(figures, ""), *tables], data=own_fields(self))
 
     def examples(self, n:int=5)->str:
         "The first `n` rows: prompt, answer of the base, answer of the tuned model; empty for texts without a prompt"
@@ -461,16 +457,6 @@ class Evaluation:
                 prompt += f"\n  {name:<6} {'✓' if answer.correct else '✗'} {text}"
             lines.append(prompt)
         return escape_controls("\n\n".join(lines))
-
-    def to_dict(self)->dict:
-        "Ready for JSON"
-        return dict(run=self.run, checkpoint=self.checkpoint, by=self.by, base=self.base and self.base.to_dict(),
-                    tuned=self.tuned.to_dict(), difference=self.difference and vars(self.difference),
-                    forgotten=self.forgotten and self.forgotten.to_dict(), server=self.server, longer=self.longer,
-                    left_out=self.left_out, weights=self.weights, earlier=self.earlier, is_full=self.is_full,
-                    baselines=self.baselines and self.baselines.to_dict(),
-                    stored=self.stored and self.stored.to_dict(), why_stored=self.why_stored,
-                    findings=[finding.to_dict() for finding in self.findings])
 
     def outdated(self, run:Run)->str:
         "Why the scores do not belong to the current state of the run; empty if they do, or if that is not known"

@@ -26,9 +26,10 @@ from safetensors import safe_open
 
 from ..escape import escape_controls
 from ..files import read_json
+from ..view import as_json
 from ..report import (
-    as_fix, command, ConfigError, error_summary, fail, Finding, Fix, MissingPathError, ok, pluralise, shell_quote,
-    skipped, SftError, warn, why_unreadable)
+    as_fix, command, ConfigError, error_summary, fail, Finding, Fix, MissingPathError, named_figures, ok, pluralise,
+    shell_quote, skipped, SftError, warn, why_unreadable)
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..tokens.tokenizer import model_path
@@ -61,7 +62,7 @@ class ProofStage:
 
     def to_dict(self)->dict:
         "Ready for JSON"
-        return dict(link=self.link) | self.finding.to_dict() | dict(saw=self.figures)
+        return dict(link=self.link) | self.finding.to_dict() | dict(figures=as_json(named_figures(self.figures)))
 
 def passed(link:str, check:str, text:str, figures:dict|None=None)->ProofStage:
     return ProofStage(link, ok(text, check=check), figures or {})
