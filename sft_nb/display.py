@@ -295,7 +295,7 @@ def snake_case(text:str)->str:
 
 def label(name:str)->str:
     "A name of JSON for people: row_length_tokens is `row length tokens`"
-    return name.removesuffix("_bytes").replace("_", " ").replace("gib", "GiB")
+    return name.removesuffix("_bytes").replace("_", " ").replace("gib", "GiB").replace("held out", "held-out")
 
 class Shown(str):
     "A figure in words, and its value for JSON: `Shown(\"20 (hidden)\", [dict(files=20, reason=\"hidden\")])`"

@@ -147,7 +147,7 @@ SCHEMA_VERSION = 1
 
 def own_fields(value)->dict:
     "The properties of a dataclass that its `in_json` names, and its fields"
-    names = dict.fromkeys((*getattr(value, "in_json", ()), *(f.name for f in fields(value) if f.compare)))
+    names = dict.fromkeys((*getattr(value, "in_json", ()), *(f.name for f in fields(value))))
     return {name: getattr(value, name) for name in names}
 
 def as_json(value):

@@ -438,7 +438,7 @@ class Evaluation(Viewable):
         names = dict.fromkeys(name for figures in more.values() for name in figures)
         lines = [{"": name} | {model: f"{f[name]:.3g}" for model, f in more.items() if name in f} for name in names]
         figures = view_text(View(parts=[Table(lines, left=[""])]))   # columns of the table in HTML
-        tables = [table for table in (self.group_table, self.tuned.classes) if table]
+        tables = [table for table in (self.group_table, self.tuned.class_table) if table]
         drawn = Drawn(scores, scores_html(both, by=self.by, baselines=self.baselines))
         return View(self.title, self.headline, findings=self.findings,
                     parts=[drawn, *self.notes, Drawn(figures, ""), *tables], data=own_fields(self))

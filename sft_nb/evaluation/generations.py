@@ -152,12 +152,12 @@ class Scores:
         return ", ".join(text for text, found in parts.items() if found)
 
     @property
-    def classes(self)->ClassTable|None:
+    def class_table(self)->ClassTable|None:
         "Figures of each label; None: targets are no labels"
         return ClassTable.of([a.expected for a in self.answers], [a.got for a in self.answers])
 
     in_json = ("model accuracy interval correct n answered in_form ended thoughts figures scales grouped_by groups "
-               "classes").split()   # a list of runs finds the figures before the answers
+               "class_table").split()   # a list of runs finds the figures before the answers
     def to_dict(self)->dict: return as_json(own_fields(self))
     @classmethod
     def from_dict(cls, d:dict)->"Scores":

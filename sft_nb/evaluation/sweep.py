@@ -233,7 +233,7 @@ class Sweep(Ranking):
     def tables(self, checkpoint:str)->list:
         "The figures of a checkpoint for each group of rows, beside the base, and for each label, where there are any"
         scores = self.checkpoints[checkpoint]
-        return [table for table in (group_table([self.base, scores], self.by), scores.classes) if table]
+        return [table for table in (group_table([self.base, scores], self.by), scores.class_table) if table]
     @property
     def below(self)->list: return self.tables(self.best)
 

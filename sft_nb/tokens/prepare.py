@@ -22,7 +22,8 @@ from sft_nb.report import (
     as_fix, ConfigError, edit, Finding, MissingFileError, MissingPathError, pluralise, read_figures, SftError,
     warn)
 from ..config import as_config, Config
-from ..settings import RowSettings, SizeSettings
+from ..rows.settings import RowSettings
+from .settings import SizeSettings
 from ..config_files import register_task
 from ..rows.proposals import propose_fields
 from ..rows.sources import disk_full_error, Mixture, open_rows
