@@ -39,7 +39,7 @@ class Table:
 
 @dataclass(frozen=True)
 class View:
-    "What an object shows"
+    "Title, verdict, findings and parts that an object shows"
     title:str=""
     headline:str=""      # a sentence after the title; it may begin with the verdict
     verdict:str=""       # in a few words: ready, 1 warning
