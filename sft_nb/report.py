@@ -119,7 +119,7 @@ class Fix:
 def renamed(self:Fix,
     names:dict[str,str],   # setting -> its name in a file
 )->"Fix":
-    "The same edits under other names: `sequence_len: 512` for `max_length: 512`"
+    "The fix with other names for its settings: `sequence_len: 512` for `max_length: 512`"
     settings = {names.get(name, name): v for name, v in self.settings.items()}
     return replace(self, settings=settings, otherwise=tuple(other.renamed(names) for other in self.otherwise))
 
@@ -173,7 +173,7 @@ def error_summary(error:Exception)->str:
     return text.splitlines()[0][:200]
 
 def why_unreadable(error:Exception)->str:
-    "Why one of our JSON files could not be read, without Python's exception names"
+    "The reason why one of our JSON files could not be read, without Python's exception names"
     if isinstance(error, OSError) and error.strerror: return error.strerror
     if isinstance(error, json.JSONDecodeError): return f"not JSON: {error.msg} on line {error.lineno}"
     if isinstance(error, UnicodeDecodeError): return "it is not UTF-8 text"
@@ -343,7 +343,7 @@ class Report(Viewable):
 
     @property
     def status(self)->str:
-        "The worst status among the findings; ok if there are none"
+        "The worst status among the findings; ok without any"
         return max((f.status for f in self.findings), key=STATUSES.index, default="ok")
     @property
     def exit_code(self)->int: return 1 if self.status == "fail" else 0
@@ -370,12 +370,16 @@ class Report(Viewable):
         "As text"
         return view_text(self.view(), everything=everything)
 
+    def by_weight(self)->list[Finding]:
+        "The findings, worst first"
+        return by_weight(self.findings)
+
     def without(self,
         shown:"Report",   # a report that the reader has already seen
     )->list[Finding]:
         "The findings, worst first, that are not in `shown`; the group prefix of a name is ignored"
         known = {(f.check.rpartition(".")[2], f.says) for f in shown.findings}
-        return [f for f in by_weight(self.findings) if (f.check.rpartition(".")[2], f.says) not in known]
+        return [f for f in self.by_weight() if (f.check.rpartition(".")[2], f.says) not in known]
 
 # %% ../nbs/00_report.ipynb #f17a5401
 @patch(cls_method=True)

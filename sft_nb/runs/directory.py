@@ -11,7 +11,6 @@ __all__ = ['SYSTEM_PROMPT_FILE', 'Run', 'check_links', 'open_run', 'check_free',
 import errno, math, os, sys, time, uuid
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 from fastcore.basics import patch
@@ -25,6 +24,7 @@ from ..progress import in_notebook, log, Progress, ProgressBar
 from ..report import (
     command, ConfigError, edit, Fix, MissingPathError, MissingRunError, pluralise, read_figures, SftError, shell_quote)
 from ..settings import max_time_seconds, SETTINGS
+from ..extensions import extension, need_extension
 from ..config import (
     absolute_paths, Config, load_config, require_trust, save_config, with_absolute_paths, with_trusted_code)
 from ..tokens.dataset import Data
@@ -147,7 +147,7 @@ def reserve_name(
     runs_dir:str|Path,
     name:str|None,   # None: a free one will be chosen, and none is reserved
 ):
-    "As `check_free`, and inside no other process takes the name; ConfigError if one is about to train under it"
+    "`check_free`, and a lock on the name; ConfigError if another process is about to train under it"
     check_free(runs_dir, name)
     if not name:
         yield
@@ -302,7 +302,7 @@ def held(self:Run)->bool|None:
 
 @patch
 def trainer(self:Run)->Process|None:
-    "The process that is training it; None if there is none yet"
+    "The process that trains the run, or None"
     who = read_process(self.path/"owner.json")
     if who is None or self.held() is False or who.is_alive is False: return None
     return who
@@ -320,7 +320,7 @@ def launched(self:Run)->int|None:
 
 @patch(as_prop=True)
 def state(self:Run)->str:
-    "As in its status; or killed: its process is gone and has written no other status"
+    "The state in its status, or killed: its process is gone and has written no other"
     written = self.status.state
     if written not in ACTIVE or is_trained(self.path, written): return written
     now = self.status.state   # it may have ended in the meantime
@@ -345,7 +345,7 @@ def weights(self:Run,
     expected, fix = "something saved; nothing was saved yet", resume_command(self)
     if there: expected, fix = f"one of {', '.join(there)}", edit(checkpoint=there[-1])
     elif self.state in ACTIVE: fix = command(f"sft_nb stop {self.path}", f'Run("{self.path}").stop()')
-    found = f"there is no {checkpoint} in it ({self.standing})"
+    found = f"there is no {checkpoint} in it ({self.state_in_words})"
     raise MissingPathError(f"run {self.name!r}", found, expected, fix)
 
 @patch
@@ -359,7 +359,7 @@ SYSTEM_PROMPT_FILE = "system_prompt.txt"   # beside weights: what each of their 
 
 @patch(as_prop=True)
 def system_prompt(self:Run)->str:
-    "The system message with which all its training rows begin; empty if there is none, or not always the same"
+    "The system message with which all training rows begin, or empty"
     return str(read_figures(self.path/"data.json").get("system_prompt", ""))
 
 def needs_system_prompt(
@@ -370,7 +370,7 @@ def needs_system_prompt(
             "send it, and other programs must")
 
 @patch(as_prop=True)
-def standing(self:Run)->str:
+def state_in_words(self:Run)->str:
     "State and step; for a run that can be resumed, also the step at which it continues"
     state = self.state
     text = f"{state} at step {self.step:,}"
@@ -462,7 +462,7 @@ def start_process(
 def failure(self:Run)->SftError:
     "The reason of a failure, with the last lines of the log"
     status = self.status
-    _, _, last = self.standing.partition(";")
+    _, _, last = self.state_in_words.partition(";")
     reason = f"its process died without reporting an error at step {self.step} (killed, or out of memory)"
     if last: reason += f";{last}"
     if self.state == "failed": reason = status.reason
@@ -576,7 +576,7 @@ def view(self:Run)->View:
     if fix: parts.append(Drawn(f"Next: {fix}", f"<div>Next: {code_html(str(fix))}</div>"))
     parts.append(Drawn("\n".join(figures_text(figures)), figures_html(figures)))
     about = summary(self) | dict(state=state, reason=reason, fix=fix.says("shell"), path=str(self.path))
-    return View(self.name, self.standing, state, BADGES.get(state, "skipped"), parts=parts,
+    return View(self.name, self.state_in_words, state, BADGES.get(state, "skipped"), parts=parts,
                 data={k: v for k, v in about.items() if v == v})
 
 @patch
@@ -588,14 +588,13 @@ def report(self:Run,
     *, rows:int=5,             # number of examples whose tokens are shown
 )->Path:
     "Write one HTML file with everything about the run"
-    import sft_nb
-    return sft_nb.run_page(self, path, rows=rows)
+    return need_extension("run_page", f"report {self.name}")(self, path, rows=rows)
 
 @patch
 def _ipython_display_(self:Run)->None:
     "Show a live panel while the run is trained, else its text"
     if not in_notebook() or self.state not in ACTIVE: raise NotImplementedError   # falls back to its text
-    import_module("sft_nb.panels.run").RunPanel(self)._ipython_display_()
+    extension("run_panel")(self)._ipython_display_()
 
 # %% ../../nbs/10_runs/09_directory.ipynb #af42d233
 def plot(
