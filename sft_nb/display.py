@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['STATUS_MARKS', 'STATUS_COLOURS', 'WRAPPED', 'FAILURE_PAGES', 'SIDES', 'Html', 'as_html', 'format_number',
-           'format_change', 'badge_html', 'table_html', 'cell_text', 'table_text', 'aligned_text', 'fitted_text',
-           'details_html', 'bar_html', 'Bar', 'sparkline', 'format_bytes', 'code_html', 'link_html', 'card_html',
-           'card_text', 'failure_page', 'page_url', 'calling_line', 'page_html', 'snake_case', 'label', 'Shown',
-           'format_figure', 'figures_html', 'figures_text', 'with_png']
+           'format_change', 'badge_html', 'table_html', 'cell_text', 'aligned_text', 'fitted_text', 'details_html',
+           'bar_html', 'Bar', 'sparkline', 'format_bytes', 'code_html', 'link_html', 'card_html', 'card_text',
+           'failure_page', 'page_url', 'calling_line', 'page_html', 'snake_case', 'label', 'Shown', 'format_figure',
+           'figures_html', 'figures_text', 'with_png']
 
 # %% ../nbs/00_display.ipynb #fac0imp1
 import math, os, re, shutil, textwrap, traceback
@@ -84,16 +84,6 @@ def cell_text(
     "A cell of a table in one line of text"
     text = escape_controls(" ".join(format_number(cell).split()))
     return text if len(text) <= widest else text[:widest - 1] + "…"
-
-def table_text(
-    rows:list[list],
-    *, head:list[str]=(),
-    widest:int=60,         # most characters in a cell
-)->str:
-    "Rows as aligned text"
-    lines = [[cell_text(cell, widest) for cell in row] for row in ([[*head]] if head else []) + [*rows]]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(f"{c:<{w}}" for c, w in zip(line, widths)).rstrip() for line in lines)
 
 # %% ../nbs/00_display.ipynb #ce84eff4
 def aligned_text(

@@ -259,7 +259,7 @@ def _render_traceback_(self:SftError)->list[str]:
     return [*card_text(**self.card(), colour=colour).split("\n"), "", "%tb shows the full traceback"]
 
 # %% ../nbs/00_report.ipynb #30f00831
-STATUSES = ("ok", "skipped", "warn", "fail")   # from best to worst
+STATUSES = tuple(STATUS_MARKS)   # ok, skipped, warn, fail: from best to worst
 _PROBLEMS = dict(fail="failure", warn="warning")
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ class Report(Viewable):
     @property
     def status(self)->str:
         "The worst status among the findings; ok without any"
-        return max((f.status for f in self.findings), key=STATUSES.index, default="ok")
+        return View(findings=self.findings).worst
     @property
     def exit_code(self)->int: return 1 if self.status == "fail" else 0
     @property

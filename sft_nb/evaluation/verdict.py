@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from ..view import Drawn, own_fields, View, Viewable
+from ..view import Drawn, own_fields, part_html, View, Viewable
 from ..files import write_atomically
 from ..report import command, ConfigError, edit, shell_quote
 from ..config import with_parameters_of
@@ -20,7 +20,7 @@ from ..runs.directory import open_run, Run
 from .statistics import correct_for_choice, Difference, power
 from .perplexity import Forgetting
 from .generations import paired, Scores
-from .evaluate import detectable_in_words, evaluate, Evaluation, scores_html
+from .evaluate import detectable_in_words, evaluate, Evaluation, scores_table
 from .sweep import Sweep
 
 # %% ../../nbs/12_evaluation/07_verdict.ipynb #b1763c25
@@ -178,9 +178,9 @@ class Comparison(Viewable):
         both, result = dict(A=self.a, B=self.b), self.verdict
         scores = [replace(e.tuned, model=f"{name}: {e.title}") for name, e in both.items()]
         lines = [f"{name}  {e.title}\n   {e.tuned.line(e.by)}" for name, e in both.items()]
-        table = Drawn("\n".join(lines), scores_html(scores, by=self.a.by, baselines=self.b.baselines))
+        table = part_html(scores_table(scores, by=self.a.by, baselines=self.b.baselines))
         return View("", f"{self.headline}: {result.reason}", self.headline, SEEN[result.says],
-                    parts=[table, *self.notes], data=own_fields(self) | dict(says=result.says, reason=result.reason))
+                    parts=[Drawn("\n".join(lines), table), *self.notes], data=own_fields(self) | dict(says=result.says, reason=result.reason))
 
 def _row_keys(e:Evaluation)->list[tuple[str,str,str]]: return [(x.where, x.prompt, x.expected) for x in e.tuned.answers]
 

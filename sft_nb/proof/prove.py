@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from ..display import as_html, Html, table_html
+from ..display import as_html, Html, Shown, table_html
 from ..view import Drawn, finding_html, own_fields, View, Viewable
 from ..credentials import redact_json
 from ..files import write_atomically
@@ -95,7 +95,7 @@ def adapter_stages(
 )->Iterator[ProofStage]:
     "Did training change the answers, and do they end?"
     link = "model" if is_full else "adapter"
-    figures = {"prompts": len(r.tuned), "nats between base and tuned": f"{r.effect:.2g}",
+    figures = {"prompts": len(r.tuned), "nats between base and tuned": float(r.effect),
                "other answers": len(r.changed_answers)}
     finding = ok("it changes the answers of the base", check="effect")
     if not r.changed_answers and not r.effect > .01:
@@ -106,7 +106,8 @@ def adapter_stages(
     if not ended:
         text = "no answer ends by itself, so stopping cannot be compared"
         finding = warn(text, edit(max_new_tokens=4 * r.max_new_tokens), check="stop")
-    yield ProofStage(link, finding, dict(ended=f"{ended} of {len(r.tuned)}"))
+    shown = Shown(f"{ended} of {len(r.tuned)}", dict(answers=ended, of=len(r.tuned)))
+    yield ProofStage(link, finding, dict(ended=shown))
 
 # %% ../../nbs/13_proof/05_prove.ipynb #01440c12
 @dataclass(frozen=True, repr=False)
@@ -149,8 +150,8 @@ class Proof(Viewable):
     def view(self)->View:
         rows = []
         for s in self.stages:
-            figures = [as_html(f"{name}: {value}") for name, value in s.figures.items()]
-            rows.append([s.link, *finding_html(s.finding), Html("<br>".join(figures))])
+            figures = Html("<br>".join(map(as_html, s.figures_in_words())))
+            rows.append([s.link, *finding_html(s.finding), figures])
         stages = Drawn("\n".join(map(str, self.stages)), table_html(rows))
         return View(self.title, self.headline, self.verdict, "ok" if self.same else "fail", parts=[stages],
                     data=own_fields(self) | dict(broken=self.broken and self.broken.name, fix=self.fix.says("shell")))
