@@ -180,7 +180,8 @@ class Comparison(Viewable):
         lines = [f"{name}  {e.title}\n   {e.tuned.line(e.by)}" for name, e in both.items()]
         table = part_html(scores_table(scores, by=self.a.by, baselines=self.b.baselines))
         return View("", f"{self.headline}: {result.reason}", self.headline, SEEN[result.says],
-                    parts=[Drawn("\n".join(lines), table), *self.notes], data=own_fields(self) | dict(says=result.says, reason=result.reason))
+                    parts=[Drawn("\n".join(lines), table), *self.notes],
+                    data=own_fields(self) | dict(says=result.says, reason=result.reason))
 
 def _row_keys(e:Evaluation)->list[tuple[str,str,str]]: return [(x.where, x.prompt, x.expected) for x in e.tuned.answers]
 
