@@ -76,7 +76,7 @@ class SkippedSteps:
         self.since_line += 1
         self.in_a_row += 1
 
-    def without_skipped(self,
+    def rescale_loss(self,
         logs:dict,   # a log line; its loss is a mean over all steps since the last, including skipped ones
         steps:int,   # so far
     )->dict:
@@ -88,7 +88,7 @@ class SkippedSteps:
 
     def without_skipped(self, logs:dict, steps:int)->dict:
         "A line of the log, corrected; the next one begins here"
-        logs = self.without_skipped(logs, steps)
+        logs = self.rescale_loss(logs, steps)
         if "learning_rate" not in logs: return logs   # not a line of the training
         self.since_line, self.last_line = 0, steps
         return logs | (dict(skipped_steps=self.total) if self.total else {})

@@ -353,6 +353,6 @@ def test_a_skeleton_is_used_again_for_what_it_does_not_depend_on(tmp_path, metho
     assert {"method", "model"} <= seen & {*SETTINGS} <= compared
     def again(**how):
         another = load_config("demo", method=method, **how)
-        return Planner(another, DEVICES["l4-24gb"], planner.tokenizer, RowLengths.like([9])).whole(method)
+        return Planner(another, DEVICES["l4-24gb"], planner.tokenizer, RowLengths.like([9])).skeleton_of(method)
     assert again(learning_rate=1e-5, per_device_train_batch_size=2) is made
     assert again(kernels="none") is not made and again(dtype="float16") is not made
