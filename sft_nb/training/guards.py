@@ -412,7 +412,7 @@ def _decode(self:Guards, model, step:int, at_most:int|None)->list[Finding]:
 def _keep_answers(self:Guards, step:int)->None:
     "Add a line to samples.jsonl: what is asked and what is answered"
     prompts = [redact(self.probe.tokenizer.decode(prompt)) for prompt in self.probe.prompts]
-    answers = [dict(prompts=q, text=redact(a.text), ended=a.ended) for q, a in zip(prompts, self.probe.answers)]
+    answers = [dict(asked=q, text=redact(a.text), ended=a.ended) for q, a in zip(prompts, self.probe.answers)]
     if answers: append_line(self.run.path/"samples.jsonl", dict(step=step, answers=answers))
 
 @patch
