@@ -38,10 +38,10 @@ from ..batches.layout import text_config
 from ..model.load import quiet
 from ..workbench import Workbench
 from ..runs.directory import Run
-from ..evaluation.openai_client import RenderedPrompt
 from .merge import dequantise, load_merged, merged_model, with_system_prompt
-from .reference import (
-    answer_greedily, find_cause, GreedyAnswer, logprob_differences, mean_or_nan, PromptComparison, Reference)
+from sft_nb.proof.reference import (
+    answer_greedily, find_cause, GreedyAnswer, logprob_differences, mean_or_nan, PromptComparison, Reference,
+    RenderedPrompt)
 
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #1987e170
 @dataclass(frozen=True)
