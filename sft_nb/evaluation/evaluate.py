@@ -549,7 +549,9 @@ def make_evaluator(
     if not (server and questions.by == "loss"): questions.check_figure()   # a server raises its own error
     cache = GenerationCache(target.folder and target.folder/"answers.jsonl")
     if not reuse: cache.clear()
-    if _has_common_target(questions): questions = replace(questions, training=training_rows(target))
+    expected = expected_answers(questions.task, [*questions.rows.values()]) if questions.prompts else []
+    if expected and max(Counter(expected).values()) > max(1, _COMMON * len(expected)):   # a target of many rows
+        questions = replace(questions, training=training_rows(target))
     if server:
         scored = need_extension("server_evaluator", f"server {server}")
         server = scored.at(server, bench.tokenizer, served, questions, progress)
@@ -557,11 +559,6 @@ def make_evaluator(
                      progress=progress, shots=shots)
 
 _COMMON = .05   # share of a target that makes it worth reading training rows for
-
-def _has_common_target(questions:Questions)->bool:
-    "Is one target expected of many held-out rows?"
-    expected = expected_answers(questions.task, [*questions.rows.values()]) if questions.prompts else []
-    return bool(expected) and max(Counter(expected).values()) > max(1, _COMMON * len(expected))
 
 @with_parameters_of(make_evaluator)
 def evaluate(

@@ -345,11 +345,6 @@ class Search(Ranking):
         return with_png(figure)
 
 # %% ../../nbs/12_evaluation/07_search.ipynb #srch0022
-def _run_name(values:dict)->str:
-    "The name of a run with these values, the same in each process"
-    text = re.sub(r"[^\w.-]+", "_", "-".join(f"{name}_{_short_value(v)}" for name, v in values.items())).strip("_")
-    return text if len(text) <= 100 else f"{text[:83]}-{digest(text)[:16]}"
-
 _OURSELVES = "search"   # in the status of a run that cannot win
 
 def _is_over(run:Run)->bool:
@@ -375,7 +370,9 @@ class _Searcher:
 
     def train(self, values:dict)->Run|None:
         "Train with these values; None if another process has begun them, or they are refused"
-        name = _run_name(values)
+        pairs = "-".join(f"{name}_{_short_value(v)}" for name, v in values.items())
+        name = re.sub(r"[^\w.-]+", "_", pairs).strip("_")   # the same in each process
+        if len(name) > 100: name = f"{name[:83]}-{digest(name)[:16]}"
         log(f"sft_nb: {_in_words(values)}")
         behind = self.callback()
         try:
