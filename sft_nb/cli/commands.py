@@ -30,7 +30,9 @@ def _print_report(report)->None:
     text = escape_controls(str(report))
     print(wrap_report(text, terminal_width()) if sys.stdout.isatty() else text, flush=True)
 
-def _print_json(found)->None: _print_text(json.dumps(found))   # in ASCII, so that it is valid JSON in every terminal
+def _print_json(found)->None:
+    "Print JSON that every program can read: in ASCII, and null for what is not a number or infinite"
+    _print_text(json.dumps(json.loads(json.dumps(found), parse_constant=lambda name: None)))
 
 def _print_json_or_report(made, as_json:bool)->None:
     "Print a result as JSON or as a report"
@@ -118,7 +120,7 @@ def plan_command(args:list[str])->int:
     from sft_nb.planning.plan import plan
     made = plan(cfg, device=options.card, lengths=options.lengths)
     _print_json_or_report(made, options.json)
-    return made.report.exit_code
+    return made.exit_code
 
 # %% ../../nbs/15_cli/01_commands.ipynb #a6f6298a
 _CHECK = dict(config=_config_option(" or a run"), json=_JSON, all=_ALL_CHECKS)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WITH_THOUGHTS', 'BaseAndTuned', 'Evaluator', 'training_rows', 'rows_in_words', 'detectable_in_words',
-           'change_in_words', 'gains_in_words', 'scores_html', 'scored_with_thoughts', 'Evaluation',
+           'change_in_words', 'gains_in_words', 'scores_table', 'scored_with_thoughts', 'Evaluation',
            'evaluation_settings', 'held_out', 'make_evaluator', 'evaluate', 'save_evaluation']
 
 # %% ../../nbs/12_evaluation/04_evaluate.ipynb #4bb0b66c
@@ -16,8 +16,9 @@ from functools import cached_property, partial
 from pathlib import Path
 
 
-from ..escape import escape_html, escape_controls
-from ..display import aligned_text, bar_html, format_change, Html, RecordTable, table_html
+from ..escape import escape_controls
+from ..display import Bar, format_change
+from ..view import Drawn, own_fields, part_html, RecordTable, Table, View, view_text, Viewable
 from ..credentials import redact_json
 from ..files import read_json, remove_temporaries, write_atomically
 from ..progress import format_duration, log, Progress, progress_listener
@@ -269,41 +270,31 @@ def gains_in_words(
         lines.append(line)
     return lines
 
-_SHARES = ("in the asked form", "stopped by itself")   # headings of two columns
+_SHARES = ("95% interval", "in the asked form", "stopped by itself")   # headings of three columns
 
-def scores_html(
+def scores_table(
     scores:list[Scores],   # scores of models on the same rows
     *, by:str="accuracy",  # the figure to compare by
     baselines:Baselines|None=None,
-)->Html:
+)->Table:
     "A line for each model, with a bar and an interval, and one for the best trivial answer where it matters"
-    figures = shown_figures(scores[0].figures)
-    more = [name for name in figures if name not in ("accuracy", "answered", "ended")]
-    best = baselines.best if baselines is not None and baselines.matters(scores[-1]) else None
-    def titles(names): return [f"{name} (it counts)" if name == by else name for name in names]
+    more = [name for name in shown_figures(scores[0].figures) if name not in ("accuracy", "answered", "ended")]
+    first = [name for name in dict.fromkeys((by, *LEADING)) if name in more] if by in LEADING else []   # free text
+    rest, accuracy = [name for name in more if name not in first], "exact match" if first else "accuracy"
+    def line(name:str, figures:dict, *shares:str)->dict:
+        own = {figure: f"{figures[figure]:.3g}" if figure in figures else "" for figure in first}
+        if (share := figures.get("accuracy")) is not None:
+            own[accuracy] = f"{share:.1%}" if first else Bar(f"{share:.1%}", share)
+        found = {"": name} | own | dict(zip(_SHARES, shares)) | {figure: figures.get(figure) for figure in rest}
+        return {f"{figure} (it counts)" if figure == by else figure: v for figure, v in found.items()}
     lines = []
-    if by in LEADING and by in more:   # free text: exact match is just one figure
-        first = [name for name in dict.fromkeys((by, *LEADING)) if name in more]
-        rest = [name for name in more if name not in first]
-        head = ["", *titles(first), "exact match", *_SHARES, *rest]
-        for s in scores:
-            shares = [f"{s.accuracy:.1%}", f"{s.in_form:.0%}", f"{s.ended:.0%}"]
-            own = [f"{s.figures[name]:.3g}" for name in first]
-            lines.append([s.model, *own, *shares, *(s.figures.get(name) for name in rest)])
-        if best is not None:
-            own = [f"{best.figures[name]:.3g}" if name in best.figures else "" for name in first]
-            lines.append([best.name, *own, f"{best.figures['accuracy']:.1%}" if "accuracy" in best.figures else ""])
-        return table_html(lines, head=head)
-    accuracy, *others = titles(("accuracy", *more))
     for s in scores:
-        low, high = s.interval
-        shares = [f"{s.accuracy:.1%}", f"{low:.1%} to {high:.1%}", f"{s.in_form:.0%}", f"{s.ended:.0%}"]
-        lines.append([s.model, bar_html(s.accuracy), *shares, *(s.figures.get(name) for name in more)])
-    if best is not None:
-        share = best.figures["accuracy"]
-        blank = [""] * (1 + len(_SHARES))
-        lines.append([best.name, bar_html(share), f"{share:.1%}", *blank, *(best.figures.get(name) for name in more)])
-    return table_html(lines, head=["", "", accuracy, "95% interval", *_SHARES, *others])
+        span = "" if first else "{:.1%} to {:.1%}".format(*s.interval)
+        lines.append(line(s.model, s.figures | dict(accuracy=s.accuracy), span, f"{s.in_form:.0%}", f"{s.ended:.0%}"))
+    best = baselines.best if baselines is not None and baselines.matters(scores[-1]) else None
+    if best is not None: lines.append(line(best.name, best.figures))
+    names = [name for name in lines[0] if any(line.get(name) not in ("", None) for line in lines)]
+    return Table([{name: line.get(name) for name in names} for line in lines])
 
 # %% ../../nbs/12_evaluation/04_evaluate.ipynb #f3c39221
 WITH_THOUGHTS = "an older version scored thoughts as answers"
@@ -320,7 +311,7 @@ def scored_with_thoughts(
     return any(s.scores_thoughts(tokenizer) for s in older)
 
 @dataclass(frozen=True, repr=False)
-class Evaluation:
+class Evaluation(Viewable):
     "Base and tuned model on the same held-out rows"
     run:str              # its name
     checkpoint:str       # adapter, checkpoint-N or model
@@ -338,6 +329,8 @@ class Evaluation:
     baselines:Baselines|None=None    # trivial answers, and the base with examples; None: not known
     stored:Scores|None=None          # the base in 4 or 8 bits, if it is worse than `base`
     why_stored:str=""                # why `base` is in 4 or 8 bits; empty: it is not
+
+    in_json = ("run", "checkpoint", "by", "difference")
 
     @property
     def title(self)->str:
@@ -373,7 +366,6 @@ class Evaluation:
         lines += [f"{s.model}: {s.thoughts}" for s in (self.base, self.tuned) if s is not None and s.thoughts]
         if self.why_stored: lines.append(f"the base is as it was trained on, in 4 or 8 bits: {self.why_stored}")
         if self.baselines is not None: lines += self.baselines.notes(self.tuned)
-        lines += map(str, self.findings)
         if self.earlier: lines.append(self.earlier)
         if self.forgotten is not None: lines.append(str(self.forgotten))
         if self.server is not None:
@@ -387,23 +379,17 @@ class Evaluation:
             lines.append(line)
         return lines
 
-    def __str__(self):
+    def view(self)->View:
         both, wide = self.models, max(len(s.model) for s in self.models)
-        scores = [replace(s, model=s.model.ljust(wide)).line(self.by, short=True) for s in both]
-        more = [s.more_figures(self.by) for s in both]
-        names = dict.fromkeys(name for figures in more for name in figures)
-        table = [[name, *(f"{f[name]:.3g}" if name in f else "" for f in more)] for name in names]
-        table.insert(0, ["", *(s.model for s in both)])
-        figures = aligned_text(table, [True, *[False] * len(both)]).splitlines() if names else []
-        groups, classes = str(self.group_table or "").splitlines(), str(self.tuned.class_table or "").splitlines()
-        lines = [f"  {line}" for line in [*scores, *self.notes, *figures, *groups, *classes]]
-        return escape_controls("\n".join([f"{self.title}: {self.headline}", *lines]))
-    __repr__ = __str__
-    def _repr_html_(self):
-        title = f"<b>{escape_html(self.title)}</b>: {escape_html(self.headline)}"
-        table = scores_html(self.models, by=self.by, baselines=self.baselines)
-        more = "".join(table._repr_html_() for table in (self.group_table, self.tuned.class_table) if table)
-        return f"<div>{title}{table}{'<br>'.join(map(escape_html, self.notes))}{more}</div>"
+        scores = "\n".join(replace(s, model=s.model.ljust(wide)).line(self.by, short=True) for s in both)
+        more = {s.model: s.more_figures(self.by) for s in both}
+        names = dict.fromkeys(name for figures in more.values() for name in figures)
+        lines = [{"": name} | {model: f"{f[name]:.3g}" for model, f in more.items() if name in f} for name in names]
+        figures = view_text(View(parts=[Table(lines, left=[""])]))   # columns of the table in HTML
+        tables = [table for table in (self.group_table, self.tuned.class_table) if table]
+        drawn = Drawn(scores, part_html(scores_table(both, by=self.by, baselines=self.baselines)))
+        return View(self.title, self.headline, findings=self.findings,
+                    parts=[drawn, *self.notes, Drawn(figures, ""), *tables], data=own_fields(self))
 
     def examples(self, n:int=5)->str:
         "The first `n` rows: prompt, answer of the base, answer of the tuned model; empty for texts without a prompt"
@@ -419,16 +405,6 @@ class Evaluation:
                 prompt += f"\n  {name:<6} {'✓' if answer.correct else '✗'} {text}"
             lines.append(prompt)
         return escape_controls("\n\n".join(lines))
-
-    def to_dict(self)->dict:
-        "Ready for JSON"
-        return dict(run=self.run, checkpoint=self.checkpoint, by=self.by, base=self.base and self.base.to_dict(),
-                    tuned=self.tuned.to_dict(), difference=self.difference and vars(self.difference),
-                    forgotten=self.forgotten and self.forgotten.to_dict(), server=self.server, longer=self.longer,
-                    left_out=self.left_out, weights=self.weights, earlier=self.earlier, is_full=self.is_full,
-                    baselines=self.baselines and self.baselines.to_dict(),
-                    stored=self.stored and self.stored.to_dict(), why_stored=self.why_stored,
-                    findings=[finding.to_dict() for finding in self.findings])
 
     def outdated(self, run:Run)->str:
         "The reason why the scores are not of the run's current state; empty if they are, or if that is unknown"

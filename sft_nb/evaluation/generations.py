@@ -19,7 +19,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..credentials import redact
-from ..display import RecordTable
+from ..view import as_json, own_fields, RecordTable
 from ..files import parse_json
 from ..report import ConfigError, edit, pluralise, SftError
 from ..thoughts import has_thought_tokens, opens_thought, split_thought, without_thoughts
@@ -156,12 +156,9 @@ class Scores:
         "Figures of each label; None: targets are no labels"
         return ClassTable.of([a.expected for a in self.answers], [a.got for a in self.answers])
 
-    def to_dict(self)->dict:
-        names = "model accuracy interval correct n answered in_form ended thoughts figures scales grouped_by".split()
-        classes = self.class_table
-        return {k: getattr(self, k) for k in names} | dict(
-            groups={name: asdict(group) for name, group in self.groups.items()}, classes=classes and classes.to_dict(),
-            answers=[asdict(a) for a in self.answers])
+    in_json = ("model accuracy interval correct n answered in_form ended thoughts figures scales grouped_by groups "
+               "class_table").split()   # a list of runs finds the figures before the answers
+    def to_dict(self)->dict: return as_json(own_fields(self))
     @classmethod
     def from_dict(cls, d:dict)->"Scores":
         "Also of an older version, which had no figures"

@@ -309,15 +309,14 @@ class Search(Ranking):
     def headline(self)->str: return f"{pluralise(len(self.values), 'run')}, by {self.by}"
     @property
     def best_name(self)->str|None: return self.swept.best if self.scores else None
-    def to_dict(self)->dict:
-        "Ready for JSON"
+    def data(self)->dict:
         rows = [dict(run=name, values=values, state=self.states[name], seconds=self.seconds[name],
                      score=self.scores[name].overall(self.by) if name in self.scores else None)
                 for name, values in self.values.items()]
-        found = dict(folder=str(self.folder), by=self.by, runs=rows)
+        found = dict(folder=self.folder, by=self.by, runs=rows)
         if not self.scores: return found
         return found | dict(base=self.base.overall(self.by), best=self.swept.best, as_good=self.as_good,
-                            difference=vars(self.swept.pick.difference), at_the_edge=self.at_the_edge())
+                            difference=self.swept.pick.difference, at_the_edge=self.at_the_edge())
 
     def plot(self):   # a matplotlib `Figure`
         "Scores with 95% intervals over each setting that differs; empty circles: losses of runs when they were stopped"

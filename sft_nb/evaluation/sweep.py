@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..escape import escape_html, escape_controls
-from ..display import fitted_text, lines_html
+from ..view import own_fields, Table, View, Viewable
 from ..credentials import redact_json
 from ..files import read_json, write_atomically
 from ..progress import log
@@ -99,23 +98,17 @@ class CheckpointSwapper:
 # %% ../../nbs/12_evaluation/05_sweep.ipynb #06a8fee3
 _GENERAL = "loss on general text"   # heading of a column
 
-class Ranking:
-    """Scored checkpoints or runs as text and as HTML: a headline, a table with the best one marked, and conclusions
+class Ranking(Viewable):
+    """Scored checkpoints or runs: a headline, a table with the best one marked, and conclusions
 
-    A subclass has `title`, `headline`, `lines()`, `conclusions`, `best_name` and a `name_column`."""
+    A subclass has `title`, `headline`, `lines()`, `conclusions`, `best_name`, a `name_column` and `data()`."""
     optional_columns = below = ()   # columns that a narrow terminal can do without; other tables
 
-    def __str__(self):
-        table = fitted_text(self.lines(), left=[self.name_column], optional=self.optional_columns)
-        return escape_controls("\n".join([f"{self.title}: {self.headline}", table, *self.conclusions,
-                                          *map(str, self.below)]))
-    __repr__ = __str__
-    def _repr_html_(self)->str:
+    def view(self)->View:
         lines = self.lines()
         marked = next((k for k, line in enumerate(lines) if line.get(self.name_column) == self.best_name), None)
-        conclusions, tables = map(escape_html, self.conclusions), [table._repr_html_() for table in self.below]
-        return (f"<div><b>{escape_html(self.title)}</b>: {escape_html(self.headline)}{lines_html(lines, marked=marked)}"
-                f"{'<br>'.join(conclusions)}{''.join(tables)}</div>")
+        table = Table(lines, left=[self.name_column], optional=self.optional_columns, marked=marked)
+        return View(self.title, self.headline, parts=[table, *self.conclusions, *self.below], data=self.data())
 
 @dataclass(frozen=True, repr=False)
 class Sweep(Ranking):
@@ -243,14 +236,8 @@ class Sweep(Ranking):
     @property
     def below(self)->list: return self.tables(self.best)
 
-    def to_dict(self)->dict:
-        "Ready for JSON"
-        return dict(run=self.run, by=self.by, best=self.best, difference=vars(self.pick.difference),
-                    base=self.base.to_dict(), checkpoints={k: s.to_dict() for k, s in self.checkpoints.items()},
-                    forgotten={k: f.to_dict() for k, f in self.forgotten.items()}, lowest_loss=self.lowest_loss,
-                    left_out=self.left_out, weights=self.weights,
-                    baselines=self.baselines and self.baselines.to_dict(),
-                    stored=self.stored and self.stored.to_dict())
+    in_json = ("run", "by", "best")
+    def data(self)->dict: return own_fields(self) | dict(difference=self.pick.difference)
 
     def outdated(self, run:Run)->str:
         "The reason why this is not a sweep of the run's current state, or empty; deliberate omissions do not count"

@@ -9,7 +9,7 @@ __all__ = ['Trivial', 'expected_answers', 'most_common_answers', 'trivial_answer
 # %% ../../nbs/12_evaluation/03_trivial.ipynb #trv00003
 import math, time
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -264,10 +264,6 @@ class Baselines:
                          f"{self.few_shot.n} rows, {self.seconds:.0f} s)")
         return lines
 
-    def to_dict(self)->dict:
-        "Ready for JSON"
-        return dict(by=self.by, trivial=[asdict(t) for t in self.trivial], shots=self.shots, seconds=self.seconds,
-                    few_shot=self.few_shot and self.few_shot.to_dict())
     @classmethod
     def from_dict(cls, d:dict)->"Baselines":
         return cls(d["by"], [Trivial(**t) for t in d["trivial"]], d["few_shot"] and Scores.from_dict(d["few_shot"]),

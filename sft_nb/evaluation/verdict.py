@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from ..escape import escape_html, escape_controls
-from ..display import badge_html
+from ..view import Drawn, own_fields, part_html, View, Viewable
 from ..files import write_atomically
 from ..report import command, ConfigError, edit, shell_quote
 from ..config import with_parameters_of
@@ -21,7 +20,7 @@ from ..runs.directory import open_run, Run
 from .statistics import correct_for_choice, Difference, power
 from .perplexity import Forgetting
 from .generations import paired, Scores
-from .evaluate import detectable_in_words, evaluate, Evaluation, scores_html
+from .evaluate import detectable_in_words, evaluate, Evaluation, scores_table
 from .sweep import Sweep
 
 # %% ../../nbs/12_evaluation/06_verdict.ipynb #b1763c25
@@ -30,7 +29,7 @@ EXIT_CODES = {"better": 0, _AT_A_COST: 0, "worse": 1, "not enough": 1, "cannot t
 SEEN = {"better": "ok", _AT_A_COST: "warn", "worse": "fail", "not enough": "warn", "cannot tell": "skipped"}   # badges
 
 @dataclass(frozen=True, repr=False)
-class Verdict:
+class Verdict(Viewable):
     "Is a tuned model better than its base?"
     says:str               # better, better at a cost, worse, not enough, cannot tell
     reason:str             # one sentence
@@ -41,30 +40,21 @@ class Verdict:
     of:int=1               # number it was selected from; the interval is corrected for that
     forgotten:Forgetting|None=None
 
+    in_json = ("exit_code",)
     @property
     def exit_code(self)->int: return EXIT_CODES[self.says]
 
-    def __str__(self):
+    def view(self)->View:
         d = self.difference
         detectable = detectable_in_words(d)
         if d.is_share and d.differs and d.smallest != math.inf:
             found = power(d.n, .05, d.differing, sd=d.sd)
             detectable = f"{d.n} rows detect a loss of 5 points in {found:.0%} of cases"
-        lines = [f"{self.says}: {self.reason}", f"  {d}", f"  {detectable}"]
-        if self.over_trivial is not None: lines.append(f"  over {self.over}: {self.over_trivial}")
-        if self.of > 1: lines.append(f"  {self.checkpoint} is the best of {self.of}: the interval is corrected")
-        if self.forgotten is not None: lines.append(f"  {self.forgotten}")
-        return escape_controls("\n".join(lines))
-    __repr__ = __str__
-    def _repr_html_(self)->str:
-        head, *lines = str(self).splitlines()
-        badge = badge_html(SEEN[self.says], self.says)
-        return f"<div>{badge} {escape_html(self.reason)}<br>{'<br>'.join(map(escape_html, lines))}</div>"
-    def to_dict(self)->dict:
-        forgotten = self.forgotten and self.forgotten.to_dict()
-        over = self.over_trivial and vars(self.over_trivial)
-        return vars(self) | dict(difference=vars(self.difference), over_trivial=over, forgotten=forgotten,
-                                 exit_code=self.exit_code)
+        notes = [str(d), detectable]
+        if self.over_trivial is not None: notes.append(f"over {self.over}: {self.over_trivial}")
+        if self.of > 1: notes.append(f"{self.checkpoint} is the best of {self.of}: the interval is corrected")
+        if self.forgotten is not None: notes.append(str(self.forgotten))
+        return View("", f"{self.says}: {self.reason}", self.says, SEEN[self.says], parts=notes, data=own_fields(self))
 
 # %% ../../nbs/12_evaluation/06_verdict.ipynb #06aa6149
 _MUCH_FORGETTING = .05   # rise of the loss on general texts, reported if the whole interval is above this
@@ -156,7 +146,7 @@ def verdict(
 
 # %% ../../nbs/12_evaluation/06_verdict.ipynb #dc7975f0
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Viewable):
     "Two tuned models on the same rows"
     a:Evaluation
     b:Evaluation
@@ -184,22 +174,14 @@ class Comparison:
         return [*notes, f"corrected for a choice among the {self.of} models that were scored on these rows; "
                 "--among 2 if these two were chosen before"]
 
-    def __str__(self):
-        lines = []
-        for name, e in dict(A=self.a, B=self.b).items():
-            lines += [f"{name}  {e.title}", f"   {e.tuned.line(e.by)}"]
-        lines += [f"{self.headline}: {self.verdict.reason}", *self.notes]
-        return escape_controls("\n".join(lines))
-    __repr__ = __str__
-    def _repr_html_(self)->str:
+    def view(self)->View:
         both, result = dict(A=self.a, B=self.b), self.verdict
         scores = [replace(e.tuned, model=f"{name}: {e.title}") for name, e in both.items()]
-        line = f"{badge_html(SEEN[result.says], self.headline)} {escape_html(result.reason)}"
-        table = scores_html(scores, by=self.a.by, baselines=self.b.baselines)
-        return f"<div>{table}{'<br>'.join([line, *map(escape_html, self.notes)])}</div>"
-    def to_dict(self)->dict:
-        return dict(a=self.a.to_dict(), b=self.b.to_dict(), difference=vars(self.difference), of=self.of,
-                    says=self.verdict.says, reason=self.verdict.reason)
+        lines = [f"{name}  {e.title}\n   {e.tuned.line(e.by)}" for name, e in both.items()]
+        table = part_html(scores_table(scores, by=self.a.by, baselines=self.b.baselines))
+        return View("", f"{self.headline}: {result.reason}", self.headline, SEEN[result.says],
+                    parts=[Drawn("\n".join(lines), table), *self.notes],
+                    data=own_fields(self) | dict(says=result.says, reason=result.reason))
 
 def _row_keys(e:Evaluation)->list[tuple[str,str,str]]: return [(x.where, x.prompt, x.expected) for x in e.tuned.answers]
 

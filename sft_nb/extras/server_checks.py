@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from ..thoughts import answer_of, decode_answer, split_thought
+from ..display import Shown
 from ..report import as_fix, command, Fix, ok, SftError, shell_quote, skipped, warn
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
@@ -139,10 +140,10 @@ def check_prompt(served:ServedModel)->ProofStage:
             return failed("server", "template", text, prompt_fix(served, "template"))
     c = PromptComparison(Template(served.tokenizer), answers, rendered, render=served.server.rendered)
     lengths = [len(a.prompt) for a in answers]
-    figures = {"our tokens": f"{min(lengths)} to {max(lengths)}"}
+    figures = {"our tokens": Shown(f"{min(lengths)} to {max(lengths)}", dict(min=min(lengths), max=max(lengths)))}
     if not c.counts: return ProofStage("server", skipped("it counts no tokens", check="prompt"), figures)
     theirs = [n for _, n in c.counts]
-    figures["their tokens"] = f"{min(theirs)} to {max(theirs)}"
+    figures["their tokens"] = Shown(f"{min(theirs)} to {max(theirs)}", dict(min=min(theirs), max=max(theirs)))
     if cause := find_cause(c): return failed("server", *cause, prompt_fix(served, cause[0]), figures)
     return passed("server", "prompt", f"prompts {'are the same' if c.ids else 'have as many'} tokens", figures)
 
@@ -226,7 +227,7 @@ def check_adapter(served:ServedModel, replies:list[ServerReply])->ProofStage:
     figures = {"like tuned": like_tuned, "like base": like_base}
     is_base = like_base > like_tuned
     if not math.isnan(to_tuned):
-        figures |= {"nats to tuned": f"{to_tuned:.2g}", "to base": f"{to_base:.2g}"}
+        figures |= {"nats to tuned": float(to_tuned), "to base": float(to_base)}
         if max(to_tuned, to_base) > .01: is_base = to_base < to_tuned / 2
     if not r.changed_answers and r.effect < .01:
         text = "base and tuned model answer the same, so they cannot be distinguished"
@@ -250,7 +251,7 @@ def check_precision(served:ServedModel, replies:list[ServerReply])->ProofStage:
     limit = served.reference.allowed_nats(stored)
     if math.isnan(nats): return ProofStage("server", skipped("it shows no log-probabilities", check=check))
     stored = stored or "unknown format"
-    figures = dict(nats=f"{nats:.2g}", allowed=f"{limit:.2g}", weights=stored)
+    figures = dict(nats=float(nats), allowed=float(limit), weights=stored)
     if nats <= limit: return passed("server", check, "log-probabilities are those of training", figures)
 
     text = f"log-probabilities are {nats:.2g} nats off, and weights in {stored} explain {limit:.2g}"
@@ -323,7 +324,7 @@ def check_texts(served:ServedModel, replies:list[ServerReply])->ProofStage:
     if not other: return passed("server", "texts", "greedy answers are equal", figures)
 
     a, r = other[0]
-    figures["nats ahead"] = f"{lead:.2g}"
+    figures["nats ahead"] = float(lead)
     text = f"{len(other)} of {len(replies)} greedy answers differ: {r.text[:40]!r} and not {a.text[:40]!r}"
     if lead <= _TIE_NATS.get(served.weights_format, .5):
         return ProofStage("server", warn(text + ", where two tokens nearly tie", check="texts"), figures)
@@ -361,7 +362,7 @@ def check_sampling(served:ServedModel)->ProofStage:
         undetected *= max(answers[k].certainty, 1e-9)
         varied += ask(answers[k], **served.sends) != greedy[k]
         n += 1
-    figures = {"asked": n, "another answer": varied, "missed with": f"{undetected:.2g}"}
+    figures = {"asked": n, "another answer": varied, "missed with": float(undetected)}
     if not varied and undetected <= .01:
         return passed("server", "sampling", "without a temperature it is greedy too", figures)
     if not varied:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from ..escape import escape_controls
-from ..display import as_html, badge_html, code_html, Html, table_html
+from ..display import as_html, Html, Shown, table_html
+from ..view import Drawn, finding_html, own_fields, View, Viewable
 from ..credentials import redact_json
-from ..files import read_json, write_atomically
-from ..report import ConfigError, edit, Fix, ok, SftError, warn
+from ..files import write_atomically
+from ..report import ConfigError, edit, Fix, ok, read_figures, SftError, warn
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.prepare import missing_rows_are_of_the_run
 from ..tokens.template import Template
@@ -79,7 +79,7 @@ def answer_as_reference(
     with model.disable_adapter() if in_the_model else nullcontext():
         base = answer_greedily(model if in_the_model else bench.base(), tokenizer, prompts, like=tuned, **settings)
 
-    try: longest = int(read_json(run.path/"data.json")["figures"]["train: lengths"]["edges"][-1])
+    try: longest = int(read_figures(run.path/"data.json")["train"]["lengths"]["edges"][-1])
     except (OSError, ValueError, LookupError, TypeError): longest = 0
     longest = max(longest, *lengths)
     return Reference(tuned, base, uncertain, end_ids(tokenizer), longest, max_new_tokens, bench.hardware.dtype_name)
@@ -91,7 +91,7 @@ def adapter_stages(
 )->Iterator[ProofStage]:
     "Did training change the answers, and do they end?"
     link = "model" if is_full else "adapter"
-    figures = {"prompts": len(r.tuned), "nats between base and tuned": f"{r.effect:.2g}",
+    figures = {"prompts": len(r.tuned), "nats between base and tuned": float(r.effect),
                "other answers": len(r.changed_answers)}
     finding = ok("it changes the answers of the base", check="effect")
     if not r.changed_answers and not r.effect > .01:
@@ -102,16 +102,19 @@ def adapter_stages(
     if not ended:
         text = "no answer ends by itself, so stopping cannot be compared"
         finding = warn(text, edit(max_new_tokens=4 * r.max_new_tokens), check="stop")
-    yield ProofStage(link, finding, dict(ended=f"{ended} of {len(r.tuned)}"))
+    shown = Shown(f"{ended} of {len(r.tuned)}", dict(answers=ended, of=len(r.tuned)))
+    yield ProofStage(link, finding, dict(ended=shown))
 
 # %% ../../nbs/13_proof/03_prove.ipynb #01440c12
 @dataclass(frozen=True, repr=False)
-class Proof:
+class Proof(Viewable):
     "Is the model that is served the one that was trained? ProofStage by stage, up to the first that is broken"
     run:str              # its name
     checkpoint:str       # adapter, or checkpoint-N
     stages:list[ProofStage]
     is_full:bool=False   # True: method full, trained a whole model
+
+    in_json = ("run", "checkpoint", "same")
 
     @property
     def broken(self)->ProofStage|None: return next((s for s in self.stages if s.is_broken), None)
@@ -129,35 +132,25 @@ class Proof:
     @property
     def fix(self)->Fix: return Fix() if self.same else self.broken.finding.fix
     @property
+    def title(self)->str: return f"{self.run}, {name_of_weights(self.checkpoint, self.is_full)}"
+    @property
     def headline(self)->str:
-        result = f"{self.run}, {name_of_weights(self.checkpoint, self.is_full)}"
         if self.verdict == "close, not equal":
-            return f"{result}: close, not equal: {self.broken.name} differ, and the answers agree"
-        if not self.same: return f"{result}: the first broken stage is {self.broken.name}"
+            return f"close, not equal: {self.broken.name} differ, and the answers agree"
+        if not self.same: return f"not the same: the first broken stage is {self.broken.name}"
         links = ", ".join(dict.fromkeys(s.link for s in self.stages))
         warnings = sum(s.finding.status == "warn" for s in self.stages)
         more = f", {warnings} to look at" if warnings else ""
-        return f"{result}: all the same in {len(self.stages)} stages ({links}){more}"
+        return f"all the same in {len(self.stages)} stages ({links}){more}"
 
-    def __str__(self): return escape_controls("\n".join([self.headline, *(f"  {s}" for s in self.stages)]))
-    __repr__ = __str__
-    def _repr_html_(self)->str:
+    def view(self)->View:
         rows = []
         for s in self.stages:
-            f = s.finding
-            fix = [Html(f"Fix: {code_html(str(f.fix))}")] if f.fix else []
-            figures = [as_html(f"{name}: {value}") for name, value in s.figures.items()]
-            sentence = Html("<br>".join([as_html(f.sentence), *fix]))
-            rows.append([s.link, badge_html(f.status, f.check), sentence, Html("<br>".join(figures))])
-        verdict = badge_html("ok" if self.same else "fail", self.verdict)
-        return f"<div>{verdict} <b>{as_html(self.headline)}</b>{table_html(rows)}</div>"
-
-    def to_dict(self)->dict:
-        "Ready for JSON"
-        broken = None if self.same else self.broken.name
-        stages = [s.to_dict() for s in self.stages]
-        return dict(run=self.run, checkpoint=self.checkpoint, same=self.same, verdict=self.verdict, broken=broken,
-                    fix=self.fix.says("shell"), stages=stages)
+            figures = Html("<br>".join(map(as_html, s.figures_in_words())))
+            rows.append([s.link, *finding_html(s.finding), figures])
+        stages = Drawn("\n".join(map(str, self.stages)), table_html(rows))
+        return View(self.title, self.headline, self.verdict, "ok" if self.same else "fail", parts=[stages],
+                    data=own_fields(self) | dict(broken=self.broken and self.broken.name, fix=self.fix.says("shell")))
     def save(self, path:Path)->Path:
         "Write it as JSON, atomically and without secrets"
         path.parent.mkdir(parents=True, exist_ok=True)
