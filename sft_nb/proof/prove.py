@@ -170,7 +170,7 @@ def until_broken(
 # %% ../../nbs/13_proof/03_prove.ipynb #67ad928d
 @dataclass(frozen=True)
 class Served:
-    "What is served, as it was named, and the weights with which it is compared"
+    "The served model, as it was named, and the weights with which it is compared"
     run:Run
     source:Path                  # of the trained weights
     folder:Folder|None=None      # merged weights
