@@ -437,7 +437,7 @@ def file_of_base(
 def describe_base(
     name:str,   # the setting `model`
 )->str:         # empty: its name tells all
-    "Where a base comes from, its licence, and what its quantisation costs"
+    "The source of a base, its licence, and the cost of its quantisation"
     known = next((base for base in PACKAGED.values() if base.hub == name), None)
     if known is not None: return f"{name}: the original weights, {known.license}"
     folder, base = dequantised(name), PACKAGED.get(name)

@@ -80,7 +80,7 @@ class _Asked:
     @cached_part
     def hardware(self)->Hardware:
         "Device and number format, each with the reason; ConfigError if one is not available"
-        return find_hardware(self.requested)
+        return find_hardware(**self.requested.values(find_hardware))
 
     @cached_part
     def tokenizer(self):
@@ -115,8 +115,8 @@ class _Planned(_Asked):
     def cfg(self)->Config:
         "The resolved config without `auto`; its sources give the reasons"
         if self.is_resolved: return self.requested
-        asked = with_day(self.requested, self.data.tokenizer)
-        return without_plan(asked, self.data, self.no_plan) if self.plan is None else with_plan(asked, self.plan)
+        dated = with_day(self.requested, self.data.tokenizer)
+        return without_plan(dated, self.data, self.no_plan) if self.plan is None else with_plan(dated, self.plan)
 
     @property
     def low_precision(self)->bool:
@@ -167,13 +167,15 @@ class Workbench(_Planned):
         else:
             here, shape = self.hardware, self.shape
             attention, _ = choose_attention(self.cfg.attn_implementation, here.device, here.dtype, shape)
-        return choose_layout(self.cfg, attention or "", shape, self.tokenizer, model=model)
+        return choose_layout(attention or "", shape, self.tokenizer, model,
+                             is_planned="padding_free" in self.cfg.planned, **self.cfg.values(choose_layout))
 
     @cached_part
     def batches(self)->BatchSampler:
         "The rows of each micro-batch of this process; `SftError` for a row longer than the token budget"
         rank = int(os.environ.get("RANK", 0)) // self.cfg.sequence_parallel_size
-        return batch_sampler(self.cfg, self.data.train.lengths, rank=rank, world_size=self.cfg.data_processes)
+        return batch_sampler(self.data.train.lengths, rank=rank, world_size=self.cfg.data_processes,
+                             **self.cfg.values(batch_sampler))
 
 # %% ../nbs/08_workbench.ipynb #wb000061
 @patch

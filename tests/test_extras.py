@@ -8,6 +8,7 @@ import pytest
 from conftest import ROOT
 from test_layers import imports
 
+from sft_nb.extras import PUBLIC
 from sft_nb.extras.meanings import CONVERSIONS, TOOL_FILES, read_toml
 from sft_nb.extras.other_tools import FOREIGN, TOOLS
 
@@ -90,3 +91,31 @@ def test_the_files_of_tools_have_no_other_parts():
     known = set("title marks adapter alpha_scale counts_batches equal layers datasets other_methods".split())
     tools = read_toml("unread/every-tool")["order"]
     assert {name: found for name in tools if (found := {*read_toml(f"unread/{name}")} - known)} == {}
+
+
+def test_all_other_public_names_come_without_the_extras(tmp_path):
+    code = "from sft_nb import *\nimport sft_nb\nprint(train, RunPanel, [*filter(sft_nb._HOME.get, %r)])"
+    names = [name for names in PUBLIC.values() for name in names.split()]
+    assert "LossPanel" in names and hidden(code % names, tmp_path).endswith("[]\n")
+
+
+WITHOUT = """
+import sys
+sys.stderr = sys.stdout
+from sft_nb.cli import main
+from sft_nb.config import load_config
+from sft_nb.runs.directory import create_run
+run = create_run(load_config("demo", run_name="x"))
+(run.path/"adapter").mkdir()
+for line in {lines}: print("code", main(line.split()))
+"""
+
+
+NEED_THEM = ("report runs/x", "merge runs/x --out a.gguf", "prove runs/x --gguf a.gguf",
+             "prove runs/x --server http://localhost:1", "evaluate runs/x --eval-samples 2 --server http://localhost:1")
+
+
+def test_a_feature_of_the_extras_is_named_where_it_is_missing(tmp_path):
+    said = hidden(WITHOUT.format(lines=NEED_THEM), tmp_path)
+    assert said.count("it needs sft_nb.extras, which is missing") == said.count("code 1") == len(NEED_THEM), said
+    assert said.count("Fix: pip install") == len(NEED_THEM)

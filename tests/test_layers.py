@@ -8,15 +8,24 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PARTS = ("before_torch escape display installation credentials files progress report bases settings extensions "
-         "config_files thoughts config rows "
+PARTS = ("before_torch escape display view installation credentials files progress report bases setting settings "
+         "extensions config_files thoughts config rows "
          "tasks tokens batches model planning workbench optimizer checks runs training evaluation proof panels "
          "cli extras").split()
-LIGHT = ("before_torch escape display installation credentials files progress report bases settings extensions "
-         "config_files thoughts config rows tasks tokens runs cli training.launch extras").split()
+LIGHT = ("before_torch escape display view installation credentials files progress report bases setting settings "
+         "extensions config_files thoughts config rows tasks tokens runs cli training.launch "
+         "extras.unread_tools extras.shell_scripts extras.other_tools").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks"),       # the files of a folder are listed, nothing in it is imported
-          ("extensions", "extras")}      # the one way to the optional parts, which works without them
+          ("extensions", "extras"),      # the one way to the optional parts, which works without them
+          ("extensions", "panels")}      # and to the panel of a run
+BY_STRING = {   # imports of what no import statement names: the package itself gives names from any part
+    "__init__": ["import_module"],            # public names, loaded on first use
+    "installation": ["import_module"],        # libraries, loaded with the garbage collector off
+    "config_files": ["__import__", "import_module"],   # what a config file, a user's program, imports
+    "tasks.core": ["import_module"] * 2,      # a user's `module:attribute`; one of the listed files of a folder
+    "model.attention": ["import_module"],     # a flash-attn package
+    "optimizer": ["import_module"]}           # the package of an optimiser
 PACKAGE = ROOT/"sft_nb"
 
 
@@ -40,8 +49,11 @@ MODULES = sorted(p for p in PACKAGE.rglob("*.py")
 
 
 def place(module:str)->tuple[int, int]:
-    "The place of `tokens.encode`: its part and number in the part; a part itself counts as its last module"
+    """The place of `tokens.encode`: its part and number in the part; a part itself counts as its last module
+
+    The settings of a part, which stand beside what reads them, come before those of all parts."""
     part, _, name = module.partition(".")
+    if name == "settings": return PARTS.index("settings"), -1
     inside = [m for m in CHAPTERS if m.split(".")[0] == part]
     return PARTS.index(part), inside.index(module) if module in inside else len(inside)
 
@@ -70,6 +82,19 @@ def ours(name:str)->str:
     return ""
 
 
+def by_string(tree)->list[str]:
+    "Imports by string, also of one of our modules as a library, and of the whole package"
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import): found += [a.name for a in node.names if a.name.split(".")[0] == "sft_nb"]
+        if not isinstance(node, ast.Call): continue
+        name = ast.unparse(node.func).split(".")[-1]
+        texts = [n.value for arg in node.args for n in ast.walk(arg) if isinstance(n, ast.Constant)]
+        is_ours = any(isinstance(text, str) and text.startswith("sft_nb.") for text in texts)
+        if name in ("import_module", "__import__") or name == "load_libraries" and is_ours: found.append(name)
+    return found
+
+
 def pointing_up(path:Path, package:Path=PACKAGE)->list[str]:
     "Imports of modules that do not come earlier"
     me = dotted(path, package)
@@ -87,13 +112,29 @@ def test_every_module_is_a_chapter_and_every_part_is_in_the_list():
 
 
 def test_numbers_in_a_part_have_no_gap():
+    "Its settings share 0 with its first chapter"
     for folder in (p for p in (ROOT/"nbs").iterdir() if p.is_dir() and p.name[0].isdigit()):
-        numbers = [int(p.stem.split("_")[0]) for p in sorted(folder.glob("[0-9]*.ipynb"))]
+        numbers = [int(p.stem.split("_")[0]) for p in sorted(folder.glob("[0-9]*.ipynb")) if p.stem != "00_settings"]
         assert numbers == [*range(len(numbers))], folder.name
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_imports_point_down(path): assert pointing_up(path) == []
+
+
+@pytest.mark.parametrize("code, seen", [
+    ("importlib.import_module(name)", ["import_module"]), ("def f(): import_module('sft_nb.a').b", ["import_module"]),
+    ("__import__('sft_nb')", ["__import__"]), ("import sft_nb", ["sft_nb"]),
+    ("def f(): import sft_nb.a as b", ["sft_nb.a"]),
+    ("load_libraries('peft', 'sft_nb.a')", ["load_libraries"]), ("load_libraries('peft')", []),
+    ("from sft_nb.a import b", []), ("from .. import __version__", []), ("import os, json", [])])
+def test_an_import_by_string_is_seen(code, seen): assert by_string(ast.parse(code)) == seen
+
+
+def test_no_module_is_imported_by_string():
+    paths = [*MODULES, PACKAGE/"__init__.py", *PACKAGE.glob("*/__init__.py")]
+    found = {dotted(path): sorted(names) for path in paths if (names := by_string(ast.parse(path.read_text())))}
+    assert found == BY_STRING
 
 
 def test_no_private_name_is_imported_from_another_module():
@@ -104,7 +145,7 @@ def test_no_private_name_is_imported_from_another_module():
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.ImportFrom): continue
             is_ours = node.level or (node.module or "").startswith("sft_nb")
-            found += [f"{dotted(path)}: {name.name}" for name in node.names if is_ours and name.name.startswith("_")]
+            found += [f"{dotted(path)}: {n}" for name in node.names if is_ours and re.match("_[^_]", n := name.name)]
     assert found == []
 
 
@@ -118,6 +159,7 @@ def configs_for_two_settings(tree)->list[str]:
         if not any(a.arg == "cfg" for a in [*f.args.args, *f.args.kwonlyargs]): continue
         named = [n for n in ast.walk(f) if isinstance(n, ast.Name) and n.id == "cfg"]
         read = [n for n in ast.walk(f) if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == "cfg"]
+        read = [n for n in read if n.attr != "values"]   # `cfg.values(g)` hands on as many as `g` takes
         if len(named) == len(read) and len({n.attr for n in read}) <= 2: found.append(f.name)
     return found
 
@@ -125,7 +167,8 @@ def configs_for_two_settings(tree)->list[str]:
 @pytest.mark.parametrize("code, seen", [
     ("def f(cfg): return cfg.a + cfg.b", ["f"]), ("def f(*, cfg): return cfg.a", ["f"]),
     ("def f(cfg): return cfg.a + cfg.b + cfg.c", []), ("def f(cfg): return g(cfg, cfg.a)", []),
-    ("def f(cfg):\n    h = cfg\n    return h.a", []), ("def f(a, b): return a + b", [])])
+    ("def f(cfg):\n    h = cfg\n    return h.a", []), ("def f(cfg): return g(**cfg.values(g))", []),
+    ("def f(a, b): return a + b", [])])
 def test_what_a_function_does_with_a_config(code, seen): assert configs_for_two_settings(ast.parse(code)) == seen
 
 
@@ -160,8 +203,17 @@ def test_an_arrow_that_points_up_is_seen(tmp_path, text, line):
     assert len(pointing_up(wrong, tmp_path)) == 1
 
 
+def test_settings_of_a_part_import_nothing_of_it(tmp_path):
+    wrong = tmp_path/"tokens/settings.py"
+    wrong.parent.mkdir()
+    above = ["from .turns import x", "from ..rows.settings import RowSettings", "from .. import settings"]
+    wrong.write_text("\n".join(["from ..setting import Setting", *above]))
+    assert len(pointing_up(wrong, tmp_path)) == 3
+
+
 @pytest.mark.parametrize("line", [
     "from ..report import SftError",
+    "from ..model.settings import ModelSettings",
     "from .turns import split_conversation",
     "from sft_nb import SftError",
     "from sft_nb.tokens import turns",

@@ -44,7 +44,7 @@ def check_versions(requirements:list[str]|None)->Finding|None:
 @check("environment")
 def check_device(requested:Config)->Finding:
     "the device exists and computes in the requested format"
-    return ok(str(find_hardware(requested)))
+    return ok(str(find_hardware(**requested.values(find_hardware))))
 
 # %% ../../nbs/09_checks/01_environment.ipynb #a553796a
 def nvidia_cards()->int:
@@ -52,7 +52,7 @@ def nvidia_cards()->int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 def _torch_for_driver()->str:
-    "How to install a torch for this machine's driver; any CUDA 12 build runs on any CUDA 12 driver"
+    "The command that installs a torch for this machine's driver; any CUDA 12 build runs on any CUDA 12 driver"
     install = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
     try: shown = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError): shown = ""

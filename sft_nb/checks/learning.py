@@ -44,7 +44,7 @@ def _tensor_sums(trained:dict)->dict[str,tuple]:
     return sums
 
 def _first_broken(sums:dict[str,tuple])->str:
-    "The first tensor with NaN or infinity in it; empty if there is none"
+    "The name of the first tensor with NaN or infinity in it, or empty"
     return next((name for name, both in sums.items() if not math.isfinite(both[0])), "")
 
 _LEAST_STEPS = 3
@@ -65,7 +65,7 @@ def learn_some(
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     tensors = list(trained.values())
     if not tensors: raise SftError("ten steps", "no parameter is trained", "", "load_model(cfg, tokenizer)")
-    if optimizer is None: optimizer = make_optimizer(model, cfg)
+    if optimizer is None: optimizer = make_optimizer(model, **cfg.values(make_optimizer))
     if before is None: before = score(batch)
     was, losses, times, broken, ends = _tensor_sums(trained), [], [], "", time.monotonic() + seconds
     for k in range(steps):

@@ -36,6 +36,7 @@ from .step import Balance, Evaluated, FirstStep, no_dropout, Slope, slopes, take
 from .learning import learn_some, Learned, MOST_TO_SAVE, run_schedule, save_once, Saved, ScheduleRun
 from ..optimizer import make_optimizer
 from ..progress import format_duration, Phase, show_progress
+from ..display import format_number, Shown
 from ..report import Finding, Report, SftError
 from .core import all_checks, error_finding, run_check, describe_part
 from . import environment, model as model_checks   # noqa: F401  they register their checks
@@ -93,7 +94,7 @@ class RowEvidence(FromWorkbench):
     @cached_part
     def extent(self)->Extent:
         "Steps of the training, and passes over the rows"
-        return training_extent(self.cfg, self.bench.batches)
+        return training_extent(self.bench.batches, **self.cfg.values(training_extent))
 
     @cached_part
     def trainer(self):
@@ -115,7 +116,7 @@ class RowEvidence(FromWorkbench):
 
     @cached_part
     def bits(self)->BitsCost|str|None:
-        "What storing the base in 4 or 8 bits costs it; a text: why that is not known; None: it is not so stored"
+        "The loss added by storing the base in 4 or 8 bits; a text if that is unknown; None if it is stored in more"
         if self.cfg.method != "qlora": return None
         rows = self.data.eval or self.data.train
         few = few_rows(rows.tokens, rows.lengths)
@@ -280,7 +281,7 @@ class LossEvidence(LayoutEvidence):
     def tolerance(self)->float: return self.bench.tolerance
 
     @property
-    def slack(self)->float:
+    def numeric_tolerance(self)->float:
         "Largest relative difference between gradient and losses; DoRA omits a part of its gradient"
         return .3 if self.low_precision or self.cfg.use_dora else .02
 
@@ -289,13 +290,13 @@ class LossEvidence(LayoutEvidence):
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #time0001
 LEAST_SECONDS, MOST_SHARE = 60., .1   # time for a preflight: seconds, or a share of the training, whichever is more
-IN_PART = "in part, for want of time"   # figure of a report
+IN_PART = "in_part_for_want_of_time"   # figure of a report
 _SHARES = dict(evaluated=.02, first_step=.4, learned=.3)   # of that time, for its longest parts
 
 _IN_WORDS = dict(evaluated="evaluation", first_step="largest batch", learned="training on a few rows")
 
 class TimedEvidence(LossEvidence):
-    "How long a pass takes here, and the rows for which there is time"
+    "Measured time of a pass, and the number of rows that it leaves time for"
     @cached_part
     def partial(self)->dict[str,str]:
         "Parts for which there was too little time -> how much of them was done"
@@ -355,13 +356,13 @@ class TimedEvidence(LossEvidence):
 
     @cached_part
     def work(self)->dict[str,int]:
-        "Parts that take long -> their tokens, as of forward passes"
+        "Parts that take long -> their tokens, counted in forward passes"
         few = self.size(self.few_rows)
         return dict(evaluated=self.size(self.held_out_rows), first_step=self.passes * self.size(self.largest_rows),
                     slopes=2 * self.passes * few, learned=10 * self.passes * few)
 
     def seconds_left(self)->float:
-        "Of the passes that are still to come"
+        "Estimated seconds of the passes that are still to come"
         return self.pace * sum(tokens for part, tokens in self.work.items() if part not in vars(self))
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #evid0020
@@ -369,7 +370,7 @@ class StepEvidence(TimedEvidence):
     "Evidence from an evaluation, a step, the slope of the loss, and ten steps"
     @cached_part
     def evaluated(self)->Evaluated:
-        "An evaluation of held-out rows (training rows if there are none), and the training loss around it"
+        "An evaluation of held-out rows, else of training rows, and the training loss around it"
         held_out, before = self.layout.collate(self.held_out_rows), self.scored(self.some_batch)
         with eval_mode(self.model), torch.no_grad(): loss = float(self.loss(held_out))
         tolerance = 1e-6 if self.hardware.device == "cpu" else self.tolerance
@@ -390,7 +391,7 @@ class StepEvidence(TimedEvidence):
     @cached_part
     def optimizer(self):
         "The configured optimiser"
-        return make_optimizer(self.model, self.cfg)
+        return make_optimizer(self.model, **self.cfg.values(make_optimizer))
 
     @cached_part
     def learned(self)->Learned:
@@ -504,7 +505,7 @@ def training_summary(
     seconds:float|None=None,   # of all steps, as measured; None: as the plan estimates
 )->tuple[str,dict]:            # in words, and what they were made from
     "The paragraph before a training: what is learned from which rows, how many steps, and how long"
-    data, extent = bench.data.report, training_extent(bench.cfg, bench.batches)
+    data, extent = bench.data.report, training_extent(bench.batches, **bench.cfg.values(training_extent))
     how = "by a measured step"
     if seconds is None and bench.plan is not None: seconds, how = bench.plan.seconds, "a rough estimate"
     facts = data.facts | dict(steps=extent.steps, passes=extent.passes, examples=extent.rows, seconds=seconds)
@@ -519,22 +520,26 @@ def preflight_figures(
     "Figures for the report, from the evidence that was built"
     bench, made, figures = evidence.bench, vars(evidence), {}
     if "hardware" in vars(bench): figures["device"] = f"{bench.hardware.device}, {bench.hardware.dtype_name}"
-    if "layout" in vars(bench) and "model" in made: figures["batches are"] = bench.layout.name
-    if "model" in made: figures |= zip(("trained parameters", "parameters"), count_parameters(evidence.model))
-    if "vocabulary" in made: figures["loss of guessing, ln(V)"] = math.log(evidence.vocabulary)
+    if "layout" in vars(bench) and "model" in made: figures["batches_are"] = bench.layout.name
+    if "model" in made: figures |= zip(("trained_parameters", "parameters"), count_parameters(evidence.model))
+    if "vocabulary" in made: figures["loss_of_guessing"] = math.log(evidence.vocabulary)   # all tokens as likely
     first, plan = made.get("first_step"), vars(bench).get("plan")
     if first is not None:
-        figures |= {"first loss": first.loss, "gradient norm": first.norm, "tokens of the first step": first.tokens}
-        figures["seconds of its first step"] = round(first.seconds, 3)
+        figures |= dict(first_loss=first.loss, gradient_norm=first.norm, tokens_of_the_first_step=first.tokens)
+        figures["seconds_of_the_first_step"] = round(first.seconds, 3)
     if "extent" in made:
-        figures |= {"steps": evidence.extent.steps, "passes over the rows": evidence.extent.passes}
-        if first is not None: figures["seconds of all steps, estimated"] = round(_estimated_seconds(evidence), 1)
-    if "evaluated" in made: figures["held-out loss"] = evidence.evaluated.loss
-    if "learned" in made: figures[f"loss after {evidence.learned.steps} steps on a few rows"] = evidence.learned.after
+        figures |= dict(steps=evidence.extent.steps, passes_over_the_rows=evidence.extent.passes)
+        if first is not None: figures["estimated_seconds_of_all_steps"] = round(_estimated_seconds(evidence), 1)
+    if "evaluated" in made: figures["held_out_loss"] = evidence.evaluated.loss
+    if "learned" in made:
+        steps, loss = evidence.learned.steps, evidence.learned.after
+        text = f"{format_number(loss)} after {steps} steps"
+        figures["loss_on_a_few_rows"] = Shown(text, dict(steps=steps, loss=loss))
     if partial := made.get("partial"):
-        figures[IN_PART] = "; ".join(f"{_IN_WORDS[part]} {n}" for part, n in partial.items())
-    if plan is not None: figures["GiB planned"] = plan.total / 2**30
-    if first is not None and first.peak_bytes is not None: figures["GiB of the first step"] = first.peak_bytes / 2**30
+        text = "; ".join(f"{_IN_WORDS[part]} {n}" for part, n in partial.items())
+        figures[IN_PART] = Shown(text, [dict(part=part, measured=n) for part, n in partial.items()])
+    if plan is not None: figures["planned_gib"] = plan.total / 2**30
+    if first is not None and first.peak_bytes is not None: figures["gib_of_the_first_step"] = first.peak_bytes / 2**30
     return figures
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #7a671d94
@@ -561,7 +566,7 @@ def preflight(
             figures = preflight_figures(evidence)
             summary, facts = "", {}
             if "extent" in vars(evidence):
-                summary, facts = training_summary(bench, figures.get("seconds of all steps, estimated"))
+                summary, facts = training_summary(bench, figures.get("estimated_seconds_of_all_steps"))
             evidence = None   # so that closing the workbench releases everything
     loaded = None
     seconds = dict(seconds=round(time.monotonic() - began, 1))

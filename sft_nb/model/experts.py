@@ -66,7 +66,7 @@ def is_router(
 def computes_product(
     layer:torch.nn.Module,   # a linear layer, possibly of a custom class
 )->bool:
-    "Does this layer return its input times its weight? Only models' own classes are asked"
+    "Does this layer return its input times its weight? Only models' own classes are considered"
     kind = type(layer)
     is_own = kind.__module__.startswith(("transformers.models.", "transformers_modules."))
     if not is_own or not isinstance(layer, torch.nn.Linear) or "forward" not in vars(kind): return True
@@ -264,7 +264,7 @@ def packed_experts(
 def why_not_packed(
     module:torch.nn.Module,   # with the weights of all experts of a layer
 )->str:                       # empty: they can be stored in 4 bits
-    "Why experts stay in 16 bits"
+    "The reason why experts stay in 16 bits"
     if not hasattr(module, "has_gate"): return "their forward pass is one of their own"
     matrices = {name: p for name, p in module.named_parameters(recurse=False) if p.ndim == 3}
     odd = [name for name, p in matrices.items() if p.shape[2] % 2 or p[0].numel() % _BLOCK]

@@ -366,10 +366,10 @@ def _rotation_like(theirs:Callable)->Callable|None:
     angles = torch.linspace(-3, 2, 12, device="cpu").view(1, 3, 4).repeat(1, 1, 2)
     q, k = (torch.linspace(-1, 2, 24 * n, device="cpu").view(1, n, 3, 8) for n in (2, 1))
     for dtype, close in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
-        asked = [x.to(dtype) for x in (q, k, angles.cos(), angles.sin())]
+        inputs = [x.to(dtype) for x in (q, k, angles.cos(), angles.sin())]
         try:
             same = [a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, close, close)
-                    for a, b in zip(theirs(*asked), rotate(*asked), strict=True)]
+                    for a, b in zip(theirs(*inputs), rotate(*inputs), strict=True)]
         except Exception: return None   # any error means that it is a different formula
         if not all(same): return None
     return rotate
@@ -551,8 +551,8 @@ def _check_card(kernels:str, device:str)->None:
 def _use_on_card(model)->list[Repair]:
     "Use Liger if it is installed and proven; processes that train together must not differ, so they go without"
     together, interpreted = dist.is_available() and dist.is_initialized(), os.environ.get("TRITON_INTERPRET") == "1"
-    asked = is_installed("liger_kernel") and not together and not interpreted
-    liger = use_if_proven(model, use_liger) if asked else None
+    wants_liger = is_installed("liger_kernel") and not together and not interpreted
+    liger = use_if_proven(model, use_liger) if wants_liger else None
     return [repair for repair in (liger, *fuse_pointwise(model)) if repair is not None and repair.n]
 
 def use_kernels(

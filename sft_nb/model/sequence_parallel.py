@@ -21,7 +21,7 @@ from ..report import ConfigError, edit
 # %% ../../nbs/06_model/13_sequence_parallel.ipynb #9d032728
 @lru_cache
 def _group_of(world, size:int):
-    "As `sequence_group`, among the processes of `world`"
+    "`sequence_group` among the processes of `world`"
     return dist.new_subgroups(size)[0]
 
 def sequence_group(

@@ -14,7 +14,7 @@ from decimal import Decimal
 from functools import lru_cache
 
 from ..report import as_fix, ConfigError, edit, SftError
-from ..settings import FORMATS
+from .settings import FORMATS
 from .messages import BLOCK_KEYS, CONTENT_KEYS, LOSS_FLAGS, read_flag, REASONING_KEYS, ROLE_KEYS, TURN_KEYS
 from .readers import COMPLETION_KEYS, detect, detect_by_columns
 from .column_names import column_words, join_names, value_at
@@ -317,7 +317,7 @@ def exclusion_reason(
     row:dict,
     names:list[str],   # names of unread columns
 )->str:                # `weight is 0`; empty if the row is to be learned
-    "Why the columns exclude the row from training; `SftError` for columns that cannot be honoured"
+    "The reason why columns exclude the row from training, or empty; `SftError` for columns that cannot be honoured"
     for name in names:
         fix, key = edit(ignore_columns=(name,)) | f"remove {name} from the row", _key_of(name)
         if key in _MEDIA:

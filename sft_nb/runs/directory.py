@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['SYSTEM_PROMPT_FILE', 'Run', 'check_links', 'open_run', 'check_free', 'reserve_name', 'create_run',
-           'needs_system_prompt', 'earlier_adapter', 'can_resume', 'start_process', 'plot', 'is_there', 'with_html',
+           'needs_system_prompt', 'earlier_adapter', 'can_resume', 'start_process', 'is_there', 'plot', 'with_html',
            'list_runs']
 
 # %% ../../nbs/10_runs/09_directory.ipynb #aeb61a38
 import errno, math, os, sys, time, uuid
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 from fastcore.basics import patch
@@ -19,11 +18,13 @@ from fastcore.basics import patch
 from ..credentials import redact_patterns, secret_inside
 from ..escape import escape_controls
 from ..files import atomic_folder, read_json_object, remove_temporaries
-from ..display import as_html, code_html, format_number, table_html
+from ..display import code_html, figures_html, figures_text
+from ..view import Drawn, Table, View, Viewable, view_html
 from ..progress import in_notebook, log, Progress, ProgressBar
 from ..report import (
-    command, ConfigError, edit, Fix, MissingPathError, MissingRunError, pluralise, SftError, shell_quote)
+    command, ConfigError, edit, Fix, MissingPathError, MissingRunError, pluralise, read_figures, SftError, shell_quote)
 from ..settings import max_time_seconds, SETTINGS
+from ..extensions import extension, need_extension
 from ..config import (
     absolute_paths, Config, load_config, require_trust, save_config, with_absolute_paths, with_trusted_code)
 from ..tokens.dataset import Data
@@ -35,14 +36,13 @@ from .metrics import append_line, curve, cut_lines, last_line, read_lines
 from .process import (
     end, is_locked, is_trained, Process, read_process, record_launcher, release_lock, reserve, start, started_process,
     take_lock, who_to_stop, why_no_locks)
-from .errors import (
-    being_trained_error, check_name, free_name, free_path, name_taken_error, named_run, no_checkpoint,
-    no_locks_error, out_of_reach_error, resume_command, run_folders, default_run_stem)
-from .provenance import change_world_size, check_resume_settings, extend_training
-from .summary import loss_line, short_path, state_badge, summary
+from .names import (
+    check_name, default_run_stem, free_name, free_path, named_run, resume_command, run_folders)
+from .provenance import change_world_size, check_resume_settings, extend_training, no_checkpoint
+from .summary import BADGES, loss_line, short_path, state_badge, summary
 
 # %% ../../nbs/10_runs/09_directory.ipynb #d8d2a9cf
-class Run:
+class Run(Viewable):
     "A run: its directory and its process; ConfigError if the directory holds no run"
     def __init__(self,
         path:str|Path,   # runs/NAME
@@ -126,17 +126,26 @@ def open_run(
     return run
 
 # %% ../../nbs/10_runs/09_directory.ipynb #31b9b6bd
+def _no_locks_error(root:Path, why:str)->SftError:
+    return SftError(f"run directory {root}", f"it cannot be locked ({why})",
+                    "a local disk, or a network disk with a lock service", edit(runs_dir="another/folder"))
+
+def _name_taken_error(run:Run)->ConfigError:
+    fix = edit(run_name=free_path(run.path).name)
+    if run.state in ("stopped", "failed", "killed") and run.checkpoints(): fix = resume_command(run) | fix
+    return ConfigError(f"run {run.name!r}", f"{run.path} already exists ({run.state_in_words})", "", fix)
+
 def check_free(
     runs_dir:str|Path,
     name:str|None,   # None: a free one will be chosen
 )->None:
     "ConfigError if a name is in use, or none; `SftError` for a file system without locks"
     root = Path(runs_dir).absolute()
-    if why := why_no_locks(root): raise no_locks_error(root, why)
+    if why := why_no_locks(root): raise _no_locks_error(root, why)
     if not name: return
     check_name(name)
     path = root/name
-    if (path/"config.json").exists(): raise name_taken_error(Run(path))
+    if (path/"config.json").exists(): raise _name_taken_error(Run(path))
     if path.exists():
         fix = edit(run_name=free_path(path).name)
         raise ConfigError(f"run {name!r}", f"{path} exists and is not a run", "", fix)
@@ -146,7 +155,7 @@ def reserve_name(
     runs_dir:str|Path,
     name:str|None,   # None: a free one will be chosen, and none is reserved
 ):
-    "As `check_free`, and inside no other process takes the name; ConfigError if one is about to train under it"
+    "`check_free`, and a lock on the name; ConfigError if another process is about to train under it"
     check_free(runs_dir, name)
     if not name:
         yield
@@ -193,7 +202,7 @@ def create_run(
                 break
             except OSError as e:
                 if e.errno not in _TAKEN: raise
-                if cfg.run_name: raise name_taken_error(Run(path)) from e   # created at the same moment
+                if cfg.run_name: raise _name_taken_error(Run(path)) from e   # created at the same moment
     except OSError as e:
         found, expected = f"it cannot be written ({e.strerror})", "a writable folder with space"
         raise SftError(f"run directory {root}", found, expected, edit(runs_dir="another/folder")) from e
@@ -278,6 +287,10 @@ def rewind(self:Run,
     cut_lines(self.path/"metrics.jsonl", step)
 
 # %% ../../nbs/10_runs/09_directory.ipynb #81347ef2
+def _being_trained_error(run:Run, who:Process|None)->ConfigError:
+    stop = command(f"sft_nb stop {run.path}", f'Run("{run.path}").stop()')
+    return ConfigError(f"run {run.name!r}", f"{who or 'another process'} is training it now", "", stop)
+
 @patch
 @contextmanager
 def locked(self:Run):
@@ -287,8 +300,8 @@ def locked(self:Run):
         return
     check_links(self.path)
     try: self._lock = take_lock(self.path)
-    except OSError as e: raise no_locks_error(self.path, e.strerror) from e
-    if self._lock is None: raise being_trained_error(self, self.trainer())
+    except OSError as e: raise _no_locks_error(self.path, e.strerror) from e
+    if self._lock is None: raise _being_trained_error(self, self.trainer())
     try: yield self
     finally:
         handle, self._lock = self._lock, None
@@ -301,7 +314,7 @@ def held(self:Run)->bool|None:
 
 @patch
 def trainer(self:Run)->Process|None:
-    "The process that is training it; None if there is none yet"
+    "The process that trains the run, or None"
     who = read_process(self.path/"owner.json")
     if who is None or self.held() is False or who.is_alive is False: return None
     return who
@@ -319,7 +332,7 @@ def launched(self:Run)->int|None:
 
 @patch(as_prop=True)
 def state(self:Run)->str:
-    "As in its status; or killed: its process is gone and has written no other status"
+    "The state in its status, or killed: its process is gone and has written no other"
     written = self.status.state
     if written not in ACTIVE or is_trained(self.path, written): return written
     now = self.status.state   # it may have ended in the meantime
@@ -344,7 +357,7 @@ def weights(self:Run,
     expected, fix = "something saved; nothing was saved yet", resume_command(self)
     if there: expected, fix = f"one of {', '.join(there)}", edit(checkpoint=there[-1])
     elif self.state in ACTIVE: fix = command(f"sft_nb stop {self.path}", f'Run("{self.path}").stop()')
-    found = f"there is no {checkpoint} in it ({self.standing})"
+    found = f"there is no {checkpoint} in it ({self.state_in_words})"
     raise MissingPathError(f"run {self.name!r}", found, expected, fix)
 
 @patch
@@ -352,16 +365,14 @@ def fingerprint(self:Run,
     side:str,   # train or eval
 )->str|None:    # None: it is not known
     "The fingerprint of the tokens that it was trained or evaluated on"
-    figures = read_json_object(self.path/"data.json").get("figures")
-    return figures.get(f"{side}: fingerprint") if isinstance(figures, dict) else None
+    return read_figures(self.path/"data.json").get(side, {}).get("fingerprint")
 
 SYSTEM_PROMPT_FILE = "system_prompt.txt"   # beside weights: what each of their training rows begins with
 
 @patch(as_prop=True)
 def system_prompt(self:Run)->str:
-    "The system message with which all its training rows begin; empty if there is none, or not always the same"
-    figures = read_json_object(self.path/"data.json").get("figures")
-    return str(figures.get("system prompt", "")) if isinstance(figures, dict) else ""
+    "The system message with which all training rows begin, or empty"
+    return str(read_figures(self.path/"data.json").get("system_prompt", ""))
 
 def needs_system_prompt(
     run:Run,   # with a `system_prompt`
@@ -371,7 +382,7 @@ def needs_system_prompt(
             "send it, and other programs must")
 
 @patch(as_prop=True)
-def standing(self:Run)->str:
+def state_in_words(self:Run)->str:
     "State and step; for a run that can be resumed, also the step at which it continues"
     state = self.state
     text = f"{state} at step {self.step:,}"
@@ -423,7 +434,7 @@ def can_resume(
         evaluate = command(f"sft_nb evaluate {shell_quote(run.path)}", f'evaluate("{run.path}")')
         raise ConfigError(f"run {run.name!r}", f"it is finished ({pluralise(run.step, 'step')})",
                           "a run that was stopped or failed, or more epochs or steps for this one", longer | evaluate)
-    if state in ACTIVE: raise being_trained_error(run, run.trainer() or read_process(run.path/"process.json"))
+    if state in ACTIVE: raise _being_trained_error(run, run.trainer() or read_process(run.path/"process.json"))
     if not run.checkpoints(): raise no_checkpoint(run)
 
 # %% ../../nbs/10_runs/09_directory.ipynb #6dd8f286
@@ -463,7 +474,7 @@ def start_process(
 def failure(self:Run)->SftError:
     "The reason of a failure, with the last lines of the log"
     status = self.status
-    _, _, last = self.standing.partition(";")
+    _, _, last = self.state_in_words.partition(";")
     reason = f"its process died without reporting an error at step {self.step} (killed, or out of memory)"
     if last: reason += f";{last}"
     if self.state == "failed": reason = status.reason
@@ -496,10 +507,15 @@ def stop(self:Run,
 )->str:                       # its final state
     "Ask for an end after this step, with a checkpoint; kill what does not end in time. ConfigError if it is elsewhere"
     who, within_reach = who_to_stop(self.path, self.status.state)
-    if not within_reach: raise out_of_reach_error(self, who)
-    if who is None: return self.state
-    try: killed = end(who, self.launched(), timeout=timeout)
-    except PermissionError as e: raise out_of_reach_error(self, who) from e
+    if within_reach and who is None: return self.state
+    try:
+        if not within_reach: raise PermissionError
+        killed = end(who, self.launched(), timeout=timeout)
+    except PermissionError as e:
+        found = f"{who or 'an unknown process'} is training it and cannot be stopped from here"
+        where = "where it runs" if who is None else f"as {who.user} on {who.host}"
+        raise ConfigError(f"run {self.name!r}", found, "the same machine, container and user",
+                          f"sft_nb stop {self.path}, {where}") from e
     if not killed and who.is_alive is False and self.state == "killed":   # before it could write its status
         self.set_status("stopped", reason="SIGTERM", fix=resume_command(self), stopped_by="SIGTERM")
     return self.state
@@ -564,38 +580,24 @@ def _figures(self:Run)->dict:
     shown = dict(loss=loss_line(self.metrics())) | shown | dict(folder=short_path(self.path))
     why = read_json_object(self.path/"plan.json").get("reasons")
     if isinstance(why, dict) and "method" in why: shown["method"] = f"{shown['method']}  ({why['method']})"
-    return {k: v for k, v in shown.items() if v not in (None, "") and v == v}
+    return {k: v for k, v in shown.items() if is_there(v)}
+
+def is_there(v)->bool: return v is not None and v == v and not (isinstance(v, str) and not v)
 
 @patch
-def _next_fix(self:Run)->Fix:
-    "The next step; for a run that was killed, the command that resumes it"
-    return resume_command(self) if self.state == "killed" else self.status.fix
-
-@patch
-def _repr_html_(self:Run)->str:
-    status, fix = self.status, self._next_fix()
-    reason = f"<div>{as_html(status.reason)}</div>" if status.reason else ""
-    fix = f"<div>Next: {code_html(str(fix))}</div>" if fix else ""
-    head = f"<b>{as_html(self.name)}</b> {state_badge(self.state)} {as_html(self.standing.partition(' ')[2])}"
-    return f"<div>{head}{reason}{fix}{table_html([[k, v] for k, v in self._figures().items()])}</div>"
+def view(self:Run)->View:
+    "State, reason, what to do next, and the figures of the summary"
+    state, reason, figures = self.state, self.status.reason, self._figures()
+    fix = resume_command(self) if state == "killed" else self.status.fix
+    parts = [reason] if reason else []
+    if fix: parts.append(Drawn(f"Next: {fix}", f"<div>Next: {code_html(str(fix))}</div>"))
+    parts.append(Drawn("\n".join(figures_text(figures)), figures_html(figures)))
+    about = summary(self) | dict(state=state, reason=reason, fix=fix.says("shell"), path=str(self.path))
+    return View(self.name, self.state_in_words, state, BADGES.get(state, "skipped"), parts=parts,
+                data={k: v for k, v in about.items() if v == v})
 
 @patch
 def __repr__(self:Run)->str: return escape_controls(f"Run({short_path(self.path)!r}: {self.state})")
-
-@patch
-def __str__(self:Run)->str:
-    status, figures, fix = self.status, self._figures(), self._next_fix()
-    lines = [f"{self.name}: {self.standing}", *filter(None, [status.reason])]
-    if fix: lines.append(f"Next: {fix}")
-    wide = max(map(len, figures))
-    return escape_controls("\n".join([*lines, *(f"  {k:<{wide}}  {format_number(v)}" for k, v in figures.items())]))
-
-@patch
-def to_dict(self:Run)->dict:
-    "State and figures, ready for JSON"
-    status = self.status
-    own = dict(state=self.state, reason=status.reason, fix=self._next_fix().says("shell"), path=str(self.path))
-    return {k: v for k, v in (summary(self) | own).items() if v == v}
 
 @patch
 def report(self:Run,
@@ -603,14 +605,13 @@ def report(self:Run,
     *, rows:int=5,             # number of examples whose tokens are shown
 )->Path:
     "Write one HTML file with everything about the run"
-    import sft_nb
-    return sft_nb.run_page(self, path, rows=rows)
+    return need_extension("run_page", f"report {self.name}")(self, path, rows=rows)
 
 @patch
 def _ipython_display_(self:Run)->None:
     "Show a live panel while the run is trained, else its text"
     if not in_notebook() or self.state not in ACTIVE: raise NotImplementedError   # falls back to its text
-    import_module("sft_nb.panels.run").RunPanel(self)._ipython_display_()
+    extension("run_panel")(self)._ipython_display_()
 
 # %% ../../nbs/10_runs/09_directory.ipynb #af42d233
 def plot(
@@ -621,18 +622,14 @@ def plot(
     return curve(run.metrics(), run.name)
 
 # %% ../../nbs/10_runs/09_directory.ipynb #tabfac02
-def is_there(v)->bool: return v is not None and v == v and not (isinstance(v, str) and not v)
-
 def with_html(
     table,   # a pandas `DataFrame` of runs
 ):           # the same, with an HTML display for notebooks
     "Draw no column that is empty, a badge for the state, and nothing where pandas would write NaN"
     def draw()->str:
         columns = [name for name in table if any(is_there(v) for v in table[name])]
-        def cell(name, v):
-            if name == "state": return state_badge(v)
-            return v if is_there(v) else None
-        return table_html([[cell(name, row[name]) for name in columns] for _, row in table.iterrows()], head=columns)
+        lines = [{name: row[name] if is_there(row[name]) else None for name in columns} for _, row in table.iterrows()]
+        return view_html(View(parts=[Table([line | dict(state=state_badge(line["state"])) for line in lines])]))
     table._repr_html_ = draw
     return table
 

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ..installation import pause_garbage_collection
-from ..files import atomic_folder, read_json_object
+from ..files import atomic_folder
 from ..progress import Phase, show_progress
-from ..report import (
-    as_fix, ConfigError, edit, Finding, MissingFileError, MissingPathError, pluralise, SftError, warn)
+from sft_nb.report import (
+    as_fix, ConfigError, edit, Finding, MissingFileError, MissingPathError, pluralise, read_figures, SftError,
+    warn)
 from ..config import as_config, Config
-from ..settings import RowSettings, SizeSettings
+from ..rows.settings import RowSettings
+from .settings import SizeSettings
 from ..config_files import register_task
 from ..rows.proposals import propose_fields
 from ..rows.sources import disk_full_error, Mixture, open_rows
@@ -235,9 +237,10 @@ def missing_rows_are_of_the_run(
 
 def _other_rows_than(run:Path, sides:dict[str,Split|None])->list[Finding]:
     "A warning if these are not the tokens and labels of the run"
-    was = read_json_object(run/"data.json").get("figures", {})
-    other = [f"{name}: {side.fingerprint}, was {was[key]}" for name, side in sides.items() if side is not None
-             and (key := f"{name}: fingerprint") in was and was[key] != side.fingerprint]
+    figures = read_figures(run/"data.json")
+    known = {name: figures[name].get("fingerprint") for name in sides if name in figures}
+    other = [f"{name}: {side.fingerprint}, was {known[name]}" for name, side in sides.items()
+             if side is not None and known.get(name, side.fingerprint) != side.fingerprint]
     if not other: return []
     text = f"these are not the rows of run {run.name} (fingerprints: {'; '.join(other)})"
     fix = as_fix("restore its rows") | as_fix("name your own in {train_file}, so that they are not taken for the run's")
@@ -255,7 +258,7 @@ def prepare(
         named = ", prepare(cfg, load_tokenizer(name)) for a tokenizer's name" if isinstance(tokenizer, str) else ""
         found = f"the second argument is a tokenizer, and this is of type {type(tokenizer).__name__}"
         raise ConfigError("tokenizer", found, "a tokenizer object", f"prepare(cfg, train=rows) for rows{named}")
-    asked = cfg
+    requested = cfg
     if cfg.train_weights is not None and (train is not None or cfg.train_file is None):
         raise ConfigError("train_weights", "the rows come from no file", "a weight for each {train_file}",
                           edit(train_weights=None))
@@ -265,7 +268,7 @@ def prepare(
     if train is not None and cfg.task == "auto": cfg = replace(cfg, task="chat")
     if task is None: task = task_of(cfg)
     else: cfg = replace(cfg, task=name_task(task))
-    both, run = _rows_of_both_sides(cfg, task, train, eval), run_of_rows(asked.sources) if train is None else None
+    both, run = _rows_of_both_sides(cfg, task, train, eval), run_of_rows(requested.sources) if train is None else None
     with nullcontext() if run is None else missing_rows_are_of_the_run(run):
         first = next(both)   # report a missing file before loading the tokenizer's library
     if tokenizer is None: tokenizer = load_tokenizer(cfg)
@@ -273,11 +276,11 @@ def prepare(
     sides = dict(train=None, eval=None)
     for name, rows in chain([first], both):
         if rows is not None: sides[name] = _prepare_side(cfg, task, tokenizer, rows, name)
-    _PREPARED_IN_MEMORY[_row_key(asked)] = train is not None
+    _PREPARED_IN_MEMORY[_row_key(requested)] = train is not None
     cfg = with_day(cfg, tokenizer)
     report = data_report(cfg, task, tokenizer, **sides)
     if run is not None: report.findings.extend(_other_rows_than(run, sides))
-    return Data(**sides, report=report, tokenizer=tokenizer, task=task, cfg=cfg, asked_task=asked.task)
+    return Data(**sides, report=report, tokenizer=tokenizer, task=task, cfg=cfg, asked_task=requested.task)
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0055
 def config_and_data(

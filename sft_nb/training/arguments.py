@@ -25,7 +25,8 @@ from ..files import read_json_object
 from ..progress import log
 from ..report import ConfigError, command, edit, error_summary, SftError
 from ..config import Config
-from ..settings import fix_for_source, settings_with
+from ..setting import fix_for_source
+from ..settings import settings_with
 from ..model.hardware import find_hardware
 from ..model.load import check_quantization
 from ..model.parallelism import check_division, deepspeed_config
@@ -57,7 +58,7 @@ def _requested_trackers(cfg:Config)->list[str]:
     return list(dict.fromkeys([*(cfg.report_to or ()), *(["wandb"] if cfg.wandb else [])]))
 
 def tracker_names(cfg:Config)->list[str]:
-    "Where a run is logged besides its metrics.jsonl; ConfigError for a tracker that is unknown or not installed"
+    "The trackers that log a run besides its metrics.jsonl; ConfigError if one is unknown or not installed"
     names = _requested_trackers(cfg)
     for name in names:
         if not is_installed(name):
@@ -175,7 +176,7 @@ def training_arguments(
 )->SFTConfig:
     "The trainer's arguments; ConfigError for what the trainer or this machine does not support"
     check_settings(cfg)
-    hardware = find_hardware(cfg)
+    hardware = find_hardware(**cfg.values(find_hardware))
     arguments = {name: getattr(cfg, name) for name in settings_with("hf")} | _ALWAYS
     arguments |= dict(
         output_dir=str(path/"checkpoints"), run_name=cfg.wandb_name or path.name, project=cfg.wandb_project,

@@ -81,7 +81,7 @@ def repetition(
     text:str,
     *, least:int=32,    # fewest characters at the end that must repeat
     longest:int=16,     # most characters of the unit
-)->str:                 # the repeated unit; empty if there is none
+)->str:                 # the repeated unit, or empty
     "The text that is repeated at the end of an answer"
     if len(text) < least: return ""
     end = text[-least:]
@@ -132,11 +132,11 @@ class SampleProbe:
         rows = [tokens[i] for i in range(min(len(tokens), 64))]
         supervised = [[k for k, label in enumerate(r["labels"]) if label != -100] for r in rows]
         self.tokenizer = tokenizer
-        asked = [(r["input_ids"], at) for r, at in zip(rows, supervised) if at and at[0] > 0]
+        probed = [(r["input_ids"], at) for r, at in zip(rows, supervised) if at and at[0] > 0]
         def first_answer(ids, at): return [ids[k] for j, k in enumerate(at) if k == at[0] + j]
-        targets = [tokenizer.decode(first_answer(*row), skip_special_tokens=True).strip() for row in asked]
+        targets = [tokenizer.decode(first_answer(*row), skip_special_tokens=True).strip() for row in probed]
         if labels_of(targets): n *= 3
-        self.prompts, self.targets = [list(ids[:at[0]]) for ids, at in asked[:n]], targets[:n]
+        self.prompts, self.targets = [list(ids[:at[0]]) for ids, at in probed[:n]], targets[:n]
         if len({*map(tuple, self.prompts)}) < 2: self.targets = []   # texts begin alike: one answer to one prompt
         self.must_end = any(at and r["input_ids"][at[-1]] in ends for r, at in zip(rows, supervised))
         self.row_tokens = max(map(len, supervised), default=0)
@@ -255,7 +255,7 @@ def receipt(
     text = f"the first loss in {len(losses)} layouts differs by {apart:.1g}"
     finding = ok(text, check="first_loss")
     if apart > tolerance: finding = warn(text, edit(padding_free=False), check="first_loss")
-    return Report("receipt", {"rows of the first step": sum(map(len, micro_batches))} | losses, [finding])
+    return Report("receipt", {"rows_of_the_first_step": sum(map(len, micro_batches))} | losses, [finding])
 
 def first_rows(
     micro_batches:list[list[dict]],   # rows with `input_ids`
@@ -411,8 +411,8 @@ def _decode(self:Guards, model, step:int, at_most:int|None)->list[Finding]:
 @patch
 def _keep_answers(self:Guards, step:int)->None:
     "Add a line to samples.jsonl: what is asked and what is answered"
-    asked = [redact(self.probe.tokenizer.decode(prompt)) for prompt in self.probe.prompts]
-    answers = [dict(asked=q, text=redact(a.text), ended=a.ended) for q, a in zip(asked, self.probe.answers)]
+    prompts = [redact(self.probe.tokenizer.decode(prompt)) for prompt in self.probe.prompts]
+    answers = [dict(asked=q, text=redact(a.text), ended=a.ended) for q, a in zip(prompts, self.probe.answers)]
     if answers: append_line(self.run.path/"samples.jsonl", dict(step=step, answers=answers))
 
 @patch
@@ -455,8 +455,8 @@ def _write_receipt(self:Guards)->None:
     made = receipt(bench.model, first, own | padded, supervised=bench.supervised, tolerance=bench.tolerance)
     for finding in made.findings:
         if finding.status != "ok": self.note(finding, 0)
-    made.figures["labels (fingerprint)"] = bench.data.train.fingerprint
-    made.figures["norm of what is trained, first"] = self.first.norm().item()
+    made.figures["fingerprint_of_the_labels"] = bench.data.train.fingerprint
+    made.figures["first_norm_of_what_is_trained"] = self.first.norm().item()
     made.save(self.run.path/"receipt.json")
 
 @patch
@@ -470,7 +470,7 @@ def finish(self:Guards, model, steps:int)->None:
     file = self.run.path/"receipt.json"
     if not is_main_process() or not (made := _report_there(file)): return
     packages = read_json_object(self.run.path/"environment.json").get("packages", {})
-    made.figures["norm of what is trained, last"] = weight_norms(model).norm().item()
+    made.figures["last_norm_of_what_is_trained"] = weight_norms(model).norm().item()
     made.figures["steps"] = steps
-    if isinstance(packages, dict): made.figures.update({f"version of {name}": v for name, v in packages.items()})
+    if isinstance(packages, dict): made.figures["versions"] = packages
     made.save(file)

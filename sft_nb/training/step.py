@@ -43,7 +43,7 @@ class TokenCounts:
     def __len__(self): return len(self.kept)
 
     def add(self, training:bool, counts:torch.Tensor)->None:
-        "Of a micro-batch: was it for training? How many are right, supervised, and there at all: shape (3)"
+        "Add a micro-batch's counts: tokens predicted right, supervised, and in all: shape (3)"
         self.kept.append((training, counts))
 
     def cut(self, n:int)->None:
@@ -53,7 +53,7 @@ class TokenCounts:
     def read(self,
         add_up:Callable=lambda counts: counts,   # over processes
     )->list[tuple[bool,list[int]]]:
-        "All since the last time; this waits for the device"
+        "Counts since the last call; this waits for the device"
         if not self.kept: return []
         modes, counts = zip(*self.kept)
         self.kept = []
@@ -76,7 +76,7 @@ class SkippedSteps:
         self.since_line += 1
         self.in_a_row += 1
 
-    def corrected(self,
+    def rescale_loss(self,
         logs:dict,   # a log line; its loss is a mean over all steps since the last, including skipped ones
         steps:int,   # so far
     )->dict:
@@ -88,7 +88,7 @@ class SkippedSteps:
 
     def without_skipped(self, logs:dict, steps:int)->dict:
         "A line of the log, corrected; the next one begins here"
-        logs = self.corrected(logs, steps)
+        logs = self.rescale_loss(logs, steps)
         if "learning_rate" not in logs: return logs   # not a line of the training
         self.since_line, self.last_line = 0, steps
         return logs | (dict(skipped_steps=self.total) if self.total else {})
@@ -109,7 +109,7 @@ def describe_rows(
 )->str:
     "The rows that a non-finite value comes from, as far as that can be determined"
     def some(rows): return ", ".join(map(str, rows[:8]))
-    if len(bad) == len(numbers) > 1: return f"each of the {len(bad)} rows causes it alone, so no row is to blame"
+    if len(bad) == len(numbers) > 1: return f"each of the {len(bad)} rows alone causes it, so the rows are not at fault"
     if bad: return f"it comes from row {some(bad)} alone"
     more = " ..." if len(numbers) > 8 else ""
     return f"no single row reproduces it; the step's rows are {some(numbers)}{more}"
@@ -140,27 +140,27 @@ class CheckedDeepSpeedEngine(DeepSpeedEngineWrapper):
     "accelerate's DeepSpeed engine, with a check between backward pass and step"
     def __init__(self,
         engine,          # DeepSpeed's
-        look:Callable,   # called with whether the gradient is finite in all processes, and with the micro-batch's loss
+        check_step:Callable,   # called with whether the gradient is finite in all processes, and the micro-batch's loss
     ):
         super().__init__(engine)
-        self.look = look
+        self.check_step = check_step
 
     def backward(self, loss, sync_gradients=True, **kwargs):
         self.engine.set_gradient_accumulation_boundary(is_boundary=sync_gradients)
         self.engine.backward(loss, **kwargs)
         if not sync_gradients: return
-        self.look(not self.engine.optimizer.has_overflow(), loss.detach())
+        self.check_step(not self.engine.optimizer.has_overflow(), loss.detach())
         self.engine.step()
 
 def check_deepspeed_steps(trainer)->None:
     "Refuse what is not finite before DeepSpeed takes the step, and save what is trained; called when training begins"
     if not trainer.is_deepspeed_enabled: return
     if hasattr(trainer.model, "peft_config"): save_trained_only(trainer.deepspeed)
-    def look(fine, loss):
+    def check_step(fine, loss):
         if fine: return
         trainer.step.losses.append(loss)
         raise trainer.non_finite_error()
-    trainer.accelerator.deepspeed_engine_wrapped = CheckedDeepSpeedEngine(trainer.deepspeed, look)
+    trainer.accelerator.deepspeed_engine_wrapped = CheckedDeepSpeedEngine(trainer.deepspeed, check_step)
 
 # %% ../../nbs/11_training/03_step.ipynb #6a7f8f15
 class ShardedTrainerMixin:
@@ -206,7 +206,7 @@ class ShardedTrainerMixin:
     def _defer_fsdp_gradient_reduction(self): return nullcontext()   # unsharded gradients would not fit
 
     def _load_optimizer_and_scheduler(self, checkpoint)->None:
-        "A state that is whole has no room on a card, and in a host's memory only once: the file is mapped"
+        "Memory-map the full state: a GPU cannot hold it, nor host memory twice"
         if not self.divides or checkpoint is None: return super()._load_optimizer_and_scheduler(checkpoint)
         for name, what in (("optimizer", self.optimizer), ("scheduler", self.lr_scheduler)):
             saved = torch.load(Path(checkpoint)/f"{name}.pt", map_location="cpu", mmap=True, weights_only=True)
@@ -218,7 +218,7 @@ def read_log_state(
     rank:int,
     processes:int,   # processes that resume from it
 )->dict|None:
-    "The logging state of a process, or the mean of all if the number of processes has changed; None if there is none"
+    "The logging state of a process, or the mean of all if the number of processes has changed; None without a file"
     files = [checkpoint/f"meters-{k}.json" for k in range(len([*checkpoint.glob("meters-*.json")]))]
     saved = [json.loads(file.read_text()) for file in files]
     if len(saved) == processes: return saved[rank]
