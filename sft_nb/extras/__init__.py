@@ -1,4 +1,6 @@
 """Optional parts. The core asks for them by `sft_nb.extensions.extension`, and works without this folder."""
+from functools import partial
+from importlib import import_module
 
 
 def _other_tools():
@@ -7,4 +9,8 @@ def _other_tools():
 
 
 # kind of extension -> a function that makes it, called when the core first asks for one
-EXTENSIONS = {"known_names": _other_tools}
+EXTENSIONS = {
+    "known_names": _other_tools,
+    "kernels": partial(import_module, ".kernels", __name__),
+    "loss": partial(import_module, ".cpu_cross_entropy", __name__),
+}

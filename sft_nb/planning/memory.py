@@ -16,7 +16,8 @@ from ..batches.layout import text_config
 from ..model.load import auto_class, load_shape, quantization, quiet
 from ..model.attention import register_varlen
 from ..model.experts import experts_in_4_bits
-from ..model.kernels import layers_of, use_kernels
+from ..model.precision import use_kernels
+from ..model.checkpointing import layers_of
 from ..model.adapter import lora_config, spare_casts, targets_as_named, tie_adapters, train_in_full
 from ..model.parallelism import Division
 

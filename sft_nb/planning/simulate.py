@@ -30,7 +30,7 @@ from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quantization, quiet
 from ..model.checkpointing import (
     checkpoint_parts, CopyStream, dense_strides, offload_saved_tensors, OnDevice, recompute_layers, recompute_parts)
-from ..model.kernels import fuse_pointwise
+from ..model.precision import kernels_for
 from .memory import skeleton, weights_for_dora
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1scra01
@@ -432,7 +432,8 @@ def footprint(
     few = 3 if n >= 4 and len(sizes) == 1 and not counts_twice else None   # if all layers are alike
     def simulate_step(how:Pass)->Step:
         model = skeleton(cfg, tokenizer, layers=few, attention=how.attention, dtype=how.dtype)
-        if how.kind == "cuda" and cfg.kernels == "auto": fuse_pointwise(model)   # as `use_kernels` does
+        kernels = kernels_for(cfg.kernels) if how.kind == "cuda" and cfg.kernels == "auto" else None
+        if kernels is not None: kernels.fuse_pointwise(model)   # as `use_kernels` does
         return simulate(model, batch, how)
     try: step = simulate_step(how)
     except (DataDependentOutputException, DynamicOutputShapeException):   # the model branches on values

@@ -28,7 +28,7 @@ from ..tokens.prepare import missing_rows_are_of_the_run
 from ..model.adapter import base_name, lora_reach, name_base, text_path
 from ..model.parallelism import check_several
 from ..model.hardware import is_out_of_memory
-from ..model.kernels import in_one_product
+from ..model.precision import kernels_for
 from ..model.load import broken_weights, quiet
 from ..planning.plan import Plan
 from ..workbench import Workbench, workbench_for
@@ -159,10 +159,11 @@ def build_trainer(
         if why := trainer.why_balanced:
             share = f"{trainer.balance_weight:g} of the routers' load-balancing loss"
             log(f"sft_nb: the loss of a step has {share} ({why})")
+        kernels = kernels_for(bench.cfg.kernels)
         write_json(run.path/"trainer.json", dict(
             attention=bench.model.config._attn_implementation or "", rows=bench.layout.name,
             processes=trainer.accelerator.num_processes, loss="sft_nb" if trainer.supervised else "trl",
-            one_product=in_one_product(bench.model)))
+            one_product=0 if kernels is None else kernels.in_one_product(bench.model)))
     return trainer
 
 # %% ../../nbs/11_training/05_train.ipynb #4366afd9

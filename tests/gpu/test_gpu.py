@@ -18,7 +18,7 @@ from sft_nb.batches.collate import DataCollatorFlattening, CollatorWithPositions
 from sft_nb.model import attention as ours, checkpointing
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import Documents, varlen_attention
-from sft_nb.model.kernels import compile_layers, fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_liger
+from sft_nb.extras.kernels import compile_layers, fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_liger
 from sft_nb.model.loss import add_product, add_supervised_loss, adds_to_float32
 from sft_nb.model.precision import adapters_to_float32
 from sft_nb.model.checkpointing import (

@@ -10,7 +10,7 @@ from shapes import SHAPES, model
 from torch.multiprocessing.spawn import start_processes
 
 from sft_nb.config import load_config
-from sft_nb.model.kernels import compile_layers, fuse_lora
+from sft_nb.extras.kernels import compile_layers, fuse_lora
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.checkpointing import recompute_layers, recompute_parts
 from sft_nb.model.fsdp import own_part, shard, whole_weights, whole_when_saved
