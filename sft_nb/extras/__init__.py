@@ -13,4 +13,5 @@ EXTENSIONS = {
     "known_names": _other_tools,
     "kernels": partial(import_module, ".kernels", __name__),
     "loss": partial(import_module, ".cpu_cross_entropy", __name__),
+    "weights": partial(import_module, ".packed_experts", __name__),
 }

@@ -22,13 +22,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from ..extensions import extension
 from ..files import read_json_object
 from ..report import ConfigError, edit, error_summary, MissingPathError, pluralise, SftError
 from ..config import Config
 from ..tokens.tokenizer import model_name, model_path
-from sft_nb.model.experts import (
-    computes_product, count_experts, expert_parameters, expert_rank, expert_words, is_router, target_parameters,
-    wrap_packed)
+from .experts import (
+    computes_product, count_experts, expert_parameters, expert_rank, expert_words, is_router, target_parameters)
 from .loss import causal_lm, language_model
 from .load import auto_class, broken_weights, load_base, quiet
 from .precision import use_kernels
@@ -220,7 +220,7 @@ def lora_config(
         trainable_token_indices=_token_rows(model, tokenizer, cfg.train_tokens, cfg.modules_to_save),
         use_rslora=cfg.use_rslora, use_dora=cfg.use_dora,
         init_lora_weights=initial_weights(cfg.init_lora_weights, quantised=cfg.method == "qlora"))
-    adapter._register_custom_module({torch.nn.Module: wrap_packed})
+    if experts := extension("weights"): adapter._register_custom_module({torch.nn.Module: experts.wrap_packed})
     return adapter
 
 # %% ../../nbs/06_model/06_adapter.ipynb #0a859ad8
@@ -320,7 +320,7 @@ def read_adapter(
     adapter = PeftConfig.from_pretrained(str(folder))
     adapter.inference_mode = True
     name_by_layers(adapter, base)
-    adapter._register_custom_module({torch.nn.Module: wrap_packed})
+    if experts := extension("weights"): adapter._register_custom_module({torch.nn.Module: experts.wrap_packed})
     with targets_as_named(), warnings.catch_warnings():
         warnings.filterwarnings("error", message="Found missing adapter keys")
         try: model = PeftModel.from_pretrained(base, str(folder), config=adapter)

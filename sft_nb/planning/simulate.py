@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import _disable_current_modes, TorchDispatchMo
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.checkpoint import checkpoint
 
+from ..extensions import extension
 from ..config import Config
 from ..batches.layout import BatchLengths, text_config
 from ..batches.states import assume_lengths
-from ..model import experts
 from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quantization, quiet
@@ -143,8 +143,8 @@ def _grouped_products():
         return [each + (i < more) for i in range(n)], torch.empty(n, dtype=torch.int32)
     def unpacked(module, name, first, last):
         return torch.empty(last - first, *module.packed[name][1:], dtype=module.packed_dtype)
-    replaced = {(moe, "_grouped_mm"): product, (experts, "rows_per_expert"): even_rows,
-                (experts, "unpack_experts"): unpacked}
+    replaced, experts = {(moe, "_grouped_mm"): product}, extension("weights")
+    if experts: replaced |= {(experts, "rows_per_expert"): even_rows, (experts, "unpack_experts"): unpacked}
     whole = {place: getattr(*place) for place in replaced}
     for place, function in replaced.items(): setattr(*place, function)
     try: yield

@@ -14,8 +14,9 @@ from sft_nb.batches.collate import DataCollatorForCausalLM
 from sft_nb.checks.model import check_packed, check_reach
 from sft_nb.config import load_config
 from sft_nb.model.adapter import add_adapter, lora_reach, read_adapter, targets_as_named
-from sft_nb.model import experts
-from sft_nb.model.experts import balance_loss_of, balance_weight, expert_parameters, packed_experts, restore_experts
+from sft_nb.extras import packed_experts as experts
+from sft_nb.extras.packed_experts import packed_experts, restore_experts
+from sft_nb.model.experts import balance_loss_of, balance_weight, expert_parameters
 from sft_nb.model.load import auto_class, load_base, quiet
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.own_model import read_lora_settings
