@@ -14,4 +14,5 @@ EXTENSIONS = {
     "kernels": partial(import_module, ".kernels", __name__),
     "loss": partial(import_module, ".cpu_cross_entropy", __name__),
     "weights": partial(import_module, ".packed_experts", __name__),
+    "parallelism": partial(import_module, ".sharding", __name__),
 }

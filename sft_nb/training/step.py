@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['StepInProgress', 'TokenCounts', 'SkippedSteps', 'describe_micro_batch', 'describe_rows', 'non_finite_fix',
-           'save_trained_only', 'CheckedDeepSpeedEngine', 'check_deepspeed_steps', 'ShardedTrainerMixin',
+           'save_trained_only', 'CheckedDeepSpeedEngine', 'check_deepspeed_steps', 'ConfiguredOptimizerMixin',
            'read_log_state', 'without_model_card']
 
 # %% ../../nbs/11_training/03_step.ipynb #c45549fd
 import json
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,6 @@ import torch
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
 from ..report import ConfigError, Fix, pluralise, edit
-from ..model.fsdp import shard, whole_weights, whole_when_saved
 from ..optimizer import create_optimizer, make_schedule
 
 # %% ../../nbs/11_training/03_step.ipynb #t4000007
@@ -163,19 +162,12 @@ def check_deepspeed_steps(trainer)->None:
     trainer.accelerator.deepspeed_engine_wrapped = CheckedDeepSpeedEngine(trainer.deepspeed, look)
 
 # %% ../../nbs/11_training/03_step.ipynb #6a7f8f15
-class ShardedTrainerMixin:
-    "Adapt a `Trainer` to FSDP2 and DeepSpeed; must precede the trainer among the base classes"
-    @property
-    def divides(self)->bool: return self.bench.cfg.fsdp
-
+class ConfiguredOptimizerMixin:
+    "Optimiser and schedule of a `Trainer` as configured; must precede the trainer among the base classes"
     def create_optimizer(self, model=None)->torch.optim.Optimizer:
-        "Weights are sharded first; ConfigError for an optimiser that cannot be created"
-        if self.divides:
-            shard(self.model, self.args.device.type)
-            self.is_distributed_loading_by_transformers = True   # it owns its weights, and accelerate wraps nothing
-        made = create_optimizer(lambda: super(ShardedTrainerMixin, self).create_optimizer(model), self.bench.cfg.optim)
-        if self.divides: whole_when_saved(self.optimizer)
-        return made
+        "ConfigError for an optimiser that cannot be created"
+        theirs = super().create_optimizer
+        return create_optimizer(lambda: theirs(model), self.bench.cfg.optim)
 
     def create_scheduler(self, num_training_steps, optimizer=None):
         "The configured schedule; DeepSpeed's optimiser is not one of torch's, but wraps one"
@@ -193,24 +185,6 @@ class ShardedTrainerMixin:
             raise ConfigError("lr_scheduler_type", f"{name!r} cannot run over {steps}, all of them warm-up",
                               "steps after the warm-up", edit(warmup_steps=0) | edit(lr_scheduler_type="linear")) from e
         return self.lr_scheduler
-
-    def save_model(self, output_dir=None, **kwargs)->None:
-        if not self.divides: return super().save_model(output_dir, **kwargs)
-        weights = whole_weights(self.model)
-        if self.args.should_save: self._save(output_dir, state_dict=weights)
-
-    def _save_optimizer_and_scheduler(self, output_dir)->None:
-        if self.divides and not self.args.should_save: self.optimizer.state_dict()   # takes part without writing
-        super()._save_optimizer_and_scheduler(output_dir)
-
-    def _defer_fsdp_gradient_reduction(self): return nullcontext()   # unsharded gradients would not fit
-
-    def _load_optimizer_and_scheduler(self, checkpoint)->None:
-        "A state that is whole has no room on a card, and in a host's memory only once: the file is mapped"
-        if not self.divides or checkpoint is None: return super()._load_optimizer_and_scheduler(checkpoint)
-        for name, what in (("optimizer", self.optimizer), ("scheduler", self.lr_scheduler)):
-            saved = torch.load(Path(checkpoint)/f"{name}.pt", map_location="cpu", mmap=True, weights_only=True)
-            what.load_state_dict(saved)
 
 # %% ../../nbs/11_training/03_step.ipynb #744bb626
 def read_log_state(

@@ -14,6 +14,7 @@ from io import BytesIO
 from pathlib import Path
 
 from ..installation import load_libraries
+from ..extensions import require_extension
 from ..files import read_json_object, remove_temporaries, write_atomically
 from ..bases import describe_base
 from ..credentials import load_env_files
@@ -154,7 +155,9 @@ def build_trainer(
         if reach is not None: log(f"sft_nb: {reach}")
 
     guards, recorder = Guards(bench, run, stop), Recorder(run, bench.data)
-    trainer = SupervisedTrainer(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
+    kind = SupervisedTrainer
+    if bench.cfg.fsdp: kind = require_extension("parallelism", "fsdp", True, False).sharded(kind)
+    trainer = kind(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
     if is_main:
         if why := trainer.why_balanced:
             share = f"{trainer.balance_weight:g} of the routers' load-balancing loss"

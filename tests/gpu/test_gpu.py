@@ -25,7 +25,8 @@ from sft_nb.model.checkpointing import (
     ATTENTION, OnDevice, OnHost, offload_saved_tensors, recompute_layers, recompute_parts)
 from sft_nb.model import generate as generation
 from sft_nb.model.generate import Decoder
-from sft_nb.model.fsdp import own_part, shard, whole_weights
+from sft_nb.extras.fsdp import shard, whole_weights
+from sft_nb.training.guards import own_part
 from sft_nb.planning.plan import plan
 from sft_nb.tokens.tokenizer import load_tokenizer
 
