@@ -40,8 +40,8 @@ from .arguments import training_arguments
 from .guards import Guards, all_finite, split_rows, non_finite_rows, trained_parts
 from .recorder import agree_across_ranks, early_stopping, Recorder, saves_better_loss, StopRequest
 from .step import (
-    check_deepspeed_steps, ConfiguredOptimizerMixin, describe_micro_batch, describe_rows, non_finite_fix, read_log_state,
-    SkippedSteps, StepInProgress, TokenCounts, without_model_card)
+    check_deepspeed_steps, ConfiguredOptimizerMixin, describe_micro_batch, describe_rows, non_finite_fix,
+    read_log_state, SkippedSteps, StepInProgress, TokenCounts, without_model_card)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000004
 PARENTS_NAMES = dict(
