@@ -11,6 +11,7 @@ def _other_tools():
 # kind of extension -> a function that makes it, called when the core first asks for one
 EXTENSIONS = {
     "known_names": _other_tools,
+    "bases": partial(import_module, ".gguf_bases", __name__),
     "kernels": partial(import_module, ".kernels", __name__),
     "loss": partial(import_module, ".cpu_cross_entropy", __name__),
     "weights": partial(import_module, ".packed_experts", __name__),
