@@ -90,7 +90,8 @@ def test_training_and_what_follows_work_without_the_extras(tmp_path):
     "Kernels, experts in 4 bits, sharding and GGUF files are extras; what asks for them by name is refused"
     said = hidden(TRAINED.replace("\n", "\nimport sys; sys.stderr = sys.stdout\n", 1), tmp_path)
     assert said.count("code 2") == 5
-    for what in ("kernels: 'compile'", "kernels: 'liger'", "fsdp: True", "sequence_parallel_size: 2", "model: 'some.gguf'"):
+    refused = dict(kernels="'compile'", fsdp="True", sequence_parallel_size="2", model="'some.gguf'")
+    for what in (f"{name}: {value}" for name, value in refused.items()):
         assert f"{what} is computed by sft_nb.extras, which is missing. Fix: pip install" in said
     for method in ("lora", "qlora", "full"):
         assert json.loads((tmp_path/f"runs/{method}/trainer.json").read_text())["one_product"] == 0
