@@ -18,9 +18,9 @@ from mutate import SLOW
 ROOT = Path(__file__).parents[1]
 ALWAYS = ["tests/test_style.py", "tests/test_layers.py"]
 LISTS = {   # chapters -> tests that look at all of them
-    "nbs/03_tasks/": ["tests/tasks/test_tasks.py"],
-    "nbs/09_checks/": ["tests/checks/test_checks.py"],
-    "nbs/00_settings": ["tests/test_config.py", "tests/training/test_arguments.py"]}
+    r"nbs/03_tasks/": ["tests/tasks/test_tasks.py"],
+    r"nbs/09_checks/": ["tests/checks/test_checks.py"],
+    r".*/00_settings\.": ["tests/test_config.py", "tests/training/test_arguments.py"]}
 
 
 def changed_files(since:str)->list[str]:
@@ -37,7 +37,7 @@ def find_tests(path:str)->list[str]:
     elif path.startswith("nbs/") and path.endswith(".ipynb"):
         name = re.sub(r"^\d+_", "", Path(path).stem)
         found = [str(p.relative_to(ROOT)) for p in (ROOT/"tests").rglob(f"test_*{name}*.py")]
-        found += [test for start, tests in LISTS.items() if path.startswith(start) for test in tests]
+        found += [test for pattern, tests in LISTS.items() if re.match(pattern, path) for test in tests]
     else: found = []
     return [test for test in found if test.endswith(".py") and not any(word in test for word in SLOW)]
 

@@ -22,7 +22,9 @@ from .credentials import redact_patterns
 from .files import write_atomically
 from .report import as_fix, ConfigError, edit, Fix, MissingPathError, shell_quote
 from .bases import choose_base, SHIPPED
-from .settings import Config, FILE_SUFFIXES, full_name, plain_name, SETTINGS, settings_with
+from .setting import plain_name
+from .settings import Config, full_name, SETTINGS, settings_with
+from .rows.settings import FILE_SUFFIXES
 from .config_files import (
     ASSIGNED, CONFIGS, DEFAULT, known_names, nearest_names, normalise, OVERRIDE, read_json_config, read_python_config,
     read_yaml_config, SettingEntry, unknown_setting_error)

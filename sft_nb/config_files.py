@@ -18,9 +18,10 @@ from typing import Any, get_args, get_origin
 from .files import read_json
 from .report import as_fix, command, ConfigError, edit, error_summary, Fix, shell_quote
 from .extensions import extension
-from .settings import (
-    ALIASES, as_pairs, Config, fits_type, fix_for_source, full_name, is_default, language_of_source, OTHER_TRAINERS,
-    parse_duration, plain_name, preference_recipe, SETTINGS)
+from .setting import (
+    as_pairs, fits_type, fix_for_source, language_of_source, OTHER_TRAINERS, parse_duration, plain_name,
+    preference_recipe)
+from .settings import ALIASES, Config, full_name, is_default, SETTINGS
 
 # %% ../nbs/00_config_files.ipynb #b229c6f7
 def _count_edits(a:str, b:str)->int:
@@ -233,7 +234,7 @@ def normalise(
     if folder.name: return dict(runs_dir=str(folder.parent), run_name=folder.name)
     full = full_name(name)
     if full == "dtype": v = plain_value(v)
-    if full == "max_time": v = parse_duration(v)
+    if SETTINGS[full].is_duration: v = parse_duration(v)
     if full == "metric_for_best_model" and isinstance(v, str):
         v = v.removeprefix("eval_")
         if v == "perplexity": v = "loss"   # it ranks alike

@@ -15,7 +15,7 @@ import transformers   # the Trainer and its parts are loaded on first use
 
 from .report import ConfigError, edit, error_summary
 from .config import Config
-from .settings import named_arguments
+from .setting import named_arguments
 
 # %% ../nbs/08_optimizer.ipynb #6586f095
 def optimizer_name(

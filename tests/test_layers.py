@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PARTS = ("before_torch escape display installation credentials files progress report extensions bases settings "
-         "config_files thoughts config rows "
+PARTS = ("before_torch escape display installation credentials files progress report extensions bases setting "
+         "settings config_files thoughts config rows "
          "tasks tokens batches model planning workbench optimizer checks runs training evaluation proof panels "
          "cli extras").split()
-LIGHT = ("before_torch escape display installation credentials files progress report extensions bases settings "
-         "config_files thoughts config rows tasks tokens runs cli training.launch extras.meanings extras.datasets "
+LIGHT = ("before_torch escape display installation credentials files progress report extensions bases setting "
+         "settings config_files thoughts config rows tasks tokens runs cli training.launch extras.meanings extras.datasets "
          "extras.conversions extras.unread_tools extras.shell_scripts extras.other_tools extras.gguf_bases "
          "extras.sharding").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
@@ -42,8 +42,11 @@ MODULES = sorted(p for p in PACKAGE.rglob("*.py")
 
 
 def place(module:str)->tuple[int, int]:
-    "The place of `tokens.encode`: its part and number in the part; a part itself counts as its last module"
+    """The place of `tokens.encode`: its part and number in the part; a part itself counts as its last module
+
+    The settings of a part, which stand beside what reads them, come before those of all parts."""
     part, _, name = module.partition(".")
+    if name == "settings": return PARTS.index("settings"), -1
     inside = [m for m in CHAPTERS if m.split(".")[0] == part]
     return PARTS.index(part), inside.index(module) if module in inside else len(inside)
 
@@ -89,8 +92,9 @@ def test_every_module_is_a_chapter_and_every_part_is_in_the_list():
 
 
 def test_numbers_in_a_part_have_no_gap():
+    "Its settings share 0 with its first chapter"
     for folder in (p for p in (ROOT/"nbs").iterdir() if p.is_dir() and p.name[0].isdigit()):
-        numbers = [int(p.stem.split("_")[0]) for p in sorted(folder.glob("[0-9]*.ipynb"))]
+        numbers = [int(p.stem.split("_")[0]) for p in sorted(folder.glob("[0-9]*.ipynb")) if p.stem != "00_settings"]
         assert numbers == [*range(len(numbers))], folder.name
 
 
@@ -162,8 +166,17 @@ def test_an_arrow_that_points_up_is_seen(tmp_path, text, line):
     assert len(pointing_up(wrong, tmp_path)) == 1
 
 
+def test_settings_of_a_part_import_nothing_of_it(tmp_path):
+    wrong = tmp_path/"tokens/settings.py"
+    wrong.parent.mkdir()
+    above = ["from .turns import x", "from ..rows.settings import RowSettings", "from .. import settings"]
+    wrong.write_text("\n".join(["from ..setting import Setting", *above]))
+    assert len(pointing_up(wrong, tmp_path)) == 3
+
+
 @pytest.mark.parametrize("line", [
     "from ..report import SftError",
+    "from ..model.settings import ModelSettings",
     "from .turns import split_conversation",
     "from sft_nb import SftError",
     "from sft_nb.tokens import turns",

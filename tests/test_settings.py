@@ -10,12 +10,13 @@ import typing
 from conftest import ROOT
 
 from sft_nb.config import load_config
-from sft_nb.settings import Config, Setting, SETTINGS, settings_with
+from sft_nb.setting import Setting
+from sft_nb.settings import Config, SETTINGS, settings_with
 
 PACKAGE = ROOT/"sft_nb"
 FACTS = ("hf", "changes_tokens", "changes_base")   # code reads the settings of which these are true
 SAY_WHAT_THERE_IS = {p.name for p in PACKAGE.glob("extras/*.py")} | {
-    "settings.py", "config_files.py", "config.py", "options.py"}   # and do nothing with it
+    "setting.py", "settings.py", "config_files.py", "config.py", "options.py"}   # and do nothing with it
 
 
 def unread(names:list[str])->list[str]:
@@ -67,7 +68,7 @@ def test_a_new_setting_is_one_line(tmp_path, warm_processes):
     "As CONTRIBUTING says: checked, shown in the help, and given to the trainer"
     shutil.copytree(PACKAGE, tmp_path/"sft_nb", ignore=shutil.ignore_patterns("__pycache__", "assets"))
     (tmp_path/"sft_nb/assets").symlink_to(PACKAGE/"assets")
-    module, anchor = tmp_path/"sft_nb/settings.py", "    max_grad_norm:Annotated["
+    module, anchor = tmp_path/"sft_nb/training/settings.py", "    max_grad_norm:Annotated["
     line = re.search(r"^    (torch_empty_cache_steps:.*\n(?: {8}.*\n)?)", (ROOT/"CONTRIBUTING.md").read_text(), re.M)[0]
     module.write_text(module.read_text().replace(anchor, f"{line}{anchor}"))
     done = subprocess.run([sys.executable, "-c", DOES_IT], cwd=tmp_path, capture_output=True, text=True)

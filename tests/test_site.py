@@ -136,8 +136,9 @@ def lost(tree)->dict[str,list[str]]:
 
 def copy_project(folder, execute:bool, pages=None)->None:
     "The notebooks, or some of them, and what nbdev needs, in `folder`: nothing is written into this tree"
-    left_out = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "runs")
-    for name in ("nbs", "sft_nb"): shutil.copytree(ROOT/name, folder/name, ignore=left_out)
+    for name, also in (("nbs", "runs"), ("sft_nb", "")):   # what the pages have written
+        left_out = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", also)
+        shutil.copytree(ROOT/name, folder/name, ignore=left_out)
     for file in ("settings.ini", "setup.py", "pyproject.toml", "_quarto.yml"): shutil.copy(ROOT/file, folder)
     if not execute:
         settings = folder/"settings.ini"

@@ -14,7 +14,8 @@ from pathlib import Path
 from ..installation import load_libraries
 from ..escape import escape_controls
 from ..report import as_fix, command, ConfigError, edit, shell_quote, Report
-from ..settings import full_name, plain_name, SETTINGS
+from ..setting import plain_name
+from ..settings import full_name, SETTINGS
 from ..config import require_trust, Config, config_names, table
 from ..runs.distributed import get_process_info, is_main_process
 from .options import (

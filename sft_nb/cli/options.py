@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, Literal
 
 from ..report import command, ConfigError, edit
-from ..settings import (
-    ALIASES, Config, describe_annotation, full_name, is_union, parse_duration, plain_name, Setting, SETTINGS)
+from ..setting import describe_annotation, is_union, parse_duration, plain_name, Setting
+from ..settings import ALIASES, Config, full_name, SETTINGS, settings_with
 from ..config_files import known_alternative, known_names, nearest_names
 from ..config import config_names, find_config, load_config
 
@@ -243,7 +243,9 @@ def check_line(
 
 def line_problems(command:str, args:list[str], own:dict[str,Option], base:Config|None=None)->list[ConfigError]:
     "All problems of a command line, in order"
-    def setting(name, option): return Setting(option.help, name=name, type=option.kind, default=option.default)
+    def setting(name, option):
+        return Setting(option.help, name=name, type=option.kind, default=option.default, is_duration=name in _DURATIONS)
+
     known = {name: setting(name, option) for name, option in own.items() if not option.first}   # under every name
     if base is not None:
         known["output_dir"] = setting("output_dir", Option(str|None, "runs/NAME", ""))
@@ -320,7 +322,7 @@ def switches(
     return [*first, *out]
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0pla03
-_DURATIONS = ("max_time", "timeout")   # options that also take 90s, 30m, 5h or 1:30:00
+_DURATIONS = ("timeout", *settings_with("is_duration"))   # options that also take 90s, 30m, 5h or 1:30:00
 
 def _is_run(text:str)->bool:
     return any(os.path.isfile(os.path.join(root, text, "config.json")) for root in ("", "runs"))

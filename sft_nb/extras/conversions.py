@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..report import command, edit, Fix
-from ..settings import as_pairs, FILE_SUFFIXES, full_name
+from ..setting import as_pairs
+from ..settings import full_name
+from ..rows.settings import FILE_SUFFIXES
 from .meanings import (
     accepted, conversion, FileSettings, is_off, Meaning, other_method, refused, sets, sets_if_unset, sets_over_others)
 from .datasets import is_hub_dataset, read_chat_template, read_held_out, types_write_prompts, with_split

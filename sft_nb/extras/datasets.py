@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..report import edit, Fix
-from ..settings import FILE_SUFFIXES
+from ..rows.settings import FILE_SUFFIXES
 from .meanings import (
     accepted, conversion, FileSettings, is_off, Meaning, other_method, read_toml, refused, sets)
 

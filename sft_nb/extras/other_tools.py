@@ -13,7 +13,8 @@ from typing import Any
 
 from ..credentials import redact_setting
 from ..report import ConfigError
-from ..settings import ALIASES, defaults, fix_for_source, full_name, plain_name, SETTINGS
+from ..setting import fix_for_source, plain_name
+from ..settings import ALIASES, defaults, full_name, SETTINGS
 from ..config_files import ASSIGNED, DEFAULT, KnownNames, normalise, plain_value, SettingEntry
 from ..config import SettingsMerger, short_repr
 from .meanings import FileSettings, is_off, Meaning, Meanings, read_tool, refused

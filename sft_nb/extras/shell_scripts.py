@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..report import command, ConfigError, error_summary, shell_quote
-from ..settings import full_name, plain_name
+from ..setting import plain_name
+from ..settings import full_name
 from ..config_files import ASSIGNED, entries_of, IMPORTED, known_names, read_yaml_config, SettingEntry
 
 # %% ../../nbs/16_extras/04_shell_scripts.ipynb #5h311002

@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any, get_args
 
 from ..report import as_fix, ConfigError, edit, Fix
-from ..settings import fix_for_source, SETTINGS
+from ..setting import fix_for_source
+from ..settings import SETTINGS
 from .meanings import is_off, read_toml
 from .datasets import is_hub_dataset, with_split
 

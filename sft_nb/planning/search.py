@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from ..display import format_bytes
 from ..report import ConfigError, edit
 from ..config import Config
-from ..settings import AdapterSettings, ModelSettings
+from ..model.settings import AdapterSettings, ModelSettings
 from ..tokens.dataset import Data
 from ..batches.packing import batch_sampler
 from ..batches.layout import BatchLengths, largest_batch, model_class, should_flatten, takes_flattened

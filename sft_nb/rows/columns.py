@@ -14,7 +14,7 @@ from decimal import Decimal
 from functools import lru_cache
 
 from ..report import as_fix, ConfigError, edit, SftError
-from ..settings import FORMATS
+from .settings import FORMATS
 from .messages import BLOCK_KEYS, CONTENT_KEYS, LOSS_FLAGS, read_flag, REASONING_KEYS, ROLE_KEYS, TURN_KEYS
 from .readers import COMPLETION_KEYS, detect, detect_by_columns
 from .column_names import column_words, join_names, value_at

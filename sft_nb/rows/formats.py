@@ -9,7 +9,7 @@ __all__ = ['ColumnsError', 'how_to_read', 'no_format_error', 'to_messages']
 from functools import lru_cache
 
 from ..report import as_fix, edit, Fix, SftError
-from ..settings import FORMATS
+from .settings import FORMATS
 from .readers import detect, missing_fields, read_row
 from .column_names import column_words, is_answer_name, join_names
 from .proposals import propose_fields, SampledColumns

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise, takewhile
 from numbers import Number
 
 from ..report import as_fix, edit, SftError
-from ..settings import FORMATS
+from .settings import FORMATS
 from ..thoughts import split_thought
 from .messages import (
     are_texts, block_kind, content_text, first_present, is_missing, LOSS_FLAGS, normalise_message,

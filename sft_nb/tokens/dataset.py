@@ -22,7 +22,7 @@ from ..display import RecordTable, with_png
 from ..report import as_fix, command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata, like_flags
-from ..settings import FORMATS
+from ..rows.settings import FORMATS
 from ..rows.column_names import choice_columns, field_of, is_answer_name, join_names
 from ..rows.proposals import propose_pairs
 from ..rows.sources import Mixture, NO_ROWS, unused_test_files

@@ -21,7 +21,8 @@ from ..progress import Phase, show_progress
 from ..report import (
     as_fix, ConfigError, edit, Finding, MissingFileError, MissingPathError, pluralise, SftError, warn)
 from ..config import as_config, Config
-from ..settings import RowSettings, SizeSettings
+from ..rows.settings import RowSettings
+from .settings import SizeSettings
 from ..config_files import register_task
 from ..rows.proposals import propose_fields
 from ..rows.sources import disk_full_error, Mixture, open_rows

@@ -16,7 +16,7 @@ import sft_nb
 from ..bases import base_setting, dequantised, file_of_base, is_gguf, SHIPPED
 from ..files import read_json_object
 from ..report import as_fix, command, ConfigError, edit, MissingPathError, shell_quote
-from ..settings import as_pairs, named_arguments
+from ..setting import as_pairs, named_arguments
 from ..config import require_trust, Config, load_config
 
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #a1cfc544

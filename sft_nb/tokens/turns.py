@@ -14,7 +14,7 @@ from operator import or_
 from typing import NamedTuple
 
 from ..report import as_fix, edit, Fix, pluralise, SftError
-from ..settings import as_pairs
+from ..setting import as_pairs
 from ..thoughts import BLOCKS, split_thought
 from .template import (
     pattern_of_any, PROBE, PROBE_QUESTION, Template, TemplateRefusal, thought_of, with_json_arguments)

@@ -25,7 +25,8 @@ from ..files import read_json_object
 from ..progress import log
 from ..report import ConfigError, command, edit, error_summary, SftError
 from ..config import Config
-from ..settings import fix_for_source, settings_with
+from ..setting import fix_for_source
+from ..settings import settings_with
 from ..model.hardware import find_hardware
 from ..model.load import check_quantization
 from ..model.parallelism import check_division, deepspeed_config

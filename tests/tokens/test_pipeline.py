@@ -13,7 +13,7 @@ from samples import no_eval, pairs
 
 from sft_nb.config import load_config
 from sft_nb.report import SftError
-from sft_nb.settings import FORMATS
+from sft_nb.rows.settings import FORMATS
 from sft_nb.tasks.chat import Chat
 from sft_nb.tasks.core import task_of
 from sft_nb.tokens import conversations, pipeline, template_cache
