@@ -96,7 +96,7 @@ class ShardedTrainer(Trainer):
             what.load_state_dict(saved)
 
 def sharded(
-    trainer:type,   # one of transformers' trainers
+    trainer:type,   # below transformers'
 )->type:
     "A trainer of this kind whose weights are sharded"
     class Sharded(trainer, ShardedTrainer):

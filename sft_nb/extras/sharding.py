@@ -41,7 +41,7 @@ def check_fsdp(
 
 # %% ../../nbs/16_extras/11_sharding.ipynb #77f1d5da
 def sharded(
-    trainer:type,   # one of transformers' trainers
+    trainer:type,   # below transformers'
 )->type:
     "A trainer of this kind whose weights are sharded"
     from sft_nb.extras import fsdp
