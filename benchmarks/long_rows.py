@@ -34,11 +34,11 @@ def planner(folder:str, tokens:int, card:str):
 
 
 def measure(planner)->list[dict]:
-    from sft_nb.planning.search import Way
+    from sft_nb.planning.search import MemoryStrategy
     rows = []
     for method in ("lora", "qlora"):
         for name, (keep, parts, offloading) in WAYS.items():
-            c = planner.candidate(Way(method, True, keep, parts, offloading), None)
+            c = planner.candidate(MemoryStrategy(method, True, keep, parts, offloading), None)
             gib = {part: round(n / 2**30, 2) for part, n in c.parts.items()}
             rows.append(dict(method=method, way=name, gib=round(c.total / 2**30, 1), parts=gib,
                              host_gib=round(c.host / 2**30, 1), tokens_per_second=round(c.rate)))

@@ -111,8 +111,8 @@ def all_panels(run, live, folder:Path)->dict:
     from sft_nb.panels.batches import BatchPanel
     from sft_nb.panels.evaluation import EvalPanel
     from sft_nb.panels.generation import GenerationPanel
-    from sft_nb.panels.losses import LossPanel
-    from sft_nb.panels.plan import PlanPanel
+    from sft_nb.extras.losses import LossPanel
+    from sft_nb.extras.plan_panel import PlanPanel
     from sft_nb.panels.rows import DataPanel
     from sft_nb.panels.run import RunPanel
     from sft_nb.report import MissingFileError

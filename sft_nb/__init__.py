@@ -3,6 +3,7 @@ __version__ = "0.1.0"
 import logging as _logging
 
 from .before_torch import set_torch_environment as _set_torch_environment
+from .extensions import extension as _extension
 from .installation import check_platform as _check_platform, pause_garbage_collection as _pause_garbage_collection
 
 _check_platform()
@@ -53,15 +54,12 @@ _NAMES = {
     "proof.prove": "Proof prove",
     "panels.batches": "BatchState BatchPanel",
     "panels.rows": "DataState DataPanel",
-    "panels.losses": "LossState LossPanel",
     "panels.run_state": "RunState",
     "panels.run": "RunPanel",
-    "panels.plan": "PlanState PlanPanel",
     "panels.conversation": "GenerationState",
     "panels.generation": "GenerationPanel",
     "panels.evaluation": "EvalState EvalPanel",
-    "panels.html_report": "run_page",
-}
+} | (_extension("public_names") or {})
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 # All of them but one come with `import *`: `SupervisedTrainer` is a TRL trainer, and to make it TRL is loaded.
 __all__ = [name for name in _HOME if name != "SupervisedTrainer"]

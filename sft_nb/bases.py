@@ -11,9 +11,9 @@ import os, re
 from functools import lru_cache
 from pathlib import Path
 
-from .extensions import extension, require_extension
+from .extensions import extension, need_extension
 from .files import read_json_object
-from .report import command, ConfigError
+from .report import command, ConfigError, edit
 
 # %% ../nbs/00_bases.ipynb #7e355f87
 ORIGINAL, PACKED = "HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-q4_1"
@@ -62,7 +62,7 @@ def dequantised(
 )->Path|None:       # None: it names neither a GGUF file nor a packaged model
     "The folder made from a GGUF file, in the cache; ConfigError if the file cannot be used"
     if name != PACKED and not is_gguf(name): return None
-    return require_extension("bases", "model", name, ORIGINAL).dequantise_base(name)
+    return need_extension("bases", f"model {name!r}", edit(model=ORIGINAL)).dequantise_base(name)
 
 def base_setting(
     path:str,   # a base as an adapter names it
@@ -83,6 +83,6 @@ def file_of_base(
 def describe_base(
     name:str,   # the setting `model`
 )->str:         # empty: its name tells all
-    "Where a base comes from, its licence, and what its quantisation costs"
+    "The source of a base, its licence, and the cost of its quantisation"
     files = extension("bases")
     return files.describe_origin(name) if files else ""

@@ -207,8 +207,8 @@ def load_config(
     untrusted, named_again = frozenset(), set(map(full_name, overrides))
     if isinstance(name, Config): untrusted = name.untrusted - named_again
     elif file is not None and file.suffix != ".py":
-        asked = [s for s in settings_with("runs_code") if s in values and SETTINGS[s].runs_code(values[s])]
-        untrusted = frozenset(asked) - named_again
+        runs_code = [s for s in settings_with("runs_code") if s in values and SETTINGS[s].runs_code(values[s])]
+        untrusted = frozenset(runs_code) - named_again
     if overrides.get("trust_remote_code"): untrusted = frozenset()
     return Config(**values, sources=sources, untrusted=untrusted, accepted=merger.accepted)
 
@@ -332,7 +332,7 @@ def absolute_paths(
 
 # %% ../nbs/01_config.ipynb #trust004
 def with_trusted_code(cfg:Config)->Config:
-    "The same config, trusted to run its code"
+    "A copy of the config that is trusted to run its code"
     return replace(cfg, untrusted=frozenset())
 
 def require_trust(
@@ -340,8 +340,8 @@ def require_trust(
     *names:str,   # settings that are about to run code; none: any
 )->None:
     "ConfigError if a setting that runs code comes only from a file and was not confirmed"
-    asked = sorted(name for name in cfg.untrusted if name in names or not names)
-    if not asked: return
-    settings = " and ".join(f"{name} = {getattr(cfg, name)!r}" for name in asked)
-    raise ConfigError(cfg.sources[asked[0]], f"it sets {settings}, which runs Python code",
+    refused = sorted(name for name in cfg.untrusted if name in names or not names)
+    if not refused: return
+    settings = " and ".join(f"{name} = {getattr(cfg, name)!r}" for name in refused)
+    raise ConfigError(cfg.sources[refused[0]], f"it sets {settings}, which runs Python code",
                       "code that you have read", edit(trust_remote_code=True))

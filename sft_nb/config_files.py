@@ -138,7 +138,7 @@ _ALTERNATIVES = {   # names that people try, but no tool uses -> what to write i
 _ALTERNATIVE_OF = {name: fix for names, fix in _ALTERNATIVES.items() for name in names.split()}
 
 def known_alternative(name:str)->Fix|None:
-    "What to write instead of a commonly expected name; None for other names"
+    "The name to write instead of one that is often expected, or None"
     return _ALTERNATIVE_OF.get(plain_name(name))
 
 def unknown_setting_error(

@@ -235,7 +235,7 @@ def card_text(
     *, lines:dict[str,str]|None=None,
     colour:bool=False,   # True: with ANSI codes
 )->str:
-    "The same as text, with each name and its text in one line"
+    "A card as text, with each name and its text on one line"
     def bold(text): return f"\x1b[1m{text}\x1b[0m" if colour else text
     lines = lines or {}
     width = max(map(len, lines), default=0)
@@ -284,9 +284,9 @@ def calling_line(
     frames = traceback.extract_tb(trace)
     ours = next((k for k, f in enumerate(frames) if _OURS in Path(f.filename).parents), len(frames))
     if not ours or not frames[ours - 1].line: return ""
-    asked = frames[ours - 1]
-    place = Path(asked.filename).name if os.path.isfile(asked.filename) else "cell"
-    return f"{place}, line {asked.lineno}: {asked.line}"
+    caller = frames[ours - 1]
+    place = Path(caller.filename).name if os.path.isfile(caller.filename) else "cell"
+    return f"{place}, line {caller.lineno}: {caller.line}"
 
 # %% ../nbs/00_display.ipynb #fac0pag2
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -148,7 +148,7 @@ def atomic_folder(
 
 # %% ../nbs/00_files.ipynb #dsk00031
 def cache_home()->Path:
-    "Where this user's files are kept between processes: SFT_NB_CACHE, else ~/.cache/sft_nb, or a temporary folder"
+    "The folder for files that outlive a process: SFT_NB_CACHE, else ~/.cache/sft_nb, or a temporary folder"
     if os.environ.get("SFT_NB_CACHE"): return Path(os.environ["SFT_NB_CACHE"])
     home = Path(os.path.expanduser("~"))/".cache"/"sft_nb"
     try: home.mkdir(parents=True, exist_ok=True)

@@ -119,7 +119,7 @@ def in_notebook()->bool:
 def _is_turned_off()->bool: return os.environ.get("TQDM_DISABLE", "") not in ("", "0")
 
 def display_target()->str:   # notebook, terminal or empty
-    "Where progress can be displayed"
+    "The display for progress: notebook, terminal or none"
     if _is_turned_off(): return ""
     if in_notebook(): return "notebook"
     return "terminal" if sys.stderr.isatty() else ""
@@ -136,7 +136,7 @@ def format_progress(
 def progress_html(
     p:Progress,
 )->str:
-    "The same line as HTML, below a bar if the total is known"
+    "The line of progress as HTML, below a bar if the total is known"
     line = f"<span style='font-size:13px'>{escape_html(format_progress(p))}</span>"
     if not p.of: return f"<div role='status'>{line}</div>"
     share = f"{min(100, 100 * p.done / p.of):.1f}"

@@ -120,7 +120,7 @@ class Fix:
 def renamed(self:Fix,
     names:dict[str,str],   # setting -> its name in a file
 )->"Fix":
-    "The same edits under other names: `sequence_len: 512` for `max_length: 512`"
+    "The fix with other names for its settings: `sequence_len: 512` for `max_length: 512`"
     settings = {names.get(name, name): v for name, v in self.settings.items()}
     return replace(self, settings=settings, otherwise=tuple(other.renamed(names) for other in self.otherwise))
 
@@ -174,7 +174,7 @@ def error_summary(error:Exception)->str:
     return text.splitlines()[0][:200]
 
 def why_unreadable(error:Exception)->str:
-    "Why one of our JSON files could not be read, without Python's exception names"
+    "The reason why one of our JSON files could not be read, without Python's exception names"
     if isinstance(error, OSError) and error.strerror: return error.strerror
     if isinstance(error, json.JSONDecodeError): return f"not JSON: {error.msg} on line {error.lineno}"
     if isinstance(error, UnicodeDecodeError): return "it is not UTF-8 text"
@@ -333,7 +333,7 @@ class Report:
 
     @property
     def status(self)->str:
-        "The worst status among the findings; ok if there are none"
+        "The worst status among the findings; ok without any"
         return max((f.status for f in self.findings), key=STATUSES.index, default="ok")
     @property
     def exit_code(self)->int: return 1 if self.status == "fail" else 0

@@ -115,8 +115,8 @@ class _Planned(_Asked):
     def cfg(self)->Config:
         "The resolved config without `auto`; its sources give the reasons"
         if self.is_resolved: return self.requested
-        asked = with_day(self.requested, self.data.tokenizer)
-        return without_plan(asked, self.data, self.no_plan) if self.plan is None else with_plan(asked, self.plan)
+        dated = with_day(self.requested, self.data.tokenizer)
+        return without_plan(dated, self.data, self.no_plan) if self.plan is None else with_plan(dated, self.plan)
 
     @property
     def low_precision(self)->bool:

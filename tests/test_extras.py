@@ -9,6 +9,7 @@ import pytest
 from conftest import ROOT
 from test_layers import imports
 
+from sft_nb.extras import PUBLIC
 from sft_nb.extras.meanings import CONVERSIONS, TOOL_FILES, read_toml
 from sft_nb.extras.other_tools import FOREIGN, TOOLS
 
@@ -71,8 +72,6 @@ def test_commands_work_without_the_extras(tmp_path, line, says):
 
 TRAINED = """
 from sft_nb.cli import main
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError
 few = ["--config", "demo", "--max-samples", "8", "--eval-samples", "4", "--max-steps", "2", "--save-steps", "1",
        "--per-device-train-batch-size", "2", "--gradient-accumulation-steps", "1"]
 for method in ("lora", "qlora", "full"):
@@ -91,9 +90,8 @@ def test_training_and_what_follows_work_without_the_extras(tmp_path):
     "Kernels, experts in 4 bits, sharding and GGUF files are extras; what asks for them by name is refused"
     said = hidden(TRAINED.replace("\n", "\nimport sys; sys.stderr = sys.stdout\n", 1), tmp_path)
     assert said.count("code 2") == 5
-    refused = dict(kernels="'compile'", fsdp="True", sequence_parallel_size="2", model="'some.gguf'")
-    for what in (f"{name}: {value}" for name, value in refused.items()):
-        assert f"{what} is computed by sft_nb.extras, which is missing. Fix: pip install" in said
+    for what in ("kernels 'compile'", "kernels 'liger'", "fsdp", "sequence_parallel_size 2", "model 'some.gguf'"):
+        assert f"{what}: it needs sft_nb.extras, which is missing; a whole installation. Fix: pip install" in said
     for method in ("lora", "qlora", "full"):
         assert json.loads((tmp_path/f"runs/{method}/trainer.json").read_text())["one_product"] == 0
 
@@ -120,3 +118,27 @@ def test_the_files_of_tools_have_no_other_parts():
     known = set("title marks adapter alpha_scale counts_batches equal layers datasets other_methods".split())
     tools = read_toml("unread/every-tool")["order"]
     assert {name: found for name in tools if (found := {*read_toml(f"unread/{name}")} - known)} == {}
+
+
+def test_all_other_public_names_come_without_the_extras(tmp_path):
+    code = "from sft_nb import *\nimport sft_nb\nprint(train, RunPanel, [*filter(sft_nb._HOME.get, %r)])"
+    names = [name for names in PUBLIC.values() for name in names.split()]
+    assert "LossPanel" in names and hidden(code % names, tmp_path).endswith("[]\n")
+
+
+WITHOUT = """
+import sys
+sys.stderr = sys.stdout
+from sft_nb.cli import main
+from sft_nb.config import load_config
+from sft_nb.runs.directory import create_run
+run = create_run(load_config("demo", run_name="x"))
+(run.path/"adapter").mkdir()
+print("code", main({line}))
+"""
+
+
+@pytest.mark.parametrize("line", ["report runs/x"])
+def test_a_feature_of_the_extras_is_named_where_it_is_missing(tmp_path, line):
+    said = hidden(WITHOUT.format(line=line.split()), tmp_path)
+    assert "it needs sft_nb.extras, which is missing" in said and "Fix: pip install" in said and "code 1" in said

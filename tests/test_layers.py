@@ -14,11 +14,18 @@ PARTS = ("before_torch escape display installation credentials files progress re
          "cli extras").split()
 LIGHT = ("before_torch escape display installation credentials files progress report extensions bases setting "
          "settings config_files thoughts config rows tasks tokens runs cli training.launch "
-         "extras.meanings extras.datasets extras.conversions extras.unread_tools extras.shell_scripts "
-         "extras.other_tools extras.gguf_bases extras.sharding").split()
+         "extras.unread_tools extras.shell_scripts extras.other_tools extras.gguf_bases extras.sharding").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks"),       # the files of a folder are listed, nothing in it is imported
-          ("extensions", "extras")}      # the one way to the optional parts, which works without them
+          ("extensions", "extras"),      # the one way to the optional parts, which works without them
+          ("extensions", "panels")}      # and to the panel of a run
+BY_STRING = {   # imports of what no import statement names: the package itself gives names from any part
+    "__init__": ["import_module"],            # public names, loaded on first use
+    "installation": ["import_module"],        # libraries, loaded with the garbage collector off
+    "config_files": ["__import__", "import_module"],   # what a config file, a user's program, imports
+    "tasks.core": ["import_module"] * 2,      # a user's `module:attribute`; one of the listed files of a folder
+    "model.attention": ["import_module"],     # a flash-attn package
+    "optimizer": ["import_module"]}           # the package of an optimiser
 PACKAGE = ROOT/"sft_nb"
 
 
@@ -75,6 +82,19 @@ def ours(name:str)->str:
     return ""
 
 
+def by_string(tree)->list[str]:
+    "Imports by string, also of one of our modules as a library, and of the whole package"
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import): found += [a.name for a in node.names if a.name.split(".")[0] == "sft_nb"]
+        if not isinstance(node, ast.Call): continue
+        name = ast.unparse(node.func).split(".")[-1]
+        texts = [n.value for arg in node.args for n in ast.walk(arg) if isinstance(n, ast.Constant)]
+        is_ours = any(isinstance(text, str) and text.startswith("sft_nb.") for text in texts)
+        if name in ("import_module", "__import__") or name == "load_libraries" and is_ours: found.append(name)
+    return found
+
+
 def pointing_up(path:Path, package:Path=PACKAGE)->list[str]:
     "Imports of modules that do not come earlier"
     me = dotted(path, package)
@@ -102,6 +122,21 @@ def test_numbers_in_a_part_have_no_gap():
 def test_imports_point_down(path): assert pointing_up(path) == []
 
 
+@pytest.mark.parametrize("code, seen", [
+    ("importlib.import_module(name)", ["import_module"]), ("def f(): import_module('sft_nb.a').b", ["import_module"]),
+    ("__import__('sft_nb')", ["__import__"]), ("import sft_nb", ["sft_nb"]),
+    ("def f(): import sft_nb.a as b", ["sft_nb.a"]),
+    ("load_libraries('peft', 'sft_nb.a')", ["load_libraries"]), ("load_libraries('peft')", []),
+    ("from sft_nb.a import b", []), ("from .. import __version__", []), ("import os, json", [])])
+def test_an_import_by_string_is_seen(code, seen): assert by_string(ast.parse(code)) == seen
+
+
+def test_no_module_is_imported_by_string():
+    paths = [*MODULES, PACKAGE/"__init__.py", *PACKAGE.glob("*/__init__.py")]
+    found = {dotted(path): sorted(names) for path in paths if (names := by_string(ast.parse(path.read_text())))}
+    assert found == BY_STRING
+
+
 def test_no_private_name_is_imported_from_another_module():
     "The commands are one part in three files"
     found = []
@@ -110,7 +145,7 @@ def test_no_private_name_is_imported_from_another_module():
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.ImportFrom): continue
             is_ours = node.level or (node.module or "").startswith("sft_nb")
-            found += [f"{dotted(path)}: {name.name}" for name in node.names if is_ours and name.name.startswith("_")]
+            found += [f"{dotted(path)}: {n}" for name in node.names if is_ours and re.match("_[^_]", n := name.name)]
     assert found == []
 
 

@@ -1,10 +1,6 @@
-"""Every setting is read somewhere, every number has limits, and a new setting is one line."""
+"""Every setting is read somewhere, and every number has limits."""
 import ast
 import dataclasses
-import re
-import shutil
-import subprocess
-import sys
 import typing
 
 from conftest import ROOT
@@ -41,39 +37,6 @@ def test_every_fact_about_settings_is_used():
 def test_every_number_has_limits():
     numbers = [s for s in SETTINGS.values() if {int, float} & {s.type, *typing.get_args(s.type)}]
     assert len(numbers) > 30 and [s.name for s in numbers if s.ge is None] == []
-
-
-DOES_IT = """
-import sys
-for name in [*sys.modules]:   # a warm process has this package from elsewhere
-    if name.partition(".")[0] == "sft_nb": del sys.modules[name]
-sys.path.insert(0, ".")
-from pathlib import Path
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError
-from sft_nb.settings import SETTINGS
-from sft_nb.training.arguments import training_arguments
-cfg = load_config("demo", torch_empty_cache_steps=50)
-assert training_arguments(cfg, Path("run")).torch_empty_cache_steps == 50
-assert SETTINGS["torch_empty_cache_steps"].help == "steps until the GPU's cache is given back"
-try: load_config("demo", torch_empty_cache_steps=0)
-except ConfigError as e: assert "torch_empty_cache_steps is at least 1" in str(e)
-else: raise AssertionError("0 is accepted")
-from sft_nb.cli import main
-main(["train", "--help"])
-"""
-
-
-def test_a_new_setting_is_one_line(tmp_path, warm_processes):
-    "As CONTRIBUTING says: checked, shown in the help, and given to the trainer"
-    shutil.copytree(PACKAGE, tmp_path/"sft_nb", ignore=shutil.ignore_patterns("__pycache__", "assets"))
-    (tmp_path/"sft_nb/assets").symlink_to(PACKAGE/"assets")
-    module, anchor = tmp_path/"sft_nb/training/settings.py", "    max_grad_norm:Annotated["
-    line = re.search(r"^    (torch_empty_cache_steps:.*\n(?: {8}.*\n)?)", (ROOT/"CONTRIBUTING.md").read_text(), re.M)[0]
-    module.write_text(module.read_text().replace(anchor, f"{line}{anchor}"))
-    done = subprocess.run([sys.executable, "-c", DOES_IT], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "--torch-empty-cache-steps" in done.stdout, done.stderr
 
 
 def test_a_list_is_as_good_as_a_tuple():

@@ -85,7 +85,7 @@ def should_flatten(
     attention:str|None,   # from `choose_attention`
     shape,                # the model's config
 )->tuple[bool,str]:
-    "Whether the rows of a batch are flattened, and why; ConfigError if requested but not supported"
+    "The decision to flatten the rows of a batch, with the reason; ConfigError if requested but not supported"
     is_supported = supports_flattening(shape)
     is_required = _requires_flattening(cfg.max_tokens_per_batch, cfg.sequence_parallel_size)
     obstacle = f"{shape.model_type} has layers or positions that reach across rows"

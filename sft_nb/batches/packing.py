@@ -229,8 +229,8 @@ def training_extent(
     rows, accumulation = len(batches.lengths), cfg.gradient_accumulation_steps
     in_a_pass, steps = math.ceil(len(batches) / accumulation), optimizer_steps(cfg, batches)
     passes = steps / in_a_pass if cfg.max_steps > 0 else cfg.num_train_epochs
-    asked = cfg.per_device_train_batch_size * accumulation * batches.world_size   # of rows, for a step
-    is_short = 2 * len(batches) < accumulation if cfg.max_tokens_per_batch else max(64, 2 * rows) < asked
+    wanted_rows = cfg.per_device_train_batch_size * accumulation * batches.world_size   # of rows, for a step
+    is_short = 2 * len(batches) < accumulation if cfg.max_tokens_per_batch else max(64, 2 * rows) < wanted_rows
     return Extent(rows, steps, passes, rows / in_a_pass, is_short)
 
 # %% ../../nbs/05_batches/01_packing.ipynb #28fab401

@@ -52,7 +52,7 @@ def nvidia_cards()->int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 def _torch_for_driver()->str:
-    "How to install a torch for this machine's driver; any CUDA 12 build runs on any CUDA 12 driver"
+    "The command that installs a torch for this machine's driver; any CUDA 12 build runs on any CUDA 12 driver"
     install = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
     try: shown = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError): shown = ""

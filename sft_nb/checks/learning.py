@@ -44,7 +44,7 @@ def _tensor_sums(trained:dict)->dict[str,tuple]:
     return sums
 
 def _first_broken(sums:dict[str,tuple])->str:
-    "The first tensor with NaN or infinity in it; empty if there is none"
+    "The name of the first tensor with NaN or infinity in it, or empty"
     return next((name for name, both in sums.items() if not math.isfinite(both[0])), "")
 
 _LEAST_STEPS = 3

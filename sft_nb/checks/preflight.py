@@ -115,7 +115,7 @@ class RowEvidence(FromWorkbench):
 
     @cached_part
     def bits(self)->BitsCost|str|None:
-        "What storing the base in 4 or 8 bits costs it; a text: why that is not known; None: it is not so stored"
+        "The loss added by storing the base in 4 or 8 bits; a text if that is unknown; None if it is stored in more"
         if self.cfg.method != "qlora": return None
         rows = self.data.eval or self.data.train
         few = few_rows(rows.tokens, rows.lengths)
@@ -280,7 +280,7 @@ class LossEvidence(LayoutEvidence):
     def tolerance(self)->float: return self.bench.tolerance
 
     @property
-    def slack(self)->float:
+    def numeric_tolerance(self)->float:
         "Largest relative difference between gradient and losses; DoRA omits a part of its gradient"
         return .3 if self.low_precision or self.cfg.use_dora else .02
 
@@ -295,7 +295,7 @@ _SHARES = dict(evaluated=.02, first_step=.4, learned=.3)   # of that time, for i
 _IN_WORDS = dict(evaluated="evaluation", first_step="largest batch", learned="training on a few rows")
 
 class TimedEvidence(LossEvidence):
-    "How long a pass takes here, and the rows for which there is time"
+    "Measured time of a pass, and the number of rows that it leaves time for"
     @cached_part
     def partial(self)->dict[str,str]:
         "Parts for which there was too little time -> how much of them was done"
@@ -355,13 +355,13 @@ class TimedEvidence(LossEvidence):
 
     @cached_part
     def work(self)->dict[str,int]:
-        "Parts that take long -> their tokens, as of forward passes"
+        "Parts that take long -> their tokens, counted in forward passes"
         few = self.size(self.few_rows)
         return dict(evaluated=self.size(self.held_out_rows), first_step=self.passes * self.size(self.largest_rows),
                     slopes=2 * self.passes * few, learned=10 * self.passes * few)
 
     def seconds_left(self)->float:
-        "Of the passes that are still to come"
+        "Estimated seconds of the passes that are still to come"
         return self.pace * sum(tokens for part, tokens in self.work.items() if part not in vars(self))
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #evid0020
@@ -369,7 +369,7 @@ class StepEvidence(TimedEvidence):
     "Evidence from an evaluation, a step, the slope of the loss, and ten steps"
     @cached_part
     def evaluated(self)->Evaluated:
-        "An evaluation of held-out rows (training rows if there are none), and the training loss around it"
+        "An evaluation of held-out rows, else of training rows, and the training loss around it"
         held_out, before = self.layout.collate(self.held_out_rows), self.scored(self.some_batch)
         with eval_mode(self.model), torch.no_grad(): loss = float(self.loss(held_out))
         tolerance = 1e-6 if self.hardware.device == "cpu" else self.tolerance

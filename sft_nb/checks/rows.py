@@ -209,15 +209,15 @@ def prompts_differ(
         if not examples or isinstance(raw, Exception): continue
         if max(len(e["input_ids"]) for e in examples) >= cfg.max_length: continue   # a truncated row may start later
         if any(label != -100 for e in examples for label in e["labels"][1:2]): continue   # the prompt is supervised
-        talk = conversation(data.task, raw, place, cfg)
-        if talk[0]["role"] in ("text", "tokens") or any("train_parts" in m for m in talk): continue
+        chat = conversation(data.task, raw, place, cfg)
+        if chat[0]["role"] in ("text", "tokens") or any("train_parts" in m for m in chat): continue
         before_answers = []
         for example in examples:
             supervised = np.asarray(example["labels"]) != -100
             starts = np.flatnonzero(supervised & ~np.r_[False, supervised[:-1]])
             before_answers += [list(example["input_ids"][:start]) for start in starts]
-        talks = [talk[:i] for i in supervised_messages(talk, cfg.train_on_turns) if i]
-        prompts = [list(p) for p in encode_prompts(talks, data.tokenizer)] if talks else []
+        chats = [chat[:i] for i in supervised_messages(chat, cfg.train_on_turns) if i]
+        prompts = [list(p) for p in encode_prompts(chats, data.tokenizer)] if chats else []
         if not prompts or len(before_answers) != len(prompts): continue
         compared += len(prompts)
         if before_answers != prompts: wrong.append(place)

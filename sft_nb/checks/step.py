@@ -307,19 +307,20 @@ _FIND_IT |= edit(gradient_checkpointing=False)
 _FIND_IT |= edit(attn_implementation="sdpa") | edit(method="lora")
 
 @check("step")
-def check_derivative(slopes:list[Slope], slack:float, low_precision:bool)->Finding:
+def check_derivative(slopes:list[Slope], numeric_tolerance:float, low_precision:bool)->Finding:
     "the gradient predicts how the loss changes"
     if not slopes: return fail("there is no gradient at all", "see step.gradient and model.trainable")
     def describe(s:Slope)->str:
         changes = f"the loss changes by {s.difference:.4g}; the gradient predicts {s.gradient:.4g}"
         return f"along the gradient of {s.part} {changes}"
 
-    wrong = [s for s in slopes if not s.off <= 2 * slack + 4 * s.doubt / s.gradient]   # `not <=` also catches NaN
+    def is_off(s:Slope)->bool: return not s.off <= 2 * numeric_tolerance + 4 * s.doubt / s.gradient   # also for NaN
+    wrong = list(filter(is_off, slopes))
     if low_precision: wrong = [s for s in wrong if not s.difference < s.gradient]   # rounding only makes it smaller
     if wrong:
         parts = f"{len(wrong)} of {len(slopes)} parts"
         return fail(f"{describe(wrong[0])}: the backward pass is wrong ({parts})", _FIND_IT)
-    unclear = [s for s in slopes if not s.off <= slack or s.doubt > slack * s.gradient]
+    unclear = [s for s in slopes if not s.off <= numeric_tolerance or s.doubt > numeric_tolerance * s.gradient]
     if unclear:
         doubt = f"give or take {unclear[0].doubt:.2g}"
         return skipped(f"number formats are too coarse to tell: {describe(unclear[0])}, {doubt}")

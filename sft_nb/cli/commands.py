@@ -18,23 +18,24 @@ from ..setting import plain_name
 from ..settings import full_name, SETTINGS
 from ..config import require_trust, Config, config_names, table
 from ..runs.distributed import get_process_info, is_main_process
-from .options import (
-    _takes_many, flag, given, Option, parse, parse_own, split_foreign_options, terminal_width, words, wrap_report)
+from sft_nb.cli.options import (
+    _takes_many, flag, named_settings, Option, parse, parse_own, split_foreign_options, split_options, terminal_width,
+    wrap_report)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #e3ea05e8
-def _say(*parts)->None: print(*(escape_controls(str(part)) for part in parts), flush=True)
+def _print(*parts)->None: print(*(escape_controls(str(part)) for part in parts), flush=True)
 
-def _say_report(report)->None:
+def _print_report(report)->None:
     "Print a report; lines are wrapped for a terminal, not for a pipe"
     text = escape_controls(str(report))
     print(wrap_report(text, terminal_width()) if sys.stdout.isatty() else text, flush=True)
 
-def _say_json(found)->None: _say(json.dumps(found))   # in ASCII, so that it is valid JSON in every terminal
+def _print_json(found)->None: _print(json.dumps(found))   # in ASCII, so that it is valid JSON in every terminal
 
-def _say_json_or_report(made, as_json:bool)->None:
+def _print_json_or_report(made, as_json:bool)->None:
     "Print a result as JSON or as a report"
-    if as_json: _say_json(made.to_dict())
-    else: _say_report(made)
+    if as_json: _print_json(made.to_dict())
+    else: _print_report(made)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #76d4e57c
 _JSON = Option(bool, False, "print one JSON object and nothing else")
@@ -60,10 +61,10 @@ def config_command(args:list[str])->int:
         from sft_nb.training.arguments import check_names
         check_names(cfg)
     if options.json:
-        _say_json(cfg.to_dict())
+        _print_json(cfg.to_dict())
         return 0
-    nothing_given = options.config is None and not given(args)
-    _say(table(cfg, everything=options.all or nothing_given))
+    nothing_given = options.config is None and not named_settings(args)
+    _print(table(cfg, everything=options.all or nothing_given))
     return 0
 
 # %% ../../nbs/15_cli/01_commands.ipynb #a83aa13c
@@ -83,13 +84,13 @@ def data_command(args:list[str])->int:
     in_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and not options.json
     if options.show: more["shown"] = examples(data, options.show, colour=in_colour)
     if options.json:
-        _say_json(data.report.to_dict() | more)
+        _print_json(data.report.to_dict() | more)
         return data.report.exit_code
-    _say_report(data.report.text(everything=options.all))
+    _print_report(data.report.text(everything=options.all))
     for d in more.get("dropped", ()):
-        _say(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
+        _print(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
     for x in more.get("shown", ()):
-        _say(f"\n{x['where']}: {x['supervised']} of {x['tokens']} tokens are supervised\n{x['text']}")
+        _print(f"\n{x['where']}: {x['supervised']} of {x['tokens']} tokens are supervised\n{x['text']}")
     return data.report.exit_code
 
 # %% ../../nbs/15_cli/01_commands.ipynb #afbefb52
@@ -116,7 +117,7 @@ def plan_command(args:list[str])->int:
     if not options.lengths: _check_files(cfg)
     from sft_nb.planning.plan import plan
     made = plan(cfg, device=options.card, lengths=options.lengths)
-    _say_json_or_report(made, options.json)
+    _print_json_or_report(made, options.json)
     return made.report.exit_code
 
 # %% ../../nbs/15_cli/01_commands.ipynb #a6f6298a
@@ -129,8 +130,8 @@ def check_command(args:list[str])->int:
     _check_agreement(cfg)
     from sft_nb.checks.preflight import preflight
     made = preflight(cfg)
-    if options.json: _say_json(made.to_dict())
-    else: _say_report(made.text(everything=options.all))
+    if options.json: _print_json(made.to_dict())
+    else: _print_report(made.text(everything=options.all))
     return made.exit_code
 
 # %% ../../nbs/15_cli/01_commands.ipynb #9f45ade7
@@ -147,7 +148,7 @@ def _check_files(cfg:Config)->None:
 def _check_agreement(cfg:Config)->None:
     "`SftError` for a missing file or contradictory settings, before the rows are read"
     _check_files(cfg)
-    load_libraries("sft_nb.training.arguments")
+    load_libraries("transformers.integrations.deepspeed", "trl.trainer.sft_config")
     from sft_nb.training.arguments import training_arguments
     training_arguments(cfg, Path(cfg.runs_dir)/"x")
 
@@ -155,7 +156,7 @@ def _check_agreement(cfg:Config)->None:
 def _new_run(cfg:Config):
     "Announce a new run, and train it"
     from sft_nb.runs.directory import reserve_name
-    _say(table(cfg), "\n")
+    _print(table(cfg), "\n")
     # if two start at once, refuse the second now, not after its preflight
     with reserve_name(cfg.runs_dir, cfg.run_name):
         _check_agreement(cfg)
@@ -164,11 +165,11 @@ def _new_run(cfg:Config):
         from sft_nb.workbench import Workbench
         from sft_nb.training.train import describe_preflight, describe_setup, train
         bench, checked = Workbench(cfg), None
-        for text in describe_setup(bench): _say_report(text)
+        for text in describe_setup(bench): _print_report(text)
         if bench.cfg.preflight:
             from sft_nb.checks.preflight import preflight
             checked = preflight(bench, progress=True, keep_model=True)
-            _say_report(describe_preflight(bench, checked))
+            _print_report(describe_preflight(bench, checked))
         return train(bench, checked=checked)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #27586de9
@@ -183,9 +184,9 @@ def _resume_run(options, cfg:Config, longer:dict, several:int|None):
     if _is_launched(options):   # of several processes, the first changes the run
         from sft_nb.training.train import resume
         return resume(run, max_time=max_time, **longer)
-    if longer: _say(extend_training(run, **longer))
+    if longer: _print(extend_training(run, **longer))
     can_resume(run)   # report problems before loading torch
-    if several is not None and (text := change_world_size(run, several)): _say(text)
+    if several is not None and (text := change_world_size(run, several)): _print(text)
     if options.detach or run.config.num_processes > 1: return run.resume(max_time=max_time)
     from sft_nb.training.train import resume
     return resume(run, max_time=max_time)
@@ -200,7 +201,7 @@ def _print_until_end(run, begin:int=0):
                 while run.launched():
                     if text := log.read(): print(escape_controls(text), end="", flush=True)
                     time.sleep(.2)
-                _say(log.read())
+                _print(log.read())
     except KeyboardInterrupt: run.stop()
     run.wait()   # raises its error, even if it failed before the first check
     return run
@@ -209,18 +210,18 @@ def _print_until_end(run, begin:int=0):
 def _print_result(run, n_examples:int)->int:
     "Print the result of a training, and the scores if it finished"
     status = run.status
-    _say(_describe_losses(run))
+    _print(_describe_losses(run))
     if status.reason:
         way = "Continue with" if status.fix and status.fix.command else "Fix"
-        _say_report(f"{status.state}: {status.reason}" + (f". {way}: {status.fix}" if status.fix else ""))
+        _print_report(f"{status.state}: {status.reason}" + (f". {way}: {status.fix}" if status.fix else ""))
     if (guards := run.path/"guards.json").exists():   # each was already printed at its step
         noticed = Report.load(guards).findings
         names = ", ".join(f.check for f in noticed)
-        if noticed: _say_report(f"noticed during training: {names}; guards.json has the details")
-    if status.state == "finished" and run.config.eval_samples: _score_or_say(run, n_examples)
+        if noticed: _print_report(f"noticed during training: {names}; guards.json has the details")
+    if status.state == "finished" and run.config.eval_samples: _score_or_explain(run, n_examples)
     if status.stopped_by == "max_time" and run.checkpoints():
-        _say(f"to score what it has learned so far: sft_nb evaluate {shell_quote(run.path)}")
-    _say(f"\nrun directory: {run.path}")
+        _print(f"to score what it has learned so far: sft_nb evaluate {shell_quote(run.path)}")
+    _print(f"\nrun directory: {run.path}")
     return status.exit_code
 
 # %% ../../nbs/15_cli/01_commands.ipynb #91464fd1
@@ -234,20 +235,20 @@ def _describe_losses(run)->str:
     return text if last >= taken else f"{text}, the last logged of {taken} steps"
 
 # %% ../../nbs/15_cli/01_commands.ipynb #e29f8178
-def _score_or_say(run, n_examples:int)->None:
+def _score_or_explain(run, n_examples:int)->None:
     "Score a finished run, or say why it has no rows to score"
     from sft_nb.tokens.conversations import open_split
     from sft_nb.tasks.core import task_of
     if open_split(run.config, task_of(run.config), "eval") is None:
         fix = edit(eval_file="rows.jsonl") | edit(eval_fraction=.05)
-        return _say(f"no rows are held out, so nothing is scored. Next time: {fix}")
+        return _print(f"no rows are held out, so nothing is scored. Next time: {fix}")
     from sft_nb.evaluation.evaluate import evaluate
     _score(evaluate(run), n_examples)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #bb96cf4f
 def _score(evaluation, n_examples:int)->None:
-    _say_report(f"\n{evaluation}")
-    if n_examples and (shown := evaluation.examples(n_examples)): _say_report(f"\n{shown}")
+    _print_report(f"\n{evaluation}")
+    if n_examples and (shown := evaluation.examples(n_examples)): _print_report(f"\n{shown}")
 
 # %% ../../nbs/15_cli/01_commands.ipynb #253ef7c7
 _RESUME = ("continue this run from its last checkpoint, with its own settings; max_time, trust_remote_code and another "
@@ -270,8 +271,8 @@ def train_command(args:list[str])->int:
         if not is_main_process(): return run.status.exit_code
         if not options.detach: return _print_result(_print_until_end(run, begin), options.examples)
         path, log, root = (shell_quote(p) for p in (run.path, run.path/"log.txt", run.path.parent))
-        _say(f"{run.name} trains in process {run.launched()}\n  sft_nb runs {root}\n  tail -f {log}")
-        _say(f"  sft_nb stop {path}\n  sft_nb evaluate {path}   when it has finished")
+        _print(f"{run.name} trains in process {run.launched()}\n  sft_nb runs {root}\n  tail -f {log}")
+        _print(f"  sft_nb stop {path}\n  sft_nb evaluate {path}   when it has finished")
     return 0
 
 # %% ../../nbs/15_cli/01_commands.ipynb #0c5089d5
@@ -279,15 +280,16 @@ def _start_training(options, cfg:Config, args:list[str]):
     "Resume, launch or train a run"
     if options.resume is not None:
         _nothing_else(options, args)
-        several = cfg.num_processes if "num_processes" in given(args) else None
-        return _resume_run(options, cfg, {name: getattr(cfg, name) for name in _LONGER if name in given(args)}, several)
+        several = cfg.num_processes if "num_processes" in named_settings(args) else None
+        longer = {name: getattr(cfg, name) for name in _LONGER if name in named_settings(args)}
+        return _resume_run(options, cfg, longer, several)
     if _is_launched(options):
         from sft_nb.training.train import train
-        if is_main_process(): _say(table(cfg), "\n")
+        if is_main_process(): _print(table(cfg), "\n")
         return train(cfg)
     if options.detach or cfg.num_processes > 1:   # in a separate process
         from sft_nb.training.launch import launch
-        _say(table(cfg), "\n")
+        _print(table(cfg), "\n")
         return launch(cfg)
     return _new_run(cfg)
 
@@ -303,7 +305,7 @@ def _is_launched(options)->bool:
 def _nothing_else(options, args:list[str])->None:
     "ConfigError for a setting given along with `--resume`"
     harmless = {"max_time", "trust_remote_code", "num_processes", *_LONGER}
-    extra = sorted({*given(args), *split_foreign_options(args)[1]} - harmless)
+    extra = sorted({*named_settings(args), *split_foreign_options(args)[1]} - harmless)
     if options.config is not None: extra.append("config")
     if not extra: return
     anew = command(f"sft_nb train --config {shell_quote(options.resume)}/config.json")
@@ -324,7 +326,7 @@ _NUMBERS = re.compile(r"[-+.\de]+(,[-+.\de]+)+")    # 8,16
 def _split_values(args:list[str])->tuple[list[str],dict]:
     "A command line without the settings that have several values, and these"
     rest, several = [], {}
-    for name, texts in words(args):
+    for name, texts in split_options(args):
         setting = SETTINGS.get(full_name(plain_name(name.removeprefix("--"))))
         if len(texts) == 1 and _NUMBERS.fullmatch(texts[0]): texts = texts[0].split(",")
         is_range = len(texts) == 1 and _RANGE.fullmatch(texts[0])
@@ -347,7 +349,7 @@ def search_command(args:list[str])->int:
     from sft_nb.evaluation.search import search
     same = "name by sampler trials stop_early".split()
     made = search(cfg, **{name: getattr(options, name) for name in same}, **values)
-    _say_json_or_report(made, options.json)
+    _print_json_or_report(made, options.json)
     return 0 if made.scores else 1
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cf53dea1
@@ -360,7 +362,7 @@ def stop_command(args:list[str])->int:
     from sft_nb.runs.errors import named_run
     run = Run(named_run(options.run))
     state = run.stop(options.timeout)
-    _say(f"{run.name}: {state} at step {run.step}")
+    _print(f"{run.name}: {state} at step {run.step}")
     return 0
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cm0chk02
@@ -372,5 +374,5 @@ def checkpoint_command(args:list[str])->int:
     from sft_nb.runs.directory import Run
     from sft_nb.runs.errors import named_run
     made = Run(named_run(options.run)).checkpoint(options.timeout)
-    _say(made or "a checkpoint is requested, but not written yet")
+    _print(made or "a checkpoint is requested, but not written yet")
     return 0 if made or not options.timeout else 1

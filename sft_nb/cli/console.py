@@ -9,14 +9,15 @@ __all__ = ['COMMANDS', 'main', 'choose_card']
 import difflib, os, re, sys, textwrap, traceback
 from contextlib import redirect_stderr, redirect_stdout, suppress
 
+from .. import __version__
 from ..installation import own_this_process
 from ..escape import shorten_words, escape_controls
 from ..credentials import load_env_files, RedactingStream
 from ..report import command, ConfigError, edit, shell_quote, SftError, fix_language
 from ..runs.process import keep_output
-from .options import terminal_width, words
+from .options import terminal_width, split_options
 from .commands import (
-    _say, check_command, checkpoint_command, config_command, data_command, plan_command,
+    _print, check_command, checkpoint_command, config_command, data_command, plan_command,
     search_command, stop_command, train_command)
 from .evaluation import (
     chat_command, compare_command, evaluate_command, generate_command, merge_command, report_command,
@@ -31,15 +32,13 @@ COMMANDS = dict(
     check=check_command, plan=plan_command,
     data=data_command, config=config_command, runs=runs_command, stop=stop_command, checkpoint=checkpoint_command)
 
-def _version_line()->str:
-    import sft_nb
-    return f"sft_nb {sft_nb.__version__}"
+_VERSION_LINE = f"sft_nb {__version__}"
 
 # %% ../../nbs/15_cli/03_console.ipynb #ebfc8a7b
 def _help_text()->str:
     "The text of `sft_nb --help`, wrapped for the terminal"
     width = terminal_width()
-    lines = textwrap.wrap(f"{_version_line()}: supervised fine-tuning that you can see and trust", width)
+    lines = textwrap.wrap(f"{_VERSION_LINE}: supervised fine-tuning that you can see and trust", width)
     lines += ["", "usage: sft_nb COMMAND [options]", ""]
     for name, f in COMMANDS.items():
         lines += textwrap.wrap(f.__doc__ or "", width, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13)
@@ -87,7 +86,7 @@ def main(
             redirect_stdout(_safe_stream(sys.stdout)), redirect_stderr(_safe_stream(sys.stderr)):
         try:
             if args[:1] in ([], ["-h"], ["--help"], ["--version"]):
-                _say(_version_line() if args == ["--version"] else _help_text())
+                _print(_VERSION_LINE if args == ["--version"] else _help_text())
                 code = 0 if args else 2   # without arguments, usage is wrong
             else:
                 run_command, rest = _find_command(args[0], args[1:]), choose_card(args[1:])
@@ -118,7 +117,7 @@ def choose_card(
 )->list[str]:         # without `--gpu`
     "Make only the GPUs of `--gpu` visible, numbered as in nvidia-smi; ConfigError for anything but numbers"
     rest = []
-    for name, texts in words(args):
+    for name, texts in split_options(args):
         if name.lower() != "--gpu": rest += [*filter(None, [name]), *texts]
         elif len(texts) == 1 and re.fullmatch(r"\d{1,3}(,\d{1,3})*", texts[0]):
             os.environ |= dict(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES=texts[0])

@@ -14,9 +14,9 @@ from typing import Literal
 from ..display import aligned_text, fitted_text, format_number
 from ..progress import format_duration, log
 from ..report import command, ConfigError, shell_quote, Report
-from .options import arrange, Option, parse_own, words
+from .options import arrange, Option, parse_own, split_options
 from .commands import (
-    _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _say, _say_json, _say_json_or_report, _say_report, _score, _TRUST)
+    _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _print, _print_json, _print_json_or_report, _print_report, _score, _TRUST)
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #8de837ac
 _NAMES = Option(tuple[str,...], (), "runs to compare, with differing settings; or the folder of all runs", first=True)
@@ -31,8 +31,8 @@ def runs_command(args:list[str])->int:
     if len(only) == 1 and os.path.isdir(options.names[0]) and not os.path.exists(f"{root}/{only[0]}"):
         root, only = options.names[0], ()
     found = list_runs(root, only=only)
-    if options.json: _say(found.to_json(orient="records"))
-    else: _say(_as_text(found, named=bool(only)))
+    if options.json: _print(found.to_json(orient="records"))
+    else: _print(_as_text(found, named=bool(only)))
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #b32f6d2e
@@ -134,7 +134,7 @@ def evaluate_command(args:list[str])->int:
     _check_target_exists(options.run, options, options.checkpoint)
     from sft_nb.evaluation.evaluate import evaluate
     e = evaluate(options.run, checkpoint=options.checkpoint, **_evaluation_options(options))
-    if options.json: _say_json(e.to_dict())
+    if options.json: _print_json(e.to_dict())
     else: _score(e, options.examples)
     return 0
 
@@ -150,7 +150,7 @@ def sweep_command(args:list[str])->int:
     from sft_nb.evaluation.sweep import follow, sweep
     score = follow if options.follow else sweep
     made = score(options.run, checkpoints=options.checkpoints, **_evaluation_options(options))
-    _say_json_or_report(made, options.json)
+    _print_json_or_report(made, options.json)
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0ver01
@@ -167,7 +167,7 @@ def verdict_command(args:list[str])->int:
     from sft_nb.evaluation.verdict import verdict
     made = verdict(options.run, checkpoint=options.checkpoint, min_gain=options.min_gain,
                    max_forgetting=options.max_forgetting, **_evaluation_options(options))
-    _say_json_or_report(made, options.json)
+    _print_json_or_report(made, options.json)
     return made.exit_code
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0com01
@@ -181,11 +181,11 @@ def compare_command(args:list[str])->int:
     for what in (options.a, options.b): _check_target_exists(what, options)
     from sft_nb.evaluation.verdict import compare
     made = compare(options.a, options.b, among=options.among, **_evaluation_options(options))
-    _say_json_or_report(made, options.json)
+    _print_json_or_report(made, options.json)
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen02
-_SAYS = dict(
+_REPLY_OPTIONS = dict(
     run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT,
     system_prompt=Option(str|None, None, "None: what all training rows begin with, if there is such a text; '': none"),
     max_new_tokens=Option(int|None, None, "maximum tokens in an answer; None: as in training"),
@@ -194,10 +194,10 @@ _SAYS = dict(
     stop=Option(tuple[str,...], (), "texts that end an answer"), seed=Option(int|None, None, "seed for sampling"),
     trust_remote_code=_TRUST)
 _PROMPT = Option(tuple[str,...], ..., "the user's message; several are answered separately")
-_GENERATE = dict(prompt=_PROMPT) | _SAYS | dict(
+_GENERATE = dict(prompt=_PROMPT) | _REPLY_OPTIONS | dict(
     base=Option(bool, False, "also show the base model's answer"), json=_JSON)
 
-def _make_talker(options):
+def _make_asker(options):
     "A function that generates with the model or its base: conversations -> generations"
     from sft_nb.runs.locate import find_target
     target = find_target(options.run, checkpoint=options.checkpoint, trust_remote_code=options.trust_remote_code)
@@ -212,9 +212,9 @@ def _make_talker(options):
     if system and options.system_prompt is None:
         log(f"sft_nb: system prompt of the training rows: {system[:60]!r}; without it: --system-prompt ''")
     opening = [dict(role="system", content=system)] if system else []
-    def ask(talks:list[list[dict]], *, base:bool=False)->list:
+    def ask(chats:list[list[dict]], *, base:bool=False)->list:
         with (pair.base if base else pair.tuned)() as model:
-            return generate(model, bench.tokenizer, [[*opening, *talk] for talk in talks], **how)
+            return generate(model, bench.tokenizer, [[*opening, *chat] for chat in chats], **how)
     return ask
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #279e1710
@@ -223,43 +223,43 @@ _SAMPLING = ("temperature", "top_p", "stop", "seed")
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen03
 def generate_command(args:list[str])->int:
     "Answer prompts with a model, and with its base for comparison if asked for"
-    (_, first), *options = words(arrange(args, _GENERATE))   # words after the run are values of --prompt
+    (_, first), *options = split_options(arrange(args, _GENERATE))   # words after the run are values of --prompt
     prompts = [*first[1:], *(text for name, texts in options if name == "--prompt" for text in texts)]
     others = [word for name, texts in options if name != "--prompt" for word in (name, *texts)]
     args = [*first[:1], *others, *(["--prompt", *prompts] if prompts else [])]
     options = _with_target("generate", parse_own("generate", args, _GENERATE, summary=generate_command.__doc__))
-    ask = _make_talker(options)
-    talks = [[dict(role="user", content=prompt)] for prompt in options.prompt]
-    by_model = dict(tuned=ask(talks))
-    if options.base: by_model = dict(base=ask(talks, base=True)) | by_model
+    ask = _make_asker(options)
+    chats = [[dict(role="user", content=prompt)] for prompt in options.prompt]
+    by_model = dict(tuned=ask(chats))
+    if options.base: by_model = dict(base=ask(chats, base=True)) | by_model
     if options.json:
-        _say_json([dict(prompt=prompt) | {name: vars(answers[k]) for name, answers in by_model.items()}
+        _print_json([dict(prompt=prompt) | {name: vars(answers[k]) for name, answers in by_model.items()}
                    for k, prompt in enumerate(options.prompt)])
         return 0
     for k, prompt in enumerate(options.prompt):
         texts = {name: answers[k].text + ("" if answers[k].ended else " [cut]")
                  for name, answers in by_model.items()}
-        if len(by_model) == len(options.prompt) == 1: _say(by_model["tuned"][k].text)   # a single answer as plain text
-        else: _say("\n".join([prompt, *(f"{name:<6} {text}" for name, text in texts.items())]))
+        if len(by_model) == len(options.prompt) == 1: _print(by_model["tuned"][k].text)   # one answer: plain text
+        else: _print("\n".join([prompt, *(f"{name:<6} {text}" for name, text in texts.items())]))
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0cha01
 def chat_command(args:list[str])->int:
     "Chat with a model: each line is a message; an empty line or the end of the input ends the chat"
-    texts = words(arrange(args, _SAYS))[0][1]
+    texts = split_options(arrange(args, _REPLY_OPTIONS))[0][1]
     if len(texts) > 1:
         instead = command(f"sft_nb generate {shell_quote(texts[0])} {shell_quote(texts[1])}")
         raise ConfigError("sft_nb chat", f"it takes no question ({texts[1][:100]!r})",
                           "your messages are read from the input", instead)
-    options = _with_target("chat", parse_own("chat", args, _SAYS, summary=chat_command.__doc__))
-    ask, talk = _make_talker(options), []
-    if sys.stdin.isatty(): _say(f"{options.run}: an empty line ends it")
+    options = _with_target("chat", parse_own("chat", args, _REPLY_OPTIONS, summary=chat_command.__doc__))
+    ask, chat = _make_asker(options), []
+    if sys.stdin.isatty(): _print(f"{options.run}: an empty line ends it")
     for line in sys.stdin:
         if not line.strip(): break
-        talk.append(dict(role="user", content=line.strip()))
-        answer, = ask([talk])
-        _say(answer.text)
-        talk.append(dict(role="assistant", content=answer.text))
+        chat.append(dict(role="user", content=line.strip()))
+        answer, = ask([chat])
+        _print(answer.text)
+        chat.append(dict(role="assistant", content=answer.text))
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #dc9ba746
@@ -278,18 +278,18 @@ def merge_command(args:list[str])->int:
     run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # report errors before loading torch
     run.weights(options.checkpoint)
     merge_target(run, options.out, options.checkpoint)
-    if run.state != "finished": _say(f"{run.name} is not finished ({run.standing})")
-    if options.checkpoint == "adapter" and (why := earlier_adapter(run)): _say(why)
+    if run.state != "finished": _print(f"{run.name} is not finished ({run.state_in_words})")
+    if options.checkpoint == "adapter" and (why := earlier_adapter(run)): _print(why)
     if str(options.out).endswith(".gguf"):
         from sft_nb.proof.gguf_checks import gguf_adapter
         out = gguf_adapter(run, options.out, checkpoint=options.checkpoint)
-        _say(f"llama-server -m {shell_quote(run.config.model)} --lora {shell_quote(out)}")
+        _print(f"llama-server -m {shell_quote(run.config.model)} --lora {shell_quote(out)}")
         return 0
     from sft_nb.proof.merge import merge
     out = merge(run, out=options.out, checkpoint=options.checkpoint, dtype=options.dtype, prompts=options.prompts,
                 write_system_prompt=options.write_system_prompt)
-    _say_report(Report.load(out/"parity.json").findings[0])
-    _say(out)
+    _print_report(Report.load(out/"parity.json").findings[0])
+    _print(out)
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0rep02
@@ -300,9 +300,8 @@ def report_command(args:list[str])->int:
     "Write everything about a run into a single HTML file"
     options = parse_own("report", args, _PAGE, summary=report_command.__doc__)
     from sft_nb.runs.directory import open_run
-    run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # report errors before loading torch
-    from sft_nb.panels.html_report import run_page
-    _say(run_page(run, options.out, rows=options.rows))
+    run = open_run(options.run, trust_remote_code=options.trust_remote_code)
+    _print(run.report(options.out, rows=options.rows))
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cs3pro01
@@ -327,5 +326,5 @@ def prove_command(args:list[str])->int:
     same = "server gguf folder checkpoint model quantised prompts max_new_tokens timeout".split()
     sends = {} if options.temperature is None else dict(temperature=options.temperature)
     proof = prove(run, sends=sends, **{name: getattr(options, name) for name in same})
-    _say_json_or_report(proof, options.json)
+    _print_json_or_report(proof, options.json)
     return proof.exit_code

@@ -99,14 +99,14 @@ class ServerEvaluator:
         "Let a model answer all rows, and score the answers"
         questions, server = self.questions, replace(self.server, wanted=model or self.server.wanted)
         how = dict(concurrent=questions.cfg.per_device_eval_batch_size, progress=name if self.progress else "")
-        def ask(talks:list[list[dict]], limit:int)->list[ServerReply]:
-            return ask_server(server, [talk[:-1] for talk in talks], max_new_tokens=limit, **how)
+        def ask(chats:list[list[dict]], limit:int)->list[ServerReply]:
+            return ask_server(server, [chat[:-1] for chat in chats], max_new_tokens=limit, **how)
         def is_cut(reply:ServerReply, opened:bool)->bool:
             return is_cut_in_thought(as_generation(reply, server.tokenizer), opened=opened)
         limit, more = questions.limits.values()
-        replies = ask(questions.talks, limit)
+        replies = ask(questions.chats, limit)
         if more and (again := [k for k, reply in enumerate(replies) if is_cut(reply, questions.opened[k])]):
-            for k, reply in zip(again, ask([questions.talks[k] for k in again], limit + more)): replies[k] = reply
+            for k, reply in zip(again, ask([questions.chats[k] for k in again], limit + more)): replies[k] = reply
         counts = [(reply.n_prompt, len(ids)) for reply, ids in zip(replies, questions.prompts)]
         self.longer = sum(n is not None and n != ours for n, ours in counts)
         generations = [as_generation(reply, server.tokenizer) for reply in replies]
@@ -172,7 +172,7 @@ class Evaluator:
         "Let a model answer all rows, and score the answers"
         questions, losses = questions or self.questions, None
         keys = [weights_key(cfg or self.bench.cfg, weights)] * len(questions.prompts)
-        is_new = self.cache.lacks(generation_keys(questions.prompts, keys, questions.cfg.max_new_tokens,
+        is_new = self.cache.is_missing_any(generation_keys(questions.prompts, keys, questions.cfg.max_new_tokens,
                                                   self.bench.tokenizer))
         with load() if is_new or questions.examples is not None else nullcontext() as model:
             with progress_listener(partial(self.compare_time, began=time.monotonic())):
@@ -186,7 +186,7 @@ class Evaluator:
         questions, key = self.questions, weights_key(cfg, None)
         keys = generation_keys(questions.prompts, [key] * len(questions.prompts), questions.cfg.max_new_tokens,
                                self.bench.tokenizer)
-        return questions.examples is None and not self.cache.lacks(keys)
+        return questions.examples is None and not self.cache.is_missing_any(keys)
 
     @cached_property
     def base_cfg(self)->Config:
@@ -216,9 +216,9 @@ class Evaluator:
         with nullcontext() if is_known else self.named_base(load_stored) as plain:
             if is_known: differs = self.knows_base(cfg)
             else:
-                talks = [e for talk in self.questions.talks[:64] for e in encode({"": talk}, self.bench.tokenizer)]
-                tokens = [dict(input_ids=ids, labels=labels) for ids, labels in talks]
-                rows = few_rows(tokens, [len(ids) for ids, _ in talks])
+                chats = [e for chat in self.questions.chats[:64] for e in encode({"": chat}, self.bench.tokenizer)]
+                tokens = [dict(input_ids=ids, labels=labels) for ids, labels in chats]
+                rows = few_rows(tokens, [len(ids) for ids, _ in chats])
                 with load_stored() as stored: cost = cost_of_bits(cfg, self.bench.tokenizer, stored, rows, plain=plain)
                 differs = isinstance(cost, BitsCost) and cost.matters
             name = f"base in {8 if cfg.load_in_8bit else 4} bits"
@@ -257,8 +257,8 @@ def training_rows(target:Target)->list[tuple[dict,list[dict]]]:
     try:
         task = task_of(cfg)
         rows = read_split(cfg, task, "train")
-        talks = [conversation(task, row, place, cfg) for place, row in rows.items()]
-        return [(row_to_score(task, row, talk), talk) for row, talk in zip(rows.values(), talks) if len(talk) > 1]
+        chats = [conversation(task, row, place, cfg) for place, row in rows.items()]
+        return [(row_to_score(task, row, chat), chat) for row, chat in zip(rows.values(), chats) if len(chat) > 1]
     except (SftError, OSError): return []
 
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #ff55f9b5
@@ -274,7 +274,7 @@ def rows_in_words(
     return f"{rows} ({', '.join(f'{k:,} left out: {reason}' for reason, k in left_out.items())})"
 
 def detectable_in_words(d:Difference)->str:
-    "The smallest difference that so many rows can show"
+    "The smallest difference that this number of rows can show"
     rows = pluralise(d.n, "row") if d.clusters is None else pluralise(d.clusters, "record")
     if not d.differs: return f"no row differs, so what {rows} can show is not known"
     if d.smallest == math.inf: return f"{rows} cannot show any difference"
@@ -388,7 +388,7 @@ class Evaluation:
 
     @cached_property
     def difference(self)->Difference|None:
-        "The difference in the leading figure; None if there is only one model"
+        "The difference in the leading figure; None with only one model"
         if self.base is None: return None
         return paired(self.base, self.tuned, self.by)
 
@@ -473,7 +473,7 @@ class Evaluation:
                     findings=[finding.to_dict() for finding in self.findings])
 
     def outdated(self, run:Run)->str:
-        "Why the scores do not belong to the current state of the run; empty if they do, or if that is not known"
+        "The reason why the scores are not of the run's current state; empty if they are, or if that is unknown"
         if scored_with_thoughts(run, [s for s in (self.base, self.tuned) if s is not None]): return WITH_THOUGHTS
         now = weights_digest(run.adapter if self.checkpoint == "adapter" else run.path/"checkpoints"/self.checkpoint)
         name = name_of_weights(self.checkpoint, self.is_full)
@@ -538,7 +538,7 @@ def held_out(
     target:Target,
     tokenizer=None,      # None: the one named by its config
 )->tuple[dict[str,dict],dict[str,int],dict[str,str]]:   # place -> row, reason -> dropped rows, place -> domain
-    "The held-out rows that preparation keeps, with a prompt; ConfigError if there is none, or none is asked for"
+    "The held-out rows that preparation keeps, with a prompt; ConfigError without any, or if none are wanted"
     cfg, where = target.config, f"evaluate {target.name}"
     if not cfg.eval_samples:
         raise ConfigError(where, "eval_samples is 0", "at least one held-out row", edit(eval_samples=200))

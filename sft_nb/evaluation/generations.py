@@ -261,7 +261,7 @@ def with_unit(
     by:str,
     *scores:Scores,   # scores of the compared models
 )->Difference:
-    "The same difference with the unit of its figure"
+    "A copy of the difference with the unit of its figure"
     def is_shared(s:Scores)->bool:
         values = s.values(by)
         return s.scales.get(by) == 1 or bool(((values >= 0) & (values <= 1)).all())
@@ -351,7 +351,7 @@ class GenerationCache:
             try: self.known[key] = Generation(**entry)
             except TypeError: continue   # of another version
 
-    def lacks(self, keys:list[str])->bool: return not all(key in self.known for key in keys)
+    def is_missing_any(self, keys:list[str])->bool: return not all(key in self.known for key in keys)
     def clear(self)->None: self.known = {}
 
     def add(self, key:str, g:Generation)->None:
@@ -407,8 +407,8 @@ def answer_prompts(
             opened = limit < longest and prompt_opens_thought(prompts[place[key]], tokenizer)
             if limit < longest and is_cut_in_thought(g, opened=opened): again.append(key)
             else: cache.add(key, g)
-        asked = [prompts[place[key]] for key in new]
-        continue_tokens(model, tokenizer, asked, on_answer=add, max_new_tokens=limit, **more)
+        new_prompts = [prompts[place[key]] for key in new]
+        continue_tokens(model, tokenizer, new_prompts, on_answer=add, max_new_tokens=limit, **more)
         if again: ask(again, longest)
     if new := [key for key in place if key not in cache.known]: ask(new, max_new_tokens)
     return [cache.known[key] for key in keys]
@@ -419,7 +419,7 @@ class Questions:
     "Held-out rows as prompts, the same for every model"
     cfg:Config                     # task, max_new_tokens, per_device_eval_batch_size
     rows:dict[str,dict]            # place -> row, as scored by the task
-    talks:list[list[dict]]         # their conversations
+    chats:list[list[dict]]         # their conversations
     prompts:list[list[int]]        # token ids; empty for texts without a prompt
     examples:list[list]|None       # ids and labels of each row; None: the task does not use the loss
     clusters:list[str]             # record of each row; empty: none
@@ -474,10 +474,10 @@ _LONG = 100   # characters; longer than an instruction
 
 def records_of(
     rows:list[dict],            # held-out
-    talks:list[list[dict]],     # their conversations
+    chats:list[list[dict]],     # their conversations
 )->list[str]:                   # record of each row; empty: none
     "Rows that are about the same thing: by a column that names it, or a long text that prompts share"
-    prompts = ["\n".join(m["content"] for m in talk[:-1] if m["role"] != "system") for talk in talks]
+    prompts = ["\n".join(m["content"] for m in chat[:-1] if m["role"] != "system") for chat in chats]
     def is_shared(keys, least)->bool:
         counts = Counter(keys)
         together = sum(n for key, n in counts.items() if key and n > 1)
@@ -500,7 +500,7 @@ _GROUP_COLUMNS = ("domain", "category", "subject", "topic", "source", "dataset",
 
 def groups_of(
     rows:list[dict],           # held-out
-    talks:list[list[dict]],    # their conversations
+    chats:list[list[dict]],    # their conversations
     domains:list[str],         # domain of each row's file; empty: none
 )->tuple[str,list[str]]:       # what the groups are, and the group of each row; empty: there are none
     "The groups of rows: the domains of their files, or a column of few values that is not the answer"
@@ -509,7 +509,7 @@ def groups_of(
     for column in filter(columns.get, _GROUP_COLUMNS):
         found = [row.get(columns[column]) for row in rows]
         values = [str(value).strip() if isinstance(value, (str, int)) else "" for value in found]
-        answers = [str(talk[-1]["content"]).strip() for talk in talks]
+        answers = [str(chat[-1]["content"]).strip() for chat in chats]
         if labels_of(values) and values != answers: return columns[column], [value or "other" for value in values]
     return "", []
 
@@ -518,14 +518,14 @@ _LIKELIHOOD = ("chat", "text")   # tasks with the loss as a figure, unasked
 _THOUGHT_TOKENS = 1024   # for the thought before an answer, unless `max_new_tokens` is given
 
 def longest_target(
-    talks:list[list[dict]],   # each ends with an answer
+    chats:list[list[dict]],   # each ends with an answer
     tokenizer,
 )->int:                       # tokens, with the end token
     "The length of the longest answer, with its thought"
     def length(labels)->int:
         at = [k for k, label in enumerate(labels) if label != -100]
         return next((n for n in range(1, len(at)) if at[-n] != at[-n - 1] + 1), len(at))   # of the last answer
-    rows = encode({f"row {k}": talk for k, talk in enumerate(talks)}, tokenizer)
+    rows = encode({f"row {k}": chat for k, chat in enumerate(chats)}, tokenizer)
     return max((length(labels) for _, labels in rows), default=0)
 
 def answer_limit(
@@ -544,17 +544,17 @@ def make_questions(
 )->Questions:
     "Rows as prompts; `SftError` for a row without one"
     task = task_of(cfg)
-    talks = [conversation(task, row, where, cfg) for where, row in rows.items()]
-    are_texts = task.name in _LIKELIHOOD and all(talk[0]["role"] == "text" and len(talk) == 1 for talk in talks)
-    for where, talk in zip(rows, talks):
-        if len(talk) > 1 or task.name == "text" or are_texts: continue   # texts have a loss
+    chats = [conversation(task, row, where, cfg) for where, row in rows.items()]
+    are_texts = task.name in _LIKELIHOOD and all(chat[0]["role"] == "text" and len(chat) == 1 for chat in chats)
+    for where, chat in zip(rows, chats):
+        if len(chat) > 1 or task.name == "text" or are_texts: continue   # texts have a loss
         raise SftError(where, "it has no prompt, so there is nothing to ask", "a question and an answer",
                        edit(eval_samples=0) | "{response_template} for rows of text")
 
     examples = None
     if likelihood or task.name in _LIKELIHOOD:
-        examples = [encode({where: talk}, tokenizer) for where, talk in zip(rows, talks)]
-    if cluster is None: clusters = records_of(list(rows.values()), talks)
+        examples = [encode({where: chat}, tokenizer) for where, chat in zip(rows, chats)]
+    if cluster is None: clusters = records_of(list(rows.values()), chats)
     elif cluster == "row": clusters = [""] * len(rows)
     else:
         values = [row.get(cluster) for row in rows.values()]
@@ -563,17 +563,17 @@ def make_questions(
             columns = ", ".join(next(iter(rows.values())))
             raise ConfigError("cluster", f"no held-out row has a column {cluster!r}", f"one of {columns}",
                               "name one of these for {cluster}, or row where rows are independent")
-    to_score = {where: row_to_score(task, row, talk) for (where, row), talk in zip(rows.items(), talks)}
-    prompts = encode_prompts([talk[:-1] for talk in talks], tokenizer) if all(len(t) > 1 for t in talks) else []
+    to_score = {where: row_to_score(task, row, chat) for (where, row), chat in zip(rows.items(), chats)}
+    prompts = encode_prompts([chat[:-1] for chat in chats], tokenizer) if all(len(t) > 1 for t in chats) else []
     opened = [prompt_opens_thought(ids, tokenizer) for ids in prompts] or [False] * len(rows)
-    longest, thought_tokens = longest_target(talks, tokenizer) if prompts else 0, 0
+    longest, thought_tokens = longest_target(chats, tokenizer) if prompts else 0, 0
     if prompts and cfg.sources.get("max_new_tokens") == "default":
         sources = cfg.sources | dict(max_new_tokens="the longest target")
         cfg = replace(cfg, max_new_tokens=answer_limit(longest), sources=sources)
         thought_tokens = _THOUGHT_TOKENS
     raw = list(rows.values())
-    grouped_by, groups = groups_of(raw, talks, [(domains or {}).get(where, "") for where in rows])
-    return Questions(cfg, to_score, talks, prompts, examples, clusters, raw=raw, opened=opened, grouped_by=grouped_by,
+    grouped_by, groups = groups_of(raw, chats, [(domains or {}).get(where, "") for where in rows])
+    return Questions(cfg, to_score, chats, prompts, examples, clusters, raw=raw, opened=opened, grouped_by=grouped_by,
                      groups=groups, longest_target=longest, thought_tokens=thought_tokens)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #9476e474
@@ -594,7 +594,7 @@ _TAKEN_NAMES = ("accuracy", "answered", "ended", "correct", "loss", "supervised"
 def check_metrics(
     metrics:dict|None,   # name -> function
 )->dict:
-    "The same, if each is a function with a name of its own; ConfigError otherwise"
+    "The metrics, if each is a function with a name of its own; ConfigError otherwise"
     if not metrics: return {}
     example = "evaluate(run, metrics={'exact': lambda answer, row: answer == row['answer']})"
     if not isinstance(metrics, dict):
@@ -647,9 +647,9 @@ def score_generations(
         scores = [replace(s, figures=s.figures | figures) for s, figures in zip(scores, own)]
     losses = losses or [{}] * len(rows)
     answers = []
-    for where, talk, g, p, s, loss, cluster in zip(
-            questions.rows, questions.talks, generations, parts, scores, losses, questions.clusters):
-        prompt = talk[-2]["content"] if len(talk) > 1 else ""
+    for where, chat, g, p, s, loss, cluster in zip(
+            questions.rows, questions.chats, generations, parts, scores, losses, questions.clusters):
+        prompt = chat[-2]["content"] if len(chat) > 1 else ""
         thought = None if p.thought is None else len(p.thought)
         answers.append(Answer(where, prompt, g.text, s.correct, s.got, s.expected, g.n_tokens, g.ended,
                               s.figures | loss, cluster, s.credit, thought, p.closed))

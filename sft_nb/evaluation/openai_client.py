@@ -123,7 +123,7 @@ class Server:
         self.shows_logprobs = True    # False after it refuses
 
     def request(self, path:str, body:dict|None=None)->dict:
-        "The JSON of the response; `RequestRejected` for an HTTP error, `SftError` if there is none in time"
+        "The JSON of the response; `RequestRejected` for an HTTP error, `SftError` after the time limit"
         outcome = Queue()   # in a thread, as a server that keeps sending single bytes would block forever
         Thread(target=lambda: outcome.put(self._fetch(path, body)), daemon=True).start()
         try: found = outcome.get(timeout=self.timeout)
@@ -157,7 +157,7 @@ class Server:
             return SftError(f"server {self.url}", found, "a running server", start)
 
     def try_request(self, path:str, body:dict|None=None)->dict:
-        "The JSON of the response; empty if there is an error"
+        "The JSON of the response; empty after an error"
         try: return self.request(path, body)
         except SftError: return {}
 

@@ -139,7 +139,7 @@ def cannot_win(
     *, optimism:float=1.5,      # times the improvement of any finished run
     own_rate:bool=True,         # or as much as at the rate of the last measurement, whichever is more
 )->str:   # empty: it may
-    "Why a run cannot become the one with the lowest loss"
+    "The reason why a run cannot reach the lowest loss"
     if not finished or len(curve) < 3 or curve[-2][0] < _SETTLED: return ""
     best = min(other[-1][1] for other in finished)
     for (share_before, before), (share, loss) in (curve[-3:-1], curve[-2:]):
@@ -414,7 +414,7 @@ class _Searcher:
         evaluator = make_evaluator(run, by=None if self.by == "loss" else self.by, progress=False)
         if self.by != "loss": return evaluator
         q, tokenizer = evaluator.questions, evaluator.bench.tokenizer
-        examples = [encode({where: talk}, tokenizer) for where, talk in zip(q.rows, q.talks)]
+        examples = [encode({where: chat}, tokenizer) for where, chat in zip(q.rows, q.chats)]
         evaluator.questions = replace(q, examples=examples, prompts=[], opened=[], figure="loss")   # no answers
         return evaluator
 
@@ -438,7 +438,7 @@ class _Searcher:
 
     def result(self)->Search:
         runs = self.runs()
-        def standing(run:Run)->str:
+        def state_of(run:Run)->str:
             if run.status.stopped_by == _OURSELVES: return f"stopped early: {run.status.reason}"
             return f"{run.state}: {run.status.reason}" if run.status.reason and run.state != "finished" else run.state
         def seconds(run:Run)->float: return max((m["seconds"] for m in run.metrics() if "seconds" in m), default=0.)
@@ -446,7 +446,7 @@ class _Searcher:
         scores = {run.name: s for run in runs if (s := self.read_scores(run)) is not None}
         values = {name: v for name, (v, _) in self.refused.items()} | {run.name: self.values_of(run) for run in runs}
         states = {name: f"refused: {why}" for name, (_, why) in self.refused.items()}
-        states |= {run.name: standing(run) for run in runs}
+        states |= {run.name: state_of(run) for run in runs}
         seconds_of = dict.fromkeys(self.refused, 0.) | {run.name: seconds(run) for run in runs}
         of_base = Scores.from_dict(read_json(base)) if base.exists() and scores else None
         def last_loss(run:Run)->float: return [m["eval_loss"] for m in run.metrics() if "eval_loss" in m][-1]

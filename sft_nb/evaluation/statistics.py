@@ -134,7 +134,7 @@ def sign_test(
     resamples:int=10000,
     seed:int=0,
 )->float:
-    "Two-sided p that differences have no direction; 1 if there is none"
+    "Two-sided p that differences have no direction; 1 without differences"
     sums, _ = grouped(differences, clusters)
     t = _scale_differences(sums[None])[0]
     if not t.any(): return 1.
@@ -200,7 +200,7 @@ class Difference:
         return f"{100 * gain:+.1f} points" if self.is_share else f"{self.sign * gain:+.3g}"
 
     def amount(self, gain:float)->str:
-        "The same with the name of a figure that is no share"
+        "The difference with the name of its figure, unless that is a share"
         return self.number(gain) if self.is_share else f"{self.figure} {self.number(gain)}".strip()
 
     def size(self, gain:float)->str:
@@ -265,7 +265,7 @@ def paired_sd(
     return float(error * math.sqrt(n))
 
 def _check_finite(values, name:str)->np.ndarray:
-    "As numbers; `SftError` if one is NaN or infinite: nothing can be said of a mean with it"
+    "The values as numbers; `SftError` for NaN or infinity, which a mean cannot hold"
     values = np.asarray(values, float)
     n = int((~np.isfinite(values)).sum())
     if not n: return values
@@ -357,7 +357,7 @@ def correct_for_choice(
     d:Difference,   # difference between two of the models
     of:int,         # models scored on the same rows, from which these two may have been selected
 )->Difference:
-    """The same, with the interval and p of any pair of `of` models: the best against the worst as well
+    """The difference, with the interval and p of any pair of `of` models: the best against the worst as well
 
     Tukey's studentised range (1953; Kramer, 1956, Biometrics 12:307) in place of the normal distribution."""
     if of <= 2: return d
@@ -401,7 +401,7 @@ def detectable(
     power:float=.8,
     z:float=1.96,             # the others as for `rows_needed`
 )->float:
-    "The smallest gain that so many rows show; 1 if they show none, or with `sd` infinity"
+    "The smallest gain that `n` rows can show; 1, or infinity with `sd`, if they can show none"
     if sd is not None:
         rows = n - z * z / 2
         return (z + float(scipy.stats.norm.ppf(power))) * sd / math.sqrt(rows) if rows > 0 else math.inf
@@ -420,7 +420,7 @@ def power(
     *, sd:float|None=None,    # for other figures, standard deviation of the paired differences
     z:float=1.96,             # of the test
 )->float:
-    "The probability that so many rows detect a difference; for right and wrong answers, by the exact test"
+    "The probability that `n` rows detect a difference; for right and wrong answers, by the exact test"
     if sd is not None:
         reach = math.sqrt(max(n - z * z / 2, 0)) * abs(gain) / max(sd, 1e-12)
         return float(scipy.stats.norm.cdf(reach - z))

@@ -206,7 +206,7 @@ class Sweep(Ranking):
         return pd.DataFrame(lines)
 
     def lines(self)->list[dict[str,str]]:
-        "The same for people: shares in per cent, gains in points, p as one writes it; empty where the base has none"
+        "The rows as text: shares in per cent, gains in points, p rounded; empty cells where the base has none"
         lines = []
         for name, scores in self.models.items():
             d = with_unit(paired(self.base, scores, self.by), self.by, self.base, scores)
@@ -254,7 +254,7 @@ class Sweep(Ranking):
                     stored=self.stored and self.stored.to_dict())
 
     def outdated(self, run:Run)->str:
-        "Why this is not a sweep of the run as it is now; empty: it is. What was left out of it on purpose stays out"
+        "The reason why this is not a sweep of the run's current state, or empty; deliberate omissions do not count"
         now = {folder.name: weights_digest(folder) for folder in run.checkpoints()}
         latest = max(step_of(Path(name)) for name in self.checkpoints)
         def is_new(name): return name not in self.weights if self.weights else step_of(Path(name)) > latest

@@ -64,12 +64,12 @@ def expected_answers(
 def most_common_answers(questions:Questions)->dict[str,str]:   # empty: targets are no texts
     "The text of the most common target, in training rows and in held-out rows -> where it is the most common"
     found = {}
-    held_out = [*zip(questions.rows.values(), questions.talks)]
+    held_out = [*zip(questions.rows.values(), questions.chats)]
     for source, rows in {"training rows": questions.training, "held-out rows": held_out}.items():
         expected = expected_answers(questions.task, [row for row, _ in rows])
         if not expected: continue
         (value, _), = Counter(expected).most_common(1)
-        texts = [talk[-1]["content"] for (_, talk), e in zip(rows, expected) if e == value]
+        texts = [chat[-1]["content"] for (_, chat), e in zip(rows, expected) if e == value]
         text = min((without_thought(t) for t in texts if isinstance(t, str)), key=len, default="")
         if text.strip(): found.setdefault(text, source)
     return found
@@ -101,11 +101,11 @@ def trivial_answers(questions:Questions)->list[Trivial]:
     "Trivial answers to held-out rows and their scores; none for texts without a prompt, or where scoring is slow"
     if not questions.prompts or _has_slow_metrics(questions): return []
     by, n, found = questions.by, len(questions.rows), []
-    asked = replace(questions, figure="accuracy") if by in LOWER_IS_BETTER else questions   # an answer has no loss
+    by_answers = replace(questions, figure="accuracy") if by in LOWER_IS_BETTER else questions   # an answer has no loss
     expected = expected_answers(questions.task, [*questions.rows.values()])
     if not expected: return []
-    prompts = [talk[-2]["content"] if isinstance(talk[-2]["content"], str) else "" for talk in questions.talks]
-    targets = [without_thought(t) if isinstance(t := talk[-1]["content"], str) else "" for talk in questions.talks]
+    prompts = [chat[-2]["content"] if isinstance(chat[-2]["content"], str) else "" for chat in questions.chats]
+    targets = [without_thought(t) if isinstance(t := chat[-1]["content"], str) else "" for chat in questions.chats]
     def constant(text):   # a row's own answer, if no other row has it, is not used for that row
         alike = {e for e, target in zip(expected, targets) if target == text}
         own = [k for k, e in enumerate(expected) if e in alike]
@@ -113,13 +113,13 @@ def trivial_answers(questions:Questions)->list[Trivial]:
     same = [("same answer", constant(text), dict(text=text, source=source))
             for text, source in most_common_answers(questions).items()]
     for kind, answers, about in [*same, ("empty answer", [""] * n, {}), ("copy of the prompt", prompts, {})]:
-        try: scores = score_generations(kind, asked, [Generation(t, 0, True) for t in answers], opened=[False] * n)
+        try: scores = score_generations(kind, by_answers, [Generation(t, 0, True) for t in answers], opened=[False] * n)
         except Exception: continue   # a task, or a figure of yours, may raise anything
         parts = [] if by in LOWER_IS_BETTER else scores.contributions(by).tolist()
         numbers = {name: float(value) for name, value in scores.figures.items()}
         if by not in LOWER_IS_BETTER: numbers[by] = scores.overall(by)
         made = Trivial(kind, numbers, parts, **about)
-        if found and found[-1].kind == kind and numbers[asked.by] <= found[-1].figures[asked.by]: continue
+        if found and found[-1].kind == kind and numbers[by_answers.by] <= found[-1].figures[by_answers.by]: continue
         found = [t for t in found if t.kind != kind] + [made]   # of two constant answers the better one
     if by == "loss" and (shares := _label_shares(questions)): found.append(shares)
     best = max((t for t in found if t.parts), key=lambda t: np.mean(t.parts), default=None)
@@ -131,15 +131,15 @@ _FEWEST_ROWS = 30
 
 def _choose_shots(questions:Questions, k:int)->list[list[dict]]:
     "Short training rows of one question and answer, with different targets first"
-    turns = [(expected, [m for m in talk if m["role"] != "system"]) for (_, talk), expected in
+    turns = [(expected, [m for m in chat if m["role"] != "system"]) for (_, chat), expected in
              zip(questions.training, expected_answers(questions.task, [row for row, _ in questions.training]))]
-    plain = [(expected, talk) for expected, talk in turns if [m["role"] for m in talk] == ["user", "assistant"]
-             and all(isinstance(m["content"], str) and m["content"].strip() for m in talk)]
+    plain = [(expected, chat) for expected, chat in turns if [m["role"] for m in chat] == ["user", "assistant"]
+             and all(isinstance(m["content"], str) and m["content"].strip() for m in chat)]
     shortest = sorted(plain[:200], key=lambda pair: sum(len(m["content"]) for m in pair[1]))
     shortest = shortest[:max(k, len(shortest) // 2)]
     seen, first, rest = set(), [], []
-    for expected, talk in shortest:
-        (rest if expected in seen else first).append([dict(role=m["role"], content=m["content"]) for m in talk])
+    for expected, chat in shortest:
+        (rest if expected in seen else first).append([dict(role=m["role"], content=m["content"]) for m in chat])
         seen.add(expected)
     return [*first, *rest][:k]
 
@@ -149,16 +149,16 @@ def _figure_of_answers(by:str, expected:list[str])->str:
     return "accuracy" if labels_of(expected) else "f1"
 
 def with_examples(
-    talk:list[dict],          # a prompt
+    chat:list[dict],          # a prompt
     shots:list[list[dict]],   # conversations of two turns
 )->list[dict]:
     "The prompt with other conversations as its earlier turns"
-    first = 1 if talk[0]["role"] == "system" else 0
-    extra = {} if first else {k: talk[0][k] for k in ("tools", "chat_template_kwargs") if k in talk[0]}
+    first = 1 if chat[0]["role"] == "system" else 0
+    extra = {} if first else {k: chat[0][k] for k in ("tools", "chat_template_kwargs") if k in chat[0]}
     earlier = [m for shot in shots for m in shot]
     earlier[0] = earlier[0] | extra   # of the first message
-    rest = [{k: v for k, v in talk[first].items() if k not in extra}, *talk[first + 1:]]
-    return [*talk[:first], *earlier, *rest]
+    rest = [{k: v for k, v in chat[first].items() if k not in extra}, *chat[first + 1:]]
+    return [*chat[:first], *earlier, *rest]
 
 def few_shot_questions(
     questions:Questions,   # with training rows
@@ -167,17 +167,17 @@ def few_shot_questions(
     longest:int=2048,      # tokens of prompt and answer that the model can take
 )->tuple[Questions|None,int]:   # None: no training row fits
     "At most 100 of the rows, each behind `k` training rows or as many as fit, and their number"
-    shots, n = _choose_shots(questions, k), len(questions.talks)
+    shots, n = _choose_shots(questions, k), len(questions.chats)
     shot_tokens = sum(len(tokenizer(m["content"])["input_ids"]) for shot in shots for m in shot)
     plain_tokens = sum(map(len, questions.prompts))
     affordable = int(2 * plain_tokens / (plain_tokens / n + shot_tokens))   # what both models' plain answers cost
     n_asked = min(n, _FEW_SHOT_ROWS, max(_FEWEST_ROWS, affordable))
     keep = [k * n // n_asked for k in range(n_asked)]
     def pick(values): return [values[i] for i in keep] if values else values
-    talks, places = pick(questions.talks), pick([*questions.rows])
+    chats, places = pick(questions.chats), pick([*questions.rows])
     limit = min(questions.cfg.max_new_tokens, answer_limit(questions.longest_target))
     while shots:
-        try: prompts = encode_prompts([with_examples(talk[:-1], shots) for talk in talks], tokenizer)
+        try: prompts = encode_prompts([with_examples(chat[:-1], shots) for chat in chats], tokenizer)
         except SftError: return None, 0   # the chat template refuses such a conversation
         if max(map(len, prompts)) + limit <= longest: break
         shots = shots[:-1]
@@ -186,7 +186,7 @@ def few_shot_questions(
     made = {name: pick(getattr(questions, name)) for name in ("clusters", "raw", "opened") if hasattr(questions, name)}
     rows = {place: questions.rows[place] for place in places}
     cfg = replace(questions.cfg, max_new_tokens=limit)
-    return replace(questions, cfg=cfg, figure=figure, rows=rows, talks=talks, prompts=prompts, examples=None,
+    return replace(questions, cfg=cfg, figure=figure, rows=rows, chats=chats, prompts=prompts, examples=None,
                    **made), len(shots)
 
 # %% ../../nbs/12_evaluation/04_trivial.ipynb #trv00014

@@ -2,15 +2,25 @@
 from functools import partial
 from importlib import import_module
 
+# module here -> its names that are public names of `sft_nb`
+PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", "html_report": "run_page"}
+
 
 def _other_tools():
     from .other_tools import OtherTools
     return OtherTools()
 
 
+def _run_page():
+    from .html_report import run_page
+    return run_page
+
+
 # kind of extension -> a function that makes it, called when the core first asks for one
 EXTENSIONS = {
+    "public_names": lambda: {f"extras.{module}": names for module, names in PUBLIC.items()},
     "known_names": _other_tools,
+    "run_page": _run_page,
     "bases": partial(import_module, ".gguf_bases", __name__),
     "kernels": partial(import_module, ".kernels", __name__),
     "loss": partial(import_module, ".cpu_cross_entropy", __name__),

@@ -16,8 +16,9 @@ from ..report import command, edit, Fix
 from ..setting import as_pairs
 from ..settings import full_name
 from ..rows.settings import FILE_SUFFIXES
-from .meanings import (
-    accepted, conversion, FileSettings, is_off, Meaning, other_method, refused, sets, sets_if_unset, sets_over_others)
+from sft_nb.extras.meanings import (
+    accepted, conversion, FileSettings, is_off, maps_to, maps_to_if_unset, maps_to_over_others, Meaning, other_method,
+    refused)
 from .datasets import is_hub_dataset, read_chat_template, read_held_out, types_write_prompts, with_split
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #138a1d3b
@@ -29,7 +30,7 @@ def read_dtype(v, given:FileSettings)->Meaning:
     "dtype, unless bf16 or fp16 says what a step computes in"
     mixed = next((name for name in ("bf16", "fp16") if given.written.get(name) is True), "")
     if mixed and DTYPES[mixed] != DTYPES[v]: return accepted(f"{mixed} says what a step computes in")
-    return sets(dtype=DTYPES[v])
+    return maps_to(dtype=DTYPES[v])
 
 def adapter_method(given:FileSettings)->str:
     "lora, or qlora if the base is quantised, also to 8 bits"
@@ -42,15 +43,15 @@ def _read_load_in_4bit(v, given:FileSettings)->Meaning:
     asked_elsewhere = ("adapter", "use_peft", "finetuning_type", "quantization_bit")
     if given.tool and any(name in given.written for name in asked_elsewhere): return accepted()
     if given.tool: return accepted("all weights are trained, so they are not quantised" if v else "")
-    if v: return sets(method="qlora")
+    if v: return maps_to(method="qlora")
     if given["method"] not in ("qlora", "auto"): return accepted("the base is not quantised by this method")
-    return accepted("8 bits are requested") if given["load_in_8bit"] else sets(method="lora")
+    return accepted("8 bits are requested") if given["load_in_8bit"] else maps_to(method="lora")
 
 @conversion
 def _read_use_peft(v, given:FileSettings)->Meaning:
     "method = 'lora', or 'qlora' where the base is quantised"
-    if given.tool: return sets(method=adapter_method(given))
-    return sets(method="lora") if given["method"] == "full" else accepted("method says how it is trained")
+    if given.tool: return maps_to(method=adapter_method(given))
+    return maps_to(method="lora") if given["method"] == "full" else accepted("method says how it is trained")
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #18a9ad02
 def holds_nothing_out(given:FileSettings)->bool:
@@ -62,13 +63,13 @@ def _evaluate_by_steps(v, given:FileSettings)->Meaning:
     "eval_steps, 100 where the file has none"
     if holds_nothing_out(given): return accepted("no row is held out")
     if isinstance(given["eval_steps"], (int, float)): return accepted("every eval_steps")
-    return sets_if_unset("eval_steps is not given", eval_steps=100)
+    return maps_to_if_unset("eval_steps is not given", eval_steps=100)
 
 @conversion
 def _evaluate_by_epoch(v, given:FileSettings)->Meaning:
     "eval_steps = 'epoch', where rows are held out"
-    if holds_nothing_out(given): return sets_over_others("no row is held out", eval_steps=None)
-    return sets_over_others(eval_steps="epoch")
+    if holds_nothing_out(given): return maps_to_over_others("no row is held out", eval_steps=None)
+    return maps_to_over_others(eval_steps="epoch")
 
 @conversion
 def _read_greater_is_better(v, given:FileSettings)->Meaning:
@@ -91,27 +92,27 @@ def read_times_per_epoch(v, given:FileSettings, *,
     if setting == "eval_steps" and holds_nothing_out(given): return accepted("no row is held out")
     if isinstance(v, bool) or not isinstance(v, (int, float)) or v < 0:
         return refused("a number of times", edit(**{setting: "epoch"}))
-    if not v and setting == "eval_steps": return sets_over_others(eval_steps=None)
+    if not v and setting == "eval_steps": return maps_to_over_others(eval_steps=None)
     if not v: return accepted("the last one is always kept")
     share = 1 / (v * given["num_train_epochs"]) if given["num_train_epochs"] else 1
-    return sets(**{setting: "epoch" if v == 1 or share >= 1 else float(f"{share:.6g}")})
+    return maps_to(**{setting: "epoch" if v == 1 or share >= 1 else float(f"{share:.6g}")})
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #f28d1b17
 @conversion
 def _read_packing(v, given:FileSettings)->Meaning:
     "max_tokens_per_batch = per_device_train_batch_size times max_length"
     tokens = given["per_device_train_batch_size"] * given["max_length"]
-    return sets_if_unset("per_device_train_batch_size rows of max_length tokens", max_tokens_per_batch=tokens)
+    return maps_to_if_unset("per_device_train_batch_size rows of max_length tokens", max_tokens_per_batch=tokens)
 
 @conversion
 def _read_train_part(v, given:FileSettings)->Meaning:
     "train_file = DATASET:CONFIG:SPLIT"
-    files, asked = given["train_file"] or (), given.written | {given.key: v}
-    config, split = asked.get("dataset_config"), asked.get("dataset_train_split", "train")
+    files, requested = given["train_file"] or (), given.written | {given.key: v}
+    config, split = requested.get("dataset_config"), requested.get("dataset_train_split", "train")
     if len(files) != 1 and config: return refused("it belongs to one dataset", edit(train_file="name:config:split"))
     if len(files) != 1 or split == "train" and not config:
         return accepted("a hub dataset's train split is read; name:split is another")
-    return sets_over_others(train_file=(with_split(files[0], split, config),))
+    return maps_to_over_others(train_file=(with_split(files[0], split, config),))
 
 @conversion
 def _read_test_split(v, given:FileSettings)->Meaning:
@@ -123,24 +124,24 @@ def _read_test_split(v, given:FileSettings)->Meaning:
     if files[0].endswith(FILE_SUFFIXES):
         return refused("one file has no other split", "eval_fraction: 0.05 in its place, or eval_file: FILE")
     held_out = with_split(files[0], v, given.written.get("dataset_config"))
-    return sets_if_unset(f"the split {v} of {files[0]}", eval_file=(held_out,))
+    return maps_to_if_unset(f"the split {v} of {files[0]}", eval_file=(held_out,))
 
 @conversion
 def _read_completion_only_loss(v, given:FileSettings)->Meaning:
     "train_on_prompt = True for False, unless assistant_only_loss is True; None and True are the default"
     if v or given.written.get("assistant_only_loss"): return accepted("of rows with prompt and completion")
-    return sets_over_others(train_on_prompt=True)
+    return maps_to_over_others(train_on_prompt=True)
 
 @conversion
 def read_truncation(v, given:FileSettings)->Meaning:
     "cut_side"
     sides = dict(keep_start="end", right="end", keep_end="start", left="start")
-    return sets(cut_side=sides[v]) if v in sides else refused("keep_start or keep_end", edit(cut_side="end"))
+    return maps_to(cut_side=sides[v]) if v in sides else refused("keep_start or keep_end", edit(cut_side="end"))
 
 @conversion
 def _read_text_field(v, given:FileSettings)->Meaning:
     "fields = text=COLUMN"
-    return sets(fields=(f"text={v}",))
+    return maps_to(fields=(f"text={v}",))
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #f8dcce7b
 @conversion
@@ -163,10 +164,10 @@ def _read_fsdp_config(v, given:FileSettings, *,
     "fsdp = True: none of its own options changes the result"
     if not isinstance(v, dict): return refused("a file of its own is not read", edit(fsdp=True))
     options = {k.removeprefix("fsdp_"): wanted for k, wanted in v.items()}
-    asked = [k for k, wanted in options.items() if k not in unless_zero or wanted]
-    odd = [k for k in asked if k not in known]
+    requested = [k for k, wanted in options.items() if k not in unless_zero or wanted]
+    odd = [k for k in requested if k not in known]
     if odd: return refused(f"{odd[0]} is not known; known are {', '.join(known[:6])} ...", edit(fsdp=True))
-    return sets(fsdp=True) if asked else accepted()
+    return maps_to(fsdp=True) if requested else accepted()
 
 @conversion
 def _read_distributed(v, given:FileSettings)->Meaning:
@@ -185,8 +186,8 @@ def _refuse_gpu(v, given:FileSettings)->Meaning:
 def read_thinking(v, given:FileSettings)->Meaning:
     "chat_template_kwargs, with enable_thinking and preserve_thinking as the file has them"
     names = ("enable_thinking", "preserve_thinking")
-    asked = given.written | {given.key: v}
-    return sets(chat_template_kwargs=tuple(f"{k}={asked[k]}" for k in names if isinstance(asked.get(k), bool)))
+    written = given.written | {given.key: v}
+    return maps_to(chat_template_kwargs=tuple(f"{k}={written[k]}" for k in names if isinstance(written.get(k), bool)))
 
 @conversion
 def trl_defaults(given:FileSettings)->dict:
@@ -204,9 +205,9 @@ def trl_defaults(given:FileSettings)->dict:
 @conversion
 def _read_adapter(v, given:FileSettings)->Meaning:
     "method; a folder is adapter_name_or_path"
-    if v == "qlora": return sets(method="qlora")
-    if v == "lora": return sets(method=adapter_method(given))
-    if "/" in str(v) or Path(str(v)).exists(): return sets(adapter_name_or_path=str(v))
+    if v == "qlora": return maps_to(method="qlora")
+    if v == "lora": return maps_to(method=adapter_method(given))
+    if "/" in str(v) or Path(str(v)).exists(): return maps_to(adapter_name_or_path=str(v))
     return refused("an adapter is lora or qlora", edit(method="lora"))
 
 @conversion
@@ -216,7 +217,7 @@ def _read_target_linear(v, given:FileSettings)->Meaning:
     not_meant = ("lm_head", "embed_tokens", "wte", "embed_out", "embed_in")   # linear, but not part of all-linear
     odd = [name for name in named if name in not_meant] if isinstance(named, (list, tuple)) else []
     if odd: return refused(f"{odd[0]} would get an adapter besides all linear layers", edit(modules_to_save=(odd[0],)))
-    return sets_over_others(lora_target_modules=("all-linear",))
+    return maps_to_over_others(lora_target_modules=("all-linear",))
 
 @conversion
 def _read_bnb_config(v, given:FileSettings)->Meaning:
@@ -226,12 +227,12 @@ def _read_bnb_config(v, given:FileSettings)->Meaning:
                  "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight")
     odd = [k for k in v if k not in (*ours, *no_matter)] if isinstance(v, dict) else [v]
     if odd: return refused(f"{odd[0]} is not known", edit(bnb_4bit_use_double_quant=True))
-    return sets(**{k: wanted for k, wanted in v.items() if k in ours})
+    return maps_to(**{k: wanted for k, wanted in v.items() if k in ours})
 
 @conversion
 def _read_init_lora_weights(v, given:FileSettings)->Meaning:
     "init_lora_weights"
-    if isinstance(v, str): return sets(init_lora_weights=v)
+    if isinstance(v, str): return maps_to(init_lora_weights=v)
     return accepted() if v else refused("the adapter changes nothing at first", edit(init_lora_weights="gaussian"))
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #4cab0a1c
@@ -242,7 +243,7 @@ def _read_curriculum(v, given:FileSettings)->Meaning:
     several = isinstance(datasets, (list, tuple)) and len(datasets) > 1
     if several and given.written.get("shuffle_merged_datasets") is not False:
         return accepted("several datasets are shuffled when they are merged: their order is drawn by seed")
-    return sets(shuffle=False)
+    return maps_to(shuffle=False)
 
 @conversion
 def read_special_tokens(v, given:FileSettings)->Meaning:
@@ -251,7 +252,7 @@ def read_special_tokens(v, given:FileSettings)->Meaning:
     known = "bos_token eos_token unk_token pad_token cls_token sep_token mask_token additional_special_tokens".split()
     odd = [k for k in v if k not in known]
     if odd: return refused(f"{odd[0]} is not a special token", "leave {special_tokens} out")
-    if added := v.get("additional_special_tokens"): return sets(train_tokens=tuple(added))
+    if added := v.get("additional_special_tokens"): return maps_to(train_tokens=tuple(added))
     return accepted("an answer ends as the chat template writes it; padding is masked" if any(v.values()) else "")
 
 @conversion
@@ -259,14 +260,14 @@ def read_added_tokens(v, given:FileSettings)->Meaning:
     "train_tokens: tokens that are new are trained"
     if isinstance(v, dict): return read_special_tokens(v, given)
     names = [one.strip() for one in v.split(",")] if isinstance(v, str) else [str(one) for one in v]
-    return sets(train_tokens=tuple(names))
+    return maps_to(train_tokens=tuple(names))
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #c9f07ffe
 @conversion
 def _read_min_lr(v, given:FileSettings)->Meaning:
     "lr_scheduler_type = cosine_with_min_lr, with min_lr_rate"
-    if v >= 1: return sets_over_others(lr_scheduler_type="constant_with_warmup")
-    return sets_over_others(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs=(f"min_lr_rate={v}",))
+    if v >= 1: return maps_to_over_others(lr_scheduler_type="constant_with_warmup")
+    return maps_to_over_others(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs=(f"min_lr_rate={v}",))
 
 @conversion
 def _read_plugins(v, given:FileSettings, *, harmless:tuple[str,...])->Meaning:
@@ -280,7 +281,7 @@ def _read_plugins(v, given:FileSettings, *, harmless:tuple[str,...])->Meaning:
 def _read_wandb_project(v, given:FileSettings)->Meaning:
     "wandb = True, and the project: a name alone turns wandb on"
     off = given.written.get("use_wandb") is False or given.written.get("wandb_mode") == "disabled"
-    return sets(wandb_project=v) if off else sets(wandb=True, wandb_project=v)
+    return maps_to(wandb_project=v) if off else maps_to(wandb=True, wandb_project=v)
 
 @conversion
 def axolotl_defaults(given:FileSettings)->dict:
@@ -300,8 +301,8 @@ _BITS = ("quantization_bit", "quant_bits")
 @conversion
 def _read_tuner(v, given:FileSettings)->Meaning:
     "method; other ways to train a part of the weights are refused"
-    if v == "lora": return sets(method="qlora" if any(given.written.get(name) for name in _BITS) else "lora")
-    if v == "full": return sets(method="full")
+    if v == "lora": return maps_to(method="qlora" if any(given.written.get(name) for name in _BITS) else "lora")
+    if v == "full": return maps_to(method="full")
     return refused(f"{v} is another way to train a part of the weights", edit(method="lora"))
 
 @conversion
@@ -309,7 +310,7 @@ def _read_bits(v, given:FileSettings)->Meaning:
     "method = 'qlora', with load_in_8bit for 8"
     if any(given.written.get(name, "lora") != "lora" for name in _TUNERS): return accepted()
     if v not in (4, 8): return refused("a base is quantised to 4 or 8 bits", Fix({given.key: 4}))
-    return sets(method="qlora", load_in_8bit=v == 8)
+    return maps_to(method="qlora", load_in_8bit=v == 8)
 
 @conversion
 def _read_infer_backend(v, given:FileSettings)->Meaning:
@@ -324,19 +325,19 @@ def _read_projection(v, given:FileSettings, *,
     **default,       # the tool's defaults of its parameters
 )->Meaning:
     "optim = '{optimizer}_adamw', with optim_args and optim_target_modules"
-    def asked(k): return given.written.get(f"{optimizer}_{k}", default.get(k))
-    if odd := next((k for k in ("layerwise", "scale_front") if asked(k)), ""):
+    def option(k): return given.written.get(f"{optimizer}_{k}", default.get(k))
+    if odd := next((k for k in ("layerwise", "scale_front") if option(k)), ""):
         return refused(f"{optimizer}_{odd} is not supported", Fix({f"{optimizer}_{odd}": False}))
-    targets = str(asked("target") or "all").replace(",", " ").split()
-    arguments = {"update_proj_gap" if k == "update_interval" else k: asked(k) for k in default}
-    return sets_over_others(optim=f"{optimizer}_adamw", optim_args=as_pairs(arguments),
+    targets = str(option("target") or "all").replace(",", " ").split()
+    arguments = {"update_proj_gap" if k == "update_interval" else k: option(k) for k in default}
+    return maps_to_over_others(optim=f"{optimizer}_adamw", optim_args=as_pairs(arguments),
                             optim_target_modules=("all-linear",) if targets == ["all"] else tuple(targets))
 
 @conversion
 def _read_pissa(v, given:FileSettings)->Meaning:
     "init_lora_weights = pissa_niter_N, with N from pissa_iter"
     rounds = given.written.get("pissa_iter", 16)
-    return sets(init_lora_weights=f"pissa_niter_{rounds}".removesuffix("_niter_-1"))
+    return maps_to(init_lora_weights=f"pissa_niter_{rounds}".removesuffix("_niter_-1"))
 
 def _template_reads(argument:str, given:FileSettings)->bool:
     "Does the chat template read the argument? Taken for granted of the tokenizer's own, which is not known here"
@@ -355,8 +356,9 @@ def _read_enable_thinking(v, given:FileSettings, *, templates:tuple[str,...])->M
         return refused("rows without reasoning would get an empty block in their prompts, and the others none", Fix(
             dict(enable_thinking=True)) | 'write {"enable_thinking": false} as chat_template_kwargs of rows without it')
     if not _template_reads("enable_thinking", given):
-        return sets("reasoning is removed; the chat template has no empty block to put into prompts", reasoning="drop")
-    return sets("reasoning is removed, and the prompt has the empty block", reasoning="drop",
+        return maps_to("reasoning is removed; the chat template has no empty block to put into prompts",
+                       reasoning="drop")
+    return maps_to("reasoning is removed, and the prompt has the empty block", reasoning="drop",
                 chat_template_kwargs=("enable_thinking=False",))
 
 @conversion
@@ -383,15 +385,15 @@ def _read_text_file(v, given:FileSettings, *,
         file = next((p for p in (Path(v), (given.folder or Path())/v) if p.is_file()), None)
         if file is None: return refused("there is no such file", edit(**{setting: example}))
         v = file.read_text(encoding="utf-8")
-    if isinstance(example, str): return sets(**{setting: str(v)})
-    return sets(**{setting: tuple(v.split() if isinstance(v, str) else v)})
+    if isinstance(example, str): return maps_to(**{setting: str(v)})
+    return maps_to(**{setting: tuple(v.split() if isinstance(v, str) else v)})
 
 @conversion
 def _read_loss_scale(v, given:FileSettings)->Meaning:
     "train_on_turns = 'last' for last_round, train_on_prompt = True for all; weights of parts of an answer are refused"
     first, _, more = v.partition("+")
-    meant = dict(default=accepted("every answer is learned"), last_round=sets(train_on_turns="last"),
-                 all=sets(train_on_prompt=True)).get(first)
+    meant = dict(default=accepted("every answer is learned"), last_round=maps_to(train_on_turns="last"),
+                 all=maps_to(train_on_prompt=True)).get(first)
     if "ignore_empty_think" in v and given.written.get("enable_thinking") is not False:
         return refused("an empty block is not learned where the prompt has it", Fix(dict(enable_thinking=False)))
     if meant is None and first == "ignore_empty_think": return accepted("the prompt has the empty block")
@@ -430,13 +432,13 @@ def _read_optim(v, given:FileSettings)->Meaning|None:
     text = str(v).lower()
     if re.match("optimi_|ao_|adopt|came|muon|dion|flash_|q_galore|shampoo|soap|sinkgd|adamw_anyprecision|sonic", text):
         return refused("an optimiser that TrainingArguments knows", edit(optim="adamw_torch"))
-    return sets(optim="adamw_torch") if text in ("adamw", "adamw_hf") or v is None else None
+    return maps_to(optim="adamw_torch") if text in ("adamw", "adamw_hf") or v is None else None
 
 def _read_optim_args(v, given:FileSettings)->Meaning|None:
     "pairs, also in one text with commas: rank=64, update_proj_gap=200"
     texts = v if isinstance(v, (list, tuple)) else [v]
     if not all(isinstance(text, str) for text in texts): return None
-    return sets(optim_args=tuple(pair for text in texts for pair in text.replace(",", " ").split()) or None)
+    return maps_to(optim_args=tuple(pair for text in texts for pair in text.replace(",", " ").split()) or None)
 
 def _read_warmup(v, given:FileSettings)->Meaning|None:
     "warmup_ratio is a share below 1, and counts less than warmup_steps beside it"
@@ -449,40 +451,40 @@ def _read_fsdp(v, given:FileSettings)->Meaning|None:
     if isinstance(v, str): v = v.replace(",", " ").split()
     words = [str(one) for one in v] if isinstance(v, (list, tuple)) else [str(v)]
     known = ("full_shard", "auto_wrap", "offload", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "true")
-    if not words: return sets(fsdp=False)
+    if not words: return maps_to(fsdp=False)
     odd = [word for word in words if word.lower() not in known]
-    return refused(f"{odd[0]} is not known", edit(fsdp=True)) if odd else sets(fsdp=True)
+    return refused(f"{odd[0]} is not known", edit(fsdp=True)) if odd else maps_to(fsdp=True)
 
 def _read_zero_stage(v, given:FileSettings)->Meaning|None:
     "the stage of a dict; a file that is not here goes by its name: deepspeed_configs/zero3_bf16.json"
     stages = {0: None, 1: "zero2", 2: "zero2", 3: "zero3"}
     if isinstance(v, dict):
         zero = v.get("zero_optimization")
-        return sets(deepspeed=stages.get(zero.get("stage", 0) if isinstance(zero, dict) else 0))
+        return maps_to(deepspeed=stages.get(zero.get("stage", 0) if isinstance(zero, dict) else 0))
     if not isinstance(v, str) or v in ("zero2", "zero3"): return None
-    if not v: return sets(deepspeed=None)
+    if not v: return maps_to(deepspeed=None)
     near = (Path(v), (given.folder or Path.cwd())/v)
     stage = re.search(r"z(?:ero)?_?-?([0-3])", Path(v).name.lower())
     if any(p.is_file() for p in near) or not stage or not given.tool: return None
-    return sets(deepspeed=stages[int(stage[1])])
+    return maps_to(deepspeed=stages[int(stage[1])])
 
 def _read_report_to(v, given:FileSettings)->Meaning|None:
     "in a tool's file, trackers that sft_nb does not know are left out"
     if isinstance(v, str): v = v.replace(",", " ").split()
     if not isinstance(v, (list, tuple)) or not given.tool: return None
     known = tuple(one for one in v if one in ("wandb", "tensorboard", "trackio"))
-    return sets(report_to=known or None)
+    return maps_to(report_to=known or None)
 
 def _read_target_modules(v, given:FileSettings)->Meaning|None:
     "all-linear for all; a pattern gives the names in it: (up|down|gate)_proj"
     if isinstance(v, (list, tuple)) and len(v) == 1: v = v[0]
     if isinstance(v, str) and v.strip() in ("all", "all-linear", "all_linear"):
-        return sets(lora_target_modules=("all-linear",))
+        return maps_to(lora_target_modules=("all-linear",))
     if not isinstance(v, str) or not set("()[]*\\^$") & set(v): return None
     names = [before + after for group, after in re.findall(r"\(([\w|]+)\)(_\w+)", v) for before in group.split("|")]
     if not names or re.search(r"layers\.\(?\d", v):
         return refused("names of layers, not a pattern", edit(lora_target_modules=("all-linear",)))
-    return sets("the layers that the pattern names", lora_target_modules=tuple(dict.fromkeys(names)))
+    return maps_to("the layers that the pattern names", lora_target_modules=tuple(dict.fromkeys(names)))
 
 def _read_unfrozen_parameters(v, given:FileSettings)->Meaning|None:
     "refused for rows of a parameter, and beside an adapter, unless only the language model is named"
@@ -514,7 +516,7 @@ def _if_one_of(meaning:Meaning, *values)->Callable:
 def _read_whole_number(v, given:FileSettings)->Meaning|None:
     "a whole number may be written with a point: 16.0"
     is_whole = isinstance(v, float) and v == int(v) and abs(v) < 2**53
-    return sets(**{full_name(given.key): int(v)}) if is_whole else None
+    return maps_to(**{full_name(given.key): int(v)}) if is_whole else None
 
 _ATTENTION_NOTE = "auto takes flash-attn where it is installed, else varlen"
 _SAME_ATTENTION = f"attention computes the same, however: {_ATTENTION_NOTE}"
@@ -527,15 +529,15 @@ VALUES = dict(
     eval_fraction=_if_it(lambda _, given: given.key != "eval_fraction", read_held_out,
                          "under its other names, a number of rows from 1 on: eval_rows"),
     attn_implementation=_if_it(lambda v, given: given.tool and v not in ("eager", "sdpa", "auto", "varlen"),
-                               sets_if_unset(_SAME_ATTENTION, attn_implementation="auto"),
+                               maps_to_if_unset(_SAME_ATTENTION, attn_implementation="auto"),
                                "in a tool's file, auto for every implementation but eager and sdpa"),
-    gradient_checkpointing=_if_one_of(sets(gradient_checkpointing=True), "unsloth", "offload", "offload_disk"),
-    activation_offloading=_if_one_of(sets(activation_offloading=True), "legacy", "disk", "hidden_states"),
+    gradient_checkpointing=_if_one_of(maps_to(gradient_checkpointing=True), "unsloth", "offload", "offload_disk"),
+    activation_offloading=_if_one_of(maps_to(activation_offloading=True), "legacy", "disk", "hidden_states"),
     logging_steps=_if_it(lambda v, _: isinstance(v, float) and v < 1, accepted("logs are written every 10 steps"),
                          "a share of all steps is ignored"),
     max_samples=_if_it(lambda _, given: given.tool == "llama-factory", accepted("that many rows of each dataset"),
                        "LLaMA-Factory reads that many rows of each dataset: DATASET[:N]"),
-    init_lora_weights=_if_it(lambda v, _: v is True, sets(init_lora_weights="default"), "default for True"),
+    init_lora_weights=_if_it(lambda v, _: v is True, maps_to(init_lora_weights="default"), "default for True"),
     device_map=_if_it(lambda v, _: not (v is None or isinstance(v, str)),
                       accepted("training keeps a whole model on each device"),
                       "a name is kept for evaluation; a mapping is ignored"),

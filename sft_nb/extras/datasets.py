@@ -14,7 +14,7 @@ from typing import Any
 from ..report import edit, Fix
 from ..rows.settings import FILE_SUFFIXES
 from .meanings import (
-    accepted, conversion, FileSettings, is_off, Meaning, other_method, read_toml, refused, sets)
+    accepted, conversion, FileSettings, is_off, Meaning, maps_to, other_method, read_toml, refused)
 
 # %% ../../nbs/16_extras/01_datasets.ipynb #9b6393df
 def is_hub_dataset(file:str)->bool:
@@ -40,7 +40,7 @@ def read_held_out(v, given:FileSettings)->Meaning:
     if isinstance(v, bool) or not isinstance(v, (int, float)) or v < 0:
         return refused("a share below 1, or a number of rows", edit(eval_fraction=.05))
     if v == 0: return accepted("no row is held out")
-    return sets(eval_fraction=float(v)) if v < 1 else sets(eval_rows=int(v))
+    return maps_to(eval_fraction=float(v)) if v < 1 else maps_to(eval_rows=int(v))
 
 # %% ../../nbs/16_extras/01_datasets.ipynb #bfc460e7
 _SHIPPED_TEMPLATES = ("alpaca", "chatml", "gemma", "llama3", "mistral", "zephyr", "none")
@@ -54,9 +54,9 @@ def read_chat_template(
     if not isinstance(v, str) or not given.tool: return None
     name = v.strip().lower()
     if "{{" in v or "{%" in v or name.endswith((".jinja", ".jinja2", ".j2")) or Path(v[:200]).is_file():
-        return sets(chat_template=v)
-    if name == "empty": return sets(chat_template="none")
-    if name in _SHIPPED_TEMPLATES: return sets(chat_template=name)
+        return maps_to(chat_template=v)
+    if name == "empty": return maps_to(chat_template="none")
+    if name in _SHIPPED_TEMPLATES: return maps_to(chat_template=name)
     if name in ("vicuna", "default") and given.tool == "llama-factory":
         return refused(f"the text of {name} is not known here", edit(chat_template="template.jinja"))
     if given.tool == "llama-factory" and re.search(r"_vl|vision|llava|video|audio|omni|pixtral|paligemma", name):
@@ -240,7 +240,7 @@ def read_datasets(
         wanted["train_weights"] = tuple(float(w) for place, w in zip(files, weights) for _ in place)
     if setting == "eval_file": wanted = {setting: wanted[setting]}   # read like the training rows
     elif template:
-        meant = read_chat_template(template, given) or sets(chat_template=template)
+        meant = read_chat_template(template, given) or maps_to(chat_template=template)
         wanted |= meant.settings
     keys = [one.get("message_field_training") for one in entries if one.get("roles_to_train") == []]
     note = f"an answer without {keys[0]} is learned too; {keys[0]}: false leaves it out" if keys else ""
@@ -266,7 +266,7 @@ def _read_mixture(v, given:FileSettings)->Meaning:
     if found.fix or found.method: return found
     held_out = v.get("test_split_size")
     wanted = found.settings | (read_held_out(held_out, given).settings if held_out else {})
-    return sets(**wanted)
+    return maps_to(**wanted)
 
 @conversion
 def _read_mixer(v, given:FileSettings)->Meaning:
@@ -289,11 +289,11 @@ def _read_mixer(v, given:FileSettings)->Meaning:
     evaluates = not is_off(given.written.get("eval_strategy"))
     if held_out and evaluates: wanted["eval_file"] = tuple(held_out)
     if any(weight != 1 for weight in weights): wanted["train_weights"] = tuple(weights)
-    return sets(**wanted)
+    return maps_to(**wanted)
 
 # %% ../../nbs/16_extras/01_datasets.ipynb #e0733ef6
 def find_dataset_info(given:FileSettings)->tuple[Path|None,dict]:
-    "The folder of dataset_info.json and its content; (None, {}) if there is none"
+    "The folder of dataset_info.json and its content, or (None, {})"
     wanted = Path(str(given.written.get("dataset_dir") or "data"))
     near = given.folder.absolute() if given.folder else Path.cwd()
     for root in (Path.cwd(), near, *list(near.parents)[:4]):
@@ -383,4 +383,4 @@ def _read_swift_datasets(v, given:FileSettings, setting:str="train_file")->Meani
         if subset and is_hub_dataset(folder): name = f"{folder}:{subset}:train"
         files.append(_with_limit(name, f"[:{n}]" if n else ""))
     note = f"the first {', '.join(drawn)} rows, in the order of the file" if drawn else ""
-    return sets(note, **{setting: tuple(files)})
+    return maps_to(note, **{setting: tuple(files)})

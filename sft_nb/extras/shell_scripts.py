@@ -52,12 +52,12 @@ def _commands_of(text:str)->tuple[list[tuple[int,list[str]]],dict[str,str]]:
     return found, known
 
 def _started_processes(launcher:list[str], known:dict[str,str])->int:
-    "How many processes a launcher such as torchrun, accelerate or deepspeed starts; 1 if it does not say"
-    asked = dict(found.groups() for found in re.finditer(r"--([\w-]+)[ =](\d+)", " ".join(launcher)))
-    asked = {plain_name(name): int(n) for name, n in asked.items()}
-    if "num_processes" in asked: return asked["num_processes"]
-    each = asked.get("nproc_per_node", asked.get("num_gpus", known.get("NPROC_PER_NODE", 1)))
-    nodes = asked.get("nnodes", asked.get("num_nodes", known.get("NNODES", 1)))
+    "The number of processes that torchrun, accelerate or deepspeed starts; 1 if the command names none"
+    flags = dict(found.groups() for found in re.finditer(r"--([\w-]+)[ =](\d+)", " ".join(launcher)))
+    flags = {plain_name(name): int(n) for name, n in flags.items()}
+    if "num_processes" in flags: return flags["num_processes"]
+    each = flags.get("nproc_per_node", flags.get("num_gpus", known.get("NPROC_PER_NODE", 1)))
+    nodes = flags.get("nnodes", flags.get("num_nodes", known.get("NNODES", 1)))
     return int(each) * int(nodes) if str(each).isdigit() and str(nodes).isdigit() else 1
 
 _SUBCOMMANDS = ("sft", "rlhf", "pt", "train", "train_sft")
@@ -104,7 +104,7 @@ def _as_nested(values:dict[str,Any])->dict:
     return nested
 
 def read_shell_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
-    "The options of the longest command in a shell script, and of a file that it names; ConfigError if it has none"
+    "The options of the longest command in a shell script, and of a file that it names; ConfigError without a command"
     try: text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as e:
         raise ConfigError(str(path), error_summary(e), fix="write it in YAML: max_length: 512") from e

@@ -31,7 +31,7 @@ def _keys_inside(v, depth:int=8)->set[str]:
     return {str(key) for key in v} | {key for one in v.values() for key in _keys_inside(one, depth - 1)}
 
 def _nested_value(file:dict, place:str):
-    "The value at a place such as `optim.lr`; None if there is none"
+    "The value at a place such as `optim.lr`, or None"
     for key in place.split("."): file = file.get(key) if isinstance(file, dict) else None
     return None if file in ("None", "") or re.search(r"\$[\w{(]", str(file)) else file
 

@@ -291,12 +291,12 @@ def _attend_to_documents_with_sinks(q, k, v, docs:Documents, sinks:torch.Tensor,
     tokens = torch.arange(T, device=q.device)
     at = tokens + torch.searchsorted(docs.cu[1:].long(), tokens, right=True) + 1
     in_front = docs.cu[:-1].long() + torch.arange(documents, device=q.device)
-    def spread(x): return x.new_zeros(*x.shape[:2], T + documents, x.shape[3]).index_copy(2, at, x)
+    def insert_gaps(x): return x.new_zeros(*x.shape[:2], T + documents, x.shape[3]).index_copy(2, at, x)
     scores = (sinks / how["scale"]).to(q.dtype)[None, :, None, None].expand(*q.shape[:3], 1)
-    q = spread(F.pad(torch.cat([q, scores], -1), (0, 7)))   # head sizes are multiples of 8
-    k = spread(F.pad(k, (0, 8)))
+    q = insert_gaps(F.pad(torch.cat([q, scores], -1), (0, 7)))   # head sizes are multiples of 8
+    k = insert_gaps(F.pad(k, (0, 8)))
     k[:, :, in_front, size] = 1
-    v = spread(F.pad(v, (0, 8)) if width == size else v)
+    v = insert_gaps(F.pad(v, (0, 8)) if width == size else v)
     more = torch.arange(documents + 1, device=q.device, dtype=torch.int32)
     known = None if docs.known is None else tuple(n + 1 for n in docs.known)
     docs = docs._replace(cu=docs.cu + more, longest=docs.longest + 1, sinks=True, known=known)
@@ -362,7 +362,7 @@ _FLASH = dict(flash_attention_2=_FlashPackage("flash-attn", "flash_attn", is_fla
               flash_attention_4=_FlashPackage("flash-attn-4", "flash_attn.cute", is_flash_attn_4_available))
 
 def _why_no_flash(name:str)->str:
-    "Why an attention of flash-attn cannot be used here; empty if it can"
+    "The reason why an attention of flash-attn cannot be used here, or empty"
     flash = _FLASH[name]
     if not flash.is_available(): return f"it needs the package {flash.package}, which is not installed"
     try: import_module(flash.module)

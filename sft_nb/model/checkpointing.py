@@ -49,7 +49,7 @@ class CopyStream:
         self.under_way:deque = deque()   # (event of its end, target, source)
         self.waiting:deque = deque()     # weak references to offloaded tensors, in forward order
         self.early = 0   # most bytes prefetched
-        self.room = 0    # bytes unused in every step so far; 0 before the first
+        self.unused_bytes = 0    # bytes unused in every step so far; 0 before the first
 
     def start_copy(self, target:torch.Tensor, source:torch.Tensor):
         "Start a copy after everything that was computed so far; returns the event that marks its end"
@@ -84,9 +84,9 @@ class CopyStream:
         "Prefetch what autograd will ask for next, which is what was sent last, if there is memory left"
         left = [w for r in self.waiting if (w := r()) is not None and w is not taken]
         self.waiting, ahead = deque(map(ref, left)), left[-self.AHEAD:]
-        if not left: self.room = self.unused_memory()
+        if not left: self.unused_bytes = self.unused_memory()
         size = sum(w.there.nbytes for w in ahead)
-        if self.room < 4 * size: return
+        if self.unused_bytes < 4 * size: return
         self.early = max(self.early, size)
         for w in reversed(ahead): w.fetch()
 

@@ -60,7 +60,7 @@ def is_router(
 def computes_product(
     layer:torch.nn.Module,   # a linear layer, possibly of a custom class
 )->bool:
-    "Does this layer return its input times its weight? Only models' own classes are asked"
+    "Does this layer return its input times its weight? Only models' own classes are considered"
     kind = type(layer)
     is_own = kind.__module__.startswith(("transformers.models.", "transformers_modules."))
     if not is_own or not isinstance(layer, torch.nn.Linear) or "forward" not in vars(kind): return True

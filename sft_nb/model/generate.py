@@ -373,7 +373,7 @@ def answer(self:Decoder, new:list[int])->Generation:
 
 # %% ../../nbs/06_model/08_generate.ipynb #gen0dec8
 @patch
-def room(self:Decoder)->int:
+def free_slots(self:Decoder)->int:
     "The number of waiting prompts that can be started now"
     if not self.waiting: return 0
     here, width, static = 0, 0, isinstance(self.running, StaticRows)
@@ -402,7 +402,7 @@ def admit(self:Decoder, n:int)->None:
 def step(self:Decoder)->list[int]:
     "Start prompts if there is room, else append a token to each row; returns the rows that have ended, and drops them"
     self.maybe_record()
-    if n := self.room(): self.admit(n)
+    if n := self.free_slots(): self.admit(n)
     else: self.write(self.running)
     over = [row for row in self.running.rows if self.is_over(row)]
     places = [place for place, row in enumerate(self.running.rows) if row not in over]
@@ -486,7 +486,7 @@ def _can_record(decoder:Decoder, running:Running)->bool:
 def record(self:Decoder,
     running:Running,   # rows being generated
 )->StaticRows|None:
-    "The same rows with a recorded step, or None to leave them as they are"
+    "The rows with a recorded step, or None to leave them as they are"
     if not _can_record(self, running): return None
     want, more = self.read(running), dict(logits_to_keep=1) if "logits_to_keep" in self.takes else {}
     for layer in running.cache.layers: layer.replace(layer.keys[:, :, :-1], layer.values[:, :, :-1])   # as before

@@ -224,7 +224,7 @@ def _measured_bandwidth(kind:str)->float:
 _CGROUPS = Path("/sys/fs/cgroup")   # where Linux shows limits of containers and batch jobs
 
 def _read_number(file:Path)->int|None:
-    "The number in a file; None if there is no such file, or it says `max`"
+    "The number in a file; None without the file, or if it holds `max`"
     try: return int(file.read_text())
     except (OSError, ValueError): return None
 
@@ -270,8 +270,8 @@ def _listed_device(name:str, gib:float)->Device|None:
 # %% ../../nbs/06_model/00_hardware.ipynb #e6f9d796
 def _programs_on_card()->list[str]:
     "Programs that hold memory of a GPU, as the driver lists them; none where it does not, as in most containers"
-    asked = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
-    try: listed = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
+    query = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
+    try: listed = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError): return []
     rows = [[part.strip() for part in line.split(",")] for line in listed.splitlines()]
     return [f"{name} (pid {pid}, {used})" for pid, name, used in (row for row in rows if len(row) == 3)

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..extensions import require_extension
+from ..extensions import need_extension
 from ..installation import is_installed
 from ..report import command, ConfigError, edit, MissingPathError
 from ..settings import defaults
@@ -73,14 +73,15 @@ def sharing_of(
     size:int,   # processes that share each row
 ):              # None: each process has its own
     "The extension by which processes share rows; ConfigError if it is missing"
-    return require_extension("parallelism", "sequence_parallel_size", size, 1) if size > 1 else None
+    if size == 1: return None
+    return need_extension("parallelism", f"sequence_parallel_size {size}", edit(sequence_parallel_size=1))
 
 def check_division(
     cfg:Config,
 )->None:
     "ConfigError for what cannot be divided, or not with these settings, or if DeepSpeed is not installed"
     settings = deepspeed_config(cfg)
-    if cfg.fsdp: require_extension("parallelism", "fsdp", True, False).check_fsdp(cfg)
+    if cfg.fsdp: need_extension("parallelism", "fsdp", edit(fsdp=False)).check_fsdp(cfg)
     if settings is None: return
     if not is_installed("deepspeed"):
         fix = command("pip install 'sft_nb[deepspeed]'") | edit(deepspeed=None)

@@ -14,8 +14,8 @@ from typing import Callable, NamedTuple
 
 import torch
 
-from ..extensions import extension, require_extension
-from ..report import Finding, Report, fail, ok, warn
+from ..extensions import extension, need_extension
+from ..report import edit, Finding, Report, fail, ok, warn
 
 # %% ../../nbs/06_model/01_precision.ipynb #1ca7cdc2
 class Repair:
@@ -259,7 +259,7 @@ def kernels_for(
 ):
     "The extension with the kernels that a config asks for, or None; ConfigError if they are named, and it is missing"
     if kernels in ("auto", "none"): return extension("kernels") if kernels == "auto" else None
-    return require_extension("kernels", "kernels", kernels, "auto")
+    return need_extension("kernels", f"kernels {kernels!r}", edit(kernels="auto"))
 
 def use_kernels(
     model,         # in train mode, with its adapter

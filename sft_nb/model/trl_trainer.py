@@ -27,7 +27,7 @@ class OneGpuConfig(SFTConfig):
 def undo_trl_changes(
     model,   # model of a trainer; changed in place
 )->None:
-    "Adapters in float32 again, and router logits only where they are asked for"
+    "Adapters in float32 again, and router logits only where they are requested"
     if hasattr(model, "peft_config"): adapters_to_float32(model)
     withhold_router_logits(model)
 

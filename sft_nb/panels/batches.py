@@ -48,7 +48,7 @@ class Schedule:
         return whole * self.per_epoch + rest * self.accumulation
 
     def epoch(self, k:int)->int:
-        "Of micro-batch `k`"
+        "The epoch of micro-batch `k`"
         return k // self.per_epoch
     def step(self, k:int)->int:
         "The step that micro-batch `k` is a part of"
@@ -63,7 +63,7 @@ def schedule_of(
     cfg:Config,       # without `auto`
     batches:BatchSampler,  # of one process
 )->Schedule:
-    "When the training of `cfg` takes which of `batches`"
+    "The order in which the training of `cfg` takes `batches`"
     return Schedule(len(batches), cfg.gradient_accumulation_steps, optimizer_steps(cfg, batches))
 
 # %% ../../nbs/14_panels/01_batches.ipynb #st0bat02
@@ -81,7 +81,7 @@ def resized(
     workbench:Workbench,
     rows:int,             # rows in a batch, for training and evaluation; packed batches keep their budget
 )->Workbench:
-    "The same with batches of another size; nothing is planned again"
+    "A copy with batches of another size; nothing is planned again"
     cfg = replace(workbench.cfg, per_device_train_batch_size=rows, per_device_eval_batch_size=rows)
     model = vars(workbench).get("model")
     other = Workbench(cfg, data=workbench.data, model=model, is_resolved=True)
@@ -133,13 +133,13 @@ def batches(self:BatchState)->BatchSampler:
 # %% ../../nbs/14_panels/01_batches.ipynb #5c5b5599
 @patch(as_prop=True)
 def schedule(self:BatchState)->Schedule:
-    "Of the training"
+    "The schedule of the training"
     return schedule_of(self.workbench.cfg, self.workbench.batches)
 
 # %% ../../nbs/14_panels/01_batches.ipynb #3cf3916f
 @patch(as_prop=True)
 def n_batches(self:BatchState)->int:
-    "Of the whole training, or of one evaluation"
+    "The number of batches of the whole training, or of one evaluation"
     return self.schedule.n if self.split == "train" else len(self.batches)
 
 # %% ../../nbs/14_panels/01_batches.ipynb #bc9303d4
@@ -195,7 +195,7 @@ def labels(self:BatchState)->list[list[int]]:
 # %% ../../nbs/14_panels/01_batches.ipynb #c5c9c8a1
 @patch(as_prop=True)
 def positions(self:BatchState)->list[list[int]]:
-    "Of each token in its document; padded rows are counted by the model, from 0"
+    "The position of each token in its document; the model counts padded rows, from 0"
     batch = self.batch()
     if "position_ids" in batch: return batch["position_ids"].tolist()
     return [list(range(len(row))) for row in batch["input_ids"]]
@@ -203,7 +203,7 @@ def positions(self:BatchState)->list[list[int]]:
 # %% ../../nbs/14_panels/01_batches.ipynb #c5e8bb5f
 @patch(as_prop=True)
 def borders(self:BatchState)->list[int]:
-    "Where each document begins if all are written one behind the other, and where the last one ends"
+    "The start of each document if all are concatenated, and the end of the last one"
     batch = self.batch()
     if "attention_mask" in batch: return [0, *accumulate(batch["attention_mask"].sum(1).tolist())]
     positions = batch["position_ids"][0].tolist()
@@ -226,7 +226,7 @@ class Document(NamedTuple):
         return len(self.mask) - next((k for k, m in enumerate(reversed(self.mask)) if m), len(self.mask))
     @property
     def pieces(self)->list[tuple[int,int]]:
-        "Where each piece of it begins, and how many tokens it has"
+        "The start of each piece of the document, and its number of tokens"
         return [(start, min(PIECE, self.n - start)) for start in range(0, max(1, self.n), PIECE)]
 
 @patch
@@ -331,7 +331,7 @@ def to_dict(self:BatchState)->dict:
 def find(self:BatchState,
     row:int,          # of the source, counted from 1
 )->int:               # number of the first batch with this row
-    "Where a row is trained or scored first; ConfigError if it is in no batch"
+    "The first batch that trains or scores a row; ConfigError if it is in no batch"
     examples = (self.side.stats["row"] == row - 1).nonzero()[0].tolist()
     wanted = {*examples, *(~n for n in examples)}
     for k in range(min(self.n_batches, len(self.batches))):   # the first epoch contains every row
@@ -411,7 +411,7 @@ class TokenList(Control):
         self.pieces = [(k, start) for k, document in enumerate(self.documents) for start, _ in document.pieces]
 
     def block(self)->dict:
-        "As a block of the view, with the pieces that are seen first"
+        "A block of the view, with the pieces that are seen first"
         first, read = [], 0
         for k, (number, _) in enumerate(self.pieces):
             if read >= _FIRST: break
@@ -460,7 +460,7 @@ class BatchPanel(Panel):
 
     @cached_property
     def state(self)->BatchState:
-        "Made when it is first asked for: rows may have to be prepared, and a training planned"
+        "Made on first use: rows may have to be prepared, and a training planned"
         return BatchState(self.source, self.batch_size)
 
     @cached_property

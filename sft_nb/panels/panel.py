@@ -9,6 +9,7 @@ __all__ = ['Control', 'Button', 'Choice', 'Number', 'Range', 'Text', 'Table', 'c
 # %% ../../nbs/14_panels/00_panel.ipynb #pan0imp1
 import itertools, math, os, threading, uuid
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 
 import anywidget
@@ -16,8 +17,7 @@ import traitlets
 from IPython.display import display, HTML, update_display
 from fastcore.basics import patch
 
-import sft_nb.display
-from ..display import card_html, table_html   # noqa: F401   tables of panels are drawn with it
+from ..display import card_html, format_number, table_html   # noqa: F401   tables of panels are drawn with it
 from ..escape import escape_html
 from ..report import ConfigError, SftError
 
@@ -153,7 +153,7 @@ class Table(Control):
         self.total, self.version = total, str(version)
         self.set_trait("value", chosen)
     def block(self)->dict:
-        "As a block of the view, with the rows around the chosen one"
+        "A block of the view, with the rows around the chosen one"
         first = max(0, min((self.value or 0) - self.lines, self.total - 3 * self.lines))
         rows = self._cells(first, min(self.total, first + 3 * self.lines))
         return dict(kind="table", key=self.id, title=self.label, head=self.head, rows=rows, rev=self.version,
@@ -165,7 +165,7 @@ class Table(Control):
         return {"rows": self._cells(first, end), "from": first}
     def _cells(self, first:int, end:int)->list[list[str]]:
         rows = self.rows(first, end) if first < end else []
-        return [[str(sft_nb.display.format_number(cell))[:300] for cell in row] for row in rows]
+        return [[str(format_number(cell))[:300] for cell in row] for row in rows]
 
 # %% ../../nbs/14_panels/00_panel.ipynb #06e2c783
 def controls_row(*controls:Control)->dict:
@@ -212,7 +212,7 @@ def chart(
     return dict(kind="chart", key=title, title=title, series=drawn, click=click, drag=drag, **how)
 
 # %% ../../nbs/14_panels/00_panel.ipynb #6eb24bdd
-_ASSETS = Path(sft_nb.display.__file__).parent/"assets"/"panels"
+_ASSETS = Path(str(files("sft_nb")))/"assets"/"panels"
 # JupyterLab shows "model not found" for a closed panel; hide that above the saved picture
 _HIDE = ("<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .sft-picture) "
          ".jp-OutputArea-output.jupyter-widgets:not(:has(*)){display:none}</style>")
@@ -338,7 +338,6 @@ def error_html(
         return card_html(title or "that did not work", f"{type(error).__name__}: {error}", lines=dict(Fix=fix))
     card = error.card()
     _, _, where = card["title"].partition(": ")   # without the class name
-    title = title or ("that did not work" if where in _PANELS else where)
+    title = title or ("that did not work" if where.endswith("Panel") else where)
     return card_html(title, card["says"], lines=dict(Fix=card["lines"]["Fix"], Page=card["lines"]["Page"]))
 
-_PANELS = ("BatchPanel", "DataPanel", "EvalPanel", "GenerationPanel", "LossPanel", "PlanPanel", "RunPanel")

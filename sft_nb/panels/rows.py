@@ -180,7 +180,7 @@ def source(self:DataState)->tuple[str,dict|None]:
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0loo3
 @patch
-def look(self:DataState)->str:
+def render(self:DataState)->str:
     "The chosen view of the selected row, as plain text"
     e, (place, row) = self.entry(), self.source()
     if self.face == "raw" or row is None: return json.dumps(row, indent=1, ensure_ascii=False, default=str)
@@ -192,12 +192,12 @@ def look(self:DataState)->str:
 @patch
 def _messages(self:DataState, place:str, row:dict)->str:
     "The conversation of a row, or why there is none"
-    try: talk = conversation(self.data.task, row, place, self.data.cfg)
+    try: chat = conversation(self.data.task, row, place, self.data.cfg)
     except Exception as e: return f"no conversation: {e}"   # a user's task can raise anything
-    def words(m:dict)->str:
+    def text_of(m:dict)->str:
         calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in m.get("tool_calls") or []]
         return "\n".join([*filter(None, [m.get("content")]), *calls])
-    return "\n".join(f"{m['role']}: {words(m)}" for m in talk)
+    return "\n".join(f"{m['role']}: {text_of(m)}" for m in chat)
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0mar2
 @patch
@@ -263,9 +263,9 @@ def _table(self:DataState)->str:
 def _begins(self:DataState, e:Entry)->str:
     "The beginning of the user's message; for a row that is no conversation, of its text"
     place, row = self.side.row(e.example)
-    try: talk = conversation(self.data.task, row, place, self.data.cfg)
-    except Exception: talk = []   # a user's task can raise anything
-    questions = [m["content"] for m in talk if m.get("role") == "user" and isinstance(m.get("content"), str)]
+    try: chat = conversation(self.data.task, row, place, self.data.cfg)
+    except Exception: chat = []   # a user's task can raise anything
+    questions = [m["content"] for m in chat if m.get("role") == "user" and isinstance(m.get("content"), str)]
     ids = self.side.tokens[e.example]["input_ids"][:40]
     begins = questions[0] if questions else self.data.tokenizer.decode(ids, skip_special_tokens=True)
     return " ".join(begins[:200].split())[:100]
@@ -289,7 +289,7 @@ def face_html(self:DataState)->str:
     e, (place, _) = self.entry(), self.source()
     title = f"<div style='margin-top:6px'><b>{escape_html(place)}</b></div>"
     if self.face != "tokens" or e.example is None:
-        return f"{title}<pre style='{WRAPPED}'>{escape_html(self.look())}</pre>"
+        return f"{title}<pre style='{WRAPPED}'>{escape_html(self.render())}</pre>"
     x = self.side.tokens[e.example]
     return title + spans_html(tokens_of(x["input_ids"], x["labels"], self.data.tokenizer))
 
@@ -300,7 +300,7 @@ def to_dict(self:DataState)->dict:
     names = {facet: len(self.entries(facet)) for facet in FACETS}
     page = [e._asdict() for e in self.on_page()]
     here = dict(split=self.split, facet=self.facet, at=self.at, chosen=self.chosen, face=self.face, marked=self.marked)
-    return here | dict(facets=names, page=page, look=self.look() if page else "")
+    return here | dict(facets=names, page=page, look=self.render() if page else "")
 
 # %% ../../nbs/14_panels/02_rows.ipynb #fdb8a190
 _HEAD = [dict(name="row", width="64px"), dict(name="tokens", number=True, width="80px"),
@@ -358,10 +358,10 @@ def blocks(self:DataPanel)->list[dict]:
 def _list_in_words(self:DataPanel, n:int)->str:
     "The number of listed rows, of all rows, and what they have in common"
     state, total = self.state, len(self.state.entries(self.state.facet))
-    asked = [f"“{self.text.value}” in them"] if state.found is not None else []
-    if state.within: asked.append(f"{state.within[0]:,} to {state.within[1]:,} tokens")
-    if not asked: return f"{state.facet}: {pluralise(total, 'row') if total else 'no rows'}"
-    which = f"with {' and '.join(asked)}"
+    conditions = [f"“{self.text.value}” in them"] if state.found is not None else []
+    if state.within: conditions.append(f"{state.within[0]:,} to {state.within[1]:,} tokens")
+    if not conditions: return f"{state.facet}: {pluralise(total, 'row') if total else 'no rows'}"
+    which = f"with {' and '.join(conditions)}"
     if n: return f"{state.facet}: {n:,} of {pluralise(total, 'row')}, {which}"
     clear = "clear the search" if state.found is not None else "choose a wider range of lengths"
     return f"{state.facet}: none of {pluralise(total, 'row')} {which}; {clear} to see the others"

@@ -78,7 +78,7 @@ def why_not_in_16_bits(
     cfg:Config,
     tokenizer,
 )->str:   # empty: it can
-    "Why the base cannot be loaded in 16 (or 32) bits now, beside what is loaded already"
+    "The reason why the base cannot be loaded in 16 (or 32) bits beside what is loaded already, or empty"
     cfg = in_16_bits(cfg)
     hardware, shape = find_hardware(cfg), load_shape(cfg, tokenizer)
     if other := stored_by(shape): return f"{other} has quantised it in its own files"

@@ -63,7 +63,7 @@ class Plan:
     def fits(self)->bool: return self.device.holds(self.total, self.host)
     @property
     def host_text(self)->str:
-        "What is offloaded to host memory, in words: per process and in all"
+        "The size of what is offloaded to host memory, in words: per process and in all"
         if self.processes == 1: return format_bytes(self.host)
         return f"{format_bytes(self.host)} per process, {format_bytes(self.host * self.processes)} in all"
     @property
@@ -154,7 +154,7 @@ def plot(self:Plan):   # a matplotlib `Figure`
 
 # %% ../../nbs/07_planning/05_plan.ipynb #0eb2ceb2
 def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:
-    "A warning if a step of packed batches misses the number of rows that was asked for, else None"
+    "A warning if a step of packed batches misses the wanted number of rows, else None"
     wanted, is_open = planner.cfg.effective_batch_size, planner.cfg.max_tokens_per_batch == "auto"
     if c.budget is None or wanted is None: return None
     rows, _ = planner.rows_per_step(c.budget)
@@ -174,7 +174,7 @@ def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:
 _GIVEN = "as configured"
 
 def _explain_kept_attention(planner:Planner, c:Candidate)->tuple[bool,str]:
-    "Whether the output of attention is kept, and why"
+    "The decision to keep the output of attention, with the reason"
     on = c.way.keep
     if planner.cfg.keep_attention != "auto": return on, _GIVEN
     if not c.way.checkpointing: return on, "auto: nothing is recomputed"
@@ -219,7 +219,7 @@ def decisions(
     def explain(setting, value, why):
         "The value of a setting and its reason: that of the plan if the setting was `auto`"
         if getattr(cfg, setting) != "auto": return value, _GIVEN
-        return value, f"auto: {why if chosen.total <= planner.room else 'takes the least'}"
+        return value, f"auto: {why if chosen.total <= planner.budget_bytes else 'takes the least'}"
     fits_with_it = "fits only with it"
     rows = f"batches of {pluralise(cfg.per_device_train_batch_size, 'row')}"
     if cfg.max_tokens_per_batch == "auto": budget = chosen.budget, "auto: the fastest that fits"
@@ -327,7 +327,7 @@ def plan(
         chosen = choose(planner)
         evaluation = planner.evaluation(chosen.way.method)
 
-    decided, model = decisions(planner, chosen), planner.whole(chosen.way.method)
+    decided, model = decisions(planner, chosen), planner.skeleton_of(chosen.way.method)
     settings = {name: value for name, (value, _) in decided.items()}
     reasons = {name: why for name, (_, why) in decided.items()}
     reach = lora_reach(model)

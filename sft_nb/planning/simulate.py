@@ -237,7 +237,7 @@ def _make_fake(model, dtype:torch.dtype)->None:
 # %% ../../nbs/07_planning/01_simulate.ipynb #7aa1bcc8
 @dataclass(frozen=True)
 class Pass:
-    "How a pass over the model is run"
+    "The settings of a pass over the model"
     attention:str="varlen"
     kind:str="cuda"                    # kernels of cuda or cpu
     dtype:torch.dtype=torch.bfloat16   # what it computes in
@@ -263,7 +263,7 @@ class Step:
     def peak(self)->int: return max(self.forward, self.backward)
 
     def with_layers(self, more:int)->"Step":
-        "The same step of a model with more layers"
+        "The step of a model with more layers"
         added = more * self.layer
         return Step(self.activations + added, self.forward + added, self.backward + added, self.layer)
 
@@ -326,7 +326,7 @@ def checkpoint_first_and_last_parts(forward, x:torch.Tensor, n:int, along:int)->
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1save1
 def _save_memory(model, how:Pass)->None:
-    "As `sft_nb.model.checkpointing` does it"
+    "Recompute layers, keep attention or offload like `sft_nb.model.checkpointing`"
     waiting = _Forgotten if how.offloading else OnDevice
     if how.checkpointing: recompute_layers(model, keep_attention=how.keep_attention, waiting=waiting)
     if how.recompute_parts: recompute_parts(model, checkpoint_first_and_last_parts)

@@ -94,7 +94,7 @@ class Folder:
                    command("sft_nb merge RUN", "merge(run)"))
 
     def json(self, name:str)->dict:
-        "A file of it; empty if there is none; `SftError` if it cannot be read"
+        "A JSON file of the folder, empty if missing; `SftError` if it cannot be read"
         try: found = read_json(self.path/name)
         except FileNotFoundError: return {}
         except (OSError, ValueError) as e:
@@ -186,7 +186,7 @@ class Expected:
 
     @cached_property
     def base_generation(self)->dict:
-        "Settings in generation_config.json of the base; empty if it has none, or there is no network"
+        "Settings in generation_config.json of the base; empty without the file or without a network"
         from transformers import GenerationConfig
         model, revision = model_path(self.bench.requested.model), self.bench.requested.revision
         try: return GenerationConfig.from_pretrained(model, revision=revision).to_diff_dict()
@@ -387,7 +387,7 @@ def compare_length(
     return f"{name} is {limit}, and an answer of the run may have {wanted} tokens", False
 
 def folder_stop(x:Expected, f:Folder)->ProofStage:
-    "Where would a server that applies its settings end an answer?"
+    "The place at which a server that applies the folder's settings would end an answer"
     ends = ends_in(f.generation if "eos_token_id" in f.generation else f.config)
     text = f"generation_config.json does not end at {x.bench.tokenizer.decode(x.reference.ends[:1])}"
     fix = f'set "eos_token_id": {json.dumps(x.reference.ends)} in {f.path}/generation_config.json'

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['computed_in', 'Probe', 'probe', 'Gap', 'mean_difference', 'measure_gap', 'parity', 'dequantise', 'load_trained',
-           'merge_weights', 'merged_model', 'WeightPrint', 'weight_prints', 'compare_weights', 'held_out_talks',
+           'merge_weights', 'merged_model', 'WeightPrint', 'weight_prints', 'compare_weights', 'held_out_chats',
            'held_out_prompts', 'load_merged', 'with_system_prompt', 'merge']
 
 # %% ../../nbs/13_proof/00_merge.ipynb #b8ca8f33
@@ -160,7 +160,7 @@ class Gap:
         return self.mean <= (self.scale if self.effect is None else max(self.effect / 2, as_rounding))
 
 def mean_difference(a:Probe, b:Probe)->float:
-    "Of the logits of two probes"
+    "The mean difference of the logits of two probes"
     return sum((x - y).abs().sum().item() for x, y in zip(a.logits, b.logits)) / sum(x.numel() for x in a.logits)
 
 def _kept_share(a:Probe, b:Probe, base:Probe)->float:
@@ -424,24 +424,24 @@ def compare_weights(
     return fail(text, check="weights")
 
 # %% ../../nbs/13_proof/00_merge.ipynb #e1e857ef
-def held_out_talks(
+def held_out_chats(
     cfg:Config,   # config of a run
     n:int,        # at most
 )->dict[str,list[dict]]:   # place of a row -> its messages
-    "Held-out rows with a prompt, or training rows if none are held out; empty if there are none"
+    "Conversations of held-out rows with a prompt, or of training rows if none are held out"
     rows, *_ = read_kept(cfg, "eval")
     if not rows:
         try: rows, *_ = read_kept(replace(cfg, max_samples=max(n, 64)), "train")
         except SftError: rows = {}   # all of the first training rows are dropped
-    talks = {where: conversation(task_of(cfg), row, where, cfg) for where, row in list(rows.items())[:n]}
-    return {where: talk for where, talk in talks.items() if len(talk) > 1}
+    chats = {where: conversation(task_of(cfg), row, where, cfg) for where, row in list(rows.items())[:n]}
+    return {where: chat for where, chat in chats.items() if len(chat) > 1}
 
 def held_out_prompts(
     cfg:Config,   # config of a run
     n:int,        # at most
 )->list[list[dict]]:
     "Their prompts; a greeting if there are no such rows"
-    return [talk[:-1] for talk in held_out_talks(cfg, n).values()] or [[dict(role="user", content="Hello")]]
+    return [chat[:-1] for chat in held_out_chats(cfg, n).values()] or [[dict(role="user", content="Hello")]]
 
 # %% ../../nbs/13_proof/00_merge.ipynb #d0d45fff
 def load_merged(
@@ -498,18 +498,18 @@ def _loss_finding(trained:Probe, merged:Probe, base:Probe)->tuple[Finding,dict]:
                    loss_of_base=loss + gained)
     return (fail if is_lost else ok)(text, check="loss"), figures
 
-def _write_and_compare(workbench:Workbench, source:Path, folder:Path, dtype:str, talks:dict[str,list[dict]])->Report:
+def _write_and_compare(workbench:Workbench, source:Path, folder:Path, dtype:str, chats:dict[str,list[dict]])->Report:
     "Merge into `folder`, load the result, and compare both models"
     torch_dtype, tokenizer, is_full = getattr(torch, dtype), workbench.tokenizer, workbench.requested.method == "full"
-    prompts = [talk[:-1] for talk in talks.values()] or [[dict(role="user", content="Hello")]]
-    rows = encode(talks, tokenizer)
+    prompts = [chat[:-1] for chat in chats.values()] or [[dict(role="user", content="Hello")]]
+    rows = encode(chats, tokenizer)
     def probe_base(model, trained):
         how = dict(like=trained, max_new_tokens=0)
         exact = probe(model, tokenizer, prompts, dtype=torch.float32, **how)
         if torch_dtype == torch.float32: return exact, 0.
         return exact, mean_difference(exact, probe(model, tokenizer, prompts, dtype=torch_dtype, **how))
 
-    def look(**how):
+    def measure(**how):
         model = _with_adapter(workbench, source, **how)
         trained = probe(model, tokenizer, prompts, rows=rows, dtype=torch.float32)
         in_the_model = leaves_base(workbench.requested)
@@ -522,7 +522,7 @@ def _write_and_compare(workbench:Workbench, source:Path, folder:Path, dtype:str,
             base = dequantise(workbench.base(), workbench.hardware.dtype, **how)
             found = probe_base(base, trained)
         return trained, *found, prints
-    trained, base, noise, prints = _where_it_fits(workbench, look, "model to compare with")
+    trained, base, noise, prints = _where_it_fits(workbench, measure, "model to compare with")
     free_memory()
 
     merged = merged_model(workbench, source, torch_dtype)
@@ -578,9 +578,9 @@ def merge(
         if write_system_prompt and not isinstance(workbench.tokenizer.chat_template, str):
             raise ConfigError(f"merge {run.name}", "there is no chat template to write the system prompt into", "",
                               edit(write_system_prompt=False))
-        with missing_rows_are_of_the_run(run.path): talks = held_out_talks(run.config, prompts)
+        with missing_rows_are_of_the_run(run.path): chats = held_out_chats(run.config, prompts)
         check_trained(source, run.config.method)
-        report = _write_and_compare(workbench, source, folder, dtype, talks)
+        report = _write_and_compare(workbench, source, folder, dtype, chats)
         again, shell, python = out if report.failed else out.with_name(f"{out.name}-float32"), "", ""
         other = out.with_name(f"{out.name}-with-system-prompt")
         if checkpoint != "adapter": shell, python = f" --checkpoint {checkpoint}", f', checkpoint="{checkpoint}"'

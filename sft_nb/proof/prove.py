@@ -39,22 +39,22 @@ _OPEN_ENDED = ("Hello", "Write a few sentences about a day that you liked, and w
 
 def several_turns(
     tokenizer,
-    asked:list[list[dict]],   # prompts of the run
+    prompts:list[list[dict]],   # prompts of the run
     hello:GreedyAnswer,       # the run's answer to a first question
 )->list[list[dict]]:          # empty: the run has such a prompt, or its template writes none
     "A question of the run after an earlier question and a system message: only this shows whether a server keeps both"
-    if not Template(tokenizer).chat or any(c[0]["role"] == "system" and len(c) > 3 for c in asked): return []
-    first, *more = next((c for c in asked if c[-1]["role"] == "user"), [dict(role="user", content="Hello again")])
+    if not Template(tokenizer).chat or any(c[0]["role"] == "system" and len(c) > 3 for c in prompts): return []
+    first, *more = next((c for c in prompts if c[-1]["role"] == "user"), [dict(role="user", content="Hello again")])
     extra = {k: v for k, v in first.items() if k not in ("role", "content")}   # tools
     has_system = first["role"] == "system"
     system = first if has_system else dict(role="system", content="You are a helpful assistant.") | extra
     question = more if has_system else [{k: v for k, v in first.items() if k not in extra}, *more]
     earlier = [hello.conversation[-1], dict(role="assistant", content=hello.text.strip() or "Hello!")]
     without = [earlier[0] | extra, *earlier[1:], *question]   # some templates take no system message
-    for talk in ([system, *earlier, *question], without):
-        try: encode_prompts([talk], tokenizer)
+    for chat in ([system, *earlier, *question], without):
+        try: encode_prompts([chat], tokenizer)
         except SftError: continue
-        return [talk]
+        return [chat]
     return []
 
 def answer_as_reference(
@@ -66,22 +66,22 @@ def answer_as_reference(
 )->Reference:
     "Generate the reference answers with the run's model and its base"
     tokenizer = bench.tokenizer
-    with missing_rows_are_of_the_run(run.path): asked = held_out_prompts(bench.requested, prompts)
-    asked = [c for c in asked if c[0]["role"] != "tokens"]   # servers take no ids
-    asked = asked or [[dict(role="user", content="Hello")]]
+    with missing_rows_are_of_the_run(run.path): prompts = held_out_prompts(bench.requested, prompts)
+    prompts = [c for c in prompts if c[0]["role"] != "tokens"]   # servers take no ids
+    prompts = prompts or [[dict(role="user", content="Hello")]]
     role = "user" if Template(tokenizer).chat else "text"
     system = [dict(role="system", content=run.system_prompt)] if run.system_prompt and role == "user" else []
     open_ended = [[*system, dict(role=role, content=text)] for text in _OPEN_ENDED]
 
     model, settings = load_trained(bench, source), dict(max_new_tokens=max_new_tokens)
-    tuned = answer_greedily(model, tokenizer, asked, **settings)
+    tuned = answer_greedily(model, tokenizer, prompts, **settings)
     uncertain = answer_greedily(model, tokenizer, open_ended, **settings)
     lengths = [len(a.prompt) + len(a.tokens) for a in (*tuned, *uncertain)]
-    tuned += answer_greedily(model, tokenizer, several_turns(tokenizer, asked, uncertain[0]), **settings)
-    asked = [a.conversation for a in tuned]
+    tuned += answer_greedily(model, tokenizer, several_turns(tokenizer, prompts, uncertain[0]), **settings)
+    prompts = [a.conversation for a in tuned]
     in_the_model = leaves_base(bench.requested)   # without its adapter, the model is its base
     with model.disable_adapter() if in_the_model else nullcontext():
-        base = answer_greedily(model if in_the_model else bench.base(), tokenizer, asked, like=tuned, **settings)
+        base = answer_greedily(model if in_the_model else bench.base(), tokenizer, prompts, like=tuned, **settings)
 
     try: longest = int(read_json(run.path/"data.json")["figures"]["train: lengths"]["edges"][-1])
     except (OSError, ValueError, LookupError, TypeError): longest = 0

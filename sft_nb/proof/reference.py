@@ -176,7 +176,7 @@ _MARK = "@@system@@"
 _OWN_SYSTEM_PROMPT = dict(role="system", content="Be brief.")
 
 def _added_system_prompt(template:Template, conversation:list[dict], rendered:str)->str:
-    "The system prompt in `rendered`; empty if there is none, or the conversation has its own"
+    "The system prompt that the template added in `rendered`, or empty"
     if conversation[0]["role"] in ("system", "text"): return ""
     marked = [dict(role="system", content=_MARK), *conversation]
     try: before, _, after = template.render(marked, prompt=True).partition(_MARK)
@@ -221,11 +221,11 @@ def _explain_history(c:PromptComparison)->str:
             extra = {k: a.conversation[0][k] for k in ("tools", "chat_template_kwargs") if k in a.conversation[0]}
             return encode_prompts([[kept[0] | extra, *kept[1:]]], c.template.tokenizer)[0]
         return ids
-    def no_system(talk): return [m for m in talk if m["role"] != "system"]
+    def no_system(chat): return [m for m in chat if m["role"] != "system"]
     return _matching_variant(c, {
         "system messages are left out": render(no_system),
-        "earlier turns are left out": render(lambda talk: [*(m for m in talk[:-1] if m["role"] == "system"), talk[-1]]),
-        "all messages but the last are left out": render(lambda talk: talk[-1:])})
+        "earlier turns are left out": render(lambda chat: [*(m for m in chat[:-1] if m["role"] == "system"), chat[-1]]),
+        "all messages but the last are left out": render(lambda chat: chat[-1:])})
 
 def prompt_with_argument(
     a:GreedyAnswer,
@@ -239,12 +239,13 @@ def prompt_with_argument(
 
 def _explain_thinking(c:PromptComparison)->str:
     tokenizer = c.template.tokenizer
-    def switched(argument:dict): return lambda a: prompt_with_argument(a, tokenizer, argument)
-    def opened(text:str): return lambda a: a.prompt + tokenizer(text, add_special_tokens=False)["input_ids"]
+    def with_argument(argument:dict): return lambda a: prompt_with_argument(a, tokenizer, argument)
+    def with_opening(text:str): return lambda a: a.prompt + tokenizer(text, add_special_tokens=False)["input_ids"]
 
     values = {True: "thinking is on, and was off in training", False: "thinking is off, and was on in training"}
-    variants = {f"{text} ({name})": switched({name: on}) for name in c.template.switches for on, text in values.items()}
-    variants |= {f"each prompt opens the answer with {text!r}": opened(text) for text in _THINKING_PREFIXES}
+    variants = {f"{text} ({name})": with_argument({name: on})
+                for name in c.template.switches for on, text in values.items()}
+    variants |= {f"each prompt opens the answer with {text!r}": with_opening(text) for text in _THINKING_PREFIXES}
     return _matching_variant(c, variants)
 
 # %% ../../nbs/13_proof/01_reference.ipynb #18bcf3dd
@@ -273,7 +274,7 @@ CAUSES = dict(history=_explain_history, bos=_explain_bos, cut=_explain_truncatio
 def find_cause(
     c:PromptComparison,
 )->tuple[str,str]|None:   # its name in `CAUSES`, and the evidence; None: the prompts are the same
-    "Why prompts are rendered differently than in training"
+    "The reason why prompts are rendered differently than in training"
     if all(r.matches(a.prompt) for a, r in zip(c.trained, c.rendered)): return None
     for name, explain in CAUSES.items():
         if c.counts and (seen := explain(c)): return name, seen

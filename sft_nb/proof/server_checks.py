@@ -58,7 +58,7 @@ class ServedModel:
     def template(self)->str: return shell_quote(self.adapter/"chat_template.jinja")
     @property
     def weights_format(self)->str:
-        "As declared, or as llama.cpp reports it; empty: not known"
+        "The number format of the weights, as declared or as llama.cpp reports it; empty if unknown"
         if self.weights: return self.weights
         reported = str(self.server.info.props.get("model_ftype", "")).lower()
         reported = reported.removeprefix("all ").removeprefix("mostly ")

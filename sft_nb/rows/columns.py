@@ -317,7 +317,7 @@ def exclusion_reason(
     row:dict,
     names:list[str],   # names of unread columns
 )->str:                # `weight is 0`; empty if the row is to be learned
-    "Why the columns exclude the row from training; `SftError` for columns that cannot be honoured"
+    "The reason why columns exclude the row from training, or empty; `SftError` for columns that cannot be honoured"
     for name in names:
         fix, key = edit(ignore_columns=(name,)) | f"remove {name} from the row", _key_of(name)
         if key in _MEDIA:

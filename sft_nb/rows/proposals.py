@@ -214,8 +214,8 @@ def _propose_conversations(columns:SampledColumns)->list[dict]:
     "Fields for each column of messages: it ends with an answer, or a column of text holds that"
     def alternates(c):
         lists = [v for v in columns.values[c] if isinstance(v, list) and len(v) > 1 and isinstance(v[0], str)]
-        is_talk = singular_words(c) & _TALKS or {"text", "label"}.isdisjoint(columns.kinds.values())
-        return len(lists) == len(columns.values[c]) and is_talk
+        is_chat = singular_words(c) & _TALKS or {"text", "label"}.isdisjoint(columns.kinds.values())
+        return len(lists) == len(columns.values[c]) and is_chat
     found = []
     for c, kind in columns.kinds.items():
         if kind != "messages" and not alternates(c) or columns.is_metadata(c): continue
@@ -223,7 +223,7 @@ def _propose_conversations(columns:SampledColumns)->list[dict]:
         found += [dict(messages=c) | more, *(dict(prompt=c, completion=answer) | more for answer in columns.answers())]
     return found
 
-def _asked_texts(columns:SampledColumns, answer:str)->list[str]:
+def _prompt_columns(columns:SampledColumns, answer:str)->list[str]:
     "The texts that a label is about: premise and hypothesis, sentence1 and sentence2, question and passage"
     texts = [c for c in columns.questions() if columns.kinds[c] == "text" and c != answer]
     least = min((name_rank(str(c), "question")[0] for c in texts), default=0)
@@ -235,14 +235,14 @@ def _questions_and_answers(columns:SampledColumns, fields:tuple[str,...], labels
     if fields in _PAIRS and len(columns.rows) > 4: classes = [c for c in classes if columns.recurs(c)]
     if fields in _PAIRS:   # whole numbers are classes too
         numbers = [c for c in columns.named("class", "number") if all(str(v).isdigit() for v in columns.values[c])]
-        classes += [c for c in numbers if columns.recurs(c) or len(_asked_texts(columns, c)) > 1]
+        classes += [c for c in numbers if columns.recurs(c) or len(_prompt_columns(columns, c)) > 1]
     if labels and not classes: classes = [c for c, kind in columns.kinds.items() if kind == "label"
                                           and not columns.is_metadata(c) and not has_role(c, "question")]
     found = []
     for answer in columns.answers()[:3] or classes[:1] or [None]:
         pairs = _guess_fields(columns, fields, answer)
-        asked = _asked_texts(columns, answer) if fields in _PAIRS and answer in classes else []
-        if len(asked) in (2, 3): pairs = {_PAIRS[0][0]: " + ".join(sorted(asked, key=[*columns.values].index)),
+        texts = _prompt_columns(columns, answer) if fields in _PAIRS and answer in classes else []
+        if len(texts) in (2, 3): pairs = {_PAIRS[0][0]: " + ".join(sorted(texts, key=[*columns.values].index)),
                                           _PAIRS[0][1]: answer}
         last = pairs.get(fields[-1])
         if fields in _PAIRS and answer is None and last is not None and not str(last).isdigit():
@@ -250,7 +250,7 @@ def _questions_and_answers(columns:SampledColumns, fields:tuple[str,...], labels
         read = dict(input=fields == _PAIRS[2], history=fields == _PAIRS[2], context=fields != _PAIRS[1])
         asked_of = pairs.get(fields[0], fields[0])
         if answer not in columns.answers() and columns.kinds.get(asked_of) == "transcript": continue
-        for c in columns.values if pairs and fields in _PAIRS and len(asked) < 2 else ():
+        for c in columns.values if pairs and fields in _PAIRS and len(texts) < 2 else ():
             field = field_of(columns.name_of(c))
             is_text = columns.kinds[c] != "nested" or are_texts(columns.values[c][0])
             if not is_text and field not in ("history", "tools"): continue

@@ -204,8 +204,8 @@ def _read_preference(row)->list[dict]:
     prompt, chosen, rejected = row.get(name), row["chosen"], row.get("rejected")
     if prompt is None and isinstance(chosen, str):
         fix = as_fix("add prompt to the row, or write chosen and rejected as lists of messages")
-        asked = next((k for k in ("question", "instruction", "query", "input") if isinstance(row.get(k), str)), None)
-        if asked: fix = edit(fields=(f"prompt={asked}",)) | fix
+        column = next((k for k in ("question", "instruction", "query", "input") if isinstance(row.get(k), str)), None)
+        if column: fix = edit(fields=(f"prompt={column}",)) | fix
         raise SftError("row", f"chosen is text, and there is no prompt: {chosen[:60]!r}", "a prompt", fix)
     if all(isinstance(x, str) for x in (prompt, chosen, rejected)) and rejected.startswith(prompt):
         chosen = chosen.removeprefix(prompt)   # both begin with it
@@ -221,9 +221,9 @@ def _read_preference(row)->list[dict]:
     return _require_messages(_join_prompt(shared, answer), row)
 
 def _read_openai_preference(row)->list[dict]:
-    asked, _ = row["input"], row.get("non_preferred_output")   # which is not learned
-    if not isinstance(asked, dict): shared = _as_messages(asked, "user", "input")
-    else: shared = _add_row_fields(_read_conversation(asked, "messages", "message"), asked)
+    shared_prompt, _ = row["input"], row.get("non_preferred_output")   # which is not learned
+    if not isinstance(shared_prompt, dict): shared = _as_messages(shared_prompt, "user", "input")
+    else: shared = _add_row_fields(_read_conversation(shared_prompt, "messages", "message"), shared_prompt)
     return _join_prompt(shared, _as_messages(row["preferred_output"], "assistant", "preferred_output"))
 
 def _read_stored_completion(row)->list[dict]:

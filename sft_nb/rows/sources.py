@@ -105,7 +105,7 @@ _CODE = {".py", ".sh", ".ipynb", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".loc
 NO_ROWS = ("hidden", "about the rows", "code or settings", "of another domain", "of the test split")   # no warning
 
 def _why_not_read(path:Path)->str:
-    "Why a file below a folder is not read, from its path in it; empty if it may be"
+    "The reason why a file below a folder is not read, from its path in it, or empty"
     if any(part.startswith((".", "__MACOSX")) for part in path.parts): return "hidden"
     if _ABOUT.match(path.name): return "about the rows"
     suffix = file_suffix(path)
@@ -263,7 +263,7 @@ class _RowSpool:
         self.file = tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8")
 
     def read_next(self)->bool:
-        "Keep the next row; False if there is none"
+        "Keep the next row; False at the end"
         row = next(self.rows, self)
         if row is self: return False
         if isinstance(row, dict): row = normalise_row(row, "")   # JSON has no word for pandas' NA

@@ -261,7 +261,7 @@ def mark_followed(
 def unscored_steps(
     folder:Path,   # runs/NAME/checkpoints
 )->set[int]:
-    "Steps of the checkpoints that a follower has yet to score; empty if there is no follower"
+    "Steps of the checkpoints that a follower has yet to score; empty without a follower"
     try: since = time.time() - (folder.parent/_FOLLOWED).stat().st_mtime
     except OSError: return set()
     if since > _GONE_AFTER: return set()

@@ -11,7 +11,6 @@ __all__ = ['SYSTEM_PROMPT_FILE', 'Run', 'check_links', 'open_run', 'check_free',
 import errno, math, os, sys, time, uuid
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 from fastcore.basics import patch
@@ -24,6 +23,7 @@ from ..progress import in_notebook, log, Progress, ProgressBar
 from ..report import (
     command, ConfigError, edit, Fix, MissingPathError, MissingRunError, pluralise, SftError, shell_quote)
 from ..settings import max_time_seconds, SETTINGS
+from ..extensions import extension, need_extension
 from ..config import (
     absolute_paths, Config, load_config, require_trust, save_config, with_absolute_paths, with_trusted_code)
 from ..tokens.dataset import Data
@@ -146,7 +146,7 @@ def reserve_name(
     runs_dir:str|Path,
     name:str|None,   # None: a free one will be chosen, and none is reserved
 ):
-    "As `check_free`, and inside no other process takes the name; ConfigError if one is about to train under it"
+    "`check_free`, and a lock on the name; ConfigError if another process is about to train under it"
     check_free(runs_dir, name)
     if not name:
         yield
@@ -301,7 +301,7 @@ def held(self:Run)->bool|None:
 
 @patch
 def trainer(self:Run)->Process|None:
-    "The process that is training it; None if there is none yet"
+    "The process that trains the run, or None"
     who = read_process(self.path/"owner.json")
     if who is None or self.held() is False or who.is_alive is False: return None
     return who
@@ -319,7 +319,7 @@ def launched(self:Run)->int|None:
 
 @patch(as_prop=True)
 def state(self:Run)->str:
-    "As in its status; or killed: its process is gone and has written no other status"
+    "The state in its status, or killed: its process is gone and has written no other"
     written = self.status.state
     if written not in ACTIVE or is_trained(self.path, written): return written
     now = self.status.state   # it may have ended in the meantime
@@ -344,7 +344,7 @@ def weights(self:Run,
     expected, fix = "something saved; nothing was saved yet", resume_command(self)
     if there: expected, fix = f"one of {', '.join(there)}", edit(checkpoint=there[-1])
     elif self.state in ACTIVE: fix = command(f"sft_nb stop {self.path}", f'Run("{self.path}").stop()')
-    found = f"there is no {checkpoint} in it ({self.standing})"
+    found = f"there is no {checkpoint} in it ({self.state_in_words})"
     raise MissingPathError(f"run {self.name!r}", found, expected, fix)
 
 @patch
@@ -359,7 +359,7 @@ SYSTEM_PROMPT_FILE = "system_prompt.txt"   # beside weights: what each of their 
 
 @patch(as_prop=True)
 def system_prompt(self:Run)->str:
-    "The system message with which all its training rows begin; empty if there is none, or not always the same"
+    "The system message with which all training rows begin, or empty"
     figures = read_json_object(self.path/"data.json").get("figures")
     return str(figures.get("system prompt", "")) if isinstance(figures, dict) else ""
 
@@ -371,7 +371,7 @@ def needs_system_prompt(
             "send it, and other programs must")
 
 @patch(as_prop=True)
-def standing(self:Run)->str:
+def state_in_words(self:Run)->str:
     "State and step; for a run that can be resumed, also the step at which it continues"
     state = self.state
     text = f"{state} at step {self.step:,}"
@@ -463,7 +463,7 @@ def start_process(
 def failure(self:Run)->SftError:
     "The reason of a failure, with the last lines of the log"
     status = self.status
-    _, _, last = self.standing.partition(";")
+    _, _, last = self.state_in_words.partition(";")
     reason = f"its process died without reporting an error at step {self.step} (killed, or out of memory)"
     if last: reason += f";{last}"
     if self.state == "failed": reason = status.reason
@@ -576,7 +576,7 @@ def _repr_html_(self:Run)->str:
     status, fix = self.status, self._next_fix()
     reason = f"<div>{as_html(status.reason)}</div>" if status.reason else ""
     fix = f"<div>Next: {code_html(str(fix))}</div>" if fix else ""
-    head = f"<b>{as_html(self.name)}</b> {state_badge(self.state)} {as_html(self.standing.partition(' ')[2])}"
+    head = f"<b>{as_html(self.name)}</b> {state_badge(self.state)} {as_html(self.state_in_words.partition(' ')[2])}"
     return f"<div>{head}{reason}{fix}{table_html([[k, v] for k, v in self._figures().items()])}</div>"
 
 @patch
@@ -585,7 +585,7 @@ def __repr__(self:Run)->str: return escape_controls(f"Run({short_path(self.path)
 @patch
 def __str__(self:Run)->str:
     status, figures, fix = self.status, self._figures(), self._next_fix()
-    lines = [f"{self.name}: {self.standing}", *filter(None, [status.reason])]
+    lines = [f"{self.name}: {self.state_in_words}", *filter(None, [status.reason])]
     if fix: lines.append(f"Next: {fix}")
     wide = max(map(len, figures))
     return escape_controls("\n".join([*lines, *(f"  {k:<{wide}}  {format_number(v)}" for k, v in figures.items())]))
@@ -603,14 +603,13 @@ def report(self:Run,
     *, rows:int=5,             # number of examples whose tokens are shown
 )->Path:
     "Write one HTML file with everything about the run"
-    import sft_nb
-    return sft_nb.run_page(self, path, rows=rows)
+    return need_extension("run_page", f"report {self.name}")(self, path, rows=rows)
 
 @patch
 def _ipython_display_(self:Run)->None:
     "Show a live panel while the run is trained, else its text"
     if not in_notebook() or self.state not in ACTIVE: raise NotImplementedError   # falls back to its text
-    import_module("sft_nb.panels.run").RunPanel(self)._ipython_display_()
+    extension("run_panel")(self)._ipython_display_()
 
 # %% ../../nbs/10_runs/09_directory.ipynb #af42d233
 def plot(

@@ -73,7 +73,7 @@ _USE_FSDP = "ACCELERATE_USE_FSDP"   # set by `accelerate launch --use_fsdp`
 def with_world_size(
     cfg:Config,
 )->Config:
-    "The config of a training by the processes that a launcher started; ConfigError if others were asked for"
+    "The config of a training by the processes that a launcher started; ConfigError if others were requested"
     n = get_process_info().size
     if cfg.num_processes not in (1, n):
         found = f"{cfg.num_processes} were requested, but the launcher started {n}"
@@ -146,23 +146,23 @@ def main_process_first():
     with PartialState().main_process_first(): yield
 
 # %% ../../nbs/10_runs/05_distributed.ipynb #49564f58
-def _count_processes(asked:int, together:int)->None:
+def _count_processes(requested:int, together:int)->None:
     "`SftError` if the numbers asked for, started and training together differ"
     started = get_process_info().size
-    if together == started == asked: return
+    if together == started == requested: return
     fix = command("sft_nb train --num-processes, or torchrun", "launch(cfg, num_processes=...)")
     if started == together: fix = edit(num_processes=started)
-    found = f"{asked} were requested, {started} were started, and {together} train together"
+    found = f"{requested} were requested, {started} were started, and {together} train together"
     raise SftError("processes", found, "one number", fix, "one_process_instead_of_two")
 
 def check_processes(
-    asked:int,         # processes in the config
+    requested:int,         # processes in the config
     together:int,      # processes in the group
     first:list[int],   # rows of the first batch of this process; negative: filler
     sharing:int=1,     # number of neighbours that share rows
 )->None:
-    "`SftError` if there are not as many processes as were asked for, or two groups begin with the same rows"
-    _count_processes(asked, together)
+    "`SftError` if the number of processes is not the requested one, or two groups begin with the same rows"
+    _count_processes(requested, together)
     if together == 1: return
     import torch.distributed as dist
     everyone = [None] * together

@@ -77,8 +77,8 @@ def resume_command(
     name = free_path(run.path).name
     more = edit(**settings)
     shell = f"sft_nb train --config {shell_quote(config)} --run-name {name} {more.says('shell')}".rstrip()
-    asked = filter(None, (f'"{config}"', f'run_name="{name}"', more.says("python")))
-    return command(shell, f"train(load_config({', '.join(asked)}))")
+    arguments = filter(None, (f'"{config}"', f'run_name="{name}"', more.says("python")))
+    return command(shell, f"train(load_config({', '.join(arguments)}))")
 
 # %% ../../nbs/10_runs/06_errors.ipynb #run00nm2
 def named_run(
@@ -119,7 +119,7 @@ def name_taken_error(run)->ConfigError:
     state = run.state
     fix = edit(run_name=free_path(run.path).name)
     if state in ("stopped", "failed", "killed") and run.checkpoints(): fix = resume_command(run) | fix
-    found = f"{run.path} already exists ({run.standing})"
+    found = f"{run.path} already exists ({run.state_in_words})"
     return ConfigError(f"run {run.name!r}", found, "", fix)
 
 # %% ../../nbs/10_runs/06_errors.ipynb #6046abc0
@@ -149,7 +149,7 @@ def merge_target(
     out:str|Path|None,  # None: `merged` in the run
     checkpoint:str,     # adapter or checkpoint-N
 )->Path:
-    "Where a merged model goes; ConfigError if something is there"
+    "The folder for a merged model; ConfigError if it exists"
     name = "merged" if checkpoint == "adapter" else f"merged-{checkpoint}"
     out = Path(out or run.path/name).absolute()
     if not os.path.lexists(out): return out
@@ -160,7 +160,7 @@ def merge_target(
 def no_checkpoint(run)->ConfigError:
     "The error for a run that cannot be resumed, with what is wrong with its checkpoints"
     _, damaged = newest_whole(run.path/"checkpoints")
-    found = f"it has no checkpoint ({run.standing})"
+    found = f"it has no checkpoint ({run.state_in_words})"
     if damaged: found = "it has no complete checkpoint: " + "; ".join(f"{name}: {why}" for name, why in damaged.items())
     every = run.config.save_steps
     earlier = 50 if every == "epoch" or every < 1 else max(1, min(50, int(every) // 2))

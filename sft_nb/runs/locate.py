@@ -38,12 +38,12 @@ class Target:
 
     @property
     def folder(self)->Path|None:
-        "Where scores are kept; None: nowhere"
+        "The folder for scores, or None"
         return None if self.run is None else self.run.path/"eval"
 
     @property
     def system_prompt(self)->str:
-        "The system message with which all its training rows begin; empty if there is none, or it is not known"
+        "The system message with which all training rows begin; empty without one, or if unknown"
         if self.run is not None: return self.run.system_prompt
         folder = self.weights or Path(model_path(self.config.model))   # an adapter, or a merged model
         try: return (folder/SYSTEM_PROMPT_FILE).read_text(encoding="utf-8")

@@ -74,7 +74,7 @@ _TAIL_BYTES = 4096   # enough for a line or two
 
 def last_line(
     file:Path,  # metrics.jsonl; it need not exist yet
-)->dict:        # empty if there is none
+)->dict:        # or empty
     "The last whole line"
     try:
         with file.open("rb") as f:
@@ -166,8 +166,8 @@ class Tail:
         self.columns, self.newest = {}, {}   # figure -> its `Column`; figure -> last value
         self.recent = deque(maxlen=40)       # lines
 
-    def look(self)->bool:
-        "Read the lines that were added since the last call; False if there are none"
+    def read_new(self)->bool:
+        "Read the lines that were added since the last call; False if there were none"
         before = self.read_to, self.first
         try:
             with self.file.open("rb") as f:

@@ -195,7 +195,7 @@ def reserve(
 def why_no_locks(
     folder:Path,   # it need not exist yet
 )->str:            # empty: files in it can be locked, or it is not writable at all
-    "Why the file system cannot lock a file"
+    "The reason why the file system cannot lock a file"
     there = next(p for p in (folder, *folder.absolute().parents) if p.is_dir())
     try: file = tempfile.NamedTemporaryFile(dir=there, prefix=".lock-")
     except OSError: return ""
@@ -352,9 +352,9 @@ def end(
     import psutil
     own = os.getpid()
     family = _with_children({who.pid, *also} - {None, own})
-    asked = [p for p in family if p.pid == who.pid]
-    if not asked or not who.is_alive: return False   # checked after it was found, so the pid was not reused
-    try: asked[0].send_signal(signal.SIGTERM)
+    found = [p for p in family if p.pid == who.pid]
+    if not found or not who.is_alive: return False   # checked after it was found, so the pid was not reused
+    try: found[0].send_signal(signal.SIGTERM)
     except psutil.NoSuchProcess: pass
     except psutil.AccessDenied as e: raise PermissionError(1, "it belongs to another user") from e
     if timeout is None: return False
@@ -379,11 +379,11 @@ class FallbackStream:
         try: return act(*args)
         except self.errors:
             if not self._next: raise
-        self.turn()
+        self.redirect_to_next()
         self._try(self.stream.flush)   # flush what is still in the buffer
         return self._try(act, *args)
 
-    def turn(self)->None:
+    def redirect_to_next(self)->None:
         "Everything that this process prints there goes on in the next place, also what libraries in C print"
         self.lost, place = True, self._next.pop(0)
         try: handle = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -402,7 +402,7 @@ def _keep_stream(stream, log:Path|None, errors):
     if isinstance(stream, RedactingStream): return RedactingStream(_keep_stream(stream.stream, log, errors))
     if isinstance(stream, FallbackStream):
         made = FallbackStream(stream.stream, log, errors)
-        if stream.lost: made.turn()
+        if stream.lost: made.redirect_to_next()
         return made
     return FallbackStream(stream, log, errors) if type(stream) is io.TextIOWrapper else stream
 

@@ -183,7 +183,7 @@ def settings_for_world_size(
     run,
     num_processes:int,   # processes that resume it
 )->Config:
-    "The run's settings for so many processes; ConfigError if they cannot go on"
+    "The run's settings for another number of processes; ConfigError if they cannot resume it"
     cfg = run.config
     if cfg.deepspeed and cfg.num_processes != num_processes:
         found = f"DeepSpeed's checkpoints are for {cfg.num_processes} processes"
@@ -199,7 +199,7 @@ def change_world_size(
     run,
     num_processes:int,   # processes that resume it
 )->str:                  # its effect in words; empty if the number is unchanged
-    "Let as many processes go on, with the same rows in each step; ConfigError as of `settings_for_world_size`"
+    "Change the number of processes that resume the run, with the same rows in each step; ConfigError if it cannot"
     cfg, now = run.config, settings_for_world_size(run, num_processes)
     if cfg.num_processes == num_processes: return ""
     _change_config(run, now)

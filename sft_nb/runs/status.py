@@ -69,7 +69,7 @@ def exit_code(self:Status)->int:
 def read_status(
     file:Path,  # status.json
 )->Status:
-    "The status in a file; `new` if there is none, `failed` if it cannot be read"
+    "The status in a file; `new` without a file, `failed` if it cannot be read"
     try: return Status.from_dict(read_json(file))
     except FileNotFoundError: return Status()
     except (OSError, ValueError, AttributeError, TypeError, KeyError):

@@ -153,7 +153,7 @@ def _join_groups(text:str)->str: return _GROUPED_BY_SPACES.sub(lambda m: m[0].re
 
 def single_number(
     text:str,      # a short text from `plain_math`
-)->Number:         # `NO_NUMBER` if there is none; its value is None if there are several
+)->Number:         # or `NO_NUMBER`; its value is None if there are several
     "The number that a short text gives as the answer: the first one after the last `=`"
     if _HEADING.match(text): return NO_NUMBER
     parts = [re.sub(r"^\s*-\s+(?=\d)", "-", p) for p in re.split("[=≈]", _join_groups(text)) if find_numbers(p)]
@@ -231,7 +231,7 @@ def _number_in_last_line(text:str)->Number:
 
 def final_number(
     text:str,     # an answer written by a person or a model
-)->str|None:      # the number without commas, currency or needless zeros; None if there is none
+)->str|None:      # the number without commas, currency or needless zeros, or None
     "The final number of an answer: after `####`, in the last box, after `answer is`, or in the last line with one"
     for read in (_number_after_hashes, _number_in_box, _number_after_answer, _number_in_last_line):
         found = read(text)

@@ -16,7 +16,7 @@ from .answers import final_number, same_number
 def is_held_out(
     problem:tuple,   # kind and numbers
 )->bool:
-    "Is this problem held out for evaluation? The same in every run and on every machine"
+    "Is this problem held out for evaluation? Independent of run and machine"
     return zlib.crc32(repr(problem).encode()) % 10 == 0
 
 class GeneratedTask:

@@ -10,6 +10,7 @@ __all__ = ['ANY_FORMAT', 'Score', 'Task', 'fill_template', 'reference_answer', '
 import difflib, importlib, math, os, re, runpy, sys
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -136,9 +137,8 @@ def task(
 # %% ../../nbs/03_tasks/00_core.ipynb #afbf1831
 def _shipped_tasks()->dict[str,tuple[str,str]]:
     "Name -> module and variable: units_rft -> units, TASK_RFT"
-    import sft_nb.tasks
     found = {}
-    for file in (file for folder in sft_nb.tasks.__path__ for file in Path(folder).glob("*.py")):
+    for file in Path(str(files("sft_nb")/"tasks")).glob("*.py"):
         for variant in re.findall(r"^TASK(\w*) = ", file.read_text(encoding="utf-8"), re.MULTILINE):
             found[file.stem + variant.lower()] = file.stem, f"TASK{variant}"
     return dict(sorted(found.items()))

@@ -104,7 +104,7 @@ class Tools:
     def rows(self, split:str, *, n:int|None=None, seed:int=42)->list[dict]: raise no_rows_error(self.name, split)
 
     def messages(self, row:dict)->list[dict]:
-        "The conversation up to and including its last call; all of it if there is none"
+        "The conversation up to and including its last call; all of it without a call"
         messages = to_messages(row)
         last = max((k for k, m in enumerate(messages) if m["role"] == "assistant" and message_calls(m)), default=None)
         return messages if last is None else messages[:last + 1]

@@ -181,7 +181,7 @@ class Ledger:
         supervised = sums[ends] - sums[starts]
         fits = (e.lengths <= self.max_length) & (e.lengths >= self.min_length)
         plain = fits & (supervised > 0)
-        any_dropped = self.drop_duplicates or any(row.dropped_because for row in batch.rows)
+        any_dropped = self.drop_duplicates or any(row.drop_reason for row in batch.rows)
         if len(plain) and plain.all() and not any_dropped:
             return self.write(e.ids, e.labels, e.lengths, np.array(e.of, dtype=np.int64), batch)
 
@@ -194,7 +194,7 @@ class Ledger:
                 if f.kind not in REQUESTED: continue
                 self.requested.append(s.stop - s.start)
                 self.counts.answers_requested += _count_answers(e.labels[s], np.zeros(1, dtype=np.int64))
-            self.record(row, fitted or [Truncated([], "unusable", 0, row.dropped_because or "no supervised token")])
+            self.record(row, fitted or [Truncated([], "unusable", 0, row.drop_reason or "no supervised token")])
             kept += [(i, ids, labels) for f in fitted for ids, labels in f.examples]
         if not kept: return
         rows, ids, labels = zip(*kept)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-import sft_nb
+from .. import __version__
 from ..files import cache_home
 from ..report import SftError
 from ..config import Config
@@ -20,14 +20,14 @@ from ..settings import settings_with
 from ..rows.files import file_digest
 from ..rows.sources import Mixture
 from ..tasks.core import Task
-from .tokenizer import without_day
+from .tokenizer import ASSETS, without_day
 from .accounting import piece_checksums, Totals
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #3b0867f0
 def cache_folder(
     cache_dir:str|None=None,   # as configured
 )->Path:
-    "Where prepared rows are kept: `cache_dir`, else SFT_NB_CACHE, else ~/.cache/sft_nb, or a temporary folder"
+    "The folder for prepared rows: `cache_dir`, else SFT_NB_CACHE, else ~/.cache/sft_nb, or a temporary folder"
     return Path(cache_dir or cache_home())/"data"
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #d50fd98e
@@ -73,15 +73,14 @@ def _without_locations(code):
     return code.replace(co_filename="", co_firstlineno=1, co_consts=inner)
 
 def _code_digest(task:Task)->str:
-    "Of what makes tokens of rows: this version, its parts rows and tokens, and the task, wherever that is defined"
-    home = Path(sft_nb.__file__).parent
-    files = [file for part in ("rows", "tokens") for file in sorted((home/part).glob("*.py"))]
+    "A digest of the code that turns rows into tokens: this version, its parts rows and tokens, and the task"
+    files = [file for part in ("rows", "tokens") for file in sorted((ASSETS.parent/part).glob("*.py"))]
     module = getattr(inspect.getmodule(type(task)), "__file__", None)   # a task from a notebook has none
     if module: files.append(Path(module))
     values = {k: v for k, v in vars(task).items() if isinstance(v, (str, int, float, tuple, type(None)))}
     functions = [f for f in (*vars(type(task)).values(), *vars(task).values()) if hasattr(f, "__code__")]
     codes = [marshal.dumps(_without_locations(f.__code__), 2) for f in functions]
-    return _digest_of([sft_nb.__version__.encode(), *(file.read_bytes() for file in files),
+    return _digest_of([__version__.encode(), *(file.read_bytes() for file in files),
                        repr(sorted(values.items())).encode(), *codes])
 
 def cache_key(

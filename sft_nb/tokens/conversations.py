@@ -32,7 +32,7 @@ class ParsedRow(NamedTuple):
     messages:list[dict]   # ends with the assistant or text; empty if there is no answer
     has_extra_messages:bool=False   # there were messages after the last answer
     unread:list[str]=[]             # columns that were not read
-    dropped_because:str=""          # why the row excludes itself from training; empty: not excluded
+    drop_reason:str=""          # why the row excludes itself from training; empty: not excluded
     numbers:dict={}                 # column -> number in it that is trained on as text
 
 def parse_row(
@@ -59,7 +59,7 @@ def parse_row(
     try:
         numbers = numbers_in_texts(tracked, text_columns)
         messages = _read_messages(task, tracked, cfg, bool(empty))
-        if not messages and empty: return ParsedRow([], dropped_because=empty, numbers=numbers)
+        if not messages and empty: return ParsedRow([], drop_reason=empty, numbers=numbers)
         unread = unread_columns(tracked)
         if task.name in ANY_FORMAT or any(f not in row for f in task.fields):   # it was read as a conversation
             unread += unread_message_keys(row)
@@ -281,14 +281,14 @@ def open_split(
     return Mixture([replace(own, from_task=True)], n=n, **options)
 
 def read_split(cfg:Config, task:Task, split:str)->dict[str,dict]:
-    "Place -> row of one split, without the rows that `prepare` drops; empty if there is none"
+    "Place -> row of one split, without the rows that `prepare` drops"
     found, rows = {}, open_split(cfg, task, split)
     for place, row in rows or ():
         try: parsed = parse_row(task, row, place, cfg)
         except SftError:
             if cfg.on_bad_row == "error": raise
             continue
-        if parsed.dropped_because or not parsed.messages: continue
+        if parsed.drop_reason or not parsed.messages: continue
         last = parsed.messages[-1]
         is_empty = last["role"] == "assistant" and not has_content(last)   # nothing to compare with
         if not is_empty: found[place] = row

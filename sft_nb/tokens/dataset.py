@@ -81,7 +81,7 @@ class Split:
     def row(self,
         example:int,        # number of the example in this split
     )->tuple[str,dict]:     # place and row
-        "Where an example came from; the source is read again up to its row"
+        "The place and row of an example; the source is read again up to that row"
         return next(islice(iter(self.source), int(self.stats["row"][example]), None))
 
     def duplicates(self)->int:
@@ -104,7 +104,7 @@ class Split:
     def __len__(self)->int: return len(self.lengths)
 
     def __getitem__(self, number:int|slice)->Example|list[Example]:
-        "An example, or several; IndexError if there is none of that number"
+        "An example, or several for a slice; IndexError for a number out of range"
         if isinstance(number, slice): return [Example(self, k) for k in range(*number.indices(len(self)))]
         if not -len(self) <= number < len(self): raise IndexError(f"example {number} of {len(self):,}")
         return Example(self, number % len(self))
@@ -442,7 +442,7 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #notread1
 def _count_not_read(s:Split)->dict[str,list[str]]:
-    "Why files of a folder are not read -> those files"
+    "Reason -> the files of a folder that are not read because of it"
     found = {}
     for source in s.source.sources:
         for file, why in source.not_read.items(): found.setdefault(why, []).append(file)
@@ -554,8 +554,8 @@ def _find_in_template(t:Template)->list[Finding]:
         text = (f"the chat template writes the date into prompts: {t.day}. A run keeps the day of its rows, also when "
                 "it is resumed or evaluated; a server writes its own")
         out.append(ok(text, check="template_date"))
-    asked = t.probe(dict(role="user", content=PROBE), prompt=True)
-    if asked and PROBE not in asked:
+    prompt = t.probe(dict(role="user", content=PROBE), prompt=True)
+    if prompt and PROBE not in prompt:
         text = "the chat template leaves out what the user writes: answers are learned without their questions"
         out.append(warn(text, "set {chat_template} to one that writes the content of each message",
                         check="template_user"))
@@ -723,8 +723,8 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
     title, counts, tokens = f"data of task {task.name}", train.counts, int(train.lengths.sum())
     wanted = counts.tokens - counts.tokens_requested
     if tokens < counts.tokens:
-        asked = f" ({counts.requested:,} left out as requested)" if counts.requested else ""
-        title += f": {train.n_kept:,} of {train.n_read:,} rows{asked}"
+        left_out = f" ({counts.requested:,} left out as requested)" if counts.requested else ""
+        title += f": {train.n_kept:,} of {train.n_read:,} rows{left_out}"
     if tokens < wanted:   # some tokens would be lost
         title += (f", {tokens / wanted:.0%} of their tokens and {counts.answers_kept:,} of "
                   f"{counts.answers - counts.answers_requested:,} answers are kept")

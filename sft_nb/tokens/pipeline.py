@@ -42,7 +42,7 @@ class Row:
     row:dict
     messages:list[dict]
     examples:list[list[Chunk]]   # chunks of each example; empty for a dropped row
-    dropped_because:str=""       # why it is dropped
+    drop_reason:str=""       # why it is dropped
     prompt_too:bool=False        # True: its prompt is supervised too
     loose:int=0                  # `loose_key` of its prompt, or of a whole text; 0: of tokens, or of a dropped row
 
@@ -93,7 +93,7 @@ class RowStatistics:
 
     @property
     def system_prompt(self)->str:
-        "The system message with which every row begins; empty if there is none, or not always the same"
+        "The system message with which every row begins, or empty"
         return next(iter(self.systems)) if len(self.systems) == 1 else ""
 
 @dataclass
@@ -181,19 +181,19 @@ def read(self:Reader, place:str, row:dict)->Row:
         parsed = parse_row(self.task, row, place, self.cfg)
         messages = parsed.messages
         self.count_unlearned(parsed, row)
-        dropped_because = parsed.dropped_because or self.why_nothing_to_learn(messages)
-        if parsed.dropped_because and is_numeric_label(row): seen.label_zero += 1
-        if not dropped_because:
+        drop_reason = parsed.drop_reason or self.why_nothing_to_learn(messages)
+        if parsed.drop_reason and is_numeric_label(row): seen.label_zero += 1
+        if not drop_reason:
             examples = self.split(messages, place, prompt_too)
             system = messages[0]["content"] if messages[0]["role"] == "system" else ""
             if system in seen.systems or len(seen.systems) < 2: seen.systems[system] = seen.systems.get(system, 0) + 1
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise
-        dropped_because = e.found if len(e.found) <= 160 else e.found[:160] + "…"
+        drop_reason = e.found if len(e.found) <= 160 else e.found[:160] + "…"
     seen.formats[name] = seen.formats.get(name, 0) + 1
     seen.prompts_too += prompt_too and bool(examples)
     loose = loose_key(_prompt_text(messages)) if examples and messages[0]["role"] != "tokens" else 0
-    return Row(place, _as_recorded(row), messages, examples, dropped_because, prompt_too, loose)
+    return Row(place, _as_recorded(row), messages, examples, drop_reason, prompt_too, loose)
 
 @patch
 def count_unlearned(self:Reader, parsed:ParsedRow, row:dict)->None:
@@ -211,7 +211,7 @@ def count_unlearned(self:Reader, parsed:ParsedRow, row:dict)->None:
 
 @patch
 def why_nothing_to_learn(self:Reader, messages:list[dict])->str:
-    "Why there is nothing to learn in a conversation; empty if there is"
+    "The reason why there is nothing to learn in a conversation, or empty"
     if not messages: return "no answer"
     last = messages[-1]
     if messages[0]["role"] == "tokens": return ""
@@ -353,7 +353,7 @@ def encode(self:Reader, batch:Batch)->Encoded:
         if self.cfg.on_bad_row == "error":
             raise SftError(bad.place, "it holds half a character (a lone surrogate)", "text in Unicode",
                            edit(on_bad_row="drop") | "remove the character from the row") from e
-        bad.examples, bad.dropped_because = [], "half a character (a lone surrogate)"
+        bad.examples, bad.drop_reason = [], "half a character (a lone surrogate)"
         return self.encode(batch)
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #d8928945
@@ -365,11 +365,11 @@ def alone(self:Reader, blocks:Iterable[tuple[int,list]])->Iterator[tuple[Batch,E
         for block in blocks:
             batch = self.batch(*block)
             waiting.append((batch, pool.submit(self.encode, batch)))
-            if len(waiting) > 2: yield self.done(*waiting.popleft())
-        while waiting: yield self.done(*waiting.popleft())
+            if len(waiting) > 2: yield self.merge_encoding(*waiting.popleft())
+        while waiting: yield self.merge_encoding(*waiting.popleft())
 
 @patch
-def done(self:Reader, batch:Batch, encoding:Future)->tuple[Batch,Encoded]:
+def merge_encoding(self:Reader, batch:Batch, encoding:Future)->tuple[Batch,Encoded]:
     "A batch and its tokens, with what was noted about the prompts of its rows"
     encoded, notes = encoding.result(), self.t.shared["notes"]
     places = {row.place for row in batch.rows} if notes else ()
@@ -409,8 +409,8 @@ def _encode_block(first:int, rows:list)->tuple[list[tuple],RowStatistics,Encoded
     batch = _worker_reader.batch(first, rows)
     encoding = Future()
     encoding.set_result(_worker_reader.encode(batch))
-    batch, encoded = _worker_reader.done(batch, encoding)
-    return [(row.dropped_because, row.loose) for row in batch.rows], batch.seen, encoded
+    batch, encoded = _worker_reader.merge_encoding(batch, encoding)
+    return [(row.drop_reason, row.loose) for row in batch.rows], batch.seen, encoded
 
 @contextmanager
 def _fork_workers(reader:Reader, n:int)->Iterator[ProcessPoolExecutor]:

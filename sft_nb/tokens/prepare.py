@@ -256,7 +256,7 @@ def prepare(
         named = ", prepare(cfg, load_tokenizer(name)) for a tokenizer's name" if isinstance(tokenizer, str) else ""
         found = f"the second argument is a tokenizer, and this is of type {type(tokenizer).__name__}"
         raise ConfigError("tokenizer", found, "a tokenizer object", f"prepare(cfg, train=rows) for rows{named}")
-    asked = cfg
+    requested = cfg
     if cfg.train_weights is not None and (train is not None or cfg.train_file is None):
         raise ConfigError("train_weights", "the rows come from no file", "a weight for each {train_file}",
                           edit(train_weights=None))
@@ -266,7 +266,7 @@ def prepare(
     if train is not None and cfg.task == "auto": cfg = replace(cfg, task="chat")
     if task is None: task = task_of(cfg)
     else: cfg = replace(cfg, task=name_task(task))
-    both, run = _rows_of_both_sides(cfg, task, train, eval), run_of_rows(asked.sources) if train is None else None
+    both, run = _rows_of_both_sides(cfg, task, train, eval), run_of_rows(requested.sources) if train is None else None
     with nullcontext() if run is None else missing_rows_are_of_the_run(run):
         first = next(both)   # report a missing file before loading the tokenizer's library
     if tokenizer is None: tokenizer = load_tokenizer(cfg)
@@ -274,11 +274,11 @@ def prepare(
     sides = dict(train=None, eval=None)
     for name, rows in chain([first], both):
         if rows is not None: sides[name] = _prepare_side(cfg, task, tokenizer, rows, name)
-    _PREPARED_IN_MEMORY[_row_key(asked)] = train is not None
+    _PREPARED_IN_MEMORY[_row_key(requested)] = train is not None
     cfg = with_day(cfg, tokenizer)
     report = data_report(cfg, task, tokenizer, **sides)
     if run is not None: report.findings.extend(_other_rows_than(run, sides))
-    return Data(**sides, report=report, tokenizer=tokenizer, task=task, cfg=cfg, asked_task=asked.task)
+    return Data(**sides, report=report, tokenizer=tokenizer, task=task, cfg=cfg, asked_task=requested.task)
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0055
 def config_and_data(

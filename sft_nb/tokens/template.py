@@ -47,7 +47,7 @@ class Calls(NamedTuple):
 def pattern_of_any(
     words,   # any iterable of strings
 )->re.Pattern:
-    "A pattern that matches any of `words`, the longest first; matches nothing if there are none"
+    "A pattern that matches any of `words`, the longest first; without words it matches nothing"
     longest_first = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -347,7 +347,7 @@ def mentions_tags(self:Template, m:dict)->bool:
 
 @patch
 def block_in(self:Template, text:str|None)->Block|None:
-    "The block at the beginning of a text; None if there is none, or it is not closed"
+    "The closed block at the beginning of a text, or None"
     start = (text or "").lstrip()
     for tag, end in self.blocks:
         if not start.startswith(tag) or end not in start: continue
@@ -380,7 +380,7 @@ def _closes_block(self:Template, text:str, state:str)->bool:
 def block_fault(self:Template,
     prompt:str,        # ends where the answer begins
     completion:str,
-)->str:                # empty if there is none
+)->str:                # or empty
     "The fault in the reasoning block of an answer"
     state, pair = self.block_state(prompt)
     if not state and not self.tags.search(completion): return ""

@@ -163,9 +163,9 @@ def make_skeleton(
     watched = [m | dict(content=name) for m, name in zip(messages, names)]
     try: examples = split_conversation(watched, watching, **how)
     except SftError: return None
-    asked, read = _content_conditions(log), _foreseeable_questions(watching.program, watching.source)
-    if asked is None or read is None: return None
-    inside = asked.inside | read.inside
+    foreseen, read = _content_conditions(log), _foreseeable_questions(watching.program, watching.source)
+    if foreseen is None or read is None: return None
+    inside = foreseen.inside | read.inside
     patterns = [pattern_of_any(inside).pattern] if inside else []
     pattern = re.compile("|".join([*patterns, t.added.pattern, t.tags.pattern]))
 
@@ -181,7 +181,7 @@ def make_skeleton(
             holes = [names.index(part) for part in parts if part in names]
             pieces.append(Piece(c.anchor, text, holes, c.supervised, c.last, c.n_added))
         with_holes.append(pieces)
-    return Skeleton(with_holes, pattern, frozenset(asked.equal | read.equal))
+    return Skeleton(with_holes, pattern, frozenset(foreseen.equal | read.equal))
 
 # %% ../../nbs/04_tokens/03_template_cache.ipynb #b7f37652
 class SkeletonMismatch(Exception): "A skeleton was wrong: do it again without"
@@ -201,7 +201,7 @@ class ConversationSplitter:
         self.used = Counter()      # shape -> conversations filled into its skeleton
 
     def __call__(self, messages:list[dict], where:str="row")->list[list[Chunk]]:
-        "As `split_conversation`; `SkeletonMismatch` if a skeleton is found to be wrong"
+        "`split_conversation`, faster; `SkeletonMismatch` if a skeleton is found to be wrong"
         key = self.shape(messages)
         filled = None if key is None else self.filled(key, messages)
         if not filled: return split_conversation(messages, self.t, where=where, **self.how)
@@ -219,7 +219,7 @@ class ConversationSplitter:
         return tuple([(m["role"], m.get("train", True)) for m in messages])
 
     def filled(self, key:tuple, messages:list[dict])->list[list[Chunk]]|None:
-        "By the skeleton of this shape; None if there is none or it does not hold"
+        "The conversation by the skeleton of its shape, or None if no skeleton holds"
         self.n += 1
         key = (self.how.get("prompt_too", False), *key)   # the template's skeletons are those of all splitters
         if key not in self.t.shapes:

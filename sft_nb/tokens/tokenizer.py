@@ -10,9 +10,9 @@ __all__ = ['ASSETS', 'model_path', 'model_name', 'check_is_base', 'why_missing',
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #aa765a70
 import difflib, json, os, re
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
-import sft_nb
 from ..bases import base_setting, dequantised, file_of_base, is_gguf, SHIPPED
 from ..files import read_json_object
 from ..report import as_fix, command, ConfigError, edit, MissingPathError, shell_quote
@@ -20,7 +20,7 @@ from ..setting import as_pairs, named_arguments
 from ..config import require_trust, Config, load_config
 
 # %% ../../nbs/04_tokens/00_tokenizer.ipynb #a1cfc544
-ASSETS = Path(sft_nb.__file__).parent/"assets"   # what ships with sft_nb
+ASSETS = Path(str(files("sft_nb")))/"assets"   # what ships with sft_nb
 
 def model_path(name:str)->str:
     "The path or hub id to load `name` from: `tiny` ships with sft_nb, and a GGUF file is dequantised into the cache"
@@ -56,7 +56,7 @@ def why_missing(
     name:str,                  # a hub id or a folder
     revision:str|None=None,    # branch, tag or commit; None: main
 )->str:
-    "Why there is no such model; empty if there may be one"
+    "The reason why there is no such model; empty if there may be one"
     if name in SHIPPED or is_gguf(name) or os.path.isdir(name): return ""
     if file := file_of_base(name): return f"it was made of {file}, and is not in the cache of this machine"
     if _names_a_path(name): return "there is no such folder"

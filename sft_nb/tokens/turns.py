@@ -176,8 +176,8 @@ def _completion_after(
     last = max((found.start() for found in t.special.finditer(prompt)), default=None)
     tail = t.opening if prompt.endswith(t.opening) else ""
     if last is not None: tail = prompt[last:]
-    parted = _common_prefix(prompt, front)
-    if parted > len(prompt) - len(tail) and _MARKS.fullmatch(front[parted:]): return after[min(parted, own):]
+    n_shared = _common_prefix(prompt, front)
+    if n_shared > len(prompt) - len(tail) and _MARKS.fullmatch(front[n_shared:]): return after[min(n_shared, own):]
 
     # the answer begins after a header that both have; without one, at the end of `front`
     header, found, marks = front.rpartition(tail) if tail else ("", "", "")

@@ -58,7 +58,7 @@ def _requested_trackers(cfg:Config)->list[str]:
     return list(dict.fromkeys([*(cfg.report_to or ()), *(["wandb"] if cfg.wandb else [])]))
 
 def tracker_names(cfg:Config)->list[str]:
-    "Where a run is logged besides its metrics.jsonl; ConfigError for a tracker that is unknown or not installed"
+    "The trackers that log a run besides its metrics.jsonl; ConfigError if one is unknown or not installed"
     names = _requested_trackers(cfg)
     for name in names:
         if not is_installed(name):

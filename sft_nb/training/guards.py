@@ -86,7 +86,7 @@ def repetition(
     text:str,
     *, least:int=32,    # fewest characters at the end that must repeat
     longest:int=16,     # most characters of the unit
-)->str:                 # the repeated unit; empty if there is none
+)->str:                 # the repeated unit, or empty
     "The text that is repeated at the end of an answer"
     if len(text) < least: return ""
     end = text[-least:]
@@ -137,11 +137,11 @@ class SampleProbe:
         rows = [tokens[i] for i in range(min(len(tokens), 64))]
         supervised = [[k for k, label in enumerate(r["labels"]) if label != -100] for r in rows]
         self.tokenizer = tokenizer
-        asked = [(r["input_ids"], at) for r, at in zip(rows, supervised) if at and at[0] > 0]
+        probed = [(r["input_ids"], at) for r, at in zip(rows, supervised) if at and at[0] > 0]
         def first_answer(ids, at): return [ids[k] for j, k in enumerate(at) if k == at[0] + j]
-        targets = [tokenizer.decode(first_answer(*row), skip_special_tokens=True).strip() for row in asked]
+        targets = [tokenizer.decode(first_answer(*row), skip_special_tokens=True).strip() for row in probed]
         if labels_of(targets): n *= 3
-        self.prompts, self.targets = [list(ids[:at[0]]) for ids, at in asked[:n]], targets[:n]
+        self.prompts, self.targets = [list(ids[:at[0]]) for ids, at in probed[:n]], targets[:n]
         if len({*map(tuple, self.prompts)}) < 2: self.targets = []   # texts begin alike: one answer to one prompt
         self.must_end = any(at and r["input_ids"][at[-1]] in ends for r, at in zip(rows, supervised))
         self.row_tokens = max(map(len, supervised), default=0)
@@ -416,8 +416,8 @@ def _decode(self:Guards, model, step:int, at_most:int|None)->list[Finding]:
 @patch
 def _keep_answers(self:Guards, step:int)->None:
     "Add a line to samples.jsonl: what is asked and what is answered"
-    asked = [redact(self.probe.tokenizer.decode(prompt)) for prompt in self.probe.prompts]
-    answers = [dict(asked=q, text=redact(a.text), ended=a.ended) for q, a in zip(asked, self.probe.answers)]
+    prompts = [redact(self.probe.tokenizer.decode(prompt)) for prompt in self.probe.prompts]
+    answers = [dict(asked=q, text=redact(a.text), ended=a.ended) for q, a in zip(prompts, self.probe.answers)]
     if answers: append_line(self.run.path/"samples.jsonl", dict(step=step, answers=answers))
 
 @patch

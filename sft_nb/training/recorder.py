@@ -30,7 +30,7 @@ from ..runs.distributed import is_main_process
 # %% ../../nbs/11_training/01_recorder.ipynb #r3c00004
 @dataclass(frozen=True)
 class Stop:
-    "Why a training ends before its last step"
+    "The reason why a training ends before its last step"
     by:str          # Ctrl-C, SIGTERM, SIGHUP, max_time, guard or score
     reason:str      # one sentence
     fix:Fix=field(default_factory=Fix)   # what to change; empty: resume unchanged
@@ -50,7 +50,7 @@ class StopRequest(TrainerCallback):
         folder:Path|None=None,      # directory of the run, in which a checkpoint may be requested
     ):
         self.max_time, self.folder, self.began = max_time, folder, time.monotonic()
-        self.asked:Stop|None = None     # a requested stop
+        self.requested:Stop|None = None     # a requested stop
         self.granted:Stop|None = None   # the stop that ends training
         self.training = False
         self.signals = SignalListener(self._on_signal)
@@ -58,7 +58,7 @@ class StopRequest(TrainerCallback):
 
     def ask(self, stop:Stop)->None:
         "Ask for an end after this step; the first request counts"
-        if self.asked is None: self.asked = stop
+        if self.requested is None: self.requested = stop
 
     def __enter__(self):
         self.signals.__enter__()
@@ -81,14 +81,14 @@ class StopRequest(TrainerCallback):
         "A stop that is requested at the last step is ignored: the training is finished"
         late = self.max_time is not None and time.monotonic() - self.began >= self.max_time
         if late: self.ask(Stop("max_time", f"max_time of {self.max_time:g} s reached"))
-        found = agree_across_ranks(self.asked or self._checkpoint_asked())
+        found = agree_across_ranks(self.requested or self._checkpoint_requested())
         if found == CHECKPOINT_ASKED: control.should_save, found = True, None
         if found is None or state.global_step >= state.max_steps: return control
         self.granted, control.should_training_stop, control.should_save = found, True, True
         return control
 
 @patch
-def _checkpoint_asked(self:StopRequest)->str|None:
+def _checkpoint_requested(self:StopRequest)->str|None:
     "Consume a pending request for a checkpoint, if there is one"
     if self.folder is None or not is_main_process(): return None
     try: (self.folder/CHECKPOINT_ASKED).unlink()
@@ -126,20 +126,20 @@ class EarlyStoppingByScore(TrainerCallback):
     ):
         self.run, cfg = run, run.config
         self.figure, self.patience = cfg.metric_for_best_model, cfg.early_stopping_patience
-        self.asked = chooses_best(run)
+        self.requested = chooses_best(run)
         self.reason = ""   # why training ends early
 
     def on_train_begin(self, args, state, control, **kwargs):
-        if not self.asked or not state.is_world_process_zero: return
+        if not self.requested or not state.is_world_process_zero: return
         line = f"sft_nb sweep {shell_quote(self.run.path)} --follow"
         log(f"sft_nb: the best is chosen by {self.figure}; `{line}` scores each checkpoint as it comes")
-    def on_save(self, args, state, control, **kwargs): return self.look(control)
-    def on_log(self, args, state, control, **kwargs): return self.look(control)
+    def on_save(self, args, state, control, **kwargs): return self.update(control)
+    def on_log(self, args, state, control, **kwargs): return self.update(control)
 
 @patch
-def look(self:EarlyStoppingByScore, control:TrainerControl)->TrainerControl:
+def update(self:EarlyStoppingByScore, control:TrainerControl)->TrainerControl:
     "Read new scores, and stop in all processes alike"
-    if not self.asked or not self.patience: return control
+    if not self.requested or not self.patience: return control
     found = agree_across_ranks(self._enough() if is_main_process() else None)
     if found is not None: self.reason, control.should_training_stop = found.reason, True
     return control
@@ -193,7 +193,7 @@ class Pace:
     def now(self,
         tokens:float|None,   # tokens of the whole training so far
     )->float|None:           # None: the earlier count is unknown
-        "The pace since it was last asked for"
+        "The pace since the last call"
         before, began = self.tokens, self.since
         self.begin(tokens)
         if tokens is None or before is None or self.since <= began: return None

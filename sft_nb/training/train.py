@@ -14,7 +14,7 @@ from io import BytesIO
 from pathlib import Path
 
 from ..installation import load_libraries
-from ..extensions import require_extension
+from ..extensions import need_extension
 from ..files import read_json_object, remove_temporaries, write_atomically
 from ..bases import describe_base
 from ..credentials import load_env_files
@@ -156,7 +156,7 @@ def build_trainer(
 
     guards, recorder = Guards(bench, run, stop), Recorder(run, bench.data)
     kind = SupervisedTrainer
-    if bench.cfg.fsdp: kind = require_extension("parallelism", "fsdp", True, False).sharded(kind)
+    if bench.cfg.fsdp: kind = need_extension("parallelism", "fsdp").sharded(kind)
     trainer = kind(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
     if is_main:
         if why := trainer.why_balanced:
@@ -220,7 +220,7 @@ def _save_after_error(trainer, done:int, error:BaseException)->None:
 
 # %% ../../nbs/11_training/05_train.ipynb #dbd848ea
 def _reason_of_early_end(trainer)->str:
-    "Why a training is finished before its last step; empty if it is not"
+    "The reason why a training is finished before its last step, or empty"
     from sft_nb.training.recorder import EarlyStoppingByScore
     state, patience = trainer.state, trainer.bench.cfg.early_stopping_patience
     if state.global_step >= state.max_steps: return ""
@@ -232,7 +232,7 @@ def _reason_of_early_end(trainer)->str:
     return f"no lower held-out loss in {patience} evaluations; the best was at step {state.best_global_step}"
 
 def _record_end(trainer, stop)->None:
-    "Save status and loss curve of a training that has ended, or was asked to stop"
+    "Save status and loss curve of a training that has ended, or is stopping"
     run, step = trainer.run, trainer.state.global_step
     trainer.recorder.close()
     trainer.guards.finish(trainer.model, step)
@@ -305,7 +305,7 @@ def _not_loadable(run:Run, checkpoint:Path, why:str)->SftError:
                     "", fix)
 
 def _newest_checkpoint(run:Run)->Path:
-    "The newest one that is whole; ConfigError if there is none, `SftError` if its files are of different steps"
+    "The newest complete checkpoint; ConfigError without one, `SftError` if its files are of different steps"
     checkpoint, damaged = newest_whole(run.path/"checkpoints")
     for name, why in damaged.items(): log(f"sft_nb: {name} is not used: {why}")
     if checkpoint is None:
@@ -331,7 +331,7 @@ def train_run(
     *, max_time:float|None=None,    # seconds, for this part of a resumed run
     callbacks=(),                   # your own `TrainerCallback`s of transformers
 )->Run:                             # finished or stopped
-    "Begin a run, or continue it at its newest whole checkpoint; the run records how it ends"
+    "Begin a run, or continue it at its newest complete checkpoint; the run records how it ends"
     from sft_nb.training.arguments import reset_zero3, tracked
     from sft_nb.training.recorder import StopRequest, report_progress_to
     init_distributed(run.config.device, run.config.deepspeed)
@@ -459,7 +459,7 @@ def resume(
     max_steps:int|None=None,            # or a larger number of steps
     **settings,                         # refused: settings of a run cannot change
 )->Run:
-    "Continue a run at its newest whole checkpoint; ConfigError if it has none, is finished or is being trained"
+    "Continue a run at its newest complete checkpoint; ConfigError without one, or if it is finished or being trained"
     run = open_run(run, trust_remote_code=trust_remote_code)
     check_resume_settings(run, settings)
     max_time = max_time_seconds(max_time)

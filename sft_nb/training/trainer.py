@@ -125,8 +125,8 @@ def compute_loss(self:SupervisedTrainer, model, inputs, return_outputs=False, nu
         return super(SupervisedTrainer, self).compute_loss(
             model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
     balanced = bool(self.balance_weight) and self.model.training
-    asked = dict(output_router_logits=True) if balanced else {}
-    out = model(**inputs | dict(use_cache=False) | asked, supervised=True)
+    with_router = dict(output_router_logits=True) if balanced else {}
+    out = model(**inputs | dict(use_cache=False) | with_router, supervised=True)
     self.count_tokens(out, inputs)
     n, everywhere, passes = out.n_tokens.clamp(min=1), 1, 1
     if num_items_in_batch is not None:

@@ -120,12 +120,12 @@ def test_an_evaluation_on_a_gpu_is_compared_as_other_losses_are(seen, monkeypatc
 
 
 def test_derivative():
-    def look(*found, slack=.02, low_precision=False):
-        return check_derivative([Slope("x", 1., *one) for one in found], slack, low_precision).status
+    def look(*found, numeric_tolerance=.02, low_precision=False):
+        return check_derivative([Slope("x", 1., *one) for one in found], numeric_tolerance, low_precision).status
     assert look((1., .001)) == look((1.01, .015)) == "ok"
     assert look((1., 0.), (1.1, .001)) == look((.9, 0.)) == look((0., 0.)) == look((float("nan"), 0.)) == "fail"
     assert look((1.1, .5)) == look((1., 0.), (1.03, .001)) == "skipped"
-    rounded = [look((x, .01), slack=.3, low_precision=True) for x in (.8, .2, 1.2, 1.4, 1.7)]
+    rounded = [look((x, .01), numeric_tolerance=.3, low_precision=True) for x in (.8, .2, 1.2, 1.4, 1.7)]
     assert rounded == ["ok", "skipped", "ok", "skipped", "fail"]   # rounding only takes away
     assert check_derivative([], .02, False).status == "fail"
 
@@ -159,7 +159,7 @@ def test_slopes_leave_the_model_as_it_was(seen):
 def test_checkpointing_and_dropout(data):
     "the backward pass of a checkpointed layer runs it again: nothing may be dropped then either"
     seen = Evidence(Workbench(small(gradient_checkpointing=True, lora_dropout=.5), data=data))
-    assert check_derivative(seen.slopes, seen.slack, seen.low_precision).status == "ok"
+    assert check_derivative(seen.slopes, seen.numeric_tolerance, seen.low_precision).status == "ok"
 
 
 def test_a_gradient_that_is_cut(data):
@@ -167,13 +167,13 @@ def test_a_gradient_that_is_cut(data):
     third = seen.model.get_base_model().model.layers[2].mlp
     third.register_forward_pre_hook(lambda module, args: (args[0].detach(),))
     assert check_gradient(seen.first_step).status == "ok"
-    assert check_derivative(seen.slopes, seen.slack, seen.low_precision).status == "fail"
+    assert check_derivative(seen.slopes, seen.numeric_tolerance, seen.low_precision).status == "fail"
 
 
 def test_a_backward_pass_that_is_too_large(seen):
     for p in seen.model.parameters():
         if p.requires_grad: p.register_hook(lambda g: 2 * g)
-    assert check_derivative(seen.slopes, seen.slack, seen.low_precision).status == "fail"
+    assert check_derivative(seen.slopes, seen.numeric_tolerance, seen.low_precision).status == "fail"
 
 
 def test_the_bitsandbytes_bug(data, monkeypatch):

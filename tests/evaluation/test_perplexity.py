@@ -11,7 +11,7 @@ from sft_nb.evaluation import perplexity
 from sft_nb.evaluation.perplexity import forgetting
 from sft_nb.model import loss
 from sft_nb.model.loss import head_of, row_losses, supervised_logits
-from sft_nb.panels.losses import token_costs
+from sft_nb.extras.losses import token_costs
 
 DRAW = torch.Generator().manual_seed(3)
 

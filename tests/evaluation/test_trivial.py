@@ -122,7 +122,7 @@ def says(monkeypatch):
     def score(self, name, weights, load, questions=None, *, cfg=None):
         questions = questions or self.questions
         answer = next(f for start, f in texts.items() if name.startswith(start))
-        generations = [Generation(answer(talk), 3, True) for talk in questions.talks]
+        generations = [Generation(answer(talk), 3, True) for talk in questions.chats]
         loss = dict(loss=9. if name == "base" else .23, supervised=3)
         losses = [loss] * len(generations) if questions.examples else None
         return score_generations(name, questions, generations, losses)

@@ -129,7 +129,7 @@ class Bus(checkpointing.CopyStream):
     "Copies that run only when the computation waits for them, so that a missing wait is detected"
     def __init__(self):
         self.under_way, self.waiting, self.queue, self.most, self.ahead = deque(), deque(), deque(), 0, 0
-        self.early, self.room, self.free = 0, 0, 2**30
+        self.early, self.unused_bytes, self.free = 0, 0, 2**30
 
     def unused_memory(self): return self.free
 

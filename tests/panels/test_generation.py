@@ -10,7 +10,7 @@ from learner import small
 
 from sft_nb.config import load_config
 from sft_nb.model.generate import Generation, generate
-from sft_nb.panels.conversation import GenerationState, Turn, question_of, turn_html, under
+from sft_nb.panels.conversation import GenerationState, Turn, question_of, turn_html, with_system_prompt
 from sft_nb.panels.generation import GenerationPanel
 from sft_nb.panels.reply_stream import Reply, first_difference, pieces_html, speak, write_reply
 from sft_nb.panels.chat_models import names_in
@@ -66,7 +66,7 @@ def test_models_write_in_turn_and_say_what_each_says_alone(trained, monkeypatch,
     first, second = (order.index(name) for name in longest[:2])
     assert first < second < len(order) - 1 - order[::-1].index(longest[0])   # the second begins before the first ends
     for s in state.speakers:
-        prompt, = encode_prompts([state.talk_with(s.name, turn)], s.tokenizer)
+        prompt, = encode_prompts([state.chat_with(s.name, turn)], s.tokenizer)
         with state.stage.on(s) as model:
             alone = speak(Reply(s.name), model, s.tokenizer, prompt, max_new_tokens=30, **how)
         assert replace(turn.replies[s.name], window=0) == replace(alone, window=0)
@@ -77,7 +77,7 @@ def test_a_stop_in_the_middle_keeps_what_all_have_said(trained):
 
     def after_both_began(reply):
         if reply.speaker == "adapter" and len(reply.ids) == 3: state.stop()
-    turn = state.ask(question_of(state.talk_of(1)[1]), row=1, max_new_tokens=40, on_token=after_both_began)
+    turn = state.ask(question_of(state.chat_of(1)[1]), row=1, max_new_tokens=40, on_token=after_both_began)
     assert [(r.state, len(r.ids)) for r in turn.replies.values()] == [("stopped", 8), ("stopped", 3)]
     assert all(r.text for r in turn.replies.values())
 
@@ -116,10 +116,10 @@ def test_what_did_not_end_by_itself_may_agree(state):
 
 
 def test_a_row_brings_its_system_prompt_its_answer_and_its_score(asked):
-    place, talk = asked.talk_of(2)
+    place, talk = asked.chat_of(2)
     turn = asked.ask(question_of(talk), row=2)
     assert [m["content"] for m in turn.before] == ["Count."] and turn.where == place
-    assert [m["role"] for m in asked.talk_with("base", turn)] == ["system", "user"]
+    assert [m["role"] for m in asked.chat_with("base", turn)] == ["system", "user"]
     assert {r.score.expected for r in turn.replies.values()} == {r.score.expected for r in asked.ask(
         question_of(talk), row=place).replies.values()}
     assert asked.ask("Something else", row=2).expected is None   # the words of the row were changed
@@ -127,7 +127,7 @@ def test_a_row_brings_its_system_prompt_its_answer_and_its_score(asked):
 
 def test_a_thought_before_an_answer_is_not_marked(asked, tokenizer, monkeypatch):
     "The next token is forced: a wrong draft in a thought, then the target"
-    place, talk = asked.talk_of(2)
+    place, talk = asked.chat_of(2)
     text = f"<think>\nThe answer is 1.\n</think>\n\n{talk[-1]['content']}"
     script, first = tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id], {}
 
@@ -147,7 +147,7 @@ def test_a_system_prompt_can_be_replaced_and_left_out(asked):
     asked.new()
     assert asked.begin("Hello", system="").before == []
     tools = [dict(role="system", content="x", tools=[1]), dict(role="user", content="y")]
-    assert under(tools, "") == [dict(role="system", content="", tools=[1]), tools[1]]
+    assert with_system_prompt(tools, "") == [dict(role="system", content="", tools=[1]), tools[1]]
     asked.new()
 
 
@@ -156,7 +156,7 @@ def test_a_failed_turn_is_left_out_of_what_follows(asked):
     first, second = asked.begin("First", system="S"), asked.begin("Second")
     first.replies["base"].text = "Yes"
     first.replies["adapter"].state = "failed"
-    roles = {name: [m["role"] for m in asked.talk_with(name, second)] for name in asked.names}
+    roles = {name: [m["role"] for m in asked.chat_with(name, second)] for name in asked.names}
     assert roles == dict(base=["system", "user", "assistant", "user"], adapter=["system", "user"])
     asked.new()
 

@@ -6,7 +6,7 @@ import pytest
 
 from sft_nb.config import load_config
 from sft_nb.display import format_bytes
-from sft_nb.panels.html_report import page_parts, run_page
+from sft_nb.extras.html_report import page_parts, run_page
 from sft_nb.report import ConfigError, Report, SftError, fail
 from sft_nb.runs.directory import create_run
 

@@ -7,7 +7,7 @@ from learner import learner
 
 from sft_nb.config import load_config
 from sft_nb.panels.batches import bench_of
-from sft_nb.panels.losses import LossPanel, LossState, token_costs
+from sft_nb.extras.losses import LossPanel, LossState, token_costs
 from sft_nb.report import ConfigError
 from sft_nb.tokens.prepare import prepare
 

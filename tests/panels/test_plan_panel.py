@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from learner import small
 
-from sft_nb.panels import plan as chapter
-from sft_nb.panels.plan import PlanPanel, PlanState
+from sft_nb.extras import plan_panel as chapter
+from sft_nb.extras.plan_panel import PlanPanel, PlanState
 from sft_nb.planning.plan import plan
 
 

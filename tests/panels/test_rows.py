@@ -82,5 +82,5 @@ def test_the_messages_of_a_row_show_its_calls(tmp_path):
     cfg = load_config("demo", task="chat", eval_samples=0)
     panel = DataPanel(prepare(cfg, train=[dict(messages=talk)]))
     panel.state.move(face="messages")
-    shown = panel.state.look()
+    shown = panel.state.render()
     assert "weather" in shown and "Oslo" in shown and "assistant: \n" not in shown

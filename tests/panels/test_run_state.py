@@ -150,7 +150,7 @@ def test_a_run_that_is_removed_while_it_is_shown_says_so(run):
     append_line(run.path/"metrics.jsonl", dict(step=1, loss=2.))
     panel = RunPanel(run)
     shutil.rmtree(run.path)
-    panel.look()
+    panel.refresh()
     head = panel.state.head_html()
     assert panel.state.state == "removed" and "is gone; this is the last that was read" in head and ">2<" in head
     panel.step.value = 1   # what a press misses first is not what is wrong

@@ -345,7 +345,7 @@ def test_a_skeleton_is_used_again_for_what_it_does_not_depend_on(tmp_path, metho
             seen.add(name)
             return super().__getattribute__(name)
     planner = Planner(cfg, DEVICES["a100-80gb"], load_tokenizer(cfg), RowLengths.like([60]))
-    made = planner.whole(method)
+    made = planner.skeleton_of(method)
     object.__setattr__(cfg, "__class__", Watched)
     skeleton(cfg, planner.tokenizer)
     compared = {*_READ_BY_SKELETON, "gradient_checkpointing"}   # which changes the shape, and that is compared

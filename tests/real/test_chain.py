@@ -119,7 +119,7 @@ MERGED = {
 def test_every_fault_of_a_merge_is_named_in_bfloat16(run, bench):
     "The largest ones show in the logits, too; a layer of thirty without its adapter does not"
     model = merging._with_adapter(bench, run.adapter)
-    tokenizer, talks = bench.tokenizer, merging.held_out_talks(run.config, 4)
+    tokenizer, talks = bench.tokenizer, merging.held_out_chats(run.config, 4)
     prompts = [talk[:-1] for talk in talks.values()]
     how = dict(max_new_tokens=0, dtype=torch.float32)
     trained = merging.probe(model, tokenizer, prompts, rows=encode(talks, tokenizer), **how)

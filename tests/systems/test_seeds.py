@@ -374,7 +374,7 @@ def test_000_all_domains_have_figures_of_their_own(folder, tokenizer):
     rows, _, domains = held_out(Target("all", "adapter", cfg, None), tokenizer)
     assert len(rows) == 16 and sorted(domains.values()) == sorted(DOMAINS * 4)
     questions = make_questions(cfg, tokenizer, rows, domains=domains)
-    right = [talk[-1]["content"] for talk in questions.talks]
+    right = [talk[-1]["content"] for talk in questions.chats]
     tuned = [text if domain != "religious" else "nothing" for text, domain in zip(right, questions.groups)]
     made = [score_generations(name, questions, [Generation(text, 5, True) for text in texts])
             for name, texts in (("base", ["no"] * 16), ("tuned", tuned))]

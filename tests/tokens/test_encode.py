@@ -17,13 +17,13 @@ from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.tokens.turns import end_of_answer, split_conversation, has_content
 
 
-def talk_of(turns):
+def chat_of(turns):
     return [m for q, a in turns for m in (dict(role="user", content=q), dict(role="assistant", content=a))]
 
 
 characters = st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"])
 words = st.text(characters, min_size=1, max_size=30).filter(lambda s: s.strip() == s)
-talks = st.lists(st.tuples(words, words), min_size=1, max_size=4).map(talk_of)
+talks = st.lists(st.tuples(words, words), min_size=1, max_size=4).map(chat_of)
 relaxed = how(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

@@ -33,7 +33,7 @@ def test_the_first_request_wins(moment):
     stop.ask(Stop("guard", "the weights do not move"))
     stop.ask(Stop("SIGTERM", "SIGTERM"))
     control = stop.on_step_end(*moment)   # the time is over too
-    assert stop.asked == stop.granted == Stop("guard", "the weights do not move")
+    assert stop.requested == stop.granted == Stop("guard", "the weights do not move")
     assert control.should_training_stop and control.should_save
 
 
@@ -48,10 +48,10 @@ def test_a_second_signal_is_now(moment):
     with StopRequest() as stop:
         stop.on_train_begin(*moment)
         send(signal.SIGTERM)
-        assert stop.asked == Stop("SIGTERM", "SIGTERM")
+        assert stop.requested == Stop("SIGTERM", "SIGTERM")
         time.sleep(MOMENT)
         with pytest.raises(Interrupted) as now: send(signal.SIGINT)
-        assert now.value.by == "Ctrl-C" and stop.asked.by == "SIGTERM"
+        assert now.value.by == "Ctrl-C" and stop.requested.by == "SIGTERM"
     assert [*map(signal.getsignal, SIGNALS)] == before
 
 
@@ -71,13 +71,13 @@ def test_who_was_started_with_nohup_hears_no_hangup(moment):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopRequest() as stop: send(signal.SIGHUP)
-        assert stop.asked is None
+        assert stop.requested is None
     finally: signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_before_the_training_is_now():
     with StopRequest() as stop, pytest.raises(Interrupted): send(signal.SIGTERM)
-    assert stop.asked is None
+    assert stop.requested is None
 
 
 # --- in a training

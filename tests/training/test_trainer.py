@@ -1,9 +1,11 @@
-"""Private names that the trainer uses from its parents: each is listed with its reason, and exists."""
+"""Methods and private names of its parents that the trainer overrides or uses: each is listed with its reason."""
 import ast
 import inspect
+import json
 import re
 
 import pytest
+from conftest import ROOT
 from transformers import Trainer
 from trl import SFTTrainer
 
@@ -54,3 +56,16 @@ def test_every_private_name_of_a_parent_is_listed():
     ("def f(model): return model.config._attn", set()),
 ])
 def test_what_is_touched_is_seen(source, names): assert touched(source) == names
+
+
+def test_the_chapter_lists_each_overridden_method_with_its_reason():
+    "An upgrade that drops or renames one of them fails here, too"
+    chapter = json.loads((ROOT/"nbs/11_training/04_trainer.ipynb").read_text(encoding="utf-8"))
+    prose = "\n\n".join("".join(cell["source"]) for cell in chapter["cells"] if cell["cell_type"] == "markdown")
+    table = prose.partition("| overridden method | why |\n|---|---|\n")[2].partition("\n\n")[0]
+    rows = [[part.strip() for part in line.strip("|").split("|")] for line in table.splitlines()]
+    assert all(len(row) == 2 and len(row[1].split()) > 3 for row in rows)
+    listed = [name for methods, _ in rows for name in re.findall("`(\\w+)`", methods)]
+    ours = SupervisedTrainer.__mro__[:SupervisedTrainer.__mro__.index(SFTTrainer)]
+    defined = {name for kind in ours for name in vars(kind) if not name.startswith("__")}
+    assert sorted(listed) == sorted(name for name in defined if hasattr(SFTTrainer, name))
